@@ -1,0 +1,70 @@
+#!/usr/bin/env bash
+# Creates the virtual environment the other scripts use; does nothing when it is up to date.
+#   bash scripts/setup.sh                  .venv        Python 3.11 or 3.12, current torch, fairseq-fixed (upstream main of 2024)
+#   bash scripts/setup.sh --stack volta    .venv-volta  Python 3.10, torch 2.4.1 (the last with CUDA 12 and V100 kernels), fairseq 0.12.2
+# PYTHON=/path/to/python3.x chooses the interpreter; pip's own settings (PIP_INDEX_URL, ...) choose the package index.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+stack=current
+while [ $# -gt 0 ]; do
+  case $1 in
+    --stack) stack=${2:-}; shift 2 ;;
+    *) echo "setup.sh: unknown argument '$1'; usage: setup.sh [--stack current|volta]" >&2; exit 2 ;;
+  esac
+done
+
+# setuptools < 81 still has pkg_resources, which hydra 1.0 and fairseq's build import. numpy is a build need of fairseq's C++ parts.
+case $stack in
+  current)
+    venv=.venv; versions="3.11 3.12"; fairseq=fairseq-fixed==0.12.3.1
+    build=("pip<26" "setuptools<81" wheel "cython==3.3.1") ;;
+  volta)  # pip >= 24.1 refuses the metadata of omegaconf 2.0.6
+    venv=.venv-volta; versions="3.10"; fairseq=fairseq==0.12.2
+    build=("pip<24.1" "setuptools<70" wheel "cython<3") ;;
+  *) echo "setup.sh: unknown stack '$stack'; valid: current, volta" >&2; exit 2 ;;
+esac
+requirements=scripts/requirements/$stack.txt
+
+stamp=$(cat "$requirements" scripts/setup.sh setup.py | sha256sum | cut -d' ' -f1)
+if [ "$(cat "$venv/.ready" 2>/dev/null)" = "$stamp" ]; then
+  echo "setup: $venv is up to date"
+  exit 0
+fi
+
+find_python() {
+  local version candidate
+  for version in $versions; do
+    for candidate in "${PYTHON:-}" "python$version" python3 "${PYENV_ROOT:-$HOME/.pyenv}"/versions/"$version".*/bin/python"$version"; do
+      if [ -n "$candidate" ] && "$candidate" -c "import sys, venv; sys.exit('%d.%d' % sys.version_info[:2] != '$version')" 2>/dev/null; then
+        echo "$candidate"; return
+      fi
+    done
+  done
+  echo "setup.sh: the $stack stack needs Python ${versions// / or } with venv; set PYTHON=/path/to/it" >&2
+  return 1
+}
+
+step() { echo "setup: $*"; }
+if ! "$venv/bin/python" -c "" 2>/dev/null; then
+  python=$(find_python)
+  step "creating $venv with $($python --version)"
+  "$python" -m venv "$venv"
+fi
+rm -f "$venv/.ready"
+pip() { "$venv/bin/python" -m pip --disable-pip-version-check "$@"; }
+
+step "build tools"
+pip install -q -U "${build[@]}"
+step "torch (a large download on the first run)"
+pip install -q $(grep -E '^(torch|numpy)[=<>]' "$requirements")
+step "packages of $requirements"
+pip install -q -r "$requirements"
+step "$fairseq (compiled from source where there is no wheel: about 3 minutes on 2 cores)"
+# No isolation: an isolated build would download a second torch. No dependencies: torchaudio is unused, and a CUDA build of it beside a
+# CPU torch breaks imports.
+pip install -q --no-build-isolation --no-deps "$fairseq"
+step "this project, editable"
+pip install -q --no-build-isolation --no-deps -e .
+echo "$stamp" > "$venv/.ready"
+step "done: $venv"

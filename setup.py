@@ -1,0 +1,35 @@
+"""Metadata of the `tupe` plugin. Exact versions of a working set are in scripts/requirements/; scripts/setup.sh installs them."""
+
+import re
+from pathlib import Path
+
+from setuptools import setup
+
+HERE = Path(__file__).parent
+VERSION = re.search(r'^__version__ = "(.+)"$', (HERE / "tupe" / "__init__.py").read_text(), re.MULTILINE).group(1)
+
+EXTRAS = {
+    "dev": ["pytest", "ruff", "hypothesis"],
+    "plot": ["matplotlib"],
+    "corpus": ["mwparserfromhell", "defusedxml"],
+    "hf": ["transformers", "safetensors"],
+}
+
+setup(
+    name="tupe",
+    version=VERSION,
+    description="TUPE and its rivals: position encodings in BERT-like encoders, as a fairseq plugin",
+    long_description=(HERE / "README.md").read_text(encoding="utf-8"),
+    long_description_content_type="text/markdown",
+    license="MIT",
+    packages=["tupe"],
+    python_requires=">=3.10,<3.13",
+    # fairseq is left out on purpose: two distributions carry it (`fairseq`, `fairseq-fixed`), see scripts/requirements/.
+    install_requires=["torch>=2.4", "numpy", "scipy", "scikit-learn", "sentencepiece", "sacremoses", "spacy", "tqdm"],
+    extras_require={**EXTRAS, "all": sorted({name for names in EXTRAS.values() for name in names})},
+    classifiers=[
+        "License :: OSI Approved :: MIT License",
+        "Programming Language :: Python :: 3",
+        "Topic :: Scientific/Engineering :: Artificial Intelligence",
+    ],
+)

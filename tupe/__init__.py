@@ -1,0 +1,3 @@
+"""TUPE and its rivals: position encodings in BERT-like encoders, as a fairseq plugin (`--user-dir tupe`)."""
+
+__version__ = "0.1.0"
