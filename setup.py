@@ -1,4 +1,4 @@
-"""Metadata of the `tupe` plugin. Exact versions of a working set are in scripts/requirements/; scripts/setup.sh installs them."""
+"""Metadata of the `tupe` plugin. scripts/requirements/ pins a working set of versions; scripts/setup.sh installs it."""
 
 import re
 from pathlib import Path
@@ -24,7 +24,7 @@ setup(
     license="MIT",
     packages=["tupe"],
     python_requires=">=3.10,<3.13",
-    # fairseq is left out on purpose: two distributions carry it (`fairseq`, `fairseq-fixed`), see scripts/requirements/.
+    # fairseq is left out on purpose: two distributions carry it (`fairseq`, `fairseq-fixed`), see scripts/setup.sh.
     install_requires=["torch>=2.4", "numpy", "scipy", "scikit-learn", "sentencepiece", "sacremoses", "spacy", "tqdm"],
     extras_require={**EXTRAS, "all": sorted({name for names in EXTRAS.values() for name in names})},
     classifiers=[
