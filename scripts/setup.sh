@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Creates the virtual environment the other scripts use; does nothing when it is up to date.
+# Creates the virtual environment the other scripts use; does nothing (in well under a second) when it is up to date.
 #   bash scripts/setup.sh                  .venv        Python 3.11 or 3.12, current torch, fairseq-fixed (upstream main of 2024)
-#   bash scripts/setup.sh --stack volta    .venv-volta  Python 3.10, torch 2.4.1 (the last with CUDA 12 and V100 kernels), fairseq 0.12.2
+#   bash scripts/setup.sh --stack volta    .venv-volta  Python 3.10, torch 2.4.1 (the last with V100 kernels), fairseq 0.12.2
 # PYTHON=/path/to/python3.x chooses the interpreter; pip's own settings (PIP_INDEX_URL, ...) choose the package index.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -9,12 +9,12 @@ cd "$(dirname "$0")/.."
 stack=current
 while [ $# -gt 0 ]; do
   case $1 in
-    --stack) stack=${2:-}; shift 2 ;;
+    --stack) stack=${2:-}; shift; [ $# -eq 0 ] || shift ;;
     *) echo "setup.sh: unknown argument '$1'; usage: setup.sh [--stack current|volta]" >&2; exit 2 ;;
   esac
 done
 
-# setuptools < 81 still has pkg_resources, which hydra 1.0 and fairseq's build import. numpy is a build need of fairseq's C++ parts.
+# setuptools < 81 still has pkg_resources, which hydra 1.0 and fairseq's build import.
 case $stack in
   current)
     venv=.venv; versions="3.11 3.12"; fairseq=fairseq-fixed==0.12.3.1
@@ -26,17 +26,29 @@ case $stack in
 esac
 requirements=scripts/requirements/$stack.txt
 
-stamp=$(cat "$requirements" scripts/setup.sh setup.py | sha256sum | cut -d' ' -f1)
+# The path is part of the stamp: a copied or moved environment points at the old place.
+stamp=$(cat "$requirements" scripts/setup.sh setup.py <(pwd) | sha256sum | cut -d' ' -f1)
 if [ "$(cat "$venv/.ready" 2>/dev/null)" = "$stamp" ]; then
   echo "setup: $venv is up to date"
   exit 0
+fi
+
+step() { echo "setup: [${SECONDS}s] $*"; }
+
+# A second caller waits for the first instead of writing into the same environment.
+exec 9> ".setup-$stack.lock"
+if command -v flock > /dev/null && ! flock -n 9; then
+  step "waiting for another setup.sh"
+  flock 9
+  if [ "$(cat "$venv/.ready" 2>/dev/null)" = "$stamp" ]; then echo "setup: $venv is up to date"; exit 0; fi
 fi
 
 find_python() {
   local version candidate
   for version in $versions; do
     for candidate in "${PYTHON:-}" "python$version" python3 "${PYENV_ROOT:-$HOME/.pyenv}"/versions/"$version".*/bin/python"$version"; do
-      if [ -n "$candidate" ] && "$candidate" -c "import sys, venv; sys.exit('%d.%d' % sys.version_info[:2] != '$version')" 2>/dev/null; then
+      if [ -n "$candidate" ] && "$candidate" -c \
+          "import sys, venv, ensurepip; sys.exit('%d.%d' % sys.version_info[:2] != '$version')" 2>/dev/null; then
         echo "$candidate"; return
       fi
     done
@@ -45,11 +57,10 @@ find_python() {
   return 1
 }
 
-step() { echo "setup: $*"; }
-if ! "$venv/bin/python" -c "" 2>/dev/null; then
+if ! "$venv/bin/python" -m pip --version > /dev/null 2>&1; then
   python=$(find_python)
-  step "creating $venv with $($python --version)"
-  "$python" -m venv "$venv"
+  step "creating $venv with $("$python" --version)"
+  "$python" -m venv --clear "$venv"
 fi
 rm -f "$venv/.ready"
 pip() { "$venv/bin/python" -m pip --disable-pip-version-check "$@"; }
@@ -61,10 +72,16 @@ pip install -q $(grep -E '^(torch|numpy)[=<>]' "$requirements")
 step "packages of $requirements"
 pip install -q -r "$requirements"
 step "$fairseq (compiled from source where there is no wheel: about 3 minutes on 2 cores)"
-# No isolation: an isolated build would download a second torch. No dependencies: torchaudio is unused, and a CUDA build of it beside a
-# CPU torch breaks imports.
-pip install -q --no-build-isolation --no-deps "$fairseq"
+# Never with dependencies: torchaudio is unused, and a CUDA build of it beside a CPU torch breaks imports.
+case $stack in
+  current)  # an isolated build would download a second, larger torch
+    pip install -q --no-build-isolation --no-deps "$fairseq" ;;
+  volta)  # built where torch is not importable: the released archive lacks the sources of the extensions that are added when it is
+    printf '%s\n' "${build[@]:1}" "$(grep ^numpy= "$requirements")" > "$venv/build-constraints.txt"
+    PIP_CONSTRAINT=$PWD/$venv/build-constraints.txt pip install -q --no-deps "$fairseq" ;;
+esac
 step "this project, editable"
 pip install -q --no-build-isolation --no-deps -e .
+"$venv/bin/python" -c "import torch, fairseq, hydra; print('setup: torch', torch.__version__, 'fairseq', fairseq.__version__, 'hydra', hydra.__version__)"
 echo "$stamp" > "$venv/.ready"
 step "done: $venv"

@@ -1,0 +1,58 @@
+"""Everything that differs between the supported versions of torch, numpy and Hydra; imported before the rest.
+
+Two stacks are supported: Python 3.11/3.12 with current torch and Hydra 1.3, and Python 3.10 with torch 2.4,
+fairseq 0.12.2 and Hydra 1.0 (the last combination for V100 GPUs). No other file asks for a version.
+"""
+
+import argparse
+import os
+
+import hydra
+import numpy as np
+import torch
+from hydra.core.global_hydra import GlobalHydra
+
+
+def _version(module):
+    return tuple(int(part) for part in module.__version__.split(".")[:2])
+
+
+# Checkpoints are loaded without running code from them: the default since torch 2.6, to be asked for before.
+if _version(torch) < (2, 6):
+    os.environ.setdefault("TORCH_FORCE_WEIGHTS_ONLY_LOAD", "1")
+
+if _version(hydra) < (1, 1):
+    # It crashes on Python 3.10 while it shortens the traceback of an error, and so hides the error.
+    os.environ.setdefault("HYDRA_FULL_ERROR", "1")
+    from hydra.experimental import compose as _compose
+    from hydra.experimental import initialize_config_dir as _initialize_config_dir
+else:
+    from hydra import compose as _compose
+    from hydra import initialize_config_dir as _initialize_config_dir
+
+# Later versions ask whose defaults are meant; fairseq's own entry point means those of 1.1.
+_VERSION_BASE = {"version_base": "1.1"} if _version(hydra) >= (1, 2) else {}
+
+
+def compose(config_dir, config_name, overrides=()):
+    """What `fairseq-hydra-train --config-dir config_dir --config-name config_name overrides...` reads from the files.
+
+    Returns an `omegaconf.DictConfig`; interpolations in it are not resolved yet.
+    """
+    GlobalHydra.instance().clear()
+    with _initialize_config_dir(config_dir=os.path.abspath(config_dir), **_VERSION_BASE):
+        return _compose(config_name=config_name, overrides=list(overrides))
+
+
+def _allow_harmless_globals():
+    """What fairseq's checkpoints hold besides tensors and plain Python: options of parts that have no dataclass,
+    and a numpy number as the best metric."""
+    scalar = np.float64(0).__reduce__()[0]  # numpy.core.multiarray.scalar; numpy._core... since numpy 2
+    dtypes = {type(np.dtype(name)) for name in ("float64", "float32", "int64")}
+    allowed = [argparse.Namespace, np.dtype, scalar, *dtypes]
+    if _version(torch) >= (2, 6):  # takes (object, name) too, so that what one numpy wrote loads under the other
+        allowed += [(scalar, "numpy.core.multiarray.scalar"), (scalar, "numpy._core.multiarray.scalar")]
+    torch.serialization.add_safe_globals(allowed)
+
+
+_allow_harmless_globals()

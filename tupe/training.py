@@ -1,0 +1,60 @@
+"""Guards around fairseq's training loop: a resumed run continues at the right place of the data, or says why not."""
+
+import logging
+from functools import wraps
+
+from fairseq.data.iterators import EpochBatchIterator
+
+logger = logging.getLogger(__name__)
+
+# fairseq stores the position in an epoch as a number of batches *per process*. With another number of processes,
+# or after the data was cut into other batches, the same number points somewhere else, and fairseq does not notice.
+# So the numbers of processes and of batches are stored beside it: the position is moved exactly, or refused.
+
+
+def position_in_epoch(state, num_shards, num_batches, grouped_shuffling):
+    """The stored position, in batches per process of an iterator with `num_shards` processes and `num_batches` in all.
+
+    state: what `EpochBatchIterator.state_dict` returned when the checkpoint was written.
+    Raises ValueError when no position of the new iterator is the same place in the data.
+    """
+    position, old_shards, old_batches = state["iterations_in_epoch"], state["num_shards"], state["num_batches"]
+    if position == 0 or (old_shards, old_batches) == (num_shards, num_batches):
+        return position
+    cure = "resume with the old settings, or start the epoch anew with --reset-dataloader"
+    if old_batches != num_batches:
+        raise ValueError(
+            f"the checkpoint was written in the middle of an epoch of {old_batches} batches, now an epoch has "
+            f"{num_batches} (other batch size, sequence length or data), so the place in the data is lost: {cure}"
+        )
+    consumed = position * old_shards  # the processes take turns in one common list of batches
+    if grouped_shuffling or consumed % num_shards:
+        raise ValueError(
+            f"the checkpoint was written by {old_shards} processes after {consumed} batches of an epoch; "
+            f"{num_shards} processes cannot continue exactly there: {cure}"
+        )
+    logger.warning(
+        f"resuming on {num_shards} processes a run of {old_shards}, after the same {consumed} batches of the epoch; "
+        "batch size x update_freq x processes should stay what it was (scripts/pretrain.sh sees to it)"
+    )
+    return consumed // num_shards
+
+
+def _guard(iterator_class):
+    state_dict, load_state_dict = iterator_class.state_dict, iterator_class.load_state_dict
+
+    @wraps(state_dict)
+    def guarded_state_dict(self):
+        return {**state_dict(self), "num_shards": self.num_shards, "num_batches": len(self.frozen_batches)}
+
+    @wraps(load_state_dict)
+    def guarded_load_state_dict(self, state):
+        if "num_shards" in state:  # absent from checkpoints that were written without this plugin
+            position = position_in_epoch(state, self.num_shards, len(self.frozen_batches), self.grouped_shuffling)
+            state = {**state, "iterations_in_epoch": position}
+        return load_state_dict(self, state)
+
+    iterator_class.state_dict, iterator_class.load_state_dict = guarded_state_dict, guarded_load_state_dict
+
+
+_guard(EpochBatchIterator)
