@@ -55,7 +55,7 @@ def released_model(which):
             part, name = to_our_name(key[len(prefix) :])
             states[part][name] = torch.from_numpy(REFERENCE[key])
     torch.testing.assert_close(states["lm_head"].pop("weight"), states["encoder"]["tokens.weight"])  # tied
-    states["encoder"]["positions._extra_state"] = parts["encoder"].positions.get_extra_state()
+    states["encoder"]["_extra_state"] = parts["encoder"].get_extra_state()
     for part, module in parts.items():
         module.load_state_dict(states[part])
         module.eval()

@@ -1,4 +1,5 @@
-"""A post-layer-norm BERT encoder that knows no position scheme by name: it asks `Positions` for terms and adds them.
+"""A post-layer-norm BERT encoder that knows no position scheme by name: it asks `Positions` for terms and hands them
+to every layer.
 
 B batch, L sequence length, C model width, H heads, D = C / H, N layers.
 """
@@ -7,111 +8,193 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from .attention import NORMALISERS, Terms, attend, attention_weights
 from .positions import Dims, Positions
 
 
-def attention_probs(q, k, scale, bias=None, content=None):
-    """softmax((q . k + content) * scale + bias), statistics in float32. q, k: [B, H, L, D]; result [B, H, L, L] in q's
-    dtype.
-
-    The oracle that every faster path is tested against.
-    """
-    logits = (q * scale) @ k.transpose(2, 3)
-    if content is not None:
-        logits = logits + content * scale
-    if bias is not None:
-        logits = logits.float() + bias
-    return torch.softmax(logits, dim=-1, dtype=torch.float32).to(q.dtype)
-
-
 class Attention(nn.Module):
-    """Multi-head self-attention. The position terms arrive as arguments: what all layers share is no attribute of a
+    """Multi-head self-attention. Position terms arrive as arguments: what all layers share is no attribute of a
     layer."""
 
-    def __init__(self, width, heads, dropout):
+    def __init__(self, dims, dropout, normaliser):
         super().__init__()
-        self.heads, self.dropout = heads, dropout
-        self.qkv = nn.Linear(width, 3 * width)
-        self.out = nn.Linear(width, width)
+        self.heads, self.dropout, self.normaliser = dims.heads, dropout, normaliser
+        self.qkv = nn.Linear(dims.width, 3 * dims.width)
+        self.out = nn.Linear(dims.width, dims.width)
 
-    def forward(self, x, positions, bias, layer):
-        """x: [B, L, C]; bias: [H, L, L], [B, H, L, L] or None; layer: index of this layer."""
-        qkv = self.qkv(x).unflatten(2, (3, self.heads, -1))  # [B, L, 3, H, D]
-        q, k, v = qkv.permute(2, 0, 3, 1, 4)  # [B, H, L, D] each
-        probs = attention_probs(q, k, positions.scale, bias, positions.content(q, k, layer))
-        mixed = F.dropout(probs, self.dropout, self.training) @ v  # [B, H, L, D]
+    def project(self, x):
+        """[B, L, C] -> q, k, v, [B, H, L, D] each."""
+        return self.qkv(x).unflatten(2, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+
+    def forward(self, x, positions, terms, layer):
+        q, k, v = self.project(x)
+        dropout = self.dropout if self.training else 0.0
+        mixed = attend(q, k, v, positions, terms, layer, self.normaliser, dropout)  # [B, H, L, D]
         return self.out(mixed.transpose(1, 2).flatten(2))
 
 
-class Layer(nn.Module):
+class TransformerLayer(nn.Module):
     """Attention and feed-forward block, each followed by dropout, residual sum and layer norm (post-LN, as BERT)."""
 
-    def __init__(self, width, ffn, heads, dropout, attention_dropout, activation_dropout):
+    def __init__(self, dims, ffn, dropout, attention_dropout, activation_dropout, normaliser):
         super().__init__()
         self.dropout, self.activation_dropout = dropout, activation_dropout
-        self.attention = Attention(width, heads, attention_dropout)
-        self.attention_norm = nn.LayerNorm(width)
-        self.fc1 = nn.Linear(width, ffn)
-        self.fc2 = nn.Linear(ffn, width)
-        self.ffn_norm = nn.LayerNorm(width)
+        self.attention = Attention(dims, attention_dropout, normaliser)
+        self.attention_norm = nn.LayerNorm(dims.width)
+        self.fc1 = nn.Linear(dims.width, ffn)
+        self.fc2 = nn.Linear(ffn, dims.width)
+        self.ffn_norm = nn.LayerNorm(dims.width)
 
-    def forward(self, x, positions, bias, layer):
-        y = self.attention(x, positions, bias, layer)
+    @staticmethod
+    def dims(max_positions, width, heads, layers):
+        return Dims(max_positions, width, heads, layers, head_dim=width // heads, value_dim=width // heads)
+
+    def forward(self, x, positions, terms, layer):
+        """x: [B, L, C]; layer: index of this layer."""
+        y = self.attention(x, positions, terms, layer)
         x = self.attention_norm(x + F.dropout(y, self.dropout, self.training))
         y = F.dropout(F.gelu(self.fc1(x)), self.activation_dropout, self.training)
         return self.ffn_norm(x + F.dropout(self.fc2(y), self.dropout, self.training))
 
 
+class GatedAttentionLayer(nn.Module):
+    """Gated attention unit (Hua et al., 2022): one block in place of attention and feed-forward, with a single head.
+
+    u, v = silu(x W_u), silu(x W_v) of width E = 2C; z = silu(x W_z) of width D = 128; q, k = z scaled and shifted per
+    column; output (u * (weights v)) W_o, then dropout, residual sum and layer norm. Two of them cost about one
+    Transformer layer. `ffn` and `activation_dropout` have no meaning here; the paper's normaliser is relu2.
+    """
+
+    head_dim = 128
+
+    def __init__(self, dims, ffn, dropout, attention_dropout, activation_dropout, normaliser):
+        super().__init__()
+        self.dropout, self.attention_dropout, self.normaliser = dropout, attention_dropout, normaliser
+        self.u = nn.Linear(dims.width, dims.value_dim)
+        self.v = nn.Linear(dims.width, dims.value_dim)
+        self.z = nn.Linear(dims.width, dims.head_dim)
+        self.scale = nn.Parameter(torch.ones(2, dims.head_dim))  # of q and k
+        self.shift = nn.Parameter(torch.zeros(2, dims.head_dim))
+        self.out = nn.Linear(dims.value_dim, dims.width)
+        self.norm = nn.LayerNorm(dims.width)
+
+    @classmethod
+    def dims(cls, max_positions, width, heads, layers):
+        return Dims(max_positions, width, 1, layers, head_dim=cls.head_dim, value_dim=2 * width)
+
+    def project(self, x):
+        """[B, L, C] -> q, k [B, 1, L, D] and v [B, 1, L, E]."""
+        z = F.silu(self.z(x)).unsqueeze(1)
+        q, k = (z * scale + shift for scale, shift in zip(self.scale, self.shift, strict=True))
+        return q, k, F.silu(self.v(x)).unsqueeze(1)
+
+    def forward(self, x, positions, terms, layer):
+        q, k, v = self.project(x)
+        dropout = self.attention_dropout if self.training else 0.0
+        mixed = attend(q, k, v, positions, terms, layer, self.normaliser, dropout).squeeze(1)  # [B, L, E]
+        y = self.out(F.silu(self.u(x)) * mixed)
+        return self.norm(x + F.dropout(y, self.dropout, self.training))
+
+
+LAYERS = {"transformer": TransformerLayer, "gau": GatedAttentionLayer}
+
+
 class Encoder(nn.Module):
     """Token ids [B, L] -> features [B, L, C].
 
-    position, cls: see `Positions`. pad: the id of padding; padded positions are never attended to.
-    Raises ValueError if heads do not divide the width, if a sequence exceeds max_positions, or for a position setting
-    without meaning.
+    position, cls: see `Positions`. layer: a name from LAYERS. normaliser: a name from NORMALISERS. pad: the id of
+    padding; padded positions are never attended to. Raises ValueError for sizes or names that do not fit.
     """
 
     def __init__(
-        self, vocab, pad, *, layers, width, ffn, heads, max_positions, position, cls="tied",
-        dropout=0.1, attention_dropout=0.1, activation_dropout=0.0,
+        self, vocab, pad, *, layers, width, ffn, heads, max_positions, position, cls="tied", layer="transformer",
+        normaliser="softmax", dropout=0.1, attention_dropout=0.1, activation_dropout=0.0,
     ):  # fmt: skip
         super().__init__()
         if width % heads:
             raise ValueError(f"width {width} is not a multiple of the number of heads {heads}")
-        self.pad, self.dropout = pad, dropout
+        for name, table in ((layer, LAYERS), (normaliser, NORMALISERS)):
+            if name not in table:
+                what = "layer" if table is LAYERS else "normaliser"
+                raise ValueError(f"unknown {what} {name!r}; valid: {', '.join(table)}")
+        kind = LAYERS[layer]
+        dims = kind.dims(max_positions, width, heads, layers)
+        self.pad, self.dropout, self.normaliser = pad, dropout, normaliser
         self.tokens = nn.Embedding(vocab, width, padding_idx=pad)
-        self.positions = Positions(position, Dims(max_positions, width, heads, layers), cls)
+        self.positions = Positions(position, dims, cls)
         self.embed_norm = nn.LayerNorm(width)
         self.layers = nn.ModuleList(
-            Layer(width, ffn, heads, dropout, attention_dropout, activation_dropout) for _ in range(layers)
+            kind(dims, ffn, dropout, attention_dropout, activation_dropout, normaliser) for _ in range(layers)
         )
+        self.settings = {"position": self.positions.name, "cls": cls, "layer": layer, "normaliser": normaliser}
         self.apply(init_bert)
+        if layer == "transformer" and normaliser in ("l2", "swish_l2"):
+            self.apply(calm_values(max_positions))
 
     def forward(self, tokens, return_all_hiddens=False):
-        """Returns features [B, L, C] and, if asked for, the list of N + 1 hidden states [B, L, C] (embeddings first),
-        else None."""
-        length = tokens.size(1)
-        x = self.tokens(tokens)
-        position_vectors = self.positions.embed(length)
-        if position_vectors is not None:
-            x = x + position_vectors
-        x = F.dropout(self.embed_norm(x), self.dropout, self.training)
-        # Once per forward; stays [H, L, L] and broadcasts over the batch unless there is padding to merge in.
-        bias = merge_padding(self.positions.bias(length), tokens.eq(self.pad))
+        """Returns features [B, L, C] and, if asked for, the list of N + 1 hidden states [B, L, C] (embeddings
+        first)."""
+        x = self.embed(tokens)
+        terms = self.terms(tokens)
         hiddens = [x]
         for index, layer in enumerate(self.layers):
-            x = layer(x, self.positions, bias, index)
-            hiddens.append(x)
+            x = layer(x, self.positions, terms[index], index)
+            if return_all_hiddens:
+                hiddens.append(x)
         return x, hiddens if return_all_hiddens else None
 
+    def embed(self, tokens):
+        """[B, L] -> [B, L, C], the input of the first layer."""
+        x = self.tokens(tokens)
+        position_vectors = self.positions.embed(tokens.size(1))
+        if position_vectors is not None:
+            x = x + position_vectors.to(x.dtype)
+        return F.dropout(self.embed_norm(x), self.dropout, self.training)
 
-def merge_padding(bias, padding):
-    """bias [H, L, L] or None and padding [B, L] (True at padding) -> bias with -inf at padded keys; unchanged if
-    nothing is padded."""
-    if not padding.any():
-        return bias
-    if bias is None:
-        bias = padding.new_zeros(1, 1, 1, dtype=torch.float32)
-    return bias.masked_fill(padding[:, None, None, :], float("-inf"))  # [B, H, L, L] ([B, 1, 1, L] without bias)
+    def terms(self, tokens):
+        """One `Terms` per layer; made once per forward, and one and the same object unless a scheme is per layer.
+
+        Without padding the bias stays [H, L, L] and broadcasts over the batch. Padding is merged into it, once and out
+        of place, under softmax; other normalisers get it as a mask, because they do not turn -inf into 0.
+        """
+        padding = tokens.eq(self.pad)
+        padding = padding[:, None, None, :] if padding.any() else None  # [B, 1, 1, L]
+
+        def merge(bias, gate):
+            if padding is None:
+                return Terms(self.positions.scale, bias, gate)
+            if self.normaliser != "softmax":
+                return Terms(self.positions.scale, bias, gate, ~padding)
+            bias = padding.new_zeros(1, 1, 1, dtype=torch.float32) if bias is None else bias
+            return Terms(self.positions.scale, bias.masked_fill(padding, float("-inf")), gate)  # [B, H or 1, L or 1, L]
+
+        pairs = self.positions.terms(tokens.size(1))
+        return [merge(*pair) for pair in pairs] if self.positions.per_layer else [merge(*pairs[0])] * len(pairs)
+
+    def attention_weights(self, tokens, layer=0):
+        """The weights [B, H, L, L] of one layer, for probes and figures (without dropout)."""
+        assert not self.training, "call eval() first: dropout would make the weights random"
+        _, hiddens = self.forward(tokens, return_all_hiddens=True)
+        block = self.layers[layer]
+        q, k, v = (block.attention if hasattr(block, "attention") else block).project(hiddens[layer])
+        content = self.positions.content(q, k, layer)
+        q, k, _ = self.positions.rotate(q, k, v)
+        return attention_weights(q, k, list(self.terms(tokens))[layer], content, self.normaliser)
+
+    # The settings travel in the state dict, so that loading a checkpoint into a contradicting model fails even where
+    # both have the same parameters (or none). An integer tensor, because weights-only loading and checkpoint averaging
+    # accept it.
+    def get_extra_state(self):
+        return torch.tensor(list(describe(self.settings).encode()), dtype=torch.long)
+
+    def set_extra_state(self, state):
+        saved = bytes(state.tolist()).decode()
+        if saved != describe(self.settings):
+            raise ValueError(f"the checkpoint was trained with {saved}; this model has {describe(self.settings)}")
+
+
+def describe(settings):
+    return " ".join(f"{key}={value}" for key, value in settings.items())
 
 
 def init_bert(module):
@@ -121,7 +204,25 @@ def init_bert(module):
         if isinstance(module, nn.Linear) and module.bias is not None:
             nn.init.zeros_(module.bias)
         if isinstance(module, nn.Embedding) and module.padding_idx is not None:
-            nn.init.zeros_(module.weight[module.padding_idx])
+            with torch.no_grad():
+                module.weight[module.padding_idx].zero_()
+
+
+def calm_values(max_positions):
+    """Initialiser for l2-normalised attention followed by a feed-forward block: W_V and W_O shrink by n^(1/4) each.
+
+    Rows of l2 weights sum to as much as sqrt(n) where softmax's sum to 1; the product of the two factors takes that
+    back at the longest n, which is the reduction of variance that Su (2022) asks for (how much is our choice).
+    """
+
+    def shrink(module):
+        if isinstance(module, Attention):
+            with torch.no_grad():
+                factor = max_positions**-0.25
+                module.qkv.weight[-len(module.qkv.weight) // 3 :].mul_(factor)  # rows of W_V
+                module.out.weight.mul_(factor)
+
+    return shrink
 
 
 class LMHead(nn.Module):

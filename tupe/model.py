@@ -14,7 +14,8 @@ from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from fairseq.models import BaseFairseqModel, register_model
 from torch import nn
 
-from .encoder import ClassificationHead, Encoder, LMHead
+from .attention import NORMALISERS
+from .encoder import LAYERS, ClassificationHead, Encoder, LMHead
 from .positions import SCHEMES
 
 logger = logging.getLogger(__name__)
@@ -28,6 +29,12 @@ class TupeConfig(FairseqDataclass):
     # No bool may differ between presets: on the command line a bool whose default is True turns into its own negation.
     cls: ChoiceEnum(["tied", "untied"]) = field(
         default="untied", metadata={"help": "untied: logits from and to [CLS] do not depend on positions"}
+    )
+    normaliser: ChoiceEnum(list(NORMALISERS)) = field(
+        default="softmax", metadata={"help": "how logits become attention weights"}
+    )
+    layer: ChoiceEnum(list(LAYERS)) = field(
+        default="transformer", metadata={"help": "gau: gated attention units (their paper's normaliser is relu2)"}
     )
     encoder_layers: int = field(default=12, metadata={"help": "number of layers"})
     encoder_embed_dim: int = field(default=768, metadata={"help": "model width"})
@@ -62,6 +69,8 @@ class TupeModel(BaseFairseqModel):
             max_positions=cfg.max_positions,
             position=cfg.position,
             cls=str(cfg.cls),
+            layer=str(cfg.layer),
+            normaliser=str(cfg.normaliser),
             dropout=cfg.dropout,
             attention_dropout=cfg.attention_dropout,
             activation_dropout=cfg.activation_dropout,

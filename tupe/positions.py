@@ -33,22 +33,21 @@ def register(name):
 
 @dataclass(frozen=True)
 class Dims:
-    """Sizes a scheme may need: L_max (max_positions), C (width), H (heads), N (layers)."""
+    """Sizes a scheme may need. value_dim is the width E of one value head: D, but for gated attention units."""
 
-    max_positions: int
-    width: int
-    heads: int
-    layers: int
-
-    @property
-    def head_dim(self):
-        return self.width // self.heads
+    max_positions: int  # longest L
+    width: int  # C
+    heads: int  # H
+    layers: int  # N
+    head_dim: int  # D
+    value_dim: int  # E
 
 
 class PositionScheme(nn.Module):
     """Base class of all schemes. Override any subset of the hooks; None means: no such term.
 
-    Hooks run once per forward and are shared by all layers, except `content`, which sees each layer's q and k.
+    embed, bias, cls_bias and gate run once per forward and are shared by all layers; the others see each layer's
+    tensors.
     """
 
     extra_terms = 0  # logit terms beside q.k that share its scale
@@ -68,10 +67,25 @@ class PositionScheme(nn.Module):
     def content(self, q, k, layer) -> Tensor | None:
         """[B, H, L, L], logits that need one layer's q and k, [B, H, L, D] each; not yet multiplied by the scale."""
 
+    def gate(self, length) -> Tensor | None:
+        """[H, L, L], multiplies the normalised weights."""
 
-def overrides(scheme, hook):
-    """Whether the scheme fills in the hook."""
-    return getattr(type(scheme), hook) is not getattr(PositionScheme, hook)
+    def value(self, weights, layer) -> Tensor | None:
+        """[B, H, L, E], added to the mixed values; weights: [B, H, L, L]."""
+
+    def rotate(self, q, k, v):
+        """q, k [B, H, L, D] and v [B, H, L, E], each multiplied by a matrix of its position."""
+        return q, k, v
+
+    def unrotate(self, out):
+        """[B, H, L, E]: undoes at each query's position what `rotate` did to the values."""
+        return out
+
+
+def overrides(scheme, *hooks):
+    """Whether the scheme (class or instance) fills in any of the hooks."""
+    kind = scheme if isinstance(scheme, type) else type(scheme)
+    return any(getattr(kind, hook) is not getattr(PositionScheme, hook) for hook in hooks)
 
 
 def toeplitz(by_offset, length):
@@ -79,84 +93,184 @@ def toeplitz(by_offset, length):
     return by_offset.unfold(-1, length, 1).flip(-2)
 
 
+def skew(x):
+    """[..., L, 2L - 1], row i by offset -(L-1) .. L-1 -> [..., L, L] with entry (i, j) = x[i] at offset j - i."""
+    length = x.size(-2)
+    if length == 1:
+        return x
+    # flat index of the wanted entry: i (2L - 1) + j - i + L - 1 = i (2L - 2) + j + (L - 1)
+    flat = x.flatten(-2)[..., length - 1 :][..., : length * (2 * length - 2)]
+    return flat.unflatten(-1, (length, 2 * length - 2))[..., :length]
+
+
+def unskew(x):
+    """Inverse of `skew`: [..., L, L] -> [..., L, 2L - 1], 0 at offsets that do not occur in a row."""
+    length = x.size(-2)
+    if length == 1:
+        return x
+    flat = F.pad(F.pad(x, (0, length - 2)).flatten(-2), (length - 1, 1))
+    return flat.unflatten(-1, (length, 2 * length - 1))
+
+
 class Positions(nn.ModuleDict):
     """The schemes of one model, by name (a checkpoint key reads `positions.untied.table.weight`), and everything they
     share.
 
-    names: scheme names joined by "+", for example "untied+t5". cls: "tied", or "untied" to replace the content-free
-    logits from and to [CLS] by learned constants theta (TUPE, equation 10). The reset is applied once, to the sum of
-    all schemes. Raises ValueError for an unknown or repeated name and for an untied [CLS] that no scheme gives a
-    meaning to.
+    names: scheme names joined by "+", for example "untied+t5". A scheme is shared by all layers; "shaw:layer" gives
+    each layer its own copy. cls: "tied", or "untied" to take [CLS] out of all position terms: the content-free logits
+    from and to [CLS] become learned constants theta (TUPE, equation 10; reset once, in the sum of all schemes),
+    content and value terms 0, gates 1. Raises ValueError, with the reason, for an unknown or repeated name and for a
+    combination without meaning.
     """
 
     def __init__(self, names: str, dims: Dims, cls: str = "tied"):
-        parts = names.split("+")
-        unknown = [name for name in parts if name not in SCHEMES]
-        if unknown:
-            valid = ", ".join(sorted(SCHEMES))
-            raise ValueError(f"unknown position scheme {unknown[0]!r} in {names!r}; valid, joined by '+': {valid}")
-        if len(set(parts)) < len(parts):
-            raise ValueError(f"a position scheme is repeated in {names!r}")
-        if cls not in ("tied", "untied"):
-            raise ValueError(f"cls must be 'tied' or 'untied', not {cls!r}")
-        parts.sort(key=list(SCHEMES).index)  # one spelling per combination
-        super().__init__({name: SCHEMES[name](dims) for name in parts})
-        self.dims = dims
-        self.settings = f"position={'+'.join(parts)} cls={cls}"
-        self.untie_cls = cls == "untied"
-        if self.untie_cls and not any(overrides(s, "bias") for s in self.values()):
-            raise ValueError(f"cls=untied has no meaning for position={names}: there are no content-free logits")
-        self.scale = 1 / math.sqrt((1 + sum(s.extra_terms for s in self.values())) * dims.head_dim)
+        parts = {}  # name -> whether every layer has its own
+        for part in names.split("+"):
+            name, _, suffix = part.partition(":")
+            if name not in SCHEMES:
+                valid = ", ".join(sorted(SCHEMES))
+                raise ValueError(f"unknown position scheme {name!r} in {names!r}; valid, joined by '+': {valid}")
+            if suffix not in ("", "layer"):
+                raise ValueError(f"unknown suffix {suffix!r} in {names!r}; valid: 'layer' (each layer its own)")
+            if name in parts:
+                raise ValueError(f"position scheme {name!r} is repeated in {names!r}")
+            parts[name] = suffix == "layer"
+        parts = {name: parts[name] for name in SCHEMES if name in parts}  # one spelling per combination
+        refuse_nonsense(names, parts, cls)
 
-    def _sum(self, hook, *args):
-        terms = [term for scheme in self.values() if (term := getattr(scheme, hook)(*args)) is not None]
+        super().__init__()
+        for name, per_layer in parts.items():
+            scheme = SCHEMES[name]
+            self[name] = nn.ModuleList(scheme(dims) for _ in range(dims.layers)) if per_layer else scheme(dims)
+        self.dims = dims
+        self.name = "+".join(name + ":layer" * per_layer for name, per_layer in parts.items())
+        self.per_layer = any(parts.values())
+        self.untie_cls = cls == "untied"
+        if self.untie_cls and not any(overrides(SCHEMES[name], "cls_bias") for name in parts):
+            self.theta = nn.Parameter(torch.randn(2, dims.heads) * 0.02)
+        self.scale = 1 / math.sqrt((1 + sum(SCHEMES[name].extra_terms for name in parts)) * dims.head_dim)
+
+    def of_layer(self, layer):
+        """The schemes that act in one layer."""
+        return [m[layer] if isinstance(m, nn.ModuleList) else m for m in self.values()]
+
+    def _sum(self, schemes, hook, *args):
+        terms = [term for scheme in schemes if (term := getattr(scheme, hook)(*args)) is not None]
         return sum(terms[1:], terms[0]) if terms else None
 
     def embed(self, length):
         """[L, C] or None."""
         if length > self.dims.max_positions:
             raise ValueError(f"a sequence of {length} tokens exceeds the limit of {self.dims.max_positions} positions")
-        return self._sum("embed", length)
+        return self._sum(self.of_layer(0), "embed", length)
 
-    def bias(self, length):
-        """[H, L, L] float32 or None: the content-free logits of all schemes, with [CLS] reset where it is untied.
+    def terms(self, length):
+        """N pairs (bias, gate), [H, L, L] float32 or None each. Without per-layer schemes all pairs are one and the
+        same.
 
         Always computed in float32, whatever the precision of the rest: rounding here would be shared by every layer.
         """
         device = next((p.device.type for p in self.parameters()), "cpu")
         with torch.autocast(device, enabled=False):
-            bias = self._sum("bias", length, self.scale)
-            if self.untie_cls:
-                from_cls, to_cls = self._sum("cls_bias", self.scale)[:, :, None, None]  # [H, 1, 1] each
-                from_cls = from_cls.expand(-1, 1, length)  # includes [CLS] to [CLS]
-                to_cls = to_cls.expand(-1, length - 1, 1)
-                bias = torch.cat([from_cls, torch.cat([to_cls, bias[:, 1:, 1:]], dim=2)], dim=1)
-        return bias
+            shared = [m for m in self.values() if not isinstance(m, nn.ModuleList)]
+            bias, gate = self._bias_and_gate(shared, length, None, None)
+            if not self.per_layer:
+                return [(self._reset_bias(bias, shared, length), self._reset_gate(gate))] * self.dims.layers
+            pairs = []
+            for layer in range(self.dims.layers):
+                own = [m[layer] for m in self.values() if isinstance(m, nn.ModuleList)]
+                layer_bias, layer_gate = self._bias_and_gate(own, length, bias, gate)
+                pairs.append((self._reset_bias(layer_bias, self.of_layer(layer), length), self._reset_gate(layer_gate)))
+            return pairs
+
+    def _bias_and_gate(self, schemes, length, bias, gate):
+        for scheme in schemes:
+            term, factor = scheme.bias(length, self.scale), scheme.gate(length)
+            if term is not None:
+                bias = term if bias is None else bias + term
+            if factor is not None:
+                gate = factor if gate is None else gate * factor
+        return bias, gate
+
+    # [CLS] is i = 0. Out of place: the inputs may be views of parameters.
+    def _reset_bias(self, bias, schemes, length):
+        if not self.untie_cls:
+            return bias
+        theta = self._sum(schemes, "cls_bias", self.scale) if not hasattr(self, "theta") else self.theta.float()
+        from_cls, to_cls = theta[:, :, None, None]  # [H, 1, 1] each
+        if bias is None:
+            bias = theta.new_zeros(self.dims.heads, length, length)
+        to_cls = to_cls.expand(-1, length - 1, 1)
+        from_cls = from_cls.expand(-1, 1, length)  # includes [CLS] to [CLS]
+        return torch.cat([from_cls, torch.cat([to_cls, bias[:, 1:, 1:]], dim=2)], dim=1)
+
+    def _off_cls(self, x, value=0.0):
+        """x [..., L, L] with `value` wherever the query or the key is [CLS], if [CLS] is untied."""
+        return F.pad(x[..., 1:, 1:], (1, 0, 1, 0), value=value) if self.untie_cls and x is not None else x
+
+    def _reset_gate(self, gate):
+        return self._off_cls(gate, 1.0)
 
     def content(self, q, k, layer):
         """[B, H, L, L] or None."""
-        return self._sum("content", q, k, layer)
+        return self._off_cls(self._sum(self.of_layer(layer), "content", q, k, layer))
 
-    # The settings travel in the state dict, so that loading a checkpoint into a contradicting model fails even where
-    # both have the same parameters (or none). An integer tensor, because weights-only loading and checkpoint averaging
-    # accept it.
-    def get_extra_state(self):
-        return torch.tensor(list(self.settings.encode()), dtype=torch.long)
+    def value(self, weights, layer):
+        """[B, H, L, E] or None."""
+        schemes = [s for s in self.of_layer(layer) if overrides(s, "value")]
+        return self._sum(schemes, "value", self._off_cls(weights), layer) if schemes else None
 
-    def set_extra_state(self, state):
-        saved = bytes(state.tolist()).decode()
-        if saved != self.settings:
-            raise ValueError(f"the checkpoint was trained with {saved}, this model is built with {self.settings}")
+    def rotate(self, q, k, v):
+        for scheme in self.values():
+            if not isinstance(scheme, nn.ModuleList):
+                q, k, v = scheme.rotate(q, k, v)
+        return q, k, v
+
+    def unrotate(self, out):
+        for scheme in self.values():
+            if not isinstance(scheme, nn.ModuleList):
+                out = scheme.unrotate(out)
+        return out
+
+
+def refuse_nonsense(names, parts, cls):
+    """Raise ValueError for combinations that have no meaning. parts: scheme name -> per layer or not."""
+    if cls not in ("tied", "untied"):
+        raise ValueError(f"cls must be 'tied' or 'untied', not {cls!r}")
+    rotating = [name for name in parts if overrides(SCHEMES[name], "rotate")]
+    if "nopos" in parts and len(parts) > 1:
+        raise ValueError(f"position={names}: nopos means no position information and cannot be combined")
+    if len(rotating) > 1:
+        raise ValueError(f"position={names}: {' and '.join(rotating)} would both rotate the same queries and keys")
+    for name in (name for name, per_layer in parts.items() if per_layer):
+        if overrides(SCHEMES[name], "embed", "rotate") or name == "nopos":
+            raise ValueError(f"position={names}: {name} acts on the input or has no parameters; it cannot be per layer")
+    if cls == "untied":
+        if rotating:
+            raise ValueError(f"cls=untied with position={names}: {rotating[0]} rotates q and k, it has no term to drop")
+        if not any(overrides(SCHEMES[name], "bias", "content", "gate", "value") for name in parts):
+            raise ValueError(f"cls=untied with position={names}: attention has no position term to untie [CLS] from")
+
+
+# ---- the schemes
+# -------------------------------------------------------------------------------------------------------------------
 
 
 @register("nopos")
 class NoPosition(PositionScheme):
     """No position information at all; the encoder becomes permutation-equivariant."""
 
+    paper, formula = "(control)", "nothing"
+
+
+# Absolute encodings, added to the token embeddings.
+
 
 @register("absolute")
 class Absolute(PositionScheme):
-    """BERT (Devlin et al., 2019): learned vectors added to the token embeddings, w_i + p_i."""
+    """Learned vectors p_i (BERT; the fully learnable APE of Wang et al., 2021)."""
+
+    paper, formula = "Devlin et al. 2019", "w_i + p_i"
 
     def __init__(self, dims):
         super().__init__(dims)
@@ -164,6 +278,47 @@ class Absolute(PositionScheme):
 
     def embed(self, length):
         return self.table.weight[:length]
+
+
+def frequencies(width):
+    """omega_i = 10000^(-2i/width), i = 0 .. width/2 - 1. Raises ValueError for an odd width."""
+    if width % 2:
+        raise ValueError(f"sinusoids and rotations need an even width, not {width}")
+    return 10000.0 ** (-torch.arange(0, width, 2).float() / width)
+
+
+def waves(omega, positions):
+    """[P] positions -> [P, 2 len(omega)]: sines in the even columns, cosines in the odd ones, in float32."""
+    angle = positions[:, None].float() * omega.float()  # [P, width / 2]
+    return torch.stack([angle.sin(), angle.cos()], dim=-1).flatten(1)
+
+
+@register("sinusoidal")
+class Sinusoidal(PositionScheme):
+    """Fixed sinusoids (Vaswani et al., 2017), omega_i = 10000^(-2i/C)."""
+
+    paper, formula = "Vaswani et al. 2017", "w_i + [sin, cos](omega i), omega fixed"
+
+    def __init__(self, dims):
+        super().__init__(dims)
+        self.register_buffer("omega", frequencies(dims.width), persistent=False)
+
+    def embed(self, length):
+        return waves(self.omega, torch.arange(length, device=self.omega.device))
+
+
+@register("sinusoidal_learned")
+class SinusoidalLearned(Sinusoidal):
+    """Sinusoids whose C/2 frequencies are parameters, initialised to the fixed ones (Wang et al., 2021)."""
+
+    paper, formula = "Wang et al. 2021", "w_i + [sin, cos](omega i), omega learned"
+
+    def __init__(self, dims):
+        PositionScheme.__init__(self, dims)
+        self.omega = nn.Parameter(frequencies(dims.width))
+
+
+# Content-free logits, shared by the whole batch.
 
 
 @register("untied")
@@ -174,6 +329,7 @@ class Untied(PositionScheme):
     position, used only where [CLS] is tied, is row 1. U_Q and U_K have biases, as in the released code.
     """
 
+    paper, formula = "Ke et al. 2021 (TUPE)", "p_i U_Q . p_j U_K / sqrt(2D)"
     extra_terms = 1
 
     def __init__(self, dims):
@@ -181,15 +337,14 @@ class Untied(PositionScheme):
         self.heads = dims.heads
         self.table = nn.Embedding(dims.max_positions + 1, dims.width)
         self.norm = nn.LayerNorm(dims.width)
-        self.q = nn.Linear(dims.width, dims.width)
-        self.k = nn.Linear(dims.width, dims.width)
+        self.q = nn.Linear(dims.width, dims.heads * dims.head_dim)
+        self.k = nn.Linear(dims.width, dims.heads * dims.head_dim)
 
     def project(self, start, end):
         """Queries and keys of table rows start..end in float32, [H, rows, D] each."""
         norm, rows = self.norm, self.table.weight[start:end].float()
         rows = F.layer_norm(rows, norm.normalized_shape, norm.weight.float(), norm.bias.float(), norm.eps)
-        projected = (F.linear(rows, u.weight.float(), u.bias.float()) for u in (self.q, self.k))  # [rows, C]
-        return [x.unflatten(1, (self.heads, -1)).transpose(0, 1) for x in projected]
+        return [per_head(rows, u, self.heads) for u in (self.q, self.k)]
 
     def bias(self, length, scale):
         q, k = self.project(1, length + 1)
@@ -200,6 +355,12 @@ class Untied(PositionScheme):
         return (q * k).sum(2).T * scale  # [2, H]
 
 
+def per_head(rows, linear, heads):
+    """[rows, C] through a Linear in float32, then split into heads: [H, rows, D]."""
+    bias = linear.bias.float() if linear.bias is not None else None
+    return F.linear(rows, linear.weight.float(), bias).unflatten(1, (heads, -1)).transpose(0, 1)
+
+
 @register("absolute_d")
 class AbsoluteDisentangled(Untied):
     """BERT-A^d (TUPE, section 3.2): all four word and position terms, the positions with projections of their own.
@@ -208,6 +369,7 @@ class AbsoluteDisentangled(Untied):
     it has the two middle terms and another scale, nothing else.
     """
 
+    paper, formula = "Ke et al. 2021 (BERT-A^d)", "(q_i . p_j U_K + p_i U_Q . k_j + p_i U_Q . p_j U_K) / sqrt(4D)"
     extra_terms = 3
 
     def content(self, q, k, layer):
@@ -223,6 +385,7 @@ class T5(PositionScheme):
     so its row is theta1 (from [CLS]); an extra row 32 is theta2 (to [CLS]).
     """
 
+    paper, formula = "Raffel et al. 2020", "b[h, bucket(j - i)]"
     buckets, max_distance = 32, 128
 
     def __init__(self, dims):
@@ -249,3 +412,252 @@ class T5(PositionScheme):
 
     def cls_bias(self, scale):
         return self.table.weight[[self.buckets // 2, self.buckets]].float()
+
+
+class Clipped(PositionScheme):
+    """Base of schemes with one table row per offset j - i, clipped to max_distance t: row t + clip(j - i, -t, t)."""
+
+    max_distance = 128
+
+    def index(self, length, device):
+        """[2L - 1] rows for offsets -(L-1) .. L-1."""
+        offsets = torch.arange(1 - length, length, device=device)
+        return offsets.clamp(-self.max_distance, self.max_distance) + self.max_distance
+
+
+@register("clipped")
+class ClippedScalar(Clipped):
+    """A learned scalar per head and clipped offset, t = 128: what T5's buckets replace (TUPE, footnote on T5; Shaw et
+    al., 2018)."""
+
+    paper, formula = "Ke et al. 2021, footnote", "b[h, clip(j - i, 128)]"
+
+    def __init__(self, dims):
+        super().__init__(dims)
+        self.table = nn.Embedding(2 * self.max_distance + 1, dims.heads)
+
+    def bias(self, length, scale):
+        return toeplitz(self.table(self.index(length, self.table.weight.device)).float().T, length)
+
+
+@register("nonparametric")
+class NonParametric(PositionScheme):
+    """A free H x L x L matrix of logits: the first failed attempt of TUPE's appendix D."""
+
+    paper, formula = "Ke et al. 2021, app. D", "b[h, i, j]"
+
+    def __init__(self, dims):
+        super().__init__(dims)
+        self.table = nn.Parameter(torch.randn(dims.heads, dims.max_positions, dims.max_positions) * 0.02)
+
+    def bias(self, length, scale):
+        return self.table[:, :length, :length].float()
+
+
+@register("factored")
+class Factored(Clipped):
+    """A relative bias from vectors r of clipped offsets: the second failed attempt of TUPE's appendix D.
+
+    (r_{j-i} F_Q) . (r_{j-i} F_K), scaled like `untied` (the appendix gives no scale). Without biases in F_Q and F_K.
+    """
+
+    paper, formula = "Ke et al. 2021, app. D", "r_{j-i} F_Q . r_{j-i} F_K / sqrt(2D)"
+    extra_terms = 1
+
+    def __init__(self, dims):
+        super().__init__(dims)
+        self.heads = dims.heads
+        self.table = nn.Embedding(2 * self.max_distance + 1, dims.width)
+        self.q = nn.Linear(dims.width, dims.heads * dims.head_dim, bias=False)
+        self.k = nn.Linear(dims.width, dims.heads * dims.head_dim, bias=False)
+
+    def bias(self, length, scale):
+        rows = self.table(self.index(length, self.table.weight.device)).float()  # [2L - 1, C]
+        q, k = per_head(rows, self.q, self.heads), per_head(rows, self.k, self.heads)  # [H, 2L - 1, D]
+        return toeplitz((q * k).sum(2) * scale, length)
+
+
+@register("alibi")
+class Alibi(PositionScheme):
+    """ALiBi (Press et al., 2022), symmetric for encoders: a fixed slope per head times the distance. No parameters."""
+
+    paper, formula = "Press et al. 2022", "-m_h |j - i|"
+
+    def __init__(self, dims):
+        super().__init__(dims)
+        self.register_buffer("slopes", self.slopes_of(dims.heads), persistent=False)  # [H]
+
+    @staticmethod
+    def slopes_of(heads):
+        """2^(-8h/H) for h = 1 .. H if H is a power of two; else those of the next lower power, then every other of the
+        next higher."""
+        power = 2 ** int(math.log2(heads))
+        low = 2.0 ** (-8 * torch.arange(1, power + 1) / power)
+        high = 2.0 ** (-8 * torch.arange(1, 2 * power + 1, 2) / (2 * power))
+        return torch.cat([low, high])[:heads]
+
+    def bias(self, length, scale):
+        distance = torch.arange(1 - length, length, device=self.slopes.device).abs()
+        return toeplitz(-self.slopes[:, None].float() * distance, length)
+
+
+# Logits that depend on content: relative vectors against queries and keys.
+
+
+class RelativeVectors(Clipped):
+    """Base of Shaw et al. (2018): a vector r per clipped offset, shared by all heads. Offsets are clipped at 64 (our
+    choice)."""
+
+    max_distance = 64
+
+    def vectors(self, length) -> Tensor:
+        """[2L - 1, D] for offsets -(L-1) .. L-1."""
+        raise NotImplementedError
+
+    def content(self, q, k, layer):
+        return skew(q @ self.vectors(q.size(2)).to(q.dtype).T)  # [B, H, L, 2L - 1] -> [B, H, L, L]
+
+
+@register("shaw")
+class Shaw(RelativeVectors):
+    """Relative vectors added to the keys (Shaw et al., 2018; the fully learnable RPE of Wang et al., 2021)."""
+
+    paper, formula = "Shaw et al. 2018", "q_i . r_{clip(j - i)} / sqrt(D)"
+
+    def __init__(self, dims):
+        super().__init__(dims)
+        self.table = nn.Embedding(2 * self.max_distance + 1, dims.head_dim)
+
+    def vectors(self, length):
+        return self.table(self.index(length, self.table.weight.device))
+
+
+@register("shaw_sinusoidal")
+class ShawSinusoidal(RelativeVectors):
+    """Relative vectors that are fixed sinusoids of the clipped offset (Wang et al., 2021)."""
+
+    paper, formula = "Wang et al. 2021", "q_i . [sin, cos](omega clip(j - i)) / sqrt(D), omega fixed"
+
+    def __init__(self, dims):
+        super().__init__(dims)
+        self.register_buffer("omega", frequencies(dims.head_dim), persistent=False)
+
+    def vectors(self, length):
+        return waves(self.omega, self.index(length, self.omega.device) - self.max_distance)
+
+
+@register("shaw_sinusoidal_learned")
+class ShawSinusoidalLearned(ShawSinusoidal):
+    """Relative vectors that are sinusoids of the clipped offset with learned frequencies (Wang et al., 2021)."""
+
+    paper, formula = "Wang et al. 2021", "q_i . [sin, cos](omega clip(j - i)) / sqrt(D), omega learned"
+
+    def __init__(self, dims):
+        Clipped.__init__(self, dims)
+        self.omega = nn.Parameter(frequencies(dims.head_dim))
+
+
+@register("shaw_values")
+class ShawValues(Clipped):
+    """Shaw et al.'s second half: relative vectors added to the values, sum_j weights_ij r_{j-i}. Combine:
+    shaw+shaw_values."""
+
+    paper, formula = "Shaw et al. 2018", "o_i + sum_j a_ij r_{clip(j - i)}"
+    max_distance = RelativeVectors.max_distance
+
+    def __init__(self, dims):
+        super().__init__(dims)
+        self.table = nn.Embedding(2 * self.max_distance + 1, dims.value_dim)
+
+    def value(self, weights, layer):
+        rows = self.table(self.index(weights.size(-1), weights.device)).to(weights.dtype)  # [2L - 1, E]
+        return unskew(weights) @ rows
+
+
+@register("deberta")
+class Deberta(PositionScheme):
+    """DeBERTa's disentangled attention (He et al., 2021): content-to-position and position-to-content, over sqrt(3D).
+
+    q_i . P[delta(i, j)] V_K + k_j . P[delta(j, i)] V_Q with delta(i, j) = clip(i - j + t, 0, 2t - 1), t = 512. The
+    table P is shared by all layers, the projections are each layer's own, without biases.
+    """
+
+    paper, formula = "He et al. 2021", "(q_i . P_{i-j} V_K + k_j . P_{j-i} V_Q) / sqrt(3D)"
+    extra_terms, max_distance, own_projections = 2, 512, True
+
+    def __init__(self, dims):
+        super().__init__(dims)
+        self.heads, layers = dims.heads, dims.layers if self.own_projections else 1
+        self.table = nn.Embedding(2 * self.max_distance, dims.width)
+        self.q = nn.ModuleList(nn.Linear(dims.width, dims.heads * dims.head_dim, bias=False) for _ in range(layers))
+        self.k = nn.ModuleList(nn.Linear(dims.width, dims.heads * dims.head_dim, bias=False) for _ in range(layers))
+
+    def content(self, q, k, layer):
+        length, layer = q.size(2), layer if self.own_projections else 0
+        # delta(i, j) falls with the offset j - i: rows for offsets -(L-1) .. L-1 are those of i - j = L-1 .. -(L-1)
+        delta = torch.arange(length - 1, -length, -1, device=q.device) + self.max_distance
+        rows = self.table(delta.clamp(0, 2 * self.max_distance - 1))  # [2L - 1, C]
+        pos_q = per_head(rows.float(), self.q[layer], self.heads).to(q.dtype)  # [H, 2L - 1, D]
+        pos_k = per_head(rows.float(), self.k[layer], self.heads).to(q.dtype)
+        to_position = skew(q @ pos_k.transpose(1, 2))  # [B, H, L, L], entry (i, j)
+        from_position = skew(k @ pos_q.transpose(1, 2))  # entry (j, i)
+        return to_position + from_position.transpose(2, 3)
+
+
+@register("deberta_shared")
+class DebertaShared(Deberta):
+    """`deberta` with one pair of projections for all layers, as TUPE shares its own."""
+
+    paper, formula = "He et al. 2021, shared", "as deberta, V_Q and V_K shared by all layers"
+    own_projections = False
+
+
+# Neither input nor logits: rotations and gates.
+
+
+@register("rope")
+class Rope(PositionScheme):
+    """RoPE (Su et al., 2021): q and k rotated by their position, so that their product depends on the offset. No
+    parameters."""
+
+    paper, formula = "Su et al. 2021", "(R_i q_i) . (R_j k_j) / sqrt(D)"
+
+    def rotate(self, q, k, v):
+        return rotated(q), rotated(k), v
+
+
+@register("rope_values")
+class RopeValues(Rope):
+    """RoPE on the values too: o_i = R_i^-1 sum_j a_ij R_j v_j, so that the output sees offsets as well (Su, 2022)."""
+
+    paper, formula = "Su 2022", "rope, and o_i = sum_j a_ij R_{j-i} v_j"
+
+    def rotate(self, q, k, v):
+        return rotated(q), rotated(k), rotated(v)
+
+    def unrotate(self, out):
+        return rotated(out, -1)
+
+
+def rotated(x, sign=1):
+    """x [..., L, D]: neighbouring columns (2m, 2m + 1) turned by the angle sign * i * 10000^(-2m/D) at position i."""
+    omega = frequencies(x.size(-1)).to(x.device)
+    angle = sign * torch.arange(x.size(-2), device=x.device)[:, None] * omega  # [L, D / 2]
+    cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
+    even, odd = x[..., ::2], x[..., 1::2]
+    return torch.stack([even * cos - odd * sin, odd * cos + even * sin], dim=-1).flatten(-2)
+
+
+@register("urpe")
+class Urpe(Clipped):
+    """URPE (Luo et al., 2022): weights multiplied by a learned Toeplitz matrix, c_ij = g[h, clip(j - i)], initialised
+    to 1."""
+
+    paper, formula = "Luo et al. 2022", "a_ij g[h, clip(j - i, 128)]"
+
+    def __init__(self, dims):
+        super().__init__(dims)
+        self.table = nn.Parameter(torch.ones(dims.heads, 2 * self.max_distance + 1))
+
+    def gate(self, length):
+        return toeplitz(self.table[:, self.index(length, self.table.device)].float(), length)
