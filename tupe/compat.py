@@ -10,6 +10,7 @@ import os
 import hydra
 import numpy as np
 import torch
+from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 
 
@@ -37,11 +38,18 @@ _VERSION_BASE = {"version_base": "1.1"} if _version(hydra) >= (1, 2) else {}
 def compose(config_dir, config_name, overrides=()):
     """What `fairseq-hydra-train --config-dir config_dir --config-name config_name overrides...` reads from the files.
 
-    Returns an `omegaconf.DictConfig`; interpolations in it are not resolved yet.
+    That is, before fairseq fills in defaults. Returns an `omegaconf.DictConfig`; interpolations are not resolved yet.
     """
+    # Hydra completes a file with the schema registered under the same name, if there is one. fairseq-hydra-train has
+    # not imported this package yet when it reads the files; to read the same here, its schemas are put out of sight.
+    store = ConfigStore.instance().repo
+    schemas = {group: store.pop(group) for group in list(store) if isinstance(store[group], dict) and group != "hydra"}
     GlobalHydra.instance().clear()
-    with _initialize_config_dir(config_dir=os.path.abspath(config_dir), **_VERSION_BASE):
-        return _compose(config_name=config_name, overrides=list(overrides))
+    try:
+        with _initialize_config_dir(config_dir=os.path.abspath(config_dir), **_VERSION_BASE):
+            return _compose(config_name=config_name, overrides=list(overrides))
+    finally:
+        store.update(schemas)
 
 
 def _allow_harmless_globals():
