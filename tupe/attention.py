@@ -60,13 +60,14 @@ NORMALISERS = {"softmax": softmax, "l2": l2, "exp": exp, "relu2": relu2, "swish_
 
 def attention_weights(q, k, terms, content=None, normaliser="softmax"):
     """Gated weights [B, H, L, L] in q's dtype; q, k: [B, H, L, D], content: [B, H, L, L]. Everything after q . k in
-    float32."""
-    logits = (q * terms.scale) @ k.transpose(2, 3)
+    float32 (or float64, if that is the model's)."""
+    dtype = torch.promote_types(q.dtype, torch.float32)
+    logits = ((q * terms.scale) @ k.transpose(2, 3)).to(dtype)
     if content is not None:
-        logits = logits.float() + content.float() * terms.scale
+        logits = logits + content.to(dtype) * terms.scale
     if terms.bias is not None:
-        logits = logits.float() + terms.bias
-    weights = NORMALISERS[normaliser](logits.float(), terms.real)
+        logits = logits + terms.bias
+    weights = NORMALISERS[normaliser](logits, terms.real)
     if terms.gate is not None:
         weights = weights * terms.gate
     return weights.to(q.dtype)
