@@ -2,5 +2,6 @@
 
 from . import compat  # noqa: F401  isort: skip  (before anything that loads a checkpoint or starts Hydra)
 from . import model, training  # noqa: F401
+from . import glue  # noqa: F401
 
 __version__ = "0.1.0"

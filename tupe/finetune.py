@@ -1,0 +1,247 @@
+"""What GLUE and SQuAD share: a task that starts from a pre-trained checkpoint and records its scores, and the
+learning-rate schedule that is given as a ratio of the run."""
+
+import json
+import math
+import os
+import platform
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Optional
+
+import torch
+from fairseq import models
+from fairseq.distributed import utils as distributed_utils
+from fairseq.optim.lr_scheduler import register_lr_scheduler
+from fairseq.optim.lr_scheduler.polynomial_decay_schedule import (
+    PolynomialDecayLRSchedule,
+    PolynomialDecayLRScheduleConfig,
+)
+from fairseq.tasks import FairseqDataclass, FairseqTask
+from omegaconf import II
+
+SCHEDULE = "polynomial_decay_ratio"
+# Model settings that fine-tuning may not change. Dropout, precision and the like are free.
+STRUCTURE = (
+    "position",
+    "cls",
+    "encoder_layers",
+    "encoder_embed_dim",
+    "encoder_ffn_embed_dim",
+    "encoder_attention_heads",
+)
+
+
+@dataclass
+class PolynomialDecayRatioConfig(PolynomialDecayLRScheduleConfig):
+    warmup_ratio: float = field(default=0.06, metadata={"help": "share of all updates with a growing learning rate"})
+    total_num_update: float = field(
+        default=0, metadata={"help": "number of updates; 0: the tasks glue and squad work it out from max_epoch"}
+    )
+
+
+@register_lr_scheduler(SCHEDULE, dataclass=PolynomialDecayRatioConfig)
+class PolynomialDecayRatio(PolynomialDecayLRSchedule):
+    """Linear warm-up over `warmup_ratio` of the updates, then polynomial (by default linear) decay to the end value.
+
+    fairseq's own schedule wants both as numbers of updates, which differ from dataset to dataset.
+    """
+
+    def __init__(self, cfg, optimizer):
+        if not cfg.total_num_update > 0:
+            raise ValueError(f"{SCHEDULE} needs total_num_update, or one of the tasks that work it out: glue, squad")
+        if not 0 <= cfg.warmup_ratio < 1:
+            raise ValueError(f"warmup_ratio must be in [0, 1), got {cfg.warmup_ratio}")
+        if cfg.warmup_updates:
+            raise ValueError(f"{SCHEDULE} takes warmup_ratio, not warmup_updates")
+        cfg.warmup_updates = round(cfg.warmup_ratio * cfg.total_num_update)
+        super().__init__(cfg, optimizer)
+
+
+@dataclass
+class FinetuneConfig(FairseqDataclass):
+    # Filled in from other sections of the configuration, not options of their own.
+    finetune_from_model: Optional[str] = II("checkpoint.finetune_from_model")  # noqa: UP045  (omegaconf 2.0)
+    save_dir: str = II("checkpoint.save_dir")
+    seed: int = II("common.seed")
+
+
+class FinetuneTask(FairseqTask):
+    """Base of tasks that fine-tune a checkpoint.
+
+    It keeps the checkpoint's structure (a setting that contradicts it is an error, its `max_positions` is adopted),
+    works out the length of the run for the schedule above, and writes `scores.json` into the save folder: one record
+    per validation and split, with unrounded scores. `metrics` names the scores, the first is the one to maximise; a
+    subclass defines `describe() -> dict` (what was fine-tuned) and `write_predictions(split, path)`.
+    """
+
+    metrics = ()
+
+    def __init__(self, cfg):
+        super().__init__(cfg)
+        self.predictions = {}  # split -> {example id: what the model said}, of the current validation
+        self._records, self._run, self._is_best = [], None, False
+
+    def build_model(self, cfg, from_checkpoint=False):
+        if self.cfg.finetune_from_model and not from_checkpoint:
+            adopt_structure(cfg, self.cfg.finetune_from_model)
+        self._max_positions = cfg.max_positions
+        return models.build_model(cfg, self, from_checkpoint)
+
+    def max_positions(self):
+        """Longest input, special tokens included; that of the model."""
+        return self._max_positions
+
+    def build_criterion(self, cfg, **kwargs):
+        # Training builds its criterion before the schedule, with the whole configuration as parent: the only moment to
+        # tell the schedule how long the run is.
+        root = cfg._get_parent()
+        if root is not None and "lr_scheduler" in root and root.lr_scheduler._name == SCHEDULE:
+            if not root.lr_scheduler.total_num_update > 0:
+                root.lr_scheduler.total_num_update = self._count_updates(root)
+            self._run = {
+                "architecture": root.model._name,
+                "lr": float(root.optimization.lr[0]),
+                "max_epoch": root.optimization.max_epoch,
+                "total_updates": int(root.lr_scheduler.total_num_update),
+            }
+        return super().build_criterion(cfg, **kwargs)
+
+    def _count_updates(self, root):
+        """Updates of the whole run, counted on fairseq's own batches."""
+        data, epochs = root.dataset, root.optimization.max_epoch
+        if not epochs > 0:
+            raise ValueError(f"{SCHEDULE} needs optimization.max_epoch or lr_scheduler.total_num_update")
+        self.load_dataset(data.train_subset)
+        batches = self.get_batch_iterator(
+            self.dataset(data.train_subset),
+            max_tokens=data.max_tokens,
+            max_sentences=data.batch_size,
+            max_positions=self.max_positions(),
+            ignore_invalid_inputs=True,
+            required_batch_size_multiple=data.required_batch_size_multiple,
+            seed=root.common.seed,
+            num_shards=root.distributed_training.distributed_world_size,
+            disable_iterator_cache=True,
+        )
+        freq = root.optimization.update_freq
+        updates = sum(math.ceil(len(batches) / freq[min(epoch, len(freq) - 1)]) for epoch in range(epochs))
+        return min(updates, root.optimization.max_update or updates)
+
+    def begin_valid_epoch(self, epoch, model):
+        self._epoch = epoch
+        for seen in self.predictions.values():
+            seen.clear()
+
+    def collect(self, split, predictions):
+        """Add {example id: prediction} of one validation batch; scores exist once the whole split has been seen."""
+        self._split = split
+        self.predictions.setdefault(split, {}).update(predictions)
+
+    def complete(self, split):
+        return len(self.predictions[split]) == len(self.dataset(split))
+
+    def post_validate(self, model, stats, agg):
+        """Called by fairseq after each validation split: keep its scores and predictions."""
+        split = self._split
+        if not self.complete(split):
+            seen, total = len(self.predictions[split]), len(self.dataset(split))
+            raise ValueError(f"only {seen} of {total} {split!r} examples were scored; leave max_valid_steps unset")
+        if distributed_utils.get_global_rank() != 0 or self._run is None:
+            return
+        folder, updates = Path(self.cfg.save_dir), stats["num_updates"]
+        scores = {name: stats[name] for name in self.metrics}
+        if not self._records:
+            self._records = self._earlier_records(folder, updates)
+        if not any(record["num_updates"] == updates for record in self._records):
+            # As in fairseq, the first split alone decides which validation is best, and the later of equals wins.
+            earlier = [record[self.metrics[0]] for record in self._records if record["split"] == split]
+            self._is_best = not earlier or scores[self.metrics[0]] >= max(earlier)
+        record = {"epoch": self._epoch, "num_updates": updates, "split": split, "loss": float(stats["loss"]), **scores}
+        self._records.append({**record, "best": self._is_best})
+        (folder / "predictions").mkdir(parents=True, exist_ok=True)
+        for tag in ["last"] + ["best"] * self._is_best:
+            self.write_predictions(split, folder / "predictions" / f"{split}_{tag}.tsv")
+        content = {**self.describe(), "metrics": list(self.metrics), **self._run, **run_facts()}
+        write_atomically(folder / "scores.json", json.dumps({**content, "records": self._records}, indent=1) + "\n")
+
+    @staticmethod
+    def _earlier_records(folder, num_updates):
+        """Records of the run that this one resumes; later ones belong to a run that was started over."""
+        if not (folder / "scores.json").exists():
+            return []
+        records = json.loads((folder / "scores.json").read_text())["records"]
+        return [record for record in records if record["num_updates"] < num_updates]
+
+
+def checkpoint_config(path):
+    """The configuration stored in a checkpoint, as plain dicts (tensors stay on disk)."""
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except FileNotFoundError:
+        raise ValueError(f"there is no checkpoint {path}") from None
+    if not state.get("cfg"):
+        raise ValueError(f"{path} holds no configuration: not a checkpoint of this project")
+    return state["cfg"]
+
+
+def adopt_structure(model_cfg, path):
+    """Compare a model configuration with the checkpoint it is to start from, and take over its `max_positions`.
+
+    Raises ValueError if they contradict each other.
+    """
+    saved = checkpoint_config(path)["model"]
+    wrong = [
+        f"{key}={saved[key]} in the checkpoint, {model_cfg[key]} here"
+        for key in STRUCTURE
+        if str(saved[key]) != str(model_cfg[key])
+    ]
+    if wrong:
+        raise ValueError(
+            f"the model contradicts the checkpoint {path} (architecture {saved['_name']}): {'; '.join(wrong)}"
+        )
+    model_cfg.max_positions = saved["max_positions"]
+
+
+def model_options(path):
+    """A checkpoint's architecture and the fairseq-train options that rebuild it: ["tupe_r", "--position=...", ...]."""
+    saved = checkpoint_config(path)["model"]
+    return [saved["_name"], *(f"--{key.replace('_', '-')}={saved[key]}" for key in STRUCTURE)]
+
+
+def run_facts():
+    """What is needed to repeat a run: command line, versions, commit, machine, time."""
+    import fairseq
+
+    from . import __version__
+
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else f"CPU, {torch.get_num_threads()} threads"
+    return {
+        "command": sys.argv,
+        "versions": {
+            "tupe": __version__,
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "fairseq": fairseq.__version__,
+        },
+        "commit": git_commit(),
+        "device": device,
+        "finished_at": time.strftime("%Y-%m-%d %H:%M:%S%z"),
+    }
+
+
+def git_commit():
+    """Commit of this source tree, marked if files differ from it; None outside of a repository."""
+    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=12"]
+    found = subprocess.run(command, capture_output=True, text=True, check=False)
+    return found.stdout.strip() or None
+
+
+def write_atomically(path, text):
+    """Readers see the old file or the new one, never half of it."""
+    temporary = Path(f"{path}.{os.getpid()}.partial")
+    temporary.write_text(text, encoding="utf-8")
+    temporary.replace(path)
