@@ -1,0 +1,422 @@
+"""ONE normaliser, sentence splitter and tokeniser for pre-training, GLUE, SQuAD and the hub interface.
+
+    text -> clean()     invisible characters out, Unicode NFKC, plain quotes and dashes, <url> <email> <file>, single
+    spaces
+         -> sentences   spaCy's rules ("sentencizer", no download) or a trained spaCy model
+         -> lower case
+         -> tokens      Moses' rules (sacremoses); placeholders stay whole
+         -> pieces      SentencePiece BPE, ids of dict.txt                                                (TextEncoder)
+
+What to call:
+
+    normaliser = Normaliser()                                  or Normaliser("en_core_web_sm")
+    normaliser.sentences(text)  -> [[token, ...], ...]
+    normaliser.tokens(text)     -> [token, ...]
+    normaliser.normalise(text)  -> "tok tok ..."
+    normaliser.spans(text)      -> [Span(token, start, end), ...]
+
+    encoder = TextEncoder(data_dir)                            a folder that scripts/prepare_corpus.py made
+    encoder.pieces(text)        -> [piece, ...]                dict.txt's strings; no <s>, </s>: callers add them
+    encoder.encode(text)        -> [id, ...]
+    encoder.spans(text)         -> [Span(piece, start, end), ...]
+    encoder.decode(ids)         -> "tok tok ..."
+
+A span (start, end) says that text[start:end], in characters of the text that was passed in, is what the token or piece
+was made from. All of it is pure: same text, same result, in any process. `normalise` is idempotent (with spaCy's rules;
+a trained model may cut its own output at other places). A piece that starts a word starts with "\u2581"."""
+
+import functools
+import json
+import re
+import sys
+import unicodedata
+from pathlib import Path
+from typing import NamedTuple
+
+PLACEHOLDERS = ("<url>", "<email>", "<file>")
+UNK = "<unk>"  # as a token: a rare word that the corpus filter took out
+SPACE = "\u2581"  # SentencePiece's mark for "a word starts here"
+# What is never split: placeholders, and the halves of "don't" and "it's" that Moses has already cut off.
+WHOLE = frozenset((*PLACEHOLDERS, UNK, "'s", "'t", "'d", "'m", "'ll", "'re", "'ve"))
+CACHE = 2**16  # words remembered per function: bounds the memory of a worker, and hits almost always
+CACHED_LENGTH = 64  # longer "words" are rare and big
+
+
+class Span(NamedTuple):
+    text: str
+    start: int
+    end: int
+
+
+# ----------------------------------------------------------------------------------------------------------- characters
+
+_PUNCTUATION = str.maketrans(
+    dict.fromkeys("’‘‚‛′ʼ`´＇", "'")
+    | dict.fromkeys("“”„‟«»″‶＂〝〞", '"')
+    | dict.fromkeys("‐‑‒–−", "-")
+    | dict.fromkeys("—―", "--")
+    | {"‴": "'\"", "。": ". ", "、": ", ", "「": '"', "」": '"', "《": '"', "》": '"', SPACE: "_"}
+)
+
+
+def _char_class(keep):
+    """[...] of the characters for which keep(character, category) holds."""
+    chars = (chr(code) for code in range(sys.maxunicode + 1))
+    return "[" + "".join(re.escape(c) for c in chars if keep(c, unicodedata.category(c))) + "]"
+
+
+@functools.cache
+def _invisible():
+    """Private use, surrogates, format characters (soft hyphen, zero-width joiners, direction marks), controls that are
+    not white space, and variation selectors: nobody sees them, and they keep equal words apart. Unassigned code points
+    stay: tomorrow's emoji."""
+    ranges = "\ue000-\uf8ff\U000f0000-\U0010ffff\ud800-\udfff\ufe00-\ufe0f"
+    rest = _char_class(lambda c, cat: cat == "Cf" or (cat == "Cc" and not c.isspace()))
+    return re.compile(rest[:-1] + ranges + "]")
+
+
+@functools.cache
+def _clusters():
+    """A non-ASCII character with the marks that may combine with it, or marks with the ASCII character they sit on."""
+    marks = _char_class(lambda c, cat: cat[0] == "M" or "\u1160" <= c <= "\u11ff" or c in "\uff9e\uff9f")
+    return re.compile(f"[\\x00-\\x7f]{marks}+|[^\\x00-\\x7f]{marks}*")
+
+
+@functools.lru_cache(CACHE)
+def _fold(cluster):
+    """NFKC and plain punctuation, until nothing changes. The table comes first: NFKC makes a space and an accent of a
+    lone "´"."""
+    while True:
+        folded = unicodedata.normalize("NFKC", cluster.translate(_PUNCTUATION))
+        if folded == cluster:
+            return folded
+        cluster = folded
+
+
+@functools.lru_cache(CACHE)
+def _lower(cluster):
+    return _fold(cluster.lower())
+
+
+# --------------------------------------------------------------------------------------------------------- placeholders
+
+
+@functools.cache
+def _moses():
+    from sacremoses import MosesTokenizer
+
+    return MosesTokenizer(lang="en")
+
+
+@functools.cache
+def _rules():
+    """[(hint, pattern, replacement)]: a pattern is only tried on a text that its hint, which is fast, is found in.
+    "Letter or digit" means what Moses means by it: then no rule that did not match here can match after the tokeniser
+    has put in its spaces."""
+    alnum = f"[{_moses().IsAlnum}]"
+    link = r"[^\s<>\"]*[^\s<>\".,;:!?')\]}]"
+    name = r"[^\s<>()\[\]{}\"'`,;:/\\|=?!@#&%$^*+~]"  # of a file; a run of these is scanned once, so the time is linear
+    extension = (
+        r"\.(?:jpe?g|png|gif|svg|bmp|tiff?|pdf|docx?|xlsx?|pptx?|txt|csv|json|xml|html?|php|exe|dll|zip|tar|gz|bz2|mp3|mp4|avi|wav|ogg|ogv"
+        rf"|webm)(?!{alnum})"
+    )
+    rules = (
+        ("://", rf"(?:https?|ftp)://{link}", " <url> "),
+        (r"www\.", rf"(?<!{alnum})www\.{link}", " <url> "),
+        ("@", r"(?<![a-z0-9.+_-])[a-z0-9.+_-]+@[a-z0-9-]+(?:\.[a-z0-9-]+)+", " <email> "),
+        (extension, rf"(?<!{name}){name}*{extension}", " <file> "),
+        ("--", "-{2,}", " - "),
+        ("''", "'{2,}", '"'),
+    )
+    return [(re.compile(hint, re.I), re.compile(pattern, re.I), replacement) for hint, pattern, replacement in rules]
+
+
+# ---------------------------------------------------------------------------------------------- text with its alignment
+
+_BLANKS = re.compile(r"\s+")
+_BLANK_OR_CONTROL = re.compile(r"[\x00-\x1f\x7f]|  ")
+_UPPER = re.compile(r"[A-Z]+")
+_WORD = re.compile(r"\S+")
+
+
+class _Aligned:
+    """A text and, where `spans` is not None, the (start, end) in the source of each of its characters. Every change
+    goes through `sub`, so the text is the same with and without alignment."""
+
+    def __init__(self, text, spans=None):
+        self.text, self.spans = text, spans
+
+    def sub(self, pattern, replacement):
+        """`replacement`: a string, or a function from the matched string to one. A new character gets the span of the
+        whole match; where the length stays, each keeps its own."""
+        make = replacement if callable(replacement) else lambda _: replacement
+        if self.spans is None:
+            self.text = pattern.sub(lambda match: make(match.group()), self.text)
+            return
+        text, spans, last = [], [], 0
+        for match in pattern.finditer(self.text):
+            start, end = match.span()
+            new = make(match.group())
+            text += (self.text[last:start], new)
+            spans += self.spans[last:start]
+            same = len(new) == end - start
+            spans += self.spans[start:end] if same else [(self.spans[start][0], self.spans[end - 1][1])] * len(new)
+            last = end
+        self.text = "".join((*text, self.text[last:]))
+        self.spans = spans + self.spans[last:]
+
+    def cut(self, start, end):
+        return _Aligned(self.text[start:end], None if self.spans is None else self.spans[start:end])
+
+    def clean(self):
+        ascii_only = self.text.isascii()
+        if not ascii_only or _BLANK_OR_CONTROL.search(self.text):
+            self.sub(_invisible(), "")
+        if not ascii_only:
+            self.sub(_clusters(), _fold)
+        for hint, pattern, replacement in _rules():
+            if hint.search(self.text):
+                self.sub(pattern, replacement)
+        self.sub(_BLANKS, " ")
+        start, end = int(self.text.startswith(" ")), len(self.text) - int(self.text.endswith(" "))
+        return self.cut(start, max(start, end))
+
+    def lower(self):
+        if not self.text.isascii():
+            self.sub(_clusters(), _lower)
+        if self.spans is None and self.text.isascii():
+            self.text = self.text.lower()
+        else:
+            self.sub(_UPPER, str.lower)
+        return self
+
+
+def clean(text):
+    """Removes invisible characters, folds Unicode to NFKC and quotes and dashes to ASCII, puts in the placeholders,
+    leaves single spaces."""
+    return _Aligned(text).clean().text
+
+
+# ------------------------------------------------------------------------------------------------- tokens of a sentence
+
+
+@functools.cache
+def _lower_case():
+    return frozenset(_moses().IsLower)
+
+
+def _context(next_char):
+    """What Moses wants to know about the word after "word.": a lower-case letter ("a"), a digit ("0"), anything else or
+    nothing ("X")."""
+    if "0" <= next_char <= "9":
+        return "0"
+    return "a" if next_char in _lower_case() else "X"
+
+
+def _split(word, context):
+    if word in WHOLE:
+        return (word,)
+    # Moses looks no further than the words beside: these two stand for them.
+    pieces = _moses().tokenize(f"X {word} {context}", escape=False)[1:-1]
+    if len(pieces) == 1:
+        return (word,)
+    assert "".join(pieces) == word, (word, pieces)
+    # "o'neill" -> o 'neill: until nothing splits any more, so that tokens are their own tokens.
+    nexts = [_context(piece[0]) for piece in pieces[1:]] + [context]
+    return tuple(token for piece, then in zip(pieces, nexts, strict=True) for token in _split_word(piece, then))
+
+
+_split_cached = functools.lru_cache(CACHE)(_split)
+
+
+def _split_word(word, context):
+    return _split_cached(word, context) if len(word) <= CACHED_LENGTH else _split(word, context)
+
+
+def _tokenise(words):
+    """Moses tokens of a lower-case sentence, one tuple per word. A word is split alone and remembered: Moses decides by
+    the word and, for a word that ends in a full stop, by the character after it. That is 10 and more times faster than
+    whole sentences, with the same result."""
+    out = []
+    for i, word in enumerate(words):
+        if word.isascii() and word.isalnum():
+            out.append((word,))
+        else:
+            context = "X"
+            if word[-1] == "." and i + 1 < len(words):
+                context = _context(words[i + 1][0])
+            out.append(_split_word(word, context))
+    return out
+
+
+# ------------------------------------------------------------------------------------------------------------ sentences
+
+
+class _Sentencizer:
+    """The sentences of spaCy's rule-based sentencizer on a blank English pipeline, much faster: spaCy's tokeniser looks
+    at one blank-separated word at a time, so what it makes of a word is remembered as the kinds of its tokens: "E" may
+    end a sentence, "P" other punctuation, "W" anything else. A sentence starts at the first W after an E.
+
+    One rule more: "etc. and" goes on, a full stop within a word ends nothing before a lower-case letter. Moses has the
+    same rule, and without it the lower-case output, read again, would be cut at "mr. smith"."""
+
+    def __init__(self):
+        import spacy
+
+        nlp = spacy.blank("en")
+        self.tokenizer = nlp.tokenizer
+        self.enders = nlp.add_pipe("sentencizer").punct_chars
+        self.kinds = functools.lru_cache(CACHE)(self._kinds)
+
+    def _kinds(self, word):
+        if word in PLACEHOLDERS:
+            return ((0, "W"),)
+        doc = self.tokenizer(word)
+        return tuple((t.idx, "E" if t.text in self.enders else "P" if t.is_punct else "W") for t in doc)
+
+    def __call__(self, text):
+        """Where the sentences of a cleaned text start."""
+        starts, ended, inside, offset = [0], False, False, 0
+        for word in text.split(" "):
+            if word.isalnum():
+                if ended:
+                    if not (inside and word[0].islower()):
+                        starts.append(offset)
+                    ended = False
+            elif word:
+                for at, kind in (self.kinds if len(word) <= CACHED_LENGTH else self._kinds)(word):
+                    if kind == "E":
+                        ended, inside = True, at > 0 and word[-1] == "."
+                    elif kind == "W" and ended:
+                        if not (inside and at == 0 and word[0].islower()):
+                            starts.append(offset + at)
+                        ended = False
+            offset += len(word) + 1
+        return starts
+
+
+class _TrainedSplitter:
+    def __init__(self, model):
+        import spacy
+
+        try:
+            nlp = spacy.load(model, exclude=["tagger", "attribute_ruler", "lemmatizer", "ner"])
+        except OSError as error:
+            raise ValueError(f"spaCy model {model!r} is not installed; without one, spaCy's rules are used") from error
+        self.nlp = nlp
+
+    def __call__(self, text):
+        return [0, *(sentence.start_char for sentence in list(self.nlp(text).sents)[1:])]
+
+
+class Normaliser:
+    """The text contract up to tokens. `spacy_model`: None for the rule-based splitter, or the name of an installed
+    spaCy model."""
+
+    def __init__(self, spacy_model=None):
+        self.spacy_model = spacy_model
+        self.split = _TrainedSplitter(spacy_model) if spacy_model else _Sentencizer()
+
+    def _sentences(self, aligned):
+        aligned = aligned.clean()
+        if not aligned.text:
+            return
+        starts = self.split(aligned.text)
+        for start, end in zip(starts, [*starts[1:], len(aligned.text)], strict=True):
+            yield aligned.cut(start, end).lower()
+
+    def sentences(self, text):
+        """[[token, ...], ...]; nothing is dropped but what cannot be seen, so "" gives []."""
+        sentences = (_tokenise(sentence.text.split()) for sentence in self._sentences(_Aligned(text)))
+        return [tokens for words in sentences if (tokens := [token for word in words for token in word])]
+
+    def tokens(self, text):
+        return [token for sentence in self.sentences(text) for token in sentence]
+
+    def normalise(self, text):
+        return " ".join(self.tokens(text))
+
+    def spans(self, text):
+        """[Span(token, start, end), ...]: the tokens of `tokens`, each with the characters text[start:end] that it was
+        made from."""
+        return [Span(token, spans[0][0], spans[-1][1]) for token, spans in self.aligned(text)]
+
+    def aligned(self, text):
+        """[(token, [(start, end) of each of its characters]), ...]."""
+        out = []
+        for sentence in self._sentences(_Aligned(text, [(i, i + 1) for i in range(len(text))])):
+            words = list(_WORD.finditer(sentence.text))
+            for word, tokens in zip(words, _tokenise([word.group() for word in words]), strict=True):
+                at = word.start()
+                for token in tokens:
+                    out.append((token, sentence.spans[at : at + len(token)]))
+                    at += len(token)
+        return out
+
+
+# --------------------------------------------------------------------------------------------------------------- pieces
+
+
+class TextEncoder:
+    """Raw text -> the pieces and ids of pre-training, and back, from what scripts/prepare_corpus.py left in `data_dir`:
+    sentencepiece.bpe.model, dict.txt and, where there, manifest.json (spaCy model) and words.txt (the words the
+    rare-word filter kept)."""
+
+    SPECIALS = ("<s>", "<pad>", "</s>", UNK)  # fairseq's first four ids; <mask> comes last, after dict.txt
+
+    def __init__(self, data_dir):
+        import sentencepiece
+
+        data_dir = Path(data_dir)
+        for name in ("sentencepiece.bpe.model", "dict.txt"):
+            if not (data_dir / name).is_file():
+                raise ValueError(f"{data_dir} has no {name}; scripts/prepare_corpus.py makes such a folder")
+        self.model = sentencepiece.SentencePieceProcessor(model_file=str(data_dir / "sentencepiece.bpe.model"))
+        lines = (data_dir / "dict.txt").read_text(encoding="utf-8").split("\n")
+        symbols = [*self.SPECIALS, *(line.rsplit(" ", 1)[0] for line in lines if line), "<mask>"]
+        self.symbols, self.ids = symbols, {symbol: i for i, symbol in enumerate(symbols)}
+        manifest, words = data_dir / "manifest.json", data_dir / "words.txt"
+        settings = json.loads(manifest.read_text(encoding="utf-8")) if manifest.is_file() else {}
+        self.normaliser = Normaliser(settings.get("spacy_model"))
+        self.words = frozenset(words.read_text(encoding="utf-8").split("\n")) if words.is_file() else None
+        self._pieces = functools.lru_cache(CACHE)(self._split)
+
+    def __len__(self):
+        """The number of types, <s> <pad> </s> <unk> and <mask> included: the rows of the model's embedding."""
+        return len(self.symbols)
+
+    def _split(self, token):
+        if token == UNK or (self.words is not None and token not in self.words):
+            return (UNK,)
+        return tuple(self.model.encode(token, out_type=str))
+
+    def token_pieces(self, tokens):
+        """The pieces of normalised tokens. A piece that is not in dict.txt (a character too rare for the model) has the
+        id of <unk>."""
+        return [piece for t in tokens for piece in (self._pieces if len(t) <= CACHED_LENGTH else self._split)(t)]
+
+    def pieces(self, text):
+        return self.token_pieces(self.normaliser.tokens(text))
+
+    def encode(self, text):
+        unk = self.ids[UNK]
+        return [self.ids.get(piece, unk) for piece in self.pieces(text)]
+
+    def spans(self, text):
+        """[Span(piece, start, end), ...]: the pieces of `pieces`, each with the characters text[start:end] that it was
+        made from."""
+        out = []
+        for token, chars in self.normaliser.aligned(text):
+            at = 0
+            for piece in self.token_pieces([token]):
+                length = len(token) if piece == UNK else len(piece) - piece.startswith(SPACE)
+                covered = chars[at : at + max(length, 1)]  # a lone "\u2581" covers nothing: it gets what follows
+                out.append(Span(piece, covered[0][0], covered[-1][1]))
+                at += length
+        return out
+
+    def decode(self, ids):
+        """The tokens, joined by blanks; <s>, <pad> and </s> are left out."""
+        pieces = [self.symbols[int(i)] for i in ids]
+        text = "".join(f" {p}" if p in (UNK, "<mask>") else p for p in pieces if p not in ("<s>", "<pad>", "</s>"))
+        return " ".join(text.replace(SPACE, " ").split())
