@@ -252,8 +252,7 @@ def refuse_nonsense(names, parts, cls):
             raise ValueError(f"cls=untied with position={names}: attention has no position term to untie [CLS] from")
 
 
-# ---- the schemes
-# -------------------------------------------------------------------------------------------------------------------
+# ---- the schemes ----
 
 
 @register("nopos")
