@@ -134,7 +134,10 @@ class Encoder(nn.Module):
     def forward(self, tokens, return_all_hiddens=False):
         """Returns features [B, L, C] and, if asked for, the list of N + 1 hidden states [B, L, C] (embeddings
         first)."""
-        x = self.embed(tokens)
+        return self.transform(self.embed(tokens), tokens, return_all_hiddens)
+
+    def transform(self, x, tokens, return_all_hiddens=False):
+        """All layers on embedded tokens x [B, L, C]; returns what `forward` does."""
         terms = self.terms(tokens)
         hiddens = [x]
         for index, layer in enumerate(self.layers):
@@ -206,6 +209,16 @@ def init_bert(module):
         if isinstance(module, nn.Embedding) and module.padding_idx is not None:
             with torch.no_grad():
                 module.weight[module.padding_idx].zero_()
+
+
+def set_norm_eps(eps):
+    """Function for `module.apply` that gives every layer norm this epsilon."""
+
+    def set_eps(module):
+        if isinstance(module, nn.LayerNorm):
+            module.eps = eps
+
+    return set_eps
 
 
 def calm_values(max_positions):

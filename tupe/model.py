@@ -5,9 +5,9 @@ B batch, L sequence length, C model width, V vocabulary.
 
 import hashlib
 import logging
+import sys
 from contextlib import nullcontext
 from dataclasses import dataclass, field, make_dataclass
-from pathlib import Path
 
 import torch
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
@@ -15,7 +15,7 @@ from fairseq.models import BaseFairseqModel, register_model
 from torch import nn
 
 from .attention import NORMALISERS
-from .encoder import LAYERS, ClassificationHead, Encoder, LMHead
+from .encoder import LAYERS, ClassificationHead, Encoder, LMHead, set_norm_eps
 from .positions import SCHEMES
 
 logger = logging.getLogger(__name__)
@@ -45,6 +45,7 @@ class TupeConfig(FairseqDataclass):
     attention_dropout: float = field(default=0.1, metadata={"help": "dropout of attention probabilities"})
     activation_dropout: float = field(default=0.0, metadata={"help": "dropout after GELU"})
     pooler_dropout: float = field(default=0.1, metadata={"help": "dropout inside classification heads"})
+    layer_norm_eps: float = field(default=1e-5, metadata={"help": "epsilon of every layer norm (Google's BERT: 1e-12)"})
     autocast: ChoiceEnum(["none", "bf16"]) = field(
         default="none", metadata={"help": "bf16: forward in bfloat16 autocast with float32 weights, on GPU and CPU"}
     )
@@ -77,6 +78,7 @@ class TupeModel(BaseFairseqModel):
         )
         self.lm_head = LMHead(cfg.encoder_embed_dim, len(dictionary))
         self.classification_heads = nn.ModuleDict()
+        self.apply(set_norm_eps(cfg.layer_norm_eps))
 
     @classmethod
     def build_model(cls, cfg, task):
@@ -97,12 +99,7 @@ class TupeModel(BaseFairseqModel):
         The output is [B, classes] for a classification head, features [B, L, C] with features_only, else LM logits:
         [B, L, V], or [number of masked tokens, V] when masked_tokens [B, L] (bool) says where they are needed.
         """
-        bf16 = str(self.cfg.autocast) == "bf16"
-        if bf16 and self.lm_head.bias.dtype != torch.float32:
-            raise ValueError("--autocast bf16 keeps float32 weights; do not combine it with --fp16 or --bf16")
-        # Not `enabled=bf16`: that would switch off an autocast that the trainer (--amp) has switched on.
-        context = torch.autocast(src_tokens.device.type, torch.bfloat16) if bf16 else nullcontext()
-        with context:
+        with self.precision():
             x, hiddens = self.encoder(src_tokens, return_all_hiddens)
             if classification_head_name is not None:
                 x = self.classification_heads[classification_head_name](x)
@@ -111,6 +108,15 @@ class TupeModel(BaseFairseqModel):
                     x = x[masked_tokens]  # [masked, C]
                 x = self.lm_head(x, self.encoder.tokens.weight)
         return x, {"inner_states": hiddens}
+
+    def precision(self):
+        """The context that `--autocast` asks for."""
+        if str(self.cfg.autocast) != "bf16":
+            return nullcontext()  # not a disabled autocast: that would switch off what the trainer (--amp) switched on
+        weight = self.encoder.tokens.weight
+        if weight.dtype != torch.float32:
+            raise ValueError("--autocast bf16 keeps float32 weights; do not combine it with --fp16 or --bf16")
+        return torch.autocast(weight.device.type, torch.bfloat16)
 
     def get_normalized_probs(self, net_output, log_probs, sample=None):
         logits = net_output[0].float()
@@ -192,8 +198,7 @@ class TupeModel(BaseFairseqModel):
         loaded = hub_utils.from_pretrained(
             str(model_name_or_path), checkpoint_file, str(data_name_or_path), load_checkpoint_heads=True, **overrides
         )
-        data = Path(loaded["task"].cfg.data.split(":")[0])
-        return TupeHubInterface(loaded["args"], loaded["task"], loaded["models"][0], data)
+        return TupeHubInterface(loaded["args"], loaded["task"], loaded["models"][0], loaded["args"].task.data)
 
 
 # One table: architecture -> (position, cls), times the sizes.
@@ -227,11 +232,11 @@ def register_architectures(model, config, architectures):
                 "encoder_attention_heads": heads, "encoder_ffn_embed_dim": ffn,
             }  # fmt: skip
             name, doc = arch + suffix, f"{model.__name__} with {preset}"
-            types = config.__annotations__
-            fields = [(key, types[key], redefault(config, key, value)) for key, value in preset.items()]
+            types = config.__dataclass_fields__
+            fields = [(key, types[key].type, redefault(config, key, value)) for key, value in preset.items()]
             dc = make_dataclass(f"{name}_config", fields, bases=(config,), namespace={"__module__": config.__module__})
             kind = type(name, (model,), {"__module__": model.__module__, "__doc__": doc})
-            globals().update({dc.__name__: dc, kind.__name__: kind})  # so that they pickle
+            vars(sys.modules[model.__module__]).update({dc.__name__: dc, kind.__name__: kind})  # so that they pickle
             register_model(name, dataclass=dc)(kind)
 
 
