@@ -1,5 +1,6 @@
 """GLUE: official files, scores, the task in training through both launchers."""
 
+import fcntl
 import json
 import math
 import os
@@ -521,11 +522,31 @@ def test_a_killed_run_resumes_with_the_same_scores(learnable, pretrained, tmp_pa
     assert [r["num_updates"] for r in whole] == [4, 8, 12] and resumed == whole
 
 
-def test_a_run_started_over_replaces_the_records_of_the_old_one(learnable, pretrained, tmp_path):
-    options = ["glue=cola", "checkpoint.no_save=true"]
-    finetune(learnable, pretrained, tmp_path, *options, "optimization.max_epoch=3")
-    finetune(learnable, pretrained, tmp_path, *options, "optimization.max_epoch=2")
-    assert [r["epoch"] for r in scores_of(tmp_path)["records"]] == [1, 2]
+def test_a_run_without_checkpoints_starts_over(learnable, pretrained, tmp_path):
+    options = ["glue=cola", "checkpoint.no_save=true", "optimization.max_epoch=2"]
+    finetune(learnable, pretrained, tmp_path, *options)
+    whole = scores_of(tmp_path)
+    cut = {**whole, "records": [{**whole["records"][0], "accuracy": -1.0}]}
+    (tmp_path / "scores.json").write_text(json.dumps(cut))
+    finetune(learnable, pretrained, tmp_path, *options)
+    assert scores_of(tmp_path)["records"] == whole["records"]
+    # Now it is finished: nothing is trained again, nothing is written.
+    before = (tmp_path / "scores.json").stat().st_mtime_ns
+    finetune(learnable, pretrained, tmp_path, *options)
+    assert (tmp_path / "scores.json").stat().st_mtime_ns == before
+
+
+def test_a_folder_of_another_run_is_refused(learnable, pretrained, tmp_path):
+    finetune(learnable, pretrained, tmp_path, "glue=cola", "checkpoint.no_save=true", "optimization.max_epoch=1")
+    with pytest.raises(ValueError, match="holds another run .*max_epoch 1 there, 2 here; seed 1 there, 3 here"):
+        finetune(learnable, pretrained, tmp_path, "glue=cola", "common.seed=3", "optimization.max_epoch=2")
+
+
+def test_a_folder_in_use_is_refused(learnable, pretrained, tmp_path):
+    with (tmp_path / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # as another process would
+        with pytest.raises(BlockingIOError, match="another process is training in"):
+            finetune(learnable, pretrained, tmp_path, "glue=cola", "optimization.max_epoch=1")
 
 
 def test_a_contradicting_model_is_refused(learnable, pretrained, tmp_path):
@@ -573,7 +594,7 @@ def test_shell_recipe_and_hydra_train_the_same(learnable, pretrained, tmp_path):
     assert [process.returncode for process in started] == [0, 0], "\n".join(outputs)
     shell, hydra = scores_of(tmp_path / "shell"), scores_of(tmp_path / "hydra")
     assert len(shell["records"]) == 2 and shell["records"] == hydra["records"]
-    for key in ("architecture", "lr", "seed", "max_epoch", "total_updates", "metrics"):
+    for key in ("architecture", "lr", "seed", "max_epoch", "pretrained_updates", "metrics"):
         assert shell[key] == hydra[key], key
 
 

@@ -1,7 +1,9 @@
 """What GLUE and SQuAD share: a task that starts from a pre-trained checkpoint and records its scores, and the
 learning-rate schedule that is given as a ratio of the run."""
 
+import fcntl
 import json
+import logging
 import math
 import os
 import platform
@@ -22,6 +24,8 @@ from fairseq.optim.lr_scheduler.polynomial_decay_schedule import (
 )
 from fairseq.tasks import FairseqDataclass, FairseqTask
 from omegaconf import II
+
+logger = logging.getLogger(__name__)
 
 SCHEDULE = "polynomial_decay_ratio"
 # Model settings that fine-tuning may not change. Dropout, precision and the like are free.
@@ -83,11 +87,11 @@ class FinetuneTask(FairseqTask):
     def __init__(self, cfg):
         super().__init__(cfg)
         self.predictions = {}  # split -> {example id: what the model said}, of the current validation
-        self._records, self._run, self._is_best = [], None, False
+        self._pretrained, self._run, self._records, self._is_best = None, None, [], False
 
     def build_model(self, cfg, from_checkpoint=False):
         if self.cfg.finetune_from_model and not from_checkpoint:
-            adopt_structure(cfg, self.cfg.finetune_from_model)
+            self._pretrained = adopt_structure(cfg, self.cfg.finetune_from_model)
         self._max_positions = cfg.max_positions
         return models.build_model(cfg, self, from_checkpoint)
 
@@ -98,17 +102,34 @@ class FinetuneTask(FairseqTask):
     def build_criterion(self, cfg, **kwargs):
         # Training builds its criterion before the schedule, with the whole configuration as parent: the only moment to
         # tell the schedule how long the run is.
-        root = cfg._get_parent()
-        if root is not None and "lr_scheduler" in root and root.lr_scheduler._name == SCHEDULE:
-            if not root.lr_scheduler.total_num_update > 0:
-                root.lr_scheduler.total_num_update = self._count_updates(root)
-            self._run = {
-                "architecture": root.model._name,
-                "lr": float(root.optimization.lr[0]),
-                "max_epoch": root.optimization.max_epoch,
-                "total_updates": int(root.lr_scheduler.total_num_update),
-            }
+        if self._pretrained is not None:
+            self._begin_run(cfg._get_parent())
         return super().build_criterion(cfg, **kwargs)
+
+    def _begin_run(self, root):
+        if root.lr_scheduler._name == SCHEDULE and not root.lr_scheduler.total_num_update > 0:
+            root.lr_scheduler.total_num_update = self._count_updates(root)
+        self._run = {
+            **self.describe(),
+            "architecture": root.model._name,
+            **self._pretrained,
+            "seed": root.common.seed,
+            "lr": float(root.optimization.lr[0]),
+            "max_epoch": root.optimization.max_epoch,
+            "splits": root.dataset.valid_subset.split(","),
+        }
+        if distributed_utils.get_global_rank() != 0:
+            return
+        if not lock_folder(self.cfg.save_dir):
+            raise BlockingIOError(f"another process is training in {self.cfg.save_dir}")
+        result = read_result(self.cfg.save_dir)
+        differ = {key for key in self._run if result and result[key] != self._run[key]}
+        if differ:
+            said = "; ".join(f"{key} {result[key]} there, {self._run[key]} here" for key in sorted(differ))
+            raise ValueError(f"{self.cfg.save_dir} holds another run ({said}); choose another folder or remove it")
+        if is_finished(result):
+            logger.warning(f"{self.cfg.save_dir} holds the finished run already: nothing to train")
+            root.optimization.max_epoch = -1  # fairseq's loop ends before it begins
 
     def _count_updates(self, root):
         """Updates of the whole run, counted on fairseq's own batches."""
@@ -154,8 +175,9 @@ class FinetuneTask(FairseqTask):
             return
         folder, updates = Path(self.cfg.save_dir), stats["num_updates"]
         scores = {name: stats[name] for name in self.metrics}
-        if not self._records:
-            self._records = self._earlier_records(folder, updates)
+        if not self._records:  # a resumed run keeps the records so far; later ones are of a run that was started over
+            earlier = read_result(folder) or {"records": []}
+            self._records = [record for record in earlier["records"] if record["num_updates"] < updates]
         if not any(record["num_updates"] == updates for record in self._records):
             # As in fairseq, the first split alone decides which validation is best, and the later of equals wins.
             earlier = [record[self.metrics[0]] for record in self._records if record["split"] == split]
@@ -165,35 +187,65 @@ class FinetuneTask(FairseqTask):
         (folder / "predictions").mkdir(parents=True, exist_ok=True)
         for tag in ["last"] + ["best"] * self._is_best:
             self.write_predictions(split, folder / "predictions" / f"{split}_{tag}.tsv")
-        content = {**self.describe(), "metrics": list(self.metrics), **self._run, **run_facts()}
+        content = {**self._run, "metrics": list(self.metrics), **run_facts()}
         write_atomically(folder / "scores.json", json.dumps({**content, "records": self._records}, indent=1) + "\n")
 
-    @staticmethod
-    def _earlier_records(folder, num_updates):
-        """Records of the run that this one resumes; later ones belong to a run that was started over."""
-        if not (folder / "scores.json").exists():
-            return []
-        records = json.loads((folder / "scores.json").read_text())["records"]
-        return [record for record in records if record["num_updates"] < num_updates]
+
+# --------------------------------------------------------------------------------------------------- folders of runs
 
 
-def checkpoint_config(path):
-    """The configuration stored in a checkpoint, as plain dicts (tensors stay on disk)."""
+def read_result(folder):
+    """What `scores.json` of a run's folder says, or None if there is none."""
+    path = Path(folder) / "scores.json"
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+
+
+def is_finished(result):
+    """Whether a result holds the last epoch's scores of every split."""
+    last = {record["split"] for record in result["records"] if record["epoch"] == result["max_epoch"]} if result else ()
+    return bool(result) and last == set(result["splits"])
+
+
+def lock_folder(folder):
+    """Make `folder` this process's own until the process ends. Returns False if it is another's."""
+    path = (Path(folder) / "lock").resolve()
+    if path not in _locks:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = path.open("w")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.close()
+            return False
+        _locks[path] = file  # open, and so locked
+    return True
+
+
+_locks = {}
+
+
+# ------------------------------------------------------------------------------------------------------- checkpoints
+
+
+def read_checkpoint(path):
+    """What a checkpoint holds, without reading its tensors from disk."""
     try:
         state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except FileNotFoundError:
         raise ValueError(f"there is no checkpoint {path}") from None
     if not state.get("cfg"):
         raise ValueError(f"{path} holds no configuration: not a checkpoint of this project")
-    return state["cfg"]
+    return state
 
 
 def adopt_structure(model_cfg, path):
     """Compare a model configuration with the checkpoint it is to start from, and take over its `max_positions`.
 
-    Raises ValueError if they contradict each other.
+    Returns {"pretrained": path, "pretrained_updates": of pre-training}. Raises ValueError if the two contradict each
+    other.
     """
-    saved = checkpoint_config(path)["model"]
+    state = read_checkpoint(path)
+    saved = state["cfg"]["model"]
     wrong = [
         f"{key}={saved[key]} in the checkpoint, {model_cfg[key]} here"
         for key in STRUCTURE
@@ -204,11 +256,12 @@ def adopt_structure(model_cfg, path):
             f"the model contradicts the checkpoint {path} (architecture {saved['_name']}): {'; '.join(wrong)}"
         )
     model_cfg.max_positions = saved["max_positions"]
+    return {"pretrained": str(path), "pretrained_updates": state["optimizer_history"][-1]["num_updates"]}
 
 
 def model_options(path):
     """A checkpoint's architecture and the fairseq-train options that rebuild it: ["tupe_r", "--position=...", ...]."""
-    saved = checkpoint_config(path)["model"]
+    saved = read_checkpoint(path)["cfg"]["model"]
     return [saved["_name"], *(f"--{key.replace('_', '-')}={saved[key]}" for key in STRUCTURE)]
 
 

@@ -479,7 +479,7 @@ class GlueTask(FinetuneTask):
         return score(self.metrics, [predictions[i] for i in range(len(predictions))], self.targets(split))
 
     def describe(self):
-        return {"task": self.name, "pretrained": self.cfg.finetune_from_model, "seed": self.cfg.seed}
+        return {"task": self.name}
 
     def write_predictions(self, split, path):
         """Tab-separated: row number in the official file (without dropped rows), prediction, target."""
