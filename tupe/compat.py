@@ -5,6 +5,7 @@ fairseq 0.12.2 and Hydra 1.0 (the last combination for V100 GPUs). No other file
 """
 
 import argparse
+import codecs
 import os
 
 import hydra
@@ -57,7 +58,7 @@ def _allow_harmless_globals():
     and a numpy number as the best metric."""
     scalar = np.float64(0).__reduce__()[0]  # numpy.core.multiarray.scalar; numpy._core... since numpy 2
     dtypes = {type(np.dtype(name)) for name in ("float64", "float32", "int64")}
-    allowed = [argparse.Namespace, np.dtype, scalar, *dtypes]
+    allowed = [argparse.Namespace, np.dtype, scalar, *dtypes, codecs.encode]  # the last: how pickle writes bytes
     if _version(torch) >= (2, 6):  # takes (object, name) too, so that what one numpy wrote loads under the other
         allowed += [(scalar, "numpy.core.multiarray.scalar"), (scalar, "numpy._core.multiarray.scalar")]
     torch.serialization.add_safe_globals(allowed)
