@@ -105,7 +105,18 @@ def _lower(cluster):
 def _moses():
     from sacremoses import MosesTokenizer
 
-    return MosesTokenizer(lang="en")
+    class Tokenizer(MosesTokenizer):
+        """With the tests for letters, most of its time otherwise, made fast."""
+
+        alpha, lower = frozenset(MosesTokenizer.IsAlpha), frozenset(MosesTokenizer.IsLower)
+
+        def isanyalpha(self, text):
+            return not self.alpha.isdisjoint(text)
+
+        def islower(self, text):
+            return self.lower.issuperset(text)
+
+    return Tokenizer(lang="en")
 
 
 @functools.cache
@@ -133,7 +144,7 @@ def _rules():
 
 # ---------------------------------------------------------------------------------------------- text with its alignment
 
-_BLANKS = re.compile(r"\s+")
+_BLANKS = re.compile(r"\s{2,}|[^\S ]")
 _BLANK_OR_CONTROL = re.compile(r"[\x00-\x1f\x7f]|  ")
 _UPPER = re.compile(r"[A-Z]+")
 _WORD = re.compile(r"\S+")
@@ -149,10 +160,11 @@ class _Aligned:
     def sub(self, pattern, replacement):
         """`replacement`: a string, or a function from the matched string to one. A new character gets the span of the
         whole match; where the length stays, each keeps its own."""
-        make = replacement if callable(replacement) else lambda _: replacement
         if self.spans is None:
-            self.text = pattern.sub(lambda match: make(match.group()), self.text)
+            plain = isinstance(replacement, str)
+            self.text = pattern.sub(replacement if plain else lambda match: replacement(match.group()), self.text)
             return
+        make = replacement if callable(replacement) else lambda _: replacement
         text, spans, last = [], [], 0
         for match in pattern.finditer(self.text):
             start, end = match.span()
@@ -200,22 +212,23 @@ def clean(text):
 # ------------------------------------------------------------------------------------------------- tokens of a sentence
 
 
-@functools.cache
-def _lower_case():
-    return frozenset(_moses().IsLower)
-
-
 def _context(next_char):
     """What Moses wants to know about the word after "word.": a lower-case letter ("a"), a digit ("0"), anything else or
     nothing ("X")."""
     if "0" <= next_char <= "9":
         return "0"
-    return "a" if next_char in _lower_case() else "X"
+    return "a" if next_char and _moses().islower(next_char) else "X"
+
+
+_EASY = re.compile(r"""(["(\[]*)([a-z0-9]+)([,;:!?)"\]]*)""")  # only characters that Moses always sets apart
 
 
 def _split(word, context):
     if word in WHOLE:
         return (word,)
+    easy = _EASY.fullmatch(word)
+    if easy:
+        return (*easy[1], easy[2], *easy[3])
     # Moses looks no further than the words beside: these two stand for them.
     pieces = _moses().tokenize(f"X {word} {context}", escape=False)[1:-1]
     if len(pieces) == 1:
