@@ -1,0 +1,101 @@
+"""What each position encoding can tell apart: structure in float64, training where it takes seconds, and the tasks."""
+
+import pytest
+import torch
+
+from tupe.attention import NORMALISERS
+from tupe.positions import SCHEMES
+from tupe.synthetic import WORDS, even, identify, predicted, structure, sweep, table, train, verdict
+
+ONLY_LOGITS = [
+    "untied", "absolute_d", "nonparametric", "factored", "clipped", "t5", "alibi", "rope", "deberta", "shaw",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("special", [False, True])
+@pytest.mark.parametrize("normaliser", list(NORMALISERS))
+@pytest.mark.parametrize("position", [*SCHEMES, "shaw+shaw_values", "untied+t5"])
+def test_structure_is_what_the_hooks_predict(position, normaliser, special):
+    spread, asymmetry = structure(position, n=16, special=special, normaliser=normaliser)
+    expected = predicted(position, normaliser, special)
+    if expected is None:
+        expected = "half" if position == "alibi" else "pass"
+    assert verdict(spread, asymmetry) == expected
+    if expected != "fail":
+        assert spread > 1e-7  # no grey zone between 1e-12 and what positions really do
+
+
+@pytest.mark.parametrize("position", ONLY_LOGITS)
+def test_softmax_hides_position_terms_in_the_logits(position):
+    assert predicted(position, "softmax", special=False) == "fail"
+    assert predicted(position, "softmax", special=True) == "pass"
+
+
+@pytest.mark.parametrize("position", ["absolute", "urpe", "t5+urpe", "shaw_values", "rope_values"])
+def test_other_ways_than_logits_get_through_softmax(position):
+    assert predicted(position, "softmax", special=False) == "pass"
+
+
+def test_gated_attention_units_obey_the_same_rule():
+    for normaliser, expected in [("softmax", "fail"), ("l2", "pass"), ("relu2", "pass")]:
+        assert verdict(*structure("rope", n=16, layer="gau", normaliser=normaliser)) == expected
+
+
+@pytest.mark.parametrize(
+    ("position", "normaliser", "special", "low", "high"),
+    [
+        ("absolute", "softmax", False, 0.99, 1),
+        ("rope", "softmax", False, 0, 0.2),
+        ("rope", "softmax", True, 0.99, 1),
+        ("rope", "l2", False, 0.99, 1),
+        ("rope_values", "softmax", False, 0.99, 1),
+        ("nopos", "softmax", True, 0, 0.2),
+    ],
+)
+def test_training_agrees(position, normaliser, special, low, high):
+    accuracy, _ = train("equal", position, n=32, steps=400, lr=3e-3, normaliser=normaliser, special=special)
+    assert low <= accuracy <= high
+
+
+def test_tasks_of_urpe():
+    generator = torch.Generator().manual_seed(0)
+    tokens, targets = identify(6, 4, 3, generator)
+    assert tokens.shape == targets.shape == (3, 6) and targets.tolist() == [[0, 1, 2, 3, 4, 5]] * 3
+    assert tokens.min() >= WORDS and tokens.max() < WORDS + 4
+    for n in (6, 7):
+        tokens, targets = even(n, 4, 3, generator)
+        assert (targets[:, :3] == tokens[:, 1:6:2] - WORDS).all()  # w_2, w_4, w_6, counted from 1
+        assert (targets[:, 3:] == 4).all()
+
+
+def test_even_tokens_can_be_learned_with_positions_only():
+    options = {"n": 8, "words": 4, "steps": 250, "lr": 3e-3, "layers": 1}
+    assert train("even", "absolute", **options)[0] > 0.99
+    assert train("even", "nopos", **options)[0] < 0.8
+
+
+def test_finished_runs_are_not_repeated(tmp_path):
+    path = tmp_path / "runs.jsonl"
+    positions = ["absolute", "nopos"]
+    wanted = {"task": "equal", "positions": positions, "normalisers": ["softmax"], "specials": [False], "seeds": [1]}
+    options = {"n": 8, "steps": 40, "lr": 3e-3}
+    assert len(list(sweep(path, **wanted, **options))) == 2
+    assert list(sweep(path, **wanted, **options)) == []
+    runs = list(sweep(path, **{**wanted, "seeds": [1, 2]}, **options))
+    assert [(run["position"], run["seed"]) for run in runs] == [("absolute", 2), ("nopos", 2)]
+    assert len(path.read_text().splitlines()) == 4
+
+
+def test_effort_follows_the_structure(tmp_path):
+    path = tmp_path / "runs.jsonl"
+    wanted = {"task": "equal", "positions": ["t5", "nopos"], "normalisers": ["l2"], "specials": [False], "seeds": [1]}
+    t5, nopos = sweep(path, **wanted, n=8, steps=30, lr=1e-6)
+    assert t5["steps"] == 30 + 60 and nopos["steps"] == 10
+
+
+def test_table():
+    def run(position, seed, accuracy):
+        return {"position": position, "normaliser": "softmax", "special": False, "seed": seed, "accuracy": accuracy}
+
+    runs = [run("a", 1, 1.0), run("a", 2, 0.995), run("b", 1, 0.5), run("b", 2, 0.25), run("c", 1, 0.5)]
+    assert table(runs).splitlines()[2:] == ["| a | **1.00** |", "| b | 0.25-0.50 |", "| c | 0.50 |"]
