@@ -1,0 +1,20 @@
+"""The table of schemes in docs/ is what the command prints."""
+
+import runpy
+from pathlib import Path
+
+from tupe.positions import SCHEMES, overrides
+
+ROOT = Path(__file__).parent.parent
+
+
+def test_table_in_docs_is_what_the_command_prints(capsys):
+    runpy.run_path(str(ROOT / "scripts" / "list_schemes.py"), run_name="__main__")
+    printed = capsys.readouterr().out
+    assert printed == (ROOT / "docs" / "schemes.md").read_text(), "see scripts/list_schemes.py"
+    rows = printed.splitlines()[2:]
+    assert [row.split("`")[1] for row in rows] == list(SCHEMES)
+    for name, row in zip(SCHEMES, rows, strict=True):
+        hooks = row.split(" | ")[-2]
+        assert (hooks == "none") == (name == "nopos")
+        assert ("gate" in hooks) == overrides(SCHEMES[name], "gate")
