@@ -177,12 +177,14 @@ class Encoder(nn.Module):
     def attention_weights(self, tokens, layer=0):
         """The weights [B, H, L, L] of one layer, for probes and figures (without dropout)."""
         assert not self.training, "call eval() first: dropout would make the weights random"
-        _, hiddens = self.forward(tokens, return_all_hiddens=True)
+        x, terms = self.embed(tokens), self.terms(tokens)
+        for index in range(layer):
+            x = self.layers[index](x, self.positions, terms[index], index)
         block = self.layers[layer]
-        q, k, v = (block.attention if hasattr(block, "attention") else block).project(hiddens[layer])
+        q, k, v = (block.attention if hasattr(block, "attention") else block).project(x)
         content = self.positions.content(q, k, layer)
         q, k, _ = self.positions.rotate(q, k, v)
-        return attention_weights(q, k, list(self.terms(tokens))[layer], content, self.normaliser)
+        return attention_weights(q, k, terms[layer], content, self.normaliser)
 
     # The settings travel in the state dict, so that loading a checkpoint into a contradicting model fails even where
     # both have the same parameters (or none). An integer tensor, because weights-only loading and checkpoint averaging
