@@ -1,0 +1,178 @@
+"""Reports: what is found in folders of runs, the paper's choice of configurations and averages, the pages."""
+
+import csv
+import json
+import statistics
+
+import pytest
+
+from tupe import report
+from tupe.glue import TASKS
+from tupe.report import Model, average, collect, counterpart, paper_row, published, split_size, summarise, write_report
+
+
+def write_run(folder, task, lr, seed, score, *, architecture="tupe_r", updates=1_000_000, epochs=2, finished=True):
+    """A folder as a run of `task` leaves it: `score` at its best epoch, the first, and 1 less at the last."""
+    splits = [split for split, _ in TASKS[task].files if split.startswith("valid")]
+    records = []
+    for epoch in range(1, epochs + 1 if finished else epochs):
+        for n, split in enumerate(splits):
+            value = score + n - (epoch > 1)
+            found = dict.fromkeys(TASKS[task].metrics, value)
+            records.append(
+                {"epoch": epoch, "num_updates": 10 * epoch, "split": split, "loss": 0.5, **found, "best": epoch == 1}
+            )
+    result = {
+        "task": task, "architecture": architecture, "pretrained": f"/runs/{architecture}.pt", "seed": seed, "lr": lr,
+        "pretrained_updates": updates, "max_epoch": epochs, "splits": splits, "metrics": list(TASKS[task].metrics),
+        "command": ["train", "--a", "<b>"], "versions": {"torch": "2"}, "commit": "abc", "device": "CPU",
+        "finished_at": "today", "records": records,
+    }  # fmt: skip
+    folder.mkdir(parents=True)
+    (folder / "scores.json").write_text(json.dumps(result))
+
+
+def write_sweep(folder, tasks, scores, **options):
+    """scores: {lr: [score of seed 1, 2, ...]}"""
+    for task in tasks:
+        for lr, values in scores.items():
+            for seed, value in enumerate(values, 1):
+                write_run(folder / task / f"lr{lr:g}_seed{seed}", task, lr, seed, value, **options)
+
+
+# ---------------------------------------------------------------------------------------------------------- published
+
+
+def test_all_published_averages_are_the_mean_of_their_nine_columns():
+    rows = [row for table in published()["tables"] for row in table["rows"]]
+    assert len(rows) == 14 and published()["columns"] == report.PAPER_COLUMNS
+    for row in rows:
+        values = dict(zip(report.PAPER_COLUMNS, row["scores"], strict=True))
+        assert round(average(values), 2) == row["average"], row["name"]
+        # With MNLI counted once, or WNLI-like columns left in, the printed numbers do not come out.
+        once = {**values, "MNLI-m": (values["MNLI-m"] + values["MNLI-mm"]) / 2}
+        assert round(average(once, report.PAPER_COLUMNS[:1] + report.PAPER_COLUMNS[2:]), 2) != row["average"]
+
+
+def test_sizes_and_counterparts():
+    assert split_size("tupe_a_tie_cls_large") == ("tupe_a_tie_cls", "large")
+    assert split_size("tupe_a_tie_cls") == ("tupe_a_tie_cls", "base")
+    base, large, electra = published()["tables"]
+
+    def name(table, architecture, updates):
+        row = counterpart(table, Model(architecture, updates, "x"))
+        return row and row["name"]
+
+    assert name(base, "tupe_r", 1_000_000) == "TUPE-R" and name(base, "tupe_r", 300_000) == "TUPE-R mid"
+    assert name(base, "tupe_r_tiny", 500) == "TUPE-R"  # another size: beside the fully trained row
+    assert name(base, "tupe_r_large", 1_000_000) is None and name(large, "tupe_r", 1_000_000) is None
+    assert name(large, "bert_a_large", 900_000) == "BERT-Large" and name(electra, "electra_a_mini", 1) == "ELECTRA"
+    assert name(base, "nopos", 1_000_000) is None
+
+
+# -------------------------------------------------------------------------------------------------------- summarising
+
+
+def test_median_of_seeds_then_best_configuration(tmp_path):
+    # The mean would choose 2e-5, the single best seed 5e-5; the median chooses 3e-5.
+    write_sweep(tmp_path, ["CoLA"], {2e-5: [50, 50, 90], 3e-5: [60, 61, 20], 5e-5: [10, 20, 95]})
+    found = collect([tmp_path])
+    (model,) = summaries = summarise(found.runs, "best")
+    assert summaries[model]["CoLA"].lr == 3e-5
+    assert paper_row(summaries[model]) == {"CoLA": (60, [60, 61, 20])}
+    assert paper_row(summarise(found.runs, "last")[model]) == {"CoLA": (59, [59, 60, 19])}
+
+
+def test_both_mnli_sets_are_of_one_configuration(tmp_path):
+    write_sweep(tmp_path, ["MNLI"], {2e-5: [80], 3e-5: [79]})
+    row = paper_row(next(iter(summarise(collect([tmp_path]).runs, "best").values())))
+    assert row == {"MNLI-m": (80, [80]), "MNLI-mm": (81, [81])}
+
+
+def test_wnli_is_outside_of_the_average(tmp_path):
+    write_sweep(tmp_path, TASKS, {2e-5: [80]})
+    row = paper_row(next(iter(summarise(collect([tmp_path]).runs, "best").values())))
+    assert set(row) == {*report.PAPER_COLUMNS, "WNLI"}
+    values = {column: value for column, (value, _) in row.items()}
+    assert average({**values, "WNLI": 0.0}) == pytest.approx((8 * 80 + 81) / 9, abs=1e-12)
+    del values["RTE"]
+    assert average(values) is None
+
+
+# --------------------------------------------------------------------------------------------------------- collecting
+
+
+def test_missing_failed_duplicate_and_foreign_runs(tmp_path):
+    sweep = tmp_path / "sweep"
+    write_run(sweep / "RTE" / "lr2e-05_seed1", "RTE", 2e-5, 1, 60.0)
+    (sweep / "RTE" / "lr2e-05_seed2").mkdir()
+    (sweep / "RTE" / "lr2e-05_seed2" / "failed.json").write_text('{"reason": "out of memory", "killed": false}')
+    write_run(sweep / "RTE" / "lr2e-05_seed3", "RTE", 2e-5, 3, 60.0, finished=False)
+    settings = {"tasks": ["RTE"], "learning_rates": [2e-5], "seeds": [1, 2, 3, 4]}
+    (sweep / "sweep.json").write_text(json.dumps(settings))
+    write_run(tmp_path / "copy", "RTE", 2e-5, 1, 60.0)
+    write_run(tmp_path / "rerun", "RTE", 2e-5, 1, 61.0)
+    for name, content in (("broken", "{"), ("list", "[1]"), ("other", '{"accuracy": 1}')):
+        (tmp_path / "foreign" / name).mkdir(parents=True)
+        (tmp_path / "foreign" / name / "scores.json").write_text(content)
+    found = collect([sweep, tmp_path])
+    assert [key[1:] for key in found.runs] == [("RTE", 2e-5, 1)]
+    assert found.failed == [(sweep / "RTE" / "lr2e-05_seed2", "out of memory")]
+    assert [(path.name, reason) for path, reason in found.missing] == [
+        ("lr2e-05_seed3", "not run yet"),
+        ("lr2e-05_seed4", "not run yet"),
+    ]
+    left_out = {path.name: reason for path, reason in found.left_out}
+    assert left_out["lr2e-05_seed3"] == "not finished"
+    assert "same scores" in left_out["copy"] and "OTHER scores" in left_out["rerun"]
+    assert all("not a run of this project" in left_out[name] for name in ("broken", "list", "other"))
+    page = write_report(found, tmp_path / "report").read_text()
+    for text in (
+        "out of memory",
+        "lr2e-05_seed4",
+        "OTHER scores",
+        "not a run of this project",
+        "1 finished runs, 1 failed",
+    ):
+        assert text in page
+
+
+def test_folders_without_runs_are_refused(tmp_path):
+    with pytest.raises(ValueError, match="no finished or failed run in"):
+        collect([tmp_path])
+    with pytest.raises(ValueError, match="is not a folder"):
+        collect([tmp_path / "nowhere"])
+
+
+# -------------------------------------------------------------------------------------------------------------- pages
+
+
+def test_report(tmp_path):
+    write_sweep(tmp_path / "a", TASKS, {2e-5: [80.25, 80.5, 81.0], 5e-5: [70.0]})
+    write_sweep(tmp_path / "b", ["RTE", "CoLA"], {2e-5: [50.0]}, architecture="bert_a_tiny", updates=2450)
+    page = write_report(collect([tmp_path]), tmp_path / "report").read_text()
+    markdown = (tmp_path / "report" / "report.md").read_text()
+    for text in (page, markdown):
+        assert "TUPE-R (1M)" in text and "tupe_r @ 1M" in text and "bert_a_tiny @ 2450" in text
+        assert "minus BERT-A (1M, base size)" in text and f"{80.5 - 73.56:+.2f}" in text
+        assert "80.25 – 81.00 (3)" in text and "mean of CoLA RTE" in text
+        assert "best epoch of each run" in text and "last epoch of each run" in text
+        assert "ICLR 2021, Table 1" in text
+    assert f"{statistics.mean([80.25, 80.5, 81.0]):.2f} ± {statistics.stdev([80.25, 80.5, 81.0]):.2f}" in page
+    assert "http" not in page.replace("http://www.w3.org", ""), "the page must not load anything"
+    assert "train --a &lt;b&gt;" in page and page.count("data:image/svg+xml") == len(TASKS)
+    with (tmp_path / "report" / "runs.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == sum(4 * 2 * len(task.metrics) * (1 + (name == "MNLI")) for name, task in TASKS.items()) + 2 * 3
+    assert {row["architecture"] for row in rows} == {"tupe_r", "bert_a_tiny"}
+
+
+def test_several_checkpoints_of_a_run_give_the_pretraining_figure(tmp_path):
+    for updates in (100_000, 300_000, 1_000_000):
+        write_sweep(tmp_path / str(updates), ["MNLI", "RTE"], {2e-5: [60 + updates / 1e5]}, updates=updates)
+    found = collect([tmp_path])
+    svg = report.pretraining_curves(summarise(found.runs, "best"))
+    assert svg.startswith("<?xml")
+    assert "Score against pre-training" in write_report(found, tmp_path / "report").read_text()
+    only = {key: run for key, run in found.runs.items() if key[0].updates == 100_000}
+    assert report.pretraining_curves(summarise(only, "best")) is None

@@ -1,0 +1,279 @@
+"""Many fine-tuning runs on one machine: every task x learning rate x seed, each in a process of its own.
+
+The folder of a sweep is its only memory: OUT/<task>/lr<lr>_seed<seed>/ holds `scores.json` of a run that is done,
+`failed.json` of one that failed, and `train.log`; OUT/sweep.json says what belongs to the sweep. So a sweep can be
+killed, started again, and started twice at the same time.
+"""
+
+import fcntl
+import itertools
+import json
+import os
+import subprocess
+import sys
+import time
+from collections import deque
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from .finetune import is_finished, model_options, read_checkpoint, read_result, write_atomically
+from .glue import glue_name
+from .recipes import fairseq_arguments
+
+ROOT = Path(__file__).resolve().parent.parent
+LEARNING_RATES = (2e-5, 3e-5, 4e-5, 5e-5)  # the paper's search
+SEEDS = (1, 2, 3, 4, 5)
+
+
+@dataclass(frozen=True)
+class Job:
+    task: str
+    lr: float
+    seed: int
+    folder: Path
+
+    def __str__(self):
+        return f"{self.task} lr {self.lr:g} seed {self.seed}"
+
+
+def jobs_of(output, tasks, learning_rates, seeds):
+    """All jobs of a sweep, seed by seed: one that is cut short has fewer seeds, not fewer tasks."""
+    return [
+        Job(task, lr, seed, Path(output) / task / f"lr{lr:g}_seed{seed}")
+        for seed, task, lr in itertools.product(seeds, tasks, learning_rates)
+    ]
+
+
+def state_of(job):
+    """What the job's folder says: "done", "running" in some process, "failed", or "open"."""
+    if is_finished(read_result(job.folder)):
+        return "done"
+    if _is_locked(job.folder / "lock"):
+        return "running"
+    return "failed" if (job.folder / "failed.json").exists() else "open"
+
+
+def read_sweep(output):
+    """(settings, jobs) of a sweep's folder. Raises ValueError if it is none."""
+    path = Path(output) / "sweep.json"
+    if not path.exists():
+        raise ValueError(f"{output} is not the folder of a sweep: it has no sweep.json")
+    settings = json.loads(path.read_text(encoding="utf-8"))
+    return settings, jobs_of(output, settings["tasks"], settings["learning_rates"], settings["seeds"])
+
+
+def slots(count=None):
+    """Environments of the processes that may run at a time: one per GPU, or `count` (default 1) that share the CPU."""
+    import torch
+
+    gpus = torch.cuda.device_count()
+    if gpus:
+        return [{"CUDA_VISIBLE_DEVICES": str(gpu)} for gpu in range(gpus)][:count]
+    count = count or 1
+    return [{"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // count))}] * count
+
+
+class Sweep:
+    """A sweep over GLUE tasks from one checkpoint.
+
+    checkpoint, data: pre-trained model, and what prepare_glue.py wrote. output: folder of the sweep. options: more
+    arguments of fairseq-train for every job. keep_best: leave the best checkpoint of each task in OUT/<task>/;
+    otherwise no checkpoint is written at all.
+    Raises ValueError if `output` holds the sweep of another checkpoint or of other options.
+    """
+
+    def __init__(
+        self, checkpoint, data, output, tasks, learning_rates=LEARNING_RATES, seeds=SEEDS, options=(), keep_best=False
+    ):
+        self.checkpoint, self.data, self.output = (
+            Path(checkpoint).resolve(),
+            Path(data).resolve(),
+            Path(output).resolve(),
+        )
+        self.keep_best = keep_best
+        tasks = [glue_name(task) for task in tasks]
+        for task in tasks:
+            if not (self.data / task).is_dir():
+                raise ValueError(f"{self.data} has no data for {task}; prepare it with scripts/prepare_glue.py")
+        state = read_checkpoint(self.checkpoint)
+        self.model = model_options(self.checkpoint)
+        fixed = {
+            "checkpoint": str(self.checkpoint),
+            "updates": state["optimizer_history"][-1]["num_updates"],
+            "data": str(self.data),
+            "options": list(options),
+        }
+        self.output.mkdir(parents=True, exist_ok=True)
+        with locked(self.output / "sweep.lock"):
+            settings = {**fixed, "tasks": [], "learning_rates": [], "seeds": []}
+            if (self.output / "sweep.json").exists():
+                settings, _ = read_sweep(self.output)
+                differ = [key for key in fixed if settings[key] != fixed[key]]
+                if differ:
+                    said = "; ".join(f"{key} {settings[key]} there, {fixed[key]} here" for key in differ)
+                    raise ValueError(f"{self.output} holds another sweep ({said}); choose another folder")
+            for key, values in (("tasks", tasks), ("learning_rates", learning_rates), ("seeds", seeds)):
+                settings[key] += [value for value in values if value not in settings[key]]
+            write_atomically(self.output / "sweep.json", json.dumps(settings, indent=1) + "\n")
+        self.settings = settings
+        self.jobs = jobs_of(self.output, tasks, learning_rates, seeds)
+
+    def command(self, job):
+        """The command line of a job: what scripts/finetune.sh runs, without leaving checkpoints behind."""
+        group = "".join(c for c in job.task.lower() if c.isalnum())
+        saving = ["--no-last-checkpoints", "--no-save-optimizer-state"] if self.keep_best else ["--no-save"]
+        arguments = fairseq_arguments(
+            ROOT / "configs",
+            "finetune",
+            [f"glue={group}", f"model._name={self.model[0]}"],
+            [
+                str(self.data), f"--user-dir={ROOT / 'tupe'}", f"--save-dir={job.folder}",
+                f"--finetune-from-model={self.checkpoint}", *self.model[1:], f"--lr=[{job.lr}]", f"--seed={job.seed}",
+                *saving, *self.settings["options"],
+            ],
+            cuda="CUDA_VISIBLE_DEVICES" in self.slots[0],
+        )  # fmt: skip
+        return [sys.executable, "-m", "fairseq_cli.train", *arguments]
+
+    def run(self, slots, retry_failed=False, say=print):
+        """Run what is not done yet, `len(slots)` jobs at a time; returns {job: state}. No job stops the others.
+
+        slots: environments, see `slots`. retry_failed: run failed jobs again (those that were killed always are).
+        """
+        self.slots = slots
+        for job in self.jobs:
+            failure = read_failure(job.folder)
+            if failure and (retry_failed or failure["killed"]):
+                (job.folder / "failed.json").unlink()
+            self._settle(job)
+        states = {job: state_of(job) for job in self.jobs}
+        waiting = deque(job for job, state in states.items() if state in ("open", "running"))
+        done, failed = (list(states.values()).count(state) for state in ("done", "failed"))
+        say(
+            f"sweep: {len(states)} jobs, {done} done, {failed} failed before, {len(waiting)} to run, "
+            f"{len(slots)} at a time"
+        )
+        free, running, started, finished, said = list(range(len(slots))), {}, time.time(), 0, set()
+        try:
+            while waiting or running:
+                for _ in range(len(waiting)):
+                    if not free:
+                        break
+                    job = waiting.popleft()
+                    states[job] = state_of(job)
+                    if states[job] == "open":
+                        running[job] = (*self._start(job, slots[free[-1]]), free.pop())
+                    elif states[job] == "running":  # in another sweep: look again later, in case that one dies
+                        waiting.append(job)
+                        if job not in said:
+                            say(f"sweep: {job} is running elsewhere")
+                            said.add(job)
+                for job, (process, offset, begun, slot) in list(running.items()):
+                    if process.poll() is None:
+                        continue
+                    del running[job]
+                    free.append(slot)
+                    tail = _tail(job.folder / "train.log", offset)
+                    if process.returncode and "another process is training in" in tail:
+                        waiting.append(job)
+                        continue
+                    finished += 1
+                    states[job], told = self._finish(job, process.returncode, tail, time.time() - begun)
+                    left = (time.time() - started) / finished * (len(waiting) + len(running))
+                    number = sum(state in ("done", "failed") for state in states.values())
+                    say(f"sweep: {number}/{len(states)} {job}: {told}; about {left / 60:.0f} min left")
+                time.sleep(0.2 if running else 2.0 if waiting else 0)
+        finally:  # stopped from outside: these jobs stay open
+            for process, *_ in running.values():
+                process.terminate()
+            for process, *_ in running.values():
+                process.wait()
+        return states
+
+    def _start(self, job, environment):
+        job.folder.mkdir(parents=True, exist_ok=True)
+        with (job.folder / "train.log").open("a") as log:
+            offset = log.tell()
+            process = subprocess.Popen(
+                self.command(job),
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **environment},
+                cwd=job.folder,
+            )
+        return process, offset, time.time()
+
+    def _finish(self, job, returncode, tail, seconds):
+        result = read_result(job.folder)
+        if returncode == 0 and is_finished(result):
+            self._settle(job)
+            name = result["metrics"][0]
+            best = max(record[name] for record in result["records"] if record["split"] == result["splits"][0])
+            return "done", f"{name} {best:.2f}, {seconds:.0f} s"
+        reason = failure_reason(returncode, tail)
+        failure = {"reason": reason, "killed": returncode < 0, "returncode": returncode, "seconds": round(seconds, 1)}
+        write_atomically(job.folder / "failed.json", json.dumps(failure, indent=1) + "\n")
+        self._settle(job)
+        return "failed", f"FAILED ({reason}), see {job.folder / 'train.log'}"
+
+    def _settle(self, job):
+        """Leave no checkpoint in the folder of a job that is over; the task's best moves up if it is to be kept."""
+        state = state_of(job)
+        if state not in ("done", "failed"):
+            return
+        checkpoint, place = job.folder / "checkpoint_best.pt", job.folder.parent
+        if state == "done" and self.keep_best and checkpoint.exists():
+            result = read_result(job.folder)
+            name = result["metrics"][0]
+            score = max(record[name] for record in result["records"] if record["split"] == result["splits"][0])
+            with locked(place / "best.lock"):
+                best = place / "best.json"
+                if not best.exists() or score > json.loads(best.read_text())["score"]:
+                    checkpoint.replace(place / "checkpoint_best.pt")
+                    write_atomically(best, json.dumps({"score": score, "metric": name, "run": job.folder.name}) + "\n")
+        for path in job.folder.glob("*.pt"):
+            path.unlink()
+
+
+def failure_reason(returncode, tail):
+    """One line that says why a job failed, from the end of its log."""
+    text = tail.lower()
+    if "out of memory" in text or "alloc_cpu" in text or "can't allocate memory" in text:
+        return "out of memory"
+    if "floatingpointerror" in text or "minimum loss scale reached" in text:
+        return "diverged"
+    if returncode < 0:
+        return f"killed by signal {-returncode}"
+    lines = [line for line in tail.splitlines() if line.strip()]
+    return lines[-1].strip()[:200] if lines else f"exit status {returncode}"
+
+
+def read_failure(folder):
+    path = Path(folder) / "failed.json"
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+
+
+def _tail(path, offset, size=20000):
+    with path.open("rb") as file:
+        file.seek(max(offset, path.stat().st_size - size))
+        return file.read().decode("utf-8", errors="replace")
+
+
+@contextmanager
+def locked(path):
+    """Hold a lock file for a moment, waiting for it."""
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _is_locked(path):
+    if not path.exists():
+        return False
+    with path.open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
