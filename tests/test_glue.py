@@ -19,7 +19,8 @@ from omegaconf import OmegaConf
 
 from tupe import glue
 from tupe.compat import compose
-from tupe.finetune import PolynomialDecayRatio, PolynomialDecayRatioConfig
+from tupe.electra import ElectraConfig
+from tupe.finetune import FREE, PolynomialDecayRatio, PolynomialDecayRatioConfig, structure
 from tupe.glue import TASKS, Pairs, glue_name, prepare, read_split, score
 from tupe.text import TextEncoder
 
@@ -559,6 +560,16 @@ def test_a_contradicting_model_is_refused(learnable, pretrained, tmp_path):
         finetune(learnable, pretrained, tmp_path, "model._name=tupe_r_mini")
     with pytest.raises(ValueError, match="there is no checkpoint"):
         finetune(learnable, tmp_path / "none.pt", tmp_path)
+
+
+def test_every_model_option_is_either_structure_or_free():
+    """A new option fails here until somebody has decided: may fine-tuning change it?"""
+    fields = {key for key in ElectraConfig.__dataclass_fields__ if not key.startswith("_")}
+    assert set(structure(dict.fromkeys(fields))) == fields - set(FREE) == {
+        "position", "cls", "normaliser", "layer", "layer_norm_eps", "encoder_layers", "encoder_embed_dim",
+        "encoder_ffn_embed_dim", "encoder_attention_heads", "generator_fraction",
+    }  # fmt: skip
+    assert set(FREE) <= fields
 
 
 def test_another_dictionary_is_refused(learnable, pretrained, tmp_path):

@@ -11,7 +11,6 @@ import time
 import pytest
 import torch
 
-from tupe import sweep as sweeps
 from tupe.finetune import read_result
 from tupe.sweep import Sweep, failure_reason, read_failure, read_sweep, slots, state_of
 
@@ -42,8 +41,8 @@ CPU = [{"OMP_NUM_THREADS": "1"}]
 
 @pytest.fixture
 def checkpoint(tmp_path):
-    model = dict.fromkeys(sweeps.model_options.__globals__["STRUCTURE"], "x")
-    state = {"cfg": {"model": {"_name": "tupe_r_tiny", **model}}, "optimizer_history": [{"num_updates": 7}]}
+    model = {"_name": "tupe_r_tiny", "encoder_layers": 2, "dropout": 0.3}
+    state = {"cfg": {"model": model}, "optimizer_history": [{"num_updates": 7}]}
     torch.save(state, tmp_path / "checkpoint.pt")
     for task in ("RTE", "CoLA"):
         (tmp_path / "data" / task).mkdir(parents=True)
@@ -196,7 +195,6 @@ def test_command_is_the_recipe(checkpoint, monkeypatch):
     made = Sweep(
         checkpoint, checkpoint.parent / "data", checkpoint.parent / "out", ["CoLA"], (2e-5,), (3,), ["--lr=[9]"]
     )
-    made.model = ["tupe_r_tiny", "--encoder-layers=2"]
     made.slots = CPU
     words = made.command(made.jobs[0])
     assert words[:3] == [sys.executable, "-m", "fairseq_cli.train"]

@@ -28,14 +28,15 @@ from omegaconf import II
 logger = logging.getLogger(__name__)
 
 SCHEDULE = "polynomial_decay_ratio"
-# Model settings that fine-tuning may not change. Dropout, precision and the like are free.
-STRUCTURE = (
-    "position",
-    "cls",
-    "encoder_layers",
-    "encoder_embed_dim",
-    "encoder_ffn_embed_dim",
-    "encoder_attention_heads",
+# Model settings that fine-tuning may choose anew. All others define the function that was pre-trained: they stay.
+FREE = (
+    "max_positions",  # taken from the checkpoint
+    "dropout",
+    "attention_dropout",
+    "activation_dropout",
+    "pooler_dropout",
+    "autocast",
+    "load_checkpoint_heads",
 )
 
 
@@ -247,9 +248,9 @@ def adopt_structure(model_cfg, path):
     state = read_checkpoint(path)
     saved = state["cfg"]["model"]
     wrong = [
-        f"{key}={saved[key]} in the checkpoint, {model_cfg[key]} here"
-        for key in STRUCTURE
-        if str(saved[key]) != str(model_cfg[key])
+        f"{key}={value} in the checkpoint, {model_cfg[key]} here"
+        for key, value in structure(saved).items()
+        if key in model_cfg and str(model_cfg[key]) != str(value)
     ]
     if wrong:
         raise ValueError(
@@ -262,7 +263,12 @@ def adopt_structure(model_cfg, path):
 def model_options(path):
     """A checkpoint's architecture and the fairseq-train options that rebuild it: ["tupe_r", "--position=...", ...]."""
     saved = read_checkpoint(path)["cfg"]["model"]
-    return [saved["_name"], *(f"--{key.replace('_', '-')}={saved[key]}" for key in STRUCTURE)]
+    return [saved["_name"], *(f"--{key.replace('_', '-')}={value}" for key, value in structure(saved).items())]
+
+
+def structure(model_cfg):
+    """The settings of a model that define its function."""
+    return {key: value for key, value in model_cfg.items() if key not in FREE and not key.startswith("_")}
 
 
 def run_facts():

@@ -7,6 +7,7 @@ import io
 import json
 import statistics
 from collections import defaultdict
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -235,10 +236,8 @@ def paper_tables(summaries):
             their_means = [entry["average"]] + [average(theirs, shared)] * partly
             cells = [f"{row[c][0]:.2f}" if c in row else "" for c in columns]
             rows.append(["ours", [str(model), *cells, *(number(mean) for mean in means)]])
-            spread = [
-                f"{min(row[c][1]):.2f} – {max(row[c][1]):.2f} ({len(row[c][1])})" if c in row else "" for c in columns
-            ]
-            rows.append(["spread", ["lowest – highest (seeds)", *spread, *[""] * len(means)]])
+            spread = [f"± {deviation(row[c][1])} ({len(row[c][1])})" if c in row else "" for c in columns]
+            rows.append(["spread", ["standard deviation (seeds)", *spread, *[""] * len(means)]])
             cells = [f"{middle[c] - theirs[c]:+.2f}" if c in row and c in theirs else "" for c in columns]
             gaps = [f"{a - b:+.2f}" if a is not None else "" for a, b in zip(means, their_means, strict=True)]
             size, other = split_size(model.architecture)[1], split_size(entry["architecture"])[1]
@@ -252,6 +251,10 @@ def number(value):
     return "" if value is None else f"{value:.2f}"
 
 
+def deviation(values):
+    return f"{statistics.stdev(values):.2f}" if len(values) > 1 else "?"
+
+
 def metric_table(summaries):
     """Every score of the best configuration, mean and standard deviation over seeds: header, rows."""
     columns = sorted({(task, *pair) for tasks in summaries.values() for task, s in tasks.items() for pair in _pairs(s)})
@@ -261,8 +264,7 @@ def metric_table(summaries):
         cells = []
         for task, split, metric in columns:
             values = tasks[task].values(split, metric) if task in tasks else []
-            deviation = f" ± {statistics.stdev(values):.2f}" if len(values) > 1 else ""
-            cells.append(f"{statistics.mean(values):.2f}{deviation}" if values else "")
+            cells.append(f"{statistics.mean(values):.2f} ± {deviation(values)}" if values else "")
         rows.append(["ours", [str(model), *cells]])
     names = {"valid": "", "valid1": " (mm)"}
     return ["model", *(f"{task}{names[split]} {metric}" for task, split, metric in columns)], rows
@@ -286,8 +288,8 @@ def configuration_table(model, task, runs):
                     pairs = [(split, result["metrics"][0]) for split in result["splits"]]
                     values[seed] = statistics.mean(scores(result, *pair, epoch) for pair in pairs)
             cells = [f"{values[seed]:.2f}" if seed in values else "" for seed in seeds]
-            deviation = f"{statistics.stdev(values.values()):.2f}" if len(values) > 1 else ""
-            rows.append([epoch, [f"{lr:g}", epoch, *cells, f"{statistics.median(values.values()):.2f}", deviation]])
+            summary = [f"{statistics.median(values.values()):.2f}", deviation(list(values.values()))]
+            rows.append([epoch, [f"{lr:g}", epoch, *cells, *summary]])
     return ["lr", "epoch", *(f"seed {seed}" for seed in seeds), "median", "deviation"], rows
 
 
@@ -308,61 +310,53 @@ def learning_curves(runs, task):
                     records = [r for r in result["records"] if r["split"] == result["splits"][0]]
                     curves.append([record[result["metrics"][0]] for record in records])
                     metric = result["metrics"][0]
-            style = {"color": COLOURS[index % len(COLOURS)], "linestyle": DASHES[index % len(DASHES)]}
             for curve in curves:
-                axes.plot(range(1, len(curve) + 1), curve, linewidth=0.5, alpha=0.4, **style)
+                axes.plot(range(1, len(curve) + 1), curve, linewidth=0.5, alpha=0.4, **_style(index))
             middle = [statistics.median(c[e] for c in curves if e < len(c)) for e in range(max(map(len, curves)))]
-            axes.plot(range(1, len(middle) + 1), middle, linewidth=2.5, label=str(model), **style)
+            axes.plot(range(1, len(middle) + 1), middle, linewidth=2.5, label=str(model), **_style(index))
         axes.set(xlabel="epoch", ylabel=f"{task} {metric}")
         axes.legend(fontsize=8)
         return _svg(figure)
 
 
 def pretraining_curves(summaries):
-    """SVG or None: score against pre-training updates, of architectures with several checkpoints (Figure 5 b, c)."""
+    """[SVG]: score against pre-training updates, of architectures with several checkpoints (Figure 5 b, c)."""
     lines = defaultdict(dict)
     for model, tasks in summaries.items():
         lines[model.architecture][model.updates] = {column: value[0] for column, value in paper_row(tasks).items()}
     lines = {name: points for name, points in lines.items() if len(points) > 1}
-    if not lines:
-        return None
     every = [set(point) for points in lines.values() for point in points.values()]
-    shared = [column for column in PAPER_COLUMNS if all(column in names for names in every)]
-    if not shared:
-        return None
-    panels = (["MNLI-m"] if "MNLI-m" in shared else []) + ["mean"]
-    with _figure(len(panels)) as (figure, all_axes):
-        for axes, panel in zip([all_axes] if len(panels) == 1 else all_axes, panels, strict=True):
+    shared = [column for column in PAPER_COLUMNS if every and all(column in names for names in every)]
+    panels = {"MNLI-m": ["MNLI-m"]} if "MNLI-m" in shared else {}
+    if shared:
+        panels[f"mean of {len(shared)} columns"] = shared
+    pictures = []
+    for label, columns in panels.items():
+        with _figure() as (figure, axes):
             for index, (name, points) in enumerate(sorted(lines.items())):
                 xs = sorted(points)
-                ys = [points[x][panel] if panel != "mean" else average(points[x], shared) for x in xs]
-                style = {"color": COLOURS[index % len(COLOURS)], "linestyle": DASHES[index % len(DASHES)]}
-                axes.plot(xs, ys, marker="o", label=name, **style)
-            axes.set(
-                xlabel="pre-training updates", ylabel=panel if panel != "mean" else f"mean of {len(shared)} columns"
-            )
+                axes.plot(xs, [average(points[x], columns) for x in xs], marker="o", label=name, **_style(index))
+            axes.set(xlabel="pre-training updates", ylabel=label)
             axes.legend(fontsize=8)
-        return _svg(figure)
+            pictures.append(_svg(figure))
+    return pictures
 
 
-class _figure:
-    def __init__(self, panels=1):
-        self.panels = panels
+def _style(index):
+    return {"color": COLOURS[index % len(COLOURS)], "linestyle": DASHES[index % len(DASHES)]}
 
-    def __enter__(self):
-        import matplotlib
 
-        matplotlib.use("Agg")
-        import matplotlib.pyplot as plt
+@contextmanager
+def _figure():
+    import matplotlib
 
-        self.plt = plt
-        self.figure, axes = plt.subplots(1, self.panels, figsize=(5.5 * self.panels, 3.6), constrained_layout=True)
-        for each in [axes] if self.panels == 1 else axes:
-            each.spines[["top", "right"]].set_visible(False)
-        return self.figure, axes
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
 
-    def __exit__(self, *_):
-        self.plt.close(self.figure)
+    figure, axes = plt.subplots(figsize=(5.5, 3.6), constrained_layout=True)
+    axes.spines[["top", "right"]].set_visible(False)
+    yield figure, axes
+    plt.close(figure)
 
 
 def _svg(figure):
@@ -488,7 +482,7 @@ tr.difference td { font-style: italic; }
 details { margin: .5rem 0; } summary { cursor: pointer; }
 code { font-size: .8rem; overflow-wrap: anywhere; }
 .figures { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 28rem), 1fr)); gap: 1rem; }
-.figures img, .wide img { width: 100%; height: auto; }
+.figures img { width: 100%; height: auto; }
 @media (max-width: 40rem) { th, td { padding: .2rem .4rem; }
   td:first-child, th:first-child { white-space: normal; min-width: 7rem; } }
 """
@@ -509,16 +503,18 @@ def _html(found, summaries):
         body.append(
             text if epoch == "best" else f"<details><summary>The same at the {e(what)}</summary>{text}</details>"
         )
-    picture = pretraining_curves(summaries["best"])
-    if picture:
-        body.append(
-            f'<h2>Score against pre-training</h2><div class="wide">{_image(picture, "score against updates")}</div>'
-        )
+    pictures = pretraining_curves(summaries["best"])
+    if pictures:
+        images = "".join(_image(picture, "score against pre-training updates") for picture in pictures)
+        body.append(f'<h2>Score against pre-training</h2><div class="figures">{images}</div>')
     body.append("<h2>Every configuration</h2>")
     for model, tasks in summaries["best"].items():
-        for task in tasks:
-            table = _html_table(*configuration_table(model, task, found.runs))
-            body.append(f"<details><summary>{e(str(model))}, {e(task)}</summary>{table}</details>")
+        inner = "".join(
+            f"<h3>{e(task)} {e(TASKS[task].metrics[0] if task in TASKS else '')}</h3>"
+            + _html_table(*configuration_table(model, task, found.runs))
+            for task in tasks
+        )
+        body.append(f"<details><summary>{e(str(model))}</summary>{inner}</details>")
     body.append('<h2>Learning curves</h2><p>Thin: every run. Thick: median of a model.</p><div class="figures">')
     for task in dict.fromkeys(key[1] for key in sorted(found.runs)):
         body.append(_image(learning_curves(found.runs, task), f"learning curves of {task}"))
