@@ -11,7 +11,8 @@ VERSION = re.search(r'^__version__ = "(.+)"$', (HERE / "tupe" / "__init__.py").r
 EXTRAS = {
     "dev": ["pytest", "ruff", "hypothesis"],
     "plot": ["matplotlib"],
-    "corpus": ["mwparserfromhell", "defusedxml"],
+    "corpus": ["mwparserfromhell", "defusedxml", "zstandard", "datasketch"],
+    "cluster": ["distributed"],
     "hf": ["transformers", "safetensors"],
 }
 

@@ -1,0 +1,120 @@
+"""report.md and report.png of a data directory: what came in, what went out and why, for a person to read."""
+
+import logging
+from pathlib import Path
+
+
+def _share(part, whole):
+    return f"{100 * part / whole:.2f} %" if whole else "-"
+
+
+def _mean(lengths):
+    total = sum(lengths.values())
+    return sum(int(length) * count for length, count in lengths.items()) / total if total else 0.0
+
+
+def _quantile(lengths, share):
+    left = share * sum(lengths.values())
+    for length in sorted(lengths, key=int):
+        left -= lengths[length]
+        if left <= 0:
+            return int(length)
+    return 0
+
+
+def _flow(manifest):
+    """[(step, documents left)]: what each step leaves of the documents that came in."""
+    counts, dropped = (
+        manifest["counts"],
+        {reason: sum(domains.values()) for reason, domains in manifest["dropped"].items()},
+    )
+    left = counts.get("documents read", 0)
+    rows = [("read", left)]
+    for reason in sorted((r for r in dropped if r.startswith("document: ")), key=lambda r: "copy" in r):
+        left -= dropped[reason]
+        rows.append((f"without: {reason.removeprefix('document: ')}", left))
+    return rows
+
+
+def write_report(out, manifest):
+    """Writes both files; the picture only where matplotlib is installed."""
+    counts, lengths = manifest["counts"], manifest["lengths"]
+    sentences = lengths.get("tokens per sentence", {})
+    lines = ["# Corpus report", ""]
+    inputs = manifest["settings"]["inputs"]
+    lines += [f"{len(inputs)} input files, {manifest['raw bytes'] / 1e6:.1f} MB of raw text.", ""]
+    lines += ["| documents | |", "|---|---:|"]
+    lines += [f"| {step} | {left:,} |" for step, left in _flow(manifest)]
+    lines += ["", "| what is left | |", "|---|---:|"]
+    pieces, tokens = counts.get("pieces", 0), counts.get("tokens", 0)
+    for name, value in (
+        ("documents", f"{counts.get('documents kept', 0):,}"),
+        (
+            "of them for training / validation",
+            f"{counts.get('train: documents', 0):,} / {counts.get('valid: documents', 0):,}",
+        ),
+        ("paragraphs", f"{counts.get('paragraphs kept', 0):,}"),
+        ("sentences", f"{counts.get('sentences', 0):,}"),
+        ("words and punctuation marks", f"{tokens:,}"),
+        ("ids in train / valid, `</s>` included", f"{counts.get('train: ids', 0):,} / {counts.get('valid: ids', 0):,}"),
+        ("types of the vocabulary", f"{manifest['vocab_size']:,}"),
+        ("pieces per word", f"{pieces / tokens:.3f}" if tokens else "-"),
+        ("pieces that are `<unk>`", _share(counts.get("pieces that are <unk>", 0), pieces)),
+        (
+            "words per sentence: mean, median, 99 %",
+            f"{_mean(sentences):.1f}, {_quantile(sentences, 0.5)}, {_quantile(sentences, 0.99)}",
+        ),
+    ):
+        lines.append(f"| {name} | {value} |")
+    lines += [
+        "",
+        "## Dropped, by reason and by where it came from",
+        "",
+        "| reason | times | most often in |",
+        "|---|---:|---|",
+    ]
+    for reason, domains in sorted(manifest["dropped"].items(), key=lambda item: -sum(item[1].values())):
+        top = sorted(domains.items(), key=lambda item: (-item[1], item[0]))[:3]
+        where = ", ".join(f"{domain} ({count:,})" for domain, count in top)
+        lines.append(f"| {reason} | {sum(domains.values()):,} | {where} |")
+    other = {
+        k: v
+        for k, v in counts.items()
+        if k in ("short paragraphs joined to the next", "lines with bytes replaced by U+FFFD")
+    }
+    lines += ["", *(f"- {name}: {count:,}" for name, count in sorted(other.items()))]
+    lines += ["", "`manifest.json` has all counts, and up to 20 examples of each reason. ![lengths](report.png)", ""]
+    (Path(out) / "report.md").write_text("\n".join(lines), encoding="utf-8", errors="backslashreplace")
+    _picture(Path(out) / "report.png", manifest)
+
+
+def _picture(path, manifest):
+    try:
+        import matplotlib
+
+        logging.getLogger("matplotlib").setLevel(logging.WARNING)  # lists every font it finds
+        matplotlib.use("Agg")
+        import matplotlib.pyplot as plt
+    except ImportError:
+        return
+    figure, axes = plt.subplots(2, 2, figsize=(11, 7))
+    flow = _flow(manifest)
+    axes[0, 0].barh([step for step, _ in flow][::-1], [left for _, left in flow][::-1], color="tab:blue")
+    axes[0, 0].set_title("documents left after each step")
+    dropped = sorted(((sum(d.values()), r) for r, d in manifest["dropped"].items()), reverse=True)[:8]
+    axes[0, 1].barh([reason for _, reason in dropped][::-1], [count for count, _ in dropped][::-1], color="tab:red")
+    axes[0, 1].set_xscale("log")
+    axes[0, 1].set_title("dropped, by reason")
+    sentences = {int(k): v for k, v in manifest["lengths"].get("tokens per sentence", {}).items()}
+    axes[1, 0].hist(list(sentences), weights=list(sentences.values()), bins=range(0, 101, 2), color="tab:green")
+    axes[1, 0].set(xlabel="words per sentence", ylabel="sentences")
+    documents = {int(k): v for k, v in manifest["lengths"].get("tokens per document, power of 2", {}).items()}
+    axes[1, 1].bar(
+        [f"$2^{{{k}}}$" for k in sorted(documents)], [documents[k] for k in sorted(documents)], color="tab:green"
+    )
+    axes[1, 1].set(xlabel="words per document, from", ylabel="documents")
+    for axis in axes[0]:
+        axis.tick_params(axis="y", labelsize=7)
+    figure.tight_layout()
+    figure.savefig(path, dpi=100, metadata={"Software": None})
+    plt.close(figure)

@@ -1,0 +1,348 @@
+"""Reading documents: from files, folders, globs and standard input, of any of the usual kinds and compressions.
+
+A document is (source, domain, wiki, text): where it comes from, what the report groups it by, and either plain text
+with one paragraph per line, or, with wiki=True, the markup of a page, which `paragraphs` takes apart. Nothing is
+cleaned here."""
+
+import bz2
+import glob
+import gzip
+import io
+import json
+import lzma
+import re
+import sys
+import zlib
+from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import urlsplit
+
+MAX_DOCUMENT = (
+    20_000_000  # characters (of a line: bytes); what is longer is a broken export, and no parser should have to try
+)
+DAMAGE = (EOFError, OSError, zlib.error, lzma.LZMAError)
+KINDS = (
+    ".txt, .jsonl, .xml (MediaWiki), wiki_00 (wikiextractor), each also with .gz, .bz2, .xz or .zst; a folder; a glob; "
+    "- (standard input)"
+)
+
+
+class Document(NamedTuple):
+    source: str
+    domain: str
+    wiki: bool
+    text: str
+
+
+class Input(NamedTuple):
+    path: str  # "-" is standard input
+    kind: str  # "lines", "book", "jsonl" or "wiki"
+    size: int  # bytes
+    mtime: int  # nanoseconds
+
+
+# ---------------------------------------------------------------------------------------------------- finding the files
+
+
+def kind_of(name, in_folder):
+    """None for a name that says nothing."""
+    name = re.sub(r"\.(gz|bz2|xz|zst)$", "", name)
+    if name.endswith(".txt"):
+        return "book" if in_folder else "lines"
+    if name.endswith((".jsonl", ".ndjson", ".json")) or re.fullmatch(r"wiki_\d+", name):
+        return "jsonl"
+    return (
+        "wiki" if re.search(r"\.xml(-p\w+(-\w+)*)?$", name) else None
+    )  # dumps come in parts: ...articles1.xml-p1p41242.bz2
+
+
+def find_inputs(names):
+    """[Input, ...] in the order of `names` (sorted within a folder or glob), each file once, and the names of files
+    that were skipped."""
+    found, skipped = {}, []
+    for name in map(str, names):
+        if name == "-":
+            found.setdefault("-", Input("-", "lines", 0, 0))
+            continue
+        paths = [Path(name)] if Path(name).exists() else sorted(map(Path, glob.glob(name, recursive=True)))
+        if not paths:
+            raise ValueError(f"{name}: no such file or folder, and no file matches")
+        for path in paths:
+            folder = path.is_dir()
+            for file in sorted(p for p in path.rglob("*") if p.is_file()) if folder else [path]:
+                kind = kind_of(file.name, folder)
+                if kind is None and not folder:
+                    raise ValueError(f"{file}: unknown kind of input; valid: {KINDS}")
+                stat, real = file.stat(), str(file.resolve())
+                if kind is None or real in found:
+                    skipped.append(str(file))
+                else:
+                    found[real] = Input(str(file), kind, stat.st_size, stat.st_mtime_ns)
+    if not found:
+        raise ValueError(f"no input in {', '.join(map(str, names))}; valid: {KINDS}")
+    return list(found.values()), skipped
+
+
+# ------------------------------------------------------------------------------------------------------- opening a file
+
+
+class _Zstd(io.RawIOBase):
+    """A .zst file of one or more frames; unlike zstandard's own stream_reader, it notices when the last one is cut
+    off."""
+
+    def __init__(self, file):
+        import zstandard
+
+        self.file, self.new = file, lambda: zstandard.ZstdDecompressor().decompressobj()
+        self.frame, self.rest = None, b""
+
+    def readable(self):
+        return True
+
+    def readinto(self, buffer):
+        while not self.rest:
+            if self.frame is not None and self.frame.eof:
+                data, self.frame = self.frame.unused_data, None
+            else:
+                data = b""
+            data = data or self.file.read(1 << 16)
+            if not data:
+                if self.frame is not None:
+                    raise EOFError("the last frame is cut off")
+                return 0
+            self.frame = self.frame or self.new()
+            self.rest = self.frame.decompress(data)
+        count = min(len(buffer), len(self.rest))
+        buffer[:count], self.rest = self.rest[:count], self.rest[count:]
+        return count
+
+
+def open_binary(path):
+    if path == "-":
+        return sys.stdin.buffer
+    if path.endswith(".zst"):
+        return io.BufferedReader(_Zstd(open(path, "rb")), 1 << 20)
+    for suffix, module in ((".gz", gzip), (".bz2", bz2), (".xz", lzma)):
+        if path.endswith(suffix):
+            return module.open(path, "rb")
+    return open(path, "rb")
+
+
+# ---------------------------------------------------------------------------------------------------------- the readers
+
+
+def read_lines(file, path, errors, stats):
+    """(line number, text without its end) ...; None for a line that is too long. A lone \\r ends a line, too."""
+    number, skipping = 0, False
+    while line := file.readline(MAX_DOCUMENT):
+        whole = line.endswith(b"\n")
+        if not whole and len(line) == MAX_DOCUMENT:
+            skipping = True
+            continue
+        number += 1
+        if skipping:
+            skipping = False
+            yield number, None
+            continue
+        try:
+            text = line.decode("utf-8")
+        except UnicodeDecodeError as error:
+            if errors == "strict":
+                raise ValueError(
+                    f"{path}, line {number}: byte 0x{line[error.start]:02x} at column {error.start + 1} is not UTF-8; "
+                    "convert the file, or read such bytes as U+FFFD with --errors replace"
+                ) from error
+            stats.count("lines with bytes replaced by U+FFFD")
+            text = line.decode("utf-8", "replace")
+        for part in text.rstrip("\r\n").split("\r"):
+            yield number, part
+    if skipping:
+        yield number + 1, None
+
+
+def read_paragraph_lines(file, path, errors, stats):
+    """One paragraph per line, an empty line between documents."""
+    lines, start, size, domain = [], 1, 0, Path(path).name
+    for number, line in read_lines(file, path, errors, stats):
+        if line is None or line.strip():
+            start = start if lines or size else number
+            size += MAX_DOCUMENT + 1 if line is None else len(line)
+            if size > MAX_DOCUMENT:
+                lines = []
+            else:
+                lines.append(line)
+        elif size:
+            yield from _end(path, domain, start, lines, size, stats)
+            lines, size = [], 0
+    if size:
+        yield from _end(path, domain, start, lines, size, stats)
+
+
+def _end(path, domain, start, lines, size, stats):
+    stats.count("documents read")
+    if size > MAX_DOCUMENT:
+        stats.drop("document", f"longer than {MAX_DOCUMENT} characters", domain, f"{path}:{start}")
+    else:
+        yield Document(f"{path}:{start}", domain, False, "\n".join(lines))
+
+
+def read_book(file, path, errors, stats):
+    """The whole file is one document. Where it has empty lines, they end its paragraphs, and other line ends are only
+    for the width."""
+    lines, size = [], 0
+    for _, line in read_lines(file, path, errors, stats):
+        size += MAX_DOCUMENT + 1 if line is None else len(line)
+        if size <= MAX_DOCUMENT:
+            lines.append(line.strip())
+    text = "\n".join(lines).strip()
+    if "\n\n" in text:
+        text = "\n".join(paragraph.replace("\n", " ") for paragraph in re.split(r"\n{2,}", text))
+    if text or size > MAX_DOCUMENT:
+        yield from _end(path, Path(path).parent.name, 1, text.split("\n"), size, stats)
+
+
+def read_jsonl(file, path, errors, stats):
+    """An object with "text" per line; "url", "title" and "id", where there, name it. So writes wikiextractor --json."""
+    for number, line in read_lines(file, path, errors, stats):
+        if line is not None and not line.strip():
+            continue
+        where = f"{path}, line {number}"
+        try:
+            record = {} if line is None else json.loads(line)
+            text = "x" * (MAX_DOCUMENT + 1) if line is None else record["text"]
+            if not isinstance(text, str):
+                raise TypeError
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            if errors == "strict":
+                raise ValueError(
+                    f'{where}: not a JSON object with a "text"; mend it, or leave such lines out with --errors replace'
+                ) from error
+            stats.count("documents read")
+            stats.drop("document", 'not a JSON object with a "text"', Path(path).name, line[:200])
+            continue
+        url = str(record.get("url") or "")
+        domain = (urlsplit(url).hostname if re.match(r"https?://[^\s\[\]]+$", url) else None) or Path(path).name
+        source = url or f"{path}:{number}"
+        yield from _end(source, domain, number, [text], len(text), stats)
+
+
+def read_wiki(file, path, errors, stats):
+    """A MediaWiki XML dump: the articles, without redirects."""
+    from defusedxml.ElementTree import iterparse
+
+    root = None
+    for event, element in iterparse(file, events=("start", "end"), forbid_dtd=True):
+        root = element if root is None else root
+        if event == "start" or not element.tag.endswith("}page"):
+            continue
+        namespace = element.tag[: -len("page")]
+        title = element.findtext(f"{namespace}title") or ""
+        markup = element.findtext(f"{namespace}revision/{namespace}text") or ""
+        stats.count("documents read")
+        if element.findtext(f"{namespace}ns") not in (None, "0"):
+            stats.drop("document", "a page that is no article", Path(path).name, title)
+        elif element.find(f"{namespace}redirect") is not None or markup.lstrip()[:9].lower() == "#redirect":
+            stats.drop("document", "a page that redirects", Path(path).name, title)
+        elif len(markup) > MAX_DOCUMENT:
+            stats.drop("document", f"longer than {MAX_DOCUMENT} characters", Path(path).name, title)
+        else:
+            yield Document(f"{path}: {title}", Path(path).name, True, markup)
+        root.clear()
+
+
+READERS = {"lines": read_paragraph_lines, "book": read_book, "jsonl": read_jsonl, "wiki": read_wiki}
+
+
+def read(source, errors, stats):
+    """The documents of an Input. Damage raises ValueError with the file and the last good document; with
+    errors="replace" it ends the file and is counted. `stats` has count(what) and drop(what, why, domain, example)."""
+    from defusedxml import DefusedXmlException
+    from defusedxml.ElementTree import ParseError
+
+    last = "the start"
+    try:
+        with open_binary(source.path) as file:
+            for document in READERS[source.kind](file, source.path, errors, stats):
+                last = document.source
+                yield document
+    except DefusedXmlException as error:
+        raise ValueError(f"{source.path}: refused, it defines its own entities ({error!r})") from error
+    except (*DAMAGE, ParseError) as error:
+        if errors == "strict":
+            raise ValueError(
+                f"{source.path}: cannot be read on after {last}: {error!r}; "
+                "fetch it again, or take what comes before with --errors replace"
+            ) from error
+        stats.drop(
+            "file", "damaged, read up to there", Path(source.path).name, f"{source.path} after {last}: {error!r}"
+        )
+
+
+# ---------------------------------------------------------------------------------------------------------- wiki markup
+
+SKIPPED_TAGS = frozenset(
+    ("ref", "references", "table", "math", "chem", "gallery", "timeline", "score", "syntaxhighlight", "source", "code")
+    + ("pre", "imagemap", "graph", "hiero", "mapframe")
+)
+SKIPPED_LINKS = ("file:", "image:", "category:", "media:")
+SKIPPED_SECTIONS = frozenset(
+    (
+        "references",
+        "external links",
+        "see also",
+        "further reading",
+        "notes",
+        "bibliography",
+        "sources",
+        "footnotes",
+        "citations",
+    )
+)
+LINE_TAGS = frozenset(("br", "li", "dd", "dt", "hr", "p", "div"))
+
+
+def _wiki_text(nodes, out):
+    """Appends the running text of parsed wiki code to the list `out`."""
+    skipped_level = None
+    for node in nodes:
+        kind = type(node).__name__
+        if kind == "Heading":
+            if skipped_level is None or node.level <= skipped_level:
+                skipped_level = node.level if str(node.title).strip().lower() in SKIPPED_SECTIONS else None
+            out.append("\n")
+        elif skipped_level is not None:
+            continue
+        elif kind == "Text":
+            out.append(node.value)
+        elif kind == "HTMLEntity":
+            out.append(node.normalize() or "")
+        elif kind == "Wikilink":
+            target = str(node.title).strip()
+            if not target.lower().startswith(SKIPPED_LINKS):
+                _wiki_text((node.text or node.title).nodes, out)
+        elif kind == "ExternalLink":
+            if node.title is not None:
+                _wiki_text(node.title.nodes, out)
+            elif not node.brackets:
+                out.append(str(node.url))
+        elif kind == "Tag":
+            tag = str(node.tag).strip().lower()
+            if tag in LINE_TAGS:
+                out.append("\n")
+            if tag not in SKIPPED_TAGS and node.contents is not None:
+                _wiki_text(node.contents.nodes, out)
+
+
+def paragraphs(document):
+    """The paragraphs of a document. Of a wiki page: no templates, tables, references, maths, comments, files, headings
+    or end matter. Raises ValueError for markup that the parser gives up on."""
+    if not document.wiki:
+        return document.text.split("\n")
+    import mwparserfromhell
+
+    out = []
+    try:
+        _wiki_text(mwparserfromhell.parse(document.text, skip_style_tags=True).nodes, out)
+    except (mwparserfromhell.parser.ParserError, RecursionError) as error:
+        raise ValueError(f"{document.source}: {error!r}") from error
+    return re.sub(r"'{2,}", "", "".join(out)).split("\n")  # '' and ''' are italics and bold
