@@ -186,7 +186,7 @@ def _check_label(task, label, where):
 
 
 # What `tupe.text.TextEncoder` reads: copied, so that the prepared folder serves `TupeModel.from_pretrained` too.
-ENCODER_FILES = ("dict.txt", "sentencepiece.bpe.model", "words.txt", "manifest.json")
+ENCODER_FILES = ("dict.txt", "sentencepiece.bpe.model", "bpe.codes", "words.txt", "manifest.json")
 
 
 def prepare(source, vocabulary, output, tasks=(), workers=1, overwrite=False):

@@ -4,6 +4,8 @@ out.
 B batch, L sequence length, C model width.
 """
 
+import functools
+
 import torch
 from fairseq.models.roberta.hub_interface import RobertaHubInterface
 from torch import nn
@@ -21,11 +23,17 @@ class TupeHubInterface(RobertaHubInterface):
     def __init__(self, cfg, task, model, data_dir):
         nn.Module.__init__(self)  # not RobertaHubInterface's: it would build fairseq's GPT-2 BPE
         self.cfg, self.task, self.model = cfg, task, model
-        self.text = TextEncoder(data_dir)
-        if self.text.symbols != task.source_dictionary.symbols:
-            raise ValueError(f"{data_dir}/dict.txt is not the dictionary that the task of this checkpoint loaded")
+        self.data_dir = data_dir
         self.register_buffer("_float_tensor", torch.zeros(1))  # tells the device
         self.eval()
+
+    @functools.cached_property
+    def text(self):
+        """The text encoder of the data folder; only what reads or writes text needs one."""
+        text = TextEncoder(self.data_dir)
+        if text.symbols != self.task.source_dictionary.symbols:
+            raise ValueError(f"{self.data_dir}/dict.txt is not the dictionary that the task of this checkpoint loaded")
+        return text
 
     def encode(self, sentence, *more_sentences):
         """Raw text -> ids [L]: `<s> A </s>`, or `<s> A </s> </s> B </s>`; normalised and split as in pre-training."""

@@ -26,6 +26,7 @@ was made from. All of it is pure: same text, same result, in any process. `norma
 a trained model may cut its own output at other places). A piece that starts a word starts with "\u2581"."""
 
 import functools
+import io
 import json
 import re
 import sys
@@ -369,22 +370,42 @@ class Normaliser:
 
 # --------------------------------------------------------------------------------------------------------------- pieces
 
+JOINED = "@@"  # subword-nmt's and fastBPE's mark for "the word goes on"
+
+
+def _bpe_codes(path):
+    """A function from a word to its pieces ("hel@@", "lo") by the merge operations in a file of fastBPE ("t h 100" a
+    line) or subword-nmt ("#version: 0.2", then "t h" a line)."""
+    from subword_nmt.apply_bpe import BPE
+
+    lines = path.read_text(encoding="utf-8").splitlines()
+    if lines and len(lines[0].split(" ")) == 3:  # fastBPE's counts; its codes are otherwise those of version 0.2
+        lines = ["#version: 0.2", *(line.rsplit(" ", 1)[0] for line in lines)]
+    bpe = BPE(io.StringIO("\n".join(lines) + "\n"), separator=JOINED)
+    return lambda word: bpe.segment_tokens([word])
+
 
 class TextEncoder:
     """Raw text -> the pieces and ids of pre-training, and back, from what scripts/prepare_corpus.py left in `data_dir`:
     sentencepiece.bpe.model, dict.txt and, where there, manifest.json (spaCy model) and words.txt (the words the
-    rare-word filter kept)."""
+    rare-word filter kept). Instead of the SentencePiece model there may be bpe.codes, as the released TUPE has."""
 
     SPECIALS = ("<s>", "<pad>", "</s>", UNK)  # fairseq's first four ids; <mask> comes last, after dict.txt
 
     def __init__(self, data_dir):
-        import sentencepiece
-
         data_dir = Path(data_dir)
-        for name in ("sentencepiece.bpe.model", "dict.txt"):
-            if not (data_dir / name).is_file():
-                raise ValueError(f"{data_dir} has no {name}; scripts/prepare_corpus.py makes such a folder")
-        self.model = sentencepiece.SentencePieceProcessor(model_file=str(data_dir / "sentencepiece.bpe.model"))
+        model, codes = data_dir / "sentencepiece.bpe.model", data_dir / "bpe.codes"
+        for file in (data_dir / "dict.txt", codes if codes.is_file() else model):
+            if not file.is_file():
+                raise ValueError(f"{data_dir} has no {file.name}; scripts/prepare_corpus.py makes such a folder")
+        self.codes = codes.is_file()
+        if self.codes:
+            self._cut = _bpe_codes(codes)
+        else:
+            import sentencepiece
+
+            self.model = sentencepiece.SentencePieceProcessor(model_file=str(model))
+            self._cut = functools.partial(self.model.encode, out_type=str)
         lines = (data_dir / "dict.txt").read_text(encoding="utf-8").split("\n")
         symbols = [*self.SPECIALS, *(line.rsplit(" ", 1)[0] for line in lines if line), "<mask>"]
         self.symbols, self.ids = symbols, {symbol: i for i, symbol in enumerate(symbols)}
@@ -401,7 +422,7 @@ class TextEncoder:
     def _split(self, token):
         if token == UNK or (self.words is not None and token not in self.words):
             return (UNK,)
-        return tuple(self.model.encode(token, out_type=str))
+        return tuple(self._cut(token))
 
     def token_pieces(self, tokens):
         """The pieces of normalised tokens. A piece that is not in dict.txt (a character too rare for the model) has the
@@ -420,9 +441,10 @@ class TextEncoder:
         made from."""
         out = []
         for token, chars in self.normaliser.aligned(text):
-            at = 0
-            for piece in self.token_pieces([token]):
-                length = len(token) if piece == UNK else len(piece) - piece.startswith(SPACE)
+            at, pieces = 0, self.token_pieces([token])
+            for number, piece in enumerate(pieces, 1):
+                mark = JOINED * (number < len(pieces)) if self.codes else SPACE * piece.startswith(SPACE)
+                length = len(token) if piece == UNK else len(piece) - len(mark)
                 covered = chars[at : at + max(length, 1)]  # a lone "\u2581" covers nothing: it gets what follows
                 out.append(Span(piece, covered[0][0], covered[-1][1]))
                 at += length
@@ -431,5 +453,8 @@ class TextEncoder:
     def decode(self, ids):
         """The tokens, joined by blanks; <s>, <pad> and </s> are left out."""
         pieces = [self.symbols[int(i)] for i in ids]
+        if self.codes:
+            pieces = [p.removesuffix(JOINED) if p.endswith(JOINED) else p + " " for p in pieces]
+            return " ".join(p for p in "".join(pieces).split() if p not in ("<s>", "<pad>", "</s>"))
         text = "".join(f" {p}" if p in (UNK, "<mask>") else p for p in pieces if p not in ("<s>", "<pad>", "</s>"))
         return " ".join(text.replace(SPACE, " ").split())

@@ -1,0 +1,387 @@
+"""Weights from and to other code: the released TUPE code, Hugging Face BERT, and our own Hugging Face export.
+
+All of it renames tensors; what cannot be renamed one to one is said in place. Every converted model is built and loaded
+strictly before it is written.
+"""
+
+import argparse
+import json
+import logging
+import re
+import shutil
+from pathlib import Path
+
+import torch
+from fairseq import models
+from fairseq.data import Dictionary
+from fairseq.tasks.masked_lm import MaskedLMTask
+from omegaconf import OmegaConf
+
+from .checkpoints import configuration, load_safely, new_checkpoint, save_atomically, training_state
+from .model import ARCHITECTURES, SIZES
+
+logger = logging.getLogger(__name__)
+MASK = "<mask>"
+
+
+# ------------------------------------------------------------------------------------------------- what all ways share
+
+
+def load_dictionary(path):
+    """dict.txt with <mask> added, as fairseq's task masked_lm does."""
+    if not Path(path).is_file():
+        raise ValueError(f"there is no dictionary {path}")
+    dictionary = Dictionary.load(str(path))
+    dictionary.add_symbol(MASK)
+    return dictionary
+
+
+def architecture_of(options):
+    """The named architecture that these model options belong to, by position, [CLS] and size."""
+    kind = (options["position"], options["cls"])
+    name = next((name for name, preset in ARCHITECTURES.items() if preset == kind), "tupe_r")
+    keys = ("encoder_layers", "encoder_embed_dim", "encoder_attention_heads", "encoder_ffn_embed_dim")
+    size = tuple(options[key] for key in keys)
+    return name + next((suffix for suffix, preset in SIZES.items() if preset == size), "")
+
+
+def build_checkpoint(weights, options, dictionary):
+    """A checkpoint of this project. weights: model state without settings and fingerprints; options: of the model."""
+    rows = len(weights["encoder.tokens.weight"])
+    if rows != len(dictionary):
+        raise ValueError(
+            f"the checkpoint has {rows} token vectors, the dictionary {len(dictionary)} types ({MASK} and the four "
+            "special tokens included); give the dict.txt that the model was trained with"
+        )
+    cfg = configuration(architecture_of(options), options)
+    model = build_model(cfg, dictionary)
+    settings = {key: value for key, value in model.state_dict().items() if key.endswith("_extra_state")}
+    model.load_state_dict({**settings, **weights}, strict=True, model_cfg=model.cfg)
+    return new_checkpoint(cfg, model.state_dict())
+
+
+def build_model(cfg, dictionary):
+    """The model that a checkpoint's configuration describes; loading weights into it creates their classification
+    heads."""
+    model_cfg = OmegaConf.create({**cfg["model"], "load_checkpoint_heads": True})
+    return models.build_model(model_cfg, MaskedLMTask(OmegaConf.create(cfg["task"]), dictionary))
+
+
+def write(checkpoint, dictionary_file, output):
+    """checkpoint.pt and dict.txt in the folder `output`; returns the checkpoint's path."""
+    output = Path(output)
+    output.mkdir(parents=True, exist_ok=True)
+    path = output / "checkpoint.pt"
+    if path.exists():
+        raise ValueError(f"{path} exists already; choose another folder or remove it")
+    target = output / "dict.txt"
+    if not target.exists() or not target.samefile(dictionary_file):
+        shutil.copyfile(dictionary_file, target)
+    save_atomically(checkpoint, path)
+    return path
+
+
+def floats(weights):
+    """Half-precision checkpoints become float32."""
+    return {key: value.float() if value.is_floating_point() else value for key, value in weights.items()}
+
+
+# ----------------------------------------------------------------------------------------------- the released TUPE code
+
+BODY = "decoder.sentence_encoder."
+RELEASED = [  # (a part of a name in the released code, the same part in ours)
+    (BODY + "embed_tokens.", "encoder.tokens."),
+    (BODY + "emb_layer_norm.", "encoder.embed_norm."),
+    (BODY + "pos.", "encoder.positions.untied.table."),
+    (BODY + "pos_ln.", "encoder.positions.untied.norm."),
+    (BODY + "pos_q_linear.", "encoder.positions.untied.q."),
+    (BODY + "pos_k_linear.", "encoder.positions.untied.k."),
+    (BODY + "relative_attention_bias.", "encoder.positions.t5.table."),
+    (BODY + "layers.", "encoder.layers."),
+    (".self_attn.in_proj_", ".attention.qkv."),
+    (".self_attn.out_proj.", ".attention.out."),
+    (".self_attn_layer_norm.", ".attention_norm."),
+    (".final_layer_norm.", ".ffn_norm."),
+    ("decoder.lm_head.layer_norm.", "lm_head.norm."),
+    ("decoder.lm_head.", "lm_head."),
+]
+
+
+def rename(name, table):
+    """A part with a leading dot is replaced anywhere, another one at the start."""
+    for old, new in table:
+        if old.startswith("."):
+            name = name.replace(old, new)
+        elif name.startswith(old):
+            name = new + name.removeprefix(old)
+    return name
+
+
+def our_name(name):
+    return rename(name, RELEASED)
+
+
+def released_name(name):
+    return rename(name, [(ours, theirs) for theirs, ours in RELEASED])
+
+
+def weights_from_released(state):
+    """Model state of the released code -> (weights of ours, model options that the tensors tell).
+
+    TUPE-R is told from TUPE-A by its table of relative biases. The number of heads is not in TUPE-A's tensors.
+    Raises ValueError for a model that is no TUPE, or holds tensors that have no counterpart.
+    """
+    state = floats(dict(state))
+    table = state.get(BODY + "pos.weight")
+    if table is None:
+        raise ValueError(f"this is no checkpoint of the released TUPE code: it has no {BODY}pos.weight")
+    state.pop(BODY + "rp_bucket", None)  # indices, computed again
+    for kind in ("weight", "bias"):  # some versions have both projections in one
+        if BODY + f"pos_proj.{kind}" in state:
+            parts = state.pop(BODY + f"pos_proj.{kind}").chunk(2)
+            state[BODY + f"pos_q_linear.{kind}"], state[BODY + f"pos_k_linear.{kind}"] = parts
+    if not torch.equal(
+        state.pop("decoder.lm_head.weight", state[BODY + "embed_tokens.weight"]), state[BODY + "embed_tokens.weight"]
+    ):
+        raise ValueError("decoder.lm_head.weight is not the token embedding: untied outputs are not supported")
+    for head in {key.split(".")[1] for key in state if key.startswith("classification_heads.")}:
+        if f"classification_heads.{head}.dense.weight" not in state:
+            logger.warning(f"leaving out the head {head!r}: it has no dense layer, and heads here have one")
+            state = {key: value for key, value in state.items() if not key.startswith(f"classification_heads.{head}.")}
+    weights = {our_name(key): value for key, value in state.items()}
+    unknown = sorted(key for key in weights if not key.startswith(("encoder.", "lm_head.", "classification_heads.")))
+    if unknown:
+        raise ValueError(f"tensors without a counterpart: {', '.join(unknown)}")
+    relative = weights.get("encoder.positions.t5.table.weight")
+    layers = {int(match.group(1)) for key in weights if (match := re.match(r"encoder\.layers\.(\d+)\.", key))}
+    options = {
+        "position": "untied" if relative is None else "untied+t5",
+        "cls": "untied",
+        "encoder_layers": len(layers),
+        "encoder_embed_dim": table.size(1),
+        "encoder_ffn_embed_dim": weights["encoder.layers.0.fc1.weight"].size(0),
+        "max_positions": len(table) - 1,
+    }
+    if relative is not None:
+        options["encoder_attention_heads"] = relative.size(1)
+    return weights, options
+
+
+def weights_to_released(weights):
+    """Model state of ours -> that of the released code. Raises ValueError if the tensors are not a TUPE-A's or -R's."""
+    state = {released_name(key): value for key, value in weights.items() if not key.endswith("_extra_state")}
+    if unknown := sorted(key for key in state if not key.startswith(("decoder.", "classification_heads."))):
+        raise ValueError(f"the released code has no counterpart of: {', '.join(unknown[:5])}")
+    state["decoder.lm_head.weight"] = state[BODY + "embed_tokens.weight"]
+    return state
+
+
+# Option of the released code -> our option.
+RELEASED_OPTIONS = {
+    key: key
+    for key in (
+        "encoder_layers", "encoder_embed_dim", "encoder_ffn_embed_dim", "encoder_attention_heads", "max_positions",
+        "dropout", "attention_dropout", "activation_dropout", "pooler_dropout",
+    )
+}  # fmt: skip
+
+
+def from_released(path, dictionary_file, heads=None):
+    """A checkpoint file of the released code -> a checkpoint of ours. heads: only where the file does not say."""
+    state = load_safely(path)
+    if not isinstance(state, dict) or "model" not in state:
+        raise ValueError(f"{path} has no model: not a fairseq checkpoint")
+    args = vars(state["args"]) if state.get("args") is not None else {}
+    weights, options = weights_from_released(state["model"])
+    said = {ours: args[theirs] for theirs, ours in RELEASED_OPTIONS.items() if args.get(theirs) is not None}
+    contradictions = [key for key in said if key in options and said[key] != options[key]]
+    if contradictions:
+        raise ValueError(f"{path}: options and tensors contradict each other in {', '.join(contradictions)}")
+    options = {**said, **options}
+    options.setdefault("encoder_attention_heads", heads)
+    if options["encoder_attention_heads"] is None:
+        raise ValueError(f"{path} does not say how many attention heads the model has; give --heads")
+    if args.get("activation_fn", "gelu") != "gelu" or args.get("encoder_normalize_before"):
+        raise ValueError(f"{path}: only post-layer-norm models with GELU are supported")
+    return build_checkpoint(weights, options, load_dictionary(dictionary_file))
+
+
+def to_released(path):
+    """A checkpoint of ours -> what the released code reads (its options as an `argparse.Namespace`).
+
+    Only TUPE-A and TUPE-R with untied [CLS], Transformer layers and softmax exist there.
+    """
+    checkpoint = training_state(path)
+    model = checkpoint["cfg"]["model"]
+    kind = {key: model[key] for key in ("position", "cls", "layer", "normaliser", "layer_norm_eps")}
+    possible = {"cls": "untied", "layer": "transformer", "normaliser": "softmax", "layer_norm_eps": 1e-5}
+    if kind["position"] not in ("untied", "untied+t5") or any(kind[key] != value for key, value in possible.items()):
+        raise ValueError(f"the released code has TUPE-A and TUPE-R only, not {kind}")
+    if model["_name"].startswith("electra"):
+        raise ValueError("the released code has no ELECTRA")
+    options = {theirs: model[ours] for theirs, ours in RELEASED_OPTIONS.items()}
+    size = "large" if options["encoder_layers"] == 24 else "base"
+    tokens = checkpoint["cfg"]["task"].get("tokens_per_sample", options["max_positions"])
+    args = argparse.Namespace(
+        **options, arch=f"bert_{size}", task="masked_lm", criterion="masked_lm", data=".", tokens_per_sample=tokens,
+        activation_fn="gelu", encoder_normalize_before=False, embedding_normalize=True,
+        rel_pos=kind["position"] == "untied+t5", mask_prob=0.15, leave_unmasked_prob=0.1, random_token_prob=0.1,
+        mask_whole_words=False, sample_break_mode="complete", seed=checkpoint["cfg"]["common"]["seed"],
+    )  # fmt: skip
+    history = {"criterion_name": "", "optimizer_name": "", "lr_scheduler_state": {}, "num_updates": 0}
+    return {
+        "args": args,
+        "model": weights_to_released(checkpoint["model"]),
+        "optimizer_history": [history],
+        "extra_state": {"train_iterator": {"epoch": 1, "iterations_in_epoch": 0}, "val_loss": None},
+        "last_optimizer_state": None,
+    }
+
+
+# ------------------------------------------------------------------------------------------------------ Hugging Face
+
+
+def read_hugging_face(folder):
+    """(config.json, tensors) of a folder that `save_pretrained` wrote."""
+    folder = Path(folder)
+    if not (folder / "config.json").is_file():
+        raise ValueError(f"{folder} has no config.json: not a Hugging Face checkpoint")
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    if (folder / "model.safetensors").is_file():
+        from safetensors.torch import load_file
+
+        return config, load_file(folder / "model.safetensors")
+    if (folder / "pytorch_model.bin").is_file():
+        return config, load_safely(folder / "pytorch_model.bin")
+    raise ValueError(f"{folder} has neither model.safetensors nor pytorch_model.bin (sharded files: save them as one)")
+
+
+BERT = [  # (a part of a name in BERT, the same part in ours)
+    ("embeddings.word_embeddings.", "encoder.tokens."),
+    ("embeddings.position_embeddings.", "encoder.positions.absolute.table."),
+    ("embeddings.LayerNorm.", "encoder.embed_norm."),
+    ("encoder.layer.", "encoder.layers."),
+    (".attention.output.dense.", ".attention.out."),
+    (".attention.output.LayerNorm.", ".attention_norm."),
+    (".intermediate.dense.", ".fc1."),
+    (".output.dense.", ".fc2."),
+    (".output.LayerNorm.", ".ffn_norm."),
+    ("cls.predictions.transform.dense.", "lm_head.dense."),
+    ("cls.predictions.transform.LayerNorm.", "lm_head.norm."),
+    ("cls.predictions.bias", "lm_head.bias"),
+]
+# BERT's name of a token that fairseq keeps at a fixed place -> that token.
+BERT_SPECIAL = {"[CLS]": "<s>", "[PAD]": "<pad>", "[SEP]": "</s>", "[UNK]": "<unk>", "[MASK]": MASK}
+
+
+def bert_token_order(vocabulary):
+    """BERT's ids in the order of our dictionary, and the dictionary. vocabulary: BERT's tokens by id."""
+    missing = [token for token in BERT_SPECIAL if token not in vocabulary]
+    if missing:
+        raise ValueError(f"the vocabulary has no {', '.join(missing)}")
+    dictionary = Dictionary()
+    for token in vocabulary:
+        if token not in BERT_SPECIAL:
+            if token in dictionary:
+                raise ValueError(f"the vocabulary has {token!r} twice, or as one of fairseq's special tokens")
+            dictionary.add_symbol(token)
+    dictionary.add_symbol(MASK)
+    ids = {BERT_SPECIAL.get(token, token): index for index, token in enumerate(vocabulary)}
+    return torch.tensor([ids[symbol] for symbol in dictionary.symbols]), dictionary
+
+
+def from_bert(folder):
+    """A Hugging Face BERT -> (a `bert_a` checkpoint, its dictionary).
+
+    The vector of token type 0 is added to the positions. Token ids change to fairseq's order: see `bert_token_order`.
+    BERT's next-sentence head is left out; a classifier with its pooler becomes the head sentence_classification_head.
+    """
+    config, state = read_hugging_face(folder)
+    known = {"model_type": "bert", "hidden_act": "gelu", "position_embedding_type": "absolute"}
+    for key, value in known.items():
+        if config.get(key, value) != value:
+            raise ValueError(f"{folder}: {key} is {config[key]!r}, only {value!r} can be converted")
+    vocabulary_file = Path(folder) / "vocab.txt"
+    if not vocabulary_file.is_file():
+        raise ValueError(
+            f"{folder} has no vocab.txt (a BERT tokenizer's save_pretrained or save_vocabulary writes one)"
+        )
+    order, dictionary = bert_token_order(vocabulary_file.read_text(encoding="utf-8").split("\n")[:-1])
+    state = {key.removeprefix("bert."): value.float() for key, value in state.items() if value.is_floating_point()}
+    state = {
+        key.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias"): value
+        for key, value in state.items()
+    }
+    token_types = state.pop("embeddings.token_type_embeddings.weight")
+    weights = {}
+    for layer in range(config["num_hidden_layers"]):
+        for kind in ("weight", "bias"):
+            parts = [
+                state.pop(f"encoder.layer.{layer}.attention.self.{part}.{kind}") for part in ("query", "key", "value")
+            ]
+            weights[f"encoder.layers.{layer}.attention.qkv.{kind}"] = torch.cat(parts)
+    pooler = {kind: state.pop(f"pooler.dense.{kind}", None) for kind in ("weight", "bias")}
+    for kind in ("weight", "bias"):
+        classifier = state.pop(f"classifier.{kind}", None)
+        if classifier is not None and pooler[kind] is not None:
+            weights[f"classification_heads.sentence_classification_head.dense.{kind}"] = pooler[kind]
+            weights[f"classification_heads.sentence_classification_head.out_proj.{kind}"] = classifier
+        for left_out in ("cls.seq_relationship", "cls.predictions.decoder"):  # the decoder is the token embedding
+            state.pop(f"{left_out}.{kind}", None)
+    weights.update({rename(key, BERT): value for key, value in state.items()})
+    if len(weights["encoder.tokens.weight"]) < len(order):
+        raise ValueError(
+            f"{folder}: vocab.txt has {len(order)} tokens, the model {len(weights['encoder.tokens.weight'])}"
+        )
+    weights["encoder.positions.absolute.table.weight"] = (
+        weights["encoder.positions.absolute.table.weight"] + token_types[0]
+    )
+    for key in ("encoder.tokens.weight", "lm_head.bias"):
+        if key in weights:
+            weights[key] = weights[key][order]
+    if "lm_head.bias" not in weights:
+        logger.warning(f"{folder} has no language-model head; it is made anew")
+        width = config["hidden_size"]
+        torch.nn.init.normal_(dense := torch.empty(width, width), std=0.02)
+        weights.update({"lm_head.dense.weight": dense, "lm_head.norm.weight": torch.ones(width)})
+        weights.update({key: torch.zeros(width) for key in ("lm_head.dense.bias", "lm_head.norm.bias")})
+        weights["lm_head.bias"] = torch.zeros(len(order))
+    options = {
+        "position": "absolute",
+        "cls": "tied",
+        "encoder_layers": config["num_hidden_layers"],
+        "encoder_embed_dim": config["hidden_size"],
+        "encoder_ffn_embed_dim": config["intermediate_size"],
+        "encoder_attention_heads": config["num_attention_heads"],
+        "max_positions": config["max_position_embeddings"],
+        "dropout": config["hidden_dropout_prob"],
+        "attention_dropout": config["attention_probs_dropout_prob"],
+        "layer_norm_eps": config["layer_norm_eps"],
+    }
+    return build_checkpoint(weights, options, dictionary), dictionary
+
+
+# ------------------------------------------------------------------------------------------------------ one entry point
+
+
+def convert(source, target, dictionary_file, output, heads=None, codes=None):
+    """What scripts/convert_checkpoint.py does; returns the path of the checkpoint written."""
+    source = Path(source)
+    if codes is not None and not Path(codes).is_file():
+        raise ValueError(f"there are no BPE codes {codes}")
+    if target == "released":
+        return write(to_released(source), dictionary_file, output)
+    if not source.is_dir():
+        path = write(from_released(source, dictionary_file, heads), dictionary_file, output)
+        if codes is not None:
+            shutil.copyfile(codes, Path(output) / "bpe.codes")
+        return path
+    config, _ = read_hugging_face(source)
+    if config.get("model_type") == "bert":
+        checkpoint, dictionary = from_bert(source)
+        Path(output).mkdir(parents=True, exist_ok=True)
+        own = Path(output) / "dict.txt"
+        dictionary.symbols.remove(MASK)  # added again wherever the file is read
+        dictionary.save(str(own))
+        return write(checkpoint, own, output)
+    raise ValueError(f"{source}: model_type is {config.get('model_type')!r}; 'bert' can be converted")
