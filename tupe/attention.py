@@ -1,5 +1,5 @@
 """Attention with every position term: the plain path, which reads like the formulas and is the oracle of every faster
-one.
+one, and the choice between them.
 
 B batch, L sequence length, H heads, D width of a head, E width of a value head (D, but for gated attention units).
 
@@ -13,6 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .kernels import blocked_attention
+from .positions import overrides
+
 
 class Terms(NamedTuple):
     """What attention needs beside q, k and v and does not depend on them; made once per forward (see
@@ -21,7 +24,8 @@ class Terms(NamedTuple):
     scale: float
     bias: Tensor | None = None  # [H, L, L], or [B, H, L, L] with -inf at padded keys; float32
     gate: Tensor | None = None  # [H, L, L]
-    real: Tensor | None = None  # [B, 1, 1, L], False at padded keys; only for normalisers other than softmax
+    real: Tensor | None = None  # [B, 1, 1, L], False at padded keys; where it is given, the bias knows no padding
+    path: str = "plain"  # how `attend` computes: a name from PATHS
 
 
 def softmax(logits, real):
@@ -75,9 +79,60 @@ def attention_weights(q, k, terms, content=None, normaliser="softmax"):
 
 def attend(q, k, v, positions, terms, layer, normaliser="softmax", dropout=0.0):
     """Mix the values v [B, H, L, E] -> [B, H, L, E]. dropout: probability, already 0 outside training."""
+    return PATHS[terms.path](q, k, v, positions, terms, layer, normaliser, dropout)
+
+
+def plain(q, k, v, positions, terms, layer, normaliser, dropout):
+    """Every scheme, every normaliser, every device."""
     content = positions.content(q, k, layer)
     q, k, v = positions.rotate(q, k, v)
     weights = F.dropout(attention_weights(q, k, terms, content, normaliser), dropout)
     out = positions.unrotate(weights @ v)
     value = positions.value(weights, layer)
     return out if value is None else out + value
+
+
+def blocked(q, k, v, positions, terms, layer, normaliser, dropout):
+    """For CPUs: see `kernels.BlockedAttention`."""
+    q, k, v = positions.rotate(q, k, v)
+    return positions.unrotate(blocked_attention(q, k, v, terms.bias, terms.real, terms.scale, dropout))
+
+
+def sdpa(q, k, v, positions, terms, layer, normaliser, dropout):
+    """PyTorch's fused kernels for GPUs, of which those that differentiate a bias read it in q's precision."""
+    q, k, v = positions.rotate(q, k, v)
+    bias = None if terms.bias is None else terms.bias.to(q.dtype)
+    out = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=dropout, scale=terms.scale)
+    return positions.unrotate(out)
+
+
+PATHS = {"plain": plain, "blocked": blocked, "sdpa": sdpa}
+
+
+def choose(request, positions, normaliser, device, dtype):
+    """(path, reason) for a forward; request: a name from PATHS, or "auto".
+
+    Raises ValueError, with the reason, where the requested path cannot compute what the model needs.
+    """
+    lack = why_not_fast(positions, normaliser, dtype)
+    if request == "plain":
+        return "plain", "asked for"
+    if request == "auto":
+        path = {"cpu": "blocked", "cuda": "sdpa"}.get(device.type, "plain")
+        return ("plain", lack) if lack else (path, f"the faster one on {device.type}")
+    if request not in PATHS:
+        raise ValueError(f"unknown attention path {request!r}; valid: auto, {', '.join(PATHS)}")
+    if request == "blocked" and device.type != "cpu":
+        lack = f"it is for CPUs, not for {device.type}"
+    if lack:
+        raise ValueError(f"attention={request} is not possible: {lack}; valid here: auto, plain")
+    return request, "asked for"
+
+
+def why_not_fast(positions, normaliser, dtype):
+    """Why only the plain path will do, or None."""
+    if normaliser != "softmax":
+        return f"normaliser {normaliser} needs all weights"
+    if any(overrides(scheme, "content", "gate", "value") for scheme in positions.of_layer(0)):
+        return f"position {positions.name} has terms that need all weights"
+    return f"{dtype} is for checking" if dtype == torch.float64 else None

@@ -4,12 +4,18 @@ to every layer.
 B batch, L sequence length, C model width, H heads, D = C / H, N layers.
 """
 
+import logging
+
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
-from .attention import NORMALISERS, Terms, attend, attention_weights
+from .attention import NORMALISERS, Terms, attend, attention_weights, choose
+from .kernels import Linear, dropout, linear, lm_loss
 from .positions import Dims, Positions
+
+logger = logging.getLogger(__name__)
 
 
 class Attention(nn.Module):
@@ -19,8 +25,8 @@ class Attention(nn.Module):
     def __init__(self, dims, dropout, normaliser):
         super().__init__()
         self.heads, self.dropout, self.normaliser = dims.heads, dropout, normaliser
-        self.qkv = nn.Linear(dims.width, 3 * dims.width)
-        self.out = nn.Linear(dims.width, dims.width)
+        self.qkv = Linear(dims.width, 3 * dims.width)
+        self.out = Linear(dims.width, dims.width)
 
     def project(self, x):
         """[B, L, C] -> q, k, v, [B, H, L, D] each."""
@@ -28,8 +34,8 @@ class Attention(nn.Module):
 
     def forward(self, x, positions, terms, layer):
         q, k, v = self.project(x)
-        dropout = self.dropout if self.training else 0.0
-        mixed = attend(q, k, v, positions, terms, layer, self.normaliser, dropout)  # [B, H, L, D]
+        p = self.dropout if self.training else 0.0
+        mixed = attend(q, k, v, positions, terms, layer, self.normaliser, p)  # [B, H, L, D]
         return self.out(mixed.transpose(1, 2).flatten(2))
 
 
@@ -41,8 +47,8 @@ class TransformerLayer(nn.Module):
         self.dropout, self.activation_dropout = dropout, activation_dropout
         self.attention = Attention(dims, attention_dropout, normaliser)
         self.attention_norm = nn.LayerNorm(dims.width)
-        self.fc1 = nn.Linear(dims.width, ffn)
-        self.fc2 = nn.Linear(ffn, dims.width)
+        self.fc1 = Linear(dims.width, ffn)
+        self.fc2 = Linear(ffn, dims.width)
         self.ffn_norm = nn.LayerNorm(dims.width)
 
     @staticmethod
@@ -52,9 +58,9 @@ class TransformerLayer(nn.Module):
     def forward(self, x, positions, terms, layer):
         """x: [B, L, C]; layer: index of this layer."""
         y = self.attention(x, positions, terms, layer)
-        x = self.attention_norm(x + F.dropout(y, self.dropout, self.training))
-        y = F.dropout(F.gelu(self.fc1(x)), self.activation_dropout, self.training)
-        return self.ffn_norm(x + F.dropout(self.fc2(y), self.dropout, self.training))
+        x = self.attention_norm(x + dropout(y, self.dropout, self.training))
+        y = dropout(F.gelu(self.fc1(x)), self.activation_dropout, self.training)
+        return self.ffn_norm(x + dropout(self.fc2(y), self.dropout, self.training))
 
 
 class GatedAttentionLayer(nn.Module):
@@ -70,12 +76,12 @@ class GatedAttentionLayer(nn.Module):
     def __init__(self, dims, ffn, dropout, attention_dropout, activation_dropout, normaliser):
         super().__init__()
         self.dropout, self.attention_dropout, self.normaliser = dropout, attention_dropout, normaliser
-        self.u = nn.Linear(dims.width, dims.value_dim)
-        self.v = nn.Linear(dims.width, dims.value_dim)
-        self.z = nn.Linear(dims.width, dims.head_dim)
+        self.u = Linear(dims.width, dims.value_dim)
+        self.v = Linear(dims.width, dims.value_dim)
+        self.z = Linear(dims.width, dims.head_dim)
         self.scale = nn.Parameter(torch.ones(2, dims.head_dim))  # of q and k
         self.shift = nn.Parameter(torch.zeros(2, dims.head_dim))
-        self.out = nn.Linear(dims.value_dim, dims.width)
+        self.out = Linear(dims.value_dim, dims.width)
         self.norm = nn.LayerNorm(dims.width)
 
     @classmethod
@@ -90,10 +96,10 @@ class GatedAttentionLayer(nn.Module):
 
     def forward(self, x, positions, terms, layer):
         q, k, v = self.project(x)
-        dropout = self.attention_dropout if self.training else 0.0
-        mixed = attend(q, k, v, positions, terms, layer, self.normaliser, dropout).squeeze(1)  # [B, L, E]
+        p = self.attention_dropout if self.training else 0.0
+        mixed = attend(q, k, v, positions, terms, layer, self.normaliser, p).squeeze(1)  # [B, L, E]
         y = self.out(F.silu(self.u(x)) * mixed)
-        return self.norm(x + F.dropout(y, self.dropout, self.training))
+        return self.norm(x + dropout(y, self.dropout, self.training))
 
 
 LAYERS = {"transformer": TransformerLayer, "gau": GatedAttentionLayer}
@@ -103,12 +109,15 @@ class Encoder(nn.Module):
     """Token ids [B, L] -> features [B, L, C].
 
     position, cls: see `Positions`. layer: a name from LAYERS. normaliser: a name from NORMALISERS. pad: the id of
-    padding; padded positions are never attended to. Raises ValueError for sizes or names that do not fit.
+    padding; padded positions are never attended to. attention: how attention is computed, see `attention.choose`.
+    checkpoint_activations: keep only the inputs of layers and compute the rest again in the backward pass.
+    Raises ValueError for sizes or names that do not fit.
     """
 
     def __init__(
         self, vocab, pad, *, layers, width, ffn, heads, max_positions, position, cls="tied", layer="transformer",
-        normaliser="softmax", dropout=0.1, attention_dropout=0.1, activation_dropout=0.0,
+        normaliser="softmax", dropout=0.1, attention_dropout=0.1, activation_dropout=0.0, attention="auto",
+        checkpoint_activations=False,
     ):  # fmt: skip
         super().__init__()
         if width % heads:
@@ -120,6 +129,7 @@ class Encoder(nn.Module):
         kind = LAYERS[layer]
         dims = kind.dims(max_positions, width, heads, layers)
         self.pad, self.dropout, self.normaliser = pad, dropout, normaliser
+        self.attention, self.attention_path, self.checkpoint_activations = attention, None, checkpoint_activations
         self.tokens = nn.Embedding(vocab, width, padding_idx=pad)
         self.positions = Positions(position, dims, cls)
         self.embed_norm = nn.LayerNorm(width)
@@ -131,17 +141,19 @@ class Encoder(nn.Module):
         if layer == "transformer" and normaliser in ("l2", "swish_l2"):
             self.apply(calm_values(max_positions))
 
-    def forward(self, tokens, return_all_hiddens=False):
+    def forward(self, tokens, return_all_hiddens=False, padded=None):
         """Returns features [B, L, C] and, if asked for, the list of N + 1 hidden states [B, L, C] (embeddings
-        first)."""
-        return self.transform(self.embed(tokens), tokens, return_all_hiddens)
+        first). padded: whether there is padding, for callers that know; else a GPU is waited for to find out."""
+        return self.transform(self.embed(tokens), tokens, return_all_hiddens, padded)
 
-    def transform(self, x, tokens, return_all_hiddens=False):
+    def transform(self, x, tokens, return_all_hiddens=False, padded=None):
         """All layers on embedded tokens x [B, L, C]; returns what `forward` does."""
-        terms = self.terms(tokens)
+        terms = self.terms(tokens, self.choose_path(x), padded)
+        again = self.checkpoint_activations and self.training and torch.is_grad_enabled()
         hiddens = [x]
         for index, layer in enumerate(self.layers):
-            x = layer(x, self.positions, terms[index], index)
+            args = x, self.positions, terms[index], index
+            x = checkpoint(layer, *args, use_reentrant=False) if again else layer(*args)
             if return_all_hiddens:
                 hiddens.append(x)
         return x, hiddens if return_all_hiddens else None
@@ -152,24 +164,35 @@ class Encoder(nn.Module):
         position_vectors = self.positions.embed(tokens.size(1))
         if position_vectors is not None:
             x = x + position_vectors.to(x.dtype)
-        return F.dropout(self.embed_norm(x), self.dropout, self.training)
+        return dropout(self.embed_norm(x), self.dropout, self.training)
 
-    def terms(self, tokens):
+    def choose_path(self, x):
+        """How attention is computed on x's device and dtype; says so when the answer changes."""
+        path, reason = choose(self.attention, self.positions, self.normaliser, x.device, x.dtype)
+        if path != self.attention_path:
+            self.attention_path = path
+            logger.info(f"attention path: {path} ({reason})")
+        return path
+
+    def terms(self, tokens, path="plain", padded=None):
         """One `Terms` per layer; made once per forward, and one and the same object unless a scheme is per layer.
 
         Without padding the bias stays [H, L, L] and broadcasts over the batch. Padding is merged into it, once and out
-        of place, under softmax; other normalisers get it as a mask, because they do not turn -inf into 0.
+        of place, under softmax; other normalisers get it as a mask, because they do not turn -inf into 0, and so does
+        the blocked path, because it then needs nothing of size B x H x L x L.
         """
         padding = tokens.eq(self.pad)
-        padding = padding[:, None, None, :] if padding.any() else None  # [B, 1, 1, L]
+        padded = bool(padding.any()) if padded is None else padded
+        padding = padding[:, None, None, :] if padded else None  # [B, 1, 1, L]
+        scale = self.positions.scale
 
         def merge(bias, gate):
             if padding is None:
-                return Terms(self.positions.scale, bias, gate)
-            if self.normaliser != "softmax":
-                return Terms(self.positions.scale, bias, gate, ~padding)
+                return Terms(scale, bias, gate, None, path)
+            if self.normaliser != "softmax" or path == "blocked":
+                return Terms(scale, bias, gate, ~padding, path)
             bias = padding.new_zeros(1, 1, 1, dtype=torch.float32) if bias is None else bias
-            return Terms(self.positions.scale, bias.masked_fill(padding, float("-inf")), gate)  # [B, H or 1, L or 1, L]
+            return Terms(scale, bias.masked_fill(padding, float("-inf")), gate, None, path)  # [B, H or 1, L or 1, L]
 
         pairs = self.positions.terms(tokens.size(1))
         return [merge(*pair) for pair in pairs] if self.positions.per_layer else [merge(*pairs[0])] * len(pairs)
@@ -245,14 +268,18 @@ class LMHead(nn.Module):
 
     def __init__(self, width, vocab):
         super().__init__()
-        self.dense = nn.Linear(width, width)
+        self.dense = Linear(width, width)
         self.norm = nn.LayerNorm(width)
         self.bias = nn.Parameter(torch.zeros(vocab))
         self.apply(init_bert)
 
     def forward(self, x, weight):
         """x: [..., C]; weight: [V, C]; result [..., V]."""
-        return F.linear(self.norm(F.gelu(self.dense(x))), weight, self.bias)
+        return linear(self.norm(F.gelu(self.dense(x))), weight, self.bias)
+
+    def loss(self, x, weight, targets):
+        """Sum of the cross-entropies of targets [n], as `cross_entropy(forward(x, weight), targets)`; x: [n, C]."""
+        return lm_loss(self.norm(F.gelu(self.dense(x))), weight, self.bias, targets)
 
 
 class ClassificationHead(nn.Module):

@@ -1,0 +1,395 @@
+"""Every faster path against the plain one: outputs, all gradients, dropout, and what a step allocates."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from tupe import kernels
+from tupe.attention import choose
+from tupe.encoder import Encoder, LMHead
+from tupe.positions import PositionScheme
+
+V, PAD, N, C, H, MAX = 40, 1, 2, 32, 4, 40
+FAST = ["blocked", "sdpa"]
+SOFTMAX = ["nopos", "absolute", "untied", "untied+t5", "alibi", "rope", "t5:layer"]
+
+
+def encoder(position="untied+t5", cls=None, **options):
+    torch.manual_seed(1)
+    cls = cls or ("untied" if "untied" in position else "tied")
+    settings = {"dropout": 0.0, "attention_dropout": 0.0, **options}
+    model = Encoder(
+        V, PAD, layers=N, width=C, ffn=2 * C, heads=H, max_positions=MAX, position=position, cls=cls, **settings
+    )
+    for p in model.parameters():  # far from 0, so that no term is too small to be seen
+        p.data += 0.2 * torch.randn_like(p)
+    return model
+
+
+def batch(length=MAX, padding=(), size=3):
+    tokens = torch.randint(4, V, (size, length), generator=torch.Generator().manual_seed(length))
+    for row, count in enumerate(padding):
+        tokens[row, length - count :] = PAD
+    return tokens
+
+
+def outcome(model, tokens):
+    """Features at real tokens and the gradients of all parameters."""
+    model.zero_grad()
+    features, _ = model(tokens)
+    features = features[tokens.ne(PAD)]
+    weights = torch.randn(features.shape, generator=torch.Generator().manual_seed(0))
+    (features * weights).sum().backward()
+    return features.detach(), {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+
+
+def assert_same(ours, plain, tolerance):
+    torch.testing.assert_close(ours[0], plain[0], rtol=tolerance, atol=tolerance)
+    assert ours[1].keys() == plain[1].keys()
+    for name, gradient in plain[1].items():
+        off = (ours[1][name] - gradient).norm() / gradient.norm().clamp(min=1e-3)
+        assert off < 10 * tolerance, f"{name}: relative error {off:.1e}"
+
+
+@pytest.mark.parametrize("padding", [(), (0, 5, 39)], ids=["full", "padded"])
+@pytest.mark.parametrize("length", [MAX, 39, 1], ids="L{}".format)
+@pytest.mark.parametrize("position", SOFTMAX)
+@pytest.mark.parametrize("path", FAST)
+def test_equals_plain(path, position, length, padding, monkeypatch):
+    tokens = batch(length, [min(count, length - 1) for count in padding])
+    expected = outcome(encoder(position, attention="plain"), tokens)
+    for block in (1, 2**18) if path == "blocked" else (1,):  # one [L, L] block at a time; many
+        monkeypatch.setattr(kernels, "BLOCK", block)
+        assert_same(outcome(encoder(position, attention=path), tokens), expected, 1e-5)
+
+
+@pytest.mark.parametrize("path", FAST)
+def test_gated_attention_unit(path):
+    tokens = batch(padding=(0, 3, 9))
+    expected = outcome(encoder("t5", layer="gau", attention="plain"), tokens)
+    assert_same(outcome(encoder("t5", layer="gau", attention=path), tokens), expected, 1e-5)
+
+
+@pytest.mark.parametrize("dtype, tolerance", [(torch.bfloat16, 3e-2), (torch.float16, 4e-3)], ids=["bf16", "fp16"])
+@pytest.mark.parametrize("path", FAST)
+def test_attention_in_low_precision(path, dtype, tolerance):
+    """Output and gradients of q, k, v and the bias against the same in float64; tolerance: of the relative error."""
+    from types import SimpleNamespace
+
+    from tupe.attention import PATHS, Terms
+
+    generator = torch.Generator().manual_seed(0)
+    identity = SimpleNamespace(
+        rotate=lambda *x: x, unrotate=lambda x: x, content=lambda *x: None, value=lambda *x: None
+    )
+    qkv = [torch.randn(2, H, MAX - 1, 8, generator=generator).to(dtype).requires_grad_() for _ in range(3)]
+    bias = torch.randn(H, MAX - 1, MAX - 1, generator=generator).requires_grad_()
+    gradient = torch.randn(2, H, MAX - 1, 8, generator=generator)
+
+    def run(path, q, k, v, bias):
+        out = PATHS[path](q, k, v, identity, Terms(8**-0.5, bias), 0, "softmax", 0.0)
+        return out, *torch.autograd.grad(out, (q, k, v, bias), gradient.to(out.dtype))
+
+    exact = run("plain", *(x.detach().double().requires_grad_() for x in (*qkv, bias)))
+    for ours, theirs in zip(run(path, *qkv, bias), exact, strict=True):
+        assert (ours - theirs).norm() / theirs.norm() < tolerance
+
+
+@pytest.mark.parametrize("p", [0.1, 0.5])
+def test_dropout_mask(p):
+    """The share of dropped entries, the independence of neighbours, the scale, and a gradient with the same mask."""
+    torch.manual_seed(0)
+    x = torch.ones(1000, 1000, requires_grad=True)
+    y = kernels.dropout(x, p, True)
+    y.sum().backward()
+    torch.testing.assert_close(x.grad, y.detach(), rtol=0, atol=0)
+    kept = (y > 0).double()
+    bound = 5 * (p * (1 - p) / 1e6) ** 0.5  # five standard deviations
+    assert abs(kept.mean() - (1 - p)) < bound
+    assert set(y.detach().unique().tolist()) == {0.0, y.max().item()} and abs(y.max().item() * (1 - p) - 1) < 1e-4
+    for a, b in ((kept[:, 1:], kept[:, :-1]), (kept[1:], kept[:-1]), (kept[:, 4:], kept[:, :-4])):
+        assert abs((a * b).mean() - (1 - p) ** 2) < 3 * bound
+    assert not torch.equal(kernels.dropout(x, p, True), y)
+    torch.manual_seed(0)
+    assert torch.equal(kernels.dropout(x, p, True), y)
+    assert kernels.dropout(x, p, False) is x
+
+
+@pytest.mark.parametrize("path", ["plain", *FAST])
+def test_attention_dropout(path):
+    """The mean over many draws is the result without dropout, and so is the mean gradient; draws vary as they
+    should."""
+    p, draws, length = 0.2, 2000, 6
+    generator = torch.Generator().manual_seed(3)
+    q, k, v = (torch.randn(1, H, length, 8, generator=generator) for _ in range(3))
+    bias = torch.randn(H, length, length, generator=generator)
+    from types import SimpleNamespace
+
+    from tupe.attention import PATHS, Terms
+
+    identity = SimpleNamespace(
+        rotate=lambda *x: x, unrotate=lambda x: x, content=lambda *x: None, value=lambda *x: None
+    )
+
+    def run(q, k, v, bias, p):
+        return PATHS[path](q, k, v, identity, Terms(8**-0.5, bias), 0, "softmax", p)
+
+    torch.manual_seed(0)
+    repeated = [x.expand(draws, -1, -1, -1).clone().requires_grad_() for x in (q, k, v)]
+    out = run(*repeated, bias, p)
+    exact_inputs = [x.clone().requires_grad_() for x in (q, k, v)]
+    exact = run(*exact_inputs, bias, 0.0)
+    weights = torch.softmax(q @ k.transpose(2, 3) * 8**-0.5 + bias, -1)
+    # Var of sum_j a_j v_j m_j / (1 - p) with m_j ~ Bernoulli(1 - p)
+    variance = (weights.square() @ v.square()) * p / (1 - p)
+    error = (out.mean(0) - exact[0]) / (variance[0] / draws).sqrt()
+    assert error.abs().max() < 5
+    assert ((out.var(0) / variance[0]) - 1).abs().max() < 0.25
+    gradient = torch.randn(exact.shape, generator=generator)
+    ours = torch.autograd.grad(out, repeated, gradient.expand(draws, -1, -1, -1))
+    for mean, theirs in zip(ours, torch.autograd.grad(exact, exact_inputs, gradient), strict=True):
+        spread = mean.std(0) / draws**0.5
+        assert ((mean.mean(0) - theirs[0]).abs() < 5.5 * spread + 1e-6).all()
+
+
+def test_blocked_gradient_with_dropout(monkeypatch):
+    """The gradient belongs to the very masks of the forward pass: it is the difference quotient under one seed."""
+    p = 0.3
+    q, k, v = (torch.randn(2, H, 5, 8, generator=torch.Generator().manual_seed(i)).requires_grad_() for i in range(3))
+    bias = torch.randn(H, 5, 5, requires_grad=True)
+    gradient = torch.randn(2, H, 5, 8)
+
+    def loss(*inputs):
+        torch.manual_seed(7)
+        return (kernels.blocked_attention(*inputs, None, 8**-0.5, p) * gradient).sum()
+
+    inputs = (q, k, v, bias)
+    gradients = torch.autograd.grad(loss(*inputs), inputs)
+    for index, ours in enumerate(gradients):
+        direction, step = torch.randn_like(ours), 1e-2
+        moved = [[x + sign * step * direction if i == index else x for i, x in enumerate(inputs)] for sign in (1, -1)]
+        quotient = (loss(*moved[0]) - loss(*moved[1])) / (2 * step)
+        torch.testing.assert_close((ours * direction).sum(), quotient, rtol=1e-2, atol=5e-3)
+
+
+def test_choice():
+    model, device = encoder(), torch.device("cpu")
+    ask = lambda request, **o: choose(  # noqa: E731
+        request, o.get("positions", model.positions), o.get("normaliser", "softmax"),
+        torch.device(o.get("device", "cpu")), o.get("dtype", torch.float32),
+    )  # fmt: skip
+    assert ask("auto")[0] == "blocked" and ask("auto", device="cuda")[0] == "sdpa"
+    assert ask("auto", device="mps")[0] == "plain" and ask("plain", device="cuda")[0] == "plain"
+    assert ask("auto", dtype=torch.float64)[0] == "plain"
+    path, reason = ask("auto", normaliser="l2")
+    assert path == "plain" and "l2" in reason
+    shaw = encoder("shaw").positions
+    assert ask("auto", positions=shaw)[0] == "plain"
+    with pytest.raises(ValueError, match="shaw.*valid here"):
+        ask("sdpa", positions=shaw)
+    with pytest.raises(ValueError, match="for CPUs"):
+        ask("blocked", device="cuda")
+    with pytest.raises(ValueError, match="unknown attention path 'flash'; valid: auto, plain, blocked, sdpa"):
+        ask("flash")
+    assert choose("blocked", model.positions, "softmax", device, torch.float32) == ("blocked", "asked for")
+
+
+def test_says_which_path_it_took(caplog):
+    model = encoder()
+    with caplog.at_level("INFO"):
+        model(batch()), model(batch())
+    assert [r.message for r in caplog.records] == ["attention path: blocked (the faster one on cpu)"]
+
+
+# ---- guards: the bias is made once, never copied per sequence
+
+
+class Sizes(TorchDispatchMode):
+    """Counts the results of operations with at least `entries` entries that are new memory, not views."""
+
+    def __init__(self, entries):
+        super().__init__()
+        self.entries, self.found = entries, []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        inputs = {x.untyped_storage().data_ptr() for x in args if isinstance(x, torch.Tensor)}
+        for x in result if isinstance(result, tuple | list) else [result]:
+            new = isinstance(x, torch.Tensor) and x.untyped_storage().data_ptr() not in inputs
+            if new and x.untyped_storage().nbytes() // x.element_size() >= self.entries:
+                self.found.append((str(func), tuple(x.shape)))
+        return result
+
+
+def big_tensors(position, path, tokens, **options):
+    """Allocations of B x H x L x L entries or more in a forward and backward pass."""
+    model = encoder(position, attention=path, **options)
+    with Sizes(tokens.size(0) * H * tokens.size(1) ** 2) as sizes:
+        model(tokens)[0].sum().backward()
+    return sizes.found
+
+
+@pytest.mark.parametrize("position", ["untied", "untied+t5"])
+def test_no_bias_per_sequence(position):
+    """B H L L = 12 * 4 * 40 * 40 entries: more than any other tensor of this model."""
+    full, padded = batch(size=12), batch(size=12, padding=(0, 3, 7))
+    for tokens in (full, padded):
+        assert big_tensors(position, "blocked", tokens) == []
+    # Plain: with positions, one more than without (the sum with the logits) and its gradient per layer; and with
+    # padding one for the whole model, plus its gradient.
+    merged = [
+        [name for name, _ in big_tensors(position, "plain", tokens) if "masked_fill" in name]
+        for tokens in (full, padded)
+    ]
+    assert merged[0] == [] and len(merged[1]) == 2, merged  # forward, backward
+    with torch.no_grad():
+        terms = encoder(position).terms(full)
+    assert all(t.bias.shape == (H, MAX, MAX) and t.bias.untyped_storage().nbytes() == 4 * H * MAX**2 for t in terms)
+
+
+@pytest.mark.parametrize("padding", [(), (0, 5)], ids=["full", "padded"])
+@pytest.mark.parametrize("path", ["plain", *FAST])
+def test_bias_is_computed_once(path, padding, monkeypatch):
+    model = encoder("untied+t5", attention=path)
+    calls = []
+    for name, scheme in model.positions.items():
+        bias = scheme.bias
+        monkeypatch.setattr(scheme, "bias", lambda *args, name=name, bias=bias: calls.append(name) or bias(*args))
+    model(batch(padding=padding))
+    assert sorted(calls) == ["t5", "untied"]
+    assert {id(t.bias) for t in model.terms(batch(padding=padding))}.__len__() == 1
+    assert isinstance(scheme, PositionScheme)
+
+
+def saved_bytes(position, path, tokens, **options):
+    """Memory that the forward pass keeps for the backward pass, every storage counted once."""
+    model = encoder(position, attention=path, attention_dropout=0.1, dropout=0.1, **options)
+    owned = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    storages = {}
+
+    def pack(x):
+        if x.untyped_storage().data_ptr() not in owned:
+            storages[x.untyped_storage().data_ptr()] = x.untyped_storage()
+        return x
+
+    with saved_tensors_hooks(pack, lambda x: x):
+        model(tokens)[0].sum()
+    return sum(s.nbytes() for s in storages.values())
+
+
+@pytest.mark.parametrize("path", ["plain", "blocked"])
+def test_memory_with_and_without_positions(path):
+    """Positions cost a constant, not something per sequence: independent of B, and no more than the position terms."""
+    extra = []
+    for size in (4, 16):
+        tokens = batch(size=size)
+        extra.append(saved_bytes("untied+t5", path, tokens) - saved_bytes("nopos", path, tokens))
+    one_bias = 4 * H * MAX**2
+    assert extra[0] == extra[1], "positions cost memory per sequence"
+    assert 0 < extra[0] < 6 * one_bias + 20 * 4 * MAX * C
+
+
+def test_blocked_keeps_less_memory_than_plain():
+    tokens = batch(size=16)
+    assert saved_bytes("untied+t5", "blocked", tokens) < 0.6 * saved_bytes("untied+t5", "plain", tokens)
+
+
+# ---- products, loss, options of the encoder
+
+
+@pytest.mark.parametrize("needs", ["xwb", "xw", "w", "x"])
+def test_linear(needs):
+    x, w, b = torch.randn(3, 5, 16), torch.randn(7, 16), torch.randn(7)
+    for tensor, name in ((x, "x"), (w, "w"), (b, "b")):
+        tensor.requires_grad_(name in needs)
+    bias = b if "b" in needs else None
+    wanted = [t for t in (x, w, bias) if t is not None and t.requires_grad]
+    ours, theirs = kernels.linear(x, w, bias), F.linear(x, w, bias)
+    torch.testing.assert_close(ours, theirs)
+    g = torch.randn(3, 7, 5).transpose(1, 2)  # not contiguous
+    for a, e in zip(torch.autograd.grad(ours, wanted, g), torch.autograd.grad(theirs, wanted, g), strict=True):
+        torch.testing.assert_close(a, e)
+
+
+@pytest.mark.skipif(not kernels.ONEDNN, reason="this PyTorch has no oneDNN")
+def test_linear_uses_onednn_where_it_should():
+    x, w = torch.randn(4, 16, requires_grad=True), torch.randn(7, 16)
+    assert "OneDnn" in kernels.linear(x, w).grad_fn.next_functions[0][0].name() + kernels.linear(x, w).grad_fn.name()
+    assert kernels.linear(x.double(), w.double()).dtype == torch.float64
+    with torch.autocast("cpu", torch.bfloat16):
+        assert kernels.linear(x, w).dtype == torch.bfloat16
+
+
+def test_dense_before_onednn():
+    """oneDNN multiplies with gaps between rows, but a thousand times slower: they must be closed before."""
+    x = torch.randn(6, 20)
+    for view in (x, x.t(), x[:, :5], x[:, :5].t(), x[::2], x[0].expand(4, 20)):
+        closed = kernels.dense(view)
+        assert torch.equal(closed, view) and (closed.is_contiguous() or closed.t().is_contiguous())
+    assert kernels.dense(x.t()).data_ptr() == x.data_ptr()
+
+
+@pytest.mark.parametrize("rows", [4, 1024])
+@pytest.mark.parametrize("n", [0, 1, 11])
+def test_lm_loss(n, rows, monkeypatch):
+    monkeypatch.setattr(kernels, "ROWS", rows)
+    x, w, b = torch.randn(n, 8), torch.randn(V, 8), torch.randn(V)
+    inputs = [t.requires_grad_() for t in (x, w, b)]
+    targets = torch.randint(V, (n,))
+    ours = kernels.lm_loss(*inputs, targets)
+    theirs = F.cross_entropy(F.linear(*inputs), targets, reduction="sum")
+    torch.testing.assert_close(ours, theirs)
+    for a, e in zip(torch.autograd.grad(3 * ours, inputs), torch.autograd.grad(3 * theirs, inputs), strict=True):
+        torch.testing.assert_close(a, e)
+    with torch.no_grad():
+        torch.testing.assert_close(kernels.lm_loss(*inputs, targets), theirs)
+
+
+def test_lm_loss_never_holds_all_logits(monkeypatch):
+    monkeypatch.setattr(kernels, "ROWS", 4)
+    head, x, weight = LMHead(8, 500), torch.randn(40, 8, requires_grad=True), torch.randn(500, 8, requires_grad=True)
+    with Sizes(40 * 500) as sizes:
+        head.loss(x, weight, torch.randint(500, (40,))).backward()
+    assert sizes.found == []
+    with Sizes(40 * 500) as sizes:
+        F.cross_entropy(head(x, weight), torch.randint(500, (40,))).backward()
+    assert sizes.found != []
+
+
+def test_lm_loss_in_bf16():
+    head, x, weight = LMHead(8, V), torch.randn(11, 8), torch.randn(V, 8)
+    targets = torch.randint(V, (11,))
+    expected = head.loss(x, weight, targets)
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = head.loss(x, weight, targets)
+    assert loss.dtype == torch.float32
+    torch.testing.assert_close(loss, expected, rtol=2e-2, atol=0)
+
+
+@pytest.mark.parametrize("path", ["plain", "blocked"])
+def test_checkpointed_activations(path):
+    """The same numbers with dropout, because the same masks are drawn again, and less memory."""
+    results = []
+    for again in (False, True):
+        model = encoder(attention=path, dropout=0.1, attention_dropout=0.1, checkpoint_activations=again)
+        torch.manual_seed(5)
+        results.append(outcome(model, batch(padding=(0, 4))))
+    assert_same(results[1], results[0], 1e-6)
+    calls = []
+    model.layers[0].register_forward_pre_hook(lambda *args: calls.append(1))
+    outcome(model, batch())
+    assert len(calls) == 2  # forward, and again in the backward pass
+    model.eval()
+    outcome(model, batch())
+    assert len(calls) == 3  # where memory is not scarce, once
+    few, many = (saved_bytes("untied", path, batch(), checkpoint_activations=again) for again in (True, False))
+    assert few < 0.3 * many
+
+
+def test_padding_known_beforehand():
+    model, tokens = encoder().eval(), batch(padding=(0, 4))
+    torch.testing.assert_close(model(tokens, padded=True)[0], model(tokens)[0])
+    torch.testing.assert_close(model(batch(), padded=False)[0], model(batch())[0])
+    assert model.terms(batch(), "blocked", padded=False)[0].real is None

@@ -1,0 +1,239 @@
+"""Faster functions of the same values: a float32 product, dropout, attention and the masked-LM loss.
+
+B batch, L sequence length, H heads, D width of a head, C model width, V vocabulary. Each has a plain counterpart that
+it is tested against, and a measurement in docs/performance.md that justifies it.
+"""
+
+import math
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch.autograd.function import once_differentiable
+
+# In float32 on a CPU, PyTorch multiplies with MKL, which on AMD processors uses half of the width of their vector
+# units; oneDNN, which is part of PyTorch too but used for bfloat16 only, uses all of it.
+ONEDNN = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+
+
+def product(a, b, bias=None):
+    """a [n, k] times the transpose of b [m, k], plus bias [m]: [n, m], all float32 on a CPU."""
+    return torch.ops.mkldnn._linear_pointwise(dense(a), dense(b), bias, "none", [], "")
+
+
+def dense(x):
+    """A matrix without gaps between its rows or columns: for others oneDNN has only a thousand times slower code."""
+    return x if x.is_contiguous() or x.t().is_contiguous() else x.contiguous()
+
+
+def on_onednn(*tensors):
+    return ONEDNN and all(t.device.type == "cpu" and t.dtype == torch.float32 for t in tensors)
+
+
+class OneDnnLinear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, weight, bias):
+        ctx.save_for_backward(x, weight)
+        return product(x, weight, bias)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad):
+        x, weight = ctx.saved_tensors
+        needs_x, needs_weight, needs_bias = ctx.needs_input_grad
+        return (
+            product(grad, weight.t()) if needs_x else None,
+            product(grad.t(), x.t()) if needs_weight else None,
+            grad.sum(0) if needs_bias else None,
+        )
+
+
+def linear(x, weight, bias=None):
+    """`F.linear`: x [..., C], weight [K, C], bias [K] -> [..., K]."""
+    if torch.compiler.is_compiling() or torch.is_autocast_enabled(x.device.type) or not on_onednn(x, weight):
+        return F.linear(x, weight, bias)
+    return OneDnnLinear.apply(x.reshape(-1, x.size(-1)), weight, bias).unflatten(0, x.shape[:-1])
+
+
+class Linear(torch.nn.Linear):
+    """`nn.Linear` with the function above."""
+
+    def forward(self, x):
+        return linear(x, self.weight, self.bias)
+
+
+class Keep:
+    """Random masks for dropout on a CPU: 16 random bits per entry, so that the probability p is met to 2^-17.
+
+    PyTorch draws its masks on one core from a slow generator, which takes longer than the products around it. This one
+    is seeded from PyTorch's, so that a seed still fixes everything.
+    """
+
+    def __init__(self, p):
+        dropped = round(p * 2**16)
+        self.threshold = dropped - 2**15
+        self.scale = 2**16 / (2**16 - dropped)  # what kept entries are multiplied with
+        self.generator = np.random.Generator(np.random.SFC64(int(torch.randint(2**62, ()))))
+
+    def draw(self, out):
+        """Fill the bool tensor `out`: True where an entry is kept."""
+        words = self.generator.integers(0, 2**64, -(-out.numel() // 4), dtype=np.uint64)
+        bits = torch.from_numpy(words.view(np.int16))[: out.numel()]
+        return torch.ge(bits.view(out.shape), self.threshold, out=out)
+
+
+class Dropout(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, p):
+        keep = Keep(p)
+        ctx.scale = keep.scale
+        mask = keep.draw(torch.empty(x.shape, dtype=torch.bool))
+        ctx.save_for_backward(mask)
+        return torch.mul(x, mask).mul_(keep.scale)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad):
+        (mask,) = ctx.saved_tensors
+        return torch.mul(grad, mask).mul_(ctx.scale), None
+
+
+def dropout(x, p, training):
+    """`F.dropout`, several times faster on a CPU."""
+    if not training or not 0 < p < 1 or x.device.type != "cpu" or torch.compiler.is_compiling():
+        return F.dropout(x, p, training)
+    return Dropout.apply(x, p)
+
+
+BLOCK = 2**18  # entries of the logits that are in work at one time: 1 MiB, so that they stay in a core's cache
+
+
+class BlockedAttention(torch.autograd.Function):
+    """softmax(q . k * scale + bias + mask), dropout, times v, a few [L, L] blocks at a time.
+
+    Weights are computed anew in the backward pass: that costs less than storing and reading them. Only dropout's mask
+    is kept, one byte per weight. The gradient of the bias is summed over the batch as it arises.
+    """
+
+    @staticmethod
+    def forward(ctx, q, k, v, bias, mask, scale, p):
+        batch, heads, length, _ = q.shape
+        ctx.scale, ctx.keep_scale, kept = scale, 1.0, None
+        if p > 0:
+            keep = Keep(p)
+            ctx.keep_scale = keep.scale
+            kept = torch.empty(heads, batch, length, length, dtype=torch.bool)
+        ctx.save_for_backward(q, k, v, bias, mask, kept)
+        out = q.new_empty(batch, length, heads, v.size(-1)).transpose(1, 2)
+        for h, rows in blocks(batch, heads, length):
+            weights = block_weights(q, k, bias, mask, scale, h, rows)
+            if kept is not None:
+                weights = weights * keep.draw(kept[h, rows])
+            mixed = matmul(weights.to(v.dtype), v[rows, h].transpose(1, 2))
+            out[rows, h] = mixed.mul_(ctx.keep_scale)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad):
+        q, k, v, bias, mask, kept = ctx.saved_tensors
+        batch, heads, length, _ = q.shape
+        dq, dk, dv = (torch.empty_like(x) for x in (q, k, v))
+        dbias = torch.zeros_like(bias) if ctx.needs_input_grad[3] else None
+        for h, rows in blocks(batch, heads, length):
+            weights = block_weights(q, k, bias, mask, ctx.scale, h, rows)
+            g = grad[rows, h] * ctx.keep_scale
+            dweights = matmul(g, v[rows, h]).float()
+            dropped = weights
+            if kept is not None:
+                dropped, dweights = weights * kept[h, rows], dweights * kept[h, rows]
+            dv[rows, h] = matmul(dropped.to(v.dtype).transpose(1, 2), g.transpose(1, 2))
+            dlogits = torch._softmax_backward_data(dweights, weights, -1, torch.float32)
+            if dbias is not None:
+                dbias[h] += dlogits[0] if len(dlogits) == 1 else dlogits.sum(0)
+            dlogits = dlogits.to(q.dtype)
+            dq[rows, h] = matmul(dlogits, k[rows, h].transpose(1, 2)).mul_(ctx.scale)
+            dk[rows, h] = matmul(dlogits.transpose(1, 2), q[rows, h].transpose(1, 2)).mul_(ctx.scale)
+        return dq, dk, dv, dbias, None, None, None
+
+
+def blocks(batch, heads, length):
+    """(head, slice of the batch) pairs; all of a head together, so that its bias stays in the cache."""
+    step = max(1, BLOCK // length**2)
+    return [(h, slice(b, min(b + step, batch))) for h in range(heads) for b in range(0, batch, step)]
+
+
+def block_weights(q, k, bias, mask, scale, h, rows):
+    """[rows, L, L] float32: the weights of one head."""
+    logits = matmul(q[rows, h] * scale, k[rows, h]).float()
+    if bias is not None:
+        logits += bias[h]
+    if mask is not None:
+        logits += mask[rows]
+    return torch.softmax(logits, -1)
+
+
+def matmul(a, b):
+    """a [r, n, k] times the transpose of b [r, m, k]: [r, n, m]."""
+    return multiply(a[0], b[0])[None] if len(a) == 1 else torch.bmm(a, b.transpose(1, 2))
+
+
+def blocked_attention(q, k, v, bias, real, scale, p):
+    """q, k [B, H, L, D], v [B, H, L, E], bias [H, L, L] or None, real [B, 1, 1, L] or None (False at padded keys)."""
+    mask = None if real is None else torch.zeros(real.shape[0], 1, real.shape[3]).masked_fill_(~real[:, 0], -math.inf)
+    with torch.autocast("cpu", enabled=False):
+        return BlockedAttention.apply(q, k, v, bias, mask, scale, p)
+
+
+ROWS = 1024  # masked tokens whose logits exist at one time
+
+
+class LMLoss(torch.autograd.Function):
+    """Sum over rows of logsumexp(x W^T + b) - (x W^T + b)[target], ROWS rows at a time.
+
+    The gradients are computed in the forward pass, while the logits exist, and only scaled in the backward pass.
+    """
+
+    @staticmethod
+    def forward(ctx, x, weight, bias, targets, dtype, with_gradient):
+        w = weight.to(dtype)
+        loss = x.new_zeros((), dtype=torch.float32)
+        if with_gradient:
+            dx, dweight = torch.empty_like(x), torch.zeros_like(weight, dtype=torch.float32)
+            dbias = torch.zeros_like(bias, dtype=torch.float32)
+        for start in range(0, len(x), ROWS):
+            rows = slice(start, start + ROWS)
+            part, target = x[rows].to(dtype), targets[rows, None]
+            logits = multiply(part, w).float() + bias
+            lse = torch.logsumexp(logits, -1, keepdim=True)
+            loss += (lse - logits.gather(1, target)).sum()
+            if with_gradient:
+                dlogits = logits.sub_(lse).exp_().scatter_add_(1, target, -torch.ones_like(lse))
+                dbias += dlogits.sum(0)
+                dlogits = dlogits.to(dtype)
+                dx[rows] = multiply(dlogits, w.t()).to(x.dtype)
+                dweight += multiply(dlogits.t(), part.t())
+        if with_gradient:
+            ctx.save_for_backward(dx, dweight.to(weight.dtype), dbias.to(bias.dtype))
+        return loss
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad):
+        return *(g * grad.to(g.dtype) for g in ctx.saved_tensors), None, None, None
+
+
+def multiply(a, b):
+    """a [n, k] times the transpose of b [m, k]."""
+    return product(a, b) if on_onednn(a, b) else a @ b.t()
+
+
+def lm_loss(x, weight, bias, targets):
+    """`F.cross_entropy(F.linear(x, weight, bias).float(), targets, reduction="sum")` without all logits at one time.
+
+    x [n, C], weight [V, C], bias [V], targets [n].
+    """
+    device = x.device.type
+    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
+    with torch.autocast(device, enabled=False):
+        return LMLoss.apply(x, weight, bias, targets, dtype, torch.is_grad_enabled())
