@@ -109,7 +109,9 @@ class Encoder(nn.Module):
     """Token ids [B, L] -> features [B, L, C].
 
     position, cls: see `Positions`. layer: a name from LAYERS. normaliser: a name from NORMALISERS. pad: the id of
-    padding; padded positions are never attended to. attention: how attention is computed, see `attention.choose`.
+    padding; padded positions are never attended to. separator: the id of </s> to add a learned vector to each segment
+    of a pair `<s> A </s> </s> B </s>`, None for no such vectors.
+    attention: how attention is computed, see `attention.choose`.
     checkpoint_activations: keep only the inputs of layers and compute the rest again in the backward pass.
     Raises ValueError for sizes or names that do not fit.
     """
@@ -117,7 +119,7 @@ class Encoder(nn.Module):
     def __init__(
         self, vocab, pad, *, layers, width, ffn, heads, max_positions, position, cls="tied", layer="transformer",
         normaliser="softmax", dropout=0.1, attention_dropout=0.1, activation_dropout=0.0, attention="auto",
-        checkpoint_activations=False,
+        checkpoint_activations=False, separator=None,
     ):  # fmt: skip
         super().__init__()
         if width % heads:
@@ -132,6 +134,7 @@ class Encoder(nn.Module):
         self.attention, self.attention_path, self.checkpoint_activations = attention, None, checkpoint_activations
         self.tokens = nn.Embedding(vocab, width, padding_idx=pad)
         self.positions = Positions(position, dims, cls)
+        self.separator, self.segments = separator, None if separator is None else nn.Embedding(2, width)
         self.embed_norm = nn.LayerNorm(width)
         self.layers = nn.ModuleList(
             kind(dims, ffn, dropout, attention_dropout, activation_dropout, normaliser) for _ in range(layers)
@@ -164,6 +167,8 @@ class Encoder(nn.Module):
         position_vectors = self.positions.embed(tokens.size(1))
         if position_vectors is not None:
             x = x + position_vectors.to(x.dtype)
+        if self.segments is not None:
+            x = x + self.segments(second_segment(tokens, self.separator))
         return dropout(self.embed_norm(x), self.dropout, self.training)
 
     def choose_path(self, x):
@@ -219,6 +224,12 @@ class Encoder(nn.Module):
         saved = bytes(state.tolist()).decode()
         if saved != describe(self.settings):
             raise ValueError(f"the checkpoint was trained with {saved}; this model has {describe(self.settings)}")
+
+
+def second_segment(tokens, separator):
+    """[B, L] -> [B, L]: 1 from the second of the first two separators in a row on (segment B), 0 before."""
+    found = tokens.eq(separator)
+    return F.pad(found[:, 1:] & found[:, :-1], (1, 0)).cumsum(1).clamp(max=1)
 
 
 def describe(settings):
