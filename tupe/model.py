@@ -36,6 +36,9 @@ class TupeConfig(FairseqDataclass):
     layer: ChoiceEnum(list(LAYERS)) = field(
         default="transformer", metadata={"help": "gau: gated attention units (their paper's normaliser is relu2)"}
     )
+    segments: ChoiceEnum(["none", "learned"]) = field(
+        default="none", metadata={"help": "learned: a vector for each segment of a pair is added to its tokens"}
+    )
     encoder_layers: int = field(default=12, metadata={"help": "number of layers"})
     encoder_embed_dim: int = field(default=768, metadata={"help": "model width"})
     encoder_ffn_embed_dim: int = field(default=3072, metadata={"help": "width inside the feed-forward block"})
@@ -72,6 +75,7 @@ class TupeModel(BaseFairseqModel):
             cls=str(cfg.cls),
             layer=str(cfg.layer),
             normaliser=str(cfg.normaliser),
+            separator=dictionary.eos() if str(cfg.segments) == "learned" else None,
             dropout=cfg.dropout,
             attention_dropout=cfg.attention_dropout,
             activation_dropout=cfg.activation_dropout,
@@ -97,17 +101,22 @@ class TupeModel(BaseFairseqModel):
         """src_tokens [B, L] -> (output, {"inner_states": hidden states or None}).
 
         The output is [B, classes] for a classification head, features [B, L, C] with features_only, else LM logits:
-        [B, L, V], or [number of masked tokens, V] when masked_tokens [B, L] (bool) says where they are needed.
+        [B, L, V], or [number of masked tokens, V] when masked_tokens [B, L] (bool) says where they are needed. With
+        both masked_tokens and a head, the LM logits are the output and the head's are beside it under "classes".
         """
         with self.precision():
             x, hiddens = self.encoder(src_tokens, return_all_hiddens)
+            extra = {"inner_states": hiddens}
             if classification_head_name is not None:
-                x = self.classification_heads[classification_head_name](x)
-            elif not features_only:
+                classes = self.classification_heads[classification_head_name](x)
+                if masked_tokens is None:
+                    return classes, extra
+                extra["classes"] = classes
+            if not features_only:
                 if masked_tokens is not None:
                     x = x[masked_tokens]  # [masked, C]
                 x = self.lm_head(x, self.encoder.tokens.weight)
-        return x, {"inner_states": hiddens}
+        return x, extra
 
     def precision(self):
         """The context that `--autocast` asks for."""
