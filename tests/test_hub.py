@@ -4,7 +4,7 @@ import fairseq_runs
 import pytest
 import torch
 
-from tupe.corpus import prepare
+from tupe.corpus_run import prepare
 from tupe.model import TupeModel
 from tupe.text import TextEncoder
 

@@ -190,6 +190,8 @@ class _Aligned:
         for hint, pattern, replacement in _rules():
             if hint.search(self.text):
                 self.sub(pattern, replacement)
+        if self.spans is None:
+            return _Aligned(" ".join(self.text.split()))
         self.sub(_BLANKS, " ")
         start, end = int(self.text.startswith(" ")), len(self.text) - int(self.text.endswith(" "))
         return self.cut(start, max(start, end))
