@@ -27,7 +27,8 @@ def dense(x):
 
 
 def on_onednn(*tensors):
-    return ONEDNN and all(t.device.type == "cpu" and t.dtype == torch.float32 for t in tensors)
+    """Whether `product` can multiply them; it refuses empty ones."""
+    return ONEDNN and all(t.device.type == "cpu" and t.dtype == torch.float32 and t.numel() for t in tensors)
 
 
 class OneDnnLinear(torch.autograd.Function):

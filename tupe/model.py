@@ -14,7 +14,7 @@ from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from fairseq.models import BaseFairseqModel, register_model
 from torch import nn
 
-from .attention import NORMALISERS
+from .attention import NORMALISERS, PATHS
 from .encoder import LAYERS, ClassificationHead, Encoder, LMHead, set_norm_eps
 from .positions import SCHEMES
 
@@ -52,6 +52,13 @@ class TupeConfig(FairseqDataclass):
     autocast: ChoiceEnum(["none", "bf16"]) = field(
         default="none", metadata={"help": "bf16: forward in bfloat16 autocast with float32 weights, on GPU and CPU"}
     )
+    attention: ChoiceEnum(["auto", *PATHS]) = field(
+        default="auto", metadata={"help": "how attention is computed; auto: the fastest way here, which is logged"}
+    )
+    checkpoint_activations: bool = field(
+        default=False, metadata={"help": "less memory: compute what is inside layers again in the backward pass"}
+    )
+    compile: bool = field(default=False, metadata={"help": "torch.compile the encoder"})
     load_checkpoint_heads: bool = field(
         default=False, metadata={"help": "create the heads that a checkpoint holds instead of dropping them"}
     )
@@ -79,7 +86,11 @@ class TupeModel(BaseFairseqModel):
             dropout=cfg.dropout,
             attention_dropout=cfg.attention_dropout,
             activation_dropout=cfg.activation_dropout,
+            attention=str(cfg.attention),
+            checkpoint_activations=cfg.checkpoint_activations,
         )
+        if cfg.compile:
+            self.encoder.compile()
         self.lm_head = LMHead(cfg.encoder_embed_dim, len(dictionary))
         self.classification_heads = nn.ModuleDict()
         self.apply(set_norm_eps(cfg.layer_norm_eps))
@@ -96,6 +107,8 @@ class TupeModel(BaseFairseqModel):
         return_all_hiddens=False,
         classification_head_name=None,
         masked_tokens=None,
+        lm_targets=None,
+        padded=None,
         **unused,
     ):
         """src_tokens [B, L] -> (output, {"inner_states": hidden states or None}).
@@ -103,9 +116,11 @@ class TupeModel(BaseFairseqModel):
         The output is [B, classes] for a classification head, features [B, L, C] with features_only, else LM logits:
         [B, L, V], or [number of masked tokens, V] when masked_tokens [B, L] (bool) says where they are needed. With
         both masked_tokens and a head, the LM logits are the output and the head's are beside it under "classes".
+        With lm_targets [number of masked tokens], the sum of their cross-entropies takes the place of the LM logits,
+        which then never exist all at one time. padded: see `Encoder.forward`.
         """
         with self.precision():
-            x, hiddens = self.encoder(src_tokens, return_all_hiddens)
+            x, hiddens = self.encoder(src_tokens, return_all_hiddens, padded)
             extra = {"inner_states": hiddens}
             if classification_head_name is not None:
                 classes = self.classification_heads[classification_head_name](x)
@@ -115,7 +130,8 @@ class TupeModel(BaseFairseqModel):
             if not features_only:
                 if masked_tokens is not None:
                     x = x[masked_tokens]  # [masked, C]
-                x = self.lm_head(x, self.encoder.tokens.weight)
+                weight = self.encoder.tokens.weight
+                x = self.lm_head(x, weight) if lm_targets is None else self.lm_head.loss(x, weight, lm_targets)
         return x, extra
 
     def precision(self):

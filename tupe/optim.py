@@ -1,0 +1,84 @@
+"""AdamW in one fused kernel (`torch.optim`, on GPU and CPU) as a fairseq optimizer, with the numbers of fairseq's
+`adam`."""
+
+import math
+from collections.abc import Collection
+from dataclasses import dataclass
+
+import torch
+from fairseq.optim import FairseqOptimizer, register_optimizer
+from fairseq.optim.adam import FairseqAdamConfig
+
+
+@dataclass
+class FusedAdamWConfig(FairseqAdamConfig):
+    """The options of `adam`. use_old_adam and fp16_adam_stats choose between its implementations; here they must be
+    off."""
+
+
+class AdamW(torch.optim.AdamW):
+    """`torch.optim.AdamW` that adds epsilon where fairseq's `adam` does, to the second moment's root before its bias is
+    corrected.
+
+        fairseq:  p -= lr m sqrt(1 - beta2^t) / (1 - beta1^t) / (sqrt(v) + eps)
+        PyTorch:  p -= lr m / (1 - beta1^t) / (sqrt(v / (1 - beta2^t)) + eps')
+
+    They are equal for eps' = eps / sqrt(1 - beta2^t), which is therefore set before each step t. (t is counted per
+    parameter group; a parameter that gets its first gradient later than its group has an epsilon of the group's age.)
+    """
+
+    supports_flat_params = True  # asked for by fairseq's fp16 optimizer, which hands over one vector of all parameters
+
+    def __init__(self, params, **options):
+        super().__init__(params, fused=True, **options)
+        self.updates = 0
+
+    def step(self, closure=None):
+        self.updates += 1
+        eps = [group["eps"] for group in self.param_groups]
+        for group in self.param_groups:
+            group["eps"] /= math.sqrt(1 - group["betas"][1] ** self.updates)
+        try:
+            return super().step(closure)
+        finally:
+            for group, value in zip(self.param_groups, eps, strict=True):
+                group["eps"] = value
+
+    def load_state_dict(self, state_dict):
+        """Also of fairseq's `adam`, whose checkpoints hold the same moments, and plain numbers of steps."""
+        super().load_state_dict(state_dict)
+        for group in self.param_groups:
+            group["fused"], group["foreach"] = True, None
+        steps = []
+        for parameter, state in self.state.items():
+            state["step"] = torch.as_tensor(state["step"], dtype=torch.float32, device=parameter.device)
+            steps.append(int(state["step"]))
+        self.updates = max(steps, default=0)
+
+
+@register_optimizer("adamw_fused", dataclass=FusedAdamWConfig)
+class FusedAdamW(FairseqOptimizer):
+    """`--optimizer adamw_fused`: a drop-in replacement of `--optimizer adam`, also in the middle of a run.
+
+    Raises ValueError for options of `adam` that have no meaning here.
+    """
+
+    def __init__(self, cfg: FusedAdamWConfig, params):
+        super().__init__(cfg)
+        for name in ("use_old_adam", "fp16_adam_stats"):
+            if getattr(cfg, name):
+                raise ValueError(f"--{name.replace('_', '-')} is an option of --optimizer adam, not of adamw_fused")
+        self._optimizer = AdamW(params, **self.optimizer_config)
+
+    @property
+    def optimizer_config(self):
+        """What a resumed run takes from its own settings, not from the checkpoint."""
+        lr, betas = self.cfg.lr, self.cfg.adam_betas
+        if isinstance(betas, str):  # "(0.9, 0.999)", as on the command line
+            betas = betas.strip("()[] ").split(",")
+        return {
+            "lr": lr[0] if isinstance(lr, Collection) else lr,
+            "betas": tuple(float(beta) for beta in betas),
+            "eps": self.cfg.adam_eps,
+            "weight_decay": self.cfg.weight_decay,
+        }
