@@ -3,7 +3,7 @@ import unicodedata
 
 import pytest
 import spacy
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from sacremoses import MosesTokenizer
 
@@ -24,7 +24,7 @@ WORDS = [*WORDS.split(), "a\xa0b", "\t", "\r\n", "\u2028"]
 TEXTS = st.one_of(
     st.text(), st.lists(st.sampled_from(WORDS)).map(" ".join), st.lists(st.sampled_from(WORDS)).map("".join)
 )
-MANY = settings(max_examples=400, deadline=None)
+MANY = settings(max_examples=400, deadline=None, derandomize=True)  # the same examples each time
 
 
 @pytest.mark.parametrize(
@@ -53,6 +53,8 @@ def test_examples(text, sentences):
 
 @MANY
 @given(TEXTS)
+@example("Mr.`")
+@example("0@0.0.@0.0")
 def test_idempotent(text):
     assert clean(clean(text)) == clean(text)
     once = NORMALISER.normalise(text)
@@ -113,7 +115,7 @@ def test_same_output_as_the_libraries():
 PLAIN = [w for w in WORDS if w.isascii() and w.isprintable() and not re.search(r"['`<]|//|@|www|jpg|--", w)]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150, deadline=None, derandomize=True)
 @given(st.lists(st.sampled_from([w[:1].upper() + w[1:] for w in PLAIN if not w[0].isdigit()]), min_size=1))
 def test_same_output_as_the_libraries_on_any_order_of_words(words):
     text = " ".join(words)

@@ -138,6 +138,7 @@ def _rules():
         ("@", r"(?<![a-z0-9.+_-])[a-z0-9.+_-]+@[a-z0-9-]+(?:\.[a-z0-9-]+)+", " <email> "),
         (extension, rf"(?<!{name}){name}*{extension}", " <file> "),
         ("--", "-{2,}", " - "),
+        ("`", "`", "'"),
         ("''", "'{2,}", '"'),
     )
     return [(re.compile(hint, re.I), re.compile(pattern, re.I), replacement) for hint, pattern, replacement in rules]
@@ -188,7 +189,8 @@ class _Aligned:
         if not ascii_only:
             self.sub(_clusters(), _fold)
         for hint, pattern, replacement in _rules():
-            if hint.search(self.text):
+            # again, for what the last replacement uncovered: a@b.c.@d.e
+            while hint.search(self.text) and pattern.search(self.text):
                 self.sub(pattern, replacement)
         if self.spans is None:
             return _Aligned(" ".join(self.text.split()))
