@@ -1,0 +1,100 @@
+"""The shell scripts: commands they would run, refusals, and the installations of setup.sh."""
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+
+import pytest
+from fairseq_runs import PLUGIN
+
+ROOT = PLUGIN.parent
+SCRIPTS = ROOT / "scripts"
+
+
+def bash(script, *arguments, **variables):
+    environment = {**os.environ, "PYTHON": sys.executable, "GPUS": "0", "OMP_NUM_THREADS": "1", **variables}
+    command = ["bash", str(script), *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, env=environment, cwd=ROOT, timeout=240)
+
+
+@pytest.mark.parametrize("script", sorted(SCRIPTS.glob("*.s*h*")), ids=lambda path: path.name)
+def test_script_is_valid_bash(script):
+    assert subprocess.run(["bash", "-n", str(script)]).returncode == 0
+
+
+def test_slurm_job_starts_torchrun_once_per_node(tmp_path):
+    """With stand-ins for Slurm's own commands: srun runs the task of each of two nodes."""
+    srun = 'for node in 0 1; do SLURM_NODEID=$node "$@"; done'
+    for name, text in {"srun": srun, "scontrol": "echo first; echo second"}.items():
+        (tmp_path / name).write_text(f"#!/bin/bash\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    done = bash(
+        SCRIPTS / "pretrain.sbatch", "DATA", tmp_path / "run", "--seed=7", DRY_RUN="1", GPUS="8", ARCH="bert_a_large",
+        PATH=f"{tmp_path}:{os.environ['PATH']}", SLURM_SUBMIT_DIR=str(ROOT), SLURM_JOB_NUM_NODES="2",
+        SLURM_JOB_ID="5", SLURM_JOB_NODELIST="x",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    commands = [line for line in done.stdout.splitlines() if "torch.distributed.run" in line]
+    for rank, command in enumerate(commands):
+        assert f"--nnodes 2 --node-rank {rank} --master-addr first --master-port 20005" in command
+        words = command.split()
+        for word in ("--arch=bert_a_large", "--seed=7", "--batch-size=16", "--distributed-world-size=16", "--fp16"):
+            assert word in words
+        assert "--cpu" not in words
+    assert len(commands) == 2 and not (tmp_path / "run").exists()
+
+
+def test_bad_recipe_stops_before_training(tmp_path):
+    done = bash(SCRIPTS / "pretrain.sh", "DATA", tmp_path / "run", GPUS="3", DRY_RUN="1")
+    assert done.returncode != 0 and "cannot be split evenly over 3 processes" in done.stderr
+    assert "fairseq_cli" not in done.stdout
+
+
+def test_usage_is_shown():
+    for name in ("pretrain.sh", "finetune.sh"):
+        done = bash(SCRIPTS / name)
+        assert done.returncode == 2 and f"scripts/{name}" in done.stderr
+
+
+FAKE_PYTHON = """#!/bin/bash
+# A Python that only notes what it is asked to install.
+case "$1 $2" in
+  "-m venv") mkdir -p "${@: -1}/bin" && cp "$0" "${@: -1}/bin/python" ;;
+  "-m pip") echo "${@:3}" >> "$FAKE_LOG" ;;
+  "--version ") echo "Python 3.11.0" ;;
+esac
+"""
+
+
+def test_setup_installs_once_and_again_when_requirements_change(tmp_path):
+    (tmp_path / "scripts").mkdir()
+    shutil.copytree(SCRIPTS / "requirements", tmp_path / "scripts/requirements")
+    shutil.copy(SCRIPTS / "setup.sh", tmp_path / "scripts")
+    shutil.copy(ROOT / "setup.py", tmp_path)
+    (tmp_path / "python").write_text(FAKE_PYTHON)
+    (tmp_path / "python").chmod(0o755)
+
+    def setup(*arguments):
+        log = tmp_path / "log"
+        log.write_text("")
+        started = time.monotonic()
+        script = tmp_path / "scripts/setup.sh"
+        done = bash(script, *arguments, PYTHON=str(tmp_path / "python"), FAKE_LOG=str(log))
+        return done, log.read_text(), time.monotonic() - started
+
+    done, installed, _ = setup()
+    assert done.returncode == 0, done.stderr
+    torch_first, everything = installed.index("torch=="), installed.index("-r scripts/requirements/current.txt")
+    assert torch_first < everything < installed.index("--no-deps fairseq-fixed==") < installed.index("-e .")
+    done, installed, seconds = setup()
+    assert done.stdout == "setup: .venv is up to date\n" and not installed and seconds < 5
+    with (tmp_path / "scripts/requirements/current.txt").open("a") as file:
+        file.write("another==1.0\n")
+    assert "-r scripts/requirements/current.txt" in setup()[1]
+    assert not (tmp_path / ".venv-volta").exists()
+    done, installed, _ = setup("--stack", "volta")
+    assert done.returncode == 0 and "fairseq==0.12.2" in installed and (tmp_path / ".venv-volta").exists()
+    done, *_ = setup("--stack", "cuda9")
+    assert done.returncode == 2 and "valid: current, volta" in done.stderr
