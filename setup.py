@@ -11,6 +11,7 @@ VERSION = re.search(r'^__version__ = "(.+)"$', (HERE / "tupe" / "__init__.py").r
 EXTRAS = {
     "dev": ["pytest", "ruff", "hypothesis"],
     "plot": ["matplotlib"],
+    "slurm": ["hydra-submitit-launcher"],
     "corpus": ["mwparserfromhell", "defusedxml", "zstandard", "datasketch"],
     "cluster": ["distributed"],
     "hf": ["transformers", "safetensors"],
@@ -23,7 +24,8 @@ setup(
     long_description=(HERE / "README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",
     license="MIT",
-    packages=["tupe"],
+    packages=["tupe", "hydra_plugins.tupe_local"],
+    package_data={"tupe": ["published.json"]},
     python_requires=">=3.10,<3.13",
     # fairseq is left out on purpose: two distributions carry it (`fairseq`, `fairseq-fixed`), see scripts/setup.sh.
     install_requires=["torch>=2.4", "numpy", "scipy", "scikit-learn", "sentencepiece", "sacremoses", "spacy", "tqdm"],

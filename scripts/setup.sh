@@ -81,7 +81,7 @@ case $stack in
     PIP_CONSTRAINT=$PWD/$venv/build-constraints.txt pip install -q --no-deps "$fairseq" ;;
 esac
 step "this project, editable"
-pip install -q --no-build-isolation --no-deps -e .
+pip install -q --no-build-isolation --no-deps --config-settings editable_mode=compat -e .
 "$venv/bin/python" -c "import torch, fairseq, hydra; print('setup: torch', torch.__version__, 'fairseq', fairseq.__version__, 'hydra', hydra.__version__)"
 echo "$stamp" > "$venv/.ready"
 step "done: $venv"
