@@ -1,7 +1,7 @@
-"""Hydra launcher `local`: the jobs of a multirun on this machine, a bounded number at a time, each in a process of its own.
+"""Hydra launcher `local`: the jobs of a multirun on this machine, a bounded number at a time, a process for each.
 
-Hydra's own launchers for one machine run several jobs in one process; fairseq keeps state between them (the best score so
-far), so that later jobs do not write their best checkpoint.
+Hydra's own launchers for one machine run several jobs in one process; fairseq keeps state between them (the best score
+so far), so that later jobs do not write their best checkpoint.
 """
 
 import logging
@@ -61,7 +61,8 @@ class ProcessLauncher(Launcher):
             for _, process, _ in running:
                 process.terminate()
         if failed:  # after all others have had their turn
-            raise RuntimeError(f"{len(failed)} of {len(results)} jobs failed: {[str(job.working_dir) for job in failed]}")
+            folders = ", ".join(str(job.working_dir) for job in failed)
+            raise RuntimeError(f"{len(failed)} of {len(results)} jobs failed: {folders}")
         return sorted(results, key=lambda job: job.index)
 
     def _prepare(self, overrides, index):
@@ -73,6 +74,4 @@ class ProcessLauncher(Launcher):
         command += ["--config-dir", str(Path(args.config_dir).absolute())] if args.config_dir else []
         others = [word for word in self.config.hydra.overrides.hydra if not word.startswith(OURS)]
         command += [*overrides, *others, f"hydra.run.dir={folder}"]
-        return SimpleNamespace(
-            index=index, overrides=overrides, command=command, working_dir=folder, return_value=None
-        )
+        return SimpleNamespace(index=index, overrides=overrides, command=command, working_dir=folder, return_value=None)
