@@ -17,6 +17,7 @@ from typing import Optional
 import torch
 from fairseq import models
 from fairseq.distributed import utils as distributed_utils
+from fairseq.logging import metrics
 from fairseq.optim.lr_scheduler import register_lr_scheduler
 from fairseq.optim.lr_scheduler.polynomial_decay_schedule import (
     PolynomialDecayLRSchedule,
@@ -36,6 +37,9 @@ FREE = (
     "activation_dropout",
     "pooler_dropout",
     "autocast",
+    "attention",
+    "checkpoint_activations",
+    "compile",
     "load_checkpoint_heads",
 )
 
@@ -80,7 +84,8 @@ class FinetuneTask(FairseqTask):
     It keeps the checkpoint's structure (a setting that contradicts it is an error, its `max_positions` is adopted),
     works out the length of the run for the schedule above, and writes `scores.json` into the save folder: one record
     per validation and split, with unrounded scores. `metrics` names the scores, the first is the one to maximise; a
-    subclass defines `describe() -> dict` (what was fine-tuned) and `write_predictions(split, path)`.
+    subclass defines `describe()` (what was fine-tuned), `evaluate(split) -> {metric: float}` over `predictions`, and
+    `write_predictions(split, stem)`.
     """
 
     metrics = ()
@@ -88,6 +93,7 @@ class FinetuneTask(FairseqTask):
     def __init__(self, cfg):
         super().__init__(cfg)
         self.predictions = {}  # split -> {example id: what the model said}, of the current validation
+        self._scores = {}
         self._pretrained, self._run, self._records, self._is_best = None, None, [], False
 
     def build_model(self, cfg, from_checkpoint=False):
@@ -158,13 +164,35 @@ class FinetuneTask(FairseqTask):
         for seen in self.predictions.values():
             seen.clear()
 
-    def collect(self, split, predictions):
-        """Add {example id: prediction} of one validation batch; scores exist once the whole split has been seen."""
-        self._split = split
-        self.predictions.setdefault(split, {}).update(predictions)
+    @staticmethod
+    def logging_outputs_can_be_summed(criterion):
+        return criterion.training  # validation outputs hold lists of predictions
+
+    def reduce_metrics(self, logging_outputs, criterion):
+        """Gather the predictions of a validation batch: {"split", "id": [...], "prediction": [...]} of each process."""
+        super().reduce_metrics(logging_outputs, criterion)
+        outputs = [output for output in logging_outputs if "prediction" in output]
+        for output in outputs:
+            self._split = output["split"]
+            seen = self.predictions.setdefault(self._split, {})
+            seen.update(zip(output["id"], output["prediction"], strict=True))
+            self._scores.pop(self._split, None)
+        if outputs:
+            split = self._split
+            for name in self.metrics:
+                metrics.log_derived(name, lambda meters, name=name: self.scores(split)[name])
+            metrics.log_derived("score", lambda meters: self.scores(split)[self.metrics[0]])
 
     def complete(self, split):
         return len(self.predictions[split]) == len(self.dataset(split))
+
+    def scores(self, split):
+        """{metric: value} over the whole split; NaN as long as predictions are missing."""
+        if not self.complete(split):
+            return dict.fromkeys(self.metrics, math.nan)
+        if split not in self._scores:
+            self._scores[split] = self.evaluate(split)
+        return self._scores[split]
 
     def post_validate(self, model, stats, agg):
         """Called by fairseq after each validation split: keep its scores and predictions."""
@@ -187,7 +215,7 @@ class FinetuneTask(FairseqTask):
         self._records.append({**record, "best": self._is_best})
         (folder / "predictions").mkdir(parents=True, exist_ok=True)
         for tag in ["last"] + ["best"] * self._is_best:
-            self.write_predictions(split, folder / "predictions" / f"{split}_{tag}.tsv")
+            self.write_predictions(split, folder / "predictions" / f"{split}_{tag}")
         content = {**self._run, "metrics": list(self.metrics), **run_facts()}
         write_atomically(folder / "scores.json", json.dumps({**content, "records": self._records}, indent=1) + "\n")
 

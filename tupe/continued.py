@@ -1,0 +1,231 @@
+"""Continued pre-training of a checkpoint: a task that counts its epochs in advance, and the next-sentence objective.
+
+With `next_sentence` a sequence is `<s> A </s> </s> B </s>`, where B follows A in its document or comes from another one
+(Devlin et al., 2019), and the model needs segment embeddings to tell them apart.
+"""
+
+import math
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Optional
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from fairseq import models
+from fairseq.criterions import register_criterion
+from fairseq.criterions.masked_lm import MaskedLmConfig, MaskedLmLoss
+from fairseq.data import (
+    AppendTokenDataset,
+    BaseWrapperDataset,
+    ConcatSentencesDataset,
+    FairseqDataset,
+    IdDataset,
+    MaskTokensDataset,
+    NestedDictionaryDataset,
+    NumelDataset,
+    NumSamplesDataset,
+    PrependTokenDataset,
+    RightPadDataset,
+    SortDataset,
+    data_utils,
+)  # fmt: skip
+from fairseq.logging import metrics
+from fairseq.tasks import register_task
+from fairseq.tasks.masked_lm import MaskedLMConfig, MaskedLMTask
+from omegaconf import II
+
+from .finetune import SCHEDULE, FinetuneTask, adopt_structure
+
+HEAD = "next_sentence"
+
+
+@dataclass
+class ContinuedLMConfig(MaskedLMConfig):
+    next_sentence: bool = field(
+        default=False, metadata={"help": "sequences are pairs of sentences; with --criterion masked_lm_next_sentence"}
+    )
+    # Filled in from another section of the configuration, not an option of its own.
+    finetune_from_model: Optional[str] = II("checkpoint.finetune_from_model")  # noqa: UP045  (omegaconf 2.0)
+
+
+@register_task("continued_lm", dataclass=ContinuedLMConfig)
+class ContinuedLMTask(MaskedLMTask):
+    """`masked_lm` that starts from a checkpoint whose structure it keeps, for a number of epochs.
+
+    A model that contradicts the checkpoint is an error; its longest length stays, however short the sequences are.
+    """
+
+    def build_model(self, cfg, from_checkpoint=False):
+        if self.cfg.finetune_from_model and not from_checkpoint:
+            adopt_structure(cfg, self.cfg.finetune_from_model)
+        if self.cfg.tokens_per_sample > cfg.max_positions:
+            length = self.cfg.tokens_per_sample
+            raise ValueError(f"sequences of {length} tokens: the model has {cfg.max_positions} positions")
+        model = models.build_model(cfg, self, from_checkpoint)
+        if self.cfg.next_sentence:
+            if str(cfg.segments) == "none":
+                raise ValueError("next_sentence needs segment embeddings; add them with swap_position.py --segments")
+            model.register_classification_head(HEAD, num_classes=2)
+        return model
+
+    def build_criterion(self, cfg, **kwargs):
+        if self.cfg.next_sentence != (cfg._name == "masked_lm_next_sentence"):
+            raise ValueError(f"next_sentence={self.cfg.next_sentence} does not go with criterion {cfg._name}")
+        # Training builds its criterion before the schedule: the moment to tell the schedule how long the run is.
+        root = cfg._get_parent()
+        if root is not None and root.lr_scheduler._name == SCHEDULE and not root.lr_scheduler.total_num_update > 0:
+            root.lr_scheduler.total_num_update = FinetuneTask._count_updates(self, root)
+        return super().build_criterion(cfg, **kwargs)
+
+    def load_dataset(self, split, epoch=1, combine=False, **kwargs):
+        if not self.cfg.next_sentence:
+            return super().load_dataset(split, epoch, combine, **kwargs)
+        d, paths = self.source_dictionary, self.cfg.data.split(":")
+        path = f"{paths[(epoch - 1) % len(paths)]}/{split}"
+        sentences = data_utils.load_indexed_dataset(path, d, combine=combine)
+        if sentences is None:
+            raise FileNotFoundError(f"Dataset not found: {split} ({path})")  # what fairseq's trainer expects
+        pairs = SentencePairs(sentences, self.cfg.tokens_per_sample, self.cfg.seed)
+
+        def masked(side, targets):
+            return MaskTokensDataset(
+                Side(pairs, side), d, d.pad(), self.mask_idx, return_masked_tokens=targets,
+                seed=2 * self.cfg.seed + side,  # or the same places would be masked in A and B
+                mask_prob=self.cfg.mask_prob, leave_unmasked_prob=self.cfg.leave_unmasked_prob,
+                random_token_prob=self.cfg.random_token_prob,
+                freq_weighted_replacement=self.cfg.freq_weighted_replacement,
+            )  # fmt: skip
+
+        def framed(targets, start, stop):
+            a, b = (AppendTokenDataset(masked(side, targets), stop) for side in (0, 1))
+            return ConcatSentencesDataset(PrependTokenDataset(a, start), PrependTokenDataset(b, stop))
+
+        source = framed(False, d.bos(), d.eos())  # separators are never masked: they tell A from B
+        target = framed(True, d.pad(), d.pad())
+        dataset = NestedDictionaryDataset(
+            {
+                "id": IdDataset(),
+                "net_input": {
+                    "src_tokens": RightPadDataset(source, pad_idx=d.pad()),
+                    "src_lengths": NumelDataset(source, reduce=False),
+                },
+                "target": RightPadDataset(target, pad_idx=d.pad()),
+                "next_sentence": Side(pairs, 2),
+                "nsentences": NumSamplesDataset(),
+                "ntokens": NumelDataset(source, reduce=True),
+            },
+            sizes=[pairs.sizes],
+        )
+        with data_utils.numpy_seed(self.cfg.seed):
+            shuffle = np.random.permutation(len(pairs))
+        self.datasets[split] = SortDataset(dataset, sort_order=[shuffle])
+
+
+class SentencePairs(FairseqDataset):
+    """(A [a], B [b], label) with a + b + 4 <= length; label 0: B follows A, 1: B begins elsewhere in another document.
+
+    sentences: ids ending in a separator each; documents end with an empty sentence. The sentences of a document are
+    gathered into pieces that fit; every epoch each piece is cut into A and B at a random place, and one B in two is
+    replaced. Pieces of a single sentence are left out. Raises ValueError unless two documents have pieces.
+    """
+
+    def __init__(self, sentences, length, seed):
+        super().__init__()
+        self.sentences, self.room, self.seed, self.epoch = sentences, length - 4, seed, 1
+        self.pieces = []  # (document, index of the first sentence, number of sentences)
+        document, first, size = 0, 0, 0
+
+        def close(end):
+            if end - first >= 2:
+                self.pieces.append((document, first, end - first))
+
+        for index, tokens in enumerate(np.asarray(sentences.sizes) - 1):  # without the separator
+            if tokens == 0 or tokens > self.room:  # the end of a document, or a sentence that fits nowhere
+                close(index)
+                document, first, size = document + (tokens == 0), index + 1, 0
+            elif size + tokens > self.room:
+                close(index)
+                first, size = index, tokens
+            else:
+                size += tokens
+        close(len(sentences))
+        self.documents = np.array([document for document, _, _ in self.pieces])
+        if len(set(self.documents)) < 2:
+            raise ValueError(
+                f"next sentences need at least two documents with two sentences each that fit into {length} tokens"
+            )
+        self.sizes = np.full(len(self.pieces), length)  # at most
+
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+
+    can_reuse_epoch_itr_across_epochs = True  # sizes do not change
+
+    def __len__(self):
+        return len(self.pieces)
+
+    def __getitem__(self, index):
+        return self.pair(self.epoch, index)
+
+    @lru_cache(maxsize=64)  # noqa: B019  (source, target and label ask for the same pair; the data set outlives it)
+    def pair(self, epoch, index):
+        rng = np.random.default_rng([self.seed, epoch, index])
+        document, first, count = self.pieces[index]
+        cut = first + rng.integers(1, count)
+        a = self.words(first, cut)
+        label = int(rng.random() < 0.5)
+        if not label:
+            return a, self.words(cut, first + count), label
+        document, first, count = self.pieces[rng.choice(np.flatnonzero(self.documents != document))]
+        b = self.words(first + rng.integers(count), first + count)
+        return a, b[: self.room - len(a)], label
+
+    def words(self, start, end):
+        """The ids of some sentences without their separators."""
+        return torch.cat([self.sentences[i][:-1] for i in range(start, end)])
+
+
+class Side(BaseWrapperDataset):
+    """One part of `SentencePairs`: 0 A, 1 B, 2 the label."""
+
+    def __init__(self, pairs, part):
+        super().__init__(pairs)
+        self.part = part
+
+    def __getitem__(self, index):
+        return self.dataset[index][self.part]
+
+    def collater(self, samples):
+        return torch.tensor(samples)  # labels; A and B are collated after their masks
+
+
+@register_criterion("masked_lm_next_sentence", dataclass=MaskedLmConfig)
+class MaskedLMNextSentence(MaskedLmLoss):
+    """Mean loss of masked tokens plus mean loss of next sentences, as in BERT. What is logged as `loss` is that of the
+    masked tokens alone, so that it compares with the criterion masked_lm; that of the pairs is `nsp_loss`."""
+
+    def forward(self, model, sample, reduce=True):
+        masked = sample["target"].ne(self.padding_idx)
+        count, sentences = masked.sum(), len(sample["next_sentence"])
+        logits, extra = model(**sample["net_input"], masked_tokens=masked, classification_head_name=HEAD)
+        words = F.cross_entropy(logits.float(), sample["target"][masked], reduction="sum")
+        classes, labels = extra["classes"].float(), sample["next_sentence"]
+        pairs = F.cross_entropy(classes, labels, reduction="sum")
+        loss = words + pairs * count / sentences  # fairseq divides by the number of masked tokens
+        return loss, count, {
+            "loss": words.data,
+            "nsp": pairs.data,
+            "correct": (classes.argmax(1) == labels).sum(),
+            "ntokens": sample["ntokens"],
+            "nsentences": sentences,
+            "sample_size": count,
+        }  # fmt: skip
+
+    @staticmethod
+    def reduce_metrics(logging_outputs):
+        MaskedLmLoss.reduce_metrics(logging_outputs)
+        total = {key: sum(log[key] for log in logging_outputs) for key in logging_outputs[0]}
+        sentences = total["nsentences"]
+        metrics.log_scalar("nsp_loss", total["nsp"] / sentences / math.log(2), sentences, round=3)
+        metrics.log_scalar("nsp_accuracy", 100 * total["correct"] / sentences, sentences, round=2)
