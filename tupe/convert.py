@@ -18,6 +18,8 @@ from fairseq.tasks.masked_lm import MaskedLMTask
 from omegaconf import OmegaConf
 
 from .checkpoints import configuration, load_safely, new_checkpoint, save_atomically, training_state
+from .encoder import LMHead
+from .export import weights_from_export
 from .model import ARCHITECTURES, SIZES
 
 logger = logging.getLogger(__name__)
@@ -256,6 +258,21 @@ def read_hugging_face(folder):
     raise ValueError(f"{folder} has neither model.safetensors nor pytorch_model.bin (sharded files: save them as one)")
 
 
+def from_export(config, weights, dictionary_file):
+    """What `tupe.export` wrote, or transformers saved of it -> a checkpoint of ours; missing LM heads are made anew."""
+    weights, options = weights_from_export(config, floats(weights))
+    add_lm_head(weights, options["encoder_embed_dim"])
+    return build_checkpoint(weights, options, load_dictionary(dictionary_file))
+
+
+def add_lm_head(weights, width):
+    """A fresh language-model head where there is none."""
+    if "lm_head.bias" not in weights:
+        logger.warning("there is no language-model head; it is made anew")
+        fresh = LMHead(width, len(weights["encoder.tokens.weight"])).state_dict()
+        weights.update({f"lm_head.{key}": value for key, value in fresh.items()})
+
+
 BERT = [  # (a part of a name in BERT, the same part in ours)
     ("embeddings.word_embeddings.", "encoder.tokens."),
     ("embeddings.position_embeddings.", "encoder.positions.absolute.table."),
@@ -339,13 +356,7 @@ def from_bert(folder):
     for key in ("encoder.tokens.weight", "lm_head.bias"):
         if key in weights:
             weights[key] = weights[key][order]
-    if "lm_head.bias" not in weights:
-        logger.warning(f"{folder} has no language-model head; it is made anew")
-        width = config["hidden_size"]
-        torch.nn.init.normal_(dense := torch.empty(width, width), std=0.02)
-        weights.update({"lm_head.dense.weight": dense, "lm_head.norm.weight": torch.ones(width)})
-        weights.update({key: torch.zeros(width) for key in ("lm_head.dense.bias", "lm_head.norm.bias")})
-        weights["lm_head.bias"] = torch.zeros(len(order))
+    add_lm_head(weights, config["hidden_size"])
     options = {
         "position": "absolute",
         "cls": "tied",
@@ -376,7 +387,9 @@ def convert(source, target, dictionary_file, output, heads=None, codes=None):
         if codes is not None:
             shutil.copyfile(codes, Path(output) / "bpe.codes")
         return path
-    config, _ = read_hugging_face(source)
+    config, weights = read_hugging_face(source)
+    if config.get("model_type") == "tupe":
+        return write(from_export(config, weights, source / "dict.txt"), source / "dict.txt", output)
     if config.get("model_type") == "bert":
         checkpoint, dictionary = from_bert(source)
         Path(output).mkdir(parents=True, exist_ok=True)
@@ -384,4 +397,4 @@ def convert(source, target, dictionary_file, output, heads=None, codes=None):
         dictionary.symbols.remove(MASK)  # added again wherever the file is read
         dictionary.save(str(own))
         return write(checkpoint, own, output)
-    raise ValueError(f"{source}: model_type is {config.get('model_type')!r}; 'bert' can be converted")
+    raise ValueError(f"{source}: model_type is {config.get('model_type')!r}; 'bert' and 'tupe' can be converted")

@@ -1,0 +1,342 @@
+"""The Hugging Face export: same logits and same ids, for every scheme, in this process; and in an environment of its
+own without fairseq and without this package (slow)."""
+
+import copy
+import functools
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from tupe import checkpoints, convert
+from tupe.attention import NORMALISERS
+from tupe.encoder import LAYERS
+from tupe.export import export
+from tupe.hub import TupeHubInterface
+from tupe.model import TupeModel
+from tupe.positions import SCHEMES
+
+transformers = pytest.importorskip("transformers")
+ROOT = Path(__file__).resolve().parent.parent
+TOLERANCE = 1e-4
+SENTENCES = [
+    "The cat sat on the mat; it didn't move.",
+    "Visit https://example.com/a?b=1 or write to me@example.org!",
+    "Naïve “quotes” — and   spaces, e.g. U.S. 3.14% of it.",
+    "",
+    "Two <mask> sentences. The second one, too: <s> is text, <unk> is not.",
+]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def own_module_cache(tmp_path_factory):
+    """transformers copies an export's code into a cache: one that goes away with the test."""
+    from transformers import dynamic_module_utils
+
+    cache = str(tmp_path_factory.mktemp("modules"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", cache)
+        patch.setattr(sys, "path", [*sys.path])
+        yield
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """Pieces and dictionary, as prepare_corpus.py leaves them."""
+    import sentencepiece
+
+    folder = tmp_path_factory.mktemp("data")
+    text = " ".join(SENTENCES * 3).lower().replace("<mask>", "").replace("<s>", "").replace("<unk>", "")
+    (folder / "text").write_text(text.replace(".", " .\n"), encoding="utf-8")
+    sentencepiece.SentencePieceTrainer.train(
+        input=str(folder / "text"), model_prefix=str(folder / "sentencepiece.bpe"), vocab_size=70, model_type="bpe",
+        bos_id=-1, eos_id=-1, pad_id=-1, minloglevel=2,
+    )  # fmt: skip
+    model = sentencepiece.SentencePieceProcessor(model_file=str(folder / "sentencepiece.bpe.model"))
+    pieces = [model.id_to_piece(i) for i in range(len(model)) if model.id_to_piece(i) != "<unk>"]
+    (folder / "dict.txt").write_text("".join(f"{piece} 1\n" for piece in pieces), encoding="utf-8")
+    return folder
+
+
+@functools.cache
+def configuration(arch, criterion):
+    return checkpoints.configuration(arch, {"max_positions": 40}, criterion=criterion)
+
+
+def write_checkpoint(path, data, heads=(), arch="tupe_r", **options):
+    """A tiny model whose every parameter matters, as a checkpoint; returns the model."""
+    sizes = {"encoder_layers": 2, "encoder_embed_dim": 32, "encoder_ffn_embed_dim": 48, "encoder_attention_heads": 4}
+    criterion = "electra" if arch.startswith("electra") else "masked_lm"
+    cfg = copy.deepcopy(configuration(arch, criterion))
+    cfg["model"].update({"max_positions": 40, **sizes, **options})
+    torch.manual_seed(0)
+    model = convert.build_model(cfg, convert.load_dictionary(data / "dict.txt"))
+    for name, classes in heads:
+        model.register_classification_head(name, classes, 24)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(torch.randn(p.shape) * 0.1)
+    torch.save(checkpoints.new_checkpoint(cfg, model.state_dict()), path)
+    return model.eval()
+
+
+def batch(model):
+    """Ids [3, 12] with padding, and where they are real."""
+    torch.manual_seed(1)
+    tokens = torch.randint(4, len(model.dictionary), (3, 12))
+    tokens[:, 0], tokens[1, 9:], tokens[2, 4:] = 0, 1, 1
+    tokens[0, 5:7] = 2  # </s> </s>
+    return tokens, tokens.ne(1)
+
+
+def load(auto, folder, **options):
+    return getattr(transformers, auto).from_pretrained(folder, trust_remote_code=True, **options).eval()
+
+
+def same(ours, theirs, real=None):
+    real = torch.ones(ours.shape[:1], dtype=torch.bool) if real is None else real
+    difference = (ours[real] - theirs[real]).abs().max().item()
+    assert difference < TOLERANCE and ours[real].abs().max() > 0.1, difference
+    return difference
+
+
+@pytest.mark.parametrize("position", [*SCHEMES, "untied+t5:layer"])
+def test_every_scheme_has_the_same_logits(position, data, tmp_path):
+    try:
+        model = write_checkpoint(tmp_path / "c.pt", data, position=position, cls="untied")
+    except ValueError as error:  # no position term in attention that [CLS] could be untied from
+        assert "cls=untied" in str(error)
+        model = write_checkpoint(tmp_path / "c.pt", data, position=position, cls="tied")
+    out = tmp_path / f"out_{position.replace(':', '_').replace('+', '_')}"
+    export(tmp_path / "c.pt", out, data)
+    tokens, real = batch(model)
+    theirs = load("AutoModelForMaskedLM", out)
+    with torch.no_grad():
+        logits, extra = model(tokens, return_all_hiddens=True)
+        for kind in ("sdpa", "eager"):
+            theirs.config._attn_implementation = kind
+            got = theirs(tokens, output_hidden_states=True)
+            same(got.logits, logits, real)
+            same(got.hidden_states[1], extra["inner_states"][1], real)
+    # and back
+    config, weights = convert.read_hugging_face(out)
+    back = convert.from_export(config, weights, out / "dict.txt")
+    saved = checkpoints.load_safely(tmp_path / "c.pt")
+    assert back["model"].keys() == saved["model"].keys()
+    assert all(torch.equal(back["model"][key], value) for key, value in saved["model"].items())
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+@pytest.mark.parametrize("normaliser", NORMALISERS)
+def test_every_layer_and_normaliser_has_the_same_logits(layer, normaliser, data, tmp_path):
+    options = {"layer": layer, "normaliser": normaliser, "segments": "learned", "layer_norm_eps": 1e-3}
+    model = write_checkpoint(tmp_path / "c.pt", data, position="absolute+t5", cls="untied", **options)
+    export(tmp_path / "c.pt", tmp_path / f"out_{layer}_{normaliser}", data)
+    tokens, real = batch(model)
+    theirs = load("AutoModelForMaskedLM", tmp_path / f"out_{layer}_{normaliser}")
+    with torch.no_grad():
+        same(theirs(tokens, attention_mask=real.long()).logits, model(tokens)[0], real)
+
+
+@pytest.fixture(scope="module")
+def exported(data, tmp_path_factory):
+    """(model, checkpoint, export) of a TUPE-R with a classification head"""
+    folder = tmp_path_factory.mktemp("exported")
+    model = write_checkpoint(folder / "checkpoint.pt", data, heads=[("rte", 3)])
+    export(folder / "checkpoint.pt", folder / "out_exported", data)
+    return model, folder / "checkpoint.pt", folder / "out_exported"
+
+
+def test_all_auto_classes(exported):
+    model, _, out = exported
+    tokens, real = batch(model)
+    rubbish = torch.where(real, tokens, torch.full_like(tokens, 7))  # what the attention mask hides must not matter
+    with torch.no_grad():
+        features = model(tokens, features_only=True)[0]
+        for inputs in ({"input_ids": tokens}, {"input_ids": rubbish, "attention_mask": real.long()}):
+            same(load("AutoModel", out)(**inputs).last_hidden_state, features, real)
+            same(load("AutoModelForMaskedLM", out)(**inputs).logits, model(tokens)[0], real)
+            classes = model(tokens, classification_head_name="rte")[0]
+            same(load("AutoModelForSequenceClassification", out)(**inputs).logits, classes)
+            answer = load("AutoModelForQuestionAnswering", out)(**inputs)
+            assert answer.start_logits.shape == answer.end_logits.shape == (3, 12)
+        assert load("AutoModelForSequenceClassification", out).config.num_labels == 3
+        fresh = load("AutoModelForSequenceClassification", out, num_labels=5, ignore_mismatched_sizes=True)
+        assert fresh(tokens).logits.shape == (3, 5)
+
+
+def test_half_precision(exported):
+    model, _, out = exported
+    tokens, real = batch(model)
+    theirs = load("AutoModelForMaskedLM", out, **{dtype_name(): torch.bfloat16})
+    assert theirs.lm_head.bias.dtype == torch.bfloat16
+    with torch.no_grad():
+        difference = (theirs(tokens).logits.float() - model(tokens)[0])[real].abs().max()
+    assert difference < 0.5
+
+
+def dtype_name():
+    return "dtype" if int(transformers.__version__.split(".")[0]) >= 5 else "torch_dtype"
+
+
+def test_same_ids_for_the_same_text(exported, data):
+    model, _, out = exported
+    tokenizer = transformers.AutoTokenizer.from_pretrained(out, trust_remote_code=True)
+    hub = TupeHubInterface(None, type("Task", (), {"source_dictionary": model.dictionary}), model, data)
+    for text in SENTENCES[:4]:
+        assert tokenizer(text)["input_ids"] == hub.encode(text).tolist()
+        assert tokenizer(text, SENTENCES[0])["input_ids"] == hub.encode(text, SENTENCES[0]).tolist()
+    ids = tokenizer(SENTENCES[4])["input_ids"]
+    before, after = SENTENCES[4].split("<mask>")
+    assert ids == [0, *hub.text.encode(before), tokenizer.mask_token_id, *hub.text.encode(after), 2]
+    assert tokenizer.mask_token_id == len(model.dictionary) - 1 == tokenizer.vocab_size - 1
+    assert len(tokenizer) == tokenizer.vocab_size and tokenizer.model_max_length == 40
+    padded = tokenizer(SENTENCES, padding=True, return_tensors="pt")
+    assert torch.equal(padded["input_ids"].ne(1), padded["attention_mask"].bool())
+    short = tokenizer(SENTENCES[0], SENTENCES[1], truncation=True, max_length=20)["input_ids"]
+    assert len(short) == 20 and short[0] == 0 and short[-1] == 2 and short.count(2) == 3
+    text = tokenizer.decode(hub.encode(SENTENCES[0]), skip_special_tokens=True)
+    assert text == hub.decode(hub.encode(SENTENCES[0]))
+
+
+def test_saving_from_transformers_and_back(exported, tmp_path):
+    model, checkpoint, out = exported
+    theirs = load("AutoModelForSequenceClassification", out)
+    with torch.no_grad():
+        theirs.tupe.encoder.layers[0].fc1.bias.add_(1)  # "trained"
+    tokens, _ = batch(model)
+    theirs.save_pretrained(tmp_path / "saved_again")
+    transformers.AutoTokenizer.from_pretrained(out, trust_remote_code=True).save_pretrained(tmp_path / "saved_again")
+    again = load("AutoModelForSequenceClassification", tmp_path / "saved_again")
+    with torch.no_grad():
+        assert torch.equal(again(tokens).logits, theirs(tokens).logits)
+    path = convert.convert(tmp_path / "saved_again", "tupe", "", tmp_path / "back")
+    hub = TupeModel.from_pretrained(path.parent, "checkpoint.pt")
+    with torch.no_grad():
+        logits = hub.model(tokens, classification_head_name="sentence_classification_head")[0]
+        same(logits, theirs(tokens).logits)
+
+
+def test_fill_mask(exported):
+    model, _, out = exported
+    tokenizer = transformers.AutoTokenizer.from_pretrained(out, trust_remote_code=True)
+    masked = load("AutoModelForMaskedLM", out)
+    guesses = transformers.pipeline("fill-mask", model=masked, tokenizer=tokenizer)("The <mask> sat on the mat.")
+    ids = tokenizer("The <mask> sat on the mat.", return_tensors="pt")["input_ids"]
+    with torch.no_grad():
+        probabilities = torch.softmax(model(ids)[0][0, ids[0].tolist().index(tokenizer.mask_token_id)], dim=-1)
+    assert [guess["token"] for guess in guesses] == probabilities.topk(5).indices.tolist()
+    np.testing.assert_allclose([guess["score"] for guess in guesses], probabilities.topk(5).values, rtol=1e-4)
+
+
+def test_electra_exports_its_discriminator(data, tmp_path):
+    model = write_checkpoint(tmp_path / "c.pt", data, arch="electra_tupe_r")
+    export(tmp_path / "c.pt", tmp_path / "out_electra", data)
+    tokens, real = batch(model)
+    with torch.no_grad():
+        theirs = load("AutoModel", tmp_path / "out_electra")(tokens).last_hidden_state
+        same(theirs, model(tokens, features_only=True)[0], real)
+    assert "AutoModelForMaskedLM" not in json.loads((tmp_path / "out_electra" / "config.json").read_text())["auto_map"]
+
+
+def test_what_cannot_be_exported_is_said(exported, data, tmp_path):
+    _, checkpoint, out = exported
+    with pytest.raises(ValueError, match=r"config\.json already"):
+        export(checkpoint, out, data)
+    with pytest.raises(ValueError, match="no head 'cola'; it has: rte"):
+        export(checkpoint, tmp_path / "x", data, head="cola")
+    with pytest.raises(ValueError, match=r"no dict\.txt"):
+        export(checkpoint, tmp_path / "y", tmp_path)
+    write_checkpoint(tmp_path / "two.pt", data, heads=[("a", 2), ("b", 3)])
+    with pytest.raises(ValueError, match="heads a, b: choose one"):
+        export(tmp_path / "two.pt", tmp_path / "z", data)
+
+
+IN_ANOTHER_ENVIRONMENT = """
+import json, sys, torch, transformers
+for absent in ("fairseq", "tupe"):
+    try:
+        __import__(absent)
+    except ImportError:
+        continue
+    sys.exit(f"{absent} is installed here")
+out, given, result = sys.argv[1:]
+given = torch.load(given, weights_only=True)
+tokens, mask = given["tokens"], given["mask"]
+load = lambda auto: getattr(transformers, auto).from_pretrained(out, trust_remote_code=True).eval()
+tokenizer = transformers.AutoTokenizer.from_pretrained(out, trust_remote_code=True)
+found = {"ids": [tokenizer(text)["input_ids"] for text in given["texts"]]}
+lm, classifier = load("AutoModelForMaskedLM"), load("AutoModelForSequenceClassification")
+with torch.no_grad():
+    found["features"] = load("AutoModel")(tokens, attention_mask=mask).last_hidden_state
+    found["logits"] = lm(tokens, attention_mask=mask).logits
+    found["classes"] = classifier(tokens, attention_mask=mask).logits
+    found["compiled"] = torch.compile(lm)(tokens, attention_mask=mask).logits
+assert load("AutoModelForQuestionAnswering")(tokens).start_logits.shape == tokens.shape
+assert lm.config._attn_implementation == "sdpa"
+guesses = transformers.pipeline("fill-mask", model=lm, tokenizer=tokenizer)("The <mask> sat.")
+found["guess"] = guesses[0]["token"]
+rows = [{**tokenizer(text), "label": n % 3} for n, text in enumerate(given["texts"] * 4)]
+args = transformers.TrainingArguments(
+    output_dir=result + ".run", max_steps=8, learning_rate=1e-2, report_to=[], use_cpu=True, logging_steps=1,
+    per_device_train_batch_size=5, gradient_checkpointing=True, warmup_steps=1)
+trainer = transformers.Trainer(
+    model=classifier, args=args, train_dataset=rows,
+    data_collator=transformers.DataCollatorWithPadding(tokenizer))
+trainer.train()
+losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+assert losses[-1] < losses[0], losses
+trainer.save_model(result + ".saved")
+kind = transformers.AutoModelForSequenceClassification
+again = kind.from_pretrained(result + ".saved", trust_remote_code=True).eval()
+with torch.no_grad():
+    torch.testing.assert_close(again(tokens).logits, classifier.eval()(tokens).logits)
+found["saved"] = result + ".saved"
+found["versions"] = [transformers.__version__, torch.__version__]
+torch.save(found, result)
+"""
+PACKAGES = [
+    "torch==2.13.0",
+    "numpy",
+    "transformers==5.23.0",
+    "safetensors",
+    "accelerate",
+    "sentencepiece",
+    "sacremoses",
+]
+
+
+@pytest.mark.slow
+def test_in_an_environment_of_its_own(exported, data, tmp_path):
+    """EXPORT_TEST_ENV names an environment to keep; else one is made here (minutes, and a package index)."""
+    model, _, out = exported
+    folder = Path(os.environ.get("EXPORT_TEST_ENV", tmp_path / "env"))
+    python = str(folder / "bin" / "python")
+    if not Path(python).exists():
+        subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
+        subprocess.run([python, "-m", "pip", "install", "-q", *PACKAGES, "spacy"], check=True)
+    tokens, real = batch(model)
+    torch.save({"tokens": tokens, "mask": real.long(), "texts": SENTENCES}, tmp_path / "given.pt")
+    (tmp_path / "run.py").write_text(IN_ANOTHER_ENVIRONMENT)
+    environment = {**os.environ, "HF_MODULES_CACHE": str(tmp_path / "cache"), "HF_HUB_OFFLINE": "1"}
+    environment.pop("PYTHONPATH", None)
+    arguments = [str(out), str(tmp_path / "given.pt"), str(tmp_path / "found.pt")]
+    subprocess.run([python, "run.py", *arguments], check=True, cwd=tmp_path, env=environment)
+    found = torch.load(tmp_path / "found.pt", weights_only=True)
+    hub = TupeHubInterface(None, type("Task", (), {"source_dictionary": model.dictionary}), model, data)
+    assert found["ids"][:4] == [hub.encode(text).tolist() for text in SENTENCES[:4]]
+    with torch.no_grad():
+        differences = {
+            "features": same(found["features"], model(tokens, features_only=True)[0], real),
+            "logits": same(found["logits"], model(tokens)[0], real),
+            "compiled": same(found["compiled"], model(tokens)[0], real),
+            "classes": same(found["classes"], model(tokens, classification_head_name="rte")[0]),
+        }
+    print("largest differences:", differences, "versions:", found["versions"])
+    back = convert.convert(found["saved"], "tupe", "", tmp_path / "back")  # trained there, used here
+    assert TupeModel.from_pretrained(back.parent, "checkpoint.pt").model.cfg.position == "untied+t5"

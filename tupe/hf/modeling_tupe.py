@@ -1,0 +1,199 @@
+"""An exported TUPE encoder for the transformers library. encoder.py, positions.py, attention.py and kernels.py beside
+this file are the training code's own files.
+
+B batch, L sequence length, C width, V vocabulary.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from transformers import PreTrainedModel
+from transformers.modeling_outputs import (
+    BaseModelOutput,
+    MaskedLMOutput,
+    QuestionAnsweringModelOutput,
+    SequenceClassifierOutput,
+)
+
+from .attention import why_not_fast
+from .configuration_tupe import TupeConfig
+from .encoder import ClassificationHead, Encoder, LMHead, init_bert, set_norm_eps
+from .positions import Positions
+
+
+class PlainEncoder(Encoder):
+    """Without the settings that fairseq checkpoints carry in the state dict: here they are in config.json."""
+
+    get_extra_state = nn.Module.get_extra_state
+    set_extra_state = nn.Module.set_extra_state
+
+
+class TupePreTrainedModel(PreTrainedModel):
+    config_class = TupeConfig
+    base_model_prefix = "tupe"
+    supports_gradient_checkpointing = True
+    _supports_sdpa = True
+    _no_split_modules = ["TransformerLayer", "GatedAttentionLayer"]
+    _keys_to_ignore_on_load_unexpected = [r"^lm_head\.", r"^classifier\.", r"^qa_outputs\."]  # of the other models
+
+    def _init_weights(self, module):
+        if isinstance(module, ClassificationHead):
+            for linear in (module.dense, module.out_proj):
+                linear.reset_parameters()
+        else:
+            init_bert(module)
+
+    @classmethod
+    def from_pretrained(cls, *args, **kwargs):
+        loaded = super().from_pretrained(*args, **kwargs)
+        for module in (loaded[0] if isinstance(loaded, tuple) else loaded).modules():
+            if isinstance(module, Encoder):
+                restore_buffers(module)
+        return loaded
+
+
+def restore_buffers(encoder):
+    """Compute again what position schemes keep beside their weights: transformers builds a model without data, and
+    files hold the weights only."""
+    own = encoder.positions
+    with torch.device("cpu"):
+        fresh = Positions(own.name, own.dims, "untied" if own.untie_cls else "tied")
+    buffers = dict(own.named_buffers())
+    for name, value in fresh.named_buffers():
+        buffers[name].copy_(value)
+
+
+class TupeModel(TupePreTrainedModel):
+    """Features [B, L, C]; the first is that of `<s>`, which stands for the whole sequence."""
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.encoder = PlainEncoder(
+            config.vocab_size,
+            config.pad_token_id,
+            layers=config.num_hidden_layers,
+            width=config.hidden_size,
+            ffn=config.intermediate_size,
+            heads=config.num_attention_heads,
+            max_positions=config.max_position_embeddings,
+            position=config.position,
+            cls=config.cls_position,
+            layer=config.layer,
+            normaliser=config.normaliser,
+            separator=config.eos_token_id if config.segments else None,
+            dropout=config.hidden_dropout_prob,
+            attention_dropout=config.attention_probs_dropout_prob,
+            activation_dropout=config.activation_dropout,
+        )
+        self.gradient_checkpointing = False
+        self.apply(set_norm_eps(config.layer_norm_eps))
+        self.post_init()
+
+    def get_input_embeddings(self):
+        return self.encoder.tokens
+
+    def set_input_embeddings(self, value):
+        self.encoder.tokens = value
+
+    def forward(
+        self, input_ids, attention_mask=None, token_type_ids=None, output_hidden_states=None, output_attentions=None,
+        return_dict=None, **unused,
+    ):  # fmt: skip
+        """input_ids [B, L]; attention_mask [B, L], 0 at padding (padding ids are recognised without it); token_type_ids
+        are not needed: segments are told by `</s> </s>`."""
+        if output_attentions:
+            raise ValueError("attention weights are not kept; see Encoder.attention_weights in encoder.py")
+        if attention_mask is not None:
+            input_ids = input_ids.masked_fill(attention_mask == 0, self.config.pad_token_id)
+        encoder = self.encoder
+        encoder.checkpoint_activations = self.gradient_checkpointing
+        fused = self.config._attn_implementation == "sdpa"
+        dtype = encoder.tokens.weight.dtype
+        encoder.attention = (
+            "sdpa" if fused and not why_not_fast(encoder.positions, encoder.normaliser, dtype) else "plain"
+        )
+        wanted = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
+        features, hiddens = encoder(input_ids, return_all_hiddens=bool(wanted))
+        output = BaseModelOutput(last_hidden_state=features, hidden_states=tuple(hiddens) if wanted else None)
+        return output if return_dict in (None, True) else output.to_tuple()
+
+
+class TupeWithHead(TupePreTrainedModel):
+    """Base of the models that put a head on the features and know its loss."""
+
+    output_class = None
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.tupe = TupeModel(config)
+        self.add_head(config)
+        self.apply(set_norm_eps(config.layer_norm_eps))
+        self.post_init()
+
+    def features(self, input_ids, attention_mask, options):
+        options.pop("return_dict", None)
+        return self.tupe(input_ids, attention_mask, **options)
+
+    def pack(self, return_dict, **fields):
+        output = self.output_class(**fields)
+        return output if return_dict in (None, True) else output.to_tuple()
+
+
+class TupeForMaskedLM(TupeWithHead):
+    """Logits [B, L, V]; with labels [B, L] (-100: not asked for) the mean cross-entropy."""
+
+    output_class = MaskedLMOutput
+
+    def add_head(self, config):
+        self.lm_head = LMHead(config.hidden_size, config.vocab_size)
+
+    def forward(self, input_ids, attention_mask=None, labels=None, return_dict=None, **options):
+        out = self.features(input_ids, attention_mask, options)
+        logits = self.lm_head(out.last_hidden_state, self.tupe.encoder.tokens.weight)
+        loss = None if labels is None else F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten())
+        return self.pack(return_dict, loss=loss, logits=logits, hidden_states=out.hidden_states)
+
+
+class TupeForSequenceClassification(TupeWithHead):
+    """Logits [B, num_labels]; with labels the cross-entropy, or for one label the squared error."""
+
+    output_class = SequenceClassifierOutput
+
+    def add_head(self, config):
+        self.classifier = ClassificationHead(
+            config.hidden_size, config.classifier_inner, config.num_labels, config.classifier_dropout
+        )
+
+    def forward(self, input_ids, attention_mask=None, labels=None, return_dict=None, **options):
+        out = self.features(input_ids, attention_mask, options)
+        logits = self.classifier(out.last_hidden_state)
+        return self.pack(return_dict, loss=self.loss(logits, labels), logits=logits, hidden_states=out.hidden_states)
+
+    def loss(self, logits, labels):
+        if labels is None:
+            return None
+        if self.config.problem_type == "multi_label_classification":
+            return F.binary_cross_entropy_with_logits(logits.float(), labels.float())
+        if logits.size(1) == 1 or self.config.problem_type == "regression":
+            return F.mse_loss(logits.float().view(labels.shape), labels.float())
+        return F.cross_entropy(logits.float(), labels)
+
+
+class TupeForQuestionAnswering(TupeWithHead):
+    """Logits [B, L] of an answer's first and last token."""
+
+    output_class = QuestionAnsweringModelOutput
+
+    def add_head(self, config):
+        self.qa_outputs = nn.Linear(config.hidden_size, 2)
+
+    def forward(
+        self, input_ids, attention_mask=None, start_positions=None, end_positions=None, return_dict=None, **options
+    ):
+        out = self.features(input_ids, attention_mask, options)
+        start, end = self.qa_outputs(out.last_hidden_state).unbind(-1)
+        loss = None
+        if start_positions is not None and end_positions is not None:
+            losses = [F.cross_entropy(x.float(), y) for x, y in ((start, start_positions), (end, end_positions))]
+            loss = sum(losses) / 2
+        return self.pack(return_dict, loss=loss, start_logits=start, end_logits=end, hidden_states=out.hidden_states)
