@@ -456,38 +456,20 @@ class GlueTask(FinetuneTask):
         path = folder / f"{split}.label"
         return [float(line) for line in path.read_text().splitlines()] if path.exists() else None
 
-    @staticmethod
-    def logging_outputs_can_be_summed(criterion):
-        return criterion.training  # validation outputs hold lists of predictions
-
-    def reduce_metrics(self, logging_outputs, criterion):
-        super().reduce_metrics(logging_outputs, criterion)
-        for output in logging_outputs:
-            if "prediction" in output:
-                self.collect(output["split"], dict(zip(output["id"], output["prediction"], strict=True)))
-        if logging_outputs and "prediction" in logging_outputs[0]:
-            split = logging_outputs[0]["split"]
-            for name in self.metrics:
-                metrics.log_derived(name, lambda meters, name=name: self.scores(split)[name])
-            metrics.log_derived("score", lambda meters: self.scores(split)[self.metrics[0]])
-
-    def scores(self, split):
-        """{metric: value} over the whole split; NaN as long as predictions are missing."""
-        if not self.complete(split):
-            return dict.fromkeys(self.metrics, math.nan)
+    def evaluate(self, split):
         predictions = self.predictions[split]
         return score(self.metrics, [predictions[i] for i in range(len(predictions))], self.targets(split))
 
     def describe(self):
         return {"task": self.name}
 
-    def write_predictions(self, split, path):
+    def write_predictions(self, split, stem):
         """Tab-separated: row number in the official file (without dropped rows), prediction, target."""
         names = self.glue.labels or None
         show = (lambda x: names[x]) if names else repr
         predictions, targets = self.predictions[split], self.targets(split)
         rows = [f"{i}\t{show(predictions[i])}\t{show(targets[i])}\n" for i in range(len(targets))]
-        write_atomically(path, "".join(["index\tprediction\ttarget\n", *rows]))
+        write_atomically(f"{stem}.tsv", "".join(["index\tprediction\ttarget\n", *rows]))
 
 
 @dataclass
