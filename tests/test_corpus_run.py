@@ -3,6 +3,7 @@
 import bz2
 import contextlib
 import gzip
+import io
 import json
 import multiprocessing
 import os
@@ -12,10 +13,12 @@ import resource
 import runpy
 import signal
 import subprocess
+import threading
 import time
 from pathlib import Path
 
 import pytest
+from tqdm import tqdm
 
 from tupe import corpus
 from tupe.corpus_run import prepare
@@ -168,6 +171,7 @@ def start(*args, **kwargs):
 
     def target():
         os.setpgid(0, 0)
+        tqdm.set_lock(threading.RLock())  # not the shared one, with which a killed process would block all others
         prepare(*args, **kwargs)
 
     process = multiprocessing.get_context("fork").Process(target=target)
@@ -354,6 +358,16 @@ def test_the_same_command_again_does_nothing(undisturbed, capsys):
     prepare(inputs_of(undisturbed), undisturbed / "data", say=said.append, **OPTIONS)
     assert before == {path: path.stat().st_mtime_ns for path in (undisturbed / "data").iterdir()}
     assert said == [f"{undisturbed / 'data'} is finished already"]
+
+
+def test_standard_input(undisturbed, tmp_path, monkeypatch):
+    body = text(40).encode()
+    for workers in (1, 2):
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(body)))
+        prepare(["-"], tmp_path / str(workers), vocab_size=300, shard_mb=0.002, workers=workers)
+    assert same_files(tmp_path / "1", tmp_path / "2")
+    with pytest.raises(ValueError, match="is not empty"):  # who knows whether it would be the same text
+        prepare(["-"], tmp_path / "1", vocab_size=300, shard_mb=0.002, workers=1)
 
 
 def test_folder_of_another_run(undisturbed, tmp_path):

@@ -55,6 +55,7 @@ def test_examples(text, sentences):
 @given(TEXTS)
 @example("Mr.`")
 @example("0@0.0.@0.0")
+@example("0A.\u05b0")
 def test_idempotent(text):
     assert clean(clean(text)) == clean(text)
     once = NORMALISER.normalise(text)

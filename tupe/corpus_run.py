@@ -78,10 +78,10 @@ class Run:
         self.engine, self.workers, self.scheduler = engine, workers, scheduler
         self.costs = {}
 
-    def step(self, name, function, tasks):
+    def step(self, name, function, tasks, here=False):
         """`tasks`: [(task name, bytes of raw text, arguments), ...]. Returns the folders, in order. What is there is
         not done again. A folder's name holds a hash of the arguments, among them the names of folders of earlier steps:
-        what was made from other inputs or with other options is never mistaken for it."""
+        what was made from other inputs or with other options is never mistaken for it. `here`: in this process."""
         targets = [self.work / name / f"{task}-{self._key(args)}" for task, _, args in tasks]
         todo = [
             (target, size, args) for target, (_, size, args) in zip(targets, tasks, strict=True) if not target.is_dir()
@@ -94,7 +94,7 @@ class Run:
         )
         with bar:
             try:
-                if len(todo) < 2 and self.engine == "local":
+                if here:
                     self._here(function, todo, bar, costs)
                 elif todo:
                     with _executor(self.engine, self.workers, self.scheduler) as pool:
@@ -250,9 +250,8 @@ def prepare(
         (f"{i:05}", sum(source.size for source in group), (group, errors, shard_bytes))
         for i, group in enumerate(_groups(found, shard_bytes))
     ]
-    if engine != "local" and any(source.path == "-" for source in found):
-        raise ValueError("standard input cannot be read by the workers of a cluster; save it to a file first")
-    read = run.step("read", corpus.read_shards, groups)
+    piped = any(source.path == "-" for source in found)  # worker processes have no standard input
+    read = run.step("read", corpus.read_shards, groups, here=piped)
     shards = []
     for folder in read:
         for i, size in enumerate(json.loads((folder / "shards.json").read_text())):

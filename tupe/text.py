@@ -302,11 +302,13 @@ class _Sentencizer:
                         starts.append(offset)
                     ended = False
             elif word:
+                here = False  # whether the sentence ended within this word, as in "end.Start"
                 for at, kind in (self.kinds if len(word) <= CACHED_LENGTH else self._kinds)(word):
                     if kind == "E":
-                        ended, inside = True, at > 0 and word[-1] == "."
+                        ended, here, inside = True, True, at > 0 and word[-1] == "."
                     elif kind == "W" and ended:
-                        if not (inside and at == 0 and word[0].islower()):
+                        # spaCy's rule for "end.Start" looks at the case of both sides, and the left one will change
+                        if word[at].isupper() if here else not (inside and at == 0 and word[0].islower()):
                             starts.append(offset + at)
                         ended = False
             offset += len(word) + 1
