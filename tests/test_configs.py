@@ -121,13 +121,15 @@ def test_both_launchers_build_the_named_architecture(arch):
 
 
 def recipes():
-    """Every recipe with every choice of each of its groups (the other groups at their default)."""
+    """Every recipe with every choice of each of its groups (the other groups at their default). Presets of a model that
+    are no architecture of their own are tried with one recipe."""
     for path in sorted(CONFIGS.glob("*.yaml")):
         groups = [entry for entry in OmegaConf.load(path).defaults if entry != "_self_"]
         yield path.stem, None
         for group in (next(iter(entry)) for entry in groups):
             for choice in sorted((CONFIGS / group).glob("*.yaml")):
-                yield path.stem, f"{group}={choice.stem}"
+                if path.stem == "pretrain" or group != "model" or OmegaConf.load(choice)._name == choice.stem:
+                    yield path.stem, f"{group}={choice.stem}"
 
 
 @pytest.fixture(scope="module")
@@ -163,7 +165,15 @@ def test_model_group_has_every_architecture():
     assert set(ARCHITECTURES) <= {path.stem for path in (CONFIGS / "model").glob("*.yaml")}
     for path in (CONFIGS / "model").glob("*.yaml"):
         assert path.read_text().startswith("# @package model\n"), path
-        assert OmegaConf.load(path)._name == path.stem
+        assert OmegaConf.load(path)._name in (path.stem, "bert_a")  # or a preset, which is bert_a with other options
+
+
+def test_presets_of_wang_et_al():
+    absolute, relative = ("absolute", "sinusoidal", "sinusoidal_learned"), ("shaw", "shaw_sinusoidal")
+    relative += ("shaw_sinusoidal_learned",)
+    wanted = {"nopos", *absolute, *relative, *(f"{a}+{r}" for a in absolute if a != "sinusoidal" for r in relative)}
+    presets = [OmegaConf.load(path) for path in (CONFIGS / "model").glob("wang_*.yaml")]
+    assert len(presets) == 13 and {preset.position for preset in presets} == wanted
 
 
 def test_interpolations_are_followed_in_training_arguments(tmp_path):
