@@ -4,8 +4,10 @@ import fcntl
 import json
 import math
 import os
+import shutil
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +24,7 @@ from tupe.compat import compose
 from tupe.electra import ElectraConfig
 from tupe.finetune import FREE, PolynomialDecayRatio, PolynomialDecayRatioConfig, structure
 from tupe.glue import TASKS, Pairs, glue_name, prepare, read_split, score
+from tupe.predict import predict_glue, zip_submission
 from tupe.text import TextEncoder
 
 ROOT = Path(__file__).parent.parent
@@ -567,7 +570,7 @@ def test_every_model_option_is_either_structure_or_free():
     fields = {key for key in ElectraConfig.__dataclass_fields__ if not key.startswith("_")}
     assert set(structure(dict.fromkeys(fields))) == fields - set(FREE) == {
         "position", "cls", "normaliser", "layer", "layer_norm_eps", "encoder_layers", "encoder_embed_dim",
-        "encoder_ffn_embed_dim", "encoder_attention_heads", "generator_fraction",
+        "encoder_ffn_embed_dim", "encoder_attention_heads", "generator_fraction", "segments",
     }  # fmt: skip
     assert set(FREE) <= fields
 
@@ -607,6 +610,41 @@ def test_shell_recipe_and_hydra_train_the_same(learnable, pretrained, tmp_path):
     assert len(shell["records"]) == 2 and shell["records"] == hydra["records"]
     for key in ("architecture", "lr", "seed", "max_epoch", "pretrained_updates", "metrics"):
         assert shell[key] == hydra[key], key
+
+
+def test_predictions_for_the_server(learnable, pretrained, tmp_path):
+    """Official file names and labels, in file order, the same as the predictions stored in training."""
+    data = tmp_path / "bin"
+    shutil.copytree(learnable, data)
+    for name, copies in (("CoLA", {"test": "valid"}), ("MNLI", {"test": "valid", "test1": "valid1", "ax": "valid1"})):
+        for part in (data / name).glob("input*"):
+            for split, source in copies.items():
+                for kind in ("bin", "idx"):
+                    shutil.copy(part / f"{source}.{kind}", part / f"{split}.{kind}")
+    for split in ("test.idx", "test.bin"):
+        shutil.copy(data / "STS-B/input0" / split.replace("test", "valid"), data / "STS-B/input0" / split)
+        shutil.copy(data / "STS-B/input1" / split.replace("test", "valid"), data / "STS-B/input1" / split)
+    for name in ("CoLA", "MNLI", "STS-B"):
+        group = name.lower().replace("-", "")
+        finetune(
+            data, pretrained, tmp_path / name, f"glue={group}", "optimization.max_epoch=2", "optimization.lr=[0.01]"
+        )
+        list(predict_glue(group, tmp_path / name / "checkpoint_last.pt", data, tmp_path / "out", batch_size=7))
+    with zipfile.ZipFile(zip_submission(tmp_path / "out")) as archive:
+        names = set(archive.namelist())
+    assert names == {"CoLA.tsv", "MNLI-m.tsv", "MNLI-mm.tsv", "AX.tsv", "STS-B.tsv"}
+    for file, run, split in (("CoLA", "CoLA", "valid"), ("MNLI-m", "MNLI", "valid"), ("AX", "MNLI", "valid1")):
+        lines = (tmp_path / "out" / f"{file}.tsv").read_text().splitlines()
+        assert lines[0] == "index\tprediction"
+        stored = table(tmp_path / run / "predictions" / f"{split}_last.tsv")
+        assert [line.split("\t") for line in lines[1:]] == [row[:2] for row in stored]
+    stored = [float(row[1]) for row in table(tmp_path / "STS-B" / "predictions" / "valid_last.tsv")]
+    written = [float(line.split("\t")[1]) for line in (tmp_path / "out/STS-B.tsv").read_text().splitlines()[1:]]
+    assert written == pytest.approx([5 * min(max(value, 0), 1) for value in stored], abs=1e-3)
+    with pytest.raises(ValueError, match="was not fine-tuned on CoLA, but on MNLI"):
+        list(predict_glue("cola", tmp_path / "MNLI" / "checkpoint_last.pt", data, tmp_path / "out"))
+    with pytest.raises(ValueError, match="holds no test set of CoLA"):
+        list(predict_glue("cola", tmp_path / "CoLA" / "checkpoint_last.pt", learnable, tmp_path / "out"))
 
 
 def test_every_glue_group_names_its_task():

@@ -235,7 +235,7 @@ def run(squad, data, checkpoint, save_dir, version, *more):
 
 
 def epochs(count):
-    return f"optimization.max_epoch={count}", f"+dataset.validate_interval={count}", "optimization.lr=[0.002]"
+    return f"optimization.max_epoch={count}", f"dataset.validate_interval={count}", "optimization.lr=[0.002]"
 
 
 @pytest.fixture(scope="session")
