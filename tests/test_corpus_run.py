@@ -140,6 +140,64 @@ def test_same_ids_as_fairseq_preprocess(data, tmp_path):
         assert (tmp_path / f"train.{suffix}").read_bytes() == (data / f"train.{suffix}").read_bytes()
 
 
+AWKWARD = [
+    "See http://example.org/a_(b)?c=d#e, or write to some.one+else@example.co.uk, and open my_file.tar.gz today.",
+    "A non-breaking\u00a0space and a soft hy\u00adphen are hard to see in any old text.",
+    "The words 中文 and 日本語。 are not written with the letters of the others here.",
+    'She laughed 😀👩\u200d👩\u200d👧 and said "hello" to the old man who lived next door.',
+    "The word \u200fשלום\u200f is read from right to left, and مرحبا, too, as they all know.",
+    "It's Mr. O'Neill's “naïve” café — isn't it, said the 3.5 m tall king of the U.S. Senate?",
+]
+
+
+def test_pretraining_glue_and_squad_see_the_same_ids(tmp_path):
+    """Awkward sentences survive all three ways into a model, with equal ids, or are refused with a reason."""
+    from fairseq.data import Dictionary, data_utils
+
+    from tupe import glue, squad
+
+    filler = text(30).split("\n\n")
+    monster = "It has a word of " + "x" * 100_000 + " and more words after it, in the same line of text."
+    (tmp_path / "a.txt").write_text("\n\n".join([*AWKWARD, monster, *filler]) + "\n", encoding="utf-8")
+    manifest = prepare([tmp_path / "a.txt"], tmp_path / "data", vocab_size=400, workers=1)
+    assert manifest["dropped"] == {
+        "paragraph: a word of more than 1000 characters": {"a.txt": 1},
+        "document: no paragraph left": {"a.txt": 1},
+    }
+    dictionary = Dictionary.load(str(tmp_path / "data" / "dict.txt"))
+    lines = [
+        tuple(line.tolist())
+        for split in ("train", "valid")
+        for line in data_utils.load_indexed_dataset(str(tmp_path / "data" / split), dictionary, "mmap")
+    ]
+    folder = tmp_path / "glue" / "CoLA"
+    folder.mkdir(parents=True)
+    for name in ("train.tsv", "dev.tsv"):
+        (folder / name).write_text("".join(f"s\t1\t\t{sentence}\n" for sentence in AWKWARD), encoding="utf-8")
+    list(glue.prepare(tmp_path / "glue", tmp_path / "data", tmp_path / "bin"))
+    prefix = str(tmp_path / "bin" / "CoLA" / "input0" / "train")
+    prepared = data_utils.load_indexed_dataset(prefix, dictionary, "mmap")
+    questions = [
+        {"id": str(i), "question": sentence, "answers": [{"text": sentence[:3], "answer_start": 0}]}
+        for i, sentence in enumerate(AWKWARD)
+    ]
+    paragraphs = [
+        {"context": sentence, "qas": [question]} for sentence, question in zip(AWKWARD, questions, strict=True)
+    ]
+    (tmp_path / "squad.json").write_text(
+        json.dumps({"version": "1.1", "data": [{"title": "t", "paragraphs": paragraphs}]})
+    )
+    encoder = TextEncoder(tmp_path / "data")
+    asked = squad.Windows(tmp_path / "squad.json", encoder, 256, 64, 128, 1)
+    for i, sentence in enumerate(AWKWARD):
+        wanted = encoder.encode(sentence)
+        assert (*wanted, dictionary.eos()) in lines, sentence
+        assert prepared[i].tolist() == [*wanted, dictionary.eos()]
+        assert asked.queries[i] == wanted[:128] and list(asked.ids[i]) == wanted
+        assert encoder.decode(wanted) and len(wanted) > 10
+    assert encoder.encode("") == [] and len(encoder.encode("x" * 100_000)) > 10_000
+
+
 # ----------------------------------------------------------------------------------------- restarts and many workers
 
 OPTIONS = {"vocab_size": 300, "valid_fraction": 0.1, "shard_mb": 0.002, "near_duplicates": 0.9, "keep_words": 0.9}
