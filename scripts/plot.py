@@ -10,6 +10,7 @@
 """
 
 import argparse
+import logging
 from pathlib import Path
 
 from tupe import figures, probes
@@ -66,6 +67,7 @@ FIGURES = [correlations, positions, loss, t5, attention, tsne, phi]
 
 
 def main(arguments=None):
+    logging.basicConfig(level="WARNING", force=True)
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("figure", choices=[function.__name__ for function in FIGURES])
     parser.add_argument("sources", nargs="+", help="checkpoints or logs, as above")
