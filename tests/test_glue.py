@@ -17,6 +17,7 @@ import torch
 from fairseq.data import Dictionary, data_utils, indexed_dataset
 from fairseq.tasks.sentence_prediction import SentencePredictionConfig, SentencePredictionTask
 from fairseq.trainer import Trainer
+from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
 
 from tupe import glue
@@ -404,9 +405,11 @@ def train(config, *overrides):
     checkpoint_utils.save_checkpoint.__dict__.pop("best", None)  # fairseq keeps it from run to run in one process
     metrics.reset()
     hydra_init(config)
-    cfg = compose(
-        ROOT / "configs", config, ["common.user_dir=null", "common.fp16=false", "common.cpu=true", *overrides]
-    )
+    try:
+        options = ["common.user_dir=null", "common.fp16=false", "common.cpu=true", *overrides]
+        cfg = compose(ROOT / "configs", config, options)
+    finally:
+        ConfigStore.instance().repo.pop(f"{config}.yaml")  # other tests read the plain file
     add_defaults(cfg)
     cfg = OmegaConf.create(OmegaConf.to_container(cfg, resolve=True, enum_to_str=True))
     OmegaConf.set_struct(cfg, True)
@@ -524,6 +527,19 @@ def test_a_killed_run_resumes_with_the_same_scores(learnable, pretrained, tmp_pa
     finetune(learnable, pretrained, tmp_path / "killed", *options)
     whole, resumed = scores_of(tmp_path / "whole")["records"], scores_of(tmp_path / "killed")["records"]
     assert [r["num_updates"] for r in whole] == [4, 8, 12] and resumed == whole
+
+
+def test_a_damaged_last_checkpoint_is_replaced(learnable, pretrained, tmp_path):
+    finetune(learnable, pretrained, tmp_path, "glue=cola", "optimization.max_epoch=1")
+    last, whole = tmp_path / "checkpoint_last.pt", (tmp_path / "checkpoint_best.pt").read_bytes()
+    last.write_bytes(whole[:5000])
+    env = {**os.environ, "DRY_RUN": "1", "GPUS": "0", "PYTHON": sys.executable}
+    command = ["bash", "scripts/finetune.sh", "CoLA", learnable, pretrained, tmp_path]
+    said = subprocess.run(
+        [str(word) for word in command], cwd=ROOT, env=env, capture_output=True, text=True, check=True
+    )
+    assert last.read_bytes() == whole
+    assert "is damaged" in said.stderr and "restore-file" not in said.stdout
 
 
 def test_a_run_without_checkpoints_starts_over(learnable, pretrained, tmp_path):
