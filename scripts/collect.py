@@ -6,7 +6,8 @@
 import argparse
 import logging
 
-from tupe.report import collect, write_report
+from tupe.report import write_report
+from tupe.results import collect, properties
 
 
 def main():
@@ -14,10 +15,13 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", nargs="+", help="folders of runs or sweeps; everything below them is looked through")
     parser.add_argument("--output", required=True, help="folder to write")
+    parser.add_argument("--properties", action="store_true", help="probe the pre-trained checkpoints too")
+    parser.add_argument("--data", help="for --properties: folder with dict.txt (default: where they were pre-trained)")
     args = parser.parse_args()
     try:
         found = collect(args.runs)
-        print(f"collect: {len(found.runs)} runs, page {write_report(found, args.output)}")
+        probed = properties(sorted({key[0] for key in found.runs}), args.data) if args.properties else None
+        print(f"collect: {len(found.runs)} runs, page {write_report(found, args.output, probed)}")
     except ValueError as error:
         parser.error(str(error))
 

@@ -4,11 +4,24 @@ import csv
 import json
 import statistics
 
+import numpy as np
 import pytest
 
 from tupe import report
 from tupe.glue import TASKS
-from tupe.report import Model, average, collect, counterpart, paper_row, published, split_size, summarise, write_report
+from tupe.report import write_report
+from tupe.results import (
+    PAPER_COLUMNS,
+    Model,
+    average,
+    collect,
+    correlations,
+    counterpart,
+    paper_row,
+    published,
+    split_size,
+    summarise,
+)
 
 
 def write_run(folder, task, lr, seed, score, *, architecture="tupe_r", updates=1_000_000, epochs=2, finished=True):
@@ -45,13 +58,13 @@ def write_sweep(folder, tasks, scores, **options):
 
 def test_all_published_averages_are_the_mean_of_their_nine_columns():
     rows = [row for table in published()["tables"] for row in table["rows"]]
-    assert len(rows) == 14 and published()["columns"] == report.PAPER_COLUMNS
+    assert len(rows) == 14 and published()["columns"] == PAPER_COLUMNS
     for row in rows:
-        values = dict(zip(report.PAPER_COLUMNS, row["scores"], strict=True))
+        values = dict(zip(PAPER_COLUMNS, row["scores"], strict=True))
         assert round(average(values), 2) == row["average"], row["name"]
         # With MNLI counted once, or WNLI-like columns left in, the printed numbers do not come out.
         once = {**values, "MNLI-m": (values["MNLI-m"] + values["MNLI-mm"]) / 2}
-        assert round(average(once, report.PAPER_COLUMNS[:1] + report.PAPER_COLUMNS[2:]), 2) != row["average"]
+        assert round(average(once, PAPER_COLUMNS[:1] + PAPER_COLUMNS[2:]), 2) != row["average"]
 
 
 def test_sizes_and_counterparts():
@@ -92,7 +105,7 @@ def test_both_mnli_sets_are_of_one_configuration(tmp_path):
 def test_wnli_is_outside_of_the_average(tmp_path):
     write_sweep(tmp_path, TASKS, {2e-5: [80]})
     row = paper_row(next(iter(summarise(collect([tmp_path]).runs, "best").values())))
-    assert set(row) == {*report.PAPER_COLUMNS, "WNLI"}
+    assert set(row) == {*PAPER_COLUMNS, "WNLI"}
     values = {column: value for column, (value, _) in row.items()}
     assert average({**values, "WNLI": 0.0}) == pytest.approx((8 * 80 + 81) / 9, abs=1e-12)
     del values["RTE"]
@@ -176,3 +189,30 @@ def test_several_checkpoints_of_a_run_give_the_pretraining_figure(tmp_path):
     assert "Score against pre-training" in write_report(found, tmp_path / "report").read_text()
     only = {key: run for key, run in found.runs.items() if key[0].updates == 100_000}
     assert report.pretraining_curves(summarise(only, "best")) == []
+
+
+def test_correlations_of_properties_with_scores(tmp_path):
+    for name, value in (("bert_a", 70.0), ("bert_r", 72.0), ("tupe_a", 75.0)):
+        write_run(tmp_path / name, "RTE", 2e-5, 1, value, architecture=name)
+    found = collect([tmp_path])
+    summaries = summarise(found.runs, "best")
+    measured = {model: {"up": i, "same": 1.0, "unknown": float("nan")} for i, model in enumerate(sorted(summaries))}
+    header, rows = correlations(measured, summaries)
+    assert header == ["property", "RTE accuracy"]
+    expected = np.corrcoef([0, 1, 2], [70, 72, 75])[0, 1]
+    assert [cells for _, cells in rows] == [["up", f"{expected:+.2f}"], ["same", ""], ["unknown", ""]]
+    two = dict(list(measured.items())[:2])
+    assert correlations(two, summaries)[1][0][1] == ["up", ""]
+    page = write_report(found, tmp_path / "report", measured).read_text()
+    assert "Properties of the position encodings" in page and f"{expected:+.2f}" in page
+
+
+def test_question_answering_runs_are_in_the_table_of_all_scores(tmp_path):
+    write_run(tmp_path / "run", "RTE", 2e-5, 1, 70.0)
+    result = json.loads((tmp_path / "run" / "scores.json").read_text())
+    result.update(task="SQuAD-2.0", metrics=["f1", "exact"])
+    for record in result["records"]:
+        record.update(f1=61.25, exact=58.5)
+    (tmp_path / "run" / "scores.json").write_text(json.dumps(result))
+    page = write_report(collect([tmp_path]), tmp_path / "report").read_text()
+    assert "SQuAD-2.0 f1" in page and "61.25" in page and "58.50" in page
