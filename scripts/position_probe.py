@@ -19,7 +19,7 @@ from tupe.synthetic import KEYS, TASKS, read_results, structure, sweep, table, v
 COMBINED = ["untied+t5", "shaw+shaw_values", "t5+urpe"]
 
 
-def main():
+def main(arguments=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--task", choices=list(TASKS), default="equal")
     parser.add_argument("--position", nargs="+", default=[*SCHEMES, *COMBINED], help="default: all, and a few sums")
@@ -35,7 +35,7 @@ def main():
     parser.add_argument("--threads", type=int, default=1, help="the models are so small that more hardly help")
     parser.add_argument("--structure", action="store_true", help="do not train; print spread and mirror asymmetry")
     parser.add_argument("--out", help="file of finished runs, JSON lines")
-    args = parser.parse_args()
+    args = parser.parse_args(arguments)
     torch.set_num_threads(args.threads)
     specials = [name == "with" for name in args.special]
 

@@ -1,5 +1,8 @@
 """What each position encoding can tell apart: structure in float64, training where it takes seconds, and the tasks."""
 
+import runpy
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -99,3 +102,20 @@ def test_table():
 
     runs = [run("a", 1, 1.0), run("a", 2, 0.995), run("b", 1, 0.5), run("b", 2, 0.25), run("c", 1, 0.5)]
     assert table(runs).splitlines()[2:] == ["| a | **1.00** |", "| b | 0.25-0.50 |", "| c | 0.50 |"]
+
+
+def test_script(tmp_path, capsys):
+    path = Path(__file__).parent.parent / "scripts" / "position_probe.py"
+    main = runpy.run_path(str(path))["main"]
+    chosen = ["--position", "alibi", "absolute", "--normaliser", "l2", "-n", "8"]
+    main([*chosen, "--structure"])
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[-1] for line in lines] == ["half", "pass", "pass", "pass"]
+    out = ["--out", str(tmp_path / "runs.jsonl"), "--steps", "60", "--lr", "3e-3", "--seeds", "1"]
+    for _ in range(2):  # the second time from the file
+        main([*chosen, *out, "--special", "without"])
+        assert "| absolute | **1.00** |" in capsys.readouterr().out
+    assert len((tmp_path / "runs.jsonl").read_text().splitlines()) == 2
+    with pytest.raises(SystemExit):
+        main(chosen)
+    assert "--out FILE" in capsys.readouterr().err
