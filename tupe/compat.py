@@ -6,6 +6,8 @@ fairseq 0.12.2 and Hydra 1.0 (the last combination for V100 GPUs). No other file
 
 import argparse
 import codecs
+import importlib
+import logging
 import os
 
 import hydra
@@ -13,6 +15,17 @@ import numpy as np
 import torch
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
+
+
+def _import_quietly(name):
+    """A module of fairseq's main branch sets the root logger to DEBUG when it is imported, and every library talks."""
+    level, handlers = logging.root.level, list(logging.root.handlers)
+    importlib.import_module(name)
+    logging.root.setLevel(level)
+    logging.root.handlers[:] = handlers
+
+
+_import_quietly("fairseq.models")
 
 
 def _version(module):
@@ -44,7 +57,8 @@ def compose(config_dir, config_name, overrides=()):
     # Hydra completes a file with the schema registered under the same name, if there is one. fairseq-hydra-train has
     # not imported this package yet when it reads the files; to read the same here, its schemas are put out of sight.
     store = ConfigStore.instance().repo
-    schemas = {group: store.pop(group) for group in list(store) if isinstance(store[group], dict) and group != "hydra"}
+    groups = [name for name in store if isinstance(store[name], dict) and name != "hydra"]
+    schemas = {name: store.pop(name) for name in [*groups, f"{config_name}.yaml"] if name in store}
     GlobalHydra.instance().clear()
     try:
         with _initialize_config_dir(config_dir=os.path.abspath(config_dir), **_VERSION_BASE):
