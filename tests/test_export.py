@@ -281,23 +281,23 @@ assert load("AutoModelForQuestionAnswering")(tokens).start_logits.shape == token
 assert lm.config._attn_implementation == "sdpa"
 guesses = transformers.pipeline("fill-mask", model=lm, tokenizer=tokenizer)("The <mask> sat.")
 found["guess"] = guesses[0]["token"]
-rows = [{**tokenizer(text), "label": n % 3} for n, text in enumerate(given["texts"] * 4)]
+rows = [{**tokenizer(text, truncation=True), "label": n % 5 % 3} for n, text in enumerate(given["texts"] * 4)]
 args = transformers.TrainingArguments(
-    output_dir=result + ".run", max_steps=8, learning_rate=1e-2, report_to=[], use_cpu=True, logging_steps=1,
+    output_dir=result + ".run", max_steps=60, learning_rate=2e-3, report_to=[], use_cpu=True, logging_steps=1,
     per_device_train_batch_size=5, gradient_checkpointing=True, warmup_steps=1)
 trainer = transformers.Trainer(
     model=classifier, args=args, train_dataset=rows,
     data_collator=transformers.DataCollatorWithPadding(tokenizer))
 trainer.train()
 losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
-assert losses[-1] < losses[0], losses
+assert sum(losses[-10:]) < sum(losses[:10]) / 2, losses
 trainer.save_model(result + ".saved")
 kind = transformers.AutoModelForSequenceClassification
 again = kind.from_pretrained(result + ".saved", trust_remote_code=True).eval()
 with torch.no_grad():
     torch.testing.assert_close(again(tokens).logits, classifier.eval()(tokens).logits)
 found["saved"] = result + ".saved"
-found["versions"] = [transformers.__version__, torch.__version__]
+found["versions"] = [str(transformers.__version__), str(torch.__version__)]
 torch.save(found, result)
 """
 PACKAGES = [
