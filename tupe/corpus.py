@@ -192,6 +192,13 @@ def normalise_document(document, normaliser, stats):
 _normaliser = functools.cache(Normaliser)  # one per process
 
 
+def load_libraries(spacy_model):
+    """What `text_shard` would load when it first runs."""
+    import mwparserfromhell  # noqa: F401
+
+    _normaliser(spacy_model).normalise("A text, é.")
+
+
 def text_shard(folder, path, spacy_model, near_duplicates):
     """Task: tokens.gz (a sentence per line, an empty line after each document) and docs.npz of a shard that
     `read_shards` wrote."""

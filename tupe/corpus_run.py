@@ -78,10 +78,11 @@ class Run:
         self.engine, self.workers, self.scheduler = engine, workers, scheduler
         self.costs = {}
 
-    def step(self, name, function, tasks, here=False):
+    def step(self, name, function, tasks, here=False, before=None):
         """`tasks`: [(task name, bytes of raw text, arguments), ...]. Returns the folders, in order. What is there is
         not done again. A folder's name holds a hash of the arguments, among them the names of folders of earlier steps:
-        what was made from other inputs or with other options is never mistaken for it. `here`: in this process."""
+        what was made from other inputs or with other options is never mistaken for it. `here`: in this process.
+        `before`: called once, if there is anything to do."""
         targets = [self.work / name / f"{task}-{self._key(args)}" for task, _, args in tasks]
         todo = [
             (target, size, args) for target, (_, size, args) in zip(targets, tasks, strict=True) if not target.is_dir()
@@ -94,6 +95,8 @@ class Run:
         )
         with bar:
             try:
+                if before is not None and todo:
+                    before()
                 if here:
                     self._here(function, todo, bar, costs)
                 elif todo:
@@ -260,7 +263,10 @@ def prepare(
     if not shards:
         raise ValueError(f"no document in {', '.join(map(str, inputs))}")
     texts = run.step(
-        "text", corpus.text_shard, [(n, s, (path, spacy_model, near_duplicates > 0)) for n, s, path in shards]
+        "text",
+        corpus.text_shard,
+        [(n, s, (path, spacy_model, near_duplicates > 0)) for n, s, path in shards],
+        before=lambda: corpus.load_libraries(spacy_model),  # processes that are forked later share them
     )
     selection = (texts, near_duplicates, valid_fraction, int(sample_mb * 1e6), seed)
     stats = Stats()
