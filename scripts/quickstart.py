@@ -68,7 +68,7 @@ def table(out):
     import torch
 
     from tupe.probes import validation_losses
-    from tupe.report import published
+    from tupe.results import published
 
     out, rows, failed = Path(out), [], []
     entropy = unigram_entropy(out / "data")

@@ -1,13 +1,18 @@
 """The shell scripts: commands they would run, refusals, and the installations of setup.sh."""
 
+import importlib.util
+import json
 import os
 import shutil
 import subprocess
 import sys
 import time
 
+import numpy as np
 import pytest
-from fairseq_runs import PLUGIN
+import scipy.stats
+import torch
+from fairseq_runs import PLUGIN, write_data
 
 ROOT = PLUGIN.parent
 SCRIPTS = ROOT / "scripts"
@@ -98,3 +103,38 @@ def test_setup_installs_once_and_again_when_requirements_change(tmp_path):
     assert done.returncode == 0 and "fairseq==0.12.2" in installed and (tmp_path / ".venv-volta").exists()
     done, *_ = setup("--stack", "cuda9")
     assert done.returncode == 2 and "valid: current, volta" in done.stderr
+
+
+@pytest.fixture
+def quickstart():
+    spec = importlib.util.spec_from_file_location("quickstart", SCRIPTS / "quickstart.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("loss, learned", [(4.2, True), (4.4, False)])
+def test_quickstart_table_says_whether_anything_was_learned(quickstart, tmp_path, capsys, loss, learned):
+    write_data(tmp_path / "data")
+    entropy = quickstart.unigram_entropy(tmp_path / "data")
+    counts = np.bincount(np.fromfile(tmp_path / "data" / "train.bin", dtype=np.uint16))
+    assert entropy == pytest.approx(scipy.stats.entropy(counts, base=2)) == pytest.approx(4.6, abs=0.01)
+    for arch, parameters in {"bert_a": 1_230_000, "tupe_r": 1_340_000}.items():
+        (tmp_path / f"{arch}_tiny").mkdir()
+        torch.save({"model": {"weight": torch.zeros(parameters)}}, tmp_path / f"{arch}_tiny" / "checkpoint_last.pt")
+        (tmp_path / f"{arch}_tiny.pretrain.log").write_text(
+            "1 | INFO | train_inner | epoch 001: 5 / 9 loss=5.4, wps=1500.5, ups=2, num_updates=5\n"
+            f"1 | INFO | valid | epoch 001 | valid on 'valid' subset | loss {loss} | ppl 9 | wps 7 | num_updates 1234\n"
+        )
+        (tmp_path / f"{arch}_tiny_stsb").mkdir()
+        records = [{"split": "valid", "pearson": score, "spearman": score + 1} for score in (30.04, 41.26, 35)]
+        (tmp_path / f"{arch}_tiny_stsb" / "scores.json").write_text(json.dumps({"records": records}))
+    if learned:
+        quickstart.table(tmp_path)
+    else:
+        with pytest.raises(SystemExit, match="nothing was learned(.|\n)*TUPE-R: validation loss 4.40"):
+            quickstart.table(tmp_path)
+    rows = [[cell.strip() for cell in row.split("|")[1:-1]] for row in capsys.readouterr().out.splitlines()]
+    assert rows[2] == ["BERT-A tiny", "1,234", "1.23 M", "1,500", f"{loss:.2f}", f"{entropy:.2f}", "41.3", "42.3"]
+    assert rows[3][0] == "TUPE-R tiny" and rows[3][2] == "1.34 M"
+    assert "Base" in rows[4][0] and rows[4][-1] == "89.43"
