@@ -17,7 +17,6 @@ import torch
 from fairseq.data import Dictionary, data_utils, indexed_dataset
 from fairseq.tasks.sentence_prediction import SentencePredictionConfig, SentencePredictionTask
 from fairseq.trainer import Trainer
-from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
 
 from tupe import glue
@@ -398,18 +397,19 @@ def test_schedule_refuses(values, message, any_optimizer):
 def train(config, *overrides):
     """What fairseq-hydra-train does with a recipe of configs/, in this process. Returns the configuration it used."""
     from fairseq import checkpoint_utils
-    from fairseq.dataclass.initialize import add_defaults, hydra_init
+    from fairseq.dataclass.configs import FairseqConfig
+    from fairseq.dataclass.initialize import add_defaults
     from fairseq.logging import metrics
     from fairseq_cli.train import main
 
     checkpoint_utils.save_checkpoint.__dict__.pop("best", None)  # fairseq keeps it from run to run in one process
     metrics.reset()
-    hydra_init(config)
-    try:
-        options = ["common.user_dir=null", "common.fp16=false", "common.cpu=true", *overrides]
-        cfg = compose(ROOT / "configs", config, options)
-    finally:
-        ConfigStore.instance().repo.pop(f"{config}.yaml")  # other tests read the plain file
+    values = ["common.fp16=false", "common.cpu=true"]
+    values += [word.lstrip("+") for word in overrides if "." in word.split("=")[0]]
+    recipe = compose(ROOT / "configs", config, [word for word in overrides if "." not in word.split("=")[0]])
+    recipe = OmegaConf.to_container(recipe, resolve=False)
+    recipe["common"]["user_dir"] = str(ROOT / "tupe")  # what Hydra would fill in
+    cfg = OmegaConf.merge(OmegaConf.structured(FairseqConfig), recipe, OmegaConf.from_dotlist(values))
     add_defaults(cfg)
     cfg = OmegaConf.create(OmegaConf.to_container(cfg, resolve=True, enum_to_str=True))
     OmegaConf.set_struct(cfg, True)
