@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 from omegaconf import OmegaConf
+from test_glue import learnable, pretrained, vocabulary  # noqa: F401  (fixtures)
 
 ROOT = Path(__file__).parent.parent
-pytest_plugins = ["test_glue"]  # its fixtures: prepared data and a pre-trained checkpoint
 
 
 @pytest.mark.parametrize("name", ["local", "slurm"])
@@ -25,7 +25,7 @@ def test_launcher_configuration_builds_its_launcher(name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("launcher", ["local", "submitit_local"])
-def test_multirun(launcher, learnable, pretrained, tmp_path):
+def test_multirun(launcher, learnable, pretrained, tmp_path):  # noqa: F811
     """One job diverges: the other is done all the same, in a process of its own, and is not run again."""
     command = [
         sys.executable, "-m", "fairseq_cli.hydra_train", "-m", "--config-dir", "configs", "--config-name", "finetune",
