@@ -13,6 +13,7 @@ import resource
 import runpy
 import signal
 import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -405,6 +406,28 @@ def test_dask_cluster_of_two_workers(undisturbed, tmp_path):
         )
         assert len(cluster.scheduler_info["workers"]) == 2
     assert same_files(undisturbed / "data", tmp_path / "data")
+
+
+@pytest.mark.slow
+def test_memory_of_a_worker_does_not_grow_with_the_corpus(tmp_path):
+    """The same documents again and again: of new words, a worker remembers more and more, up to tupe.text.CACHE."""
+    peaks = []
+    body = "\n\n".join(sentences(70 * j, 70) for j in range(100)) + "\n\n"
+    for times in (1, 10):
+        (tmp_path / f"{times}.txt").write_text(body * times, encoding="utf-8")
+        arguments = [tmp_path / f"{times}.txt", "--out", tmp_path / str(times), "--vocab-size", 300]
+        command = [
+            sys.executable,
+            ROOT / "scripts" / "prepare_corpus.py",
+            *arguments,
+            "--workers",
+            2,
+            "--shard-mb",
+            0.2,
+        ]
+        subprocess.run([*map(str, command), "--sample-mb", "1"], check=True)
+        peaks.append(json.loads((tmp_path / str(times) / "speed.json").read_text())["text"]["peak MB of a worker"])
+    assert peaks[1] < 1.1 * peaks[0], peaks
 
 
 # ----------------------------------------------------------------------------------------------- options and bad input

@@ -115,6 +115,7 @@ def _picture(path, manifest):
     axes[1, 1].set(xlabel="words per document, from", ylabel="documents")
     for axis in axes[0]:
         axis.tick_params(axis="y", labelsize=7)
+    axes[1, 1].tick_params(axis="x", labelsize=7)
     figure.tight_layout()
     figure.savefig(path, dpi=100, metadata={"Software": None})
     plt.close(figure)
