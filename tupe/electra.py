@@ -115,7 +115,11 @@ class ElectraModel(TupeModel):
                 dropout=cfg.dropout,
                 attention_dropout=cfg.attention_dropout,
                 activation_dropout=cfg.activation_dropout,
+                attention=str(cfg.attention),
+                checkpoint_activations=cfg.checkpoint_activations,
             )
+            if cfg.compile:
+                self.generator.compile()
             self.discriminator = DiscriminatorHead(cfg.encoder_embed_dim)
             self.apply(set_norm_eps(cfg.layer_norm_eps))
 

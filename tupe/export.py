@@ -91,6 +91,8 @@ def hugging_face_weights(model, head):
             weights[f"tupe.{key}"] = value
         elif key.startswith("lm_head."):
             weights[key] = value
+        elif key.startswith("span_head."):
+            weights[f"qa_outputs.{key.removeprefix('span_head.')}"] = value
         elif key.startswith(own):
             weights[f"classifier.{key.removeprefix(own)}"] = value
         elif not key.startswith(HEAD):
