@@ -14,6 +14,9 @@ import tempfile
 import time
 from pathlib import Path
 
+import spacy
+from sacremoses import MosesTokenizer
+
 from tupe import corpus
 from tupe.corpus import Stats
 from tupe.documents import find_inputs, paragraphs, read
@@ -55,6 +58,12 @@ def steps(documents):
     timed("sentence starts (part of the next)", lambda: [normaliser.split(p) for document in cleaned for p in document])
     tokens = timed("sentences and tokens", lambda: [[s for p in d for s in normaliser.sentences(p)] for d in cleaned])
     timed("tokens (part of it)", lambda: [_tokenise(s) for d in tokens for s in d])
+    nlp, moses = spacy.blank("en"), MosesTokenizer("en")
+    nlp.add_pipe("sentencizer")
+    nlp.max_length = 10**9
+    timed("to compare: spaCy on paragraphs", lambda: [list(nlp(p).sents) for document in cleaned for p in document])
+    lines = [" ".join(s) for d in tokens for s in d]
+    timed("to compare: sacremoses on sentences", lambda: [moses.tokenize(line, escape=False) for line in lines])
     timed("MinHash (--near-duplicates)", lambda: [corpus.minhash([t for s in d for t in s]) for d in tokens if d])
     return rows
 

@@ -172,7 +172,9 @@ def minhash(tokens):
 
     shingles = {" ".join(tokens[i : i + SHINGLE]) for i in range(max(1, len(tokens) - SHINGLE + 1))}
     sketch = MinHash(**SKETCH)
-    sketch.update_batch([shingle.encode() for shingle in sorted(shingles)])
+    shingles = [shingle.encode() for shingle in shingles]
+    for i in range(0, len(shingles), 10_000):  # each takes 1 kB for a moment
+        sketch.update_batch(shingles[i : i + 10_000])
     return sketch.hashvalues.astype(np.uint32)
 
 
