@@ -12,7 +12,7 @@ EXTRAS = {
     "dev": ["pytest", "ruff", "hypothesis"],
     "plot": ["matplotlib"],
     "slurm": ["hydra-submitit-launcher"],
-    "corpus": ["mwparserfromhell", "defusedxml", "zstandard", "datasketch"],
+    "corpus": ["subword-nmt", "mwparserfromhell", "defusedxml", "zstandard", "datasketch"],
     "cluster": ["distributed"],
     "hf": ["transformers", "safetensors"],
 }
@@ -25,7 +25,7 @@ setup(
     long_description_content_type="text/markdown",
     license="MIT",
     packages=["tupe", "hydra_plugins.tupe_local"],
-    package_data={"tupe": ["published.json"]},
+    package_data={"tupe": ["published.json", "hf/*.py"]},
     python_requires=">=3.10,<3.13",
     # fairseq is left out on purpose: two distributions carry it (`fairseq`, `fairseq-fixed`), see scripts/setup.sh.
     install_requires=["torch>=2.4", "numpy", "scipy", "scikit-learn", "sentencepiece", "sacremoses", "spacy", "tqdm"],
