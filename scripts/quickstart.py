@@ -89,7 +89,7 @@ def table(out):
     print("\n".join(rows))
     for row in published()["tables"][0]["rows"]:
         if row["architecture"] in MODELS and row["updates"] == 1_000_000:
-            print(f"| the paper's {row['name']} **Base** | {row['updates']:,} | 110 M | | | | | {row['scores'][-1]} |")
+            print(f"| the paper's {row['name']} **Base** | {row['updates']:,} | 110 M | | | | {row['scores'][-1]} | |")
     print("\nLosses and entropy in bits per token, scores x 100 on the dev set (best epoch). Both models ran at the")
     print("same time on one core each. The paper's models are larger and trained on far more text: no target here.")
     if failed:
