@@ -22,7 +22,7 @@ def load_safely(path):
     Only tensors and plain data are read: a file that asks for anything else is refused with a ValueError, and nothing
     of it is run.
     """
-    allowed = torch.serialization.get_safe_globals()
+    allowed = list(torch.serialization.get_safe_globals())  # torch 2.4 hands out the list itself
     torch.serialization.add_safe_globals(OLD_METERS)
     try:
         return torch.load(path, map_location="cpu", weights_only=True)

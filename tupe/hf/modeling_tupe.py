@@ -18,6 +18,7 @@ from transformers.modeling_outputs import (
 from .attention import why_not_fast
 from .configuration_tupe import TupeConfig
 from .encoder import ClassificationHead, Encoder, LMHead, init_bert, set_norm_eps
+from .kernels import Linear  # noqa: F401  (transformers 4 copies only the files that are named here)
 from .positions import Positions
 
 
