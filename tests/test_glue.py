@@ -109,12 +109,17 @@ def official_folder(folder):
 @pytest.fixture(scope="session")
 def vocabulary(tmp_path_factory):
     """A folder as prepare_corpus.py leaves it: pieces, dictionary, and a little masked-LM data."""
-    folder = tmp_path_factory.mktemp("vocabulary")
     rng = np.random.default_rng(0)
     lines = [" ".join(rng.choice(WORDS, 8)) + " ." for _ in range(200)]
-    (folder / "text").write_text("\n".join([*lines, "abcdefghijklmnopqrstuvwxyz ?!\"'0123456789"]))
+    lines.append("abcdefghijklmnopqrstuvwxyz ?!\"'0123456789")
+    return make_vocabulary(tmp_path_factory.mktemp("vocabulary"), lines, 120)
+
+
+def make_vocabulary(folder, lines, size):
+    """Pieces and dictionary of normalised lines, and the first of them as masked-LM data."""
+    (folder / "text").write_text("\n".join(lines))
     sentencepiece.SentencePieceTrainer.train(
-        input=str(folder / "text"), model_prefix=str(folder / "sentencepiece.bpe"), model_type="bpe", vocab_size=120,
+        input=str(folder / "text"), model_prefix=str(folder / "sentencepiece.bpe"), model_type="bpe", vocab_size=size,
         bos_id=-1, eos_id=-1, character_coverage=1.0, minloglevel=2,
     )  # fmt: skip
     pieces = sentencepiece.SentencePieceProcessor(model_file=str(folder / "sentencepiece.bpe.model"))

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from test_glue import pretrained, scores_of, train, vocabulary  # noqa: F401  (fixtures)
+from test_glue import make_vocabulary, scores_of, train, vocabulary  # noqa: F401  (fixtures)
 
 from tupe.squad import (
     ANSWER_PIECES,
@@ -22,7 +22,7 @@ from tupe.squad import (
     official_scores,
     read_squad,
 )
-from tupe.text import TextEncoder
+from tupe.text import Normaliser, TextEncoder
 
 # --------------------------------------------------------------------------------------------------- official scores
 
@@ -241,9 +241,12 @@ def epochs(count):
 @pytest.fixture(scope="session")
 def longer(vocabulary, tmp_path_factory):  # noqa: F811
     """A pre-trained model of 64 positions."""
-    folder = tmp_path_factory.mktemp("longer")
+    return pretrain(vocabulary, tmp_path_factory.mktemp("longer"), 64)
+
+
+def pretrain(data, folder, positions):
     train(
-        "pretrain", "model._name=tupe_r_tiny", f"task.data={vocabulary}", "task.tokens_per_sample=64",
+        "pretrain", "model._name=tupe_r_tiny", f"task.data={data}", f"task.tokens_per_sample={positions}",
         "dataset.batch_size=4", "optimization.max_update=2", "optimization.update_freq=[1]",
         f"checkpoint.save_dir={folder}",
     )  # fmt: skip
@@ -270,15 +273,19 @@ def test_a_tiny_model_overfits_fifty_questions(version, impossible, vocabulary, 
 
 @pytest.mark.slow
 @pytest.mark.skipif("SQUAD" not in os.environ, reason="SQUAD=folder of the official v2.0 files, not ours to ship")
-def test_a_tiny_model_overfits_fifty_real_questions(vocabulary, longer, tmp_path):  # noqa: F811
+def test_a_tiny_model_overfits_fifty_real_questions(tmp_path):
     data = json.loads((Path(os.environ["SQUAD"]) / "train-v2.0.json").read_text())["data"]
-    paragraphs, count = [], 0
+    paragraphs, count, lines, normaliser = [], 0, [], Normaliser()
     for paragraph in (p for article in data for p in article["paragraphs"]):
+        lines += map(normaliser.normalise, (paragraph["context"], *(entry["question"] for entry in paragraph["qas"])))
         qas = [entry for entry in paragraph["qas"] if not entry["is_impossible"]][: min(5, 50 - count)]
         count += len(qas)
         paragraphs += [{**paragraph, "qas": qas}] if qas else []
     assert count == 50
     for split in ("train", "dev"):
         (tmp_path / f"{split}-v1.1.json").write_text(json.dumps({"data": [{"paragraphs": paragraphs}]}))
-    run(tmp_path, vocabulary, longer, tmp_path / "run", "1.1", *epochs(40))
+    (tmp_path / "data").mkdir()
+    vocabulary = make_vocabulary(tmp_path / "data", lines, 2000)  # noqa: F811
+    checkpoint = pretrain(vocabulary, tmp_path / "pretrained", 128)
+    run(tmp_path, vocabulary, checkpoint, tmp_path / "run", "1.1", *epochs(40))
     assert scores_of(tmp_path / "run")["records"][-1]["f1"] > 90
