@@ -14,7 +14,7 @@ import torch
 from tupe.attention import NORMALISERS
 from tupe.encoder import LAYERS
 from tupe.positions import SCHEMES
-from tupe.synthetic import KEYS, TASKS, read_results, structure, sweep, table, verdict
+from tupe.synthetic import KEYS, TASKS, read_results, structure, sweep, table, table_of, verdict
 
 COMBINED = ["untied+t5", "shaw+shaw_values", "t5+urpe"]
 
@@ -33,20 +33,25 @@ def main(arguments=None):
     parser.add_argument("--steps", type=int, default=3000)
     parser.add_argument("--lr", type=float, default=1e-3)
     parser.add_argument("--threads", type=int, default=1, help="the models are so small that more hardly help")
-    parser.add_argument("--structure", action="store_true", help="do not train; print spread and mirror asymmetry")
+    parser.add_argument("--structure", action="store_true", help="do not train; float64 and random weights")
     parser.add_argument("--out", help="file of finished runs, JSON lines")
     args = parser.parse_args(arguments)
     torch.set_num_threads(args.threads)
     specials = [name == "with" for name in args.special]
 
     if args.structure:
-        for position in args.position:
-            for normaliser in args.normaliser:
-                for special in specials:
-                    found = structure(position, args.n, special=special, normaliser=normaliser,
-                                      layer=args.layer, layers=args.layers)  # fmt: skip
-                    print(f"{position:24} {normaliser:9} {'CLS/SEP' if special else '-':8} "
-                          f"spread {found[0]:.1e} asymmetry {found[1]:.1e} {verdict(*found)}")  # fmt: skip
+        found = {
+            (position, normaliser, special): structure(
+                position, args.n, special=special, normaliser=normaliser, layer=args.layer, layers=args.layers
+            )
+            for position in args.position for normaliser in args.normaliser for special in specials
+        }  # fmt: skip
+        print(table_of({cell: verdict(*numbers) for cell, numbers in found.items()}))
+        for kind in ("fail", "half", "pass"):
+            some = [numbers for numbers in found.values() if verdict(*numbers) == kind]
+            if some:
+                ranges = (f"{min(values):.1e} to {max(values):.1e}" for values in zip(*some, strict=True))
+                print(f"{kind}: spread {next(ranges)}, asymmetry {next(ranges)}")
         return
     if args.out is None:
         parser.error("--out FILE is needed to keep the runs")

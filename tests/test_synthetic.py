@@ -101,7 +101,7 @@ def test_table():
         return {"position": position, "normaliser": "softmax", "special": False, "seed": seed, "accuracy": accuracy}
 
     runs = [run("a", 1, 1.0), run("a", 2, 0.995), run("b", 1, 0.5), run("b", 2, 0.25), run("c", 1, 0.5)]
-    assert table(runs).splitlines()[2:] == ["| a | **1.00** |", "| b | 0.25-0.50 |", "| c | 0.50 |"]
+    assert table(runs).splitlines()[2:] == ["| a | **1.00** |", "| b | 0.25-0.50 |", "| c | 0.50 (1) |"]
 
 
 def test_script(tmp_path, capsys):
@@ -110,7 +110,8 @@ def test_script(tmp_path, capsys):
     chosen = ["--position", "alibi", "absolute", "--normaliser", "l2", "-n", "8"]
     main([*chosen, "--structure"])
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[-1] for line in lines] == ["half", "pass", "pass", "pass"]
+    assert lines[2:4] == ["| alibi | half | pass |", "| absolute | pass | pass |"]
+    assert [line.split(":")[0] for line in lines[4:]] == ["half", "pass"]
     out = ["--out", str(tmp_path / "runs.jsonl"), "--steps", "60", "--lr", "3e-3", "--seeds", "1"]
     for _ in range(2):  # the second time from the file
         main([*chosen, *out, "--special", "without"])

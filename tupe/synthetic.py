@@ -179,25 +179,33 @@ KEYS = ("task", "layer", "position", "normaliser", "special", "seed")
 
 
 def table(runs):
-    """Markdown table of runs of one task and layer: a row per scheme, a column per normaliser without and with
-    [CLS]/[SEP].
+    """Markdown table of runs of one task and layer, see `table_of`.
 
-    A cell is the accuracy of all seeds, lowest to highest if they differ; bold where every seed reached 0.99.
+    A cell is the accuracy of all seeds, lowest to highest if they differ; bold where every seed reached 0.99. Where
+    there are fewer seeds than elsewhere, their number follows in brackets.
     """
-    columns = list(dict.fromkeys((run["normaliser"], run["special"]) for run in runs))
+    found = {}
+    for run in runs:
+        found.setdefault((run["position"], run["normaliser"], run["special"]), []).append(run["accuracy"])
+    seeds = max((len(accuracies) for accuracies in found.values()), default=0)
+    return table_of({cell: summary(accuracies, seeds) for cell, accuracies in found.items()})
+
+
+def summary(accuracies, seeds):
+    low, high = f"{min(accuracies):.2f}", f"{max(accuracies):.2f}"
+    text = f"**{high}**" if min(accuracies) >= 0.99 else high if low == high else f"{low}-{high}"
+    return text if len(accuracies) == seeds else f"{text} ({len(accuracies)})"
+
+
+def table_of(cells):
+    """Markdown: a row per scheme, a column per normaliser without and with [CLS]/[SEP]. Empty where nothing is known.
+
+    cells: (position, normaliser, special) -> text.
+    """
+    columns = list(dict.fromkeys((normaliser, special) for _, normaliser, special in cells))
     heads = [normaliser + (" +CLS/SEP" if special else "") for normaliser, special in columns]
     lines = ["| position | " + " | ".join(heads) + " |", "|---|" + "--:|" * len(heads)]
-    for position in dict.fromkeys(run["position"] for run in runs):
-        cells = []
-        for column in columns:
-            found = sorted(
-                run["accuracy"] for run in runs
-                if run["position"] == position and (run["normaliser"], run["special"]) == column
-            )  # fmt: skip
-            if not found:
-                cells.append("")
-                continue
-            low, high = f"{found[0]:.2f}", f"{found[-1]:.2f}"
-            cells.append(f"**{high}**" if found[0] >= 0.99 else high if low == high else f"{low}-{high}")
-        lines.append(f"| {position} | " + " | ".join(cells) + " |")
+    for position in dict.fromkeys(position for position, _, _ in cells):
+        row = (cells.get((position, *column), "") for column in columns)
+        lines.append(f"| {position} | " + " | ".join(row) + " |")
     return "\n".join(lines)
