@@ -7,35 +7,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from tupe.convert import our_name, weights_from_released
 from tupe.encoder import ClassificationHead, Encoder, LMHead
 
 PAD = 1
 REFERENCE = np.load(Path(__file__).parent / "tupe_reference.npz")
 POSITION = {"tupe_a": "untied", "tupe_r": "untied+t5"}
-
-
-def to_our_name(name):
-    """Key of the released code -> (part, key of ours)."""
-    head = "classification_heads.sentence_classification_head."
-    if name.startswith(head):
-        return "classifier", name[len(head) :]
-    if name.startswith("decoder.lm_head."):
-        return "lm_head", name[len("decoder.lm_head.") :].replace("layer_norm", "norm")
-    name = name[len("decoder.sentence_encoder.") :]
-    for theirs, ours in [
-        ("embed_tokens.", "tokens."),
-        ("emb_layer_norm.", "embed_norm."),
-        ("self_attn.in_proj_", "attention.qkv."),
-        ("self_attn.out_proj.", "attention.out."),
-        ("self_attn_layer_norm.", "attention_norm."),
-        ("final_layer_norm.", "ffn_norm."),
-        ("relative_attention_bias.", "positions.t5.table."),
-        ("pos_q_linear.", "positions.untied.q."),
-        ("pos_k_linear.", "positions.untied.k."),
-        ("pos_ln.", "positions.untied.norm."),
-    ]:
-        name = name.replace(theirs, ours)
-    return "encoder", "positions.untied.table.weight" if name == "pos.weight" else name
 
 
 def released_model(which):
@@ -48,13 +25,13 @@ def released_model(which):
         "lm_head": LMHead(width, vocab),
         "classifier": ClassificationHead(width, width, 3, 0.1),
     }  # fmt: skip
-    states = {part: {} for part in parts}
     prefix = f"{which}/state/"
-    for key in REFERENCE.files:
-        if key.startswith(prefix):
-            part, name = to_our_name(key[len(prefix) :])
-            states[part][name] = torch.from_numpy(REFERENCE[key])
-    torch.testing.assert_close(states["lm_head"].pop("weight"), states["encoder"]["tokens.weight"])  # tied
+    state = {k[len(prefix) :]: torch.from_numpy(REFERENCE[k]) for k in REFERENCE.files if k.startswith(prefix)}
+    weights, _ = weights_from_released(state)
+    states = {part: {} for part in parts}
+    for name, value in weights.items():
+        part, _, key = name.replace("classification_heads.sentence_classification_head", "classifier").partition(".")
+        states[part][key] = value
     states["encoder"]["_extra_state"] = parts["encoder"].get_extra_state()
     for part, module in parts.items():
         module.load_state_dict(states[part])
@@ -87,5 +64,5 @@ def test_equals_released_implementation(which, case):
     parameters = dict(parts["encoder"].named_parameters())
     assert {k for k in expected if not k.startswith("grad/")} == set() and len(expected) >= 4
     for key, gradient in expected.items():
-        _, name = to_our_name("decoder.sentence_encoder." + key[len("grad/") :])
-        close(parameters[name].grad, gradient)
+        name = our_name("decoder.sentence_encoder." + key[len("grad/") :])
+        close(parameters[name.removeprefix("encoder.")].grad, gradient)
