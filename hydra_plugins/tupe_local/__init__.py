@@ -33,9 +33,10 @@ class ProcessLauncher(Launcher):
         self.loader = context["config_loader"] if "config_loader" in context else context["hydra_context"].config_loader
 
     def launch(self, job_overrides, initial_job_idx):
+        queue = [self._prepare(list(words), initial_job_idx + i) for i, words in enumerate(job_overrides)]
+        # Only now: the plugin registers schemas, with which Hydra would read the configuration in another way.
         from tupe.sweep import slots
 
-        queue = [self._prepare(list(words), initial_job_idx + i) for i, words in enumerate(job_overrides)]
         environments = slots(self.jobs)
         free, running, results, failed = list(range(len(environments))), [], [], []
         log.info(f"{len(queue)} jobs, {len(free)} at a time")
