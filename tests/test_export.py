@@ -170,6 +170,21 @@ def test_all_auto_classes(exported):
         assert fresh(tokens).logits.shape == (3, 5)
 
 
+def test_span_head_of_squad_is_exported(exported, data, tmp_path):
+    model, path, _ = exported
+    state = checkpoints.load_safely(path)
+    head = torch.nn.Linear(32, 2)
+    state["model"].update({f"span_head.{name}": value for name, value in head.state_dict().items()})
+    torch.save(state, tmp_path / "squad.pt")
+    export(tmp_path / "squad.pt", tmp_path / "out_squad", data)
+    tokens, real = batch(model)
+    with torch.no_grad():
+        answer = load("AutoModelForQuestionAnswering", tmp_path / "out_squad")(tokens, attention_mask=real.long())
+        start, end = head(model(tokens, features_only=True)[0]).unbind(-1)
+    same(answer.start_logits, start, real)
+    same(answer.end_logits, end, real)
+
+
 def test_half_precision(exported):
     model, _, out = exported
     tokens, real = batch(model)
