@@ -17,7 +17,7 @@ from fairseq.tasks.masked_lm import MaskedLMTask
 from torch import nn
 
 from .encoder import Encoder, LMHead, init_bert, set_norm_eps
-from .model import TupeConfig, TupeModel, register_architectures
+from .model import TupeConfig, TupeModel, encoder_options, register_architectures
 from .positions import Positions, overrides
 
 
@@ -100,24 +100,7 @@ class ElectraModel(TupeModel):
         self.lm_head = None  # the generator has its own
         self.generator = self.discriminator = None
         if pretraining:
-            self.generator = Generator(
-                self.encoder,
-                fraction=cfg.generator_fraction,
-                layers=cfg.encoder_layers,
-                width=cfg.encoder_embed_dim,
-                ffn=cfg.encoder_ffn_embed_dim,
-                heads=cfg.encoder_attention_heads,
-                max_positions=cfg.max_positions,
-                position=cfg.position,
-                cls=str(cfg.cls),
-                layer=str(cfg.layer),
-                normaliser=str(cfg.normaliser),
-                dropout=cfg.dropout,
-                attention_dropout=cfg.attention_dropout,
-                activation_dropout=cfg.activation_dropout,
-                attention=str(cfg.attention),
-                checkpoint_activations=cfg.checkpoint_activations,
-            )
+            self.generator = Generator(self.encoder, fraction=cfg.generator_fraction, **encoder_options(cfg))
             if cfg.compile:
                 self.generator.compile()
             self.discriminator = DiscriminatorHead(cfg.encoder_embed_dim)

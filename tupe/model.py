@@ -64,6 +64,26 @@ class TupeConfig(FairseqDataclass):
     )
 
 
+def encoder_options(cfg):
+    """Options of `Encoder` that a model configuration says."""
+    return {
+        "layers": cfg.encoder_layers,
+        "width": cfg.encoder_embed_dim,
+        "ffn": cfg.encoder_ffn_embed_dim,
+        "heads": cfg.encoder_attention_heads,
+        "max_positions": cfg.max_positions,
+        "position": cfg.position,
+        "cls": str(cfg.cls),
+        "layer": str(cfg.layer),
+        "normaliser": str(cfg.normaliser),
+        "dropout": cfg.dropout,
+        "attention_dropout": cfg.attention_dropout,
+        "activation_dropout": cfg.activation_dropout,
+        "attention": str(cfg.attention),
+        "checkpoint_activations": cfg.checkpoint_activations,
+    }
+
+
 class TupeModel(BaseFairseqModel):
     """Encoder, LM head with the token embedding's weight, and any number of classification heads."""
 
@@ -73,21 +93,8 @@ class TupeModel(BaseFairseqModel):
         self.encoder = Encoder(
             len(dictionary),
             dictionary.pad(),
-            layers=cfg.encoder_layers,
-            width=cfg.encoder_embed_dim,
-            ffn=cfg.encoder_ffn_embed_dim,
-            heads=cfg.encoder_attention_heads,
-            max_positions=cfg.max_positions,
-            position=cfg.position,
-            cls=str(cfg.cls),
-            layer=str(cfg.layer),
-            normaliser=str(cfg.normaliser),
             separator=dictionary.eos() if str(cfg.segments) == "learned" else None,
-            dropout=cfg.dropout,
-            attention_dropout=cfg.attention_dropout,
-            activation_dropout=cfg.activation_dropout,
-            attention=str(cfg.attention),
-            checkpoint_activations=cfg.checkpoint_activations,
+            **encoder_options(cfg),
         )
         if cfg.compile:
             self.encoder.compile()
