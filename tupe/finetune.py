@@ -16,6 +16,7 @@ from typing import Optional
 
 import torch
 from fairseq import models
+from fairseq.data import Dictionary
 from fairseq.distributed import utils as distributed_utils
 from fairseq.logging import metrics
 from fairseq.optim.lr_scheduler import register_lr_scheduler
@@ -81,20 +82,36 @@ class FinetuneConfig(FairseqDataclass):
 class FinetuneTask(FairseqTask):
     """Base of tasks that fine-tune a checkpoint.
 
-    It keeps the checkpoint's structure (a setting that contradicts it is an error, its `max_positions` is adopted),
-    works out the length of the run for the schedule above, and writes `scores.json` into the save folder: one record
-    per validation and split, with unrounded scores. `metrics` names the scores, the first is the one to maximise; a
-    subclass defines `describe()` (what was fine-tuned), `evaluate(split) -> {metric: float}` over `predictions`, and
-    `write_predictions(split, stem)`.
+    It reads the dictionary in `cfg.data`, keeps the checkpoint's structure (a setting that contradicts it is an error,
+    its `max_positions` is adopted), works out the length of the run for the schedule above, and writes `scores.json`
+    into the save folder: one record per validation and split, with unrounded scores. `metrics` names the scores, the
+    first is the one to maximise; a subclass defines `describe()` (what was fine-tuned), `evaluate(split) -> {metric:
+    float}` over `predictions`, and `write_predictions(split, stem)`.
     """
 
     metrics = ()
 
-    def __init__(self, cfg):
+    def __init__(self, cfg, dictionary):
         super().__init__(cfg)
+        self.dictionary = dictionary
         self.predictions = {}  # split -> {example id: what the model said}, of the current validation
         self._scores = {}
         self._pretrained, self._run, self._records, self._is_best = None, None, [], False
+
+    @classmethod
+    def setup_task(cls, cfg, **kwargs):
+        path = Path(cfg.data) / "dict.txt"
+        if not path.exists():
+            raise ValueError(f"there is no {path}: data must be a prepared folder, with the pre-training dictionary")
+        dictionary = Dictionary.load(str(path))
+        dictionary.add_symbol("<mask>")
+        return cls(cfg, dictionary)
+
+    @property
+    def source_dictionary(self):
+        return self.dictionary
+
+    target_dictionary = source_dictionary
 
     def build_model(self, cfg, from_checkpoint=False):
         if self.cfg.finetune_from_model and not from_checkpoint:

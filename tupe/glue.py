@@ -389,27 +389,12 @@ class GlueTask(FinetuneTask):
     """Classification or regression of one sentence or two; everything that depends on the dataset is in `TASKS`."""
 
     def __init__(self, cfg, dictionary):
-        super().__init__(cfg)
+        super().__init__(cfg, dictionary)
         self.name = glue_name(cfg.glue_task)
-        self.glue, self.dictionary = TASKS[self.name], dictionary
+        self.glue = TASKS[self.name]
         self.metrics = self.glue.metrics
         self.label_dictionary = label_dictionary(self.glue)
         self.targets = functools.cache(self.read_targets)
-
-    @classmethod
-    def setup_task(cls, cfg, **kwargs):
-        path = Path(cfg.data) / "dict.txt"
-        if not path.exists():
-            raise ValueError(f"{path} is missing: data is the folder that scripts/prepare_glue.py wrote")
-        dictionary = Dictionary.load(str(path))
-        dictionary.add_symbol("<mask>")
-        return cls(cfg, dictionary)
-
-    @property
-    def source_dictionary(self):
-        return self.dictionary
-
-    target_dictionary = source_dictionary
 
     def build_model(self, cfg, from_checkpoint=False):
         model = super().build_model(cfg, from_checkpoint)

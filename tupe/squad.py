@@ -14,7 +14,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from fairseq.criterions import FairseqCriterion, register_criterion
-from fairseq.data import Dictionary, FairseqDataset, data_utils
+from fairseq.data import FairseqDataset, data_utils
 from fairseq.dataclass import ChoiceEnum
 from fairseq.logging import metrics
 from fairseq.tasks import FairseqDataclass, register_task
@@ -266,22 +266,6 @@ class SquadTask(FinetuneTask):
     """Extractive question answering. Splits: `train`, and `valid`, which is the official development file."""
 
     metrics = ("f1", "exact")
-
-    def __init__(self, cfg, dictionary):
-        super().__init__(cfg)
-        self.dictionary = dictionary
-
-    @classmethod
-    def setup_task(cls, cfg, **kwargs):
-        dictionary = Dictionary.load(str(Path(cfg.data) / "dict.txt"))
-        dictionary.add_symbol("<mask>")
-        return cls(cfg, dictionary)
-
-    @property
-    def source_dictionary(self):
-        return self.dictionary
-
-    target_dictionary = source_dictionary
 
     def build_model(self, cfg, from_checkpoint=False):
         model = super().build_model(cfg, from_checkpoint)
