@@ -299,16 +299,17 @@ def test_blocked_keeps_less_memory_than_plain():
 # ---- products, loss, options of the encoder
 
 
+@pytest.mark.parametrize("length", [5, 17])
 @pytest.mark.parametrize("needs", ["xwb", "xw", "w", "x"])
-def test_linear(needs):
-    x, w, b = torch.randn(3, 5, 16), torch.randn(7, 16), torch.randn(7)
+def test_linear(needs, length):
+    x, w, b = torch.randn(3, length, 16), torch.randn(7, 16), torch.randn(7)
     for tensor, name in ((x, "x"), (w, "w"), (b, "b")):
         tensor.requires_grad_(name in needs)
     bias = b if "b" in needs else None
     wanted = [t for t in (x, w, bias) if t is not None and t.requires_grad]
     ours, theirs = kernels.linear(x, w, bias), F.linear(x, w, bias)
     torch.testing.assert_close(ours, theirs)
-    g = torch.randn(3, 7, 5).transpose(1, 2)  # not contiguous
+    g = torch.randn(3, 7, length).transpose(1, 2)  # not contiguous
     for a, e in zip(torch.autograd.grad(ours, wanted, g), torch.autograd.grad(theirs, wanted, g), strict=True):
         torch.testing.assert_close(a, e)
 
@@ -323,6 +324,26 @@ def test_linear_uses_onednn_where_it_should():
         assert kernels.linear(x, w).dtype == torch.bfloat16
 
 
+@pytest.mark.skipif(not kernels.ONEDNN, reason="this PyTorch has no oneDNN")
+def test_few_shapes_for_onednn(monkeypatch):
+    """Whatever the number of masked tokens is, oneDNN sees few shapes: it never forgets one."""
+    shapes, product = set(), kernels.product
+
+    def recorded(a, b, bias=None):
+        shapes.add((tuple(a.shape), tuple(b.shape)))
+        return product(a, b, bias)
+
+    monkeypatch.setattr(kernels, "product", recorded)
+    w, b = torch.randn(6, 4, requires_grad=True), torch.zeros(6)
+    for n in range(128, 257):
+        x = torch.randn(n, 4, requires_grad=True)
+        kernels.linear(x, w).sum().backward()
+        kernels.lm_loss(x, w, b, torch.zeros(n, dtype=torch.long))
+    rows = {a[0] for a, _ in shapes} - {4, 6}
+    assert rows == set(range(128, 257, 8))
+    assert len(shapes) == 3 * len(rows)  # forward, and two in the backward pass
+
+
 def test_dense_before_onednn():
     """oneDNN multiplies with gaps between rows, but a thousand times slower: they must be closed before."""
     x = torch.randn(6, 20)
@@ -333,7 +354,7 @@ def test_dense_before_onednn():
 
 
 @pytest.mark.parametrize("rows", [4, 1024])
-@pytest.mark.parametrize("n", [0, 1, 11])
+@pytest.mark.parametrize("n", [0, 1, 11, 51])
 def test_lm_loss(n, rows, monkeypatch):
     monkeypatch.setattr(kernels, "ROWS", rows)
     x, w, b = torch.randn(n, 8), torch.randn(V, 8), torch.randn(V)

@@ -31,20 +31,32 @@ def on_onednn(*tensors):
     return ONEDNN and all(t.device.type == "cpu" and t.dtype == torch.float32 and t.numel() for t in tensors)
 
 
+def padded(x):
+    """x [n, k] with rows of zeros at its end, at most a sixteenth of n: 17 numbers of rows between a power of 2 and the
+    next.
+
+    oneDNN keeps a program for every shape it has met, and what it keeps cuts the memory into pieces: with a new number
+    of masked tokens in every batch a process would grow by gigabytes.
+    """
+    step = max(1, 2 ** (len(x).bit_length() - 5))
+    return F.pad(x, (0, 0, 0, -len(x) % step)) if len(x) % step else x
+
+
 class OneDnnLinear(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, weight, bias):
         ctx.save_for_backward(x, weight)
-        return product(x, weight, bias)
+        return product(padded(x), weight, bias)[: len(x)]
 
     @staticmethod
     @once_differentiable
     def backward(ctx, grad):
         x, weight = ctx.saved_tensors
         needs_x, needs_weight, needs_bias = ctx.needs_input_grad
+        full = padded(grad)
         return (
-            product(grad, weight.t()) if needs_x else None,
-            product(grad.t(), x.t()) if needs_weight else None,
+            product(full, weight.t())[: len(x)] if needs_x else None,
+            product(full.t(), padded(x).t()) if needs_weight else None,
             grad.sum(0) if needs_bias else None,
         )
 
@@ -204,15 +216,18 @@ class LMLoss(torch.autograd.Function):
             dbias = torch.zeros_like(bias, dtype=torch.float32)
         for start in range(0, len(x), ROWS):
             rows = slice(start, start + ROWS)
-            part, target = x[rows].to(dtype), targets[rows, None]
+            part, target = padded(x[rows].to(dtype)), targets[rows, None]
             logits = multiply(part, w).float() + bias
             lse = torch.logsumexp(logits, -1, keepdim=True)
-            loss += (lse - logits.gather(1, target)).sum()
+            count = len(target)
+            loss += (lse[:count] - logits[:count].gather(1, target)).sum()
             if with_gradient:
-                dlogits = logits.sub_(lse).exp_().scatter_add_(1, target, -torch.ones_like(lse))
+                dlogits = logits.sub_(lse).exp_()
+                dlogits[:count].scatter_add_(1, target, -torch.ones_like(lse[:count]))
+                dlogits[count:] = 0
                 dbias += dlogits.sum(0)
                 dlogits = dlogits.to(dtype)
-                dx[rows] = multiply(dlogits, w.t()).to(x.dtype)
+                dx[rows] = multiply(dlogits, w.t())[:count].to(x.dtype)
                 dweight += multiply(dlogits.t(), part.t())
         if with_gradient:
             ctx.save_for_backward(dx, dweight.to(weight.dtype), dbias.to(bias.dtype))
