@@ -5,6 +5,7 @@ import json
 import math
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import zipfile
@@ -25,6 +26,7 @@ from tupe.electra import ElectraConfig
 from tupe.finetune import FREE, PolynomialDecayRatio, PolynomialDecayRatioConfig, structure
 from tupe.glue import TASKS, Pairs, glue_name, prepare, read_split, score
 from tupe.predict import predict_glue, zip_submission
+from tupe.recipes import fairseq_arguments
 from tupe.text import TextEncoder
 
 ROOT = Path(__file__).parent.parent
@@ -631,6 +633,55 @@ def test_shell_recipe_and_hydra_train_the_same(learnable, pretrained, tmp_path):
     assert len(shell["records"]) == 2 and shell["records"] == hydra["records"]
     for key in ("architecture", "lr", "seed", "max_epoch", "pretrained_updates", "metrics"):
         assert shell[key] == hydra[key], key
+
+
+# fairseq gathers the predictions of several processes through the memory of GPUs; main memory stands in for it.
+WITHOUT_GPU = """
+import torch
+torch.cuda.ByteTensor = torch.ByteTensor
+torch.Tensor.pin_memory = lambda tensor: tensor
+from fairseq_cli.train import cli_main
+cli_main()
+"""
+
+
+def test_two_processes_score_what_one_does(learnable, pretrained, tmp_path):
+    """Training and validation on two processes: every development example once, and the scores of one process."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    started = []
+    for rank, processes in ((0, 1), (0, 2), (1, 2)):  # two runs at the same time
+        folder = tmp_path / str(processes)
+        arguments = fairseq_arguments(
+            ROOT / "configs", "finetune",
+            ["glue=mnli", "model._name=tupe_r_tiny", "dataset.batch_size=6", "dataset.num_workers=0"],
+            [
+                str(learnable), f"--user-dir={ROOT / 'tupe'}", f"--finetune-from-model={pretrained}",
+                f"--save-dir={folder}", "--encoder-embed-dim=32", "--encoder-ffn-embed-dim=32", "--lr=0.01",
+                "--max-epoch=2", f"--update-freq={2 // processes}", "--no-save", "--dropout=0",
+                "--attention-dropout=0", "--pooler-dropout=0",
+            ],
+            processes=processes, cuda=False,
+        )  # fmt: skip
+        if processes > 1:
+            arguments += [
+                "--distributed-backend=gloo", "--ddp-backend=legacy_ddp", "--distributed-no-spawn",
+                f"--distributed-rank={rank}", f"--distributed-init-method=tcp://127.0.0.1:{port}",
+            ]  # fmt: skip
+        command = [sys.executable, "-c", WITHOUT_GPU, *arguments]
+        env = {**os.environ, "OMP_NUM_THREADS": "1"}
+        started.append(subprocess.Popen(command, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT))
+    outputs = [process.communicate(timeout=300)[0] for process in started]
+    assert [process.returncode for process in started] == [0, 0, 0], "\n".join(outputs)
+    one, two = scores_of(tmp_path / "1"), scores_of(tmp_path / "2")
+    assert len(one["records"]) == len(two["records"]) == 4
+    for a, b in zip(one["records"], two["records"], strict=True):
+        assert (a["split"], a["num_updates"], a["accuracy"]) == (b["split"], b["num_updates"], b["accuracy"])
+        assert a["loss"] == pytest.approx(b["loss"], rel=1e-4)
+    for split in ("valid", "valid1"):
+        name = f"predictions/{split}_last.tsv"
+        assert (tmp_path / "1" / name).read_text() == (tmp_path / "2" / name).read_text()
 
 
 def test_predictions_for_the_server(learnable, pretrained, tmp_path):

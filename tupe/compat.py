@@ -9,12 +9,16 @@ import codecs
 import importlib
 import logging
 import os
+from collections import defaultdict
+from typing import Any
 
 import hydra
 import numpy as np
 import torch
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
+from omegaconf import AnyNode, DictConfig, ListConfig
+from omegaconf.base import ContainerMetadata, Metadata
 
 
 def _import_quietly(name):
@@ -26,6 +30,7 @@ def _import_quietly(name):
 
 
 _import_quietly("fairseq.models")
+from fairseq.distributed.utils import _TensorPlaceholder  # noqa: E402
 
 
 def _version(module):
@@ -69,12 +74,15 @@ def compose(config_dir, config_name, overrides=()):
 
 def _allow_harmless_globals():
     """What fairseq's checkpoints hold besides tensors and plain Python: options of parts that have no dataclass,
-    and a numpy number as the best metric."""
+    and a numpy number as the best metric. And what the first of several processes sends to the others when it has read
+    a checkpoint: its configuration, and marks where the tensors were."""
     scalar = np.float64(0).__reduce__()[0]  # numpy.core.multiarray.scalar; numpy._core... since numpy 2
     dtypes = {type(np.dtype(name)) for name in ("float64", "float32", "int64")}
     allowed = [argparse.Namespace, np.dtype, scalar, *dtypes, codecs.encode]  # the last: how pickle writes bytes
     if _version(torch) >= (2, 6):  # takes (object, name) too, so that what one numpy wrote loads under the other
         allowed += [(scalar, "numpy.core.multiarray.scalar"), (scalar, "numpy._core.multiarray.scalar")]
+    allowed += [DictConfig, ListConfig, AnyNode, ContainerMetadata, Metadata, Any, dict, list, int, defaultdict]
+    allowed += [_TensorPlaceholder]
     torch.serialization.add_safe_globals(allowed)
 
 
