@@ -7,6 +7,8 @@ ratio of two contenders is the median over the turns of the ratios within a turn
 B batch, L sequence length, C width, F feed-forward width, N layers, V vocabulary.
 """
 
+import importlib
+import importlib.util
 import multiprocessing
 import os
 import platform
@@ -14,7 +16,7 @@ import resource
 import statistics
 import time
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from types import SimpleNamespace
 
 import torch
@@ -54,23 +56,37 @@ class Setting:
         return self.layers or layers, width, heads, ffn
 
 
+ASSUMPTIONS = """\
+FLOP per token of one training step: 6 per weight of a matrix product (2 forward, 4 backward); 12 C L per layer for
+q . k and weights . v over the full length; LM head at the 15 % masked tokens only (Hugging Face's BERT computes it at
+all tokens, which counts as time but not as work). Not counted: recomputation, embeddings, position terms, element-wise
+operations, the optimizer.
+
+Every contender has the same sizes, tokens, masked positions, dropout 0.1 and precision (bf16: autocast with float32
+weights), and clips gradients at 1; ours and Hugging Face's take PyTorch's fused AdamW, fairseq's RoBERTa takes
+fairseq's Adam, as their users do. Contenders take turns, one step each, in an order that is reversed every other turn.
+Times are medians over turns; `x NAME` is the median over turns of tokens/s divided by NAME's in the same turn. MiB:
+peak memory of the contender's process (on a GPU: allocated) beyond the libraries. Matrix peak: the fastest square
+product of size 2048 (on a GPU 8192), three in every turn."""
+
+
 def flops_per_token(setting):
-    """Of one training step: 6 per weight of a product and token (2 forward, 4 backward), 12 C L per layer for q . k and
-    weights . v over the full length, LM head only at masked tokens. Not counted: recomputation, embeddings, position
-    terms (what they cost is what is measured), element-wise operations."""
+    """See ASSUMPTIONS."""
     layers, width, _, ffn = setting.dims()
     weights = layers * (4 * width**2 + 2 * width * ffn) + MASKED * (width**2 + width * setting.vocab)
     return 6 * weights + 12 * layers * width * setting.length
 
 
 def masked_batch(setting):
-    """Tokens [B, L], of which the same number is masked in every call, and targets [B, L], pad (1) elsewhere."""
+    """Tokens [B, L], [CLS] (0) first, and targets [B, L], pad (1) where a token is not masked; the same for every
+    contender."""
     generator = torch.Generator().manual_seed(0)
     tokens = torch.randint(5, setting.vocab - 1, (setting.batch, setting.length), generator=generator)
     tokens[:, 0] = 0
     targets = torch.full_like(tokens, 1)
     count = max(1, round(MASKED * tokens.numel()))
-    places = torch.randperm(tokens.numel(), generator=generator)[:count]
+    words = tokens.view(-1).nonzero().view(-1)  # all but [CLS]
+    places = words[torch.randperm(len(words), generator=generator)[:count]]
     targets.view(-1)[places] = tokens.view(-1)[places]
     tokens.view(-1)[places] = setting.vocab - 1
     return tokens.to(setting.device), targets.to(setting.device)
@@ -163,74 +179,152 @@ class Contender:
 
     def step(self):
         """Seconds of forward, backward and optimizer."""
-        times = [self.now()]
+        clock = Clock(self.setting.device)
         bf16 = self.setting.precision == "bf16"
         with torch.autocast(self.setting.device, torch.bfloat16) if bf16 else nullcontext():
             loss = self.loss()
-        times.append(self.now())
+        clock.lap()
         (loss / self.targets.ne(1).sum()).backward()
-        times.append(self.now())
+        clock.lap()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        times.append(self.now())
-        return [b - a for a, b in zip(times, times[1:], strict=False)]
+        clock.lap()
+        return clock.seconds()
 
-    def now(self):
-        if self.setting.device == "cuda":
+
+class Clock:
+    """Seconds between laps. A GPU marks them in its own queue and is waited for at the end only."""
+
+    def __init__(self, device):
+        self.cuda, self.laps = device == "cuda", []
+        if self.cuda:
             torch.cuda.synchronize()
-        return time.perf_counter()
+        self.lap()
+
+    def lap(self):
+        if self.cuda:
+            self.laps.append(torch.cuda.Event(enable_timing=True))
+            self.laps[-1].record()
+        else:
+            self.laps.append(time.perf_counter())
+
+    def seconds(self):
+        if not self.cuda:
+            return [b - a for a, b in zip(self.laps, self.laps[1:], strict=False)]
+        torch.cuda.synchronize()
+        return [a.elapsed_time(b) / 1000 for a, b in zip(self.laps, self.laps[1:], strict=False)]
 
 
 class MatrixPeak:
     """A large product in the same precision; the fastest one that this PyTorch has."""
 
     def __init__(self, setting):
-        self.setting, self.size = setting, 8192 if setting.device == "cuda" else 2048
+        self.device, size = setting.device, peak_size(setting)
         dtype = torch.bfloat16 if setting.precision == "bf16" else torch.float32
-        self.a = torch.randn(self.size, self.size, device=setting.device, dtype=dtype)
+        self.a = torch.randn(size, size, device=setting.device, dtype=dtype)
 
     def step(self):
         from .kernels import multiply
 
-        times = []
+        clock = Clock(self.device)
         for _ in range(3):
-            start = Contender.now(self)
             multiply(self.a, self.a)
-            times.append(Contender.now(self) - start)
-        return [min(times)]
+            clock.lap()
+        return [min(clock.seconds())]
 
 
-def resident():
-    """MiB of memory at the peak so far: of this process, or allocated on the GPU."""
-    if torch.cuda.is_available():
+def peak_size(setting):
+    return 8192 if setting.device == "cuda" else 2048
+
+
+def memory_peak(device):
+    """MiB at the peak so far: allocated on the GPU, or resident in this process."""
+    if device == "cuda":
         return torch.cuda.max_memory_allocated() / 2**20
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
-def work(name, setting, pipe):
+def libraries(names):
+    """Modules that contenders import; every process has all of them, so that none pays for them alone."""
+    return ["tupe", "fairseq.models.roberta", "fairseq.optim.adam"] + (
+        ["transformers.models.bert.modeling_bert"] if "hf" in names else []
+    )
+
+
+def check_available(names):
+    """Raises ValueError for names of contenders that do not exist or whose library is not installed."""
+    if unknown := [name for name in names if name not in CONTENDERS]:
+        raise ValueError(f"unknown contender {unknown[0]!r}; valid: {', '.join(CONTENDERS)}")
+    if "hf" in names and importlib.util.find_spec("transformers") is None:
+        raise ValueError("the contender 'hf' needs `pip install transformers`")
+
+
+def default_models():
+    """Ours and the two others; without Hugging Face's where that is not installed, which is said."""
+    if importlib.util.find_spec("transformers") is not None:
+        return DEFAULT
+    print("transformers is not installed: Hugging Face's BERT is left out")
+    return [name for name in DEFAULT if name != "hf"]
+
+
+def memory_needed(names, setting):
+    """Bytes, roughly: weights and Adam's moments of all contenders, and the gradients and activations of one step of
+    the most wasteful one, which keeps three [B, H, L, L] tensors per layer and all logits in float32."""
+    layers, width, heads, ffn = setting.dims()
+    weights = setting.vocab * width + layers * (4 * width**2 + 2 * width * ffn)
+    tokens = setting.batch * setting.length
+    step = tokens * 4 * (layers * (12 * width + 4 * ffn + 3 * heads * setting.length) + 4 * setting.vocab)
+    return 12 * weights * len(names) + 4 * weights + step
+
+
+def memory_available():
+    """Bytes of main memory that are free, or None where the system does not say."""
+    if not os.path.exists("/proc/meminfo"):
+        return None
+    with open("/proc/meminfo") as lines:
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
+
+
+def print_now(line):
+    print(line, flush=True)
+
+
+def work(name, names, setting, pipe):
     """A contender's process: builds, then answers every request with the times of a step and the peak memory."""
-    if setting.threads:
-        torch.set_num_threads(setting.threads)
-    if name in OURS:
-        import tupe  # noqa: F401
-    before = resident()
     try:
+        if setting.threads:
+            torch.set_num_threads(setting.threads)
+        for module in libraries(names):
+            importlib.import_module(module)
+        before = memory_peak(setting.device)
         contender = MatrixPeak(setting) if name == "peak" else Contender(name, setting)
         pipe.send(None)
         while pipe.recv():
-            pipe.send((contender.step(), resident() - before))
+            pipe.send((contender.step(), memory_peak(setting.device) - before))
     except Exception as error:
         pipe.send(error)
 
 
-def measure(names, setting, rounds, warmup=1, say=print):
-    """{name: {"steps": seconds [rounds][3], "memory": MiB}}, and the times of the large product under "peak"."""
-    context = multiprocessing.get_context("spawn")
+def measure(names, setting, rounds, warmup=1, say=print_now):
+    """{name: {"steps": seconds [rounds][3], "memory": MiB}}, and the times of the large product under "peak".
+
+    Raises ValueError for contenders that cannot be built and where memory would not do.
+    """
+    check_available(names)
+    needed, free = memory_needed(names, setting), memory_available()
+    if setting.device == "cpu" and free is not None and needed > free:
+        raise ValueError(
+            f"{len(names)} contenders at L = {setting.length}, N = {setting.dims()[0]} need about "
+            f"{needed / 2**30:.0f} GiB of memory, {free / 2**30:.0f} GiB are free; "
+            "ask for fewer models, tokens or layers"
+        )
+    context = multiprocessing.get_context("forkserver")  # libraries are imported once
+    context.set_forkserver_preload(libraries(names))
     pipes, processes, results = {}, [], {}
     for name in ["peak", *names]:
         pipes[name], theirs = context.Pipe()
-        processes.append(context.Process(target=work, args=(name, setting, theirs), daemon=True))
+        processes.append(context.Process(target=work, args=(name, names, setting, theirs), daemon=True))
         processes[-1].start()
     try:
         for name, pipe in pipes.items():
@@ -238,22 +332,57 @@ def measure(names, setting, rounds, warmup=1, say=print):
                 raise error
             results[name] = {"steps": [], "memory": 0.0}
         for turn in range(-warmup, rounds):
-            for name, pipe in pipes.items():
-                pipe.send(True)
-                answer = pipe.recv()
+            latest = {}
+            for name in list(pipes)[:: 1 if turn % 2 else -1]:  # the order is reversed every other turn
+                pipes[name].send(True)
+                answer = pipes[name].recv()
                 if isinstance(answer, Exception):
                     raise answer
-                times, results[name]["memory"] = answer
-                if turn >= 0:
-                    results[name]["steps"].append(times)
+                latest[name], results[name]["memory"] = answer
             if turn >= 0:
-                times = "  ".join(f"{name} {sum(results[name]['steps'][-1]):.2f} s" for name in names)
-                say(f"{setting.precision} L={setting.length} N={setting.dims()[0]} turn {turn + 1}/{rounds}: {times}")
+                for name, times in latest.items():
+                    results[name]["steps"].append(times)
+            times = "  ".join(f"{name} {sum(latest[name]):.2f} s" for name in names)
+            label = f"turn {turn + 1}/{rounds}" if turn >= 0 else "warm-up"
+            say(f"{setting.precision} L={setting.length} N={setting.dims()[0]} {label}: {times}")
     finally:
         for process in processes:
             process.kill()
             process.join()
     return results
+
+
+def cross(base, lengths, layers, tokens):
+    """Settings: every length at the first number of layers, every number of layers at the first length.
+
+    Raises ValueError for a length longer than the tokens of a batch.
+    """
+    if max(lengths) > tokens:
+        raise ValueError(f"a batch of {tokens} tokens holds no sequence of {max(lengths)}; ask for more tokens")
+    pairs = [(n, lengths[0]) for n in layers] + [(layers[0], length) for length in lengths[1:]]
+    return [
+        replace(base, layers=replace(base, layers=n).dims()[0], length=length, batch=tokens // length)
+        for n, length in dict.fromkeys(pairs)
+    ]
+
+
+def run(names, settings, rounds, warmup, done, say=print_now):
+    """Measure all settings; `done(rows)` after each, with the rows so far. Says after every turn how much is left."""
+    rows, spent, turns = [], 0.0, rounds + warmup
+    work_of = [flops_per_token(s) * s.batch * s.length * (0.6 if s.precision == "bf16" else 1) for s in settings]
+    start = time.monotonic()
+    for index, setting in enumerate(settings):
+        turn = iter(range(1, turns + 1))
+
+        def progress(line, index=index, turn=turn, before=spent):
+            finished = before + work_of[index] * next(turn) / turns
+            left = (time.monotonic() - start) * (sum(work_of) / finished - 1)
+            say(f"{line}; about {left / 60:.1f} minutes left")
+
+        rows += summary(measure(names, setting, rounds, warmup, progress), names, setting)
+        spent += work_of[index]
+        done(rows)
+    return rows
 
 
 def ratio(results, a, b, parts=slice(None)):
@@ -265,14 +394,14 @@ def ratio(results, a, b, parts=slice(None)):
 def summary(results, names, setting):
     """One row (dict) per contender."""
     tokens = setting.batch * setting.length
-    size = 8192 if setting.device == "cuda" else 2048
-    peak = 2 * size**3 / min(t[0] for t in results["peak"]["steps"])
+    peak = 2 * peak_size(setting) ** 3 / min(t[0] for t in results["peak"]["steps"])
     rows = []
     for name in names:
         steps = results[name]["steps"]
         speed = tokens / statistics.median(sum(step) for step in steps)
         rows.append({
-            "contender": name, **asdict(setting), "layers": setting.dims()[0], "tokens_per_s": speed,
+            "contender": name, **asdict(setting), "layers": setting.dims()[0], "rounds": len(steps),
+            "tokens_per_s": speed,
             "forward_s": statistics.median(s[0] for s in steps), "backward_s": statistics.median(s[1] for s in steps),
             "optimizer_s": statistics.median(s[2] for s in steps), "memory_mib": results[name]["memory"],
             "flops_per_token": flops_per_token(setting), "peak_flops": peak,
@@ -301,17 +430,25 @@ def environment():
 BASELINES = ("nopos", "bert_a", "fairseq", "hf")
 
 
+def table(titles, rows):
+    """Lines of a Markdown table."""
+    lines = ["| " + " | ".join(titles) + " |", "|---" + "|---:" * (len(titles) - 1) + "|"]
+    return [*lines, *("| " + " | ".join(cells) + " |" for cells in rows), ""]
+
+
 def markdown(rows, about, devices):
-    """The tables, one per setting. devices: number to project the paper's run on, or 0."""
-    lines = [", ".join(f"{key} {value}" for key, value in about.items() if value is not None), ""]
+    """The tables: one per setting, how cost grows, bf16 against float32. devices: number to project the paper's run on,
+    or 0."""
+    lines = [", ".join(f"{key} {value}" for key, value in about.items() if value is not None), "", ASSUMPTIONS, ""]
     settings = list(dict.fromkeys((r["precision"], r["length"], r["layers"]) for r in rows))
     for precision, length, layers in settings:
         part = [r for r in rows if (r["precision"], r["length"], r["layers"]) == (precision, length, layers)]
         against = [b for b in BASELINES if any(r["contender"] == b for r in part) and len(part) > 1]
         head = part[0]
         lines += [
-            f"{precision}, {layers} layers, B = {head['batch']}, L = {length}, {head['device']}; "
-            f"{head['flops_per_token'] / 1e6:.0f} MFLOP per token, matrix peak {head['peak_flops'] / 1e9:.0f} GFLOP/s",
+            f"{precision}, {layers} layers, B = {head['batch']}, L = {length}, {head['device']}, "
+            f"{head['rounds']} turns; {head['flops_per_token'] / 1e6:.0f} MFLOP per token, "
+            f"matrix peak {head['peak_flops'] / 1e9:.0f} GFLOP/s",
             "",
         ]
         titles = [
@@ -325,16 +462,58 @@ def markdown(rows, about, devices):
             "of peak",
         ]
         titles += [f"days on {devices}"] * bool(devices)
-        lines += ["| " + " | ".join(titles) + " |", "|---" + "|---:" * (len(titles) - 1) + "|"]
+        cells = []
         for r in part:
-            cells = [r["contender"], f"{r['tokens_per_s']:.0f}"]
-            cells += [f"{r['times_as_fast'][b]:.2f}" if b in r["times_as_fast"] else "1" for b in against]
-            cells += [f"{r[key]:.2f}" for key in ("forward_s", "backward_s", "optimizer_s")]
-            cells += [f"{r['memory_mib']:.0f}", f"{100 * r['share_of_peak']:.0f} %"]
-            cells += [f"{project(r['tokens_per_s'], devices):.1f}"] * bool(devices)
-            lines.append("| " + " | ".join(cells) + " |")
-        lines.append("")
+            cells.append([r["contender"], f"{r['tokens_per_s']:.0f}"])
+            cells[-1] += [f"{r['times_as_fast'][b]:.2f}" if b in r["times_as_fast"] else "1" for b in against]
+            cells[-1] += [f"{r[key]:.2f}" for key in ("forward_s", "backward_s", "optimizer_s")]
+            cells[-1] += [f"{r['memory_mib']:.0f}", f"{100 * r['share_of_peak']:.0f} %"]
+            if devices:
+                cells[-1].append(f"{project(r['tokens_per_s'], devices):.1f}")
+        lines += table(titles, cells)
+    lines += growth(rows, "length", "layers") + growth(rows, "layers", "length") + precisions(rows)
     return "\n".join(lines)
+
+
+def growth(rows, key, fixed):
+    """Lines: microseconds per token for every value of `key`, at the value of `fixed` that has most of them."""
+    symbol = {"length": "L", "layers": "N"}
+    lines = []
+    for precision in dict.fromkeys(r["precision"] for r in rows):
+        part = [r for r in rows if r["precision"] == precision]
+        at = common(part, fixed)
+        part = [r for r in part if r[fixed] == at]
+        values = sorted({r[key] for r in part})
+        if len(values) < 2:
+            continue
+        cells = []
+        for name in dict.fromkeys(r["contender"] for r in part):
+            cost = {r[key]: 1e6 / r["tokens_per_s"] for r in part if r["contender"] == name}
+            cells.append([name, *(f"{cost[v]:.0f}" if v in cost else "" for v in values)])
+        lines += [f"Microseconds per token by {symbol[key]}, {symbol[fixed]} = {at}, {precision}", ""]
+        lines += table(["", *(f"{symbol[key]} = {value}" for value in values)], cells)
+    return lines
+
+
+def common(rows, key):
+    """The value of `key` that most rows have."""
+    return statistics.mode(r[key] for r in rows)
+
+
+def precisions(rows):
+    """Lines: how many times the tokens/s of float32 bf16 has, where both were measured."""
+    keys = ("contender", "length", "layers", "batch")
+    cells = []
+    for r in rows:
+        for half in rows:
+            if (r["precision"], half["precision"]) == ("float32", "bf16") and all(r[k] == half[k] for k in keys):
+                times = [half[k] / r[k] for k in ("tokens_per_s", "peak_flops")]
+                cells.append([r["contender"], str(r["length"]), str(r["layers"]), *(f"{x:.2f}" for x in times)])
+    if not cells:
+        return []
+    return ["bf16 against float32 (measured one after the other)", ""] + table(
+        ["", "L", "N", "x float32", "matrix peak x float32"], cells
+    )
 
 
 def project(tokens_per_s, devices):
@@ -349,24 +528,25 @@ def picture(rows, path):
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    figure, axes = plt.subplots(1, 2, figsize=(10, 4), sharey=True, constrained_layout=True)
-    full, most = max(r["layers"] for r in rows), statistics.mode(r["length"] for r in rows)
-    names = list(dict.fromkeys((r["contender"], r["precision"]) for r in rows))
-    for axis, key, fixed, value in ((axes[0], "length", "layers", full), (axes[1], "layers", "length", most)):
-        for index, (name, precision) in enumerate(names):
-            points = sorted(
-                (r[key], r["tokens_per_s"])
-                for r in rows
-                if (r["contender"], r["precision"]) == (name, precision) and r[fixed] == value
-            )
-            style = {"marker": "osD^vPX*"[index % 8], "linestyle": ["-", "--", ":", "-."][index % 4]}
-            axis.plot(*zip(*points, strict=True), color=f"C{index}", label=f"{name} {precision}", **style)
-        axis.set(xlabel={"length": "L", "layers": "N"}[key], xscale="log", yscale="log")
-        axis.set_xticks(sorted({r[key] for r in rows if r[fixed] == value}), minor=False)
+    figure, axes = plt.subplots(1, 2, figsize=(11, 4), sharey=True, constrained_layout=True)
+    layers, length = common(rows, "layers"), common(rows, "length")
+    contenders = list(dict.fromkeys(r["contender"] for r in rows))
+    lines = {"float32": "-", "bf16": "--"}
+    for axis, key, fixed, value in ((axes[0], "length", "layers", layers), (axes[1], "layers", "length", length)):
+        here = [r for r in rows if r[fixed] == value]
+        for name, precision in dict.fromkeys((r["contender"], r["precision"]) for r in rows):
+            mine = [r for r in here if (r["contender"], r["precision"]) == (name, precision)]
+            points = sorted((r[key], r["tokens_per_s"]) for r in mine)
+            index = contenders.index(name)
+            style = {"color": f"C{index}", "marker": "osD^vPX*"[index % 8], "linestyle": lines[precision]}
+            axis.plot([x for x, _ in points], [y for _, y in points], label=f"{name} {precision}", **style)
+        title = {"length": f"N = {layers}", "layers": f"L = {length}"}[key]
+        axis.set(xlabel={"length": "L", "layers": "N"}[key], xscale="log", title=title, ylim=(0, None))
+        axis.set_xticks(sorted({r[key] for r in here}), minor=False)
         axis.get_xaxis().set_major_formatter(matplotlib.ticker.ScalarFormatter())
         axis.minorticks_off()
     axes[0].set_ylabel("tokens / s")
-    axes[0].legend(fontsize=7)
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside right upper", fontsize=8)
     figure.savefig(path, dpi=120)
     plt.close(figure)
 
