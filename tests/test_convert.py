@@ -4,6 +4,7 @@ files that must be refused."""
 import argparse
 import os
 import pickle
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +14,9 @@ import pytest
 import torch
 from fairseq.data import Dictionary
 
-from tupe import checkpoints, convert
+from tupe import checkpoints, convert, finetune
+from tupe.export import export
+from tupe.glue import prepare
 from tupe.model import TupeModel
 from tupe.text import TextEncoder
 
@@ -191,18 +194,27 @@ def test_what_cannot_be_converted_is_said(which, tmp_path):
         convert.from_released(save(state, tmp_path / "b.pt"), dictionary)
 
 
+def write_codes(path, style="fastbpe"):
+    merges = ["l o", "lo w</w>", "e r</w>", "c a", "ca t</w>"]
+    codes = [f"{merge} {9 - n}" for n, merge in enumerate(merges)] if style == "fastbpe" else ["#version: 0.2", *merges]
+    path.write_text("\n".join(codes) + "\n")
+    return path
+
+
+def with_pieces(path):
+    """Put the pieces that the codes make into a dict.txt, without changing its size."""
+    known = ["low", "lo@@", "er", "w@@", "cat", "t@@", "ca@@", "s", "."]
+    words = [line.split()[0] for line in path.read_text().splitlines()]
+    path.write_text("".join(f"{word} 1\n" for word in known + words[len(known) :]))
+    return path
+
+
 @pytest.mark.parametrize("style", ["fastbpe", "subword-nmt"])
 def test_bpe_codes_of_the_released_code(converted, tmp_path, style):
     """Text for a converted checkpoint: our normaliser, its pieces; for from_pretrained and prepare_glue.py alike."""
-    from tupe.glue import prepare
-
     folder, _ = converted
-    merges = ["l o", "lo w</w>", "e r</w>", "c a", "ca t</w>"]
-    codes = [f"{merge} {9 - n}" for n, merge in enumerate(merges)] if style == "fastbpe" else ["#version: 0.2", *merges]
-    (folder / "bpe.codes").write_text("\n".join(codes) + "\n")
-    known = ["low", "lo@@", "er", "w@@", "cat", "t@@", "ca@@", "s", "."]
-    words = [line.split()[0] for line in (folder / "dict.txt").read_text().splitlines()]
-    (folder / "dict.txt").write_text("".join(f"{word} 1\n" for word in known + words[len(known) :]))
+    write_codes(folder / "bpe.codes", style)
+    with_pieces(folder / "dict.txt")
     encoder = TextEncoder(folder)
     text = "The  LOW slower cat's caters."
     pieces = encoder.pieces("low lower Cat.")
@@ -214,14 +226,46 @@ def test_bpe_codes_of_the_released_code(converted, tmp_path, style):
     assert [text[s.start : s.end] for s in spans if s.text in ("low", "lo@@", "w@@", "er", "cat", ".")] == [
         "LOW", "lo", "w", "er", "cat", ".",
     ]  # fmt: skip
+
+
+def test_a_released_model_is_fine_tuned_with_its_own_codes(tmp_path, monkeypatch):
+    """convert_checkpoint.py --codes, prepare_glue.py, finetune.sh."""
+    from fairseq_runs import CONFIGS, PLUGIN, train
+
+    from tupe.recipes import fairseq_arguments
+
+    state = released("tupe_r")
+    dictionary = with_pieces(write_dictionary(tmp_path / "dict.txt", len(state["model"]["decoder.lm_head.bias"])))
+    source, codes = save(state, tmp_path / "released.pt"), write_codes(tmp_path / "codes")
+    with pytest.raises(ValueError, match="no BPE codes"):
+        convert.convert(source, "tupe", dictionary, tmp_path / "out", codes=tmp_path / "none")
+    command = [
+        "--from",
+        str(source),
+        "--dict",
+        str(dictionary),
+        "--codes",
+        str(codes),
+        "--output",
+        str(tmp_path / "out"),
+    ]
+    monkeypatch.setattr(sys, "argv", ["convert_checkpoint.py", *command])
+    runpy.run_path(str(ROOT / "scripts" / "convert_checkpoint.py"), run_name="__main__")
+    checkpoint = tmp_path / "out" / "checkpoint.pt"
+    hub = TupeModel.from_pretrained(checkpoint.parent, checkpoint.name)
+    assert hub.encode("Lower cat.").tolist() == [0, *(hub.text.ids[p] for p in ("lo@@", "w@@", "er", "cat", ".")), 2]
     rte = tmp_path / "glue" / "RTE"
     rte.mkdir(parents=True)
     rows = "index\tsentence1\tsentence2\tlabel\n0\tlow cat.\tlower\tentailment\n1\tcat.\tlow.\tnot_entailment\n"
     for split in ("train", "dev"):
         (rte / f"{split}.tsv").write_text(rows)
-    list(prepare(tmp_path / "glue", folder, tmp_path / "bin", ["RTE"]))
-    assert (tmp_path / "bin" / "RTE" / "input0" / "train.bin").exists()
-    assert (tmp_path / "bin" / "bpe.codes").read_text() == (folder / "bpe.codes").read_text()
+    list(prepare(tmp_path / "glue", checkpoint.parent, tmp_path / "bin", ["RTE"]))
+    assert (tmp_path / "bin" / "bpe.codes").read_text() == codes.read_text()
+    arch, *options = finetune.model_options(checkpoint)
+    run = [str(tmp_path / "bin"), f"--user-dir={PLUGIN}", f"--save-dir={tmp_path / 'run'}", *options]
+    run += [f"--finetune-from-model={checkpoint}", "--max-epoch=1", "--lr=[1e-3]", "--num-workers=0"]
+    losses = train(fairseq_arguments(CONFIGS, "finetune", ["glue=rte", f"model._name={arch}"], run, cuda=False))
+    assert len(losses) == 1 and finetune.is_finished(finetune.read_result(tmp_path / "run"))
 
 
 class Malicious:
@@ -244,6 +288,30 @@ def test_a_malicious_pickle_is_refused_and_not_run(tmp_path, zipped, monkeypatch
     monkeypatch.delenv("TORCH_FORCE_WEIGHTS_ONLY_LOAD", raising=False)  # older torch: set when the package is imported
     torch.load(bad, weights_only=False)  # it would have worked
     assert target.exists()
+
+
+READERS = {  # everything that reads a checkpoint; fairseq's own reading when training: tests/test_train.py
+    "to_released": convert.to_released,
+    "export": lambda path: export(path, path.parent / "out"),
+    "bert": lambda path: convert.read_hugging_face(path.parent),
+    "average": lambda path: checkpoints.average([path, path]),
+    "newest": lambda path: checkpoints.newest(path.parent, 1),
+    "merge": lambda path: checkpoints.merge_shards([path]),
+    "fine-tuning": finetune.read_checkpoint,
+    "from_pretrained": lambda path: TupeModel.from_pretrained(path.parent, path.name),
+}
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_every_reader_refuses_a_malicious_pickle(name, tmp_path):
+    path = our_checkpoint(tmp_path / "checkpoint_last.pt", 1.0, 1)
+    state = torch.load(path, weights_only=True)
+    torch.save({**state, "x": Malicious(tmp_path / "pwned")}, path)
+    (tmp_path / "pytorch_model.bin").write_bytes(path.read_bytes())
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises((ValueError, pickle.UnpicklingError), match="refused|Weights only"):
+        READERS[name](path)
+    assert not (tmp_path / "pwned").exists()
 
 
 def test_stand_ins_for_old_meters_do_not_stay(tmp_path):
@@ -313,6 +381,21 @@ def test_bert_has_equal_hidden_states(tmp_path, kind):
     else:
         logits, _ = model(ours, classification_head_name="sentence_classification_head")
         torch.testing.assert_close(logits, theirs.logits, rtol=1e-5, atol=1e-5)
+
+
+def test_the_correlations_of_any_bert_can_be_drawn(tmp_path):
+    """The commands of docs/checkpoints.md: convert, make data of BERT's own pieces, draw."""
+    from fairseq import options
+    from fairseq_cli import preprocess
+
+    _, tokens = small_bert(tmp_path / "bert")
+    checkpoint = convert.convert(tmp_path / "bert", "tupe", "", tmp_path / "out")
+    (tmp_path / "pieces").write_text("".join(f"{' '.join(tokens[i : i + 6])}\n" for i in range(6, 24)))
+    data = ["--only-source", f"--srcdict={tmp_path}/out/dict.txt", f"--validpref={tmp_path}/pieces"]
+    preprocess.main(options.get_preprocessing_parser().parse_args([*data, f"--destdir={tmp_path}/out"]))
+    plot = runpy.run_path(str(ROOT / "scripts" / "plot.py"))["main"]
+    plot(["correlations", str(checkpoint), "--data", str(tmp_path / "out"), "--out", str(tmp_path / "figure2")])
+    assert (tmp_path / "figure2.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_bert_that_cannot_be_converted(tmp_path):

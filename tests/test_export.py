@@ -5,6 +5,7 @@ import copy
 import functools
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,13 +14,13 @@ import numpy as np
 import pytest
 import torch
 
-from tupe import checkpoints, convert
+from tupe import checkpoints, convert, electra
 from tupe.attention import NORMALISERS
 from tupe.encoder import LAYERS
 from tupe.export import export
 from tupe.hub import TupeHubInterface
 from tupe.model import TupeModel
-from tupe.positions import SCHEMES
+from tupe.positions import SCHEMES, overrides
 
 transformers = pytest.importorskip("transformers")
 ROOT = Path(__file__).resolve().parent.parent
@@ -105,14 +106,17 @@ def same(ours, theirs, real=None):
     return difference
 
 
-@pytest.mark.parametrize("position", [*SCHEMES, "untied+t5:layer"])
+PER_LAYER = [n for n, kind in SCHEMES.items() if n != "nopos" and not overrides(kind, "embed", "rotate")]
+
+
+@pytest.mark.parametrize("position", [*SCHEMES, "untied+t5:layer", "+".join(f"{name}:layer" for name in PER_LAYER)])
 def test_every_scheme_has_the_same_logits(position, data, tmp_path):
     try:
         model = write_checkpoint(tmp_path / "c.pt", data, position=position, cls="untied")
     except ValueError as error:  # no position term in attention that [CLS] could be untied from
         assert "cls=untied" in str(error)
         model = write_checkpoint(tmp_path / "c.pt", data, position=position, cls="tied")
-    out = tmp_path / f"out_{position.replace(':', '_').replace('+', '_')}"
+    out = tmp_path / re.sub(r"\W", "_", f"out_{position}")[:60]  # transformers makes a module of this name
     export(tmp_path / "c.pt", out, data)
     tokens, real = batch(model)
     theirs = load("AutoModelForMaskedLM", out)
@@ -170,7 +174,8 @@ def test_all_auto_classes(exported):
         assert fresh(tokens).logits.shape == (3, 5)
 
 
-def test_span_head_of_squad_is_exported(exported, data, tmp_path):
+def test_heads_travel_both_ways(exported, data, tmp_path):
+    """The span head of SQuAD and a classification head, with its name."""
     model, path, _ = exported
     state = checkpoints.load_safely(path)
     head = torch.nn.Linear(32, 2)
@@ -178,11 +183,46 @@ def test_span_head_of_squad_is_exported(exported, data, tmp_path):
     torch.save(state, tmp_path / "squad.pt")
     export(tmp_path / "squad.pt", tmp_path / "out_squad", data)
     tokens, real = batch(model)
+    theirs = load("AutoModelForQuestionAnswering", tmp_path / "out_squad")
     with torch.no_grad():
-        answer = load("AutoModelForQuestionAnswering", tmp_path / "out_squad")(tokens, attention_mask=real.long())
+        answer = theirs(tokens, attention_mask=real.long())
         start, end = head(model(tokens, features_only=True)[0]).unbind(-1)
     same(answer.start_logits, start, real)
     same(answer.end_logits, end, real)
+    back = convert.convert(tmp_path / "out_squad", "tupe", "", tmp_path / "back")
+    again = checkpoints.load_safely(back)
+    assert again["model"].keys() == state["model"].keys() and again["cfg"]["task"]["_name"] == "squad"
+    assert all(torch.equal(again["model"][key], value) for key, value in state["model"].items())
+    loaded = TupeModel.from_pretrained(back.parent, "checkpoint.pt").model
+    with torch.no_grad():
+        features, _ = loaded(tokens, features_only=True)
+        same(loaded.span_head(features)[..., 0], start, real)
+        same(loaded(tokens, classification_head_name="rte")[0], model(tokens, classification_head_name="rte")[0])
+    export(back, tmp_path / "out_again", back.parent)  # and there again
+    with torch.no_grad():
+        assert torch.equal(load("AutoModelForQuestionAnswering", tmp_path / "out_again")(tokens).start_logits[real],
+                           theirs(tokens).start_logits[real])  # fmt: skip
+
+
+def test_segments(exported, data, tmp_path):
+    """Told by `</s> </s>`; token_type_ids that say anything else are refused, because they would have no effect."""
+    model = write_checkpoint(tmp_path / "c.pt", data, segments="learned")
+    export(tmp_path / "c.pt", tmp_path / "out_segments", data)
+    theirs, without = load("AutoModel", tmp_path / "out_segments"), load("AutoModel", exported[2])
+    tokens = torch.tensor([[0, 5, 6, 2, 2, 7, 8, 2, 1], [0, 5, 6, 7, 8, 9, 10, 11, 2]])
+    second, real = torch.tensor([[0, 0, 0, 0, 1, 1, 1, 1, 0], [0] * 9]), tokens.ne(1)
+    with torch.no_grad():
+        features = model(tokens, features_only=True)[0]
+        for ids in (None, second, torch.zeros_like(second)):
+            same(theirs(tokens, token_type_ids=ids).last_hidden_state, features, real)
+        model.encoder.segments.weight[1].add_(1)  # they do have an effect
+        changed = (model(tokens, features_only=True)[0] - features).abs().amax(2)
+        assert changed[0, 0] > 1e-3 and changed[1].max() == 0
+        with pytest.raises(ValueError, match="no effect: segments begin"):
+            theirs(tokens, token_type_ids=1 - second)
+        with pytest.raises(ValueError, match="do not exist in this model"):
+            without(tokens, token_type_ids=second)
+        without(tokens, token_type_ids=torch.zeros_like(second))
 
 
 def test_half_precision(exported):
@@ -255,14 +295,21 @@ def test_fill_mask(exported):
     np.testing.assert_allclose([guess["score"] for guess in guesses], probabilities.topk(5).values, rtol=1e-4)
 
 
-def test_electra_exports_its_discriminator(data, tmp_path):
-    model = write_checkpoint(tmp_path / "c.pt", data, arch="electra_tupe_r")
-    export(tmp_path / "c.pt", tmp_path / "out_electra", data)
+@pytest.mark.parametrize("arch", electra.ARCHITECTURES)
+def test_electra_exports_its_discriminator(arch, data, tmp_path):
+    model = write_checkpoint(tmp_path / "c.pt", data, heads=[("rte", 3)], arch=arch)
+    out = tmp_path / f"out_{arch}"
+    export(tmp_path / "c.pt", out, data)
     tokens, real = batch(model)
     with torch.no_grad():
-        theirs = load("AutoModel", tmp_path / "out_electra")(tokens).last_hidden_state
+        theirs = load("AutoModel", out)(tokens).last_hidden_state
         same(theirs, model(tokens, features_only=True)[0], real)
-    assert "AutoModelForMaskedLM" not in json.loads((tmp_path / "out_electra" / "config.json").read_text())["auto_map"]
+        classes = load("AutoModelForSequenceClassification", out)(tokens).logits
+        same(classes, model(tokens, classification_head_name="rte")[0])
+    assert "AutoModelForMaskedLM" not in json.loads((out / "config.json").read_text())["auto_map"]
+    back = TupeModel.from_pretrained(convert.convert(out, "tupe", "", tmp_path / "back").parent, "checkpoint.pt").model
+    with torch.no_grad():  # an encoder for fine-tuning, no ELECTRA any more
+        same(back(tokens, classification_head_name="rte")[0], classes)
 
 
 def test_what_cannot_be_exported_is_said(exported, data, tmp_path):

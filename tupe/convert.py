@@ -21,6 +21,7 @@ from .checkpoints import configuration, load_safely, new_checkpoint, save_atomic
 from .encoder import LMHead
 from .export import weights_from_export
 from .model import ARCHITECTURES, SIZES
+from .squad import SquadTask
 
 logger = logging.getLogger(__name__)
 MASK = "<mask>"
@@ -48,14 +49,16 @@ def architecture_of(options):
 
 
 def build_checkpoint(weights, options, dictionary):
-    """A checkpoint of this project. weights: model state without settings and fingerprints; options: of the model."""
+    """A checkpoint of this project. weights: model state without settings and fingerprints; options: of the model.
+    With a span head it is one of the task squad, else of masked_lm."""
     rows = len(weights["encoder.tokens.weight"])
     if rows != len(dictionary):
         raise ValueError(
             f"the checkpoint has {rows} token vectors, the dictionary {len(dictionary)} types ({MASK} and the four "
             "special tokens included); give the dict.txt that the model was trained with"
         )
-    cfg = configuration(architecture_of(options), options)
+    task = "squad" if "span_head.weight" in weights else "masked_lm"
+    cfg = configuration(architecture_of(options), options, task, criterion=task)
     model = build_model(cfg, dictionary)
     settings = {key: value for key, value in model.state_dict().items() if key.endswith("_extra_state")}
     model.load_state_dict({**settings, **weights}, strict=True, model_cfg=model.cfg)
@@ -66,7 +69,10 @@ def build_model(cfg, dictionary):
     """The model that a checkpoint's configuration describes; loading weights into it creates their classification
     heads."""
     model_cfg = OmegaConf.create({**cfg["model"], "load_checkpoint_heads": True})
-    return models.build_model(model_cfg, MaskedLMTask(OmegaConf.create(cfg["task"]), dictionary))
+    task_cfg = OmegaConf.create(cfg["task"])
+    if task_cfg._name == "squad":
+        return SquadTask(task_cfg, dictionary).build_model(model_cfg, from_checkpoint=True)
+    return models.build_model(model_cfg, MaskedLMTask(task_cfg, dictionary))
 
 
 def write(checkpoint, dictionary_file, output):

@@ -50,13 +50,15 @@ def export(checkpoint_file, output, data=None, head=None):
     output, data = Path(output), Path(data or Path(checkpoint_file).parent)
     state = training_state(checkpoint_file)
     model = state["cfg"]["model"]
+    head = choose_head(state["model"], head)
     weights = hugging_face_weights(state["model"], head)
     if (output / "config.json").exists():
         raise ValueError(f"{output} has a config.json already; choose another folder or remove it")
     config = {key: model[ours] for key, ours in OPTIONS.items()}
     config.update(model_type="tupe", vocab_size=len(weights["tupe.encoder.tokens.weight"]))
     config.update(segments=model["segments"] == "learned", bos_token_id=0, pad_token_id=1, eos_token_id=2)
-    if "classifier.out_proj.weight" in weights:
+    config["classifier_name"] = head or "sentence_classification_head"  # fairseq's name of it
+    if head is not None:
         classes = len(weights["classifier.out_proj.weight"])
         config["classifier_inner"] = len(weights["classifier.dense.weight"])
         config["id2label"] = {str(n): f"LABEL_{n}" for n in range(classes)}
@@ -75,14 +77,19 @@ def export(checkpoint_file, output, data=None, head=None):
     (output / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
 
-def hugging_face_weights(model, head):
-    """Model state of ours -> that of the export. An ELECTRA gives its discriminator's encoder, without a head."""
+def choose_head(model, head):
+    """The classification head to export, None if there is none. ValueError for an unknown one, or a choice to make."""
     heads = sorted({key.split(".")[1] for key in model if key.startswith(HEAD)})
     if head is None and len(heads) > 1:
         raise ValueError(f"the checkpoint has the heads {', '.join(heads)}: choose one with --head")
     if head is not None and head not in heads:
         raise ValueError(f"the checkpoint has no head {head!r}; it has: {', '.join(heads) or 'none'}")
-    own = f"{HEAD}{head or ''.join(heads)}."
+    return head or next(iter(heads), None)
+
+
+def hugging_face_weights(model, head):
+    """Model state of ours -> that of the export, with the head of this name. An ELECTRA gives its discriminator's
+    encoder."""
     weights = {}
     for key, value in model.items():
         if key.endswith("_extra_state") or key.startswith(("generator.", "discriminator.")):
@@ -93,8 +100,8 @@ def hugging_face_weights(model, head):
             weights[key] = value
         elif key.startswith("span_head."):
             weights[f"qa_outputs.{key.removeprefix('span_head.')}"] = value
-        elif key.startswith(own):
-            weights[f"classifier.{key.removeprefix(own)}"] = value
+        elif key.startswith(f"{HEAD}{head}."):
+            weights[key.replace(f"{HEAD}{head}.", "classifier.")] = value
         elif not key.startswith(HEAD):
             raise ValueError(f"no place in the export for {key}")
     return weights
@@ -143,9 +150,9 @@ def weights_from_export(config, weights):
     ours = {}
     for key, value in weights.items():
         if key.startswith("qa_outputs."):
-            logger.warning(f"leaving out {key}: a checkpoint of masked language modelling has no span head")
+            ours[f"span_head.{key.removeprefix('qa_outputs.')}"] = value
         elif key.startswith("classifier."):
-            ours[f"{HEAD}sentence_classification_head.{key.removeprefix('classifier.')}"] = value
+            ours[f"{HEAD}{config['classifier_name']}.{key.removeprefix('classifier.')}"] = value
         elif key.startswith("encoder."):  # saved from TupeModel itself
             ours[key] = value
         else:

@@ -7,7 +7,8 @@ from transformers import PretrainedConfig
 class TupeConfig(PretrainedConfig):
     """position: position schemes joined by "+"; cls_position: "untied" if logits from and to [CLS] do not depend on
     positions; layer, normaliser: kinds of layer and of attention normalisation; segments: whether a vector per segment
-    of a pair is added. See positions.py and encoder.py beside this file for all names."""
+    of a pair is added; classifier_name: what a fairseq checkpoint calls the classification head. See positions.py and
+    encoder.py beside this file for all names."""
 
     model_type = "tupe"
 
@@ -29,6 +30,7 @@ class TupeConfig(PretrainedConfig):
         activation_dropout=0.0,
         classifier_dropout=0.1,
         classifier_inner=None,
+        classifier_name="sentence_classification_head",
         layer_norm_eps=1e-5,
         bos_token_id=0,
         pad_token_id=1,
@@ -51,5 +53,6 @@ class TupeConfig(PretrainedConfig):
         self.activation_dropout = activation_dropout
         self.classifier_dropout = classifier_dropout
         self.classifier_inner = classifier_inner or hidden_size
+        self.classifier_name = classifier_name
         self.layer_norm_eps = layer_norm_eps
         super().__init__(bos_token_id=bos_token_id, pad_token_id=pad_token_id, eos_token_id=eos_token_id, **options)

@@ -17,7 +17,7 @@ from transformers.modeling_outputs import (
 
 from .attention import why_not_fast
 from .configuration_tupe import TupeConfig
-from .encoder import ClassificationHead, Encoder, LMHead, init_bert, set_norm_eps
+from .encoder import ClassificationHead, Encoder, LMHead, init_bert, second_segment, set_norm_eps
 from .kernels import Linear  # noqa: F401  (transformers 4 copies only the files that are named here)
 from .positions import Positions
 
@@ -101,11 +101,13 @@ class TupeModel(TupePreTrainedModel):
         return_dict=None, **unused,
     ):  # fmt: skip
         """input_ids [B, L]; attention_mask [B, L], 0 at padding (padding ids are recognised without it); token_type_ids
-        are not needed: segments are told by `</s> </s>`."""
+        [B, L] are not needed: segments are told by `</s> </s>`. Raises ValueError if they say something else."""
         if output_attentions:
             raise ValueError("attention weights are not kept; see Encoder.attention_weights in encoder.py")
         if attention_mask is not None:
             input_ids = input_ids.masked_fill(attention_mask == 0, self.config.pad_token_id)
+        if token_type_ids is not None:
+            self.check_segments(input_ids, token_type_ids)
         encoder = self.encoder
         encoder.checkpoint_activations = self.gradient_checkpointing
         fused = self.config._attn_implementation == "sdpa"
@@ -117,6 +119,14 @@ class TupeModel(TupePreTrainedModel):
         features, hiddens = encoder(input_ids, return_all_hiddens=bool(wanted))
         output = BaseModelOutput(last_hidden_state=features, hidden_states=tuple(hiddens) if wanted else None)
         return output if return_dict in (None, True) else output.to_tuple()
+
+    def check_segments(self, input_ids, token_type_ids):
+        """All zeros is what tokenisers hand out that know no segments; anything else must be what the model does."""
+        real = input_ids != self.config.pad_token_id
+        told = second_segment(input_ids, self.config.eos_token_id) * self.config.segments
+        if token_type_ids[real].any() and not torch.equal(token_type_ids[real], told[real]):
+            where = "begin after the first `</s> </s>`" if self.config.segments else "do not exist in this model"
+            raise ValueError(f"token_type_ids would have no effect: segments {where}; leave them out")
 
 
 class TupeWithHead(TupePreTrainedModel):
