@@ -1,13 +1,13 @@
 """Collect fine-tuning runs into one page beside the published numbers: OUTPUT/index.html, report.md and runs.csv.
 
-    python scripts/collect.py runs/glue_tupe_r runs/glue_bert_a --output report/
+python scripts/collect.py runs/glue_tupe_r runs/glue_bert_a --output report/
 """
 
 import argparse
 import logging
 
 from tupe.report import write_report
-from tupe.results import collect, properties
+from tupe.results import collect, pretraining, properties
 
 
 def main():
@@ -16,12 +16,15 @@ def main():
     parser.add_argument("runs", nargs="+", help="folders of runs or sweeps; everything below them is looked through")
     parser.add_argument("--output", required=True, help="folder to write")
     parser.add_argument("--properties", action="store_true", help="probe the pre-trained checkpoints too")
-    parser.add_argument("--data", help="for --properties: folder with dict.txt (default: where they were pre-trained)")
+    parser.add_argument("--pretraining", action="store_true", help="show their masked-LM losses and unigram entropy")
+    parser.add_argument("--data", help="for these two: folder of the pre-training data (default: the checkpoint's own)")
     args = parser.parse_args()
     try:
         found = collect(args.runs)
-        probed = properties(sorted({key[0] for key in found.runs}), args.data) if args.properties else None
-        print(f"collect: {len(found.runs)} runs, page {write_report(found, args.output, probed)}")
+        models = sorted({key[0] for key in found.runs})
+        probed = properties(models, args.data) if args.properties else None
+        pretrained = pretraining(models, args.data) if args.pretraining else None
+        print(f"collect: {len(found.runs)} runs, page {write_report(found, args.output, probed, pretrained)}")
     except ValueError as error:
         parser.error(str(error))
 

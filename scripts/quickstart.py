@@ -2,6 +2,7 @@
 
 import json
 import logging
+import math
 import re
 import statistics
 import subprocess
@@ -51,27 +52,15 @@ def follow(out, stage):
         time.sleep(1)
 
 
-def unigram_entropy(data):
-    """Bits per token of the training text's unigram distribution: the loss of a model that knows only frequencies."""
-    import numpy as np
-    from fairseq.data import Dictionary, data_utils
-
-    dictionary = Dictionary.load(str(Path(data) / "dict.txt"))
-    train = data_utils.load_indexed_dataset(str(Path(data) / "train"), dictionary, "mmap")
-    counts = np.bincount(np.concatenate([train[i].numpy() for i in range(len(train))]))
-    p = counts[counts > 0] / counts.sum()
-    return float(-(p * np.log2(p)).sum())
-
-
 def table(out):
     """Print the Markdown table; exit with an error if a model learned no more than frequencies."""
     import torch
 
     from tupe.probes import validation_losses
-    from tupe.results import published
+    from tupe.results import published, unigram_entropy
 
     out, rows, failed = Path(out), [], []
-    entropy = unigram_entropy(out / "data")
+    entropy = unigram_entropy(out / "data") / math.log(2)
     for arch, name in MODELS.items():
         log = (out / f"{arch}_tiny.pretrain.log").read_text()
         updates, losses = validation_losses(log)

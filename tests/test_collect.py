@@ -2,10 +2,14 @@
 
 import csv
 import json
+import math
 import statistics
 
 import numpy as np
 import pytest
+import scipy.stats
+import torch
+from fairseq_runs import write_data
 
 from tupe import report
 from tupe.glue import TASKS
@@ -18,13 +22,17 @@ from tupe.results import (
     correlations,
     counterpart,
     paper_row,
+    pretraining,
     published,
     split_size,
     summarise,
+    unigram_entropy,
 )
 
 
-def write_run(folder, task, lr, seed, score, *, architecture="tupe_r", updates=1_000_000, epochs=2, finished=True):
+def write_run(
+    folder, task, lr, seed, score, *, architecture="tupe_r", updates=1_000_000, epochs=2, finished=True, **more
+):
     """A folder as a run of `task` leaves it: `score` at its best epoch, the first, and 1 less at the last."""
     splits = [split for split, _ in TASKS[task].files if split.startswith("valid")]
     records = []
@@ -39,7 +47,7 @@ def write_run(folder, task, lr, seed, score, *, architecture="tupe_r", updates=1
         "task": task, "architecture": architecture, "pretrained": f"/runs/{architecture}.pt", "seed": seed, "lr": lr,
         "pretrained_updates": updates, "max_epoch": epochs, "splits": splits, "metrics": list(TASKS[task].metrics),
         "command": ["train", "--a", "<b>"], "versions": {"torch": "2"}, "commit": "abc", "device": "CPU",
-        "finished_at": "today", "records": records,
+        "finished_at": "today", "records": records, **more,
     }  # fmt: skip
     folder.mkdir(parents=True)
     (folder / "scores.json").write_text(json.dumps(result))
@@ -178,6 +186,40 @@ def test_report(tmp_path):
         rows = list(csv.DictReader(file))
     assert len(rows) == sum(4 * 2 * len(task.metrics) * (1 + (name == "MNLI")) for name, task in TASKS.items()) + 2 * 3
     assert {row["architecture"] for row in rows} == {"tupe_r", "bert_a_tiny"}
+
+
+def test_variants_of_an_architecture_are_models_of_their_own(tmp_path):
+    write_run(tmp_path / "a", "RTE", 2e-5, 1, 60.0, architecture="bert_a_tiny")
+    for position in ("sinusoidal", "shaw"):
+        more = {"variant": f"position {position}", "pretrained": f"{position}.pt"}
+        write_run(tmp_path / position, "RTE", 2e-5, 1, 61.0, architecture="bert_a_tiny", **more)
+    found = collect([tmp_path])
+    assert len(found.runs) == 3
+    page = write_report(found, tmp_path / "report").read_text()
+    assert "bert_a_tiny (position sinusoidal) @ 1M" in page and "bert_a_tiny (position shaw) @ 1M" in page
+    assert page.count("minus BERT-A (1M, base size)") == 2  # best and last epoch of the one that is in the paper
+
+
+@pytest.mark.parametrize("loss, verdict", [(3.0, "yes, 1."), (3.4, "FAILED, 0.")])
+def test_pretraining_is_judged_by_the_unigram_entropy(tmp_path, loss, verdict):
+    data = write_data(tmp_path / "data")
+    counts = np.bincount(np.fromfile(data / "train.bin", dtype=np.uint16))
+    entropy = scipy.stats.entropy(counts)
+    assert unigram_entropy(data) == pytest.approx(entropy)
+    checkpoint = {
+        "cfg": {"task": {"data": str(data)}, "model": {"_name": "tupe_r"}}, "extra_state": {"val_loss": loss},
+    }  # fmt: skip
+    torch.save(checkpoint, tmp_path / "checkpoint.pt")
+    write_run(tmp_path / "run", "RTE", 2e-5, 1, 60.0, pretrained=str(tmp_path / "checkpoint.pt"))
+    found = collect([tmp_path])
+    judged = pretraining([key[0] for key in found.runs])
+    assert list(judged.values()) == [pytest.approx((loss * math.log(2), entropy))]
+    page = write_report(found, tmp_path / "report", pretrained=judged).read_text()
+    assert f"<td>{entropy:.3f}</td><td>{verdict}" in page
+    assert f"| **{entropy:.3f}** | **{verdict}" in (tmp_path / "report" / "report.md").read_text()
+    torch.save({**checkpoint, "extra_state": {}}, tmp_path / "checkpoint.pt")
+    with pytest.raises(ValueError, match="holds no validation loss"):
+        pretraining([key[0] for key in found.runs])
 
 
 def test_several_checkpoints_of_a_run_give_the_pretraining_figure(tmp_path):

@@ -147,9 +147,9 @@ class FinetuneTask(FairseqTask):
         if not lock_folder(self.cfg.save_dir):
             raise BlockingIOError(f"another process is training in {self.cfg.save_dir}")
         result = read_result(self.cfg.save_dir)
-        differ = {key for key in self._run if result and result[key] != self._run[key]}
+        differ = {key for key in self._run if result and result.get(key) != self._run[key]}
         if differ:
-            said = "; ".join(f"{key} {result[key]} there, {self._run[key]} here" for key in sorted(differ))
+            said = "; ".join(f"{key} {result.get(key)} there, {self._run[key]} here" for key in sorted(differ))
             raise ValueError(f"{self.cfg.save_dir} holds another run ({said}); choose another folder or remove it")
         if is_finished(result):
             logger.warning(f"{self.cfg.save_dir} holds the finished run already: nothing to train")
@@ -287,8 +287,8 @@ def read_checkpoint(path):
 def adopt_structure(model_cfg, path):
     """Compare a model configuration with the checkpoint it is to start from, and take over its `max_positions`.
 
-    Returns {"pretrained": path, "pretrained_updates": of pre-training}. Raises ValueError if the two contradict each
-    other.
+    Returns {"pretrained": path, "pretrained_updates": of pre-training, "variant": see `variant`}. Raises ValueError if
+    the two contradict each other.
     """
     state = read_checkpoint(path)
     saved = state["cfg"]["model"]
@@ -302,7 +302,8 @@ def adopt_structure(model_cfg, path):
             f"the model contradicts the checkpoint {path} (architecture {saved['_name']}): {'; '.join(wrong)}"
         )
     model_cfg.max_positions = saved["max_positions"]
-    return {"pretrained": str(path), "pretrained_updates": state["optimizer_history"][-1]["num_updates"]}
+    updates = state["optimizer_history"][-1]["num_updates"]
+    return {"pretrained": str(path), "pretrained_updates": updates, "variant": variant(saved)}
 
 
 def model_options(path):
@@ -314,6 +315,13 @@ def model_options(path):
 def structure(model_cfg):
     """The settings of a model that define its function."""
     return {key: value for key, value in model_cfg.items() if key not in FREE and not key.startswith("_")}
+
+
+def variant(model_cfg):
+    """How a model differs from what its architecture's name stands for: "", or "position sinusoidal, ..."."""
+    preset = models.MODEL_DATACLASS_REGISTRY[model_cfg["_name"]]()
+    own = structure(model_cfg)
+    return ", ".join(f"{key} {own[key]}" for key in sorted(own) if str(own[key]) != str(getattr(preset, key)))
 
 
 def run_facts():

@@ -19,6 +19,7 @@ from .results import (
     metric_table,
     paper_row,
     paper_tables,
+    pretraining_table,
     property_table,
     summarise,
 )
@@ -53,7 +54,8 @@ def pretraining_curves(summaries):
     """[SVG]: score against pre-training updates, of architectures with several checkpoints (Figure 5 b, c)."""
     lines = defaultdict(dict)
     for model, tasks in summaries.items():
-        lines[model.architecture][model.updates] = {column: value[0] for column, value in paper_row(tasks).items()}
+        name = f"{model.architecture} {model.variant}".strip()
+        lines[name][model.updates] = {column: value[0] for column, value in paper_row(tasks).items()}
     lines = {name: points for name, points in lines.items() if len(points) > 1}
     every = [set(point) for points in lines.values() for point in points.values()]
     shared = [column for column in PAPER_COLUMNS if every and all(column in names for names in every)]
@@ -106,21 +108,23 @@ WHICH_EPOCH = (
     "The paper does not say which epoch its scores are from; its released command evaluates during each epoch and "
     "keeps the best. Runs here are evaluated once after each epoch."
 )
+PRETRAINED = "The pre-trained models"
 PROPERTIES = "Properties of the position encodings"
 CORRELATIONS = "Pearson correlation over the models of each property with each score (mean over seeds, best epoch):"
 
 
-def write_report(found, output, properties=None):
+def write_report(found, output, properties=None, pretrained=None):
     """Write index.html (self-contained), report.md and runs.csv into `output`; returns the path of the page.
 
-    properties: {model: {measure: value}}, shown with their correlations with the scores.
+    properties: {model: {measure: value}}, shown with their correlations with the scores. pretrained: {model: (loss,
+    unigram entropy)}, shown with a verdict.
     """
     output = Path(output)
     output.mkdir(parents=True, exist_ok=True)
     summaries = {epoch: summarise(found.runs, epoch) for epoch in EPOCHS}
     (output / "runs.csv").write_text(_csv(found), encoding="utf-8")
-    (output / "report.md").write_text(_markdown(found, summaries, properties), encoding="utf-8")
-    (output / "index.html").write_text(_html(found, summaries, properties), encoding="utf-8")
+    (output / "report.md").write_text(_markdown(found, summaries, properties, pretrained), encoding="utf-8")
+    (output / "index.html").write_text(_html(found, summaries, properties, pretrained), encoding="utf-8")
     return output / "index.html"
 
 
@@ -129,6 +133,7 @@ def _csv(found):
     writer = csv.writer(out, lineterminator="\n")
     header = [
         "architecture",
+        "variant",
         "pretraining updates",
         "task",
         "split",
@@ -147,6 +152,7 @@ def _csv(found):
                 writer.writerow(
                     [
                         model.architecture,
+                        model.variant,
                         model.updates,
                         task,
                         record["split"],
@@ -174,8 +180,10 @@ def _problems(found):
     return [(title, entries) for title, entries in sections if entries]
 
 
-def _markdown(found, summaries, properties):
+def _markdown(found, summaries, properties, pretrained):
     lines = ["# Fine-tuning report", "", f"{_counts(found)}. {PROTOCOL}", ""]
+    if pretrained:
+        lines += [f"## {PRETRAINED}", "", *_markdown_table(*pretraining_table(pretrained))]
     for epoch, what in EPOCHS.items():
         for title, source, header, rows in paper_tables(summaries[epoch]):
             lines += [f"## {title}, {what}", "", f"Published rows: {source}. {WHICH_EPOCH}", ""]
@@ -226,9 +234,11 @@ code { font-size: .8rem; overflow-wrap: anywhere; }
 """
 
 
-def _html(found, summaries, properties):
+def _html(found, summaries, properties, pretrained):
     e = html.escape
     body = [f"<h1>Fine-tuning report</h1><p>{e(_counts(found))}.</p><p>{e(PROTOCOL)}</p>"]
+    if pretrained:
+        body.append(f"<h2>{PRETRAINED}</h2>{_html_table(*pretraining_table(pretrained))}")
     for epoch, what in EPOCHS.items():
         section = []
         for title, source, header, rows in paper_tables(summaries[epoch]):

@@ -7,9 +7,11 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
+from fairseq.data import Dictionary, data_utils
 from scipy.stats import pearsonr
 
-from .finetune import is_finished, read_result
+from .finetune import is_finished, read_checkpoint, read_result
 from .glue import TASKS
 from .sweep import read_failure, read_sweep, state_of
 
@@ -48,9 +50,10 @@ class Model:
     architecture: str
     updates: int  # of pre-training
     checkpoint: str
+    variant: str = ""  # how it differs from its architecture
 
     def __str__(self):
-        return f"{self.architecture} @ {steps(self.updates)}"
+        return f"{self.architecture}{self.variant and f' ({self.variant})'} @ {steps(self.updates)}"
 
 
 def steps(updates):
@@ -89,7 +92,9 @@ def _add_run(found, path):
                 found.left_out.append((path, "not finished"))
             return
         key = (
-            Model(result["architecture"], result["pretrained_updates"], result["pretrained"]),
+            Model(
+                result["architecture"], result["pretrained_updates"], result["pretrained"], result.get("variant", "")
+            ),
             result["task"], float(result["lr"]), int(result["seed"]),
         )  # fmt: skip
         for record in result["records"]:
@@ -189,11 +194,16 @@ def split_size(architecture):
 
 
 def counterpart(table, model):
-    """The published row to compare a model with, or None: the same architecture and size at the nearest number of
-    updates; for the sizes that no paper has, the fully trained base row."""
+    """The published row to compare a model with, or None (as for a variant of an architecture).
+
+    It is the one of the same architecture and size at the nearest number of updates; for the sizes that no paper has,
+    the fully trained base row.
+    """
     name, size = split_size(model.architecture)
     wanted = "base" if size in ("small", "mini", "tiny") else size
     rows = [row for row in table["rows"] if split_size(row["architecture"]) == (name, wanted)]
+    if model.variant:
+        return None
     if size != wanted:
         return max(rows, key=lambda row: row["updates"], default=None)
     return min(rows, key=lambda row: abs(row["updates"] - model.updates), default=None)
@@ -297,6 +307,50 @@ def configuration_table(model, task, runs):
             summary = [f"{statistics.median(values.values()):.2f}", deviation(list(values.values()))]
             rows.append([epoch, [f"{lr:g}", epoch, *cells, *summary]])
     return ["lr", "epoch", *(f"seed {seed}" for seed in seeds), "median", "deviation"], rows
+
+
+# --------------------------------------------------------------------------------------------------------- pre-training
+
+LEARNED = 1.0  # nats below the unigram entropy from which on a model counts as pre-trained
+
+
+def unigram_entropy(data):
+    """Nats per token of the training text's unigram distribution: the loss of a model that knows only frequencies.
+
+    data: folder of pre-training data, with dict.txt and the split `train`.
+    """
+    dictionary = Dictionary.load(str(Path(data) / "dict.txt"))
+    train = data_utils.load_indexed_dataset(str(Path(data) / "train"), dictionary, "mmap")
+    if train is None:
+        raise ValueError(f"{data} holds no pre-training data: there is no train split")
+    counts = np.bincount(np.concatenate([train[i].numpy() for i in range(len(train))]))
+    p = counts[counts > 0] / counts.sum()
+    return float(-(p * np.log(p)).sum())
+
+
+def pretraining(models, data=None):
+    """{model: (validation loss, unigram entropy)}, nats per token, of the checkpoints that models were fine-tuned from.
+
+    data: folder of their pre-training data (default: the one in each checkpoint).
+    """
+    found, entropies = {}, {}
+    for model in models:
+        state = read_checkpoint(model.checkpoint)
+        folder, loss = str(data or state["cfg"]["task"]["data"]), state["extra_state"].get("val_loss")
+        if loss is None:
+            raise ValueError(f"{model.checkpoint} holds no validation loss")
+        if folder not in entropies:
+            entropies[folder] = unigram_entropy(folder)
+        found[model] = loss * math.log(2), entropies[folder]  # fairseq counts in bits
+    return found
+
+
+def pretraining_table(found):
+    rows = []
+    for model, (loss, entropy) in found.items():
+        verdict = f"yes, {entropy - loss:.2f}" if entropy - loss >= LEARNED else f"FAILED, {entropy - loss:.2f}"
+        rows.append(["ours", [str(model), f"{loss:.3f}", f"{entropy:.3f}", verdict]])
+    return ["model", "MLM loss, validation (nats)", "unigram entropy (nats)", f"at least {LEARNED:g} nat below"], rows
 
 
 # ---------------------------------------------------------------------------------------------------------- properties
