@@ -38,9 +38,30 @@ def test_what_a_real_forward_keeps(position):
     assert real[2] > 4 * 4 * 3 * 32 * 64  # q, k, v and attention's output at the least
 
 
+@pytest.mark.parametrize("checkpoint_activations", [False, True])
+@pytest.mark.parametrize("arch", ["bert_a_tiny", "tupe_r_tiny"])
+def test_the_count_against_the_allocator(arch, checkpoint_activations):
+    """A real step on this CPU: 8 layers, and a vocabulary that weighs as much as in the recipes."""
+    options = {"encoder_layers": 8, "dropout": 0.0, "attention_dropout": 0.0}
+    options["checkpoint_activations"] = checkpoint_activations
+    counted = memory.step_bytes(arch, 4, 128, 2000, torch.float32, **options)
+    peak = counted["activations"] + counted["transient"]
+    one, four = (memory.measured_bytes(arch, 4, 128, 2000, update_freq, **options) for update_freq in (1, 4))
+    assert one["activations"] == pytest.approx(counted["activations"], rel=0.03)
+    if arch == "bert_a_tiny":
+        assert one["peak"] == pytest.approx(peak, rel=0.1)
+    else:  # the CPU sums the bias's gradient over the sequences as it arises, which fused kernels do not
+        assert 0.7 * peak < one["peak"] < 1.05 * peak
+    assert four["peak"] == pytest.approx(one["peak"], rel=0.02)  # --update-freq takes no more memory
+    twice = memory.measured_bytes(arch, 8, 128, 2000, **options)
+    assert twice["peak"] > 1.5 * one["peak"]  # ... than larger steps would
+
+
 def test_growth():
     one, two = (memory.step_bytes("tupe_r_tiny", batch, 64, vocabulary=100) for batch in (4, 8))
     assert one["state"] == two["state"] == 20 * one["parameters"]
+    single = memory.step_bytes("tupe_r_tiny", 4, 64, 100, torch.float32)
+    assert single["state"] == 16 * one["parameters"] and single["activations"] > 1.6 * one["activations"]
     assert two["activations"] < 2 * one["activations"] < 2.2 * two["activations"]  # all but the shared bias
     again = memory.step_bytes("tupe_r_tiny", 8, 64, vocabulary=100, checkpoint_activations=True)
     assert again["activations"] < two["activations"] / 3 and again["transient"] > two["transient"]
