@@ -2,6 +2,7 @@
 
 import json
 import logging
+import math
 import os
 import socket
 import subprocess
@@ -11,6 +12,8 @@ import pytest
 import torch
 from fairseq_runs import CONFIGS, PLUGIN, load, pretrain_arguments, train, write_data
 
+from tupe.attention import NORMALISERS
+from tupe.positions import SCHEMES
 from tupe.training import position_in_epoch
 
 TEST_DIR = PLUGIN.parent / "tests"
@@ -30,6 +33,29 @@ def full_run(data, tmp_path_factory):
     losses = train(pretrain_arguments(data, save_dir, *every))
     assert len(losses) == 14 and not (save_dir / "checkpoint_3_14.pt").exists()
     return save_dir, losses
+
+
+def test_a_finished_run_takes_no_further_update(data, tmp_path):
+    finished = pretrain_arguments(data, tmp_path, "--max-update=2", "--warmup-updates=1", "--num-workers=0")
+    assert len(train(finished)) == 2
+    before = (tmp_path / "checkpoint_last.pt").read_bytes()
+    assert train(finished) == [] and (tmp_path / "checkpoint_last.pt").read_bytes() == before
+    more = pretrain_arguments(data, tmp_path, "--max-update=4", "--warmup-updates=1", "--num-workers=0")
+    assert len(train(more)) == 2  # a longer schedule goes on
+
+
+@pytest.mark.parametrize(
+    "options",
+    [[f"--position={name}"] for name in SCHEMES]
+    + [["--position=shaw+shaw_values"], ["--position=t5:layer+urpe"]]
+    + [[f"--normaliser={name}"] for name in NORMALISERS if name != "softmax"]
+    + [["--layer=gau", f"--normaliser={name}"] for name in ("relu2", "softmax", "l2")],
+    ids=" ".join,
+)
+def test_every_scheme_trains_through_fairseq_train(data, tmp_path, options):
+    more = ["--max-update=2", "--no-save", "--disable-validation", "--num-workers=0", "--encoder-layers=1"]
+    losses = train(pretrain_arguments(data, tmp_path, *more, "--position=t5", *options, arch="bert_a_tiny"))
+    assert len(losses) == 2 and all(0 < loss < 10 and 0 < norm < math.inf for loss, norm in losses)
 
 
 @pytest.mark.parametrize("done", [4, EPOCH, EPOCH + 2], ids=["middle", "boundary", "second epoch"])
