@@ -35,15 +35,6 @@ def full_run(data, tmp_path_factory):
     return save_dir, losses
 
 
-def test_a_finished_run_takes_no_further_update(data, tmp_path):
-    finished = pretrain_arguments(data, tmp_path, "--max-update=2", "--warmup-updates=1", "--num-workers=0")
-    assert len(train(finished)) == 2
-    before = (tmp_path / "checkpoint_last.pt").read_bytes()
-    assert train(finished) == [] and (tmp_path / "checkpoint_last.pt").read_bytes() == before
-    more = pretrain_arguments(data, tmp_path, "--max-update=4", "--warmup-updates=1", "--num-workers=0")
-    assert len(train(more)) == 2  # a longer schedule goes on
-
-
 @pytest.mark.parametrize(
     "options",
     [[f"--position={name}"] for name in SCHEMES]
