@@ -6,6 +6,7 @@ import functools
 import json
 import os
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -19,7 +20,7 @@ from tupe.attention import NORMALISERS
 from tupe.encoder import LAYERS
 from tupe.export import export
 from tupe.hub import TupeHubInterface
-from tupe.model import TupeModel
+from tupe.model import ARCHITECTURES, TupeModel
 from tupe.positions import SCHEMES, overrides
 
 transformers = pytest.importorskip("transformers")
@@ -160,12 +161,27 @@ def test_every_layer_and_normaliser_has_the_same_logits(layer, normaliser, data,
         same(theirs(tokens, attention_mask=real.long()).logits, model(tokens)[0], real)
 
 
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_every_architecture_comes_back_by_its_name(arch, data, tmp_path):
+    model = write_checkpoint(tmp_path / "c.pt", data, arch=arch)
+    out = tmp_path / f"out_{arch}"
+    export(tmp_path / "c.pt", out, data)
+    tokens, real = batch(model)
+    with torch.no_grad():
+        same(load("AutoModelForMaskedLM", out)(tokens).logits, model(tokens)[0], real)
+    back = checkpoints.load_safely(convert.convert(out, "tupe", "", tmp_path / "back"))
+    assert back["cfg"]["model"]["_name"] == arch and str(back["cfg"]["model"]["cls"]) == str(model.cfg.cls)
+
+
 @pytest.fixture(scope="module")
 def exported(data, tmp_path_factory):
-    """(model, checkpoint, export) of a TUPE-R with a classification head"""
+    """(model, checkpoint, export) of a TUPE-R with a classification head, through the command line"""
     folder = tmp_path_factory.mktemp("exported")
     model = write_checkpoint(folder / "checkpoint.pt", data, heads=[("rte", 3)])
-    export(folder / "checkpoint.pt", folder / "out_exported", data)
+    command = ["export_hf.py", str(folder / "checkpoint.pt"), str(folder / "out_exported"), f"--data={data}"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", command)
+        runpy.run_path(str(ROOT / "scripts" / "export_hf.py"), run_name="__main__")
     return model, folder / "checkpoint.pt", folder / "out_exported"
 
 
@@ -333,6 +349,9 @@ def test_what_cannot_be_exported_is_said(exported, data, tmp_path):
     write_checkpoint(tmp_path / "two.pt", data, heads=[("a", 2), ("b", 3)])
     with pytest.raises(ValueError, match="heads a, b: choose one"):
         export(tmp_path / "two.pt", tmp_path / "z", data)
+    export(tmp_path / "two.pt", tmp_path / "out_b", data, head="b")
+    config = load("AutoModelForSequenceClassification", tmp_path / "out_b").config
+    assert (config.num_labels, config.classifier_name) == (3, "b")
 
 
 IN_ANOTHER_ENVIRONMENT = """
