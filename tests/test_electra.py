@@ -98,6 +98,17 @@ def test_named_architectures_have_a_generator_of_a_third(arch, width, heads):
     assert pickle.loads(pickle.dumps(type(model))) is MODEL_REGISTRY[arch]
 
 
+@pytest.mark.parametrize("arch", ["electra_a", "electra_tupe_r"])
+def test_parameter_count_is_the_papers(arch):
+    """Table 4: 120M, with a vocabulary of 32,768."""
+    words = dictionary()
+    for word in range(32768 - len(words)):
+        words.add_symbol(f"more{word}")
+    with torch.device("meta"):
+        model = MODEL_REGISTRY[arch](MODEL_DATACLASS_REGISTRY[arch](), words, True)
+    assert sum(p.numel() for p in model.parameters()) == pytest.approx(120e6, rel=0.03)
+
+
 def test_token_and_position_tables_are_tied():
     for position, cls, table in [("untied+t5", "untied", "untied"), ("absolute+t5", "tied", "absolute")]:
         model = build(position, cls)
