@@ -1,5 +1,7 @@
 """The memory count against a real step on the CPU, and against what the Large recipe promises."""
 
+import runpy
+import sys
 from unittest import mock
 
 import pytest
@@ -67,6 +69,24 @@ def test_growth():
     assert again["activations"] < two["activations"] / 3 and again["transient"] > two["transient"]
     with pytest.raises(ValueError, match="unknown architecture 'tupe_x'"):
         memory.step_bytes("tupe_x", 1, 64)
+
+
+def test_command_line(monkeypatch, capsys):
+    def run(*words):
+        monkeypatch.setattr(sys, "argv", ["memory.py", *words])
+        runpy.run_path(str(CONFIGS.parent / "scripts" / "memory.py"), run_name="__main__")
+        return [[cell.strip() for cell in line.split("|")[1:-1]] for line in capsys.readouterr().out.splitlines()]
+
+    rows = run("--arch=tupe_r_tiny", "--length=64", "--card", "0.01", "8")
+    assert len(rows) == 2 + 14 and {row[-1] for row in rows[2:]} == {"8 GiB"}  # the allowance alone is more than 0.01
+    rows = run("--check", "--arch=bert_a_tiny", "--length=32")
+    assert len(rows) == 2 + 6
+    for row in rows[2:]:
+        counted, measured = (float(cell) for cell in row[3:5])
+        assert counted == pytest.approx(measured, rel=0.1)
+    with pytest.raises(SystemExit):
+        run("--arch=tupe_x")
+    assert "unknown architecture 'tupe_x'" in capsys.readouterr().err
 
 
 def test_the_large_recipe_fits_the_cards_it_names():
