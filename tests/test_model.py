@@ -10,6 +10,7 @@ from omegaconf import OmegaConf
 
 from tupe import model as tupe_model
 from tupe.model import ARCHITECTURES, SIZES, TupeModel
+from tupe.squad import SpanHead
 
 PRESETS = [(arch, size) for arch in ARCHITECTURES for size in SIZES]
 
@@ -123,6 +124,19 @@ def test_head_that_does_not_fit_is_dropped_with_a_warning(mine, caplog):
     assert "dropping the checkpoint's head 'rte'" in caplog.text
     if mine:
         assert torch.equal(before, fresh.classification_heads["rte"].out_proj.weight)
+
+
+def test_span_head_belongs_to_its_task(caplog):
+    trained, other, fresh = build(), build(), build()
+    trained.span_head, other.span_head = (
+        SpanHead(trained.cfg.encoder_embed_dim),
+        SpanHead(trained.cfg.encoder_embed_dim),
+    )
+    other.load_state_dict(trained.state_dict())
+    assert torch.equal(other.span_head.weight, trained.span_head.weight) and not caplog.records
+    fresh.load_state_dict(trained.state_dict())
+    assert "dropping the checkpoint's span head" in caplog.text
+    assert torch.equal(fresh.encoder.tokens.weight, trained.encoder.tokens.weight)
 
 
 def test_new_head_keeps_its_fresh_weights():

@@ -175,6 +175,11 @@ class TupeModel(BaseFairseqModel):
         prefix = f"{name}." if name else ""
         self._check_vocabulary(state_dict, prefix)
         self._reconcile_heads(state_dict, prefix + "classification_heads.")
+        spans = [key for key in state_dict if key.startswith(prefix + "span_head.")]
+        if spans and "span_head" not in self._modules:  # the task `squad` adds one
+            logger.warning("dropping the checkpoint's span head: this is not the task `squad`")
+            for key in spans:
+                del state_dict[key]
 
     def _check_vocabulary(self, state_dict, prefix):
         rows = state_dict.get(prefix + "encoder.tokens.weight")
