@@ -153,7 +153,7 @@ def split_heads(x, heads):
 
 
 BLOCK = 2**18  # entries of the logits that are in work at one time: 1 MiB, so that they stay in a core's cache
-SHORT = 256  # up to this length, weights are kept in float32 too
+SHORT = 512  # up to this length, weights are kept in float32 too
 
 
 def keeps_weights(q):
@@ -201,12 +201,12 @@ class BlockedAttention(torch.autograd.Function):
             dweights, dropped = matmul(g, v[rows, h]), weights
             if kept is not None:
                 dweights, dropped = select(dweights, kept[h, rows]), select(weights, kept[h, rows])
-            dv[rows, h] = matmul(dropped.transpose(1, 2), g.transpose(1, 2))
+            dv[rows, h] = transposed_matmul(dropped, g)
             dlogits = torch._softmax_backward_data(dweights, weights, -1, weights.dtype)
             if dbias is not None:
                 dbias[h] += dlogits[0] if len(dlogits) == 1 else dlogits.sum(0, dtype=torch.float32)
             dq[rows, h] = matmul(dlogits, k[rows, h].transpose(1, 2)).mul_(ctx.scale)
-            dk[rows, h] = matmul(dlogits.transpose(1, 2), q[rows, h].transpose(1, 2)).mul_(ctx.scale)
+            dk[rows, h] = transposed_matmul(dlogits, q[rows, h]).mul_(ctx.scale)
         return dq, dk, dv, dbias, None, None, None
 
 
@@ -228,6 +228,11 @@ def block_weights(q, k, bias, mask, scale, h, rows):
 def matmul(a, b):
     """a [r, n, k] times the transpose of b [r, m, k]: [r, n, m]."""
     return product(a[0], b[0])[None] if len(a) == 1 and on_onednn(a, b) else torch.bmm(a, b.transpose(1, 2))
+
+
+def transposed_matmul(a, b):
+    """The transpose of a [r, m, n] times b [r, m, k]: [r, n, k]. As (b^T a)^T, which takes two thirds of the time."""
+    return matmul(b.transpose(1, 2), a.transpose(1, 2)).transpose(1, 2)
 
 
 def blocked_attention(q, k, v, bias, real, scale, p):
