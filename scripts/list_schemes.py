@@ -1,6 +1,6 @@
 """Prints a Markdown table of all position schemes: name, paper, formula, hooks, and parameters at BERT-Base size.
 
-python scripts/list_schemes.py > docs/schemes.md
+The table in docs/schemes.md is this command's output.
 """
 
 from tupe.positions import SCHEMES, Dims, PositionScheme, overrides

@@ -14,7 +14,7 @@ import torch
 from tupe.attention import NORMALISERS
 from tupe.encoder import LAYERS
 from tupe.positions import SCHEMES
-from tupe.synthetic import KEYS, TASKS, read_results, structure, sweep, table, table_of, verdict
+from tupe.synthetic import KEYS, TASKS, deviations, read_results, structure, sweep, table, table_of, verdict
 
 COMBINED = ["untied+t5", "shaw+shaw_values", "t5+urpe"]
 
@@ -60,7 +60,14 @@ def main(arguments=None):
     for run in sweep(args.out, args.task, args.position, args.normaliser, specials, seeds, **options):
         print(*(run[key] for key in KEYS), f"accuracy {run['accuracy']:.3f} after {run['steps']} steps", flush=True)
     wanted = (args.task, args.layer, args.position, args.normaliser, specials)
-    print(table([run for run in read_results(args.out) if selected(run, *wanted)]))
+    runs = [run for run in read_results(args.out) if selected(run, *wanted)]
+    print(table(runs))
+    if args.task == "equal":
+        others = deviations(runs, n=args.n, layers=args.layers)
+        print(f"\n{len(runs) - len(others)} of {len(runs)} runs end as the structure says:")
+        print("fail (accuracy below 0.2), pass (from 0.99), half (between)." + " The others:" * bool(others))
+        for run, expected in others:
+            print(*(run[key] for key in KEYS[2:]), f"accuracy {run['accuracy']:.3f}, structure says {expected}")
 
 
 def selected(run, task, layer, positions, normalisers, specials):

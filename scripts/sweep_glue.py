@@ -10,11 +10,12 @@ from pathlib import Path
 warnings.simplefilter("ignore")
 
 import tupe  # noqa: E402, F401  (registers the architectures)
-from tupe.sweep import LEARNING_RATES, SEEDS, Sweep, slots  # noqa: E402
+from tupe.sweep import LEARNING_RATES, SEEDS, Sweep, end_cleanly_on_sigterm, slots  # noqa: E402
 
 
 def main():
     logging.basicConfig(level="WARNING", force=True)
+    end_cleanly_on_sigterm()
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("checkpoint")
     parser.add_argument("output")

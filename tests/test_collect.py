@@ -21,6 +21,7 @@ from tupe.results import (
     collect,
     correlations,
     counterpart,
+    metric_table,
     paper_row,
     pretraining,
     published,
@@ -198,6 +199,25 @@ def test_variants_of_an_architecture_are_models_of_their_own(tmp_path):
     page = write_report(found, tmp_path / "report").read_text()
     assert "bert_a_tiny (position sinusoidal) @ 1M" in page and "bert_a_tiny (position shaw) @ 1M" in page
     assert page.count("minus BERT-A (1M, base size)") == 2  # best and last epoch of the one that is in the paper
+
+
+def test_mean_over_glue_takes_f1_and_spearman_and_leaves_wnli_out(tmp_path):
+    for seed in (1, 2, 3):
+        for task, score in {"CoLA": 10 * seed, "WNLI": 99, "MRPC": 80, "STS-B": 70}.items():
+            folder = tmp_path / f"{task}{seed}"
+            write_run(folder, task, 2e-5, seed, score)
+            result = json.loads((folder / "scores.json").read_text())
+            for record in result["records"]:
+                record.update({"f1": 60.0, "spearman": 50.0})
+            (folder / "scores.json").write_text(json.dumps(result))
+    header, rows = metric_table(summarise(collect([tmp_path]).runs, "best"))
+    assert header[1] == "mean of 3 (F1, Spearman; no WNLI)"
+    means = [(10 * seed + 60 + 50) / 3 for seed in (1, 2, 3)]
+    assert rows[0][1][1] == f"{statistics.mean(means):.2f} ± {statistics.stdev(means):.2f}"
+    (tmp_path / "CoLA2" / "scores.json").unlink()  # a seed that is not there in one of them does not count
+    means = [means[0], means[2]]
+    _, rows = metric_table(summarise(collect([tmp_path]).runs, "best"))
+    assert rows[0][1][1] == f"{statistics.mean(means):.2f} ± {statistics.stdev(means):.2f}"
 
 
 @pytest.mark.parametrize("loss, verdict", [(3.0, "yes, 1."), (3.4, "FAILED, 0.")])

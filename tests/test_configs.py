@@ -7,10 +7,13 @@ import torch
 from fairseq_runs import CONFIGS, pretrain_arguments, write_data
 from omegaconf import OmegaConf
 
+from tupe import electra
+from tupe import model as masked_lm
 from tupe.compat import compose
-from tupe.model import ARCHITECTURES, SIZES
+from tupe.model import SIZES
 from tupe.recipes import fairseq_arguments, split_batch
 
+ARCHITECTURES = {**masked_lm.ARCHITECTURES, **electra.ARCHITECTURES}
 PAPER = {  # the recipe as the paper states it
     "mask_prob": 0.15, "leave_unmasked_prob": 0.1, "random_token_prob": 0.1, "sample_break_mode": "complete",
     "tokens_per_sample": 512, "max_positions": 512, "max_update": 1_000_000, "total_num_update": "1000000",
@@ -51,6 +54,20 @@ def test_recipe_is_the_papers():
     assert str(args.update_epoch_batch_itr) == "True"  # see test_masks_differ_between_epochs_with_workers
     kept = range(0, 1_000_001, args.keep_interval_updates_pattern)
     assert all(updates in kept and updates % args.save_interval_updates == 0 for updates in (100e3, 300e3, 600e3, 1e6))
+
+
+def test_electra_and_large_are_the_papers():
+    large, electra_args = (parse(recipe(name=name)) for name in ("pretrain_large", "pretrain_electra"))
+    assert {key: getattr(large, key) for key in PAPER} == PAPER and large.arch == "tupe_r_large"
+    other = {"leave_unmasked_prob": 0.0, "random_token_prob": 0.0, "lr": [2e-4], "discriminator_weight": 50.0}
+    wanted = {**PAPER, **other}
+    assert {key: getattr(electra_args, key) for key in wanted} == wanted
+    model = electra.ElectraConfig()
+    assert (model.generator_fraction, model.dropout, model.attention_dropout) == (3, 0.1, 0.1)
+    for args, updates in ((large, 300_000), (electra_args, 600_000)):  # Tables 3 and 4
+        assert args.batch_size * args.update_freq[0] == 256 and str(args.update_epoch_batch_itr) == "True"
+        for kept in (updates, 1_000_000):
+            assert kept % args.keep_interval_updates_pattern == 0 and kept % args.save_interval_updates == 0
 
 
 def test_users_options_win_and_are_followed():

@@ -76,10 +76,9 @@ def test_a_step_trains_the_model_and_the_encoding_whose_turn_it_is():
 
 
 def test_ratios_are_taken_within_rounds():
-    times = {"a": [2.0, 30.0, 4.0], "b": [1.0, 10.0, 4.0]}
-    assert cost.ratio(times, "a", "b") == (2.0, 1.0, 3.0)
+    assert cost.ratios([2.0, 30.0, 4.0], [1.0, 10.0, 4.0]) == ("2.000 (1.00 to 3.00)", "2.000")
     rows = [{"encoding": "absolute (BERT-A)", "seconds": [1.0]}, {"encoding": "x (TUPE-A)", "seconds": [1.25]}]
-    assert cost.against_bert(rows) == ["TUPE-A / BERT-A: 1.250 (1.25 to 1.25)"]
+    assert cost.against_bert(rows) == ["TUPE-A / BERT-A: median 1.250 (1.25 to 1.25), fastest 1.250"]
     assert cost.against_bert(rows[1:]) == []
 
 
@@ -95,7 +94,8 @@ def test_script(tmp_path, capsys):
     rows = json.loads(out.with_suffix(".json").read_text())["lengths"]["16"]["rows"]
     names = [row["encoding"] for row in rows]
     assert names == ["nopos", "absolute (BERT-A)", "untied+t5, [CLS] untied (TUPE-R)", "shaw", cost.CONTROL]
-    assert rows[0]["time"] == [1, 1, 1] and rows[0]["parameters"] == rows[4]["parameters"] == 0
+    assert "| nopos | 0 | 0.0 | 0.0 | 1.000 (1.00 to 1.00) | 1.000 |" in printed
+    assert rows[0]["parameters"] == rows[4]["parameters"] == 0
     assert rows[1]["parameters"] == 16 * 128 and all(len(row["seconds"]) == 2 for row in rows)
     with mock.patch.object(cost, "measure", side_effect=AssertionError):  # finished lengths are read
         main([*options, "--lengths", "16"])

@@ -1,6 +1,7 @@
 """ELECTRA: what is tied, what is sampled, where gradients go; resuming; and that it learns on real text."""
 
 import copy
+import json
 import pickle
 import re
 from pydoc_data.topics import topics  # Python's reference manual: real English that every Python carries
@@ -10,8 +11,10 @@ import torch
 from fairseq.data import Dictionary, indexed_dataset
 from fairseq.models import MODEL_DATACLASS_REGISTRY, MODEL_REGISTRY
 from fairseq_runs import CONFIGS, PLUGIN, load, train, write_data
+from test_glue import learnable, vocabulary  # noqa: F401  (fixtures)
 
 from tupe.electra import ElectraConfig, ElectraCriterion, ElectraModel, sample_gumbel
+from tupe.finetune import model_options
 from tupe.positions import SCHEMES
 from tupe.recipes import fairseq_arguments
 
@@ -93,6 +96,17 @@ def test_named_architectures_have_a_generator_of_a_third(arch, width, heads):
     assert model.generator.project.weight.shape == (width, config.encoder_embed_dim)
     assert model.generator.layers[0].attention.heads == heads
     assert pickle.loads(pickle.dumps(type(model))) is MODEL_REGISTRY[arch]
+
+
+@pytest.mark.parametrize("arch", ["electra_a", "electra_tupe_r"])
+def test_parameter_count_is_the_papers(arch):
+    """Table 4: 120M, with a vocabulary of 32,768."""
+    words = dictionary()
+    for word in range(32768 - len(words)):
+        words.add_symbol(f"more{word}")
+    with torch.device("meta"):
+        model = MODEL_REGISTRY[arch](MODEL_DATACLASS_REGISTRY[arch](), words, True)
+    assert sum(p.numel() for p in model.parameters()) == pytest.approx(120e6, rel=0.03)
 
 
 def test_token_and_position_tables_are_tied():
@@ -213,6 +227,31 @@ def test_resuming_is_exact(tmp_path):
     assert resumed == losses[5:]
     saved = load(tmp_path / "full" / "checkpoint_last.pt")
     assert saved["cfg"]["model"]["_name"] == "electra_tupe_r_tiny" and saved["cfg"]["criterion"]["_name"] == "electra"
+
+
+def test_the_discriminator_is_fine_tuned_on_glue(learnable, vocabulary, tmp_path):  # noqa: F811
+    """What scripts/finetune.sh does with an ELECTRA checkpoint is what it does with any."""
+    train(arguments(vocabulary, tmp_path / "electra", "--max-update=2"))
+    checkpoint = tmp_path / "electra" / "checkpoint_last.pt"
+    arch, *options = model_options(checkpoint)
+    run = [
+        str(learnable),
+        f"--user-dir={PLUGIN}",
+        f"--save-dir={tmp_path / 'cola'}",
+        "--num-workers=0",
+        "--max-epoch=2",
+    ]
+    run += [f"--finetune-from-model={checkpoint}", "--lr=[1e-9]", *options]
+    losses = train(fairseq_arguments(CONFIGS, "finetune", ["glue=cola", f"model._name={arch}"], run, cuda=False))
+    result = json.loads((tmp_path / "cola" / "scores.json").read_text())
+    assert result["task"] == "CoLA" and result["architecture"] == "electra_tupe_r_tiny" and len(losses) == 4
+    assert [record["epoch"] for record in result["records"]] == [1, 2] and result["pretrained_updates"] == 2
+    before, after = (load(path)["model"] for path in (checkpoint, tmp_path / "cola" / "checkpoint_last.pt"))
+    kept = {key for key in before if not key.startswith(("generator.", "discriminator."))}
+    heads = {key for key in after if key.startswith("classification_heads.sentence_classification_head.")}
+    assert len(heads) == 4 and after.keys() == kept | heads
+    for key in kept:  # with next to no learning rate it still is the discriminator
+        torch.testing.assert_close(after[key], before[key], rtol=0, atol=1e-6)
 
 
 def write_manual(folder):

@@ -1,5 +1,6 @@
 """The encoder against the released implementation's numbers, and against properties every encoder must have."""
 
+import math
 from pathlib import Path
 
 import numpy as np
@@ -7,8 +8,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from tupe.attention import NORMALISERS, Terms
 from tupe.convert import our_name, weights_from_released
-from tupe.encoder import ClassificationHead, Encoder, LMHead
+from tupe.encoder import ClassificationHead, Encoder, GatedAttentionLayer, LMHead
+from tupe.positions import Positions
 
 PAD = 1
 REFERENCE = np.load(Path(__file__).parent / "tupe_reference.npz")
@@ -66,3 +69,74 @@ def test_equals_released_implementation(which, case):
     for key, gradient in expected.items():
         name = our_name("decoder.sentence_encoder." + key[len("grad/") :])
         close(parameters[name.removeprefix("encoder.")].grad, gradient)
+
+
+# ---- normalisers and gated attention units, by their papers' formulas ----
+
+FORMULAS = {  # logits of the real keys of one row -> weights
+    "softmax": lambda row: [math.exp(b) / sum(map(math.exp, row)) for b in row],
+    "l2": lambda row: [math.exp(b) / math.sqrt(sum(math.exp(2 * c) for c in row)) for b in row],
+    "exp": lambda row: [math.exp(b) for b in row],
+    "relu2": lambda row: [max(b, 0) ** 2 / len(row) for b in row],
+    "swish_l2": lambda row: [swish(b) / math.sqrt(sum(swish(c) ** 2 for c in row)) for b in row],
+}
+
+
+def swish(b):
+    return b / (1 + math.exp(-b))
+
+
+@pytest.mark.parametrize("real", [7, 4])
+@pytest.mark.parametrize("normaliser", NORMALISERS)
+def test_normaliser_formula(normaliser, real):
+    logits = 2 * torch.randn(5, 7, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    mask = None if real == 7 else torch.arange(7) < real
+    if normaliser == "softmax" and real < 7:  # gets padding as -inf
+        logits, mask = logits.masked_fill(~mask, -math.inf), None
+    expected = torch.zeros_like(logits)
+    for row, weights in zip(logits.tolist(), expected, strict=True):
+        weights[:real] = torch.tensor(FORMULAS[normaliser](row[:real]), dtype=torch.float64)
+    torch.testing.assert_close(NORMALISERS[normaliser](logits, mask), expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("normaliser", ["relu2", "softmax", "l2"])
+def test_gated_attention_unit_formula(normaliser):
+    torch.manual_seed(0)
+    length, width = 5, 6
+    dims = GatedAttentionLayer.dims(length, width, heads=2, layers=1)
+    assert (dims.heads, dims.head_dim, dims.value_dim) == (1, 128, 2 * width)
+    layer = GatedAttentionLayer(dims, 0, 0.1, 0.1, 0.0, normaliser).double().eval()
+    positions = Positions("nopos", dims)
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    x = torch.randn(1, length, width, dtype=torch.float64)
+
+    def silu(linear, row):
+        row = linear.weight @ row + linear.bias
+        return row / (1 + torch.exp(-row))
+
+    rows = []
+    z, v = [silu(layer.z, row) for row in x[0]], [silu(layer.v, row) for row in x[0]]
+    for i in range(length):
+        q = z[i] * layer.scale[0] + layer.shift[0]
+        logits = [(q @ (z[j] * layer.scale[1] + layer.shift[1])).item() / math.sqrt(128) for j in range(length)]
+        mixed = sum(a * v_j for a, v_j in zip(FORMULAS[normaliser](logits), v, strict=True))
+        y = x[0, i] + layer.out.weight @ (silu(layer.u, x[0, i]) * mixed) + layer.out.bias
+        y = (y - y.mean()) / torch.sqrt(y.var(unbiased=False) + layer.norm.eps)
+        rows.append(y * layer.norm.weight + layer.norm.bias)
+    ours = layer(x, positions, Terms(positions.scale), 0)
+    torch.testing.assert_close(ours[0], torch.stack(rows), rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("normaliser", NORMALISERS)
+def test_l2_starts_with_smaller_values(normaliser):
+    """l2 rows of n equal weights sum to sqrt(n): W_V and W_O together take that back; W_Q and W_K stay."""
+    n, width = 256, 128
+    sizes = {"layers": 1, "width": width, "ffn": 4, "heads": 2, "max_positions": n}
+    torch.manual_seed(0)
+    attention = Encoder(10, PAD, position="t5", normaliser=normaliser, **sizes).layers[0].attention
+    w_q, w_k, w_v = attention.qkv.weight.chunk(3)
+    shrink = n**-0.25 if normaliser in ("l2", "swish_l2") else 1
+    for weight, expected in [(w_q, 0.02), (w_k, 0.02), (w_v, 0.02 * shrink), (attention.out.weight, 0.02 * shrink)]:
+        assert weight.std().item() == pytest.approx(expected, rel=0.03)

@@ -6,6 +6,7 @@ import functools
 import json
 import os
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -19,7 +20,7 @@ from tupe.attention import NORMALISERS
 from tupe.encoder import LAYERS
 from tupe.export import export
 from tupe.hub import TupeHubInterface
-from tupe.model import TupeModel
+from tupe.model import ARCHITECTURES, TupeModel
 from tupe.positions import SCHEMES, overrides
 
 transformers = pytest.importorskip("transformers")
@@ -86,6 +87,23 @@ def write_checkpoint(path, data, heads=(), arch="tupe_r", **options):
     return model.eval()
 
 
+def write_scheme(path, data, position):
+    """A checkpoint with these positions and, where that has a meaning, untied [CLS]; returns the model."""
+    try:
+        return write_checkpoint(path, data, position=position, cls="untied")
+    except ValueError as error:  # no position term in attention that [CLS] could be untied from
+        assert "cls=untied" in str(error)
+        return write_checkpoint(path, data, position=position, cls="tied")
+
+
+def add_span_head(checkpoint, path):
+    """Write the checkpoint with a span head, as fine-tuning on SQuAD leaves it; returns the head and the state."""
+    state, head = checkpoints.load_safely(checkpoint), torch.nn.Linear(32, 2)
+    state["model"].update({f"span_head.{name}": value for name, value in head.state_dict().items()})
+    torch.save(state, path)
+    return head, state
+
+
 def batch(model):
     """Ids [3, 12] with padding, and where they are real."""
     torch.manual_seed(1)
@@ -111,11 +129,7 @@ PER_LAYER = [n for n, kind in SCHEMES.items() if n != "nopos" and not overrides(
 
 @pytest.mark.parametrize("position", [*SCHEMES, "untied+t5:layer", "+".join(f"{name}:layer" for name in PER_LAYER)])
 def test_every_scheme_has_the_same_logits(position, data, tmp_path):
-    try:
-        model = write_checkpoint(tmp_path / "c.pt", data, position=position, cls="untied")
-    except ValueError as error:  # no position term in attention that [CLS] could be untied from
-        assert "cls=untied" in str(error)
-        model = write_checkpoint(tmp_path / "c.pt", data, position=position, cls="tied")
+    model = write_scheme(tmp_path / "c.pt", data, position)
     out = tmp_path / re.sub(r"\W", "_", f"out_{position}")[:60]  # transformers makes a module of this name
     export(tmp_path / "c.pt", out, data)
     tokens, real = batch(model)
@@ -147,12 +161,27 @@ def test_every_layer_and_normaliser_has_the_same_logits(layer, normaliser, data,
         same(theirs(tokens, attention_mask=real.long()).logits, model(tokens)[0], real)
 
 
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_every_architecture_comes_back_by_its_name(arch, data, tmp_path):
+    model = write_checkpoint(tmp_path / "c.pt", data, arch=arch)
+    out = tmp_path / f"out_{arch}"
+    export(tmp_path / "c.pt", out, data)
+    tokens, real = batch(model)
+    with torch.no_grad():
+        same(load("AutoModelForMaskedLM", out)(tokens).logits, model(tokens)[0], real)
+    back = checkpoints.load_safely(convert.convert(out, "tupe", "", tmp_path / "back"))
+    assert back["cfg"]["model"]["_name"] == arch and str(back["cfg"]["model"]["cls"]) == str(model.cfg.cls)
+
+
 @pytest.fixture(scope="module")
 def exported(data, tmp_path_factory):
-    """(model, checkpoint, export) of a TUPE-R with a classification head"""
+    """(model, checkpoint, export) of a TUPE-R with a classification head, through the command line"""
     folder = tmp_path_factory.mktemp("exported")
     model = write_checkpoint(folder / "checkpoint.pt", data, heads=[("rte", 3)])
-    export(folder / "checkpoint.pt", folder / "out_exported", data)
+    command = ["export_hf.py", str(folder / "checkpoint.pt"), str(folder / "out_exported"), f"--data={data}"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", command)
+        runpy.run_path(str(ROOT / "scripts" / "export_hf.py"), run_name="__main__")
     return model, folder / "checkpoint.pt", folder / "out_exported"
 
 
@@ -177,10 +206,7 @@ def test_all_auto_classes(exported):
 def test_heads_travel_both_ways(exported, data, tmp_path):
     """The span head of SQuAD and a classification head, with its name."""
     model, path, _ = exported
-    state = checkpoints.load_safely(path)
-    head = torch.nn.Linear(32, 2)
-    state["model"].update({f"span_head.{name}": value for name, value in head.state_dict().items()})
-    torch.save(state, tmp_path / "squad.pt")
+    head, state = add_span_head(path, tmp_path / "squad.pt")
     export(tmp_path / "squad.pt", tmp_path / "out_squad", data)
     tokens, real = batch(model)
     theirs = load("AutoModelForQuestionAnswering", tmp_path / "out_squad")
@@ -215,7 +241,7 @@ def test_segments(exported, data, tmp_path):
         features = model(tokens, features_only=True)[0]
         for ids in (None, second, torch.zeros_like(second)):
             same(theirs(tokens, token_type_ids=ids).last_hidden_state, features, real)
-        model.encoder.segments.weight[1].add_(1)  # they do have an effect
+        model.encoder.segments.weight[1].neg_()  # they do have an effect
         changed = (model(tokens, features_only=True)[0] - features).abs().amax(2)
         assert changed[0, 0] > 1e-3 and changed[1].max() == 0
         with pytest.raises(ValueError, match="no effect: segments begin"):
@@ -279,7 +305,7 @@ def test_saving_from_transformers_and_back(exported, tmp_path):
     path = convert.convert(tmp_path / "saved_again", "tupe", "", tmp_path / "back")
     hub = TupeModel.from_pretrained(path.parent, "checkpoint.pt")
     with torch.no_grad():
-        logits = hub.model(tokens, classification_head_name="sentence_classification_head")[0]
+        logits = hub.model(tokens, classification_head_name="rte")[0]
         same(logits, theirs(tokens).logits)
 
 
@@ -323,6 +349,9 @@ def test_what_cannot_be_exported_is_said(exported, data, tmp_path):
     write_checkpoint(tmp_path / "two.pt", data, heads=[("a", 2), ("b", 3)])
     with pytest.raises(ValueError, match="heads a, b: choose one"):
         export(tmp_path / "two.pt", tmp_path / "z", data)
+    export(tmp_path / "two.pt", tmp_path / "out_b", data, head="b")
+    config = load("AutoModelForSequenceClassification", tmp_path / "out_b").config
+    assert (config.num_labels, config.classifier_name) == (3, "b")
 
 
 IN_ANOTHER_ENVIRONMENT = """
@@ -336,7 +365,7 @@ for absent in ("fairseq", "tupe"):
 out, given, result = sys.argv[1:]
 given = torch.load(given, weights_only=True)
 tokens, mask = given["tokens"], given["mask"]
-load = lambda auto: getattr(transformers, auto).from_pretrained(out, trust_remote_code=True).eval()
+load = lambda auto, folder=out: getattr(transformers, auto).from_pretrained(folder, trust_remote_code=True).eval()
 tokenizer = transformers.AutoTokenizer.from_pretrained(out, trust_remote_code=True)
 found = {"ids": [tokenizer(text)["input_ids"] for text in given["texts"]]}
 lm, classifier = load("AutoModelForMaskedLM"), load("AutoModelForSequenceClassification")
@@ -345,10 +374,13 @@ with torch.no_grad():
     found["logits"] = lm(tokens, attention_mask=mask).logits
     found["classes"] = classifier(tokens, attention_mask=mask).logits
     found["compiled"] = torch.compile(lm)(tokens, attention_mask=mask).logits
-assert load("AutoModelForQuestionAnswering")(tokens).start_logits.shape == tokens.shape
+    found["start"] = load("AutoModelForQuestionAnswering")(tokens, attention_mask=mask).start_logits
+    found["schemes"] = {}
+    for name, folder in given["schemes"].items():
+        found["schemes"][name] = load("AutoModelForMaskedLM", folder)(tokens, attention_mask=mask).logits
 assert lm.config._attn_implementation == "sdpa"
 guesses = transformers.pipeline("fill-mask", model=lm, tokenizer=tokenizer)("The <mask> sat.")
-found["guess"] = guesses[0]["token"]
+found["masked"], found["guess"] = tokenizer("The <mask> sat.")["input_ids"], guesses[0]["token"]
 rows = [{**tokenizer(text, truncation=True), "label": n % 5 % 3} for n, text in enumerate(given["texts"] * 4)]
 args = transformers.TrainingArguments(
     output_dir=result + ".run", max_steps=60, learning_rate=2e-3, report_to=[], use_cpu=True, logging_steps=1,
@@ -382,14 +414,22 @@ PACKAGES = [
 @pytest.mark.slow
 def test_in_an_environment_of_its_own(exported, data, tmp_path):
     """EXPORT_TEST_ENV names an environment to keep; else one is made here (minutes, and a package index)."""
-    model, _, out = exported
+    model, path, _ = exported
     folder = Path(os.environ.get("EXPORT_TEST_ENV", tmp_path / "env"))
     python = str(folder / "bin" / "python")
     if not Path(python).exists():
         subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
         subprocess.run([python, "-m", "pip", "install", "-q", *PACKAGES, "spacy"], check=True)
+    head, _ = add_span_head(path, tmp_path / "squad.pt")
+    out = tmp_path / "out_all"
+    export(tmp_path / "squad.pt", out, data)
+    models, schemes = {}, {}
+    for position in SCHEMES:
+        models[position] = write_scheme(tmp_path / f"{position}.pt", data, position)
+        schemes[position] = str(tmp_path / f"out_all_{position}")
+        export(tmp_path / f"{position}.pt", schemes[position], data)
     tokens, real = batch(model)
-    torch.save({"tokens": tokens, "mask": real.long(), "texts": SENTENCES}, tmp_path / "given.pt")
+    torch.save({"tokens": tokens, "mask": real.long(), "texts": SENTENCES, "schemes": schemes}, tmp_path / "given.pt")
     (tmp_path / "run.py").write_text(IN_ANOTHER_ENVIRONMENT)
     environment = {**os.environ, "HF_MODULES_CACHE": str(tmp_path / "cache"), "HF_HUB_OFFLINE": "1"}
     environment.pop("PYTHONPATH", None)
@@ -404,7 +444,11 @@ def test_in_an_environment_of_its_own(exported, data, tmp_path):
             "logits": same(found["logits"], model(tokens)[0], real),
             "compiled": same(found["compiled"], model(tokens)[0], real),
             "classes": same(found["classes"], model(tokens, classification_head_name="rte")[0]),
+            "answers": same(found["start"], head(model(tokens, features_only=True)[0])[..., 0], real),
+            "every scheme": max(same(found["schemes"][name], models[name](tokens)[0], real) for name in SCHEMES),
         }
+        masked = torch.tensor([found["masked"]])
+        assert found["guess"] == model(masked)[0][0, found["masked"].index(len(model.dictionary) - 1)].argmax()
     print("largest differences:", differences, "versions:", found["versions"])
     back = convert.convert(found["saved"], "tupe", "", tmp_path / "back")  # trained there, used here
     assert TupeModel.from_pretrained(back.parent, "checkpoint.pt").model.cfg.position == "untied+t5"

@@ -684,6 +684,36 @@ def test_two_processes_score_what_one_does(learnable, pretrained, tmp_path):
         assert (tmp_path / "1" / name).read_text() == (tmp_path / "2" / name).read_text()
 
 
+@pytest.mark.slow
+def test_encodings_side_by_side(learnable, vocabulary, tmp_path):
+    """scripts/compare_encodings.sh: pre-trained alike, fine-tuned, one report; started again, nothing is run again."""
+    (tmp_path / "squad").mkdir()
+    context = " ".join(WORDS)
+    answer = {"text": WORDS[1], "answer_start": context.index(WORDS[1])}
+    questions = [{"id": str(n), "question": f"{WORDS[n]} the?", "answers": [answer]} for n in range(4)]
+    squad = json.dumps({"version": "1.1", "data": [{"paragraphs": [{"context": context, "qas": questions}]}]})
+    for split in ("train", "dev"):
+        (tmp_path / "squad" / f"{split}-v1.1.json").write_text(squad)
+    command = [
+        "bash", "scripts/compare_encodings.sh", vocabulary, tmp_path / "out", "--tokens-per-sample=20",
+        "--batch-size=8", "--update-freq=1", "--max-update=2", "--num-workers=0", "--encoder-embed-dim=32",
+    ]  # fmt: skip
+    env = {
+        **os.environ, "PYTHON": sys.executable, "GPUS": "0", "JOBS": "2", "PRESETS": "wang_nopos wang_rpe", "SEEDS": "1",
+        "GLUE": str(learnable), "TASKS": "CoLA", "SQUAD": str(tmp_path / "squad"), "VERSIONS": "1.1",
+        "OPTIONS": "--num-workers=0 --max-epoch=1",
+    }  # fmt: skip
+    for _ in range(2):
+        done = subprocess.run([str(word) for word in command], env=env, cwd=ROOT, text=True, capture_output=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert "collect: 4 runs" in done.stdout
+    report = (tmp_path / "out" / "report" / "report.md").read_text()
+    for position in ("nopos", "shaw"):
+        assert f"bert_a_tiny (encoder_embed_dim 32, position {position}) @ 2" in report
+    for title in ("CoLA matthews", "SQuAD-1.1 f1", "translation violation", "at least 1 nat below"):
+        assert title in report
+
+
 def test_predictions_for_the_server(learnable, pretrained, tmp_path):
     """Official file names and labels, in file order, the same as the predictions stored in training."""
     data = tmp_path / "bin"

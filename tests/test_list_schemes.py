@@ -11,7 +11,8 @@ ROOT = Path(__file__).parent.parent
 def test_table_in_docs_is_what_the_command_prints(capsys):
     runpy.run_path(str(ROOT / "scripts" / "list_schemes.py"), run_name="__main__")
     printed = capsys.readouterr().out
-    assert printed == (ROOT / "docs" / "schemes.md").read_text(), "see scripts/list_schemes.py"
+    page = (ROOT / "docs" / "schemes.md").read_text()
+    assert printed in page, "put what scripts/list_schemes.py prints into docs/schemes.md"
     rows = printed.splitlines()[2:]
     assert [row.split("`")[1] for row in rows] == list(SCHEMES)
     for name, row in zip(SCHEMES, rows, strict=True):

@@ -1,5 +1,7 @@
 """The memory count against a real step on the CPU, and against what the Large recipe promises."""
 
+import runpy
+import sys
 from unittest import mock
 
 import pytest
@@ -38,14 +40,53 @@ def test_what_a_real_forward_keeps(position):
     assert real[2] > 4 * 4 * 3 * 32 * 64  # q, k, v and attention's output at the least
 
 
+@pytest.mark.parametrize("checkpoint_activations", [False, True])
+@pytest.mark.parametrize("arch", ["bert_a_tiny", "tupe_r_tiny"])
+def test_the_count_against_the_allocator(arch, checkpoint_activations):
+    """A real step on this CPU: 8 layers, and a vocabulary that weighs as much as in the recipes."""
+    options = {"encoder_layers": 8, "dropout": 0.0, "attention_dropout": 0.0}
+    options["checkpoint_activations"] = checkpoint_activations
+    counted = memory.step_bytes(arch, 4, 128, 2000, torch.float32, **options)
+    peak = counted["activations"] + counted["transient"]
+    one, four = (memory.measured_bytes(arch, 4, 128, 2000, update_freq, **options) for update_freq in (1, 4))
+    assert one["activations"] == pytest.approx(counted["activations"], rel=0.03)
+    if arch == "bert_a_tiny":
+        assert one["peak"] == pytest.approx(peak, rel=0.1)
+    else:  # the CPU sums the bias's gradient over the sequences as it arises, which fused kernels do not
+        assert 0.7 * peak < one["peak"] < 1.05 * peak
+    assert four["peak"] == pytest.approx(one["peak"], rel=0.02)  # --update-freq takes no more memory
+    twice = memory.measured_bytes(arch, 8, 128, 2000, **options)
+    assert twice["peak"] > 1.5 * one["peak"]  # ... than larger steps would
+
+
 def test_growth():
     one, two = (memory.step_bytes("tupe_r_tiny", batch, 64, vocabulary=100) for batch in (4, 8))
     assert one["state"] == two["state"] == 20 * one["parameters"]
+    single = memory.step_bytes("tupe_r_tiny", 4, 64, 100, torch.float32)
+    assert single["state"] == 16 * one["parameters"] and single["activations"] > 1.6 * one["activations"]
     assert two["activations"] < 2 * one["activations"] < 2.2 * two["activations"]  # all but the shared bias
     again = memory.step_bytes("tupe_r_tiny", 8, 64, vocabulary=100, checkpoint_activations=True)
     assert again["activations"] < two["activations"] / 3 and again["transient"] > two["transient"]
     with pytest.raises(ValueError, match="unknown architecture 'tupe_x'"):
         memory.step_bytes("tupe_x", 1, 64)
+
+
+def test_command_line(monkeypatch, capsys):
+    def run(*words):
+        monkeypatch.setattr(sys, "argv", ["memory.py", *words])
+        runpy.run_path(str(CONFIGS.parent / "scripts" / "memory.py"), run_name="__main__")
+        return [[cell.strip() for cell in line.split("|")[1:-1]] for line in capsys.readouterr().out.splitlines()]
+
+    rows = run("--arch=tupe_r_tiny", "--length=64", "--card", "0.01", "8")
+    assert len(rows) == 2 + 14 and {row[-1] for row in rows[2:]} == {"8 GiB"}  # the allowance alone is more than 0.01
+    rows = run("--check", "--arch=bert_a_tiny", "--length=32")
+    assert len(rows) == 2 + 6
+    for row in rows[2:]:
+        counted, measured = (float(cell) for cell in row[3:5])
+        assert counted == pytest.approx(measured, rel=0.1)
+    with pytest.raises(SystemExit):
+        run("--arch=tupe_x")
+    assert "unknown architecture 'tupe_x'" in capsys.readouterr().err
 
 
 def test_the_large_recipe_fits_the_cards_it_names():

@@ -104,3 +104,11 @@ def test_figures_are_reproducible(tmp_path):
         figures.save(figures.positional(logits), tmp_path / name)
     for suffix in ("png", "svg"):
         assert (tmp_path / f"a.{suffix}").read_bytes() == (tmp_path / f"b.{suffix}").read_bytes()
+
+
+def test_figures_are_readable_in_grey():
+    """Brightness rises all along the colour map; lines differ without their colours."""
+    brightness = figures.plt.get_cmap(figures.HEAT)(np.linspace(0, 1, 32))[:, :3] @ [0.2126, 0.7152, 0.0722]
+    assert (np.diff(brightness) > 0).all()
+    styles = [figures.style(index) for index in range(12)]
+    assert len({(style["linestyle"], style["marker"]) for style in styles}) == len(styles)

@@ -127,23 +127,37 @@ def test_two_sweeps_on_one_folder_share_the_work(checkpoint):
     assert sorted(ran(first)) == [f"lr2e-05_seed{seed}" for seed in (1, 2, 3, 4)]
 
 
-def test_a_killed_sweep_continues_and_waits_for_its_orphan(checkpoint, tmp_path):
-    """kill -9 of the sweep: its running job lives on, is not run twice, and the rest follows."""
-    script = tmp_path / "sweep_in_a_process.py"
+def start_in_a_process(checkpoint, folder):
+    """Three jobs of two seconds, and the process that runs them; returns when the first one is under way."""
+    script = folder / "sweep_in_a_process.py"
     script.write_text(
         f"import sys; sys.path.insert(0, {os.path.dirname(__file__)!r})\n"
-        "from pathlib import Path\nimport test_sweep as t\n"
+        "from pathlib import Path\nimport test_sweep as t\nfrom tupe.sweep import end_cleanly_on_sigterm\n"
+        "end_cleanly_on_sigterm()\n"
         f"t.make(Path({str(checkpoint)!r}), seeds=(1, 2, 3), seconds=2.0).run(t.CPU, say=t.quiet)\n"
     )
-    process = subprocess.Popen([sys.executable, str(script)])
+    process = subprocess.Popen([sys.executable, str(script)], stderr=subprocess.PIPE, text=True)
     made = make(checkpoint, seeds=(1, 2, 3))
     while not ran(made) and process.poll() is None:
         time.sleep(0.02)
+    return made, process
+
+
+def test_a_killed_sweep_continues_and_waits_for_its_orphan(checkpoint, tmp_path):
+    """kill -9 of the sweep: its running job lives on, is not run twice, and the rest follows."""
+    made, process = start_in_a_process(checkpoint, tmp_path)
     process.send_signal(signal.SIGKILL)
-    process.wait()
+    process.communicate()
     assert [state_of(job) for job in made.jobs] == ["running", "open", "open"]
     assert set(made.run(CPU, say=quiet).values()) == {"done"}
     assert sorted(ran(made)) == [f"lr2e-05_seed{seed}" for seed in (1, 2, 3)]
+
+
+def test_a_terminated_sweep_ends_with_its_jobs(checkpoint, tmp_path):
+    made, process = start_in_a_process(checkpoint, tmp_path)
+    process.terminate()
+    assert "start it again to go on" in process.communicate()[1] and process.returncode == 1
+    assert [state_of(job) for job in made.jobs] == ["open", "open", "open"]
 
 
 def test_stopping_a_sweep_stops_its_jobs_and_leaves_them_open(checkpoint, monkeypatch):

@@ -8,7 +8,7 @@ import torch
 
 from tupe.attention import NORMALISERS
 from tupe.positions import SCHEMES
-from tupe.synthetic import WORDS, even, identify, predicted, structure, sweep, table, train, verdict
+from tupe.synthetic import WORDS, deviations, even, identify, predicted, structure, sweep, table, train, verdict
 
 ONLY_LOGITS = [
     "untied", "absolute_d", "nonparametric", "factored", "clipped", "t5", "alibi", "rope", "deberta", "shaw",
@@ -96,6 +96,17 @@ def test_effort_follows_the_structure(tmp_path):
     assert t5["steps"] == 30 + 60 and nopos["steps"] == 10
 
 
+def test_deviations_from_the_structure():
+    def run(position, special, accuracy):
+        cell = {"position": position, "normaliser": "l2", "special": special, "layer": "transformer"}
+        return {**cell, "accuracy": accuracy}
+
+    fine = [run("t5", False, 0.99), run("nopos", True, 0.19), run("alibi", False, 0.5), run("alibi", True, 1.0)]
+    wrong = [run("t5", False, 0.98), run("nopos", True, 0.2), run("alibi", False, 1.0), run("alibi", True, 0.5)]
+    found = deviations([*fine, *wrong], n=8)
+    assert found == list(zip(wrong, ["pass", "fail", "half", "pass"], strict=True))
+
+
 def test_table():
     def run(position, seed, accuracy):
         return {"position": position, "normaliser": "softmax", "special": False, "seed": seed, "accuracy": accuracy}
@@ -115,7 +126,8 @@ def test_script(tmp_path, capsys):
     out = ["--out", str(tmp_path / "runs.jsonl"), "--steps", "60", "--lr", "3e-3", "--seeds", "1"]
     for _ in range(2):  # the second time from the file
         main([*chosen, *out, "--special", "without"])
-        assert "| absolute | **1.00** |" in capsys.readouterr().out
+        printed = capsys.readouterr().out
+        assert "| absolute | **1.00** |" in printed and "2 of 2 runs end as the structure says" in printed
     assert len((tmp_path / "runs.jsonl").read_text().splitlines()) == 2
     with pytest.raises(SystemExit):
         main(chosen)

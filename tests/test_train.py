@@ -2,6 +2,7 @@
 
 import json
 import logging
+import math
 import os
 import socket
 import subprocess
@@ -11,6 +12,8 @@ import pytest
 import torch
 from fairseq_runs import CONFIGS, PLUGIN, load, pretrain_arguments, train, write_data
 
+from tupe.attention import NORMALISERS
+from tupe.positions import SCHEMES
 from tupe.training import position_in_epoch
 
 TEST_DIR = PLUGIN.parent / "tests"
@@ -30,6 +33,20 @@ def full_run(data, tmp_path_factory):
     losses = train(pretrain_arguments(data, save_dir, *every))
     assert len(losses) == 14 and not (save_dir / "checkpoint_3_14.pt").exists()
     return save_dir, losses
+
+
+@pytest.mark.parametrize(
+    "options",
+    [[f"--position={name}"] for name in SCHEMES]
+    + [["--position=shaw+shaw_values"], ["--position=t5:layer+urpe"]]
+    + [[f"--normaliser={name}"] for name in NORMALISERS if name != "softmax"]
+    + [["--layer=gau", f"--normaliser={name}"] for name in ("relu2", "softmax", "l2")],
+    ids=" ".join,
+)
+def test_every_scheme_trains_through_fairseq_train(data, tmp_path, options):
+    more = ["--max-update=2", "--no-save", "--disable-validation", "--num-workers=0", "--encoder-layers=1"]
+    losses = train(pretrain_arguments(data, tmp_path, *more, "--position=t5", *options, arch="bert_a_tiny"))
+    assert len(losses) == 2 and all(0 < loss < 10 and 0 < norm < math.inf for loss, norm in losses)
 
 
 @pytest.mark.parametrize("done", [4, EPOCH, EPOCH + 2], ids=["middle", "boundary", "second epoch"])
@@ -182,15 +199,17 @@ def test_checkpoint_is_not_executed(tmp_path):
     assert torch.load(tmp_path / "good.pt") == good
 
 
-def test_shell_recipe_and_hydra_train_the_same_model(data, tmp_path):
+@pytest.mark.parametrize("recipe, arch", [("pretrain", "tupe_r_tiny"), ("pretrain_electra", "electra_tupe_r_tiny")])
+def test_shell_recipe_and_hydra_train_the_same_model(recipe, arch, data, tmp_path):
     common = {"max_update": 3, "lr": "[0.003]", "tokens_per_sample": 24, "warmup_updates": 1, "log_interval": 1}
-    environment = {**os.environ, "PYTHON": sys.executable, "GPUS": "0", "OMP_NUM_THREADS": "1", "ARCH": "tupe_r_tiny"}
+    environment = {**os.environ, "PYTHON": sys.executable, "GPUS": "0", "OMP_NUM_THREADS": "1", "ARCH": arch}
+    environment["RECIPE"] = recipe
     shell = [f"--{key.replace('_', '-')}={value}" for key, value in common.items()]
     command = ["bash", str(PLUGIN.parent / "scripts/pretrain.sh"), str(data), str(tmp_path / "shell"), *shell]
     command += ["--log-format=json", "--batch-size=4", "--update-freq=2"]
     hydra = [
-        sys.executable, "-m", "fairseq_cli.hydra_train", "--config-dir", str(CONFIGS), "--config-name", "pretrain",
-        "model._name=tupe_r_tiny", f"task.data={data}", f"checkpoint.save_dir={tmp_path}/hydra",
+        sys.executable, "-m", "fairseq_cli.hydra_train", "--config-dir", str(CONFIGS), "--config-name", recipe,
+        f"model._name={arch}", f"task.data={data}", f"checkpoint.save_dir={tmp_path}/hydra",
         "common.fp16=false", "common.cpu=true", "common.log_interval=1", "common.log_format=json",
         "dataset.batch_size=4", "optimization.update_freq=[2]", "optimization.lr=[0.003]", "optimization.max_update=3",
         "lr_scheduler.warmup_updates=1", "task.tokens_per_sample=24", f"hydra.run.dir={tmp_path}/hydra_log",
@@ -209,8 +228,17 @@ def test_shell_recipe_and_hydra_train_the_same_model(data, tmp_path):
     assert first.keys() == second.keys() and all(torch.equal(first[key], second[key]) for key in first)
     for section in ("model", "task", "criterion", "optimizer", "lr_scheduler", "optimization", "dataset"):
         assert checkpoints[0]["cfg"][section] == checkpoints[1]["cfg"][section], section
-    assert checkpoints[0]["cfg"]["model"]["_name"] == "tupe_r_tiny"
-    assert checkpoints[0]["cfg"]["model"]["encoder_layers"] == 2
+    model, criterion = (checkpoints[0]["cfg"][section] for section in ("model", "criterion"))
+    assert model["_name"] == arch and model["encoder_layers"] == 2 and model["position"] == "untied+t5"
+    if recipe == "pretrain_electra":
+        assert (criterion["_name"], criterion["discriminator_weight"], model["generator_fraction"]) == (
+            "electra",
+            50,
+            3,
+        )
+        assert "generator.project.weight" in first and "discriminator.out.weight" in first
+    else:
+        assert criterion["_name"] == "masked_lm"
 
 
 def logged(output):

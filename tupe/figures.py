@@ -32,12 +32,14 @@ def style(index):
     }
 
 
-def grid(panels, columns, size=2.2):
-    """Figure and flat array of axes; axes that are left over are hidden."""
+def grid(panels, columns, size=2.2, beside=0.0):
+    """Figure and flat array of axes for square panels, inches wide and high; axes that are left over are hidden.
+    beside: what each panel needs for its colour bar."""
     rows = -(-panels // columns)
     figure, axes = plt.subplots(
-        rows, columns, figsize=(size * columns + 0.8, (size + 0.3) * rows + 0.3), squeeze=False, layout="constrained"
-    )
+        rows, columns, figsize=((size + beside) * columns + 0.8, (size + 0.4) * rows + 0.4), squeeze=False,
+        layout="constrained",
+    )  # fmt: skip
     for axis in axes.flat[panels:]:
         axis.set_visible(False)
     return figure, axes.flatten()
@@ -51,17 +53,16 @@ def heat(axis, matrix, **options):
 
 def correlations(parts, title=""):
     """The four correlations of word and position (and the remainder, if it is there), averaged over heads; one colour
-    scale for all. parts: name -> [H, L, L]. The paper's figure 2."""
+    scale for all, its middle at 0. parts: name -> [H, L, L]. The paper's figure 2."""
     means = {name: part.mean(0).numpy() for name, part in parts.items()}
-    low = min(np.percentile(m, 1) for m in means.values())
-    high = max(np.percentile(m, 99) for m in means.values())
+    limit = max(np.percentile(abs(m), 99) for m in means.values())
     figure, axes = grid(len(means), len(means))
     for axis, (name, matrix) in zip(axes, means.items(), strict=True):
-        image = heat(axis, matrix, vmin=low, vmax=high)
+        image = heat(axis, matrix, vmin=-limit, vmax=limit)
         axis.set_title(f"{name}\nsd {matrix.std():.3g}", fontsize=9)
         axis.set_xlabel("key")
     axes[0].set_ylabel("query")
-    figure.colorbar(image, ax=axes.tolist(), label="logit", shrink=0.8)
+    figure.colorbar(image, ax=axes.tolist(), label="logit", shrink=0.8, extend="both")
     figure.suptitle(title)
     return figure
 
@@ -94,11 +95,17 @@ def losses(curves, title=""):
 
 
 def t5(offsets, bias, title=""):
-    """T5's bias by offset, one line per head. bias: [H, offsets]."""
-    figure, axis = plt.subplots(figsize=(5.5, 3.5), layout="constrained")
-    every = max(len(offsets) // 12, 1)
+    """T5's bias by offset, one line per head, a marker where a bucket begins. bias: [H, offsets]. Offsets are spaced as
+    T5's buckets are: evenly up to 8, then logarithmically."""
+    figure, axis = plt.subplots(figsize=(6, 3.5), layout="constrained")
+    begins = np.flatnonzero(np.r_[True, (bias[:, 1:] != bias[:, :-1]).any(0)]).tolist()
     for head, values in enumerate(bias):
-        axis.plot(offsets, values, label=f"head {head + 1}", markersize=3, markevery=every, linewidth=1, **style(head))
+        axis.plot(offsets, values, label=f"head {head + 1}", markersize=3, markevery=begins, linewidth=1, **style(head))
+    axis.set_xscale("symlog", base=2, linthresh=8, linscale=2.5)
+    ticks = [tick for tick in (0, 4, 8, 16, 32, 64, 128) if tick <= offsets[-1]]
+    axis.set_xticks([-tick for tick in ticks[:0:-1]] + ticks)
+    axis.xaxis.set_major_formatter("{x:.0f}")
+    axis.tick_params(axis="x", labelsize=7)
     axis.set_xlabel("offset (key - query)")
     axis.set_ylabel("logit")
     axis.grid(alpha=0.3)
@@ -110,12 +117,12 @@ def t5(offsets, bias, title=""):
 def attention(matrices, title=""):
     """Attention under identical-word probing, one panel per encoding: label -> A [L, L]. [CLS] and [SEP] are left out;
     the scale of each panel ends at its 99th percentile."""
-    figure, axes = grid(len(matrices), min(len(matrices), 4), size=2.6)
+    figure, axes = grid(len(matrices), min(len(matrices), 3), size=2.3, beside=0.8)
     for axis, (label, matrix) in zip(axes, matrices.items(), strict=False):
         words = matrix[1:-1, 1:-1]
         image = heat(axis, words, vmin=np.percentile(words, 1), vmax=np.percentile(words, 99))
         axis.set_title(label, fontsize=9)
-        figure.colorbar(image, ax=axis, shrink=0.7).ax.tick_params(labelsize=6)
+        figure.colorbar(image, ax=axis, fraction=0.046, extend="both").ax.tick_params(labelsize=7)
     figure.supxlabel("key position")
     figure.supylabel("query position")
     figure.suptitle(title)
@@ -123,11 +130,13 @@ def attention(matrices, title=""):
 
 
 def tsne(vectors, title="", seed=0):
-    """Position vectors [L, C] in two dimensions by t-SNE; colour and a few numbers give the position."""
+    """Position vectors [L, C] in two dimensions by t-SNE; colour and a few numbers give the position, and a line joins
+    neighbours."""
     perplexity = min(30, (len(vectors) - 1) / 3)
     points = TSNE(perplexity=perplexity, init="pca", random_state=seed).fit_transform(vectors)
     figure, axis = plt.subplots(figsize=(4.8, 4), layout="constrained")
-    image = axis.scatter(*points.T, c=np.arange(len(points)), cmap=HEAT, s=12)
+    axis.plot(*points.T, color="0.8", linewidth=0.6, zorder=1)
+    image = axis.scatter(*points.T, c=np.arange(len(points)), cmap=HEAT, s=14, edgecolors="0.4", linewidths=0.3)
     for position in range(0, len(points), max(len(points) // 16, 1)):
         axis.annotate(str(position), points[position], fontsize=7)
     axis.set_xticks([])

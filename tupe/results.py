@@ -26,6 +26,8 @@ COLUMNS = {
     },
     "WNLI": ("WNLI", "valid", "accuracy"),
 }
+WANG_METRICS = {"MRPC": "f1", "QQP": "f1", "STS-B": "spearman"}  # elsewhere the paper's
+MEAN = "mean of {} (F1, Spearman; no WNLI)"
 PAPER_COLUMNS = [name for name in COLUMNS if name != "WNLI"]
 EPOCHS = {"best": "best epoch of each run", "last": "last epoch of each run"}
 
@@ -274,16 +276,33 @@ def score_name(column):
     return f"{task}{' (mm)' if split == 'valid1' else ''} {metric}"
 
 
+def glue_mean(tasks, shared):
+    """[mean over columns of GLUE, for each seed], with F1 for MRPC and QQP and Spearman for STS-B: Wang et al. (2021).
+
+    shared: the columns that count; WNLI is never among them. Only seeds that all of them have.
+    """
+    by_seed = {task: tasks[task].by_lr[tasks[task].lr] for task, *_ in shared}
+    seeds = sorted(set.intersection(*map(set, by_seed.values())))
+    return [statistics.mean(by_seed[task][seed][split, metric] for task, split, metric in shared) for seed in seeds]
+
+
+def mean_columns(summaries):
+    """The columns of `glue_mean`, those that every model has."""
+    columns = [(task, split, WANG_METRICS.get(task, metric)) for task, split, metric in COLUMNS.values()]
+    return [c for c in columns if c[0] != "WNLI" and all(c[0] in tasks for tasks in summaries.values())]
+
+
 def metric_table(summaries):
     """Every score of the best configuration, mean and standard deviation over seeds: header, rows."""
-    columns, rows = score_columns(summaries), []
+    columns, shared, rows = score_columns(summaries), mean_columns(summaries), []
     for model, tasks in summaries.items():
-        cells = []
+        means = glue_mean(tasks, shared) if len(shared) > 1 else []
+        cells = [f"{statistics.mean(means):.2f} ± {deviation(means)}" if means else ""]
         for task, split, metric in columns:
             values = tasks[task].values(split, metric) if task in tasks else []
             cells.append(f"{statistics.mean(values):.2f} ± {deviation(values)}" if values else "")
         rows.append(["ours", [str(model), *cells]])
-    return ["model", *map(score_name, columns)], rows
+    return ["model", MEAN.format(len(shared)), *map(score_name, columns)], rows
 
 
 def _pairs(summary):

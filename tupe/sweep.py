@@ -9,6 +9,7 @@ import fcntl
 import itertools
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -234,6 +235,11 @@ class Sweep:
                     write_atomically(best, json.dumps({"score": score, "metric": name, "run": job.folder.name}) + "\n")
         for path in job.folder.glob("*.pt"):
             path.unlink()
+
+
+def end_cleanly_on_sigterm():
+    """Let `kill` and Slurm end this process as an interruption from the keyboard does: with its jobs."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("sweep: stopped; start it again to go on"))
 
 
 def failure_reason(returncode, tail):

@@ -175,6 +175,22 @@ def sweep(path, task, positions, normalisers, specials, seeds, **options):
         yield run
 
 
+def reached(accuracy):
+    """The verdict of training: "fail" below 0.2, "pass" from 0.99, between them "half"."""
+    return "fail" if accuracy < 0.2 else "pass" if accuracy >= 0.99 else "half"
+
+
+def deviations(runs, **options):
+    """[(run, what `structure` says)] of the runs of `equal` that ended otherwise. options: those of `structure`."""
+    cells = {(run["position"], run["normaliser"], run["special"], run["layer"]) for run in runs}
+    said = {
+        cell: verdict(*structure(cell[0], normaliser=cell[1], special=cell[2], layer=cell[3], **options))
+        for cell in cells
+    }
+    found = [(run, said[run["position"], run["normaliser"], run["special"], run["layer"]]) for run in runs]
+    return [(run, expected) for run, expected in found if reached(run["accuracy"]) != expected]
+
+
 KEYS = ("task", "layer", "position", "normaliser", "special", "seed")
 
 

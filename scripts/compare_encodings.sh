@@ -1,0 +1,60 @@
+#!/usr/bin/env bash
+# Encodings side by side: pre-trains every preset alike, fine-tunes each on GLUE and SQuAD, and collects one report with the
+# scores, the properties of the encodings and their correlations. By default the thirteen of Wang et al. (2021). Can be
+# killed and started again.
+#   GLUE=glue-bin SQUAD=squad bash scripts/compare_encodings.sh DATA OUT [fairseq-train options of the pre-training]
+# PRESETS       files of configs/model (default: wang_*)
+# SIZE          of the models (default: tiny)
+# GLUE, SQUAD   folder that prepare_glue.py wrote; folder of the official SQuAD files. What is not given is left out.
+# TASKS, LRS, SEEDS, OPTIONS   of the fine-tuning, as for glue_sweep.sh (default: all tasks, 5e-5, "1 2 3", none)
+# VERSIONS      of SQuAD (default: "1.1 2.0")
+# JOBS          processes at a time (default: 1)
+set -euo pipefail
+if [ $# -lt 2 ]; then sed -n '2,12s/^# \?//p' "$0" >&2; exit 2; fi
+source "$(dirname "$0")/launch.sh"
+export PYTHON
+data=$1 out=$2 scripts=$root/scripts
+shift 2
+presets=${PRESETS:-$(cd "$root/configs/model" && printf '%s\n' wang_*.yaml | sed 's/\.yaml$//')}
+jobs=${JOBS:-1} seeds=${SEEDS:-1 2 3} rate=${LRS:-5e-5}
+failed=0
+
+limited() {  # run a command in the background, $jobs at a time, with its output in $1
+  local log=$1
+  shift
+  mkdir -p "$(dirname "$log")"
+  while [ "$(jobs -rp | wc -l)" -ge "$jobs" ]; do wait -n || failed=$((failed + 1)); done
+  echo "compare: $(dirname "$log")"
+  "$@" >> "$log" 2>&1 &
+}
+finish() { while [ -n "$(jobs -rp)" ]; do wait -n || failed=$((failed + 1)); done; }
+
+[ "$jobs" -eq 1 ] || export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
+for preset in $presets; do
+  # fairseq would add an update (of learning rate 0) to a run that is over, and then it is another model for the sweeps
+  ! grep -qs "done training" "$out/$preset/pretrain.log" || continue
+  name=$(sed -n 's/^_name: *//p' "$root/configs/model/$preset.yaml")
+  limited "$out/$preset/pretrain.log" env SET="model=$preset ${SET:-}" ARCH="${name}_${SIZE:-tiny}" \
+    bash "$scripts/pretrain.sh" "$data" "$out/$preset/pretrain" "$@"
+done
+finish
+for preset in $presets; do
+  checkpoint=$out/$preset/pretrain/checkpoint_last.pt
+  [ -e "$checkpoint" ] || continue
+  if [ -n "${GLUE:-}" ]; then
+    # shellcheck disable=SC2086  # TASKS are words
+    DATA=$GLUE LRS=$rate SEEDS=$seeds JOBS=$jobs bash "$scripts/glue_sweep.sh" "$checkpoint" "$out/$preset/glue" \
+      ${TASKS:-} || failed=$((failed + 1))
+  fi
+  if [ -n "${SQUAD:-}" ]; then
+    for version in ${VERSIONS:-1.1 2.0}; do for seed in $seeds; do
+      folder=$out/$preset/squad$version/seed$seed
+      # shellcheck disable=SC2086  # OPTIONS are words
+      limited "$folder/train.log" bash "$scripts/squad.sh" "$SQUAD" "$data" "$checkpoint" "$folder" --no-save \
+        --squad-version "$version" --seed "$seed" ${OPTIONS:-}
+    done; done
+  fi
+done
+finish
+"$PYTHON" "$scripts/collect.py" "$out" --pretraining --properties --output "$out/report"
+[ "$failed" -eq 0 ] || { echo "compare: $failed steps failed, see the logs in $out" >&2; exit 1; }
