@@ -60,8 +60,10 @@ def assert_same(ours, plain, tolerance):
 def test_equals_plain(path, position, length, padding, monkeypatch):
     tokens = batch(length, [min(count, length - 1) for count in padding])
     expected = outcome(encoder(position, attention="plain"), tokens)
-    for block in (1, 2**18) if path == "blocked" else (1,):  # one [L, L] block at a time; many
+    # One [L, L] block at a time, or many; weights computed again in the backward pass, or kept.
+    for block, short in [(1, 0), (1, MAX), (2**18, 0), (2**18, MAX)] if path == "blocked" else [(1, 0)]:
         monkeypatch.setattr(kernels, "BLOCK", block)
+        monkeypatch.setattr(kernels, "SHORT", short)
         assert_same(outcome(encoder(position, attention=path), tokens), expected, 1e-5)
 
 
@@ -154,8 +156,10 @@ def test_attention_dropout(path):
         assert ((mean.mean(0) - theirs[0]).abs() < 5.5 * spread + 1e-6).all()
 
 
-def test_blocked_gradient_with_dropout(monkeypatch):
+@pytest.mark.parametrize("short", [0, MAX], ids=["again", "kept"])
+def test_blocked_gradient_with_dropout(short, monkeypatch):
     """The gradient belongs to the very masks of the forward pass: it is the difference quotient under one seed."""
+    monkeypatch.setattr(kernels, "SHORT", short)
     p = 0.3
     q, k, v = (torch.randn(2, H, 5, 8, generator=torch.Generator().manual_seed(i)).requires_grad_() for i in range(3))
     bias = torch.randn(H, 5, 5, requires_grad=True)
@@ -232,9 +236,13 @@ def big_tensors(position, path, tokens, **options):
 
 
 @pytest.mark.parametrize("position", ["untied", "untied+t5"])
-def test_no_bias_per_sequence(position):
+def test_no_bias_per_sequence(position, monkeypatch):
     """B H L L = 12 * 4 * 40 * 40 entries: more than any other tensor of this model."""
     full, padded = batch(size=12), batch(size=12, padding=(0, 3, 7))
+    for tokens in (full, padded):
+        kept = big_tensors("nopos", "blocked", tokens)  # one per layer: short sequences keep their weights
+        assert big_tensors(position, "blocked", tokens) == kept and len(kept) == N
+    monkeypatch.setattr(kernels, "SHORT", 0)  # as if these were long
     for tokens in (full, padded):
         assert big_tensors(position, "blocked", tokens) == []
     # Plain: with positions, one more than without (the sum with the logits) and its gradient per layer; and with
@@ -291,9 +299,19 @@ def test_memory_with_and_without_positions(path):
     assert 0 < extra[0] < 6 * one_bias + 20 * 4 * MAX * C
 
 
-def test_blocked_keeps_less_memory_than_plain():
+@pytest.mark.parametrize("short, share", [(0, 0.6), (MAX, 0.8)], ids=["again", "kept"])
+def test_blocked_keeps_less_memory_than_plain(short, share, monkeypatch):
+    monkeypatch.setattr(kernels, "SHORT", short)
     tokens = batch(size=16)
-    assert saved_bytes("untied+t5", "blocked", tokens) < 0.6 * saved_bytes("untied+t5", "plain", tokens)
+    assert saved_bytes("untied+t5", "blocked", tokens) < share * saved_bytes("untied+t5", "plain", tokens)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_select(dtype):
+    x, kept = torch.randn(7, 5, dtype=dtype), torch.rand(7, 5) < 0.5
+    assert torch.equal(kernels.select(x, kept), x * kept)
+    assert torch.equal(kernels.select(x.t(), kept.t()), (x * kept).t())
+    assert torch.equal(kernels.select(torch.full((2,), torch.nan), torch.tensor([False, False])), torch.zeros(2))
 
 
 # ---- products, loss, options of the encoder
@@ -365,6 +383,8 @@ def test_lm_loss(n, rows, monkeypatch):
     torch.testing.assert_close(ours, theirs)
     for a, e in zip(torch.autograd.grad(3 * ours, inputs), torch.autograd.grad(3 * theirs, inputs), strict=True):
         torch.testing.assert_close(a, e)
+    with pytest.raises(RuntimeError, match="no second backward pass"):
+        torch.autograd.grad(ours, inputs)
     with torch.no_grad():
         torch.testing.assert_close(kernels.lm_loss(*inputs, targets), theirs)
 

@@ -3,6 +3,7 @@
 import importlib.util
 import json
 from dataclasses import replace
+from unittest import mock
 
 import pytest
 import torch
@@ -100,6 +101,57 @@ def test_memory_is_looked_at_first(monkeypatch):
     monkeypatch.setattr(bench, "memory_available", lambda: 8 * 2**30)
     with pytest.raises(ValueError, match="6 contenders at L = 512, N = 12 need about 12 GiB of memory, 8 GiB are free"):
         bench.measure(bench.DEFAULT, base, 1)
+
+
+@pytest.mark.parametrize("lives, turns", [(4, 3), (2, 1), (1, None), (9, 5)])
+def test_a_killed_contender_loses_only_its_turn(lives, turns, monkeypatch):
+    """`nopos` answers so many requests, of which the first is for a warm-up, and is then gone; 5 turns are wanted."""
+
+    class Pipe:
+        lives = 9
+
+        def __init__(self):
+            self.answers = [None]  # it could be built
+
+        def send(self, request):
+            if self.lives == 0:
+                raise BrokenPipeError
+            self.lives -= 1
+            self.answers.append(([1.0, 1.0, 1.0], 7.0))
+
+        def recv(self):
+            return self.answers.pop(0)
+
+    pipes = []
+
+    class Context:
+        Process = staticmethod(lambda **options: mock.Mock())
+
+        def set_forkserver_preload(self, modules):
+            assert "tupe" in modules
+
+        def Pipe(self):
+            pipes.append(Pipe())
+            return pipes[-1], mock.Mock()
+
+    class Short(Context):
+        def Pipe(self):
+            ours, theirs = super().Pipe()
+            if len(pipes) == 3:  # the large product, tupe_r, nopos
+                ours.lives = lives
+            return ours, theirs
+
+    monkeypatch.setattr(bench.multiprocessing, "get_context", lambda kind: Short())
+    said = []
+    if turns is None:
+        with pytest.raises(ValueError, match="the process of nopos ended, probably because memory ran out"):
+            bench.measure(["tupe_r", "nopos"], TINY, 5, say=said.append)
+        return
+    results = bench.measure(["tupe_r", "nopos"], TINY, 5, say=said.append)
+    assert {name: len(r["steps"]) for name, r in results.items()} == {"peak": turns, "tupe_r": turns, "nopos": turns}
+    stopped = [line for line in said if line.startswith(f"stopped in turn {turns + 1}/5: the process of nopos ended")]
+    assert len(stopped) == (turns < 5)
+    assert [row["rounds"] for row in bench.summary(results, ["tupe_r", "nopos"], TINY)] == [turns, turns]
 
 
 def test_settings_form_a_cross():

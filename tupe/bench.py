@@ -7,6 +7,7 @@ ratio of two contenders is the median over the turns of the ratios within a turn
 B batch, L sequence length, C width, F feed-forward width, N layers, V vocabulary.
 """
 
+import ctypes
 import importlib
 import importlib.util
 import multiprocessing
@@ -64,7 +65,8 @@ operations, the optimizer.
 
 Every contender has the same sizes, tokens, masked positions, dropout 0.1 and precision (bf16: autocast with float32
 weights), and clips gradients at 1; ours and Hugging Face's take PyTorch's fused AdamW, fairseq's RoBERTa takes
-fairseq's Adam, as their users do. Contenders take turns, one step each, in an order that is reversed every other turn.
+fairseq's Adam, as their users do. Contenders take turns, in an order that is reversed every other turn: one step
+that is not timed, because between turns memory that is not in use is given back, then one that is.
 Times are medians over turns; `x NAME` is the median over turns of tokens/s divided by NAME's in the same turn. MiB:
 peak memory of the contender's process (on a GPU: allocated) beyond the libraries. Matrix peak: the fastest square
 product of size 2048 (on a GPU 8192), three in every turn."""
@@ -268,6 +270,14 @@ def default_models():
     return [name for name in DEFAULT if name != "hf"]
 
 
+def release_memory(device):
+    """Give back what is allocated but not in use, which other contenders may need in their turn."""
+    if device == "cuda":
+        torch.cuda.empty_cache()
+    elif hasattr(ctypes.CDLL(None), "malloc_trim"):  # glibc
+        ctypes.CDLL(None).malloc_trim(0)
+
+
 def memory_needed(names, setting):
     """Bytes, roughly: weights and Adam's moments of all contenders, and the gradients and activations of one step of
     the most wasteful one, which keeps three [B, H, L, L] tensors per layer and all logits in float32."""
@@ -291,7 +301,8 @@ def print_now(line):
 
 
 def work(name, names, setting, pipe):
-    """A contender's process: builds, then answers every request with the times of a step and the peak memory."""
+    """A contender's process: builds, then answers every request with the times of a step, before which it took one
+    that is not timed, and the peak memory."""
     try:
         if setting.threads:
             torch.set_num_threads(setting.threads)
@@ -301,7 +312,10 @@ def work(name, names, setting, pipe):
         contender = MatrixPeak(setting) if name == "peak" else Contender(name, setting)
         pipe.send(None)
         while pipe.recv():
-            pipe.send((contender.step(), memory_peak(setting.device) - before))
+            contender.step()  # memory is taken again here
+            times = contender.step()
+            release_memory(setting.device)
+            pipe.send((times, memory_peak(setting.device) - before))
     except Exception as error:
         pipe.send(error)
 
@@ -326,6 +340,7 @@ def measure(names, setting, rounds, warmup=1, say=print_now):
         pipes[name], theirs = context.Pipe()
         processes.append(context.Process(target=work, args=(name, names, setting, theirs), daemon=True))
         processes[-1].start()
+        theirs.close()  # so that the end of a process is noticed
     try:
         for name, pipe in pipes.items():
             if isinstance(error := pipe.recv(), Exception):
@@ -334,8 +349,14 @@ def measure(names, setting, rounds, warmup=1, say=print_now):
         for turn in range(-warmup, rounds):
             latest = {}
             for name in list(pipes)[:: 1 if turn % 2 else -1]:  # the order is reversed every other turn
-                pipes[name].send(True)
-                answer = pipes[name].recv()
+                try:
+                    pipes[name].send(True)
+                    answer = pipes[name].recv()
+                except (EOFError, OSError):
+                    answer = ValueError(f"the process of {name} ended, probably because memory ran out")
+                if isinstance(answer, Exception) and turn > 0:  # what was measured until here counts
+                    say(f"stopped in turn {turn + 1}/{rounds}: {answer}")
+                    return results
                 if isinstance(answer, Exception):
                     raise answer
                 latest[name], results[name]["memory"] = answer
@@ -403,7 +424,8 @@ def summary(results, names, setting):
             "contender": name, **asdict(setting), "layers": setting.dims()[0], "rounds": len(steps),
             "tokens_per_s": speed,
             "forward_s": statistics.median(s[0] for s in steps), "backward_s": statistics.median(s[1] for s in steps),
-            "optimizer_s": statistics.median(s[2] for s in steps), "memory_mib": results[name]["memory"],
+            "optimizer_s": statistics.median(s[2] for s in steps), "steps": steps,
+            "memory_mib": results[name]["memory"],
             "flops_per_token": flops_per_token(setting), "peak_flops": peak,
             "share_of_peak": speed * flops_per_token(setting) / peak,
             "times_as_fast": {b: ratio(results, name, b) for b in names if b != name},

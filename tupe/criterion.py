@@ -11,10 +11,10 @@ class ChunkedMaskedLmLoss(MaskedLmLoss):
 
     def forward(self, model, sample, reduce=True):
         tokens, targets = sample["net_input"]["src_tokens"], sample["target"]
-        masked = targets.ne(self.padding_idx)
+        masked = targets.ne(self.padding_idx).nonzero(as_tuple=True)  # rows, columns: the one thing a GPU is asked for
         padded = int(sample["ntokens"]) < tokens.numel()  # a number that the data loader counted
         loss, _ = model(**sample["net_input"], masked_tokens=masked, lm_targets=targets[masked], padded=padded)
-        sample_size = masked.sum()
+        sample_size = len(masked[0])
         logging_output = {
             "loss": loss.data,
             "ntokens": sample["ntokens"],

@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from .attention import NORMALISERS, Terms, attend, attention_weights, choose
-from .kernels import Linear, dropout, linear, lm_loss
+from .kernels import Linear, dropout, linear, lm_loss, split_heads
 from .positions import Dims, Positions
 
 logger = logging.getLogger(__name__)
@@ -30,7 +30,7 @@ class Attention(nn.Module):
 
     def project(self, x):
         """[B, L, C] -> q, k, v, [B, H, L, D] each."""
-        return self.qkv(x).unflatten(2, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        return split_heads(self.qkv(x), self.heads)
 
     def forward(self, x, positions, terms, layer):
         q, k, v = self.project(x)

@@ -86,13 +86,23 @@ class Keep:
         dropped = round(p * 2**16)
         self.threshold = dropped - 2**15
         self.scale = 2**16 / (2**16 - dropped)  # what kept entries are multiplied with
-        self.generator = np.random.Generator(np.random.SFC64(int(torch.randint(2**62, ()))))
+        self.generator = np.random.SFC64(int(torch.randint(2**62, ())))
 
     def draw(self, out):
-        """Fill the bool tensor `out`: True where an entry is kept."""
-        words = self.generator.integers(0, 2**64, -(-out.numel() // 4), dtype=np.uint64)
-        bits = torch.from_numpy(words.view(np.int16))[: out.numel()]
-        return torch.ge(bits.view(out.shape), self.threshold, out=out)
+        """Fill the contiguous bool tensor `out`: True where an entry is kept."""
+        words = self.generator.random_raw(-(-out.numel() // 4)).view(np.int16)  # 64 bits for four entries
+        np.greater_equal(words[: out.numel()], self.threshold, out=out.view(-1).numpy())
+        return out
+
+
+def select(x, kept):
+    """x where the bool tensor `kept` is True, 0 elsewhere. On bits: PyTorch's products of floats and bools are slow."""
+    whole = INTEGERS[x.element_size()]
+    bits = kept.view(torch.int8).to(whole).neg_()  # all ones or all zeros
+    return bits.bitwise_and_(x.view(whole)).view(x.dtype)
+
+
+INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes
 
 
 class Dropout(torch.autograd.Function):
@@ -102,13 +112,13 @@ class Dropout(torch.autograd.Function):
         ctx.scale = keep.scale
         mask = keep.draw(torch.empty(x.shape, dtype=torch.bool))
         ctx.save_for_backward(mask)
-        return torch.mul(x, mask).mul_(keep.scale)
+        return select(x, mask).mul_(keep.scale)
 
     @staticmethod
     @once_differentiable
     def backward(ctx, grad):
         (mask,) = ctx.saved_tensors
-        return torch.mul(grad, mask).mul_(ctx.scale), None
+        return select(grad, mask).mul_(ctx.scale), None
 
 
 def dropout(x, p, training):
@@ -118,55 +128,85 @@ def dropout(x, p, training):
     return Dropout.apply(x, p)
 
 
+class SplitHeads(torch.autograd.Function):
+    """[B, L, 3 C] -> q, k, v [B, H, L, D]; the gradient is put together in one copy, where PyTorch makes two."""
+
+    @staticmethod
+    def forward(ctx, x, heads):
+        return x.unflatten(2, (3, heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, *grads):
+        batch, heads, length, width = grads[0].shape
+        out = grads[0].new_empty(batch, length, 3, heads, width)
+        for i, grad in enumerate(grads):
+            out[:, :, i] = grad.transpose(1, 2)
+        return out.flatten(2), None
+
+
+def split_heads(x, heads):
+    """Queries, keys and values [B, H, L, D] of their joint projection x [B, L, 3 C]."""
+    if torch.compiler.is_compiling():
+        return x.unflatten(2, (3, heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
+    return SplitHeads.apply(x, heads)
+
+
 BLOCK = 2**18  # entries of the logits that are in work at one time: 1 MiB, so that they stay in a core's cache
+SHORT = 512  # up to this length, weights are kept in float32 too
+
+
+def keeps_weights(q):
+    """Whether the forward pass keeps the weights: where they are small, that costs less than computing them again."""
+    return q.dtype != torch.float32 or q.size(2) <= SHORT
 
 
 class BlockedAttention(torch.autograd.Function):
     """softmax(q . k * scale + bias + mask), dropout, times v, a few [L, L] blocks at a time.
 
-    Weights are computed anew in the backward pass: that costs less than storing and reading them. Only dropout's mask
-    is kept, one byte per weight. The gradient of the bias is summed over the batch as it arises.
+    Kept for the backward pass are dropout's mask, one byte per weight, and the weights in v's precision or nothing: the
+    weights are then computed anew. The gradient of the bias is summed over the batch as it arises.
     """
 
     @staticmethod
     def forward(ctx, q, k, v, bias, mask, scale, p):
         batch, heads, length, _ = q.shape
-        ctx.scale, ctx.keep_scale, kept = scale, 1.0, None
-        if p > 0:
-            keep = Keep(p)
-            ctx.keep_scale = keep.scale
-            kept = torch.empty(heads, batch, length, length, dtype=torch.bool)
-        ctx.save_for_backward(q, k, v, bias, mask, kept)
+        keep = Keep(p) if p > 0 else None
+        ctx.scale, ctx.keep_scale = scale, keep.scale if keep else 1.0
+        kept = torch.empty(heads, batch, length, length, dtype=torch.bool) if keep else None
+        known = v.new_empty(heads, batch, length, length) if keeps_weights(q) else None
+        ctx.save_for_backward(q, k, v, bias, mask, kept, known)
         out = q.new_empty(batch, length, heads, v.size(-1)).transpose(1, 2)
         for h, rows in blocks(batch, heads, length):
             weights = block_weights(q, k, bias, mask, scale, h, rows)
-            if kept is not None:
-                weights = weights * keep.draw(kept[h, rows])
-            mixed = matmul(weights.to(v.dtype), v[rows, h].transpose(1, 2))
-            out[rows, h] = mixed.mul_(ctx.keep_scale)
+            weights = weights.to(v.dtype) if known is None else known[h, rows].copy_(weights)
+            if keep:
+                weights = select(weights, keep.draw(kept[h, rows]))
+            out[rows, h] = matmul(weights, v[rows, h].transpose(1, 2)).mul_(ctx.keep_scale)
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx, grad):
-        q, k, v, bias, mask, kept = ctx.saved_tensors
+        q, k, v, bias, mask, kept, known = ctx.saved_tensors
         batch, heads, length, _ = q.shape
         dq, dk, dv = (torch.empty_like(x) for x in (q, k, v))
         dbias = torch.zeros_like(bias) if ctx.needs_input_grad[3] else None
         for h, rows in blocks(batch, heads, length):
-            weights = block_weights(q, k, bias, mask, ctx.scale, h, rows)
+            if known is None:
+                weights = block_weights(q, k, bias, mask, ctx.scale, h, rows).to(v.dtype)
+            else:
+                weights = known[h, rows]
             g = grad[rows, h] * ctx.keep_scale
-            dweights = matmul(g, v[rows, h]).float()
-            dropped = weights
+            dweights, dropped = matmul(g, v[rows, h]), weights
             if kept is not None:
-                dropped, dweights = weights * kept[h, rows], dweights * kept[h, rows]
-            dv[rows, h] = matmul(dropped.to(v.dtype).transpose(1, 2), g.transpose(1, 2))
-            dlogits = torch._softmax_backward_data(dweights, weights, -1, torch.float32)
+                dweights, dropped = select(dweights, kept[h, rows]), select(weights, kept[h, rows])
+            dv[rows, h] = transposed_matmul(dropped, g)
+            dlogits = torch._softmax_backward_data(dweights, weights, -1, weights.dtype)
             if dbias is not None:
-                dbias[h] += dlogits[0] if len(dlogits) == 1 else dlogits.sum(0)
-            dlogits = dlogits.to(q.dtype)
+                dbias[h] += dlogits[0] if len(dlogits) == 1 else dlogits.sum(0, dtype=torch.float32)
             dq[rows, h] = matmul(dlogits, k[rows, h].transpose(1, 2)).mul_(ctx.scale)
-            dk[rows, h] = matmul(dlogits.transpose(1, 2), q[rows, h].transpose(1, 2)).mul_(ctx.scale)
+            dk[rows, h] = transposed_matmul(dlogits, q[rows, h]).mul_(ctx.scale)
         return dq, dk, dv, dbias, None, None, None
 
 
@@ -178,7 +218,7 @@ def blocks(batch, heads, length):
 
 def block_weights(q, k, bias, mask, scale, h, rows):
     """[rows, L, L] float32: the weights of one head."""
-    logits = matmul(q[rows, h] * scale, k[rows, h]).float()
+    logits = matmul(q[rows, h] * scale, k[rows, h]).float()  # PyTorch is slow to add float32 to bf16: 25 times
     if bias is not None:
         logits += bias[h]
     if mask is not None:
@@ -188,7 +228,12 @@ def block_weights(q, k, bias, mask, scale, h, rows):
 
 def matmul(a, b):
     """a [r, n, k] times the transpose of b [r, m, k]: [r, n, m]."""
-    return multiply(a[0], b[0])[None] if len(a) == 1 else torch.bmm(a, b.transpose(1, 2))
+    return product(a[0], b[0])[None] if len(a) == 1 and on_onednn(a, b) else torch.bmm(a, b.transpose(1, 2))
+
+
+def transposed_matmul(a, b):
+    """The transpose of a [r, m, n] times b [r, m, k]: [r, n, k]. As (b^T a)^T, which takes two thirds of the time."""
+    return matmul(b.transpose(1, 2), a.transpose(1, 2)).transpose(1, 2)
 
 
 def blocked_attention(q, k, v, bias, real, scale, p):
@@ -204,39 +249,46 @@ ROWS = 1024  # masked tokens whose logits exist at one time
 class LMLoss(torch.autograd.Function):
     """Sum over rows of logsumexp(x W^T + b) - (x W^T + b)[target], ROWS rows at a time.
 
-    The gradients are computed in the forward pass, while the logits exist, and only scaled in the backward pass.
+    The gradients are computed in the forward pass, while the logits exist, and only scaled in the backward pass: in
+    place, because new memory of W's size costs as much time as a product with it. So there is one backward pass.
     """
 
     @staticmethod
     def forward(ctx, x, weight, bias, targets, dtype, with_gradient):
         w = weight.to(dtype)
         loss = x.new_zeros((), dtype=torch.float32)
-        if with_gradient:
-            dx, dweight = torch.empty_like(x), torch.zeros_like(weight, dtype=torch.float32)
-            dbias = torch.zeros_like(bias, dtype=torch.float32)
+        dx, dweight, dbias = torch.empty_like(x), None, torch.zeros_like(bias, dtype=torch.float32)
         for start in range(0, len(x), ROWS):
             rows = slice(start, start + ROWS)
             part, target = padded(x[rows].to(dtype)), targets[rows, None]
-            logits = multiply(part, w).float() + bias
-            lse = torch.logsumexp(logits, -1, keepdim=True)
+            logits = multiply(part, w).float().add_(bias)
             count = len(target)
-            loss += (lse[:count] - logits[:count].gather(1, target)).sum()
+            logits -= logits.amax(-1, keepdim=True)
+            wanted = logits[:count].gather(1, target)
+            exps = logits.exp_()
+            total = exps.sum(-1, keepdim=True)
+            loss += (total[:count].log() - wanted).sum()
             if with_gradient:
-                dlogits = logits.sub_(lse).exp_()
-                dlogits[:count].scatter_add_(1, target, -torch.ones_like(lse[:count]))
+                dlogits = exps.div_(total)
+                dlogits[:count].scatter_add_(1, target, -torch.ones_like(wanted))
                 dlogits[count:] = 0
                 dbias += dlogits.sum(0)
                 dlogits = dlogits.to(dtype)
                 dx[rows] = multiply(dlogits, w.t())[:count].to(x.dtype)
-                dweight += multiply(dlogits.t(), part.t())
+                part_of_dweight = multiply(dlogits.t(), part.t())
+                dweight = part_of_dweight if dweight is None else dweight.float().add_(part_of_dweight)
         if with_gradient:
-            ctx.save_for_backward(dx, dweight.to(weight.dtype), dbias.to(bias.dtype))
+            ctx.gradients = dx, torch.zeros_like(weight) if dweight is None else dweight, dbias
+            ctx.dtypes = x.dtype, weight.dtype, bias.dtype
         return loss
 
     @staticmethod
     @once_differentiable
     def backward(ctx, grad):
-        return *(g * grad.to(g.dtype) for g in ctx.saved_tensors), None, None, None
+        if ctx.gradients is None:
+            raise RuntimeError("there is no second backward pass through the masked-LM loss")
+        gradients, ctx.gradients = ctx.gradients, None
+        return *(g.to(dtype).mul_(grad) for g, dtype in zip(gradients, ctx.dtypes, strict=True)), None, None, None
 
 
 def multiply(a, b):

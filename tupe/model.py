@@ -121,8 +121,9 @@ class TupeModel(BaseFairseqModel):
         """src_tokens [B, L] -> (output, {"inner_states": hidden states or None}).
 
         The output is [B, classes] for a classification head, features [B, L, C] with features_only, else LM logits:
-        [B, L, V], or [number of masked tokens, V] when masked_tokens [B, L] (bool) says where they are needed. With
-        both masked_tokens and a head, the LM logits are the output and the head's are beside it under "classes".
+        [B, L, V], or [number of masked tokens, V] when masked_tokens says where they are needed: bool [B, L], or a pair
+        of their rows and columns. With both masked_tokens and a head, the LM logits are the output and the head's are
+        beside it under "classes".
         With lm_targets [number of masked tokens], the sum of their cross-entropies takes the place of the LM logits,
         which then never exist all at one time. padded: see `Encoder.forward`.
         """

@@ -1,0 +1,86 @@
+"""Options that make training faster or smaller, through fairseq's own loop: the losses of every update stay."""
+
+import shutil
+
+import pytest
+import torch
+from fairseq_runs import pretrain_arguments, train, write_data
+from torch.utils._python_dispatch import TorchDispatchMode
+
+STEPS = ["--max-update=5", "--no-save", "--num-workers=0"]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return write_data(tmp_path_factory.mktemp("speed") / "data")
+
+
+@pytest.fixture(scope="module")
+def stock(data, tmp_path_factory):
+    """fairseq's criterion and optimizer."""
+    stock = ["--criterion=masked_lm", "--optimizer=adam"]
+    return train(pretrain_arguments(data, tmp_path_factory.mktemp("stock"), *STEPS, *stock))
+
+
+def assert_same(ours, stock, tolerance):
+    assert len(ours) == len(stock) == 5 and len(set(stock)) == 5
+    torch.testing.assert_close(torch.tensor(ours), torch.tensor(stock), rtol=tolerance, atol=0)
+
+
+@pytest.mark.parametrize(
+    "options, tolerance",
+    [
+        (["--criterion=masked_lm_chunked"], 1e-4),
+        (["--optimizer=adamw_fused"], 1e-4),
+        (["--checkpoint-activations"], 1e-6),
+        (["--criterion=masked_lm_chunked", "--optimizer=adamw_fused", "--checkpoint-activations"], 1e-4),
+        (["--autocast=bf16"], 0.01),
+    ],
+    ids=["criterion", "optimizer", "checkpointing", "all three", "bf16"],
+)
+def test_same_losses(data, stock, options, tolerance, tmp_path):
+    """With dropout: the same masks are drawn. Tolerance: relative, of losses and gradient norms."""
+    assert_same(train(pretrain_arguments(data, tmp_path, *STEPS, *options)), stock, tolerance)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not shutil.which("g++"), reason="torch.compile needs a C++ compiler")
+def test_compiled(data, tmp_path):
+    """Without dropout: compiled code draws other masks."""
+    options = [*STEPS, "--dropout=0", "--attention-dropout=0"]
+    plain = train(pretrain_arguments(data, tmp_path / "plain", *options))
+    torch._dynamo.reset()
+    seen = torch._dynamo.utils.counters["frames"]
+    ours = train(pretrain_arguments(data, tmp_path / "compiled", *options, "--compile"))
+    assert seen["ok"] > 0
+    assert_same(ours, plain, 1e-3)
+
+
+class Waits(TorchDispatchMode):
+    """Notes operations whose result the host must know before it can go on: on a GPU it would wait there."""
+
+    asking = ("aten._local_scalar_dense", "aten.nonzero", "aten.equal", "aten.masked_select", "aten.unique")
+
+    def __init__(self):
+        super().__init__()
+        self.found = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        masks = [i for i in (args[1] if str(func).startswith("aten.index") else []) if i is not None]
+        if str(func).startswith(self.asking) or any(i.dtype == torch.bool for i in masks):
+            self.found.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("padding", [0, 5])
+def test_a_step_waits_once(padding):
+    """Forward and backward on a GPU's path wait for one number: how many tokens are masked."""
+    from test_criterion import TASK, model, sample
+
+    from tupe.criterion import ChunkedMaskedLmLoss
+
+    net, batch = model(attention="sdpa"), sample(0.3, padding)
+    criterion = ChunkedMaskedLmLoss(type("cfg", (), {"tpu": False})(), TASK)
+    with Waits() as waits:
+        criterion(net, batch)[0].backward()
+    assert waits.found == ["aten.nonzero.default"]
