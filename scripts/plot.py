@@ -1,12 +1,12 @@
 """Figures from trained checkpoints and logs. Each command writes OUT.png and OUT.svg.
 
-  plot.py correlations CHECKPOINT --out OUT         word-word, word-position, ... of an absolute model's first layer
-  plot.py positions CHECKPOINT --out OUT            positional logits per head (TUPE), each with its pattern
-  plot.py loss LABEL=LOG [LABEL=LOG ...] --out OUT  validation loss by updates, from logs of fairseq-train
-  plot.py t5 CHECKPOINT --out OUT                   T5's bias by offset
-  plot.py attention LABEL=CHECKPOINT [...] --out OUT   first-layer attention under identical-word probing
-  plot.py tsne CHECKPOINT --out OUT                 absolute position vectors in two dimensions
-  plot.py phi CHECKPOINT --out OUT                  sum of cos(omega m), before and after learning the frequencies
+plot.py correlations CHECKPOINT --out OUT         word-word, word-position, ... of an absolute model's first layer
+plot.py positions CHECKPOINT --out OUT            positional logits per head (TUPE), each with its pattern
+plot.py loss LABEL=LOG [LABEL=LOG ...] --out OUT  validation loss by updates, from logs of fairseq-train
+plot.py t5 CHECKPOINT --out OUT                   T5's bias by offset
+plot.py attention LABEL=CHECKPOINT [...] --out OUT   first-layer attention under identical-word probing
+plot.py tsne CHECKPOINT --out OUT                 absolute position vectors in two dimensions
+plot.py phi CHECKPOINT --out OUT                  sum of cos(omega m), before and after learning the frequencies
 """
 
 import argparse

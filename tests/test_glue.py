@@ -699,8 +699,9 @@ def test_encodings_side_by_side(learnable, vocabulary, tmp_path):
         "--batch-size=8", "--update-freq=1", "--max-update=2", "--num-workers=0", "--encoder-embed-dim=32",
     ]  # fmt: skip
     env = {
-        **os.environ, "PYTHON": sys.executable, "GPUS": "0", "JOBS": "2", "PRESETS": "wang_nopos wang_rpe", "SEEDS": "1",
-        "GLUE": str(learnable), "TASKS": "CoLA", "SQUAD": str(tmp_path / "squad"), "VERSIONS": "1.1",
+        **os.environ, "PYTHON": sys.executable, "GPUS": "0", "JOBS": "2", "SEEDS": "1",
+        "PRESETS": "wang_nopos wang_rpe", "GLUE": str(learnable), "TASKS": "CoLA",
+        "SQUAD": str(tmp_path / "squad"), "VERSIONS": "1.1",
         "OPTIONS": "--num-workers=0 --max-epoch=1",
     }  # fmt: skip
     for _ in range(2):

@@ -90,7 +90,8 @@ def overrides(scheme, *hooks):
 
 def toeplitz(by_offset, length):
     """[..., 2L - 1] values for offsets -(L-1) .. L-1 -> [..., L, L] with entry (i, j) = value of offset j - i."""
-    return by_offset.unfold(-1, length, 1).flip(-2)
+    # contiguous: else a table's [2L - 1, H] order would live on, and every later pass over one head would be strided
+    return by_offset.contiguous().unfold(-1, length, 1).flip(-2)
 
 
 def skew(x):
