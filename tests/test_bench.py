@@ -46,7 +46,6 @@ def test_contenders_are_alike(name, precision):
     layers, width, _, ffn = TINY.dims()
     blocks = layers_of(contender, name)
     per_layer = 4 * width**2 + 2 * width * ffn + 4 * width + width + ffn + 4 * width  # products, biases, layer norms
-    assert [sum(p.numel() for p in block.parameters()) for block in blocks] == [per_layer] * layers
     for ours, expected in zip((contender.tokens, contender.targets), bench.masked_batch(TINY), strict=True):
         assert torch.equal(ours, expected)
     dropouts = {m.p for m in contender.model.modules() if isinstance(m, torch.nn.Dropout)}
@@ -54,10 +53,13 @@ def test_contenders_are_alike(name, precision):
     chance = torch.tensor(float(TINY.vocab)).log() * 6  # the sum over masked tokens of an untrained model
     with torch.no_grad():
         assert abs(contender.loss() / chance - 1) < 0.2
-    before = [p.detach().clone() for p in blocks.parameters()]
+    before = [[p.detach().clone() for p in block.parameters()] for block in blocks]
     times = contender.step()
     assert len(times) == 3 and min(times) > 0
-    assert all(not torch.equal(a, b) for a, b in zip(before, blocks.parameters(), strict=True))
+    # fairseq 0.12.2 holds a second copy of each weight for inference, which is not trained
+    moved = [[p for a, p in zip(old, new.parameters(), strict=True) if not a.equal(p)]
+             for old, new in zip(before, blocks, strict=True)]  # fmt: skip
+    assert [sum(p.numel() for p in some) for some in moved] == [per_layer] * layers
     assert all(p.dtype == torch.float32 for p in contender.model.parameters())
 
 
