@@ -9,7 +9,7 @@ import torch
 from fairseq_runs import CONFIGS
 from omegaconf import OmegaConf
 
-from tupe import attention, kernels, memory
+from tupe import attention, memory
 from tupe.compat import compose
 from tupe.encoder import Encoder
 
@@ -42,9 +42,8 @@ def test_what_a_real_forward_keeps(position):
 
 @pytest.mark.parametrize("checkpoint_activations", [False, True])
 @pytest.mark.parametrize("arch", ["bert_a_tiny", "tupe_r_tiny"])
-def test_the_count_against_the_allocator(arch, checkpoint_activations, monkeypatch):
+def test_the_count_against_the_allocator(arch, checkpoint_activations):
     """A real step on this CPU: 8 layers, and a vocabulary that weighs as much as in the recipes."""
-    monkeypatch.setattr(kernels, "SHORT", 0)  # no attention weights are kept, as on a GPU
     options = {"encoder_layers": 8, "dropout": 0.0, "attention_dropout": 0.0}
     options["checkpoint_activations"] = checkpoint_activations
     counted = memory.step_bytes(arch, 4, 128, 2000, torch.float32, **options)

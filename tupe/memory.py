@@ -3,7 +3,8 @@
 B batch, L sequence length, H heads, C width, V vocabulary. Tensors that autograd keeps for the backward pass are
 counted on PyTorch's meta device, which knows sizes but holds no data. Attention is counted as the fused kernel that a
 GPU runs: it keeps q, k, v, its output and one number per query, not the [B, H, L, L] weights. On a CPU the blocked path
-keeps the same but for that number, so that a step there shows whether the count is right (`measured_bytes`).
+of long sequences keeps the same but for that number, so that a step there shows whether the count is right
+(`measured_bytes`).
 """
 
 from contextlib import contextmanager, nullcontext
@@ -11,10 +12,10 @@ from unittest import mock
 
 import torch
 import torch.nn.functional as F
-from fairseq.data import Dictionary
 from fairseq.models import MODEL_DATACLASS_REGISTRY, MODEL_REGISTRY
 
-from . import attention, encoder
+from . import attention, encoder, kernels
+from .bench import dictionary
 
 # Per parameter: weight, gradient and Adam's two moments in single precision; in fairseq's --fp16 half-precision weight
 # and gradient beside them.
@@ -109,9 +110,7 @@ def build(arch, batch, length, vocabulary, options):
     """(model in training mode, token ids [B, L]) of masked-LM training."""
     if arch not in MODEL_REGISTRY or not arch.startswith(("tupe_", "bert_")):
         raise ValueError(f"unknown architecture {arch!r} for masked-LM training")
-    words = Dictionary()
-    words.symbols.extend(f"w{n}" for n in range(vocabulary - len(words)))
-    words.indices.update({symbol: n for n, symbol in enumerate(words.symbols)})
+    words = dictionary(vocabulary)
     config = MODEL_DATACLASS_REGISTRY[arch](max_positions=length, **options)
     return MODEL_REGISTRY[arch](config, words).train(), torch.full((batch, length), words.nspecial)
 
@@ -144,8 +143,12 @@ def kept(model, forward):
 def measured_bytes(arch, batch, length, vocabulary=32768, update_freq=1, **options):
     """{"activations": bytes, "peak": bytes} that PyTorch's allocator really hands out in training on this CPU, beside
     weights and gradients, in single precision: at the end of a forward pass, and at the worst moment of `update_freq`
-    accumulated steps. options: of the model."""
-    model, tokens = build(arch, batch, length, vocabulary, options)
+    accumulated steps. Attention keeps no weights, as with long sequences and on a GPU. options: of the model."""
+    with mock.patch.object(kernels, "SHORT", 0):
+        return _measured_bytes(*build(arch, batch, length, vocabulary, options), update_freq)
+
+
+def _measured_bytes(model, tokens, update_freq):
     masked = torch.zeros(tokens.shape, dtype=torch.bool)
     masked.view(-1)[: count_masked(tokens)] = True
     targets = tokens[masked]
