@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
 
-from tupe import bench
+from tupe import bench, bench_report
 from tupe.model import SIZES
 
 
@@ -54,8 +54,8 @@ def main():
 
     def write(rows):
         args.out.with_suffix(".json").write_text(json.dumps({"about": about, "rows": rows}, indent=1))
-        args.out.with_suffix(".md").write_text(bench.markdown(rows, about, args.project))
-        bench.picture(rows, args.out.with_suffix(".png"))
+        args.out.with_suffix(".md").write_text(bench_report.markdown(rows, about, args.project))
+        bench_report.picture(rows, args.out.with_suffix(".png"))
 
     try:
         bench.check_available(models)
@@ -64,7 +64,7 @@ def main():
         rows = bench.run(models, settings, args.rounds, args.warmup, write)
     except ValueError as error:
         parser.error(str(error))
-    print(bench.markdown(rows, about, args.project))
+    print(bench_report.markdown(rows, about, args.project))
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from fairseq_runs import PLUGIN
 from tupe import bench_kernels
 from tupe.attention import PATHS, Terms
 from tupe.bench_kernels import NONE, concatenated
+from tupe.encoder import Encoder, LMHead
 
 B, H, D = 3, 2, 8
 SCALE = (2 * D) ** -0.5
@@ -83,7 +84,7 @@ def test_cases_of_the_benchmark_agree():
     """What is measured side by side is one function."""
     outs = {}
     for name in (*PATHS, "concatenated"):
-        case = bench_kernels.AttentionCase(name, 2, 9, torch.float32, "cpu", 0.0, heads=H, width=D)
+        case = bench_kernels.attention_case(name, 2, 9, torch.float32, "cpu", 0.0, heads=H, width=D)
         case.forward()
         case.backward()
         outs[name] = case.out.detach()
@@ -91,11 +92,29 @@ def test_cases_of_the_benchmark_agree():
         torch.testing.assert_close(out, outs["plain"], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_parts_of_a_step_are_differentiated(dtype):
+    """Every parameter of the encoder and of the LM head is in one of the parts, and gets a gradient in it."""
+    cases = bench_kernels.step_cases(2, 8, 64, 96, 50, dtype, "cpu")
+    count = 0
+    for case in cases.values():
+        case.forward()
+        case.backward()
+        gradients = torch.autograd.grad(case.compute(), case.inputs, case.grad)
+        assert all(g.isfinite().all() for g in gradients) and any(g.abs().max() > 0 for g in gradients)
+        count += len(case.inputs)
+    assert cases["layer"].out.dtype == torch.float32 and cases["position terms"].out.dtype == torch.float32
+    encoder, head = Encoder(50, 1, position="untied+t5", cls="untied", layers=1, width=64, ffn=96, heads=1,
+                            max_positions=8), LMHead(64, 50)  # fmt: skip
+    once = len(list(encoder.parameters())) - 2 + len(list(head.parameters()))  # without the embeddings' layer norm
+    assert count == once + 4  # and the inputs x, bias and masked features, and the embedding a second time
+
+
 def test_script(monkeypatch, capsys):
     spec = importlib.util.spec_from_file_location("script", PLUGIN.parent / "scripts" / "bench_kernels.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    words = "--device cpu --tokens 16 --lengths 8 16 --dropout 0.1 --turns 1"
+    words = "--device cpu --tokens 16 --lengths 8 16 --vocab 50 --dropout 0.1 --turns 1"
     monkeypatch.setattr("sys.argv", ["bench_kernels.py", *words.split()])
     module.main()
     said = capsys.readouterr().out
@@ -103,5 +122,9 @@ def test_script(monkeypatch, capsys):
         for name in (*PATHS, "concatenated"):
             assert f"| {name}, {dtype}, B 2, L 8 | " in said and f"| {name}, {dtype}, B 1, L 16 | " in said
     assert said.count("| product, ") == 2
+    for part in ("layer", "position terms", "token embeddings", "LM head and loss"):
+        (row,) = (line for line in said.splitlines() if line.startswith(f"| {part} |"))
+        forward, backward, *half, ratio = map(float, row.strip("| ").split(" | ")[1:])
+        assert len(half) == 2 and ratio == pytest.approx((forward + backward) / sum(half), rel=0.2, abs=0.02)
     plain_rows = [line for line in said.splitlines() if line.startswith("| plain, ")]
     assert len(plain_rows) == 4 and all(row.endswith("| 1.00 |") for row in plain_rows)

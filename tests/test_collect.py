@@ -267,6 +267,8 @@ def test_correlations_of_properties_with_scores(tmp_path):
     assert correlations(two, summaries)[1][0][1] == ["up", ""]
     page = write_report(found, tmp_path / "report", measured).read_text()
     assert "Properties of the position encodings" in page and f"{expected:+.2f}" in page
+    page = write_report(found, tmp_path / "report", two).read_text()
+    assert "Properties of the position encodings" in page and "Pearson correlation" not in page
 
 
 def test_question_answering_runs_are_in_the_table_of_all_scores(tmp_path):

@@ -1,4 +1,4 @@
-"""The parts of a step, measured in turns: products, dropout, and attention by every path.
+"""The parts of a step, measured in turns: products, dropout, a layer, and attention by every path.
 
 B batch, L sequence length, H heads, D width of a head, C = H D.
 """
@@ -12,6 +12,7 @@ import torch.nn.functional as F
 
 from . import kernels
 from .attention import PATHS, Terms
+from .encoder import Encoder, LMHead
 
 # A position module that does nothing beside what the terms say.
 NONE = SimpleNamespace(rotate=lambda *x: x, unrotate=lambda x: x, content=lambda *x: None, value=lambda *x: None)
@@ -45,38 +46,74 @@ def concatenated(q, k, v, pos_q, pos_k, theta, real, scale, dropout):
     return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, scale=scale)[..., :width]
 
 
-class AttentionCase:
-    """One way of attention on random inputs; `forward()` and `backward()` are what is measured.
+class Case:
+    """A function and the tensors that its gradient is taken of; `forward()` and `backward()` are what is measured."""
 
-    name: a path, or "concatenated". The other paths read TUPE-A's bias, made beforehand as in the encoder (where all
-    layers share it), and return its gradient.
-    """
-
-    def __init__(self, name, batch, length, dtype, device, dropout, heads=12, width=64):
-        def random(*shape, dtype=dtype):
-            return torch.randn(*shape, device=device, dtype=dtype, generator=generator).requires_grad_()
-
-        generator = torch.Generator(device).manual_seed(0)
-        scale = (2 * width) ** -0.5
-        qkv = [random(batch, heads, length, width) for _ in range(3)]
-        pos = [random(heads, length, width, dtype=torch.float32) for _ in range(2)]
-        theta = random(2, heads, dtype=torch.float32)
-        if name == "concatenated":
-            self.inputs = (*qkv, *pos, theta)
-            self.compute = lambda: concatenated(*self.inputs, None, scale, dropout)
-        else:
-            bias = (pos[0] * scale @ pos[1].transpose(1, 2)).detach()
-            bias[:, :, 0], bias[:, 0] = theta.detach()[1, :, None], theta.detach()[0, :, None]
-            self.inputs = (*qkv, bias.requires_grad_())
-            terms = Terms(scale, bias)
-            self.compute = lambda: PATHS[name](*qkv, NONE, terms, 0, "softmax", dropout)
-        self.grad = torch.randn(batch, heads, length, width, device=device, dtype=dtype, generator=generator)
+    def __init__(self, compute, inputs):
+        self.compute, self.inputs, self.grad = compute, tuple(inputs), None
 
     def forward(self):
         self.out = self.compute()
 
     def backward(self):
+        if self.grad is None:  # values do not matter, but zeros may be faster
+            self.grad = torch.randn_like(self.out)
         torch.autograd.grad(self.out, self.inputs, self.grad)
+
+
+def attention_case(name, batch, length, dtype, device, dropout, heads=12, width=64):
+    """One way of attention on random inputs.
+
+    name: a path, or "concatenated". The other paths read TUPE-A's bias, made beforehand as in the encoder (where all
+    layers share it), and return its gradient.
+    """
+
+    def random(*shape, dtype=dtype):
+        return torch.randn(*shape, device=device, dtype=dtype, generator=generator).requires_grad_()
+
+    generator = torch.Generator(device).manual_seed(0)
+    scale = (2 * width) ** -0.5
+    qkv = [random(batch, heads, length, width) for _ in range(3)]
+    pos = [random(heads, length, width, dtype=torch.float32) for _ in range(2)]
+    theta = random(2, heads, dtype=torch.float32)
+    if name == "concatenated":
+        inputs = (*qkv, *pos, theta)
+        return Case(lambda: concatenated(*inputs, None, scale, dropout), inputs)
+    bias = (pos[0] * scale @ pos[1].transpose(1, 2)).detach()
+    bias[:, :, 0], bias[:, 0] = theta.detach()[1, :, None], theta.detach()[0, :, None]
+    terms = Terms(scale, bias.requires_grad_())
+    return Case(lambda: PATHS[name](*qkv, NONE, terms, 0, "softmax", dropout), (*qkv, bias))
+
+
+def step_cases(batch, length, width, ffn, vocab, dtype, device):
+    """{name: Case} of what a step of TUPE-R consists of: a layer, and what happens once. dtype: of autocast."""
+
+    def autocast(compute):
+        def call():
+            with torch.autocast(device, dtype, enabled=dtype != torch.float32):
+                return compute()
+
+        return call
+
+    torch.manual_seed(0)
+    sizes = {"layers": 1, "width": width, "ffn": ffn, "heads": width // 64, "max_positions": length}
+    encoder = Encoder(vocab, 1, position="untied+t5", cls="untied", **sizes).to(device).train()
+    head = LMHead(width, vocab).to(device).train()
+    tokens = torch.randint(2, vocab, (batch, length), device=device)
+    x = torch.randn(batch, length, width, device=device, requires_grad=True)
+    masked = torch.randn(round(0.15 * batch * length), width, device=device, requires_grad=True)
+    targets = tokens.view(-1)[: len(masked)]
+    positions, layer, embedding = encoder.positions, encoder.layers[0], encoder.tokens.weight
+    with torch.no_grad():
+        (terms,) = encoder.terms(tokens, encoder.choose_path(x), padded=False)
+    terms = terms._replace(bias=terms.bias.requires_grad_())
+    inputs = {
+        "layer": (lambda: layer(x, positions, terms, 0), (x, terms.bias, *layer.parameters())),
+        "position terms": (lambda: positions.terms(length)[0][0], positions.parameters()),
+        "token embeddings": (lambda: encoder.tokens(tokens), (embedding,)),
+        "LM head and loss": (lambda: head.loss(masked, embedding, targets), (masked, embedding, *head.parameters())),
+    }
+    return {name: Case(autocast(compute), of) for name, (compute, of) in inputs.items()}
 
 
 def in_turns(calls, turns, device="cpu"):
@@ -104,7 +141,7 @@ def attention_table(names, shapes, dtypes, device, turns, dropout, say=print):
     say("|---|---:|---:|---:|")
     for dtype in dtypes:
         for batch, length in shapes:
-            cases = {name: AttentionCase(name, batch, length, dtype, device, dropout) for name in names}
+            cases = {name: attention_case(name, batch, length, dtype, device, dropout) for name in names}
             calls = {(n, part): getattr(case, part) for n, case in cases.items() for part in ("forward", "backward")}
             times = in_turns(calls, turns, device)
             first = sum(times[names[0], part] for part in ("forward", "backward"))
@@ -112,6 +149,25 @@ def attention_table(names, shapes, dtypes, device, turns, dropout, say=print):
                 forward, backward = (times[name, part] for part in ("forward", "backward"))
                 label = f"{name}, {str(dtype).removeprefix('torch.')}, B {batch}, L {length}"
                 say(f"| {label} | {1e3 * forward:.2f} | {1e3 * backward:.2f} | {first / (forward + backward):.2f} |")
+
+
+def step_table(batch, length, width, ffn, vocab, precisions, device, turns, say=print):
+    """Says a row per part of a step: milliseconds forward and backward in each precision, and the first's over the
+    last's."""
+    cases = {name: step_cases(batch, length, width, ffn, vocab, dtype, device) for name, dtype in precisions.items()}
+    parts = list(next(iter(cases.values())))
+    calls = {
+        (precision, part, way): getattr(case, way)
+        for part in parts for precision, of in cases.items() for case in [of[part]] for way in ("forward", "backward")
+    }  # fmt: skip
+    times = in_turns(calls, turns, device)
+    titles = [f"{precision}: {way} ms" for precision in precisions for way in ("forward", "backward")]
+    say(f"| of TUPE-R, B {batch}, L {length}, C {width}, V {vocab} | {' | '.join(titles)} | times as fast |")
+    say("|---" + "|---:" * (len(titles) + 1) + "|")
+    for part in parts:
+        cells = [times[precision, part, way] for precision in precisions for way in ("forward", "backward")]
+        told = " | ".join(f"{1e3 * seconds:.2f}" for seconds in cells)
+        say(f"| {part} | {told} | {sum(cells[:2]) / sum(cells[-2:]):.2f} |")
 
 
 def parts_table(tokens, width, ffn, device, turns, say=print):

@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from . import bench
+from .bench_report import table
 from .encoder import LAYERS, Encoder, init_bert
 from .memory import counting
 from .model import ARCHITECTURES
@@ -196,15 +197,15 @@ def markdown(result):
             f"L = {length}, B = {found['batch']}; a step of `nopos` takes {seconds:.2f} s and "
             f"{found['products'] / 1e6:.1f} MFLOP of products per token in the encoder",
             "",
-            "| encoding | extra parameters | extra kFLOP per token: products | element-wise "
-            "| step time: median (range) | fastest |",
-            "|---|--:|--:|--:|--:|--:|",
         ]
+        titles = ["encoding", "extra parameters", "extra kFLOP per token: products", "element-wise"]
+        cells = []
         for row in found["rows"]:
-            cells = [row["encoding"], f"{row['parameters']:,}"]
-            cells += [f"{row[kind] / 1e3:,.1f}" for kind in ("products", "element_wise")]
-            lines.append("| " + " | ".join([*cells, *ratios(row["seconds"], found["rows"][0]["seconds"])]) + " |")
-        lines += ["", *against_bert(found["rows"]), ""]
+            cells.append([row["encoding"], f"{row['parameters']:,}"])
+            cells[-1] += [f"{row[kind] / 1e3:,.1f}" for kind in ("products", "element_wise")]
+            cells[-1] += ratios(row["seconds"], found["rows"][0]["seconds"])
+        lines += table([*titles, "step time: median (range)", "fastest"], cells)
+        lines += [*against_bert(found["rows"]), ""]
     return "\n".join(lines)
 
 

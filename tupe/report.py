@@ -197,8 +197,9 @@ def _markdown(found, summaries, properties, pretrained):
         ]
         lines += _markdown_table(header, rows)
     if properties:
-        lines += [f"## {PROPERTIES}", "", *_markdown_table(*property_table(properties)), f"{CORRELATIONS}", ""]
-        lines += _markdown_table(*correlations(properties, summaries["best"]))
+        lines += [f"## {PROPERTIES}", "", *_markdown_table(*property_table(properties))]
+        if len(properties) > 2:
+            lines += [CORRELATIONS, "", *_markdown_table(*correlations(properties, summaries["best"]))]
     for title, entries in _problems(found):
         lines += [f"## {title}", "", *(f"- `{folder}`: {reason}" for folder, reason in entries), ""]
     return "\n".join(lines)
@@ -221,7 +222,7 @@ p { max-width: 46rem; }
 table { border-collapse: collapse; font-size: .875rem; font-variant-numeric: tabular-nums; }
 th, td { padding: .25rem .6rem; text-align: right; white-space: nowrap; border-bottom: 1px solid #ddd; }
 th:first-child, td:first-child { text-align: left; position: sticky; left: 0; background: #fff; }
-thead th { border-bottom: 2px solid #555; }
+thead th { border-bottom: 2px solid #555; white-space: normal; vertical-align: bottom; }
 tr.ours td { font-weight: 600; border-bottom: none; padding-top: .6rem; }
 tr.spread td, tr.last td { color: #595959; } tr.spread td { border-bottom: none; }
 tr.difference td { font-style: italic; }
@@ -252,8 +253,9 @@ def _html(found, summaries, properties, pretrained):
             text if epoch == "best" else f"<details><summary>The same at the {e(what)}</summary>{text}</details>"
         )
     if properties:
-        body.append(f"<h2>{PROPERTIES}</h2>{_html_table(*property_table(properties))}<p>{CORRELATIONS}</p>")
-        body.append(_html_table(*correlations(properties, summaries["best"])))
+        body.append(f"<h2>{PROPERTIES}</h2>{_html_table(*property_table(properties))}")
+        if len(properties) > 2:
+            body.append(f"<p>{CORRELATIONS}</p>{_html_table(*correlations(properties, summaries['best']))}")
     pictures = pretraining_curves(summaries["best"])
     if pictures:
         images = "".join(_image(picture, "score against pre-training updates") for picture in pictures)
