@@ -19,15 +19,36 @@ presets=${PRESETS:-$(cd "$root/configs/model" && printf '%s\n' wang_*.yaml | sed
 jobs=${JOBS:-1} seeds=${SEEDS:-1 2 3} rate=${LRS:-5e-5}
 failed=0
 
+declare -A slot_of=()  # process -> its place among those that run
+devices=()  # one GPU for each of several jobs; a job that is alone takes all
+if [ "$jobs" -gt 1 ]; then
+  gpus=$("$PYTHON" -c 'import torch; print(torch.cuda.device_count())')
+  [ "$gpus" -eq 0 ] || IFS=, read -ra devices <<< "${CUDA_VISIBLE_DEVICES:-$(seq -s, 0 $((gpus - 1)))}"
+fi
+
 limited() {  # run a command in the background, $jobs at a time, with its output in $1
-  local log=$1
+  local log=$1 slot=0 gpu=()
   shift
+  while [ "${#slot_of[@]}" -ge "$jobs" ]; do reap; done
+  while [[ " ${slot_of[*]} " == *" $slot "* ]]; do slot=$((slot + 1)); done
+  [ "${#devices[@]}" -eq 0 ] || gpu=(env GPUS=1 CUDA_VISIBLE_DEVICES="${devices[slot % ${#devices[@]}]}")
   mkdir -p "$(dirname "$log")"
-  while [ "$(jobs -rp | wc -l)" -ge "$jobs" ]; do wait -n || failed=$((failed + 1)); done
   echo "compare: $(dirname "$log")"
-  "$@" >> "$log" 2>&1 &
+  "${gpu[@]}" "$@" >> "$log" 2>&1 &
+  slot_of[$!]=$slot
 }
-finish() { while [ -n "$(jobs -rp)" ]; do wait -n || failed=$((failed + 1)); done; }
+reap() {  # wait until one of them is over
+  local count=${#slot_of[@]} pid
+  while [ "${#slot_of[@]}" -eq "$count" ]; do
+    sleep 0.2
+    for pid in "${!slot_of[@]}"; do
+      ! kill -0 "$pid" 2> /dev/null || continue
+      wait "$pid" || failed=$((failed + 1))
+      unset "slot_of[$pid]"
+    done
+  done
+}
+finish() { while [ "${#slot_of[@]}" -gt 0 ]; do reap; done; }
 
 [ "$jobs" -eq 1 ] || export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
 for preset in $presets; do
@@ -38,22 +59,24 @@ for preset in $presets; do
     bash "$scripts/pretrain.sh" "$data" "$out/$preset/pretrain" "$@"
 done
 finish
+trained=()
 for preset in $presets; do
-  checkpoint=$out/$preset/pretrain/checkpoint_last.pt
-  [ -e "$checkpoint" ] || continue
-  if [ -n "${GLUE:-}" ]; then
-    # shellcheck disable=SC2086  # TASKS are words
-    DATA=$GLUE LRS=$rate SEEDS=$seeds JOBS=$jobs bash "$scripts/glue_sweep.sh" "$checkpoint" "$out/$preset/glue" \
-      ${TASKS:-} || failed=$((failed + 1))
-  fi
-  if [ -n "${SQUAD:-}" ]; then
-    for version in ${VERSIONS:-1.1 2.0}; do for seed in $seeds; do
-      folder=$out/$preset/squad$version/seed$seed
-      # shellcheck disable=SC2086  # OPTIONS are words
-      limited "$folder/train.log" bash "$scripts/squad.sh" "$SQUAD" "$data" "$checkpoint" "$folder" --no-save \
-        --squad-version "$version" --seed "$seed" ${OPTIONS:-}
-    done; done
-  fi
+  if grep -qs "done training" "$out/$preset/pretrain.log"; then trained+=("$preset"); fi
+done
+for preset in "${trained[@]}"; do
+  [ -n "${GLUE:-}" ] || break
+  # shellcheck disable=SC2086  # TASKS are words
+  DATA=$GLUE LRS=$rate SEEDS=$seeds JOBS=$jobs bash "$scripts/glue_sweep.sh" \
+    "$out/$preset/pretrain/checkpoint_last.pt" "$out/$preset/glue" ${TASKS:-} || failed=$((failed + 1))
+done
+for preset in "${trained[@]}"; do
+  [ -n "${SQUAD:-}" ] || break
+  for version in ${VERSIONS:-1.1 2.0}; do for seed in $seeds; do
+    folder=$out/$preset/squad$version/seed$seed
+    # shellcheck disable=SC2086  # OPTIONS are words
+    limited "$folder/train.log" bash "$scripts/squad.sh" "$SQUAD" "$data" "$out/$preset/pretrain/checkpoint_last.pt" \
+      "$folder" --no-save --squad-version "$version" --seed "$seed" ${OPTIONS:-}
+  done; done
 done
 finish
 "$PYTHON" "$scripts/collect.py" "$out" --pretraining --properties --output "$out/report"

@@ -74,6 +74,44 @@ def test_gated_attention_unit(path):
     assert_same(outcome(encoder("t5", layer="gau", attention=path), tokens), expected, 1e-5)
 
 
+@pytest.mark.parametrize("padding", [(), (0, 3, 9)], ids=["full", "padded"])
+@pytest.mark.parametrize("layer", ["transformer", "gau"])
+@pytest.mark.parametrize("path", ["plain", *FAST])
+def test_autocast(path, layer, padding):
+    """A forward and backward pass in bf16 against the plain one in float32; tolerance: of the relative error."""
+    tokens = batch(padding=padding)
+    features, expected = outcome(encoder("untied+t5", layer=layer, attention="plain"), tokens)
+    with torch.autocast("cpu", torch.bfloat16):
+        ours, gradients = outcome(encoder("untied+t5", layer=layer, attention=path), tokens)
+    assert (ours - features).norm() < 0.1 * features.norm()
+    assert gradients.keys() == expected.keys()
+    for name in ("positions.untied.q.weight", "positions.t5.table.weight", "layers.0.out.weight"):
+        if name in expected:
+            assert (gradients[name] - expected[name]).norm() < 0.2 * expected[name].norm(), name
+
+
+@pytest.mark.parametrize("padding", [(), (0, 5)], ids=["full", "padded"])
+def test_sdpa_rounds_the_bias_once(padding, monkeypatch):
+    """Kernels for GPUs read it in the precision of queries and keys, as a mask of four dimensions; layers share it."""
+    seen, fused = [], F.scaled_dot_product_attention
+
+    def spy(q, k, v, attn_mask, **options):
+        seen.append((attn_mask.dtype == q.dtype, attn_mask.dim(), attn_mask.untyped_storage().data_ptr()))
+        return fused(q, k, v, attn_mask=attn_mask, **options)
+
+    monkeypatch.setattr(F, "scaled_dot_product_attention", spy)
+    with torch.autocast("cpu", torch.bfloat16):
+        encoder(attention="sdpa")(batch(padding=padding))
+    assert len(seen) == N and len(set(seen)) == 1 and seen[0][:2] == (True, 4)
+
+
+@pytest.mark.parametrize("p", [1 - 1e-7, 1.0])
+def test_everything_is_dropped(p):
+    model = encoder(attention="blocked", attention_dropout=p).train()
+    _, gradients = outcome(model, batch())
+    assert all(g.isfinite().all() for g in gradients.values())
+
+
 @pytest.mark.parametrize("dtype, tolerance", [(torch.bfloat16, 3e-2), (torch.float16, 4e-3)], ids=["bf16", "fp16"])
 @pytest.mark.parametrize("path", FAST)
 def test_attention_in_low_precision(path, dtype, tolerance):
@@ -242,6 +280,9 @@ def test_no_bias_per_sequence(position, monkeypatch):
     for tokens in (full, padded):
         kept = big_tensors("nopos", "blocked", tokens)  # one per layer: short sequences keep their weights
         assert big_tensors(position, "blocked", tokens) == kept and len(kept) == N
+        with torch.no_grad(), Sizes(tokens.size(0) * H * tokens.size(1) ** 2) as sizes:
+            encoder(position, attention="blocked")(tokens)
+        assert sizes.found == []  # nothing is kept for a backward pass that will not be
     monkeypatch.setattr(kernels, "SHORT", 0)  # as if these were long
     for tokens in (full, padded):
         assert big_tensors(position, "blocked", tokens) == []
@@ -408,6 +449,25 @@ def test_lm_loss_in_bf16():
         loss = head.loss(x, weight, targets)
     assert loss.dtype == torch.float32
     torch.testing.assert_close(loss, expected, rtol=2e-2, atol=0)
+
+
+def test_lm_loss_in_fp16_sees_the_loss_scale(monkeypatch):
+    """Gradients of rare words, which half precision can hold only after they are scaled."""
+    monkeypatch.setattr(kernels, "ROWS", 4)
+    generator = torch.Generator().manual_seed(0)
+    inputs = [torch.randn(*shape, generator=generator).half() for shape in ((11, 8), (V, 8))]
+    inputs.append(torch.where(torch.arange(V) < 3, 0.0, -16.0))  # bias: rare words have probability 1e-8 or so
+    inputs = [x.requires_grad_() for x in inputs]
+    exact = [x.detach().double().requires_grad_() for x in inputs]
+    targets = torch.randint(3, (11,), generator=generator)
+    ours = kernels.lm_loss(*inputs, targets)
+    theirs = F.cross_entropy(F.linear(*exact), targets, reduction="sum")
+    torch.testing.assert_close(ours.double(), theirs, rtol=1e-2, atol=0)
+    found, wanted = (torch.autograd.grad(2**10 * loss, of) for loss, of in ((ours, inputs), (theirs, exact)))
+    assert (found[0] - wanted[0]).norm() < 0.03 * wanted[0].norm()
+    for a, b in zip(found[1:], wanted[1:], strict=True):
+        assert (a[3:] - b[3:]).norm() < 0.03 * b[3:].norm()  # of the words that are no targets
+    assert kernels.lm_loss(inputs[0][:0], *inputs[1:], targets[:0]) == 0
 
 
 @pytest.mark.parametrize("path", ["plain", "blocked"])

@@ -19,6 +19,7 @@ from tupe.results import (
     Model,
     average,
     collect,
+    configuration_table,
     correlations,
     counterpart,
     metric_table,
@@ -105,6 +106,27 @@ def test_median_of_seeds_then_best_configuration(tmp_path):
     assert paper_row(summarise(found.runs, "last")[model]) == {"CoLA": (59, [59, 60, 19])}
 
 
+def test_failed_runs_are_in_the_table_and_win_nothing(tmp_path):
+    """One seed of 3e-5 is left, with the highest score; 5e-5 has none."""
+    write_sweep(tmp_path, ["RTE"], {2e-5: [60, 61, 62], 3e-5: [90]}, architecture="bert_a")
+    for lr, seeds in ((3e-5, (2, 3)), (5e-5, (1,))):
+        for seed in seeds:
+            folder = tmp_path / "RTE" / f"lr{lr:g}_seed{seed}"
+            write_run(folder, "RTE", lr, seed, 1.0, architecture="bert_a", finished=False)
+            (folder / "failed.json").write_text('{"reason": "diverged", "killed": false}')
+    found = collect([tmp_path])
+    (model,) = summarise(found.runs, "best")
+    assert summarise(found.runs, "best")[model]["RTE"].lr == 2e-5
+    header, rows = configuration_table(model, "RTE", found.runs, found.broken)
+    best = [cells for epoch, cells in rows if epoch == "best"]
+    assert header[2:5] == ["seed 1", "seed 2", "seed 3"]
+    assert [cells[0] for cells in best] == ["2e-05", "3e-05", "5e-05"]
+    assert best[1][2:] == ["90.00", "failed", "failed", "90.00", "?"]
+    assert best[2][2:] == ["failed", "", "", "", ""]
+    page = write_report(found, tmp_path / "report").read_text()
+    assert "<td>failed</td>" in page and "of 7 runs" in page  # with their command lines
+
+
 def test_both_mnli_sets_are_of_one_configuration(tmp_path):
     write_sweep(tmp_path, ["MNLI"], {2e-5: [80], 3e-5: [79]})
     row = paper_row(next(iter(summarise(collect([tmp_path]).runs, "best").values())))
@@ -132,7 +154,19 @@ def test_missing_failed_duplicate_and_foreign_runs(tmp_path):
     write_run(sweep / "RTE" / "lr2e-05_seed3", "RTE", 2e-5, 3, 60.0, finished=False)
     settings = {"tasks": ["RTE"], "learning_rates": [2e-5], "seeds": [1, 2, 3, 4]}
     (sweep / "sweep.json").write_text(json.dumps(settings))
+    (sweep / "RTE" / "lr2e-05_seed4").mkdir()
+    (sweep / "RTE" / "lr2e-05_seed4" / "scores.json").write_text("{")
     write_run(tmp_path / "copy", "RTE", 2e-5, 1, 60.0)
+    for key, value in (("records", []), ("versions", None), ("splits", ["test"])):
+        write_run(tmp_path / "foreign" / key, "RTE", 2e-5, 9, 60.0, **{key: value})
+        path = tmp_path / "foreign" / key / "scores.json"
+        content = json.loads(path.read_text())
+        if value is None:
+            del content[key]
+        for record in content["records"]:
+            record["split"] = content["splits"][0]
+            record["best"] = False
+        path.write_text(json.dumps(content))
     write_run(tmp_path / "rerun", "RTE", 2e-5, 1, 61.0)
     for name, content in (("broken", "{"), ("list", "[1]"), ("other", '{"accuracy": 1}')):
         (tmp_path / "foreign" / name).mkdir(parents=True)
@@ -147,7 +181,9 @@ def test_missing_failed_duplicate_and_foreign_runs(tmp_path):
     left_out = {path.name: reason for path, reason in found.left_out}
     assert left_out["lr2e-05_seed3"] == "not finished"
     assert "same scores" in left_out["copy"] and "OTHER scores" in left_out["rerun"]
-    assert all("not a run of this project" in left_out[name] for name in ("broken", "list", "other"))
+    for name in ("broken", "list", "other", "versions", "splits", "lr2e-05_seed4"):
+        assert "not a run of this project" in left_out[name], name
+    assert left_out["records"] == "not finished"
     page = write_report(found, tmp_path / "report").read_text()
     for text in (
         "out of memory",
@@ -227,7 +263,8 @@ def test_pretraining_is_judged_by_the_unigram_entropy(tmp_path, loss, verdict):
     entropy = scipy.stats.entropy(counts)
     assert unigram_entropy(data) == pytest.approx(entropy)
     checkpoint = {
-        "cfg": {"task": {"data": str(data)}, "model": {"_name": "tupe_r"}}, "extra_state": {"val_loss": loss},
+        "cfg": {"task": {"data": str(data)}, "model": {"_name": "tupe_r"}, "criterion": {"_name": "masked_lm_chunked"}},
+        "extra_state": {"val_loss": loss}, "optimizer_history": [{"num_updates": 1_000_000}],
     }  # fmt: skip
     torch.save(checkpoint, tmp_path / "checkpoint.pt")
     write_run(tmp_path / "run", "RTE", 2e-5, 1, 60.0, pretrained=str(tmp_path / "checkpoint.pt"))
@@ -240,6 +277,12 @@ def test_pretraining_is_judged_by_the_unigram_entropy(tmp_path, loss, verdict):
     torch.save({**checkpoint, "extra_state": {}}, tmp_path / "checkpoint.pt")
     with pytest.raises(ValueError, match="holds no validation loss"):
         pretraining([key[0] for key in found.runs])
+    checkpoint["cfg"]["criterion"]["_name"] = "electra"  # its loss is another one
+    torch.save(checkpoint, tmp_path / "checkpoint.pt")
+    assert pretraining([key[0] for key in found.runs]) == {}
+    torch.save({**checkpoint, "optimizer_history": [{"num_updates": 7}]}, tmp_path / "checkpoint.pt")
+    with pytest.raises(ValueError, match="no longer the one that was fine-tuned, after 1000000 updates"):
+        pretraining([key[0] for key in found.runs])
 
 
 def test_several_checkpoints_of_a_run_give_the_pretraining_figure(tmp_path):
@@ -249,6 +292,14 @@ def test_several_checkpoints_of_a_run_give_the_pretraining_figure(tmp_path):
     pictures = report.pretraining_curves(summarise(found.runs, "best"))
     assert len(pictures) == 2 and all(svg.startswith("<?xml") for svg in pictures)
     assert "Score against pre-training" in write_report(found, tmp_path / "report").read_text()
+    # Another run of the same architecture is another line, and told by its folder.
+    for updates in (300_000, 1_000_000):
+        write_sweep(
+            tmp_path / "b" / str(updates), ["MNLI", "RTE"], {2e-5: [50]}, updates=updates, pretrained="/runs/b/x.pt"
+        )
+    both = collect([tmp_path])
+    assert len({key[0] for key in both.runs}) == 5
+    assert {key[0].name for key in both.runs} == {"tupe_r [.]", "tupe_r [b]"}
     only = {key: run for key, run in found.runs.items() if key[0].updates == 100_000}
     assert report.pretraining_curves(summarise(only, "best")) == []
 
@@ -263,6 +314,14 @@ def test_correlations_of_properties_with_scores(tmp_path):
     assert header == ["property", "RTE accuracy"]
     expected = np.corrcoef([0, 1, 2], [70, 72, 75])[0, 1]
     assert [cells for _, cells in rows] == [["up", f"{expected:+.2f}"], ["same", ""], ["unknown", ""]]
+    # A model without position encoding takes no part, whatever it scores.
+    nopos = Model("bert_a", 7, "/runs/nopos.pt", "position nopos")
+    assert (
+        correlations(
+            {**measured, nopos: {"up": 9, "same": 9.0, "unknown": 9.0}}, {**summaries, nopos: summaries[min(summaries)]}
+        )[1]
+        == rows
+    )
     two = dict(list(measured.items())[:2])
     assert correlations(two, summaries)[1][0][1] == ["up", ""]
     page = write_report(found, tmp_path / "report", measured).read_text()

@@ -536,6 +536,35 @@ def test_a_killed_run_resumes_with_the_same_scores(learnable, pretrained, tmp_pa
     assert [r["num_updates"] for r in whole] == [4, 8, 12] and resumed == whole
 
 
+def test_out_of_memory_ends_a_run(learnable, pretrained, tmp_path, monkeypatch):
+    """fairseq alone would leave the batch out. What the run was is written down all the same, from its start on."""
+    forward = glue.GlueCriterion.forward
+
+    def fails_in_training(criterion, model, sample, *args):
+        if model.training:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
+        return forward(criterion, model, sample, *args)
+
+    monkeypatch.setattr(glue.GlueCriterion, "forward", fails_in_training)
+    with pytest.raises(MemoryError, match="out of memory: CUDA"):
+        finetune(learnable, pretrained, tmp_path, "glue=cola", "optimization.max_epoch=1")
+    scores = scores_of(tmp_path)
+    assert scores["records"] == [] and scores["task"] == "CoLA" and scores["commit"] and scores["command"]
+
+
+@pytest.mark.parametrize("option", ["dataset.validate_interval_updates", "checkpoint.save_interval_updates"])
+def test_scores_within_an_epoch_are_refused(learnable, pretrained, tmp_path, option):
+    """They would make an unfinished last epoch look finished."""
+    with pytest.raises(ValueError, match=f"{option.split('.')[1]}=2: fine-tuning is scored at the end of each epoch"):
+        finetune(learnable, pretrained, tmp_path, "glue=cola", f"{option}=2")
+
+
+def test_an_unreadable_result_starts_over(learnable, pretrained, tmp_path):
+    (tmp_path / "scores.json").write_text('{"records": [')
+    finetune(learnable, pretrained, tmp_path, "glue=cola", "optimization.max_epoch=1")
+    assert len(scores_of(tmp_path)["records"]) == 1
+
+
 def test_a_damaged_last_checkpoint_is_replaced(learnable, pretrained, tmp_path):
     finetune(learnable, pretrained, tmp_path, "glue=cola", "optimization.max_epoch=1")
     last, whole = tmp_path / "checkpoint_last.pt", (tmp_path / "checkpoint_best.pt").read_bytes()
@@ -695,7 +724,7 @@ def test_encodings_side_by_side(learnable, vocabulary, tmp_path):
     for split in ("train", "dev"):
         (tmp_path / "squad" / f"{split}-v1.1.json").write_text(squad)
     command = [
-        "bash", "scripts/compare_encodings.sh", vocabulary, tmp_path / "out", "--tokens-per-sample=20",
+        "bash", ROOT / "scripts/compare_encodings.sh", vocabulary, "out", "--tokens-per-sample=20",
         "--batch-size=8", "--update-freq=1", "--max-update=2", "--num-workers=0", "--encoder-embed-dim=32",
     ]  # fmt: skip
     env = {
@@ -705,12 +734,12 @@ def test_encodings_side_by_side(learnable, vocabulary, tmp_path):
         "OPTIONS": "--num-workers=0 --max-epoch=1",
     }  # fmt: skip
     for _ in range(2):
-        done = subprocess.run([str(word) for word in command], env=env, cwd=ROOT, text=True, capture_output=True)
+        done = subprocess.run([str(word) for word in command], env=env, cwd=tmp_path, text=True, capture_output=True)
         assert done.returncode == 0, done.stdout + done.stderr
         assert "collect: 4 runs" in done.stdout
     report = (tmp_path / "out" / "report" / "report.md").read_text()
-    for position in ("nopos", "shaw"):
-        assert f"bert_a_tiny (encoder_embed_dim 32, position {position}) @ 2" in report
+    for position in ("nopos", "shaw"):  # a row before training, one of scores at each of two epochs, one of properties
+        assert report.count(f"| **bert_a_tiny (encoder_embed_dim 32, position {position}) @ 2** |") == 4
     for title in ("CoLA matthews", "SQuAD-1.1 f1", "translation violation", "at least 1 nat below"):
         assert title in report
 

@@ -58,7 +58,12 @@ def test_several_gold_answers_and_none():
     assert best_over_golds(exact_match, "10th", golds) == 0
     assert best_over_golds(f1, "10th", golds) == pytest.approx(2 / 3)
     assert best_over_golds(exact_match, "", []) == 1 and best_over_golds(f1, "something", []) == 0
-    assert best_over_golds(exact_match, "x", ["the", "x"]) == 1  # an empty gold answer is none
+    assert best_over_golds(exact_match, "x", ["the", "x"]) == 1
+    for version, exact, overlap in (("2.0", 0, 0), ("1.1", 1, 0)):  # an empty gold answer is none in 2.0
+        assert best_over_golds(exact_match, "A", ["a", "vitamin A"], version) == exact
+        assert best_over_golds(f1, "A", ["a", "vitamin A"], version) == overlap
+    assert best_over_golds(f1, "", ["a"]) == 1 and best_over_golds(f1, "", ["a"], "1.1") == 0
+    assert official_scores({"a": "A"}, {"a": ["a", "vitamin A"]}) == {"exact": 100.0, "f1": 0.0}
 
 
 def test_official_scores_without_threshold():

@@ -115,6 +115,14 @@ def test_a_killed_job_runs_again_with_the_next_start(checkpoint):
     assert not (made.jobs[0].folder / "failed.json").exists()
 
 
+def test_a_job_with_an_unreadable_result_runs_again(checkpoint):
+    made = make(checkpoint)
+    made.run(CPU, say=quiet)
+    (made.jobs[0].folder / "scores.json").write_text('{"records": [')
+    assert [state_of(job) for job in made.jobs] == ["open", "done"]
+    assert list(make(checkpoint).run(CPU, say=quiet).values()) == ["done", "done"] and len(ran(made)) == 3
+
+
 def test_two_sweeps_on_one_folder_share_the_work(checkpoint):
     first, second = (make(checkpoint, seeds=(1, 2, 3, 4), seconds=0.3) for _ in range(2))
     states = []
@@ -199,6 +207,8 @@ def test_a_folder_of_another_sweep_is_refused(checkpoint):
     make(checkpoint, ["CoLA"], (3e-5,), (5,))  # more of the same is welcome
     settings, jobs = read_sweep(checkpoint.parent / "out")
     assert settings["tasks"] == ["RTE", "CoLA"] and settings["seeds"] == [1, 2, 5] and len(jobs) == 2 * 2 * 3
+    with pytest.raises(ValueError, match="keep_best False there, True here"):
+        make(checkpoint, keep_best=True)
     with pytest.raises(ValueError, match="has no data for QNLI"):
         make(checkpoint, ["QNLI"])
     with pytest.raises(ValueError, match="not the folder of a sweep"):
@@ -224,7 +234,11 @@ def test_slots(monkeypatch):
     monkeypatch.setattr(os, "cpu_count", lambda: 8)
     assert slots() == [{"OMP_NUM_THREADS": "8"}] and slots(3) == [{"OMP_NUM_THREADS": "2"}] * 3
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     assert slots() == [{"CUDA_VISIBLE_DEVICES": str(i)} for i in range(4)] and len(slots(2)) == 2
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,7")  # those that were allotted, no others
+    assert slots() == [{"CUDA_VISIBLE_DEVICES": "5"}, {"CUDA_VISIBLE_DEVICES": "7"}]
 
 
 def test_failure_reasons():

@@ -22,7 +22,7 @@ class Terms(NamedTuple):
     `Encoder.terms`)."""
 
     scale: float
-    bias: Tensor | None = None  # [H, L, L], or [B, H, L, L] with -inf at padded keys; float32
+    bias: Tensor | None = None  # [H, L, L], or [B, H, L, L] with -inf at padded keys; float32, for sdpa as q
     gate: Tensor | None = None  # [H, L, L]
     real: Tensor | None = None  # [B, 1, 1, L], False at padded keys; where it is given, the bias knows no padding
     path: str = "plain"  # how `attend` computes: a name from PATHS
@@ -101,7 +101,9 @@ def blocked(q, k, v, positions, terms, layer, normaliser, dropout):
 def sdpa(q, k, v, positions, terms, layer, normaliser, dropout):
     """PyTorch's fused kernels for GPUs, of which those that differentiate a bias read it in q's precision."""
     q, k, v = positions.rotate(q, k, v)
-    bias = None if terms.bias is None else terms.bias.to(q.dtype)
+    bias = None if terms.bias is None else terms.bias.to(q.dtype)  # `Encoder.terms` did so already
+    if bias is not None and bias.dim() == 3:
+        bias = bias[None]  # the kernels know masks of two or four dimensions
     out = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=dropout, scale=terms.scale)
     return positions.unrotate(out)
 

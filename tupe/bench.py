@@ -33,7 +33,8 @@ OURS = {  # name -> (architecture, options on top of it)
     "tupe_r-compile": ("tupe_r", {"compile": True}),
     "tupe_r-checkpoint": ("tupe_r", {"checkpoint_activations": True}),
 }
-CONTENDERS = [*OURS, "fairseq", "hf"]
+HF = {"hf": "sdpa", "hf-eager": "eager", "hf-flash": "flash_attention_2"}  # flash: on GPUs in half precision
+CONTENDERS = [*OURS, "fairseq", *HF]
 DEFAULT = ["tupe_r", "tupe_a", "bert_a", "nopos", "fairseq", "hf"]
 
 
@@ -96,7 +97,7 @@ class Contender:
         torch.manual_seed(0)
         self.setting = setting
         self.tokens, self.targets = masked_batch(setting)
-        build = self.build_hf if name == "hf" else self.build_fairseq if name == "fairseq" else self.build_ours
+        build = self.build_hf if name in HF else self.build_fairseq if name == "fairseq" else self.build_ours
         self.model = build(name).to(setting.device).train()
         self.optimizer = self.build_optimizer(name)
 
@@ -113,10 +114,12 @@ class Contender:
         model = ARCH_MODEL_REGISTRY[arch + self.setting.size].build_model(
             config, SimpleNamespace(source_dictionary=dictionary(self.setting.vocab))
         )
-        masked = self.targets.ne(1)
-        self.loss = lambda: self.model(
-            self.tokens, masked_tokens=masked, lm_targets=self.targets[masked], padded=False
-        )[0]
+
+        def loss():  # as the criterion masked_lm_chunked
+            masked = self.targets.ne(1).nonzero(as_tuple=True)
+            return self.model(self.tokens, masked_tokens=masked, lm_targets=self.targets[masked], padded=False)[0]
+
+        self.loss = loss
         return model
 
     def build_fairseq(self, name):
@@ -144,7 +147,7 @@ class Contender:
         layers, width, heads, ffn = self.setting.dims()
         config = BertConfig(
             vocab_size=self.setting.vocab, hidden_size=width, num_hidden_layers=layers, num_attention_heads=heads,
-            intermediate_size=ffn, max_position_embeddings=self.setting.length, attn_implementation="sdpa",
+            intermediate_size=ffn, max_position_embeddings=self.setting.length, attn_implementation=HF[name],
         )  # fmt: skip
         labels = self.targets.masked_fill(self.targets.eq(1), -100)
         count = labels.ne(-100).sum()
@@ -153,7 +156,7 @@ class Contender:
 
     def build_optimizer(self, name):
         options = {"lr": 1e-4, "betas": (0.9, 0.999), "eps": 1e-6, "weight_decay": 0.01}
-        if name == "hf":  # what its Trainer takes by default
+        if name in HF:  # what its Trainer takes by default
             return torch.optim.AdamW(self.model.parameters(), fused=True, **options)
         if name == "fairseq":
             from fairseq.optim.adam import Adam
@@ -234,7 +237,7 @@ def memory_peak(device):
 def libraries(names):
     """Modules that contenders import; every process has all of them, so that none pays for them alone."""
     return ["tupe", "fairseq.models.roberta", "fairseq.optim.adam"] + (
-        ["transformers.models.bert.modeling_bert"] if "hf" in names else []
+        ["transformers.models.bert.modeling_bert"] if set(HF) & set(names) else []
     )
 
 
@@ -242,8 +245,9 @@ def check_available(names):
     """Raises ValueError for names of contenders that do not exist or whose library is not installed."""
     if unknown := [name for name in names if name not in CONTENDERS]:
         raise ValueError(f"unknown contender {unknown[0]!r}; valid: {', '.join(CONTENDERS)}")
-    if "hf" in names and importlib.util.find_spec("transformers") is None:
-        raise ValueError("the contender 'hf' needs `pip install transformers`")
+    theirs = [name for name in names if name in HF]
+    if theirs and importlib.util.find_spec("transformers") is None:
+        raise ValueError(f"the contender {theirs[0]!r} needs `pip install transformers`")
 
 
 def default_models():
@@ -282,6 +286,10 @@ def memory_available():
 
 def print_now(line):
     print(line, flush=True)
+
+
+def ended(name):
+    return ValueError(f"the process of {name} ended, probably because memory ran out")
 
 
 def work(name, names, setting, pipe):
@@ -327,7 +335,11 @@ def measure(names, setting, rounds, warmup=1, say=print_now):
         theirs.close()  # so that the end of a process is noticed
     try:
         for name, pipe in pipes.items():
-            if isinstance(error := pipe.recv(), Exception):
+            try:
+                error = pipe.recv()
+            except EOFError:
+                error = ended(name)
+            if isinstance(error, Exception):
                 raise error
             results[name] = {"steps": [], "memory": 0.0}
         for turn in range(-warmup, rounds):
@@ -337,7 +349,7 @@ def measure(names, setting, rounds, warmup=1, say=print_now):
                     pipes[name].send(True)
                     answer = pipes[name].recv()
                 except (EOFError, OSError):
-                    answer = ValueError(f"the process of {name} ended, probably because memory ran out")
+                    answer = ended(name)
                 if isinstance(answer, Exception) and turn > 0:  # what was measured until here counts
                     say(f"stopped in turn {turn + 1}/{rounds}: {answer}")
                     return results

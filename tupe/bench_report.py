@@ -3,7 +3,7 @@
 import statistics
 
 PAPER_TOKENS = 1_000_000 * 256 * 512  # updates x sequences x tokens
-BASELINES = ("nopos", "bert_a", "fairseq", "hf")
+BASELINES = ("nopos", "bert_a", "fairseq", "hf", "hf-eager", "hf-flash")
 ASSUMPTIONS = """\
 FLOP per token of one training step: 6 per weight of a matrix product (2 forward, 4 backward); 12 C L per layer for
 q . k and weights . v over the full length; LM head at the 15 % masked tokens only (Hugging Face's BERT computes it at

@@ -91,7 +91,9 @@ class GatedAttentionLayer(nn.Module):
     def project(self, x):
         """[B, L, C] -> q, k [B, 1, L, D] and v [B, 1, L, E]."""
         z = F.silu(self.z(x)).unsqueeze(1)
-        q, k = (z * scale + shift for scale, shift in zip(self.scale, self.shift, strict=True))
+        scales, shifts = self.scale.to(z.dtype), self.shift.to(z.dtype)  # else autocast would make float32 of q and k
+        pairs = zip(scales, shifts, strict=True)
+        q, k = (z * scale + shift for scale, shift in pairs)
         return q, k, F.silu(self.v(x)).unsqueeze(1)
 
     def forward(self, x, positions, terms, layer):
@@ -184,7 +186,8 @@ class Encoder(nn.Module):
 
         Without padding the bias stays [H, L, L] and broadcasts over the batch. Padding is merged into it, once and out
         of place, under softmax; other normalisers get it as a mask, because they do not turn -inf into 0, and so does
-        the blocked path, because it then needs nothing of size B x H x L x L.
+        the blocked path, because it then needs nothing of size B x H x L x L. GPU kernels read the bias in the queries'
+        precision: it is rounded here, once, and not in every layer.
         """
         padding = tokens.eq(self.pad)
         padded = bool(padding.any()) if padded is None else padded
@@ -192,6 +195,8 @@ class Encoder(nn.Module):
         scale = self.positions.scale
 
         def merge(bias, gate):
+            if path == "sdpa" and bias is not None:
+                bias = bias.to(self.precision(tokens.device.type))
             if padding is None:
                 return Terms(scale, bias, gate, None, path)
             if self.normaliser != "softmax" or path == "blocked":
@@ -201,6 +206,10 @@ class Encoder(nn.Module):
 
         pairs = self.positions.terms(tokens.size(1))
         return [merge(*pair) for pair in pairs] if self.positions.per_layer else [merge(*pairs[0])] * len(pairs)
+
+    def precision(self, device):
+        """Of queries and keys."""
+        return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else self.tokens.weight.dtype
 
     def attention_weights(self, tokens, layer=0):
         """The weights [B, H, L, L] of one layer, for probes and figures (without dropout)."""

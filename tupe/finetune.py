@@ -84,7 +84,8 @@ class FinetuneTask(FairseqTask):
 
     It reads the dictionary in `cfg.data`, keeps the checkpoint's structure (a setting that contradicts it is an error,
     its `max_positions` is adopted), works out the length of the run for the schedule above, and writes `scores.json`
-    into the save folder: one record per validation and split, with unrounded scores. `metrics` names the scores, the
+    into the save folder: what is run and how, from the start on, and one record per epoch and split, with unrounded
+    scores. `metrics` names the scores, the
     first is the one to maximise; a subclass defines `describe()` (what was fine-tuned), `evaluate(split) -> {metric:
     float}` over `predictions`, and `write_predictions(split, stem)`.
     """
@@ -96,7 +97,7 @@ class FinetuneTask(FairseqTask):
         self.dictionary = dictionary
         self.predictions = {}  # split -> {example id: what the model said}, of the current validation
         self._scores = {}
-        self._pretrained, self._run, self._records, self._is_best = None, None, [], False
+        self._pretrained, self._run, self._facts, self._records, self._is_best = None, None, None, [], False
 
     @classmethod
     def setup_task(cls, cfg, **kwargs):
@@ -130,7 +131,19 @@ class FinetuneTask(FairseqTask):
             self._begin_run(cfg._get_parent())
         return super().build_criterion(cfg, **kwargs)
 
+    def train_step(self, *args, **kwargs):
+        try:
+            return super().train_step(*args, **kwargs)
+        except RuntimeError as error:
+            # fairseq would leave the batch out and go on, and the score would be of less training than it says.
+            if "out of memory" in str(error):
+                raise MemoryError(f"out of memory: {error}") from error
+            raise
+
     def _begin_run(self, root):
+        for section, key in ((root.dataset, "validate_interval_updates"), (root.checkpoint, "save_interval_updates")):
+            if section[key] > 0:
+                raise ValueError(f"{key}={section[key]}: fine-tuning is scored at the end of each epoch; leave it at 0")
         if root.lr_scheduler._name == SCHEDULE and not root.lr_scheduler.total_num_update > 0:
             root.lr_scheduler.total_num_update = self._count_updates(root)
         self._run = {
@@ -146,7 +159,11 @@ class FinetuneTask(FairseqTask):
             return
         if not lock_folder(self.cfg.save_dir):
             raise BlockingIOError(f"another process is training in {self.cfg.save_dir}")
-        result = read_result(self.cfg.save_dir)
+        try:
+            result = read_result(self.cfg.save_dir)
+        except ValueError as error:  # cut off by a power failure, for example
+            logger.warning(f"{error}: the run starts over")
+            result = None
         differ = {key for key in self._run if result and result.get(key) != self._run[key]}
         if differ:
             said = "; ".join(f"{key} {result.get(key)} there, {self._run[key]} here" for key in sorted(differ))
@@ -154,6 +171,9 @@ class FinetuneTask(FairseqTask):
         if is_finished(result):
             logger.warning(f"{self.cfg.save_dir} holds the finished run already: nothing to train")
             root.optimization.max_epoch = -1  # fairseq's loop ends before it begins
+        self._facts = run_facts()
+        if not result:
+            self._write_result()
 
     def _count_updates(self, root):
         """Updates of the whole run, counted on fairseq's own batches."""
@@ -233,17 +253,27 @@ class FinetuneTask(FairseqTask):
         (folder / "predictions").mkdir(parents=True, exist_ok=True)
         for tag in ["last"] + ["best"] * self._is_best:
             self.write_predictions(split, folder / "predictions" / f"{split}_{tag}")
-        content = {**self._run, "metrics": list(self.metrics), **run_facts()}
-        write_atomically(folder / "scores.json", json.dumps({**content, "records": self._records}, indent=1) + "\n")
+        self._write_result()
+
+    def _write_result(self):
+        content = {**self._run, "metrics": list(self.metrics), **self._facts}
+        content["finished_at"] = time.strftime("%Y-%m-%d %H:%M:%S%z")
+        content["records"] = self._records
+        write_atomically(Path(self.cfg.save_dir) / "scores.json", json.dumps(content, indent=1) + "\n")
 
 
 # --------------------------------------------------------------------------------------------------- folders of runs
 
 
 def read_result(folder):
-    """What `scores.json` of a run's folder says, or None if there is none."""
+    """What `scores.json` of a run's folder says, or None if there is none. Raises ValueError if it is not readable."""
     path = Path(folder) / "scores.json"
-    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except ValueError as error:
+        raise ValueError(f"{path} is not readable ({error})") from None
 
 
 def is_finished(result):
@@ -303,7 +333,7 @@ def adopt_structure(model_cfg, path):
         )
     model_cfg.max_positions = saved["max_positions"]
     updates = state["optimizer_history"][-1]["num_updates"]
-    return {"pretrained": str(path), "pretrained_updates": updates, "variant": variant(saved)}
+    return {"pretrained": str(Path(path).resolve()), "pretrained_updates": updates, "variant": variant(saved)}
 
 
 def model_options(path):
@@ -325,7 +355,7 @@ def variant(model_cfg):
 
 
 def run_facts():
-    """What is needed to repeat a run: command line, versions, commit, machine, time."""
+    """What is needed to repeat a run: command line, versions, commit, machine."""
     import fairseq
 
     from . import __version__
@@ -341,7 +371,6 @@ def run_facts():
         },
         "commit": git_commit(),
         "device": device,
-        "finished_at": time.strftime("%Y-%m-%d %H:%M:%S%z"),
     }
 
 
@@ -355,5 +384,8 @@ def git_commit():
 def write_atomically(path, text):
     """Readers see the old file or the new one, never half of it."""
     temporary = Path(f"{path}.{os.getpid()}.partial")
-    temporary.write_text(text, encoding="utf-8")
+    with temporary.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
     temporary.replace(path)

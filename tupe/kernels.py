@@ -10,6 +10,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch.autograd.function import once_differentiable
+from torch.utils.checkpoint import checkpoint
 
 # In float32 on a CPU, PyTorch multiplies with MKL, which on AMD processors uses half of the width of their vector
 # units; oneDNN, which is part of PyTorch too but used for bfloat16 only, uses all of it.
@@ -83,7 +84,7 @@ class Keep:
     """
 
     def __init__(self, p):
-        dropped = round(p * 2**16)
+        dropped = min(round(p * 2**16), 2**16 - 1)
         self.threshold = dropped - 2**15
         self.scale = 2**16 / (2**16 - dropped)  # what kept entries are multiplied with
         self.generator = np.random.SFC64(int(torch.randint(2**62, ())))
@@ -174,7 +175,7 @@ class BlockedAttention(torch.autograd.Function):
         keep = Keep(p) if p > 0 else None
         ctx.scale, ctx.keep_scale = scale, keep.scale if keep else 1.0
         kept = torch.empty(heads, batch, length, length, dtype=torch.bool) if keep else None
-        known = v.new_empty(heads, batch, length, length) if keeps_weights(q) else None
+        known = v.new_empty(heads, batch, length, length) if any(ctx.needs_input_grad) and keeps_weights(q) else None
         ctx.save_for_backward(q, k, v, bias, mask, kept, known)
         out = q.new_empty(batch, length, heads, v.size(-1)).transpose(1, 2)
         for h, rows in blocks(batch, heads, length):
@@ -191,7 +192,7 @@ class BlockedAttention(torch.autograd.Function):
         q, k, v, bias, mask, kept, known = ctx.saved_tensors
         batch, heads, length, _ = q.shape
         dq, dk, dv = (torch.empty_like(x) for x in (q, k, v))
-        dbias = torch.zeros_like(bias) if ctx.needs_input_grad[3] else None
+        dbias = torch.empty_like(bias) if ctx.needs_input_grad[3] else None
         for h, rows in blocks(batch, heads, length):
             if known is None:
                 weights = block_weights(q, k, bias, mask, ctx.scale, h, rows).to(v.dtype)
@@ -204,7 +205,8 @@ class BlockedAttention(torch.autograd.Function):
             dv[rows, h] = transposed_matmul(dropped, g)
             dlogits = torch._softmax_backward_data(dweights, weights, -1, weights.dtype)
             if dbias is not None:
-                dbias[h] += dlogits[0] if len(dlogits) == 1 else dlogits.sum(0, dtype=torch.float32)
+                part = dlogits[0] if len(dlogits) == 1 else dlogits.sum(0, dtype=torch.float32)
+                dbias[h].add_(part) if rows.start else dbias[h].copy_(part)
             dq[rows, h] = matmul(dlogits, k[rows, h].transpose(1, 2)).mul_(ctx.scale)
             dk[rows, h] = transposed_matmul(dlogits, q[rows, h]).mul_(ctx.scale)
         return dq, dk, dv, dbias, None, None, None
@@ -236,8 +238,11 @@ def transposed_matmul(a, b):
     return matmul(b.transpose(1, 2), a.transpose(1, 2)).transpose(1, 2)
 
 
+@torch.compiler.disable  # its loops and numpy's masks are not for tracing
 def blocked_attention(q, k, v, bias, real, scale, p):
     """q, k [B, H, L, D], v [B, H, L, E], bias [H, L, L] or None, real [B, 1, 1, L] or None (False at padded keys)."""
+    if p >= 1:
+        return v * 0
     mask = None if real is None else torch.zeros(real.shape[0], 1, real.shape[3]).masked_fill_(~real[:, 0], -math.inf)
     with torch.autocast("cpu", enabled=False):
         return BlockedAttention.apply(q, k, v, bias, mask, scale, p)
@@ -271,7 +276,7 @@ class LMLoss(torch.autograd.Function):
             if with_gradient:
                 dlogits = exps.div_(total)
                 dlogits[:count].scatter_add_(1, target, -torch.ones_like(wanted))
-                dlogits[count:] = 0
+                dlogits[count:].zero_()
                 dbias += dlogits.sum(0)
                 dlogits = dlogits.to(dtype)
                 dx[rows] = multiply(dlogits, w.t())[:count].to(x.dtype)
@@ -296,6 +301,11 @@ def multiply(a, b):
     return product(a, b) if on_onednn(a, b) else a @ b.t()
 
 
+def loss_of_rows(x, weight, bias, targets):
+    logits = F.linear(x, weight).float() + bias.float()
+    return F.cross_entropy(logits, targets, reduction="sum")
+
+
 def lm_loss(x, weight, bias, targets):
     """`F.cross_entropy(F.linear(x, weight, bias).float(), targets, reduction="sum")` without all logits at one time.
 
@@ -304,4 +314,10 @@ def lm_loss(x, weight, bias, targets):
     device = x.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
     with torch.autocast(device, enabled=False):
+        if dtype == torch.float16:  # small gradients must meet the loss scale before they are rounded: not in `forward`
+            x, weight = x.to(dtype), weight.to(dtype)
+            starts = range(0, max(1, len(x)), ROWS)
+            chunks = [(x[i : i + ROWS], weight, bias, targets[i : i + ROWS]) for i in starts]
+            options = {"use_reentrant": False, "preserve_rng_state": False}
+            return sum(checkpoint(loss_of_rows, *chunk, **options) for chunk in chunks)
         return LMLoss.apply(x, weight, bias, targets, dtype, torch.is_grad_enabled())

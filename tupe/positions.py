@@ -280,11 +280,11 @@ class Absolute(PositionScheme):
         return self.table.weight[:length]
 
 
-def frequencies(width):
+def frequencies(width, device=None):
     """omega_i = 10000^(-2i/width), i = 0 .. width/2 - 1. Raises ValueError for an odd width."""
     if width % 2:
         raise ValueError(f"sinusoids and rotations need an even width, not {width}")
-    return 10000.0 ** (-torch.arange(0, width, 2).float() / width)
+    return 10000.0 ** (-torch.arange(0, width, 2, device=device).float() / width)
 
 
 def waves(omega, positions):
@@ -411,7 +411,8 @@ class T5(PositionScheme):
         return toeplitz(by_offset.float().T, length)
 
     def cls_bias(self, scale):
-        return self.table.weight[[self.buckets // 2, self.buckets]].float()
+        half = self.buckets // 2
+        return self.table.weight[half::half].float()  # rows 16 and 32; a list of them would be copied to the GPU
 
 
 class Clipped(PositionScheme):
@@ -641,7 +642,7 @@ class RopeValues(Rope):
 
 def rotated(x, sign=1):
     """x [..., L, D]: neighbouring columns (2m, 2m + 1) turned by the angle sign * i * 10000^(-2m/D) at position i."""
-    omega = frequencies(x.size(-1)).to(x.device)
+    omega = frequencies(x.size(-1), x.device)
     angle = sign * torch.arange(x.size(-2), device=x.device)[:, None] * omega  # [L, D / 2]
     cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
     even, odd = x[..., ::2], x[..., 1::2]

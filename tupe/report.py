@@ -54,8 +54,7 @@ def pretraining_curves(summaries):
     """[SVG]: score against pre-training updates, of architectures with several checkpoints (Figure 5 b, c)."""
     lines = defaultdict(dict)
     for model, tasks in summaries.items():
-        name = f"{model.architecture} {model.variant}".strip()
-        lines[name][model.updates] = {column: value[0] for column, value in paper_row(tasks).items()}
+        lines[model.name][model.updates] = {column: value[0] for column, value in paper_row(tasks).items()}
     lines = {name: points for name, points in lines.items() if len(points) > 1}
     every = [set(point) for points in lines.values() for point in points.values()]
     shared = [column for column in PAPER_COLUMNS if every and all(column in names for names in every)]
@@ -264,7 +263,7 @@ def _html(found, summaries, properties, pretrained):
     for model, tasks in summaries["best"].items():
         inner = "".join(
             f"<h3>{e(task)} {e(TASKS[task].metrics[0] if task in TASKS else '')}</h3>"
-            + _html_table(*configuration_table(model, task, found.runs))
+            + _html_table(*configuration_table(model, task, found.runs, found.broken))
             for task in tasks
         )
         body.append(f"<details><summary>{e(str(model))}</summary>{inner}</details>")
@@ -275,10 +274,9 @@ def _html(found, summaries, properties, pretrained):
     for title, entries in _problems(found):
         items = "".join(f"<li><code>{e(str(folder))}</code>: {e(reason)}</li>" for folder, reason in entries)
         body.append(f"<h2>{title} ({len(entries)})</h2><ul>{items}</ul>")
-    body.append(
-        f"<h2>Runs</h2><details><summary>Commands, versions and commits of {len(found.runs)} runs</summary><ul>"
-    )
-    for _, result in sorted(found.runs.items(), key=lambda item: item[0]):
+    every = sorted([*found.runs.items(), *found.broken.items()], key=lambda item: item[0])
+    body.append(f"<h2>Runs</h2><details><summary>Commands, versions and commits of {len(every)} runs</summary><ul>")
+    for _, result in every:
         versions = ", ".join(f"{name} {version}" for name, version in result["versions"].items())
         facts = f"commit {result['commit']}; {versions}; {result['device']}; {result['finished_at']}"
         body.append(f"<li>{e(result['folder'])}<br><code>{e(' '.join(result['command']))}</code><br>{e(facts)}</li>")

@@ -2,9 +2,10 @@
 
 import json
 import math
+import os
 import statistics
 from collections import defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -40,6 +41,7 @@ class Collection:
     """What was found: finished runs {(model, task, lr, seed): result}, and everything else with its reason."""
 
     runs: dict = field(default_factory=dict)
+    broken: dict = field(default_factory=dict)  # failed runs that said what they were, in the same way
     failed: list = field(default_factory=list)  # (folder, reason)
     missing: list = field(default_factory=list)  # (folder, "not started" or "running")
     left_out: list = field(default_factory=list)  # (folder, reason)
@@ -53,9 +55,14 @@ class Model:
     updates: int  # of pre-training
     checkpoint: str
     variant: str = ""  # how it differs from its architecture
+    folder: str = ""  # of the checkpoint, as far as it is needed to tell two models apart
+
+    @property
+    def name(self):
+        return f"{self.architecture}{self.variant and f' ({self.variant})'}{self.folder and f' [{self.folder}]'}"
 
     def __str__(self):
-        return f"{self.architecture}{self.variant and f' ({self.variant})'} @ {steps(self.updates)}"
+        return f"{self.name} @ {steps(self.updates)}"
 
 
 def steps(updates):
@@ -77,6 +84,7 @@ def collect(folders):
             (sweeps if path.name == "sweep.json" else runs)[path.parent.resolve()] = path.parent
     for path in runs.values():
         _add_run(found, path)
+    _tell_apart(found)
     for path in sweeps.values():
         _add_missing(found, path)
     if not found.runs and not found.failed:
@@ -87,25 +95,32 @@ def collect(folders):
 def _add_run(found, path):
     try:
         result, failure = read_result(path), read_failure(path)
+        if result is None:
+            found.failed.append((path, failure["reason"]))
+            return
+        model = (
+            result["architecture"], result["pretrained_updates"], result["pretrained"], result.get("variant", "")
+        )  # fmt: skip
+        key = Model(*model), result["task"], float(result["lr"]), int(result["seed"])
+        result = {**result, "folder": str(path)}
+        for name in ("command", "versions", "commit", "device", "finished_at"):
+            result[name]
         if not is_finished(result):
             if failure:
                 found.failed.append((path, failure["reason"]))
+                found.broken[key] = result
             else:
                 found.left_out.append((path, "not finished"))
             return
-        key = (
-            Model(
-                result["architecture"], result["pretrained_updates"], result["pretrained"], result.get("variant", "")
-            ),
-            result["task"], float(result["lr"]), int(result["seed"]),
-        )  # fmt: skip
-        for record in result["records"]:
-            for name in result["metrics"]:
-                float(record[name])
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        if result["task"] == "MNLI" and len(result["splits"]) < 2:
+            raise ValueError("MNLI without its second development set")
+        for split in result["splits"]:
+            for epoch in EPOCHS:
+                for name in result["metrics"]:
+                    float(scores(result, split, name, epoch))
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
         found.left_out.append((path, f"not a run of this project ({type(error).__name__}: {error})"))
         return
-    result["folder"] = str(path)
     if key in found.runs:
         same = found.runs[key]["records"] == result["records"]
         other = found.runs[key]["folder"]
@@ -114,10 +129,30 @@ def _add_run(found, path):
         found.runs[key] = result
 
 
+def _tell_apart(found):
+    """Where checkpoints of two pre-training runs would have one name, all of that name get their folders added."""
+    groups, names = defaultdict(set), {}
+    for model, *_ in [*found.runs, *found.broken]:
+        groups[model.architecture, model.variant].add(model)
+    for models in groups.values():
+        if len({model.updates for model in models}) == len(models):
+            continue
+        top = os.path.commonpath([Path(model.checkpoint).parent for model in models])
+        paths = {model: Path(os.path.relpath(model.checkpoint, top)) for model in models}
+        by_folder = len({(path.parent, model.updates) for model, path in paths.items()}) == len(models)
+        names.update({model: str(path.parent if by_folder else path) for model, path in paths.items()})
+    for kind in ("runs", "broken"):
+        renamed = {
+            (replace(model, folder=names.get(model, "")), *rest): run
+            for (model, *rest), run in getattr(found, kind).items()
+        }
+        setattr(found, kind, renamed)
+
+
 def _add_missing(found, folder):
     try:
         _, jobs = read_sweep(folder)
-    except (KeyError, ValueError, TypeError) as error:
+    except (KeyError, ValueError, TypeError, AttributeError) as error:
         found.left_out.append((folder, f"unreadable sweep.json ({error})"))
         return
     for job in jobs:
@@ -142,7 +177,9 @@ class Summary:
     """One task of one model: scores of every seed by learning rate, and the paper's choice among them."""
 
     by_lr: dict  # lr -> {seed: {(split, metric): score}}
-    lr: float  # of the best configuration: the highest median over seeds of the first metric (mean over dev sets)
+    # Of the best configuration: the highest median over seeds of the first metric (mean over dev sets), among those
+    # with the most seeds: what is left of a configuration whose other runs failed is no match for a whole one.
+    lr: float
 
     def values(self, split, metric, lr=None):
         return [values[split, metric] for values in self.by_lr[lr or self.lr].values()]
@@ -163,7 +200,9 @@ def summarise(runs, epoch):
     for model, tasks in grouped.items():
         for task, by_lr in tasks.items():
             summary = Summary(dict(by_lr), min(by_lr))
-            summary.lr = max(by_lr, key=lambda lr: statistics.mean(summary.median(*pair, lr) for pair in keys[task]))
+            most = max(map(len, by_lr.values()))
+            whole = [lr for lr in by_lr if len(by_lr[lr]) == most]
+            summary.lr = max(whole, key=lambda lr: statistics.mean(summary.median(*pair, lr) for pair in keys[task]))
             summaries[model][task] = summary
     return dict(summaries)
 
@@ -309,12 +348,14 @@ def _pairs(summary):
     return next(iter(next(iter(summary.by_lr.values())).values()))
 
 
-def configuration_table(model, task, runs):
-    """Every learning rate and seed of a task: header, rows with the first metric at the best and the last epoch."""
+def configuration_table(model, task, runs, broken):
+    """Every learning rate and seed of a task: header, rows with the first metric at the best and the last epoch.
+    broken: the runs that failed."""
     mine = {(lr, seed): result for (m, t, lr, seed), result in runs.items() if (m, t) == (model, task)}
-    seeds = sorted({seed for _, seed in mine})
+    failed = {(lr, seed) for m, t, lr, seed in broken if (m, t) == (model, task)}
+    seeds = sorted({seed for _, seed in {*mine, *failed}})
     rows = []
-    for lr in sorted({lr for lr, _ in mine}):
+    for lr in sorted({lr for lr, _ in {*mine, *failed}}):
         for epoch in EPOCHS:
             values = {}
             for seed in seeds:
@@ -322,8 +363,11 @@ def configuration_table(model, task, runs):
                     result = mine[lr, seed]
                     pairs = [(split, result["metrics"][0]) for split in result["splits"]]
                     values[seed] = statistics.mean(scores(result, *pair, epoch) for pair in pairs)
-            cells = [f"{values[seed]:.2f}" if seed in values else "" for seed in seeds]
-            summary = [f"{statistics.median(values.values()):.2f}", deviation(list(values.values()))]
+            lost = {seed: "failed" for seed in seeds if (lr, seed) in failed}
+            cells = [f"{values[seed]:.2f}" if seed in values else lost.get(seed, "") for seed in seeds]
+            summary = ["", ""]
+            if values:
+                summary = [f"{statistics.median(values.values()):.2f}", deviation(list(values.values()))]
             rows.append([epoch, [f"{lr:g}", epoch, *cells, *summary]])
     return ["lr", "epoch", *(f"seed {seed}" for seed in seeds), "median", "deviation"], rows
 
@@ -350,11 +394,18 @@ def unigram_entropy(data):
 def pretraining(models, data=None):
     """{model: (validation loss, unigram entropy)}, nats per token, of the checkpoints that models were fine-tuned from.
 
-    data: folder of their pre-training data (default: the one in each checkpoint).
+    data: folder of their pre-training data (default: the one in each checkpoint). Only of masked language models: other
+    losses do not compare. Raises ValueError for a checkpoint that was trained on since.
     """
     found, entropies = {}, {}
     for model in models:
         state = read_checkpoint(model.checkpoint)
+        if state["optimizer_history"][-1]["num_updates"] != model.updates:
+            raise ValueError(
+                f"{model.checkpoint} is no longer the one that was fine-tuned, after {model.updates} updates"
+            )
+        if not state["cfg"]["criterion"]["_name"].startswith("masked_lm"):
+            continue
         folder, loss = str(data or state["cfg"]["task"]["data"]), state["extra_state"].get("val_loss")
         if loss is None:
             raise ValueError(f"{model.checkpoint} holds no validation loss")
@@ -385,7 +436,8 @@ def properties(models, data=None):
 def correlations(found, summaries):
     """Pearson correlation over models of each property with each score (mean over seeds of the best configuration).
 
-    Returns (header, rows); a cell is empty for fewer than three models, or where one side is constant.
+    Returns (header, rows); a cell is empty for fewer than three models, or where one side is constant. Over models with
+    position encodings only, as Wang et al. (2021) take it.
     """
     columns = score_columns(summaries)
     rows = []
@@ -395,7 +447,10 @@ def correlations(found, summaries):
             pairs = [
                 (found[model][measure], statistics.mean(tasks[task].values(split, metric)))
                 for model, tasks in summaries.items()
-                if task in tasks and model in found and math.isfinite(found[model][measure])
+                if task in tasks
+                and model in found
+                and math.isfinite(found[model][measure])
+                and "position nopos" not in model.variant
             ]
             varied = len(pairs) > 2 and all(len(set(side)) > 1 for side in zip(*pairs, strict=True))
             cells.append(f"{pearsonr(*zip(*pairs, strict=True))[0]:+.2f}" if varied else "")

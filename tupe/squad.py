@@ -49,10 +49,16 @@ def f1(prediction, gold):
     return 2 * common / (len(words) + len(wanted))
 
 
-def best_over_golds(measure, prediction, golds):
-    """The best score against any gold answer; a question without one wants the empty string."""
-    golds = [gold for gold in golds if normalise_answer(gold)] or [""]
-    return max(measure(prediction, gold) for gold in golds)
+def best_over_golds(measure, prediction, golds, version="2.0"):
+    """The best score against any gold answer; a question without one wants the empty string.
+
+    A gold answer of articles and punctuation alone is none in version 2.0 of the official script; in 1.1 it can be
+    matched exactly, but shares words with nothing.
+    """
+    real = [gold for gold in golds if normalise_answer(gold)]
+    if version == "1.1" and golds:
+        return max((measure(prediction, gold) for gold in (golds if measure is exact_match else real)), default=0.0)
+    return max(measure(prediction, gold) for gold in real or [""])
 
 
 def official_scores(predictions, golds, no_answer=None):
@@ -61,10 +67,15 @@ def official_scores(predictions, golds, no_answer=None):
     predictions: {question id: text of the best answer}. golds: {question id: list of gold answers, empty if there is
     none}. no_answer: {question id: how much more likely no answer is}: a question whose value is above the threshold is
     answered with the empty string, and the threshold is chosen for the highest F1, as the official script reports it
-    ("best_f1"; its exact match here is that of the same threshold). Without it every answer is given.
+    ("best_f1"; its exact match here is that of the same threshold). Without it every answer is given, and scored as in
+    version 1.1.
     """
     ids = sorted(golds, key=lambda qid: no_answer[qid]) if no_answer else list(golds)
-    given = {m: np.array([best_over_golds(m, predictions[qid], golds[qid]) for qid in ids]) for m in (exact_match, f1)}
+    version = "2.0" if no_answer else "1.1"
+    given = {
+        m: np.array([best_over_golds(m, predictions[qid], golds[qid], version) for qid in ids])
+        for m in (exact_match, f1)
+    }
     empty = np.array([best_over_golds(f1, "", golds[qid]) for qid in ids])
     answered, threshold = len(ids), None
     if no_answer:

@@ -48,8 +48,11 @@ def jobs_of(output, tasks, learning_rates, seeds):
 
 def state_of(job):
     """What the job's folder says: "done", "running" in some process, "failed", or "open"."""
-    if is_finished(read_result(job.folder)):
-        return "done"
+    try:
+        if is_finished(read_result(job.folder)):
+            return "done"
+    except (ValueError, KeyError, TypeError):
+        pass  # a file that was cut off: the job runs again
     if _is_locked(job.folder / "lock"):
         return "running"
     return "failed" if (job.folder / "failed.json").exists() else "open"
@@ -70,7 +73,9 @@ def slots(count=None):
 
     gpus = torch.cuda.device_count()
     if gpus:
-        return [{"CUDA_VISIBLE_DEVICES": str(gpu)} for gpu in range(gpus)][:count]
+        allotted = os.environ.get("CUDA_VISIBLE_DEVICES")
+        names = allotted.split(",")[:gpus] if allotted else range(gpus)
+        return [{"CUDA_VISIBLE_DEVICES": str(gpu)} for gpu in names][:count]
     count = count or 1
     return [{"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // count))}] * count
 
@@ -81,7 +86,7 @@ class Sweep:
     checkpoint, data: pre-trained model, and what prepare_glue.py wrote. output: folder of the sweep. options: more
     arguments of fairseq-train for every job. keep_best: leave the best checkpoint of each task in OUT/<task>/;
     otherwise no checkpoint is written at all.
-    Raises ValueError if `output` holds the sweep of another checkpoint or of other options.
+    Raises ValueError if `output` holds the sweep of another checkpoint, of other options or of another keep_best.
     """
 
     def __init__(
@@ -104,15 +109,16 @@ class Sweep:
             "updates": state["optimizer_history"][-1]["num_updates"],
             "data": str(self.data),
             "options": list(options),
+            "keep_best": keep_best,
         }
         self.output.mkdir(parents=True, exist_ok=True)
         with locked(self.output / "sweep.lock"):
             settings = {**fixed, "tasks": [], "learning_rates": [], "seeds": []}
             if (self.output / "sweep.json").exists():
                 settings, _ = read_sweep(self.output)
-                differ = [key for key in fixed if settings[key] != fixed[key]]
+                differ = [key for key in fixed if settings.get(key) != fixed[key]]
                 if differ:
-                    said = "; ".join(f"{key} {settings[key]} there, {fixed[key]} here" for key in differ)
+                    said = "; ".join(f"{key} {settings.get(key)} there, {fixed[key]} here" for key in differ)
                     raise ValueError(f"{self.output} holds another sweep ({said}); choose another folder")
             for key, values in (("tasks", tasks), ("learning_rates", learning_rates), ("seeds", seeds)):
                 settings[key] += [value for value in values if value not in settings[key]]
@@ -146,7 +152,7 @@ class Sweep:
         for job in self.jobs:
             failure = read_failure(job.folder)
             if failure and (retry_failed or failure["killed"]):
-                (job.folder / "failed.json").unlink()
+                (job.folder / "failed.json").unlink(missing_ok=True)
             self._settle(job)
         states = {job: state_of(job) for job in self.jobs}
         waiting = deque(job for job, state in states.items() if state in ("open", "running"))
@@ -175,7 +181,7 @@ class Sweep:
                         continue
                     del running[job]
                     free.append(slot)
-                    tail = _tail(job.folder / "train.log", offset)
+                    tail = tail_of(job.folder / "train.log", offset)
                     if process.returncode and "another process is training in" in tail:
                         waiting.append(job)
                         continue
@@ -212,9 +218,7 @@ class Sweep:
             name = result["metrics"][0]
             best = max(record[name] for record in result["records"] if record["split"] == result["splits"][0])
             return "done", f"{name} {best:.2f}, {seconds:.0f} s"
-        reason = failure_reason(returncode, tail)
-        failure = {"reason": reason, "killed": returncode < 0, "returncode": returncode, "seconds": round(seconds, 1)}
-        write_atomically(job.folder / "failed.json", json.dumps(failure, indent=1) + "\n")
+        reason = record_failure(job.folder, returncode, tail, seconds)
         self._settle(job)
         return "failed", f"FAILED ({reason}), see {job.folder / 'train.log'}"
 
@@ -224,22 +228,31 @@ class Sweep:
         if state not in ("done", "failed"):
             return
         checkpoint, place = job.folder / "checkpoint_best.pt", job.folder.parent
-        if state == "done" and self.keep_best and checkpoint.exists():
+        if state == "done" and self.keep_best:
             result = read_result(job.folder)
             name = result["metrics"][0]
             score = max(record[name] for record in result["records"] if record["split"] == result["splits"][0])
             with locked(place / "best.lock"):
                 best = place / "best.json"
-                if not best.exists() or score > json.loads(best.read_text())["score"]:
+                is_best = not best.exists() or score > json.loads(best.read_text())["score"]
+                if is_best and checkpoint.exists():
                     checkpoint.replace(place / "checkpoint_best.pt")
                     write_atomically(best, json.dumps({"score": score, "metric": name, "run": job.folder.name}) + "\n")
         for path in job.folder.glob("*.pt"):
-            path.unlink()
+            path.unlink(missing_ok=True)
 
 
 def end_cleanly_on_sigterm():
     """Let `kill` and Slurm end this process as an interruption from the keyboard does: with its jobs."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("sweep: stopped; start it again to go on"))
+
+
+def record_failure(folder, returncode, tail, seconds):
+    """Write failed.json; returns the reason. tail: end of the job's log."""
+    reason = failure_reason(returncode, tail)
+    failure = {"reason": reason, "killed": returncode < 0, "returncode": returncode, "seconds": round(seconds, 1)}
+    write_atomically(Path(folder) / "failed.json", json.dumps(failure, indent=1) + "\n")
+    return reason
 
 
 def failure_reason(returncode, tail):
@@ -260,7 +273,8 @@ def read_failure(folder):
     return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
 
 
-def _tail(path, offset, size=20000):
+def tail_of(path, offset, size=20000):
+    """The end of what a log holds from `offset` on."""
     with path.open("rb") as file:
         file.seek(max(offset, path.stat().st_size - size))
         return file.read().decode("utf-8", errors="replace")

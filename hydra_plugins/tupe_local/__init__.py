@@ -35,7 +35,7 @@ class ProcessLauncher(Launcher):
     def launch(self, job_overrides, initial_job_idx):
         queue = [self._prepare(list(words), initial_job_idx + i) for i, words in enumerate(job_overrides)]
         # Only now: the plugin registers schemas, with which Hydra would read the configuration in another way.
-        from tupe.sweep import slots
+        from tupe.sweep import record_failure, slots, tail_of
 
         environments = slots(self.jobs)
         free, running, results, failed = list(range(len(environments))), [], [], []
@@ -44,7 +44,9 @@ class ProcessLauncher(Launcher):
             while queue or running:
                 while queue and free:
                     job, slot = queue.pop(0), free.pop()
+                    (job.working_dir / "failed.json").unlink(missing_ok=True)
                     with (job.working_dir / "launcher.log").open("a") as out:
+                        job.offset, job.start = out.tell(), time.time()
                         process = subprocess.Popen(
                             job.command, stdout=out, stderr=subprocess.STDOUT, env={**os.environ, **environments[slot]}
                         )
@@ -54,9 +56,15 @@ class ProcessLauncher(Launcher):
                     running.remove(entry)
                     free.append(slot)
                     results.append(job)
-                    told = "done" if process.returncode == 0 else f"FAILED, see {job.working_dir / 'launcher.log'}"
+                    told = "done"
+                    if process.returncode:
+                        failed.append(job)
+                        path = job.working_dir / "launcher.log"
+                        tail, seconds = tail_of(path, job.offset), time.time() - job.start
+                        reason = record_failure(job.working_dir, process.returncode, tail, seconds)
+                        told = f"FAILED ({reason}), see {path}"
+                        (job.working_dir / "crash.pt").unlink(missing_ok=True)  # fairseq's, of a diverged run
                     log.info(f"#{job.index} {' '.join(filter_overrides(job.overrides))}: {told}")
-                    failed += [job] if process.returncode else []
                 time.sleep(0.2)
         finally:
             for _, process, _ in running:
