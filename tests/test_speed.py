@@ -45,7 +45,7 @@ def test_same_losses(data, stock, options, tolerance, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.skipif(not shutil.which("g++"), reason="torch.compile needs a C++ compiler")
-@pytest.mark.parametrize("dropout, tolerance", [(0, 1e-3), (0.1, 0.2)])
+@pytest.mark.parametrize("dropout, tolerance", [(0, 1e-3), (0.1, 0.5)])
 def test_compiled(data, dropout, tolerance, tmp_path):
     """With dropout, compiled code draws other masks."""
     options = [*STEPS, f"--dropout={dropout}", f"--attention-dropout={dropout}"]
