@@ -713,6 +713,22 @@ def test_two_processes_score_what_one_does(learnable, pretrained, tmp_path):
         assert (tmp_path / "1" / name).read_text() == (tmp_path / "2" / name).read_text()
 
 
+def test_sweep_from_the_shell(learnable, pretrained, tmp_path):
+    """scripts/glue_sweep.sh with a real job, and its report."""
+    env = {
+        **os.environ, "PYTHON": sys.executable, "DATA": str(learnable), "LRS": "1e-3", "SEEDS": "1",
+        "OPTIONS": "--num-workers=0 --max-epoch=1",
+    }  # fmt: skip
+    command = ["bash", ROOT / "scripts/glue_sweep.sh", pretrained, "out", "cola"]
+    done = subprocess.run(command, env=env, cwd=tmp_path, text=True, capture_output=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "sweep: 1/1 CoLA lr 0.001 seed 1: matthews" in done.stdout
+    scores = scores_of(tmp_path / "out/CoLA/lr0.001_seed1")
+    assert scores["pretrained"] == str(pretrained) and len(scores["records"]) == 1
+    assert "learning curves of CoLA" in (tmp_path / "out/report/index.html").read_text()
+    assert not list(tmp_path.rglob("*.pt"))
+
+
 @pytest.mark.slow
 def test_encodings_side_by_side(learnable, vocabulary, tmp_path):
     """scripts/compare_encodings.sh: pre-trained alike, fine-tuned, one report; started again, nothing is run again."""
