@@ -3,6 +3,7 @@
 import csv
 import json
 import math
+import re
 import statistics
 
 import numpy as np
@@ -218,6 +219,8 @@ def test_report(tmp_path):
         assert "ICLR 2021, Table 1" in text
     assert f"{statistics.mean([80.25, 80.5, 81.0]):.2f} ± {statistics.stdev([80.25, 80.5, 81.0]):.2f}" in page
     assert "http" not in page.replace("http://www.w3.org", ""), "the page must not load anything"
+    linked = re.findall(r"!\[.*?\]\((.*?)\)", markdown)
+    assert len(linked) == len(TASKS) and all((tmp_path / "report" / name).read_text()[:5] == "<?xml" for name in linked)
     assert "train --a &lt;b&gt;" in page and page.count("data:image/svg+xml") == len(TASKS)
     with (tmp_path / "report" / "runs.csv").open() as file:
         rows = list(csv.DictReader(file))
@@ -290,7 +293,7 @@ def test_several_checkpoints_of_a_run_give_the_pretraining_figure(tmp_path):
         write_sweep(tmp_path / str(updates), ["MNLI", "RTE"], {2e-5: [60 + updates / 1e5]}, updates=updates)
     found = collect([tmp_path])
     pictures = report.pretraining_curves(summarise(found.runs, "best"))
-    assert len(pictures) == 2 and all(svg.startswith("<?xml") for svg in pictures)
+    assert len(pictures) == 2 and all(svg.startswith("<?xml") for svg in pictures.values())
     assert "Score against pre-training" in write_report(found, tmp_path / "report").read_text()
     # Another run of the same architecture is another line, and told by its folder.
     for updates in (300_000, 1_000_000):
@@ -301,7 +304,7 @@ def test_several_checkpoints_of_a_run_give_the_pretraining_figure(tmp_path):
     assert len({key[0] for key in both.runs}) == 5
     assert {key[0].name for key in both.runs} == {"tupe_r [.]", "tupe_r [b]"}
     only = {key: run for key, run in found.runs.items() if key[0].updates == 100_000}
-    assert report.pretraining_curves(summarise(only, "best")) == []
+    assert report.pretraining_curves(summarise(only, "best")) == {}
 
 
 def test_correlations_of_properties_with_scores(tmp_path):

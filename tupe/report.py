@@ -51,7 +51,7 @@ def learning_curves(runs, task):
 
 
 def pretraining_curves(summaries):
-    """[SVG]: score against pre-training updates, of architectures with several checkpoints (Figure 5 b, c)."""
+    """{what it shows: SVG}: score against pre-training updates, of models with several checkpoints (Figure 5 b, c)."""
     lines = defaultdict(dict)
     for model, tasks in summaries.items():
         lines[model.name][model.updates] = {column: value[0] for column, value in paper_row(tasks).items()}
@@ -61,7 +61,7 @@ def pretraining_curves(summaries):
     panels = {"MNLI-m": ["MNLI-m"]} if "MNLI-m" in shared else {}
     if shared:
         panels[f"mean of {len(shared)} columns"] = shared
-    pictures = []
+    pictures = {}
     for label, columns in panels.items():
         with _figure() as (figure, axes):
             for index, (name, points) in enumerate(sorted(lines.items())):
@@ -69,7 +69,7 @@ def pretraining_curves(summaries):
                 axes.plot(xs, [average(points[x], columns) for x in xs], marker="o", label=name, **_style(index))
             axes.set(xlabel="pre-training updates", ylabel=label)
             axes.legend(fontsize=8)
-            pictures.append(_svg(figure))
+            pictures[f"{label} against pre-training updates"] = _svg(figure)
     return pictures
 
 
@@ -113,7 +113,8 @@ CORRELATIONS = "Pearson correlation over the models of each property with each s
 
 
 def write_report(found, output, properties=None, pretrained=None):
-    """Write index.html (self-contained), report.md and runs.csv into `output`; returns the path of the page.
+    """Write index.html (self-contained), report.md with its pictures and runs.csv into `output`; returns the path of
+    the page.
 
     properties: {model: {measure: value}}, shown with their correlations with the scores. pretrained: {model: (loss,
     unigram entropy)}, shown with a verdict.
@@ -122,9 +123,18 @@ def write_report(found, output, properties=None, pretrained=None):
     output.mkdir(parents=True, exist_ok=True)
     summaries = {epoch: summarise(found.runs, epoch) for epoch in EPOCHS}
     (output / "runs.csv").write_text(_csv(found), encoding="utf-8")
-    (output / "report.md").write_text(_markdown(found, summaries, properties, pretrained), encoding="utf-8")
-    (output / "index.html").write_text(_html(found, summaries, properties, pretrained), encoding="utf-8")
+    pictures = {"Score against pre-training": pretraining_curves(summaries["best"])}
+    tasks = dict.fromkeys(key[1] for key in sorted(found.runs))
+    pictures["Learning curves"] = {f"learning curves of {task}": learning_curves(found.runs, task) for task in tasks}
+    for name, svg in (item for group in pictures.values() for item in group.items()):
+        (output / file_name(name)).write_text(svg, encoding="utf-8")
+    for name, page in (("report.md", _markdown), ("index.html", _html)):
+        (output / name).write_text(page(found, summaries, properties, pretrained, pictures), encoding="utf-8")
     return output / "index.html"
+
+
+def file_name(picture):
+    return picture.replace(" ", "_") + ".svg"
 
 
 def _csv(found):
@@ -179,7 +189,7 @@ def _problems(found):
     return [(title, entries) for title, entries in sections if entries]
 
 
-def _markdown(found, summaries, properties, pretrained):
+def _markdown(found, summaries, properties, pretrained, pictures):
     lines = ["# Fine-tuning report", "", f"{_counts(found)}. {PROTOCOL}", ""]
     if pretrained:
         lines += [f"## {PRETRAINED}", "", *_markdown_table(*pretraining_table(pretrained))]
@@ -199,6 +209,9 @@ def _markdown(found, summaries, properties, pretrained):
         lines += [f"## {PROPERTIES}", "", *_markdown_table(*property_table(properties))]
         if len(properties) > 2:
             lines += [CORRELATIONS, "", *_markdown_table(*correlations(properties, summaries["best"]))]
+    for title, group in pictures.items():
+        if group:
+            lines += [f"## {title}", "", *(f"![{name}]({file_name(name)})" for name in group), ""]
     for title, entries in _problems(found):
         lines += [f"## {title}", "", *(f"- `{folder}`: {reason}" for folder, reason in entries), ""]
     return "\n".join(lines)
@@ -234,7 +247,7 @@ code { font-size: .8rem; overflow-wrap: anywhere; }
 """
 
 
-def _html(found, summaries, properties, pretrained):
+def _html(found, summaries, properties, pretrained, pictures):
     e = html.escape
     body = [f"<h1>Fine-tuning report</h1><p>{e(_counts(found))}.</p><p>{e(PROTOCOL)}</p>"]
     if pretrained:
@@ -255,10 +268,6 @@ def _html(found, summaries, properties, pretrained):
         body.append(f"<h2>{PROPERTIES}</h2>{_html_table(*property_table(properties))}")
         if len(properties) > 2:
             body.append(f"<p>{CORRELATIONS}</p>{_html_table(*correlations(properties, summaries['best']))}")
-    pictures = pretraining_curves(summaries["best"])
-    if pictures:
-        images = "".join(_image(picture, "score against pre-training updates") for picture in pictures)
-        body.append(f'<h2>Score against pre-training</h2><div class="figures">{images}</div>')
     body.append("<h2>Every configuration</h2>")
     for model, tasks in summaries["best"].items():
         inner = "".join(
@@ -267,10 +276,11 @@ def _html(found, summaries, properties, pretrained):
             for task in tasks
         )
         body.append(f"<details><summary>{e(str(model))}</summary>{inner}</details>")
-    body.append('<h2>Learning curves</h2><p>Thin: every run. Thick: median of a model.</p><div class="figures">')
-    for task in dict.fromkeys(key[1] for key in sorted(found.runs)):
-        body.append(_image(learning_curves(found.runs, task), f"learning curves of {task}"))
-    body.append("</div>")
+    for title, group in pictures.items():
+        if group:
+            told = "<p>Thin: every run. Thick: median of a model.</p>" if title == "Learning curves" else ""
+            images = "".join(_image(svg, name) for name, svg in group.items())
+            body.append(f'<h2>{title}</h2>{told}<div class="figures">{images}</div>')
     for title, entries in _problems(found):
         items = "".join(f"<li><code>{e(str(folder))}</code>: {e(reason)}</li>" for folder, reason in entries)
         body.append(f"<h2>{title} ({len(entries)})</h2><ul>{items}</ul>")
