@@ -299,7 +299,7 @@ def _html(found, summaries, properties, pretrained, pictures):
 
 def _html_table(header, rows):
     e = html.escape
-    head = "".join(f"<th scope='col'>{e(cell)}</th>" for cell in header)
+    head = "".join(f"<th scope='col'>{e(cell).replace('-', '&#8209;')}</th>" for cell in header)  # no break in MNLI-m
     lines = (
         f'<tr class="{kind}">' + "".join(f"<td>{e(cell)}</td>" for cell in cells) + "</tr>" for kind, cells in rows
     )
