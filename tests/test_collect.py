@@ -341,4 +341,4 @@ def test_question_answering_runs_are_in_the_table_of_all_scores(tmp_path):
         record.update(f1=61.25, exact=58.5)
     (tmp_path / "run" / "scores.json").write_text(json.dumps(result))
     page = write_report(collect([tmp_path]), tmp_path / "report").read_text()
-    assert "SQuAD-2.0 f1" in page and "61.25" in page and "58.50" in page
+    assert "SQuAD&#8209;2.0 f1" in page and "61.25" in page and "58.50" in page

@@ -234,7 +234,7 @@ p { max-width: 46rem; }
 table { border-collapse: collapse; font-size: .875rem; font-variant-numeric: tabular-nums; }
 th, td { padding: .25rem .6rem; text-align: right; white-space: nowrap; border-bottom: 1px solid #ddd; }
 th:first-child, td:first-child { text-align: left; position: sticky; left: 0; background: #fff; }
-thead th { border-bottom: 2px solid #555; white-space: normal; vertical-align: bottom; }
+thead th { border-bottom: 2px solid #555; white-space: normal; min-width: 3.5rem; vertical-align: bottom; }
 tr.ours td { font-weight: 600; border-bottom: none; padding-top: .6rem; }
 tr.spread td, tr.last td { color: #595959; } tr.spread td { border-bottom: none; }
 tr.difference td { font-style: italic; }
