@@ -27,6 +27,8 @@ from fairseq.optim.lr_scheduler.polynomial_decay_schedule import (
 from fairseq.tasks import FairseqDataclass, FairseqTask
 from omegaconf import II
 
+from .checkpoints import num_updates
+
 logger = logging.getLogger(__name__)
 
 SCHEDULE = "polynomial_decay_ratio"
@@ -332,8 +334,8 @@ def adopt_structure(model_cfg, path):
             f"the model contradicts the checkpoint {path} (architecture {saved['_name']}): {'; '.join(wrong)}"
         )
     model_cfg.max_positions = saved["max_positions"]
-    updates = state["optimizer_history"][-1]["num_updates"]
-    return {"pretrained": str(Path(path).resolve()), "pretrained_updates": updates, "variant": variant(saved)}
+    where = str(Path(path).resolve())
+    return {"pretrained": where, "pretrained_updates": num_updates(state), "variant": variant(saved)}
 
 
 def model_options(path):

@@ -9,6 +9,7 @@ import torch
 from fairseq import options
 from omegaconf import OmegaConf
 
+from .checkpoints import num_updates
 from .compat import compose
 
 logger = logging.getLogger(__name__)
@@ -126,6 +127,6 @@ def _num_updates(path):
     """Updates after which a checkpoint was written, None if the file cannot be loaded. Does not read the tensors."""
     try:
         state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-        return state["optimizer_history"][-1]["num_updates"]
+        return num_updates(state)
     except (RuntimeError, EOFError, OSError, KeyError, pickle.UnpicklingError):
         return None

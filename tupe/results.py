@@ -12,6 +12,7 @@ import numpy as np
 from fairseq.data import Dictionary, data_utils
 from scipy.stats import pearsonr
 
+from .checkpoints import num_updates
 from .finetune import is_finished, read_checkpoint, read_result
 from .glue import TASKS
 from .sweep import read_failure, read_sweep, state_of
@@ -363,8 +364,8 @@ def configuration_table(model, task, runs, broken):
                     result = mine[lr, seed]
                     pairs = [(split, result["metrics"][0]) for split in result["splits"]]
                     values[seed] = statistics.mean(scores(result, *pair, epoch) for pair in pairs)
-            lost = {seed: "failed" for seed in seeds if (lr, seed) in failed}
-            cells = [f"{values[seed]:.2f}" if seed in values else lost.get(seed, "") for seed in seeds]
+            lost = ["failed" if (lr, seed) in failed else "" for seed in seeds]
+            cells = [f"{values[seed]:.2f}" if seed in values else gap for seed, gap in zip(seeds, lost, strict=True)]
             summary = ["", ""]
             if values:
                 summary = [f"{statistics.median(values.values()):.2f}", deviation(list(values.values()))]
@@ -400,7 +401,7 @@ def pretraining(models, data=None):
     found, entropies = {}, {}
     for model in models:
         state = read_checkpoint(model.checkpoint)
-        if state["optimizer_history"][-1]["num_updates"] != model.updates:
+        if num_updates(state) != model.updates:
             raise ValueError(
                 f"{model.checkpoint} is no longer the one that was fine-tuned, after {model.updates} updates"
             )

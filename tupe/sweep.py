@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from .checkpoints import num_updates
 from .finetune import is_finished, model_options, read_checkpoint, read_result, write_atomically
 from .glue import glue_name
 from .recipes import fairseq_arguments
@@ -106,7 +107,7 @@ class Sweep:
         self.model = model_options(self.checkpoint)
         fixed = {
             "checkpoint": str(self.checkpoint),
-            "updates": state["optimizer_history"][-1]["num_updates"],
+            "updates": num_updates(state),
             "data": str(self.data),
             "options": list(options),
             "keep_best": keep_best,
@@ -215,8 +216,7 @@ class Sweep:
         result = read_result(job.folder)
         if returncode == 0 and is_finished(result):
             self._settle(job)
-            name = result["metrics"][0]
-            best = max(record[name] for record in result["records"] if record["split"] == result["splits"][0])
+            name, best = best_score(result)
             return "done", f"{name} {best:.2f}, {seconds:.0f} s"
         reason = record_failure(job.folder, returncode, tail, seconds)
         self._settle(job)
@@ -229,9 +229,7 @@ class Sweep:
             return
         checkpoint, place = job.folder / "checkpoint_best.pt", job.folder.parent
         if state == "done" and self.keep_best:
-            result = read_result(job.folder)
-            name = result["metrics"][0]
-            score = max(record[name] for record in result["records"] if record["split"] == result["splits"][0])
+            name, score = best_score(read_result(job.folder))
             with locked(place / "best.lock"):
                 best = place / "best.json"
                 is_best = not best.exists() or score > json.loads(best.read_text())["score"]
@@ -240,6 +238,12 @@ class Sweep:
                     write_atomically(best, json.dumps({"score": score, "metric": name, "run": job.folder.name}) + "\n")
         for path in job.folder.glob("*.pt"):
             path.unlink(missing_ok=True)
+
+
+def best_score(result):
+    """(first metric, its best value on the first split) of a run."""
+    name, split = result["metrics"][0], result["splits"][0]
+    return name, max(record[name] for record in result["records"] if record["split"] == split)
 
 
 def end_cleanly_on_sigterm():
