@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -58,6 +59,29 @@ def test_bad_recipe_stops_before_training(tmp_path):
     done = bash(SCRIPTS / "pretrain.sh", "DATA", tmp_path / "run", GPUS="3", DRY_RUN="1")
     assert done.returncode != 0 and "cannot be split evenly over 3 processes" in done.stderr
     assert "fairseq_cli" not in done.stdout
+
+
+def test_memory_allocator_is_preloaded(tmp_path):
+    python = tmp_path / "python"
+    python.write_text('#!/bin/bash\necho "preloaded: $LD_PRELOAD"\n')
+    python.chmod(0o755)
+    library = next(Path("/").glob("lib*/**/libm.so.6"), None) or pytest.skip("no library to preload is known here")
+
+    def run(**variables):
+        return bash(SCRIPTS / "pretrain.sh", "DATA", tmp_path / "run", PYTHON=str(python), **variables)
+
+    assert f"preloaded: {library}\n" in run(ALLOCATOR=str(library), LD_PRELOAD="").stdout
+    assert "preloaded: \n" in run(ALLOCATOR="none", LD_PRELOAD="").stdout
+    assert f"preloaded: {library}\n" in run(ALLOCATOR="/other.so", LD_PRELOAD=str(library)).stdout  # theirs stays
+    refused = run(ALLOCATOR="/nothing.so", LD_PRELOAD="")
+    assert refused.returncode == 2 and "no such library: ALLOCATOR=/nothing.so" in refused.stderr
+
+    ldconfig = tmp_path / "ldconfig"  # as on a system that has tcmalloc
+    ldconfig.write_text(f"#!/bin/bash\necho 'libtcmalloc_minimal.so.4 (libc6,x86-64) => {library}'\n")
+    ldconfig.chmod(0o755)
+    found = run(LD_PRELOAD="", PATH=f"{tmp_path}:{os.environ['PATH']}")
+    expected = "" if Path("/dev/nvidiactl").exists() else library
+    assert f"preloaded: {expected}\n" in found.stdout
 
 
 def test_usage_is_shown():

@@ -262,8 +262,11 @@ def release_memory(device):
     """Give back what is allocated but not in use, which other contenders may need in their turn."""
     if device == "cuda":
         torch.cuda.empty_cache()
-    elif hasattr(ctypes.CDLL(None), "malloc_trim"):  # glibc
-        ctypes.CDLL(None).malloc_trim(0)
+    process = ctypes.CDLL(None)
+    if hasattr(process, "malloc_trim"):  # glibc
+        process.malloc_trim(0)
+    if hasattr(process, "MallocExtension_ReleaseFreeMemory"):  # tcmalloc
+        process.MallocExtension_ReleaseFreeMemory()
 
 
 def memory_needed(names, setting):
@@ -440,7 +443,7 @@ def environment():
         "cpu": cpu, "cores": os.cpu_count(), "threads": torch.get_num_threads(),
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         "torch": torch.__version__, "python": platform.python_version(),
-        "load_average": os.getloadavg()[0],
+        "preloaded": os.environ.get("LD_PRELOAD") or None, "load_average": os.getloadavg()[0],
     }  # fmt: skip
 
 
