@@ -10,7 +10,8 @@ from pathlib import Path
 warnings.simplefilter("ignore")
 
 import tupe  # noqa: E402, F401  (registers the architectures)
-from tupe.sweep import LEARNING_RATES, SEEDS, Sweep, end_cleanly_on_sigterm, slots  # noqa: E402
+from tupe.jobs import slots  # noqa: E402
+from tupe.sweep import LEARNING_RATES, SEEDS, Sweep, end_cleanly_on_sigterm  # noqa: E402
 
 
 def main():

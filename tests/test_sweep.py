@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from tupe.finetune import read_result
-from tupe.sweep import Sweep, failure_reason, read_failure, read_sweep, slots, state_of
+from tupe.jobs import read_failure
+from tupe.sweep import Sweep, read_sweep, state_of
 
 # Stands in for fairseq-train: locks its folder, notes that it ran, and does what the folder's `behave` file says.
 JOB = """
@@ -227,24 +228,3 @@ def test_command_is_the_recipe(checkpoint, monkeypatch):
     for word in ("--no-save", "--cpu", "--seed=3", "--lr=[9.0]", "--encoder-layers=2"):
         assert word in words
     assert "--fp16" not in words  # no GPU
-
-
-def test_slots(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-    monkeypatch.setattr(os, "cpu_count", lambda: 8)
-    assert slots() == [{"OMP_NUM_THREADS": "8"}] and slots(3) == [{"OMP_NUM_THREADS": "2"}] * 3
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    assert slots() == [{"CUDA_VISIBLE_DEVICES": str(i)} for i in range(4)] and len(slots(2)) == 2
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,7")  # those that were allotted, no others
-    assert slots() == [{"CUDA_VISIBLE_DEVICES": "5"}, {"CUDA_VISIBLE_DEVICES": "7"}]
-
-
-def test_failure_reasons():
-    assert (
-        failure_reason(1, "...\nRuntimeError: [enforce fail at alloc_cpu.cpp] DefaultCPUAllocator") == "out of memory"
-    )
-    assert failure_reason(-15, "") == "killed by signal 15"
-    assert failure_reason(1, "Traceback\n  File x\nValueError: wrong\n\n") == "ValueError: wrong"
-    assert failure_reason(3, "") == "exit status 3"

@@ -15,7 +15,8 @@ from scipy.stats import pearsonr
 from .checkpoints import num_updates
 from .finetune import is_finished, read_checkpoint, read_result
 from .glue import TASKS
-from .sweep import read_failure, read_sweep, state_of
+from .jobs import read_failure
+from .sweep import read_sweep, state_of
 
 PUBLISHED = Path(__file__).with_name("published.json")
 # Column of the paper's tables -> (task, split, score). WNLI stands outside of the paper's tables and averages.

@@ -8,16 +8,15 @@ killed, started again, and started twice at the same time.
 import fcntl
 import itertools
 import json
-import os
 import signal
-import subprocess
 import sys
 import time
 from collections import deque
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from . import jobs
 from .checkpoints import num_updates
 from .finetune import is_finished, model_options, read_checkpoint, read_result, write_atomically
 from .glue import glue_name
@@ -66,19 +65,6 @@ def read_sweep(output):
         raise ValueError(f"{output} is not the folder of a sweep: it has no sweep.json")
     settings = json.loads(path.read_text(encoding="utf-8"))
     return settings, jobs_of(output, settings["tasks"], settings["learning_rates"], settings["seeds"])
-
-
-def slots(count=None):
-    """Environments of the processes that may run at a time: one per GPU, or `count` (default 1) that share the CPU."""
-    import torch
-
-    gpus = torch.cuda.device_count()
-    if gpus:
-        allotted = os.environ.get("CUDA_VISIBLE_DEVICES")
-        names = allotted.split(",")[:gpus] if allotted else range(gpus)
-        return [{"CUDA_VISIBLE_DEVICES": str(gpu)} for gpu in names][:count]
-    count = count or 1
-    return [{"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // count))}] * count
 
 
 class Sweep:
@@ -151,7 +137,7 @@ class Sweep:
         """
         self.slots = slots
         for job in self.jobs:
-            failure = read_failure(job.folder)
+            failure = jobs.read_failure(job.folder)
             if failure and (retry_failed or failure["killed"]):
                 (job.folder / "failed.json").unlink(missing_ok=True)
             self._settle(job)
@@ -162,55 +148,30 @@ class Sweep:
             f"sweep: {len(states)} jobs, {done} done, {failed} failed before, {len(waiting)} to run, "
             f"{len(slots)} at a time"
         )
-        free, running, started, finished, said = list(range(len(slots))), {}, time.time(), 0, set()
-        try:
-            while waiting or running:
-                for _ in range(len(waiting)):
-                    if not free:
-                        break
-                    job = waiting.popleft()
-                    states[job] = state_of(job)
-                    if states[job] == "open":
-                        running[job] = (*self._start(job, slots[free[-1]]), free.pop())
-                    elif states[job] == "running":  # in another sweep: look again later, in case that one dies
-                        waiting.append(job)
-                        if job not in said:
-                            say(f"sweep: {job} is running elsewhere")
-                            said.add(job)
-                for job, (process, offset, begun, slot) in list(running.items()):
-                    if process.poll() is None:
-                        continue
-                    del running[job]
-                    free.append(slot)
-                    tail = tail_of(job.folder / "train.log", offset)
-                    if process.returncode and "another process is training in" in tail:
-                        waiting.append(job)
-                        continue
-                    finished += 1
-                    states[job], told = self._finish(job, process.returncode, tail, time.time() - begun)
-                    left = (time.time() - started) / finished * (len(waiting) + len(running))
-                    number = sum(state in ("done", "failed") for state in states.values())
-                    say(f"sweep: {number}/{len(states)} {job}: {told}; about {left / 60:.0f} min left")
-                time.sleep(0.2 if running else 2.0 if waiting else 0)
-        finally:  # stopped from outside: these jobs stay open
-            for process, *_ in running.values():
-                process.terminate()
-            for process, *_ in running.values():
-                process.wait()
-        return states
+        started, ended, elsewhere = time.time(), 0, set()
 
-    def _start(self, job, environment):
-        job.folder.mkdir(parents=True, exist_ok=True)
-        with (job.folder / "train.log").open("a") as log:
-            offset = log.tell()
-            process = subprocess.Popen(
-                self.command(job),
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env={**os.environ, **environment},
-                cwd=job.folder,
-            )
-        return process, offset, time.time()
+        def begin(job, environment):
+            states[job] = state_of(job)
+            if states[job] == "open":
+                job.folder.mkdir(parents=True, exist_ok=True)
+                return jobs.start(self.command(job), job.folder / "train.log", environment, job.folder)
+            if states[job] == "running":  # in another sweep: look again later, in case that one dies
+                waiting.append(job)
+                if job not in elsewhere:
+                    say(f"sweep: {job} is running elsewhere")
+                    elsewhere.add(job)
+
+        with closing(jobs.run(waiting, slots, begin)) as results:  # jobs that are stopped from outside stay open
+            for job, returncode, tail, seconds in results:
+                if returncode and "another process is training in" in tail:
+                    waiting.append(job)
+                    continue
+                ended += 1
+                states[job], told = self._finish(job, returncode, tail, seconds)
+                number = sum(state in ("done", "failed") for state in states.values())
+                left = (time.time() - started) / ended * (len(states) - number)
+                say(f"sweep: {number}/{len(states)} {job}: {told}; about {left / 60:.0f} min left")
+        return states
 
     def _finish(self, job, returncode, tail, seconds):
         result = read_result(job.folder)
@@ -218,7 +179,7 @@ class Sweep:
             self._settle(job)
             name, best = best_score(result)
             return "done", f"{name} {best:.2f}, {seconds:.0f} s"
-        reason = record_failure(job.folder, returncode, tail, seconds)
+        reason = jobs.record_failure(job.folder, returncode, tail, seconds)
         self._settle(job)
         return "failed", f"FAILED ({reason}), see {job.folder / 'train.log'}"
 
@@ -249,39 +210,6 @@ def best_score(result):
 def end_cleanly_on_sigterm():
     """Let `kill` and Slurm end this process as an interruption from the keyboard does: with its jobs."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("sweep: stopped; start it again to go on"))
-
-
-def record_failure(folder, returncode, tail, seconds):
-    """Write failed.json; returns the reason. tail: end of the job's log."""
-    reason = failure_reason(returncode, tail)
-    failure = {"reason": reason, "killed": returncode < 0, "returncode": returncode, "seconds": round(seconds, 1)}
-    write_atomically(Path(folder) / "failed.json", json.dumps(failure, indent=1) + "\n")
-    return reason
-
-
-def failure_reason(returncode, tail):
-    """One line that says why a job failed, from the end of its log."""
-    text = tail.lower()
-    if "out of memory" in text or "alloc_cpu" in text or "can't allocate memory" in text:
-        return "out of memory"
-    if "floatingpointerror" in text or "minimum loss scale reached" in text:
-        return "diverged"
-    if returncode < 0:
-        return f"killed by signal {-returncode}"
-    lines = [line for line in tail.splitlines() if line.strip()]
-    return lines[-1].strip()[:200] if lines else f"exit status {returncode}"
-
-
-def read_failure(folder):
-    path = Path(folder) / "failed.json"
-    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
-
-
-def tail_of(path, offset, size=20000):
-    """The end of what a log holds from `offset` on."""
-    with path.open("rb") as file:
-        file.seek(max(offset, path.stat().st_size - size))
-        return file.read().decode("utf-8", errors="replace")
 
 
 @contextmanager

@@ -5,10 +5,9 @@ so far), so that later jobs do not write their best checkpoint.
 """
 
 import logging
-import os
-import subprocess
 import sys
-import time
+from collections import deque
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -33,46 +32,31 @@ class ProcessLauncher(Launcher):
         self.loader = context["config_loader"] if "config_loader" in context else context["hydra_context"].config_loader
 
     def launch(self, job_overrides, initial_job_idx):
-        queue = [self._prepare(list(words), initial_job_idx + i) for i, words in enumerate(job_overrides)]
+        queue = deque(self._prepare(list(words), initial_job_idx + i) for i, words in enumerate(job_overrides))
         # Only now: the plugin registers schemas, with which Hydra would read the configuration in another way.
-        from tupe.sweep import record_failure, slots, tail_of
+        from tupe import jobs
 
-        environments = slots(self.jobs)
-        free, running, results, failed = list(range(len(environments))), [], [], []
-        log.info(f"{len(queue)} jobs, {len(free)} at a time")
-        try:
-            while queue or running:
-                while queue and free:
-                    job, slot = queue.pop(0), free.pop()
-                    (job.working_dir / "failed.json").unlink(missing_ok=True)
-                    with (job.working_dir / "launcher.log").open("a") as out:
-                        job.offset, job.start = out.tell(), time.time()
-                        process = subprocess.Popen(
-                            job.command, stdout=out, stderr=subprocess.STDOUT, env={**os.environ, **environments[slot]}
-                        )
-                    running.append((job, process, slot))
-                for entry in [entry for entry in running if entry[1].poll() is not None]:
-                    job, process, slot = entry
-                    running.remove(entry)
-                    free.append(slot)
-                    results.append(job)
-                    told = "done"
-                    if process.returncode:
-                        failed.append(job)
-                        path = job.working_dir / "launcher.log"
-                        tail, seconds = tail_of(path, job.offset), time.time() - job.start
-                        reason = record_failure(job.working_dir, process.returncode, tail, seconds)
-                        told = f"FAILED ({reason}), see {path}"
-                        (job.working_dir / "crash.pt").unlink(missing_ok=True)  # fairseq's, of a diverged run
-                    log.info(f"#{job.index} {' '.join(filter_overrides(job.overrides))}: {told}")
-                time.sleep(0.2)
-        finally:
-            for _, process, _ in running:
-                process.terminate()
+        slots, ended, failed = jobs.slots(self.jobs), [], []
+        log.info(f"{len(queue)} jobs, {len(slots)} at a time")
+
+        def begin(job, environment):
+            (job.working_dir / "failed.json").unlink(missing_ok=True)
+            return jobs.start(job.command, job.working_dir / "launcher.log", environment)
+
+        with closing(jobs.run(queue, slots, begin)) as results:
+            for job, returncode, tail, seconds in results:
+                ended.append(job)
+                told = "done"
+                if returncode:
+                    failed.append(job)
+                    reason = jobs.record_failure(job.working_dir, returncode, tail, seconds)
+                    told = f"FAILED ({reason}), see {job.working_dir / 'launcher.log'}"
+                    (job.working_dir / "crash.pt").unlink(missing_ok=True)  # fairseq's, of a diverged run
+                log.info(f"#{job.index} {' '.join(filter_overrides(job.overrides))}: {told}")
         if failed:  # after all others have had their turn
             folders = ", ".join(str(job.working_dir) for job in failed)
-            raise RuntimeError(f"{len(failed)} of {len(results)} jobs failed: {folders}")
-        return sorted(results, key=lambda job: job.index)
+            raise RuntimeError(f"{len(failed)} of {len(ended)} jobs failed: {folders}")
+        return sorted(ended, key=lambda job: job.index)
 
     def _prepare(self, overrides, index):
         sweep = self.loader.load_sweep_config(self.config, overrides).hydra
