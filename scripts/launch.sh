@@ -12,8 +12,8 @@ if [ -z "${PYTHON:-}" ]; then
   [ ! -x "$root/.venv/bin/python" ] || PYTHON=$root/.venv/bin/python
 fi
 
-# glibc returns a step's memory to the system, which clears every page anew for the next step: a quarter of a step's time
-# on a CPU (docs/performance.md).
+# glibc returns a step's memory to the system, which clears every page anew for the next one; what that costs on a CPU is
+# in docs/performance.md.
 if [ -z "${ALLOCATOR:-}" ] && [ ! -e /dev/nvidiactl ]; then
   ALLOCATOR=$(PATH=$PATH:/sbin:/usr/sbin ldconfig -p 2> /dev/null | awk '/libtcmalloc(_minimal)?\.so/ {path = $NF} END {print path}') || true
 fi
@@ -27,6 +27,10 @@ launch() {
   local recipe=$1 overrides=$2 gpus processes cpu="" words arguments command
   shift 2
   gpus=${GPUS:-$("$PYTHON" -c 'import torch; print(torch.cuda.device_count())')}
+  if [ "$gpus" -eq 0 ] && [ "${NNODES:-1}" -gt 1 ]; then
+    echo "launch: NNODES=$NNODES needs GPUs, and GPUS is 0 here" >&2
+    return 2
+  fi
   processes=$(( (gpus > 0 ? gpus : 1) * ${NNODES:-1} ))
   [ "$gpus" -gt 0 ] || cpu=--cpu
   # shellcheck disable=SC2086  # overrides are words

@@ -8,6 +8,8 @@ from pathlib import Path
 
 warnings.simplefilter("ignore")
 
+from hydra.errors import HydraException  # noqa: E402
+
 import tupe  # noqa: E402, F401  (registers the architectures)
 from tupe.recipes import fairseq_arguments  # noqa: E402
 
@@ -29,7 +31,7 @@ def main():
         words = fairseq_arguments(
             CONFIGS, args.recipe, args.set, sys.argv[split + 1 :], args.processes, cuda=not args.cpu
         )
-    except ValueError as error:
+    except (ValueError, HydraException) as error:
         sys.exit(f"{args.recipe}: {error}")
     print("\n".join(words))
 

@@ -81,7 +81,8 @@ def test_precision():
     assert parse(recipe()).fp16
     for words in (["--amp"], ["--cpu"], ["--autocast=bf16"]):
         assert not parse(recipe(*words)).fp16, words
-    assert not parse(recipe(overrides=["common.fp16=false"])).fp16
+    for word in ("common.fp16=false", "+common.amp=true", "+model.autocast=bf16"):
+        assert not parse(recipe(overrides=[word])).fp16, word
     on_cpu = parse(recipe(cuda=False))
     assert on_cpu.cpu and not on_cpu.fp16
 
@@ -105,6 +106,11 @@ def test_batch_split_reaches_fairseq():
         recipe(processes=3)
     with pytest.raises(ValueError, match="--batch-size is 0"):
         recipe("--batch-size=0")
+
+
+def test_an_override_outside_of_a_section_is_refused():
+    with pytest.raises(ValueError, match="seed=3 belongs to no section; valid: common, "):
+        recipe(overrides=["+seed=3"])
 
 
 def test_unknown_names_are_refused(tmp_path, capsys):

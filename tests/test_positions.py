@@ -286,8 +286,7 @@ def test_formula(names, layer):
 
 
 def test_every_shipped_scheme_has_a_formula():
-    assert set(FORMULAS) <= set(SCHEMES)
-    assert len(FORMULAS) == 20
+    assert set(FORMULAS) == set(SCHEMES)
 
 
 def test_t5_buckets_reach_128():
@@ -386,7 +385,17 @@ SETTINGS += [("untied+t5", "untied"), ("absolute+t5", "tied")]
 everywhere = pytest.mark.parametrize(("position", "cls"), SETTINGS, ids=lambda x: x)
 
 
-@everywhere
+def refused(position):
+    try:
+        Positions(position, DIMS)
+    except ValueError:
+        return True
+
+
+PER_LAYER = [(f"{name}:layer", "tied") for name in SCHEMES if not refused(f"{name}:layer")]
+
+
+@pytest.mark.parametrize(("position", "cls"), [*SETTINGS, *PER_LAYER])
 def test_every_parameter_learns(position, cls):
     model = scramble(encoder(position, cls))
     out, _ = model(tokens())
@@ -399,8 +408,10 @@ def test_every_parameter_learns(position, cls):
             silent.add(name)
     # A bias of the keys adds a constant to each row of logits, which softmax does not see; [CLS] untied, the row is no
     # longer whole.
-    keyed = {"untied", "absolute_d"} & set(position.split("+")) if cls == "tied" else set()
-    assert silent == {f"positions.{name}.k.bias" for name in keyed}
+    keyed = {"untied", "untied:layer", "absolute_d", "absolute_d:layer"} & set(position.split("+"))
+    copies = [f"{name[:-6]}.{i}" for name in keyed for i in range(2) if name.endswith(":layer")]
+    whole = [name for name in keyed if not name.endswith(":layer")]
+    assert silent == ({f"positions.{name}.k.bias" for name in copies + whole} if cls == "tied" else set())
 
 
 @pytest.mark.parametrize(
@@ -451,6 +462,17 @@ def test_finite_in_half_precision(position, cls, dtype):
     assert all(p.grad.isfinite().all() for p in model.parameters())
 
 
+@pytest.mark.parametrize("name", [name for name, kind in SCHEMES.items() if not list(kind(DIMS).parameters())])
+def test_half_precision_does_not_round_what_is_fixed(name):
+    """fairseq's --fp16 calls `half()` on the model: sines and slopes stay what a float32 model computes."""
+    dims = Dims(max_positions=512, width=768, heads=12, layers=1, head_dim=64, value_dim=64)
+    whole, half = SCHEMES[name](dims), SCHEMES[name](dims).half()
+    q, k = torch.randn(2, 1, 12, 512, 64, generator=torch.Generator().manual_seed(0))
+    for hook, inputs in {"embed": (512,), "bias": (512, 1.0), "content": (q, k, 0)}.items():
+        exact = getattr(whole, hook)(*inputs)
+        assert exact is None or torch.equal(getattr(half, hook)(*inputs), exact)
+
+
 @everywhere
 def test_position_terms_are_computed_once_per_forward(position, cls, monkeypatch):
     model = encoder(position, cls, layers=3)
@@ -499,6 +521,10 @@ def test_position_terms_stay_accurate_under_autocast(position, cls):
         ("nopos+t5", "tied", "cannot be combined"),
         ("rope+rope_values", "tied", "both rotate"),
         ("absolute:layer", "tied", "cannot be per layer"),
+        ("nopos:layer", "tied", "nopos has no parameters; it cannot be per layer"),
+        ("t5+alibi:layer", "tied", "alibi has no parameters; it cannot be per layer"),
+        ("shaw_sinusoidal:layer", "tied", "shaw_sinusoidal has no parameters; it cannot be per layer"),
+        ("deberta:layer", "tied", "deberta has projections of its own in every layer already"),
         ("absolute", "untied", "attention has no position term"),
         ("nopos", "untied", "attention has no position term"),
         ("rope+t5", "untied", "no term to drop"),
@@ -523,3 +549,11 @@ def test_unknown_layer_and_normaliser():
         encoder("untied", normaliser="softmin")
     with pytest.raises(ValueError, match="valid: transformer, gau"):
         encoder("untied", layer="rnn")
+
+
+def test_sizes_without_meaning():
+    with pytest.raises(ValueError, match="width 16 is not a multiple of the number of heads 3"):
+        encoder("untied", heads=3)
+    encoder("untied", heads=3, layer="gau")  # has one head
+    with pytest.raises(ValueError, match="activation_dropout=0.1 has no meaning"):
+        encoder("untied", layer="gau", activation_dropout=0.1)

@@ -61,6 +61,35 @@ def test_bad_recipe_stops_before_training(tmp_path):
     assert "fairseq_cli" not in done.stdout
 
 
+@pytest.mark.parametrize(
+    ("variables", "words"),
+    [
+        ({}, ["--arch=tupe_r"]),
+        ({"RECIPE": "pretrain_large"}, ["--arch=tupe_r_large"]),
+        ({"RECIPE": "pretrain_electra"}, ["--arch=electra_tupe_r"]),
+        ({"SET": "model=shaw"}, ["--arch=bert_a", "--position=shaw+shaw_values"]),
+        ({"SET": "model=shaw", "ARCH": "bert_a_mini"}, ["--arch=bert_a_mini", "--position=shaw+shaw_values"]),
+    ],
+)
+def test_architecture_is_the_recipe_s_unless_another_is_given(variables, words, tmp_path):
+    done = bash(SCRIPTS / "pretrain.sh", "DATA", tmp_path / "run", DRY_RUN="1", **variables)
+    assert done.returncode == 0 and set(words) <= set(done.stdout.split()), done.stderr
+    assert "--cls" not in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("variables", "message"),
+    [
+        ({"SET": "+seed=3"}, "seed=3 belongs to no section"),
+        ({"SET": "comon.fp16=false"}, "comon"),
+        ({"NNODES": "2"}, "NNODES=2 needs GPUs"),
+    ],
+)
+def test_mistakes_in_variables_end_with_a_reason(variables, message, tmp_path):
+    done = bash(SCRIPTS / "pretrain.sh", "DATA", tmp_path / "run", DRY_RUN="1", **variables)
+    assert done.returncode != 0 and message in done.stderr and "Traceback" not in done.stderr
+
+
 def test_memory_allocator_is_preloaded(tmp_path):
     python = tmp_path / "python"
     python.write_text('#!/bin/bash\necho "preloaded: $LD_PRELOAD"\n')

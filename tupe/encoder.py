@@ -53,6 +53,8 @@ class TransformerLayer(nn.Module):
 
     @staticmethod
     def dims(max_positions, width, heads, layers):
+        if width % heads:
+            raise ValueError(f"width {width} is not a multiple of the number of heads {heads}")
         return Dims(max_positions, width, heads, layers, head_dim=width // heads, value_dim=width // heads)
 
     def forward(self, x, positions, terms, layer):
@@ -68,12 +70,15 @@ class GatedAttentionLayer(nn.Module):
 
     u, v = silu(x W_u), silu(x W_v) of width E = 2C; z = silu(x W_z) of width D = 128; q, k = z scaled and shifted per
     column; output (u * (weights v)) W_o, then dropout, residual sum and layer norm. Two of them cost about one
-    Transformer layer. `ffn` and `activation_dropout` have no meaning here; the paper's normaliser is relu2.
+    Transformer layer. `ffn` and the number of heads have no meaning here, `activation_dropout` is refused; the paper's
+    normaliser is relu2.
     """
 
     head_dim = 128
 
     def __init__(self, dims, ffn, dropout, attention_dropout, activation_dropout, normaliser):
+        if activation_dropout:
+            raise ValueError(f"activation_dropout={activation_dropout} has no meaning in a gated attention unit; use 0")
         super().__init__()
         self.dropout, self.attention_dropout, self.normaliser = dropout, attention_dropout, normaliser
         self.u = Linear(dims.width, dims.value_dim)
@@ -124,8 +129,6 @@ class Encoder(nn.Module):
         checkpoint_activations=False, separator=None,
     ):  # fmt: skip
         super().__init__()
-        if width % heads:
-            raise ValueError(f"width {width} is not a multiple of the number of heads {heads}")
         for name, table in ((layer, LAYERS), (normaliser, NORMALISERS)):
             if name not in table:
                 what = "layer" if table is LAYERS else "normaliser"

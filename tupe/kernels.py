@@ -192,7 +192,7 @@ class BlockedAttention(torch.autograd.Function):
         q, k, v, bias, mask, kept, known = ctx.saved_tensors
         batch, heads, length, _ = q.shape
         dq, dk, dv = (torch.empty_like(x) for x in (q, k, v))
-        dbias = torch.empty_like(bias) if ctx.needs_input_grad[3] else None
+        dbias = torch.zeros_like(bias) if ctx.needs_input_grad[3] else None
         for h, rows in blocks(batch, heads, length):
             if known is None:
                 weights = block_weights(q, k, bias, mask, ctx.scale, h, rows).to(v.dtype)
@@ -206,7 +206,7 @@ class BlockedAttention(torch.autograd.Function):
             dlogits = torch._softmax_backward_data(dweights, weights, -1, weights.dtype)
             if dbias is not None:
                 part = dlogits[0] if len(dlogits) == 1 else dlogits.sum(0, dtype=torch.float32)
-                dbias[h].add_(part) if rows.start else dbias[h].copy_(part)
+                dbias[h].add_(part)
             dq[rows, h] = matmul(dlogits, k[rows, h].transpose(1, 2)).mul_(ctx.scale)
             dk[rows, h] = transposed_matmul(dlogits, q[rows, h]).mul_(ctx.scale)
         return dq, dk, dv, dbias, None, None, None

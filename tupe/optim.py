@@ -23,8 +23,8 @@ class AdamW(torch.optim.AdamW):
         fairseq:  p -= lr m sqrt(1 - beta2^t) / (1 - beta1^t) / (sqrt(v) + eps)
         PyTorch:  p -= lr m / (1 - beta1^t) / (sqrt(v / (1 - beta2^t)) + eps')
 
-    They are equal for eps' = eps / sqrt(1 - beta2^t), which is therefore set before each step t. (t is counted per
-    parameter group; a parameter that gets its first gradient later than its group has an epsilon of the group's age.)
+    They are equal for eps' = eps / sqrt(1 - beta2^t), which is therefore set before each step t. (t is counted for
+    all parameters together; one that gets its first gradient later than others has an epsilon of their age.)
     """
 
     supports_flat_params = True  # asked for by fairseq's fp16 optimizer, which hands over one vector of all parameters

@@ -143,6 +143,8 @@ class Positions(nn.ModuleDict):
         for name, per_layer in parts.items():
             scheme = SCHEMES[name]
             self[name] = nn.ModuleList(scheme(dims) for _ in range(dims.layers)) if per_layer else scheme(dims)
+            if per_layer and not any(True for _ in self[name].parameters()):
+                raise ValueError(f"position={names}: {name} has no parameters; it cannot be per layer")
         self.dims = dims
         self.name = "+".join(name + ":layer" * per_layer for name, per_layer in parts.items())
         self.per_layer = any(parts.values())
@@ -244,8 +246,10 @@ def refuse_nonsense(names, parts, cls):
     if len(rotating) > 1:
         raise ValueError(f"position={names}: {' and '.join(rotating)} would both rotate the same queries and keys")
     for name in (name for name, per_layer in parts.items() if per_layer):
-        if overrides(SCHEMES[name], "embed", "rotate") or name == "nopos":
-            raise ValueError(f"position={names}: {name} acts on the input or has no parameters; it cannot be per layer")
+        if overrides(SCHEMES[name], "embed", "rotate"):
+            raise ValueError(f"position={names}: {name} acts on the input or rotates; it cannot be per layer")
+        if getattr(SCHEMES[name], "own_projections", False):
+            raise ValueError(f"position={names}: {name} has projections of its own in every layer already")
     if cls == "untied":
         if rotating:
             raise ValueError(f"cls=untied with position={names}: {rotating[0]} rotates q and k, it has no term to drop")
@@ -301,21 +305,27 @@ class Sinusoidal(PositionScheme):
 
     def __init__(self, dims):
         super().__init__(dims)
-        self.register_buffer("omega", frequencies(dims.width), persistent=False)
+        self.width = len(frequencies(dims.width)) * 2
+        # Integers only: `half()` rounds a buffer of frequencies, and far positions would have other sines.
+        self.register_buffer("positions", torch.arange(dims.max_positions), persistent=False)
 
     def embed(self, length):
-        return waves(self.omega, torch.arange(length, device=self.omega.device))
+        return waves(frequencies(self.width, self.positions.device), self.positions[:length])
 
 
 @register("sinusoidal_learned")
-class SinusoidalLearned(Sinusoidal):
-    """Sinusoids whose C/2 frequencies are parameters, initialised to the fixed ones (Wang et al., 2021)."""
+class SinusoidalLearned(PositionScheme):
+    """Sinusoids whose C/2 frequencies are parameters, initialised to the fixed ones (Wang et al., 2021). With --fp16
+    they are rounded to half precision, as all parameters are; --amp and --autocast bf16 keep them."""
 
     paper, formula = "Wang et al. 2021", "w_i + [sin, cos](omega i), omega learned"
 
     def __init__(self, dims):
-        PositionScheme.__init__(self, dims)
+        super().__init__(dims)
         self.omega = nn.Parameter(frequencies(dims.width))
+
+    def embed(self, length):
+        return waves(self.omega, torch.arange(length, device=self.omega.device))
 
 
 # Content-free logits, shared by the whole batch.
@@ -486,20 +496,22 @@ class Alibi(PositionScheme):
 
     def __init__(self, dims):
         super().__init__(dims)
-        self.register_buffer("slopes", self.slopes_of(dims.heads), persistent=False)  # [H]
+        self.heads, self.max_positions = dims.heads, dims.max_positions
+        distance = torch.arange(1 - dims.max_positions, dims.max_positions).abs()
+        self.register_buffer("distance", distance, persistent=False)  # integers, which `half()` does not round
 
     @staticmethod
-    def slopes_of(heads):
+    def slopes_of(heads, device=None):
         """2^(-8h/H) for h = 1 .. H if H is a power of two; else those of the next lower power, then every other of the
         next higher."""
         power = 2 ** int(math.log2(heads))
-        low = 2.0 ** (-8 * torch.arange(1, power + 1) / power)
-        high = 2.0 ** (-8 * torch.arange(1, 2 * power + 1, 2) / (2 * power))
+        low = 2.0 ** (-8 * torch.arange(1, power + 1, device=device) / power)
+        high = 2.0 ** (-8 * torch.arange(1, 2 * power + 1, 2, device=device) / (2 * power))
         return torch.cat([low, high])[:heads]
 
     def bias(self, length, scale):
-        distance = torch.arange(1 - length, length, device=self.slopes.device).abs()
-        return toeplitz(-self.slopes[:, None].float() * distance, length)
+        distance = self.distance[self.max_positions - length :][: 2 * length - 1]
+        return toeplitz(-self.slopes_of(self.heads, distance.device)[:, None] * distance, length)
 
 
 # Logits that depend on content: relative vectors against queries and keys.
@@ -541,21 +553,27 @@ class ShawSinusoidal(RelativeVectors):
 
     def __init__(self, dims):
         super().__init__(dims)
-        self.register_buffer("omega", frequencies(dims.head_dim), persistent=False)
+        self.width = len(frequencies(dims.head_dim)) * 2
+        offsets = torch.arange(-self.max_distance, self.max_distance + 1)
+        self.register_buffer("offsets", offsets, persistent=False)  # integers, which `half()` does not round
 
     def vectors(self, length):
-        return waves(self.omega, self.index(length, self.omega.device) - self.max_distance)
+        rows = waves(frequencies(self.width, self.offsets.device), self.offsets)
+        return rows[self.index(length, self.offsets.device)]
 
 
 @register("shaw_sinusoidal_learned")
-class ShawSinusoidalLearned(ShawSinusoidal):
+class ShawSinusoidalLearned(RelativeVectors):
     """Relative vectors that are sinusoids of the clipped offset with learned frequencies (Wang et al., 2021)."""
 
     paper, formula = "Wang et al. 2021", "q_i . [sin, cos](omega clip(j - i)) / sqrt(D), omega learned"
 
     def __init__(self, dims):
-        Clipped.__init__(self, dims)
+        super().__init__(dims)
         self.omega = nn.Parameter(frequencies(dims.head_dim))
+
+    def vectors(self, length):
+        return waves(self.omega, self.index(length, self.omega.device) - self.max_distance)
 
 
 @register("shaw_values")

@@ -1,6 +1,7 @@
 """Turns a recipe of configs/ into arguments of `fairseq-train`: its values are written once for both launchers."""
 
 import logging
+import os
 import pickle
 import shutil
 from pathlib import Path
@@ -30,6 +31,8 @@ def fairseq_arguments(config_dir, recipe, overrides, user_arguments, processes=1
     raw = OmegaConf.to_container(config, resolve=False)
     leaves = {}  # destination in fairseq's parser -> its places in the configuration
     for section, fields in raw.items():
+        if not isinstance(fields, dict):
+            raise ValueError(f"{recipe}: {section}={fields} belongs to no section; valid: {', '.join(raw)}")
         for key, value in fields.items():
             # Folders are not the recipe's to say: what Hydra fills in, and the data.
             if value != "???" and "${hydra:" not in str(value) and key != "data":
@@ -63,13 +66,14 @@ def fairseq_arguments(config_dir, recipe, overrides, user_arguments, processes=1
         values["distributed_world_size"] = processes
     if not cuda:
         values["cpu"] = True
-    if values.get("cpu") or given.get("cpu") or given.get("amp") or given.get("autocast") == "bf16":
+    said = {**values, **given}
+    if said.get("cpu") or said.get("amp") or str(said.get("autocast")) == "bf16":
         values["fp16"] = False
     if "restore_file" not in given:
         stand_in = stand_in_checkpoint(values["save_dir"])
         if stand_in and given.get("finetune_from_model"):
             # fairseq takes only one of --restore-file and --finetune-from-model: put a copy where it looks.
-            copy = Path(shutil.copyfile(stand_in, f"{stand_in}.copy"))
+            copy = Path(shutil.copyfile(stand_in, f"{stand_in}.{os.getpid()}.copy"))  # other nodes do the same
             copy.replace(Path(values["save_dir"]) / "checkpoint_last.pt")
         elif stand_in:
             values["restore_file"] = stand_in
