@@ -25,7 +25,7 @@ def main():
         probed = properties(models, args.data) if args.properties else None
         pretrained = pretraining(models, args.data) if args.pretraining else None
         print(f"collect: {len(found.runs)} runs, page {write_report(found, args.output, probed, pretrained)}")
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         parser.error(str(error))
 
 

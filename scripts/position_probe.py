@@ -4,7 +4,7 @@
   python scripts/position_probe.py --structure                             the same question without training, seconds
   python scripts/position_probe.py --task even --position urpe t5 --out even.jsonl
 
-Finished runs are read from --out and not repeated. Prints a Markdown table.
+Finished runs of the same options are read from --out and not repeated. Prints a Markdown table.
 """
 
 import argparse
@@ -14,7 +14,19 @@ import torch
 from tupe.attention import NORMALISERS
 from tupe.encoder import LAYERS
 from tupe.positions import SCHEMES
-from tupe.synthetic import KEYS, TASKS, deviations, read_results, structure, sweep, table, table_of, verdict
+from tupe.synthetic import (
+    DEFAULTS,
+    KEYS,
+    TASKS,
+    deviations,
+    options_of,
+    read_results,
+    structure,
+    sweep,
+    table,
+    table_of,
+    verdict,
+)
 
 COMBINED = ["untied+t5", "shaw+shaw_values", "t5+urpe"]
 
@@ -27,11 +39,11 @@ def main(arguments=None):
     parser.add_argument("--special", nargs="+", choices=["without", "with"], default=["without", "with"],
                         help="[CLS] and [SEP] around the sequence")  # fmt: skip
     parser.add_argument("--layer", choices=list(LAYERS), default="transformer")
-    parser.add_argument("--layers", type=int, default=2)
-    parser.add_argument("-n", type=int, default=64, help="length of the sequence")
+    parser.add_argument("--layers", type=int, default=DEFAULTS["layers"])
+    parser.add_argument("-n", type=int, default=DEFAULTS["n"], help="length of the sequence")
     parser.add_argument("--seeds", type=int, default=3, help="seeds 1 .. this")
-    parser.add_argument("--steps", type=int, default=3000)
-    parser.add_argument("--lr", type=float, default=1e-3)
+    parser.add_argument("--steps", type=int, default=DEFAULTS["steps"])
+    parser.add_argument("--lr", type=float, default=DEFAULTS["lr"])
     parser.add_argument("--threads", type=int, default=1, help="the models are so small that more hardly help")
     parser.add_argument("--structure", action="store_true", help="do not train; float64 and random weights")
     parser.add_argument("--out", help="file of finished runs, JSON lines")
@@ -55,12 +67,15 @@ def main(arguments=None):
         return
     if args.out is None:
         parser.error("--out FILE is needed to keep the runs")
-    options = {"n": args.n, "layers": args.layers, "layer": args.layer, "steps": args.steps, "lr": args.lr}
+    options = {**DEFAULTS, "n": args.n, "layers": args.layers, "steps": args.steps, "lr": args.lr}
     seeds = range(1, args.seeds + 1)
-    for run in sweep(args.out, args.task, args.position, args.normaliser, specials, seeds, **options):
-        print(*(run[key] for key in KEYS), f"accuracy {run['accuracy']:.3f} after {run['steps']} steps", flush=True)
-    wanted = (args.task, args.layer, args.position, args.normaliser, specials)
-    runs = [run for run in read_results(args.out) if selected(run, *wanted)]
+    wanted = (args.task, args.position, args.normaliser, specials, seeds, args.layer)
+    try:
+        for run in sweep(args.out, *wanted, **options):
+            print(*(run[key] for key in KEYS), f"accuracy {run['accuracy']:.3f} after {run['steps']} steps", flush=True)
+    except ValueError as error:
+        parser.error(str(error))
+    runs = [run for run in read_results(args.out) if selected(run, *wanted) and options_of(run) == options]
     print(table(runs))
     if args.task == "equal":
         others = deviations(runs, n=args.n, layers=args.layers)
@@ -70,10 +85,10 @@ def main(arguments=None):
             print(*(run[key] for key in KEYS[2:]), f"accuracy {run['accuracy']:.3f}, structure says {expected}")
 
 
-def selected(run, task, layer, positions, normalisers, specials):
+def selected(run, task, positions, normalisers, specials, seeds, layer):
     return (
         run["task"] == task and run["layer"] == layer and run["position"] in positions
-        and run["normaliser"] in normalisers and run["special"] in specials
+        and run["normaliser"] in normalisers and run["special"] in specials and run["seed"] in seeds
     )  # fmt: skip
 
 

@@ -5,7 +5,8 @@ wiki_00, MediaWiki dumps (.xml), each also as .gz, .bz2, .xz or .zst; a folder (
 each); a glob in quotes; - for text on standard input. DATA gets sentencepiece.bpe.model, dict.txt, train and valid in
 fairseq's mmap format, manifest.json (what each step dropped and why, with examples), report.md and report.png.
 
-Killed or failed, the same command goes on where it stopped; the result is the same, also with other --workers.
+Killed or failed, the same command goes on where it stopped (with -, it starts again: the text may be another); the
+result is the same, also with other --workers.
 """
 
 import argparse

@@ -4,7 +4,9 @@ import csv
 import json
 import math
 import re
+import runpy
 import statistics
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -331,6 +333,17 @@ def test_correlations_of_properties_with_scores(tmp_path):
     assert "Properties of the position encodings" in page and f"{expected:+.2f}" in page
     page = write_report(found, tmp_path / "report", two).read_text()
     assert "Properties of the position encodings" in page and "Pearson correlation" not in page
+
+
+@pytest.mark.parametrize("output, options, said", [("report", ["--properties"], "moved.pt"), ("file", [], "file")])
+def test_files_that_cannot_be_read_or_written_are_named(tmp_path, monkeypatch, capsys, output, options, said):
+    write_run(tmp_path / "run", "RTE", 2e-5, 1, 70.0, pretrained=str(tmp_path / "moved.pt"))
+    (tmp_path / "file").touch()
+    script = str(Path(__file__).parent.parent / "scripts" / "collect.py")
+    monkeypatch.setattr("sys.argv", [script, str(tmp_path / "run"), "--output", str(tmp_path / output), *options])
+    with pytest.raises(SystemExit):
+        runpy.run_path(script, run_name="__main__")
+    assert f"{tmp_path}/{said}" in capsys.readouterr().err
 
 
 def test_question_answering_runs_are_in_the_table_of_all_scores(tmp_path):

@@ -15,7 +15,7 @@ def test_paragraphs_are_cleaned_joined_and_dropped_with_a_reason():
     junk = "1 | 2 | 3 | 4 | 5 | 6 | 7 | 8 | 9"
     kept = corpus.clean_paragraphs(["Chapter 1", good, good, "\u200b", junk, "x" * 1001, "The end."], stats, "a.txt")
     assert kept == [f"Chapter 1 {good} The end."]
-    assert stats.counts == {"paragraphs": 6, "short paragraphs joined to the next": 2, "paragraphs kept": 1}
+    assert stats.counts == {"paragraphs": 6, "short paragraphs joined to the next": 2}
     assert stats.dropped == {
         "paragraph: repeated in its document": {"a.txt": 1},
         "paragraph: few letters": {"a.txt": 1},

@@ -239,7 +239,10 @@ def start(*args, **kwargs):
 
 
 def finished_tasks(out):
-    return len(list((out / "work").glob("*/[!.]*"))) if (out / "work").exists() else 0
+    try:
+        return len(list((out / "work").glob("*/[!.]*")))
+    except FileNotFoundError:  # a run that ends takes the folder away while it is being listed
+        return 0
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -441,6 +444,14 @@ def test_the_same_command_again_does_nothing(undisturbed, capsys):
     assert said == [f"{undisturbed / 'data'} is finished already"]
 
 
+@pytest.mark.parametrize("keep_work", [True, False])
+def test_the_same_command_again_keeps_the_work_on_request(tmp_path, keep_work):
+    arguments = ([write_text(tmp_path)], tmp_path / "data")
+    prepare(*arguments, vocab_size=300, workers=1, keep_work=True)
+    prepare(*arguments, vocab_size=300, workers=1, keep_work=keep_work)
+    assert (tmp_path / "data" / "work" / "text").exists() == keep_work
+
+
 def test_standard_input(undisturbed, tmp_path, monkeypatch):
     body = text(40).encode()
     for workers in (1, 2):
@@ -449,6 +460,26 @@ def test_standard_input(undisturbed, tmp_path, monkeypatch):
     assert same_files(tmp_path / "1", tmp_path / "2")
     with pytest.raises(ValueError, match="is not empty"):  # who knows whether it would be the same text
         prepare(["-"], tmp_path / "1", vocab_size=300, shard_mb=0.002, workers=1)
+
+
+def test_standard_input_is_read_anew_after_a_failure(tmp_path, monkeypatch):
+    options = {"vocab_size": 300, "shard_mb": 0.002, "workers": 1}
+
+    def prepare_piped(body, folder):
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(body.encode())))
+        return prepare(["-"], tmp_path / folder, **options)
+
+    with monkeypatch.context() as patch, pytest.raises(ValueError, match="step 'vocabulary'"):
+        patch.setattr(corpus, "vocabulary", fail_once)
+        prepare_piped(text(20), "data")
+    assert finished_tasks(tmp_path / "data") > 2
+    prepare_piped(text(40), "data")
+    prepare_piped(text(40), "undisturbed")
+    assert same_files(tmp_path / "data", tmp_path / "undisturbed")
+
+
+def fail_once(folder, *args):
+    raise OSError("no disk")
 
 
 def test_folder_of_another_run(undisturbed, tmp_path):
@@ -486,6 +517,7 @@ def test_copies_and_near_copies_go_and_the_last_paragraph_stays(tmp_path):
         "document: nearly a copy of an earlier document": {"a.txt": 1},
     }
     assert manifest["counts"]["documents read"] == 13 and manifest["counts"]["documents kept"] == 11
+    assert manifest["counts"]["paragraphs kept"] == 10 * 2 + 1  # those of the copies are not counted
     without = prepare([tmp_path / "a.txt"], tmp_path / "other", vocab_size=200, workers=1)
     assert without["counts"]["documents kept"] == 12
 
@@ -538,6 +570,7 @@ def test_bad_input(tmp_path, name, content, message):
         ({"engine": "spark"}, "engine 'spark'.*valid: local.*dask"),
         ({"engine": "dask"}, "dask with the address of a scheduler"),
         ({"near_duplicates": 80}, "--near-duplicates is 80; valid: 0 to 1"),
+        ({"seed": -1}, "--seed is -1; valid: 0 to 18446744073709551615"),
     ],
 )
 def test_bad_options(tmp_path, options, message):

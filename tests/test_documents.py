@@ -85,6 +85,16 @@ def test_truncated_compressed_file(tmp_path, suffix):
     assert [d.text for d in kept] == content.decode().split("\n\n")[: len(kept)]
 
 
+def test_corrupt_zst_file(tmp_path):
+    whole = zstandard.ZstdCompressor().compress
+    (tmp_path / "a.txt.zst").write_bytes(whole(LINES) + b"no frame at all")
+    with pytest.raises(ValueError, match="a.txt.zst: cannot be read on after .*--errors replace"):
+        read_all(tmp_path / "a.txt.zst")
+    kept, stats = read_all(tmp_path / "a.txt.zst", errors="replace")
+    assert [d.text for d in kept] == DOCUMENTS[:2]  # the last one is not known to be whole
+    assert stats.dropped["file: damaged, read up to there"] == {"a.txt.zst": 1}
+
+
 def test_standard_input(monkeypatch):
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(LINES)))
     assert texts("-") == DOCUMENTS
@@ -122,6 +132,13 @@ def test_json_lines_and_wikiextractor(tmp_path):
         found, _ = read_all(tmp_path / name)
         assert [d.text for d in found] == [row["text"] for row in rows]
         assert [d.domain for d in found] == ["en.wikipedia.org", name]
+
+
+def test_json_line_with_a_strange_url(tmp_path):
+    for url in ("https://foo\uff0fbar", "https://[1", "nowhere", ""):
+        (tmp_path / "a.jsonl").write_text(json.dumps({"url": url, "text": "good"}))
+        (document,), _ = read_all(tmp_path / "a.jsonl")
+        assert document.domain == "a.jsonl" and document.text == "good"
 
 
 def test_json_line_that_is_none(tmp_path):

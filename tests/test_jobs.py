@@ -68,6 +68,9 @@ def test_slots(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     monkeypatch.setattr(os, "cpu_count", lambda: 8)
     assert slots() == [{"OMP_NUM_THREADS": "8"}] and slots(3) == [{"OMP_NUM_THREADS": "2"}] * 3
+    for count in (0, -1):  # without slots, `run` would wait for ever
+        with pytest.raises(ValueError, match=f"{count} jobs at a time; valid: 1 or more"):
+            slots(count)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     assert slots() == [{"CUDA_VISIBLE_DEVICES": str(i)} for i in range(4)] and len(slots(2)) == 2

@@ -216,6 +216,13 @@ def test_a_folder_of_another_sweep_is_refused(checkpoint):
         read_sweep(checkpoint.parent)
 
 
+def test_a_sweep_without_tasks_is_refused_and_writes_nothing(checkpoint):
+    """As scripts/sweep_glue.py finds them where the data folder is mistyped."""
+    with pytest.raises(ValueError, match="typo has no prepared task"):
+        Sweep(checkpoint, checkpoint.parent / "typo", checkpoint.parent / "out", [])
+    assert not (checkpoint.parent / "out").exists()
+
+
 def test_command_is_the_recipe(checkpoint, monkeypatch):
     made = Sweep(
         checkpoint, checkpoint.parent / "data", checkpoint.parent / "out", ["CoLA"], (2e-5,), (3,), ["--lr=[9]"]

@@ -1,6 +1,7 @@
 """What each position encoding can tell apart: structure in float64, training where it takes seconds, and the tasks."""
 
 import runpy
+import shutil
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,21 @@ import torch
 
 from tupe.attention import NORMALISERS
 from tupe.positions import SCHEMES
-from tupe.synthetic import WORDS, deviations, even, identify, predicted, structure, sweep, table, train, verdict
+from tupe.synthetic import (
+    DEFAULTS,
+    WORDS,
+    deviations,
+    even,
+    identify,
+    options_of,
+    predicted,
+    read_results,
+    structure,
+    sweep,
+    table,
+    train,
+    verdict,
+)
 
 ONLY_LOGITS = [
     "untied", "absolute_d", "nonparametric", "factored", "clipped", "t5", "alibi", "rope", "deberta", "shaw",
@@ -89,11 +104,33 @@ def test_finished_runs_are_not_repeated(tmp_path):
     assert len(path.read_text().splitlines()) == 4
 
 
+def test_runs_with_other_options_are_runs_of_their_own(tmp_path):
+    path = tmp_path / "runs.jsonl"
+    wanted = {"task": "even", "positions": ["nopos"], "normalisers": ["softmax"], "specials": [False], "seeds": [1]}
+    options = {"n": 8, "words": 4, "layers": 1, "steps": 2, "lr": 1e-3}
+    for changed in ({}, {"n": 6}, {"words": 5}, {"layers": 2}, {"steps": 3}, {"lr": 2e-3}):
+        (run,) = sweep(path, **wanted, **{**options, **changed})
+        assert run["options"] == options_of(run) == {**options, **changed}
+        assert list(sweep(path, **wanted, **{**options, **changed})) == []
+
+
+def test_the_published_runs_count_as_runs_with_the_defaults(tmp_path):
+    path = shutil.copy(Path(__file__).parent.parent / "docs" / "probe_equal.jsonl", tmp_path)
+    runs = read_results(path)
+    assert len(runs) == 690 and all(options_of(run) == DEFAULTS for run in runs)
+    wanted = {"positions": ["alibi"], "normalisers": list(NORMALISERS), "specials": [False, True], "seeds": [1, 2, 3]}
+    assert next(sweep(path, "equal", **wanted), None) is None
+
+
 def test_effort_follows_the_structure(tmp_path):
     path = tmp_path / "runs.jsonl"
     wanted = {"task": "equal", "positions": ["t5", "nopos"], "normalisers": ["l2"], "specials": [False], "seeds": [1]}
     t5, nopos = sweep(path, **wanted, n=8, steps=30, lr=1e-6)
     assert t5["steps"] == 30 + 60 and nopos["steps"] == 10
+    t5, nopos = sweep(path, **wanted, n=8, steps=1, lr=1e-6)
+    assert t5["steps"] == 1 + 2 and nopos["steps"] == 1
+    with pytest.raises(ValueError, match="0 steps of training; valid: 1 or more"):
+        next(sweep(path, **wanted, n=8, steps=0, lr=1e-6))
 
 
 def test_deviations_from_the_structure():
@@ -129,6 +166,13 @@ def test_script(tmp_path, capsys):
         printed = capsys.readouterr().out
         assert "| absolute | **1.00** |" in printed and "2 of 2 runs end as the structure says" in printed
     assert len((tmp_path / "runs.jsonl").read_text().splitlines()) == 2
+    main([*chosen, *out, "--special", "without", "--seeds", "2"])
+    assert "of 4 runs end as" in capsys.readouterr().out
+    main([*chosen, *out, "--special", "without", "--lr", "2e-3"])  # another rate: new runs, and only they are shown
+    assert "of 2 runs end as" in capsys.readouterr().out
+    main([*chosen, *out, "--special", "without"])
+    assert "of 2 runs end as" in capsys.readouterr().out
+    assert len((tmp_path / "runs.jsonl").read_text().splitlines()) == 6
     with pytest.raises(SystemExit):
         main(chosen)
     assert "--out FILE" in capsys.readouterr().err

@@ -156,7 +156,6 @@ def clean_paragraphs(texts, stats, domain):
         stats.drop("document", f"fewer than {SHORT} words", domain, short)
     elif not kept:
         stats.drop("document", "no paragraph left", domain, " ".join(texts)[:SAMPLE_CHARS].strip())
-    stats.count("paragraphs kept", len(kept))
     return kept
 
 
@@ -179,7 +178,7 @@ def minhash(tokens):
 
 
 def normalise_document(document, normaliser, stats):
-    """(hash, [[token, ...], ...]) of a raw document; None if nothing is left of it."""
+    """(hash, number of paragraphs, [[token, ...], ...]) of a raw document; None if nothing is left of it."""
     try:
         raw = paragraphs(document)
     except ValueError as error:
@@ -188,7 +187,8 @@ def normalise_document(document, normaliser, stats):
     kept = clean_paragraphs(raw, stats, document.domain)
     if not kept:
         return None
-    return document_hash(kept), [sentence for paragraph in kept for sentence in normaliser.sentences(paragraph)]
+    sentences = [sentence for paragraph in kept for sentence in normaliser.sentences(paragraph)]
+    return document_hash(kept), len(kept), sentences
 
 
 _normaliser = functools.cache(Normaliser)  # one per process
@@ -205,17 +205,18 @@ def text_shard(folder, path, spacy_model, near_duplicates):
     """Task: tokens.gz (a sentence per line, an empty line after each document) and docs.npz of a shard that
     `read_shards` wrote."""
     normaliser, stats = _normaliser(spacy_model), Stats()
-    digests, tokens, chars, domains, hashes = [], [], [], [], []
+    digests, paragraph_counts, tokens, chars, domains, hashes = [], [], [], [], [], []
     with gzip.open(path) as file, gzip.open(folder / "tokens.gz", "wb", compresslevel=1) as out:
         for line in file:
             document = Document(*json.loads(line))
             found = normalise_document(document, normaliser, stats)
             if found is None:
                 continue
-            digest, sentences = found
+            digest, paragraph_count, sentences = found
             text = "".join(" ".join(sentence) + "\n" for sentence in sentences)
             out.write(text.encode() + b"\n")
             digests.append(digest)
+            paragraph_counts.append(paragraph_count)
             tokens.append(sum(map(len, sentences)))
             chars.append(len(text))
             domains.append(document.domain)
@@ -224,6 +225,7 @@ def text_shard(folder, path, spacy_model, near_duplicates):
     np.savez(
         folder / "docs.npz",
         digests=np.array(digests, dtype="S16").view("V16") if digests else np.zeros(0, "V16"),
+        paragraphs=np.array(paragraph_counts, dtype=np.int64),
         tokens=np.array(tokens, dtype=np.int64),
         chars=np.array(chars, dtype=np.int64),
         hashes=np.array(hashes, dtype=np.uint32).reshape(-1, PERMUTATIONS),
@@ -467,6 +469,8 @@ def encode_shard(folder, shard, selected, model_path, words_path):
     stats, eos = Stats(), count
     ids, sizes = ({TRAIN: [], VALID: []} for _ in range(2))
     use = np.load(selected / f"{shard.name}.npz")["use"]
+    kept = np.isin(use, (TRAIN, VALID))
+    stats.count("paragraphs kept", int(np.load(shard / "docs.npz")["paragraphs"][kept].sum()))
     domains = json.loads((shard / "domains.json").read_text())
     counts = np.zeros(count + 1, dtype=np.int64)
     blocks = {TRAIN: [], VALID: []}

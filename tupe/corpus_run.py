@@ -167,7 +167,8 @@ def _claim(out, settings, overwrite):
             raise ValueError(f"{out} is no data directory: not overwritten; empty it yourself, or choose another")
         shutil.rmtree(out)
     begun.parent.mkdir(parents=True, exist_ok=True)
-    for stale in begun.parent.glob("*/.*"):
+    # Half-written folders; of piped text all that was made, it may be other text this time.
+    for stale in begun.parent.glob("*/*" if piped else "*/.*"):
         shutil.rmtree(stale)
     temporary = begun.with_suffix(".new")
     temporary.write_text(json.dumps(_command(settings)))
@@ -218,6 +219,7 @@ def prepare(
         ("near-duplicates", near_duplicates, 1),
         ("keep-words", keep_words, 1),
         ("valid-fraction", valid_fraction, 0.5),
+        ("seed", seed, 2**64 - 1),
     ):
         if not 0 <= value <= high:
             raise ValueError(f"--{name} is {value}; valid: 0 to {high}")
@@ -239,7 +241,8 @@ def prepare(
     }
     if _claim(out, settings, overwrite):
         say(f"{out} is finished already")
-        shutil.rmtree(out / "work", ignore_errors=True)
+        if not keep_work:
+            shutil.rmtree(out / "work", ignore_errors=True)
         return json.loads((out / "manifest.json").read_text())
     if skipped:
         say(

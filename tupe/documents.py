@@ -94,6 +94,7 @@ class _Zstd(io.RawIOBase):
         import zstandard
 
         self.file, self.new = file, lambda: zstandard.ZstdDecompressor().decompressobj()
+        self.error = zstandard.ZstdError
         self.frame, self.rest = None, b""
 
     def readable(self):
@@ -111,7 +112,10 @@ class _Zstd(io.RawIOBase):
                     raise EOFError("the last frame is cut off")
                 return 0
             self.frame = self.frame or self.new()
-            self.rest = self.frame.decompress(data)
+            try:
+                self.rest = self.frame.decompress(data)
+            except self.error as error:
+                raise OSError(str(error)) from error
         count = min(len(buffer), len(self.rest))
         buffer[:count], self.rest = self.rest[:count], self.rest[count:]
         return count
@@ -221,9 +225,16 @@ def read_jsonl(file, path, errors, stats):
             stats.drop("document", 'not a JSON object with a "text"', Path(path).name, line[:200])
             continue
         url = str(record.get("url") or "")
-        domain = (urlsplit(url).hostname if re.match(r"https?://[^\s\[\]]+$", url) else None) or Path(path).name
         source = url or f"{path}:{number}"
-        yield from _end(source, domain, number, [text], len(text), stats)
+        yield from _end(source, _host(url) or Path(path).name, number, [text], len(text), stats)
+
+
+def _host(url):
+    """None where there is none to be found."""
+    try:
+        return urlsplit(url).hostname if re.match(r"https?://[^\s\[\]]+$", url) else None
+    except ValueError:  # e.g. a full-width slash in the host
+        return None
 
 
 def read_wiki(file, path, errors, stats):

@@ -214,9 +214,10 @@ def prepare(source, vocabulary, output, tasks=(), workers=1, overwrite=False):
 
 
 def _share_encoder(vocabulary, output, replaced):
-    files = [vocabulary / name for name in ENCODER_FILES if (vocabulary / name).exists()]
-    shared = [file for file in files if (output / file.name).exists()]
-    other = [file.name for file in shared if not filecmp.cmp(file, output / file.name, shallow=False)]
+    given, there = ([name for name in ENCODER_FILES if (folder / name).exists()] for folder in (vocabulary, output))
+    both = [name for name in given if name in there]
+    same = [name for name in both if filecmp.cmp(vocabulary / name, output / name, shallow=False)]
+    other = [name for name in ENCODER_FILES if name in given + there and name not in same]
     staying = [name for name in TASKS if (output / name).exists() and name not in replaced]
     if other and staying:
         raise ValueError(
@@ -224,8 +225,11 @@ def _share_encoder(vocabulary, output, replaced):
             f"{vocabulary}); choose another output folder"
         )
     output.mkdir(parents=True, exist_ok=True)
-    for file in files:
-        shutil.copyfile(file, output / file.name)
+    for name in there:
+        if name not in given:
+            (output / name).unlink()  # it would still be read
+    for name in given:
+        shutil.copyfile(vocabulary / name, output / name)
 
 
 def _start_worker(vocabulary):

@@ -15,6 +15,8 @@ def slots(count=None):
     """Environments of the processes that may run at a time: one per GPU, or `count` (default 1) that share the CPU."""
     import torch
 
+    if count is not None and count < 1:
+        raise ValueError(f"{count} jobs at a time; valid: 1 or more")
     gpus = torch.cuda.device_count()
     if gpus:
         allotted = os.environ.get("CUDA_VISIBLE_DEVICES")

@@ -86,6 +86,8 @@ class Sweep:
         )
         self.keep_best = keep_best
         tasks = [glue_name(task) for task in tasks]
+        if not tasks:
+            raise ValueError(f"{self.data} has no prepared task; give the folder that scripts/prepare_glue.py wrote")
         for task in tasks:
             if not (self.data / task).is_dir():
                 raise ValueError(f"{self.data} has no data for {task}; prepare it with scripts/prepare_glue.py")

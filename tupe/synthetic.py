@@ -8,6 +8,7 @@ B batch, L sequence length ([CLS] and [SEP] included, if there), n number of wor
 
 import itertools
 import json
+import math
 from pathlib import Path
 
 import torch
@@ -118,13 +119,15 @@ def train(task, position, *, n=64, words=16, batch=32, steps=1000, lr=1e-3, seed
     `identify` and `even` are new in every step.
     """
     make, classes = TASKS[task]
+    if steps < 1:
+        raise ValueError(f"{steps} steps of training; valid: 1 or more")
     torch.manual_seed(seed)
     generator = torch.Generator().manual_seed(seed)
     model = Prober(position, n, words, classes(n, words), special, **options)
     optimizer = torch.optim.Adam(model.parameters(), lr=lr, fused=True)
     warmup = max(steps // 20, 1)
     schedule = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, lambda step: min((step + 1) / warmup, (steps - step) / (steps - warmup))
+        optimizer, lambda step: min((step + 1) / warmup, (steps - step) / max(steps - warmup, 1))
     )
     right, step = 0, 0
     while True:
@@ -147,29 +150,34 @@ def read_results(path):
     return [json.loads(line) for line in Path(path).read_text().splitlines()] if Path(path).exists() else []
 
 
-def sweep(path, task, positions, normalisers, specials, seeds, **options):
-    """Train every combination that the file does not hold yet; append each to it and yield it.
+def options_of(run):
+    """The options that a stored run was trained with; one that says nothing of them, with the defaults."""
+    return {**DEFAULTS, **run.get("options", {})}
+
+
+def sweep(path, task, positions, normalisers, specials, seeds, layer="transformer", **options):
+    """Train every combination that the file does not hold yet, with these options; append each to it and yield it.
 
     For `equal` the effort follows `structure`. Where training is proven to be in vain, it takes a third of the steps.
     Where it should succeed and the accuracy stays below 0.99, the run is repeated once with half the learning rate and
     twice the steps: the question is what a model can do, not how fast.
     """
-    done = {tuple(run[key] for key in KEYS) for run in read_results(path)}
-    layer = options.get("layer", "transformer")
+    options = {**DEFAULTS, **options}
+    done = {tuple(run[key] for key in KEYS) for run in read_results(path) if options_of(run) == options}
     for position, normaliser, special, seed in itertools.product(positions, normalisers, specials, seeds):
         key = (task, layer, position, normaliser, special, seed)
         if key in done:
             continue
-        cell = {"special": special, "normaliser": normaliser, "seed": seed, **options}
-        model = {key: value for key, value in cell.items() if key not in ("steps", "lr", "seed")}
+        cell = {"special": special, "normaliser": normaliser, "layer": layer, "seed": seed, **options}
+        model = {key: value for key, value in cell.items() if key not in ("words", "steps", "lr", "seed")}
         effort = verdict(*structure(position, **model)) if task == "equal" else None
         if effort == "fail":
-            cell["steps"] //= 3
+            cell["steps"] = math.ceil(cell["steps"] / 3)
         accuracy, steps = train(task, position, **cell)
         if effort == "pass" and accuracy < 0.99:
             second, more = train(task, position, **{**cell, "lr": cell["lr"] / 2, "steps": cell["steps"] * 2})
             accuracy, steps = max(accuracy, second), steps + more
-        run = {**dict(zip(KEYS, key, strict=True)), "accuracy": accuracy, "steps": steps}
+        run = {**dict(zip(KEYS, key, strict=True)), "accuracy": accuracy, "steps": steps, "options": options}
         with open(path, "a") as file:
             file.write(json.dumps(run) + "\n")
         yield run
@@ -192,6 +200,8 @@ def deviations(runs, **options):
 
 
 KEYS = ("task", "layer", "position", "normaliser", "special", "seed")
+# Options that a stored run names beside its KEYS, with the values of runs that name none.
+DEFAULTS = {"n": 64, "words": 16, "layers": 2, "steps": 3000, "lr": 1e-3}
 
 
 def table(runs):

@@ -71,7 +71,7 @@ def _invisible():
     """Private use, surrogates, format characters (soft hyphen, zero-width joiners, direction marks), controls that are
     not white space, and variation selectors: nobody sees them, and they keep equal words apart. Unassigned code points
     stay: tomorrow's emoji."""
-    ranges = "\ue000-\uf8ff\U000f0000-\U0010ffff\ud800-\udfff\ufe00-\ufe0f"
+    ranges = "\ue000-\uf8ff\U000f0000-\U0010ffff\ud800-\udfff\ufe00-\ufe0f\U000e0100-\U000e01ef"
     rest = _char_class(lambda c, cat: cat == "Cf" or (cat == "Cc" and not c.isspace()))
     return re.compile(rest[:-1] + ranges + "]")
 
@@ -161,7 +161,7 @@ class _Aligned:
 
     def sub(self, pattern, replacement):
         """`replacement`: a string, or a function from the matched string to one. A new character gets the span of the
-        whole match; where the length stays, each keeps its own."""
+        whole match; where a function keeps the length, it has changed single characters, and each keeps its own."""
         if self.spans is None:
             plain = isinstance(replacement, str)
             self.text = pattern.sub(replacement if plain else lambda match: replacement(match.group()), self.text)
@@ -173,7 +173,7 @@ class _Aligned:
             new = make(match.group())
             text += (self.text[last:start], new)
             spans += self.spans[last:start]
-            same = len(new) == end - start
+            same = callable(replacement) and len(new) == end - start
             spans += self.spans[start:end] if same else [(self.spans[start][0], self.spans[end - 1][1])] * len(new)
             last = end
         self.text = "".join((*text, self.text[last:]))
@@ -253,7 +253,7 @@ def _split_word(word, context):
 
 def _tokenise(words):
     """Moses tokens of a lower-case sentence, one tuple per word. A word is split alone and remembered: Moses decides by
-    the word and, for a word that ends in a full stop, by the character after it. That is 10 and more times faster than
+    the word and, for a word that ends in a full stop, by the character after it. That is several times faster than
     whole sentences, with the same result."""
     out = []
     for i, word in enumerate(words):
@@ -323,6 +323,7 @@ class _TrainedSplitter:
             nlp = spacy.load(model, exclude=["tagger", "attribute_ruler", "lemmatizer", "ner"])
         except OSError as error:
             raise ValueError(f"spaCy model {model!r} is not installed; without one, spaCy's rules are used") from error
+        nlp.max_length = 10**9  # tupe.documents bounds what is read; spaCy would stop at a million characters
         self.nlp = nlp
 
     def __call__(self, text):
