@@ -23,15 +23,17 @@ def main():
     parser.add_argument("--output", required=True, help="folder to write")
     parser.add_argument("--batch-size", type=int, default=64)
     args = parser.parse_args()
+    written = {}
     try:
         for given in args.checkpoints:
             task, equals, checkpoint = given.partition("=")
             if not equals:
                 raise ValueError(f"{given!r} is not of the form TASK=CHECKPOINT")
             for path, count in predict_glue(task, checkpoint, args.data, args.output, args.batch_size):
+                written[path] = count
                 print(f"{path}: {count} predictions", flush=True)
-        print(zip_submission(args.output))
-    except ValueError as error:
+        print(zip_submission(args.output, written))
+    except (ValueError, OSError) as error:
         parser.error(str(error))
 
 

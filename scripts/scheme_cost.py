@@ -43,6 +43,10 @@ def main(arguments=None):
         result["lengths"] = (old := json.loads(path.read_text()))["lengths"]
         if old["options"] != options:
             parser.error(f"{path} holds other measurements ({old['options']}); choose another --out")
+        for length, found in result["lengths"].items():
+            names = [row["encoding"] for row in found["rows"]]
+            if {*names} != {*wanted, cost.CONTROL}:
+                parser.error(f"{path} holds other encodings ({', '.join(names)} at L={length}); choose another --out")
     args.out.parent.mkdir(parents=True, exist_ok=True)
     for length in args.lengths:
         if str(length) in result["lengths"]:

@@ -2,6 +2,7 @@
 files that must be refused."""
 
 import argparse
+import json
 import os
 import pickle
 import runpy
@@ -82,7 +83,7 @@ def converted(which, tmp_path):
     path = save(state, tmp_path / "released.pt", _use_new_zipfile_serialization=False)
     dictionary = write_dictionary(tmp_path / "dict.txt", len(state["model"]["decoder.lm_head.bias"]))
     folder = tmp_path / "out"
-    convert.write(convert.from_released(path, dictionary), dictionary, folder)
+    convert.write(convert.from_released(path, dictionary), {"dict.txt": dictionary.read_bytes()}, folder)
     return folder, state
 
 
@@ -108,7 +109,7 @@ def test_released_checkpoint_gives_the_released_numbers(which, converted):
 
 def test_back_to_the_released_code_is_the_identity(which, converted, tmp_path):
     folder, state = converted
-    back = convert.to_released(folder / "checkpoint.pt")
+    back = convert.to_released(folder / "checkpoint.pt", folder / "dict.txt")
     assert back["model"].keys() == state["model"].keys()
     for key, value in state["model"].items():
         assert torch.equal(back["model"][key], value), key
@@ -280,7 +281,7 @@ def test_a_malicious_pickle_is_refused_and_not_run(tmp_path, zipped, monkeypatch
 
 
 READERS = {  # everything that reads a checkpoint; fairseq's own reading when training: tests/test_train.py
-    "to_released": convert.to_released,
+    "to_released": lambda path: convert.to_released(path, path.parent / "dict.txt"),
     "export": lambda path: export(path, path.parent / "out"),
     "bert": lambda path: convert.read_hugging_face(path.parent),
     "average": lambda path: checkpoints.average([path, path]),
@@ -291,16 +292,71 @@ READERS = {  # everything that reads a checkpoint; fairseq's own reading when tr
 }
 
 
+# Every command that reads one, with its arguments. The shell recipes and sweep_glue.py read as model_options.py does,
+# collect.py as that and probe.py.
+COMMANDS = {
+    "convert_checkpoint.py": ["--from={path}", "--to=released", "--output={folder}/out"],
+    "export_hf.py": ["{path}", "{folder}/out"],
+    "average_checkpoints.py": ["--strip", "{path}", "--output={folder}/out"],
+    "model_options.py": ["{path}"],
+    "probe.py": ["{path}"],
+    "plot.py": ["positions", "{path}", "--out={folder}/out"],
+    "predict_glue.py": ["CoLA={path}", "--data={folder}", "--output={folder}/out"],
+    "swap_position.py": ["{path}", "--position=t5", "--output={folder}/out"],
+}
+
+
+def malicious_checkpoint(folder):
+    """A checkpoint of ours that makes the folder `pwned` when all of it is unpickled."""
+    path = our_checkpoint(folder / "checkpoint_last.pt", 1.0, 1)
+    state = torch.load(path, weights_only=True)
+    torch.save({**state, "x": Malicious(folder / "pwned")}, path)
+    return path
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_refuses_a_malicious_pickle(name, tmp_path, monkeypatch, capsys):
+    path = malicious_checkpoint(tmp_path)
+    (tmp_path / "CoLA" / "input0").mkdir(parents=True)
+    (tmp_path / "CoLA" / "input0" / "test.idx").touch()
+    for message in ("is refused: it is no checkpoint, or holds more than", "there is no checkpoint"):
+        with pytest.raises(SystemExit) as stopped:
+            run_script(monkeypatch, name, *(word.format(path=path, folder=tmp_path) for word in COMMANDS[name]))
+        assert message in f"{stopped.value} {capsys.readouterr().err}"
+        assert not (tmp_path / "pwned").exists() and not (tmp_path / "out").exists()
+        path.unlink(missing_ok=True)
+
+
 @pytest.mark.parametrize("name", READERS)
 def test_every_reader_refuses_a_malicious_pickle(name, tmp_path):
-    path = our_checkpoint(tmp_path / "checkpoint_last.pt", 1.0, 1)
-    state = torch.load(path, weights_only=True)
-    torch.save({**state, "x": Malicious(tmp_path / "pwned")}, path)
+    path = malicious_checkpoint(tmp_path)
     (tmp_path / "pytorch_model.bin").write_bytes(path.read_bytes())
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises((ValueError, pickle.UnpicklingError), match="refused|Weights only"):
         READERS[name](path)
     assert not (tmp_path / "pwned").exists()
+
+
+def test_files_that_are_no_checkpoints_of_ours_are_refused(tmp_path):
+    ours = our_checkpoint(tmp_path / "ours.pt", 1.0, 1)
+    state = torch.load(ours, weights_only=True)
+    save(released("tupe_a"), tmp_path / "released.pt", _use_new_zipfile_serialization=False)
+    (tmp_path / "text.pt").write_text("text")
+    (tmp_path / "half.pt").write_bytes(ours.read_bytes()[:9000])
+    torch.save([state], tmp_path / "list.pt")
+    messages = {
+        "released.pt": r"no checkpoint of this project.*scripts/convert_checkpoint\.py",
+        "list.pt": "no checkpoint of this project",
+        "text.pt": "is refused|cannot be read",
+        "half.pt": "is refused|cannot be read",
+        "": "cannot be read",  # the folder
+        "none.pt": "there is no checkpoint",
+    }
+    for name, message in messages.items():
+        with pytest.raises(ValueError, match=message):
+            finetune.read_checkpoint(tmp_path / name)
+    torch.save(state, ours, _use_new_zipfile_serialization=False)  # one of ours in the old format is as good as any
+    assert finetune.read_checkpoint(ours)["cfg"] == state["cfg"]
 
 
 def test_stand_ins_for_old_meters_do_not_stay(tmp_path):
@@ -321,6 +377,19 @@ def test_command_line(converted, tmp_path, monkeypatch, capsys):
     with pytest.raises(SystemExit):
         run_script(monkeypatch, "convert_checkpoint.py", *there)
     assert "exists already" in capsys.readouterr().err
+    there[-1] = tmp_path / "again"
+    lines = (folder / "dict.txt").read_text().splitlines()
+    (folder / "dict.txt").write_text("\n".join([lines[1], lines[0], *lines[2:]]) + "\n")
+    with pytest.raises(SystemExit):
+        run_script(monkeypatch, "convert_checkpoint.py", *there)
+    assert "other ones or in another order" in capsys.readouterr().err
+    (folder / "dict.txt").unlink()  # as in the folder of a run
+    with pytest.raises(SystemExit):
+        run_script(monkeypatch, "convert_checkpoint.py", *there)
+    assert "there is no dictionary" in capsys.readouterr().err
+    with pytest.raises(ValueError, match="--heads cannot be given for a checkpoint for the released code"):
+        convert.convert(folder / "checkpoint.pt", "released", None, tmp_path / "again", heads=4)
+    assert not (tmp_path / "again").exists()
 
 
 # ---- BERT ----
@@ -376,7 +445,7 @@ def test_the_correlations_of_any_bert_can_be_drawn(tmp_path):
     from fairseq_cli import preprocess
 
     _, tokens = small_bert(tmp_path / "bert")
-    checkpoint = convert.convert(tmp_path / "bert", "tupe", "", tmp_path / "out")
+    checkpoint = convert.convert(tmp_path / "bert", "tupe", None, tmp_path / "out")
     (tmp_path / "pieces").write_text("".join(f"{' '.join(tokens[i : i + 6])}\n" for i in range(6, 24)))
     data = ["--only-source", f"--srcdict={tmp_path}/out/dict.txt", f"--validpref={tmp_path}/pieces"]
     preprocess.main(options.get_preprocessing_parser().parse_args([*data, f"--destdir={tmp_path}/out"]))
@@ -395,6 +464,69 @@ def test_bert_that_cannot_be_converted(tmp_path):
     (tmp_path / "vocab.txt").unlink()
     with pytest.raises(ValueError, match=r"no vocab\.txt"):
         convert.from_bert(tmp_path)
+
+
+def test_all_tokens_of_a_vocabulary_are_read(tmp_path):
+    _, tokens = small_bert(tmp_path)
+    (tmp_path / "vocab.txt").write_text("\n".join(tokens))  # the last line does not end
+    assert tokens[-1] in convert.from_bert(tmp_path)[1]
+
+
+def test_other_kinds_of_bert(tmp_path, caplog):
+    small_bert(tmp_path / "qa", "BertForQuestionAnswering")
+    with pytest.raises(ValueError, match=r"without a counterpart: qa_outputs\.bias, qa_outputs\.weight"):
+        convert.from_bert(tmp_path / "qa")
+    small_bert(tmp_path / "tokens", "BertForTokenClassification")
+    state, _ = convert.from_bert(tmp_path / "tokens")
+    assert "leaving out the classifier" in caplog.text
+    assert not any(key.startswith("classification_heads.") for key in state["model"])
+
+
+@pytest.mark.parametrize(
+    "lost, message",
+    [
+        ("embeddings.token_type_embeddings.weight", r"has no embeddings\.token_type_embeddings\.weight"),
+        ("encoder.layer.1.attention.self.key.bias", r"has no encoder\.layer\.1\.attention\.self\.key\.bias"),
+        ("encoder.layer.0.output.dense.weight", r"(?s)not those of the model .*encoder\.layers\.0\.fc2\.weight"),
+    ],
+)
+def test_a_bert_that_lacks_something_is_refused(tmp_path, lost, message):
+    from safetensors.torch import load_file, save_file
+
+    small_bert(tmp_path, "BertModel")
+    weights = load_file(tmp_path / "model.safetensors")
+    del weights[lost]
+    save_file(weights, tmp_path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ValueError, match=message):
+        convert.from_bert(tmp_path)
+
+
+def test_a_bert_whose_configuration_lacks_something_is_refused(tmp_path):
+    small_bert(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    del config["layer_norm_eps"]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match=r"config\.json does not say layer_norm_eps"):
+        convert.from_bert(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["checkpoint.pt", "dict.txt"])
+def test_nothing_is_overwritten(tmp_path, name):
+    small_bert(tmp_path / "bert")
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / name).write_text("theirs 1\n")
+    with pytest.raises(ValueError, match=f"{name} exists already"):
+        convert.convert(tmp_path / "bert", "tupe", None, tmp_path / "out")
+    assert [path.read_text() for path in (tmp_path / "out").iterdir()] == ["theirs 1\n"]
+
+
+def test_options_that_a_bert_does_not_need_are_refused(tmp_path):
+    small_bert(tmp_path)
+    for option, value in {"dictionary_file": "dict.txt", "heads": 4, "codes": tmp_path / "vocab.txt"}.items():
+        options = {"dictionary_file": None, "output": tmp_path / "out", option: value}
+        with pytest.raises(ValueError, match=f"--{option[:4]}.* cannot be given for a BERT"):
+            convert.convert(tmp_path, "tupe", **options)
+    assert not (tmp_path / "out").exists()
 
 
 # ---- averaging, stripping, merging ----
@@ -497,5 +629,8 @@ def test_shards_are_merged(tmp_path, monkeypatch):
     for wrong in (paths[:2], [*paths, paths[0]]):
         with pytest.raises(ValueError, match="missing, or one given twice"):
             checkpoints.merge_shards(wrong)
+    torch.save({**state, "optimizer_history": [{"num_updates": 4}]}, paths[-1])
+    with pytest.raises(ValueError, match=r"different numbers of updates .*shard0\.pt 3, .*shard2\.pt 4"):
+        checkpoints.merge_shards(paths)
     with pytest.raises(ValueError, match="not a shard"):
         checkpoints.merge_shards([tmp_path / "whole.pt"])

@@ -100,6 +100,9 @@ def test_script(tmp_path, capsys):
     with mock.patch.object(cost, "measure", side_effect=AssertionError):  # finished lengths are read
         main([*options, "--lengths", "16"])
     assert "| shaw | 8,256 |" in capsys.readouterr().out
+    with pytest.raises(SystemExit):  # as many encodings, but others
+        main([*options[:-1], "t5", "--lengths", "16"])
+    assert "holds other encodings (nopos, absolute (BERT-A), " in capsys.readouterr().err
     with pytest.raises(SystemExit):
         main([*options, "--rounds", "3"])
     assert "choose another --out" in capsys.readouterr().err

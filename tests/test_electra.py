@@ -58,7 +58,7 @@ def criterion():
 
 
 @pytest.mark.parametrize("cls", ["tied", "untied"])
-@pytest.mark.parametrize("position", SCHEMES)
+@pytest.mark.parametrize("position", [*SCHEMES, "untied+t5:layer", "untied:layer+t5"])
 def test_every_scheme_trains_both_networks(position, cls):
     try:
         model = build(position, cls)

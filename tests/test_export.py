@@ -124,7 +124,8 @@ def same(ours, theirs, real=None):
     return difference
 
 
-PER_LAYER = [n for n, kind in SCHEMES.items() if n != "nopos" and not overrides(kind, "embed", "rotate")]
+WHOLE = {"nopos", "alibi", "shaw_sinusoidal", "deberta"}  # no parameters, or their own in every layer already
+PER_LAYER = [n for n, kind in SCHEMES.items() if n not in WHOLE and not overrides(kind, "embed", "rotate")]
 
 
 @pytest.mark.parametrize("position", [*SCHEMES, "untied+t5:layer", "+".join(f"{name}:layer" for name in PER_LAYER)])
@@ -169,7 +170,7 @@ def test_every_architecture_comes_back_by_its_name(arch, data, tmp_path):
     tokens, real = batch(model)
     with torch.no_grad():
         same(load("AutoModelForMaskedLM", out)(tokens).logits, model(tokens)[0], real)
-    back = checkpoints.load_safely(convert.convert(out, "tupe", "", tmp_path / "back"))
+    back = checkpoints.load_safely(convert.convert(out, "tupe", None, tmp_path / "back"))
     assert back["cfg"]["model"]["_name"] == arch and str(back["cfg"]["model"]["cls"]) == str(model.cfg.cls)
 
 
@@ -198,7 +199,9 @@ def test_all_auto_classes(exported):
             same(load("AutoModelForSequenceClassification", out)(**inputs).logits, classes)
             answer = load("AutoModelForQuestionAnswering", out)(**inputs)
             assert answer.start_logits.shape == answer.end_logits.shape == (3, 12)
-        assert load("AutoModelForSequenceClassification", out).config.num_labels == 3
+        classifier = load("AutoModelForSequenceClassification", out)
+        assert classifier.config.num_labels == 3
+        assert classifier.accepts_loss_kwargs is False  # Trainer has to divide the loss when it accumulates gradients
         fresh = load("AutoModelForSequenceClassification", out, num_labels=5, ignore_mismatched_sizes=True)
         assert fresh(tokens).logits.shape == (3, 5)
 
@@ -215,7 +218,7 @@ def test_heads_travel_both_ways(exported, data, tmp_path):
         start, end = head(model(tokens, features_only=True)[0]).unbind(-1)
     same(answer.start_logits, start, real)
     same(answer.end_logits, end, real)
-    back = convert.convert(tmp_path / "out_squad", "tupe", "", tmp_path / "back")
+    back = convert.convert(tmp_path / "out_squad", "tupe", None, tmp_path / "back")
     again = checkpoints.load_safely(back)
     assert again["model"].keys() == state["model"].keys() and again["cfg"]["task"]["_name"] == "squad"
     assert all(torch.equal(again["model"][key], value) for key, value in state["model"].items())
@@ -228,6 +231,16 @@ def test_heads_travel_both_ways(exported, data, tmp_path):
     with torch.no_grad():
         assert torch.equal(load("AutoModelForQuestionAnswering", tmp_path / "out_again")(tokens).start_logits[real],
                            theirs(tokens).start_logits[real])  # fmt: skip
+
+
+def test_the_way_back_takes_another_dictionary(exported, data, tmp_path):
+    lines = (data / "dict.txt").read_text().splitlines()
+    (tmp_path / "own.txt").write_text("".join(f"{line}\n" for line in reversed(lines)))
+    path = convert.convert(exported[2], "tupe", tmp_path / "own.txt", tmp_path / "back")
+    assert (path.parent / "dict.txt").read_bytes() == (tmp_path / "own.txt").read_bytes()
+    with pytest.raises(ValueError, match="--heads cannot be given for an export"):
+        convert.convert(exported[2], "tupe", None, tmp_path / "x", heads=4)
+    assert not (tmp_path / "x").exists()
 
 
 def test_segments(exported, data, tmp_path):
@@ -302,7 +315,7 @@ def test_saving_from_transformers_and_back(exported, tmp_path):
     again = load("AutoModelForSequenceClassification", tmp_path / "saved_again")
     with torch.no_grad():
         assert torch.equal(again(tokens).logits, theirs(tokens).logits)
-    path = convert.convert(tmp_path / "saved_again", "tupe", "", tmp_path / "back")
+    path = convert.convert(tmp_path / "saved_again", "tupe", None, tmp_path / "back")
     hub = TupeModel.from_pretrained(path.parent, "checkpoint.pt")
     with torch.no_grad():
         logits = hub.model(tokens, classification_head_name="rte")[0]
@@ -333,7 +346,8 @@ def test_electra_exports_its_discriminator(arch, data, tmp_path):
         classes = load("AutoModelForSequenceClassification", out)(tokens).logits
         same(classes, model(tokens, classification_head_name="rte")[0])
     assert "AutoModelForMaskedLM" not in json.loads((out / "config.json").read_text())["auto_map"]
-    back = TupeModel.from_pretrained(convert.convert(out, "tupe", "", tmp_path / "back").parent, "checkpoint.pt").model
+    folder = convert.convert(out, "tupe", None, tmp_path / "back").parent
+    back = TupeModel.from_pretrained(folder, "checkpoint.pt").model
     with torch.no_grad():  # an encoder for fine-tuning, no ELECTRA any more
         same(back(tokens, classification_head_name="rte")[0], classes)
 
@@ -346,6 +360,15 @@ def test_what_cannot_be_exported_is_said(exported, data, tmp_path):
         export(checkpoint, tmp_path / "x", data, head="cola")
     with pytest.raises(ValueError, match=r"no dict\.txt"):
         export(checkpoint, tmp_path / "y", tmp_path)
+    lines = (data / "dict.txt").read_text().splitlines()
+    for changed, message in (
+        ([lines[1], lines[0], *lines[2:]], "other ones or in another order"),
+        ([*lines, "more 1"], f"makes {len(lines) + 6} types, the model has {len(lines) + 5}"),
+    ):
+        (tmp_path / "dict.txt").write_text("\n".join(changed) + "\n")
+        with pytest.raises(ValueError, match=message):
+            export(checkpoint, tmp_path / "y", tmp_path)
+    assert not (tmp_path / "y").exists()
     write_checkpoint(tmp_path / "two.pt", data, heads=[("a", 2), ("b", 3)])
     with pytest.raises(ValueError, match="heads a, b: choose one"):
         export(tmp_path / "two.pt", tmp_path / "z", data)
@@ -388,6 +411,7 @@ args = transformers.TrainingArguments(
 trainer = transformers.Trainer(
     model=classifier, args=args, train_dataset=rows,
     data_collator=transformers.DataCollatorWithPadding(tokenizer))
+assert not trainer.model_accepts_loss_kwargs
 trainer.train()
 losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
 assert sum(losses[-10:]) < sum(losses[:10]) / 2, losses
@@ -450,5 +474,5 @@ def test_in_an_environment_of_its_own(exported, data, tmp_path):
         masked = torch.tensor([found["masked"]])
         assert found["guess"] == model(masked)[0][0, found["masked"].index(len(model.dictionary) - 1)].argmax()
     print("largest differences:", differences, "versions:", found["versions"])
-    back = convert.convert(found["saved"], "tupe", "", tmp_path / "back")  # trained there, used here
+    back = convert.convert(found["saved"], "tupe", None, tmp_path / "back")  # trained there, used here
     assert TupeModel.from_pretrained(back.parent, "checkpoint.pt").model.cfg.position == "untied+t5"

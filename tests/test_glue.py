@@ -287,6 +287,22 @@ def test_an_output_in_the_way_is_refused(prepared, vocabulary, tmp_path):
         list(prepare(official, other, tmp_path / "bin", ["RTE"], overwrite=True))
 
 
+def test_no_file_of_an_earlier_vocabulary_stays(vocabulary, tmp_path):
+    """A list of kept words that the new vocabulary lacks would still make <unk> of the others."""
+    official, old = official_folder(tmp_path / "official"), tmp_path / "old"
+    old.mkdir()
+    for name in ("sentencepiece.bpe.model", "dict.txt"):
+        (old / name).write_bytes((vocabulary / name).read_bytes())
+    (old / "words.txt").write_text("cat\n")
+    list(prepare(official, old, tmp_path / "bin", ["CoLA", "RTE"]))
+    for other in (vocabulary, old):
+        with pytest.raises(ValueError, match=r"holds CoLA prepared with another vocabulary \(words.txt differ"):
+            list(prepare(official, other, tmp_path / "bin", ["RTE"], overwrite=True))
+        list(prepare(official, other, tmp_path / "bin", ["CoLA", "RTE"], overwrite=True))
+        assert (tmp_path / "bin" / "words.txt").exists() == (other == old)
+        assert TextEncoder(tmp_path / "bin").encode("dogs") == TextEncoder(other).encode("dogs")
+
+
 def test_missing_inputs_are_refused(vocabulary, tmp_path):
     with pytest.raises(ValueError, match="has none of the folders CoLA"):
         list(prepare(tmp_path, vocabulary, tmp_path / "bin"))
@@ -772,15 +788,18 @@ def test_predictions_for_the_server(learnable, pretrained, tmp_path):
     for split in ("test.idx", "test.bin"):
         shutil.copy(data / "STS-B/input0" / split.replace("test", "valid"), data / "STS-B/input0" / split)
         shutil.copy(data / "STS-B/input1" / split.replace("test", "valid"), data / "STS-B/input1" / split)
+    written = []
     for name in ("CoLA", "MNLI", "STS-B"):
         group = name.lower().replace("-", "")
         finetune(
             data, pretrained, tmp_path / name, f"glue={group}", "optimization.max_epoch=2", "optimization.lr=[0.01]"
         )
-        list(predict_glue(group, tmp_path / name / "checkpoint_last.pt", data, tmp_path / "out", batch_size=7))
-    with zipfile.ZipFile(zip_submission(tmp_path / "out")) as archive:
-        names = set(archive.namelist())
-    assert names == {"CoLA.tsv", "MNLI-m.tsv", "MNLI-mm.tsv", "AX.tsv", "STS-B.tsv"}
+        found = predict_glue(group, tmp_path / name / "checkpoint_last.pt", data, tmp_path / "out", batch_size=7)
+        written += [path for path, _ in found]
+    files = ["CoLA.tsv", "MNLI-m.tsv", "MNLI-mm.tsv", "AX.tsv", "STS-B.tsv"]
+    for count in (1, 5):  # what is in the folder from another run stays out
+        with zipfile.ZipFile(zip_submission(tmp_path / "out", written[:count])) as archive:
+            assert archive.namelist() == files[:count]
     for file, run, split in (("CoLA", "CoLA", "valid"), ("MNLI-m", "MNLI", "valid"), ("AX", "MNLI", "valid1")):
         lines = (tmp_path / "out" / f"{file}.tsv").read_text().splitlines()
         assert lines[0] == "index\tprediction"

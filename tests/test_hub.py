@@ -51,8 +51,15 @@ def test_features_and_hidden_states(hub):
 def test_fill_mask(hub):
     filled = hub.fill_mask("Nobody in town painted the <mask> again.", topk=3)
     assert len(filled) == 3 and filled[0][1] >= filled[1][1] >= filled[2][1] > 0
-    ids = hub.encode("Nobody in town painted the river again.")
-    ids[ids.tolist().index(hub.text.encode("river")[0])] = hub.task.source_dictionary.index("<mask>")
+    ids, river = hub.encode("Nobody in town painted the river again.").tolist(), hub.text.encode("river")
+    place = next(i for i in range(len(ids)) if ids[i : i + len(river)] == river)
+    ids[place : place + len(river)] = [hub.task.source_dictionary.index("<mask>")]
+    with torch.no_grad():
+        logits, _ = hub.model(torch.tensor([ids]))
+    best = torch.softmax(logits[0, place], dim=-1).topk(3)
+    assert [probability for _, probability, _ in filled] == pytest.approx(best.values.tolist())
+    texts = [hub.decode(torch.tensor([*ids[:place], token, *ids[place + 1 :]])) for token in best.indices.tolist()]
+    assert [text for text, _, _ in filled] == texts
     assert filled[0][0].startswith("nobody in town painted the")
     for wrong in ("no mask here", "<mask> and <mask>"):
         with pytest.raises(ValueError, match="exactly one <mask>"):

@@ -96,6 +96,14 @@ def test_identical_words():
     np.testing.assert_allclose(found, total, atol=1e-6)
 
 
+@pytest.mark.parametrize("layer", [-1, 2])
+def test_layers_that_are_not_there(layer):
+    model = build("tupe_r_tiny", max_positions=12).eval()
+    for probe in (identical_word_attention, positional_logits):
+        with pytest.raises(ValueError, match=f"there is no layer {layer + 1}; valid, counted from 1: 1 to 2"):
+            probe(model, layer=layer)
+
+
 def test_identical_words_without_positions_say_nothing():
     model = build("bert_a_tiny", max_positions=12, position="nopos").eval()
     found = measures(identical_word_attention(model, words=4))

@@ -8,11 +8,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from fairseq.data import Dictionary
+from fairseq.distributed import ModuleProxyWrapper
 from test_glue import make_vocabulary, scores_of, train, vocabulary  # noqa: F401  (fixtures)
 
+from tupe import checkpoints, convert
 from tupe.squad import (
     ANSWER_PIECES,
     SpanHead,
+    SquadCriterion,
     Windows,
     best_over_golds,
     best_spans,
@@ -228,6 +232,43 @@ def test_span_head_is_new_in_a_pretrained_model():
     assert torch.equal(model.span_head.weight, before)
     model.load_state_dict({"span_head.weight": torch.ones(2, 4), "span_head.bias": torch.ones(2)}, strict=True)
     assert (model.span_head.weight == 1).all()
+
+
+def test_the_span_head_is_trained_on_several_gpus(tmp_path):
+    """DistributedDataParallel (one process is enough) leaves all parameters the gradients they have without it."""
+    words = Dictionary()
+    for word in "abcdef":
+        words.add_symbol(word)
+    words.add_symbol("<mask>")
+    sizes = {"encoder_layers": 1, "encoder_embed_dim": 8, "encoder_ffn_embed_dim": 8, "encoder_attention_heads": 2}
+    options = {"max_positions": 8, "dropout": 0.0, "attention_dropout": 0.0, **sizes}
+    model = convert.build_model(checkpoints.configuration("tupe_r", options, "squad", "squad"), words)
+    inside = torch.zeros(2, 8, dtype=torch.bool)
+    inside[:, 3:7] = True
+    sample = {
+        "net_input": {"src_tokens": torch.tensor([[0, 4, 2, 5, 6, 7, 8, 2]] * 2), "src_lengths": None},
+        "starts": inside, "inside": inside, "target": torch.tensor([[3, 5], [0, 0]]), "ntokens": 16,
+    }  # fmt: skip
+
+    def gradients(called):
+        found = []
+        for _ in range(2):  # an update that is left unfinished shows in the next one
+            model.zero_grad()
+            SquadCriterion(None)(called, sample)[0].backward()
+            found.append({name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None})
+        return found
+
+    alone = gradients(model)
+    assert alone[0]["span_head.weight"].any() and not any(name.startswith("lm_head.") for name in alone[0])
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        ddp = torch.nn.parallel.DistributedDataParallel(model, find_unused_parameters=True)
+        together = gradients(ModuleProxyWrapper(ddp))
+    finally:
+        torch.distributed.destroy_process_group()
+    for one, other in zip(alone, together, strict=True):
+        for name, grad in one.items():
+            torch.testing.assert_close(other[name], grad)
 
 
 def run(squad, data, checkpoint, save_dir, version, *more):

@@ -1,14 +1,25 @@
-"""Checkpoint files: loading them without running code from them, writing, averaging, stripping and merging them."""
+"""Checkpoint files: loading them without running code from them, their dictionary, writing, averaging, stripping and
+merging them."""
 
 import pickle
 import re
+import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import torch
 from fairseq import options
+from fairseq.data import Dictionary
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from omegaconf import OmegaConf
 
+from .model import TupeModel
+
+MASK = "<mask>"
+NOT_OURS = (
+    "no checkpoint of this project: it holds no configuration or no model (scripts/convert_checkpoint.py makes one of "
+    "what the released TUPE code wrote)"
+)
 # fairseq 0.9 pickled its progress meters into checkpoints, as objects of a module that is gone. Classes of the same
 # names that only hold data stand in for them; nothing of fairseq runs.
 OLD_METERS = [
@@ -16,16 +27,17 @@ OLD_METERS = [
 ]
 
 
-def load_safely(path):
+def load_safely(path, mmap=False):
     """The contents of a checkpoint of this project, of fairseq, or of the released TUPE code, on the CPU.
 
     Only tensors and plain data are read: a file that asks for anything else is refused with a ValueError, and nothing
-    of it is run.
+    of it is run. mmap: leave the tensors on disk until they are used, where the file's format allows it.
     """
     allowed = list(torch.serialization.get_safe_globals())  # torch 2.4 hands out the list itself
     torch.serialization.add_safe_globals(OLD_METERS)
     try:
-        return torch.load(path, map_location="cpu", weights_only=True)
+        # the format of torch < 1.6 cannot be mapped
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=mmap and zipfile.is_zipfile(path))
     except FileNotFoundError:
         raise ValueError(f"there is no checkpoint {path}") from None
     except pickle.UnpicklingError as error:
@@ -34,19 +46,38 @@ def load_safely(path):
         raise ValueError(
             f"{path} is refused: it is no checkpoint, or holds more than tensors and plain data{what}"
         ) from error
-    except (RuntimeError, EOFError) as error:
+    except Exception as error:  # reading a damaged pickle can fail in any way
         raise ValueError(f"{path} cannot be read: {error}") from error
     finally:
         torch.serialization.clear_safe_globals()
         torch.serialization.add_safe_globals(allowed)
 
 
-def training_state(path):
+def training_state(path, mmap=False):
     """`load_safely` for a checkpoint of this project; anything else is a ValueError."""
-    state = load_safely(path)
+    state = load_safely(path, mmap)
     if not isinstance(state, dict) or not state.get("cfg") or "model" not in state:
-        raise ValueError(f"{path} holds no configuration: not a checkpoint of this project")
+        raise ValueError(f"{path} is {NOT_OURS}")
     return state
+
+
+def load_dictionary(path):
+    """dict.txt with <mask> added, as fairseq's task masked_lm does."""
+    if not Path(path).is_file():
+        raise ValueError(f"there is no dictionary {path}; give the dict.txt that the model was trained with")
+    dictionary = Dictionary.load(str(path))
+    dictionary.add_symbol(MASK)
+    return dictionary
+
+
+def check_dictionary(state, path):
+    """Raise ValueError unless the dict.txt `path` is the one that the model of a `training_state` was trained with."""
+    dictionary, types = load_dictionary(path), len(state["model"]["encoder.tokens.weight"])
+    if len(dictionary) != types:
+        raise ValueError(f"{path} makes {len(dictionary)} types, the model has {types}: another model's dictionary")
+    fingerprint = TupeModel.get_extra_state(SimpleNamespace(dictionary=dictionary))
+    if not torch.equal(state["model"].get("_extra_state", fingerprint), fingerprint):
+        raise ValueError(f"{path} has as many types as the model's dictionary, but other ones or in another order")
 
 
 def save_atomically(state, path):
@@ -142,6 +173,9 @@ def merge_shards(paths):
     without = [str(path) for path, shard in zip(paths, shards, strict=True) if "fsdp_metadata" not in shard]
     if without:
         raise ValueError(f"{without[0]} is not a shard: it has no description of sharded parameters")
+    if len({num_updates(shard) for shard in shards}) > 1:
+        said = ", ".join(f"{path} {num_updates(shard)}" for path, shard in zip(paths, shards, strict=True))
+        raise ValueError(f"the shards are of different numbers of updates ({said}); give those of one checkpoint")
     model, sharded = {}, set()
     for number, module in enumerate(shards[0]["fsdp_metadata"]["param_metadata"]):
         prefix = module["fsdp_path"] + "." if module["fsdp_path"] else ""

@@ -5,10 +5,10 @@ strictly before it is written.
 """
 
 import argparse
+import io
 import json
 import logging
 import re
-import shutil
 from pathlib import Path
 
 import torch
@@ -17,26 +17,25 @@ from fairseq.data import Dictionary
 from fairseq.tasks.masked_lm import MaskedLMTask
 from omegaconf import OmegaConf
 
-from .checkpoints import configuration, load_safely, new_checkpoint, save_atomically, training_state
+from .checkpoints import (
+    MASK,
+    check_dictionary,
+    configuration,
+    load_dictionary,
+    load_safely,
+    new_checkpoint,
+    save_atomically,
+    training_state,
+)
 from .encoder import LMHead
 from .export import weights_from_export
 from .model import ARCHITECTURES, SIZES
 from .squad import SquadTask
 
 logger = logging.getLogger(__name__)
-MASK = "<mask>"
 
 
 # ------------------------------------------------------------------------------------------------- what all ways share
-
-
-def load_dictionary(path):
-    """dict.txt with <mask> added, as fairseq's task masked_lm does."""
-    if not Path(path).is_file():
-        raise ValueError(f"there is no dictionary {path}")
-    dictionary = Dictionary.load(str(path))
-    dictionary.add_symbol(MASK)
-    return dictionary
 
 
 def architecture_of(options):
@@ -61,7 +60,10 @@ def build_checkpoint(weights, options, dictionary):
     cfg = configuration(architecture_of(options), options, task, criterion=task)
     model = build_model(cfg, dictionary)
     settings = {key: value for key, value in model.state_dict().items() if key.endswith("_extra_state")}
-    model.load_state_dict({**settings, **weights}, strict=True, model_cfg=model.cfg)
+    try:
+        model.load_state_dict({**settings, **weights}, strict=True, model_cfg=model.cfg)
+    except RuntimeError as error:  # tensors that are missing, too many or of other sizes
+        raise ValueError(f"the tensors are not those of the model that the options describe: {error}") from error
     return new_checkpoint(cfg, model.state_dict())
 
 
@@ -75,16 +77,22 @@ def build_model(cfg, dictionary):
     return models.build_model(model_cfg, MaskedLMTask(task_cfg, dictionary))
 
 
-def write(checkpoint, dictionary_file, output):
-    """checkpoint.pt and dict.txt in the folder `output`; returns the checkpoint's path."""
+def write(checkpoint, files, output):
+    """checkpoint.pt and other files, {name: contents}, in the folder `output`; returns the checkpoint's path.
+
+    Raises ValueError, before anything is written, if the folder has a checkpoint or other contents of these files.
+    """
     output = Path(output)
-    output.mkdir(parents=True, exist_ok=True)
     path = output / "checkpoint.pt"
     if path.exists():
         raise ValueError(f"{path} exists already; choose another folder or remove it")
-    target = output / "dict.txt"
-    if not target.exists() or not target.samefile(dictionary_file):
-        shutil.copyfile(dictionary_file, target)
+    for name, contents in files.items():
+        if (output / name).exists() and (output / name).read_bytes() != contents:
+            raise ValueError(f"{output / name} exists already, and is another one; choose another folder or remove it")
+    output.mkdir(parents=True, exist_ok=True)
+    for name, contents in files.items():
+        if not (output / name).exists():
+            (output / name).write_bytes(contents)
     save_atomically(checkpoint, path)
     return path
 
@@ -214,10 +222,11 @@ def from_released(path, dictionary_file, heads=None):
     return build_checkpoint(weights, options, load_dictionary(dictionary_file))
 
 
-def to_released(path):
+def to_released(path, dictionary_file):
     """A checkpoint of ours -> what the released code reads (its options as an `argparse.Namespace`).
 
-    Only TUPE-A and TUPE-R with untied [CLS], Transformer layers and softmax exist there.
+    Only TUPE-A and TUPE-R with untied [CLS], Transformer layers and softmax exist there. Raises ValueError for others,
+    and for a dictionary that is not the model's.
     """
     checkpoint = training_state(path)
     model = checkpoint["cfg"]["model"]
@@ -227,6 +236,7 @@ def to_released(path):
         raise ValueError(f"the released code has TUPE-A and TUPE-R only, not {kind}")
     if model["_name"].startswith("electra"):
         raise ValueError("the released code has no ELECTRA")
+    check_dictionary(checkpoint, dictionary_file)
     options = {theirs: model[ours] for theirs, ours in RELEASED_OPTIONS.items()}
     size = "large" if options["encoder_layers"] == 24 else "base"
     tokens = checkpoint["cfg"]["task"].get("tokens_per_sample", options["max_positions"])
@@ -293,6 +303,16 @@ BERT = [  # (a part of a name in BERT, the same part in ours)
     ("cls.predictions.transform.LayerNorm.", "lm_head.norm."),
     ("cls.predictions.bias", "lm_head.bias"),
 ]
+BERT_OPTIONS = {  # config.json -> our option
+    "num_hidden_layers": "encoder_layers",
+    "hidden_size": "encoder_embed_dim",
+    "intermediate_size": "encoder_ffn_embed_dim",
+    "num_attention_heads": "encoder_attention_heads",
+    "max_position_embeddings": "max_positions",
+    "hidden_dropout_prob": "dropout",
+    "attention_probs_dropout_prob": "attention_dropout",
+    "layer_norm_eps": "layer_norm_eps",
+}
 # BERT's name of a token that fairseq keeps at a fixed place -> that token.
 BERT_SPECIAL = {"[CLS]": "<s>", "[PAD]": "<pad>", "[SEP]": "</s>", "[UNK]": "<unk>", "[MASK]": MASK}
 
@@ -317,33 +337,42 @@ def from_bert(folder):
     """A Hugging Face BERT -> (a `bert_a` checkpoint, its dictionary).
 
     The vector of token type 0 is added to the positions. Token ids change to fairseq's order: see `bert_token_order`.
-    BERT's next-sentence head is left out; a classifier with its pooler becomes the head sentence_classification_head.
+    BERT's next-sentence head is left out; a classifier with its pooler becomes the head sentence_classification_head,
+    one of single tokens is left out with a warning. Raises ValueError for a model with anything else.
     """
     config, state = read_hugging_face(folder)
     known = {"model_type": "bert", "hidden_act": "gelu", "position_embedding_type": "absolute"}
     for key, value in known.items():
         if config.get(key, value) != value:
             raise ValueError(f"{folder}: {key} is {config[key]!r}, only {value!r} can be converted")
+    if missing := [key for key in BERT_OPTIONS if key not in config]:
+        raise ValueError(f"{folder}: config.json does not say {', '.join(missing)}")
     vocabulary_file = Path(folder) / "vocab.txt"
     if not vocabulary_file.is_file():
         raise ValueError(
             f"{folder} has no vocab.txt (a BERT tokenizer's save_pretrained or save_vocabulary writes one)"
         )
-    order, dictionary = bert_token_order(vocabulary_file.read_text(encoding="utf-8").split("\n")[:-1])
+    order, dictionary = bert_token_order(vocabulary_file.read_text(encoding="utf-8").removesuffix("\n").split("\n"))
     state = {key.removeprefix("bert."): value.float() for key, value in state.items() if value.is_floating_point()}
     state = {
         key.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias"): value
         for key, value in state.items()
     }
+    tables = [f"embeddings.{kind}_embeddings.weight" for kind in ("word", "position", "token_type")]
+    projections = {  # ours -> BERT's three
+        f"encoder.layers.{layer}.attention.qkv.{kind}": [
+            f"encoder.layer.{layer}.attention.self.{part}.{kind}" for part in ("query", "key", "value")
+        ]
+        for layer in range(config["num_hidden_layers"])
+        for kind in ("weight", "bias")
+    }
+    if missing := [key for keys in (tables, *projections.values()) for key in keys if key not in state]:
+        raise ValueError(f"{folder}: the model has no {', '.join(missing[:5])}")
+    weights = {ours: torch.cat([state.pop(key) for key in theirs]) for ours, theirs in projections.items()}
     token_types = state.pop("embeddings.token_type_embeddings.weight")
-    weights = {}
-    for layer in range(config["num_hidden_layers"]):
-        for kind in ("weight", "bias"):
-            parts = [
-                state.pop(f"encoder.layer.{layer}.attention.self.{part}.{kind}") for part in ("query", "key", "value")
-            ]
-            weights[f"encoder.layers.{layer}.attention.qkv.{kind}"] = torch.cat(parts)
     pooler = {kind: state.pop(f"pooler.dense.{kind}", None) for kind in ("weight", "bias")}
+    if "classifier.weight" in state and pooler["weight"] is None:
+        logger.warning("leaving out the classifier: it has no pooler, so it is one of tokens, not of sequences")
     for kind in ("weight", "bias"):
         classifier = state.pop(f"classifier.{kind}", None)
         if classifier is not None and pooler[kind] is not None:
@@ -351,6 +380,8 @@ def from_bert(folder):
             weights[f"classification_heads.sentence_classification_head.out_proj.{kind}"] = classifier
         for left_out in ("cls.seq_relationship", "cls.predictions.decoder"):  # the decoder is the token embedding
             state.pop(f"{left_out}.{kind}", None)
+    if unknown := sorted(key for key in state if rename(key, BERT) == key):
+        raise ValueError(f"{folder}: tensors without a counterpart: {', '.join(unknown[:5])}")
     weights.update({rename(key, BERT): value for key, value in state.items()})
     if len(weights["encoder.tokens.weight"]) < len(order):
         raise ValueError(
@@ -363,18 +394,7 @@ def from_bert(folder):
         if key in weights:
             weights[key] = weights[key][order]
     add_lm_head(weights, config["hidden_size"])
-    options = {
-        "position": "absolute",
-        "cls": "tied",
-        "encoder_layers": config["num_hidden_layers"],
-        "encoder_embed_dim": config["hidden_size"],
-        "encoder_ffn_embed_dim": config["intermediate_size"],
-        "encoder_attention_heads": config["num_attention_heads"],
-        "max_positions": config["max_position_embeddings"],
-        "dropout": config["hidden_dropout_prob"],
-        "attention_dropout": config["attention_probs_dropout_prob"],
-        "layer_norm_eps": config["layer_norm_eps"],
-    }
+    options = {"position": "absolute", "cls": "tied", **{ours: config[key] for key, ours in BERT_OPTIONS.items()}}
     return build_checkpoint(weights, options, dictionary), dictionary
 
 
@@ -382,25 +402,43 @@ def from_bert(folder):
 
 
 def convert(source, target, dictionary_file, output, heads=None, codes=None):
-    """What scripts/convert_checkpoint.py does; returns the path of the checkpoint written."""
-    source = Path(source)
+    """What scripts/convert_checkpoint.py does; returns the path of the checkpoint written.
+
+    dictionary_file: default, None, is the dict.txt beside a file or in an export. Raises ValueError for an option that
+    has no meaning for this source and target.
+    """
+    source, given = Path(source), {"--dict": dictionary_file, "--heads": heads, "--codes": codes}
+
+    def refuse(what, *names):
+        if wrong := [name for name in names if given[name] is not None]:
+            raise ValueError(f"{' and '.join(wrong)} cannot be given for {what}: leave it out")
+
+    def dictionary(folder):
+        return Path(folder / "dict.txt" if dictionary_file is None else dictionary_file)
+
     if codes is not None and not Path(codes).is_file():
         raise ValueError(f"there are no BPE codes {codes}")
     if target == "released":
-        return write(to_released(source), dictionary_file, output)
+        refuse("a checkpoint for the released code", "--heads", "--codes")
+        file = dictionary(source.parent)
+        return write(to_released(source, file), {"dict.txt": file.read_bytes()}, output)
     if not source.is_dir():
-        path = write(from_released(source, dictionary_file, heads), dictionary_file, output)
+        file = dictionary(source.parent)
+        checkpoint = from_released(source, file, heads)
+        files = {"dict.txt": file.read_bytes()}
         if codes is not None:
-            shutil.copyfile(codes, Path(output) / "bpe.codes")
-        return path
+            files["bpe.codes"] = Path(codes).read_bytes()
+        return write(checkpoint, files, output)
     config, weights = read_hugging_face(source)
     if config.get("model_type") == "tupe":
-        return write(from_export(config, weights, source / "dict.txt"), source / "dict.txt", output)
+        refuse("an export, whose config.json says it", "--heads", "--codes")
+        file = dictionary(source)
+        return write(from_export(config, weights, file), {"dict.txt": file.read_bytes()}, output)
     if config.get("model_type") == "bert":
-        checkpoint, dictionary = from_bert(source)
-        Path(output).mkdir(parents=True, exist_ok=True)
-        own = Path(output) / "dict.txt"
-        dictionary.symbols.remove(MASK)  # added again wherever the file is read
-        dictionary.save(str(own))
-        return write(checkpoint, own, output)
+        refuse("a BERT, whose folder says it", "--dict", "--heads", "--codes")
+        checkpoint, symbols = from_bert(source)
+        symbols.symbols.remove(MASK)  # added again wherever the file is read
+        text = io.StringIO()
+        symbols.save(text)
+        return write(checkpoint, {"dict.txt": text.getvalue().encode()}, output)
     raise ValueError(f"{source}: model_type is {config.get('model_type')!r}; 'bert' and 'tupe' can be converted")

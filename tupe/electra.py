@@ -64,7 +64,7 @@ class Generator(Encoder):
 def tie_position_vectors(own: Positions, tied: Positions):
     """Let `own` use the tables of `tied` that hold vectors of the model's width C."""
     for name, scheme in tied.items():
-        if overrides(scheme, "embed"):
+        if not isinstance(scheme, nn.ModuleList) and overrides(scheme, "embed"):  # no list of a scheme per layer embeds
             own[name] = scheme  # acts on the embeddings only, which are shared as a whole
     for name, module in tied.named_modules():
         if isinstance(module, nn.Embedding) and module.embedding_dim == tied.dims.width:

@@ -6,7 +6,7 @@ import re
 import shutil
 from pathlib import Path
 
-from .checkpoints import training_state
+from .checkpoints import check_dictionary, training_state
 from .glue import ENCODER_FILES
 
 logger = logging.getLogger(__name__)
@@ -43,7 +43,8 @@ def export(checkpoint_file, output, data=None, head=None):
 
     data: folder with dict.txt and the model or codes of the pieces (default: that of the checkpoint; without pieces no
     tokeniser is exported). head: which classification head becomes the classifier; needed if there are several.
-    Raises ValueError for a checkpoint that does not fit, or a folder that has a model already.
+    Raises ValueError for a checkpoint that does not fit, another model's dictionary, or a folder that has a model
+    already.
     """
     from safetensors.torch import save_file
 
@@ -54,6 +55,9 @@ def export(checkpoint_file, output, data=None, head=None):
     weights = hugging_face_weights(state["model"], head)
     if (output / "config.json").exists():
         raise ValueError(f"{output} has a config.json already; choose another folder or remove it")
+    if not (data / "dict.txt").is_file():
+        raise ValueError(f"{data} has no dict.txt; give the folder of the pre-training data with --data")
+    check_dictionary(state, data / "dict.txt")
     config = {key: model[ours] for key, ours in OPTIONS.items()}
     config.update(model_type="tupe", vocab_size=len(weights["tupe.encoder.tokens.weight"]))
     config.update(segments=model["segments"] == "learned", bos_token_id=0, pad_token_id=1, eos_token_id=2)
@@ -70,7 +74,7 @@ def export(checkpoint_file, output, data=None, head=None):
     config["auto_map"]["AutoConfig"] = "configuration_tupe.TupeConfig"
     output.mkdir(parents=True, exist_ok=True)
     copy_code(output)
-    export_tokenizer(data, output, config["vocab_size"], config["max_position_embeddings"])
+    export_tokenizer(data, output, config["max_position_embeddings"])
     save_file(
         {key: value.contiguous() for key, value in weights.items()}, output / "model.safetensors", {"format": "pt"}
     )
@@ -121,17 +125,11 @@ def copy_code(output):
                 waiting.append(folder / f"{name}.py")
 
 
-def export_tokenizer(data, output, vocab_size, max_positions):
+def export_tokenizer(data, output, max_positions):
     files = [data / name for name in ENCODER_FILES if (data / name).is_file()]
-    names = {file.name for file in files}
-    if "dict.txt" not in names:
-        raise ValueError(f"{data} has no dict.txt; give the folder of the pre-training data with --data")
-    types = len((data / "dict.txt").read_text(encoding="utf-8").splitlines()) + 5
-    if types != vocab_size:
-        raise ValueError(f"{data}/dict.txt makes {types} types, the model has {vocab_size}: another model's dictionary")
     for file in files:
         shutil.copyfile(file, output / file.name)
-    if not names & {"sentencepiece.bpe.model", "bpe.codes"}:
+    if not {file.name for file in files} & {"sentencepiece.bpe.model", "bpe.codes"}:
         logger.warning(f"{data} has neither sentencepiece.bpe.model nor bpe.codes: exporting without a tokeniser")
         return
     settings = {

@@ -27,7 +27,7 @@ from fairseq.optim.lr_scheduler.polynomial_decay_schedule import (
 from fairseq.tasks import FairseqDataclass, FairseqTask
 from omegaconf import II
 
-from .checkpoints import num_updates
+from .checkpoints import NOT_OURS, load_safely, num_updates
 
 logger = logging.getLogger(__name__)
 
@@ -306,13 +306,10 @@ _locks = {}
 
 
 def read_checkpoint(path):
-    """What a checkpoint holds, without reading its tensors from disk."""
-    try:
-        state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except FileNotFoundError:
-        raise ValueError(f"there is no checkpoint {path}") from None
-    if not state.get("cfg"):
-        raise ValueError(f"{path} holds no configuration: not a checkpoint of this project")
+    """What a checkpoint of this project holds, without reading its tensors from disk; ValueError for any other file."""
+    state = load_safely(path, mmap=True)
+    if not isinstance(state, dict) or not state.get("cfg"):
+        raise ValueError(f"{path} is {NOT_OURS}")
     return state
 
 

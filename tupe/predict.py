@@ -6,6 +6,7 @@ from pathlib import Path
 import torch
 from fairseq import checkpoint_utils, utils
 
+from .checkpoints import training_state
 from .glue import TASKS, glue_name
 
 # (task, split) -> file name; the server wants the official label names, and STS-B scores from 0 to 5.
@@ -20,12 +21,13 @@ FILES = {
 def predict_glue(name, checkpoint, data, output, batch_size=64):
     """Write a checkpoint's predictions on the test sets of its task. Yields (path, number of predictions).
 
-    Raises ValueError for a checkpoint of another task, and when no test set was prepared.
+    Raises ValueError for a checkpoint that cannot be read or is of another task, and when no test set was prepared.
     """
     name = glue_name(name)
     splits = [split for task, split in FILES if task == name and _prepared(data, name, split)]
     if not splits:
         raise ValueError(f"{data} holds no test set of {name}; put its test.tsv beside train.tsv and prepare it again")
+    training_state(checkpoint, mmap=True)  # says what is wrong with the file; fairseq reads it again
     models, _, task = checkpoint_utils.load_model_ensemble_and_task([str(checkpoint)], {"data": str(data)})
     if getattr(task, "name", None) != name:
         raise ValueError(f"{checkpoint} was not fine-tuned on {name}, but on {getattr(task, 'name', 'something else')}")
@@ -67,11 +69,11 @@ def _label(glue, value):
     return f"{min(max(value, 0.0), 1.0) * glue.top:.3f}"
 
 
-def zip_submission(output):
-    """Zip all prediction files of a folder; returns the path."""
+def zip_submission(output, files):
+    """Zip these prediction files (not what an earlier run left) as submission.zip in the folder `output`; returns its
+    path."""
     path = Path(output) / "submission.zip"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name in FILES.values():
-            if (Path(output) / name).exists():
-                archive.write(Path(output) / name, name)
+        for file in files:
+            archive.write(file, file.name)
     return path

@@ -15,14 +15,16 @@ import torch
 from fairseq import checkpoint_utils
 from fairseq.data import data_utils
 
+from .checkpoints import training_state
 from .positions import frequencies, overrides
 
 
 def load_model(checkpoint, data=None):
     """(model in evaluation mode, task) of a checkpoint. data: folder with dict.txt, default: where it was trained.
 
-    Raises ValueError if the dictionary is not there.
+    Raises ValueError if the checkpoint cannot be read, or the dictionary is not there.
     """
+    training_state(checkpoint, mmap=True)  # says what is wrong with the file; fairseq reads it again
     changes = {} if data is None else {"data": str(data)}
     try:
         models, _, task = checkpoint_utils.load_model_ensemble_and_task([str(checkpoint)], arg_overrides=changes)
@@ -53,7 +55,9 @@ def identical_word_attention(model, words=300, length=None, layer=0, seed=1, bat
     """A [L, L] float64: weights of one layer, averaged over heads and over sequences `<s> w w ... w </s>`.
 
     words: number of random words w, without replacement where there are enough. length: L, default the longest.
+    layer: counted from 0. Raises ValueError if there is no such layer.
     """
+    _check_layer(model, layer)
     dictionary = model.dictionary
     length = length or model.max_positions()
     specials = {"<mask>", dictionary.unk_word}
@@ -65,6 +69,12 @@ def identical_word_attention(model, words=300, length=None, layer=0, seed=1, bat
     for part in tokens.split(batch):
         total += model.encoder.attention_weights(part, layer).double().mean(1).sum(0).numpy()
     return total / words
+
+
+def _check_layer(model, layer):
+    layers = len(model.encoder.layers)
+    if not 0 <= layer < layers:  # -1 would go through all layers, and then measure the last one on raw embeddings
+        raise ValueError(f"there is no layer {layer + 1}; valid, counted from 1: 1 to {layers}")
 
 
 def special(symbol, names):
@@ -170,6 +180,7 @@ def four_correlations(model, tokens):
 @torch.no_grad()
 def positional_logits(model, length=None, layer=0):
     """[H, L, L] content-free logits that a model with `untied` or another bias adds. ValueError if there are none."""
+    _check_layer(model, layer)
     bias, _ = model.encoder.positions.terms(length or model.max_positions())[layer]
     if bias is None:
         raise ValueError(f"position {model.encoder.positions.name!r} has no content-free logits")

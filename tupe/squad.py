@@ -263,6 +263,18 @@ class SpanHead(nn.Linear):
         super()._load_from_state_dict(state_dict, prefix, *rest)
 
 
+def apply_span_head(model, inputs, options, output):
+    """Forward hook: with `spans=True` beside `features_only=True`, the output is the span head's logits [B, L, 2].
+
+    The head has to be called inside the model's forward: DistributedDataParallel takes a parameter that forward does
+    not use for one without gradient, and stops when it gets one.
+    """
+    if not options.get("spans"):
+        return None
+    features, extra = output
+    return model.span_head(features.to(model.span_head.weight.dtype)), extra
+
+
 @dataclass
 class SquadConfig(FinetuneConfig):
     data: str = field(default=MISSING, metadata={"help": "pre-training data (dictionary and pieces)"})
@@ -281,6 +293,7 @@ class SquadTask(FinetuneTask):
     def build_model(self, cfg, from_checkpoint=False):
         model = super().build_model(cfg, from_checkpoint)
         model.span_head = SpanHead(cfg.encoder_embed_dim)
+        model.register_forward_hook(apply_span_head, with_kwargs=True)
         return model
 
     def load_dataset(self, split, combine=False, **kwargs):
@@ -340,8 +353,8 @@ class SquadCriterion(FairseqCriterion):
 
     def forward(self, model, sample, reduce=True):
         """Returns (summed loss, number of windows, what to log)."""
-        features, _ = model(**sample["net_input"], features_only=True)
-        start, end = model.span_head(features.to(model.span_head.weight.dtype)).float().unbind(-1)  # [B, L] each
+        spans, _ = model(**sample["net_input"], features_only=True, spans=True)
+        start, end = spans.float().unbind(-1)  # [B, L] each
         allowed = sample["inside"].clone()
         allowed[:, 0] = True
         logits = [part.masked_fill(~allowed, float("-inf")) for part in (start, end)]

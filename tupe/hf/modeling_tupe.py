@@ -33,6 +33,9 @@ class TupePreTrainedModel(PreTrainedModel):
     config_class = TupeConfig
     base_model_prefix = "tupe"
     supports_gradient_checkpointing = True
+    # Losses here are means over the batch that forward sees. Trainer would take `**options` for a promise to divide by
+    # the size of all accumulated batches, and with gradient accumulation sum the means.
+    accepts_loss_kwargs = False
     _supports_sdpa = True
     _no_split_modules = ["TransformerLayer", "GatedAttentionLayer"]
     _keys_to_ignore_on_load_unexpected = [r"^lm_head\.", r"^classifier\.", r"^qa_outputs\."]  # of the other models
