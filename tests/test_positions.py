@@ -95,12 +95,12 @@ class AbsoluteFormula(Formula):
 
 class SinusoidalFormula(Formula):
     def embed(self, i):
-        return wave(vaswani(H * D), i)
+        return 0.02 * wave(vaswani(H * D), i)
 
 
 class SinusoidalLearnedFormula(Formula):
     def embed(self, i):
-        return wave(self.s.omega, i)
+        return 0.02 * wave(self.s.omega, i)
 
 
 class UntiedFormula(Formula):

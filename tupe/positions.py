@@ -299,9 +299,14 @@ def waves(omega, positions):
 
 @register("sinusoidal")
 class Sinusoidal(PositionScheme):
-    """Fixed sinusoids (Vaswani et al., 2017), omega_i = 10000^(-2i/C)."""
+    """Fixed sinusoids (Vaswani et al., 2017), omega_i = 10000^(-2i/C), of the size that word vectors have at first.
 
-    paper, formula = "Vaswani et al. 2017", "w_i + [sin, cos](omega i), omega fixed"
+    Vaswani et al. multiply word vectors by sqrt(C), to entries of about 1. Here their standard deviation is 0.02, and
+    beside sinusoids of amplitude 1 the words stay unnoticed for thousands of updates.
+    """
+
+    paper, formula = "Vaswani et al. 2017", "w_i + 0.02 [sin, cos](omega i), omega fixed"
+    amplitude = 0.02
 
     def __init__(self, dims):
         super().__init__(dims)
@@ -310,7 +315,7 @@ class Sinusoidal(PositionScheme):
         self.register_buffer("positions", torch.arange(dims.max_positions), persistent=False)
 
     def embed(self, length):
-        return waves(frequencies(self.width, self.positions.device), self.positions[:length])
+        return self.amplitude * waves(frequencies(self.width, self.positions.device), self.positions[:length])
 
 
 @register("sinusoidal_learned")
@@ -318,14 +323,14 @@ class SinusoidalLearned(PositionScheme):
     """Sinusoids whose C/2 frequencies are parameters, initialised to the fixed ones (Wang et al., 2021). With --fp16
     they are rounded to half precision, as all parameters are; --amp and --autocast bf16 keep them."""
 
-    paper, formula = "Wang et al. 2021", "w_i + [sin, cos](omega i), omega learned"
+    paper, formula = "Wang et al. 2021", "w_i + 0.02 [sin, cos](omega i), omega learned"
 
     def __init__(self, dims):
         super().__init__(dims)
         self.omega = nn.Parameter(frequencies(dims.width))
 
     def embed(self, length):
-        return waves(self.omega, torch.arange(length, device=self.omega.device))
+        return Sinusoidal.amplitude * waves(self.omega, torch.arange(length, device=self.omega.device))
 
 
 # Content-free logits, shared by the whole batch.
