@@ -11,6 +11,7 @@ from tupe import electra
 from tupe import model as masked_lm
 from tupe.compat import compose
 from tupe.model import SIZES
+from tupe.positions import SCHEMES
 from tupe.recipes import fairseq_arguments, split_batch
 
 ARCHITECTURES = {**masked_lm.ARCHITECTURES, **electra.ARCHITECTURES}
@@ -189,6 +190,12 @@ def test_model_group_has_every_architecture():
     for path in (CONFIGS / "model").glob("*.yaml"):
         assert path.read_text().startswith("# @package model\n"), path
         assert OmegaConf.load(path)._name in (path.stem, "bert_a")  # or a preset, which is bert_a with other options
+
+
+def test_every_scheme_has_a_preset():
+    presets = [OmegaConf.load(path) for path in (CONFIGS / "model").glob("*.yaml")]
+    named = [position for position, _ in ARCHITECTURES.values()] + [preset.get("position") or "" for preset in presets]
+    assert set(SCHEMES) <= set("+".join(named).split("+"))
 
 
 def test_presets_of_wang_et_al():
