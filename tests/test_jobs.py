@@ -1,6 +1,5 @@
 """Processes of one machine, and the reasons of failures."""
 
-import os
 import sys
 import time
 from collections import deque
@@ -66,7 +65,7 @@ def test_closing_stops_what_runs(tmp_path):
 
 def test_slots(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
     assert slots() == [{"OMP_NUM_THREADS": "8"}] and slots(3) == [{"OMP_NUM_THREADS": "2"}] * 3
     for count in (0, -1):  # without slots, `run` would wait for ever
         with pytest.raises(ValueError, match=f"{count} jobs at a time; valid: 1 or more"):

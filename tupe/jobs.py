@@ -12,7 +12,8 @@ from .finetune import write_atomically
 
 
 def slots(count=None):
-    """Environments of the processes that may run at a time: one per GPU, or `count` (default 1) that share the CPU."""
+    """Environments of the processes that may run at a time: one per GPU, or `count` (default 1) that share the threads
+    which PyTorch would take (those of OMP_NUM_THREADS, or the cores that this process may use)."""
     import torch
 
     if count is not None and count < 1:
@@ -23,7 +24,7 @@ def slots(count=None):
         names = allotted.split(",")[:gpus] if allotted else range(gpus)
         return [{"CUDA_VISIBLE_DEVICES": str(gpu)} for gpu in names][:count]
     count = count or 1
-    return [{"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // count))}] * count
+    return [{"OMP_NUM_THREADS": str(max(1, torch.get_num_threads() // count))}] * count
 
 
 class Started(NamedTuple):
