@@ -6,11 +6,12 @@
 # PRESETS       files of configs/model (default: wang_*)
 # SIZE          of the models (default: tiny)
 # GLUE, SQUAD   folder that prepare_glue.py wrote; folder of the official SQuAD files. What is not given is left out.
-# TASKS, LRS, SEEDS, OPTIONS   of the fine-tuning, as for glue_sweep.sh (default: all tasks, 5e-5, "1 2 3", none)
+# TASKS, LRS, SEEDS, OPTIONS   of the fine-tuning, as for glue_sweep.sh (default: all tasks, 5e-5, "1 2 3", none);
+#               SQuAD takes the first of LRS
 # VERSIONS      of SQuAD (default: "1.1 2.0")
 # JOBS          processes at a time (default: 1)
 set -euo pipefail
-if [ $# -lt 2 ]; then sed -n '2,12s/^# \?//p' "$0" >&2; exit 2; fi
+if [ $# -lt 2 ]; then sed -n '2,13s/^# \?//p' "$0" >&2; exit 2; fi
 source "$(dirname "$0")/launch.sh"
 export PYTHON
 data=$1 out=$2 scripts=$root/scripts
@@ -75,7 +76,7 @@ for preset in "${trained[@]}"; do
     folder=$out/$preset/squad$version/seed$seed
     # shellcheck disable=SC2086  # OPTIONS are words
     limited "$folder/train.log" bash "$scripts/squad.sh" "$SQUAD" "$data" "$out/$preset/pretrain/checkpoint_last.pt" \
-      "$folder" --no-save --squad-version "$version" --seed "$seed" ${OPTIONS:-}
+      "$folder" --no-save --squad-version "$version" --seed "$seed" --lr "${rate%% *}" ${OPTIONS:-}
   done; done
 done
 finish

@@ -1,5 +1,6 @@
 """GLUE: official files, scores, the task in training through both launchers."""
 
+import csv
 import fcntl
 import json
 import math
@@ -762,13 +763,15 @@ def test_encodings_side_by_side(learnable, vocabulary, tmp_path):
     env = {
         **os.environ, "PYTHON": sys.executable, "GPUS": "0", "JOBS": "2", "SEEDS": "1",
         "PRESETS": "wang_nopos wang_rpe", "GLUE": str(learnable), "TASKS": "CoLA",
-        "SQUAD": str(tmp_path / "squad"), "VERSIONS": "1.1",
+        "SQUAD": str(tmp_path / "squad"), "VERSIONS": "1.1", "LRS": "3e-4",
         "OPTIONS": "--num-workers=0 --max-epoch=1",
     }  # fmt: skip
     for _ in range(2):
         done = subprocess.run([str(word) for word in command], env=env, cwd=tmp_path, text=True, capture_output=True)
         assert done.returncode == 0, done.stdout + done.stderr
         assert "collect: 4 runs" in done.stdout
+    with open(tmp_path / "out" / "report" / "runs.csv", encoding="utf-8", newline="") as file:
+        assert {float(row["lr"]) for row in csv.DictReader(file)} == {3e-4}  # GLUE's and SQuAD's
     report = (tmp_path / "out" / "report" / "report.md").read_text()
     for position in ("nopos", "shaw"):  # a row before training, one of scores at each of two epochs, one of properties
         assert report.count(f"| **bert_a_tiny (encoder_embed_dim 32, position {position}) @ 2** |") == 4
