@@ -336,14 +336,13 @@ def mean_columns(summaries):
 def metric_table(summaries):
     """Every score of the best configuration, mean and standard deviation over seeds: header, rows."""
     columns, shared, rows = score_columns(summaries), mean_columns(summaries), []
+    averaged = len(shared) > 1
     for model, tasks in summaries.items():
-        means = glue_mean(tasks, shared) if len(shared) > 1 else []
-        cells = [f"{statistics.mean(means):.2f} ± {deviation(means)}" if means else ""]
-        for task, split, metric in columns:
-            values = tasks[task].values(split, metric) if task in tasks else []
-            cells.append(f"{statistics.mean(values):.2f} ± {deviation(values)}" if values else "")
+        scores = [glue_mean(tasks, shared)] if averaged else []
+        scores += [tasks[task].values(split, metric) if task in tasks else [] for task, split, metric in columns]
+        cells = [f"{statistics.mean(values):.2f} ± {deviation(values)}" if values else "" for values in scores]
         rows.append(["ours", [str(model), *cells]])
-    return ["model", MEAN.format(len(shared)), *map(score_name, columns)], rows
+    return ["model", *[MEAN.format(len(shared))] * averaged, *map(score_name, columns)], rows
 
 
 def _pairs(summary):
