@@ -16,6 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from .kernels import linear
+
 SCHEMES = {}
 
 
@@ -370,10 +372,10 @@ class Untied(PositionScheme):
         return (q * k).sum(2).T * scale  # [2, H]
 
 
-def per_head(rows, linear, heads):
+def per_head(rows, module, heads):
     """[rows, C] through a Linear in float32, then split into heads: [H, rows, D]."""
-    bias = linear.bias.float() if linear.bias is not None else None
-    return F.linear(rows, linear.weight.float(), bias).unflatten(1, (heads, -1)).transpose(0, 1)
+    bias = module.bias.float() if module.bias is not None else None
+    return linear(rows, module.weight.float(), bias).unflatten(1, (heads, -1)).transpose(0, 1)
 
 
 @register("absolute_d")
