@@ -334,6 +334,12 @@ def test_correlations_of_properties_with_scores(tmp_path):
     )
     two = dict(list(measured.items())[:2])
     assert correlations(two, summaries)[1][0][1] == ["up", ""]
+    # With a second task, the mean of both is a score as well.
+    for name, value in (("bert_a", 60.0), ("bert_r", 80.0), ("tupe_a", 50.0)):
+        write_run(tmp_path / f"{name}_2", "SST-2", 2e-5, 1, value, architecture=name)
+    header, rows = correlations(measured, summarise(collect([tmp_path]).runs, "best"))
+    assert header[1].startswith("mean of 2")
+    assert rows[0][1][1] == f"{np.corrcoef([0, 1, 2], [65, 76, 62.5])[0, 1]:+.2f}"
     page = write_report(found, tmp_path / "report", measured).read_text()
     assert "Properties of the position encodings" in page and f"{expected:+.2f}" in page
     page = write_report(found, tmp_path / "report", two).read_text()

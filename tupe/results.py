@@ -333,16 +333,25 @@ def mean_columns(summaries):
     return [c for c in columns if c[0] != "WNLI" and all(c[0] in tasks for tasks in summaries.values())]
 
 
+def score_lists(summaries):
+    """(names, {model: [scores over seeds, for each name]}) of the best configurations; [] where a model has none."""
+    columns, shared = score_columns(summaries), mean_columns(summaries)
+    averaged = len(shared) > 1
+    lists = {}
+    for model, tasks in summaries.items():
+        lists[model] = [glue_mean(tasks, shared)] if averaged else []
+        lists[model] += [tasks[task].values(split, metric) if task in tasks else [] for task, split, metric in columns]
+    return [MEAN.format(len(shared))] * averaged + [*map(score_name, columns)], lists
+
+
 def metric_table(summaries):
     """Every score of the best configuration, mean and standard deviation over seeds: header, rows."""
-    columns, shared, rows = score_columns(summaries), mean_columns(summaries), []
-    averaged = len(shared) > 1
-    for model, tasks in summaries.items():
-        scores = [glue_mean(tasks, shared)] if averaged else []
-        scores += [tasks[task].values(split, metric) if task in tasks else [] for task, split, metric in columns]
+    names, lists = score_lists(summaries)
+    rows = []
+    for model, scores in lists.items():
         cells = [f"{statistics.mean(values):.2f} ± {deviation(values)}" if values else "" for values in scores]
         rows.append(["ours", [str(model), *cells]])
-    return ["model", *[MEAN.format(len(shared))] * averaged, *map(score_name, columns)], rows
+    return ["model", *names], rows
 
 
 def _pairs(summary):
@@ -440,23 +449,21 @@ def correlations(found, summaries):
     Returns (header, rows); a cell is empty for fewer than three models, or where one side is constant. Over models with
     position encodings only, as Wang et al. (2021) take it.
     """
-    columns = score_columns(summaries)
+    names, lists = score_lists(summaries)
+    models = [model for model in lists if model in found and "position nopos" not in model.variant]
     rows = []
     for measure in next(iter(found.values())):
         cells = []
-        for task, split, metric in columns:
+        for i in range(len(names)):
             pairs = [
-                (found[model][measure], statistics.mean(tasks[task].values(split, metric)))
-                for model, tasks in summaries.items()
-                if task in tasks
-                and model in found
-                and math.isfinite(found[model][measure])
-                and "position nopos" not in model.variant
+                (found[model][measure], statistics.mean(lists[model][i]))
+                for model in models
+                if lists[model][i] and math.isfinite(found[model][measure])
             ]
             varied = len(pairs) > 2 and all(len(set(side)) > 1 for side in zip(*pairs, strict=True))
             cells.append(f"{pearsonr(*zip(*pairs, strict=True))[0]:+.2f}" if varied else "")
         rows.append(["last", [measure, *cells]])
-    return ["property", *map(score_name, columns)], rows
+    return ["property", *names], rows
 
 
 def property_table(found):
