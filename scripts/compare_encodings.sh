@@ -6,12 +6,13 @@
 # PRESETS       files of configs/model (default: wang_*)
 # SIZE          of the models (default: tiny)
 # GLUE, SQUAD   folder that prepare_glue.py wrote; folder of the official SQuAD files. What is not given is left out.
+# SET           overrides of the pre-training's recipe
 # TASKS, LRS, SEEDS, OPTIONS   of the fine-tuning, as for glue_sweep.sh (default: all tasks, 5e-5, "1 2 3", none);
 #               SQuAD takes the first of LRS
 # VERSIONS      of SQuAD (default: "1.1 2.0")
 # JOBS          processes at a time (default: 1)
 set -euo pipefail
-if [ $# -lt 2 ]; then sed -n '2,13s/^# \?//p' "$0" >&2; exit 2; fi
+if [ $# -lt 2 ]; then sed -n '2,14s/^# \?//p' "$0" >&2; exit 2; fi
 source "$(dirname "$0")/launch.sh"
 export PYTHON
 data=$1 out=$2 scripts=$root/scripts
@@ -35,7 +36,9 @@ limited() {  # run a command in the background, $jobs at a time, with its output
   [ "${#devices[@]}" -eq 0 ] || gpu=(env GPUS=1 CUDA_VISIBLE_DEVICES="${devices[slot % ${#devices[@]}]}")
   mkdir -p "$(dirname "$log")"
   echo "compare: $(dirname "$log")"
+  set -m  # a process group of its own, to stop all of it
   "${gpu[@]}" "$@" >> "$log" 2>&1 &
+  set +m
   slot_of[$!]=$slot
 }
 reap() {  # wait until one of them is over
@@ -49,6 +52,9 @@ reap() {  # wait until one of them is over
     done
   done
 }
+end() { for pid in "${!slot_of[@]}"; do kill -- "-$pid" 2> /dev/null || true; done; }
+trap end EXIT
+trap 'exit 130' INT TERM
 finish() { while [ "${#slot_of[@]}" -gt 0 ]; do reap; done; }
 
 [ "$jobs" -eq 1 ] || export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
@@ -66,16 +72,20 @@ for preset in $presets; do
 done
 for preset in "${trained[@]}"; do
   [ -n "${GLUE:-}" ] || break
+  set -m
   # shellcheck disable=SC2086  # TASKS are words
-  DATA=$GLUE LRS=$rate SEEDS=$seeds JOBS=$jobs bash "$scripts/glue_sweep.sh" \
-    "$out/$preset/pretrain/checkpoint_last.pt" "$out/$preset/glue" ${TASKS:-} || failed=$((failed + 1))
+  DATA=$GLUE LRS=$rate SEEDS=$seeds bash "$scripts/glue_sweep.sh" "$out/$preset/pretrain/checkpoint_last.pt" \
+    "$out/$preset/glue" ${TASKS:-} &
+  set +m
+  slot_of[$!]=0
+  finish
 done
 for preset in "${trained[@]}"; do
   [ -n "${SQUAD:-}" ] || break
   for version in ${VERSIONS:-1.1 2.0}; do for seed in $seeds; do
     folder=$out/$preset/squad$version/seed$seed
     # shellcheck disable=SC2086  # OPTIONS are words
-    limited "$folder/train.log" bash "$scripts/squad.sh" "$SQUAD" "$data" "$out/$preset/pretrain/checkpoint_last.pt" \
+    limited "$folder/train.log" env SET= bash "$scripts/squad.sh" "$SQUAD" "$data" "$out/$preset/pretrain/checkpoint_last.pt" \
       "$folder" --no-save --squad-version "$version" --seed "$seed" --lr "${rate%% *}" ${OPTIONS:-}
   done; done
 done

@@ -26,8 +26,10 @@ from tupe.results import (
     configuration_table,
     correlations,
     counterpart,
+    lost,
     metric_table,
     paper_row,
+    paper_tables,
     pretraining,
     published,
     split_size,
@@ -129,6 +131,22 @@ def test_failed_runs_are_in_the_table_and_win_nothing(tmp_path):
     assert best[2][2:] == ["failed", "", "", "", ""]
     page = write_report(found, tmp_path / "report").read_text()
     assert "<td>failed</td>" in page and "of 7 runs" in page  # with their command lines
+
+
+def test_a_task_whose_runs_all_failed_is_in_the_tables(tmp_path):
+    write_sweep(tmp_path / "a", ["RTE", "CoLA"], {2e-5: [60]}, architecture="bert_a")
+    write_sweep(tmp_path / "b", ["RTE"], {2e-5: [60]}, architecture="tupe_a")
+    write_run(tmp_path / "c", "CoLA", 2e-5, 1, 1.0, architecture="tupe_a", finished=False)
+    (tmp_path / "c" / "failed.json").write_text('{"reason": "diverged", "killed": false}')
+    found = collect([tmp_path])
+    summaries = summarise(found.runs, "best")
+    (_, _, header, rows), *_ = paper_tables(summaries, lost(found))
+    ours = {cells[0].split()[0]: cells[header.index("CoLA")] for kind, cells in rows if kind == "ours"}
+    assert ours == {"bert_a": "60.00", "tupe_a": "failed"}
+    header, rows = metric_table(summaries, lost(found))
+    assert [cells[header.index("CoLA matthews")] for _, cells in rows] == ["60.00 ± ?", "failed"]
+    page = write_report(found, tmp_path / "report").read_text()
+    assert page.count("<h3>CoLA matthews</h3>") == 2
 
 
 def test_both_mnli_sets_are_of_one_configuration(tmp_path):

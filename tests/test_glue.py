@@ -24,8 +24,9 @@ from omegaconf import OmegaConf
 from tupe import glue
 from tupe.compat import compose
 from tupe.electra import ElectraConfig
-from tupe.finetune import FREE, PolynomialDecayRatio, PolynomialDecayRatioConfig, structure
+from tupe.finetune import FREE, PolynomialDecayRatio, PolynomialDecayRatioConfig, end_of_process, structure
 from tupe.glue import TASKS, Pairs, glue_name, prepare, read_split, score
+from tupe.jobs import read_failure
 from tupe.predict import predict_glue, zip_submission
 from tupe.recipes import fairseq_arguments
 from tupe.text import TextEncoder
@@ -609,6 +610,60 @@ def test_a_run_without_checkpoints_starts_over(learnable, pretrained, tmp_path):
     assert (tmp_path / "scores.json").stat().st_mtime_ns == before
 
 
+@pytest.mark.parametrize(
+    "override, said",
+    [
+        ("optimization.max_update=3", "max_update=3: fine-tuning ends with its last epoch"),
+        ("optimization.stop_time_hours=1", "stop_time_hours=1"),
+        ("checkpoint.patience=1", "patience=1"),
+        ("optimization.max_epoch=0", "needs optimization.max_epoch"),
+    ],
+)
+def test_a_run_that_would_never_be_finished_is_refused(override, said, learnable, pretrained, tmp_path):
+    with pytest.raises(ValueError, match=said):
+        finetune(learnable, pretrained, tmp_path, "glue=cola", override)
+
+
+def test_a_run_without_updates_has_diverged(learnable, pretrained, tmp_path, monkeypatch):
+    """fairseq skips updates whose fp16 gradients are not finite, for ever: that is no score of a trained model."""
+    step = Trainer.train_step
+
+    def overflow(self, *args):
+        if self.get_num_updates() < 4:  # those of the first epoch
+            return step(self, *args)
+
+    monkeypatch.setattr(Trainer, "train_step", overflow)
+    with pytest.raises(FloatingPointError, match="diverged: loss .*, 4 updates so far"):
+        finetune(learnable, pretrained, tmp_path, "glue=cola", "checkpoint.no_save=true", "optimization.max_epoch=3")
+    assert len(scores_of(tmp_path)["records"]) == 1
+    (tmp_path / "crash.pt").touch()
+    end_of_process(tmp_path, True, 0)
+    assert "last epoch" in read_failure(tmp_path)["reason"] and not (tmp_path / "crash.pt").exists()
+    monkeypatch.undo()  # started again, it comes to its end
+    finetune(learnable, pretrained, tmp_path, "glue=cola", "checkpoint.no_save=true", "optimization.max_epoch=3")
+    end_of_process(tmp_path, True, 0)
+    assert read_failure(tmp_path) is None
+
+
+@pytest.mark.parametrize(
+    "code, reason",
+    [
+        ("raise FloatingPointError('gradients are Nan/Inf')", "diverged"),
+        ("raise ValueError('no such file')", "ValueError: no such file"),
+        ("raise KeyboardInterrupt", None),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGTERM)", None),
+    ],
+    ids=["diverged", "error", "interrupted", "killed"],
+)
+def test_what_is_left_of_a_run_that_ended_early(code, reason, tmp_path):
+    """Whatever started it: only a failure is one, what was stopped goes on later."""
+    begin = "import atexit, pathlib, time; from tupe.finetune import end_of_process as end"
+    register = f"atexit.register(end, pathlib.Path({str(tmp_path)!r}), True, time.time())"
+    script = f"{begin}; {register}\n{code}"
+    assert subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True).returncode != 0
+    assert (read_failure(tmp_path) or {"reason": None})["reason"] == reason
+
+
 def test_a_folder_of_another_run_is_refused(learnable, pretrained, tmp_path):
     finetune(learnable, pretrained, tmp_path, "glue=cola", "checkpoint.no_save=true", "optimization.max_epoch=1")
     with pytest.raises(ValueError, match="holds another run .*max_epoch 1 there, 2 here; seed 1 there, 3 here"):
@@ -764,7 +819,7 @@ def test_encodings_side_by_side(learnable, vocabulary, tmp_path):
         **os.environ, "PYTHON": sys.executable, "GPUS": "0", "JOBS": "2", "SEEDS": "1",
         "PRESETS": "wang_nopos wang_rpe", "GLUE": str(learnable), "TASKS": "CoLA",
         "SQUAD": str(tmp_path / "squad"), "VERSIONS": "1.1", "LRS": "3e-4",
-        "OPTIONS": "--num-workers=0 --max-epoch=1",
+        "OPTIONS": "--num-workers=0 --max-epoch=1", "SET": "criterion._name=masked_lm_chunked",
     }  # fmt: skip
     for _ in range(2):
         done = subprocess.run([str(word) for word in command], env=env, cwd=tmp_path, text=True, capture_output=True)

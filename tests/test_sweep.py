@@ -208,6 +208,8 @@ def test_a_folder_of_another_sweep_is_refused(checkpoint):
     make(checkpoint, ["CoLA"], (3e-5,), (5,))  # more of the same is welcome
     settings, jobs = read_sweep(checkpoint.parent / "out")
     assert settings["tasks"] == ["RTE", "CoLA"] and settings["seeds"] == [1, 2, 5] and len(jobs) == 2 * 2 * 3
+    with pytest.raises(ValueError, match="--lr=1: the sweep decides"):
+        make(checkpoint, options=["--fp16", "--lr=1"])
     with pytest.raises(ValueError, match="keep_best False there, True here"):
         make(checkpoint, keep_best=True)
     with pytest.raises(ValueError, match="has no data for QNLI"):
@@ -225,13 +227,13 @@ def test_a_sweep_without_tasks_is_refused_and_writes_nothing(checkpoint):
 
 def test_command_is_the_recipe(checkpoint, monkeypatch):
     made = Sweep(
-        checkpoint, checkpoint.parent / "data", checkpoint.parent / "out", ["CoLA"], (2e-5,), (3,), ["--lr=[9]"]
+        checkpoint, checkpoint.parent / "data", checkpoint.parent / "out", ["CoLA"], (2e-5,), (3,), ["--dropout=0.3"]
     )
     made.slots = CPU
     words = made.command(made.jobs[0])
     assert words[:3] == [sys.executable, "-m", "fairseq_cli.train"]
     for word in ("--glue-task=CoLA", "--arch=tupe_r_tiny", "--max-epoch=10", "--batch-size=32", "--warmup-ratio=0.06"):
         assert word in words
-    for word in ("--no-save", "--cpu", "--seed=3", "--lr=[9.0]", "--encoder-layers=2"):
+    for word in ("--no-save", "--cpu", "--seed=3", "--lr=[2e-05]", "--dropout=0.3", "--encoder-layers=2"):
         assert word in words
     assert "--fp16" not in words  # no GPU

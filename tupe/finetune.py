@@ -1,6 +1,7 @@
 """What GLUE and SQuAD share: a task that starts from a pre-trained checkpoint and records its scores, and the
 learning-rate schedule that is given as a ratio of the run."""
 
+import atexit
 import fcntl
 import json
 import logging
@@ -99,6 +100,7 @@ class FinetuneTask(FairseqTask):
         self.dictionary = dictionary
         self.predictions = {}  # split -> {example id: what the model said}, of the current validation
         self._scores = {}
+        self._updates = {}  # split -> updates before its last validation
         self._pretrained, self._run, self._facts, self._records, self._is_best = None, None, None, [], False
 
     @classmethod
@@ -146,6 +148,13 @@ class FinetuneTask(FairseqTask):
         for section, key in ((root.dataset, "validate_interval_updates"), (root.checkpoint, "save_interval_updates")):
             if section[key] > 0:
                 raise ValueError(f"{key}={section[key]}: fine-tuning is scored at the end of each epoch; leave it at 0")
+        if not root.optimization.max_epoch > 0:
+            raise ValueError("fine-tuning needs optimization.max_epoch: a run is finished when that epoch is scored")
+        for section, key in (
+            (root.optimization, "max_update"), (root.optimization, "stop_time_hours"), (root.checkpoint, "patience"),
+        ):  # fmt: skip
+            if section[key] > 0:
+                raise ValueError(f"{key}={section[key]}: fine-tuning ends with its last epoch; set max_epoch instead")
         if root.lr_scheduler._name == SCHEDULE and not root.lr_scheduler.total_num_update > 0:
             root.lr_scheduler.total_num_update = self._count_updates(root)
         self._run = {
@@ -173,6 +182,10 @@ class FinetuneTask(FairseqTask):
         if is_finished(result):
             logger.warning(f"{self.cfg.save_dir} holds the finished run already: nothing to train")
             root.optimization.max_epoch = -1  # fairseq's loop ends before it begins
+        else:
+            folder = Path(self.cfg.save_dir).resolve()
+            (folder / "failed.json").unlink(missing_ok=True)
+            atexit.register(end_of_process, folder, root.checkpoint.no_save, time.time())
         self._facts = run_facts()
         if not result:
             self._write_result()
@@ -180,8 +193,6 @@ class FinetuneTask(FairseqTask):
     def _count_updates(self, root):
         """Updates of the whole run, counted on fairseq's own batches."""
         data, epochs = root.dataset, root.optimization.max_epoch
-        if not epochs > 0:
-            raise ValueError(f"{SCHEDULE} needs optimization.max_epoch or lr_scheduler.total_num_update")
         self.load_dataset(data.train_subset)
         batches = self.get_batch_iterator(
             self.dataset(data.train_subset),
@@ -195,8 +206,7 @@ class FinetuneTask(FairseqTask):
             disable_iterator_cache=True,
         )
         freq = root.optimization.update_freq
-        updates = sum(math.ceil(len(batches) / freq[min(epoch, len(freq) - 1)]) for epoch in range(epochs))
-        return min(updates, root.optimization.max_update or updates)
+        return sum(math.ceil(len(batches) / freq[min(epoch, len(freq) - 1)]) for epoch in range(epochs))
 
     def begin_valid_epoch(self, epoch, model):
         self._epoch = epoch
@@ -239,6 +249,10 @@ class FinetuneTask(FairseqTask):
         if not self.complete(split):
             seen, total = len(self.predictions[split]), len(self.dataset(split))
             raise ValueError(f"only {seen} of {total} {split!r} examples were scored; leave max_valid_steps unset")
+        # In fp16 fairseq skips every update whose gradients are not finite, and so never ends a run that has diverged.
+        if not math.isfinite(stats["loss"]) or stats["num_updates"] == self._updates.get(split, 0):
+            raise FloatingPointError(f"diverged: loss {stats['loss']:g}, {stats['num_updates']} updates so far")
+        self._updates[split] = stats["num_updates"]
         if distributed_utils.get_global_rank() != 0 or self._run is None:
             return
         folder, updates = Path(self.cfg.save_dir), stats["num_updates"]
@@ -282,6 +296,19 @@ def is_finished(result):
     """Whether a result holds the last epoch's scores of every split."""
     last = {record["split"] for record in result["records"] if record["epoch"] == result["max_epoch"]} if result else ()
     return bool(result) and last == set(result["splits"])
+
+
+def end_of_process(folder, no_save, started):
+    """Leave failed.json in the folder of a run that did not come to its end, whatever started it. A process that was
+    killed does not get here, and an interrupted one is not a failure: those runs go on when they are started again."""
+    from .jobs import record_failure
+
+    error = getattr(sys, "last_value", None)
+    if no_save:
+        (folder / "crash.pt").unlink(missing_ok=True)  # fairseq's, of a run that diverged: as large as the model
+    if folder.is_dir() and not is_finished(read_result(folder)) and not isinstance(error, KeyboardInterrupt):
+        said = f"{type(error).__name__}: {error}" if error else "it ended before its last epoch: see its log"
+        record_failure(folder, 1, said, time.time() - started)
 
 
 def lock_folder(folder):

@@ -87,6 +87,12 @@ def record_failure(folder, returncode, tail, seconds):
     return reason
 
 
+def refused(tail):
+    """Whether a job ended at once because another process trains in its folder. tail: end of the job's log."""
+    lines = [line for line in tail.splitlines() if line.strip()]
+    return any("another process is training in" in line for line in lines[-3:])
+
+
 def failure_reason(returncode, tail):
     """One line that says why a job failed, from the end of its log."""
     text = tail.lower()

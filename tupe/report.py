@@ -16,6 +16,7 @@ from .results import (
     average,
     configuration_table,
     correlations,
+    lost,
     metric_table,
     paper_row,
     paper_tables,
@@ -100,8 +101,8 @@ def _svg(figure):
 
 PROTOCOL = (
     "Scores on the development sets, times 100. A configuration is a learning rate; its score is the median over "
-    "seeds, and the configuration with the best median is shown. The average is the mean of the paper's nine columns, "
-    "MNLI-m and -mm separate; WNLI is outside of it."
+    "seeds, and the configuration with the best median is shown, among those with the most finished seeds. The average "
+    "is the mean of the paper's nine columns, MNLI-m and -mm separate; WNLI is outside of it."
 )
 WHICH_EPOCH = (
     "The paper does not say which epoch its scores are from; its released command evaluates during each epoch and "
@@ -109,7 +110,10 @@ WHICH_EPOCH = (
 )
 PRETRAINED = "The pre-trained models"
 PROPERTIES = "Properties of the position encodings"
-CORRELATIONS = "Pearson correlation over the models of each property with each score (mean over seeds, best epoch):"
+CORRELATIONS = (
+    "Pearson correlation, over the models with position encodings, of each property with each score (mean over seeds, "
+    "best epoch):"
+)
 
 
 def write_report(found, output, properties=None, pretrained=None):
@@ -194,10 +198,10 @@ def _markdown(found, summaries, properties, pretrained, pictures):
     if pretrained:
         lines += [f"## {PRETRAINED}", "", *_markdown_table(*pretraining_table(pretrained))]
     for epoch, what in EPOCHS.items():
-        for title, source, header, rows in paper_tables(summaries[epoch]):
+        for title, source, header, rows in paper_tables(summaries[epoch], lost(found)):
             lines += [f"## {title}, {what}", "", f"Published rows: {source}. {WHICH_EPOCH}", ""]
             lines += _markdown_table(header, rows)
-        header, rows = metric_table(summaries[epoch])
+        header, rows = metric_table(summaries[epoch], lost(found))
         lines += [
             f"## All scores, {what}",
             "",
@@ -254,10 +258,10 @@ def _html(found, summaries, properties, pretrained, pictures):
         body.append(f"<h2>{PRETRAINED}</h2>{_html_table(*pretraining_table(pretrained))}")
     for epoch, what in EPOCHS.items():
         section = []
-        for title, source, header, rows in paper_tables(summaries[epoch]):
+        for title, source, header, rows in paper_tables(summaries[epoch], lost(found)):
             section.append(f"<h2>{e(title)}: {e(what)}</h2>{_html_table(header, rows)}")
             section.append(f"<p>Published rows: {e(source)}. {e(WHICH_EPOCH)}</p>")
-        header, rows = metric_table(summaries[epoch])
+        header, rows = metric_table(summaries[epoch], lost(found))
         section.append(f"<h2>All scores: {e(what)}</h2>{_html_table(header, rows)}")
         section.append("<p>Mean ± standard deviation over the seeds of the best configuration.</p>")
         text = "".join(section)
@@ -269,7 +273,10 @@ def _html(found, summaries, properties, pretrained, pictures):
         if len(properties) > 2:
             body.append(f"<p>{CORRELATIONS}</p>{_html_table(*correlations(properties, summaries['best']))}")
     body.append("<h2>Every configuration</h2>")
-    for model, tasks in summaries["best"].items():
+    tried = defaultdict(dict)  # with the tasks of which every run failed
+    for model, task, *_ in sorted([*found.runs, *found.broken]):
+        tried[model][task] = True
+    for model, tasks in tried.items():
         inner = "".join(
             f"<h3>{e(task)} {e(TASKS[task].metrics[0] if task in TASKS else '')}</h3>"
             + _html_table(*configuration_table(model, task, found.runs, found.broken))

@@ -255,8 +255,13 @@ def counterpart(table, model):
 # ------------------------------------------------------------------------------------------------------------ tables
 
 
-def paper_tables(summaries):
-    """The paper's tables with our rows: [(title, source, header, [(kind of row, cells)])]."""
+def lost(found):
+    """{(model, task)} of which no run was finished and some failed."""
+    return {key[:2] for key in found.broken} - {key[:2] for key in found.runs}
+
+
+def paper_tables(summaries, lost=()):
+    """The paper's tables with our rows: [(title, source, header, [(kind of row, cells)])]. lost: see `lost`."""
     tables = []
     for table in published()["tables"]:
         ours = {model: paper_row(tasks) for model, tasks in summaries.items() if counterpart(table, model)}
@@ -285,7 +290,8 @@ def paper_tables(summaries):
             theirs = dict(zip(PAPER_COLUMNS, entry["scores"], strict=True))
             means = [average(middle)] + [average(middle, shared)] * partly
             their_means = [entry["average"]] + [average(theirs, shared)] * partly
-            cells = [f"{row[c][0]:.2f}" if c in row else "" for c in columns]
+            failed = {c: "failed" for c in columns if (model, COLUMNS[c][0]) in lost}
+            cells = [f"{row[c][0]:.2f}" if c in row else failed.get(c, "") for c in columns]
             rows.append(["ours", [str(model), *cells, *(number(mean) for mean in means)]])
             spread = [f"± {deviation(row[c][1])} ({len(row[c][1])})" if c in row else "" for c in columns]
             rows.append(["spread", ["standard deviation (seeds)", *spread, *[""] * len(means)]])
@@ -344,12 +350,15 @@ def score_lists(summaries):
     return [MEAN.format(len(shared))] * averaged + [*map(score_name, columns)], lists
 
 
-def metric_table(summaries):
-    """Every score of the best configuration, mean and standard deviation over seeds: header, rows."""
+def metric_table(summaries, lost=()):
+    """Every score of the best configuration, mean and standard deviation over seeds: header, rows. lost: see `lost`."""
     names, lists = score_lists(summaries)
     rows = []
     for model, scores in lists.items():
         cells = [f"{statistics.mean(values):.2f} ± {deviation(values)}" if values else "" for values in scores]
+        for task, split, metric in score_columns(summaries):
+            if (model, task) in lost:
+                cells[names.index(score_name((task, split, metric)))] = "failed"
         rows.append(["ours", [str(model), *cells]])
     return ["model", *names], rows
 

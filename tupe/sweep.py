@@ -25,6 +25,7 @@ from .recipes import fairseq_arguments
 ROOT = Path(__file__).resolve().parent.parent
 LEARNING_RATES = (2e-5, 3e-5, 4e-5, 5e-5)  # the paper's search
 SEEDS = (1, 2, 3, 4, 5)
+DECIDED = ("--lr", "--seed", "--save-dir", "--finetune-from-model", "--glue-task")  # for every job
 
 
 @dataclass(frozen=True)
@@ -47,14 +48,14 @@ def jobs_of(output, tasks, learning_rates, seeds):
 
 
 def state_of(job):
-    """What the job's folder says: "done", "running" in some process, "failed", or "open"."""
+    """What the job's folder says: "running" in some process, "done", "failed", or "open"."""
+    if _is_locked(job.folder / "lock"):
+        return "running"  # even with its last scores: its checkpoint is written after them
     try:
         if is_finished(read_result(job.folder)):
             return "done"
     except (ValueError, KeyError, TypeError):
         pass  # a file that was cut off: the job runs again
-    if _is_locked(job.folder / "lock"):
-        return "running"
     return "failed" if (job.folder / "failed.json").exists() else "open"
 
 
@@ -73,7 +74,8 @@ class Sweep:
     checkpoint, data: pre-trained model, and what prepare_glue.py wrote. output: folder of the sweep. options: more
     arguments of fairseq-train for every job. keep_best: leave the best checkpoint of each task in OUT/<task>/;
     otherwise no checkpoint is written at all.
-    Raises ValueError if `output` holds the sweep of another checkpoint, of other options or of another keep_best.
+    Raises ValueError if `output` holds the sweep of another checkpoint, of other options or of another keep_best, and
+    for options that set what the sweep varies.
     """
 
     def __init__(
@@ -91,6 +93,11 @@ class Sweep:
         for task in tasks:
             if not (self.data / task).is_dir():
                 raise ValueError(f"{self.data} has no data for {task}; prepare it with scripts/prepare_glue.py")
+        ours = [option for option in options if option.partition("=")[0] in DECIDED]
+        if ours:
+            raise ValueError(
+                f"{', '.join(ours)}: the sweep decides {', '.join(DECIDED)}; give it other values of its own"
+            )
         state = read_checkpoint(self.checkpoint)
         self.model = model_options(self.checkpoint)
         fixed = {
@@ -165,7 +172,7 @@ class Sweep:
 
         with closing(jobs.run(waiting, slots, begin)) as results:  # jobs that are stopped from outside stay open
             for job, returncode, tail, seconds in results:
-                if returncode and "another process is training in" in tail:
+                if returncode and jobs.refused(tail):
                     waiting.append(job)
                     continue
                 ended += 1

@@ -40,18 +40,19 @@ class ProcessLauncher(Launcher):
         log.info(f"{len(queue)} jobs, {len(slots)} at a time")
 
         def begin(job, environment):
-            (job.working_dir / "failed.json").unlink(missing_ok=True)
             return jobs.start(job.command, job.working_dir / "launcher.log", environment)
 
         with closing(jobs.run(queue, slots, begin)) as results:
             for job, returncode, tail, seconds in results:
                 ended.append(job)
                 told = "done"
-                if returncode:
+                if returncode and jobs.refused(tail):
+                    failed.append(job)
+                    told = "runs in another multirun"
+                elif returncode:
                     failed.append(job)
                     reason = jobs.record_failure(job.working_dir, returncode, tail, seconds)
                     told = f"FAILED ({reason}), see {job.working_dir / 'launcher.log'}"
-                    (job.working_dir / "crash.pt").unlink(missing_ok=True)  # fairseq's, of a diverged run
                 log.info(f"#{job.index} {' '.join(filter_overrides(job.overrides))}: {told}")
         if failed:  # after all others have had their turn
             folders = ", ".join(str(job.working_dir) for job in failed)
