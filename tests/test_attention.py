@@ -6,14 +6,17 @@ import torch.nn.functional as F
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tupe import kernels
-from tupe.attention import choose
+from tupe import kernels, memory
+from tupe.attention import choose, why_not_fast
 from tupe.encoder import Encoder, LMHead
-from tupe.positions import PositionScheme
+from tupe.positions import SCHEMES, PositionScheme
 
 V, PAD, N, C, H, MAX = 40, 1, 2, 32, 4, 40
 FAST = ["blocked", "sdpa"]
-SOFTMAX = ["nopos", "absolute", "untied", "untied+t5", "alibi", "rope", "t5:layer"]
+GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+DEVICES = ["cpu", pytest.param("cuda", marks=GPU)]
+FAST_ON = [("blocked", "cpu"), ("sdpa", "cpu"), pytest.param("sdpa", "cuda", marks=GPU)]
+PATHS_ON = [("plain", "cpu"), pytest.param("plain", "cuda", marks=GPU), *FAST_ON]
 
 
 def encoder(position="untied+t5", cls=None, **options):
@@ -28,6 +31,17 @@ def encoder(position="untied+t5", cls=None, **options):
     return model
 
 
+def has_fast_path(position, cls):
+    try:
+        return why_not_fast(encoder(position, cls).positions, "softmax", torch.float32) is None
+    except ValueError:  # no position term in attention to untie [CLS] from
+        return False
+
+
+SCHEMES_AND_MORE = [*SCHEMES, "untied+t5", "t5:layer"]
+SOFTMAX = [(name, cls) for name in SCHEMES_AND_MORE for cls in ("tied", "untied") if has_fast_path(name, cls)]
+
+
 def batch(length=MAX, padding=(), size=3):
     tokens = torch.randint(4, V, (size, length), generator=torch.Generator().manual_seed(length))
     for row, count in enumerate(padding):
@@ -36,53 +50,55 @@ def batch(length=MAX, padding=(), size=3):
 
 
 def outcome(model, tokens):
-    """Features at real tokens and the gradients of all parameters."""
+    """Features at real tokens and the gradients of all parameters, on the CPU wherever they were computed."""
     model.zero_grad()
-    features, _ = model(tokens)
-    features = features[tokens.ne(PAD)]
+    features, _ = model(tokens.to(model.tokens.weight.device))
+    features = features.cpu()[tokens.ne(PAD)]
     weights = torch.randn(features.shape, generator=torch.Generator().manual_seed(0))
     (features * weights).sum().backward()
-    return features.detach(), {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    return features.detach(), {name: p.grad.cpu() for name, p in model.named_parameters() if p.grad is not None}
 
 
 def assert_same(ours, plain, tolerance):
     torch.testing.assert_close(ours[0], plain[0], rtol=tolerance, atol=tolerance)
     assert ours[1].keys() == plain[1].keys()
+    floor = 1e-3 * max(gradient.norm() for gradient in plain[1].values())  # some are 0 but for rounding
     for name, gradient in plain[1].items():
-        off = (ours[1][name] - gradient).norm() / gradient.norm().clamp(min=1e-3)
+        off = (ours[1][name] - gradient).norm() / gradient.norm().clamp(min=floor)
         assert off < 10 * tolerance, f"{name}: relative error {off:.1e}"
 
 
-@pytest.mark.parametrize("padding", [(), (0, 5, 39)], ids=["full", "padded"])
-@pytest.mark.parametrize("length", [MAX, 39, 1], ids="L{}".format)
-@pytest.mark.parametrize("position", SOFTMAX)
-@pytest.mark.parametrize("path", FAST)
-def test_equals_plain(path, position, length, padding, monkeypatch):
-    tokens = batch(length, [min(count, length - 1) for count in padding])
-    expected = outcome(encoder(position, attention="plain"), tokens)
+@pytest.mark.parametrize("length, padding", [(MAX, ()), (39, (0, 5, 38)), (1, ())], ids=["full", "padded", "L1"])
+@pytest.mark.parametrize("position, cls", SOFTMAX)
+@pytest.mark.parametrize("path, device", FAST_ON)
+def test_equals_plain(path, device, position, cls, length, padding, monkeypatch):
+    tokens = batch(length, padding)
+    expected = outcome(encoder(position, cls, attention="plain"), tokens)
     # One [L, L] block at a time, or many; weights computed again in the backward pass, or kept.
     for block, short in [(1, 0), (1, MAX), (2**18, 0), (2**18, MAX)] if path == "blocked" else [(1, 0)]:
         monkeypatch.setattr(kernels, "BLOCK", block)
         monkeypatch.setattr(kernels, "SHORT", short)
-        assert_same(outcome(encoder(position, attention=path), tokens), expected, 1e-5)
+        ours = outcome(encoder(position, cls, attention=path).to(device), tokens)
+        assert_same(ours, expected, 1e-5 if device == "cpu" else 1e-4)
 
 
-@pytest.mark.parametrize("path", FAST)
-def test_gated_attention_unit(path):
+@pytest.mark.parametrize("path, device", FAST_ON)
+def test_gated_attention_unit(path, device):
     tokens = batch(padding=(0, 3, 9))
     expected = outcome(encoder("t5", layer="gau", attention="plain"), tokens)
-    assert_same(outcome(encoder("t5", layer="gau", attention=path), tokens), expected, 1e-5)
+    ours = outcome(encoder("t5", layer="gau", attention=path).to(device), tokens)
+    assert_same(ours, expected, 1e-5 if device == "cpu" else 1e-4)
 
 
 @pytest.mark.parametrize("padding", [(), (0, 3, 9)], ids=["full", "padded"])
 @pytest.mark.parametrize("layer", ["transformer", "gau"])
-@pytest.mark.parametrize("path", ["plain", *FAST])
-def test_autocast(path, layer, padding):
+@pytest.mark.parametrize("path, device", PATHS_ON)
+def test_autocast(path, device, layer, padding):
     """A forward and backward pass in bf16 against the plain one in float32; tolerance: of the relative error."""
     tokens = batch(padding=padding)
     features, expected = outcome(encoder("untied+t5", layer=layer, attention="plain"), tokens)
-    with torch.autocast("cpu", torch.bfloat16):
-        ours, gradients = outcome(encoder("untied+t5", layer=layer, attention=path), tokens)
+    with torch.autocast(device, torch.bfloat16):
+        ours, gradients = outcome(encoder("untied+t5", layer=layer, attention=path).to(device), tokens)
     assert (ours - features).norm() < 0.1 * features.norm()
     assert gradients.keys() == expected.keys()
     out = "layers.0.attention.out.weight" if layer == "transformer" else "layers.0.out.weight"
@@ -113,8 +129,8 @@ def test_everything_is_dropped(p):
 
 
 @pytest.mark.parametrize("dtype, tolerance", [(torch.bfloat16, 3e-2), (torch.float16, 4e-3)], ids=["bf16", "fp16"])
-@pytest.mark.parametrize("path", FAST)
-def test_attention_in_low_precision(path, dtype, tolerance):
+@pytest.mark.parametrize("path, device", FAST_ON)
+def test_attention_in_low_precision(path, device, dtype, tolerance):
     """Output and gradients of q, k, v and the bias against the same in float64; tolerance: of the relative error."""
     from types import SimpleNamespace
 
@@ -124,9 +140,9 @@ def test_attention_in_low_precision(path, dtype, tolerance):
     identity = SimpleNamespace(
         rotate=lambda *x: x, unrotate=lambda x: x, content=lambda *x: None, value=lambda *x: None
     )
-    qkv = [torch.randn(2, H, MAX - 1, 8, generator=generator).to(dtype).requires_grad_() for _ in range(3)]
-    bias = torch.randn(H, MAX - 1, MAX - 1, generator=generator).requires_grad_()
-    gradient = torch.randn(2, H, MAX - 1, 8, generator=generator)
+    qkv = [torch.randn(2, H, MAX - 1, 8, generator=generator).to(device, dtype).requires_grad_() for _ in range(3)]
+    bias = torch.randn(H, MAX - 1, MAX - 1, generator=generator).to(device).requires_grad_()
+    gradient = torch.randn(2, H, MAX - 1, 8, generator=generator).to(device)
 
     def run(path, q, k, v, bias):
         out = PATHS[path](q, k, v, identity, Terms(8**-0.5, bias), 0, "softmax", 0.0)
@@ -157,14 +173,14 @@ def test_dropout_mask(p):
     assert kernels.dropout(x, p, False) is x
 
 
-@pytest.mark.parametrize("path", ["plain", *FAST])
-def test_attention_dropout(path):
+@pytest.mark.parametrize("path, device", PATHS_ON)
+def test_attention_dropout(path, device):
     """The mean over many draws is the result without dropout, and so is the mean gradient; draws vary as they
     should."""
     p, draws, length = 0.2, 2000, 6
     generator = torch.Generator().manual_seed(3)
-    q, k, v = (torch.randn(1, H, length, 8, generator=generator) for _ in range(3))
-    bias = torch.randn(H, length, length, generator=generator)
+    q, k, v = (torch.randn(1, H, length, 8, generator=generator).to(device) for _ in range(3))
+    bias = torch.randn(H, length, length, generator=generator).to(device)
     from types import SimpleNamespace
 
     from tupe.attention import PATHS, Terms
@@ -187,7 +203,7 @@ def test_attention_dropout(path):
     error = (out.mean(0) - exact[0]) / (variance[0] / draws).sqrt()
     assert error.abs().max() < 5
     assert ((out.var(0) / variance[0]) - 1).abs().max() < 0.25
-    gradient = torch.randn(exact.shape, generator=generator)
+    gradient = torch.randn(exact.shape, generator=generator).to(device)
     ours = torch.autograd.grad(out, repeated, gradient.expand(draws, -1, -1, -1))
     for mean, theirs in zip(ours, torch.autograd.grad(exact, exact_inputs, gradient), strict=True):
         spread = mean.std(0) / draws**0.5
@@ -236,13 +252,15 @@ def test_choice():
     with pytest.raises(ValueError, match="unknown attention path 'flash'; valid: auto, plain, blocked, sdpa"):
         ask("flash")
     assert choose("blocked", model.positions, "softmax", device, torch.float32) == ("blocked", "asked for")
+    slow = set(SCHEMES) - {name for name, _ in SOFTMAX}
+    assert slow == {name for name in SCHEMES if name.startswith(("absolute_d", "deberta", "shaw", "urpe"))}
 
 
 def test_says_which_path_it_took(caplog):
     model = encoder()
     with caplog.at_level("INFO"):
         model(batch()), model(batch())
-    assert [r.message for r in caplog.records] == ["attention path: blocked (the faster one on cpu)"]
+    assert [r.message for r in caplog.records] == ["attention path: blocked (the default on cpu)"]
 
 
 # ---- guards: the bias is made once, never copied per sequence
@@ -340,6 +358,18 @@ def test_memory_with_and_without_positions(path):
     assert 0 < extra[0] < 6 * one_bias + 20 * 4 * MAX * C
 
 
+@pytest.mark.parametrize("path", ["plain", "blocked"])
+def test_peak_memory_with_and_without_positions(path):
+    """The same of the worst moment of a whole step, backward pass included, where attention outweighs all else."""
+    sizes = {"encoder_layers": 1, "encoder_attention_heads": 8, "encoder_ffn_embed_dim": 16, "attention": path}
+
+    def peak(size, **position):
+        return memory.measured_bytes("tupe_r_tiny", size, 128, 50, **sizes, **position)["peak"]
+
+    extra = [peak(size) - peak(size, position="nopos", cls="tied") for size in (2, 6)]
+    assert extra[0] == extra[1], "positions cost memory per sequence"
+
+
 @pytest.mark.parametrize("short, share", [(0, 0.6), (MAX, 0.8)], ids=["again", "kept"])
 def test_blocked_keeps_less_memory_than_plain(short, share, monkeypatch):
     monkeypatch.setattr(kernels, "SHORT", short)
@@ -358,17 +388,17 @@ def test_select(dtype):
 # ---- products, loss, options of the encoder
 
 
-@pytest.mark.parametrize("length", [5, 17])
+@pytest.mark.parametrize("shape", [(3, 5), (3, 17), (2, 3, 1), ()], ids=str)
 @pytest.mark.parametrize("needs", ["xwb", "xw", "w", "x"])
-def test_linear(needs, length):
-    x, w, b = torch.randn(3, length, 16), torch.randn(7, 16), torch.randn(7)
+def test_linear(needs, shape):
+    x, w, b = torch.randn(*shape, 16), torch.randn(7, 16), torch.randn(7)
     for tensor, name in ((x, "x"), (w, "w"), (b, "b")):
         tensor.requires_grad_(name in needs)
     bias = b if "b" in needs else None
     wanted = [t for t in (x, w, bias) if t is not None and t.requires_grad]
     ours, theirs = kernels.linear(x, w, bias), F.linear(x, w, bias)
     torch.testing.assert_close(ours, theirs)
-    g = torch.randn(3, 7, length).transpose(1, 2)  # not contiguous
+    g = torch.randn(7, *shape).movedim(0, -1)  # not contiguous
     for a, e in zip(torch.autograd.grad(ours, wanted, g), torch.autograd.grad(theirs, wanted, g), strict=True):
         torch.testing.assert_close(a, e)
 
@@ -414,11 +444,11 @@ def test_dense_before_onednn():
 
 @pytest.mark.parametrize("rows", [4, 1024])
 @pytest.mark.parametrize("n", [0, 1, 11, 51])
-def test_lm_loss(n, rows, monkeypatch):
+@pytest.mark.parametrize("device", DEVICES)
+def test_lm_loss(device, n, rows, monkeypatch):
     monkeypatch.setattr(kernels, "ROWS", rows)
-    x, w, b = torch.randn(n, 8), torch.randn(V, 8), torch.randn(V)
-    inputs = [t.requires_grad_() for t in (x, w, b)]
-    targets = torch.randint(V, (n,))
+    inputs = [torch.randn(shape, device=device).requires_grad_() for shape in ((n, 8), (V, 8), (V,))]
+    targets = torch.randint(V, (n,), device=device)
     ours = kernels.lm_loss(*inputs, targets)
     theirs = F.cross_entropy(F.linear(*inputs), targets, reduction="sum")
     torch.testing.assert_close(ours, theirs)
@@ -441,25 +471,27 @@ def test_lm_loss_never_holds_all_logits(monkeypatch):
     assert sizes.found != []
 
 
-def test_lm_loss_in_bf16():
-    head, x, weight = LMHead(8, V), torch.randn(11, 8), torch.randn(V, 8)
-    targets = torch.randint(V, (11,))
+@pytest.mark.parametrize("device", DEVICES)
+def test_lm_loss_in_bf16(device):
+    head, x, weight = LMHead(8, V).to(device), torch.randn(11, 8, device=device), torch.randn(V, 8, device=device)
+    targets = torch.randint(V, (11,), device=device)
     expected = head.loss(x, weight, targets)
-    with torch.autocast("cpu", torch.bfloat16):
+    with torch.autocast(device, torch.bfloat16):
         loss = head.loss(x, weight, targets)
     assert loss.dtype == torch.float32
     torch.testing.assert_close(loss, expected, rtol=2e-2, atol=0)
 
 
-def test_lm_loss_in_fp16_sees_the_loss_scale(monkeypatch):
+@pytest.mark.parametrize("device", DEVICES)
+def test_lm_loss_in_fp16_sees_the_loss_scale(device, monkeypatch):
     """Gradients of rare words, which half precision can hold only after they are scaled."""
     monkeypatch.setattr(kernels, "ROWS", 4)
     generator = torch.Generator().manual_seed(0)
     inputs = [torch.randn(*shape, generator=generator).half() for shape in ((11, 8), (V, 8))]
     inputs.append(torch.where(torch.arange(V) < 3, 0.0, -16.0))  # bias: rare words have probability 1e-8 or so
-    inputs = [x.requires_grad_() for x in inputs]
+    inputs = [x.to(device).requires_grad_() for x in inputs]
     exact = [x.detach().double().requires_grad_() for x in inputs]
-    targets = torch.randint(3, (11,), generator=generator)
+    targets = torch.randint(3, (11,), generator=generator).to(device)
     ours = kernels.lm_loss(*inputs, targets)
     theirs = F.cross_entropy(F.linear(*exact), targets, reduction="sum")
     torch.testing.assert_close(ours.double(), theirs, rtol=1e-2, atol=0)

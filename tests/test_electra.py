@@ -12,6 +12,7 @@ from fairseq.data import Dictionary, indexed_dataset
 from fairseq.models import MODEL_DATACLASS_REGISTRY, MODEL_REGISTRY
 from fairseq_runs import CONFIGS, PLUGIN, load, train, write_data
 from test_glue import learnable, vocabulary  # noqa: F401  (fixtures)
+from test_speed import Waits
 
 from tupe.electra import ElectraConfig, ElectraCriterion, ElectraModel, sample_gumbel
 from tupe.finetune import model_options
@@ -96,6 +97,34 @@ def test_named_architectures_have_a_generator_of_a_third(arch, width, heads):
     assert model.generator.project.weight.shape == (width, config.encoder_embed_dim)
     assert model.generator.layers[0].attention.heads == heads
     assert pickle.loads(pickle.dumps(type(model))) is MODEL_REGISTRY[arch]
+
+
+@pytest.mark.parametrize("arch", ["electra_a_tiny", "electra_r_tiny", "electra_tupe_a_tiny", "electra_tupe_r_tiny"])
+def test_fused_attention_equals_the_plain_one(arch):
+    """Loss and gradients of both networks, as a GPU computes them."""
+    results = []
+    for attention in ("sdpa", "plain"):
+        config = MODEL_DATACLASS_REGISTRY[arch](attention=attention, dropout=0.0, attention_dropout=0.0)
+        torch.manual_seed(0)
+        model = MODEL_REGISTRY[arch](config, Task.source_dictionary, True)
+        torch.manual_seed(1)  # the same tokens are sampled
+        loss, _, logs = criterion()(model, batch())
+        loss.backward()
+        assert model.encoder.attention_path == model.generator.attention_path == attention
+        results.append((loss, logs, {name: p.grad for name, p in model.named_parameters()}))
+    torch.testing.assert_close(results[0], results[1], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("full", [True, False])
+def test_a_step_waits_once(full):
+    """The one thing the host must know is where tokens are masked."""
+    sample = batch()
+    if full:
+        sample["net_input"]["src_tokens"][1, 7:], sample["ntokens"] = 5, 20
+    model, step = build(attention="sdpa", dropout=0.0, attention_dropout=0.0), criterion()
+    with Waits() as waits:
+        step(model, sample)[0].backward()
+    assert waits.found == ["aten.nonzero.default"]
 
 
 @pytest.mark.parametrize("arch", ["electra_a", "electra_tupe_r"])

@@ -109,3 +109,14 @@ def test_parameters_without_gradient_stay():
 def test_refuses_options_without_meaning(option):
     with pytest.raises(ValueError, match=option.replace("_", "-")):
         FusedAdamW(FusedAdamWConfig(**SETTINGS, **{option: True}), parameters())
+
+
+def test_memory_efficient_fp16_is_refused():
+    """It steps half-precision weights: fairseq's `adam` keeps their moments in float32, PyTorch does not."""
+    for kind, dtype in ((FairseqAdam, torch.float32), (FusedAdamW, torch.float16)):
+        p = torch.nn.Parameter(torch.ones(3, dtype=torch.float16))
+        p.grad = torch.ones_like(p)
+        optimizer = build(kind, [p])
+        optimizer.step()
+        assert optimizer.optimizer.state[p]["exp_avg"].dtype == dtype
+        assert optimizer.supports_memory_efficient_fp16 == (dtype == torch.float32)

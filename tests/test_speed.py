@@ -1,6 +1,7 @@
 """Options that make training faster or smaller, through fairseq's own loop: the losses of every update stay."""
 
 import shutil
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -41,6 +42,22 @@ def assert_same(ours, stock, tolerance):
 def test_same_losses(data, stock, options, tolerance, tmp_path):
     """With dropout: the same masks are drawn. Tolerance: relative, of losses and gradient norms."""
     assert_same(train(pretrain_arguments(data, tmp_path, *STEPS, *options)), stock, tolerance)
+
+
+def test_the_other_optimizer_continues_a_run_in_half_precision(data, tmp_path):
+    """... and fairseq refuses it in float32, as `tupe.optim.FusedAdamW` says."""
+    for precision in ("--fp16", "--autocast=bf16"):
+        first, second = tmp_path / precision / "first", tmp_path / precision / "second"
+        steps = [precision, "--fp16-no-flatten-grads", "--num-workers=0", "--max-update=4"]  # flat ones want a GPU
+        steps += ["--save-interval-updates=2", "--keep-interval-updates=-1"]
+        losses = train(pretrain_arguments(data, first, *steps, "--optimizer=adam"))
+        resume = [f"--restore-file={first}/checkpoint_1_2.pt", "--optimizer=adamw_fused", "--no-save"]
+        arguments = pretrain_arguments(data, second, *steps, *resume)
+        if precision == "--fp16":
+            torch.testing.assert_close(torch.tensor(train(arguments)), torch.tensor(losses[2:]), rtol=1e-3, atol=0)
+        else:
+            with pytest.raises(AssertionError, match="FairseqAdam vs FusedAdamW"):
+                train(arguments)
 
 
 @pytest.mark.slow
@@ -88,3 +105,23 @@ def test_a_step_waits_once(padding):
     with Waits() as waits:
         criterion(net, batch)[0].backward()
     assert waits.found == ["aten.nonzero.default"]
+
+
+@pytest.mark.parametrize("padding", [0, 5])
+def test_fine_tuning_waits_for_nothing(padding):
+    from test_criterion import model, sample
+
+    from tupe.glue import TASKS, GlueCriterion
+    from tupe.squad import SpanHead, SquadCriterion, apply_span_head
+
+    net, batch = model(attention="sdpa"), sample(0.3, padding)
+    net.register_classification_head("head", num_classes=2)
+    net.span_head = SpanHead(128)
+    net.register_forward_hook(apply_span_head, with_kwargs=True)
+    places = batch["net_input"]["src_tokens"].gt(3)
+    with Waits() as waits:
+        glue = GlueCriterion(SimpleNamespace(glue=TASKS["MRPC"]), "head")
+        glue(net, {**batch, "target": torch.ones(3, dtype=torch.long)})[0].backward()
+        spans = {"inside": places, "starts": places, "target": torch.full((3, 2), 2)}
+        SquadCriterion(None)(net, {**batch, **spans})[0].backward()
+    assert waits.found == []

@@ -121,7 +121,7 @@ def choose(request, positions, normaliser, device, dtype):
         return "plain", "asked for"
     if request == "auto":
         path = {"cpu": "blocked", "cuda": "sdpa"}.get(device.type, "plain")
-        return ("plain", lack) if lack else (path, f"the faster one on {device.type}")
+        return ("plain", lack) if lack else (path, f"the default on {device.type}")
     if request not in PATHS:
         raise ValueError(f"unknown attention path {request!r}; valid: auto, {', '.join(PATHS)}")
     if request == "blocked" and device.type != "cpu":

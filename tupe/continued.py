@@ -35,6 +35,7 @@ from fairseq.tasks import register_task
 from fairseq.tasks.masked_lm import MaskedLMConfig, MaskedLMTask
 from omegaconf import II
 
+from .criterion import has_padding
 from .finetune import SCHEDULE, FinetuneTask, adopt_structure
 
 HEAD = "next_sentence"
@@ -208,7 +209,8 @@ class MaskedLMNextSentence(MaskedLmLoss):
     def forward(self, model, sample, reduce=True):
         masked = sample["target"].ne(self.padding_idx)
         count, sentences = masked.sum(), len(sample["next_sentence"])
-        logits, extra = model(**sample["net_input"], masked_tokens=masked, classification_head_name=HEAD)
+        options = {"masked_tokens": masked, "classification_head_name": HEAD, "padded": has_padding(sample)}
+        logits, extra = model(**sample["net_input"], **options)
         words = F.cross_entropy(logits.float(), sample["target"][masked], reduction="sum")
         classes, labels = extra["classes"].float(), sample["next_sentence"]
         pairs = F.cross_entropy(classes, labels, reduction="sum")

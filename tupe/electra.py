@@ -16,6 +16,7 @@ from fairseq.logging import metrics
 from fairseq.tasks.masked_lm import MaskedLMTask
 from torch import nn
 
+from .criterion import has_padding
 from .encoder import Encoder, LMHead, init_bert, set_norm_eps
 from .model import TupeConfig, TupeModel, encoder_options, register_architectures
 from .positions import Positions, overrides
@@ -53,9 +54,10 @@ class Generator(Encoder):
             module.apply(init_bert)
         tie_position_vectors(self.positions, tied.positions)
 
-    def forward(self, tokens, tied: Encoder, masked_tokens=None):
-        """LM logits [B, L, V], or [masked, V] at masked_tokens [B, L]. tied: the discriminator's encoder."""
-        x, _ = self.transform(self.project(tied.embed(tokens)), tokens)
+    def forward(self, tokens, tied: Encoder, masked_tokens=None, padded=None):
+        """LM logits [B, L, V], or [masked, V] at masked_tokens. tied: the discriminator's encoder. The others: see
+        `TupeModel.forward`."""
+        x, _ = self.transform(self.project(tied.embed(tokens)), tokens, padded=padded)
         if masked_tokens is not None:
             x = x[masked_tokens]
         return self.head(x, tied.tokens.weight)
@@ -112,7 +114,7 @@ class ElectraModel(TupeModel):
 
     def forward(
         self, src_tokens, src_lengths=None, features_only=False, classification_head_name=None, masked_tokens=None,
-        original=None, **options,
+        original=None, padded=None, **options,
     ):  # fmt: skip
         """src_tokens [B, L]. As TupeModel.forward, with the discriminator's features and the generator's LM logits.
 
@@ -121,26 +123,25 @@ class ElectraModel(TupeModel):
         the tokens [B, L] that the discriminator read and the right answers [B, L] (bool).
         """
         if features_only or classification_head_name is not None:
-            return super().forward(
-                src_tokens, src_lengths, features_only, classification_head_name=classification_head_name, **options
-            )
+            options = {"classification_head_name": classification_head_name, "padded": padded, **options}
+            return super().forward(src_tokens, src_lengths, features_only, **options)
         if self.generator is None:
             raise ValueError("an ELECTRA model has no language-model head outside of the task masked_lm")
         if original is None and self.training:
             raise ValueError("this criterion would train the generator alone; ELECTRA needs --criterion electra")
         with self.precision():
-            lm_logits = self.generator(src_tokens, self.encoder, masked_tokens)
+            lm_logits = self.generator(src_tokens, self.encoder, masked_tokens, padded)
             if original is None:
                 return lm_logits, {"inner_states": None}
             corrupted = self.corrupt(original, masked_tokens, lm_logits)
-            features, _ = self.encoder(corrupted)
+            features, _ = self.encoder(corrupted, padded=padded)
             logits = self.discriminator(features)
         return (lm_logits, logits), {"corrupted": corrupted, "replaced": corrupted.ne(original)}
 
     def corrupt(self, original, masked_tokens, lm_logits):
         """original [B, L] with the masked tokens drawn from lm_logits [masked, V]; no gradient passes."""
         allowed = lm_logits.detach().clone()
-        allowed[:, self.encoder.pad] = float("-inf")  # in the middle of a text, padding would hide the token instead
+        allowed[:, self.encoder.pad].fill_(-math.inf)  # in the middle of a text, padding would hide the token instead
         corrupted = original.clone()
         corrupted[masked_tokens] = sample_gumbel(allowed)
         return corrupted
@@ -176,12 +177,13 @@ class ElectraCriterion(FairseqCriterion):
         masked = target.ne(self.padding_idx)
         original = torch.where(masked, target, tokens)
         real = original.ne(self.padding_idx)
-        (lm_logits, logits), extra = model(**sample["net_input"], masked_tokens=masked, original=original)
+        places = masked.nonzero(as_tuple=True)  # rows, columns: the one thing a GPU is asked for
+        options = {"masked_tokens": places, "original": original, "padded": has_padding(sample)}
+        (lm_logits, logits), extra = model(**sample["net_input"], **options)
         replaced = extra["replaced"]
-        lm_loss = F.cross_entropy(lm_logits.float(), target[masked], reduction="sum")
-        errors = F.binary_cross_entropy_with_logits(logits.float(), replaced.float(), reduction="none")
-        disc_loss = errors[real].sum()
-        n_masked, n_real = masked.sum(), real.sum()
+        lm_loss = F.cross_entropy(lm_logits.float(), target[places], reduction="sum")
+        disc_loss = F.binary_cross_entropy_with_logits(logits.float(), replaced.float(), real.float(), reduction="sum")
+        n_masked, n_real = len(places[0]), real.sum()
         loss = lm_loss + self.weight * disc_loss * n_masked / n_real
         right = logits.gt(0).eq(replaced)
         logs = {

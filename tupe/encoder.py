@@ -211,8 +211,9 @@ class Encoder(nn.Module):
         return [merge(*pair) for pair in pairs] if self.positions.per_layer else [merge(*pairs[0])] * len(pairs)
 
     def precision(self, device):
-        """Of queries and keys."""
-        return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else self.tokens.weight.dtype
+        """Of queries and keys. (Not every encoder has a token table: ELECTRA's generator reads another one's.)"""
+        own = next(self.layers.parameters()).dtype
+        return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else own
 
     def attention_weights(self, tokens, layer=0):
         """The weights [B, H, L, L] of one layer, for probes and figures (without dropout)."""

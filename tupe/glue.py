@@ -38,6 +38,7 @@ from omegaconf import II, MISSING
 from scipy.stats import pearsonr, spearmanr
 from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
 
+from .criterion import has_padding
 from .finetune import FinetuneConfig, FinetuneTask, write_atomically
 
 logger = logging.getLogger(__name__)
@@ -479,7 +480,8 @@ class GlueCriterion(FairseqCriterion):
 
     def forward(self, model, sample, reduce=True):
         """Returns (summed loss, number of examples, what to log)."""
-        output, _ = model(**sample["net_input"], features_only=True, classification_head_name=self.head)
+        options = {"classification_head_name": self.head, "padded": has_padding(sample)}
+        output, _ = model(**sample["net_input"], features_only=True, **options)
         output = output.float()  # [B, K]
         target = sample["target"].view(-1)
         if self.regression:

@@ -66,7 +66,7 @@ def linear(x, weight, bias=None):
     """`F.linear`: x [..., C], weight [K, C], bias [K] -> [..., K]."""
     if torch.compiler.is_compiling() or torch.is_autocast_enabled(x.device.type) or not on_onednn(x, weight):
         return F.linear(x, weight, bias)
-    return OneDnnLinear.apply(x.reshape(-1, x.size(-1)), weight, bias).unflatten(0, x.shape[:-1])
+    return OneDnnLinear.apply(x.reshape(-1, x.size(-1)), weight, bias).view(*x.shape[:-1], len(weight))
 
 
 class Linear(torch.nn.Linear):

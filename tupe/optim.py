@@ -28,6 +28,7 @@ class AdamW(torch.optim.AdamW):
     """
 
     supports_flat_params = True  # asked for by fairseq's fp16 optimizer, which hands over one vector of all parameters
+    supports_memory_efficient_fp16 = False  # PyTorch keeps the moments of half-precision weights in half precision too
 
     def __init__(self, params, **options):
         super().__init__(params, fused=True, **options)
@@ -58,7 +59,11 @@ class AdamW(torch.optim.AdamW):
 
 @register_optimizer("adamw_fused", dataclass=FusedAdamWConfig)
 class FusedAdamW(FairseqOptimizer):
-    """`--optimizer adamw_fused`: a drop-in replacement of `--optimizer adam`, also in the middle of a run.
+    """`--optimizer adamw_fused`: the numbers of `--optimizer adam`, and the same state.
+
+    With --fp16 or --amp it also continues a run of `adam`, and the other way round. In float32 (also under
+    --autocast bf16) fairseq refuses that, because a checkpoint then names the class of its optimizer and not that of a
+    wrapper around it; --reset-optimizer would lose the moments.
 
     Raises ValueError for options of `adam` that have no meaning here.
     """

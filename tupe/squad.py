@@ -21,6 +21,7 @@ from fairseq.tasks import FairseqDataclass, register_task
 from omegaconf import MISSING
 from torch import nn
 
+from .criterion import has_padding
 from .finetune import FinetuneConfig, FinetuneTask, write_atomically
 
 ANSWER_PIECES = 30  # longest answer that is predicted (Devlin et al., 2019)
@@ -353,10 +354,10 @@ class SquadCriterion(FairseqCriterion):
 
     def forward(self, model, sample, reduce=True):
         """Returns (summed loss, number of windows, what to log)."""
-        spans, _ = model(**sample["net_input"], features_only=True, spans=True)
+        spans, _ = model(**sample["net_input"], features_only=True, spans=True, padded=has_padding(sample))
         start, end = spans.float().unbind(-1)  # [B, L] each
         allowed = sample["inside"].clone()
-        allowed[:, 0] = True
+        allowed[:, 0].fill_(True)
         logits = [part.masked_fill(~allowed, float("-inf")) for part in (start, end)]
         loss = sum(F.cross_entropy(part, sample["target"][:, i], reduction="sum") for i, part in enumerate(logits)) / 2
         size = len(sample["target"])
