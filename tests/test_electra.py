@@ -312,4 +312,5 @@ def test_the_discriminator_learns_on_real_text(tmp_path):
             data, tmp_path / "run", *short, *metric, *rate, *every, "--attention-dropout=0", "--max-valid-steps=40"
         )
     )
-    assert load(tmp_path / "run" / "checkpoint_last.pt")["extra_state"]["val_loss"] > 0.53
+    # 0.553 with torch 2.13 and 0.530 with 2.4; of 3,000 replaced tokens the standard deviation is 0.005
+    assert load(tmp_path / "run" / "checkpoint_last.pt")["extra_state"]["val_loss"] > 0.52
