@@ -36,10 +36,13 @@ limited() {  # run a command in the background, $jobs at a time, with its output
   [ "${#devices[@]}" -eq 0 ] || gpu=(env GPUS=1 CUDA_VISIBLE_DEVICES="${devices[slot % ${#devices[@]}]}")
   mkdir -p "$(dirname "$log")"
   echo "compare: $(dirname "$log")"
-  set -m  # a process group of its own, to stop all of it
-  "${gpu[@]}" "$@" >> "$log" 2>&1 &
-  set +m
+  start "${gpu[@]}" "$@" >> "$log" 2>&1
   slot_of[$!]=$slot
+}
+start() {  # in the background, in a process group of its own, to stop all of it
+  set -m
+  "$@" &
+  set +m
 }
 reap() {  # wait until one of them is over
   local count=${#slot_of[@]} pid
@@ -72,11 +75,9 @@ for preset in $presets; do
 done
 for preset in "${trained[@]}"; do
   [ -n "${GLUE:-}" ] || break
-  set -m
   # shellcheck disable=SC2086  # TASKS are words
-  DATA=$GLUE LRS=$rate SEEDS=$seeds bash "$scripts/glue_sweep.sh" "$out/$preset/pretrain/checkpoint_last.pt" \
-    "$out/$preset/glue" ${TASKS:-} &
-  set +m
+  start env DATA="$GLUE" LRS="$rate" SEEDS="$seeds" bash "$scripts/glue_sweep.sh" \
+    "$out/$preset/pretrain/checkpoint_last.pt" "$out/$preset/glue" ${TASKS:-}
   slot_of[$!]=0
   finish
 done

@@ -306,11 +306,10 @@ def test_the_discriminator_learns_on_real_text(tmp_path):
     short = ["--sample-break-mode=none", "--tokens-per-sample=12", "--batch-size=64", "--update-freq=1", "--dropout=0"]
     metric = ["--best-checkpoint-metric=balanced_accuracy", "--maximize-best-checkpoint-metric"]
     rate = ["--lr=[0.0005]", "--warmup-updates=50", "--total-num-update=1500"]
-    every = ["--max-update=600", "--validate-interval-updates=600", "--validate-interval=1000"]
+    every = ["--max-update=800", "--validate-interval-updates=800", "--validate-interval=1000"]
     train(
         arguments(
             data, tmp_path / "run", *short, *metric, *rate, *every, "--attention-dropout=0", "--max-valid-steps=40"
         )
     )
-    # 0.553 with torch 2.13 and 0.530 with 2.4; of 3,000 replaced tokens the standard deviation is 0.005
-    assert load(tmp_path / "run" / "checkpoint_last.pt")["extra_state"]["val_loss"] > 0.52
+    assert load(tmp_path / "run" / "checkpoint_last.pt")["extra_state"]["val_loss"] > 0.53

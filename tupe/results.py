@@ -355,10 +355,11 @@ def metric_table(summaries, lost=()):
     names, lists = score_lists(summaries)
     rows = []
     for model, scores in lists.items():
-        cells = [f"{statistics.mean(values):.2f} ± {deviation(values)}" if values else "" for values in scores]
-        for task, split, metric in score_columns(summaries):
-            if (model, task) in lost:
-                cells[names.index(score_name((task, split, metric)))] = "failed"
+        failed = {score_name(column): "failed" for column in score_columns(summaries) if (model, column[0]) in lost}
+        cells = [
+            f"{statistics.mean(values):.2f} ± {deviation(values)}" if values else failed.get(name, "")
+            for name, values in zip(names, scores, strict=True)
+        ]
         rows.append(["ours", [str(model), *cells]])
     return ["model", *names], rows
 
