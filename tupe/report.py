@@ -47,7 +47,7 @@ def learning_curves(runs, task):
             middle = [statistics.median(c[e] for c in curves if e < len(c)) for e in range(max(map(len, curves)))]
             axes.plot(range(1, len(middle) + 1), middle, linewidth=2.5, label=str(model), **_style(index))
         axes.set(xlabel="epoch", ylabel=f"{task} {metric}")
-        axes.legend(fontsize=8)
+        _legend(figure, len(models))
         return _svg(figure)
 
 
@@ -69,7 +69,7 @@ def pretraining_curves(summaries):
                 xs = sorted(points)
                 axes.plot(xs, [average(points[x], columns) for x in xs], marker="o", label=name, **_style(index))
             axes.set(xlabel="pre-training updates", ylabel=label)
-            axes.legend(fontsize=8)
+            _legend(figure, len(lines))
             pictures[f"{label} against pre-training updates"] = _svg(figure)
     return pictures
 
@@ -89,6 +89,12 @@ def _figure():
     axes.spines[["top", "right"]].set_visible(False)
     yield figure, axes
     plt.close(figure)
+
+
+def _legend(figure, count):
+    """Below the axes, where it hides no curve."""
+    figure.set_figheight(figure.get_figheight() + 0.17 * count)  # inches, of a line
+    figure.legend(loc="outside lower center", fontsize=8)
 
 
 def _svg(figure):
