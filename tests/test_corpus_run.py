@@ -260,7 +260,8 @@ def test_killed_again_and_again(undisturbed, tmp_path, workers):
         if process.exitcode == 0:
             break
         kills += 1
-        assert finished_tasks(out) >= before >= goal  # nothing that was finished is lost
+        whole = (out / "manifest.json").exists()  # killed while it cleared away the tasks of a finished run
+        assert whole or finished_tasks(out) >= before >= goal  # nothing that was finished is lost
     assert process.exitcode == 0 and kills >= 5
     assert same_files(undisturbed / "data", out)
 
@@ -294,7 +295,7 @@ def test_killed_while_files_are_put_in_place(undisturbed, tmp_path, monkeypatch)
 def test_a_half_written_shard_is_not_taken_for_a_whole_one(undisturbed, tmp_path):
     out = tmp_path / "data"
     process = start(inputs_of(undisturbed), out, workers=1, **OPTIONS)
-    while finished_tasks(out) < 9:
+    while process.is_alive() and finished_tasks(out) < 9:
         time.sleep(0.001)
     process.kill()
     process.join()
@@ -305,11 +306,11 @@ def test_a_half_written_shard_is_not_taken_for_a_whole_one(undisturbed, tmp_path
 
 
 def die_once(folder, path, *args):
-    flag = Path(os.environ["DIE_ONCE"])
-    if flag.exists():
-        flag.unlink()
-        os.kill(os.getpid(), signal.SIGKILL)
-    REAL_TEXT_SHARD(folder, path, *args)
+    try:
+        os.unlink(os.environ["DIE_ONCE"])  # of two workers only one succeeds
+    except FileNotFoundError:
+        return REAL_TEXT_SHARD(folder, path, *args)
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 REAL_TEXT_SHARD = corpus.text_shard
@@ -328,7 +329,7 @@ def test_a_worker_dies(undisturbed, tmp_path, monkeypatch):
 
 def test_workers_end_when_their_parent_is_killed(undisturbed, tmp_path):
     process = start(inputs_of(undisturbed), tmp_path / "data", workers=2, **OPTIONS)
-    while finished_tasks(tmp_path / "data") < 5:
+    while process.is_alive() and finished_tasks(tmp_path / "data") < 5:
         time.sleep(0.001)
     group = process.pid
     process.kill()

@@ -137,13 +137,13 @@ def test_two_sweeps_on_one_folder_share_the_work(checkpoint):
 
 
 def start_in_a_process(checkpoint, folder):
-    """Three jobs of two seconds, and the process that runs them; returns when the first one is under way."""
+    """Three jobs of four seconds, and the process that runs them; returns when the first one is under way."""
     script = folder / "sweep_in_a_process.py"
     script.write_text(
         f"import sys; sys.path.insert(0, {os.path.dirname(__file__)!r})\n"
         "from pathlib import Path\nimport test_sweep as t\nfrom tupe.sweep import end_cleanly_on_sigterm\n"
         "end_cleanly_on_sigterm()\n"
-        f"t.make(Path({str(checkpoint)!r}), seeds=(1, 2, 3), seconds=2.0).run(t.CPU, say=t.quiet)\n"
+        f"t.make(Path({str(checkpoint)!r}), seeds=(1, 2, 3), seconds=4.0).run(t.CPU, say=t.quiet)\n"
     )
     process = subprocess.Popen([sys.executable, str(script)], stderr=subprocess.PIPE, text=True)
     made = make(checkpoint, seeds=(1, 2, 3))
