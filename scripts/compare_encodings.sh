@@ -18,6 +18,12 @@ export PYTHON
 data=$1 out=$2 scripts=$root/scripts
 shift 2
 presets=${PRESETS:-$(cd "$root/configs/model" && printf '%s\n' wang_*.yaml | sed 's/\.yaml$//')}
+for preset in $presets; do
+  if [ ! -e "$root/configs/model/$preset.yaml" ]; then
+    echo "compare: unknown preset '$preset'; valid: $(cd "$root/configs/model" && echo *.yaml | sed 's/\.yaml//g')" >&2
+    exit 2
+  fi
+done
 jobs=${JOBS:-1} seeds=${SEEDS:-1 2 3} rate=${LRS:-5e-5}
 failed=0
 

@@ -3,6 +3,8 @@
 The table in docs/schemes.md is this command's output.
 """
 
+import argparse
+
 from tupe.positions import SCHEMES, Dims, PositionScheme, overrides
 
 HOOKS = [name for name, value in vars(PositionScheme).items() if callable(value) and not name.startswith("_")]
@@ -17,7 +19,8 @@ def row(name):
     return f"| `{name}` | {scheme.paper} | `{formula}` | {hooks} | {parameters:,} |"
 
 
-def main():
+def main(arguments=None):
+    argparse.ArgumentParser(description=__doc__).parse_args(arguments)
     print("| name | paper | formula | hooks | parameters (base, 512 positions) |")
     print("|---|---|---|---|--:|")
     for name in SCHEMES:

@@ -22,11 +22,6 @@ def one(args):
     return probes.load_model(args.sources[0], args.data)
 
 
-def labelled(args):
-    """[(label, path)]; the label of a plain path is the path."""
-    return [source.rsplit("=", 1) if "=" in source else (source, source) for source in args.sources]
-
-
 def correlations(args):
     model, task = one(args)
     tokens = probes.text_block(task, args.length or model.max_positions())
@@ -38,7 +33,8 @@ def positions(args):
 
 
 def loss(args):
-    curves = {label: probes.validation_losses(Path(path).read_text()) for label, path in labelled(args)}
+    logs = probes.labelled(args.sources).items()
+    curves = {label: probes.validation_losses(Path(path).read_text()) for label, path in logs}
     empty = [label for label, (updates, _) in curves.items() if not updates]
     if empty:
         raise ValueError(f"no validation losses in {', '.join(empty)}; is it the output of fairseq-train?")
@@ -50,7 +46,7 @@ def t5(args):
 
 
 def attention(args):
-    models = {label: probes.load_model(path, args.data)[0] for label, path in labelled(args)}
+    models = {label: probes.load_model(path, args.data)[0] for label, path in probes.labelled(args.sources).items()}
     found = {k: probes.identical_word_attention(m, args.words, args.length) for k, m in models.items()}
     return figures.attention(found, args.title)
 

@@ -7,7 +7,7 @@ import argparse
 
 import numpy as np
 
-from tupe.probes import identical_word_attention, load_model, measures
+from tupe.probes import identical_word_attention, labelled, load_model, measures
 
 
 def main(arguments=None):
@@ -21,13 +21,12 @@ def main(arguments=None):
     parser.add_argument("--save", help="write the averaged attention matrices there (.npz)")
     args = parser.parse_args(arguments)
     matrices = {}
-    for source in args.checkpoints:
-        label, path = source.rsplit("=", 1) if "=" in source else (source, source)
-        try:
+    try:
+        for label, path in labelled(args.checkpoints).items():
             model, _ = load_model(path, args.data)
             matrices[label] = identical_word_attention(model, args.words, args.length, args.layer - 1, args.seed)
-        except (ValueError, OSError) as error:
-            parser.error(str(error))
+    except (ValueError, OSError) as error:
+        parser.error(str(error))
     found = {label: measures(matrix) for label, matrix in matrices.items()}
     print("| | " + " | ".join(found) + " |")
     print("|---|" + "--:|" * len(found))

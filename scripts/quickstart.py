@@ -1,5 +1,6 @@
 """Parts of quickstart.sh: python scripts/quickstart.py stsb RAW | follow OUT STAGE | table OUT"""
 
+import argparse
 import json
 import logging
 import math
@@ -87,4 +88,9 @@ def table(out):
 
 if __name__ == "__main__":
     logging.basicConfig(level="WARNING", force=True)
-    {"stsb": stsb, "follow": follow, "table": table}[sys.argv[1]](*sys.argv[2:])
+    parts = {"stsb": stsb, "follow": follow, "table": table}
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("part", choices=parts)
+    parser.add_argument("arguments", nargs="+")
+    args = parser.parse_args()
+    parts[args.part](*args.arguments)

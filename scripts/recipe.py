@@ -26,10 +26,11 @@ def main():
     parser.add_argument("--set", nargs="*", default=[], metavar="A.B=C", help="changes of the recipe (Hydra)")
     parser.add_argument("--processes", type=int, default=1, help="number of GPUs in all (default: 1)")
     parser.add_argument("--cpu", action="store_true", help="there is no GPU")
+    parser.add_argument("--dry-run", action="store_true", help="replace no damaged checkpoint")
     args = parser.parse_args(sys.argv[1:split])
     try:
         words = fairseq_arguments(
-            CONFIGS, args.recipe, args.set, sys.argv[split + 1 :], args.processes, cuda=not args.cpu
+            CONFIGS, args.recipe, args.set, sys.argv[split + 1 :], args.processes, not args.cpu, args.dry_run
         )
     except (ValueError, HydraException) as error:
         sys.exit(f"{args.recipe}: {error}")

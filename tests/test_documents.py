@@ -116,6 +116,15 @@ def test_a_folder_holds_books(tmp_path):
     )
 
 
+def test_hidden_files_and_the_output_are_no_inputs(tmp_path):
+    for name in ("a.txt", ".a.txt", ".git/b.txt", "out/work/c.txt", "out/dict.txt"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("text")
+    for inputs in ([tmp_path], [f"{tmp_path}/**/*.txt"]):
+        found, skipped = find_inputs(inputs, tmp_path / "out")
+        assert [source.path for source in found] == [str(tmp_path / "a.txt")] and not skipped
+
+
 def test_glob_is_sorted_and_each_file_is_read_once(tmp_path):
     for name in "cab":
         (tmp_path / f"{name}.txt").write_text(name)
@@ -132,6 +141,16 @@ def test_json_lines_and_wikiextractor(tmp_path):
         found, _ = read_all(tmp_path / name)
         assert [d.text for d in found] == [row["text"] for row in rows]
         assert [d.domain for d in found] == ["en.wikipedia.org", name]
+
+
+def test_json_lines_may_begin_with_a_byte_order_mark(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"text": "One."}\n{"text": "Two."}\n', encoding="utf-8-sig")
+    assert texts(tmp_path / "a.jsonl") == ["One.", "Two."]
+
+
+def test_links_to_other_languages_and_magic_words_are_no_text():
+    markup = "__NOTOC__ A [[cat]], in German [[:de:Katze]].\n[[de:Katze]] [[zh-min-nan:Niau]] [[C: a language]]"
+    assert paragraphs(Document("x", "x", True, markup)) == [" A cat, in German :de:Katze.", "  C: a language"]
 
 
 def test_json_line_with_a_strange_url(tmp_path):

@@ -1,7 +1,6 @@
 """Processes of one machine, and the reasons of failures."""
 
 import sys
-import time
 from collections import deque
 from contextlib import closing
 
@@ -17,8 +16,19 @@ def python(code):
 
 
 def test_jobs_run_at_most_as_many_at_a_time_as_there_are_slots(tmp_path):
-    """Every process notes when it begins and ends, and in which slot; a job that is not ready comes back later."""
-    code = "import os, time; print('in', os.environ['SLOT'], flush=True); time.sleep(0.3); print('out', flush=True)"
+    """Every process notes its slot when it begins, and ends once there was one in the other slot; a job that is not
+    ready comes back later."""
+    code = f"""
+import os, pathlib, time
+folder, slot = pathlib.Path({str(tmp_path)!r}), os.environ["SLOT"]
+print("in", slot, flush=True)
+(folder / slot).touch()
+other = folder / {{"a": "b", "b": "a"}}[slot]
+until = time.time() + 60
+while not other.exists() and time.time() < until:
+    time.sleep(0.01)
+print("out", flush=True)
+"""
     log, postponed, waiting = tmp_path / "log", [], deque(range(5))
 
     def begin(job, environment):
@@ -30,7 +40,7 @@ def test_jobs_run_at_most_as_many_at_a_time_as_there_are_slots(tmp_path):
 
     ended = list(jobs.run(waiting, [{"SLOT": "a"}, {"SLOT": "b"}], begin))
     assert sorted(job for job, *_ in ended) == list(range(5)) and postponed == [0]
-    assert all(returncode == 0 and seconds > 0.2 for _, returncode, _, seconds in ended)
+    assert all(returncode == 0 and seconds > 0 for _, returncode, _, seconds in ended)
     at_work, most = 0, 0
     for line in log.read_text().splitlines():
         at_work += 1 if line.startswith("in") else -1
@@ -60,7 +70,7 @@ def test_closing_stops_what_runs(tmp_path):
     with pytest.raises(KeyboardInterrupt), closing(jobs.run(deque([60, 0]), [{}, {}], begin)) as results:
         for _ in results:
             raise KeyboardInterrupt
-    assert started[0].process.returncode == -15 and time.time() - started[0].time < 30
+    assert started[0].process.returncode == -15
 
 
 def test_slots(monkeypatch):

@@ -9,7 +9,7 @@ ROOT = Path(__file__).parent.parent
 
 
 def test_table_in_docs_is_what_the_command_prints(capsys):
-    runpy.run_path(str(ROOT / "scripts" / "list_schemes.py"), run_name="__main__")
+    runpy.run_path(str(ROOT / "scripts" / "list_schemes.py"))["main"]([])
     printed = capsys.readouterr().out
     page = (ROOT / "docs" / "schemes.md").read_text()
     assert printed in page, "put what scripts/list_schemes.py prints into docs/schemes.md"

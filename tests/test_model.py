@@ -1,6 +1,7 @@
 """Named architectures, parameter counts, heads in checkpoints, precision, vocabulary checks."""
 
 import pickle
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -203,8 +204,29 @@ def test_dictionary_with_other_types_is_refused():
 def test_contradicting_settings_are_refused():
     with pytest.raises(ValueError, match="trained with position=untied\\+t5 cls=untied .*; .* cls=tied"):
         build(cls="tied").load_state_dict(build().state_dict())
-    with pytest.raises(ValueError, match="normaliser=softmax; this model has .*normaliser=l2"):
+    with pytest.raises(ValueError, match="normaliser=softmax .*; this model has .*normaliser=l2"):
         build(normaliser="l2").load_state_dict(build().state_dict())
+    with pytest.raises(ValueError, match="heads=2; this model has .*heads=4"):  # of which no tensor's shape knows
+        build(position="untied", encoder_attention_heads=4).load_state_dict(build(position="untied").state_dict())
+
+
+def test_a_checkpoint_that_does_not_name_its_heads_is_loaded():
+    state = build().state_dict()
+    said = bytes(state["encoder._extra_state"].tolist()).decode()
+    state["encoder._extra_state"] = torch.tensor(list(said.replace(" heads=2", "").encode()))
+    build().load_state_dict(state)
+    with pytest.raises(ValueError, match="this model has .*cls=tied"):
+        build(cls="tied").load_state_dict(state)
+
+
+def test_a_model_without_positions_for_its_tokens_is_refused():
+    with pytest.raises(ValueError, match="max_positions=0; valid: 1 or more"):
+        build(max_positions=0)
+    task = SimpleNamespace(source_dictionary=dictionary(), cfg=SimpleNamespace(tokens_per_sample=33))
+    for arch in ("tupe_r_tiny", "electra_tupe_r_tiny"):
+        config = OmegaConf.structured(MODEL_DATACLASS_REGISTRY[arch](max_positions=32))
+        with pytest.raises(ValueError, match="sequences of 33 tokens: the model has 32 positions"):
+            ARCH_MODEL_REGISTRY[arch].build_model(config, task)
 
 
 def test_unknown_scheme_lists_the_valid_ones():

@@ -13,6 +13,7 @@ from tupe.probes import (
     direction_balance,
     four_correlations,
     identical_word_attention,
+    labelled,
     measures,
     monotonicity_violation,
     pattern,
@@ -132,10 +133,40 @@ def test_four_correlations_sum_to_the_logits():
     assert gone["word-word"].abs().max() > 0
 
 
-@pytest.mark.parametrize(("arch", "options"), [("tupe_a_tiny", {}), ("bert_r_tiny", {}), ("bert_a_d_tiny", {})])
-def test_four_correlations_need_absolute_positions(arch, options):
-    with pytest.raises(ValueError, match="absolute"):
+@pytest.mark.parametrize(
+    ("arch", "options", "message"),
+    [
+        ("tupe_a_tiny", {}, "absolute"),
+        ("bert_r_tiny", {}, "absolute"),
+        ("bert_a_d_tiny", {}, "absolute"),
+        ("bert_a_tiny", {"position": "absolute+shaw:layer"}, "absolute"),
+        ("bert_a_tiny", {"position": "absolute+urpe", "cls": "untied"}, "untied"),
+        ("bert_a_tiny", {"segments": "learned"}, "segments"),
+        ("bert_a_tiny", {"layer": "gau", "activation_dropout": 0.0}, "gau"),
+    ],
+)
+def test_four_correlations_need_logits_of_words_and_positions_only(arch, options, message):
+    with pytest.raises(ValueError, match=message):
         four_correlations(build(arch, max_positions=16, **options), torch.arange(8))
+
+
+def test_lengths_that_do_not_fit_are_refused():
+    model = build("tupe_r_tiny", max_positions=16).eval()
+    for length in (2, 17):
+        with pytest.raises(ValueError, match=f"a length of {length}; valid: 3 to 16"):
+            identical_word_attention(model, words=2, length=length)
+    with pytest.raises(ValueError, match="valid: 2 to 16"):
+        positional_logits(model, 17)
+    assert measures(identical_word_attention(model, words=2, length=3))["translation violation with [CLS], [SEP]"] > 0
+
+
+def test_labels(tmp_path):
+    (tmp_path / "a=b.pt").touch()
+    assert labelled(["x=a.pt", "b.pt", f"{tmp_path}/a=b.pt"]) == {
+        "x": "a.pt", "b.pt": "b.pt", f"{tmp_path}/a=b.pt": f"{tmp_path}/a=b.pt"
+    }  # fmt: skip
+    with pytest.raises(ValueError, match="x stands for both a.pt and b.pt"):
+        labelled(["x=a.pt", "x=b.pt"])
 
 
 def test_four_correlations_need_positions():

@@ -74,7 +74,10 @@ def check_dictionary(state, path):
     """Raise ValueError unless the dict.txt `path` is the one that the model of a `training_state` was trained with."""
     dictionary, types = load_dictionary(path), len(state["model"]["encoder.tokens.weight"])
     if len(dictionary) != types:
-        raise ValueError(f"{path} makes {len(dictionary)} types, the model has {types}: another model's dictionary")
+        raise ValueError(
+            f"{path} makes {len(dictionary)} types, the model has {types}: another model's dictionary; take the "
+            "dict.txt of its own pre-training data"
+        )
     fingerprint = TupeModel.get_extra_state(SimpleNamespace(dictionary=dictionary))
     if not torch.equal(state["model"].get("_extra_state", fingerprint), fingerprint):
         raise ValueError(f"{path} has as many types as the model's dictionary, but other ones or in another order")

@@ -59,10 +59,7 @@ class ContinuedLMTask(MaskedLMTask):
 
     def build_model(self, cfg, from_checkpoint=False):
         if self.cfg.finetune_from_model and not from_checkpoint:
-            adopt_structure(cfg, self.cfg.finetune_from_model)
-        if self.cfg.tokens_per_sample > cfg.max_positions:
-            length = self.cfg.tokens_per_sample
-            raise ValueError(f"sequences of {length} tokens: the model has {cfg.max_positions} positions")
+            adopt_structure(cfg, self.cfg.finetune_from_model, self.cfg.data.split(":")[0])
         model = models.build_model(cfg, self, from_checkpoint)
         if self.cfg.next_sentence:
             if str(cfg.segments) == "none":

@@ -254,7 +254,8 @@ def near_copies(hashes, threshold, skip):
     more."""
     from datasketch import MinHash, MinHashLSH
 
-    index = MinHashLSH(threshold=threshold, num_perm=PERMUTATIONS)
+    # The index proposes, the comparison below decides; for thresholds near 1 there is no index of so few hashes.
+    index = MinHashLSH(threshold=min(threshold, 0.9), num_perm=PERMUTATIONS)
     found = np.zeros(len(hashes), dtype=bool)
     for i, values in enumerate(hashes):
         if skip[i]:
@@ -421,7 +422,8 @@ def train_sentencepiece(sentences, vocab_size, path):
         )
     except RuntimeError as error:
         raise ValueError(
-            f"SentencePiece cannot make {vocab_size} types from this text; choose another --vocab-size: {error}"
+            f"SentencePiece cannot make {vocab_size} types from this text: {error}; the same command with another "
+            "--vocab-size goes on from here"
         ) from error
     Path(path).write_bytes(model.getvalue())
 

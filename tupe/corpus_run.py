@@ -4,6 +4,7 @@ again at will."""
 import concurrent.futures
 import contextlib
 import errno
+import fcntl
 import hashlib
 import json
 import multiprocessing
@@ -145,6 +146,30 @@ class Run:
             raise
 
 
+@contextlib.contextmanager
+def _alone(out):
+    """Raises ValueError while another process prepares the folder `out`. The lock ends with this process, not with
+    its workers (as one of `flock` would), so that after a kill the same command goes on at once."""
+    path = out.parent / f".{out.name}.lock"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    while True:
+        file = path.open("w")
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.close()
+            raise ValueError(f"another process is preparing {out}; wait for it, or choose another folder") from None
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samefile(path, file.fileno()):
+                break
+        file.close()  # the process before has just ended, and taken its file away
+    try:
+        yield
+    finally:
+        path.unlink(missing_ok=True)
+        file.close()
+
+
 def _command(settings):
     """Without the sizes and times of the inputs: a damaged file may be replaced, and the same command goes on."""
     return {**settings, "inputs": [path for path, *_ in settings["inputs"]]}
@@ -153,10 +178,12 @@ def _command(settings):
 def _claim(out, settings, overwrite):
     """Makes `out` ready for a run with these settings. True if that run is finished already."""
     done, begun = out / "manifest.json", out / "work" / "command.json"
-    piped = "-" in _command(settings)["inputs"]  # nobody knows whether it would be the same text again
+    now, before = _command(settings), json.loads(begun.read_text()) if begun.is_file() else {}
+    piped = "-" in now["inputs"]  # nobody knows whether it would be the same text again
     if done.is_file() and not piped and json.loads(done.read_text()).get("settings") == settings:
         return True
-    goes_on = not done.is_file() and begun.is_file() and json.loads(begun.read_text()) == _command(settings)
+    # An unfinished run goes on with other options too: what of it they do not touch is still good (see `Run.step`).
+    goes_on = not done.is_file() and all(before.get(key) == now[key] for key in ("version", "inputs"))
     if out.is_dir() and any(out.iterdir()) and not goes_on:
         if not overwrite:
             raise ValueError(
@@ -166,12 +193,15 @@ def _claim(out, settings, overwrite):
         if not (done.is_file() or begun.is_file()):
             raise ValueError(f"{out} is no data directory: not overwritten; empty it yourself, or choose another")
         shutil.rmtree(out)
+    if goes_on and before != now:
+        for path in out.glob("*.*"):  # what was in place already, but not out/work
+            path.unlink()
     begun.parent.mkdir(parents=True, exist_ok=True)
     # Half-written folders; of piped text all that was made, it may be other text this time.
     for stale in begun.parent.glob("*/*" if piped else "*/.*"):
         shutil.rmtree(stale)
     temporary = begun.with_suffix(".new")
-    temporary.write_text(json.dumps(_command(settings)))
+    temporary.write_text(json.dumps(now))
     temporary.replace(begun)
     return False
 
@@ -189,7 +219,16 @@ def _groups(inputs, shard_bytes):
         yield group
 
 
-def prepare(
+def prepare(inputs, out, **options):
+    """All of it, into the folder `out`; see scripts/prepare_corpus.py for the options. Returns the manifest.
+    ValueError says what is wrong with inputs, options or the machine; whatever was finished by then is kept, and the
+    same call goes on from there."""
+    out = Path(out).resolve()
+    with _alone(out):
+        return _prepare(inputs, out, **options)
+
+
+def _prepare(
     inputs,
     out,
     vocab_size=32768,
@@ -208,9 +247,6 @@ def prepare(
     scheduler=None,
     say=lambda text: None,
 ):
-    """All of it, into the folder `out`; see scripts/prepare_corpus.py for the arguments. Returns the manifest.
-    ValueError says what is wrong with inputs, options or the machine; whatever was finished by then is kept, and the
-    same call goes on from there."""
     if engine not in ENGINES or (engine == "dask") != (scheduler is not None):
         raise ValueError(
             f"engine {engine!r}, scheduler {scheduler!r}; valid: local without, dask with the address of a scheduler"
@@ -223,8 +259,7 @@ def prepare(
     ):
         if not 0 <= value <= high:
             raise ValueError(f"--{name} is {value}; valid: 0 to {high}")
-    out = Path(out).resolve()
-    found, skipped = find_inputs(inputs)
+    found, skipped = find_inputs(inputs, out)
     settings = {
         "version": __version__,
         "inputs": [list(source) for source in found],

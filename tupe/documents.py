@@ -56,9 +56,14 @@ def kind_of(name, in_folder):
     )  # dumps come in parts: ...articles1.xml-p1p41242.bz2
 
 
-def find_inputs(names):
+def _files(folder):
+    found = (p for p in folder.rglob("*") if not any(part.startswith(".") for part in p.relative_to(folder).parts))
+    return sorted(p for p in found if p.is_file())
+
+
+def find_inputs(names, out=None):
     """[Input, ...] in the order of `names` (sorted within a folder or glob), each file once, and the names of files
-    that were skipped."""
+    that were skipped. A folder's hidden files are no inputs, as for a glob, nor is what lies in the folder `out`."""
     found, skipped = {}, []
     for name in map(str, names):
         if name == "-":
@@ -69,11 +74,13 @@ def find_inputs(names):
             raise ValueError(f"{name}: no such file or folder, and no file matches")
         for path in paths:
             folder = path.is_dir()
-            for file in sorted(p for p in path.rglob("*") if p.is_file()) if folder else [path]:
+            for file in _files(path) if folder else [path]:
                 kind = kind_of(file.name, folder)
                 if kind is None and not folder:
                     raise ValueError(f"{file}: unknown kind of input; valid: {KINDS}")
                 stat, real = file.stat(), str(file.resolve())
+                if out is not None and Path(real).is_relative_to(out):
+                    continue
                 if kind is None or real in found:
                     skipped.append(str(file))
                 else:
@@ -210,6 +217,8 @@ def read_jsonl(file, path, errors, stats):
     for number, line in read_lines(file, path, errors, stats):
         if line is not None and not line.strip():
             continue
+        if number == 1 and line is not None:
+            line = line.removeprefix("\ufeff")  # as Windows writes UTF-8
         where = f"{path}, line {number}"
         try:
             record = {} if line is None else json.loads(line)
@@ -296,6 +305,8 @@ SKIPPED_TAGS = frozenset(
     + ("pre", "imagemap", "graph", "hiero", "mapframe")
 )
 SKIPPED_LINKS = ("file:", "image:", "category:", "media:")
+LANGUAGE_LINK = re.compile(r"(simple|[a-z]{2,3}(-[a-z]+)*):")  # to the same article elsewhere; [[:de:...]] is text
+MAGIC_WORD = re.compile(r"__[A-Z]+__")  # __NOTOC__ and the like
 SKIPPED_SECTIONS = frozenset(
     (
         "references",
@@ -329,7 +340,8 @@ def _wiki_text(nodes, out):
             out.append(node.normalize() or "")
         elif kind == "Wikilink":
             target = str(node.title).strip()
-            if not target.lower().startswith(SKIPPED_LINKS):
+            elsewhere = node.text is None and LANGUAGE_LINK.match(target)
+            if not elsewhere and not target.lower().startswith(SKIPPED_LINKS):
                 _wiki_text((node.text or node.title).nodes, out)
         elif kind == "ExternalLink":
             if node.title is not None:
@@ -356,4 +368,5 @@ def paragraphs(document):
         _wiki_text(mwparserfromhell.parse(document.text, skip_style_tags=True).nodes, out)
     except (mwparserfromhell.parser.ParserError, RecursionError) as error:
         raise ValueError(f"{document.source}: {error!r}") from error
-    return re.sub(r"'{2,}", "", "".join(out)).split("\n")  # '' and ''' are italics and bold
+    text = re.sub(r"'{2,}", "", "".join(out))  # '' and ''' are italics and bold
+    return MAGIC_WORD.sub("", text).split("\n")

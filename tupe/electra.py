@@ -18,7 +18,7 @@ from torch import nn
 
 from .criterion import has_padding
 from .encoder import Encoder, LMHead, init_bert, set_norm_eps
-from .model import TupeConfig, TupeModel, encoder_options, register_architectures
+from .model import TupeConfig, TupeModel, encoder_options, refuse_long_blocks, register_architectures
 from .positions import Positions, overrides
 
 
@@ -64,7 +64,8 @@ class Generator(Encoder):
 
 
 def tie_position_vectors(own: Positions, tied: Positions):
-    """Let `own` use the tables of `tied` that hold vectors of the model's width C."""
+    """Let `own` use the tables of `tied` that hold vectors of the model's width C (which includes those of the width D
+    of a head in a model where D = C)."""
     for name, scheme in tied.items():
         if not isinstance(scheme, nn.ModuleList) and overrides(scheme, "embed"):  # no list of a scheme per layer embeds
             own[name] = scheme  # acts on the embeddings only, which are shared as a whole
@@ -110,6 +111,7 @@ class ElectraModel(TupeModel):
 
     @classmethod
     def build_model(cls, cfg, task):
+        refuse_long_blocks(cfg, task)
         return cls(cfg, task.source_dictionary, pretraining=isinstance(task, MaskedLMTask))
 
     def forward(

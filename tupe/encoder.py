@@ -133,6 +133,8 @@ class Encoder(nn.Module):
             if name not in table:
                 what = "layer" if table is LAYERS else "normaliser"
                 raise ValueError(f"unknown {what} {name!r}; valid: {', '.join(table)}")
+        if max_positions < 1:
+            raise ValueError(f"max_positions={max_positions}; valid: 1 or more")
         kind = LAYERS[layer]
         dims = kind.dims(max_positions, width, heads, layers)
         self.pad, self.dropout, self.normaliser = pad, dropout, normaliser
@@ -144,7 +146,10 @@ class Encoder(nn.Module):
         self.layers = nn.ModuleList(
             kind(dims, ffn, dropout, attention_dropout, activation_dropout, normaliser) for _ in range(layers)
         )
-        self.settings = {"position": self.positions.name, "cls": cls, "layer": layer, "normaliser": normaliser}
+        self.settings = {
+            "position": self.positions.name, "cls": cls, "layer": layer, "normaliser": normaliser,
+            "heads": str(dims.heads),
+        }  # fmt: skip
         self.apply(init_bert)
         if layer == "transformer" and normaliser in ("l2", "swish_l2"):
             self.apply(calm_values(max_positions))
@@ -235,7 +240,8 @@ class Encoder(nn.Module):
 
     def set_extra_state(self, state):
         saved = bytes(state.tolist()).decode()
-        if saved != describe(self.settings):
+        # Older checkpoints say nothing of heads.
+        if {**self.settings, **dict(pair.split("=", 1) for pair in saved.split(" "))} != self.settings:
             raise ValueError(f"the checkpoint was trained with {saved}; this model has {describe(self.settings)}")
 
 

@@ -28,7 +28,7 @@ from fairseq.optim.lr_scheduler.polynomial_decay_schedule import (
 from fairseq.tasks import FairseqDataclass, FairseqTask
 from omegaconf import II
 
-from .checkpoints import NOT_OURS, load_safely, num_updates
+from .checkpoints import NOT_OURS, check_dictionary, load_safely, num_updates
 
 logger = logging.getLogger(__name__)
 
@@ -120,7 +120,7 @@ class FinetuneTask(FairseqTask):
 
     def build_model(self, cfg, from_checkpoint=False):
         if self.cfg.finetune_from_model and not from_checkpoint:
-            self._pretrained = adopt_structure(cfg, self.cfg.finetune_from_model)
+            self._pretrained = adopt_structure(cfg, self.cfg.finetune_from_model, self.cfg.data)
         self._max_positions = cfg.max_positions
         return models.build_model(cfg, self, from_checkpoint)
 
@@ -340,11 +340,12 @@ def read_checkpoint(path):
     return state
 
 
-def adopt_structure(model_cfg, path):
-    """Compare a model configuration with the checkpoint it is to start from, and take over its `max_positions`.
+def adopt_structure(model_cfg, path, data):
+    """Compare a model configuration, and the dict.txt of the folder `data`, with the checkpoint to start from, and take
+    over its `max_positions`.
 
     Returns {"pretrained": path, "pretrained_updates": of pre-training, "variant": see `variant`}. Raises ValueError if
-    the two contradict each other.
+    they contradict each other.
     """
     state = read_checkpoint(path)
     saved = state["cfg"]["model"]
@@ -357,6 +358,7 @@ def adopt_structure(model_cfg, path):
         raise ValueError(
             f"the model contradicts the checkpoint {path} (architecture {saved['_name']}): {'; '.join(wrong)}"
         )
+    check_dictionary(state, Path(data) / "dict.txt")
     model_cfg.max_positions = saved["max_positions"]
     where = str(Path(path).resolve())
     return {"pretrained": where, "pretrained_updates": num_updates(state), "variant": variant(saved)}

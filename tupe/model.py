@@ -84,6 +84,14 @@ def encoder_options(cfg):
     }
 
 
+def refuse_long_blocks(cfg, task):
+    """Raises ValueError if the task's blocks do not fit the model: fairseq would only leave those out that are longer,
+    and these are nearly all."""
+    length = getattr(getattr(task, "cfg", None), "tokens_per_sample", 0)
+    if length > cfg.max_positions:
+        raise ValueError(f"sequences of {length} tokens: the model has {cfg.max_positions} positions")
+
+
 class TupeModel(BaseFairseqModel):
     """Encoder, LM head with the token embedding's weight, and any number of classification heads."""
 
@@ -104,6 +112,7 @@ class TupeModel(BaseFairseqModel):
 
     @classmethod
     def build_model(cls, cfg, task):
+        refuse_long_blocks(cfg, task)
         return cls(cfg, task.source_dictionary)
 
     def forward(

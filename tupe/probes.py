@@ -9,6 +9,7 @@ words. The formulas of the four measures below are this project's own.
 import json
 import math
 import re
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -33,6 +34,17 @@ def load_model(checkpoint, data=None):
     return models[0].eval(), task
 
 
+def labelled(sources):
+    """{label: path} of "LABEL=PATH" or "PATH", which is its own label then. ValueError for a repeated label."""
+    found = {}
+    for source in sources:
+        label, path = (source, source) if Path(source).exists() or "=" not in source else source.rsplit("=", 1)
+        if label in found:
+            raise ValueError(f"{label} stands for both {found[label]} and {path}; give each its own label")
+        found[label] = path
+    return found
+
+
 def text_block(task, length, split="valid"):
     """[L] ids: `<s>` and the first tokens of a split, at most `length` in all."""
     data = task.cfg.data.split(":")[0]
@@ -54,12 +66,12 @@ def text_block(task, length, split="valid"):
 def identical_word_attention(model, words=300, length=None, layer=0, seed=1, batch=4):
     """A [L, L] float64: weights of one layer, averaged over heads and over sequences `<s> w w ... w </s>`.
 
-    words: number of random words w, without replacement where there are enough. length: L, default the longest.
-    layer: counted from 0. Raises ValueError if there is no such layer.
+    words: number of random words w, without replacement where there are enough. length: L, at least 3, default the
+    longest. layer: counted from 0. Raises ValueError if there is no such layer or length.
     """
     _check_layer(model, layer)
     dictionary = model.dictionary
-    length = length or model.max_positions()
+    length = _checked_length(model, length, 3)
     specials = {"<mask>", dictionary.unk_word}
     ordinary = [i for i in range(dictionary.nspecial, len(dictionary)) if not special(dictionary[i], specials)]
     chosen = np.random.default_rng(seed).choice(ordinary, words, replace=words > len(ordinary))
@@ -75,6 +87,13 @@ def _check_layer(model, layer):
     layers = len(model.encoder.layers)
     if not 0 <= layer < layers:  # -1 would go through all layers, and then measure the last one on raw embeddings
         raise ValueError(f"there is no layer {layer + 1}; valid, counted from 1: 1 to {layers}")
+
+
+def _checked_length(model, length, least):
+    longest = model.max_positions()
+    if length is not None and not least <= length <= longest:
+        raise ValueError(f"a length of {length}; valid: {least} to {longest}, the model's longest")
+    return length or longest
 
 
 def special(symbol, names):
@@ -144,12 +163,17 @@ def four_correlations(model, tokens):
 
     tokens: [L]. The layer norm after the sum of word and position is linear once its sigma is given:
     x_i = gamma (centred w_i + centred p_i) / sigma_i + beta. "remainder" holds every product with beta or a projection
-    bias. The five sum to the logits. Raises ValueError if the positions are not (only) added to the words.
+    bias. The five sum to the logits. Raises ValueError if the logits have other parts than these.
     """
     encoder = model.encoder
-    schemes = encoder.positions.values()
-    if not schemes or any(overrides(s, "bias", "content", "rotate") for s in schemes):
+    if any(overrides(s, "bias", "content", "rotate") for s in encoder.positions.of_layer(0)):
         raise ValueError(f"position {encoder.positions.name!r}: words and positions are split for absolute ones only")
+    if encoder.positions.untie_cls:
+        raise ValueError("cls='untied': words and positions are split only where [CLS] has no logits of its own")
+    if encoder.segments is not None:
+        raise ValueError("segments='learned': words and positions are split only where nothing else is added to them")
+    if encoder.settings["layer"] != "transformer":
+        raise ValueError(f"layer {encoder.settings['layer']!r}: words and positions are split for a transformer's only")
     layer, norm = encoder.layers[0].attention, encoder.embed_norm
     word = encoder.tokens(tokens)
     position = encoder.positions.embed(len(tokens))
@@ -179,9 +203,10 @@ def four_correlations(model, tokens):
 
 @torch.no_grad()
 def positional_logits(model, length=None, layer=0):
-    """[H, L, L] content-free logits that a model with `untied` or another bias adds. ValueError if there are none."""
+    """[H, L, L] content-free logits that a model with `untied` or another bias adds. ValueError if there are none, or
+    no such layer or length."""
     _check_layer(model, layer)
-    bias, _ = model.encoder.positions.terms(length or model.max_positions())[layer]
+    bias, _ = model.encoder.positions.terms(_checked_length(model, length, 2))[layer]
     if bias is None:
         raise ValueError(f"position {model.encoder.positions.name!r} has no content-free logits")
     return bias

@@ -16,14 +16,15 @@ from .compat import compose
 logger = logging.getLogger(__name__)
 
 
-def fairseq_arguments(config_dir, recipe, overrides, user_arguments, processes=1, cuda=True):
+def fairseq_arguments(config_dir, recipe, overrides, user_arguments, processes=1, cuda=True, dry_run=False):
     """Arguments with which `fairseq-train` does on `processes` processes what the recipe says.
 
     recipe, overrides: as for `fairseq-hydra-train --config-dir config_dir --config-name recipe overrides...`.
     user_arguments: more arguments of fairseq-train, the data folder among them. They win over the recipe, and values
     of the recipe that refer to another value follow it. Three things are adjusted: the batch is split over the
     processes (`split_batch`; not if the user gives --update-freq), half precision is dropped where it cannot be or
-    another precision is asked for, and a damaged checkpoint_last.pt is replaced (`stand_in_checkpoint`).
+    another precision is asked for, and a damaged checkpoint_last.pt is replaced (`stand_in_checkpoint`; a dry_run
+    writes nothing).
     Raises ValueError for a value that no option can say, an impossible split, or checkpoints that are all damaged.
     """
     config = compose(config_dir, recipe, overrides)
@@ -71,7 +72,7 @@ def fairseq_arguments(config_dir, recipe, overrides, user_arguments, processes=1
         values["fp16"] = False
     if "restore_file" not in given:
         stand_in = stand_in_checkpoint(values["save_dir"])
-        if stand_in and given.get("finetune_from_model"):
+        if stand_in and given.get("finetune_from_model") and not dry_run:
             # fairseq takes only one of --restore-file and --finetune-from-model: put a copy where it looks.
             copy = Path(shutil.copyfile(stand_in, f"{stand_in}.{os.getpid()}.copy"))  # other nodes do the same
             copy.replace(Path(values["save_dir"]) / "checkpoint_last.pt")

@@ -108,7 +108,7 @@ def read_squad(path):
     try:
         data = json.loads(Path(path).read_text(encoding="utf-8"))["data"]
     except FileNotFoundError:
-        raise ValueError(f"there is no {path}") from None
+        raise ValueError(f"there is no {path}; --squad-version says which of the official files are read") from None
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path} is not a SQuAD file: {error!r}") from None
     contexts, questions = [], []

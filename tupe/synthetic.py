@@ -9,6 +9,7 @@ B batch, L sequence length ([CLS] and [SEP] included, if there), n number of wor
 import itertools
 import json
 import math
+import os
 from pathlib import Path
 
 import torch
@@ -146,8 +147,9 @@ def train(task, position, *, n=64, words=16, batch=32, steps=1000, lr=1e-3, seed
 
 
 def read_results(path):
-    """Runs stored by `sweep`, one JSON object per line."""
-    return [json.loads(line) for line in Path(path).read_text().splitlines()] if Path(path).exists() else []
+    """Runs stored by `sweep`, one JSON object per line; a last line that was cut off is none."""
+    lines = Path(path).read_text().splitlines(keepends=True) if Path(path).exists() else []
+    return [json.loads(line) for line in lines if line.endswith("\n")]
 
 
 def options_of(run):
@@ -164,6 +166,9 @@ def sweep(path, task, positions, normalisers, specials, seeds, layer="transforme
     """
     options = {**DEFAULTS, **options}
     done = {tuple(run[key] for key in KEYS) for run in read_results(path) if options_of(run) == options}
+    if Path(path).exists():
+        whole = Path(path).read_bytes().rpartition(b"\n")
+        os.truncate(path, len(whole[0] + whole[1]))  # takes away what a killed process had not written to its end
     for position, normaliser, special, seed in itertools.product(positions, normalisers, specials, seeds):
         key = (task, layer, position, normaliser, special, seed)
         if key in done:
