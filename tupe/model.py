@@ -87,7 +87,8 @@ def encoder_options(cfg):
 def refuse_long_blocks(cfg, task):
     """Raises ValueError if the task's blocks do not fit the model: fairseq would only leave those out that are longer,
     and these are nearly all."""
-    length = getattr(getattr(task, "cfg", None), "tokens_per_sample", 0)
+    # Other tasks cut no text into blocks; what their configuration says then depends on the version of omegaconf.
+    length = getattr(getattr(task, "cfg", None), "tokens_per_sample", None) or 0
     if length > cfg.max_positions:
         raise ValueError(f"sequences of {length} tokens: the model has {cfg.max_positions} positions")
 
