@@ -34,8 +34,8 @@ launch() {
   processes=$(( (gpus > 0 ? gpus : 1) * ${NNODES:-1} ))
   [ "$gpus" -gt 0 ] || cpu=--cpu
   # shellcheck disable=SC2086  # overrides are words
-  words=$("$PYTHON" "$root/scripts/recipe.py" "$recipe" --processes "$processes" $cpu ${DRY_RUN:+--dry-run} --set $overrides ${SET:-} -- \
-    "$@" --user-dir "$root/tupe")
+  words=$("$PYTHON" "$root/scripts/recipe.py" "$recipe" --processes "$processes" $cpu ${DRY_RUN:+--dry-run} \
+    --set $overrides ${SET:-} -- "$@" --user-dir "$root/tupe")
   readarray -t arguments <<< "$words"
   command=("$PYTHON")
   if [ "$processes" -gt 1 ]; then

@@ -72,12 +72,12 @@ def fairseq_arguments(config_dir, recipe, overrides, user_arguments, processes=1
         values["fp16"] = False
     if "restore_file" not in given:
         stand_in = stand_in_checkpoint(values["save_dir"])
-        if stand_in and given.get("finetune_from_model") and not dry_run:
+        if stand_in and not given.get("finetune_from_model"):
+            values["restore_file"] = stand_in
+        elif stand_in and not dry_run:
             # fairseq takes only one of --restore-file and --finetune-from-model: put a copy where it looks.
             copy = Path(shutil.copyfile(stand_in, f"{stand_in}.{os.getpid()}.copy"))  # other nodes do the same
             copy.replace(Path(values["save_dir"]) / "checkpoint_last.pt")
-        elif stand_in:
-            values["restore_file"] = stand_in
     # The recipe goes last: it has taken in what the user said.
     return [*user_arguments, *(word for name, value in values.items() for word in _words(actions[name], value))]
 
