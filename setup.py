@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from setuptools import setup
+from setuptools import find_packages, setup
 
 HERE = Path(__file__).parent
 VERSION = re.search(r'^__version__ = "(.+)"$', (HERE / "tupe" / "__init__.py").read_text(), re.MULTILINE).group(1)
@@ -24,8 +24,8 @@ setup(
     long_description=(HERE / "README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",
     license="MIT",
-    packages=["tupe", "hydra_plugins.tupe_local"],
-    package_data={"tupe": ["published.json", "hf/*.py"]},
+    packages=[*find_packages(include=["tupe*"]), "hydra_plugins.tupe_local"],
+    package_data={"tupe": ["experiments/published.json", "checkpoints/hf/*.py"]},
     python_requires=">=3.10,<3.13",
     # fairseq is left out on purpose: two distributions carry it (`fairseq`, `fairseq-fixed`), see scripts/setup.sh.
     install_requires=["torch>=2.4", "numpy", "scipy", "scikit-learn", "sentencepiece", "sacremoses", "spacy", "tqdm"],

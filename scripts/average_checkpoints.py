@@ -10,7 +10,7 @@ import argparse
 import re
 from pathlib import Path
 
-from tupe import checkpoints
+from tupe.checkpoints import files as checkpoints
 
 
 def main():

@@ -20,8 +20,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
 
-from tupe import bench, bench_report
-from tupe.model import SIZES
+from tupe.bench import report as bench_report
+from tupe.bench import step as bench
+from tupe.plugin.model import SIZES
 
 
 def main():

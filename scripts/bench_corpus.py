@@ -17,9 +17,9 @@ from pathlib import Path
 import spacy
 from sacremoses import MosesTokenizer
 
-from tupe import corpus
-from tupe.corpus import Stats
-from tupe.documents import find_inputs, paragraphs, read
+from tupe.corpus import steps as corpus
+from tupe.corpus.readers import find_inputs, paragraphs, read
+from tupe.corpus.steps import Stats
 from tupe.text import Normaliser, _Aligned, _fold, _lower, _split_cached, _tokenise, clean
 
 

@@ -14,8 +14,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
 
-from tupe import bench, bench_kernels
 from tupe.attention import PATHS
+from tupe.bench import kernels as bench_kernels
+from tupe.bench import step as bench
 
 
 def main():

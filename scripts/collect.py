@@ -6,8 +6,8 @@ python scripts/collect.py runs/glue_tupe_r runs/glue_bert_a --output report/
 import argparse
 import logging
 
-from tupe.report import write_report
-from tupe.results import collect, pretraining, properties
+from tupe.experiments.report import write_report
+from tupe.experiments.results import collect, pretraining, properties
 
 
 def main():

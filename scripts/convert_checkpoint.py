@@ -11,7 +11,7 @@ TupeModel.from_pretrained(DIR, "checkpoint.pt"), --finetune-from-model or --rest
 
 import argparse
 
-from tupe import convert
+from tupe.checkpoints import convert
 
 
 def main():

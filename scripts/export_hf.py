@@ -8,7 +8,7 @@ Back: python scripts/convert_checkpoint.py --from OUT --output DIR
 
 import argparse
 
-from tupe.export import export
+from tupe.checkpoints.export import export
 
 
 def main():

@@ -10,7 +10,7 @@ import argparse
 import torch
 
 from tupe.encoder import Encoder, LMHead
-from tupe.model import ARCHITECTURES, SIZES
+from tupe.plugin.model import ARCHITECTURES, SIZES
 
 VOCAB, PAD, MAX_POSITIONS = 32768, 1, 512
 

@@ -8,7 +8,7 @@ import argparse
 
 import torch
 
-from tupe.memory import measured_bytes, step_bytes
+from tupe.bench.memory import measured_bytes, step_bytes
 
 GIB = 2**30
 RESERVE = 1.5 * GIB  # CUDA's context, communication buffers and fragmentation: an allowance, not a measurement

@@ -13,7 +13,7 @@ import argparse
 import logging
 from pathlib import Path
 
-from tupe import figures, probes
+from tupe.evaluation import figures, probes
 
 
 def one(args):

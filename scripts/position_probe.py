@@ -13,8 +13,7 @@ import torch
 
 from tupe.attention import NORMALISERS
 from tupe.encoder import LAYERS
-from tupe.positions import SCHEMES
-from tupe.synthetic import (
+from tupe.evaluation.synthetic import (
     DEFAULTS,
     KEYS,
     TASKS,
@@ -27,6 +26,7 @@ from tupe.synthetic import (
     table_of,
     verdict,
 )
+from tupe.positions import SCHEMES
 
 COMBINED = ["untied+t5", "shaw+shaw_values", "t5+urpe"]
 

@@ -11,8 +11,8 @@ import warnings
 
 warnings.simplefilter("ignore")
 
-import tupe  # noqa: E402, F401  (registers the architectures)
-from tupe.predict import predict_glue, zip_submission  # noqa: E402
+import tupe.plugin  # noqa: E402, F401  (registers the architectures)
+from tupe.evaluation.predict import predict_glue, zip_submission  # noqa: E402
 
 
 def main():

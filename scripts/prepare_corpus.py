@@ -13,7 +13,7 @@ import argparse
 import json
 import sys
 
-from tupe.corpus_run import ENGINES, prepare
+from tupe.corpus.engine import ENGINES, prepare
 
 
 def main(argv=None):

@@ -6,7 +6,7 @@ python scripts/prepare_glue.py --glue GLUE_FOLDER --data PRETRAINING_DATA --outp
 import argparse
 import os
 
-from tupe.glue import TASKS, prepare
+from tupe.plugin.glue import TASKS, prepare
 
 
 def main():

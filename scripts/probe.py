@@ -7,7 +7,7 @@ import argparse
 
 import numpy as np
 
-from tupe.probes import identical_word_attention, labelled, load_model, measures
+from tupe.evaluation.probes import identical_word_attention, labelled, load_model, measures
 
 
 def main(arguments=None):

@@ -57,8 +57,8 @@ def table(out):
     """Print the Markdown table; exit with an error if a model learned no more than frequencies."""
     import torch
 
-    from tupe.probes import validation_losses
-    from tupe.results import published, unigram_entropy
+    from tupe.evaluation.probes import validation_losses
+    from tupe.experiments.results import published, unigram_entropy
 
     out, rows, failed = Path(out), [], []
     entropy = unigram_entropy(out / "data") / math.log(2)

@@ -10,8 +10,8 @@ warnings.simplefilter("ignore")
 
 from hydra.errors import HydraException  # noqa: E402
 
-import tupe  # noqa: E402, F401  (registers the architectures)
-from tupe.recipes import fairseq_arguments  # noqa: E402
+import tupe.plugin  # noqa: E402, F401  (registers the architectures)
+from tupe.plugin.launch import fairseq_arguments  # noqa: E402
 
 CONFIGS = Path(__file__).resolve().parent.parent / "configs"
 

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import torch
 
-from tupe import bench, cost
-from tupe.model import SIZES
+from tupe.bench import schemes as cost
+from tupe.bench import step as bench
+from tupe.plugin.model import SIZES
 
 
 def main(arguments=None):

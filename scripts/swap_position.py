@@ -7,9 +7,9 @@ Continue training it with: bash scripts/continue.sh DATA swapped.pt SAVE_DIR
 
 import argparse
 
-from tupe.checkpoints import save_atomically, training_state
+from tupe.checkpoints.files import save_atomically, training_state
+from tupe.checkpoints.swap import dictionary_of, swap_position
 from tupe.positions import SCHEMES
-from tupe.swap import dictionary_of, swap_position
 
 
 def main(arguments=None):

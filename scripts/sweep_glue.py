@@ -9,9 +9,9 @@ from pathlib import Path
 
 warnings.simplefilter("ignore")
 
-import tupe  # noqa: E402, F401  (registers the architectures)
-from tupe.jobs import slots  # noqa: E402
-from tupe.sweep import LEARNING_RATES, SEEDS, Sweep, end_cleanly_on_sigterm  # noqa: E402
+import tupe.plugin  # noqa: E402, F401  (registers the architectures)
+from tupe.experiments.runner import slots  # noqa: E402
+from tupe.experiments.sweep import LEARNING_RATES, SEEDS, Sweep, end_cleanly_on_sigterm  # noqa: E402
 
 
 def main():

@@ -6,8 +6,9 @@ import torch.nn.functional as F
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tupe import kernels, memory
+from tupe import kernels
 from tupe.attention import choose, why_not_fast
+from tupe.bench import memory
 from tupe.encoder import Encoder, LMHead
 from tupe.positions import SCHEMES, PositionScheme
 

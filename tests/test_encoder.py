@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from tupe.attention import NORMALISERS, Terms
-from tupe.convert import our_name, weights_from_released
+from tupe.checkpoints.convert import our_name, weights_from_released
 from tupe.encoder import ClassificationHead, Encoder, GatedAttentionLayer, LMHead
 from tupe.positions import Positions
 

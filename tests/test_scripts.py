@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 import scipy.stats
 import torch
-from fairseq_runs import PLUGIN, write_data
+from helpers import PLUGIN, write_data
 
-from tupe.results import unigram_entropy
+from tupe.experiments.results import unigram_entropy
 
 ROOT = PLUGIN.parent
 SCRIPTS = ROOT / "scripts"

@@ -1,6 +1,8 @@
 """TUPE and its rivals: position encodings in BERT-like encoders, as a fairseq plugin (`--user-dir tupe`)."""
 
-from . import compat  # noqa: F401  isort: skip  (before anything that loads a checkpoint or starts Hydra)
-from . import continued, criterion, electra, glue, model, optim, squad, training  # noqa: F401
+import sys
 
 __version__ = "0.1.0"
+
+if "fairseq" in sys.modules:  # fairseq is loading its `--user-dir`; without it, the core needs torch alone
+    from . import plugin  # noqa: F401

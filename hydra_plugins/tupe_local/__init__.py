@@ -34,7 +34,7 @@ class ProcessLauncher(Launcher):
     def launch(self, job_overrides, initial_job_idx):
         queue = deque(self._prepare(list(words), initial_job_idx + i) for i, words in enumerate(job_overrides))
         # Only now: the plugin registers schemas, with which Hydra would read the configuration in another way.
-        from tupe import jobs
+        from tupe.experiments import runner as jobs
 
         slots, ended, failed = jobs.slots(self.jobs), [], []
         log.info(f"{len(queue)} jobs, {len(slots)} at a time")

@@ -1,0 +1,112 @@
+"""The memory count against a real step on the CPU, and against what the Large recipe promises."""
+
+import runpy
+import sys
+from unittest import mock
+
+import pytest
+import torch
+from helpers import CONFIGS
+from omegaconf import OmegaConf
+
+from tupe import attention
+from tupe.bench import memory
+from tupe.encoder import Encoder
+from tupe.plugin.compat import compose
+
+GIB = 2**30
+
+
+@pytest.mark.parametrize("position", ["untied+t5", "absolute"])
+def test_what_a_real_forward_keeps(position):
+    """The same layers with data: autograd keeps exactly as many bytes as on the meta device."""
+
+    def build():
+        cls = "untied" if "untied" in position else "tied"
+        sizes = {"layers": 2, "width": 64, "ffn": 128, "heads": 4, "max_positions": 32}
+        return Encoder(100, 1, position=position, cls=cls, attention="sdpa", **sizes).train()
+
+    def count(encoder, tokens):
+        x, outside = memory.kept(encoder, lambda: encoder.embed(tokens))
+        terms, of_bias = memory.kept(encoder, lambda: encoder.terms(tokens, "sdpa", padded=False))
+        _, inside = memory.kept(encoder, lambda: encoder.layers[0](x, encoder.positions, terms[0], 0))
+        return outside, of_bias, inside
+
+    with mock.patch.dict(attention.PATHS, {"sdpa": memory.fused}):
+        real = count(build(), torch.full((3, 32), 5))
+    with torch.device("meta"):
+        encoder, tokens = build(), torch.zeros(3, 32, dtype=torch.long)
+    with memory.counting():
+        assert count(encoder, tokens) == real
+    assert real[2] > 4 * 4 * 3 * 32 * 64  # q, k, v and attention's output at the least
+
+
+@pytest.mark.parametrize("checkpoint_activations", [False, True])
+@pytest.mark.parametrize("arch", ["bert_a_tiny", "tupe_r_tiny"])
+def test_the_count_against_the_allocator(arch, checkpoint_activations):
+    """A real step on this CPU: 8 layers, and a vocabulary that weighs as much as in the recipes."""
+    options = {"encoder_layers": 8, "dropout": 0.0, "attention_dropout": 0.0}
+    options["checkpoint_activations"] = checkpoint_activations
+    counted = memory.step_bytes(arch, 4, 128, 2000, torch.float32, **options)
+    peak = counted["activations"] + counted["transient"]
+    one, four = (memory.measured_bytes(arch, 4, 128, 2000, update_freq, **options) for update_freq in (1, 4))
+    assert one["activations"] == pytest.approx(counted["activations"], rel=0.03)
+    if arch == "bert_a_tiny":
+        assert one["peak"] == pytest.approx(peak, rel=0.1)
+    else:  # the CPU sums the bias's gradient over the sequences as it arises, which fused kernels do not
+        assert 0.7 * peak < one["peak"] < 1.05 * peak
+    assert four["peak"] == pytest.approx(one["peak"], rel=0.02)  # --update-freq takes no more memory
+    twice = memory.measured_bytes(arch, 8, 128, 2000, **options)
+    assert twice["peak"] > 1.5 * one["peak"]  # ... than larger steps would
+
+
+def test_growth():
+    one, two = (memory.step_bytes("tupe_r_tiny", batch, 64, vocabulary=100) for batch in (4, 8))
+    assert one["state"] == two["state"] == 20 * one["parameters"]
+    single = memory.step_bytes("tupe_r_tiny", 4, 64, 100, torch.float32)
+    assert single["state"] == 16 * one["parameters"] and single["activations"] > 1.6 * one["activations"]
+    assert two["activations"] < 2 * one["activations"] < 2.2 * two["activations"]  # all but the shared bias
+    again = memory.step_bytes("tupe_r_tiny", 8, 64, vocabulary=100, checkpoint_activations=True)
+    assert again["activations"] < two["activations"] / 3 and again["transient"] > two["transient"]
+    with pytest.raises(ValueError, match="unknown architecture 'tupe_x'"):
+        memory.step_bytes("tupe_x", 1, 64)
+
+
+def test_command_line(monkeypatch, capsys):
+    def run(*words):
+        monkeypatch.setattr(sys, "argv", ["memory.py", *words])
+        runpy.run_path(str(CONFIGS.parent / "scripts" / "memory.py"), run_name="__main__")
+        return [[cell.strip() for cell in line.split("|")[1:-1]] for line in capsys.readouterr().out.splitlines()]
+
+    rows = run("--arch=tupe_r_tiny", "--length=64", "--card", "0.01", "8")
+    assert len(rows) == 2 + 14 and {row[-1] for row in rows[2:]} == {"8 GiB"}  # the allowance alone is more than 0.01
+    rows = run("--check", "--arch=bert_a_tiny", "--length=32")
+    assert len(rows) == 2 + 6
+    for row in rows[2:]:
+        counted, measured = (float(cell) for cell in row[3:5])
+        assert counted == pytest.approx(measured, rel=0.1)
+    with pytest.raises(SystemExit):
+        run("--arch=tupe_x")
+    assert "unknown architecture 'tupe_x'" in capsys.readouterr().err
+
+
+def test_the_large_recipe_fits_the_cards_it_names():
+    def total(batch, **options):
+        sizes = memory.step_bytes("tupe_r_large", batch, 512, **options)
+        return sum(sizes[part] for part in ("state", "activations", "transient")) / GIB
+
+    recipe = compose(CONFIGS, "pretrain_large")
+    assert recipe.dataset.batch_size * recipe.optimization.update_freq[0] == 256
+    text = (CONFIGS / "pretrain_large.yaml").read_text()
+    for batch, options in ((recipe.dataset.batch_size, {}), (32, {"checkpoint_activations": True})):
+        assert f"{total(batch, **options):.1f} GiB" in text and total(batch, **options) < 16 - 1.5
+    assert f"{total(32):.1f} GiB" in text and 16 < total(32) < 32 - 1.5
+
+
+def test_large_differs_from_base_in_size_and_batch_split_only():
+    names = ("pretrain_large", "pretrain")
+    large, base = (OmegaConf.to_container(compose(CONFIGS, name), resolve=False) for name in names)
+    assert large["model"]["_name"] == "tupe_r_large" and base["model"]["_name"] == "tupe_r"
+    for config in (large, base):
+        del config["model"]["_name"], config["dataset"]["batch_size"], config["optimization"]["update_freq"]
+    assert large == base

@@ -1,0 +1,112 @@
+"""The cost table: counts against formulas, and the script from measuring to resuming. No claims about time."""
+
+import json
+import runpy
+from pathlib import Path
+from unittest import mock
+
+import pytest
+import torch
+
+from tupe.bench import schemes as cost
+from tupe.bench import step as bench
+from tupe.positions import SCHEMES, PositionScheme
+
+SCRIPT = Path(__file__).parents[2] / "scripts" / "scheme_cost.py"
+C, H, D, L, B, N = 128, 2, 64, 16, 2, 2
+TINY = bench.Setting("_tiny", length=L, batch=B, vocab=100)
+
+
+def test_parameters_are_the_papers():
+    base = bench.Setting("", length=512)
+    extra = cost.parameters("untied", "untied", base) - cost.parameters("absolute", "tied", base)
+    weights = extra - 2 * 768 - 2 * 768 - 768  # without the biases of U_Q and U_K, the layer norm, the row of theta
+    assert weights == 2 * 768**2 and round(weights / 1e6, 2) == 1.18
+    assert cost.parameters("alibi", "tied", base) == cost.parameters("nopos", "tied", base) == 0
+    assert cost.parameters("alibi", "untied", base) == 2 * 12  # theta
+
+
+@pytest.mark.parametrize(
+    ("position", "products", "element_wise"),
+    [
+        # added once, and its gradient summed over the batch
+        ("absolute", 0, 2 * C),
+        # table reordered; bias added in each layer, its gradient summed over the batch; those of the layers added up
+        ("t5", 0, 2 * N * H * L + (N - 1) * H * L / B + H * (2 * L - 1) / (B * L)),
+        # U_Q, U_K on L rows, then p . p: forward and two products backward, once for the whole batch
+        ("untied", 3 * (2 * 2 * C**2 + 2 * L * C) / B, None),
+        # in each layer a product with 2L - 1 vectors; fixed vectors get no gradient
+        ("shaw", 3 * N * H * 2 * D * (2 * L - 1), None),
+        ("shaw_sinusoidal", 2 * N * H * 2 * D * (2 * L - 1), None),
+        # both of each layer's products are with 2L - 1 rows, which two projections of the layer make
+        ("deberta", N * 3 * (2 * 2 * C * C * (2 * L - 1) / (B * L) + 2 * H * 2 * D * (2 * L - 1)), None),
+    ],
+)
+def test_operations_by_hand(position, products, element_wise):
+    base, found = cost.flops("nopos", "tied", TINY), cost.flops(position, "tied", TINY)
+    assert found[0] - base[0] == pytest.approx(products, rel=1e-12)
+    assert element_wise is None or found[1] - base[1] == element_wise
+    lm_head = 6 * bench.MASKED * (C**2 + C * TINY.vocab)
+    assert base[0] == pytest.approx(bench.flops_per_token(TINY) - lm_head)
+
+
+def test_every_registered_scheme_and_architecture_has_a_row():
+    class Newcomer(PositionScheme):
+        pass
+
+    with mock.patch.dict(SCHEMES, newcomer=Newcomer):
+        found = cost.cases()
+    assert next(iter(found)) == "nopos" and {position for position, _ in found.values()} >= {*SCHEMES, "newcomer"}
+    assert found["absolute (BERT-A)"] == ("absolute", "tied")
+    assert found["untied, [CLS] untied (TUPE-A)"] == ("untied", "untied")
+    assert found["untied+t5, [CLS] untied (TUPE-R)"] == ("untied+t5", "untied")
+    assert list(cost.cases(["tupe_a", "t5+urpe"]).values()) == [
+        ("nopos", "tied"), ("untied", "untied"), ("t5+urpe", "tied"),
+    ]  # fmt: skip
+
+
+def test_a_step_trains_the_model_and_the_encoding_whose_turn_it_is():
+    stage = cost.Stage(cost.cases(["nopos", "t5", "untied"]), TINY)
+    word = stage.contender.model.encoder.tokens.weight
+    t5, untied = stage.parts["t5"][0], stage.parts["untied (TUPE-A tie-cls)"][0]
+    before = [x.detach().clone() for x in (word, t5.t5.table.weight, untied.untied.table.weight)]
+    assert stage.step("t5") > 0 and stage.contender.model.encoder.positions is t5
+    after = [word, t5.t5.table.weight, untied.untied.table.weight]
+    assert [torch.equal(a, b) for a, b in zip(before, after, strict=True)] == [False, False, True]
+    assert all(p.grad is None for p in stage.contender.model.parameters())
+
+
+def test_ratios_are_taken_within_rounds():
+    assert cost.ratios([2.0, 30.0, 4.0], [1.0, 10.0, 4.0]) == ("2.000 (1.00 to 3.00)", "2.000")
+    rows = [{"encoding": "absolute (BERT-A)", "seconds": [1.0]}, {"encoding": "x (TUPE-A)", "seconds": [1.25]}]
+    assert cost.against_bert(rows) == ["TUPE-A / BERT-A: median 1.250 (1.25 to 1.25), fastest 1.250"]
+    assert cost.against_bert(rows[1:]) == []
+
+
+def test_script(tmp_path, capsys):
+    main = runpy.run_path(str(SCRIPT))["main"]
+    out = tmp_path / "folder" / "cost"
+    options = ["--size", "tiny", "--tokens", "32", "--rounds", "2", "--vocab", "100", "--out", str(out)]
+    options += ["--position", "bert_a", "tupe_r", "shaw"]
+    main([*options, "--lengths", "16"])
+    printed = capsys.readouterr().out
+    assert printed.endswith(out.with_suffix(".md").read_text() + "\n") and "TUPE-R / BERT-A" in printed
+    assert "L=16 round 2/2" in printed and "min left" in printed
+    rows = json.loads(out.with_suffix(".json").read_text())["lengths"]["16"]["rows"]
+    names = [row["encoding"] for row in rows]
+    assert names == ["nopos", "absolute (BERT-A)", "untied+t5, [CLS] untied (TUPE-R)", "shaw", cost.CONTROL]
+    assert "| nopos | 0 | 0.0 | 0.0 | 1.000 (1.00 to 1.00) | 1.000 |" in printed
+    assert rows[0]["parameters"] == rows[4]["parameters"] == 0
+    assert rows[1]["parameters"] == 16 * 128 and all(len(row["seconds"]) == 2 for row in rows)
+    with mock.patch.object(cost, "measure", side_effect=AssertionError):  # finished lengths are read
+        main([*options, "--lengths", "16"])
+    assert "| shaw | 8,256 |" in capsys.readouterr().out
+    with pytest.raises(SystemExit):  # as many encodings, but others
+        main([*options[:-1], "t5", "--lengths", "16"])
+    assert "holds other encodings (nopos, absolute (BERT-A), " in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main([*options, "--rounds", "3"])
+    assert "choose another --out" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["--position", "tupe_x", "--size", "tiny", "--vocab", "100", "--out", str(tmp_path / "none")])
+    assert "unknown position scheme 'tupe_x'" in capsys.readouterr().err

@@ -1,0 +1,254 @@
+"""The benchmark compares like with like and computes what it prints; no test depends on how fast this machine is."""
+
+import importlib.util
+import json
+from dataclasses import replace
+from unittest import mock
+
+import pytest
+import torch
+from helpers import PLUGIN
+from torch.utils.flop_counter import FlopCounterMode
+
+from tupe import kernels
+from tupe.bench import report as bench_report
+from tupe.bench import step as bench
+
+TINY = bench.Setting("_tiny", layers=2, length=20, batch=2, vocab=60)  # 6 of 40 tokens are masked
+MISSING = [] if importlib.util.find_spec("transformers") else bench.HF  # hf-flash: on GPUs only; compiling takes long
+CPU = [name for name in bench.CONTENDERS if name not in ("hf-flash", "tupe_r-compile", *MISSING)]
+
+
+def script():
+    spec = importlib.util.spec_from_file_location("bench_script", PLUGIN.parent / "scripts" / "bench.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def layers_of(contender, name):
+    model = contender.model
+    if name in bench.HF:
+        return model.bert.encoder.layer
+    return model.encoder.sentence_encoder.layers if name == "fairseq" else model.encoder.layers
+
+
+def test_masked_batch():
+    tokens, targets = bench.masked_batch(TINY)
+    masked = targets.ne(1)
+    assert masked.sum() == 6 and not masked[:, 0].any()
+    assert (tokens[masked] == TINY.vocab - 1).all() and (tokens[~masked] < TINY.vocab - 1).all()
+    assert all(torch.equal(a, b) for a, b in zip(bench.masked_batch(TINY), (tokens, targets), strict=True))
+
+
+@pytest.mark.parametrize("name", CPU)
+@pytest.mark.parametrize("precision", ["float32", "bf16"])
+def test_contenders_are_alike(name, precision):
+    """Same sizes, tokens, masked positions and loss; a step trains every weight of the layers."""
+    contender = bench.Contender(name, replace(TINY, precision=precision))
+    layers, width, _, ffn = TINY.dims()
+    blocks = layers_of(contender, name)
+    per_layer = 4 * width**2 + 2 * width * ffn + 4 * width + width + ffn + 4 * width  # products, biases, layer norms
+    for ours, expected in zip((contender.tokens, contender.targets), bench.masked_batch(TINY), strict=True):
+        assert torch.equal(ours, expected)
+    dropouts = {m.p for m in contender.model.modules() if isinstance(m, torch.nn.Dropout)}
+    assert dropouts <= {0.1} and contender.model.training
+    chance = torch.tensor(float(TINY.vocab)).log() * 6  # the sum over masked tokens of an untrained model
+    with torch.no_grad():
+        assert abs(contender.loss() / chance - 1) < 0.2
+    before = [[p.detach().clone() for p in block.parameters()] for block in blocks]
+    times = contender.step()
+    assert len(times) == 3 and min(times) > 0
+    # fairseq 0.12.2 holds a second copy of each weight for inference, which is not trained
+    moved = [[p for a, p in zip(old, new.parameters(), strict=True) if not a.equal(p)]
+             for old, new in zip(before, blocks, strict=True)]  # fmt: skip
+    assert [sum(p.numel() for p in some) for some in moved] == [per_layer] * layers
+    assert all(p.dtype == torch.float32 for p in contender.model.parameters())
+
+
+@pytest.mark.parametrize("name", CPU)
+def test_bf16_is_bf16(name):
+    contender = bench.Contender(name, replace(TINY, precision="bf16"))
+    seen = set()
+    for module in layers_of(contender, name)[0].modules():
+        if isinstance(module, torch.nn.Linear):
+            module.register_forward_hook(lambda module, inputs, output: seen.add(output.dtype))
+    contender.step()
+    assert seen == {torch.bfloat16}
+
+
+def test_flops_are_those_that_pytorch_counts(monkeypatch):
+    monkeypatch.setattr(kernels, "ONEDNN", False)  # the counter does not know oneDNN's product
+    monkeypatch.setitem(bench.OURS, "nopos", ("bert_a", {"position": "nopos", "attention": "plain"}))
+    contender = bench.Contender("nopos", TINY)
+    with FlopCounterMode(display=False) as counter:
+        contender.loss().backward()
+    assert counter.get_total_flops() == pytest.approx(bench.flops_per_token(TINY) * 40, rel=1e-9)
+
+
+def test_unknown_or_missing_contenders(monkeypatch, capsys):
+    with pytest.raises(ValueError, match="unknown contender 'gpt'; valid: tupe_r, .*fairseq, hf"):
+        bench.Contender("gpt", TINY)
+    with pytest.raises(ValueError, match="unknown contender 'gpt'"):
+        bench.measure(["tupe_r", "gpt"], TINY, 1)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert bench.default_models() == ["tupe_r", "tupe_a", "bert_a", "nopos", "fairseq"]
+    assert "transformers is not installed" in capsys.readouterr().out
+    with pytest.raises(ValueError, match="pip install transformers"):
+        bench.measure(["tupe_r", "hf"], TINY, 1)
+
+
+def test_memory_is_looked_at_first(monkeypatch):
+    """What the estimate says for base size: six contenders fit 16 GB, twelve layers of 2048 tokens at L = 2048 not."""
+    base = bench.Setting()
+    assert 11 * 2**30 < bench.memory_needed(bench.DEFAULT, base) < 14 * 2**30
+    assert bench.memory_needed(bench.DEFAULT, replace(base, length=2048, batch=1)) > 16 * 2**30
+    monkeypatch.setattr(bench, "memory_available", lambda: 8 * 2**30)
+    with pytest.raises(ValueError, match="6 contenders at L = 512, N = 12 need about 12 GiB of memory, 8 GiB are free"):
+        bench.measure(bench.DEFAULT, base, 1)
+
+
+@pytest.mark.parametrize("lives, turns", [(4, 3), (2, 1), (1, None), (9, 5)])
+def test_a_killed_contender_loses_only_its_turn(lives, turns, monkeypatch):
+    """`nopos` answers so many requests, of which the first is for a warm-up, and is then gone; 5 turns are wanted."""
+
+    class Pipe:
+        lives = 9
+
+        def __init__(self):
+            self.answers = [None]  # it could be built
+
+        def send(self, request):
+            if self.lives == 0:
+                raise BrokenPipeError
+            self.lives -= 1
+            self.answers.append(([1.0, 1.0, 1.0], 7.0))
+
+        def recv(self):
+            return self.answers.pop(0)
+
+    pipes = []
+
+    class Context:
+        Process = staticmethod(lambda **options: mock.Mock())
+
+        def set_forkserver_preload(self, modules):
+            assert "tupe" in modules
+
+        def Pipe(self):
+            pipes.append(Pipe())
+            return pipes[-1], mock.Mock()
+
+    class Short(Context):
+        def Pipe(self):
+            ours, theirs = super().Pipe()
+            if len(pipes) == 3:  # the large product, tupe_r, nopos
+                ours.lives = lives
+            return ours, theirs
+
+    monkeypatch.setattr(bench.multiprocessing, "get_context", lambda kind: Short())
+    said = []
+    if turns is None:
+        with pytest.raises(ValueError, match="the process of nopos ended, probably because memory ran out"):
+            bench.measure(["tupe_r", "nopos"], TINY, 5, say=said.append)
+        return
+    results = bench.measure(["tupe_r", "nopos"], TINY, 5, say=said.append)
+    assert {name: len(r["steps"]) for name, r in results.items()} == {"peak": turns, "tupe_r": turns, "nopos": turns}
+    stopped = [line for line in said if line.startswith(f"stopped in turn {turns + 1}/5: the process of nopos ended")]
+    assert len(stopped) == (turns < 5)
+    assert [row["rounds"] for row in bench.summary(results, ["tupe_r", "nopos"], TINY)] == [turns, turns]
+
+
+def test_settings_form_a_cross():
+    settings = bench.cross(bench.Setting("_tiny"), [512, 128], [4, 0], 2048)
+    assert [(s.layers, s.length, s.batch) for s in settings] == [(4, 512, 4), (2, 512, 4), (4, 128, 16)]
+    with pytest.raises(ValueError, match="2048 tokens holds no sequence of 4096"):
+        bench.cross(bench.Setting(), [512, 4096], [0], 2048)
+
+
+def rows(names, settings, peak=0.25):
+    """Summaries of made-up times: contender i takes 1 + i seconds a step, and so on; turns vary by a common factor."""
+    made = []
+    for setting in settings:
+        results = {"peak": {"steps": [[2 * peak], [peak]], "memory": 1.0}}
+        for index, name in enumerate(names):
+            steps = [[0.2 * f, 0.3 * f, 0.5 * f] for f in (1.0 + index, 3.0 + 3 * index)]
+            results[name] = {"steps": steps, "memory": 100.0}
+        made += bench.summary(results, names, setting)
+    return made
+
+
+def test_ratios_are_taken_within_a_turn():
+    """The machine is three times as slow in the second turn and ten times in the third: the ratio does not see it."""
+    results = {name: {"steps": [[f * s, 0.0, 0.0] for f in (1, 3, 10)]} for name, s in (("a", 2.0), ("b", 3.0))}
+    results["a"]["steps"][1][1] = 100.0  # one disturbed step
+    assert bench.ratio(results, "a", "b") == 1.5
+
+
+def test_summary():
+    first, second = rows(["tupe_r", "nopos"], [TINY])
+    assert first["tokens_per_s"] == 40 / 2 and second["tokens_per_s"] == 40 / 4  # medians of 1, 3 and 2, 6 seconds
+    assert first["times_as_fast"] == {"nopos": 2.0} and second["times_as_fast"] == {"tupe_r": 0.5}
+    assert first["forward_s"] == pytest.approx(0.4) and first["memory_mib"] == 100
+    assert first["peak_flops"] == 2 * 2048**3 / 0.25  # the fastest product
+    assert first["share_of_peak"] == pytest.approx(20 * bench.flops_per_token(TINY) / first["peak_flops"])
+
+
+def test_projection():
+    assert bench_report.project(1e6 * 256 * 512 / 86400, 1) == pytest.approx(1)
+    assert bench_report.project(1e6 * 256 * 512 / 86400, 16) == pytest.approx(1 / 16)
+
+
+def test_tables_and_picture(tmp_path):
+    settings = bench.cross(TINY, [20, 10, 40], [2, 4], 40)
+    settings += [replace(s, precision="bf16") for s in settings]
+    made = rows(["tupe_r", "nopos", "fairseq"], settings)
+    text = bench_report.markdown(made, {"date": "today", "gpu": None}, 16)
+    assert text.startswith("date today\n\nFLOP per token") and "None" not in text
+    assert (
+        "|  | tokens/s | x nopos | x fairseq | forward s | backward s | optimizer s | MiB | of peak | days on 16 |"
+        in text
+    )
+    assert "| tupe_r | 20 | 2.00 | 3.00 | 0.40 | 0.60 | 1.00 | 100 |" in text
+    days = bench_report.project(20, 16)
+    assert f"| {days:.1f} |" in text
+    assert "Microseconds per token by L, N = 2, bf16\n\n|  | L = 10 | L = 20 | L = 40 |" in text
+    assert "Microseconds per token by N, L = 20, float32\n\n|  | N = 2 | N = 4 |" in text
+    assert "| tupe_r | 50000 | 50000 | 50000 |" in text
+    assert "| tupe_r | 20 | 2 | 1.00 | 1.00 |" in text.split("bf16 against float32")[1]
+    alone = bench_report.markdown(rows(["tupe_r"], [TINY]), {}, 0)
+    assert "days" not in alone and "Microseconds" not in alone and "bf16 against" not in alone
+    bench_report.picture(made, tmp_path / "p.png")
+    bench_report.picture(rows(["tupe_r"], [TINY]), tmp_path / "one.png")
+    assert all(p.read_bytes().startswith(b"\x89PNG") for p in tmp_path.iterdir())
+
+
+def test_script(tmp_path, monkeypatch, capsys):
+    """Two settings from end to end, in processes of their own."""
+    words = (
+        "--models tupe_r fairseq --size tiny --vocab 60 --tokens 40 --lengths 20 --layers 1 2 --rounds 2 --threads 1"
+    )
+    monkeypatch.setattr("sys.argv", ["bench.py", *words.split(), "--device=cpu", "--out", str(tmp_path / "new" / "b")])
+    script().main()
+    said = capsys.readouterr().out
+    assert said.count("warm-up") == 2 and "float32 L=20 N=2 turn 2/2: tupe_r" in said and "0.0 minutes left" in said
+    saved = json.loads((tmp_path / "new" / "b.json").read_text())
+    assert [(r["contender"], r["layers"], r["rounds"]) for r in saved["rows"]] == [
+        ("tupe_r", 1, 2), ("fairseq", 1, 2), ("tupe_r", 2, 2), ("fairseq", 2, 2),
+    ]  # fmt: skip
+    assert all(r["memory_mib"] > 0 and r["tokens_per_s"] > 0 for r in saved["rows"])
+    assert saved["about"]["command"].startswith("python scripts/bench.py --models tupe_r fairseq --size tiny")
+    assert (tmp_path / "new" / "b.md").read_text() in said and (tmp_path / "new" / "b.png").exists()
+    monkeypatch.setattr("sys.argv", ["bench.py", "--lengths", "4096"])
+    with pytest.raises(SystemExit):
+        script().main()
+    assert "holds no sequence of 4096" in capsys.readouterr().err
+
+
+def test_loader(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(bench, "loader_speed", lambda folder, workers, length, vocab: 1000 * workers + length)
+    monkeypatch.setattr("sys.argv", ["bench.py", "--loader", "2", "--lengths", "20"])
+    script().main()
+    assert capsys.readouterr().out == "2020 tokens/s from 2 workers\n"
+    monkeypatch.undo()
+    assert bench.loader_speed(str(tmp_path), 0, length=16, blocks=12, batch=4, vocab=60) > 0

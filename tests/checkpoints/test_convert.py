@@ -1,0 +1,638 @@
+"""Converters and checkpoint files: the released code's checkpoints both ways, BERT, averaging, stripping, merging, and
+files that must be refused."""
+
+import argparse
+import json
+import os
+import pickle
+import runpy
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from fairseq.data import Dictionary
+
+from tupe.checkpoints import convert
+from tupe.checkpoints import files as checkpoints
+from tupe.checkpoints.export import export
+from tupe.plugin import finetune
+from tupe.plugin.glue import prepare
+from tupe.plugin.model import TupeModel
+from tupe.text import TextEncoder
+
+ROOT = Path(__file__).resolve().parents[2]
+REFERENCE = np.load(ROOT / "tests" / "tupe_reference.npz")
+POSITION = {"tupe_a": "untied", "tupe_r": "untied+t5"}
+PAD = 1
+
+
+def write_dictionary(path, types):
+    """dict.txt for a model of `types` types, special tokens and <mask> included."""
+    dictionary = Dictionary()
+    for word in range(types - 5):
+        dictionary.add_symbol(f"w{word}", types - word)
+    dictionary.save(str(path))
+    return path
+
+
+def released(which, legacy=True):
+    """The checkpoint that the released code would have written for a reference model: args, meters and all."""
+    vocab, layers, width, ffn, heads, max_positions = REFERENCE[f"{which}/dims"].tolist()
+    prefix = f"{which}/state/"
+    args = argparse.Namespace(
+        arch="bert_base", encoder_layers=layers, encoder_embed_dim=width, encoder_ffn_embed_dim=ffn, dropout=0.1,
+        encoder_attention_heads=heads, attention_dropout=0.1, activation_dropout=0.0, pooler_dropout=0.1, lr=[0.1],
+        max_positions=max_positions, activation_fn="gelu", rel_pos=which == "tupe_r", task="masked_lm", data="/a:/b",
+    )  # fmt: skip
+    meters = {}
+    if legacy:
+        for number, kind in enumerate(checkpoints.OLD_METERS):
+            meters[str(number)] = kind()
+            vars(meters[str(number)]).update(sum=1.5, count=3)
+    return {
+        "args": args,
+        "model": {k[len(prefix) :]: torch.from_numpy(REFERENCE[k]) for k in REFERENCE.files if k.startswith(prefix)},
+        "optimizer_history": [{"criterion_name": "MaskedLmLoss", "optimizer_name": "FairseqAdam", "num_updates": 7}],
+        "extra_state": {"train_iterator": {"epoch": 1, "iterations_in_epoch": 0}, "train_meters": meters},
+        "last_optimizer_state": {"state": {0: {"exp_avg": torch.ones(3)}}},
+    }
+
+
+def save(state, path, **options):
+    # Pickling needs the old classes to be where fairseq 0.9 had them.
+    module = type(sys)("fairseq.meters")
+    vars(module).update({kind.__name__: kind for kind in checkpoints.OLD_METERS})
+    sys.modules["fairseq.meters"] = module
+    try:
+        torch.save(state, path, **options)
+    finally:
+        del sys.modules["fairseq.meters"]
+    return path
+
+
+@pytest.fixture(params=["tupe_a", "tupe_r"])
+def which(request):
+    return request.param
+
+
+@pytest.fixture
+def converted(which, tmp_path):
+    """(folder of the converted checkpoint, the released state)"""
+    state = released(which)
+    # the file format of torch < 1.6, as fairseq 0.9 wrote it
+    path = save(state, tmp_path / "released.pt", _use_new_zipfile_serialization=False)
+    dictionary = write_dictionary(tmp_path / "dict.txt", len(state["model"]["decoder.lm_head.bias"]))
+    folder = tmp_path / "out"
+    convert.write(convert.from_released(path, dictionary), {"dict.txt": dictionary.read_bytes()}, folder)
+    return folder, state
+
+
+def equal(ours, theirs):
+    np.testing.assert_allclose(ours.detach().numpy(), theirs, rtol=1e-5, atol=1e-5)
+
+
+def test_released_checkpoint_gives_the_released_numbers(which, converted):
+    folder, _ = converted
+    hub = TupeModel.from_pretrained(folder, "checkpoint.pt")
+    model = hub.model.eval()
+    assert model.cfg.position == POSITION[which] and str(model.cfg.cls) == "untied"
+    for case in range(5):
+        expected = {
+            name: REFERENCE[f"{which}/case{case}/{name}"] for name in ("tokens", "features", "logits", "cls_logits")
+        }
+        tokens = torch.from_numpy(expected["tokens"])
+        real = tokens.ne(PAD)
+        equal(model(tokens, features_only=True)[0][real], expected["features"][real.numpy()])
+        equal(model(tokens)[0][real], expected["logits"][real.numpy()])
+        equal(model(tokens, classification_head_name="sentence_classification_head")[0], expected["cls_logits"])
+
+
+def test_back_to_the_released_code_is_the_identity(which, converted, tmp_path):
+    folder, state = converted
+    back = convert.to_released(folder / "checkpoint.pt", folder / "dict.txt")
+    assert back["model"].keys() == state["model"].keys()
+    for key, value in state["model"].items():
+        assert torch.equal(back["model"][key], value), key
+    assert all(
+        vars(back["args"])[key] == value for key, value in vars(state["args"]).items() if key not in ("data", "lr")
+    )
+    # and forth again
+    torch.save(back, tmp_path / "back.pt")
+    again = convert.from_released(tmp_path / "back.pt", folder / "dict.txt")
+    first = torch.load(folder / "checkpoint.pt", weights_only=True)
+    assert again["cfg"] == first["cfg"]
+    assert all(torch.equal(again["model"][key], value) for key, value in first["model"].items())
+
+
+def test_training_restores_a_converted_checkpoint(converted, tmp_path):
+    from helpers import PLUGIN, train
+
+    folder, state = converted
+    data = tmp_path / "data"
+    data.mkdir()
+    (data / "dict.txt").write_bytes((folder / "dict.txt").read_bytes())
+    from fairseq.data import indexed_dataset
+
+    for split in ("train", "valid"):
+        builder = indexed_dataset.make_builder(str(data / f"{split}.bin"), "mmap", vocab_size=61)
+        for start in range(8):
+            builder.add_item(torch.tensor([*range(4 + start, 20 + start), 2]))
+        builder.finalize(str(data / f"{split}.idx"))
+    saved = torch.load(folder / "checkpoint.pt", weights_only=True)["cfg"]["model"]
+    shape = [f"--{key.replace('_', '-')}={saved[key]}" for key in ("position", "encoder_layers", "encoder_embed_dim",
+             "encoder_ffn_embed_dim", "encoder_attention_heads", "max_positions")]  # fmt: skip
+    losses = train([
+        str(data), f"--user-dir={PLUGIN}", f"--save-dir={tmp_path / 'run'}", f"--restore-file={folder}/checkpoint.pt",
+        f"--arch={saved['_name']}", *shape, "--task=masked_lm", "--criterion=masked_lm", "--optimizer=adam", "--cpu",
+        "--lr=1e-9", "--max-update=2", "--batch-size=4", "--tokens-per-sample=20", "--lr-scheduler=fixed",
+        "--num-workers=0",
+    ])  # fmt: skip
+    assert len(losses) == 2
+    trained = torch.load(tmp_path / "run" / "checkpoint_last.pt", weights_only=True)["model"]
+    table = state["model"]["decoder.sentence_encoder.pos.weight"]
+    torch.testing.assert_close(trained["encoder.positions.untied.table.weight"], table, rtol=0, atol=1e-6)
+
+
+def test_variants_of_the_released_code(which):
+    state = released(which)["model"]
+    weights, options = convert.weights_from_released(state)
+    body = convert.BODY
+    variant = {k: v.half() for k, v in state.items() if "pos_q_linear" not in k and "pos_k_linear" not in k}
+    for kind in ("weight", "bias"):  # fused position projections, indices as a parameter, heads without dense, fp16
+        both = [state[f"{body}pos_{part}_linear.{kind}"].half() for part in "qk"]
+        variant[f"{body}pos_proj.{kind}"] = torch.cat(both)
+        del variant[f"classification_heads.sentence_classification_head.dense.{kind}"]
+    variant[body + "rp_bucket"] = torch.zeros(40, 40, dtype=torch.long)
+    got, got_options = convert.weights_from_released(variant)
+    assert got_options == options
+    assert got.keys() == {key for key in weights if not key.startswith("classification_heads")}
+    for key, value in got.items():
+        assert value.dtype == torch.float32 and torch.equal(value, weights[key].half().float()), key
+
+
+def test_what_cannot_be_converted_is_said(which, tmp_path):
+    state = released(which)
+    vocabulary = len(state["model"]["decoder.lm_head.bias"])
+    path, short = save(state, tmp_path / "r.pt"), write_dictionary(tmp_path / "short.txt", vocabulary - 1)
+    with pytest.raises(ValueError, match=f"{vocabulary} token vectors, the dictionary {vocabulary - 1} types"):
+        convert.from_released(path, short)
+    with pytest.raises(ValueError, match="no dictionary"):
+        convert.from_released(path, tmp_path / "none.txt")
+    state["model"]["decoder.extra"] = torch.ones(1)
+    with pytest.raises(ValueError, match="without a counterpart: decoder.extra"):
+        convert.from_released(save(state, tmp_path / "x.pt"), short)
+    state["args"] = None
+    del state["model"]["decoder.extra"]
+    dictionary = write_dictionary(tmp_path / "dict.txt", vocabulary)
+    if which == "tupe_a":  # nothing tells the heads
+        with pytest.raises(ValueError, match="--heads"):
+            convert.from_released(save(state, tmp_path / "a.pt"), dictionary)
+    made = convert.from_released(save(state, tmp_path / "a.pt"), dictionary, heads=4)
+    assert made["cfg"]["model"]["encoder_attention_heads"] == 4
+    del state["model"][convert.BODY + "pos.weight"]
+    with pytest.raises(ValueError, match="no checkpoint of the released TUPE code"):
+        convert.from_released(save(state, tmp_path / "b.pt"), dictionary)
+
+
+def write_codes(path, style="fastbpe"):
+    merges = ["l o", "lo w</w>", "e r</w>", "c a", "ca t</w>"]
+    codes = [f"{merge} {9 - n}" for n, merge in enumerate(merges)] if style == "fastbpe" else ["#version: 0.2", *merges]
+    path.write_text("\n".join(codes) + "\n")
+    return path
+
+
+def with_pieces(path):
+    """Put the pieces that the codes make into a dict.txt, without changing its size."""
+    known = ["low", "lo@@", "er", "w@@", "cat", "t@@", "ca@@", "s", "."]
+    words = [line.split()[0] for line in path.read_text().splitlines()]
+    path.write_text("".join(f"{word} 1\n" for word in known + words[len(known) :]))
+    return path
+
+
+@pytest.mark.parametrize("style", ["fastbpe", "subword-nmt"])
+def test_bpe_codes_of_the_released_code(converted, tmp_path, style):
+    """Text for a converted checkpoint: our normaliser, its pieces; for from_pretrained and prepare_glue.py alike."""
+    folder, _ = converted
+    write_codes(folder / "bpe.codes", style)
+    with_pieces(folder / "dict.txt")
+    encoder = TextEncoder(folder)
+    text = "The  LOW slower cat's caters."
+    pieces = encoder.pieces("low lower Cat.")
+    assert pieces == ["low", "lo@@", "w@@", "er", "cat", "."]
+    assert [encoder.symbols[i] for i in encoder.encode("low lower Cat.")] == pieces
+    assert encoder.decode(encoder.encode("low lower Cat.")) == "low lower cat ."
+    spans = encoder.spans(text)
+    assert [span.text for span in spans] == encoder.pieces(text)
+    assert [text[s.start : s.end] for s in spans if s.text in ("low", "lo@@", "w@@", "er", "cat", ".")] == [
+        "LOW", "lo", "w", "er", "cat", ".",
+    ]  # fmt: skip
+
+
+def test_a_released_model_is_fine_tuned_with_its_own_codes(tmp_path, monkeypatch):
+    """convert_checkpoint.py --codes, prepare_glue.py, finetune.sh."""
+    from helpers import CONFIGS, PLUGIN, train
+
+    from tupe.plugin.launch import fairseq_arguments
+
+    state = released("tupe_r")
+    dictionary = with_pieces(write_dictionary(tmp_path / "dict.txt", len(state["model"]["decoder.lm_head.bias"])))
+    source, codes = save(state, tmp_path / "released.pt"), write_codes(tmp_path / "codes")
+    with pytest.raises(ValueError, match="no BPE codes"):
+        convert.convert(source, "tupe", dictionary, tmp_path / "out", codes=tmp_path / "none")
+    given = {"--from": source, "--dict": dictionary, "--codes": codes, "--output": tmp_path / "out"}
+    run_script(monkeypatch, "convert_checkpoint.py", *(f"{key}={value}" for key, value in given.items()))
+    checkpoint = tmp_path / "out" / "checkpoint.pt"
+    hub = TupeModel.from_pretrained(checkpoint.parent, checkpoint.name)
+    assert hub.encode("Lower cat.").tolist() == [0, *(hub.text.ids[p] for p in ("lo@@", "w@@", "er", "cat", ".")), 2]
+    rte = tmp_path / "glue" / "RTE"
+    rte.mkdir(parents=True)
+    rows = "index\tsentence1\tsentence2\tlabel\n0\tlow cat.\tlower\tentailment\n1\tcat.\tlow.\tnot_entailment\n"
+    for split in ("train", "dev"):
+        (rte / f"{split}.tsv").write_text(rows)
+    list(prepare(tmp_path / "glue", checkpoint.parent, tmp_path / "bin", ["RTE"]))
+    assert (tmp_path / "bin" / "bpe.codes").read_text() == codes.read_text()
+    arch, *options = finetune.model_options(checkpoint)
+    run = [str(tmp_path / "bin"), f"--user-dir={PLUGIN}", f"--save-dir={tmp_path / 'run'}", *options]
+    run += [f"--finetune-from-model={checkpoint}", "--max-epoch=1", "--lr=[1e-3]", "--num-workers=0"]
+    losses = train(fairseq_arguments(CONFIGS, "finetune", ["glue=rte", f"model._name={arch}"], run, cuda=False))
+    assert len(losses) == 1 and finetune.is_finished(finetune.read_result(tmp_path / "run"))
+
+
+class Malicious:
+    def __init__(self, target):
+        self.target = target
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.target),)
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+def test_a_malicious_pickle_is_refused_and_not_run(tmp_path, zipped, monkeypatch):
+    bad, target = tmp_path / "bad.pt", tmp_path / "pwned"
+    torch.save({**released("tupe_a", legacy=False), "x": Malicious(target)}, bad, _use_new_zipfile_serialization=zipped)
+    with pytest.raises(ValueError, match="refused"):
+        checkpoints.load_safely(bad)
+    with pytest.raises(ValueError, match="refused"):
+        convert.from_released(bad, tmp_path / "dict.txt")
+    assert not target.exists()
+    monkeypatch.delenv("TORCH_FORCE_WEIGHTS_ONLY_LOAD", raising=False)  # older torch: set when the package is imported
+    torch.load(bad, weights_only=False)  # it would have worked
+    assert target.exists()
+
+
+READERS = {  # everything that reads a checkpoint; fairseq's own reading when training: tests/test_train.py
+    "to_released": lambda path: convert.to_released(path, path.parent / "dict.txt"),
+    "export": lambda path: export(path, path.parent / "out"),
+    "bert": lambda path: convert.read_hugging_face(path.parent),
+    "average": lambda path: checkpoints.average([path, path]),
+    "newest": lambda path: checkpoints.newest(path.parent, 1),
+    "merge": lambda path: checkpoints.merge_shards([path]),
+    "fine-tuning": finetune.read_checkpoint,
+    "from_pretrained": lambda path: TupeModel.from_pretrained(path.parent, path.name),
+}
+
+
+# Every command that reads one, with its arguments. The shell recipes and sweep_glue.py read as model_options.py does,
+# collect.py as that and probe.py.
+COMMANDS = {
+    "convert_checkpoint.py": ["--from={path}", "--to=released", "--output={folder}/out"],
+    "export_hf.py": ["{path}", "{folder}/out"],
+    "average_checkpoints.py": ["--strip", "{path}", "--output={folder}/out"],
+    "model_options.py": ["{path}"],
+    "probe.py": ["{path}"],
+    "plot.py": ["positions", "{path}", "--out={folder}/out"],
+    "predict_glue.py": ["CoLA={path}", "--data={folder}", "--output={folder}/out"],
+    "swap_position.py": ["{path}", "--position=t5", "--output={folder}/out"],
+}
+
+
+def malicious_checkpoint(folder):
+    """A checkpoint of ours that makes the folder `pwned` when all of it is unpickled."""
+    path = our_checkpoint(folder / "checkpoint_last.pt", 1.0, 1)
+    state = torch.load(path, weights_only=True)
+    torch.save({**state, "x": Malicious(folder / "pwned")}, path)
+    return path
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_refuses_a_malicious_pickle(name, tmp_path, monkeypatch, capsys):
+    path = malicious_checkpoint(tmp_path)
+    (tmp_path / "CoLA" / "input0").mkdir(parents=True)
+    (tmp_path / "CoLA" / "input0" / "test.idx").touch()
+    for message in ("is refused: it is no checkpoint, or holds more than", "there is no checkpoint"):
+        with pytest.raises(SystemExit) as stopped:
+            run_script(monkeypatch, name, *(word.format(path=path, folder=tmp_path) for word in COMMANDS[name]))
+        assert message in f"{stopped.value} {capsys.readouterr().err}"
+        assert not (tmp_path / "pwned").exists() and not (tmp_path / "out").exists()
+        path.unlink(missing_ok=True)
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_every_reader_refuses_a_malicious_pickle(name, tmp_path):
+    path = malicious_checkpoint(tmp_path)
+    (tmp_path / "pytorch_model.bin").write_bytes(path.read_bytes())
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises((ValueError, pickle.UnpicklingError), match="refused|Weights only"):
+        READERS[name](path)
+    assert not (tmp_path / "pwned").exists()
+
+
+def test_files_that_are_no_checkpoints_of_ours_are_refused(tmp_path):
+    ours = our_checkpoint(tmp_path / "ours.pt", 1.0, 1)
+    state = torch.load(ours, weights_only=True)
+    save(released("tupe_a"), tmp_path / "released.pt", _use_new_zipfile_serialization=False)
+    (tmp_path / "text.pt").write_text("text")
+    (tmp_path / "half.pt").write_bytes(ours.read_bytes()[:9000])
+    torch.save([state], tmp_path / "list.pt")
+    messages = {
+        "released.pt": r"no checkpoint of this project.*scripts/convert_checkpoint\.py",
+        "list.pt": "no checkpoint of this project",
+        "text.pt": "is refused|cannot be read",
+        "half.pt": "is refused|cannot be read",
+        "": "cannot be read",  # the folder
+        "none.pt": "there is no checkpoint",
+    }
+    for name, message in messages.items():
+        with pytest.raises(ValueError, match=message):
+            finetune.read_checkpoint(tmp_path / name)
+    torch.save(state, ours, _use_new_zipfile_serialization=False)  # one of ours in the old format is as good as any
+    assert finetune.read_checkpoint(ours)["cfg"] == state["cfg"]
+
+
+def test_stand_ins_for_old_meters_do_not_stay(tmp_path):
+    before = list(torch.serialization.get_safe_globals())
+    path = save(released("tupe_a"), tmp_path / "r.pt")
+    checkpoints.load_safely(path)
+    assert set(torch.serialization.get_safe_globals()) == set(before)
+    with pytest.raises(pickle.UnpicklingError):
+        torch.load(path, weights_only=True)
+
+
+def test_command_line(converted, tmp_path, monkeypatch, capsys):
+    folder, state = converted
+    there = ["--from", folder / "checkpoint.pt", "--to", "released", "--output", tmp_path / "back"]
+    run_script(monkeypatch, "convert_checkpoint.py", *there)
+    back = torch.load(tmp_path / "back" / "checkpoint.pt", weights_only=False)
+    assert torch.equal(back["model"]["decoder.lm_head.bias"], state["model"]["decoder.lm_head.bias"])
+    with pytest.raises(SystemExit):
+        run_script(monkeypatch, "convert_checkpoint.py", *there)
+    assert "exists already" in capsys.readouterr().err
+    there[-1] = tmp_path / "again"
+    lines = (folder / "dict.txt").read_text().splitlines()
+    (folder / "dict.txt").write_text("\n".join([lines[1], lines[0], *lines[2:]]) + "\n")
+    with pytest.raises(SystemExit):
+        run_script(monkeypatch, "convert_checkpoint.py", *there)
+    assert "other ones or in another order" in capsys.readouterr().err
+    (folder / "dict.txt").unlink()  # as in the folder of a run
+    with pytest.raises(SystemExit):
+        run_script(monkeypatch, "convert_checkpoint.py", *there)
+    assert "there is no dictionary" in capsys.readouterr().err
+    with pytest.raises(ValueError, match="--heads cannot be given for a checkpoint for the released code"):
+        convert.convert(folder / "checkpoint.pt", "released", None, tmp_path / "again", heads=4)
+    assert not (tmp_path / "again").exists()
+
+
+# ---- BERT ----
+
+
+def small_bert(folder, kind="BertForPreTraining", eps=1e-3):
+    """A randomly initialised BERT of the transformers library, saved with its vocabulary."""
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    tokens = ["[PAD]", "[unused0]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"t{i}" for i in range(24))]
+    config = transformers.BertConfig(
+        vocab_size=len(tokens), hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48,
+        max_position_embeddings=20, layer_norm_eps=eps, initializer_range=0.2, num_labels=3,
+    )  # fmt: skip
+    bert = getattr(transformers, kind)(config).eval()
+    with torch.no_grad():  # biases and norms start at 0 and 1: mistakes in them would not show
+        for p in bert.parameters():
+            p.add_(torch.randn(p.shape) * 0.1)
+    bert.save_pretrained(folder)
+    (folder / "vocab.txt").write_text("\n".join(tokens) + "\n", encoding="utf-8")
+    return bert, tokens
+
+
+@pytest.mark.parametrize("kind", ["BertForPreTraining", "BertForSequenceClassification"])
+def test_bert_has_equal_hidden_states(tmp_path, kind):
+    bert, tokens = small_bert(tmp_path, kind)
+    state, dictionary = convert.from_bert(tmp_path)
+    assert state["cfg"]["model"]["layer_norm_eps"] == 1e-3
+    model = convert.build_model(state["cfg"], dictionary)
+    model.load_state_dict(state["model"], strict=True, model_cfg=model.cfg)
+    model.eval()
+    words = torch.tensor([[3, 6, 9, 12, 5, 2, 4, 0, 0], [3, 8, 7, 29, 28, 27, 15, 14, 4]])  # BERT's ids, padded
+    names = {"[CLS]": "<s>", "[PAD]": "<pad>", "[SEP]": "</s>", "[UNK]": "<unk>", "[MASK]": "<mask>"}
+    ours = torch.tensor([[dictionary.index(names.get(tokens[i], tokens[i])) for i in row] for row in words.tolist()])
+    real = words.ne(0)
+    with torch.no_grad():
+        theirs = bert(words, attention_mask=real.long(), output_hidden_states=True)
+        features, extra = model(ours, features_only=True, return_all_hiddens=True)
+    assert len(extra["inner_states"]) == len(theirs.hidden_states) == 3
+    for mine, other in zip(extra["inner_states"], theirs.hidden_states, strict=True):
+        torch.testing.assert_close(mine[real], other[real], rtol=1e-5, atol=1e-5)
+    if kind == "BertForPreTraining":
+        order, _ = convert.bert_token_order(tokens)
+        torch.testing.assert_close(model(ours)[0][real], theirs.prediction_logits[real][:, order], rtol=1e-4, atol=1e-4)
+    else:
+        logits, _ = model(ours, classification_head_name="sentence_classification_head")
+        torch.testing.assert_close(logits, theirs.logits, rtol=1e-5, atol=1e-5)
+
+
+def test_the_correlations_of_any_bert_can_be_drawn(tmp_path):
+    """The commands of docs/checkpoints.md: convert, make data of BERT's own pieces, draw."""
+    from fairseq import options
+    from fairseq_cli import preprocess
+
+    _, tokens = small_bert(tmp_path / "bert")
+    checkpoint = convert.convert(tmp_path / "bert", "tupe", None, tmp_path / "out")
+    (tmp_path / "pieces").write_text("".join(f"{' '.join(tokens[i : i + 6])}\n" for i in range(6, 24)))
+    data = ["--only-source", f"--srcdict={tmp_path}/out/dict.txt", f"--validpref={tmp_path}/pieces"]
+    preprocess.main(options.get_preprocessing_parser().parse_args([*data, f"--destdir={tmp_path}/out"]))
+    plot = runpy.run_path(str(ROOT / "scripts" / "plot.py"))["main"]
+    plot(["correlations", str(checkpoint), "--data", str(tmp_path / "out"), "--out", str(tmp_path / "figure2")])
+    assert (tmp_path / "figure2.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_bert_that_cannot_be_converted(tmp_path):
+    small_bert(tmp_path)
+    config = (tmp_path / "config.json").read_text()
+    (tmp_path / "config.json").write_text(config.replace('"gelu"', '"relu"'))
+    with pytest.raises(ValueError, match="hidden_act is 'relu'"):
+        convert.from_bert(tmp_path)
+    (tmp_path / "config.json").write_text(config)
+    (tmp_path / "vocab.txt").unlink()
+    with pytest.raises(ValueError, match=r"no vocab\.txt"):
+        convert.from_bert(tmp_path)
+
+
+def test_all_tokens_of_a_vocabulary_are_read(tmp_path):
+    _, tokens = small_bert(tmp_path)
+    (tmp_path / "vocab.txt").write_text("\n".join(tokens))  # the last line does not end
+    assert tokens[-1] in convert.from_bert(tmp_path)[1]
+
+
+def test_other_kinds_of_bert(tmp_path, caplog):
+    small_bert(tmp_path / "qa", "BertForQuestionAnswering")
+    with pytest.raises(ValueError, match=r"without a counterpart: qa_outputs\.bias, qa_outputs\.weight"):
+        convert.from_bert(tmp_path / "qa")
+    small_bert(tmp_path / "tokens", "BertForTokenClassification")
+    state, _ = convert.from_bert(tmp_path / "tokens")
+    assert "leaving out the classifier" in caplog.text
+    assert not any(key.startswith("classification_heads.") for key in state["model"])
+
+
+@pytest.mark.parametrize(
+    "lost, message",
+    [
+        ("embeddings.token_type_embeddings.weight", r"has no embeddings\.token_type_embeddings\.weight"),
+        ("encoder.layer.1.attention.self.key.bias", r"has no encoder\.layer\.1\.attention\.self\.key\.bias"),
+        ("encoder.layer.0.output.dense.weight", r"(?s)not those of the model .*encoder\.layers\.0\.fc2\.weight"),
+    ],
+)
+def test_a_bert_that_lacks_something_is_refused(tmp_path, lost, message):
+    from safetensors.torch import load_file, save_file
+
+    small_bert(tmp_path, "BertModel")
+    weights = load_file(tmp_path / "model.safetensors")
+    del weights[lost]
+    save_file(weights, tmp_path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ValueError, match=message):
+        convert.from_bert(tmp_path)
+
+
+def test_a_bert_whose_configuration_lacks_something_is_refused(tmp_path):
+    small_bert(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    del config["layer_norm_eps"]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match=r"config\.json does not say layer_norm_eps"):
+        convert.from_bert(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["checkpoint.pt", "dict.txt"])
+def test_nothing_is_overwritten(tmp_path, name):
+    small_bert(tmp_path / "bert")
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / name).write_text("theirs 1\n")
+    with pytest.raises(ValueError, match=f"{name} exists already"):
+        convert.convert(tmp_path / "bert", "tupe", None, tmp_path / "out")
+    assert [path.read_text() for path in (tmp_path / "out").iterdir()] == ["theirs 1\n"]
+
+
+def test_options_that_a_bert_does_not_need_are_refused(tmp_path):
+    small_bert(tmp_path)
+    for option, value in {"dictionary_file": "dict.txt", "heads": 4, "codes": tmp_path / "vocab.txt"}.items():
+        options = {"dictionary_file": None, "output": tmp_path / "out", option: value}
+        with pytest.raises(ValueError, match=f"--{option[:4]}.* cannot be given for a BERT"):
+            convert.convert(tmp_path, "tupe", **options)
+    assert not (tmp_path / "out").exists()
+
+
+# ---- averaging, stripping, merging ----
+
+
+def our_checkpoint(path, value, updates, types=12):
+    """A tiny checkpoint of ours whose weights are `value` and whose optimizer state is large."""
+    dictionary = Dictionary()
+    for word in range(types - 5):
+        dictionary.add_symbol(f"w{word}")
+    dictionary.add_symbol("<mask>")
+    sizes = {"encoder_layers": 1, "encoder_embed_dim": 8, "encoder_ffn_embed_dim": 8, "encoder_attention_heads": 2}
+    cfg = checkpoints.configuration("tupe_r", {"max_positions": 6, **sizes})
+    model = convert.build_model(cfg, dictionary)
+    for p in model.parameters():
+        torch.nn.init.constant_(p, value)
+    state = checkpoints.new_checkpoint(cfg, model.state_dict())
+    state["optimizer_history"][-1]["num_updates"] = updates
+    state["last_optimizer_state"] = {"state": {0: {"exp_avg": torch.randn(20000)}}}
+    torch.save(state, path)
+    return path
+
+
+def test_average_of_the_last(tmp_path, monkeypatch):
+    for number, value in enumerate([100.0, 1.0, 2.0, 6.0]):
+        our_checkpoint(tmp_path / f"checkpoint_1_{number + 8}.pt", value, number + 8)
+    (tmp_path / "checkpoint_last.pt").write_bytes((tmp_path / "checkpoint_1_11.pt").read_bytes())
+    paths = checkpoints.newest(tmp_path, 3)
+    assert [checkpoints.num_updates(torch.load(path, weights_only=True)) for path in paths] == [9, 10, 11]
+    mean = checkpoints.average(paths)
+    floats = [value for value in mean["model"].values() if value.is_floating_point()]
+    assert floats and all(value.eq(3).all() for value in floats) and mean["last_optimizer_state"] is None
+    run_script(monkeypatch, "average_checkpoints.py", "--last", 3, tmp_path, "--output", tmp_path / "mean.pt")
+    written = torch.load(tmp_path / "mean.pt", weights_only=True)["model"]
+    assert all(torch.equal(written[key], value) for key, value in mean["model"].items())
+    last = torch.load(paths[-1], weights_only=True)["model"]
+    settings = [key for key in last if key.endswith("_extra_state")]
+    assert settings and all(torch.equal(mean["model"][key], last[key]) for key in settings)
+    with pytest.raises(ValueError, match="4, not 5"):
+        checkpoints.newest(tmp_path, 5)
+    other = our_checkpoint(tmp_path / "other.pt", 1.0, 1, types=13)
+    with pytest.raises(ValueError, match=r"another model .* encoder\.tokens\.weight"):
+        checkpoints.average([paths[0], other])
+
+
+def run_script(monkeypatch, name, *arguments):
+    monkeypatch.setattr(sys, "argv", [name, *map(str, arguments)])
+    runpy.run_path(str(ROOT / "scripts" / name), run_name="__main__")
+
+
+def test_strip_command_prints_sizes(tmp_path, monkeypatch, capsys):
+    path, small = our_checkpoint(tmp_path / "checkpoint_last.pt", 1.0, 3), tmp_path / "small.pt"
+    run_script(monkeypatch, "average_checkpoints.py", "--strip", path, "--output", small)
+    printed, sizes = capsys.readouterr().out, [path.stat().st_size, small.stat().st_size]
+    assert sizes[0] - sizes[1] > 70000 and f"{sizes[0]:,}" in printed and f"{sizes[1]:,}" in printed
+    before, after = (torch.load(p, weights_only=True) for p in (path, small))
+    assert after["last_optimizer_state"] is None
+    assert all(torch.equal(after["model"][key], value) for key, value in before["model"].items())
+
+
+def test_shards_are_merged(tmp_path, monkeypatch):
+    whole = torch.load(our_checkpoint(tmp_path / "whole.pt", 1.0, 3), weights_only=True)
+    generator = torch.Generator().manual_seed(0)
+    model = {
+        k: torch.rand(v.shape, generator=generator) if v.is_floating_point() else v for k, v in whole["model"].items()
+    }
+    # What fairscale writes for a root module with one wrapped layer, over 3 processes: flat, padded, cut.
+    groups = {"": [], "encoder.layers.0": []}
+    for key, value in model.items():
+        if value.is_floating_point():
+            groups["encoder.layers.0" if key.startswith("encoder.layers.0.") else ""].append(key)
+    shards = [{"model": {k: v for k, v in model.items() if not v.is_floating_point()}} for _ in range(3)]
+    described = [[] for _ in range(3)]
+    for path, keys in groups.items():
+        prefix = path + "." if path else ""
+        flat = torch.cat([model[key].flatten() for key in keys])
+        padding = -len(flat) % 3
+        parts = torch.nn.functional.pad(flat, (0, padding)).chunk(3)
+        for rank in range(3):
+            shards[rank]["model"][prefix + "flat_param_0"] = parts[rank]
+            facts = {
+                "names": [key[len(prefix) :] for key in keys],
+                "shapes": [model[key].shape for key in keys],
+                "numels": [model[key].numel() for key in keys],
+                "padding": padding if rank == 2 else 0,
+            }
+            shared = {"fsdp_path": path, "no_broadcast_optim_state": False, "shared_param_info": []}
+            described[rank].append({**shared, "params": {"flat_param_0": facts}})
+    paths = []
+    for rank in range(3):
+        state = {**whole, **shards[rank], "fsdp_metadata": {"param_metadata": described[rank], "buffer_names": []}}
+        paths.append(tmp_path / f"checkpoint_last-shard{rank}.pt")
+        torch.save(state, paths[-1])
+    merged = checkpoints.merge_shards(paths)
+    assert merged["model"].keys() == model.keys() and "fsdp_metadata" not in merged
+    assert all(torch.equal(merged["model"][key], value) for key, value in model.items())
+    run_script(monkeypatch, "average_checkpoints.py", "--merge", *reversed(paths), "--output", tmp_path / "merged.pt")
+    written = torch.load(tmp_path / "merged.pt", weights_only=True)["model"]
+    assert all(torch.equal(written[key], value) for key, value in model.items())
+    for wrong in (paths[:2], [*paths, paths[0]]):
+        with pytest.raises(ValueError, match="missing, or one given twice"):
+            checkpoints.merge_shards(wrong)
+    torch.save({**state, "optimizer_history": [{"num_updates": 4}]}, paths[-1])
+    with pytest.raises(ValueError, match=r"different numbers of updates .*shard0\.pt 3, .*shard2\.pt 4"):
+        checkpoints.merge_shards(paths)
+    with pytest.raises(ValueError, match="not a shard"):
+        checkpoints.merge_shards([tmp_path / "whole.pt"])

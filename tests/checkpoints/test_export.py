@@ -1,0 +1,480 @@
+"""The Hugging Face export: same logits and same ids, for every scheme, in this process; and in an environment of its
+own without fairseq and without this package (slow)."""
+
+import copy
+import functools
+import json
+import os
+import re
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from tupe.attention import NORMALISERS
+from tupe.checkpoints import convert
+from tupe.checkpoints import files as checkpoints
+from tupe.checkpoints.export import export
+from tupe.encoder import LAYERS
+from tupe.plugin import electra
+from tupe.plugin.hub import TupeHubInterface
+from tupe.plugin.model import ARCHITECTURES, TupeModel
+from tupe.positions import SCHEMES, overrides
+
+transformers = pytest.importorskip("transformers")
+ROOT = Path(__file__).resolve().parents[2]
+TOLERANCE = 1e-4
+SENTENCES = [
+    "The cat sat on the mat; it didn't move.",
+    "Visit https://example.com/a?b=1 or write to me@example.org!",
+    "Naïve “quotes” — and   spaces, e.g. U.S. 3.14% of it.",
+    "",
+    "Two <mask> sentences. The second one, too: <s> is text, <unk> is not.",
+]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def own_module_cache(tmp_path_factory):
+    """transformers copies an export's code into a cache: one that goes away with the test."""
+    from transformers import dynamic_module_utils
+
+    cache = str(tmp_path_factory.mktemp("modules"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", cache)
+        patch.setattr(sys, "path", [*sys.path])
+        yield
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """Pieces and dictionary, as prepare_corpus.py leaves them."""
+    import sentencepiece
+
+    folder = tmp_path_factory.mktemp("data")
+    text = " ".join(SENTENCES * 3).lower().replace("<mask>", "").replace("<s>", "").replace("<unk>", "")
+    (folder / "text").write_text(text.replace(".", " .\n"), encoding="utf-8")
+    sentencepiece.SentencePieceTrainer.train(
+        input=str(folder / "text"), model_prefix=str(folder / "sentencepiece.bpe"), vocab_size=70, model_type="bpe",
+        bos_id=-1, eos_id=-1, pad_id=-1, minloglevel=2,
+    )  # fmt: skip
+    model = sentencepiece.SentencePieceProcessor(model_file=str(folder / "sentencepiece.bpe.model"))
+    pieces = [model.id_to_piece(i) for i in range(len(model)) if model.id_to_piece(i) != "<unk>"]
+    (folder / "dict.txt").write_text("".join(f"{piece} 1\n" for piece in pieces), encoding="utf-8")
+    return folder
+
+
+@functools.cache
+def configuration(arch, criterion):
+    return checkpoints.configuration(arch, {"max_positions": 40}, criterion=criterion)
+
+
+def write_checkpoint(path, data, heads=(), arch="tupe_r", **options):
+    """A tiny model whose every parameter matters, as a checkpoint; returns the model."""
+    sizes = {"encoder_layers": 2, "encoder_embed_dim": 32, "encoder_ffn_embed_dim": 48, "encoder_attention_heads": 4}
+    criterion = "electra" if arch.startswith("electra") else "masked_lm"
+    cfg = copy.deepcopy(configuration(arch, criterion))
+    cfg["model"].update({"max_positions": 40, **sizes, **options})
+    torch.manual_seed(0)
+    model = convert.build_model(cfg, convert.load_dictionary(data / "dict.txt"))
+    for name, classes in heads:
+        model.register_classification_head(name, classes, 24)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(torch.randn(p.shape) * 0.1)
+    torch.save(checkpoints.new_checkpoint(cfg, model.state_dict()), path)
+    return model.eval()
+
+
+def write_scheme(path, data, position):
+    """A checkpoint with these positions and, where that has a meaning, untied [CLS]; returns the model."""
+    try:
+        return write_checkpoint(path, data, position=position, cls="untied")
+    except ValueError as error:  # no position term in attention that [CLS] could be untied from
+        assert "cls=untied" in str(error)
+        return write_checkpoint(path, data, position=position, cls="tied")
+
+
+def add_span_head(checkpoint, path):
+    """Write the checkpoint with a span head, as fine-tuning on SQuAD leaves it; returns the head and the state."""
+    state, head = checkpoints.load_safely(checkpoint), torch.nn.Linear(32, 2)
+    state["model"].update({f"span_head.{name}": value for name, value in head.state_dict().items()})
+    torch.save(state, path)
+    return head, state
+
+
+def batch(model):
+    """Ids [3, 12] with padding, and where they are real."""
+    torch.manual_seed(1)
+    tokens = torch.randint(4, len(model.dictionary), (3, 12))
+    tokens[:, 0], tokens[1, 9:], tokens[2, 4:] = 0, 1, 1
+    tokens[0, 5:7] = 2  # </s> </s>
+    return tokens, tokens.ne(1)
+
+
+def load(auto, folder, **options):
+    return getattr(transformers, auto).from_pretrained(folder, trust_remote_code=True, **options).eval()
+
+
+def same(ours, theirs, real=None):
+    real = torch.ones(ours.shape[:1], dtype=torch.bool) if real is None else real
+    difference = (ours[real] - theirs[real]).abs().max().item()
+    assert difference < TOLERANCE and ours[real].abs().max() > 0.1, difference
+    return difference
+
+
+WHOLE = {"nopos", "alibi", "shaw_sinusoidal", "deberta"}  # no parameters, or their own in every layer already
+PER_LAYER = [n for n, kind in SCHEMES.items() if n not in WHOLE and not overrides(kind, "embed", "rotate")]
+
+
+@pytest.mark.parametrize("position", [*SCHEMES, "untied+t5:layer", "+".join(f"{name}:layer" for name in PER_LAYER)])
+def test_every_scheme_has_the_same_logits(position, data, tmp_path):
+    model = write_scheme(tmp_path / "c.pt", data, position)
+    out = tmp_path / re.sub(r"\W", "_", f"out_{position}")[:60]  # transformers makes a module of this name
+    export(tmp_path / "c.pt", out, data)
+    tokens, real = batch(model)
+    theirs = load("AutoModelForMaskedLM", out)
+    with torch.no_grad():
+        logits, extra = model(tokens, return_all_hiddens=True)
+        for kind in ("sdpa", "eager"):
+            theirs.config._attn_implementation = kind
+            got = theirs(tokens, output_hidden_states=True)
+            same(got.logits, logits, real)
+            same(got.hidden_states[1], extra["inner_states"][1], real)
+    # and back
+    config, weights = convert.read_hugging_face(out)
+    back = convert.from_export(config, weights, out / "dict.txt")
+    saved = checkpoints.load_safely(tmp_path / "c.pt")
+    assert back["model"].keys() == saved["model"].keys()
+    assert all(torch.equal(back["model"][key], value) for key, value in saved["model"].items())
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+@pytest.mark.parametrize("normaliser", NORMALISERS)
+def test_every_layer_and_normaliser_has_the_same_logits(layer, normaliser, data, tmp_path):
+    options = {"layer": layer, "normaliser": normaliser, "segments": "learned", "layer_norm_eps": 1e-3}
+    model = write_checkpoint(tmp_path / "c.pt", data, position="absolute+t5", cls="untied", **options)
+    export(tmp_path / "c.pt", tmp_path / f"out_{layer}_{normaliser}", data)
+    tokens, real = batch(model)
+    theirs = load("AutoModelForMaskedLM", tmp_path / f"out_{layer}_{normaliser}")
+    with torch.no_grad():
+        same(theirs(tokens, attention_mask=real.long()).logits, model(tokens)[0], real)
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_every_architecture_comes_back_by_its_name(arch, data, tmp_path):
+    model = write_checkpoint(tmp_path / "c.pt", data, arch=arch)
+    out = tmp_path / f"out_{arch}"
+    export(tmp_path / "c.pt", out, data)
+    tokens, real = batch(model)
+    with torch.no_grad():
+        same(load("AutoModelForMaskedLM", out)(tokens).logits, model(tokens)[0], real)
+    back = checkpoints.load_safely(convert.convert(out, "tupe", None, tmp_path / "back"))
+    assert back["cfg"]["model"]["_name"] == arch and str(back["cfg"]["model"]["cls"]) == str(model.cfg.cls)
+
+
+@pytest.fixture(scope="module")
+def exported(data, tmp_path_factory):
+    """(model, checkpoint, export) of a TUPE-R with a classification head, through the command line"""
+    folder = tmp_path_factory.mktemp("exported")
+    model = write_checkpoint(folder / "checkpoint.pt", data, heads=[("rte", 3)])
+    command = ["export_hf.py", str(folder / "checkpoint.pt"), str(folder / "out_exported"), f"--data={data}"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", command)
+        runpy.run_path(str(ROOT / "scripts" / "export_hf.py"), run_name="__main__")
+    return model, folder / "checkpoint.pt", folder / "out_exported"
+
+
+def test_all_auto_classes(exported):
+    model, _, out = exported
+    tokens, real = batch(model)
+    rubbish = torch.where(real, tokens, torch.full_like(tokens, 7))  # what the attention mask hides must not matter
+    with torch.no_grad():
+        features = model(tokens, features_only=True)[0]
+        for inputs in ({"input_ids": tokens}, {"input_ids": rubbish, "attention_mask": real.long()}):
+            same(load("AutoModel", out)(**inputs).last_hidden_state, features, real)
+            same(load("AutoModelForMaskedLM", out)(**inputs).logits, model(tokens)[0], real)
+            classes = model(tokens, classification_head_name="rte")[0]
+            same(load("AutoModelForSequenceClassification", out)(**inputs).logits, classes)
+            answer = load("AutoModelForQuestionAnswering", out)(**inputs)
+            assert answer.start_logits.shape == answer.end_logits.shape == (3, 12)
+        classifier = load("AutoModelForSequenceClassification", out)
+        assert classifier.config.num_labels == 3
+        assert classifier.accepts_loss_kwargs is False  # Trainer has to divide the loss when it accumulates gradients
+        fresh = load("AutoModelForSequenceClassification", out, num_labels=5, ignore_mismatched_sizes=True)
+        assert fresh(tokens).logits.shape == (3, 5)
+
+
+def test_heads_travel_both_ways(exported, data, tmp_path):
+    """The span head of SQuAD and a classification head, with its name."""
+    model, path, _ = exported
+    head, state = add_span_head(path, tmp_path / "squad.pt")
+    export(tmp_path / "squad.pt", tmp_path / "out_squad", data)
+    tokens, real = batch(model)
+    theirs = load("AutoModelForQuestionAnswering", tmp_path / "out_squad")
+    with torch.no_grad():
+        answer = theirs(tokens, attention_mask=real.long())
+        start, end = head(model(tokens, features_only=True)[0]).unbind(-1)
+    same(answer.start_logits, start, real)
+    same(answer.end_logits, end, real)
+    back = convert.convert(tmp_path / "out_squad", "tupe", None, tmp_path / "back")
+    again = checkpoints.load_safely(back)
+    assert again["model"].keys() == state["model"].keys() and again["cfg"]["task"]["_name"] == "squad"
+    assert all(torch.equal(again["model"][key], value) for key, value in state["model"].items())
+    loaded = TupeModel.from_pretrained(back.parent, "checkpoint.pt").model
+    with torch.no_grad():
+        features, _ = loaded(tokens, features_only=True)
+        same(loaded.span_head(features)[..., 0], start, real)
+        same(loaded(tokens, classification_head_name="rte")[0], model(tokens, classification_head_name="rte")[0])
+    export(back, tmp_path / "out_again", back.parent)  # and there again
+    with torch.no_grad():
+        assert torch.equal(load("AutoModelForQuestionAnswering", tmp_path / "out_again")(tokens).start_logits[real],
+                           theirs(tokens).start_logits[real])  # fmt: skip
+
+
+def test_the_way_back_takes_another_dictionary(exported, data, tmp_path):
+    lines = (data / "dict.txt").read_text().splitlines()
+    (tmp_path / "own.txt").write_text("".join(f"{line}\n" for line in reversed(lines)))
+    path = convert.convert(exported[2], "tupe", tmp_path / "own.txt", tmp_path / "back")
+    assert (path.parent / "dict.txt").read_bytes() == (tmp_path / "own.txt").read_bytes()
+    with pytest.raises(ValueError, match="--heads cannot be given for an export"):
+        convert.convert(exported[2], "tupe", None, tmp_path / "x", heads=4)
+    assert not (tmp_path / "x").exists()
+
+
+def test_segments(exported, data, tmp_path):
+    """Told by `</s> </s>`; token_type_ids that say anything else are refused, because they would have no effect."""
+    model = write_checkpoint(tmp_path / "c.pt", data, segments="learned")
+    export(tmp_path / "c.pt", tmp_path / "out_segments", data)
+    theirs, without = load("AutoModel", tmp_path / "out_segments"), load("AutoModel", exported[2])
+    tokens = torch.tensor([[0, 5, 6, 2, 2, 7, 8, 2, 1], [0, 5, 6, 7, 8, 9, 10, 11, 2]])
+    second, real = torch.tensor([[0, 0, 0, 0, 1, 1, 1, 1, 0], [0] * 9]), tokens.ne(1)
+    with torch.no_grad():
+        features = model(tokens, features_only=True)[0]
+        for ids in (None, second, torch.zeros_like(second)):
+            same(theirs(tokens, token_type_ids=ids).last_hidden_state, features, real)
+        model.encoder.segments.weight[1].neg_()  # they do have an effect
+        changed = (model(tokens, features_only=True)[0] - features).abs().amax(2)
+        assert changed[0, 0] > 1e-3 and changed[1].max() == 0
+        with pytest.raises(ValueError, match="no effect: segments begin"):
+            theirs(tokens, token_type_ids=1 - second)
+        with pytest.raises(ValueError, match="do not exist in this model"):
+            without(tokens, token_type_ids=second)
+        without(tokens, token_type_ids=torch.zeros_like(second))
+
+
+def test_half_precision(exported):
+    model, _, out = exported
+    tokens, real = batch(model)
+    theirs = load("AutoModelForMaskedLM", out, **{dtype_name(): torch.bfloat16})
+    assert theirs.lm_head.bias.dtype == torch.bfloat16
+    with torch.no_grad():
+        difference = (theirs(tokens).logits.float() - model(tokens)[0])[real].abs().max()
+    assert difference < 0.5
+
+
+def dtype_name():
+    return "dtype" if int(transformers.__version__.split(".")[0]) >= 5 else "torch_dtype"
+
+
+def test_same_ids_for_the_same_text(exported, data):
+    model, _, out = exported
+    tokenizer = transformers.AutoTokenizer.from_pretrained(out, trust_remote_code=True)
+    hub = TupeHubInterface(None, type("Task", (), {"source_dictionary": model.dictionary}), model, data)
+    for text in SENTENCES[:4]:
+        assert tokenizer(text)["input_ids"] == hub.encode(text).tolist()
+        assert tokenizer(text, SENTENCES[0])["input_ids"] == hub.encode(text, SENTENCES[0]).tolist()
+    ids = tokenizer(SENTENCES[4])["input_ids"]
+    before, after = SENTENCES[4].split("<mask>")
+    assert ids == [0, *hub.text.encode(before), tokenizer.mask_token_id, *hub.text.encode(after), 2]
+    assert tokenizer.mask_token_id == len(model.dictionary) - 1 == tokenizer.vocab_size - 1
+    assert len(tokenizer) == tokenizer.vocab_size and tokenizer.model_max_length == 40
+    padded = tokenizer(SENTENCES, padding=True, return_tensors="pt")
+    assert torch.equal(padded["input_ids"].ne(1), padded["attention_mask"].bool())
+    short = tokenizer(SENTENCES[0], SENTENCES[1], truncation=True, max_length=20)["input_ids"]
+    assert len(short) == 20 and short[0] == 0 and short[-1] == 2 and short.count(2) == 3
+    text = tokenizer.decode(hub.encode(SENTENCES[0]), skip_special_tokens=True)
+    assert text == hub.decode(hub.encode(SENTENCES[0]))
+
+
+def test_saving_from_transformers_and_back(exported, tmp_path):
+    model, checkpoint, out = exported
+    theirs = load("AutoModelForSequenceClassification", out)
+    with torch.no_grad():
+        theirs.tupe.encoder.layers[0].fc1.bias.add_(1)  # "trained"
+    tokens, _ = batch(model)
+    if not theirs._auto_class:  # transformers 4 saves the code only when told
+        theirs.register_for_auto_class("AutoModelForSequenceClassification")
+        theirs.config.register_for_auto_class()
+    theirs.save_pretrained(tmp_path / "saved_again")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(out, trust_remote_code=True)
+    if not tokenizer._auto_class:
+        tokenizer.register_for_auto_class()
+    tokenizer.save_pretrained(tmp_path / "saved_again")
+    again = load("AutoModelForSequenceClassification", tmp_path / "saved_again")
+    with torch.no_grad():
+        assert torch.equal(again(tokens).logits, theirs(tokens).logits)
+    path = convert.convert(tmp_path / "saved_again", "tupe", None, tmp_path / "back")
+    hub = TupeModel.from_pretrained(path.parent, "checkpoint.pt")
+    with torch.no_grad():
+        logits = hub.model(tokens, classification_head_name="rte")[0]
+        same(logits, theirs(tokens).logits)
+
+
+def test_fill_mask(exported):
+    model, _, out = exported
+    tokenizer = transformers.AutoTokenizer.from_pretrained(out, trust_remote_code=True)
+    masked = load("AutoModelForMaskedLM", out)
+    guesses = transformers.pipeline("fill-mask", model=masked, tokenizer=tokenizer)("The <mask> sat on the mat.")
+    ids = tokenizer("The <mask> sat on the mat.", return_tensors="pt")["input_ids"]
+    with torch.no_grad():
+        probabilities = torch.softmax(model(ids)[0][0, ids[0].tolist().index(tokenizer.mask_token_id)], dim=-1)
+    assert [guess["token"] for guess in guesses] == probabilities.topk(5).indices.tolist()
+    np.testing.assert_allclose([guess["score"] for guess in guesses], probabilities.topk(5).values, rtol=1e-4)
+
+
+@pytest.mark.parametrize("arch", electra.ARCHITECTURES)
+def test_electra_exports_its_discriminator(arch, data, tmp_path):
+    model = write_checkpoint(tmp_path / "c.pt", data, heads=[("rte", 3)], arch=arch)
+    out = tmp_path / f"out_{arch}"
+    export(tmp_path / "c.pt", out, data)
+    tokens, real = batch(model)
+    with torch.no_grad():
+        theirs = load("AutoModel", out)(tokens).last_hidden_state
+        same(theirs, model(tokens, features_only=True)[0], real)
+        classes = load("AutoModelForSequenceClassification", out)(tokens).logits
+        same(classes, model(tokens, classification_head_name="rte")[0])
+    assert "AutoModelForMaskedLM" not in json.loads((out / "config.json").read_text())["auto_map"]
+    folder = convert.convert(out, "tupe", None, tmp_path / "back").parent
+    back = TupeModel.from_pretrained(folder, "checkpoint.pt").model
+    with torch.no_grad():  # an encoder for fine-tuning, no ELECTRA any more
+        same(back(tokens, classification_head_name="rte")[0], classes)
+
+
+def test_what_cannot_be_exported_is_said(exported, data, tmp_path):
+    _, checkpoint, out = exported
+    with pytest.raises(ValueError, match=r"config\.json already"):
+        export(checkpoint, out, data)
+    with pytest.raises(ValueError, match="no head 'cola'; it has: rte"):
+        export(checkpoint, tmp_path / "x", data, head="cola")
+    with pytest.raises(ValueError, match=r"no dict\.txt"):
+        export(checkpoint, tmp_path / "y", tmp_path)
+    lines = (data / "dict.txt").read_text().splitlines()
+    for changed, message in (
+        ([lines[1], lines[0], *lines[2:]], "other ones or in another order"),
+        ([*lines, "more 1"], f"makes {len(lines) + 6} types, the model has {len(lines) + 5}"),
+    ):
+        (tmp_path / "dict.txt").write_text("\n".join(changed) + "\n")
+        with pytest.raises(ValueError, match=message):
+            export(checkpoint, tmp_path / "y", tmp_path)
+    assert not (tmp_path / "y").exists()
+    write_checkpoint(tmp_path / "two.pt", data, heads=[("a", 2), ("b", 3)])
+    with pytest.raises(ValueError, match="heads a, b: choose one"):
+        export(tmp_path / "two.pt", tmp_path / "z", data)
+    export(tmp_path / "two.pt", tmp_path / "out_b", data, head="b")
+    config = load("AutoModelForSequenceClassification", tmp_path / "out_b").config
+    assert (config.num_labels, config.classifier_name) == (3, "b")
+
+
+IN_ANOTHER_ENVIRONMENT = """
+import json, sys, torch, transformers
+for absent in ("fairseq", "tupe"):
+    try:
+        __import__(absent)
+    except ImportError:
+        continue
+    sys.exit(f"{absent} is installed here")
+out, given, result = sys.argv[1:]
+given = torch.load(given, weights_only=True)
+tokens, mask = given["tokens"], given["mask"]
+load = lambda auto, folder=out: getattr(transformers, auto).from_pretrained(folder, trust_remote_code=True).eval()
+tokenizer = transformers.AutoTokenizer.from_pretrained(out, trust_remote_code=True)
+found = {"ids": [tokenizer(text)["input_ids"] for text in given["texts"]]}
+lm, classifier = load("AutoModelForMaskedLM"), load("AutoModelForSequenceClassification")
+with torch.no_grad():
+    found["features"] = load("AutoModel")(tokens, attention_mask=mask).last_hidden_state
+    found["logits"] = lm(tokens, attention_mask=mask).logits
+    found["classes"] = classifier(tokens, attention_mask=mask).logits
+    found["compiled"] = torch.compile(lm)(tokens, attention_mask=mask).logits
+    found["start"] = load("AutoModelForQuestionAnswering")(tokens, attention_mask=mask).start_logits
+    found["schemes"] = {}
+    for name, folder in given["schemes"].items():
+        found["schemes"][name] = load("AutoModelForMaskedLM", folder)(tokens, attention_mask=mask).logits
+assert lm.config._attn_implementation == "sdpa"
+guesses = transformers.pipeline("fill-mask", model=lm, tokenizer=tokenizer)("The <mask> sat.")
+found["masked"], found["guess"] = tokenizer("The <mask> sat.")["input_ids"], guesses[0]["token"]
+rows = [{**tokenizer(text, truncation=True), "label": n % 5 % 3} for n, text in enumerate(given["texts"] * 4)]
+args = transformers.TrainingArguments(
+    output_dir=result + ".run", max_steps=60, learning_rate=2e-3, report_to=[], use_cpu=True, logging_steps=1,
+    per_device_train_batch_size=5, gradient_checkpointing=True, warmup_steps=1)
+trainer = transformers.Trainer(
+    model=classifier, args=args, train_dataset=rows,
+    data_collator=transformers.DataCollatorWithPadding(tokenizer))
+assert not trainer.model_accepts_loss_kwargs
+trainer.train()
+losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+assert sum(losses[-10:]) < sum(losses[:10]) / 2, losses
+trainer.save_model(result + ".saved")
+kind = transformers.AutoModelForSequenceClassification
+again = kind.from_pretrained(result + ".saved", trust_remote_code=True).eval()
+with torch.no_grad():
+    torch.testing.assert_close(again(tokens).logits, classifier.eval()(tokens).logits)
+found["saved"] = result + ".saved"
+found["versions"] = [str(transformers.__version__), str(torch.__version__)]
+torch.save(found, result)
+"""
+PACKAGES = [
+    "torch==2.13.0",
+    "numpy",
+    "transformers==5.23.0",
+    "safetensors",
+    "accelerate",
+    "sentencepiece",
+    "sacremoses",
+]
+
+
+@pytest.mark.slow
+def test_in_an_environment_of_its_own(exported, data, tmp_path):
+    """EXPORT_TEST_ENV names an environment to keep; else one is made here (minutes, and a package index)."""
+    model, path, _ = exported
+    folder = Path(os.environ.get("EXPORT_TEST_ENV", tmp_path / "env"))
+    python = str(folder / "bin" / "python")
+    if not Path(python).exists():
+        subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
+        subprocess.run([python, "-m", "pip", "install", "-q", *PACKAGES, "spacy"], check=True)
+    head, _ = add_span_head(path, tmp_path / "squad.pt")
+    out = tmp_path / "out_all"
+    export(tmp_path / "squad.pt", out, data)
+    models, schemes = {}, {}
+    for position in SCHEMES:
+        models[position] = write_scheme(tmp_path / f"{position}.pt", data, position)
+        schemes[position] = str(tmp_path / f"out_all_{position}")
+        export(tmp_path / f"{position}.pt", schemes[position], data)
+    tokens, real = batch(model)
+    torch.save({"tokens": tokens, "mask": real.long(), "texts": SENTENCES, "schemes": schemes}, tmp_path / "given.pt")
+    (tmp_path / "run.py").write_text(IN_ANOTHER_ENVIRONMENT)
+    environment = {**os.environ, "HF_MODULES_CACHE": str(tmp_path / "cache"), "HF_HUB_OFFLINE": "1"}
+    environment.pop("PYTHONPATH", None)
+    arguments = [str(out), str(tmp_path / "given.pt"), str(tmp_path / "found.pt")]
+    subprocess.run([python, "run.py", *arguments], check=True, cwd=tmp_path, env=environment)
+    found = torch.load(tmp_path / "found.pt", weights_only=True)
+    hub = TupeHubInterface(None, type("Task", (), {"source_dictionary": model.dictionary}), model, data)
+    assert found["ids"][:4] == [hub.encode(text).tolist() for text in SENTENCES[:4]]
+    with torch.no_grad():
+        differences = {
+            "features": same(found["features"], model(tokens, features_only=True)[0], real),
+            "logits": same(found["logits"], model(tokens)[0], real),
+            "compiled": same(found["compiled"], model(tokens)[0], real),
+            "classes": same(found["classes"], model(tokens, classification_head_name="rte")[0]),
+            "answers": same(found["start"], head(model(tokens, features_only=True)[0])[..., 0], real),
+            "every scheme": max(same(found["schemes"][name], models[name](tokens)[0], real) for name in SCHEMES),
+        }
+        masked = torch.tensor([found["masked"]])
+        assert found["guess"] == model(masked)[0][0, found["masked"].index(len(model.dictionary) - 1)].argmax()
+    print("largest differences:", differences, "versions:", found["versions"])
+    back = convert.convert(found["saved"], "tupe", None, tmp_path / "back")  # trained there, used here
+    assert TupeModel.from_pretrained(back.parent, "checkpoint.pt").model.cfg.position == "untied+t5"

@@ -1,0 +1,123 @@
+"""Swapping the position encoding of a trained model: what stays, what is new, and that training continues from it."""
+
+import os
+import runpy
+import subprocess
+import sys
+
+import pytest
+import torch
+from helpers import PLUGIN, load, pretrain_arguments, train, write_data
+from test_model import dictionary
+
+from tupe.checkpoints.files import training_state
+from tupe.checkpoints.swap import dictionary_of, swap_position
+from tupe.evaluation.probes import load_model
+from tupe.plugin.continued import HEAD
+
+ROOT = PLUGIN.parent
+main = runpy.run_path(str(ROOT / "scripts" / "swap_position.py"))["main"]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """(data, checkpoint of bert_r_tiny after 2 updates)."""
+    folder = tmp_path_factory.mktemp("swap")
+    data = write_data(folder / "data")
+    train(pretrain_arguments(data, folder / "run", "--max-update=2", "--num-workers=0", arch="bert_r_tiny"))
+    return data, folder / "run" / "checkpoint_last.pt"
+
+
+def others(model):
+    return {k: v for k, v in model.items() if not k.startswith("encoder.positions.") and k != "encoder._extra_state"}
+
+
+@pytest.mark.parametrize(
+    ("position", "cls"),
+    [("untied+t5", "untied"), ("rope", None), ("deberta", "tied"), ("nopos", None), ("t5:layer", None)],
+)
+def test_everything_else_stays(trained, tmp_path, position, cls):
+    path = tmp_path / "swapped.pt"
+    words = [str(trained[1]), f"--position={position}", f"--output={path}"]
+    main(words + ([f"--cls={cls}"] if cls else []))
+    old, new = load(trained[1]), load(path)
+    assert new["cfg"]["model"]["position"] == position and new["cfg"]["model"]["cls"] == (cls or "tied")
+    assert others(new["model"]).keys() == others(old["model"]).keys()
+    assert all(torch.equal(value, new["model"][key]) for key, value in others(old["model"]).items())
+    assert new["last_optimizer_state"] is None and old["last_optimizer_state"] is not None
+    model, _ = load_model(path)
+    assert model.encoder.positions.name == position
+    tokens = torch.tensor([[0, 5, 6, 7, 2]])
+    assert torch.isfinite(model(tokens)[0]).all()
+
+
+def test_parameters_of_the_new_encoding_are_fresh(trained):
+    state = training_state(trained[1])
+    words = dictionary_of(state)
+    swapped = {seed: swap_position(state, words, "absolute+t5", seed=seed)["model"] for seed in (1, 2)}
+    for key, value in state["model"].items():
+        if key.startswith("encoder.positions."):
+            assert not torch.equal(swapped[1][key], value) and not torch.equal(swapped[1][key], swapped[2][key])
+            assert swapped[1][key].std() == pytest.approx(0.02, rel=0.3)
+    again = swap_position(state, words, "absolute+t5", seed=1)["model"]
+    assert all(torch.equal(again[key], value) for key, value in swapped[1].items())
+
+
+def test_classification_heads_stay(trained):
+    state = training_state(trained[1])
+    model, _ = load_model(trained[1])
+    model.register_classification_head("topic", num_classes=3)
+    state["model"] = model.state_dict()
+    swapped = swap_position(state, dictionary_of(state), "alibi")
+    key = "classification_heads.topic.out_proj.weight"
+    assert torch.equal(swapped["model"][key], state["model"][key])
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--position=nowhere"], "unknown position scheme 'nowhere'"),
+        (["--position=rope", "--cls=untied"], "it has no term to drop"),
+        (["--position=t5", "--data=/nowhere"], "no dict.txt in /nowhere"),
+    ],
+)
+def test_what_cannot_be_swapped_is_said(trained, tmp_path, capsys, words, message):
+    with pytest.raises(SystemExit):
+        main([str(trained[1]), f"--output={tmp_path}/x.pt", *words])
+    assert message in capsys.readouterr().err and not list(tmp_path.iterdir())
+
+
+def test_wrong_dictionary_and_other_models_are_refused(trained):
+    state = training_state(trained[1])
+    with pytest.raises(ValueError, match="dictionary has 54 types"):
+        swap_position(state, dictionary(), "t5")
+    state["cfg"]["model"]["_name"] = "electra_r_tiny"
+    with pytest.raises(ValueError, match="not in electra_r_tiny"):
+        swap_position(state, dictionary_of(training_state(trained[1])), "t5")
+
+
+@pytest.mark.slow
+def test_shell_recipe_continues_in_two_phases_with_next_sentences(trained, tmp_path):
+    data, checkpoint = trained
+    from test_continued import split_documents
+
+    split_documents(data)
+    main([str(checkpoint), "--position=untied+t5", "--cls=untied", "--segments", f"--output={tmp_path}/swapped.pt"])
+    assert "encoder.segments.weight" in load(tmp_path / "swapped.pt")["model"]
+    command = ["bash", f"{ROOT}/scripts/continue.sh", str(data), f"{tmp_path}/swapped.pt", f"{tmp_path}/run"]
+    command += ["--batch-size=4", "--update-freq=1", "--num-workers=0"]
+    environment = {**os.environ, "PYTHON": sys.executable, "GPUS": "0", "OMP_NUM_THREADS": "1"}
+    environment.update(EPOCHS="2 1", LENGTHS="20 24", NEXT_SENTENCE="1")
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    assert "nsp_accuracy" in done.stdout + done.stderr
+    for phase, epochs, length in [("short", 2, 20), ("long", 1, 24)]:
+        state = load(tmp_path / "run" / phase / "checkpoint_last.pt")
+        assert state["cfg"]["optimization"]["max_epoch"] == epochs
+        assert state["cfg"]["task"]["tokens_per_sample"] == length
+        assert state["cfg"]["model"]["_name"] == "bert_r_tiny" and state["cfg"]["model"]["position"] == "untied+t5"
+        assert f"classification_heads.{HEAD}.dense.weight" in state["model"]
+        assert state["cfg"]["lr_scheduler"]["total_num_update"] == state["optimizer_history"][-1]["num_updates"]
+    first = load(tmp_path / "run/short/checkpoint_last.pt")["cfg"]["checkpoint"]["finetune_from_model"]
+    second = load(tmp_path / "run/long/checkpoint_last.pt")["cfg"]["checkpoint"]["finetune_from_model"]
+    assert first.endswith("swapped.pt") and second.endswith("short/checkpoint_last.pt")

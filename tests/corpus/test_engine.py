@@ -1,0 +1,616 @@
+"""scripts/prepare_corpus.py, from raw text to data directory: what comes out, restarts after real kills, bad input."""
+
+import bz2
+import contextlib
+import gzip
+import io
+import json
+import multiprocessing
+import os
+import random
+import re
+import resource
+import runpy
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from tqdm import tqdm
+
+from tupe.corpus import steps as corpus
+from tupe.corpus.engine import prepare
+from tupe.text import TextEncoder
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = runpy.run_path(str(ROOT / "scripts" / "prepare_corpus.py"))["main"]
+SUBJECTS = ["The old man", "A young woman", "My neighbour's dog", "Every king", "Nobody in town", "The U.S. Senate"]
+VERBS = ["saw", "heard of", "didn't like", "bought", "painted", "forgot"]
+OBJECTS = ["the river", "a café,", "two ships (in 1990)", "what he'd written", "the “Times”", "http://example.org/x"]
+
+
+def sentences(start, count):
+    return " ".join(
+        f"{SUBJECTS[i % 6]} {VERBS[i // 6 % 6]} {OBJECTS[i // 36 % 6]} {'again and ' * (i % 3)}number {i}."
+        for i in range(start, start + count)
+    )
+
+
+def text(documents=30):
+    return "\n\n".join(sentences(7 * i, 4) + "\n" + sentences(7 * i + 4, 3) for i in range(documents)) + "\n"
+
+
+def run(*args):
+    SCRIPT([str(arg) for arg in args])
+
+
+def write_text(folder, documents=30):
+    (folder / "a.txt").write_text(text(documents), encoding="utf-8")
+    return folder / "a.txt"
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("corpus")
+    write_text(folder)
+    with contextlib.chdir(folder) if hasattr(contextlib, "chdir") else pytest.MonkeyPatch.context() as patch:
+        if patch is not None:
+            patch.chdir(folder)
+        run("a.txt", "--out", "data", "--vocab-size", 300, "--valid-fraction", 0.1, "--workers", 1)
+    return folder / "data"
+
+
+def same_files(one, two):
+    """Every file but speed.json, and but for the times of the inputs in the manifest."""
+    names = {path.name for path in one.iterdir()} - {"speed.json"}
+    assert names == {path.name for path in two.iterdir()} - {"speed.json"}
+    for name in names:
+        if name == "manifest.json":
+            first, second = (json.loads((folder / name).read_text()) for folder in (one, two))
+            for manifest in (first, second):
+                manifest["settings"].pop("inputs")
+            assert first == second
+        else:
+            assert (one / name).read_bytes() == (two / name).read_bytes(), name
+    return True
+
+
+def test_fairseq_reads_the_folder(data):
+    from fairseq.data import Dictionary, TokenBlockDataset, data_utils
+
+    dictionary = Dictionary.load(str(data / "dict.txt"))
+    dictionary.add_symbol("<mask>")
+    encoder = TextEncoder(data)
+    assert len(dictionary) == len(encoder) == 300
+    assert [dictionary[i] for i in range(300)] == encoder.symbols
+    for name in ("<url>", "<email>", "<file>"):
+        assert encoder.pieces(name) == ["\u2581" + name]
+    manifest = json.loads((data / "manifest.json").read_text())
+    found = []
+    for split in ("train", "valid"):
+        dataset = data_utils.load_indexed_dataset(str(data / split), dictionary, "mmap")
+        assert manifest["counts"][f"{split}: ids"] == sum(dataset.sizes)
+        assert manifest["counts"][f"{split}: documents"] == sum(dataset.sizes == 1) > 0
+        assert len(dataset[len(dataset) - 1]) == 1 and all(line[-1] == dictionary.eos() for line in dataset)
+        blocks = TokenBlockDataset(dataset, dataset.sizes, 64, dictionary.pad(), dictionary.eos(), "complete_doc")
+        assert len(blocks) >= manifest["counts"][f"{split}: documents"]
+        found += [encoder.decode(line) for line in dataset if len(line) > 1]
+    # every sentence arrives, in the form in which fine-tuning would see it
+    wanted = [" ".join(s) for d in range(30) for s in encoder.normaliser.sentences(sentences(7 * d, 7))]
+    assert sorted(found) == sorted(wanted) and len(found) == 210
+
+
+def test_encoder_agrees_with_training(data):
+    encoder = TextEncoder(data)
+    source = "Nobody in town didn't like the “Times”. The U.S. Senate saw http://example.org/x, 中"
+    ids = encoder.encode(source)
+    assert encoder.decode(ids) == 'nobody in town didn \'t like the " times " . the u.s. senate saw <url> , <unk>'
+    assert [encoder.symbols[i] for i in ids[:-1]] == encoder.pieces(source)[:-1]
+    spans = encoder.spans(source)
+    assert [span.text for span in spans] == encoder.pieces(source)
+    for span in spans:
+        piece = span.text.strip("\u2581")
+        covered = source[span.start : span.end].lower()
+        assert covered == {'"': covered, "'": "'", "<url>": "http://example.org/x", "": "中"}.get(piece, piece)
+
+
+def test_same_ids_as_fairseq_preprocess(data, tmp_path):
+    from fairseq.data import Dictionary, data_utils
+    from fairseq_cli import preprocess
+
+    encoder = TextEncoder(data)
+    dictionary = Dictionary.load(str(data / "dict.txt"))
+    ours = data_utils.load_indexed_dataset(str(data / "train"), dictionary, "mmap")
+    lines = [" ".join(dictionary[int(i)] for i in line[:-1]) for line in ours]
+    assert sum(map(len, lines)) > 1000 and encoder.ids["<unk>"] == dictionary.unk()
+    (tmp_path / "train.bpe").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    options = [
+        "--only-source",
+        "--srcdict",
+        data / "dict.txt",
+        "--trainpref",
+        tmp_path / "train.bpe",
+        "--destdir",
+        tmp_path,
+    ]
+    preprocess.main(preprocess.options.get_preprocessing_parser().parse_args(list(map(str, options))))
+    for suffix in ("bin", "idx"):
+        assert (tmp_path / f"train.{suffix}").read_bytes() == (data / f"train.{suffix}").read_bytes()
+
+
+AWKWARD = [
+    "See http://example.org/a_(b)?c=d#e, or write to some.one+else@example.co.uk, and open my_file.tar.gz today.",
+    "A non-breaking\u00a0space and a soft hy\u00adphen are hard to see in any old text.",
+    "The words 中文 and 日本語。 are not written with the letters of the others here.",
+    'She laughed 😀👩\u200d👩\u200d👧 and said "hello" to the old man who lived next door.',
+    "The word \u200fשלום\u200f is read from right to left, and مرحبا, too, as they all know.",
+    "It's Mr. O'Neill's “naïve” café — isn't it, said the 3.5 m tall king of the U.S. Senate?",
+]
+
+
+def test_pretraining_glue_and_squad_see_the_same_ids(tmp_path):
+    """Awkward sentences survive all three ways into a model, with equal ids, or are refused with a reason."""
+    from fairseq.data import Dictionary, data_utils
+
+    from tupe.plugin import glue, squad
+
+    filler = text(30).split("\n\n")
+    monster = "It has a word of " + "x" * 100_000 + " and more words after it, in the same line of text."
+    (tmp_path / "a.txt").write_text("\n\n".join([*AWKWARD, monster, *filler]) + "\n", encoding="utf-8")
+    manifest = prepare([tmp_path / "a.txt"], tmp_path / "data", vocab_size=400, workers=1)
+    assert manifest["dropped"] == {
+        "paragraph: a word of more than 1000 characters": {"a.txt": 1},
+        "document: no paragraph left": {"a.txt": 1},
+    }
+    dictionary = Dictionary.load(str(tmp_path / "data" / "dict.txt"))
+    lines = [
+        tuple(line.tolist())
+        for split in ("train", "valid")
+        for line in data_utils.load_indexed_dataset(str(tmp_path / "data" / split), dictionary, "mmap")
+    ]
+    folder = tmp_path / "glue" / "CoLA"
+    folder.mkdir(parents=True)
+    for name in ("train.tsv", "dev.tsv"):
+        (folder / name).write_text("".join(f"s\t1\t\t{sentence}\n" for sentence in AWKWARD), encoding="utf-8")
+    list(glue.prepare(tmp_path / "glue", tmp_path / "data", tmp_path / "bin"))
+    prefix = str(tmp_path / "bin" / "CoLA" / "input0" / "train")
+    prepared = data_utils.load_indexed_dataset(prefix, dictionary, "mmap")
+    questions = [
+        {"id": str(i), "question": sentence, "answers": [{"text": sentence[:3], "answer_start": 0}]}
+        for i, sentence in enumerate(AWKWARD)
+    ]
+    paragraphs = [
+        {"context": sentence, "qas": [question]} for sentence, question in zip(AWKWARD, questions, strict=True)
+    ]
+    (tmp_path / "squad.json").write_text(
+        json.dumps({"version": "1.1", "data": [{"title": "t", "paragraphs": paragraphs}]})
+    )
+    encoder = TextEncoder(tmp_path / "data")
+    asked = squad.Windows(tmp_path / "squad.json", encoder, 256, 64, 128, 1)
+    for i, sentence in enumerate(AWKWARD):
+        wanted = encoder.encode(sentence)
+        assert (*wanted, dictionary.eos()) in lines, sentence
+        assert prepared[i].tolist() == [*wanted, dictionary.eos()]
+        assert asked.queries[i] == wanted[:128] and list(asked.ids[i]) == wanted
+        assert encoder.decode(wanted) and len(wanted) > 10
+    assert encoder.encode("") == [] and len(encoder.encode("x" * 100_000)) > 10_000
+
+
+# ----------------------------------------------------------------------------------------- restarts and many workers
+
+OPTIONS = {"vocab_size": 300, "valid_fraction": 0.1, "shard_mb": 0.002, "near_duplicates": 0.9, "keep_words": 0.9}
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    """A folder with an input and the data that one process makes of it, in ten shards."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    (folder / "in").mkdir()
+    for i in range(3):
+        (folder / "in" / f"{i}.txt").write_text("\n".join(sentences(100 * i, 40).split(". ")) + "\n")
+    (folder / "b.txt.gz").write_bytes(gzip.compress(text(40).encode()))
+    prepare(inputs_of(folder), folder / "data", workers=1, **OPTIONS)
+    return folder
+
+
+def inputs_of(folder):
+    return [folder / "in", folder / "b.txt.gz"]
+
+
+def test_another_number_of_workers(undisturbed, tmp_path):
+    prepare(inputs_of(undisturbed), tmp_path / "data", workers=3, **OPTIONS)
+    assert same_files(undisturbed / "data", tmp_path / "data")
+
+
+def start(*args, **kwargs):
+    """prepare(...) in another process, which is a group of its own."""
+
+    def target():
+        os.setpgid(0, 0)
+        tqdm.set_lock(threading.RLock())  # not the shared one, with which a killed process would block all others
+        prepare(*args, **kwargs)
+
+    process = multiprocessing.get_context("fork").Process(target=target)
+    process.start()
+    return process
+
+
+def finished_tasks(out):
+    try:
+        return len(list((out / "work").glob("*/[!.]*")))
+    except FileNotFoundError:  # a run that ends takes the folder away while it is being listed
+        return 0
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_killed_again_and_again(undisturbed, tmp_path, workers):
+    """kill -9 of the process that was started, whenever another task or two have been finished."""
+    out, kills, chance = tmp_path / "data", 0, random.Random(workers)
+    for _ in range(100):
+        goal = finished_tasks(out) + chance.randint(1, 2)
+        process = start(inputs_of(undisturbed), out, workers=workers, **OPTIONS)
+        while process.is_alive() and finished_tasks(out) < goal:
+            time.sleep(0.001)
+        before = finished_tasks(out)
+        process.kill()
+        process.join()
+        if process.exitcode == 0:
+            break
+        kills += 1
+        whole = (out / "manifest.json").exists()  # killed while it cleared away the tasks of a finished run
+        assert whole or finished_tasks(out) >= before >= goal  # nothing that was finished is lost
+    assert process.exitcode == 0 and kills >= 5
+    assert same_files(undisturbed / "data", out)
+
+
+def test_killed_while_files_are_put_in_place(undisturbed, tmp_path, monkeypatch):
+    """Killed after each of the moves that end a run."""
+    out = tmp_path / "data"
+    real, left = Path.replace, []
+
+    def killing(path, target):
+        if path.parent.name != "work":
+            if not left:
+                os.kill(os.getpid(), signal.SIGKILL)
+            left.pop()
+        return real(path, target)
+
+    monkeypatch.setattr(Path, "replace", killing)
+    kills = 0
+    while kills < 20:
+        left.append(None)  # one more file gets its place each time
+        process = start(inputs_of(undisturbed), out, workers=1, **OPTIONS)
+        process.join()
+        left.clear()
+        if process.exitcode == 0:
+            break
+        assert process.exitcode == -signal.SIGKILL and not (out / "manifest.json").exists()
+        kills += 1
+    assert kills >= 5 and same_files(undisturbed / "data", out)
+
+
+def test_a_half_written_shard_is_not_taken_for_a_whole_one(undisturbed, tmp_path):
+    out = tmp_path / "data"
+    process = start(inputs_of(undisturbed), out, workers=1, **OPTIONS)
+    while process.is_alive() and finished_tasks(out) < 9:
+        time.sleep(0.001)
+    process.kill()
+    process.join()
+    (out / "work" / "text" / ".00000-0000-abc.def").mkdir()
+    (out / "work" / "text" / ".00000-0000-abc.def" / "tokens.gz").write_bytes(b"half")
+    prepare(inputs_of(undisturbed), out, workers=1, **OPTIONS)
+    assert same_files(undisturbed / "data", out)
+
+
+def die_once(folder, path, *args):
+    try:
+        os.unlink(os.environ["DIE_ONCE"])  # of two workers only one succeeds
+    except FileNotFoundError:
+        return REAL_TEXT_SHARD(folder, path, *args)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+REAL_TEXT_SHARD = corpus.text_shard
+
+
+def test_a_worker_dies(undisturbed, tmp_path, monkeypatch):
+    monkeypatch.setattr(corpus, "text_shard", die_once)
+    monkeypatch.setenv("DIE_ONCE", str(tmp_path / "flag"))
+    (tmp_path / "flag").touch()
+    with pytest.raises(ValueError, match="a worker process of the step 'text' died .* same command goes on"):
+        prepare(inputs_of(undisturbed), tmp_path / "data", workers=2, **OPTIONS)
+    assert len(list((tmp_path / "data" / "work" / "read").iterdir())) >= 2
+    prepare(inputs_of(undisturbed), tmp_path / "data", workers=2, **OPTIONS)
+    assert same_files(undisturbed / "data", tmp_path / "data")
+
+
+def test_workers_end_when_their_parent_is_killed(undisturbed, tmp_path):
+    process = start(inputs_of(undisturbed), tmp_path / "data", workers=2, **OPTIONS)
+    while process.is_alive() and finished_tasks(tmp_path / "data") < 5:
+        time.sleep(0.001)
+    group = process.pid
+    process.kill()
+    process.join()
+    for _ in range(100):
+        try:
+            os.killpg(group, 0)
+        except ProcessLookupError:
+            break
+        time.sleep(0.1)
+    else:
+        pytest.fail("workers are still there")
+
+
+def fail_with(error):
+    def target(*args, **kwargs):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (3000, 3000))
+        with pytest.raises(ValueError, match=error):
+            prepare(*args, **kwargs)
+
+    return target
+
+
+def test_no_room_for_a_file(undisturbed, tmp_path):
+    target = fail_with("step '[a-z]+': cannot read or write: .*File too large.*what is finished is kept")
+    arguments = (inputs_of(undisturbed), tmp_path / "data")
+    process = multiprocessing.get_context("fork").Process(
+        target=target, args=arguments, kwargs={"workers": 1, **OPTIONS}
+    )
+    process.start()
+    process.join()
+    assert process.exitcode == 0
+    prepare(*arguments, workers=1, **OPTIONS)
+    assert same_files(undisturbed / "data", tmp_path / "data")
+
+
+def test_disk_full(undisturbed, tmp_path):
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=80k", "tmpfs", str(disk)]
+    if os.getuid() or subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("only root can mount a small disk")
+    try:
+        with pytest.raises(ValueError, match="step '[a-z]+': the disk is full: .*what is finished is kept"):
+            prepare(inputs_of(undisturbed), disk / "data", workers=1, **OPTIONS)
+        assert finished_tasks(disk / "data") >= 1
+        subprocess.run(["mount", "-o", "remount,size=20m", str(disk)], check=True)
+        prepare(inputs_of(undisturbed), disk / "data", workers=1, **OPTIONS)
+        assert same_files(undisturbed / "data", disk / "data")
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
+
+
+def test_a_damaged_file_is_replaced_and_the_rest_is_kept(undisturbed, tmp_path):
+    for name in ("a.txt", "c.txt"):
+        (tmp_path / name).write_text(text(10))
+    whole = bz2.compress(text(12).encode())
+    (tmp_path / "b.txt.bz2").write_bytes(whole[:-20])
+    arguments = ([tmp_path / name for name in ("a.txt", "b.txt.bz2", "c.txt")], tmp_path / "data")
+    options = {"vocab_size": 300, "shard_mb": 0.001, "workers": 1}
+    with pytest.raises(ValueError, match="b.txt.bz2: cannot be read on"):
+        prepare(*arguments, **options)
+    made = finished_tasks(tmp_path / "data")
+    assert made > 0
+    (tmp_path / "b.txt.bz2").write_bytes(whole)
+    prepare(*arguments, **options)
+    assert (tmp_path / "data" / "manifest.json").exists()
+
+
+@pytest.mark.slow
+def test_dask_cluster_of_two_workers(undisturbed, tmp_path):
+    distributed = pytest.importorskip("distributed")
+    with distributed.LocalCluster(
+        n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None, local_directory=str(tmp_path)
+    ) as cluster:
+        prepare(
+            inputs_of(undisturbed), tmp_path / "data", engine="dask", scheduler=cluster.scheduler_address, **OPTIONS
+        )
+        assert len(cluster.scheduler_info["workers"]) == 2
+    assert same_files(undisturbed / "data", tmp_path / "data")
+
+
+@pytest.mark.slow
+def test_memory_of_a_worker_does_not_grow_with_the_corpus(tmp_path):
+    """The same documents again and again: of new words, a worker remembers more and more, up to tupe.text.CACHE."""
+    peaks = []
+    body = "\n\n".join(sentences(70 * j, 70) for j in range(100)) + "\n\n"
+    for times in (1, 10):
+        (tmp_path / f"{times}.txt").write_text(body * times, encoding="utf-8")
+        arguments = [tmp_path / f"{times}.txt", "--out", tmp_path / str(times), "--vocab-size", 300]
+        command = [
+            sys.executable,
+            ROOT / "scripts" / "prepare_corpus.py",
+            *arguments,
+            "--workers",
+            2,
+            "--shard-mb",
+            0.2,
+        ]
+        subprocess.run([*map(str, command), "--sample-mb", "1"], check=True)
+        peaks.append(json.loads((tmp_path / str(times) / "speed.json").read_text())["text"]["peak MB of a worker"])
+    assert peaks[1] < 1.1 * peaks[0], peaks
+
+
+# ----------------------------------------------------------------------------------------------- options and bad input
+
+
+def test_the_same_command_again_does_nothing(undisturbed, capsys):
+    before = {path: path.stat().st_mtime_ns for path in (undisturbed / "data").iterdir()}
+    said = []
+    prepare(inputs_of(undisturbed), undisturbed / "data", say=said.append, **OPTIONS)
+    assert before == {path: path.stat().st_mtime_ns for path in (undisturbed / "data").iterdir()}
+    assert said == [f"{undisturbed / 'data'} is finished already"]
+
+
+@pytest.mark.parametrize("keep_work", [True, False])
+def test_the_same_command_again_keeps_the_work_on_request(tmp_path, keep_work):
+    arguments = ([write_text(tmp_path)], tmp_path / "data")
+    prepare(*arguments, vocab_size=300, workers=1, keep_work=True)
+    prepare(*arguments, vocab_size=300, workers=1, keep_work=keep_work)
+    assert (tmp_path / "data" / "work" / "text").exists() == keep_work
+
+
+def test_standard_input(undisturbed, tmp_path, monkeypatch):
+    body = text(40).encode()
+    for workers in (1, 2):
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(body)))
+        prepare(["-"], tmp_path / str(workers), vocab_size=300, shard_mb=0.002, workers=workers)
+    assert same_files(tmp_path / "1", tmp_path / "2")
+    with pytest.raises(ValueError, match="is not empty"):  # who knows whether it would be the same text
+        prepare(["-"], tmp_path / "1", vocab_size=300, shard_mb=0.002, workers=1)
+
+
+def test_standard_input_is_read_anew_after_a_failure(tmp_path, monkeypatch):
+    options = {"vocab_size": 300, "shard_mb": 0.002, "workers": 1}
+
+    def prepare_piped(body, folder):
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(body.encode())))
+        return prepare(["-"], tmp_path / folder, **options)
+
+    with monkeypatch.context() as patch, pytest.raises(ValueError, match="step 'vocabulary'"):
+        patch.setattr(corpus, "vocabulary", fail_once)
+        prepare_piped(text(20), "data")
+    assert finished_tasks(tmp_path / "data") > 2
+    prepare_piped(text(40), "data")
+    prepare_piped(text(40), "undisturbed")
+    assert same_files(tmp_path / "data", tmp_path / "undisturbed")
+
+
+def fail_once(folder, *args):
+    raise OSError("no disk")
+
+
+def test_folder_of_another_run(undisturbed, tmp_path):
+    write_text(tmp_path)
+    run(tmp_path / "a.txt", "--out", tmp_path / "data", "--vocab-size", 300)
+    before = (tmp_path / "data" / "train.bin").read_bytes()
+    with pytest.raises(SystemExit, match="data is not empty.*other inputs or options.*--overwrite"):
+        run(tmp_path / "a.txt", "--out", tmp_path / "data", "--vocab-size", 310)
+    assert (tmp_path / "data" / "train.bin").read_bytes() == before
+    run(tmp_path / "a.txt", "--out", tmp_path / "data", "--vocab-size", 310, "--overwrite")
+    assert len(TextEncoder(tmp_path / "data")) == 310
+
+
+def test_one_folder_is_prepared_by_one_process(undisturbed, tmp_path):
+    process = start(inputs_of(undisturbed), tmp_path / "data", workers=1, **OPTIONS)
+    while process.is_alive() and finished_tasks(tmp_path / "data") < 2:
+        time.sleep(0.001)
+    os.kill(process.pid, signal.SIGSTOP)
+    try:
+        with pytest.raises(ValueError, match="another process is preparing .*data"):
+            prepare(inputs_of(undisturbed), tmp_path / "data", workers=1, **OPTIONS)
+    finally:
+        os.kill(process.pid, signal.SIGCONT)
+    process.join()
+    assert process.exitcode == 0 and same_files(undisturbed / "data", tmp_path / "data")
+    assert [path.name for path in tmp_path.iterdir()] == ["data"]
+
+
+def test_output_within_the_input_folder(tmp_path):
+    for i in range(5):
+        (tmp_path / f"{i}.txt").write_text(sentences(100 * i, 100))
+    for more in ([], [], ["--overwrite", "--seed", 2]):
+        run(tmp_path, "--out", tmp_path / "data", "--vocab-size", 300, *more)
+        manifest = json.loads((tmp_path / "data" / "manifest.json").read_text())
+        assert manifest["counts"]["documents read"] == 5 and not manifest["settings"]["skipped"]
+
+
+def test_folder_of_something_else_is_never_overwritten(tmp_path):
+    write_text(tmp_path)
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "precious").write_text("x")
+    with pytest.raises(SystemExit, match="--overwrite"):
+        run(tmp_path / "a.txt", "--out", tmp_path / "data")
+    with pytest.raises(SystemExit, match="is no data directory: not overwritten"):
+        run(tmp_path / "a.txt", "--out", tmp_path / "data", "--overwrite")
+    assert (tmp_path / "data" / "precious").exists()
+
+
+def test_copies_and_near_copies_go_and_the_last_paragraph_stays(tmp_path):
+    body = text(10)
+    documents = body.split("\n\n")
+    near = documents[3].replace("number", "figure", 1)
+    (tmp_path / "a.txt").write_text(
+        body + "\n" + documents[0].upper() + "\r\n\r\n" + near + "\n\n" + sentences(900, 5)  # no line end
+    )
+    manifest = prepare([tmp_path / "a.txt"], tmp_path / "data", vocab_size=200, near_duplicates=0.6, workers=1)
+    assert manifest["dropped"] == {
+        "document: a copy of an earlier document": {"a.txt": 1},
+        "document: nearly a copy of an earlier document": {"a.txt": 1},
+    }
+    assert manifest["counts"]["documents read"] == 13 and manifest["counts"]["documents kept"] == 11
+    assert manifest["counts"]["paragraphs kept"] == 10 * 2 + 1  # those of the copies are not counted
+    for threshold in (0, 1):
+        other = prepare([tmp_path / "a.txt"], tmp_path / f"{threshold}", vocab_size=200, near_duplicates=threshold)
+        assert other["counts"]["documents kept"] == 12
+
+
+def test_rare_words_become_unk_in_training_and_in_the_encoder(tmp_path):
+    write_text(tmp_path)
+    manifest = prepare([tmp_path / "a.txt"], tmp_path / "data", vocab_size=150, keep_words=0.21, workers=1)
+    words = (tmp_path / "data" / "words.txt").read_text().split()
+    encoder = TextEncoder(tmp_path / "data")
+    assert "the" in words and "17" not in words
+    assert encoder.decode(encoder.encode("The old number 17")) == "the old number <unk>"
+    assert manifest["counts"]["pieces that are <unk>"] > 100
+    types = {t for d in range(30) for s in encoder.normaliser.sentences(sentences(7 * d, 7)) for t in s}
+    assert abs(len(words) - 0.21 * len(types)) < 3 + 8  # those that are always kept; types of the held-out documents
+
+
+def test_report(data):
+    report = (data / "report.md").read_text()
+    assert "| read | 30 |" in report and "| documents | 30 |" in report and "| sentences | 210 |" in report
+    assert "pieces per word" in report and "`<unk>` | 0.00 %" in report
+    assert (data / "report.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_vocabulary_of_the_default_size_needs_more_text(tmp_path):
+    with pytest.raises(SystemExit, match="cannot make 32768 types from this text: .*another --vocab-size goes on"):
+        run(write_text(tmp_path), "--out", tmp_path / "data")
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "data" / "work" / "text").iterdir()}
+    run(tmp_path / "a.txt", "--out", tmp_path / "data", "--vocab-size", 300, "--keep-work")
+    assert before == {path: path.stat().st_mtime_ns for path in before}  # the same text is not read again
+    shutil.rmtree(tmp_path / "data" / "work")
+    run(tmp_path / "a.txt", "--out", tmp_path / "fresh", "--vocab-size", 300)
+    assert same_files(tmp_path / "data", tmp_path / "fresh")
+
+
+@pytest.mark.parametrize(
+    "name, content, message",
+    [
+        ("empty.txt", b"", "no document in .*empty.txt"),
+        ("blank.txt", b"\n \n\n", "no document in .*blank.txt"),
+        ("junk.txt", b"1 2 3 4 5 6 7 8 9 10\n", "no text left of .*junk.txt; dropped: .*few letters"),
+        ("bytes.txt", b"fine\nnot \xff fine\n", "bytes.txt, line 2: byte 0xff"),
+        ("one.txt", b"Just one document of a few more words than eight.\n", "1 document after cleaning"),
+        ("x.pdf", b"", "x.pdf: unknown kind of input; valid: .txt"),
+    ],
+)
+def test_bad_input(tmp_path, name, content, message):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(SystemExit) as error:
+        run(tmp_path / name, "--out", tmp_path / "data", "--vocab-size", 200, "--workers", 1)
+    assert re.search(message, str(error.value)), error.value
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"engine": "spark"}, "engine 'spark'.*valid: local.*dask"),
+        ({"engine": "dask"}, "dask with the address of a scheduler"),
+        ({"near_duplicates": 80}, "--near-duplicates is 80; valid: 0 to 1"),
+        ({"seed": -1}, "--seed is -1; valid: 0 to 18446744073709551615"),
+    ],
+)
+def test_bad_options(tmp_path, options, message):
+    with pytest.raises(ValueError, match=message):
+        prepare([write_text(tmp_path)], tmp_path / "data", **options)
+
+
+def test_a_folder_without_a_vocabulary(tmp_path):
+    with pytest.raises(ValueError, match="has no dict.txt"):
+        TextEncoder(tmp_path)

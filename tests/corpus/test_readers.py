@@ -1,0 +1,269 @@
+import bz2
+import gzip
+import io
+import json
+import lzma
+import sys
+
+import pytest
+import zstandard
+
+from tupe.corpus import readers as documents
+from tupe.corpus.readers import Document, find_inputs, paragraphs
+from tupe.corpus.steps import Stats
+
+
+def read_all(*paths, errors="strict"):
+    stats = Stats()
+    inputs, _ = find_inputs(paths)
+    return [document for source in inputs for document in documents.read(source, errors, stats)], stats
+
+
+def texts(*paths, **options):
+    return [document.text for document in read_all(*paths, **options)[0]]
+
+
+PAGE = "<page><title>{title}</title><ns>{ns}</ns>{redirect}<revision><text>{text}</text></revision></page>"
+MARKUP = """{{Infobox|name=Dropped}} '''Anarchism''' is a [[political philosophy|philosophy]] of the [[state]].
+It grew in &lt;math&gt;x^2&lt;/math&gt; Europe &amp;amp; America.&lt;ref&gt;Dropped.&lt;/ref&gt; See http://a.org/b.
+
+{| class="x"
+| Dropped cell
+|}
+[[File:Dropped.jpg|thumb|Dropped caption]]
+== History of it ==
+The [http://b.org long] history &lt;!-- dropped --&gt; is told.
+* One ''item''
+== References ==
+* Dropped list
+=== Dropped part ===
+Dropped
+== After ==
+Kept.
+"""
+
+
+def wiki(*pages):
+    return (
+        f'<mediawiki xmlns="http://www.mediawiki.org/xml/export-0.10/"><siteinfo/>{"".join(pages)}</mediawiki>'.encode()
+    )
+
+
+def page(title="A", ns=0, redirect="", text="Some text."):
+    return PAGE.format(title=title, ns=ns, redirect=redirect, text=text)
+
+
+COMPRESSIONS = {
+    "": bytes,
+    ".gz": gzip.compress,
+    ".bz2": bz2.compress,
+    ".xz": lzma.compress,
+    ".zst": zstandard.ZstdCompressor().compress,
+}
+LINES = "First line.\r\nSecond line.\n\n\r\nAnother document,\rold Mac ends.\n \nThe last one, é, no line end".encode()
+DOCUMENTS = ["First line.\nSecond line.", "Another document,\nold Mac ends.", "The last one, \u00e9, no line end"]
+
+
+@pytest.mark.parametrize("suffix", COMPRESSIONS)
+def test_plain_text_in_every_compression(tmp_path, suffix):
+    compress = COMPRESSIONS[suffix]
+    half = LINES.index(b"Another")
+    (tmp_path / f"a.txt{suffix}").write_bytes(compress(LINES[:half]) + compress(LINES[half:]))  # two frames, as of cat
+    assert texts(tmp_path / f"a.txt{suffix}") == DOCUMENTS
+
+
+@pytest.mark.parametrize("suffix", [s for s in COMPRESSIONS if s])
+def test_truncated_compressed_file(tmp_path, suffix):
+    content = "\n\n".join(f"Document {i} {i**7}." for i in range(9_000)).encode()
+    compressed = COMPRESSIONS[suffix](content)
+    path = tmp_path / f"a.txt{suffix}"
+    path.write_bytes(compressed[: len(compressed) // 2])
+    with pytest.raises(ValueError, match=rf"a.txt\{suffix}: cannot be read on after .*--errors replace"):
+        read_all(path)
+    kept, stats = read_all(path, errors="replace")
+    assert stats.dropped["file: damaged, read up to there"] == {path.name: 1}
+    assert [d.text for d in kept] == content.decode().split("\n\n")[: len(kept)]
+
+
+def test_corrupt_zst_file(tmp_path):
+    whole = zstandard.ZstdCompressor().compress
+    (tmp_path / "a.txt.zst").write_bytes(whole(LINES) + b"no frame at all")
+    with pytest.raises(ValueError, match="a.txt.zst: cannot be read on after .*--errors replace"):
+        read_all(tmp_path / "a.txt.zst")
+    kept, stats = read_all(tmp_path / "a.txt.zst", errors="replace")
+    assert [d.text for d in kept] == DOCUMENTS[:2]  # the last one is not known to be whole
+    assert stats.dropped["file: damaged, read up to there"] == {"a.txt.zst": 1}
+
+
+def test_standard_input(monkeypatch):
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(LINES)))
+    assert texts("-") == DOCUMENTS
+
+
+def test_a_folder_holds_books(tmp_path):
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "b.txt").write_text("TITLE\n\n\nA paragraph that\nwas wrapped.\n\nThe next one.\n")
+    (tmp_path / "sub" / "b.txt").write_text("No empty lines:\na paragraph a line.\n")  # the same name elsewhere
+    (tmp_path / "readme.html").write_text("not text")
+    assert texts(tmp_path) == [
+        "TITLE\nA paragraph that was wrapped.\nThe next one.",
+        "No empty lines:\na paragraph a line.",
+    ]
+    inputs, skipped = find_inputs([tmp_path, tmp_path / "b.txt", f"{tmp_path}/**/*.txt"])
+    assert [source.kind for source in inputs] == ["book", "book"]
+    assert sorted(skipped) == sorted(
+        map(str, [tmp_path / "readme.html", *[tmp_path / "b.txt"] * 2, tmp_path / "sub/b.txt"])
+    )
+
+
+def test_hidden_files_and_the_output_are_no_inputs(tmp_path):
+    for name in ("a.txt", ".a.txt", ".git/b.txt", "out/work/c.txt", "out/dict.txt"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("text")
+    for inputs in ([tmp_path], [f"{tmp_path}/**/*.txt"]):
+        found, skipped = find_inputs(inputs, tmp_path / "out")
+        assert [source.path for source in found] == [str(tmp_path / "a.txt")] and not skipped
+
+
+def test_glob_is_sorted_and_each_file_is_read_once(tmp_path):
+    for name in "cab":
+        (tmp_path / f"{name}.txt").write_text(name)
+    assert texts(tmp_path / "b.txt", f"{tmp_path}/*.txt") == ["b", "a", "c"]
+
+
+def test_json_lines_and_wikiextractor(tmp_path):
+    rows = [
+        {"id": 1, "url": "https://en.wikipedia.org/wiki?curid=1", "title": "A", "text": "A\n\nFirst\nSecond"},
+        {"text": "\ud800 half a character"},
+    ]
+    for name in ("a.jsonl", "wiki_00"):
+        (tmp_path / name).write_text("\n".join(map(json.dumps, rows)) + "\n\n")
+        found, _ = read_all(tmp_path / name)
+        assert [d.text for d in found] == [row["text"] for row in rows]
+        assert [d.domain for d in found] == ["en.wikipedia.org", name]
+
+
+def test_json_lines_may_begin_with_a_byte_order_mark(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"text": "One."}\n{"text": "Two."}\n', encoding="utf-8-sig")
+    assert texts(tmp_path / "a.jsonl") == ["One.", "Two."]
+
+
+def test_links_to_other_languages_and_magic_words_are_no_text():
+    markup = "__NOTOC__ A [[cat]], in German [[:de:Katze]].\n[[de:Katze]] [[zh-min-nan:Niau]] [[C: a language]]"
+    assert paragraphs(Document("x", "x", True, markup)) == [" A cat, in German :de:Katze.", "  C: a language"]
+
+
+def test_json_line_with_a_strange_url(tmp_path):
+    for url in ("https://foo\uff0fbar", "https://[1", "nowhere", ""):
+        (tmp_path / "a.jsonl").write_text(json.dumps({"url": url, "text": "good"}))
+        (document,), _ = read_all(tmp_path / "a.jsonl")
+        assert document.domain == "a.jsonl" and document.text == "good"
+
+
+def test_json_line_that_is_none(tmp_path):
+    for bad in ('{"text": 3}', "[]", '{"no": "text"}', '{"text": "x"', "[" * 100_000):
+        (tmp_path / "a.jsonl").write_text('{"text": "good"}\n' + bad + "\n")
+        with pytest.raises(ValueError, match='a.jsonl, line 2: not a JSON object with a "text"'):
+            read_all(tmp_path / "a.jsonl")
+        found, stats = read_all(tmp_path / "a.jsonl", errors="replace")
+        assert [d.text for d in found] == ["good"] and len(stats.dropped) == 1
+
+
+@pytest.mark.parametrize("name", ["w.xml", "w.xml.bz2", "enwiki-pages-articles1.xml-p1p41242.bz2", "w.xml.zst"])
+def test_wiki_dump(tmp_path, name):
+    dump = wiki(
+        page(text=MARKUP),
+        page("B", redirect='<redirect title="A"/>', text="#REDIRECT [[A]]"),
+        page("Talk:A", ns=1),
+    )
+    suffix = "." + name.rsplit(".", 1)[1]
+    (tmp_path / name).write_bytes(COMPRESSIONS.get(suffix, bytes)(dump))
+    (document,), stats = read_all(tmp_path / name)
+    assert document.source.endswith(f"{name}: A") and document.wiki
+    assert [line.strip() for line in paragraphs(document) if line.strip()] == [
+        "Anarchism is a philosophy of the state.",
+        "It grew in  Europe & America. See http://a.org/b.",
+        "The long history  is told.",
+        "One item",
+        "Kept.",
+    ]
+    assert stats.dropped == {
+        "document: a page that is no article": {name: 1},
+        "document: a page that redirects": {name: 1},
+    }
+
+
+def test_nested_and_broken_markup_survives():
+    for markup in (
+        "{{" * 2000 + "text",
+        "[[" * 500 + "x" + "]]" * 500,
+        "'''a",
+        "{| a",
+        "<ref>",
+        "== h",
+        "<div>" * 3000 + "x",
+    ):
+        try:
+            assert isinstance(paragraphs(Document("s", "d", True, markup)), list)
+        except ValueError as error:  # refused with a reason, which the pipeline counts
+            assert "s: " in str(error)
+
+
+@pytest.mark.parametrize(
+    "name, content, message",
+    [
+        ("b.txt", b"fine\nnot \xff fine\n", "b.txt, line 2: byte 0xff at column 5 is not UTF-8.*--errors replace"),
+        ("cut.xml.bz2", bz2.compress(wiki())[:-9], "cut.xml.bz2: cannot be read on after the start"),
+        ("cut.xml", wiki(page("Title"))[:-9], "cut.xml: cannot be read on after .*: Title: "),
+        ("nul.xml", wiki(page("T"), "\0"), "nul.xml: cannot be read on after .*: T: "),
+        ("bomb.xml", b'<!DOCTYPE b [<!ENTITY a "aa"><!ENTITY b "&a;&a;">]><m>&b;</m>', "refused, .* entities"),
+        ("x.pdf", b"", "x.pdf: unknown kind of input; valid: .txt"),
+    ],
+)
+def test_bad_input_is_refused(tmp_path, name, content, message):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ValueError, match=message):
+        read_all(tmp_path / name)
+
+
+def test_an_entity_bomb_is_refused_in_any_case(tmp_path):
+    (tmp_path / "bomb.xml").write_bytes(b'<!DOCTYPE b [<!ENTITY a "aa"><!ENTITY b "&a;&a;">]><m>&b;</m>')
+    with pytest.raises(ValueError, match="refused"):
+        read_all(tmp_path / "bomb.xml", errors="replace")
+
+
+def test_missing_input(tmp_path):
+    with pytest.raises(ValueError, match="nothing.txt: no such file or folder"):
+        find_inputs([tmp_path / "nothing.txt"])
+    with pytest.raises(ValueError, match="no input in .*; valid: .txt"):
+        find_inputs([tmp_path])
+
+
+def test_undecodable_bytes_can_be_replaced(tmp_path):
+    (tmp_path / "a.txt").write_bytes(b"a \xff b\n\nc\xe2\x82")
+    found, stats = read_all(tmp_path / "a.txt", errors="replace")
+    assert [d.text for d in found] == ["a \ufffd b", "c\ufffd"]
+    assert stats.counts["lines with bytes replaced by U+FFFD"] == 2
+
+
+def test_a_document_that_is_too_long_is_dropped_whatever_it_is(tmp_path, monkeypatch):
+    monkeypatch.setattr(documents, "MAX_DOCUMENT", 1000)
+    long = "word " * 300
+    (tmp_path / "a.txt").write_text(f"good\n\nstart\n{long}\nend\n\n" + "line\n" * 300 + "\ngood, too\n")
+    (tmp_path / "a.jsonl").write_text(
+        json.dumps({"text": "good"}) + "\n" + json.dumps({"text": long}) + '\n{"text": "3"}\n'
+    )
+    (tmp_path / "a.xml").write_bytes(wiki(page(text="good"), page("Long", text=long)))
+    (tmp_path / "books").mkdir()
+    (tmp_path / "books" / "long.txt").write_text(long)
+    (tmp_path / "books" / "short.txt").write_text("good")
+    for name, kept, lost in (
+        ("a.txt", ["good", "good, too"], 2),
+        ("a.jsonl", ["good", "3"], 1),
+        ("a.xml", ["good"], 1),
+        ("books", ["good"], 1),
+    ):
+        found, stats = read_all(tmp_path / name)
+        assert [d.text for d in found] == kept
+        assert sum(stats.dropped["document: longer than 1000 characters"].values()) == lost
+        assert stats.counts["documents read"] == len(kept) + lost

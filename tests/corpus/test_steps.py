@@ -1,0 +1,115 @@
+"""The steps of tupe.corpus one by one."""
+
+import numpy as np
+import pytest
+
+from tupe.corpus import steps as corpus
+from tupe.corpus.readers import Document
+from tupe.corpus.steps import Stats
+from tupe.text import Normaliser
+
+
+def test_paragraphs_are_cleaned_joined_and_dropped_with_a_reason():
+    stats = Stats()
+    good = "This is a paragraph of more than eight words in all."
+    junk = "1 | 2 | 3 | 4 | 5 | 6 | 7 | 8 | 9"
+    kept = corpus.clean_paragraphs(["Chapter 1", good, good, "\u200b", junk, "x" * 1001, "The end."], stats, "a.txt")
+    assert kept == [f"Chapter 1 {good} The end."]
+    assert stats.counts == {"paragraphs": 6, "short paragraphs joined to the next": 2}
+    assert stats.dropped == {
+        "paragraph: repeated in its document": {"a.txt": 1},
+        "paragraph: few letters": {"a.txt": 1},
+        "paragraph: a word of more than 1000 characters": {"a.txt": 1},
+    }
+    assert stats.samples["paragraph: few letters"] == [junk]
+
+
+def test_documents_with_nothing_left():
+    stats, normaliser = Stats(), Normaliser()
+    for text in ("Only four words here", "12 34 56", "{{" * 9):
+        assert corpus.normalise_document(Document("s", "d", False, text), normaliser, stats) is None
+    assert sum(n for reason, d in stats.dropped.items() if reason.startswith("document") for n in d.values()) == 3
+
+
+def test_stats_add_up_in_order():
+    parts = []
+    for i in range(30):
+        part = Stats()
+        part.count("n", i)
+        part.drop("document", "why", f"domain {i % 2}", f"example {i}")
+        part.length("tokens", i % 3)
+        parts.append(part)
+    total = Stats()
+    for part in parts:
+        total += Stats(part.data())
+    assert total.counts["n"] == sum(range(30)) and total.dropped["document: why"] == {"domain 0": 15, "domain 1": 15}
+    assert total.samples["document: why"] == [f"example {i}" for i in range(corpus.SAMPLES)]
+    assert total.lengths["tokens"] == {0: 10, 1: 10, 2: 10}
+
+
+def test_copies_differ_in_case_and_punctuation_only():
+    assert corpus.document_hash(["Hello, World!", "x"]) == corpus.document_hash(["hello world", "-- X."])
+    assert corpus.document_hash(["Hello, World!"]) != corpus.document_hash(["Hello, Worlds!"])
+
+
+def test_near_copies_are_found_once_and_the_first_stays():
+    words = [f"w{i}" for i in range(300)]
+    other = [f"v{i}" for i in range(300)]
+    near = [*words[:150], "changed", *words[151:]]
+    hashes = np.array([corpus.minhash(d) for d in (words, other, near, other[:20], words)])
+    assert corpus.near_copies(hashes, 0.8, np.zeros(5, bool)).tolist() == [False, False, True, False, True]
+    assert corpus.near_copies(hashes, 0.8, np.array([1, 0, 0, 0, 0], bool)).tolist() == [
+        False,
+        False,
+        False,
+        False,
+        True,
+    ]
+    real = len({tuple(words[i : i + 5]) for i in range(296)} & {tuple(near[i : i + 5]) for i in range(296)}) / 301
+    assert (hashes[0] == hashes[2]).mean() == pytest.approx(real, abs=0.1)
+
+
+def digests(count):
+    return np.array([bytes([(37 * i) % 256]) * 16 for i in range(count)], dtype=object)
+
+
+def test_held_out_documents_depend_on_their_text_alone():
+    names, sizes = digests(100), np.full(100, 10)
+    chosen = corpus.choose_valid(names, sizes, 0.1)
+    assert chosen.sum() == 10
+    order = np.random.RandomState(0).permutation(100)
+    assert set(names[chosen]) == set(names[order][corpus.choose_valid(names[order], sizes, 0.1)])
+    sizes[np.argsort(names)[0]] = 10_000  # too big to be held out
+    assert not corpus.choose_valid(names, sizes, 0.01)[np.argsort(names)[0]]
+    assert corpus.choose_valid(digests(2), np.array([5, 5]), 0.5).sum() == 1
+    assert corpus.choose_valid(digests(2), np.array([500, 5]), 0.0).tolist() == [False, True]
+
+
+def test_the_sample_is_bounded_and_seeded():
+    names, chars = digests(200), np.full(200, 50)
+    one, two = (corpus.choose_sample(names, chars, 1000, seed) for seed in (1, 2))
+    assert one.sum() == two.sum() == 20 and (one != two).any()
+    assert (one == corpus.choose_sample(names, chars, 1000, 1)).all()
+
+
+def test_keep_words_merges_many_tables(tmp_path):
+    import gzip
+
+    shards = []
+    for i in range(300):  # more than are open at a time
+        shards.append(tmp_path / str(i))
+        shards[-1].mkdir()
+        words = sorted({"the": 5, f"only{i:03}": 1, "both": 2, "<url>": 1}.items())
+        with gzip.open(shards[-1] / "counts.gz", "wt") as file:
+            file.writelines(f"{word} {count}\n" for word, count in words)
+    (tmp_path / "out").mkdir()
+    corpus.keep_words(tmp_path / "out", shards, 6 / 303)
+    assert (tmp_path / "out" / "words.txt").read_text().split() == [
+        "<url>",
+        "both",
+        "only000",
+        "only001",
+        "only002",
+        "the",
+    ]
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["words.txt"]

@@ -1,0 +1,202 @@
+"""What each position encoding can tell apart: structure in float64, training where it takes seconds, and the tasks."""
+
+import runpy
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from tupe.attention import NORMALISERS
+from tupe.evaluation.synthetic import (
+    DEFAULTS,
+    WORDS,
+    deviations,
+    even,
+    identify,
+    options_of,
+    predicted,
+    read_results,
+    structure,
+    sweep,
+    table,
+    train,
+    verdict,
+)
+from tupe.positions import SCHEMES, Dims, Positions, overrides
+
+ONLY_LOGITS = [
+    "untied", "absolute_d", "nonparametric", "factored", "clipped", "t5", "alibi", "rope", "deberta", "shaw",
+]  # fmt: skip
+
+
+def mirrored(position):
+    """Whether all that a scheme gives is logits that are the same from i to j as from j to i."""
+    positions = Positions(position, Dims(max_positions=16, width=8, heads=2, layers=1, head_dim=4, value_dim=4))
+    for parameter in positions.parameters():
+        torch.nn.init.normal_(parameter)
+    if any(overrides(scheme, "content", "rotate") for scheme in positions.values()):
+        return False
+    bias, _ = positions.terms(16)[0]
+    return torch.equal(bias, bias.transpose(1, 2))
+
+
+@pytest.mark.parametrize("special", [False, True])
+@pytest.mark.parametrize("normaliser", list(NORMALISERS))
+@pytest.mark.parametrize("position", [*SCHEMES, "shaw+shaw_values", "untied+t5"])
+def test_structure_is_what_the_hooks_predict(position, normaliser, special):
+    spread, asymmetry = structure(position, n=16, special=special, normaliser=normaliser)
+    expected = predicted(position, normaliser, special)
+    if expected is None:
+        expected = "half" if mirrored(position) else "pass"
+    assert verdict(spread, asymmetry) == expected
+    if expected != "fail":
+        assert spread > 1e-7  # no grey zone between 1e-12 and what positions really do
+
+
+@pytest.mark.parametrize("position", ONLY_LOGITS)
+def test_softmax_hides_position_terms_in_the_logits(position):
+    assert predicted(position, "softmax", special=False) == "fail"
+    assert predicted(position, "softmax", special=True) == "pass"
+
+
+@pytest.mark.parametrize("position", ["absolute", "urpe", "t5+urpe", "shaw_values", "rope_values"])
+def test_other_ways_than_logits_get_through_softmax(position):
+    assert predicted(position, "softmax", special=False) == "pass"
+
+
+def test_gated_attention_units_obey_the_same_rule():
+    for normaliser, expected in [("softmax", "fail"), ("l2", "pass"), ("relu2", "pass")]:
+        assert verdict(*structure("rope", n=16, layer="gau", normaliser=normaliser)) == expected
+
+
+@pytest.mark.parametrize(
+    ("position", "normaliser", "special", "low", "high"),
+    [
+        ("absolute", "softmax", False, 0.99, 1),
+        ("rope", "softmax", False, 0, 0.2),
+        ("rope", "softmax", True, 0.99, 1),
+        ("rope", "l2", False, 0.99, 1),
+        ("rope_values", "softmax", False, 0.99, 1),
+        ("nopos", "softmax", True, 0, 0.2),
+    ],
+)
+def test_training_agrees(position, normaliser, special, low, high):
+    accuracy, _ = train("equal", position, n=32, steps=400, lr=3e-3, normaliser=normaliser, special=special)
+    assert low <= accuracy <= high
+
+
+def test_tasks_of_urpe():
+    generator = torch.Generator().manual_seed(0)
+    tokens, targets = identify(6, 4, 3, generator)
+    assert tokens.shape == targets.shape == (3, 6) and targets.tolist() == [[0, 1, 2, 3, 4, 5]] * 3
+    assert tokens.min() >= WORDS and tokens.max() < WORDS + 4
+    for n in (6, 7):
+        tokens, targets = even(n, 4, 3, generator)
+        assert (targets[:, :3] == tokens[:, 1:6:2] - WORDS).all()  # w_2, w_4, w_6, counted from 1
+        assert (targets[:, 3:] == 4).all()
+
+
+def test_even_tokens_can_be_learned_with_positions_only():
+    options = {"n": 8, "words": 4, "steps": 250, "lr": 3e-3, "layers": 1}
+    assert train("even", "absolute", **options)[0] > 0.99
+    assert train("even", "nopos", **options)[0] < 0.8
+
+
+def test_finished_runs_are_not_repeated(tmp_path):
+    path = tmp_path / "runs.jsonl"
+    positions = ["absolute", "nopos"]
+    wanted = {"task": "equal", "positions": positions, "normalisers": ["softmax"], "specials": [False], "seeds": [1]}
+    options = {"n": 8, "steps": 40, "lr": 3e-3}
+    assert len(list(sweep(path, **wanted, **options))) == 2
+    assert list(sweep(path, **wanted, **options)) == []
+    runs = list(sweep(path, **{**wanted, "seeds": [1, 2]}, **options))
+    assert [(run["position"], run["seed"]) for run in runs] == [("absolute", 2), ("nopos", 2)]
+    assert len(path.read_text().splitlines()) == 4
+
+
+def test_a_line_that_was_cut_off_is_run_again(tmp_path):
+    path = tmp_path / "runs.jsonl"
+    wanted = {"task": "even", "positions": ["nopos"], "normalisers": ["softmax"], "specials": [False], "seeds": [1, 2]}
+    options = {"n": 8, "words": 4, "layers": 1, "steps": 2}
+    assert len(list(sweep(path, **wanted, **options))) == 2
+    whole = path.read_text()
+    for cut in (1, 30):
+        path.write_text(whole[:-cut])
+        assert len(read_results(path)) == 1
+        assert [run["seed"] for run in sweep(path, **wanted, **options)] == [2]
+        assert path.read_text() == whole
+
+
+def test_runs_with_other_options_are_runs_of_their_own(tmp_path):
+    path = tmp_path / "runs.jsonl"
+    wanted = {"task": "even", "positions": ["nopos"], "normalisers": ["softmax"], "specials": [False], "seeds": [1]}
+    options = {"n": 8, "words": 4, "layers": 1, "steps": 2, "lr": 1e-3}
+    for changed in ({}, {"n": 6}, {"words": 5}, {"layers": 2}, {"steps": 3}, {"lr": 2e-3}):
+        (run,) = sweep(path, **wanted, **{**options, **changed})
+        assert run["options"] == options_of(run) == {**options, **changed}
+        assert list(sweep(path, **wanted, **{**options, **changed})) == []
+
+
+def test_the_published_runs_count_as_runs_with_the_defaults(tmp_path):
+    path = shutil.copy(Path(__file__).parents[2] / "docs" / "probe_equal.jsonl", tmp_path)
+    runs = read_results(path)
+    assert len(runs) == 690 and all(options_of(run) == DEFAULTS for run in runs)
+    wanted = {"positions": ["alibi"], "normalisers": list(NORMALISERS), "specials": [False, True], "seeds": [1, 2, 3]}
+    assert next(sweep(path, "equal", **wanted), None) is None
+
+
+def test_effort_follows_the_structure(tmp_path):
+    path = tmp_path / "runs.jsonl"
+    wanted = {"task": "equal", "positions": ["t5", "nopos"], "normalisers": ["l2"], "specials": [False], "seeds": [1]}
+    t5, nopos = sweep(path, **wanted, n=8, steps=30, lr=1e-6)
+    assert t5["steps"] == 30 + 60 and nopos["steps"] == 10
+    t5, nopos = sweep(path, **wanted, n=8, steps=1, lr=1e-6)
+    assert t5["steps"] == 1 + 2 and nopos["steps"] == 1
+    with pytest.raises(ValueError, match="0 steps of training; valid: 1 or more"):
+        next(sweep(path, **wanted, n=8, steps=0, lr=1e-6))
+
+
+def test_deviations_from_the_structure():
+    def run(position, special, accuracy):
+        cell = {"position": position, "normaliser": "l2", "special": special, "layer": "transformer"}
+        return {**cell, "accuracy": accuracy}
+
+    fine = [run("t5", False, 0.99), run("nopos", True, 0.19), run("alibi", False, 0.5), run("alibi", True, 1.0)]
+    wrong = [run("t5", False, 0.98), run("nopos", True, 0.2), run("alibi", False, 1.0), run("alibi", True, 0.5)]
+    found = deviations([*fine, *wrong], n=8)
+    assert found == list(zip(wrong, ["pass", "fail", "half", "pass"], strict=True))
+
+
+def test_table():
+    def run(position, seed, accuracy):
+        return {"position": position, "normaliser": "softmax", "special": False, "seed": seed, "accuracy": accuracy}
+
+    runs = [run("a", 1, 1.0), run("a", 2, 0.995), run("b", 1, 0.5), run("b", 2, 0.25), run("c", 1, 0.5)]
+    assert table(runs).splitlines()[2:] == ["| a | **1.00** |", "| b | 0.25-0.50 |", "| c | 0.50 (1) |"]
+
+
+def test_script(tmp_path, capsys):
+    path = Path(__file__).parents[2] / "scripts" / "position_probe.py"
+    main = runpy.run_path(str(path))["main"]
+    chosen = ["--position", "alibi", "absolute", "--normaliser", "l2", "-n", "8"]
+    main([*chosen, "--structure"])
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[2:4] == ["| alibi | half | pass |", "| absolute | pass | pass |"]
+    assert [line.split(":")[0] for line in lines[4:]] == ["half", "pass"]
+    out = ["--out", str(tmp_path / "runs.jsonl"), "--steps", "60", "--lr", "3e-3", "--seeds", "1"]
+    for _ in range(2):  # the second time from the file
+        main([*chosen, *out, "--special", "without"])
+        printed = capsys.readouterr().out
+        assert "| absolute | **1.00** |" in printed and "2 of 2 runs end as the structure says" in printed
+    assert len((tmp_path / "runs.jsonl").read_text().splitlines()) == 2
+    main([*chosen, *out, "--special", "without", "--seeds", "2"])
+    assert "of 4 runs end as" in capsys.readouterr().out
+    main([*chosen, *out, "--special", "without", "--lr", "2e-3"])  # another rate: new runs, and only they are shown
+    assert "of 2 runs end as" in capsys.readouterr().out
+    main([*chosen, *out, "--special", "without"])
+    assert "of 2 runs end as" in capsys.readouterr().out
+    assert len((tmp_path / "runs.jsonl").read_text().splitlines()) == 6
+    with pytest.raises(SystemExit):
+        main(chosen)
+    assert "--out FILE" in capsys.readouterr().err

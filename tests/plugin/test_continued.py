@@ -1,0 +1,229 @@
+"""Continued pre-training: pairs of sentences, segments, the next-sentence loss, and the length of the run."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from helpers import CONFIGS, PLUGIN, load, pretrain_arguments, train, write_data
+from test_model import build
+
+from tupe.encoder import second_segment
+from tupe.plugin.continued import HEAD, SentencePairs
+
+EOS = 2
+
+
+def sentences(*documents):
+    """A stand-in for an indexed data set: lists of ids end in EOS, a document ends with an empty sentence."""
+
+    class Sentences(list):
+        pass
+
+    items = Sentences()
+    for document in documents:
+        items += [torch.tensor([*ids, EOS]) for ids in document] + [torch.tensor([EOS])]
+    items.sizes = [len(item) for item in items]
+    return items
+
+
+# Word ids tell where they come from: document * 100 + sentence * 10 + place.
+DOCUMENTS = [[[100 * d + 10 * s + p for p in range(3)] for s in range(6)] for d in range(1, 4)]
+
+
+def test_pairs_are_neighbours_or_from_another_document():
+    pairs = SentencePairs(sentences(*DOCUMENTS), length=16, seed=1)
+    assert len(pairs) == 6  # four sentences of three words fit beside four special tokens; then two
+    labels = []
+    for epoch in range(40):
+        pairs.set_epoch(epoch)
+        for index in range(len(pairs)):
+            a, b, label = pairs[index]
+            assert len(a) and len(b) and len(a) + len(b) + 4 <= 16
+            assert a[0] % 10 == 0 and EOS not in a and EOS not in b  # whole sentences, no separators
+            if label == 0:
+                assert b[0] == a[-1] + 8  # 110 follows 102: the next sentence of the same document
+            else:
+                assert b[0] // 100 != a[-1] // 100 and b[0] % 10 == 0
+            labels.append(label)
+    assert 0.35 < np.mean(labels) < 0.65
+    cuts = {len(pairs.pair(epoch, 0)[0]) for epoch in range(40)}
+    assert cuts == {3, 6, 9}
+
+
+def test_pairs_depend_on_seed_epoch_and_index_only():
+    one, two = (SentencePairs(sentences(*DOCUMENTS), 16, seed=1) for _ in range(2))
+    two.pair(7, 3)
+    assert all(torch.equal(x, y) for x, y in zip(one.pair(2, 1)[:2], two.pair(2, 1)[:2], strict=True))
+    other = SentencePairs(sentences(*DOCUMENTS), 16, seed=2)
+    assert any(len(one.pair(e, 0)[0]) != len(other.pair(e, 0)[0]) for e in range(9))
+
+
+def test_sentences_that_fit_nowhere_are_left_out():
+    long = [[7] * 50, [8], [9]]
+    pairs = SentencePairs(sentences(long, *DOCUMENTS), 16, seed=1)
+    assert all(7 not in pairs.words(first, first + count) for _, first, count in pairs.pieces)
+    with pytest.raises(ValueError, match="two documents"):
+        SentencePairs(sentences(DOCUMENTS[0]), 16, seed=1)
+
+
+def test_segments_begin_at_the_double_separator():
+    tokens = torch.tensor([[0, 5, 2, 6, 2, 2, 7, 2, 2, 1], [0, 5, 6, 7, 2, 1, 1, 1, 1, 1]])
+    assert second_segment(tokens, 2).tolist() == [[0] * 5 + [1] * 5, [0] * 10]
+
+
+def test_segments_reach_the_features():
+    plain = build("tupe_a_tiny").eval()
+    model = build("tupe_a_tiny", segments="learned").eval()
+    assert set(model.state_dict()) - set(plain.state_dict()) == {"encoder.segments.weight"}
+    one, two = torch.tensor([[0, 5, 2, 2, 6, 2]]), torch.tensor([[0, 5, 2, 6, 6, 2]])
+    with torch.no_grad():
+        model.encoder.segments.weight[1] = model.encoder.segments.weight[0]
+        before = model.encoder.embed(one)
+        model.encoder.segments.weight[1] += 1 + torch.arange(128)  # not a constant: a layer norm follows
+        changed = (model.encoder.embed(one) - before).abs().amax(-1)[0]
+        assert (changed > 1e-3).tolist() == [False] * 3 + [True] * 3
+        model.encoder.segments.weight.zero_()
+        plain.load_state_dict({k: v for k, v in model.state_dict().items() if "segments" not in k})
+        for tokens in (one, two):
+            torch.testing.assert_close(model(tokens)[0], plain(tokens)[0])
+
+
+def test_head_and_masked_logits_from_one_pass():
+    model = build("tupe_a_tiny")
+    model.register_classification_head(HEAD, num_classes=2)
+    model.eval()
+    tokens = torch.tensor([[0, 5, 2, 2, 6, 2], [0, 8, 9, 2, 2, 2]])
+    masked = tokens.gt(4)
+    logits, extra = model(tokens, masked_tokens=masked, classification_head_name=HEAD)
+    torch.testing.assert_close(logits, model(tokens, masked_tokens=masked)[0])
+    torch.testing.assert_close(extra["classes"], model(tokens, classification_head_name=HEAD)[0])
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory):
+    """(data, checkpoint with segment embeddings after 2 updates)."""
+    folder = tmp_path_factory.mktemp("continued")
+    data = write_data(folder / "data")
+    split_documents(data)
+    train(pretrain_arguments(data, folder / "start", "--segments=learned", "--max-update=2", "--num-workers=0"))
+    return data, folder / "start" / "checkpoint_last.pt"
+
+
+def split_documents(data):
+    """Write the data again with an empty sentence after every ten."""
+    from fairseq.data import Dictionary, data_utils, indexed_dataset
+
+    dictionary = Dictionary.load(str(data / "dict.txt"))
+    for split in ("train", "valid"):
+        items = [item.clone() for item in data_utils.load_indexed_dataset(str(data / split), dictionary)]
+        builder = indexed_dataset.make_builder(str(data / f"{split}.bin"), "mmap", vocab_size=len(dictionary))
+        for index, item in enumerate(items):
+            builder.add_item(item)
+            if index % 4 == 3:
+                builder.add_item(torch.tensor([dictionary.eos()]))
+        builder.finalize(str(data / f"{split}.idx"))
+
+
+def arguments(data, checkpoint, save_dir, *more, next_sentence=True, **options):
+    from tupe.plugin.launch import fairseq_arguments
+
+    objective = ["task.next_sentence=true", "criterion._name=masked_lm_next_sentence"] if next_sentence else []
+    words = [f"--save-dir={save_dir}", f"--finetune-from-model={checkpoint}", f"--user-dir={PLUGIN}"]
+    words += ["--tokens-per-sample=24", "--max-epoch=2", "--lr=[0.001]", "--num-workers=0", "--log-interval=1"]
+    overrides = ["model._name=tupe_r_tiny", "dataset.batch_size=4", "optimization.update_freq=[1]", *objective]
+    return fairseq_arguments(CONFIGS, "continue", overrides, [str(data), *words, *more], cuda=False)
+
+
+def test_next_sentences_through_fairseq_train(start, tmp_path):
+    data, checkpoint = start
+    batches = []
+    losses = train(arguments(data, checkpoint, tmp_path, "--segments=learned"), on_step=batches.extend)
+    state = load(tmp_path / "checkpoint_last.pt")
+    assert state["optimizer_history"][-1]["num_updates"] == len(losses) == len(batches)
+    assert state["cfg"]["lr_scheduler"]["total_num_update"] == len(losses)  # decays to 0 at the end of the second epoch
+    assert state["cfg"]["model"]["max_positions"] == 24  # the checkpoint's
+    assert f"classification_heads.{HEAD}.dense.weight" in state["model"]
+    labels = torch.cat([batch["next_sentence"] for batch in batches])
+    assert set(labels.tolist()) == {0, 1}
+    for batch in batches:
+        tokens, target = batch["net_input"]["src_tokens"], batch["target"]
+        assert tokens.shape == target.shape
+        assert (tokens[:, 0] == 0).all()
+        special = tokens.eq(0) | tokens.eq(1) | tokens.eq(2)
+        assert not (special & target.ne(1)).any()  # separators are never to be predicted ...
+        assert (second_segment(tokens, 2).amax(1) == 1).all()  # ... nor masked: every row has its two segments
+        assert (tokens.eq(2).sum(1) == 3).all()
+        unmasked = target.ne(1) & tokens.eq(target)
+        assert target.ne(1).any() and unmasked.sum() < target.ne(1).sum()
+
+
+def test_pairs_and_masks_change_with_the_epoch(start, tmp_path):
+    data, checkpoint = start
+    seen = []
+    train(arguments(data, checkpoint, tmp_path, "--segments=learned"), on_step=seen.extend)
+    by_epoch = np.array_split(np.arange(len(seen)), 2)
+    first, second = ({row.tobytes() for i in part for row in rows(seen[i])} for part in by_epoch)
+    assert len(first & second) < len(first) / 4
+
+
+def rows(batch):
+    return batch["net_input"]["src_tokens"].numpy()
+
+
+def test_loss_is_the_mean_of_words_plus_the_mean_of_pairs(start):
+    from fairseq import tasks
+    from omegaconf import OmegaConf
+
+    from tupe.evaluation.probes import load_model
+    from tupe.plugin.continued import MaskedLMNextSentence
+
+    data, checkpoint = start
+    model, task = load_model(checkpoint)
+    model.register_classification_head(HEAD, num_classes=2)
+    model.eval()
+    cfg = {**OmegaConf.to_container(task.cfg, resolve=False), "_name": "continued_lm", "next_sentence": True}
+    cfg.update(finetune_from_model=None, seed=1, tokens_per_sample=24)
+    task = tasks.setup_task(OmegaConf.create(cfg))
+    task.load_dataset("train")
+    dataset = task.dataset("train")
+    sample = dataset.collater([dataset[i] for i in range(4)])
+    criterion = MaskedLMNextSentence(OmegaConf.create({"tpu": False}), task)
+    loss, size, log = criterion(model, sample)
+    logits, _ = model(sample["net_input"]["src_tokens"])
+    classes, _ = model(sample["net_input"]["src_tokens"], classification_head_name=HEAD)
+    words = F.cross_entropy(logits.flatten(0, 1), sample["target"].flatten(), ignore_index=1)
+    pairs = F.cross_entropy(classes, sample["next_sentence"])
+    assert (loss / size).item() == pytest.approx((words + pairs).item(), rel=1e-5)
+    assert log["loss"].item() == pytest.approx(words.item() * size.item(), rel=1e-5)
+    assert log["correct"] == (classes.argmax(1) == sample["next_sentence"]).sum()
+    assert math.isfinite(log["nsp"])
+
+
+def test_without_next_sentences_it_is_masked_lm(start, tmp_path):
+    data, checkpoint = start
+    losses = train(arguments(data, checkpoint, tmp_path, "--segments=learned", next_sentence=False))
+    state = load(tmp_path / "checkpoint_last.pt")
+    assert state["cfg"]["lr_scheduler"]["total_num_update"] == len(losses) > 2
+    assert not any(HEAD in key for key in state["model"])
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--segments=none"], "segments=learned in the checkpoint, none here"),
+        (["--segments=learned", "--position=t5"], "position=untied.t5 in the checkpoint, t5 here"),
+        (["--segments=learned", "--criterion=masked_lm"], "does not go with criterion masked_lm"),
+        (["--segments=learned", "--tokens-per-sample=25"], "the model has 24 positions"),
+    ],
+)
+def test_contradictions_are_refused(start, tmp_path, more, message):
+    with pytest.raises(ValueError, match=message):
+        train(arguments(*start, tmp_path, *more))
+
+
+def test_next_sentences_need_segments(start, tmp_path):
+    data, _ = start
+    with pytest.raises(ValueError, match="segment embeddings"):
+        train(arguments(data, "", tmp_path))

@@ -1,0 +1,83 @@
+"""`masked_lm_chunked` against fairseq's `masked_lm`, and the model options that only change how fast numbers come."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from fairseq.criterions import CRITERION_REGISTRY
+from fairseq.criterions.masked_lm import MaskedLmLoss
+from fairseq.data import Dictionary
+from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_DATACLASS_REGISTRY
+
+import tupe.plugin  # noqa: F401
+
+DICTIONARY = Dictionary()
+for i in range(50):
+    DICTIONARY.add_symbol(f"w{i}")
+TASK = SimpleNamespace(source_dictionary=DICTIONARY, target_dictionary=DICTIONARY)
+
+
+def model(**options):
+    torch.manual_seed(0)
+    settings = {"max_positions": 16, "dropout": 0.0, "attention_dropout": 0.0, **options}
+    config = MODEL_DATACLASS_REGISTRY["tupe_r_tiny"](**settings)
+    return ARCH_MODEL_REGISTRY["tupe_r_tiny"].build_model(config, TASK)
+
+
+def sample(masked, padding=0):
+    generator = torch.Generator().manual_seed(1)
+    tokens = torch.randint(4, len(DICTIONARY), (3, 16), generator=generator)
+    tokens[0, 16 - padding :] = DICTIONARY.pad()
+    target = torch.full_like(tokens, DICTIONARY.pad())
+    places = torch.rand(tokens.shape, generator=generator) < masked
+    target[places & tokens.ne(DICTIONARY.pad())] = 7
+    return {
+        "net_input": {"src_tokens": tokens, "src_lengths": torch.full((3,), 16)},
+        "target": target,
+        "ntokens": int(tokens.ne(DICTIONARY.pad()).sum()),
+        "nsentences": 3,
+    }
+
+
+def run(name, batch, **options):
+    net = model(**options)
+    criterion = CRITERION_REGISTRY[name](SimpleNamespace(tpu=False), TASK)
+    loss, size, log = criterion(net, batch)
+    loss.backward()
+    return loss.detach(), size, log, {k: p.grad for k, p in net.named_parameters()}
+
+
+@pytest.mark.parametrize("options", [{}, {"attention": "plain"}, {"checkpoint_activations": True}], ids=str)
+@pytest.mark.parametrize("masked, padding", [(0.3, 0), (0.3, 5), (1.0, 0), (0.0, 0)])
+def test_same_numbers_as_masked_lm(masked, padding, options):
+    batch = sample(masked, padding)
+    assert issubclass(CRITERION_REGISTRY["masked_lm_chunked"], MaskedLmLoss)
+    loss, size, log, gradients = run("masked_lm_chunked", batch, **options)
+    expected, expected_size, expected_log, expected_gradients = run("masked_lm", batch, attention="plain")
+    torch.testing.assert_close(loss, expected)
+    assert size == expected_size and log.keys() == expected_log.keys()
+    assert masked == 0 or expected > 0
+    for name, gradient in expected_gradients.items():
+        torch.testing.assert_close(gradients[name], gradient, rtol=1e-4, atol=1e-5, msg=lambda m, n=name: f"{n}: {m}")
+
+
+def test_it_does_not_look_for_padding(monkeypatch):
+    """The data loader's count of tokens says whether there is padding; a GPU need not be asked."""
+    asked = []
+    monkeypatch.setattr(torch.Tensor, "any", lambda x, *args: asked.append(1) or torch.any(x))
+    for padding in (0, 5):
+        run("masked_lm_chunked", sample(0.3, padding))
+    assert asked == []
+    run("masked_lm", sample(0.3))
+    assert asked != []
+
+
+@pytest.mark.slow
+def test_compiled_encoder():
+    batch = sample(0.3)
+    loss, *_, gradients = run("masked_lm_chunked", batch, compile=True)
+    expected, *_, expected_gradients = run("masked_lm", batch)
+    torch.testing.assert_close(loss, expected)
+    for name, gradient in expected_gradients.items():
+        torch.testing.assert_close(gradients[name], gradient, rtol=1e-4, atol=1e-5)
+    assert model(compile=True).state_dict().keys() == model().state_dict().keys()

@@ -1,0 +1,315 @@
+"""ELECTRA: what is tied, what is sampled, where gradients go; resuming; and that it learns on real text."""
+
+import copy
+import json
+import pickle
+import re
+from pydoc_data.topics import topics  # Python's reference manual: real English that every Python carries
+
+import pytest
+import torch
+from fairseq.data import Dictionary, indexed_dataset
+from fairseq.models import MODEL_DATACLASS_REGISTRY, MODEL_REGISTRY
+from helpers import CONFIGS, PLUGIN, load, train, write_data
+from test_glue import learnable, vocabulary  # noqa: F401  (fixtures)
+from test_speed import Waits
+
+from tupe.plugin.electra import ElectraConfig, ElectraCriterion, ElectraModel, sample_gumbel
+from tupe.plugin.finetune import model_options
+from tupe.plugin.launch import fairseq_arguments
+from tupe.positions import SCHEMES
+
+V, PAD, MASK = 30, 1, 29
+
+
+def dictionary():
+    words = Dictionary()
+    for word in range(V - 5):
+        words.add_symbol(f"w{word}")
+    assert words.add_symbol("<mask>") == MASK
+    return words
+
+
+class Task:
+    """As much of a task as model and criterion look at."""
+
+    source_dictionary = target_dictionary = dictionary()
+
+
+def build(position="untied+t5", cls="untied", pretraining=True, **options):
+    sizes = {"encoder_layers": 2, "encoder_embed_dim": 48, "encoder_ffn_embed_dim": 96, "encoder_attention_heads": 6}
+    config = ElectraConfig(position=position, cls=cls, max_positions=16, **sizes, **options)
+    torch.manual_seed(0)
+    return ElectraModel(config, Task.source_dictionary, pretraining)
+
+
+def batch():
+    """A batch of task masked_lm, the second sentence padded."""
+    torch.manual_seed(1)
+    original = torch.randint(4, MASK, (2, 10))
+    original[:, 0], original[1, 7:] = 0, PAD
+    masked = torch.zeros(2, 10, dtype=torch.bool)
+    masked[0, [2, 5, 6]] = masked[1, 3] = True
+    tokens, target = original.masked_fill(masked, MASK), original.masked_fill(~masked, PAD)
+    return {"net_input": {"src_tokens": tokens, "src_lengths": None}, "target": target, "ntokens": 17, "nsentences": 2}
+
+
+def criterion():
+    return ElectraCriterion(Task, 50.0)
+
+
+@pytest.mark.parametrize("cls", ["tied", "untied"])
+@pytest.mark.parametrize("position", [*SCHEMES, "untied+t5:layer", "untied:layer+t5"])
+def test_every_scheme_trains_both_networks(position, cls):
+    try:
+        model = build(position, cls)
+    except ValueError as error:  # no position term in attention to untie [CLS] from
+        assert cls == "untied" and "untied" in str(error)
+        return
+    loss, size, logs = criterion()(model, batch())
+    loss.backward()
+    assert size == 4 and logs["n_real"] == 17 and torch.isfinite(loss)
+    assert [name for name, p in model.named_parameters() if p.grad is None] == []
+    own = [p for name, p in model.named_parameters() if name.startswith("generator.")]
+    assert all(torch.isfinite(p.grad).all() for p in own) and any(p.grad.any() for p in own)
+
+
+def test_shapes_and_sizes():
+    model = build()
+    sample = batch()
+    masked = sample["target"].ne(PAD)
+    original = torch.where(masked, sample["target"], sample["net_input"]["src_tokens"])
+    (lm_logits, logits), extra = model(**sample["net_input"], masked_tokens=masked, original=original)
+    assert lm_logits.shape == (4, V) and logits.shape == (2, 10) and extra["corrupted"].shape == (2, 10)
+    generator = model.generator
+    assert generator.project.weight.shape == (16, 48) and generator.head.dense.weight.shape == (48, 16)
+    assert generator.layers[0].fc1.weight.shape == (32, 16) and len(generator.layers) == 2
+    assert generator.positions["untied"].q.weight.shape == (16, 48)  # tied p, own projection
+
+
+@pytest.mark.parametrize(
+    "arch, width, heads", [("electra_a", 256, 4), ("electra_tupe_r", 256, 4), ("electra_tupe_r_tiny", 64, 1)]
+)
+def test_named_architectures_have_a_generator_of_a_third(arch, width, heads):
+    config = MODEL_DATACLASS_REGISTRY[arch]()
+    with torch.device("meta"):
+        model = MODEL_REGISTRY[arch](config, Task.source_dictionary, True)
+    assert model.generator.project.weight.shape == (width, config.encoder_embed_dim)
+    assert model.generator.layers[0].attention.heads == heads
+    assert pickle.loads(pickle.dumps(type(model))) is MODEL_REGISTRY[arch]
+
+
+@pytest.mark.parametrize("arch", ["electra_a_tiny", "electra_r_tiny", "electra_tupe_a_tiny", "electra_tupe_r_tiny"])
+def test_fused_attention_equals_the_plain_one(arch):
+    """Loss and gradients of both networks, as a GPU computes them."""
+    results = []
+    for attention in ("sdpa", "plain"):
+        config = MODEL_DATACLASS_REGISTRY[arch](attention=attention, dropout=0.0, attention_dropout=0.0)
+        torch.manual_seed(0)
+        model = MODEL_REGISTRY[arch](config, Task.source_dictionary, True)
+        torch.manual_seed(1)  # the same tokens are sampled
+        loss, _, logs = criterion()(model, batch())
+        loss.backward()
+        assert model.encoder.attention_path == model.generator.attention_path == attention
+        results.append((loss, logs, {name: p.grad for name, p in model.named_parameters()}))
+    torch.testing.assert_close(results[0], results[1], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("full", [True, False])
+def test_a_step_waits_once(full):
+    """The one thing the host must know is where tokens are masked."""
+    sample = batch()
+    if full:
+        sample["net_input"]["src_tokens"][1, 7:], sample["ntokens"] = 5, 20
+    model, step = build(attention="sdpa", dropout=0.0, attention_dropout=0.0), criterion()
+    with Waits() as waits:
+        step(model, sample)[0].backward()
+    assert waits.found == ["aten.nonzero.default"]
+
+
+@pytest.mark.parametrize("arch", ["electra_a", "electra_tupe_r"])
+def test_parameter_count_is_the_papers(arch):
+    """Table 4: 120M, with a vocabulary of 32,768."""
+    words = dictionary()
+    for word in range(32768 - len(words)):
+        words.add_symbol(f"more{word}")
+    with torch.device("meta"):
+        model = MODEL_REGISTRY[arch](MODEL_DATACLASS_REGISTRY[arch](), words, True)
+    assert sum(p.numel() for p in model.parameters()) == pytest.approx(120e6, rel=0.03)
+
+
+def test_token_and_position_tables_are_tied():
+    for position, cls, table in [("untied+t5", "untied", "untied"), ("absolute+t5", "tied", "absolute")]:
+        model = build(position, cls)
+        before = model.generator.project.weight.clone()
+        assert model.generator.positions[table].table.weight is model.encoder.positions[table].table.weight
+        assert model.generator.positions["t5"].table.weight is not model.encoder.positions["t5"].table.weight
+        names = dict(model.named_parameters())  # each tied tensor once: an optimiser steps it once
+        assert not any(name.startswith("generator.") and ".table." in name and table in name for name in names)
+        assert [name for name in names if len(names[name]) == V and names[name].dim() == 2] == ["encoder.tokens.weight"]
+        again = build(position, cls)
+        for p in again.parameters():
+            torch.nn.init.zeros_(p)
+        again.load_state_dict(model.state_dict())
+        assert again.generator.positions[table].table.weight is again.encoder.positions[table].table.weight
+        torch.testing.assert_close(again.generator.project.weight, before, rtol=0, atol=0)
+
+
+def test_a_sample_equal_to_the_original_counts_as_original():
+    model, sample = build().eval(), batch()
+    masked = sample["target"].ne(PAD)
+    original = torch.where(masked, sample["target"], sample["net_input"]["src_tokens"])
+    right = torch.full((4, V), -1e4).scatter_(1, sample["target"][masked][:, None], 1e4)
+    assert torch.equal(model.corrupt(original, masked, right), original)
+    wrong = torch.full((4, V), -1e4)
+    wrong[torch.arange(4), (sample["target"][masked] + 1) % MASK] = 1e4
+    assert torch.equal(model.corrupt(original, masked, wrong).ne(original), masked)
+    # and through the whole model: a replaced token is a masked one that was drawn differently, nothing else
+    _, extra = model(**sample["net_input"], masked_tokens=masked, original=original)
+    assert torch.equal(extra["replaced"], extra["corrupted"].ne(original))
+    assert not extra["replaced"][~masked].any()
+
+
+def test_padding_is_never_sampled():
+    model, sample = build(), batch()
+    masked = sample["target"].ne(PAD)
+    tempting = torch.full((4, V), -1e4)
+    tempting[:, PAD] = 1e4
+    assert not model.corrupt(sample["target"], masked, tempting)[masked].eq(PAD).any()
+
+
+def test_sampling_follows_the_distribution():
+    torch.manual_seed(0)
+    probs = torch.tensor([0.5, 0.3, 0.15, 0.05])
+    drawn = sample_gumbel((probs.log() + 3).expand(40000, 4))
+    share = torch.bincount(drawn, minlength=4) / 40000
+    torch.testing.assert_close(share, probs, rtol=0, atol=0.01)  # 4 standard deviations
+
+
+def test_the_generator_gets_no_gradient_from_the_discriminator():
+    model, sample = build().eval(), batch()  # no dropout; both networks read the tied tables, so look at what is own
+    masked = sample["target"].ne(PAD)
+    original = torch.where(masked, sample["target"], sample["net_input"]["src_tokens"])
+    (lm_logits, logits), _ = model(**sample["net_input"], masked_tokens=masked, original=original)
+    logits.sum().backward(retain_graph=True)
+    own = {name: p for name, p in model.named_parameters() if name.startswith("generator.")}
+    assert own and all(p.grad is None for p in own.values())
+    assert model.discriminator.out.weight.grad.any()
+    lm_logits.square().sum().backward()
+    assert all(p.grad is not None for p in own.values())
+
+
+def test_the_loss_is_what_the_paper_says():
+    model, sample = build().eval(), batch()
+    torch.manual_seed(3)
+    loss, size, logs = criterion()(model, sample)
+    masked = sample["target"].ne(PAD)
+    original = torch.where(masked, sample["target"], sample["net_input"]["src_tokens"])
+    torch.manual_seed(3)
+    (lm_logits, logits), extra = model(**sample["net_input"], masked_tokens=masked, original=original)
+    lm = -lm_logits.log_softmax(1)[torch.arange(4), original[masked]].mean()
+    p = torch.sigmoid(logits)
+    each = -torch.where(extra["replaced"], p, 1 - p).log()
+    detection = each[original.ne(PAD)].mean()  # all real tokens, masked or not
+    torch.testing.assert_close(loss / size, lm + 50 * detection)
+    assert logs["n_replaced"] == extra["replaced"].sum()
+    right = logits.gt(0) == extra["replaced"]
+    assert logs["right_replaced"] + logs["right_original"] == right[original.ne(PAD)].sum()
+
+
+def test_fine_tuning_keeps_the_discriminator_alone():
+    model = build()
+    state = copy.deepcopy(model.state_dict())
+    small = build(pretraining=False)
+    small.register_classification_head("cola", 2)
+    small.load_state_dict(state, strict=True, model_cfg=small.cfg)
+    assert {name.split(".")[0] for name, _ in small.named_parameters()} == {"encoder", "classification_heads"}
+    tokens = batch()["net_input"]["src_tokens"]
+    expected, _ = model.eval()(tokens, features_only=True)
+    torch.testing.assert_close(small.eval()(tokens, features_only=True)[0], expected, rtol=0, atol=0)
+    assert small(tokens, classification_head_name="cola")[0].shape == (2, 2)
+    with pytest.raises(ValueError, match="no language-model head"):
+        small(tokens)
+
+
+def test_another_criterion_is_refused():
+    with pytest.raises(ValueError, match="criterion electra"):
+        build()(batch()["net_input"]["src_tokens"], masked_tokens=batch()["target"].ne(PAD))
+
+
+# ---- through fairseq-train ----
+
+
+def arguments(data, save_dir, *more):
+    overrides = ["model._name=electra_tupe_r_tiny", "dataset.batch_size=4", "optimization.update_freq=[1]"]
+    tiny = ["--tokens-per-sample=24", "--lr=[0.001]", "--warmup-updates=2", "--log-interval=1", "--max-update=12"]
+    words = [str(data), f"--user-dir={PLUGIN}", f"--save-dir={save_dir}", *tiny, *more]
+    return fairseq_arguments(CONFIGS, "pretrain_electra", overrides, words, cuda=False)
+
+
+def test_resuming_is_exact(tmp_path):
+    data = write_data(tmp_path / "data")
+    every = ["--save-interval-updates=1", "--keep-interval-updates=-1"]
+    losses = train(arguments(data, tmp_path / "full", *every))
+    assert len(losses) == 12
+    resumed = train(arguments(data, tmp_path / "again", f"--restore-file={tmp_path}/full/checkpoint_1_5.pt"))
+    assert resumed == losses[5:]
+    saved = load(tmp_path / "full" / "checkpoint_last.pt")
+    assert saved["cfg"]["model"]["_name"] == "electra_tupe_r_tiny" and saved["cfg"]["criterion"]["_name"] == "electra"
+
+
+def test_the_discriminator_is_fine_tuned_on_glue(learnable, vocabulary, tmp_path):  # noqa: F811
+    """What scripts/finetune.sh does with an ELECTRA checkpoint is what it does with any."""
+    train(arguments(vocabulary, tmp_path / "electra", "--max-update=2"))
+    checkpoint = tmp_path / "electra" / "checkpoint_last.pt"
+    arch, *options = model_options(checkpoint)
+    run = [
+        str(learnable),
+        f"--user-dir={PLUGIN}",
+        f"--save-dir={tmp_path / 'cola'}",
+        "--num-workers=0",
+        "--max-epoch=2",
+    ]
+    run += [f"--finetune-from-model={checkpoint}", "--lr=[1e-9]", *options]
+    losses = train(fairseq_arguments(CONFIGS, "finetune", ["glue=cola", f"model._name={arch}"], run, cuda=False))
+    result = json.loads((tmp_path / "cola" / "scores.json").read_text())
+    assert result["task"] == "CoLA" and result["architecture"] == "electra_tupe_r_tiny" and len(losses) == 4
+    assert [record["epoch"] for record in result["records"]] == [1, 2] and result["pretrained_updates"] == 2
+    before, after = (load(path)["model"] for path in (checkpoint, tmp_path / "cola" / "checkpoint_last.pt"))
+    kept = {key for key in before if not key.startswith(("generator.", "discriminator."))}
+    heads = {key for key in after if key.startswith("classification_heads.sentence_classification_head.")}
+    assert len(heads) == 4 and after.keys() == kept | heads
+    for key in kept:  # with next to no learning rate it still is the discriminator
+        torch.testing.assert_close(after[key], before[key], rtol=0, atol=1e-6)
+
+
+def write_manual(folder):
+    """Python's reference manual, letter by letter, as a data folder; every tenth topic is held out."""
+    folder.mkdir()
+    letters = Dictionary()
+    for letter in "_abcdefghijklmnopqrstuvwxyz":
+        letters.add_symbol(letter)
+    letters.save(str(folder / "dict.txt"))
+    for split in ("train", "valid"):
+        builder = indexed_dataset.make_builder(str(folder / f"{split}.bin"), "mmap", vocab_size=len(letters))
+        for number, name in enumerate(sorted(topics)):
+            if (number % 10 == 0) == (split == "valid"):
+                text = " ".join(re.sub(r"[^a-z]+", "_", topics[name].lower()))
+                builder.add_item(letters.encode_line(text, add_if_not_exist=False))
+        builder.finalize(str(folder / f"{split}.idx"))
+    return folder
+
+
+def test_the_discriminator_learns_on_real_text(tmp_path):
+    """On held-out text it beats saying "original" of everything, whose balanced accuracy is 0.5."""
+    data = write_manual(tmp_path / "data")
+    short = ["--sample-break-mode=none", "--tokens-per-sample=12", "--batch-size=64", "--update-freq=1", "--dropout=0"]
+    metric = ["--best-checkpoint-metric=balanced_accuracy", "--maximize-best-checkpoint-metric"]
+    rate = ["--lr=[0.0005]", "--warmup-updates=50", "--total-num-update=1500"]
+    every = ["--max-update=800", "--validate-interval-updates=800", "--validate-interval=1000"]
+    train(
+        arguments(
+            data, tmp_path / "run", *short, *metric, *rate, *every, "--attention-dropout=0", "--max-valid-steps=40"
+        )
+    )
+    assert load(tmp_path / "run" / "checkpoint_last.pt")["extra_state"]["val_loss"] > 0.53

@@ -1,0 +1,218 @@
+"""Recipes and named architectures: both launchers read the same values from one place and build the same model."""
+
+from argparse import Namespace
+
+import pytest
+import torch
+from helpers import CONFIGS, pretrain_arguments, write_data
+from omegaconf import OmegaConf
+
+from tupe.plugin import electra
+from tupe.plugin import model as masked_lm
+from tupe.plugin.compat import compose
+from tupe.plugin.launch import fairseq_arguments, split_batch
+from tupe.plugin.model import SIZES
+from tupe.positions import SCHEMES
+
+ARCHITECTURES = {**masked_lm.ARCHITECTURES, **electra.ARCHITECTURES}
+PAPER = {  # the recipe as the paper states it
+    "mask_prob": 0.15, "leave_unmasked_prob": 0.1, "random_token_prob": 0.1, "sample_break_mode": "complete",
+    "tokens_per_sample": 512, "max_positions": 512, "max_update": 1_000_000, "total_num_update": "1000000",
+    "warmup_updates": 10_000, "lr": [1e-4], "adam_betas": "(0.9, 0.999)", "adam_eps": 1e-6, "weight_decay": 0.01,
+    "clip_norm": 1.0, "fp16": True,
+}  # fmt: skip
+
+
+def parse(arguments):
+    from fairseq import options
+
+    return options.parse_args_and_arch(options.get_training_parser(), arguments)
+
+
+def recipe(*user_arguments, name="pretrain", overrides=(), processes=1, cuda=True):
+    return fairseq_arguments(CONFIGS, name, overrides, ["DATA", *user_arguments], processes, cuda)
+
+
+def hydra_config(name, overrides):
+    """What fairseq-hydra-train makes of a recipe before it starts to train."""
+    from fairseq.dataclass.configs import FairseqConfig
+    from fairseq.dataclass.initialize import add_defaults
+
+    config = compose(CONFIGS, name, overrides)
+    OmegaConf.set_struct(config, False)
+    config.common.user_dir = "tupe"  # knows Hydra's working directory, which there is none of here
+    config = OmegaConf.merge(OmegaConf.structured(FairseqConfig), config)
+    for section in ("optimizer", "lr_scheduler", "criterion", "task", "model"):
+        assert "_name" in config[section], f"{name}: nothing chosen for {section}"
+    add_defaults(config)
+    return config
+
+
+def test_recipe_is_the_papers():
+    args = parse(recipe())
+    assert {key: getattr(args, key) for key in PAPER} == PAPER
+    assert args.batch_size * args.update_freq[0] == 256
+    assert str(args.update_epoch_batch_itr) == "True"  # see test_masks_differ_between_epochs_with_workers
+    kept = range(0, 1_000_001, args.keep_interval_updates_pattern)
+    assert all(updates in kept and updates % args.save_interval_updates == 0 for updates in (100e3, 300e3, 600e3, 1e6))
+
+
+def test_electra_and_large_are_the_papers():
+    large, electra_args = (parse(recipe(name=name)) for name in ("pretrain_large", "pretrain_electra"))
+    assert {key: getattr(large, key) for key in PAPER} == PAPER and large.arch == "tupe_r_large"
+    other = {"leave_unmasked_prob": 0.0, "random_token_prob": 0.0, "lr": [2e-4], "discriminator_weight": 50.0}
+    wanted = {**PAPER, **other}
+    assert {key: getattr(electra_args, key) for key in wanted} == wanted
+    model = electra.ElectraConfig()
+    assert (model.generator_fraction, model.dropout, model.attention_dropout) == (3, 0.1, 0.1)
+    for args, updates in ((large, 300_000), (electra_args, 600_000)):  # Tables 3 and 4
+        assert args.batch_size * args.update_freq[0] == 256 and str(args.update_epoch_batch_itr) == "True"
+        for kept in (updates, 1_000_000):
+            assert kept % args.keep_interval_updates_pattern == 0 and kept % args.save_interval_updates == 0
+
+
+def test_users_options_win_and_are_followed():
+    args = parse(recipe("--max-update=50", "--tokens-per-sample=128", "--arch=tupe_a_mini", "--lr=0.5"))
+    assert (args.max_update, args.total_num_update) == (50, "50")
+    assert (args.tokens_per_sample, args.max_positions) == (128, 128)
+    assert (args.arch, args.lr) == ("tupe_a_mini", [0.5])
+
+
+def test_precision():
+    assert parse(recipe()).fp16
+    for words in (["--amp"], ["--cpu"], ["--autocast=bf16"]):
+        assert not parse(recipe(*words)).fp16, words
+    for word in ("common.fp16=false", "+common.amp=true", "+model.autocast=bf16"):
+        assert not parse(recipe(overrides=[word])).fp16, word
+    on_cpu = parse(recipe(cuda=False))
+    assert on_cpu.cpu and not on_cpu.fp16
+
+
+@pytest.mark.parametrize("processes", [1, 2, 8, 16, 64, 256])
+@pytest.mark.parametrize("limit", [1, 4, 24, 32, 1000])
+def test_batch_is_kept_on_any_number_of_processes(processes, limit):
+    size, steps = split_batch(256, processes, limit)
+    assert size * steps * processes == 256 and size <= limit
+    assert steps == 1 or 256 % (processes * (steps - 1)) or 256 // (processes * (steps - 1)) > limit  # as few as can be
+
+
+def test_batch_split_reaches_fairseq():
+    args = parse(recipe(processes=16))
+    assert (args.batch_size, args.update_freq, args.distributed_world_size) == (16, [1], 16)
+    args = parse(recipe("--batch-size=8", processes=16))
+    assert (args.batch_size, args.update_freq) == (8, [2])
+    args = parse(recipe("--batch-size=5", "--update-freq=3", processes=16))  # both given: the user's business
+    assert (args.batch_size, args.update_freq) == (5, [3])
+    with pytest.raises(ValueError, match="256 sequences cannot be split evenly over 3 processes; use one of .1, 2, 4"):
+        recipe(processes=3)
+    with pytest.raises(ValueError, match="--batch-size is 0"):
+        recipe("--batch-size=0")
+
+
+@pytest.mark.parametrize(
+    "overrides", [["+model.position=rope", "+model.cls=tied"], ["model=urpe", "model.position=rope"]]
+)
+def test_hydra_takes_the_name_of_a_scheme(overrides):
+    assert parse(recipe(overrides=overrides)).position == "rope"
+
+
+def test_an_override_outside_of_a_section_is_refused():
+    with pytest.raises(ValueError, match="seed=3 belongs to no section; valid: common, "):
+        recipe(overrides=["+seed=3"])
+
+
+def test_unknown_names_are_refused(tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        recipe("--arch=tupe_x")
+    assert "tupe_r_tiny" in capsys.readouterr().err  # the valid names are listed
+    with pytest.raises(SystemExit):
+        recipe("--no-such-option")
+    (tmp_path / "own.yaml").write_text((CONFIGS / "pretrain.yaml").read_text().replace("clip_norm", "clip_nrom"))
+    (tmp_path / "model").symlink_to(CONFIGS / "model")
+    with pytest.raises(ValueError, match="own: optimization.clip_nrom is no option"):
+        fairseq_arguments(tmp_path, "own", [], ["DATA"])
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_both_launchers_build_the_named_architecture(arch):
+    from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+
+    position, cls = ARCHITECTURES[arch]
+    for size, (layers, width, heads, ffn) in SIZES.items():
+        name = arch + size
+        hydra = hydra_config("pretrain", [f"model={arch}", f"model._name={name}", "task.data=DATA"])
+        shell = convert_namespace_to_omegaconf(parse(["DATA", "--task=masked_lm", f"--arch={name}", "--batch-size=1"]))
+        models = [OmegaConf.to_container(config, resolve=True, enum_to_str=True)["model"] for config in (hydra, shell)]
+        assert models[0] == models[1], name
+        wanted = {
+            "_name": name, "position": position, "cls": cls, "encoder_layers": layers, "encoder_embed_dim": width,
+            "encoder_attention_heads": heads, "encoder_ffn_embed_dim": ffn,
+        }  # fmt: skip
+        assert {key: models[0][key] for key in wanted} == wanted
+
+
+def recipes():
+    """Every recipe with every choice of each of its groups (the other groups at their default). Presets of a model that
+    are no architecture of their own are tried with one recipe."""
+    for path in sorted(CONFIGS.glob("*.yaml")):
+        groups = [entry for entry in OmegaConf.load(path).defaults if entry != "_self_"]
+        yield path.stem, None
+        for group in (next(iter(entry)) for entry in groups):
+            for choice in sorted((CONFIGS / group).glob("*.yaml")):
+                if path.stem == "pretrain" or group != "model" or OmegaConf.load(choice)._name == choice.stem:
+                    yield path.stem, f"{group}={choice.stem}"
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return write_data(tmp_path_factory.mktemp("configs") / "data")
+
+
+@pytest.mark.parametrize("name, choice", recipes())
+def test_every_yaml_composes_and_builds(name, choice, data):
+    from fairseq import optim
+    from fairseq.data import Dictionary
+    from fairseq.models import MODEL_REGISTRY
+    from fairseq.optim import lr_scheduler
+
+    base = compose(CONFIGS, name, [choice] if choice else [])
+    tiny = f"model._name={base.model._name.replace('_large', '')}_tiny"
+    overrides = [tiny, f"task.data={data}", "+model.dropout=0.25"] + ([choice] if choice else [])
+    config = hydra_config(name, overrides)
+    dictionary = Dictionary.load(str(data / "dict.txt"))
+    dictionary.add_symbol("<mask>")
+    model = MODEL_REGISTRY[config.model._name].build_model(config.model, Namespace(source_dictionary=dictionary))
+    assert config.model.dropout == 0.25 and sum(p.numel() for p in model.parameters()) < 3e6
+    model.eval()
+    tokens = torch.tensor([[0, 5, 6, 2]])
+    assert torch.isfinite(model(tokens, features_only=True)[0]).all()
+    optimizer = optim.build_optimizer(config.optimizer, list(model.parameters()))
+    config.lr_scheduler.total_num_update = 100  # fine-tuning tasks work it out from their data
+    scheduler = lr_scheduler.build_lr_scheduler(config.lr_scheduler, optimizer)
+    assert scheduler.step_update(1) > 0
+
+
+def test_model_group_has_every_architecture():
+    assert set(ARCHITECTURES) <= {path.stem for path in (CONFIGS / "model").glob("*.yaml")}
+    for path in (CONFIGS / "model").glob("*.yaml"):
+        assert path.read_text().startswith("# @package model\n"), path
+        assert OmegaConf.load(path)._name in (path.stem, "bert_a")  # or a preset, which is bert_a with other options
+
+
+def test_every_scheme_has_a_preset():
+    presets = [OmegaConf.load(path) for path in (CONFIGS / "model").glob("*.yaml")]
+    named = [position for position, _ in ARCHITECTURES.values()] + [preset.get("position") or "" for preset in presets]
+    assert set(SCHEMES) <= set("+".join(named).split("+"))
+
+
+def test_presets_of_wang_et_al():
+    absolute, relative = ("absolute", "sinusoidal", "sinusoidal_learned"), ("shaw", "shaw_sinusoidal")
+    relative += ("shaw_sinusoidal_learned",)
+    wanted = {"nopos", *absolute, *relative, *(f"{a}+{r}" for a in absolute if a != "sinusoidal" for r in relative)}
+    presets = [OmegaConf.load(path) for path in (CONFIGS / "model").glob("wang_*.yaml")]
+    assert len(presets) == 13 and {preset.position for preset in presets} == wanted
+
+
+def test_interpolations_are_followed_in_training_arguments(tmp_path):
+    words = pretrain_arguments(tmp_path, tmp_path / "run")
+    assert "--max-positions=24" in words and "--total-num-update=14" in words

@@ -1,0 +1,241 @@
+"""Named architectures, parameter counts, heads in checkpoints, precision, vocabulary checks."""
+
+import pickle
+from types import SimpleNamespace
+
+import pytest
+import torch
+from fairseq.data import Dictionary
+from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_DATACLASS_REGISTRY
+from omegaconf import OmegaConf
+
+from tupe.plugin import model as tupe_model
+from tupe.plugin.model import ARCHITECTURES, SIZES, TupeModel
+from tupe.plugin.squad import SpanHead
+
+PRESETS = [(arch, size) for arch in ARCHITECTURES for size in SIZES]
+
+
+def dictionary(types=50, prefix="w"):
+    d = Dictionary()
+    for i in range(types):
+        d.add_symbol(f"{prefix}{i}")
+    return d
+
+
+def build(arch="tupe_r_tiny", words=None, **options):
+    config = OmegaConf.structured(MODEL_DATACLASS_REGISTRY[arch](**options))
+    torch.manual_seed(0)
+    return ARCH_MODEL_REGISTRY[arch](config, words or dictionary())
+
+
+TOKENS = torch.tensor([[0, 5, 6, 7, 2, 1, 1], [0, 9, 8, 9, 10, 11, 2]])
+
+
+@pytest.mark.parametrize(("arch", "size"), PRESETS)
+def test_preset_and_pickle(arch, size):
+    config = MODEL_DATACLASS_REGISTRY[arch + size]()
+    layers, width, heads, ffn = SIZES[size]
+    assert (config.position, config.cls) == ARCHITECTURES[arch]
+    assert (config.encoder_layers, config.encoder_embed_dim) == (layers, width)
+    assert (config.encoder_attention_heads, config.encoder_ffn_embed_dim) == (heads, ffn)
+    assert pickle.loads(pickle.dumps(config)) == config
+    assert getattr(tupe_model, arch + size) is ARCH_MODEL_REGISTRY[arch + size]
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_every_architecture_computes_what_it_says(arch):
+    model = build(arch + "_tiny").eval()
+    position, cls = ARCHITECTURES[arch]
+    assert model.encoder.positions.name == position
+    assert model.encoder.positions.untie_cls == (cls == "untied")
+    logits, _ = model(TOKENS)
+    assert logits.shape == (2, 7, 54) and logits.isfinite().all()
+
+
+def parameters(arch, **options):
+    with torch.device("meta"):
+        return sum(p.numel() for p in build(arch, **options).parameters())
+
+
+def test_parameter_counts_of_the_paper():
+    """TUPE-A has 2 x 768 x 768 = 1.18 M parameters more than BERT-A, plus what the paper's count leaves out."""
+    width, heads = 768, 12
+    projections, biases, norm, theta = 2 * width * width, 2 * width, 2 * width, width
+    assert projections == 1_179_648
+    assert parameters("tupe_a") - parameters("bert_a") == projections + biases + norm + theta
+    assert parameters("tupe_a_tie_cls") == parameters("tupe_a") == parameters("bert_a_d")
+    assert parameters("tupe_r") - parameters("tupe_a") == 33 * heads
+    assert parameters("bert_r") - parameters("bert_a") == 33 * heads
+
+
+def test_bert_base_has_its_known_size():
+    """110 M for BERT-Base with 30,522 types: embeddings, positions, 12 layers, LM head; no pooler, no segments."""
+    words = dictionary(30522 - 4)
+    with torch.device("meta"):
+        model = build("bert_a", words)
+    layer = 4 * (768 * 768 + 768) + 2 * 768 * 3072 + 3072 + 768 + 4 * 768
+    embeddings = (30522 + 512) * 768 + 2 * 768
+    head = 768 * 768 + 768 + 2 * 768 + 30522
+    assert sum(p.numel() for p in model.parameters()) == 12 * layer + embeddings + head
+
+
+def test_lm_head_only_on_masked_tokens():
+    model = build().eval()
+    masked = torch.zeros_like(TOKENS, dtype=torch.bool)
+    masked[0, 2] = masked[1, 4] = True
+    seen = []
+    model.lm_head.dense.register_forward_hook(lambda module, inputs, output: seen.append(inputs[0].shape))
+    some, _ = model(TOKENS, masked_tokens=masked)
+    everything, _ = model(TOKENS)
+    torch.testing.assert_close(some, everything[masked], rtol=1e-5, atol=1e-6)
+    assert seen[0] == (2, 128)  # [masked, C]
+    features, _ = model(TOKENS, features_only=True)
+    assert features.shape == (2, 7, 128)
+
+
+def test_lm_head_is_tied():
+    model = build()
+    assert "lm_head.weight" not in model.state_dict()
+    model(TOKENS)[0].sum().backward()
+    assert model.encoder.tokens.weight.grad[49].abs().sum() > 0  # never in the input, so touched by the output
+
+
+# ---- heads in checkpoints ----
+
+
+def test_head_that_fits_is_kept():
+    trained, fresh = build(), build()
+    for m, seed in ((trained, 1), (fresh, 2)):
+        torch.manual_seed(seed)
+        m.register_classification_head("rte", num_classes=2)
+    fresh.load_state_dict(trained.state_dict())
+    for a, b in zip(trained.classification_heads.parameters(), fresh.classification_heads.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("mine", [None, 3])
+def test_head_that_does_not_fit_is_dropped_with_a_warning(mine, caplog):
+    trained, fresh = build(), build()
+    trained.register_classification_head("rte", num_classes=2)
+    if mine:
+        fresh.register_classification_head("rte", num_classes=mine)
+        before = fresh.classification_heads["rte"].out_proj.weight.clone()
+    fresh.load_state_dict(trained.state_dict())
+    assert "dropping the checkpoint's head 'rte'" in caplog.text
+    if mine:
+        assert torch.equal(before, fresh.classification_heads["rte"].out_proj.weight)
+
+
+def test_span_head_belongs_to_its_task(caplog):
+    trained, other, fresh = build(), build(), build()
+    trained.span_head, other.span_head = (
+        SpanHead(trained.cfg.encoder_embed_dim),
+        SpanHead(trained.cfg.encoder_embed_dim),
+    )
+    other.load_state_dict(trained.state_dict())
+    assert torch.equal(other.span_head.weight, trained.span_head.weight) and not caplog.records
+    fresh.load_state_dict(trained.state_dict())
+    assert "dropping the checkpoint's span head" in caplog.text
+    assert torch.equal(fresh.encoder.tokens.weight, trained.encoder.tokens.weight)
+
+
+def test_new_head_keeps_its_fresh_weights():
+    trained, fresh = build(), build()
+    fresh.register_classification_head("rte", num_classes=2)
+    before = fresh.classification_heads["rte"].dense.weight.clone()
+    fresh.load_state_dict(trained.state_dict())
+    assert torch.equal(before, fresh.classification_heads["rte"].dense.weight)
+
+
+def test_heads_are_created_on_request():
+    trained, fresh = build(), build(load_checkpoint_heads=True)
+    trained.register_classification_head("rte", num_classes=2, inner_dim=64)
+    fresh.load_state_dict(trained.state_dict())
+    assert torch.equal(trained.classification_heads["rte"].dense.weight, fresh.classification_heads["rte"].dense.weight)
+
+
+def test_replacing_a_head_by_another_size_warns(caplog):
+    model = build()
+    model.register_classification_head("rte", num_classes=2)
+    model.register_classification_head("rte", num_classes=3)
+    assert "replacing head 'rte'" in caplog.text
+    out, _ = model(TOKENS, classification_head_name="rte")
+    assert out.shape == (2, 3)
+
+
+# ---- precision ----
+
+
+def test_bf16_autocast_is_close_and_keeps_float32_weights():
+    """Logits within 2 % of the largest logit; loss within 1 %; softmax rows sum to 1 within bfloat16's step of 2^-8."""
+    exact, rounded = build().eval(), build(autocast="bf16").eval()
+    a, b = exact(TOKENS)[0], rounded(TOKENS)[0]
+    assert b.dtype == torch.bfloat16 and all(p.dtype == torch.float32 for p in rounded.parameters())
+    assert (a - b.float()).abs().max() < 0.02 * a.abs().max()
+    real = TOKENS.ne(1)
+    losses = [torch.nn.functional.cross_entropy(x.float()[real], TOKENS[real]) for x in (a, b)]
+    torch.testing.assert_close(losses[1], losses[0], rtol=0.01, atol=0)
+    losses[1].backward()
+    assert all(p.grad.dtype == torch.float32 for n, p in rounded.named_parameters() if p.grad is not None)
+    with torch.autocast("cpu", torch.bfloat16):
+        weights = rounded.encoder.attention_weights(TOKENS)
+    torch.testing.assert_close(weights.float().sum(-1), torch.ones(2, 2, 7), atol=2**-8, rtol=0)
+
+
+def test_autocast_refuses_half_weights():
+    with pytest.raises(ValueError, match="do not combine it with --fp16"):
+        build(autocast="bf16").half()(TOKENS)
+
+
+# ---- vocabulary and settings ----
+
+
+def test_dictionary_of_another_size_is_refused():
+    with pytest.raises(ValueError, match="dictionary has 44 types, the checkpoint was trained with 54"):
+        build(words=dictionary(40)).load_state_dict(build().state_dict())
+
+
+def test_dictionary_with_other_types_is_refused():
+    with pytest.raises(ValueError, match="other ones"):
+        build(words=dictionary(prefix="x")).load_state_dict(build().state_dict())
+
+
+def test_contradicting_settings_are_refused():
+    with pytest.raises(ValueError, match="trained with position=untied\\+t5 cls=untied .*; .* cls=tied"):
+        build(cls="tied").load_state_dict(build().state_dict())
+    with pytest.raises(ValueError, match="normaliser=softmax .*; this model has .*normaliser=l2"):
+        build(normaliser="l2").load_state_dict(build().state_dict())
+    with pytest.raises(ValueError, match="heads=2; this model has .*heads=4"):  # of which no tensor's shape knows
+        build(position="untied", encoder_attention_heads=4).load_state_dict(build(position="untied").state_dict())
+
+
+def test_a_checkpoint_that_does_not_name_its_heads_is_loaded():
+    state = build().state_dict()
+    said = bytes(state["encoder._extra_state"].tolist()).decode()
+    state["encoder._extra_state"] = torch.tensor(list(said.replace(" heads=2", "").encode()))
+    build().load_state_dict(state)
+    with pytest.raises(ValueError, match="this model has .*cls=tied"):
+        build(cls="tied").load_state_dict(state)
+
+
+def test_a_model_without_positions_for_its_tokens_is_refused():
+    with pytest.raises(ValueError, match="max_positions=0; valid: 1 or more"):
+        build(max_positions=0)
+    task = SimpleNamespace(source_dictionary=dictionary(), cfg=SimpleNamespace(tokens_per_sample=33))
+    for arch in ("tupe_r_tiny", "electra_tupe_r_tiny"):
+        config = OmegaConf.structured(MODEL_DATACLASS_REGISTRY[arch](max_positions=32))
+        with pytest.raises(ValueError, match="sequences of 33 tokens: the model has 32 positions"):
+            ARCH_MODEL_REGISTRY[arch].build_model(config, task)
+
+
+def test_unknown_scheme_lists_the_valid_ones():
+    with pytest.raises(ValueError, match="unknown position scheme 'untyed'.* absolute, absolute_d, alibi"):
+        build(position="untyed")
+
+
+def test_model_class_is_what_fairseq_expects():
+    model = build()
+    assert isinstance(model, TupeModel) and model.max_positions() == 512
+    probabilities = model.get_normalized_probs(model(TOKENS), log_probs=False)
+    torch.testing.assert_close(probabilities.sum(-1), torch.ones(2, 7))

@@ -1,0 +1,247 @@
+"""Training end to end on a tiny data set: resuming, masks, processes, launchers, damaged checkpoints."""
+
+import json
+import logging
+import math
+import os
+import socket
+import subprocess
+import sys
+
+import pytest
+import torch
+from helpers import CONFIGS, PLUGIN, load, pretrain_arguments, train, write_data
+
+from tupe.attention import NORMALISERS
+from tupe.plugin.resume import position_in_epoch
+from tupe.positions import SCHEMES
+
+TEST_DIR = PLUGIN.parent / "tests"
+EPOCH = 9  # updates per epoch of the tiny data set
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return write_data(tmp_path_factory.mktemp("train") / "data")
+
+
+@pytest.fixture(scope="module")
+def full_run(data, tmp_path_factory):
+    """14 updates in 2 epochs with two data workers and dropout, a checkpoint after every update."""
+    save_dir = tmp_path_factory.mktemp("full")
+    every = ["--save-interval-updates=1", "--keep-interval-updates=-1", "--save-interval=1"]
+    losses = train(pretrain_arguments(data, save_dir, *every))
+    assert len(losses) == 14 and not (save_dir / "checkpoint_3_14.pt").exists()
+    return save_dir, losses
+
+
+@pytest.mark.parametrize(
+    "options",
+    [[f"--position={name}"] for name in SCHEMES]
+    + [["--position=shaw+shaw_values"], ["--position=t5:layer+urpe"]]
+    + [[f"--normaliser={name}"] for name in NORMALISERS if name != "softmax"]
+    + [["--layer=gau", f"--normaliser={name}"] for name in ("relu2", "softmax", "l2")],
+    ids=" ".join,
+)
+def test_every_scheme_trains_through_fairseq_train(data, tmp_path, options):
+    more = ["--max-update=2", "--no-save", "--disable-validation", "--num-workers=0", "--encoder-layers=1"]
+    losses = train(pretrain_arguments(data, tmp_path, *more, "--position=t5", *options, arch="bert_a_tiny"))
+    assert len(losses) == 2 and all(0 < loss < 10 and 0 < norm < math.inf for loss, norm in losses)
+
+
+@pytest.mark.parametrize("done", [4, EPOCH, EPOCH + 2], ids=["middle", "boundary", "second epoch"])
+def test_resuming_is_exact(data, full_run, tmp_path, done):
+    save_dir, losses = full_run
+    if done == EPOCH:  # stop at the end of the epoch, in the way a time limit does
+        stop = [f"--max-update={EPOCH}", "--total-num-update=14"]
+        assert train(pretrain_arguments(data, tmp_path, *stop)) == losses[:EPOCH]
+        restore = []
+    else:
+        restore = [f"--restore-file={save_dir}/checkpoint_{1 + done // EPOCH}_{done}.pt"]
+    assert train(pretrain_arguments(data, tmp_path, *restore)) == losses[done:]
+
+
+def masks(data, save_dir, *more):
+    """Masked input of every sentence in epochs 1 and 2, with two data workers."""
+    seen = []
+
+    def remember(samples):
+        for sample in samples:
+            seen.extend(zip(sample["id"].tolist(), sample["net_input"]["src_tokens"].tolist(), strict=True))
+
+    train(pretrain_arguments(data, save_dir, f"--max-update={2 * EPOCH}", "--no-save", *more), remember)
+    first, second = dict(seen[: len(seen) // 2]), dict(seen[len(seen) // 2 :])
+    assert first.keys() == second.keys()
+    return first, second
+
+
+def test_masks_differ_between_epochs_with_workers(data, tmp_path):
+    first, second = masks(data, tmp_path)
+    assert sum(first[key] == second[key] for key in first) < len(first) / 4
+    # Without the recipe's setting every epoch repeats the masks of the first: what the test above is there to notice.
+    first, second = masks(data, tmp_path, "--update-epoch-batch-itr=False")
+    assert first == second
+
+
+def test_two_processes_equal_one_with_twice_the_steps(data, tmp_path):
+    quiet = ["--dropout=0", "--attention-dropout=0", "--max-update=6", "--total-num-update=14"]
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    both = []
+    for rank in range(2):
+        arguments = pretrain_arguments(data, tmp_path / "two", *quiet, "--update-freq=1", processes=2) + [
+            "--distributed-backend=gloo", "--ddp-backend=legacy_ddp", "--distributed-no-spawn",
+            f"--distributed-rank={rank}", f"--distributed-init-method=tcp://127.0.0.1:{port}",
+        ]  # fmt: skip
+        command = [sys.executable, str(TEST_DIR / "helpers.py"), str(tmp_path / f"{rank}.json"), *arguments]
+        both.append(subprocess.Popen(command, stdout=subprocess.DEVNULL, env={**os.environ, "OMP_NUM_THREADS": "1"}))
+    one = train(pretrain_arguments(data, tmp_path / "one", *quiet, "--update-freq=2"))
+    assert [process.wait(120) for process in both] == [0, 0]
+    two = json.loads((tmp_path / "0.json").read_text())
+    assert len(one) == 6
+    torch.testing.assert_close(torch.tensor(two), torch.tensor(one), rtol=2e-5, atol=1e-6)
+
+    # Resuming in the middle of the epoch on one process: after the same batches, and said so.
+    state = load(tmp_path / "two" / "checkpoint_last.pt")["extra_state"]["train_iterator"]
+    assert (state["num_shards"], state["iterations_in_epoch"], state["epoch"]) == (2, 1, 2)
+
+
+def state(position, shards, batches=12):
+    return {"iterations_in_epoch": position, "num_shards": shards, "num_batches": batches}
+
+
+def test_position_follows_the_number_of_processes(caplog):
+    assert position_in_epoch(state(3, 2), 2, 12, False) == 3
+    assert not caplog.records
+    assert position_in_epoch(state(3, 2), 1, 12, False) == 6
+    assert position_in_epoch(state(4, 1), 2, 12, False) == 2
+    assert "resuming on 2 processes a run of 1" in caplog.text
+    assert position_in_epoch(state(0, 1), 5, 12, False) == 0  # between two epochs anything goes
+    with pytest.raises(ValueError, match="after 3 batches .* 2 processes cannot continue .*--reset-dataloader"):
+        position_in_epoch(state(3, 1), 2, 12, False)
+    with pytest.raises(ValueError, match="cannot continue"):
+        position_in_epoch(state(4, 1), 2, 12, True)
+    with pytest.raises(ValueError, match="an epoch of 12 batches, now an epoch has 24"):
+        position_in_epoch(state(4, 1), 1, 24, False)
+
+
+def test_resuming_with_other_batches_is_refused(data, full_run, tmp_path):
+    restore = f"--restore-file={full_run[0]}/checkpoint_1_4.pt"
+    with pytest.raises(ValueError, match="the place in the data is lost"):
+        train(pretrain_arguments(data, tmp_path, restore, "--batch-size=2"))
+    train(pretrain_arguments(data, tmp_path, restore, "--batch-size=2", "--update-freq=2", "--reset-dataloader"))
+
+
+def test_iterator_continues_on_another_number_of_processes():
+    from fairseq.data.iterators import EpochBatchIterator
+
+    class Numbers(torch.utils.data.Dataset):
+        def __getitem__(self, index):
+            return index
+
+        def __len__(self):
+            return 24
+
+    def iterator(shards, shard):
+        batches = [[2 * i, 2 * i + 1] for i in range(12)]
+        return EpochBatchIterator(Numbers(), lambda items: items, batches, num_shards=shards, shard_id=shard)
+
+    everything = list(iterator(1, 0).next_epoch_itr())
+    pair = [iterator(2, shard) for shard in range(2)]
+    running = [half.next_epoch_itr() for half in pair]
+    consumed = [next(running[shard]) for _ in range(3) for shard in range(2)]
+    assert consumed == everything[:6]
+    resumed = iterator(1, 0)
+    resumed.load_state_dict(pair[0].state_dict())
+    assert list(resumed.next_epoch_itr()) == everything[6:]
+
+
+def test_damaged_last_checkpoint(data, full_run, tmp_path, caplog):
+    save_dir, losses = full_run
+    for name in ("checkpoint_1_4.pt", "checkpoint_2_10.pt", "checkpoint_2_12.pt"):
+        (tmp_path / name).write_bytes((save_dir / name).read_bytes())
+    last = tmp_path / "checkpoint_last.pt"
+    last.write_bytes((save_dir / "checkpoint_last.pt").read_bytes())
+    assert not any("restore" in word for word in pretrain_arguments(data, tmp_path))
+    for damaged in (last, tmp_path / "checkpoint_2_12.pt"):
+        damaged.write_bytes(damaged.read_bytes()[:-1000])
+    with caplog.at_level(logging.WARNING):
+        arguments = pretrain_arguments(data, tmp_path)
+    assert f"--restore-file={tmp_path}/checkpoint_2_10.pt" in arguments
+    assert "checkpoint_last.pt is damaged; resuming from" in caplog.text and "10 updates" in caplog.text
+    assert train(arguments) == losses[10:]
+    for path in tmp_path.glob("*.pt"):
+        path.write_bytes(b"")
+    with pytest.raises(ValueError, match="no other checkpoint there can be loaded"):
+        pretrain_arguments(data, tmp_path)
+
+
+def test_checkpoint_is_not_executed(tmp_path):
+    """Loading a checkpoint runs no code from it, under any supported torch."""
+
+    class Bomb:
+        def __reduce__(self):
+            return (os.mkdir, (str(tmp_path / "exploded"),))
+
+    import pickle
+
+    import numpy as np
+    from fairseq.checkpoint_utils import load_checkpoint_to_cpu
+
+    torch.save({"model": {}, "cfg": Bomb()}, tmp_path / "bad.pt")
+    with pytest.raises(pickle.UnpicklingError):
+        load_checkpoint_to_cpu(str(tmp_path / "bad.pt"))
+    assert not (tmp_path / "exploded").exists()
+    # A numpy number as the best metric is harmless and has to load.
+    good = {"extra_state": {"best": np.float64(0.5), "val": np.float32(2)}, "order": np.dtype("int64")}
+    torch.save(good, tmp_path / "good.pt")
+    assert torch.load(tmp_path / "good.pt") == good
+
+
+@pytest.mark.parametrize("recipe, arch", [("pretrain", "tupe_r_tiny"), ("pretrain_electra", "electra_tupe_r_tiny")])
+def test_shell_recipe_and_hydra_train_the_same_model(recipe, arch, data, tmp_path):
+    common = {"max_update": 3, "lr": "[0.003]", "tokens_per_sample": 24, "warmup_updates": 1, "log_interval": 1}
+    environment = {**os.environ, "PYTHON": sys.executable, "GPUS": "0", "OMP_NUM_THREADS": "1", "ARCH": arch}
+    environment["RECIPE"] = recipe
+    shell = [f"--{key.replace('_', '-')}={value}" for key, value in common.items()]
+    command = ["bash", str(PLUGIN.parent / "scripts/pretrain.sh"), str(data), str(tmp_path / "shell"), *shell]
+    command += ["--log-format=json", "--batch-size=4", "--update-freq=2"]
+    hydra = [
+        sys.executable, "-m", "fairseq_cli.hydra_train", "--config-dir", str(CONFIGS), "--config-name", recipe,
+        f"model._name={arch}", f"task.data={data}", f"checkpoint.save_dir={tmp_path}/hydra",
+        "common.fp16=false", "common.cpu=true", "common.log_interval=1", "common.log_format=json",
+        "dataset.batch_size=4", "optimization.update_freq=[2]", "optimization.lr=[0.003]", "optimization.max_update=3",
+        "lr_scheduler.warmup_updates=1", "task.tokens_per_sample=24", f"hydra.run.dir={tmp_path}/hydra_log",
+    ]  # fmt: skip
+    both = [
+        subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=environment, cwd=PLUGIN.parent)
+        for words in (command, hydra)
+    ]
+    outputs = [process.communicate(timeout=240)[0] for process in both]
+    assert [process.returncode for process in both] == [0, 0], outputs
+    checkpoints = [load(tmp_path / name / "checkpoint_last.pt") for name in ("shell", "hydra")]
+    losses = [[line["loss"] for line in logged(output)] for output in outputs]
+    assert len(losses[0]) == 3 and losses[0] == losses[1]
+    # Not only the rounded losses: the trained weights are the same to the last bit, and so are the configurations.
+    first, second = (checkpoint["model"] for checkpoint in checkpoints)
+    assert first.keys() == second.keys() and all(torch.equal(first[key], second[key]) for key in first)
+    for section in ("model", "task", "criterion", "optimizer", "lr_scheduler", "optimization", "dataset"):
+        assert checkpoints[0]["cfg"][section] == checkpoints[1]["cfg"][section], section
+    model, criterion = (checkpoints[0]["cfg"][section] for section in ("model", "criterion"))
+    assert model["_name"] == arch and model["encoder_layers"] == 2 and model["position"] == "untied+t5"
+    if recipe == "pretrain_electra":
+        assert (criterion["_name"], criterion["discriminator_weight"], model["generator_fraction"]) == (
+            "electra",
+            50,
+            3,
+        )
+        assert "generator.project.weight" in first and "discriminator.out.weight" in first
+    else:
+        assert criterion["_name"] == "masked_lm"
+
+
+def logged(output):
+    """The JSON lines of single updates in fairseq's log."""
+    lines = [line[line.index("{") :] for line in output.splitlines() if "train_inner" in line and "{" in line]
+    return [json.loads(line) for line in lines]

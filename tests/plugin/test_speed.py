@@ -1,0 +1,127 @@
+"""Options that make training faster or smaller, through fairseq's own loop: the losses of every update stay."""
+
+import shutil
+from types import SimpleNamespace
+
+import pytest
+import torch
+from helpers import pretrain_arguments, train, write_data
+from torch.utils._python_dispatch import TorchDispatchMode
+
+STEPS = ["--max-update=5", "--no-save", "--num-workers=0"]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return write_data(tmp_path_factory.mktemp("speed") / "data")
+
+
+@pytest.fixture(scope="module")
+def stock(data, tmp_path_factory):
+    """fairseq's criterion and optimizer."""
+    stock = ["--criterion=masked_lm", "--optimizer=adam"]
+    return train(pretrain_arguments(data, tmp_path_factory.mktemp("stock"), *STEPS, *stock))
+
+
+def assert_same(ours, stock, tolerance):
+    assert len(ours) == len(stock) == 5 and len(set(stock)) == 5
+    torch.testing.assert_close(torch.tensor(ours), torch.tensor(stock), rtol=tolerance, atol=0)
+
+
+@pytest.mark.parametrize(
+    "options, tolerance",
+    [
+        (["--criterion=masked_lm_chunked"], 1e-4),
+        (["--optimizer=adamw_fused"], 1e-4),
+        (["--checkpoint-activations"], 1e-6),
+        (["--criterion=masked_lm_chunked", "--optimizer=adamw_fused", "--checkpoint-activations"], 1e-4),
+        (["--autocast=bf16"], 0.01),
+    ],
+    ids=["criterion", "optimizer", "checkpointing", "all three", "bf16"],
+)
+def test_same_losses(data, stock, options, tolerance, tmp_path):
+    """With dropout: the same masks are drawn. Tolerance: relative, of losses and gradient norms."""
+    assert_same(train(pretrain_arguments(data, tmp_path, *STEPS, *options)), stock, tolerance)
+
+
+def test_the_other_optimizer_continues_a_run_in_half_precision(data, tmp_path):
+    """... and fairseq refuses it in float32, as `tupe.optim.FusedAdamW` says."""
+    for precision in ("--fp16", "--autocast=bf16"):
+        first, second = tmp_path / precision / "first", tmp_path / precision / "second"
+        steps = [precision, "--fp16-no-flatten-grads", "--num-workers=0", "--max-update=4"]  # flat ones want a GPU
+        steps += ["--save-interval-updates=2", "--keep-interval-updates=-1"]
+        losses = train(pretrain_arguments(data, first, *steps, "--optimizer=adam"))
+        resume = [f"--restore-file={first}/checkpoint_1_2.pt", "--optimizer=adamw_fused", "--no-save"]
+        arguments = pretrain_arguments(data, second, *steps, *resume)
+        if precision == "--fp16":
+            torch.testing.assert_close(torch.tensor(train(arguments)), torch.tensor(losses[2:]), rtol=1e-3, atol=0)
+        else:
+            with pytest.raises(AssertionError, match="FairseqAdam vs FusedAdamW"):
+                train(arguments)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not shutil.which("g++"), reason="torch.compile needs a C++ compiler")
+@pytest.mark.parametrize("dropout, tolerance", [(0, 1e-3), (0.1, 0.5)])
+def test_compiled(data, dropout, tolerance, tmp_path):
+    """With dropout, compiled code draws other masks."""
+    options = [*STEPS, f"--dropout={dropout}", f"--attention-dropout={dropout}"]
+    plain = train(pretrain_arguments(data, tmp_path / "plain", *options))
+    torch._dynamo.reset()
+    seen = torch._dynamo.utils.counters["frames"]
+    ours = train(pretrain_arguments(data, tmp_path / "compiled", *options, "--compile"))
+    assert seen["ok"] > 0
+    assert_same(ours, plain, tolerance)
+
+
+class Waits(TorchDispatchMode):
+    """Notes operations whose result the host must know before it can go on: on a GPU it would wait there."""
+
+    asking = (
+        "aten._local_scalar_dense", "aten.nonzero", "aten.equal", "aten.masked_select", "aten.unique",
+        "aten.lift_fresh",  # a tensor made of Python numbers, such as a list used as an index
+    )  # fmt: skip
+
+    def __init__(self):
+        super().__init__()
+        self.found = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        masks = [i for i in (args[1] if str(func).startswith("aten.index") else []) if i is not None]
+        if str(func).startswith(self.asking) or any(i.dtype == torch.bool for i in masks):
+            self.found.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("padding", [0, 5])
+def test_a_step_waits_once(padding):
+    """Forward and backward on a GPU's path wait for one number: how many tokens are masked."""
+    from test_criterion import TASK, model, sample
+
+    from tupe.plugin.criterion import ChunkedMaskedLmLoss
+
+    net, batch = model(attention="sdpa"), sample(0.3, padding)
+    criterion = ChunkedMaskedLmLoss(type("cfg", (), {"tpu": False})(), TASK)
+    with Waits() as waits:
+        criterion(net, batch)[0].backward()
+    assert waits.found == ["aten.nonzero.default"]
+
+
+@pytest.mark.parametrize("padding", [0, 5])
+def test_fine_tuning_waits_for_nothing(padding):
+    from test_criterion import model, sample
+
+    from tupe.plugin.glue import TASKS, GlueCriterion
+    from tupe.plugin.squad import SpanHead, SquadCriterion, apply_span_head
+
+    net, batch = model(attention="sdpa"), sample(0.3, padding)
+    net.register_classification_head("head", num_classes=2)
+    net.span_head = SpanHead(128)
+    net.register_forward_hook(apply_span_head, with_kwargs=True)
+    places = batch["net_input"]["src_tokens"].gt(3)
+    with Waits() as waits:
+        glue = GlueCriterion(SimpleNamespace(glue=TASKS["MRPC"]), "head")
+        glue(net, {**batch, "target": torch.ones(3, dtype=torch.long)})[0].backward()
+        spans = {"inside": places, "starts": places, "target": torch.full((3, 2), 2)}
+        SquadCriterion(None)(net, {**batch, **spans})[0].backward()
+    assert waits.found == []

@@ -1,0 +1,338 @@
+"""SQuAD: official scores on hand-made cases, offsets, windows, and a model that learns to find answers."""
+
+import json
+import os
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from fairseq.data import Dictionary
+from fairseq.distributed import ModuleProxyWrapper
+from test_glue import make_vocabulary, scores_of, train, vocabulary  # noqa: F401  (fixtures)
+
+from tupe.checkpoints import convert
+from tupe.checkpoints import files as checkpoints
+from tupe.plugin.squad import (
+    ANSWER_PIECES,
+    SpanHead,
+    SquadCriterion,
+    Windows,
+    best_over_golds,
+    best_spans,
+    exact_match,
+    f1,
+    normalise_answer,
+    official_scores,
+    read_squad,
+)
+from tupe.text import Normaliser, TextEncoder
+
+# --------------------------------------------------------------------------------------------------- official scores
+
+
+@pytest.mark.parametrize(
+    "text, expected",
+    [
+        ("The  Cat", "cat"),
+        ("a cat, an owl; the end.", "cat owl end"),
+        ("Theatre and another anthem", "theatre and another anthem"),  # articles are whole words
+        ("U.S.", "us"),
+        ("a.b", "ab"),  # punctuation goes first, so no article is left
+        ("the", ""),
+        ("1,000\u00a0km", "1000 km"),
+        ("a–b", "–b"),  # a dash that is not ASCII is no punctuation, and ends a word
+    ],
+)
+def test_normalised_answers(text, expected):
+    assert normalise_answer(text) == expected
+
+
+def test_f1_and_exact_match():
+    assert exact_match("The Norman conquest.", "norman conquest") == 1
+    assert exact_match("Norman", "norman conquest") == 0
+    assert f1("the Norman conquest of England", "Norman conquest") == pytest.approx(2 * 2 / (4 + 2))
+    assert f1("cat cat cat", "cat") == pytest.approx(2 * 1 / (3 + 1))  # repeated words count as often as in both
+    assert f1("dog", "cat") == 0 and f1("", "") == 1 and f1("cat", "") == 0 and f1("the", "") == 1
+
+
+def test_several_gold_answers_and_none():
+    golds = ["in the 10th century", "10th century"]
+    assert best_over_golds(f1, "10th century", golds) == 1
+    assert best_over_golds(exact_match, "10th", golds) == 0
+    assert best_over_golds(f1, "10th", golds) == pytest.approx(2 / 3)
+    assert best_over_golds(exact_match, "", []) == 1 and best_over_golds(f1, "something", []) == 0
+    assert best_over_golds(exact_match, "x", ["the", "x"]) == 1
+    for version, exact, overlap in (("2.0", 0, 0), ("1.1", 1, 0)):  # an empty gold answer is none in 2.0
+        assert best_over_golds(exact_match, "A", ["a", "vitamin A"], version) == exact
+        assert best_over_golds(f1, "A", ["a", "vitamin A"], version) == overlap
+    assert best_over_golds(f1, "", ["a"]) == 1 and best_over_golds(f1, "", ["a"], "1.1") == 0
+    assert official_scores({"a": "A"}, {"a": ["a", "vitamin A"]}) == {"exact": 100.0, "f1": 0.0}
+
+
+def test_official_scores_without_threshold():
+    golds = {"a": ["cat"], "b": ["black dog"]}
+    assert official_scores({"a": "cat", "b": "dog"}, golds) == {
+        "exact": 50.0,
+        "f1": pytest.approx(100 * (1 + 2 / 3) / 2),
+    }
+
+
+def test_no_answer_threshold():
+    golds = {"a": ["cat"], "b": ["dog"], "c": [], "d": []}
+    predictions = {"a": "cat", "b": "dog", "c": "cow", "d": "cow"}
+    apart = official_scores(predictions, golds, {"a": -5.0, "b": -1.0, "c": 2.0, "d": 9.0})
+    assert apart == {"exact": 100.0, "f1": 100.0, "threshold": -1.0}
+    # "c" looks more answerable than "b": the best is to answer only "a".
+    mixed = official_scores(predictions, golds, {"a": -5.0, "b": 3.0, "c": 2.0, "d": 9.0})
+    assert mixed["f1"] == 75.0 and mixed["threshold"] == -5.0
+    # Equal scores are answered together or not at all.
+    equal = official_scores(predictions, golds, {"a": 1.0, "b": 1.0, "c": 1.0, "d": 2.0})
+    assert equal["f1"] == 75.0 and equal["threshold"] == 1.0
+    nothing = official_scores(dict.fromkeys(golds, "wrong"), golds, dict.fromkeys(golds, 0.0))
+    assert nothing["f1"] == 50.0 and nothing["threshold"] < 0
+
+
+# ------------------------------------------------------------------------------------------------------------- files
+
+NAMES = ["cat", "dog", "mat", "park", "bird", "song"]
+FILLER = "while the birds sang of old songs in parks and dogs ran on a mat"
+
+
+def squad_file(folder, version="1.1", count=50, impossible=0):
+    """Questions about facts like `cat number 7 sang "at" café-7`; characters that the normaliser changes are around."""
+    paragraphs = []
+    for i in range(count):
+        animal, place = NAMES[i % 6], NAMES[(i // 6) % 6]
+        answer = f"{place} {i}"
+        before = ["", "See https://a.example/x?y=1 now. ", "“Old”\u00a0\u00a0songs… ", "ﬁne\u00ad day; "][i % 4]
+        context = f"{before}{FILLER}, The {animal.title()} {i} sang in {answer}, {FILLER}."
+        qas = [{"id": f"q{i}", "question": f"Where did the {animal} {i} sing ?"}]
+        if i < impossible:
+            qas[0].update(is_impossible=True, answers=[], question=f"Who ran on the {animal} {i} ?")
+        else:
+            qas[0]["answers"] = [{"text": answer, "answer_start": context.index(answer)}]
+        paragraphs.append({"context": context, "qas": qas})
+    folder.mkdir(exist_ok=True)
+    for split in ("train", "dev"):
+        content = {"version": version, "data": [{"title": "x", "paragraphs": paragraphs}]}
+        (folder / f"{split}-v{version}.json").write_text(json.dumps(content))
+    return folder / f"dev-v{version}.json"
+
+
+@pytest.fixture(scope="session")
+def encoder(vocabulary):  # noqa: F811
+    return TextEncoder(vocabulary)
+
+
+@pytest.mark.parametrize("limit, stride", [(512, 128), (64, 16), (48, 128)])
+def test_windows_cover_and_give_back_the_answers(encoder, tmp_path, limit, stride):
+    data = Windows(squad_file(tmp_path), encoder, limit, stride, max_query=16, seed=1)
+    assert max(data.sizes) <= limit and (limit == 512) == (len(data) == len(data.questions))
+    found, starts = {}, Counter()
+    for w in range(len(data)):
+        sample = data[w]
+        q, first, last = data.windows[w]
+        tokens = sample["tokens"].tolist()
+        assert len(tokens) == data.num_tokens(w) and tokens[0] == 0 and tokens[-1] == 2
+        assert tokens[data.offset(w) - 2 : data.offset(w)] == [2, 2]
+        assert tokens[data.offset(w) : -1] == data.ids[data.questions[q].context][first:last]
+        assert sample["inside"].sum() == last - first
+        starts.update((q, first + int(i) - data.offset(w)) for i in np.flatnonzero(sample["starts"]))
+        start, end = sample["target"]
+        if start:
+            found[q] = data.answer(w, start, end)
+    # Every piece may be the start of an answer in exactly one window; every gold answer comes back from its positions.
+    assert len(starts) == sum(len(data.ids[q.context]) for q in data.questions) and set(starts.values()) == {1}
+    assert {q: data.questions[q].answers[0][0] for q in found} == found
+    assert len(found) == len(data.questions)
+
+
+def test_answers_come_from_the_original_characters(encoder, tmp_path):
+    context = "ﬁne “Café”\u00a0de l’Art — see https://a.example/x?y=1, The CAT\u00ad sat."
+    (tmp_path / "f.json").write_text(
+        json.dumps(
+            {"data": [{"paragraphs": [{"context": context, "qas": [
+                {"id": str(i), "question": "cat ?", "answers": [{"text": text, "answer_start": context.index(text)}]}
+                for i, text in enumerate(["ﬁne", "Café", "l’Art", "https://a.example/x?y=1", "The CAT"])
+            ]}]}]}
+        )
+    )  # fmt: skip
+    data = Windows(tmp_path / "f.json", encoder, 128, 64, 8, seed=1)
+    for w in range(len(data)):
+        gold = data.questions[data.windows[w][0]].answers[0][0]
+        assert data.answer(w, *data.target(w)) == gold
+
+
+def test_impossible_questions_point_to_cls(encoder, tmp_path):
+    data = Windows(squad_file(tmp_path, "2.0", 4, impossible=2), encoder, 128, 64, 16, seed=1)
+    assert [data.target(w) == (0, 0) for w in range(4)] == [True, True, False, False]
+
+
+@pytest.mark.parametrize(
+    "content, message",
+    [
+        ("{", "is not a SQuAD file"),
+        ('{"data": []}', "holds no question"),
+        (
+            '{"data": [{"paragraphs": [{"context": "a cat", "qas": [{"id": "q7", "question": "?", "answers": '
+            '[{"text": "cat", "answer_start": 0}]}]}]}]}',
+            "question q7: 'cat' is not at 0, but 'a c'",
+        ),
+        (
+            '{"data": [{"paragraphs": [{"context": "a cat", "qas": [{"id": "q8", "question": "?", "answers": []}]}]}]}',
+            "question q8: no answer, and not marked as impossible",
+        ),
+    ],
+)
+def test_bad_files_are_refused(content, message, tmp_path):
+    (tmp_path / "f.json").write_text(content)
+    with pytest.raises(ValueError, match=message):
+        read_squad(tmp_path / "f.json")
+    with pytest.raises(ValueError, match="there is no"):
+        read_squad(tmp_path / "none.json")
+
+
+# --------------------------------------------------------------------------------------------------------- the model
+
+
+def test_best_spans_is_the_naive_search():
+    torch.manual_seed(0)
+    length = ANSWER_PIECES + 12
+    start, end = torch.randn(2, 3, length)
+    inside = torch.zeros(3, length, dtype=torch.bool)
+    for row, last in enumerate((length - 1, 30, 9)):
+        inside[row, 8:last] = True
+    allowed = inside.clone()
+    allowed[:, 0] = True
+    start, end = (x.masked_fill(~allowed, float("-inf")) for x in (start, end))
+    starts = inside.clone()
+    starts[0, 8:15] = False
+    end[0, -3] = 50.0  # out of reach for the earliest starts
+    found = best_spans(start, end, starts)
+    for row in range(3):
+        spans = [
+            (float(start[row, i] + end[row, j]), i, j)
+            for i in range(length)
+            for j in range(i, min(i + ANSWER_PIECES, length))
+            if starts[row, i] and inside[row, j]
+        ]
+        best = max(spans)
+        assert found[row][:3] == (pytest.approx(best[0]), best[1], best[2])
+        assert found[row][3] == pytest.approx(float(start[row, 0] + end[row, 0]))
+    nothing = best_spans(start, end, torch.zeros_like(starts))
+    assert [row[1:3] for row in nothing] == [(0, 0)] * 3
+
+
+def test_span_head_is_new_in_a_pretrained_model():
+    model = torch.nn.Module()
+    model.span_head = SpanHead(4)
+    before = model.span_head.weight.clone()
+    model.load_state_dict({}, strict=True)
+    assert torch.equal(model.span_head.weight, before)
+    model.load_state_dict({"span_head.weight": torch.ones(2, 4), "span_head.bias": torch.ones(2)}, strict=True)
+    assert (model.span_head.weight == 1).all()
+
+
+def test_the_span_head_is_trained_on_several_gpus(tmp_path):
+    """DistributedDataParallel (one process is enough) leaves all parameters the gradients they have without it."""
+    words = Dictionary()
+    for word in "abcdef":
+        words.add_symbol(word)
+    words.add_symbol("<mask>")
+    sizes = {"encoder_layers": 1, "encoder_embed_dim": 8, "encoder_ffn_embed_dim": 8, "encoder_attention_heads": 2}
+    options = {"max_positions": 8, "dropout": 0.0, "attention_dropout": 0.0, **sizes}
+    model = convert.build_model(checkpoints.configuration("tupe_r", options, "squad", "squad"), words)
+    inside = torch.zeros(2, 8, dtype=torch.bool)
+    inside[:, 3:7] = True
+    sample = {
+        "net_input": {"src_tokens": torch.tensor([[0, 4, 2, 5, 6, 7, 8, 2]] * 2), "src_lengths": None},
+        "starts": inside, "inside": inside, "target": torch.tensor([[3, 5], [0, 0]]), "ntokens": 16,
+    }  # fmt: skip
+
+    def gradients(called):
+        found = []
+        for _ in range(2):  # an update that is left unfinished shows in the next one
+            model.zero_grad()
+            SquadCriterion(None)(called, sample)[0].backward()
+            found.append({name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None})
+        return found
+
+    alone = gradients(model)
+    assert alone[0]["span_head.weight"].any() and not any(name.startswith("lm_head.") for name in alone[0])
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        ddp = torch.nn.parallel.DistributedDataParallel(model, find_unused_parameters=True)
+        together = gradients(ModuleProxyWrapper(ddp))
+    finally:
+        torch.distributed.destroy_process_group()
+    for one, other in zip(alone, together, strict=True):
+        for name, grad in one.items():
+            torch.testing.assert_close(other[name], grad)
+
+
+def run(squad, data, checkpoint, save_dir, version, *more):
+    return train(
+        "squad", "model._name=tupe_r_tiny", f"task.data={data}", f"task.squad={squad}",
+        f"task.squad_version='{version}'",
+        f"checkpoint.finetune_from_model={checkpoint}", f"checkpoint.save_dir={save_dir}", "checkpoint.no_save=true",
+        "dataset.num_workers=0", "dataset.batch_size=16", "+model.dropout=0", "+model.attention_dropout=0", *more,
+    )  # fmt: skip
+
+
+def epochs(count):
+    return f"optimization.max_epoch={count}", f"dataset.validate_interval={count}", "optimization.lr=[0.002]"
+
+
+@pytest.fixture(scope="session")
+def longer(vocabulary, tmp_path_factory):  # noqa: F811
+    """A pre-trained model of 64 positions."""
+    return pretrain(vocabulary, tmp_path_factory.mktemp("longer"), 64)
+
+
+def pretrain(data, folder, positions):
+    train(
+        "pretrain", "model._name=tupe_r_tiny", f"task.data={data}", f"task.tokens_per_sample={positions}",
+        "dataset.batch_size=4", "optimization.max_update=2", "optimization.update_freq=[1]",
+        f"checkpoint.save_dir={folder}",
+    )  # fmt: skip
+    return folder / "checkpoint_last.pt"
+
+
+@pytest.mark.parametrize("version, impossible", [("1.1", 0), ("2.0", 15)])
+def test_a_tiny_model_overfits_fifty_questions(version, impossible, vocabulary, longer, tmp_path):  # noqa: F811
+    """Guards the offsets: answers are scored on the original characters, paragraphs are longer than the model."""
+    squad = squad_file(tmp_path / "squad", version, impossible=impossible).parent
+    run(squad, vocabulary, longer, tmp_path / "run", version, *epochs(25))
+    result = scores_of(tmp_path / "run")
+    assert result["task"] == f"SQuAD-{version}" and result["metrics"] == ["f1", "exact"]
+    assert result["records"][-1]["f1"] > 90
+    predictions = json.loads((tmp_path / "run" / "predictions" / "valid_last.json").read_text())
+    contexts, questions = read_squad(squad / f"dev-v{version}.json")
+    golds = {question.id: [text for text, _ in question.answers] for question in questions}
+    assert official_scores(predictions, golds)["f1"] == pytest.approx(result["records"][-1]["f1"])
+    for question in questions:
+        assert predictions[question.id] in contexts[question.context]
+    no_answer = tmp_path / "run" / "predictions" / "valid_last_no_answer.json"
+    assert no_answer.exists() == (version == "2.0")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif("SQUAD" not in os.environ, reason="SQUAD=folder of the official v2.0 files, not ours to ship")
+def test_a_tiny_model_overfits_fifty_real_questions(tmp_path):
+    data = json.loads((Path(os.environ["SQUAD"]) / "train-v2.0.json").read_text())["data"]
+    paragraphs, count, lines, normaliser = [], 0, [], Normaliser()
+    for paragraph in (p for article in data for p in article["paragraphs"]):
+        lines += map(normaliser.normalise, (paragraph["context"], *(entry["question"] for entry in paragraph["qas"])))
+        qas = [entry for entry in paragraph["qas"] if not entry["is_impossible"]][: min(5, 50 - count)]
+        count += len(qas)
+        paragraphs += [{**paragraph, "qas": qas}] if qas else []
+    assert count == 50
+    for split in ("train", "dev"):
+        (tmp_path / f"{split}-v1.1.json").write_text(json.dumps({"data": [{"paragraphs": paragraphs}]}))
+    (tmp_path / "data").mkdir()
+    vocabulary = make_vocabulary(tmp_path / "data", lines, 2000)  # noqa: F811
+    checkpoint = pretrain(vocabulary, tmp_path / "pretrained", 128)
+    run(tmp_path, vocabulary, checkpoint, tmp_path / "run", "1.1", *epochs(40))
+    assert scores_of(tmp_path / "run")["records"][-1]["f1"] > 90

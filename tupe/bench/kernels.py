@@ -1,0 +1,190 @@
+"""The parts of a step, measured in turns: products, dropout, a layer, and attention by every path.
+
+B batch, L sequence length, H heads, D width of a head, C = H D.
+"""
+
+import statistics
+import time
+from types import SimpleNamespace
+
+import torch
+import torch.nn.functional as F
+
+from .. import kernels
+from ..attention import PATHS, Terms
+from ..encoder import Encoder, LMHead
+
+# A position module that does nothing beside what the terms say.
+NONE = SimpleNamespace(rotate=lambda *x: x, unrotate=lambda x: x, content=lambda *x: None, value=lambda *x: None)
+
+
+def concatenated(q, k, v, pos_q, pos_k, theta, real, scale, dropout):
+    """TUPE-A's attention without any bias: its position term has rank D, so longer queries and keys compute it.
+
+    q, k, v [B, H, L, D]; pos_q, pos_k [H, L, D], the projections of positions; theta [2, H], logits from and to [CLS];
+    real [B, 1, 1, L] or None, False at padded keys. Returns [B, H, L, D].
+
+        [q_i, pos_q_i, i = 0, i > 0, 1] . [k_j, pos_k_j, theta_1 / scale, theta_2 / scale if j = 0, -3e4 if padded]
+
+    with pos_q_0 = pos_k_0 = 0. Fused kernels want values as wide as keys: 2 D + 3, rounded up to a multiple of 8.
+    Beside them this is a candidate only: nothing in the encoder uses it (see docs/performance.md).
+    """
+    batch, heads, length, width = q.shape
+    others = torch.ones(length, 1, dtype=q.dtype, device=q.device)
+    others[0] = 0  # [CLS]
+    others = others.expand(heads, -1, -1)
+    from_cls, to_cls = (theta / scale).to(q.dtype)[:, :, None, None]  # [H, 1, 1] each
+    padded = q.new_zeros(batch, 1, length, 1)
+    if real is not None:
+        padded = padded.masked_fill(~real.transpose(2, 3), -3e4)
+    left = torch.cat([pos_q.to(q.dtype) * others, 1 - others, others, torch.ones_like(others)], 2)  # [H, L, D + 3]
+    right = torch.cat([pos_k.to(q.dtype) * others, from_cls.expand(-1, length, -1), to_cls * (1 - others)], 2)
+    q = torch.cat([q, left.expand(batch, -1, -1, -1)], 3)
+    k = torch.cat([k, right.expand(batch, -1, -1, -1), padded.expand(-1, heads, -1, -1)], 3)
+    missing = -k.size(3) % 8
+    q, k, v = F.pad(q, (0, missing)), F.pad(k, (0, missing)), F.pad(v, (0, k.size(3) + missing - width))
+    return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, scale=scale)[..., :width]
+
+
+class Case:
+    """A function and the tensors that its gradient is taken of; `forward()` and `backward()` are what is measured."""
+
+    def __init__(self, compute, inputs):
+        self.compute, self.inputs, self.grad = compute, tuple(inputs), None
+
+    def forward(self):
+        self.out = self.compute()
+
+    def backward(self):
+        if self.grad is None:  # values do not matter, but zeros may be faster
+            self.grad = torch.randn_like(self.out)
+        torch.autograd.grad(self.out, self.inputs, self.grad)
+
+
+def attention_case(name, batch, length, dtype, device, dropout, heads=12, width=64):
+    """One way of attention on random inputs.
+
+    name: a path, or "concatenated". The other paths read TUPE-A's bias, made beforehand as in the encoder (where all
+    layers share it), and return its gradient.
+    """
+
+    def random(*shape, dtype=dtype):
+        return torch.randn(*shape, device=device, dtype=dtype, generator=generator).requires_grad_()
+
+    generator = torch.Generator(device).manual_seed(0)
+    scale = (2 * width) ** -0.5
+    qkv = [random(batch, heads, length, width) for _ in range(3)]
+    pos = [random(heads, length, width, dtype=torch.float32) for _ in range(2)]
+    theta = random(2, heads, dtype=torch.float32)
+    if name == "concatenated":
+        inputs = (*qkv, *pos, theta)
+        return Case(lambda: concatenated(*inputs, None, scale, dropout), inputs)
+    bias = (pos[0] * scale @ pos[1].transpose(1, 2)).detach()
+    bias[:, :, 0], bias[:, 0] = theta.detach()[1, :, None], theta.detach()[0, :, None]
+    terms = Terms(scale, bias.requires_grad_())
+    return Case(lambda: PATHS[name](*qkv, NONE, terms, 0, "softmax", dropout), (*qkv, bias))
+
+
+def step_cases(batch, length, width, ffn, vocab, dtype, device):
+    """{name: Case} of what a step of TUPE-R consists of: a layer, and what happens once. dtype: of autocast."""
+
+    def autocast(compute):
+        def call():
+            with torch.autocast(device, dtype, enabled=dtype != torch.float32):
+                return compute()
+
+        return call
+
+    torch.manual_seed(0)
+    sizes = {"layers": 1, "width": width, "ffn": ffn, "heads": width // 64, "max_positions": length}
+    encoder = Encoder(vocab, 1, position="untied+t5", cls="untied", **sizes).to(device).train()
+    head = LMHead(width, vocab).to(device).train()
+    tokens = torch.randint(2, vocab, (batch, length), device=device)
+    x = torch.randn(batch, length, width, device=device, requires_grad=True)
+    masked = torch.randn(round(0.15 * batch * length), width, device=device, requires_grad=True)
+    targets = tokens.view(-1)[: len(masked)]
+    positions, layer, embedding = encoder.positions, encoder.layers[0], encoder.tokens.weight
+    with torch.no_grad():
+        (terms,) = encoder.terms(tokens, encoder.choose_path(x), padded=False)
+    terms = terms._replace(bias=terms.bias.requires_grad_())
+    inputs = {
+        "layer": (lambda: layer(x, positions, terms, 0), (x, terms.bias, *layer.parameters())),
+        "position terms": (lambda: positions.terms(length)[0][0], positions.parameters()),
+        "token embeddings": (lambda: encoder.tokens(tokens), (embedding,)),
+        "LM head and loss": (lambda: head.loss(masked, embedding, targets), (masked, embedding, *head.parameters())),
+    }
+    return {name: Case(autocast(compute), of) for name, (compute, of) in inputs.items()}
+
+
+def in_turns(calls, turns, device="cpu"):
+    """{name: median seconds} of functions that are called one after the other, again and again."""
+    seconds = {name: [] for name in calls}
+    for turn in range(turns + 1):
+        for name, call in calls.items():
+            wait(device)
+            start = time.perf_counter()
+            call()
+            wait(device)
+            if turn:  # the first one warms up
+                seconds[name].append(time.perf_counter() - start)
+    return {name: statistics.median(times) for name, times in seconds.items()}
+
+
+def wait(device):
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+def attention_table(names, shapes, dtypes, device, turns, dropout, say=print):
+    """Says a row per dtype, (batch, length), path: milliseconds of forward, backward, both against the first path."""
+    say(f"| attention, H 12, D 64, dropout {dropout} | forward ms | backward ms | times as fast as {names[0]} |")
+    say("|---|---:|---:|---:|")
+    for dtype in dtypes:
+        for batch, length in shapes:
+            cases = {name: attention_case(name, batch, length, dtype, device, dropout) for name in names}
+            calls = {(n, part): getattr(case, part) for n, case in cases.items() for part in ("forward", "backward")}
+            times = in_turns(calls, turns, device)
+            first = sum(times[names[0], part] for part in ("forward", "backward"))
+            for name in names:
+                forward, backward = (times[name, part] for part in ("forward", "backward"))
+                label = f"{name}, {str(dtype).removeprefix('torch.')}, B {batch}, L {length}"
+                say(f"| {label} | {1e3 * forward:.2f} | {1e3 * backward:.2f} | {first / (forward + backward):.2f} |")
+
+
+def step_table(batch, length, width, ffn, vocab, precisions, device, turns, say=print):
+    """Says a row per part of a step: milliseconds forward and backward in each precision, and the first's over the
+    last's."""
+    cases = {name: step_cases(batch, length, width, ffn, vocab, dtype, device) for name, dtype in precisions.items()}
+    parts = list(next(iter(cases.values())))
+    calls = {
+        (precision, part, way): getattr(case, way)
+        for part in parts for precision, of in cases.items() for case in [of[part]] for way in ("forward", "backward")
+    }  # fmt: skip
+    times = in_turns(calls, turns, device)
+    titles = [f"{precision}: {way} ms" for precision in precisions for way in ("forward", "backward")]
+    say(f"| of TUPE-R, B {batch}, L {length}, C {width}, V {vocab} | {' | '.join(titles)} | times as fast |")
+    say("|---" + "|---:" * (len(titles) + 1) + "|")
+    for part in parts:
+        cells = [times[precision, part, way] for precision in precisions for way in ("forward", "backward")]
+        told = " | ".join(f"{1e3 * seconds:.2f}" for seconds in cells)
+        say(f"| {part} | {told} | {sum(cells[:2]) / sum(cells[-2:]):.2f} |")
+
+
+def parts_table(tokens, width, ffn, device, turns, say=print):
+    """Says the milliseconds of PyTorch's way and ours, of one product and one dropout."""
+    x, weight = (torch.randn(n, width, device=device) for n in (tokens, ffn))
+    hidden = torch.randn(tokens, ffn, device=device)
+    half, half_weight = x.bfloat16(), weight.bfloat16()
+    calls = {
+        ("product, float32", "PyTorch"): lambda: x @ weight.t(),
+        ("product, float32", "here"): lambda: kernels.multiply(x, weight),
+        ("product, bf16", "PyTorch"): lambda: half @ half_weight.t(),
+        ("product, bf16", "here"): lambda: kernels.multiply(half, half_weight),
+        ("dropout, float32", "PyTorch"): lambda: F.dropout(hidden, 0.1),
+        ("dropout, float32", "here"): lambda: kernels.dropout(hidden, 0.1, True),
+    }
+    times = in_turns(calls, turns, device)
+    say(f"| {tokens} x {width} by {width} x {ffn}; dropout of {tokens} x {ffn} | PyTorch ms | here ms |")
+    say("|---|---:|---:|")
+    for part in dict.fromkeys(part for part, _ in calls):
+        say(f"| {part} | {1e3 * times[part, 'PyTorch']:.2f} | {1e3 * times[part, 'here']:.2f} |")

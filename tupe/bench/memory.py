@@ -1,0 +1,180 @@
+"""How much GPU memory a training step takes, counted without a GPU, and the same measured on a CPU.
+
+B batch, L sequence length, H heads, C width, V vocabulary. Tensors that autograd keeps for the backward pass are
+counted on PyTorch's meta device, which knows sizes but holds no data. Attention is counted as the fused kernel that a
+GPU runs: it keeps q, k, v, its output and one number per query, not the [B, H, L, L] weights. On a CPU the blocked path
+of long sequences keeps the same but for that number, so that a step there shows whether the count is right
+(`measured_bytes`).
+"""
+
+from contextlib import contextmanager, nullcontext
+from unittest import mock
+
+import torch
+import torch.nn.functional as F
+from fairseq.models import MODEL_DATACLASS_REGISTRY, MODEL_REGISTRY
+
+from .. import attention, encoder, kernels
+from .step import dictionary
+
+# Per parameter: weight, gradient and Adam's two moments in single precision; in fairseq's --fp16 half-precision weight
+# and gradient beside them.
+STATE_BYTES = {torch.float32: 4 + 4 + 4 + 4, torch.float16: 4 + 4 + 4 + 4 + 2 + 2}
+
+
+class Fused(torch.autograd.Function):
+    """The sizes, not the values, of fused attention: what it keeps, and a bias gradient for every sequence."""
+
+    @staticmethod
+    def forward(ctx, q, k, v, bias):
+        out, per_query = torch.empty_like(v), q.new_empty(q.shape[:3], dtype=torch.float32)
+        ctx.save_for_backward(q, k, v, bias, out, per_query)
+        return out
+
+    @staticmethod
+    def backward(ctx, grad):
+        raise NotImplementedError
+
+
+def fused(q, k, v, positions, terms, layer, normaliser, dropout):
+    q, k, v = positions.rotate(q, k, v)
+    return positions.unrotate(Fused.apply(q, k, v, terms.bias.to(q.dtype) if terms.bias is not None else None))
+
+
+class Dropout(torch.autograd.Function):
+    """The sizes of dropout on a GPU: it keeps one byte per entry."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(torch.empty_like(x, dtype=torch.bool))
+        return torch.empty_like(x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        raise NotImplementedError
+
+
+@contextmanager
+def counting():
+    """Run models on the meta device as a GPU would; it has no autocast to switch off."""
+    with (
+        mock.patch.dict(attention.PATHS, {"sdpa": fused}),
+        mock.patch.object(encoder, "dropout", lambda x, p, training: Dropout.apply(x) if training and p else x),
+        mock.patch.object(torch, "autocast", lambda *args, **options: nullcontext()),
+        mock.patch.object(torch, "is_autocast_enabled", lambda *args: False),
+    ):
+        yield
+
+
+def step_bytes(arch, batch, length, vocabulary=32768, dtype=torch.float16, **options):
+    """{"parameters": count, "state": bytes, "activations": bytes, "transient": bytes} of masked-LM training: in --fp16,
+    or with dtype float32 in single precision. options: of the model, for example checkpoint_activations=True.
+
+    activations: kept from forward to backward, the log-probabilities of 15 % masked tokens among them. transient: the
+    most that one moment of the backward pass needs besides: gradients of the logits and of the token table, or, within
+    one layer, of the attention bias for every sequence or of the feed-forward block, and with checkpoint_activations
+    what that layer keeps. Steps that are accumulated (--update-freq) come one after the other and take no more.
+    Raises ValueError for an architecture that does not exist, or that needs the plain path.
+    """
+    with torch.device("meta"):
+        model, tokens = build(arch, batch, length, vocabulary, options)
+        model.to(dtype)
+    body, config, item = model.encoder, model.cfg, dtype.itemsize
+    lack = attention.why_not_fast(body.positions, body.normaliser, dtype)
+    if lack:
+        raise ValueError(f"{arch}: {lack}; only fused attention is counted")
+    body.attention = "sdpa"
+    masked, width = count_masked(tokens), config.encoder_embed_dim
+    with counting():
+        x, outside = kept(model, lambda: body.embed(tokens))
+        terms, of_bias = kept(model, lambda: body.terms(tokens, "sdpa", padded=False))
+        x, in_layer = kept(model, lambda: body.layers[0](x, body.positions, terms[0], 0))
+        rows = x.new_empty(masked, width).requires_grad_()
+        _, head = kept(model, lambda: log_probabilities(model.lm_head(rows, body.tokens.weight)))
+    again = config.checkpoint_activations
+    bias = 0 if terms[0].bias is None else terms[0].bias.numel()  # [H, L, L]
+    inside = 4 * bias + len(body.layers) * x.numel() * item if again else len(body.layers) * in_layer
+    bias_gradient = item * batch * bias
+    ffn_gradient = 2 * item * batch * length * config.encoder_ffn_embed_dim
+    logit_gradient = (4 + item) * masked * vocabulary + item * vocabulary * width
+    parameters = sum(p.numel() for p in model.parameters())
+    return {
+        "parameters": parameters,
+        "state": STATE_BYTES[dtype] * parameters,
+        "activations": outside + of_bias + inside + head,
+        "transient": max(logit_gradient, max(bias_gradient, ffn_gradient) + (in_layer if again else 0)),
+    }
+
+
+def build(arch, batch, length, vocabulary, options):
+    """(model in training mode, token ids [B, L]) of masked-LM training."""
+    if arch not in MODEL_REGISTRY or not arch.startswith(("tupe_", "bert_")):
+        raise ValueError(f"unknown architecture {arch!r} for masked-LM training")
+    words = dictionary(vocabulary)
+    config = MODEL_DATACLASS_REGISTRY[arch](max_positions=length, **options)
+    return MODEL_REGISTRY[arch](config, words).train(), torch.full((batch, length), words.nspecial)
+
+
+def count_masked(tokens):
+    return int(0.15 * tokens.numel())
+
+
+def log_probabilities(logits):
+    """Single precision, as fairseq's masked-LM loss computes and keeps them."""
+    return F.log_softmax(logits, dim=-1, dtype=torch.float32)
+
+
+def kept(model, forward):
+    """(result of forward(), bytes that autograd keeps of it, the model's own tensors left out)."""
+    own = {t.untyped_storage()._cdata for t in [*model.parameters(), *model.buffers()]}
+    seen = {}
+
+    def remember(tensor):
+        storage = tensor.untyped_storage()
+        if storage._cdata not in own:
+            seen[storage._cdata] = storage  # keeps it alive: a freed one's address could come again
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(remember, lambda tensor: tensor):
+        result = forward()
+    return result, sum(storage.nbytes() for storage in seen.values())
+
+
+def measured_bytes(arch, batch, length, vocabulary=32768, update_freq=1, **options):
+    """{"activations": bytes, "peak": bytes} that PyTorch's allocator really hands out in training on this CPU, beside
+    weights and gradients, in single precision: at the end of a forward pass, and at the worst moment of `update_freq`
+    accumulated steps. Attention keeps no weights, as with long sequences and on a GPU. options: of the model."""
+    with mock.patch.object(kernels, "SHORT", 0):
+        return _measured_bytes(*build(arch, batch, length, vocabulary, options), update_freq)
+
+
+def _measured_bytes(model, tokens, update_freq):
+    masked = torch.zeros(tokens.shape, dtype=torch.bool)
+    masked.view(-1)[: count_masked(tokens)] = True
+    targets = tokens[masked]
+    for p in model.parameters():
+        p.grad = torch.zeros_like(p)
+    activations = peak = level = 0
+    for _ in range(update_freq):
+        loss, steps = allocations(
+            lambda: F.nll_loss(log_probabilities(model(tokens, masked_tokens=masked)[0]), targets, reduction="sum")
+        )
+        for step in steps:
+            level += step
+            peak = max(peak, level)
+        activations = max(activations, level)
+        _, steps = allocations(loss.backward)
+        for step in steps:
+            level += step
+            peak = max(peak, level)
+    return {"activations": activations, "peak": peak}
+
+
+def allocations(function):
+    """(result of function(), bytes of each allocation on the CPU meanwhile, in order; negative when it is freed)."""
+    from torch.autograd.profiler_util import MEMORY_EVENT_NAME
+
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+        result = function()
+    events = [e for e in profile.profiler.kineto_results.events() if e.name() == MEMORY_EVENT_NAME]
+    return result, [e.nbytes() for e in sorted(events, key=lambda e: e.start_ns())]

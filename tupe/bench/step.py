@@ -1,0 +1,477 @@
+"""Training steps of our encoders and of what people use instead, measured side by side.
+
+Every contender lives in a process of its own (so that its peak memory is its own) and is asked for one step at a time,
+in turns, with the same tokens and the same masked positions: what disturbs the machine disturbs all alike, and the
+ratio of two contenders is the median over the turns of the ratios within a turn.
+
+B batch, L sequence length, C width, F feed-forward width, N layers, V vocabulary.
+"""
+
+import ctypes
+import importlib
+import importlib.util
+import multiprocessing
+import os
+import platform
+import resource
+import statistics
+import time
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass, replace
+from types import SimpleNamespace
+
+import torch
+
+MASKED = 0.15  # share of the tokens that are masked
+OURS = {  # name -> (architecture, options on top of it)
+    "tupe_r": ("tupe_r", {}),
+    "tupe_a": ("tupe_a", {}),
+    "bert_a": ("bert_a", {}),
+    "nopos": ("bert_a", {"position": "nopos"}),
+    "tupe_r-plain": ("tupe_r", {"attention": "plain"}),
+    "tupe_r-sdpa": ("tupe_r", {"attention": "sdpa"}),
+    "tupe_r-compile": ("tupe_r", {"compile": True}),
+    "tupe_r-checkpoint": ("tupe_r", {"checkpoint_activations": True}),
+}
+HF = {"hf": "sdpa", "hf-eager": "eager", "hf-flash": "flash_attention_2"}  # flash: on GPUs in half precision
+CONTENDERS = [*OURS, "fairseq", *HF]
+DEFAULT = ["tupe_r", "tupe_a", "bert_a", "nopos", "fairseq", "hf"]
+
+
+@dataclass(frozen=True)
+class Setting:
+    size: str = ""  # suffix of the architecture: "" for base, "_tiny", ...
+    layers: int = 0  # 0: those of the size
+    length: int = 512
+    batch: int = 4
+    vocab: int = 32768
+    precision: str = "float32"  # or "bf16": autocast, float32 weights
+    device: str = "cpu"
+    threads: int = 0  # 0: PyTorch's default
+
+    def dims(self):
+        """(N, C, number of heads, F)."""
+        from ..plugin.model import SIZES
+
+        layers, width, heads, ffn = SIZES[self.size]
+        return self.layers or layers, width, heads, ffn
+
+
+def flops_per_token(setting):
+    """See `bench_report.ASSUMPTIONS`."""
+    layers, width, _, ffn = setting.dims()
+    weights = layers * (4 * width**2 + 2 * width * ffn) + MASKED * (width**2 + width * setting.vocab)
+    return 6 * weights + 12 * layers * width * setting.length
+
+
+def masked_batch(setting):
+    """Tokens [B, L], [CLS] (0) first, and targets [B, L], pad (1) where a token is not masked; the same for every
+    contender."""
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randint(5, setting.vocab - 1, (setting.batch, setting.length), generator=generator)
+    tokens[:, 0] = 0
+    targets = torch.full_like(tokens, 1)
+    count = max(1, round(MASKED * tokens.numel()))
+    words = tokens.view(-1).nonzero().view(-1)  # all but [CLS]
+    places = words[torch.randperm(len(words), generator=generator)[:count]]
+    targets.view(-1)[places] = tokens.view(-1)[places]
+    tokens.view(-1)[places] = setting.vocab - 1
+    return tokens.to(setting.device), targets.to(setting.device)
+
+
+def dictionary(vocab):
+    from fairseq.data import Dictionary
+
+    words = Dictionary()
+    for i in range(vocab - len(words)):
+        words.add_symbol(f"w{i}")
+    return words
+
+
+class Contender:
+    """One model with its criterion and optimizer, as its users train it."""
+
+    def __init__(self, name, setting):
+        if name not in CONTENDERS:
+            raise ValueError(f"unknown contender {name!r}; valid: {', '.join(CONTENDERS)}")
+        torch.manual_seed(0)
+        self.setting = setting
+        self.tokens, self.targets = masked_batch(setting)
+        build = self.build_hf if name in HF else self.build_fairseq if name == "fairseq" else self.build_ours
+        self.model = build(name).to(setting.device).train()
+        self.optimizer = self.build_optimizer(name)
+
+    def build_ours(self, name):
+        from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_DATACLASS_REGISTRY
+
+        import tupe  # noqa: F401
+
+        arch, options = OURS[name]
+        layers, *_ = self.setting.dims()
+        config = MODEL_DATACLASS_REGISTRY[arch + self.setting.size](
+            encoder_layers=layers, max_positions=self.setting.length, **options
+        )
+        model = ARCH_MODEL_REGISTRY[arch + self.setting.size].build_model(
+            config, SimpleNamespace(source_dictionary=dictionary(self.setting.vocab))
+        )
+
+        def loss():  # as the criterion masked_lm_chunked
+            masked = self.targets.ne(1).nonzero(as_tuple=True)
+            return self.model(self.tokens, masked_tokens=masked, lm_targets=self.targets[masked], padded=False)[0]
+
+        self.loss = loss
+        return model
+
+    def build_fairseq(self, name):
+        from fairseq import modules
+        from fairseq.models.roberta import RobertaModel
+
+        layers, width, heads, ffn = self.setting.dims()
+        config = SimpleNamespace(
+            encoder_layers=layers, encoder_embed_dim=width, encoder_attention_heads=heads, encoder_ffn_embed_dim=ffn,
+            max_positions=self.setting.length, dropout=0.1, attention_dropout=0.1,
+        )  # fmt: skip
+        model = RobertaModel.build_model(config, SimpleNamespace(source_dictionary=dictionary(self.setting.vocab)))
+        masked = self.targets.ne(1)
+
+        def loss():
+            logits, _ = self.model(self.tokens, masked_tokens=masked)
+            return modules.cross_entropy(logits, self.targets[masked], reduction="sum", ignore_index=1)
+
+        self.loss = loss
+        return model
+
+    def build_hf(self, name):
+        from transformers import BertConfig, BertForMaskedLM
+
+        layers, width, heads, ffn = self.setting.dims()
+        config = BertConfig(
+            vocab_size=self.setting.vocab, hidden_size=width, num_hidden_layers=layers, num_attention_heads=heads,
+            intermediate_size=ffn, max_position_embeddings=self.setting.length, attn_implementation=HF[name],
+        )  # fmt: skip
+        labels = self.targets.masked_fill(self.targets.eq(1), -100)
+        count = labels.ne(-100).sum()
+        self.loss = lambda: self.model(self.tokens, labels=labels).loss * count
+        return BertForMaskedLM(config)
+
+    def build_optimizer(self, name):
+        options = {"lr": 1e-4, "betas": (0.9, 0.999), "eps": 1e-6, "weight_decay": 0.01}
+        if name in HF:  # what its Trainer takes by default
+            return torch.optim.AdamW(self.model.parameters(), fused=True, **options)
+        if name == "fairseq":
+            from fairseq.optim.adam import Adam
+
+            return Adam(self.model.parameters(), **options)
+        from ..plugin.optim import AdamW
+
+        return AdamW(self.model.parameters(), **options)
+
+    def step(self):
+        """Seconds of forward, backward and optimizer."""
+        clock = Clock(self.setting.device)
+        bf16 = self.setting.precision == "bf16"
+        with torch.autocast(self.setting.device, torch.bfloat16) if bf16 else nullcontext():
+            loss = self.loss()
+        clock.lap()
+        (loss / self.targets.ne(1).sum()).backward()
+        clock.lap()
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        clock.lap()
+        return clock.seconds()
+
+
+class Clock:
+    """Seconds between laps. A GPU marks them in its own queue and is waited for at the end only."""
+
+    def __init__(self, device):
+        self.cuda, self.laps = device == "cuda", []
+        if self.cuda:
+            torch.cuda.synchronize()
+        self.lap()
+
+    def lap(self):
+        if self.cuda:
+            self.laps.append(torch.cuda.Event(enable_timing=True))
+            self.laps[-1].record()
+        else:
+            self.laps.append(time.perf_counter())
+
+    def seconds(self):
+        if not self.cuda:
+            return [b - a for a, b in zip(self.laps, self.laps[1:], strict=False)]
+        torch.cuda.synchronize()
+        return [a.elapsed_time(b) / 1000 for a, b in zip(self.laps, self.laps[1:], strict=False)]
+
+
+class MatrixPeak:
+    """A large product in the same precision; the fastest one that this PyTorch has."""
+
+    def __init__(self, setting):
+        self.device, size = setting.device, peak_size(setting)
+        dtype = torch.bfloat16 if setting.precision == "bf16" else torch.float32
+        self.a = torch.randn(size, size, device=setting.device, dtype=dtype)
+
+    def step(self):
+        from ..kernels import multiply
+
+        clock = Clock(self.device)
+        for _ in range(3):
+            multiply(self.a, self.a)
+            clock.lap()
+        return [min(clock.seconds())]
+
+
+def peak_size(setting):
+    return 8192 if setting.device == "cuda" else 2048
+
+
+def memory_peak(device):
+    """MiB at the peak so far: allocated on the GPU, or resident in this process."""
+    if device == "cuda":
+        return torch.cuda.max_memory_allocated() / 2**20
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def libraries(names):
+    """Modules that contenders import; every process has all of them, so that none pays for them alone."""
+    return ["tupe", "fairseq.models.roberta", "fairseq.optim.adam"] + (
+        ["transformers.models.bert.modeling_bert"] if set(HF) & set(names) else []
+    )
+
+
+def check_available(names):
+    """Raises ValueError for names of contenders that do not exist or whose library is not installed."""
+    if unknown := [name for name in names if name not in CONTENDERS]:
+        raise ValueError(f"unknown contender {unknown[0]!r}; valid: {', '.join(CONTENDERS)}")
+    theirs = [name for name in names if name in HF]
+    if theirs and importlib.util.find_spec("transformers") is None:
+        raise ValueError(f"the contender {theirs[0]!r} needs `pip install transformers`")
+
+
+def default_models():
+    """Ours and the two others; without Hugging Face's where that is not installed, which is said."""
+    if importlib.util.find_spec("transformers") is not None:
+        return DEFAULT
+    print("transformers is not installed: Hugging Face's BERT is left out")
+    return [name for name in DEFAULT if name != "hf"]
+
+
+def release_memory(device):
+    """Give back what is allocated but not in use, which other contenders may need in their turn."""
+    if device == "cuda":
+        torch.cuda.empty_cache()
+    process = ctypes.CDLL(None)
+    if hasattr(process, "malloc_trim"):  # glibc
+        process.malloc_trim(0)
+    if hasattr(process, "MallocExtension_ReleaseFreeMemory"):  # tcmalloc
+        process.MallocExtension_ReleaseFreeMemory()
+
+
+def memory_needed(names, setting):
+    """Bytes, roughly: weights and Adam's moments of all contenders, and the gradients and activations of one step of
+    the most wasteful one, which keeps three [B, H, L, L] tensors per layer and all logits in float32."""
+    layers, width, heads, ffn = setting.dims()
+    weights = setting.vocab * width + layers * (4 * width**2 + 2 * width * ffn)
+    tokens = setting.batch * setting.length
+    step = tokens * 4 * (layers * (12 * width + 4 * ffn + 3 * heads * setting.length) + 4 * setting.vocab)
+    return 12 * weights * len(names) + 4 * weights + step
+
+
+def memory_available():
+    """Bytes of main memory that are free, or None where the system does not say."""
+    if not os.path.exists("/proc/meminfo"):
+        return None
+    with open("/proc/meminfo") as lines:
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
+
+
+def print_now(line):
+    print(line, flush=True)
+
+
+def ended(name):
+    return ValueError(f"the process of {name} ended, probably because memory ran out")
+
+
+def work(name, names, setting, pipe):
+    """A contender's process: builds, then answers every request with the times of a step, before which it took one
+    that is not timed, and the peak memory."""
+    try:
+        if setting.threads:
+            torch.set_num_threads(setting.threads)
+        for module in libraries(names):
+            importlib.import_module(module)
+        before = memory_peak(setting.device)
+        contender = MatrixPeak(setting) if name == "peak" else Contender(name, setting)
+        pipe.send(None)
+        while pipe.recv():
+            contender.step()  # memory is taken again here
+            times = contender.step()
+            release_memory(setting.device)
+            pipe.send((times, memory_peak(setting.device) - before))
+    except Exception as error:
+        pipe.send(error)
+
+
+def measure(names, setting, rounds, warmup=1, say=print_now):
+    """{name: {"steps": seconds [rounds][3], "memory": MiB}}, and the times of the large product under "peak".
+
+    Raises ValueError for contenders that cannot be built and where memory would not do.
+    """
+    check_available(names)
+    needed, free = memory_needed(names, setting), memory_available()
+    if setting.device == "cpu" and free is not None and needed > free:
+        raise ValueError(
+            f"{len(names)} contenders at L = {setting.length}, N = {setting.dims()[0]} need about "
+            f"{needed / 2**30:.0f} GiB of memory, {free / 2**30:.0f} GiB are free; "
+            "ask for fewer models, tokens or layers"
+        )
+    context = multiprocessing.get_context("forkserver")  # libraries are imported once
+    context.set_forkserver_preload(libraries(names))
+    pipes, processes, results = {}, [], {}
+    for name in ["peak", *names]:
+        pipes[name], theirs = context.Pipe()
+        processes.append(context.Process(target=work, args=(name, names, setting, theirs), daemon=True))
+        processes[-1].start()
+        theirs.close()  # so that the end of a process is noticed
+    try:
+        for name, pipe in pipes.items():
+            try:
+                error = pipe.recv()
+            except EOFError:
+                error = ended(name)
+            if isinstance(error, Exception):
+                raise error
+            results[name] = {"steps": [], "memory": 0.0}
+        for turn in range(-warmup, rounds):
+            latest = {}
+            for name in list(pipes)[:: 1 if turn % 2 else -1]:  # the order is reversed every other turn
+                try:
+                    pipes[name].send(True)
+                    answer = pipes[name].recv()
+                except (EOFError, OSError):
+                    answer = ended(name)
+                if isinstance(answer, Exception) and turn > 0:  # what was measured until here counts
+                    say(f"stopped in turn {turn + 1}/{rounds}: {answer}")
+                    return results
+                if isinstance(answer, Exception):
+                    raise answer
+                latest[name], results[name]["memory"] = answer
+            if turn >= 0:
+                for name, times in latest.items():
+                    results[name]["steps"].append(times)
+            times = "  ".join(f"{name} {sum(latest[name]):.2f} s" for name in names)
+            label = f"turn {turn + 1}/{rounds}" if turn >= 0 else "warm-up"
+            say(f"{setting.precision} L={setting.length} N={setting.dims()[0]} {label}: {times}")
+    finally:
+        for process in processes:
+            process.kill()
+            process.join()
+    return results
+
+
+def cross(base, lengths, layers, tokens):
+    """Settings: every length at the first number of layers, every number of layers at the first length.
+
+    Raises ValueError for a length longer than the tokens of a batch.
+    """
+    if max(lengths) > tokens:
+        raise ValueError(f"a batch of {tokens} tokens holds no sequence of {max(lengths)}; ask for more tokens")
+    pairs = [(n, lengths[0]) for n in layers] + [(layers[0], length) for length in lengths[1:]]
+    return [
+        replace(base, layers=replace(base, layers=n).dims()[0], length=length, batch=tokens // length)
+        for n, length in dict.fromkeys(pairs)
+    ]
+
+
+def run(names, settings, rounds, warmup, done, say=print_now):
+    """Measure all settings; `done(rows)` after each, with the rows so far. Says after every turn how much is left."""
+    rows, spent, turns = [], 0.0, rounds + warmup
+    work_of = [flops_per_token(s) * s.batch * s.length * (0.6 if s.precision == "bf16" else 1) for s in settings]
+    start = time.monotonic()
+    for index, setting in enumerate(settings):
+        turn = iter(range(1, turns + 1))
+
+        def progress(line, index=index, turn=turn, before=spent):
+            finished = before + work_of[index] * next(turn) / turns
+            left = (time.monotonic() - start) * (sum(work_of) / finished - 1)
+            say(f"{line}; about {left / 60:.1f} minutes left")
+
+        rows += summary(measure(names, setting, rounds, warmup, progress), names, setting)
+        spent += work_of[index]
+        done(rows)
+    return rows
+
+
+def ratio(results, a, b):
+    """How many times as fast as b a is: the median over turns of the ratio within a turn."""
+    pairs = zip(results[a]["steps"], results[b]["steps"], strict=True)
+    return statistics.median(sum(theirs) / sum(ours) for ours, theirs in pairs)
+
+
+def summary(results, names, setting):
+    """One row (dict) per contender."""
+    tokens = setting.batch * setting.length
+    peak = 2 * peak_size(setting) ** 3 / min(t[0] for t in results["peak"]["steps"])
+    rows = []
+    for name in names:
+        steps = results[name]["steps"]
+        speed = tokens / statistics.median(sum(step) for step in steps)
+        rows.append({
+            "contender": name, **asdict(setting), "layers": setting.dims()[0], "rounds": len(steps),
+            "tokens_per_s": speed,
+            "forward_s": statistics.median(s[0] for s in steps), "backward_s": statistics.median(s[1] for s in steps),
+            "optimizer_s": statistics.median(s[2] for s in steps), "steps": steps,
+            "memory_mib": results[name]["memory"],
+            "flops_per_token": flops_per_token(setting), "peak_flops": peak,
+            "share_of_peak": speed * flops_per_token(setting) / peak,
+            "times_as_fast": {b: ratio(results, name, b) for b in names if b != name},
+        })  # fmt: skip
+    return rows
+
+
+def environment():
+    """What the figures depend on."""
+    cpu = platform.processor() or platform.machine()
+    if os.path.exists("/proc/cpuinfo"):
+        with open("/proc/cpuinfo") as lines:
+            cpu = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), cpu)
+    return {
+        "date": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
+        "cpu": cpu, "cores": os.cpu_count(), "threads": torch.get_num_threads(),
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        "torch": torch.__version__, "python": platform.python_version(),
+        "preloaded": os.environ.get("LD_PRELOAD") or None, "load_average": os.getloadavg()[0],
+    }  # fmt: skip
+
+
+# ---- the data loader
+
+
+def loader_speed(folder, workers, length=512, blocks=2000, batch=32, vocab=32768):
+    """Tokens per second that fairseq's masked-LM data pipeline hands over, without any training."""
+    from fairseq.data import indexed_dataset
+    from fairseq.tasks.masked_lm import MaskedLMConfig, MaskedLMTask
+
+    words, path = dictionary(vocab), os.path.join(folder, "train")
+    words.save(os.path.join(folder, "dict.txt"))
+    builder = indexed_dataset.make_builder(path + ".bin", impl="mmap", vocab_size=vocab)
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(blocks):
+        for part in torch.randint(5, vocab, (length - 1,), generator=generator).split(32):  # sentences
+            builder.add_item(part.int())
+    builder.finalize(path + ".idx")
+    config = MaskedLMConfig(data=folder, tokens_per_sample=length, sample_break_mode="complete", mask_prob=MASKED)
+    config.seed, config.shorten_method = 1, "none"
+    task = MaskedLMTask.setup_task(config)
+    task.load_dataset("train")
+    epoch = task.get_batch_iterator(
+        task.dataset("train"), max_sentences=batch, num_workers=workers, seed=1
+    ).next_epoch_itr(shuffle=True)
+    tokens, start = 0, None
+    for sample in epoch:
+        start = start or time.perf_counter()  # the first batch includes the start of the workers
+        tokens += sample["ntokens"]
+    return (tokens - batch * length) / (time.perf_counter() - start)

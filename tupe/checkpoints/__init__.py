@@ -1,0 +1,1 @@
+"""Checkpoint files: averaging, converting, exporting, and exchanging the position encoding."""

@@ -1,0 +1,444 @@
+"""Weights from and to other code: the released TUPE code, Hugging Face BERT, and our own Hugging Face export.
+
+All of it renames tensors; what cannot be renamed one to one is said in place. Every converted model is built and loaded
+strictly before it is written.
+"""
+
+import argparse
+import io
+import json
+import logging
+import re
+from pathlib import Path
+
+import torch
+from fairseq import models
+from fairseq.data import Dictionary
+from fairseq.tasks.masked_lm import MaskedLMTask
+from omegaconf import OmegaConf
+
+from ..encoder import LMHead
+from ..plugin.model import ARCHITECTURES, SIZES
+from ..plugin.squad import SquadTask
+from .export import weights_from_export
+from .files import (
+    MASK,
+    check_dictionary,
+    configuration,
+    load_dictionary,
+    load_safely,
+    new_checkpoint,
+    save_atomically,
+    training_state,
+)
+
+logger = logging.getLogger(__name__)
+
+
+# ------------------------------------------------------------------------------------------------- what all ways share
+
+
+def architecture_of(options):
+    """The named architecture that these model options belong to, by position, [CLS] and size."""
+    kind = (options["position"], options["cls"])
+    name = next((name for name, preset in ARCHITECTURES.items() if preset == kind), "tupe_r")
+    keys = ("encoder_layers", "encoder_embed_dim", "encoder_attention_heads", "encoder_ffn_embed_dim")
+    size = tuple(options[key] for key in keys)
+    return name + next((suffix for suffix, preset in SIZES.items() if preset == size), "")
+
+
+def build_checkpoint(weights, options, dictionary):
+    """A checkpoint of this project. weights: model state without settings and fingerprints; options: of the model.
+    With a span head it is one of the task squad, else of masked_lm."""
+    rows = len(weights["encoder.tokens.weight"])
+    if rows != len(dictionary):
+        raise ValueError(
+            f"the checkpoint has {rows} token vectors, the dictionary {len(dictionary)} types ({MASK} and the four "
+            "special tokens included); give the dict.txt that the model was trained with"
+        )
+    task = "squad" if "span_head.weight" in weights else "masked_lm"
+    cfg = configuration(architecture_of(options), options, task, criterion=task)
+    model = build_model(cfg, dictionary)
+    settings = {key: value for key, value in model.state_dict().items() if key.endswith("_extra_state")}
+    try:
+        model.load_state_dict({**settings, **weights}, strict=True, model_cfg=model.cfg)
+    except RuntimeError as error:  # tensors that are missing, too many or of other sizes
+        raise ValueError(f"the tensors are not those of the model that the options describe: {error}") from error
+    return new_checkpoint(cfg, model.state_dict())
+
+
+def build_model(cfg, dictionary):
+    """The model that a checkpoint's configuration describes; loading weights into it creates their classification
+    heads."""
+    model_cfg = OmegaConf.create({**cfg["model"], "load_checkpoint_heads": True})
+    task_cfg = OmegaConf.create(cfg["task"])
+    if task_cfg._name == "squad":
+        return SquadTask(task_cfg, dictionary).build_model(model_cfg, from_checkpoint=True)
+    return models.build_model(model_cfg, MaskedLMTask(task_cfg, dictionary))
+
+
+def write(checkpoint, files, output):
+    """checkpoint.pt and other files, {name: contents}, in the folder `output`; returns the checkpoint's path.
+
+    Raises ValueError, before anything is written, if the folder has a checkpoint or other contents of these files.
+    """
+    output = Path(output)
+    path = output / "checkpoint.pt"
+    if path.exists():
+        raise ValueError(f"{path} exists already; choose another folder or remove it")
+    for name, contents in files.items():
+        if (output / name).exists() and (output / name).read_bytes() != contents:
+            raise ValueError(f"{output / name} exists already, and is another one; choose another folder or remove it")
+    output.mkdir(parents=True, exist_ok=True)
+    for name, contents in files.items():
+        if not (output / name).exists():
+            (output / name).write_bytes(contents)
+    save_atomically(checkpoint, path)
+    return path
+
+
+def floats(weights):
+    """Half-precision checkpoints become float32."""
+    return {key: value.float() if value.is_floating_point() else value for key, value in weights.items()}
+
+
+# ----------------------------------------------------------------------------------------------- the released TUPE code
+
+BODY = "decoder.sentence_encoder."
+RELEASED = [  # (a part of a name in the released code, the same part in ours)
+    (BODY + "embed_tokens.", "encoder.tokens."),
+    (BODY + "emb_layer_norm.", "encoder.embed_norm."),
+    (BODY + "pos.", "encoder.positions.untied.table."),
+    (BODY + "pos_ln.", "encoder.positions.untied.norm."),
+    (BODY + "pos_q_linear.", "encoder.positions.untied.q."),
+    (BODY + "pos_k_linear.", "encoder.positions.untied.k."),
+    (BODY + "relative_attention_bias.", "encoder.positions.t5.table."),
+    (BODY + "layers.", "encoder.layers."),
+    (".self_attn.in_proj_", ".attention.qkv."),
+    (".self_attn.out_proj.", ".attention.out."),
+    (".self_attn_layer_norm.", ".attention_norm."),
+    (".final_layer_norm.", ".ffn_norm."),
+    ("decoder.lm_head.layer_norm.", "lm_head.norm."),
+    ("decoder.lm_head.", "lm_head."),
+]
+
+
+def rename(name, table):
+    """A part with a leading dot is replaced anywhere, another one at the start."""
+    for old, new in table:
+        if old.startswith("."):
+            name = name.replace(old, new)
+        elif name.startswith(old):
+            name = new + name.removeprefix(old)
+    return name
+
+
+def our_name(name):
+    return rename(name, RELEASED)
+
+
+def released_name(name):
+    return rename(name, [(ours, theirs) for theirs, ours in RELEASED])
+
+
+def weights_from_released(state):
+    """Model state of the released code -> (weights of ours, model options that the tensors tell).
+
+    TUPE-R is told from TUPE-A by its table of relative biases. The number of heads is not in TUPE-A's tensors.
+    Raises ValueError for a model that is no TUPE, or holds tensors that have no counterpart.
+    """
+    state = floats(dict(state))
+    table = state.get(BODY + "pos.weight")
+    if table is None:
+        raise ValueError(f"this is no checkpoint of the released TUPE code: it has no {BODY}pos.weight")
+    state.pop(BODY + "rp_bucket", None)  # indices, computed again
+    for kind in ("weight", "bias"):  # some versions have both projections in one
+        if BODY + f"pos_proj.{kind}" in state:
+            parts = state.pop(BODY + f"pos_proj.{kind}").chunk(2)
+            state[BODY + f"pos_q_linear.{kind}"], state[BODY + f"pos_k_linear.{kind}"] = parts
+    if not torch.equal(
+        state.pop("decoder.lm_head.weight", state[BODY + "embed_tokens.weight"]), state[BODY + "embed_tokens.weight"]
+    ):
+        raise ValueError("decoder.lm_head.weight is not the token embedding: untied outputs are not supported")
+    for head in {key.split(".")[1] for key in state if key.startswith("classification_heads.")}:
+        if f"classification_heads.{head}.dense.weight" not in state:
+            logger.warning(f"leaving out the head {head!r}: it has no dense layer, and heads here have one")
+            state = {key: value for key, value in state.items() if not key.startswith(f"classification_heads.{head}.")}
+    weights = {our_name(key): value for key, value in state.items()}
+    unknown = sorted(key for key in weights if not key.startswith(("encoder.", "lm_head.", "classification_heads.")))
+    if unknown:
+        raise ValueError(f"tensors without a counterpart: {', '.join(unknown)}")
+    relative = weights.get("encoder.positions.t5.table.weight")
+    layers = {int(match.group(1)) for key in weights if (match := re.match(r"encoder\.layers\.(\d+)\.", key))}
+    options = {
+        "position": "untied" if relative is None else "untied+t5",
+        "cls": "untied",
+        "encoder_layers": len(layers),
+        "encoder_embed_dim": table.size(1),
+        "encoder_ffn_embed_dim": weights["encoder.layers.0.fc1.weight"].size(0),
+        "max_positions": len(table) - 1,
+    }
+    if relative is not None:
+        options["encoder_attention_heads"] = relative.size(1)
+    return weights, options
+
+
+def weights_to_released(weights):
+    """Model state of ours -> that of the released code. Raises ValueError if the tensors are not a TUPE-A's or -R's."""
+    state = {released_name(key): value for key, value in weights.items() if not key.endswith("_extra_state")}
+    if unknown := sorted(key for key in state if not key.startswith(("decoder.", "classification_heads."))):
+        raise ValueError(f"the released code has no counterpart of: {', '.join(unknown[:5])}")
+    state["decoder.lm_head.weight"] = state[BODY + "embed_tokens.weight"]
+    return state
+
+
+# Option of the released code -> our option.
+RELEASED_OPTIONS = {
+    key: key
+    for key in (
+        "encoder_layers", "encoder_embed_dim", "encoder_ffn_embed_dim", "encoder_attention_heads", "max_positions",
+        "dropout", "attention_dropout", "activation_dropout", "pooler_dropout",
+    )
+}  # fmt: skip
+
+
+def from_released(path, dictionary_file, heads=None):
+    """A checkpoint file of the released code -> a checkpoint of ours. heads: only where the file does not say."""
+    state = load_safely(path)
+    if not isinstance(state, dict) or "model" not in state:
+        raise ValueError(f"{path} has no model: not a fairseq checkpoint")
+    args = vars(state["args"]) if state.get("args") is not None else {}
+    weights, options = weights_from_released(state["model"])
+    said = {ours: args[theirs] for theirs, ours in RELEASED_OPTIONS.items() if args.get(theirs) is not None}
+    contradictions = [key for key in said if key in options and said[key] != options[key]]
+    if contradictions:
+        raise ValueError(f"{path}: options and tensors contradict each other in {', '.join(contradictions)}")
+    options = {**said, **options}
+    options.setdefault("encoder_attention_heads", heads)
+    if options["encoder_attention_heads"] is None:
+        raise ValueError(f"{path} does not say how many attention heads the model has; give --heads")
+    if args.get("activation_fn", "gelu") != "gelu" or args.get("encoder_normalize_before"):
+        raise ValueError(f"{path}: only post-layer-norm models with GELU are supported")
+    return build_checkpoint(weights, options, load_dictionary(dictionary_file))
+
+
+def to_released(path, dictionary_file):
+    """A checkpoint of ours -> what the released code reads (its options as an `argparse.Namespace`).
+
+    Only TUPE-A and TUPE-R with untied [CLS], Transformer layers and softmax exist there. Raises ValueError for others,
+    and for a dictionary that is not the model's.
+    """
+    checkpoint = training_state(path)
+    model = checkpoint["cfg"]["model"]
+    kind = {key: model[key] for key in ("position", "cls", "layer", "normaliser", "layer_norm_eps")}
+    possible = {"cls": "untied", "layer": "transformer", "normaliser": "softmax", "layer_norm_eps": 1e-5}
+    if kind["position"] not in ("untied", "untied+t5") or any(kind[key] != value for key, value in possible.items()):
+        raise ValueError(f"the released code has TUPE-A and TUPE-R only, not {kind}")
+    if model["_name"].startswith("electra"):
+        raise ValueError("the released code has no ELECTRA")
+    check_dictionary(checkpoint, dictionary_file)
+    options = {theirs: model[ours] for theirs, ours in RELEASED_OPTIONS.items()}
+    size = "large" if options["encoder_layers"] == 24 else "base"
+    tokens = checkpoint["cfg"]["task"].get("tokens_per_sample", options["max_positions"])
+    args = argparse.Namespace(
+        **options, arch=f"bert_{size}", task="masked_lm", criterion="masked_lm", data=".", tokens_per_sample=tokens,
+        activation_fn="gelu", encoder_normalize_before=False, embedding_normalize=True,
+        rel_pos=kind["position"] == "untied+t5", mask_prob=0.15, leave_unmasked_prob=0.1, random_token_prob=0.1,
+        mask_whole_words=False, sample_break_mode="complete", seed=checkpoint["cfg"]["common"]["seed"],
+    )  # fmt: skip
+    history = {"criterion_name": "", "optimizer_name": "", "lr_scheduler_state": {}, "num_updates": 0}
+    return {
+        "args": args,
+        "model": weights_to_released(checkpoint["model"]),
+        "optimizer_history": [history],
+        "extra_state": {"train_iterator": {"epoch": 1, "iterations_in_epoch": 0}, "val_loss": None},
+        "last_optimizer_state": None,
+    }
+
+
+# ------------------------------------------------------------------------------------------------------ Hugging Face
+
+
+def read_hugging_face(folder):
+    """(config.json, tensors) of a folder that `save_pretrained` wrote."""
+    folder = Path(folder)
+    if not (folder / "config.json").is_file():
+        raise ValueError(f"{folder} has no config.json: not a Hugging Face checkpoint")
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    if (folder / "model.safetensors").is_file():
+        from safetensors.torch import load_file
+
+        return config, load_file(folder / "model.safetensors")
+    if (folder / "pytorch_model.bin").is_file():
+        return config, load_safely(folder / "pytorch_model.bin")
+    raise ValueError(f"{folder} has neither model.safetensors nor pytorch_model.bin (sharded files: save them as one)")
+
+
+def from_export(config, weights, dictionary_file):
+    """What `tupe.export` wrote, or transformers saved of it -> a checkpoint of ours; missing LM heads are made anew."""
+    weights, options = weights_from_export(config, floats(weights))
+    add_lm_head(weights, options["encoder_embed_dim"])
+    return build_checkpoint(weights, options, load_dictionary(dictionary_file))
+
+
+def add_lm_head(weights, width):
+    """A fresh language-model head where there is none."""
+    if "lm_head.bias" not in weights:
+        logger.warning("there is no language-model head; it is made anew")
+        fresh = LMHead(width, len(weights["encoder.tokens.weight"])).state_dict()
+        weights.update({f"lm_head.{key}": value for key, value in fresh.items()})
+
+
+BERT = [  # (a part of a name in BERT, the same part in ours)
+    ("embeddings.word_embeddings.", "encoder.tokens."),
+    ("embeddings.position_embeddings.", "encoder.positions.absolute.table."),
+    ("embeddings.LayerNorm.", "encoder.embed_norm."),
+    ("encoder.layer.", "encoder.layers."),
+    (".attention.output.dense.", ".attention.out."),
+    (".attention.output.LayerNorm.", ".attention_norm."),
+    (".intermediate.dense.", ".fc1."),
+    (".output.dense.", ".fc2."),
+    (".output.LayerNorm.", ".ffn_norm."),
+    ("cls.predictions.transform.dense.", "lm_head.dense."),
+    ("cls.predictions.transform.LayerNorm.", "lm_head.norm."),
+    ("cls.predictions.bias", "lm_head.bias"),
+]
+BERT_OPTIONS = {  # config.json -> our option
+    "num_hidden_layers": "encoder_layers",
+    "hidden_size": "encoder_embed_dim",
+    "intermediate_size": "encoder_ffn_embed_dim",
+    "num_attention_heads": "encoder_attention_heads",
+    "max_position_embeddings": "max_positions",
+    "hidden_dropout_prob": "dropout",
+    "attention_probs_dropout_prob": "attention_dropout",
+    "layer_norm_eps": "layer_norm_eps",
+}
+# BERT's name of a token that fairseq keeps at a fixed place -> that token.
+BERT_SPECIAL = {"[CLS]": "<s>", "[PAD]": "<pad>", "[SEP]": "</s>", "[UNK]": "<unk>", "[MASK]": MASK}
+
+
+def bert_token_order(vocabulary):
+    """BERT's ids in the order of our dictionary, and the dictionary. vocabulary: BERT's tokens by id."""
+    missing = [token for token in BERT_SPECIAL if token not in vocabulary]
+    if missing:
+        raise ValueError(f"the vocabulary has no {', '.join(missing)}")
+    dictionary = Dictionary()
+    for token in vocabulary:
+        if token not in BERT_SPECIAL:
+            if token in dictionary:
+                raise ValueError(f"the vocabulary has {token!r} twice, or as one of fairseq's special tokens")
+            dictionary.add_symbol(token)
+    dictionary.add_symbol(MASK)
+    ids = {BERT_SPECIAL.get(token, token): index for index, token in enumerate(vocabulary)}
+    return torch.tensor([ids[symbol] for symbol in dictionary.symbols]), dictionary
+
+
+def from_bert(folder):
+    """A Hugging Face BERT -> (a `bert_a` checkpoint, its dictionary).
+
+    The vector of token type 0 is added to the positions. Token ids change to fairseq's order: see `bert_token_order`.
+    BERT's next-sentence head is left out; a classifier with its pooler becomes the head sentence_classification_head,
+    one of single tokens is left out with a warning. Raises ValueError for a model with anything else.
+    """
+    config, state = read_hugging_face(folder)
+    known = {"model_type": "bert", "hidden_act": "gelu", "position_embedding_type": "absolute"}
+    for key, value in known.items():
+        if config.get(key, value) != value:
+            raise ValueError(f"{folder}: {key} is {config[key]!r}, only {value!r} can be converted")
+    if missing := [key for key in BERT_OPTIONS if key not in config]:
+        raise ValueError(f"{folder}: config.json does not say {', '.join(missing)}")
+    vocabulary_file = Path(folder) / "vocab.txt"
+    if not vocabulary_file.is_file():
+        raise ValueError(
+            f"{folder} has no vocab.txt (a BERT tokenizer's save_pretrained or save_vocabulary writes one)"
+        )
+    order, dictionary = bert_token_order(vocabulary_file.read_text(encoding="utf-8").removesuffix("\n").split("\n"))
+    state = {key.removeprefix("bert."): value.float() for key, value in state.items() if value.is_floating_point()}
+    state = {
+        key.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias"): value
+        for key, value in state.items()
+    }
+    tables = [f"embeddings.{kind}_embeddings.weight" for kind in ("word", "position", "token_type")]
+    projections = {  # ours -> BERT's three
+        f"encoder.layers.{layer}.attention.qkv.{kind}": [
+            f"encoder.layer.{layer}.attention.self.{part}.{kind}" for part in ("query", "key", "value")
+        ]
+        for layer in range(config["num_hidden_layers"])
+        for kind in ("weight", "bias")
+    }
+    if missing := [key for keys in (tables, *projections.values()) for key in keys if key not in state]:
+        raise ValueError(f"{folder}: the model has no {', '.join(missing[:5])}")
+    weights = {ours: torch.cat([state.pop(key) for key in theirs]) for ours, theirs in projections.items()}
+    token_types = state.pop("embeddings.token_type_embeddings.weight")
+    pooler = {kind: state.pop(f"pooler.dense.{kind}", None) for kind in ("weight", "bias")}
+    if "classifier.weight" in state and pooler["weight"] is None:
+        logger.warning("leaving out the classifier: it has no pooler, so it is one of tokens, not of sequences")
+    for kind in ("weight", "bias"):
+        classifier = state.pop(f"classifier.{kind}", None)
+        if classifier is not None and pooler[kind] is not None:
+            weights[f"classification_heads.sentence_classification_head.dense.{kind}"] = pooler[kind]
+            weights[f"classification_heads.sentence_classification_head.out_proj.{kind}"] = classifier
+        for left_out in ("cls.seq_relationship", "cls.predictions.decoder"):  # the decoder is the token embedding
+            state.pop(f"{left_out}.{kind}", None)
+    if unknown := sorted(key for key in state if rename(key, BERT) == key):
+        raise ValueError(f"{folder}: tensors without a counterpart: {', '.join(unknown[:5])}")
+    weights.update({rename(key, BERT): value for key, value in state.items()})
+    if len(weights["encoder.tokens.weight"]) < len(order):
+        raise ValueError(
+            f"{folder}: vocab.txt has {len(order)} tokens, the model {len(weights['encoder.tokens.weight'])}"
+        )
+    weights["encoder.positions.absolute.table.weight"] = (
+        weights["encoder.positions.absolute.table.weight"] + token_types[0]
+    )
+    for key in ("encoder.tokens.weight", "lm_head.bias"):
+        if key in weights:
+            weights[key] = weights[key][order]
+    add_lm_head(weights, config["hidden_size"])
+    options = {"position": "absolute", "cls": "tied", **{ours: config[key] for key, ours in BERT_OPTIONS.items()}}
+    return build_checkpoint(weights, options, dictionary), dictionary
+
+
+# ------------------------------------------------------------------------------------------------------ one entry point
+
+
+def convert(source, target, dictionary_file, output, heads=None, codes=None):
+    """What scripts/convert_checkpoint.py does; returns the path of the checkpoint written.
+
+    dictionary_file: default, None, is the dict.txt beside a file or in an export. Raises ValueError for an option that
+    has no meaning for this source and target.
+    """
+    source, given = Path(source), {"--dict": dictionary_file, "--heads": heads, "--codes": codes}
+
+    def refuse(what, *names):
+        if wrong := [name for name in names if given[name] is not None]:
+            raise ValueError(f"{' and '.join(wrong)} cannot be given for {what}: leave it out")
+
+    def dictionary(folder):
+        return Path(folder / "dict.txt" if dictionary_file is None else dictionary_file)
+
+    if codes is not None and not Path(codes).is_file():
+        raise ValueError(f"there are no BPE codes {codes}")
+    if target == "released":
+        refuse("a checkpoint for the released code", "--heads", "--codes")
+        file = dictionary(source.parent)
+        return write(to_released(source, file), {"dict.txt": file.read_bytes()}, output)
+    if not source.is_dir():
+        file = dictionary(source.parent)
+        checkpoint = from_released(source, file, heads)
+        files = {"dict.txt": file.read_bytes()}
+        if codes is not None:
+            files["bpe.codes"] = Path(codes).read_bytes()
+        return write(checkpoint, files, output)
+    config, weights = read_hugging_face(source)
+    if config.get("model_type") == "tupe":
+        refuse("an export, whose config.json says it", "--heads", "--codes")
+        file = dictionary(source)
+        return write(from_export(config, weights, file), {"dict.txt": file.read_bytes()}, output)
+    if config.get("model_type") == "bert":
+        refuse("a BERT, whose folder says it", "--dict", "--heads", "--codes")
+        checkpoint, symbols = from_bert(source)
+        symbols.symbols.remove(MASK)  # added again wherever the file is read
+        text = io.StringIO()
+        symbols.save(text)
+        return write(checkpoint, {"dict.txt": text.getvalue().encode()}, output)
+    raise ValueError(f"{source}: model_type is {config.get('model_type')!r}; 'bert' and 'tupe' can be converted")

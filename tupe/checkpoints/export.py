@@ -1,0 +1,159 @@
+"""A checkpoint as a folder that the transformers library loads without fairseq and without this package, and back."""
+
+import json
+import logging
+import re
+import shutil
+from pathlib import Path
+
+from ..plugin.glue import ENCODER_FILES
+from .files import check_dictionary, training_state
+
+logger = logging.getLogger(__name__)
+HERE = Path(__file__).parent / "hf"
+CORE = HERE.parents[1]  # what the modelling code imports from this package
+# model class of the export -> the auto class that finds it
+AUTO = {
+    "TupeModel": "AutoModel",
+    "TupeForMaskedLM": "AutoModelForMaskedLM",
+    "TupeForSequenceClassification": "AutoModelForSequenceClassification",
+    "TupeForQuestionAnswering": "AutoModelForQuestionAnswering",
+}
+# config.json -> our option, where the value stays the same
+OPTIONS = {
+    "hidden_size": "encoder_embed_dim",
+    "num_hidden_layers": "encoder_layers",
+    "num_attention_heads": "encoder_attention_heads",
+    "intermediate_size": "encoder_ffn_embed_dim",
+    "max_position_embeddings": "max_positions",
+    "position": "position",
+    "cls_position": "cls",
+    "layer": "layer",
+    "normaliser": "normaliser",
+    "hidden_dropout_prob": "dropout",
+    "attention_probs_dropout_prob": "attention_dropout",
+    "activation_dropout": "activation_dropout",
+    "classifier_dropout": "pooler_dropout",
+    "layer_norm_eps": "layer_norm_eps",
+}
+HEAD = "classification_heads."
+
+
+def export(checkpoint_file, output, data=None, head=None):
+    """Write config.json, model.safetensors, the tokeniser's files and the code into the folder `output`.
+
+    data: folder with dict.txt and the model or codes of the pieces (default: that of the checkpoint; without pieces no
+    tokeniser is exported). head: which classification head becomes the classifier; needed if there are several.
+    Raises ValueError for a checkpoint that does not fit, another model's dictionary, or a folder that has a model
+    already.
+    """
+    from safetensors.torch import save_file
+
+    output, data = Path(output), Path(data or Path(checkpoint_file).parent)
+    state = training_state(checkpoint_file)
+    model = state["cfg"]["model"]
+    head = choose_head(state["model"], head)
+    weights = hugging_face_weights(state["model"], head)
+    if (output / "config.json").exists():
+        raise ValueError(f"{output} has a config.json already; choose another folder or remove it")
+    if not (data / "dict.txt").is_file():
+        raise ValueError(f"{data} has no dict.txt; give the folder of the pre-training data with --data")
+    check_dictionary(state, data / "dict.txt")
+    config = {key: model[ours] for key, ours in OPTIONS.items()}
+    config.update(model_type="tupe", vocab_size=len(weights["tupe.encoder.tokens.weight"]))
+    config.update(segments=model["segments"] == "learned", bos_token_id=0, pad_token_id=1, eos_token_id=2)
+    config["classifier_name"] = head or "sentence_classification_head"  # fairseq's name of it
+    if head is not None:
+        classes = len(weights["classifier.out_proj.weight"])
+        config["classifier_inner"] = len(weights["classifier.dense.weight"])
+        config["id2label"] = {str(n): f"LABEL_{n}" for n in range(classes)}
+        config["label2id"] = {f"LABEL_{n}": n for n in range(classes)}
+    has_lm = "lm_head.bias" in weights
+    classes = {name: auto for name, auto in AUTO.items() if has_lm or name != "TupeForMaskedLM"}
+    config["architectures"] = ["TupeForMaskedLM" if has_lm else "TupeModel"]
+    config["auto_map"] = {auto: f"modeling_tupe.{name}" for name, auto in classes.items()}
+    config["auto_map"]["AutoConfig"] = "configuration_tupe.TupeConfig"
+    output.mkdir(parents=True, exist_ok=True)
+    copy_code(output)
+    export_tokenizer(data, output, config["max_position_embeddings"])
+    save_file(
+        {key: value.contiguous() for key, value in weights.items()}, output / "model.safetensors", {"format": "pt"}
+    )
+    (output / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+
+
+def choose_head(model, head):
+    """The classification head to export, None if there is none. ValueError for an unknown one, or a choice to make."""
+    heads = sorted({key.split(".")[1] for key in model if key.startswith(HEAD)})
+    if head is None and len(heads) > 1:
+        raise ValueError(f"the checkpoint has the heads {', '.join(heads)}: choose one with --head")
+    if head is not None and head not in heads:
+        raise ValueError(f"the checkpoint has no head {head!r}; it has: {', '.join(heads) or 'none'}")
+    return head or next(iter(heads), None)
+
+
+def hugging_face_weights(model, head):
+    """Model state of ours -> that of the export, with the head of this name. An ELECTRA gives its discriminator's
+    encoder."""
+    weights = {}
+    for key, value in model.items():
+        if key.endswith("_extra_state") or key.startswith(("generator.", "discriminator.")):
+            continue
+        if key.startswith("encoder."):
+            weights[f"tupe.{key}"] = value
+        elif key.startswith("lm_head."):
+            weights[key] = value
+        elif key.startswith("span_head."):
+            weights[f"qa_outputs.{key.removeprefix('span_head.')}"] = value
+        elif key.startswith(f"{HEAD}{head}."):
+            weights[key.replace(f"{HEAD}{head}.", "classifier.")] = value
+        elif not key.startswith(HEAD):
+            raise ValueError(f"no place in the export for {key}")
+    return weights
+
+
+def copy_code(output):
+    """The modelling code, and the files of this package that it imports, unchanged."""
+    waiting = sorted(HERE.glob("*_tupe.py"))
+    copied = set()
+    while waiting:
+        file = waiting.pop()
+        copied.add(file.name)
+        shutil.copyfile(file, output / file.name)
+        for name in re.findall(r"^from \.(\w+) import", file.read_text(encoding="utf-8"), re.MULTILINE):
+            if f"{name}.py" not in copied:
+                folder = HERE if (HERE / f"{name}.py").exists() else CORE
+                waiting.append(folder / f"{name}.py")
+
+
+def export_tokenizer(data, output, max_positions):
+    files = [data / name for name in ENCODER_FILES if (data / name).is_file()]
+    for file in files:
+        shutil.copyfile(file, output / file.name)
+    if not {file.name for file in files} & {"sentencepiece.bpe.model", "bpe.codes"}:
+        logger.warning(f"{data} has neither sentencepiece.bpe.model nor bpe.codes: exporting without a tokeniser")
+        return
+    settings = {
+        "tokenizer_class": "TupeTokenizer",
+        "auto_map": {"AutoTokenizer": ["tokenization_tupe.TupeTokenizer", None]},
+        "model_max_length": max_positions,
+        "clean_up_tokenization_spaces": False,
+    }
+    (output / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+
+
+def weights_from_export(config, weights):
+    """config.json and tensors of an export, or of what transformers saved of it -> (weights of ours, model options)."""
+    options = {ours: config[key] for key, ours in OPTIONS.items()}
+    options["segments"] = "learned" if config["segments"] else "none"
+    ours = {}
+    for key, value in weights.items():
+        if key.startswith("qa_outputs."):
+            ours[f"span_head.{key.removeprefix('qa_outputs.')}"] = value
+        elif key.startswith("classifier."):
+            ours[f"{HEAD}{config['classifier_name']}.{key.removeprefix('classifier.')}"] = value
+        elif key.startswith("encoder."):  # saved from TupeModel itself
+            ours[key] = value
+        else:
+            ours[key.removeprefix("tupe.")] = value
+    return ours, options

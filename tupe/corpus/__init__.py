@@ -1,0 +1,1 @@
+"""Raw text -> the data folder that pre-training reads."""

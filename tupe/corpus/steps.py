@@ -1,0 +1,567 @@
+"""Raw text -> a fairseq data directory for masked-LM pre-training, in restartable steps over shards
+(scripts/prepare_corpus.py).
+
+    read      inputs           -> shards of raw documents                               (one task per group of files)
+    text      a shard          -> clean paragraphs, sentences, tokens, hashes           (one task per shard)
+    select    all hashes       -> which documents are copies, which are held out, which train SentencePiece
+    count     a shard          -> its words                                             (only with --keep-words)
+    vocabulary  the sample     -> the SentencePiece model
+    encode    a shard          -> ids of the model                                      (one task per shard)
+    merge     all shards       -> dict.txt, train and valid in mmap format, the report, manifest.json
+
+A task fills a folder that gets its name only when it is whole, so killing everything at any moment loses no more than
+the tasks that were running, and the same command continues. Shards and all choices depend on the inputs and options
+alone: the result has the same bytes whatever the number of workers, and however often it was killed. tupe.documents
+reads, tupe.text normalises, tupe.corpus_run runs the tasks. Here are the steps themselves: pure functions with their
+own statistics.
+"""
+
+import collections
+import functools
+import gzip
+import hashlib
+import heapq
+import io
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+
+from ..text import PLACEHOLDERS, SPACE, UNK, WHOLE, Normaliser, clean
+from .readers import Document, paragraphs, read
+
+SHORT = 8  # a paragraph of fewer words (a heading, a line of dialogue) is joined to the next one
+LONG_WORD = 1000  # characters; a paragraph with a longer word is not prose
+MIN_LETTERS = 0.6  # the share of letters and blanks among the characters of a paragraph; tables and formulas have less
+SPECIALS = 5  # <s> <pad> </s> <unk> and, added by the task when it starts, <mask>
+SAMPLES = 20  # dropped texts kept per reason, for a person to read
+SAMPLE_CHARS = 200
+PERMUTATIONS = 128  # of a MinHash
+SKETCH = {"num_perm": PERMUTATIONS, "seed": 1, "scheme": "affine32"}  # 32-bit values
+SHINGLE = 5  # tokens
+
+# what `select` says of a document
+COPY, NEAR_COPY, TRAIN, VALID = range(4)
+
+
+class NoText(Exception):
+    """Nothing is left of the documents."""
+
+
+class Stats:
+    """What a step kept and dropped, and why. Adding the Stats of all shards, in order, gives those of the corpus."""
+
+    def __init__(self, data=None):
+        data = data or {}
+        self.counts = collections.Counter(data.get("counts"))
+        self.dropped = collections.defaultdict(collections.Counter)
+        for reason, domains in data.get("dropped", {}).items():
+            self.dropped[reason].update(domains)
+        self.samples = collections.defaultdict(list, data.get("samples", {}))
+        self.lengths = collections.defaultdict(collections.Counter)
+        for unit, lengths in data.get("lengths", {}).items():
+            self.lengths[unit].update({int(length): count for length, count in lengths.items()})
+
+    def count(self, what, number=1):
+        self.counts[what] += number
+
+    def drop(self, unit, why, domain, example):
+        reason = f"{unit}: {why}"
+        self.dropped[reason][domain] += 1
+        if len(self.samples[reason]) < SAMPLES:
+            self.samples[reason].append(example[:SAMPLE_CHARS])
+
+    def length(self, unit, length):
+        self.lengths[unit][length] += 1
+
+    def __iadd__(self, other):
+        self.counts.update(other.counts)
+        for reason, domains in other.dropped.items():
+            self.dropped[reason].update(domains)
+            self.samples[reason] = (self.samples[reason] + other.samples[reason])[:SAMPLES]
+        for unit, lengths in other.lengths.items():
+            self.lengths[unit].update(lengths)
+        return self
+
+    def data(self):
+        """As JSON has it, with sorted keys: the same for the same counts."""
+        tables = {"counts": self.counts, "dropped": self.dropped, "samples": self.samples, "lengths": self.lengths}
+        return {name: json.loads(json.dumps(table, sort_keys=True)) for name, table in tables.items()}
+
+    def save(self, folder):
+        (Path(folder) / "stats.json").write_text(json.dumps(self.data()))
+
+    @classmethod
+    def load(cls, folder):
+        return cls(json.loads((Path(folder) / "stats.json").read_text()))
+
+
+# --------------------------------------------------------------------------------------------------------------- read
+
+
+def read_shards(folder, inputs, errors, shard_bytes):
+    """Task: writes the documents of `inputs` to 0000.gz, 0001.gz ... of about `shard_bytes` of text each, and
+    shards.json: their sizes."""
+    stats, sizes, shard = Stats(), [], None
+    try:
+        for source in inputs:
+            for document in read(source, errors, stats):
+                if shard is None:
+                    shard = gzip.open(folder / f"{len(sizes):04}.gz", "wb", compresslevel=1)  # noqa: SIM115
+                    sizes.append(0)
+                line = json.dumps(document).encode()
+                shard.write(line + b"\n")
+                sizes[-1] += len(line)
+                if sizes[-1] >= shard_bytes:
+                    shard.close()
+                    shard = None
+    finally:
+        if shard is not None:
+            shard.close()
+    (folder / "shards.json").write_text(json.dumps(sizes))
+    stats.save(folder)
+
+
+# --------------------------------------------------------------------------------------------------------------- text
+
+_LETTERS = re.compile(r"[^\W\d_]+| ")
+
+
+def clean_paragraphs(texts, stats, domain):
+    """Cleans each paragraph (tupe.text.clean), drops junk and repetitions, joins short ones to what follows."""
+    kept, seen, short = [], set(), ""
+    for paragraph in texts:
+        text = clean(paragraph)
+        if not text:
+            continue
+        stats.count("paragraphs")
+        if len(text) > LONG_WORD and len(max(text.split(" "), key=len)) > LONG_WORD:
+            stats.drop("paragraph", f"a word of more than {LONG_WORD} characters", domain, text)
+        elif sum(map(len, _LETTERS.findall(text))) < MIN_LETTERS * len(text):
+            stats.drop("paragraph", "few letters", domain, text)
+        elif text in seen:
+            stats.drop("paragraph", "repeated in its document", domain, text)
+        else:
+            seen.add(text)
+            text = f"{short} {text}" if short else text
+            short = text if text.count(" ") + 1 < SHORT else ""
+            if short:
+                stats.count("short paragraphs joined to the next")
+            else:
+                kept.append(text)
+    if short and kept:
+        kept[-1] += " " + short
+    elif short:
+        stats.drop("document", f"fewer than {SHORT} words", domain, short)
+    elif not kept:
+        stats.drop("document", "no paragraph left", domain, " ".join(texts)[:SAMPLE_CHARS].strip())
+    return kept
+
+
+def document_hash(texts):
+    """What two copies of a document share: its letters and digits, in lower case."""
+    text = re.sub(r"[\W_]+", "", "".join(texts).lower())
+    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+
+
+def minhash(tokens):
+    """[PERMUTATIONS] of the set of SHINGLE tokens in a row."""
+    from datasketch import MinHash
+
+    shingles = {" ".join(tokens[i : i + SHINGLE]) for i in range(max(1, len(tokens) - SHINGLE + 1))}
+    sketch = MinHash(**SKETCH)
+    shingles = [shingle.encode() for shingle in shingles]
+    for i in range(0, len(shingles), 10_000):  # each takes 1 kB for a moment
+        sketch.update_batch(shingles[i : i + 10_000])
+    return sketch.hashvalues.astype(np.uint32)
+
+
+def normalise_document(document, normaliser, stats):
+    """(hash, number of paragraphs, [[token, ...], ...]) of a raw document; None if nothing is left of it."""
+    try:
+        raw = paragraphs(document)
+    except ValueError as error:
+        stats.drop("document", "markup that the parser gives up on", document.domain, str(error))
+        return None
+    kept = clean_paragraphs(raw, stats, document.domain)
+    if not kept:
+        return None
+    sentences = [sentence for paragraph in kept for sentence in normaliser.sentences(paragraph)]
+    return document_hash(kept), len(kept), sentences
+
+
+_normaliser = functools.cache(Normaliser)  # one per process
+
+
+def load_libraries(spacy_model):
+    """What `text_shard` would load when it first runs."""
+    import mwparserfromhell  # noqa: F401
+
+    _normaliser(spacy_model).normalise("A text, é.")
+
+
+def text_shard(folder, path, spacy_model, near_duplicates):
+    """Task: tokens.gz (a sentence per line, an empty line after each document) and docs.npz of a shard that
+    `read_shards` wrote."""
+    normaliser, stats = _normaliser(spacy_model), Stats()
+    digests, paragraph_counts, tokens, chars, domains, hashes = [], [], [], [], [], []
+    with gzip.open(path) as file, gzip.open(folder / "tokens.gz", "wb", compresslevel=1) as out:
+        for line in file:
+            document = Document(*json.loads(line))
+            found = normalise_document(document, normaliser, stats)
+            if found is None:
+                continue
+            digest, paragraph_count, sentences = found
+            text = "".join(" ".join(sentence) + "\n" for sentence in sentences)
+            out.write(text.encode() + b"\n")
+            digests.append(digest)
+            paragraph_counts.append(paragraph_count)
+            tokens.append(sum(map(len, sentences)))
+            chars.append(len(text))
+            domains.append(document.domain)
+            if near_duplicates:
+                hashes.append(minhash([token for sentence in sentences for token in sentence]))
+    np.savez(
+        folder / "docs.npz",
+        digests=np.array(digests, dtype="S16").view("V16") if digests else np.zeros(0, "V16"),
+        paragraphs=np.array(paragraph_counts, dtype=np.int64),
+        tokens=np.array(tokens, dtype=np.int64),
+        chars=np.array(chars, dtype=np.int64),
+        hashes=np.array(hashes, dtype=np.uint32).reshape(-1, PERMUTATIONS),
+    )
+    (folder / "domains.json").write_text(json.dumps(domains))
+    stats.save(folder)
+
+
+def read_tokens(path):
+    """The documents of a tokens.gz, each a list of sentences, which are lists of tokens."""
+    sentences = []
+    with gzip.open(path, "rt", encoding="utf-8", newline="\n") as file:
+        for line in file:
+            if line != "\n":
+                sentences.append(line.rstrip("\n").split(" "))
+            else:
+                yield sentences
+                sentences = []
+
+
+# ------------------------------------------------------------------------------------------------------------- select
+
+
+def near_copies(hashes, threshold, skip):
+    """Whether each document has an earlier one, itself kept, with an estimated Jaccard similarity of `threshold` or
+    more."""
+    from datasketch import MinHash, MinHashLSH
+
+    # The index proposes, the comparison below decides; for thresholds near 1 there is no index of so few hashes.
+    index = MinHashLSH(threshold=min(threshold, 0.9), num_perm=PERMUTATIONS)
+    found = np.zeros(len(hashes), dtype=bool)
+    for i, values in enumerate(hashes):
+        if skip[i]:
+            continue
+        sketch = MinHash(**SKETCH, hashvalues=values.astype(np.uint64))
+        found[i] = any((hashes[j] == values).mean() >= threshold for j in index.query(sketch))
+        if not found[i]:
+            index.insert(i, sketch, check_duplication=False)
+    return found
+
+
+def choose_valid(digests, sizes, fraction):
+    """A mask of the documents to hold out: in the order of their hashes, so that nothing but their text decides, until
+    they hold `fraction` of all tokens. A document that alone has more than twice that is passed over; if all do, the
+    smallest one is taken."""
+    if len(digests) < 2:
+        raise ValueError(
+            f"{len(digests)} document after cleaning: training and validation need at least one each; "
+            "documents in .txt files are separated by empty lines"
+        )
+    chosen, total, wanted = np.zeros(len(digests), dtype=bool), 0, fraction * sizes.sum()
+    for i in np.argsort(digests, kind="stable"):
+        if total >= wanted:
+            break
+        if sizes[i] <= 2 * wanted:
+            chosen[i] = True
+            total += sizes[i]
+    if not chosen.any():
+        chosen[np.argmin(sizes)] = True
+    if chosen.all():
+        chosen[np.argmax(sizes)] = False
+    return chosen
+
+
+def choose_sample(digests, chars, limit, seed):
+    """A mask of the documents that train SentencePiece: in an order that the seed and their text give, until there are
+    `limit` characters."""
+    keys = np.array(
+        [hashlib.blake2b(bytes(d), digest_size=8, salt=seed.to_bytes(8, "little")).digest() for d in digests]
+    )
+    order = np.argsort(keys, kind="stable")
+    before = np.cumsum(chars[order]) - chars[order]
+    chosen = np.zeros(len(digests), dtype=bool)
+    chosen[order[before < limit]] = True
+    return chosen
+
+
+def select(folder, shards, near_duplicates, valid_fraction, sample_chars, seed):
+    """Task: says of each document, in <shard>.npz, what becomes of it (`use`) and whether it trains SentencePiece
+    (`sample`)."""
+    docs = [np.load(shard / "docs.npz") for shard in shards]
+    tables = {name: np.concatenate([d[name] for d in docs]) for name in ("digests", "tokens", "chars")}
+    digests = np.array([d.tobytes() for d in tables["digests"]], dtype=object)
+    use = np.full(len(digests), COPY, dtype=np.uint8)
+    _, first = np.unique(digests, return_index=True) if len(digests) else (None, [])
+    use[first] = TRAIN
+    if near_duplicates:
+        hashes = np.concatenate([d["hashes"] for d in docs])
+        use[near_copies(hashes, near_duplicates, use == COPY)] = NEAR_COPY
+    kept = np.flatnonzero(use == TRAIN)
+    if not len(kept):
+        raise NoText
+    use[kept[choose_valid(digests[kept], tables["tokens"][kept], valid_fraction)]] = VALID
+    train = np.flatnonzero(use == TRAIN)
+    sample = np.zeros(len(digests), dtype=bool)
+    sample[train[choose_sample(digests[train], tables["chars"][train], sample_chars, seed)]] = True
+    ends = np.cumsum([len(d["tokens"]) for d in docs])
+    for shard, end, d in zip(shards, ends, docs, strict=True):
+        part = slice(end - len(d["tokens"]), end)
+        np.savez(folder / f"{shard.name}.npz", use=use[part], sample=sample[part])
+
+
+# -------------------------------------------------------------------------------------------------- count (rare words)
+
+
+def count_shard(folder, shard, selected):
+    """Task: counts.gz, "word count" for each word of the training documents, sorted."""
+    counts = collections.Counter()
+    use = np.load(selected / f"{shard.name}.npz")["use"]
+    for kind, document in zip(use, read_tokens(shard / "tokens.gz"), strict=True):
+        if kind == TRAIN:
+            for sentence in document:
+                counts.update(sentence)
+    with gzip.open(folder / "counts.gz", "wt", compresslevel=1, encoding="utf-8", newline="\n") as file:
+        file.writelines(f"{word} {counts[word]}\n" for word in sorted(counts))
+
+
+def _read_counts(path):
+    with gzip.open(path, "rt", encoding="utf-8", newline="\n") as file:
+        for line in file:
+            word, count = line.rstrip("\n").rsplit(" ", 1)
+            yield word, int(count)
+
+
+def _add_counts(tables):
+    last, total = None, 0
+    for word, count in heapq.merge(*tables):
+        if word != last:
+            if last is not None:
+                yield last, total
+            last, total = word, 0
+        total += count
+    if last is not None:
+        yield last, total
+
+
+def keep_words(folder, shards, fraction):
+    """Task: words.txt, the most frequent `fraction` of word types (ties: in the order of the alphabet). Never all types
+    in memory."""
+    tables, level = [shard / "counts.gz" for shard in shards], 0
+    while len(tables) > 1 or level == 0:  # a few hundred files are open at a time
+        merged = []
+        for i in range(0, len(tables), 256):
+            merged.append(folder / f"counts-{level}-{i}.gz")
+            with gzip.open(merged[-1], "wt", compresslevel=1, encoding="utf-8", newline="\n") as file:
+                for word, count in _add_counts(map(_read_counts, tables[i : i + 256])):
+                    file.write(f"{word} {count}\n")
+        tables, level = merged, level + 1
+    frequencies = collections.Counter(count for _, count in _read_counts(tables[0]))
+    left = round(fraction * sum(frequencies.values()))
+    threshold = 0  # words that are more frequent are kept, and of those as frequent, the first ones
+    for count in sorted(frequencies, reverse=True):
+        if frequencies[count] > left:
+            threshold = count
+            break
+        left -= frequencies[count]
+    with open(folder / "words.txt", "w", encoding="utf-8", newline="\n") as file:
+        for word, count in _read_counts(tables[0]):
+            if count > threshold or (count == threshold and left > 0) or word in WHOLE:
+                left -= count == threshold
+                file.write(word + "\n")
+    for path in folder.glob("counts-*.gz"):
+        path.unlink()
+
+
+def _load_words(path):
+    return frozenset(Path(path).read_text(encoding="utf-8").split("\n")) if path else None
+
+
+# --------------------------------------------------------------------------------------------------------- vocabulary
+
+
+def train_sentencepiece(sentences, vocab_size, path):
+    """BPE over normalised sentences (iterable of strings). `vocab_size` counts SPECIALS, so the model has
+    vocab_size - 5 pieces and <unk>."""
+    import sentencepiece
+
+    model = io.BytesIO()
+    try:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter(sentences),
+            model_writer=model,
+            model_type="bpe",
+            vocab_size=vocab_size - SPECIALS + 1,
+            user_defined_symbols=[SPACE + name for name in PLACEHOLDERS],
+            normalization_rule_name="identity",  # tupe.text has normalised: pieces keep their offsets
+            character_coverage=0.9995,
+            bos_id=-1,
+            eos_id=-1,
+            unk_id=0,
+            max_sentence_length=100_000,
+            num_threads=1,
+            minloglevel=2,
+        )
+    except RuntimeError as error:
+        raise ValueError(
+            f"SentencePiece cannot make {vocab_size} types from this text: {error}; the same command with another "
+            "--vocab-size goes on from here"
+        ) from error
+    Path(path).write_bytes(model.getvalue())
+
+
+def vocabulary(folder, shards, selected, words_path, vocab_size):
+    """Task: sentencepiece.bpe.model, trained on the sample."""
+    words = _load_words(words_path)
+
+    def sample():
+        for shard in shards:
+            chosen = np.load(selected / f"{shard.name}.npz")["sample"]
+            if chosen.any():
+                for wanted, document in zip(chosen, read_tokens(shard / "tokens.gz"), strict=True):
+                    for sentence in document if wanted else ():
+                        kept = [t for t in sentence if t != UNK and (words is None or t in words)]
+                        if kept:
+                            yield " ".join(kept)
+
+    train_sentencepiece(sample(), vocab_size, folder / "sentencepiece.bpe.model")
+
+
+# ------------------------------------------------------------------------------------------------------------- encode
+
+
+@functools.lru_cache(1)
+def _encoder(model_path, words_path):
+    """(token -> ids of the SentencePiece model, number of ids). One per process."""
+    import sentencepiece
+
+    model = sentencepiece.SentencePieceProcessor(model_file=str(model_path))
+    words = _load_words(words_path)
+
+    @functools.lru_cache(2**17)
+    def encode(token):
+        if token == UNK or (words is not None and token not in words):
+            return (model.unk_id(),)
+        return tuple(model.encode(token))
+
+    return encode, len(model)
+
+
+def encode_shard(folder, shard, selected, model_path, words_path):
+    """Task: train.npz and valid.npz: ids of the SentencePiece model (</s> is one more), and the length of each line."""
+    encode, count = _encoder(model_path, words_path)
+    stats, eos = Stats(), count
+    ids, sizes = ({TRAIN: [], VALID: []} for _ in range(2))
+    use = np.load(selected / f"{shard.name}.npz")["use"]
+    kept = np.isin(use, (TRAIN, VALID))
+    stats.count("paragraphs kept", int(np.load(shard / "docs.npz")["paragraphs"][kept].sum()))
+    domains = json.loads((shard / "domains.json").read_text())
+    counts = np.zeros(count + 1, dtype=np.int64)
+    blocks = {TRAIN: [], VALID: []}
+    for kind, domain, document in zip(use.tolist(), domains, read_tokens(shard / "tokens.gz"), strict=True):
+        if kind in (COPY, NEAR_COPY):
+            why = "a copy of an earlier document" if kind == COPY else "nearly a copy of an earlier document"
+            stats.drop("document", why, domain, " ".join(document[0]))
+            continue
+        for sentence in document:
+            line = [i for token in sentence for i in encode(token)]
+            ids[kind] += line
+            ids[kind].append(eos)
+            sizes[kind].append(len(line) + 1)
+            stats.length("tokens per sentence", len(sentence))
+        ids[kind].append(eos)
+        sizes[kind].append(1)
+        if len(ids[kind]) > 1_000_000:
+            blocks[kind].append(np.array(ids[kind], dtype=np.int32))
+            ids[kind] = []
+        words = sum(map(len, document))
+        stats.length("tokens per document, power of 2", words.bit_length() - 1)
+        stats.count("documents kept")
+        stats.count("sentences", len(document))
+        stats.count("tokens", words)
+    for kind, name in ((TRAIN, "train"), (VALID, "valid")):
+        array = np.concatenate([*blocks[kind], np.array(ids[kind], dtype=np.int32)])
+        lines = len(sizes[kind])
+        stats.count(f"{name}: documents", sizes[kind].count(1))
+        stats.count(f"{name}: ids", len(array))
+        stats.count("pieces", len(array) - lines)
+        stats.count("pieces that are <unk>", int((array == 0).sum()))
+        if kind == TRAIN:
+            counts += np.bincount(array, minlength=count + 1)
+        np.save(folder / f"{name}-ids.npy", array)
+        np.save(folder / f"{name}-sizes.npy", np.array(sizes[kind], dtype=np.int32))
+    np.save(folder / "counts.npy", counts)
+    stats.save(folder)
+
+
+# -------------------------------------------------------------------------------------------------------------- merge
+
+
+def write_mmap(prefix, shards, table):
+    """fairseq's mmap format, as fairseq-preprocess writes it: each sentence ends with </s>, and an empty line (only
+    </s>) ends a document. `shards`: [(ids.npy, sizes.npy), ...]; `table`: [SentencePiece id] -> id of the dictionary.
+    Written in parts, never all in memory."""
+    code = {"uint16": 8, "int32": 4}[
+        table.dtype.name
+    ]  # fairseq's names of the two types that it chooses from by vocabulary size
+    sizes = [np.load(path) for _, path in shards]
+    with open(f"{prefix}.bin", "wb") as file:
+        for path, _ in shards:
+            table[np.load(path)].tofile(file)
+    with open(f"{prefix}.idx", "wb") as file:
+        file.write(b"MMIDIDX\x00\x00" + np.uint64(1).tobytes() + np.uint8(code).tobytes())
+        file.write(np.uint64(sum(map(len, sizes))).tobytes())
+        for part in sizes:
+            part.tofile(file)
+        start = 0
+        for part in sizes:
+            ends = start + np.cumsum(part, dtype=np.int64) * table.itemsize
+            np.concatenate([[start], ends[:-1]]).astype(np.int64)[: len(part)].tofile(file)
+            start = int(ends[-1]) if len(part) else start
+
+
+def write_dictionary(model_path, counts, path):
+    """dict.txt in fairseq's format, most frequent first; every piece of the model is there. Returns the table for
+    `write_mmap`."""
+    import sentencepiece
+
+    model = sentencepiece.SentencePieceProcessor(model_file=str(model_path))
+    order = sorted((i for i in range(len(model)) if i != model.unk_id()), key=lambda i: (-counts[i], i))
+    with open(path, "w", encoding="utf-8", newline="\n") as file:
+        file.writelines(f"{model.id_to_piece(i)} {counts[i]}\n" for i in order)
+    size = len(order) + SPECIALS
+    table = np.zeros(len(model) + 1, dtype=np.uint16 if size < 65500 else np.int32)
+    table[order] = np.arange(4, 4 + len(order))
+    table[model.unk_id()], table[len(model)] = 3, 2
+    return table
+
+
+def merge(folder, shards, model_path, words_path):
+    """Task: the files of the data directory, but for the report."""
+    counts = sum(np.load(shard / "counts.npy") for shard in shards)
+    table = write_dictionary(model_path, counts, folder / "dict.txt")
+    for split in ("train", "valid"):
+        write_mmap(
+            folder / split, [(shard / f"{split}-ids.npy", shard / f"{split}-sizes.npy") for shard in shards], table
+        )
+    (folder / "sentencepiece.bpe.model").write_bytes(Path(model_path).read_bytes())
+    if words_path:
+        (folder / "words.txt").write_bytes(Path(words_path).read_bytes())

@@ -1,0 +1,79 @@
+"""Predictions on the test sets in the format of the GLUE server."""
+
+import zipfile
+from pathlib import Path
+
+import torch
+from fairseq import checkpoint_utils, utils
+
+from ..checkpoints.files import training_state
+from ..plugin.glue import TASKS, glue_name
+
+# (task, split) -> file name; the server wants the official label names, and STS-B scores from 0 to 5.
+FILES = {
+    **{(name, "test"): f"{name}.tsv" for name in TASKS if name != "MNLI"},
+    ("MNLI", "test"): "MNLI-m.tsv",
+    ("MNLI", "test1"): "MNLI-mm.tsv",
+    ("MNLI", "ax"): "AX.tsv",
+}
+
+
+def predict_glue(name, checkpoint, data, output, batch_size=64):
+    """Write a checkpoint's predictions on the test sets of its task. Yields (path, number of predictions).
+
+    Raises ValueError for a checkpoint that cannot be read or is of another task, and when no test set was prepared.
+    """
+    name = glue_name(name)
+    splits = [split for task, split in FILES if task == name and _prepared(data, name, split)]
+    if not splits:
+        raise ValueError(f"{data} holds no test set of {name}; put its test.tsv beside train.tsv and prepare it again")
+    training_state(checkpoint, mmap=True)  # says what is wrong with the file; fairseq reads it again
+    models, _, task = checkpoint_utils.load_model_ensemble_and_task([str(checkpoint)], {"data": str(data)})
+    if getattr(task, "name", None) != name:
+        raise ValueError(f"{checkpoint} was not fine-tuned on {name}, but on {getattr(task, 'name', 'something else')}")
+    model = models[0].eval()
+    if torch.cuda.is_available():
+        model.cuda()
+    Path(output).mkdir(parents=True, exist_ok=True)
+    for split in splits:
+        labels = [_label(task.glue, value) for value in predict(model, task, split, batch_size)]
+        path = Path(output) / FILES[name, split]
+        rows = "".join(f"{index}\t{label}\n" for index, label in enumerate(labels))
+        path.write_text("index\tprediction\n" + rows)
+        yield path, len(labels)
+
+
+def _prepared(data, name, split):
+    return (Path(data) / name / "input0" / f"{split}.idx").exists()
+
+
+@torch.no_grad()
+def predict(model, task, split, batch_size):
+    """Class ids or real numbers for every example of a split, in file order."""
+    task.load_dataset(split)
+    batches = task.get_batch_iterator(task.dataset(split), max_sentences=batch_size, disable_iterator_cache=True)
+    found = {}
+    for sample in batches.next_epoch_itr(shuffle=False):
+        if torch.cuda.is_available():
+            sample = utils.move_to_cuda(sample)
+        head = task.cfg.classification_head_name
+        output, _ = model(**sample["net_input"], features_only=True, classification_head_name=head)
+        values = output.argmax(dim=1) if task.glue.labels else output.float().squeeze(1)
+        found.update(zip(sample["id"].tolist(), values.tolist(), strict=True))
+    return [found[index] for index in range(len(found))]
+
+
+def _label(glue, value):
+    if glue.labels:
+        return glue.labels[value]
+    return f"{min(max(value, 0.0), 1.0) * glue.top:.3f}"
+
+
+def zip_submission(output, files):
+    """Zip these prediction files (not what an earlier run left) as submission.zip in the folder `output`; returns its
+    path."""
+    path = Path(output) / "submission.zip"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for file in files:
+            archive.write(file, file.name)
+    return path

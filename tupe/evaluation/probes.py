@@ -1,0 +1,295 @@
+"""What a trained encoder does with positions: functions from a model to arrays, and numbers from arrays.
+
+B batch, L sequence length ([CLS] and [SEP] included), C model width, H heads, D = C / H. A: attention weights [L, L].
+
+Wang et al. (ICLR 2021) name the properties of position embeddings that are measured here, and probe them with identical
+words. The formulas of the four measures below are this project's own.
+"""
+
+import json
+import math
+import re
+from pathlib import Path
+
+import numpy as np
+import torch
+from fairseq import checkpoint_utils
+from fairseq.data import data_utils
+
+from ..checkpoints.files import training_state
+from ..positions import frequencies, overrides
+
+
+def load_model(checkpoint, data=None):
+    """(model in evaluation mode, task) of a checkpoint. data: folder with dict.txt, default: where it was trained.
+
+    Raises ValueError if the checkpoint cannot be read, or the dictionary is not there.
+    """
+    training_state(checkpoint, mmap=True)  # says what is wrong with the file; fairseq reads it again
+    changes = {} if data is None else {"data": str(data)}
+    try:
+        models, _, task = checkpoint_utils.load_model_ensemble_and_task([str(checkpoint)], arg_overrides=changes)
+    except FileNotFoundError as error:
+        raise ValueError(f"{checkpoint}: {error}; give the folder of its dict.txt with --data") from error
+    return models[0].eval(), task
+
+
+def labelled(sources):
+    """{label: path} of "LABEL=PATH" or "PATH", which is its own label then. ValueError for a repeated label."""
+    found = {}
+    for source in sources:
+        label, path = (source, source) if Path(source).exists() or "=" not in source else source.rsplit("=", 1)
+        if label in found:
+            raise ValueError(f"{label} stands for both {found[label]} and {path}; give each its own label")
+        found[label] = path
+    return found
+
+
+def text_block(task, length, split="valid"):
+    """[L] ids: `<s>` and the first tokens of a split, at most `length` in all."""
+    data = task.cfg.data.split(":")[0]
+    lines = data_utils.load_indexed_dataset(f"{data}/{split}", task.source_dictionary)
+    if lines is None:
+        raise ValueError(f"{data} has no {split} split")
+    tokens = [task.source_dictionary.bos()]
+    for line in lines:
+        if len(tokens) >= length:
+            break
+        tokens += line.tolist()
+    return torch.tensor(tokens[:length])
+
+
+# ---- identical-word probing
+
+
+@torch.no_grad()
+def identical_word_attention(model, words=300, length=None, layer=0, seed=1, batch=4):
+    """A [L, L] float64: weights of one layer, averaged over heads and over sequences `<s> w w ... w </s>`.
+
+    words: number of random words w, without replacement where there are enough. length: L, at least 3, default the
+    longest. layer: counted from 0. Raises ValueError if there is no such layer or length.
+    """
+    _check_layer(model, layer)
+    dictionary = model.dictionary
+    length = _checked_length(model, length, 3)
+    specials = {"<mask>", dictionary.unk_word}
+    ordinary = [i for i in range(dictionary.nspecial, len(dictionary)) if not special(dictionary[i], specials)]
+    chosen = np.random.default_rng(seed).choice(ordinary, words, replace=words > len(ordinary))
+    tokens = torch.from_numpy(chosen)[:, None].repeat(1, length)  # [words, L]
+    tokens[:, 0], tokens[:, -1] = dictionary.bos(), dictionary.eos()
+    total = np.zeros((length, length))
+    for part in tokens.split(batch):
+        total += model.encoder.attention_weights(part, layer).double().mean(1).sum(0).numpy()
+    return total / words
+
+
+def _check_layer(model, layer):
+    layers = len(model.encoder.layers)
+    if not 0 <= layer < layers:  # -1 would go through all layers, and then measure the last one on raw embeddings
+        raise ValueError(f"there is no layer {layer + 1}; valid, counted from 1: 1 to {layers}")
+
+
+def _checked_length(model, length, least):
+    longest = model.max_positions()
+    if length is not None and not least <= length <= longest:
+        raise ValueError(f"a length of {length}; valid: {least} to {longest}, the model's longest")
+    return length or longest
+
+
+def special(symbol, names):
+    return symbol in names or symbol.startswith("madeupword")
+
+
+def measures(attention):
+    """All measures of one A [L, L] whose first and last positions are [CLS] and [SEP], by name."""
+    inner = attention[1:-1, 1:-1]
+    return {
+        "monotonicity violation": monotonicity_violation(inner),
+        "monotonicity violation, first 20 offsets": monotonicity_violation(inner, 20),
+        "translation violation": translation_violation(inner),
+        "translation violation with [CLS], [SEP]": translation_violation(attention),
+        "symmetry violation": symmetry_violation(inner),
+        "direction balance": direction_balance(inner),
+    }
+
+
+def monotonicity_violation(attention, offsets=None):
+    """Share of the triples (x, m, n), 1 <= m < n <= offsets, for which A[x, x + n] > A[x, x + m], and likewise to the
+    left: weights should fall with the distance. NaN if there is no such triple."""
+    violations = triples = 0
+    for matrix in (attention, attention[::-1, ::-1]):  # to the right, to the left
+        for x, row in enumerate(matrix):
+            weights = row[x + 1 :][:offsets]  # distance 1, 2, ...
+            near, far = np.triu_indices(len(weights), 1)
+            violations += int((weights[near] < weights[far]).sum())
+            triples += len(near)
+    return violations / triples if triples else math.nan
+
+
+def translation_violation(attention):
+    """Variance within diagonals over total variance: 0 if A[i, j] depends on j - i only. NaN if A is constant."""
+    length = len(attention)
+    within = sum(squares(attention.diagonal(offset)) for offset in range(1 - length, length))
+    total = squares(attention.ravel())
+    return within / total if total else math.nan
+
+
+def squares(values):
+    """Sum of squared deviations from the mean; exactly 0 for equal values."""
+    shifted = values - values[0]
+    return float(((shifted - shifted.mean()) ** 2).sum())
+
+
+def symmetry_violation(attention):
+    """Mean of |A[i, j] - A[j, i]| over i != j. NaN for a single position."""
+    i, j = np.triu_indices(len(attention), 1)
+    return float(np.abs(attention[i, j] - attention[j, i]).mean()) if len(i) else math.nan
+
+
+def direction_balance(attention):
+    """Weights on later positions over weights on earlier ones. NaN if there are neither."""
+    forward, backward = np.triu(attention, 1).sum(), np.tril(attention, -1).sum()
+    if not backward:
+        return math.inf if forward else math.nan
+    return float(forward / backward)
+
+
+# ---- what the parameters say
+
+
+@torch.no_grad()
+def four_correlations(model, tokens):
+    """First-layer logits of a model with absolute positions, split by their origin: name -> [H, L, L].
+
+    tokens: [L]. The layer norm after the sum of word and position is linear once its sigma is given:
+    x_i = gamma (centred w_i + centred p_i) / sigma_i + beta. "remainder" holds every product with beta or a projection
+    bias. The five sum to the logits. Raises ValueError if the logits have other parts than these.
+    """
+    encoder = model.encoder
+    if any(overrides(s, "bias", "content", "rotate") for s in encoder.positions.of_layer(0)):
+        raise ValueError(f"position {encoder.positions.name!r}: words and positions are split for absolute ones only")
+    if encoder.positions.untie_cls:
+        raise ValueError("cls='untied': words and positions are split only where [CLS] has no logits of its own")
+    if encoder.segments is not None:
+        raise ValueError("segments='learned': words and positions are split only where nothing else is added to them")
+    if encoder.settings["layer"] != "transformer":
+        raise ValueError(f"layer {encoder.settings['layer']!r}: words and positions are split for a transformer's only")
+    layer, norm = encoder.layers[0].attention, encoder.embed_norm
+    word = encoder.tokens(tokens)
+    position = encoder.positions.embed(len(tokens))
+    if position is None:
+        raise ValueError(f"position {encoder.positions.name!r} adds nothing to the words")
+    summed = word + position
+    sigma = (summed.var(-1, unbiased=False, keepdim=True) + norm.eps).sqrt()
+    parts = {
+        "word": norm.weight * (word - word.mean(-1, keepdim=True)) / sigma,
+        "position": norm.weight * (position - position.mean(-1, keepdim=True)) / sigma,
+    }
+    w_q, w_k, _ = layer.qkv.weight.chunk(3)
+    b_q, b_k, _ = layer.qkv.bias.chunk(3)
+
+    def heads(x):
+        return x.unflatten(1, (layer.heads, -1)).transpose(0, 1)  # [L, C] -> [H, L, D]
+
+    scale = encoder.positions.scale
+    q = {name: heads(part @ w_q.T) for name, part in parts.items()}
+    k = {name: heads(part @ w_k.T) for name, part in parts.items()}
+    q_rest, k_rest = heads((w_q @ norm.bias + b_q)[None]), heads((w_k @ norm.bias + b_k)[None])  # [H, 1, D]
+    found = {f"{a}-{b}": q[a] @ k[b].transpose(1, 2) * scale for a in parts for b in parts}
+    q_sum, k_sum = sum(q.values()), sum(k.values())
+    rest = q_sum @ k_rest.transpose(1, 2) + q_rest @ k_sum.transpose(1, 2) + q_rest @ k_rest.transpose(1, 2)
+    return {**found, "remainder": rest * scale}
+
+
+@torch.no_grad()
+def positional_logits(model, length=None, layer=0):
+    """[H, L, L] content-free logits that a model with `untied` or another bias adds. ValueError if there are none, or
+    no such layer or length."""
+    _check_layer(model, layer)
+    bias, _ = model.encoder.positions.terms(_checked_length(model, length, 2))[layer]
+    if bias is None:
+        raise ValueError(f"position {model.encoder.positions.name!r} has no content-free logits")
+    return bias
+
+
+def pattern(logits):
+    """The pattern of one head's positional logits [L, L] (with [CLS] at 0): global, next, previous, local or broad.
+
+    Judged by P = softmax of the rows without [CLS], averaged over the middle half of the rows, the first that holds:
+    global: the entropy of P is at least 98 % of that of equal weights. next, previous: at least three quarters of the
+    weight on other positions is on later, on earlier ones. local: at least half of the weight lies within L/16 (at
+    least 1) of the position. broad: everything else.
+    """
+    weights = torch.softmax(logits[1:, 1:].double(), dim=-1)
+    length = len(weights)
+    i = torch.arange(length)
+    middle = slice(length // 4, length - length // 4)
+    offset = (i[None] - i[:, None])[middle]
+    weights = weights[middle]
+
+    def share(where):
+        return (weights * where).sum(1).mean().item()
+
+    entropy = -(weights * weights.clamp(min=1e-300).log()).sum(1).mean().item()
+    if entropy >= 0.98 * math.log(length):
+        return "global"
+    later, earlier = share(offset > 0), share(offset < 0)
+    if later >= 0.75 * (later + earlier):
+        return "next"
+    if earlier >= 0.75 * (later + earlier):
+        return "previous"
+    return "local" if share(offset.abs() <= max(1, length // 16)) >= 0.5 else "broad"
+
+
+@torch.no_grad()
+def position_vectors(model):
+    """[L, C] vectors of the absolute positions: what is added to the words, or else the table of `untied`."""
+    vectors = model.encoder.positions.embed(model.max_positions())
+    return only(model, "untied").table.weight[1:].numpy() if vectors is None else vectors.numpy()
+
+
+@torch.no_grad()
+def t5_bias(model, reach=None):
+    """(offsets [2R + 1] from -R to R, bias [H, 2R + 1]) of `t5`. reach: R, default up to where it no longer changes."""
+    scheme = only(model, "t5")
+    reach = min(reach or scheme.max_distance, model.max_positions() - 1)
+    offsets = torch.arange(-reach, reach + 1)
+    return offsets.numpy(), scheme.table(scheme.bucket_of(offsets)).T.numpy()
+
+
+@torch.no_grad()
+def phi(model, reach=128):
+    """(m [R + 1], before, after): phi(m) = sum_i cos(omega_i m) of learned frequencies, before and after learning."""
+    names = ("sinusoidal_learned", "shaw_sinusoidal_learned")
+    found = [name for name in names if name in model.encoder.positions]
+    if not found:
+        raise ValueError(f"position {model.encoder.positions.name!r} has no learned frequencies ({', '.join(names)})")
+    omega = only(model, found[0]).omega.double()
+    start = frequencies(2 * len(omega)).double()
+    m = torch.arange(reach + 1).double()
+    before, after = ((m[:, None] * w).cos().sum(1).numpy() for w in (start, omega))
+    return m.numpy(), before, after
+
+
+def only(model, name):
+    """The scheme of a model by name (the first layer's, if every layer has its own)."""
+    positions = model.encoder.positions
+    if name not in positions:
+        raise ValueError(f"position {positions.name!r} has no {name!r}")
+    scheme = positions[name]
+    return scheme[0] if isinstance(scheme, torch.nn.ModuleList) else scheme
+
+
+# ---- logs
+
+
+def validation_losses(log):
+    """(updates, losses in bits per masked token), two lists, from the text of a training log, JSON or simple."""
+    found = {}
+    for line in log.splitlines():
+        if '"valid_loss"' in line:
+            stats = json.loads(line[line.index("{") :])
+            found[int(stats["valid_num_updates"])] = float(stats["valid_loss"])
+        elif match := re.search(r"valid on .* subset.*\| loss (\S+) .*\| num_updates (\d+)", line):
+            found[int(match.group(2))] = float(match.group(1))
+    return list(found), list(found.values())

@@ -1,0 +1,1 @@
+"""Many runs, and what came out of them: jobs, sweeps, tables, the report."""

@@ -1,0 +1,235 @@
+"""ELECTRA (Clark et al., 2020) with any position scheme: a generator fills in masked tokens, a discriminator tells
+which tokens of the result were replaced. The discriminator is the model that is kept.
+
+B batch, L sequence length, C width of the discriminator, G of the generator, V vocabulary. Trained on the batches of
+fairseq's task `masked_lm` with the criterion `electra`.
+"""
+
+import math
+from dataclasses import dataclass, field, replace
+
+import torch
+import torch.nn.functional as F
+from fairseq.criterions import FairseqCriterion, register_criterion
+from fairseq.dataclass import FairseqDataclass
+from fairseq.logging import metrics
+from fairseq.tasks.masked_lm import MaskedLMTask
+from torch import nn
+
+from ..encoder import Encoder, LMHead, init_bert, set_norm_eps
+from ..positions import Positions, overrides
+from .criterion import has_padding
+from .model import TupeConfig, TupeModel, encoder_options, refuse_long_blocks, register_architectures
+
+
+@dataclass
+class ElectraConfig(TupeConfig):
+    generator_fraction: int = field(
+        default=3, metadata={"help": "the generator has one head for so many of the discriminator's, equally wide"}
+    )
+
+
+class Generator(Encoder):
+    """The masked language model: as deep as the discriminator, about a third as wide (whole heads of the same width).
+
+    It reads the discriminator's embeddings (tokens, positions, layer norm), projected from C to G. Position vectors in
+    its attention are the discriminator's too, p [L, C], and enter through projections C -> G of its own. What a scheme
+    keeps per head or per offset is its own.
+    """
+
+    def __init__(self, tied: Encoder, *, fraction, layers, width, ffn, heads, max_positions, **options):
+        own_heads = max(1, round(heads / fraction))
+        own_width, own_ffn = (size * own_heads // heads for size in (width, ffn))
+        pad = 0  # of the one-row table that is taken away again
+        super().__init__(
+            1, pad, layers=layers, width=own_width, ffn=own_ffn, heads=own_heads, max_positions=max_positions, **options
+        )
+        del self.tokens, self.embed_norm
+        self.pad = tied.pad
+        self.positions = Positions(options["position"], replace(self.positions.dims, width=width), options["cls"])
+        self.project = nn.Linear(width, own_width)
+        self.head = LMHead(width, len(tied.tokens.weight))
+        self.head.dense = nn.Linear(own_width, width)
+        for module in (self.positions, self.project, self.head):
+            module.apply(init_bert)
+        tie_position_vectors(self.positions, tied.positions)
+
+    def forward(self, tokens, tied: Encoder, masked_tokens=None, padded=None):
+        """LM logits [B, L, V], or [masked, V] at masked_tokens. tied: the discriminator's encoder. The others: see
+        `TupeModel.forward`."""
+        x, _ = self.transform(self.project(tied.embed(tokens)), tokens, padded=padded)
+        if masked_tokens is not None:
+            x = x[masked_tokens]
+        return self.head(x, tied.tokens.weight)
+
+
+def tie_position_vectors(own: Positions, tied: Positions):
+    """Let `own` use the tables of `tied` that hold vectors of the model's width C (which includes those of the width D
+    of a head in a model where D = C)."""
+    for name, scheme in tied.items():
+        if not isinstance(scheme, nn.ModuleList) and overrides(scheme, "embed"):  # no list of a scheme per layer embeds
+            own[name] = scheme  # acts on the embeddings only, which are shared as a whole
+    for name, module in tied.named_modules():
+        if isinstance(module, nn.Embedding) and module.embedding_dim == tied.dims.width:
+            own.get_submodule(name).weight = module.weight
+
+
+class DiscriminatorHead(nn.Module):
+    """One logit per token: positive means replaced."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.dense = nn.Linear(width, width)
+        self.out = nn.Linear(width, 1)
+        self.apply(init_bert)
+
+    def forward(self, x):
+        """[B, L, C] -> [B, L]."""
+        return self.out(F.gelu(self.dense(x))).squeeze(-1)
+
+
+def sample_gumbel(logits):
+    """One index per row of logits [..., V], drawn from softmax(logits): the largest of logits plus Gumbel noise."""
+    logits = logits.detach().float()
+    return (logits - torch.empty_like(logits).exponential_().log()).argmax(dim=-1)
+
+
+class ElectraModel(TupeModel):
+    """`encoder` is the discriminator. Generator and discriminator head exist in pre-training; another task
+    (fine-tuning) builds the encoder alone and drops them from the checkpoint."""
+
+    def __init__(self, cfg: ElectraConfig, dictionary, pretraining):
+        super().__init__(cfg, dictionary)
+        self.lm_head = None  # the generator has its own
+        self.generator = self.discriminator = None
+        if pretraining:
+            self.generator = Generator(self.encoder, fraction=cfg.generator_fraction, **encoder_options(cfg))
+            if cfg.compile:
+                self.generator.compile()
+            self.discriminator = DiscriminatorHead(cfg.encoder_embed_dim)
+            self.apply(set_norm_eps(cfg.layer_norm_eps))
+
+    @classmethod
+    def build_model(cls, cfg, task):
+        refuse_long_blocks(cfg, task)
+        return cls(cfg, task.source_dictionary, pretraining=isinstance(task, MaskedLMTask))
+
+    def forward(
+        self, src_tokens, src_lengths=None, features_only=False, classification_head_name=None, masked_tokens=None,
+        original=None, padded=None, **options,
+    ):  # fmt: skip
+        """src_tokens [B, L]. As TupeModel.forward, with the discriminator's features and the generator's LM logits.
+
+        With original [B, L], the tokens before masking, the output is what pre-training needs: LM logits [masked, V] at
+        masked_tokens, and logits [B, L] of "this token was replaced"; beside it, under "corrupted" and "replaced",
+        the tokens [B, L] that the discriminator read and the right answers [B, L] (bool).
+        """
+        if features_only or classification_head_name is not None:
+            options = {"classification_head_name": classification_head_name, "padded": padded, **options}
+            return super().forward(src_tokens, src_lengths, features_only, **options)
+        if self.generator is None:
+            raise ValueError("an ELECTRA model has no language-model head outside of the task masked_lm")
+        if original is None and self.training:
+            raise ValueError("this criterion would train the generator alone; ELECTRA needs --criterion electra")
+        with self.precision():
+            lm_logits = self.generator(src_tokens, self.encoder, masked_tokens, padded)
+            if original is None:
+                return lm_logits, {"inner_states": None}
+            corrupted = self.corrupt(original, masked_tokens, lm_logits)
+            features, _ = self.encoder(corrupted, padded=padded)
+            logits = self.discriminator(features)
+        return (lm_logits, logits), {"corrupted": corrupted, "replaced": corrupted.ne(original)}
+
+    def corrupt(self, original, masked_tokens, lm_logits):
+        """original [B, L] with the masked tokens drawn from lm_logits [masked, V]; no gradient passes."""
+        allowed = lm_logits.detach().clone()
+        allowed[:, self.encoder.pad].fill_(-math.inf)  # in the middle of a text, padding would hide the token instead
+        corrupted = original.clone()
+        corrupted[masked_tokens] = sample_gumbel(allowed)
+        return corrupted
+
+    def upgrade_state_dict_named(self, state_dict, name):
+        super().upgrade_state_dict_named(state_dict, name)
+        if self.generator is None:
+            prefix = f"{name}." if name else ""
+            for key in [k for k in state_dict if k.startswith((f"{prefix}generator.", f"{prefix}discriminator."))]:
+                del state_dict[key]
+
+
+@dataclass
+class ElectraCriterionConfig(FairseqDataclass):
+    discriminator_weight: float = field(default=50.0, metadata={"help": "weight of the discriminator's loss"})
+
+
+@register_criterion("electra", dataclass=ElectraCriterionConfig)
+class ElectraCriterion(FairseqCriterion):
+    """Mean LM loss of the masked tokens + weight * mean binary loss of all real tokens ([CLS] and </s> included).
+
+    fairseq divides by the sample size, summed over processes and steps: it is the number of masked tokens, and the
+    discriminator's mean is weighted by it within each batch.
+    """
+
+    def __init__(self, task, discriminator_weight):
+        super().__init__(task)
+        self.weight = discriminator_weight
+
+    def forward(self, model, sample, reduce=True):
+        """sample: a batch of the task masked_lm, "target" [B, L] with padding where nothing is masked."""
+        tokens, target = sample["net_input"]["src_tokens"], sample["target"]
+        masked = target.ne(self.padding_idx)
+        original = torch.where(masked, target, tokens)
+        real = original.ne(self.padding_idx)
+        places = masked.nonzero(as_tuple=True)  # rows, columns: the one thing a GPU is asked for
+        options = {"masked_tokens": places, "original": original, "padded": has_padding(sample)}
+        (lm_logits, logits), extra = model(**sample["net_input"], **options)
+        replaced = extra["replaced"]
+        lm_loss = F.cross_entropy(lm_logits.float(), target[places], reduction="sum")
+        disc_loss = F.binary_cross_entropy_with_logits(logits.float(), replaced.float(), real.float(), reduction="sum")
+        n_masked, n_real = len(places[0]), real.sum()
+        loss = lm_loss + self.weight * disc_loss * n_masked / n_real
+        right = logits.gt(0).eq(replaced)
+        logs = {
+            "loss": loss.data,
+            "lm_loss": lm_loss.data,
+            "disc_loss": disc_loss.data,
+            "n_real": n_real,
+            "n_replaced": (replaced & real).sum(),
+            "right_replaced": (right & replaced & real).sum(),
+            "right_original": (right & ~replaced & real).sum(),
+            "sample_size": n_masked,
+            "ntokens": sample["ntokens"],
+            "nsentences": sample["nsentences"],
+        }
+        return loss, n_masked, logs
+
+    @staticmethod
+    def reduce_metrics(logging_outputs):
+        """loss (as trained), lm_loss (bits per masked token), disc_loss (bits per token), the shares of replaced and of
+        original tokens that were recognised, and their mean: for always saying "original" that is 0.5."""
+        total = {key: float(sum(log.get(key, 0) for log in logging_outputs)) for key in logging_outputs[0]}
+        masked, real, replaced = total["sample_size"], total["n_real"], total["n_replaced"]
+        metrics.log_scalar("loss", total["loss"] / max(masked, 1), masked, round=3)
+        metrics.log_scalar("lm_loss", total["lm_loss"] / max(masked, 1) / math.log(2), masked, round=3)
+        metrics.log_scalar("disc_loss", total["disc_loss"] / max(real, 1) / math.log(2), real, round=4)
+        metrics.log_scalar("replaced", replaced / max(real, 1), real, round=4)
+        metrics.log_scalar("recall_replaced", total["right_replaced"] / max(replaced, 1), replaced, round=4)
+        metrics.log_scalar(
+            "recall_original", total["right_original"] / max(real - replaced, 1), real - replaced, round=4
+        )
+        metrics.log_derived(
+            "balanced_accuracy", lambda meters: (meters["recall_replaced"].avg + meters["recall_original"].avg) / 2
+        )
+
+    @staticmethod
+    def logging_outputs_can_be_summed():
+        return True
+
+
+# Architecture -> (position, cls), times the sizes. Any other scheme: --position.
+ARCHITECTURES = {
+    "electra_a": ("absolute", "tied"),
+    "electra_r": ("absolute+t5", "tied"),
+    "electra_tupe_a": ("untied", "untied"),
+    "electra_tupe_r": ("untied+t5", "untied"),
+}
+register_architectures(ElectraModel, ElectraConfig, ARCHITECTURES)

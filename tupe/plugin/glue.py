@@ -1,0 +1,505 @@
+"""GLUE: one table of its tasks, reading the official files, a fairseq task and criterion with unrounded scores.
+
+B batch, L length of a pair of sentences with its special tokens, K classes (1 for a regression).
+"""
+
+import filecmp
+import functools
+import json
+import logging
+import math
+import multiprocessing
+import shutil
+from collections import Counter
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from fairseq.criterions import FairseqCriterion, register_criterion
+from fairseq.data import (
+    BaseWrapperDataset,
+    Dictionary,
+    IdDataset,
+    NestedDictionaryDataset,
+    NumelDataset,
+    NumSamplesDataset,
+    RawLabelDataset,
+    RightPadDataset,
+    SortDataset,
+    data_utils,
+    indexed_dataset,
+)
+from fairseq.logging import metrics
+from fairseq.tasks import FairseqDataclass, register_task
+from omegaconf import II, MISSING
+from scipy.stats import pearsonr, spearmanr
+from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
+
+from .criterion import has_padding
+from .finetune import FinetuneConfig, FinetuneTask, write_atomically
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Glue:
+    """One GLUE task: where things are in its official files, and how it is scored."""
+
+    text: tuple  # columns of the one or two sentences
+    label: str  # column of the label
+    labels: tuple  # class names in the order of the class ids; () means a score from 0 to `top`
+    metrics: tuple  # unrounded, times 100; the first one selects the best epoch
+    header: tuple = ()  # columns of train and dev where the files have no header line
+    columns: int = 0  # rows of train and dev with another number of fields are dropped instead of refused
+    top: float = 1.0
+    files: tuple = (("train", "train.tsv"), ("valid", "dev.tsv"), ("test", "test.tsv"))
+
+    @property
+    def outputs(self):
+        return len(self.labels) or 1
+
+
+ENTAILMENT = ("entailment", "not_entailment")
+BINARY = ("0", "1")
+MNLI_FILES = (
+    ("train", "train.tsv"),
+    ("valid", "dev_matched.tsv"),
+    ("valid1", "dev_mismatched.tsv"),
+    ("test", "test_matched.tsv"),
+    ("test1", "test_mismatched.tsv"),
+    ("ax", "../AX/AX.tsv"),  # the diagnostic set is scored with the MNLI model
+)
+TASKS = {
+    "CoLA": Glue(
+        ("sentence",), "label", BINARY, ("matthews", "accuracy"), header=("source", "label", "mark", "sentence")
+    ),
+    "SST-2": Glue(("sentence",), "label", BINARY, ("accuracy",)),
+    "MRPC": Glue(("#1 String", "#2 String"), "Quality", BINARY, ("accuracy", "f1")),
+    "STS-B": Glue(("sentence1", "sentence2"), "score", (), ("pearson", "spearman"), top=5.0),
+    "QQP": Glue(("question1", "question2"), "is_duplicate", BINARY, ("accuracy", "f1"), columns=6),
+    "MNLI": Glue(
+        ("sentence1", "sentence2"),
+        "gold_label",
+        ("contradiction", "entailment", "neutral"),
+        ("accuracy",),
+        files=MNLI_FILES,
+    ),
+    "QNLI": Glue(("question", "sentence"), "label", ENTAILMENT, ("accuracy",)),
+    "RTE": Glue(("sentence1", "sentence2"), "label", ENTAILMENT, ("accuracy",)),
+    "WNLI": Glue(("sentence1", "sentence2"), "label", BINARY, ("accuracy",)),
+}
+NO_LABEL = ("-", "n/a")  # the annotators did not agree
+
+
+def glue_name(name):
+    """The official spelling of a task name written in any way: "sts_b", "STS-B" and "stsb" are "STS-B"."""
+    for official in TASKS:
+        if _letters(official) == _letters(name):
+            return official
+    raise ValueError(f"unknown GLUE task {name!r}; valid: {', '.join(TASKS)}")
+
+
+def _letters(name):
+    return "".join(c for c in name.lower() if c.isalnum())
+
+
+# ---------------------------------------------------------------------------------------------- the official files
+
+
+def read_split(name, split, path):
+    """Read one official file of task `name`.
+
+    Returns (rows, dropped): rows is a list of (tuple of sentences, label), where the label is a class name, a float in
+    [0, 1] for a regression, or None in a test file; dropped counts the rows left out by reason. Raises ValueError with
+    file and line for anything that is not as in the official file.
+    """
+    task, labelled = TASKS[name], not split.startswith(("test", "ax"))
+    lines = _lines(path)
+    start = 0
+    header = task.header if labelled else ()
+    if not header:
+        if not lines:
+            raise ValueError(f"{path}: the file is empty, expected a header line")
+        header, start = tuple(lines[0].split("\t")), 1
+    wanted = task.text + ((task.label,) if labelled else ())
+    missing = [column for column in wanted if column not in header]
+    if missing:
+        raise ValueError(f"{path}, line 1: no column {', '.join(missing)}; the columns are: {', '.join(header)}")
+    text = [header.index(column) for column in task.text]
+    rows, dropped = [], Counter()
+    for number, line in enumerate(lines[start:], start + 1):
+        fields = line.split("\t")
+        if len(fields) != len(header):
+            if labelled and task.columns:
+                dropped[f"not {len(header)} columns"] += 1
+                continue
+            raise ValueError(
+                f"{path}, line {number}: {len(fields)} columns, expected {len(header)} ({', '.join(header)})"
+            )
+        label = None
+        if labelled:
+            label = fields[header.index(task.label)]
+            if label in NO_LABEL:
+                dropped["no label"] += 1
+                continue
+            label = _check_label(task, label, f"{path}, line {number}")
+        rows.append((tuple(fields[column] for column in text), label))
+    if not rows:
+        raise ValueError(f"{path}: no usable row")
+    return rows, dict(dropped)
+
+
+def _lines(path):
+    # Only a line feed ends a row (sentences may hold other separators that str.splitlines knows), and some files begin
+    # with a byte-order mark.
+    content = Path(path).read_bytes()
+    content = content[3:] if content.startswith(b"\xef\xbb\xbf") else content
+    lines = content.split(b"\n")
+    if lines[-1] == b"":
+        lines.pop()
+    decoded = []
+    for number, line in enumerate(lines, 1):
+        try:
+            decoded.append(line.decode("utf-8").rstrip("\r"))
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{path}, line {number}: not UTF-8 ({error.reason} at byte {error.start})") from None
+    return decoded
+
+
+def _check_label(task, label, where):
+    if task.labels:
+        if label not in task.labels:
+            raise ValueError(f"{where}: unknown label {label!r}, expected one of {', '.join(task.labels)}")
+        return label
+    try:
+        value = float(label)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value <= task.top:
+        raise ValueError(f"{where}: unknown score {label!r}, expected a number from 0 to {task.top:g}")
+    return value / task.top
+
+
+# ------------------------------------------------------------------------------------------ writing fairseq's format
+
+
+# What `tupe.text.TextEncoder` reads: copied, so that the prepared folder serves `TupeModel.from_pretrained` too.
+ENCODER_FILES = ("dict.txt", "sentencepiece.bpe.model", "bpe.codes", "words.txt", "manifest.json")
+
+
+def prepare(source, vocabulary, output, tasks=(), workers=1, overwrite=False):
+    """Turn official GLUE files into data for fairseq's task `sentence_prediction` and for the task `glue`.
+
+    source: folder with one folder per task. vocabulary: the pre-training data, which the encoder is read from. output:
+    gets one folder per task (input0/, input1/, label/) and, on top, the encoder's files. tasks: names; all that are
+    there if empty. Yields (task, manifest). Raises ValueError for bad input, and when a folder is in the way.
+    """
+    source, vocabulary, output = Path(source), Path(vocabulary), Path(output)
+    names = [glue_name(name) for name in tasks] or [name for name in TASKS if (source / name).is_dir()]
+    if not names:
+        raise ValueError(f"{source} has none of the folders {', '.join(TASKS)}")
+    for name in names:
+        if not (source / name).is_dir():
+            raise ValueError(f"{source} has no folder {name}")
+        if (output / name).exists() and not overwrite:
+            raise ValueError(f"{output / name} exists already; pass --overwrite to replace it")
+    _start_worker(vocabulary)  # also checks the folder
+    _share_encoder(vocabulary, output, names)
+    with multiprocessing.Pool(workers, _start_worker, [vocabulary]) if workers > 1 else nullcontext() as pool:
+        map_rows = functools.partial(pool.imap, chunksize=256) if pool else map
+        for name in names:
+            yield name, _prepare_task(name, source / name, vocabulary, output, map_rows)
+
+
+def _share_encoder(vocabulary, output, replaced):
+    given, there = ([name for name in ENCODER_FILES if (folder / name).exists()] for folder in (vocabulary, output))
+    both = [name for name in given if name in there]
+    same = [name for name in both if filecmp.cmp(vocabulary / name, output / name, shallow=False)]
+    other = [name for name in ENCODER_FILES if name in given + there and name not in same]
+    staying = [name for name in TASKS if (output / name).exists() and name not in replaced]
+    if other and staying:
+        raise ValueError(
+            f"{output} holds {', '.join(staying)} prepared with another vocabulary ({', '.join(other)} differ from "
+            f"{vocabulary}); choose another output folder"
+        )
+    output.mkdir(parents=True, exist_ok=True)
+    for name in there:
+        if name not in given:
+            (output / name).unlink()  # it would still be read
+    for name in given:
+        shutil.copyfile(vocabulary / name, output / name)
+
+
+def _start_worker(vocabulary):
+    from ..text import TextEncoder  # only preparing needs it, training does not
+
+    global _encoder
+    _encoder = TextEncoder(vocabulary)
+
+
+def _encode(texts):
+    """Ids of each sentence of a row, each closed by </s>."""
+    return [[*_encoder.encode(text), _encoder.ids["</s>"]] for text in texts]
+
+
+def _prepare_task(name, source, vocabulary, output, map_rows):
+    task, half = TASKS[name], output / f".{name}.partial"
+    shutil.rmtree(half, ignore_errors=True)
+    for part in [f"input{i}" for i in range(len(task.text))] + ["label"]:
+        (half / part).mkdir(parents=True)
+        if part != "label":
+            shutil.copyfile(vocabulary / "dict.txt", half / part / "dict.txt")
+    labels = label_dictionary(task)
+    if task.labels:
+        labels.save(str(half / "label" / "dict.txt"))
+    manifest = {"task": name, "splits": {}}
+    for split, file in task.files:
+        path = source / file
+        if not path.exists():
+            if split in ("train", "valid", "valid1"):
+                raise ValueError(f"{path} is missing")
+            continue
+        rows, dropped = read_split(name, split, path)
+        facts = {"rows": len(rows), "dropped": dropped, "tokens": 0, "unknown": 0, "longest": 0}
+        builders = [_builder(half / f"input{i}" / split, len(_encoder)) for i in range(len(task.text))]
+        for items in map_rows(_encode, [texts for texts, _ in rows]):
+            for builder, ids in zip(builders, items, strict=True):
+                builder.add_item(torch.IntTensor(ids))
+            facts["tokens"] += sum(len(ids) for ids in items)
+            facts["unknown"] += sum(ids.count(_encoder.ids["<unk>"]) for ids in items)
+            facts["longest"] = max(facts["longest"], sum(len(ids) for ids in items) + len(items))
+        for i, builder in enumerate(builders):
+            builder.finalize(str(half / f"input{i}" / split) + ".idx")
+        if rows[0][1] is not None and task.labels:
+            builder = _builder(half / "label" / split, len(labels))
+            for _, label in rows:
+                builder.add_item(torch.IntTensor([labels.index(label), labels.eos()]))
+            builder.finalize(str(half / "label" / split) + ".idx")
+        elif rows[0][1] is not None:
+            write_atomically(half / "label" / f"{split}.label", "".join(f"{label!r}\n" for _, label in rows))
+        manifest["splits"][split] = facts
+    write_atomically(half / "manifest.json", json.dumps(manifest, indent=1) + "\n")
+    shutil.rmtree(output / name, ignore_errors=True)
+    half.rename(output / name)
+    return manifest
+
+
+def _builder(prefix, size):
+    return indexed_dataset.make_builder(f"{prefix}.bin", impl="mmap", vocab_size=size)
+
+
+def label_dictionary(task):
+    """fairseq dictionary of the class names, in the table's order."""
+    dictionary = Dictionary()
+    for label in task.labels:
+        dictionary.add_symbol(label)
+    return dictionary
+
+
+# ------------------------------------------------------------------------------------------------------------ scores
+
+
+def score(names, predictions, targets):
+    """Scores over whole lists, as plain floats times 100.
+
+    predictions, targets: class ids, or real numbers for correlations. Where a correlation is undefined because one side
+    is constant it counts as 0, as it does for scikit-learn's Matthews coefficient.
+    """
+    predictions, targets = np.asarray(predictions), np.asarray(targets)
+    if not np.isfinite(predictions).all():
+        raise FloatingPointError("the model predicts numbers that are not finite")
+    return {name: 100 * float(METRICS[name](targets, predictions)) for name in names}
+
+
+def _correlation(function):
+    def correlate(targets, predictions):
+        constant = np.ptp(predictions) == 0 or np.ptp(targets) == 0
+        return 0.0 if constant else function(targets, predictions)[0]
+
+    return correlate
+
+
+METRICS = {
+    "accuracy": accuracy_score,
+    "f1": lambda targets, predictions: f1_score(targets, predictions, zero_division=0),
+    "matthews": matthews_corrcoef,
+    "pearson": _correlation(pearsonr),
+    "spearman": _correlation(spearmanr),
+}
+
+
+# --------------------------------------------------------------------------------------------------- task, criterion
+
+
+@dataclass
+class GlueConfig(FinetuneConfig):
+    data: str = field(default=MISSING, metadata={"help": "folder that scripts/prepare_glue.py wrote"})
+    glue_task: str = field(default=MISSING, metadata={"help": f"one of {', '.join(TASKS)}"})
+    classification_head_name: str = II("criterion.classification_head_name")
+
+
+class Pairs(BaseWrapperDataset):
+    """`<s> A </s>` or `<s> A </s> </s> B </s>`, at most `limit` tokens.
+
+    What is too long loses tokens from the end of the longer sentence, so that both sentences, and the separators, stay.
+    """
+
+    def __init__(self, first, second, dictionary, limit):
+        super().__init__(first)
+        self.second, self.bos, self.eos = second, dictionary.bos(), dictionary.eos()
+        special = 2 if second is None else 4
+        a = np.asarray(first.sizes) - 1  # each item ends in </s>
+        b = np.zeros_like(a) if second is None else np.asarray(second.sizes) - 1
+        if limit < special + 2:
+            raise ValueError(f"a model of {limit} positions has no room for {special} special tokens and two sentences")
+        room = limit - special
+        keep_a = np.where(a + b <= room, a, np.maximum(np.minimum(a, room - room // 2), np.minimum(a, room - b)))
+        self.keep = np.stack([keep_a, np.minimum(b, room - keep_a)], axis=1)
+        self._sizes = self.keep.sum(axis=1) + special
+        self.shortened = int((a + b > room).sum())
+
+    @property
+    def sizes(self):
+        return self._sizes
+
+    def num_tokens(self, index):
+        return int(self._sizes[index])
+
+    size = num_tokens
+
+    def __getitem__(self, index):
+        (a, b), bos, eos = self.keep[index], torch.tensor([self.bos]), torch.tensor([self.eos])
+        parts = [bos, self.dataset[index][:a], eos]
+        if self.second is not None:
+            parts += [eos, self.second[index][:b], eos]
+        return torch.cat(parts).long()
+
+
+class SplitName(NumSamplesDataset):
+    """Puts the name of the split into each batch."""
+
+    def __init__(self, name):
+        super().__init__()
+        self.name = name
+
+    def collater(self, samples):
+        return self.name
+
+
+@register_task("glue", dataclass=GlueConfig)
+class GlueTask(FinetuneTask):
+    """Classification or regression of one sentence or two; everything that depends on the dataset is in `TASKS`."""
+
+    def __init__(self, cfg, dictionary):
+        super().__init__(cfg, dictionary)
+        self.name = glue_name(cfg.glue_task)
+        self.glue = TASKS[self.name]
+        self.metrics = self.glue.metrics
+        self.label_dictionary = label_dictionary(self.glue)
+        self.targets = functools.cache(self.read_targets)
+
+    def build_model(self, cfg, from_checkpoint=False):
+        model = super().build_model(cfg, from_checkpoint)
+        model.register_classification_head(self.cfg.classification_head_name, num_classes=self.glue.outputs)
+        return model
+
+    def load_dataset(self, split, combine=False, **kwargs):
+        folder = Path(self.cfg.data) / self.name
+        if not (folder / "input0" / f"{split}.idx").exists():
+            raise FileNotFoundError(f"{folder} has no split {split!r}; prepare it with scripts/prepare_glue.py")
+        inputs = [self._load_inputs(folder / f"input{i}" / split) for i in range(len(self.glue.text))]
+        tokens = Pairs(inputs[0], inputs[1] if len(inputs) == 2 else None, self.dictionary, self.max_positions())
+        data = {
+            "id": IdDataset(),
+            "split": SplitName(split),
+            "net_input": {
+                "src_tokens": RightPadDataset(tokens, pad_idx=self.dictionary.pad()),
+                "src_lengths": NumelDataset(tokens, reduce=False),
+            },
+            "nsentences": NumSamplesDataset(),
+            "ntokens": NumelDataset(tokens, reduce=True),
+        }
+        targets = self.targets(split)
+        if targets is not None:
+            data["target"] = RawLabelDataset(targets)
+        with data_utils.numpy_seed(self.cfg.seed):
+            order = np.random.permutation(len(tokens))
+        data = NestedDictionaryDataset(data, sizes=[tokens.sizes])
+        self.datasets[split] = SortDataset(data, sort_order=[order])
+        if tokens.shortened:
+            logger.warning(f"{self.name} {split}: {tokens.shortened} of {len(tokens)} inputs were shortened to fit")
+
+    def _load_inputs(self, prefix):
+        return data_utils.load_indexed_dataset(str(prefix), self.dictionary)
+
+    def read_targets(self, split):
+        """Class ids or real numbers of a split, in file order; None for a test set."""
+        folder = Path(self.cfg.data) / self.name / "label"
+        if self.glue.labels:
+            if not (folder / f"{split}.idx").exists():
+                return None
+            labels, offset = data_utils.load_indexed_dataset(str(folder / split)), self.label_dictionary.nspecial
+            return [int(labels[i][0]) - offset for i in range(len(labels))]
+        path = folder / f"{split}.label"
+        return [float(line) for line in path.read_text().splitlines()] if path.exists() else None
+
+    def evaluate(self, split):
+        predictions = self.predictions[split]
+        return score(self.metrics, [predictions[i] for i in range(len(predictions))], self.targets(split))
+
+    def describe(self):
+        return {"task": self.name}
+
+    def write_predictions(self, split, stem):
+        """Tab-separated: row number in the official file (without dropped rows), prediction, target."""
+        names = self.glue.labels or None
+        show = (lambda x: names[x]) if names else repr
+        predictions, targets = self.predictions[split], self.targets(split)
+        rows = [f"{i}\t{show(predictions[i])}\t{show(targets[i])}\n" for i in range(len(targets))]
+        write_atomically(f"{stem}.tsv", "".join(["index\tprediction\ttarget\n", *rows]))
+
+
+@dataclass
+class GlueCriterionConfig(FairseqDataclass):
+    classification_head_name: str = field(
+        default="sentence_classification_head", metadata={"help": "name of the classification head"}
+    )
+
+
+@register_criterion("glue", dataclass=GlueCriterionConfig)
+class GlueCriterion(FairseqCriterion):
+    """Mean cross-entropy in nats, or mean squared error for a regression. The task computes the scores."""
+
+    def __init__(self, task, classification_head_name):
+        super().__init__(task)
+        self.head = classification_head_name
+        self.regression = not task.glue.labels
+
+    def forward(self, model, sample, reduce=True):
+        """Returns (summed loss, number of examples, what to log)."""
+        options = {"classification_head_name": self.head, "padded": has_padding(sample)}
+        output, _ = model(**sample["net_input"], features_only=True, **options)
+        output = output.float()  # [B, K]
+        target = sample["target"].view(-1)
+        if self.regression:
+            output = output.squeeze(1)
+            loss, prediction = F.mse_loss(output, target.float(), reduction="sum"), output
+        else:
+            loss, prediction = F.cross_entropy(output, target, reduction="sum"), output.argmax(dim=1)
+        log = {"loss": loss.data, "ntokens": sample["ntokens"], "nsentences": len(target), "sample_size": len(target)}
+        if not model.training:
+            log.update(split=sample["split"], id=sample["id"].tolist(), prediction=prediction.tolist())
+        return loss, len(target), log
+
+    @staticmethod
+    def reduce_metrics(logging_outputs):
+        loss = sum(log.get("loss", 0) for log in logging_outputs)
+        size = sum(log.get("sample_size", 0) for log in logging_outputs)
+        metrics.log_scalar("loss", loss / size, size)
+
+    @staticmethod
+    def logging_outputs_can_be_summed():
+        return True

@@ -1,0 +1,296 @@
+"""The fairseq model: configuration, named architectures, heads in checkpoints, and `from_pretrained`.
+
+B batch, L sequence length, C model width, V vocabulary.
+"""
+
+import hashlib
+import logging
+import sys
+from contextlib import nullcontext
+from dataclasses import dataclass, field, make_dataclass
+
+import torch
+from fairseq.dataclass import ChoiceEnum, FairseqDataclass
+from fairseq.models import BaseFairseqModel, register_model
+from torch import nn
+
+from ..attention import NORMALISERS, PATHS
+from ..encoder import LAYERS, ClassificationHead, Encoder, LMHead, set_norm_eps
+from ..positions import SCHEMES
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class TupeConfig(FairseqDataclass):
+    position: str = field(
+        default="untied+t5", metadata={"help": f"position schemes joined by '+', from: {', '.join(sorted(SCHEMES))}"}
+    )
+    # No bool may differ between presets: on the command line a bool whose default is True turns into its own negation.
+    cls: ChoiceEnum(["tied", "untied"]) = field(
+        default="untied", metadata={"help": "untied: logits from and to [CLS] do not depend on positions"}
+    )
+    normaliser: ChoiceEnum(list(NORMALISERS)) = field(
+        default="softmax", metadata={"help": "how logits become attention weights"}
+    )
+    layer: ChoiceEnum(list(LAYERS)) = field(
+        default="transformer", metadata={"help": "gau: gated attention units (their paper's normaliser is relu2)"}
+    )
+    segments: ChoiceEnum(["none", "learned"]) = field(
+        default="none", metadata={"help": "learned: a vector for each segment of a pair is added to its tokens"}
+    )
+    encoder_layers: int = field(default=12, metadata={"help": "number of layers"})
+    encoder_embed_dim: int = field(default=768, metadata={"help": "model width"})
+    encoder_ffn_embed_dim: int = field(default=3072, metadata={"help": "width inside the feed-forward block"})
+    encoder_attention_heads: int = field(default=12, metadata={"help": "attention heads"})
+    max_positions: int = field(default=512, metadata={"help": "longest sequence, [CLS] included"})
+    dropout: float = field(default=0.1, metadata={"help": "dropout after embeddings, attention and feed-forward"})
+    attention_dropout: float = field(default=0.1, metadata={"help": "dropout of attention probabilities"})
+    activation_dropout: float = field(default=0.0, metadata={"help": "dropout after GELU"})
+    pooler_dropout: float = field(default=0.1, metadata={"help": "dropout inside classification heads"})
+    layer_norm_eps: float = field(default=1e-5, metadata={"help": "epsilon of every layer norm (Google's BERT: 1e-12)"})
+    autocast: ChoiceEnum(["none", "bf16"]) = field(
+        default="none", metadata={"help": "bf16: forward in bfloat16 autocast with float32 weights, on GPU and CPU"}
+    )
+    attention: ChoiceEnum(["auto", *PATHS]) = field(
+        default="auto", metadata={"help": "how attention is computed; auto: the fastest way here, which is logged"}
+    )
+    checkpoint_activations: bool = field(
+        default=False, metadata={"help": "less memory: compute what is inside layers again in the backward pass"}
+    )
+    compile: bool = field(default=False, metadata={"help": "torch.compile the encoder"})
+    load_checkpoint_heads: bool = field(
+        default=False, metadata={"help": "create the heads that a checkpoint holds instead of dropping them"}
+    )
+
+
+def encoder_options(cfg):
+    """Options of `Encoder` that a model configuration says."""
+    return {
+        "layers": cfg.encoder_layers,
+        "width": cfg.encoder_embed_dim,
+        "ffn": cfg.encoder_ffn_embed_dim,
+        "heads": cfg.encoder_attention_heads,
+        "max_positions": cfg.max_positions,
+        "position": cfg.position,
+        "cls": str(cfg.cls),
+        "layer": str(cfg.layer),
+        "normaliser": str(cfg.normaliser),
+        "dropout": cfg.dropout,
+        "attention_dropout": cfg.attention_dropout,
+        "activation_dropout": cfg.activation_dropout,
+        "attention": str(cfg.attention),
+        "checkpoint_activations": cfg.checkpoint_activations,
+    }
+
+
+def refuse_long_blocks(cfg, task):
+    """Raises ValueError if the task's blocks do not fit the model: fairseq would only leave those out that are longer,
+    and these are nearly all."""
+    # Other tasks cut no text into blocks; what their configuration says then depends on the version of omegaconf.
+    length = getattr(getattr(task, "cfg", None), "tokens_per_sample", None) or 0
+    if length > cfg.max_positions:
+        raise ValueError(f"sequences of {length} tokens: the model has {cfg.max_positions} positions")
+
+
+class TupeModel(BaseFairseqModel):
+    """Encoder, LM head with the token embedding's weight, and any number of classification heads."""
+
+    def __init__(self, cfg: TupeConfig, dictionary):
+        super().__init__()
+        self.cfg, self.dictionary = cfg, dictionary
+        self.encoder = Encoder(
+            len(dictionary),
+            dictionary.pad(),
+            separator=dictionary.eos() if str(cfg.segments) == "learned" else None,
+            **encoder_options(cfg),
+        )
+        if cfg.compile:
+            self.encoder.compile()
+        self.lm_head = LMHead(cfg.encoder_embed_dim, len(dictionary))
+        self.classification_heads = nn.ModuleDict()
+        self.apply(set_norm_eps(cfg.layer_norm_eps))
+
+    @classmethod
+    def build_model(cls, cfg, task):
+        refuse_long_blocks(cfg, task)
+        return cls(cfg, task.source_dictionary)
+
+    def forward(
+        self,
+        src_tokens,
+        src_lengths=None,
+        features_only=False,
+        return_all_hiddens=False,
+        classification_head_name=None,
+        masked_tokens=None,
+        lm_targets=None,
+        padded=None,
+        **unused,
+    ):
+        """src_tokens [B, L] -> (output, {"inner_states": hidden states or None}).
+
+        The output is [B, classes] for a classification head, features [B, L, C] with features_only, else LM logits:
+        [B, L, V], or [number of masked tokens, V] when masked_tokens says where they are needed: bool [B, L], or a pair
+        of their rows and columns. With both masked_tokens and a head, the LM logits are the output and the head's are
+        beside it under "classes".
+        With lm_targets [number of masked tokens], the sum of their cross-entropies takes the place of the LM logits,
+        which then never exist all at one time. padded: see `Encoder.forward`.
+        """
+        with self.precision():
+            x, hiddens = self.encoder(src_tokens, return_all_hiddens, padded)
+            extra = {"inner_states": hiddens}
+            if classification_head_name is not None:
+                classes = self.classification_heads[classification_head_name](x)
+                if masked_tokens is None:
+                    return classes, extra
+                extra["classes"] = classes
+            if not features_only:
+                if masked_tokens is not None:
+                    x = x[masked_tokens]  # [masked, C]
+                weight = self.encoder.tokens.weight
+                x = self.lm_head(x, weight) if lm_targets is None else self.lm_head.loss(x, weight, lm_targets)
+        return x, extra
+
+    def precision(self):
+        """The context that `--autocast` asks for."""
+        if str(self.cfg.autocast) != "bf16":
+            return nullcontext()  # not a disabled autocast: that would switch off what the trainer (--amp) switched on
+        weight = self.encoder.tokens.weight
+        if weight.dtype != torch.float32:
+            raise ValueError("--autocast bf16 keeps float32 weights; do not combine it with --fp16 or --bf16")
+        return torch.autocast(weight.device.type, torch.bfloat16)
+
+    def get_normalized_probs(self, net_output, log_probs, sample=None):
+        logits = net_output[0].float()
+        return torch.log_softmax(logits, dim=-1) if log_probs else torch.softmax(logits, dim=-1)
+
+    def max_positions(self):
+        return self.cfg.max_positions
+
+    def register_classification_head(self, name, num_classes=None, inner_dim=None, **unused):
+        """Create head `name`; an existing one is replaced, with a warning if its size changes."""
+        inner_dim = inner_dim or self.cfg.encoder_embed_dim
+        if name in self.classification_heads:
+            old = self.classification_heads[name]
+            if (old.out_proj.out_features, old.dense.out_features) != (num_classes, inner_dim):
+                logger.warning(f"replacing head {name!r} by one with {num_classes} classes and inner width {inner_dim}")
+        self.classification_heads[name] = ClassificationHead(
+            self.cfg.encoder_embed_dim, inner_dim, num_classes, self.cfg.pooler_dropout
+        )
+
+    def upgrade_state_dict_named(self, state_dict, name):
+        """Reconcile a checkpoint with this model before strict loading: vocabulary checked, heads kept, dropped or
+        created."""
+        super().upgrade_state_dict_named(state_dict, name)
+        prefix = f"{name}." if name else ""
+        self._check_vocabulary(state_dict, prefix)
+        self._reconcile_heads(state_dict, prefix + "classification_heads.")
+        spans = [key for key in state_dict if key.startswith(prefix + "span_head.")]
+        if spans and "span_head" not in self._modules:  # the task `squad` adds one
+            logger.warning("dropping the checkpoint's span head: this is not the task `squad`")
+            for key in spans:
+                del state_dict[key]
+
+    def _check_vocabulary(self, state_dict, prefix):
+        rows = state_dict.get(prefix + "encoder.tokens.weight")
+        if rows is not None and len(rows) != len(self.dictionary):
+            raise ValueError(
+                f"the dictionary has {len(self.dictionary)} types, the checkpoint was trained with {len(rows)}; "
+                "prepare the data with the dict.txt of the checkpoint's own pre-training data"
+            )
+
+    def _reconcile_heads(self, state_dict, prefix):
+        saved = {key[len(prefix) :].split(".")[0] for key in state_dict if key.startswith(prefix)}
+        for head in sorted(saved):
+            classes = len(state_dict[f"{prefix}{head}.out_proj.weight"])
+            inner = len(state_dict[f"{prefix}{head}.dense.weight"])
+            mine = dict(self.classification_heads).get(head)
+            if mine is None and self.cfg.load_checkpoint_heads:
+                self.register_classification_head(head, classes, inner)
+            elif mine is None or (mine.out_proj.out_features, mine.dense.out_features) != (classes, inner):
+                why = "is not in this model" if mine is None else "has other sizes in this model"
+                logger.warning(f"dropping the checkpoint's head {head!r} ({classes} classes): it {why}")
+                for key in [k for k in state_dict if k.startswith(f"{prefix}{head}.")]:
+                    del state_dict[key]
+        for key, value in self.classification_heads.state_dict().items():
+            state_dict.setdefault(prefix + key, value)  # heads that are new here keep their fresh weights
+
+    # A fingerprint of the dictionary travels with the weights: a dictionary of the right size but with other types is
+    # caught too.
+    def get_extra_state(self):
+        types = "\n".join(self.dictionary.symbols)
+        return torch.tensor(list(hashlib.sha256(types.encode()).digest()), dtype=torch.long)
+
+    def set_extra_state(self, state):
+        if not torch.equal(state.cpu(), self.get_extra_state()):
+            raise ValueError(
+                "the dictionary has as many types as the checkpoint's, but other ones; "
+                "prepare the data with the dict.txt of the checkpoint's own pre-training data"
+            )
+
+    @classmethod
+    def from_pretrained(
+        cls, model_name_or_path, checkpoint_file="checkpoint_best.pt", data_name_or_path=".", **overrides
+    ):
+        """Load a checkpoint for use from Python, with its classification heads; see `tupe.hub.TupeHubInterface`.
+
+        model_name_or_path: folder of the checkpoint. data_name_or_path: prepared data with `dict.txt` and
+        `sentencepiece.bpe.model` (relative to the checkpoint's folder if it starts with "."). overrides: any
+        configuration value.
+        """
+        from fairseq import hub_utils
+
+        from .hub import TupeHubInterface
+
+        loaded = hub_utils.from_pretrained(
+            str(model_name_or_path), checkpoint_file, str(data_name_or_path), load_checkpoint_heads=True, **overrides
+        )
+        return TupeHubInterface(loaded["args"], loaded["task"], loaded["models"][0], loaded["args"].task.data)
+
+
+# One table: architecture -> (position, cls), times the sizes.
+ARCHITECTURES = {
+    "bert_a": ("absolute", "tied"),
+    "bert_r": ("absolute+t5", "tied"),
+    "bert_a_d": ("absolute_d", "tied"),
+    "tupe_a_tie_cls": ("untied", "tied"),
+    "tupe_a": ("untied", "untied"),
+    "tupe_r": ("untied+t5", "untied"),
+}
+SIZES = {  # layers, width, heads, feed-forward width
+    "": (12, 768, 12, 3072),
+    "_large": (24, 1024, 16, 4096),
+    "_small": (8, 512, 8, 2048),
+    "_mini": (4, 256, 4, 1024),
+    "_tiny": (2, 128, 2, 512),
+}
+
+
+def register_architectures(model, config, architectures):
+    """Register every architecture in every size as a model of its own.
+
+    fairseq's launchers disagree about named architectures (fairseq-hydra-train ignores their presets), but both read a
+    model's dataclass. So each name gets a dataclass whose defaults are the preset, and a class to carry it.
+    """
+    for arch, (position, cls) in architectures.items():
+        for suffix, (layers, width, heads, ffn) in SIZES.items():
+            preset = {
+                "position": position, "cls": cls, "encoder_layers": layers, "encoder_embed_dim": width,
+                "encoder_attention_heads": heads, "encoder_ffn_embed_dim": ffn,
+            }  # fmt: skip
+            name, doc = arch + suffix, f"{model.__name__} with {preset}"
+            types = config.__dataclass_fields__
+            fields = [(key, types[key].type, redefault(config, key, value)) for key, value in preset.items()]
+            dc = make_dataclass(f"{name}_config", fields, bases=(config,), namespace={"__module__": config.__module__})
+            kind = type(name, (model,), {"__module__": model.__module__, "__doc__": doc})
+            vars(sys.modules[model.__module__]).update({dc.__name__: dc, kind.__name__: kind})  # so that they pickle
+            register_model(name, dataclass=dc)(kind)
+
+
+def redefault(config, key, value):
+    """The field `key` of a dataclass with another default."""
+    return field(default=value, metadata=dict(config.__dataclass_fields__[key].metadata))
+
+
+register_architectures(TupeModel, TupeConfig, ARCHITECTURES)

@@ -1,0 +1,394 @@
+"""SQuAD v1.1 and v2.0: windows over long paragraphs, a span head, and the official scores on the original characters.
+
+B batch, L length of `<s> question </s> </s> window </s>`, C model width.
+"""
+
+import collections
+import json
+import re
+import string
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from fairseq.criterions import FairseqCriterion, register_criterion
+from fairseq.data import FairseqDataset, data_utils
+from fairseq.dataclass import ChoiceEnum
+from fairseq.logging import metrics
+from fairseq.tasks import FairseqDataclass, register_task
+from omegaconf import MISSING
+from torch import nn
+
+from .criterion import has_padding
+from .finetune import FinetuneConfig, FinetuneTask, write_atomically
+
+ANSWER_PIECES = 30  # longest answer that is predicted (Devlin et al., 2019)
+
+
+# --------------------------------------------------------------------------------------------------- official scores
+
+_PUNCTUATION = str.maketrans("", "", string.punctuation)
+
+
+def normalise_answer(text):
+    """Lower case, no punctuation, no articles, single spaces: the form in which answers are compared."""
+    return " ".join(re.sub(r"\b(?:a|an|the)\b", " ", text.lower().translate(_PUNCTUATION)).split())
+
+
+def exact_match(prediction, gold):
+    return float(normalise_answer(prediction) == normalise_answer(gold))
+
+
+def f1(prediction, gold):
+    """Harmonic mean of precision and recall over words; 1 if both are empty, 0 if one is."""
+    words, wanted = normalise_answer(prediction).split(), normalise_answer(gold).split()
+    if not words or not wanted:
+        return float(words == wanted)
+    common = sum((collections.Counter(words) & collections.Counter(wanted)).values())
+    return 2 * common / (len(words) + len(wanted))
+
+
+def best_over_golds(measure, prediction, golds, version="2.0"):
+    """The best score against any gold answer; a question without one wants the empty string.
+
+    A gold answer of articles and punctuation alone is none in version 2.0 of the official script; in 1.1 it can be
+    matched exactly, but shares words with nothing.
+    """
+    real = [gold for gold in golds if normalise_answer(gold)]
+    if version == "1.1" and golds:
+        return max((measure(prediction, gold) for gold in (golds if measure is exact_match else real)), default=0.0)
+    return max(measure(prediction, gold) for gold in real or [""])
+
+
+def official_scores(predictions, golds, no_answer=None):
+    """{"exact", "f1", "threshold"} in percent over all questions.
+
+    predictions: {question id: text of the best answer}. golds: {question id: list of gold answers, empty if there is
+    none}. no_answer: {question id: how much more likely no answer is}: a question whose value is above the threshold is
+    answered with the empty string, and the threshold is chosen for the highest F1, as the official script reports it
+    ("best_f1"; its exact match here is that of the same threshold). Without it every answer is given, and scored as in
+    version 1.1.
+    """
+    ids = sorted(golds, key=lambda qid: no_answer[qid]) if no_answer else list(golds)
+    version = "2.0" if no_answer else "1.1"
+    given = {
+        m: np.array([best_over_golds(m, predictions[qid], golds[qid], version) for qid in ids])
+        for m in (exact_match, f1)
+    }
+    empty = np.array([best_over_golds(f1, "", golds[qid]) for qid in ids])
+    answered, threshold = len(ids), None
+    if no_answer:
+        # F1 if the first k questions are answered, for k = 0 ... n; equal values are answered together.
+        totals = np.concatenate([[0], np.cumsum(given[f1])]) + empty.sum() - np.concatenate([[0], np.cumsum(empty)])
+        values = [no_answer[qid] for qid in ids]
+        allowed = [k for k in range(len(ids) + 1) if k in (0, len(ids)) or values[k - 1] < values[k]]
+        answered = max(allowed, key=lambda k: totals[k])
+        threshold = values[answered - 1] if answered else values[0] - 1.0
+    scores = {m: (given[m][:answered].sum() + empty[answered:].sum()) / len(ids) for m in given}
+    found = {"exact": 100 * float(scores[exact_match]), "f1": 100 * float(scores[f1])}
+    return {**found, "threshold": float(threshold)} if no_answer else found
+
+
+# ------------------------------------------------------------------------------------------------------------- data
+
+
+@dataclass
+class Question:
+    id: str
+    text: str
+    context: int  # number of the paragraph
+    answers: list  # [(text, first character)]; empty if there is none
+
+
+def read_squad(path):
+    """(paragraphs, questions) of an official file. Raises ValueError with the question's id where it is not as
+    expected."""
+    try:
+        data = json.loads(Path(path).read_text(encoding="utf-8"))["data"]
+    except FileNotFoundError:
+        raise ValueError(f"there is no {path}; --squad-version says which of the official files are read") from None
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path} is not a SQuAD file: {error!r}") from None
+    contexts, questions = [], []
+    for article in data:
+        for paragraph in article["paragraphs"]:
+            for entry in paragraph["qas"]:
+                answers = [] if entry.get("is_impossible") else entry["answers"]
+                answers = [(answer["text"], answer["answer_start"]) for answer in answers]
+                for text, start in answers:
+                    there = paragraph["context"][start : start + len(text)]
+                    if there != text:
+                        raise ValueError(f"{path}, question {entry['id']}: {text!r} is not at {start}, but {there!r}")
+                if not answers and not entry.get("is_impossible"):
+                    raise ValueError(f"{path}, question {entry['id']}: no answer, and not marked as impossible")
+                questions.append(Question(entry["id"], entry["question"], len(contexts), answers))
+            contexts.append(paragraph["context"])
+    if not questions:
+        raise ValueError(f"{path} holds no question")
+    return contexts, questions
+
+
+class Windows(FairseqDataset):
+    """Every question with every window over its paragraph.
+
+    A paragraph that does not fit is cut into windows that overlap: each starts `stride` pieces after the last. A piece
+    is predicted as the start of an answer only in the window where it has the most context on its poorer side. In
+    training, a window without the whole answer has [CLS] as its answer.
+    """
+
+    def __init__(self, path, encoder, max_positions, stride, max_query, seed):
+        self.contexts, self.questions = read_squad(path)
+        self.bos, self.pad, self.eos = (encoder.ids[name] for name in ("<s>", "<pad>", "</s>"))
+        unknown, self.ids, self.begins, self.ends = encoder.ids["<unk>"], [], [], []
+        for text in self.contexts:
+            spans = encoder.spans(text)
+            self.ids.append([encoder.ids.get(span.text, unknown) for span in spans])
+            self.begins.append(np.array([span.start for span in spans], dtype=np.int32))
+            self.ends.append(np.array([span.end for span in spans], dtype=np.int32))
+        self.queries = [encoder.encode(question.text)[:max_query] for question in self.questions]
+        self.windows = []  # (question, first piece, one past the last piece)
+        for q, question in enumerate(self.questions):
+            room = max_positions - len(self.queries[q]) - 4
+            if room < 2:
+                raise ValueError(f"max_query {max_query} leaves no room for a paragraph in {max_positions} positions")
+            total = len(self.ids[question.context])
+            step = min(stride, max(room // 2, 1))  # windows overlap, also those of a short model
+            starts = range(0, max(total - room, 0) + step, step) if total > room else [0]
+            for start in starts:
+                if start == 0 or start - step + room < total:
+                    self.windows.append((q, start, min(start + room, total)))
+        self._sizes = np.array([len(self.queries[q]) + 4 + end - start for q, start, end in self.windows])
+        with data_utils.numpy_seed(seed):
+            self.order = np.random.permutation(len(self.windows))
+        self.best_window = self._best_windows()
+
+    def _best_windows(self):
+        """{question: window in which each piece of its paragraph has the most context}"""
+        best = {}
+        for w, (q, start, end) in enumerate(self.windows):
+            total = len(self.ids[self.questions[q].context])
+            positions = np.arange(start, end)
+            context = np.minimum(positions - start, end - 1 - positions) + 0.01 * (end - start)
+            scores, owners = best.setdefault(q, (np.full(total, -1.0), np.zeros(total, dtype=int)))
+            better = context > scores[start:end]
+            scores[start:end][better] = context[better]
+            owners[start:end][better] = w
+        return {q: owners for q, (_, owners) in best.items()}
+
+    def target(self, w):
+        """(start, end) of the first gold answer as positions of the sequence, or (0, 0) if it is not in this window."""
+        q, start, end = self.windows[w]
+        question = self.questions[q]
+        if not question.answers:
+            return 0, 0
+        text, first = question.answers[0]
+        begins, ends = self.begins[question.context], self.ends[question.context]
+        (inside,) = np.nonzero((begins < first + len(text)) & (ends > first))
+        if not len(inside) or inside[0] < start or inside[-1] >= end:
+            return 0, 0
+        offset = self.offset(w) - start
+        return int(inside[0] + offset), int(inside[-1] + offset)
+
+    def offset(self, w):
+        """Position of the window's first piece in the sequence."""
+        return len(self.queries[self.windows[w][0]]) + 3
+
+    def answer(self, w, start, end):
+        """The characters of the paragraph from which the pieces at two positions of the sequence were made."""
+        q, first, _ = self.windows[w]
+        context = self.questions[q].context
+        shift = first - self.offset(w)
+        return self.contexts[context][self.begins[context][start + shift] : self.ends[context][end + shift]]
+
+    def __len__(self):
+        return len(self.windows)
+
+    def __getitem__(self, w):
+        q, start, end = self.windows[w]
+        context = self.questions[q].context
+        middle = [self.eos, self.eos]
+        tokens = [self.bos, *self.queries[q], *middle, *self.ids[context][start:end], self.eos]
+        owner = np.zeros(len(tokens), dtype=bool)
+        owner[self.offset(w) : -1] = self.best_window[q][start:end] == w
+        inside = np.zeros(len(tokens), dtype=bool)
+        inside[self.offset(w) : -1] = True
+        return {"id": w, "tokens": torch.tensor(tokens), "starts": owner, "inside": inside, "target": self.target(w)}
+
+    def collater(self, samples):
+        if not samples:
+            return {}
+        tokens = data_utils.collate_tokens([sample["tokens"] for sample in samples], self.pad)
+
+        def masks(key):
+            parts = [torch.from_numpy(sample[key]) for sample in samples]
+            return nn.utils.rnn.pad_sequence(parts, batch_first=True)
+
+        lengths = torch.tensor([len(sample["tokens"]) for sample in samples])
+        return {
+            "id": torch.tensor([sample["id"] for sample in samples]),
+            "net_input": {"src_tokens": tokens, "src_lengths": lengths},
+            "starts": masks("starts"),  # [B, L] may be the start of an answer
+            "inside": masks("inside"),  # [B, L] is a piece of the paragraph
+            "target": torch.tensor([sample["target"] for sample in samples]),  # [B, 2]
+            "nsentences": len(samples),
+            "ntokens": int(lengths.sum()),
+        }
+
+    @property
+    def sizes(self):
+        return self._sizes
+
+    def num_tokens(self, w):
+        return int(self._sizes[w])
+
+    size = num_tokens
+
+    def ordered_indices(self):
+        return self.order
+
+
+# -------------------------------------------------------------------------------------------- head, task, criterion
+
+
+class SpanHead(nn.Linear):
+    """Features [..., C] -> logits of being the first and the last piece of the answer [..., 2]."""
+
+    def __init__(self, width):
+        super().__init__(width, 2)
+
+    def _load_from_state_dict(self, state_dict, prefix, *rest):
+        for name, value in self.named_parameters():  # new in this model: keep the fresh values
+            state_dict.setdefault(prefix + name, value)
+        super()._load_from_state_dict(state_dict, prefix, *rest)
+
+
+def apply_span_head(model, inputs, options, output):
+    """Forward hook: with `spans=True` beside `features_only=True`, the output is the span head's logits [B, L, 2].
+
+    The head has to be called inside the model's forward: DistributedDataParallel takes a parameter that forward does
+    not use for one without gradient, and stops when it gets one.
+    """
+    if not options.get("spans"):
+        return None
+    features, extra = output
+    return model.span_head(features.to(model.span_head.weight.dtype)), extra
+
+
+@dataclass
+class SquadConfig(FinetuneConfig):
+    data: str = field(default=MISSING, metadata={"help": "pre-training data (dictionary and pieces)"})
+    squad: str = field(default=MISSING, metadata={"help": "folder of train-v1.1.json, dev-v1.1.json, or v2.0"})
+    squad_version: ChoiceEnum(["1.1", "2.0"]) = field(default="1.1", metadata={"help": "which files"})
+    doc_stride: int = field(default=128, metadata={"help": "pieces from one window over a paragraph to the next"})
+    max_query: int = field(default=64, metadata={"help": "pieces of the question that are kept"})
+
+
+@register_task("squad", dataclass=SquadConfig)
+class SquadTask(FinetuneTask):
+    """Extractive question answering. Splits: `train`, and `valid`, which is the official development file."""
+
+    metrics = ("f1", "exact")
+
+    def build_model(self, cfg, from_checkpoint=False):
+        model = super().build_model(cfg, from_checkpoint)
+        model.span_head = SpanHead(cfg.encoder_embed_dim)
+        model.register_forward_hook(apply_span_head, with_kwargs=True)
+        return model
+
+    def load_dataset(self, split, combine=False, **kwargs):
+        if split in self.datasets:  # the schedule has asked for it before: encoding takes a while
+            return
+        from ..text import TextEncoder
+
+        file = f"{ {'train': 'train', 'valid': 'dev'}[split] }-v{self.cfg.squad_version}.json"
+        self.datasets[split] = Windows(
+            Path(self.cfg.squad) / file,
+            TextEncoder(self.cfg.data),
+            self.max_positions(),
+            self.cfg.doc_stride,
+            self.cfg.max_query,
+            self.cfg.seed,
+        )
+
+    def describe(self):
+        return {"task": f"SQuAD-{self.cfg.squad_version}"}
+
+    def answers(self, split):
+        """({question id: best answer}, {question id: how much more likely none is}) from the windows' predictions."""
+        data, best, null = self.dataset(split), {}, {}
+        for w, (span, start, end, none) in self.predictions[split].items():
+            q = data.questions[data.windows[w][0]].id
+            null[q] = min(none, null.get(q, none))
+            if start and (q not in best or span > best[q][0]):
+                best[q] = span, data.answer(w, start, end)
+        texts = {question.id: best.get(question.id, (0.0, ""))[1] for question in data.questions}
+        return texts, {q: null[q] - best[q][0] if q in best else float("inf") for q in null}
+
+    def evaluate(self, split):
+        golds = {question.id: [text for text, _ in question.answers] for question in self.dataset(split).questions}
+        texts, no_answer = self.answers(split)
+        found = official_scores(texts, golds, no_answer if str(self.cfg.squad_version) == "2.0" else None)
+        self._threshold = found.pop("threshold", None)
+        return found
+
+    def write_predictions(self, split, stem):
+        """The official formats: {question id: answer}, and for v2.0 the scores of having none, beside the threshold."""
+        self.scores(split)
+        texts, no_answer = self.answers(split)
+        if self._threshold is not None:
+            texts = {q: text if no_answer[q] <= self._threshold else "" for q, text in texts.items()}
+            write_atomically(f"{stem}_no_answer.json", json.dumps({**no_answer, "threshold": self._threshold}) + "\n")
+        write_atomically(f"{stem}.json", json.dumps(texts, ensure_ascii=False, indent=1) + "\n")
+
+
+@dataclass
+class SquadCriterionConfig(FairseqDataclass):
+    pass
+
+
+@register_criterion("squad", dataclass=SquadCriterionConfig)
+class SquadCriterion(FairseqCriterion):
+    """Mean cross-entropy (nats) of the answer's first and last position; [CLS] where the window has no answer."""
+
+    def forward(self, model, sample, reduce=True):
+        """Returns (summed loss, number of windows, what to log)."""
+        spans, _ = model(**sample["net_input"], features_only=True, spans=True, padded=has_padding(sample))
+        start, end = spans.float().unbind(-1)  # [B, L] each
+        allowed = sample["inside"].clone()
+        allowed[:, 0].fill_(True)
+        logits = [part.masked_fill(~allowed, float("-inf")) for part in (start, end)]
+        loss = sum(F.cross_entropy(part, sample["target"][:, i], reduction="sum") for i, part in enumerate(logits)) / 2
+        size = len(sample["target"])
+        log = {"loss": loss.data, "ntokens": sample["ntokens"], "nsentences": size, "sample_size": size}
+        if not model.training:
+            log.update(split="valid", id=sample["id"].tolist(), prediction=best_spans(*logits, sample["starts"]))
+        return loss, size, log
+
+    @staticmethod
+    def reduce_metrics(logging_outputs):
+        loss = sum(log.get("loss", 0) for log in logging_outputs)
+        size = sum(log.get("sample_size", 0) for log in logging_outputs)
+        metrics.log_scalar("loss", loss / size, size)
+
+    @staticmethod
+    def logging_outputs_can_be_summed():
+        return True
+
+
+def best_spans(start, end, starts):
+    """[(score of the best span, its first position, its last, score of no answer)] per row.
+
+    start, end: logits [B, L], -inf where no answer can be, [CLS] at 0. starts: where a span may begin [B, L].
+    A span is at most `ANSWER_PIECES` long. Positions are 0, 0 if there is none.
+    """
+    length = start.size(1)
+    pairs = start.masked_fill(~starts, float("-inf"))[:, :, None] + end[:, None, :]  # [B, L, L]
+    ordered = torch.ones(length, length, dtype=torch.bool, device=start.device).triu().tril(ANSWER_PIECES - 1)
+    ordered[:, 0] = False
+    value, place = pairs.masked_fill(~ordered, float("-inf")).flatten(1).max(dim=1)
+    found = torch.isfinite(value)
+    none = (start[:, 0] + end[:, 0]).tolist()
+    rows = zip(value.tolist(), (place // length * found).tolist(), (place % length * found).tolist(), none, strict=True)
+    return [tuple(row) for row in rows]
