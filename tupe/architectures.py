@@ -1,0 +1,40 @@
+"""The named architectures: what `--arch` and `model._name` know. NAME is BERT-Base in size; NAME_large, NAME_small,
+NAME_mini and NAME_tiny are the others."""
+
+ARCHITECTURES = {  # masked language models -> (position, cls), see `tupe.positions.Positions`
+    "bert_a": ("absolute", "tied"),
+    "bert_r": ("absolute+t5", "tied"),
+    "bert_a_d": ("absolute_d", "tied"),
+    "tupe_a_tie_cls": ("untied", "tied"),
+    "tupe_a": ("untied", "untied"),
+    "tupe_r": ("untied+t5", "untied"),
+}
+ELECTRA = {  # replaced-token detection
+    "electra_a": ("absolute", "tied"),
+    "electra_r": ("absolute+t5", "tied"),
+    "electra_tupe_a": ("untied", "untied"),
+    "electra_tupe_r": ("untied+t5", "untied"),
+}
+SIZES = {  # layers, width, heads, feed-forward width
+    "base": (12, 768, 12, 3072),
+    "large": (24, 1024, 16, 4096),
+    "small": (8, 512, 8, 2048),
+    "mini": (4, 256, 4, 1024),
+    "tiny": (2, 128, 2, 512),
+}
+
+
+def with_size(name, size):
+    """("tupe_r", "mini") -> "tupe_r_mini"; base has no suffix."""
+    return name if size == "base" else f"{name}_{size}"
+
+
+def split_size(architecture):
+    """The inverse of `with_size`: "tupe_r_mini" -> ("tupe_r", "mini")."""
+    name, _, size = architecture.rpartition("_")
+    return (name, size) if size in SIZES and size != "base" else (architecture, "base")
+
+
+def all_names():
+    """Every architecture in every size."""
+    return [with_size(name, size) for name in [*ARCHITECTURES, *ELECTRA] for size in SIZES]

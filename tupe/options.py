@@ -1,0 +1,97 @@
+"""What the commands of `tupe` have in common: names of options, lists, and errors that fit on a screen. Needs click
+alone.
+
+A module that offers a command defines it with `@click.command(cls=Command)`; `tupe/cli.py` names it in its table.
+"""
+
+import difflib
+from pathlib import Path
+
+import click
+
+from .architectures import SIZES
+
+FOLDER = click.Path(path_type=Path, file_okay=False)
+FILE = click.Path(path_type=Path, dir_okay=False)
+
+
+class Command(click.Command):
+    """A command whose ValueErrors and OSErrors are the user's: one line, exit status 2."""
+
+    def invoke(self, ctx):
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:  # `tupe list models | head`: click ends quietly
+            raise
+        except (ValueError, OSError) as error:
+            raise Refusal(f"{ctx.command_path}: {error}") from error
+
+
+class Refusal(click.ClickException):
+    """Printed as one line, without a traceback."""
+
+    exit_code = 2
+
+    def show(self, file=None):
+        click.echo(self.message, err=True, file=file)
+
+
+class ListOf(click.ParamType):
+    """Values separated by commas: `--seeds 1,2,3`. kind: int, float, str, or a list of the valid words."""
+
+    def __init__(self, kind=str):
+        self.kind = kind
+        self.name = "a,b,..." if not isinstance(kind, type) else f"{kind.__name__},..."
+
+    def convert(self, value, param, ctx):
+        if not isinstance(value, str):
+            return list(value)
+        words = [word for word in value.split(",") if word]
+        if not words:
+            self.fail("is an empty list", param, ctx)
+        if not isinstance(self.kind, type):
+            for word in words:
+                if word not in self.kind:
+                    self.fail(f"{word!r} is not known{nearest(word, self.kind)}", param, ctx)
+            return words
+        try:
+            return [self.kind(word) for word in words]
+        except ValueError:
+            self.fail(f"{value!r} is not a list of {self.kind.__name__}s separated by commas", param, ctx)
+
+
+def nearest(word, valid):
+    """"; did you mean 'x'?", or the valid words if none is near and they are few."""
+    valid = list(valid)
+    near = difflib.get_close_matches(word, valid, 1, 0.5)
+    if near:
+        return f"; did you mean {near[0]!r}?"
+    return f"; valid: {', '.join(valid)}" if len(valid) <= 30 else ""
+
+
+def output(help, **options):
+    return click.option("--output", required=True, type=FOLDER, help=help, **options)
+
+
+def data(help="folder of prepared data, with dict.txt", **options):
+    return click.option("--data", type=FOLDER, help=help, **{"required": True, **options})
+
+
+def checkpoint(help="pre-trained checkpoint", **options):
+    return click.option("--checkpoint", type=FILE, help=help, **{"required": True, **options})
+
+
+def size(default="base", **options):
+    return click.option("--size", type=click.Choice(list(SIZES)), default=default, show_default=True, **options)
+
+
+def vocab_size(default=32768, **options):
+    return click.option("--vocab-size", type=click.IntRange(1), default=default, show_default=True, **options)
+
+
+def seed(default=1, help="seed of everything random", **options):
+    return click.option("--seed", type=int, default=default, show_default=True, help=help, **options)
+
+
+def jobs(help="processes at a time (default: one per GPU, or one on a CPU)", **options):
+    return click.option("--jobs", type=click.IntRange(1), help=help, **options)

@@ -1,0 +1,192 @@
+"""A run is a folder, and its record is `FOLDER/record.json`: what is run and how, and how it ended. Locks and atomic
+writes are here too. Needs the standard library alone.
+
+States of a folder: "open" (nothing there, or stopped before its end: starting it again goes on), "running" (a process
+holds its lock), "finished", "failed".
+"""
+
+import fcntl
+import importlib.metadata
+import json
+import os
+import platform
+import shlex
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+
+NAME = "record.json"
+BUSY = 75  # exit status of a process that found its folder locked by another one (EX_TEMPFAIL)
+
+
+@dataclass
+class Record:
+    """One run. What tells it from another one comes first (`identity`): a folder holds one run only.
+
+    task: "masked_lm", "electra", or the data set it is fine-tuned on. variant: how the model differs from what its
+    architecture's name stands for, "" if in nothing. length: of the run, {"max_epoch": 10} or {"max_update": 5000}.
+    pretrained: path of the checkpoint it starts from, None for a run from scratch. metrics: names of the scores, the
+    first of which chooses the best validation. scores: one entry per validation and split, unrounded: epoch,
+    num_updates, split, loss, the metrics, best (whether it was the best so far). failure: {"reason": one line,
+    "status": exit status}.
+    """
+
+    task: str
+    architecture: str
+    variant: str
+    seed: int
+    lr: float
+    length: dict
+    splits: list
+    pretrained: str | None = None
+    pretrained_updates: int | None = None
+    metrics: list = field(default_factory=list)
+    command: str = ""
+    versions: dict = field(default_factory=dict)
+    commit: str | None = None
+    device: str = ""
+    started_at: str | None = None
+    finished_at: str | None = None
+    state: str = "running"
+    failure: dict | None = None
+    scores: list = field(default_factory=list)
+
+    IDENTITY = (
+        "task", "architecture", "variant", "seed", "lr", "length", "splits", "pretrained", "pretrained_updates",
+    )  # fmt: skip
+
+    def differences(self, other):
+        """{field: (mine, the other's)} of what tells two runs apart."""
+        pairs = {name: (getattr(self, name), getattr(other, name)) for name in self.IDENTITY}
+        return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+
+    def best(self):
+        """(first metric, its best value on the first split)."""
+        metric, split = self.metrics[0], self.splits[0]
+        return metric, max(entry[metric] for entry in self.scores if entry["split"] == split)
+
+    def save(self, folder):
+        write_atomically(Path(folder) / NAME, json.dumps(asdict(self), indent=1) + "\n")
+
+    def begin(self, device=""):
+        """Fill in how and where this process runs it."""
+        self.command, self.versions, self.commit, self.device = command_line(), versions(), git_commit(), device
+        self.started_at, self.finished_at, self.state, self.failure = now(), None, "running", None
+
+    def end(self, failure=None, status=1):
+        """failure: reason in one line; None for a run that came to its end."""
+        self.finished_at, self.state = now(), "failed" if failure else "finished"
+        self.failure = {"reason": failure, "status": status} if failure else None
+
+
+def read(folder):
+    """The record of a folder, None if there is none. Raises ValueError, naming the file, if it is not readable."""
+    path = Path(folder) / NAME
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        return Record(**{f.name: content[f.name] for f in fields(Record) if f.name in content})
+    except FileNotFoundError:
+        return None
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{path} is no record of a run ({error})") from None
+
+
+def state_of(folder):
+    """ "open", "running", "finished" or "failed"."""
+    if is_locked(folder):
+        return "running"  # even with its last scores: its checkpoint is written after them
+    try:
+        record = read(folder)
+    except ValueError:
+        return "open"  # cut off by a power failure, for example: the run starts over
+    return record.state if record and record.state in ("finished", "failed") else "open"
+
+
+# ------------------------------------------------------------------------------------------------- facts of a process
+
+
+def now():
+    return time.strftime("%Y-%m-%d %H:%M:%S%z")
+
+
+def command_line():
+    """The command of this process, as it can be pasted into a shell."""
+    program, *arguments = sys.argv
+    if program.endswith(("tupe/__main__.py", "bin/tupe")):
+        return shlex.join(["tupe", *arguments])
+    return shlex.join(["python"] * program.endswith(".py") + [program, *arguments])
+
+
+def versions():
+    found = {"python": platform.python_version()}
+    for name in ("tupe", "torch", "fairseq", "fairseq-fixed"):
+        try:
+            found[name.removesuffix("-fixed")] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def git_commit():
+    """Commit of this source tree, marked if files differ from it; None outside of a repository."""
+    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=12"]
+    try:
+        found = subprocess.run(command, capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        return None
+    return found.stdout.strip() or None
+
+
+# ------------------------------------------------------------------------------------------------------ files and locks
+
+
+def write_atomically(path, text):
+    """Readers see the old file or the new one, never half of it."""
+    temporary = Path(f"{path}.{os.getpid()}.partial")
+    with temporary.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+
+
+_held = {}  # lock file -> open file, locked until the process ends
+
+
+def lock(folder):
+    """Make `folder` this process's own until the process ends. Returns False if it is another's."""
+    path = (Path(folder) / "lock").resolve()
+    if path not in _held:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = path.open("w")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.close()
+            return False
+        _held[path] = file
+    return True
+
+
+def is_locked(folder):
+    """Whether any process, this one included, holds the lock of `folder`."""
+    path = Path(folder) / "lock"
+    if not path.exists():
+        return False
+    with path.open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
+
+
+@contextmanager
+def locked(path):
+    """Hold a lock file for a moment, waiting for it."""
+    with Path(path).open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
