@@ -1,4 +1,7 @@
-"""Runs of fairseq-train for the tests: a tiny data set, and training that hands back the exact loss of every update."""
+"""Functions that several test files use: tiny data sets, models, training that returns the exact loss of every update.
+
+fairseq is imported when a function needs it, because that takes seconds.
+"""
 
 import gc
 import json
@@ -9,10 +12,18 @@ from unittest import mock
 
 import numpy as np
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 CONFIGS = Path(__file__).resolve().parent.parent / "configs"
 PLUGIN = CONFIGS.parent / "tupe"
-WORDS = 40
+WORDS = 40  # types of `write_data`
+ENGLISH_WORDS = [
+    "the", "cat", "sat", "on", "a", "mat", "and", "dogs", "ran", "in", "parks", "while", "birds", "sang", "of", "old",
+    "songs",
+]  # fmt: skip
+
+
+# --------------------------------------------------------------------------------------------------------------- data
 
 
 def write_data(folder, lines=60, valid_lines=8, seed=0):
@@ -32,6 +43,135 @@ def write_data(folder, lines=60, valid_lines=8, seed=0):
             builder.add_item(dictionary.encode_line(" ".join(f"w{word}" for word in words), add_if_not_exist=False))
         builder.finalize(str(folder / f"{split}.idx"))
     return folder
+
+
+def split_documents(data):
+    """Write the data again with an empty sentence, the mark between documents, after every four."""
+    from fairseq.data import Dictionary, data_utils, indexed_dataset
+
+    dictionary = Dictionary.load(str(data / "dict.txt"))
+    for split in ("train", "valid"):
+        items = [item.clone() for item in data_utils.load_indexed_dataset(str(data / split), dictionary)]
+        builder = indexed_dataset.make_builder(str(data / f"{split}.bin"), "mmap", vocab_size=len(dictionary))
+        for index, item in enumerate(items):
+            builder.add_item(item)
+            if index % 4 == 3:
+                builder.add_item(torch.tensor([dictionary.eos()]))
+        builder.finalize(str(data / f"{split}.idx"))
+
+
+def make_vocabulary(folder, lines, size):
+    """Pieces and dictionary of normalised lines, and the first of them as masked-LM data."""
+    import sentencepiece
+    from fairseq.data import indexed_dataset
+
+    from tupe.text import TextEncoder
+
+    (folder / "text").write_text("\n".join(lines))
+    sentencepiece.SentencePieceTrainer.train(
+        input=str(folder / "text"), model_prefix=str(folder / "sentencepiece.bpe"), model_type="bpe", vocab_size=size,
+        bos_id=-1, eos_id=-1, character_coverage=1.0, minloglevel=2,
+    )  # fmt: skip
+    pieces = sentencepiece.SentencePieceProcessor(model_file=str(folder / "sentencepiece.bpe.model"))
+    (folder / "dict.txt").write_text("".join(f"{pieces.id_to_piece(i)} 1\n" for i in range(1, len(pieces))))
+    encoder = TextEncoder(folder)
+    for split in ("train", "valid"):
+        builder = indexed_dataset.make_builder(str(folder / f"{split}.bin"), impl="mmap", vocab_size=len(encoder))
+        for line in lines[:64]:
+            builder.add_item(torch.IntTensor([*encoder.encode(line), encoder.ids["</s>"]]))
+        builder.finalize(str(folder / f"{split}.idx"))
+    return folder
+
+
+# ----------------------------------------------------------------------------------------------- official GLUE files
+
+# One row of each official layout: header, then rows.
+HEADERS = {
+    "CoLA": None,
+    "SST-2": "sentence\tlabel",
+    "MRPC": "\ufeffQuality\t#1 ID\t#2 ID\t#1 String\t#2 String",
+    "STS-B": "index\tgenre\tfilename\tyear\told_index\tsource1\tsource2\tsentence1\tsentence2\tscore",
+    "QQP": "id\tqid1\tqid2\tquestion1\tquestion2\tis_duplicate",
+    "QNLI": "index\tquestion\tsentence\tlabel",
+    "RTE": "index\tsentence1\tsentence2\tlabel",
+    "WNLI": "index\tsentence1\tsentence2\tlabel",
+}
+ROWS = {
+    "CoLA": ["gj04\t1\t\tThe cat sat .", "gj04\t0\t*\tCat the sat ."],
+    "SST-2": ["the cat sang \t1", "dogs \t0"],
+    "MRPC": ['1\t11\t12\tThe "cat" sat\t"The cat sang .', "0\t13\t14\tDogs ran .\tBirds sang ."],
+    "STS-B": [
+        "0\tmain-captions\tMSRvid\t2012test\t0001\tnone\tnone\tA cat sat .\tA cat ran .\t5.000",
+        "1\tmain-captions\tMSRvid\t2012test\t0004\tnone\tnone\tDogs ran .\tBirds sang .\t3.800",
+    ],
+    "QQP": ["1\t2\t3\tWhy did the cat sing ?\tWhat did dogs do ?\t0", "4\t5\t6\tWhy ?\tHow ?\t1"],
+    "QNLI": ["0\tWho sang ?\tThe birds sang .\tentailment", "1\tWho ran ?\tThe cat sat .\tnot_entailment"],
+    "RTE": ["0\tThe cat sat .\tA cat ran .\tnot_entailment", "1\tDogs ran .\tDogs ran .\tentailment"],
+    "WNLI": ["0\tThe cat sat .\tA cat ran .\t1", "1\tDogs ran .\tDogs sang .\t0"],
+}
+MNLI_COMMON = (
+    "index\tpromptID\tpairID\tgenre\tsentence1_binary_parse\tsentence2_binary_parse\tsentence1_parse\tsentence2_parse"
+)
+MNLI = {
+    "train": MNLI_COMMON + "\tsentence1\tsentence2\tlabel1\tgold_label",
+    "dev": MNLI_COMMON + "\tsentence1\tsentence2\tlabel1\tlabel2\tlabel3\tlabel4\tlabel5\tgold_label",
+    "test": MNLI_COMMON + "\tsentence1\tsentence2",
+}
+
+
+def mnli_row(kind, label):
+    """A row of MNLI's file `kind` (train, dev or test)."""
+    row = "\t".join(["0", "31", "31n", "fiction", "(a)", "(b)", "(c)", "(d)"]) + "\tThe cat sat .\tDogs ran ."
+    return row + {"train": f"\tneutral\t{label}", "dev": "\tneutral" * 5 + f"\t{label}", "test": ""}[kind]
+
+
+def write_lines(path, lines):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes("".join(f"{line}\n" for line in lines).encode())
+
+
+def official_folder(folder):
+    """Two examples of every task in the layout of the official GLUE files."""
+    for name, header in HEADERS.items():
+        for file in ("train.tsv", "dev.tsv"):
+            write_lines(folder / name / file, [header] * (header is not None) + ROWS[name])
+    write_lines(folder / "CoLA" / "test.tsv", ["index\tsentence", "0\tThe cat sang ."])
+    write_lines(folder / "SST-2" / "test.tsv", ["index\tsentence", "0\tdogs"])
+    train = [mnli_row("train", label) for label in ("neutral", "entailment")]
+    matched = [mnli_row("dev", label) for label in ("contradiction", "-")]
+    write_lines(folder / "MNLI" / "train.tsv", [MNLI["train"], *train])
+    write_lines(folder / "MNLI" / "dev_matched.tsv", [MNLI["dev"], *matched])
+    write_lines(folder / "MNLI" / "dev_mismatched.tsv", [MNLI["dev"], mnli_row("dev", "neutral")])
+    write_lines(folder / "MNLI" / "test_matched.tsv", [MNLI["test"], mnli_row("test", None)])
+    write_lines(folder / "AX" / "AX.tsv", ["index\tsentence1\tsentence2", "0\tThe cat sat .\tDogs ran ."])
+    return folder
+
+
+# ------------------------------------------------------------------------------------------------------------- models
+
+
+def make_dictionary(types=50, prefix="w"):
+    from fairseq.data import Dictionary
+
+    dictionary = Dictionary()
+    for i in range(types):
+        dictionary.add_symbol(f"{prefix}{i}")
+    return dictionary
+
+
+def build(arch="tupe_r_tiny", dictionary=None, **options):
+    """A model as fairseq builds it, with the same weights at every call."""
+    from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_DATACLASS_REGISTRY
+    from omegaconf import OmegaConf
+
+    import tupe.plugin  # noqa: F401  (registers the architectures)
+
+    config = OmegaConf.structured(MODEL_DATACLASS_REGISTRY[arch](**options))
+    torch.manual_seed(0)
+    return ARCH_MODEL_REGISTRY[arch](config, dictionary or make_dictionary())
+
+
+# ----------------------------------------------------------------------------------------------------------- training
 
 
 def pretrain_arguments(data, save_dir, *more, processes=1, arch="tupe_r_tiny"):
@@ -94,8 +234,58 @@ def train(arguments, on_step=lambda samples: None):
     return losses
 
 
+def train_recipe(config, *overrides):
+    """What fairseq-hydra-train does with a recipe of configs/, in this process. Returns the configuration it used."""
+    from fairseq import checkpoint_utils
+    from fairseq.dataclass.configs import FairseqConfig
+    from fairseq.dataclass.initialize import add_defaults
+    from fairseq.logging import metrics
+    from fairseq_cli.train import main
+    from omegaconf import OmegaConf
+
+    from tupe.plugin.compat import compose
+
+    checkpoint_utils.save_checkpoint.__dict__.pop("best", None)  # fairseq keeps it from run to run in one process
+    metrics.reset()
+    values = ["common.fp16=false", "common.cpu=true"]
+    values += [word.lstrip("+") for word in overrides if "." in word.split("=")[0]]
+    recipe = compose(CONFIGS, config, [word for word in overrides if "." not in word.split("=")[0]])
+    recipe = OmegaConf.to_container(recipe, resolve=False)
+    recipe["common"]["user_dir"] = str(PLUGIN)  # what Hydra would fill in
+    cfg = OmegaConf.merge(OmegaConf.structured(FairseqConfig), recipe, OmegaConf.from_dotlist(values))
+    add_defaults(cfg)
+    cfg = OmegaConf.create(OmegaConf.to_container(cfg, resolve=True, enum_to_str=True))
+    OmegaConf.set_struct(cfg, True)
+    main(cfg)
+    return cfg
+
+
+def scores_of(folder):
+    """What a fine-tuning run wrote down."""
+    return json.loads((folder / "scores.json").read_text())
+
+
 def load(path):
     return torch.load(path, map_location="cpu", weights_only=True)
+
+
+class Waits(TorchDispatchMode):
+    """Notes operations whose result the host must know before it can go on: on a GPU it would wait there."""
+
+    asking = (
+        "aten._local_scalar_dense", "aten.nonzero", "aten.equal", "aten.masked_select", "aten.unique",
+        "aten.lift_fresh",  # a tensor made of Python numbers, such as a list used as an index
+    )  # fmt: skip
+
+    def __init__(self):
+        super().__init__()
+        self.found = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        masks = [i for i in (args[1] if str(func).startswith("aten.index") else []) if i is not None]
+        if str(func).startswith(self.asking) or any(i.dtype == torch.bool for i in masks):
+            self.found.append(str(func))
+        return func(*args, **(kwargs or {}))
 
 
 if __name__ == "__main__":  # python tests/helpers.py LOSSES.json fairseq-train arguments...

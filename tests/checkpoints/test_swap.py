@@ -7,8 +7,7 @@ import sys
 
 import pytest
 import torch
-from helpers import PLUGIN, load, pretrain_arguments, train, write_data
-from test_model import dictionary
+from helpers import PLUGIN, load, make_dictionary, pretrain_arguments, split_documents, train, write_data
 
 from tupe.checkpoints.files import training_state
 from tupe.checkpoints.swap import dictionary_of, swap_position
@@ -90,7 +89,7 @@ def test_what_cannot_be_swapped_is_said(trained, tmp_path, capsys, words, messag
 def test_wrong_dictionary_and_other_models_are_refused(trained):
     state = training_state(trained[1])
     with pytest.raises(ValueError, match="dictionary has 54 types"):
-        swap_position(state, dictionary(), "t5")
+        swap_position(state, make_dictionary(), "t5")
     state["cfg"]["model"]["_name"] = "electra_r_tiny"
     with pytest.raises(ValueError, match="not in electra_r_tiny"):
         swap_position(state, dictionary_of(training_state(trained[1])), "t5")
@@ -99,8 +98,6 @@ def test_wrong_dictionary_and_other_models_are_refused(trained):
 @pytest.mark.slow
 def test_shell_recipe_continues_in_two_phases_with_next_sentences(trained, tmp_path):
     data, checkpoint = trained
-    from test_continued import split_documents
-
     split_documents(data)
     main([str(checkpoint), "--position=untied+t5", "--cls=untied", "--segments", f"--output={tmp_path}/swapped.pt"])
     assert "encoder.segments.weight" in load(tmp_path / "swapped.pt")["model"]

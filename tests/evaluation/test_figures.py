@@ -5,8 +5,7 @@ import runpy
 import numpy as np
 import pytest
 import torch
-from helpers import PLUGIN, pretrain_arguments, train, write_data
-from test_model import build
+from helpers import PLUGIN, build, pretrain_arguments, train, write_data
 
 from tupe.evaluation import figures
 from tupe.evaluation.probes import load_model, text_block

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from test_model import build
+from helpers import build
 
 from tupe.attention import attention_weights
 from tupe.evaluation.probes import (

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers import CONFIGS, PLUGIN, load, pretrain_arguments, train, write_data
-from test_model import build
+from helpers import CONFIGS, PLUGIN, build, load, pretrain_arguments, split_documents, train, write_data
 
 from tupe.encoder import second_segment
 from tupe.plugin.continued import HEAD, SentencePairs
@@ -109,21 +108,6 @@ def start(tmp_path_factory):
     split_documents(data)
     train(pretrain_arguments(data, folder / "start", "--segments=learned", "--max-update=2", "--num-workers=0"))
     return data, folder / "start" / "checkpoint_last.pt"
-
-
-def split_documents(data):
-    """Write the data again with an empty sentence after every ten."""
-    from fairseq.data import Dictionary, data_utils, indexed_dataset
-
-    dictionary = Dictionary.load(str(data / "dict.txt"))
-    for split in ("train", "valid"):
-        items = [item.clone() for item in data_utils.load_indexed_dataset(str(data / split), dictionary)]
-        builder = indexed_dataset.make_builder(str(data / f"{split}.bin"), "mmap", vocab_size=len(dictionary))
-        for index, item in enumerate(items):
-            builder.add_item(item)
-            if index % 4 == 3:
-                builder.add_item(torch.tensor([dictionary.eos()]))
-        builder.finalize(str(data / f"{split}.idx"))
 
 
 def arguments(data, checkpoint, save_dir, *more, next_sentence=True, **options):

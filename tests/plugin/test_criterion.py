@@ -8,8 +8,11 @@ from fairseq.criterions import CRITERION_REGISTRY
 from fairseq.criterions.masked_lm import MaskedLmLoss
 from fairseq.data import Dictionary
 from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_DATACLASS_REGISTRY
+from helpers import Waits
 
-import tupe.plugin  # noqa: F401
+from tupe.plugin.criterion import ChunkedMaskedLmLoss
+from tupe.plugin.glue import TASKS, GlueCriterion
+from tupe.plugin.squad import SpanHead, SquadCriterion, apply_span_head
 
 DICTIONARY = Dictionary()
 for i in range(50):
@@ -81,3 +84,28 @@ def test_compiled_encoder():
     for name, gradient in expected_gradients.items():
         torch.testing.assert_close(gradients[name], gradient, rtol=1e-4, atol=1e-5)
     assert model(compile=True).state_dict().keys() == model().state_dict().keys()
+
+
+@pytest.mark.parametrize("padding", [0, 5])
+def test_a_step_waits_once(padding):
+    """Forward and backward on a GPU's path wait for one number: how many tokens are masked."""
+    net, batch = model(attention="sdpa"), sample(0.3, padding)
+    criterion = ChunkedMaskedLmLoss(type("cfg", (), {"tpu": False})(), TASK)
+    with Waits() as waits:
+        criterion(net, batch)[0].backward()
+    assert waits.found == ["aten.nonzero.default"]
+
+
+@pytest.mark.parametrize("padding", [0, 5])
+def test_fine_tuning_waits_for_nothing(padding):
+    net, batch = model(attention="sdpa"), sample(0.3, padding)
+    net.register_classification_head("head", num_classes=2)
+    net.span_head = SpanHead(128)
+    net.register_forward_hook(apply_span_head, with_kwargs=True)
+    places = batch["net_input"]["src_tokens"].gt(3)
+    with Waits() as waits:
+        glue = GlueCriterion(SimpleNamespace(glue=TASKS["MRPC"]), "head")
+        glue(net, {**batch, "target": torch.ones(3, dtype=torch.long)})[0].backward()
+        spans = {"inside": places, "starts": places, "target": torch.full((3, 2), 2)}
+        SquadCriterion(None)(net, {**batch, **spans})[0].backward()
+    assert waits.found == []

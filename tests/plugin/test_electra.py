@@ -10,9 +10,7 @@ import pytest
 import torch
 from fairseq.data import Dictionary, indexed_dataset
 from fairseq.models import MODEL_DATACLASS_REGISTRY, MODEL_REGISTRY
-from helpers import CONFIGS, PLUGIN, load, train, write_data
-from test_glue import learnable, vocabulary  # noqa: F401  (fixtures)
-from test_speed import Waits
+from helpers import CONFIGS, PLUGIN, Waits, load, train, write_data
 
 from tupe.plugin.electra import ElectraConfig, ElectraCriterion, ElectraModel, sample_gumbel
 from tupe.plugin.finetune import model_options
@@ -258,7 +256,7 @@ def test_resuming_is_exact(tmp_path):
     assert saved["cfg"]["model"]["_name"] == "electra_tupe_r_tiny" and saved["cfg"]["criterion"]["_name"] == "electra"
 
 
-def test_the_discriminator_is_fine_tuned_on_glue(learnable, vocabulary, tmp_path):  # noqa: F811
+def test_the_discriminator_is_fine_tuned_on_glue(learnable, vocabulary, tmp_path):
     """What scripts/finetune.sh does with an ELECTRA checkpoint is what it does with any."""
     train(arguments(vocabulary, tmp_path / "electra", "--max-update=2"))
     checkpoint = tmp_path / "electra" / "checkpoint_last.pt"

@@ -14,11 +14,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import sentencepiece
 import torch
-from fairseq.data import Dictionary, data_utils, indexed_dataset
+from fairseq.data import Dictionary, data_utils
 from fairseq.tasks.sentence_prediction import SentencePredictionConfig, SentencePredictionTask
 from fairseq.trainer import Trainer
+from helpers import ENGLISH_WORDS, HEADERS, ROWS, official_folder, scores_of, train_recipe, write_lines
 from omegaconf import OmegaConf
 
 from tupe.evaluation.predict import predict_glue, zip_submission
@@ -32,111 +32,6 @@ from tupe.plugin.launch import fairseq_arguments
 from tupe.text import TextEncoder
 
 ROOT = Path(__file__).parents[2]
-WORDS = [
-    "the",
-    "cat",
-    "sat",
-    "on",
-    "a",
-    "mat",
-    "and",
-    "dogs",
-    "ran",
-    "in",
-    "parks",
-    "while",
-    "birds",
-    "sang",
-    "of",
-    "old",
-    "songs",
-]
-
-# One row of each official layout: header, then rows.
-HEADERS = {
-    "CoLA": None,
-    "SST-2": "sentence\tlabel",
-    "MRPC": "\ufeffQuality\t#1 ID\t#2 ID\t#1 String\t#2 String",
-    "STS-B": "index\tgenre\tfilename\tyear\told_index\tsource1\tsource2\tsentence1\tsentence2\tscore",
-    "QQP": "id\tqid1\tqid2\tquestion1\tquestion2\tis_duplicate",
-    "QNLI": "index\tquestion\tsentence\tlabel",
-    "RTE": "index\tsentence1\tsentence2\tlabel",
-    "WNLI": "index\tsentence1\tsentence2\tlabel",
-}
-ROWS = {
-    "CoLA": ["gj04\t1\t\tThe cat sat .", "gj04\t0\t*\tCat the sat ."],
-    "SST-2": ["the cat sang \t1", "dogs \t0"],
-    "MRPC": ['1\t11\t12\tThe "cat" sat\t"The cat sang .', "0\t13\t14\tDogs ran .\tBirds sang ."],
-    "STS-B": [
-        "0\tmain-captions\tMSRvid\t2012test\t0001\tnone\tnone\tA cat sat .\tA cat ran .\t5.000",
-        "1\tmain-captions\tMSRvid\t2012test\t0004\tnone\tnone\tDogs ran .\tBirds sang .\t3.800",
-    ],
-    "QQP": ["1\t2\t3\tWhy did the cat sing ?\tWhat did dogs do ?\t0", "4\t5\t6\tWhy ?\tHow ?\t1"],
-    "QNLI": ["0\tWho sang ?\tThe birds sang .\tentailment", "1\tWho ran ?\tThe cat sat .\tnot_entailment"],
-    "RTE": ["0\tThe cat sat .\tA cat ran .\tnot_entailment", "1\tDogs ran .\tDogs ran .\tentailment"],
-    "WNLI": ["0\tThe cat sat .\tA cat ran .\t1", "1\tDogs ran .\tDogs sang .\t0"],
-}
-MNLI_COMMON = (
-    "index\tpromptID\tpairID\tgenre\tsentence1_binary_parse\tsentence2_binary_parse\tsentence1_parse\tsentence2_parse"
-)
-MNLI = {
-    "train": MNLI_COMMON + "\tsentence1\tsentence2\tlabel1\tgold_label",
-    "dev": MNLI_COMMON + "\tsentence1\tsentence2\tlabel1\tlabel2\tlabel3\tlabel4\tlabel5\tgold_label",
-    "test": MNLI_COMMON + "\tsentence1\tsentence2",
-}
-
-
-def mnli_row(kind, label):
-    row = "\t".join(["0", "31", "31n", "fiction", "(a)", "(b)", "(c)", "(d)"]) + "\tThe cat sat .\tDogs ran ."
-    return row + {"train": f"\tneutral\t{label}", "dev": "\tneutral" * 5 + f"\t{label}", "test": ""}[kind]
-
-
-def write(path, lines):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes("".join(f"{line}\n" for line in lines).encode())
-
-
-def official_folder(folder):
-    for name, header in HEADERS.items():
-        for file in ("train.tsv", "dev.tsv"):
-            write(folder / name / file, [header] * (header is not None) + ROWS[name])
-    write(folder / "CoLA" / "test.tsv", ["index\tsentence", "0\tThe cat sang ."])
-    write(folder / "SST-2" / "test.tsv", ["index\tsentence", "0\tdogs"])
-    write(folder / "MNLI" / "train.tsv", [MNLI["train"], *(mnli_row("train", x) for x in ("neutral", "entailment"))])
-    write(folder / "MNLI" / "dev_matched.tsv", [MNLI["dev"], mnli_row("dev", "contradiction"), mnli_row("dev", "-")])
-    write(folder / "MNLI" / "dev_mismatched.tsv", [MNLI["dev"], mnli_row("dev", "neutral")])
-    write(folder / "MNLI" / "test_matched.tsv", [MNLI["test"], mnli_row("test", None)])
-    write(folder / "AX" / "AX.tsv", ["index\tsentence1\tsentence2", "0\tThe cat sat .\tDogs ran ."])
-    return folder
-
-
-@pytest.fixture(scope="session")
-def vocabulary(tmp_path_factory):
-    """A folder as prepare_corpus.py leaves it: pieces, dictionary, and a little masked-LM data."""
-    rng = np.random.default_rng(0)
-    lines = [" ".join(rng.choice(WORDS, 8)) + " ." for _ in range(200)]
-    lines.append("abcdefghijklmnopqrstuvwxyz ?!\"'0123456789")
-    return make_vocabulary(tmp_path_factory.mktemp("vocabulary"), lines, 120)
-
-
-def make_vocabulary(folder, lines, size):
-    """Pieces and dictionary of normalised lines, and the first of them as masked-LM data."""
-    (folder / "text").write_text("\n".join(lines))
-    sentencepiece.SentencePieceTrainer.train(
-        input=str(folder / "text"), model_prefix=str(folder / "sentencepiece.bpe"), model_type="bpe", vocab_size=size,
-        bos_id=-1, eos_id=-1, character_coverage=1.0, minloglevel=2,
-    )  # fmt: skip
-    pieces = sentencepiece.SentencePieceProcessor(model_file=str(folder / "sentencepiece.bpe.model"))
-    (folder / "dict.txt").write_text("".join(f"{pieces.id_to_piece(i)} 1\n" for i in range(1, len(pieces))))
-    encoder = TextEncoder(folder)
-    for split in ("train", "valid"):
-        builder = indexed_dataset.make_builder(str(folder / f"{split}.bin"), impl="mmap", vocab_size=len(encoder))
-        for line in lines[:64]:
-            builder.add_item(torch.IntTensor([*encoder.encode(line), encoder.ids["</s>"]]))
-        builder.finalize(str(folder / f"{split}.idx"))
-    return folder
-
-
 # ---------------------------------------------------------------------------------------------------- official files
 
 
@@ -179,7 +74,7 @@ def test_label_order_is_the_official_one():
 
 
 def test_malformed_qqp_rows_are_dropped_and_counted(tmp_path):
-    write(
+    write_lines(
         tmp_path / "train.tsv", [HEADERS["QQP"], *ROWS["QQP"], "7\t8\t9\tbroken", "stray end\t0", "1\t2\t3\ta\tb\tn/a"]
     )
     rows, dropped = read_split("QQP", "train", tmp_path / "train.tsv")
@@ -187,7 +82,7 @@ def test_malformed_qqp_rows_are_dropped_and_counted(tmp_path):
 
 
 def test_only_line_feeds_end_a_row(tmp_path):
-    write(tmp_path / "train.tsv", ["gj04\t1\t\tA\u2028cat\x0bsat\x85.\r"])
+    write_lines(tmp_path / "train.tsv", ["gj04\t1\t\tA\u2028cat\x0bsat\x85.\r"])
     assert read_split("CoLA", "train", tmp_path / "train.tsv")[0] == [(("A\u2028cat\x0bsat\x85.",), "1")]
 
 
@@ -308,7 +203,7 @@ def test_no_file_of_an_earlier_vocabulary_stays(vocabulary, tmp_path):
 def test_missing_inputs_are_refused(vocabulary, tmp_path):
     with pytest.raises(ValueError, match="has none of the folders CoLA"):
         list(prepare(tmp_path, vocabulary, tmp_path / "bin"))
-    write(tmp_path / "CoLA" / "train.tsv", ROWS["CoLA"])
+    write_lines(tmp_path / "CoLA" / "train.tsv", ROWS["CoLA"])
     with pytest.raises(ValueError, match=r"dev\.tsv is missing"):
         list(prepare(tmp_path, vocabulary, tmp_path / "bin"))
     with pytest.raises(ValueError, match="has no folder RTE"):
@@ -419,76 +314,12 @@ def test_schedule_refuses(values, message, any_optimizer):
 # ---------------------------------------------------------------------------------------------------------- training
 
 
-def train(config, *overrides):
-    """What fairseq-hydra-train does with a recipe of configs/, in this process. Returns the configuration it used."""
-    from fairseq import checkpoint_utils
-    from fairseq.dataclass.configs import FairseqConfig
-    from fairseq.dataclass.initialize import add_defaults
-    from fairseq.logging import metrics
-    from fairseq_cli.train import main
-
-    checkpoint_utils.save_checkpoint.__dict__.pop("best", None)  # fairseq keeps it from run to run in one process
-    metrics.reset()
-    values = ["common.fp16=false", "common.cpu=true"]
-    values += [word.lstrip("+") for word in overrides if "." in word.split("=")[0]]
-    recipe = compose(ROOT / "configs", config, [word for word in overrides if "." not in word.split("=")[0]])
-    recipe = OmegaConf.to_container(recipe, resolve=False)
-    recipe["common"]["user_dir"] = str(ROOT / "tupe")  # what Hydra would fill in
-    cfg = OmegaConf.merge(OmegaConf.structured(FairseqConfig), recipe, OmegaConf.from_dotlist(values))
-    add_defaults(cfg)
-    cfg = OmegaConf.create(OmegaConf.to_container(cfg, resolve=True, enum_to_str=True))
-    OmegaConf.set_struct(cfg, True)
-    main(cfg)
-    return cfg
-
-
-@pytest.fixture(scope="session")
-def pretrained(vocabulary, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("pretrained")
-    train(
-        "pretrain", "model._name=tupe_r_tiny", f"task.data={vocabulary}", "task.tokens_per_sample=20",
-        "dataset.batch_size=8", "optimization.max_update=2", "optimization.update_freq=[1]",
-        f"checkpoint.save_dir={folder}", "+model.encoder_embed_dim=32", "+model.encoder_ffn_embed_dim=32",
-    )  # fmt: skip
-    return folder / "checkpoint_last.pt"
-
-
-@pytest.fixture(scope="session")
-def learnable(vocabulary, tmp_path_factory):
-    """CoLA: is there a cat? MNLI, STS-B: how many cats in both sentences? 41 rows each, so that batches are uneven."""
-    folder, rng = tmp_path_factory.mktemp("learnable"), np.random.default_rng(1)
-    rows = []
-    for _ in range(41):
-        cats = rng.integers(2, size=2)
-        pair = [" ".join(rng.choice(WORDS[2:], 5)) + (" the cat" if cat else "") for cat in cats]
-        rows.append((*pair, int(cats.sum())))
-    classes = TASKS["MNLI"].labels
-    head = mnli_row("train", "").split("\tThe cat")[0]
-    mnli = {
-        kind: [MNLI[kind], *(f"{head}\t{a}\t{b}" + "\tneutral" * n + f"\t{classes[y]}" for a, b, y in rows)]
-        for kind, n in (("train", 1), ("dev", 5))
-    }
-    for file in ("train.tsv", "dev.tsv"):
-        write(folder / "official" / "CoLA" / file, [f"src\t{min(y, 1)}\t\t{a} {b}" for a, b, y in rows])
-        stsb = [f"0\tg\tf\ty\to\ts\ts\t{a}\t{b}\t{2.5 * y:.3f}" for a, b, y in rows]
-        write(folder / "official" / "STS-B" / file, [HEADERS["STS-B"], *stsb])
-    write(folder / "official" / "MNLI" / "train.tsv", mnli["train"])
-    write(folder / "official" / "MNLI" / "dev_matched.tsv", mnli["dev"])
-    write(folder / "official" / "MNLI" / "dev_mismatched.tsv", mnli["dev"][:20])
-    list(prepare(folder / "official", vocabulary, folder / "bin"))
-    return folder / "bin"
-
-
 def finetune(data, checkpoint, save_dir, *overrides):
-    return train(
+    return train_recipe(
         "finetune", "model._name=tupe_r_tiny", "+model.encoder_embed_dim=32", "+model.encoder_ffn_embed_dim=32",
         f"task.data={data}", f"checkpoint.finetune_from_model={checkpoint}", f"checkpoint.save_dir={save_dir}",
         "dataset.num_workers=0", "dataset.batch_size=12", *overrides,
     )  # fmt: skip
-
-
-def scores_of(folder):
-    return json.loads((folder / "scores.json").read_text())
 
 
 def table(path):
@@ -808,9 +639,9 @@ def test_sweep_from_the_shell(learnable, pretrained, tmp_path):
 def test_encodings_side_by_side(learnable, vocabulary, tmp_path):
     """scripts/compare_encodings.sh: pre-trained alike, fine-tuned, one report; started again, nothing is run again."""
     (tmp_path / "squad").mkdir()
-    context = " ".join(WORDS)
-    answer = {"text": WORDS[1], "answer_start": context.index(WORDS[1])}
-    questions = [{"id": str(n), "question": f"{WORDS[n]} the?", "answers": [answer]} for n in range(4)]
+    context = " ".join(ENGLISH_WORDS)
+    answer = {"text": ENGLISH_WORDS[1], "answer_start": context.index(ENGLISH_WORDS[1])}
+    questions = [{"id": str(n), "question": f"{ENGLISH_WORDS[n]} the?", "answers": [answer]} for n in range(4)]
     squad = json.dumps({"version": "1.1", "data": [{"paragraphs": [{"context": context, "qas": questions}]}]})
     for split in ("train", "dev"):
         (tmp_path / "squad" / f"{split}-v1.1.json").write_text(squad)

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 from omegaconf import OmegaConf
-from test_glue import learnable, pretrained, vocabulary  # noqa: F401  (fixtures)
 
 ROOT = Path(__file__).parents[2]
 
@@ -25,7 +24,7 @@ def test_launcher_configuration_builds_its_launcher(name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("launcher", ["local", "submitit_local"])
-def test_multirun(launcher, learnable, pretrained, tmp_path):  # noqa: F811
+def test_multirun(launcher, learnable, pretrained, tmp_path):
     """One job diverges: the other is done all the same, in a process of its own, and is not run again."""
     command = [
         sys.executable, "-m", "fairseq_cli.hydra_train", "-m", "--config-dir", "configs", "--config-name", "finetune",

@@ -5,8 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from fairseq.data import Dictionary
 from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_DATACLASS_REGISTRY
+from helpers import build, make_dictionary
 from omegaconf import OmegaConf
 
 from tupe.plugin import model as tupe_model
@@ -14,19 +14,6 @@ from tupe.plugin.model import ARCHITECTURES, SIZES, TupeModel
 from tupe.plugin.squad import SpanHead
 
 PRESETS = [(arch, size) for arch in ARCHITECTURES for size in SIZES]
-
-
-def dictionary(types=50, prefix="w"):
-    d = Dictionary()
-    for i in range(types):
-        d.add_symbol(f"{prefix}{i}")
-    return d
-
-
-def build(arch="tupe_r_tiny", words=None, **options):
-    config = OmegaConf.structured(MODEL_DATACLASS_REGISTRY[arch](**options))
-    torch.manual_seed(0)
-    return ARCH_MODEL_REGISTRY[arch](config, words or dictionary())
 
 
 TOKENS = torch.tensor([[0, 5, 6, 7, 2, 1, 1], [0, 9, 8, 9, 10, 11, 2]])
@@ -71,7 +58,7 @@ def test_parameter_counts_of_the_paper():
 
 def test_bert_base_has_its_known_size():
     """110 M for BERT-Base with 30,522 types: embeddings, positions, 12 layers, LM head; no pooler, no segments."""
-    words = dictionary(30522 - 4)
+    words = make_dictionary(30522 - 4)
     with torch.device("meta"):
         model = build("bert_a", words)
     layer = 4 * (768 * 768 + 768) + 2 * 768 * 3072 + 3072 + 768 + 4 * 768
@@ -193,12 +180,12 @@ def test_autocast_refuses_half_weights():
 
 def test_dictionary_of_another_size_is_refused():
     with pytest.raises(ValueError, match="dictionary has 44 types, the checkpoint was trained with 54"):
-        build(words=dictionary(40)).load_state_dict(build().state_dict())
+        build(dictionary=make_dictionary(40)).load_state_dict(build().state_dict())
 
 
 def test_dictionary_with_other_types_is_refused():
     with pytest.raises(ValueError, match="other ones"):
-        build(words=dictionary(prefix="x")).load_state_dict(build().state_dict())
+        build(dictionary=make_dictionary(prefix="x")).load_state_dict(build().state_dict())
 
 
 def test_contradicting_settings_are_refused():
@@ -222,7 +209,7 @@ def test_a_checkpoint_that_does_not_name_its_heads_is_loaded():
 def test_a_model_without_positions_for_its_tokens_is_refused():
     with pytest.raises(ValueError, match="max_positions=0; valid: 1 or more"):
         build(max_positions=0)
-    task = SimpleNamespace(source_dictionary=dictionary(), cfg=SimpleNamespace(tokens_per_sample=33))
+    task = SimpleNamespace(source_dictionary=make_dictionary(), cfg=SimpleNamespace(tokens_per_sample=33))
     for arch in ("tupe_r_tiny", "electra_tupe_r_tiny"):
         config = OmegaConf.structured(MODEL_DATACLASS_REGISTRY[arch](max_positions=32))
         with pytest.raises(ValueError, match="sequences of 33 tokens: the model has 32 positions"):

@@ -1,12 +1,10 @@
 """Options that make training faster or smaller, through fairseq's own loop: the losses of every update stay."""
 
 import shutil
-from types import SimpleNamespace
 
 import pytest
 import torch
 from helpers import pretrain_arguments, train, write_data
-from torch.utils._python_dispatch import TorchDispatchMode
 
 STEPS = ["--max-update=5", "--no-save", "--num-workers=0"]
 
@@ -72,56 +70,3 @@ def test_compiled(data, dropout, tolerance, tmp_path):
     ours = train(pretrain_arguments(data, tmp_path / "compiled", *options, "--compile"))
     assert seen["ok"] > 0
     assert_same(ours, plain, tolerance)
-
-
-class Waits(TorchDispatchMode):
-    """Notes operations whose result the host must know before it can go on: on a GPU it would wait there."""
-
-    asking = (
-        "aten._local_scalar_dense", "aten.nonzero", "aten.equal", "aten.masked_select", "aten.unique",
-        "aten.lift_fresh",  # a tensor made of Python numbers, such as a list used as an index
-    )  # fmt: skip
-
-    def __init__(self):
-        super().__init__()
-        self.found = []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        masks = [i for i in (args[1] if str(func).startswith("aten.index") else []) if i is not None]
-        if str(func).startswith(self.asking) or any(i.dtype == torch.bool for i in masks):
-            self.found.append(str(func))
-        return func(*args, **(kwargs or {}))
-
-
-@pytest.mark.parametrize("padding", [0, 5])
-def test_a_step_waits_once(padding):
-    """Forward and backward on a GPU's path wait for one number: how many tokens are masked."""
-    from test_criterion import TASK, model, sample
-
-    from tupe.plugin.criterion import ChunkedMaskedLmLoss
-
-    net, batch = model(attention="sdpa"), sample(0.3, padding)
-    criterion = ChunkedMaskedLmLoss(type("cfg", (), {"tpu": False})(), TASK)
-    with Waits() as waits:
-        criterion(net, batch)[0].backward()
-    assert waits.found == ["aten.nonzero.default"]
-
-
-@pytest.mark.parametrize("padding", [0, 5])
-def test_fine_tuning_waits_for_nothing(padding):
-    from test_criterion import model, sample
-
-    from tupe.plugin.glue import TASKS, GlueCriterion
-    from tupe.plugin.squad import SpanHead, SquadCriterion, apply_span_head
-
-    net, batch = model(attention="sdpa"), sample(0.3, padding)
-    net.register_classification_head("head", num_classes=2)
-    net.span_head = SpanHead(128)
-    net.register_forward_hook(apply_span_head, with_kwargs=True)
-    places = batch["net_input"]["src_tokens"].gt(3)
-    with Waits() as waits:
-        glue = GlueCriterion(SimpleNamespace(glue=TASKS["MRPC"]), "head")
-        glue(net, {**batch, "target": torch.ones(3, dtype=torch.long)})[0].backward()
-        spans = {"inside": places, "starts": places, "target": torch.full((3, 2), 2)}
-        SquadCriterion(None)(net, {**batch, **spans})[0].backward()
-    assert waits.found == []

@@ -10,7 +10,7 @@ import pytest
 import torch
 from fairseq.data import Dictionary
 from fairseq.distributed import ModuleProxyWrapper
-from test_glue import make_vocabulary, scores_of, train, vocabulary  # noqa: F401  (fixtures)
+from helpers import make_vocabulary, scores_of, train_recipe
 
 from tupe.checkpoints import convert
 from tupe.checkpoints import files as checkpoints
@@ -122,7 +122,7 @@ def squad_file(folder, version="1.1", count=50, impossible=0):
 
 
 @pytest.fixture(scope="session")
-def encoder(vocabulary):  # noqa: F811
+def encoder(vocabulary):
     return TextEncoder(vocabulary)
 
 
@@ -273,7 +273,7 @@ def test_the_span_head_is_trained_on_several_gpus(tmp_path):
 
 
 def run(squad, data, checkpoint, save_dir, version, *more):
-    return train(
+    return train_recipe(
         "squad", "model._name=tupe_r_tiny", f"task.data={data}", f"task.squad={squad}",
         f"task.squad_version='{version}'",
         f"checkpoint.finetune_from_model={checkpoint}", f"checkpoint.save_dir={save_dir}", "checkpoint.no_save=true",
@@ -286,13 +286,13 @@ def epochs(count):
 
 
 @pytest.fixture(scope="session")
-def longer(vocabulary, tmp_path_factory):  # noqa: F811
+def longer(vocabulary, tmp_path_factory):
     """A pre-trained model of 64 positions."""
     return pretrain(vocabulary, tmp_path_factory.mktemp("longer"), 64)
 
 
 def pretrain(data, folder, positions):
-    train(
+    train_recipe(
         "pretrain", "model._name=tupe_r_tiny", f"task.data={data}", f"task.tokens_per_sample={positions}",
         "dataset.batch_size=4", "optimization.max_update=2", "optimization.update_freq=[1]",
         f"checkpoint.save_dir={folder}",
@@ -301,7 +301,7 @@ def pretrain(data, folder, positions):
 
 
 @pytest.mark.parametrize("version, impossible", [("1.1", 0), ("2.0", 15)])
-def test_a_tiny_model_overfits_fifty_questions(version, impossible, vocabulary, longer, tmp_path):  # noqa: F811
+def test_a_tiny_model_overfits_fifty_questions(version, impossible, vocabulary, longer, tmp_path):
     """Guards the offsets: answers are scored on the original characters, paragraphs are longer than the model."""
     squad = squad_file(tmp_path / "squad", version, impossible=impossible).parent
     run(squad, vocabulary, longer, tmp_path / "run", version, *epochs(25))
@@ -332,7 +332,7 @@ def test_a_tiny_model_overfits_fifty_real_questions(tmp_path):
     for split in ("train", "dev"):
         (tmp_path / f"{split}-v1.1.json").write_text(json.dumps({"data": [{"paragraphs": paragraphs}]}))
     (tmp_path / "data").mkdir()
-    vocabulary = make_vocabulary(tmp_path / "data", lines, 2000)  # noqa: F811
+    vocabulary = make_vocabulary(tmp_path / "data", lines, 2000)
     checkpoint = pretrain(vocabulary, tmp_path / "pretrained", 128)
     run(tmp_path, vocabulary, checkpoint, tmp_path / "run", "1.1", *epochs(40))
     assert scores_of(tmp_path / "run")["records"][-1]["f1"] > 90

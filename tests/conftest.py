@@ -1,0 +1,57 @@
+"""Fixtures that several test files use. A fixture imports fairseq only when it is needed: that takes seconds."""
+
+import numpy as np
+import pytest
+from helpers import ENGLISH_WORDS, HEADERS, MNLI, make_vocabulary, mnli_row, train_recipe, write_lines
+
+
+@pytest.fixture(scope="session")
+def vocabulary(tmp_path_factory):
+    """A folder as `tupe prepare corpus` leaves it: pieces, dictionary, and a little masked-LM data."""
+    rng = np.random.default_rng(0)
+    lines = [" ".join(rng.choice(ENGLISH_WORDS, 8)) + " ." for _ in range(200)]
+    lines.append("abcdefghijklmnopqrstuvwxyz ?!\"'0123456789")
+    return make_vocabulary(tmp_path_factory.mktemp("vocabulary"), lines, 120)
+
+
+@pytest.fixture(scope="session")
+def pretrained(vocabulary, tmp_path_factory):
+    """Checkpoint of a tiny TUPE-R after two updates."""
+    folder = tmp_path_factory.mktemp("pretrained")
+    train_recipe(
+        "pretrain", "model._name=tupe_r_tiny", f"task.data={vocabulary}", "task.tokens_per_sample=20",
+        "dataset.batch_size=8", "optimization.max_update=2", "optimization.update_freq=[1]",
+        f"checkpoint.save_dir={folder}", "+model.encoder_embed_dim=32", "+model.encoder_ffn_embed_dim=32",
+    )  # fmt: skip
+    return folder / "checkpoint_last.pt"
+
+
+@pytest.fixture(scope="session")
+def learnable(vocabulary, tmp_path_factory):
+    """Prepared GLUE tasks that a tiny model learns.
+
+    CoLA: is there a cat? MNLI, STS-B: how many cats in both sentences? 41 rows each, so that batches are uneven.
+    """
+    from tupe.plugin.glue import TASKS, prepare
+
+    folder, rng = tmp_path_factory.mktemp("learnable"), np.random.default_rng(1)
+    rows = []
+    for _ in range(41):
+        cats = rng.integers(2, size=2)
+        pair = [" ".join(rng.choice(ENGLISH_WORDS[2:], 5)) + (" the cat" if cat else "") for cat in cats]
+        rows.append((*pair, int(cats.sum())))
+    classes = TASKS["MNLI"].labels
+    head = mnli_row("train", "").split("\tThe cat")[0]
+    mnli = {
+        kind: [MNLI[kind], *(f"{head}\t{a}\t{b}" + "\tneutral" * n + f"\t{classes[y]}" for a, b, y in rows)]
+        for kind, n in (("train", 1), ("dev", 5))
+    }
+    for file in ("train.tsv", "dev.tsv"):
+        write_lines(folder / "official" / "CoLA" / file, [f"src\t{min(y, 1)}\t\t{a} {b}" for a, b, y in rows])
+        stsb = [f"0\tg\tf\ty\to\ts\ts\t{a}\t{b}\t{2.5 * y:.3f}" for a, b, y in rows]
+        write_lines(folder / "official" / "STS-B" / file, [HEADERS["STS-B"], *stsb])
+    write_lines(folder / "official" / "MNLI" / "train.tsv", mnli["train"])
+    write_lines(folder / "official" / "MNLI" / "dev_matched.tsv", mnli["dev"])
+    write_lines(folder / "official" / "MNLI" / "dev_mismatched.tsv", mnli["dev"][:20])
+    list(prepare(folder / "official", vocabulary, folder / "bin"))
+    return folder / "bin"
