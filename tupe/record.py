@@ -31,16 +31,17 @@ class Record:
     pretrained: path of the checkpoint it starts from, None for a run from scratch. metrics: names of the scores, the
     first of which chooses the best validation. scores: one entry per validation and split, unrounded: epoch,
     num_updates, split, loss, the metrics, best (whether it was the best so far). failure: {"reason": one line,
-    "status": exit status}.
+    "status": exit status}. A record without `started_at` holds nothing but the failure of a process that ended before
+    its run began (`note_failure`): the run that begins in this folder may be any.
     """
 
-    task: str
-    architecture: str
-    variant: str
-    seed: int
-    lr: float
-    length: dict
-    splits: list
+    task: str = ""
+    architecture: str = ""
+    variant: str = ""
+    seed: int = 0
+    lr: float = 0.0
+    length: dict = field(default_factory=dict)
+    splits: list = field(default_factory=list)
     pretrained: str | None = None
     pretrained_updates: int | None = None
     metrics: list = field(default_factory=list)
@@ -103,6 +104,35 @@ def state_of(folder):
     except ValueError:
         return "open"  # cut off by a power failure, for example: the run starts over
     return record.state if record and record.state in ("finished", "failed") else "open"
+
+
+def note_failure(folder, reason, status):
+    """Record the failure of a process that could not do so itself. status: its exit status; one that was killed by
+    signal N has -N, and its run stays open."""
+    if is_locked(folder):
+        return  # another process has begun the run again
+    record = _read_or_new(folder)
+    record.failure = {"reason": reason, "status": status}
+    if status >= 0:
+        record.finished_at, record.state = now(), "failed"
+    else:
+        record.state = "running"
+    record.save(folder)
+
+
+def clear_failure(folder):
+    """Make a failed run an open one, which goes on when it is started again."""
+    record = _read_or_new(folder)
+    if record.failure and not is_locked(folder):
+        record.finished_at, record.state, record.failure = None, "running", None
+        record.save(folder)
+
+
+def _read_or_new(folder):
+    try:
+        return read(folder) or Record()
+    except ValueError:
+        return Record()
 
 
 # ------------------------------------------------------------------------------------------------- facts of a process
