@@ -11,6 +11,7 @@ import re
 from pathlib import Path
 
 from tupe.checkpoints import files as checkpoints
+from tupe.safe_load import read_checkpoint
 
 
 def main():
@@ -27,7 +28,7 @@ def main():
     try:
         paths = checkpoints.newest(args.inputs[0], args.last) if args.last else [Path(path) for path in args.inputs]
         if args.strip:
-            state = checkpoints.strip(checkpoints.training_state(paths[0]))
+            state = checkpoints.strip(read_checkpoint(paths[0]))
         elif args.merge:
             paths.sort(key=lambda path: [int(number) for number in re.findall(r"\d+", path.name)])  # 2 before 10
             state = checkpoints.merge_shards(paths)

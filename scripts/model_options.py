@@ -3,7 +3,7 @@
 import argparse
 import sys
 
-from tupe.plugin.finetune import model_options
+from tupe.plugin.pretrained import model_options
 
 
 def main():

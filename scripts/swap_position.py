@@ -7,9 +7,10 @@ Continue training it with: bash scripts/continue.sh DATA swapped.pt SAVE_DIR
 
 import argparse
 
-from tupe.checkpoints.files import save_atomically, training_state
+from tupe.checkpoints.files import save_atomically
 from tupe.checkpoints.swap import dictionary_of, swap_position
 from tupe.positions import SCHEMES
+from tupe.safe_load import read_checkpoint
 
 
 def main(arguments=None):
@@ -23,7 +24,7 @@ def main(arguments=None):
     parser.add_argument("--seed", type=int, default=1, help="of the new parameters")
     args = parser.parse_args(arguments)
     try:
-        state = training_state(args.checkpoint)
+        state = read_checkpoint(args.checkpoint)
         dictionary = dictionary_of(state, args.data)
         swapped = swap_position(state, dictionary, args.position, args.cls, args.segments, args.seed)
     except ValueError as error:

@@ -17,9 +17,11 @@ from fairseq.data import Dictionary
 from tupe.checkpoints import convert
 from tupe.checkpoints import files as checkpoints
 from tupe.checkpoints.export import export
-from tupe.plugin import finetune
+from tupe.plugin.finetune import is_finished, read_result
 from tupe.plugin.glue import prepare
 from tupe.plugin.model import TupeModel
+from tupe.plugin.pretrained import model_options
+from tupe.safe_load import OLD_METERS, load_safely, num_updates, read_checkpoint
 from tupe.text import TextEncoder
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -48,7 +50,7 @@ def released(which, legacy=True):
     )  # fmt: skip
     meters = {}
     if legacy:
-        for number, kind in enumerate(checkpoints.OLD_METERS):
+        for number, kind in enumerate(OLD_METERS):
             meters[str(number)] = kind()
             vars(meters[str(number)]).update(sum=1.5, count=3)
     return {
@@ -63,7 +65,7 @@ def released(which, legacy=True):
 def save(state, path, **options):
     # Pickling needs the old classes to be where fairseq 0.9 had them.
     module = type(sys)("fairseq.meters")
-    vars(module).update({kind.__name__: kind for kind in checkpoints.OLD_METERS})
+    vars(module).update({kind.__name__: kind for kind in OLD_METERS})
     sys.modules["fairseq.meters"] = module
     try:
         torch.save(state, path, **options)
@@ -253,11 +255,11 @@ def test_a_released_model_is_fine_tuned_with_its_own_codes(tmp_path, monkeypatch
         (rte / f"{split}.tsv").write_text(rows)
     list(prepare(tmp_path / "glue", checkpoint.parent, tmp_path / "bin", ["RTE"]))
     assert (tmp_path / "bin" / "bpe.codes").read_text() == codes.read_text()
-    arch, *options = finetune.model_options(checkpoint)
+    arch, *options = model_options(checkpoint)
     run = [str(tmp_path / "bin"), f"--user-dir={PLUGIN}", f"--save-dir={tmp_path / 'run'}", *options]
     run += [f"--finetune-from-model={checkpoint}", "--max-epoch=1", "--lr=[1e-3]", "--num-workers=0"]
     losses = train(fairseq_arguments(CONFIGS, "finetune", ["glue=rte", f"model._name={arch}"], run, cuda=False))
-    assert len(losses) == 1 and finetune.is_finished(finetune.read_result(tmp_path / "run"))
+    assert len(losses) == 1 and is_finished(read_result(tmp_path / "run"))
 
 
 class Malicious:
@@ -273,7 +275,7 @@ def test_a_malicious_pickle_is_refused_and_not_run(tmp_path, zipped, monkeypatch
     bad, target = tmp_path / "bad.pt", tmp_path / "pwned"
     torch.save({**released("tupe_a", legacy=False), "x": Malicious(target)}, bad, _use_new_zipfile_serialization=zipped)
     with pytest.raises(ValueError, match="refused"):
-        checkpoints.load_safely(bad)
+        load_safely(bad)
     with pytest.raises(ValueError, match="refused"):
         convert.from_released(bad, tmp_path / "dict.txt")
     assert not target.exists()
@@ -289,7 +291,7 @@ READERS = {  # everything that reads a checkpoint; fairseq's own reading when tr
     "average": lambda path: checkpoints.average([path, path]),
     "newest": lambda path: checkpoints.newest(path.parent, 1),
     "merge": lambda path: checkpoints.merge_shards([path]),
-    "fine-tuning": finetune.read_checkpoint,
+    "fine-tuning": read_checkpoint,
     "from_pretrained": lambda path: TupeModel.from_pretrained(path.parent, path.name),
 }
 
@@ -347,7 +349,7 @@ def test_files_that_are_no_checkpoints_of_ours_are_refused(tmp_path):
     (tmp_path / "half.pt").write_bytes(ours.read_bytes()[:9000])
     torch.save([state], tmp_path / "list.pt")
     messages = {
-        "released.pt": r"no checkpoint of this project.*scripts/convert_checkpoint\.py",
+        "released.pt": r"no checkpoint of this project.*tupe checkpoint convert",
         "list.pt": "no checkpoint of this project",
         "text.pt": "is refused|cannot be read",
         "half.pt": "is refused|cannot be read",
@@ -356,15 +358,15 @@ def test_files_that_are_no_checkpoints_of_ours_are_refused(tmp_path):
     }
     for name, message in messages.items():
         with pytest.raises(ValueError, match=message):
-            finetune.read_checkpoint(tmp_path / name)
+            read_checkpoint(tmp_path / name)
     torch.save(state, ours, _use_new_zipfile_serialization=False)  # one of ours in the old format is as good as any
-    assert finetune.read_checkpoint(ours)["cfg"] == state["cfg"]
+    assert read_checkpoint(ours)["cfg"] == state["cfg"]
 
 
 def test_stand_ins_for_old_meters_do_not_stay(tmp_path):
     before = list(torch.serialization.get_safe_globals())
     path = save(released("tupe_a"), tmp_path / "r.pt")
-    checkpoints.load_safely(path)
+    load_safely(path)
     assert set(torch.serialization.get_safe_globals()) == set(before)
     with pytest.raises(pickle.UnpicklingError):
         torch.load(path, weights_only=True)
@@ -557,7 +559,7 @@ def test_average_of_the_last(tmp_path, monkeypatch):
         our_checkpoint(tmp_path / f"checkpoint_1_{number + 8}.pt", value, number + 8)
     (tmp_path / "checkpoint_last.pt").write_bytes((tmp_path / "checkpoint_1_11.pt").read_bytes())
     paths = checkpoints.newest(tmp_path, 3)
-    assert [checkpoints.num_updates(torch.load(path, weights_only=True)) for path in paths] == [9, 10, 11]
+    assert [num_updates(torch.load(path, weights_only=True)) for path in paths] == [9, 10, 11]
     mean = checkpoints.average(paths)
     floats = [value for value in mean["model"].values() if value.is_floating_point()]
     assert floats and all(value.eq(3).all() for value in floats) and mean["last_optimizer_state"] is None

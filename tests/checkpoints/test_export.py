@@ -23,7 +23,9 @@ from tupe.encoder import LAYERS
 from tupe.plugin import electra
 from tupe.plugin.hub import TupeHubInterface
 from tupe.plugin.model import ARCHITECTURES, TupeModel
+from tupe.plugin.pretrained import load_dictionary
 from tupe.positions import SCHEMES, overrides
+from tupe.safe_load import load_safely
 
 transformers = pytest.importorskip("transformers")
 ROOT = Path(__file__).resolve().parents[2]
@@ -79,7 +81,7 @@ def write_checkpoint(path, data, heads=(), arch="tupe_r", **options):
     cfg = copy.deepcopy(configuration(arch, criterion))
     cfg["model"].update({"max_positions": 40, **sizes, **options})
     torch.manual_seed(0)
-    model = convert.build_model(cfg, convert.load_dictionary(data / "dict.txt"))
+    model = convert.build_model(cfg, load_dictionary(data / "dict.txt"))
     for name, classes in heads:
         model.register_classification_head(name, classes, 24)
     with torch.no_grad():
@@ -100,7 +102,7 @@ def write_scheme(path, data, position):
 
 def add_span_head(checkpoint, path):
     """Write the checkpoint with a span head, as fine-tuning on SQuAD leaves it; returns the head and the state."""
-    state, head = checkpoints.load_safely(checkpoint), torch.nn.Linear(32, 2)
+    state, head = load_safely(checkpoint), torch.nn.Linear(32, 2)
     state["model"].update({f"span_head.{name}": value for name, value in head.state_dict().items()})
     torch.save(state, path)
     return head, state
@@ -147,7 +149,7 @@ def test_every_scheme_has_the_same_logits(position, data, tmp_path):
     # and back
     config, weights = convert.read_hugging_face(out)
     back = convert.from_export(config, weights, out / "dict.txt")
-    saved = checkpoints.load_safely(tmp_path / "c.pt")
+    saved = load_safely(tmp_path / "c.pt")
     assert back["model"].keys() == saved["model"].keys()
     assert all(torch.equal(back["model"][key], value) for key, value in saved["model"].items())
 
@@ -172,7 +174,7 @@ def test_every_architecture_comes_back_by_its_name(arch, data, tmp_path):
     tokens, real = batch(model)
     with torch.no_grad():
         same(load("AutoModelForMaskedLM", out)(tokens).logits, model(tokens)[0], real)
-    back = checkpoints.load_safely(convert.convert(out, "tupe", None, tmp_path / "back"))
+    back = load_safely(convert.convert(out, "tupe", None, tmp_path / "back"))
     assert back["cfg"]["model"]["_name"] == arch and str(back["cfg"]["model"]["cls"]) == str(model.cfg.cls)
 
 
@@ -221,7 +223,7 @@ def test_heads_travel_both_ways(exported, data, tmp_path):
     same(answer.start_logits, start, real)
     same(answer.end_logits, end, real)
     back = convert.convert(tmp_path / "out_squad", "tupe", None, tmp_path / "back")
-    again = checkpoints.load_safely(back)
+    again = load_safely(back)
     assert again["model"].keys() == state["model"].keys() and again["cfg"]["task"]["_name"] == "squad"
     assert all(torch.equal(again["model"][key], value) for key, value in state["model"].items())
     loaded = TupeModel.from_pretrained(back.parent, "checkpoint.pt").model

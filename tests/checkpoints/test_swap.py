@@ -9,10 +9,10 @@ import pytest
 import torch
 from helpers import PLUGIN, load, make_dictionary, pretrain_arguments, split_documents, train, write_data
 
-from tupe.checkpoints.files import training_state
 from tupe.checkpoints.swap import dictionary_of, swap_position
 from tupe.evaluation.probes import load_model
 from tupe.plugin.continued import HEAD
+from tupe.safe_load import read_checkpoint
 
 ROOT = PLUGIN.parent
 main = runpy.run_path(str(ROOT / "scripts" / "swap_position.py"))["main"]
@@ -51,7 +51,7 @@ def test_everything_else_stays(trained, tmp_path, position, cls):
 
 
 def test_parameters_of_the_new_encoding_are_fresh(trained):
-    state = training_state(trained[1])
+    state = read_checkpoint(trained[1])
     words = dictionary_of(state)
     swapped = {seed: swap_position(state, words, "absolute+t5", seed=seed)["model"] for seed in (1, 2)}
     for key, value in state["model"].items():
@@ -63,7 +63,7 @@ def test_parameters_of_the_new_encoding_are_fresh(trained):
 
 
 def test_classification_heads_stay(trained):
-    state = training_state(trained[1])
+    state = read_checkpoint(trained[1])
     model, _ = load_model(trained[1])
     model.register_classification_head("topic", num_classes=3)
     state["model"] = model.state_dict()
@@ -87,12 +87,12 @@ def test_what_cannot_be_swapped_is_said(trained, tmp_path, capsys, words, messag
 
 
 def test_wrong_dictionary_and_other_models_are_refused(trained):
-    state = training_state(trained[1])
+    state = read_checkpoint(trained[1])
     with pytest.raises(ValueError, match="dictionary has 54 types"):
         swap_position(state, make_dictionary(), "t5")
     state["cfg"]["model"]["_name"] = "electra_r_tiny"
     with pytest.raises(ValueError, match="not in electra_r_tiny"):
-        swap_position(state, dictionary_of(training_state(trained[1])), "t5")
+        swap_position(state, dictionary_of(read_checkpoint(trained[1])), "t5")
 
 
 @pytest.mark.slow

@@ -13,8 +13,8 @@ from fairseq.models import MODEL_DATACLASS_REGISTRY, MODEL_REGISTRY
 from helpers import CONFIGS, PLUGIN, Waits, load, train, write_data
 
 from tupe.plugin.electra import ElectraConfig, ElectraCriterion, ElectraModel, sample_gumbel
-from tupe.plugin.finetune import model_options
 from tupe.plugin.launch import fairseq_arguments
+from tupe.plugin.pretrained import model_options
 from tupe.positions import SCHEMES
 
 V, PAD, MASK = 30, 1, 29

@@ -26,9 +26,10 @@ from tupe.experiments.runner import read_failure
 from tupe.plugin import glue
 from tupe.plugin.compat import compose
 from tupe.plugin.electra import ElectraConfig
-from tupe.plugin.finetune import FREE, PolynomialDecayRatio, PolynomialDecayRatioConfig, end_of_process, structure
+from tupe.plugin.finetune import PolynomialDecayRatio, PolynomialDecayRatioConfig, end_of_process
 from tupe.plugin.glue import TASKS, Pairs, glue_name, prepare, read_split, score
 from tupe.plugin.launch import fairseq_arguments
+from tupe.plugin.pretrained import FREE, structure
 from tupe.text import TextEncoder
 
 ROOT = Path(__file__).parents[2]

@@ -19,18 +19,11 @@ from omegaconf import OmegaConf
 
 from ..encoder import LMHead
 from ..plugin.model import ARCHITECTURES, SIZES
+from ..plugin.pretrained import MASK, check_dictionary, load_dictionary
 from ..plugin.squad import SquadTask
+from ..safe_load import load_safely, read_checkpoint
 from .export import weights_from_export
-from .files import (
-    MASK,
-    check_dictionary,
-    configuration,
-    load_dictionary,
-    load_safely,
-    new_checkpoint,
-    save_atomically,
-    training_state,
-)
+from .files import configuration, new_checkpoint, save_atomically
 
 logger = logging.getLogger(__name__)
 
@@ -228,7 +221,7 @@ def to_released(path, dictionary_file):
     Only TUPE-A and TUPE-R with untied [CLS], Transformer layers and softmax exist there. Raises ValueError for others,
     and for a dictionary that is not the model's.
     """
-    checkpoint = training_state(path)
+    checkpoint = read_checkpoint(path)
     model = checkpoint["cfg"]["model"]
     kind = {key: model[key] for key in ("position", "cls", "layer", "normaliser", "layer_norm_eps")}
     possible = {"cls": "untied", "layer": "transformer", "normaliser": "softmax", "layer_norm_eps": 1e-5}

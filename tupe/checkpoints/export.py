@@ -7,7 +7,8 @@ import shutil
 from pathlib import Path
 
 from ..plugin.glue import ENCODER_FILES
-from .files import check_dictionary, training_state
+from ..plugin.pretrained import check_dictionary
+from ..safe_load import read_checkpoint
 
 logger = logging.getLogger(__name__)
 HERE = Path(__file__).parent / "hf"
@@ -50,7 +51,7 @@ def export(checkpoint_file, output, data=None, head=None):
     from safetensors.torch import save_file
 
     output, data = Path(output), Path(data or Path(checkpoint_file).parent)
-    state = training_state(checkpoint_file)
+    state = read_checkpoint(checkpoint_file)
     model = state["cfg"]["model"]
     head = choose_head(state["model"], head)
     weights = hugging_face_weights(state["model"], head)

@@ -1,86 +1,13 @@
-"""Checkpoint files: loading them without running code from them, their dictionary, writing, averaging, stripping and
-merging them."""
+"""Checkpoint files: writing, averaging, stripping and merging them."""
 
-import pickle
-import re
-import zipfile
 from pathlib import Path
-from types import SimpleNamespace
 
 import torch
 from fairseq import options
-from fairseq.data import Dictionary
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from omegaconf import OmegaConf
 
-from ..plugin.model import TupeModel
-
-MASK = "<mask>"
-NOT_OURS = (
-    "no checkpoint of this project: it holds no configuration or no model (scripts/convert_checkpoint.py makes one of "
-    "what the released TUPE code wrote)"
-)
-# fairseq 0.9 pickled its progress meters into checkpoints, as objects of a module that is gone. Classes of the same
-# names that only hold data stand in for them; nothing of fairseq runs.
-OLD_METERS = [
-    type(name, (), {"__module__": "fairseq.meters"}) for name in ("AverageMeter", "TimeMeter", "StopwatchMeter")
-]
-
-
-def load_safely(path, mmap=False):
-    """The contents of a checkpoint of this project, of fairseq, or of the released TUPE code, on the CPU.
-
-    Only tensors and plain data are read: a file that asks for anything else is refused with a ValueError, and nothing
-    of it is run. mmap: leave the tensors on disk until they are used, where the file's format allows it.
-    """
-    allowed = list(torch.serialization.get_safe_globals())  # torch 2.4 hands out the list itself
-    torch.serialization.add_safe_globals(OLD_METERS)
-    try:
-        # the format of torch < 1.6 cannot be mapped
-        return torch.load(path, map_location="cpu", weights_only=True, mmap=mmap and zipfile.is_zipfile(path))
-    except FileNotFoundError:
-        raise ValueError(f"there is no checkpoint {path}") from None
-    except pickle.UnpicklingError as error:
-        named = re.search(r"(?:GLOBAL|Unsupported (?:global|class|operand))[: ]+(\S+( \S+)?)", str(error))
-        what = f" ({named.group(1).rstrip('.')})" if named else ""
-        raise ValueError(
-            f"{path} is refused: it is no checkpoint, or holds more than tensors and plain data{what}"
-        ) from error
-    except Exception as error:  # reading a damaged pickle can fail in any way
-        raise ValueError(f"{path} cannot be read: {error}") from error
-    finally:
-        torch.serialization.clear_safe_globals()
-        torch.serialization.add_safe_globals(allowed)
-
-
-def training_state(path, mmap=False):
-    """`load_safely` for a checkpoint of this project; anything else is a ValueError."""
-    state = load_safely(path, mmap)
-    if not isinstance(state, dict) or not state.get("cfg") or "model" not in state:
-        raise ValueError(f"{path} is {NOT_OURS}")
-    return state
-
-
-def load_dictionary(path):
-    """dict.txt with <mask> added, as fairseq's task masked_lm does."""
-    if not Path(path).is_file():
-        raise ValueError(f"there is no dictionary {path}; give the dict.txt that the model was trained with")
-    dictionary = Dictionary.load(str(path))
-    dictionary.add_symbol(MASK)
-    return dictionary
-
-
-def check_dictionary(state, path):
-    """Raise ValueError unless the dict.txt `path` is the one that the model of a `training_state` was trained with."""
-    dictionary, types = load_dictionary(path), len(state["model"]["encoder.tokens.weight"])
-    if len(dictionary) != types:
-        raise ValueError(
-            f"{path} makes {len(dictionary)} types, the model has {types}: another model's dictionary; take the "
-            "dict.txt of its own pre-training data"
-        )
-    fingerprint = TupeModel.get_extra_state(SimpleNamespace(dictionary=dictionary))
-    if not torch.equal(state["model"].get("_extra_state", fingerprint), fingerprint):
-        raise ValueError(f"{path} has as many types as the model's dictionary, but other ones or in another order")
+from ..safe_load import num_updates, read_checkpoint
 
 
 def save_atomically(state, path):
@@ -116,10 +43,6 @@ def new_checkpoint(cfg, model):
     }
 
 
-def num_updates(state):
-    return state["optimizer_history"][-1]["num_updates"]
-
-
 def strip(state):
     """The checkpoint without optimizer state: for use and fine-tuning, not for resuming."""
     return {**state, "last_optimizer_state": None}
@@ -132,7 +55,7 @@ def newest(folder, count):
     """
     found = {}
     for path in sorted(Path(folder).glob("checkpoint*.pt")):
-        found.setdefault(num_updates(training_state(path)), path)
+        found.setdefault(num_updates(read_checkpoint(path)), path)
     if len(found) < count:
         raise ValueError(f"{folder} has checkpoints after {sorted(found)} updates: {len(found)}, not {count}")
     return [found[updates] for updates in sorted(found)[-count:]]
@@ -148,7 +71,7 @@ def average(paths):
         raise ValueError(f"averaging needs at least two checkpoints, not {len(paths)}")
     total, state = {}, None
     for path in paths:
-        state = training_state(path)
+        state = read_checkpoint(path)
         model = state["model"]
         if total and {k: v.shape for k, v in model.items()} != {k: v.shape for k, v in total.items()}:
             differ = sorted(
@@ -172,7 +95,7 @@ def merge_shards(paths):
     A shard holds, per wrapped module, a slice of its flattened parameters, padded to equal length, and a description of
     what was flattened.
     """
-    shards = [training_state(path) for path in paths]
+    shards = [read_checkpoint(path) for path in paths]
     without = [str(path) for path, shard in zip(paths, shards, strict=True) if "fsdp_metadata" not in shard]
     if without:
         raise ValueError(f"{without[0]} is not a shard: it has no description of sharded parameters")

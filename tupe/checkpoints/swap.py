@@ -29,7 +29,7 @@ def dictionary_of(state, data=None):
 def swap_position(state, dictionary, position, cls=None, segments=False, seed=1):
     """A checkpoint with the weights of `state`, but the position schemes `position` with fresh parameters.
 
-    state: from `checkpoints.training_state`. dictionary: the one it was trained with. cls: "tied" or "untied", default
+    state: from `safe_load.read_checkpoint`. dictionary: the one it was trained with. cls: "tied" or "untied", default
     as before. segments: give it segment embeddings if it has none, for the next-sentence objective. Fresh are the
     parameters of all schemes of `position`, also of one that the old model has too. There is no optimizer state: it
     belongs to the old parameters. Raises ValueError for a checkpoint of another kind of model, another dictionary, or a

@@ -6,8 +6,8 @@ from pathlib import Path
 import torch
 from fairseq import checkpoint_utils, utils
 
-from ..checkpoints.files import training_state
 from ..plugin.glue import TASKS, glue_name
+from ..safe_load import read_checkpoint
 
 # (task, split) -> file name; the server wants the official label names, and STS-B scores from 0 to 5.
 FILES = {
@@ -27,7 +27,7 @@ def predict_glue(name, checkpoint, data, output, batch_size=64):
     splits = [split for task, split in FILES if task == name and _prepared(data, name, split)]
     if not splits:
         raise ValueError(f"{data} holds no test set of {name}; put its test.tsv beside train.tsv and prepare it again")
-    training_state(checkpoint, mmap=True)  # says what is wrong with the file; fairseq reads it again
+    read_checkpoint(checkpoint, mmap=True)  # says what is wrong with the file; fairseq reads it again
     models, _, task = checkpoint_utils.load_model_ensemble_and_task([str(checkpoint)], {"data": str(data)})
     if getattr(task, "name", None) != name:
         raise ValueError(f"{checkpoint} was not fine-tuned on {name}, but on {getattr(task, 'name', 'something else')}")

@@ -16,8 +16,8 @@ import torch
 from fairseq import checkpoint_utils
 from fairseq.data import data_utils
 
-from ..checkpoints.files import training_state
 from ..positions import frequencies, overrides
+from ..safe_load import read_checkpoint
 
 
 def load_model(checkpoint, data=None):
@@ -25,7 +25,7 @@ def load_model(checkpoint, data=None):
 
     Raises ValueError if the checkpoint cannot be read, or the dictionary is not there.
     """
-    training_state(checkpoint, mmap=True)  # says what is wrong with the file; fairseq reads it again
+    read_checkpoint(checkpoint, mmap=True)  # says what is wrong with the file; fairseq reads it again
     changes = {} if data is None else {"data": str(data)}
     try:
         models, _, task = checkpoint_utils.load_model_ensemble_and_task([str(checkpoint)], arg_overrides=changes)

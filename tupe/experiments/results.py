@@ -12,9 +12,9 @@ import numpy as np
 from fairseq.data import Dictionary, data_utils
 from scipy.stats import pearsonr
 
-from ..checkpoints.files import num_updates
-from ..plugin.finetune import is_finished, read_checkpoint, read_result
+from ..plugin.finetune import is_finished, read_result
 from ..plugin.glue import TASKS
+from ..safe_load import num_updates, read_checkpoint
 from .runner import read_failure
 from .sweep import read_sweep, state_of
 
@@ -419,7 +419,7 @@ def pretraining(models, data=None):
     """
     found, entropies = {}, {}
     for model in models:
-        state = read_checkpoint(model.checkpoint)
+        state = read_checkpoint(model.checkpoint, mmap=True)
         if num_updates(state) != model.updates:
             raise ValueError(
                 f"{model.checkpoint} is no longer the one that was fine-tuned, after {model.updates} updates"

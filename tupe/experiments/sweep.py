@@ -16,10 +16,11 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..checkpoints.files import num_updates
-from ..plugin.finetune import is_finished, model_options, read_checkpoint, read_result, write_atomically
+from ..plugin.finetune import is_finished, read_result, write_atomically
 from ..plugin.glue import glue_name
 from ..plugin.launch import fairseq_arguments
+from ..plugin.pretrained import model_options
+from ..safe_load import num_updates, read_checkpoint
 from . import runner as jobs
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -98,7 +99,7 @@ class Sweep:
             raise ValueError(
                 f"{', '.join(ours)}: the sweep decides {', '.join(DECIDED)}; give it other values of its own"
             )
-        state = read_checkpoint(self.checkpoint)
+        state = read_checkpoint(self.checkpoint, mmap=True)
         self.model = model_options(self.checkpoint)
         fixed = {
             "checkpoint": str(self.checkpoint),

@@ -36,7 +36,8 @@ from fairseq.tasks.masked_lm import MaskedLMConfig, MaskedLMTask
 from omegaconf import II
 
 from .criterion import has_padding
-from .finetune import SCHEDULE, FinetuneTask, adopt_structure
+from .finetune import SCHEDULE, FinetuneTask
+from .pretrained import adopt_structure
 
 HEAD = "next_sentence"
 

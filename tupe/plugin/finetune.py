@@ -28,24 +28,11 @@ from fairseq.optim.lr_scheduler.polynomial_decay_schedule import (
 from fairseq.tasks import FairseqDataclass, FairseqTask
 from omegaconf import II
 
-from ..checkpoints.files import NOT_OURS, check_dictionary, load_safely, num_updates
+from .pretrained import adopt_structure
 
 logger = logging.getLogger(__name__)
 
 SCHEDULE = "polynomial_decay_ratio"
-# Model settings that fine-tuning may choose anew. All others define the function that was pre-trained: they stay.
-FREE = (
-    "max_positions",  # taken from the checkpoint
-    "dropout",
-    "attention_dropout",
-    "activation_dropout",
-    "pooler_dropout",
-    "autocast",
-    "attention",
-    "checkpoint_activations",
-    "compile",
-    "load_checkpoint_heads",
-)
 
 
 @dataclass
@@ -329,57 +316,7 @@ def lock_folder(folder):
 _locks = {}
 
 
-# ------------------------------------------------------------------------------------------------------- checkpoints
-
-
-def read_checkpoint(path):
-    """What a checkpoint of this project holds, without reading its tensors from disk; ValueError for any other file."""
-    state = load_safely(path, mmap=True)
-    if not isinstance(state, dict) or not state.get("cfg"):
-        raise ValueError(f"{path} is {NOT_OURS}")
-    return state
-
-
-def adopt_structure(model_cfg, path, data):
-    """Compare a model configuration, and the dict.txt of the folder `data`, with the checkpoint to start from, and take
-    over its `max_positions`.
-
-    Returns {"pretrained": path, "pretrained_updates": of pre-training, "variant": see `variant`}. Raises ValueError if
-    they contradict each other.
-    """
-    state = read_checkpoint(path)
-    saved = state["cfg"]["model"]
-    wrong = [
-        f"{key}={value} in the checkpoint, {model_cfg[key]} here"
-        for key, value in structure(saved).items()
-        if key in model_cfg and str(model_cfg[key]) != str(value)
-    ]
-    if wrong:
-        raise ValueError(
-            f"the model contradicts the checkpoint {path} (architecture {saved['_name']}): {'; '.join(wrong)}"
-        )
-    check_dictionary(state, Path(data) / "dict.txt")
-    model_cfg.max_positions = saved["max_positions"]
-    where = str(Path(path).resolve())
-    return {"pretrained": where, "pretrained_updates": num_updates(state), "variant": variant(saved)}
-
-
-def model_options(path):
-    """A checkpoint's architecture and the fairseq-train options that rebuild it: ["tupe_r", "--position=...", ...]."""
-    saved = read_checkpoint(path)["cfg"]["model"]
-    return [saved["_name"], *(f"--{key.replace('_', '-')}={value}" for key, value in structure(saved).items())]
-
-
-def structure(model_cfg):
-    """The settings of a model that define its function."""
-    return {key: value for key, value in model_cfg.items() if key not in FREE and not key.startswith("_")}
-
-
-def variant(model_cfg):
-    """How a model differs from what its architecture's name stands for: "", or "position sinusoidal, ..."."""
-    preset = models.MODEL_DATACLASS_REGISTRY[model_cfg["_name"]]()
-    own = structure(model_cfg)
-    return ", ".join(f"{key} {own[key]}" for key in sorted(own) if str(own[key]) != str(getattr(preset, key)))
+# ---------------------------------------------------------------------------------------------------- facts of a run
 
 
 def run_facts():

@@ -10,7 +10,7 @@ import torch
 from fairseq import options
 from omegaconf import OmegaConf
 
-from ..checkpoints.files import num_updates
+from ..safe_load import num_updates
 from .compat import compose
 
 logger = logging.getLogger(__name__)

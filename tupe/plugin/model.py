@@ -93,6 +93,12 @@ def refuse_long_blocks(cfg, task):
         raise ValueError(f"sequences of {length} tokens: the model has {cfg.max_positions} positions")
 
 
+def dictionary_fingerprint(dictionary):
+    """[32] the bytes of a hash over all types in their order."""
+    types = "\n".join(dictionary.symbols)
+    return torch.tensor(list(hashlib.sha256(types.encode()).digest()), dtype=torch.long)
+
+
 class TupeModel(BaseFairseqModel):
     """Encoder, LM head with the token embedding's weight, and any number of classification heads."""
 
@@ -219,8 +225,7 @@ class TupeModel(BaseFairseqModel):
     # A fingerprint of the dictionary travels with the weights: a dictionary of the right size but with other types is
     # caught too.
     def get_extra_state(self):
-        types = "\n".join(self.dictionary.symbols)
-        return torch.tensor(list(hashlib.sha256(types.encode()).digest()), dtype=torch.long)
+        return dictionary_fingerprint(self.dictionary)
 
     def set_extra_state(self, state):
         if not torch.equal(state.cpu(), self.get_extra_state()):

@@ -1,0 +1,58 @@
+"""Reading a checkpoint without running code from it. Needs torch alone."""
+
+import pickle
+import re
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import torch
+
+NOT_OURS = (
+    "no checkpoint of this project: it holds no configuration or no model (`tupe checkpoint convert` makes one of what "
+    "the released TUPE code wrote)"
+)
+# fairseq 0.9 pickled its progress meters into checkpoints, as objects of a module that is gone. Classes of the same
+# names that only hold data stand in for them; nothing of fairseq runs.
+OLD_METERS = [
+    type(name, (), {"__module__": "fairseq.meters"}) for name in ("AverageMeter", "TimeMeter", "StopwatchMeter")
+]
+
+
+def load_safely(path: str | Path, mmap: bool = False) -> Any:
+    """The contents of a checkpoint of this project, of fairseq, or of the released TUPE code, on the CPU.
+
+    Only tensors and plain data are read: a file that asks for anything else is refused with a ValueError, and nothing
+    of it is run. mmap: leave the tensors on disk until they are used, where the file's format allows it.
+    """
+    allowed = list(torch.serialization.get_safe_globals())  # torch 2.4 hands out the list itself
+    torch.serialization.add_safe_globals(OLD_METERS)
+    try:
+        # the format of torch < 1.6 cannot be mapped
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=mmap and zipfile.is_zipfile(path))
+    except FileNotFoundError:
+        raise ValueError(f"there is no checkpoint {path}") from None
+    except pickle.UnpicklingError as error:
+        named = re.search(r"(?:GLOBAL|Unsupported (?:global|class|operand))[: ]+(\S+( \S+)?)", str(error))
+        what = f" ({named.group(1).rstrip('.')})" if named else ""
+        raise ValueError(
+            f"{path} is refused: it is no checkpoint, or holds more than tensors and plain data{what}"
+        ) from error
+    except Exception as error:  # reading a damaged pickle can fail in any way
+        raise ValueError(f"{path} cannot be read: {error}") from error
+    finally:
+        torch.serialization.clear_safe_globals()
+        torch.serialization.add_safe_globals(allowed)
+
+
+def read_checkpoint(path: str | Path, mmap: bool = False) -> dict:
+    """`load_safely` for a checkpoint of this project; anything else is a ValueError."""
+    state = load_safely(path, mmap)
+    if not isinstance(state, dict) or not state.get("cfg") or "model" not in state:
+        raise ValueError(f"{path} is {NOT_OURS}")
+    return state
+
+
+def num_updates(state: dict) -> int:
+    """Updates after which a checkpoint was written."""
+    return state["optimizer_history"][-1]["num_updates"]
