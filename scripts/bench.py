@@ -20,16 +20,15 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
 
+from tupe.architectures import SIZES
 from tupe.bench import report as bench_report
 from tupe.bench import step as bench
-from tupe.plugin.model import SIZES
 
 
 def main():
-    sizes = {suffix.lstrip("_") or "base": suffix for suffix in SIZES}
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", choices=bench.CONTENDERS, help="default: all but variants of tupe_r")
-    parser.add_argument("--size", default="base", choices=sizes)
+    parser.add_argument("--size", default="base", choices=list(SIZES))
     parser.add_argument("--lengths", type=int, nargs="+", default=[512], metavar="L")
     parser.add_argument("--layers", type=int, nargs="+", default=[0], metavar="N", help="0: those of the size")
     parser.add_argument("--tokens", type=int, default=2048, help="tokens of a batch; B = tokens / L")
@@ -50,7 +49,7 @@ def main():
         return
     models = args.models or bench.default_models()
     about = {"command": shlex.join(["python", "scripts/bench.py", *sys.argv[1:]]), **bench.environment()}
-    base = bench.Setting(sizes[args.size], vocab=args.vocab, device=args.device, threads=args.threads)
+    base = bench.Setting(args.size, vocab=args.vocab, device=args.device, threads=args.threads)
     args.out.parent.mkdir(parents=True, exist_ok=True)
 
     def write(rows):

@@ -1,5 +1,5 @@
 """Prints every architecture with its parameters, and what its position encoding adds: python scripts/list_models.py
-[--size _mini]
+[--size mini]
 
 The counts are of the whole model with LM head, for a vocabulary of 32,768 types; position parameters are itemised
 below the table.
@@ -9,8 +9,8 @@ import argparse
 
 import torch
 
+from tupe.architectures import ARCHITECTURES, SIZES, with_size
 from tupe.encoder import Encoder, LMHead
-from tupe.plugin.model import ARCHITECTURES, SIZES
 
 VOCAB, PAD, MAX_POSITIONS = 32768, 1, 512
 
@@ -21,7 +21,7 @@ def count(module):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--size", choices=list(SIZES), default="", help="suffix of the architecture (default: base)")
+    parser.add_argument("--size", choices=list(SIZES), default="base")
     size = parser.parse_args().size
     layers, width, heads, ffn = SIZES[size]
     items = {}
@@ -33,8 +33,8 @@ def main():
                 position=position, cls=cls,
             )  # fmt: skip
             total = count(encoder) + count(LMHead(width, VOCAB))
-        items[arch + size] = {name: tuple(p.shape) for name, p in encoder.positions.named_parameters()}
-        print(f"| `{arch + size}` | {position} | {cls} | {total:,} | {count(encoder.positions):,} |")
+        items[with_size(arch, size)] = {name: tuple(p.shape) for name, p in encoder.positions.named_parameters()}
+        print(f"| `{with_size(arch, size)}` | {position} | {cls} | {total:,} | {count(encoder.positions):,} |")
     for arch, shapes in items.items():
         print(f"\n{arch}:")
         for name, shape in shapes.items():

@@ -5,7 +5,8 @@ The table in docs/schemes.md is this command's output.
 
 import argparse
 
-from tupe.positions import SCHEMES, Dims, PositionScheme, overrides
+from tupe.positions import Dims, PositionScheme, overrides
+from tupe.schemes import SCHEMES
 
 HOOKS = [name for name, value in vars(PositionScheme).items() if callable(value) and not name.startswith("_")]
 BASE = Dims(max_positions=512, width=768, heads=12, layers=12, head_dim=64, value_dim=64)

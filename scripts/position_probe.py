@@ -26,7 +26,7 @@ from tupe.evaluation.synthetic import (
     table_of,
     verdict,
 )
-from tupe.positions import SCHEMES
+from tupe.schemes import SCHEMES
 
 COMBINED = ["untied+t5", "shaw+shaw_values", "t5+urpe"]
 

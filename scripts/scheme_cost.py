@@ -12,15 +12,14 @@ from pathlib import Path
 
 import torch
 
+from tupe.architectures import SIZES
 from tupe.bench import schemes as cost
 from tupe.bench import step as bench
-from tupe.plugin.model import SIZES
 
 
 def main(arguments=None):
-    sizes = {suffix.lstrip("_") or "base": suffix for suffix in SIZES}
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--size", default="base", choices=sizes)
+    parser.add_argument("--size", default="base", choices=list(SIZES))
     parser.add_argument("--layers", type=int, default=0, help="default: those of the size")
     parser.add_argument("--lengths", type=int, nargs="+", default=[128, 512, 1024], metavar="L")
     parser.add_argument("--tokens", type=int, default=1024, help="tokens of a batch; B = tokens / L")
@@ -35,7 +34,7 @@ def main(arguments=None):
     if args.threads:
         torch.set_num_threads(args.threads)
     wanted = cost.cases(args.position)
-    base = bench.Setting(sizes[args.size], args.layers, vocab=args.vocab, precision=args.precision)
+    base = bench.Setting(args.size, args.layers, vocab=args.vocab, precision=args.precision)
     options = {name: getattr(args, name) for name in ("size", "tokens", "rounds", "precision", "vocab")}
     options = {**options, "layers": base.dims()[0], "encodings": len(wanted)}
     result = {"about": bench.environment(), "options": options, "lengths": {}}

@@ -9,8 +9,8 @@ import argparse
 
 from tupe.checkpoints.files import save_atomically
 from tupe.checkpoints.swap import dictionary_of, swap_position
-from tupe.positions import SCHEMES
 from tupe.safe_load import read_checkpoint
+from tupe.schemes import SCHEMES
 
 
 def main(arguments=None):

@@ -10,7 +10,8 @@ from tupe import kernels
 from tupe.attention import choose, why_not_fast
 from tupe.bench import memory
 from tupe.encoder import Encoder, LMHead
-from tupe.positions import SCHEMES, PositionScheme
+from tupe.positions import PositionScheme
+from tupe.schemes import SCHEMES
 
 V, PAD, N, C, H, MAX = 40, 1, 2, 32, 4, 40
 FAST = ["blocked", "sdpa"]

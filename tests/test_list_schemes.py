@@ -3,7 +3,8 @@
 import runpy
 from pathlib import Path
 
-from tupe.positions import SCHEMES, overrides
+from tupe.positions import overrides
+from tupe.schemes import SCHEMES
 
 ROOT = Path(__file__).parent.parent
 

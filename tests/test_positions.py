@@ -12,7 +12,8 @@ import torch
 
 from tupe.attention import NORMALISERS, Terms, attend
 from tupe.encoder import LAYERS, Encoder
-from tupe.positions import SCHEMES, Clipped, Deberta, Dims, Positions, overrides, skew, toeplitz, unskew
+from tupe.positions import Dims, Positions, overrides
+from tupe.schemes import SCHEMES, Clipped, Deberta, skew, toeplitz, unskew
 
 B, L, H, D, PAD = 2, 9, 2, 4, 1
 DIMS = Dims(max_positions=16, width=H * D, heads=H, layers=3, head_dim=D, value_dim=6)

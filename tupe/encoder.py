@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from .attention import NORMALISERS, Terms, attend, attention_weights, choose
 from .kernels import Linear, dropout, linear, lm_loss, split_heads
 from .positions import Dims, Positions
+from .schemes import SCHEMES  # noqa: F401  (so that wherever an encoder is built, every name is known)
 
 logger = logging.getLogger(__name__)
 

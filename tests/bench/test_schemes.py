@@ -10,15 +10,16 @@ import torch
 
 from tupe.bench import schemes as cost
 from tupe.bench import step as bench
-from tupe.positions import SCHEMES, PositionScheme
+from tupe.positions import PositionScheme
+from tupe.schemes import SCHEMES
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "scheme_cost.py"
 C, H, D, L, B, N = 128, 2, 64, 16, 2, 2
-TINY = bench.Setting("_tiny", length=L, batch=B, vocab=100)
+TINY = bench.Setting("tiny", length=L, batch=B, vocab=100)
 
 
 def test_parameters_are_the_papers():
-    base = bench.Setting("", length=512)
+    base = bench.Setting("base", length=512)
     extra = cost.parameters("untied", "untied", base) - cost.parameters("absolute", "tied", base)
     weights = extra - 2 * 768 - 2 * 768 - 768  # without the biases of U_Q and U_K, the layer norm, the row of theta
     assert weights == 2 * 768**2 and round(weights / 1e6, 2) == 1.18

@@ -14,7 +14,7 @@ from tupe import kernels
 from tupe.bench import report as bench_report
 from tupe.bench import step as bench
 
-TINY = bench.Setting("_tiny", layers=2, length=20, batch=2, vocab=60)  # 6 of 40 tokens are masked
+TINY = bench.Setting("tiny", layers=2, length=20, batch=2, vocab=60)  # 6 of 40 tokens are masked
 MISSING = [] if importlib.util.find_spec("transformers") else bench.HF  # hf-flash: on GPUs only; compiling takes long
 CPU = [name for name in bench.CONTENDERS if name not in ("hf-flash", "tupe_r-compile", *MISSING)]
 
@@ -160,7 +160,7 @@ def test_a_killed_contender_loses_only_its_turn(lives, turns, monkeypatch):
 
 
 def test_settings_form_a_cross():
-    settings = bench.cross(bench.Setting("_tiny"), [512, 128], [4, 0], 2048)
+    settings = bench.cross(bench.Setting("tiny"), [512, 128], [4, 0], 2048)
     assert [(s.layers, s.length, s.batch) for s in settings] == [(4, 512, 4), (2, 512, 4), (4, 128, 16)]
     with pytest.raises(ValueError, match="2048 tokens holds no sequence of 4096"):
         bench.cross(bench.Setting(), [512, 4096], [0], 2048)

@@ -15,17 +15,18 @@ import numpy as np
 import pytest
 import torch
 
+from tupe.architectures import ARCHITECTURES, ELECTRA
 from tupe.attention import NORMALISERS
 from tupe.checkpoints import convert
 from tupe.checkpoints import files as checkpoints
 from tupe.checkpoints.export import export
 from tupe.encoder import LAYERS
-from tupe.plugin import electra
 from tupe.plugin.hub import TupeHubInterface
-from tupe.plugin.model import ARCHITECTURES, TupeModel
+from tupe.plugin.model import TupeModel
 from tupe.plugin.pretrained import load_dictionary
-from tupe.positions import SCHEMES, overrides
+from tupe.positions import overrides
 from tupe.safe_load import load_safely
+from tupe.schemes import SCHEMES
 
 transformers = pytest.importorskip("transformers")
 ROOT = Path(__file__).resolve().parents[2]
@@ -338,7 +339,7 @@ def test_fill_mask(exported):
     np.testing.assert_allclose([guess["score"] for guess in guesses], probabilities.topk(5).values, rtol=1e-4)
 
 
-@pytest.mark.parametrize("arch", electra.ARCHITECTURES)
+@pytest.mark.parametrize("arch", ELECTRA)
 def test_electra_exports_its_discriminator(arch, data, tmp_path):
     model = write_checkpoint(tmp_path / "c.pt", data, heads=[("rte", 3)], arch=arch)
     out = tmp_path / f"out_{arch}"

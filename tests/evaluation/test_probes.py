@@ -24,7 +24,8 @@ from tupe.evaluation.probes import (
     translation_violation,
     validation_losses,
 )  # fmt: skip
-from tupe.positions import T5, Dims, frequencies, toeplitz
+from tupe.positions import Dims
+from tupe.schemes import T5, frequencies, toeplitz
 
 OFFSETS = np.arange(8)[None] - np.arange(8)[:, None]  # j - i
 RANDOM = np.random.default_rng(0).random((8, 8))

@@ -23,7 +23,8 @@ from tupe.evaluation.synthetic import (
     train,
     verdict,
 )
-from tupe.positions import SCHEMES, Dims, Positions, overrides
+from tupe.positions import Dims, Positions, overrides
+from tupe.schemes import SCHEMES
 
 ONLY_LOGITS = [
     "untied", "absolute_d", "nonparametric", "factored", "clipped", "t5", "alibi", "rope", "deberta", "shaw",

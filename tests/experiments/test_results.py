@@ -15,6 +15,7 @@ import scipy.stats
 import torch
 from helpers import write_data
 
+from tupe.architectures import split_size
 from tupe.experiments import report
 from tupe.experiments.report import write_report
 from tupe.experiments.results import (
@@ -31,7 +32,6 @@ from tupe.experiments.results import (
     paper_tables,
     pretraining,
     published,
-    split_size,
     summarise,
     unigram_entropy,
 )

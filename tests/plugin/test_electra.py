@@ -15,7 +15,7 @@ from helpers import CONFIGS, PLUGIN, Waits, load, train, write_data
 from tupe.plugin.electra import ElectraConfig, ElectraCriterion, ElectraModel, sample_gumbel
 from tupe.plugin.launch import fairseq_arguments
 from tupe.plugin.pretrained import model_options
-from tupe.positions import SCHEMES
+from tupe.schemes import SCHEMES
 
 V, PAD, MASK = 30, 1, 29
 

@@ -7,14 +7,14 @@ import torch
 from helpers import CONFIGS, pretrain_arguments, write_data
 from omegaconf import OmegaConf
 
+from tupe import architectures
+from tupe.architectures import ELECTRA, SIZES, with_size
 from tupe.plugin import electra
-from tupe.plugin import model as masked_lm
 from tupe.plugin.compat import compose
 from tupe.plugin.launch import fairseq_arguments, split_batch
-from tupe.plugin.model import SIZES
-from tupe.positions import SCHEMES
+from tupe.schemes import SCHEMES
 
-ARCHITECTURES = {**masked_lm.ARCHITECTURES, **electra.ARCHITECTURES}
+ARCHITECTURES = {**architectures.ARCHITECTURES, **ELECTRA}
 PAPER = {  # the recipe as the paper states it
     "mask_prob": 0.15, "leave_unmasked_prob": 0.1, "random_token_prob": 0.1, "sample_break_mode": "complete",
     "tokens_per_sample": 512, "max_positions": 512, "max_update": 1_000_000, "total_num_update": "1000000",
@@ -139,7 +139,7 @@ def test_both_launchers_build_the_named_architecture(arch):
 
     position, cls = ARCHITECTURES[arch]
     for size, (layers, width, heads, ffn) in SIZES.items():
-        name = arch + size
+        name = with_size(arch, size)
         hydra = hydra_config("pretrain", [f"model={arch}", f"model._name={name}", "task.data=DATA"])
         shell = convert_namespace_to_omegaconf(parse(["DATA", "--task=masked_lm", f"--arch={name}", "--batch-size=1"]))
         models = [OmegaConf.to_container(config, resolve=True, enum_to_str=True)["model"] for config in (hydra, shell)]

@@ -9,8 +9,9 @@ from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_DATACLASS_REGISTRY
 from helpers import build, make_dictionary
 from omegaconf import OmegaConf
 
+from tupe.architectures import ARCHITECTURES, SIZES, with_size
 from tupe.plugin import model as tupe_model
-from tupe.plugin.model import ARCHITECTURES, SIZES, TupeModel
+from tupe.plugin.model import TupeModel
 from tupe.plugin.squad import SpanHead
 
 PRESETS = [(arch, size) for arch in ARCHITECTURES for size in SIZES]
@@ -21,13 +22,14 @@ TOKENS = torch.tensor([[0, 5, 6, 7, 2, 1, 1], [0, 9, 8, 9, 10, 11, 2]])
 
 @pytest.mark.parametrize(("arch", "size"), PRESETS)
 def test_preset_and_pickle(arch, size):
-    config = MODEL_DATACLASS_REGISTRY[arch + size]()
+    name = with_size(arch, size)
+    config = MODEL_DATACLASS_REGISTRY[name]()
     layers, width, heads, ffn = SIZES[size]
     assert (config.position, config.cls) == ARCHITECTURES[arch]
     assert (config.encoder_layers, config.encoder_embed_dim) == (layers, width)
     assert (config.encoder_attention_heads, config.encoder_ffn_embed_dim) == (heads, ffn)
     assert pickle.loads(pickle.dumps(config)) == config
-    assert getattr(tupe_model, arch + size) is ARCH_MODEL_REGISTRY[arch + size]
+    assert getattr(tupe_model, name) is ARCH_MODEL_REGISTRY[name]
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)

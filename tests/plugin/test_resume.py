@@ -14,7 +14,7 @@ from helpers import CONFIGS, PLUGIN, load, pretrain_arguments, train, write_data
 
 from tupe.attention import NORMALISERS
 from tupe.plugin.resume import position_in_epoch
-from tupe.positions import SCHEMES
+from tupe.schemes import SCHEMES
 
 TEST_DIR = PLUGIN.parent / "tests"
 EPOCH = 9  # updates per epoch of the tiny data set

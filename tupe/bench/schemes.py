@@ -16,10 +16,11 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
+from ..architectures import ARCHITECTURES
 from ..encoder import LAYERS, Encoder, init_bert
-from ..plugin.model import ARCHITECTURES
 from ..plugin.optim import AdamW
-from ..positions import SCHEMES, Positions
+from ..positions import Positions
+from ..schemes import SCHEMES
 from . import step as bench
 from .memory import counting
 from .report import table

@@ -22,6 +22,8 @@ from types import SimpleNamespace
 
 import torch
 
+from ..architectures import SIZES, with_size
+
 MASKED = 0.15  # share of the tokens that are masked
 OURS = {  # name -> (architecture, options on top of it)
     "tupe_r": ("tupe_r", {}),
@@ -40,7 +42,7 @@ DEFAULT = ["tupe_r", "tupe_a", "bert_a", "nopos", "fairseq", "hf"]
 
 @dataclass(frozen=True)
 class Setting:
-    size: str = ""  # suffix of the architecture: "" for base, "_tiny", ...
+    size: str = "base"  # a name from `architectures.SIZES`
     layers: int = 0  # 0: those of the size
     length: int = 512
     batch: int = 4
@@ -51,8 +53,6 @@ class Setting:
 
     def dims(self):
         """(N, C, number of heads, F)."""
-        from ..plugin.model import SIZES
-
         layers, width, heads, ffn = SIZES[self.size]
         return self.layers or layers, width, heads, ffn
 
@@ -108,10 +108,10 @@ class Contender:
 
         arch, options = OURS[name]
         layers, *_ = self.setting.dims()
-        config = MODEL_DATACLASS_REGISTRY[arch + self.setting.size](
+        config = MODEL_DATACLASS_REGISTRY[with_size(arch, self.setting.size)](
             encoder_layers=layers, max_positions=self.setting.length, **options
         )
-        model = ARCH_MODEL_REGISTRY[arch + self.setting.size].build_model(
+        model = ARCH_MODEL_REGISTRY[with_size(arch, self.setting.size)].build_model(
             config, SimpleNamespace(source_dictionary=dictionary(self.setting.vocab))
         )
 

@@ -17,8 +17,8 @@ from fairseq.data import Dictionary
 from fairseq.tasks.masked_lm import MaskedLMTask
 from omegaconf import OmegaConf
 
+from ..architectures import ARCHITECTURES, SIZES, with_size
 from ..encoder import LMHead
-from ..plugin.model import ARCHITECTURES, SIZES
 from ..plugin.pretrained import MASK, check_dictionary, load_dictionary
 from ..plugin.squad import SquadTask
 from ..safe_load import load_safely, read_checkpoint
@@ -36,8 +36,8 @@ def architecture_of(options):
     kind = (options["position"], options["cls"])
     name = next((name for name, preset in ARCHITECTURES.items() if preset == kind), "tupe_r")
     keys = ("encoder_layers", "encoder_embed_dim", "encoder_attention_heads", "encoder_ffn_embed_dim")
-    size = tuple(options[key] for key in keys)
-    return name + next((suffix for suffix, preset in SIZES.items() if preset == size), "")
+    sizes = tuple(options[key] for key in keys)
+    return with_size(name, next((size for size, preset in SIZES.items() if preset == sizes), "base"))
 
 
 def build_checkpoint(weights, options, dictionary):

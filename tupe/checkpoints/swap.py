@@ -10,11 +10,10 @@ import torch
 from fairseq import models, tasks
 from omegaconf import OmegaConf
 
-from ..plugin.model import ARCHITECTURES, SIZES
+from ..architectures import ARCHITECTURES, split_size
 from .files import new_checkpoint
 
 SEGMENTS = "encoder.segments.weight"
-MODELS = [arch + size for arch in ARCHITECTURES for size in SIZES]
 
 
 def dictionary_of(state, data=None):
@@ -36,7 +35,7 @@ def swap_position(state, dictionary, position, cls=None, segments=False, seed=1)
     position without meaning.
     """
     cfg = copy.deepcopy(state["cfg"])
-    if cfg["model"]["_name"] not in MODELS:
+    if split_size(cfg["model"]["_name"])[0] not in ARCHITECTURES:
         raise ValueError(f"positions can be swapped in {', '.join(ARCHITECTURES)}, not in {cfg['model']['_name']}")
     cfg["model"].update(position=position, cls=cls or cfg["model"]["cls"])
     if segments:

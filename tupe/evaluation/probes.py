@@ -16,8 +16,9 @@ import torch
 from fairseq import checkpoint_utils
 from fairseq.data import data_utils
 
-from ..positions import frequencies, overrides
+from ..positions import overrides
 from ..safe_load import read_checkpoint
+from ..schemes import frequencies
 
 
 def load_model(checkpoint, data=None):

@@ -17,7 +17,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from ..encoder import Encoder
-from ..positions import SCHEMES, overrides
+from ..positions import overrides
+from ..schemes import SCHEMES
 
 PAD, CLS, SEP, WORDS = 0, 1, 2, 3  # ids from WORDS on are words
 

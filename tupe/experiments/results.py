@@ -12,6 +12,7 @@ import numpy as np
 from fairseq.data import Dictionary, data_utils
 from scipy.stats import pearsonr
 
+from ..architectures import split_size
 from ..plugin.finetune import is_finished, read_result
 from ..plugin.glue import TASKS
 from ..safe_load import num_updates, read_checkpoint
@@ -225,15 +226,6 @@ def average(values, columns=PAPER_COLUMNS):
 
 def published():
     return json.loads(PUBLISHED.read_text(encoding="utf-8"))
-
-
-SIZES = ("large", "small", "mini", "tiny")
-
-
-def split_size(architecture):
-    """("tupe_r", "mini") of "tupe_r_mini"; no suffix is "base"."""
-    name, _, size = architecture.rpartition("_")
-    return (name, size) if size in SIZES else (architecture, "base")
 
 
 def counterpart(table, model):

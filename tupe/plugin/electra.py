@@ -16,6 +16,7 @@ from fairseq.logging import metrics
 from fairseq.tasks.masked_lm import MaskedLMTask
 from torch import nn
 
+from ..architectures import ELECTRA
 from ..encoder import Encoder, LMHead, init_bert, set_norm_eps
 from ..positions import Positions, overrides
 from .criterion import has_padding
@@ -225,11 +226,4 @@ class ElectraCriterion(FairseqCriterion):
         return True
 
 
-# Architecture -> (position, cls), times the sizes. Any other scheme: --position.
-ARCHITECTURES = {
-    "electra_a": ("absolute", "tied"),
-    "electra_r": ("absolute+t5", "tied"),
-    "electra_tupe_a": ("untied", "untied"),
-    "electra_tupe_r": ("untied+t5", "untied"),
-}
-register_architectures(ElectraModel, ElectraConfig, ARCHITECTURES)
+register_architectures(ElectraModel, ElectraConfig, ELECTRA)

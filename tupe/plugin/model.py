@@ -14,9 +14,10 @@ from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from fairseq.models import BaseFairseqModel, register_model
 from torch import nn
 
+from ..architectures import ARCHITECTURES, SIZES, with_size
 from ..attention import NORMALISERS, PATHS
 from ..encoder import LAYERS, ClassificationHead, Encoder, LMHead, set_norm_eps
-from ..positions import SCHEMES
+from ..schemes import SCHEMES
 
 logger = logging.getLogger(__name__)
 
@@ -254,24 +255,6 @@ class TupeModel(BaseFairseqModel):
         return TupeHubInterface(loaded["args"], loaded["task"], loaded["models"][0], loaded["args"].task.data)
 
 
-# One table: architecture -> (position, cls), times the sizes.
-ARCHITECTURES = {
-    "bert_a": ("absolute", "tied"),
-    "bert_r": ("absolute+t5", "tied"),
-    "bert_a_d": ("absolute_d", "tied"),
-    "tupe_a_tie_cls": ("untied", "tied"),
-    "tupe_a": ("untied", "untied"),
-    "tupe_r": ("untied+t5", "untied"),
-}
-SIZES = {  # layers, width, heads, feed-forward width
-    "": (12, 768, 12, 3072),
-    "_large": (24, 1024, 16, 4096),
-    "_small": (8, 512, 8, 2048),
-    "_mini": (4, 256, 4, 1024),
-    "_tiny": (2, 128, 2, 512),
-}
-
-
 def register_architectures(model, config, architectures):
     """Register every architecture in every size as a model of its own.
 
@@ -279,12 +262,12 @@ def register_architectures(model, config, architectures):
     model's dataclass. So each name gets a dataclass whose defaults are the preset, and a class to carry it.
     """
     for arch, (position, cls) in architectures.items():
-        for suffix, (layers, width, heads, ffn) in SIZES.items():
+        for size, (layers, width, heads, ffn) in SIZES.items():
             preset = {
                 "position": position, "cls": cls, "encoder_layers": layers, "encoder_embed_dim": width,
                 "encoder_attention_heads": heads, "encoder_ffn_embed_dim": ffn,
             }  # fmt: skip
-            name, doc = arch + suffix, f"{model.__name__} with {preset}"
+            name, doc = with_size(arch, size), f"{model.__name__} with {preset}"
             types = config.__dataclass_fields__
             fields = [(key, types[key].type, redefault(config, key, value)) for key, value in preset.items()]
             dc = make_dataclass(f"{name}_config", fields, bases=(config,), namespace={"__module__": config.__module__})

@@ -1,0 +1,467 @@
+"""Every position encoding, by family: absolute vectors, content-free logits, relative vectors, rotations, gates.
+
+B batch, L sequence length, C model width, H heads, D = C / H width of a head, E width of a value head, N layers.
+Position i = 0 is [CLS]; the offset of key j from query i is j - i. What a hook returns is said in
+`positions.PositionScheme`. `paper` and `formula` are what tables of schemes show.
+"""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from .kernels import linear
+from .positions import SCHEMES, PositionScheme, register  # noqa: F401  (imported from here, SCHEMES is complete)
+
+
+def toeplitz(by_offset, length):
+    """[..., 2L - 1] values for offsets -(L-1) .. L-1 -> [..., L, L] with entry (i, j) = value of offset j - i."""
+    # contiguous: else a table's [2L - 1, H] order would live on, and every later pass over one head would be strided
+    return by_offset.contiguous().unfold(-1, length, 1).flip(-2)
+
+
+def skew(x):
+    """[..., L, 2L - 1], row i by offset -(L-1) .. L-1 -> [..., L, L] with entry (i, j) = x[i] at offset j - i."""
+    length = x.size(-2)
+    if length == 1:
+        return x
+    # flat index of the wanted entry: i (2L - 1) + j - i + L - 1 = i (2L - 2) + j + (L - 1)
+    flat = x.flatten(-2)[..., length - 1 :][..., : length * (2 * length - 2)]
+    return flat.unflatten(-1, (length, 2 * length - 2))[..., :length]
+
+
+def unskew(x):
+    """Inverse of `skew`: [..., L, L] -> [..., L, 2L - 1], 0 at offsets that do not occur in a row."""
+    length = x.size(-2)
+    if length == 1:
+        return x
+    flat = F.pad(F.pad(x, (0, length - 2)).flatten(-2), (length - 1, 1))
+    return flat.unflatten(-1, (length, 2 * length - 1))
+
+
+@register("nopos")
+class NoPosition(PositionScheme):
+    """No position information at all; the encoder becomes permutation-equivariant."""
+
+    paper, formula = "(control)", "nothing"
+
+
+# Absolute encodings, added to the token embeddings.
+
+
+@register("absolute")
+class Absolute(PositionScheme):
+    """Learned vectors p_i (BERT; the fully learnable APE of Wang et al., 2021)."""
+
+    paper, formula = "Devlin et al. 2019", "w_i + p_i"
+
+    def __init__(self, dims):
+        super().__init__(dims)
+        self.table = nn.Embedding(dims.max_positions, dims.width)
+
+    def embed(self, length):
+        return self.table.weight[:length]
+
+
+def frequencies(width, device=None):
+    """omega_i = 10000^(-2i/width), i = 0 .. width/2 - 1. Raises ValueError for an odd width."""
+    if width % 2:
+        raise ValueError(f"sinusoids and rotations need an even width, not {width}")
+    return 10000.0 ** (-torch.arange(0, width, 2, device=device).float() / width)
+
+
+def waves(omega, positions):
+    """[P] positions -> [P, 2 len(omega)]: sines in the even columns, cosines in the odd ones, in float32."""
+    angle = positions[:, None].float() * omega.float()  # [P, width / 2]
+    return torch.stack([angle.sin(), angle.cos()], dim=-1).flatten(1)
+
+
+@register("sinusoidal")
+class Sinusoidal(PositionScheme):
+    """Fixed sinusoids (Vaswani et al., 2017), omega_i = 10000^(-2i/C), of the size that word vectors have at first.
+
+    Vaswani et al. multiply word vectors by sqrt(C), to entries of about 1. Here their standard deviation is 0.02, and
+    beside sinusoids of amplitude 1 the words stay unnoticed for thousands of updates.
+    """
+
+    paper, formula = "Vaswani et al. 2017", "w_i + 0.02 [sin, cos](omega i), omega fixed"
+    amplitude = 0.02
+
+    def __init__(self, dims):
+        super().__init__(dims)
+        self.width = len(frequencies(dims.width)) * 2
+        # Integers only: `half()` rounds a buffer of frequencies, and far positions would have other sines.
+        self.register_buffer("positions", torch.arange(dims.max_positions), persistent=False)
+
+    def embed(self, length):
+        return self.amplitude * waves(frequencies(self.width, self.positions.device), self.positions[:length])
+
+
+@register("sinusoidal_learned")
+class SinusoidalLearned(PositionScheme):
+    """Sinusoids whose C/2 frequencies are parameters, initialised to the fixed ones (Wang et al., 2021). With --fp16
+    they are rounded to half precision, as all parameters are; --amp and --autocast bf16 keep them."""
+
+    paper, formula = "Wang et al. 2021", "w_i + 0.02 [sin, cos](omega i), omega learned"
+
+    def __init__(self, dims):
+        super().__init__(dims)
+        self.omega = nn.Parameter(frequencies(dims.width))
+
+    def embed(self, length):
+        return Sinusoidal.amplitude * waves(self.omega, torch.arange(length, device=self.omega.device))
+
+
+# Content-free logits, shared by the whole batch.
+
+
+@register("untied")
+class Untied(PositionScheme):
+    """TUPE (Ke et al., 2021), equations 7 and 10: (LN(p_i) U_Q) . (LN(p_j) U_K) * scale, shared by all layers.
+
+    Row 0 of the table is p_theta1 (from [CLS]), row 1 is p_theta2 (to [CLS]), position i has row i + 1; so [CLS]'s own
+    position, used only where [CLS] is tied, is row 1. U_Q and U_K have biases, as in the released code.
+    """
+
+    paper, formula = "Ke et al. 2021 (TUPE)", "p_i U_Q . p_j U_K / sqrt(2D)"
+    extra_terms = 1
+
+    def __init__(self, dims):
+        super().__init__(dims)
+        self.heads = dims.heads
+        self.table = nn.Embedding(dims.max_positions + 1, dims.width)
+        self.norm = nn.LayerNorm(dims.width)
+        self.q = nn.Linear(dims.width, dims.heads * dims.head_dim)
+        self.k = nn.Linear(dims.width, dims.heads * dims.head_dim)
+
+    def project(self, start, end):
+        """Queries and keys of table rows start..end in float32, [H, rows, D] each."""
+        norm, rows = self.norm, self.table.weight[start:end].float()
+        rows = F.layer_norm(rows, norm.normalized_shape, norm.weight.float(), norm.bias.float(), norm.eps)
+        return [per_head(rows, u, self.heads) for u in (self.q, self.k)]
+
+    def bias(self, length, scale):
+        q, k = self.project(1, length + 1)
+        return (q * scale) @ k.transpose(1, 2)
+
+    def cls_bias(self, scale):
+        q, k = self.project(0, 2)
+        return (q * k).sum(2).T * scale  # [2, H]
+
+
+def per_head(rows, module, heads):
+    """[rows, C] through a Linear in float32, then split into heads: [H, rows, D]."""
+    bias = module.bias.float() if module.bias is not None else None
+    return linear(rows, module.weight.float(), bias).unflatten(1, (heads, -1)).transpose(0, 1)
+
+
+@register("absolute_d")
+class AbsoluteDisentangled(Untied):
+    """BERT-A^d (TUPE, section 3.2): all four word and position terms, the positions with projections of their own.
+
+    x_i W_Q . x_j W_K + x_i W_Q . p_j U_K + p_i U_Q . x_j W_K + p_i U_Q . p_j U_K, all over sqrt(4D). Beside `untied`
+    it has the two middle terms and another scale, nothing else.
+    """
+
+    paper, formula = "Ke et al. 2021 (BERT-A^d)", "(q_i . p_j U_K + p_i U_Q . k_j + p_i U_Q . p_j U_K) / sqrt(4D)"
+    extra_terms = 3
+
+    def content(self, q, k, layer):
+        pos_q, pos_k = (p.to(q.dtype) for p in self.project(1, q.size(2) + 1))  # [H, L, D]
+        return q @ pos_k.transpose(1, 2) + pos_q @ k.transpose(2, 3)
+
+
+@register("t5")
+class T5(PositionScheme):
+    """T5 (Raffel et al., 2020) as TUPE-R uses it: a learned scalar per head and bucket of the offset, not scaled.
+
+    Bidirectional, 32 buckets, distances from 128 on share one. Bucket 16 (offset 0 counted as positive) never occurs,
+    so its row is theta1 (from [CLS]); an extra row 32 is theta2 (to [CLS]).
+    """
+
+    paper, formula = "Raffel et al. 2020", "b[h, bucket(j - i)]"
+    buckets, max_distance = 32, 128
+
+    def __init__(self, dims):
+        super().__init__(dims)
+        self.table = nn.Embedding(self.buckets + 1, dims.heads)
+        offsets = torch.arange(1 - dims.max_positions, dims.max_positions)
+        self.register_buffer("bucket", self.bucket_of(offsets), persistent=False)  # [2 L_max - 1]
+
+    @classmethod
+    def bucket_of(cls, offset):
+        """Bucket of each offset: half of the buckets per sign; of those, half for exact distances, half spaced
+        logarithmically."""
+        half, exact = cls.buckets // 2, cls.buckets // 4
+        distance = offset.abs()
+        # float32 on purpose: bfloat16 would move the borders
+        log = torch.log(distance.clamp(min=1).float() / exact) / math.log(cls.max_distance / exact)
+        far = (exact + (log * (half - exact)).long()).clamp(max=half - 1)
+        return torch.where(distance < exact, distance, far) + half * (offset > 0)
+
+    def bias(self, length, scale):
+        middle = self.bucket.size(0) // 2
+        by_offset = self.table(self.bucket[middle - length + 1 : middle + length])  # [2L - 1, H]
+        return toeplitz(by_offset.float().T, length)
+
+    def cls_bias(self, scale):
+        half = self.buckets // 2
+        return self.table.weight[half::half].float()  # rows 16 and 32; a list of them would be copied to the GPU
+
+
+class Clipped(PositionScheme):
+    """Base of schemes with one table row per offset j - i, clipped to max_distance t: row t + clip(j - i, -t, t)."""
+
+    max_distance = 128
+
+    def index(self, length, device):
+        """[2L - 1] rows for offsets -(L-1) .. L-1."""
+        offsets = torch.arange(1 - length, length, device=device)
+        return offsets.clamp(-self.max_distance, self.max_distance) + self.max_distance
+
+
+@register("clipped")
+class ClippedScalar(Clipped):
+    """A learned scalar per head and clipped offset, t = 128: what T5's buckets replace (TUPE, footnote on T5; Shaw et
+    al., 2018)."""
+
+    paper, formula = "Ke et al. 2021, footnote", "b[h, clip(j - i, 128)]"
+
+    def __init__(self, dims):
+        super().__init__(dims)
+        self.table = nn.Embedding(2 * self.max_distance + 1, dims.heads)
+
+    def bias(self, length, scale):
+        return toeplitz(self.table(self.index(length, self.table.weight.device)).float().T, length)
+
+
+@register("nonparametric")
+class NonParametric(PositionScheme):
+    """A free H x L x L matrix of logits: the first failed attempt of TUPE's appendix D."""
+
+    paper, formula = "Ke et al. 2021, app. D", "b[h, i, j]"
+
+    def __init__(self, dims):
+        super().__init__(dims)
+        self.table = nn.Parameter(torch.randn(dims.heads, dims.max_positions, dims.max_positions) * 0.02)
+
+    def bias(self, length, scale):
+        return self.table[:, :length, :length].float()
+
+
+@register("factored")
+class Factored(Clipped):
+    """A relative bias from vectors r of clipped offsets: the second failed attempt of TUPE's appendix D.
+
+    (r_{j-i} F_Q) . (r_{j-i} F_K), scaled like `untied` (the appendix gives no scale). Without biases in F_Q and F_K.
+    """
+
+    paper, formula = "Ke et al. 2021, app. D", "r_{j-i} F_Q . r_{j-i} F_K / sqrt(2D)"
+    extra_terms = 1
+
+    def __init__(self, dims):
+        super().__init__(dims)
+        self.heads = dims.heads
+        self.table = nn.Embedding(2 * self.max_distance + 1, dims.width)
+        self.q = nn.Linear(dims.width, dims.heads * dims.head_dim, bias=False)
+        self.k = nn.Linear(dims.width, dims.heads * dims.head_dim, bias=False)
+
+    def bias(self, length, scale):
+        rows = self.table(self.index(length, self.table.weight.device)).float()  # [2L - 1, C]
+        q, k = per_head(rows, self.q, self.heads), per_head(rows, self.k, self.heads)  # [H, 2L - 1, D]
+        return toeplitz((q * k).sum(2) * scale, length)
+
+
+@register("alibi")
+class Alibi(PositionScheme):
+    """ALiBi (Press et al., 2022), symmetric for encoders: a fixed slope per head times the distance. No parameters."""
+
+    paper, formula = "Press et al. 2022", "-m_h |j - i|"
+
+    def __init__(self, dims):
+        super().__init__(dims)
+        self.heads, self.max_positions = dims.heads, dims.max_positions
+        distance = torch.arange(1 - dims.max_positions, dims.max_positions).abs()
+        self.register_buffer("distance", distance, persistent=False)  # integers, which `half()` does not round
+
+    @staticmethod
+    def slopes_of(heads, device=None):
+        """2^(-8h/H) for h = 1 .. H if H is a power of two; else those of the next lower power, then every other of the
+        next higher."""
+        power = 2 ** int(math.log2(heads))
+        low = 2.0 ** (-8 * torch.arange(1, power + 1, device=device) / power)
+        high = 2.0 ** (-8 * torch.arange(1, 2 * power + 1, 2, device=device) / (2 * power))
+        return torch.cat([low, high])[:heads]
+
+    def bias(self, length, scale):
+        distance = self.distance[self.max_positions - length :][: 2 * length - 1]
+        return toeplitz(-self.slopes_of(self.heads, distance.device)[:, None] * distance, length)
+
+
+# Logits that depend on content: relative vectors against queries and keys.
+
+
+class RelativeVectors(Clipped):
+    """Base of Shaw et al. (2018): a vector r per clipped offset, shared by all heads. Offsets are clipped at 64 (our
+    choice)."""
+
+    max_distance = 64
+
+    def vectors(self, length) -> Tensor:
+        """[2L - 1, D] for offsets -(L-1) .. L-1."""
+        raise NotImplementedError
+
+    def content(self, q, k, layer):
+        return skew(q @ self.vectors(q.size(2)).to(q.dtype).T)  # [B, H, L, 2L - 1] -> [B, H, L, L]
+
+
+@register("shaw")
+class Shaw(RelativeVectors):
+    """Relative vectors added to the keys (Shaw et al., 2018; the fully learnable RPE of Wang et al., 2021)."""
+
+    paper, formula = "Shaw et al. 2018", "q_i . r_{clip(j - i)} / sqrt(D)"
+
+    def __init__(self, dims):
+        super().__init__(dims)
+        self.table = nn.Embedding(2 * self.max_distance + 1, dims.head_dim)
+
+    def vectors(self, length):
+        return self.table(self.index(length, self.table.weight.device))
+
+
+@register("shaw_sinusoidal")
+class ShawSinusoidal(RelativeVectors):
+    """Relative vectors that are fixed sinusoids of the clipped offset (Wang et al., 2021)."""
+
+    paper, formula = "Wang et al. 2021", "q_i . [sin, cos](omega clip(j - i)) / sqrt(D), omega fixed"
+
+    def __init__(self, dims):
+        super().__init__(dims)
+        self.width = len(frequencies(dims.head_dim)) * 2
+        offsets = torch.arange(-self.max_distance, self.max_distance + 1)
+        self.register_buffer("offsets", offsets, persistent=False)  # integers, which `half()` does not round
+
+    def vectors(self, length):
+        rows = waves(frequencies(self.width, self.offsets.device), self.offsets)
+        return rows[self.index(length, self.offsets.device)]
+
+
+@register("shaw_sinusoidal_learned")
+class ShawSinusoidalLearned(RelativeVectors):
+    """Relative vectors that are sinusoids of the clipped offset with learned frequencies (Wang et al., 2021)."""
+
+    paper, formula = "Wang et al. 2021", "q_i . [sin, cos](omega clip(j - i)) / sqrt(D), omega learned"
+
+    def __init__(self, dims):
+        super().__init__(dims)
+        self.omega = nn.Parameter(frequencies(dims.head_dim))
+
+    def vectors(self, length):
+        return waves(self.omega, self.index(length, self.omega.device) - self.max_distance)
+
+
+@register("shaw_values")
+class ShawValues(Clipped):
+    """Shaw et al.'s second half: relative vectors added to the values, sum_j weights_ij r_{j-i}. Combine:
+    shaw+shaw_values."""
+
+    paper, formula = "Shaw et al. 2018", "o_i + sum_j a_ij r_{clip(j - i)}"
+    max_distance = RelativeVectors.max_distance
+
+    def __init__(self, dims):
+        super().__init__(dims)
+        self.table = nn.Embedding(2 * self.max_distance + 1, dims.value_dim)
+
+    def value(self, weights, layer):
+        rows = self.table(self.index(weights.size(-1), weights.device)).to(weights.dtype)  # [2L - 1, E]
+        return unskew(weights) @ rows
+
+
+@register("deberta")
+class Deberta(PositionScheme):
+    """DeBERTa's disentangled attention (He et al., 2021): content-to-position and position-to-content, over sqrt(3D).
+
+    q_i . P[delta(i, j)] V_K + k_j . P[delta(j, i)] V_Q with delta(i, j) = clip(i - j + t, 0, 2t - 1), t = 512. The
+    table P is shared by all layers, the projections are each layer's own, without biases.
+    """
+
+    paper, formula = "He et al. 2021", "(q_i . P_{i-j} V_K + k_j . P_{j-i} V_Q) / sqrt(3D)"
+    extra_terms, max_distance, own_projections = 2, 512, True
+
+    def __init__(self, dims):
+        super().__init__(dims)
+        self.heads, layers = dims.heads, dims.layers if self.own_projections else 1
+        self.table = nn.Embedding(2 * self.max_distance, dims.width)
+        self.q = nn.ModuleList(nn.Linear(dims.width, dims.heads * dims.head_dim, bias=False) for _ in range(layers))
+        self.k = nn.ModuleList(nn.Linear(dims.width, dims.heads * dims.head_dim, bias=False) for _ in range(layers))
+
+    def content(self, q, k, layer):
+        length, layer = q.size(2), layer if self.own_projections else 0
+        # delta(i, j) falls with the offset j - i: rows for offsets -(L-1) .. L-1 are those of i - j = L-1 .. -(L-1)
+        delta = torch.arange(length - 1, -length, -1, device=q.device) + self.max_distance
+        rows = self.table(delta.clamp(0, 2 * self.max_distance - 1))  # [2L - 1, C]
+        pos_q = per_head(rows.float(), self.q[layer], self.heads).to(q.dtype)  # [H, 2L - 1, D]
+        pos_k = per_head(rows.float(), self.k[layer], self.heads).to(q.dtype)
+        to_position = skew(q @ pos_k.transpose(1, 2))  # [B, H, L, L], entry (i, j)
+        from_position = skew(k @ pos_q.transpose(1, 2))  # entry (j, i)
+        return to_position + from_position.transpose(2, 3)
+
+
+@register("deberta_shared")
+class DebertaShared(Deberta):
+    """`deberta` with one pair of projections for all layers, as TUPE shares its own."""
+
+    paper, formula = "He et al. 2021, shared", "as deberta, V_Q and V_K shared by all layers"
+    own_projections = False
+
+
+# Neither input nor logits: rotations and gates.
+
+
+@register("rope")
+class Rope(PositionScheme):
+    """RoPE (Su et al., 2021): q and k rotated by their position, so that their product depends on the offset. No
+    parameters."""
+
+    paper, formula = "Su et al. 2021", "(R_i q_i) . (R_j k_j) / sqrt(D)"
+
+    def rotate(self, q, k, v):
+        return rotated(q), rotated(k), v
+
+
+@register("rope_values")
+class RopeValues(Rope):
+    """RoPE on the values too: o_i = R_i^-1 sum_j a_ij R_j v_j, so that the output sees offsets as well (Su, 2022)."""
+
+    paper, formula = "Su 2022", "rope, and o_i = sum_j a_ij R_{j-i} v_j"
+
+    def rotate(self, q, k, v):
+        return rotated(q), rotated(k), rotated(v)
+
+    def unrotate(self, out):
+        return rotated(out, -1)
+
+
+def rotated(x, sign=1):
+    """x [..., L, D]: neighbouring columns (2m, 2m + 1) turned by the angle sign * i * 10000^(-2m/D) at position i."""
+    omega = frequencies(x.size(-1), x.device)
+    angle = sign * torch.arange(x.size(-2), device=x.device)[:, None] * omega  # [L, D / 2]
+    cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
+    even, odd = x[..., ::2], x[..., 1::2]
+    return torch.stack([even * cos - odd * sin, odd * cos + even * sin], dim=-1).flatten(-2)
+
+
+@register("urpe")
+class Urpe(Clipped):
+    """URPE (Luo et al., 2022): weights multiplied by a learned Toeplitz matrix, c_ij = g[h, clip(j - i)], initialised
+    to 1."""
+
+    paper, formula = "Luo et al. 2022", "a_ij g[h, clip(j - i, 128)]"
+
+    def __init__(self, dims):
+        super().__init__(dims)
+        self.table = nn.Parameter(torch.ones(dims.heads, 2 * self.max_distance + 1))
+
+    def gate(self, length):
+        return toeplitz(self.table[:, self.index(length, self.table.device)].float(), length)
