@@ -267,3 +267,72 @@ def test_a_document_that_is_too_long_is_dropped_whatever_it_is(tmp_path, monkeyp
         assert [d.text for d in found] == kept
         assert sum(stats.dropped["document: longer than 1000 characters"].values()) == lost
         assert stats.counts["documents read"] == len(kept) + lost
+
+
+DOCS = """<doc id="12" url="https://en.wikipedia.org/wiki?curid=12" title="Tom &amp; Jerry">
+Tom & Jerry
+
+A cat and a mouse.
+
+History.
+They met.
+
+</doc>
+<doc id="13" url="" title="Second">
+Another first line.
+</doc>
+"""
+
+
+def test_wikiextractor_in_its_own_form(tmp_path):
+    path = tmp_path / "wiki_07"
+    path.write_text(DOCS)
+    first, second = read_all(path)[0]
+    assert first[:3] == ("https://en.wikipedia.org/wiki?curid=12", "en.wikipedia.org", False)
+    assert [line for line in paragraphs(first) if line] == ["A cat and a mouse.", "History.", "They met."]
+    assert second.source.endswith("Second") and second.text == "Another first line."  # not the title: it stays
+
+
+@pytest.mark.parametrize(
+    "content, line", [(DOCS + "loose text\n", 13), (DOCS.replace("</doc>\n<doc", "<doc"), 9)], ids=["loose", "nested"]
+)
+def test_text_outside_of_wikiextractors_documents(content, line, tmp_path):
+    path = tmp_path / "wiki_07"
+    path.write_text(content)
+    with pytest.raises(ValueError, match=f"line {line}: "):
+        read_all(path)
+    kept, stats = read_all(path, errors="replace")
+    assert kept[-1].text == "Another first line." and any("<doc" in what for what in stats.counts)
+
+
+def test_wikiextractors_last_document_is_cut_off(tmp_path):
+    path = tmp_path / "wiki_07"
+    path.write_text(DOCS.removesuffix("</doc>\n"))
+    with pytest.raises(ValueError, match="line 10 has no end"):
+        read_all(path)
+    kept, stats = read_all(path, errors="replace")
+    assert len(kept) == 1 and stats.dropped["file: damaged, read up to there"]
+
+
+TEI = """<TEI xmlns="http://www.tei-c.org/ns/1.0"><teiHeader><fileDesc><titleStmt><title>A  Novel</title></titleStmt>
+</fileDesc></teiHeader><text><front><p>Dropped preface</p></front><body><div type="chapter"><head>Dropped head</head>
+<p>It was a <hi rend="i">dark</hi> and
+   stormy<note>dropped note</note> night<lb/>in Lon<lb break="no"/>don
+<choice><sic>teh</sic><corr>the</corr></choice> city.
+<!-- dropped --></p><lg><l>A line,</l><l>another.</l></lg></div></body><back><p>Dropped end</p></back></text></TEI>"""
+
+
+@pytest.mark.parametrize("copies", [1, 2])
+def test_tei(copies, tmp_path):
+    corpus = TEI if copies == 1 else f"<teiCorpus>{TEI * copies}</teiCorpus>"
+    (tmp_path / "novel.xml").write_text(corpus)
+    (source, domain, wiki, text), *others = read_all(tmp_path / "novel.xml")[0]
+    assert (source, domain, wiki) == (f"{tmp_path}/novel.xml: A Novel", tmp_path.name, False)
+    assert text.split("\n") == ["It was a dark and stormy night in London the city.", "A line,", "another."]
+    assert [other.text for other in others] == [text] * (copies - 1)
+
+
+def test_xml_of_another_kind_is_refused(tmp_path):
+    (tmp_path / "page.xml").write_text("<html><p>text</p></html>")
+    with pytest.raises(ValueError, match="<html>.*mediawiki"):
+        read_all(tmp_path / "page.xml")

@@ -7,7 +7,9 @@ cleaned here."""
 import bz2
 import glob
 import gzip
+import html
 import io
+import itertools
 import json
 import lzma
 import re
@@ -22,8 +24,8 @@ MAX_DOCUMENT = (
 )
 DAMAGE = (EOFError, OSError, zlib.error, lzma.LZMAError)
 KINDS = (
-    ".txt, .jsonl, .xml (MediaWiki), wiki_00 (wikiextractor), each also with .gz, .bz2, .xz or .zst; a folder; a glob; "
-    "- (standard input)"
+    ".txt, .jsonl, .xml (MediaWiki or TEI), wiki_00 (wikiextractor), each also with .gz, .bz2, .xz or .zst; a folder; "
+    "a glob; - (standard input)"
 )
 
 
@@ -36,7 +38,7 @@ class Document(NamedTuple):
 
 class Input(NamedTuple):
     path: str  # "-" is standard input
-    kind: str  # "lines", "book", "jsonl" or "wiki"
+    kind: str  # a name from READERS
     size: int  # bytes
     mtime: int  # nanoseconds
 
@@ -49,11 +51,12 @@ def kind_of(name, in_folder):
     name = re.sub(r"\.(gz|bz2|xz|zst)$", "", name)
     if name.endswith(".txt"):
         return "book" if in_folder else "lines"
-    if name.endswith((".jsonl", ".ndjson", ".json")) or re.fullmatch(r"wiki_\d+", name):
+    if name.endswith((".jsonl", ".ndjson", ".json")):
         return "jsonl"
-    return (
-        "wiki" if re.search(r"\.xml(-p\w+(-\w+)*)?$", name) else None
-    )  # dumps come in parts: ...articles1.xml-p1p41242.bz2
+    if re.fullmatch(r"wiki_\d+", name):
+        return "wikiextractor"
+    # dumps come in parts: ...articles1.xml-p1p41242.bz2
+    return "xml" if re.search(r"\.xml(-p\w+(-\w+)*)?$", name) else None
 
 
 def _files(folder):
@@ -183,18 +186,18 @@ def read_paragraph_lines(file, path, errors, stats):
             else:
                 lines.append(line)
         elif size:
-            yield from _end(path, domain, start, lines, size, stats)
+            yield from _end(f"{path}:{start}", domain, lines, size, stats)
             lines, size = [], 0
     if size:
-        yield from _end(path, domain, start, lines, size, stats)
+        yield from _end(f"{path}:{start}", domain, lines, size, stats)
 
 
-def _end(path, domain, start, lines, size, stats):
+def _end(source, domain, lines, size, stats):
     stats.count("documents read")
     if size > MAX_DOCUMENT:
-        stats.drop("document", f"longer than {MAX_DOCUMENT} characters", domain, f"{path}:{start}")
+        stats.drop("document", f"longer than {MAX_DOCUMENT} characters", domain, source)
     else:
-        yield Document(f"{path}:{start}", domain, False, "\n".join(lines))
+        yield Document(source, domain, False, "\n".join(lines))
 
 
 def read_book(file, path, errors, stats):
@@ -209,12 +212,16 @@ def read_book(file, path, errors, stats):
     if "\n\n" in text:
         text = "\n".join(paragraph.replace("\n", " ") for paragraph in re.split(r"\n{2,}", text))
     if text or size > MAX_DOCUMENT:
-        yield from _end(path, Path(path).parent.name, 1, text.split("\n"), size, stats)
+        yield from _end(path, Path(path).parent.name, text.split("\n"), size, stats)
 
 
 def read_jsonl(file, path, errors, stats):
-    """An object with "text" per line; "url", "title" and "id", where there, name it. So writes wikiextractor --json."""
-    for number, line in read_lines(file, path, errors, stats):
+    """An object with "text" per line; "url", "title" and "id", where there, name it."""
+    yield from _jsonl(read_lines(file, path, errors, stats), path, errors, stats)
+
+
+def _jsonl(lines, path, errors, stats):
+    for number, line in lines:
         if line is not None and not line.strip():
             continue
         if number == 1 and line is not None:
@@ -235,7 +242,50 @@ def read_jsonl(file, path, errors, stats):
             continue
         url = str(record.get("url") or "")
         source = url or f"{path}:{number}"
-        yield from _end(source, _host(url) or Path(path).name, number, [text], len(text), stats)
+        yield from _end(source, _host(url) or Path(path).name, [text], len(text), stats)
+
+
+def read_wikiextractor(file, path, errors, stats):
+    """What wikiextractor writes: `<doc id=... url=... title=...>`, the title, the text, `</doc>`; with --json an object
+    per line."""
+    lines = read_lines(file, path, errors, stats)
+    first = next(lines, None)
+    if first is None:
+        return
+    lines = itertools.chain([first], lines)
+    is_json = first[1] is None or first[1].lstrip("\ufeff").startswith("{")
+    yield from (_jsonl if is_json else _wikiextractor)(lines, path, errors, stats)
+
+
+DOC = re.compile(r"<doc\b(.*)>\s*$")
+ATTRIBUTE = re.compile(r'(\w+)="([^"]*)"')
+
+
+def _wikiextractor(lines, path, errors, stats):
+    attributes, text, size, start = None, [], 0, 1
+    for number, line in lines:
+        opening = DOC.match(line or "")
+        if attributes is None and opening:
+            attributes, text, size, start = dict(ATTRIBUTE.findall(opening[1])), [], 0, number
+        elif attributes is not None and line is not None and line.strip() == "</doc>":
+            url, title = attributes.get("url", ""), html.unescape(attributes.get("title", ""))
+            text = text[1:] if text and text[0].strip() == title else text
+            source = url or f"{path}: {title or start}"
+            yield from _end(source, _host(url) or Path(path).name, text, size, stats)
+            attributes = None
+        elif opening or (attributes is None and (line is None or line.strip())):
+            what = "a <doc> inside a <doc>" if opening else "text outside of <doc ...> ... </doc>"
+            if errors == "strict":
+                raise ValueError(f"{path}, line {number}: {what}; mend it, or go on with --errors replace")
+            stats.count(f"lines with {what}")
+            attributes = dict(ATTRIBUTE.findall(opening[1])) if opening else None
+            text, size, start = [], 0, number
+        elif attributes is not None:
+            size += MAX_DOCUMENT + 1 if line is None else len(line)
+            if size <= MAX_DOCUMENT:
+                text.append(line)
+    if attributes is not None:
+        raise EOFError(f"the document of line {start} has no end")
 
 
 def _host(url):
@@ -246,13 +296,21 @@ def _host(url):
         return None
 
 
-def read_wiki(file, path, errors, stats):
-    """A MediaWiki XML dump: the articles, without redirects."""
+def read_xml(file, path, errors, stats):
+    """A MediaWiki XML dump, or a TEI document (or several in a teiCorpus)."""
     from defusedxml.ElementTree import iterparse
 
-    root = None
-    for event, element in iterparse(file, events=("start", "end"), forbid_dtd=True):
-        root = element if root is None else root
+    events = iter(iterparse(file, events=("start", "end"), forbid_dtd=True))
+    _, root = next(events)
+    kind = root.tag.rpartition("}")[2]
+    if kind not in XML:
+        raise ValueError(f"{path}: <{kind}> is no kind of document known here; valid: {', '.join(XML)}")
+    yield from XML[kind](events, root, path, errors, stats)
+
+
+def _mediawiki(events, root, path, errors, stats):
+    """The articles, without redirects."""
+    for event, element in events:
         if event == "start" or not element.tag.endswith("}page"):
             continue
         namespace = element.tag[: -len("page")]
@@ -270,7 +328,55 @@ def read_wiki(file, path, errors, stats):
         root.clear()
 
 
-READERS = {"lines": read_paragraph_lines, "book": read_book, "jsonl": read_jsonl, "wiki": read_wiki}
+SILENT = frozenset(("note", "fw", "figure", "table", "bibl", "del", "sic", "orig"))  # corrected forms are read instead
+
+
+def _tei(events, root, path, errors, stats):
+    """The paragraphs (p, ab) and lines of verse (l) of each document's body, without headings, notes and page headers.
+
+    TEI: https://tei-c.org/release/doc/tei-p5-doc/en/html/
+    """
+    inside, paragraphs, size = None, [], 0
+    for event, element in events:
+        tag = element.tag.rpartition("}")[2]
+        if tag == "body":
+            inside = element if event == "start" else None
+        elif event == "end" and tag in ("p", "ab", "l") and inside is not None:
+            text = " ".join("".join(_tei_text(element)).split())
+            size += len(text)
+            if size <= MAX_DOCUMENT:
+                paragraphs.append(text)
+            element.clear()  # of a paragraph within another one (a quotation, say) the outer one reads nothing twice
+        elif event == "end" and tag == "TEI":
+            title = next((e.text for e in element.iter() if e.tag.endswith("}title") and e.text), "")
+            source = f"{path}: {' '.join(title.split())}".rstrip(": ")
+            yield from _end(source, Path(path).parent.name, paragraphs, size, stats)
+            paragraphs, size = [], 0
+            element.clear()
+
+
+def _tei_text(element):
+    """The text inside an element. A line break that divides a word (`break="no"`) joins its halves."""
+    if element.text:
+        yield element.text
+    for child in element:
+        tag = child.tag.rpartition("}")[2] if isinstance(child.tag, str) else "comment"
+        if tag in ("lb", "pb", "cb", "gap", "milestone"):
+            yield "" if child.get("break") == "no" else " "
+        elif tag != "comment" and tag not in SILENT:
+            yield from _tei_text(child)
+        if child.tail:
+            yield child.tail
+
+
+XML = {"mediawiki": _mediawiki, "TEI": _tei, "teiCorpus": _tei}
+READERS = {
+    "lines": read_paragraph_lines,
+    "book": read_book,
+    "jsonl": read_jsonl,
+    "wikiextractor": read_wikiextractor,
+    "xml": read_xml,
+}
 
 
 def read(source, errors, stats):
