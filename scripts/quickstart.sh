@@ -66,9 +66,9 @@ step "fine-tuning both on STS-B"
 both finetune
 
 step "table and pictures"
-"$PYTHON" scripts/plot.py loss "TUPE-R tiny=$out/tupe_r_tiny.pretrain.log" "BERT-A tiny=$out/bert_a_tiny.pretrain.log" \
-  --title "Validation loss" --out "$out/validation_loss"
-"$PYTHON" scripts/plot.py positions "$out/tupe_r_tiny/checkpoint_last.pt" --data "$out/data" \
-  --title "TUPE-R tiny: positional correlations" --out "$out/positions"
+"$PYTHON" -m tupe plot loss "TUPE-R tiny=$out/tupe_r_tiny.pretrain.log" "BERT-A tiny=$out/bert_a_tiny.pretrain.log" \
+  --title "Validation loss" --output "$out/validation_loss.png"
+"$PYTHON" -m tupe plot positions --checkpoint "$out/tupe_r_tiny/checkpoint_last.pt" --data "$out/data" \
+  --title "TUPE-R tiny: positional correlations" --output "$out/positions.png"
 "$PYTHON" scripts/quickstart.py table "$out" | tee "$out/table.md"
 step "done; table.md, validation_loss.png and positions.png are in $out"

@@ -12,11 +12,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from click.testing import CliRunner
 from fairseq.data import Dictionary
 
 from tupe.checkpoints import convert
 from tupe.checkpoints import files as checkpoints
 from tupe.checkpoints.export import export
+from tupe.cli import main
 from tupe.plugin.finetune import is_finished, read_result
 from tupe.plugin.glue import prepare
 from tupe.plugin.model import TupeModel
@@ -296,16 +298,17 @@ READERS = {  # everything that reads a checkpoint; fairseq's own reading when tr
 }
 
 
-# Every command that reads one, with its arguments. The shell recipes and sweep_glue.py read as model_options.py does,
-# collect.py as that and probe.py.
+# Every command that reads one, with its arguments.
 COMMANDS = {
+    "probe properties": ["{path}"],
+    "plot positions": ["--checkpoint={path}", "--output={folder}/out"],
+    "predict": ["CoLA={path}", "--data={folder}", "--output={folder}/out"],
+}
+SCRIPTS = {
     "convert_checkpoint.py": ["--from={path}", "--to=released", "--output={folder}/out"],
     "export_hf.py": ["{path}", "{folder}/out"],
     "average_checkpoints.py": ["--strip", "{path}", "--output={folder}/out"],
     "model_options.py": ["{path}"],
-    "probe.py": ["{path}"],
-    "plot.py": ["positions", "{path}", "--out={folder}/out"],
-    "predict_glue.py": ["CoLA={path}", "--data={folder}", "--output={folder}/out"],
     "swap_position.py": ["{path}", "--position=t5", "--output={folder}/out"],
 }
 
@@ -319,13 +322,26 @@ def malicious_checkpoint(folder):
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_every_command_refuses_a_malicious_pickle(name, tmp_path, monkeypatch, capsys):
+def test_every_command_refuses_a_malicious_pickle(name, tmp_path):
+    path = malicious_checkpoint(tmp_path)
+    (tmp_path / "CoLA" / "input0").mkdir(parents=True)
+    (tmp_path / "CoLA" / "input0" / "test.idx").touch()
+    for message in ("is refused: it is no checkpoint, or holds more than", "there is no checkpoint"):
+        arguments = [word.format(path=path, folder=tmp_path) for word in COMMANDS[name]]
+        result = CliRunner().invoke(main, [*name.split(), *arguments])
+        assert result.exit_code == 2 and message in result.output
+        assert not (tmp_path / "pwned").exists() and not (tmp_path / "out").exists()
+        path.unlink(missing_ok=True)
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_every_script_refuses_a_malicious_pickle(name, tmp_path, monkeypatch, capsys):
     path = malicious_checkpoint(tmp_path)
     (tmp_path / "CoLA" / "input0").mkdir(parents=True)
     (tmp_path / "CoLA" / "input0" / "test.idx").touch()
     for message in ("is refused: it is no checkpoint, or holds more than", "there is no checkpoint"):
         with pytest.raises(SystemExit) as stopped:
-            run_script(monkeypatch, name, *(word.format(path=path, folder=tmp_path) for word in COMMANDS[name]))
+            run_script(monkeypatch, name, *(word.format(path=path, folder=tmp_path) for word in SCRIPTS[name]))
         assert message in f"{stopped.value} {capsys.readouterr().err}"
         assert not (tmp_path / "pwned").exists() and not (tmp_path / "out").exists()
         path.unlink(missing_ok=True)
@@ -453,8 +469,9 @@ def test_the_correlations_of_any_bert_can_be_drawn(tmp_path):
     (tmp_path / "pieces").write_text("".join(f"{' '.join(tokens[i : i + 6])}\n" for i in range(6, 24)))
     data = ["--only-source", f"--srcdict={tmp_path}/out/dict.txt", f"--validpref={tmp_path}/pieces"]
     preprocess.main(options.get_preprocessing_parser().parse_args([*data, f"--destdir={tmp_path}/out"]))
-    plot = runpy.run_path(str(ROOT / "scripts" / "plot.py"))["main"]
-    plot(["correlations", str(checkpoint), "--data", str(tmp_path / "out"), "--out", str(tmp_path / "figure2")])
+    sources = [f"--checkpoint={checkpoint}", f"--data={tmp_path}/out"]
+    result = CliRunner().invoke(main, ["plot", "correlations", *sources, f"--output={tmp_path}/figure2"])
+    assert result.exit_code == 0, result.output
     assert (tmp_path / "figure2.png").read_bytes().startswith(b"\x89PNG")
 
 

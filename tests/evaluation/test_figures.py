@@ -1,90 +1,103 @@
-"""Every figure and the probe table from checkpoints of a short real training, through the scripts' own entry points."""
+"""Every figure and the probe table from checkpoints of a short real training, through their commands."""
 
-import runpy
-
+import matplotlib.colors
 import numpy as np
 import pytest
 import torch
-from helpers import PLUGIN, build, pretrain_arguments, train, write_data
+from click.testing import CliRunner
+from helpers import build, pretrain_arguments, train, write_data
 
+from tupe.cli import main
 from tupe.evaluation import figures
 from tupe.evaluation.probes import load_model, text_block
+from tupe.record import Record
 
-SCRIPTS = PLUGIN.parent / "scripts"
-plot = runpy.run_path(str(SCRIPTS / "plot.py"))["main"]
-probe = runpy.run_path(str(SCRIPTS / "probe.py"))["main"]
+
+def tupe(*arguments):
+    return CliRunner().invoke(main, [str(argument) for argument in arguments])
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     """name -> checkpoint after 2 updates; and the data."""
     folder = tmp_path_factory.mktemp("plot")
-    data, found = write_data(folder / "data"), {}
+    data, checkpoints = write_data(folder / "data"), {}
     for arch, position in [("bert_r", "absolute+t5"), ("tupe_a", "untied"), ("bert_a", "sinusoidal_learned")]:
         more = ["--max-update=2", "--num-workers=0", f"--position={position}"]
         train(pretrain_arguments(data, folder / arch, *more, arch=f"{arch}_tiny"))
-        found[arch] = str(folder / arch / "checkpoint_last.pt")
-    return found, data
+        checkpoints[arch] = folder / arch / "checkpoint_last.pt"
+    return checkpoints, data
 
 
 @pytest.mark.parametrize(
     ("figure", "sources"),
     [
-        ("correlations", ["{bert_a}"]),
-        ("positions", ["{tupe_a}"]),
-        ("t5", ["{bert_r}"]),
-        ("attention", ["T5={bert_r}", "TUPE-A={tupe_a}"]),
-        ("tsne", ["{tupe_a}"]),
-        ("phi", ["{bert_a}"]),
+        ("correlations", ["--checkpoint={bert_a}", "--length=20"]),
+        ("positions", ["--checkpoint={tupe_a}"]),
+        ("t5", ["--checkpoint={bert_r}"]),
+        ("attention", ["T5={bert_r}", "TUPE-A={tupe_a}", "--words=3"]),
+        ("tsne", ["--checkpoint={tupe_a}"]),
+        ("phi", ["--checkpoint={bert_a}"]),
     ],
 )
 def test_figures_of_checkpoints(runs, tmp_path, figure, sources):
-    options = ["--out", str(tmp_path / "folder" / figure), "--title", "a title", "--words", "3"]
-    plot([figure, *(source.format(**runs[0]) for source in sources), *options])
-    assert (tmp_path / "folder" / f"{figure}.png").read_bytes().startswith(b"\x89PNG")
-    svg = (tmp_path / "folder" / f"{figure}.svg").read_text()
-    assert "<svg" in svg
+    path = tmp_path / "folder" / f"{figure}.png"
+    sources = [source.format(**runs[0]) for source in sources]
+    result = tupe("plot", figure, *sources, "--output", path, "--title", "a title")
+    assert result.exit_code == 0, result.output
+    assert path.read_bytes().startswith(b"\x89PNG")
 
 
-def test_loss_curves(tmp_path):
-    log = tmp_path / "a.log"
+def test_loss_curves_of_a_log_and_of_a_run(tmp_path, monkeypatch):
+    drawn = {}
+    monkeypatch.setattr(figures, "losses", lambda lines, title, draw=figures.losses: drawn.update(lines) or draw(lines))
+    log, run = tmp_path / "a.log", tmp_path / "run"
     log.write_text('x | INFO | valid | {"valid_loss": "3.5", "valid_num_updates": "10"}\n')
-    plot(["loss", f"A={log}", f"B={log}", "--out", str(tmp_path / "loss")])
-    assert (tmp_path / "loss.svg").stat().st_size > 1000
-    log.write_text("nothing here\n")
-    with pytest.raises(SystemExit):
-        plot(["loss", str(log), "--out", str(tmp_path / "none")])
+    entries = [{"num_updates": n, "split": split, "loss": 4.0} for n in (5, 10) for split in ("valid", "valid1")]
+    run.mkdir()
+    Record("masked_lm", "tupe_r", "", 1, 1e-4, {"max_update": 10}, ["valid", "valid1"], scores=entries).save(run)
+    result = tupe("plot", "loss", f"A={log}", f"B={run}", "--output", tmp_path / "loss")
+    assert result.exit_code == 0, result.output
+    assert drawn == {"A": ([10], [3.5]), "B": ([5, 10], [4.0, 4.0])}
+    assert (tmp_path / "loss.png").stat().st_size > 1000
+
+
+@pytest.mark.parametrize("source", ["log", "folder"])
+def test_no_losses_no_figure(tmp_path, source):
+    (tmp_path / "log").write_text("nothing here\n")
+    (tmp_path / "folder").mkdir()
+    result = tupe("plot", "loss", tmp_path / source, "--output", tmp_path / "none")
+    assert result.exit_code == 2 and "no validation losses" in result.output
     assert not (tmp_path / "none.png").exists()
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["t5", "{tupe_a}"], "has no 't5'"),
-        (["correlations", "{tupe_a}"], "absolute ones only"),
-        (["phi", "{bert_r}"], "no learned frequencies"),
-        (["positions", "{tupe_a}", "{tupe_a}"], "one checkpoint, not 2"),
-        (["positions", "missing.pt"], "missing.pt"),
-        (["positions", "{tupe_a}", "--data", "/nowhere"], "/nowhere"),
+        (["t5", "--checkpoint={tupe_a}"], "has no 't5'"),
+        (["correlations", "--checkpoint={tupe_a}"], "absolute ones only"),
+        (["phi", "--checkpoint={bert_r}"], "no learned frequencies"),
+        (["positions", "--checkpoint=missing.pt"], "missing.pt"),
+        (["positions", "--checkpoint={tupe_a}", "--data=/nowhere"], "/nowhere"),
+        (["attention", "A={tupe_a}", "A={bert_r}"], "each its own label"),
     ],
 )
-def test_what_cannot_be_drawn_is_said(runs, tmp_path, capsys, arguments, message):
-    with pytest.raises(SystemExit):
-        plot([word.format(**runs[0]) for word in arguments] + ["--out", str(tmp_path / "x")])
-    assert message in capsys.readouterr().err
+def test_what_cannot_be_drawn_is_named(runs, tmp_path, arguments, message):
+    result = tupe("plot", *(word.format(**runs[0]) for word in arguments), "--output", tmp_path / "x")
+    assert result.exit_code == 2 and message in result.output
     assert not list(tmp_path.iterdir())
 
 
-def test_probe_table(runs, tmp_path, capsys):
-    found, _ = runs
-    probe([f"R={found['bert_r']}", f"A={found['tupe_a']}", "--words", "3", "--save", str(tmp_path / "a.npz")])
-    lines = capsys.readouterr().out.strip().splitlines()
-    assert lines[0] == "| | R | A |" and len(lines) == 8
-    assert all(len(line.split("|")) == 5 for line in lines)
+def test_probe_table(runs, tmp_path):
+    checkpoints, _ = runs
+    sources = [f"R={checkpoints['bert_r']}", f"A={checkpoints['tupe_a']}"]
+    result = tupe("probe", "properties", *sources, "--words=3", f"--output={tmp_path / 'a.npz'}")
+    assert result.exit_code == 0, result.output
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in result.output.splitlines()]
+    assert rows[0] == ["", "R", "A"] and len(rows) == 8
+    assert 0 <= float(rows[2][1]) <= 1
     saved = np.load(tmp_path / "a.npz")
     assert saved["R"].shape == (24, 24) and not np.allclose(saved["R"], saved["A"])
-    first = float(lines[2].split("|")[2])
-    assert 0 <= first <= 1
 
 
 def test_text_block(runs):
@@ -97,17 +110,27 @@ def test_text_block(runs):
         text_block(task, 24, split="test")
 
 
-def test_figures_are_reproducible(tmp_path):
+@pytest.mark.parametrize("suffix", ["png", "svg", "pdf"])
+def test_figures_are_reproducible(tmp_path, suffix):
     logits = build("tupe_a_tiny", max_positions=8).encoder.positions.terms(8)[0][0].detach()
     for name in ("a", "b"):
-        figures.save(figures.positional(logits), tmp_path / name)
-    for suffix in ("png", "svg"):
-        assert (tmp_path / f"a.{suffix}").read_bytes() == (tmp_path / f"b.{suffix}").read_bytes()
+        figures.save(figures.positional(logits), tmp_path / f"{name}.{suffix}")
+    assert (tmp_path / f"a.{suffix}").read_bytes() == (tmp_path / f"b.{suffix}").read_bytes()
 
 
 def test_figures_are_readable_in_grey():
-    """Brightness rises all along the colour map; lines differ without their colours."""
-    brightness = figures.plt.get_cmap(figures.HEAT)(np.linspace(0, 1, 32))[:, :3] @ [0.2126, 0.7152, 0.0722]
-    assert (np.diff(brightness) > 0).all()
+    """Brightness rises along the colour map and from colour to colour; lines differ without their colours."""
+    weights = [0.2126, 0.7152, 0.0722]
+    assert (np.diff(figures.plt.get_cmap(figures.HEAT)(np.linspace(0, 1, 32))[:, :3] @ weights) > 0).all()
+    assert (np.diff(matplotlib.colors.to_rgba_array(figures.COLOURS)[:, :3] @ weights) > 0).all()
     styles = [figures.style(index) for index in range(12)]
     assert len({(style["linestyle"], style["marker"]) for style in styles}) == len(styles)
+
+
+def test_the_legend_hides_no_curve():
+    figure = figures.losses({f"model {n}": ([0, 1], [n, n]) for n in range(9)})
+    figure.canvas.draw()
+    (axis,), (legend,) = figure.axes, figure.legends
+    assert not legend.get_window_extent().overlaps(axis.get_window_extent())
+    assert axis.get_window_extent().height > 200  # pixels: the legend took no room from the curves
+    figures.plt.close(figure)

@@ -1,25 +1,25 @@
 """What each position encoding can tell apart: structure in float64, training where it takes seconds, and the tasks."""
 
-import runpy
 import shutil
 from pathlib import Path
 
 import pytest
 import torch
+from click.testing import CliRunner
 
 from tupe.attention import NORMALISERS
 from tupe.evaluation.synthetic import (
     DEFAULTS,
     WORDS,
+    accuracies,
+    command,
     deviations,
     even,
     identify,
     options_of,
-    predicted,
     read_results,
     structure,
     sweep,
-    table,
     train,
     verdict,
 )
@@ -40,6 +40,22 @@ def mirrored(position):
         return False
     bias, _ = positions.terms(16)[0]
     return torch.equal(bias, bias.transpose(1, 2))
+
+
+def predicted(position, normaliser, special):
+    """The verdict on `equal` from which hooks the schemes fill in; None where that is not enough (symmetric schemes).
+
+    A row of softmax weights sums to 1, so equal values give equal outputs whatever the logits are; position has to
+    enter some other way, or there have to be values that differ: [CLS] and [SEP].
+    """
+    schemes = [SCHEMES[name] for name in position.split("+")]
+    if any(overrides(scheme, "embed", "gate", "value", "unrotate") for scheme in schemes):
+        return "pass"
+    if not any(overrides(scheme, "bias", "content", "rotate") for scheme in schemes):
+        return "fail"
+    if special:
+        return "pass"
+    return "fail" if normaliser == "softmax" else None
 
 
 @pytest.mark.parametrize("special", [False, True])
@@ -174,30 +190,40 @@ def test_table():
         return {"position": position, "normaliser": "softmax", "special": False, "seed": seed, "accuracy": accuracy}
 
     runs = [run("a", 1, 1.0), run("a", 2, 0.995), run("b", 1, 0.5), run("b", 2, 0.25), run("c", 1, 0.5)]
-    assert table(runs).splitlines()[2:] == ["| a | **1.00** |", "| b | 0.25-0.50 |", "| c | 0.50 (1) |"]
+    rows = [cells for _, cells in accuracies(runs).rows]
+    assert rows == [["a", "**1.00**"], ["b", "0.25-0.50"], ["c", "0.50 (1)"]]
 
 
-def test_script(tmp_path, capsys):
-    path = Path(__file__).parents[2] / "scripts" / "position_probe.py"
-    main = runpy.run_path(str(path))["main"]
-    chosen = ["--position", "alibi", "absolute", "--normaliser", "l2", "-n", "8"]
-    main([*chosen, "--structure"])
-    lines = capsys.readouterr().out.splitlines()
+def probe(*arguments):
+    return CliRunner().invoke(command, [*arguments, "--positions=alibi,absolute", "--normalisers=l2", "--length=8"])
+
+
+def test_command_without_training():
+    lines = probe("--structure").output.splitlines()
     assert lines[2:4] == ["| alibi | half | pass |", "| absolute | pass | pass |"]
     assert [line.split(":")[0] for line in lines[4:]] == ["half", "pass"]
-    out = ["--out", str(tmp_path / "runs.jsonl"), "--steps", "60", "--lr", "3e-3", "--seeds", "1"]
-    for _ in range(2):  # the second time from the file
-        main([*chosen, *out, "--special", "without"])
-        printed = capsys.readouterr().out
-        assert "| absolute | **1.00** |" in printed and "2 of 2 runs end as the structure says" in printed
-    assert len((tmp_path / "runs.jsonl").read_text().splitlines()) == 2
-    main([*chosen, *out, "--special", "without", "--seeds", "2"])
-    assert "of 4 runs end as" in capsys.readouterr().out
-    main([*chosen, *out, "--special", "without", "--lr", "2e-3"])  # another rate: new runs, and only they are shown
-    assert "of 2 runs end as" in capsys.readouterr().out
-    main([*chosen, *out, "--special", "without"])
-    assert "of 2 runs end as" in capsys.readouterr().out
-    assert len((tmp_path / "runs.jsonl").read_text().splitlines()) == 6
-    with pytest.raises(SystemExit):
-        main(chosen)
-    assert "--out FILE" in capsys.readouterr().err
+
+
+def test_command_keeps_its_runs(tmp_path):
+    options = [f"--output={tmp_path / 'new' / 'runs.jsonl'}", "--special=without", "--steps=60"]
+    for rate, seeds, shown, stored in [
+        ("3e-3", "1", 2, 2),
+        ("3e-3", "1", 2, 2),  # from the file
+        ("3e-3", "1,2", 4, 4),
+        ("2e-3", "1", 2, 6),  # another rate: new runs, and only they are shown
+        ("3e-3", "2", 2, 6),
+    ]:
+        result = probe(*options, f"--lr={rate}", f"--seeds={seeds}")
+        assert result.exit_code == 0, result.output
+        assert f"of {shown} runs end as" in result.output and "| absolute | **1.00** |" in result.output
+        assert len((tmp_path / "new" / "runs.jsonl").read_text().splitlines()) == stored
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"), [([], "--output"), (["--output=x", "--positions=alibi,alibo"], "alibo")]
+)
+def test_command_refuses_before_it_trains(tmp_path, monkeypatch, arguments, message):
+    monkeypatch.chdir(tmp_path)
+    result = CliRunner().invoke(command, arguments)
+    assert result.exit_code == 2 and message in result.output
+    assert not list(tmp_path.iterdir())

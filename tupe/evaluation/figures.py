@@ -1,35 +1,71 @@
-"""Figures from the arrays of `tupe.probes`. Colours are safe for colour-blind readers and fall in brightness, so that
-print in grey stays readable; lines differ in dash and marker too.
+"""The one style of this project's figures, figures of what `probes` reads from models, and the command `tupe plot`.
 
-L sequence length, H heads.
+Colours are safe for colour-blind readers and ordered by brightness, so that print in grey stays readable; lines differ
+in dash and marker too.
+
+L sequence length, H heads, C model width.
 """
 
+import functools
+from pathlib import Path
+
+import click
 import matplotlib.pyplot as plt
 import numpy as np
 from sklearn.manifold import TSNE
 
-from .probes import pattern
+from ..options import FILE, FOLDER, Command
+from . import probes
 
-COLOURS = ["#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00"]  # Okabe and Ito
+# ----------------------------------------------------------------------------------------------------------- the style
+
+COLOURS = ["#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9"]  # Okabe and Ito, dark first
 DASHES = ["-", "--", "-.", ":"]
 MARKERS = ["o", "s", "^", "D", "v", "P", "X"]
 HEAT = "cividis"
 plt.rcParams.update({"svg.hashsalt": "tupe", "font.size": 9, "figure.dpi": 150, "axes.grid": False})
 
 
-def save(figure, stem):
-    """Write stem.png and stem.svg; the same figure gives the same bytes."""
-    figure.savefig(f"{stem}.png", metadata={"Software": None})
-    figure.savefig(f"{stem}.svg", metadata={"Date": None})
+def save(figure, path) -> None:
+    """Write a figure; the suffix of `path` decides the format (.png, .svg, .pdf). The same figure gives the same bytes.
+
+    Raises ValueError for a suffix that matplotlib does not know.
+    """
+    undated = {".png": {"Software": None}, ".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, metadata=undated.get(path.suffix))
     plt.close(figure)
 
 
-def style(index):
+def style(index) -> dict:
+    """What the line number `index` of a figure looks like."""
     return {
         "color": COLOURS[index % len(COLOURS)],
         "linestyle": DASHES[index % len(DASHES)],
         "marker": MARKERS[index % len(MARKERS)],
+        "markersize": 3,
+        "linewidth": 1.2,
     }
+
+
+def curves(panels=1, width=5.0, height=3.2, **options):
+    """(figure, array of axes) for lines: panels side by side, `width` and `height` inches each."""
+    figure, axes = plt.subplots(
+        1, panels, figsize=(width * panels, height), squeeze=False, layout="constrained", **options
+    )
+    for axis in axes.flat:
+        axis.spines[["top", "right"]].set_visible(False)
+        axis.grid(alpha=0.3)
+    return figure, axes.flatten()
+
+
+def legend(figure, columns=1) -> None:
+    """The lines of the first panel that has any, below the axes, where they hide no curve."""
+    handles, labels = figure.axes[0].get_legend_handles_labels()
+    rows = -(-len(labels) // columns)
+    figure.set_figheight(figure.get_figheight() + 0.17 * rows + 0.1)  # inches, of a line of text
+    figure.legend(handles, labels, loc="outside lower center", fontsize=8, ncols=columns, frameon=False)
 
 
 def grid(panels, columns, size=2.2, beside=0.0):
@@ -46,9 +82,13 @@ def grid(panels, columns, size=2.2, beside=0.0):
 
 
 def heat(axis, matrix, **options):
+    """Show a matrix; returns the image, for a colour bar."""
     image = axis.imshow(matrix, cmap=HEAT, interpolation="nearest", **options)
     axis.tick_params(labelsize=7)
     return image
+
+
+# --------------------------------------------------------------------------------------------------------- the figures
 
 
 def correlations(parts, title=""):
@@ -74,22 +114,21 @@ def positional(logits, title=""):
     for head, (axis, matrix) in enumerate(zip(axes, logits, strict=False)):
         words = matrix[1:, 1:].numpy()
         heat(axis, words)
-        axis.set_title(f"head {head + 1}: {pattern(matrix)}\n{words.min():.2g} to {words.max():.2g}", fontsize=9)
+        axis.set_title(f"head {head + 1}: {probes.pattern(matrix)}\n{words.min():.2g} to {words.max():.2g}", fontsize=9)
     figure.supxlabel("key position")
     figure.supylabel("query position")
     figure.suptitle(title)
     return figure
 
 
-def losses(curves, title=""):
-    """Validation losses by updates. curves: label -> (updates, losses)."""
-    figure, axis = plt.subplots(figsize=(5, 3.5), layout="constrained")
-    for index, (label, (updates, values)) in enumerate(curves.items()):
-        axis.plot(updates, values, label=label, markersize=3, linewidth=1.2, **style(index))
+def losses(lines, title=""):
+    """Validation losses by updates. lines: label -> (updates, losses)."""
+    figure, (axis,) = curves()
+    for index, (label, (updates, values)) in enumerate(lines.items()):
+        axis.plot(updates, values, label=label, **style(index))
     axis.set_xlabel("updates")
     axis.set_ylabel("validation loss (bits per masked token)")
-    axis.grid(alpha=0.3)
-    axis.legend()
+    legend(figure)
     figure.suptitle(title)
     return figure
 
@@ -97,10 +136,10 @@ def losses(curves, title=""):
 def t5(offsets, bias, title=""):
     """T5's bias by offset, one line per head, a marker where a bucket begins. bias: [H, offsets]. Offsets are spaced as
     T5's buckets are: evenly up to 8, then logarithmically."""
-    figure, axis = plt.subplots(figsize=(6, 3.5), layout="constrained")
+    figure, (axis,) = curves(width=6)
     begins = np.flatnonzero(np.r_[True, (bias[:, 1:] != bias[:, :-1]).any(0)]).tolist()
     for head, values in enumerate(bias):
-        axis.plot(offsets, values, label=f"head {head + 1}", markersize=3, markevery=begins, linewidth=1, **style(head))
+        axis.plot(offsets, values, label=f"head {head + 1}", markevery=begins, **style(head))
     axis.set_xscale("symlog", base=2, linthresh=8, linscale=2.5)
     ticks = [tick for tick in (0, 4, 8, 16, 32, 64, 128) if tick <= offsets[-1]]
     axis.set_xticks([-tick for tick in ticks[:0:-1]] + ticks)
@@ -108,8 +147,7 @@ def t5(offsets, bias, title=""):
     axis.tick_params(axis="x", labelsize=7)
     axis.set_xlabel("offset (key - query)")
     axis.set_ylabel("logit")
-    axis.grid(alpha=0.3)
-    axis.legend(fontsize=7, ncols=2)
+    legend(figure, columns=min(len(bias), 6))
     figure.suptitle(title)
     return figure
 
@@ -148,12 +186,107 @@ def tsne(vectors, title="", seed=0):
 
 def phi(m, before, after, title=""):
     """phi(m) = sum cos(omega_i m) of sinusoids whose frequencies are learned."""
-    figure, axis = plt.subplots(figsize=(5, 3.2), layout="constrained")
+    figure, (axis,) = curves()
     for index, (label, values) in enumerate([("before learning", before), ("after learning", after)]):
-        axis.plot(m, values, label=label, markersize=3, markevery=8, linewidth=1.2, **style(index))
+        axis.plot(m, values, label=label, markevery=8, **style(index))
     axis.set_xlabel("offset m")
     axis.set_ylabel(r"$\phi(m) = \sum_i \cos(\omega_i m)$")
-    axis.grid(alpha=0.3)
-    axis.legend()
+    legend(figure, columns=2)
     figure.suptitle(title)
     return figure
+
+
+# --------------------------------------------------------------------------------------------------------- the command
+
+
+@click.group()
+def command():
+    """Figures of trained encodings and of losses."""
+
+
+def drawing(function):
+    """A command of `tupe plot`, named as its function without "draw_"; what the function draws is written to --output.
+
+    The function's arguments are its options, beside `title`.
+    """
+
+    @functools.wraps(function)
+    def draw(output, title, **options):
+        path = output if output.suffix else output.with_suffix(".png")
+        save(function(**options, title=title), path)
+        click.echo(path)
+
+    draw = click.option("--title", default="", help="line above the figure")(draw)
+    draw = click.option(
+        "--output", type=FILE, required=True, help="file to write; .png (the default), .svg or .pdf"
+    )(draw)  # fmt: skip
+    return command.command(cls=Command, name=function.__name__.removeprefix("draw_"))(draw)
+
+
+one_checkpoint = click.option("--checkpoint", type=FILE, required=True, help="of pre-training")
+several = click.argument("sources", nargs=-1, required=True, metavar="[LABEL=]CHECKPOINT ...")
+data = click.option("--data", type=FOLDER, help="folder with dict.txt (default: the training data's)")
+length = click.option("--length", type=int, help="sequence length (default: the model's longest)")
+
+
+@drawing
+@one_checkpoint
+@data
+@length
+def draw_correlations(checkpoint, data, length, title):
+    """Word-word, word-position, ... logits of an absolute model's first layer."""
+    model, task = probes.load_model(checkpoint, data)
+    tokens = probes.text_block(task, length or model.max_positions())
+    return correlations(probes.four_correlations(model, tokens), title)
+
+
+@drawing
+@one_checkpoint
+@data
+@length
+def draw_positions(checkpoint, data, length, title):
+    """Positional logits of every head (TUPE), each with its pattern."""
+    return positional(probes.positional_logits(probes.load_model(checkpoint, data)[0], length), title)
+
+
+@drawing
+@click.argument("sources", nargs=-1, required=True, metavar="[LABEL=]RUN ...")
+def draw_loss(sources, title):
+    """Validation loss by updates. RUN: folder of a pre-training, or the log of fairseq-train."""
+    return losses({label: probes.losses_of(path) for label, path in probes.labelled(sources).items()}, title)
+
+
+@drawing
+@one_checkpoint
+@data
+def draw_t5(checkpoint, data, title):
+    """T5's bias by offset."""
+    return t5(*probes.t5_bias(probes.load_model(checkpoint, data)[0]), title)
+
+
+@drawing
+@several
+@data
+@length
+@click.option("--words", type=click.IntRange(1), default=300, show_default=True, help="of identical-word probing")
+def draw_attention(sources, data, length, words, title):
+    """First-layer attention of models under identical-word probing."""
+    models = {label: probes.load_model(path, data)[0] for label, path in probes.labelled(sources).items()}
+    matrices = {label: probes.identical_word_attention(model, words, length) for label, model in models.items()}
+    return attention(matrices, title)
+
+
+@drawing
+@one_checkpoint
+@data
+def draw_tsne(checkpoint, data, title):
+    """Absolute position vectors in two dimensions."""
+    return tsne(probes.position_vectors(probes.load_model(checkpoint, data)[0]), title)
+
+
+@drawing
+@one_checkpoint
+@data
+def draw_phi(checkpoint, data, title):
+    """Sum of cos(omega m), before and after learning the frequencies."""
+    return phi(*probes.phi(probes.load_model(checkpoint, data)[0]), title)

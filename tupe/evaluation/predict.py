@@ -3,9 +3,11 @@
 import zipfile
 from pathlib import Path
 
+import click
 import torch
 from fairseq import checkpoint_utils, utils
 
+from ..options import Command, data, output
 from ..plugin.glue import TASKS, glue_name
 from ..safe_load import read_checkpoint
 
@@ -18,6 +20,30 @@ FILES = {
 }
 
 
+@click.command(cls=Command)
+@click.argument("checkpoints", nargs=-1, required=True, metavar="TASK=CHECKPOINT ...")
+@data(help="what `tupe prepare glue` wrote, with the test sets")
+@output(help="folder to write")
+@click.option("--batch-size", type=click.IntRange(1), default=64, show_default=True)
+def command(checkpoints, data, output, batch_size):
+    """Write the files that the GLUE server takes: one per test set, with the official names and labels, and all of them
+    in submission.zip.
+
+    TASK=CHECKPOINT: a task of GLUE and its fine-tuned checkpoint. MNLI gives MNLI-m.tsv, MNLI-mm.tsv and, if it was
+    prepared, AX.tsv. Tasks without a checkpoint are left out.
+    """
+    pairs = [(given, *given.partition("=")) for given in checkpoints]
+    for given, _, equals, _ in pairs:
+        if not equals:
+            raise ValueError(f"{given!r} is not of the form TASK=CHECKPOINT")
+    paths = []
+    for _, task, _, checkpoint in pairs:
+        for path, count in predict_glue(task, checkpoint, data, output, batch_size):
+            paths.append(path)
+            click.echo(f"{path}: {count} predictions")
+    click.echo(zip_submission(output, paths))
+
+
 def predict_glue(name, checkpoint, data, output, batch_size=64):
     """Write a checkpoint's predictions on the test sets of its task. Yields (path, number of predictions).
 
@@ -27,7 +53,7 @@ def predict_glue(name, checkpoint, data, output, batch_size=64):
     splits = [split for task, split in FILES if task == name and _prepared(data, name, split)]
     if not splits:
         raise ValueError(f"{data} holds no test set of {name}; put its test.tsv beside train.tsv and prepare it again")
-    read_checkpoint(checkpoint, mmap=True)  # says what is wrong with the file; fairseq reads it again
+    read_checkpoint(checkpoint, mmap=True)  # its errors name what is wrong; fairseq reads it then
     models, _, task = checkpoint_utils.load_model_ensemble_and_task([str(checkpoint)], {"data": str(data)})
     if getattr(task, "name", None) != name:
         raise ValueError(f"{checkpoint} was not fine-tuned on {name}, but on {getattr(task, 'name', 'something else')}")
@@ -52,15 +78,15 @@ def predict(model, task, split, batch_size):
     """Class ids or real numbers for every example of a split, in file order."""
     task.load_dataset(split)
     batches = task.get_batch_iterator(task.dataset(split), max_sentences=batch_size, disable_iterator_cache=True)
-    found = {}
+    values_of = {}
     for sample in batches.next_epoch_itr(shuffle=False):
         if torch.cuda.is_available():
             sample = utils.move_to_cuda(sample)
         head = task.cfg.classification_head_name
         output, _ = model(**sample["net_input"], features_only=True, classification_head_name=head)
         values = output.argmax(dim=1) if task.glue.labels else output.float().squeeze(1)
-        found.update(zip(sample["id"].tolist(), values.tolist(), strict=True))
-    return [found[index] for index in range(len(found))]
+        values_of.update(zip(sample["id"].tolist(), values.tolist(), strict=True))
+    return [values_of[index] for index in range(len(values_of))]
 
 
 def _label(glue, value):

@@ -11,14 +11,18 @@ import math
 import re
 from pathlib import Path
 
+import click
 import numpy as np
 import torch
 from fairseq import checkpoint_utils
 from fairseq.data import data_utils
 
+from .. import plugin, record  # noqa: F401  (plugin: registers the architectures)
+from ..options import FILE, FOLDER, Command, seed
 from ..positions import overrides
 from ..safe_load import read_checkpoint
 from ..schemes import frequencies
+from ..tables import Table
 
 
 def load_model(checkpoint, data=None):
@@ -26,7 +30,7 @@ def load_model(checkpoint, data=None):
 
     Raises ValueError if the checkpoint cannot be read, or the dictionary is not there.
     """
-    read_checkpoint(checkpoint, mmap=True)  # says what is wrong with the file; fairseq reads it again
+    read_checkpoint(checkpoint, mmap=True)  # its errors name what is wrong; fairseq reads it then
     changes = {} if data is None else {"data": str(data)}
     try:
         models, _, task = checkpoint_utils.load_model_ensemble_and_task([str(checkpoint)], arg_overrides=changes)
@@ -37,13 +41,13 @@ def load_model(checkpoint, data=None):
 
 def labelled(sources):
     """{label: path} of "LABEL=PATH" or "PATH", which is its own label then. ValueError for a repeated label."""
-    found = {}
+    paths = {}
     for source in sources:
         label, path = (source, source) if Path(source).exists() or "=" not in source else source.rsplit("=", 1)
-        if label in found:
-            raise ValueError(f"{label} stands for both {found[label]} and {path}; give each its own label")
-        found[label] = path
-    return found
+        if label in paths:
+            raise ValueError(f"{label} stands for both {paths[label]} and {path}; give each its own label")
+        paths[label] = path
+    return paths
 
 
 def text_block(task, length, split="valid"):
@@ -60,7 +64,7 @@ def text_block(task, length, split="valid"):
     return torch.tensor(tokens[:length])
 
 
-# ---- identical-word probing
+# ----------------------------------------------------------------------------------------------- identical-word probing
 
 
 @torch.no_grad()
@@ -74,7 +78,7 @@ def identical_word_attention(model, words=300, length=None, layer=0, seed=1, bat
     dictionary = model.dictionary
     length = _checked_length(model, length, 3)
     specials = {"<mask>", dictionary.unk_word}
-    ordinary = [i for i in range(dictionary.nspecial, len(dictionary)) if not special(dictionary[i], specials)]
+    ordinary = [i for i in range(dictionary.nspecial, len(dictionary)) if not is_special(dictionary[i], specials)]
     chosen = np.random.default_rng(seed).choice(ordinary, words, replace=words > len(ordinary))
     tokens = torch.from_numpy(chosen)[:, None].repeat(1, length)  # [words, L]
     tokens[:, 0], tokens[:, -1] = dictionary.bos(), dictionary.eos()
@@ -97,7 +101,7 @@ def _checked_length(model, length, least):
     return length or longest
 
 
-def special(symbol, names):
+def is_special(symbol, names):
     return symbol in names or symbol.startswith("madeupword")
 
 
@@ -155,7 +159,7 @@ def direction_balance(attention):
     return float(forward / backward)
 
 
-# ---- what the parameters say
+# -------------------------------------------------------------------------------------- what the parameters say
 
 
 @torch.no_grad()
@@ -196,10 +200,10 @@ def four_correlations(model, tokens):
     q = {name: heads(part @ w_q.T) for name, part in parts.items()}
     k = {name: heads(part @ w_k.T) for name, part in parts.items()}
     q_rest, k_rest = heads((w_q @ norm.bias + b_q)[None]), heads((w_k @ norm.bias + b_k)[None])  # [H, 1, D]
-    found = {f"{a}-{b}": q[a] @ k[b].transpose(1, 2) * scale for a in parts for b in parts}
+    products = {f"{a}-{b}": q[a] @ k[b].transpose(1, 2) * scale for a in parts for b in parts}
     q_sum, k_sum = sum(q.values()), sum(k.values())
     rest = q_sum @ k_rest.transpose(1, 2) + q_rest @ k_sum.transpose(1, 2) + q_rest @ k_rest.transpose(1, 2)
-    return {**found, "remainder": rest * scale}
+    return {**products, "remainder": rest * scale}
 
 
 @torch.no_grad()
@@ -262,10 +266,10 @@ def t5_bias(model, reach=None):
 def phi(model, reach=128):
     """(m [R + 1], before, after): phi(m) = sum_i cos(omega_i m) of learned frequencies, before and after learning."""
     names = ("sinusoidal_learned", "shaw_sinusoidal_learned")
-    found = [name for name in names if name in model.encoder.positions]
-    if not found:
+    here = [name for name in names if name in model.encoder.positions]
+    if not here:
         raise ValueError(f"position {model.encoder.positions.name!r} has no learned frequencies ({', '.join(names)})")
-    omega = only(model, found[0]).omega.double()
+    omega = only(model, here[0]).omega.double()
     start = frequencies(2 * len(omega)).double()
     m = torch.arange(reach + 1).double()
     before, after = ((m[:, None] * w).cos().sum(1).numpy() for w in (start, omega))
@@ -281,16 +285,59 @@ def only(model, name):
     return scheme[0] if isinstance(scheme, torch.nn.ModuleList) else scheme
 
 
-# ---- logs
+# ------------------------------------------------------------------------------------------------- losses of a training
 
 
-def validation_losses(log):
-    """(updates, losses in bits per masked token), two lists, from the text of a training log, JSON or simple."""
-    found = {}
+def losses_of(path) -> tuple:
+    """(updates, validation losses in bits per masked token), two lists, of a pre-training: its folder, or the log of
+    fairseq-train. Raises ValueError if there are none."""
+    path = Path(path)
+    if path.is_dir():
+        run = record.read(path)
+        entries = [entry for entry in run.scores if entry["split"] == run.splits[0]] if run else []
+        updates, losses = [entry["num_updates"] for entry in entries], [entry["loss"] for entry in entries]
+    else:
+        updates, losses = validation_losses(path.read_text(encoding="utf-8"))
+    if not updates:
+        raise ValueError(f"{path} has no validation losses; valid: the folder or the log of a pre-training")
+    return updates, losses
+
+
+def validation_losses(log) -> tuple:
+    """The same from the text of a log, JSON or simple."""
+    losses = {}
     for line in log.splitlines():
         if '"valid_loss"' in line:
             stats = json.loads(line[line.index("{") :])
-            found[int(stats["valid_num_updates"])] = float(stats["valid_loss"])
+            losses[int(stats["valid_num_updates"])] = float(stats["valid_loss"])
         elif match := re.search(r"valid on .* subset.*\| loss (\S+) .*\| num_updates (\d+)", line):
-            found[int(match.group(2))] = float(match.group(1))
-    return list(found), list(found.values())
+            losses[int(match.group(2))] = float(match.group(1))
+    return list(losses), list(losses.values())
+
+
+# --------------------------------------------------------------------------------------------------------- the command
+
+
+@click.command(cls=Command)
+@click.argument("checkpoints", nargs=-1, required=True, metavar="[LABEL=]CHECKPOINT ...")
+@click.option("--data", type=FOLDER, help="folder with dict.txt (default: the training data's)")
+@click.option("--words", type=click.IntRange(1), default=300, show_default=True, help="random words, a sequence each")
+@click.option("--length", type=int, help="sequence length (default: the model's longest)")
+@click.option("--layer", type=int, default=1, show_default=True, help="layer, counted from 1")
+@seed(help="of the choice of words")
+@click.option("--output", type=FILE, help="write the averaged attention matrices there (.npz)")
+def command(checkpoints, data, words, length, layer, seed, output):
+    """Properties of position encodings under identical-word probing (Wang et al.), as a Markdown table."""
+    matrices = {}
+    for label, path in labelled(checkpoints).items():
+        model, _ = load_model(path, data)
+        matrices[label] = identical_word_attention(model, words, length, layer - 1, seed)
+    click.echo(properties_table({label: measures(matrix) for label, matrix in matrices.items()}).markdown(), nl=False)
+    if output:
+        np.savez(output, **matrices)
+
+
+def properties_table(values) -> Table:
+    """A row per measure and a column per model. values: {label: what `measures` returns}."""
+    names = list(next(iter(values.values())))
+    return Table.plain(["", *values], [[name, *(f"{v[name]:.4g}" for v in values.values())] for name in names])

@@ -12,29 +12,32 @@ import math
 import os
 from pathlib import Path
 
+import click
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ..encoder import Encoder
-from ..positions import overrides
+from ..attention import NORMALISERS
+from ..encoder import LAYERS, Encoder
+from ..options import FILE, Command, ListOf
 from ..schemes import SCHEMES
+from ..tables import Table
 
 PAD, CLS, SEP, WORDS = 0, 1, 2, 3  # ids from WORDS on are words
 
 
-def equal(n, words, batch, generator=None):
+def equal(n, words, batch, generator=None) -> tuple:
     """n equal tokens -> their positions; one sequence is all there is, whatever the batch."""
     return torch.full((1, n), WORDS), torch.arange(n)[None]
 
 
-def identify(n, words, batch, generator=None):
+def identify(n, words, batch, generator=None) -> tuple:
     """Random words -> their positions."""
     tokens = torch.randint(words, (batch, n), generator=generator)
     return WORDS + tokens, torch.arange(n).expand(batch, n)
 
 
-def even(n, words, batch, generator=None):
+def even(n, words, batch, generator=None) -> tuple:
     """Random words w_1 .. w_n -> w_2, w_4, .., w_n, then the class `words` ("end") for the second half."""
     tokens = torch.randint(words, (batch, n), generator=generator)
     second = tokens[:, 1::2]
@@ -75,7 +78,7 @@ class Prober(nn.Module):
         return self.out(self.features(tokens))
 
 
-def structure(position, n=64, seed=1, special=False, **options):
+def structure(position, n=64, seed=1, special=False, **options) -> tuple:
     """(spread, asymmetry) of what a `Prober` in float64 with random weights makes of n equal tokens.
 
     spread: largest difference between the features of two positions; 0 means that no training can tell any two
@@ -92,28 +95,12 @@ def structure(position, n=64, seed=1, special=False, **options):
     return spread, (x - x.flip(0)).abs().max().item()
 
 
-def verdict(spread, asymmetry):
-    """What `structure` says about the task `equal`: "fail", "half" or "pass" (unless training does not get there)."""
+def verdict(spread, asymmetry) -> str:
+    """What `structure` means for the task `equal`: "fail", "half", or "pass" (unless training does not get there)."""
     return "fail" if spread < 1e-12 else "half" if asymmetry < 1e-12 else "pass"
 
 
-def predicted(position, normaliser, special):
-    """The same, from which hooks the schemes fill in; None where that is not enough (symmetric schemes).
-
-    A row of softmax weights sums to 1, so equal values give equal outputs whatever the logits are; position has to
-    enter some other way, or there have to be values that differ: [CLS] and [SEP].
-    """
-    schemes = [SCHEMES[name] for name in position.split("+")]
-    if any(overrides(scheme, "embed", "gate", "value", "unrotate") for scheme in schemes):
-        return "pass"
-    if not any(overrides(scheme, "bias", "content", "rotate") for scheme in schemes):
-        return "fail"
-    if special:
-        return "pass"
-    return "fail" if normaliser == "softmax" else None
-
-
-def train(task, position, *, n=64, words=16, batch=32, steps=1000, lr=1e-3, seed=1, special=False, **options):
+def train(task, position, *, n=64, words=16, batch=32, steps=1000, lr=1e-3, seed=1, special=False, **options) -> tuple:
     """Train a `Prober` and return (accuracy per word, steps taken). It ends early once 100 sequences on end were right
     (`equal` has only one sequence: once that is right).
 
@@ -147,14 +134,14 @@ def train(task, position, *, n=64, words=16, batch=32, steps=1000, lr=1e-3, seed
         schedule.step()
 
 
-def read_results(path):
+def read_results(path) -> list:
     """Runs stored by `sweep`, one JSON object per line; a last line that was cut off is none."""
     lines = Path(path).read_text().splitlines(keepends=True) if Path(path).exists() else []
     return [json.loads(line) for line in lines if line.endswith("\n")]
 
 
-def options_of(run):
-    """The options that a stored run was trained with; one that says nothing of them, with the defaults."""
+def options_of(run) -> dict:
+    """The options that a stored run was trained with; one that names none, with the defaults."""
     return {**DEFAULTS, **run.get("options", {})}
 
 
@@ -166,6 +153,7 @@ def sweep(path, task, positions, normalisers, specials, seeds, layer="transforme
     twice the steps: the question is what a model can do, not how fast.
     """
     options = {**DEFAULTS, **options}
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
     done = {tuple(run[key] for key in KEYS) for run in read_results(path) if options_of(run) == options}
     if Path(path).exists():
         whole = Path(path).read_bytes().rpartition(b"\n")
@@ -189,20 +177,20 @@ def sweep(path, task, positions, normalisers, specials, seeds, layer="transforme
         yield run
 
 
-def reached(accuracy):
+def reached(accuracy) -> str:
     """The verdict of training: "fail" below 0.2, "pass" from 0.99, between them "half"."""
     return "fail" if accuracy < 0.2 else "pass" if accuracy >= 0.99 else "half"
 
 
-def deviations(runs, **options):
-    """[(run, what `structure` says)] of the runs of `equal` that ended otherwise. options: those of `structure`."""
+def deviations(runs, **options) -> list:
+    """[(run, the structure's verdict)] of the runs of `equal` that ended otherwise. options: those of `structure`."""
     cells = {(run["position"], run["normaliser"], run["special"], run["layer"]) for run in runs}
-    said = {
+    expected = {
         cell: verdict(*structure(cell[0], normaliser=cell[1], special=cell[2], layer=cell[3], **options))
         for cell in cells
     }
-    found = [(run, said[run["position"], run["normaliser"], run["special"], run["layer"]]) for run in runs]
-    return [(run, expected) for run, expected in found if reached(run["accuracy"]) != expected]
+    pairs = [(run, expected[run["position"], run["normaliser"], run["special"], run["layer"]]) for run in runs]
+    return [(run, word) for run, word in pairs if reached(run["accuracy"]) != word]
 
 
 KEYS = ("task", "layer", "position", "normaliser", "special", "seed")
@@ -210,34 +198,103 @@ KEYS = ("task", "layer", "position", "normaliser", "special", "seed")
 DEFAULTS = {"n": 64, "words": 16, "layers": 2, "steps": 3000, "lr": 1e-3}
 
 
-def table(runs):
-    """Markdown table of runs of one task and layer, see `table_of`.
+def accuracies(runs) -> Table:
+    """Table of runs of one task and layer, see `table_of`.
 
     A cell is the accuracy of all seeds, lowest to highest if they differ; bold where every seed reached 0.99. Where
     there are fewer seeds than elsewhere, their number follows in brackets.
     """
-    found = {}
+    by_cell = {}
     for run in runs:
-        found.setdefault((run["position"], run["normaliser"], run["special"]), []).append(run["accuracy"])
-    seeds = max((len(accuracies) for accuracies in found.values()), default=0)
-    return table_of({cell: summary(accuracies, seeds) for cell, accuracies in found.items()})
+        by_cell.setdefault((run["position"], run["normaliser"], run["special"]), []).append(run["accuracy"])
+    seeds = max((len(values) for values in by_cell.values()), default=0)
+    return table_of({cell: summary(values, seeds) for cell, values in by_cell.items()})
 
 
-def summary(accuracies, seeds):
-    low, high = f"{min(accuracies):.2f}", f"{max(accuracies):.2f}"
-    text = f"**{high}**" if min(accuracies) >= 0.99 else high if low == high else f"{low}-{high}"
-    return text if len(accuracies) == seeds else f"{text} ({len(accuracies)})"
+def summary(values, seeds):
+    low, high = f"{min(values):.2f}", f"{max(values):.2f}"
+    text = f"**{high}**" if min(values) >= 0.99 else high if low == high else f"{low}-{high}"
+    return text if len(values) == seeds else f"{text} ({len(values)})"
 
 
-def table_of(cells):
-    """Markdown: a row per scheme, a column per normaliser without and with [CLS]/[SEP]. Empty where nothing is known.
+def table_of(cells) -> Table:
+    """A row per scheme, a column per normaliser without and with [CLS]/[SEP].
 
     cells: (position, normaliser, special) -> text.
     """
     columns = list(dict.fromkeys((normaliser, special) for _, normaliser, special in cells))
     heads = [normaliser + (" +CLS/SEP" if special else "") for normaliser, special in columns]
-    lines = ["| position | " + " | ".join(heads) + " |", "|---|" + "--:|" * len(heads)]
-    for position in dict.fromkeys(position for position, _, _ in cells):
-        row = (cells.get((position, *column), "") for column in columns)
-        lines.append(f"| {position} | " + " | ".join(row) + " |")
-    return "\n".join(lines)
+    positions = dict.fromkeys(position for position, _, _ in cells)
+    rows = [[position, *(cells.get((position, *column), "") for column in columns)] for position in positions]
+    return Table.plain(["position", *heads], rows)
+
+
+# --------------------------------------------------------------------------------------------------------- the command
+
+COMBINED = ["untied+t5", "shaw+shaw_values", "t5+urpe"]
+SPECIAL = {"without": False, "with": True}
+
+
+@click.command(cls=Command)
+@click.option("--task", type=click.Choice(list(TASKS)), default="equal", show_default=True)
+@click.option("--positions", type=ListOf(str), default=[*SCHEMES, *COMBINED], help="default: all, and a few sums")
+@click.option("--normalisers", type=ListOf(list(NORMALISERS)), default=list(NORMALISERS), help="default: all")
+@click.option("--special", type=ListOf(list(SPECIAL)), default=list(SPECIAL),
+              help="sequences without or with [CLS] and [SEP] around them; default: both")  # fmt: skip
+@click.option("--layer", type=click.Choice(list(LAYERS)), default="transformer", show_default=True)
+@click.option("--layers", type=click.IntRange(1), default=DEFAULTS["layers"], show_default=True)
+@click.option("--length", type=click.IntRange(1), default=DEFAULTS["n"], show_default=True, help="words of a sequence")
+@click.option("--seeds", type=ListOf(int), default=[1, 2, 3], help="default: 1,2,3")
+@click.option("--steps", type=int, default=DEFAULTS["steps"], show_default=True)
+@click.option("--lr", type=float, default=DEFAULTS["lr"], show_default=True)
+@click.option("--structure", "only_structure", is_flag=True,
+              help="the same question without training, in seconds: float64 and random weights")  # fmt: skip
+@click.option("--output", type=FILE, help="file of finished runs, JSON lines; what it holds is not trained again")
+def command(task, positions, normalisers, special, layer, layers, length, seeds, steps, lr, only_structure, output):
+    """Which position encodings and normalisers can number equal tokens (Su's probe), or solve URPE's two tasks.
+
+    Prints a Markdown table.
+    """
+    torch.set_num_threads(1)  # the models are so small that more hardly help
+    specials = [SPECIAL[word] for word in special]
+    if only_structure:
+        click.echo(structures(positions, normalisers, specials, n=length, layer=layer, layers=layers), nl=False)
+        return
+    if output is None:
+        raise ValueError("--output FILE is needed to keep the runs (or --structure, which trains nothing)")
+    for position in positions:
+        Prober(position, length, 1, length)  # an unknown name is refused before anything is trained
+    options = {**DEFAULTS, "n": length, "layers": layers, "steps": steps, "lr": lr}
+    for run in sweep(output, task, positions, normalisers, specials, seeds, layer, **options):
+        click.echo(f"{name_of(run, KEYS)} accuracy {run['accuracy']:.3f} after {run['steps']} steps")
+    wanted = set(itertools.product([task], [layer], positions, normalisers, specials, seeds))  # in the order of KEYS
+    runs = [
+        run for run in read_results(output)
+        if tuple(run[key] for key in KEYS) in wanted and options_of(run) == options
+    ]  # fmt: skip
+    click.echo(accuracies(runs).markdown(), nl=False)
+    if task == "equal":
+        others = deviations(runs, n=length, layers=layers)
+        click.echo(f"\n{len(runs) - len(others)} of {len(runs)} runs end as the structure predicts:")
+        click.echo("fail (accuracy below 0.2), pass (from 0.99), half (between)." + " The others:" * bool(others))
+        for run, expected in others:
+            click.echo(f"{name_of(run, KEYS[2:])} accuracy {run['accuracy']:.3f}, the structure predicts {expected}")
+
+
+def name_of(run, keys):
+    return " ".join(str(run[key]) for key in keys)
+
+
+def structures(positions, normalisers, specials, **options) -> str:
+    """Markdown table of the verdicts of `structure`, and the range of its numbers under each verdict."""
+    numbers = {
+        (position, normaliser, special): structure(position, normaliser=normaliser, special=special, **options)
+        for position in positions for normaliser in normalisers for special in specials
+    }  # fmt: skip
+    lines = [table_of({cell: verdict(*pair) for cell, pair in numbers.items()}).markdown()]
+    for word in ("fail", "half", "pass"):
+        pairs = [pair for pair in numbers.values() if verdict(*pair) == word]
+        if pairs:
+            spread, asymmetry = (f"{min(side):.1e} to {max(side):.1e}" for side in zip(*pairs, strict=True))
+            lines.append(f"{word}: spread {spread}, asymmetry {asymmetry}\n")
+    return "".join(lines)
