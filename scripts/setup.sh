@@ -27,7 +27,7 @@ esac
 requirements=scripts/requirements/$stack.txt
 
 # The path is part of the stamp: a copied or moved environment points at the old place.
-stamp=$(cat "$requirements" scripts/setup.sh setup.py <(pwd) | sha256sum | cut -d' ' -f1)
+stamp=$(cat "$requirements" scripts/setup.sh pyproject.toml <(pwd) | sha256sum | cut -d' ' -f1)
 if [ "$(cat "$venv/.ready" 2>/dev/null)" = "$stamp" ]; then
   echo "setup: $venv is up to date"
   exit 0

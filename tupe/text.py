@@ -26,6 +26,7 @@ was made from. All of it is pure: same text, same result, in any process. `norma
 a trained model may cut its own output at other places). A piece that starts a word starts with "\u2581"."""
 
 import functools
+import importlib
 import io
 import json
 import re
@@ -47,6 +48,14 @@ class Span(NamedTuple):
     text: str
     start: int
     end: int
+
+
+def _library(name):
+    """A package of the extra `text`, imported when it is needed: together they take seconds."""
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(f"{name} is not installed; tupe.text needs: pip install 'tupe[text]'") from error
 
 
 # ----------------------------------------------------------------------------------------------------------- characters
@@ -104,12 +113,12 @@ def _lower(cluster):
 
 @functools.cache
 def _moses():
-    from sacremoses import MosesTokenizer
+    moses = _library("sacremoses").MosesTokenizer
 
-    class Tokenizer(MosesTokenizer):
+    class Tokenizer(moses):
         """With the tests for letters, most of its time otherwise, made fast."""
 
-        alpha, lower = frozenset(MosesTokenizer.IsAlpha), frozenset(MosesTokenizer.IsLower)
+        alpha, lower = frozenset(moses.IsAlpha), frozenset(moses.IsLower)
 
         def isanyalpha(self, text):
             return not self.alpha.isdisjoint(text)
@@ -279,9 +288,7 @@ class _Sentencizer:
     same rule, and without it the lower-case output, read again, would be cut at "mr. smith"."""
 
     def __init__(self):
-        import spacy
-
-        nlp = spacy.blank("en")
+        nlp = _library("spacy").blank("en")
         self.tokenizer = nlp.tokenizer
         self.enders = nlp.add_pipe("sentencizer").punct_chars
         self.kinds = functools.lru_cache(CACHE)(self._kinds)
@@ -317,8 +324,7 @@ class _Sentencizer:
 
 class _TrainedSplitter:
     def __init__(self, model):
-        import spacy
-
+        spacy = _library("spacy")
         try:
             nlp = spacy.load(model, exclude=["tagger", "attribute_ruler", "lemmatizer", "ner"])
         except OSError as error:
@@ -409,9 +415,7 @@ class TextEncoder:
         if self.codes:
             self._cut = _bpe_codes(codes)
         else:
-            import sentencepiece
-
-            self.model = sentencepiece.SentencePieceProcessor(model_file=str(model))
+            self.model = _library("sentencepiece").SentencePieceProcessor(model_file=str(model))
             self._cut = functools.partial(self.model.encode, out_type=str)
         lines = (data_dir / "dict.txt").read_text(encoding="utf-8").split("\n")
         symbols = [*self.SPECIALS, *(line.rsplit(" ", 1)[0] for line in lines if line), "<mask>"]

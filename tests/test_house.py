@@ -1,0 +1,112 @@
+"""The package as a whole: what importing it brings in, and what an installed one holds."""
+
+import importlib.metadata
+import os
+import re
+import shutil
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+import pytest
+from helpers import CONFIGS, PLUGIN, load, pretrain_arguments, write_data
+
+ROOT = CONFIGS.parent
+TRAIN = """
+import torch
+from tupe.encoder import Encoder, LMHead
+from tupe.positions import SCHEMES, Positions
+
+torch.manual_seed(0)
+sizes = {"layers": 1, "width": 16, "ffn": 32, "heads": 2, "max_positions": 8}
+encoder, head = Encoder(20, 1, position="untied+t5", cls="untied", **sizes), LMHead(16, 20)
+optimizer = torch.optim.Adam([*encoder.parameters(), *head.parameters()], 0.01)
+tokens = torch.randint(4, 20, (4, 8))
+losses = []
+for _ in range(3):
+    losses.append(head.loss(encoder(tokens)[0].view(-1, 16), encoder.tokens.weight, tokens.view(-1)) / 32)
+    losses[-1].backward()
+    optimizer.step()
+    optimizer.zero_grad()
+assert losses[2] < losses[0] and "untied" in SCHEMES and isinstance(encoder.positions, Positions)
+"""
+BLOCK = "import sys\nsys.modules.update(dict.fromkeys({names}))\n"  # importing any of these fails
+OPTIONAL = ["fairseq", "omegaconf", "hydra", "sacremoses", "spacy", "sentencepiece", "click", "scipy", "sklearn"]
+
+
+def run(script, *arguments, python=sys.executable, cwd=ROOT):
+    """Output of a script in a process of its own."""
+    environment = {**os.environ, "PYTHONPATH": str(cwd), "OMP_NUM_THREADS": "1"}
+    command = [str(python), "-c", script, *map(str, arguments)]
+    done = subprocess.run(command, env=environment, cwd=cwd, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+def test_the_core_trains_where_there_is_torch_and_numpy_alone():
+    run(BLOCK.format(names=OPTIONAL) + TRAIN)
+
+
+def test_importing_the_package_is_quick():
+    loaded = run("import sys, tupe; print(*sys.modules)").split()
+    assert not {"torch", "numpy", "fairseq", "click"} & set(loaded)
+
+
+@pytest.mark.parametrize("missing", ["sacremoses", "spacy"])
+def test_text_names_the_extra_that_it_needs(missing):
+    script = "from tupe.text import Normaliser\ntry: Normaliser().normalise('a b')\nexcept ImportError as e: print(e)"
+    (line,) = run(BLOCK.format(names=[missing]) + script).splitlines()
+    assert missing in line and "tupe[text]" in line
+
+
+def test_the_plugin_loads_where_the_package_was_imported_before_fairseq(tmp_path):
+    """fairseq then asks no more than whether its `--user-dir` is in `tupe.__path__`."""
+    arguments = pretrain_arguments(write_data(tmp_path / "data"), tmp_path / "run", "--max-update=2", "--num-workers=0")
+    assert f"--user-dir={PLUGIN}" in arguments
+    run("import tupe.encoder\nfrom fairseq_cli.train import cli_main\ncli_main()", *arguments)
+    assert load(tmp_path / "run/checkpoint_last.pt")["optimizer_history"][-1]["num_updates"] == 2
+
+
+def distributions(*names):
+    """These and all that they need, as installed here."""
+    names, closure = list(names), {}
+    while names:
+        try:
+            distribution = importlib.metadata.distribution(names.pop())
+        except importlib.metadata.PackageNotFoundError:  # a requirement of another platform
+            continue
+        if distribution.name not in closure:
+            closure[distribution.name] = distribution
+            requirements = [r for r in distribution.requires or [] if "extra ==" not in r]
+            names += [re.match(r"[\w.-]+", requirement).group() for requirement in requirements]
+    return closure.values()
+
+
+@pytest.mark.slow
+def test_a_fresh_environment(tmp_path):
+    """`pip install .` beside torch and numpy; linked from here, since a download of torch takes minutes."""
+    venv.create(tmp_path / "venv")
+    python = tmp_path / "venv/bin/python"
+    site = Path(run("import sysconfig; print(sysconfig.get_path('purelib'))", python=python, cwd=tmp_path).strip())
+    for distribution in distributions("torch", "numpy", "click", "setuptools", "wheel"):
+        for name in {file.parts[0] for file in distribution.files if file.parts[0] not in ("..", "__pycache__")}:
+            if not (site / name).exists():
+                (site / name).symlink_to(distribution.locate_file(name))
+    tracked = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    for name in filter(None, tracked.split("\0")):
+        (tmp_path / "source" / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, tmp_path / "source" / name, follow_symlinks=False)
+    pip = [sys.executable, "-m", "pip", "--python", python]
+    install = [*pip, "install", "-q", "--no-index", "--no-build-isolation", tmp_path / "source"]
+    subprocess.run(list(map(str, install)), check=True)
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    run(TRAIN, python=python, cwd=empty)
+    folder = Path(run("import tupe; print(tupe.__path__[0])", python=python, cwd=empty).strip())
+    assert folder.is_relative_to(tmp_path / "venv")
+    for file in tracked.split("\0"):
+        if file.startswith(("tupe/", "configs/")) and file != "tupe/configs":
+            assert (folder / file.removeprefix("tupe/")).is_file(), file
+    command = [str(python.parent / "tupe"), "--help"]
+    assert "pretrain" in subprocess.run(command, capture_output=True, text=True, check=True).stdout
