@@ -10,27 +10,34 @@ from pathlib import Path
 import click
 
 from .architectures import SIZES
+from .record import BUSY
 
+CONFIGS = Path(__file__).parent / "configs"  # the recipes, from a checkout as from an installed wheel
 FOLDER = click.Path(path_type=Path, file_okay=False)
 FILE = click.Path(path_type=Path, dir_okay=False)
 
 
 class Command(click.Command):
-    """A command whose ValueErrors and OSErrors are the user's: one line, exit status 2."""
+    """A command whose ValueErrors and OSErrors are the user's: one line, exit status 2. BlockingIOError says that
+    another process holds a folder: exit status `record.BUSY`."""
 
     def invoke(self, ctx):
         try:
             return super().invoke(ctx)
         except BrokenPipeError:  # `tupe list models | head`: click ends quietly
             raise
+        except BlockingIOError as error:
+            raise Refusal(f"{ctx.command_path}: {error}", BUSY) from error
         except (ValueError, OSError) as error:
             raise Refusal(f"{ctx.command_path}: {error}") from error
 
 
 class Refusal(click.ClickException):
-    """Printed as one line, without a traceback."""
+    """Printed as it stands, without a traceback; `exit_code` is the exit status."""
 
-    exit_code = 2
+    def __init__(self, message: str, exit_code: int = 2):
+        super().__init__(message)
+        self.exit_code = exit_code
 
     def show(self, file=None):
         click.echo(self.message, err=True, file=file)
@@ -60,8 +67,8 @@ class ListOf(click.ParamType):
             self.fail(f"{value!r} is not a list of {self.kind.__name__}s separated by commas", param, ctx)
 
 
-def nearest(word, valid):
-    """"; did you mean 'x'?", or the valid words if none is near and they are few."""
+def nearest(word: str, valid) -> str:
+    """ "; did you mean 'x'?", or the valid words if none is near and they are few."""
     valid = list(valid)
     near = difflib.get_close_matches(word, valid, 1, 0.5)
     if near:

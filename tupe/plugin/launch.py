@@ -1,74 +1,129 @@
-"""Turns a recipe of configs/ into arguments of `fairseq-train`: its values are written once for both launchers."""
+"""A recipe of configs/ and the user's words -> arguments of `fairseq-train` -> training, in this process or under
+torchrun. The commands are in `tupe/train.py`."""
 
+import argparse
 import logging
 import os
 import pickle
+import re
+import shlex
 import shutil
+import sys
 from pathlib import Path
 
 import torch
 from fairseq import options
+from fairseq.dataclass.configs import FairseqConfig
+from fairseq.models import ARCH_MODEL_REGISTRY
+from hydra.errors import HydraException
 from omegaconf import OmegaConf
+from torch.distributed import run as torchrun
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
+from ..options import CONFIGS, nearest
 from ..safe_load import num_updates
+from . import worker
 from .compat import compose
+from .pretrained import model_options
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("tupe.launch")
 
 
-def fairseq_arguments(config_dir, recipe, overrides, user_arguments, processes=1, cuda=True, dry_run=False):
+def launch(
+    recipe: str, overrides: list, arguments: list, *, gpus: int | None = None, nodes: int = 1, node_rank: int = 0,
+    master_addr: str = "localhost", master_port: int = 29500, dry_run: bool = False, own_options: tuple = (),
+    checkpoint: Path | None = None,
+):  # fmt: skip
+    """Train as the recipe says; see `fairseq_arguments` for the first three.
+
+    gpus: of this node; None for all that are visible, 0 for the CPU. dry_run: only print the command of fairseq-train
+    that does the same. own_options: names of options that are valid beside fairseq-train's, for the error that names
+    the nearest.
+    Raises ValueError for what cannot be asked for, and SystemExit with the status of the first process that failed.
+    """
+    visible = torch.cuda.device_count()
+    gpus = visible if gpus is None else gpus
+    if gpus == 0 and nodes > 1:
+        raise ValueError(f"--nodes {nodes} needs GPUs, and there are none here")
+    if gpus > visible and not dry_run:
+        raise ValueError(f"--gpus {gpus}: there are {visible} here")
+    processes = max(gpus, 1) * nodes
+    if checkpoint is not None:
+        arch, *structure = model_options(checkpoint)
+        overrides, arguments = [f"model._name={arch}", *overrides], [*arguments, *structure]
+    words = fairseq_arguments(CONFIGS, recipe, overrides, arguments, processes, gpus > 0, dry_run, own_options)
+    words = [f"--user-dir={Path(__file__).parents[1]}", *words]
+    place = [f"--nproc-per-node={gpus}", f"--nnodes={nodes}", f"--node-rank={node_rank}"]
+    place += [f"--master-addr={master_addr}", f"--master-port={master_port}"]
+    place += ["-m", worker.__name__, "--command", shlex.join(sys.argv)]
+    command = ["fairseq-train", *words] if processes == 1 else ["torchrun", *place, *words]
+    if dry_run:
+        print(shlex.join(command))
+        return
+    logger.info(shlex.join(command))
+    if processes == 1:
+        worker.train(words)
+        return
+    try:
+        torchrun.run(torchrun.parse_args(command[1:]))
+    except ChildFailedError as error:
+        sys.exit(max(error.get_first_failure()[1].exitcode, 1))  # a signal's number is negative
+
+
+# ---------------------------------------------------------------------------------------------- arguments of a recipe
+
+
+def fairseq_arguments(
+    config_dir, recipe: str, overrides, user_arguments, processes=1, cuda=True, dry_run=False, own_options=()
+) -> list:
     """Arguments with which `fairseq-train` does on `processes` processes what the recipe says.
 
-    recipe, overrides: as for `fairseq-hydra-train --config-dir config_dir --config-name recipe overrides...`.
-    user_arguments: more arguments of fairseq-train, the data folder among them. They win over the recipe, and values
-    of the recipe that refer to another value follow it. Three things are adjusted: the batch is split over the
-    processes (`split_batch`; not if the user gives --update-freq), half precision is dropped where it cannot be or
-    another precision is asked for, and a damaged checkpoint_last.pt is replaced (`stand_in_checkpoint`; a dry_run
-    writes nothing).
-    Raises ValueError for a value that no option can say, an impossible split, or checkpoints that are all damaged.
+    recipe, overrides: as for `fairseq-hydra-train --config-dir config_dir --config-name recipe overrides...`; no
+    override needs a leading `+`. user_arguments: more arguments of fairseq-train, the data folder first. They win
+    over the recipe, and values of the recipe that refer to another value follow it. Three things are adjusted: the
+    batch is split over the processes (`split_batch`; not if the user gives --update-freq), half precision is dropped
+    where it cannot be or another precision is asked for, and a damaged checkpoint_last.pt is replaced
+    (`stand_in_checkpoint`; a dry_run writes nothing).
+    Raises ValueError for an unknown name, a value that no option can say, an impossible split, or checkpoints that
+    are all damaged.
     """
-    config = compose(config_dir, recipe, overrides)
-    OmegaConf.set_struct(config, False)
+    config = compose_recipe(config_dir, recipe, overrides)
     raw = OmegaConf.to_container(config, resolve=False)
-    leaves = {}  # destination in fairseq's parser -> its places in the configuration
+    places_of = {}  # destination in fairseq's parser -> its places in the configuration
     for section, fields in raw.items():
         if not isinstance(fields, dict):
             raise ValueError(f"{recipe}: {section}={fields} belongs to no section; valid: {', '.join(raw)}")
         for key, value in fields.items():
-            # Folders are not the recipe's to say: what Hydra fills in, and the data.
-            if value != "???" and "${hydra:" not in str(value) and key != "data":
+            if value != "???" and key not in ("data", "user_dir"):  # the launcher's to say
                 name = key if key != "_name" else "arch" if section == "model" else section
-                leaves.setdefault(name, []).append(f"{section}.{key}")
+                places_of.setdefault(name, []).append(f"{section}.{key}")
 
-    parts = [(name, places[0]) for name, places in leaves.items() if places[0].endswith("._name")]
+    parts = [(name, places[0]) for name, places in places_of.items() if places[0].endswith("._name")]
     chosen = [f"{_option(name)}={OmegaConf.select(config, place)}" for name, place in parts]
-    parser = options.get_training_parser()
-    given = vars(options.parse_args_and_arch(parser, [*chosen, *user_arguments], suppress_defaults=True))
-    actions = {action.dest: action for action in parser._actions}
-
-    for name, places in leaves.items():
-        if name in given:
-            for place in places:
-                OmegaConf.update(config, place, given[name], merge=False)
+    actions, given = parse([*chosen, *user_arguments], own_options)
+    for name, places in places_of.items():
+        for place in places if name in given else ():
+            OmegaConf.update(config, place, given[name], merge=False)
     values = {}
-    for name, places in leaves.items():
-        found = [OmegaConf.select(config, place) for place in places]
+    for name, places in places_of.items():
+        candidates = [OmegaConf.select(config, place) for place in places]
         if name not in actions:
-            raise ValueError(f"{recipe}: {places[0]} is no option of fairseq-train {' '.join(chosen)}")
-        if any(value != found[0] for value in found):
-            raise ValueError(f"{recipe}: {' and '.join(places)} share the option {_option(name)} but differ: {found}")
-        values[name] = found[0]
+            near = nearest(name, actions)
+            raise ValueError(f"{recipe}: {places[0]} is no option of fairseq-train {' '.join(chosen)}{near}")
+        if any(value != candidates[0] for value in candidates):
+            same = " and ".join(places)
+            raise ValueError(f"{recipe}: {same} share the option {_option(name)} but differ: {candidates}")
+        values[name] = candidates[0]
 
     if "update_freq" not in given:
         batch = raw["dataset"]["batch_size"] * raw["optimization"]["update_freq"][0]
         values["batch_size"], steps = split_batch(batch, processes, values["batch_size"])
         values["update_freq"] = [steps]
-    if processes > 1:
-        values["distributed_world_size"] = processes
+    values["distributed_world_size"] = processes  # fairseq would take every GPU it sees
     if not cuda:
         values["cpu"] = True
-    said = {**values, **given}
-    if said.get("cpu") or said.get("amp") or str(said.get("autocast")) == "bf16":
+    asked = {**values, **given}
+    if asked.get("cpu") or asked.get("amp") or str(asked.get("autocast")) == "bf16":
         values["fp16"] = False
     if "restore_file" not in given:
         stand_in = stand_in_checkpoint(values["save_dir"])
@@ -82,6 +137,77 @@ def fairseq_arguments(config_dir, recipe, overrides, user_arguments, processes=1
     return [*user_arguments, *(word for name, value in values.items() for word in _words(actions[name], value))]
 
 
+def compose_recipe(config_dir, recipe: str, overrides) -> OmegaConf:
+    """The recipe with its overrides. A value that the YAML does not name needs no leading `+` here."""
+    overrides = list(overrides)
+    for word in overrides:
+        group, _, choice = word.lstrip("+").partition("=")
+        choices = [path.stem for path in Path(config_dir, group).glob("*.yaml")]
+        if choices and choice not in choices:
+            raise ValueError(f"there is no {group}={choice}{nearest(choice, choices)}")
+        section = group.partition(".")[0]
+        if "." in group and section.lstrip("~") not in FairseqConfig.__dataclass_fields__:
+            raise ValueError(f"{word}: no section {section!r}{nearest(section, FairseqConfig.__dataclass_fields__)}")
+    try:
+        if any("." in word.partition("=")[0] for word in overrides):
+            groups = [word for word in overrides if "." not in word.partition("=")[0]]
+            named = compose(config_dir, recipe, groups)
+            overrides = [_with_plus(word, named) for word in overrides]
+        config = compose(config_dir, recipe, overrides)
+    except HydraException as error:
+        raise ValueError(f"{recipe}: " + str(error).partition("\n")[0]) from error
+    OmegaConf.set_struct(config, False)
+    return config
+
+
+def _with_plus(word, config):
+    """An override as Hydra wants it: with a leading + if the configuration does not name the value yet."""
+    section, _, key = word.partition("=")[0].partition(".")
+    known = word.startswith(("+", "~")) or not key or (section in config and key in config[section])
+    return word if known else f"+{word}"
+
+
+def parse(words: list, own_options=()) -> tuple:
+    """({destination: action} of fairseq-train's parser, {destination: value} of what the words say).
+
+    Raises ValueError in one line, where fairseq-train prints three screens.
+    """
+    parser = options.get_training_parser()
+    parser.exit_on_error = False
+    try:
+        args, unknown = options.parse_args_and_arch(parser, words, parse_known=True)
+    except argparse.ArgumentError as error:
+        raise ValueError(_explain(error, parser)) from None
+    valid = [*own_options, *(name for name in parser._option_string_actions if name.startswith("--"))]
+    for word in unknown:
+        name = word.partition("=")[0]
+        if word.startswith("-"):
+            raise ValueError(f"there is no option {name}{nearest(name, valid)}")
+    if unknown:
+        raise ValueError(f"{unknown[0]!r} is the value of no option")
+    actions = {action.dest: action for action in parser._actions}
+    # What was said, and no defaults. (Switches keep theirs in `actions`, which `set_defaults` would change.)
+    silent = argparse.ArgumentParser(add_help=False, parents=[parser])
+    defaults = {action: action.default for action in actions.values()}
+    silent.set_defaults(**dict.fromkeys(vars(args)))
+    given = {name: value for name, value in vars(silent.parse_args(words)).items() if value is not None}
+    for action, default in defaults.items():
+        action.default = default
+    return actions, given
+
+
+def _explain(error, parser):
+    """An error of argparse in one line. Of architectures, this project's alone are named."""
+    name = error.argument_name.split("/")[0]
+    choices = parser._option_string_actions[name].choices if name in parser._option_string_actions else None
+    wrong = re.search(r"invalid choice: '(.*?)'", error.message)
+    if not choices or not wrong:
+        return f"{name}: {error.message}"
+    if name == "--arch":
+        choices = [arch for arch in choices if ARCH_MODEL_REGISTRY[arch].__module__.startswith("tupe.")]
+    return f"{name}: there is no {wrong[1]!r}{nearest(wrong[1], choices)}"
+
+
 def _option(name):
     return "--" + name.replace("_", "-")
 
@@ -93,7 +219,7 @@ def _words(action, value):
     return [f"{_option(action.dest)}={value}"]
 
 
-def split_batch(batch, processes, limit):
+def split_batch(batch: int, processes: int, limit: int) -> tuple:
     """(sequences per process and step, steps per update), whose product times `processes` is exactly `batch`.
 
     limit: most sequences that a process takes in one step; as few steps as possible.
@@ -111,7 +237,10 @@ def split_batch(batch, processes, limit):
     return share // steps, steps
 
 
-def stand_in_checkpoint(save_dir):
+# ------------------------------------------------------------------------------------------------- damaged checkpoints
+
+
+def stand_in_checkpoint(save_dir) -> str | None:
     """The newest loadable checkpoint of a folder whose checkpoint_last.pt is damaged, else None.
 
     checkpoint_last.pt is a copy of another checkpoint; a run that is killed meanwhile leaves half of it.
@@ -119,11 +248,11 @@ def stand_in_checkpoint(save_dir):
     last = Path(save_dir) / "checkpoint_last.pt"
     if not last.exists() or _num_updates(last) is not None:
         return None
-    found = [(_num_updates(path), str(path)) for path in Path(save_dir).glob("checkpoint*.pt")]
-    found = [(updates, path) for updates, path in found if updates is not None]
-    if not found:
+    loadable = [(_num_updates(path), str(path)) for path in Path(save_dir).glob("checkpoint*.pt")]
+    loadable = [(updates, path) for updates, path in loadable if updates is not None]
+    if not loadable:
         raise ValueError(f"{last} is damaged, and no other checkpoint there can be loaded; move it away to start anew")
-    updates, path = max(found)
+    updates, path = max(loadable)
     logger.warning(f"{last} is damaged; resuming from {path} ({updates} updates), the newest that can be loaded")
     return path
 

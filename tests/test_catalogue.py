@@ -1,0 +1,49 @@
+"""What the lists show is what the registries hold."""
+
+import re
+
+import pytest
+from click.testing import CliRunner
+from helpers import CONFIGS, PLUGIN
+from omegaconf import OmegaConf
+
+from tupe import catalogue
+from tupe.architectures import ARCHITECTURES
+from tupe.positions import overrides
+from tupe.schemes import SCHEMES
+
+
+def rows(command, *words):
+    shown = CliRunner().invoke(command, words)
+    assert shown.exit_code == 0, shown.output
+    table = [line.strip("| ").split(" | ") for line in shown.output.splitlines() if line.startswith("| ")]
+    return shown.output, table[2:]
+
+
+def test_table_of_schemes_in_docs_is_what_the_command_prints():
+    printed, table = rows(catalogue.list_schemes)
+    assert printed in (PLUGIN.parent / "docs" / "schemes.md").read_text()
+    assert [row[0] for row in table] == [f"`{name}`" for name in SCHEMES]
+    for name, row in zip(SCHEMES, table, strict=True):
+        assert (row[-2] == "none") == (name == "nopos")
+        assert ("gate" in row[-2]) == overrides(SCHEMES[name], "gate")
+
+
+@pytest.mark.parametrize("size, width", [("base", 768), ("tiny", 128)])
+def test_models_are_counted(size, width):
+    printed, table = rows(catalogue.list_models, f"--size={size}")
+    assert [row[0].strip("`").removesuffix("_tiny") for row in table] == list(ARCHITECTURES)
+    numbers = {row[0].strip("`").removesuffix("_tiny"): int(row[3].replace(",", "")) for row in table}
+    # TUPE-A: U_Q and U_K with biases, a layer norm on p, and one more row, theta's
+    assert numbers["tupe_a"] - numbers["bert_a"] == 2 * (width * width + width) + 2 * width + width
+    items = printed[printed.index("\ntupe_r") :]  # the parameters of positions, one by one
+    counted = sum(int(number.replace(",", "")) for number in re.findall(r" = ([\d,]+)$", items, re.MULTILINE))
+    assert table[-1][0].startswith("`tupe_r") and f"{counted:,}" == table[-1][4]
+
+
+def test_presets_are_the_files():
+    _, table = rows(catalogue.list_presets)
+    assert [row[0].strip("`") for row in table] == sorted(path.stem for path in (CONFIGS / "model").glob("*.yaml"))
+    for row in table:
+        preset = OmegaConf.load(CONFIGS / "model" / f"{row[0].strip('`')}.yaml")
+        assert preset._name in row[2] and (preset.get("position") or "") in row[2] and len(row[1]) > 5

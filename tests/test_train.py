@@ -1,0 +1,124 @@
+"""The commands that train, up to the trainer: what they hand to it, what they refuse, and where memory comes from."""
+
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from helpers import PLUGIN
+
+from tupe.cli import main
+
+ROOT = PLUGIN.parent
+
+
+def dry_run(command, *words):
+    """The words that the command would start, or the error, of a dry run on the CPU."""
+    shown = CliRunner().invoke(main, [command, *map(str, words), "--dry-run"], prog_name="tupe")
+    assert shown.exit_code in (0, 2), shown.output
+    if shown.exit_code == 2:
+        assert len(shown.stderr.splitlines()) <= 5 and "Traceback" not in shown.stderr
+        return shown.stderr
+    return shlex.split(shown.output)
+
+
+def pretrain(folder, *words):
+    return dry_run("pretrain", "--data=DATA", f"--output={folder / 'run'}", *words)
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ([], ["--arch=tupe_r"]),
+        (["--recipe=pretrain_large"], ["--arch=tupe_r_large"]),
+        (["--recipe", "pretrain_electra"], ["--arch=electra_tupe_r", "--batch-size=16"]),
+        (["--preset", "shaw"], ["--arch=bert_a", "--position=shaw+shaw_values"]),
+        (["model=shaw"], ["--arch=bert_a", "--position=shaw+shaw_values"]),
+        (["--preset=shaw", "--arch=bert_a_mini"], ["--arch=bert_a_mini", "--position=shaw+shaw_values"]),
+        (["model.position=rope", "--lr", "0.5"], ["--position=rope", "--lr=[0.5]"]),
+        (["--max-update=50", "common.seed=7"], ["--max-update=50", "--total-num-update=50", "--seed=7"]),
+        (["+model.dropout=0", "--fp16"], ["--dropout=0", "--cpu"]),
+    ],
+)
+def test_recipe_options_and_overrides_reach_the_trainer(words, expected, tmp_path):
+    command = pretrain(tmp_path, *words)
+    assert command[0] == "fairseq-train" and set(expected) <= set(command)
+    assert not [word for word in command if word.startswith("--cls")]
+    assert not list(tmp_path.iterdir())
+
+
+def test_several_gpus_are_torchrun_s(tmp_path):
+    command = pretrain(tmp_path, "--gpus=8", "--nodes=2", "--node-rank=1", "--master-addr=first", "--arch=bert_a_large")
+    assert command[0] == "torchrun"
+    wanted = "--nproc-per-node=8 --nnodes=2 --node-rank=1 --master-addr=first --batch-size=16 --fp16"
+    assert {*wanted.split(), "--distributed-world-size=16", "--arch=bert_a_large", "tupe.plugin.worker"} <= set(command)
+    assert "--cpu" not in command
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--arhc=bert_a"], "'--arch'"),
+        (["--prest", "shaw"], "'--preset'"),
+        (["--max-updat", "5"], "'--max-update'"),
+        (["--arch=tupe_x"], "'tupe_"),
+        (["--optimizer=adm"], "'adam"),
+        (["--seed=one"], "--seed: invalid int"),
+        (["--recipe=finetune"], "pretrain_large"),
+        (["--preset=ropee"], "'rope'"),
+        (["+seed=3"], "seed=3 belongs to no section"),
+        (["comon.fp16=false"], "'common'"),
+        (["common.fp61=false"], "'fp16'"),
+        (["model._name=tupe_x"], "'tupe_"),
+        (["DATA", "OUT"], "'DATA'"),
+        (["--nodes=2"], "needs GPUs"),
+        (["--gpus=3"], "cannot be split evenly over 3"),
+    ],
+)
+def test_mistakes_are_refused_with_the_nearest_name(words, message, tmp_path):
+    error = pretrain(tmp_path, *words)
+    assert isinstance(error, str) and message in error
+    assert "roberta" not in error and not list(tmp_path.iterdir())
+
+
+def test_finetuning_takes_its_model_from_the_checkpoint(pretrained, tmp_path):
+    common = ["--data=DATA", f"--checkpoint={pretrained}", f"--output={tmp_path / 'run'}"]
+    command = dry_run("finetune", "--task=sts-b", *common, "--lr=2e-5")
+    assert {"--glue-task=STS-B", "--lr=[2e-05]", f"--finetune-from-model={pretrained}"} <= set(command)
+    assert "'rte'" in dry_run("finetune", "--task=RTEE", *common)
+    assert "no checkpoint" in dry_run("finetune", "--task=RTE", *common[:1], "--checkpoint=none.pt", *common[2:])
+    assert "--squad-version=2.0" in dry_run("finetune", "--task=squad-2.0", *common)
+
+
+def test_continued_training_goes_from_length_to_length(pretrained, tmp_path):
+    common = ["--data=DATA", f"--checkpoint={pretrained}", f"--output={tmp_path / 'run'}"]
+    assert "for each length" in dry_run("continue", *common, "--lengths=16,20", "--epochs=3")
+    command = dry_run("continue", *common, "--lengths=16", "--epochs=3", "--next-sentence")
+    wanted = {"--tokens-per-sample=16", "--max-epoch=3", "--next-sentence", "--criterion=masked_lm_next_sentence"}
+    assert {*wanted, f"--save-dir={tmp_path / 'run' / 'length16'}"} <= set(command)
+
+
+def test_memory_allocator_is_preloaded(tmp_path):
+    library = next(Path("/").glob("lib*/**/libm.so.6"), None) or pytest.skip("no library to preload is known here")
+    show = "import os, sys; from tupe.train import use_allocator; use_allocator(eval(sys.argv[1])); "
+    show += "print(sys.argv, os.environ.get('LD_PRELOAD'))"
+
+    def preloaded(value, **variables):
+        environment = {**{k: v for k, v in os.environ.items() if k != "LD_PRELOAD"}, **variables}
+        command = [sys.executable, "-c", show, repr(value)]
+        done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=ROOT)
+        return done.stdout.split("] ")[-1].strip() if done.returncode == 0 else done.stderr
+
+    assert preloaded(str(library)) == str(library)
+    assert preloaded("none") == "None"
+    assert preloaded("/other.so", LD_PRELOAD=str(library)) == str(library)  # someone else's stays
+    assert "no such library" in preloaded("/nothing.so")
+
+    ldconfig = tmp_path / "ldconfig"  # as on a system that has tcmalloc
+    ldconfig.write_text(f"#!/bin/bash\necho 'libtcmalloc_minimal.so.4 (libc6,x86-64) => {library}'\n")
+    ldconfig.chmod(0o755)
+    expected = "None" if Path("/dev/nvidiactl").exists() else str(library)
+    assert preloaded(None, PATH=f"{tmp_path}:{os.environ['PATH']}") == expected

@@ -1,0 +1,75 @@
+"""What there is to choose from: architectures, position encodings, presets. The core alone is needed."""
+
+import click
+import torch
+
+from . import options
+from .architectures import ARCHITECTURES, SIZES, with_size
+from .encoder import Encoder, LMHead
+from .options import CONFIGS, Command
+from .positions import Dims, PositionScheme, overrides
+from .schemes import SCHEMES
+from .tables import Table
+
+VOCAB, PAD, MAX_POSITIONS = 32768, 1, 512
+HOOKS = [name for name, value in vars(PositionScheme).items() if callable(value) and not name.startswith("_")]
+BASE = Dims(max_positions=MAX_POSITIONS, width=768, heads=12, layers=12, head_dim=64, value_dim=64)
+
+
+def count(module: torch.nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+@click.command(cls=Command)
+@options.size()
+def list_models(size):
+    """Every masked language model, its parameters, and what its position encoding adds.
+
+    The counts are of the whole model with its LM head, for a vocabulary of 32,768 types; the parameters of positions
+    are itemised below the table. `electra_a`, `electra_r`, `electra_tupe_a` and `electra_tupe_r` train two of these
+    encoders, the generator narrower.
+    """
+    layers, width, heads, ffn = SIZES[size]
+    rows, items = [], {}
+    for name, (position, cls) in ARCHITECTURES.items():
+        with torch.device("meta"):  # shapes only
+            encoder = Encoder(
+                VOCAB, PAD, layers=layers, width=width, ffn=ffn, heads=heads, max_positions=MAX_POSITIONS,
+                position=position, cls=cls,
+            )  # fmt: skip
+            total = count(encoder) + count(LMHead(width, VOCAB))
+        arch = with_size(name, size)
+        items[arch] = {name: parameter.shape for name, parameter in encoder.positions.named_parameters()}
+        rows.append([f"`{arch}`", position, cls, f"{total:,}", f"{count(encoder.positions):,}"])
+    header = ["architecture", "position", "[CLS]", "parameters", "of these, position"]
+    click.echo(Table.plain(header, rows, align="lllrr").markdown(), nl=False)
+    for arch, shapes in items.items():
+        click.echo(f"\n{arch}:")
+        for name, shape in shapes.items():
+            click.echo(f"  {name:24} {' x '.join(map(str, shape)):>12} = {shape.numel():,}")
+
+
+@click.command(cls=Command)
+def list_schemes():
+    """Every position encoding: name, paper, formula, hooks, and parameters at BERT-Base size.
+
+    The table in docs/schemes.md is this command's output.
+    """
+    rows = []
+    for name, scheme in SCHEMES.items():
+        hooks = ", ".join(hook for hook in HOOKS if overrides(scheme, hook)) or "none"
+        rows.append([f"`{name}`", scheme.paper, f"`{scheme.formula}`", hooks, f"{count(scheme(BASE)):,}"])
+    header = ["name", "paper", "formula", "hooks", "parameters (base, 512 positions)"]
+    click.echo(Table.plain(header, rows, align="llllr").markdown(), nl=False)
+
+
+@click.command(cls=Command)
+def list_presets():
+    """Every model of configs/model, for `tupe pretrain --preset NAME`, or model=NAME."""
+    rows = []
+    for path in sorted((CONFIGS / "model").glob("*.yaml")):
+        lines = path.read_text(encoding="utf-8").splitlines()[1:]  # the first one is Hydra's
+        comment = " ".join(line.lstrip("# ") for line in lines if line.startswith("#"))
+        values = [line for line in lines if line and not line.startswith("#")]
+        rows.append([f"`{path.stem}`", comment, f"`{', '.join(values)}`"])
+    click.echo(Table.plain(["preset", "what", "values"], rows, align="lll").markdown(), nl=False)

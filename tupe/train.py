@@ -1,0 +1,144 @@
+"""The commands that train: pretrain, continue, finetune. torch and fairseq are imported when one of them runs, after
+the memory allocator is chosen."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+
+from . import options
+from .options import CONFIGS, Command, ListOf, nearest
+
+RECIPES = sorted({path.stem for path in CONFIGS.glob("*.yaml")} - {"continue", "finetune", "squad"})  # from scratch
+GLUE = sorted(path.stem for path in (CONFIGS / "glue").glob("*.yaml"))  # cola, mnli, ...
+SQUAD = {"squad1.1": "1.1", "squad2.0": "2.0"}
+FURTHER = """\b
+Further words:
+  --lr 1e-4 ...       any option of fairseq-train; wins over the recipe
+  model.dropout=0 ... any value of the recipe, as for Hydra (no leading + needed)"""
+
+
+class Train(Command):
+    """A command with further words: options of fairseq-train and overrides of the recipe."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, epilog=FURTHER, context_settings={"ignore_unknown_options": True}, **kwargs)
+
+    def invoke(self, ctx):
+        use_allocator(ctx.params.pop("allocator"))
+        return super().invoke(ctx)
+
+
+def launcher(function):
+    """The options of every command that trains: where it trains, and the further words."""
+    for decorator in (
+        click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="[--OPTION VALUE] [SECTION.KEY=VALUE] ..."),
+        click.option("--dry-run", is_flag=True, help="print the command of fairseq-train that does the same, and end"),
+        click.option("--allocator", help="library to take main memory from, or none (default: tcmalloc on CPUs)"),
+        click.option("--master-port", type=int, default=29500, show_default=True, help="a free port of that node"),
+        click.option("--master-addr", default="localhost", show_default=True, help="name of the first node"),
+        click.option("--node-rank", type=int, default=0, help="which of them this one is, from 0"),
+        click.option("--nodes", type=click.IntRange(1), default=1, help="number of machines"),
+        click.option("--gpus", type=click.IntRange(0), help="GPUs of this machine (default: all visible); 0: the CPU"),
+    ):
+        function = decorator(function)
+    return function
+
+
+@click.command(cls=Train)
+@options.data()
+@options.output("folder of the run: checkpoints and record; a run that is there goes on")
+@click.option("--recipe", type=click.Choice(RECIPES), default="pretrain", show_default=True, help="file of configs/")
+@click.option("--preset", metavar="NAME", help="model of configs/model, see `tupe list presets`")
+@click.option("--arch", metavar="NAME", help="architecture, see `tupe list models` (default: the recipe's)")
+@launcher
+def pretrain(data, output, recipe, preset, arch, words, **machine):
+    """Train a masked language model or an ELECTRA from scratch, as the paper does.
+
+    The batch of the recipe is kept whatever the number of GPUs; --batch-size is the most that one of them takes at a
+    time. Mixed precision is --fp16; --amp or --autocast bf16 choose another.
+    """
+    chosen = [f"model={preset}"] if preset else []
+    named = [f"--arch={arch}"] if arch else []
+    run(recipe, chosen, [data, f"--save-dir={output}", *named], words, machine)
+
+
+@click.command("continue", cls=Train)
+@options.data()
+@options.checkpoint("checkpoint to go on from, for example of `tupe checkpoint swap`")
+@options.output("folder of the runs: a folder for each length")
+@click.option("--lengths", type=ListOf(int), default="128,512", show_default=True, help="tokens per sequence, in turn")
+@click.option("--epochs", type=ListOf(int), default="5,2", show_default=True, help="epochs at each length")
+@click.option("--next-sentence", is_flag=True, help="predict next sentences too; needs segment embeddings")
+@launcher
+def continue_(data, checkpoint, output, lengths, epochs, next_sentence, words, **machine):
+    """Train a checkpoint further, after Wang et al. (2021): 5 epochs at length 128, then 2 at length 512."""
+    if len(lengths) != len(epochs) or len(set(lengths)) != len(lengths):
+        raise ValueError(f"--lengths {lengths}, --epochs {epochs}: give one number of epochs for each length")
+    objective = ["task.next_sentence=true", "criterion._name=masked_lm_next_sentence"] if next_sentence else []
+    for length, count in zip(lengths, epochs, strict=True):
+        folder = output / f"length{length}"
+        arguments = [data, f"--save-dir={folder}", f"--finetune-from-model={checkpoint}"]
+        machine["checkpoint"] = checkpoint
+        arguments += [f"--tokens-per-sample={length}", f"--max-epoch={count}"]
+        run("continue", objective, arguments, words, machine)
+        checkpoint = folder / "checkpoint_last.pt"
+
+
+@click.command(cls=Train)
+@click.option("--task", required=True, metavar="NAME", help="RTE, STS-B, ... of GLUE, SQuAD-1.1 or SQuAD-2.0")
+@options.data("folder that `tupe prepare glue` or `tupe prepare squad` wrote")
+@options.checkpoint()
+@options.output("folder of the run: checkpoints, record with every score, predictions")
+@launcher
+def finetune(task, data, checkpoint, output, words, **machine):
+    """Fine-tune a checkpoint on a GLUE task or SQuAD, as the paper does. The model is the checkpoint's."""
+    name = task.lower().replace("-", "")
+    if name not in [*GLUE, *SQUAD]:
+        raise ValueError(f"there is no task {task!r}{nearest(name, [*GLUE, *SQUAD])}")
+    recipe, overrides = "finetune", [f"glue={name}"]
+    if name in SQUAD:
+        recipe, overrides = "squad", [f"task.squad_version='{SQUAD[name]}'"]
+    machine["checkpoint"] = checkpoint
+    run(recipe, overrides, [data, f"--save-dir={output}", f"--finetune-from-model={checkpoint}"], words, machine)
+
+
+def run(recipe, overrides, arguments, words, machine):
+    """Sort the further words and train. Words of the form a.b=c are overrides."""
+    from .plugin.launch import launch  # only now: `use_allocator` starts the process again if torch is not there yet
+
+    is_override = [bool(re.match(r"(~|\+{0,2}[A-Za-z_][\w./@]*=)", word)) for word in words]
+    overrides = [*overrides, *(word for word, override in zip(words, is_override, strict=True) if override)]
+    further = [word for word, override in zip(words, is_override, strict=True) if not override]
+    own = [name for option in click.get_current_context().command.params for name in option.opts]
+    launch(recipe, overrides, [*map(str, arguments), *further], own_options=tuple(own), **machine)
+
+
+def use_allocator(library: str | None):
+    """Take main memory from this library: start the process again with LD_PRELOAD.
+
+    glibc returns a step's memory to the system, which clears every page anew for the next one; what that costs on a CPU
+    is in docs/performance.md. library: path, "none", or None for tcmalloc on machines that have it and no GPU. Someone
+    else's LD_PRELOAD stays, and a process that has loaded torch cannot change any more.
+    """
+    if library is None and not Path("/dev/nvidiactl").exists():
+        library = tcmalloc()
+    if library in (None, "none") or os.environ.get("LD_PRELOAD") or "torch" in sys.modules:
+        return
+    if not Path(library).exists():
+        raise ValueError(f"--allocator {library}: there is no such library")
+    click.echo(f"memory from {library}", err=True)
+    os.execve(sys.executable, sys.orig_argv, {**os.environ, "LD_PRELOAD": library})
+
+
+def tcmalloc() -> str | None:
+    """Path of the library, None if it is not installed."""
+    path = os.pathsep.join([os.environ.get("PATH", ""), "/sbin", "/usr/sbin"])
+    try:
+        known = subprocess.run(["ldconfig", "-p"], capture_output=True, text=True, env={"PATH": path}).stdout
+    except FileNotFoundError:
+        return None
+    return next(reversed(re.findall(r"libtcmalloc(?:_minimal)?\.so.* => (\S+)", known)), None)
