@@ -90,12 +90,6 @@ def test_mistakes_in_variables_end_with_a_reason(variables, message, tmp_path):
     assert done.returncode != 0 and message in done.stderr and "Traceback" not in done.stderr
 
 
-def test_an_unknown_preset_is_refused_before_any_training(tmp_path):
-    done = bash(SCRIPTS / "compare_encodings.sh", "DATA", tmp_path / "out", PRESETS="wang_ape wang_appe")
-    assert done.returncode == 2 and "unknown preset 'wang_appe'; valid: alibi" in done.stderr
-    assert not (tmp_path / "out").exists()
-
-
 @pytest.mark.parametrize("script", sorted(path.name for path in SCRIPTS.glob("*.py")))
 def test_every_script_explains_itself(script, capsys, monkeypatch):
     monkeypatch.setattr(sys, "argv", [script, "--help"])

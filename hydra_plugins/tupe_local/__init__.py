@@ -6,13 +6,10 @@ so far), so that later jobs do not write their best checkpoint.
 
 import logging
 import sys
-from collections import deque
-from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 
 from hydra._internal.utils import get_args
-from hydra.core.utils import filter_overrides
 from hydra.plugins.launcher import Launcher
 
 log = logging.getLogger(__name__)
@@ -32,32 +29,16 @@ class ProcessLauncher(Launcher):
         self.loader = context["config_loader"] if "config_loader" in context else context["hydra_context"].config_loader
 
     def launch(self, job_overrides, initial_job_idx):
-        queue = deque(self._prepare(list(words), initial_job_idx + i) for i, words in enumerate(job_overrides))
+        queue = [self._prepare(list(words), initial_job_idx + i) for i, words in enumerate(job_overrides)]
         # Only now: the plugin registers schemas, with which Hydra would read the configuration in another way.
-        from tupe.experiments import runner as jobs
+        from tupe.experiments import runner
 
-        slots, ended, failed = jobs.slots(self.jobs), [], []
-        log.info(f"{len(queue)} jobs, {len(slots)} at a time")
-
-        def begin(job, environment):
-            return jobs.start(job.command, job.working_dir / "launcher.log", environment)
-
-        with closing(jobs.run(queue, slots, begin)) as results:
-            for job, returncode, tail, seconds in results:
-                ended.append(job)
-                told = "done"
-                if returncode and jobs.refused(tail):
-                    failed.append(job)
-                    told = "runs in another multirun"
-                elif returncode:
-                    failed.append(job)
-                    reason = jobs.record_failure(job.working_dir, returncode, tail, seconds)
-                    told = f"FAILED ({reason}), see {job.working_dir / 'launcher.log'}"
-                log.info(f"#{job.index} {' '.join(filter_overrides(job.overrides))}: {told}")
+        jobs = {runner.Job(f"#{job.index}", job.working_dir, tuple(job.command)): job for job in queue}
+        states = runner.run(list(jobs), runner.slots(self.jobs), echo=log.info, title="multirun")
+        failed = [str(jobs[job].working_dir) for job, state in states.items() if state != "finished"]
         if failed:  # after all others have had their turn
-            folders = ", ".join(str(job.working_dir) for job in failed)
-            raise RuntimeError(f"{len(failed)} of {len(ended)} jobs failed: {folders}")
-        return sorted(ended, key=lambda job: job.index)
+            raise RuntimeError(f"{len(failed)} of {len(jobs)} jobs failed: {', '.join(failed)}")
+        return list(jobs.values())
 
     def _prepare(self, overrides, index):
         sweep = self.loader.load_sweep_config(self.config, overrides).hydra

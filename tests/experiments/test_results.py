@@ -174,7 +174,8 @@ def test_missing_failed_duplicate_and_foreign_runs(tmp_path):
     (sweep / "RTE" / "lr2e-05_seed2").mkdir()
     (sweep / "RTE" / "lr2e-05_seed2" / "failed.json").write_text('{"reason": "out of memory", "killed": false}')
     write_run(sweep / "RTE" / "lr2e-05_seed3", "RTE", 2e-5, 3, 60.0, finished=False)
-    settings = {"tasks": ["RTE"], "learning_rates": [2e-5], "seeds": [1, 2, 3, 4]}
+    grid = {"--task": ["RTE"], "--lr": ["2e-05"], "--seed": ["1", "2", "3", "4"]}
+    settings = {"recipe": "finetune", "grid": grid, "common": {}}
     (sweep / "sweep.json").write_text(json.dumps(settings))
     (sweep / "RTE" / "lr2e-05_seed4").mkdir()
     (sweep / "RTE" / "lr2e-05_seed4" / "scores.json").write_text("{")

@@ -1,98 +1,227 @@
-"""Processes of one machine, and the reasons of failures."""
+"""Many processes: as many at a time as there are slots, states by exit status and record, and nothing left behind."""
 
+import signal
+import subprocess
 import sys
-from collections import deque
-from contextlib import closing
+import threading
+import time
+from pathlib import Path
 
 import pytest
 import torch
 
-from tupe.experiments import runner as jobs
-from tupe.experiments.runner import failure_reason, slots
+from tupe import record
+from tupe.experiments import runner
+
+STAND_IN = Path(__file__).parents[1] / "stand_in.py"
+SLOT = [{"OMP_NUM_THREADS": "1"}]
 
 
-def python(code):
-    return [sys.executable, "-c", code]
+def job(folder, behave=None, *options):
+    """A job of the stand-in; behave: code that its process runs."""
+    if behave:
+        folder.mkdir(parents=True)
+        (folder / "behave.py").write_text(behave)
+    command = (sys.executable, str(STAND_IN), "finetune", f"--output={folder}", *options)
+    return runner.Job(folder.name, folder, command)
+
+
+def starts(*jobs):
+    return [len((job.folder / "starts").read_text().split()) for job in jobs]
+
+
+def quiet(line):
+    pass
+
+
+def is_alive(pid):
+    """Whether a process runs; one that ended and waits for its parent does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def wait_for(condition):
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
 
 
 def test_jobs_run_at_most_as_many_at_a_time_as_there_are_slots(tmp_path):
-    """Every process notes its slot when it begins, and ends once there was one in the other slot; a job that is not
-    ready comes back later."""
-    code = f"""
-import os, pathlib, time
-folder, slot = pathlib.Path({str(tmp_path)!r}), os.environ["SLOT"]
-print("in", slot, flush=True)
-(folder / slot).touch()
-other = folder / {{"a": "b", "b": "a"}}[slot]
-until = time.time() + 60
-time.sleep(0.3)
-while not other.exists() and time.time() < until:
+    """Every process stays until another one has come, and notes how many there are."""
+    behave = f"""
+place = Path({str(tmp_path)!r})
+mine = place / f"{{os.environ['SLOT']}}.now"
+mine.touch()
+deadline = time.time() + 60
+while len(list(place.glob("*.now"))) < 2 and not (place / "met").exists() and time.time() < deadline:
     time.sleep(0.01)
-print("out", flush=True)
+(place / "met").touch()
+with (place / "slots").open("a") as file:
+    print(len(list(place.glob("*.now"))), os.environ["SLOT"], file=file)
+time.sleep(0.2)
+mine.unlink()
 """
-    log, postponed, waiting = tmp_path / "log", [], deque(range(5))
-
-    def begin(job, environment):
-        if job == 0 and not postponed:
-            postponed.append(job)
-            waiting.append(job)
-            return None
-        return jobs.start(python(code), log, environment)
-
-    ended = list(jobs.run(waiting, [{"SLOT": "a"}, {"SLOT": "b"}], begin))
-    assert sorted(job for job, *_ in ended) == list(range(5)) and postponed == [0]
-    assert all(returncode == 0 and seconds > 0.2 for _, returncode, _, seconds in ended)
-    at_work, most = 0, 0
-    for line in log.read_text().splitlines():
-        at_work += 1 if line.startswith("in") else -1
-        most = max(most, at_work)
-    assert most == 2 and {"in a", "in b"} <= set(log.read_text().splitlines())
+    jobs = [job(tmp_path / f"job{n}", behave) for n in range(4)]
+    states = runner.run(jobs, [{"SLOT": "a"}, {"SLOT": "b"}], echo=quiet)
+    assert list(states.values()) == ["finished"] * 4 and starts(*jobs) == [1] * 4
+    lines = (tmp_path / "slots").read_text().splitlines()
+    assert {line.split()[1] for line in lines} == {"a", "b"} and max(int(line.split()[0]) for line in lines) == 2
 
 
-def test_result_holds_the_status_and_this_process_s_part_of_the_log(tmp_path):
-    log = tmp_path / "log"
-    log.write_text("of an earlier start\n")
-
-    def begin(job, environment):
-        return jobs.start(python("import os; print(os.getcwd()); raise SystemExit(3)"), log, environment, tmp_path)
-
-    ((job, returncode, tail, _),) = jobs.run(deque(["x"]), [{}], begin)
-    assert (job, returncode, tail) == ("x", 3, f"{tmp_path}\n")
-    assert log.read_text().startswith("of an earlier start\n")
+def test_a_finished_job_is_not_run_again_and_its_log_is_kept(tmp_path):
+    only, lines = job(tmp_path / "run", "print('of the process')"), []
+    for _ in range(2):
+        assert runner.run([only], SLOT, echo=lines.append) == {only: "finished"}
+    assert starts(only) == [1]
+    assert any("1/1 run: accuracy 51.00" in line and "left" in line for line in lines)
+    first, *rest = only.log.read_text().splitlines()
+    assert "stand_in.py finetune" in first and rest == ["of the process"]
 
 
-def test_closing_stops_what_runs(tmp_path):
-    started = []
+FAILURES = {
+    "own reason": ("run.end('out of memory', 3); run.save(folder); sys.exit(3)", "failed", ["out of memory"]),
+    "no reason": ("sys.exit(2)", "failed", ["exit status 2"]),
+    "not finished": ("run.save(folder); sys.exit(0)", "failed", ["before its run was finished"]),
+    "damaged": ("(folder / 'record.json').write_text('{'); sys.exit(1)", "failed", ["exit status 1"]),
+    "killed": ("os.kill(os.getpid(), 9)", "open", ["killed by signal 9"]),
+}
 
-    def begin(job, environment):
-        started.append(jobs.start(python(f"import time; time.sleep({job})"), tmp_path / "log", environment))
-        return started[-1]
 
-    with pytest.raises(KeyboardInterrupt), closing(jobs.run(deque([60, 0]), [{}, {}], begin)) as results:
-        for _ in results:
-            raise KeyboardInterrupt
-    assert started[0].process.returncode == -15
+@pytest.mark.parametrize("behave, state, reason", FAILURES.values(), ids=FAILURES)
+def test_states_of_jobs_that_do_not_finish(tmp_path, behave, state, reason):
+    """They stop no other job; a failed one is run again on request, a killed one with the next start."""
+    bad, good, lines = job(tmp_path / "bad", behave), job(tmp_path / "good"), []
+    assert runner.run([bad, good], SLOT, echo=lines.append) == {bad: state, good: "finished"}
+    assert record.state_of(bad.folder) == state
+    assert all(word in record.read(bad.folder).failure["reason"] for word in reason)
+    assert any(reason[0] in line for line in lines)
+    with pytest.raises(SystemExit, match="1 of 2 jobs did not finish: bad"):
+        runner.exit_if_unfinished({bad: state, good: "finished"}, "sweep")
+    if state == "failed":
+        runner.run([bad, good], SLOT, echo=quiet)
+        assert starts(bad, good) == [1, 1]
+    (bad.folder / "behave.py").unlink()
+    states = runner.run([bad, good], SLOT, retry_failed=state == "failed", echo=quiet)
+    assert set(states.values()) == {"finished"} and starts(bad, good) == [2, 1]
+    assert record.read(bad.folder).failure is None
+
+
+def test_every_job_that_is_over_is_announced(tmp_path):
+    jobs, announced = [job(tmp_path / name) for name in "ab"], []
+    for expected in (["a"], ["a", "b"]):  # the second time, a was over before
+        some = jobs[: len(expected)]
+        runner.run(some, SLOT, ended=lambda job, state: announced.append((job.name, state)), echo=quiet)
+        assert announced == [(name, "finished") for name in expected]
+        announced.clear()
+
+
+def test_a_job_of_another_process_is_waited_for(tmp_path, monkeypatch):
+    """Its folder is locked when the runner looks, and a process finds it locked when it starts (exit status 75)."""
+    monkeypatch.setattr(runner, "SECONDS_TO_NEXT_LOOK", 0.1)
+    busy = job(tmp_path / "busy", "run.save(folder); time.sleep(1)")
+    other = subprocess.Popen(busy.command)
+    wait_for((busy.folder / "starts").exists)
+    lines = []
+    assert runner.run([busy], SLOT, echo=lines.append) == {busy: "finished"} and other.wait() == 0
+    assert starts(busy) == [1] and "runs in another process" in lines[1]
+
+    refused = job(tmp_path / "refused", "pass")
+    (refused.folder / "busy").touch()
+    threading.Timer(0.5, (refused.folder / "busy").unlink).start()
+    assert runner.run([refused], SLOT, echo=quiet) == {refused: "finished"} and starts(refused) == [1]
+
+
+def test_two_runners_share_the_jobs(tmp_path, monkeypatch):
+    monkeypatch.setattr(runner, "SECONDS_TO_NEXT_LOOK", 0.1)
+    jobs, states = [job(tmp_path / str(n), None, "--seconds=0.2") for n in range(4)], []
+    threads = [threading.Thread(target=lambda: states.append(runner.run(jobs, SLOT, echo=quiet))) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [set(each.values()) for each in states] == [{"finished"}] * 2 and starts(*jobs) == [1] * 4
+
+
+# A process that starts another one; both want to live on when they are asked to end.
+STUBBORN = """
+import signal, subprocess
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+child = subprocess.Popen(["sleep", "600"])  # ignores SIGTERM, too
+(folder / "pids").write_text(f"{os.getpid()} {child.pid}")
+"""
+RUN = """
+import sys
+from pathlib import Path
+from tupe.experiments import runner
+runner.SECONDS_TO_END = 1
+folders = [Path(folder) for folder in sys.argv[2:]]
+jobs = [runner.Job(f.name, f, (sys.executable, sys.argv[1], "finetune", f"--output={f}")) for f in folders]
+runner.run(jobs, [{}] * 2)
+"""
+
+
+def start_runner(*folders):
+    """A process that runs two jobs at a time, once the first two are under way."""
+    process = subprocess.Popen([sys.executable, "-c", RUN, STAND_IN, *folders], stdout=subprocess.PIPE, text=True)
+    wait_for(lambda: all((folder / "pids").exists() for folder in folders[:2]))
+    return process, [int(pid) for folder in folders[:2] for pid in (folder / "pids").read_text().split()]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_signal_ends_all_that_was_started(tmp_path, number):
+    folders = [job(tmp_path / name, STUBBORN + "time.sleep(600)").folder for name in "ab"]
+    process, pids = start_runner(*folders, job(tmp_path / "c").folder)
+    begun = time.monotonic()
+    process.send_signal(number)
+    output, _ = process.communicate()
+    assert process.returncode == 128 + number and time.monotonic() - begun < 10 and "start it again" in output
+    assert len(pids) == 4 and not any(map(is_alive, pids))
+    assert [record.state_of(folder) for folder in folders] == ["open", "open"]
+    assert not (tmp_path / "c" / "starts").exists()
+
+
+def test_a_runner_that_is_killed_leaves_processes_that_the_next_one_waits_for(tmp_path, monkeypatch):
+    monkeypatch.setattr(runner, "SECONDS_TO_NEXT_LOOK", 0.1)
+    behave = "(folder / 'pids').write_text(str(os.getpid())); time.sleep(2)"
+    jobs = [job(tmp_path / name, behave) for name in "ab"] + [job(tmp_path / "c")]
+    process, _ = start_runner(*(each.folder for each in jobs))
+    process.kill()
+    process.communicate()
+    assert [record.state_of(each.folder) for each in jobs] == ["running", "running", "open"]
+    assert set(runner.run(jobs, SLOT, echo=quiet).values()) == {"finished"} and starts(*jobs) == [1, 1, 1]
+
+
+def test_what_a_process_leaves_behind_ends_with_it(tmp_path):
+    only = job(tmp_path / "run", STUBBORN)
+    assert runner.run([only], SLOT, echo=quiet) == {only: "finished"}
+    process, child = map(int, (only.folder / "pids").read_text().split())
+    wait_for(lambda: not is_alive(child))
+
+
+def test_an_error_in_the_caller_ends_what_runs(tmp_path, monkeypatch):
+    monkeypatch.setattr(runner, "SECONDS_TO_END", 0.5)
+    jobs = [job(tmp_path / "slow", STUBBORN + "time.sleep(600)"), job(tmp_path / "quick")]
+
+    def fail(job, state):
+        wait_for((tmp_path / "slow" / "pids").exists)
+        raise BrokenPipeError
+
+    with pytest.raises(BrokenPipeError):
+        runner.run(jobs, SLOT * 2, ended=fail, echo=quiet)
+    pids = map(int, (tmp_path / "slow" / "pids").read_text().split())
+    assert not any(map(is_alive, pids)) and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
 def test_slots(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
-    assert slots() == [{"OMP_NUM_THREADS": "8"}] and slots(3) == [{"OMP_NUM_THREADS": "2"}] * 3
-    for count in (0, -1):  # without slots, `run` would wait for ever
-        with pytest.raises(ValueError, match=f"{count} jobs at a time; valid: 1 or more"):
-            slots(count)
+    assert runner.slots() == [{"OMP_NUM_THREADS": "8"}] and runner.slots(3) == [{"OMP_NUM_THREADS": "2"}] * 3
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    assert slots() == [{"CUDA_VISIBLE_DEVICES": str(i)} for i in range(4)] and len(slots(2)) == 2
+    assert runner.slots() == [{"CUDA_VISIBLE_DEVICES": str(gpu)} for gpu in range(4)] and len(runner.slots(2)) == 2
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,7")  # those that were allotted, no others
-    assert slots() == [{"CUDA_VISIBLE_DEVICES": "5"}, {"CUDA_VISIBLE_DEVICES": "7"}]
-
-
-def test_failure_reasons():
-    assert (
-        failure_reason(1, "...\nRuntimeError: [enforce fail at alloc_cpu.cpp] DefaultCPUAllocator") == "out of memory"
-    )
-    assert failure_reason(-15, "") == "killed by signal 15"
-    assert failure_reason(1, "Traceback\n  File x\nValueError: wrong\n\n") == "ValueError: wrong"
-    assert failure_reason(3, "") == "exit status 3"
+    assert runner.slots() == [{"CUDA_VISIBLE_DEVICES": "5"}, {"CUDA_VISIBLE_DEVICES": "7"}]

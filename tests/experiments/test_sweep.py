@@ -1,239 +1,244 @@
-"""Sweeps: every job once, in a process of its own, whatever fails, is killed, or is started twice."""
+"""Sweeps: what belongs to one, the commands of its jobs, and what is left of them."""
 
+import itertools
 import json
-import os
+import re
 import signal
 import subprocess
 import sys
-import threading
 import time
+from pathlib import Path
 
+import click
 import pytest
 import torch
+from click.testing import CliRunner
 
-from tupe.experiments.runner import read_failure
-from tupe.experiments.sweep import Sweep, read_sweep, state_of
-from tupe.plugin.finetune import read_result
+from tupe import record
+from tupe.experiments import report, runner
+from tupe.experiments.grid import Sweep, parse_grid, parse_options
+from tupe.experiments.sweep import command
 
-# Stands in for fairseq-train: locks its folder, notes that it ran, and does what the folder's `behave` file says.
-JOB = """
-import fcntl, json, os, sys, time
-from pathlib import Path
-folder = Path(sys.argv[1])
-lock = open(folder / "lock", "w")
-try:
-    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-except BlockingIOError:
-    sys.exit(f"another process is training in {folder}")
-with open(folder.parent.parent / "ran", "a") as ran:
-    ran.write(f"{folder.name} {os.getpid()}\\n")
-behave = (folder / "behave").read_text() if (folder / "behave").exists() else ""
-if behave.startswith("exec "):
-    exec(behave[5:])
-time.sleep(float(sys.argv[3]))
-(folder / "checkpoint_best.pt").write_text(folder.name)
-score = 50.0 + len(folder.name) + int(folder.name[-1])
-record = {"epoch": 1, "num_updates": 1, "split": "valid", "loss": 0.1, "accuracy": score, "best": True}
-result = {"max_epoch": 1, "splits": ["valid"], "metrics": ["accuracy"], "records": [record]}
-(folder / "scores.json").write_text(json.dumps(result))
-"""
-CPU = [{"OMP_NUM_THREADS": "1"}]
+STAND_IN = Path(__file__).parents[1] / "stand_in.py"
+
+
+@pytest.fixture(autouse=True)
+def stand_in(monkeypatch):
+    """Jobs are processes of tests/stand_in.py."""
+    monkeypatch.setattr(runner, "PROGRAM", (sys.executable, str(STAND_IN)))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
 
 
 @pytest.fixture
-def checkpoint(tmp_path):
-    model = {"_name": "tupe_r_tiny", "encoder_layers": 2, "dropout": 0.3}
-    state = {"cfg": {"model": model}, "optimizer_history": [{"num_updates": 7}]}
-    torch.save(state, tmp_path / "checkpoint.pt")
-    for task in ("RTE", "CoLA"):
+def place(tmp_path):
+    """A folder with a checkpoint, and data of two tasks."""
+    state = {"cfg": {"model": {}}, "model": {}, "optimizer_history": [{"num_updates": 7}]}
+    torch.save(state, tmp_path / "pretrained.pt")
+    for task in ("CoLA", "SST-2"):
         (tmp_path / "data" / task).mkdir(parents=True)
-    return tmp_path / "checkpoint.pt"
+        (tmp_path / "data" / task / "manifest.json").touch()
+    return tmp_path
 
 
-def make(checkpoint, tasks=("RTE",), lrs=(2e-5,), seeds=(1, 2), name="out", seconds=0.0, **options):
-    made = Sweep(checkpoint, checkpoint.parent / "data", checkpoint.parent / name, tasks, lrs, seeds, **options)
-    made.command = lambda job: [sys.executable, "-c", JOB, str(job.folder), "", str(seconds)]
-    return made
+def sweep(place, *words, output="out", status=0):
+    """`tupe sweep` of fine-tuning; returns what it prints."""
+    started = CliRunner().invoke(
+        command,
+        [f"--output={place / output}", f"--data={place / 'data'}", f"--checkpoint={place / 'pretrained.pt'}", *words],
+    )
+    assert started.exit_code == status, started.output
+    return started.output
 
 
-def ran(made):
-    path = made.output / "ran"
-    return [line.split()[0] for line in path.read_text().splitlines()] if path.exists() else []
+def starts(place, output="out"):
+    """{name of a job: how often it was started}"""
+    paths = (place / output).rglob("starts")
+    return {str(path.parent.relative_to(place / output)): len(path.read_text().split()) for path in paths}
 
 
-def behave(made, index, code):
-    made.jobs[index].folder.mkdir(parents=True)
-    (made.jobs[index].folder / "behave").write_text("exec " + code)
+ONE_TASK = ("--grid=task=CoLA", "--grid=lr=2e-5")
 
 
-def quiet(line):
-    pass
+# ---------------------------------------------------------------------------------------------------------------- grid
 
 
-def test_every_job_runs_once_and_in_its_own_process(checkpoint):
-    made = make(checkpoint, ["cola", "RTE"], (2e-5, 3e-5), (1, 2))
-    assert set(made.run(CPU * 2, say=quiet).values()) == {"done"}
-    lines = (made.output / "ran").read_text().splitlines()
-    assert len(lines) == len({line.split()[1] for line in lines}) == 8
-    assert {job.folder.relative_to(made.output).as_posix() for job in made.jobs} == {
-        f"{task}/lr{lr}_seed{seed}" for task in ("CoLA", "RTE") for lr in ("2e-05", "3e-05") for seed in (1, 2)
+def test_fine_tuning_s_default_is_the_paper_s_search_of_every_prepared_task(place):
+    lines = sweep(place, "--dry-run").splitlines()
+    found = [re.search(r"--task=(\S+) --lr=(\S+) --seed=(\S+) --output=(\S+)", line).groups() for line in lines]
+    rates, seeds = ("2e-05", "3e-05", "4e-05", "5e-05"), ("1", "2", "3", "4", "5")
+    expected = itertools.product(seeds, ("CoLA", "SST-2"), rates)  # cut short, it has fewer seeds, not fewer tasks
+    assert [values[:3] for values in found] == [(task, lr, seed) for seed, task, lr in expected]
+    assert {values[3] for values in found} == {
+        str(place / "out" / task / f"lr{lr}_seed{seed}") for task, lr, seed, _ in found
     }
-    again = make(checkpoint, ["cola", "RTE"], (2e-5, 3e-5), (1, 2))
-    assert set(again.run(CPU, say=quiet).values()) == {"done"} and len(ran(again)) == 8
+    assert not (place / "out").exists()
 
 
-def test_seeds_come_last_so_that_a_cut_sweep_covers_all_tasks(checkpoint):
-    jobs = make(checkpoint, ["CoLA", "RTE"], (2e-5, 3e-5), (1, 2)).jobs
-    assert [(job.task, job.seed) for job in jobs[:4]] == [("CoLA", 1), ("CoLA", 1), ("RTE", 1), ("RTE", 1)]
+def test_job_is_the_command_that_a_person_would_paste(place):
+    (line,) = sweep(
+        place, *ONE_TASK, "--grid=seed=3", "--dry-run",
+        "--max-epoch", "2", "--fp16", "model.dropout=0.3", "--clip-norm=0",
+    ).splitlines()  # fmt: skip
+    assert line.split() == [
+        sys.executable, str(STAND_IN), "finetune", "--task=CoLA", "--lr=2e-05", "--seed=3",
+        f"--output={place / 'out/CoLA/lr2e-05_seed3'}", f"--data={place / 'data'}",
+        f"--checkpoint={place / 'pretrained.pt'}", "--max-epoch=2", "--fp16", "model.dropout=0.3", "--clip-norm=0",
+        "--no-save",
+    ]  # fmt: skip
 
 
-def test_a_failed_job_is_reported_and_stops_no_other(checkpoint):
-    made = make(checkpoint, seeds=(1, 2, 3))
-    behave(made, 0, "raise RuntimeError('CUDA out of memory. Tried to allocate 2 GiB')")
-    behave(made, 1, "raise FloatingPointError('gradients are Nan/Inf')")
-    said = []
-    states = made.run(CPU, say=said.append)
-    assert list(states.values()) == ["failed", "failed", "done"]
-    assert read_failure(made.jobs[0].folder)["reason"] == "out of memory"
-    assert read_failure(made.jobs[1].folder)["reason"] == "diverged"
-    assert any("FAILED (out of memory)" in line for line in said)
-    assert len(ran(made)) == 3
-    assert (
-        make(checkpoint, seeds=(1, 2, 3)).run(CPU, say=quiet) == states and len(ran(made)) == 3
-    )  # not again by itself
-    (made.jobs[0].folder / "behave").unlink()
-    states = make(checkpoint, seeds=(1, 2, 3)).run(CPU, retry_failed=True, say=quiet)
-    assert list(states.values()) == ["done", "failed", "done"] and len(ran(made)) == 5
+@pytest.mark.parametrize(
+    "recipe, grid, command, folders",
+    [
+        ("pretrain", ["preset=rope,alibi"], "pretrain --preset=rope", ["rope", "alibi"]),
+        ("pretrain_electra", ["seed=1,2"], "pretrain --seed=1", ["seed1", "seed2"]),
+        (
+            "pretrain", ["seed=1,2", "arch=bert_a,tupe_r", "model.dropout=0.1"],
+            "pretrain --arch=bert_a model.dropout=0.1 --seed=1",
+            [f"{arch}_dropout0.1_seed{seed}" for seed in (1, 2) for arch in ("bert_a", "tupe_r")],
+        ),
+        ("continue", ["checkpoint=a/x.pt,b/x.pt"], "continue --checkpoint=a/x.pt", ["a-x.pt", "b-x.pt"]),
+        ("pretrain", ["position=t5:buckets:8+rope", "adam_betas=(0.9,0.98),(0.9,0.999)"],
+         "pretrain --adam-betas=(0.9,0.98) --position=t5:buckets:8+rope",
+         ["adam-betas-0.9-0.98-_t5:buckets:8+rope", "adam-betas-0.9-0.999-_t5:buckets:8+rope"]),
+    ],
+)  # fmt: skip
+def test_grids_of_other_recipes(tmp_path, recipe, grid, command, folders):
+    jobs = Sweep.plan(recipe, tmp_path, parse_grid(grid)).jobs
+    assert [job.folder.relative_to(tmp_path).as_posix() for job in jobs] == folders
+    assert " ".join(jobs[0].command[2:]).startswith(f"{command} --output={jobs[0].folder}")
+    assert ("--recipe=pretrain_electra" in jobs[0].command) == (recipe == "pretrain_electra")
+    assert "--no-save" not in jobs[0].command
 
 
-def test_a_killed_job_runs_again_with_the_next_start(checkpoint):
-    made = make(checkpoint)
-    behave(made, 0, "import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
-    assert list(made.run(CPU, say=quiet).values()) == ["failed", "done"]
-    assert read_failure(made.jobs[0].folder)["reason"] == "killed by signal 9"
-    (made.jobs[0].folder / "behave").unlink()
-    assert list(make(checkpoint).run(CPU, say=quiet).values()) == ["done", "done"]
-    assert not (made.jobs[0].folder / "failed.json").exists()
+def test_a_number_has_one_spelling(tmp_path):
+    for text in ("2e-5", "0.00002", "2E-05"):
+        (job,) = Sweep.plan("pretrain", tmp_path, {"lr": [text]}).jobs
+        assert job.folder == tmp_path / "lr2e-05" and "--lr=2e-05" in job.command
+    (job,) = Sweep.plan("pretrain", tmp_path, {"max_update": ["1000000"]}).jobs
+    assert "--max-update=1000000" in job.command
 
 
-def test_a_job_with_an_unreadable_result_runs_again(checkpoint):
-    made = make(checkpoint)
-    made.run(CPU, say=quiet)
-    (made.jobs[0].folder / "scores.json").write_text('{"records": [')
-    assert [state_of(job) for job in made.jobs] == ["open", "done"]
-    assert list(make(checkpoint).run(CPU, say=quiet).values()) == ["done", "done"] and len(ran(made)) == 3
+def test_words_are_options_or_overrides():
+    words = ["--data", "d", "--fp16", "model.dropout=0", "--lr", "-1", "--betas=(0.9, 0.98)", "+a.b=c", "model=rope"]
+    assert parse_options(words) == {
+        "--data": str(Path("d").resolve()), "--fp16": None, "model.dropout": "0", "--lr": "-1",
+        "--betas": "(0.9, 0.98)", "+a.b": "c", "model": "rope",
+    }  # fmt: skip
+    with pytest.raises(ValueError, match="'DATA' is neither"):
+        parse_options(["--lr=1", "DATA"])
 
 
-def test_two_sweeps_on_one_folder_share_the_work(checkpoint):
-    first, second = (make(checkpoint, seeds=(1, 2, 3, 4), seconds=0.3) for _ in range(2))
-    states = []
-    threads = [threading.Thread(target=lambda s=s: states.append(s.run(CPU, say=quiet))) for s in (first, second)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert [set(each.values()) for each in states] == [{"done"}, {"done"}]
-    assert sorted(ran(first)) == [f"lr2e-05_seed{seed}" for seed in (1, 2, 3, 4)]
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        (["--grid=task=CoLA,QNLI"], "holds no data for QNLI; prepared: CoLA, SST-2"),
+        (["--grid=lr"], "--grid lr: give each name once"),
+        (["--grid=lr=2e-5,0.00002"], "two jobs would share a folder"),
+        (["--grid=lr=1", "--lr=2"], "--lr is decided by the sweep"),
+        (["--grid=output=a,b"], "--output is decided by the sweep"),
+        (["--recipe=finetunes"], "unknown recipe 'finetunes'; valid: continue"),
+        (["--recipe=pretrain"], "no --grid"),
+        (["--recipe=pretrain", "--grid=seed=1", "--keep-best"], "--keep-best is for fine-tuning"),
+        (["--data=nowhere"], "nowhere holds no prepared task"),
+        (["--checkpoint=nowhere.pt"], "nowhere.pt"),
+        (["--arhc=bert_a"], "no such option --arhc"),  # what the first job's command says
+    ],
+)
+def test_mistakes_are_refused_before_anything_is_written(place, words, message):
+    assert message in sweep(place, *words, status=2)
+    assert not (place / "out").exists()
 
 
-def start_in_a_process(checkpoint, folder):
-    """Three jobs of four seconds, and the process that runs them; returns when the first one is under way."""
-    script = folder / "sweep_in_a_process.py"
-    script.write_text(
-        f"import sys; sys.path.insert(0, {os.path.dirname(__file__)!r})\n"
-        "from pathlib import Path\nimport test_sweep as t\nfrom tupe.experiments.sweep import end_cleanly_on_sigterm\n"
-        "end_cleanly_on_sigterm()\n"
-        f"t.make(Path({str(checkpoint)!r}), seeds=(1, 2, 3), seconds=4.0).run(t.CPU, say=t.quiet)\n"
-    )
-    process = subprocess.Popen([sys.executable, str(script)], stderr=subprocess.PIPE, text=True)
-    made = make(checkpoint, seeds=(1, 2, 3))
-    while not ran(made) and process.poll() is None:
-        time.sleep(0.02)
-    return made, process
+def test_a_folder_of_another_sweep_is_refused_and_a_wider_grid_extends_it(place):
+    sweep(place, *ONE_TASK, "--grid=seed=1")
+    for words, difference in (
+        (["--fp16"], "--fp16 not given there, given here"),
+        (["--keep-best"], "keep best False there, True here"),
+        (["--grid=max-epoch=1"], "grid over --task --lr --seed there, --task --lr --max-epoch --seed here"),
+    ):
+        assert difference in sweep(place, *ONE_TASK, "--grid=seed=1", *words, status=2)
+    state = {"cfg": {"model": {}}, "model": {}, "optimizer_history": [{"num_updates": 9}]}
+    torch.save(state, place / "pretrained.pt")
+    message = sweep(place, *ONE_TASK, "--grid=seed=1", status=2)
+    assert "updates of the checkpoint 7 there, 9 here" in message
+    torch.save({**state, "optimizer_history": [{"num_updates": 7}]}, place / "pretrained.pt")
+
+    sweep(place, "--grid=task=cola,sst2", "--grid=lr=2e-5", "--grid=seed=2")
+    expected = {"CoLA/lr2e-05_seed1", "CoLA/lr2e-05_seed2", "SST-2/lr2e-05_seed2"}
+    assert starts(place) == dict.fromkeys(expected, 1)
+    jobs = Sweep.read(place / "out").jobs
+    assert {job.name for job in jobs} == expected | {"SST-2/lr2e-05_seed1"}
+    assert Sweep.read(place) is None
+    (place / "out" / "sweep.json").write_text('{"tasks": []}')
+    with pytest.raises(ValueError, match="sweep.json does not describe a sweep"):
+        Sweep.read(place / "out")
 
 
-def test_a_killed_sweep_continues_and_waits_for_its_orphan(checkpoint, tmp_path):
-    """kill -9 of the sweep: its running job lives on, is not run twice, and the rest follows."""
-    made, process = start_in_a_process(checkpoint, tmp_path)
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
-    assert [state_of(job) for job in made.jobs] == ["running", "open", "open"]
-    assert set(made.run(CPU, say=quiet).values()) == {"done"}
-    assert sorted(ran(made)) == [f"lr2e-05_seed{seed}" for seed in (1, 2, 3)]
+# ------------------------------------------------------------------------------------------------------------- running
 
 
-def test_a_terminated_sweep_ends_with_its_jobs(checkpoint, tmp_path):
-    made, process = start_in_a_process(checkpoint, tmp_path)
-    process.terminate()
-    assert "start it again to go on" in process.communicate()[1] and process.returncode == 1
-    assert [state_of(job) for job in made.jobs] == ["open", "open", "open"]
+def test_every_job_is_run_once_and_no_checkpoint_is_left(place):
+    words = ("--grid=task=CoLA,SST-2", "--grid=lr=2e-5,3e-5", "--grid=seed=1,2", "--jobs=2")
+    assert "8/8" in sweep(place, *words)
+    assert "8 finished, 0 failed; 0 to run" in sweep(place, *words)
+    assert list(starts(place).values()) == [1] * 8
+    assert not list((place / "out").rglob("*.pt"))
 
 
-def test_stopping_a_sweep_stops_its_jobs_and_leaves_them_open(checkpoint, monkeypatch):
-    made, sleep = make(checkpoint, seconds=60), time.sleep
-
-    def interrupted(seconds):
-        sleep(seconds)
-        if ran(made):
-            raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(time, "sleep", interrupted)
-        made.run(CPU, say=quiet)
-    assert [state_of(job) for job in made.jobs] == ["open", "open"]
+def test_a_report_is_written_on_request(place, monkeypatch):
+    asked = []
+    monkeypatch.setattr(report, "command", click.Command("report", callback=lambda **o: asked.append(o)), raising=False)
+    sweep(place, *ONE_TASK, "--grid=seed=1", "--report")
+    assert asked == [{"runs": (place / "out",), "output": place / "out" / "report"}]
 
 
-def test_no_checkpoint_is_left_behind(checkpoint):
-    made = make(checkpoint, seeds=(1, 2, 3))
-    behave(made, 2, "(folder / 'crash.pt').write_text('big'); raise RuntimeError('boom')")
-    made.run(CPU, say=quiet)
-    assert not list(made.output.rglob("*.pt"))
-    assert read_failure(made.jobs[2].folder)["reason"] == "RuntimeError: boom"
+def test_failed_jobs_are_reported_and_run_again_on_request(place):
+    folder = place / "out/CoLA/lr2e-05_seed1"
+    folder.mkdir(parents=True)
+    (folder / "behave.py").write_text("(folder / 'crash.pt').touch(); sys.exit(3)")
+    words = (*ONE_TASK, "--grid=seed=1,2")
+    for options, count in ((), 1), ((), 1), (("--retry-failed",), 2):
+        printed = sweep(place, *words, *options, status=1)
+        assert "1 of 2 jobs did not finish: CoLA/lr2e-05_seed1" in printed
+        assert ("FAILED (exit status 3), see " in printed) == (options != () or "0 failed" in printed)
+        assert starts(place) == {"CoLA/lr2e-05_seed1": count, "CoLA/lr2e-05_seed2": 1}
+    assert not list((place / "out").rglob("*.pt"))
+    (folder / "behave.py").unlink()
+    sweep(place, *words, "--retry-failed")
+    assert record.state_of(folder) == "finished"
 
 
-def test_the_best_checkpoint_of_each_task_is_kept_on_request(checkpoint):
-    made = make(checkpoint, seeds=(1, 3, 2), keep_best=True)
-    made.run(CPU, say=quiet)
-    (kept,) = made.output.rglob("*.pt")
-    assert kept == made.output / "RTE" / "checkpoint_best.pt" and kept.read_text() == "lr2e-05_seed3"
-    best = json.loads((made.output / "RTE" / "best.json").read_text())
-    assert best["run"] == "lr2e-05_seed3"
-    assert best["score"] == read_result(made.output / "RTE" / "lr2e-05_seed3")["records"][0]["accuracy"]
+def test_the_best_checkpoint_of_each_task_is_kept_on_request(place):
+    words = ("--grid=task=CoLA,SST-2", "--grid=lr=2e-5", "--grid=seed=1,3,2", "--keep-best")
+    for _ in range(2):
+        sweep(place, *words)
+        kept = {path.relative_to(place / "out").as_posix(): path.read_text() for path in place.glob("out/**/*.pt")}
+        assert kept == {f"{task}/checkpoint_best.pt": "lr2e-05_seed3" for task in ("CoLA", "SST-2")}
+    best = json.loads((place / "out/CoLA/best.json").read_text())
+    assert best == {"score": 53.0, "metric": "accuracy", "run": "lr2e-05_seed3"}  # the stand-in scores 50 + seed
 
 
-def test_a_folder_of_another_sweep_is_refused(checkpoint):
-    make(checkpoint)
-    with pytest.raises(ValueError, match=r"holds another sweep \(options \[\] there, \['--fp16'\] here\)"):
-        make(checkpoint, options=["--fp16"])
-    make(checkpoint, ["CoLA"], (3e-5,), (5,))  # more of the same is welcome
-    settings, jobs = read_sweep(checkpoint.parent / "out")
-    assert settings["tasks"] == ["RTE", "CoLA"] and settings["seeds"] == [1, 2, 5] and len(jobs) == 2 * 2 * 3
-    with pytest.raises(ValueError, match="--lr=1: the sweep decides"):
-        make(checkpoint, options=["--fp16", "--lr=1"])
-    with pytest.raises(ValueError, match="keep_best False there, True here"):
-        make(checkpoint, keep_best=True)
-    with pytest.raises(ValueError, match="has no data for QNLI"):
-        make(checkpoint, ["QNLI"])
-    with pytest.raises(ValueError, match="not the folder of a sweep"):
-        read_sweep(checkpoint.parent)
+def test_checkpoints_of_pre_training_stay(place):
+    started = CliRunner().invoke(command, ["--recipe=pretrain", f"--output={place / 'out'}", "--grid=seed=1,2"])
+    assert started.exit_code == 0, started.output
+    assert len(list(place.glob("out/seed*/checkpoint_last.pt"))) == 2
 
 
-def test_a_sweep_without_tasks_is_refused_and_writes_nothing(checkpoint):
-    """As scripts/sweep_glue.py finds them where the data folder is mistyped."""
-    with pytest.raises(ValueError, match="typo has no prepared task"):
-        Sweep(checkpoint, checkpoint.parent / "typo", checkpoint.parent / "out", [])
-    assert not (checkpoint.parent / "out").exists()
-
-
-def test_command_is_the_recipe(checkpoint, monkeypatch):
-    made = Sweep(
-        checkpoint, checkpoint.parent / "data", checkpoint.parent / "out", ["CoLA"], (2e-5,), (3,), ["--dropout=0.3"]
-    )
-    made.slots = CPU
-    words = made.command(made.jobs[0])
-    assert words[:3] == [sys.executable, "-m", "fairseq_cli.train"]
-    for word in ("--glue-task=CoLA", "--arch=tupe_r_tiny", "--max-epoch=10", "--batch-size=32", "--warmup-ratio=0.06"):
-        assert word in words
-    for word in ("--no-save", "--cpu", "--seed=3", "--lr=[2e-05]", "--dropout=0.3", "--encoder-layers=2"):
-        assert word in words
-    assert "--fp16" not in words  # no GPU
+def test_a_terminated_sweep_leaves_nothing_running_and_can_be_resumed(place):
+    folder = place / "out/CoLA/lr2e-05_seed1"
+    folder.mkdir(parents=True)
+    (folder / "behave.py").write_text("time.sleep(600)")
+    code = f"from tupe.experiments import runner, sweep; runner.PROGRAM = {runner.PROGRAM}; sweep.command()"
+    words = [f"--output={place / 'out'}", f"--data={place / 'data'}", f"--checkpoint={place / 'pretrained.pt'}"]
+    process = subprocess.Popen([sys.executable, "-c", code, *words, *ONE_TASK, "--grid=seed=1,2"])
+    while not (folder / "starts").exists():
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(10) == 128 + signal.SIGTERM
+    assert not Path("/proc", (folder / "starts").read_text().strip()).exists()
+    assert record.state_of(folder) == "open"
+    (folder / "behave.py").unlink()
+    sweep(place, *ONE_TASK, "--grid=seed=1,2")
+    assert starts(place) == {"CoLA/lr2e-05_seed1": 2, "CoLA/lr2e-05_seed2": 1}

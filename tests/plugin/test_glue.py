@@ -1,6 +1,5 @@
 """GLUE: official files, scores, the task in training through both launchers."""
 
-import csv
 import fcntl
 import json
 import math
@@ -18,7 +17,7 @@ import torch
 from fairseq.data import Dictionary, data_utils
 from fairseq.tasks.sentence_prediction import SentencePredictionConfig, SentencePredictionTask
 from fairseq.trainer import Trainer
-from helpers import ENGLISH_WORDS, HEADERS, ROWS, official_folder, scores_of, train_recipe, write_lines
+from helpers import HEADERS, ROWS, official_folder, scores_of, train_recipe, write_lines
 from omegaconf import OmegaConf
 
 from tupe.evaluation.predict import predict_glue, zip_submission
@@ -618,55 +617,6 @@ def test_two_processes_score_what_one_does(learnable, pretrained, tmp_path):
     for split in ("valid", "valid1"):
         name = f"predictions/{split}_last.tsv"
         assert (tmp_path / "1" / name).read_text() == (tmp_path / "2" / name).read_text()
-
-
-def test_sweep_from_the_shell(learnable, pretrained, tmp_path):
-    """scripts/glue_sweep.sh with a real job, and its report."""
-    env = {
-        **os.environ, "PYTHON": sys.executable, "DATA": str(learnable), "LRS": "1e-3", "SEEDS": "1",
-        "OPTIONS": "--num-workers=0 --max-epoch=1",
-    }  # fmt: skip
-    command = ["bash", ROOT / "scripts/glue_sweep.sh", pretrained, "out", "cola"]
-    done = subprocess.run(command, env=env, cwd=tmp_path, text=True, capture_output=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "sweep: 1/1 CoLA lr 0.001 seed 1: matthews" in done.stdout
-    scores = scores_of(tmp_path / "out/CoLA/lr0.001_seed1")
-    assert scores["pretrained"] == str(pretrained) and len(scores["records"]) == 1
-    assert "learning curves of CoLA" in (tmp_path / "out/report/index.html").read_text()
-    assert not list(tmp_path.rglob("*.pt"))
-
-
-@pytest.mark.slow
-def test_encodings_side_by_side(learnable, vocabulary, tmp_path):
-    """scripts/compare_encodings.sh: pre-trained alike, fine-tuned, one report; started again, nothing is run again."""
-    (tmp_path / "squad").mkdir()
-    context = " ".join(ENGLISH_WORDS)
-    answer = {"text": ENGLISH_WORDS[1], "answer_start": context.index(ENGLISH_WORDS[1])}
-    questions = [{"id": str(n), "question": f"{ENGLISH_WORDS[n]} the?", "answers": [answer]} for n in range(4)]
-    squad = json.dumps({"version": "1.1", "data": [{"paragraphs": [{"context": context, "qas": questions}]}]})
-    for split in ("train", "dev"):
-        (tmp_path / "squad" / f"{split}-v1.1.json").write_text(squad)
-    command = [
-        "bash", ROOT / "scripts/compare_encodings.sh", vocabulary, "out", "--tokens-per-sample=20",
-        "--batch-size=8", "--update-freq=1", "--max-update=2", "--num-workers=0", "--encoder-embed-dim=32",
-    ]  # fmt: skip
-    env = {
-        **os.environ, "PYTHON": sys.executable, "GPUS": "0", "JOBS": "2", "SEEDS": "1",
-        "PRESETS": "wang_nopos wang_rpe", "GLUE": str(learnable), "TASKS": "CoLA",
-        "SQUAD": str(tmp_path / "squad"), "VERSIONS": "1.1", "LRS": "3e-4",
-        "OPTIONS": "--num-workers=0 --max-epoch=1", "SET": "criterion._name=masked_lm_chunked",
-    }  # fmt: skip
-    for _ in range(2):
-        done = subprocess.run([str(word) for word in command], env=env, cwd=tmp_path, text=True, capture_output=True)
-        assert done.returncode == 0, done.stdout + done.stderr
-        assert "collect: 4 runs" in done.stdout
-    with open(tmp_path / "out" / "report" / "runs.csv", encoding="utf-8", newline="") as file:
-        assert {float(row["lr"]) for row in csv.DictReader(file)} == {3e-4}  # GLUE's and SQuAD's
-    report = (tmp_path / "out" / "report" / "report.md").read_text()
-    for position in ("nopos", "shaw"):  # a row before training, one of scores at each of two epochs, one of properties
-        assert report.count(f"| **bert_a_tiny (encoder_embed_dim 32, position {position}) @ 2** |") == 4
-    for title in ("CoLA matthews", "SQuAD-1.1 f1", "translation violation", "at least 1 nat below"):
-        assert title in report
 
 
 def test_predictions_for_the_server(learnable, pretrained, tmp_path):

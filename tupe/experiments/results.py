@@ -15,9 +15,10 @@ from scipy.stats import pearsonr
 from ..architectures import split_size
 from ..plugin.finetune import is_finished, read_result
 from ..plugin.glue import TASKS
+from ..record import state_of
 from ..safe_load import num_updates, read_checkpoint
+from .grid import Sweep
 from .runner import read_failure
-from .sweep import read_sweep, state_of
 
 PUBLISHED = Path(__file__).with_name("published.json")
 # Column of the paper's tables -> (task, split, score). WNLI stands outside of the paper's tables and averages.
@@ -154,14 +155,24 @@ def _tell_apart(found):
 
 def _add_missing(found, folder):
     try:
-        _, jobs = read_sweep(folder)
-    except (KeyError, ValueError, TypeError, AttributeError) as error:
+        jobs = Sweep.read(folder).jobs
+    except ValueError as error:
         found.left_out.append((folder, f"unreadable sweep.json ({error})"))
         return
     for job in jobs:
-        state = state_of(job)
+        state = _state_of(job.folder)
         if state in ("open", "running"):
             found.missing.append((job.folder, "running" if state == "running" else "not run yet"))
+
+
+def _state_of(folder):
+    """As long as runs leave scores.json and failed.json instead of a record."""
+    state = state_of(folder)
+    try:
+        finished = is_finished(read_result(folder))
+    except (ValueError, KeyError, TypeError):
+        finished = False
+    return "finished" if finished else "failed" if state == "open" and read_failure(folder) else state
 
 
 # -------------------------------------------------------------------------------------------------------- summarising

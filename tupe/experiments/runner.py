@@ -1,96 +1,238 @@
-"""Jobs of one machine: a process for each (fairseq keeps state between two runs of one process), a bounded number at a
-time, and a record of why one failed."""
+"""Many runs on one machine: a process for each, a bounded number at a time, and their states.
+
+A run's state comes from the exit status of its process and from the record in its folder, from nothing else. So a
+runner can be stopped and started again, and several can share the same jobs.
+"""
 
 import json
 import os
+import shlex
+import signal
 import subprocess
+import sys
+import threading
 import time
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
-from ..plugin.finetune import write_atomically
+import click
+import torch
+
+from .. import record
+
+SECONDS_TO_END = 8  # between asking a process to end and killing it
+SECONDS_TO_NEXT_LOOK = 5  # at a folder that another process holds
+
+
+@dataclass(frozen=True)
+class Job:
+    """A command whose process keeps its record in `folder`. name: for people."""
+
+    name: str
+    folder: Path
+    command: tuple
+
+    @property
+    def log(self):
+        return self.folder / "train.log"
+
+    def __str__(self):
+        return self.name
+
+
+PROGRAM = (sys.executable, "-m", "tupe")
+
+
+def tupe(command, options):
+    """The words of a command of `tupe`: tupe("finetune", {"--seed": 1}) -> (..., "finetune", "--seed=1").
+
+    options: {name: value}; None marks a switch, and a name without leading dashes is a Hydra override.
+    """
+    words = [name if value is None else f"{name}={value}" for name, value in options.items()]
+    return (*PROGRAM, command, *words)
 
 
 def slots(count=None):
-    """Environments of the processes that may run at a time: one per GPU, or `count` (default 1) that share the threads
-    which PyTorch would take (those of OMP_NUM_THREADS, or the cores that this process may use)."""
-    import torch
-
-    if count is not None and count < 1:
-        raise ValueError(f"{count} jobs at a time; valid: 1 or more")
+    """Environments of the processes that run at a time: one per GPU, or `count` (default 1) processes that share the
+    threads PyTorch would take."""
     gpus = torch.cuda.device_count()
     if gpus:
-        allotted = os.environ.get("CUDA_VISIBLE_DEVICES")
-        names = allotted.split(",")[:gpus] if allotted else range(gpus)
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        names = visible.split(",")[:gpus] if visible else range(gpus)
         return [{"CUDA_VISIBLE_DEVICES": str(gpu)} for gpu in names][:count]
     count = count or 1
     return [{"OMP_NUM_THREADS": str(max(1, torch.get_num_threads() // count))}] * count
 
 
-class Started(NamedTuple):
-    process: subprocess.Popen
-    log: Path
-    offset: int  # where this process's part of the log begins
-    time: float
+def run(jobs, slots, retry_failed=False, ended=lambda job, state: None, echo=click.echo, title="sweep"):
+    """Run the jobs that are not finished, `len(slots)` at a time -> {job: "finished", "failed" or "open"}.
 
-
-def start(command, log, environment, folder=None):
-    """Start a process that appends what it says to `log`."""
-    with log.open("a") as out:
-        offset = out.tell()
-        process = subprocess.Popen(
-            command, stdout=out, stderr=subprocess.STDOUT, env={**os.environ, **environment}, cwd=folder
-        )
-    return Started(process, log, offset, time.time())
-
-
-def run(waiting, slots, begin):
-    """Runs every job of the deque `waiting`; yields (job, exit status, end of its log, seconds) whenever one ends.
-
-    begin(job, environment): what `start` returns, or None if the job is not to be run now; it may put the job back into
-    `waiting`, as may the caller. Closing the generator (`contextlib.closing`) stops the processes that still run.
+    slots: see `slots`. No job's failure stops the others; a failed job is run again only if `retry_failed`, one that
+    was killed always is. A job that another process runs is waited for. ended(job, state) is called for every job that
+    is over, also for those that were over before. echo: prints one line. On SIGTERM, SIGINT and SIGHUP all processes
+    are ended, and SystemExit is raised.
     """
-    free, running = list(slots), []
+    states = {job: record.state_of(job.folder) for job in jobs}
+    if retry_failed:
+        states.update({job: "open" for job, state in states.items() if state == "failed"})
+    over = {job: state for job, state in states.items() if state in ("finished", "failed")}
+    for job, state in over.items():
+        ended(job, state)
+    waiting = [job for job in jobs if job not in over]
+    counts = ", ".join(f"{list(over.values()).count(state)} {state}" for state in ("finished", "failed"))
+    echo(f"{title}: {len(jobs)} jobs, {counts}; {len(waiting)} to run, {len(slots)} at a time")
+
+    def conclude(job, state, what):
+        over[job] = state
+        ended(job, state)
+        progress.count += 1
+        echo(f"{title}: {len(over)}/{len(jobs)} {job}: {what}; {progress.left(len(jobs) - len(over))}")
+
+    progress, free, running, next_look = Progress(), list(slots), {}, {}
+    with deferred_signals() as received:
+        try:
+            while (waiting or running) and not received:
+                for job in list(waiting):
+                    if not free:
+                        break
+                    if time.monotonic() < next_look.get(job, 0):
+                        continue
+                    state = record.state_of(job.folder)
+                    if state == "running":
+                        if job not in next_look:
+                            echo(f"{title}: {job} runs in another process; waiting for it")
+                        next_look[job] = time.monotonic() + SECONDS_TO_NEXT_LOOK
+                        continue
+                    waiting.remove(job)
+                    if state == "finished" or (state == "failed" and states[job] != "open"):  # by another runner
+                        conclude(job, state, f"{state} by another process")
+                    else:
+                        slot = free.pop()
+                        running[job] = start(job, slot), slot, time.monotonic()
+                for job, (process, slot, started) in list(running.items()):
+                    if process.poll() is None:
+                        continue
+                    kill(process)  # what it leaves behind
+                    del running[job]
+                    free.append(slot)
+                    if process.returncode == record.BUSY:
+                        next_look[job] = time.monotonic() + SECONDS_TO_NEXT_LOOK
+                        waiting.append(job)
+                    else:
+                        state, what = result(job, process.returncode)
+                        conclude(job, state, f"{what}, {time.monotonic() - started:.0f} s")
+                time.sleep(0.1)
+        finally:
+            end([process for process, _, _ in running.values()])
+    if received:
+        echo(f"{title}: stopped by signal {received[0]}; start it again to go on")
+        raise SystemExit(128 + received[0])
+    return {job: over[job] for job in jobs}
+
+
+def exit_if_unfinished(states, title):
+    """Exit status 1, naming the jobs that did not finish, if there are any."""
+    unfinished = [str(job) for job, state in states.items() if state != "finished"]
+    if unfinished:
+        raise SystemExit(f"{title}: {len(unfinished)} of {len(states)} jobs did not finish: {', '.join(unfinished)}")
+
+
+class Progress:
+    """How long the jobs take."""
+
+    def __init__(self):
+        self.start, self.count = time.monotonic(), 0
+
+    def left(self, jobs):
+        """Time that so many more jobs need, in words."""
+        seconds = (time.monotonic() - self.start) / max(1, self.count) * jobs
+        return f"about {seconds / 60:.0f} min left" if seconds >= 60 else f"about {seconds:.0f} s left"
+
+
+def result(job, status):
+    """("finished", "failed" or "open", what to tell) of a job whose process ended with `status`."""
+    if status < 0:
+        reason = f"killed by signal {-status}"
+        record.note_failure(job.folder, reason, status)
+        return "open", f"{reason}; the next start runs it again"
     try:
-        while waiting or running:
-            for _ in range(len(waiting)):
-                if not free:
-                    break
-                job = waiting.popleft()
-                if (begun := begin(job, free[-1])) is not None:
-                    running.append((job, begun, free.pop()))
-            for entry in [entry for entry in running if entry[1].process.poll() is not None]:
-                job, begun, slot = entry
-                running.remove(entry)
-                free.append(slot)
-                yield job, begun.process.returncode, tail_of(begun.log, begun.offset), time.time() - begun.time
-            time.sleep(0.2 if running else 2.0 if waiting else 0)
+        run = record.read(job.folder)
+    except ValueError:
+        run = None
+    if status == 0 and run and run.state == "finished":
+        return "finished", "{} {:.2f}".format(*run.best()) if run.metrics else "finished"
+    if run and run.state == "failed":
+        reason = run.failure["reason"]
+    else:
+        reason = f"exit status {status}" if status else "it ended before its run was finished"
+        record.note_failure(job.folder, reason, status)
+    return "failed", f"FAILED ({reason}), see {job.log}"
+
+
+# ----------------------------------------------------------------------------------------------------------- processes
+
+
+def start(job, environment):
+    """Start a job in a process group of its own; what it prints is added to its log."""
+    job.folder.mkdir(parents=True, exist_ok=True)
+    record.clear_failure(job.folder)
+    with job.log.open("a") as log:
+        log.write(f"$ {shlex.join(job.command)}\n")
+        log.flush()
+        return subprocess.Popen(
+            job.command,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, **environment},
+            start_new_session=True,
+        )
+
+
+def end(processes):
+    """Ask processes, and all that they started, to end; kill what is left after `SECONDS_TO_END`."""
+    for process in processes:
+        kill(process, signal.SIGTERM)
+    deadline = time.monotonic() + SECONDS_TO_END
+    for process in processes:
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(max(0, deadline - time.monotonic()))
+        kill(process)
+        process.wait()
+
+
+def kill(process, signal_number=signal.SIGKILL):
+    """Send a signal to the process group of a process, if anything of it is left."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal_number)
+
+
+@contextmanager
+def deferred_signals():
+    """A list that receives SIGTERM, SIGINT and SIGHUP instead of their usual effect, so that none of them comes between
+    the start of a process and its entry in a list. Signals that are ignored (nohup) stay ignored."""
+    received, previous = [], {}
+    if threading.current_thread() is threading.main_thread():  # Python handles signals there alone
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                previous[number] = signal.signal(number, lambda number, _: received.append(number))
+    try:
+        yield received
     finally:
-        for _, begun, _ in running:
-            begun.process.terminate()
-        for _, begun, _ in running:
-            begun.process.wait()
+        for number, handler in previous.items():
+            signal.signal(number, handler)
 
 
-def tail_of(path, offset, size=20000):
-    """The end of what a log holds from `offset` on."""
-    with path.open("rb") as file:
-        file.seek(max(offset, path.stat().st_size - size))
-        return file.read().decode("utf-8", errors="replace")
+# ------------------------------ failed.json, as long as plugin/finetune.py and results.py write and read it
 
 
 def record_failure(folder, returncode, tail, seconds):
     """Write failed.json; returns the reason. tail: end of the job's log."""
     reason = failure_reason(returncode, tail)
     failure = {"reason": reason, "killed": returncode < 0, "returncode": returncode, "seconds": round(seconds, 1)}
-    write_atomically(Path(folder) / "failed.json", json.dumps(failure, indent=1) + "\n")
+    record.write_atomically(Path(folder) / "failed.json", json.dumps(failure, indent=1) + "\n")
     return reason
-
-
-def refused(tail):
-    """Whether a job ended at once because another process trains in its folder. tail: end of the job's log."""
-    lines = [line for line in tail.splitlines() if line.strip()]
-    return any("another process is training in" in line for line in lines[-3:])
 
 
 def failure_reason(returncode, tail):

@@ -1,0 +1,128 @@
+"""Comparisons: every encoding is pre-trained alike and fine-tuned; mistakes are refused before anything is trained."""
+
+import sys
+from pathlib import Path
+
+import click
+import pytest
+import torch
+from click.testing import CliRunner
+
+from tupe import record
+from tupe.experiments import report, runner
+from tupe.experiments.compare import command
+from tupe.experiments.grid import Sweep
+
+STAND_IN = Path(__file__).parents[1] / "stand_in.py"
+
+
+@click.command()
+def print_options(**given):
+    """Stands in for `tupe report`."""
+    print(f"report {given}")
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    """Data for pre-training, GLUE and SQuAD. Jobs are processes of tests/stand_in.py."""
+    for folder in ("data", "glue/CoLA", "glue/SST-2", "squad/SQuAD-1.1", "other"):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / "manifest.json").touch()
+    for folder in ("data", "glue", "squad", "other"):
+        (tmp_path / folder / "dict.txt").write_text("another 1\n" if folder == "other" else "word 1\n")
+    state = {"cfg": {"model": {}}, "model": {}, "optimizer_history": [{"num_updates": 7}]}
+    torch.save(state, tmp_path / "data" / "checkpoint.pt")
+    monkeypatch.setattr(runner, "PROGRAM", (sys.executable, str(STAND_IN)))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    monkeypatch.setattr(report, "command", print_options, raising=False)
+    return tmp_path
+
+
+def compare(place, *words, status=0):
+    started = CliRunner().invoke(command, [f"--data={place / 'data'}", f"--output={place / 'out'}", *words])
+    assert started.exit_code == status, started.output
+    return started.output
+
+
+def starts(place):
+    return {
+        str(path.parent.relative_to(place / "out")): len(path.read_text().split())
+        for path in (place / "out").rglob("starts")
+    }
+
+
+def words_of(folder):
+    return (folder / "train.log").read_text().splitlines()[0].split()
+
+
+def test_every_encoding_is_pre_trained_alike_and_fine_tuned(place):
+    words = [
+        "--presets=wang_rpe,tupe_a", "--position=t5+rope", "--jobs=2", f"--glue={place / 'glue'}", "--tasks=cola",
+        f"--squad={place / 'squad'}", "--lrs=3e-5,5e-5", "--seeds=1,2", "--finetune-options=--max-epoch 3",
+        "--max-update", "5", "task.mask_prob=0.2",
+    ]  # fmt: skip
+    pretraining = {
+        "wang_rpe": "presets/bert_a_tiny/wang_rpe",
+        "tupe_a": "presets/tupe_a_tiny/tupe_a",
+        "t5+rope": "positions/bert_a_tiny/t5+rope",
+    }
+    fine_tuning = [f"glue/{name}/CoLA/lr{lr}_seed{seed}" for name in pretraining for lr in ("3e-05", "5e-05")
+                   for seed in (1, 2)]  # fmt: skip
+    fine_tuning += [f"squad/{name}/SQuAD-1.1/lr3e-05_seed{seed}" for name in pretraining for seed in (1, 2)]
+    printed = compare(place, *words)
+    options = {"runs": (place / "out",), "output": place / "out/report", "with_properties": True, "with_losses": True}
+    assert f"report {options}" in printed
+    assert starts(place) == dict.fromkeys([*pretraining.values(), *fine_tuning], 1)
+    for name, folder in pretraining.items():
+        given = words_of(place / "out" / folder)
+        assert {"pretrain", "--max-update=5", "task.mask_prob=0.2", f"--data={place / 'data'}"} <= set(given)
+        assert f"--arch={Path(folder).parent.name}" in given
+        assert f"--{folder.partition('s/')[0]}={name}" in given
+        given = words_of(place / "out" / "glue" / name / "CoLA" / "lr3e-05_seed1")
+        assert f"--checkpoint={place / 'out' / folder}/checkpoint_last.pt" in given and "--max-epoch=3" in given
+    assert not list((place / "out" / "glue").rglob("*.pt"))
+
+    modified = {path: path.stat().st_mtime_ns for path in (place / "out").rglob("*.pt")}
+    compare(place, *words)  # nothing is run again, no checkpoint is touched
+    assert set(starts(place).values()) == {1}
+    assert modified == {path: path.stat().st_mtime_ns for path in (place / "out").rglob("*.pt")} and len(modified) == 6
+
+
+def test_thirteen_encodings_by_default(place):
+    (place / "out" / "presets" / "bert_a_tiny").mkdir(parents=True)
+    refused = compare(place, "--arhc=bert_a", status=2)
+    assert "no such option --arhc" in refused and not list(place.glob("out/**/sweep.json"))
+    compare(place, "--jobs=4")
+    assert len(starts(place)) == 13 and all("/wang_" in name for name in starts(place))
+
+
+def test_an_encoding_whose_pre_training_fails_is_left_out(place):
+    folder = place / "out/presets/bert_a_tiny/rope"
+    folder.mkdir(parents=True)
+    (folder / "behave.py").write_text("run.end('diverged'); run.save(folder); sys.exit(1)")
+    words = ["--presets=rope,alibi", f"--glue={place / 'glue'}", "--tasks=CoLA", "--seeds=1"]
+    printed = compare(place, *words, status=1)
+    assert "FAILED (diverged)" in printed and "1 of 3 jobs did not finish: presets/bert_a_tiny/rope" in printed
+    assert Sweep.read(place / "out/glue/alibi") and not (place / "out/glue/rope").exists()
+    (folder / "behave.py").unlink()
+    compare(place, *words, "--retry-failed")
+    assert record.state_of(place / "out/glue/rope/CoLA/lr5e-05_seed1") == "finished"
+
+
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        (["--presets=wang_ape,wang_appe"], "unknown preset 'wang_appe'; did you mean 'wang_ape'?"),
+        (["--position=rop"], "rop"),
+        (["--position=rope", "--presets=rope"], "rope: both a preset and a position"),
+        (["--glue=data"], "holds no prepared task"),
+        (["--glue=glue", "--tasks=RTE"], "holds no data for RTE; prepared: CoLA, SST-2"),
+        (["--squad=other"], "another vocabulary"),
+        (["--squad=nowhere"], "dict.txt"),
+        (["--size=giant"], "giant"),
+    ],
+)
+def test_mistakes_are_refused_before_anything_is_trained(place, monkeypatch, words, message):
+    monkeypatch.chdir(place)
+    assert message in compare(place, *words, status=2)
+    assert not (place / "out").exists()

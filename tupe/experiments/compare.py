@@ -1,0 +1,131 @@
+"""Position encodings side by side: pre-train each alike, fine-tune each, one report.
+
+OUT/presets and OUT/positions hold the pre-training runs, OUT/glue/NAME and OUT/squad/NAME a sweep of fine-tuning for
+each of them. Everything is resumed by its records, and what is finished is left alone.
+"""
+
+import filecmp
+import itertools
+import shlex
+from dataclasses import replace
+from functools import partial
+
+import click
+from omegaconf import OmegaConf
+
+from .. import options, schemes  # noqa: F401  (schemes: so that every position has its name)
+from ..architectures import split_size, with_size
+from ..options import CONFIGS, FOLDER, ListOf, nearest
+from ..positions import Dims, Positions
+from . import runner
+from .grid import Sweep, check_tasks
+from .sweep import settle, write_report
+
+ARCHITECTURE = "bert_a"  # of what is given as a position: nothing but the position differs from BERT
+
+
+def plan_pretraining(data, output, presets, positions, size, recipe, common):
+    """Sweeps that pre-train every preset and every position alike. Raises ValueError for what is not known."""
+    valid = sorted(path.stem for path in (CONFIGS / "model").glob("*.yaml"))
+    for preset in presets:
+        if preset not in valid:
+            raise ValueError(f"unknown preset {preset!r}{nearest(preset, valid)} (`tupe list presets` lists them)")
+    twice = sorted(set(presets) & set(positions))
+    if twice:
+        raise ValueError(f"{', '.join(twice)}: both a preset and a position; give one of them")
+
+    def plan(kind, architecture, values):
+        architecture = with_size(split_size(architecture)[0], size)
+        folder, words = output / f"{kind}s" / architecture, [f"--data={data}", f"--arch={architecture}", *common]
+        return Sweep.plan(recipe, folder, {kind: values}, words)
+
+    if not any(word.startswith("--position-file") for word in common):  # whose schemes are not known here
+        positions = [Positions(name, Dims(8, 8, 2, 1, 4, 4)).name for name in positions]
+    by_architecture = {}
+    for preset in presets:
+        architecture = OmegaConf.load(CONFIGS / "model" / f"{preset}.yaml")["_name"]
+        by_architecture.setdefault(architecture, []).append(preset)
+    sweeps = [plan("preset", architecture, values) for architecture, values in by_architecture.items()]
+    return [*sweeps, plan("position", ARCHITECTURE, positions)] if positions else sweeps
+
+
+def plan_fine_tuning(checkpoint, output, glue, squad, tasks, lrs, seeds, common):
+    """Sweeps that fine-tune one pre-trained checkpoint; glue, squad: folders of data, or None."""
+    words, name, sweeps = [f"--checkpoint={checkpoint}", *common], checkpoint.parent.name, []
+    if glue:
+        grid = {"task": check_tasks(glue, tasks), "lr": lrs, "seed": seeds}
+        sweeps.append(Sweep.plan("finetune", output / "glue" / name, grid, [f"--data={glue}", *words]))
+    if squad:
+        grid = {"task": check_tasks(squad), "lr": lrs[:1], "seed": seeds}
+        sweeps.append(Sweep.plan("finetune", output / "squad" / name, grid, [f"--data={squad}", *words]))
+    return sweeps
+
+
+def check_data(data, glue, squad, tasks):
+    """Raise ValueError unless there is data for everything, with one vocabulary. glue, squad: folders, or None."""
+    for folder in filter(None, (data, glue, squad)):
+        if not (folder / "dict.txt").exists():
+            raise ValueError(f"there is no {folder / 'dict.txt'}: {folder} is no folder of prepared data")
+        if not filecmp.cmp(data / "dict.txt", folder / "dict.txt", shallow=False):
+            raise ValueError(f"{folder} was prepared with another vocabulary than {data}: their dict.txt differ")
+    if glue:
+        check_tasks(glue, tasks)
+    if squad:
+        check_tasks(squad)
+
+
+def jobs_of(sweeps, output):
+    """{job: its sweep}: first jobs of all sweeps, then second ones, and so on; named by their folders in `output`."""
+    rows = itertools.zip_longest(*([(job, sweep) for job in sweep.jobs] for sweep in sweeps))
+    pairs = [pair for row in rows for pair in row if pair]
+    return {replace(job, name=str(job.folder.relative_to(output))): sweep for job, sweep in pairs}
+
+
+@click.command(cls=options.Command, context_settings={"ignore_unknown_options": True})
+@options.data("folder of the pre-training data")
+@options.output("folder of all runs; started again, it goes on")
+@click.option("--presets", type=ListOf(), help="files of configs/model (default: the thirteen of Wang et al., wang_*)")
+@click.option("--position", multiple=True, help="a position encoding by its name, in place of BERT's; repeatable")
+@options.size("tiny", help="of all models")
+@click.option("--recipe", default="pretrain", show_default=True, help="of the pre-training")
+@click.option("--glue", type=FOLDER, help="folder that `tupe prepare glue` wrote; without it, GLUE is left out")
+@click.option("--squad", type=FOLDER, help="folder that `tupe prepare squad` wrote; without it, SQuAD is left out")
+@click.option("--tasks", type=ListOf(), help="of GLUE (default: all that are prepared)")
+@click.option("--lrs", type=ListOf(), default="5e-5", show_default=True, help="of fine-tuning; SQuAD takes the first")
+@click.option("--seeds", type=ListOf(int), default="1,2,3", show_default=True, help="of fine-tuning")
+@click.option("--finetune-options", default="", help='more options of every fine-tuning: "--max-epoch 3"')
+@click.option("--retry-failed", is_flag=True, help="run failed jobs again (killed ones always are)")
+@options.jobs()
+@click.argument("common", nargs=-1, type=click.UNPROCESSED, metavar="[OPTIONS AND OVERRIDES OF THE PRE-TRAINING]...")
+def command(
+    data, output, presets, position, size, recipe, glue, squad, tasks, lrs, seeds, finetune_options, retry_failed, jobs,
+    common,
+):  # fmt: skip
+    """Pre-train position encodings alike, fine-tune each on GLUE and SQuAD, and write OUTPUT/report.
+
+    tupe compare --data corpus-bin --output compare --glue glue-bin --squad squad-bin --max-update 6000
+    """
+    output = output.resolve()
+    if presets is None and not position:
+        presets = sorted(path.stem for path in (CONFIGS / "model").glob("wang_*.yaml"))
+    check_data(data, glue, squad, tasks)
+    sweeps = plan_pretraining(data, output, presets or [], list(position), size, recipe, common)
+    for sweep in sweeps:
+        if not (sweep.output / "sweep.json").exists():
+            sweep.check()
+    for sweep in sweeps:
+        sweep.save()
+    run = partial(runner.run, slots=runner.slots(jobs), retry_failed=retry_failed, title="compare")
+    states = run(list(jobs_of(sweeps, output)))
+
+    sweeps, common = [], shlex.split(finetune_options)
+    for job in [job for job, state in states.items() if state == "finished"]:
+        checkpoint = job.folder / "checkpoint_last.pt"
+        sweeps += plan_fine_tuning(checkpoint, output, glue, squad, tasks, lrs, seeds, common)
+    for sweep in sweeps:
+        sweep.save()
+    if sweeps:
+        sweep_of = jobs_of(sweeps, output)
+        states |= run(list(sweep_of), ended=lambda job, state: settle(sweep_of[job], job, state))
+        write_report(output, with_properties=True, with_losses=True)
+    runner.exit_if_unfinished(states, "compare")

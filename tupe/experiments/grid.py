@@ -1,0 +1,222 @@
+"""A sweep: one recipe with every combination of some values, each in a folder of its own.
+
+The folder is a sweep's only memory. OUT/sweep.json says what belongs to it, and the records of the runs say what is
+done; so a sweep can be killed, started again, extended, and started twice at the same time.
+"""
+
+import itertools
+import json
+import re
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from .. import record
+from ..options import CONFIGS
+from ..safe_load import num_updates, read_checkpoint
+from . import runner
+from .runner import Job
+
+COMMANDS = ("pretrain", "continue", "finetune")
+PAPER = {"lr": ["2e-05", "3e-05", "4e-05", "5e-05"], "seed": ["1", "2", "3", "4", "5"]}  # its search, for every task
+FILES = ("--data", "--checkpoint")  # made absolute, so that a sweep can go on from another working directory
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """recipe: name of a file in configs/, such as finetune. grid: {option of its command, or Hydra override with a dot:
+    values}, all as text. common: {option or override: value} of every job, see `parse_options`. keep_best: whether the
+    best checkpoint of each task is kept; otherwise fine-tuning leaves none. updates: of the common checkpoint when the
+    sweep began, None without one."""
+
+    recipe: str
+    output: Path
+    grid: dict
+    common: dict
+    keep_best: bool = False
+    updates: int | None = None
+
+    @classmethod
+    def plan(cls, recipe, output, grid, common=(), keep_best=False):
+        """A sweep from what a user says. grid: {name: list of values}, common: words of a command line.
+
+        What fine-tuning is not told is the paper's search on every prepared task. Raises ValueError for a task without
+        data and for options that the sweep decides itself.
+        """
+        recipes = sorted(path.stem for path in CONFIGS.glob("*.yaml") if path.stem.split("_")[0] in COMMANDS)
+        if recipe not in recipes:
+            raise ValueError(f"unknown recipe {recipe!r}; valid: {', '.join(recipes)}")
+        common = parse_options(common)
+        grid = {_option(name): [_canonical(value) for value in values] for name, values in grid.items()}
+        updates = None
+        if recipe == "finetune":
+            grid = _with_paper_search(grid, common)
+            if "--checkpoint" in common:
+                updates = num_updates(read_checkpoint(common["--checkpoint"], mmap=True))
+        elif keep_best:
+            raise ValueError("--keep-best is for fine-tuning; other recipes keep their checkpoints")
+        if not grid:
+            raise ValueError("no --grid: give at least one, such as --grid seed=1,2,3")
+        for name in ["--output", *(name for name in grid if name in common)]:
+            if name in grid or name in common:
+                raise ValueError(f"{name} is decided by the sweep; leave it out of the options of every job")
+        names = sorted(grid, key=lambda name: (name != "--task", name == "--seed", name))
+        grid = {name: grid[name] for name in names}  # folders have the same names whatever the order of the options
+        sweep = cls(recipe, Path(output).resolve(), grid, common, keep_best, updates)
+        folders = [job.folder for job in sweep.jobs]
+        if len(set(folders)) < len(folders):
+            raise ValueError(f"two jobs would share a folder of {sweep.output}; give every value of the grid once")
+        return sweep
+
+    @classmethod
+    def read(cls, folder):
+        """The sweep that a folder holds, None if it holds none. Raises ValueError for a damaged sweep.json."""
+        path = Path(folder) / "sweep.json"
+        try:
+            return cls(output=Path(folder), **json.loads(path.read_text(encoding="utf-8")))
+        except FileNotFoundError:
+            return None
+        except (ValueError, TypeError) as error:
+            raise ValueError(f"{path} does not describe a sweep ({error})") from None
+
+    @property
+    def jobs(self):
+        """All jobs, seed by seed: a sweep that is cut short has fewer seeds, not fewer tasks."""
+        names = sorted(self.grid, key="--seed".__ne__)  # stable
+        combinations = itertools.product(*(self.grid[name] for name in names))
+        return [self._job(dict(zip(names, values, strict=True))) for values in combinations]
+
+    def _job(self, values):
+        values = {name: values[name] for name in self.grid}
+        labels = [_label(name, value) for name, value in values.items() if name != "--task"]
+        folder = self.output / values.get("--task", "") / ("_".join(labels) or "run")
+        command = self.recipe.split("_")[0]
+        options = {**values, "--output": folder, **self.common}
+        if command != self.recipe:
+            options["--recipe"] = self.recipe
+        if command == "finetune":
+            saving = ("--no-last-checkpoints", "--no-save-optimizer-state") if self.keep_best else ("--no-save",)
+            options.update(dict.fromkeys(saving))
+        return Job(str(folder.relative_to(self.output)), folder, runner.tupe(command, options))
+
+    def save(self):
+        """Write sweep.json, together with what it says already.
+
+        Raises ValueError if that is the sweep of another recipe, other options or other names in the grid.
+        """
+        self.output.mkdir(parents=True, exist_ok=True)
+        with record.locked(self.output / "sweep.lock"):
+            grid, earlier = self.grid, Sweep.read(self.output)
+            if earlier:
+                self._refuse_another(earlier)
+                grid = {name: list(dict.fromkeys(earlier.grid[name] + grid[name])) for name in earlier.grid}
+            content = {
+                "recipe": self.recipe, "grid": grid, "common": self.common, "keep_best": self.keep_best,
+                "updates": self.updates,
+            }  # fmt: skip
+            record.write_atomically(self.output / "sweep.json", json.dumps(content, indent=1) + "\n")
+
+    def _refuse_another(self, earlier):
+        def settings(sweep):
+            own = {"recipe": sweep.recipe, "grid over": " ".join(sweep.grid), "keep best": sweep.keep_best}
+            switched = {name: "given" if value is None else value for name, value in sweep.common.items()}
+            return {**own, "updates of the checkpoint": sweep.updates, **switched}
+
+        there, here = settings(earlier), settings(self)
+        different = [
+            f"{name} {there.get(name, 'not given')} there, {here.get(name, 'not given')} here"
+            for name in {**there, **here}
+            if there.get(name, "not given") != here.get(name, "not given")
+        ]
+        if different:
+            raise ValueError(f"{self.output} holds another sweep ({'; '.join(different)}); choose another folder")
+
+    def check(self):
+        """Let the first job's command check its options, without running it. Raises ValueError with what it says."""
+        done = subprocess.run([*self.jobs[0].command, "--dry-run"], capture_output=True, text=True)
+        if done.returncode:
+            raise ValueError(done.stderr.strip() or done.stdout.strip())
+
+
+# ---------------------------------------------------------------------------------------------------- words and values
+
+
+def parse_options(words):
+    """Words of a command line -> {"--name": value, "section.key": value}; a switch has the value None."""
+    options, words = {}, list(words)
+    while words:
+        word = words.pop(0)
+        name, equals, value = word.partition("=")
+        if not equals and name.startswith("--"):
+            value = words.pop(0) if words and not words[0].startswith("--") and not _is_override(words[0]) else None
+        elif not equals or not (name.startswith("--") or _is_override(word)):
+            raise ValueError(f"{word!r} is neither an option (--name value) nor an override (section.key=value)")
+        options[name] = str(Path(value).resolve()) if name in FILES and value else value
+    return options
+
+
+def _is_override(word):
+    return re.match(r"[+~]{0,2}[\w./@]+=", word) is not None
+
+
+def parse_grid(texts):
+    """["lr=2e-5,3e-5", "seed=1,2"] -> {"lr": ["2e-5", "3e-5"], "seed": ["1", "2"]}; commas in brackets do not split."""
+    grid = {}
+    for text in texts:
+        name, _, values = text.partition("=")
+        values = [value for value in re.split(r",(?![^\[(]*[\])])", values) if value]
+        if not name or not values or name in grid:
+            raise ValueError(f"--grid {text}: give each name once, with its values: --grid lr=2e-5,3e-5")
+        grid[name] = values
+    return grid
+
+
+def _option(name):
+    """A name of the grid as it stands on a command line: "max_epoch" -> "--max-epoch", "model.dropout" as it is."""
+    return name if "." in name else "--" + name.lstrip("-").replace("_", "-")
+
+
+def _canonical(value):
+    """One spelling for one value: "2e-5" and "0.00002" -> "2e-05"."""
+    value = str(value)
+    for number in (int, float):
+        try:
+            return str(number(value))
+        except ValueError:
+            continue
+    return value
+
+
+def _label(name, value):
+    """What a value contributes to a folder's name: "lr2e-05" for a number, a word itself, the end of a path."""
+    is_word = re.match(r"[A-Za-z/]", value) and value not in ("True", "False", "true", "false", "nan", "inf")
+    short = "" if is_word else name.lstrip("-").rpartition(".")[2]
+    return short + re.sub(r"[^\w.+:=-]+", "-", "-".join(part for part in Path(value).parts[-2:] if part != "/"))
+
+
+def prepared_tasks(folder):
+    """Names of the tasks whose data a folder holds. Raises ValueError if there is none."""
+    names = sorted(path.parent.name for path in Path(folder).glob("*/manifest.json"))
+    if not names:
+        raise ValueError(f"{folder} holds no prepared task; `tupe prepare glue` or `tupe prepare squad` makes one")
+    return names
+
+
+def check_tasks(folder, tasks=None):
+    """The tasks (default: all) as the data folder spells them: ["cola"] -> ["CoLA"]. Raises ValueError for others."""
+    prepared = prepared_tasks(folder)
+    spellings = {_letters(name): name for name in prepared}
+    missing = [task for task in tasks or () if _letters(task) not in spellings]
+    if missing:
+        raise ValueError(f"{folder} holds no data for {', '.join(missing)}; prepared: {', '.join(prepared)}")
+    return [spellings[_letters(task)] for task in tasks or prepared]
+
+
+def _with_paper_search(grid, common):
+    if "--data" in common and "--task" not in common:
+        grid = {**grid, "--task": check_tasks(common["--data"], grid.get("--task"))}
+    return {**{f"--{name}": values for name, values in PAPER.items() if f"--{name}" not in common}, **grid}
+
+
+def _letters(name):
+    return re.sub(r"[^a-z0-9]", "", name.lower())
