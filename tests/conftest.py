@@ -27,6 +27,18 @@ def pretrained(vocabulary, tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
+def nopos(vocabulary, tmp_path_factory):
+    """Checkpoint of a tiny model without positions after two updates."""
+    folder = tmp_path_factory.mktemp("nopos")
+    train_recipe(
+        "pretrain", "model._name=bert_a_tiny", "+model.position=nopos", f"task.data={vocabulary}",
+        "task.tokens_per_sample=20", "dataset.batch_size=8", "optimization.max_update=2",
+        "optimization.update_freq=[1]", f"checkpoint.save_dir={folder}",
+    )  # fmt: skip
+    return folder / "checkpoint_last.pt"
+
+
+@pytest.fixture(scope="session")
 def learnable(vocabulary, tmp_path_factory):
     """Prepared GLUE tasks that a tiny model learns.
 

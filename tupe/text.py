@@ -447,6 +447,23 @@ class TextEncoder:
         unk = self.ids[UNK]
         return [self.ids.get(piece, unk) for piece in self.pieces(text)]
 
+    def word_ids(self, text: str) -> list[list[int]]:
+        """The ids of `encode`, word by word (a punctuation mark is a word)."""
+        unk = self.ids[UNK]
+        tokens = (self.token_pieces([token]) for token in self.normaliser.tokens(text))
+        return [[self.ids.get(piece, unk) for piece in pieces] for pieces in tokens]
+
+    def group_words(self, ids: list[int]) -> list[list[int]]:
+        """Ids of running text as words, told by the pieces' own marks of where a word begins or goes on."""
+        words, begins = [], True
+        for i in ids:
+            piece = self.symbols[i]
+            if begins if self.codes else piece.startswith(SPACE) or not words:
+                words.append([])
+            words[-1].append(i)
+            begins = not piece.endswith(JOINED)
+        return words
+
     def spans(self, text):
         """[Span(piece, start, end), ...]: the pieces of `pieces`, each with the characters text[start:end] that it was
         made from."""

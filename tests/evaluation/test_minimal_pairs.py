@@ -1,0 +1,107 @@
+"""Minimal pairs: reading, ties, uncertainty, and models for which the answer is known."""
+
+import json
+import zipfile
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from tupe.evaluation import minimal_pairs
+from tupe.evaluation.minimal_pairs import Pair, Paradigm, accuracies, credit, evaluate, macro_average, read_paradigms
+from tupe.evaluation.probes import load_model
+from tupe.text import TextEncoder
+
+ROW = {"sentence_good": "The cat sat.", "sentence_bad": "Cat the sat.", "linguistics_term": "order", "UID": "swap"}
+
+
+def write_rows(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def test_reads_every_kind(tmp_path):
+    folder = tmp_path / "pairs"
+    (folder / ".hidden").mkdir(parents=True)
+    write_rows(folder / "a.jsonl", [ROW, {**ROW, "sentence_good": "The dog ran."}])
+    write_rows(folder / ".hidden" / "b.jsonl", [ROW])
+    (folder / "c.txt").write_text("Cat the sat.\nThe cat sat.\n\nRan dogs.\nDogs ran.\n")
+    with zipfile.ZipFile(tmp_path / "pairs.zip", "w") as archive:
+        archive.write(folder / "a.jsonl", "data/a.jsonl")
+        archive.write(folder / "a.jsonl", "__MACOSX/data/._a.jsonl")
+    c, swap = read_paradigms(folder)
+    assert (swap.name, swap.phenomenon, swap.pairs[1]) == ("swap", "order", Pair("The dog ran.", "Cat the sat."))
+    assert c == Paradigm("c", "c", [Pair("The cat sat.", "Cat the sat."), Pair("Dogs ran.", "Ran dogs.")])
+    assert read_paradigms(tmp_path / "pairs.zip") == [swap]
+
+
+@pytest.mark.parametrize(
+    "name, content, message",
+    [
+        ("a.jsonl", '{"sentence_good": "A."}\n', "line 1"),
+        ("a.jsonl", json.dumps(ROW) + "\nno json\n", "line 2"),
+        ("a.jsonl", json.dumps({**ROW, "sentence_bad": " "}) + "\n", "line 1"),
+        ("a.jsonl", "\n", "no pair"),
+        ("a.txt", "One line.\n", "two lines"),
+        ("a.csv", "x", "no .jsonl"),
+    ],
+)
+def test_refuses_what_is_no_pair(name, content, message, tmp_path):
+    (tmp_path / name).write_text(content)
+    with pytest.raises(ValueError, match=message):
+        read_paradigms(tmp_path)
+
+
+def test_ties_count_one_half():
+    assert credit(np.array([2e-4, -2e-4, 9e-5, -9e-5, 0.0])).tolist() == [1, 0, 0.5, 0.5, 0.5]
+
+
+def test_standard_errors_are_those_of_means():
+    """Over pairs: sqrt(p (1 - p) / n) in each paradigm. Over paradigms: what their means vary, and that."""
+    rng = np.random.default_rng(0)
+    credits = {str(i): (rng.random(1000) < p).astype(float) for i, p in enumerate(np.linspace(0.2, 0.9, 40))}
+    mean, over_pairs, over_paradigms = macro_average(credits, resamples=4000)
+    means = np.array([values.mean() for values in credits.values()])
+    assert mean == means.mean()
+    expected = np.sqrt((means * (1 - means) / 1000).sum()) / 40
+    assert over_pairs == pytest.approx(expected, rel=0.05)
+    assert over_paradigms == pytest.approx(
+        np.sqrt(means.var() / 40 + (means * (1 - means)).mean() / 1000 / 40), rel=0.05
+    )
+
+
+@pytest.fixture(scope="module")
+def pairs():
+    words = [["the", "cat", "sat"], ["the", "birds", "sang"], ["dogs", "ran", "fast"]]
+    order = Paradigm("order", "order", [Pair(f"{a} {b} {c}.", f"{b} {a} {c}.") for a, b, c in words])
+    case = Paradigm("case", "case", [Pair("The cat sat.", "the cat sat.")])
+    other = Paradigm("other", "other", [Pair("The cat sat.", "The cat sang."), Pair("Dogs ran.", "Dogs ran fast.")])
+    return [order, case, other]
+
+
+def test_without_positions_word_order_is_exactly_one_half(pairs, vocabulary, nopos, tmp_path):
+    model, _ = load_model(nopos, vocabulary)
+    results = evaluate(model, TextEncoder(vocabulary), pairs, tmp_path / "results")
+    for measure in minimal_pairs.MEASURES:
+        assert {name: set(v) for name, v in accuracies(results, measure, only_order=True).items()} == {"order": {0.5}}
+    assert results["case"]["same_pieces"].tolist() == [True]  # lower-cased: one and the same sentence
+    assert not results["other"]["same_words"].any() and (np.abs(results["other"]["word"]) > 1e-4).all()
+
+
+def test_with_positions_it_is_not(pairs, vocabulary, pretrained, tmp_path):
+    model, _ = load_model(pretrained, vocabulary)
+    model.encoder.positions["t5"].table.weight.data *= 50  # two updates have taught it little
+    results = evaluate(model, TextEncoder(vocabulary), pairs, tmp_path / "results")
+    assert (np.abs(results["order"]["word"]) > 1e-4).all()
+
+
+def test_command_keeps_what_it_has(pairs, vocabulary, pretrained, tmp_path, monkeypatch):
+    for paradigm in pairs:
+        rows = [{**ROW, "UID": paradigm.name, "sentence_good": p.good, "sentence_bad": p.bad} for p in paradigm.pairs]
+        write_rows(tmp_path / f"{paradigm.name}.jsonl", rows)
+    words = [f"mine={pretrained}", "--pairs", tmp_path, "--data", vocabulary, "--output", tmp_path / "out"]
+    first = CliRunner().invoke(minimal_pairs.command, list(map(str, words)))
+    assert first.exit_code == 0, first.output
+    content = json.loads((tmp_path / "out" / "mine" / "summary.json").read_text())
+    assert content["pairs"] == 6 and content["indistinguishable"] == 1 and content["order"]["word"]["pairs"] == 3
+    monkeypatch.setattr(minimal_pairs, "differences", None)  # nothing is computed again
+    assert CliRunner().invoke(minimal_pairs.command, list(map(str, words))).output == first.output

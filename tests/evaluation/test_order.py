@@ -1,0 +1,106 @@
+"""What a model knows about word order: against plain computations, and models for which the answer is known."""
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from helpers import build
+
+from tupe.evaluation.order import (
+    TokenLosses,
+    blocks_of_length,
+    cls_attention,
+    evaluate,
+    held_out_sentences,
+    order_sensitivity,
+    swap_adjacent,
+    token_losses,
+)
+from tupe.evaluation.probes import load_model
+from tupe.text import TextEncoder
+
+
+def test_swaps_two_adjacent_words_that_differ():
+    words = [[4], [4], [5, 6], [7], [8]]
+    found = {str(swap_adjacent(words, np.random.default_rng(seed))) for seed in range(50)}
+    assert found == {str([[4], [5, 6], [4], [7], [8]]), str([[4], [4], [7], [5, 6], [8]])}
+    with pytest.raises(ValueError, match="differ"):
+        swap_adjacent([[4], [4], [5]], np.random.default_rng(0))
+
+
+def test_sentences_are_held_out_text(pretrained, vocabulary):
+    _, task = load_model(pretrained, vocabulary)
+    encoder = TextEncoder(vocabulary)
+    sentences = held_out_sentences(task, encoder, 20)
+    assert sentences == held_out_sentences(task, encoder, 20)
+    texts = [encoder.decode([piece for word in words for piece in word]) for words in sentences]
+    assert all(text.endswith(" .") and text.count(" ") == 8 for text in texts)  # the eight words of the fixture
+    assert sentences[0] == encoder.word_ids(texts[0])
+    with pytest.raises(ValueError, match="not 1000"):
+        held_out_sentences(task, encoder, 1000)
+
+
+def test_without_positions_the_order_makes_no_difference(nopos, pretrained, vocabulary):
+    for checkpoint, sensitive in ((nopos, False), (pretrained, True)):
+        model, task = load_model(checkpoint, vocabulary)
+        if sensitive:
+            model.encoder.positions["t5"].table.weight.data *= 50  # two updates have taught it little
+        margins = order_sensitivity(model, held_out_sentences(task, TextEncoder(vocabulary), 8))
+        assert (np.abs(margins) > 1e-4).any() == sensitive
+
+
+def test_losses_are_those_of_the_criterion(pretrained, vocabulary):
+    model, task = load_model(pretrained, vocabulary)
+    losses = token_losses(model, task, 200, batch=3)
+    data, total, positions, lengths = task.dataset("valid"), [], [], []
+    for i in range(losses.block.max() + 1):
+        sample = data.collater([data[i]])
+        target, ids = sample["target"][0], sample["net_input"]["src_tokens"]
+        with torch.no_grad():
+            logits = model(ids)[0][0]
+        for place in target.ne(1).nonzero().flatten().tolist():
+            total.append(float(F.cross_entropy(logits[place], target[place])))
+            positions.append(place)
+            lengths.append(int(ids.ne(1).sum()))
+    np.testing.assert_allclose(losses.loss, total, atol=1e-4)
+    assert losses.position.tolist() == positions and losses.length.tolist() == lengths
+    with pytest.raises(ValueError, match="fewer than"):
+        token_losses(model, task, 10**6)
+
+
+def test_groups_and_errors_of_losses():
+    rng = np.random.default_rng(0)
+    block = np.repeat(np.arange(400), 5)
+    loss = 2 + rng.normal(size=400)[block]  # one value per block: five tokens are worth one
+    losses = TokenLosses(loss, np.tile([1, 2, 3, 4, 9], 400), np.full(2000, 10), block)
+    assert losses.standard_error() == pytest.approx(1 / 20, rel=0.1)
+    grouped = losses.by(losses.position, [1, 2, 4, 8, 16])
+    assert {name: count for name, (_, count) in grouped.items()} == {"1": 400, "2-3": 800, "4-7": 400, "8-15": 400}
+    assert grouped["8-15"][0] == pytest.approx(loss[4::5].mean())
+
+
+def test_uniform_attention_of_cls_is_one():
+    model = build("tupe_a_tiny", max_positions=32).eval()
+    tokens = torch.randint(4, 50, (3, 32), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        for layer in model.encoder.layers:
+            layer.attention.qkv.weight.zero_()
+    assert cls_attention(model, tokens) == pytest.approx(np.ones((2, 2)), abs=1e-5)  # theta is a constant
+    with torch.no_grad():
+        model.encoder.layers[1].attention.qkv.weight.normal_()
+    ratio = cls_attention(model, tokens)
+    weights = model.encoder.attention_weights(tokens, 1)[:, :, 0, 1:9].sum(-1).mean(0) / (8 / 32)
+    np.testing.assert_allclose(ratio[1], weights.detach(), atol=1e-5)
+    with pytest.raises(ValueError, match="8 positions"):
+        cls_attention(model, tokens[:, :9])
+
+
+def test_everything_at_once(pretrained, vocabulary):
+    model, task = load_model(pretrained, vocabulary)
+    content = evaluate(model, task, TextEncoder(vocabulary), sentences=10, tokens=300)
+    assert 0 <= content["order"]["accuracy"] <= 1 and content["loss"]["error"] > 0
+    by_position = content["loss"]["by_position"].values()
+    assert sum(count for _, count in by_position) == content["loss"]["tokens"]
+    assert np.shape(content["cls"]["ratio"]) == (2, 2)
+    blocks = blocks_of_length(task, 20, 16)
+    assert blocks.shape == (16, 20) and (blocks[:, 0] == 0).all()

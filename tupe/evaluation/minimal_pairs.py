@@ -1,0 +1,267 @@
+"""Minimal pairs: how often a model finds the grammatical sentence of two more likely than the other (BLiMP: Warstadt et
+al., 2020).
+
+`tupe minimal-pairs` reads BLiMP's and BabyLM's JSON lines (folder, files or zip archive) and plain text with two lines
+per pair, the bad one first. The score of a sentence is its pseudo-log-likelihood (`tupe.evaluation.likelihood`); the
+sum with the later pieces of a word masked is the primary one. A difference of at most 1e-4 nats is a tie and counts one
+half, so that a model without positions is exactly at one half on pairs that differ in the order of their words alone.
+"""
+
+import io
+import json
+import zipfile
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+import numpy as np
+from tqdm import tqdm
+
+from ..options import FOLDER, Command, output, seed
+from ..record import write_atomically
+from ..tables import Table
+from ..text import TextEncoder
+from .likelihood import pseudo_log_likelihoods
+from .probes import labelled, load_model
+
+TIE = 1e-4  # nats: below it, a difference is rounding
+MEASURES = ("word", "mean", "single")  # the first is the primary one
+PHENOMENA = {"s-selection": "argument_structure"}  # the paper's twelve phenomena count one paradigm of BLiMP's 67 there
+
+
+@dataclass(frozen=True)
+class Pair:
+    good: str
+    bad: str
+
+
+@dataclass(frozen=True)
+class Paradigm:
+    """One kind of pairs: "adjunct_island" of the phenomenon "island_effects"."""
+
+    name: str
+    phenomenon: str
+    pairs: list
+
+
+# ------------------------------------------------------------------------------------------------------------ reading
+
+
+def read_paradigms(source: str | Path) -> list[Paradigm]:
+    """The paradigms of a .jsonl or .txt file, a folder of them, or a .zip archive, sorted by name.
+
+    Raises ValueError, with file and line, for what is not a pair.
+    """
+    source = Path(source)
+    if not source.exists():
+        raise ValueError(f"there is no {source}; give a .jsonl, .txt or .zip file, or a folder of them")
+    found = [_paradigm(name, text) for name, text in _files(source)]
+    if not found:
+        raise ValueError(f"{source} holds no .jsonl and no .txt file")
+    twice = [name for name, count in Counter(paradigm.name for paradigm in found).items() if count > 1]
+    if twice:
+        raise ValueError(f"{source} has the paradigm {twice[0]} twice")
+    return sorted(found, key=lambda paradigm: paradigm.name)
+
+
+def _files(source: Path) -> Iterator[tuple[str, str]]:
+    """(name, text) of each file of pairs."""
+    if source.suffix == ".zip":
+        with zipfile.ZipFile(source) as archive:
+            for name in archive.namelist():
+                if _is_pairs(Path(name)):
+                    yield f"{source}/{name}", _decode(archive.read(name), f"{source}/{name}")
+        return
+    for path in sorted(source.rglob("*")) if source.is_dir() else [source]:
+        if path.is_file() and _is_pairs(path.relative_to(source if source.is_dir() else source.parent)):
+            yield str(path), _decode(path.read_bytes(), str(path))
+
+
+def _is_pairs(path: Path) -> bool:
+    hidden = any(part.startswith((".", "__MACOSX")) for part in path.parts)
+    return path.suffix in (".jsonl", ".txt") and not hidden
+
+
+def _decode(content: bytes, name: str) -> str:
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{name}: byte {error.start} is not UTF-8") from None
+
+
+def _paradigm(name: str, text: str) -> Paradigm:
+    lines = [(number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
+    stem = Path(name).stem
+    if name.endswith(".txt"):
+        if len(lines) % 2:
+            raise ValueError(f"{name}: {len(lines)} lines; a pair is two lines, the bad sentence first")
+        pairs = [Pair(good.strip(), bad.strip()) for (_, bad), (_, good) in zip(lines[::2], lines[1::2], strict=True)]
+        return Paradigm(stem, stem, pairs)
+    pairs, phenomena, names = [], set(), set()
+    for number, line in lines:
+        try:
+            row = json.loads(line)
+            pair = Pair(row["sentence_good"], row["sentence_bad"])
+            if not all(isinstance(sentence, str) and sentence.strip() for sentence in (pair.good, pair.bad)):
+                raise TypeError
+        except (ValueError, KeyError, TypeError):
+            raise ValueError(f'{name}, line {number}: no object with "sentence_good" and "sentence_bad"') from None
+        pairs.append(pair)
+        phenomena.add(str(row.get("linguistics_term", stem)))
+        names.add(str(row.get("UID", stem)))
+    if not pairs:
+        raise ValueError(f"{name} holds no pair")
+    phenomenon = phenomena.pop() if len(phenomena) == 1 else stem
+    return Paradigm(names.pop() if len(names) == 1 else stem, PHENOMENA.get(phenomenon, phenomenon), pairs)
+
+
+# ------------------------------------------------------------------------------------------------------------ scoring
+
+
+def differences(model, encoder: TextEncoder, paradigm: Paradigm) -> dict[str, np.ndarray]:
+    """{measure: good minus bad in nats [pairs], "same_words": [pairs], "same_pieces": [pairs]}.
+
+    same_words: the two sentences have the same words, each in the same pieces, so that their order alone tells them
+    apart. same_pieces: they are one and the same for the model (words that differ in case, or are unknown).
+    """
+    words = [[encoder.word_ids(text) for text in (pair.good, pair.bad)] for pair in paradigm.pairs]
+    flat = [sentence for pair in words for sentence in pair]
+    scores = list(pseudo_log_likelihoods(model, flat))
+    good, bad = scores[::2], scores[1::2]
+    return {
+        "word": np.array([g.word - b.word for g, b in zip(good, bad, strict=True)]),
+        "mean": np.array([g.word / g.pieces - b.word / b.pieces for g, b in zip(good, bad, strict=True)]),
+        "single": np.array([g.single - b.single for g, b in zip(good, bad, strict=True)]),
+        "same_words": np.array([Counter(map(tuple, g)) == Counter(map(tuple, b)) for g, b in words]),
+        "same_pieces": np.array([g == b for g, b in words]),
+    }
+
+
+def credit(difference: np.ndarray) -> np.ndarray:
+    """1 where the good sentence is more likely, 0 where the bad one is, one half for a tie."""
+    return np.where(np.abs(difference) <= TIE, 0.5, (difference > 0).astype(float))
+
+
+def accuracies(results: dict, measure: str = MEASURES[0], only_order: bool = False) -> dict[str, np.ndarray]:
+    """{paradigm: credit of its pairs}; only_order: of the pairs with the same words, paradigms without one left out."""
+    chosen = {}
+    for name, arrays in results.items():
+        rows = arrays["same_words"] & ~arrays["same_pieces"] if only_order else np.full(len(arrays[measure]), True)
+        if rows.any():
+            chosen[name] = credit(arrays[measure][rows])
+    return chosen
+
+
+def macro_average(credits: dict[str, np.ndarray], resamples: int = 1000, seed: int = 1) -> tuple[float, float, float]:
+    """(mean over paradigms, its standard error over pairs, its standard error over paradigms and pairs).
+
+    By the bootstrap: pairs are drawn anew within each paradigm; for the second one paradigms are drawn anew, too.
+    """
+    rng = np.random.default_rng(seed)
+    means = np.array([values.mean() for values in credits.values()])
+    drawn = np.stack(  # [paradigms, resamples]
+        [values[rng.integers(len(values), size=(resamples, len(values)))].mean(axis=1) for values in credits.values()]
+    )
+    over_pairs = drawn.mean(axis=0)
+    chosen = rng.integers(len(means), size=(len(means), resamples))
+    over_paradigms = np.take_along_axis(drawn, chosen, axis=0).mean(axis=0)
+    return float(means.mean()), float(over_pairs.std(ddof=1)), float(over_paradigms.std(ddof=1))
+
+
+def evaluate(model, encoder: TextEncoder, paradigms: list[Paradigm], folder: Path, say=print) -> dict[str, dict]:
+    """{paradigm: arrays of `differences`}, rounded to 1e-5 nats. They are kept in `folder`; what is there is read."""
+    folder.mkdir(parents=True, exist_ok=True)
+    results = {}
+    for paradigm in tqdm(paradigms, unit="paradigm", disable=None):
+        path = folder / f"{paradigm.name}.npz"
+        if path.exists():
+            with np.load(path) as arrays:
+                results[paradigm.name] = dict(arrays)
+            if len(results[paradigm.name]["word"]) == len(paradigm.pairs):
+                continue
+            say(f"{path} holds another number of pairs: computed again")
+        arrays = differences(model, encoder, paradigm)
+        rounded = {name: np.round(v, 5).astype("f4") if v.dtype == float else v for name, v in arrays.items()}
+        buffer = io.BytesIO()
+        np.savez_compressed(buffer, **rounded)
+        partial = path.with_suffix(".partial")
+        partial.write_bytes(buffer.getvalue())
+        partial.replace(path)
+        results[paradigm.name] = rounded
+    return results
+
+
+# ------------------------------------------------------------------------------------------------------------- tables
+
+
+def summary(results: dict, paradigms: list[Paradigm], seed: int = 1) -> dict:
+    """Accuracies as plain numbers: per measure the macro average with both standard errors, on all pairs and on those
+    where only order decides; per paradigm and phenomenon; numbers of pairs and ties."""
+    phenomenon = {paradigm.name: paradigm.phenomenon for paradigm in paradigms}
+    content = {"pairs": int(sum(len(arrays["word"]) for arrays in results.values()))}
+    for key, only_order in (("all", False), ("order", True)):
+        for measure in MEASURES:
+            credits = accuracies(results, measure, only_order)
+            if not credits:
+                continue
+            mean, over_pairs, over_paradigms = macro_average(credits, seed=seed)
+            groups = {}
+            for name, values in credits.items():
+                groups.setdefault(phenomenon[name], []).append(values.mean())
+            content.setdefault(key, {})[measure] = {
+                "accuracy": mean,
+                "error_over_pairs": over_pairs,
+                "error_over_paradigms": over_paradigms,
+                "pairs": int(sum(map(len, credits.values()))),
+                "ties": int(sum((values == 0.5).sum() for values in credits.values())),
+                "paradigms": {name: float(values.mean()) for name, values in credits.items()},
+                "phenomena": {name: float(np.mean(values)) for name, values in sorted(groups.items())},
+            }
+    content["indistinguishable"] = int(sum(arrays["same_pieces"].sum() for arrays in results.values()))
+    return content
+
+
+def tables(summaries: dict[str, dict]) -> list[Table]:
+    """Macro averages of every model, then its phenomena. summaries: {model: see `summary`}."""
+    rows = []
+    for label, content in summaries.items():
+        for key, what in (("all", "all pairs"), ("order", "only order differs")):
+            for measure, values in content.get(key, {}).items():
+                shown = ("accuracy", "error_over_pairs", "error_over_paradigms")
+                cells = [f"{100 * values[name]:.2f}" for name in shown]
+                rows.append([label, what, measure, *cells, str(values["pairs"]), str(values["ties"])])
+    header = ["model", "subset", "score", "accuracy", "s.e. over pairs", "s.e. over paradigms", "pairs", "ties"]
+    names = sorted({name for content in summaries.values() for name in content["all"][MEASURES[0]]["phenomena"]})
+    by_phenomenon = [
+        [name, *(f"{100 * c['all'][MEASURES[0]]['phenomena'].get(name, np.nan):.1f}" for c in summaries.values())]
+        for name in names
+    ]
+    return [
+        Table.plain(header, rows, align="lllrrrrr"),
+        Table.plain(["phenomenon", *summaries], by_phenomenon),
+    ]
+
+
+@click.command(cls=Command)
+@click.argument("checkpoints", nargs=-1, required=True, metavar="[LABEL=]CHECKPOINT...")
+@click.option("--pairs", required=True, type=click.Path(path_type=Path), help="zip archive, folder, or file")
+@click.option("--data", type=FOLDER, help="folder with dict.txt and the pieces (default: the training data's)")
+@click.option("--limit", type=click.IntRange(1), help="pairs of each paradigm, the first ones (default: all)")
+@output("folder of the results, one per model; what is there is not computed again")
+@seed(help="of the bootstrap")
+def command(checkpoints, pairs, data, limit, output, seed):
+    """Accuracy on minimal pairs: per paradigm, per phenomenon, and where only the order of the words differs."""
+    paradigms = read_paradigms(pairs)
+    if limit:
+        paradigms = [Paradigm(p.name, p.phenomenon, p.pairs[:limit]) for p in paradigms]
+    summaries = {}
+    for label, path in labelled(checkpoints).items():
+        model, task = load_model(path, data)
+        folder = output / label.replace("/", "_")
+        results = evaluate(model.float(), TextEncoder(task.cfg.data), paradigms, folder, say=click.echo)
+        summaries[label] = summary(results, paradigms, seed)
+        write_atomically(folder / "summary.json", json.dumps(summaries[label], indent=1) + "\n")
+    for table in tables(summaries):
+        click.echo(table.markdown())

@@ -1,0 +1,215 @@
+"""What a masked language model knows about the order of words, without training it further.
+
+Order sensitivity: of a held-out sentence and the same sentence with two adjacent words swapped, how often and by how
+much is the first more likely? (Pseudo-log-likelihoods, see `tupe.evaluation.likelihood`.)
+Losses: cross-entropy of masked tokens by their position, and by the length of the sequence.
+[CLS]: how much of its attention goes to the first positions (section 3.2 of the TUPE paper).
+
+B batch, L sequence length, H heads, N layers.
+"""
+
+import json
+from dataclasses import dataclass
+
+import click
+import numpy as np
+import torch
+import torch.nn.functional as F
+from fairseq.data import data_utils
+from tqdm import tqdm
+
+from ..options import FOLDER, Command, output, seed
+from ..record import write_atomically
+from ..tables import Table
+from ..text import TextEncoder
+from .likelihood import Sentence, pseudo_log_likelihoods
+from .minimal_pairs import credit
+from .probes import labelled, load_model, text_block
+
+FIRST = 8  # positions after [CLS] that the paper's observation is about
+WORDS = (6, 30)  # fewest and most words of a sentence whose order is tested
+
+
+# ---------------------------------------------------------------------------------------------------- order sensitivity
+
+
+def held_out_sentences(task, encoder: TextEncoder, count: int, seed: int = 1) -> list[Sentence]:
+    """`count` sentences of the validation text as words, drawn without replacement; the same ones for every model of
+    one data folder. Raises ValueError if there are fewer."""
+    sentences = data_utils.load_indexed_dataset(f"{task.cfg.data.split(':')[0]}/valid", task.source_dictionary)
+    if sentences is None:
+        raise ValueError(f"{task.cfg.data} has no split 'valid'")
+    rng = np.random.default_rng(seed)
+    chosen = []
+    for index in rng.permutation(len(sentences)):
+        words = encoder.group_words(sentences[index][:-1].tolist())  # without </s>
+        if WORDS[0] <= len(words) <= WORDS[1] and not any(encoder.ids["<unk>"] in word for word in words):
+            chosen.append(words)
+            if len(chosen) == count:
+                return chosen
+    raise ValueError(
+        f"{task.cfg.data}/valid has {len(chosen)} sentences of {WORDS[0]} to {WORDS[1]} words, not {count}"
+    )
+
+
+def swap_adjacent(words: Sentence, rng: np.random.Generator) -> Sentence:
+    """The sentence with two adjacent, different words exchanged; never the last one, which is mostly a full stop.
+
+    Raises ValueError if all its words are equal.
+    """
+    places = [i for i in range(len(words) - 2) if words[i] != words[i + 1]]
+    if not places:
+        raise ValueError("no two adjacent words differ")
+    i = int(rng.choice(places))
+    return [*words[:i], words[i + 1], words[i], *words[i + 2 :]]
+
+
+def order_sensitivity(model, sentences: list[Sentence], seed: int = 1) -> np.ndarray:
+    """[sentences]: log-likelihood of the original minus that of the swapped sentence, in nats."""
+    swapped = [swap_adjacent(words, np.random.default_rng([seed, i])) for i, words in enumerate(sentences)]
+    scores = list(pseudo_log_likelihoods(model, [s for pair in zip(sentences, swapped, strict=True) for s in pair]))
+    return np.array([a.word - b.word for a, b in zip(scores[::2], scores[1::2], strict=True)])
+
+
+# --------------------------------------------------------------------------------------------------------------- losses
+
+
+@dataclass
+class TokenLosses:
+    """Cross-entropies (nats) of masked tokens in held-out blocks."""
+
+    loss: np.ndarray  # [n]
+    position: np.ndarray  # [n], 0 is [CLS], which masked_lm masks like any other token
+    length: np.ndarray  # [n] tokens of its block, [CLS] included
+    block: np.ndarray  # [n] number of its block
+
+    def mean(self) -> float:
+        return float(self.loss.mean())
+
+    def standard_error(self, resamples: int = 1000, seed: int = 1) -> float:
+        """Of the mean, by the bootstrap over blocks: tokens of one block share their context."""
+        number = self.block.max() + 1
+        sums, counts = np.bincount(self.block, self.loss, number), np.bincount(self.block, minlength=number)
+        rng = np.random.default_rng(seed)
+        drawn = rng.integers(number, size=(resamples, number))
+        return float((sums[drawn].sum(axis=1) / counts[drawn].sum(axis=1)).std(ddof=1))
+
+    def by(self, values: np.ndarray, edges: list[int]) -> dict[str, tuple[float, int]]:
+        """{"1-8": (mean loss, tokens)} of the tokens whose value lies between two edges (the first included)."""
+        out = {}
+        for low, high in zip(edges, edges[1:], strict=False):
+            chosen = (values >= low) & (values < high)
+            if chosen.any():
+                name = str(low) if high == low + 1 else f"{low}-{high - 1}"
+                out[name] = float(self.loss[chosen].mean()), int(chosen.sum())
+        return out
+
+
+@torch.no_grad()
+def token_losses(model, task, tokens: int, split: str = "valid", batch: int = 32) -> TokenLosses:
+    """Losses of the masked tokens in the first blocks of a split that hold at least `tokens` tokens, with the split's
+    own masks, which are the same for every model and seed. Raises ValueError if the split holds fewer."""
+    task.load_dataset(split)
+    data, parts, seen = task.dataset(split), [], 0
+    sizes = np.asarray(data.sizes).reshape(-1)
+    (fitting,) = np.nonzero(sizes <= model.max_positions())  # training leaves longer sentences out, too
+    if sizes[fitting].sum() < tokens:
+        raise ValueError(f"{split} holds {sizes[fitting].sum()} tokens, fewer than {tokens}")
+    device, pad = model.encoder.tokens.weight.device, task.source_dictionary.pad()
+    bar = tqdm(total=tokens, unit="token", disable=None, leave=False)
+    for begin in range(0, len(fitting), batch):
+        sample = data.collater([data[i] for i in fitting[begin : begin + batch]])
+        ids, target = sample["net_input"]["src_tokens"].to(device), sample["target"].to(device)
+        places = target.ne(pad).nonzero(as_tuple=True)
+        logits, _ = model(ids, masked_tokens=places)
+        loss = F.cross_entropy(logits.float(), target[places], reduction="none")
+        rows, columns = (index.cpu().numpy() for index in places)
+        lengths = ids.ne(pad).sum(1).cpu().numpy()
+        parts.append((loss.cpu().numpy(), columns, lengths[rows], begin + rows))
+        seen += int(lengths.sum())
+        bar.update(int(lengths.sum()))
+        if seen >= tokens:
+            break
+    return TokenLosses(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
+
+
+# ---------------------------------------------------------------------------------------------------------------- [CLS]
+
+
+@torch.no_grad()
+def cls_attention(model, tokens: torch.Tensor, first: int = FIRST) -> np.ndarray:
+    """[N, H]: attention of [CLS] to the `first` positions after it, over what uniform attention would give them.
+
+    tokens: [B, L] of one length, without padding. 1 means no preference; TUPE's section 3.2 finds more than that in
+    models whose [CLS] has a position.
+    """
+    if not first + 1 < tokens.size(1):
+        raise ValueError(f"sequences of {tokens.size(1)} tokens have no {first} positions beside [CLS] and others")
+    layers = len(model.encoder.layers)
+    shares = [
+        model.encoder.attention_weights(tokens, layer)[:, :, 0, 1 : first + 1].sum(-1).mean(0)
+        for layer in range(layers)
+    ]  # [H] each
+    return torch.stack(shares).float().cpu().numpy() * tokens.size(1) / first
+
+
+# -------------------------------------------------------------------------------------------------------------- command
+
+
+def blocks_of_length(task, length: int, count: int, split: str = "valid") -> torch.Tensor:
+    """[count, length]: `<s>` and running validation text in each row."""
+    tokens = text_block(task, count * (length - 1) + 1, split)
+    if len(tokens) < count * (length - 1) + 1:
+        raise ValueError(f"{split} holds {len(tokens)} tokens: too few for {count} blocks of {length}")
+    return F.pad(tokens[1:].view(count, length - 1), (1, 0), value=int(tokens[0]))
+
+
+@click.command(cls=Command)
+@click.argument("checkpoints", nargs=-1, required=True, metavar="[LABEL=]CHECKPOINT...")
+@click.option("--data", type=FOLDER, help="pre-training data with a split valid (default: the training data's)")
+@click.option("--sentences", type=click.IntRange(2), default=2000, show_default=True, help="held-out sentences")
+@click.option(
+    "--tokens", type=click.IntRange(1), default=400_000, show_default=True, help="held-out tokens of the loss"
+)
+@output("folder of the results, one .json per model")
+@seed(help="of the choice of sentences and swaps")
+def command(checkpoints, data, sentences, tokens, output, seed):
+    """Order sensitivity, losses by position and length, and the attention of [CLS]."""
+    output.mkdir(parents=True, exist_ok=True)
+    rows = []
+    for label, path in labelled(checkpoints).items():
+        model, task = load_model(path, data)
+        content = evaluate(model.float(), task, TextEncoder(task.cfg.data), sentences, tokens, seed)
+        write_atomically(output / f"{label.replace('/', '_')}.json", json.dumps(content, indent=1) + "\n")
+        order, loss = content["order"], content["loss"]
+        rows.append([
+            label, f"{100 * order['accuracy']:.2f} ± {100 * order['accuracy_error']:.2f}",
+            f"{order['margin']:.3f} ± {order['margin_error']:.3f}", f"{loss['mean']:.4f} ± {loss['error']:.4f}",
+            f"{np.mean(content['cls']['ratio']):.3f}",
+        ])  # fmt: skip
+    header = ["model", "prefers the original, %", "by (nats)", "loss (nats)", f"[CLS] to first {FIRST} / uniform"]
+    click.echo(Table.plain(header, rows).markdown())
+
+
+def evaluate(model, task, encoder: TextEncoder, sentences: int, tokens: int, seed: int = 1) -> dict:
+    """Everything above as plain numbers. Errors are standard errors: of the order measures over sentences, of the loss
+    over blocks."""
+    margins = order_sensitivity(model, held_out_sentences(task, encoder, sentences, seed), seed)
+    won = credit(margins)
+    losses = token_losses(model, task, tokens)
+    longest = model.max_positions()
+    edges = [0, *(2**k for k in range(20) if 2**k < longest), longest]
+    ratio = cls_attention(model, blocks_of_length(task, longest, 16))
+    root = np.sqrt(len(margins))
+    return {
+        "order": {
+            "sentences": len(margins), "accuracy": float(won.mean()), "accuracy_error": float(won.std(ddof=1) / root),
+            "margin": float(margins.mean()), "margin_error": float(margins.std(ddof=1) / root),
+        },
+        "loss": {
+            "tokens": int(len(losses.loss)), "mean": losses.mean(), "error": losses.standard_error(),
+            "by_position": losses.by(losses.position, edges),
+            "by_length": losses.by(losses.length, [*edges, longest + 1]),
+        },
+        "cls": {"first": FIRST, "ratio": ratio.tolist()},
+    }  # fmt: skip
