@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from .attention import NORMALISERS, Terms, attend, attention_weights, choose
-from .kernels import Linear, dropout, linear, lm_loss, split_heads
+from .kernels import Linear, autocast_device, dropout, linear, lm_loss, split_heads
 from .positions import Dims, Positions
 from .schemes import SCHEMES  # noqa: F401  (so that wherever an encoder is built, every name is known)
 
@@ -218,7 +218,7 @@ class Encoder(nn.Module):
 
     def precision(self, device):
         """Of queries and keys. (Not every encoder has a token table: ELECTRA's generator reads another one's.)"""
-        own = next(self.layers.parameters()).dtype
+        own, device = next(self.layers.parameters()).dtype, autocast_device(device)
         return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else own
 
     def attention_weights(self, tokens, layer=0):

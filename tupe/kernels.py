@@ -62,9 +62,15 @@ class OneDnnLinear(torch.autograd.Function):
         )
 
 
+def autocast_device(device):
+    """The kind of device whose autocast applies to tensors on `device`: the meta device, where sizes are counted, has
+    none of its own."""
+    return "cpu" if device == "meta" else device
+
+
 def linear(x, weight, bias=None):
     """`F.linear`: x [..., C], weight [K, C], bias [K] -> [..., K]."""
-    if torch.compiler.is_compiling() or torch.is_autocast_enabled(x.device.type) or not on_onednn(x, weight):
+    if torch.compiler.is_compiling() or not on_onednn(x, weight) or torch.is_autocast_enabled("cpu"):
         return F.linear(x, weight, bias)
     return OneDnnLinear.apply(x.reshape(-1, x.size(-1)), weight, bias).view(*x.shape[:-1], len(weight))
 
@@ -311,7 +317,7 @@ def lm_loss(x, weight, bias, targets):
 
     x [n, C], weight [V, C], bias [V], targets [n].
     """
-    device = x.device.type
+    device = autocast_device(x.device.type)
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
     with torch.autocast(device, enabled=False):
         if dtype == torch.float16:  # small gradients must meet the loss scale before they are rounded: not in `forward`

@@ -16,6 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from .kernels import autocast_device
+
 SCHEMES = {}
 
 
@@ -149,7 +151,7 @@ class Positions(nn.ModuleDict):
         Always computed in float32, whatever the precision of the rest: rounding here would be shared by every layer.
         """
         device = next((p.device.type for p in self.parameters()), "cpu")
-        with torch.autocast(device, enabled=False):
+        with torch.autocast(autocast_device(device), enabled=False):
             shared = [m for m in self.values() if not isinstance(m, nn.ModuleList)]
             bias, gate = self._bias_and_gate(shared, length, None, None)
             if not self.per_layer:

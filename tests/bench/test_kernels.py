@@ -1,10 +1,8 @@
 """The concatenation that stands for TUPE-A's bias equals the plain path; the tables are complete."""
 
-import importlib.util
-
 import pytest
 import torch
-from helpers import PLUGIN
+from click.testing import CliRunner
 
 from tupe.attention import PATHS, Terms
 from tupe.bench import kernels as bench_kernels
@@ -110,21 +108,18 @@ def test_parts_of_a_step_are_differentiated(dtype):
     assert count == once + 4  # and the inputs x, bias and masked features, and the embedding a second time
 
 
-def test_script(monkeypatch, capsys):
-    spec = importlib.util.spec_from_file_location("script", PLUGIN.parent / "scripts" / "bench_kernels.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    words = "--device cpu --tokens 16 --lengths 8 16 --vocab 50 --dropout 0.1 --turns 1"
-    monkeypatch.setattr("sys.argv", ["bench_kernels.py", *words.split()])
-    module.main()
-    said = capsys.readouterr().out
+def test_command():
+    words = "--device cpu --tokens 16 --lengths 8,16 --vocab-size 50 --dropout 0.1 --turns 1"
+    result = CliRunner().invoke(bench_kernels.command, words.split())
+    printed = result.output
+    assert result.exit_code == 0
     for dtype in ("float32", "bfloat16"):
         for name in (*PATHS, "concatenated"):
-            assert f"| {name}, {dtype}, B 2, L 8 | " in said and f"| {name}, {dtype}, B 1, L 16 | " in said
-    assert said.count("| product, ") == 2
+            assert f"| {name}, {dtype}, B 2, L 8 | " in printed and f"| {name}, {dtype}, B 1, L 16 | " in printed
+    assert printed.count("| product, ") == 2
     for part in ("layer", "position terms", "token embeddings", "LM head and loss"):
-        (row,) = (line for line in said.splitlines() if line.startswith(f"| {part} |"))
+        (row,) = (line for line in printed.splitlines() if line.startswith(f"| {part} |"))
         forward, backward, *half, ratio = map(float, row.strip("| ").split(" | ")[1:])
         assert len(half) == 2 and ratio == pytest.approx((forward + backward) / sum(half), rel=0.2, abs=0.02)
-    plain_rows = [line for line in said.splitlines() if line.startswith("| plain, ")]
+    plain_rows = [line for line in printed.splitlines() if line.startswith("| plain, ")]
     assert len(plain_rows) == 4 and all(row.endswith("| 1.00 |") for row in plain_rows)

@@ -1,15 +1,12 @@
 """The memory count against a real step on the CPU, and against what the Large recipe promises."""
 
-import runpy
-import sys
-from unittest import mock
-
 import pytest
 import torch
+from click.testing import CliRunner
 from helpers import CONFIGS
 from omegaconf import OmegaConf
 
-from tupe import attention
+from tupe import kernels
 from tupe.bench import memory
 from tupe.encoder import Encoder
 from tupe.plugin.compat import compose
@@ -32,19 +29,20 @@ def test_what_a_real_forward_keeps(position):
         _, inside = memory.kept(encoder, lambda: encoder.layers[0](x, encoder.positions, terms[0], 0))
         return outside, of_bias, inside
 
-    with mock.patch.dict(attention.PATHS, {"sdpa": memory.fused}):
+    with memory.AsOnGpu():
         real = count(build(), torch.full((3, 32), 5))
     with torch.device("meta"):
         encoder, tokens = build(), torch.zeros(3, 32, dtype=torch.long)
-    with memory.counting():
+    with memory.AsOnGpu():
         assert count(encoder, tokens) == real
     assert real[2] > 4 * 4 * 3 * 32 * 64  # q, k, v and attention's output at the least
 
 
 @pytest.mark.parametrize("checkpoint_activations", [False, True])
 @pytest.mark.parametrize("arch", ["bert_a_tiny", "tupe_r_tiny"])
-def test_the_count_against_the_allocator(arch, checkpoint_activations):
+def test_the_count_against_the_allocator(arch, checkpoint_activations, monkeypatch):
     """A real step on this CPU: 8 layers, and a vocabulary that weighs as much as in the recipes."""
+    monkeypatch.setattr(kernels, "SHORT", 0)  # attention keeps no weights, as with long sequences
     options = {"encoder_layers": 8, "dropout": 0.0, "attention_dropout": 0.0}
     options["checkpoint_activations"] = checkpoint_activations
     counted = memory.step_bytes(arch, 4, 128, 2000, torch.float32, **options)
@@ -72,22 +70,21 @@ def test_growth():
         memory.step_bytes("tupe_x", 1, 64)
 
 
-def test_command_line(monkeypatch, capsys):
+def test_command():
     def run(*words):
-        monkeypatch.setattr(sys, "argv", ["memory.py", *words])
-        runpy.run_path(str(CONFIGS.parent / "scripts" / "memory.py"), run_name="__main__")
-        return [[cell.strip() for cell in line.split("|")[1:-1]] for line in capsys.readouterr().out.splitlines()]
+        result = CliRunner().invoke(memory.command, words)
+        return result, [[cell.strip() for cell in line.split("|")[1:-1]] for line in result.output.splitlines()]
 
-    rows = run("--arch=tupe_r_tiny", "--length=64", "--card", "0.01", "8")
+    _, rows = run("--arch=tupe_r_tiny", "--length=64", "--cards=0.01,8")
     assert len(rows) == 2 + 14 and {row[-1] for row in rows[2:]} == {"8 GiB"}  # the allowance alone is more than 0.01
-    rows = run("--check", "--arch=bert_a_tiny", "--length=32")
+    _, rows = run("--check", "--arch=bert_a_tiny", "--length=576")
     assert len(rows) == 2 + 6
     for row in rows[2:]:
         counted, measured = (float(cell) for cell in row[3:5])
         assert counted == pytest.approx(measured, rel=0.1)
-    with pytest.raises(SystemExit):
-        run("--arch=tupe_x")
-    assert "unknown architecture 'tupe_x'" in capsys.readouterr().err
+    for words, message in ((["--arch=tupe_x"], "unknown architecture 'tupe_x'"), (["--check"], "from length 513 on")):
+        result, _ = run(*words)
+        assert result.exit_code == 2 and message in result.output
 
 
 def test_the_large_recipe_fits_the_cards_it_names():

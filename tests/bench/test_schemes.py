@@ -1,19 +1,17 @@
 """The cost table: counts against formulas, and the script from measuring to resuming. No claims about time."""
 
 import json
-import runpy
-from pathlib import Path
 from unittest import mock
 
 import pytest
 import torch
+from click.testing import CliRunner
 
 from tupe.bench import schemes as cost
 from tupe.bench import step as bench
 from tupe.positions import PositionScheme
 from tupe.schemes import SCHEMES
 
-SCRIPT = Path(__file__).parents[2] / "scripts" / "scheme_cost.py"
 C, H, D, L, B, N = 128, 2, 64, 16, 2, 2
 TINY = bench.Setting("tiny", length=L, batch=B, vocab=100)
 
@@ -84,15 +82,17 @@ def test_ratios_are_taken_within_rounds():
     assert cost.against_bert(rows[1:]) == []
 
 
-def test_script(tmp_path, capsys):
-    main = runpy.run_path(str(SCRIPT))["main"]
+def test_command(tmp_path):
+    def run(*words):
+        result = CliRunner().invoke(cost.command, words)
+        return result.exit_code, result.output
+
     out = tmp_path / "folder" / "cost"
-    options = ["--size", "tiny", "--tokens", "32", "--rounds", "2", "--vocab", "100", "--out", str(out)]
-    options += ["--position", "bert_a", "tupe_r", "shaw"]
-    main([*options, "--lengths", "16"])
-    printed = capsys.readouterr().out
-    assert printed.endswith(out.with_suffix(".md").read_text() + "\n") and "TUPE-R / BERT-A" in printed
-    assert "L=16 round 2/2" in printed and "min left" in printed
+    options = ["--size=tiny", "--tokens=32", "--rounds=2", "--vocab-size=100", f"--output={out}"]
+    options += ["--positions=bert_a,tupe_r,shaw"]
+    status, printed = run(*options, "--lengths=16")
+    assert status == 0 and printed.endswith(out.with_suffix(".md").read_text() + "\n")
+    assert "TUPE-R / BERT-A" in printed and "L=16 round 2/2" in printed and "min left" in printed
     rows = json.loads(out.with_suffix(".json").read_text())["lengths"]["16"]["rows"]
     names = [row["encoding"] for row in rows]
     assert names == ["nopos", "absolute (BERT-A)", "untied+t5, [CLS] untied (TUPE-R)", "shaw", cost.CONTROL]
@@ -100,14 +100,11 @@ def test_script(tmp_path, capsys):
     assert rows[0]["parameters"] == rows[4]["parameters"] == 0
     assert rows[1]["parameters"] == 16 * 128 and all(len(row["seconds"]) == 2 for row in rows)
     with mock.patch.object(cost, "measure", side_effect=AssertionError):  # finished lengths are read
-        main([*options, "--lengths", "16"])
-    assert "| shaw | 8,256 |" in capsys.readouterr().out
-    with pytest.raises(SystemExit):  # as many encodings, but others
-        main([*options[:-1], "t5", "--lengths", "16"])
-    assert "holds other encodings (nopos, absolute (BERT-A), " in capsys.readouterr().err
-    with pytest.raises(SystemExit):
-        main([*options, "--rounds", "3"])
-    assert "choose another --out" in capsys.readouterr().err
-    with pytest.raises(SystemExit):
-        main(["--position", "tupe_x", "--size", "tiny", "--vocab", "100", "--out", str(tmp_path / "none")])
-    assert "unknown position scheme 'tupe_x'" in capsys.readouterr().err
+        assert "| shaw | 8,256 |" in run(*options, "--lengths=16")[1]
+    for words, message in (
+        ([*options[:-1], "--positions=bert_a,tupe_r,t5"], "holds other encodings (nopos, absolute (BERT-A), "),
+        ([*options, "--rounds=3"], "choose another --output"),
+        (["--positions=tupe_x", "--size=tiny", "--vocab-size=100", f"--output={tmp_path}/none"], "tupe_x"),
+    ):
+        status, printed = run(*words, "--lengths=16")
+        assert status == 2 and message in printed

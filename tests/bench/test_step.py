@@ -7,7 +7,7 @@ from unittest import mock
 
 import pytest
 import torch
-from helpers import PLUGIN
+from click.testing import CliRunner
 from torch.utils.flop_counter import FlopCounterMode
 
 from tupe import kernels
@@ -17,13 +17,6 @@ from tupe.bench import step as bench
 TINY = bench.Setting("tiny", layers=2, length=20, batch=2, vocab=60)  # 6 of 40 tokens are masked
 MISSING = [] if importlib.util.find_spec("transformers") else bench.HF  # hf-flash: on GPUs only; compiling takes long
 CPU = [name for name in bench.CONTENDERS if name not in ("hf-flash", "tupe_r-compile", *MISSING)]
-
-
-def script():
-    spec = importlib.util.spec_from_file_location("bench_script", PLUGIN.parent / "scripts" / "bench.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def layers_of(contender, name):
@@ -133,7 +126,7 @@ def test_a_killed_contender_loses_only_its_turn(lives, turns, monkeypatch):
         Process = staticmethod(lambda **options: mock.Mock())
 
         def set_forkserver_preload(self, modules):
-            assert "tupe" in modules
+            assert modules == ["tupe.bench.step"]
 
         def Pipe(self):
             pipes.append(Pipe())
@@ -223,32 +216,29 @@ def test_tables_and_picture(tmp_path):
     assert all(p.read_bytes().startswith(b"\x89PNG") for p in tmp_path.iterdir())
 
 
-def test_script(tmp_path, monkeypatch, capsys):
+def test_command(tmp_path):
     """Two settings from end to end, in processes of their own."""
-    words = (
-        "--models tupe_r fairseq --size tiny --vocab 60 --tokens 40 --lengths 20 --layers 1 2 --rounds 2 --threads 1"
-    )
-    monkeypatch.setattr("sys.argv", ["bench.py", *words.split(), "--device=cpu", "--out", str(tmp_path / "new" / "b")])
-    script().main()
-    said = capsys.readouterr().out
-    assert said.count("warm-up") == 2 and "float32 L=20 N=2 turn 2/2: tupe_r" in said and "0.0 minutes left" in said
-    saved = json.loads((tmp_path / "new" / "b.json").read_text())
+    words = "--models tupe_r,fairseq --size tiny --vocab-size 60 --tokens 40 --lengths 20 --layers 1,2 --rounds 2"
+    output = tmp_path / "new" / "b"
+    options = ["--threads=1", "--device=cpu", f"--output={output}"]
+    result = CliRunner().invoke(bench.command, [*words.split(), *options])
+    assert result.exit_code == 0, result.output
+    assert result.output.count("warm-up") == 2 and "float32 L=20 N=2 turn 2/2: tupe_r" in result.output
+    assert "0.0 minutes left" in result.output
+    saved = json.loads(output.with_suffix(".json").read_text())
     assert [(r["contender"], r["layers"], r["rounds"]) for r in saved["rows"]] == [
         ("tupe_r", 1, 2), ("fairseq", 1, 2), ("tupe_r", 2, 2), ("fairseq", 2, 2),
     ]  # fmt: skip
     assert all(r["memory_mib"] > 0 and r["tokens_per_s"] > 0 for r in saved["rows"])
-    assert saved["about"]["command"].startswith("python scripts/bench.py --models tupe_r fairseq --size tiny")
-    assert (tmp_path / "new" / "b.md").read_text() in said and (tmp_path / "new" / "b.png").exists()
-    monkeypatch.setattr("sys.argv", ["bench.py", "--lengths", "4096"])
-    with pytest.raises(SystemExit):
-        script().main()
-    assert "holds no sequence of 4096" in capsys.readouterr().err
+    assert saved["about"]["command"] and output.with_suffix(".md").read_text() in result.output
+    assert output.with_suffix(".png").exists()
+    result = CliRunner().invoke(bench.command, ["--lengths=4096"])
+    assert result.exit_code == 2 and "holds no sequence of 4096" in result.output
 
 
-def test_loader(monkeypatch, tmp_path, capsys):
+def test_loader(monkeypatch, tmp_path):
     monkeypatch.setattr(bench, "loader_speed", lambda folder, workers, length, vocab: 1000 * workers + length)
-    monkeypatch.setattr("sys.argv", ["bench.py", "--loader", "2", "--lengths", "20"])
-    script().main()
-    assert capsys.readouterr().out == "2020 tokens/s from 2 workers\n"
+    result = CliRunner().invoke(bench.command, ["--loader=2", "--lengths=20"])
+    assert result.output == "2020 tokens/s from 2 workers\n"
     monkeypatch.undo()
     assert bench.loader_speed(str(tmp_path), 0, length=16, blocks=12, batch=4, vocab=60) > 0

@@ -7,12 +7,16 @@ import statistics
 import time
 from types import SimpleNamespace
 
+import click
 import torch
 import torch.nn.functional as F
 
-from .. import kernels
+from .. import kernels, options
 from ..attention import PATHS, Terms
 from ..encoder import Encoder, LMHead
+from ..options import Command, ListOf
+from ..tables import Table
+from .step import DEVICE, PRECISIONS, environment
 
 # A position module that does nothing beside what the terms say.
 NONE = SimpleNamespace(rotate=lambda *x: x, unrotate=lambda x: x, content=lambda *x: None, value=lambda *x: None)
@@ -121,24 +125,24 @@ def in_turns(calls, turns, device="cpu"):
     seconds = {name: [] for name in calls}
     for turn in range(turns + 1):
         for name, call in calls.items():
-            wait(device)
+            synchronise(device)
             start = time.perf_counter()
             call()
-            wait(device)
+            synchronise(device)
             if turn:  # the first one warms up
                 seconds[name].append(time.perf_counter() - start)
     return {name: statistics.median(times) for name, times in seconds.items()}
 
 
-def wait(device):
+def synchronise(device):
     if device == "cuda":
         torch.cuda.synchronize()
 
 
-def attention_table(names, shapes, dtypes, device, turns, dropout, say=print):
-    """Says a row per dtype, (batch, length), path: milliseconds of forward, backward, both against the first path."""
-    say(f"| attention, H 12, D 64, dropout {dropout} | forward ms | backward ms | times as fast as {names[0]} |")
-    say("|---|---:|---:|---:|")
+def attention_table(names, shapes, dtypes, device, turns, dropout):
+    """A row per dtype, (batch, length), path: milliseconds forward and backward, and how many times as fast as the
+    first path."""
+    rows = []
     for dtype in dtypes:
         for batch, length in shapes:
             cases = {name: attention_case(name, batch, length, dtype, device, dropout) for name in names}
@@ -148,11 +152,14 @@ def attention_table(names, shapes, dtypes, device, turns, dropout, say=print):
             for name in names:
                 forward, backward = (times[name, part] for part in ("forward", "backward"))
                 label = f"{name}, {str(dtype).removeprefix('torch.')}, B {batch}, L {length}"
-                say(f"| {label} | {1e3 * forward:.2f} | {1e3 * backward:.2f} | {first / (forward + backward):.2f} |")
+                cells = 1e3 * forward, 1e3 * backward, first / (forward + backward)
+                rows.append([label, *(f"{cell:.2f}" for cell in cells)])
+    header = [f"attention, H 12, D 64, dropout {dropout}", "forward ms", "backward ms", f"times as fast as {names[0]}"]
+    return Table.plain(header, rows)
 
 
-def step_table(batch, length, width, ffn, vocab, precisions, device, turns, say=print):
-    """Says a row per part of a step: milliseconds forward and backward in each precision, and the first's over the
+def step_table(batch, length, width, ffn, vocab, precisions, device, turns):
+    """A row per part of a step: milliseconds forward and backward in each precision, and the first's over the
     last's."""
     cases = {name: step_cases(batch, length, width, ffn, vocab, dtype, device) for name, dtype in precisions.items()}
     parts = list(next(iter(cases.values())))
@@ -161,17 +168,18 @@ def step_table(batch, length, width, ffn, vocab, precisions, device, turns, say=
         for part in parts for precision, of in cases.items() for case in [of[part]] for way in ("forward", "backward")
     }  # fmt: skip
     times = in_turns(calls, turns, device)
-    titles = [f"{precision}: {way} ms" for precision in precisions for way in ("forward", "backward")]
-    say(f"| of TUPE-R, B {batch}, L {length}, C {width}, V {vocab} | {' | '.join(titles)} | times as fast |")
-    say("|---" + "|---:" * (len(titles) + 1) + "|")
+    header = [f"of TUPE-R, B {batch}, L {length}, C {width}, V {vocab}"]
+    header += [f"{precision}: {way} ms" for precision in precisions for way in ("forward", "backward")]
+    rows = []
     for part in parts:
-        cells = [times[precision, part, way] for precision in precisions for way in ("forward", "backward")]
-        told = " | ".join(f"{1e3 * seconds:.2f}" for seconds in cells)
-        say(f"| {part} | {told} | {sum(cells[:2]) / sum(cells[-2:]):.2f} |")
+        seconds = [times[precision, part, way] for precision in precisions for way in ("forward", "backward")]
+        ratio = sum(seconds[:2]) / sum(seconds[-2:])
+        rows.append([part, *(f"{1e3 * cell:.2f}" for cell in seconds), f"{ratio:.2f}"])
+    return Table.plain([*header, "times as fast"], rows)
 
 
-def parts_table(tokens, width, ffn, device, turns, say=print):
-    """Says the milliseconds of PyTorch's way and ours, of one product and one dropout."""
+def parts_table(tokens, width, ffn, device, turns):
+    """The milliseconds of PyTorch's way and ours, of one product and one dropout."""
     x, weight = (torch.randn(n, width, device=device) for n in (tokens, ffn))
     hidden = torch.randn(tokens, ffn, device=device)
     half, half_weight = x.bfloat16(), weight.bfloat16()
@@ -184,7 +192,38 @@ def parts_table(tokens, width, ffn, device, turns, say=print):
         ("dropout, float32", "here"): lambda: kernels.dropout(hidden, 0.1, True),
     }
     times = in_turns(calls, turns, device)
-    say(f"| {tokens} x {width} by {width} x {ffn}; dropout of {tokens} x {ffn} | PyTorch ms | here ms |")
-    say("|---|---:|---:|")
-    for part in dict.fromkeys(part for part, _ in calls):
-        say(f"| {part} | {1e3 * times[part, 'PyTorch']:.2f} | {1e3 * times[part, 'here']:.2f} |")
+    parts = dict.fromkeys(part for part, _ in calls)
+    rows = [[part, *(f"{1e3 * times[part, way]:.2f}" for way in ("PyTorch", "here"))] for part in parts]
+    header = [f"{tokens} x {width} by {width} x {ffn}; dropout of {tokens} x {ffn}", "PyTorch ms", "here ms"]
+    return Table.plain(header, rows)
+
+
+# ---- the command
+
+CANDIDATES = [*PATHS, "concatenated"]
+
+
+@click.command(cls=Command)
+@click.option("--paths", type=ListOf(CANDIDATES), help=f"of {', '.join(CANDIDATES)}; default: all the device has")
+@click.option("--lengths", type=ListOf(int), default="512,128", show_default=True, metavar="L,...")
+@click.option("--tokens", default=2048, show_default=True, help="tokens of a batch; B = tokens / L")
+@options.vocab_size()
+@click.option("--precision", type=ListOf(list(PRECISIONS)), default="float32,bf16", show_default=True)
+@click.option("--dropout", type=ListOf(float), default="0.1,0", show_default=True, help="of the attention weights")
+@click.option("--device", type=click.Choice(["cpu", "cuda"]), default=DEVICE, help="default: a GPU if there is one")
+@click.option("--turns", type=click.IntRange(1), default=9, show_default=True, help="measured calls of each")
+def command(paths, lengths, tokens, vocab_size, precision, dropout, device, turns):
+    """Time of the parts of a training step at base size: products, dropout, a layer, attention by every path.
+
+    \b
+    tupe bench kernels
+    tupe bench kernels --paths plain,blocked --lengths 2048 --precision float32
+    """
+    paths = paths or [name for name in CANDIDATES if device == "cpu" or name != "blocked"]
+    precisions = {name: PRECISIONS[name] for name in precision}
+    shapes = [(max(1, tokens // length), length) for length in lengths]
+    click.echo(", ".join(f"{key} {value}" for key, value in environment().items() if value is not None) + "\n")
+    click.echo(parts_table(tokens, 768, 3072, device, turns).markdown())
+    click.echo(step_table(*shapes[0], 768, 3072, vocab_size, precisions, device, turns).markdown())
+    for p in dropout:
+        click.echo(attention_table(paths, shapes, precisions.values(), device, turns, p).markdown())

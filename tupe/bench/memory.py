@@ -7,16 +7,23 @@ of long sequences keeps the same but for that number, so that a step there shows
 (`measured_bytes`).
 """
 
-from contextlib import contextmanager, nullcontext
-from unittest import mock
-
+import click
 import torch
 import torch.nn.functional as F
 from fairseq.models import MODEL_DATACLASS_REGISTRY, MODEL_REGISTRY
+from torch.autograd.profiler_util import MEMORY_EVENT_NAME
+from torch.overrides import TorchFunctionMode
 
-from .. import attention, encoder, kernels
+import tupe.plugin  # noqa: F401  (registers the architectures)
+
+from .. import kernels
+from ..attention import why_not_fast
+from ..options import Command, ListOf
+from ..tables import Table
 from .step import dictionary
 
+GIB = 2**30
+RESERVE = 1.5 * GIB  # CUDA's context, communication buffers and fragmentation: an allowance, not a measurement
 # Per parameter: weight, gradient and Adam's two moments in single precision; in fairseq's --fp16 half-precision weight
 # and gradient beside them.
 STATE_BYTES = {torch.float32: 4 + 4 + 4 + 4, torch.float16: 4 + 4 + 4 + 4 + 2 + 2}
@@ -36,11 +43,6 @@ class Fused(torch.autograd.Function):
         raise NotImplementedError
 
 
-def fused(q, k, v, positions, terms, layer, normaliser, dropout):
-    q, k, v = positions.rotate(q, k, v)
-    return positions.unrotate(Fused.apply(q, k, v, terms.bias.to(q.dtype) if terms.bias is not None else None))
-
-
 class Dropout(torch.autograd.Function):
     """The sizes of dropout on a GPU: it keeps one byte per entry."""
 
@@ -54,16 +56,16 @@ class Dropout(torch.autograd.Function):
         raise NotImplementedError
 
 
-@contextmanager
-def counting():
-    """Run models on the meta device as a GPU would; it has no autocast to switch off."""
-    with (
-        mock.patch.dict(attention.PATHS, {"sdpa": fused}),
-        mock.patch.object(encoder, "dropout", lambda x, p, training: Dropout.apply(x) if training and p else x),
-        mock.patch.object(torch, "autocast", lambda *args, **options: nullcontext()),
-        mock.patch.object(torch, "is_autocast_enabled", lambda *args: False),
-    ):
-        yield
+class AsOnGpu(TorchFunctionMode):
+    """Inside of it, PyTorch's fused attention and its dropout keep what they keep on a GPU."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if func is F.scaled_dot_product_attention:
+            return Fused.apply(*args, kwargs["attn_mask"])
+        if func is F.dropout and kwargs["training"] and kwargs["p"]:
+            return Dropout.apply(*args)
+        return func(*args, **kwargs)
 
 
 def step_bytes(arch, batch, length, vocabulary=32768, dtype=torch.float16, **options):
@@ -74,26 +76,26 @@ def step_bytes(arch, batch, length, vocabulary=32768, dtype=torch.float16, **opt
     most that one moment of the backward pass needs besides: gradients of the logits and of the token table, or, within
     one layer, of the attention bias for every sequence or of the feed-forward block, and with checkpoint_activations
     what that layer keeps. Steps that are accumulated (--update-freq) come one after the other and take no more.
-    Raises ValueError for an architecture that does not exist, or that needs the plain path.
+    The attention bias is counted in every layer, although layers share it where a kernel takes it as it is: an upper
+    bound. Raises ValueError for an architecture that does not exist, or that needs the plain path.
     """
     with torch.device("meta"):
         model, tokens = build(arch, batch, length, vocabulary, options)
         model.to(dtype)
     body, config, item = model.encoder, model.cfg, dtype.itemsize
-    lack = attention.why_not_fast(body.positions, body.normaliser, dtype)
-    if lack:
-        raise ValueError(f"{arch}: {lack}; only fused attention is counted")
+    if reason := why_not_fast(body.positions, body.normaliser, dtype):
+        raise ValueError(f"{arch}: {reason}; only fused attention is counted")
     body.attention = "sdpa"
     masked, width = count_masked(tokens), config.encoder_embed_dim
-    with counting():
+    with AsOnGpu():
         x, outside = kept(model, lambda: body.embed(tokens))
         terms, of_bias = kept(model, lambda: body.terms(tokens, "sdpa", padded=False))
         x, in_layer = kept(model, lambda: body.layers[0](x, body.positions, terms[0], 0))
         rows = x.new_empty(masked, width).requires_grad_()
         _, head = kept(model, lambda: log_probabilities(model.lm_head(rows, body.tokens.weight)))
-    again = config.checkpoint_activations
+    recomputed = config.checkpoint_activations
     bias = 0 if terms[0].bias is None else terms[0].bias.numel()  # [H, L, L]
-    inside = 4 * bias + len(body.layers) * x.numel() * item if again else len(body.layers) * in_layer
+    inside = 4 * bias + len(body.layers) * x.numel() * item if recomputed else len(body.layers) * in_layer
     bias_gradient = item * batch * bias
     ffn_gradient = 2 * item * batch * length * config.encoder_ffn_embed_dim
     logit_gradient = (4 + item) * masked * vocabulary + item * vocabulary * width
@@ -102,7 +104,7 @@ def step_bytes(arch, batch, length, vocabulary=32768, dtype=torch.float16, **opt
         "parameters": parameters,
         "state": STATE_BYTES[dtype] * parameters,
         "activations": outside + of_bias + inside + head,
-        "transient": max(logit_gradient, max(bias_gradient, ffn_gradient) + (in_layer if again else 0)),
+        "transient": max(logit_gradient, max(bias_gradient, ffn_gradient) + (in_layer if recomputed else 0)),
     }
 
 
@@ -143,12 +145,11 @@ def kept(model, forward):
 def measured_bytes(arch, batch, length, vocabulary=32768, update_freq=1, **options):
     """{"activations": bytes, "peak": bytes} that PyTorch's allocator really hands out in training on this CPU, beside
     weights and gradients, in single precision: at the end of a forward pass, and at the worst moment of `update_freq`
-    accumulated steps. Attention keeps no weights, as with long sequences and on a GPU. options: of the model."""
-    with mock.patch.object(kernels, "SHORT", 0):
-        return _measured_bytes(*build(arch, batch, length, vocabulary, options), update_freq)
+    accumulated steps. options: of the model.
 
-
-def _measured_bytes(model, tokens, update_freq):
+    Compares with `step_bytes` where attention keeps no weights here either: at lengths above `kernels.SHORT`.
+    """
+    model, tokens = build(arch, batch, length, vocabulary, options)
     masked = torch.zeros(tokens.shape, dtype=torch.bool)
     masked.view(-1)[: count_masked(tokens)] = True
     targets = tokens[masked]
@@ -172,9 +173,59 @@ def _measured_bytes(model, tokens, update_freq):
 
 def allocations(function):
     """(result of function(), bytes of each allocation on the CPU meanwhile, in order; negative when it is freed)."""
-    from torch.autograd.profiler_util import MEMORY_EVENT_NAME
-
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
         result = function()
     events = [e for e in profile.profiler.kineto_results.events() if e.name() == MEMORY_EVENT_NAME]
     return result, [e.nbytes() for e in sorted(events, key=lambda e: e.start_ns())]
+
+
+# ---- the command
+
+
+def table_of_fits(arch, length, cards):
+    """What batches of 1 to 64 sequences take, and on which cards (sizes in GiB) they fit."""
+    rows = []
+    for checkpointed in (False, True):
+        for batch in (1, 2, 4, 8, 16, 32, 64):
+            sizes = step_bytes(arch, batch, length, checkpoint_activations=checkpointed)
+            parts = [sizes[part] for part in ("state", "activations", "transient")]
+            fitting = [f"{card:g} GiB" for card in cards if sum(parts) + RESERVE <= card * GIB]
+            cells = [f"{part / GIB:.2f}" for part in (*parts, sum(parts))]
+            rows.append([str(batch), "yes" if checkpointed else "no", *cells, ", ".join(fitting) or "none"])
+    header = ["sequences", "activations checkpointed", "state", "activations", "transient", "sum in GiB", "fits on"]
+    return Table.plain(header, rows)
+
+
+def table_of_checks(arch, length):
+    """Counted and measured MiB in single precision without dropout, beside weights and gradients."""
+    if length <= kernels.SHORT:
+        raise ValueError(f"--check compares from length {kernels.SHORT + 1} on: shorter ones keep more on a CPU")
+    rows = []
+    for checkpointed in (False, True):
+        options = {"dropout": 0.0, "attention_dropout": 0.0, "checkpoint_activations": checkpointed}
+        for batch, update_freq in ((1, 1), (4, 1), (1, 4)):
+            sizes = step_bytes(arch, batch, length, dtype=torch.float32, **options)
+            counted = sizes["activations"], sizes["activations"] + sizes["transient"]
+            measured = measured_bytes(arch, batch, length, update_freq=update_freq, **options)
+            pairs = zip(counted, (measured["activations"], measured["peak"]), strict=True)
+            cells = [f"{size / 2**20:.1f}" for pair in pairs for size in pair]
+            rows.append([str(batch), str(update_freq), "yes" if checkpointed else "no", *cells])
+    header = ["sequences", "update_freq", "activations checkpointed"]
+    header += ["kept: counted", "measured", "peak: counted", "measured"]
+    return Table.plain(header, rows)
+
+
+@click.command(cls=Command)
+@click.option("--arch", default="tupe_r_large", show_default=True, help="architecture")
+@click.option("--length", type=click.IntRange(1), default=512, show_default=True, help="tokens of a sequence")
+@click.option("--cards", type=ListOf(float), default="16,32", show_default=True, help="memory of GPUs in GiB")
+@click.option("--check", is_flag=True, help="compare with what this CPU's allocator hands out (MiB)")
+def command(arch, length, cards, check):
+    """How many sequences fit on a GPU in masked-LM training with --fp16; counted, without a GPU.
+
+    \b
+    tupe bench memory --arch tupe_r_large --cards 16,32
+    tupe bench memory --check --arch bert_a_small --length 1024
+    """
+    table = table_of_checks(arch, length) if check else table_of_fits(arch, length, cards)
+    click.echo(table.markdown(), nl=False)

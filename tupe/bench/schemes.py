@@ -7,23 +7,27 @@ encoding's, and two dozen encodings need the memory of one model.
 B batch, L sequence length, N layers.
 """
 
+import json
 import random
 import statistics
 import time
 from dataclasses import replace
+from pathlib import Path
 
+import click
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
+from .. import options
 from ..architectures import ARCHITECTURES
 from ..encoder import LAYERS, Encoder, init_bert
+from ..options import Command, ListOf
 from ..plugin.optim import AdamW
 from ..positions import Positions
 from ..schemes import SCHEMES
+from ..tables import Table
 from . import step as bench
-from .memory import counting
-from .report import table
 
 SUMS = ["shaw+shaw_values"]  # beside those of the architectures
 CONTROL = "nopos, a second time"  # what it differs from 1 by is noise
@@ -86,19 +90,11 @@ def flops(position, cls, setting):
     that is shared by the batch is divided by B.
     """
     layers, width, heads, ffn = setting.dims()
-    options = {"layers": layers, "width": width, "heads": heads, "ffn": ffn, "max_positions": setting.length}
+    sizes = {"layers": layers, "width": width, "heads": heads, "ffn": ffn, "max_positions": setting.length}
+    plain = {"attention": "plain", "dropout": 0.0, "attention_dropout": 0.0}
     products, rest = FlopCounterMode(display=False), ElementWise()
-    with torch.device("meta"), counting():
-        encoder = Encoder(
-            setting.vocab,
-            1,
-            position=position,
-            cls=cls,
-            attention="plain",
-            dropout=0.0,
-            attention_dropout=0.0,
-            **options,
-        ).train()
+    with torch.device("meta"):
+        encoder = Encoder(setting.vocab, 1, position=position, cls=cls, **plain, **sizes).train()
         tokens = torch.zeros(setting.batch, setting.length, dtype=torch.long)
         with products, rest:
             features, _ = encoder(tokens, padded=False)
@@ -199,13 +195,13 @@ def markdown(result):
             f"{found['products'] / 1e6:.1f} MFLOP of products per token in the encoder",
             "",
         ]
-        titles = ["encoding", "extra parameters", "extra kFLOP per token: products", "element-wise"]
+        header = ["encoding", "extra parameters", "extra kFLOP per token: products", "element-wise"]
         cells = []
         for row in found["rows"]:
             cells.append([row["encoding"], f"{row['parameters']:,}"])
             cells[-1] += [f"{row[kind] / 1e3:,.1f}" for kind in ("products", "element_wise")]
             cells[-1] += ratios(row["seconds"], found["rows"][0]["seconds"])
-        lines += table([*titles, "step time: median (range)", "fastest"], cells)
+        lines += [Table.plain([*header, "step time: median (range)", "fastest"], cells).markdown()]
         lines += [*against_bert(found["rows"]), ""]
     return "\n".join(lines)
 
@@ -222,3 +218,68 @@ def against_bert(found):
             middle, fastest = ratios(times[names[paper]], times[names["BERT-A"]])
             lines.append(f"{paper} / BERT-A: median {middle}, fastest {fastest}")
     return lines
+
+
+# ---- the command
+
+
+def read_earlier(path, settings, wanted):
+    """{length: results} of an earlier run that measured the same; {} if there is none.
+
+    Raises ValueError if the file holds something else.
+    """
+    if not path.exists():
+        return {}
+    earlier = json.loads(path.read_text())
+    if earlier["options"] != settings:
+        raise ValueError(f"{path} holds other measurements ({earlier['options']}); choose another --output")
+    for length, measured in earlier["lengths"].items():
+        names = [row["encoding"] for row in measured["rows"]]
+        if {*names} != {*wanted, CONTROL}:
+            there = ", ".join(names)
+            raise ValueError(f"{path} holds other encodings ({there} at L={length}); choose another --output")
+    return earlier["lengths"]
+
+
+@click.command(cls=Command)
+@options.size()
+@click.option("--layers", type=click.IntRange(0), default=0, help="default: those of the size")
+@click.option("--lengths", type=ListOf(int), default="128,512,1024", show_default=True, metavar="L,...")
+@click.option("--tokens", default=1024, show_default=True, help="tokens of a batch; B = tokens / L")
+@click.option("--rounds", type=click.IntRange(1), default=5, show_default=True, help="measured steps of each encoding")
+@click.option("--positions", type=ListOf(), help="schemes joined by '+', or architectures; default: all")
+@click.option("--precision", type=click.Choice(["float32", "bf16"]), default="float32", show_default=True)
+@click.option("--threads", default=0, help="0: PyTorch's default")
+@options.vocab_size()
+@click.option("--output", type=Path, default=Path("scheme_cost"), show_default=True, help="OUTPUT.json and .md")
+def command(size, layers, lengths, tokens, rounds, positions, precision, threads, vocab_size, output):
+    """What position encodings cost relative to `nopos`: parameters, operations per token, time of a training step.
+
+    \b
+    tupe bench schemes                            base size, L = 128, 512, 1024, every encoding
+    tupe bench schemes --lengths 512 --positions bert_a,tupe_a,tupe_r --rounds 9 --output target
+
+    Step times need a machine that does nothing else. Lengths that OUTPUT.json holds already are not measured again.
+    """
+    if threads:
+        torch.set_num_threads(threads)
+    wanted = cases(positions)
+    base = bench.Setting(size, layers, vocab=vocab_size, precision=precision)
+    settings = {
+        "size": size, "tokens": tokens, "rounds": rounds, "precision": precision, "vocab": vocab_size,
+        "layers": base.dims()[0], "encodings": len(wanted),
+    }  # fmt: skip
+    path = output.with_suffix(".json")
+    earlier = read_earlier(path, settings, wanted)
+    result = {"about": bench.environment(), "options": settings, "lengths": earlier}
+    output.parent.mkdir(parents=True, exist_ok=True)
+    for length in lengths:
+        if str(length) in result["lengths"]:
+            continue
+        setting = setting_of(base, length, tokens)
+        measured = rows(wanted, setting, rounds, bench.print_now)
+        products = flops("nopos", "tied", setting)[0]
+        result["lengths"][str(length)] = {"batch": setting.batch, "products": products, "rows": measured}
+        path.write_text(json.dumps(result, indent=1) + "\n")
+        output.with_suffix(".md").write_text(markdown(result))
+    click.echo(markdown(result))

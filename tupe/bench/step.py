@@ -10,20 +10,40 @@ B batch, L sequence length, C width, F feed-forward width, N layers, V vocabular
 import ctypes
 import importlib
 import importlib.util
+import json
 import multiprocessing
 import os
 import platform
 import resource
 import statistics
+import tempfile
 import time
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from types import SimpleNamespace
 
+import click
 import torch
+from fairseq import modules
+from fairseq.data import Dictionary, indexed_dataset
+from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_DATACLASS_REGISTRY
+from fairseq.models.roberta import RobertaModel
+from fairseq.optim.adam import Adam
+from fairseq.tasks.masked_lm import MaskedLMConfig, MaskedLMTask
 
+import tupe.plugin  # noqa: F401  (registers the architectures)
+
+from .. import options
 from ..architectures import SIZES, with_size
+from ..kernels import multiply
+from ..options import Command, ListOf
+from ..plugin.optim import AdamW
+from ..record import command_line
+from . import report
 
+PRECISIONS = {"float32": torch.float32, "bf16": torch.bfloat16}
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 MASKED = 0.15  # share of the tokens that are masked
 OURS = {  # name -> (architecture, options on top of it)
     "tupe_r": ("tupe_r", {}),
@@ -47,7 +67,7 @@ class Setting:
     length: int = 512
     batch: int = 4
     vocab: int = 32768
-    precision: str = "float32"  # or "bf16": autocast, float32 weights
+    precision: str = "float32"  # a name from PRECISIONS; bf16: autocast, float32 weights
     device: str = "cpu"
     threads: int = 0  # 0: PyTorch's default
 
@@ -58,7 +78,7 @@ class Setting:
 
 
 def flops_per_token(setting):
-    """See `bench_report.ASSUMPTIONS`."""
+    """See `report.ASSUMPTIONS`."""
     layers, width, _, ffn = setting.dims()
     weights = layers * (4 * width**2 + 2 * width * ffn) + MASKED * (width**2 + width * setting.vocab)
     return 6 * weights + 12 * layers * width * setting.length
@@ -80,8 +100,7 @@ def masked_batch(setting):
 
 
 def dictionary(vocab):
-    from fairseq.data import Dictionary
-
+    """So many types, fairseq's own among them."""
     words = Dictionary()
     for i in range(vocab - len(words)):
         words.add_symbol(f"w{i}")
@@ -102,10 +121,6 @@ class Contender:
         self.optimizer = self.build_optimizer(name)
 
     def build_ours(self, name):
-        from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_DATACLASS_REGISTRY
-
-        import tupe  # noqa: F401
-
         arch, options = OURS[name]
         layers, *_ = self.setting.dims()
         config = MODEL_DATACLASS_REGISTRY[with_size(arch, self.setting.size)](
@@ -123,9 +138,6 @@ class Contender:
         return model
 
     def build_fairseq(self, name):
-        from fairseq import modules
-        from fairseq.models.roberta import RobertaModel
-
         layers, width, heads, ffn = self.setting.dims()
         config = SimpleNamespace(
             encoder_layers=layers, encoder_embed_dim=width, encoder_attention_heads=heads, encoder_ffn_embed_dim=ffn,
@@ -159,11 +171,7 @@ class Contender:
         if name in HF:  # what its Trainer takes by default
             return torch.optim.AdamW(self.model.parameters(), fused=True, **options)
         if name == "fairseq":
-            from fairseq.optim.adam import Adam
-
             return Adam(self.model.parameters(), **options)
-        from ..plugin.optim import AdamW
-
         return AdamW(self.model.parameters(), **options)
 
     def step(self):
@@ -183,7 +191,7 @@ class Contender:
 
 
 class Clock:
-    """Seconds between laps. A GPU marks them in its own queue and is waited for at the end only."""
+    """Seconds between laps. A GPU marks them in its own queue, so that only `seconds` waits for it."""
 
     def __init__(self, device):
         self.cuda, self.laps = device == "cuda", []
@@ -214,8 +222,6 @@ class MatrixPeak:
         self.a = torch.randn(size, size, device=setting.device, dtype=dtype)
 
     def step(self):
-        from ..kernels import multiply
-
         clock = Clock(self.device)
         for _ in range(3):
             multiply(self.a, self.a)
@@ -236,9 +242,7 @@ def memory_peak(device):
 
 def libraries(names):
     """Modules that contenders import; every process has all of them, so that none pays for them alone."""
-    return ["tupe", "fairseq.models.roberta", "fairseq.optim.adam"] + (
-        ["transformers.models.bert.modeling_bert"] if set(HF) & set(names) else []
-    )
+    return ["tupe.bench.step"] + ["transformers.models.bert.modeling_bert"] * bool(set(HF) & set(names))
 
 
 def check_available(names):
@@ -251,7 +255,7 @@ def check_available(names):
 
 
 def default_models():
-    """Ours and the two others; without Hugging Face's where that is not installed, which is said."""
+    """Ours and the two others; where transformers is not installed, a line says that Hugging Face's is left out."""
     if importlib.util.find_spec("transformers") is not None:
         return DEFAULT
     print("transformers is not installed: Hugging Face's BERT is left out")
@@ -296,8 +300,8 @@ def ended(name):
 
 
 def work(name, names, setting, pipe):
-    """A contender's process: builds, then answers every request with the times of a step, before which it took one
-    that is not timed, and the peak memory."""
+    """A contender's process: builds the model, then answers every request with the times of a step and the peak memory.
+    A step that is not timed comes before each."""
     try:
         if setting.threads:
             torch.set_num_threads(setting.threads)
@@ -387,7 +391,8 @@ def cross(base, lengths, layers, tokens):
 
 
 def run(names, settings, rounds, warmup, done, say=print_now):
-    """Measure all settings; `done(rows)` after each, with the rows so far. Says after every turn how much is left."""
+    """Measure all settings; calls `done(rows)` after each, with the rows so far, and `say` after every turn with the
+    time left."""
     rows, spent, turns = [], 0.0, rounds + warmup
     work_of = [flops_per_token(s) * s.batch * s.length * (0.6 if s.precision == "bf16" else 1) for s in settings]
     start = time.monotonic()
@@ -452,9 +457,6 @@ def environment():
 
 def loader_speed(folder, workers, length=512, blocks=2000, batch=32, vocab=32768):
     """Tokens per second that fairseq's masked-LM data pipeline hands over, without any training."""
-    from fairseq.data import indexed_dataset
-    from fairseq.tasks.masked_lm import MaskedLMConfig, MaskedLMTask
-
     words, path = dictionary(vocab), os.path.join(folder, "train")
     words.save(os.path.join(folder, "dict.txt"))
     builder = indexed_dataset.make_builder(path + ".bin", impl="mmap", vocab_size=vocab)
@@ -475,3 +477,55 @@ def loader_speed(folder, workers, length=512, blocks=2000, batch=32, vocab=32768
         start = start or time.perf_counter()  # the first batch includes the start of the workers
         tokens += sample["ntokens"]
     return (tokens - batch * length) / (time.perf_counter() - start)
+
+
+# ---- the command
+
+
+@click.command(cls=Command)
+@click.option("--models", type=ListOf(CONTENDERS), help=f"of {', '.join(CONTENDERS)}; default: no variants of tupe_r")
+@options.size()
+@click.option("--lengths", type=ListOf(int), default="512", show_default=True, metavar="L,...")
+@click.option("--layers", type=ListOf(int), default="0", show_default=True, metavar="N,...", help="0: of the size")
+@click.option("--tokens", default=2048, show_default=True, help="tokens of a batch; B = tokens / L")
+@options.vocab_size()
+@click.option("--precision", type=ListOf(list(PRECISIONS)), default="float32", show_default=True)
+@click.option("--device", type=click.Choice(["cpu", "cuda"]), default=DEVICE, help="default: a GPU if there is one")
+@click.option("--threads", default=0, help="of each process; 0: PyTorch's default")
+@click.option("--rounds", type=click.IntRange(1), default=7, show_default=True, help="measured steps of each model")
+@click.option("--warmup", type=click.IntRange(0), default=1, show_default=True, help="steps of each before these")
+@click.option("--project", default=0, metavar="DEVICES", help="days for the paper's pre-training on so many")
+@click.option("--loader", type=click.IntRange(0), metavar="WORKERS", help="measure the data loader alone")
+@click.option("--output", type=Path, default=Path("bench"), show_default=True, help="OUTPUT.json, .md and .png")
+def command(
+    models, size, lengths, layers, tokens, vocab_size, precision, device, threads, rounds, warmup, project, loader,
+    output,
+):  # fmt: skip
+    """Time of a masked-LM training step, side by side: our encoders, fairseq's RoBERTa, Hugging Face's BERT.
+
+    \b
+    tupe bench step                                    base size, L = 512, float32
+    tupe bench step --lengths 512,128,2048 --layers 4,12 --precision float32,bf16 --project 16
+
+    Measures all lengths at the first number of layers, and all numbers of layers at the first length, and writes its
+    results after each of these settings. Nothing else should run on the machine.
+    """
+    if loader is not None:
+        with tempfile.TemporaryDirectory() as folder:
+            speed = loader_speed(folder, loader, lengths[0], vocab=vocab_size)
+        click.echo(f"{speed:.0f} tokens/s from {loader} workers")
+        return
+    models = models or default_models()
+    check_available(models)
+    about = {"command": command_line(), **environment()}
+    base = Setting(size, vocab=vocab_size, device=device, threads=threads)
+    settings = cross(base, lengths, layers, tokens)
+    settings = [replace(setting, precision=name) for name in precision for setting in settings]
+    output.parent.mkdir(parents=True, exist_ok=True)
+
+    def write(rows):
+        output.with_suffix(".json").write_text(json.dumps({"about": about, "rows": rows}, indent=1))
+        output.with_suffix(".md").write_text(report.markdown(rows, about, project))
+        report.picture(rows, output.with_suffix(".png"))
+
+    click.echo(report.markdown(run(models, settings, rounds, warmup, write), about, project))
