@@ -58,7 +58,7 @@ def table(out):
     import torch
 
     from tupe.evaluation.probes import validation_losses
-    from tupe.experiments.results import published, unigram_entropy
+    from tupe.experiments.summary import published, unigram_entropy
 
     out, rows, failed = Path(out), [], []
     entropy = unigram_entropy(out / "data") / math.log(2)

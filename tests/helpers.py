@@ -288,6 +288,49 @@ class Waits(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+# ----------------------------------------------------------------------------------------------------- folders of runs
+
+
+def write_run(
+    folder, task, lr, seed, score, *, architecture="tupe_r", updates=1_000_000, epochs=2, state="finished", **more
+):
+    """A folder as a run of fine-tuning leaves it: `score` at its best epoch, the first, and 1 less at the last.
+
+    more: other fields of the record. A run that is not finished lacks its last epoch. Returns the record.
+    """
+    from tupe.plugin.glue import TASKS
+    from tupe.record import Record
+
+    splits = [split for split, _ in TASKS[task].files if split.startswith("valid")]
+    scores = [
+        {"epoch": epoch, "num_updates": 10 * epoch, "split": split, "loss": 0.5, "best": epoch == 1}
+        | dict.fromkeys(TASKS[task].metrics, score + n - (epoch > 1))
+        for epoch in range(1, epochs + (state == "finished"))
+        for n, split in enumerate(splits)
+    ]
+    values = {
+        "task": task, "architecture": architecture, "variant": "", "seed": seed, "lr": lr,
+        "length": {"max_epoch": epochs}, "splits": splits, "pretrained": f"/runs/{architecture}.pt",
+        "pretrained_updates": updates, "metrics": list(TASKS[task].metrics), "command": "tupe finetune --a '<b>'",
+        "versions": {"torch": "2"}, "commit": "abc", "device": "CPU", "started_at": "yesterday",
+        "finished_at": "today", "state": state, "scores": scores,
+    }  # fmt: skip
+    if state == "failed":
+        values["failure"] = {"reason": "diverged", "status": 1}
+    record = Record(**{**values, **more})
+    folder.mkdir(parents=True)
+    record.save(folder)
+    return record
+
+
+def write_runs(folder, tasks, scores, **options):
+    """Runs of a sweep. scores: {lr: [score of seed 1, 2, ...]}"""
+    for task in tasks:
+        for lr, values in scores.items():
+            for seed, value in enumerate(values, 1):
+                write_run(folder / task / f"lr{lr:g}_seed{seed}", task, lr, seed, value, **options)
+
+
 if __name__ == "__main__":  # python tests/helpers.py LOSSES.json fairseq-train arguments...
     sys.path.insert(0, str(PLUGIN.parent))
     Path(sys.argv[1]).write_text(json.dumps(train(sys.argv[2:])))

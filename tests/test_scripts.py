@@ -16,7 +16,7 @@ import scipy.stats
 import torch
 from helpers import PLUGIN, write_data
 
-from tupe.experiments.results import unigram_entropy
+from tupe.experiments.summary import unigram_entropy
 
 ROOT = PLUGIN.parent
 SCRIPTS = ROOT / "scripts"

@@ -5,6 +5,7 @@ A module that offers a command defines it with `@click.command(cls=Command)`; `t
 """
 
 import difflib
+import logging
 from pathlib import Path
 
 import click
@@ -30,6 +31,14 @@ class Command(click.Command):
             raise Refusal(f"{ctx.command_path}: {error}", BUSY) from error
         except (ValueError, OSError) as error:
             raise Refusal(f"{ctx.command_path}: {error}") from error
+
+
+class QuietCommand(Command):
+    """A command whose output is its result. Of what libraries log, warnings remain: fairseq opens the log for all."""
+
+    def invoke(self, ctx):
+        logging.getLogger().setLevel(logging.WARNING)
+        return super().invoke(ctx)
 
 
 class Refusal(click.ClickException):

@@ -1,6 +1,11 @@
-"""What `bench.run` measured, as tables and a picture. L sequence length, N layers."""
+"""What `step.run` measured, as tables and a picture. L sequence length, N layers."""
 
 import statistics
+
+import matplotlib.ticker
+
+from ..evaluation import figures
+from ..tables import Table
 
 PAPER_TOKENS = 1_000_000 * 256 * 512  # updates x sequences x tokens
 BASELINES = ("nopos", "bert_a", "fairseq", "hf", "hf-eager", "hf-flash")
@@ -19,58 +24,47 @@ peak memory of the contender's process (on a GPU: allocated) beyond the librarie
 product of size 2048 (on a GPU 8192), three in every turn."""
 
 
-def table(titles, rows):
-    """Lines of a Markdown table."""
-    lines = ["| " + " | ".join(titles) + " |", "|---" + "|---:" * (len(titles) - 1) + "|"]
-    return [*lines, *("| " + " | ".join(cells) + " |" for cells in rows), ""]
-
-
-def markdown(rows, about, devices):
+def markdown(rows, about, devices) -> str:
     """The tables: one per setting, how cost grows, bf16 against float32. devices: number to project the paper's run on,
     or 0."""
-    lines = [", ".join(f"{key} {value}" for key, value in about.items() if value is not None), "", ASSUMPTIONS, ""]
-    settings = list(dict.fromkeys((r["precision"], r["length"], r["layers"]) for r in rows))
-    for precision, length, layers in settings:
-        part = [r for r in rows if (r["precision"], r["length"], r["layers"]) == (precision, length, layers)]
-        against = [b for b in BASELINES if any(r["contender"] == b for r in part) and len(part) > 1]
-        head = part[0]
-        lines += [
-            f"{precision}, {layers} layers, B = {head['batch']}, L = {length}, {head['device']}, "
-            f"{head['rounds']} turns; {head['flops_per_token'] / 1e6:.0f} MFLOP per token, "
-            f"matrix peak {head['peak_flops'] / 1e9:.0f} GFLOP/s",
-            "",
-        ]
-        titles = [
-            "",
-            "tokens/s",
-            *(f"x {b}" for b in against),
-            "forward s",
-            "backward s",
-            "optimizer s",
-            "MiB",
-            "of peak",
-        ]
-        titles += [f"days on {devices}"] * bool(devices)
-        cells = []
-        for r in part:
-            cells.append([r["contender"], f"{r['tokens_per_s']:.0f}"])
-            cells[-1] += [f"{r['times_as_fast'][b]:.2f}" if b in r["times_as_fast"] else "1" for b in against]
-            cells[-1] += [f"{r[key]:.2f}" for key in ("forward_s", "backward_s", "optimizer_s")]
-            cells[-1] += [f"{r['memory_mib']:.0f}", f"{100 * r['share_of_peak']:.0f} %"]
-            if devices:
-                cells[-1].append(f"{project(r['tokens_per_s'], devices):.1f}")
-        lines += table(titles, cells)
-    lines += growth(rows, "length", "layers") + growth(rows, "layers", "length") + precisions(rows)
-    return "\n".join(lines)
+    facts = ", ".join(f"{key} {value}" for key, value in about.items() if value is not None)
+    parts = [f"{facts}\n", f"{ASSUMPTIONS}\n"]
+    settings = dict.fromkeys((r["precision"], r["length"], r["layers"]) for r in rows)
+    for setting in settings:
+        part = [r for r in rows if (r["precision"], r["length"], r["layers"]) == setting]
+        parts.append(contenders(part, devices).markdown())
+    tables = [*growth(rows, "length", "layers"), *growth(rows, "layers", "length"), *precisions(rows)]
+    return "\n".join(parts + [table.markdown() for table in tables])
 
 
-def growth(rows, key, fixed):
-    """Lines: microseconds per token for every value of `key`, at the value of `fixed` that has most of them."""
+def contenders(rows, devices) -> Table:
+    """Speed and memory in one setting."""
+    baselines = [name for name in BASELINES if any(r["contender"] == name for r in rows) and len(rows) > 1]
+    first = rows[0]
+    title = (
+        f"{first['precision']}, {first['layers']} layers, B = {first['batch']}, L = {first['length']}, "
+        f"{first['device']}, {first['rounds']} turns; {first['flops_per_token'] / 1e6:.0f} MFLOP per token, "
+        f"matrix peak {first['peak_flops'] / 1e9:.0f} GFLOP/s"
+    )
+    header = ["", "tokens/s", *(f"x {name}" for name in baselines), "forward s", "backward s", "optimizer s", "MiB"]
+    cells = []
+    for r in rows:
+        cells.append([r["contender"], f"{r['tokens_per_s']:.0f}"])
+        cells[-1] += [f"{r['times_as_fast'][b]:.2f}" if b in r["times_as_fast"] else "1" for b in baselines]
+        cells[-1] += [f"{r[key]:.2f}" for key in ("forward_s", "backward_s", "optimizer_s")]
+        cells[-1] += [f"{r['memory_mib']:.0f}", f"{100 * r['share_of_peak']:.0f} %"]
+        cells[-1] += [f"{project(r['tokens_per_s'], devices):.1f}"] if devices else []
+    return Table.plain([*header, "of peak", *[f"days on {devices}"] * bool(devices)], cells, title=title)
+
+
+def growth(rows, key, fixed) -> list:
+    """Tables, one per precision: microseconds per token for every value of `key`, at the value of `fixed` that has most
+    of them."""
     symbol = {"length": "L", "layers": "N"}
-    lines = []
+    tables = []
     for precision in dict.fromkeys(r["precision"] for r in rows):
         part = [r for r in rows if r["precision"] == precision]
-        at = common(part, fixed)
+        at = most_common(part, fixed)
         part = [r for r in part if r[fixed] == at]
         values = sorted({r[key] for r in part})
         if len(values) < 2:
@@ -79,18 +73,18 @@ def growth(rows, key, fixed):
         for name in dict.fromkeys(r["contender"] for r in part):
             cost = {r[key]: 1e6 / r["tokens_per_s"] for r in part if r["contender"] == name}
             cells.append([name, *(f"{cost[v]:.0f}" if v in cost else "" for v in values)])
-        lines += [f"Microseconds per token by {symbol[key]}, {symbol[fixed]} = {at}, {precision}", ""]
-        lines += table(["", *(f"{symbol[key]} = {value}" for value in values)], cells)
-    return lines
+        title = f"Microseconds per token by {symbol[key]}, {symbol[fixed]} = {at}, {precision}"
+        tables.append(Table.plain(["", *(f"{symbol[key]} = {value}" for value in values)], cells, title=title))
+    return tables
 
 
-def common(rows, key):
+def most_common(rows, key):
     """The value of `key` that most rows have."""
     return statistics.mode(r[key] for r in rows)
 
 
-def precisions(rows):
-    """Lines: how many times the tokens/s of float32 bf16 has, where both were measured."""
+def precisions(rows) -> list:
+    """A table of how many times the tokens/s of float32 bf16 has, where both were measured; [] if they were not."""
     keys = ("contender", "length", "layers", "batch")
     cells = []
     for r in rows:
@@ -98,36 +92,28 @@ def precisions(rows):
             if (r["precision"], half["precision"]) == ("float32", "bf16") and all(r[k] == half[k] for k in keys):
                 times = [half[k] / r[k] for k in ("tokens_per_s", "peak_flops")]
                 cells.append([r["contender"], str(r["length"]), str(r["layers"]), *(f"{x:.2f}" for x in times)])
-    if not cells:
-        return []
-    return ["bf16 against float32 (measured one after the other)", ""] + table(
-        ["", "L", "N", "x float32", "matrix peak x float32"], cells
-    )
+    header = ["", "L", "N", "x float32", "matrix peak x float32"]
+    title = "bf16 against float32 (measured one after the other)"
+    return [Table.plain(header, cells, title=title)] if cells else []
 
 
-def project(tokens_per_s, devices):
+def project(tokens_per_s, devices) -> float:
     """Days for the paper's pre-training on so many devices that each reach this speed (no loss between them)."""
     return PAPER_TOKENS / (tokens_per_s * devices) / 86400
 
 
-def picture(rows, path):
+def picture(rows, path) -> None:
     """Tokens per second against L and against N, a line per contender and precision."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(1, 2, figsize=(11, 4), sharey=True, constrained_layout=True)
-    layers, length = common(rows, "layers"), common(rows, "length")
-    contenders = list(dict.fromkeys(r["contender"] for r in rows))
-    lines = {"float32": "-", "bf16": "--"}
+    figure, axes = figures.curves(2, sharey=True)
+    layers, length = most_common(rows, "layers"), most_common(rows, "length")
+    names = list(dict.fromkeys(r["contender"] for r in rows))
+    dashes = {"float32": "-", "bf16": "--"}
     for axis, key, fixed, value in ((axes[0], "length", "layers", layers), (axes[1], "layers", "length", length)):
         here = [r for r in rows if r[fixed] == value]
         for name, precision in dict.fromkeys((r["contender"], r["precision"]) for r in rows):
             mine = [r for r in here if (r["contender"], r["precision"]) == (name, precision)]
             points = sorted((r[key], r["tokens_per_s"]) for r in mine)
-            index = contenders.index(name)
-            style = {"color": f"C{index}", "marker": "osD^vPX*"[index % 8], "linestyle": lines[precision]}
+            style = {**figures.style(names.index(name)), "linestyle": dashes[precision]}
             axis.plot([x for x, _ in points], [y for _, y in points], label=f"{name} {precision}", **style)
         title = {"length": f"N = {layers}", "layers": f"L = {length}"}[key]
         axis.set(xlabel={"length": "L", "layers": "N"}[key], xscale="log", title=title, ylim=(0, None))
@@ -135,6 +121,5 @@ def picture(rows, path):
         axis.get_xaxis().set_major_formatter(matplotlib.ticker.ScalarFormatter())
         axis.minorticks_off()
     axes[0].set_ylabel("tokens / s")
-    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside right upper", fontsize=8)
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
+    figures.legend(figure, columns=4)
+    figures.save(figure, path)

@@ -7,6 +7,7 @@ L sequence length, H heads, C model width.
 """
 
 import functools
+import io
 from pathlib import Path
 
 import click
@@ -14,7 +15,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 from sklearn.manifold import TSNE
 
-from ..options import FILE, FOLDER, Command
+from ..options import FILE, FOLDER, QuietCommand
 from . import probes
 
 # ----------------------------------------------------------------------------------------------------------- the style
@@ -36,6 +37,14 @@ def save(figure, path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, metadata=undated.get(path.suffix))
     plt.close(figure)
+
+
+def png(figure) -> bytes:
+    """A figure as the content of a PNG file."""
+    content = io.BytesIO()
+    figure.savefig(content, format="png", metadata={"Software": None})
+    plt.close(figure)
+    return content.getvalue()
 
 
 def style(index) -> dict:
@@ -220,7 +229,7 @@ def drawing(function):
     draw = click.option(
         "--output", type=FILE, required=True, help="file to write; .png (the default), .svg or .pdf"
     )(draw)  # fmt: skip
-    return command.command(cls=Command, name=function.__name__.removeprefix("draw_"))(draw)
+    return command.command(cls=QuietCommand, name=function.__name__.removeprefix("draw_"))(draw)
 
 
 one_checkpoint = click.option("--checkpoint", type=FILE, required=True, help="of pre-training")

@@ -7,7 +7,7 @@ import click
 import torch
 from fairseq import checkpoint_utils, utils
 
-from ..options import Command, data, output
+from ..options import QuietCommand, data, output
 from ..plugin.glue import TASKS, glue_name
 from ..safe_load import read_checkpoint
 
@@ -20,7 +20,7 @@ FILES = {
 }
 
 
-@click.command(cls=Command)
+@click.command(cls=QuietCommand)
 @click.argument("checkpoints", nargs=-1, required=True, metavar="TASK=CHECKPOINT ...")
 @data(help="what `tupe prepare glue` wrote, with the test sets")
 @output(help="folder to write")

@@ -18,7 +18,7 @@ from fairseq import checkpoint_utils
 from fairseq.data import data_utils
 
 from .. import plugin, record  # noqa: F401  (plugin: registers the architectures)
-from ..options import FILE, FOLDER, Command, seed
+from ..options import FILE, FOLDER, QuietCommand, seed
 from ..positions import overrides
 from ..safe_load import read_checkpoint
 from ..schemes import frequencies
@@ -318,7 +318,7 @@ def validation_losses(log) -> tuple:
 # --------------------------------------------------------------------------------------------------------- the command
 
 
-@click.command(cls=Command)
+@click.command(cls=QuietCommand)
 @click.argument("checkpoints", nargs=-1, required=True, metavar="[LABEL=]CHECKPOINT ...")
 @click.option("--data", type=FOLDER, help="folder with dict.txt (default: the training data's)")
 @click.option("--words", type=click.IntRange(1), default=300, show_default=True, help="random words, a sequence each")

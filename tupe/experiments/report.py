@@ -1,109 +1,270 @@
-"""One page, Markdown and CSV of collected fine-tuning runs."""
+"""Tables, curves and one page of collected fine-tuning runs beside the published numbers: `tupe report`."""
 
 import base64
-import csv
-import html
-import io
 import statistics
 from collections import defaultdict
-from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
+import click
+import jinja2
+from matplotlib.ticker import MaxNLocator
+
+from .. import options
+from ..architectures import split_size
+from ..evaluation import figures
 from ..plugin.glue import TASKS
-from .results import (
-    EPOCHS,
+from ..tables import Table
+from .results import EPOCHS, collect, with_unit
+from .summary import (
+    COLUMNS,
     PAPER_COLUMNS,
     average,
-    configuration_table,
     correlations,
-    lost,
-    metric_table,
+    counterpart,
+    majority,
+    mean_columns,
+    mean_name,
     paper_row,
-    paper_tables,
-    pretraining_table,
-    property_table,
+    pretraining,
+    properties,
+    published,
+    score_columns,
+    score_lists,
+    score_name,
     summarise,
 )
 
+# ------------------------------------------------------------------------------------------------------------- tables
+
+NO_BETTER = "†"  # behind a score that is no better than always giving one answer
+LEARNED = 1.0  # nats below the unigram entropy from which on a model counts as pre-trained
+
+
+def paper_tables(summaries, all_failed=(), baselines=None) -> list:
+    """[(title, source, Table)]: the paper's tables with our rows.
+
+    all_failed: {(model, task)} of which no run came to its end. baselines: what `majority` returns.
+    """
+    tables = []
+    for table in published()["tables"]:
+        ours = {model: paper_row(tasks) for model, tasks in summaries.items() if counterpart(table, model)}
+        ours = {model: row for model, row in ours.items() if row}
+        if ours:
+            content = _paper_table(table, ours, summaries, all_failed, baselines or {})
+            tables.append((table["title"], table["source"], content))
+    return tables
+
+
+def _paper_table(table, ours, summaries, all_failed, baselines):
+    columns = [c for c in COLUMNS if c in PAPER_COLUMNS or any(c in row for row in ours.values())]
+    shared = [c for c in PAPER_COLUMNS if all(c in row for row in ours.values())]
+    means = [PAPER_COLUMNS] + [shared] * (0 < len(shared) < len(PAPER_COLUMNS))  # columns of each average
+    rows = []
+
+    def add(kind, name, cells, averages=None):
+        rows.append((kind, [name, *(cells.get(c, "") for c in columns), *(averages or [""] * len(means))]))
+
+    for entry in table["rows"]:
+        theirs = dict(zip(PAPER_COLUMNS, entry["scores"], strict=True))
+        averages = [entry["average"], *(average(theirs, mean) for mean in means[1:])]
+        add("published", published_name(entry), {c: number(theirs[c]) for c in theirs}, [number(a) for a in averages])
+    single = {c: baselines[COLUMNS[c]] for c in columns if COLUMNS[c] in baselines}
+    if single:
+        cells = {c: number(value) for c, value in single.items()}
+        add("majority", "majority", cells, [number(average(single, mean)) for mean in means])
+    for model, row in ours.items():
+        medians = {c: median for c, (median, _) in row.items()}
+        averages = [average(medians, mean) for mean in means]
+        cells = {c: "failed" for c in columns if (model, COLUMNS[c][0]) in all_failed}
+        cells.update({c: marked(medians[c], single.get(c)) for c in row})
+        add("ours", str(model), cells, [number(a) for a in averages])
+        spread = {c: f"± {deviation(values)} ({len(values)})" for c, (_, values) in row.items()}
+        add("detail", "standard deviation (seeds)", spread)
+        add("detail", "learning rate chosen", {c: f"{summaries[model][COLUMNS[c][0]].lr:g}" for c in row})
+        entry = counterpart(table, model)
+        theirs = dict(zip(PAPER_COLUMNS, entry["scores"], strict=True))
+        their_averages = [entry["average"], *(average(theirs, mean) for mean in means[1:])]
+        gaps = {c: f"{medians[c] - theirs[c]:+.2f}" for c in row if c in theirs}
+        pairs = zip(averages, their_averages, strict=True)
+        size, other = split_size(model.architecture)[1], split_size(entry["architecture"])[1]
+        note = "" if size == other else f", {other} size"
+        name = f"minus {published_name(entry, note)}"
+        add("difference", name, gaps, [f"{a - b:+.2f}" if a is not None else "" for a, b in pairs])
+    return Table(["model", *columns, "average", *(f"mean of {' '.join(mean)}" for mean in means[1:])], rows)
+
+
+def published_name(entry, note="") -> str:
+    """ "TUPE-R (1M)" of a published row."""
+    return f"{entry['name']} ({with_unit(entry['updates'])}{note})"
+
+
+def number(value) -> str:
+    return "" if value is None else f"{value:.2f}"
+
+
+def marked(value, baseline) -> str:
+    """A score, marked where it is no better than the baseline (None: not known)."""
+    is_better = baseline is None or value > baseline + 1e-9
+    return number(value) if is_better else f"{number(value)}{NO_BETTER}"
+
+
+def deviation(values) -> str:
+    return number(statistics.stdev(values)) if len(values) > 1 else "?"
+
+
+def metric_table(summaries, all_failed=(), baselines=None) -> Table:
+    """Every score of the best configurations, mean and standard deviation over seeds. See `paper_tables`."""
+    shared, columns, baselines = mean_columns(summaries), score_columns(summaries), baselines or {}
+    names = [mean_name(shared)] * bool(shared) + [score_name(column) for column in columns]
+    single = {score_name(column): baselines[column] for column in columns if column in baselines}
+    if shared and all(column in baselines for column in shared):
+        single[mean_name(shared)] = statistics.mean(baselines[column] for column in shared)
+    rows = [("majority", ["majority", *(number(single.get(name)) for name in names)])] * bool(single)
+    for model, lists in score_lists(summaries).items():
+        cells = {score_name(column): "failed" for column in columns if (model, column[0]) in all_failed}
+        for name, values in lists.items():
+            if values:
+                mean = statistics.mean(values)
+                cells[name] = f"{marked(mean, single.get(name))} ± {deviation(values)}"
+        rows.append(("ours", [str(model), *(cells.get(name, "") for name in names)]))
+        tasks = summaries[model]
+        rates = {score_name(column): f"{tasks[column[0]].lr:g}" for column in columns if column[0] in tasks}
+        rows.append(("detail", ["learning rate chosen", *(rates.get(name, "") for name in names)]))
+    return Table(["model", *names], rows)
+
+
+def configuration_table(model, task, collection) -> Table:
+    """Every learning rate and seed of a task: the first metric (mean over development sets) at the best and the last
+    epoch."""
+    finished = {key[2:]: run for key, run in collection.finished.items() if key[:2] == (model, task)}
+    broken = {key[2:] for key in collection.broken if key[:2] == (model, task)}
+    seeds = sorted({seed for _, seed in {*finished, *broken}})
+    rows = []
+    for lr in sorted({lr for lr, _ in {*finished, *broken}}):
+        for epoch in EPOCHS:
+            values = {}
+            for seed in seeds:
+                if (lr, seed) in finished:
+                    run = finished[lr, seed]
+                    metric = run.record.metrics[0]
+                    values[seed] = statistics.mean(run.score(split, metric, epoch) for split in run.record.splits)
+            gaps = {seed: "failed" for seed in seeds if (lr, seed) in broken}
+            cells = [number(values[seed]) if seed in values else gaps.get(seed, "") for seed in seeds]
+            median = [number(statistics.median(values.values())), deviation([*values.values()])] if values else ["", ""]
+            rows.append((epoch, [f"{lr:g}", epoch, *cells, *median]))
+    title = f"{task} {TASKS[task].metrics[0]}" if task in TASKS else task
+    header = ["lr", "epoch", *(f"seed {seed}" for seed in seeds), "median", "deviation"]
+    return Table(header, rows, title=title)
+
+
+def pretraining_table(losses) -> Table:
+    """losses: see `pretraining`."""
+    rows = []
+    for model, (loss, entropy) in losses.items():
+        verdict = "yes" if entropy - loss >= LEARNED else "FAILED"
+        rows.append(("ours", [str(model), f"{loss:.3f}", f"{entropy:.3f}", f"{verdict}, {entropy - loss:.2f}"]))
+    header = ["model", "MLM loss, validation (nats)", "unigram entropy (nats)", f"at least {LEARNED:g} nat below"]
+    return Table(header, rows)
+
+
+def property_table(probed) -> Table:
+    """probed: see `properties`."""
+    names = list(next(iter(probed.values())))
+    rows = [("ours", [str(model), *(f"{row[name]:.4g}" for name in names)]) for model, row in probed.items()]
+    return Table(["model", *names], rows)
+
+
+def correlation_table(probed, summaries) -> Table:
+    """probed, summaries: see `correlations`."""
+    rows = [
+        [measure, *("" if value is None else f"{value:+.2f}" for value in row.values())]
+        for measure, row in correlations(probed, summaries).items()
+    ]
+    return Table.plain(["property", *next(iter(score_lists(summaries).values()))], rows)
+
+
+def run_table(collection) -> Table:
+    """Every score of every finished run, unrounded, for runs.csv."""
+    header = [
+        "architecture", "variant", "pretraining updates", "task", "split", "lr", "seed", "epoch", "updates", "best",
+        "metric", "score", "folder",
+    ]  # fmt: skip
+    rows = []
+    for (model, task, lr, seed), run in sorted(collection.finished.items(), key=lambda item: item[0]):
+        for entry in run.record.scores:
+            for metric in run.record.metrics:
+                cells = [
+                    model.architecture, model.variant, model.updates, task, entry["split"], f"{lr:g}", seed,
+                    entry["epoch"], entry["num_updates"], int(entry["best"]), metric, entry[metric], run.folder,
+                ]  # fmt: skip
+                rows.append([str(cell) for cell in cells])
+    return Table.plain(header, rows)
+
+
 # ----------------------------------------------------------------------------------------------------------- pictures
 
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")  # Okabe and Ito
-DASHES = ("-", "--", "-.", ":")
+
+@dataclass
+class Picture:
+    name: str  # what it shows
+    png: bytes
+
+    @property
+    def file_name(self) -> str:
+        return self.name.replace(" ", "_") + ".png"
+
+    @property
+    def data(self) -> str:
+        """The picture as text, for a page without further files."""
+        return base64.b64encode(self.png).decode()
 
 
-def learning_curves(runs, task):
-    """SVG: first metric against epoch, a thin line per run and a thick one for the median of each model."""
-    with _figure() as (figure, axes):
-        models = sorted({model for model, t, _, _ in runs if t == task})
-        for index, model in enumerate(models):
-            curves = []
-            for (m, t, _, _), result in runs.items():
-                if (m, t) == (model, task):
-                    records = [r for r in result["records"] if r["split"] == result["splits"][0]]
-                    curves.append([record[result["metrics"][0]] for record in records])
-                    metric = result["metrics"][0]
-            for curve in curves:
-                axes.plot(range(1, len(curve) + 1), curve, linewidth=0.5, alpha=0.4, **_style(index))
-            middle = [statistics.median(c[e] for c in curves if e < len(c)) for e in range(max(map(len, curves)))]
-            axes.plot(range(1, len(middle) + 1), middle, linewidth=2.5, label=str(model), **_style(index))
-        axes.set(xlabel="epoch", ylabel=f"{task} {metric}")
-        _legend(figure, len(models))
-        return _svg(figure)
+def learning_curves(collection, summaries, task, baselines) -> Picture:
+    """First metric against epoch: of every model, the median over the seeds of its chosen learning rate."""
+    runs = {key: run for key, run in collection.finished.items() if key[1] == task}
+    split, metric = next((run.record.splits[0], run.record.metrics[0]) for run in runs.values())
+    figure, (axis,) = figures.curves()
+    for index, model in enumerate(sorted({model for model, *_ in runs})):
+        lr, by_epoch = summaries[model][task].lr, defaultdict(list)
+        for key, run in runs.items():
+            if key[:3] == (model, task, lr):
+                for entry in run.entries(split):
+                    by_epoch[entry["epoch"]].append(entry[metric])
+        medians = [statistics.median(by_epoch[epoch]) for epoch in sorted(by_epoch)]
+        axis.plot(sorted(by_epoch), medians, label=f"{model}, lr {lr:g}", **figures.style(index))
+    if (task, split, metric) in baselines:
+        axis.axhline(baselines[task, split, metric], color="0.5", linewidth=0.8, label="majority")
+    axis.set(xlabel="epoch", ylabel=score_name((task, split, metric)))
+    axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+    figures.legend(figure)
+    return Picture(f"learning curves of {task}", figures.png(figure))
 
 
-def pretraining_curves(summaries):
-    """{what it shows: SVG}: score against pre-training updates, of models with several checkpoints (Figure 5 b, c)."""
+def pretraining_curves(summaries) -> list:
+    """Pictures: score against pre-training updates, of models with several checkpoints (the paper's figure 5 b, c)."""
     lines = defaultdict(dict)
     for model, tasks in summaries.items():
-        lines[model.name][model.updates] = {column: value[0] for column, value in paper_row(tasks).items()}
+        lines[model.name][model.updates] = {column: median for column, (median, _) in paper_row(tasks).items()}
     lines = {name: points for name, points in lines.items() if len(points) > 1}
-    every = [set(point) for points in lines.values() for point in points.values()]
-    shared = [column for column in PAPER_COLUMNS if every and all(column in names for names in every)]
+    rows = [row for points in lines.values() for row in points.values()]
+    shared = [column for column in PAPER_COLUMNS if rows and all(column in row for row in rows)]
     panels = {"MNLI-m": ["MNLI-m"]} if "MNLI-m" in shared else {}
     if shared:
         panels[f"mean of {len(shared)} columns"] = shared
-    pictures = {}
+    pictures = []
     for label, columns in panels.items():
-        with _figure() as (figure, axes):
-            for index, (name, points) in enumerate(sorted(lines.items())):
-                xs = sorted(points)
-                axes.plot(xs, [average(points[x], columns) for x in xs], marker="o", label=name, **_style(index))
-            axes.set(xlabel="pre-training updates", ylabel=label)
-            _legend(figure, len(lines))
-            pictures[f"{label} against pre-training updates"] = _svg(figure)
+        figure, (axis,) = figures.curves()
+        for index, (name, points) in enumerate(sorted(lines.items())):
+            updates = sorted(points)
+            axis.plot(updates, [average(points[u], columns) for u in updates], label=name, **figures.style(index))
+        axis.set(xlabel="pre-training updates", ylabel=label)
+        figures.legend(figure)
+        pictures.append(Picture(f"{label} against pre-training updates", figures.png(figure)))
     return pictures
 
 
-def _style(index):
-    return {"color": COLOURS[index % len(COLOURS)], "linestyle": DASHES[index % len(DASHES)]}
-
-
-@contextmanager
-def _figure():
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(figsize=(5.5, 3.6), constrained_layout=True)
-    axes.spines[["top", "right"]].set_visible(False)
-    yield figure, axes
-    plt.close(figure)
-
-
-def _legend(figure, count):
-    """Below the axes, where it hides no curve."""
-    figure.set_figheight(figure.get_figheight() + 0.17 * count)  # inches, of a line
-    figure.legend(loc="outside lower center", fontsize=8)
-
-
-def _svg(figure):
-    out = io.BytesIO()
-    figure.savefig(out, format="svg", metadata={"Date": None})
-    return out.getvalue().decode()
-
-
-# -------------------------------------------------------------------------------------------------------------- pages
+# ------------------------------------------------------------------------------------------------------------ sections
 
 PROTOCOL = (
     "Scores on the development sets, times 100. A configuration is a learning rate; its score is the median over "
@@ -114,211 +275,152 @@ WHICH_EPOCH = (
     "The paper does not say which epoch its scores are from; its released command evaluates during each epoch and "
     "keeps the best. Runs here are evaluated once after each epoch."
 )
-PRETRAINED = "The pre-trained models"
-PROPERTIES = "Properties of the position encodings"
+MAJORITY = f"{NO_BETTER}: no better than the row majority, which is always giving one answer (a correlation of 0)."
+SPREAD = "Mean ± standard deviation over the seeds of the best configuration."
 CORRELATIONS = (
     "Pearson correlation, over the models with position encodings, of each property with each score (mean over seeds, "
     "best epoch):"
 )
 
 
-def write_report(found, output, properties=None, pretrained=None):
-    """Write index.html (self-contained), report.md with its pictures and runs.csv into `output`; returns the path of
-    the page.
+@dataclass
+class Section:
+    """blocks: texts, Tables, Pictures, Entries and Sections. folded: closed at first on the page. page_only: too long
+    for the Markdown."""
 
-    properties: {model: {measure: value}}, shown with their correlations with the scores. pretrained: {model: (loss,
-    unigram entropy)}, shown with a verdict.
-    """
-    output = Path(output)
-    output.mkdir(parents=True, exist_ok=True)
-    summaries = {epoch: summarise(found.runs, epoch) for epoch in EPOCHS}
-    (output / "runs.csv").write_text(_csv(found), encoding="utf-8")
-    pictures = {"Score against pre-training": pretraining_curves(summaries["best"])}
-    tasks = dict.fromkeys(key[1] for key in sorted(found.runs))
-    pictures["Learning curves"] = {f"learning curves of {task}": learning_curves(found.runs, task) for task in tasks}
-    for name, svg in (item for group in pictures.values() for item in group.items()):
-        (output / file_name(name)).write_text(svg, encoding="utf-8")
-    for name, page in (("report.md", _markdown), ("index.html", _html)):
-        (output / name).write_text(page(found, summaries, properties, pretrained, pictures), encoding="utf-8")
-    return output / "index.html"
+    title: str
+    blocks: list
+    folded: bool = False
+    page_only: bool = False
 
 
-def file_name(picture):
-    return picture.replace(" ", "_") + ".svg"
+@dataclass
+class Entries:
+    """A list of (folder, lines about it)."""
+
+    entries: list
 
 
-def _csv(found):
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    header = [
-        "architecture",
-        "variant",
-        "pretraining updates",
-        "task",
-        "split",
-        "lr",
-        "seed",
-        "epoch",
-        "updates",
-        "best",
-        "metric",
-        "score",
+def sections(collection, probed=None, losses=None) -> list:
+    """The report, for both of its forms. probed: see `properties`; losses: see `pretraining`."""
+    summaries = {epoch: summarise(collection.finished, epoch) for epoch in EPOCHS}
+    baselines, best = majority(collection.finished), summaries["best"]
+    report = []
+    if losses:
+        report.append(Section("The pre-trained models", [pretraining_table(losses)]))
+    for epoch, label in EPOCHS.items():
+        scores = score_sections(summaries[epoch], label, collection.all_failed(), baselines)
+        report += scores if epoch == "best" else [Section(f"The same at the {label}", scores, folded=True)]
+    if probed:
+        blocks = [property_table(probed)]
+        if len(probed) > 2:
+            blocks += [CORRELATIONS, correlation_table(probed, best)]
+        report.append(Section("Properties of the position encodings", blocks))
+    tried = defaultdict(dict)  # {model: its tasks}, those too of which every run failed
+    for model, task, *_ in sorted([*collection.finished, *collection.broken]):
+        tried[model][task] = configuration_table(model, task, collection)
+    parts = [Section(str(model), [*tables.values()], folded=True) for model, tables in tried.items()]
+    report.append(Section("Every configuration", parts, page_only=True))
+    report.append(Section("Score against pre-training", pretraining_curves(best)))
+    tasks = dict.fromkeys(key[1] for key in sorted(collection.finished))
+    curves = [learning_curves(collection, best, task, baselines) for task in tasks]
+    text = "Medians over the seeds of each model's best configuration."
+    report.append(Section("Learning curves", [text, *curves] if curves else []))
+    for title in ("Failed", "Missing", "Left out"):
+        entries = [(folder, [reason]) for folder, reason in getattr(collection, title.lower().replace(" ", "_"))]
+        report.append(Section(f"{title} ({len(entries)})", [Entries(entries)] if entries else []))
+    runs = sorted([*collection.finished.values(), *collection.broken.values()], key=lambda run: run.key)
+    title = f"Commands, versions and commits of {len(runs)} runs"
+    facts = Entries([(run.folder, [run.record.command, facts_of(run.record)]) for run in runs])
+    report.append(Section(title, [facts], folded=True, page_only=True))
+    return [section for section in report if section.blocks]
+
+
+def score_sections(summaries, label, all_failed, baselines):
+    """The paper's tables and all scores, of one of EPOCHS."""
+    legend = [MAJORITY] * bool(baselines)
+    parts = [
+        Section(f"{title}: {label}", [f"Published rows: {source}. {WHICH_EPOCH}", *legend, table])
+        for title, source, table in paper_tables(summaries, all_failed, baselines)
     ]
-    writer.writerow([*header, "folder"])
-    for (model, task, lr, seed), result in sorted(found.runs.items(), key=lambda item: item[0]):
-        for record in result["records"]:
-            for metric in result["metrics"]:
-                writer.writerow(
-                    [
-                        model.architecture,
-                        model.variant,
-                        model.updates,
-                        task,
-                        record["split"],
-                        f"{lr:g}",
-                        seed,
-                        record["epoch"],
-                        record["num_updates"],
-                        int(record["best"]),
-                        metric,
-                        repr(record[metric]),
-                        result["folder"],
-                    ]  # fmt: skip
-                )
-    return out.getvalue()
+    return [*parts, Section(f"All scores: {label}", [SPREAD, *legend, metric_table(summaries, all_failed, baselines)])]
 
 
-def _counts(found):
-    text = f"{len(found.runs)} finished runs, {len(found.failed)} failed, {len(found.missing)} missing"
-    return text + (f", {len(found.left_out)} left out" if found.left_out else "")
+def facts_of(run):
+    versions = ", ".join(f"{name} {version}" for name, version in run.versions.items())
+    return f"commit {run.commit}; {versions}; {run.device}; {run.started_at} to {run.finished_at}"
 
 
-def _problems(found):
-    """Sections of what is not in the tables: (title, [(folder, reason)])."""
-    sections = (("Failed", found.failed), ("Missing", found.missing), ("Left out", found.left_out))
-    return [(title, entries) for title, entries in sections if entries]
+def counts(collection) -> str:
+    numbers = [f"{len(collection.finished)} finished runs", f"{len(collection.failed)} failed"]
+    numbers.append(f"{len(collection.missing)} missing")
+    return ", ".join(numbers + [f"{len(collection.left_out)} left out"] * bool(collection.left_out))
 
 
-def _markdown(found, summaries, properties, pretrained, pictures):
-    lines = ["# Fine-tuning report", "", f"{_counts(found)}. {PROTOCOL}", ""]
-    if pretrained:
-        lines += [f"## {PRETRAINED}", "", *_markdown_table(*pretraining_table(pretrained))]
-    for epoch, what in EPOCHS.items():
-        for title, source, header, rows in paper_tables(summaries[epoch], lost(found)):
-            lines += [f"## {title}, {what}", "", f"Published rows: {source}. {WHICH_EPOCH}", ""]
-            lines += _markdown_table(header, rows)
-        header, rows = metric_table(summaries[epoch], lost(found))
-        lines += [
-            f"## All scores, {what}",
-            "",
-            "Mean ± standard deviation over the seeds of the best configuration.",
-            "",
-        ]
-        lines += _markdown_table(header, rows)
-    if properties:
-        lines += [f"## {PROPERTIES}", "", *_markdown_table(*property_table(properties))]
-        if len(properties) > 2:
-            lines += [CORRELATIONS, "", *_markdown_table(*correlations(properties, summaries["best"]))]
-    for title, group in pictures.items():
-        if group:
-            lines += [f"## {title}", "", *(f"![{name}]({file_name(name)})" for name in group), ""]
-    for title, entries in _problems(found):
-        lines += [f"## {title}", "", *(f"- `{folder}`: {reason}" for folder, reason in entries), ""]
+# ------------------------------------------------------------------------------------------------------- the two forms
+
+
+def markdown(report, level=2) -> str:
+    """The sections as Markdown that names the files of its pictures."""
+    lines = []
+    for section in report:
+        if section.page_only:
+            continue
+        lines += [f"{'#' * level} {section.title}", ""]
+        for block in section.blocks:
+            match block:
+                case str():
+                    lines += [block, ""]
+                case Table():
+                    lines += [block.markdown()]
+                case Picture():
+                    lines += [f"![{block.name}]({block.file_name})", ""]
+                case Entries():
+                    lines += [*(f"- `{folder}`: {'; '.join(texts)}" for folder, texts in block.entries), ""]
+                case Section():
+                    lines += [markdown([block], level + 1)]
     return "\n".join(lines)
 
 
-def _markdown_table(header, rows):
-    lines = ["| " + " | ".join(header) + " |", "|" + " --- |" * len(header)]
-    for kind, cells in rows:
-        marked = [f"**{cell}**" if kind == "ours" and cell else cell for cell in cells]
-        lines.append("| " + " | ".join(marked) + " |")
-    return [*lines, ""]
+def page(report, introduction) -> str:
+    """The sections as one self-contained page."""
+    loader = jinja2.FileSystemLoader(Path(__file__).parent)
+    template = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    return template.get_template("report.html").render(sections=report, introduction=introduction)
 
 
-STYLE = """
-body { font: 16px/1.5 system-ui, sans-serif; color: #1a1a1a; background: #fff; max-width: 76rem; margin: 0 auto;
-  padding: 1rem; }
-h1 { font-size: 1.6rem; } h2 { font-size: 1.2rem; margin-top: 2rem; }
-p { max-width: 46rem; }
-.scroll { overflow-x: auto; }
-table { border-collapse: collapse; font-size: .875rem; font-variant-numeric: tabular-nums; }
-th, td { padding: .25rem .6rem; text-align: right; white-space: nowrap; border-bottom: 1px solid #ddd; }
-th:first-child, td:first-child { text-align: left; position: sticky; left: 0; background: #fff; }
-thead th { border-bottom: 2px solid #555; white-space: normal; min-width: 3.5rem; vertical-align: bottom; }
-tr.ours td { font-weight: 600; border-bottom: none; padding-top: .6rem; }
-tr.spread td, tr.last td { color: #595959; } tr.spread td { border-bottom: none; }
-tr.difference td { font-style: italic; }
-details { margin: .5rem 0; } summary { cursor: pointer; }
-code { font-size: .8rem; overflow-wrap: anywhere; }
-.figures { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 28rem), 1fr)); gap: 1rem; }
-.figures img { width: 100%; height: auto; }
-@media (max-width: 40rem) { th, td { padding: .2rem .4rem; }
-  td:first-child, th:first-child { white-space: normal; min-width: 7rem; } }
-"""
+def write_report(collection, output, probed=None, losses=None) -> Path:
+    """Write index.html, report.md with its pictures, and runs.csv into the folder `output`; returns the page's path.
+
+    probed: what `properties` returns, shown with their correlations with the scores. losses: what `pretraining`
+    returns, shown with a verdict.
+    """
+    output = Path(output)
+    output.mkdir(parents=True, exist_ok=True)
+    report, introduction = sections(collection, probed, losses), [f"{counts(collection)}.", PROTOCOL]
+    for section in report:
+        for block in section.blocks:
+            if isinstance(block, Picture):
+                (output / block.file_name).write_bytes(block.png)
+    (output / "runs.csv").write_text(run_table(collection).csv(), encoding="utf-8")
+    text = "\n\n".join(["# Fine-tuning report", *introduction, markdown(report)])
+    (output / "report.md").write_text(text, encoding="utf-8")
+    (output / "index.html").write_text(page(report, introduction), encoding="utf-8")
+    return output / "index.html"
 
 
-def _html(found, summaries, properties, pretrained, pictures):
-    e = html.escape
-    body = [f"<h1>Fine-tuning report</h1><p>{e(_counts(found))}.</p><p>{e(PROTOCOL)}</p>"]
-    if pretrained:
-        body.append(f"<h2>{PRETRAINED}</h2>{_html_table(*pretraining_table(pretrained))}")
-    for epoch, what in EPOCHS.items():
-        section = []
-        for title, source, header, rows in paper_tables(summaries[epoch], lost(found)):
-            section.append(f"<h2>{e(title)}: {e(what)}</h2>{_html_table(header, rows)}")
-            section.append(f"<p>Published rows: {e(source)}. {e(WHICH_EPOCH)}</p>")
-        header, rows = metric_table(summaries[epoch], lost(found))
-        section.append(f"<h2>All scores: {e(what)}</h2>{_html_table(header, rows)}")
-        section.append("<p>Mean ± standard deviation over the seeds of the best configuration.</p>")
-        text = "".join(section)
-        body.append(
-            text if epoch == "best" else f"<details><summary>The same at the {e(what)}</summary>{text}</details>"
-        )
-    if properties:
-        body.append(f"<h2>{PROPERTIES}</h2>{_html_table(*property_table(properties))}")
-        if len(properties) > 2:
-            body.append(f"<p>{CORRELATIONS}</p>{_html_table(*correlations(properties, summaries['best']))}")
-    body.append("<h2>Every configuration</h2>")
-    tried = defaultdict(dict)  # with the tasks of which every run failed
-    for model, task, *_ in sorted([*found.runs, *found.broken]):
-        tried[model][task] = True
-    for model, tasks in tried.items():
-        inner = "".join(
-            f"<h3>{e(task)} {e(TASKS[task].metrics[0] if task in TASKS else '')}</h3>"
-            + _html_table(*configuration_table(model, task, found.runs, found.broken))
-            for task in tasks
-        )
-        body.append(f"<details><summary>{e(str(model))}</summary>{inner}</details>")
-    for title, group in pictures.items():
-        if group:
-            told = "<p>Thin: every run. Thick: median of a model.</p>" if title == "Learning curves" else ""
-            images = "".join(_image(svg, name) for name, svg in group.items())
-            body.append(f'<h2>{title}</h2>{told}<div class="figures">{images}</div>')
-    for title, entries in _problems(found):
-        items = "".join(f"<li><code>{e(str(folder))}</code>: {e(reason)}</li>" for folder, reason in entries)
-        body.append(f"<h2>{title} ({len(entries)})</h2><ul>{items}</ul>")
-    every = sorted([*found.runs.items(), *found.broken.items()], key=lambda item: item[0])
-    body.append(f"<h2>Runs</h2><details><summary>Commands, versions and commits of {len(every)} runs</summary><ul>")
-    for _, result in every:
-        versions = ", ".join(f"{name} {version}" for name, version in result["versions"].items())
-        facts = f"commit {result['commit']}; {versions}; {result['device']}; {result['finished_at']}"
-        body.append(f"<li>{e(result['folder'])}<br><code>{e(' '.join(result['command']))}</code><br>{e(facts)}</li>")
-    body.append("</ul></details>")
-    head = '<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>Fine-tuning report</title>'
-    return (
-        f'<!doctype html><html lang="en"><head>{head}<style>{STYLE}</style></head><body>{"".join(body)}</body></html>\n'
-    )
-
-
-def _html_table(header, rows):
-    e = html.escape
-    head = "".join(f"<th scope='col'>{e(cell).replace('-', '&#8209;')}</th>" for cell in header)  # no break in MNLI-m
-    lines = (
-        f'<tr class="{kind}">' + "".join(f"<td>{e(cell)}</td>" for cell in cells) + "</tr>" for kind, cells in rows
-    )
-    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{"".join(lines)}</tbody></table></div>'
-
-
-def _image(svg, text):
-    data = base64.b64encode(svg.encode()).decode()
-    return f'<img alt="{html.escape(text)}" src="data:image/svg+xml;base64,{data}">'
+@click.command(cls=options.QuietCommand)
+@click.argument("runs", nargs=-1, required=True, type=options.FOLDER, metavar="FOLDER ...")
+@options.output("folder to write: index.html, report.md and runs.csv")
+@click.option("--properties", "with_properties", is_flag=True, help="probe the pre-trained checkpoints too")
+@click.option("--pretraining", "with_losses", is_flag=True, help="show masked-LM losses beside the unigram entropy")
+@options.data("for these two: folder of the pre-training data (default: the checkpoint's own)", required=False)
+def command(runs, output, with_properties, with_losses, data):
+    """Fine-tuning runs in one page beside the published numbers. FOLDER: of a run, of a sweep, or of several; all that
+    is in it is looked through."""
+    collection = collect(runs)
+    models = collection.models()
+    probed = properties(models, data) if with_properties else None
+    losses = pretraining(models, data) if with_losses else None
+    path = write_report(collection, output, probed, losses)
+    click.echo(f"report: {counts(collection)}; {path}")

@@ -1,0 +1,256 @@
+"""Numbers from collected runs: medians over seeds and the learning rate that wins, averages, baselines, published
+scores to compare with, and what the pre-trained models themselves tell."""
+
+import json
+import math
+import statistics
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from fairseq.data import Dictionary, data_utils
+from scipy.stats import pearsonr
+
+from ..architectures import split_size
+from ..evaluation.probes import identical_word_attention, load_model, measures
+from ..plugin.glue import TASKS, score
+from ..safe_load import num_updates, read_checkpoint
+
+PUBLISHED = Path(__file__).with_name("published.json")
+# Column of the paper's tables -> (task, split, metric). WNLI stands outside of the paper's tables and averages.
+COLUMNS = {
+    "MNLI-m": ("MNLI", "valid", "accuracy"),
+    "MNLI-mm": ("MNLI", "valid1", "accuracy"),
+    **{
+        name: (name, "valid", TASKS[name].metrics[0])
+        for name in ("QNLI", "QQP", "SST-2", "CoLA", "MRPC", "RTE", "STS-B")
+    },
+    "WNLI": ("WNLI", "valid", "accuracy"),
+}
+PAPER_COLUMNS = [name for name in COLUMNS if name != "WNLI"]
+WANG_METRICS = {"MRPC": "f1", "QQP": "f1", "STS-B": "spearman"}  # elsewhere the paper's
+
+
+# ----------------------------------------------------------------------------------------------------- configurations
+
+
+@dataclass
+class Summary:
+    """One task of one model: scores of every seed by learning rate, and the paper's choice among them."""
+
+    by_lr: dict  # lr -> {seed: {(split, metric): score}}
+    # Of the best configuration: the highest median over seeds of the first metric (mean over dev sets), among those
+    # with the most seeds: what is left of a configuration whose other runs failed is no match for a whole one.
+    lr: float
+
+    def values(self, split, metric, lr=None) -> list:
+        """Scores of the seeds, at the chosen learning rate unless another is given."""
+        return [values[split, metric] for values in self.by_lr[lr or self.lr].values()]
+
+    def median(self, split, metric, lr=None) -> float:
+        return statistics.median(self.values(split, metric, lr))
+
+    def pairs(self) -> list:
+        """Every (split, metric) that was scored."""
+        return list(next(iter(self.by_lr[self.lr].values())))
+
+
+def summarise(runs, epoch) -> dict:
+    """{model: {task: Summary}} of finished runs {key: Run}. epoch: "best" or "last"."""
+    grouped = defaultdict(lambda: defaultdict(lambda: defaultdict(dict)))
+    firsts = {}
+    for (model, task, lr, seed), run in sorted(runs.items(), key=lambda item: item[0]):
+        pairs = [(split, metric) for split in run.record.splits for metric in run.record.metrics]
+        grouped[model][task][lr][seed] = {pair: run.score(*pair, epoch) for pair in pairs}
+        firsts[task] = [(split, run.record.metrics[0]) for split in run.record.splits]
+    summaries = defaultdict(dict)
+    for model, tasks in grouped.items():
+        for task, by_lr in tasks.items():
+            summary = Summary(dict(by_lr), min(by_lr))
+            most = max(map(len, by_lr.values()))
+            whole = [lr for lr in by_lr if len(by_lr[lr]) == most]
+            summary.lr = max(whole, key=lambda lr: statistics.mean(summary.median(*pair, lr) for pair in firsts[task]))
+            summaries[model][task] = summary
+    return dict(summaries)
+
+
+# ---------------------------------------------------------------------------------------------- averages over columns
+
+
+def paper_row(tasks) -> dict:
+    """{column: (median of the best configuration, scores of its seeds)} of the columns that a model has."""
+    row = {}
+    for column, (task, split, metric) in COLUMNS.items():
+        if task in tasks:
+            row[column] = tasks[task].median(split, metric), tasks[task].values(split, metric)
+    return row
+
+
+def average(values, columns=PAPER_COLUMNS):
+    """The paper's average: the mean over its nine columns, MNLI-m and -mm separate; None if one is missing."""
+    return statistics.mean(values[column] for column in columns) if all(c in values for c in columns) else None
+
+
+def glue_mean(tasks, columns) -> list:
+    """Mean over columns, for each seed that all of them have. columns: (task, split, metric), see `mean_columns`."""
+    by_seed = {task: tasks[task].by_lr[tasks[task].lr] for task, *_ in columns}
+    seeds = sorted(set.intersection(*map(set, by_seed.values())))
+    return [statistics.mean(by_seed[task][seed][split, metric] for task, split, metric in columns) for seed in seeds]
+
+
+def mean_columns(summaries) -> list:
+    """(task, split, metric) of the mean over GLUE of Wang et al. (2021), as far as every model has them: F1 for MRPC
+    and QQP, Spearman for STS-B, no WNLI. [] where it would be the mean of one."""
+    columns = [(task, split, WANG_METRICS.get(task, metric)) for task, split, metric in COLUMNS.values()]
+    shared = [c for c in columns if c[0] != "WNLI" and all(c[0] in tasks for tasks in summaries.values())]
+    return shared if len(shared) > 1 else []
+
+
+def score_columns(summaries) -> list:
+    """All (task, split, metric) that some model has, in the order of the tables."""
+    tasks = [item for tasks in summaries.values() for item in tasks.items()]
+    columns = {(task, *pair) for task, summary in tasks for pair in summary.pairs()}
+    return sorted(columns, key=lambda c: (list(TASKS).index(c[0]) if c[0] in TASKS else len(TASKS), c))
+
+
+def score_name(column) -> str:
+    task, split, metric = column
+    return f"{task}{' (mm)' if split == 'valid1' else ''} {metric}"
+
+
+def score_lists(summaries) -> dict:
+    """{model: {name: scores of the seeds}} of the best configurations, the mean over GLUE first; [] where a model has
+    none."""
+    shared, columns = mean_columns(summaries), score_columns(summaries)
+    lists = {}
+    for model, tasks in summaries.items():
+        lists[model] = {mean_name(shared): glue_mean(tasks, shared)} if shared else {}
+        for task, *pair in columns:
+            lists[model][score_name((task, *pair))] = tasks[task].values(*pair) if task in tasks else []
+    return lists
+
+
+def mean_name(columns) -> str:
+    return f"mean of {len(columns)} (F1, Spearman; no WNLI)"
+
+
+# ------------------------------------------------------------------------------------------------------ to compare with
+
+
+def majority(runs) -> dict:
+    """{(task, split, metric): score} of always giving the same answer, the best one for the metric; 0 for correlations.
+
+    Computed from the targets beside the runs' predictions, so for GLUE's tasks, where a run kept them.
+    """
+    baselines = {}
+    for run in runs.values():
+        task = run.record.task
+        for split in run.record.splits:
+            path = run.folder / "predictions" / f"{split}_last.tsv"
+            if task in TASKS and (task, split, TASKS[task].metrics[0]) not in baselines and path.exists():
+                targets = [row.split("\t")[2] for row in path.read_text(encoding="utf-8").splitlines()[1:]]
+                for metric, value in constant_scores(task, targets).items():
+                    baselines[task, split, metric] = value
+    return baselines
+
+
+def constant_scores(task, targets) -> dict:
+    """{metric: score} of the best constant answer to a task of GLUE. targets: as they stand in files of predictions."""
+    glue = TASKS[task]
+    values = [glue.labels.index(target) if glue.labels else float(target) for target in targets]
+    tried = [score(glue.metrics, [answer] * len(values), values) for answer in (set(values) if glue.labels else {0.0})]
+    return {metric: max(scores[metric] for scores in tried) for metric in glue.metrics}
+
+
+def published() -> dict:
+    """The tables of the paper, see published.json."""
+    return json.loads(PUBLISHED.read_text(encoding="utf-8"))
+
+
+def counterpart(table, model):
+    """The published row to compare a model with, or None (as for a variant of an architecture).
+
+    It is the one of the same architecture and size at the nearest number of updates; for the sizes that no paper has,
+    the fully trained base row.
+    """
+    name, size = split_size(model.architecture)
+    wanted = "base" if size in ("small", "mini", "tiny") else size
+    rows = [row for row in table["rows"] if split_size(row["architecture"]) == (name, wanted)]
+    if model.variant:
+        return None
+    if size != wanted:
+        return max(rows, key=lambda row: row["updates"], default=None)
+    return min(rows, key=lambda row: abs(row["updates"] - model.updates), default=None)
+
+
+# ----------------------------------------------------------------------------------------------- the pre-trained models
+
+
+def unigram_entropy(data) -> float:
+    """Nats per token of the training text's unigram distribution: the loss of a model that knows only frequencies.
+
+    data: folder of pre-training data, with dict.txt and the split `train`. Raises ValueError if that is not there.
+    """
+    dictionary = Dictionary.load(str(Path(data) / "dict.txt"))
+    train = data_utils.load_indexed_dataset(str(Path(data) / "train"), dictionary, "mmap")
+    if train is None:
+        raise ValueError(f"{data} holds no pre-training data: there is no train split")
+    counts = np.bincount(np.concatenate([train[i].numpy() for i in range(len(train))]))
+    p = counts[counts > 0] / counts.sum()
+    return float(-(p * np.log(p)).sum())
+
+
+def pretraining(models, data=None) -> dict:
+    """{model: (validation loss, unigram entropy)}, nats per token, of the checkpoints that models were fine-tuned from.
+
+    data: folder of their pre-training data (default: the one in each checkpoint). Only of masked language models: other
+    losses do not compare. Raises ValueError for a checkpoint that was trained on since.
+    """
+    losses, entropies = {}, {}
+    for model in models:
+        state = read_checkpoint(model.checkpoint)
+        if num_updates(state) != model.updates:
+            raise ValueError(
+                f"{model.checkpoint} is no longer the one that was fine-tuned, after {model.updates} updates"
+            )
+        if not state["cfg"]["criterion"]["_name"].startswith("masked_lm"):
+            continue
+        folder, loss = str(data or state["cfg"]["task"]["data"]), state["extra_state"].get("val_loss")
+        if loss is None:
+            raise ValueError(f"{model.checkpoint} holds no validation loss")
+        if folder not in entropies:
+            entropies[folder] = unigram_entropy(folder)
+        losses[model] = loss * math.log(2), entropies[folder]  # fairseq counts in bits
+    return losses
+
+
+def properties(models, data=None) -> dict:
+    """{model: {measure: value}}: identical-word probing of each model's pre-trained checkpoint."""
+    return {model: measures(identical_word_attention(load_model(model.checkpoint, data)[0])) for model in models}
+
+
+def correlations(probed, summaries) -> dict:
+    """{measure: {name of a score: Pearson correlation over models}}, scores as means over seeds; None for fewer than
+    three models, or where one side is constant. Over models with position encodings only, as Wang et al. (2021) do.
+
+    probed: see `properties`. summaries: see `summarise`.
+    """
+    lists = score_lists(summaries)
+    models = [model for model in lists if model in probed and "position nopos" not in model.variant]
+    return {
+        measure: {
+            name: _pearson([
+                (probed[model][measure], statistics.mean(lists[model][name]))
+                for model in models
+                if lists[model][name] and math.isfinite(probed[model][measure])
+            ])
+            for name in next(iter(lists.values()))
+        }
+        for measure in next(iter(probed.values()))
+    }  # fmt: skip
+
+
+def _pearson(pairs):
+    varied = len(pairs) > 2 and all(len(set(side)) > 1 for side in zip(*pairs, strict=True))
+    return float(pearsonr(*zip(*pairs, strict=True))[0]) if varied else None
