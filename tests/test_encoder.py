@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from tupe.attention import NORMALISERS, Terms
 from tupe.checkpoints.convert import our_name, weights_from_released
-from tupe.encoder import ClassificationHead, Encoder, GatedAttentionLayer, LMHead
+from tupe.encoder import ClassificationHead, Encoder, GatedAttentionLayer, LMHead, ModelConfig
 from tupe.positions import Positions
 
 PAD = 1
@@ -103,9 +103,10 @@ def test_normaliser_formula(normaliser, real):
 def test_gated_attention_unit_formula(normaliser):
     torch.manual_seed(0)
     length, width = 5, 6
+    config = ModelConfig(width=width, heads=2, layers=1, normaliser=normaliser)
     dims = GatedAttentionLayer.dims(length, width, heads=2, layers=1)
     assert (dims.heads, dims.head_dim, dims.value_dim) == (1, 128, 2 * width)
-    layer = GatedAttentionLayer(dims, 0, 0.1, 0.1, 0.0, normaliser).double().eval()
+    layer = GatedAttentionLayer(dims, config).double().eval()
     positions = Positions("nopos", dims)
     with torch.no_grad():
         for parameter in layer.parameters():

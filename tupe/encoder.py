@@ -1,20 +1,21 @@
 """A post-layer-norm BERT encoder that knows no position scheme by name: it asks `Positions` for terms and hands them
-to every layer.
+to every layer. `ModelConfig` is the one list of a model's options.
 
 B batch, L sequence length, C model width, H heads, D = C / H, N layers.
 """
 
 import logging
+from dataclasses import dataclass, field, fields, replace
 
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from .attention import NORMALISERS, Terms, attend, attention_weights, choose
+from .attention import NORMALISERS, PATHS, Terms, attend, attention_weights, choose
 from .kernels import Linear, autocast_device, dropout, linear, lm_loss, split_heads
 from .positions import Dims, Positions
-from .schemes import SCHEMES  # noqa: F401  (so that wherever an encoder is built, every name is known)
+from .schemes import SCHEMES
 
 logger = logging.getLogger(__name__)
 
@@ -23,9 +24,9 @@ class Attention(nn.Module):
     """Multi-head self-attention. Position terms arrive as arguments: what all layers share is no attribute of a
     layer."""
 
-    def __init__(self, dims, dropout, normaliser):
+    def __init__(self, dims, config):
         super().__init__()
-        self.heads, self.dropout, self.normaliser = dims.heads, dropout, normaliser
+        self.heads, self.dropout, self.normaliser = dims.heads, config.attention_dropout, config.normaliser
         self.qkv = Linear(dims.width, 3 * dims.width)
         self.out = Linear(dims.width, dims.width)
 
@@ -43,13 +44,13 @@ class Attention(nn.Module):
 class TransformerLayer(nn.Module):
     """Attention and feed-forward block, each followed by dropout, residual sum and layer norm (post-LN, as BERT)."""
 
-    def __init__(self, dims, ffn, dropout, attention_dropout, activation_dropout, normaliser):
+    def __init__(self, dims, config):
         super().__init__()
-        self.dropout, self.activation_dropout = dropout, activation_dropout
-        self.attention = Attention(dims, attention_dropout, normaliser)
+        self.dropout, self.activation_dropout = config.dropout, config.activation_dropout
+        self.attention = Attention(dims, config)
         self.attention_norm = nn.LayerNorm(dims.width)
-        self.fc1 = Linear(dims.width, ffn)
-        self.fc2 = Linear(ffn, dims.width)
+        self.fc1 = Linear(dims.width, config.ffn)
+        self.fc2 = Linear(config.ffn, dims.width)
         self.ffn_norm = nn.LayerNorm(dims.width)
 
     @staticmethod
@@ -77,11 +78,12 @@ class GatedAttentionLayer(nn.Module):
 
     head_dim = 128
 
-    def __init__(self, dims, ffn, dropout, attention_dropout, activation_dropout, normaliser):
-        if activation_dropout:
-            raise ValueError(f"activation_dropout={activation_dropout} has no meaning in a gated attention unit; use 0")
+    def __init__(self, dims, config):
+        if config.activation_dropout:
+            raise ValueError(f"activation_dropout={config.activation_dropout} has no meaning in a gated attention unit")
         super().__init__()
-        self.dropout, self.attention_dropout, self.normaliser = dropout, attention_dropout, normaliser
+        self.dropout, self.attention_dropout = config.dropout, config.attention_dropout
+        self.normaliser = config.normaliser
         self.u = Linear(dims.width, dims.value_dim)
         self.v = Linear(dims.width, dims.value_dim)
         self.z = Linear(dims.width, dims.head_dim)
@@ -113,61 +115,128 @@ class GatedAttentionLayer(nn.Module):
 LAYERS = {"transformer": TransformerLayer, "gau": GatedAttentionLayer}
 
 
+def option(default, help, *, choices=None, free=False, fairseq=None, hugging_face=None):
+    """A field of `ModelConfig`. choices: the valid words. free: it does not define the function that was pre-trained,
+    so that fine-tuning may choose it anew. fairseq, hugging_face: its name there, where that is another one;
+    hugging_face="": the export has no such option."""
+    metadata = {"choices": choices and tuple(choices), "free": free, "fairseq": fairseq, "hugging_face": hugging_face}
+    return field(default=default, metadata={"help": help, **metadata})
+
+
+@dataclass
+class ModelConfig:
+    """Every option of a model. fairseq's options, what fine-tuning may change, the converters and the export's
+    config.json all follow from this list. Raises ValueError for a word that is no choice, or a size below 1."""
+
+    position: str = option("absolute", f"position schemes joined by '+', from: {', '.join(sorted(SCHEMES))}")
+    cls: str = option(
+        "tied", "untied: logits from and to [CLS] do not depend on positions", choices=("tied", "untied"),
+        hugging_face="cls_position",
+    )  # fmt: skip
+    normaliser: str = option("softmax", "how logits become attention weights", choices=NORMALISERS)
+    layer: str = option(
+        "transformer", "gau: gated attention units (their paper's normaliser is relu2)", choices=LAYERS
+    )
+    segments: str = option(
+        "none", "learned: a vector for each segment of a pair is added to its tokens", choices=("none", "learned")
+    )
+    layers: int = option(12, "number of layers", fairseq="encoder_layers", hugging_face="num_hidden_layers")
+    width: int = option(768, "model width", fairseq="encoder_embed_dim", hugging_face="hidden_size")
+    ffn: int = option(
+        3072, "width inside the feed-forward block", fairseq="encoder_ffn_embed_dim", hugging_face="intermediate_size"
+    )
+    heads: int = option(
+        12, "attention heads", fairseq="encoder_attention_heads", hugging_face="num_attention_heads"
+    )
+    # Free, because fine-tuning takes it from the checkpoint whatever its recipe says.
+    max_positions: int = option(
+        512, "longest sequence, [CLS] included", free=True, hugging_face="max_position_embeddings"
+    )
+    dropout: float = option(
+        0.1, "dropout after embeddings, attention and feed-forward", free=True, hugging_face="hidden_dropout_prob"
+    )
+    attention_dropout: float = option(
+        0.1, "dropout of attention probabilities", free=True, hugging_face="attention_probs_dropout_prob"
+    )
+    activation_dropout: float = option(0.0, "dropout after GELU", free=True)
+    pooler_dropout: float = option(
+        0.1, "dropout inside classification heads", free=True, hugging_face="classifier_dropout"
+    )
+    layer_norm_eps: float = option(1e-5, "epsilon of every layer norm (Google's BERT: 1e-12)")
+    attention: str = option(
+        "auto", "how attention is computed; auto: the fastest way here, which is logged", choices=("auto", *PATHS),
+        free=True, hugging_face="",
+    )  # fmt: skip
+    checkpoint_activations: bool = option(
+        False, "less memory: compute what is inside layers again in the backward pass", free=True, hugging_face=""
+    )
+
+    def __post_init__(self):
+        for f in fields(self):
+            value, choices = getattr(self, f.name), f.metadata["choices"]
+            if choices and value not in choices:
+                raise ValueError(f"unknown {f.name} {value!r}; valid: {', '.join(choices)}")
+            if f.type is int and value < 1:
+                raise ValueError(f"{f.name}={value}; valid: 1 or more")
+
+
+def names_in(host: str) -> dict[str, str]:
+    """{option of `ModelConfig`: its name in the host}; host: "fairseq" or "hugging_face"."""
+    names = {f.name: f.metadata[host] for f in fields(ModelConfig)}
+    return {ours: ours if theirs is None else theirs for ours, theirs in names.items() if theirs != ""}
+
+
 class Encoder(nn.Module):
     """Token ids [B, L] -> features [B, L, C].
 
-    position, cls: see `Positions`. layer: a name from LAYERS. normaliser: a name from NORMALISERS. pad: the id of
-    padding; padded positions are never attended to. separator: the id of </s> to add a learned vector to each segment
-    of a pair `<s> A </s> </s> B </s>`, None for no such vectors.
-    attention: how attention is computed, see `attention.choose`.
-    checkpoint_activations: keep only the inputs of layers and compute the rest again in the backward pass.
+    options: those of `ModelConfig`. pad: the id of padding; padded positions are never attended to. separator: the id
+    of </s>, which segments="learned" needs: in `<s> A </s> </s> B </s>` the tokens from the second of two separators on
+    get another vector than those before. vocab: None for an encoder without embeddings, which only has `transform`.
+    position_width: width of the vectors that position schemes keep, if it is not the layers'.
     Raises ValueError for sizes or names that do not fit.
     """
 
     def __init__(
-        self, vocab, pad, *, layers, width, ffn, heads, max_positions, position, cls="tied", layer="transformer",
-        normaliser="softmax", dropout=0.1, attention_dropout=0.1, activation_dropout=0.0, attention="auto",
-        checkpoint_activations=False, separator=None,
-    ):  # fmt: skip
+        self, vocab: int | None, pad: int, separator: int | None = None, *, position_width: int | None = None, **options
+    ):
         super().__init__()
-        for name, table in ((layer, LAYERS), (normaliser, NORMALISERS)):
-            if name not in table:
-                what = "layer" if table is LAYERS else "normaliser"
-                raise ValueError(f"unknown {what} {name!r}; valid: {', '.join(table)}")
-        if max_positions < 1:
-            raise ValueError(f"max_positions={max_positions}; valid: 1 or more")
-        kind = LAYERS[layer]
-        dims = kind.dims(max_positions, width, heads, layers)
-        self.pad, self.dropout, self.normaliser = pad, dropout, normaliser
-        self.attention, self.attention_path, self.checkpoint_activations = attention, None, checkpoint_activations
-        self.tokens = nn.Embedding(vocab, width, padding_idx=pad)
-        self.positions = Positions(position, dims, cls)
-        self.separator, self.segments = separator, None if separator is None else nn.Embedding(2, width)
-        self.embed_norm = nn.LayerNorm(width)
-        self.layers = nn.ModuleList(
-            kind(dims, ffn, dropout, attention_dropout, activation_dropout, normaliser) for _ in range(layers)
-        )
+        self.config = config = ModelConfig(**options)
+        if config.segments == "learned" and separator is None:
+            raise ValueError("segments=learned needs the id of the separator </s>")
+        kind = LAYERS[config.layer]
+        dims = kind.dims(config.max_positions, config.width, config.heads, config.layers)
+        self.pad, self.separator, self.dropout, self.normaliser = pad, separator, config.dropout, config.normaliser
+        self.attention, self.attention_path = config.attention, None
+        self.checkpoint_activations = config.checkpoint_activations
+        self.tokens = None if vocab is None else nn.Embedding(vocab, config.width, padding_idx=pad)
+        self.positions = Positions(config.position, replace(dims, width=position_width or config.width), config.cls)
+        self.segments = nn.Embedding(2, config.width) if config.segments == "learned" else None
+        self.embed_norm = None if vocab is None else nn.LayerNorm(config.width)
+        self.layers = nn.ModuleList(kind(dims, config) for _ in range(config.layers))
         self.settings = {
-            "position": self.positions.name, "cls": cls, "layer": layer, "normaliser": normaliser,
+            "position": self.positions.name, "cls": config.cls, "layer": config.layer, "normaliser": config.normaliser,
             "heads": str(dims.heads),
         }  # fmt: skip
         self.apply(init_bert)
-        if layer == "transformer" and normaliser in ("l2", "swish_l2"):
-            self.apply(calm_values(max_positions))
+        self.apply(set_norm_eps(config.layer_norm_eps))
+        if config.layer == "transformer" and config.normaliser in ("l2", "swish_l2"):
+            self.apply(shrink_values(config.max_positions))
 
-    def forward(self, tokens, return_all_hiddens=False, padded=None):
+    def forward(
+        self, tokens: Tensor, return_all_hiddens: bool = False, padded: bool | None = None
+    ) -> tuple[Tensor, list[Tensor] | None]:
         """Returns features [B, L, C] and, if asked for, the list of N + 1 hidden states [B, L, C] (embeddings
-        first). padded: whether there is padding, for callers that know; else a GPU is waited for to find out."""
+        first). padded: whether there is padding, for callers that know; else finding out waits for the GPU."""
         return self.transform(self.embed(tokens), tokens, return_all_hiddens, padded)
 
     def transform(self, x, tokens, return_all_hiddens=False, padded=None):
         """All layers on embedded tokens x [B, L, C]; returns what `forward` does."""
         terms = self.terms(tokens, self.choose_path(x), padded)
-        again = self.checkpoint_activations and self.training and torch.is_grad_enabled()
+        recompute = self.checkpoint_activations and self.training and torch.is_grad_enabled()
         hiddens = [x]
         for index, layer in enumerate(self.layers):
             args = x, self.positions, terms[index], index
-            x = checkpoint(layer, *args, use_reentrant=False) if again else layer(*args)
+            x = checkpoint(layer, *args, use_reentrant=False) if recompute else layer(*args)
             if return_all_hiddens:
                 hiddens.append(x)
         return x, hiddens if return_all_hiddens else None
@@ -183,7 +252,7 @@ class Encoder(nn.Module):
         return dropout(self.embed_norm(x), self.dropout, self.training)
 
     def choose_path(self, x):
-        """How attention is computed on x's device and dtype; says so when the answer changes."""
+        """How attention is computed on x's device and dtype; logged when the answer changes."""
         path, reason = choose(self.attention, self.positions, self.normaliser, x.device, x.dtype)
         if path != self.attention_path:
             self.attention_path = path
@@ -217,7 +286,7 @@ class Encoder(nn.Module):
         return [merge(*pair) for pair in pairs] if self.positions.per_layer else [merge(*pairs[0])] * len(pairs)
 
     def precision(self, device):
-        """Of queries and keys. (Not every encoder has a token table: ELECTRA's generator reads another one's.)"""
+        """Of queries and keys."""
         own, device = next(self.layers.parameters()).dtype, autocast_device(device)
         return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else own
 
@@ -241,15 +310,15 @@ class Encoder(nn.Module):
 
     def set_extra_state(self, state):
         saved = bytes(state.tolist()).decode()
-        # Older checkpoints say nothing of heads.
+        # Older checkpoints do not name the number of heads.
         if {**self.settings, **dict(pair.split("=", 1) for pair in saved.split(" "))} != self.settings:
             raise ValueError(f"the checkpoint was trained with {saved}; this model has {describe(self.settings)}")
 
 
 def second_segment(tokens, separator):
     """[B, L] -> [B, L]: 1 from the second of the first two separators in a row on (segment B), 0 before."""
-    found = tokens.eq(separator)
-    return F.pad(found[:, 1:] & found[:, :-1], (1, 0)).cumsum(1).clamp(max=1)
+    is_separator = tokens.eq(separator)
+    return F.pad(is_separator[:, 1:] & is_separator[:, :-1], (1, 0)).cumsum(1).clamp(max=1)
 
 
 def describe(settings):
@@ -277,7 +346,7 @@ def set_norm_eps(eps):
     return set_eps
 
 
-def calm_values(max_positions):
+def shrink_values(max_positions):
     """Initialiser for l2-normalised attention followed by a feed-forward block: W_V and W_O shrink by n^(1/4) each.
 
     Rows of l2 weights sum to as much as sqrt(n) where softmax's sum to 1; the product of the two factors takes that
@@ -297,19 +366,20 @@ def calm_values(max_positions):
 class LMHead(nn.Module):
     """Logits over the vocabulary: dense, GELU, layer norm, then the token embedding's weight (tied) plus a bias."""
 
-    def __init__(self, width, vocab):
+    def __init__(self, width: int, vocab: int, inputs: int | None = None, eps: float = 1e-5):
+        """inputs: width of the features, if it is not that of the embedding. eps: of the layer norm."""
         super().__init__()
-        self.dense = Linear(width, width)
-        self.norm = nn.LayerNorm(width)
+        self.dense = Linear(inputs or width, width)
+        self.norm = nn.LayerNorm(width, eps)
         self.bias = nn.Parameter(torch.zeros(vocab))
         self.apply(init_bert)
 
     def forward(self, x, weight):
-        """x: [..., C]; weight: [V, C]; result [..., V]."""
+        """x: [..., inputs]; weight: [V, C]; result [..., V]."""
         return linear(self.norm(F.gelu(self.dense(x))), weight, self.bias)
 
     def loss(self, x, weight, targets):
-        """Sum of the cross-entropies of targets [n], as `cross_entropy(forward(x, weight), targets)`; x: [n, C]."""
+        """Sum of the cross-entropies of targets [n], as `cross_entropy(forward(x, weight), targets)`."""
         return lm_loss(self.norm(F.gelu(self.dense(x))), weight, self.bias, targets)
 
 
@@ -326,3 +396,14 @@ class ClassificationHead(nn.Module):
         """[B, L, C] -> [B, classes]."""
         x = torch.tanh(self.dense(features[:, 0]))
         return self.out_proj(self.dropout(x))
+
+
+class SpanHead(nn.Linear):
+    """Features [..., C] -> logits of being the first and the last token of the answer [..., 2]. PyTorch's default
+    initialisation."""
+
+    def __init__(self, width: int):
+        super().__init__(width, 2)
+
+    def forward(self, features: Tensor) -> Tensor:
+        return super().forward(features.to(self.weight.dtype))

@@ -209,7 +209,7 @@ class BlockedAttention(torch.autograd.Function):
             if kept is not None:
                 dweights, dropped = select(dweights, kept[h, rows]), select(weights, kept[h, rows])
             dv[rows, h] = transposed_matmul(dropped, g)
-            dlogits = torch._softmax_backward_data(dweights, weights, -1, weights.dtype)
+            dlogits = softmax_backward(dweights, weights)
             if dbias is not None:
                 part = dlogits[0] if len(dlogits) == 1 else dlogits.sum(0, dtype=torch.float32)
                 dbias[h].add_(part)
@@ -232,6 +232,17 @@ def block_weights(q, k, bias, mask, scale, h, rows):
     if mask is not None:
         logits += mask[rows]
     return torch.softmax(logits, -1)
+
+
+FUSED_SOFTMAX_BACKWARD = getattr(torch, "_softmax_backward_data", None)  # not part of PyTorch's public interface
+
+
+def softmax_backward(dweights, weights):
+    """The gradient of softmax's logits from that of its weights, [..., L] both: w (dw - sum(dw w))."""
+    if FUSED_SOFTMAX_BACKWARD is not None:
+        return FUSED_SOFTMAX_BACKWARD(dweights, weights, -1, weights.dtype)
+    products = dweights.float() * weights.float()
+    return (products - weights.float() * products.sum(-1, keepdim=True)).to(weights.dtype)
 
 
 def matmul(a, b):

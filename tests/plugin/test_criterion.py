@@ -12,7 +12,7 @@ from helpers import Waits
 
 from tupe.plugin.criterion import ChunkedMaskedLmLoss
 from tupe.plugin.glue import TASKS, GlueCriterion
-from tupe.plugin.squad import SpanHead, SquadCriterion, apply_span_head
+from tupe.plugin.squad import SquadCriterion
 
 DICTIONARY = Dictionary()
 for i in range(50):
@@ -100,8 +100,7 @@ def test_a_step_waits_once(padding):
 def test_fine_tuning_waits_for_nothing(padding):
     net, batch = model(attention="sdpa"), sample(0.3, padding)
     net.register_classification_head("head", num_classes=2)
-    net.span_head = SpanHead(128)
-    net.register_forward_hook(apply_span_head, with_kwargs=True)
+    net.register_span_head()
     places = batch["net_input"]["src_tokens"].gt(3)
     with Waits() as waits:
         glue = GlueCriterion(SimpleNamespace(glue=TASKS["MRPC"]), "head")

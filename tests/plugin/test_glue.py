@@ -28,7 +28,8 @@ from tupe.plugin.electra import ElectraConfig
 from tupe.plugin.finetune import PolynomialDecayRatio, PolynomialDecayRatioConfig, end_of_process
 from tupe.plugin.glue import TASKS, Pairs, glue_name, prepare, read_split, score
 from tupe.plugin.launch import fairseq_arguments
-from tupe.plugin.pretrained import FREE, structure
+from tupe.plugin.model import FREE
+from tupe.plugin.pretrained import structure
 from tupe.text import TextEncoder
 
 ROOT = Path(__file__).parents[2]

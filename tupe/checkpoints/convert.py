@@ -18,9 +18,9 @@ from fairseq.tasks.masked_lm import MaskedLMTask
 from omegaconf import OmegaConf
 
 from ..architectures import ARCHITECTURES, SIZES, with_size
-from ..encoder import LMHead
+from ..encoder import LMHead, names_in
+from ..plugin.model import NAMES
 from ..plugin.pretrained import MASK, check_dictionary, load_dictionary
-from ..plugin.squad import SquadTask
 from ..safe_load import load_safely, read_checkpoint
 from .export import weights_from_export
 from .files import configuration, new_checkpoint, save_atomically
@@ -31,12 +31,11 @@ logger = logging.getLogger(__name__)
 # ------------------------------------------------------------------------------------------------- what all ways share
 
 
-def architecture_of(options):
+def architecture_of(options: dict) -> str:
     """The named architecture that these model options belong to, by position, [CLS] and size."""
     kind = (options["position"], options["cls"])
     name = next((name for name, preset in ARCHITECTURES.items() if preset == kind), "tupe_r")
-    keys = ("encoder_layers", "encoder_embed_dim", "encoder_attention_heads", "encoder_ffn_embed_dim")
-    sizes = tuple(options[key] for key in keys)
+    sizes = tuple(options[NAMES[option]] for option in ("layers", "width", "heads", "ffn"))
     return with_size(name, next((size for size, preset in SIZES.items() if preset == sizes), "base"))
 
 
@@ -64,10 +63,7 @@ def build_model(cfg, dictionary):
     """The model that a checkpoint's configuration describes; loading weights into it creates their classification
     heads."""
     model_cfg = OmegaConf.create({**cfg["model"], "load_checkpoint_heads": True})
-    task_cfg = OmegaConf.create(cfg["task"])
-    if task_cfg._name == "squad":
-        return SquadTask(task_cfg, dictionary).build_model(model_cfg, from_checkpoint=True)
-    return models.build_model(model_cfg, MaskedLMTask(task_cfg, dictionary))
+    return models.build_model(model_cfg, MaskedLMTask(OmegaConf.create(cfg["task"]), dictionary))
 
 
 def write(checkpoint, files, output):
@@ -166,13 +162,13 @@ def weights_from_released(state):
     options = {
         "position": "untied" if relative is None else "untied+t5",
         "cls": "untied",
-        "encoder_layers": len(layers),
-        "encoder_embed_dim": table.size(1),
-        "encoder_ffn_embed_dim": weights["encoder.layers.0.fc1.weight"].size(0),
+        NAMES["layers"]: len(layers),
+        NAMES["width"]: table.size(1),
+        NAMES["ffn"]: weights["encoder.layers.0.fc1.weight"].size(0),
         "max_positions": len(table) - 1,
     }
     if relative is not None:
-        options["encoder_attention_heads"] = relative.size(1)
+        options[NAMES["heads"]] = relative.size(1)
     return weights, options
 
 
@@ -185,14 +181,13 @@ def weights_to_released(weights):
     return state
 
 
-# Option of the released code -> our option.
-RELEASED_OPTIONS = {
-    key: key
-    for key in (
-        "encoder_layers", "encoder_embed_dim", "encoder_ffn_embed_dim", "encoder_attention_heads", "max_positions",
-        "dropout", "attention_dropout", "activation_dropout", "pooler_dropout",
+RELEASED_OPTIONS = [  # it names them as fairseq does
+    NAMES[option]
+    for option in (
+        "layers", "width", "ffn", "heads", "max_positions", "dropout", "attention_dropout", "activation_dropout",
+        "pooler_dropout",
     )
-}  # fmt: skip
+]  # fmt: skip
 
 
 def from_released(path, dictionary_file, heads=None):
@@ -202,13 +197,13 @@ def from_released(path, dictionary_file, heads=None):
         raise ValueError(f"{path} has no model: not a fairseq checkpoint")
     args = vars(state["args"]) if state.get("args") is not None else {}
     weights, options = weights_from_released(state["model"])
-    said = {ours: args[theirs] for theirs, ours in RELEASED_OPTIONS.items() if args.get(theirs) is not None}
-    contradictions = [key for key in said if key in options and said[key] != options[key]]
+    recorded = {key: args[key] for key in RELEASED_OPTIONS if args.get(key) is not None}
+    contradictions = [key for key in recorded if key in options and recorded[key] != options[key]]
     if contradictions:
         raise ValueError(f"{path}: options and tensors contradict each other in {', '.join(contradictions)}")
-    options = {**said, **options}
-    options.setdefault("encoder_attention_heads", heads)
-    if options["encoder_attention_heads"] is None:
+    options = {**recorded, **options}
+    options.setdefault(NAMES["heads"], heads)
+    if options[NAMES["heads"]] is None:
         raise ValueError(f"{path} does not say how many attention heads the model has; give --heads")
     if args.get("activation_fn", "gelu") != "gelu" or args.get("encoder_normalize_before"):
         raise ValueError(f"{path}: only post-layer-norm models with GELU are supported")
@@ -230,8 +225,8 @@ def to_released(path, dictionary_file):
     if model["_name"].startswith("electra"):
         raise ValueError("the released code has no ELECTRA")
     check_dictionary(checkpoint, dictionary_file)
-    options = {theirs: model[ours] for theirs, ours in RELEASED_OPTIONS.items()}
-    size = "large" if options["encoder_layers"] == 24 else "base"
+    options = {key: model[key] for key in RELEASED_OPTIONS}
+    size = "large" if options[NAMES["layers"]] == 24 else "base"
     tokens = checkpoint["cfg"]["task"].get("tokens_per_sample", options["max_positions"])
     args = argparse.Namespace(
         **options, arch=f"bert_{size}", task="masked_lm", criterion="masked_lm", data=".", tokens_per_sample=tokens,
@@ -270,7 +265,7 @@ def read_hugging_face(folder):
 def from_export(config, weights, dictionary_file):
     """What `tupe.export` wrote, or transformers saved of it -> a checkpoint of ours; missing LM heads are made anew."""
     weights, options = weights_from_export(config, floats(weights))
-    add_lm_head(weights, options["encoder_embed_dim"])
+    add_lm_head(weights, options[NAMES["width"]])
     return build_checkpoint(weights, options, load_dictionary(dictionary_file))
 
 
@@ -296,15 +291,9 @@ BERT = [  # (a part of a name in BERT, the same part in ours)
     ("cls.predictions.transform.LayerNorm.", "lm_head.norm."),
     ("cls.predictions.bias", "lm_head.bias"),
 ]
-BERT_OPTIONS = {  # config.json -> our option
-    "num_hidden_layers": "encoder_layers",
-    "hidden_size": "encoder_embed_dim",
-    "intermediate_size": "encoder_ffn_embed_dim",
-    "num_attention_heads": "encoder_attention_heads",
-    "max_position_embeddings": "max_positions",
-    "hidden_dropout_prob": "dropout",
-    "attention_probs_dropout_prob": "attention_dropout",
-    "layer_norm_eps": "layer_norm_eps",
+BERT_OPTIONS = {  # config.json, whose names the export took over -> our option
+    names_in("hugging_face")[option]: NAMES[option]
+    for option in ("layers", "width", "ffn", "heads", "max_positions", "dropout", "attention_dropout", "layer_norm_eps")
 }
 # BERT's name of a token that fairseq keeps at a fixed place -> that token.
 BERT_SPECIAL = {"[CLS]": "<s>", "[PAD]": "<pad>", "[SEP]": "</s>", "[UNK]": "<unk>", "[MASK]": MASK}

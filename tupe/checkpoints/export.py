@@ -6,6 +6,7 @@ import re
 import shutil
 from pathlib import Path
 
+from ..encoder import names_in
 from ..plugin.glue import ENCODER_FILES
 from ..plugin.pretrained import check_dictionary
 from ..safe_load import read_checkpoint
@@ -20,27 +21,14 @@ AUTO = {
     "TupeForSequenceClassification": "AutoModelForSequenceClassification",
     "TupeForQuestionAnswering": "AutoModelForQuestionAnswering",
 }
-# config.json -> our option, where the value stays the same
-OPTIONS = {
-    "hidden_size": "encoder_embed_dim",
-    "num_hidden_layers": "encoder_layers",
-    "num_attention_heads": "encoder_attention_heads",
-    "intermediate_size": "encoder_ffn_embed_dim",
-    "max_position_embeddings": "max_positions",
-    "position": "position",
-    "cls_position": "cls",
-    "layer": "layer",
-    "normaliser": "normaliser",
-    "hidden_dropout_prob": "dropout",
-    "attention_probs_dropout_prob": "attention_dropout",
-    "activation_dropout": "activation_dropout",
-    "classifier_dropout": "pooler_dropout",
-    "layer_norm_eps": "layer_norm_eps",
-}
+# fairseq's name of an option -> its name in config.json; values are the same
+OPTIONS = {names_in("fairseq")[option]: theirs for option, theirs in names_in("hugging_face").items()}
 HEAD = "classification_heads."
 
 
-def export(checkpoint_file, output, data=None, head=None):
+def export(
+    checkpoint_file: str | Path, output: str | Path, data: str | Path | None = None, head: str | None = None
+) -> None:
     """Write config.json, model.safetensors, the tokeniser's files and the code into the folder `output`.
 
     data: folder with dict.txt and the model or codes of the pieces (default: that of the checkpoint; without pieces no
@@ -60,9 +48,9 @@ def export(checkpoint_file, output, data=None, head=None):
     if not (data / "dict.txt").is_file():
         raise ValueError(f"{data} has no dict.txt; give the folder of the pre-training data with --data")
     check_dictionary(state, data / "dict.txt")
-    config = {key: model[ours] for key, ours in OPTIONS.items()}
+    config = {theirs: model[ours] for ours, theirs in OPTIONS.items() if ours in model}
     config.update(model_type="tupe", vocab_size=len(weights["tupe.encoder.tokens.weight"]))
-    config.update(segments=model["segments"] == "learned", bos_token_id=0, pad_token_id=1, eos_token_id=2)
+    config.update(bos_token_id=0, pad_token_id=1, eos_token_id=2)
     config["classifier_name"] = head or "sentence_classification_head"  # fairseq's name of it
     if head is not None:
         classes = len(weights["classifier.out_proj.weight"])
@@ -145,8 +133,9 @@ def export_tokenizer(data, output, max_positions):
 
 def weights_from_export(config, weights):
     """config.json and tensors of an export, or of what transformers saved of it -> (weights of ours, model options)."""
-    options = {ours: config[key] for key, ours in OPTIONS.items()}
-    options["segments"] = "learned" if config["segments"] else "none"
+    options = {ours: config[theirs] for ours, theirs in OPTIONS.items() if theirs in config}
+    if isinstance(options["segments"], bool):  # earlier exports
+        options["segments"] = "learned" if options["segments"] else "none"
     ours = {}
     for key, value in weights.items():
         if key.startswith("qa_outputs."):

@@ -17,10 +17,10 @@ from fairseq.tasks.masked_lm import MaskedLMTask
 from torch import nn
 
 from ..architectures import ELECTRA
-from ..encoder import Encoder, LMHead, init_bert, set_norm_eps
+from ..encoder import Encoder, LMHead, init_bert
 from ..positions import Positions, overrides
 from .criterion import has_padding
-from .model import TupeConfig, TupeModel, encoder_options, refuse_long_blocks, register_architectures
+from .model import TupeConfig, TupeModel, refuse_long_blocks, register_architectures
 
 
 @dataclass
@@ -38,21 +38,16 @@ class Generator(Encoder):
     keeps per head or per offset is its own.
     """
 
-    def __init__(self, tied: Encoder, *, fraction, layers, width, ffn, heads, max_positions, **options):
-        own_heads = max(1, round(heads / fraction))
-        own_width, own_ffn = (size * own_heads // heads for size in (width, ffn))
-        pad = 0  # of the one-row table that is taken away again
-        super().__init__(
-            1, pad, layers=layers, width=own_width, ffn=own_ffn, heads=own_heads, max_positions=max_positions, **options
-        )
-        del self.tokens, self.embed_norm
-        self.pad = tied.pad
-        self.positions = Positions(options["position"], replace(self.positions.dims, width=width), options["cls"])
-        self.project = nn.Linear(width, own_width)
-        self.head = LMHead(width, len(tied.tokens.weight))
-        self.head.dense = nn.Linear(own_width, width)
-        for module in (self.positions, self.project, self.head):
-            module.apply(init_bert)
+    def __init__(self, tied: Encoder, fraction: int):
+        """tied: the discriminator's encoder. fraction: heads of the discriminator for each of the generator's."""
+        config = tied.config
+        heads = max(1, round(config.heads / fraction))
+        width, ffn = (size * heads // config.heads for size in (config.width, config.ffn))
+        own = replace(config, heads=heads, width=width, ffn=ffn, segments="none")
+        super().__init__(None, tied.pad, position_width=config.width, **vars(own))
+        self.project = nn.Linear(config.width, width)
+        self.head = LMHead(config.width, len(tied.tokens.weight), inputs=width, eps=config.layer_norm_eps)
+        self.project.apply(init_bert)
         tie_position_vectors(self.positions, tied.positions)
 
     def forward(self, tokens, tied: Encoder, masked_tokens=None, padded=None):
@@ -104,11 +99,10 @@ class ElectraModel(TupeModel):
         self.lm_head = None  # the generator has its own
         self.generator = self.discriminator = None
         if pretraining:
-            self.generator = Generator(self.encoder, fraction=cfg.generator_fraction, **encoder_options(cfg))
+            self.generator = Generator(self.encoder, cfg.generator_fraction)
             if cfg.compile:
                 self.generator.compile()
             self.discriminator = DiscriminatorHead(cfg.encoder_embed_dim)
-            self.apply(set_norm_eps(cfg.layer_norm_eps))
 
     @classmethod
     def build_model(cls, cfg, task):
@@ -117,7 +111,7 @@ class ElectraModel(TupeModel):
 
     def forward(
         self, src_tokens, src_lengths=None, features_only=False, classification_head_name=None, masked_tokens=None,
-        original=None, padded=None, **options,
+        original=None, spans=False, padded=None, **options,
     ):  # fmt: skip
         """src_tokens [B, L]. As TupeModel.forward, with the discriminator's features and the generator's LM logits.
 
@@ -125,8 +119,8 @@ class ElectraModel(TupeModel):
         masked_tokens, and logits [B, L] of "this token was replaced"; beside it, under "corrupted" and "replaced",
         the tokens [B, L] that the discriminator read and the right answers [B, L] (bool).
         """
-        if features_only or classification_head_name is not None:
-            options = {"classification_head_name": classification_head_name, "padded": padded, **options}
+        if features_only or spans or classification_head_name is not None:
+            options.update(classification_head_name=classification_head_name, spans=spans, padded=padded)
             return super().forward(src_tokens, src_lengths, features_only, **options)
         if self.generator is None:
             raise ValueError("an ELECTRA model has no language-model head outside of the task masked_lm")

@@ -1,5 +1,5 @@
-"""A trained model from Python, in the manner of fairseq's RoBERTa hub interface: raw text in, features and predictions
-out.
+"""A trained model from Python, with the methods of fairseq's RoBERTa hub interface: raw text in, features and
+predictions out.
 
 B batch, L sequence length, C model width.
 """
@@ -7,35 +7,36 @@ B batch, L sequence length, C model width.
 import functools
 
 import torch
-from fairseq.models.roberta.hub_interface import RobertaHubInterface
-from torch import nn
-
-from ..text import TextEncoder
+from torch import Tensor, nn
 
 
-class TupeHubInterface(RobertaHubInterface):
+class TupeHubInterface(nn.Module):
     """What `TupeModel.from_pretrained` returns, in evaluation mode.
 
-    `predict(head, tokens)`, `register_classification_head(name, num_classes)` and `device` are fairseq's. cfg: the
-    checkpoint's configuration; data_dir: the folder with dict.txt and sentencepiece.bpe.model of the pre-training data.
+    cfg: the checkpoint's configuration; data_dir: the folder with dict.txt and sentencepiece.bpe.model of the
+    pre-training data. Not a subclass of fairseq's interface, which would build the GPT-2 BPE.
     """
 
     def __init__(self, cfg, task, model, data_dir):
-        nn.Module.__init__(self)  # not RobertaHubInterface's: it would build fairseq's GPT-2 BPE
-        self.cfg, self.task, self.model = cfg, task, model
-        self.data_dir = data_dir
-        self.register_buffer("_float_tensor", torch.zeros(1))  # tells the device
+        super().__init__()
+        self.cfg, self.task, self.model, self.data_dir = cfg, task, model, data_dir
         self.eval()
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.model.parameters()).device
 
     @functools.cached_property
     def text(self):
         """The text encoder of the data folder; only what reads or writes text needs one."""
+        from ..text import TextEncoder  # needs packages that nothing else here needs
+
         text = TextEncoder(self.data_dir)
         if text.symbols != self.task.source_dictionary.symbols:
             raise ValueError(f"{self.data_dir}/dict.txt is not the dictionary that the task of this checkpoint loaded")
         return text
 
-    def encode(self, sentence, *more_sentences):
+    def encode(self, sentence: str, *more_sentences: str) -> Tensor:
         """Raw text -> ids [L]: `<s> A </s>`, or `<s> A </s> </s> B </s>`; normalised and split as in pre-training."""
         d = self.task.source_dictionary
         ids = [d.bos(), *self.text.encode(sentence), d.eos()]
@@ -43,11 +44,11 @@ class TupeHubInterface(RobertaHubInterface):
             ids += [d.eos(), *self.text.encode(other), d.eos()]
         return torch.tensor(ids)
 
-    def decode(self, tokens):
+    def decode(self, tokens: Tensor) -> str:
         """Ids [L] -> normalised text (lower case, tokens joined by blanks)."""
         return self.text.decode(tokens.tolist())
 
-    def extract_features(self, tokens, return_all_hiddens=False):
+    def extract_features(self, tokens: Tensor, return_all_hiddens: bool = False) -> Tensor | list[Tensor]:
         """Ids [L] or [B, L] -> features [B, L, C], or the list of all N + 1 hidden states (the embeddings first).
 
         Raises ValueError for a sequence longer than the model's positions.
@@ -57,15 +58,27 @@ class TupeHubInterface(RobertaHubInterface):
         features, extra = self.model(tokens, features_only=True, return_all_hiddens=return_all_hiddens)
         return extra["inner_states"] if return_all_hiddens else features
 
+    def register_classification_head(self, name: str, num_classes: int, **options):
+        """Add a head with fresh weights, or replace one."""
+        self.model.register_classification_head(name, num_classes=num_classes, **options)
+        self.model.to(self.device)
+
+    def predict(self, head: str, tokens: Tensor, return_logits: bool = False) -> Tensor:
+        """Ids [L] or [B, L] -> log-probabilities [B, classes] of a classification head, or its logits."""
+        tokens = tokens.to(self.device)
+        tokens = tokens.unsqueeze(0) if tokens.dim() == 1 else tokens
+        logits, _ = self.model(tokens, classification_head_name=head)
+        return logits if return_logits else torch.log_softmax(logits.float(), dim=-1)
+
     @torch.no_grad()
-    def fill_mask(self, masked_input, topk=5):
+    def fill_mask(self, masked_input: str, topk: int = 5) -> list[tuple[str, float, str]]:
         """Text with exactly one <mask> -> [(filled text, probability, token)], the best first.
 
         A filled text is the normalised input; a token that continues a word is joined to it.
         """
         before, *after = masked_input.split("<mask>")
         if len(after) != 1:
-            raise ValueError(f"fill_mask needs exactly one <mask>, found {len(after)} in {masked_input!r}")
+            raise ValueError(f"fill_mask needs exactly one <mask>, and there are {len(after)} in {masked_input!r}")
         d = self.task.source_dictionary
         left = [d.bos(), *self.text.encode(before)]
         ids = [*left, d.index("<mask>"), *self.text.encode(after[0]), d.eos()]

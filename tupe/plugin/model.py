@@ -7,82 +7,63 @@ import hashlib
 import logging
 import sys
 from contextlib import nullcontext
-from dataclasses import dataclass, field, make_dataclass
+from dataclasses import dataclass, field, fields, make_dataclass
+from enum import Enum
 
 import torch
+from fairseq import hub_utils
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from fairseq.models import BaseFairseqModel, register_model
 from torch import nn
 
 from ..architectures import ARCHITECTURES, SIZES, with_size
-from ..attention import NORMALISERS, PATHS
-from ..encoder import LAYERS, ClassificationHead, Encoder, LMHead, set_norm_eps
-from ..schemes import SCHEMES
+from ..encoder import ClassificationHead, Encoder, LMHead, ModelConfig, SpanHead, names_in
+from .hub import TupeHubInterface
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass
-class TupeConfig(FairseqDataclass):
-    position: str = field(
-        default="untied+t5", metadata={"help": f"position schemes joined by '+', from: {', '.join(sorted(SCHEMES))}"}
-    )
-    # No bool may differ between presets: on the command line a bool whose default is True turns into its own negation.
-    cls: ChoiceEnum(["tied", "untied"]) = field(
-        default="untied", metadata={"help": "untied: logits from and to [CLS] do not depend on positions"}
-    )
-    normaliser: ChoiceEnum(list(NORMALISERS)) = field(
-        default="softmax", metadata={"help": "how logits become attention weights"}
-    )
-    layer: ChoiceEnum(list(LAYERS)) = field(
-        default="transformer", metadata={"help": "gau: gated attention units (their paper's normaliser is relu2)"}
-    )
-    segments: ChoiceEnum(["none", "learned"]) = field(
-        default="none", metadata={"help": "learned: a vector for each segment of a pair is added to its tokens"}
-    )
-    encoder_layers: int = field(default=12, metadata={"help": "number of layers"})
-    encoder_embed_dim: int = field(default=768, metadata={"help": "model width"})
-    encoder_ffn_embed_dim: int = field(default=3072, metadata={"help": "width inside the feed-forward block"})
-    encoder_attention_heads: int = field(default=12, metadata={"help": "attention heads"})
-    max_positions: int = field(default=512, metadata={"help": "longest sequence, [CLS] included"})
-    dropout: float = field(default=0.1, metadata={"help": "dropout after embeddings, attention and feed-forward"})
-    attention_dropout: float = field(default=0.1, metadata={"help": "dropout of attention probabilities"})
-    activation_dropout: float = field(default=0.0, metadata={"help": "dropout after GELU"})
-    pooler_dropout: float = field(default=0.1, metadata={"help": "dropout inside classification heads"})
-    layer_norm_eps: float = field(default=1e-5, metadata={"help": "epsilon of every layer norm (Google's BERT: 1e-12)"})
+class TrainingConfig(FairseqDataclass):
+    """What fairseq's side of a model adds to `ModelConfig`: how it runs, not what it computes."""
+
     autocast: ChoiceEnum(["none", "bf16"]) = field(
-        default="none", metadata={"help": "bf16: forward in bfloat16 autocast with float32 weights, on GPU and CPU"}
+        default="none",
+        metadata={"help": "bf16: forward in bfloat16 autocast with float32 weights, on GPU and CPU", "free": True},
     )
-    attention: ChoiceEnum(["auto", *PATHS]) = field(
-        default="auto", metadata={"help": "how attention is computed; auto: the fastest way here, which is logged"}
-    )
-    checkpoint_activations: bool = field(
-        default=False, metadata={"help": "less memory: compute what is inside layers again in the backward pass"}
-    )
-    compile: bool = field(default=False, metadata={"help": "torch.compile the encoder"})
+    compile: bool = field(default=False, metadata={"help": "torch.compile the encoder", "free": True})
     load_checkpoint_heads: bool = field(
-        default=False, metadata={"help": "create the heads that a checkpoint holds instead of dropping them"}
+        default=False,
+        metadata={"help": "create the heads that a checkpoint holds instead of dropping them", "free": True},
     )
 
 
-def encoder_options(cfg):
-    """Options of `Encoder` that a model configuration says."""
-    return {
-        "layers": cfg.encoder_layers,
-        "width": cfg.encoder_embed_dim,
-        "ffn": cfg.encoder_ffn_embed_dim,
-        "heads": cfg.encoder_attention_heads,
-        "max_positions": cfg.max_positions,
-        "position": cfg.position,
-        "cls": str(cfg.cls),
-        "layer": str(cfg.layer),
-        "normaliser": str(cfg.normaliser),
-        "dropout": cfg.dropout,
-        "attention_dropout": cfg.attention_dropout,
-        "activation_dropout": cfg.activation_dropout,
-        "attention": str(cfg.attention),
-        "checkpoint_activations": cfg.checkpoint_activations,
-    }
+NAMES = names_in("fairseq")  # our option -> fairseq's
+
+
+def fairseq_fields():
+    """(name, type, field) of every option of `ModelConfig`.
+
+    No bool may differ between presets: on the command line a bool whose default is True turns into its own negation.
+    """
+    for option in fields(ModelConfig):
+        choices = option.metadata["choices"]
+        kind = ChoiceEnum(list(choices)) if choices else option.type
+        metadata = {"help": option.metadata["help"], "free": option.metadata["free"]}
+        yield NAMES[option.name], kind, field(default=option.default, metadata=metadata)
+
+
+TupeConfig = make_dataclass(
+    "TupeConfig", fairseq_fields(), bases=(TrainingConfig,), namespace={"__module__": __name__}
+)  # fmt: skip
+# Options that fine-tuning may choose anew. All others define the function that was pre-trained: they stay.
+FREE = frozenset(option.name for option in fields(TupeConfig) if option.metadata.get("free"))
+
+
+def core_config(cfg) -> ModelConfig:
+    """The `ModelConfig` of a model's configuration in fairseq. Raises ValueError for values without meaning."""
+    values = {option: getattr(cfg, name) for option, name in NAMES.items()}
+    return ModelConfig(**{name: value.value if isinstance(value, Enum) else value for name, value in values.items()})
 
 
 def refuse_long_blocks(cfg, task):
@@ -101,22 +82,19 @@ def dictionary_fingerprint(dictionary):
 
 
 class TupeModel(BaseFairseqModel):
-    """Encoder, LM head with the token embedding's weight, and any number of classification heads."""
+    """Encoder, LM head with the token embedding's weight, any number of classification heads, and for the task `squad`
+    a span head."""
 
     def __init__(self, cfg: TupeConfig, dictionary):
         super().__init__()
         self.cfg, self.dictionary = cfg, dictionary
-        self.encoder = Encoder(
-            len(dictionary),
-            dictionary.pad(),
-            separator=dictionary.eos() if str(cfg.segments) == "learned" else None,
-            **encoder_options(cfg),
-        )
+        config = core_config(cfg)
+        self.encoder = Encoder(len(dictionary), dictionary.pad(), dictionary.eos(), **vars(config))
         if cfg.compile:
             self.encoder.compile()
-        self.lm_head = LMHead(cfg.encoder_embed_dim, len(dictionary))
+        self.lm_head = LMHead(config.width, len(dictionary), eps=config.layer_norm_eps)
         self.classification_heads = nn.ModuleDict()
-        self.apply(set_norm_eps(cfg.layer_norm_eps))
+        self.register_module("span_head", None)
 
     @classmethod
     def build_model(cls, cfg, task):
@@ -132,12 +110,14 @@ class TupeModel(BaseFairseqModel):
         classification_head_name=None,
         masked_tokens=None,
         lm_targets=None,
+        spans=False,
         padded=None,
         **unused,
     ):
         """src_tokens [B, L] -> (output, {"inner_states": hidden states or None}).
 
-        The output is [B, classes] for a classification head, features [B, L, C] with features_only, else LM logits:
+        The output is [B, classes] for a classification head, logits [B, L, 2] of the span head with spans, features
+        [B, L, C] with features_only, else LM logits:
         [B, L, V], or [number of masked tokens, V] when masked_tokens says where they are needed: bool [B, L], or a pair
         of their rows and columns. With both masked_tokens and a head, the LM logits are the output and the head's are
         beside it under "classes".
@@ -152,12 +132,12 @@ class TupeModel(BaseFairseqModel):
                 if masked_tokens is None:
                     return classes, extra
                 extra["classes"] = classes
-            if not features_only:
+            if not (features_only or spans):
                 if masked_tokens is not None:
                     x = x[masked_tokens]  # [masked, C]
                 weight = self.encoder.tokens.weight
                 x = self.lm_head(x, weight) if lm_targets is None else self.lm_head.loss(x, weight, lm_targets)
-        return x, extra
+        return (self.span_head(x) if spans else x), extra
 
     def precision(self):
         """The context that `--autocast` asks for."""
@@ -186,6 +166,10 @@ class TupeModel(BaseFairseqModel):
             self.cfg.encoder_embed_dim, inner_dim, num_classes, self.cfg.pooler_dropout
         )
 
+    def register_span_head(self):
+        """Create the head that the task `squad` trains."""
+        self.span_head = SpanHead(self.cfg.encoder_embed_dim)
+
     def upgrade_state_dict_named(self, state_dict, name):
         """Reconcile a checkpoint with this model before strict loading: vocabulary checked, heads kept, dropped or
         created."""
@@ -193,11 +177,7 @@ class TupeModel(BaseFairseqModel):
         prefix = f"{name}." if name else ""
         self._check_vocabulary(state_dict, prefix)
         self._reconcile_heads(state_dict, prefix + "classification_heads.")
-        spans = [key for key in state_dict if key.startswith(prefix + "span_head.")]
-        if spans and "span_head" not in self._modules:  # the task `squad` adds one
-            logger.warning("dropping the checkpoint's span head: this is not the task `squad`")
-            for key in spans:
-                del state_dict[key]
+        self._reconcile_span_head(state_dict, prefix + "span_head.")
 
     def _check_vocabulary(self, state_dict, prefix):
         rows = state_dict.get(prefix + "encoder.tokens.weight")
@@ -223,6 +203,18 @@ class TupeModel(BaseFairseqModel):
         for key, value in self.classification_heads.state_dict().items():
             state_dict.setdefault(prefix + key, value)  # heads that are new here keep their fresh weights
 
+    def _reconcile_span_head(self, state_dict, prefix):
+        saved = [key for key in state_dict if key.startswith(prefix)]
+        if saved and self.span_head is None and self.cfg.load_checkpoint_heads:
+            self.register_span_head()
+        elif saved and self.span_head is None:
+            logger.warning("dropping the checkpoint's span head: this is not the task `squad`")
+            for key in saved:
+                del state_dict[key]
+        if self.span_head is not None:  # new in this model, it keeps its fresh weights
+            for key, value in self.span_head.state_dict().items():
+                state_dict.setdefault(prefix + key, value)
+
     # A fingerprint of the dictionary travels with the weights: a dictionary of the right size but with other types is
     # caught too.
     def get_extra_state(self):
@@ -245,10 +237,6 @@ class TupeModel(BaseFairseqModel):
         `sentencepiece.bpe.model` (relative to the checkpoint's folder if it starts with "."). overrides: any
         configuration value.
         """
-        from fairseq import hub_utils
-
-        from .hub import TupeHubInterface
-
         loaded = hub_utils.from_pretrained(
             str(model_name_or_path), checkpoint_file, str(data_name_or_path), load_checkpoint_heads=True, **overrides
         )
@@ -263,10 +251,8 @@ def register_architectures(model, config, architectures):
     """
     for arch, (position, cls) in architectures.items():
         for size, (layers, width, heads, ffn) in SIZES.items():
-            preset = {
-                "position": position, "cls": cls, "encoder_layers": layers, "encoder_embed_dim": width,
-                "encoder_attention_heads": heads, "encoder_ffn_embed_dim": ffn,
-            }  # fmt: skip
+            preset = {"position": position, "cls": cls, "layers": layers, "width": width, "heads": heads, "ffn": ffn}
+            preset = {NAMES[option]: value for option, value in preset.items()}
             name, doc = with_size(arch, size), f"{model.__name__} with {preset}"
             types = config.__dataclass_fields__
             fields = [(key, types[key].type, redefault(config, key, value)) for key, value in preset.items()]

@@ -7,23 +7,9 @@ from fairseq import models
 from fairseq.data import Dictionary
 
 from ..safe_load import num_updates, read_checkpoint
-from .model import dictionary_fingerprint
+from .model import FREE, dictionary_fingerprint
 
 MASK = "<mask>"
-# Model settings that fine-tuning may choose anew. All others define the function that was pre-trained: they stay.
-FREE = (
-    "max_positions",  # taken from the checkpoint
-    "dropout",
-    "attention_dropout",
-    "activation_dropout",
-    "pooler_dropout",
-    "autocast",
-    "attention",
-    "checkpoint_activations",
-    "compile",
-    "load_checkpoint_heads",
-)
-
 
 def load_dictionary(path: str | Path) -> Dictionary:
     """dict.txt with <mask> added, as fairseq's task masked_lm does."""

@@ -252,30 +252,6 @@ class Windows(FairseqDataset):
 # -------------------------------------------------------------------------------------------- head, task, criterion
 
 
-class SpanHead(nn.Linear):
-    """Features [..., C] -> logits of being the first and the last piece of the answer [..., 2]."""
-
-    def __init__(self, width):
-        super().__init__(width, 2)
-
-    def _load_from_state_dict(self, state_dict, prefix, *rest):
-        for name, value in self.named_parameters():  # new in this model: keep the fresh values
-            state_dict.setdefault(prefix + name, value)
-        super()._load_from_state_dict(state_dict, prefix, *rest)
-
-
-def apply_span_head(model, inputs, options, output):
-    """Forward hook: with `spans=True` beside `features_only=True`, the output is the span head's logits [B, L, 2].
-
-    The head has to be called inside the model's forward: DistributedDataParallel takes a parameter that forward does
-    not use for one without gradient, and stops when it gets one.
-    """
-    if not options.get("spans"):
-        return None
-    features, extra = output
-    return model.span_head(features.to(model.span_head.weight.dtype)), extra
-
-
 @dataclass
 class SquadConfig(FinetuneConfig):
     data: str = field(default=MISSING, metadata={"help": "pre-training data (dictionary and pieces)"})
@@ -293,8 +269,7 @@ class SquadTask(FinetuneTask):
 
     def build_model(self, cfg, from_checkpoint=False):
         model = super().build_model(cfg, from_checkpoint)
-        model.span_head = SpanHead(cfg.encoder_embed_dim)
-        model.register_forward_hook(apply_span_head, with_kwargs=True)
+        model.register_span_head()
         return model
 
     def load_dataset(self, split, combine=False, **kwargs):
@@ -354,7 +329,7 @@ class SquadCriterion(FairseqCriterion):
 
     def forward(self, model, sample, reduce=True):
         """Returns (summed loss, number of windows, what to log)."""
-        spans, _ = model(**sample["net_input"], features_only=True, spans=True, padded=has_padding(sample))
+        spans, _ = model(**sample["net_input"], spans=True, padded=has_padding(sample))
         start, end = spans.float().unbind(-1)  # [B, L] each
         allowed = sample["inside"].clone()
         allowed[:, 0].fill_(True)

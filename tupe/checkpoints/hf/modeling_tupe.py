@@ -17,7 +17,7 @@ from transformers.modeling_outputs import (
 
 from .attention import why_not_fast
 from .configuration_tupe import TupeConfig
-from .encoder import ClassificationHead, Encoder, LMHead, init_bert, second_segment, set_norm_eps
+from .encoder import ClassificationHead, Encoder, LMHead, init_bert, second_segment
 from .kernels import Linear  # noqa: F401  (transformers 4 copies only the files that are named here)
 from .positions import Positions
 from .schemes import SCHEMES  # noqa: F401
@@ -76,22 +76,10 @@ class TupeModel(TupePreTrainedModel):
         self.encoder = PlainEncoder(
             config.vocab_size,
             config.pad_token_id,
-            layers=config.num_hidden_layers,
-            width=config.hidden_size,
-            ffn=config.intermediate_size,
-            heads=config.num_attention_heads,
-            max_positions=config.max_position_embeddings,
-            position=config.position,
-            cls=config.cls_position,
-            layer=config.layer,
-            normaliser=config.normaliser,
-            separator=config.eos_token_id if config.segments else None,
-            dropout=config.hidden_dropout_prob,
-            attention_dropout=config.attention_probs_dropout_prob,
-            activation_dropout=config.activation_dropout,
+            config.eos_token_id,
+            **config.model_options(),
         )
         self.gradient_checkpointing = False
-        self.apply(set_norm_eps(config.layer_norm_eps))
         self.post_init()
 
     def get_input_embeddings(self):
@@ -105,7 +93,7 @@ class TupeModel(TupePreTrainedModel):
         return_dict=None, **unused,
     ):  # fmt: skip
         """input_ids [B, L]; attention_mask [B, L], 0 at padding (padding ids are recognised without it); token_type_ids
-        [B, L] are not needed: segments are told by `</s> </s>`. Raises ValueError if they say something else."""
+        [B, L] are not needed: `</s> </s>` separates segments. Raises ValueError if they contradict that."""
         if output_attentions:
             raise ValueError("attention weights are not kept; see Encoder.attention_weights in encoder.py")
         if attention_mask is not None:
@@ -127,9 +115,10 @@ class TupeModel(TupePreTrainedModel):
     def check_segments(self, input_ids, token_type_ids):
         """All zeros is what tokenisers hand out that know no segments; anything else must be what the model does."""
         real = input_ids != self.config.pad_token_id
-        told = second_segment(input_ids, self.config.eos_token_id) * self.config.segments
-        if token_type_ids[real].any() and not torch.equal(token_type_ids[real], told[real]):
-            where = "begin after the first `</s> </s>`" if self.config.segments else "do not exist in this model"
+        learned = self.config.segments == "learned"
+        segments = second_segment(input_ids, self.config.eos_token_id) * learned
+        if token_type_ids[real].any() and not torch.equal(token_type_ids[real], segments[real]):
+            where = "begin after the first `</s> </s>`" if learned else "do not exist in this model"
             raise ValueError(f"token_type_ids would have no effect: segments {where}; leave them out")
 
 
@@ -142,7 +131,6 @@ class TupeWithHead(TupePreTrainedModel):
         super().__init__(config)
         self.tupe = TupeModel(config)
         self.add_head(config)
-        self.apply(set_norm_eps(config.layer_norm_eps))
         self.post_init()
 
     def features(self, input_ids, attention_mask, options):
@@ -160,7 +148,7 @@ class TupeForMaskedLM(TupeWithHead):
     output_class = MaskedLMOutput
 
     def add_head(self, config):
-        self.lm_head = LMHead(config.hidden_size, config.vocab_size)
+        self.lm_head = LMHead(config.hidden_size, config.vocab_size, eps=config.layer_norm_eps)
 
     def forward(self, input_ids, attention_mask=None, labels=None, return_dict=None, **options):
         out = self.features(input_ids, attention_mask, options)
