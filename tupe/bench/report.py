@@ -78,7 +78,7 @@ def growth(rows, key, fixed) -> list:
     return tables
 
 
-def most_common(rows, key):
+def most_common(rows: list, key: str):
     """The value of `key` that most rows have."""
     return statistics.mode(r[key] for r in rows)
 

@@ -13,6 +13,8 @@ from pathlib import Path
 import click
 import matplotlib.pyplot as plt
 import numpy as np
+import torch
+from matplotlib.figure import Figure
 from sklearn.manifold import TSNE
 
 from ..options import FILE, FOLDER, QuietCommand
@@ -27,7 +29,7 @@ HEAT = "cividis"
 plt.rcParams.update({"svg.hashsalt": "tupe", "font.size": 9, "figure.dpi": 150, "axes.grid": False})
 
 
-def save(figure, path) -> None:
+def save(figure: Figure, path) -> None:
     """Write a figure; the suffix of `path` decides the format (.png, .svg, .pdf). The same figure gives the same bytes.
 
     Raises ValueError for a suffix that matplotlib does not know.
@@ -39,7 +41,7 @@ def save(figure, path) -> None:
     plt.close(figure)
 
 
-def png(figure) -> bytes:
+def png(figure: Figure) -> bytes:
     """A figure as the content of a PNG file."""
     content = io.BytesIO()
     figure.savefig(content, format="png", metadata={"Software": None})
@@ -47,7 +49,7 @@ def png(figure) -> bytes:
     return content.getvalue()
 
 
-def style(index) -> dict:
+def style(index: int) -> dict:
     """What the line number `index` of a figure looks like."""
     return {
         "color": COLOURS[index % len(COLOURS)],
@@ -58,7 +60,7 @@ def style(index) -> dict:
     }
 
 
-def curves(panels=1, width=5.0, height=3.2, **options):
+def curves(panels: int = 1, width: float = 5.0, height: float = 3.2, **options) -> tuple:
     """(figure, array of axes) for lines: panels side by side, `width` and `height` inches each."""
     figure, axes = plt.subplots(
         1, panels, figsize=(width * panels, height), squeeze=False, layout="constrained", **options
@@ -69,7 +71,7 @@ def curves(panels=1, width=5.0, height=3.2, **options):
     return figure, axes.flatten()
 
 
-def legend(figure, columns=1) -> None:
+def legend(figure: Figure, columns: int = 1) -> None:
     """The lines of the first panel that has any, below the axes, where they hide no curve."""
     handles, labels = figure.axes[0].get_legend_handles_labels()
     rows = -(-len(labels) // columns)
@@ -77,7 +79,7 @@ def legend(figure, columns=1) -> None:
     figure.legend(handles, labels, loc="outside lower center", fontsize=8, ncols=columns, frameon=False)
 
 
-def grid(panels, columns, size=2.2, beside=0.0):
+def grid(panels: int, columns: int, size: float = 2.2, beside: float = 0.0) -> tuple:
     """Figure and flat array of axes for square panels, inches wide and high; axes that are left over are hidden.
     beside: what each panel needs for its colour bar."""
     rows = -(-panels // columns)
@@ -100,7 +102,7 @@ def heat(axis, matrix, **options):
 # --------------------------------------------------------------------------------------------------------- the figures
 
 
-def correlations(parts, title=""):
+def correlations(parts: dict, title: str = "") -> Figure:
     """The four correlations of word and position (and the remainder, if it is there), averaged over heads; one colour
     scale for all, its middle at 0. parts: name -> [H, L, L]. The paper's figure 2."""
     means = {name: part.mean(0).numpy() for name, part in parts.items()}
@@ -116,7 +118,7 @@ def correlations(parts, title=""):
     return figure
 
 
-def positional(logits, title=""):
+def positional(logits: torch.Tensor, title: str = "") -> Figure:
     """Positional logits of every head, [H, L, L], without [CLS]; each head labelled by `probes.pattern` and with its
     own colour scale (printed above it). The paper's figure 6."""
     figure, axes = grid(len(logits), min(len(logits), 4))
@@ -130,7 +132,7 @@ def positional(logits, title=""):
     return figure
 
 
-def losses(lines, title=""):
+def losses(lines: dict, title: str = "") -> Figure:
     """Validation losses by updates. lines: label -> (updates, losses)."""
     figure, (axis,) = curves()
     for index, (label, (updates, values)) in enumerate(lines.items()):
@@ -142,7 +144,7 @@ def losses(lines, title=""):
     return figure
 
 
-def t5(offsets, bias, title=""):
+def t5(offsets: np.ndarray, bias: np.ndarray, title: str = "") -> Figure:
     """T5's bias by offset, one line per head, a marker where a bucket begins. bias: [H, offsets]. Offsets are spaced as
     T5's buckets are: evenly up to 8, then logarithmically."""
     figure, (axis,) = curves(width=6)
@@ -161,7 +163,7 @@ def t5(offsets, bias, title=""):
     return figure
 
 
-def attention(matrices, title=""):
+def attention(matrices: dict, title: str = "") -> Figure:
     """Attention under identical-word probing, one panel per encoding: label -> A [L, L]. [CLS] and [SEP] are left out;
     the scale of each panel ends at its 99th percentile."""
     figure, axes = grid(len(matrices), min(len(matrices), 3), size=2.3, beside=0.8)
@@ -176,7 +178,7 @@ def attention(matrices, title=""):
     return figure
 
 
-def tsne(vectors, title="", seed=0):
+def tsne(vectors: np.ndarray, title: str = "", seed: int = 0) -> Figure:
     """Position vectors [L, C] in two dimensions by t-SNE; colour and a few numbers give the position, and a line joins
     neighbours."""
     perplexity = min(30, (len(vectors) - 1) / 3)
@@ -193,7 +195,7 @@ def tsne(vectors, title="", seed=0):
     return figure
 
 
-def phi(m, before, after, title=""):
+def phi(m: np.ndarray, before: np.ndarray, after: np.ndarray, title: str = "") -> Figure:
     """phi(m) = sum cos(omega_i m) of sinusoids whose frequencies are learned."""
     figure, (axis,) = curves()
     for index, (label, values) in enumerate([("before learning", before), ("after learning", after)]):

@@ -1,6 +1,7 @@
 """Predictions on the test sets in the format of the GLUE server."""
 
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
@@ -44,7 +45,7 @@ def command(checkpoints, data, output, batch_size):
     click.echo(zip_submission(output, paths))
 
 
-def predict_glue(name, checkpoint, data, output, batch_size=64):
+def predict_glue(name: str, checkpoint, data, output, batch_size: int = 64) -> Iterator:
     """Write a checkpoint's predictions on the test sets of its task. Yields (path, number of predictions).
 
     Raises ValueError for a checkpoint that cannot be read or is of another task, and when no test set was prepared.
@@ -74,7 +75,7 @@ def _prepared(data, name, split):
 
 
 @torch.no_grad()
-def predict(model, task, split, batch_size):
+def predict(model, task, split: str, batch_size: int) -> list:
     """Class ids or real numbers for every example of a split, in file order."""
     task.load_dataset(split)
     batches = task.get_batch_iterator(task.dataset(split), max_sentences=batch_size, disable_iterator_cache=True)
@@ -95,7 +96,7 @@ def _label(glue, value):
     return f"{min(max(value, 0.0), 1.0) * glue.top:.3f}"
 
 
-def zip_submission(output, files):
+def zip_submission(output, files) -> Path:
     """Zip these prediction files (not what an earlier run left) as submission.zip in the folder `output`; returns its
     path."""
     path = Path(output) / "submission.zip"

@@ -9,6 +9,7 @@ words. The formulas of the four measures below are this project's own.
 import json
 import math
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
 import click
@@ -19,13 +20,13 @@ from fairseq.data import data_utils
 
 from .. import plugin, record  # noqa: F401  (plugin: registers the architectures)
 from ..options import FILE, FOLDER, QuietCommand, seed
-from ..positions import overrides
+from ..positions import PositionScheme, overrides
 from ..safe_load import read_checkpoint
 from ..schemes import frequencies
 from ..tables import Table
 
 
-def load_model(checkpoint, data=None):
+def load_model(checkpoint, data=None) -> tuple:
     """(model in evaluation mode, task) of a checkpoint. data: folder with dict.txt, default: where it was trained.
 
     Raises ValueError if the checkpoint cannot be read, or the dictionary is not there.
@@ -39,7 +40,7 @@ def load_model(checkpoint, data=None):
     return models[0].eval(), task
 
 
-def labelled(sources):
+def labelled(sources: Iterable) -> dict:
     """{label: path} of "LABEL=PATH" or "PATH", which is its own label then. ValueError for a repeated label."""
     paths = {}
     for source in sources:
@@ -50,7 +51,7 @@ def labelled(sources):
     return paths
 
 
-def text_block(task, length, split="valid"):
+def text_block(task, length: int, split: str = "valid") -> torch.Tensor:
     """[L] ids: `<s>` and the first tokens of a split, at most `length` in all."""
     data = task.cfg.data.split(":")[0]
     lines = data_utils.load_indexed_dataset(f"{data}/{split}", task.source_dictionary)
@@ -68,7 +69,9 @@ def text_block(task, length, split="valid"):
 
 
 @torch.no_grad()
-def identical_word_attention(model, words=300, length=None, layer=0, seed=1, batch=4):
+def identical_word_attention(
+    model, words: int = 300, length: int | None = None, layer: int = 0, seed: int = 1, batch: int = 4
+) -> np.ndarray:
     """A [L, L] float64: weights of one layer, averaged over heads and over sequences `<s> w w ... w </s>`.
 
     words: number of random words w, without replacement where there are enough. length: L, at least 3, default the
@@ -101,11 +104,11 @@ def _checked_length(model, length, least):
     return length or longest
 
 
-def is_special(symbol, names):
+def is_special(symbol: str, names) -> bool:
     return symbol in names or symbol.startswith("madeupword")
 
 
-def measures(attention):
+def measures(attention: np.ndarray) -> dict:
     """All measures of one A [L, L] whose first and last positions are [CLS] and [SEP], by name."""
     inner = attention[1:-1, 1:-1]
     return {
@@ -118,7 +121,7 @@ def measures(attention):
     }
 
 
-def monotonicity_violation(attention, offsets=None):
+def monotonicity_violation(attention: np.ndarray, offsets: int | None = None) -> float:
     """Share of the triples (x, m, n), 1 <= m < n <= offsets, for which A[x, x + n] > A[x, x + m], and likewise to the
     left: weights should fall with the distance. NaN if there is no such triple."""
     violations = triples = 0
@@ -131,7 +134,7 @@ def monotonicity_violation(attention, offsets=None):
     return violations / triples if triples else math.nan
 
 
-def translation_violation(attention):
+def translation_violation(attention: np.ndarray) -> float:
     """Variance within diagonals over total variance: 0 if A[i, j] depends on j - i only. NaN if A is constant."""
     length = len(attention)
     within = sum(squares(attention.diagonal(offset)) for offset in range(1 - length, length))
@@ -139,19 +142,19 @@ def translation_violation(attention):
     return within / total if total else math.nan
 
 
-def squares(values):
+def squares(values: np.ndarray) -> float:
     """Sum of squared deviations from the mean; exactly 0 for equal values."""
     shifted = values - values[0]
     return float(((shifted - shifted.mean()) ** 2).sum())
 
 
-def symmetry_violation(attention):
+def symmetry_violation(attention: np.ndarray) -> float:
     """Mean of |A[i, j] - A[j, i]| over i != j. NaN for a single position."""
     i, j = np.triu_indices(len(attention), 1)
     return float(np.abs(attention[i, j] - attention[j, i]).mean()) if len(i) else math.nan
 
 
-def direction_balance(attention):
+def direction_balance(attention: np.ndarray) -> float:
     """Weights on later positions over weights on earlier ones. NaN if there are neither."""
     forward, backward = np.triu(attention, 1).sum(), np.tril(attention, -1).sum()
     if not backward:
@@ -163,7 +166,7 @@ def direction_balance(attention):
 
 
 @torch.no_grad()
-def four_correlations(model, tokens):
+def four_correlations(model, tokens: torch.Tensor) -> dict:
     """First-layer logits of a model with absolute positions, split by their origin: name -> [H, L, L].
 
     tokens: [L]. The layer norm after the sum of word and position is linear once its sigma is given:
@@ -207,7 +210,7 @@ def four_correlations(model, tokens):
 
 
 @torch.no_grad()
-def positional_logits(model, length=None, layer=0):
+def positional_logits(model, length: int | None = None, layer: int = 0) -> torch.Tensor:
     """[H, L, L] content-free logits that a model with `untied` or another bias adds. ValueError if there are none, or
     no such layer or length."""
     _check_layer(model, layer)
@@ -217,7 +220,7 @@ def positional_logits(model, length=None, layer=0):
     return bias
 
 
-def pattern(logits):
+def pattern(logits: torch.Tensor) -> str:
     """The pattern of one head's positional logits [L, L] (with [CLS] at 0): global, next, previous, local or broad.
 
     Judged by P = softmax of the rows without [CLS], averaged over the middle half of the rows, the first that holds:
@@ -247,14 +250,14 @@ def pattern(logits):
 
 
 @torch.no_grad()
-def position_vectors(model):
+def position_vectors(model) -> np.ndarray:
     """[L, C] vectors of the absolute positions: what is added to the words, or else the table of `untied`."""
     vectors = model.encoder.positions.embed(model.max_positions())
     return only(model, "untied").table.weight[1:].numpy() if vectors is None else vectors.numpy()
 
 
 @torch.no_grad()
-def t5_bias(model, reach=None):
+def t5_bias(model, reach: int | None = None) -> tuple:
     """(offsets [2R + 1] from -R to R, bias [H, 2R + 1]) of `t5`. reach: R, default up to where it no longer changes."""
     scheme = only(model, "t5")
     reach = min(reach or scheme.max_distance, model.max_positions() - 1)
@@ -263,7 +266,7 @@ def t5_bias(model, reach=None):
 
 
 @torch.no_grad()
-def phi(model, reach=128):
+def phi(model, reach: int = 128) -> tuple:
     """(m [R + 1], before, after): phi(m) = sum_i cos(omega_i m) of learned frequencies, before and after learning."""
     names = ("sinusoidal_learned", "shaw_sinusoidal_learned")
     here = [name for name in names if name in model.encoder.positions]
@@ -276,7 +279,7 @@ def phi(model, reach=128):
     return m.numpy(), before, after
 
 
-def only(model, name):
+def only(model, name: str) -> PositionScheme:
     """The scheme of a model by name (the first layer's, if every layer has its own)."""
     positions = model.encoder.positions
     if name not in positions:

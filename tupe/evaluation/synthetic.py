@@ -10,6 +10,7 @@ import itertools
 import json
 import math
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
@@ -145,7 +146,7 @@ def options_of(run) -> dict:
     return {**DEFAULTS, **run.get("options", {})}
 
 
-def sweep(path, task, positions, normalisers, specials, seeds, layer="transformer", **options):
+def sweep(path, task, positions, normalisers, specials, seeds, layer="transformer", **options) -> Iterator:
     """Train every combination that the file does not hold yet, with these options; append each to it and yield it.
 
     For `equal` the effort follows `structure`. Where training is proven to be in vain, it takes a third of the steps.
@@ -211,7 +212,7 @@ def accuracies(runs) -> Table:
     return table_of({cell: summary(values, seeds) for cell, values in by_cell.items()})
 
 
-def summary(values, seeds):
+def summary(values: list, seeds: int) -> str:
     low, high = f"{min(values):.2f}", f"{max(values):.2f}"
     text = f"**{high}**" if min(values) >= 0.99 else high if low == high else f"{low}-{high}"
     return text if len(values) == seeds else f"{text} ({len(values)})"
@@ -281,7 +282,7 @@ def command(task, positions, normalisers, special, layer, layers, length, seeds,
             click.echo(f"{name_of(run, KEYS[2:])} accuracy {run['accuracy']:.3f}, the structure predicts {expected}")
 
 
-def name_of(run, keys):
+def name_of(run: dict, keys) -> str:
     return " ".join(str(run[key]) for key in keys)
 
 

@@ -14,6 +14,7 @@ from .. import options
 from ..architectures import split_size
 from ..evaluation import figures
 from ..plugin.glue import TASKS
+from ..record import Record
 from ..tables import Table
 from .results import EPOCHS, collect, with_unit
 from .summary import (
@@ -336,7 +337,7 @@ def sections(collection, probed=None, losses=None) -> list:
     return [section for section in report if section.blocks]
 
 
-def score_sections(summaries, label, all_failed, baselines):
+def score_sections(summaries, label, all_failed, baselines) -> list:
     """The paper's tables and all scores, of one of EPOCHS."""
     legend = [MAJORITY] * bool(baselines)
     parts = [
@@ -346,7 +347,7 @@ def score_sections(summaries, label, all_failed, baselines):
     return [*parts, Section(f"All scores: {label}", [SPREAD, *legend, metric_table(summaries, all_failed, baselines)])]
 
 
-def facts_of(run):
+def facts_of(run: Record) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in run.versions.items())
     return f"commit {run.commit}; {versions}; {run.device}; {run.started_at} to {run.finished_at}"
 

@@ -16,6 +16,7 @@ from ..architectures import split_size
 from ..evaluation.probes import identical_word_attention, load_model, measures
 from ..plugin.glue import TASKS, score
 from ..safe_load import num_updates, read_checkpoint
+from .results import Model
 
 PUBLISHED = Path(__file__).with_name("published.json")
 # Column of the paper's tables -> (task, split, metric). WNLI stands outside of the paper's tables and averages.
@@ -56,7 +57,7 @@ class Summary:
         return list(next(iter(self.by_lr[self.lr].values())))
 
 
-def summarise(runs, epoch) -> dict:
+def summarise(runs: dict, epoch: str) -> dict:
     """{model: {task: Summary}} of finished runs {key: Run}. epoch: "best" or "last"."""
     grouped = defaultdict(lambda: defaultdict(lambda: defaultdict(dict)))
     firsts = {}
@@ -87,7 +88,7 @@ def paper_row(tasks) -> dict:
     return row
 
 
-def average(values, columns=PAPER_COLUMNS):
+def average(values: dict, columns=PAPER_COLUMNS) -> float | None:
     """The paper's average: the mean over its nine columns, MNLI-m and -mm separate; None if one is missing."""
     return statistics.mean(values[column] for column in columns) if all(c in values for c in columns) else None
 
@@ -138,7 +139,7 @@ def mean_name(columns) -> str:
 # ------------------------------------------------------------------------------------------------------ to compare with
 
 
-def majority(runs) -> dict:
+def majority(runs: dict) -> dict:
     """{(task, split, metric): score} of always giving the same answer, the best one for the metric; 0 for correlations.
 
     Computed from the targets beside the runs' predictions, so for GLUE's tasks, where a run kept them.
@@ -168,7 +169,7 @@ def published() -> dict:
     return json.loads(PUBLISHED.read_text(encoding="utf-8"))
 
 
-def counterpart(table, model):
+def counterpart(table: dict, model: Model) -> dict | None:
     """The published row to compare a model with, or None (as for a variant of an architecture).
 
     It is the one of the same architecture and size at the nearest number of updates; for the sizes that no paper has,
