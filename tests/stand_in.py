@@ -17,6 +17,8 @@ if "dry-run" in words:
     sys.exit("no such option --arhc" if "arhc" in words else 0)
 if (folder / "busy").exists() or not record.lock(folder):
     sys.exit(record.BUSY)
+if record.read(folder) and record.read(folder).state == "finished":  # another process was quicker
+    sys.exit()
 with (folder / "starts").open("a") as starts:
     print(os.getpid(), file=starts)
 run = record.Record(task=words.get("task", "masked_lm"), seed=int(words.get("seed", 1)), metrics=["accuracy"])

@@ -25,16 +25,17 @@ def print_options(**given):
 @pytest.fixture
 def place(tmp_path, monkeypatch):
     """Data for pre-training, GLUE and SQuAD. Jobs are processes of tests/stand_in.py."""
-    for folder in ("data", "glue/CoLA", "glue/SST-2", "squad/SQuAD-1.1", "other"):
+    for folder in ("data", "glue/CoLA", "glue/SST-2", "squad", "other"):
         (tmp_path / folder).mkdir(parents=True)
-        (tmp_path / folder / "manifest.json").touch()
+    for file in ("glue/CoLA/manifest.json", "glue/SST-2/manifest.json", "squad/train-v1.1.npz", "squad/train-v2.0.npz"):
+        (tmp_path / file).touch()
     for folder in ("data", "glue", "squad", "other"):
         (tmp_path / folder / "dict.txt").write_text("another 1\n" if folder == "other" else "word 1\n")
     state = {"cfg": {"model": {}}, "model": {}, "optimizer_history": [{"num_updates": 7}]}
     torch.save(state, tmp_path / "data" / "checkpoint.pt")
     monkeypatch.setattr(runner, "PROGRAM", (sys.executable, str(STAND_IN)))
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-    monkeypatch.setattr(report, "command", print_options, raising=False)
+    monkeypatch.setattr(report, "command", print_options)
     return tmp_path
 
 
@@ -57,9 +58,9 @@ def words_of(folder):
 
 def test_every_encoding_is_pre_trained_alike_and_fine_tuned(place):
     words = [
-        "--presets=wang_rpe,tupe_a", "--position=t5+rope", "--jobs=2", f"--glue={place / 'glue'}", "--tasks=cola",
-        f"--squad={place / 'squad'}", "--lrs=3e-5,5e-5", "--seeds=1,2", "--finetune-options=--max-epoch 3",
-        "--max-update", "5", "task.mask_prob=0.2",
+        "--presets=wang_rpe,tupe_a", "--position=t5+rope", "--jobs=2", f"--glue={place / 'glue'}",
+        f"--squad={place / 'squad'}", "--tasks=cola,SQuAD-1.1", "--lrs=3e-5,5e-5", "--seeds=1,2",
+        "--finetune-options=--max-epoch 3", "--max-update", "5", "task.mask_prob=0.2",
     ]  # fmt: skip
     pretraining = {
         "wang_rpe": "presets/bert_a_tiny/wang_rpe",
@@ -117,6 +118,7 @@ def test_an_encoding_whose_pre_training_fails_is_left_out(place):
         (["--position=rope", "--presets=rope"], "rope: both a preset and a position"),
         (["--glue=data"], "holds no prepared task"),
         (["--glue=glue", "--tasks=RTE"], "holds no data for RTE; prepared: CoLA, SST-2"),
+        (["--tasks=RTE"], "--tasks needs --glue or --squad"),
         (["--squad=other"], "another vocabulary"),
         (["--squad=nowhere"], "dict.txt"),
         (["--size=giant"], "giant"),

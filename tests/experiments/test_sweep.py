@@ -74,6 +74,12 @@ def test_fine_tuning_s_default_is_the_paper_s_search_of_every_prepared_task(plac
     assert not (place / "out").exists()
 
 
+def test_squad_is_a_task_like_others(place):
+    (place / "data" / "train-v2.0.npz").touch()
+    lines = sweep(place, "--dry-run", "--grid=task=squad2.0,cola", "--grid=lr=3e-5", "--grid=seed=1").splitlines()
+    assert [re.search(r"--task=(\S+)", line)[1] for line in lines] == ["SQuAD-2.0", "CoLA"]
+
+
 def test_job_is_the_command_that_a_person_would_paste(place):
     (line,) = sweep(
         place, *ONE_TASK, "--grid=seed=3", "--dry-run",
@@ -188,7 +194,7 @@ def test_every_job_is_run_once_and_no_checkpoint_is_left(place):
 
 def test_a_report_is_written_on_request(place, monkeypatch):
     asked = []
-    monkeypatch.setattr(report, "command", click.Command("report", callback=lambda **o: asked.append(o)), raising=False)
+    monkeypatch.setattr(report, "command", click.Command("report", callback=lambda **o: asked.append(o)))
     sweep(place, *ONE_TASK, "--grid=seed=1", "--report")
     assert asked == [{"runs": (place / "out",), "output": place / "out" / "report"}]
 

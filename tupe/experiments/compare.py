@@ -9,6 +9,7 @@ import itertools
 import shlex
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import click
 from omegaconf import OmegaConf
@@ -24,7 +25,7 @@ from .sweep import settle, write_report
 ARCHITECTURE = "bert_a"  # of what is given as a position: nothing but the position differs from BERT
 
 
-def plan_pretraining(data, output, presets, positions, size, recipe, common):
+def plan_pretraining(data, output, presets, positions, size, recipe, common) -> list:
     """Sweeps that pre-train every preset and every position alike. Raises ValueError for what is not known."""
     valid = sorted(path.stem for path in (CONFIGS / "model").glob("*.yaml"))
     for preset in presets:
@@ -49,32 +50,34 @@ def plan_pretraining(data, output, presets, positions, size, recipe, common):
     return [*sweeps, plan("position", ARCHITECTURE, positions)] if positions else sweeps
 
 
-def plan_fine_tuning(checkpoint, output, glue, squad, tasks, lrs, seeds, common):
-    """Sweeps that fine-tune one pre-trained checkpoint; glue, squad: folders of data, or None."""
-    words, name, sweeps = [f"--checkpoint={checkpoint}", *common], checkpoint.parent.name, []
-    if glue:
-        grid = {"task": check_tasks(glue, tasks), "lr": lrs, "seed": seeds}
-        sweeps.append(Sweep.plan("finetune", output / "glue" / name, grid, [f"--data={glue}", *words]))
-    if squad:
-        grid = {"task": check_tasks(squad), "lr": lrs[:1], "seed": seeds}
-        sweeps.append(Sweep.plan("finetune", output / "squad" / name, grid, [f"--data={squad}", *words]))
+def plan_fine_tuning(checkpoint, output, tasks, lrs, seeds, common) -> list:
+    """Sweeps that fine-tune one pre-trained checkpoint. tasks: {"glue" or "squad": (folder of data, tasks)}."""
+    sweeps = []
+    for kind, (data, names) in tasks.items():
+        grid = {"task": names, "lr": lrs if kind == "glue" else lrs[:1], "seed": seeds}
+        words = [f"--data={data}", f"--checkpoint={checkpoint}", *common]
+        sweeps.append(Sweep.plan("finetune", output / kind / checkpoint.parent.name, grid, words))
     return sweeps
 
 
-def check_data(data, glue, squad, tasks):
-    """Raise ValueError unless there is data for everything, with one vocabulary. glue, squad: folders, or None."""
-    for folder in filter(None, (data, glue, squad)):
+def find_data(data: Path, glue: Path | None, squad: Path | None, tasks: list | None) -> dict:
+    """{"glue" or "squad": (folder, tasks)}. Raises ValueError unless all data is there, with one vocabulary.
+
+    data: of the pre-training; glue, squad: folders or None; tasks: those to keep, or None for all.
+    """
+    folders = {kind: folder for kind, folder in (("glue", glue), ("squad", squad)) if folder}
+    for folder in (data, *folders.values()):
         if not (folder / "dict.txt").exists():
             raise ValueError(f"there is no {folder / 'dict.txt'}: {folder} is no folder of prepared data")
         if not filecmp.cmp(data / "dict.txt", folder / "dict.txt", shallow=False):
             raise ValueError(f"{folder} was prepared with another vocabulary than {data}: their dict.txt differ")
-    if glue:
-        check_tasks(glue, tasks)
-    if squad:
-        check_tasks(squad)
+    if tasks and not folders:
+        raise ValueError("--tasks needs --glue or --squad, folders of prepared data")
+    names = check_tasks(list(folders.values()), tasks)
+    return {kind: (folder, names[folder]) for kind, folder in folders.items() if names[folder]}
 
 
-def jobs_of(sweeps, output):
+def jobs_of(sweeps: list, output: Path) -> dict:
     """{job: its sweep}: first jobs of all sweeps, then second ones, and so on; named by their folders in `output`."""
     rows = itertools.zip_longest(*([(job, sweep) for job in sweep.jobs] for sweep in sweeps))
     pairs = [pair for row in rows for pair in row if pair]
@@ -90,7 +93,7 @@ def jobs_of(sweeps, output):
 @click.option("--recipe", default="pretrain", show_default=True, help="of the pre-training")
 @click.option("--glue", type=FOLDER, help="folder that `tupe prepare glue` wrote; without it, GLUE is left out")
 @click.option("--squad", type=FOLDER, help="folder that `tupe prepare squad` wrote; without it, SQuAD is left out")
-@click.option("--tasks", type=ListOf(), help="of GLUE (default: all that are prepared)")
+@click.option("--tasks", type=ListOf(), help="of GLUE and SQuAD (default: all that are prepared)")
 @click.option("--lrs", type=ListOf(), default="5e-5", show_default=True, help="of fine-tuning; SQuAD takes the first")
 @click.option("--seeds", type=ListOf(int), default="1,2,3", show_default=True, help="of fine-tuning")
 @click.option("--finetune-options", default="", help='more options of every fine-tuning: "--max-epoch 3"')
@@ -108,7 +111,7 @@ def command(
     output = output.resolve()
     if presets is None and not position:
         presets = sorted(path.stem for path in (CONFIGS / "model").glob("wang_*.yaml"))
-    check_data(data, glue, squad, tasks)
+    tasks = find_data(data, glue, squad, tasks)
     sweeps = plan_pretraining(data, output, presets or [], list(position), size, recipe, common)
     for sweep in sweeps:
         if not (sweep.output / "sweep.json").exists():
@@ -121,7 +124,7 @@ def command(
     sweeps, common = [], shlex.split(finetune_options)
     for job in [job for job, state in states.items() if state == "finished"]:
         checkpoint = job.folder / "checkpoint_last.pt"
-        sweeps += plan_fine_tuning(checkpoint, output, glue, squad, tasks, lrs, seeds, common)
+        sweeps += plan_fine_tuning(checkpoint, output, tasks, lrs, seeds, common)
     for sweep in sweeps:
         sweep.save()
     if sweeps:

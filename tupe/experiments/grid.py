@@ -37,7 +37,7 @@ class Sweep:
     updates: int | None = None
 
     @classmethod
-    def plan(cls, recipe, output, grid, common=(), keep_best=False):
+    def plan(cls, recipe: str, output: Path, grid: dict, common=(), keep_best: bool = False) -> "Sweep":
         """A sweep from what a user says. grid: {name: list of values}, common: words of a command line.
 
         What fine-tuning is not told is the paper's search on every prepared task. Raises ValueError for a task without
@@ -69,7 +69,7 @@ class Sweep:
         return sweep
 
     @classmethod
-    def read(cls, folder):
+    def read(cls, folder: Path) -> "Sweep | None":
         """The sweep that a folder holds, None if it holds none. Raises ValueError for a damaged sweep.json."""
         path = Path(folder) / "sweep.json"
         try:
@@ -80,7 +80,7 @@ class Sweep:
             raise ValueError(f"{path} does not describe a sweep ({error})") from None
 
     @property
-    def jobs(self):
+    def jobs(self) -> list:
         """All jobs, seed by seed: a sweep that is cut short has fewer seeds, not fewer tasks."""
         names = sorted(self.grid, key="--seed".__ne__)  # stable
         combinations = itertools.product(*(self.grid[name] for name in names))
@@ -99,7 +99,7 @@ class Sweep:
             options.update(dict.fromkeys(saving))
         return Job(str(folder.relative_to(self.output)), folder, runner.tupe(command, options))
 
-    def save(self):
+    def save(self) -> None:
         """Write sweep.json, together with what it says already.
 
         Raises ValueError if that is the sweep of another recipe, other options or other names in the grid.
@@ -131,7 +131,7 @@ class Sweep:
         if different:
             raise ValueError(f"{self.output} holds another sweep ({'; '.join(different)}); choose another folder")
 
-    def check(self):
+    def check(self) -> None:
         """Let the first job's command check its options, without running it. Raises ValueError with what it says."""
         done = subprocess.run([*self.jobs[0].command, "--dry-run"], capture_output=True, text=True)
         if done.returncode:
@@ -141,7 +141,7 @@ class Sweep:
 # ---------------------------------------------------------------------------------------------------- words and values
 
 
-def parse_options(words):
+def parse_options(words) -> dict:
     """Words of a command line -> {"--name": value, "section.key": value}; a switch has the value None."""
     options, words = {}, list(words)
     while words:
@@ -159,7 +159,7 @@ def _is_override(word):
     return re.match(r"[+~]{0,2}[\w./@]+=", word) is not None
 
 
-def parse_grid(texts):
+def parse_grid(texts) -> dict:
     """["lr=2e-5,3e-5", "seed=1,2"] -> {"lr": ["2e-5", "3e-5"], "seed": ["1", "2"]}; commas in brackets do not split."""
     grid = {}
     for text in texts:
@@ -194,27 +194,34 @@ def _label(name, value):
     return short + re.sub(r"[^\w.+:=-]+", "-", "-".join(part for part in Path(value).parts[-2:] if part != "/"))
 
 
-def prepared_tasks(folder):
-    """Names of the tasks whose data a folder holds. Raises ValueError if there is none."""
-    names = sorted(path.parent.name for path in Path(folder).glob("*/manifest.json"))
-    if not names:
-        raise ValueError(f"{folder} holds no prepared task; `tupe prepare glue` or `tupe prepare squad` makes one")
-    return names
+def check_tasks(folders, tasks=None) -> dict:
+    """{folder: its tasks} of data for fine-tuning. tasks: those to keep, in any spelling ("cola"); default: all.
 
-
-def check_tasks(folder, tasks=None):
-    """The tasks (default: all) as the data folder spells them: ["cola"] -> ["CoLA"]. Raises ValueError for others."""
-    prepared = prepared_tasks(folder)
-    spellings = {_letters(name): name for name in prepared}
+    Raises ValueError for a folder without data and for a task that none of the folders has.
+    """
+    prepared = {folder: _prepared_tasks(Path(folder)) for folder in folders}
+    names = list(itertools.chain(*prepared.values()))
+    spellings = {_letters(name): name for name in names}
     missing = [task for task in tasks or () if _letters(task) not in spellings]
     if missing:
-        raise ValueError(f"{folder} holds no data for {', '.join(missing)}; prepared: {', '.join(prepared)}")
-    return [spellings[_letters(task)] for task in tasks or prepared]
+        where = " or ".join(map(str, folders))
+        raise ValueError(f"{where} holds no data for {', '.join(missing)}; prepared: {', '.join(names)}")
+    chosen = [spellings[_letters(task)] for task in tasks or names]
+    return {folder: [task for task in chosen if task in prepared[folder]] for folder in folders}
+
+
+def _prepared_tasks(folder):
+    glue = [path.parent.name for path in folder.glob("*/manifest.json")]
+    squad = [f"SQuAD-{path.stem.removeprefix('train-v')}" for path in folder.glob("train-v*.npz")]
+    if not glue + squad:
+        raise ValueError(f"{folder} holds no prepared task; `tupe prepare glue` or `tupe prepare squad` makes one")
+    return sorted(glue + squad)
 
 
 def _with_paper_search(grid, common):
     if "--data" in common and "--task" not in common:
-        grid = {**grid, "--task": check_tasks(common["--data"], grid.get("--task"))}
+        data = common["--data"]
+        grid = {**grid, "--task": check_tasks([data], grid.get("--task"))[data]}
     return {**{f"--{name}": values for name, values in PAPER.items() if f"--{name}" not in common}, **grid}
 
 

@@ -44,7 +44,7 @@ class Job:
 PROGRAM = (sys.executable, "-m", "tupe")
 
 
-def tupe(command, options):
+def tupe(command: str, options: dict) -> tuple:
     """The words of a command of `tupe`: tupe("finetune", {"--seed": 1}) -> (..., "finetune", "--seed=1").
 
     options: {name: value}; None marks a switch, and a name without leading dashes is a Hydra override.
@@ -53,7 +53,7 @@ def tupe(command, options):
     return (*PROGRAM, command, *words)
 
 
-def slots(count=None):
+def slots(count: int | None = None) -> list:
     """Environments of the processes that run at a time: one per GPU, or `count` (default 1) processes that share the
     threads PyTorch would take."""
     gpus = torch.cuda.device_count()
@@ -65,7 +65,9 @@ def slots(count=None):
     return [{"OMP_NUM_THREADS": str(max(1, torch.get_num_threads() // count))}] * count
 
 
-def run(jobs, slots, retry_failed=False, ended=lambda job, state: None, echo=click.echo, title="sweep"):
+def run(
+    jobs: list, slots: list, retry_failed: bool = False, ended=lambda job, state: None, echo=click.echo, title="sweep"
+) -> dict:
     """Run the jobs that are not finished, `len(slots)` at a time -> {job: "finished", "failed" or "open"}.
 
     slots: see `slots`. No job's failure stops the others; a failed job is run again only if `retry_failed`, one that
@@ -83,13 +85,17 @@ def run(jobs, slots, retry_failed=False, ended=lambda job, state: None, echo=cli
     counts = ", ".join(f"{list(over.values()).count(state)} {state}" for state in ("finished", "failed"))
     echo(f"{title}: {len(jobs)} jobs, {counts}; {len(waiting)} to run, {len(slots)} at a time")
 
+    began, to_run = time.monotonic(), len(waiting)
+
     def conclude(job, state, what):
         over[job] = state
         ended(job, state)
-        progress.count += 1
-        echo(f"{title}: {len(over)}/{len(jobs)} {job}: {what}; {progress.left(len(jobs) - len(over))}")
+        left = len(jobs) - len(over)
+        seconds = (time.monotonic() - began) / (to_run - left) * left
+        about = f"{seconds / 60:.0f} min" if seconds >= 60 else f"{seconds:.0f} s"
+        echo(f"{title}: {len(over)}/{len(jobs)} {job}: {what}" + f"; about {about} left" * (left > 0))
 
-    progress, free, running, next_look = Progress(), list(slots), {}, {}
+    free, running, next_look = list(slots), {}, {}
     with deferred_signals() as received:
         try:
             while (waiting or running) and not received:
@@ -131,26 +137,14 @@ def run(jobs, slots, retry_failed=False, ended=lambda job, state: None, echo=cli
     return {job: over[job] for job in jobs}
 
 
-def exit_if_unfinished(states, title):
+def exit_if_unfinished(states: dict, title: str) -> None:
     """Exit status 1, naming the jobs that did not finish, if there are any."""
     unfinished = [str(job) for job, state in states.items() if state != "finished"]
     if unfinished:
         raise SystemExit(f"{title}: {len(unfinished)} of {len(states)} jobs did not finish: {', '.join(unfinished)}")
 
 
-class Progress:
-    """How long the jobs take."""
-
-    def __init__(self):
-        self.start, self.count = time.monotonic(), 0
-
-    def left(self, jobs):
-        """Time that so many more jobs need, in words."""
-        seconds = (time.monotonic() - self.start) / max(1, self.count) * jobs
-        return f"about {seconds / 60:.0f} min left" if seconds >= 60 else f"about {seconds:.0f} s left"
-
-
-def result(job, status):
+def result(job: Job, status: int) -> tuple:
     """("finished", "failed" or "open", what to tell) of a job whose process ended with `status`."""
     if status < 0:
         reason = f"killed by signal {-status}"
@@ -173,7 +167,7 @@ def result(job, status):
 # ----------------------------------------------------------------------------------------------------------- processes
 
 
-def start(job, environment):
+def start(job: Job, environment: dict) -> subprocess.Popen:
     """Start a job in a process group of its own; what it prints is added to its log."""
     job.folder.mkdir(parents=True, exist_ok=True)
     record.clear_failure(job.folder)
@@ -190,7 +184,7 @@ def start(job, environment):
         )
 
 
-def end(processes):
+def end(processes: list) -> None:
     """Ask processes, and all that they started, to end; kill what is left after `SECONDS_TO_END`."""
     for process in processes:
         kill(process, signal.SIGTERM)
@@ -202,7 +196,7 @@ def end(processes):
         process.wait()
 
 
-def kill(process, signal_number=signal.SIGKILL):
+def kill(process: subprocess.Popen, signal_number: int = signal.SIGKILL) -> None:
     """Send a signal to the process group of a process, if anything of it is left."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal_number)

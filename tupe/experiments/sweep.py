@@ -3,6 +3,7 @@
 import json
 import shlex
 from functools import partial
+from pathlib import Path
 
 import click
 
@@ -11,7 +12,7 @@ from . import runner
 from .grid import Sweep, parse_grid
 
 
-def settle(sweep, job, state):
+def settle(sweep: Sweep, job: runner.Job, state: str) -> None:
     """Leave no checkpoint in the folder of a fine-tuning run that is over, and the best of its task, if wanted,
     beside the runs of that task."""
     if sweep.recipe != "finetune":
@@ -30,7 +31,7 @@ def settle(sweep, job, state):
             path.unlink(missing_ok=True)
 
 
-def write_report(folder, **options):
+def write_report(folder: Path, **options) -> None:
     """`tupe report` of a folder of runs, into FOLDER/report."""
     from . import report  # only now: fairseq and matplotlib take seconds to import
 
