@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Continued training of a swapped checkpoint (tupe checkpoint swap), after Wang et al. (2021; configs/continue.yaml):
+# Continued training of a swapped checkpoint (scripts/swap_position.py), after Wang et al. (2021; configs/continue.yaml):
 # 5 epochs at length 128, then 2 at length 512. A started run is resumed.
 #   bash scripts/continue.sh DATA CHECKPOINT SAVE_DIR [fairseq-train options for both phases]
 # Writes SAVE_DIR/short and SAVE_DIR/long. EPOCHS="5 2" and LENGTHS="128 512" can be changed. With the next-sentence objective
@@ -13,11 +13,9 @@ read -r -a epochs <<< "${EPOCHS:-5 2}"
 read -r -a lengths <<< "${LENGTHS:-128 512}"
 objective=""
 [ -z "${NEXT_SENTENCE:-}" ] || objective="task.next_sentence=true criterion._name=masked_lm_next_sentence"
-options=$("$PYTHON" "$root/scripts/model_options.py" "$checkpoint")
-readarray -t options <<< "$options"  # the architecture, then options that rebuild the model
 for phase in 0 1; do
   folder=$save_dir/$( [ $phase = 0 ] && echo short || echo long )
-  launch continue "model._name=${options[0]} $objective" "$data" --save-dir "$folder" --finetune-from-model "$checkpoint" \
-    --tokens-per-sample "${lengths[$phase]}" --max-epoch "${epochs[$phase]}" "${options[@]:1}" "$@"
+  launch continue "$objective" "$data" --save-dir "$folder" --finetune-from-model "$checkpoint" \
+    --tokens-per-sample "${lengths[$phase]}" --max-epoch "${epochs[$phase]}" "$@"
   checkpoint=$folder/checkpoint_last.pt
 done

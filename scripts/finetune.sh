@@ -10,7 +10,5 @@ if [ $# -lt 4 ]; then sed -n '2,7s/^# \?//p' "$0" >&2; exit 2; fi
 source "$(dirname "$0")/launch.sh"
 task=$(tr -dc '[:alnum:]' <<< "${1,,}") data=$2 checkpoint=$3 save_dir=$4
 shift 4
-options=$("$PYTHON" "$root/scripts/model_options.py" "$checkpoint")
-readarray -t options <<< "$options"  # the architecture, then options that rebuild the model
-launch finetune "glue=$task model._name=${options[0]}" "$data" --save-dir "$save_dir" --finetune-from-model "$checkpoint" \
-  "${options[@]:1}" "$@"
+launch finetune "glue=$task" "$data" --save-dir "$save_dir" --finetune-from-model "$checkpoint" \
+  "$@"

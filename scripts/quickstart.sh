@@ -27,7 +27,7 @@ if [ ! -e "$out/data/manifest.json" ]; then
   "$PYTHON" -m tupe prepare corpus "$out/raw/wiki"/*.bz2 --output "$out/data" --vocab-size $vocabulary --valid-fraction 0.02 --overwrite
 fi
 if [ ! -e "$out/glue/STS-B" ]; then
-  "$PYTHON" scripts/prepare_glue.py --glue "$out/raw/glue" --data "$out/data" --output "$out/glue" --tasks STS-B
+  "$PYTHON" -m tupe prepare glue --glue "$out/raw/glue" --data "$out/data" --output "$out/glue" --tasks STS-B
 fi
 
 # both STAGE: runs the function of that name for both models at the same time, one core each. Complete logs are in $out, the

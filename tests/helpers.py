@@ -147,6 +147,37 @@ def official_folder(folder):
     return folder
 
 
+# ----------------------------------------------------------------------------------------------- official SQuAD files
+
+PLACES = ["cat", "dog", "mat", "park", "bird", "song"]
+FILLER = "while the birds sang of old songs in parks and dogs ran on a mat"
+
+
+def squad_file(folder, version="1.1", count=50, impossible=0):
+    """SQuAD's official files, of one paragraph each with one question; returns the development file.
+
+    Questions about facts like `cat number 7 sang "at" café-7`; characters that the normaliser changes are around.
+    impossible: so many questions have no answer.
+    """
+    paragraphs = []
+    for i in range(count):
+        animal, place = PLACES[i % 6], PLACES[(i // 6) % 6]
+        answer = f"{place} {i}"
+        before = ["", "See https://a.example/x?y=1 now. ", "“Old”\u00a0\u00a0songs… ", "ﬁne\u00ad day; "][i % 4]
+        context = f"{before}{FILLER}, The {animal.title()} {i} sang in {answer}, {FILLER}."
+        qas = [{"id": f"q{i}", "question": f"Where did the {animal} {i} sing ?"}]
+        if i < impossible:
+            qas[0].update(is_impossible=True, answers=[], question=f"Who ran on the {animal} {i} ?")
+        else:
+            qas[0]["answers"] = [{"text": answer, "answer_start": context.index(answer)}]
+        paragraphs.append({"context": context, "qas": qas})
+    folder.mkdir(exist_ok=True)
+    for split in ("train", "dev"):
+        content = {"version": version, "data": [{"title": "x", "paragraphs": paragraphs}]}
+        (folder / f"{split}-v{version}.json").write_text(json.dumps(content))
+    return folder / f"dev-v{version}.json"
+
+
 # ------------------------------------------------------------------------------------------------------------- models
 
 
@@ -194,13 +225,13 @@ def train(arguments, on_step=lambda samples: None):
 
     on_step sees the list of batches of every update.
     """
-    from fairseq import checkpoint_utils, options
+    from fairseq import options
     from fairseq.dataclass.utils import convert_namespace_to_omegaconf
     from fairseq.trainer import Trainer
     from fairseq_cli import train as cli
 
-    for function in (checkpoint_utils.save_checkpoint, cli.should_stop_early):  # fairseq's state of an earlier run
-        vars(function).clear()
+    from tupe.plugin.run import recorded
+
     losses, reduce, step = [], Trainer._reduce_and_log_stats, Trainer.train_step
 
     def record(self, logging_outputs, sample_size, grad_norm=None):
@@ -224,6 +255,7 @@ def train(arguments, on_step=lambda samples: None):
     with ExitStack() as stack:
         for patch in patches:
             stack.enter_context(patch)
+        stack.enter_context(recorded())
         if config.distributed_training.distributed_world_size > 1:
             from fairseq.distributed import utils as distributed_utils
 
@@ -236,17 +268,14 @@ def train(arguments, on_step=lambda samples: None):
 
 def train_recipe(config, *overrides):
     """What fairseq-hydra-train does with a recipe of configs/, in this process. Returns the configuration it used."""
-    from fairseq import checkpoint_utils
     from fairseq.dataclass.configs import FairseqConfig
     from fairseq.dataclass.initialize import add_defaults
-    from fairseq.logging import metrics
     from fairseq_cli.train import main
     from omegaconf import OmegaConf
 
     from tupe.plugin.compat import compose
+    from tupe.plugin.run import recorded
 
-    checkpoint_utils.save_checkpoint.__dict__.pop("best", None)  # fairseq keeps it from run to run in one process
-    metrics.reset()
     values = ["common.fp16=false", "common.cpu=true"]
     values += [word.lstrip("+") for word in overrides if "." in word.split("=")[0]]
     recipe = compose(CONFIGS, config, [word for word in overrides if "." not in word.split("=")[0]])
@@ -256,13 +285,22 @@ def train_recipe(config, *overrides):
     add_defaults(cfg)
     cfg = OmegaConf.create(OmegaConf.to_container(cfg, resolve=True, enum_to_str=True))
     OmegaConf.set_struct(cfg, True)
-    main(cfg)
+    with recorded():
+        main(cfg)
     return cfg
 
 
-def scores_of(folder):
-    """What a fine-tuning run wrote down."""
-    return json.loads((folder / "scores.json").read_text())
+def finetune(data, checkpoint, save_dir, *overrides):
+    """Fine-tune on prepared GLUE data, in batches of 12; overrides: those of `train_recipe`, "glue=cola" among them."""
+    return train_recipe(
+        "finetune", f"task.data={data}", f"checkpoint.finetune_from_model={checkpoint}",
+        f"checkpoint.save_dir={save_dir}", "dataset.num_workers=0", "dataset.batch_size=12", *overrides,
+    )  # fmt: skip
+
+
+def table(path):
+    """The rows of a file of tab-separated values, without its header."""
+    return [line.split("\t") for line in path.read_text().splitlines()[1:]]
 
 
 def load(path):

@@ -94,7 +94,8 @@ def data(help="folder of prepared data, with dict.txt", **options):
 
 
 def checkpoint(help="pre-trained checkpoint", **options):
-    return click.option("--checkpoint", type=FILE, help=help, **{"required": True, **options})
+    file = click.Path(path_type=Path, dir_okay=False, exists=True)
+    return click.option("--checkpoint", type=file, help=help, **{"required": True, **options})
 
 
 def size(default="base", **options):

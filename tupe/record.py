@@ -18,6 +18,8 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 
+from . import __version__
+
 NAME = "record.json"
 BUSY = 75  # exit status of a process that found its folder locked by another one (EX_TEMPFAIL)
 
@@ -29,9 +31,10 @@ class Record:
     task: "masked_lm", "electra", or the data set it is fine-tuned on. variant: how the model differs from what its
     architecture's name stands for, "" if in nothing. length: of the run, {"max_epoch": 10} or {"max_update": 5000}.
     pretrained: path of the checkpoint it starts from, None for a run from scratch. metrics: names of the scores, the
-    first of which chooses the best validation. scores: one entry per validation and split, unrounded: epoch,
-    num_updates, split, loss, the metrics, best (whether it was the best so far). failure: {"reason": one line,
-    "status": exit status}. A record without `started_at` holds nothing but the failure of a process that ended before
+    first of which, maximised, chooses the best validation; empty for pre-training, where the loss is minimised. scores:
+    one entry per validation and split, unrounded: epoch, num_updates, split, loss (bits per masked token in
+    pre-training), the metrics, best (whether it was the best so far). failure: {"reason": one line, "status": exit
+    status}. A record without `started_at` holds nothing but the failure of a process that ended before
     its run began (`note_failure`): the run that begins in this folder may be any.
     """
 
@@ -59,31 +62,35 @@ class Record:
         "task", "architecture", "variant", "seed", "lr", "length", "splits", "pretrained", "pretrained_updates",
     )  # fmt: skip
 
-    def differences(self, other):
-        """{field: (mine, the other's)} of what tells two runs apart."""
-        pairs = {name: (getattr(self, name), getattr(other, name)) for name in self.IDENTITY}
+    def differences(self, other: "Record") -> dict:
+        """{field: (mine, the other's)} of what tells two runs apart. Pre-training may be made longer."""
+        fixed = self.pretrained or self.metrics
+        names = [name for name in self.IDENTITY if name != "length" or fixed]
+        pairs = {name: (getattr(self, name), getattr(other, name)) for name in names}
         return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 
-    def best(self):
-        """(first metric, its best value on the first split)."""
-        metric, split = self.metrics[0], self.splits[0]
-        return metric, max(entry[metric] for entry in self.scores if entry["split"] == split)
+    def best(self) -> tuple:
+        """(the metric that chooses the best validation, its best value on the first split)."""
+        metric = self.metrics[0] if self.metrics else "loss"
+        best = [entry for entry in self.scores if entry["best"] and entry["split"] == self.splits[0]]
+        return metric, best[-1][metric]
 
-    def save(self, folder):
+    def save(self, folder: str | Path) -> None:
         write_atomically(Path(folder) / NAME, json.dumps(asdict(self), indent=1) + "\n")
 
-    def begin(self, device=""):
-        """Fill in how and where this process runs it."""
+    def begin(self, device: str = "") -> None:
+        """Fill in how and where this process runs it. A resumed run keeps its first start."""
         self.command, self.versions, self.commit, self.device = command_line(), versions(), git_commit(), device
-        self.started_at, self.finished_at, self.state, self.failure = now(), None, "running", None
+        self.started_at, self.finished_at = self.started_at or now(), None
+        self.state, self.failure = "running", None
 
-    def end(self, failure=None, status=1):
+    def end(self, failure: str | None = None, status: int = 1) -> None:
         """failure: reason in one line; None for a run that came to its end."""
         self.finished_at, self.state = now(), "failed" if failure else "finished"
         self.failure = {"reason": failure, "status": status} if failure else None
 
 
-def read(folder):
+def read(folder: str | Path) -> Record | None:
     """The record of a folder, None if there is none. Raises ValueError, naming the file, if it is not readable."""
     path = Path(folder) / NAME
     try:
@@ -95,7 +102,7 @@ def read(folder):
         raise ValueError(f"{path} is no record of a run ({error})") from None
 
 
-def state_of(folder):
+def state_of(folder: str | Path) -> str:
     """ "open", "running", "finished" or "failed"."""
     if is_locked(folder):
         return "running"  # even with its last scores: its checkpoint is written after them
@@ -112,6 +119,8 @@ def note_failure(folder, reason, status):
     if is_locked(folder):
         return  # another process has begun the run again
     record = _read_or_new(folder)
+    if record.state == "finished":
+        return  # what failed was another run that did not belong here
     record.failure = {"reason": reason, "status": status}
     if status >= 0:
         record.finished_at, record.state = now(), "failed"
@@ -138,11 +147,11 @@ def _read_or_new(folder):
 # ------------------------------------------------------------------------------------------------- facts of a process
 
 
-def now():
+def now() -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S%z")
 
 
-def command_line():
+def command_line() -> str:
     """The command of this process, as it can be pasted into a shell."""
     program, *arguments = sys.argv
     if program.endswith(("tupe/__main__.py", "bin/tupe")):
@@ -150,30 +159,30 @@ def command_line():
     return shlex.join(["python"] * program.endswith(".py") + [program, *arguments])
 
 
-def versions():
-    found = {"python": platform.python_version()}
-    for name in ("tupe", "torch", "fairseq", "fairseq-fixed"):
+def versions() -> dict:
+    installed = {"tupe": __version__, "python": platform.python_version()}
+    for name in ("torch", "fairseq", "fairseq-fixed"):
         try:
-            found[name.removesuffix("-fixed")] = importlib.metadata.version(name)
+            installed[name.removesuffix("-fixed")] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             continue
-    return found
+    return installed
 
 
-def git_commit():
+def git_commit() -> str | None:
     """Commit of this source tree, marked if files differ from it; None outside of a repository."""
     command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=12"]
     try:
-        found = subprocess.run(command, capture_output=True, text=True, check=False)
+        described = subprocess.run(command, capture_output=True, text=True, check=False)
     except FileNotFoundError:
         return None
-    return found.stdout.strip() or None
+    return described.stdout.strip() or None
 
 
 # ------------------------------------------------------------------------------------------------------ files and locks
 
 
-def write_atomically(path, text):
+def write_atomically(path: str | Path, text: str) -> None:
     """Readers see the old file or the new one, never half of it."""
     temporary = Path(f"{path}.{os.getpid()}.partial")
     with temporary.open("w", encoding="utf-8") as file:
@@ -186,8 +195,8 @@ def write_atomically(path, text):
 _held = {}  # lock file -> open file, locked until the process ends
 
 
-def lock(folder):
-    """Make `folder` this process's own until the process ends. Returns False if it is another's."""
+def lock(folder: str | Path) -> bool:
+    """Make `folder` this process's own until `unlock`, or until the process ends. Returns False if it is another's."""
     path = (Path(folder) / "lock").resolve()
     if path not in _held:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -201,7 +210,13 @@ def lock(folder):
     return True
 
 
-def is_locked(folder):
+def unlock(folder: str | Path) -> None:
+    file = _held.pop((Path(folder) / "lock").resolve(), None)
+    if file is not None:
+        file.close()
+
+
+def is_locked(folder: str | Path) -> bool:
     """Whether any process, this one included, holds the lock of `folder`."""
     path = Path(folder) / "lock"
     if not path.exists():
@@ -215,7 +230,7 @@ def is_locked(folder):
 
 
 @contextmanager
-def locked(path):
+def locked(path: str | Path):
     """Hold a lock file for a moment, waiting for it."""
     with Path(path).open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)

@@ -82,7 +82,6 @@ def continue_(data, checkpoint, output, lengths, epochs, next_sentence, words, *
     for length, count in zip(lengths, epochs, strict=True):
         folder = output / f"length{length}"
         arguments = [data, f"--save-dir={folder}", f"--finetune-from-model={checkpoint}"]
-        machine["checkpoint"] = checkpoint
         arguments += [f"--tokens-per-sample={length}", f"--max-epoch={count}"]
         run("continue", objective, arguments, words, machine)
         checkpoint = folder / "checkpoint_last.pt"
@@ -102,7 +101,6 @@ def finetune(task, data, checkpoint, output, words, **machine):
     recipe, overrides = "finetune", [f"glue={name}"]
     if name in SQUAD:
         recipe, overrides = "squad", [f"task.squad_version='{SQUAD[name]}'"]
-    machine["checkpoint"] = checkpoint
     run(recipe, overrides, [data, f"--save-dir={output}", f"--finetune-from-model={checkpoint}"], words, machine)
 
 

@@ -19,10 +19,9 @@ from tupe.checkpoints import convert
 from tupe.checkpoints import files as checkpoints
 from tupe.checkpoints.export import export
 from tupe.cli import main
-from tupe.plugin.finetune import is_finished, read_result
-from tupe.plugin.glue import prepare
+from tupe.plugin.glue_data import prepare
 from tupe.plugin.model import TupeModel
-from tupe.plugin.pretrained import model_options
+from tupe.record import state_of
 from tupe.safe_load import OLD_METERS, load_safely, num_updates, read_checkpoint
 from tupe.text import TextEncoder
 
@@ -234,8 +233,8 @@ def test_bpe_codes_of_the_released_code(converted, tmp_path, style):
     ]  # fmt: skip
 
 
-def test_a_released_model_is_fine_tuned_with_its_own_codes(tmp_path):
-    """Converted with --codes, prepared and fine-tuned."""
+def test_a_released_model_is_fine_tuned_with_its_own_codes(tmp_path, monkeypatch):
+    """convert_checkpoint.py --codes, prepare_glue.py, finetune.sh."""
     from helpers import CONFIGS, PLUGIN, train
 
     from tupe.plugin.launch import fairseq_arguments
@@ -246,8 +245,7 @@ def test_a_released_model_is_fine_tuned_with_its_own_codes(tmp_path):
     with pytest.raises(ValueError, match="no BPE codes"):
         convert.convert(source, "tupe", dictionary, tmp_path / "out", codes=tmp_path / "none")
     given = {"--from": source, "--dict": dictionary, "--codes": codes, "--output": tmp_path / "out"}
-    result = CliRunner().invoke(convert.command, [f"{key}={value}" for key, value in given.items()])
-    assert result.exit_code == 0, result.output
+    run_script(monkeypatch, "convert_checkpoint.py", *(f"{key}={value}" for key, value in given.items()))
     checkpoint = tmp_path / "out" / "checkpoint.pt"
     hub = TupeModel.from_pretrained(checkpoint.parent, checkpoint.name)
     assert hub.encode("Lower cat.").tolist() == [0, *(hub.text.ids[p] for p in ("lo@@", "w@@", "er", "cat", ".")), 2]
@@ -258,11 +256,10 @@ def test_a_released_model_is_fine_tuned_with_its_own_codes(tmp_path):
         (rte / f"{split}.tsv").write_text(rows)
     list(prepare(tmp_path / "glue", checkpoint.parent, tmp_path / "bin", ["RTE"]))
     assert (tmp_path / "bin" / "bpe.codes").read_text() == codes.read_text()
-    arch, *options = model_options(checkpoint)
-    run = [str(tmp_path / "bin"), f"--user-dir={PLUGIN}", f"--save-dir={tmp_path / 'run'}", *options]
+    run = [str(tmp_path / "bin"), f"--user-dir={PLUGIN}", f"--save-dir={tmp_path / 'run'}"]
     run += [f"--finetune-from-model={checkpoint}", "--max-epoch=1", "--lr=[1e-3]", "--num-workers=0"]
-    losses = train(fairseq_arguments(CONFIGS, "finetune", ["glue=rte", f"model._name={arch}"], run, cuda=False))
-    assert len(losses) == 1 and is_finished(read_result(tmp_path / "run"))
+    losses = train(fairseq_arguments(CONFIGS, "finetune", ["glue=rte"], run, cuda=False))
+    assert len(losses) == 1 and state_of(tmp_path / "run") == "finished"
 
 
 class Malicious:
@@ -301,16 +298,15 @@ READERS = {  # everything that reads a checkpoint; fairseq's own reading when tr
 
 # Every command that reads one, with its arguments.
 COMMANDS = {
-    "checkpoint convert": ["--from={path}", "--to=released", "--output={folder}/out"],
-    "checkpoint export": ["--checkpoint={path}", "--output={folder}/out"],
-    "checkpoint swap": ["--checkpoint={path}", "--position=t5", "--output={folder}/out"],
     "probe properties": ["{path}"],
     "plot positions": ["--checkpoint={path}", "--output={folder}/out"],
     "predict": ["CoLA={path}", "--data={folder}", "--output={folder}/out"],
 }
 SCRIPTS = {
+    "convert_checkpoint.py": ["--from={path}", "--to=released", "--output={folder}/out"],
+    "export_hf.py": ["{path}", "{folder}/out"],
     "average_checkpoints.py": ["--strip", "{path}", "--output={folder}/out"],
-    "model_options.py": ["{path}"],
+    "swap_position.py": ["{path}", "--position=t5", "--output={folder}/out"],
 }
 
 
@@ -389,26 +385,25 @@ def test_stand_ins_for_old_meters_do_not_stay(tmp_path):
         torch.load(path, weights_only=True)
 
 
-def test_command(converted, tmp_path):
+def test_command_line(converted, tmp_path, monkeypatch, capsys):
     folder, state = converted
-
-    def run(output):
-        words = ["--from", folder / "checkpoint.pt", "--to", "released", "--output", tmp_path / output]
-        result = CliRunner().invoke(convert.command, list(map(str, words)))
-        return result.exit_code, result.output
-
-    assert run("back")[0] == 0
+    there = ["--from", folder / "checkpoint.pt", "--to", "released", "--output", tmp_path / "back"]
+    run_script(monkeypatch, "convert_checkpoint.py", *there)
     back = torch.load(tmp_path / "back" / "checkpoint.pt", weights_only=False)
     assert torch.equal(back["model"]["decoder.lm_head.bias"], state["model"]["decoder.lm_head.bias"])
-    status, printed = run("back")
-    assert status == 2 and "exists already" in printed
+    with pytest.raises(SystemExit):
+        run_script(monkeypatch, "convert_checkpoint.py", *there)
+    assert "exists already" in capsys.readouterr().err
+    there[-1] = tmp_path / "again"
     lines = (folder / "dict.txt").read_text().splitlines()
     (folder / "dict.txt").write_text("\n".join([lines[1], lines[0], *lines[2:]]) + "\n")
-    status, printed = run("again")
-    assert status == 2 and "other ones or in another order" in printed
+    with pytest.raises(SystemExit):
+        run_script(monkeypatch, "convert_checkpoint.py", *there)
+    assert "other ones or in another order" in capsys.readouterr().err
     (folder / "dict.txt").unlink()  # as in the folder of a run
-    status, printed = run("again")
-    assert status == 2 and "there is no dictionary" in printed
+    with pytest.raises(SystemExit):
+        run_script(monkeypatch, "convert_checkpoint.py", *there)
+    assert "there is no dictionary" in capsys.readouterr().err
     with pytest.raises(ValueError, match="--heads cannot be given for a checkpoint for the released code"):
         convert.convert(folder / "checkpoint.pt", "released", None, tmp_path / "again", heads=4)
     assert not (tmp_path / "again").exists()

@@ -1,7 +1,6 @@
 """ELECTRA: what is tied, what is sampled, where gradients go; resuming; and that it learns on real text."""
 
 import copy
-import json
 import pickle
 import re
 from pydoc_data.topics import topics  # Python's reference manual: real English that every Python carries
@@ -14,7 +13,7 @@ from helpers import CONFIGS, PLUGIN, Waits, load, train, write_data
 
 from tupe.plugin.electra import ElectraConfig, ElectraCriterion, ElectraModel, sample_gumbel
 from tupe.plugin.launch import fairseq_arguments
-from tupe.plugin.pretrained import model_options
+from tupe.record import read
 from tupe.schemes import SCHEMES
 
 V, PAD, MASK = 30, 1, 29
@@ -260,7 +259,6 @@ def test_the_discriminator_is_fine_tuned_on_glue(learnable, vocabulary, tmp_path
     """What scripts/finetune.sh does with an ELECTRA checkpoint is what it does with any."""
     train(arguments(vocabulary, tmp_path / "electra", "--max-update=2"))
     checkpoint = tmp_path / "electra" / "checkpoint_last.pt"
-    arch, *options = model_options(checkpoint)
     run = [
         str(learnable),
         f"--user-dir={PLUGIN}",
@@ -268,11 +266,11 @@ def test_the_discriminator_is_fine_tuned_on_glue(learnable, vocabulary, tmp_path
         "--num-workers=0",
         "--max-epoch=2",
     ]
-    run += [f"--finetune-from-model={checkpoint}", "--lr=[1e-9]", *options]
-    losses = train(fairseq_arguments(CONFIGS, "finetune", ["glue=cola", f"model._name={arch}"], run, cuda=False))
-    result = json.loads((tmp_path / "cola" / "scores.json").read_text())
-    assert result["task"] == "CoLA" and result["architecture"] == "electra_tupe_r_tiny" and len(losses) == 4
-    assert [record["epoch"] for record in result["records"]] == [1, 2] and result["pretrained_updates"] == 2
+    run += [f"--finetune-from-model={checkpoint}", "--lr=[1e-9]"]
+    losses = train(fairseq_arguments(CONFIGS, "finetune", ["glue=cola"], run, cuda=False))
+    run = read(tmp_path / "cola")
+    assert run.task == "CoLA" and run.architecture == "electra_tupe_r_tiny" and len(losses) == 4
+    assert [entry["epoch"] for entry in run.scores] == [1, 2] and run.pretrained_updates == 2
     before, after = (load(path)["model"] for path in (checkpoint, tmp_path / "cola" / "checkpoint_last.pt"))
     kept = {key for key in before if not key.startswith(("generator.", "discriminator."))}
     heads = {key for key in after if key.startswith("classification_heads.sentence_classification_head.")}

@@ -175,7 +175,8 @@ def test_every_yaml_composes_and_builds(name, choice, data):
     from fairseq.optim import lr_scheduler
 
     base = compose(CONFIGS, name, [choice] if choice else [])
-    tiny = f"model._name={base.model._name.replace('_large', '')}_tiny"
+    arch = "tupe_r" if base.model._name == "from_checkpoint" else base.model._name.replace("_large", "")
+    tiny = f"model._name={arch}_tiny"
     overrides = [tiny, f"task.data={data}", "+model.dropout=0.25"] + ([choice] if choice else [])
     config = hydra_config(name, overrides)
     dictionary = Dictionary.load(str(data / "dict.txt"))

@@ -1,32 +1,30 @@
-"""SQuAD: official scores on hand-made cases, offsets, windows, and a model that learns to find answers."""
+"""SQuAD: official scores on hand-made cases, the span head, and a model that learns to find answers."""
 
 import json
 import os
-from collections import Counter
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from fairseq.data import Dictionary
 from fairseq.distributed import ModuleProxyWrapper
-from helpers import make_vocabulary, scores_of, train_recipe
+from helpers import make_vocabulary, squad_file, train_recipe
 
 from tupe.checkpoints import convert
 from tupe.checkpoints import files as checkpoints
 from tupe.plugin.squad import (
     ANSWER_PIECES,
     SquadCriterion,
-    Windows,
     best_over_golds,
     best_spans,
     exact_match,
     f1,
     normalise_answer,
     official_scores,
-    read_squad,
 )
-from tupe.text import Normaliser, TextEncoder
+from tupe.plugin.squad_data import prepare, read_squad
+from tupe.record import read
+from tupe.text import Normaliser
 
 # --------------------------------------------------------------------------------------------------- official scores
 
@@ -91,106 +89,6 @@ def test_no_answer_threshold():
     assert equal["f1"] == 75.0 and equal["threshold"] == 1.0
     nothing = official_scores(dict.fromkeys(golds, "wrong"), golds, dict.fromkeys(golds, 0.0))
     assert nothing["f1"] == 50.0 and nothing["threshold"] < 0
-
-
-# ------------------------------------------------------------------------------------------------------------- files
-
-NAMES = ["cat", "dog", "mat", "park", "bird", "song"]
-FILLER = "while the birds sang of old songs in parks and dogs ran on a mat"
-
-
-def squad_file(folder, version="1.1", count=50, impossible=0):
-    """Questions about facts like `cat number 7 sang "at" café-7`; characters that the normaliser changes are around."""
-    paragraphs = []
-    for i in range(count):
-        animal, place = NAMES[i % 6], NAMES[(i // 6) % 6]
-        answer = f"{place} {i}"
-        before = ["", "See https://a.example/x?y=1 now. ", "“Old”\u00a0\u00a0songs… ", "ﬁne\u00ad day; "][i % 4]
-        context = f"{before}{FILLER}, The {animal.title()} {i} sang in {answer}, {FILLER}."
-        qas = [{"id": f"q{i}", "question": f"Where did the {animal} {i} sing ?"}]
-        if i < impossible:
-            qas[0].update(is_impossible=True, answers=[], question=f"Who ran on the {animal} {i} ?")
-        else:
-            qas[0]["answers"] = [{"text": answer, "answer_start": context.index(answer)}]
-        paragraphs.append({"context": context, "qas": qas})
-    folder.mkdir(exist_ok=True)
-    for split in ("train", "dev"):
-        content = {"version": version, "data": [{"title": "x", "paragraphs": paragraphs}]}
-        (folder / f"{split}-v{version}.json").write_text(json.dumps(content))
-    return folder / f"dev-v{version}.json"
-
-
-@pytest.fixture(scope="session")
-def encoder(vocabulary):
-    return TextEncoder(vocabulary)
-
-
-@pytest.mark.parametrize("limit, stride", [(512, 128), (64, 16), (48, 128)])
-def test_windows_cover_and_give_back_the_answers(encoder, tmp_path, limit, stride):
-    data = Windows(squad_file(tmp_path), encoder, limit, stride, max_query=16, seed=1)
-    assert max(data.sizes) <= limit and (limit == 512) == (len(data) == len(data.questions))
-    found, starts = {}, Counter()
-    for w in range(len(data)):
-        sample = data[w]
-        q, first, last = data.windows[w]
-        tokens = sample["tokens"].tolist()
-        assert len(tokens) == data.num_tokens(w) and tokens[0] == 0 and tokens[-1] == 2
-        assert tokens[data.offset(w) - 2 : data.offset(w)] == [2, 2]
-        assert tokens[data.offset(w) : -1] == data.ids[data.questions[q].context][first:last]
-        assert sample["inside"].sum() == last - first
-        starts.update((q, first + int(i) - data.offset(w)) for i in np.flatnonzero(sample["starts"]))
-        start, end = sample["target"]
-        if start:
-            found[q] = data.answer(w, start, end)
-    # Every piece may be the start of an answer in exactly one window; every gold answer comes back from its positions.
-    assert len(starts) == sum(len(data.ids[q.context]) for q in data.questions) and set(starts.values()) == {1}
-    assert {q: data.questions[q].answers[0][0] for q in found} == found
-    assert len(found) == len(data.questions)
-
-
-def test_answers_come_from_the_original_characters(encoder, tmp_path):
-    context = "ﬁne “Café”\u00a0de l’Art — see https://a.example/x?y=1, The CAT\u00ad sat."
-    (tmp_path / "f.json").write_text(
-        json.dumps(
-            {"data": [{"paragraphs": [{"context": context, "qas": [
-                {"id": str(i), "question": "cat ?", "answers": [{"text": text, "answer_start": context.index(text)}]}
-                for i, text in enumerate(["ﬁne", "Café", "l’Art", "https://a.example/x?y=1", "The CAT"])
-            ]}]}]}
-        )
-    )  # fmt: skip
-    data = Windows(tmp_path / "f.json", encoder, 128, 64, 8, seed=1)
-    for w in range(len(data)):
-        gold = data.questions[data.windows[w][0]].answers[0][0]
-        assert data.answer(w, *data.target(w)) == gold
-
-
-def test_impossible_questions_point_to_cls(encoder, tmp_path):
-    data = Windows(squad_file(tmp_path, "2.0", 4, impossible=2), encoder, 128, 64, 16, seed=1)
-    assert [data.target(w) == (0, 0) for w in range(4)] == [True, True, False, False]
-
-
-@pytest.mark.parametrize(
-    "content, message",
-    [
-        ("{", "is not a SQuAD file"),
-        ('{"data": []}', "holds no question"),
-        (
-            '{"data": [{"paragraphs": [{"context": "a cat", "qas": [{"id": "q7", "question": "?", "answers": '
-            '[{"text": "cat", "answer_start": 0}]}]}]}]}',
-            "question q7: 'cat' is not at 0, but 'a c'",
-        ),
-        (
-            '{"data": [{"paragraphs": [{"context": "a cat", "qas": [{"id": "q8", "question": "?", "answers": []}]}]}]}',
-            "question q8: no answer, and not marked as impossible",
-        ),
-    ],
-)
-def test_bad_files_are_refused(content, message, tmp_path):
-    (tmp_path / "f.json").write_text(content)
-    with pytest.raises(ValueError, match=message):
-        read_squad(tmp_path / "f.json")
-    with pytest.raises(ValueError, match="there is no"):
-        read_squad(tmp_path / "none.json")
 
 
 # --------------------------------------------------------------------------------------------------------- the model
@@ -262,12 +160,11 @@ def test_the_span_head_is_trained_on_several_gpus(tmp_path):
             torch.testing.assert_close(other[name], grad)
 
 
-def run(squad, data, checkpoint, save_dir, version, *more):
+def run(data, checkpoint, save_dir, version, *more):
     return train_recipe(
-        "squad", "model._name=tupe_r_tiny", f"task.data={data}", f"task.squad={squad}",
-        f"task.squad_version='{version}'",
+        "squad", f"task.data={data}", f"task.squad_version='{version}'",
         f"checkpoint.finetune_from_model={checkpoint}", f"checkpoint.save_dir={save_dir}", "checkpoint.no_save=true",
-        "dataset.num_workers=0", "dataset.batch_size=16", "+model.dropout=0", "+model.attention_dropout=0", *more,
+        "dataset.num_workers=0", "dataset.batch_size=16", "model.dropout=0", "model.attention_dropout=0", *more,
     )  # fmt: skip
 
 
@@ -293,15 +190,16 @@ def pretrain(data, folder, positions):
 @pytest.mark.parametrize("version, impossible", [("1.1", 0), ("2.0", 15)])
 def test_a_tiny_model_overfits_fifty_questions(version, impossible, vocabulary, longer, tmp_path):
     """Guards the offsets: answers are scored on the original characters, paragraphs are longer than the model."""
-    squad = squad_file(tmp_path / "squad", version, impossible=impossible).parent
-    run(squad, vocabulary, longer, tmp_path / "run", version, *epochs(25))
-    result = scores_of(tmp_path / "run")
-    assert result["task"] == f"SQuAD-{version}" and result["metrics"] == ["f1", "exact"]
-    assert result["records"][-1]["f1"] > 90
+    file = squad_file(tmp_path / "squad", version, impossible=impossible)
+    list(prepare(tmp_path / "squad", vocabulary, tmp_path / "bin"))
+    run(tmp_path / "bin", longer, tmp_path / "run", version, *epochs(25))
+    result = read(tmp_path / "run")
+    assert (result.task, result.metrics, result.state) == (f"SQuAD-{version}", ["f1", "exact"], "finished")
+    assert result.scores[-1]["f1"] > 90
     predictions = json.loads((tmp_path / "run" / "predictions" / "valid_last.json").read_text())
-    contexts, questions = read_squad(squad / f"dev-v{version}.json")
+    contexts, questions = read_squad(file)
     golds = {question.id: [text for text, _ in question.answers] for question in questions}
-    assert official_scores(predictions, golds)["f1"] == pytest.approx(result["records"][-1]["f1"])
+    assert official_scores(predictions, golds)["f1"] == pytest.approx(result.scores[-1]["f1"])
     for question in questions:
         assert predictions[question.id] in contexts[question.context]
     no_answer = tmp_path / "run" / "predictions" / "valid_last_no_answer.json"
@@ -324,5 +222,6 @@ def test_a_tiny_model_overfits_fifty_real_questions(tmp_path):
     (tmp_path / "data").mkdir()
     vocabulary = make_vocabulary(tmp_path / "data", lines, 2000)
     checkpoint = pretrain(vocabulary, tmp_path / "pretrained", 128)
-    run(tmp_path, vocabulary, checkpoint, tmp_path / "run", "1.1", *epochs(40))
-    assert scores_of(tmp_path / "run")["records"][-1]["f1"] > 90
+    list(prepare(tmp_path, vocabulary, tmp_path / "bin"))
+    run(tmp_path / "bin", checkpoint, tmp_path / "run", "1.1", *epochs(40))
+    assert read(tmp_path / "run").scores[-1]["f1"] > 90

@@ -41,9 +41,11 @@ def _version(module):
 if _version(torch) < (2, 6):
     os.environ.setdefault("TORCH_FORCE_WEIGHTS_ONLY_LOAD", "1")
 
+# Hydra shortens the traceback of an error and ends the process: the record of the run would not know the error. (And
+# 1.0 crashes on Python 3.10 while it does so.)
+os.environ.setdefault("HYDRA_FULL_ERROR", "1")
+
 if _version(hydra) < (1, 1):
-    # It crashes on Python 3.10 while it shortens the traceback of an error, and so hides the error.
-    os.environ.setdefault("HYDRA_FULL_ERROR", "1")
     from hydra.experimental import compose as _compose
     from hydra.experimental import initialize_config_dir as _initialize_config_dir
 else:

@@ -1,17 +1,11 @@
-"""GLUE: one table of its tasks, reading the official files, a fairseq task and criterion with unrounded scores.
+"""GLUE: one table of its tasks, a fairseq task and criterion with unrounded scores. Its data: `glue_data`.
 
 B batch, L length of a pair of sentences with its special tokens, K classes (1 for a regression).
 """
 
-import filecmp
 import functools
-import json
 import logging
-import math
-import multiprocessing
-import shutil
-from collections import Counter
-from contextlib import nullcontext
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -30,7 +24,6 @@ from fairseq.data import (
     RightPadDataset,
     SortDataset,
     data_utils,
-    indexed_dataset,
 )
 from fairseq.logging import metrics
 from fairseq.tasks import FairseqDataclass, register_task
@@ -38,8 +31,9 @@ from omegaconf import II, MISSING
 from scipy.stats import pearsonr, spearmanr
 from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
 
+from ..record import write_atomically
 from .criterion import has_padding
-from .finetune import FinetuneConfig, FinetuneTask, write_atomically
+from .finetune import FinetuneConfig, FinetuneTask
 
 logger = logging.getLogger(__name__)
 
@@ -91,10 +85,9 @@ TASKS = {
     "RTE": Glue(("sentence1", "sentence2"), "label", ENTAILMENT, ("accuracy",)),
     "WNLI": Glue(("sentence1", "sentence2"), "label", BINARY, ("accuracy",)),
 }
-NO_LABEL = ("-", "n/a")  # the annotators did not agree
 
 
-def glue_name(name):
+def glue_name(name: str) -> str:
     """The official spelling of a task name written in any way: "sts_b", "STS-B" and "stsb" are "STS-B"."""
     for official in TASKS:
         if _letters(official) == _letters(name):
@@ -106,192 +99,7 @@ def _letters(name):
     return "".join(c for c in name.lower() if c.isalnum())
 
 
-# ---------------------------------------------------------------------------------------------- the official files
-
-
-def read_split(name, split, path):
-    """Read one official file of task `name`.
-
-    Returns (rows, dropped): rows is a list of (tuple of sentences, label), where the label is a class name, a float in
-    [0, 1] for a regression, or None in a test file; dropped counts the rows left out by reason. Raises ValueError with
-    file and line for anything that is not as in the official file.
-    """
-    task, labelled = TASKS[name], not split.startswith(("test", "ax"))
-    lines = _lines(path)
-    start = 0
-    header = task.header if labelled else ()
-    if not header:
-        if not lines:
-            raise ValueError(f"{path}: the file is empty, expected a header line")
-        header, start = tuple(lines[0].split("\t")), 1
-    wanted = task.text + ((task.label,) if labelled else ())
-    missing = [column for column in wanted if column not in header]
-    if missing:
-        raise ValueError(f"{path}, line 1: no column {', '.join(missing)}; the columns are: {', '.join(header)}")
-    text = [header.index(column) for column in task.text]
-    rows, dropped = [], Counter()
-    for number, line in enumerate(lines[start:], start + 1):
-        fields = line.split("\t")
-        if len(fields) != len(header):
-            if labelled and task.columns:
-                dropped[f"not {len(header)} columns"] += 1
-                continue
-            raise ValueError(
-                f"{path}, line {number}: {len(fields)} columns, expected {len(header)} ({', '.join(header)})"
-            )
-        label = None
-        if labelled:
-            label = fields[header.index(task.label)]
-            if label in NO_LABEL:
-                dropped["no label"] += 1
-                continue
-            label = _check_label(task, label, f"{path}, line {number}")
-        rows.append((tuple(fields[column] for column in text), label))
-    if not rows:
-        raise ValueError(f"{path}: no usable row")
-    return rows, dict(dropped)
-
-
-def _lines(path):
-    # Only a line feed ends a row (sentences may hold other separators that str.splitlines knows), and some files begin
-    # with a byte-order mark.
-    content = Path(path).read_bytes()
-    content = content[3:] if content.startswith(b"\xef\xbb\xbf") else content
-    lines = content.split(b"\n")
-    if lines[-1] == b"":
-        lines.pop()
-    decoded = []
-    for number, line in enumerate(lines, 1):
-        try:
-            decoded.append(line.decode("utf-8").rstrip("\r"))
-        except UnicodeDecodeError as error:
-            raise ValueError(f"{path}, line {number}: not UTF-8 ({error.reason} at byte {error.start})") from None
-    return decoded
-
-
-def _check_label(task, label, where):
-    if task.labels:
-        if label not in task.labels:
-            raise ValueError(f"{where}: unknown label {label!r}, expected one of {', '.join(task.labels)}")
-        return label
-    try:
-        value = float(label)
-    except ValueError:
-        value = math.nan
-    if not 0 <= value <= task.top:
-        raise ValueError(f"{where}: unknown score {label!r}, expected a number from 0 to {task.top:g}")
-    return value / task.top
-
-
-# ------------------------------------------------------------------------------------------ writing fairseq's format
-
-
-# What `tupe.text.TextEncoder` reads: copied, so that the prepared folder serves `TupeModel.from_pretrained` too.
-ENCODER_FILES = ("dict.txt", "sentencepiece.bpe.model", "bpe.codes", "words.txt", "manifest.json")
-
-
-def prepare(source, vocabulary, output, tasks=(), workers=1, overwrite=False):
-    """Turn official GLUE files into data for fairseq's task `sentence_prediction` and for the task `glue`.
-
-    source: folder with one folder per task. vocabulary: the pre-training data, which the encoder is read from. output:
-    gets one folder per task (input0/, input1/, label/) and, on top, the encoder's files. tasks: names; all that are
-    there if empty. Yields (task, manifest). Raises ValueError for bad input, and when a folder is in the way.
-    """
-    source, vocabulary, output = Path(source), Path(vocabulary), Path(output)
-    names = [glue_name(name) for name in tasks] or [name for name in TASKS if (source / name).is_dir()]
-    if not names:
-        raise ValueError(f"{source} has none of the folders {', '.join(TASKS)}")
-    for name in names:
-        if not (source / name).is_dir():
-            raise ValueError(f"{source} has no folder {name}")
-        if (output / name).exists() and not overwrite:
-            raise ValueError(f"{output / name} exists already; pass --overwrite to replace it")
-    _start_worker(vocabulary)  # also checks the folder
-    _share_encoder(vocabulary, output, names)
-    with multiprocessing.Pool(workers, _start_worker, [vocabulary]) if workers > 1 else nullcontext() as pool:
-        map_rows = functools.partial(pool.imap, chunksize=256) if pool else map
-        for name in names:
-            yield name, _prepare_task(name, source / name, vocabulary, output, map_rows)
-
-
-def _share_encoder(vocabulary, output, replaced):
-    given, there = ([name for name in ENCODER_FILES if (folder / name).exists()] for folder in (vocabulary, output))
-    both = [name for name in given if name in there]
-    same = [name for name in both if filecmp.cmp(vocabulary / name, output / name, shallow=False)]
-    other = [name for name in ENCODER_FILES if name in given + there and name not in same]
-    staying = [name for name in TASKS if (output / name).exists() and name not in replaced]
-    if other and staying:
-        raise ValueError(
-            f"{output} holds {', '.join(staying)} prepared with another vocabulary ({', '.join(other)} differ from "
-            f"{vocabulary}); choose another output folder"
-        )
-    output.mkdir(parents=True, exist_ok=True)
-    for name in there:
-        if name not in given:
-            (output / name).unlink()  # it would still be read
-    for name in given:
-        shutil.copyfile(vocabulary / name, output / name)
-
-
-def _start_worker(vocabulary):
-    from ..text import TextEncoder  # only preparing needs it, training does not
-
-    global _encoder
-    _encoder = TextEncoder(vocabulary)
-
-
-def _encode(texts):
-    """Ids of each sentence of a row, each closed by </s>."""
-    return [[*_encoder.encode(text), _encoder.ids["</s>"]] for text in texts]
-
-
-def _prepare_task(name, source, vocabulary, output, map_rows):
-    task, half = TASKS[name], output / f".{name}.partial"
-    shutil.rmtree(half, ignore_errors=True)
-    for part in [f"input{i}" for i in range(len(task.text))] + ["label"]:
-        (half / part).mkdir(parents=True)
-        if part != "label":
-            shutil.copyfile(vocabulary / "dict.txt", half / part / "dict.txt")
-    labels = label_dictionary(task)
-    if task.labels:
-        labels.save(str(half / "label" / "dict.txt"))
-    manifest = {"task": name, "splits": {}}
-    for split, file in task.files:
-        path = source / file
-        if not path.exists():
-            if split in ("train", "valid", "valid1"):
-                raise ValueError(f"{path} is missing")
-            continue
-        rows, dropped = read_split(name, split, path)
-        facts = {"rows": len(rows), "dropped": dropped, "tokens": 0, "unknown": 0, "longest": 0}
-        builders = [_builder(half / f"input{i}" / split, len(_encoder)) for i in range(len(task.text))]
-        for items in map_rows(_encode, [texts for texts, _ in rows]):
-            for builder, ids in zip(builders, items, strict=True):
-                builder.add_item(torch.IntTensor(ids))
-            facts["tokens"] += sum(len(ids) for ids in items)
-            facts["unknown"] += sum(ids.count(_encoder.ids["<unk>"]) for ids in items)
-            facts["longest"] = max(facts["longest"], sum(len(ids) for ids in items) + len(items))
-        for i, builder in enumerate(builders):
-            builder.finalize(str(half / f"input{i}" / split) + ".idx")
-        if rows[0][1] is not None and task.labels:
-            builder = _builder(half / "label" / split, len(labels))
-            for _, label in rows:
-                builder.add_item(torch.IntTensor([labels.index(label), labels.eos()]))
-            builder.finalize(str(half / "label" / split) + ".idx")
-        elif rows[0][1] is not None:
-            write_atomically(half / "label" / f"{split}.label", "".join(f"{label!r}\n" for _, label in rows))
-        manifest["splits"][split] = facts
-    write_atomically(half / "manifest.json", json.dumps(manifest, indent=1) + "\n")
-    shutil.rmtree(output / name, ignore_errors=True)
-    half.rename(output / name)
-    return manifest
-
-
-def _builder(prefix, size):
-    return indexed_dataset.make_builder(f"{prefix}.bin", impl="mmap", vocab_size=size)
-
-
-def label_dictionary(task):
+def label_dictionary(task: Glue) -> Dictionary:
     """fairseq dictionary of the class names, in the table's order."""
     dictionary = Dictionary()
     for label in task.labels:
@@ -302,7 +110,7 @@ def label_dictionary(task):
 # ------------------------------------------------------------------------------------------------------------ scores
 
 
-def score(names, predictions, targets):
+def score(names: Sequence, predictions: Sequence, targets: Sequence) -> dict:
     """Scores over whole lists, as plain floats times 100.
 
     predictions, targets: class ids, or real numbers for correlations. Where a correlation is undefined because one side
@@ -336,7 +144,7 @@ METRICS = {
 
 @dataclass
 class GlueConfig(FinetuneConfig):
-    data: str = field(default=MISSING, metadata={"help": "folder that scripts/prepare_glue.py wrote"})
+    data: str = field(default=MISSING, metadata={"help": "folder that `tupe prepare glue` wrote"})
     glue_task: str = field(default=MISSING, metadata={"help": f"one of {', '.join(TASKS)}"})
     classification_head_name: str = II("criterion.classification_head_name")
 
@@ -409,7 +217,7 @@ class GlueTask(FinetuneTask):
     def load_dataset(self, split, combine=False, **kwargs):
         folder = Path(self.cfg.data) / self.name
         if not (folder / "input0" / f"{split}.idx").exists():
-            raise FileNotFoundError(f"{folder} has no split {split!r}; prepare it with scripts/prepare_glue.py")
+            raise FileNotFoundError(f"{folder} has no split {split!r}; make it with `tupe prepare glue`")
         inputs = [self._load_inputs(folder / f"input{i}" / split) for i in range(len(self.glue.text))]
         tokens = Pairs(inputs[0], inputs[1] if len(inputs) == 2 else None, self.dictionary, self.max_positions())
         data = {
@@ -450,8 +258,8 @@ class GlueTask(FinetuneTask):
         predictions = self.predictions[split]
         return score(self.metrics, [predictions[i] for i in range(len(predictions))], self.targets(split))
 
-    def describe(self):
-        return {"task": self.name}
+    def record_name(self, config):
+        return self.name
 
     def write_predictions(self, split, stem):
         """Tab-separated: row number in the official file (without dropped rows), prediction, target."""

@@ -24,7 +24,6 @@ from ..options import CONFIGS, nearest
 from ..safe_load import num_updates
 from . import worker
 from .compat import compose
-from .pretrained import model_options
 
 logger = logging.getLogger("tupe.launch")
 
@@ -32,7 +31,6 @@ logger = logging.getLogger("tupe.launch")
 def launch(
     recipe: str, overrides: list, arguments: list, *, gpus: int | None = None, nodes: int = 1, node_rank: int = 0,
     master_addr: str = "localhost", master_port: int = 29500, dry_run: bool = False, own_options: tuple = (),
-    checkpoint: Path | None = None,
 ):  # fmt: skip
     """Train as the recipe says; see `fairseq_arguments` for the first three.
 
@@ -48,9 +46,6 @@ def launch(
     if gpus > visible and not dry_run:
         raise ValueError(f"--gpus {gpus}: there are {visible} here")
     processes = max(gpus, 1) * nodes
-    if checkpoint is not None:
-        arch, *structure = model_options(checkpoint)
-        overrides, arguments = [f"model._name={arch}", *overrides], [*arguments, *structure]
     words = fairseq_arguments(CONFIGS, recipe, overrides, arguments, processes, gpus > 0, dry_run, own_options)
     words = [f"--user-dir={Path(__file__).parents[1]}", *words]
     place = [f"--nproc-per-node={gpus}", f"--nnodes={nodes}", f"--node-rank={node_rank}"]

@@ -1,13 +1,17 @@
 """The checkpoint that a run starts from: its dictionary, and the structure of its model, which fine-tuning keeps."""
 
+from collections.abc import Mapping
+from dataclasses import make_dataclass
 from pathlib import Path
 
 import torch
 from fairseq import models
 from fairseq.data import Dictionary
+from fairseq.dataclass import FairseqDataclass
+from omegaconf import DictConfig, OmegaConf, open_dict
 
 from ..safe_load import num_updates, read_checkpoint
-from .model import FREE, dictionary_fingerprint
+from .model import FREE, TupeConfig, TupeModel, dictionary_fingerprint, redefault
 
 MASK = "<mask>"
 
@@ -33,15 +37,16 @@ def check_dictionary(state: dict, path: str | Path) -> None:
         raise ValueError(f"{path} has as many types as the model's dictionary, but other ones or in another order")
 
 
-def adopt_structure(model_cfg, path, data):
-    """Compare a model configuration, and the dict.txt of the folder `data`, with the checkpoint to start from, and take
-    over its `max_positions`.
+def adopt_structure(model_cfg: DictConfig, path: str | Path, data: str | Path) -> tuple[DictConfig, dict]:
+    """The configuration of a model that starts from the checkpoint `path` and keeps its structure and longest input.
 
-    Returns {"pretrained": path, "pretrained_updates": of pre-training, "variant": see `variant`}. Raises ValueError if
-    they contradict each other.
+    model_cfg: a section of the whole configuration, in which it is replaced too; its options may be those of
+    `from_checkpoint` or of an architecture. data: folder with the dict.txt. Returns (configuration, what a record says
+    about the checkpoint). Raises ValueError if the configuration or the dictionary contradicts the checkpoint.
     """
     state = read_checkpoint(path, mmap=True)
     saved = state["cfg"]["model"]
+    check_dictionary(state, Path(data) / "dict.txt")
     wrong = [
         f"{key}={value} in the checkpoint, {model_cfg[key]} here"
         for key, value in structure(saved).items()
@@ -51,25 +56,45 @@ def adopt_structure(model_cfg, path, data):
         raise ValueError(
             f"the model contradicts the checkpoint {path} (architecture {saved['_name']}): {'; '.join(wrong)}"
         )
-    check_dictionary(state, Path(data) / "dict.txt")
-    model_cfg.max_positions = saved["max_positions"]
-    where = str(Path(path).resolve())
-    return {"pretrained": where, "pretrained_updates": num_updates(state), "variant": variant(saved)}
+    if model_cfg._name == FROM_CHECKPOINT:
+        chosen = {key: value for key, value in model_cfg.items() if key in FREE}
+        whole = model_cfg._get_parent()
+        whole.model = OmegaConf.create({**chosen, **structure(saved), "_name": saved["_name"]})
+        OmegaConf.set_struct(whole.model, True)
+        model_cfg = whole.model
+    with open_dict(model_cfg):
+        model_cfg.max_positions = saved["max_positions"]
+    return model_cfg, {"pretrained": str(Path(path).resolve()), "pretrained_updates": num_updates(state)}
 
 
-def model_options(path):
-    """A checkpoint's architecture and the fairseq-train options that rebuild it: ["tupe_r", "--position=...", ...]."""
-    saved = read_checkpoint(path, mmap=True)["cfg"]["model"]
-    return [saved["_name"], *(f"--{key.replace('_', '-')}={value}" for key, value in structure(saved).items())]
-
-
-def structure(model_cfg):
+def structure(model_cfg: Mapping) -> dict:
     """The settings of a model that define its function."""
     return {key: value for key, value in model_cfg.items() if key not in FREE and not key.startswith("_")}
 
 
-def variant(model_cfg):
+def variant(model_cfg: Mapping) -> str:
     """How a model differs from what its architecture's name stands for: "", or "position sinusoidal, ..."."""
     preset = models.MODEL_DATACLASS_REGISTRY[model_cfg["_name"]]()
     own = structure(model_cfg)
     return ", ".join(f"{key} {own[key]}" for key in sorted(own) if str(own[key]) != str(getattr(preset, key)))
+
+
+FROM_CHECKPOINT = "from_checkpoint"
+free_fields = [
+    (name, field.type, redefault(TupeConfig, name, field.default))
+    for name, field in TupeConfig.__dataclass_fields__.items()
+    if name in FREE and name != "max_positions"
+]
+FromCheckpointConfig = make_dataclass(
+    "FromCheckpointConfig", free_fields, bases=(FairseqDataclass,), namespace={"__module__": __name__}
+)
+
+
+@models.register_model(FROM_CHECKPOINT, dataclass=FromCheckpointConfig)
+class FromCheckpoint(TupeModel):
+    """The architecture `from_checkpoint`: that of the checkpoint to start from. The tasks of this plugin put the real
+    one in its place before the model is built (`adopt_structure`), so that the new checkpoint names that."""
+
+    @classmethod
+    def build_model(cls, cfg, task):
+        raise ValueError(f"{FROM_CHECKPOINT} needs --finetune-from-model, and a task of this plugin")

@@ -1,4 +1,4 @@
-"""SQuAD v1.1 and v2.0: windows over long paragraphs, a span head, and the official scores on the original characters.
+"""SQuAD v1.1 and v2.0: a span head, and the official scores on the original characters. Its data: `squad_data`.
 
 B batch, L length of `<s> question </s> </s> window </s>`, C model width.
 """
@@ -14,15 +14,15 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from fairseq.criterions import FairseqCriterion, register_criterion
-from fairseq.data import FairseqDataset, data_utils
 from fairseq.dataclass import ChoiceEnum
 from fairseq.logging import metrics
 from fairseq.tasks import FairseqDataclass, register_task
 from omegaconf import MISSING
-from torch import nn
 
+from ..record import write_atomically
 from .criterion import has_padding
-from .finetune import FinetuneConfig, FinetuneTask, write_atomically
+from .finetune import FinetuneConfig, FinetuneTask
+from .squad_data import FILES, VERSIONS, Encoded, Windows
 
 ANSWER_PIECES = 30  # longest answer that is predicted (Devlin et al., 2019)
 
@@ -91,172 +91,13 @@ def official_scores(predictions, golds, no_answer=None):
     return {**found, "threshold": float(threshold)} if no_answer else found
 
 
-# ------------------------------------------------------------------------------------------------------------- data
-
-
-@dataclass
-class Question:
-    id: str
-    text: str
-    context: int  # number of the paragraph
-    answers: list  # [(text, first character)]; empty if there is none
-
-
-def read_squad(path):
-    """(paragraphs, questions) of an official file. Raises ValueError with the question's id where it is not as
-    expected."""
-    try:
-        data = json.loads(Path(path).read_text(encoding="utf-8"))["data"]
-    except FileNotFoundError:
-        raise ValueError(f"there is no {path}; --squad-version says which of the official files are read") from None
-    except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{path} is not a SQuAD file: {error!r}") from None
-    contexts, questions = [], []
-    for article in data:
-        for paragraph in article["paragraphs"]:
-            for entry in paragraph["qas"]:
-                answers = [] if entry.get("is_impossible") else entry["answers"]
-                answers = [(answer["text"], answer["answer_start"]) for answer in answers]
-                for text, start in answers:
-                    there = paragraph["context"][start : start + len(text)]
-                    if there != text:
-                        raise ValueError(f"{path}, question {entry['id']}: {text!r} is not at {start}, but {there!r}")
-                if not answers and not entry.get("is_impossible"):
-                    raise ValueError(f"{path}, question {entry['id']}: no answer, and not marked as impossible")
-                questions.append(Question(entry["id"], entry["question"], len(contexts), answers))
-            contexts.append(paragraph["context"])
-    if not questions:
-        raise ValueError(f"{path} holds no question")
-    return contexts, questions
-
-
-class Windows(FairseqDataset):
-    """Every question with every window over its paragraph.
-
-    A paragraph that does not fit is cut into windows that overlap: each starts `stride` pieces after the last. A piece
-    is predicted as the start of an answer only in the window where it has the most context on its poorer side. In
-    training, a window without the whole answer has [CLS] as its answer.
-    """
-
-    def __init__(self, path, encoder, max_positions, stride, max_query, seed):
-        self.contexts, self.questions = read_squad(path)
-        self.bos, self.pad, self.eos = (encoder.ids[name] for name in ("<s>", "<pad>", "</s>"))
-        unknown, self.ids, self.begins, self.ends = encoder.ids["<unk>"], [], [], []
-        for text in self.contexts:
-            spans = encoder.spans(text)
-            self.ids.append([encoder.ids.get(span.text, unknown) for span in spans])
-            self.begins.append(np.array([span.start for span in spans], dtype=np.int32))
-            self.ends.append(np.array([span.end for span in spans], dtype=np.int32))
-        self.queries = [encoder.encode(question.text)[:max_query] for question in self.questions]
-        self.windows = []  # (question, first piece, one past the last piece)
-        for q, question in enumerate(self.questions):
-            room = max_positions - len(self.queries[q]) - 4
-            if room < 2:
-                raise ValueError(f"max_query {max_query} leaves no room for a paragraph in {max_positions} positions")
-            total = len(self.ids[question.context])
-            step = min(stride, max(room // 2, 1))  # windows overlap, also those of a short model
-            starts = range(0, max(total - room, 0) + step, step) if total > room else [0]
-            for start in starts:
-                if start == 0 or start - step + room < total:
-                    self.windows.append((q, start, min(start + room, total)))
-        self._sizes = np.array([len(self.queries[q]) + 4 + end - start for q, start, end in self.windows])
-        with data_utils.numpy_seed(seed):
-            self.order = np.random.permutation(len(self.windows))
-        self.best_window = self._best_windows()
-
-    def _best_windows(self):
-        """{question: window in which each piece of its paragraph has the most context}"""
-        best = {}
-        for w, (q, start, end) in enumerate(self.windows):
-            total = len(self.ids[self.questions[q].context])
-            positions = np.arange(start, end)
-            context = np.minimum(positions - start, end - 1 - positions) + 0.01 * (end - start)
-            scores, owners = best.setdefault(q, (np.full(total, -1.0), np.zeros(total, dtype=int)))
-            better = context > scores[start:end]
-            scores[start:end][better] = context[better]
-            owners[start:end][better] = w
-        return {q: owners for q, (_, owners) in best.items()}
-
-    def target(self, w):
-        """(start, end) of the first gold answer as positions of the sequence, or (0, 0) if it is not in this window."""
-        q, start, end = self.windows[w]
-        question = self.questions[q]
-        if not question.answers:
-            return 0, 0
-        text, first = question.answers[0]
-        begins, ends = self.begins[question.context], self.ends[question.context]
-        (inside,) = np.nonzero((begins < first + len(text)) & (ends > first))
-        if not len(inside) or inside[0] < start or inside[-1] >= end:
-            return 0, 0
-        offset = self.offset(w) - start
-        return int(inside[0] + offset), int(inside[-1] + offset)
-
-    def offset(self, w):
-        """Position of the window's first piece in the sequence."""
-        return len(self.queries[self.windows[w][0]]) + 3
-
-    def answer(self, w, start, end):
-        """The characters of the paragraph from which the pieces at two positions of the sequence were made."""
-        q, first, _ = self.windows[w]
-        context = self.questions[q].context
-        shift = first - self.offset(w)
-        return self.contexts[context][self.begins[context][start + shift] : self.ends[context][end + shift]]
-
-    def __len__(self):
-        return len(self.windows)
-
-    def __getitem__(self, w):
-        q, start, end = self.windows[w]
-        context = self.questions[q].context
-        middle = [self.eos, self.eos]
-        tokens = [self.bos, *self.queries[q], *middle, *self.ids[context][start:end], self.eos]
-        owner = np.zeros(len(tokens), dtype=bool)
-        owner[self.offset(w) : -1] = self.best_window[q][start:end] == w
-        inside = np.zeros(len(tokens), dtype=bool)
-        inside[self.offset(w) : -1] = True
-        return {"id": w, "tokens": torch.tensor(tokens), "starts": owner, "inside": inside, "target": self.target(w)}
-
-    def collater(self, samples):
-        if not samples:
-            return {}
-        tokens = data_utils.collate_tokens([sample["tokens"] for sample in samples], self.pad)
-
-        def masks(key):
-            parts = [torch.from_numpy(sample[key]) for sample in samples]
-            return nn.utils.rnn.pad_sequence(parts, batch_first=True)
-
-        lengths = torch.tensor([len(sample["tokens"]) for sample in samples])
-        return {
-            "id": torch.tensor([sample["id"] for sample in samples]),
-            "net_input": {"src_tokens": tokens, "src_lengths": lengths},
-            "starts": masks("starts"),  # [B, L] may be the start of an answer
-            "inside": masks("inside"),  # [B, L] is a piece of the paragraph
-            "target": torch.tensor([sample["target"] for sample in samples]),  # [B, 2]
-            "nsentences": len(samples),
-            "ntokens": int(lengths.sum()),
-        }
-
-    @property
-    def sizes(self):
-        return self._sizes
-
-    def num_tokens(self, w):
-        return int(self._sizes[w])
-
-    size = num_tokens
-
-    def ordered_indices(self):
-        return self.order
-
-
 # -------------------------------------------------------------------------------------------- head, task, criterion
 
 
 @dataclass
 class SquadConfig(FinetuneConfig):
-    data: str = field(default=MISSING, metadata={"help": "pre-training data (dictionary and pieces)"})
-    squad: str = field(default=MISSING, metadata={"help": "folder of train-v1.1.json, dev-v1.1.json, or v2.0"})
-    squad_version: ChoiceEnum(["1.1", "2.0"]) = field(default="1.1", metadata={"help": "which files"})
+    data: str = field(default=MISSING, metadata={"help": "folder that `tupe prepare squad` wrote"})
+    squad_version: ChoiceEnum(list(VERSIONS)) = field(default="1.1", metadata={"help": "which files"})
     doc_stride: int = field(default=128, metadata={"help": "pieces from one window over a paragraph to the next"})
     max_query: int = field(default=64, metadata={"help": "pieces of the question that are kept"})
 
@@ -273,22 +114,14 @@ class SquadTask(FinetuneTask):
         return model
 
     def load_dataset(self, split, combine=False, **kwargs):
-        if split in self.datasets:  # the schedule has asked for it before: encoding takes a while
+        if split in self.datasets:  # the schedule has asked for it before
             return
-        from ..text import TextEncoder
+        encoded = Encoded.load(Path(self.cfg.data), FILES[split], str(self.cfg.squad_version))
+        options = self.max_positions(), self.cfg.doc_stride, self.cfg.max_query, self.cfg.seed
+        self.datasets[split] = Windows(encoded, self.dictionary, *options)
 
-        file = f"{ {'train': 'train', 'valid': 'dev'}[split] }-v{self.cfg.squad_version}.json"
-        self.datasets[split] = Windows(
-            Path(self.cfg.squad) / file,
-            TextEncoder(self.cfg.data),
-            self.max_positions(),
-            self.cfg.doc_stride,
-            self.cfg.max_query,
-            self.cfg.seed,
-        )
-
-    def describe(self):
-        return {"task": f"SQuAD-{self.cfg.squad_version}"}
+    def record_name(self, config):
+        return f"SQuAD-{self.cfg.squad_version}"
 
     def answers(self, split):
         """({question id: best answer}, {question id: how much more likely none is}) from the windows' predictions."""

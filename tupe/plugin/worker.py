@@ -19,6 +19,7 @@ from fairseq_cli import train as fairseq_train  # sets up logging, as fairseq-tr
 from omegaconf import open_dict
 
 from ..options import Command, Refusal
+from .run import recorded
 
 
 def train(arguments: list):
@@ -37,7 +38,8 @@ def train(arguments: list):
             place.distributed_world_size = int(os.environ["WORLD_SIZE"])
             place.distributed_rank, place.device_id = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
     try:
-        distributed_utils.call_main(cfg, fairseq_train.main)
+        with recorded():
+            distributed_utils.call_main(cfg, fairseq_train.main)
     except Exception as error:
         if isinstance(error, BlockingIOError) or isinstance(error, ValueError) and _is_ours(error):
             raise

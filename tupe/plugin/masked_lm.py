@@ -1,4 +1,4 @@
-"""Continued pre-training of a checkpoint: a task that counts its epochs in advance, and the next-sentence objective.
+"""Masked-LM pre-training, from scratch or from a checkpoint, and the next-sentence objective.
 
 With `next_sentence` a sequence is `<s> A </s> </s> B </s>`, where B follows A in its document or comes from another one
 (Devlin et al., 2019), and the model needs segment embeddings to tell them apart.
@@ -12,7 +12,6 @@ from typing import Optional
 import numpy as np
 import torch
 import torch.nn.functional as F
-from fairseq import models
 from fairseq.criterions import register_criterion
 from fairseq.criterions.masked_lm import MaskedLmConfig, MaskedLmLoss
 from fairseq.data import (
@@ -36,14 +35,13 @@ from fairseq.tasks.masked_lm import MaskedLMConfig, MaskedLMTask
 from omegaconf import II
 
 from .criterion import has_padding
-from .finetune import SCHEDULE, FinetuneTask
-from .pretrained import adopt_structure
+from .run import RecordedTask
 
 HEAD = "next_sentence"
 
 
 @dataclass
-class ContinuedLMConfig(MaskedLMConfig):
+class TupeMaskedLMConfig(MaskedLMConfig):
     next_sentence: bool = field(
         default=False, metadata={"help": "sequences are pairs of sentences; with --criterion masked_lm_next_sentence"}
     )
@@ -51,30 +49,28 @@ class ContinuedLMConfig(MaskedLMConfig):
     finetune_from_model: Optional[str] = II("checkpoint.finetune_from_model")  # noqa: UP045  (omegaconf 2.0)
 
 
-@register_task("continued_lm", dataclass=ContinuedLMConfig)
-class ContinuedLMTask(MaskedLMTask):
-    """`masked_lm` that starts from a checkpoint whose structure it keeps, for a number of epochs.
+@register_task("tupe_masked_lm", dataclass=TupeMaskedLMConfig)
+class TupeMaskedLMTask(RecordedTask, MaskedLMTask):
+    """fairseq's `masked_lm`, the same batches and masks, with a record of the run.
 
-    A model that contradicts the checkpoint is an error; its longest length stays, however short the sequences are.
+    With `finetune_from_model` it goes on with that checkpoint and keeps its structure: a model that contradicts it is
+    an error, and its longest length stays, however short the sequences are.
     """
 
+    def record_name(self, config):
+        return config.criterion._name.removesuffix("_chunked")  # which computes the same
+
     def build_model(self, cfg, from_checkpoint=False):
-        if self.cfg.finetune_from_model and not from_checkpoint:
-            adopt_structure(cfg, self.cfg.finetune_from_model, self.cfg.data.split(":")[0])
-        model = models.build_model(cfg, self, from_checkpoint)
+        model = super().build_model(cfg, from_checkpoint)
         if self.cfg.next_sentence:
-            if str(cfg.segments) == "none":
-                raise ValueError("next_sentence needs segment embeddings; add them with swap_position.py --segments")
+            if str(model.cfg.segments) == "none":
+                raise ValueError("next_sentence needs segment embeddings: tupe checkpoint swap --segments")
             model.register_classification_head(HEAD, num_classes=2)
         return model
 
     def build_criterion(self, cfg, **kwargs):
         if self.cfg.next_sentence != (cfg._name == "masked_lm_next_sentence"):
             raise ValueError(f"next_sentence={self.cfg.next_sentence} does not go with criterion {cfg._name}")
-        # Training builds its criterion before the schedule: the moment to tell the schedule how long the run is.
-        root = cfg._get_parent()
-        if root is not None and root.lr_scheduler._name == SCHEDULE and not root.lr_scheduler.total_num_update > 0:
-            root.lr_scheduler.total_num_update = FinetuneTask._count_updates(self, root)
         return super().build_criterion(cfg, **kwargs)
 
     def load_dataset(self, split, epoch=1, combine=False, **kwargs):
@@ -119,6 +115,10 @@ class ContinuedLMTask(MaskedLMTask):
         with data_utils.numpy_seed(self.cfg.seed):
             shuffle = np.random.permutation(len(pairs))
         self.datasets[split] = SortDataset(dataset, sort_order=[shuffle])
+
+
+# What checkpoints of this task's first version call it.
+register_task("continued_lm", dataclass=TupeMaskedLMConfig)(type("ContinuedLMTask", (TupeMaskedLMTask,), {}))
 
 
 class SentencePairs(FairseqDataset):

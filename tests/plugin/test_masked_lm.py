@@ -1,4 +1,5 @@
-"""Continued pre-training: pairs of sentences, segments, the next-sentence loss, and the length of the run."""
+"""Masked-LM pre-training, from scratch and from a checkpoint: fairseq's own batches, pairs of sentences, segments, the
+next-sentence loss, and the length of the run."""
 
 import math
 
@@ -9,7 +10,9 @@ import torch.nn.functional as F
 from helpers import CONFIGS, PLUGIN, build, load, pretrain_arguments, split_documents, train, write_data
 
 from tupe.encoder import second_segment
-from tupe.plugin.continued import HEAD, SentencePairs
+from tupe.evaluation.probes import load_model
+from tupe.plugin.masked_lm import HEAD, SentencePairs, TupeMaskedLMTask
+from tupe.record import read
 
 EOS = 2
 
@@ -116,14 +119,14 @@ def arguments(data, checkpoint, save_dir, *more, next_sentence=True, **options):
     objective = ["task.next_sentence=true", "criterion._name=masked_lm_next_sentence"] if next_sentence else []
     words = [f"--save-dir={save_dir}", f"--finetune-from-model={checkpoint}", f"--user-dir={PLUGIN}"]
     words += ["--tokens-per-sample=24", "--max-epoch=2", "--lr=[0.001]", "--num-workers=0", "--log-interval=1"]
-    overrides = ["model._name=tupe_r_tiny", "dataset.batch_size=4", "optimization.update_freq=[1]", *objective]
+    overrides = ["dataset.batch_size=4", "optimization.update_freq=[1]", *objective]
     return fairseq_arguments(CONFIGS, "continue", overrides, [str(data), *words, *more], cuda=False)
 
 
 def test_next_sentences_through_fairseq_train(start, tmp_path):
     data, checkpoint = start
     batches = []
-    losses = train(arguments(data, checkpoint, tmp_path, "--segments=learned"), on_step=batches.extend)
+    losses = train(arguments(data, checkpoint, tmp_path), on_step=batches.extend)
     state = load(tmp_path / "checkpoint_last.pt")
     assert state["optimizer_history"][-1]["num_updates"] == len(losses) == len(batches)
     assert state["cfg"]["lr_scheduler"]["total_num_update"] == len(losses)  # decays to 0 at the end of the second epoch
@@ -146,7 +149,7 @@ def test_next_sentences_through_fairseq_train(start, tmp_path):
 def test_pairs_and_masks_change_with_the_epoch(start, tmp_path):
     data, checkpoint = start
     seen = []
-    train(arguments(data, checkpoint, tmp_path, "--segments=learned"), on_step=seen.extend)
+    train(arguments(data, checkpoint, tmp_path), on_step=seen.extend)
     by_epoch = np.array_split(np.arange(len(seen)), 2)
     first, second = ({row.tobytes() for i in part for row in rows(seen[i])} for part in by_epoch)
     assert len(first & second) < len(first) / 4
@@ -160,14 +163,13 @@ def test_loss_is_the_mean_of_words_plus_the_mean_of_pairs(start):
     from fairseq import tasks
     from omegaconf import OmegaConf
 
-    from tupe.evaluation.probes import load_model
-    from tupe.plugin.continued import MaskedLMNextSentence
+    from tupe.plugin.masked_lm import MaskedLMNextSentence
 
     data, checkpoint = start
     model, task = load_model(checkpoint)
     model.register_classification_head(HEAD, num_classes=2)
     model.eval()
-    cfg = {**OmegaConf.to_container(task.cfg, resolve=False), "_name": "continued_lm", "next_sentence": True}
+    cfg = {**OmegaConf.to_container(task.cfg, resolve=False), "_name": "tupe_masked_lm", "next_sentence": True}
     cfg.update(finetune_from_model=None, seed=1, tokens_per_sample=24)
     task = tasks.setup_task(OmegaConf.create(cfg))
     task.load_dataset("train")
@@ -185,21 +187,47 @@ def test_loss_is_the_mean_of_words_plus_the_mean_of_pairs(start):
     assert math.isfinite(log["nsp"])
 
 
-def test_without_next_sentences_it_is_masked_lm(start, tmp_path):
+def test_from_scratch_it_is_fairseqs_masked_lm(start, tmp_path):
+    """The same batches, masks, losses and weights, with data workers and into the second epoch."""
+    data, _ = start
+    seen = {"masked_lm": [], "tupe_masked_lm": []}
+
+    def run(task):
+        arguments = pretrain_arguments(data, tmp_path / task, f"--task={task}", "--max-update=11")
+        return train(arguments, on_step=lambda batches: seen[task].extend(rows(batch).tobytes() for batch in batches))
+
+    assert run("masked_lm") == run("tupe_masked_lm")
+    assert seen["masked_lm"] == seen["tupe_masked_lm"] and len(seen["masked_lm"]) == 11
+    one, other = (load(tmp_path / task / "checkpoint_last.pt")["model"] for task in seen)
+    assert one.keys() == other.keys() and all(torch.equal(one[key], other[key]) for key in one)
+    assert not (tmp_path / "masked_lm" / "record.json").exists()
+
+
+def test_from_a_checkpoint_it_runs_for_epochs(start, tmp_path):
     data, checkpoint = start
-    losses = train(arguments(data, checkpoint, tmp_path, "--segments=learned", next_sentence=False))
-    state = load(tmp_path / "checkpoint_last.pt")
+    losses = train(arguments(data, checkpoint, tmp_path, next_sentence=False))
+    state, run = load(tmp_path / "checkpoint_last.pt"), read(tmp_path)
     assert state["cfg"]["lr_scheduler"]["total_num_update"] == len(losses) > 2
-    assert not any(HEAD in key for key in state["model"])
+    assert state["cfg"]["model"]["_name"] == "tupe_r_tiny" and not any(HEAD in key for key in state["model"])
+    assert (run.state, run.length, run.pretrained_updates) == ("finished", {"max_epoch": 2}, 2)
+    assert run.pretrained == str(checkpoint) and run.variant == "segments learned" and len(run.scores) == 2
+
+
+def test_checkpoints_that_name_the_task_continued_lm_load(start, tmp_path):
+    state = load(start[1])
+    state["cfg"]["task"]["_name"] = "continued_lm"
+    torch.save(state, tmp_path / "old.pt")
+    model, task = load_model(tmp_path / "old.pt")
+    assert isinstance(task, TupeMaskedLMTask) and str(model.cfg.segments) == "learned"
 
 
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (["--segments=none"], "segments=learned in the checkpoint, none here"),
-        (["--segments=learned", "--position=t5"], "position=untied.t5 in the checkpoint, t5 here"),
-        (["--segments=learned", "--criterion=masked_lm"], "does not go with criterion masked_lm"),
-        (["--segments=learned", "--tokens-per-sample=25"], "the model has 24 positions"),
+        (["--arch=tupe_r_tiny"], "segments=learned in the checkpoint, none here"),
+        (["--arch=tupe_r_tiny", "--segments=learned", "--position=t5"], "position=untied.t5 in the checkpoint"),
+        (["--criterion=masked_lm"], "does not go with criterion masked_lm"),
+        (["--tokens-per-sample=25"], "the model has 24 positions"),
     ],
 )
 def test_contradictions_are_refused(start, tmp_path, more, message):
@@ -210,4 +238,4 @@ def test_contradictions_are_refused(start, tmp_path, more, message):
 def test_next_sentences_need_segments(start, tmp_path):
     data, _ = start
     with pytest.raises(ValueError, match="segment embeddings"):
-        train(arguments(data, "", tmp_path))
+        train(arguments(data, "", tmp_path, "--arch=tupe_r_tiny"))

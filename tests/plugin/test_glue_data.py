@@ -1,0 +1,188 @@
+"""GLUE's official files, and preparing them."""
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from fairseq.data import Dictionary, data_utils
+from fairseq.tasks.sentence_prediction import SentencePredictionConfig, SentencePredictionTask
+from helpers import HEADERS, ROWS, official_folder, write_lines
+
+from tupe.plugin.glue import TASKS, GlueConfig, GlueTask
+from tupe.plugin.glue_data import command, prepare, read_split
+from tupe.text import TextEncoder
+
+# ---------------------------------------------------------------------------------------------------- official files
+
+
+@pytest.mark.parametrize("name", list(HEADERS))
+def test_official_layout(name, tmp_path):
+    folder = official_folder(tmp_path)
+    rows, dropped = read_split(name, "train", folder / name / "train.tsv")
+    assert not dropped and len(rows) == 2
+    assert all(len(texts) == len(TASKS[name].text) for texts, _ in rows)
+    expected = {
+        "CoLA": [(("The cat sat .",), "1"), (("Cat the sat .",), "0")],
+        "SST-2": [(("the cat sang ",), "1"), (("dogs ",), "0")],
+        "MRPC": [(('The "cat" sat', '"The cat sang .'), "1"), (("Dogs ran .", "Birds sang ."), "0")],
+        "STS-B": [(("A cat sat .", "A cat ran ."), 1.0), (("Dogs ran .", "Birds sang ."), 0.76)],
+        "QQP": [(("Why did the cat sing ?", "What did dogs do ?"), "0"), (("Why ?", "How ?"), "1")],
+        "QNLI": [
+            (("Who sang ?", "The birds sang ."), "entailment"),
+            (("Who ran ?", "The cat sat ."), "not_entailment"),
+        ],
+        "RTE": [(("The cat sat .", "A cat ran ."), "not_entailment"), (("Dogs ran .", "Dogs ran ."), "entailment")],
+        "WNLI": [(("The cat sat .", "A cat ran ."), "1"), (("Dogs ran .", "Dogs sang ."), "0")],
+    }
+    assert rows == expected[name]
+
+
+def test_mnli_layouts_and_rows_without_gold_label(tmp_path):
+    folder = official_folder(tmp_path) / "MNLI"
+    assert read_split("MNLI", "train", folder / "train.tsv")[0][1] == (("The cat sat .", "Dogs ran ."), "entailment")
+    rows, dropped = read_split("MNLI", "valid", folder / "dev_matched.tsv")
+    assert rows == [(("The cat sat .", "Dogs ran ."), "contradiction")] and dropped == {"no label": 1}
+    assert read_split("MNLI", "test", folder / "test_matched.tsv")[0] == [(("The cat sat .", "Dogs ran ."), None)]
+
+
+def test_malformed_qqp_rows_are_dropped_and_counted(tmp_path):
+    write_lines(
+        tmp_path / "train.tsv", [HEADERS["QQP"], *ROWS["QQP"], "7\t8\t9\tbroken", "stray end\t0", "1\t2\t3\ta\tb\tn/a"]
+    )
+    rows, dropped = read_split("QQP", "train", tmp_path / "train.tsv")
+    assert len(rows) == 2 and dropped == {"not 6 columns": 2, "no label": 1}
+
+
+def test_only_line_feeds_end_a_row(tmp_path):
+    write_lines(tmp_path / "train.tsv", ["gj04\t1\t\tA\u2028cat\x0bsat\x85.\r"])
+    assert read_split("CoLA", "train", tmp_path / "train.tsv")[0] == [(("A\u2028cat\x0bsat\x85.",), "1")]
+
+
+@pytest.mark.parametrize(
+    "name, content, message",
+    [
+        ("RTE", b"index\tsentence1\tlabel\n0\ta\tentailment\n", "line 1: no column sentence2; the columns are: index"),
+        ("RTE", b"index\tsentence1\tsentence2\tlabel\n0\ta\tentailment\n", "line 2: 3 columns, expected 4"),
+        ("RTE", b"index\tsentence1\tsentence2\tlabel\n0\ta\tb\tmaybe\n", "line 2: unknown label 'maybe', expected"),
+        ("CoLA", b"gj04\t1\t\tfine .\ngj04\t2\t\tA cat .\n", "line 2: unknown label '2', expected one of 0, 1"),
+        ("CoLA", b"gj04\t1\t\tfine .\ngj04\t1\t\tA \xff cat .\n", "line 2: not UTF-8"),
+        ("CoLA", b"gj04\t1\tfine .\n", "line 1: 3 columns, expected 4"),
+        ("CoLA", b"", "no usable row"),
+        ("SST-2", b"", "the file is empty"),
+        ("STS-B", (HEADERS["STS-B"] + "\n" + ROWS["STS-B"][0][:-5] + "5.2\n").encode(), "line 2: unknown score '5.2'"),
+        ("STS-B", (HEADERS["STS-B"] + "\n" + ROWS["STS-B"][0][:-5] + "high\n").encode(), "a number from 0 to 5"),
+        ("STS-B", (HEADERS["STS-B"] + "\n" + ROWS["STS-B"][0][:-5] + "nan\n").encode(), "unknown score 'nan'"),
+    ],
+)  # fmt: skip
+def test_bad_files_are_refused_with_file_and_line(name, content, message, tmp_path):
+    (tmp_path / "train.tsv").write_bytes(content)
+    with pytest.raises(ValueError) as error:
+        read_split(name, "train", tmp_path / "train.tsv")
+    assert str(tmp_path / "train.tsv") in str(error.value) and message in str(error.value)
+
+
+# --------------------------------------------------------------------------------------------------------- preparing
+
+
+@pytest.fixture(scope="module")
+def prepared(vocabulary, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("glue")
+    manifests = dict(prepare(official_folder(folder / "official"), vocabulary, folder / "bin", workers=2))
+    return folder / "bin", manifests
+
+
+def test_every_task_is_prepared(prepared, vocabulary):
+    folder, manifests = prepared
+    assert set(manifests) == set(TASKS)
+    assert list(manifests["MNLI"]["splits"]) == ["train", "valid", "valid1", "test", "ax"]
+    assert manifests["MNLI"]["splits"]["valid"]["dropped"] == {"no label": 1}
+    assert (folder / "dict.txt").read_bytes() == (vocabulary / "dict.txt").read_bytes()
+    encoder = TextEncoder(vocabulary)
+    dictionary = Dictionary.load(str(folder / "RTE" / "input1" / "dict.txt"))
+    items = data_utils.load_indexed_dataset(str(folder / "RTE" / "input1" / "train"), dictionary)
+    assert items[0].tolist() == [*encoder.encode("A cat ran ."), dictionary.eos()]
+    assert (folder / "STS-B" / "label" / "train.label").read_text() == "1.0\n0.76\n"
+
+
+@pytest.mark.parametrize("name", ["CoLA", "QNLI", "STS-B"])
+def test_fairseqs_own_task_reads_the_data_alike(prepared, name):
+    """Same tokens and targets as `sentence_prediction` with init token 0 and separator 2."""
+    folder, _ = prepared
+    regression = not TASKS[name].labels
+    stock = SentencePredictionTask.setup_task(
+        SentencePredictionConfig(
+            data=str(folder / name), num_classes=TASKS[name].outputs, init_token=0, separator_token=2, seed=1,
+            regression_target=regression,
+        )
+    )  # fmt: skip
+    stock.load_dataset("train")
+    mine = glue_task(folder, name)
+    mine.load_dataset("train")
+    for i in range(2):
+        a, b = stock.dataset("train")[i], mine.dataset("train")[i]
+        assert a["net_input.src_tokens"].tolist() == b["net_input.src_tokens"].tolist()
+        assert float(np.ravel(a["target"])[0]) == float(np.ravel(b["target"])[0])
+
+
+def glue_task(folder, name, max_positions=64):
+    cfg = GlueConfig(
+        data=str(folder), glue_task=name, seed=1, finetune_from_model=None, classification_head_name="head"
+    )
+    task = GlueTask.setup_task(cfg)
+    task._max_positions = max_positions
+    return task
+
+
+def test_an_output_in_the_way_is_refused(prepared, vocabulary, tmp_path):
+    official = official_folder(tmp_path / "official")
+    list(prepare(official, vocabulary, tmp_path / "bin", ["cola"]))
+    with pytest.raises(ValueError, match="CoLA exists already; pass --overwrite"):
+        list(prepare(official, vocabulary, tmp_path / "bin", ["CoLA", "RTE"]))
+    assert not (tmp_path / "bin" / "RTE").exists()
+    list(prepare(official, vocabulary, tmp_path / "bin", ["CoLA", "RTE"], overwrite=True))
+    other = tmp_path / "other"
+    other.mkdir()
+    for name in ("sentencepiece.bpe.model", "dict.txt"):
+        (other / name).write_bytes((vocabulary / name).read_bytes())
+    with (other / "dict.txt").open("a") as file:
+        file.write("more 1\n")
+    with pytest.raises(ValueError, match="holds CoLA prepared with another vocabulary"):
+        list(prepare(official, other, tmp_path / "bin", ["RTE"], overwrite=True))
+
+
+def test_no_file_of_an_earlier_vocabulary_stays(vocabulary, tmp_path):
+    """A list of kept words that the new vocabulary lacks would still make <unk> of the others."""
+    official, old = official_folder(tmp_path / "official"), tmp_path / "old"
+    old.mkdir()
+    for name in ("sentencepiece.bpe.model", "dict.txt"):
+        (old / name).write_bytes((vocabulary / name).read_bytes())
+    (old / "words.txt").write_text("cat\n")
+    list(prepare(official, old, tmp_path / "bin", ["CoLA", "RTE"]))
+    for other in (vocabulary, old):
+        with pytest.raises(ValueError, match=r"holds CoLA prepared with another vocabulary \(words.txt differ"):
+            list(prepare(official, other, tmp_path / "bin", ["RTE"], overwrite=True))
+        list(prepare(official, other, tmp_path / "bin", ["CoLA", "RTE"], overwrite=True))
+        assert (tmp_path / "bin" / "words.txt").exists() == (other == old)
+        assert TextEncoder(tmp_path / "bin").encode("dogs") == TextEncoder(other).encode("dogs")
+
+
+def test_missing_inputs_are_refused(vocabulary, tmp_path):
+    with pytest.raises(ValueError, match="has none of the folders CoLA"):
+        list(prepare(tmp_path, vocabulary, tmp_path / "bin"))
+    write_lines(tmp_path / "CoLA" / "train.tsv", ROWS["CoLA"])
+    with pytest.raises(ValueError, match=r"dev\.tsv is missing"):
+        list(prepare(tmp_path, vocabulary, tmp_path / "bin"))
+    with pytest.raises(ValueError, match="has no folder RTE"):
+        list(prepare(tmp_path, vocabulary, tmp_path / "bin", ["rte"]))
+    assert not (tmp_path / "bin" / "CoLA").exists()
+
+
+def test_a_bad_task_leaves_no_folder(vocabulary, tmp_path):
+    """The first task is prepared, the second has a bad row: the output holds the first alone."""
+    official = official_folder(tmp_path / "official")
+    write_lines(official / "RTE" / "dev.tsv", [HEADERS["RTE"], "0\ta\tb\tmaybe"])
+    arguments = ["--glue", official, "--data", vocabulary, "--output", tmp_path / "bin", "--tasks", "cola,rte"]
+    result = CliRunner().invoke(command, [*map(str, arguments), "--jobs=1"])
+    assert result.exit_code == 2 and "unknown label 'maybe'" in result.stderr
+    assert "CoLA train: 2 rows" in result.stdout
+    folders = [path.name for path in (tmp_path / "bin").iterdir() if path.is_dir()]
+    assert folders == ["CoLA"]

@@ -1,0 +1,130 @@
+"""The life of a run inside fairseq, shown on pre-training: its folder, its record, its end. See test_finetune too."""
+
+import fcntl
+import json
+import subprocess
+import sys
+
+import pytest
+from helpers import PLUGIN, load, pretrain_arguments, train, write_data
+
+from tupe.record import read, state_of
+
+ROOT = PLUGIN.parent
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return write_data(tmp_path_factory.mktemp("data") / "data")
+
+
+def arguments(data, save_dir, *more):
+    return pretrain_arguments(data, save_dir, "--num-workers=0", "--max-update=4", *more)
+
+
+@pytest.fixture(scope="module")
+def finished(data, tmp_path_factory):
+    """(folder, losses) of a run of 4 updates, validated after 2 and 4."""
+    folder = tmp_path_factory.mktemp("finished")
+    return folder, train(arguments(data, folder, "--validate-interval-updates=2"))
+
+
+def test_a_run_from_scratch_is_recorded(finished):
+    folder, losses = finished
+    run = read(folder)
+    assert len(losses) == 4 and run.state == state_of(folder) == "finished"
+    assert (run.task, run.architecture, run.variant, run.seed, run.lr) == ("masked_lm", "tupe_r_tiny", "", 1, 0.01)
+    assert (run.length, run.splits, run.pretrained, run.metrics) == ({"max_update": 4}, ["valid"], None, [])
+    assert run.started_at <= run.finished_at and run.failure is None
+    assert [(entry["num_updates"], entry["split"]) for entry in run.scores] == [(2, "valid"), (4, "valid")]
+    assert run.best() == ("loss", min(entry["loss"] for entry in run.scores))
+    saved = load(folder / "checkpoint_last.pt")["extra_state"]["val_loss"]  # what fairseq prints and stores is rounded
+    assert round(run.scores[-1]["loss"], 3) == saved != run.scores[-1]["loss"]
+
+
+def test_a_finished_run_is_left_alone(data, finished):
+    folder, _ = finished
+    before = {path.name: path.stat().st_mtime_ns for path in folder.iterdir() if path.name != "lock"}
+    assert train(arguments(data, folder, "--validate-interval-updates=2")) == []
+    assert before == {path.name: path.stat().st_mtime_ns for path in folder.iterdir() if path.name != "lock"}
+
+
+def test_a_run_from_scratch_may_be_made_longer(data, finished, tmp_path):
+    """As after a kill between the last checkpoint and the end: the checkpoint says what is left to do."""
+    folder, losses = finished
+    for name in ("record.json", "checkpoint_last.pt"):
+        (tmp_path / name).write_bytes((folder / name).read_bytes())
+    assert len(train(arguments(data, tmp_path, "--max-update=6"))) == 2
+    run = read(tmp_path)
+    assert run.length == {"max_update": 6} and run.started_at == read(folder).started_at
+    assert [entry["num_updates"] for entry in run.scores] == [2, 4, 6]
+    run.state = "running"
+    run.save(tmp_path)
+    assert train(arguments(data, tmp_path, "--max-update=6")) == [] and read(tmp_path).state == "finished"
+
+
+def test_a_run_that_a_limit_stops_stays_open(data, tmp_path):
+    assert len(train(arguments(data, tmp_path, "--stop-time-hours=1e-9"))) == 1
+    assert state_of(tmp_path) == "open" and read(tmp_path).failure is None
+
+
+def test_a_folder_of_another_run_is_refused(data, finished):
+    with pytest.raises(ValueError, match="holds another run .*seed 1 there, 3 here"):
+        train(arguments(data, finished[0], "--seed=3"))
+    assert read(finished[0]).state == "finished"
+
+
+def test_a_folder_in_use_is_refused(data, tmp_path):
+    with (tmp_path / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # as another process would
+        with pytest.raises(BlockingIOError, match="another process is training in"):
+            train(arguments(data, tmp_path))
+
+
+# A run in a process of its own, which ends in another way than by coming to its end.
+SCRIPT = """
+import os, signal, sys
+sys.argv = ["fairseq-train", *sys.argv[1:]]
+from fairseq.trainer import Trainer
+step = Trainer.train_step
+def fail(self, samples, **options):
+    if self.get_num_updates() == 1:
+        {code}
+    return step(self, samples, **options)
+Trainer.train_step = fail
+from fairseq_cli.train import cli_main
+cli_main()
+"""
+CODES = {
+    "diverged: gradients are Nan/Inf": "raise FloatingPointError('gradients are Nan/Inf')",
+    "ValueError: no such file": "raise ValueError('no such file')",
+    "interrupted": "raise KeyboardInterrupt",
+    "killed": "os.kill(os.getpid(), signal.SIGTERM)",
+}
+
+
+@pytest.mark.parametrize("name", CODES)
+def test_what_is_left_of_a_run_that_ended_early(name, data, tmp_path):
+    """fairseq-train itself, without any help: only a failure is one, what was stopped goes on later."""
+    script = SCRIPT.format(code=CODES[name])
+    command = [sys.executable, "-c", script, *arguments(data, tmp_path)]
+    process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert process.returncode != 0
+    run = read(tmp_path)
+    assert run.command.startswith("fairseq-train ") and f"--save-dir={tmp_path}" in run.command
+    if name in ("interrupted", "killed"):
+        assert state_of(tmp_path) == "open" and run.failure is None and run.finished_at is None
+    else:
+        assert state_of(tmp_path) == "failed" and run.failure == {"reason": name, "status": 1} and run.finished_at
+
+
+def test_hydra_tells_the_reason_too(data, tmp_path):
+    command = [
+        sys.executable, "-m", "fairseq_cli.hydra_train", "--config-dir", "configs", "--config-name", "pretrain",
+        "model._name=tupe_r_tiny", f"task.data={data}", "task.tokens_per_sample=24", "dataset.num_workers=0",
+        f"checkpoint.save_dir={tmp_path}", "dataset.batch_size=4", "common.fp16=false", "common.cpu=true",
+        "optimization.lr=[nan]", f"hydra.run.dir={tmp_path}/hydra",
+    ]  # fmt: skip
+    process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert process.returncode != 0
+    assert json.loads((tmp_path / "record.json").read_text())["failure"]["reason"].startswith("diverged: ")

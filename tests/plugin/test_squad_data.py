@@ -1,0 +1,114 @@
+"""SQuAD's official files, preparing them, offsets, and windows over long paragraphs."""
+
+import json
+from collections import Counter
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from helpers import squad_file
+
+from tupe.plugin.pretrained import load_dictionary
+from tupe.plugin.squad_data import Encoded, Windows, command, prepare, read_squad
+from tupe.text import TextEncoder
+
+
+def windows(squad, vocabulary, limit, stride, max_query, version="1.1"):
+    """Windows over the development file of a folder, prepared and read back."""
+    list(prepare(squad, vocabulary, squad / "bin"))
+    encoded = Encoded.load(squad / "bin", "dev", version)
+    return Windows(encoded, load_dictionary(squad / "bin" / "dict.txt"), limit, stride, max_query, seed=1)
+
+
+def test_what_is_prepared_is_read_back(vocabulary, tmp_path):
+    """By the command, in two processes: the pieces that the text encoder makes of the official text, and offsets."""
+    file = squad_file(tmp_path / "squad", count=7)
+    squad_file(tmp_path / "squad", version="2.0", count=5, impossible=2)
+    arguments = ["--squad", tmp_path / "squad", "--data", vocabulary, "--output", tmp_path / "bin", "--jobs=2"]
+    result = CliRunner().invoke(command, [*map(str, arguments)])
+    assert result.exit_code == 0, result.output
+    assert "dev-v1.1: 7 questions" in result.output and "train-v2.0: 5 questions" in result.output
+    encoded, encoder = Encoded.load(tmp_path / "bin", "dev", "1.1"), TextEncoder(vocabulary)
+    contexts, questions = read_squad(file)
+    assert encoded.contexts == contexts and [q.id for q in encoded.questions] == [q.id for q in questions]
+    for n, text in enumerate(contexts):
+        spans = encoder.spans(text)
+        assert encoded.ids[n] == [encoder.ids.get(span.text, encoder.ids["<unk>"]) for span in spans]
+        assert encoded.begins[n].tolist() == [span.start for span in spans]
+        assert encoded.ends[n].tolist() == [span.end for span in spans]
+    assert encoded.queries == [encoder.encode(question.text) for question in questions]
+    assert (tmp_path / "bin" / "dict.txt").read_bytes() == (vocabulary / "dict.txt").read_bytes()
+    again = CliRunner().invoke(command, [*map(str, arguments)])
+    assert again.exit_code == 2 and "--overwrite" in again.stderr
+    with pytest.raises(FileNotFoundError, match="has no dev-v2.0"):
+        Encoded.load(tmp_path, "dev", "2.0")
+
+
+@pytest.mark.parametrize("limit, stride", [(512, 128), (64, 16), (48, 128)])
+def test_windows_cover_and_give_back_the_answers(vocabulary, tmp_path, limit, stride):
+    squad_file(tmp_path / "squad")
+    data = windows(tmp_path / "squad", vocabulary, limit, stride, max_query=16)
+    assert max(data.sizes) <= limit and (limit == 512) == (len(data) == len(data.questions))
+    found, starts = {}, Counter()
+    for w in range(len(data)):
+        sample = data[w]
+        q, first, last = data.windows[w]
+        tokens = sample["tokens"].tolist()
+        assert len(tokens) == data.num_tokens(w) and tokens[0] == 0 and tokens[-1] == 2
+        assert tokens[data.offset(w) - 2 : data.offset(w)] == [2, 2]
+        assert tokens[data.offset(w) : -1] == data.ids[data.questions[q].context][first:last]
+        assert sample["inside"].sum() == last - first
+        starts.update((q, first + int(i) - data.offset(w)) for i in np.flatnonzero(sample["starts"]))
+        start, end = sample["target"]
+        if start:
+            found[q] = data.answer(w, start, end)
+    # Every piece may be the start of an answer in exactly one window; every gold answer comes back from its positions.
+    assert len(starts) == sum(len(data.ids[q.context]) for q in data.questions) and set(starts.values()) == {1}
+    assert {q: data.questions[q].answers[0][0] for q in found} == found
+    assert len(found) == len(data.questions)
+
+
+def test_answers_come_from_the_original_characters(vocabulary, tmp_path):
+    context = "ﬁne “Café”\u00a0de l’Art — see https://a.example/x?y=1, The CAT\u00ad sat."
+    (tmp_path / "squad").mkdir()
+    for split in ("train", "dev"):
+        (tmp_path / "squad" / f"{split}-v1.1.json").write_text(json.dumps(
+            {"data": [{"paragraphs": [{"context": context, "qas": [
+                {"id": str(i), "question": "cat ?", "answers": [{"text": text, "answer_start": context.index(text)}]}
+                for i, text in enumerate(["ﬁne", "Café", "l’Art", "https://a.example/x?y=1", "The CAT"])
+            ]}]}]}
+        ))  # fmt: skip
+    data = windows(tmp_path / "squad", vocabulary, 128, 64, 8)
+    for w in range(len(data)):
+        gold = data.questions[data.windows[w][0]].answers[0][0]
+        assert data.answer(w, *data.target(w)) == gold
+
+
+def test_impossible_questions_point_to_cls(vocabulary, tmp_path):
+    squad_file(tmp_path / "squad", "2.0", 4, impossible=2)
+    data = windows(tmp_path / "squad", vocabulary, 128, 64, 16, version="2.0")
+    assert [data.target(w) == (0, 0) for w in range(4)] == [True, True, False, False]
+
+
+@pytest.mark.parametrize(
+    "content, message",
+    [
+        ("{", "is not a SQuAD file"),
+        ('{"data": []}', "holds no question"),
+        (
+            '{"data": [{"paragraphs": [{"context": "a cat", "qas": [{"id": "q7", "question": "?", "answers": '
+            '[{"text": "cat", "answer_start": 0}]}]}]}]}',
+            "question q7: 'cat' is not at 0, but 'a c'",
+        ),
+        (
+            '{"data": [{"paragraphs": [{"context": "a cat", "qas": [{"id": "q8", "question": "?", "answers": []}]}]}]}',
+            "question q8: no answer, and not marked as impossible",
+        ),
+    ],
+)
+def test_bad_files_are_refused(content, message, tmp_path):
+    (tmp_path / "f.json").write_text(content)
+    with pytest.raises(ValueError, match=message):
+        read_squad(tmp_path / "f.json")
+    with pytest.raises(ValueError, match="there is no"):
+        read_squad(tmp_path / "none.json")

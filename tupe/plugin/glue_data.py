@@ -1,0 +1,258 @@
+"""GLUE's official files, and preparing them: the same text encoder as in pre-training, in fairseq's binary format."""
+
+import filecmp
+import functools
+import json
+import math
+import multiprocessing
+import os
+import shutil
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+
+import click
+import torch
+from fairseq.data import indexed_dataset
+
+from .. import options
+from ..record import write_atomically
+from ..text import TextEncoder
+from .glue import TASKS, Glue, glue_name, label_dictionary
+
+NO_LABEL = ("-", "n/a")  # the annotators did not agree
+
+
+# ---------------------------------------------------------------------------------------------- the official files
+
+
+def read_split(name: str, split: str, path: str | Path) -> tuple[list, dict]:
+    """Read one official file of task `name`.
+
+    Returns (rows, dropped): rows is a list of (tuple of sentences, label), where the label is a class name, a float in
+    [0, 1] for a regression, or None in a test file; dropped counts the rows left out by reason. Raises ValueError with
+    file and line for anything that is not as in the official file.
+    """
+    task, labelled = TASKS[name], not split.startswith(("test", "ax"))
+    lines = _lines(path)
+    start = 0
+    header = task.header if labelled else ()
+    if not header:
+        if not lines:
+            raise ValueError(f"{path}: the file is empty, expected a header line")
+        header, start = tuple(lines[0].split("\t")), 1
+    wanted = task.text + ((task.label,) if labelled else ())
+    missing = [column for column in wanted if column not in header]
+    if missing:
+        raise ValueError(f"{path}, line 1: no column {', '.join(missing)}; the columns are: {', '.join(header)}")
+    text = [header.index(column) for column in task.text]
+    rows, dropped = [], Counter()
+    for number, line in enumerate(lines[start:], start + 1):
+        fields = line.split("\t")
+        if len(fields) != len(header):
+            if labelled and task.columns:
+                dropped[f"not {len(header)} columns"] += 1
+                continue
+            raise ValueError(
+                f"{path}, line {number}: {len(fields)} columns, expected {len(header)} ({', '.join(header)})"
+            )
+        label = None
+        if labelled:
+            label = fields[header.index(task.label)]
+            if label in NO_LABEL:
+                dropped["no label"] += 1
+                continue
+            label = _check_label(task, label, f"{path}, line {number}")
+        rows.append((tuple(fields[column] for column in text), label))
+    if not rows:
+        raise ValueError(f"{path}: no usable row")
+    return rows, dict(dropped)
+
+
+def _lines(path):
+    # Only a line feed ends a row (sentences may hold other separators that str.splitlines knows), and some files begin
+    # with a byte-order mark.
+    content = Path(path).read_bytes()
+    content = content[3:] if content.startswith(b"\xef\xbb\xbf") else content
+    lines = content.split(b"\n")
+    if lines[-1] == b"":
+        lines.pop()
+    decoded = []
+    for number, line in enumerate(lines, 1):
+        try:
+            decoded.append(line.decode("utf-8").rstrip("\r"))
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{path}, line {number}: not UTF-8 ({error.reason} at byte {error.start})") from None
+    return decoded
+
+
+def _check_label(task: Glue, label, where):
+    if task.labels:
+        if label not in task.labels:
+            raise ValueError(f"{where}: unknown label {label!r}, expected one of {', '.join(task.labels)}")
+        return label
+    try:
+        value = float(label)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value <= task.top:
+        raise ValueError(f"{where}: unknown score {label!r}, expected a number from 0 to {task.top:g}")
+    return value / task.top
+
+
+# ------------------------------------------------------------------------------------------ writing fairseq's format
+
+
+# What `tupe.text.TextEncoder` reads: copied, so that the prepared folder serves `TupeModel.from_pretrained` too.
+ENCODER_FILES = ("dict.txt", "sentencepiece.bpe.model", "bpe.codes", "words.txt", "manifest.json")
+
+
+def prepare(
+    source: str | Path,
+    vocabulary: str | Path,
+    output: str | Path,
+    tasks: Sequence = (),
+    workers: int = 1,
+    overwrite: bool = False,
+) -> Iterator[tuple[str, dict]]:
+    """Turn official GLUE files into data for fairseq's task `sentence_prediction` and for the task `glue`.
+
+    source: folder with one folder per task. vocabulary: the pre-training data, which the encoder is read from. output:
+    gets one folder per task (input0/, input1/, label/) and, on top, the encoder's files. tasks: names; all that are
+    there if empty. Yields (task, manifest). Raises ValueError for bad input, and when a folder is in the way.
+    """
+    source, vocabulary, output = Path(source), Path(vocabulary), Path(output)
+    names = [glue_name(name) for name in tasks] or [name for name in TASKS if (source / name).is_dir()]
+    if not names:
+        raise ValueError(f"{source} has none of the folders {', '.join(TASKS)}")
+    for name in names:
+        if not (source / name).is_dir():
+            raise ValueError(f"{source} has no folder {name}")
+        if (output / name).exists() and not overwrite:
+            raise ValueError(f"{output / name} exists already; pass --overwrite to replace it")
+    with text_encoders(vocabulary, workers) as map_rows:
+        copy_encoder(vocabulary, output, [name for name in TASKS if (output / name).exists() and name not in names])
+        for name in names:
+            yield name, _prepare_task(name, source / name, vocabulary, output, map_rows)
+
+
+worker = SimpleNamespace(encoder=None)  # of this process
+
+
+def _start_worker(vocabulary):
+    worker.encoder = TextEncoder(vocabulary)
+
+
+@contextmanager
+def text_encoders(vocabulary: str | Path, workers: int) -> Iterator[Callable]:
+    """A `map` for functions that use `worker.encoder`, the text encoder of a folder, in several processes."""
+    _start_worker(vocabulary)  # also checks the folder
+    if workers == 1:
+        yield map
+    else:
+        with multiprocessing.Pool(workers, _start_worker, [vocabulary]) as pool:
+            yield functools.partial(pool.imap, chunksize=256)
+
+
+def copy_encoder(vocabulary: Path, output: Path, staying: Sequence = ()) -> None:
+    """Copy the encoder's files. staying: what stays in `output` as it was prepared before; ValueError if that was with
+    another vocabulary."""
+    given, there = ([name for name in ENCODER_FILES if (folder / name).exists()] for folder in (vocabulary, output))
+    both = [name for name in given if name in there]
+    same = [name for name in both if filecmp.cmp(vocabulary / name, output / name, shallow=False)]
+    other = [name for name in ENCODER_FILES if name in given + there and name not in same]
+    if other and staying:
+        raise ValueError(
+            f"{output} holds {', '.join(staying)} prepared with another vocabulary ({', '.join(other)} differ from "
+            f"{vocabulary}); choose another output folder"
+        )
+    output.mkdir(parents=True, exist_ok=True)
+    for name in there:
+        if name not in given:
+            (output / name).unlink()  # it would still be read
+    for name in given:
+        shutil.copyfile(vocabulary / name, output / name)
+
+
+def _encode(texts):
+    """Ids of each sentence of a row, each closed by </s>."""
+    return [[*worker.encoder.encode(text), worker.encoder.ids["</s>"]] for text in texts]
+
+
+def _prepare_task(name, source, vocabulary, output, map_rows):
+    partial = output / f".{name}.partial"
+    shutil.rmtree(partial, ignore_errors=True)
+    try:
+        manifest = _write_task(name, source, vocabulary, partial, map_rows)
+        shutil.rmtree(output / name, ignore_errors=True)
+        partial.rename(output / name)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return manifest
+
+
+def _write_task(name, source, vocabulary, folder, map_rows):
+    task = TASKS[name]
+    for part in [f"input{i}" for i in range(len(task.text))] + ["label"]:
+        (folder / part).mkdir(parents=True)
+        if part != "label":
+            shutil.copyfile(vocabulary / "dict.txt", folder / part / "dict.txt")
+    labels = label_dictionary(task)
+    if task.labels:
+        labels.save(str(folder / "label" / "dict.txt"))
+    manifest = {"task": name, "splits": {}}
+    for split, file in task.files:
+        path = source / file
+        if not path.exists():
+            if split in ("train", "valid", "valid1"):
+                raise ValueError(f"{path} is missing")
+            continue
+        rows, dropped = read_split(name, split, path)
+        facts = {"rows": len(rows), "dropped": dropped, "tokens": 0, "unknown": 0, "longest": 0}
+        builders = [_builder(folder / f"input{i}" / split, len(worker.encoder)) for i in range(len(task.text))]
+        for items in map_rows(_encode, [texts for texts, _ in rows]):
+            for builder, ids in zip(builders, items, strict=True):
+                builder.add_item(torch.IntTensor(ids))
+            facts["tokens"] += sum(len(ids) for ids in items)
+            facts["unknown"] += sum(ids.count(worker.encoder.ids["<unk>"]) for ids in items)
+            facts["longest"] = max(facts["longest"], sum(len(ids) for ids in items) + len(items))
+        for i, builder in enumerate(builders):
+            builder.finalize(str(folder / f"input{i}" / split) + ".idx")
+        if rows[0][1] is not None and task.labels:
+            builder = _builder(folder / "label" / split, len(labels))
+            for _, label in rows:
+                builder.add_item(torch.IntTensor([labels.index(label), labels.eos()]))
+            builder.finalize(str(folder / "label" / split) + ".idx")
+        elif rows[0][1] is not None:
+            write_atomically(folder / "label" / f"{split}.label", "".join(f"{label!r}\n" for _, label in rows))
+        manifest["splits"][split] = facts
+    write_atomically(folder / "manifest.json", json.dumps(manifest, indent=1) + "\n")
+    return manifest
+
+
+def _builder(prefix, size):
+    return indexed_dataset.make_builder(f"{prefix}.bin", impl="mmap", vocab_size=size)
+
+
+# ------------------------------------------------------------------------------------------------------- the command
+
+
+@click.command(cls=options.Command)
+@click.option("--glue", required=True, type=options.FOLDER, help="the official files, one folder per task")
+@options.data("pre-training data: its dictionary and pieces are used")
+@options.output("folder to write, one folder per task")
+@click.option("--tasks", type=options.ListOf(), help=f"default: all that are there of {', '.join(TASKS)}")
+@options.jobs("processes that encode text (default: one per core)")
+@click.option("--overwrite", is_flag=True, help="replace tasks that were prepared before")
+def command(glue, data, output, tasks, jobs, overwrite):
+    """Turn the official GLUE files into data for fine-tuning, with the vocabulary of the pre-training data."""
+    for task, manifest in prepare(glue, data, output, tasks or (), jobs or os.cpu_count(), overwrite):
+        for split, facts in manifest["splits"].items():
+            dropped = ", ".join(f"{count} dropped ({reason})" for reason, count in facts["dropped"].items())
+            click.echo(
+                f"{task} {split}: {facts['rows']} rows, {facts['tokens']} tokens, "
+                f"{facts['unknown'] / facts['tokens']:.2%} unknown, longest {facts['longest']}"
+                + (f"; {dropped}" if dropped else "")
+            )

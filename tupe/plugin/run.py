@@ -1,0 +1,276 @@
+"""The life of a run inside fairseq, whichever command started it: its folder is locked and its record begins when
+training builds the criterion, scores are added after every validation, and the record says at the end how it ended.
+"""
+
+import logging
+import sys
+from contextlib import contextmanager
+from multiprocessing.util import Finalize
+from pathlib import Path
+
+import torch
+from fairseq import checkpoint_utils, models
+from fairseq.distributed import utils as distributed_utils
+from fairseq.logging.meters import AverageMeter
+from omegaconf import DictConfig
+
+from .. import record as records
+from ..record import Record
+from ..safe_load import num_updates, read_checkpoint
+from .pretrained import adopt_structure, variant
+from .schedule import SCHEDULE, count_updates
+
+logger = logging.getLogger(__name__)
+
+
+class RecordedTask:
+    """Mixin for fairseq tasks whose trainings are recorded; it goes before the fairseq class.
+
+    The task's configuration has `data` and `finetune_from_model`. `metrics` names the scores of a task that is there
+    for its scores (fine-tuning), the first is the one to maximise; a task without metrics is there for its checkpoint
+    (pre-training), and its loss is minimised.
+    """
+
+    metrics = ()
+    run = None  # while training
+    _pretrained = {}  # what the record says about the checkpoint that training starts from
+    _training = False
+
+    def record_name(self, config: DictConfig) -> str:
+        """What the record calls this task. config: the whole configuration."""
+        raise NotImplementedError
+
+    def build_model(self, cfg, from_checkpoint=False):
+        self._training = not from_checkpoint  # from_checkpoint: to be used, not trained
+        if self._training and self.cfg.finetune_from_model:
+            data = self.cfg.data.split(":")[0]
+            cfg, self._pretrained = adopt_structure(cfg, self.cfg.finetune_from_model, data)
+        return models.build_model(cfg, self, from_checkpoint)
+
+    def build_criterion(self, cfg, **kwargs):
+        # Training builds its criterion before the schedule, with the whole configuration as its parent: the only moment
+        # to tell the schedule how long the run is.
+        config = cfg._get_parent()
+        if self._training and config is not None:
+            if config.lr_scheduler._name == SCHEDULE and not config.lr_scheduler.total_num_update > 0:
+                config.lr_scheduler.total_num_update = count_updates(self, config)
+            self.run = begin(self._new_record(config), config)
+        return super().build_criterion(cfg, **kwargs)
+
+    def _new_record(self, config):
+        return Record(
+            task=self.record_name(config),
+            architecture=config.model._name,
+            variant=variant(config.model),
+            seed=config.common.seed,
+            lr=float(config.optimization.lr[0]),
+            length={name: config.optimization[name] for name in LENGTHS if config.optimization[name] > 0},
+            splits=config.dataset.valid_subset.split(","),
+            metrics=list(self.metrics),
+            **self._pretrained,
+        )
+
+    def begin_valid_epoch(self, epoch, model):
+        super().begin_valid_epoch(epoch, model)
+        self._epoch, self._validated = epoch, 0
+
+    def post_validate(self, model, stats, agg):
+        """Called by fairseq after the validation of each split."""
+        if self.run is None:
+            return
+        split = self.run.record.splits[self._validated]
+        self._validated += 1
+        # What fairseq prints is rounded; the meters are not. wpb and bsz are the sizes of batches.
+        means = {name: float(meter.avg) for name, meter in agg.items() if isinstance(meter, AverageMeter)}
+        scores = {name: value for name, value in means.items() if name not in ("wpb", "bsz")}
+        scores.update({name: stats[name] for name in self.metrics})
+        best = self.run.add_scores(self._epoch, stats["num_updates"], split, scores)
+        if self.run.writes:
+            self.keep_predictions(split, best)
+            self.run.record.save(self.run.folder)
+
+    def keep_predictions(self, split: str, best: bool) -> None:
+        """Write what the model predicted for a split. best: this validation is the best so far."""
+
+
+LENGTHS = ("max_epoch", "max_update")
+
+
+class Run:
+    """A run that this process trains. record: as far as it is known; config: the whole configuration."""
+
+    def __init__(self, record: Record, config: DictConfig):
+        self.record, self.config = record, config
+        self.folder = Path(config.checkpoint.save_dir).resolve()
+        self.writes = distributed_utils.get_global_rank() == 0  # one process writes the record and holds the lock
+        self._resumed = True  # until this process has scores of its own
+
+    def add_scores(self, epoch: int, updates: int, split: str, scores: dict) -> bool:
+        """Add the scores of a validation to the record. Returns whether that validation is the best so far."""
+        entries = self.record.scores
+        if self._resumed:  # scores of later updates are of a run that was started over
+            entries[:] = [entry for entry in entries if entry["num_updates"] < updates]
+            self._resumed = False
+        same = [entry for entry in entries if entry["num_updates"] == updates]
+        if same:  # as in fairseq, the first split alone decides ...
+            best = same[0]["best"]
+        else:  # ... and the later of equals wins
+            name, sign = (self.record.metrics[0], 1) if self.record.metrics else ("loss", -1)
+            earlier = [sign * entry[name] for entry in entries if entry["split"] == split]
+            best = not earlier or sign * scores[name] >= max(earlier)
+        entries.append({"epoch": epoch, "num_updates": updates, "split": split, **scores, "best": best})
+        return best
+
+    def is_scored(self) -> bool:
+        """Whether every split was scored at the end."""
+        scored = {e["split"] for e in self.record.scores if self._reached(e["epoch"], e["num_updates"])}
+        return scored == set(self.record.splits)
+
+    def is_saved(self) -> bool:
+        """Whether the folder's last checkpoint is that of the end."""
+        options = self.config.checkpoint
+        shard = "-shard0" if self.config.distributed_training.use_sharded_state else ""
+        path = self.folder / f"checkpoint_last{options.checkpoint_suffix}{shard}.pt"
+        try:
+            state = read_checkpoint(path, mmap=True)
+        except ValueError:  # there is none, or it is damaged: whoever launches the training deals with that
+            return False
+        return self._reached(state["extra_state"]["train_iterator"]["epoch"] - 1, num_updates(state))
+
+    def is_finished(self, earlier: Record | None) -> bool:
+        """Whether nothing is left to train. earlier: what the folder's record says."""
+        options = self.config.checkpoint
+        if self.record.metrics or options.no_save or options.no_last_checkpoints:
+            return earlier is not None and earlier.state == "finished" and earlier.length == self.record.length
+        return options.restore_file == "checkpoint_last.pt" and not options.reset_optimizer and self.is_saved()
+
+    def is_whole(self) -> bool:
+        """Whether what the run is there for exists: the last scores, or the last checkpoint."""
+        options = self.config.checkpoint
+        if self.record.metrics or options.no_save or options.no_last_checkpoints:
+            return self.is_scored()
+        return self.is_saved()
+
+    def _reached(self, epochs, updates):
+        length = self.record.length
+        return epochs >= length.get("max_epoch", float("inf")) or updates >= length.get("max_update", float("inf"))
+
+    def end(self, error: BaseException | None) -> None:
+        """Complete the record. error: what ended the process, if anything did."""
+        if not self.writes:
+            return
+        if self.config.checkpoint.no_save:
+            (self.folder / "crash.pt").unlink(missing_ok=True)  # fairseq's, of a run that diverged
+        if error is None and self.is_whole():
+            self.record.end()
+        elif error is None and self.record.metrics:
+            self.record.end("stopped before its last epoch was scored: see its log")
+        elif isinstance(error, Exception):
+            self.record.end(reason(error))
+        # Else it was interrupted, or stopped by a limit of time: it stays open, and goes on when it is started again.
+        if self.folder.is_dir():
+            self.record.save(self.folder)
+        records.unlock(self.folder)
+
+
+# ------------------------------------------------------------------------------------- the one run of this process
+
+_run = None
+
+
+def begin(record: Record, config: DictConfig) -> Run | None:
+    """Begin or resume a run, or return None for one that is finished: nothing will be trained then.
+
+    config: the whole configuration. Raises BlockingIOError if another process trains in the folder, and ValueError if
+    the folder holds another run.
+    """
+    global _run
+    end()  # the one before, in a process that trains several
+    forget_earlier_scores()
+    run = Run(record, config)
+    try:
+        earlier = records.read(run.folder)
+    except ValueError as error:  # cut off by a power failure, for example
+        logger.warning(f"{error}: the run starts over")
+        earlier = None
+    if earlier and earlier.started_at:
+        differences = record.differences(earlier)
+        if differences:
+            text = "; ".join(f"{name} {there} there, {here} here" for name, (here, there) in differences.items())
+            raise ValueError(f"{run.folder} holds another run ({text}); choose another folder or remove it")
+        record.scores, record.started_at = earlier.scores, earlier.started_at
+    if run.writes and not records.lock(run.folder):
+        raise BlockingIOError(f"another process is training in {run.folder}")
+    if run.is_finished(earlier):
+        logger.warning(f"{run.folder} holds the finished run already: nothing to train")
+        config.optimization.max_epoch = -1  # fairseq's loop ends before it begins
+        if run.writes:
+            if earlier and earlier.state != "finished":  # it was killed after its last checkpoint
+                earlier.end()
+                earlier.save(run.folder)
+            records.unlock(run.folder)
+        return None
+    gpu = torch.cuda.is_available()
+    record.begin(torch.cuda.get_device_name() if gpu else f"CPU, {torch.get_num_threads()} threads")
+    if run.writes:
+        record.save(run.folder)
+    _run = run
+    return run
+
+
+def end(error: BaseException | None = None) -> None:
+    """End this process's run, if there is one."""
+    global _run
+    if _run is not None:
+        run, _run = _run, None
+        run.end(error)
+
+
+@contextmanager
+def recorded():
+    """Around fairseq's training where the process goes on afterwards, or turns errors into messages: the record says
+    how the run ended as soon as it has."""
+    try:
+        yield
+    except BaseException as error:
+        end(error)
+        raise
+    end()
+
+
+def _end_of_process():
+    error = sys.exc_info()[1] or getattr(sys, "last_value", None)  # in a process that fairseq spawned, and in others
+    if isinstance(error, SystemExit) and error.__context__ is not None:
+        error = error.__context__
+    end(error)
+
+
+# Not atexit: processes that multiprocessing has started do not call that.
+Finalize(None, _end_of_process, exitpriority=0)
+
+
+def forget_earlier_scores() -> None:
+    """fairseq keeps the best score on functions; another run in the same process would compare itself with it."""
+    vars(checkpoint_utils.save_checkpoint).pop("best", None)
+    if "fairseq_cli.train" in sys.modules:
+        vars(sys.modules["fairseq_cli.train"].should_stop_early).clear()
+
+
+# ------------------------------------------------------------------------------------------------------------ failures
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Of a GPU or of main memory."""
+    return isinstance(error, (MemoryError, torch.cuda.OutOfMemoryError)) or (
+        isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
+    )
+
+
+def reason(error: Exception) -> str:
+    """One line that says why a run failed."""
+    kind = type(error).__name__
+    if is_out_of_memory(error):
+        kind = "out of memory"
+    elif isinstance(error, FloatingPointError):
+        kind = "diverged"
+    return f"{kind}: {' '.join(str(error).split())}"[:200]

@@ -1,0 +1,273 @@
+"""SQuAD's official files, preparing them (paragraphs and questions are encoded once), and windows over paragraphs.
+
+B batch, L length of `<s> question </s> </s> window </s>`.
+"""
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import click
+import numpy as np
+import torch
+from fairseq.data import Dictionary, FairseqDataset, data_utils
+from torch import nn
+
+from .. import options
+from ..record import write_atomically
+from .glue_data import copy_encoder, text_encoders, worker
+
+VERSIONS = ("1.1", "2.0")
+FILES = {"train": "train", "valid": "dev"}  # split -> official file
+
+
+# ---------------------------------------------------------------------------------------------------------- the files
+
+
+@dataclass
+class Question:
+    id: str
+    text: str
+    context: int  # number of the paragraph
+    answers: list  # [(text, first character)]; empty if there is none
+
+
+def read_squad(path: str | Path) -> tuple[list[str], list[Question]]:
+    """(paragraphs, questions) of an official file. Raises ValueError with the question's id where it is not as
+    expected."""
+    try:
+        data = json.loads(Path(path).read_text(encoding="utf-8"))["data"]
+    except FileNotFoundError:
+        raise ValueError(f"there is no {path}") from None
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path} is not a SQuAD file: {error!r}") from None
+    contexts, questions = [], []
+    for article in data:
+        for paragraph in article["paragraphs"]:
+            for entry in paragraph["qas"]:
+                answers = [] if entry.get("is_impossible") else entry["answers"]
+                answers = [(answer["text"], answer["answer_start"]) for answer in answers]
+                for text, start in answers:
+                    there = paragraph["context"][start : start + len(text)]
+                    if there != text:
+                        raise ValueError(f"{path}, question {entry['id']}: {text!r} is not at {start}, but {there!r}")
+                if not answers and not entry.get("is_impossible"):
+                    raise ValueError(f"{path}, question {entry['id']}: no answer, and not marked as impossible")
+                questions.append(Question(entry["id"], entry["question"], len(contexts), answers))
+            contexts.append(paragraph["context"])
+    if not questions:
+        raise ValueError(f"{path} holds no question")
+    return contexts, questions
+
+
+@dataclass
+class Encoded:
+    """The paragraphs and questions of one file as pieces. In a folder: NAME.json (text) and NAME.npz (pieces)."""
+
+    contexts: list  # text of each paragraph
+    questions: list  # of Question
+    ids: list  # of each paragraph: the ids of its pieces
+    begins: list  # of each paragraph: first character of each piece, int32
+    ends: list  # of each paragraph: one past the last character of each piece, int32
+    queries: list  # of each question: the ids of its pieces
+
+    def save(self, folder: Path, name: str) -> None:
+        arrays = {key: np.concatenate([np.array(part, dtype=np.int32) for part in getattr(self, key)]) for key in PARTS}
+        arrays["pieces"] = np.array([len(part) for part in self.ids])  # of each paragraph
+        arrays["query_pieces"] = np.array([len(part) for part in self.queries])
+        partial = folder / f".{name}.partial.npz"
+        np.savez(partial, **arrays)
+        partial.replace(folder / f"{name}.npz")
+        content = {"contexts": self.contexts, "questions": [asdict(question) for question in self.questions]}
+        write_atomically(folder / f"{name}.json", json.dumps(content, ensure_ascii=False) + "\n")
+
+    @classmethod
+    def load(cls, folder: Path, file: str, version: str) -> "Encoded":
+        """What `prepare` wrote. file: "train" or "dev"."""
+        name = f"{file}-v{version}"
+        if not (folder / f"{name}.json").exists():
+            raise FileNotFoundError(f"{folder} has no {name}; make it with `tupe prepare squad`")
+        content = json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
+        with np.load(folder / f"{name}.npz", allow_pickle=False) as arrays:
+            borders = {key: np.cumsum(arrays["query_pieces" if key == "queries" else "pieces"])[:-1] for key in PARTS}
+            parts = {key: np.split(arrays[key], borders[key]) for key in PARTS}
+        for key in ("ids", "queries"):
+            parts[key] = [part.tolist() for part in parts[key]]
+        questions = [Question(**entry) for entry in content["questions"]]
+        return cls(content["contexts"], questions, **parts)
+
+
+PARTS = ("ids", "begins", "ends", "queries")
+
+
+# ---------------------------------------------------------------------------------------------------------- preparing
+
+
+def _encode_paragraph(text):
+    """(ids, first characters, ends) of the pieces of a paragraph."""
+    encoder = worker.encoder
+    spans = encoder.spans(text)
+    ids = [encoder.ids.get(span.text, encoder.ids["<unk>"]) for span in spans]
+    return ids, [span.start for span in spans], [span.end for span in spans]
+
+
+def _encode_question(question):
+    return worker.encoder.encode(question.text)
+
+
+def prepare(
+    source: str | Path, vocabulary: str | Path, output: str | Path, workers: int = 1, overwrite: bool = False
+) -> Iterator[tuple[str, Encoded]]:
+    """Encode the official files of a folder, of every version that is there.
+
+    vocabulary: the pre-training data, which the encoder is read from. output: gets the encoded files and the encoder's.
+    Yields (name of a file, what it holds). Raises ValueError for bad input, and when an older file is in the way.
+    """
+    source, vocabulary, output = Path(source), Path(vocabulary), Path(output)
+    names = {version: [f"{file}-v{version}" for file in FILES.values()] for version in VERSIONS}
+    given = [name for version in VERSIONS for name in names[version] if (source / f"{names[version][0]}.json").exists()]
+    if not given:
+        raise ValueError(f"{source} has none of the files {', '.join(f'{files[0]}.json' for files in names.values())}")
+    older = [name for files in names.values() for name in files if (output / f"{name}.json").exists()]
+    if set(older) & set(given) and not overwrite:
+        raise ValueError(f"{output} holds {', '.join(older)} already; pass --overwrite to replace it")
+    files = {name: read_squad(source / f"{name}.json") for name in given}
+    with text_encoders(vocabulary, workers) as map_texts:
+        copy_encoder(vocabulary, output, [name for name in older if name not in given])
+        for name, (contexts, questions) in files.items():
+            ids, begins, ends = zip(*map_texts(_encode_paragraph, contexts), strict=True)
+            encoded = Encoded(contexts, questions, ids, begins, ends, list(map_texts(_encode_question, questions)))
+            encoded.save(output, name)
+            yield name, encoded
+
+
+@click.command(cls=options.Command)
+@click.option("--squad", required=True, type=options.FOLDER, help="train-v1.1.json and dev-v1.1.json, or v2.0, or both")
+@options.data("pre-training data: its dictionary and pieces are used")
+@options.output("folder to write")
+@options.jobs("processes that encode text (default: one per core)")
+@click.option("--overwrite", is_flag=True, help="replace what was prepared before")
+def command(squad, data, output, jobs, overwrite):
+    """Turn the official SQuAD files into data for fine-tuning, with the vocabulary of the pre-training data."""
+    for name, encoded in prepare(squad, data, output, jobs or os.cpu_count(), overwrite):
+        pieces = sum(map(len, encoded.ids))
+        click.echo(f"{name}: {len(encoded.questions)} questions, {len(encoded.contexts)} paragraphs, {pieces} pieces")
+
+
+# ------------------------------------------------------------------------------------------------------------ windows
+
+
+class Windows(FairseqDataset):
+    """Every question with every window over its paragraph.
+
+    A paragraph that does not fit is cut into windows that overlap: each starts `stride` pieces after the last. A piece
+    is predicted as the start of an answer only in the window where it has the most context on its poorer side. In
+    training, a window without the whole answer has [CLS] as its answer.
+    """
+
+    def __init__(self, encoded: "Encoded", dictionary: Dictionary, max_positions, stride, max_query, seed):
+        self.contexts, self.questions = encoded.contexts, encoded.questions
+        self.ids, self.begins, self.ends = encoded.ids, encoded.begins, encoded.ends
+        self.queries = [query[:max_query] for query in encoded.queries]
+        self.bos, self.pad, self.eos = dictionary.bos(), dictionary.pad(), dictionary.eos()
+        self.windows = []  # (question, first piece, one past the last piece)
+        for q, question in enumerate(self.questions):
+            room = max_positions - len(self.queries[q]) - 4
+            if room < 2:
+                raise ValueError(f"max_query {max_query} leaves no room for a paragraph in {max_positions} positions")
+            total = len(self.ids[question.context])
+            step = min(stride, max(room // 2, 1))  # windows overlap, also those of a short model
+            starts = range(0, max(total - room, 0) + step, step) if total > room else [0]
+            for start in starts:
+                if start == 0 or start - step + room < total:
+                    self.windows.append((q, start, min(start + room, total)))
+        self._sizes = np.array([len(self.queries[q]) + 4 + end - start for q, start, end in self.windows])
+        with data_utils.numpy_seed(seed):
+            self.order = np.random.permutation(len(self.windows))
+        self.best_window = self._best_windows()
+
+    def _best_windows(self):
+        """{question: window in which each piece of its paragraph has the most context}"""
+        best = {}
+        for w, (q, start, end) in enumerate(self.windows):
+            total = len(self.ids[self.questions[q].context])
+            positions = np.arange(start, end)
+            context = np.minimum(positions - start, end - 1 - positions) + 0.01 * (end - start)
+            scores, owners = best.setdefault(q, (np.full(total, -1.0), np.zeros(total, dtype=int)))
+            better = context > scores[start:end]
+            scores[start:end][better] = context[better]
+            owners[start:end][better] = w
+        return {q: owners for q, (_, owners) in best.items()}
+
+    def target(self, w):
+        """(start, end) of the first gold answer as positions of the sequence, or (0, 0) if it is not in this window."""
+        q, start, end = self.windows[w]
+        question = self.questions[q]
+        if not question.answers:
+            return 0, 0
+        text, first = question.answers[0]
+        begins, ends = self.begins[question.context], self.ends[question.context]
+        (inside,) = np.nonzero((begins < first + len(text)) & (ends > first))
+        if not len(inside) or inside[0] < start or inside[-1] >= end:
+            return 0, 0
+        offset = self.offset(w) - start
+        return int(inside[0] + offset), int(inside[-1] + offset)
+
+    def offset(self, w):
+        """Position of the window's first piece in the sequence."""
+        return len(self.queries[self.windows[w][0]]) + 3
+
+    def answer(self, w, start, end):
+        """The characters of the paragraph from which the pieces at two positions of the sequence were made."""
+        q, first, _ = self.windows[w]
+        context = self.questions[q].context
+        shift = first - self.offset(w)
+        return self.contexts[context][self.begins[context][start + shift] : self.ends[context][end + shift]]
+
+    def __len__(self):
+        return len(self.windows)
+
+    def __getitem__(self, w):
+        q, start, end = self.windows[w]
+        context = self.questions[q].context
+        middle = [self.eos, self.eos]
+        tokens = [self.bos, *self.queries[q], *middle, *self.ids[context][start:end], self.eos]
+        owner = np.zeros(len(tokens), dtype=bool)
+        owner[self.offset(w) : -1] = self.best_window[q][start:end] == w
+        inside = np.zeros(len(tokens), dtype=bool)
+        inside[self.offset(w) : -1] = True
+        return {"id": w, "tokens": torch.tensor(tokens), "starts": owner, "inside": inside, "target": self.target(w)}
+
+    def collater(self, samples):
+        if not samples:
+            return {}
+        tokens = data_utils.collate_tokens([sample["tokens"] for sample in samples], self.pad)
+
+        def masks(key):
+            parts = [torch.from_numpy(sample[key]) for sample in samples]
+            return nn.utils.rnn.pad_sequence(parts, batch_first=True)
+
+        lengths = torch.tensor([len(sample["tokens"]) for sample in samples])
+        return {
+            "id": torch.tensor([sample["id"] for sample in samples]),
+            "net_input": {"src_tokens": tokens, "src_lengths": lengths},
+            "starts": masks("starts"),  # [B, L] may be the start of an answer
+            "inside": masks("inside"),  # [B, L] is a piece of the paragraph
+            "target": torch.tensor([sample["target"] for sample in samples]),  # [B, 2]
+            "nsentences": len(samples),
+            "ntokens": int(lengths.sum()),
+        }
+
+    @property
+    def sizes(self):
+        return self._sizes
+
+    def num_tokens(self, w):
+        return int(self._sizes[w])
+
+    size = num_tokens
+
+    def ordered_indices(self):
+        return self.order
