@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Continued training of a swapped checkpoint (scripts/swap_position.py), after Wang et al. (2021; configs/continue.yaml):
+# Continued training of a swapped checkpoint (tupe checkpoint swap), after Wang et al. (2021; configs/continue.yaml):
 # 5 epochs at length 128, then 2 at length 512. A started run is resumed.
 #   bash scripts/continue.sh DATA CHECKPOINT SAVE_DIR [fairseq-train options for both phases]
 # Writes SAVE_DIR/short and SAVE_DIR/long. EPOCHS="5 2" and LENGTHS="128 512" can be changed. With the next-sentence objective

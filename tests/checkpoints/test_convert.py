@@ -233,8 +233,8 @@ def test_bpe_codes_of_the_released_code(converted, tmp_path, style):
     ]  # fmt: skip
 
 
-def test_a_released_model_is_fine_tuned_with_its_own_codes(tmp_path, monkeypatch):
-    """convert_checkpoint.py --codes, prepare_glue.py, finetune.sh."""
+def test_a_released_model_is_fine_tuned_with_its_own_codes(tmp_path):
+    """Converted with --codes, prepared and fine-tuned."""
     from helpers import CONFIGS, PLUGIN, train
 
     from tupe.plugin.launch import fairseq_arguments
@@ -245,7 +245,8 @@ def test_a_released_model_is_fine_tuned_with_its_own_codes(tmp_path, monkeypatch
     with pytest.raises(ValueError, match="no BPE codes"):
         convert.convert(source, "tupe", dictionary, tmp_path / "out", codes=tmp_path / "none")
     given = {"--from": source, "--dict": dictionary, "--codes": codes, "--output": tmp_path / "out"}
-    run_script(monkeypatch, "convert_checkpoint.py", *(f"{key}={value}" for key, value in given.items()))
+    result = CliRunner().invoke(convert.command, [f"{key}={value}" for key, value in given.items()])
+    assert result.exit_code == 0, result.output
     checkpoint = tmp_path / "out" / "checkpoint.pt"
     hub = TupeModel.from_pretrained(checkpoint.parent, checkpoint.name)
     assert hub.encode("Lower cat.").tolist() == [0, *(hub.text.ids[p] for p in ("lo@@", "w@@", "er", "cat", ".")), 2]
@@ -298,15 +299,15 @@ READERS = {  # everything that reads a checkpoint; fairseq's own reading when tr
 
 # Every command that reads one, with its arguments.
 COMMANDS = {
+    "checkpoint convert": ["--from={path}", "--to=released", "--output={folder}/out"],
+    "checkpoint export": ["--checkpoint={path}", "--output={folder}/out"],
+    "checkpoint swap": ["--checkpoint={path}", "--position=t5", "--output={folder}/out"],
     "probe properties": ["{path}"],
     "plot positions": ["--checkpoint={path}", "--output={folder}/out"],
     "predict": ["CoLA={path}", "--data={folder}", "--output={folder}/out"],
 }
 SCRIPTS = {
-    "convert_checkpoint.py": ["--from={path}", "--to=released", "--output={folder}/out"],
-    "export_hf.py": ["{path}", "{folder}/out"],
     "average_checkpoints.py": ["--strip", "{path}", "--output={folder}/out"],
-    "swap_position.py": ["{path}", "--position=t5", "--output={folder}/out"],
 }
 
 
@@ -385,25 +386,26 @@ def test_stand_ins_for_old_meters_do_not_stay(tmp_path):
         torch.load(path, weights_only=True)
 
 
-def test_command_line(converted, tmp_path, monkeypatch, capsys):
+def test_command(converted, tmp_path):
     folder, state = converted
-    there = ["--from", folder / "checkpoint.pt", "--to", "released", "--output", tmp_path / "back"]
-    run_script(monkeypatch, "convert_checkpoint.py", *there)
+
+    def run(output):
+        words = ["--from", folder / "checkpoint.pt", "--to", "released", "--output", tmp_path / output]
+        result = CliRunner().invoke(convert.command, list(map(str, words)))
+        return result.exit_code, result.output
+
+    assert run("back")[0] == 0
     back = torch.load(tmp_path / "back" / "checkpoint.pt", weights_only=False)
     assert torch.equal(back["model"]["decoder.lm_head.bias"], state["model"]["decoder.lm_head.bias"])
-    with pytest.raises(SystemExit):
-        run_script(monkeypatch, "convert_checkpoint.py", *there)
-    assert "exists already" in capsys.readouterr().err
-    there[-1] = tmp_path / "again"
+    status, printed = run("back")
+    assert status == 2 and "exists already" in printed
     lines = (folder / "dict.txt").read_text().splitlines()
     (folder / "dict.txt").write_text("\n".join([lines[1], lines[0], *lines[2:]]) + "\n")
-    with pytest.raises(SystemExit):
-        run_script(monkeypatch, "convert_checkpoint.py", *there)
-    assert "other ones or in another order" in capsys.readouterr().err
+    status, printed = run("again")
+    assert status == 2 and "other ones or in another order" in printed
     (folder / "dict.txt").unlink()  # as in the folder of a run
-    with pytest.raises(SystemExit):
-        run_script(monkeypatch, "convert_checkpoint.py", *there)
-    assert "there is no dictionary" in capsys.readouterr().err
+    status, printed = run("again")
+    assert status == 2 and "there is no dictionary" in printed
     with pytest.raises(ValueError, match="--heads cannot be given for a checkpoint for the released code"):
         convert.convert(folder / "checkpoint.pt", "released", None, tmp_path / "again", heads=4)
     assert not (tmp_path / "again").exists()

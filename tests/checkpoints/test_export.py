@@ -6,7 +6,6 @@ import functools
 import json
 import os
 import re
-import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -14,12 +13,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from click.testing import CliRunner
 
 from tupe.architectures import ARCHITECTURES, ELECTRA
 from tupe.attention import NORMALISERS
 from tupe.checkpoints import convert
 from tupe.checkpoints import files as checkpoints
-from tupe.checkpoints.export import export
+from tupe.checkpoints.export import command, export
 from tupe.encoder import LAYERS
 from tupe.plugin.hub import TupeHubInterface
 from tupe.plugin.model import TupeModel
@@ -54,7 +54,7 @@ def own_module_cache(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
-    """Pieces and dictionary, as prepare_corpus.py leaves them."""
+    """Pieces and dictionary, as `tupe prepare corpus` leaves them."""
     import sentencepiece
 
     folder = tmp_path_factory.mktemp("data")
@@ -184,10 +184,9 @@ def exported(data, tmp_path_factory):
     """(model, checkpoint, export) of a TUPE-R with a classification head, through the command line"""
     folder = tmp_path_factory.mktemp("exported")
     model = write_checkpoint(folder / "checkpoint.pt", data, heads=[("rte", 3)])
-    command = ["export_hf.py", str(folder / "checkpoint.pt"), str(folder / "out_exported"), f"--data={data}"]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", command)
-        runpy.run_path(str(ROOT / "scripts" / "export_hf.py"), run_name="__main__")
+    words = [f"--checkpoint={folder}/checkpoint.pt", f"--output={folder}/out_exported", f"--data={data}"]
+    result = CliRunner().invoke(command, words)
+    assert result.exit_code == 0, result.output
     return model, folder / "checkpoint.pt", folder / "out_exported"
 
 

@@ -1,21 +1,20 @@
 """Swapping the position encoding of a trained model: what stays, what is new, and that training continues from it."""
 
 import os
-import runpy
 import subprocess
 import sys
 
 import pytest
 import torch
+from click.testing import CliRunner
 from helpers import PLUGIN, load, make_dictionary, pretrain_arguments, split_documents, train, write_data
 
-from tupe.checkpoints.swap import dictionary_of, swap_position
+from tupe.checkpoints.swap import command, dictionary_of, swap_position
 from tupe.evaluation.probes import load_model
 from tupe.plugin.masked_lm import HEAD
 from tupe.safe_load import read_checkpoint
 
 ROOT = PLUGIN.parent
-main = runpy.run_path(str(ROOT / "scripts" / "swap_position.py"))["main"]
 
 
 @pytest.fixture(scope="module")
@@ -25,6 +24,11 @@ def trained(tmp_path_factory):
     data = write_data(folder / "data")
     train(pretrain_arguments(data, folder / "run", "--max-update=2", "--num-workers=0", arch="bert_r_tiny"))
     return data, folder / "run" / "checkpoint_last.pt"
+
+
+def run(*words):
+    result = CliRunner().invoke(command, words)
+    assert result.exit_code == 0, result.output
 
 
 def others(model):
@@ -37,8 +41,8 @@ def others(model):
 )
 def test_everything_else_stays(trained, tmp_path, position, cls):
     path = tmp_path / "swapped.pt"
-    words = [str(trained[1]), f"--position={position}", f"--output={path}"]
-    main(words + ([f"--cls={cls}"] if cls else []))
+    words = [f"--checkpoint={trained[1]}", f"--position={position}", f"--output={path}"]
+    run(*words, *([f"--cls={cls}"] if cls else []))
     old, new = load(trained[1]), load(path)
     assert new["cfg"]["model"]["position"] == position and new["cfg"]["model"]["cls"] == (cls or "tied")
     assert others(new["model"]).keys() == others(old["model"]).keys()
@@ -80,10 +84,9 @@ def test_classification_heads_stay(trained):
         (["--position=t5", "--data=/nowhere"], "no dict.txt in /nowhere"),
     ],
 )
-def test_what_cannot_be_swapped_is_said(trained, tmp_path, capsys, words, message):
-    with pytest.raises(SystemExit):
-        main([str(trained[1]), f"--output={tmp_path}/x.pt", *words])
-    assert message in capsys.readouterr().err and not list(tmp_path.iterdir())
+def test_what_cannot_be_swapped_is_said(trained, tmp_path, words, message):
+    result = CliRunner().invoke(command, [f"--checkpoint={trained[1]}", f"--output={tmp_path}/x.pt", *words])
+    assert result.exit_code == 2 and message in result.output and not list(tmp_path.iterdir())
 
 
 def test_wrong_dictionary_and_other_models_are_refused(trained):
@@ -99,7 +102,8 @@ def test_wrong_dictionary_and_other_models_are_refused(trained):
 def test_shell_recipe_continues_in_two_phases_with_next_sentences(trained, tmp_path):
     data, checkpoint = trained
     split_documents(data)
-    main([str(checkpoint), "--position=untied+t5", "--cls=untied", "--segments", f"--output={tmp_path}/swapped.pt"])
+    output = f"--output={tmp_path}/swapped.pt"
+    run(f"--checkpoint={checkpoint}", "--position=untied+t5", "--cls=untied", "--segments", output)
     assert "encoder.segments.weight" in load(tmp_path / "swapped.pt")["model"]
     command = ["bash", f"{ROOT}/scripts/continue.sh", str(data), f"{tmp_path}/swapped.pt", f"{tmp_path}/run"]
     command += ["--batch-size=4", "--update-freq=1", "--num-workers=0"]

@@ -11,14 +11,17 @@ import logging
 import re
 from pathlib import Path
 
+import click
 import torch
 from fairseq import models
 from fairseq.data import Dictionary
 from fairseq.tasks.masked_lm import MaskedLMTask
 from omegaconf import OmegaConf
 
+from .. import options
 from ..architectures import ARCHITECTURES, SIZES, with_size
 from ..encoder import LMHead, names_in
+from ..options import FILE, Command
 from ..plugin.model import NAMES
 from ..plugin.pretrained import MASK, check_dictionary, load_dictionary
 from ..safe_load import load_safely, read_checkpoint
@@ -384,7 +387,7 @@ def from_bert(folder):
 
 
 def convert(source, target, dictionary_file, output, heads=None, codes=None):
-    """What scripts/convert_checkpoint.py does; returns the path of the checkpoint written.
+    """What `tupe checkpoint convert` does; returns the path of the checkpoint written.
 
     dictionary_file: default, None, is the dict.txt beside a file or in an export. Raises ValueError for an option that
     has no meaning for this source and target.
@@ -424,3 +427,26 @@ def convert(source, target, dictionary_file, output, heads=None, codes=None):
         symbols.save(text)
         return write(checkpoint, {"dict.txt": text.getvalue().encode()}, output)
     raise ValueError(f"{source}: model_type is {config.get('model_type')!r}; 'bert' and 'tupe' can be converted")
+
+
+@click.command(cls=Command)
+@click.option("--from", "source", type=click.Path(), required=True, help="checkpoint, or Hugging Face folder")
+@click.option("--to", "target", type=click.Choice(["tupe", "released"]), default="tupe", show_default=True)
+@click.option("--dict", "dictionary", type=FILE, help="dict.txt of the model (default: beside it)")
+@click.option("--codes", type=FILE, help="the released model's BPE codes (fastBPE or subword-nmt), copied to OUTPUT")
+@click.option("--heads", type=click.IntRange(1), help="attention heads, where a checkpoint does not say")
+@options.output("folder to write: checkpoint.pt and dict.txt")
+def command(source, target, dictionary, codes, heads, output):
+    """Checkpoints of other code to this project's, and back; what --from is, is found out from its contents.
+
+    \b
+    tupe checkpoint convert --from released.pt --dict dict.txt --output DIR     the released TUPE code
+    tupe checkpoint convert --from checkpoint_best.pt --to released --dict DATA/dict.txt --output DIR
+    tupe checkpoint convert --from BERT_FOLDER --output DIR                     a Hugging Face BERT
+    tupe checkpoint convert --from EXPORT_FOLDER --output DIR                   what `tupe checkpoint export` wrote
+
+    With --codes, OUTPUT also serves `tupe prepare glue` as --data. Use the checkpoint with
+    TupeModel.from_pretrained(DIR, "checkpoint.pt"), `tupe finetune --checkpoint` or --restore-file. No code from the
+    input is run.
+    """
+    click.echo(f"wrote {convert(source, target, dictionary, output, heads, codes)}")

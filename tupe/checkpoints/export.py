@@ -6,7 +6,11 @@ import re
 import shutil
 from pathlib import Path
 
+import click
+
+from .. import options as choices
 from ..encoder import names_in
+from ..options import FOLDER, Command
 from ..plugin.glue_data import ENCODER_FILES
 from ..plugin.pretrained import check_dictionary
 from ..safe_load import read_checkpoint
@@ -147,3 +151,21 @@ def weights_from_export(config, weights):
         else:
             ours[key.removeprefix("tupe.")] = value
     return ours, options
+
+
+@click.command(cls=Command)
+@choices.checkpoint("checkpoint to export")
+@choices.output("folder to write")
+@click.option("--data", type=FOLDER, help="folder with dict.txt and sentencepiece.bpe.model (default: its training's)")
+@click.option("--head", help="classification head to export, if there are several")
+def command(checkpoint, output, data, head):
+    """A folder that the transformers library loads; it needs neither fairseq nor this project.
+
+    \b
+    tupe checkpoint export --checkpoint checkpoint_last.pt --output OUT
+    python -c "from transformers import AutoModel; AutoModel.from_pretrained('OUT', trust_remote_code=True)"
+
+    Back: tupe checkpoint convert --from OUT --output DIR
+    """
+    export(checkpoint, output, data, head)
+    click.echo(f"wrote {output}")

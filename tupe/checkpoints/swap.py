@@ -6,12 +6,16 @@ The result is a checkpoint to continue pre-training from (scripts/continue.sh, c
 import copy
 from types import SimpleNamespace
 
+import click
 import torch
 from fairseq import models, tasks
 from omegaconf import OmegaConf
 
+from .. import options
 from ..architectures import ARCHITECTURES, split_size
-from .files import new_checkpoint
+from ..options import FILE, FOLDER, Command
+from ..safe_load import read_checkpoint
+from .files import new_checkpoint, save_atomically
 
 SEGMENTS = "encoder.segments.weight"
 
@@ -42,8 +46,8 @@ def swap_position(state, dictionary, position, cls=None, segments=False, seed=1)
         cfg["model"]["segments"] = "learned"
     torch.manual_seed(seed)
     # Loading, which checks everything, needs the heads that the checkpoint holds; they are not in its configuration.
-    options = OmegaConf.create({**cfg["model"], "load_checkpoint_heads": True})
-    model = models.build_model(options, SimpleNamespace(source_dictionary=dictionary))
+    config = OmegaConf.create({**cfg["model"], "load_checkpoint_heads": True})
+    model = models.build_model(config, SimpleNamespace(source_dictionary=dictionary))
     kept = {key: value for key, value in state["model"].items() if not is_position(key)}
     new = {k: v for k, v in model.state_dict().items() if is_position(k) or (k == SEGMENTS and k not in kept)}
     model.load_state_dict({**kept, **new})
@@ -54,3 +58,25 @@ def swap_position(state, dictionary, position, cls=None, segments=False, seed=1)
 def is_position(key):
     """Whether a key of the state dict belongs to the positions, or is the note of the settings that names them."""
     return key.startswith("encoder.positions.") or key == "encoder._extra_state"
+
+
+@click.command(cls=Command)
+@options.checkpoint("checkpoint of a masked language model")
+@click.option("--position", required=True, help="schemes joined by '+'; `tupe list schemes` shows them")
+@click.option("--cls", type=click.Choice(["tied", "untied"]), help="default: as in the checkpoint")
+@click.option("--segments", is_flag=True, help="add segment embeddings (next-sentence objective)")
+@click.option("--output", type=FILE, required=True, help="checkpoint to write")
+@click.option("--data", type=FOLDER, help="folder with dict.txt (default: that of the training)")
+@options.seed(help="of the new parameters")
+def command(checkpoint, position, cls, segments, output, data, seed):
+    """Give a trained model another position encoding and keep every other weight.
+
+    \b
+    tupe checkpoint swap --checkpoint checkpoint_last.pt --position untied+t5 --output swapped.pt
+    tupe continue --checkpoint swapped.pt ...
+    """
+    state = read_checkpoint(checkpoint)
+    swapped = swap_position(state, dictionary_of(state, data), position, cls, segments, seed)
+    save_atomically(swapped, output)
+    old, new = (f"{s['cfg']['model']['position']}, [CLS] {s['cfg']['model']['cls']}" for s in (state, swapped))
+    click.echo(f"{output}: {old} -> {new}")
