@@ -56,7 +56,13 @@ class Lazy(click.Group):
         full = self.prefix + name
         if full in COMMANDS:
             module, _, attribute = COMMANDS[full][0].partition(":")
-            return getattr(importlib.import_module(f"tupe.{module}"), attribute)
+            try:
+                return getattr(importlib.import_module(f"tupe.{module}"), attribute)
+            except ModuleNotFoundError as error:
+                if error.name is None or error.name.startswith("tupe."):
+                    raise
+                missing = f"`tupe {full}` needs {error.name}, which is not installed; scripts/setup.sh installs all"
+                raise click.ClickException(missing) from error
         if any(command.startswith(f"{full} ") for command in COMMANDS):
             return Lazy(f"{full} ", name=name, help=f"See `tupe {full} COMMAND --help`.")
         return None
