@@ -62,8 +62,8 @@ def test_text_names_the_extra_that_it_needs(missing):
 
 def test_a_command_names_the_package_that_it_lacks():
     script = "from click.testing import CliRunner\nfrom tupe.cli import main\n"
-    script += "result = CliRunner().invoke(main, ['list', 'models'])\nprint(result.exit_code, result.output)"
-    assert "1 Error: `tupe list models` needs fairseq" in run(BLOCK.format(names=["fairseq"]) + script)
+    script += "result = CliRunner().invoke(main, ['bench', 'memory'])\nprint(result.exit_code, result.output)"
+    assert "1 Error: `tupe bench memory` needs fairseq" in run(BLOCK.format(names=["fairseq"]) + script)
 
 
 def test_the_plugin_loads_where_the_package_was_imported_before_fairseq(tmp_path):
