@@ -1,5 +1,8 @@
 """Comparisons: every encoding is pre-trained alike and fine-tuned; mistakes are refused before anything is trained."""
 
+import json
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -7,6 +10,7 @@ import click
 import pytest
 import torch
 from click.testing import CliRunner
+from helpers import ENGLISH_WORDS
 
 from tupe import record
 from tupe.experiments import report, runner
@@ -128,3 +132,32 @@ def test_mistakes_are_refused_before_anything_is_trained(place, monkeypatch, wor
     monkeypatch.chdir(place)
     assert message in compare(place, *words, status=2)
     assert not (place / "out").exists()
+
+
+@pytest.mark.slow
+def test_real_runs(learnable, vocabulary, tmp_path):
+    """Two encodings, one task of GLUE and one of SQuAD; started again, nothing is run again."""
+    (tmp_path / "squad").mkdir()
+    context = " ".join(ENGLISH_WORDS)
+    answer = {"text": ENGLISH_WORDS[1], "answer_start": context.index(ENGLISH_WORDS[1])}
+    questions = [{"id": str(n), "question": f"{ENGLISH_WORDS[n]} the?", "answers": [answer]} for n in range(4)]
+    squad = json.dumps({"version": "1.1", "data": [{"paragraphs": [{"context": context, "qas": questions}]}]})
+    for split in ("train", "dev"):
+        (tmp_path / "squad" / f"{split}-v1.1.json").write_text(squad)
+    tupe = [sys.executable, "-m", "tupe"]
+    prepare = [*tupe, "prepare", "squad", "--squad", "squad", "--data", vocabulary, "--output", "squad-bin"]
+    compare = [
+        *tupe, "compare", "--data", vocabulary, "--output", "out", "--presets=wang_nopos", "--position=shaw",
+        "--jobs=2", "--glue", learnable, "--squad=squad-bin", "--tasks=CoLA,SQuAD-1.1", "--seeds=1", "--lrs=3e-4",
+        "--finetune-options=--num-workers=0 --max-epoch=1", "--tokens-per-sample=20", "--batch-size=8",
+        "--update-freq=1", "--max-update=2", "--num-workers=0", "--encoder-embed-dim=32",
+        "criterion._name=masked_lm_chunked",
+    ]  # fmt: skip
+    environment = {**os.environ, "PYTHONPATH": str(STAND_IN.parents[1])}
+    for words in (prepare, compare, compare):
+        done = subprocess.run(words, env=environment, cwd=tmp_path, text=True, capture_output=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+    assert "2 jobs, 2 finished" in done.stdout and "4 jobs, 4 finished" in done.stdout
+    text = (tmp_path / "out" / "report" / "report.md").read_text()
+    for word in ("position nopos", "position shaw", "CoLA matthews", "SQuAD-1.1 f1", "translation violation"):
+        assert word in text

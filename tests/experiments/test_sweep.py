@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import os
 import re
 import signal
 import subprocess
@@ -20,6 +21,7 @@ from tupe.experiments.grid import Sweep, parse_grid, parse_options
 from tupe.experiments.sweep import command
 
 STAND_IN = Path(__file__).parents[1] / "stand_in.py"
+SCRIPTS = Path(__file__).parents[2] / "scripts"
 
 
 @pytest.fixture(autouse=True)
@@ -248,3 +250,21 @@ def test_a_terminated_sweep_leaves_nothing_running_and_can_be_resumed(place):
     (folder / "behave.py").unlink()
     sweep(place, *ONE_TASK, "--grid=seed=1,2")
     assert starts(place) == {"CoLA/lr2e-05_seed1": 2, "CoLA/lr2e-05_seed2": 1}
+
+
+def test_real_runs_from_the_shell(learnable, pretrained, tmp_path):
+    """scripts/glue_sweep.sh: two fine-tunings and their report; started again, neither is run again."""
+    words = ["bash", SCRIPTS / "glue_sweep.sh", pretrained, "out", "--data", learnable, "--grid", "task=cola"]
+    words += ["--grid", "lr=1e-3", "--grid", "seed=1,2", "--jobs", "2", "--num-workers", "0", "--max-epoch=1"]
+    environment = {**os.environ, "PYTHON": sys.executable, "PYTHONPATH": str(SCRIPTS.parent)}
+    for count in ("2 to run", "0 to run"):
+        done = subprocess.run(words, env=environment, cwd=tmp_path, text=True, capture_output=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert count in done.stdout
+    runs = [record.read(tmp_path / "out/CoLA" / f"lr0.001_seed{seed}") for seed in (1, 2)]
+    assert [(run.state, run.seed, len(run.scores)) for run in runs] == [("finished", 1, 1), ("finished", 2, 1)]
+    assert all(
+        run.lr == 1e-3 and run.pretrained == str(pretrained) and "finetune --task=CoLA" in run.command for run in runs
+    )
+    assert "CoLA" in (tmp_path / "out/report/report.md").read_text()
+    assert not list(tmp_path.rglob("*.pt"))

@@ -4,7 +4,6 @@ A run's state comes from the exit status of its process and from the record in i
 runner can be stopped and started again, and several can share the same jobs.
 """
 
-import json
 import os
 import shlex
 import signal
@@ -216,32 +215,3 @@ def deferred_signals():
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
-
-
-# ------------------------------ failed.json, as long as plugin/finetune.py and results.py write and read it
-
-
-def record_failure(folder, returncode, tail, seconds):
-    """Write failed.json; returns the reason. tail: end of the job's log."""
-    reason = failure_reason(returncode, tail)
-    failure = {"reason": reason, "killed": returncode < 0, "returncode": returncode, "seconds": round(seconds, 1)}
-    record.write_atomically(Path(folder) / "failed.json", json.dumps(failure, indent=1) + "\n")
-    return reason
-
-
-def failure_reason(returncode, tail):
-    """One line that says why a job failed, from the end of its log."""
-    text = tail.lower()
-    if "out of memory" in text or "alloc_cpu" in text or "can't allocate memory" in text:
-        return "out of memory"
-    if "floatingpointerror" in text or "minimum loss scale reached" in text:
-        return "diverged"
-    if returncode < 0:
-        return f"killed by signal {-returncode}"
-    lines = [line for line in tail.splitlines() if line.strip()]
-    return lines[-1].strip()[:200] if lines else f"exit status {returncode}"
-
-
-def read_failure(folder):
-    path = Path(folder) / "failed.json"
-    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
