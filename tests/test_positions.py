@@ -1,261 +1,21 @@
-"""Every scheme against its paper's formula, written as naive float64 loops, and properties that hold for the whole
-registry.
+"""The seam: names with their options, composition, [CLS], and properties that hold for the whole registry.
 
-B batch, L sequence length, H heads, D width of a head, E width of a value head.
+B batch, L sequence length, H heads, D width of a head.
 """
 
-import math
 import re
 
 import pytest
 import torch
+from helpers import scramble
 
-from tupe.attention import NORMALISERS, Terms, attend
+from tupe.attention import NORMALISERS
 from tupe.encoder import LAYERS, Encoder
-from tupe.positions import Dims, Positions, overrides
-from tupe.schemes import SCHEMES, Clipped, Deberta, skew, toeplitz, unskew
+from tupe.positions import Dims, Positions, PositionScheme, canonical, load_schemes, overrides, register
+from tupe.schemes import SCHEMES
 
 B, L, H, D, PAD = 2, 9, 2, 4, 1
 DIMS = Dims(max_positions=16, width=H * D, heads=H, layers=3, head_dim=D, value_dim=6)
-
-
-def scramble(module, seed=0):
-    """Make every parameter matter: schemes that start at zero, at one or at N(0, 0.02) hide mistakes."""
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for p in module.parameters():
-            p.add_(torch.randn(p.shape, generator=generator, dtype=p.dtype) * 0.3)
-    return module
-
-
-@pytest.fixture(autouse=True)
-def short_clips(monkeypatch):
-    """Clip within the L of these tests."""
-    for scheme in SCHEMES.values():
-        if issubclass(scheme, Clipped | Deberta):
-            monkeypatch.setattr(scheme, "max_distance", 3)
-
-
-# ---- formulas ----
-
-
-class Formula:
-    """A scheme as functions of single positions i (query) and j (key); the defaults are 'no such term'. s is the
-    scheme."""
-
-    def __init__(self, s):
-        self.s = s
-
-    def embed(self, i):
-        return 0.0
-
-    def bias(self, h, i, j, scale):
-        return 0.0
-
-    def content(self, h, i, j, q, k, layer):
-        return 0.0
-
-    def gate(self, h, i, j):
-        return 1.0
-
-    def value(self, i, j):
-        return 0.0
-
-    def rotate_qk(self, x, i):
-        return x
-
-    def rotate_v(self, x, i):
-        return x
-
-
-def clip(offset, t=3):
-    return max(-t, min(t, offset))
-
-
-def head(x, h):
-    return x[h * D : (h + 1) * D]
-
-
-def wave(omega, position):
-    return torch.stack([f(position * w) for w in omega for f in (torch.sin, torch.cos)])
-
-
-def vaswani(width):
-    return torch.tensor([10000 ** (-2 * i / width) for i in range(width // 2)], dtype=torch.float64)
-
-
-def layer_norm(x, norm):
-    x = (x - x.mean()) / torch.sqrt(x.var(unbiased=False) + norm.eps)
-    return x * norm.weight + norm.bias
-
-
-class AbsoluteFormula(Formula):
-    def embed(self, i):
-        return self.s.table.weight[i]
-
-
-class SinusoidalFormula(Formula):
-    def embed(self, i):
-        return 0.02 * wave(vaswani(H * D), i)
-
-
-class SinusoidalLearnedFormula(Formula):
-    def embed(self, i):
-        return 0.02 * wave(self.s.omega, i)
-
-
-class UntiedFormula(Formula):
-    def p(self, i):
-        return layer_norm(self.s.table.weight[i + 1], self.s.norm)
-
-    def q(self, h, i):
-        return head(self.s.q.weight @ self.p(i) + self.s.q.bias, h)
-
-    def k(self, h, i):
-        return head(self.s.k.weight @ self.p(i) + self.s.k.bias, h)
-
-    def bias(self, h, i, j, scale):
-        return scale * self.q(h, i) @ self.k(h, j)
-
-
-class AbsoluteDFormula(UntiedFormula):
-    def content(self, h, i, j, q, k, layer):
-        return q @ self.k(h, j) + self.q(h, i) @ k
-
-
-class T5Formula(Formula):
-    firsts = [8, 12, 16, 23, 32, 46, 64, 91]  # smallest distance of buckets 8 .. 15: ceil(8 * 16^(n/8))
-
-    def bucket(self, offset):
-        distance = abs(offset)
-        index = distance if distance < 8 else 7 + sum(distance >= first for first in self.firsts)
-        return index + (16 if offset > 0 else 0)
-
-    def bias(self, h, i, j, scale):
-        return self.s.table.weight[self.bucket(j - i), h]
-
-
-class ClippedFormula(Formula):
-    def bias(self, h, i, j, scale):
-        return self.s.table.weight[clip(j - i) + 3, h]
-
-
-class NonParametricFormula(Formula):
-    def bias(self, h, i, j, scale):
-        return self.s.table[h, i, j]
-
-
-class FactoredFormula(Formula):
-    def bias(self, h, i, j, scale):
-        r = self.s.table.weight[clip(j - i) + 3]
-        return scale * head(self.s.q.weight @ r, h) @ head(self.s.k.weight @ r, h)
-
-
-class AlibiFormula(Formula):
-    def bias(self, h, i, j, scale):
-        return -(2 ** (-8 * (h + 1) / H)) * abs(i - j)
-
-
-class ShawFormula(Formula):
-    def content(self, h, i, j, q, k, layer):
-        return q @ self.s.table.weight[clip(j - i) + 3]
-
-
-class ShawSinusoidalFormula(Formula):
-    def content(self, h, i, j, q, k, layer):
-        return q @ wave(vaswani(D), clip(j - i))
-
-
-class ShawSinusoidalLearnedFormula(Formula):
-    def content(self, h, i, j, q, k, layer):
-        return q @ wave(self.s.omega, clip(j - i))
-
-
-class ShawValuesFormula(Formula):
-    def value(self, i, j):
-        return self.s.table.weight[clip(j - i) + 3]
-
-
-class DebertaFormula(Formula):
-    def delta(self, i, j, t=3):
-        return max(0, min(2 * t - 1, i - j + t))
-
-    def content(self, h, i, j, q, k, layer):
-        layer = layer if len(self.s.q) > 1 else 0
-        table, w_q, w_k = self.s.table.weight, self.s.q[layer].weight, self.s.k[layer].weight
-        return q @ head(w_k @ table[self.delta(i, j)], h) + k @ head(w_q @ table[self.delta(j, i)], h)
-
-
-class RopeFormula(Formula):
-    def rotate_qk(self, x, i):
-        """x as complex numbers times e^{i theta}."""
-        turned = torch.view_as_complex(x.unflatten(0, (-1, 2)).contiguous()) * torch.exp(1j * i * vaswani(len(x)))
-        return torch.view_as_real(turned).flatten()
-
-
-class RopeValuesFormula(RopeFormula):
-    def rotate_v(self, x, i):
-        return self.rotate_qk(x, i)
-
-
-class UrpeFormula(Formula):
-    def gate(self, h, i, j):
-        return self.s.table[h, clip(j - i) + 3]
-
-
-FORMULAS = {
-    "nopos": Formula,
-    "absolute": AbsoluteFormula,
-    "sinusoidal": SinusoidalFormula,
-    "sinusoidal_learned": SinusoidalLearnedFormula,
-    "untied": UntiedFormula,
-    "absolute_d": AbsoluteDFormula,
-    "t5": T5Formula,
-    "clipped": ClippedFormula,
-    "nonparametric": NonParametricFormula,
-    "factored": FactoredFormula,
-    "alibi": AlibiFormula,
-    "shaw": ShawFormula,
-    "shaw_sinusoidal": ShawSinusoidalFormula,
-    "shaw_sinusoidal_learned": ShawSinusoidalLearnedFormula,
-    "shaw_values": ShawValuesFormula,
-    "deberta": DebertaFormula,
-    "deberta_shared": DebertaFormula,
-    "rope": RopeFormula,
-    "rope_values": RopeValuesFormula,
-    "urpe": UrpeFormula,
-}
-EXTRA_TERMS = {"untied": 1, "absolute_d": 3, "factored": 1, "deberta": 2, "deberta_shared": 2}
-
-
-def naive_attention(formulas, q, k, v, scale, layer):
-    """Softmax attention as nested loops over the formulas of all schemes."""
-    out = torch.zeros_like(v)
-    for b in range(q.size(0)):
-        for h in range(H):
-            for i in range(L):
-                logits, values, gates = [], [], []
-                for j in range(L):
-                    q_i, k_j, v_j = q[b, h, i], k[b, h, j], v[b, h, j]
-                    content = sum(f.content(h, i, j, q_i, k_j, layer) for f in formulas)
-                    bias = sum(f.bias(h, i, j, scale) for f in formulas)
-                    for f in formulas:
-                        q_i, k_j, v_j = f.rotate_qk(q_i, i), f.rotate_qk(k_j, j), f.rotate_v(v_j, j)
-                    logits.append((q_i @ k_j + content) * scale + bias)
-                    values.append((v_j, sum(f.value(i, j) for f in formulas)))
-                    gates.append(math.prod(f.gate(h, i, j) for f in formulas))
-                weights = torch.softmax(torch.stack(logits), 0)
-                for weight, gate, (v_j, extra) in zip(weights, gates, values, strict=True):
-                    for f in formulas:
-                        v_j = f.rotate_v(v_j, -i)
-                    out[b, h, i] += weight * gate * (v_j + extra)
-    return out
-
-
-def random_qkv(seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    shapes = [(B, H, L, D), (B, H, L, D), (B, H, L, DIMS.value_dim)]
-    return [torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes]
 
 
 COMBINATIONS = [
@@ -264,93 +24,9 @@ COMBINATIONS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("layer", [0, 2])
-@pytest.mark.parametrize("names", [*SCHEMES, *COMBINATIONS])
-def test_formula(names, layer):
-    parts = [name.partition(":")[0] for name in names.split("+")]
-    if missing := set(parts) - set(FORMULAS):
-        pytest.skip(f"no formula in this file yet for {missing}")
-    positions = scramble(Positions(names, DIMS).double())
-    formulas = [FORMULAS[type_name](s) for type_name, s in zip(positions, positions.of_layer(layer), strict=True)]
-    q, k, v = random_qkv()
-    scale = 1 / math.sqrt((1 + sum(EXTRA_TERMS.get(name, 0) for name in parts)) * D)
-
-    embed = positions.embed(L)
-    for i in range(L):
-        expected = sum(f.embed(i) for f in formulas)
-        torch.testing.assert_close(torch.zeros(H * D) if embed is None else embed[i], expected + torch.zeros(H * D),
-                                   check_dtype=False, atol=2e-6, rtol=1e-5)  # fmt: skip
-    bias, gate = positions.terms(L)[layer]
-    ours = attend(q, k, v, positions, Terms(positions.scale, bias, gate), layer)
-    # content-free terms are float32 by contract (position terms in double would hide what training uses)
-    torch.testing.assert_close(ours, naive_attention(formulas, q, k, v, scale, layer), atol=5e-6, rtol=1e-5)
-
-
-def test_every_shipped_scheme_has_a_formula():
-    assert set(FORMULAS) == set(SCHEMES)
-
-
-def test_t5_buckets_reach_128():
-    borders = SCHEMES["t5"].bucket_of(torch.arange(-600, 601)).tolist()
-    formula = T5Formula(None)
-    assert borders == [formula.bucket(offset) for offset in range(-600, 601)]
-    assert 16 not in borders and max(borders) == 31
-
-
-def test_t5_buckets_equal_hugging_face():
-    t5 = pytest.importorskip("transformers.models.t5.modeling_t5")
-    offsets = torch.arange(-600, 601)
-    theirs = t5.T5Attention._relative_position_bucket(offsets, bidirectional=True, num_buckets=32, max_distance=128)
-    assert torch.equal(SCHEMES["t5"].bucket_of(offsets), theirs)
-
-
-def test_alibi_slopes():
-    torch.testing.assert_close(SCHEMES["alibi"].slopes_of(8), torch.tensor([2.0**-n for n in range(1, 9)]))
-    twelve = SCHEMES["alibi"].slopes_of(12)  # 8 heads' slopes, then every other of 16 heads'
-    torch.testing.assert_close(twelve[8:], torch.tensor([2.0**-0.5, 2.0**-1.5, 2.0**-2.5, 2.0**-3.5]))
-
-
-@pytest.mark.parametrize("length", [1, 2, 5])
-def test_skew_and_toeplitz(length):
-    x = torch.randn(3, length, 2 * length - 1)
-    skewed = skew(x)
-    for i in range(length):
-        for j in range(length):
-            assert torch.equal(skewed[:, i, j], x[:, i, j - i + length - 1])
-    torch.testing.assert_close(skew(unskew(skewed)), skewed)
-    torch.testing.assert_close(toeplitz(x[:, 0], length), skew(x[:, :1].expand(-1, length, -1)))
-
-
 # ---- [CLS] ----
 
 UNTIEABLE = [n for n in SCHEMES if overrides(SCHEMES[n], "bias", "content", "gate", "value")]
-
-
-@pytest.mark.parametrize("names", [*UNTIEABLE, "untied+t5", "shaw+shaw_values", "t5:layer+untied"])
-def test_cls_reset(names):
-    tied, untied = (scramble(Positions(names, DIMS, cls).double()) for cls in ("tied", "untied"))
-    tied.load_state_dict(untied.state_dict(), strict=False)
-    theta = untied.theta if hasattr(untied, "theta") else untied._sum(untied.of_layer(1), "cls_bias", untied.scale)
-    q, k, _ = random_qkv()
-    weights = torch.softmax(q @ k.transpose(2, 3), -1)
-    (bias, gate), (tied_bias, tied_gate) = untied.terms(L)[1], tied.terms(L)[1]
-
-    torch.testing.assert_close(bias[:, 0], theta[0][:, None].expand(H, L), check_dtype=False)  # [CLS] to [CLS] included
-    torch.testing.assert_close(bias[:, 1:, 0], theta[1][:, None].expand(H, L - 1), check_dtype=False)
-    rest = 0 if tied_bias is None else tied_bias[:, 1:, 1:]
-    torch.testing.assert_close(bias[:, 1:, 1:], rest + torch.zeros(H, L - 1, L - 1), check_dtype=False)
-
-    for ours, theirs, neutral in [
-        (untied.content(q, k, 1), tied.content(q, k, 1), 0.0), (gate, tied_gate, 1.0)
-    ]:  # fmt: skip
-        assert (ours is None) == (theirs is None)
-        if ours is not None:
-            assert (ours[..., 0, :] == neutral).all() and (ours[..., :, 0] == neutral).all()
-            torch.testing.assert_close(ours[..., 1:, 1:], theirs[..., 1:, 1:])
-    if (value := untied.value(weights, 1)) is not None:
-        off_cls = weights.clone()
-        off_cls[..., 0, :] = off_cls[..., :, 0] = 0
-        torch.testing.assert_close(value, tied.value(off_cls, 1))
 
 
 def encoder(position, cls="tied", **options):
@@ -517,7 +193,19 @@ def test_position_terms_stay_accurate_under_autocast(position, cls):
     [
         ("untyed", "tied", "valid, joined by '\\+': absolute, "),
         ("untied+untied", "tied", "repeated"),
-        ("untied:head", "tied", "unknown suffix 'head'"),
+        ("untied:head", "tied", r"unknown option 'head' of untied .*valid .*: layer, norm:True, std:0.02"),
+        ("untied:norm", "tied", "norm must be True or False"),
+        ("untied:norm:no", "tied", "norm must be True or False"),
+        ("untied:norm:False:norm:False", "tied", "norm of untied is repeated"),
+        ("t5:buckets:3.5", "tied", "buckets must be a whole number"),
+        ("t5:buckets:30", "tied", "t5: buckets must be a multiple of 4, not 30"),
+        ("t5:max_distance:8", "tied", "t5: max_distance must be more than buckets / 4"),
+        ("t5:multiplier:0", "tied", "t5: multiplier must be more than 0"),
+        ("rope:base:nan", "tied", "base must be a number"),
+        ("rope:base:1", "tied", "rope: base must be more than 1"),
+        ("clipped:max_distance:0", "tied", "clipped: max_distance must be at least 1"),
+        ("absolute:std:-1", "tied", "absolute: std must be at least 0"),
+        ("absolute:gain:0.1", "tied", "needs norm:True"),
         ("untied", "maybe", "'tied' or 'untied'"),
         ("nopos+t5", "tied", "cannot be combined"),
         ("rope+rope_values", "tied", "both rotate"),
@@ -541,8 +229,79 @@ def test_too_long_a_sequence_names_length_and_limit():
         encoder("untied")(tokens(17))
 
 
-def test_order_of_names_does_not_matter():
-    assert Positions("t5+untied", DIMS).name == Positions("untied+t5", DIMS).name == "untied+t5"
+@pytest.mark.parametrize(
+    ("typed", "spelling"),
+    [
+        ("t5+untied", "untied+t5"),
+        ("rope:base:160000", "rope:base:160000"),
+        ("rope:base:1.6e5", "rope:base:160000"),
+        ("rope:base:1e16", "rope:base:1e16"),
+        ("rope:base:1e4", "rope"),
+        ("absolute:std:0.0600", "absolute:std:0.06"),
+        ("absolute:std:0.00001", "absolute:std:1e-5"),
+        ("untied:std:1:norm:False", "untied:norm:False:std:1"),
+        ("shaw:max_distance:16:layer", "shaw:layer:max_distance:16"),
+        ("urpe:layer+t5:max_distance:256:buckets:64", "t5:buckets:64:max_distance:256+urpe:layer"),
+        ("deberta:max_distance:512", "deberta"),
+    ],
+)
+def test_one_spelling(typed, spelling):
+    """Whatever is typed, the name, the encoder's configuration and its settings in a checkpoint say the same."""
+    assert Positions(typed, DIMS).name == canonical(typed) == canonical(spelling) == spelling
+    model = encoder(typed)
+    assert model.config.position == model.settings["position"] == spelling
+    encoder(spelling).load_state_dict(model.state_dict())
+
+
+def test_another_option_is_a_contradiction():
+    """Neither has parameters whose shapes could tell."""
+    with pytest.raises(ValueError, match="trained with position=rope:base:500 .*; this model has position=rope "):
+        encoder("rope").load_state_dict(encoder("rope:base:500").state_dict())
+
+
+def test_names_of_registered_options_are_checked():
+    class Wrong(PositionScheme):
+        def __init__(self, dims, size=3):
+            super().__init__(dims)
+
+    with pytest.raises(ValueError, match="option 'size' of .*Wrong.* must be a bool, int or float with a default"):
+        register("wrong")(Wrong)
+    assert "wrong" not in SCHEMES
+
+
+OWN_FILE = """
+from torch import nn
+from tupe.positions import PositionScheme, register
+
+@register("own_distance")
+class Distance(PositionScheme):
+    def __init__(self, dims, slope: float = 1.0):
+        super().__init__(dims)
+        self.heads, self.slope = dims.heads, slope
+
+    def bias(self, length, scale):
+        import torch
+        place = torch.arange(length)
+        return -self.slope * (place - place[:, None]).abs().float().expand(self.heads, -1, -1)
+"""
+
+
+@pytest.fixture
+def own_file(tmp_path):
+    path = tmp_path / "own.py"
+    path.write_text(OWN_FILE)
+    yield path
+    SCHEMES.pop("own_distance", None)
+
+
+def test_a_scheme_from_a_file(own_file):
+    with pytest.raises(ValueError, match="unknown position scheme 'own_distance'.*position_file=FILE"):
+        encoder("own_distance")
+    load_schemes(own_file)
+    load_schemes(own_file)  # once is enough
+    assert encoder("own_distance:slope:0.50", layers=1).settings["position"] == "own_distance:slope:0.5"
+    with pytest.raises(ValueError, match="no such file"):
+        load_schemes(own_file.with_name("missing.py"))
 
 
 def test_unknown_layer_and_normaliser():

@@ -14,8 +14,8 @@ from torch.utils.checkpoint import checkpoint
 
 from .attention import NORMALISERS, PATHS, Terms, attend, attention_weights, choose
 from .kernels import Linear, autocast_device, dropout, linear, lm_loss, split_heads
-from .positions import Dims, Positions
-from .schemes import SCHEMES
+from .positions import Dims, Positions, canonical
+from .schemes import SCHEMES, Table
 
 logger = logging.getLogger(__name__)
 
@@ -172,6 +172,7 @@ class ModelConfig:
     )
 
     def __post_init__(self):
+        self.position = canonical(self.position)
         for f in fields(self):
             value, choices = getattr(self, f.name), f.metadata["choices"]
             if choices and value not in choices:
@@ -326,8 +327,11 @@ def describe(settings):
 
 
 def init_bert(module):
-    """All weights N(0, 0.02), biases 0, the padding row 0; layer norms keep PyTorch's ones and zeros."""
-    if isinstance(module, nn.Linear | nn.Embedding):
+    """All weights N(0, 0.02), biases 0, the padding row 0; tables of positions keep their standard deviation, layer
+    norms PyTorch's ones and zeros."""
+    if isinstance(module, Table):
+        module.reset_parameters()
+    elif isinstance(module, nn.Linear | nn.Embedding):
         nn.init.normal_(module.weight, std=0.02)
         if isinstance(module, nn.Linear) and module.bias is not None:
             nn.init.zeros_(module.bias)

@@ -6,11 +6,15 @@ offset of key j from query i is j - i. Attention logits are
     logits = (q . k + content) * scale + bias,    scale = 1 / sqrt((1 + extra_terms) D)
 
 A scheme is one class that fills in the hooks it needs; a hook that is not filled in costs nothing. Schemes compose:
-`untied+t5`. Those of the literature are in `schemes.py`.
+`untied+t5`. Options stand in the name, as pairs after colons: `rope:base:160000+urpe:layer:max_distance:64`. Those of
+the literature are in `schemes.py`.
 """
 
+import importlib.util
+import inspect
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -21,16 +25,115 @@ from .kernels import autocast_device
 SCHEMES = {}
 
 
-def register(name):
+def register(name: str):
     """Class decorator: make a scheme available as `--position NAME`."""
 
     def add(cls):
         if name in SCHEMES:
             raise ValueError(f"position scheme {name!r} is registered twice: {SCHEMES[name]} and {cls}")
+        for option in options_of(cls).values():
+            if option.annotation not in (bool, int, float) or option.default is option.empty or option.name == "layer":
+                raise ValueError(f"option {option.name!r} of {cls} must be a bool, int or float with a default")
         SCHEMES[name] = cls
         return cls
 
     return add
+
+
+def load_schemes(file: str | Path) -> None:
+    """Run a Python file that registers schemes, once. Raises ValueError if there is none."""
+    path = Path(file).resolve()
+    if path not in _loaded:
+        if not path.is_file():
+            raise ValueError(f"position_file={file}: there is no such file")
+        spec = importlib.util.spec_from_file_location(path.stem, path)
+        spec.loader.exec_module(importlib.util.module_from_spec(spec))
+        _loaded.add(path)
+
+
+_loaded = set()  # files of schemes that were run
+
+
+# ------------------------------------------------------------------------------------------------ names with options
+
+
+@dataclass
+class Part:
+    """One scheme of a name: `shaw:layer:max_distance:16`."""
+
+    name: str
+    per_layer: bool = False  # each layer has its own copy
+    options: dict = field(default_factory=dict)  # those that differ from the defaults, in the order of the constructor
+
+    def __str__(self):
+        words = [f"{key}:{spell(value)}" for key, value in self.options.items()]
+        return ":".join([self.name, *["layer"] * self.per_layer, *words])
+
+
+def options_of(scheme: type) -> dict[str, inspect.Parameter]:
+    """A scheme's options: the keyword arguments of its constructor, with their types and defaults."""
+    return dict(list(inspect.signature(scheme.__init__).parameters.items())[2:])  # without self and dims
+
+
+def parse(names: str) -> list[Part]:
+    """The schemes of `NAME[:layer][:OPTION:VALUE]...+...` in the order of the registry, which makes one spelling of
+    every combination. Raises ValueError, with what is valid, for an unknown or repeated name, option or value."""
+    parts = {}
+    for text in names.split("+"):
+        name, *words = text.split(":")
+        if name not in SCHEMES:
+            valid = ", ".join(sorted(SCHEMES))
+            own = "; one of your own needs its file: position_file=FILE"
+            raise ValueError(f"unknown position scheme {name!r} in {names!r}; valid, joined by '+': {valid}{own}")
+        if name in parts:
+            raise ValueError(f"position scheme {name!r} is repeated in {names!r}")
+        parts[name] = parse_options(name, words, names)
+    return [parts[name] for name in SCHEMES if name in parts]
+
+
+def parse_options(name, words, names):
+    """The `Part` that the words after a scheme's name describe."""
+    known, given, words = options_of(SCHEMES[name]), {}, list(words)
+    while words:
+        key = words.pop(0)
+        if key in given:
+            raise ValueError(f"option {key} of {name} is repeated in {names!r}")
+        if key == "layer":
+            given[key] = True
+        elif key in known:
+            given[key] = parse_value(key, words.pop(0) if words else "", known[key].annotation, names)
+        else:
+            valid = ", ".join(["layer", *(f"{option}:{spell(known[option].default)}" for option in known)])
+            raise ValueError(f"unknown option {key!r} of {name} in {names!r}; valid (with their defaults): {valid}")
+    options = {key: given[key] for key in known if key in given and given[key] != known[key].default}
+    return Part(name, "layer" in given, options)
+
+
+def parse_value(key, text, kind, names):
+    try:
+        value = {"True": True, "False": False}[text] if kind is bool else kind(text)
+        if kind is float and not math.isfinite(value):
+            raise ValueError
+        return value
+    except (KeyError, ValueError):
+        valid = {bool: "True or False", int: "a whole number", float: "a number"}[kind]
+        raise ValueError(f"{key}:{text} in {names!r}: {key} must be {valid}") from None
+
+
+def spell(value: bool | int | float) -> str:
+    """A value as names show it: 160000.0 -> "160000", 1e-05 -> "1e-5"."""
+    if not isinstance(value, float):
+        return str(value)
+    mantissa, _, exponent = repr(value).partition("e")
+    return mantissa.removesuffix(".0") + (f"e{int(exponent)}" if exponent else "")
+
+
+def canonical(names: str) -> str:
+    """The one spelling of a combination that configurations, checkpoints and reports show. Raises as `parse` does."""
+    return "+".join(map(str, parse(names)))
+
+
+# ------------------------------------------------------------------------------------------------ one scheme, and all
 
 
 @dataclass(frozen=True)
@@ -46,13 +149,16 @@ class Dims:
 
 
 class PositionScheme(nn.Module):
-    """Base class of all schemes. Override any subset of the hooks; None means: no such term.
+    """Base class of all schemes. Override any subset of the hooks; None means: no such term. Keyword arguments of the
+    constructor (bool, int or float, with a default) are the options that a name can set.
 
     embed, bias, cls_bias and gate run once per forward and are shared by all layers; the others see each layer's
     tensors.
     """
 
+    paper = formula = ""  # for tables of schemes
     extra_terms = 0  # logit terms beside q.k that share its scale
+    own_projections = False  # whether it has parameters for every layer already
 
     def __init__(self, dims: Dims):
         super().__init__()
@@ -94,41 +200,33 @@ class Positions(nn.ModuleDict):
     """The schemes of one model, by name (a checkpoint key reads `positions.untied.table.weight`), and everything they
     share.
 
-    names: scheme names joined by "+", for example "untied+t5". A scheme is shared by all layers; "shaw:layer" gives
-    each layer its own copy. cls: "tied", or "untied" to take [CLS] out of all position terms: the content-free logits
-    from and to [CLS] become learned constants theta (TUPE, equation 10; reset once, in the sum of all schemes),
-    content and value terms 0, gates 1. Raises ValueError, with the reason, for an unknown or repeated name and for a
-    combination without meaning.
+    names: scheme names with their options, joined by "+" (see `parse`), for example "untied+t5:multiplier:25". A scheme
+    is shared by all layers; "shaw:layer" gives each layer its own copy. cls: "tied", or "untied" to take [CLS] out of
+    all position terms: the content-free logits from and to [CLS] become learned constants theta (TUPE, equation 10;
+    reset once, in the sum of all schemes), content and value terms 0, gates 1. Raises ValueError, with the reason, for
+    an unknown name, option or value, and for a combination without meaning.
     """
 
     def __init__(self, names: str, dims: Dims, cls: str = "tied"):
-        parts = {}  # name -> whether every layer has its own
-        for part in names.split("+"):
-            name, _, suffix = part.partition(":")
-            if name not in SCHEMES:
-                valid = ", ".join(sorted(SCHEMES))
-                raise ValueError(f"unknown position scheme {name!r} in {names!r}; valid, joined by '+': {valid}")
-            if suffix not in ("", "layer"):
-                raise ValueError(f"unknown suffix {suffix!r} in {names!r}; valid: 'layer' (each layer its own)")
-            if name in parts:
-                raise ValueError(f"position scheme {name!r} is repeated in {names!r}")
-            parts[name] = suffix == "layer"
-        parts = {name: parts[name] for name in SCHEMES if name in parts}  # one spelling per combination
-        refuse_nonsense(names, parts, cls)
-
+        parts = parse(names)
+        check_combination(names, parts, cls)
         super().__init__()
-        for name, per_layer in parts.items():
-            scheme = SCHEMES[name]
-            self[name] = nn.ModuleList(scheme(dims) for _ in range(dims.layers)) if per_layer else scheme(dims)
-            if per_layer and not any(True for _ in self[name].parameters()):
-                raise ValueError(f"position={names}: {name} has no parameters; it cannot be per layer")
+        for part in parts:
+            try:
+                copies = [SCHEMES[part.name](dims, **part.options) for _ in range(dims.layers if part.per_layer else 1)]
+            except ValueError as error:  # of an option's value, or a size
+                raise ValueError(f"position={names}: {part.name}: {error}") from None
+            self[part.name] = nn.ModuleList(copies) if part.per_layer else copies[0]
+            if part.per_layer and not any(True for _ in self[part.name].parameters()):
+                raise ValueError(f"position={names}: {part.name} has no parameters; it cannot be per layer")
+        schemes = [SCHEMES[part.name] for part in parts]
         self.dims = dims
-        self.name = "+".join(name + ":layer" * per_layer for name, per_layer in parts.items())
-        self.per_layer = any(parts.values())
+        self.name = "+".join(map(str, parts))
+        self.per_layer = any(part.per_layer for part in parts)
         self.untie_cls = cls == "untied"
-        if self.untie_cls and not any(overrides(SCHEMES[name], "cls_bias") for name in parts):
+        if self.untie_cls and not any(overrides(scheme, "cls_bias") for scheme in schemes):
             self.theta = nn.Parameter(torch.randn(2, dims.heads) * 0.02)
-        self.scale = 1 / math.sqrt((1 + sum(SCHEMES[name].extra_terms for name in parts)) * dims.head_dim)
+        self.scale = 1 / math.sqrt((1 + sum(scheme.extra_terms for scheme in schemes)) * dims.head_dim)
 
     def of_layer(self, layer):
         """The schemes that act in one layer."""
@@ -213,22 +311,23 @@ class Positions(nn.ModuleDict):
         return out
 
 
-def refuse_nonsense(names, parts, cls):
-    """Raise ValueError for combinations that have no meaning. parts: scheme name -> per layer or not."""
+def check_combination(names, parts, cls):
+    """Raise ValueError for combinations that have no meaning."""
     if cls not in ("tied", "untied"):
         raise ValueError(f"cls must be 'tied' or 'untied', not {cls!r}")
-    rotating = [name for name in parts if overrides(SCHEMES[name], "rotate")]
-    if "nopos" in parts and len(parts) > 1:
+    schemes = {part.name: SCHEMES[part.name] for part in parts}
+    rotating = [name for name, scheme in schemes.items() if overrides(scheme, "rotate")]
+    if "nopos" in schemes and len(parts) > 1:
         raise ValueError(f"position={names}: nopos means no position information and cannot be combined")
     if len(rotating) > 1:
         raise ValueError(f"position={names}: {' and '.join(rotating)} would both rotate the same queries and keys")
-    for name in (name for name, per_layer in parts.items() if per_layer):
-        if overrides(SCHEMES[name], "embed", "rotate"):
+    for name in (part.name for part in parts if part.per_layer):
+        if overrides(schemes[name], "embed", "rotate"):
             raise ValueError(f"position={names}: {name} acts on the input or rotates; it cannot be per layer")
-        if getattr(SCHEMES[name], "own_projections", False):
+        if schemes[name].own_projections:
             raise ValueError(f"position={names}: {name} has projections of its own in every layer already")
     if cls == "untied":
         if rotating:
             raise ValueError(f"cls=untied with position={names}: {rotating[0]} rotates q and k, it has no term to drop")
-        if not any(overrides(SCHEMES[name], "bias", "content", "gate", "value") for name in parts):
+        if not any(overrides(scheme, "bias", "content", "gate", "value") for scheme in schemes.values()):
             raise ValueError(f"cls=untied with position={names}: attention has no position term to untie [CLS] from")

@@ -3,6 +3,11 @@
 B batch, L sequence length, C model width, H heads, D = C / H width of a head, E width of a value head, N layers.
 Position i = 0 is [CLS]; the offset of key j from query i is j - i. What a hook returns is said in
 `positions.PositionScheme`. `paper` and `formula` are what tables of schemes show.
+
+Options that several schemes have: std, standard deviation of the table at the start; max_distance, where offsets are
+clipped; amplitude, of sinusoids; multiplier m: the scheme uses m times its table, which starts with 1 / m of the usual
+values. So the first forward is the same for every m, but an optimizer whose steps do not depend on the size of the
+gradients (Adam) moves the term m times as fast.
 """
 
 import math
@@ -40,6 +45,36 @@ def unskew(x):
     return flat.unflatten(-1, (length, 2 * length - 1))
 
 
+class Table(nn.Embedding):
+    """An embedding table of positions or offsets that starts with its own standard deviation."""
+
+    def __init__(self, rows: int, width: int, std: float = 0.02):
+        self.std = at_least(0, std=std)
+        super().__init__(rows, width)
+
+    def reset_parameters(self):
+        nn.init.normal_(self.weight, std=self.std)
+
+
+def at_least(smallest, **option):
+    """The value of the one option given. Raises ValueError if it is smaller than that."""
+    ((name, value),) = option.items()
+    if value < smallest:
+        raise ValueError(f"{name} must be at least {smallest}, not {value}")
+    return value
+
+
+def positive(**option):
+    ((name, value),) = option.items()
+    if not value > 0:
+        raise ValueError(f"{name} must be more than 0, not {value}")
+    return value
+
+
+def times(x, multiplier):
+    return x if multiplier == 1 else x * multiplier
+
+
 @register("nopos")
 class NoPosition(PositionScheme):
     """No position information at all; the encoder becomes permutation-equivariant."""
@@ -52,23 +87,37 @@ class NoPosition(PositionScheme):
 
 @register("absolute")
 class Absolute(PositionScheme):
-    """Learned vectors p_i (BERT; the fully learnable APE of Wang et al., 2021)."""
+    """Learned vectors p_i (BERT; the fully learnable APE of Wang et al., 2021).
+
+    norm: a layer norm on p_i, as `untied` has; gain: its gain at the start.
+    """
 
     paper, formula = "Devlin et al. 2019", "w_i + p_i"
 
-    def __init__(self, dims):
+    def __init__(self, dims, std: float = 0.02, norm: bool = False, gain: float = 1.0):
         super().__init__(dims)
-        self.table = nn.Embedding(dims.max_positions, dims.width)
+        if gain != 1 and not norm:
+            raise ValueError("gain is that of the layer norm: it needs norm:True")
+        self.table = Table(dims.max_positions, dims.width, std)
+        self.norm = nn.LayerNorm(dims.width) if norm else None
+        if norm:
+            nn.init.constant_(self.norm.weight, gain)
 
     def embed(self, length):
-        return self.table.weight[:length]
+        rows = self.table.weight[:length]
+        return rows if self.norm is None else layer_norm(rows, self.norm)
 
 
-def frequencies(width, device=None):
-    """omega_i = 10000^(-2i/width), i = 0 .. width/2 - 1. Raises ValueError for an odd width."""
+def layer_norm(rows, norm):
+    """A layer norm in float32, whatever the precision of its parameters."""
+    return F.layer_norm(rows.float(), norm.normalized_shape, norm.weight.float(), norm.bias.float(), norm.eps)
+
+
+def frequencies(width, device=None, base=10000.0):
+    """omega_i = base^(-2i/width), i = 0 .. width/2 - 1. Raises ValueError for an odd width."""
     if width % 2:
         raise ValueError(f"sinusoids and rotations need an even width, not {width}")
-    return 10000.0 ** (-torch.arange(0, width, 2, device=device).float() / width)
+    return base ** (-torch.arange(0, width, 2, device=device).float() / width)
 
 
 def waves(omega, positions):
@@ -86,10 +135,10 @@ class Sinusoidal(PositionScheme):
     """
 
     paper, formula = "Vaswani et al. 2017", "w_i + 0.02 [sin, cos](omega i), omega fixed"
-    amplitude = 0.02
 
-    def __init__(self, dims):
+    def __init__(self, dims, amplitude: float = 0.02):
         super().__init__(dims)
+        self.amplitude = amplitude
         self.width = len(frequencies(dims.width)) * 2
         # Integers only: `half()` rounds a buffer of frequencies, and far positions would have other sines.
         self.register_buffer("positions", torch.arange(dims.max_positions), persistent=False)
@@ -105,12 +154,13 @@ class SinusoidalLearned(PositionScheme):
 
     paper, formula = "Wang et al. 2021", "w_i + 0.02 [sin, cos](omega i), omega learned"
 
-    def __init__(self, dims):
+    def __init__(self, dims, amplitude: float = 0.02):
         super().__init__(dims)
+        self.amplitude = amplitude
         self.omega = nn.Parameter(frequencies(dims.width))
 
     def embed(self, length):
-        return Sinusoidal.amplitude * waves(self.omega, torch.arange(length, device=self.omega.device))
+        return self.amplitude * waves(self.omega, torch.arange(length, device=self.omega.device))
 
 
 # Content-free logits, shared by the whole batch.
@@ -121,24 +171,25 @@ class Untied(PositionScheme):
     """TUPE (Ke et al., 2021), equations 7 and 10: (LN(p_i) U_Q) . (LN(p_j) U_K) * scale, shared by all layers.
 
     Row 0 of the table is p_theta1 (from [CLS]), row 1 is p_theta2 (to [CLS]), position i has row i + 1; so [CLS]'s own
-    position, used only where [CLS] is tied, is row 1. U_Q and U_K have biases, as in the released code.
+    position, used only where [CLS] is tied, is row 1. U_Q and U_K have biases, as in the released code. norm: the layer
+    norm on p_i, which takes its size out of std.
     """
 
     paper, formula = "Ke et al. 2021 (TUPE)", "p_i U_Q . p_j U_K / sqrt(2D)"
     extra_terms = 1
 
-    def __init__(self, dims):
+    def __init__(self, dims, norm: bool = True, std: float = 0.02):
         super().__init__(dims)
         self.heads = dims.heads
-        self.table = nn.Embedding(dims.max_positions + 1, dims.width)
-        self.norm = nn.LayerNorm(dims.width)
+        self.table = Table(dims.max_positions + 1, dims.width, std)
+        self.norm = nn.LayerNorm(dims.width) if norm else None
         self.q = nn.Linear(dims.width, dims.heads * dims.head_dim)
         self.k = nn.Linear(dims.width, dims.heads * dims.head_dim)
 
     def project(self, start, end):
         """Queries and keys of table rows start..end in float32, [H, rows, D] each."""
-        norm, rows = self.norm, self.table.weight[start:end].float()
-        rows = F.layer_norm(rows, norm.normalized_shape, norm.weight.float(), norm.bias.float(), norm.eps)
+        rows = self.table.weight[start:end].float()
+        rows = rows if self.norm is None else layer_norm(rows, self.norm)
         return [per_head(rows, u, self.heads) for u in (self.q, self.k)]
 
     def bias(self, length, scale):
@@ -176,44 +227,51 @@ class AbsoluteDisentangled(Untied):
 class T5(PositionScheme):
     """T5 (Raffel et al., 2020) as TUPE-R uses it: a learned scalar per head and bucket of the offset, not scaled.
 
-    Bidirectional, 32 buckets, distances from 128 on share one. Bucket 16 (offset 0 counted as positive) never occurs,
-    so its row is theta1 (from [CLS]); an extra row 32 is theta2 (to [CLS]).
+    Bidirectional; half of the buckets are for keys to the right, and distances from max_distance on share one. The
+    bucket of offset 0 counted as positive (16 of 32) never occurs, so its row is theta1 (from [CLS]); an extra last row
+    is theta2 (to [CLS]).
     """
 
     paper, formula = "Raffel et al. 2020", "b[h, bucket(j - i)]"
-    buckets, max_distance = 32, 128
 
-    def __init__(self, dims):
+    def __init__(self, dims, buckets: int = 32, max_distance: int = 128, multiplier: float = 1.0):
         super().__init__(dims)
-        self.table = nn.Embedding(self.buckets + 1, dims.heads)
+        if buckets < 4 or buckets % 4:
+            raise ValueError(f"buckets must be a multiple of 4, not {buckets}")
+        if max_distance <= buckets // 4:
+            raise ValueError(f"max_distance must be more than buckets / 4, not {max_distance} with {buckets} buckets")
+        self.buckets, self.max_distance, self.multiplier = buckets, max_distance, positive(multiplier=multiplier)
+        self.table = Table(buckets + 1, dims.heads, 0.02 / multiplier)
         offsets = torch.arange(1 - dims.max_positions, dims.max_positions)
         self.register_buffer("bucket", self.bucket_of(offsets), persistent=False)  # [2 L_max - 1]
 
-    @classmethod
-    def bucket_of(cls, offset):
+    def bucket_of(self, offset):
         """Bucket of each offset: half of the buckets per sign; of those, half for exact distances, half spaced
         logarithmically."""
-        half, exact = cls.buckets // 2, cls.buckets // 4
+        half, exact = self.buckets // 2, self.buckets // 4
         distance = offset.abs()
         # float32 on purpose: bfloat16 would move the borders
-        log = torch.log(distance.clamp(min=1).float() / exact) / math.log(cls.max_distance / exact)
+        log = torch.log(distance.clamp(min=1).float() / exact) / math.log(self.max_distance / exact)
         far = (exact + (log * (half - exact)).long()).clamp(max=half - 1)
         return torch.where(distance < exact, distance, far) + half * (offset > 0)
 
     def bias(self, length, scale):
         middle = self.bucket.size(0) // 2
         by_offset = self.table(self.bucket[middle - length + 1 : middle + length])  # [2L - 1, H]
-        return toeplitz(by_offset.float().T, length)
+        return toeplitz(times(by_offset.float().T, self.multiplier), length)
 
     def cls_bias(self, scale):
         half = self.buckets // 2
-        return self.table.weight[half::half].float()  # rows 16 and 32; a list of them would be copied to the GPU
+        # two rows, half and buckets, as a slice; a list of them would be copied to the GPU
+        return times(self.table.weight[half::half].float(), self.multiplier)
 
 
 class Clipped(PositionScheme):
     """Base of schemes with one table row per offset j - i, clipped to max_distance t: row t + clip(j - i, -t, t)."""
 
-    max_distance = 128
+    def __init__(self, dims, max_distance: int):
+        super().__init__(dims)
+        self.max_distance = at_least(1, max_distance=max_distance)
 
     def index(self, length, device):
         """[2L - 1] rows for offsets -(L-1) .. L-1."""
@@ -228,12 +286,14 @@ class ClippedScalar(Clipped):
 
     paper, formula = "Ke et al. 2021, footnote", "b[h, clip(j - i, 128)]"
 
-    def __init__(self, dims):
-        super().__init__(dims)
-        self.table = nn.Embedding(2 * self.max_distance + 1, dims.heads)
+    def __init__(self, dims, max_distance: int = 128, multiplier: float = 1.0):
+        super().__init__(dims, max_distance)
+        self.multiplier = positive(multiplier=multiplier)
+        self.table = Table(2 * max_distance + 1, dims.heads, 0.02 / multiplier)
 
     def bias(self, length, scale):
-        return toeplitz(self.table(self.index(length, self.table.weight.device)).float().T, length)
+        by_offset = self.table(self.index(length, self.table.weight.device))  # [2L - 1, H]
+        return toeplitz(times(by_offset.float().T, self.multiplier), length)
 
 
 @register("nonparametric")
@@ -242,12 +302,13 @@ class NonParametric(PositionScheme):
 
     paper, formula = "Ke et al. 2021, app. D", "b[h, i, j]"
 
-    def __init__(self, dims):
+    def __init__(self, dims, multiplier: float = 1.0):
         super().__init__(dims)
-        self.table = nn.Parameter(torch.randn(dims.heads, dims.max_positions, dims.max_positions) * 0.02)
+        self.multiplier, shape = positive(multiplier=multiplier), (dims.heads, dims.max_positions, dims.max_positions)
+        self.table = nn.Parameter(torch.randn(shape) * (0.02 / multiplier))
 
     def bias(self, length, scale):
-        return self.table[:, :length, :length].float()
+        return times(self.table[:, :length, :length].float(), self.multiplier)
 
 
 @register("factored")
@@ -260,10 +321,10 @@ class Factored(Clipped):
     paper, formula = "Ke et al. 2021, app. D", "r_{j-i} F_Q . r_{j-i} F_K / sqrt(2D)"
     extra_terms = 1
 
-    def __init__(self, dims):
-        super().__init__(dims)
+    def __init__(self, dims, max_distance: int = 128, std: float = 0.02):
+        super().__init__(dims, max_distance)
         self.heads = dims.heads
-        self.table = nn.Embedding(2 * self.max_distance + 1, dims.width)
+        self.table = Table(2 * max_distance + 1, dims.width, std)
         self.q = nn.Linear(dims.width, dims.heads * dims.head_dim, bias=False)
         self.k = nn.Linear(dims.width, dims.heads * dims.head_dim, bias=False)
 
@@ -306,8 +367,6 @@ class RelativeVectors(Clipped):
     """Base of Shaw et al. (2018): a vector r per clipped offset, shared by all heads. Offsets are clipped at 64 (our
     choice)."""
 
-    max_distance = 64
-
     def vectors(self, length) -> Tensor:
         """[2L - 1, D] for offsets -(L-1) .. L-1."""
         raise NotImplementedError
@@ -322,9 +381,9 @@ class Shaw(RelativeVectors):
 
     paper, formula = "Shaw et al. 2018", "q_i . r_{clip(j - i)} / sqrt(D)"
 
-    def __init__(self, dims):
-        super().__init__(dims)
-        self.table = nn.Embedding(2 * self.max_distance + 1, dims.head_dim)
+    def __init__(self, dims, max_distance: int = 64, std: float = 0.02):
+        super().__init__(dims, max_distance)
+        self.table = Table(2 * max_distance + 1, dims.head_dim, std)
 
     def vectors(self, length):
         return self.table(self.index(length, self.table.weight.device))
@@ -336,15 +395,16 @@ class ShawSinusoidal(RelativeVectors):
 
     paper, formula = "Wang et al. 2021", "q_i . [sin, cos](omega clip(j - i)) / sqrt(D), omega fixed"
 
-    def __init__(self, dims):
-        super().__init__(dims)
+    def __init__(self, dims, max_distance: int = 64, amplitude: float = 1.0):
+        super().__init__(dims, max_distance)
+        self.amplitude = amplitude
         self.width = len(frequencies(dims.head_dim)) * 2
         offsets = torch.arange(-self.max_distance, self.max_distance + 1)
         self.register_buffer("offsets", offsets, persistent=False)  # integers, which `half()` does not round
 
     def vectors(self, length):
         rows = waves(frequencies(self.width, self.offsets.device), self.offsets)
-        return rows[self.index(length, self.offsets.device)]
+        return times(rows[self.index(length, self.offsets.device)], self.amplitude)
 
 
 @register("shaw_sinusoidal_learned")
@@ -353,12 +413,14 @@ class ShawSinusoidalLearned(RelativeVectors):
 
     paper, formula = "Wang et al. 2021", "q_i . [sin, cos](omega clip(j - i)) / sqrt(D), omega learned"
 
-    def __init__(self, dims):
-        super().__init__(dims)
+    def __init__(self, dims, max_distance: int = 64, amplitude: float = 1.0):
+        super().__init__(dims, max_distance)
+        self.amplitude = amplitude
         self.omega = nn.Parameter(frequencies(dims.head_dim))
 
     def vectors(self, length):
-        return waves(self.omega, self.index(length, self.omega.device) - self.max_distance)
+        offsets = self.index(length, self.omega.device) - self.max_distance
+        return times(waves(self.omega, offsets), self.amplitude)
 
 
 @register("shaw_values")
@@ -367,11 +429,10 @@ class ShawValues(Clipped):
     shaw+shaw_values."""
 
     paper, formula = "Shaw et al. 2018", "o_i + sum_j a_ij r_{clip(j - i)}"
-    max_distance = RelativeVectors.max_distance
 
-    def __init__(self, dims):
-        super().__init__(dims)
-        self.table = nn.Embedding(2 * self.max_distance + 1, dims.value_dim)
+    def __init__(self, dims, max_distance: int = 64, std: float = 0.02):
+        super().__init__(dims, max_distance)
+        self.table = Table(2 * max_distance + 1, dims.value_dim, std)
 
     def value(self, weights, layer):
         rows = self.table(self.index(weights.size(-1), weights.device)).to(weights.dtype)  # [2L - 1, E]
@@ -382,17 +443,18 @@ class ShawValues(Clipped):
 class Deberta(PositionScheme):
     """DeBERTa's disentangled attention (He et al., 2021): content-to-position and position-to-content, over sqrt(3D).
 
-    q_i . P[delta(i, j)] V_K + k_j . P[delta(j, i)] V_Q with delta(i, j) = clip(i - j + t, 0, 2t - 1), t = 512. The
-    table P is shared by all layers, the projections are each layer's own, without biases.
+    q_i . P[delta(i, j)] V_K + k_j . P[delta(j, i)] V_Q with delta(i, j) = clip(i - j + t, 0, 2t - 1), where t is
+    max_distance. The table P is shared by all layers, the projections are each layer's own, without biases.
     """
 
     paper, formula = "He et al. 2021", "(q_i . P_{i-j} V_K + k_j . P_{j-i} V_Q) / sqrt(3D)"
-    extra_terms, max_distance, own_projections = 2, 512, True
+    extra_terms, own_projections = 2, True
 
-    def __init__(self, dims):
+    def __init__(self, dims, max_distance: int = 512, std: float = 0.02):
         super().__init__(dims)
         self.heads, layers = dims.heads, dims.layers if self.own_projections else 1
-        self.table = nn.Embedding(2 * self.max_distance, dims.width)
+        self.max_distance = at_least(1, max_distance=max_distance)
+        self.table = Table(2 * max_distance, dims.width, std)
         self.q = nn.ModuleList(nn.Linear(dims.width, dims.heads * dims.head_dim, bias=False) for _ in range(layers))
         self.k = nn.ModuleList(nn.Linear(dims.width, dims.heads * dims.head_dim, bias=False) for _ in range(layers))
 
@@ -426,8 +488,14 @@ class Rope(PositionScheme):
 
     paper, formula = "Su et al. 2021", "(R_i q_i) . (R_j k_j) / sqrt(D)"
 
+    def __init__(self, dims, base: float = 10000.0):
+        super().__init__(dims)
+        if not base > 1:
+            raise ValueError(f"base must be more than 1, not {base}")
+        self.base = base
+
     def rotate(self, q, k, v):
-        return rotated(q), rotated(k), v
+        return rotated(q, self.base), rotated(k, self.base), v
 
 
 @register("rope_values")
@@ -437,15 +505,15 @@ class RopeValues(Rope):
     paper, formula = "Su 2022", "rope, and o_i = sum_j a_ij R_{j-i} v_j"
 
     def rotate(self, q, k, v):
-        return rotated(q), rotated(k), rotated(v)
+        return tuple(rotated(x, self.base) for x in (q, k, v))
 
     def unrotate(self, out):
-        return rotated(out, -1)
+        return rotated(out, self.base, -1)
 
 
-def rotated(x, sign=1):
-    """x [..., L, D]: neighbouring columns (2m, 2m + 1) turned by the angle sign * i * 10000^(-2m/D) at position i."""
-    omega = frequencies(x.size(-1), x.device)
+def rotated(x, base, sign=1):
+    """x [..., L, D]: neighbouring columns (2m, 2m + 1) turned by the angle sign * i * base^(-2m/D) at position i."""
+    omega = frequencies(x.size(-1), x.device, base)
     angle = sign * torch.arange(x.size(-2), device=x.device)[:, None] * omega  # [L, D / 2]
     cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
     even, odd = x[..., ::2], x[..., 1::2]
@@ -459,9 +527,11 @@ class Urpe(Clipped):
 
     paper, formula = "Luo et al. 2022", "a_ij g[h, clip(j - i, 128)]"
 
-    def __init__(self, dims):
-        super().__init__(dims)
-        self.table = nn.Parameter(torch.ones(dims.heads, 2 * self.max_distance + 1))
+    def __init__(self, dims, max_distance: int = 128, multiplier: float = 1.0):
+        super().__init__(dims, max_distance)
+        self.multiplier = positive(multiplier=multiplier)
+        self.table = nn.Parameter(torch.ones(dims.heads, 2 * max_distance + 1) / multiplier)
 
     def gate(self, length):
-        return toeplitz(self.table[:, self.index(length, self.table.device)].float(), length)
+        by_offset = self.table[:, self.index(length, self.table.device)]  # [H, 2L - 1]
+        return toeplitz(times(by_offset.float(), self.multiplier), length)

@@ -5,13 +5,17 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from fairseq import models as fairseq_models
 from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_DATACLASS_REGISTRY
 from helpers import build, make_dictionary
 from omegaconf import OmegaConf
 
 from tupe.architectures import ARCHITECTURES, SIZES, with_size
+from tupe.checkpoints.export import refuse_own_schemes
 from tupe.plugin import model as tupe_model
-from tupe.plugin.model import TupeModel
+from tupe.plugin.model import TupeModel, run_position_file
+from tupe.plugin.pretrained import structure
+from tupe.schemes import SCHEMES
 
 PRESETS = [(arch, size) for arch in ARCHITECTURES for size in SIZES]
 
@@ -238,3 +242,38 @@ def test_model_class_is_what_fairseq_expects():
     assert isinstance(model, TupeModel) and model.max_positions() == 512
     probabilities = model.get_normalized_probs(model(TOKENS), log_probs=False)
     torch.testing.assert_close(probabilities.sum(-1), torch.ones(2, 7))
+
+
+# ---- names of positions ----
+
+
+def test_checkpoints_keep_the_canonical_spelling():
+    """Both in what the model is built from and in the whole configuration, which fairseq writes into checkpoints."""
+    model = OmegaConf.structured(MODEL_DATACLASS_REGISTRY["tupe_r_tiny"](position="t5+untied:std:1:norm:False"))
+    root = OmegaConf.create({"model": OmegaConf.to_container(model, enum_to_str=True)})
+    root.model._name = "tupe_r_tiny"
+    built = fairseq_models.build_model(root.model, SimpleNamespace(source_dictionary=make_dictionary()))
+    spelling = "untied:norm:False:std:1+t5"
+    assert root.model.position == built.cfg.position == built.encoder.positions.name == spelling
+    assert structure({"position": "t5+untied:std:1:norm:False"}) == {"position": spelling}
+
+
+def test_a_file_that_a_checkpoint_names_is_not_run(tmp_path):
+    own = tmp_path / "own.py"
+    own.write_text(
+        "from tupe.positions import PositionScheme, register\n"
+        'register("own_nothing")(type("Own", (PositionScheme,), {}))\n'
+    )
+    config = MODEL_DATACLASS_REGISTRY["bert_a_tiny"](position="own_nothing", position_file=str(own))
+    config = OmegaConf.structured(config)
+    task = SimpleNamespace(source_dictionary=make_dictionary())
+    with pytest.raises(ValueError, match=r"unknown position scheme 'own_nothing'.*own.py was not run"):
+        ARCH_MODEL_REGISTRY["bert_a_tiny"].build_model(config, task)
+    try:
+        run_position_file(config)
+        model = ARCH_MODEL_REGISTRY["bert_a_tiny"].build_model(config, task)
+        assert model.encoder.positions.name == "own_nothing"
+        with pytest.raises(ValueError, match="own_nothing .*cannot be exported"):
+            refuse_own_schemes("own_nothing")
+    finally:
+        SCHEMES.pop("own_nothing", None)

@@ -13,7 +13,9 @@ from ..encoder import names_in
 from ..options import FOLDER, Command
 from ..plugin.glue_data import ENCODER_FILES
 from ..plugin.pretrained import check_dictionary
+from ..positions import parse
 from ..safe_load import read_checkpoint
+from ..schemes import SCHEMES, Table
 
 logger = logging.getLogger(__name__)
 HERE = Path(__file__).parent / "hf"
@@ -45,6 +47,7 @@ def export(
     output, data = Path(output), Path(data or Path(checkpoint_file).parent)
     state = read_checkpoint(checkpoint_file)
     model = state["cfg"]["model"]
+    refuse_own_schemes(model["position"])
     head = choose_head(state["model"], head)
     weights = hugging_face_weights(state["model"], head)
     if (output / "config.json").exists():
@@ -73,6 +76,13 @@ def export(
         {key: value.contiguous() for key, value in weights.items()}, output / "model.safetensors", {"format": "pt"}
     )
     (output / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+
+
+def refuse_own_schemes(position):
+    """Raise ValueError for a scheme from a user's file: it may import anything, while an export needs transformers and
+    torch alone."""
+    if own := [part.name for part in parse(position) if SCHEMES[part.name].__module__ != Table.__module__]:
+        raise ValueError(f"{', '.join(own)} is not of this package's schemes.py: its code cannot be exported")
 
 
 def choose_head(model, head):

@@ -20,7 +20,7 @@ from ..architectures import ELECTRA
 from ..encoder import Encoder, LMHead, init_bert
 from ..positions import Positions, overrides
 from .criterion import has_padding
-from .model import TupeConfig, TupeModel, refuse_long_blocks, register_architectures
+from .model import TupeConfig, TupeModel, refuse_long_blocks, register_architectures, spell_position
 
 
 @dataclass
@@ -107,6 +107,7 @@ class ElectraModel(TupeModel):
     @classmethod
     def build_model(cls, cfg, task):
         refuse_long_blocks(cfg, task)
+        spell_position(cfg)
         return cls(cfg, task.source_dictionary, pretraining=isinstance(task, MaskedLMTask))
 
     def forward(

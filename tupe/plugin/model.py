@@ -18,6 +18,7 @@ from torch import nn
 
 from ..architectures import ARCHITECTURES, SIZES, with_size
 from ..encoder import ClassificationHead, Encoder, LMHead, ModelConfig, SpanHead, names_in
+from ..positions import canonical, load_schemes
 from .hub import TupeHubInterface
 
 logger = logging.getLogger(__name__)
@@ -30,6 +31,9 @@ class TrainingConfig(FairseqDataclass):
     autocast: ChoiceEnum(["none", "bf16"]) = field(
         default="none",
         metadata={"help": "bf16: forward in bfloat16 autocast with float32 weights, on GPU and CPU", "free": True},
+    )
+    position_file: str = field(
+        default="", metadata={"help": "Python file that registers position schemes of your own", "free": True}
     )
     compile: bool = field(default=False, metadata={"help": "torch.compile the encoder", "free": True})
     load_checkpoint_heads: bool = field(
@@ -66,6 +70,27 @@ def core_config(cfg) -> ModelConfig:
     return ModelConfig(**{name: value.value if isinstance(value, Enum) else value for name, value in values.items()})
 
 
+def run_position_file(cfg):
+    """Make the schemes of `--position-file` known. Tasks call it for a model that is to be trained, and never for one
+    from a checkpoint: loading a checkpoint runs no file that the checkpoint names; whoever loads it gives the file."""
+    if cfg.position_file:
+        load_schemes(cfg.position_file)
+
+
+def spell_position(cfg):
+    """Give `position` its one spelling, in a model's configuration and in the whole one, which checkpoints keep."""
+    try:
+        cfg.position = canonical(cfg.position)
+    except ValueError as error:
+        if not cfg.get("position_file"):
+            raise
+        reason = "only tasks of this project run it, and only if it is given anew, not for a checkpoint's sake"
+        raise ValueError(f"{error} ({cfg.position_file} was not run: {reason})") from None
+    root = cfg._get_parent()
+    if root is not None and "model" in root:
+        root.model.position = cfg.position
+
+
 def refuse_long_blocks(cfg, task):
     """Raises ValueError if the task's blocks do not fit the model: fairseq would only leave those out that are longer,
     and these are nearly all."""
@@ -99,6 +124,7 @@ class TupeModel(BaseFairseqModel):
     @classmethod
     def build_model(cls, cfg, task):
         refuse_long_blocks(cfg, task)
+        spell_position(cfg)
         return cls(cfg, task.source_dictionary)
 
     def forward(
@@ -229,14 +255,18 @@ class TupeModel(BaseFairseqModel):
 
     @classmethod
     def from_pretrained(
-        cls, model_name_or_path, checkpoint_file="checkpoint_best.pt", data_name_or_path=".", **overrides
-    ):
-        """Load a checkpoint for use from Python, with its classification heads; see `tupe.hub.TupeHubInterface`.
+        cls, model_name_or_path, checkpoint_file="checkpoint_best.pt", data_name_or_path=".", position_file=None,
+        **overrides,
+    ):  # fmt: skip
+        """Load a checkpoint for use from Python, with its classification heads; see `hub.TupeHubInterface`.
 
         model_name_or_path: folder of the checkpoint. data_name_or_path: prepared data with `dict.txt` and
-        `sentencepiece.bpe.model` (relative to the checkpoint's folder if it starts with "."). overrides: any
+        `sentencepiece.bpe.model` (relative to the checkpoint's folder if it starts with "."). position_file: Python
+        file that registers the checkpoint's position scheme, if it is not one of this package. overrides: any
         configuration value.
         """
+        if position_file:
+            load_schemes(position_file)
         loaded = hub_utils.from_pretrained(
             str(model_name_or_path), checkpoint_file, str(data_name_or_path), load_checkpoint_heads=True, **overrides
         )

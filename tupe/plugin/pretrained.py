@@ -10,10 +10,12 @@ from fairseq.data import Dictionary
 from fairseq.dataclass import FairseqDataclass
 from omegaconf import DictConfig, OmegaConf, open_dict
 
+from ..positions import canonical
 from ..safe_load import num_updates, read_checkpoint
-from .model import FREE, TupeConfig, TupeModel, dictionary_fingerprint, redefault
+from .model import FREE, TupeConfig, TupeModel, dictionary_fingerprint, redefault, spell_position
 
 MASK = "<mask>"
+
 
 def load_dictionary(path: str | Path) -> Dictionary:
     """dict.txt with <mask> added, as fairseq's task masked_lm does."""
@@ -47,6 +49,8 @@ def adopt_structure(model_cfg: DictConfig, path: str | Path, data: str | Path) -
     state = read_checkpoint(path, mmap=True)
     saved = state["cfg"]["model"]
     check_dictionary(state, Path(data) / "dict.txt")
+    if "position" in model_cfg:
+        spell_position(model_cfg)
     wrong = [
         f"{key}={value} in the checkpoint, {model_cfg[key]} here"
         for key, value in structure(saved).items()
@@ -69,7 +73,10 @@ def adopt_structure(model_cfg: DictConfig, path: str | Path, data: str | Path) -
 
 def structure(model_cfg: Mapping) -> dict:
     """The settings of a model that define its function."""
-    return {key: value for key, value in model_cfg.items() if key not in FREE and not key.startswith("_")}
+    own = {key: value for key, value in model_cfg.items() if key not in FREE and not key.startswith("_")}
+    if own.get("position"):  # older checkpoints spell it as it was typed
+        own["position"] = canonical(own["position"])
+    return own
 
 
 def variant(model_cfg: Mapping) -> str:

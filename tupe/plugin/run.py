@@ -17,6 +17,7 @@ from omegaconf import DictConfig
 from .. import record as records
 from ..record import Record
 from ..safe_load import num_updates, read_checkpoint
+from .model import run_position_file
 from .pretrained import adopt_structure, variant
 from .schedule import SCHEDULE, count_updates
 
@@ -42,6 +43,8 @@ class RecordedTask:
 
     def build_model(self, cfg, from_checkpoint=False):
         self._training = not from_checkpoint  # from_checkpoint: to be used, not trained
+        if self._training:
+            run_position_file(cfg)
         if self._training and self.cfg.finetune_from_model:
             data = self.cfg.data.split(":")[0]
             cfg, self._pretrained = adopt_structure(cfg, self.cfg.finetune_from_model, data)

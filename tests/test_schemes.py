@@ -1,0 +1,474 @@
+"""Every scheme, with and without its options, against its paper's formula, written as naive float64 loops.
+
+B batch, L sequence length, H heads, D width of a head, E width of a value head.
+"""
+
+import math
+
+import pytest
+import torch
+from helpers import scramble
+
+from tupe.attention import Terms, attend
+from tupe.encoder import Encoder, init_bert
+from tupe.positions import Dims, Positions, options_of, overrides, parse
+from tupe.schemes import SCHEMES, skew, toeplitz, unskew
+
+B, L, H, D = 2, 9, 2, 4
+DIMS = Dims(max_positions=16, width=H * D, heads=H, layers=3, head_dim=D, value_dim=6)
+
+
+# ---- formulas ----
+
+
+class Formula:
+    """A scheme as functions of single positions i (query) and j (key); the defaults are 'no such term'. s is the
+    scheme, whose parameters are read, o its options as the name has them."""
+
+    def __init__(self, s, o):
+        self.s, self.o = s, o
+
+    def embed(self, i):
+        return 0.0
+
+    def bias(self, h, i, j, scale):
+        return 0.0
+
+    def content(self, h, i, j, q, k, layer):
+        return 0.0
+
+    def gate(self, h, i, j):
+        return 1.0
+
+    def value(self, i, j):
+        return 0.0
+
+    def theta(self, h, which, scale):
+        """The logit from [CLS] (which = 0) or to [CLS] (1) where it is untied."""
+        return 0.0
+
+    def rotate_qk(self, x, i):
+        return x
+
+    def rotate_v(self, x, i):
+        return x
+
+
+def clip(offset, t=3):
+    return max(-t, min(t, offset))
+
+
+def short(names):
+    """The same with offsets clipped within the L of these tests, where they are clipped, unless a name says how."""
+
+    def clipped(part):
+        limited = "max_distance" in part or part.partition(":")[0] not in CLIPPED
+        return part if limited else f"{part}:max_distance:3"
+
+    return "+".join(map(clipped, names.split("+")))
+
+
+CLIPPED = ("clipped", "factored", "shaw", "shaw_sinusoidal", "shaw_sinusoidal_learned", "shaw_values", "deberta",
+           "deberta_shared", "urpe")  # fmt: skip
+
+
+def head(x, h):
+    return x[h * D : (h + 1) * D]
+
+
+def wave(omega, position):
+    return torch.stack([f(position * w) for w in omega for f in (torch.sin, torch.cos)])
+
+
+def vaswani(width, base=10000):
+    return torch.tensor([base ** (-2 * i / width) for i in range(width // 2)], dtype=torch.float64)
+
+
+def layer_norm(x, norm):
+    x = (x - x.mean()) / torch.sqrt(x.var(unbiased=False) + norm.eps)
+    return x * norm.weight + norm.bias
+
+
+class AbsoluteFormula(Formula):
+    def embed(self, i):
+        row = self.s.table.weight[i]
+        return layer_norm(row, self.s.norm) if self.o.get("norm") else row
+
+
+class SinusoidalFormula(Formula):
+    def embed(self, i):
+        return self.o.get("amplitude", 0.02) * wave(vaswani(H * D), i)
+
+
+class SinusoidalLearnedFormula(Formula):
+    def embed(self, i):
+        return self.o.get("amplitude", 0.02) * wave(self.s.omega, i)
+
+
+class UntiedFormula(Formula):
+    def p(self, i):
+        """Position i; -1 is theta1, and theta2 shares [CLS]'s own row, 0."""
+        row = self.s.table.weight[i + 1]
+        return layer_norm(row, self.s.norm) if self.o.get("norm", True) else row
+
+    def q(self, h, i):
+        return head(self.s.q.weight @ self.p(i) + self.s.q.bias, h)
+
+    def k(self, h, i):
+        return head(self.s.k.weight @ self.p(i) + self.s.k.bias, h)
+
+    def bias(self, h, i, j, scale):
+        return scale * self.q(h, i) @ self.k(h, j)
+
+    def theta(self, h, which, scale):
+        return self.bias(h, which - 1, which - 1, scale)
+
+
+class AbsoluteDFormula(UntiedFormula):
+    def content(self, h, i, j, q, k, layer):
+        return q @ self.k(h, j) + self.q(h, i) @ k
+
+
+class T5Formula(Formula):
+    firsts = [8, 12, 16, 23, 32, 46, 64, 91]  # smallest distance of buckets 8 .. 15: ceil(8 * 16^(n/8))
+
+    def bucket(self, offset):
+        """Of 32 with max_distance 128; `firsts` of another class for other options."""
+        distance, exact = abs(offset), self.firsts[0]
+        index = distance if distance < exact else exact - 1 + sum(distance >= first for first in self.firsts)
+        return index + (2 * exact if offset > 0 else 0)
+
+    def logit(self, row, h):
+        return self.o.get("multiplier", 1) * self.s.table.weight[row, h]
+
+    def bias(self, h, i, j, scale):
+        return self.logit(self.bucket(j - i), h)
+
+    def theta(self, h, which, scale):
+        half = 2 * self.firsts[0]
+        return self.logit((half, 2 * half)[which], h)
+
+
+class SmallT5Formula(T5Formula):
+    firsts = [2, 4]  # buckets 8, max_distance 8: 2 * 4^(n/2)
+
+
+class ClippedFormula(Formula):
+    def bias(self, h, i, j, scale):
+        t = self.o["max_distance"]
+        return self.o.get("multiplier", 1) * self.s.table.weight[clip(j - i, t) + t, h]
+
+
+class NonParametricFormula(Formula):
+    def bias(self, h, i, j, scale):
+        return self.o.get("multiplier", 1) * self.s.table[h, i, j]
+
+
+class FactoredFormula(Formula):
+    def bias(self, h, i, j, scale):
+        t = self.o["max_distance"]
+        r = self.s.table.weight[clip(j - i, t) + t]
+        return scale * head(self.s.q.weight @ r, h) @ head(self.s.k.weight @ r, h)
+
+
+class AlibiFormula(Formula):
+    def bias(self, h, i, j, scale):
+        return -(2 ** (-8 * (h + 1) / H)) * abs(i - j)
+
+
+class ShawFormula(Formula):
+    def content(self, h, i, j, q, k, layer):
+        t = self.o["max_distance"]
+        return q @ self.s.table.weight[clip(j - i, t) + t]
+
+
+class ShawSinusoidalFormula(Formula):
+    def content(self, h, i, j, q, k, layer):
+        return self.o.get("amplitude", 1) * q @ wave(vaswani(D), clip(j - i, self.o["max_distance"]))
+
+
+class ShawSinusoidalLearnedFormula(Formula):
+    def content(self, h, i, j, q, k, layer):
+        return self.o.get("amplitude", 1) * q @ wave(self.s.omega, clip(j - i, self.o["max_distance"]))
+
+
+class ShawValuesFormula(Formula):
+    def value(self, i, j):
+        t = self.o["max_distance"]
+        return self.s.table.weight[clip(j - i, t) + t]
+
+
+class DebertaFormula(Formula):
+    def delta(self, i, j):
+        t = self.o["max_distance"]
+        return max(0, min(2 * t - 1, i - j + t))
+
+    def content(self, h, i, j, q, k, layer):
+        layer = layer if len(self.s.q) > 1 else 0
+        table, w_q, w_k = self.s.table.weight, self.s.q[layer].weight, self.s.k[layer].weight
+        return q @ head(w_k @ table[self.delta(i, j)], h) + k @ head(w_q @ table[self.delta(j, i)], h)
+
+
+class RopeFormula(Formula):
+    def rotate_qk(self, x, i):
+        """x as complex numbers times e^{i theta}."""
+        turned = torch.view_as_complex(x.unflatten(0, (-1, 2)).contiguous()) * torch.exp(
+            1j * i * vaswani(len(x), self.o.get("base", 10000))
+        )
+        return torch.view_as_real(turned).flatten()
+
+
+class RopeValuesFormula(RopeFormula):
+    def rotate_v(self, x, i):
+        return self.rotate_qk(x, i)
+
+
+class UrpeFormula(Formula):
+    def gate(self, h, i, j):
+        t = self.o["max_distance"]
+        return self.o.get("multiplier", 1) * self.s.table[h, clip(j - i, t) + t]
+
+
+FORMULAS = {
+    "nopos": Formula,
+    "absolute": AbsoluteFormula,
+    "sinusoidal": SinusoidalFormula,
+    "sinusoidal_learned": SinusoidalLearnedFormula,
+    "untied": UntiedFormula,
+    "absolute_d": AbsoluteDFormula,
+    "t5": T5Formula,
+    "clipped": ClippedFormula,
+    "nonparametric": NonParametricFormula,
+    "factored": FactoredFormula,
+    "alibi": AlibiFormula,
+    "shaw": ShawFormula,
+    "shaw_sinusoidal": ShawSinusoidalFormula,
+    "shaw_sinusoidal_learned": ShawSinusoidalLearnedFormula,
+    "shaw_values": ShawValuesFormula,
+    "deberta": DebertaFormula,
+    "deberta_shared": DebertaFormula,
+    "rope": RopeFormula,
+    "rope_values": RopeValuesFormula,
+    "urpe": UrpeFormula,
+}
+EXTRA_TERMS = {"untied": 1, "absolute_d": 3, "factored": 1, "deberta": 2, "deberta_shared": 2}
+
+
+def naive_attention(formulas, q, k, v, scale, layer):
+    """Softmax attention as nested loops over the formulas of all schemes."""
+    out = torch.zeros_like(v)
+    for b in range(q.size(0)):
+        for h in range(H):
+            for i in range(L):
+                logits, values, gates = [], [], []
+                for j in range(L):
+                    q_i, k_j, v_j = q[b, h, i], k[b, h, j], v[b, h, j]
+                    content = sum(f.content(h, i, j, q_i, k_j, layer) for f in formulas)
+                    bias = sum(f.bias(h, i, j, scale) for f in formulas)
+                    for f in formulas:
+                        q_i, k_j, v_j = f.rotate_qk(q_i, i), f.rotate_qk(k_j, j), f.rotate_v(v_j, j)
+                    logits.append((q_i @ k_j + content) * scale + bias)
+                    values.append((v_j, sum(f.value(i, j) for f in formulas)))
+                    gates.append(math.prod(f.gate(h, i, j) for f in formulas))
+                weights = torch.softmax(torch.stack(logits), 0)
+                for weight, gate, (v_j, extra) in zip(weights, gates, values, strict=True):
+                    for f in formulas:
+                        v_j = f.rotate_v(v_j, -i)
+                    out[b, h, i] += weight * gate * (v_j + extra)
+    return out
+
+
+def random_qkv(seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    shapes = [(B, H, L, D), (B, H, L, D), (B, H, L, DIMS.value_dim)]
+    return [torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes]
+
+
+COMBINATIONS = [
+    "untied+t5", "absolute+shaw", "shaw+shaw_values", "untied+deberta", "t5+urpe", "shaw:layer+urpe:layer", "rope+urpe",
+    "sinusoidal_learned+shaw_sinusoidal", "t5:layer+untied",
+]  # fmt: skip
+
+
+COMBINATIONS = [
+    "untied+t5", "absolute+shaw", "shaw+shaw_values", "untied+deberta", "t5+urpe", "shaw:layer+urpe:layer", "rope+urpe",
+    "sinusoidal_learned+shaw_sinusoidal", "t5:layer+untied",
+]  # fmt: skip
+OPTIONS = [  # every option of every family
+    "absolute:std:0.06", "absolute:norm:True:gain:0.1", "sinusoidal:amplitude:0.1", "sinusoidal_learned:amplitude:0.1",
+    "untied:norm:False:std:1", "absolute_d:norm:False", "t5:multiplier:25", "t5:buckets:8:max_distance:8",
+    "clipped:max_distance:4:multiplier:5", "nonparametric:multiplier:0.5", "factored:max_distance:2:std:0.1",
+    "shaw:max_distance:4", "shaw:layer:max_distance:2:std:0.1", "shaw_sinusoidal:max_distance:4:amplitude:0.03",
+    "shaw_sinusoidal_learned:amplitude:0.03", "shaw+shaw_values:max_distance:5:std:0.1", "deberta:max_distance:4",
+    "deberta_shared:max_distance:2:std:0.1", "rope:base:160000", "rope_values:base:100",
+    "urpe:layer:max_distance:2:multiplier:10",
+]  # fmt: skip
+
+
+def formulas_of(names, positions, layer):
+    """The formulas of all schemes; options are read from the name with means of their own, not with `parse`."""
+    def read(word):
+        return {"True": True, "False": False}[word] if word in ("True", "False") else float(word)
+
+    formulas, order = [], list(SCHEMES)
+    parts = sorted(names.split("+"), key=lambda part: order.index(part.partition(":")[0]))
+    for part, scheme in zip(parts, positions.of_layer(layer), strict=True):
+        name, *words = part.replace(":layer", "").split(":")
+        options = {key: read(word) for key, word in zip(words[::2], words[1::2], strict=True)}
+        if "max_distance" in options:
+            options["max_distance"] = int(options["max_distance"])
+        formula = SmallT5Formula if "buckets:8" in part else FORMULAS[name]
+        formulas.append(formula(scheme, options))
+    return formulas
+
+
+@pytest.mark.parametrize("layer", [0, 2])
+@pytest.mark.parametrize("names", [*SCHEMES, *COMBINATIONS, *OPTIONS])
+def test_formula(names, layer):
+    names = short(names)
+    positions = scramble(Positions(names, DIMS).double())
+    formulas = formulas_of(names, positions, layer)
+    parts = [name.partition(":")[0] for name in names.split("+")]
+    q, k, v = random_qkv()
+    scale = 1 / math.sqrt((1 + sum(EXTRA_TERMS.get(name, 0) for name in parts)) * D)
+
+    embed = positions.embed(L)
+    for i in range(L):
+        expected = sum(f.embed(i) for f in formulas)
+        torch.testing.assert_close(torch.zeros(H * D) if embed is None else embed[i], expected + torch.zeros(H * D),
+                                   check_dtype=False, atol=2e-6, rtol=1e-5)  # fmt: skip
+    bias, gate = positions.terms(L)[layer]
+    ours = attend(q, k, v, positions, Terms(positions.scale, bias, gate), layer)
+    # content-free terms are float32 by contract (position terms in double would hide what training uses)
+    torch.testing.assert_close(ours, naive_attention(formulas, q, k, v, scale, layer), atol=5e-6, rtol=1e-5)
+
+
+def test_every_shipped_scheme_has_a_formula_and_every_option_a_case():
+    assert set(FORMULAS) == set(SCHEMES)
+    tried = {(part.name, option) for names in OPTIONS for part in parse(names) for option in part.options}
+    tried |= {(name, "max_distance") for name in CLIPPED}
+    missing = {(name, option) for name, kind in SCHEMES.items() for option in options_of(kind)} - tried
+    assert missing == {("absolute_d", "std"), ("deberta", "std")}  # which change initial values alone: see below
+
+
+def test_t5_buckets_reach_128():
+    borders = SCHEMES["t5"](DIMS).bucket_of(torch.arange(-600, 601)).tolist()
+    formula = T5Formula(None, {})
+    assert borders == [formula.bucket(offset) for offset in range(-600, 601)]
+    assert 16 not in borders and max(borders) == 31
+
+
+def test_t5_buckets_equal_hugging_face():
+    t5 = pytest.importorskip("transformers.models.t5.modeling_t5")
+    offsets = torch.arange(-600, 601)
+    for buckets, longest in [(32, 128), (64, 256), (8, 8)]:
+        ours = SCHEMES["t5"](DIMS, buckets=buckets, max_distance=longest).bucket_of(offsets)
+        theirs = t5.T5Attention._relative_position_bucket(offsets, True, buckets, longest)
+        assert torch.equal(ours, theirs)
+
+
+def test_alibi_slopes():
+    torch.testing.assert_close(SCHEMES["alibi"].slopes_of(8), torch.tensor([2.0**-n for n in range(1, 9)]))
+    twelve = SCHEMES["alibi"].slopes_of(12)  # 8 heads' slopes, then every other of 16 heads'
+    torch.testing.assert_close(twelve[8:], torch.tensor([2.0**-0.5, 2.0**-1.5, 2.0**-2.5, 2.0**-3.5]))
+
+
+@pytest.mark.parametrize("length", [1, 2, 5])
+def test_skew_and_toeplitz(length):
+    x = torch.randn(3, length, 2 * length - 1)
+    skewed = skew(x)
+    for i in range(length):
+        for j in range(length):
+            assert torch.equal(skewed[:, i, j], x[:, i, j - i + length - 1])
+    torch.testing.assert_close(skew(unskew(skewed)), skewed)
+    torch.testing.assert_close(toeplitz(x[:, 0], length), skew(x[:, :1].expand(-1, length, -1)))
+
+
+# ---- [CLS] ----
+
+UNTIEABLE = [n for n in SCHEMES if overrides(SCHEMES[n], "bias", "content", "gate", "value")]
+NO_THETA = [n for n in UNTIEABLE if n not in ("untied", "absolute_d", "t5")]  # these keep vectors of theirs for [CLS]
+
+
+@pytest.mark.parametrize(
+    "names",
+    [*UNTIEABLE, "untied+t5", "shaw+shaw_values", "t5:layer+untied", "t5:multiplier:25", "untied:norm:False:std:1"],
+)
+def test_cls_reset(names):
+    """Logits from and to [CLS] are theta, contents and values there 0, gates 1; everything else is as with [CLS]
+    tied, which `test_formula` compares with the formulas."""
+    names = short(names)
+    tied, untied = (scramble(Positions(names, DIMS, cls).double()) for cls in ("tied", "untied"))
+    tied.load_state_dict(untied.state_dict(), strict=False)
+    formulas = formulas_of(names, untied, 1)
+    if all(part.partition(":")[0] in NO_THETA for part in names.split("+")):
+        theta = untied.theta
+    else:
+        theta = [[sum(f.theta(h, which, untied.scale) for f in formulas) for h in range(H)] for which in (0, 1)]
+    theta = torch.tensor(theta, dtype=torch.float32)
+    q, k, _ = random_qkv()
+    weights = torch.softmax(q @ k.transpose(2, 3), -1)
+    (bias, gate), (tied_bias, tied_gate) = untied.terms(L)[1], tied.terms(L)[1]
+
+    tolerance = {"atol": 1e-5, "rtol": 1e-5, "check_dtype": False}
+    torch.testing.assert_close(bias[:, 0], theta[0][:, None].expand(H, L), **tolerance)  # [CLS] to [CLS] included
+    torch.testing.assert_close(bias[:, 1:, 0], theta[1][:, None].expand(H, L - 1), **tolerance)
+    rest = 0 if tied_bias is None else tied_bias[:, 1:, 1:]
+    torch.testing.assert_close(bias[:, 1:, 1:], rest + torch.zeros(H, L - 1, L - 1), check_dtype=False)
+
+    for ours, theirs, neutral in [
+        (untied.content(q, k, 1), tied.content(q, k, 1), 0.0), (gate, tied_gate, 1.0)
+    ]:  # fmt: skip
+        assert (ours is None) == (theirs is None)
+        if ours is not None:
+            assert (ours[..., 0, :] == neutral).all() and (ours[..., :, 0] == neutral).all()
+            torch.testing.assert_close(ours[..., 1:, 1:], theirs[..., 1:, 1:])
+    if (value := untied.value(weights, 1)) is not None:
+        off_cls = weights.clone()
+        off_cls[..., 0, :] = off_cls[..., :, 0] = 0
+        torch.testing.assert_close(value, tied.value(off_cls, 1))
+
+
+# ---- initial values ----
+
+
+def encoder_table(position, layers=1):
+    """The table of a scheme in a fresh encoder, large enough to measure its spread."""
+    torch.manual_seed(0)
+    encoder = Encoder(10, 1, layers=layers, width=64, ffn=8, heads=8, max_positions=128, position=position)
+    return next(iter(encoder.positions.values())).table
+
+
+@pytest.mark.parametrize(
+    ("position", "std"),
+    [
+        ("absolute", 0.02), ("absolute:std:0.06", 0.06), ("untied:norm:False:std:1", 1), ("absolute_d:std:0.5", 0.5),
+        ("t5", 0.02), ("t5:multiplier:25", 0.0008), ("clipped:multiplier:10", 0.002), ("shaw:std:0.1", 0.1),
+        ("nonparametric:multiplier:0.5", 0.04), ("deberta:std:0.1", 0.1), ("factored:std:0.1", 0.1),
+    ],
+)  # fmt: skip
+def test_tables_start_with_their_standard_deviation(position, std):
+    table = encoder_table(position)
+    weight = table if isinstance(table, torch.nn.Parameter) else table.weight
+    assert weight.std().item() == pytest.approx(std, rel=0.1)
+
+
+@pytest.mark.parametrize("name", ["t5", "clipped", "nonparametric", "urpe"])
+def test_a_multiplier_changes_how_fast_it_learns_not_where_it_starts(name):
+    terms, gradients = [], []
+    for position in (name, f"{name}:multiplier:25"):
+        torch.manual_seed(0)
+        positions = Positions(position, DIMS)
+        positions.apply(init_bert)
+        (term,) = (term for term in positions.terms(L)[0] if term is not None)
+        (gradient,) = torch.autograd.grad(term.square().sum() / 2, list(positions.parameters()))
+        terms.append(term), gradients.append(gradient)
+    torch.testing.assert_close(terms[1], terms[0])
+    torch.testing.assert_close(gradients[1], 25 * gradients[0])
+
+
+def test_norm_starts_with_its_gain():
+    torch.manual_seed(0)
+    dims = Dims(max_positions=20, width=64, heads=8, layers=1, head_dim=8, value_dim=8)
+    vectors = Positions("absolute:norm:True:gain:0.1", dims).embed(20)
+    torch.testing.assert_close(vectors.std(1, correction=0), torch.full((20,), 0.1), rtol=0.1, atol=0)
