@@ -312,6 +312,29 @@ def scramble(module, seed=0):
     return module
 
 
+def our_checkpoint(path, value, updates, types=12):
+    """A tiny checkpoint of ours whose weights are `value` and whose optimizer state is large."""
+    from fairseq.data import Dictionary
+
+    from tupe.checkpoints import convert
+    from tupe.checkpoints import files as checkpoints
+
+    dictionary = Dictionary()
+    for word in range(types - 5):
+        dictionary.add_symbol(f"w{word}")
+    dictionary.add_symbol("<mask>")
+    sizes = {"encoder_layers": 1, "encoder_embed_dim": 8, "encoder_ffn_embed_dim": 8, "encoder_attention_heads": 2}
+    cfg = checkpoints.configuration("tupe_r", {"max_positions": 6, **sizes})
+    model = convert.build_model(cfg, dictionary)
+    for p in model.parameters():
+        torch.nn.init.constant_(p, value)
+    state = checkpoints.new_checkpoint(cfg, model.state_dict())
+    state["optimizer_history"][-1]["num_updates"] = updates
+    state["last_optimizer_state"] = {"state": {0: {"exp_avg": torch.randn(20000)}}}
+    torch.save(state, path)
+    return path
+
+
 def load(path):
     return torch.load(path, map_location="cpu", weights_only=True)
 

@@ -94,8 +94,12 @@ def data(help="folder of prepared data, with dict.txt", **options):
 
 
 def checkpoint(help="pre-trained checkpoint", **options):
-    file = click.Path(path_type=Path, dir_okay=False, exists=True)
-    return click.option("--checkpoint", type=file, help=help, **{"required": True, **options})
+    def existing(ctx, param, path):
+        if path is not None and not path.exists():
+            raise click.BadParameter(f"there is no checkpoint {path}", ctx, param)
+        return path
+
+    return click.option("--checkpoint", type=FILE, callback=existing, help=help, **{"required": True, **options})
 
 
 def size(default="base", **options):

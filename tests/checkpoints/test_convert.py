@@ -5,7 +5,6 @@ import argparse
 import json
 import os
 import pickle
-import runpy
 import sys
 from pathlib import Path
 
@@ -14,6 +13,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 from fairseq.data import Dictionary
+from helpers import our_checkpoint
 
 from tupe.checkpoints import convert
 from tupe.checkpoints import files as checkpoints
@@ -22,7 +22,7 @@ from tupe.cli import main
 from tupe.plugin.glue_data import prepare
 from tupe.plugin.model import TupeModel
 from tupe.record import state_of
-from tupe.safe_load import OLD_METERS, load_safely, num_updates, read_checkpoint
+from tupe.safe_load import OLD_METERS, load_safely, read_checkpoint
 from tupe.text import TextEncoder
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -299,15 +299,15 @@ READERS = {  # everything that reads a checkpoint; fairseq's own reading when tr
 
 # Every command that reads one, with its arguments.
 COMMANDS = {
+    "checkpoint average": ["{path}", "{path}", "--output={folder}/out"],
+    "checkpoint strip": ["{path}", "--output={folder}/out"],
+    "checkpoint merge": ["{path}", "--output={folder}/out"],
     "checkpoint convert": ["--from={path}", "--to=released", "--output={folder}/out"],
     "checkpoint export": ["--checkpoint={path}", "--output={folder}/out"],
     "checkpoint swap": ["--checkpoint={path}", "--position=t5", "--output={folder}/out"],
     "probe properties": ["{path}"],
     "plot positions": ["--checkpoint={path}", "--output={folder}/out"],
     "predict": ["CoLA={path}", "--data={folder}", "--output={folder}/out"],
-}
-SCRIPTS = {
-    "average_checkpoints.py": ["--strip", "{path}", "--output={folder}/out"],
 }
 
 
@@ -328,19 +328,6 @@ def test_every_command_refuses_a_malicious_pickle(name, tmp_path):
         arguments = [word.format(path=path, folder=tmp_path) for word in COMMANDS[name]]
         result = CliRunner().invoke(main, [*name.split(), *arguments])
         assert result.exit_code == 2 and message in result.output
-        assert not (tmp_path / "pwned").exists() and not (tmp_path / "out").exists()
-        path.unlink(missing_ok=True)
-
-
-@pytest.mark.parametrize("name", SCRIPTS)
-def test_every_script_refuses_a_malicious_pickle(name, tmp_path, monkeypatch, capsys):
-    path = malicious_checkpoint(tmp_path)
-    (tmp_path / "CoLA" / "input0").mkdir(parents=True)
-    (tmp_path / "CoLA" / "input0" / "test.idx").touch()
-    for message in ("is refused: it is no checkpoint, or holds more than", "there is no checkpoint"):
-        with pytest.raises(SystemExit) as stopped:
-            run_script(monkeypatch, name, *(word.format(path=path, folder=tmp_path) for word in SCRIPTS[name]))
-        assert message in f"{stopped.value} {capsys.readouterr().err}"
         assert not (tmp_path / "pwned").exists() and not (tmp_path / "out").exists()
         path.unlink(missing_ok=True)
 
@@ -547,110 +534,3 @@ def test_options_that_a_bert_does_not_need_are_refused(tmp_path):
         with pytest.raises(ValueError, match=f"--{option[:4]}.* cannot be given for a BERT"):
             convert.convert(tmp_path, "tupe", **options)
     assert not (tmp_path / "out").exists()
-
-
-# ---- averaging, stripping, merging ----
-
-
-def our_checkpoint(path, value, updates, types=12):
-    """A tiny checkpoint of ours whose weights are `value` and whose optimizer state is large."""
-    dictionary = Dictionary()
-    for word in range(types - 5):
-        dictionary.add_symbol(f"w{word}")
-    dictionary.add_symbol("<mask>")
-    sizes = {"encoder_layers": 1, "encoder_embed_dim": 8, "encoder_ffn_embed_dim": 8, "encoder_attention_heads": 2}
-    cfg = checkpoints.configuration("tupe_r", {"max_positions": 6, **sizes})
-    model = convert.build_model(cfg, dictionary)
-    for p in model.parameters():
-        torch.nn.init.constant_(p, value)
-    state = checkpoints.new_checkpoint(cfg, model.state_dict())
-    state["optimizer_history"][-1]["num_updates"] = updates
-    state["last_optimizer_state"] = {"state": {0: {"exp_avg": torch.randn(20000)}}}
-    torch.save(state, path)
-    return path
-
-
-def test_average_of_the_last(tmp_path, monkeypatch):
-    for number, value in enumerate([100.0, 1.0, 2.0, 6.0]):
-        our_checkpoint(tmp_path / f"checkpoint_1_{number + 8}.pt", value, number + 8)
-    (tmp_path / "checkpoint_last.pt").write_bytes((tmp_path / "checkpoint_1_11.pt").read_bytes())
-    paths = checkpoints.newest(tmp_path, 3)
-    assert [num_updates(torch.load(path, weights_only=True)) for path in paths] == [9, 10, 11]
-    mean = checkpoints.average(paths)
-    floats = [value for value in mean["model"].values() if value.is_floating_point()]
-    assert floats and all(value.eq(3).all() for value in floats) and mean["last_optimizer_state"] is None
-    run_script(monkeypatch, "average_checkpoints.py", "--last", 3, tmp_path, "--output", tmp_path / "mean.pt")
-    written = torch.load(tmp_path / "mean.pt", weights_only=True)["model"]
-    assert all(torch.equal(written[key], value) for key, value in mean["model"].items())
-    last = torch.load(paths[-1], weights_only=True)["model"]
-    settings = [key for key in last if key.endswith("_extra_state")]
-    assert settings and all(torch.equal(mean["model"][key], last[key]) for key in settings)
-    with pytest.raises(ValueError, match="4, not 5"):
-        checkpoints.newest(tmp_path, 5)
-    other = our_checkpoint(tmp_path / "other.pt", 1.0, 1, types=13)
-    with pytest.raises(ValueError, match=r"another model .* encoder\.tokens\.weight"):
-        checkpoints.average([paths[0], other])
-
-
-def run_script(monkeypatch, name, *arguments):
-    monkeypatch.setattr(sys, "argv", [name, *map(str, arguments)])
-    runpy.run_path(str(ROOT / "scripts" / name), run_name="__main__")
-
-
-def test_strip_command_prints_sizes(tmp_path, monkeypatch, capsys):
-    path, small = our_checkpoint(tmp_path / "checkpoint_last.pt", 1.0, 3), tmp_path / "small.pt"
-    run_script(monkeypatch, "average_checkpoints.py", "--strip", path, "--output", small)
-    printed, sizes = capsys.readouterr().out, [path.stat().st_size, small.stat().st_size]
-    assert sizes[0] - sizes[1] > 70000 and f"{sizes[0]:,}" in printed and f"{sizes[1]:,}" in printed
-    before, after = (torch.load(p, weights_only=True) for p in (path, small))
-    assert after["last_optimizer_state"] is None
-    assert all(torch.equal(after["model"][key], value) for key, value in before["model"].items())
-
-
-def test_shards_are_merged(tmp_path, monkeypatch):
-    whole = torch.load(our_checkpoint(tmp_path / "whole.pt", 1.0, 3), weights_only=True)
-    generator = torch.Generator().manual_seed(0)
-    model = {
-        k: torch.rand(v.shape, generator=generator) if v.is_floating_point() else v for k, v in whole["model"].items()
-    }
-    # What fairscale writes for a root module with one wrapped layer, over 3 processes: flat, padded, cut.
-    groups = {"": [], "encoder.layers.0": []}
-    for key, value in model.items():
-        if value.is_floating_point():
-            groups["encoder.layers.0" if key.startswith("encoder.layers.0.") else ""].append(key)
-    shards = [{"model": {k: v for k, v in model.items() if not v.is_floating_point()}} for _ in range(3)]
-    described = [[] for _ in range(3)]
-    for path, keys in groups.items():
-        prefix = path + "." if path else ""
-        flat = torch.cat([model[key].flatten() for key in keys])
-        padding = -len(flat) % 3
-        parts = torch.nn.functional.pad(flat, (0, padding)).chunk(3)
-        for rank in range(3):
-            shards[rank]["model"][prefix + "flat_param_0"] = parts[rank]
-            facts = {
-                "names": [key[len(prefix) :] for key in keys],
-                "shapes": [model[key].shape for key in keys],
-                "numels": [model[key].numel() for key in keys],
-                "padding": padding if rank == 2 else 0,
-            }
-            shared = {"fsdp_path": path, "no_broadcast_optim_state": False, "shared_param_info": []}
-            described[rank].append({**shared, "params": {"flat_param_0": facts}})
-    paths = []
-    for rank in range(3):
-        state = {**whole, **shards[rank], "fsdp_metadata": {"param_metadata": described[rank], "buffer_names": []}}
-        paths.append(tmp_path / f"checkpoint_last-shard{rank}.pt")
-        torch.save(state, paths[-1])
-    merged = checkpoints.merge_shards(paths)
-    assert merged["model"].keys() == model.keys() and "fsdp_metadata" not in merged
-    assert all(torch.equal(merged["model"][key], value) for key, value in model.items())
-    run_script(monkeypatch, "average_checkpoints.py", "--merge", *reversed(paths), "--output", tmp_path / "merged.pt")
-    written = torch.load(tmp_path / "merged.pt", weights_only=True)["model"]
-    assert all(torch.equal(written[key], value) for key, value in model.items())
-    for wrong in (paths[:2], [*paths, paths[0]]):
-        with pytest.raises(ValueError, match="missing, or one given twice"):
-            checkpoints.merge_shards(wrong)
-    torch.save({**state, "optimizer_history": [{"num_updates": 4}]}, paths[-1])
-    with pytest.raises(ValueError, match=r"different numbers of updates .*shard0\.pt 3, .*shard2\.pt 4"):
-        checkpoints.merge_shards(paths)
-    with pytest.raises(ValueError, match="not a shard"):
-        checkpoints.merge_shards([tmp_path / "whole.pt"])

@@ -1,16 +1,20 @@
 """Checkpoint files: writing, averaging, stripping and merging them."""
 
+import re
+from collections.abc import Sequence
 from pathlib import Path
 
+import click
 import torch
 from fairseq import options
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from omegaconf import OmegaConf
 
+from .. import options as choices
 from ..safe_load import num_updates, read_checkpoint
 
 
-def save_atomically(state, path):
+def save_atomically(state: dict, path: str | Path) -> None:
     """Readers see the old file or the new one, never half of it."""
     partial = Path(f"{path}.partial")
     torch.save(state, partial)
@@ -27,7 +31,7 @@ def configuration(arch, model_options, task="masked_lm", criterion="masked_lm"):
     return OmegaConf.to_container(convert_namespace_to_omegaconf(parsed), resolve=True, enum_to_str=True)
 
 
-def new_checkpoint(cfg, model):
+def new_checkpoint(cfg: dict, model: dict) -> dict:
     """A checkpoint with this configuration and model state, from which training starts at update 0 with a new
     optimizer."""
     history = {"criterion_name": "", "optimizer_name": "", "lr_scheduler_state": {}, "num_updates": 0}
@@ -43,25 +47,25 @@ def new_checkpoint(cfg, model):
     }
 
 
-def strip(state):
+def strip(state: dict) -> dict:
     """The checkpoint without optimizer state: for use and fine-tuning, not for resuming."""
     return {**state, "last_optimizer_state": None}
 
 
-def newest(folder, count):
+def newest(folder: str | Path, count: int) -> list[Path]:
     """The checkpoints of a run's folder after the most updates, oldest first; copies (best, last) count once.
 
     Raises ValueError if there are fewer than `count`.
     """
-    found = {}
+    paths = {}  # updates -> checkpoint
     for path in sorted(Path(folder).glob("checkpoint*.pt")):
-        found.setdefault(num_updates(read_checkpoint(path)), path)
-    if len(found) < count:
-        raise ValueError(f"{folder} has checkpoints after {sorted(found)} updates: {len(found)}, not {count}")
-    return [found[updates] for updates in sorted(found)[-count:]]
+        paths.setdefault(num_updates(read_checkpoint(path, mmap=True)), path)
+    if len(paths) < count:
+        raise ValueError(f"{folder} has checkpoints after {sorted(paths)} updates: {len(paths)}, not {count}")
+    return [paths[updates] for updates in sorted(paths)[-count:]]
 
 
-def average(paths):
+def average(paths: Sequence) -> dict:
     """The last checkpoint with the mean of the weights of all, without optimizer state.
 
     Sums are taken in float64. Tensors of integers (settings, the dictionary's fingerprint) must be equal everywhere.
@@ -88,7 +92,7 @@ def average(paths):
     return strip({**state, "model": mean})
 
 
-def merge_shards(paths):
+def merge_shards(paths: Sequence) -> dict:
     """One checkpoint, without optimizer state, from the shards that `--ddp-backend fully_sharded --use-sharded-state`
     writes (checkpoint_last-shard0.pt, -shard1.pt, ...; one per process, in this order).
 
@@ -100,8 +104,8 @@ def merge_shards(paths):
     if without:
         raise ValueError(f"{without[0]} is not a shard: it has no description of sharded parameters")
     if len({num_updates(shard) for shard in shards}) > 1:
-        said = ", ".join(f"{path} {num_updates(shard)}" for path, shard in zip(paths, shards, strict=True))
-        raise ValueError(f"the shards are of different numbers of updates ({said}); give those of one checkpoint")
+        counts = ", ".join(f"{path} {num_updates(shard)}" for path, shard in zip(paths, shards, strict=True))
+        raise ValueError(f"the shards are of different numbers of updates ({counts}); give those of one checkpoint")
     model, sharded = {}, set()
     for number, module in enumerate(shards[0]["fsdp_metadata"]["param_metadata"]):
         prefix = module["fsdp_path"] + "." if module["fsdp_path"] else ""
@@ -132,3 +136,46 @@ def merge_shards(paths):
     return strip(
         {key: value for key, value in {**shards[0], "model": {**model, **rest}}.items() if key != "fsdp_metadata"}
     )
+
+
+# ------------------------------------------------------------------------------------------------------- the commands
+
+INPUT = click.Path(path_type=Path)
+OUTPUT = click.option("--output", type=choices.FILE, required=True, help="file to write")
+
+
+@click.command("average", cls=choices.Command)
+@click.argument("checkpoints", nargs=-1, required=True, type=INPUT)
+@click.option("--last", type=click.IntRange(2), metavar="K", help="CHECKPOINTS is the folder of a run: its last K")
+@OUTPUT
+def average_command(checkpoints, last, output):
+    """The mean of several checkpoints' weights, without optimizer state."""
+    if last and len(checkpoints) != 1:
+        raise ValueError(f"--last takes the folder of one run, not {len(checkpoints)} paths")
+    paths = newest(checkpoints[0], last) if last else checkpoints
+    write(average(paths), paths, output)
+
+
+@click.command("strip", cls=choices.Command)
+@click.argument("checkpoint", type=INPUT)
+@OUTPUT
+def strip_command(checkpoint, output):
+    """The weights and the configuration of a checkpoint, without optimizer state."""
+    write(strip(read_checkpoint(checkpoint)), [checkpoint], output)
+
+
+@click.command("merge", cls=choices.Command)
+@click.argument("shards", nargs=-1, required=True, type=INPUT)
+@OUTPUT
+def merge_command(shards, output):
+    """One checkpoint from the shards of --use-sharded-state, without optimizer state."""
+    paths = sorted(shards, key=lambda path: [int(number) for number in re.findall(r"\d+", path.name)])  # 2 before 10
+    write(merge_shards(paths), paths, output)
+
+
+def write(state: dict, paths: Sequence, output: Path) -> None:
+    """Write a checkpoint that was made from others, and print all sizes."""
+    save_atomically(state, output)
+    for path in paths:
+        click.echo(f"read  {path}: {path.stat().st_size:,} bytes")
+    click.echo(f"wrote {output}: {output.stat().st_size:,} bytes")

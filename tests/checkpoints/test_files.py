@@ -1,0 +1,98 @@
+"""Checkpoint files: averaging, stripping, merging."""
+
+import pytest
+import torch
+from click.testing import CliRunner
+from helpers import our_checkpoint
+
+from tupe.checkpoints import files as checkpoints
+from tupe.checkpoints.files import average_command, merge_command, strip_command
+from tupe.safe_load import num_updates
+
+
+def run(command, *arguments):
+    """What a command prints."""
+    result = CliRunner().invoke(command, [str(argument) for argument in arguments])
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def test_average_of_the_last(tmp_path):
+    for number, value in enumerate([100.0, 1.0, 2.0, 6.0]):
+        our_checkpoint(tmp_path / f"checkpoint_1_{number + 8}.pt", value, number + 8)
+    (tmp_path / "checkpoint_last.pt").write_bytes((tmp_path / "checkpoint_1_11.pt").read_bytes())
+    paths = checkpoints.newest(tmp_path, 3)
+    assert [num_updates(torch.load(path, weights_only=True)) for path in paths] == [9, 10, 11]
+    mean = checkpoints.average(paths)
+    floats = [value for value in mean["model"].values() if value.is_floating_point()]
+    assert floats and all(value.eq(3).all() for value in floats) and mean["last_optimizer_state"] is None
+    run(average_command, "--last", 3, tmp_path, "--output", tmp_path / "mean.pt")
+    written = torch.load(tmp_path / "mean.pt", weights_only=True)["model"]
+    assert all(torch.equal(written[key], value) for key, value in mean["model"].items())
+    last = torch.load(paths[-1], weights_only=True)["model"]
+    settings = [key for key in last if key.endswith("_extra_state")]
+    assert settings and all(torch.equal(mean["model"][key], last[key]) for key in settings)
+    with pytest.raises(ValueError, match="4, not 5"):
+        checkpoints.newest(tmp_path, 5)
+    other = our_checkpoint(tmp_path / "other.pt", 1.0, 1, types=13)
+    with pytest.raises(ValueError, match=r"another model .* encoder\.tokens\.weight"):
+        checkpoints.average([paths[0], other])
+
+
+def test_strip_command_prints_sizes(tmp_path):
+    path, small = our_checkpoint(tmp_path / "checkpoint_last.pt", 1.0, 3), tmp_path / "small.pt"
+    printed = run(strip_command, path, "--output", small)
+    sizes = [path.stat().st_size, small.stat().st_size]
+    assert sizes[0] - sizes[1] > 70000 and f"{sizes[0]:,}" in printed and f"{sizes[1]:,}" in printed
+    before, after = (torch.load(p, weights_only=True) for p in (path, small))
+    assert after["last_optimizer_state"] is None
+    assert all(torch.equal(after["model"][key], value) for key, value in before["model"].items())
+
+
+def test_shards_are_merged(tmp_path):
+    whole = torch.load(our_checkpoint(tmp_path / "whole.pt", 1.0, 3), weights_only=True)
+    generator = torch.Generator().manual_seed(0)
+    model = {
+        k: torch.rand(v.shape, generator=generator) if v.is_floating_point() else v for k, v in whole["model"].items()
+    }
+    # What fairscale writes for a root module with one wrapped layer, over 3 processes: flat, padded, cut.
+    groups = {"": [], "encoder.layers.0": []}
+    for key, value in model.items():
+        if value.is_floating_point():
+            groups["encoder.layers.0" if key.startswith("encoder.layers.0.") else ""].append(key)
+    shards = [{"model": {k: v for k, v in model.items() if not v.is_floating_point()}} for _ in range(3)]
+    described = [[] for _ in range(3)]
+    for path, keys in groups.items():
+        prefix = path + "." if path else ""
+        flat = torch.cat([model[key].flatten() for key in keys])
+        padding = -len(flat) % 3
+        parts = torch.nn.functional.pad(flat, (0, padding)).chunk(3)
+        for rank in range(3):
+            shards[rank]["model"][prefix + "flat_param_0"] = parts[rank]
+            facts = {
+                "names": [key[len(prefix) :] for key in keys],
+                "shapes": [model[key].shape for key in keys],
+                "numels": [model[key].numel() for key in keys],
+                "padding": padding if rank == 2 else 0,
+            }
+            shared = {"fsdp_path": path, "no_broadcast_optim_state": False, "shared_param_info": []}
+            described[rank].append({**shared, "params": {"flat_param_0": facts}})
+    paths = []
+    for rank in range(3):
+        state = {**whole, **shards[rank], "fsdp_metadata": {"param_metadata": described[rank], "buffer_names": []}}
+        paths.append(tmp_path / f"checkpoint_last-shard{rank}.pt")
+        torch.save(state, paths[-1])
+    merged = checkpoints.merge_shards(paths)
+    assert merged["model"].keys() == model.keys() and "fsdp_metadata" not in merged
+    assert all(torch.equal(merged["model"][key], value) for key, value in model.items())
+    run(merge_command, *reversed(paths), "--output", tmp_path / "merged.pt")
+    written = torch.load(tmp_path / "merged.pt", weights_only=True)["model"]
+    assert all(torch.equal(written[key], value) for key, value in model.items())
+    for wrong in (paths[:2], [*paths, paths[0]]):
+        with pytest.raises(ValueError, match="missing, or one given twice"):
+            checkpoints.merge_shards(wrong)
+    torch.save({**state, "optimizer_history": [{"num_updates": 4}]}, paths[-1])
+    with pytest.raises(ValueError, match=r"different numbers of updates .*shard0\.pt 3, .*shard2\.pt 4"):
+        checkpoints.merge_shards(paths)
+    with pytest.raises(ValueError, match="not a shard"):
+        checkpoints.merge_shards([tmp_path / "whole.pt"])
