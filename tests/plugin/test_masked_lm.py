@@ -1,6 +1,7 @@
 """Masked-LM pre-training, from scratch and from a checkpoint: fairseq's own batches, pairs of sentences, segments, the
 next-sentence loss, and the length of the run."""
 
+import hashlib
 import math
 
 import numpy as np
@@ -8,10 +9,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from helpers import CONFIGS, PLUGIN, build, load, pretrain_arguments, split_documents, train, write_data
+from omegaconf import OmegaConf
 
 from tupe.encoder import second_segment
 from tupe.evaluation.probes import load_model
-from tupe.plugin.masked_lm import HEAD, SentencePairs, TupeMaskedLMTask
+from tupe.plugin.masked_lm import HEAD, SentencePairs, TupeMaskedLMConfig, TupeMaskedLMTask
 from tupe.record import read
 
 EOS = 2
@@ -239,3 +241,34 @@ def test_next_sentences_need_segments(start, tmp_path):
     data, _ = start
     with pytest.raises(ValueError, match="segment embeddings"):
         train(arguments(data, "", tmp_path, "--arch=tupe_r_tiny"))
+
+
+@pytest.mark.parametrize("next_sentence", [False, True], ids=["blocks", "pairs"])
+def test_held_out_masks_are_the_same_for_every_seed(next_sentence, start, tmp_path):
+    def batches(split, seed):
+        config = TupeMaskedLMConfig(
+            data=str(start[0]), seed=seed, next_sentence=next_sentence, tokens_per_sample=24, finetune_from_model=None
+        )
+        task = TupeMaskedLMTask.setup_task(OmegaConf.structured(config))
+        task.load_dataset(split)
+        data = task.dataset(split)
+        return data.collater([data[i] for i in range(len(data))])["target"].tolist()
+
+    assert batches("valid", 1) == batches("valid", 2)
+    assert batches("train", 1) != batches("train", 2)
+
+
+def test_models_of_one_seed_train_on_the_same_batches(start, tmp_path):
+    """Order and masks: by the hash of what every update sees."""
+
+    def seen(arch, seed):
+        digests = []
+        words = pretrain_arguments(
+            start[0], tmp_path / f"{arch}{seed}", f"--seed={seed}", "--max-update=4", "--no-save", arch=arch
+        )
+        train(words, on_step=lambda samples: digests.append(hashlib.sha256(repr(samples).encode()).hexdigest()))
+        return digests
+
+    one = seen("bert_a_tiny", 1)
+    assert len(set(one)) == 4
+    assert seen("tupe_r_tiny", 1) == one and seen("bert_a_tiny", 2) != one

@@ -38,6 +38,7 @@ from .criterion import has_padding
 from .run import RecordedTask
 
 HEAD = "next_sentence"
+HELD_OUT_SEED = 1  # of the masks of every split but `train`: losses of all models and seeds are of the same tokens
 
 
 @dataclass
@@ -51,7 +52,8 @@ class TupeMaskedLMConfig(MaskedLMConfig):
 
 @register_task("tupe_masked_lm", dataclass=TupeMaskedLMConfig)
 class TupeMaskedLMTask(RecordedTask, MaskedLMTask):
-    """fairseq's `masked_lm`, the same batches and masks, with a record of the run.
+    """fairseq's `masked_lm`, the same batches and masks in training, with a record of the run. Held-out text has the
+    same masks whatever the seed.
 
     With `finetune_from_model` it goes on with that checkpoint and keeps its structure: a model that contradicts it is
     an error, and its longest length stays, however short the sequences are.
@@ -74,8 +76,15 @@ class TupeMaskedLMTask(RecordedTask, MaskedLMTask):
         return super().build_criterion(cfg, **kwargs)
 
     def load_dataset(self, split, epoch=1, combine=False, **kwargs):
-        if not self.cfg.next_sentence:
-            return super().load_dataset(split, epoch, combine, **kwargs)
+        seed = self.cfg.seed
+        self.cfg.seed = seed if split.startswith("train") else HELD_OUT_SEED
+        try:
+            load = self._load_pairs if self.cfg.next_sentence else super().load_dataset
+            load(split, epoch, combine, **kwargs)
+        finally:
+            self.cfg.seed = seed
+
+    def _load_pairs(self, split, epoch=1, combine=False, **kwargs):
         d, paths = self.source_dictionary, self.cfg.data.split(":")
         path = f"{paths[(epoch - 1) % len(paths)]}/{split}"
         sentences = data_utils.load_indexed_dataset(path, d, combine=combine)
