@@ -7,7 +7,7 @@ import pytest
 import torch
 from fairseq import models as fairseq_models
 from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_DATACLASS_REGISTRY
-from helpers import build, make_dictionary
+from helpers import build, load, make_dictionary, pretrain_arguments, train, write_data
 from omegaconf import OmegaConf
 
 from tupe.architectures import ARCHITECTURES, SIZES, with_size
@@ -277,3 +277,39 @@ def test_a_file_that_a_checkpoint_names_is_not_run(tmp_path):
             refuse_own_schemes("own_nothing")
     finally:
         SCHEMES.pop("own_nothing", None)
+
+
+OWN_SCHEME = """
+from tupe.positions import PositionScheme, register
+
+@register("own_shift")
+class Shift(PositionScheme):
+    def __init__(self, dims, slope: float = 1.0):
+        super().__init__(dims)
+        self.heads, self.slope = dims.heads, slope
+
+    def bias(self, length, scale):
+        import torch
+        return (self.slope * torch.arange(length).float()).expand(self.heads, length, -1)
+"""
+
+
+def test_a_scheme_from_a_file_is_trained_and_asked_for_again(tmp_path):
+    """Through fairseq-train; the checkpoint holds scheme and file, and names the file in vain when it is loaded."""
+    data, own = write_data(tmp_path / "data"), tmp_path / "own.py"
+    own.write_text(OWN_SCHEME)
+    options = [f"--position-file={own}", "--position=own_shift:slope:0.50+absolute", "--cls=tied", "--max-update=2"]
+    try:
+        assert len(train(pretrain_arguments(data, tmp_path / "run", *options))) == 2
+        SCHEMES.pop("own_shift")  # as a new process would find it
+        saved = load(tmp_path / "run" / "checkpoint_last.pt")["cfg"]["model"]
+        assert saved["position"] == "absolute+own_shift:slope:0.5" and saved["position_file"] == str(own)
+        where = (tmp_path / "run", "checkpoint_last.pt", data)
+        with pytest.raises(ValueError, match="unknown position scheme 'own_shift'.*own.py was not run"):
+            TupeModel.from_pretrained(*where)
+        copy = tmp_path / "copy.py"
+        copy.write_text(OWN_SCHEME)
+        loaded = TupeModel.from_pretrained(*where, position_file=copy)
+        assert loaded.model.encoder.positions.name == saved["position"]
+    finally:
+        SCHEMES.pop("own_shift", None)

@@ -262,7 +262,7 @@ def t5_bias(model, reach: int | None = None) -> tuple:
     scheme = only(model, "t5")
     reach = min(reach or scheme.max_distance, model.max_positions() - 1)
     offsets = torch.arange(-reach, reach + 1)
-    return offsets.numpy(), scheme.table(scheme.bucket_of(offsets)).T.numpy()
+    return offsets.numpy(), (scheme.multiplier * scheme.table(scheme.bucket_of(offsets))).T.numpy()
 
 
 @torch.no_grad()

@@ -14,6 +14,7 @@ import torch
 from fairseq import hub_utils
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from fairseq.models import BaseFairseqModel, register_model
+from omegaconf import DictConfig
 from torch import nn
 
 from ..architectures import ARCHITECTURES, SIZES, with_size
@@ -82,11 +83,11 @@ def spell_position(cfg):
     try:
         cfg.position = canonical(cfg.position)
     except ValueError as error:
-        if not cfg.get("position_file"):
+        if not cfg.position_file:
             raise
         reason = "only tasks of this project run it, and only if it is given anew, not for a checkpoint's sake"
         raise ValueError(f"{error} ({cfg.position_file} was not run: {reason})") from None
-    root = cfg._get_parent()
+    root = cfg._get_parent() if isinstance(cfg, DictConfig) else None
     if root is not None and "model" in root:
         root.model.position = cfg.position
 
