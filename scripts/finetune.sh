@@ -1,14 +1,9 @@
 #!/usr/bin/env bash
-# Fine-tunes a pre-trained checkpoint on one GLUE task (configs/finetune.yaml: Table 2 of the paper). A started run is resumed.
-#   bash scripts/finetune.sh TASK DATA CHECKPOINT SAVE_DIR [fairseq-train options]
-#   bash scripts/finetune.sh RTE glue-bin runs/tupe_r/checkpoint_last.pt runs/rte --lr 2e-5 --seed 3
-# DATA is the folder that prepare_glue.py wrote. Architecture and longest sequence are the checkpoint's. SAVE_DIR gets
-# checkpoint_best.pt, checkpoint_last.pt, scores.json (unrounded, every epoch) and predictions/. See scripts/launch.sh for
-# GPUS, SET, DRY_RUN, ...
+# Fine-tunes a pre-trained checkpoint on a GLUE task or SQuAD, with the paper's settings (configs/finetune.yaml, squad.yaml). A
+# started run is resumed, a finished one is left alone.
+#   bash scripts/finetune.sh --task RTE --data glue-bin --checkpoint runs/tupe_r/checkpoint_last.pt --output runs/rte --lr 2e-5
+# The options are those of `tupe finetune`; PYTHON is the interpreter (default: .venv of this repository).
 set -euo pipefail
-if [ $# -lt 4 ]; then sed -n '2,7s/^# \?//p' "$0" >&2; exit 2; fi
-source "$(dirname "$0")/launch.sh"
-task=$(tr -dc '[:alnum:]' <<< "${1,,}") data=$2 checkpoint=$3 save_dir=$4
-shift 4
-launch finetune "glue=$task" "$data" --save-dir "$save_dir" --finetune-from-model "$checkpoint" \
-  "$@"
+root=$(cd "$(dirname "$0")/.." && pwd)
+export PYTHONPATH=$root${PYTHONPATH:+:$PYTHONPATH}
+exec "${PYTHON:-$root/.venv/bin/python}" -m tupe finetune "$@"

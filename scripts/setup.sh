@@ -2,13 +2,15 @@
 # Creates the virtual environment the other scripts use; does nothing (in well under a second) when it is up to date.
 #   bash scripts/setup.sh                  .venv        Python 3.11 or 3.12, current torch, fairseq-fixed (upstream main of 2024)
 #   bash scripts/setup.sh --stack volta    .venv-volta  Python 3.10, torch 2.4.1 (the last with V100 kernels), fairseq 0.12.2
-# PYTHON=/path/to/python3.x chooses the interpreter; pip's own settings (PIP_INDEX_URL, ...) choose the package index.
+# PYTHON=/path/to/python3.x chooses the interpreter; an environment of another version is made anew.
+# pip's own settings (PIP_INDEX_URL, ...) choose the package index.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 stack=current
 while [ $# -gt 0 ]; do
   case $1 in
+    -h | --help) sed -n '2,6s/^# \?//p' "$0"; exit ;;
     --stack) stack=${2:-}; shift; [ $# -eq 0 ] || shift ;;
     *) echo "setup.sh: unknown argument '$1'; usage: setup.sh [--stack current|volta]" >&2; exit 2 ;;
   esac
@@ -26,12 +28,20 @@ case $stack in
 esac
 requirements=scripts/requirements/$stack.txt
 
+version_of() { "$1" -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2> /dev/null; }
+if [ -n "${PYTHON:-}" ]; then
+  version=$(version_of "$PYTHON") || { echo "setup.sh: PYTHON=$PYTHON does not run" >&2; exit 2; }
+  case " $versions " in
+    *" $version "*) versions=$version ;;
+    *) echo "setup.sh: PYTHON=$PYTHON is Python $version; the $stack stack needs ${versions// / or }" >&2; exit 2 ;;
+  esac
+fi
+fits() { case " $versions " in *" $(version_of "$venv/bin/python") "*) ;; *) return 1 ;; esac }
+
 # The path is part of the stamp: a copied or moved environment points at the old place.
 stamp=$(cat "$requirements" scripts/setup.sh pyproject.toml <(pwd) | sha256sum | cut -d' ' -f1)
-if [ "$(cat "$venv/.ready" 2>/dev/null)" = "$stamp" ]; then
-  echo "setup: $venv is up to date"
-  exit 0
-fi
+up_to_date() { [ "$(cat "$venv/.ready" 2> /dev/null)" = "$stamp" ] && fits && echo "setup: $venv is up to date"; }
+if up_to_date; then exit 0; fi
 
 step() { echo "setup: [${SECONDS}s] $*"; }
 
@@ -40,15 +50,15 @@ exec 9> ".setup-$stack.lock"
 if command -v flock > /dev/null && ! flock -n 9; then
   step "waiting for another setup.sh"
   flock 9
-  if [ "$(cat "$venv/.ready" 2>/dev/null)" = "$stamp" ]; then echo "setup: $venv is up to date"; exit 0; fi
+  if up_to_date; then exit 0; fi
 fi
 
 find_python() {
-  local version candidate
+  local version candidate candidates
   for version in $versions; do
-    for candidate in "${PYTHON:-}" "python$version" python3 "${PYENV_ROOT:-$HOME/.pyenv}"/versions/"$version".*/bin/python"$version"; do
-      if [ -n "$candidate" ] && "$candidate" -c \
-          "import sys, venv, ensurepip; sys.exit('%d.%d' % sys.version_info[:2] != '$version')" 2>/dev/null; then
+    candidates=("python$version" python3 "${PYENV_ROOT:-$HOME/.pyenv}"/versions/"$version".*/bin/python"$version")
+    for candidate in "${PYTHON:-${candidates[@]}}"; do
+      if [ "$(version_of "$candidate")" = "$version" ] && "$candidate" -c "import venv, ensurepip" 2> /dev/null; then
         echo "$candidate"; return
       fi
     done
@@ -57,7 +67,7 @@ find_python() {
   return 1
 }
 
-if ! "$venv/bin/python" -m pip --version > /dev/null 2>&1; then
+if ! fits || ! "$venv/bin/python" -m pip --version > /dev/null 2>&1; then
   python=$(find_python)
   step "creating $venv with $("$python" --version)"
   "$python" -m venv --clear "$venv"

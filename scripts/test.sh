@@ -1,9 +1,12 @@
 #!/usr/bin/env bash
-# Style, imports, then the tests, in the environment that setup.sh makes. Arguments go to pytest: bash scripts/test.sh -k positions
-# STACK=volta runs the same tests on the second stack; -n 0 runs them one after the other, as --pdb needs it.
+# Style, imports, then the tests, in the environment that setup.sh makes.
+#   bash scripts/test.sh [--stack volta] [arguments of pytest]
+#   bash scripts/test.sh -k positions -n 0      -n 0: one after the other, as --pdb needs it
 set -euo pipefail
+case "${1:-}" in -h | --help) sed -n '2,4s/^# \?//p' "$0"; exit ;; esac
 cd "$(dirname "$0")/.."
-stack=${STACK:-current}
+stack=current
+if [ "${1:-}" = --stack ]; then stack=${2:-}; shift $(($# > 1 ? 2 : 1)); fi
 bash scripts/setup.sh --stack "$stack"
 venv=.venv; [ "$stack" = current ] || venv=.venv-$stack
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} TOKENIZERS_PARALLELISM=false

@@ -1,36 +1,37 @@
 """The shell scripts: commands they would run, refusals, and the installations of setup.sh."""
 
-import importlib.util
-import json
 import math
 import os
-import runpy
+import shlex
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 import scipy.stats
 import torch
+from click.testing import CliRunner
 from helpers import PLUGIN, write_data
 
+from tupe.experiments import quickstart
 from tupe.experiments.summary import unigram_entropy
+from tupe.record import Record
 
 ROOT = PLUGIN.parent
 SCRIPTS = ROOT / "scripts"
 
 
 def bash(script, *arguments, **variables):
-    environment = {**os.environ, "PYTHON": sys.executable, "GPUS": "0", "OMP_NUM_THREADS": "1", **variables}
+    environment = {**os.environ, "PYTHON": sys.executable, "OMP_NUM_THREADS": "1", **variables}
     command = ["bash", str(script), *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, env=environment, cwd=ROOT, timeout=240)
 
 
 @pytest.mark.parametrize("script", sorted(SCRIPTS.glob("*.s*h*")), ids=lambda path: path.name)
-def test_script_is_valid_bash(script):
-    assert subprocess.run(["bash", "-n", str(script)]).returncode == 0
+def test_every_script_explains_itself(script):
+    done = bash(script, "--help")
+    assert done.returncode == 0 and script.name in done.stdout or "Usage: tupe" in done.stdout, done.stderr
 
 
 def test_slurm_job_starts_torchrun_once_per_node(tmp_path):
@@ -40,91 +41,32 @@ def test_slurm_job_starts_torchrun_once_per_node(tmp_path):
         (tmp_path / name).write_text(f"#!/bin/bash\n{text}\n")
         (tmp_path / name).chmod(0o755)
     done = bash(
-        SCRIPTS / "pretrain.sbatch", "DATA", tmp_path / "run", "--seed=7", DRY_RUN="1", GPUS="8", ARCH="bert_a_large",
-        PATH=f"{tmp_path}:{os.environ['PATH']}", SLURM_SUBMIT_DIR=str(ROOT), SLURM_JOB_NUM_NODES="2",
-        SLURM_JOB_ID="5", SLURM_JOB_NODELIST="x",
+        SCRIPTS / "pretrain.sbatch", "--data=DATA", f"--output={tmp_path / 'run'}", "--seed=7", "--dry-run",
+        "--arch=bert_a_large", PATH=f"{tmp_path}:{os.environ['PATH']}", SLURM_SUBMIT_DIR=str(ROOT),
+        SLURM_JOB_NUM_NODES="2", SLURM_JOB_ID="5", SLURM_JOB_NODELIST="x",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    commands = [line for line in done.stdout.splitlines() if "torch.distributed.run" in line]
+    commands = [shlex.split(line) for line in done.stdout.splitlines() if line.startswith("torchrun ")]
     for rank, command in enumerate(commands):
-        assert f"--nnodes 2 --node-rank {rank} --master-addr first --master-port 20005" in command
-        words = command.split()
-        for word in ("--arch=bert_a_large", "--seed=7", "--batch-size=16", "--distributed-world-size=16", "--fp16"):
-            assert word in words
-        assert "--cpu" not in words
+        place = f"--nproc-per-node=8 --nnodes=2 --node-rank={rank} --master-addr=first --master-port=20005"
+        wanted = "--arch=bert_a_large --seed=7 --batch-size=16 --distributed-world-size=16 --fp16"
+        assert {*place.split(), *wanted.split()} <= set(command)
     assert len(commands) == 2 and not (tmp_path / "run").exists()
 
 
-def test_bad_recipe_stops_before_training(tmp_path):
-    done = bash(SCRIPTS / "pretrain.sh", "DATA", tmp_path / "run", GPUS="3", DRY_RUN="1")
-    assert done.returncode != 0 and "cannot be split evenly over 3 processes" in done.stderr
-    assert "fairseq_cli" not in done.stdout
-
-
-@pytest.mark.parametrize(
-    ("variables", "words"),
-    [
-        ({}, ["--arch=tupe_r"]),
-        ({"RECIPE": "pretrain_large"}, ["--arch=tupe_r_large"]),
-        ({"RECIPE": "pretrain_electra"}, ["--arch=electra_tupe_r"]),
-        ({"SET": "model=shaw"}, ["--arch=bert_a", "--position=shaw+shaw_values"]),
-        ({"SET": "model=shaw", "ARCH": "bert_a_mini"}, ["--arch=bert_a_mini", "--position=shaw+shaw_values"]),
-    ],
-)
-def test_architecture_is_the_recipe_s_unless_another_is_given(variables, words, tmp_path):
-    done = bash(SCRIPTS / "pretrain.sh", "DATA", tmp_path / "run", DRY_RUN="1", **variables)
-    assert done.returncode == 0 and set(words) <= set(done.stdout.split()), done.stderr
-    assert "--cls" not in done.stdout
-
-
-@pytest.mark.parametrize(
-    ("variables", "message"),
-    [
-        ({"SET": "+seed=3"}, "seed=3 belongs to no section"),
-        ({"SET": "comon.fp16=false"}, "comon"),
-        ({"NNODES": "2"}, "NNODES=2 needs GPUs"),
-    ],
-)
-def test_mistakes_in_variables_end_with_a_reason(variables, message, tmp_path):
-    done = bash(SCRIPTS / "pretrain.sh", "DATA", tmp_path / "run", DRY_RUN="1", **variables)
-    assert done.returncode != 0 and message in done.stderr and "Traceback" not in done.stderr
-
-
-@pytest.mark.parametrize("script", sorted(path.name for path in SCRIPTS.glob("*.py")))
-def test_every_script_explains_itself(script, capsys, monkeypatch):
-    monkeypatch.setattr(sys, "argv", [script, "--help"])
-    with pytest.raises(SystemExit) as end:
-        runpy.run_path(str(SCRIPTS / script), run_name="__main__")
-    assert not end.value.code and "usage: " in capsys.readouterr().out
-
-
-def test_memory_allocator_is_preloaded(tmp_path):
+@pytest.mark.parametrize("name", ["pretrain", "finetune"])
+def test_recipes_hand_over_to_the_command(name, tmp_path):
+    """The process is the interpreter's, so that a signal reaches it; the words arrive as they were."""
     python = tmp_path / "python"
-    python.write_text('#!/bin/bash\necho "preloaded: $LD_PRELOAD"\n')
+    python.write_text('#!/bin/bash\necho $$; printf "<%s>" "$@"\n')
     python.chmod(0o755)
-    library = next(Path("/").glob("lib*/**/libm.so.6"), None) or pytest.skip("no library to preload is known here")
-
-    def run(**variables):
-        return bash(SCRIPTS / "pretrain.sh", "DATA", tmp_path / "run", PYTHON=str(python), **variables)
-
-    assert f"preloaded: {library}\n" in run(ALLOCATOR=str(library), LD_PRELOAD="").stdout
-    assert "preloaded: \n" in run(ALLOCATOR="none", LD_PRELOAD="").stdout
-    assert f"preloaded: {library}\n" in run(ALLOCATOR="/other.so", LD_PRELOAD=str(library)).stdout  # theirs stays
-    refused = run(ALLOCATOR="/nothing.so", LD_PRELOAD="")
-    assert refused.returncode == 2 and "no such library: ALLOCATOR=/nothing.so" in refused.stderr
-
-    ldconfig = tmp_path / "ldconfig"  # as on a system that has tcmalloc
-    ldconfig.write_text(f"#!/bin/bash\necho 'libtcmalloc_minimal.so.4 (libc6,x86-64) => {library}'\n")
-    ldconfig.chmod(0o755)
-    found = run(LD_PRELOAD="", PATH=f"{tmp_path}:{os.environ['PATH']}")
-    expected = "" if Path("/dev/nvidiactl").exists() else library
-    assert f"preloaded: {expected}\n" in found.stdout
-
-
-def test_usage_is_shown():
-    for name in ("pretrain.sh", "finetune.sh"):
-        done = bash(SCRIPTS / name)
-        assert done.returncode == 2 and f"scripts/{name}" in done.stderr
+    environment = {**os.environ, "PYTHON": str(python)}
+    process = subprocess.Popen(
+        ["bash", SCRIPTS / f"{name}.sh", "--data", "a b", "model.dropout=0"],
+        stdout=subprocess.PIPE, text=True, env=environment, cwd=tmp_path,
+    )  # fmt: skip
+    shown = process.communicate()[0]
+    assert shown == f"{process.pid}\n<-m><tupe><{name}><--data><a b><model.dropout=0>"
 
 
 FAKE_PYTHON = """#!/bin/bash
@@ -132,7 +74,8 @@ FAKE_PYTHON = """#!/bin/bash
 case "$1 $2" in
   "-m venv") mkdir -p "${@: -1}/bin" && cp "$0" "${@: -1}/bin/python" ;;
   "-m pip") echo "${@:3}" >> "$FAKE_LOG" ;;
-  "--version ") echo "Python 3.11.0" ;;
+  "--version ") echo "Python $FAKE_VERSION.0" ;;
+  "-c import sys; print"*) echo "$FAKE_VERSION" ;;
 esac
 """
 
@@ -141,15 +84,17 @@ def test_setup_installs_once_and_again_when_requirements_change(tmp_path):
     (tmp_path / "scripts").mkdir()
     shutil.copytree(SCRIPTS / "requirements", tmp_path / "scripts/requirements")
     shutil.copy(SCRIPTS / "setup.sh", tmp_path / "scripts")
-    shutil.copy(ROOT / "setup.py", tmp_path)
+    for file in ("setup.py", "pyproject.toml"):
+        shutil.copy(ROOT / file, tmp_path)
     (tmp_path / "python").write_text(FAKE_PYTHON)
     (tmp_path / "python").chmod(0o755)
 
-    def setup(*arguments):
+    def setup(*arguments, version="3.11"):
         log = tmp_path / "log"
         log.write_text("")
         script = tmp_path / "scripts/setup.sh"
-        done = bash(script, *arguments, PYTHON=str(tmp_path / "python"), FAKE_LOG=str(log))
+        settings = {"PYTHON": str(tmp_path / "python"), "FAKE_LOG": str(log), "FAKE_VERSION": version}
+        done = bash(script, *arguments, **settings)
         return done, log.read_text()
 
     done, installed = setup()
@@ -162,42 +107,39 @@ def test_setup_installs_once_and_again_when_requirements_change(tmp_path):
         file.write("another==1.0\n")
     assert "-r scripts/requirements/current.txt" in setup()[1]
     assert not (tmp_path / ".venv-volta").exists()
-    done, installed = setup("--stack", "volta")
+    done, installed = setup(version="3.9")  # refused aloud, and not replaced by another interpreter
+    assert done.returncode == 2 and "3.9" in done.stderr and "3.11 or 3.12" in done.stderr and not installed
+    done, installed = setup("--stack", "volta", version="3.10")
     assert done.returncode == 0 and "fairseq==0.12.2" in installed and (tmp_path / ".venv-volta").exists()
     done, _ = setup("--stack", "cuda9")
     assert done.returncode == 2 and "valid: current, volta" in done.stderr
 
 
-@pytest.fixture
-def quickstart():
-    spec = importlib.util.spec_from_file_location("quickstart", SCRIPTS / "quickstart.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.mark.parametrize("loss, learned", [(4.2, True), (4.4, False)])
-def test_quickstart_table_says_whether_anything_was_learned(quickstart, tmp_path, capsys, loss, learned):
+def test_quickstart_table_shows_whether_anything_was_learned(tmp_path, loss, learned):
     write_data(tmp_path / "data")
     entropy = unigram_entropy(tmp_path / "data") / math.log(2)
     counts = np.bincount(np.fromfile(tmp_path / "data" / "train.bin", dtype=np.uint16))
     assert entropy == pytest.approx(scipy.stats.entropy(counts, base=2)) == pytest.approx(4.6, abs=0.01)
+    run = {"seed": 1, "lr": 1e-3, "variant": "", "length": {"max_update": 1234}, "splits": ["valid"]}
     for arch, parameters in {"bert_a": 1_230_000, "tupe_r": 1_340_000}.items():
-        (tmp_path / f"{arch}_tiny").mkdir()
-        torch.save({"model": {"weight": torch.zeros(parameters)}}, tmp_path / f"{arch}_tiny" / "checkpoint_last.pt")
-        (tmp_path / f"{arch}_tiny.pretrain.log").write_text(
+        folder = tmp_path / "models" / "presets" / f"{arch}_tiny" / arch
+        folder.mkdir(parents=True)
+        state = {"cfg": {"model": {}}, "model": {"weight": torch.zeros(parameters)}}
+        torch.save(state, folder / "checkpoint_last.pt")
+        (folder / "train.log").write_text(
             "1 | INFO | train_inner | epoch 001: 5 / 9 loss=5.4, wps=1500.5, ups=2, num_updates=5\n"
-            f"1 | INFO | valid | epoch 001 | valid on 'valid' subset | loss {loss} | ppl 9 | wps 7 | num_updates 1234\n"
         )
-        (tmp_path / f"{arch}_tiny_stsb").mkdir()
-        records = [{"split": "valid", "pearson": score, "spearman": score + 1} for score in (30.04, 41.26, 35)]
-        (tmp_path / f"{arch}_tiny_stsb" / "scores.json").write_text(json.dumps({"records": records}))
-    if learned:
-        quickstart.table(tmp_path)
-    else:
-        with pytest.raises(SystemExit, match="nothing was learned(.|\n)*TUPE-R: validation loss 4.40"):
-            quickstart.table(tmp_path)
-    rows = [[cell.strip() for cell in row.split("|")[1:-1]] for row in capsys.readouterr().out.splitlines()]
+        entry = {"epoch": 1, "num_updates": 1234, "split": "valid", "best": True}
+        Record("masked_lm", f"{arch}_tiny", **run, scores=[{**entry, "loss": loss}]).save(folder)
+        finetuned = tmp_path / "models" / "glue" / arch / "STS-B" / "lr0.0001_seed1"
+        finetuned.mkdir(parents=True)
+        scores = [{**entry, "pearson": score, "spearman": score + 1} for score in (30.04, 41.26, 35)]
+        Record("STS-B", f"{arch}_tiny", **run, scores=scores).save(finetuned)
+    shown = CliRunner().invoke(quickstart.main, ["table", str(tmp_path)])
+    assert shown.exit_code == (0 if learned else 2), shown.output
+    assert ("TUPE-R: validation loss 4.40" in shown.stderr) == (not learned)
+    rows = [[cell.strip() for cell in row.split("|")[1:-1]] for row in shown.stdout.splitlines()]
     assert rows[2] == ["BERT-A tiny", "1,234", "1.23 M", "1,500", f"{loss:.2f}", f"{entropy:.2f}", "41.3", "42.3"]
     assert rows[3][0] == "TUPE-R tiny" and rows[3][2] == "1.34 M"
     assert "Base" in rows[4][0] and rows[4][-2] == "89.43"

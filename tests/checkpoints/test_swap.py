@@ -99,26 +99,26 @@ def test_wrong_dictionary_and_other_models_are_refused(trained):
 
 
 @pytest.mark.slow
-def test_shell_recipe_continues_in_two_phases_with_next_sentences(trained, tmp_path):
+def test_training_continues_in_two_phases_with_next_sentences(trained, tmp_path):
     data, checkpoint = trained
     split_documents(data)
     output = f"--output={tmp_path}/swapped.pt"
     run(f"--checkpoint={checkpoint}", "--position=untied+t5", "--cls=untied", "--segments", output)
     assert "encoder.segments.weight" in load(tmp_path / "swapped.pt")["model"]
-    command = ["bash", f"{ROOT}/scripts/continue.sh", str(data), f"{tmp_path}/swapped.pt", f"{tmp_path}/run"]
+    command = [sys.executable, "-m", "tupe", "continue", f"--data={data}", f"--checkpoint={tmp_path}/swapped.pt"]
+    command += [f"--output={tmp_path}/run", "--epochs=2,1", "--lengths=20,24", "--next-sentence", "--gpus=0"]
     command += ["--batch-size=4", "--update-freq=1", "--num-workers=0"]
-    environment = {**os.environ, "PYTHON": sys.executable, "GPUS": "0", "OMP_NUM_THREADS": "1"}
-    environment.update(EPOCHS="2 1", LENGTHS="20 24", NEXT_SENTENCE="1")
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=300)
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     assert "nsp_accuracy" in done.stdout + done.stderr
-    for phase, epochs, length in [("short", 2, 20), ("long", 1, 24)]:
+    for phase, epochs, length in [("length20", 2, 20), ("length24", 1, 24)]:
         state = load(tmp_path / "run" / phase / "checkpoint_last.pt")
         assert state["cfg"]["optimization"]["max_epoch"] == epochs
         assert state["cfg"]["task"]["tokens_per_sample"] == length
         assert state["cfg"]["model"]["_name"] == "bert_r_tiny" and state["cfg"]["model"]["position"] == "untied+t5"
         assert f"classification_heads.{HEAD}.dense.weight" in state["model"]
         assert state["cfg"]["lr_scheduler"]["total_num_update"] == state["optimizer_history"][-1]["num_updates"]
-    first = load(tmp_path / "run/short/checkpoint_last.pt")["cfg"]["checkpoint"]["finetune_from_model"]
-    second = load(tmp_path / "run/long/checkpoint_last.pt")["cfg"]["checkpoint"]["finetune_from_model"]
-    assert first.endswith("swapped.pt") and second.endswith("short/checkpoint_last.pt")
+    first = load(tmp_path / "run/length20/checkpoint_last.pt")["cfg"]["checkpoint"]["finetune_from_model"]
+    second = load(tmp_path / "run/length24/checkpoint_last.pt")["cfg"]["checkpoint"]["finetune_from_model"]
+    assert first.endswith("swapped.pt") and second.endswith("length20/checkpoint_last.pt")

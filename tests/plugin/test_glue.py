@@ -141,24 +141,25 @@ def test_regression(learnable, pretrained, tmp_path):
     assert "spearman" in last and "accuracy" not in last
 
 
-def test_shell_recipe_and_hydra_train_the_same(learnable, pretrained, tmp_path):
-    """The same tiny model through scripts/finetune.sh and through fairseq-hydra-train: same losses, same scores."""
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHON": sys.executable, "GPUS": "0"}
+def test_both_launchers_train_the_same(learnable, pretrained, tmp_path):
+    """The same tiny model through `tupe finetune` and through fairseq-hydra-train: same losses, same scores."""
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
     common = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "env": env, "cwd": ROOT}
     small = ["--lr", "0.003", "--max-epoch", "2", "--num-workers", "0"]
-    shell = ["bash", "scripts/finetune.sh", "CoLA", learnable, pretrained, tmp_path / "shell", *small]
+    tupe = [sys.executable, "-m", "tupe", "finetune", "--task=CoLA", f"--data={learnable}", "--gpus=0", *small]
+    tupe += [f"--checkpoint={pretrained}", f"--output={tmp_path / 'tupe'}"]
     hydra = [
         sys.executable, "-m", "fairseq_cli.hydra_train", "--config-dir", ROOT / "configs", "--config-name", "finetune",
         "glue=cola", f"task.data={learnable}", f"checkpoint.finetune_from_model={pretrained}",
         f"checkpoint.save_dir={tmp_path / 'hydra'}", "optimization.lr=[0.003]", "optimization.max_epoch=2",
         "dataset.num_workers=0", "common.fp16=false", "common.cpu=true", f"hydra.run.dir={tmp_path / 'cwd'}",
     ]  # fmt: skip
-    started = [subprocess.Popen([str(word) for word in command], **common) for command in (shell, hydra)]
+    started = [subprocess.Popen([str(word) for word in command], **common) for command in (tupe, hydra)]
     outputs = [process.communicate()[0] for process in started]
     assert [process.returncode for process in started] == [0, 0], "\n".join(outputs)
-    shell, hydra = read(tmp_path / "shell"), read(tmp_path / "hydra")
-    assert shell.state == hydra.state == "finished" and not shell.differences(hydra)
-    assert len(shell.scores) == 2 and shell.scores == hydra.scores
+    tupe, hydra = read(tmp_path / "tupe"), read(tmp_path / "hydra")
+    assert tupe.state == hydra.state == "finished" and not tupe.differences(hydra)
+    assert len(tupe.scores) == 2 and tupe.scores == hydra.scores
 
 
 # fairseq gathers the predictions of several processes through the memory of GPUs; main memory stands in for it.

@@ -126,9 +126,11 @@ def test_unknown_names_are_refused(tmp_path):
         recipe("--arch=tupe_x")
     with pytest.raises(ValueError, match="no option --warmup-upd; did you mean '--warmup-updates'"):
         recipe("--warmup-upd=3")
-    (tmp_path / "own.yaml").write_text((CONFIGS / "pretrain.yaml").read_text().replace("clip_norm", "clip_nrom"))
-    (tmp_path / "model").symlink_to(CONFIGS / "model")
-    with pytest.raises(ValueError, match="own: optimization.clip_nrom is no option"):
+    misspelt = (CONFIGS / "pretrain.yaml").read_text().replace("updates_pattern", "updates_patern")
+    (tmp_path / "own.yaml").write_text(misspelt)
+    for group in ("model", "shared"):
+        (tmp_path / group).symlink_to(CONFIGS / group)
+    with pytest.raises(ValueError, match="own: checkpoint.keep_interval_updates_patern is no option"):
         fairseq_arguments(tmp_path, "own", [], ["DATA"])
 
 

@@ -200,13 +200,13 @@ def test_checkpoint_is_not_executed(tmp_path):
 
 
 @pytest.mark.parametrize("recipe, arch", [("pretrain", "tupe_r_tiny"), ("pretrain_electra", "electra_tupe_r_tiny")])
-def test_shell_recipe_and_hydra_train_the_same_model(recipe, arch, data, tmp_path):
+def test_both_launchers_train_the_same_model(recipe, arch, data, tmp_path):
     common = {"max_update": 3, "lr": "[0.003]", "tokens_per_sample": 24, "warmup_updates": 1, "log_interval": 1}
-    environment = {**os.environ, "PYTHON": sys.executable, "GPUS": "0", "OMP_NUM_THREADS": "1", "ARCH": arch}
-    environment["RECIPE"] = recipe
-    shell = [f"--{key.replace('_', '-')}={value}" for key, value in common.items()]
-    command = ["bash", str(PLUGIN.parent / "scripts/pretrain.sh"), str(data), str(tmp_path / "shell"), *shell]
-    command += ["--log-format=json", "--batch-size=4", "--update-freq=2"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    more = [f"--{key.replace('_', '-')}={value}" for key, value in common.items()]
+    command = [sys.executable, "-m", "tupe", "pretrain", f"--recipe={recipe}", f"--arch={arch}", "--gpus=0", *more]
+    command += [f"--data={data}", f"--output={tmp_path / 'tupe'}", "--log-format=json"]
+    command += ["--batch-size=4", "--update-freq=2"]
     hydra = [
         sys.executable, "-m", "fairseq_cli.hydra_train", "--config-dir", str(CONFIGS), "--config-name", recipe,
         f"model._name={arch}", f"task.data={data}", f"checkpoint.save_dir={tmp_path}/hydra",
@@ -220,7 +220,7 @@ def test_shell_recipe_and_hydra_train_the_same_model(recipe, arch, data, tmp_pat
     ]
     outputs = [process.communicate(timeout=240)[0] for process in both]
     assert [process.returncode for process in both] == [0, 0], outputs
-    checkpoints = [load(tmp_path / name / "checkpoint_last.pt") for name in ("shell", "hydra")]
+    checkpoints = [load(tmp_path / name / "checkpoint_last.pt") for name in ("tupe", "hydra")]
     losses = [[line["loss"] for line in logged(output)] for output in outputs]
     assert len(losses[0]) == 3 and losses[0] == losses[1]
     # Not only the rounded losses: the trained weights are the same to the last bit, and so are the configurations.

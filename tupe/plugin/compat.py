@@ -17,8 +17,11 @@ import numpy as np
 import torch
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
 from omegaconf import AnyNode, DictConfig, ListConfig
 from omegaconf.base import ContainerMetadata, Metadata
+
+from ..options import CONFIGS
 
 
 def _import_quietly(name):
@@ -72,6 +75,18 @@ def compose(config_dir, config_name, overrides=()):
             return _compose(config_name=config_name, overrides=list(overrides))
     finally:
         store.update(schemas)
+
+
+def drop_schemas() -> None:
+    """Under Hydra: take the schemas of our models out of its store; to be called when all are registered.
+
+    Hydra completes configs/model/tupe_r.yaml with a schema of the same name. When the first job of a multirun is
+    composed there is none yet, but the later ones run in a process where the first has imported this package.
+    """
+    if HydraConfig.initialized():
+        schemas = ConfigStore.instance().repo["model"]
+        for path in (CONFIGS / "model").glob("*.yaml"):
+            schemas.pop(path.name, None)
 
 
 def _allow_harmless_globals():
