@@ -252,7 +252,7 @@ def test_choice():
         ask("blocked", device="cuda")
     with pytest.raises(ValueError, match="unknown attention path 'flash'; valid: auto, plain, blocked, sdpa"):
         ask("flash")
-    assert choose("blocked", model.positions, "softmax", device, torch.float32) == ("blocked", "asked for")
+    assert choose("blocked", model.positions, "softmax", device, torch.float32) == ("blocked", "as requested")
     slow = set(SCHEMES) - {name for name, _ in SOFTMAX}
     assert slow == {name for name in SCHEMES if name.startswith(("absolute_d", "deberta", "shaw", "urpe"))}
 

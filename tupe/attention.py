@@ -116,19 +116,19 @@ def choose(request, positions, normaliser, device, dtype):
 
     Raises ValueError, with the reason, where the requested path cannot compute what the model needs.
     """
-    lack = why_not_fast(positions, normaliser, dtype)
+    obstacle = why_not_fast(positions, normaliser, dtype)
     if request == "plain":
-        return "plain", "asked for"
+        return "plain", "as requested"
     if request == "auto":
         path = {"cpu": "blocked", "cuda": "sdpa"}.get(device.type, "plain")
-        return ("plain", lack) if lack else (path, f"the default on {device.type}")
+        return ("plain", obstacle) if obstacle else (path, f"the default on {device.type}")
     if request not in PATHS:
         raise ValueError(f"unknown attention path {request!r}; valid: auto, {', '.join(PATHS)}")
     if request == "blocked" and device.type != "cpu":
-        lack = f"it is for CPUs, not for {device.type}"
-    if lack:
-        raise ValueError(f"attention={request} is not possible: {lack}; valid here: auto, plain")
-    return request, "asked for"
+        obstacle = f"it is for CPUs, not for {device.type}"
+    if obstacle:
+        raise ValueError(f"attention={request} is not possible: {obstacle}; valid here: auto, plain")
+    return request, "as requested"
 
 
 def why_not_fast(positions, normaliser, dtype):

@@ -1,7 +1,7 @@
 """Every position encoding, by family: absolute vectors, content-free logits, relative vectors, rotations, gates.
 
 B batch, L sequence length, C model width, H heads, D = C / H width of a head, E width of a value head, N layers.
-Position i = 0 is [CLS]; the offset of key j from query i is j - i. What a hook returns is said in
+Position i = 0 is [CLS]; the offset of key j from query i is j - i. What a hook returns is documented in
 `positions.PositionScheme`. `paper` and `formula` are what tables of schemes show.
 
 Options that several schemes have: std, standard deviation of the table at the start; max_distance, where offsets are

@@ -1,6 +1,6 @@
 """Weights from and to other code: the released TUPE code, Hugging Face BERT, and our own Hugging Face export.
 
-All of it renames tensors; what cannot be renamed one to one is said in place. Every converted model is built and loaded
+All of it renames tensors; exceptions are explained in place. Every converted model is built and loaded
 strictly before it is written.
 """
 
@@ -136,7 +136,7 @@ def released_name(name):
 def weights_from_released(state):
     """Model state of the released code -> (weights of ours, model options that the tensors tell).
 
-    TUPE-R is told from TUPE-A by its table of relative biases. The number of heads is not in TUPE-A's tensors.
+    What tells TUPE-R from TUPE-A is its table of relative biases. The number of heads is not in TUPE-A's tensors.
     Raises ValueError for a model that is no TUPE, or holds tensors that have no counterpart.
     """
     state = floats(dict(state))

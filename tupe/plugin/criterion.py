@@ -17,7 +17,7 @@ class ChunkedMaskedLmLoss(MaskedLmLoss):
 
     def forward(self, model, sample, reduce=True):
         targets = sample["target"]
-        masked = targets.ne(self.padding_idx).nonzero(as_tuple=True)  # rows, columns: the one thing a GPU is asked for
+        masked = targets.ne(self.padding_idx).nonzero(as_tuple=True)  # rows, columns: the only wait for the GPU
         options = {"masked_tokens": masked, "lm_targets": targets[masked], "padded": has_padding(sample)}
         loss, _ = model(**sample["net_input"], **options)
         sample_size = len(masked[0])

@@ -175,7 +175,7 @@ class ElectraCriterion(FairseqCriterion):
         masked = target.ne(self.padding_idx)
         original = torch.where(masked, target, tokens)
         real = original.ne(self.padding_idx)
-        places = masked.nonzero(as_tuple=True)  # rows, columns: the one thing a GPU is asked for
+        places = masked.nonzero(as_tuple=True)  # rows, columns: the only wait for the GPU
         options = {"masked_tokens": places, "original": original, "padded": has_padding(sample)}
         (lm_logits, logits), extra = model(**sample["net_input"], **options)
         replaced = extra["replaced"]
