@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from helpers import PLUGIN
+from helpers import PLUGIN, write_data
 
 from tupe.cli import main
+from tupe.record import BUSY, locked
 
 ROOT = PLUGIN.parent
 
@@ -123,3 +124,18 @@ def test_memory_allocator_is_preloaded(tmp_path):
     ldconfig.chmod(0o755)
     expected = "None" if Path("/dev/nvidiactl").exists() else str(library)
     assert preloaded(None, PATH=f"{tmp_path}:{os.environ['PATH']}") == expected
+
+
+def test_a_finished_run_is_left_alone_and_a_busy_folder_has_its_status(tmp_path):
+    data, run = write_data(tmp_path / "data"), tmp_path / "run"
+    words = [f"--data={data}", f"--output={run}", "--arch=tupe_r_tiny", "--gpus=0", "--allocator=none"]
+    words += ["--tokens-per-sample=24", "--max-update=2", "--warmup-updates=1", "--batch-size=4", "--update-freq=1"]
+    command = [sys.executable, "-m", "tupe", "pretrain", *words, "--num-workers=0"]
+    options = {"cwd": ROOT, "env": {**os.environ, "OMP_NUM_THREADS": "1"}, "capture_output": True, "text": True}
+    assert subprocess.run(command, **options).returncode == 0
+    finished = (run / "checkpoint_last.pt").read_bytes(), (run / "record.json").read_text()
+    assert subprocess.run(command, **options).returncode == 0
+    assert finished == ((run / "checkpoint_last.pt").read_bytes(), (run / "record.json").read_text())
+    with locked(run / "lock"):
+        busy = subprocess.run(command, **options)
+    assert busy.returncode == BUSY and "Traceback" not in busy.stderr
