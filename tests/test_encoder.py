@@ -1,5 +1,6 @@
 """The encoder against the released implementation's numbers, and against properties every encoder must have."""
 
+import hashlib
 import math
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from tupe.attention import NORMALISERS, Terms
 from tupe.checkpoints.convert import our_name, weights_from_released
 from tupe.encoder import ClassificationHead, Encoder, GatedAttentionLayer, LMHead, ModelConfig
 from tupe.positions import Positions
+from tupe.schemes import SCHEMES
 
 PAD = 1
 REFERENCE = np.load(Path(__file__).parent / "tupe_reference.npz")
@@ -141,3 +143,21 @@ def test_l2_starts_with_smaller_values(normaliser):
     shrink = n**-0.25 if normaliser in ("l2", "swish_l2") else 1
     for weight, expected in [(w_q, 0.02), (w_k, 0.02), (w_v, 0.02 * shrink), (attention.out.weight, 0.02 * shrink)]:
         assert weight.std().item() == pytest.approx(expected, rel=0.03)
+
+
+@pytest.mark.parametrize("position", SCHEMES)
+def test_one_seed_gives_one_set_of_shared_weights(position):
+    """Whatever the encoding, what is not part of it starts from the same weights, and what is built next, too."""
+
+    def digest(name):
+        torch.manual_seed(7)
+        encoder = Encoder(12, PAD, layers=2, width=8, ffn=16, heads=2, max_positions=6, position=name)
+        head = LMHead(8, 12)
+        shared = [*encoder.named_parameters(), *head.named_parameters()]
+        content = b"".join(p.detach().numpy().tobytes() for key, p in shared if not key.startswith("positions."))
+        own = torch.cat([p.flatten() for p in encoder.positions.parameters()] or [torch.zeros(0)])
+        return hashlib.sha256(content).hexdigest(), own
+
+    (expected, _), (found, own) = digest("nopos"), digest(position)
+    assert found == expected
+    assert torch.equal(digest(position)[1], own)  # the encoding's own weights follow the seed, too

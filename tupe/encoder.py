@@ -5,6 +5,7 @@ B batch, L sequence length, C model width, H heads, D = C / H, N layers.
 """
 
 import logging
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 
 import torch
@@ -210,7 +211,9 @@ class Encoder(nn.Module):
         self.attention, self.attention_path = config.attention, None
         self.checkpoint_activations = config.checkpoint_activations
         self.tokens = None if vocab is None else nn.Embedding(vocab, config.width, padding_idx=pad)
-        self.positions = Positions(config.position, replace(dims, width=position_width or config.width), config.cls)
+        with own_random_numbers():
+            position_dims = replace(dims, width=position_width or config.width)
+            self.positions = Positions(config.position, position_dims, config.cls).apply(init_bert)
         self.segments = nn.Embedding(2, config.width) if config.segments == "learned" else None
         self.embed_norm = None if vocab is None else nn.LayerNorm(config.width)
         self.layers = nn.ModuleList(kind(dims, config) for _ in range(config.layers))
@@ -218,7 +221,9 @@ class Encoder(nn.Module):
             "position": self.positions.name, "cls": config.cls, "layer": config.layer, "normaliser": config.normaliser,
             "heads": str(dims.heads),
         }  # fmt: skip
-        self.apply(init_bert)
+        for module in (self.tokens, self.segments, self.layers):
+            if module is not None:
+                module.apply(init_bert)
         self.apply(set_norm_eps(config.layer_norm_eps))
         if config.layer == "transformer" and config.normaliser in ("l2", "swish_l2"):
             self.apply(shrink_values(config.max_positions))
@@ -324,6 +329,16 @@ def second_segment(tokens, separator):
 
 def describe(settings):
     return " ".join(f"{key}={value}" for key, value in settings.items())
+
+
+@contextmanager
+def own_random_numbers():
+    """What is drawn inside does not change what is drawn afterwards: models of one seed have the same weights wherever
+    they have the same layers, whatever their position encoding."""
+    seed = int(torch.randint(2**62, (), device="cpu"))
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        yield
 
 
 def init_bert(module):
