@@ -7,7 +7,7 @@ from . import options
 from .architectures import ARCHITECTURES, SIZES, with_size
 from .encoder import Encoder, LMHead
 from .options import CONFIGS, Command
-from .positions import Dims, PositionScheme, overrides
+from .positions import Dims, PositionScheme, options_of, overrides, spell
 from .schemes import SCHEMES
 from .tables import Table
 
@@ -51,16 +51,18 @@ def list_models(size):
 
 @click.command(cls=Command)
 def list_schemes():
-    """Every position encoding: name, paper, formula, hooks, and parameters at BERT-Base size.
+    """Every position encoding: name, paper, formula, options with defaults, hooks, parameters at BERT-Base size.
 
     The table in docs/schemes.md is this command's output.
     """
     rows = []
     for name, scheme in SCHEMES.items():
         hooks = ", ".join(hook for hook in HOOKS if overrides(scheme, hook)) or "none"
-        rows.append([f"`{name}`", scheme.paper, f"`{scheme.formula}`", hooks, f"{count(scheme(BASE)):,}"])
-    header = ["name", "paper", "formula", "hooks", "parameters (base, 512 positions)"]
-    click.echo(Table.plain(header, rows, align="llllr").markdown(), nl=False)
+        options = " ".join(f"`{option}:{spell(known.default)}`" for option, known in options_of(scheme).items())
+        parameters = f"{count(scheme(BASE)):,}"
+        rows.append([f"`{name}`", scheme.paper, f"`{scheme.formula}`", options, hooks, parameters])
+    header = ["name", "paper", "formula", "options", "hooks", "parameters (base, 512 positions)"]
+    click.echo(Table.plain(header, rows, align="lllllr").markdown(), nl=False)
 
 
 @click.command(cls=Command)
