@@ -1,6 +1,6 @@
 """Another position encoding for a trained model, in the manner of Wang et al. (2021); all else keeps its weights.
 
-The result is a checkpoint to continue pre-training from (scripts/continue.sh, configs/continue.yaml).
+The result is a checkpoint to continue pre-training from (`tupe continue`, configs/continue.yaml).
 """
 
 import copy
