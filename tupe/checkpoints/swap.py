@@ -11,7 +11,7 @@ import torch
 from fairseq import models, tasks
 from omegaconf import OmegaConf
 
-from .. import options
+from .. import options, plugin  # noqa: F401  (the plugin registers the models)
 from ..architectures import ARCHITECTURES, split_size
 from ..options import FILE, FOLDER, Command
 from ..safe_load import read_checkpoint
