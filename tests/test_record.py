@@ -63,7 +63,7 @@ def test_states_of_a_folder(tmp_path):
     assert (run.started_at, run.finished_at, run.failure, run.state) == (first, None, None, "running")
 
 
-@pytest.mark.parametrize("content", ['{"task": "CoLA"', '{"task": "CoLA", "seed": ', "[1]]"])
+@pytest.mark.parametrize("content", ['{"task": "CoLA"', '{"task": "CoLA", "seed": ', "[1]]", "[]"])
 def test_half_a_record_is_an_open_run(content, tmp_path):
     (tmp_path / "record.json").write_text(content)
     with pytest.raises(ValueError, match="record.json is no record"):

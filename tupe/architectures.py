@@ -33,8 +33,3 @@ def split_size(architecture):
     """The inverse of `with_size`: "tupe_r_mini" -> ("tupe_r", "mini")."""
     name, _, size = architecture.rpartition("_")
     return (name, size) if size in SIZES and size != "base" else (architecture, "base")
-
-
-def all_names():
-    """Every architecture in every size."""
-    return [with_size(name, size) for name in [*ARCHITECTURES, *ELECTRA] for size in SIZES]

@@ -95,6 +95,8 @@ def read(folder: str | Path) -> Record | None:
     path = Path(folder) / NAME
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(content, dict):
+            raise ValueError("it holds no JSON object")
         return Record(**{f.name: content[f.name] for f in fields(Record) if f.name in content})
     except FileNotFoundError:
         return None

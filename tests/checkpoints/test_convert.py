@@ -216,7 +216,7 @@ def with_pieces(path):
 
 @pytest.mark.parametrize("style", ["fastbpe", "subword-nmt"])
 def test_bpe_codes_of_the_released_code(converted, tmp_path, style):
-    """Text for a converted checkpoint: our normaliser, its pieces; for from_pretrained and prepare_glue.py alike."""
+    """Text for a converted checkpoint: our normaliser, its pieces; for from_pretrained and for prepared GLUE alike."""
     folder, _ = converted
     write_codes(folder / "bpe.codes", style)
     with_pieces(folder / "dict.txt")

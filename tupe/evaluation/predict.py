@@ -6,11 +6,11 @@ from pathlib import Path
 
 import click
 import torch
-from fairseq import checkpoint_utils, utils
+from fairseq import utils
 
 from ..options import QuietCommand, data, output
-from ..plugin.glue import TASKS, glue_name
-from ..safe_load import read_checkpoint
+from ..plugin.glue import TASKS, GlueTask, glue_name
+from .probes import load_model
 
 # (task, split) -> file name; the server wants the official label names, and STS-B scores from 0 to 5.
 FILES = {
@@ -54,11 +54,10 @@ def predict_glue(name: str, checkpoint, data, output, batch_size: int = 64) -> I
     splits = [split for task, split in FILES if task == name and _prepared(data, name, split)]
     if not splits:
         raise ValueError(f"{data} holds no test set of {name}; put its test.tsv beside train.tsv and prepare it again")
-    read_checkpoint(checkpoint, mmap=True)  # its errors name what is wrong; fairseq reads it then
-    models, _, task = checkpoint_utils.load_model_ensemble_and_task([str(checkpoint)], {"data": str(data)})
-    if getattr(task, "name", None) != name:
-        raise ValueError(f"{checkpoint} was not fine-tuned on {name}, but on {getattr(task, 'name', 'something else')}")
-    model = models[0].eval()
+    model, task = load_model(checkpoint, data)
+    trained_on = task.name if isinstance(task, GlueTask) else "something else"
+    if trained_on != name:
+        raise ValueError(f"{checkpoint} was not fine-tuned on {name}, but on {trained_on}")
     if torch.cuda.is_available():
         model.cuda()
     Path(output).mkdir(parents=True, exist_ok=True)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Optional
 
+from fairseq.criterions import FairseqCriterion
 from fairseq.logging import metrics
 from fairseq.tasks import FairseqDataclass, FairseqTask
 from omegaconf import II
@@ -121,6 +122,20 @@ class FinetuneTask(RecordedTask, FairseqTask):
         folder.mkdir(parents=True, exist_ok=True)
         for tag in ["last"] + ["best"] * best:
             self.write_predictions(split, folder / f"{split}_{tag}")
+
+
+class FinetuneCriterion(FairseqCriterion):
+    """Base of the criterions of these tasks. Their loss is a sum over examples, and the task computes the scores."""
+
+    @staticmethod
+    def reduce_metrics(logging_outputs):
+        loss = sum(log.get("loss", 0) for log in logging_outputs)
+        size = sum(log.get("sample_size", 0) for log in logging_outputs)
+        metrics.log_scalar("loss", loss / size, size)
+
+    @staticmethod
+    def logging_outputs_can_be_summed():
+        return True
 
 
 def refuse_other_ends(config) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.nn.functional as F
-from fairseq.criterions import FairseqCriterion, register_criterion
+from fairseq.criterions import register_criterion
 from fairseq.data import (
     BaseWrapperDataset,
     Dictionary,
@@ -25,7 +25,6 @@ from fairseq.data import (
     SortDataset,
     data_utils,
 )
-from fairseq.logging import metrics
 from fairseq.tasks import FairseqDataclass, register_task
 from omegaconf import II, MISSING
 from scipy.stats import pearsonr, spearmanr
@@ -33,7 +32,7 @@ from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
 
 from ..record import write_atomically
 from .criterion import has_padding
-from .finetune import FinetuneConfig, FinetuneTask
+from .finetune import FinetuneConfig, FinetuneCriterion, FinetuneTask
 
 logger = logging.getLogger(__name__)
 
@@ -278,7 +277,7 @@ class GlueCriterionConfig(FairseqDataclass):
 
 
 @register_criterion("glue", dataclass=GlueCriterionConfig)
-class GlueCriterion(FairseqCriterion):
+class GlueCriterion(FinetuneCriterion):
     """Mean cross-entropy in nats, or mean squared error for a regression. The task computes the scores."""
 
     def __init__(self, task, classification_head_name):
@@ -301,13 +300,3 @@ class GlueCriterion(FairseqCriterion):
         if not model.training:
             log.update(split=sample["split"], id=sample["id"].tolist(), prediction=prediction.tolist())
         return loss, len(target), log
-
-    @staticmethod
-    def reduce_metrics(logging_outputs):
-        loss = sum(log.get("loss", 0) for log in logging_outputs)
-        size = sum(log.get("sample_size", 0) for log in logging_outputs)
-        metrics.log_scalar("loss", loss / size, size)
-
-    @staticmethod
-    def logging_outputs_can_be_summed():
-        return True

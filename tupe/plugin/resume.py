@@ -35,7 +35,7 @@ def position_in_epoch(state, num_shards, num_batches, grouped_shuffling):
         )
     logger.warning(
         f"resuming on {num_shards} processes a run of {old_shards}, after the same {consumed} batches of the epoch; "
-        "batch size x update_freq x processes should stay what it was (scripts/pretrain.sh sees to it)"
+        "batch size x update_freq x processes should stay what it was (`tupe pretrain` sees to it)"
     )
     return consumed // num_shards
 

@@ -13,15 +13,14 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.nn.functional as F
-from fairseq.criterions import FairseqCriterion, register_criterion
+from fairseq.criterions import register_criterion
 from fairseq.dataclass import ChoiceEnum
-from fairseq.logging import metrics
 from fairseq.tasks import FairseqDataclass, register_task
 from omegaconf import MISSING
 
 from ..record import write_atomically
 from .criterion import has_padding
-from .finetune import FinetuneConfig, FinetuneTask
+from .finetune import FinetuneConfig, FinetuneCriterion, FinetuneTask
 from .squad_data import FILES, VERSIONS, Encoded, Windows
 
 ANSWER_PIECES = 30  # longest answer that is predicted (Devlin et al., 2019)
@@ -157,7 +156,7 @@ class SquadCriterionConfig(FairseqDataclass):
 
 
 @register_criterion("squad", dataclass=SquadCriterionConfig)
-class SquadCriterion(FairseqCriterion):
+class SquadCriterion(FinetuneCriterion):
     """Mean cross-entropy (nats) of the answer's first and last position; [CLS] where the window has no answer."""
 
     def forward(self, model, sample, reduce=True):
@@ -173,16 +172,6 @@ class SquadCriterion(FairseqCriterion):
         if not model.training:
             log.update(split="valid", id=sample["id"].tolist(), prediction=best_spans(*logits, sample["starts"]))
         return loss, size, log
-
-    @staticmethod
-    def reduce_metrics(logging_outputs):
-        loss = sum(log.get("loss", 0) for log in logging_outputs)
-        size = sum(log.get("sample_size", 0) for log in logging_outputs)
-        metrics.log_scalar("loss", loss / size, size)
-
-    @staticmethod
-    def logging_outputs_can_be_summed():
-        return True
 
 
 def best_spans(start, end, starts):
