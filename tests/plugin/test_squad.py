@@ -17,6 +17,7 @@ from tupe.plugin.squad import (
     SquadCriterion,
     best_over_golds,
     best_spans,
+    constant_scores,
     exact_match,
     f1,
     normalise_answer,
@@ -200,6 +201,8 @@ def test_a_tiny_model_overfits_fifty_questions(version, impossible, vocabulary, 
     contexts, questions = read_squad(file)
     golds = {question.id: [text for text, _ in question.answers] for question in questions}
     assert official_scores(predictions, golds)["f1"] == pytest.approx(result.scores[-1]["f1"])
+    assert json.loads((tmp_path / "run" / "predictions" / "valid_golds.json").read_text()) == golds
+    assert constant_scores(golds, version)["exact"] >= 100 * impossible / len(golds)
     for question in questions:
         assert predictions[question.id] in contexts[question.context]
     no_answer = tmp_path / "run" / "predictions" / "valid_last_no_answer.json"

@@ -14,6 +14,7 @@ from scipy.stats import pearsonr
 
 from ..architectures import split_size
 from ..evaluation.probes import identical_word_attention, load_model, measures
+from ..plugin import squad
 from ..plugin.glue import TASKS, score
 from ..safe_load import num_updates, read_checkpoint
 from .results import Model
@@ -142,18 +143,28 @@ def mean_name(columns) -> str:
 def majority(runs: dict) -> dict:
     """{(task, split, metric): score} of always giving the same answer, the best one for the metric; 0 for correlations.
 
-    Computed from the targets beside the runs' predictions, so for GLUE's tasks, where a run kept them.
+    Computed from the targets beside the runs' predictions.
     """
     baselines = {}
     for run in runs.values():
         task = run.record.task
         for split in run.record.splits:
-            path = run.folder / "predictions" / f"{split}_last.tsv"
-            if task in TASKS and (task, split, TASKS[task].metrics[0]) not in baselines and path.exists():
-                targets = [row.split("\t")[2] for row in path.read_text(encoding="utf-8").splitlines()[1:]]
-                for metric, value in constant_scores(task, targets).items():
-                    baselines[task, split, metric] = value
+            if (task, split, run.record.metrics[0]) not in baselines:
+                scores = majority_of(task, run.folder / "predictions", split)
+                baselines.update({(task, split, metric): value for metric, value in scores.items()})
     return baselines
+
+
+def majority_of(task: str, predictions: Path, split: str) -> dict:
+    """{metric: score} of always giving the same answer to one split; {} if a run's folder of predictions lacks the
+    targets."""
+    table, golds = predictions / f"{split}_last.tsv", predictions / f"{split}_golds.json"
+    if task in TASKS and table.exists():
+        targets = [row.split("\t")[2] for row in table.read_text(encoding="utf-8").splitlines()[1:]]
+        return constant_scores(task, targets)
+    if task.startswith("SQuAD") and golds.exists():
+        return squad.constant_scores(json.loads(golds.read_text(encoding="utf-8")), task.removeprefix("SQuAD-"))
+    return {}
 
 
 def constant_scores(task, targets) -> dict:

@@ -90,6 +90,20 @@ def official_scores(predictions, golds, no_answer=None):
     return {**found, "threshold": float(threshold)} if no_answer else found
 
 
+def constant_scores(golds, version) -> dict:
+    """{"exact", "f1"} in percent of always giving one answer: none, or the one that most questions have.
+
+    golds: {question id: list of gold answers}.
+    """
+    counts = collections.Counter(answer for answers in golds.values() for answer in dict.fromkeys(answers))
+    tried = ["", *(answer for answer, _ in counts.most_common(1))]
+
+    def best(measure):
+        return max(sum(best_over_golds(measure, text, golds[q], version) for q in golds) for text in tried)
+
+    return {"exact": 100 * best(exact_match) / len(golds), "f1": 100 * best(f1) / len(golds)}
+
+
 # -------------------------------------------------------------------------------------------- head, task, criterion
 
 
@@ -133,12 +147,22 @@ class SquadTask(FinetuneTask):
         texts = {question.id: best.get(question.id, (0.0, ""))[1] for question in data.questions}
         return texts, {q: null[q] - best[q][0] if q in best else float("inf") for q in null}
 
+    def golds(self, split):
+        """{question id: its gold answers, none if it has no answer}."""
+        return {question.id: [text for text, _ in question.answers] for question in self.dataset(split).questions}
+
     def evaluate(self, split):
-        golds = {question.id: [text for text, _ in question.answers] for question in self.dataset(split).questions}
+        golds = self.golds(split)
         texts, no_answer = self.answers(split)
         found = official_scores(texts, golds, no_answer if str(self.cfg.squad_version) == "2.0" else None)
         self._threshold = found.pop("threshold", None)
         return found
+
+    def keep_predictions(self, split, best):
+        super().keep_predictions(split, best)
+        path = self.run.folder / "predictions" / f"{split}_golds.json"
+        if not path.exists():
+            write_atomically(path, json.dumps(self.golds(split), ensure_ascii=False) + "\n")
 
     def write_predictions(self, split, stem):
         """The official formats: {question id: answer}, and for v2.0 the scores of having none, beside the threshold."""
