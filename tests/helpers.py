@@ -5,7 +5,6 @@ fairseq is imported when a function needs it, because that takes seconds.
 
 import gc
 import json
-import sys
 from contextlib import ExitStack
 from pathlib import Path
 from unittest import mock
@@ -206,7 +205,7 @@ def build(arch="tupe_r_tiny", dictionary=None, **options):
 
 
 def pretrain_arguments(data, save_dir, *more, processes=1, arch="tupe_r_tiny"):
-    """What scripts/pretrain.sh hands to fairseq-train, at a size for tests: 6 updates of 4 short sequences an epoch."""
+    """What `tupe pretrain` hands to fairseq-train, at a size for tests: 6 updates of 4 short sequences an epoch."""
     from tupe.plugin.launch import fairseq_arguments
 
     tiny = ["--tokens-per-sample=24", "--lr=[0.01]", "--warmup-updates=2", "--log-interval=1", "--max-update=14"]
@@ -399,8 +398,3 @@ def write_runs(folder, tasks, scores, **options):
         for lr, values in scores.items():
             for seed, value in enumerate(values, 1):
                 write_run(folder / task / f"lr{lr:g}_seed{seed}", task, lr, seed, value, **options)
-
-
-if __name__ == "__main__":  # python tests/helpers.py LOSSES.json fairseq-train arguments...
-    sys.path.insert(0, str(PLUGIN.parent))
-    Path(sys.argv[1]).write_text(json.dumps(train(sys.argv[2:])))

@@ -4,7 +4,6 @@ import json
 import logging
 import math
 import os
-import socket
 import subprocess
 import sys
 
@@ -16,7 +15,6 @@ from tupe.attention import NORMALISERS
 from tupe.plugin.resume import position_in_epoch
 from tupe.schemes import SCHEMES
 
-TEST_DIR = PLUGIN.parent / "tests"
 EPOCH = 9  # updates per epoch of the tiny data set
 
 
@@ -81,30 +79,6 @@ def test_masks_differ_between_epochs_with_workers(data, tmp_path):
     # Without the recipe's setting every epoch repeats the masks of the first: what the test above is there to notice.
     first, second = masks(data, tmp_path, "--update-epoch-batch-itr=False")
     assert first == second
-
-
-def test_two_processes_equal_one_with_twice_the_steps(data, tmp_path):
-    quiet = ["--dropout=0", "--attention-dropout=0", "--max-update=6", "--total-num-update=14"]
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    both = []
-    for rank in range(2):
-        arguments = pretrain_arguments(data, tmp_path / "two", *quiet, "--update-freq=1", processes=2) + [
-            "--distributed-backend=gloo", "--ddp-backend=legacy_ddp", "--distributed-no-spawn",
-            f"--distributed-rank={rank}", f"--distributed-init-method=tcp://127.0.0.1:{port}",
-        ]  # fmt: skip
-        command = [sys.executable, str(TEST_DIR / "helpers.py"), str(tmp_path / f"{rank}.json"), *arguments]
-        both.append(subprocess.Popen(command, stdout=subprocess.DEVNULL, env={**os.environ, "OMP_NUM_THREADS": "1"}))
-    one = train(pretrain_arguments(data, tmp_path / "one", *quiet, "--update-freq=2"))
-    assert [process.wait(120) for process in both] == [0, 0]
-    two = json.loads((tmp_path / "0.json").read_text())
-    assert len(one) == 6
-    torch.testing.assert_close(torch.tensor(two), torch.tensor(one), rtol=2e-5, atol=1e-6)
-
-    # Resuming in the middle of the epoch on one process: after the same batches, and said so.
-    state = load(tmp_path / "two" / "checkpoint_last.pt")["extra_state"]["train_iterator"]
-    assert (state["num_shards"], state["iterations_in_epoch"], state["epoch"]) == (2, 1, 2)
 
 
 def state(position, shards, batches=12):
