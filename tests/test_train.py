@@ -51,6 +51,18 @@ def test_recipe_options_and_overrides_reach_the_trainer(words, expected, tmp_pat
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize(
+    "words", [["pretrain", "--data=DATA", "--dry-run"], ["sweep", "--recipe=pretrain", "--grid=seed=1", "--dry-run"]]
+)
+def test_a_file_of_schemes_is_handed_to_the_training(words, tmp_path):
+    file = tmp_path / "own.py"
+    file.write_text("")
+    words = [f"--position-file={file}", *words, f"--output={tmp_path / 'run'}"]
+    shown = CliRunner().invoke(main, words, prog_name="tupe")
+    assert shown.exit_code == 0 and f"--position-file={file}" in shlex.split(shown.output), shown.output
+    assert "no-such" in CliRunner().invoke(main, ["--position-file=no-such", "list", "models"]).stderr
+
+
 def test_several_gpus_are_torchrun_s(tmp_path):
     command = pretrain(tmp_path, "--gpus=8", "--nodes=2", "--node-rank=1", "--master-addr=first", "--arch=bert_a_large")
     assert command[0] == "torchrun"

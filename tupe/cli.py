@@ -81,6 +81,13 @@ class Lazy(click.Group):
 
 main = Lazy(
     name="tupe",
+    params=[
+        click.Option(
+            ["--position-file"], type=click.Path(exists=True, dir_okay=False, resolve_path=True), metavar="FILE",
+            help="Python file that registers position encodings of your own, for every command: training keeps its "
+            "name in the checkpoint, and what loads such a checkpoint wants the file again",
+        )  # fmt: skip
+    ],
     help="TUPE and its rivals: train, compare and understand position encodings of BERT-like encoders.",
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
 )

@@ -24,6 +24,7 @@ class Command(click.Command):
 
     def invoke(self, ctx):
         try:
+            load_own_schemes()
             return super().invoke(ctx)
         except BrokenPipeError:  # `tupe list models | head`: click ends quietly
             raise
@@ -39,6 +40,20 @@ class QuietCommand(Command):
     def invoke(self, ctx):
         logging.getLogger().setLevel(logging.WARNING)
         return super().invoke(ctx)
+
+
+def position_file() -> list[str]:
+    """What `tupe --position-file FILE COMMAND` gives to training: ["--position-file=FILE"], or []."""
+    file = click.get_current_context().find_root().params.get("position_file")
+    return [f"--position-file={file}"] if file else []
+
+
+def load_own_schemes():
+    """Run the file of `tupe --position-file FILE COMMAND`, if there is one."""
+    for word in position_file():
+        from .positions import load_schemes  # needs torch, which `tupe --help` does without
+
+        load_schemes(word.partition("=")[2])
 
 
 class Refusal(click.ClickException):

@@ -112,7 +112,8 @@ def run(recipe, overrides, arguments, words, machine):
     overrides = [*overrides, *(word for word, override in zip(words, is_override, strict=True) if override)]
     further = [word for word, override in zip(words, is_override, strict=True) if not override]
     own = [name for option in click.get_current_context().command.params for name in option.opts]
-    launch(recipe, overrides, [*map(str, arguments), *further], own_options=tuple(own), **machine)
+    arguments = [*map(str, arguments), *options.position_file(), *further]
+    launch(recipe, overrides, arguments, own_options=tuple(own), **machine)
 
 
 def use_allocator(library: str | None):

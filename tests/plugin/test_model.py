@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from click.testing import CliRunner
 from fairseq import models as fairseq_models
 from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_DATACLASS_REGISTRY
 from helpers import build, load, make_dictionary, pretrain_arguments, train, write_data
@@ -12,6 +13,7 @@ from omegaconf import OmegaConf
 
 from tupe.architectures import ARCHITECTURES, SIZES, with_size
 from tupe.checkpoints.export import refuse_own_schemes
+from tupe.cli import main as tupe
 from tupe.plugin import model as tupe_model
 from tupe.plugin.model import TupeModel, run_position_file
 from tupe.plugin.pretrained import structure
@@ -307,6 +309,15 @@ def test_a_scheme_from_a_file_is_trained_and_asked_for_again(tmp_path):
         where = (tmp_path / "run", "checkpoint_last.pt", data)
         with pytest.raises(ValueError, match="unknown position scheme 'own_shift'.*own.py was not run"):
             TupeModel.from_pretrained(*where)
+        checkpoint, swapped = tmp_path / "run" / "checkpoint_last.pt", tmp_path / "swapped.pt"
+        swap = ["checkpoint", "swap", f"--checkpoint={checkpoint}", "--position=own_shift+t5", f"--output={swapped}"]
+        refused = CliRunner().invoke(tupe, swap)
+        assert refused.exit_code == 2 and "--position-file" in refused.stderr
+        moved = tmp_path / "moved.py"
+        moved.write_text(OWN_SCHEME)
+        done = CliRunner().invoke(tupe, [f"--position-file={moved}", *swap])
+        assert done.exit_code == 0 and load(swapped)["cfg"]["model"]["position"] == "t5+own_shift", done.output
+        SCHEMES.pop("own_shift")
         copy = tmp_path / "copy.py"
         copy.write_text(OWN_SCHEME)
         loaded = TupeModel.from_pretrained(*where, position_file=copy)

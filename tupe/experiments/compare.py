@@ -40,8 +40,7 @@ def plan_pretraining(data, output, presets, positions, size, recipe, common) -> 
         folder, words = output / f"{kind}s" / architecture, [f"--data={data}", f"--arch={architecture}", *common]
         return Sweep.plan(recipe, folder, {kind: values}, words)
 
-    if not any(word.startswith("--position-file") for word in common):  # whose schemes are not known here
-        positions = [Positions(name, Dims(8, 8, 2, 1, 4, 4)).name for name in positions]
+    positions = [Positions(name, Dims(8, 8, 2, 1, 4, 4)).name for name in positions]
     by_architecture = {}
     for preset in presets:
         architecture = OmegaConf.load(CONFIGS / "model" / f"{preset}.yaml")["_name"]
@@ -111,7 +110,7 @@ def command(
     output = output.resolve()
     if presets is None and not position:
         presets = sorted(path.stem for path in (CONFIGS / "model").glob("wang_*.yaml"))
-    tasks = find_data(data, glue, squad, tasks)
+    tasks, common = find_data(data, glue, squad, tasks), [*common, *options.position_file()]
     sweeps = plan_pretraining(data, output, presets or [], list(position), size, recipe, common)
     for sweep in sweeps:
         if not (sweep.output / "sweep.json").exists():
@@ -121,7 +120,7 @@ def command(
     run = partial(runner.run, slots=runner.slots(jobs), retry_failed=retry_failed, title="compare")
     states = run(list(jobs_of(sweeps, output)))
 
-    sweeps, common = [], shlex.split(finetune_options)
+    sweeps, common = [], [*shlex.split(finetune_options), *options.position_file()]
     for job in [job for job, state in states.items() if state == "finished"]:
         checkpoint = job.folder / "checkpoint_last.pt"
         sweeps += plan_fine_tuning(checkpoint, output, tasks, lrs, seeds, common)

@@ -58,7 +58,7 @@ def command(recipe, output, grid, keep_best, retry_failed, jobs, report, dry_run
 
     tupe sweep --recipe finetune --data glue-bin --checkpoint checkpoint_last.pt --output sweep --grid task=CoLA,RTE
     """
-    sweep = Sweep.plan(recipe, output, parse_grid(grid), common, keep_best)
+    sweep = Sweep.plan(recipe, output, parse_grid(grid), [*common, *options.position_file()], keep_best)
     if dry_run:
         click.echo("\n".join(shlex.join(map(str, job.command)) for job in sweep.jobs))
         return

@@ -85,8 +85,8 @@ def spell_position(cfg):
     except ValueError as error:
         if not cfg.position_file:
             raise
-        reason = "only tasks of this project run it, and only if it is given anew, not for a checkpoint's sake"
-        raise ValueError(f"{error} ({cfg.position_file} was not run: {reason})") from None
+        cure = "give it with `tupe --position-file FILE COMMAND`, or as position_file of from_pretrained"
+        raise ValueError(f"{error} ({cfg.position_file} was not run for the checkpoint's sake: {cure})") from None
     root = cfg._get_parent() if isinstance(cfg, DictConfig) else None
     if root is not None and "model" in root:
         root.model.position = cfg.position
