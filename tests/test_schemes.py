@@ -251,7 +251,7 @@ FORMULAS = {
     "rope_values": RopeValuesFormula,
     "urpe": UrpeFormula,
 }
-EXTRA_TERMS = {"untied": 1, "absolute_d": 3, "factored": 1, "deberta": 2, "deberta_shared": 2}
+EXTRA_TERMS = {"untied": 1, "absolute_d": 3, "deberta": 2, "deberta_shared": 2}
 
 
 def naive_attention(formulas, q, k, v, scale, layer):
@@ -341,6 +341,17 @@ def test_formula(names, layer):
     ours = attend(q, k, v, positions, Terms(positions.scale, bias, gate), layer)
     # content-free terms are float32 by contract (position terms in double would hide what training uses)
     torch.testing.assert_close(ours, naive_attention(formulas, q, k, v, scale, layer), atol=5e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["t5", "nonparametric", "factored"])
+def test_a_bias_beside_untied_keeps_the_scale_of_tupe_a(name):
+    """Word and position terms of TUPE-A over sqrt(2D), to which TUPE-R and both attempts of appendix D add a bias."""
+    tupe_a, both = Positions("untied", DIMS), Positions(f"untied+{name}", DIMS)
+    both["untied"].load_state_dict(tupe_a["untied"].state_dict())
+    torch.nn.init.zeros_(both[name].table if name == "nonparametric" else both[name].table.weight)
+    assert both.scale == tupe_a.scale == 1 / math.sqrt(2 * D)
+    torch.testing.assert_close(both.terms(L)[0][0], tupe_a.terms(L)[0][0])
+    assert Positions(name, DIMS).scale == 1 / math.sqrt(D)  # alone, as BERT's words
 
 
 def test_every_shipped_scheme_has_a_formula_and_every_option_a_case():

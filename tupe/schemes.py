@@ -298,7 +298,12 @@ class ClippedScalar(Clipped):
 
 @register("nonparametric")
 class NonParametric(PositionScheme):
-    """A free H x L x L matrix of logits: the first failed attempt of TUPE's appendix D."""
+    """A free H x L x L matrix of logits: the first failed attempt of TUPE's appendix D. Like T5's bias it is not scaled
+    and does not count as a term beside q.k:
+
+        nonparametric:          x_i W_Q . x_j W_K / sqrt(D) + b_ij
+        untied+nonparametric:   (x_i W_Q . x_j W_K + p_i U_Q . p_j U_K) / sqrt(2D) + b_ij
+    """
 
     paper, formula = "Ke et al. 2021, app. D", "b[h, i, j]"
 
@@ -315,11 +320,14 @@ class NonParametric(PositionScheme):
 class Factored(Clipped):
     """A relative bias from vectors r of clipped offsets: the second failed attempt of TUPE's appendix D.
 
-    (r_{j-i} F_Q) . (r_{j-i} F_K), scaled like `untied` (the appendix gives no scale). Without biases in F_Q and F_K.
+    It stands where T5's bias does, so it does not count as a term beside q.k. The appendix gives no scale; it has that
+    of the others. Without biases in F_Q and F_K.
+
+        factored:          (x_i W_Q . x_j W_K + r_{j-i} F_Q . r_{j-i} F_K) / sqrt(D)
+        untied+factored:   (x_i W_Q . x_j W_K + p_i U_Q . p_j U_K + r_{j-i} F_Q . r_{j-i} F_K) / sqrt(2D)
     """
 
-    paper, formula = "Ke et al. 2021, app. D", "r_{j-i} F_Q . r_{j-i} F_K / sqrt(2D)"
-    extra_terms = 1
+    paper, formula = "Ke et al. 2021, app. D", "r_{j-i} F_Q . r_{j-i} F_K / sqrt(D), sqrt(2D) beside untied"
 
     def __init__(self, dims, max_distance: int = 128, std: float = 0.02):
         super().__init__(dims, max_distance)
