@@ -58,7 +58,7 @@ def test_theta1_matters_only_without_a_denominator(normaliser):
 # ---- properties of the whole registry ----
 
 SETTINGS = [(n, "tied") for n in SCHEMES] + [(n, "untied") for n in UNTIEABLE] + [(n, "tied") for n in COMBINATIONS]
-SETTINGS += [("untied+t5", "untied"), ("absolute+t5", "tied")]
+SETTINGS += [("untied+t5", "untied"), ("absolute+t5", "tied"), ("untied+t5", "zero"), ("shaw", "zero")]
 everywhere = pytest.mark.parametrize(("position", "cls"), SETTINGS, ids=lambda x: x)
 
 
@@ -206,7 +206,7 @@ def test_position_terms_stay_accurate_under_autocast(position, cls):
         ("clipped:max_distance:0", "tied", "clipped: max_distance must be at least 1"),
         ("absolute:std:-1", "tied", "absolute: std must be at least 0"),
         ("absolute:gain:0.1", "tied", "needs norm:True"),
-        ("untied", "maybe", "'tied' or 'untied'"),
+        ("untied", "maybe", "cls must be one of tied, untied, zero"),
         ("nopos+t5", "tied", "cannot be combined"),
         ("rope+rope_values", "tied", "both rotate"),
         ("absolute:layer", "tied", "cannot be per layer"),
@@ -216,6 +216,7 @@ def test_position_terms_stay_accurate_under_autocast(position, cls):
         ("deberta:layer", "tied", "deberta has projections of its own in every layer already"),
         ("absolute", "untied", "attention has no position term"),
         ("nopos", "untied", "attention has no position term"),
+        ("absolute", "zero", "cls=zero .* no position term"),
         ("rope+t5", "untied", "no term to drop"),
     ],
 )

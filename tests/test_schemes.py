@@ -401,18 +401,22 @@ UNTIEABLE = [n for n in SCHEMES if overrides(SCHEMES[n], "bias", "content", "gat
 NO_THETA = [n for n in UNTIEABLE if n not in ("untied", "absolute_d", "t5")]  # these keep vectors of theirs for [CLS]
 
 
+@pytest.mark.parametrize("cls", ["untied", "zero"])
 @pytest.mark.parametrize(
     "names",
     [*UNTIEABLE, "untied+t5", "shaw+shaw_values", "t5:layer+untied", "t5:multiplier:25", "untied:norm:False:std:1"],
 )
-def test_cls_reset(names):
-    """Logits from and to [CLS] are theta, contents and values there 0, gates 1; everything else is as with [CLS]
-    tied, which `test_formula` compares with the formulas."""
+def test_cls_reset(names, cls):
+    """Logits from and to [CLS] are theta, which "zero" holds at 0, contents and values there 0, gates 1; everything
+    else is as with [CLS] tied, which `test_formula` compares with the formulas."""
     names = short(names)
-    tied, untied = (scramble(Positions(names, DIMS, cls).double()) for cls in ("tied", "untied"))
+    tied, untied = (scramble(Positions(names, DIMS, choice).double()) for choice in ("tied", cls))
     tied.load_state_dict(untied.state_dict(), strict=False)
     formulas = formulas_of(names, untied, 1)
-    if all(part.partition(":")[0] in NO_THETA for part in names.split("+")):
+    if cls == "zero":
+        theta = [[0.0] * H] * 2
+        assert untied.state_dict().keys() == tied.state_dict().keys()  # no theta of its own
+    elif all(part.partition(":")[0] in NO_THETA for part in names.split("+")):
         theta = untied.theta
     else:
         theta = [[sum(f.theta(h, which, untied.scale) for f in formulas) for h in range(H)] for which in (0, 1)]
@@ -421,6 +425,9 @@ def test_cls_reset(names):
     weights = torch.softmax(q @ k.transpose(2, 3), -1)
     (bias, gate), (tied_bias, tied_gate) = untied.terms(L)[1], tied.terms(L)[1]
 
+    if bias is None:
+        bias = torch.zeros(H, L, L)
+        assert cls == "zero" and tied_bias is None
     tolerance = {"atol": 1e-5, "rtol": 1e-5, "check_dtype": False}
     torch.testing.assert_close(bias[:, 0], theta[0][:, None].expand(H, L), **tolerance)  # [CLS] to [CLS] included
     torch.testing.assert_close(bias[:, 1:, 0], theta[1][:, None].expand(H, L - 1), **tolerance)
@@ -438,6 +445,15 @@ def test_cls_reset(names):
         off_cls = weights.clone()
         off_cls[..., 0, :] = off_cls[..., :, 0] = 0
         torch.testing.assert_close(value, tied.value(off_cls, 1))
+
+
+def test_nothing_is_learned_about_cls_where_its_logits_are_zero():
+    """The vectors and the two rows of T5's table that are theta elsewhere get no gradient; all that is used does."""
+    positions = scramble(Positions("untied+t5", DIMS, "zero"))
+    positions.terms(L)[0][0].square().sum().backward()
+    vectors, buckets = (positions[name].table.weight.grad.any(1) for name in ("untied", "t5"))
+    assert vectors.tolist() == [False, False] + [True] * (L - 1) + [False] * (16 - L)  # theta1, theta2, 1 .. L-1
+    assert not buckets[16] and not buckets[32] and buckets[:8].all() and buckets[17:24].all()
 
 
 # ---- initial values ----

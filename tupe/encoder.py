@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from .attention import NORMALISERS, PATHS, Terms, attend, attention_weights, choose
 from .kernels import Linear, autocast_device, dropout, linear, lm_loss, split_heads
-from .positions import Dims, Positions, canonical
+from .positions import CLS, Dims, Positions, canonical
 from .schemes import SCHEMES, Table
 
 logger = logging.getLogger(__name__)
@@ -131,8 +131,8 @@ class ModelConfig:
 
     position: str = option("absolute", f"position schemes joined by '+', from: {', '.join(sorted(SCHEMES))}")
     cls: str = option(
-        "tied", "untied: logits from and to [CLS] do not depend on positions", choices=("tied", "untied"),
-        hugging_face="cls_position",
+        "tied", "untied: logits from and to [CLS] are learned and do not depend on positions; zero: they are 0",
+        choices=CLS, hugging_face="cls_position",
     )  # fmt: skip
     normaliser: str = option("softmax", "how logits become attention weights", choices=NORMALISERS)
     layer: str = option(

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from .kernels import autocast_device
 
 SCHEMES = {}
+CLS = ("tied", "untied", "zero")  # see `Positions`
 
 
 def register(name: str):
@@ -203,8 +204,9 @@ class Positions(nn.ModuleDict):
     names: scheme names with their options, joined by "+" (see `parse`), for example "untied+t5:multiplier:25". A scheme
     is shared by all layers; "shaw:layer" gives each layer its own copy. cls: "tied", or "untied" to take [CLS] out of
     all position terms: the content-free logits from and to [CLS] become learned constants theta (TUPE, equation 10;
-    reset once, in the sum of all schemes), content and value terms 0, gates 1. Raises ValueError, with the reason, for
-    an unknown name, option or value, and for a combination without meaning.
+    reset once, in the sum of all schemes), content and value terms 0, gates 1. "zero" is the same with theta fixed at
+    0: a control that takes [CLS] out and learns nothing in its place. Raises ValueError, with the reason, for an
+    unknown name, option or value, and for a combination without meaning.
     """
 
     def __init__(self, names: str, dims: Dims, cls: str = "tied"):
@@ -223,8 +225,8 @@ class Positions(nn.ModuleDict):
         self.dims = dims
         self.name = "+".join(map(str, parts))
         self.per_layer = any(part.per_layer for part in parts)
-        self.untie_cls = cls == "untied"
-        if self.untie_cls and not any(overrides(scheme, "cls_bias") for scheme in schemes):
+        self.cls, self.untie_cls = cls, cls != "tied"
+        if cls == "untied" and not any(overrides(scheme, "cls_bias") for scheme in schemes):
             self.theta = nn.Parameter(torch.randn(2, dims.heads) * 0.02)
         self.scale = 1 / math.sqrt((1 + sum(scheme.extra_terms for scheme in schemes)) * dims.head_dim)
 
@@ -272,8 +274,8 @@ class Positions(nn.ModuleDict):
 
     # [CLS] is i = 0. Out of place: the inputs may be views of parameters.
     def _reset_bias(self, bias, schemes, length):
-        if not self.untie_cls:
-            return bias
+        if self.cls != "untied":
+            return self._off_cls(bias)  # 0 there for "zero"; None, no term at all, is 0 already
         theta = self._sum(schemes, "cls_bias", self.scale) if not hasattr(self, "theta") else self.theta.float()
         from_cls, to_cls = theta[:, :, None, None]  # [H, 1, 1] each
         if bias is None:
@@ -313,8 +315,8 @@ class Positions(nn.ModuleDict):
 
 def check_combination(names, parts, cls):
     """Raise ValueError for combinations that have no meaning."""
-    if cls not in ("tied", "untied"):
-        raise ValueError(f"cls must be 'tied' or 'untied', not {cls!r}")
+    if cls not in CLS:
+        raise ValueError(f"cls must be one of {', '.join(CLS)}, not {cls!r}")
     schemes = {part.name: SCHEMES[part.name] for part in parts}
     rotating = [name for name, scheme in schemes.items() if overrides(scheme, "rotate")]
     if "nopos" in schemes and len(parts) > 1:
@@ -326,8 +328,8 @@ def check_combination(names, parts, cls):
             raise ValueError(f"position={names}: {name} acts on the input or rotates; it cannot be per layer")
         if schemes[name].own_projections:
             raise ValueError(f"position={names}: {name} has projections of its own in every layer already")
-    if cls == "untied":
+    if cls != "tied":
         if rotating:
-            raise ValueError(f"cls=untied with position={names}: {rotating[0]} rotates q and k, it has no term to drop")
+            raise ValueError(f"cls={cls} with position={names}: {rotating[0]} rotates q and k, it has no term to drop")
         if not any(overrides(scheme, "bias", "content", "gate", "value") for scheme in schemes.values()):
-            raise ValueError(f"cls=untied with position={names}: attention has no position term to untie [CLS] from")
+            raise ValueError(f"cls={cls} with position={names}: attention has no position term to untie [CLS] from")

@@ -155,6 +155,17 @@ def test_every_scheme_has_the_same_logits(position, data, tmp_path):
     assert all(torch.equal(back["model"][key], value) for key, value in saved["model"].items())
 
 
+@pytest.mark.parametrize("position", ["untied+t5", "shaw"])
+def test_cls_zero_has_the_same_logits(position, data, tmp_path):
+    model = write_checkpoint(tmp_path / "c.pt", data, position=position, cls="zero")
+    export(tmp_path / "c.pt", tmp_path / f"out_zero_{position[:4]}", data)
+    tokens, real = batch(model)
+    theirs = load("AutoModelForMaskedLM", tmp_path / f"out_zero_{position[:4]}")
+    assert theirs.config.cls_position == "zero"
+    with torch.no_grad():
+        same(theirs(tokens, attention_mask=real.long()).logits, model(tokens)[0], real)
+
+
 @pytest.mark.parametrize("layer", LAYERS)
 @pytest.mark.parametrize("normaliser", NORMALISERS)
 def test_every_layer_and_normaliser_has_the_same_logits(layer, normaliser, data, tmp_path):

@@ -14,6 +14,7 @@ from omegaconf import OmegaConf
 from .. import options, plugin  # noqa: F401  (the plugin registers the models)
 from ..architectures import ARCHITECTURES, split_size
 from ..options import FILE, FOLDER, Command
+from ..positions import CLS
 from ..safe_load import read_checkpoint
 from .files import new_checkpoint, save_atomically
 
@@ -32,9 +33,9 @@ def dictionary_of(state, data=None):
 def swap_position(state, dictionary, position, cls=None, segments=False, seed=1):
     """A checkpoint with the weights of `state`, but the position schemes `position` with fresh parameters.
 
-    state: from `safe_load.read_checkpoint`. dictionary: the one it was trained with. cls: "tied" or "untied", default
-    as before. segments: give it segment embeddings if it has none, for the next-sentence objective. Fresh are the
-    parameters of all schemes of `position`, also of one that the old model has too. There is no optimizer state: it
+    state: from `safe_load.read_checkpoint`. dictionary: the one it was trained with. cls: one of `positions.CLS`,
+    default as before. segments: give it segment embeddings if it has none, for the next-sentence objective. Fresh are
+    the parameters of all schemes of `position`, also of one that the old model has too. There is no optimizer state: it
     belongs to the old parameters. Raises ValueError for a checkpoint of another kind of model, another dictionary, or a
     position without meaning.
     """
@@ -63,7 +64,7 @@ def is_position(key):
 @click.command(cls=Command)
 @options.checkpoint("checkpoint of a masked language model")
 @click.option("--position", required=True, help="schemes joined by '+'; `tupe list schemes` shows them")
-@click.option("--cls", type=click.Choice(["tied", "untied"]), help="default: as in the checkpoint")
+@click.option("--cls", type=click.Choice(CLS), help="default: as in the checkpoint")
 @click.option("--segments", is_flag=True, help="add segment embeddings (next-sentence objective)")
 @click.option("--output", type=FILE, required=True, help="checkpoint to write")
 @click.option("--data", type=FOLDER, help="folder with dict.txt (default: that of the training)")

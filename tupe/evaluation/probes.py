@@ -177,7 +177,8 @@ def four_correlations(model, tokens: torch.Tensor) -> dict:
     if any(overrides(s, "bias", "content", "rotate") for s in encoder.positions.of_layer(0)):
         raise ValueError(f"position {encoder.positions.name!r}: words and positions are split for absolute ones only")
     if encoder.positions.untie_cls:
-        raise ValueError("cls='untied': words and positions are split only where [CLS] has no logits of its own")
+        cls = encoder.positions.cls
+        raise ValueError(f"cls={cls!r}: words and positions are split only where [CLS] has no logits of its own")
     if encoder.segments is not None:
         raise ValueError("segments='learned': words and positions are split only where nothing else is added to them")
     if encoder.settings["layer"] != "transformer":

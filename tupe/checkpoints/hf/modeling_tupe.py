@@ -62,7 +62,7 @@ def restore_buffers(encoder):
     files hold the weights only."""
     own = encoder.positions
     with torch.device("cpu"):
-        fresh = Positions(own.name, own.dims, "untied" if own.untie_cls else "tied")
+        fresh = Positions(own.name, own.dims, own.cls)
     buffers = dict(own.named_buffers())
     for name, value in fresh.named_buffers():
         buffers[name].copy_(value)
