@@ -214,6 +214,22 @@ def test_the_loss_is_what_the_paper_says():
     assert logs["right_replaced"] + logs["right_original"] == right[original.ne(PAD)].sum()
 
 
+def test_special_tokens_are_never_masked_nor_replaced():
+    """Wherever the task masks them, with <mask> or another token in their place."""
+    model, sample = build(), batch()
+    tokens, target = sample["net_input"]["src_tokens"], sample["target"]
+    target[0, 0], tokens[0, 0] = 0, MASK  # <s>
+    target[0, 9], tokens[0, 9] = 2, 7  # </s>
+    target[1, 0] = 0  # chosen, but left as it is
+    reads = []
+    forward = model.forward
+    model.forward = lambda **inputs: reads.append(inputs) or forward(**inputs)
+    _, size, _ = criterion()(model, sample)
+    assert size == 4 and reads[0]["src_tokens"][[0, 0, 1], [0, 9, 0]].tolist() == [0, 2, 0]
+    assert [places.tolist() for places in reads[0]["masked_tokens"]] == [[0, 0, 0, 1], [2, 5, 6, 3]]
+    assert tokens[0, 0] == MASK  # the batch itself stays as it was
+
+
 def test_fine_tuning_keeps_the_discriminator_alone():
     model = build()
     state = copy.deepcopy(model.state_dict())
@@ -253,6 +269,33 @@ def test_resuming_is_exact(tmp_path):
     assert resumed == losses[5:]
     saved = load(tmp_path / "full" / "checkpoint_last.pt")
     assert saved["cfg"]["model"]["_name"] == "electra_tupe_r_tiny" and saved["cfg"]["criterion"]["_name"] == "electra"
+
+
+def test_special_tokens_are_not_masked_in_training(tmp_path, monkeypatch):
+    """The batches of the task mask 15 % of all tokens, <s> and </s> among them; the model sees 15 % of the others."""
+    data, offered, used = write_data(tmp_path / "data"), [], []
+    forward = ElectraModel.forward
+
+    def watch(self, src_tokens, *args, original=None, masked_tokens=None, **options):
+        special = original.eq(0) | original.eq(2)
+        masked = torch.zeros_like(special)
+        masked[masked_tokens] = True
+        assert torch.equal(src_tokens[special], original[special]) and not masked[special].any()
+        used.append((masked.sum().item(), (~special & original.ne(PAD)).sum().item()))
+        out = forward(self, src_tokens, *args, original=original, masked_tokens=masked_tokens, **options)
+        assert torch.equal(out[1]["corrupted"][special], original[special])
+        return out
+
+    def note(batches):
+        for batch in batches:
+            target = batch["target"]
+            offered.append((target.eq(0) | target.eq(2)).sum().item())
+
+    monkeypatch.setattr(ElectraModel, "forward", watch)
+    train(arguments(data, tmp_path / "run", "--max-update=40", "--no-save", "--disable-validation"), on_step=note)
+    masked, others = (sum(column) for column in zip(*used, strict=True))
+    assert sum(offered) > 20  # there was something to undo
+    assert masked / others == pytest.approx(0.15, abs=0.03)
 
 
 def test_the_discriminator_is_fine_tuned_on_glue(learnable, vocabulary, tmp_path):

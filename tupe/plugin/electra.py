@@ -161,6 +161,9 @@ class ElectraCriterionConfig(FairseqDataclass):
 class ElectraCriterion(FairseqCriterion):
     """Mean LM loss of the masked tokens + weight * mean binary loss of all real tokens ([CLS] and </s> included).
 
+    `<s>` and `</s>` are never masked nor replaced: what the task has masked of them is undone here, for every task and
+    recipe, so that [CLS] is there in every sequence. All other tokens keep the task's masks.
+
     fairseq divides by the sample size, summed over processes and steps: it is the number of masked tokens, and the
     discriminator's mean is weighted by it within each batch.
     """
@@ -168,16 +171,19 @@ class ElectraCriterion(FairseqCriterion):
     def __init__(self, task, discriminator_weight):
         super().__init__(task)
         self.weight = discriminator_weight
+        self.specials = task.source_dictionary.bos(), task.source_dictionary.eos()
 
     def forward(self, model, sample, reduce=True):
         """sample: a batch of the task masked_lm, "target" [B, L] with padding where nothing is masked."""
         tokens, target = sample["net_input"]["src_tokens"], sample["target"]
         masked = target.ne(self.padding_idx)
         original = torch.where(masked, target, tokens)
+        special = original.eq(self.specials[0]) | original.eq(self.specials[1])
+        masked, tokens = masked & ~special, torch.where(special, original, tokens)
         real = original.ne(self.padding_idx)
         places = masked.nonzero(as_tuple=True)  # rows, columns: the only wait for the GPU
         options = {"masked_tokens": places, "original": original, "padded": has_padding(sample)}
-        (lm_logits, logits), extra = model(**sample["net_input"], **options)
+        (lm_logits, logits), extra = model(**{**sample["net_input"], "src_tokens": tokens}, **options)
         replaced = extra["replaced"]
         lm_loss = F.cross_entropy(lm_logits.float(), target[places], reduction="sum")
         disc_loss = F.binary_cross_entropy_with_logits(logits.float(), replaced.float(), real.float(), reduction="sum")
