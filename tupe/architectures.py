@@ -15,6 +15,9 @@ ELECTRA = {  # replaced-token detection
     "electra_tupe_a": ("untied", "untied"),
     "electra_tupe_r": ("untied+t5", "untied"),
 }
+GAU = {  # masked language models of gated attention units, two for each layer of the size: they cost about the same
+    "gau": ("rope", "tied"),
+}
 SIZES = {  # layers, width, heads, feed-forward width
     "base": (12, 768, 12, 3072),
     "large": (24, 1024, 16, 4096),

@@ -27,7 +27,7 @@ def list_models(size):
 
     The counts are of the whole model with its LM head, for a vocabulary of 32,768 types; the parameters of positions
     are itemised below the table. `electra_a`, `electra_r`, `electra_tupe_a` and `electra_tupe_r` train two of these
-    encoders, the generator narrower.
+    encoders, the generator narrower. `gau` has two gated attention units for each layer.
     """
     layers, width, heads, ffn = SIZES[size]
     rows, items = [], {}

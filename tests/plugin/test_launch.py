@@ -152,6 +152,31 @@ def test_both_launchers_build_the_named_architecture(arch):
         assert {key: models[0][key] for key in wanted} == wanted
 
 
+@pytest.mark.parametrize("size", SIZES)
+def test_gated_attention_units_are_two_for_each_layer_of_the_size(size):
+    """Through Hydra, `tupe pretrain` and fairseq-train alike."""
+    from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+
+    name = with_size("gau", size)
+    layers = {"base": 24, "large": 48, "small": 16, "mini": 8, "tiny": 4}[size]
+    hydra = [hydra_config("pretrain", [f"model={p}", f"model._name={name}", "task.data=DATA"]) for p in GAU_PRESETS]
+    launched = [
+        fairseq_arguments(CONFIGS, "pretrain", [f"model={preset}"], ["DATA", f"--arch={name}"], cuda=False)
+        for preset in GAU_PRESETS
+    ]
+    plain = ["DATA", "--task=masked_lm", f"--arch={name}", "--batch-size=1"]
+    shell = [convert_namespace_to_omegaconf(parse(words)) for words in [*launched, plain]]
+    for config in [*hydra, *shell]:
+        model = config.model
+        assert (model.encoder_layers, str(model.layer), model.position) == (layers, "gau", "rope")
+        assert (model.encoder_embed_dim, model._name) == (SIZES[size][1], name)
+    normalisers = [str(config.model.normaliser) for config in [*hydra, *shell]]
+    assert normalisers == [*GAU_PRESETS.values()] * 2 + ["relu2"]
+
+
+GAU_PRESETS = {"gau": "relu2", "gau_l2": "l2", "gau_softmax": "softmax"}
+
+
 def recipes():
     """Every recipe with every choice of each of its groups (the other groups at their default). Presets of a model that
     are no architecture of their own are tried with one recipe."""
@@ -198,7 +223,7 @@ def test_model_group_has_every_architecture():
     assert set(ARCHITECTURES) <= {path.stem for path in (CONFIGS / "model").glob("*.yaml")}
     for path in (CONFIGS / "model").glob("*.yaml"):
         assert path.read_text().startswith("# @package model\n"), path
-        assert OmegaConf.load(path)._name in (path.stem, "bert_a")  # or a preset, which is bert_a with other options
+        assert OmegaConf.load(path)._name in (path.stem, "bert_a", "gau")  # or a preset, with other options
 
 
 def test_every_scheme_has_a_preset():

@@ -12,7 +12,7 @@ from fairseq import models, tasks
 from omegaconf import OmegaConf
 
 from .. import options, plugin  # noqa: F401  (the plugin registers the models)
-from ..architectures import ARCHITECTURES, split_size
+from ..architectures import ARCHITECTURES, GAU, split_size
 from ..options import FILE, FOLDER, Command
 from ..positions import CLS
 from ..safe_load import read_checkpoint
@@ -40,8 +40,9 @@ def swap_position(state, dictionary, position, cls=None, segments=False, seed=1)
     position without meaning.
     """
     cfg = copy.deepcopy(state["cfg"])
-    if split_size(cfg["model"]["_name"])[0] not in ARCHITECTURES:
-        raise ValueError(f"positions can be swapped in {', '.join(ARCHITECTURES)}, not in {cfg['model']['_name']}")
+    valid = [*ARCHITECTURES, *GAU]
+    if split_size(cfg["model"]["_name"])[0] not in valid:
+        raise ValueError(f"positions can be swapped in {', '.join(valid)}, not in {cfg['model']['_name']}")
     cfg["model"].update(position=position, cls=cls or cfg["model"]["cls"])
     if segments:
         cfg["model"]["segments"] = "learned"

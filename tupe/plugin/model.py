@@ -17,7 +17,7 @@ from fairseq.models import BaseFairseqModel, register_model
 from omegaconf import DictConfig
 from torch import nn
 
-from ..architectures import ARCHITECTURES, SIZES, with_size
+from ..architectures import ARCHITECTURES, GAU, SIZES, with_size
 from ..encoder import ClassificationHead, Encoder, LMHead, ModelConfig, SpanHead, names_in
 from ..positions import canonical, load_schemes
 from .hub import TupeHubInterface
@@ -274,15 +274,17 @@ class TupeModel(BaseFairseqModel):
         return TupeHubInterface(loaded["args"], loaded["task"], loaded["models"][0], loaded["args"].task.data)
 
 
-def register_architectures(model, config, architectures):
+def register_architectures(model, config, architectures, layers_of_size=1, **options):
     """Register every architecture in every size as a model of its own.
 
     fairseq's launchers disagree about named architectures (fairseq-hydra-train ignores their presets), but both read a
     model's dataclass. So each name gets a dataclass whose defaults are the preset, and a class to carry it.
+    layers_of_size: layers for each one that the size names. options: more of `ModelConfig`.
     """
     for arch, (position, cls) in architectures.items():
         for size, (layers, width, heads, ffn) in SIZES.items():
-            preset = {"position": position, "cls": cls, "layers": layers, "width": width, "heads": heads, "ffn": ffn}
+            preset = {"position": position, "cls": cls, **options, "layers": layers_of_size * layers}
+            preset |= {"width": width, "heads": heads, "ffn": ffn}
             preset = {NAMES[option]: value for option, value in preset.items()}
             name, doc = with_size(arch, size), f"{model.__name__} with {preset}"
             types = config.__dataclass_fields__
@@ -299,3 +301,4 @@ def redefault(config, key, value):
 
 
 register_architectures(TupeModel, TupeConfig, ARCHITECTURES)
+register_architectures(TupeModel, TupeConfig, GAU, layers_of_size=2, layer="gau", normaliser="relu2")
