@@ -89,6 +89,10 @@ def layer_norm(x, norm):
     return x * norm.weight + norm.bias
 
 
+def learned(scheme):
+    return scheme.sign.double() * scheme.log_omega.double().exp()
+
+
 class AbsoluteFormula(Formula):
     def embed(self, i):
         row = self.s.table.weight[i]
@@ -102,7 +106,7 @@ class SinusoidalFormula(Formula):
 
 class SinusoidalLearnedFormula(Formula):
     def embed(self, i):
-        return self.o.get("amplitude", 0.02) * wave(self.s.omega, i)
+        return self.o.get("amplitude", 0.02) * wave(learned(self.s), i)
 
 
 class UntiedFormula(Formula):
@@ -189,7 +193,7 @@ class ShawSinusoidalFormula(Formula):
 
 class ShawSinusoidalLearnedFormula(Formula):
     def content(self, h, i, j, q, k, layer):
-        return self.o.get("amplitude", 1) * q @ wave(self.s.omega, clip(j - i, self.o["max_distance"]))
+        return self.o.get("amplitude", 1) * q @ wave(learned(self.s), clip(j - i, self.o["max_distance"]))
 
 
 class ShawValuesFormula(Formula):
@@ -454,6 +458,44 @@ def test_nothing_is_learned_about_cls_where_its_logits_are_zero():
     vectors, buckets = (positions[name].table.weight.grad.any(1) for name in ("untied", "t5"))
     assert vectors.tolist() == [False, False] + [True] * (L - 1) + [False] * (16 - L)  # theta1, theta2, 1 .. L-1
     assert not buckets[16] and not buckets[32] and buckets[:8].all() and buckets[17:24].all()
+
+
+# ---- learned frequencies ----
+
+
+@pytest.mark.parametrize("name", ["sinusoidal_learned", "shaw_sinusoidal_learned"])
+def test_frequencies_of_older_checkpoints_are_kept(name):
+    """They hold omega itself, which training could take below 0."""
+    scheme = SCHEMES[name](DIMS)
+    width = H * D if name == "sinusoidal_learned" else D
+    torch.testing.assert_close(scheme.omega.double(), vaswani(width))
+    assert {"log_omega", "sign"} == set(scheme.state_dict())
+    omega = torch.linspace(-0.5, 1.2, width // 2)
+    old = {"omega": omega.clone()}
+    scheme.load_state_dict(old)
+    torch.testing.assert_close(scheme.omega, omega)
+    assert old.keys() == {"omega"}  # the file's own dictionary stays as it is
+    copy = SCHEMES[name](DIMS)
+    copy.load_state_dict(scheme.state_dict())
+    assert torch.equal(copy.omega, scheme.omega)
+    got, formula = copy.embed(L), FORMULAS[name](copy, {"max_distance": 64})
+    if got is not None:
+        torch.testing.assert_close(got[3].double(), 0.02 * wave(omega.double(), 3), atol=1e-6, rtol=1e-5)
+    else:
+        q = torch.randn(1, H, L, D)
+        expected = formula.content(0, 5, 2, q[0, 0, 5].double(), None, 0)
+        torch.testing.assert_close(copy.content(q, None, 0)[0, 0, 5, 2], expected, check_dtype=False)
+
+
+def test_a_step_changes_every_frequency_by_the_same_share():
+    scheme = SCHEMES["sinusoidal_learned"](Dims(16, 64, 2, 1, 32, 32))
+    before = scheme.omega.detach().clone()
+    optimizer = torch.optim.Adam(scheme.parameters(), lr=0.01)
+    (scheme.embed(L) * torch.randn(L, 64, generator=torch.Generator().manual_seed(0))).sum().backward()
+    optimizer.step()
+    share = (scheme.omega.detach() / before).log().abs()
+    assert before.max() / before.min() > 5000
+    torch.testing.assert_close(share, torch.full_like(share, 0.01), rtol=0.02, atol=0)
 
 
 # ---- initial values ----

@@ -191,6 +191,13 @@ class PositionScheme(nn.Module):
         return out
 
 
+def undecayed(values: Tensor) -> nn.Parameter:
+    """A parameter that weight decay leaves alone, for a scheme in which a value of 0 is nothing to be drawn to."""
+    parameter = nn.Parameter(values)
+    parameter.optim_overrides = {"optimizer": {"weight_decay_scale": 0.0}}  # fairseq's mark, which its fp16 copies keep
+    return parameter
+
+
 def overrides(scheme, *hooks):
     """Whether the scheme (class or instance) fills in any of the hooks."""
     kind = scheme if isinstance(scheme, type) else type(scheme)

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .kernels import linear
-from .positions import SCHEMES, PositionScheme, register  # noqa: F401  (imported from here, SCHEMES is complete)
+from .positions import SCHEMES, PositionScheme, register, undecayed  # noqa: F401  (imported from here, SCHEMES is complete)
 
 
 def toeplitz(by_offset, length):
@@ -126,6 +126,31 @@ def waves(omega, positions):
     return torch.stack([angle.sin(), angle.cos()], dim=-1).flatten(1)
 
 
+class LearnedFrequencies(nn.Module):
+    """Mixin of schemes that learn frequencies omega [width / 2], from `frequencies` on.
+
+    The parameter is log omega, without weight decay: a step of Adam's, as large as the learning rate whatever the
+    gradient, then changes every frequency by the same share. Steps of omega itself would be larger than the small
+    frequencies are, and decay would lengthen all waves. Under --fp16 log omega is rounded to half precision, as all
+    parameters are (omega by up to 0.4 %); --amp and --autocast bf16 keep it.
+    """
+
+    def start_frequencies(self, width):
+        self.log_omega = undecayed(frequencies(width).log())
+        # 1, but in checkpoints from before omega was a logarithm, where steps across 0 were possible
+        self.register_buffer("sign", torch.ones(len(self.log_omega)))
+
+    @property
+    def omega(self):
+        return self.sign.float() * self.log_omega.float().exp()
+
+    def _load_from_state_dict(self, state_dict, prefix, *args):
+        if (omega := state_dict.pop(f"{prefix}omega", None)) is not None:  # such a checkpoint
+            state_dict[f"{prefix}sign"] = torch.where(omega < 0, -1.0, 1.0)
+            state_dict[f"{prefix}log_omega"] = omega.abs().log()
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+
 @register("sinusoidal")
 class Sinusoidal(PositionScheme):
     """Fixed sinusoids (Vaswani et al., 2017), omega_i = 10000^(-2i/C), of the size that word vectors have at first.
@@ -148,19 +173,18 @@ class Sinusoidal(PositionScheme):
 
 
 @register("sinusoidal_learned")
-class SinusoidalLearned(PositionScheme):
-    """Sinusoids whose C/2 frequencies are parameters, initialised to the fixed ones (Wang et al., 2021). With --fp16
-    they are rounded to half precision, as all parameters are; --amp and --autocast bf16 keep them."""
+class SinusoidalLearned(LearnedFrequencies, PositionScheme):
+    """Sinusoids whose C/2 frequencies are learned, initialised to the fixed ones (Wang et al., 2021)."""
 
     paper, formula = "Wang et al. 2021", "w_i + 0.02 [sin, cos](omega i), omega learned"
 
     def __init__(self, dims, amplitude: float = 0.02):
         super().__init__(dims)
         self.amplitude = amplitude
-        self.omega = nn.Parameter(frequencies(dims.width))
+        self.start_frequencies(dims.width)
 
     def embed(self, length):
-        return self.amplitude * waves(self.omega, torch.arange(length, device=self.omega.device))
+        return self.amplitude * waves(self.omega, torch.arange(length, device=self.log_omega.device))
 
 
 # Content-free logits, shared by the whole batch.
@@ -416,7 +440,7 @@ class ShawSinusoidal(RelativeVectors):
 
 
 @register("shaw_sinusoidal_learned")
-class ShawSinusoidalLearned(RelativeVectors):
+class ShawSinusoidalLearned(LearnedFrequencies, RelativeVectors):
     """Relative vectors that are sinusoids of the clipped offset with learned frequencies (Wang et al., 2021)."""
 
     paper, formula = "Wang et al. 2021", "q_i . [sin, cos](omega clip(j - i)) / sqrt(D), omega learned"
@@ -424,10 +448,10 @@ class ShawSinusoidalLearned(RelativeVectors):
     def __init__(self, dims, max_distance: int = 64, amplitude: float = 1.0):
         super().__init__(dims, max_distance)
         self.amplitude = amplitude
-        self.omega = nn.Parameter(frequencies(dims.head_dim))
+        self.start_frequencies(dims.head_dim)
 
     def vectors(self, length):
-        offsets = self.index(length, self.omega.device) - self.max_distance
+        offsets = self.index(length, self.log_omega.device) - self.max_distance
         return times(waves(self.omega, offsets), self.amplitude)
 
 

@@ -219,7 +219,7 @@ def test_phi(position):
     assert list(m) == list(range(11)) and before == pytest.approx(after, rel=1e-5)
     scheme = model.encoder.positions[position]
     with torch.no_grad():
-        scheme.omega.mul_(2)
+        scheme.log_omega.add_(math.log(2))
     _, before, after = phi(model, reach=10)
     omega = frequencies(2 * len(scheme.omega)).double()
     assert before[0] == after[0] == len(omega)

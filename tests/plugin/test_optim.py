@@ -4,8 +4,13 @@ import copy
 
 import pytest
 import torch
+from fairseq import optim
+from fairseq.dataclass.configs import FairseqConfig
 from fairseq.optim import OPTIMIZER_REGISTRY
 from fairseq.optim.adam import Adam, FairseqAdam, FairseqAdamConfig
+from helpers import build as build_model
+from helpers import load, pretrain_arguments, train, write_data
+from omegaconf import OmegaConf
 
 import tupe.plugin  # noqa: F401
 from tupe.plugin.optim import AdamW, FusedAdamW, FusedAdamWConfig
@@ -120,3 +125,63 @@ def test_memory_efficient_fp16_is_refused():
         optimizer.step()
         assert optimizer.optimizer.state[p]["exp_avg"].dtype == dtype
         assert optimizer.supports_memory_efficient_fp16 == (dtype == torch.float32)
+
+
+# ---- parameters without weight decay ----
+
+LEARNED = "sinusoidal_learned+shaw_sinusoidal_learned"
+FREQUENCIES = {f"encoder.positions.{name}.log_omega" for name in LEARNED.split("+")}
+
+
+def trained(name, weight_decay, precision="float32"):
+    """{name of a parameter: its change} after 5 updates with the same gradients, through fairseq's own way."""
+    model = build_model("bert_a_tiny", position=LEARNED)
+    start = {key: p.detach().clone() for key, p in model.named_parameters()}
+    config = OmegaConf.structured(FairseqConfig)
+    config.optimizer = {"_name": name, **SETTINGS, "weight_decay": weight_decay}
+    config.common.fp16 = precision == "float16"
+    if precision == "float16":
+        model.half()
+        optimizer = optim.FP16Optimizer.build_optimizer(config, list(model.parameters()))
+    else:
+        optimizer = optim.build_optimizer(config.optimizer, list(model.parameters()))
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(5):
+        optimizer.set_lr(0.01)
+        for p in model.parameters():
+            p.grad = torch.randn(p.shape, generator=generator).to(p.dtype)
+        if precision == "float16":
+            optimizer._multiply_factor = 1.0  # of the loss scale
+            optimizer._needs_sync = True
+        optimizer.step()
+    return {key: p.detach().float() - start[key] for key, p in model.named_parameters()}
+
+
+@pytest.mark.parametrize("precision", ["float32", "float16"])
+@pytest.mark.parametrize("name", ["adam", "adamw_fused"])
+def test_learned_frequencies_have_no_weight_decay(name, precision):
+    with_decay, without = trained(name, 0.5, precision), trained(name, 0.0, precision)
+    same = {key for key, change in with_decay.items() if torch.equal(change, without[key])}
+    zeros = {key for key in same if key.endswith("bias")}  # start at 0: decay is too small to see in half precision
+    assert FREQUENCIES <= same <= FREQUENCIES | zeros
+    if precision == "float32":
+        assert same == FREQUENCIES
+        for key in FREQUENCIES:  # steps of the learning rate in log omega: every frequency moves by its own share
+            assert 0 < without[key].abs().max() <= 5 * 0.01 * 1.5
+
+
+def test_training_with_learned_frequencies_resumes_exactly(tmp_path):
+    """Two groups in the optimizer's state; a model without such parameters has one."""
+    data = write_data(tmp_path / "data")
+
+    def run(folder, position, *more):
+        words = [f"--position={position}", "--weight-decay=0.5", "--max-update=4", "--num-workers=0", *more]
+        return train(pretrain_arguments(data, tmp_path / folder, *words, arch="bert_a_tiny"))
+
+    whole = run("whole", LEARNED, "--save-interval-updates=2", "--keep-interval-updates=-1")
+    resumed = run("resumed", LEARNED, f"--restore-file={tmp_path}/whole/checkpoint_1_2.pt")
+    assert resumed == whole[2:]
+    run("plain", "absolute")
+    states = [load(tmp_path / folder / "checkpoint_last.pt")["last_optimizer_state"] for folder in ("resumed", "plain")]
+    groups = [[group["weight_decay"] for group in state["param_groups"]] for state in states]
+    assert groups == [[0.5, 0.0], [0.5]]

@@ -1,12 +1,13 @@
 """AdamW in one fused kernel (`torch.optim`, on GPU and CPU) as a fairseq optimizer, with the numbers of fairseq's
-`adam`."""
+`adam`; and for every optimizer, no weight decay of the parameters that position schemes mark."""
 
 import math
 from collections.abc import Collection
 from dataclasses import dataclass
 
 import torch
-from fairseq.optim import FairseqOptimizer, register_optimizer
+from fairseq import optim
+from fairseq.optim import FairseqOptimizer, FP16Optimizer, register_optimizer
 from fairseq.optim.adam import FairseqAdamConfig
 
 
@@ -87,3 +88,35 @@ class FusedAdamW(FairseqOptimizer):
             "eps": self.cfg.adam_eps,
             "weight_decay": self.cfg.weight_decay,
         }
+
+
+def spared(parameter) -> bool:
+    """Whether a parameter is marked as one without weight decay, see `positions.undecayed`."""
+    return getattr(parameter, "optim_overrides", {}).get("optimizer", {}).get("weight_decay_scale") == 0
+
+
+def build_optimizer(cfg, params, *args, build=optim.build_optimizer, **options):
+    """fairseq's function of this name, for every optimizer but `composite`, which reads the mark by itself: marked
+    parameters form a second group, without weight decay. A model without any has one group, and states as ever."""
+    params = list(params)
+    optimizer = build(cfg, params, *args, **options)
+    marked = [parameter for parameter in params if spared(parameter)]
+    if marked and cfg._name != "composite":
+        first = optimizer.optimizer.param_groups[0]
+        first["params"] = [parameter for parameter in first["params"] if not spared(parameter)]
+        optimizer.optimizer.add_param_group({"params": marked, "weight_decay": 0.0})
+    return optimizer
+
+
+def build_fp16_optimizer(cls, cfg, params, build=FP16Optimizer.build_optimizer.__func__, **options):
+    """As `FP16Optimizer.build_optimizer`, whose one vector of all parameters could have one weight decay only."""
+    params = list(params)
+    if any(map(spared, params)):
+        cfg.common.fp16_no_flatten_grads = True
+    return build(cls, cfg, params, **options)
+
+
+# fairseq's trainer and its optimizers for mixed precision look these up when they call them: the one place where all
+# parameters pass before the optimizer's state is loaded, whatever the optimizer, the task and the launcher.
+optim.build_optimizer = build_optimizer
+FP16Optimizer.build_optimizer = classmethod(build_fp16_optimizer)

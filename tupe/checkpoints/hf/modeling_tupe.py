@@ -58,14 +58,15 @@ class TupePreTrainedModel(PreTrainedModel):
 
 
 def restore_buffers(encoder):
-    """Compute again what position schemes keep beside their weights: transformers builds a model without data, and
-    files hold the weights only."""
+    """Compute again what position schemes keep beside what they save: transformers builds a model without data, and
+    files hold what is saved only."""
     own = encoder.positions
     with torch.device("cpu"):
         fresh = Positions(own.name, own.dims, own.cls)
-    buffers = dict(own.named_buffers())
+    buffers, saved = dict(own.named_buffers()), own.state_dict()
     for name, value in fresh.named_buffers():
-        buffers[name].copy_(value)
+        if name not in saved:
+            buffers[name].copy_(value)
 
 
 class TupeModel(TupePreTrainedModel):
