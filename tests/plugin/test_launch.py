@@ -229,13 +229,15 @@ def test_model_group_has_every_architecture():
 def test_every_scheme_has_a_preset():
     presets = [OmegaConf.load(path) for path in (CONFIGS / "model").glob("*.yaml")]
     named = [position for position, _ in ARCHITECTURES.values()] + [preset.get("position") or "" for preset in presets]
-    assert set(SCHEMES) <= set("+".join(named).split("+"))
+    assert set(SCHEMES) <= {part.partition(":")[0] for part in "+".join(named).split("+")}
 
 
 def test_presets_of_wang_et_al():
-    absolute, relative = ("absolute", "sinusoidal", "sinusoidal_learned"), ("shaw", "shaw_sinusoidal")
-    relative += ("shaw_sinusoidal_learned",)
-    wanted = {"nopos", *absolute, *relative, *(f"{a}+{r}" for a in absolute if a != "sinusoidal" for r in relative)}
+    """Sinusoids at the amplitude that trains best, whether fixed or learned."""
+    fixed = "sinusoidal:amplitude:0.1"
+    absolute = ("absolute", fixed, "sinusoidal_learned:amplitude:0.1")
+    relative = ("shaw", "shaw_sinusoidal:amplitude:10", "shaw_sinusoidal_learned:amplitude:10")
+    wanted = {"nopos", *absolute, *relative, *(f"{a}+{r}" for a in absolute if a != fixed for r in relative)}
     presets = [OmegaConf.load(path) for path in (CONFIGS / "model").glob("wang_*.yaml")]
     assert len(presets) == 13 and {preset.position for preset in presets} == wanted
 
