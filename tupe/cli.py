@@ -29,7 +29,7 @@ COMMANDS = {  # words of the command -> (module:click command, what it does)
     "probe properties": ("evaluation.probes:command", "what a trained encoding prefers (identical words)"),
     "probe synthetic": ("evaluation.synthetic:command", "which encodings and normalisers can count and compare"),
     "minimal-pairs": ("evaluation.minimal_pairs:command", "accuracy on minimal pairs (BLiMP), order apart"),
-    "order": ("evaluation.order:command", "how a model uses word order; losses by position; [CLS]"),
+    "order": ("evaluation.order:command", "sensitivity to word order, losses by position, [CLS]"),
     "plot": ("evaluation.figures:command", "figures of trained encodings and of losses"),
     "list models": ("catalogue:list_models", "architectures and their parameters"),
     "list schemes": ("catalogue:list_schemes", "position encodings: paper, formula, hooks, parameters"),

@@ -339,6 +339,7 @@ def write_manual(folder):
     return folder
 
 
+@pytest.mark.slow
 def test_the_discriminator_learns_on_real_text(tmp_path):
     """On held-out text it beats saying "original" of everything, whose balanced accuracy is 0.5."""
     data = write_manual(tmp_path / "data")

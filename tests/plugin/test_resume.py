@@ -173,7 +173,10 @@ def test_checkpoint_is_not_executed(tmp_path):
     assert torch.load(tmp_path / "good.pt") == good
 
 
-@pytest.mark.parametrize("recipe, arch", [("pretrain", "tupe_r_tiny"), ("pretrain_electra", "electra_tupe_r_tiny")])
+@pytest.mark.parametrize(
+    "recipe, arch",
+    [("pretrain", "tupe_r_tiny"), pytest.param("pretrain_electra", "electra_tupe_r_tiny", marks=pytest.mark.slow)],
+)
 def test_both_launchers_train_the_same_model(recipe, arch, data, tmp_path):
     common = {"max_update": 3, "lr": "[0.003]", "tokens_per_sample": 24, "warmup_updates": 1, "log_interval": 1}
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}

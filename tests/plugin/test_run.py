@@ -103,7 +103,10 @@ CODES = {
 }
 
 
-@pytest.mark.parametrize("name", CODES)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[] if name.startswith(("diverged", "killed")) else pytest.mark.slow) for name in CODES],
+)
 def test_what_is_left_of_a_run_that_ended_early(name, data, tmp_path):
     """fairseq-train itself, without any help: only a failure is one, what was stopped goes on later."""
     script = SCRIPT.format(code=CODES[name])

@@ -188,7 +188,7 @@ def pretrain(data, folder, positions):
     return folder / "checkpoint_last.pt"
 
 
-@pytest.mark.parametrize("version, impossible", [("1.1", 0), ("2.0", 15)])
+@pytest.mark.parametrize("version, impossible", [pytest.param("1.1", 0, marks=pytest.mark.slow), ("2.0", 15)])
 def test_a_tiny_model_overfits_fifty_questions(version, impossible, vocabulary, longer, tmp_path):
     """Guards the offsets: answers are scored on the original characters, paragraphs are longer than the model."""
     file = squad_file(tmp_path / "squad", version, impossible=impossible)
