@@ -141,5 +141,5 @@ def test_the_example_of_a_position_encoding_works(place, example, tmp_path):
         encoder.positions["distance"].slope.data.fill_(-0.5)
         bias = encoder.positions["distance"].bias(6, 1.0)
         assert torch.equal(bias[0, 2], torch.tensor([-1.0, -0.5, 0, -0.5, -1.0, -1.5]))
-        encoder(tokens)[0].sum().backward()
+        encoder(tokens)[0][..., 0].sum().backward()  # of one column: a layer norm makes the sum of all constant
         assert encoder.positions["distance"].slope.grad.abs().sum() > 0
