@@ -3,9 +3,11 @@
 import logging
 from pathlib import Path
 
+from ..tables import Table
+
 
 def _share(part, whole):
-    return f"{100 * part / whole:.2f} %" if whole else "-"
+    return f"{100 * part / whole:.2f} %" if whole else ""
 
 
 def _mean(lengths):
@@ -43,46 +45,39 @@ def write_report(out, manifest):
     lines = ["# Corpus report", ""]
     inputs = manifest["settings"]["inputs"]
     lines += [f"{len(inputs)} input files, {manifest['raw bytes'] / 1e6:.1f} MB of raw text.", ""]
-    lines += ["| documents | |", "|---|---:|"]
-    lines += [f"| {step} | {left:,} |" for step, left in _flow(manifest)]
-    lines += ["", "| what is left | |", "|---|---:|"]
+    steps = [[step, f"{left:,}"] for step, left in _flow(manifest)]
     pieces, tokens = counts.get("pieces", 0), counts.get("tokens", 0)
-    for name, value in (
-        ("documents", f"{counts.get('documents kept', 0):,}"),
-        (
-            "of them for training / validation",
-            f"{counts.get('train: documents', 0):,} / {counts.get('valid: documents', 0):,}",
-        ),
-        ("paragraphs", f"{counts.get('paragraphs kept', 0):,}"),
-        ("sentences", f"{counts.get('sentences', 0):,}"),
-        ("words and punctuation marks", f"{tokens:,}"),
-        ("ids in train / valid, `</s>` included", f"{counts.get('train: ids', 0):,} / {counts.get('valid: ids', 0):,}"),
-        ("types of the vocabulary", f"{manifest['vocab_size']:,}"),
-        ("pieces per word", f"{pieces / tokens:.3f}" if tokens else "-"),
-        ("pieces that are `<unk>`", _share(counts.get("pieces that are <unk>", 0), pieces)),
-        (
+    ids = [f"{counts.get(f'{split}: ids', 0):,}" for split in ("train", "valid")]
+    documents = [f"{counts.get(f'{split}: documents', 0):,}" for split in ("train", "valid")]
+    kept = [
+        ["documents", f"{counts.get('documents kept', 0):,}"],
+        ["of them for training / validation", " / ".join(documents)],
+        ["paragraphs", f"{counts.get('paragraphs kept', 0):,}"],
+        ["sentences", f"{counts.get('sentences', 0):,}"],
+        ["words and punctuation marks", f"{tokens:,}"],
+        ["ids in train / valid, `</s>` included", " / ".join(ids)],
+        ["types of the vocabulary", f"{manifest['vocab_size']:,}"],
+        ["pieces per word", f"{pieces / tokens:.3f}" if tokens else ""],
+        ["pieces that are `<unk>`", _share(counts.get("pieces that are <unk>", 0), pieces)],
+        [
             "words per sentence: mean, median, 99 %",
             f"{_mean(sentences):.1f}, {_quantile(sentences, 0.5)}, {_quantile(sentences, 0.99)}",
-        ),
-    ):
-        lines.append(f"| {name} | {value} |")
-    lines += [
-        "",
-        "## Dropped, by reason and by where it came from",
-        "",
-        "| reason | times | most often in |",
-        "|---|---:|---|",
+        ],
     ]
+    dropped = []
     for reason, domains in sorted(manifest["dropped"].items(), key=lambda item: -sum(item[1].values())):
         top = sorted(domains.items(), key=lambda item: (-item[1], item[0]))[:3]
         where = ", ".join(f"{domain} ({count:,})" for domain, count in top)
-        lines.append(f"| {reason} | {sum(domains.values()):,} | {where} |")
+        dropped.append([reason, f"{sum(domains.values()):,}", where])
+    lines += [Table.plain(["documents", ""], steps).markdown(), Table.plain(["what is left", ""], kept).markdown()]
+    lines += ["## Dropped, by reason and by where it came from", ""]
+    lines += [Table.plain(["reason", "times", "most often in"], dropped, align="lrl").markdown()]
     other = {
         k: v
         for k, v in counts.items()
         if k in ("short paragraphs joined to the next", "lines with bytes replaced by U+FFFD")
     }
-    lines += ["", *(f"- {name}: {count:,}" for name, count in sorted(other.items()))]
+    lines += [*(f"- {name}: {count:,}" for name, count in sorted(other.items()))]
     lines += ["", "`manifest.json` has all counts, and up to 20 examples of each reason. ![lengths](report.png)", ""]
     (Path(out) / "report.md").write_text("\n".join(lines), encoding="utf-8", errors="backslashreplace")
     _picture(Path(out) / "report.png", manifest)
