@@ -1,11 +1,10 @@
 #!/usr/bin/env bash
-# The paper's fine-tuning protocol: every GLUE task in glue-bin with 4 learning rates x 5 seeds, then OUT/report. Can be
+# The paper's fine-tuning protocol: every prepared GLUE task with 4 learning rates x 5 seeds, then OUTPUT/report. Can be
 # killed and started again, also several times at once on the same folder: what is finished is not run again.
-#   bash scripts/glue_sweep.sh CHECKPOINT OUT [options of `tupe sweep`, and of fairseq-train for every job]
-#   bash scripts/glue_sweep.sh runs/tupe_r/checkpoint_last.pt sweeps/tupe_r --data glue-bin --grid task=RTE --grid seed=1,2
+#   bash scripts/glue_sweep.sh --checkpoint runs/tupe_r/checkpoint_last.pt --output sweeps/tupe_r --data glue-bin
+#   bash scripts/glue_sweep.sh --checkpoint FILE --output FOLDER --data glue-bin --grid task=RTE --grid seed=1,2
+# The options are those of `tupe sweep` and `tupe finetune`; PYTHON is the interpreter (default: .venv of this repository).
 set -euo pipefail
-if [ "${1:---help}" = --help ]; then sed -n '2,5s/^# \?//p' "$0"; exit; fi
-root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
-python=$root/.venv/bin/python
-[ -x "$python" ] || python=python3
-exec "${PYTHON:-$python}" -m tupe sweep --data glue-bin --checkpoint "$1" --output "$2" --report "${@:3}"
+root=$(cd "$(dirname "$0")/.." && pwd)
+export PYTHONPATH=$root${PYTHONPATH:+:$PYTHONPATH}
+exec "${PYTHON:-$root/.venv/bin/python}" -m tupe sweep --report "$@"

@@ -1,12 +1,16 @@
 #!/usr/bin/env bash
 # The whole path on real data in about 15 minutes on 2 CPU cores: raw Wikipedia -> pre-training of TUPE-R and of BERT-A, both
 # tiny, for the same number of updates -> fine-tuning on STS-B -> a table and two pictures.
-#   bash scripts/quickstart.sh [OUTPUT FOLDER, default: outputs/quickstart]
+#   bash scripts/quickstart.sh [--output FOLDER]      default: outputs/quickstart
 # Fails if a model's masked-LM loss is not clearly below what knowing the word frequencies alone would give.
 set -euo pipefail
-case "${1:-}" in -h | --help) sed -n '2,5s/^# \?//p' "$0"; exit ;; esac
+out=outputs/quickstart
+case "${1:-}" in
+  -h | --help) sed -n '2,5s/^# \?//p' "$0"; exit ;;
+  --output) out=${2:?quickstart.sh: --output needs a folder} ;;
+  ?*) echo "quickstart.sh: unknown argument '$1'; usage: quickstart.sh [--output FOLDER]" >&2; exit 2 ;;
+esac
 cd "$(dirname "$0")/.."
-out=${1:-outputs/quickstart}
 step() { echo; echo "quickstart: [$((SECONDS / 60))m$((SECONDS % 60))s] $*"; }
 if [ -e "$out" ] && [ ! -e "$out/quickstart" ]; then
   echo "quickstart.sh: $out holds something else; name another folder" >&2; exit 2

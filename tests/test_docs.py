@@ -40,8 +40,8 @@ def commands_of(page):
             script = words[0].removeprefix("scripts/") if program in ("bash", "sbatch") else ""
             if script in ("pretrain.sh", "pretrain.sbatch", "finetune.sh") and words[1:]:
                 yield "tupe", [script.partition(".")[0], *words[1:]]
-            elif script == "glue_sweep.sh" and words[1:]:
-                yield "tupe", ["sweep", f"--checkpoint={words[1]}", f"--output={words[2]}", *words[3:]]
+            elif script in ("glue_sweep.sh", "download_corpus.sh") and words[1:]:
+                yield "tupe", [{"glue_sweep.sh": "sweep", "download_corpus.sh": "download"}[script], *words[1:]]
             elif program == "fairseq-hydra-train" or words[0] in cli.main.list_commands(None):
                 yield program, words
 

@@ -54,8 +54,14 @@ def test_slurm_job_starts_torchrun_once_per_node(tmp_path):
     assert len(commands) == 2 and not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("name", ["pretrain", "finetune"])
-def test_recipes_hand_over_to_the_command(name, tmp_path):
+@pytest.mark.parametrize(
+    ("name", "command"),
+    [
+        ("pretrain", "pretrain"), ("finetune", "finetune"), ("download_corpus", "download"),
+        ("glue_sweep", "sweep><--report"),
+    ],
+)  # fmt: skip
+def test_recipes_hand_over_to_the_command(name, command, tmp_path):
     """The process is the interpreter's, so that a signal reaches it; the words arrive as they were."""
     python = tmp_path / "python"
     python.write_text('#!/bin/bash\necho $$; printf "<%s>" "$@"\n')
@@ -66,7 +72,7 @@ def test_recipes_hand_over_to_the_command(name, tmp_path):
         stdout=subprocess.PIPE, text=True, env=environment, cwd=tmp_path,
     )  # fmt: skip
     shown = process.communicate()[0]
-    assert shown == f"{process.pid}\n<-m><tupe><{name}><--data><a b><model.dropout=0>"
+    assert shown == f"{process.pid}\n<-m><tupe><{command}><--data><a b><model.dropout=0>"
 
 
 FAKE_PYTHON = """#!/bin/bash

@@ -254,7 +254,8 @@ def test_a_terminated_sweep_leaves_nothing_running_and_can_be_resumed(place):
 
 def test_real_runs_from_the_shell(learnable, pretrained, tmp_path):
     """scripts/glue_sweep.sh: two fine-tunings and their report; started again, neither is run again."""
-    words = ["bash", SCRIPTS / "glue_sweep.sh", pretrained, "out", "--data", learnable, "--grid", "task=cola"]
+    words = ["bash", SCRIPTS / "glue_sweep.sh", "--data", learnable, "--checkpoint", pretrained, "--output", "out"]
+    words += ["--grid", "task=cola"]
     words += ["--grid", "lr=1e-3", "--grid", "seed=1,2", "--jobs", "2", "--num-workers", "0", "--max-epoch=1"]
     environment = {**os.environ, "PYTHON": sys.executable, "PYTHONPATH": str(SCRIPTS.parent)}
     for count in ("2 to run", "0 to run"):
