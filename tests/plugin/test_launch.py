@@ -1,5 +1,6 @@
 """Recipes and named architectures: both launchers read the same values from one place and build the same model."""
 
+import json
 from argparse import Namespace
 
 import pytest
@@ -55,6 +56,29 @@ def test_recipe_is_the_papers():
     assert str(args.update_epoch_batch_itr) == "True"  # see test_masks_differ_between_epochs_with_workers
     kept = range(0, 1_000_001, args.keep_interval_updates_pattern)
     assert all(updates in kept and updates % args.save_interval_updates == 0 for updates in (100e3, 300e3, 600e3, 1e6))
+
+
+PINNED = json.loads((CONFIGS.parent / "tests" / "recipes.json").read_text())
+
+
+@pytest.mark.parametrize("name", PINNED)
+def test_values_of_recipes_are_pinned(name):
+    """tests/recipes.json: what every recipe says, and where a GLUE task's file differs from finetune.yaml. A value that
+    is meant to change is changed there too."""
+
+    def values(recipe, *overrides):
+        config = compose(CONFIGS, recipe, overrides)
+        config.common.user_dir = ""  # Hydra's to fill in
+        sections = OmegaConf.masked_copy(config, [section for section in config if section != "hydra"])
+        sections = OmegaConf.to_container(sections, resolve=True)
+        return {f"{section}.{key}": value for section in sections for key, value in sections[section].items()}
+
+    recipe, *overrides = name.split()
+    shown = values(recipe, *overrides)
+    if overrides:
+        whole = values(recipe)
+        shown = {key: value for key, value in shown.items() if whole.get(key) != value}
+    assert shown.pop("common.user_dir", "") == "" and shown == PINNED[name]
 
 
 def test_electra_and_large_are_the_papers():
