@@ -61,6 +61,11 @@ def test_recipe_is_the_papers():
 PINNED = json.loads((CONFIGS.parent / "tests" / "recipes.json").read_text())
 
 
+def test_every_recipe_is_pinned():
+    tasks = {f"finetune glue={path.stem}" for path in (CONFIGS / "glue").glob("*.yaml")}
+    assert set(PINNED) == {path.stem for path in CONFIGS.glob("*.yaml")} | tasks
+
+
 @pytest.mark.parametrize("name", PINNED)
 def test_values_of_recipes_are_pinned(name):
     """tests/recipes.json: what every recipe says, and where a GLUE task's file differs from finetune.yaml. A value that
