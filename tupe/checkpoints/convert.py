@@ -44,15 +44,15 @@ def architecture_of(options: dict) -> str:
 
 def build_checkpoint(weights, options, dictionary):
     """A checkpoint of this project. weights: model state without settings and fingerprints; options: of the model.
-    With a span head it is one of the task squad, else of masked_lm."""
+    With a span head it is one of the task squad, else of pre-training."""
     rows = len(weights["encoder.tokens.weight"])
     if rows != len(dictionary):
         raise ValueError(
             f"the checkpoint has {rows} token vectors, the dictionary {len(dictionary)} types ({MASK} and the four "
             "special tokens included); give the dict.txt that the model was trained with"
         )
-    task = "squad" if "span_head.weight" in weights else "masked_lm"
-    cfg = configuration(architecture_of(options), options, task, criterion=task)
+    kind = ("squad", "squad") if "span_head.weight" in weights else ()  # task, criterion
+    cfg = configuration(architecture_of(options), options, *kind)
     model = build_model(cfg, dictionary)
     settings = {key: value for key, value in model.state_dict().items() if key.endswith("_extra_state")}
     try:

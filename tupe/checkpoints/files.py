@@ -21,11 +21,11 @@ def save_atomically(state: dict, path: str | Path) -> None:
     partial.replace(path)
 
 
-def configuration(arch, model_options, task="masked_lm", criterion="masked_lm"):
+def configuration(arch, model_options, task="tupe_masked_lm", criterion="masked_lm"):
     """The configuration, as plain dicts, that fairseq-train would store for `--arch arch` with these model options."""
     words = [f"--{key.replace('_', '-')}={value}" for key, value in model_options.items()]
     arguments = [".", f"--arch={arch}", f"--task={task}", f"--criterion={criterion}", "--optimizer=adam", *words]
-    own = {"masked_lm": [f"--tokens-per-sample={model_options['max_positions']}"]}
+    own = {"tupe_masked_lm": [f"--tokens-per-sample={model_options['max_positions']}"]}
     arguments += own.get(task, [])
     parsed = options.parse_args_and_arch(options.get_training_parser(), arguments)
     return OmegaConf.to_container(convert_namespace_to_omegaconf(parsed), resolve=True, enum_to_str=True)

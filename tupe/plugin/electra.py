@@ -2,7 +2,7 @@
 which tokens of the result were replaced. The discriminator is the model that is kept.
 
 B batch, L sequence length, C width of the discriminator, G of the generator, V vocabulary. Trained on the batches of
-fairseq's task `masked_lm` with the criterion `electra`.
+the pre-training task with the criterion `electra`.
 """
 
 import math

@@ -43,7 +43,7 @@ def test_same_losses(data, stock, options, tolerance, tmp_path):
 
 
 def test_the_other_optimizer_continues_a_run_in_half_precision(data, tmp_path):
-    """... and fairseq refuses it in float32, as `tupe.optim.FusedAdamW` says."""
+    """... and fairseq refuses it in float32, as `tupe.plugin.optim.FusedAdamW` says."""
     for precision in ("--fp16", "--autocast=bf16"):
         first, second = tmp_path / precision / "first", tmp_path / precision / "second"
         steps = [precision, "--fp16-no-flatten-grads", "--num-workers=0", "--max-update=4"]  # flat ones want a GPU
