@@ -1,5 +1,5 @@
-"""Attention with every position term: the plain path, which reads like the formulas and is the oracle of every faster
-one, and the choice between them.
+"""Attention with every position term. The plain path reads like the formulas, and tests compare every faster path
+with it; `choose` picks the path.
 
 B batch, L sequence length, H heads, D width of a head, E width of a value head (D, but for gated attention units).
 
@@ -14,18 +14,21 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .kernels import blocked_attention
-from .positions import overrides
+from .positions import Positions, overrides
 
 
 class Terms(NamedTuple):
-    """What attention needs beside q, k and v and does not depend on them; made once per forward (see
-    `Encoder.terms`)."""
+    """What attention needs beside q, k and v and what does not depend on them; computed once per forward pass by
+    `Encoder.terms`."""
 
     scale: float
-    bias: Tensor | None = None  # [H, L, L], or [B, H, L, L] with -inf at padded keys; float32, for sdpa as q
+    bias: Tensor | None = None  # [H, L, L], or [B, H, L, L] with -inf at padded keys; float32, or q's dtype for sdpa
     gate: Tensor | None = None  # [H, L, L]
-    real: Tensor | None = None  # [B, 1, 1, L], False at padded keys; where it is given, the bias knows no padding
-    path: str = "plain"  # how `attend` computes: a name from PATHS
+    real: Tensor | None = None  # [B, 1, 1, L], False at padded keys; if given, the bias ignores padding
+    path: str = "plain"  # a name from PATHS
+
+
+# Normalisers: logits [B, H, L, L] and real [B, 1, 1, L] or None -> weights.
 
 
 def softmax(logits, real):
@@ -40,7 +43,7 @@ def l2(logits, real):
 
 
 def exp(logits, real):
-    """e^b, no denominator."""
+    """e^b, without a denominator."""
     return mask(torch.exp(logits), real)
 
 
@@ -62,9 +65,11 @@ def mask(weights, real):
 NORMALISERS = {"softmax": softmax, "l2": l2, "exp": exp, "relu2": relu2, "swish_l2": swish_l2}
 
 
-def attention_weights(q, k, terms, content=None, normaliser="softmax"):
-    """Gated weights [B, H, L, L] in q's dtype; q, k: [B, H, L, D], content: [B, H, L, L]. Everything after q . k in
-    float32 (or float64, if that is the model's)."""
+def attention_weights(
+    q: Tensor, k: Tensor, terms: Terms, content: Tensor | None = None, normaliser: str = "softmax"
+) -> Tensor:
+    """Gated weights [B, H, L, L] in q's dtype; q, k: [B, H, L, D], content: [B, H, L, L]. Everything after q . k is
+    computed in float32 (or in float64, if the model is)."""
     dtype = torch.promote_types(q.dtype, torch.float32)
     logits = ((q * terms.scale) @ k.transpose(2, 3)).to(dtype)
     if content is not None:
@@ -77,8 +82,13 @@ def attention_weights(q, k, terms, content=None, normaliser="softmax"):
     return weights.to(q.dtype)
 
 
-def attend(q, k, v, positions, terms, layer, normaliser="softmax", dropout=0.0):
-    """Mix the values v [B, H, L, E] -> [B, H, L, E]. dropout: probability, already 0 outside training."""
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, positions: Positions, terms: Terms, layer: int, normaliser="softmax", dropout=0.0
+) -> Tensor:
+    """Mix the values v [B, H, L, E] -> [B, H, L, E] on the path that `terms` names.
+
+    layer: index of the layer. dropout: probability, which the caller sets to 0 outside training.
+    """
     return PATHS[terms.path](q, k, v, positions, terms, layer, normaliser, dropout)
 
 
@@ -93,17 +103,17 @@ def plain(q, k, v, positions, terms, layer, normaliser, dropout):
 
 
 def blocked(q, k, v, positions, terms, layer, normaliser, dropout):
-    """For CPUs: see `kernels.BlockedAttention`."""
+    """For CPUs, under softmax: see `kernels.BlockedAttention`."""
     q, k, v = positions.rotate(q, k, v)
     return positions.unrotate(blocked_attention(q, k, v, terms.bias, terms.real, terms.scale, dropout))
 
 
 def sdpa(q, k, v, positions, terms, layer, normaliser, dropout):
-    """PyTorch's fused kernels for GPUs, of which those that differentiate a bias read it in q's precision."""
+    """PyTorch's fused kernels for GPUs. Those that compute the gradient of a bias read it in q's precision."""
     q, k, v = positions.rotate(q, k, v)
-    bias = None if terms.bias is None else terms.bias.to(q.dtype)  # `Encoder.terms` did so already
+    bias = None if terms.bias is None else terms.bias.to(q.dtype)  # no copy: `Encoder.terms` converts it
     if bias is not None and bias.dim() == 3:
-        bias = bias[None]  # the kernels know masks of two or four dimensions
+        bias = bias[None]  # the kernels accept masks of two or four dimensions
     out = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=dropout, scale=terms.scale)
     return positions.unrotate(out)
 
@@ -111,10 +121,12 @@ def sdpa(q, k, v, positions, terms, layer, normaliser, dropout):
 PATHS = {"plain": plain, "blocked": blocked, "sdpa": sdpa}
 
 
-def choose(request, positions, normaliser, device, dtype):
-    """(path, reason) for a forward; request: a name from PATHS, or "auto".
+def choose(
+    request: str, positions: Positions, normaliser: str, device: torch.device, dtype: torch.dtype
+) -> tuple[str, str]:
+    """(path, reason) for a forward pass; request: a name from PATHS, or "auto".
 
-    Raises ValueError, with the reason, where the requested path cannot compute what the model needs.
+    Raises ValueError, with the reason, if the requested path cannot compute what the model needs.
     """
     obstacle = why_not_fast(positions, normaliser, dtype)
     if request == "plain":
@@ -131,10 +143,10 @@ def choose(request, positions, normaliser, device, dtype):
     return request, "as requested"
 
 
-def why_not_fast(positions, normaliser, dtype):
-    """Why only the plain path will do, or None."""
+def why_not_fast(positions: Positions, normaliser: str, dtype: torch.dtype) -> str | None:
+    """The reason why only the plain path computes this model, or None."""
     if normaliser != "softmax":
         return f"normaliser {normaliser} needs all weights"
     if any(overrides(scheme, "content", "gate", "value") for scheme in positions.of_layer(0)):
         return f"position {positions.name} has terms that need all weights"
-    return f"{dtype} is for checking" if dtype == torch.float64 else None
+    return f"{dtype} is for checks against the plain path" if dtype == torch.float64 else None

@@ -1,10 +1,11 @@
-"""A post-layer-norm BERT encoder that knows no position scheme by name: it asks `Positions` for terms and hands them
-to every layer. `ModelConfig` is the one list of a model's options.
+"""A post-layer-norm BERT encoder. It names no position scheme: it gets the terms from `Positions` and hands them to
+every layer. `ModelConfig` is the one list of a model's options.
 
 B batch, L sequence length, C model width, H heads, D = C / H, N layers.
 """
 
 import logging
+from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 
@@ -22,8 +23,7 @@ logger = logging.getLogger(__name__)
 
 
 class Attention(nn.Module):
-    """Multi-head self-attention. Position terms arrive as arguments: what all layers share is no attribute of a
-    layer."""
+    """Multi-head self-attention. Position terms are arguments, because a layer does not own what all layers share."""
 
     def __init__(self, dims, config):
         super().__init__()
@@ -55,13 +55,14 @@ class TransformerLayer(nn.Module):
         self.ffn_norm = nn.LayerNorm(dims.width)
 
     @staticmethod
-    def dims(max_positions, width, heads, layers):
+    def dims(max_positions: int, width: int, heads: int, layers: int) -> Dims:
+        """The sizes that position schemes need. Raises ValueError if the heads cannot share the width."""
         if width % heads:
             raise ValueError(f"width {width} is not a multiple of the number of heads {heads}")
         return Dims(max_positions, width, heads, layers, head_dim=width // heads, value_dim=width // heads)
 
     def forward(self, x, positions, terms, layer):
-        """x: [B, L, C]; layer: index of this layer."""
+        """[B, L, C] -> [B, L, C]. layer: index of this layer."""
         y = self.attention(x, positions, terms, layer)
         x = self.attention_norm(x + dropout(y, self.dropout, self.training))
         y = dropout(F.gelu(self.fc1(x)), self.activation_dropout, self.training)
@@ -94,13 +95,14 @@ class GatedAttentionLayer(nn.Module):
         self.norm = nn.LayerNorm(dims.width)
 
     @classmethod
-    def dims(cls, max_positions, width, heads, layers):
+    def dims(cls, max_positions: int, width: int, heads: int, layers: int) -> Dims:
+        """The sizes that position schemes need: one head, whatever `heads` says."""
         return Dims(max_positions, width, 1, layers, head_dim=cls.head_dim, value_dim=2 * width)
 
     def project(self, x):
         """[B, L, C] -> q, k [B, 1, L, D] and v [B, 1, L, E]."""
         z = F.silu(self.z(x)).unsqueeze(1)
-        scales, shifts = self.scale.to(z.dtype), self.shift.to(z.dtype)  # else autocast would make float32 of q and k
+        scales, shifts = self.scale.to(z.dtype), self.shift.to(z.dtype)  # else autocast would turn q and k into float32
         pairs = zip(scales, shifts, strict=True)
         q, k = (z * scale + shift for scale, shift in pairs)
         return q, k, F.silu(self.v(x)).unsqueeze(1)
@@ -117,8 +119,8 @@ LAYERS = {"transformer": TransformerLayer, "gau": GatedAttentionLayer}
 
 
 def option(default, help, *, choices=None, free=False, fairseq=None, hugging_face=None):
-    """A field of `ModelConfig`. choices: the valid words. free: it does not define the function that was pre-trained,
-    so that fine-tuning may choose it anew. fairseq, hugging_face: its name there, where that is another one;
+    """A field of `ModelConfig`. choices: the valid values. free: fine-tuning may change it, because it does not define
+    the function that was pre-trained. fairseq, hugging_face: its name there, if it is not the same;
     hugging_face="": the export has no such option."""
     metadata = {"choices": choices and tuple(choices), "free": free, "fairseq": fairseq, "hugging_face": hugging_face}
     return field(default=default, metadata={"help": help, **metadata})
@@ -127,7 +129,7 @@ def option(default, help, *, choices=None, free=False, fairseq=None, hugging_fac
 @dataclass
 class ModelConfig:
     """Every option of a model. fairseq's options, what fine-tuning may change, the converters and the export's
-    config.json all follow from this list. Raises ValueError for a word that is no choice, or a size below 1."""
+    config.json all follow from this list. Raises ValueError for an unknown choice, or a size below 1."""
 
     position: str = option("absolute", f"position schemes joined by '+', from: {', '.join(sorted(SCHEMES))}")
     cls: str = option(
@@ -149,7 +151,7 @@ class ModelConfig:
     heads: int = option(
         12, "attention heads", fairseq="encoder_attention_heads", hugging_face="num_attention_heads"
     )
-    # Free, because fine-tuning takes it from the checkpoint whatever its recipe says.
+    # Free, because fine-tuning takes it from the checkpoint and ignores its recipe.
     max_positions: int = option(
         512, "longest sequence, [CLS] included", free=True, hugging_face="max_position_embeddings"
     )
@@ -169,7 +171,7 @@ class ModelConfig:
         free=True, hugging_face="",
     )  # fmt: skip
     checkpoint_activations: bool = option(
-        False, "less memory: compute what is inside layers again in the backward pass", free=True, hugging_face=""
+        False, "save memory: compute the inside of layers again in the backward pass", free=True, hugging_face=""
     )
 
     def __post_init__(self):
@@ -194,8 +196,8 @@ class Encoder(nn.Module):
     options: those of `ModelConfig`. pad: the id of padding; padded positions are never attended to. separator: the id
     of </s>, which segments="learned" needs: in `<s> A </s> </s> B </s>` the tokens from the second of two separators on
     get another vector than those before. vocab: None for an encoder without embeddings, which only has `transform`.
-    position_width: width of the vectors that position schemes keep, if it is not the layers'.
-    Raises ValueError for sizes or names that do not fit.
+    position_width: width of the position schemes' vectors, if it differs from the layers'.
+    Raises ValueError for sizes or names that do not fit together.
     """
 
     def __init__(
@@ -211,7 +213,7 @@ class Encoder(nn.Module):
         self.attention, self.attention_path = config.attention, None
         self.checkpoint_activations = config.checkpoint_activations
         self.tokens = None if vocab is None else nn.Embedding(vocab, config.width, padding_idx=pad)
-        with own_random_numbers():
+        with separate_random_numbers():
             position_dims = replace(dims, width=position_width or config.width)
             self.positions = Positions(config.position, position_dims, config.cls).apply(init_bert)
         self.segments = nn.Embedding(2, config.width) if config.segments == "learned" else None
@@ -231,12 +233,14 @@ class Encoder(nn.Module):
     def forward(
         self, tokens: Tensor, return_all_hiddens: bool = False, padded: bool | None = None
     ) -> tuple[Tensor, list[Tensor] | None]:
-        """Returns features [B, L, C] and, if asked for, the list of N + 1 hidden states [B, L, C] (embeddings
-        first). padded: whether there is padding, for callers that know; else finding out waits for the GPU."""
+        """Returns features [B, L, C] and, with return_all_hiddens, the list of N + 1 hidden states [B, L, C]
+        (embeddings first). padded: whether there is padding; without it the encoder looks, and waits for the GPU."""
         return self.transform(self.embed(tokens), tokens, return_all_hiddens, padded)
 
-    def transform(self, x, tokens, return_all_hiddens=False, padded=None):
-        """All layers on embedded tokens x [B, L, C]; returns what `forward` does."""
+    def transform(
+        self, x: Tensor, tokens: Tensor, return_all_hiddens: bool = False, padded: bool | None = None
+    ) -> tuple[Tensor, list[Tensor] | None]:
+        """Run all layers on embedded tokens x [B, L, C]; returns what `forward` does."""
         terms = self.terms(tokens, self.choose_path(x), padded)
         recompute = self.checkpoint_activations and self.training and torch.is_grad_enabled()
         hiddens = [x]
@@ -247,7 +251,7 @@ class Encoder(nn.Module):
                 hiddens.append(x)
         return x, hiddens if return_all_hiddens else None
 
-    def embed(self, tokens):
+    def embed(self, tokens: Tensor) -> Tensor:
         """[B, L] -> [B, L, C], the input of the first layer."""
         x = self.tokens(tokens)
         position_vectors = self.positions.embed(tokens.size(1))
@@ -257,21 +261,21 @@ class Encoder(nn.Module):
             x = x + self.segments(second_segment(tokens, self.separator))
         return dropout(self.embed_norm(x), self.dropout, self.training)
 
-    def choose_path(self, x):
-        """How attention is computed on x's device and dtype; logged when the answer changes."""
+    def choose_path(self, x: Tensor) -> str:
+        """The attention path for x's device and dtype; logs it when it changes."""
         path, reason = choose(self.attention, self.positions, self.normaliser, x.device, x.dtype)
         if path != self.attention_path:
             self.attention_path = path
             logger.info(f"attention path: {path} ({reason})")
         return path
 
-    def terms(self, tokens, path="plain", padded=None):
-        """One `Terms` per layer; made once per forward, and one and the same object unless a scheme is per layer.
+    def terms(self, tokens: Tensor, path: str = "plain", padded: bool | None = None) -> list[Terms]:
+        """One `Terms` per layer, computed once per forward pass; the same object for all unless a scheme is per layer.
 
-        Without padding the bias stays [H, L, L] and broadcasts over the batch. Padding is merged into it, once and out
-        of place, under softmax; other normalisers get it as a mask, because they do not turn -inf into 0, and so does
-        the blocked path, because it then needs nothing of size B x H x L x L. GPU kernels read the bias in the queries'
-        precision: it is rounded here, once, and not in every layer.
+        Without padding the bias stays [H, L, L] and broadcasts over the batch. Under softmax, padding is merged into
+        it, once and out of place. Other normalisers get padding as a mask, because they do not turn -inf into 0; so
+        does the blocked path, which then needs nothing of size B x H x L x L. GPU kernels read the bias in the queries'
+        precision: it is rounded once, here, and not in every layer.
         """
         padding = tokens.eq(self.pad)
         padded = bool(padding.any()) if padded is None else padded
@@ -291,12 +295,12 @@ class Encoder(nn.Module):
         pairs = self.positions.terms(tokens.size(1))
         return [merge(*pair) for pair in pairs] if self.positions.per_layer else [merge(*pairs[0])] * len(pairs)
 
-    def precision(self, device):
-        """Of queries and keys."""
-        own, device = next(self.layers.parameters()).dtype, autocast_device(device)
-        return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else own
+    def precision(self, device: str) -> torch.dtype:
+        """The dtype of queries and keys on a device."""
+        device, own_dtype = autocast_device(device), next(self.layers.parameters()).dtype
+        return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else own_dtype
 
-    def attention_weights(self, tokens, layer=0):
+    def attention_weights(self, tokens: Tensor, layer: int = 0) -> Tensor:
         """The weights [B, H, L, L] of one layer, for probes and figures (without dropout)."""
         assert not self.training, "call eval() first: dropout would make the weights random"
         x, terms = self.embed(tokens), self.terms(tokens)
@@ -308,9 +312,8 @@ class Encoder(nn.Module):
         q, k, _ = self.positions.rotate(q, k, v)
         return attention_weights(q, k, terms[layer], content, self.normaliser)
 
-    # The settings travel in the state dict, so that loading a checkpoint into a contradicting model fails even where
-    # both have the same parameters (or none). An integer tensor, because weights-only loading and checkpoint averaging
-    # accept it.
+    # The state dict holds the settings too, so that a model with other settings refuses it even if the parameters have
+    # the same names and sizes. As an integer tensor, which weights-only loading and checkpoint averaging accept.
     def get_extra_state(self):
         return torch.tensor(list(describe(self.settings).encode()), dtype=torch.long)
 
@@ -321,8 +324,8 @@ class Encoder(nn.Module):
             raise ValueError(f"the checkpoint was trained with {saved}; this model has {describe(self.settings)}")
 
 
-def second_segment(tokens, separator):
-    """[B, L] -> [B, L]: 1 from the second of the first two separators in a row on (segment B), 0 before."""
+def second_segment(tokens: Tensor, separator: int) -> Tensor:
+    """[B, L] -> [B, L]: 0 in segment A, 1 in segment B, which starts with the second of two separators in a row."""
     is_separator = tokens.eq(separator)
     return F.pad(is_separator[:, 1:] & is_separator[:, :-1], (1, 0)).cumsum(1).clamp(max=1)
 
@@ -332,18 +335,18 @@ def describe(settings):
 
 
 @contextmanager
-def own_random_numbers():
-    """What is drawn inside does not change what is drawn afterwards: models of one seed have the same weights wherever
-    they have the same layers, whatever their position encoding."""
+def separate_random_numbers():
+    """Draws inside do not change the draws that follow: models of one seed start with the same weights in the layers
+    that they share, whatever their position encoding."""
     seed = int(torch.randint(2**62, (), device="cpu"))
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         yield
 
 
-def init_bert(module):
-    """All weights N(0, 0.02), biases 0, the padding row 0; tables of positions keep their standard deviation, layer
-    norms PyTorch's ones and zeros."""
+def init_bert(module: nn.Module) -> None:
+    """For `module.apply`: weights N(0, 0.02), biases 0, the padding row 0. Position tables keep their own standard
+    deviation, layer norms PyTorch's ones and zeros."""
     if isinstance(module, Table):
         module.reset_parameters()
     elif isinstance(module, nn.Linear | nn.Embedding):
@@ -355,8 +358,8 @@ def init_bert(module):
                 module.weight[module.padding_idx].zero_()
 
 
-def set_norm_eps(eps):
-    """Function for `module.apply` that gives every layer norm this epsilon."""
+def set_norm_eps(eps: float) -> Callable:
+    """A function for `module.apply` that gives every layer norm this epsilon."""
 
     def set_eps(module):
         if isinstance(module, nn.LayerNorm):
@@ -365,11 +368,12 @@ def set_norm_eps(eps):
     return set_eps
 
 
-def shrink_values(max_positions):
-    """Initialiser for l2-normalised attention followed by a feed-forward block: W_V and W_O shrink by n^(1/4) each.
+def shrink_values(max_positions: int) -> Callable:
+    """A function for `module.apply` that divides W_V and W_O by n^(1/4) each: for l2-normalised attention that is
+    followed by a feed-forward block.
 
-    Rows of l2 weights sum to as much as sqrt(n) where softmax's sum to 1; the product of the two factors takes that
-    back at the longest n, which is the reduction of variance that Su (2022) asks for (how much is our choice).
+    Rows of l2 weights sum to as much as sqrt(n) where softmax's sum to 1; the product of the two factors undoes
+    that at the longest n. Su (2022) asks for less variance; how much less is our choice.
     """
 
     def shrink(module):
@@ -386,40 +390,40 @@ class LMHead(nn.Module):
     """Logits over the vocabulary: dense, GELU, layer norm, then the token embedding's weight (tied) plus a bias."""
 
     def __init__(self, width: int, vocab: int, inputs: int | None = None, eps: float = 1e-5):
-        """inputs: width of the features, if it is not that of the embedding. eps: of the layer norm."""
+        """inputs: width of the features, if it differs from the embedding's. eps: of the layer norm."""
         super().__init__()
         self.dense = Linear(inputs or width, width)
         self.norm = nn.LayerNorm(width, eps)
         self.bias = nn.Parameter(torch.zeros(vocab))
         self.apply(init_bert)
 
-    def forward(self, x, weight):
-        """x: [..., inputs]; weight: [V, C]; result [..., V]."""
+    def forward(self, x: Tensor, weight: Tensor) -> Tensor:
+        """x [..., inputs], weight [V, C] -> [..., V]."""
         return linear(self.norm(F.gelu(self.dense(x))), weight, self.bias)
 
-    def loss(self, x, weight, targets):
-        """Sum of the cross-entropies of targets [n], as `cross_entropy(forward(x, weight), targets)`."""
+    def loss(self, x: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
+        """The sum of the cross-entropies of targets [n]: that of `forward(x, weight)` for x [n, inputs]."""
         return lm_loss(self.norm(F.gelu(self.dense(x))), weight, self.bias, targets)
 
 
 class ClassificationHead(nn.Module):
     """Logits of a sequence from its [CLS] feature: dense, tanh, dropout, output. PyTorch's default initialisation."""
 
-    def __init__(self, width, inner, classes, dropout):
+    def __init__(self, width: int, inner: int, classes: int, dropout: float):
         super().__init__()
         self.dense = nn.Linear(width, inner)
         self.dropout = nn.Dropout(dropout)
         self.out_proj = nn.Linear(inner, classes)
 
-    def forward(self, features):
+    def forward(self, features: Tensor) -> Tensor:
         """[B, L, C] -> [B, classes]."""
         x = torch.tanh(self.dense(features[:, 0]))
         return self.out_proj(self.dropout(x))
 
 
 class SpanHead(nn.Linear):
-    """Features [..., C] -> logits of being the first and the last token of the answer [..., 2]. PyTorch's default
-    initialisation."""
+    """Features [..., C] -> [..., 2], the logits of a token to be the first and the last one of the answer. PyTorch's
+    default initialisation."""
 
     def __init__(self, width: int):
         super().__init__(width, 2)

@@ -1,7 +1,7 @@
-"""Faster functions of the same values: a float32 product, dropout, attention and the masked-LM loss.
+"""Faster versions of PyTorch functions: a float32 product, dropout, attention and the masked-LM loss.
 
-B batch, L sequence length, H heads, D width of a head, C model width, V vocabulary. Each has a plain counterpart that
-it is tested against, and a measurement in docs/performance.md that justifies it.
+B batch, L sequence length, H heads, D width of a head, C model width, V vocabulary. Tests compare each
+with its plain counterpart, and docs/performance.md has the measurement that justifies it.
 """
 
 import math
@@ -9,11 +9,12 @@ import math
 import numpy as np
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
-# In float32 on a CPU, PyTorch multiplies with MKL, which on AMD processors uses half of the width of their vector
-# units; oneDNN, which is part of PyTorch too but used for bfloat16 only, uses all of it.
+# In float32 on a CPU, PyTorch multiplies with MKL, which uses only half the width of an AMD processor's vector units.
+# oneDNN uses all of it; it is part of PyTorch too, which calls it for bfloat16 only.
 ONEDNN = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
 
@@ -23,21 +24,21 @@ def product(a, b, bias=None):
 
 
 def dense(x):
-    """A matrix without gaps between its rows or columns: for others oneDNN has only a thousand times slower code."""
+    """A copy of the matrix if there are gaps between its rows or columns: there oneDNN is a thousand times slower."""
     return x if x.is_contiguous() or x.t().is_contiguous() else x.contiguous()
 
 
 def on_onednn(*tensors):
-    """Whether `product` can multiply them; it refuses empty ones."""
+    """Whether `product` can multiply these tensors; it refuses empty ones."""
     return ONEDNN and all(t.device.type == "cpu" and t.dtype == torch.float32 and t.numel() for t in tensors)
 
 
 def padded(x):
-    """x [n, k] with rows of zeros at its end, at most a sixteenth of n: 17 numbers of rows between a power of 2 and the
-    next.
+    """x [n, k] with rows of zeros appended, at most n / 16 of them: only 17 numbers of rows remain between one power of
+    2 and the next.
 
-    oneDNN keeps a program for every shape it has met, and what it keeps cuts the memory into pieces: with a new number
-    of masked tokens in every batch a process would grow by gigabytes.
+    oneDNN caches a kernel for every shape, and these fragment the memory: since every batch has another number of
+    masked tokens, a process would grow by gigabytes.
     """
     step = max(1, 2 ** (len(x).bit_length() - 5))
     return F.pad(x, (0, 0, 0, -len(x) % step)) if len(x) % step else x
@@ -54,89 +55,89 @@ class OneDnnLinear(torch.autograd.Function):
     def backward(ctx, grad):
         x, weight = ctx.saved_tensors
         needs_x, needs_weight, needs_bias = ctx.needs_input_grad
-        full = padded(grad)
+        padded_grad = padded(grad)
         return (
-            product(full, weight.t())[: len(x)] if needs_x else None,
-            product(full.t(), padded(x).t()) if needs_weight else None,
+            product(padded_grad, weight.t())[: len(x)] if needs_x else None,
+            product(padded_grad.t(), padded(x).t()) if needs_weight else None,
             grad.sum(0) if needs_bias else None,
         )
 
 
-def autocast_device(device):
-    """The kind of device whose autocast applies to tensors on `device`: the meta device, where sizes are counted, has
-    none of its own."""
+def autocast_device(device: str) -> str:
+    """The kind of device whose autocast setting applies on `device`: the meta device, which only has shapes, has no
+    setting of its own."""
     return "cpu" if device == "meta" else device
 
 
-def linear(x, weight, bias=None):
-    """`F.linear`: x [..., C], weight [K, C], bias [K] -> [..., K]."""
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """`F.linear`, with oneDNN in float32 on a CPU: x [..., C], weight [K, C], bias [K] -> [..., K]."""
     if torch.compiler.is_compiling() or not on_onednn(x, weight) or torch.is_autocast_enabled("cpu"):
         return F.linear(x, weight, bias)
     return OneDnnLinear.apply(x.reshape(-1, x.size(-1)), weight, bias).view(*x.shape[:-1], len(weight))
 
 
 class Linear(torch.nn.Linear):
-    """`nn.Linear` with the function above."""
+    """`nn.Linear` on the function `linear` above."""
 
     def forward(self, x):
         return linear(x, self.weight, self.bias)
 
 
-class Keep:
+class DropoutMask:
     """Random masks for dropout on a CPU: 16 random bits per entry, so that the probability p is met to 2^-17.
 
-    PyTorch draws its masks on one core from a slow generator, which takes longer than the products around it. This one
-    is seeded from PyTorch's, so that a seed still fixes everything.
+    PyTorch draws its masks on one core from a slow generator, which takes longer than the products around it. The
+    generator here is seeded by PyTorch's, so that one seed still determines everything.
     """
 
     def __init__(self, p):
         dropped = min(round(p * 2**16), 2**16 - 1)
         self.threshold = dropped - 2**15
-        self.scale = 2**16 / (2**16 - dropped)  # what kept entries are multiplied with
+        self.scale = 2**16 / (2**16 - dropped)  # factor of the entries that are kept
         self.generator = np.random.SFC64(int(torch.randint(2**62, ())))
 
     def draw(self, out):
-        """Fill the contiguous bool tensor `out`: True where an entry is kept."""
-        words = self.generator.random_raw(-(-out.numel() // 4)).view(np.int16)  # 64 bits for four entries
+        """Fill the contiguous bool tensor `out`: True for entries to keep."""
+        words = self.generator.random_raw(-(-out.numel() // 4)).view(np.int16)  # 64 bits make four entries
         np.greater_equal(words[: out.numel()], self.threshold, out=out.view(-1).numpy())
         return out
 
 
 def select(x, kept):
-    """x where the bool tensor `kept` is True, 0 elsewhere. On bits: PyTorch's products of floats and bools are slow."""
-    whole = INTEGERS[x.element_size()]
-    bits = kept.view(torch.int8).to(whole).neg_()  # all ones or all zeros
-    return bits.bitwise_and_(x.view(whole)).view(x.dtype)
+    """x where the bool tensor `kept` is True, 0 elsewhere. Bitwise: PyTorch multiplies floats by bools slowly."""
+    integer = INTEGERS[x.element_size()]
+    bits = kept.view(torch.int8).to(integer).neg_()  # all ones or all zeros
+    return bits.bitwise_and_(x.view(integer)).view(x.dtype)
 
 
-INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes
+INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # by size in bytes
 
 
 class Dropout(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, p):
-        keep = Keep(p)
-        ctx.scale = keep.scale
-        mask = keep.draw(torch.empty(x.shape, dtype=torch.bool))
-        ctx.save_for_backward(mask)
-        return select(x, mask).mul_(keep.scale)
+        dropout_mask = DropoutMask(p)
+        ctx.scale = dropout_mask.scale
+        kept = dropout_mask.draw(torch.empty(x.shape, dtype=torch.bool))
+        ctx.save_for_backward(kept)
+        return select(x, kept).mul_(ctx.scale)
 
     @staticmethod
     @once_differentiable
     def backward(ctx, grad):
-        (mask,) = ctx.saved_tensors
-        return select(grad, mask).mul_(ctx.scale), None
+        (kept,) = ctx.saved_tensors
+        return select(grad, kept).mul_(ctx.scale), None
 
 
-def dropout(x, p, training):
-    """`F.dropout`, several times faster on a CPU."""
+def dropout(x: Tensor, p: float, training: bool) -> Tensor:
+    """`F.dropout`, several times as fast on a CPU."""
     if not training or not 0 < p < 1 or x.device.type != "cpu" or torch.compiler.is_compiling():
         return F.dropout(x, p, training)
     return Dropout.apply(x, p)
 
 
 class SplitHeads(torch.autograd.Function):
-    """[B, L, 3 C] -> q, k, v [B, H, L, D]; the gradient is put together in one copy, where PyTorch makes two."""
+    """[B, L, 3 C] -> q, k, v [B, H, L, D]; the backward pass makes one copy where PyTorch makes two."""
 
     @staticmethod
     def forward(ctx, x, heads):
@@ -152,59 +153,59 @@ class SplitHeads(torch.autograd.Function):
         return out.flatten(2), None
 
 
-def split_heads(x, heads):
+def split_heads(x: Tensor, heads: int) -> tuple[Tensor, Tensor, Tensor]:
     """Queries, keys and values [B, H, L, D] of their joint projection x [B, L, 3 C]."""
     if torch.compiler.is_compiling():
         return x.unflatten(2, (3, heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
     return SplitHeads.apply(x, heads)
 
 
-BLOCK = 2**18  # entries of the logits that are in work at one time: 1 MiB, so that they stay in a core's cache
-SHORT = 512  # up to this length, weights are kept in float32 too
+BLOCK = 2**18  # logits computed at a time: 1 MiB of float32, which stays in a core's cache
+SHORT = 512  # longest sequence whose float32 weights are saved for the backward pass
 
 
-def keeps_weights(q):
-    """Whether the forward pass keeps the weights: where they are small, that costs less than computing them again."""
+def saves_weights(q):
+    """Whether the forward pass saves the weights: if they are small, that is cheaper than computing them again."""
     return q.dtype != torch.float32 or q.size(2) <= SHORT
 
 
 class BlockedAttention(torch.autograd.Function):
     """softmax(q . k * scale + bias + mask), dropout, times v, a few [L, L] blocks at a time.
 
-    Kept for the backward pass are dropout's mask, one byte per weight, and the weights in v's precision or nothing: the
-    weights are then computed anew. The gradient of the bias is summed over the batch as it arises.
+    The backward pass needs dropout's mask, one byte per weight, and the weights: saved in v's precision if
+    `saves_weights`, else computed again. It adds up the gradient of the bias over the batch block by block.
     """
 
     @staticmethod
     def forward(ctx, q, k, v, bias, mask, scale, p):
         batch, heads, length, _ = q.shape
-        keep = Keep(p) if p > 0 else None
-        ctx.scale, ctx.keep_scale = scale, keep.scale if keep else 1.0
-        kept = torch.empty(heads, batch, length, length, dtype=torch.bool) if keep else None
-        known = v.new_empty(heads, batch, length, length) if any(ctx.needs_input_grad) and keeps_weights(q) else None
-        ctx.save_for_backward(q, k, v, bias, mask, kept, known)
+        dropout_mask = DropoutMask(p) if p > 0 else None
+        ctx.scale, ctx.dropout_scale = scale, dropout_mask.scale if dropout_mask else 1.0
+        kept = torch.empty(heads, batch, length, length, dtype=torch.bool) if dropout_mask else None
+        saved = v.new_empty(heads, batch, length, length) if any(ctx.needs_input_grad) and saves_weights(q) else None
+        ctx.save_for_backward(q, k, v, bias, mask, kept, saved)
         out = q.new_empty(batch, length, heads, v.size(-1)).transpose(1, 2)
         for h, rows in blocks(batch, heads, length):
             weights = block_weights(q, k, bias, mask, scale, h, rows)
-            weights = weights.to(v.dtype) if known is None else known[h, rows].copy_(weights)
-            if keep:
-                weights = select(weights, keep.draw(kept[h, rows]))
-            out[rows, h] = matmul(weights, v[rows, h].transpose(1, 2)).mul_(ctx.keep_scale)
+            weights = weights.to(v.dtype) if saved is None else saved[h, rows].copy_(weights)
+            if dropout_mask:
+                weights = select(weights, dropout_mask.draw(kept[h, rows]))
+            out[rows, h] = matmul(weights, v[rows, h].transpose(1, 2)).mul_(ctx.dropout_scale)
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx, grad):
-        q, k, v, bias, mask, kept, known = ctx.saved_tensors
+        q, k, v, bias, mask, kept, saved = ctx.saved_tensors
         batch, heads, length, _ = q.shape
         dq, dk, dv = (torch.empty_like(x) for x in (q, k, v))
         dbias = torch.zeros_like(bias) if ctx.needs_input_grad[3] else None
         for h, rows in blocks(batch, heads, length):
-            if known is None:
+            if saved is None:
                 weights = block_weights(q, k, bias, mask, ctx.scale, h, rows).to(v.dtype)
             else:
-                weights = known[h, rows]
-            g = grad[rows, h] * ctx.keep_scale
+                weights = saved[h, rows]
+            g = grad[rows, h] * ctx.dropout_scale
             dweights, dropped = matmul(g, v[rows, h]), weights
             if kept is not None:
                 dweights, dropped = select(dweights, kept[h, rows]), select(weights, kept[h, rows])
@@ -219,14 +220,14 @@ class BlockedAttention(torch.autograd.Function):
 
 
 def blocks(batch, heads, length):
-    """(head, slice of the batch) pairs; all of a head together, so that its bias stays in the cache."""
+    """(head, slice of the batch) pairs, head by head, so that the bias of a head stays in the cache."""
     step = max(1, BLOCK // length**2)
     return [(h, slice(b, min(b + step, batch))) for h in range(heads) for b in range(0, batch, step)]
 
 
 def block_weights(q, k, bias, mask, scale, h, rows):
-    """[rows, L, L] float32: the weights of one head."""
-    logits = matmul(q[rows, h] * scale, k[rows, h]).float()  # PyTorch is slow to add float32 to bf16: 25 times
+    """[rows, L, L] float32: the weights of head h for these rows of the batch."""
+    logits = matmul(q[rows, h] * scale, k[rows, h]).float()  # adding float32 to bf16 would take 25 times as long
     if bias is not None:
         logits += bias[h]
     if mask is not None:
@@ -234,7 +235,7 @@ def block_weights(q, k, bias, mask, scale, h, rows):
     return torch.softmax(logits, -1)
 
 
-FUSED_SOFTMAX_BACKWARD = getattr(torch, "_softmax_backward_data", None)  # not part of PyTorch's public interface
+FUSED_SOFTMAX_BACKWARD = getattr(torch, "_softmax_backward_data", None)  # private: there is a plain way below
 
 
 def softmax_backward(dweights, weights):
@@ -251,13 +252,14 @@ def matmul(a, b):
 
 
 def transposed_matmul(a, b):
-    """The transpose of a [r, m, n] times b [r, m, k]: [r, n, k]. As (b^T a)^T, which takes two thirds of the time."""
+    """The transpose of a [r, m, n] times b [r, m, k]: [r, n, k]. Computed as (b^T a)^T, in two thirds of the time."""
     return matmul(b.transpose(1, 2), a.transpose(1, 2)).transpose(1, 2)
 
 
-@torch.compiler.disable  # its loops and numpy's masks are not for tracing
-def blocked_attention(q, k, v, bias, real, scale, p):
-    """q, k [B, H, L, D], v [B, H, L, E], bias [H, L, L] or None, real [B, 1, 1, L] or None (False at padded keys)."""
+@torch.compiler.disable  # its loops and numpy's masks cannot be traced
+def blocked_attention(q, k, v, bias, real, scale: float, p: float) -> Tensor:
+    """`BlockedAttention` of q, k [B, H, L, D], v [B, H, L, E], bias [H, L, L] or None, and real [B, 1, 1, L] or None
+    (False at padded keys) -> [B, H, L, E]. p: probability of dropout."""
     if p >= 1:
         return v * 0
     mask = None if real is None else torch.zeros(real.shape[0], 1, real.shape[3]).masked_fill_(~real[:, 0], -math.inf)
@@ -265,14 +267,14 @@ def blocked_attention(q, k, v, bias, real, scale, p):
         return BlockedAttention.apply(q, k, v, bias, mask, scale, p)
 
 
-ROWS = 1024  # masked tokens whose logits exist at one time
+ROWS = 1024  # masked tokens whose logits are computed at a time
 
 
 class LMLoss(torch.autograd.Function):
     """Sum over rows of logsumexp(x W^T + b) - (x W^T + b)[target], ROWS rows at a time.
 
-    The gradients are computed in the forward pass, while the logits exist, and only scaled in the backward pass: in
-    place, because new memory of W's size costs as much time as a product with it. So there is one backward pass.
+    The forward pass computes the gradients while it has the logits; the backward pass only scales them, in place,
+    because new memory of W's size costs as much time as a product with it. So there can be one backward pass only.
     """
 
     @staticmethod
@@ -286,13 +288,13 @@ class LMLoss(torch.autograd.Function):
             logits = multiply(part, w).float().add_(bias)
             count = len(target)
             logits -= logits.amax(-1, keepdim=True)
-            wanted = logits[:count].gather(1, target)
+            target_logits = logits[:count].gather(1, target)
             exps = logits.exp_()
             total = exps.sum(-1, keepdim=True)
-            loss += (total[:count].log() - wanted).sum()
+            loss += (total[:count].log() - target_logits).sum()
             if with_gradient:
                 dlogits = exps.div_(total)
-                dlogits[:count].scatter_add_(1, target, -torch.ones_like(wanted))
+                dlogits[:count].scatter_add_(1, target, -torch.ones_like(target_logits))
                 dlogits[count:].zero_()
                 dbias += dlogits.sum(0)
                 dlogits = dlogits.to(dtype)
@@ -308,7 +310,7 @@ class LMLoss(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, grad):
         if ctx.gradients is None:
-            raise RuntimeError("there is no second backward pass through the masked-LM loss")
+            raise RuntimeError("the masked-LM loss supports one backward pass only")
         gradients, ctx.gradients = ctx.gradients, None
         return *(g.to(dtype).mul_(grad) for g, dtype in zip(gradients, ctx.dtypes, strict=True)), None, None, None
 
@@ -319,19 +321,21 @@ def multiply(a, b):
 
 
 def loss_of_rows(x, weight, bias, targets):
+    """The loss of `lm_loss` for a few rows, plainly."""
     logits = F.linear(x, weight).float() + bias.float()
     return F.cross_entropy(logits, targets, reduction="sum")
 
 
-def lm_loss(x, weight, bias, targets):
-    """`F.cross_entropy(F.linear(x, weight, bias).float(), targets, reduction="sum")` without all logits at one time.
+def lm_loss(x: Tensor, weight: Tensor, bias: Tensor, targets: Tensor) -> Tensor:
+    """`F.cross_entropy(F.linear(x, weight, bias).float(), targets, reduction="sum")` without holding all logits
+    at once.
 
     x [n, C], weight [V, C], bias [V], targets [n].
     """
     device = autocast_device(x.device.type)
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
     with torch.autocast(device, enabled=False):
-        if dtype == torch.float16:  # small gradients must meet the loss scale before they are rounded: not in `forward`
+        if dtype == torch.float16:  # fp16 gradients must be scaled before they are rounded, so not in `forward`
             x, weight = x.to(dtype), weight.to(dtype)
             starts = range(0, max(1, len(x)), ROWS)
             chunks = [(x[i : i + ROWS], weight, bias, targets[i : i + ROWS]) for i in starts]

@@ -1,12 +1,12 @@
 """Position encodings for bidirectional attention: one small interface, a registry, and composition by name.
 
 B batch, L sequence length, C model width, H heads, D = C / H width of a head, N layers. Position i = 0 is [CLS]; the
-offset of key j from query i is j - i. Attention logits are
+offset of key j from query i is j - i. The attention logits are
 
     logits = (q . k + content) * scale + bias,    scale = 1 / sqrt((1 + extra_terms) D)
 
-A scheme is one class that fills in the hooks it needs; a hook that is not filled in costs nothing. Schemes compose:
-`untied+t5`. Options stand in the name, as pairs after colons: `rope:base:160000+urpe:layer:max_distance:64`. Those of
+A scheme is one class that overrides the hooks it needs; the other hooks cost nothing. Schemes combine: `untied+t5`.
+Their options are part of the name, as pairs after colons: `rope:base:160000+urpe:layer:max_distance:64`. The schemes of
 the literature are in `schemes.py`.
 """
 
@@ -42,17 +42,17 @@ def register(name: str):
 
 
 def load_schemes(file: str | Path) -> None:
-    """Run a Python file that registers schemes, once. Raises ValueError if there is none."""
+    """Run a Python file that registers schemes, once per process. Raises ValueError if there is no such file."""
     path = Path(file).resolve()
-    if path not in _loaded:
+    if path not in _loaded_files:
         if not path.is_file():
             raise ValueError(f"position_file={file}: there is no such file")
         spec = importlib.util.spec_from_file_location(path.stem, path)
         spec.loader.exec_module(importlib.util.module_from_spec(spec))
-        _loaded.add(path)
+        _loaded_files.add(path)
 
 
-_loaded = set()  # files of schemes that were run
+_loaded_files = set()
 
 
 # ------------------------------------------------------------------------------------------------ names with options
@@ -67,7 +67,7 @@ class Part:
     options: dict = field(default_factory=dict)  # those that differ from the defaults, in the order of the constructor
 
     def __str__(self):
-        words = [f"{key}:{spell(value)}" for key, value in self.options.items()]
+        words = [f"{key}:{format_value(value)}" for key, value in self.options.items()]
         return ":".join([self.name, *["layer"] * self.per_layer, *words])
 
 
@@ -77,14 +77,14 @@ def options_of(scheme: type) -> dict[str, inspect.Parameter]:
 
 
 def parse(names: str) -> list[Part]:
-    """The schemes of `NAME[:layer][:OPTION:VALUE]...+...` in the order of the registry, which makes one spelling of
-    every combination. Raises ValueError, with what is valid, for an unknown or repeated name, option or value."""
+    """The schemes of `NAME[:layer][:OPTION:VALUE]...+...` in the order of the registry, so that every combination
+    has one spelling. Raises ValueError, with what is valid, for an unknown or repeated name, option or value."""
     parts = {}
     for text in names.split("+"):
         name, *words = text.split(":")
         if name not in SCHEMES:
             valid = ", ".join(sorted(SCHEMES))
-            own = "; one of your own needs its file: position_file=FILE"
+            own = "; a scheme of your own also needs position_file=FILE"
             raise ValueError(f"unknown position scheme {name!r} in {names!r}; valid, joined by '+': {valid}{own}")
         if name in parts:
             raise ValueError(f"position scheme {name!r} is repeated in {names!r}")
@@ -92,8 +92,8 @@ def parse(names: str) -> list[Part]:
     return [parts[name] for name in SCHEMES if name in parts]
 
 
-def parse_options(name, words, names):
-    """The `Part` that the words after a scheme's name describe."""
+def parse_options(name: str, words: list[str], names: str) -> Part:
+    """The `Part` that the words after a scheme's name describe. names: the whole combination, for errors."""
     known, given, words = options_of(SCHEMES[name]), {}, list(words)
     while words:
         key = words.pop(0)
@@ -104,13 +104,14 @@ def parse_options(name, words, names):
         elif key in known:
             given[key] = parse_value(key, words.pop(0) if words else "", known[key].annotation, names)
         else:
-            valid = ", ".join(["layer", *(f"{option}:{spell(known[option].default)}" for option in known)])
+            valid = ", ".join(["layer", *(f"{option}:{format_value(known[option].default)}" for option in known)])
             raise ValueError(f"unknown option {key!r} of {name} in {names!r}; valid (with their defaults): {valid}")
     options = {key: given[key] for key in known if key in given and given[key] != known[key].default}
     return Part(name, "layer" in given, options)
 
 
-def parse_value(key, text, kind, names):
+def parse_value(key: str, text: str, kind: type, names: str) -> bool | int | float:
+    """The value of an option of type `kind`. names: the whole combination, for errors."""
     try:
         value = {"True": True, "False": False}[text] if kind is bool else kind(text)
         if kind is float and not math.isfinite(value):
@@ -121,8 +122,8 @@ def parse_value(key, text, kind, names):
         raise ValueError(f"{key}:{text} in {names!r}: {key} must be {valid}") from None
 
 
-def spell(value: bool | int | float) -> str:
-    """A value as names show it: 160000.0 -> "160000", 1e-05 -> "1e-5"."""
+def format_value(value: bool | int | float) -> str:
+    """A value as it is written in names: 160000.0 -> "160000", 1e-05 -> "1e-5"."""
     if not isinstance(value, float):
         return str(value)
     mantissa, _, exponent = repr(value).partition("e")
@@ -150,16 +151,16 @@ class Dims:
 
 
 class PositionScheme(nn.Module):
-    """Base class of all schemes. Override any subset of the hooks; None means: no such term. Keyword arguments of the
-    constructor (bool, int or float, with a default) are the options that a name can set.
+    """Base class of all schemes. Override any subset of the hooks; a hook that returns None adds no term. Keyword
+    arguments of the constructor (bool, int or float, with a default) are the options that a name can set.
 
-    embed, bias, cls_bias and gate run once per forward and are shared by all layers; the others see each layer's
+    embed, bias, cls_bias and gate run once per forward pass and serve all layers; the others run in each layer, on its
     tensors.
     """
 
     paper = formula = ""  # for tables of schemes
-    extra_terms = 0  # logit terms beside q.k that share its scale
-    own_projections = False  # whether it has parameters for every layer already
+    extra_terms = 0  # number of logit terms beside q . k that share its scale
+    own_projections = False  # whether each layer has parameters of its own already
 
     def __init__(self, dims: Dims):
         super().__init__()
@@ -168,16 +169,16 @@ class PositionScheme(nn.Module):
         """[L, C], added to the token embeddings."""
 
     def bias(self, length, scale) -> Tensor | None:
-        """[H, L, L], content-free logits, already multiplied by `scale` where the paper does so."""
+        """[H, L, L], logits that do not depend on the tokens, already multiplied by `scale` if the paper does so."""
 
     def cls_bias(self, scale) -> Tensor | None:
-        """[2, H], logits from [CLS] and to [CLS] when [CLS] is untied from positions."""
+        """[2, H], the logits from [CLS] and to [CLS] if [CLS] is untied from positions."""
 
     def content(self, q, k, layer) -> Tensor | None:
-        """[B, H, L, L], logits that need one layer's q and k, [B, H, L, D] each; not yet multiplied by the scale."""
+        """[B, H, L, L], logits that depend on a layer's q and k, [B, H, L, D] each; not yet multiplied by the scale."""
 
     def gate(self, length) -> Tensor | None:
-        """[H, L, L], multiplies the normalised weights."""
+        """[H, L, L], factors of the normalised weights."""
 
     def value(self, weights, layer) -> Tensor | None:
         """[B, H, L, E], added to the mixed values; weights: [B, H, L, L]."""
@@ -198,8 +199,8 @@ def undecayed(values: Tensor) -> nn.Parameter:
     return parameter
 
 
-def overrides(scheme, *hooks):
-    """Whether the scheme (class or instance) fills in any of the hooks."""
+def overrides(scheme: type | PositionScheme, *hooks: str) -> bool:
+    """Whether the scheme (class or instance) overrides any of the hooks."""
     kind = scheme if isinstance(scheme, type) else type(scheme)
     return any(getattr(kind, hook) is not getattr(PositionScheme, hook) for hook in hooks)
 
@@ -223,10 +224,10 @@ class Positions(nn.ModuleDict):
         for part in parts:
             try:
                 copies = [SCHEMES[part.name](dims, **part.options) for _ in range(dims.layers if part.per_layer else 1)]
-            except ValueError as error:  # of an option's value, or a size
+            except ValueError as error:  # an option's value, or a size of the model
                 raise ValueError(f"position={names}: {part.name}: {error}") from None
             self[part.name] = nn.ModuleList(copies) if part.per_layer else copies[0]
-            if part.per_layer and not any(True for _ in self[part.name].parameters()):
+            if part.per_layer and next(self[part.name].parameters(), None) is None:
                 raise ValueError(f"position={names}: {part.name} has no parameters; it cannot be per layer")
         schemes = [SCHEMES[part.name] for part in parts]
         self.dims = dims
@@ -237,7 +238,7 @@ class Positions(nn.ModuleDict):
             self.theta = nn.Parameter(torch.randn(2, dims.heads) * 0.02)
         self.scale = 1 / math.sqrt((1 + sum(scheme.extra_terms for scheme in schemes)) * dims.head_dim)
 
-    def of_layer(self, layer):
+    def of_layer(self, layer: int) -> list[PositionScheme]:
         """The schemes that act in one layer."""
         return [m[layer] if isinstance(m, nn.ModuleList) else m for m in self.values()]
 
@@ -245,17 +246,17 @@ class Positions(nn.ModuleDict):
         terms = [term for scheme in schemes if (term := getattr(scheme, hook)(*args)) is not None]
         return sum(terms[1:], terms[0]) if terms else None
 
-    def embed(self, length):
-        """[L, C] or None."""
+    def embed(self, length: int) -> Tensor | None:
+        """[L, C], to be added to the token embeddings. Raises ValueError for a sequence that is too long."""
         if length > self.dims.max_positions:
             raise ValueError(f"a sequence of {length} tokens exceeds the limit of {self.dims.max_positions} positions")
         return self._sum(self.of_layer(0), "embed", length)
 
-    def terms(self, length):
-        """N pairs (bias, gate), [H, L, L] float32 or None each. Without per-layer schemes all pairs are one and the
-        same.
+    def terms(self, length: int) -> list[tuple[Tensor | None, Tensor | None]]:
+        """A pair (bias, gate) for each of the N layers, [H, L, L] float32 or None each. Without per-layer schemes, all
+        are the same object.
 
-        Always computed in float32, whatever the precision of the rest: rounding here would be shared by every layer.
+        Always computed in float32, whatever the precision of the model: every layer would share the rounding error.
         """
         device = next((p.device.type for p in self.parameters()), "cpu")
         with torch.autocast(autocast_device(device), enabled=False):
@@ -279,8 +280,9 @@ class Positions(nn.ModuleDict):
                 gate = factor if gate is None else gate * factor
         return bias, gate
 
-    # [CLS] is i = 0. Out of place: the inputs may be views of parameters.
+    # Resets [CLS], i = 0, out of place: the inputs may be views of parameters.
     def _reset_bias(self, bias, schemes, length):
+        """The bias [H, L, L] with theta, or 0, from and to [CLS], unless [CLS] is tied."""
         if self.cls != "untied":
             return self._off_cls(bias)  # 0 there for "zero"; None, no term at all, is 0 already
         theta = self._sum(schemes, "cls_bias", self.scale) if not hasattr(self, "theta") else self.theta.float()
@@ -298,30 +300,32 @@ class Positions(nn.ModuleDict):
     def _reset_gate(self, gate):
         return self._off_cls(gate, 1.0)
 
-    def content(self, q, k, layer):
-        """[B, H, L, L] or None."""
+    def content(self, q: Tensor, k: Tensor, layer: int) -> Tensor | None:
+        """[B, H, L, L], the logits that depend on q and k [B, H, L, D]."""
         return self._off_cls(self._sum(self.of_layer(layer), "content", q, k, layer))
 
-    def value(self, weights, layer):
-        """[B, H, L, E] or None."""
+    def value(self, weights: Tensor, layer: int) -> Tensor | None:
+        """[B, H, L, E], to be added to the mixed values; weights: [B, H, L, L]."""
         schemes = [s for s in self.of_layer(layer) if overrides(s, "value")]
         return self._sum(schemes, "value", self._off_cls(weights), layer) if schemes else None
 
-    def rotate(self, q, k, v):
+    def rotate(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """q, k [B, H, L, D] and v [B, H, L, E] as attention uses them."""
         for scheme in self.values():
             if not isinstance(scheme, nn.ModuleList):
                 q, k, v = scheme.rotate(q, k, v)
         return q, k, v
 
-    def unrotate(self, out):
+    def unrotate(self, out: Tensor) -> Tensor:
+        """The mixed values [B, H, L, E], with the rotation of v undone."""
         for scheme in self.values():
             if not isinstance(scheme, nn.ModuleList):
                 out = scheme.unrotate(out)
         return out
 
 
-def check_combination(names, parts, cls):
-    """Raise ValueError for combinations that have no meaning."""
+def check_combination(names: str, parts: list[Part], cls: str) -> None:
+    """Raise ValueError for schemes that cannot be combined, or not with this treatment of [CLS]."""
     if cls not in CLS:
         raise ValueError(f"cls must be one of {', '.join(CLS)}, not {cls!r}")
     schemes = {part.name: SCHEMES[part.name] for part in parts}
@@ -332,7 +336,7 @@ def check_combination(names, parts, cls):
         raise ValueError(f"position={names}: {' and '.join(rotating)} would both rotate the same queries and keys")
     for name in (part.name for part in parts if part.per_layer):
         if overrides(schemes[name], "embed", "rotate"):
-            raise ValueError(f"position={names}: {name} acts on the input or rotates; it cannot be per layer")
+            raise ValueError(f"position={names}: {name} changes embeddings or rotates q and k; it cannot be per layer")
         if schemes[name].own_projections:
             raise ValueError(f"position={names}: {name} has projections of its own in every layer already")
     if cls != "tied":

@@ -1,13 +1,13 @@
-"""Every position encoding, by family: absolute vectors, content-free logits, relative vectors, rotations, gates.
+"""Every position encoding, by family: absolute vectors, biases of the logits, relative vectors, rotations, gates.
 
 B batch, L sequence length, C model width, H heads, D = C / H width of a head, E width of a value head, N layers.
 Position i = 0 is [CLS]; the offset of key j from query i is j - i. What a hook returns is documented in
-`positions.PositionScheme`. `paper` and `formula` are what tables of schemes show.
+`positions.PositionScheme`. Tables of schemes show `paper` and `formula`.
 
-Options that several schemes have: std, standard deviation of the table at the start; max_distance, where offsets are
-clipped; amplitude, of sinusoids; multiplier m: the scheme uses m times its table, which starts with 1 / m of the usual
-values. So the first forward is the same for every m, but an optimizer whose steps do not depend on the size of the
-gradients (Adam) moves the term m times as fast.
+Options that several schemes have: std, the initial standard deviation of the table; max_distance, where offsets are
+clipped; amplitude, of sinusoids; multiplier m: the scheme uses m times its table, whose initial values are 1 / m of the
+usual ones. So the first forward pass is the same for every m, but an optimizer whose steps do not depend on the size of
+the gradients (Adam) changes the term m times as fast.
 """
 
 import math
@@ -22,7 +22,7 @@ from .positions import SCHEMES, PositionScheme, register, undecayed  # noqa: F40
 
 def toeplitz(by_offset, length):
     """[..., 2L - 1] values for offsets -(L-1) .. L-1 -> [..., L, L] with entry (i, j) = value of offset j - i."""
-    # contiguous: else a table's [2L - 1, H] order would live on, and every later pass over one head would be strided
+    # contiguous: else the memory order of a table, [2L - 1, H], would make every later pass over one head strided
     return by_offset.contiguous().unfold(-1, length, 1).flip(-2)
 
 
@@ -31,7 +31,7 @@ def skew(x):
     length = x.size(-2)
     if length == 1:
         return x
-    # flat index of the wanted entry: i (2L - 1) + j - i + L - 1 = i (2L - 2) + j + (L - 1)
+    # flat index of entry (i, j): i (2L - 1) + j - i + L - 1 = i (2L - 2) + j + (L - 1)
     flat = x.flatten(-2)[..., length - 1 :][..., : length * (2 * length - 2)]
     return flat.unflatten(-1, (length, 2 * length - 2))[..., :length]
 
@@ -46,7 +46,7 @@ def unskew(x):
 
 
 class Table(nn.Embedding):
-    """An embedding table of positions or offsets that starts with its own standard deviation."""
+    """An embedding table of positions or offsets with an initial standard deviation of its own."""
 
     def __init__(self, rows: int, width: int, std: float = 0.02):
         self.std = at_least(0, std=std)
@@ -56,15 +56,16 @@ class Table(nn.Embedding):
         nn.init.normal_(self.weight, std=self.std)
 
 
-def at_least(smallest, **option):
-    """The value of the one option given. Raises ValueError if it is smaller than that."""
+def at_least(smallest: int, **option: float) -> float:
+    """The value of the one option given as `name=value`. Raises ValueError if it is less than `smallest`."""
     ((name, value),) = option.items()
     if value < smallest:
         raise ValueError(f"{name} must be at least {smallest}, not {value}")
     return value
 
 
-def positive(**option):
+def positive(**option: float) -> float:
+    """The value of the one option given as `name=value`. Raises ValueError unless it is more than 0."""
     ((name, value),) = option.items()
     if not value > 0:
         raise ValueError(f"{name} must be more than 0, not {value}")
@@ -72,6 +73,7 @@ def positive(**option):
 
 
 def times(x, multiplier):
+    """x * multiplier, without a copy for 1."""
     return x if multiplier == 1 else x * multiplier
 
 
@@ -89,7 +91,7 @@ class NoPosition(PositionScheme):
 class Absolute(PositionScheme):
     """Learned vectors p_i (BERT; the fully learnable APE of Wang et al., 2021).
 
-    norm: a layer norm on p_i, as `untied` has; gain: its gain at the start.
+    norm: apply a layer norm to p_i, as `untied` does; gain: its initial gain.
     """
 
     paper, formula = "Devlin et al. 2019", "w_i + p_i"
@@ -97,7 +99,7 @@ class Absolute(PositionScheme):
     def __init__(self, dims, std: float = 0.02, norm: bool = False, gain: float = 1.0):
         super().__init__(dims)
         if gain != 1 and not norm:
-            raise ValueError("gain is that of the layer norm: it needs norm:True")
+            raise ValueError("gain is the gain of the layer norm: it needs norm:True")
         self.table = Table(dims.max_positions, dims.width, std)
         self.norm = nn.LayerNorm(dims.width) if norm else None
         if norm:
@@ -153,10 +155,10 @@ class LearnedFrequencies(nn.Module):
 
 @register("sinusoidal")
 class Sinusoidal(PositionScheme):
-    """Fixed sinusoids (Vaswani et al., 2017), omega_i = 10000^(-2i/C), of the size that word vectors have at first.
+    """Fixed sinusoids (Vaswani et al., 2017), omega_i = 10000^(-2i/C), with the initial size of word vectors.
 
-    Vaswani et al. multiply word vectors by sqrt(C), to entries of about 1. Here their standard deviation is 0.02, and
-    beside sinusoids of amplitude 1 the words stay unnoticed for thousands of updates.
+    Vaswani et al. multiply word vectors by sqrt(C), so that their entries are about 1. Here their initial standard
+    deviation is 0.02, and sinusoids of amplitude 1 would drown them for thousands of updates.
     """
 
     paper, formula = "Vaswani et al. 2017", "w_i + 0.02 [sin, cos](omega i), omega fixed"
@@ -165,7 +167,7 @@ class Sinusoidal(PositionScheme):
         super().__init__(dims)
         self.amplitude = amplitude
         self.width = len(frequencies(dims.width)) * 2
-        # Integers only: `half()` rounds a buffer of frequencies, and far positions would have other sines.
+        # Integers only: `half()` would round a buffer of frequencies and change the sines of far positions.
         self.register_buffer("positions", torch.arange(dims.max_positions), persistent=False)
 
     def embed(self, length):
@@ -187,7 +189,7 @@ class SinusoidalLearned(LearnedFrequencies, PositionScheme):
         return self.amplitude * waves(self.omega, torch.arange(length, device=self.log_omega.device))
 
 
-# Content-free logits, shared by the whole batch.
+# Logits that do not depend on the tokens, shared by the whole batch.
 
 
 @register("untied")
@@ -195,8 +197,8 @@ class Untied(PositionScheme):
     """TUPE (Ke et al., 2021), equations 7 and 10: (LN(p_i) U_Q) . (LN(p_j) U_K) * scale, shared by all layers.
 
     Row 0 of the table is p_theta1 (from [CLS]), row 1 is p_theta2 (to [CLS]), position i has row i + 1; so [CLS]'s own
-    position, used only where [CLS] is tied, is row 1. U_Q and U_K have biases, as in the released code. norm: the layer
-    norm on p_i, which takes its size out of std.
+    position, used only if [CLS] is tied, is row 1. U_Q and U_K have biases, as in the released code. norm: the layer
+    norm on p_i, after which `std` does not matter.
     """
 
     paper, formula = "Ke et al. 2021 (TUPE)", "p_i U_Q . p_j U_K / sqrt(2D)"
@@ -233,10 +235,10 @@ def per_head(rows, module, heads):
 
 @register("absolute_d")
 class AbsoluteDisentangled(Untied):
-    """BERT-A^d (TUPE, section 3.2): all four word and position terms, the positions with projections of their own.
+    """BERT-A^d (TUPE, section 3.2): all four terms of words and positions; positions have projections of their own.
 
-    x_i W_Q . x_j W_K + x_i W_Q . p_j U_K + p_i U_Q . x_j W_K + p_i U_Q . p_j U_K, all over sqrt(4D). Beside `untied`
-    it has the two middle terms and another scale, nothing else.
+    x_i W_Q . x_j W_K + x_i W_Q . p_j U_K + p_i U_Q . x_j W_K + p_i U_Q . p_j U_K, all over sqrt(4D). It differs
+    from `untied` in the two middle terms and the scale alone.
     """
 
     paper, formula = "Ke et al. 2021 (BERT-A^d)", "(q_i . p_j U_K + p_i U_Q . k_j + p_i U_Q . p_j U_K) / sqrt(4D)"
@@ -251,7 +253,7 @@ class AbsoluteDisentangled(Untied):
 class T5(PositionScheme):
     """T5 (Raffel et al., 2020) as TUPE-R uses it: a learned scalar per head and bucket of the offset, not scaled.
 
-    Bidirectional; half of the buckets are for keys to the right, and distances from max_distance on share one. The
+    Bidirectional: half of the buckets are for keys to the right. Distances from max_distance on share one bucket. The
     bucket of offset 0 counted as positive (16 of 32) never occurs, so its row is theta1 (from [CLS]); an extra last row
     is theta2 (to [CLS]).
     """
@@ -274,7 +276,7 @@ class T5(PositionScheme):
         logarithmically."""
         half, exact = self.buckets // 2, self.buckets // 4
         distance = offset.abs()
-        # float32 on purpose: bfloat16 would move the borders
+        # float32, because bfloat16 would move the borders
         log = torch.log(distance.clamp(min=1).float() / exact) / math.log(self.max_distance / exact)
         far = (exact + (log * (half - exact)).long()).clamp(max=half - 1)
         return torch.where(distance < exact, distance, far) + half * (offset > 0)
@@ -286,7 +288,7 @@ class T5(PositionScheme):
 
     def cls_bias(self, scale):
         half = self.buckets // 2
-        # two rows, half and buckets, as a slice; a list of them would be copied to the GPU
+        # rows `half` and `buckets`, as a slice: a list of indices would be copied to the GPU
         return times(self.table.weight[half::half].float(), self.multiplier)
 
 
@@ -305,8 +307,8 @@ class Clipped(PositionScheme):
 
 @register("clipped")
 class ClippedScalar(Clipped):
-    """A learned scalar per head and clipped offset, t = 128: what T5's buckets replace (TUPE, footnote on T5; Shaw et
-    al., 2018)."""
+    """A learned scalar per head and clipped offset, t = 128: the simpler form of T5's buckets (TUPE, footnote on T5;
+    Shaw et al., 2018)."""
 
     paper, formula = "Ke et al. 2021, footnote", "b[h, clip(j - i, 128)]"
 
@@ -376,12 +378,12 @@ class Alibi(PositionScheme):
         super().__init__(dims)
         self.heads, self.max_positions = dims.heads, dims.max_positions
         distance = torch.arange(1 - dims.max_positions, dims.max_positions).abs()
-        self.register_buffer("distance", distance, persistent=False)  # integers, which `half()` does not round
+        self.register_buffer("distance", distance, persistent=False)  # integers: `half()` would round others
 
     @staticmethod
     def slopes_of(heads, device=None):
-        """2^(-8h/H) for h = 1 .. H if H is a power of two; else those of the next lower power, then every other of the
-        next higher."""
+        """2^(-8h/H) for h = 1 .. H if H is a power of two; else the slopes of the next lower power, then every other
+        slope of the next higher one."""
         power = 2 ** int(math.log2(heads))
         low = 2.0 ** (-8 * torch.arange(1, power + 1, device=device) / power)
         high = 2.0 ** (-8 * torch.arange(1, 2 * power + 1, 2, device=device) / (2 * power))
@@ -432,7 +434,7 @@ class ShawSinusoidal(RelativeVectors):
         self.amplitude = amplitude
         self.width = len(frequencies(dims.head_dim)) * 2
         offsets = torch.arange(-self.max_distance, self.max_distance + 1)
-        self.register_buffer("offsets", offsets, persistent=False)  # integers, which `half()` does not round
+        self.register_buffer("offsets", offsets, persistent=False)  # integers: `half()` would round others
 
     def vectors(self, length):
         rows = waves(frequencies(self.width, self.offsets.device), self.offsets)
@@ -473,7 +475,7 @@ class ShawValues(Clipped):
 
 @register("deberta")
 class Deberta(PositionScheme):
-    """DeBERTa's disentangled attention (He et al., 2021): content-to-position and position-to-content, over sqrt(3D).
+    """DeBERTa's disentangled attention (He et al., 2021): content-to-position and position-to-content terms.
 
     q_i . P[delta(i, j)] V_K + k_j . P[delta(j, i)] V_Q with delta(i, j) = clip(i - j + t, 0, 2t - 1), where t is
     max_distance. The table P is shared by all layers, the projections are each layer's own, without biases.
@@ -510,7 +512,7 @@ class DebertaShared(Deberta):
     own_projections = False
 
 
-# Neither input nor logits: rotations and gates.
+# Rotations and gates, which change neither the embeddings nor the logits.
 
 
 @register("rope")
@@ -532,7 +534,7 @@ class Rope(PositionScheme):
 
 @register("rope_values")
 class RopeValues(Rope):
-    """RoPE on the values too: o_i = R_i^-1 sum_j a_ij R_j v_j, so that the output sees offsets as well (Su, 2022)."""
+    """RoPE on the values too: o_i = R_i^-1 sum_j a_ij R_j v_j, so that the output depends on offsets too (Su, 2022)."""
 
     paper, formula = "Su 2022", "rope, and o_i = sum_j a_ij R_{j-i} v_j"
 
@@ -544,7 +546,7 @@ class RopeValues(Rope):
 
 
 def rotated(x, base, sign=1):
-    """x [..., L, D]: neighbouring columns (2m, 2m + 1) turned by the angle sign * i * base^(-2m/D) at position i."""
+    """x [..., L, D] with columns (2m, 2m + 1) rotated by the angle sign * i * base^(-2m/D) at position i."""
     omega = frequencies(x.size(-1), x.device, base)
     angle = sign * torch.arange(x.size(-2), device=x.device)[:, None] * omega  # [L, D / 2]
     cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)

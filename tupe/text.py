@@ -1,6 +1,6 @@
 """ONE normaliser, sentence splitter and tokeniser for pre-training, GLUE, SQuAD and the hub interface.
 
-    text -> clean()     invisible characters out, Unicode NFKC, plain quotes and dashes, <url> <email> <file>, single
+    text -> clean()     no invisible characters, Unicode NFKC, plain quotes and dashes, <url> <email> <file>, single
     spaces
          -> sentences   spaCy's rules ("sentencizer", no download) or a trained spaCy model
          -> lower case
@@ -22,8 +22,9 @@ What to call:
     encoder.decode(ids)         -> "tok tok ..."
 
 A span (start, end) says that text[start:end], in characters of the text that was passed in, is what the token or piece
-was made from. All of it is pure: same text, same result, in any process. `normalise` is idempotent (with spaCy's rules;
-a trained model may cut its own output at other places). A piece that starts a word starts with "\u2581"."""
+was made from. There is no hidden state: the same text gives the same result in any process. `normalise` is idempotent
+(with spaCy's rules; a trained model may split its own output differently). A piece that starts a word starts with
+"\u2581"."""
 
 import functools
 import importlib
@@ -32,16 +33,17 @@ import json
 import re
 import sys
 import unicodedata
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
 PLACEHOLDERS = ("<url>", "<email>", "<file>")
-UNK = "<unk>"  # as a token: a rare word that the corpus filter took out
+UNK = "<unk>"  # as a token: a rare word that the corpus filter replaced
 SPACE = "\u2581"  # SentencePiece's mark for "a word starts here"
-# What is never split: placeholders, and the halves of "don't" and "it's" that Moses has already cut off.
+# Tokens that are never split: placeholders, and the endings that Moses cuts off "don't" and "it's".
 WHOLE = frozenset((*PLACEHOLDERS, UNK, "'s", "'t", "'d", "'m", "'ll", "'re", "'ve"))
-CACHE = 2**16  # words remembered per function: bounds the memory of a worker, and hits almost always
-CACHED_LENGTH = 64  # longer "words" are rare and big
+CACHE = 2**16  # results cached per function: bounds the memory of a worker, and hits almost always
+CACHED_LENGTH = 64  # characters; longer "words" are rare and not cached
 
 
 class Span(NamedTuple):
@@ -51,7 +53,7 @@ class Span(NamedTuple):
 
 
 def _library(name):
-    """A package of the extra `text`, imported when it is needed: together they take seconds."""
+    """A package of the extra `text`, imported on first use: together they take seconds to import."""
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
@@ -78,8 +80,8 @@ def _char_class(keep):
 @functools.cache
 def _invisible():
     """Private use, surrogates, format characters (soft hyphen, zero-width joiners, direction marks), controls that are
-    not white space, and variation selectors: nobody sees them, and they keep equal words apart. Unassigned code points
-    stay: tomorrow's emoji."""
+    not white space, and variation selectors: nobody sees them, but they make equal words differ. Unassigned code points
+    stay: they may be new emoji."""
     ranges = "\ue000-\uf8ff\U000f0000-\U0010ffff\ud800-\udfff\ufe00-\ufe0f\U000e0100-\U000e01ef"
     rest = _char_class(lambda c, cat: cat == "Cf" or (cat == "Cc" and not c.isspace()))
     return re.compile(rest[:-1] + ranges + "]")
@@ -94,8 +96,8 @@ def _clusters():
 
 @functools.lru_cache(CACHE)
 def _fold(cluster):
-    """NFKC and plain punctuation, until nothing changes. The table comes first: NFKC makes a space and an accent of a
-    lone "´"."""
+    """NFKC and plain punctuation, until nothing changes. The table comes first, because NFKC turns a lone "´"
+    into a space and an accent."""
     while True:
         folded = unicodedata.normalize("NFKC", cluster.translate(_PUNCTUATION))
         if folded == cluster:
@@ -116,7 +118,7 @@ def _moses():
     moses = _library("sacremoses").MosesTokenizer
 
     class Tokenizer(moses):
-        """With the tests for letters, most of its time otherwise, made fast."""
+        """sacremoses' tokeniser with fast tests for letters, which otherwise take most of its time."""
 
         alpha, lower = frozenset(moses.IsAlpha), frozenset(moses.IsLower)
 
@@ -131,12 +133,12 @@ def _moses():
 
 @functools.cache
 def _rules():
-    """[(hint, pattern, replacement)]: a pattern is only tried on a text that its hint, which is fast, is found in.
-    "Letter or digit" means what Moses means by it: then no rule that did not match here can match after the tokeniser
-    has put in its spaces."""
+    """[(hint, pattern, replacement)]: a pattern is tried only if its hint, which is fast, matches somewhere. "Letter or
+    digit" is Moses' definition: so a rule that does not match here cannot match once the tokeniser has inserted its
+    spaces."""
     alnum = f"[{_moses().IsAlnum}]"
     link = r"[^\s<>\"]*[^\s<>\".,;:!?')\]}]"
-    name = r"[^\s<>()\[\]{}\"'`,;:/\\|=?!@#&%$^*+~]"  # of a file; a run of these is scanned once, so the time is linear
+    name = r"[^\s<>()\[\]{}\"'`,;:/\\|=?!@#&%$^*+~]"  # of a file; each run of these is scanned once, in linear time
     extension = (
         r"\.(?:jpe?g|png|gif|svg|bmp|tiff?|pdf|docx?|xlsx?|pptx?|txt|csv|json|xml|html?|php|exe|dll|zip|tar|gz|bz2|mp3|mp4|avi|wav|ogg|ogv"
         rf"|webm)(?!{alnum})"
@@ -162,15 +164,15 @@ _WORD = re.compile(r"\S+")
 
 
 class Aligned:
-    """A text and, where `spans` is not None, the (start, end) in the source of each of its characters. Every change
-    goes through `sub`, so the text is the same with and without alignment."""
+    """A text and, unless `spans` is None, the (start, end) in the source of each of its characters. Every change goes
+    through `sub`, so the text is the same with and without alignment."""
 
     def __init__(self, text, spans=None):
         self.text, self.spans = text, spans
 
     def sub(self, pattern, replacement):
-        """`replacement`: a string, or a function from the matched string to one. A new character gets the span of the
-        whole match; where a function keeps the length, it has changed single characters, and each keeps its own."""
+        """`replacement`: a string, or a function from the matched string to its replacement. A new character gets the
+        span of the whole match; if a function keeps the length, each character keeps its own span."""
         if self.spans is None:
             plain = isinstance(replacement, str)
             self.text = pattern.sub(replacement if plain else lambda match: replacement(match.group()), self.text)
@@ -192,13 +194,14 @@ class Aligned:
         return Aligned(self.text[start:end], None if self.spans is None else self.spans[start:end])
 
     def clean(self):
+        """The text as `clean` below returns it, aligned."""
         ascii_only = self.text.isascii()
         if not ascii_only or _BLANK_OR_CONTROL.search(self.text):
             self.sub(_invisible(), "")
         if not ascii_only:
             self.sub(_clusters(), _fold)
         for hint, pattern, replacement in _rules():
-            # again, for what the last replacement uncovered: a@b.c.@d.e
+            # repeated, because a replacement can uncover another match: a@b.c.@d.e
             while hint.search(self.text) and pattern.search(self.text):
                 self.sub(pattern, replacement)
         if self.spans is None:
@@ -208,6 +211,7 @@ class Aligned:
         return self.cut(start, max(start, end))
 
     def lower(self):
+        """Lower case, in place; returns self."""
         if not self.text.isascii():
             self.sub(_clusters(), _lower)
         if self.spans is None and self.text.isascii():
@@ -217,9 +221,9 @@ class Aligned:
         return self
 
 
-def clean(text):
-    """Removes invisible characters, folds Unicode to NFKC and quotes and dashes to ASCII, puts in the placeholders,
-    leaves single spaces."""
+def clean(text: str) -> str:
+    """Remove invisible characters, fold Unicode to NFKC and quotes and dashes to ASCII, insert the placeholders, and
+    leave single spaces."""
     return Aligned(text).clean().text
 
 
@@ -227,30 +231,30 @@ def clean(text):
 
 
 def _context(next_char):
-    """What Moses wants to know about the word after "word.": a lower-case letter ("a"), a digit ("0"), anything else or
-    nothing ("X")."""
+    """What Moses distinguishes in the word after "word.": it starts with a lower-case letter ("a"), with a digit ("0"),
+    or with anything else, or there is none ("X")."""
     if "0" <= next_char <= "9":
         return "0"
     return "a" if next_char and _moses().islower(next_char) else "X"
 
 
-_EASY = re.compile(r"""(["(\[]*)([a-z0-9]+)([,;:!?)"\]]*)""")  # only characters that Moses always sets apart
+_SIMPLE = re.compile(r"""(["(\[]*)([a-z0-9]+)([,;:!?)"\]]*)""")  # only marks that Moses always splits off
 
 
 def _split(word, context):
     if word in WHOLE:
         return (word,)
-    easy = _EASY.fullmatch(word)
-    if easy:
-        return (*easy[1], easy[2], *easy[3])
-    # Moses looks no further than the words beside: these two stand for them.
+    simple = _SIMPLE.fullmatch(word)
+    if simple:
+        return (*simple[1], simple[2], *simple[3])
+    # Moses looks at the neighbouring words alone; "X" and the context stand for them.
     pieces = _moses().tokenize(f"X {word} {context}", escape=False)[1:-1]
     if len(pieces) == 1:
         return (word,)
     assert "".join(pieces) == word, (word, pieces)
-    # "o'neill" -> o 'neill: until nothing splits any more, so that tokens are their own tokens.
-    nexts = [_context(piece[0]) for piece in pieces[1:]] + [context]
-    return tuple(token for piece, then in zip(pieces, nexts, strict=True) for token in _split_word(piece, then))
+    # "o'neill" -> o 'neill: split until nothing splits any more, so that tokenising tokens changes nothing.
+    contexts = [_context(piece[0]) for piece in pieces[1:]] + [context]
+    return tuple(token for piece, after in zip(pieces, contexts, strict=True) for token in _split_word(piece, after))
 
 
 _split_cached = functools.lru_cache(CACHE)(_split)
@@ -263,10 +267,10 @@ def _split_word(word, context):
     return _split_cached(word, context) if len(word) <= CACHED_LENGTH else _split(word, context)
 
 
-def tokenise(words):
-    """Moses tokens of a lower-case sentence, one tuple per word. A word is split alone and remembered: Moses decides by
-    the word and, for a word that ends in a full stop, by the character after it. That is several times faster than
-    whole sentences, with the same result."""
+def tokenise(words: list[str]) -> list[tuple[str, ...]]:
+    """Moses tokens of a lower-case sentence, one tuple per word. Words are split one at a time and cached: Moses
+    decides by the word and, if it ends in a full stop, by the character after it. The result is that of whole
+    sentences, several times as fast."""
     out = []
     for i, word in enumerate(words):
         if word.isascii() and word.isalnum():
@@ -283,12 +287,12 @@ def tokenise(words):
 
 
 class _Sentencizer:
-    """The sentences of spaCy's rule-based sentencizer on a blank English pipeline, much faster: spaCy's tokeniser looks
-    at one blank-separated word at a time, so what it makes of a word is remembered as the kinds of its tokens: "E" may
-    end a sentence, "P" other punctuation, "W" anything else. A sentence starts at the first W after an E.
+    """The sentences of spaCy's rule-based sentencizer on a blank English pipeline, much faster. spaCy's tokeniser looks
+    at one blank-separated word at a time, so its result for a word is cached as the kinds of its tokens: "E" may end a
+    sentence, "P" is other punctuation, "W" anything else. A sentence starts at the first W after an E.
 
-    One rule more: "etc. and" goes on, a full stop within a word ends nothing before a lower-case letter. Moses has the
-    same rule, and without it the lower-case output, read again, would be cut at "mr. smith"."""
+    One rule is added: a full stop within a word ends no sentence before a lower-case letter ("etc. and"). Moses has
+    the same rule; without it the lower-case output would be cut at "mr. smith" when it is normalised again."""
 
     def __init__(self):
         nlp = _library("spacy").blank("en")
@@ -303,22 +307,22 @@ class _Sentencizer:
         return tuple((t.idx, "E" if t.text in self.enders else "P" if t.is_punct else "W") for t in doc)
 
     def __call__(self, text):
-        """Where the sentences of a cleaned text start."""
-        starts, ended, inside, offset = [0], False, False, 0
+        """Offsets at which the sentences of a cleaned text start."""
+        starts, ended, attached, offset = [0], False, False, 0  # attached: the full stop was part of a longer word
         for word in text.split(" "):
             if word.isalnum():
                 if ended:
-                    if not (inside and word[0].islower()):
+                    if not (attached and word[0].islower()):
                         starts.append(offset)
                     ended = False
             elif word:
-                here = False  # whether the sentence ended within this word, as in "end.Start"
+                ended_here = False  # whether the sentence ended within this word, as in "end.Start"
                 for at, kind in (self.kinds if len(word) <= CACHED_LENGTH else self._kinds)(word):
                     if kind == "E":
-                        ended, here, inside = True, True, at > 0 and word[-1] == "."
+                        ended, ended_here, attached = True, True, at > 0 and word[-1] == "."
                     elif kind == "W" and ended:
-                        # spaCy's rule for "end.Start" looks at the case of both sides, and the left one will change
-                        if word[at].isupper() if here else not (inside and at == 0 and word[0].islower()):
+                        # spaCy's rule for "end.Start" looks at the case of both sides; the left will be lower case
+                        if word[at].isupper() if ended_here else not (attached and at == 0 and word[0].islower()):
                             starts.append(offset + at)
                         ended = False
             offset += len(word) + 1
@@ -326,13 +330,15 @@ class _Sentencizer:
 
 
 class _TrainedSplitter:
+    """The sentences of an installed spaCy model."""
+
     def __init__(self, model):
         spacy = _library("spacy")
         try:
             nlp = spacy.load(model, exclude=["tagger", "attribute_ruler", "lemmatizer", "ner"])
         except OSError as error:
             raise ValueError(f"spaCy model {model!r} is not installed; without one, spaCy's rules are used") from error
-        nlp.max_length = 10**9  # tupe.corpus.readers bounds what is read; spaCy would stop at a million characters
+        nlp.max_length = 10**9  # tupe.corpus.readers limits the length; spaCy's own limit is a million characters
         self.nlp = nlp
 
     def __call__(self, text):
@@ -343,7 +349,7 @@ class Normaliser:
     """The text contract up to tokens. `spacy_model`: None for the rule-based splitter, or the name of an installed
     spaCy model."""
 
-    def __init__(self, spacy_model=None):
+    def __init__(self, spacy_model: str | None = None):
         self.spacy_model = spacy_model
         self.split = _TrainedSplitter(spacy_model) if spacy_model else _Sentencizer()
 
@@ -356,20 +362,21 @@ class Normaliser:
         for start, end in zip(starts, [*starts[1:], len(aligned.text)], strict=True):
             yield aligned.cut(start, end).lower()
 
-    def sentences(self, text):
-        """[[token, ...], ...]; nothing is dropped but what cannot be seen, so "" gives []."""
+    def sentences(self, text: str) -> list[list[str]]:
+        """The tokens of each sentence. Only invisible characters are dropped; "" gives []."""
         sentences = (tokenise(sentence.text.split()) for sentence in self.aligned_sentences(Aligned(text)))
         return [tokens for words in sentences if (tokens := [token for word in words for token in word])]
 
-    def tokens(self, text):
+    def tokens(self, text: str) -> list[str]:
+        """The tokens of all sentences."""
         return [token for sentence in self.sentences(text) for token in sentence]
 
-    def normalise(self, text):
+    def normalise(self, text: str) -> str:
+        """The tokens, joined by blanks."""
         return " ".join(self.tokens(text))
 
-    def spans(self, text):
-        """[Span(token, start, end), ...]: the tokens of `tokens`, each with the characters text[start:end] that it was
-        made from."""
+    def spans(self, text: str) -> list[Span]:
+        """The tokens of `tokens`, each with the characters text[start:end] that it was made from."""
         return [Span(token, spans[0][0], spans[-1][1]) for token, spans in self.aligned(text)]
 
     def aligned(self, text):
@@ -378,10 +385,10 @@ class Normaliser:
         for sentence in self.aligned_sentences(Aligned(text, [(i, i + 1) for i in range(len(text))])):
             words = list(_WORD.finditer(sentence.text))
             for word, tokens in zip(words, tokenise([word.group() for word in words]), strict=True):
-                at = word.start()
+                start = word.start()
                 for token in tokens:
-                    out.append((token, sentence.spans[at : at + len(token)]))
-                    at += len(token)
+                    out.append((token, sentence.spans[start : start + len(token)]))
+                    start += len(token)
         return out
 
 
@@ -391,25 +398,27 @@ JOINED = "@@"  # subword-nmt's and fastBPE's mark for "the word goes on"
 
 
 def _bpe_codes(path):
-    """A function from a word to its pieces ("hel@@", "lo") by the merge operations in a file of fastBPE ("t h 100" a
-    line) or subword-nmt ("#version: 0.2", then "t h" a line)."""
+    """A function from a word to its pieces ("hel@@", "lo"), from a file of merge operations by fastBPE (lines such as
+    "t h 100") or subword-nmt ("#version: 0.2", then lines such as "t h")."""
     from subword_nmt.apply_bpe import BPE
 
     lines = path.read_text(encoding="utf-8").splitlines()
-    if lines and len(lines[0].split(" ")) == 3:  # fastBPE's counts; its codes are otherwise those of version 0.2
+    if lines and len(lines[0].split(" ")) == 3:  # fastBPE adds counts; otherwise its codes are those of version 0.2
         lines = ["#version: 0.2", *(line.rsplit(" ", 1)[0] for line in lines)]
     bpe = BPE(io.StringIO("\n".join(lines) + "\n"), separator=JOINED)
     return lambda word: bpe.segment_tokens([word])
 
 
 class TextEncoder:
-    """Raw text -> the pieces and ids of pre-training, and back, from what `tupe prepare corpus` left in `data_dir`:
-    sentencepiece.bpe.model, dict.txt and, where there, manifest.json (spaCy model) and words.txt (the words the
-    rare-word filter kept). Instead of the SentencePiece model there may be bpe.codes, as the released TUPE has."""
+    """Raw text -> the pieces and ids of pre-training, and back, from the files that `tupe prepare corpus` wrote to
+    `data_dir`: sentencepiece.bpe.model, dict.txt and, if present, manifest.json (spaCy model) and words.txt (the words
+    that the rare-word filter kept). bpe.codes, which the released TUPE has, replaces the SentencePiece model.
+
+    Raises ValueError if a file is missing."""
 
     SPECIALS = ("<s>", "<pad>", "</s>", UNK)  # fairseq's first four ids; <mask> comes last, after dict.txt
 
-    def __init__(self, data_dir):
+    def __init__(self, data_dir: str | Path):
         data_dir = Path(data_dir)
         model, codes = data_dir / "sentencepiece.bpe.model", data_dir / "bpe.codes"
         for file in (data_dir / "dict.txt", codes if codes.is_file() else model):
@@ -439,15 +448,17 @@ class TextEncoder:
             return (UNK,)
         return tuple(self._cut(token))
 
-    def token_pieces(self, tokens):
+    def token_pieces(self, tokens: list[str]) -> list[str]:
         """The pieces of normalised tokens. A piece that is not in dict.txt (a character too rare for the model) has the
         id of <unk>."""
         return [piece for t in tokens for piece in (self._pieces if len(t) <= CACHED_LENGTH else self._split)(t)]
 
-    def pieces(self, text):
+    def pieces(self, text: str) -> list[str]:
+        """The pieces of raw text, without <s> and </s>."""
         return self.token_pieces(self.normaliser.tokens(text))
 
-    def encode(self, text):
+    def encode(self, text: str) -> list[int]:
+        """The ids of `pieces`."""
         unk = self.ids[UNK]
         return [self.ids.get(piece, unk) for piece in self.pieces(text)]
 
@@ -458,7 +469,7 @@ class TextEncoder:
         return [[self.ids.get(piece, unk) for piece in pieces] for pieces in tokens]
 
     def group_words(self, ids: list[int]) -> list[list[int]]:
-        """Ids of running text as words, told by the pieces' own marks of where a word begins or goes on."""
+        """Ids of running text, grouped into words by the marks in the pieces (a word begins, or goes on)."""
         words, begins = [], True
         for i in ids:
             piece = self.symbols[i]
@@ -468,22 +479,21 @@ class TextEncoder:
             begins = not piece.endswith(JOINED)
         return words
 
-    def spans(self, text):
-        """[Span(piece, start, end), ...]: the pieces of `pieces`, each with the characters text[start:end] that it was
-        made from."""
+    def spans(self, text: str) -> list[Span]:
+        """The pieces of `pieces`, each with the characters text[start:end] that it was made from."""
         out = []
         for token, chars in self.normaliser.aligned(text):
-            at, pieces = 0, self.token_pieces([token])
+            start, pieces = 0, self.token_pieces([token])
             for number, piece in enumerate(pieces, 1):
                 mark = JOINED * (number < len(pieces)) if self.codes else SPACE * piece.startswith(SPACE)
                 length = len(token) if piece == UNK else len(piece) - len(mark)
-                covered = chars[at : at + max(length, 1)]  # a lone "\u2581" covers nothing: it gets what follows
+                covered = chars[start : start + max(length, 1)]  # a lone "\u2581" gets the next character's span
                 out.append(Span(piece, covered[0][0], covered[-1][1]))
-                at += length
+                start += length
         return out
 
-    def decode(self, ids):
-        """The tokens, joined by blanks; <s>, <pad> and </s> are left out."""
+    def decode(self, ids: Iterable[int]) -> str:
+        """The tokens, joined by blanks, without <s>, <pad> and </s>."""
         pieces = [self.symbols[int(i)] for i in ids]
         if self.codes:
             pieces = [p.removesuffix(JOINED) if p.endswith(JOINED) else p + " " for p in pieces]
