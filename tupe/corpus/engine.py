@@ -1,5 +1,5 @@
-"""Runs the steps of `tupe.corpus.steps` over shards: in this process, in several, or on a cluster. It can be stopped
-and started again at any moment."""
+"""Runs the steps of `tupe.corpus.steps` over shards: in this process, in several, or on a cluster. A run can be
+killed at any moment and continues when it is started again."""
 
 import concurrent.futures
 import contextlib
@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 import uuid
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import click
@@ -30,9 +31,9 @@ from .steps import Stats
 ENGINES = ("local", "dask")
 
 
-def whole(function, target, args):
-    """function(folder, *args) fills a new folder, which gets the name `target` only when all is written. Returns what
-    it cost."""
+def run_task(function: Callable, target: Path, args: tuple) -> dict:
+    """Run function(folder, *args) on a new folder, which is renamed to `target` only when all is written. Returns
+    {"cpu": seconds, "peak": bytes of memory}."""
     target = Path(target)
     target.parent.mkdir(parents=True, exist_ok=True)
     folder = target.parent / f".{target.name}.{uuid.uuid4().hex}"
@@ -43,7 +44,7 @@ def whole(function, target, args):
         try:
             folder.rename(target)
         except OSError:
-            if not target.is_dir():  # otherwise somebody else has just done the same work, with the same result
+            if not target.is_dir():  # else another process has just done the same work, with the same result
                 raise
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -52,14 +53,14 @@ def whole(function, target, args):
 
 
 def _end_with_parent():
-    """A worker whose parent was killed would wait for work for ever."""
+    """End this worker when its parent is killed; it would wait for work for ever."""
     parent = multiprocessing.parent_process().sentinel
     threading.Thread(target=lambda: (multiprocessing.connection.wait([parent]), os._exit(1)), daemon=True).start()
 
 
 @contextlib.contextmanager
 def _executor(engine, workers, scheduler):
-    """Something with the interface of concurrent.futures, or None for "here and now"."""
+    """An executor as in concurrent.futures, or None to run the tasks in this process."""
     if engine == "dask":
         from distributed import Client
 
@@ -68,25 +69,28 @@ def _executor(engine, workers, scheduler):
     elif workers == 1:
         yield None
     else:
-        tqdm.monitor_interval = 0  # a thread, and threads and forks do not mix
-        context = multiprocessing.get_context("fork")  # workers need not import all this again
+        tqdm.monitor_interval = 0  # no monitor thread: forking a process that has threads is unsafe
+        context = multiprocessing.get_context("fork")  # workers inherit all imports
         with concurrent.futures.ProcessPoolExecutor(workers, context, initializer=_end_with_parent) as pool:
             yield pool
 
 
 class Run:
-    """One run into the folder `out`; its unfinished business is in out/work."""
+    """One run into the folder `out`; its intermediate files are in out/work."""
 
     def __init__(self, out, engine, workers, scheduler):
         self.out, self.work = Path(out), Path(out) / "work"
         self.engine, self.workers, self.scheduler = engine, workers, scheduler
         self.costs = {}
 
-    def step(self, name, function, tasks, here=False, before=None):
-        """`tasks`: [(task name, bytes of raw text, arguments), ...]. Returns the folders, in order. What is there is
-        not done again. A folder's name holds a hash of the arguments, among them the names of folders of earlier steps:
-        what was made from other inputs or with other options is never mistaken for it. `here`: in this process.
-        `before`: called once, if there is anything to do."""
+    def step(self, name: str, function: Callable, tasks: list, in_process=False, before=None) -> list[Path]:
+        """Run the tasks of a step that are not finished yet; returns the folders of all, in order.
+
+        `tasks`: [(task name, bytes of raw text, arguments), ...]. The name of a folder has a hash of the arguments,
+        which include the folders of earlier steps: so results from other inputs or options are never taken for these.
+        `in_process`: run in this process. `before`: a function to call once if there is a task to run.
+        Raises ValueError if a worker dies or the disk fails; finished tasks are kept.
+        """
         targets = [self.work / name / f"{task}-{self._key(args)}" for task, _, args in tasks]
         todo = [
             (target, size, args) for target, (_, size, args) in zip(targets, tasks, strict=True) if not target.is_dir()
@@ -101,23 +105,23 @@ class Run:
             try:
                 if before is not None and todo:
                     before()
-                if here:
-                    self._here(function, todo, bar, costs)
+                if in_process:
+                    self._run_in_process(function, todo, bar, costs)
                 elif todo:
                     with _executor(self.engine, self.workers, self.scheduler) as pool:
                         if pool is None:
-                            self._here(function, todo, bar, costs)
+                            self._run_in_process(function, todo, bar, costs)
                         else:
-                            self._there(pool, function, todo, bar, costs)
+                            self._run_in_pool(pool, function, todo, bar, costs)
             except concurrent.futures.BrokenExecutor as error:
                 raise ValueError(
                     f"a worker process of the step {name!r} died (killed, or out of memory?); what is finished is "
-                    "kept: the same command goes on from there, with fewer --jobs if memory was short"
+                    "kept: the same command continues from there; use fewer --jobs if memory ran out"
                 ) from error
             except OSError as error:
                 full = "the disk is full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "cannot read or write"
                 raise ValueError(
-                    f"step {name!r}: {full}: {error}; what is finished is kept: the same command goes on"
+                    f"step {name!r}: {full}: {error}; what is finished is kept: the same command continues"
                 ) from error
         if costs:
             self.costs[name] = {
@@ -129,30 +133,31 @@ class Run:
         return targets
 
     def _key(self, args):
+        """A hash of a task's arguments that does not depend on where the run's folder is."""
         text = repr(args).replace(str(self.work), "")
         return hashlib.blake2b(text.encode("utf-8", "surrogateescape"), digest_size=6).hexdigest()
 
-    def _here(self, function, todo, bar, costs):
+    def _run_in_process(self, function, todo, bar, costs):
         for target, size, args in todo:
-            costs.append(whole(function, target, args))
+            costs.append(run_task(function, target, args))
             bar.update(size)
 
-    def _there(self, pool, function, todo, bar, costs):
-        futures = {pool.submit(whole, function, target, args): size for target, size, args in todo}
+    def _run_in_pool(self, pool, function, todo, bar, costs):
+        futures = {pool.submit(run_task, function, target, args): size for target, size, args in todo}
         try:
             for future in concurrent.futures.as_completed(futures):
                 costs.append(future.result())
                 bar.update(futures[future])
         except BaseException:
             for future in futures:
-                future.cancel()  # those that run are waited for: what they finish is kept
+                future.cancel()  # running tasks finish, and their results are kept
             raise
 
 
 @contextlib.contextmanager
-def _alone(out):
-    """Raises ValueError while another process prepares the folder `out`. The lock ends with this process, not with
-    its workers (as one of `flock` would), so that after a kill the same command goes on at once."""
+def _locked(out):
+    """Lock the folder `out`. Raises ValueError if another process prepares it. The lock ends with this process, not
+    with its workers (as a lock of `flock` would), so that after a kill the same command can continue at once."""
     path = out.parent / f".{out.name}.lock"
     path.parent.mkdir(parents=True, exist_ok=True)
     while True:
@@ -165,7 +170,7 @@ def _alone(out):
         with contextlib.suppress(FileNotFoundError):
             if os.path.samefile(path, file.fileno()):
                 break
-        file.close()  # the process before has just ended, and taken its file away
+        file.close()  # the previous process has just ended and removed its file
     try:
         yield
     finally:
@@ -174,37 +179,37 @@ def _alone(out):
 
 
 def _command(settings):
-    """Without the sizes and times of the inputs: a damaged file may be replaced, and the same command goes on."""
+    """The settings without the inputs' sizes and times: a run continues after a damaged file was replaced."""
     return {**settings, "inputs": [path for path, *_ in settings["inputs"]]}
 
 
 def _claim(out, settings, overwrite):
-    """Makes `out` ready for a run with these settings. True if that run is finished already."""
-    done, begun = out / "manifest.json", out / "work" / "command.json"
-    now, before = _command(settings), json.loads(begun.read_text()) if begun.is_file() else {}
-    piped = "-" in now["inputs"]  # nobody knows whether it would be the same text again
-    if done.is_file() and not piped and json.loads(done.read_text()).get("settings") == settings:
+    """Make `out` ready for a run with these settings. Returns whether that run is finished already."""
+    manifest, begun = out / "manifest.json", out / "work" / "command.json"
+    current, earlier = _command(settings), json.loads(begun.read_text()) if begun.is_file() else {}
+    piped = "-" in current["inputs"]  # the text may be different this time
+    if manifest.is_file() and not piped and json.loads(manifest.read_text()).get("settings") == settings:
         return True
-    # An unfinished run goes on with other options too: what of it they do not touch is still good (see `Run.step`).
-    goes_on = not done.is_file() and all(before.get(key) == now[key] for key in ("version", "inputs"))
-    if out.is_dir() and any(out.iterdir()) and not goes_on:
+    # An unfinished run continues with other options too, and reuses the steps that they do not affect (see `Run.step`).
+    continues = not manifest.is_file() and all(earlier.get(key) == current[key] for key in ("version", "inputs"))
+    if out.is_dir() and any(out.iterdir()) and not continues:
         if not overwrite:
             raise ValueError(
-                f"{out} is not empty, and what is there comes from other inputs or options; choose another folder, "
-                "or replace it with --overwrite"
+                f"{out} is not empty, and its files come from other inputs or options; choose another folder, or "
+                "replace them with --overwrite"
             )
-        if not (done.is_file() or begun.is_file()):
-            raise ValueError(f"{out} is no data directory: not overwritten; empty it yourself, or choose another")
+        if not (manifest.is_file() or begun.is_file()):
+            raise ValueError(f"{out} is not a data directory: empty it yourself, or choose another folder")
         shutil.rmtree(out)
-    if goes_on and before != now:
-        for path in out.glob("*.*"):  # what was in place already, but not out/work
+    if continues and earlier != current:
+        for path in out.glob("*.*"):  # final files, but not out/work
             path.unlink()
     begun.parent.mkdir(parents=True, exist_ok=True)
-    # Half-written folders; of piped text all that was made, it may be other text this time.
+    # Remove half-written folders; for piped text, which may be different this time, all of them.
     for stale in begun.parent.glob("*/*" if piped else "*/.*"):
         shutil.rmtree(stale)
     temporary = begun.with_suffix(".new")
-    temporary.write_text(json.dumps(now))
+    temporary.write_text(json.dumps(current))
     temporary.replace(begun)
     return False
 
@@ -222,14 +227,14 @@ def _groups(inputs, shard_bytes):
         yield group
 
 
-def prepare(inputs, out, **choices):
-    """All of it, into the folder `out`; `command` below says what the options mean. Returns the manifest.
+def prepare(inputs: Sequence, out: str | Path, **choices) -> dict:
+    """Run all steps into the folder `out`; `command` below documents the options. Returns the manifest.
 
-    Raises ValueError for what is wrong with inputs, options or the machine; whatever was finished by then is kept, and
-    the same call goes on from there.
+    Raises ValueError for bad inputs or options, and for a worker or disk that fails; finished tasks are kept, and the
+    same call continues from there.
     """
     out = Path(out).resolve()
-    with _alone(out):
+    with _locked(out):
         return _prepare(inputs, out, **choices)
 
 
@@ -250,7 +255,7 @@ def _prepare(
     engine="local",
     workers=None,
     scheduler=None,
-    say=lambda text: None,
+    report=lambda text: None,
 ):
     if engine not in ENGINES or (engine == "dask") != (scheduler is not None):
         raise ValueError(
@@ -264,10 +269,10 @@ def _prepare(
     ):
         if not 0 <= value <= high:
             raise ValueError(f"--{name} is {value}; valid: 0 to {high}")
-    found, skipped = find_inputs(inputs, out)
+    sources, skipped = find_inputs(inputs, out)
     settings = {
         "version": __version__,
-        "inputs": [list(source) for source in found],
+        "inputs": [list(source) for source in sources],
         "skipped": skipped,
         "vocab_size": vocab_size,
         "valid_fraction": valid_fraction,
@@ -280,13 +285,13 @@ def _prepare(
         "seed": seed,
     }
     if _claim(out, settings, overwrite):
-        say(f"{out} is finished already")
+        report(f"{out} is finished already")
         if not keep_work:
             shutil.rmtree(out / "work", ignore_errors=True)
         return json.loads((out / "manifest.json").read_text())
     if skipped:
-        say(
-            f"{len(skipped)} files skipped, of no known kind or named twice: {', '.join(skipped[:5])}"
+        report(
+            f"skipped {len(skipped)} files, of unknown kind or named twice: {', '.join(skipped[:5])}"
             + " ..." * (len(skipped) > 5)
         )
 
@@ -294,53 +299,55 @@ def _prepare(
     shard_bytes = int(shard_mb * 1e6)
     groups = [
         (f"{i:05}", sum(source.size for source in group), (group, errors, shard_bytes))
-        for i, group in enumerate(_groups(found, shard_bytes))
+        for i, group in enumerate(_groups(sources, shard_bytes))
     ]
-    piped = any(source.path == "-" for source in found)  # worker processes have no standard input
-    read = run.step("read", corpus.read_shards, groups, here=piped)
+    piped = any(source.path == "-" for source in sources)  # worker processes have no standard input
+    read_folders = run.step("read", corpus.read_shards, groups, in_process=piped)
     shards = []
-    for folder in read:
+    for folder in read_folders:
         for i, size in enumerate(json.loads((folder / "shards.json").read_text())):
             shards.append((f"{folder.name[:5]}-{i:04}", size, folder / f"{i:04}.gz"))
     total = sum(size for _, size, _ in shards)
     if not shards:
         raise ValueError(f"no document in {', '.join(map(str, inputs))}")
-    texts = run.step(
+    text_folders = run.step(
         "text",
         corpus.text_shard,
         [(n, s, (path, spacy_model, near_duplicates > 0)) for n, s, path in shards],
-        before=lambda: corpus.load_libraries(spacy_model),  # processes that are forked later share them
+        before=lambda: corpus.load_libraries(spacy_model),  # before the fork: all workers share them
     )
-    selection = (texts, near_duplicates, valid_fraction, int(sample_mb * 1e6), seed)
+    selection = (text_folders, near_duplicates, valid_fraction, int(sample_mb * 1e6), seed)
     stats = Stats()
-    for folder in (*read, *texts):
+    for folder in (*read_folders, *text_folders):
         stats += Stats.load(folder)
     try:
         (selected,) = run.step("select", corpus.select, [("all", total, selection)])
     except corpus.NoText as error:
         reasons = "; ".join(f"{reason} ({sum(domains.values())})" for reason, domains in sorted(stats.dropped.items()))
         raise ValueError(
-            f"no text left of {', '.join(map(str, inputs))}; dropped: {reasons or 'nothing, it was empty'}"
+            f"no text is left of {', '.join(map(str, inputs))}; dropped: {reasons or 'nothing, it was empty'}"
         ) from error
     words = None
     if keep_words:
         counts = run.step(
-            "count", corpus.count_shard, [(n, s, (t, selected)) for (n, s, _), t in zip(shards, texts, strict=True)]
-        )
+            "count", corpus.count_shard,
+            [(n, s, (t, selected)) for (n, s, _), t in zip(shards, text_folders, strict=True)],
+        )  # fmt: skip
         (kept,) = run.step("words", corpus.keep_words, [("all", total, (counts, keep_words))])
         words = kept / "words.txt"
-    (vocabulary,) = run.step("vocabulary", corpus.vocabulary, [("all", total, (texts, selected, words, vocab_size))])
+    training = (text_folders, selected, words, vocab_size)
+    (vocabulary,) = run.step("vocabulary", corpus.vocabulary, [("all", total, training)])
     model = vocabulary / "sentencepiece.bpe.model"
     encoded = run.step(
         "encode",
         corpus.encode_shard,
-        [(n, s, (t, selected, model, words)) for (n, s, _), t in zip(shards, texts, strict=True)],
+        [(n, s, (t, selected, model, words)) for (n, s, _), t in zip(shards, text_folders, strict=True)],
     )
     for folder in encoded:
         stats += Stats.load(folder)
     (merged,) = run.step("merge", corpus.merge, [("all", total, (encoded, model, words))])
 
-    # Each file appears whole, manifest.json last: a data directory with a manifest is finished.
+    # Each file appears complete, manifest.json last: a data directory with a manifest is finished.
     (out / "speed.json").write_text(json.dumps(run.costs, indent=2) + "\n")
     for file in sorted(merged.iterdir()):
         file.replace(out / file.name)
@@ -369,9 +376,9 @@ def _prepare(
 @click.option("--keep-words", default=0.0, metavar="SHARE", help="rarer words become <unk>; 0.21 in the released TUPE")
 @click.option("--spacy-model", help="an installed spaCy model for sentences (default: spaCy's rules)")
 @click.option("--errors", type=click.Choice(["strict", "replace"]), default="strict", show_default=True,
-              help="refuse bad bytes and damaged files, or count them")  # fmt: skip
+              help="strict: stop at bad bytes and damaged files; replace: count them and continue")  # fmt: skip
 @click.option("--sample-mb", default=200.0, show_default=True, help="text that trains SentencePiece")
-@options.seed(help="of that sample")
+@options.seed(help="choice of that sample")
 @click.option("--shard-mb", default=16.0, show_default=True, help="raw text per task")
 @options.jobs("processes on this machine (default: all cores)")
 @click.option("--engine", type=click.Choice(ENGINES), default="local", show_default=True,
@@ -380,22 +387,22 @@ def _prepare(
 @click.option("--keep-work", is_flag=True, help="keep the intermediate files in OUTPUT/work")
 @click.option("--overwrite", is_flag=True, help="replace the data of another run in OUTPUT")
 def command(inputs, output, jobs, **choices):
-    """Raw text in, data for pre-training out.
+    """Turn raw text into data for pre-training.
 
     \b
     tupe prepare corpus wiki.xml.bz2 books/ --output data
 
     INPUT: .txt (one paragraph per line, an empty line between documents), .jsonl with a "text" field, wikiextractor's
     wiki_00, MediaWiki dumps and TEI (.xml), each also as .gz, .bz2, .xz or .zst; a folder (its .txt files are books:
-    one document each); a glob in quotes; - for text on standard input. OUTPUT/manifest.json says what each step dropped
-    and why, with examples; report.md and report.png show it.
+    one document each); a glob in quotes; - for text on standard input. OUTPUT/manifest.json lists what each step
+    dropped and why, with examples; report.md and report.png show it.
 
-    Killed or failed, the same command goes on where it stopped (with -, it starts again: the text may be another); the
-    result is the same, also with other --jobs.
+    After a kill or a failure the same command continues where it stopped (with - it starts again, because the text may
+    have changed). The result is the same, whatever --jobs is.
     """
 
-    def tell(line):
+    def report(line):
         click.echo(f"prepare corpus: {line}", err=True)
 
-    manifest = prepare(inputs, output, workers=jobs, say=tell, **choices)
+    manifest = prepare(inputs, output, workers=jobs, report=report, **choices)
     click.echo(json.dumps(manifest["counts"], indent=2))

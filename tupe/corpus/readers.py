@@ -1,7 +1,7 @@
 """Reading documents: from files, folders, globs and standard input, of any of the usual kinds and compressions.
 
-A document is (source, domain, wiki, text): where it comes from, what the report groups it by, and either plain text
-with one paragraph per line, or, with wiki=True, the markup of a page, which `paragraphs` takes apart. Nothing is
+A document is (source, domain, wiki, text): where it comes from, the group that the report counts it in, and either
+plain text with one paragraph per line or, with wiki=True, the markup of a page, which `paragraphs` parses. Nothing is
 cleaned here."""
 
 import bz2
@@ -15,13 +15,12 @@ import lzma
 import re
 import sys
 import zlib
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
 from urllib.parse import urlsplit
 
-MAX_DOCUMENT = (
-    20_000_000  # characters (of a line: bytes); what is longer is a broken export, and no parser should have to try
-)
+MAX_DOCUMENT = 20_000_000  # characters (of a line: bytes); a longer one is a broken export
 DAMAGE = (EOFError, OSError, zlib.error, lzma.LZMAError)
 KINDS = (
     ".txt, .jsonl, .xml (MediaWiki or TEI), wiki_00 (wikiextractor), each also with .gz, .bz2, .xz or .zst; a folder; "
@@ -46,8 +45,8 @@ class Input(NamedTuple):
 # ---------------------------------------------------------------------------------------------------- finding the files
 
 
-def kind_of(name, in_folder):
-    """None for a name that says nothing."""
+def kind_of(name: str, in_folder: bool) -> str | None:
+    """The name from READERS of a file's kind, None if its name does not tell."""
     name = re.sub(r"\.(gz|bz2|xz|zst)$", "", name)
     if name.endswith(".txt"):
         return "book" if in_folder else "lines"
@@ -60,17 +59,20 @@ def kind_of(name, in_folder):
 
 
 def _files(folder):
-    found = (p for p in folder.rglob("*") if not any(part.startswith(".") for part in p.relative_to(folder).parts))
-    return sorted(p for p in found if p.is_file())
+    visible = (p for p in folder.rglob("*") if not any(part.startswith(".") for part in p.relative_to(folder).parts))
+    return sorted(p for p in visible if p.is_file())
 
 
-def find_inputs(names, out=None):
-    """[Input, ...] in the order of `names` (sorted within a folder or glob), each file once, and the names of files
-    that were skipped. A folder's hidden files are no inputs, as for a glob, nor is what lies in the folder `out`."""
-    found, skipped = {}, []
+def find_inputs(names: Iterable, out: Path | None = None) -> tuple[list[Input], list[str]]:
+    """(inputs, names of skipped files): inputs in the order of `names`, sorted within a folder or glob, each file once.
+
+    Hidden files of a folder are left out, as a glob leaves them out, and so are files in the folder `out`. Raises
+    ValueError for a name that matches nothing, or a file of unknown kind.
+    """
+    inputs, skipped = {}, []
     for name in map(str, names):
         if name == "-":
-            found.setdefault("-", Input("-", "lines", 0, 0))
+            inputs.setdefault("-", Input("-", "lines", 0, 0))
             continue
         paths = [Path(name)] if Path(name).exists() else sorted(map(Path, glob.glob(name, recursive=True)))
         if not paths:
@@ -84,26 +86,25 @@ def find_inputs(names, out=None):
                 stat, real = file.stat(), str(file.resolve())
                 if out is not None and Path(real).is_relative_to(out):
                     continue
-                if kind is None or real in found:
+                if kind is None or real in inputs:
                     skipped.append(str(file))
                 else:
-                    found[real] = Input(str(file), kind, stat.st_size, stat.st_mtime_ns)
-    if not found:
+                    inputs[real] = Input(str(file), kind, stat.st_size, stat.st_mtime_ns)
+    if not inputs:
         raise ValueError(f"no input in {', '.join(map(str, names))}; valid: {KINDS}")
-    return list(found.values()), skipped
+    return list(inputs.values()), skipped
 
 
 # ------------------------------------------------------------------------------------------------------- opening a file
 
 
 class _Zstd(io.RawIOBase):
-    """A .zst file of one or more frames; unlike zstandard's own stream_reader, it notices when the last one is cut
-    off."""
+    """A .zst file of one or more frames; unlike zstandard's own stream_reader, it notices a truncated last frame."""
 
     def __init__(self, file):
         import zstandard
 
-        self.file, self.new = file, lambda: zstandard.ZstdDecompressor().decompressobj()
+        self.file, self.new_frame = file, lambda: zstandard.ZstdDecompressor().decompressobj()
         self.error = zstandard.ZstdError
         self.frame, self.rest = None, b""
 
@@ -119,9 +120,9 @@ class _Zstd(io.RawIOBase):
             data = data or self.file.read(1 << 16)
             if not data:
                 if self.frame is not None:
-                    raise EOFError("the last frame is cut off")
+                    raise EOFError("the last frame is truncated")
                 return 0
-            self.frame = self.frame or self.new()
+            self.frame = self.frame or self.new_frame()
             try:
                 self.rest = self.frame.decompress(data)
             except self.error as error:
@@ -131,7 +132,8 @@ class _Zstd(io.RawIOBase):
         return count
 
 
-def open_binary(path):
+def open_binary(path: str) -> BinaryIO:
+    """The decompressed bytes of a file, or standard input for "-"."""
     if path == "-":
         return sys.stdin.buffer
     if path.endswith(".zst"):
@@ -146,11 +148,12 @@ def open_binary(path):
 
 
 def read_lines(file, path, errors, stats):
-    """(line number, text without its end) ...; None for a line that is too long. A lone \\r ends a line, too."""
+    """(line number, text without the line end) ...; the text is None for a line that is too long. A lone \\r ends a
+    line too."""
     number, skipping = 0, False
     while line := file.readline(MAX_DOCUMENT):
-        whole = line.endswith(b"\n")
-        if not whole and len(line) == MAX_DOCUMENT:
+        is_whole = line.endswith(b"\n")
+        if not is_whole and len(line) == MAX_DOCUMENT:
             skipping = True
             continue
         number += 1
@@ -186,13 +189,14 @@ def read_paragraph_lines(file, path, errors, stats):
             else:
                 lines.append(line)
         elif size:
-            yield from _end(f"{path}:{start}", domain, lines, size, stats)
+            yield from _document(f"{path}:{start}", domain, lines, size, stats)
             lines, size = [], 0
     if size:
-        yield from _end(f"{path}:{start}", domain, lines, size, stats)
+        yield from _document(f"{path}:{start}", domain, lines, size, stats)
 
 
-def _end(source, domain, lines, size, stats):
+def _document(source, domain, lines, size, stats):
+    """The document, unless it is too long."""
     stats.count("documents read")
     if size > MAX_DOCUMENT:
         stats.drop("document", f"longer than {MAX_DOCUMENT} characters", domain, source)
@@ -201,8 +205,8 @@ def _end(source, domain, lines, size, stats):
 
 
 def read_book(file, path, errors, stats):
-    """The whole file is one document. Where it has empty lines, they end its paragraphs, and other line ends are only
-    for the width."""
+    """The whole file is one document. If it has empty lines, they separate paragraphs, and other line ends only wrap
+    the text."""
     lines, size = [], 0
     for _, line in read_lines(file, path, errors, stats):
         size += MAX_DOCUMENT + 1 if line is None else len(line)
@@ -212,11 +216,11 @@ def read_book(file, path, errors, stats):
     if "\n\n" in text:
         text = "\n".join(paragraph.replace("\n", " ") for paragraph in re.split(r"\n{2,}", text))
     if text or size > MAX_DOCUMENT:
-        yield from _end(path, Path(path).parent.name, text.split("\n"), size, stats)
+        yield from _document(path, Path(path).parent.name, text.split("\n"), size, stats)
 
 
 def read_jsonl(file, path, errors, stats):
-    """An object with "text" per line; "url", "title" and "id", where there, name it."""
+    """An object with "text" per line; its source is "url", if present."""
     yield from _jsonl(read_lines(file, path, errors, stats), path, errors, stats)
 
 
@@ -225,7 +229,7 @@ def _jsonl(lines, path, errors, stats):
         if line is not None and not line.strip():
             continue
         if number == 1 and line is not None:
-            line = line.removeprefix("\ufeff")  # as Windows writes UTF-8
+            line = line.removeprefix("\ufeff")  # as Windows writes it
         where = f"{path}, line {number}"
         try:
             record = {} if line is None else json.loads(line)
@@ -235,19 +239,19 @@ def _jsonl(lines, path, errors, stats):
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             if errors == "strict":
                 raise ValueError(
-                    f'{where}: not a JSON object with a "text"; mend it, or leave such lines out with --errors replace'
+                    f'{where}: not a JSON object with a "text"; fix it, or skip such lines with --errors replace'
                 ) from error
             stats.count("documents read")
             stats.drop("document", 'not a JSON object with a "text"', Path(path).name, line[:200])
             continue
         url = str(record.get("url") or "")
         source = url or f"{path}:{number}"
-        yield from _end(source, _host(url) or Path(path).name, [text], len(text), stats)
+        yield from _document(source, _host(url) or Path(path).name, [text], len(text), stats)
 
 
 def read_wikiextractor(file, path, errors, stats):
-    """What wikiextractor writes: `<doc id=... url=... title=...>`, the title, the text, `</doc>`; with --json an object
-    per line."""
+    """The output of wikiextractor: `<doc id=... url=... title=...>`, the title, the text, `</doc>`; with --json an
+    object per line."""
     lines = read_lines(file, path, errors, stats)
     first = next(lines, None)
     if first is None:
@@ -271,13 +275,13 @@ def _wikiextractor(lines, path, errors, stats):
             url, title = attributes.get("url", ""), html.unescape(attributes.get("title", ""))
             text = text[1:] if text and text[0].strip() == title else text
             source = url or f"{path}: {title or start}"
-            yield from _end(source, _host(url) or Path(path).name, text, size, stats)
+            yield from _document(source, _host(url) or Path(path).name, text, size, stats)
             attributes = None
         elif opening or (attributes is None and (line is None or line.strip())):
-            what = "a <doc> inside a <doc>" if opening else "text outside of <doc ...> ... </doc>"
+            problem = "a <doc> inside a <doc>" if opening else "text outside of <doc ...> ... </doc>"
             if errors == "strict":
-                raise ValueError(f"{path}, line {number}: {what}; mend it, or go on with --errors replace")
-            stats.count(f"lines with {what}")
+                raise ValueError(f"{path}, line {number}: {problem}; fix it, or continue with --errors replace")
+            stats.count(f"lines with {problem}")
             attributes = dict(ATTRIBUTE.findall(opening[1])) if opening else None
             text, size, start = [], 0, number
         elif attributes is not None:
@@ -285,11 +289,11 @@ def _wikiextractor(lines, path, errors, stats):
             if size <= MAX_DOCUMENT:
                 text.append(line)
     if attributes is not None:
-        raise EOFError(f"the document of line {start} has no end")
+        raise EOFError(f"the document that starts in line {start} has no end")
 
 
 def _host(url):
-    """None where there is none to be found."""
+    """The host name in a URL, None if there is none."""
     try:
         return urlsplit(url).hostname if re.match(r"https?://[^\s\[\]]+$", url) else None
     except ValueError:  # e.g. a full-width slash in the host
@@ -297,14 +301,14 @@ def _host(url):
 
 
 def read_xml(file, path, errors, stats):
-    """A MediaWiki XML dump, or a TEI document (or several in a teiCorpus)."""
+    """A MediaWiki XML dump, or a TEI document (or several in a teiCorpus). Raises ValueError for other XML."""
     from defusedxml.ElementTree import iterparse
 
     events = iter(iterparse(file, events=("start", "end"), forbid_dtd=True))
     _, root = next(events)
     kind = root.tag.rpartition("}")[2]
     if kind not in XML:
-        raise ValueError(f"{path}: <{kind}> is no kind of document known here; valid: {', '.join(XML)}")
+        raise ValueError(f"{path}: <{kind}> is not a known kind of document; valid: {', '.join(XML)}")
     yield from XML[kind](events, root, path, errors, stats)
 
 
@@ -350,7 +354,7 @@ def _tei(events, root, path, errors, stats):
         elif event == "end" and tag == "TEI":
             title = next((e.text for e in element.iter() if e.tag.endswith("}title") and e.text), "")
             source = f"{path}: {' '.join(title.split())}".rstrip(": ")
-            yield from _end(source, Path(path).parent.name, paragraphs, size, stats)
+            yield from _document(source, Path(path).parent.name, paragraphs, size, stats)
             paragraphs, size = [], 0
             element.clear()
 
@@ -379,9 +383,12 @@ READERS = {
 }
 
 
-def read(source, errors, stats):
-    """The documents of an Input. Damage raises ValueError with the file and the last good document; with
-    errors="replace" it ends the file and is counted. `stats` has count(what) and drop(what, why, domain, example)."""
+def read(source: Input, errors: str, stats) -> Iterator[Document]:
+    """The documents of an input. stats: a `steps.Stats`.
+
+    Raises ValueError for damage, with the file and the last good document; with errors="replace", damage ends the file
+    and is counted.
+    """
     from defusedxml import DefusedXmlException
     from defusedxml.ElementTree import ParseError
 
@@ -392,12 +399,12 @@ def read(source, errors, stats):
                 last = document.source
                 yield document
     except DefusedXmlException as error:
-        raise ValueError(f"{source.path}: refused, it defines its own entities ({error!r})") from error
+        raise ValueError(f"{source.path}: refused, because it defines its own entities ({error!r})") from error
     except (*DAMAGE, ParseError) as error:
         if errors == "strict":
             raise ValueError(
-                f"{source.path}: cannot be read on after {last}: {error!r}; "
-                "fetch it again, or take what comes before with --errors replace"
+                f"{source.path}: cannot be read after {last}: {error!r}; "
+                "download it again, or use the part before with --errors replace"
             ) from error
         stats.drop(
             "file", "damaged, read up to there", Path(source.path).name, f"{source.path} after {last}: {error!r}"
@@ -411,7 +418,7 @@ SKIPPED_TAGS = frozenset(
     + ("pre", "imagemap", "graph", "hiero", "mapframe")
 )
 SKIPPED_LINKS = ("file:", "image:", "category:", "media:")
-LANGUAGE_LINK = re.compile(r"(simple|[a-z]{2,3}(-[a-z]+)*):")  # to the same article elsewhere; [[:de:...]] is text
+LANGUAGE_LINK = re.compile(r"(simple|[a-z]{2,3}(-[a-z]+)*):")  # to the article in another wiki; [[:de:...]] is text
 MAGIC_WORD = re.compile(r"__[A-Z]+__")  # __NOTOC__ and the like
 SKIPPED_SECTIONS = frozenset(
     (
@@ -430,7 +437,7 @@ LINE_TAGS = frozenset(("br", "li", "dd", "dt", "hr", "p", "div"))
 
 
 def _wiki_text(nodes, out):
-    """Appends the running text of parsed wiki code to the list `out`."""
+    """Append the running text of parsed wiki code to the list `out`."""
     skipped_level = None
     for node in nodes:
         kind = type(node).__name__
@@ -446,8 +453,8 @@ def _wiki_text(nodes, out):
             out.append(node.normalize() or "")
         elif kind == "Wikilink":
             target = str(node.title).strip()
-            elsewhere = node.text is None and LANGUAGE_LINK.match(target)
-            if not elsewhere and not target.lower().startswith(SKIPPED_LINKS):
+            is_language_link = node.text is None and LANGUAGE_LINK.match(target)
+            if not is_language_link and not target.lower().startswith(SKIPPED_LINKS):
                 _wiki_text((node.text or node.title).nodes, out)
         elif kind == "ExternalLink":
             if node.title is not None:
@@ -462,9 +469,9 @@ def _wiki_text(nodes, out):
                 _wiki_text(node.contents.nodes, out)
 
 
-def paragraphs(document):
-    """The paragraphs of a document. Of a wiki page: no templates, tables, references, maths, comments, files, headings
-    or end matter. Raises ValueError for markup that the parser gives up on."""
+def paragraphs(document: Document) -> list[str]:
+    """The paragraphs of a document; of a wiki page, without templates, tables, references, maths, comments, files,
+    headings and end matter. Raises ValueError for markup that cannot be parsed."""
     if not document.wiki:
         return document.text.split("\n")
     import mwparserfromhell

@@ -1,4 +1,4 @@
-"""report.md and report.png of a data directory: what came in, what went out and why, for a person to read."""
+"""report.md and report.png of a data directory: what was read, what was dropped and why, for a person to read."""
 
 import logging
 from pathlib import Path
@@ -25,12 +25,9 @@ def _quantile(lengths, share):
 
 
 def _flow(manifest):
-    """[(step, documents left)]: what each step leaves of the documents that came in."""
-    counts, dropped = (
-        manifest["counts"],
-        {reason: sum(domains.values()) for reason, domains in manifest["dropped"].items()},
-    )
-    left = counts.get("documents read", 0)
+    """[(step, documents left)]: how many of the documents that were read are left after each step."""
+    dropped = {reason: sum(domains.values()) for reason, domains in manifest["dropped"].items()}
+    left = manifest["counts"].get("documents read", 0)
     rows = [("read", left)]
     for reason in sorted((r for r in dropped if r.startswith("document: ")), key=lambda r: "copy" in r):
         left -= dropped[reason]
@@ -38,8 +35,8 @@ def _flow(manifest):
     return rows
 
 
-def write_report(out, manifest):
-    """Writes both files; the picture only where matplotlib is installed."""
+def write_report(out: str | Path, manifest: dict) -> None:
+    """Write both files; the picture only if matplotlib is installed."""
     counts, lengths = manifest["counts"], manifest["lengths"]
     sentences = lengths.get("tokens per sentence", {})
     lines = ["# Corpus report", ""]
@@ -87,7 +84,7 @@ def _picture(path, manifest):
     try:
         import matplotlib
 
-        logging.getLogger("matplotlib").setLevel(logging.WARNING)  # lists every font it finds
+        logging.getLogger("matplotlib").setLevel(logging.WARNING)  # INFO lists every font
         matplotlib.use("Agg")
         import matplotlib.pyplot as plt
     except ImportError:

@@ -9,10 +9,10 @@
     encode    a shard          -> ids of the model                                      (one task per shard)
     merge     all shards       -> dict.txt, train and valid in mmap format, the report, manifest.json
 
-A task fills a folder that gets its name only when it is whole, so killing everything at any moment loses no more than
-the tasks that were running, and the same command continues. Shards and all choices depend on the inputs and options
-alone: the result has the same bytes whatever the number of workers, and however often it was killed. readers.py reads,
-tupe/text.py normalises, engine.py runs the tasks. Here are the steps themselves: pure functions with their own
+A task fills a folder that gets its final name only when it is complete, so a kill at any moment loses no more than the
+tasks that were running, and the same command continues. Shards and all choices depend on the inputs and options alone:
+the result has the same bytes whatever the number of workers, and however often it was killed. readers.py reads,
+tupe/text.py normalises, engine.py runs the tasks. This file has the steps themselves: pure functions that keep
 statistics.
 """
 
@@ -24,6 +24,7 @@ import heapq
 import io
 import json
 import re
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -33,20 +34,20 @@ from .readers import Document, paragraphs, read
 
 SHORT = 8  # a paragraph of fewer words (a heading, a line of dialogue) is joined to the next one
 LONG_WORD = 1000  # characters; a paragraph with a longer word is not prose
-MIN_LETTERS = 0.6  # the share of letters and blanks among the characters of a paragraph; tables and formulas have less
-SPECIALS = 5  # <s> <pad> </s> <unk> and, added by the task when it starts, <mask>
-SAMPLES = 20  # dropped texts kept per reason, for a person to read
+MIN_LETTERS = 0.6  # minimal share of letters and blanks in a paragraph's characters; tables and formulas have less
+SPECIALS = 5  # <s> <pad> </s> <unk> and <mask>, which the fairseq task adds
+SAMPLES = 20  # examples of dropped text kept per reason, for a person to read
 SAMPLE_CHARS = 200
 PERMUTATIONS = 128  # of a MinHash
 SKETCH = {"num_perm": PERMUTATIONS, "seed": 1, "scheme": "affine32"}  # 32-bit values
 SHINGLE = 5  # tokens
 
-# what `select` says of a document
+# what `select` decides about a document
 COPY, NEAR_COPY, TRAIN, VALID = range(4)
 
 
 class NoText(Exception):
-    """Nothing is left of the documents."""
+    """Cleaning left nothing of any document."""
 
 
 class Stats:
@@ -63,16 +64,17 @@ class Stats:
         for unit, lengths in data.get("lengths", {}).items():
             self.lengths[unit].update({int(length): count for length, count in lengths.items()})
 
-    def count(self, what, number=1):
-        self.counts[what] += number
+    def count(self, name: str, number: int = 1) -> None:
+        self.counts[name] += number
 
-    def drop(self, unit, why, domain, example):
+    def drop(self, unit: str, why: str, domain: str, example: str) -> None:
+        """Count a dropped paragraph, document or file (the unit), and keep the first examples."""
         reason = f"{unit}: {why}"
         self.dropped[reason][domain] += 1
         if len(self.samples[reason]) < SAMPLES:
             self.samples[reason].append(example[:SAMPLE_CHARS])
 
-    def length(self, unit, length):
+    def length(self, unit: str, length: int) -> None:
         self.lengths[unit][length] += 1
 
     def __iadd__(self, other):
@@ -84,16 +86,16 @@ class Stats:
             self.lengths[unit].update(lengths)
         return self
 
-    def data(self):
-        """As JSON has it, with sorted keys: the same for the same counts."""
+    def data(self) -> dict:
+        """As JSON, with sorted keys: equal counts give equal text."""
         tables = {"counts": self.counts, "dropped": self.dropped, "samples": self.samples, "lengths": self.lengths}
         return {name: json.loads(json.dumps(table, sort_keys=True)) for name, table in tables.items()}
 
-    def save(self, folder):
+    def save(self, folder: str | Path) -> None:
         (Path(folder) / "stats.json").write_text(json.dumps(self.data()))
 
     @classmethod
-    def load(cls, folder):
+    def load(cls, folder: str | Path) -> "Stats":
         return cls(json.loads((Path(folder) / "stats.json").read_text()))
 
 
@@ -101,8 +103,8 @@ class Stats:
 
 
 def read_shards(folder, inputs, errors, shard_bytes):
-    """Task: writes the documents of `inputs` to 0000.gz, 0001.gz ... of about `shard_bytes` of text each, and
-    shards.json: their sizes."""
+    """Task: write the documents of `inputs` to 0000.gz, 0001.gz ... of about `shard_bytes` of text each, and their
+    sizes to shards.json."""
     stats, sizes, shard = Stats(), [], None
     try:
         for source in inputs:
@@ -128,8 +130,8 @@ def read_shards(folder, inputs, errors, shard_bytes):
 _LETTERS = re.compile(r"[^\W\d_]+| ")
 
 
-def clean_paragraphs(texts, stats, domain):
-    """Cleans each paragraph (tupe.text.clean), drops junk and repetitions, joins short ones to what follows."""
+def clean_paragraphs(texts: Iterable[str], stats: Stats, domain: str) -> list[str]:
+    """Clean each paragraph (tupe.text.clean), drop junk and repetitions, join short ones to the next."""
     kept, seen, short = [], set(), ""
     for paragraph in texts:
         text = clean(paragraph)
@@ -159,26 +161,26 @@ def clean_paragraphs(texts, stats, domain):
     return kept
 
 
-def document_hash(texts):
-    """What two copies of a document share: its letters and digits, in lower case."""
+def document_hash(texts: Iterable[str]) -> bytes:
+    """16 bytes that two copies of a document share: the hash of its letters and digits, in lower case."""
     text = re.sub(r"[\W_]+", "", "".join(texts).lower())
     return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 
-def minhash(tokens):
-    """[PERMUTATIONS] of the set of SHINGLE tokens in a row."""
+def minhash(tokens: list[str]) -> np.ndarray:
+    """MinHash [PERMUTATIONS] of the set of all SHINGLE consecutive tokens."""
     from datasketch import MinHash
 
     shingles = {" ".join(tokens[i : i + SHINGLE]) for i in range(max(1, len(tokens) - SHINGLE + 1))}
     sketch = MinHash(**SKETCH)
     shingles = [shingle.encode() for shingle in shingles]
-    for i in range(0, len(shingles), 10_000):  # each takes 1 kB for a moment
+    for i in range(0, len(shingles), 10_000):  # each takes 1 kB while it is hashed
         sketch.update_batch(shingles[i : i + 10_000])
     return sketch.hashvalues.astype(np.uint32)
 
 
-def normalise_document(document, normaliser, stats):
-    """(hash, number of paragraphs, [[token, ...], ...]) of a raw document; None if nothing is left of it."""
+def normalise_document(document: Document, normaliser: Normaliser, stats: Stats) -> tuple | None:
+    """(hash, number of paragraphs, [[token, ...], ...]) of a raw document; None if cleaning leaves nothing."""
     try:
         raw = paragraphs(document)
     except ValueError as error:
@@ -194,25 +196,25 @@ def normalise_document(document, normaliser, stats):
 _normaliser = functools.cache(Normaliser)  # one per process
 
 
-def load_libraries(spacy_model):
-    """What `text_shard` would load when it first runs."""
+def load_libraries(spacy_model: str | None) -> None:
+    """Load what `text_shard` would load when it first runs."""
     import mwparserfromhell  # noqa: F401
 
     _normaliser(spacy_model).normalise("A text, é.")
 
 
 def text_shard(folder, path, spacy_model, near_duplicates):
-    """Task: tokens.gz (a sentence per line, an empty line after each document) and docs.npz of a shard that
-    `read_shards` wrote."""
+    """Task: write tokens.gz (a sentence per line, an empty line after each document) and docs.npz for a shard of
+    `read_shards`."""
     normaliser, stats = _normaliser(spacy_model), Stats()
     digests, paragraph_counts, tokens, chars, domains, hashes = [], [], [], [], [], []
     with gzip.open(path) as file, gzip.open(folder / "tokens.gz", "wb", compresslevel=1) as out:
         for line in file:
             document = Document(*json.loads(line))
-            found = normalise_document(document, normaliser, stats)
-            if found is None:
+            normalised = normalise_document(document, normaliser, stats)
+            if normalised is None:
                 continue
-            digest, paragraph_count, sentences = found
+            digest, paragraph_count, sentences = normalised
             text = "".join(" ".join(sentence) + "\n" for sentence in sentences)
             out.write(text.encode() + b"\n")
             digests.append(digest)
@@ -234,7 +236,7 @@ def text_shard(folder, path, spacy_model, near_duplicates):
     stats.save(folder)
 
 
-def read_tokens(path):
+def read_tokens(path: str | Path) -> Iterator[list[list[str]]]:
     """The documents of a tokens.gz, each a list of sentences, which are lists of tokens."""
     sentences = []
     with gzip.open(path, "rt", encoding="utf-8", newline="\n") as file:
@@ -249,38 +251,38 @@ def read_tokens(path):
 # ------------------------------------------------------------------------------------------------------------- select
 
 
-def near_copies(hashes, threshold, skip):
-    """Whether each document has an earlier one, itself kept, with an estimated Jaccard similarity of `threshold` or
-    more."""
+def near_copies(hashes: np.ndarray, threshold: float, skip: np.ndarray) -> np.ndarray:
+    """Whether each document is nearly a copy of an earlier one that is kept: an estimated Jaccard similarity of
+    `threshold` or more. hashes: [documents, PERMUTATIONS]; skip: documents to leave out."""
     from datasketch import MinHash, MinHashLSH
 
-    # The index proposes, the comparison below decides; for thresholds near 1 there is no index of so few hashes.
+    # The index proposes, the comparison below decides; so few hashes allow no index for thresholds near 1.
     index = MinHashLSH(threshold=min(threshold, 0.9), num_perm=PERMUTATIONS)
-    found = np.zeros(len(hashes), dtype=bool)
+    is_copy = np.zeros(len(hashes), dtype=bool)
     for i, values in enumerate(hashes):
         if skip[i]:
             continue
         sketch = MinHash(**SKETCH, hashvalues=values.astype(np.uint64))
-        found[i] = any((hashes[j] == values).mean() >= threshold for j in index.query(sketch))
-        if not found[i]:
+        is_copy[i] = any((hashes[j] == values).mean() >= threshold for j in index.query(sketch))
+        if not is_copy[i]:
             index.insert(i, sketch, check_duplication=False)
-    return found
+    return is_copy
 
 
-def choose_valid(digests, sizes, fraction):
-    """A mask of the documents to hold out: in the order of their hashes, so that nothing but their text decides, until
-    they hold `fraction` of all tokens. A document that alone has more than twice that is passed over; if all do, the
-    smallest one is taken."""
+def choose_valid(digests: np.ndarray, sizes: np.ndarray, fraction: float) -> np.ndarray:
+    """A mask of the documents to hold out: in the order of their hashes, so that their text alone decides, until they
+    have `fraction` of all tokens. A document that alone has more than twice that is skipped; if all have, the smallest
+    one is taken. Raises ValueError for fewer than two documents."""
     if len(digests) < 2:
         raise ValueError(
             f"{len(digests)} document after cleaning: training and validation need at least one each; "
             "documents in .txt files are separated by empty lines"
         )
-    chosen, total, wanted = np.zeros(len(digests), dtype=bool), 0, fraction * sizes.sum()
+    chosen, total, target = np.zeros(len(digests), dtype=bool), 0, fraction * sizes.sum()
     for i in np.argsort(digests, kind="stable"):
-        if total >= wanted:
+        if total >= target:
             break
-        if sizes[i] <= 2 * wanted:
+        if sizes[i] <= 2 * target:
             chosen[i] = True
             total += sizes[i]
     if not chosen.any():
@@ -290,9 +292,9 @@ def choose_valid(digests, sizes, fraction):
     return chosen
 
 
-def choose_sample(digests, chars, limit, seed):
-    """A mask of the documents that train SentencePiece: in an order that the seed and their text give, until there are
-    `limit` characters."""
+def choose_sample(digests: np.ndarray, chars: np.ndarray, limit: int, seed: int) -> np.ndarray:
+    """A mask of the documents that train SentencePiece: in an order that depends on the seed and their text, until they
+    have `limit` characters."""
     keys = np.array(
         [hashlib.blake2b(bytes(d), digest_size=8, salt=seed.to_bytes(8, "little")).digest() for d in digests]
     )
@@ -304,8 +306,10 @@ def choose_sample(digests, chars, limit, seed):
 
 
 def select(folder, shards, near_duplicates, valid_fraction, sample_chars, seed):
-    """Task: says of each document, in <shard>.npz, what becomes of it (`use`) and whether it trains SentencePiece
-    (`sample`)."""
+    """Task: write to <shard>.npz what becomes of each document (`use`) and whether it trains SentencePiece (`sample`).
+
+    Raises NoText if no document is left.
+    """
     docs = [np.load(shard / "docs.npz") for shard in shards]
     tables = {name: np.concatenate([d[name] for d in docs]) for name in ("digests", "tokens", "chars")}
     digests = np.array([d.tobytes() for d in tables["digests"]], dtype=object)
@@ -332,7 +336,7 @@ def select(folder, shards, near_duplicates, valid_fraction, sample_chars, seed):
 
 
 def count_shard(folder, shard, selected):
-    """Task: counts.gz, "word count" for each word of the training documents, sorted."""
+    """Task: write counts.gz, a line "word count" for each word of the training documents, sorted."""
     counts = collections.Counter()
     use = np.load(selected / f"{shard.name}.npz")["use"]
     for kind, document in zip(use, read_tokens(shard / "tokens.gz"), strict=True):
@@ -344,6 +348,7 @@ def count_shard(folder, shard, selected):
 
 
 def _read_counts(path):
+    """(word, count) pairs of a file, in its order."""
     with gzip.open(path, "rt", encoding="utf-8", newline="\n") as file:
         for line in file:
             word, count = line.rstrip("\n").rsplit(" ", 1)
@@ -351,6 +356,7 @@ def _read_counts(path):
 
 
 def _add_counts(tables):
+    """(word, count) pairs of several sorted tables, added up, in order."""
     last, total = None, 0
     for word, count in heapq.merge(*tables):
         if word != last:
@@ -363,10 +369,10 @@ def _add_counts(tables):
 
 
 def keep_words(folder, shards, fraction):
-    """Task: words.txt, the most frequent `fraction` of word types (ties: in the order of the alphabet). Never all types
-    in memory."""
+    """Task: write words.txt, the most frequent `fraction` of word types (ties: in the order of the alphabet). It never
+    holds all types in memory."""
     tables, level = [shard / "counts.gz" for shard in shards], 0
-    while len(tables) > 1 or level == 0:  # a few hundred files are open at a time
+    while len(tables) > 1 or level == 0:  # at most 256 files are open at a time
         merged = []
         for i in range(0, len(tables), 256):
             merged.append(folder / f"counts-{level}-{i}.gz")
@@ -376,7 +382,7 @@ def keep_words(folder, shards, fraction):
         tables, level = merged, level + 1
     frequencies = collections.Counter(count for _, count in _read_counts(tables[0]))
     left = round(fraction * sum(frequencies.values()))
-    threshold = 0  # words that are more frequent are kept, and of those as frequent, the first ones
+    threshold = 0  # more frequent words are kept, and the first `left` of those that are as frequent
     for count in sorted(frequencies, reverse=True):
         if frequencies[count] > left:
             threshold = count
@@ -398,9 +404,9 @@ def _load_words(path):
 # --------------------------------------------------------------------------------------------------------- vocabulary
 
 
-def train_sentencepiece(sentences, vocab_size, path):
-    """BPE over normalised sentences (iterable of strings). `vocab_size` counts SPECIALS, so the model has
-    vocab_size - 5 pieces and <unk>."""
+def train_sentencepiece(sentences: Iterable[str], vocab_size: int, path: str | Path) -> None:
+    """Train BPE on normalised sentences. `vocab_size` includes SPECIALS, so the model has vocab_size - 5 pieces and
+    <unk>. Raises ValueError if the text does not allow so many."""
     import sentencepiece
 
     model = io.BytesIO()
@@ -411,7 +417,7 @@ def train_sentencepiece(sentences, vocab_size, path):
             model_type="bpe",
             vocab_size=vocab_size - SPECIALS + 1,
             user_defined_symbols=[SPACE + name for name in PLACEHOLDERS],
-            normalization_rule_name="identity",  # tupe.text has normalised: pieces keep their offsets
+            normalization_rule_name="identity",  # tupe.text has normalised already; so pieces keep their offsets
             character_coverage=0.9995,
             bos_id=-1,
             eos_id=-1,
@@ -423,21 +429,21 @@ def train_sentencepiece(sentences, vocab_size, path):
     except RuntimeError as error:
         raise ValueError(
             f"SentencePiece cannot make {vocab_size} types from this text: {error}; the same command with another "
-            "--vocab-size goes on from here"
+            "--vocab-size continues from here"
         ) from error
     Path(path).write_bytes(model.getvalue())
 
 
 def vocabulary(folder, shards, selected, words_path, vocab_size):
-    """Task: sentencepiece.bpe.model, trained on the sample."""
+    """Task: train sentencepiece.bpe.model on the sample."""
     words = _load_words(words_path)
 
     def sample():
         for shard in shards:
             chosen = np.load(selected / f"{shard.name}.npz")["sample"]
             if chosen.any():
-                for wanted, document in zip(chosen, read_tokens(shard / "tokens.gz"), strict=True):
-                    for sentence in document if wanted else ():
+                for is_chosen, document in zip(chosen, read_tokens(shard / "tokens.gz"), strict=True):
+                    for sentence in document if is_chosen else ():
                         kept = [t for t in sentence if t != UNK and (words is None or t in words)]
                         if kept:
                             yield " ".join(kept)
@@ -466,7 +472,8 @@ def _encoder(model_path, words_path):
 
 
 def encode_shard(folder, shard, selected, model_path, words_path):
-    """Task: train.npz and valid.npz: ids of the SentencePiece model (</s> is one more), and the length of each line."""
+    """Task: write the SentencePiece ids of train and valid (</s> is one more id), the length of each line, and the
+    counts of the training ids."""
     encode, count = _encoder(model_path, words_path)
     stats, eos = Stats(), count
     ids, sizes = ({TRAIN: [], VALID: []} for _ in range(2))
@@ -515,13 +522,12 @@ def encode_shard(folder, shard, selected, model_path, words_path):
 # -------------------------------------------------------------------------------------------------------------- merge
 
 
-def write_mmap(prefix, shards, table):
-    """fairseq's mmap format, as fairseq-preprocess writes it: each sentence ends with </s>, and an empty line (only
+def write_mmap(prefix: str | Path, shards: list, table: np.ndarray) -> None:
+    """Write fairseq's mmap format, as fairseq-preprocess does: each sentence ends with </s>, and an empty line (only
     </s>) ends a document. `shards`: [(ids.npy, sizes.npy), ...]; `table`: [SentencePiece id] -> id of the dictionary.
-    Written in parts, never all in memory."""
-    code = {"uint16": 8, "int32": 4}[
-        table.dtype.name
-    ]  # fairseq's names of the two types that it chooses from by vocabulary size
+    It never holds all data in memory."""
+    # fairseq's codes for the two types, of which it chooses one by the size of the vocabulary
+    code = {"uint16": 8, "int32": 4}[table.dtype.name]
     sizes = [np.load(path) for _, path in shards]
     with open(f"{prefix}.bin", "wb") as file:
         for path, _ in shards:
@@ -538,8 +544,8 @@ def write_mmap(prefix, shards, table):
             start = int(ends[-1]) if len(part) else start
 
 
-def write_dictionary(model_path, counts, path):
-    """dict.txt in fairseq's format, most frequent first; every piece of the model is there. Returns the table for
+def write_dictionary(model_path: str | Path, counts: np.ndarray, path: str | Path) -> np.ndarray:
+    """Write dict.txt in fairseq's format: every piece of the model, the most frequent first. Returns the table for
     `write_mmap`."""
     import sentencepiece
 
@@ -555,7 +561,7 @@ def write_dictionary(model_path, counts, path):
 
 
 def merge(folder, shards, model_path, words_path):
-    """Task: the files of the data directory, but for the report."""
+    """Task: write the files of the data directory, except the report and the manifest."""
     counts = sum(np.load(shard / "counts.npy") for shard in shards)
     table = write_dictionary(model_path, counts, folder / "dict.txt")
     for split in ("train", "valid"):
