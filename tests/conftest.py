@@ -1,4 +1,4 @@
-"""Fixtures that several test files use. A fixture imports fairseq only when it is needed: that takes seconds."""
+"""Fixtures that several test files use. Fixtures import fairseq themselves, because that takes seconds."""
 
 import numpy as np
 import pytest
@@ -7,7 +7,7 @@ from helpers import ENGLISH_WORDS, HEADERS, MNLI, make_vocabulary, mnli_row, tra
 
 @pytest.fixture(scope="session")
 def vocabulary(tmp_path_factory):
-    """A folder as `tupe prepare corpus` leaves it: pieces, dictionary, and a little masked-LM data."""
+    """A folder like those of `tupe prepare corpus`: pieces, dictionary, and a little masked-LM data."""
     rng = np.random.default_rng(0)
     lines = [" ".join(rng.choice(ENGLISH_WORDS, 8)) + " ." for _ in range(200)]
     lines.append("abcdefghijklmnopqrstuvwxyz ?!\"'0123456789")
@@ -42,7 +42,7 @@ def nopos(vocabulary, tmp_path_factory):
 def learnable(vocabulary, tmp_path_factory):
     """Prepared GLUE tasks that a tiny model learns.
 
-    CoLA: is there a cat? MNLI, STS-B: how many cats in both sentences? 41 rows each, so that batches are uneven.
+    CoLA: is there a cat? MNLI, STS-B: how many cats are in both sentences? 41 rows each, so that batches are uneven.
     """
     from tupe.plugin.glue import TASKS
     from tupe.plugin.glue_data import prepare

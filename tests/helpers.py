@@ -1,6 +1,6 @@
-"""Functions that several test files use: tiny data sets, models, training that returns the exact loss of every update.
+"""Helpers of several test files: tiny data sets and models, and training that returns the exact loss of every update.
 
-fairseq is imported when a function needs it, because that takes seconds.
+Functions import fairseq themselves, because that takes seconds.
 """
 
 import gc
@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 CONFIGS = Path(__file__).resolve().parent.parent / "configs"
 PLUGIN = CONFIGS.parent / "tupe"
-WORDS = 40  # types of `write_data`
+WORDS = 40  # number of types in `write_data`
 ENGLISH_WORDS = [
     "the", "cat", "sat", "on", "a", "mat", "and", "dogs", "ran", "in", "parks", "while", "birds", "sang", "of", "old",
     "songs",
@@ -26,7 +26,7 @@ ENGLISH_WORDS = [
 
 
 def write_data(folder, lines=60, valid_lines=8, seed=0):
-    """A data folder for masked_lm: documents of random words in a mild order, so that there is something to learn."""
+    """A data folder for masked_lm: random words in increasing order, so that there is something to learn."""
     from fairseq.data import Dictionary, indexed_dataset
 
     folder.mkdir(parents=True)
@@ -45,7 +45,7 @@ def write_data(folder, lines=60, valid_lines=8, seed=0):
 
 
 def split_documents(data):
-    """Write the data again with an empty sentence, the mark between documents, after every four."""
+    """Rewrite the data with an empty sentence, which separates documents, after every four sentences."""
     from fairseq.data import Dictionary, data_utils, indexed_dataset
 
     dictionary = Dictionary.load(str(data / "dict.txt"))
@@ -60,7 +60,7 @@ def split_documents(data):
 
 
 def make_vocabulary(folder, lines, size):
-    """Pieces and dictionary of normalised lines, and the first of them as masked-LM data."""
+    """Write pieces and dictionary of normalised lines, and the first lines as masked-LM data; returns the folder."""
     import sentencepiece
     from fairseq.data import indexed_dataset
 
@@ -119,7 +119,7 @@ MNLI = {
 
 
 def mnli_row(kind, label):
-    """A row of MNLI's file `kind` (train, dev or test)."""
+    """A row of an MNLI file; kind: train, dev or test."""
     row = "\t".join(["0", "31", "31n", "fiction", "(a)", "(b)", "(c)", "(d)"]) + "\tThe cat sat .\tDogs ran ."
     return row + {"train": f"\tneutral\t{label}", "dev": "\tneutral" * 5 + f"\t{label}", "test": ""}[kind]
 
@@ -153,10 +153,10 @@ FILLER = "while the birds sang of old songs in parks and dogs ran on a mat"
 
 
 def squad_file(folder, version="1.1", count=50, impossible=0):
-    """SQuAD's official files, of one paragraph each with one question; returns the development file.
+    """Write SQuAD's official files, whose paragraphs have one question each; returns the development file.
 
-    Questions about facts like `cat number 7 sang "at" café-7`; characters that the normaliser changes are around.
-    impossible: so many questions have no answer.
+    Around the answers there are characters that the normaliser changes. impossible: number of questions without an
+    answer.
     """
     paragraphs = []
     for i in range(count):
@@ -190,7 +190,7 @@ def make_dictionary(types=50, prefix="w"):
 
 
 def build(arch="tupe_r_tiny", dictionary=None, **options):
-    """A model as fairseq builds it, with the same weights at every call."""
+    """A model built by fairseq, with the same weights in every call."""
     from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_DATACLASS_REGISTRY
     from omegaconf import OmegaConf
 
@@ -205,7 +205,7 @@ def build(arch="tupe_r_tiny", dictionary=None, **options):
 
 
 def pretrain_arguments(data, save_dir, *more, processes=1, arch="tupe_r_tiny"):
-    """What `tupe pretrain` hands to fairseq-train, at a size for tests: 6 updates of 4 short sequences an epoch."""
+    """What `tupe pretrain` passes to fairseq-train, at a size for tests: 6 updates of 4 short sequences an epoch."""
     from tupe.plugin.launch import fairseq_arguments
 
     tiny = ["--tokens-per-sample=24", "--lr=[0.01]", "--warmup-updates=2", "--log-interval=1", "--max-update=14"]
@@ -222,7 +222,7 @@ def pretrain_arguments(data, save_dir, *more, processes=1, arch="tupe_r_tiny"):
 def train(arguments, on_step=lambda samples: None):
     """Run fairseq-train in this process -> [(loss per token, gradient norm) of every update], unrounded.
 
-    on_step sees the list of batches of every update.
+    on_step: called with the list of batches of every update.
     """
     from fairseq import options
     from fairseq.dataclass.utils import convert_namespace_to_omegaconf
@@ -238,7 +238,7 @@ def train(arguments, on_step=lambda samples: None):
             losses.append((float(sum(log["loss"] for log in logging_outputs)) / float(sample_size), float(grad_norm)))
         return reduce(self, logging_outputs, sample_size, grad_norm)
 
-    def watch(self, samples, raise_oom=False):
+    def train_step(self, samples, raise_oom=False):
         on_step(samples)
         return step(self, samples, raise_oom)
 
@@ -246,8 +246,8 @@ def train(arguments, on_step=lambda samples: None):
     config = convert_namespace_to_omegaconf(options.parse_args_and_arch(parser, arguments))
     patches = [
         mock.patch.object(Trainer, "_reduce_and_log_stats", record),
-        mock.patch.object(Trainer, "train_step", watch),
-        # Idle data workers look every 5 seconds whether they are still wanted; the end of a run waits for them.
+        mock.patch.object(Trainer, "train_step", train_step),
+        # Idle data workers check every 5 seconds whether to stop, and the end of a run waits for them.
         mock.patch.object(torch.utils.data._utils, "MP_STATUS_CHECK_INTERVAL", 0.1),
         mock.patch.object(torch.utils.data._utils.worker, "MP_STATUS_CHECK_INTERVAL", 0.1),
     ]
@@ -266,7 +266,7 @@ def train(arguments, on_step=lambda samples: None):
 
 
 def train_recipe(config, *overrides):
-    """What fairseq-hydra-train does with a recipe of configs/, in this process. Returns the configuration it used."""
+    """Train a recipe of configs/ in this process as fairseq-hydra-train does. Returns the configuration."""
     from fairseq.dataclass.configs import FairseqConfig
     from fairseq.dataclass.initialize import add_defaults
     from fairseq_cli.train import main
@@ -279,7 +279,7 @@ def train_recipe(config, *overrides):
     values += [word.lstrip("+") for word in overrides if "." in word.split("=")[0]]
     recipe = compose(CONFIGS, config, [word for word in overrides if "." not in word.split("=")[0]])
     recipe = OmegaConf.to_container(recipe, resolve=False)
-    recipe["common"]["user_dir"] = str(PLUGIN)  # what Hydra would fill in
+    recipe["common"]["user_dir"] = str(PLUGIN)  # Hydra would resolve it
     cfg = OmegaConf.merge(OmegaConf.structured(FairseqConfig), recipe, OmegaConf.from_dotlist(values))
     add_defaults(cfg)
     cfg = OmegaConf.create(OmegaConf.to_container(cfg, resolve=True, enum_to_str=True))
@@ -303,7 +303,7 @@ def table(path):
 
 
 def scramble(module, seed=0):
-    """Make every parameter matter: schemes that start at zero, at one or at N(0, 0.02) hide mistakes."""
+    """Add noise to every parameter: initial values of 0, 1 or N(0, 0.02) would hide mistakes. Returns the module."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for p in module.parameters():
@@ -312,7 +312,7 @@ def scramble(module, seed=0):
 
 
 def our_checkpoint(path, value, updates, types=12):
-    """A tiny checkpoint of ours whose weights are `value` and whose optimizer state is large."""
+    """Write a tiny checkpoint of ours whose weights are all `value`, with a large optimizer state; returns its path."""
     from fairseq.data import Dictionary
 
     from tupe.checkpoints import convert
@@ -339,21 +339,21 @@ def load(path):
 
 
 class Waits(TorchDispatchMode):
-    """Notes operations whose result the host must know before it can go on: on a GPU it would wait there."""
+    """Records operations whose result the host needs before it can continue: on a GPU it would wait there."""
 
-    asking = (
+    waiting_operations = (
         "aten._local_scalar_dense", "aten.nonzero", "aten.equal", "aten.masked_select", "aten.unique",
         "aten.lift_fresh",  # a tensor made of Python numbers, such as a list used as an index
     )  # fmt: skip
 
     def __init__(self):
         super().__init__()
-        self.found = []
+        self.operations = []
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         masks = [i for i in (args[1] if str(func).startswith("aten.index") else []) if i is not None]
-        if str(func).startswith(self.asking) or any(i.dtype == torch.bool for i in masks):
-            self.found.append(str(func))
+        if str(func).startswith(self.waiting_operations) or any(i.dtype == torch.bool for i in masks):
+            self.operations.append(str(func))
         return func(*args, **(kwargs or {}))
 
 
@@ -363,9 +363,9 @@ class Waits(TorchDispatchMode):
 def write_run(
     folder, task, lr, seed, score, *, architecture="tupe_r", updates=1_000_000, epochs=2, state="finished", **more
 ):
-    """A folder as a run of fine-tuning leaves it: `score` at its best epoch, the first, and 1 less at the last.
+    """Write the folder of a fine-tuning run: `score` at its best epoch, the first, and 1 less at later ones.
 
-    more: other fields of the record. A run that is not finished lacks its last epoch. Returns the record.
+    more: other fields of the record. An unfinished run has no scores of its last epoch. Returns the record.
     """
     from tupe.plugin.glue import TASKS
     from tupe.record import Record
@@ -393,7 +393,7 @@ def write_run(
 
 
 def write_runs(folder, tasks, scores, **options):
-    """Runs of a sweep. scores: {lr: [score of seed 1, 2, ...]}"""
+    """Write the runs of a sweep. scores: {lr: [score of seed 1, 2, ...]}"""
     for task in tasks:
         for lr, values in scores.items():
             for seed, value in enumerate(values, 1):

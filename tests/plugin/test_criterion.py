@@ -93,7 +93,7 @@ def test_a_step_waits_once(padding):
     criterion = ChunkedMaskedLmLoss(type("cfg", (), {"tpu": False})(), TASK)
     with Waits() as waits:
         criterion(net, batch)[0].backward()
-    assert waits.found == ["aten.nonzero.default"]
+    assert waits.operations == ["aten.nonzero.default"]
 
 
 @pytest.mark.parametrize("padding", [0, 5])
@@ -107,4 +107,4 @@ def test_fine_tuning_waits_for_nothing(padding):
         glue(net, {**batch, "target": torch.ones(3, dtype=torch.long)})[0].backward()
         spans = {"inside": places, "starts": places, "target": torch.full((3, 2), 2)}
         SquadCriterion(None)(net, {**batch, **spans})[0].backward()
-    assert waits.found == []
+    assert waits.operations == []

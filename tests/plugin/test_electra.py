@@ -121,7 +121,7 @@ def test_a_step_waits_once(full):
     model, step = build(attention="sdpa", dropout=0.0, attention_dropout=0.0), criterion()
     with Waits() as waits:
         step(model, sample)[0].backward()
-    assert waits.found == ["aten.nonzero.default"]
+    assert waits.operations == ["aten.nonzero.default"]
 
 
 @pytest.mark.parametrize("arch", ["electra_a", "electra_tupe_r"])
@@ -211,7 +211,7 @@ def test_the_loss_is_what_the_paper_says():
     torch.testing.assert_close(loss / size, lm + 50 * detection)
     assert logs["n_replaced"] == extra["replaced"].sum()
     right = logits.gt(0) == extra["replaced"]
-    assert logs["right_replaced"] + logs["right_original"] == right[original.ne(PAD)].sum()
+    assert logs["correct_replaced"] + logs["correct_original"] == right[original.ne(PAD)].sum()
 
 
 def test_special_tokens_are_never_masked_nor_replaced():

@@ -102,7 +102,7 @@ def test_position_follows_the_number_of_processes(caplog):
 
 def test_resuming_with_other_batches_is_refused(data, full_run, tmp_path):
     restore = f"--restore-file={full_run[0]}/checkpoint_1_4.pt"
-    with pytest.raises(ValueError, match="the place in the data is lost"):
+    with pytest.raises(ValueError, match="the position in the data is lost"):
         train(pretrain_arguments(data, tmp_path, restore, "--batch-size=2"))
     train(pretrain_arguments(data, tmp_path, restore, "--batch-size=2", "--update-freq=2", "--reset-dataloader"))
 

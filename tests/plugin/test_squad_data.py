@@ -94,7 +94,7 @@ def test_impossible_questions_point_to_cls(vocabulary, tmp_path):
     "content, message",
     [
         ("{", "is not a SQuAD file"),
-        ('{"data": []}', "holds no question"),
+        ('{"data": []}', "has no question"),
         (
             '{"data": [{"paragraphs": [{"context": "a cat", "qas": [{"id": "q7", "question": "?", "answers": '
             '[{"text": "cat", "answer_start": 0}]}]}]}]}',

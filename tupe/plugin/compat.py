@@ -10,6 +10,7 @@ import importlib
 import logging
 import os
 from collections import defaultdict
+from collections.abc import Iterable
 from typing import Any
 
 import hydra
@@ -25,7 +26,7 @@ from ..options import CONFIGS
 
 
 def _import_quietly(name):
-    """A module of fairseq's main branch sets the root logger to DEBUG when it is imported, and every library talks."""
+    """Import a module and restore the root logger, which a module on fairseq's main branch sets to DEBUG."""
     level, handlers = logging.root.level, list(logging.root.handlers)
     importlib.import_module(name)
     logging.root.setLevel(level)
@@ -40,12 +41,12 @@ def _version(module):
     return tuple(int(part) for part in module.__version__.split(".")[:2])
 
 
-# Checkpoints are loaded without running code from them: the default since torch 2.6, to be asked for before.
+# Checkpoints are loaded without running code from them: the default since torch 2.6; earlier versions need this.
 if _version(torch) < (2, 6):
     os.environ.setdefault("TORCH_FORCE_WEIGHTS_ONLY_LOAD", "1")
 
-# Hydra shortens the traceback of an error and ends the process: the record of the run would not know the error. (And
-# 1.0 crashes on Python 3.10 while it does so.)
+# By default Hydra shortens the traceback of an error and ends the process, so that the run's record would not get the
+# error. (And Hydra 1.0 crashes on Python 3.10 while it does so.)
 os.environ.setdefault("HYDRA_FULL_ERROR", "1")
 
 if _version(hydra) < (1, 1):
@@ -55,17 +56,16 @@ else:
     from hydra import compose as _compose
     from hydra import initialize_config_dir as _initialize_config_dir
 
-# Later versions ask whose defaults are meant; fairseq's own entry point means those of 1.1.
+# Later versions ask for the version whose defaults to use; fairseq's own entry point uses those of 1.1.
 _VERSION_BASE = {"version_base": "1.1"} if _version(hydra) >= (1, 2) else {}
 
 
-def compose(config_dir, config_name, overrides=()):
-    """What `fairseq-hydra-train --config-dir config_dir --config-name config_name overrides...` reads from the files.
-
-    That is, before fairseq fills in defaults. Returns an `omegaconf.DictConfig`; interpolations are not resolved yet.
+def compose(config_dir: str | os.PathLike, config_name: str, overrides: Iterable[str] = ()) -> DictConfig:
+    """What `fairseq-hydra-train --config-dir config_dir --config-name config_name overrides...` reads from the files,
+    before fairseq fills in defaults. Interpolations are not resolved.
     """
     # Hydra completes a file with the schema registered under the same name, if there is one. fairseq-hydra-train has
-    # not imported this package yet when it reads the files; to read the same here, its schemas are put out of sight.
+    # not imported this package yet when it reads the files; to read the same here, hide its schemas meanwhile.
     store = ConfigStore.instance().repo
     groups = [name for name in store if isinstance(store[name], dict) and name != "hydra"]
     schemas = {name: store.pop(name) for name in [*groups, f"{config_name}.yaml"] if name in store}
@@ -78,10 +78,11 @@ def compose(config_dir, config_name, overrides=()):
 
 
 def drop_schemas() -> None:
-    """Under Hydra: take the schemas of our models out of its store; to be called when all are registered.
+    """Under Hydra, remove the schemas of our models from its store; call this when all models are registered.
 
-    Hydra completes configs/model/tupe_r.yaml with a schema of the same name. When the first job of a multirun is
-    composed there is none yet, but the later ones run in a process where the first has imported this package.
+    Hydra completes configs/model/tupe_r.yaml with a schema of the same name. When Hydra
+    composes the first job of a multirun there is none yet; later jobs run in the process where the first has imported
+    this package.
     """
     if HydraConfig.initialized():
         schemas = ConfigStore.instance().repo["model"]
@@ -90,13 +91,13 @@ def drop_schemas() -> None:
 
 
 def _allow_harmless_globals():
-    """What fairseq's checkpoints hold besides tensors and plain Python: options of parts that have no dataclass,
-    and a numpy number as the best metric. And what the first of several processes sends to the others when it has read
-    a checkpoint: its configuration, and marks where the tensors were."""
+    """Allow weights-only loading of what fairseq's checkpoints hold besides tensors and plain Python: options of parts
+    that have no dataclass, and a numpy number as the best metric. Also of what the first of several processes sends to
+    the others when it has read a checkpoint: its configuration, and placeholders for the tensors."""
     scalar = np.float64(0).__reduce__()[0]  # numpy.core.multiarray.scalar; numpy._core... since numpy 2
     dtypes = {type(np.dtype(name)) for name in ("float64", "float32", "int64")}
     allowed = [argparse.Namespace, np.dtype, scalar, *dtypes, codecs.encode]  # the last: how pickle writes bytes
-    if _version(torch) >= (2, 6):  # takes (object, name) too, so that what one numpy wrote loads under the other
+    if _version(torch) >= (2, 6):  # accepts (object, name) too, so that either numpy loads what the other one wrote
         allowed += [(scalar, "numpy.core.multiarray.scalar"), (scalar, "numpy._core.multiarray.scalar")]
     allowed += [DictConfig, ListConfig, AnyNode, ContainerMetadata, Metadata, Any, dict, list, int, defaultdict]
     allowed += [_TensorPlaceholder]

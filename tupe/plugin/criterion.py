@@ -1,13 +1,13 @@
-"""fairseq's masked-LM criterion with a loss that never holds all logits, and without waiting for a GPU to find out
-whether there is padding. (fairseq continues no run with another criterion than it began with, not even with this one
-after `masked_lm`.)"""
+"""fairseq's masked-LM criterion with a loss that never holds all logits, and without a wait for the GPU to learn
+whether there is padding. (fairseq resumes no run with another criterion, not even a run of `masked_lm` with this
+one.)"""
 
 from fairseq.criterions import register_criterion
 from fairseq.criterions.masked_lm import MaskedLmConfig, MaskedLmLoss
 
 
-def has_padding(sample):
-    """From the number of real tokens, which the data loader counted."""
+def has_padding(sample: dict) -> bool:
+    """Whether a batch has padding, by the number of real tokens, which the data loader counted."""
     return int(sample["ntokens"]) < sample["net_input"]["src_tokens"].numel()
 
 
@@ -17,7 +17,7 @@ class ChunkedMaskedLmLoss(MaskedLmLoss):
 
     def forward(self, model, sample, reduce=True):
         targets = sample["target"]
-        masked = targets.ne(self.padding_idx).nonzero(as_tuple=True)  # rows, columns: the only wait for the GPU
+        masked = targets.ne(self.padding_idx).nonzero(as_tuple=True)  # rows, columns; only this waits for the GPU
         options = {"masked_tokens": masked, "lm_targets": targets[masked], "padded": has_padding(sample)}
         loss, _ = model(**sample["net_input"], **options)
         sample_size = len(masked[0])

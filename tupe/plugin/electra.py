@@ -1,5 +1,5 @@
-"""ELECTRA (Clark et al., 2020) with any position scheme: a generator fills in masked tokens, a discriminator tells
-which tokens of the result were replaced. The discriminator is the model that is kept.
+"""ELECTRA (Clark et al., 2020) with any position scheme: a generator fills in masked tokens, and a discriminator
+finds the tokens of the result that were replaced. Fine-tuning keeps the discriminator alone.
 
 B batch, L sequence length, C width of the discriminator, G of the generator, V vocabulary. Trained on the batches of
 the pre-training task with the criterion `electra`.
@@ -26,20 +26,20 @@ from .model import TupeConfig, TupeModel, refuse_long_blocks, register_architect
 @dataclass
 class ElectraConfig(TupeConfig):
     generator_fraction: int = field(
-        default=3, metadata={"help": "the generator has one head for so many of the discriminator's, equally wide"}
+        default=3, metadata={"help": "heads of the discriminator per head of the generator; all heads are equally wide"}
     )
 
 
 class Generator(Encoder):
     """The masked language model: as deep as the discriminator, about a third as wide (whole heads of the same width).
 
-    It reads the discriminator's embeddings (tokens, positions, layer norm), projected from C to G. Position vectors in
-    its attention are the discriminator's too, p [L, C], and enter through projections C -> G of its own. What a scheme
-    keeps per head or per offset is its own.
+    It reads the discriminator's embeddings (tokens, positions, layer norm), projected from C to G. The position
+    vectors in its attention are the discriminator's too, p [L, C], with projections C -> G of its own. A scheme's
+    tables per head or per offset are its own.
     """
 
     def __init__(self, tied: Encoder, fraction: int):
-        """tied: the discriminator's encoder. fraction: heads of the discriminator for each of the generator's."""
+        """tied: the discriminator's encoder. fraction: heads of the discriminator per head of the generator."""
         config = tied.config
         heads = max(1, round(config.heads / fraction))
         width, ffn = (size * heads // config.heads for size in (config.width, config.ffn))
@@ -51,20 +51,20 @@ class Generator(Encoder):
         tie_position_vectors(self.positions, tied.positions)
 
     def forward(self, tokens, tied: Encoder, masked_tokens=None, padded=None):
-        """LM logits [B, L, V], or [masked, V] at masked_tokens. tied: the discriminator's encoder. The others: see
-        `TupeModel.forward`."""
+        """LM logits [B, L, V], or [masked, V] at masked_tokens. tied: the discriminator's encoder. Other
+        arguments: see `TupeModel.forward`."""
         x, _ = self.transform(self.project(tied.embed(tokens)), tokens, padded=padded)
         if masked_tokens is not None:
             x = x[masked_tokens]
         return self.head(x, tied.tokens.weight)
 
 
-def tie_position_vectors(own: Positions, tied: Positions):
-    """Let `own` use the tables of `tied` that hold vectors of the model's width C (which includes those of the width D
-    of a head in a model where D = C)."""
+def tie_position_vectors(own: Positions, tied: Positions) -> None:
+    """Make `own` use the tables of `tied` whose vectors have the model's width C (if D = C, this includes vectors of a
+    head's width)."""
     for name, scheme in tied.items():
-        if not isinstance(scheme, nn.ModuleList) and overrides(scheme, "embed"):  # no list of a scheme per layer embeds
-            own[name] = scheme  # acts on the embeddings only, which are shared as a whole
+        if not isinstance(scheme, nn.ModuleList) and overrides(scheme, "embed"):  # such a scheme is never per layer
+            own[name] = scheme  # acts on the embeddings alone, which are shared
     for name, module in tied.named_modules():
         if isinstance(module, nn.Embedding) and module.embedding_dim == tied.dims.width:
             own.get_submodule(name).weight = module.weight
@@ -84,15 +84,15 @@ class DiscriminatorHead(nn.Module):
         return self.out(F.gelu(self.dense(x))).squeeze(-1)
 
 
-def sample_gumbel(logits):
+def sample_gumbel(logits: torch.Tensor) -> torch.Tensor:
     """One index per row of logits [..., V], drawn from softmax(logits): the largest of logits plus Gumbel noise."""
     logits = logits.detach().float()
     return (logits - torch.empty_like(logits).exponential_().log()).argmax(dim=-1)
 
 
 class ElectraModel(TupeModel):
-    """`encoder` is the discriminator. Generator and discriminator head exist in pre-training; another task
-    (fine-tuning) builds the encoder alone and drops them from the checkpoint."""
+    """`encoder` is the discriminator. The generator and the discriminator's head exist in pre-training alone; other
+    tasks (fine-tuning) build the encoder only and drop the rest from the checkpoint."""
 
     def __init__(self, cfg: ElectraConfig, dictionary, pretraining):
         super().__init__(cfg, dictionary)
@@ -116,15 +116,15 @@ class ElectraModel(TupeModel):
     ):  # fmt: skip
         """src_tokens [B, L]. As TupeModel.forward, with the discriminator's features and the generator's LM logits.
 
-        With original [B, L], the tokens before masking, the output is what pre-training needs: LM logits [masked, V] at
-        masked_tokens, and logits [B, L] of "this token was replaced"; beside it, under "corrupted" and "replaced",
-        the tokens [B, L] that the discriminator read and the right answers [B, L] (bool).
+        With original [B, L], the tokens before masking, the output is that of pre-training: LM logits [masked, V] at
+        masked_tokens, and logits [B, L] that a token was replaced. The second result then has the tokens [B, L] that
+        the discriminator read under "corrupted", and the correct answers [B, L] (bool) under "replaced".
         """
         if features_only or spans or classification_head_name is not None:
             options.update(classification_head_name=classification_head_name, spans=spans, padded=padded)
             return super().forward(src_tokens, src_lengths, features_only, **options)
         if self.generator is None:
-            raise ValueError("an ELECTRA model has no language-model head outside of the task masked_lm")
+            raise ValueError("an ELECTRA model has a language-model head in the task masked_lm only")
         if original is None and self.training:
             raise ValueError("this criterion would train the generator alone; ELECTRA needs --criterion electra")
         with self.precision():
@@ -137,9 +137,9 @@ class ElectraModel(TupeModel):
         return (lm_logits, logits), {"corrupted": corrupted, "replaced": corrupted.ne(original)}
 
     def corrupt(self, original, masked_tokens, lm_logits):
-        """original [B, L] with the masked tokens drawn from lm_logits [masked, V]; no gradient passes."""
+        """original [B, L] with the masked tokens drawn from lm_logits [masked, V], without a gradient."""
         allowed = lm_logits.detach().clone()
-        allowed[:, self.encoder.pad].fill_(-math.inf)  # in the middle of a text, padding would hide the token instead
+        allowed[:, self.encoder.pad].fill_(-math.inf)  # a drawn padding token would be hidden, not replaced
         corrupted = original.clone()
         corrupted[masked_tokens] = sample_gumbel(allowed)
         return corrupted
@@ -164,8 +164,8 @@ class ElectraCriterion(FairseqCriterion):
     `<s>` and `</s>` are never masked nor replaced: what the task has masked of them is undone here, for every task and
     recipe, so that [CLS] is there in every sequence. All other tokens keep the task's masks.
 
-    fairseq divides by the sample size, summed over processes and steps: it is the number of masked tokens, and the
-    discriminator's mean is weighted by it within each batch.
+    fairseq divides the loss by the sample size, summed over processes and steps. The sample size is the number of
+    masked tokens, so each batch weights the discriminator's mean by it.
     """
 
     def __init__(self, task, discriminator_weight):
@@ -181,23 +181,23 @@ class ElectraCriterion(FairseqCriterion):
         special = original.eq(self.specials[0]) | original.eq(self.specials[1])
         masked, tokens = masked & ~special, torch.where(special, original, tokens)
         real = original.ne(self.padding_idx)
-        places = masked.nonzero(as_tuple=True)  # rows, columns: the only wait for the GPU
-        options = {"masked_tokens": places, "original": original, "padded": has_padding(sample)}
+        positions = masked.nonzero(as_tuple=True)  # rows, columns; only this waits for the GPU
+        options = {"masked_tokens": positions, "original": original, "padded": has_padding(sample)}
         (lm_logits, logits), extra = model(**{**sample["net_input"], "src_tokens": tokens}, **options)
         replaced = extra["replaced"]
-        lm_loss = F.cross_entropy(lm_logits.float(), target[places], reduction="sum")
+        lm_loss = F.cross_entropy(lm_logits.float(), target[positions], reduction="sum")
         disc_loss = F.binary_cross_entropy_with_logits(logits.float(), replaced.float(), real.float(), reduction="sum")
-        n_masked, n_real = len(places[0]), real.sum()
+        n_masked, n_real = len(positions[0]), real.sum()
         loss = lm_loss + self.weight * disc_loss * n_masked / n_real
-        right = logits.gt(0).eq(replaced)
+        correct = logits.gt(0).eq(replaced)
         logs = {
             "loss": loss.data,
             "lm_loss": lm_loss.data,
             "disc_loss": disc_loss.data,
             "n_real": n_real,
             "n_replaced": (replaced & real).sum(),
-            "right_replaced": (right & replaced & real).sum(),
-            "right_original": (right & ~replaced & real).sum(),
+            "correct_replaced": (correct & replaced & real).sum(),
+            "correct_original": (correct & ~replaced & real).sum(),
             "sample_size": n_masked,
             "ntokens": sample["ntokens"],
             "nsentences": sample["nsentences"],
@@ -207,16 +207,16 @@ class ElectraCriterion(FairseqCriterion):
     @staticmethod
     def reduce_metrics(logging_outputs):
         """loss (as trained), lm_loss (bits per masked token), disc_loss (bits per token), the shares of replaced and of
-        original tokens that were recognised, and their mean: for always saying "original" that is 0.5."""
+        original tokens that were recognised, and their mean, which is 0.5 for a model that always says "original"."""
         total = {key: float(sum(log.get(key, 0) for log in logging_outputs)) for key in logging_outputs[0]}
         masked, real, replaced = total["sample_size"], total["n_real"], total["n_replaced"]
         metrics.log_scalar("loss", total["loss"] / max(masked, 1), masked, round=3)
         metrics.log_scalar("lm_loss", total["lm_loss"] / max(masked, 1) / math.log(2), masked, round=3)
         metrics.log_scalar("disc_loss", total["disc_loss"] / max(real, 1) / math.log(2), real, round=4)
         metrics.log_scalar("replaced", replaced / max(real, 1), real, round=4)
-        metrics.log_scalar("recall_replaced", total["right_replaced"] / max(replaced, 1), replaced, round=4)
+        metrics.log_scalar("recall_replaced", total["correct_replaced"] / max(replaced, 1), replaced, round=4)
         metrics.log_scalar(
-            "recall_original", total["right_original"] / max(real - replaced, 1), real - replaced, round=4
+            "recall_original", total["correct_original"] / max(real - replaced, 1), real - replaced, round=4
         )
         metrics.log_derived(
             "balanced_accuracy", lambda meters: (meters["recall_replaced"].avg + meters["recall_original"].avg) / 2

@@ -16,7 +16,7 @@ from .run import RecordedTask, is_out_of_memory
 
 @dataclass
 class FinetuneConfig(FairseqDataclass):
-    # Filled in from other sections of the configuration, not options of their own.
+    # Taken from other sections of the configuration; not options of their own.
     finetune_from_model: Optional[str] = II("checkpoint.finetune_from_model")  # noqa: UP045  (omegaconf 2.0)
     seed: int = II("common.seed")
 
@@ -24,22 +24,22 @@ class FinetuneConfig(FairseqDataclass):
 class FinetuneTask(RecordedTask, FairseqTask):
     """Base of tasks that fine-tune a checkpoint and keep its structure.
 
-    It reads the dictionary in `cfg.data`. Scores are computed over whole splits: a subclass defines `metrics`,
+    It reads the dictionary in `cfg.data` and computes scores over whole splits. A subclass defines `metrics`,
     `evaluate(split) -> {metric: float}` over `predictions`, and `write_predictions(split, stem)`.
     """
 
     def __init__(self, cfg, dictionary):
         super().__init__(cfg)
         self.dictionary = dictionary
-        self.predictions = {}  # split -> {example id: the model's prediction}, of the current validation
+        self.predictions = {}  # split -> {example id: prediction} of the current validation
         self._scores = {}
-        self._updates = {}  # split -> updates before its last validation
+        self._updates = {}  # split -> number of updates at its last validation
 
     @classmethod
     def setup_task(cls, cfg, **kwargs):
         path = Path(cfg.data) / "dict.txt"
         if not path.exists():
-            raise ValueError(f"there is no {path}: data must be a prepared folder, with the pre-training dictionary")
+            raise ValueError(f"there is no {path}: data must be a folder that `tupe prepare glue` or `squad` wrote")
         return cls(cfg, load_dictionary(path))
 
     @property
@@ -54,19 +54,19 @@ class FinetuneTask(RecordedTask, FairseqTask):
         return model
 
     def max_positions(self):
-        """Longest input, special tokens included; that of the model."""
+        """The model's longest input, special tokens included."""
         return self._max_positions
 
     def build_criterion(self, cfg, **kwargs):
         if self._training:
-            refuse_other_ends(cfg._get_parent())
+            check_end(cfg._get_parent())
         return super().build_criterion(cfg, **kwargs)
 
     def train_step(self, *args, **kwargs):
         try:
             return super().train_step(*args, **kwargs)
         except RuntimeError as error:
-            # fairseq would leave the batch out and go on, and the score would be of less training than its record says.
+            # fairseq would skip the batch and continue, and the run would have trained less than its record says.
             if is_out_of_memory(error):
                 raise MemoryError(str(error)) from error
             raise
@@ -96,10 +96,11 @@ class FinetuneTask(RecordedTask, FairseqTask):
             metrics.log_derived("score", lambda meters: self.scores(split)[self.metrics[0]])
 
     def complete(self, split: str) -> bool:
+        """Whether every example of the split has a prediction."""
         return len(self.predictions[split]) == len(self.dataset(split))
 
     def scores(self, split: str) -> dict:
-        """{metric: value} over the whole split; NaN as long as predictions are missing."""
+        """{metric: value} over the whole split; NaN while predictions are missing."""
         if not self.complete(split):
             return dict.fromkeys(self.metrics, math.nan)
         if split not in self._scores:
@@ -110,8 +111,8 @@ class FinetuneTask(RecordedTask, FairseqTask):
         split = self._split
         if not self.complete(split):
             count, total = len(self.predictions[split]), len(self.dataset(split))
-            raise ValueError(f"only {count} of {total} {split!r} examples were scored; leave max_valid_steps unset")
-        # In fp16 fairseq skips every update whose gradients are not finite, and so never ends a run that has diverged.
+            raise ValueError(f"only {count} of {total} {split!r} examples were scored; do not set max_valid_steps")
+        # In fp16 fairseq skips every update whose gradients are not finite, so a run that has diverged would never end.
         if not math.isfinite(stats["loss"]) or stats["num_updates"] == self._updates.get(split, 0):
             raise FloatingPointError(f"loss {stats['loss']:g}, {stats['num_updates']} updates so far")
         self._updates[split] = stats["num_updates"]
@@ -138,14 +139,14 @@ class FinetuneCriterion(FairseqCriterion):
         return True
 
 
-def refuse_other_ends(config) -> None:
-    """Raise ValueError for settings that end fine-tuning elsewhere than after the epoch `max_epoch`, or score it within
-    an epoch. config: the whole configuration."""
+def check_end(config) -> None:
+    """Raise ValueError for settings that end fine-tuning before the end of epoch `max_epoch`, or score it within an
+    epoch. config: the whole configuration."""
     for section, key in ((config.dataset, "validate_interval_updates"), (config.checkpoint, "save_interval_updates")):
         if section[key] > 0:
             raise ValueError(f"{key}={section[key]}: fine-tuning is scored at the end of each epoch; leave it at 0")
     if not config.optimization.max_epoch > 0:
-        raise ValueError("fine-tuning needs optimization.max_epoch: a run is finished when that epoch is scored")
+        raise ValueError("fine-tuning needs optimization.max_epoch: a run is finished once that epoch is scored")
     for section, key in (
         (config.optimization, "max_update"), (config.optimization, "stop_time_hours"), (config.checkpoint, "patience"),
     ):  # fmt: skip

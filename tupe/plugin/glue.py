@@ -1,4 +1,4 @@
-"""GLUE: one table of its tasks, a fairseq task and criterion with unrounded scores. Its data: `glue_data`.
+"""GLUE: a table of its tasks, and a fairseq task and criterion with unrounded scores. The data: `glue_data`.
 
 B batch, L length of a pair of sentences with its special tokens, K classes (1 for a regression).
 """
@@ -39,19 +39,20 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Glue:
-    """One GLUE task: where things are in its official files, and how it is scored."""
+    """One GLUE task: the layout of its official files, and its scores."""
 
     text: tuple  # columns of the one or two sentences
     label: str  # column of the label
-    labels: tuple  # class names in the order of the class ids; () means a score from 0 to `top`
-    metrics: tuple  # unrounded, times 100; the first one selects the best epoch
-    header: tuple = ()  # columns of train and dev where the files have no header line
-    columns: int = 0  # rows of train and dev with another number of fields are dropped instead of refused
+    labels: tuple  # class names in the order of the class ids; () for a regression, with scores from 0 to `top`
+    metrics: tuple  # the first one selects the best epoch
+    header: tuple = ()  # columns of train and dev, if the files have no header line
+    columns: int = 0  # if set: rows of train and dev with another number of fields are dropped, not refused
     top: float = 1.0
     files: tuple = (("train", "train.tsv"), ("valid", "dev.tsv"), ("test", "test.tsv"))
 
     @property
-    def outputs(self):
+    def outputs(self) -> int:
+        """Number of outputs of the model: classes, or 1 for a regression."""
         return len(self.labels) or 1
 
 
@@ -87,7 +88,7 @@ TASKS = {
 
 
 def glue_name(name: str) -> str:
-    """The official spelling of a task name written in any way: "sts_b", "STS-B" and "stsb" are "STS-B"."""
+    """The official spelling of a task's name: "sts_b" and "stsb" are "STS-B". Raises ValueError for an unknown one."""
     for official in TASKS:
         if _letters(official) == _letters(name):
             return official
@@ -112,8 +113,9 @@ def label_dictionary(task: Glue) -> Dictionary:
 def score(names: Sequence, predictions: Sequence, targets: Sequence) -> dict:
     """Scores over whole lists, as plain floats times 100.
 
-    predictions, targets: class ids, or real numbers for correlations. Where a correlation is undefined because one side
-    is constant it counts as 0, as it does for scikit-learn's Matthews coefficient.
+    predictions, targets: class ids, or real numbers for correlations. A correlation that is undefined, because one side
+    is constant, counts as 0, as scikit-learn's Matthews coefficient does. Raises FloatingPointError for predictions
+    that are not finite.
     """
     predictions, targets = np.asarray(predictions), np.asarray(targets)
     if not np.isfinite(predictions).all():
@@ -151,7 +153,7 @@ class GlueConfig(FinetuneConfig):
 class Pairs(BaseWrapperDataset):
     """`<s> A </s>` or `<s> A </s> </s> B </s>`, at most `limit` tokens.
 
-    What is too long loses tokens from the end of the longer sentence, so that both sentences, and the separators, stay.
+    A pair that is too long loses tokens from the end of the longer sentence; both sentences and the separators stay.
     """
 
     def __init__(self, first, second, dictionary, limit):
@@ -198,7 +200,7 @@ class SplitName(NumSamplesDataset):
 
 @register_task("glue", dataclass=GlueConfig)
 class GlueTask(FinetuneTask):
-    """Classification or regression of one sentence or two; everything that depends on the dataset is in `TASKS`."""
+    """Classification or regression of one sentence or two; `TASKS` has everything that depends on the dataset."""
 
     def __init__(self, cfg, dictionary):
         super().__init__(cfg, dictionary)
@@ -216,7 +218,7 @@ class GlueTask(FinetuneTask):
     def load_dataset(self, split, combine=False, **kwargs):
         folder = Path(self.cfg.data) / self.name
         if not (folder / "input0" / f"{split}.idx").exists():
-            raise FileNotFoundError(f"{folder} has no split {split!r}; make it with `tupe prepare glue`")
+            raise FileNotFoundError(f"{folder} has no split {split!r}; `tupe prepare glue` writes it")
         inputs = [self._load_inputs(folder / f"input{i}" / split) for i in range(len(self.glue.text))]
         tokens = Pairs(inputs[0], inputs[1] if len(inputs) == 2 else None, self.dictionary, self.max_positions())
         data = {
@@ -263,9 +265,9 @@ class GlueTask(FinetuneTask):
     def write_predictions(self, split, stem):
         """Tab-separated: row number in the official file (without dropped rows), prediction, target."""
         names = self.glue.labels or None
-        show = (lambda x: names[x]) if names else repr
+        text = (lambda x: names[x]) if names else repr
         predictions, targets = self.predictions[split], self.targets(split)
-        rows = [f"{i}\t{show(predictions[i])}\t{show(targets[i])}\n" for i in range(len(targets))]
+        rows = [f"{i}\t{text(predictions[i])}\t{text(targets[i])}\n" for i in range(len(targets))]
         write_atomically(f"{stem}.tsv", "".join(["index\tprediction\ttarget\n", *rows]))
 
 

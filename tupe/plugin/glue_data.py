@@ -1,4 +1,4 @@
-"""GLUE's official files, and preparing them: the same text encoder as in pre-training, in fairseq's binary format."""
+"""Reads GLUE's official files and prepares them: the text encoder of pre-training, fairseq's binary format."""
 
 import filecmp
 import functools
@@ -22,7 +22,7 @@ from ..record import write_atomically
 from ..text import TextEncoder
 from .glue import TASKS, Glue, glue_name, label_dictionary
 
-NO_LABEL = ("-", "n/a")  # the annotators did not agree
+NO_LABEL = ("-", "n/a")  # the annotators disagreed
 
 
 # ---------------------------------------------------------------------------------------------- the official files
@@ -43,8 +43,8 @@ def read_split(name: str, split: str, path: str | Path) -> tuple[list, dict]:
         if not lines:
             raise ValueError(f"{path}: the file is empty, expected a header line")
         header, start = tuple(lines[0].split("\t")), 1
-    wanted = task.text + ((task.label,) if labelled else ())
-    missing = [column for column in wanted if column not in header]
+    needed = task.text + ((task.label,) if labelled else ())
+    missing = [column for column in needed if column not in header]
     if missing:
         raise ValueError(f"{path}, line 1: no column {', '.join(missing)}; the columns are: {', '.join(header)}")
     text = [header.index(column) for column in task.text]
@@ -72,8 +72,8 @@ def read_split(name: str, split: str, path: str | Path) -> tuple[list, dict]:
 
 
 def _lines(path):
-    # Only a line feed ends a row (sentences may hold other separators that str.splitlines knows), and some files begin
-    # with a byte-order mark.
+    # Only a line feed ends a row: sentences may contain other separators, at which str.splitlines would split. Some
+    # files begin with a byte-order mark.
     content = Path(path).read_bytes()
     content = content[3:] if content.startswith(b"\xef\xbb\xbf") else content
     lines = content.split(b"\n")
@@ -105,7 +105,7 @@ def _check_label(task: Glue, label, where):
 # ------------------------------------------------------------------------------------------ writing fairseq's format
 
 
-# What `tupe.text.TextEncoder` reads: copied, so that the prepared folder serves `TupeModel.from_pretrained` too.
+# The files that `tupe.text.TextEncoder` reads; copied, so that `TupeModel.from_pretrained` can use the prepared folder.
 ENCODER_FILES = ("dict.txt", "sentencepiece.bpe.model", "bpe.codes", "words.txt", "manifest.json")
 
 
@@ -119,9 +119,9 @@ def prepare(
 ) -> Iterator[tuple[str, dict]]:
     """Turn official GLUE files into data for fairseq's task `sentence_prediction` and for the task `glue`.
 
-    source: folder with one folder per task. vocabulary: the pre-training data, which the encoder is read from. output:
-    gets one folder per task (input0/, input1/, label/) and, on top, the encoder's files. tasks: names; all that are
-    there if empty. Yields (task, manifest). Raises ValueError for bad input, and when a folder is in the way.
+    source: folder with one folder per task. vocabulary: folder of the pre-training data, for its encoder. output:
+    gets one folder per task (input0/, input1/, label/) and the encoder's files. tasks: names; if empty, all tasks that
+    `source` has. Yields (task, manifest). Raises ValueError for bad input, and if a task's folder exists already.
     """
     source, vocabulary, output = Path(source), Path(vocabulary), Path(output)
     names = [glue_name(name) for name in tasks] or [name for name in TASKS if (source / name).is_dir()]
@@ -138,7 +138,7 @@ def prepare(
             yield name, _prepare_task(name, source / name, vocabulary, output, map_rows)
 
 
-worker = SimpleNamespace(encoder=None)  # of this process
+worker = SimpleNamespace(encoder=None)  # the text encoder of this process
 
 
 def _start_worker(vocabulary):
@@ -156,23 +156,23 @@ def text_encoders(vocabulary: str | Path, workers: int) -> Iterator[Callable]:
             yield functools.partial(pool.imap, chunksize=256)
 
 
-def copy_encoder(vocabulary: Path, output: Path, staying: Sequence = ()) -> None:
-    """Copy the encoder's files. staying: what stays in `output` as it was prepared before; ValueError if that was with
-    another vocabulary."""
-    given, there = ([name for name in ENCODER_FILES if (folder / name).exists()] for folder in (vocabulary, output))
-    both = [name for name in given if name in there]
+def copy_encoder(vocabulary: Path, output: Path, kept: Sequence = ()) -> None:
+    """Copy the encoder's files. kept: names of earlier data that stays in `output`; raises ValueError if it was
+    prepared with another vocabulary."""
+    new, old = ([name for name in ENCODER_FILES if (folder / name).exists()] for folder in (vocabulary, output))
+    both = [name for name in new if name in old]
     same = [name for name in both if filecmp.cmp(vocabulary / name, output / name, shallow=False)]
-    other = [name for name in ENCODER_FILES if name in given + there and name not in same]
-    if other and staying:
+    different = [name for name in ENCODER_FILES if name in new + old and name not in same]
+    if different and kept:
         raise ValueError(
-            f"{output} holds {', '.join(staying)} prepared with another vocabulary ({', '.join(other)} differ from "
+            f"{output} holds {', '.join(kept)} prepared with another vocabulary ({', '.join(different)} differ from "
             f"{vocabulary}); choose another output folder"
         )
     output.mkdir(parents=True, exist_ok=True)
-    for name in there:
-        if name not in given:
-            (output / name).unlink()  # it would still be read
-    for name in given:
+    for name in old:
+        if name not in new:
+            (output / name).unlink()  # else the encoder would read it
+    for name in new:
         shutil.copyfile(vocabulary / name, output / name)
 
 
@@ -210,14 +210,14 @@ def _write_task(name, source, vocabulary, folder, map_rows):
                 raise ValueError(f"{path} is missing")
             continue
         rows, dropped = read_split(name, split, path)
-        facts = {"rows": len(rows), "dropped": dropped, "tokens": 0, "unknown": 0, "longest": 0}
+        counts = {"rows": len(rows), "dropped": dropped, "tokens": 0, "unknown": 0, "longest": 0}
         builders = [_builder(folder / f"input{i}" / split, len(worker.encoder)) for i in range(len(task.text))]
         for items in map_rows(_encode, [texts for texts, _ in rows]):
             for builder, ids in zip(builders, items, strict=True):
                 builder.add_item(torch.IntTensor(ids))
-            facts["tokens"] += sum(len(ids) for ids in items)
-            facts["unknown"] += sum(ids.count(worker.encoder.ids["<unk>"]) for ids in items)
-            facts["longest"] = max(facts["longest"], sum(len(ids) for ids in items) + len(items))
+            counts["tokens"] += sum(len(ids) for ids in items)
+            counts["unknown"] += sum(ids.count(worker.encoder.ids["<unk>"]) for ids in items)
+            counts["longest"] = max(counts["longest"], sum(len(ids) for ids in items) + len(items))
         for i, builder in enumerate(builders):
             builder.finalize(str(folder / f"input{i}" / split) + ".idx")
         if rows[0][1] is not None and task.labels:
@@ -227,7 +227,7 @@ def _write_task(name, source, vocabulary, folder, map_rows):
             builder.finalize(str(folder / "label" / split) + ".idx")
         elif rows[0][1] is not None:
             write_atomically(folder / "label" / f"{split}.label", "".join(f"{label!r}\n" for _, label in rows))
-        manifest["splits"][split] = facts
+        manifest["splits"][split] = counts
     write_atomically(folder / "manifest.json", json.dumps(manifest, indent=1) + "\n")
     return manifest
 
@@ -243,16 +243,16 @@ def _builder(prefix, size):
 @click.option("--glue", required=True, type=options.FOLDER, help="the official files, one folder per task")
 @options.data("pre-training data: its dictionary and pieces are used")
 @options.output("folder to write, one folder per task")
-@click.option("--tasks", type=options.ListOf(), help=f"default: all that are there of {', '.join(TASKS)}")
+@click.option("--tasks", type=options.ListOf(), help=f"default: all that the folder has, of {', '.join(TASKS)}")
 @options.jobs("processes that encode text (default: one per core)")
 @click.option("--overwrite", is_flag=True, help="replace tasks that were prepared before")
 def command(glue, data, output, tasks, jobs, overwrite):
     """Turn the official GLUE files into data for fine-tuning, with the vocabulary of the pre-training data."""
     for task, manifest in prepare(glue, data, output, tasks or (), jobs or os.cpu_count(), overwrite):
-        for split, facts in manifest["splits"].items():
-            dropped = ", ".join(f"{count} dropped ({reason})" for reason, count in facts["dropped"].items())
+        for split, counts in manifest["splits"].items():
+            dropped = ", ".join(f"{count} dropped ({reason})" for reason, count in counts["dropped"].items())
             click.echo(
-                f"{task} {split}: {facts['rows']} rows, {facts['tokens']} tokens, "
-                f"{facts['unknown'] / facts['tokens']:.2%} unknown, longest {facts['longest']}"
+                f"{task} {split}: {counts['rows']} rows, {counts['tokens']} tokens, "
+                f"{counts['unknown'] / counts['tokens']:.2%} unknown, longest {counts['longest']}"
                 + (f"; {dropped}" if dropped else "")
             )

@@ -28,8 +28,8 @@ class TupeHubInterface(nn.Module):
 
     @functools.cached_property
     def text(self):
-        """The text encoder of the data folder; only what reads or writes text needs one."""
-        from ..text import TextEncoder  # needs packages that nothing else here needs
+        """The text encoder of the data folder; only methods that read or write text need it."""
+        from ..text import TextEncoder  # its packages are not needed for ids and features
 
         text = TextEncoder(self.data_dir)
         if text.symbols != self.task.source_dictionary.symbols:
@@ -78,7 +78,7 @@ class TupeHubInterface(nn.Module):
         """
         before, *after = masked_input.split("<mask>")
         if len(after) != 1:
-            raise ValueError(f"fill_mask needs exactly one <mask>, and there are {len(after)} in {masked_input!r}")
+            raise ValueError(f"fill_mask needs exactly one <mask>, not {len(after)}: {masked_input!r}")
         d = self.task.source_dictionary
         left = [d.bos(), *self.text.encode(before)]
         ids = [*left, d.index("<mask>"), *self.text.encode(after[0]), d.eos()]

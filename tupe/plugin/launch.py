@@ -1,4 +1,4 @@
-"""A recipe of configs/ and the user's words -> arguments of `fairseq-train` -> training, in this process or under
+"""A recipe of configs/ and the user's options -> arguments of `fairseq-train` -> training, in this process or under
 torchrun. The commands are in `tupe/train.py`."""
 
 import argparse
@@ -34,30 +34,33 @@ def launch(
 ):  # fmt: skip
     """Train as the recipe says; see `fairseq_arguments` for the first three.
 
-    gpus: of this node; None for all that are visible, 0 for the CPU. dry_run: only print the command of fairseq-train
-    that does the same. own_options: names of options that are valid beside fairseq-train's, for the error that names
-    the nearest.
-    Raises ValueError for what cannot be asked for, and SystemExit with the status of the first process that failed.
+    gpus: GPUs of this node to use; None for all that are visible, 0 for the CPU. dry_run: only print the command of
+    fairseq-train that does the same. own_options: names of options that are valid beside fairseq-train's, for errors
+    that suggest the nearest name.
+    Raises ValueError for bad options, and SystemExit with the status of the first process that failed.
     """
     visible = torch.cuda.device_count()
     gpus = visible if gpus is None else gpus
     if gpus == 0 and nodes > 1:
-        raise ValueError(f"--nodes {nodes} needs GPUs, and there are none here")
+        raise ValueError(f"--nodes {nodes} needs GPUs, and this machine has none")
     if gpus > visible and not dry_run:
-        raise ValueError(f"--gpus {gpus}: there are {visible} here")
+        raise ValueError(f"--gpus {gpus}: this machine has {visible}")
     processes = max(gpus, 1) * nodes
-    words = fairseq_arguments(CONFIGS, recipe, overrides, arguments, processes, gpus > 0, dry_run, own_options)
-    words = [f"--user-dir={Path(__file__).parents[1]}", *words]
-    place = [f"--nproc-per-node={gpus}", f"--nnodes={nodes}", f"--node-rank={node_rank}"]
-    place += [f"--master-addr={master_addr}", f"--master-port={master_port}"]
-    place += ["-m", worker.__name__, "--command", shlex.join(sys.argv)]
-    command = ["fairseq-train", *words] if processes == 1 else ["torchrun", *place, *words]
+    train_arguments = [
+        f"--user-dir={Path(__file__).parents[1]}",
+        *fairseq_arguments(CONFIGS, recipe, overrides, arguments, processes, gpus > 0, dry_run, own_options),
+    ]
+    torchrun_arguments = [f"--nproc-per-node={gpus}", f"--nnodes={nodes}", f"--node-rank={node_rank}"]
+    torchrun_arguments += [f"--master-addr={master_addr}", f"--master-port={master_port}"]
+    torchrun_arguments += ["-m", worker.__name__, "--command", shlex.join(sys.argv)]
+    program = ["fairseq-train"] if processes == 1 else ["torchrun", *torchrun_arguments]
+    command = [*program, *train_arguments]
     if dry_run:
         print(shlex.join(command))
         return
     logger.info(shlex.join(command))
     if processes == 1:
-        worker.train(words)
+        worker.train(train_arguments)
         return
     try:
         torchrun.run(torchrun.parse_args(command[1:]))
@@ -71,25 +74,25 @@ def launch(
 def fairseq_arguments(
     config_dir, recipe: str, overrides, user_arguments, processes=1, cuda=True, dry_run=False, own_options=()
 ) -> list:
-    """Arguments with which `fairseq-train` does on `processes` processes what the recipe says.
+    """Arguments that make `fairseq-train` follow the recipe on `processes` processes.
 
     recipe, overrides: as for `fairseq-hydra-train --config-dir config_dir --config-name recipe overrides...`; no
     override needs a leading `+`. user_arguments: more arguments of fairseq-train, the data folder first. They win
     over the recipe, and values of the recipe that refer to another value follow it. Three things are adjusted: the
-    batch is split over the processes (`split_batch`; not if the user gives --update-freq), half precision is dropped
-    where it cannot be or another precision is asked for, and a damaged checkpoint_last.pt is replaced
-    (`stand_in_checkpoint`; a dry_run writes nothing).
-    Raises ValueError for an unknown name, a value that no option can say, an impossible split, or checkpoints that
-    are all damaged.
+    batch is split over the processes (`split_batch`; not if the user gives --update-freq), half precision is turned off
+    on the CPU or if another precision is given, and a damaged checkpoint_last.pt is replaced (`stand_in_checkpoint`; a
+    dry_run writes nothing).
+    Raises ValueError for an unknown name, a value that belongs to no option, an impossible split, or if all checkpoints
+    are damaged.
     """
     config = compose_recipe(config_dir, recipe, overrides)
     raw = OmegaConf.to_container(config, resolve=False)
-    places_of = {}  # destination in fairseq's parser -> its places in the configuration
+    places_of = {}  # destination in fairseq's parser -> its keys in the configuration
     for section, fields in raw.items():
         if not isinstance(fields, dict):
             raise ValueError(f"{recipe}: {section}={fields} belongs to no section; valid: {', '.join(raw)}")
         for key, value in fields.items():
-            if value != "???" and key not in ("data", "user_dir"):  # the launcher's to say
+            if value != "???" and key not in ("data", "user_dir"):  # these come from the launcher
                 name = key if key != "_name" else "arch" if section == "model" else section
                 places_of.setdefault(name, []).append(f"{section}.{key}")
 
@@ -104,7 +107,7 @@ def fairseq_arguments(
         candidates = [OmegaConf.select(config, place) for place in places]
         if name not in actions:
             near = nearest(name, actions)
-            raise ValueError(f"{recipe}: {places[0]} is no option of fairseq-train {' '.join(chosen)}{near}")
+            raise ValueError(f"{recipe}: {places[0]} is not an option of fairseq-train {' '.join(chosen)}{near}")
         if any(value != candidates[0] for value in candidates):
             same = " and ".join(places)
             raise ValueError(f"{recipe}: {same} share the option {_option(name)} but differ: {candidates}")
@@ -114,26 +117,29 @@ def fairseq_arguments(
         batch = raw["dataset"]["batch_size"] * raw["optimization"]["update_freq"][0]
         values["batch_size"], steps = split_batch(batch, processes, values["batch_size"])
         values["update_freq"] = [steps]
-    values["distributed_world_size"] = processes  # fairseq would take every GPU it sees
+    values["distributed_world_size"] = processes  # else fairseq would use every GPU it sees
     if not cuda:
         values["cpu"] = True
-    asked = {**values, **given}
-    if asked.get("cpu") or asked.get("amp") or str(asked.get("autocast")) == "bf16":
+    chosen_values = {**values, **given}
+    if chosen_values.get("cpu") or chosen_values.get("amp") or str(chosen_values.get("autocast")) == "bf16":
         values["fp16"] = False
     if "restore_file" not in given:
         stand_in = stand_in_checkpoint(values["save_dir"])
         if stand_in and not given.get("finetune_from_model"):
             values["restore_file"] = stand_in
         elif stand_in and not dry_run:
-            # fairseq takes only one of --restore-file and --finetune-from-model: put a copy where it looks.
-            copy = Path(shutil.copyfile(stand_in, f"{stand_in}.{os.getpid()}.copy"))  # other nodes do the same
+            # fairseq accepts only one of --restore-file and --finetune-from-model: put a copy in the default place.
+            copy = Path(shutil.copyfile(stand_in, f"{stand_in}.{os.getpid()}.copy"))  # other nodes copy it too
             copy.replace(Path(values["save_dir"]) / "checkpoint_last.pt")
-    # The recipe goes last: it has taken in what the user said.
+    # The recipe goes last: its values already include the user's.
     return [*user_arguments, *(word for name, value in values.items() for word in _words(actions[name], value))]
 
 
 def compose_recipe(config_dir, recipe: str, overrides) -> OmegaConf:
-    """The recipe with its overrides. A value that the YAML does not name needs no leading `+` here."""
+    """The recipe with its overrides. A value that the YAML does not name needs no leading `+` here.
+
+    Raises ValueError for an unknown name.
+    """
     overrides = list(overrides)
     for word in overrides:
         group, _, choice = word.lstrip("+").partition("=")
@@ -156,16 +162,16 @@ def compose_recipe(config_dir, recipe: str, overrides) -> OmegaConf:
 
 
 def _with_plus(word, config):
-    """An override as Hydra wants it: with a leading + if the configuration does not name the value yet."""
+    """An override as Hydra requires it: with a leading + if the configuration does not name the value yet."""
     section, _, key = word.partition("=")[0].partition(".")
     known = word.startswith(("+", "~")) or not key or (section in config and key in config[section])
     return word if known else f"+{word}"
 
 
 def parse(words: list, own_options=()) -> tuple:
-    """({destination: action} of fairseq-train's parser, {destination: value} of what the words say).
+    """({destination: action} of fairseq-train's parser, {destination: value} of the arguments `words`).
 
-    Raises ValueError in one line, where fairseq-train prints three screens.
+    Raises ValueError with one line for bad arguments, for which fairseq-train would print three screens.
     """
     parser = options.get_training_parser()
     parser.exit_on_error = False
@@ -181,18 +187,18 @@ def parse(words: list, own_options=()) -> tuple:
     if unknown:
         raise ValueError(f"{unknown[0]!r} is the value of no option")
     actions = {action.dest: action for action in parser._actions}
-    # What was said, and no defaults. (Switches keep theirs in `actions`, which `set_defaults` would change.)
-    silent = argparse.ArgumentParser(add_help=False, parents=[parser])
+    # Given values, without defaults. (Switches keep their defaults in `actions`, which `set_defaults` changes.)
+    without_defaults = argparse.ArgumentParser(add_help=False, parents=[parser])
     defaults = {action: action.default for action in actions.values()}
-    silent.set_defaults(**dict.fromkeys(vars(args)))
-    given = {name: value for name, value in vars(silent.parse_args(words)).items() if value is not None}
+    without_defaults.set_defaults(**dict.fromkeys(vars(args)))
+    given = {name: value for name, value in vars(without_defaults.parse_args(words)).items() if value is not None}
     for action, default in defaults.items():
         action.default = default
     return actions, given
 
 
 def _explain(error, parser):
-    """An error of argparse in one line. Of architectures, this project's alone are named."""
+    """An error of argparse in one line, which suggests only this project's architectures."""
     name = error.argument_name.split("/")[0]
     choices = parser._option_string_actions[name].choices if name in parser._option_string_actions else None
     wrong = re.search(r"invalid choice: '(.*?)'", error.message)
@@ -208,16 +214,17 @@ def _option(name):
 
 
 def _words(action, value):
-    """A value as the words of a command line: ["--lr=[0.1]"], and a switch as ["--fp16"] or []."""
+    """A value as arguments of a command line: ["--lr=[0.1]"]; a switch as ["--fp16"] or []."""
     if action.nargs == 0:
         return [_option(action.dest)] if bool(value) != bool(action.default) else []
     return [f"{_option(action.dest)}={value}"]
 
 
-def split_batch(batch: int, processes: int, limit: int) -> tuple:
+def split_batch(batch: int, processes: int, limit: int) -> tuple[int, int]:
     """(sequences per process and step, steps per update), whose product times `processes` is exactly `batch`.
 
-    limit: most sequences that a process takes in one step; as few steps as possible.
+    limit: most sequences of a process in one step; the result has as few steps as possible. Raises ValueError if there
+    is no such split.
     """
     if batch % processes:
         divisors = [n for n in range(1, batch + 1) if batch % n == 0]
@@ -235,10 +242,11 @@ def split_batch(batch: int, processes: int, limit: int) -> tuple:
 # ------------------------------------------------------------------------------------------------- damaged checkpoints
 
 
-def stand_in_checkpoint(save_dir) -> str | None:
+def stand_in_checkpoint(save_dir: str | Path) -> str | None:
     """The newest loadable checkpoint of a folder whose checkpoint_last.pt is damaged, else None.
 
-    checkpoint_last.pt is a copy of another checkpoint; a run that is killed meanwhile leaves half of it.
+    fairseq writes checkpoint_last.pt as a copy of another checkpoint; a kill during the copy leaves half a file.
+    Raises ValueError if no other checkpoint can be loaded.
     """
     last = Path(save_dir) / "checkpoint_last.pt"
     if not last.exists() or _num_updates(last) is not None:
@@ -246,14 +254,14 @@ def stand_in_checkpoint(save_dir) -> str | None:
     loadable = [(_num_updates(path), str(path)) for path in Path(save_dir).glob("checkpoint*.pt")]
     loadable = [(updates, path) for updates, path in loadable if updates is not None]
     if not loadable:
-        raise ValueError(f"{last} is damaged, and no other checkpoint there can be loaded; move it away to start anew")
+        raise ValueError(f"{last} is damaged, and no other checkpoint there can be loaded; move it away to start over")
     updates, path = max(loadable)
     logger.warning(f"{last} is damaged; resuming from {path} ({updates} updates), the newest that can be loaded")
     return path
 
 
 def _num_updates(path):
-    """Updates after which a checkpoint was written, None if the file cannot be loaded. Does not read the tensors."""
+    """The number of updates of a checkpoint, None if the file cannot be loaded. Does not read the tensors."""
     try:
         state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
         return num_updates(state)

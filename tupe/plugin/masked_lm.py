@@ -38,29 +38,29 @@ from .criterion import has_padding
 from .run import RecordedTask
 
 HEAD = "next_sentence"
-HELD_OUT_SEED = 1  # of the masks of every split but `train`: losses of all models and seeds are of the same tokens
+HELD_OUT_SEED = 1  # of the masks of every split but `train`, so that all models and seeds predict the same tokens
 
 
 @dataclass
 class TupeMaskedLMConfig(MaskedLMConfig):
     next_sentence: bool = field(
-        default=False, metadata={"help": "sequences are pairs of sentences; with --criterion masked_lm_next_sentence"}
+        default=False, metadata={"help": "sequences are pairs of sentences; needs --criterion masked_lm_next_sentence"}
     )
-    # Filled in from another section of the configuration, not an option of its own.
+    # Taken from another section of the configuration; not an option of its own.
     finetune_from_model: Optional[str] = II("checkpoint.finetune_from_model")  # noqa: UP045  (omegaconf 2.0)
 
 
 @register_task("tupe_masked_lm", dataclass=TupeMaskedLMConfig)
 class TupeMaskedLMTask(RecordedTask, MaskedLMTask):
-    """fairseq's `masked_lm`, the same batches and masks in training, with a record of the run. Held-out text has the
-    same masks whatever the seed.
+    """fairseq's `masked_lm`, with the same batches and masks in training, and a record of the run. Held-out text has
+    the same masks whatever the seed.
 
-    With `finetune_from_model` it goes on with that checkpoint and keeps its structure: a model that contradicts it is
-    an error, and its longest length stays, however short the sequences are.
+    With `finetune_from_model`, training starts from that checkpoint and keeps its structure: a model that contradicts
+    it is an error, and its longest length stays, however short the sequences are.
     """
 
     def record_name(self, config):
-        return config.criterion._name.removesuffix("_chunked")  # which computes the same
+        return config.criterion._name.removesuffix("_chunked")  # it computes the same loss
 
     def build_model(self, cfg, from_checkpoint=False):
         model = super().build_model(cfg, from_checkpoint)
@@ -89,13 +89,13 @@ class TupeMaskedLMTask(RecordedTask, MaskedLMTask):
         path = f"{paths[(epoch - 1) % len(paths)]}/{split}"
         sentences = data_utils.load_indexed_dataset(path, d, combine=combine)
         if sentences is None:
-            raise FileNotFoundError(f"Dataset not found: {split} ({path})")  # what fairseq's trainer expects
+            raise FileNotFoundError(f"Dataset not found: {split} ({path})")  # the error that fairseq's trainer expects
         pairs = SentencePairs(sentences, self.cfg.tokens_per_sample, self.cfg.seed)
 
         def masked(side, targets):
             return MaskTokensDataset(
                 Side(pairs, side), d, d.pad(), self.mask_idx, return_masked_tokens=targets,
-                seed=2 * self.cfg.seed + side,  # or the same places would be masked in A and B
+                seed=2 * self.cfg.seed + side,  # else A and B would be masked at the same positions
                 mask_prob=self.cfg.mask_prob, leave_unmasked_prob=self.cfg.leave_unmasked_prob,
                 random_token_prob=self.cfg.random_token_prob,
                 freq_weighted_replacement=self.cfg.freq_weighted_replacement,
@@ -126,16 +126,16 @@ class TupeMaskedLMTask(RecordedTask, MaskedLMTask):
         self.datasets[split] = SortDataset(dataset, sort_order=[shuffle])
 
 
-# What checkpoints of this task's first version call it.
+# The name of this task in checkpoints of its first version.
 register_task("continued_lm", dataclass=TupeMaskedLMConfig)(type("ContinuedLMTask", (TupeMaskedLMTask,), {}))
 
 
 class SentencePairs(FairseqDataset):
     """(A [a], B [b], label) with a + b + 4 <= length; label 0: B follows A, 1: B begins elsewhere in another document.
 
-    sentences: ids ending in a separator each; documents end with an empty sentence. The sentences of a document are
-    gathered into pieces that fit; every epoch each piece is cut into A and B at a random place, and one B in two is
-    replaced. Pieces of a single sentence are left out. Raises ValueError unless two documents have pieces.
+    sentences: ids, each ending with a separator; an empty sentence ends a document. The sentences of a document are
+    grouped into pieces that fit. Every epoch cuts each piece into A and B at a random sentence, and replaces B with
+    probability 1/2. Pieces of a single sentence are left out. Raises ValueError unless two documents have pieces.
     """
 
     def __init__(self, sentences, length, seed):
@@ -149,7 +149,7 @@ class SentencePairs(FairseqDataset):
                 self.pieces.append((document, first, end - first))
 
         for index, tokens in enumerate(np.asarray(sentences.sizes) - 1):  # without the separator
-            if tokens == 0 or tokens > self.room:  # the end of a document, or a sentence that fits nowhere
+            if tokens == 0 or tokens > self.room:  # the end of a document, or a sentence that is too long
                 close(index)
                 document, first, size = document + (tokens == 0), index + 1, 0
             elif size + tokens > self.room:
@@ -161,7 +161,7 @@ class SentencePairs(FairseqDataset):
         self.documents = np.array([document for document, _, _ in self.pieces])
         if len(set(self.documents)) < 2:
             raise ValueError(
-                f"next sentences need at least two documents with two sentences each that fit into {length} tokens"
+                f"the next-sentence objective needs two documents with two sentences each that fit into {length} tokens"
             )
         self.sizes = np.full(len(self.pieces), length)  # at most
 
@@ -190,7 +190,7 @@ class SentencePairs(FairseqDataset):
         return a, b[: self.room - len(a)], label
 
     def words(self, start, end):
-        """The ids of some sentences without their separators."""
+        """The ids of sentences start .. end - 1, without their separators."""
         return torch.cat([self.sentences[i][:-1] for i in range(start, end)])
 
 
@@ -210,21 +210,21 @@ class Side(BaseWrapperDataset):
 
 @register_criterion("masked_lm_next_sentence", dataclass=MaskedLmConfig)
 class MaskedLMNextSentence(MaskedLmLoss):
-    """Mean loss of masked tokens plus mean loss of next sentences, as in BERT. What is logged as `loss` is that of the
-    masked tokens alone, so that it compares with the criterion masked_lm; that of the pairs is `nsp_loss`."""
+    """Mean loss of masked tokens plus mean loss of next sentences, as in BERT. `loss` in the log is that of the masked
+    tokens alone, comparable with the criterion masked_lm; `nsp_loss` is that of the pairs."""
 
     def forward(self, model, sample, reduce=True):
         masked = sample["target"].ne(self.padding_idx)
         count, sentences = masked.sum(), len(sample["next_sentence"])
         options = {"masked_tokens": masked, "classification_head_name": HEAD, "padded": has_padding(sample)}
         logits, extra = model(**sample["net_input"], **options)
-        words = F.cross_entropy(logits.float(), sample["target"][masked], reduction="sum")
+        lm_loss = F.cross_entropy(logits.float(), sample["target"][masked], reduction="sum")
         classes, labels = extra["classes"].float(), sample["next_sentence"]
-        pairs = F.cross_entropy(classes, labels, reduction="sum")
-        loss = words + pairs * count / sentences  # fairseq divides by the number of masked tokens
+        nsp_loss = F.cross_entropy(classes, labels, reduction="sum")
+        loss = lm_loss + nsp_loss * count / sentences  # fairseq divides by the number of masked tokens
         return loss, count, {
-            "loss": words.data,
-            "nsp": pairs.data,
+            "loss": lm_loss.data,
+            "nsp": nsp_loss.data,
             "correct": (classes.argmax(1) == labels).sum(),
             "ntokens": sample["ntokens"],
             "nsentences": sentences,

@@ -6,6 +6,7 @@ B batch, L sequence length, C model width, V vocabulary.
 import hashlib
 import logging
 import sys
+from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field, fields, make_dataclass
 from enum import Enum
@@ -27,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class TrainingConfig(FairseqDataclass):
-    """What fairseq's side of a model adds to `ModelConfig`: how it runs, not what it computes."""
+    """Options that fairseq models have beside `ModelConfig`: how a model runs, not what it computes."""
 
     autocast: ChoiceEnum(["none", "bf16"]) = field(
         default="none",
@@ -39,17 +40,17 @@ class TrainingConfig(FairseqDataclass):
     compile: bool = field(default=False, metadata={"help": "torch.compile the encoder", "free": True})
     load_checkpoint_heads: bool = field(
         default=False,
-        metadata={"help": "create the heads that a checkpoint holds instead of dropping them", "free": True},
+        metadata={"help": "create the heads that a checkpoint has instead of dropping them", "free": True},
     )
 
 
 NAMES = names_in("fairseq")  # our option -> fairseq's
 
 
-def fairseq_fields():
+def fairseq_fields() -> Iterator[tuple]:
     """(name, type, field) of every option of `ModelConfig`.
 
-    No bool may differ between presets: on the command line a bool whose default is True turns into its own negation.
+    No bool may differ between presets: the command-line switch of a bool that is True by default sets it to False.
     """
     for option in fields(ModelConfig):
         choices = option.metadata["choices"]
@@ -61,7 +62,7 @@ def fairseq_fields():
 TupeConfig = make_dataclass(
     "TupeConfig", fairseq_fields(), bases=(TrainingConfig,), namespace={"__module__": __name__}
 )  # fmt: skip
-# Options that fine-tuning may choose anew. All others define the function that was pre-trained: they stay.
+# Options that fine-tuning may change. All others define the function that was pre-trained.
 FREE = frozenset(option.name for option in fields(TupeConfig) if option.metadata.get("free"))
 
 
@@ -71,31 +72,32 @@ def core_config(cfg) -> ModelConfig:
     return ModelConfig(**{name: value.value if isinstance(value, Enum) else value for name, value in values.items()})
 
 
-def run_position_file(cfg):
-    """Make the schemes of `--position-file` known. Tasks call it for a model that is to be trained, and never for one
-    from a checkpoint: loading a checkpoint runs no file that the checkpoint names; whoever loads it gives the file."""
+def run_position_file(cfg) -> None:
+    """Register the schemes of `--position-file`. Tasks call this for a model to train, never for one from a checkpoint:
+    loading must not run a file that the checkpoint names. Whoever loads it names the file."""
     if cfg.position_file:
         load_schemes(cfg.position_file)
 
 
-def spell_position(cfg):
-    """Give `position` its one spelling, in a model's configuration and in the whole one, which checkpoints keep."""
+def spell_position(cfg) -> None:
+    """Replace `position` by its canonical spelling in a model's configuration and in the whole one, which checkpoints
+    keep. Raises ValueError for an unknown scheme."""
     try:
         cfg.position = canonical(cfg.position)
     except ValueError as error:
         if not cfg.position_file:
             raise
-        cure = "give it with `tupe --position-file FILE COMMAND`, or as position_file of from_pretrained"
-        raise ValueError(f"{error} ({cfg.position_file} was not run for the checkpoint's sake: {cure})") from None
+        remedy = "give it with `tupe --position-file FILE COMMAND`, or as position_file of from_pretrained"
+        raise ValueError(f"{error} ({cfg.position_file} does not run just because a checkpoint names it: {remedy})") from None
     root = cfg._get_parent() if isinstance(cfg, DictConfig) else None
     if root is not None and "model" in root:
         root.model.position = cfg.position
 
 
-def refuse_long_blocks(cfg, task):
-    """Raises ValueError if the task's blocks do not fit the model: fairseq would only leave those out that are longer,
-    and these are nearly all."""
-    # Other tasks cut no text into blocks; what their configuration says then depends on the version of omegaconf.
+def refuse_long_blocks(cfg, task) -> None:
+    """Raise ValueError if the task's blocks are longer than the model's positions: fairseq would skip every block that
+    does not fit, which is nearly all."""
+    # Tasks that cut no text into blocks have no such option, or None, depending on the version of omegaconf.
     length = getattr(getattr(task, "cfg", None), "tokens_per_sample", None) or 0
     if length > cfg.max_positions:
         raise ValueError(f"sequences of {length} tokens: the model has {cfg.max_positions} positions")
@@ -145,11 +147,11 @@ class TupeModel(BaseFairseqModel):
 
         The output is [B, classes] for a classification head, logits [B, L, 2] of the span head with spans, features
         [B, L, C] with features_only, else LM logits:
-        [B, L, V], or [number of masked tokens, V] when masked_tokens says where they are needed: bool [B, L], or a pair
-        of their rows and columns. With both masked_tokens and a head, the LM logits are the output and the head's are
-        beside it under "classes".
-        With lm_targets [number of masked tokens], the sum of their cross-entropies takes the place of the LM logits,
-        which then never exist all at one time. padded: see `Encoder.forward`.
+        [B, L, V], or [number of masked tokens, V] with masked_tokens, which says where: bool [B, L], or a pair of rows
+        and columns. With both masked_tokens and a head, the LM logits are the output and those of the head are in the
+        second result under "classes".
+        With lm_targets [number of masked tokens], the sum of their cross-entropies replaces the LM logits, which are
+        then never all in memory at once. padded: see `Encoder.forward`.
         """
         with self.precision():
             x, hiddens = self.encoder(src_tokens, return_all_hiddens, padded)
@@ -167,9 +169,9 @@ class TupeModel(BaseFairseqModel):
         return (self.span_head(x) if spans else x), extra
 
     def precision(self):
-        """The context that `--autocast` asks for."""
+        """The context manager for `--autocast`. Raises ValueError if the weights are not float32."""
         if str(self.cfg.autocast) != "bf16":
-            return nullcontext()  # not a disabled autocast: that would switch off what the trainer (--amp) switched on
+            return nullcontext()  # not a disabled autocast, which would switch off that of the trainer (--amp)
         weight = self.encoder.tokens.weight
         if weight.dtype != torch.float32:
             raise ValueError("--autocast bf16 keeps float32 weights; do not combine it with --fp16 or --bf16")
@@ -219,11 +221,11 @@ class TupeModel(BaseFairseqModel):
         for head in sorted(saved):
             classes = len(state_dict[f"{prefix}{head}.out_proj.weight"])
             inner = len(state_dict[f"{prefix}{head}.dense.weight"])
-            mine = dict(self.classification_heads).get(head)
-            if mine is None and self.cfg.load_checkpoint_heads:
+            own = dict(self.classification_heads).get(head)
+            if own is None and self.cfg.load_checkpoint_heads:
                 self.register_classification_head(head, classes, inner)
-            elif mine is None or (mine.out_proj.out_features, mine.dense.out_features) != (classes, inner):
-                why = "is not in this model" if mine is None else "has other sizes in this model"
+            elif own is None or (own.out_proj.out_features, own.dense.out_features) != (classes, inner):
+                why = "is not in this model" if own is None else "has other sizes in this model"
                 logger.warning(f"dropping the checkpoint's head {head!r} ({classes} classes): it {why}")
                 for key in [k for k in state_dict if k.startswith(f"{prefix}{head}.")]:
                     del state_dict[key]
@@ -242,15 +244,14 @@ class TupeModel(BaseFairseqModel):
             for key, value in self.span_head.state_dict().items():
                 state_dict.setdefault(prefix + key, value)
 
-    # A fingerprint of the dictionary travels with the weights: a dictionary of the right size but with other types is
-    # caught too.
+    # The state dict has a fingerprint of the dictionary, to refuse a dictionary of the right size with other types.
     def get_extra_state(self):
         return dictionary_fingerprint(self.dictionary)
 
     def set_extra_state(self, state):
         if not torch.equal(state.cpu(), self.get_extra_state()):
             raise ValueError(
-                "the dictionary has as many types as the checkpoint's, but other ones; "
+                "the dictionary has as many types as the checkpoint's, but different ones; "
                 "prepare the data with the dict.txt of the checkpoint's own pre-training data"
             )
 
@@ -274,7 +275,7 @@ class TupeModel(BaseFairseqModel):
         return TupeHubInterface(loaded["args"], loaded["task"], loaded["models"][0], loaded["args"].task.data)
 
 
-def register_architectures(model, config, architectures, layers_of_size=1, **options):
+def register_architectures(model: type, config: type, architectures: dict, layers_of_size=1, **options) -> None:
     """Register every architecture in every size as a model of its own.
 
     fairseq's launchers disagree about named architectures (fairseq-hydra-train ignores their presets), but both read a
@@ -291,11 +292,11 @@ def register_architectures(model, config, architectures, layers_of_size=1, **opt
             fields = [(key, types[key].type, redefault(config, key, value)) for key, value in preset.items()]
             dc = make_dataclass(f"{name}_config", fields, bases=(config,), namespace={"__module__": config.__module__})
             kind = type(name, (model,), {"__module__": model.__module__, "__doc__": doc})
-            vars(sys.modules[model.__module__]).update({dc.__name__: dc, kind.__name__: kind})  # so that they pickle
+            vars(sys.modules[model.__module__]).update({dc.__name__: dc, kind.__name__: kind})  # for pickle
             register_model(name, dataclass=dc)(kind)
 
 
-def redefault(config, key, value):
+def redefault(config: type, key: str, value):
     """The field `key` of a dataclass with another default."""
     return field(default=value, metadata=dict(config.__dataclass_fields__[key].metadata))
 

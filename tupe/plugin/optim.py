@@ -13,23 +13,23 @@ from fairseq.optim.adam import FairseqAdamConfig
 
 @dataclass
 class FusedAdamWConfig(FairseqAdamConfig):
-    """The options of `adam`. use_old_adam and fp16_adam_stats choose between its implementations; here they must be
-    off."""
+    """The options of `adam`. use_old_adam and fp16_adam_stats choose between its implementations and must be off
+    here."""
 
 
 class AdamW(torch.optim.AdamW):
-    """`torch.optim.AdamW` that adds epsilon where fairseq's `adam` does, to the second moment's root before its bias is
-    corrected.
+    """`torch.optim.AdamW` that adds epsilon where fairseq's `adam` does: to the root of the second moment, before the
+    bias correction.
 
         fairseq:  p -= lr m sqrt(1 - beta2^t) / (1 - beta1^t) / (sqrt(v) + eps)
         PyTorch:  p -= lr m / (1 - beta1^t) / (sqrt(v / (1 - beta2^t)) + eps')
 
-    They are equal for eps' = eps / sqrt(1 - beta2^t), which is therefore set before each step t. (t is counted for
-    all parameters together; one that gets its first gradient later than others has an epsilon of their age.)
+    They are equal for eps' = eps / sqrt(1 - beta2^t), so `step` sets this epsilon for each t. (All parameters share t;
+    one that gets its first gradient later than others has their epsilon.)
     """
 
-    supports_flat_params = True  # asked for by fairseq's fp16 optimizer, which hands over one vector of all parameters
-    supports_memory_efficient_fp16 = False  # PyTorch keeps the moments of half-precision weights in half precision too
+    supports_flat_params = True  # fairseq's fp16 optimizer passes one vector of all parameters
+    supports_memory_efficient_fp16 = False  # PyTorch would keep the moments in half precision too
 
     def __init__(self, params, **options):
         super().__init__(params, fused=True, **options)
@@ -47,7 +47,7 @@ class AdamW(torch.optim.AdamW):
                 group["eps"] = value
 
     def load_state_dict(self, state_dict):
-        """Also of fairseq's `adam`, whose checkpoints hold the same moments, and plain numbers of steps."""
+        """Load a state of this class or of fairseq's `adam`, which has the same moments, and steps as plain numbers."""
         super().load_state_dict(state_dict)
         for group in self.param_groups:
             group["fused"], group["foreach"] = True, None
@@ -60,10 +60,10 @@ class AdamW(torch.optim.AdamW):
 
 @register_optimizer("adamw_fused", dataclass=FusedAdamWConfig)
 class FusedAdamW(FairseqOptimizer):
-    """`--optimizer adamw_fused`: the numbers of `--optimizer adam`, and the same state.
+    """`--optimizer adamw_fused`: the same numbers and the same state as `--optimizer adam`.
 
     With --fp16 or --amp it also continues a run of `adam`, and the other way round. In float32 (also under
-    --autocast bf16) fairseq refuses that, because a checkpoint then names the class of its optimizer and not that of a
+    --autocast bf16) fairseq refuses that, because a checkpoint then names the class of the optimizer itself, not of a
     wrapper around it; --reset-optimizer would lose the moments.
 
     Raises ValueError for options of `adam` that have no meaning here.
@@ -78,7 +78,7 @@ class FusedAdamW(FairseqOptimizer):
 
     @property
     def optimizer_config(self):
-        """What a resumed run takes from its own settings, not from the checkpoint."""
+        """The options that a resumed run takes from its own settings, not from the checkpoint."""
         lr, betas = self.cfg.lr, self.cfg.adam_betas
         if isinstance(betas, str):  # "(0.9, 0.999)", as on the command line
             betas = betas.strip("()[] ").split(",")

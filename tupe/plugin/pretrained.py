@@ -18,7 +18,7 @@ MASK = "<mask>"
 
 
 def load_dictionary(path: str | Path) -> Dictionary:
-    """dict.txt with <mask> added, as fairseq's task masked_lm does."""
+    """dict.txt with <mask> added, as in fairseq's task masked_lm. Raises ValueError if there is no such file."""
     if not Path(path).is_file():
         raise ValueError(f"there is no dictionary {path}; give the dict.txt that the model was trained with")
     dictionary = Dictionary.load(str(path))
@@ -36,15 +36,15 @@ def check_dictionary(state: dict, path: str | Path) -> None:
         )
     fingerprint = dictionary_fingerprint(dictionary)
     if not torch.equal(state["model"].get("_extra_state", fingerprint), fingerprint):
-        raise ValueError(f"{path} has as many types as the model's dictionary, but other ones or in another order")
+        raise ValueError(f"{path} has as many types as the model's dictionary, but different ones or in another order")
 
 
 def adopt_structure(model_cfg: DictConfig, path: str | Path, data: str | Path) -> tuple[DictConfig, dict]:
     """The configuration of a model that starts from the checkpoint `path` and keeps its structure and longest input.
 
-    model_cfg: a section of the whole configuration, in which it is replaced too; its options may be those of
-    `from_checkpoint` or of an architecture. data: folder with the dict.txt. Returns (configuration, what a record says
-    about the checkpoint). Raises ValueError if the configuration or the dictionary contradicts the checkpoint.
+    model_cfg: a section of the whole configuration, which is updated too; its options are those of `from_checkpoint` or
+    of an architecture. data: folder with the dict.txt. Returns (configuration, fields of the record about the
+    checkpoint). Raises ValueError if the configuration or the dictionary contradicts the checkpoint.
     """
     state = read_checkpoint(path, mmap=True)
     saved = state["cfg"]["model"]
@@ -72,15 +72,15 @@ def adopt_structure(model_cfg: DictConfig, path: str | Path, data: str | Path) -
 
 
 def structure(model_cfg: Mapping) -> dict:
-    """The settings of a model that define its function."""
+    """The settings of a model that define what it computes."""
     own = {key: value for key, value in model_cfg.items() if key not in FREE and not key.startswith("_")}
-    if own.get("position"):  # older checkpoints spell it as it was typed
+    if own.get("position"):  # older checkpoints have it as it was typed
         own["position"] = canonical(own["position"])
     return own
 
 
 def variant(model_cfg: Mapping) -> str:
-    """How a model differs from what its architecture's name stands for: "", or "position sinusoidal, ..."."""
+    """How a model differs from the preset of its architecture: "", or "position sinusoidal, ..."."""
     preset = models.MODEL_DATACLASS_REGISTRY[model_cfg["_name"]]()
     own = structure(model_cfg)
     return ", ".join(f"{key} {own[key]}" for key in sorted(own) if str(own[key]) != str(getattr(preset, key)))
@@ -99,9 +99,9 @@ FromCheckpointConfig = make_dataclass(
 
 @models.register_model(FROM_CHECKPOINT, dataclass=FromCheckpointConfig)
 class FromCheckpoint(TupeModel):
-    """The architecture `from_checkpoint`: that of the checkpoint to start from. The tasks of this plugin put the real
-    one in its place before the model is built (`adopt_structure`), so that the new checkpoint names that."""
+    """The architecture `from_checkpoint` stands for that of the checkpoint to start from. The tasks of this plugin
+    replace it before they build the model (`adopt_structure`), so that new checkpoints have the real name."""
 
     @classmethod
     def build_model(cls, cfg, task):
-        raise ValueError(f"{FROM_CHECKPOINT} needs --finetune-from-model, and a task of this plugin")
+        raise ValueError(f"{FROM_CHECKPOINT} needs --finetune-from-model and a task of this plugin")

@@ -1,4 +1,4 @@
-"""Guards around fairseq's training loop: a resumed run continues at the right place of the data, or says why not."""
+"""Makes a resumed run continue at the right place in the data, or fail with the reason."""
 
 import logging
 from functools import wraps
@@ -12,35 +12,36 @@ logger = logging.getLogger(__name__)
 # So the numbers of processes and of batches are stored beside it: the position is moved exactly, or refused.
 
 
-def position_in_epoch(state, num_shards, num_batches, grouped_shuffling):
+def position_in_epoch(state: dict, num_shards: int, num_batches: int, grouped_shuffling: bool) -> int:
     """The stored position, in batches per process of an iterator with `num_shards` processes and `num_batches` in all.
 
     state: what `EpochBatchIterator.state_dict` returned when the checkpoint was written.
-    Raises ValueError when no position of the new iterator is the same place in the data.
+    Raises ValueError if no position of the new iterator is the same place in the data.
     """
     position, old_shards, old_batches = state["iterations_in_epoch"], state["num_shards"], state["num_batches"]
     if position == 0 or (old_shards, old_batches) == (num_shards, num_batches):
         return position
-    cure = "resume with the old settings, or start the epoch anew with --reset-dataloader"
+    remedy = "resume with the old settings, or restart the epoch with --reset-dataloader"
     if old_batches != num_batches:
         raise ValueError(
             f"the checkpoint was written in the middle of an epoch of {old_batches} batches, now an epoch has "
-            f"{num_batches} (other batch size, sequence length or data), so the place in the data is lost: {cure}"
+            f"{num_batches} (other batch size, sequence length or data), so the position in the data is lost: {remedy}"
         )
-    consumed = position * old_shards  # the processes take turns in one common list of batches
+    consumed = position * old_shards  # the processes take turns on one list of batches
     if grouped_shuffling or consumed % num_shards:
         raise ValueError(
             f"the checkpoint was written by {old_shards} processes after {consumed} batches of an epoch; "
-            f"{num_shards} processes cannot continue exactly there: {cure}"
+            f"{num_shards} processes cannot continue exactly there: {remedy}"
         )
     logger.warning(
         f"resuming on {num_shards} processes a run of {old_shards}, after the same {consumed} batches of the epoch; "
-        "batch size x update_freq x processes should stay what it was (`tupe pretrain` sees to it)"
+        "keep batch size x update_freq x processes the same (`tupe pretrain` does)"
     )
     return consumed // num_shards
 
 
 def _guard(iterator_class):
+    """Make its state dict hold the numbers of processes and of batches, and check them on loading."""
     state_dict, load_state_dict = iterator_class.state_dict, iterator_class.load_state_dict
 
     @wraps(state_dict)

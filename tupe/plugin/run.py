@@ -1,5 +1,5 @@
-"""The life of a run inside fairseq, whichever command started it: its folder is locked and its record begins when
-training builds the criterion, scores are added after every validation, and the record says at the end how it ended.
+"""The life of a run inside fairseq, whichever command started it. When training builds the criterion, the folder is
+locked and the record begins; every validation adds scores; at the end the record gets the outcome.
 """
 
 import logging
@@ -25,16 +25,16 @@ logger = logging.getLogger(__name__)
 
 
 class RecordedTask:
-    """Mixin for fairseq tasks whose trainings are recorded; it goes before the fairseq class.
+    """Mixin for fairseq tasks whose training is recorded; it goes before the fairseq class.
 
-    The task's configuration has `data` and `finetune_from_model`. `metrics` names the scores of a task that is there
-    for its scores (fine-tuning), the first is the one to maximise; a task without metrics is there for its checkpoint
-    (pre-training), and its loss is minimised.
+    The task's configuration has `data` and `finetune_from_model`. `metrics` names the scores that are the purpose of a
+    task (fine-tuning), of which the first is to be maximised; the purpose of a task without metrics is its checkpoint
+    (pre-training), and its loss is to be minimised.
     """
 
     metrics = ()
     run = None  # while training
-    _pretrained = {}  # what the record says about the checkpoint that training starts from
+    _pretrained = {}  # fields of the record about the checkpoint that training starts from
     _training = False
 
     def record_name(self, config: DictConfig) -> str:
@@ -42,7 +42,7 @@ class RecordedTask:
         raise NotImplementedError
 
     def build_model(self, cfg, from_checkpoint=False):
-        self._training = not from_checkpoint  # from_checkpoint: to be used, not trained
+        self._training = not from_checkpoint  # from_checkpoint: fairseq loads the model for use, not for training
         if self._training:
             run_position_file(cfg)
         if self._training and self.cfg.finetune_from_model:
@@ -51,8 +51,8 @@ class RecordedTask:
         return models.build_model(cfg, self, from_checkpoint)
 
     def build_criterion(self, cfg, **kwargs):
-        # Training builds its criterion before the schedule, with the whole configuration as its parent: the only moment
-        # to tell the schedule how long the run is.
+        # Training builds its criterion before the schedule, with the whole configuration as its parent: so this is
+        # the only moment to tell the schedule how long the run is.
         config = cfg._get_parent()
         if self._training and config is not None:
             if config.lr_scheduler._name == SCHEDULE and not config.lr_scheduler.total_num_update > 0:
@@ -83,7 +83,7 @@ class RecordedTask:
             return
         split = self.run.record.splits[self._validated]
         self._validated += 1
-        # What fairseq prints is rounded; the meters are not. wpb and bsz are the sizes of batches.
+        # fairseq rounds what it prints; the meters are exact. wpb and bsz are batch sizes.
         means = {name: float(meter.avg) for name, meter in agg.items() if isinstance(meter, AverageMeter)}
         scores = {name: value for name, value in means.items() if name not in ("wpb", "bsz")}
         scores.update({name: stats[name] for name in self.metrics})
@@ -93,14 +93,14 @@ class RecordedTask:
             self.run.record.save(self.run.folder)
 
     def keep_predictions(self, split: str, best: bool) -> None:
-        """Write what the model predicted for a split. best: this validation is the best so far."""
+        """Write the model's predictions for a split. best: this validation is the best so far."""
 
 
 LENGTHS = ("max_epoch", "max_update")
 
 
 class Run:
-    """A run that this process trains. record: as far as it is known; config: the whole configuration."""
+    """A run that this process trains. record: what is known before training; config: the whole configuration."""
 
     def __init__(self, record: Record, config: DictConfig):
         self.record, self.config = record, config
@@ -111,7 +111,7 @@ class Run:
     def add_scores(self, epoch: int, updates: int, split: str, scores: dict) -> bool:
         """Add the scores of a validation to the record. Returns whether that validation is the best so far."""
         entries = self.record.scores
-        if self._resumed:  # scores of later updates are of a run that was started over
+        if self._resumed:  # later scores are from before the run was started over
             entries[:] = [entry for entry in entries if entry["num_updates"] < updates]
             self._resumed = False
         same = [entry for entry in entries if entry["num_updates"] == updates]
@@ -125,30 +125,30 @@ class Run:
         return best
 
     def is_scored(self) -> bool:
-        """Whether every split was scored at the end."""
+        """Whether every split has scores from the end of the run."""
         scored = {e["split"] for e in self.record.scores if self._reached(e["epoch"], e["num_updates"])}
         return scored == set(self.record.splits)
 
     def is_saved(self) -> bool:
-        """Whether the folder's last checkpoint is that of the end."""
+        """Whether the folder's last checkpoint is from the end of the run."""
         options = self.config.checkpoint
         shard = "-shard0" if self.config.distributed_training.use_sharded_state else ""
         path = self.folder / f"checkpoint_last{options.checkpoint_suffix}{shard}.pt"
         try:
             state = read_checkpoint(path, mmap=True)
-        except ValueError:  # there is none, or it is damaged: whoever launches the training deals with that
+        except ValueError:  # there is none, or it is damaged, which the launcher deals with
             return False
         return self._reached(state["extra_state"]["train_iterator"]["epoch"] - 1, num_updates(state))
 
     def is_finished(self, earlier: Record | None) -> bool:
-        """Whether nothing is left to train. earlier: what the folder's record says."""
+        """Whether nothing is left to train. earlier: the record in the folder."""
         options = self.config.checkpoint
         if self.record.metrics or options.no_save or options.no_last_checkpoints:
             return earlier is not None and earlier.state == "finished" and earlier.length == self.record.length
         return options.restore_file == "checkpoint_last.pt" and not options.reset_optimizer and self.is_saved()
 
-    def is_whole(self) -> bool:
-        """Whether what the run is there for exists: the last scores, or the last checkpoint."""
+    def is_complete(self) -> bool:
+        """Whether the run has its result: the last scores, or the last checkpoint."""
         options = self.config.checkpoint
         if self.record.metrics or options.no_save or options.no_last_checkpoints:
             return self.is_scored()
@@ -163,14 +163,14 @@ class Run:
         if not self.writes:
             return
         if self.config.checkpoint.no_save:
-            (self.folder / "crash.pt").unlink(missing_ok=True)  # fairseq's, of a run that diverged
-        if error is None and self.is_whole():
+            (self.folder / "crash.pt").unlink(missing_ok=True)  # fairseq writes it when a run diverges
+        if error is None and self.is_complete():
             self.record.end()
         elif error is None and self.record.metrics:
             self.record.end("stopped before its last epoch was scored: see its log")
         elif isinstance(error, Exception):
             self.record.end(reason(error))
-        # Else it was interrupted, or stopped by a limit of time: it stays open, and goes on when it is started again.
+        # Else it was interrupted or reached a time limit: it stays open, and continues when it is started again.
         if self.folder.is_dir():
             self.record.save(self.folder)
         records.unlock(self.folder)
@@ -188,18 +188,18 @@ def begin(record: Record, config: DictConfig) -> Run | None:
     the folder holds another run.
     """
     global _run
-    end()  # the one before, in a process that trains several
+    end()  # the previous run, in a process that trains several
     forget_earlier_scores()
     run = Run(record, config)
     try:
         earlier = records.read(run.folder)
-    except ValueError as error:  # cut off by a power failure, for example
+    except ValueError as error:  # truncated by a power failure, for example
         logger.warning(f"{error}: the run starts over")
         earlier = None
     if earlier and earlier.started_at:
         differences = record.differences(earlier)
         if differences:
-            text = "; ".join(f"{name} {there} there, {here} here" for name, (here, there) in differences.items())
+            text = "; ".join(f"{name} {old} there, {new} here" for name, (new, old) in differences.items())
             raise ValueError(f"{run.folder} holds another run ({text}); choose another folder or remove it")
         record.scores, record.started_at = earlier.scores, earlier.started_at
     if run.writes and not records.lock(run.folder):
@@ -231,8 +231,8 @@ def end(error: BaseException | None = None) -> None:
 
 @contextmanager
 def recorded():
-    """Around fairseq's training where the process goes on afterwards, or turns errors into messages: the record says
-    how the run ended as soon as it has."""
+    """Complete the record as soon as fairseq's training ends, for processes that continue afterwards or turn errors
+    into messages."""
     try:
         yield
     except BaseException as error:
@@ -248,12 +248,13 @@ def _end_of_process():
     end(error)
 
 
-# Not atexit: processes that multiprocessing has started do not call that.
+# Not atexit, which processes started by multiprocessing do not run.
 Finalize(None, _end_of_process, exitpriority=0)
 
 
 def forget_earlier_scores() -> None:
-    """fairseq keeps the best score on functions; another run in the same process would compare itself with it."""
+    """Delete the best score, which fairseq keeps as an attribute of functions: the next run in this process would
+    compare its scores with it."""
     vars(checkpoint_utils.save_checkpoint).pop("best", None)
     if "fairseq_cli.train" in sys.modules:
         vars(sys.modules["fairseq_cli.train"].should_stop_early).clear()
@@ -263,14 +264,14 @@ def forget_earlier_scores() -> None:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Of a GPU or of main memory."""
+    """Whether an error means that a GPU or the machine ran out of memory."""
     return isinstance(error, (MemoryError, torch.cuda.OutOfMemoryError)) or (
         isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
     )
 
 
 def reason(error: Exception) -> str:
-    """One line that says why a run failed."""
+    """Why a run failed, in one line of at most 200 characters."""
     kind = type(error).__name__
     if is_out_of_memory(error):
         kind = "out of memory"

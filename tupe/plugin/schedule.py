@@ -1,4 +1,4 @@
-"""The learning-rate schedule that is given as a ratio of the run, and how many updates a run has."""
+"""A learning-rate schedule whose warm-up is a share of the run, and the number of updates of a run."""
 
 import math
 from dataclasses import dataclass, field
@@ -16,9 +16,9 @@ SCHEDULE = "polynomial_decay_ratio"
 
 @dataclass
 class PolynomialDecayRatioConfig(PolynomialDecayLRScheduleConfig):
-    warmup_ratio: float = field(default=0.06, metadata={"help": "share of all updates with a growing learning rate"})
+    warmup_ratio: float = field(default=0.06, metadata={"help": "share of all updates with a rising learning rate"})
     total_num_update: float = field(
-        default=0, metadata={"help": "number of updates; 0: the tasks of this plugin work it out from max_epoch"}
+        default=0, metadata={"help": "number of updates; 0: the tasks of this plugin compute it from max_epoch"}
     )
 
 
@@ -26,7 +26,9 @@ class PolynomialDecayRatioConfig(PolynomialDecayLRScheduleConfig):
 class PolynomialDecayRatio(PolynomialDecayLRSchedule):
     """Linear warm-up over `warmup_ratio` of the updates, then polynomial (by default linear) decay to the end value.
 
-    fairseq's own schedule wants both as numbers of updates, which differ from data set to data set.
+    fairseq's own schedule needs numbers of updates, which differ between data sets.
+
+    Raises ValueError for a ratio outside [0, 1), for warmup_updates, and without a number of updates.
     """
 
     def __init__(self, cfg, optimizer):
@@ -41,7 +43,7 @@ class PolynomialDecayRatio(PolynomialDecayLRSchedule):
 
 
 def count_updates(task: FairseqTask, config: DictConfig) -> int:
-    """Updates of `max_epoch` epochs, counted on the batches that fairseq will make. config: the whole configuration."""
+    """Updates in `max_epoch` epochs, counted from the batches that fairseq will make. config: the whole one."""
     data, epochs = config.dataset, config.optimization.max_epoch
     task.load_dataset(data.train_subset)
     batches = task.get_batch_iterator(

@@ -1,4 +1,4 @@
-"""SQuAD v1.1 and v2.0: a span head, and the official scores on the original characters. Its data: `squad_data`.
+"""SQuAD v1.1 and v2.0: a task, a criterion, and the official scores on the original characters. The data: `squad_data`.
 
 B batch, L length of `<s> question </s> </s> window </s>`, C model width.
 """
@@ -7,6 +7,7 @@ import collections
 import json
 import re
 import string
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -31,29 +32,30 @@ ANSWER_PIECES = 30  # longest answer that is predicted (Devlin et al., 2019)
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
-def normalise_answer(text):
-    """Lower case, no punctuation, no articles, single spaces: the form in which answers are compared."""
+def normalise_answer(text: str) -> str:
+    """An answer as the official script compares it: lower case, no punctuation, no articles, single spaces."""
     return " ".join(re.sub(r"\b(?:a|an|the)\b", " ", text.lower().translate(_PUNCTUATION)).split())
 
 
-def exact_match(prediction, gold):
+def exact_match(prediction: str, gold: str) -> float:
+    """1 if both are the same after normalisation, else 0."""
     return float(normalise_answer(prediction) == normalise_answer(gold))
 
 
-def f1(prediction, gold):
+def f1(prediction: str, gold: str) -> float:
     """Harmonic mean of precision and recall over words; 1 if both are empty, 0 if one is."""
-    words, wanted = normalise_answer(prediction).split(), normalise_answer(gold).split()
-    if not words or not wanted:
-        return float(words == wanted)
-    common = sum((collections.Counter(words) & collections.Counter(wanted)).values())
-    return 2 * common / (len(words) + len(wanted))
+    predicted, correct = normalise_answer(prediction).split(), normalise_answer(gold).split()
+    if not predicted or not correct:
+        return float(predicted == correct)
+    common = sum((collections.Counter(predicted) & collections.Counter(correct)).values())
+    return 2 * common / (len(predicted) + len(correct))
 
 
-def best_over_golds(measure, prediction, golds, version="2.0"):
-    """The best score against any gold answer; a question without one wants the empty string.
+def best_over_golds(measure: Callable, prediction: str, golds: list[str], version: str = "2.0") -> float:
+    """The best score against any gold answer; for a question without one, the empty string is correct.
 
-    A gold answer of articles and punctuation alone is none in version 2.0 of the official script; in 1.1 it can be
-    matched exactly, but shares words with nothing.
+    Version 2.0 of the official script ignores a gold answer that is all articles and punctuation; in 1.1 it can be
+    matched exactly, but its F1 is 0.
     """
     real = [gold for gold in golds if normalise_answer(gold)]
     if version == "1.1" and golds:
@@ -61,14 +63,13 @@ def best_over_golds(measure, prediction, golds, version="2.0"):
     return max(measure(prediction, gold) for gold in real or [""])
 
 
-def official_scores(predictions, golds, no_answer=None):
+def official_scores(predictions: dict, golds: dict, no_answer: dict | None = None) -> dict:
     """{"exact", "f1", "threshold"} in percent over all questions.
 
     predictions: {question id: text of the best answer}. golds: {question id: list of gold answers, empty if there is
-    none}. no_answer: {question id: how much more likely no answer is}: a question whose value is above the threshold is
-    answered with the empty string, and the threshold is chosen for the highest F1, as the official script reports it
-    ("best_f1"; its exact match here is that of the same threshold). Without it every answer is given, and scored as in
-    version 1.1.
+    none}. no_answer: {question id: score of no answer minus that of the best span}: a question above the threshold is
+    answered with the empty string. The threshold is the one with the highest F1, which the official script reports as
+    "best_f1"; "exact" is at the same threshold. Without no_answer every answer counts, as in version 1.1.
     """
     ids = sorted(golds, key=lambda qid: no_answer[qid]) if no_answer else list(golds)
     version = "2.0" if no_answer else "1.1"
@@ -86,8 +87,8 @@ def official_scores(predictions, golds, no_answer=None):
         answered = max(allowed, key=lambda k: totals[k])
         threshold = values[answered - 1] if answered else values[0] - 1.0
     scores = {m: (given[m][:answered].sum() + empty[answered:].sum()) / len(ids) for m in given}
-    found = {"exact": 100 * float(scores[exact_match]), "f1": 100 * float(scores[f1])}
-    return {**found, "threshold": float(threshold)} if no_answer else found
+    percent = {"exact": 100 * float(scores[exact_match]), "f1": 100 * float(scores[f1])}
+    return {**percent, "threshold": float(threshold)} if no_answer else percent
 
 
 def constant_scores(golds, version) -> dict:
@@ -110,7 +111,7 @@ def constant_scores(golds, version) -> dict:
 @dataclass
 class SquadConfig(FinetuneConfig):
     data: str = field(default=MISSING, metadata={"help": "folder that `tupe prepare squad` wrote"})
-    squad_version: ChoiceEnum(list(VERSIONS)) = field(default="1.1", metadata={"help": "which files"})
+    squad_version: ChoiceEnum(list(VERSIONS)) = field(default="1.1", metadata={"help": "version of the files"})
     doc_stride: int = field(default=128, metadata={"help": "pieces from one window over a paragraph to the next"})
     max_query: int = field(default=64, metadata={"help": "pieces of the question that are kept"})
 
@@ -127,7 +128,7 @@ class SquadTask(FinetuneTask):
         return model
 
     def load_dataset(self, split, combine=False, **kwargs):
-        if split in self.datasets:  # the schedule has asked for it before
+        if split in self.datasets:  # `count_updates` has loaded it already
             return
         encoded = Encoded.load(Path(self.cfg.data), FILES[split], str(self.cfg.squad_version))
         options = self.max_positions(), self.cfg.doc_stride, self.cfg.max_query, self.cfg.seed
@@ -137,7 +138,7 @@ class SquadTask(FinetuneTask):
         return f"SQuAD-{self.cfg.squad_version}"
 
     def answers(self, split):
-        """({question id: best answer}, {question id: how much more likely none is}) from the windows' predictions."""
+        """({question id: best answer}, {question id: score of no answer minus that answer's}) from the windows."""
         data, best, null = self.dataset(split), {}, {}
         for w, (span, start, end, none) in self.predictions[split].items():
             q = data.questions[data.windows[w][0]].id
@@ -154,9 +155,9 @@ class SquadTask(FinetuneTask):
     def evaluate(self, split):
         golds = self.golds(split)
         texts, no_answer = self.answers(split)
-        found = official_scores(texts, golds, no_answer if str(self.cfg.squad_version) == "2.0" else None)
-        self._threshold = found.pop("threshold", None)
-        return found
+        scores = official_scores(texts, golds, no_answer if str(self.cfg.squad_version) == "2.0" else None)
+        self._threshold = scores.pop("threshold", None)
+        return scores
 
     def keep_predictions(self, split, best):
         super().keep_predictions(split, best)
@@ -165,7 +166,7 @@ class SquadTask(FinetuneTask):
             write_atomically(path, json.dumps(self.golds(split), ensure_ascii=False) + "\n")
 
     def write_predictions(self, split, stem):
-        """The official formats: {question id: answer}, and for v2.0 the scores of having none, beside the threshold."""
+        """The official formats: {question id: answer}, and for v2.0 the scores of no answer, with the threshold."""
         self.scores(split)
         texts, no_answer = self.answers(split)
         if self._threshold is not None:
@@ -198,7 +199,7 @@ class SquadCriterion(FinetuneCriterion):
         return loss, size, log
 
 
-def best_spans(start, end, starts):
+def best_spans(start: torch.Tensor, end: torch.Tensor, starts: torch.Tensor) -> list[tuple]:
     """[(score of the best span, its first position, its last, score of no answer)] per row.
 
     start, end: logits [B, L], -inf where no answer can be, [CLS] at 0. starts: where a span may begin [B, L].
@@ -209,7 +210,7 @@ def best_spans(start, end, starts):
     ordered = torch.ones(length, length, dtype=torch.bool, device=start.device).triu().tril(ANSWER_PIECES - 1)
     ordered[:, 0] = False
     value, place = pairs.masked_fill(~ordered, float("-inf")).flatten(1).max(dim=1)
-    found = torch.isfinite(value)
+    possible = torch.isfinite(value)
     none = (start[:, 0] + end[:, 0]).tolist()
-    rows = zip(value.tolist(), (place // length * found).tolist(), (place % length * found).tolist(), none, strict=True)
-    return [tuple(row) for row in rows]
+    first, last = (place // length * possible).tolist(), (place % length * possible).tolist()
+    return list(zip(value.tolist(), first, last, none, strict=True))

@@ -1,4 +1,5 @@
-"""SQuAD's official files, preparing them (paragraphs and questions are encoded once), and windows over paragraphs.
+"""Reads and prepares SQuAD's official files (encoding paragraphs and questions once), and makes windows over
+paragraphs.
 
 B batch, L length of `<s> question </s> </s> window </s>`.
 """
@@ -35,8 +36,8 @@ class Question:
 
 
 def read_squad(path: str | Path) -> tuple[list[str], list[Question]]:
-    """(paragraphs, questions) of an official file. Raises ValueError with the question's id where it is not as
-    expected."""
+    """(paragraphs, questions) of an official file. Raises ValueError with the question's id for anything
+    unexpected."""
     try:
         data = json.loads(Path(path).read_text(encoding="utf-8"))["data"]
     except FileNotFoundError:
@@ -50,15 +51,15 @@ def read_squad(path: str | Path) -> tuple[list[str], list[Question]]:
                 answers = [] if entry.get("is_impossible") else entry["answers"]
                 answers = [(answer["text"], answer["answer_start"]) for answer in answers]
                 for text, start in answers:
-                    there = paragraph["context"][start : start + len(text)]
-                    if there != text:
-                        raise ValueError(f"{path}, question {entry['id']}: {text!r} is not at {start}, but {there!r}")
+                    actual = paragraph["context"][start : start + len(text)]
+                    if actual != text:
+                        raise ValueError(f"{path}, question {entry['id']}: {text!r} is not at {start}, but {actual!r}")
                 if not answers and not entry.get("is_impossible"):
                     raise ValueError(f"{path}, question {entry['id']}: no answer, and not marked as impossible")
                 questions.append(Question(entry["id"], entry["question"], len(contexts), answers))
             contexts.append(paragraph["context"])
     if not questions:
-        raise ValueError(f"{path} holds no question")
+        raise ValueError(f"{path} has no question")
     return contexts, questions
 
 
@@ -88,7 +89,7 @@ class Encoded:
         """What `prepare` wrote. file: "train" or "dev"."""
         name = f"{file}-v{version}"
         if not (folder / f"{name}.json").exists():
-            raise FileNotFoundError(f"{folder} has no {name}; make it with `tupe prepare squad`")
+            raise FileNotFoundError(f"{folder} has no {name}; `tupe prepare squad` writes it")
         content = json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
         with np.load(folder / f"{name}.npz", allow_pickle=False) as arrays:
             borders = {key: np.cumsum(arrays["query_pieces" if key == "queries" else "pieces"])[:-1] for key in PARTS}
@@ -120,10 +121,10 @@ def _encode_question(question):
 def prepare(
     source: str | Path, vocabulary: str | Path, output: str | Path, workers: int = 1, overwrite: bool = False
 ) -> Iterator[tuple[str, Encoded]]:
-    """Encode the official files of a folder, of every version that is there.
+    """Encode the official files of a folder, of every version that it has.
 
-    vocabulary: the pre-training data, which the encoder is read from. output: gets the encoded files and the encoder's.
-    Yields (name of a file, what it holds). Raises ValueError for bad input, and when an older file is in the way.
+    vocabulary: folder of the pre-training data, for its encoder. output: gets the encoded files and the encoder's.
+    Yields (name of a file, its contents). Raises ValueError for bad input, and if an encoded file exists already.
     """
     source, vocabulary, output = Path(source), Path(vocabulary), Path(output)
     names = {version: [f"{file}-v{version}" for file in FILES.values()] for version in VERSIONS}
@@ -132,7 +133,7 @@ def prepare(
         raise ValueError(f"{source} has none of the files {', '.join(f'{files[0]}.json' for files in names.values())}")
     older = [name for files in names.values() for name in files if (output / f"{name}.json").exists()]
     if set(older) & set(given) and not overwrite:
-        raise ValueError(f"{output} holds {', '.join(older)} already; pass --overwrite to replace it")
+        raise ValueError(f"{output} has {', '.join(older)} already; pass --overwrite to replace it")
     files = {name: read_squad(source / f"{name}.json") for name in given}
     with text_encoders(vocabulary, workers) as map_texts:
         copy_encoder(vocabulary, output, [name for name in older if name not in given])
@@ -162,9 +163,9 @@ def command(squad, data, output, jobs, overwrite):
 class Windows(FairseqDataset):
     """Every question with every window over its paragraph.
 
-    A paragraph that does not fit is cut into windows that overlap: each starts `stride` pieces after the last. A piece
-    is predicted as the start of an answer only in the window where it has the most context on its poorer side. In
-    training, a window without the whole answer has [CLS] as its answer.
+    A paragraph that does not fit is cut into overlapping windows: each starts `stride` pieces after the previous one. A
+    piece may start an answer only in the window in which it has the most context (on the side with less of it). In
+    training, the answer of a window without the whole answer is [CLS].
     """
 
     def __init__(self, encoded: "Encoded", dictionary: Dictionary, max_positions, stride, max_query, seed):
@@ -178,7 +179,7 @@ class Windows(FairseqDataset):
             if room < 2:
                 raise ValueError(f"max_query {max_query} leaves no room for a paragraph in {max_positions} positions")
             total = len(self.ids[question.context])
-            step = min(stride, max(room // 2, 1))  # windows overlap, also those of a short model
+            step = min(stride, max(room // 2, 1))  # windows overlap even if the model is short
             starts = range(0, max(total - room, 0) + step, step) if total > room else [0]
             for start in starts:
                 if start == 0 or start - step + room < total:
@@ -189,7 +190,7 @@ class Windows(FairseqDataset):
         self.best_window = self._best_windows()
 
     def _best_windows(self):
-        """{question: window in which each piece of its paragraph has the most context}"""
+        """{question: for each piece of its paragraph, the window in which it has the most context}"""
         best = {}
         for w, (q, start, end) in enumerate(self.windows):
             total = len(self.ids[self.questions[q].context])

@@ -2,7 +2,7 @@
 
     python -m tupe.plugin.worker --command "tupe pretrain ..." [arguments of fairseq-train]
 
-is what torchrun starts on every GPU; a run of one process calls `train` where it is.
+is what torchrun starts for every GPU; a run of one process calls `train` directly.
 """
 
 import os
@@ -22,21 +22,21 @@ from ..options import Command, Refusal
 from .run import recorded
 
 
-def train(arguments: list):
+def train(arguments: list) -> None:
     """Do in this process what `fairseq-train` does with these arguments.
 
-    Raises what the user can cause as this package's own code raises it: ValueError, or BlockingIOError if another
-    process trains in that folder. Of any other error the traceback is printed, and `Refusal` says it in one line.
+    Raises ValueError for a mistake of the user that this package detects, and BlockingIOError if another process trains
+    in that folder. For any other error it prints the traceback and raises `Refusal` with one line.
     """
     parser = options.get_training_parser()
     cfg = convert_namespace_to_omegaconf(options.parse_args_and_arch(parser, arguments))
     if torch.distributed.is_torchelastic_launched():
-        # fairseq knows torchrun by its environment too, but divides by the number of GPUs, also where there are none.
+        # fairseq recognises torchrun by its environment too, but divides by the number of GPUs, which may be 0.
         with open_dict(cfg):
-            place = cfg.distributed_training
-            place.distributed_init_method, place.distributed_no_spawn = "env://", True
-            place.distributed_world_size = int(os.environ["WORLD_SIZE"])
-            place.distributed_rank, place.device_id = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
+            section = cfg.distributed_training
+            section.distributed_init_method, section.distributed_no_spawn = "env://", True
+            section.distributed_world_size = int(os.environ["WORLD_SIZE"])
+            section.distributed_rank, section.device_id = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
     try:
         with recorded():
             distributed_utils.call_main(cfg, fairseq_train.main)
@@ -48,7 +48,7 @@ def train(arguments: list):
 
 
 def _is_ours(error):
-    """Whether this package raised it (and not a library that it called)."""
+    """Whether this package raised the error, not a library that it called."""
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     return frames[-1].f_globals["__name__"].startswith("tupe.")
 
@@ -57,7 +57,7 @@ def _is_ours(error):
 @click.option("--command", required=True)
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def main(command, arguments):
-    sys.argv = shlex.split(command)  # the record of the run says what was typed, not what torchrun started
+    sys.argv = shlex.split(command)  # the record of the run has the command that was typed, not torchrun's
     train(arguments)
 
 
