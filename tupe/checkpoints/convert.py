@@ -1,7 +1,7 @@
 """Weights from and to other code: the released TUPE code, Hugging Face BERT, and our own Hugging Face export.
 
-All of it renames tensors; exceptions are explained in place. Every converted model is built and loaded
-strictly before it is written.
+Conversion renames tensors; comments explain the exceptions. Before a converted model is written, it is built and loads
+the tensors strictly.
 """
 
 import argparse
@@ -35,16 +35,16 @@ logger = logging.getLogger(__name__)
 
 
 def architecture_of(options: dict) -> str:
-    """The named architecture that these model options belong to, by position, [CLS] and size."""
+    """The named architecture with these model options: position, [CLS] and size."""
     kind = (options["position"], options["cls"])
     name = next((name for name, preset in ARCHITECTURES.items() if preset == kind), "tupe_r")
     sizes = tuple(options[NAMES[option]] for option in ("layers", "width", "heads", "ffn"))
     return with_size(name, next((size for size, preset in SIZES.items() if preset == sizes), "base"))
 
 
-def build_checkpoint(weights, options, dictionary):
+def build_checkpoint(weights: dict, options: dict, dictionary: Dictionary) -> dict:
     """A checkpoint of this project. weights: model state without settings and fingerprints; options: of the model.
-    With a span head it is one of the task squad, else of pre-training."""
+    Its task is squad if there is a span head, else pre-training's. Raises ValueError for weights that do not fit."""
     rows = len(weights["encoder.tokens.weight"])
     if rows != len(dictionary):
         raise ValueError(
@@ -57,8 +57,8 @@ def build_checkpoint(weights, options, dictionary):
     settings = {key: value for key, value in model.state_dict().items() if key.endswith("_extra_state")}
     try:
         model.load_state_dict({**settings, **weights}, strict=True, model_cfg=model.cfg)
-    except RuntimeError as error:  # tensors that are missing, too many or of other sizes
-        raise ValueError(f"the tensors are not those of the model that the options describe: {error}") from error
+    except RuntimeError as error:  # tensors that are missing, unknown or of other sizes
+        raise ValueError(f"the tensors do not fit the model that the options describe: {error}") from error
     return new_checkpoint(cfg, model.state_dict())
 
 
@@ -69,10 +69,10 @@ def build_model(cfg, dictionary):
     return models.build_model(model_cfg, MaskedLMTask(OmegaConf.create(cfg["task"]), dictionary))
 
 
-def write(checkpoint, files, output):
-    """checkpoint.pt and other files, {name: contents}, in the folder `output`; returns the checkpoint's path.
+def write(checkpoint: dict, files: dict[str, bytes], output: str | Path) -> Path:
+    """Write checkpoint.pt and other files, {name: contents}, to the folder `output`; returns the checkpoint's path.
 
-    Raises ValueError, before anything is written, if the folder has a checkpoint or other contents of these files.
+    Raises ValueError, before it writes anything, if the folder has a checkpoint, or these files with other contents.
     """
     output = Path(output)
     path = output / "checkpoint.pt"
@@ -80,7 +80,7 @@ def write(checkpoint, files, output):
         raise ValueError(f"{path} exists already; choose another folder or remove it")
     for name, contents in files.items():
         if (output / name).exists() and (output / name).read_bytes() != contents:
-            raise ValueError(f"{output / name} exists already, and is another one; choose another folder or remove it")
+            raise ValueError(f"{output / name} exists already, with other contents; choose another folder or remove it")
     output.mkdir(parents=True, exist_ok=True)
     for name, contents in files.items():
         if not (output / name).exists():
@@ -89,8 +89,8 @@ def write(checkpoint, files, output):
     return path
 
 
-def floats(weights):
-    """Half-precision checkpoints become float32."""
+def floats(weights: dict) -> dict:
+    """The weights in float32, whatever their precision in the file."""
     return {key: value.float() if value.is_floating_point() else value for key, value in weights.items()}
 
 
@@ -115,8 +115,8 @@ RELEASED = [  # (a part of a name in the released code, the same part in ours)
 ]
 
 
-def rename(name, table):
-    """A part with a leading dot is replaced anywhere, another one at the start."""
+def rename(name: str, table: list) -> str:
+    """Replace parts of a name: those with a leading dot anywhere, the others at its start."""
     for old, new in table:
         if old.startswith("."):
             name = name.replace(old, new)
@@ -125,26 +125,26 @@ def rename(name, table):
     return name
 
 
-def our_name(name):
+def our_name(name: str) -> str:
     return rename(name, RELEASED)
 
 
-def released_name(name):
+def released_name(name: str) -> str:
     return rename(name, [(ours, theirs) for theirs, ours in RELEASED])
 
 
-def weights_from_released(state):
-    """Model state of the released code -> (weights of ours, model options that the tensors tell).
+def weights_from_released(state: dict) -> tuple[dict, dict]:
+    """Model state of the released code -> (our weights, the model options that follow from the tensors).
 
-    What tells TUPE-R from TUPE-A is its table of relative biases. The number of heads is not in TUPE-A's tensors.
-    Raises ValueError for a model that is no TUPE, or holds tensors that have no counterpart.
+    TUPE-R differs from TUPE-A by its table of relative biases. TUPE-A's tensors do not show the number of heads.
+    Raises ValueError for a model that is not a TUPE, or has tensors without a counterpart.
     """
     state = floats(dict(state))
     table = state.get(BODY + "pos.weight")
     if table is None:
-        raise ValueError(f"this is no checkpoint of the released TUPE code: it has no {BODY}pos.weight")
-    state.pop(BODY + "rp_bucket", None)  # indices, computed again
-    for kind in ("weight", "bias"):  # some versions have both projections in one
+        raise ValueError(f"this is not a checkpoint of the released TUPE code: it has no {BODY}pos.weight")
+    state.pop(BODY + "rp_bucket", None)  # indices, which this project computes
+    for kind in ("weight", "bias"):  # some versions have one tensor for both projections
         if BODY + f"pos_proj.{kind}" in state:
             parts = state.pop(BODY + f"pos_proj.{kind}").chunk(2)
             state[BODY + f"pos_q_linear.{kind}"], state[BODY + f"pos_k_linear.{kind}"] = parts
@@ -175,8 +175,8 @@ def weights_from_released(state):
     return weights, options
 
 
-def weights_to_released(weights):
-    """Model state of ours -> that of the released code. Raises ValueError if the tensors are not a TUPE-A's or -R's."""
+def weights_to_released(weights: dict) -> dict:
+    """Our model state -> that of the released code. Raises ValueError if the tensors are not those of TUPE-A or -R."""
     state = {released_name(key): value for key, value in weights.items() if not key.endswith("_extra_state")}
     if unknown := sorted(key for key in state if not key.startswith(("decoder.", "classification_heads."))):
         raise ValueError(f"the released code has no counterpart of: {', '.join(unknown[:5])}")
@@ -184,7 +184,7 @@ def weights_to_released(weights):
     return state
 
 
-RELEASED_OPTIONS = [  # it names them as fairseq does
+RELEASED_OPTIONS = [  # under fairseq's names
     NAMES[option]
     for option in (
         "layers", "width", "ffn", "heads", "max_positions", "dropout", "attention_dropout", "activation_dropout",
@@ -193,8 +193,11 @@ RELEASED_OPTIONS = [  # it names them as fairseq does
 ]  # fmt: skip
 
 
-def from_released(path, dictionary_file, heads=None):
-    """A checkpoint file of the released code -> a checkpoint of ours. heads: only where the file does not say."""
+def from_released(path: str | Path, dictionary_file: str | Path, heads: int | None = None) -> dict:
+    """A checkpoint file of the released code -> one of ours. heads: number of heads, if the file does not give it.
+
+    Raises ValueError for a file or a model that cannot be converted.
+    """
     state = load_safely(path)
     if not isinstance(state, dict) or "model" not in state:
         raise ValueError(f"{path} has no model: not a fairseq checkpoint")
@@ -207,17 +210,17 @@ def from_released(path, dictionary_file, heads=None):
     options = {**recorded, **options}
     options.setdefault(NAMES["heads"], heads)
     if options[NAMES["heads"]] is None:
-        raise ValueError(f"{path} does not say how many attention heads the model has; give --heads")
+        raise ValueError(f"{path} does not give the number of attention heads; use --heads")
     if args.get("activation_fn", "gelu") != "gelu" or args.get("encoder_normalize_before"):
         raise ValueError(f"{path}: only post-layer-norm models with GELU are supported")
     return build_checkpoint(weights, options, load_dictionary(dictionary_file))
 
 
-def to_released(path, dictionary_file):
-    """A checkpoint of ours -> what the released code reads (its options as an `argparse.Namespace`).
+def to_released(path: str | Path, dictionary_file: str | Path) -> dict:
+    """Our checkpoint -> one that the released code reads (its options as an `argparse.Namespace`).
 
-    Only TUPE-A and TUPE-R with untied [CLS], Transformer layers and softmax exist there. Raises ValueError for others,
-    and for a dictionary that is not the model's.
+    The released code has only TUPE-A and TUPE-R with untied [CLS], Transformer layers and softmax. Raises ValueError
+    for other models, and for another model's dictionary.
     """
     checkpoint = read_checkpoint(path)
     model = checkpoint["cfg"]["model"]
@@ -250,8 +253,8 @@ def to_released(path, dictionary_file):
 # ------------------------------------------------------------------------------------------------------ Hugging Face
 
 
-def read_hugging_face(folder):
-    """(config.json, tensors) of a folder that `save_pretrained` wrote."""
+def read_hugging_face(folder: str | Path) -> tuple[dict, dict]:
+    """(config.json, tensors) of a folder that `save_pretrained` wrote. Raises ValueError for another folder."""
     folder = Path(folder)
     if not (folder / "config.json").is_file():
         raise ValueError(f"{folder} has no config.json: not a Hugging Face checkpoint")
@@ -262,20 +265,21 @@ def read_hugging_face(folder):
         return config, load_file(folder / "model.safetensors")
     if (folder / "pytorch_model.bin").is_file():
         return config, load_safely(folder / "pytorch_model.bin")
-    raise ValueError(f"{folder} has neither model.safetensors nor pytorch_model.bin (sharded files: save them as one)")
+    raise ValueError(f"{folder} has neither model.safetensors nor pytorch_model.bin (shards: save them as one)")
 
 
-def from_export(config, weights, dictionary_file):
-    """What `tupe.export` wrote, or transformers saved of it -> a checkpoint of ours; missing LM heads are made anew."""
+def from_export(config: dict, weights: dict, dictionary_file: str | Path) -> dict:
+    """An export of `tupe checkpoint export`, or what transformers saved of it -> our checkpoint; a missing LM head is
+    initialised."""
     weights, options = weights_from_export(config, floats(weights))
     add_lm_head(weights, options[NAMES["width"]])
     return build_checkpoint(weights, options, load_dictionary(dictionary_file))
 
 
-def add_lm_head(weights, width):
-    """A fresh language-model head where there is none."""
+def add_lm_head(weights: dict, width: int) -> None:
+    """Add an initialised language-model head if there is none."""
     if "lm_head.bias" not in weights:
-        logger.warning("there is no language-model head; it is made anew")
+        logger.warning("there is no language-model head; a new one is initialised")
         fresh = LMHead(width, len(weights["encoder.tokens.weight"])).state_dict()
         weights.update({f"lm_head.{key}": value for key, value in fresh.items()})
 
@@ -294,16 +298,17 @@ BERT = [  # (a part of a name in BERT, the same part in ours)
     ("cls.predictions.transform.LayerNorm.", "lm_head.norm."),
     ("cls.predictions.bias", "lm_head.bias"),
 ]
-BERT_OPTIONS = {  # config.json, whose names the export took over -> our option
+BERT_OPTIONS = {  # name in config.json, which is also that of our export -> our option
     names_in("hugging_face")[option]: NAMES[option]
     for option in ("layers", "width", "ffn", "heads", "max_positions", "dropout", "attention_dropout", "layer_norm_eps")
 }
-# BERT's name of a token that fairseq keeps at a fixed place -> that token.
+# BERT's name of a special token -> fairseq's.
 BERT_SPECIAL = {"[CLS]": "<s>", "[PAD]": "<pad>", "[SEP]": "</s>", "[UNK]": "<unk>", "[MASK]": MASK}
 
 
-def bert_token_order(vocabulary):
-    """BERT's ids in the order of our dictionary, and the dictionary. vocabulary: BERT's tokens by id."""
+def bert_token_order(vocabulary: list[str]) -> tuple[torch.Tensor, Dictionary]:
+    """(BERT's ids in the order of our dictionary, the dictionary). vocabulary: BERT's tokens by id. Raises ValueError
+    for a vocabulary without BERT's special tokens, or with a token twice."""
     missing = [token for token in BERT_SPECIAL if token not in vocabulary]
     if missing:
         raise ValueError(f"the vocabulary has no {', '.join(missing)}")
@@ -318,12 +323,12 @@ def bert_token_order(vocabulary):
     return torch.tensor([ids[symbol] for symbol in dictionary.symbols]), dictionary
 
 
-def from_bert(folder):
+def from_bert(folder: str | Path) -> tuple[dict, Dictionary]:
     """A Hugging Face BERT -> (a `bert_a` checkpoint, its dictionary).
 
     The vector of token type 0 is added to the positions. Token ids change to fairseq's order: see `bert_token_order`.
-    BERT's next-sentence head is left out; a classifier with its pooler becomes the head sentence_classification_head,
-    one of single tokens is left out with a warning. Raises ValueError for a model with anything else.
+    BERT's next-sentence head is left out. A classifier with a pooler becomes the head sentence_classification_head;
+    a token classifier is left out with a warning. Raises ValueError for a model with anything else.
     """
     config, state = read_hugging_face(folder)
     known = {"model_type": "bert", "hidden_act": "gelu", "position_embedding_type": "absolute"}
@@ -331,7 +336,7 @@ def from_bert(folder):
         if config.get(key, value) != value:
             raise ValueError(f"{folder}: {key} is {config[key]!r}, only {value!r} can be converted")
     if missing := [key for key in BERT_OPTIONS if key not in config]:
-        raise ValueError(f"{folder}: config.json does not say {', '.join(missing)}")
+        raise ValueError(f"{folder}: config.json has no {', '.join(missing)}")
     vocabulary_file = Path(folder) / "vocab.txt"
     if not vocabulary_file.is_file():
         raise ValueError(
@@ -357,7 +362,7 @@ def from_bert(folder):
     token_types = state.pop("embeddings.token_type_embeddings.weight")
     pooler = {kind: state.pop(f"pooler.dense.{kind}", None) for kind in ("weight", "bias")}
     if "classifier.weight" in state and pooler["weight"] is None:
-        logger.warning("leaving out the classifier: it has no pooler, so it is one of tokens, not of sequences")
+        logger.warning("leaving out the classifier: it has no pooler, so it classifies tokens, not sequences")
     for kind in ("weight", "bias"):
         classifier = state.pop(f"classifier.{kind}", None)
         if classifier is not None and pooler[kind] is not None:
@@ -386,23 +391,23 @@ def from_bert(folder):
 # ------------------------------------------------------------------------------------------------------ one entry point
 
 
-def convert(source, target, dictionary_file, output, heads=None, codes=None):
-    """What `tupe checkpoint convert` does; returns the path of the checkpoint written.
+def convert(source, target: str, dictionary_file, output, heads: int | None = None, codes=None) -> Path:
+    """Convert a checkpoint as `tupe checkpoint convert` does; returns the path of the checkpoint written.
 
-    dictionary_file: default, None, is the dict.txt beside a file or in an export. Raises ValueError for an option that
-    has no meaning for this source and target.
+    dictionary_file: None for the dict.txt beside a checkpoint or in an export. Raises ValueError for an option that
+    does not apply to this source and target.
     """
     source, given = Path(source), {"--dict": dictionary_file, "--heads": heads, "--codes": codes}
 
-    def refuse(what, *names):
+    def refuse(kind, *names):
         if wrong := [name for name in names if given[name] is not None]:
-            raise ValueError(f"{' and '.join(wrong)} cannot be given for {what}: leave it out")
+            raise ValueError(f"{' and '.join(wrong)} cannot be given for {kind}: leave it out")
 
     def dictionary(folder):
         return Path(folder / "dict.txt" if dictionary_file is None else dictionary_file)
 
     if codes is not None and not Path(codes).is_file():
-        raise ValueError(f"there are no BPE codes {codes}")
+        raise ValueError(f"--codes {codes}: there is no such file")
     if target == "released":
         refuse("a checkpoint for the released code", "--heads", "--codes")
         file = dictionary(source.parent)
@@ -416,13 +421,13 @@ def convert(source, target, dictionary_file, output, heads=None, codes=None):
         return write(checkpoint, files, output)
     config, weights = read_hugging_face(source)
     if config.get("model_type") == "tupe":
-        refuse("an export, whose config.json says it", "--heads", "--codes")
+        refuse("an export, which has its own", "--heads", "--codes")
         file = dictionary(source)
         return write(from_export(config, weights, file), {"dict.txt": file.read_bytes()}, output)
     if config.get("model_type") == "bert":
-        refuse("a BERT, whose folder says it", "--dict", "--heads", "--codes")
+        refuse("a BERT, whose folder has its own", "--dict", "--heads", "--codes")
         checkpoint, symbols = from_bert(source)
-        symbols.symbols.remove(MASK)  # added again wherever the file is read
+        symbols.symbols.remove(MASK)  # whoever reads the file adds it again
         text = io.StringIO()
         symbols.save(text)
         return write(checkpoint, {"dict.txt": text.getvalue().encode()}, output)
@@ -434,10 +439,10 @@ def convert(source, target, dictionary_file, output, heads=None, codes=None):
 @click.option("--to", "target", type=click.Choice(["tupe", "released"]), default="tupe", show_default=True)
 @click.option("--dict", "dictionary", type=FILE, help="dict.txt of the model (default: beside it)")
 @click.option("--codes", type=FILE, help="the released model's BPE codes (fastBPE or subword-nmt), copied to OUTPUT")
-@click.option("--heads", type=click.IntRange(1), help="attention heads, where a checkpoint does not say")
+@click.option("--heads", type=click.IntRange(1), help="attention heads, if the checkpoint does not give them")
 @options.output("folder to write: checkpoint.pt and dict.txt")
 def command(source, target, dictionary, codes, heads, output):
-    """Checkpoints of other code to this project's, and back; what --from is, is found out from its contents.
+    """Convert checkpoints of other code to this project's, and back. The contents of --from tell its kind.
 
     \b
     tupe checkpoint convert --from released.pt --dict dict.txt --output DIR     the released TUPE code
@@ -446,7 +451,7 @@ def command(source, target, dictionary, codes, heads, output):
     tupe checkpoint convert --from EXPORT_FOLDER --output DIR                   what `tupe checkpoint export` wrote
 
     With --codes, OUTPUT also serves `tupe prepare glue` as --data. Use the checkpoint with
-    TupeModel.from_pretrained(DIR, "checkpoint.pt"), `tupe finetune --checkpoint` or --restore-file. No code from the
-    input is run.
+    TupeModel.from_pretrained(DIR, "checkpoint.pt"), `tupe finetune --checkpoint` or --restore-file. Conversion runs no
+    code from the input.
     """
     click.echo(f"wrote {convert(source, target, dictionary, output, heads, codes)}")

@@ -1,4 +1,4 @@
-"""A checkpoint as a folder that the transformers library loads without fairseq and without this package, and back."""
+"""Checkpoint -> folder that the transformers library loads without fairseq and without this package, and back."""
 
 import json
 import logging
@@ -19,8 +19,8 @@ from ..schemes import SCHEMES, Table
 
 logger = logging.getLogger(__name__)
 HERE = Path(__file__).parent / "hf"
-CORE = HERE.parents[1]  # what the modelling code imports from this package
-# model class of the export -> the auto class that finds it
+CORE = HERE.parents[1]  # the modelling code imports these files of the package
+# model class of the export -> its auto class in transformers
 AUTO = {
     "TupeModel": "AutoModel",
     "TupeForMaskedLM": "AutoModelForMaskedLM",
@@ -37,10 +37,10 @@ def export(
 ) -> None:
     """Write config.json, model.safetensors, the tokeniser's files and the code into the folder `output`.
 
-    data: folder with dict.txt and the model or codes of the pieces (default: that of the checkpoint; without pieces no
-    tokeniser is exported). head: which classification head becomes the classifier; needed if there are several.
-    Raises ValueError for a checkpoint that does not fit, another model's dictionary, or a folder that has a model
-    already.
+    data: folder with dict.txt and the model or codes of the pieces, without which no tokeniser is exported (default:
+    the folder of the checkpoint). head: the classification head that becomes the classifier, if there are several.
+    Raises ValueError for a checkpoint that cannot be exported, another model's dictionary, or a folder that has a
+    model already.
     """
     from safetensors.torch import save_file
 
@@ -78,15 +78,16 @@ def export(
     (output / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
 
-def refuse_own_schemes(position):
-    """Raise ValueError for a scheme from a user's file: it may import anything, while an export needs transformers and
-    torch alone."""
+def refuse_own_schemes(position: str) -> None:
+    """Raise ValueError for a scheme from a user's file: it may import anything, but an export must only need
+    transformers and torch."""
     if own := [part.name for part in parse(position) if SCHEMES[part.name].__module__ != Table.__module__]:
-        raise ValueError(f"{', '.join(own)} is not of this package's schemes.py: its code cannot be exported")
+        raise ValueError(f"{', '.join(own)} is not in this package's schemes.py: its code cannot be exported")
 
 
-def choose_head(model, head):
-    """The classification head to export, None if there is none. ValueError for an unknown one, or a choice to make."""
+def choose_head(model: dict, head: str | None) -> str | None:
+    """The classification head to export, None if there is none. Raises ValueError for an unknown head, and for None if
+    there are several."""
     heads = sorted({key.split(".")[1] for key in model if key.startswith(HEAD)})
     if head is None and len(heads) > 1:
         raise ValueError(f"the checkpoint has the heads {', '.join(heads)}: choose one with --head")
@@ -95,8 +96,8 @@ def choose_head(model, head):
     return head or next(iter(heads), None)
 
 
-def hugging_face_weights(model, head):
-    """Model state of ours -> that of the export, with the head of this name. An ELECTRA gives its discriminator's
+def hugging_face_weights(model: dict, head: str | None) -> dict:
+    """Our model state -> that of the export, with the head of this name. Of an ELECTRA, only the discriminator's
     encoder."""
     weights = {}
     for key, value in model.items():
@@ -111,25 +112,26 @@ def hugging_face_weights(model, head):
         elif key.startswith(f"{HEAD}{head}."):
             weights[key.replace(f"{HEAD}{head}.", "classifier.")] = value
         elif not key.startswith(HEAD):
-            raise ValueError(f"no place in the export for {key}")
+            raise ValueError(f"an export cannot hold {key}")
     return weights
 
 
-def copy_code(output):
-    """The modelling code, and the files of this package that it imports, unchanged."""
-    waiting = sorted(HERE.glob("*_tupe.py"))
+def copy_code(output: Path) -> None:
+    """Copy the modelling code and the files of this package that it imports, unchanged."""
+    to_copy = sorted(HERE.glob("*_tupe.py"))
     copied = set()
-    while waiting:
-        file = waiting.pop()
+    while to_copy:
+        file = to_copy.pop()
         copied.add(file.name)
         shutil.copyfile(file, output / file.name)
         for name in re.findall(r"^from \.(\w+) import", file.read_text(encoding="utf-8"), re.MULTILINE):
             if f"{name}.py" not in copied:
                 folder = HERE if (HERE / f"{name}.py").exists() else CORE
-                waiting.append(folder / f"{name}.py")
+                to_copy.append(folder / f"{name}.py")
 
 
-def export_tokenizer(data, output, max_positions):
+def export_tokenizer(data: Path, output: Path, max_positions: int) -> None:
+    """Copy the text encoder's files, if there are pieces, and write tokenizer_config.json."""
     files = [data / name for name in ENCODER_FILES if (data / name).is_file()]
     for file in files:
         shutil.copyfile(file, output / file.name)
@@ -145,8 +147,8 @@ def export_tokenizer(data, output, max_positions):
     (output / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
 
 
-def weights_from_export(config, weights):
-    """config.json and tensors of an export, or of what transformers saved of it -> (weights of ours, model options)."""
+def weights_from_export(config: dict, weights: dict) -> tuple[dict, dict]:
+    """config.json and tensors of an export, or of what transformers saved of it -> (our weights, model options)."""
     options = {ours: config[theirs] for ours, theirs in OPTIONS.items() if theirs in config}
     if isinstance(options["segments"], bool):  # earlier exports
         options["segments"] = "learned" if options["segments"] else "none"
@@ -166,10 +168,10 @@ def weights_from_export(config, weights):
 @click.command(cls=Command)
 @choices.checkpoint("checkpoint to export")
 @choices.output("folder to write")
-@click.option("--data", type=FOLDER, help="folder with dict.txt and sentencepiece.bpe.model (default: its training's)")
+@click.option("--data", type=FOLDER, help="folder of dict.txt and sentencepiece.bpe.model (default: the checkpoint's)")
 @click.option("--head", help="classification head to export, if there are several")
 def command(checkpoint, output, data, head):
-    """A folder that the transformers library loads; it needs neither fairseq nor this project.
+    """Write a folder that the transformers library loads without fairseq and without this project.
 
     \b
     tupe checkpoint export --checkpoint checkpoint_last.pt --output OUT

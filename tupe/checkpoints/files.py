@@ -1,4 +1,4 @@
-"""Checkpoint files: writing, averaging, stripping and merging them."""
+"""Writes, averages, strips and merges checkpoint files."""
 
 import re
 from collections.abc import Sequence
@@ -15,13 +15,13 @@ from ..safe_load import num_updates, read_checkpoint
 
 
 def save_atomically(state: dict, path: str | Path) -> None:
-    """Readers see the old file or the new one, never half of it."""
+    """Write a checkpoint so that readers see the old file or the new one, never half a file."""
     partial = Path(f"{path}.partial")
     torch.save(state, partial)
     partial.replace(path)
 
 
-def configuration(arch, model_options, task="tupe_masked_lm", criterion="masked_lm"):
+def configuration(arch: str, model_options: dict, task: str = "tupe_masked_lm", criterion: str = "masked_lm") -> dict:
     """The configuration, as plain dicts, that fairseq-train would store for `--arch arch` with these model options."""
     words = [f"--{key.replace('_', '-')}={value}" for key, value in model_options.items()]
     arguments = [".", f"--arch={arch}", f"--task={task}", f"--criterion={criterion}", "--optimizer=adam", *words]
@@ -48,12 +48,12 @@ def new_checkpoint(cfg: dict, model: dict) -> dict:
 
 
 def strip(state: dict) -> dict:
-    """The checkpoint without optimizer state: for use and fine-tuning, not for resuming."""
+    """The checkpoint without optimizer state: good for use and fine-tuning, not for resuming."""
     return {**state, "last_optimizer_state": None}
 
 
 def newest(folder: str | Path, count: int) -> list[Path]:
-    """The checkpoints of a run's folder after the most updates, oldest first; copies (best, last) count once.
+    """The `count` checkpoints of a run's folder with the most updates, oldest first; copies (best, last) count once.
 
     Raises ValueError if there are fewer than `count`.
     """
@@ -66,10 +66,10 @@ def newest(folder: str | Path, count: int) -> list[Path]:
 
 
 def average(paths: Sequence) -> dict:
-    """The last checkpoint with the mean of the weights of all, without optimizer state.
+    """The last checkpoint with the mean of all weights, without optimizer state.
 
-    Sums are taken in float64. Tensors of integers (settings, the dictionary's fingerprint) must be equal everywhere.
-    Raises ValueError if models differ.
+    Sums are in float64. Tensors of integers (settings, the dictionary's fingerprint) must be equal everywhere.
+    Raises ValueError if the models differ.
     """
     if len(paths) < 2:
         raise ValueError(f"averaging needs at least two checkpoints, not {len(paths)}")
@@ -96,8 +96,8 @@ def merge_shards(paths: Sequence) -> dict:
     """One checkpoint, without optimizer state, from the shards that `--ddp-backend fully_sharded --use-sharded-state`
     writes (checkpoint_last-shard0.pt, -shard1.pt, ...; one per process, in this order).
 
-    A shard holds, per wrapped module, a slice of its flattened parameters, padded to equal length, and a description of
-    what was flattened.
+    For each wrapped module a shard holds a slice of its flattened parameters, padded to equal length, and a description
+    of these parameters. Raises ValueError for files that are not all the shards of one checkpoint.
     """
     shards = [read_checkpoint(path) for path in paths]
     without = [str(path) for path, shard in zip(paths, shards, strict=True) if "fsdp_metadata" not in shard]
@@ -105,7 +105,7 @@ def merge_shards(paths: Sequence) -> dict:
         raise ValueError(f"{without[0]} is not a shard: it has no description of sharded parameters")
     if len({num_updates(shard) for shard in shards}) > 1:
         counts = ", ".join(f"{path} {num_updates(shard)}" for path, shard in zip(paths, shards, strict=True))
-        raise ValueError(f"the shards are of different numbers of updates ({counts}); give those of one checkpoint")
+        raise ValueError(f"the shards have different numbers of updates ({counts}); give those of one checkpoint")
     model, sharded = {}, set()
     for number, module in enumerate(shards[0]["fsdp_metadata"]["param_metadata"]):
         prefix = module["fsdp_path"] + "." if module["fsdp_path"] else ""
@@ -118,7 +118,7 @@ def merge_shards(paths: Sequence) -> dict:
                 flat = shard["model"][key]
                 slices.append(flat[: len(flat) - padding])
                 if module["no_broadcast_optim_state"]:
-                    break  # not sharded: every process has it whole
+                    break  # not sharded: every process has all of it
             sharded.add(key)
             whole = torch.cat(slices)
             if len(whole) != sum(description["numels"]):
@@ -149,7 +149,7 @@ OUTPUT = click.option("--output", type=choices.FILE, required=True, help="file t
 @click.option("--last", type=click.IntRange(2), metavar="K", help="CHECKPOINTS is the folder of a run: its last K")
 @OUTPUT
 def average_command(checkpoints, last, output):
-    """The mean of several checkpoints' weights, without optimizer state."""
+    """Average the weights of several checkpoints (without optimizer state)."""
     if last and len(checkpoints) != 1:
         raise ValueError(f"--last takes the folder of one run, not {len(checkpoints)} paths")
     paths = newest(checkpoints[0], last) if last else checkpoints
@@ -160,7 +160,7 @@ def average_command(checkpoints, last, output):
 @click.argument("checkpoint", type=INPUT)
 @OUTPUT
 def strip_command(checkpoint, output):
-    """The weights and the configuration of a checkpoint, without optimizer state."""
+    """Remove the optimizer state of a checkpoint."""
     write(strip(read_checkpoint(checkpoint)), [checkpoint], output)
 
 
@@ -168,13 +168,13 @@ def strip_command(checkpoint, output):
 @click.argument("shards", nargs=-1, required=True, type=INPUT)
 @OUTPUT
 def merge_command(shards, output):
-    """One checkpoint from the shards of --use-sharded-state, without optimizer state."""
+    """Merge the shards of --use-sharded-state into one checkpoint (without optimizer state)."""
     paths = sorted(shards, key=lambda path: [int(number) for number in re.findall(r"\d+", path.name)])  # 2 before 10
     write(merge_shards(paths), paths, output)
 
 
 def write(state: dict, paths: Sequence, output: Path) -> None:
-    """Write a checkpoint that was made from others, and print all sizes."""
+    """Write a checkpoint and print its size and those of the files it was made from."""
     save_atomically(state, output)
     for path in paths:
         click.echo(f"read  {path}: {path.stat().st_size:,} bytes")

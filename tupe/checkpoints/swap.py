@@ -1,14 +1,16 @@
-"""Another position encoding for a trained model, in the manner of Wang et al. (2021); all else keeps its weights.
+"""Gives a trained model another position encoding, as Wang et al. (2021) do; all other weights stay.
 
-The result is a checkpoint to continue pre-training from (`tupe continue`, configs/continue.yaml).
+`tupe continue` (configs/continue.yaml) continues pre-training from the result.
 """
 
 import copy
+from pathlib import Path
 from types import SimpleNamespace
 
 import click
 import torch
 from fairseq import models, tasks
+from fairseq.data import Dictionary
 from omegaconf import OmegaConf
 
 from .. import options, plugin  # noqa: F401  (the plugin registers the models)
@@ -21,8 +23,8 @@ from .files import new_checkpoint, save_atomically
 SEGMENTS = "encoder.segments.weight"
 
 
-def dictionary_of(state, data=None):
-    """The dictionary of a checkpoint's task, from its data folder or the one given. ValueError if there is none."""
+def dictionary_of(state: dict, data: str | Path | None = None) -> Dictionary:
+    """The dictionary of a checkpoint's task, from its data folder or `data`. Raises ValueError if there is none."""
     task = {**state["cfg"]["task"], **({"data": str(data)} if data else {})}
     try:
         return tasks.setup_task(OmegaConf.create(task)).source_dictionary
@@ -30,14 +32,15 @@ def dictionary_of(state, data=None):
         raise ValueError(f"there is no dict.txt in {task['data']}; give the folder of the training data") from None
 
 
-def swap_position(state, dictionary, position, cls=None, segments=False, seed=1):
-    """A checkpoint with the weights of `state`, but the position schemes `position` with fresh parameters.
+def swap_position(
+    state: dict, dictionary: Dictionary, position: str, cls: str | None = None, segments: bool = False, seed: int = 1
+) -> dict:
+    """A checkpoint with the weights of `state`, but the position schemes `position` with new parameters.
 
-    state: from `safe_load.read_checkpoint`. dictionary: the one it was trained with. cls: one of `positions.CLS`,
-    default as before. segments: give it segment embeddings if it has none, for the next-sentence objective. Fresh are
-    the parameters of all schemes of `position`, also of one that the old model has too. There is no optimizer state: it
-    belongs to the old parameters. Raises ValueError for a checkpoint of another kind of model, another dictionary, or a
-    position without meaning.
+    state: from `safe_load.read_checkpoint`. dictionary: the one it was trained with. cls: one of `positions.CLS`;
+    None keeps the old one. segments: add segment embeddings, if there are none, for the next-sentence objective. All schemes
+    of `position` get new parameters, even one that the old model has too. There is no optimizer state, because it
+    belongs to the old parameters. Raises ValueError for another kind of model, another dictionary, or a bad position.
     """
     cfg = copy.deepcopy(state["cfg"])
     valid = [*ARCHITECTURES, *GAU]
@@ -47,7 +50,7 @@ def swap_position(state, dictionary, position, cls=None, segments=False, seed=1)
     if segments:
         cfg["model"]["segments"] = "learned"
     torch.manual_seed(seed)
-    # Loading, which checks everything, needs the heads that the checkpoint holds; they are not in its configuration.
+    # Strict loading needs the heads that the checkpoint has, which are not in its configuration.
     config = OmegaConf.create({**cfg["model"], "load_checkpoint_heads": True})
     model = models.build_model(config, SimpleNamespace(source_dictionary=dictionary))
     kept = {key: value for key, value in state["model"].items() if not is_position(key)}
@@ -57,8 +60,8 @@ def swap_position(state, dictionary, position, cls=None, segments=False, seed=1)
     return new_checkpoint(cfg, model.state_dict())
 
 
-def is_position(key):
-    """Whether a key of the state dict belongs to the positions, or is the note of the settings that names them."""
+def is_position(key: str) -> bool:
+    """Whether a key of the state dict belongs to the positions, or holds the settings, which name them."""
     return key.startswith("encoder.positions.") or key == "encoder._extra_state"
 
 
@@ -68,7 +71,7 @@ def is_position(key):
 @click.option("--cls", type=click.Choice(CLS), help="default: as in the checkpoint")
 @click.option("--segments", is_flag=True, help="add segment embeddings (next-sentence objective)")
 @click.option("--output", type=FILE, required=True, help="checkpoint to write")
-@click.option("--data", type=FOLDER, help="folder with dict.txt (default: that of the training)")
+@click.option("--data", type=FOLDER, help="folder with dict.txt (default: that of its training)")
 @options.seed(help="of the new parameters")
 def command(checkpoint, position, cls, segments, output, data, seed):
     """Give a trained model another position encoding and keep every other weight.

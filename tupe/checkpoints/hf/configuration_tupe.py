@@ -1,5 +1,5 @@
-"""Configuration of an exported TUPE encoder. This folder needs transformers and torch, nothing else of the training
-code."""
+"""Configuration of an exported TUPE encoder. This folder needs transformers and torch, and nothing else of the
+training code."""
 
 from dataclasses import fields
 
@@ -18,8 +18,8 @@ class TupeConfig(PretrainedConfig):
     """The options of `ModelConfig` in encoder.py, some of them under the names that transformers gives them
     (`hidden_size`, `num_hidden_layers`, ...).
 
-    classifier_inner: width inside the classification head, None for that of the model. classifier_name: what a fairseq
-    checkpoint calls the classification head.
+    classifier_inner: width inside the classification head, None for that of the model. classifier_name: name of the
+    classification head in a fairseq checkpoint.
     """
 
     model_type = "tupe"
@@ -42,6 +42,6 @@ class TupeConfig(PretrainedConfig):
         self.classifier_name = classifier_name
         super().__init__(bos_token_id=bos_token_id, pad_token_id=pad_token_id, eos_token_id=eos_token_id, **options)
 
-    def model_options(self):
+    def model_options(self) -> dict:
         """{option of `ModelConfig`: value}"""
         return {ours: getattr(self, theirs) for ours, theirs in NAMES.items()}

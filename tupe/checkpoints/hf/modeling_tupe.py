@@ -24,7 +24,7 @@ from .schemes import SCHEMES  # noqa: F401
 
 
 class PlainEncoder(Encoder):
-    """Without the settings that fairseq checkpoints carry in the state dict: here they are in config.json."""
+    """The encoder without the settings in its state dict, which are for fairseq: here config.json has them."""
 
     get_extra_state = nn.Module.get_extra_state
     set_extra_state = nn.Module.set_extra_state
@@ -34,8 +34,8 @@ class TupePreTrainedModel(PreTrainedModel):
     config_class = TupeConfig
     base_model_prefix = "tupe"
     supports_gradient_checkpointing = True
-    # Losses here are means over the batch that forward sees. Trainer would take `**options` for a promise to divide by
-    # the size of all accumulated batches, and with gradient accumulation sum the means.
+    # Losses here are means over the batch that forward sees. Because of `**options`, Trainer would assume that they are
+    # divided by the size of all accumulated batches, and would sum the means with gradient accumulation.
     accepts_loss_kwargs = False
     _supports_sdpa = True
     _no_split_modules = ["TransformerLayer", "GatedAttentionLayer"]
@@ -58,19 +58,18 @@ class TupePreTrainedModel(PreTrainedModel):
 
 
 def restore_buffers(encoder):
-    """Compute again what position schemes keep beside what they save: transformers builds a model without data, and
-    files hold what is saved only."""
-    own = encoder.positions
+    """Compute the buffers of position schemes that files do not have: transformers builds a model without data."""
+    positions = encoder.positions
     with torch.device("cpu"):
-        fresh = Positions(own.name, own.dims, own.cls)
-    buffers, saved = dict(own.named_buffers()), own.state_dict()
+        fresh = Positions(positions.name, positions.dims, positions.cls)
+    buffers, saved = dict(positions.named_buffers()), positions.state_dict()
     for name, value in fresh.named_buffers():
         if name not in saved:
             buffers[name].copy_(value)
 
 
 class TupeModel(TupePreTrainedModel):
-    """Features [B, L, C]; the first is that of `<s>`, which stands for the whole sequence."""
+    """Features [B, L, C]; the first, of `<s>`, stands for the whole sequence."""
 
     def __init__(self, config):
         super().__init__(config)
@@ -94,7 +93,7 @@ class TupeModel(TupePreTrainedModel):
         return_dict=None, **unused,
     ):  # fmt: skip
         """input_ids [B, L]; attention_mask [B, L], 0 at padding (padding ids are recognised without it); token_type_ids
-        [B, L] are not needed: `</s> </s>` separates segments. Raises ValueError if they contradict that."""
+        [B, L] are not needed, because `</s> </s>` separates segments. Raises ValueError if they contradict that."""
         if output_attentions:
             raise ValueError("attention weights are not kept; see Encoder.attention_weights in encoder.py")
         if attention_mask is not None:
@@ -108,13 +107,15 @@ class TupeModel(TupePreTrainedModel):
         encoder.attention = (
             "sdpa" if fused and not why_not_fast(encoder.positions, encoder.normaliser, dtype) else "plain"
         )
-        wanted = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
-        features, hiddens = encoder(input_ids, return_all_hiddens=bool(wanted))
-        output = BaseModelOutput(last_hidden_state=features, hidden_states=tuple(hiddens) if wanted else None)
+        if output_hidden_states is None:
+            output_hidden_states = self.config.output_hidden_states
+        features, hiddens = encoder(input_ids, return_all_hiddens=bool(output_hidden_states))
+        hidden_states = tuple(hiddens) if output_hidden_states else None
+        output = BaseModelOutput(last_hidden_state=features, hidden_states=hidden_states)
         return output if return_dict in (None, True) else output.to_tuple()
 
     def check_segments(self, input_ids, token_type_ids):
-        """All zeros is what tokenisers hand out that know no segments; anything else must be what the model does."""
+        """Tokenisers without segments return all zeros; anything else must agree with the model's segments."""
         real = input_ids != self.config.pad_token_id
         learned = self.config.segments == "learned"
         segments = second_segment(input_ids, self.config.eos_token_id) * learned
@@ -124,7 +125,7 @@ class TupeModel(TupePreTrainedModel):
 
 
 class TupeWithHead(TupePreTrainedModel):
-    """Base of the models that put a head on the features and know its loss."""
+    """Base of the models with a head on the features and its loss."""
 
     output_class = None
 
@@ -144,7 +145,7 @@ class TupeWithHead(TupePreTrainedModel):
 
 
 class TupeForMaskedLM(TupeWithHead):
-    """Logits [B, L, V]; with labels [B, L] (-100: not asked for) the mean cross-entropy."""
+    """Logits [B, L, V]; with labels [B, L] (-100: ignored), the mean cross-entropy."""
 
     output_class = MaskedLMOutput
 
@@ -159,7 +160,7 @@ class TupeForMaskedLM(TupeWithHead):
 
 
 class TupeForSequenceClassification(TupeWithHead):
-    """Logits [B, num_labels]; with labels the cross-entropy, or for one label the squared error."""
+    """Logits [B, num_labels]; with labels, the cross-entropy or, for one label, the squared error."""
 
     output_class = SequenceClassifierOutput
 
@@ -184,7 +185,7 @@ class TupeForSequenceClassification(TupeWithHead):
 
 
 class TupeForQuestionAnswering(TupeWithHead):
-    """Logits [B, L] of an answer's first and last token."""
+    """Logits [B, L] of an answer's first and last token; with positions, the mean cross-entropy."""
 
     output_class = QuestionAnsweringModelOutput
 

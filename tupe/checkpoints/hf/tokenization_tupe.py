@@ -1,5 +1,5 @@
-"""The tokeniser of an exported TUPE encoder: text.py beside this file is the training code's own. It needs sacremoses,
-spacy (its English rules; no model), and sentencepiece or subword-nmt."""
+"""The tokeniser of an exported TUPE encoder: text.py beside this file is that of the training code. It needs
+sacremoses, spacy (its English rules, no model), and sentencepiece or subword-nmt."""
 
 import re
 import shutil
@@ -11,7 +11,7 @@ from .text import TextEncoder
 
 
 class TupeTokenizer(PreTrainedTokenizer):
-    """Raw text -> ids, as in training: `<s> A </s>`, or `<s> A </s> </s> B </s>`. `<mask>` in a text is the mask."""
+    """Raw text -> ids, as in training: `<s> A </s>`, or `<s> A </s> </s> B </s>`. `<mask>` is the mask token."""
 
     vocab_files_names = {
         "dict_file": "dict.txt",
@@ -46,12 +46,12 @@ class TupeTokenizer(PreTrainedTokenizer):
         return {**self.text.ids, **self.added_tokens_encoder}
 
     def tokenize(self, text, **unused):
-        """Only <mask>, and tokens that were added later, are cut out of a text; "<s>" in it is text."""
-        kept = [token for token, index in self.added_tokens_encoder.items() if index >= len(self.text)]
-        parts = re.split("|".join(f"({re.escape(token)})" for token in ["<mask>", *kept]), text)
+        """Pieces of a text. Only <mask> and tokens added later are special in it; "<s>" is ordinary text."""
+        added = [token for token, index in self.added_tokens_encoder.items() if index >= len(self.text)]
+        parts = re.split("|".join(f"({re.escape(token)})" for token in ["<mask>", *added]), text)
         pieces = []
         for part in filter(None, parts):
-            pieces += [part] if part == "<mask>" or part in kept else self.text.pieces(part)
+            pieces += [part] if part == "<mask>" or part in added else self.text.pieces(part)
         return pieces
 
     def _tokenize(self, text):
