@@ -6,7 +6,7 @@ from click.testing import CliRunner
 
 from tupe.attention import PATHS, Terms
 from tupe.bench import kernels as bench_kernels
-from tupe.bench.kernels import NONE, concatenated
+from tupe.bench.kernels import NO_POSITIONS, concatenated
 from tupe.encoder import Encoder, LMHead
 
 B, H, D = 3, 2, 8
@@ -32,7 +32,7 @@ def plain(q, k, v, pos_q, pos_k, theta, real, scale, dropout):
     bias = torch.where(first[None, :, None], theta[0, :, None, None], bias)
     if real is not None:
         bias = bias.masked_fill(~real, float("-inf"))
-    return PATHS["plain"](q, k, v, NONE, Terms(scale, bias), 0, "softmax", dropout)
+    return PATHS["plain"](q, k, v, NO_POSITIONS, Terms(scale, bias), 0, "softmax", dropout)
 
 
 def outcome(function, tensors, real):

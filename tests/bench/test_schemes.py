@@ -102,7 +102,7 @@ def test_command(tmp_path):
     with mock.patch.object(cost, "measure", side_effect=AssertionError):  # finished lengths are read
         assert "| shaw | 8,256 |" in run(*options, "--lengths=16")[1]
     for words, message in (
-        ([*options[:-1], "--positions=bert_a,tupe_r,t5"], "holds other encodings (nopos, absolute (BERT-A), "),
+        ([*options[:-1], "--positions=bert_a,tupe_r,t5"], "has other encodings (nopos, absolute (BERT-A), "),
         ([*options, "--rounds=3"], "choose another --output"),
         (["--positions=tupe_x", "--size=tiny", "--vocab-size=100", f"--output={tmp_path}/none"], "tupe_x"),
     ):

@@ -1,4 +1,4 @@
-"""How fast text is prepared: each step on one core, then whole runs with one and with several processes."""
+"""Speed of text preparation: each step on one core, then whole runs with one and with several processes."""
 
 import json
 import os
@@ -6,6 +6,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
@@ -14,15 +15,15 @@ from sacremoses import MosesTokenizer
 
 from .. import options
 from ..corpus import steps as corpus
-from ..corpus.readers import find_inputs, paragraphs, read
+from ..corpus.readers import Document, find_inputs, paragraphs, read
 from ..corpus.steps import Stats
 from ..options import Command
 from ..tables import Table
 from ..text import CACHES, Aligned, Normaliser, clean, tokenise
 
 
-def load(inputs, limit):
-    """Documents of the inputs, taken in turn from each of them, up to `limit` characters."""
+def load(inputs: Sequence, limit: float) -> list[Document]:
+    """Documents from each input in turn, up to `limit` characters."""
     readers = [read(source, "replace", Stats()) for source in find_inputs(inputs)[0]]
     documents, size = [], 0
     while readers and size < limit:
@@ -36,8 +37,8 @@ def load(inputs, limit):
     return documents
 
 
-def steps(documents):
-    """[(step, MB/s)]: each step on the results of the one before it, and with empty caches, as a worker starts."""
+def steps(documents: list[Document]) -> list[tuple[str, float]]:
+    """[(step, MB/s)]: each step on the results of the previous one, with empty caches, like a new worker."""
     size = sum(len(d.text.encode("utf-8", "replace")) for d in documents) / 1e6
     rows = []
 
@@ -69,7 +70,7 @@ def steps(documents):
 
 
 def run(path, folder, jobs, vocab_size):
-    """(seconds of all steps, {step: cost}) of a whole run, in a process of its own for the sake of its memory."""
+    """(seconds of all steps, {step: cost}) of a whole run, in a separate process, so that its memory is its own."""
     choices = {
         "output": folder, "vocab-size": vocab_size, "valid-fraction": 0.02, "jobs": jobs, "shard-mb": 1, "sample-mb": 5,
     }  # fmt: skip
@@ -108,14 +109,14 @@ def whole_runs(documents, jobs, times, vocab_size):
 @options.jobs("processes of the larger runs", default=2, show_default=True)
 @click.option("--times", type=click.IntRange(2), default=10, show_default=True, help="growth of the last run's input")
 @options.vocab_size(4096)
-@click.option("--target-gb", default=16.0, show_default=True, help="a corpus to project the time of")
+@click.option("--target-gb", default=16.0, show_default=True, help="size of the corpus to project to")
 @click.option("--target-cores", default=32, show_default=True)
 def command(inputs, mb, jobs, times, vocab_size, target_gb, target_cores):
-    """How fast text is prepared here.
+    """Measure how fast this machine prepares text.
 
     MB/s of raw text (CPU time) of each step on one core, then whole runs with one and with several processes
-    (wall-clock time, memory of the largest worker), on the sample and on --times as much of it, and what that means for
-    a corpus of --target-gb.
+    (wall-clock time, memory of the largest worker), on the sample and on --times as much of it, and a projection to a
+    corpus of --target-gb.
     """
     documents = load(inputs, mb * 1e6)
     click.echo(f"{len(documents)} documents; {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}\n")

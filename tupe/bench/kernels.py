@@ -1,4 +1,4 @@
-"""The parts of a step, measured in turns: products, dropout, a layer, and attention by every path.
+"""Times of the parts of a training step, measured in turns: products, dropout, a layer, attention by every path.
 
 B batch, L sequence length, H heads, D width of a head, C = H D.
 """
@@ -18,20 +18,22 @@ from ..options import Command, ListOf
 from ..tables import Table
 from .step import DEVICE, PRECISIONS, environment
 
-# A position module that does nothing beside what the terms say.
-NONE = SimpleNamespace(rotate=lambda *x: x, unrotate=lambda x: x, content=lambda *x: None, value=lambda *x: None)
+# A position module without any term of its own.
+NO_POSITIONS = SimpleNamespace(
+    rotate=lambda *x: x, unrotate=lambda x: x, content=lambda *x: None, value=lambda *x: None
+)  # fmt: skip
 
 
 def concatenated(q, k, v, pos_q, pos_k, theta, real, scale, dropout):
-    """TUPE-A's attention without any bias: its position term has rank D, so longer queries and keys compute it.
+    """TUPE-A's attention without a bias: its position term has rank D, so longer queries and keys can compute it.
 
     q, k, v [B, H, L, D]; pos_q, pos_k [H, L, D], the projections of positions; theta [2, H], logits from and to [CLS];
     real [B, 1, 1, L] or None, False at padded keys. Returns [B, H, L, D].
 
         [q_i, pos_q_i, i = 0, i > 0, 1] . [k_j, pos_k_j, theta_1 / scale, theta_2 / scale if j = 0, -3e4 if padded]
 
-    with pos_q_0 = pos_k_0 = 0. Fused kernels want values as wide as keys: 2 D + 3, rounded up to a multiple of 8.
-    Beside them this is a candidate only: nothing in the encoder uses it (see docs/performance.md).
+    with pos_q_0 = pos_k_0 = 0. Fused kernels need values as wide as keys: 2 D + 3, rounded up to a multiple of 8.
+    A candidate only, which the encoder does not use (see docs/performance.md).
     """
     batch, heads, length, width = q.shape
     others = torch.ones(length, 1, dtype=q.dtype, device=q.device)
@@ -51,7 +53,7 @@ def concatenated(q, k, v, pos_q, pos_k, theta, real, scale, dropout):
 
 
 class Case:
-    """A function and the tensors that its gradient is taken of; `forward()` and `backward()` are what is measured."""
+    """A function and the tensors to differentiate it by; `forward()` and `backward()` are measured."""
 
     def __init__(self, compute, inputs):
         self.compute, self.inputs, self.grad = compute, tuple(inputs), None
@@ -60,16 +62,16 @@ class Case:
         self.out = self.compute()
 
     def backward(self):
-        if self.grad is None:  # values do not matter, but zeros may be faster
+        if self.grad is None:  # the values do not matter, but zeros might be faster
             self.grad = torch.randn_like(self.out)
         torch.autograd.grad(self.out, self.inputs, self.grad)
 
 
 def attention_case(name, batch, length, dtype, device, dropout, heads=12, width=64):
-    """One way of attention on random inputs.
+    """One kind of attention on random inputs.
 
-    name: a path, or "concatenated". The other paths read TUPE-A's bias, made beforehand as in the encoder (where all
-    layers share it), and return its gradient.
+    name: a path, or "concatenated". The paths read TUPE-A's bias, computed beforehand as in the encoder (whose layers
+    share it), and return its gradient.
     """
 
     def random(*shape, dtype=dtype):
@@ -86,11 +88,11 @@ def attention_case(name, batch, length, dtype, device, dropout, heads=12, width=
     bias = (pos[0] * scale @ pos[1].transpose(1, 2)).detach()
     bias[:, :, 0], bias[:, 0] = theta.detach()[1, :, None], theta.detach()[0, :, None]
     terms = Terms(scale, bias.requires_grad_())
-    return Case(lambda: PATHS[name](*qkv, NONE, terms, 0, "softmax", dropout), (*qkv, bias))
+    return Case(lambda: PATHS[name](*qkv, NO_POSITIONS, terms, 0, "softmax", dropout), (*qkv, bias))
 
 
 def step_cases(batch, length, width, ffn, vocab, dtype, device):
-    """{name: Case} of what a step of TUPE-R consists of: a layer, and what happens once. dtype: of autocast."""
+    """{name: Case} of the parts of a step of TUPE-R: a layer, and what a step computes once. dtype: of autocast."""
 
     def autocast(compute):
         def call():
@@ -117,11 +119,11 @@ def step_cases(batch, length, width, ffn, vocab, dtype, device):
         "token embeddings": (lambda: encoder.tokens(tokens), (embedding,)),
         "LM head and loss": (lambda: head.loss(masked, embedding, targets), (masked, embedding, *head.parameters())),
     }
-    return {name: Case(autocast(compute), of) for name, (compute, of) in inputs.items()}
+    return {name: Case(autocast(compute), tensors) for name, (compute, tensors) in inputs.items()}
 
 
-def in_turns(calls, turns, device="cpu"):
-    """{name: median seconds} of functions that are called one after the other, again and again."""
+def in_turns(calls: dict, turns: int, device: str = "cpu") -> dict:
+    """{name: median seconds} of functions that are called in turns."""
     seconds = {name: [] for name in calls}
     for turn in range(turns + 1):
         for name, call in calls.items():
@@ -129,7 +131,7 @@ def in_turns(calls, turns, device="cpu"):
             start = time.perf_counter()
             call()
             synchronise(device)
-            if turn:  # the first one warms up
+            if turn:  # the first turn is a warm-up
                 seconds[name].append(time.perf_counter() - start)
     return {name: statistics.median(times) for name, times in seconds.items()}
 
@@ -165,8 +167,11 @@ def step_table(batch, length, width, ffn, vocab, precisions, device, turns):
     parts = list(next(iter(cases.values())))
     calls = {
         (precision, part, way): getattr(case, way)
-        for part in parts for precision, of in cases.items() for case in [of[part]] for way in ("forward", "backward")
-    }  # fmt: skip
+        for part in parts
+        for precision, case_of in cases.items()
+        for case in [case_of[part]]
+        for way in ("forward", "backward")
+    }
     times = in_turns(calls, turns, device)
     header = [f"of TUPE-R, B {batch}, L {length}, C {width}, V {vocab}"]
     header += [f"{precision}: {way} ms" for precision in precisions for way in ("forward", "backward")]
@@ -179,7 +184,7 @@ def step_table(batch, length, width, ffn, vocab, precisions, device, turns):
 
 
 def parts_table(tokens, width, ffn, device, turns):
-    """The milliseconds of PyTorch's way and ours, of one product and one dropout."""
+    """Milliseconds of one product and one dropout, by PyTorch and by `kernels`."""
     x, weight = (torch.randn(n, width, device=device) for n in (tokens, ffn))
     hidden = torch.randn(tokens, ffn, device=device)
     half, half_weight = x.bfloat16(), weight.bfloat16()
@@ -204,16 +209,16 @@ CANDIDATES = [*PATHS, "concatenated"]
 
 
 @click.command(cls=Command)
-@click.option("--paths", type=ListOf(CANDIDATES), help=f"of {', '.join(CANDIDATES)}; default: all the device has")
+@click.option("--paths", type=ListOf(CANDIDATES), help=f"of {', '.join(CANDIDATES)}; default: all for the device")
 @click.option("--lengths", type=ListOf(int), default="512,128", show_default=True, metavar="L,...")
 @click.option("--tokens", default=2048, show_default=True, help="tokens of a batch; B = tokens / L")
 @options.vocab_size()
 @click.option("--precision", type=ListOf(list(PRECISIONS)), default="float32,bf16", show_default=True)
 @click.option("--dropout", type=ListOf(float), default="0.1,0", show_default=True, help="of the attention weights")
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), default=DEVICE, help="default: a GPU if there is one")
-@click.option("--turns", type=click.IntRange(1), default=9, show_default=True, help="measured calls of each")
+@click.option("--turns", type=click.IntRange(1), default=9, show_default=True, help="measured calls of each function")
 def command(paths, lengths, tokens, vocab_size, precision, dropout, device, turns):
-    """Time of the parts of a training step at base size: products, dropout, a layer, attention by every path.
+    """Measure the parts of a training step at base size: products, dropout, a layer, attention by every path.
 
     \b
     tupe bench kernels

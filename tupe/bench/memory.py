@@ -1,10 +1,9 @@
-"""How much GPU memory a training step takes, counted without a GPU, and the same measured on a CPU.
+"""The GPU memory of a training step, counted without a GPU, and the same measured on a CPU.
 
 B batch, L sequence length, H heads, C width, V vocabulary. Tensors that autograd keeps for the backward pass are
-counted on PyTorch's meta device, which knows sizes but holds no data. Attention is counted as the fused kernel that a
-GPU runs: it keeps q, k, v, its output and one number per query, not the [B, H, L, L] weights. On a CPU the blocked path
-of long sequences keeps the same but for that number, so that a step there shows whether the count is right
-(`measured_bytes`).
+counted on PyTorch's meta device, which has shapes but no data. Attention is counted as a GPU's fused kernel: it
+keeps q, k, v, its output and one number per query, not the [B, H, L, L] weights. On a CPU the blocked path keeps the
+same for long sequences, except that number; so a step there checks the count (`measured_bytes`).
 """
 
 import click
@@ -24,13 +23,13 @@ from .step import dictionary
 
 GIB = 2**30
 RESERVE = 1.5 * GIB  # CUDA's context, communication buffers and fragmentation: an allowance, not a measurement
-# Per parameter: weight, gradient and Adam's two moments in single precision; in fairseq's --fp16 half-precision weight
-# and gradient beside them.
+# Per parameter: weight, gradient and Adam's two moments in single precision; with fairseq's --fp16 also the weight and
+# the gradient in half precision.
 STATE_BYTES = {torch.float32: 4 + 4 + 4 + 4, torch.float16: 4 + 4 + 4 + 4 + 2 + 2}
 
 
 class Fused(torch.autograd.Function):
-    """The sizes, not the values, of fused attention: what it keeps, and a bias gradient for every sequence."""
+    """The shapes of fused attention without its values: the tensors it keeps."""
 
     @staticmethod
     def forward(ctx, q, k, v, bias):
@@ -44,7 +43,7 @@ class Fused(torch.autograd.Function):
 
 
 class Dropout(torch.autograd.Function):
-    """The sizes of dropout on a GPU: it keeps one byte per entry."""
+    """The shapes of dropout on a GPU, which keeps one byte per entry."""
 
     @staticmethod
     def forward(ctx, x):
@@ -57,7 +56,7 @@ class Dropout(torch.autograd.Function):
 
 
 class AsOnGpu(TorchFunctionMode):
-    """Inside of it, PyTorch's fused attention and its dropout keep what they keep on a GPU."""
+    """In this context PyTorch's fused attention and dropout keep the tensors that they keep on a GPU."""
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
@@ -68,16 +67,18 @@ class AsOnGpu(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-def step_bytes(arch, batch, length, vocabulary=32768, dtype=torch.float16, **options):
-    """{"parameters": count, "state": bytes, "activations": bytes, "transient": bytes} of masked-LM training: in --fp16,
-    or with dtype float32 in single precision. options: of the model, for example checkpoint_activations=True.
+def step_bytes(
+    arch: str, batch: int, length: int, vocabulary: int = 32768, dtype: torch.dtype = torch.float16, **options
+) -> dict[str, int]:
+    """{"parameters": count, "state": bytes, "activations": bytes, "transient": bytes} of masked-LM training with
+    --fp16, or in single precision with dtype float32. options: of the model, for example checkpoint_activations=True.
 
-    activations: kept from forward to backward, the log-probabilities of 15 % masked tokens among them. transient: the
-    most that one moment of the backward pass needs besides: gradients of the logits and of the token table, or, within
-    one layer, of the attention bias for every sequence or of the feed-forward block, and with checkpoint_activations
-    what that layer keeps. Steps that are accumulated (--update-freq) come one after the other and take no more.
-    The attention bias is counted in every layer, although layers share it where a kernel takes it as it is: an upper
-    bound. Raises ValueError for an architecture that does not exist, or that needs the plain path.
+    activations: kept from the forward to the backward pass, including the log-probabilities of 15 % masked tokens.
+    transient: the additional peak of the backward pass: gradients of the logits and of the token table; or, within one
+    layer, of the attention bias for every sequence or of the feed-forward block, and with checkpoint_activations all
+    that this layer keeps. Accumulated steps (--update-freq) follow each other and need no more.
+    The attention bias is counted in every layer, although layers share it if a kernel reads it as it is: an upper
+    bound. Raises ValueError for an unknown architecture, or one that needs the plain path.
     """
     with torch.device("meta"):
         model, tokens = build(arch, batch, length, vocabulary, options)
@@ -109,7 +110,7 @@ def step_bytes(arch, batch, length, vocabulary=32768, dtype=torch.float16, **opt
 
 
 def build(arch, batch, length, vocabulary, options):
-    """(model in training mode, token ids [B, L]) of masked-LM training."""
+    """(model in training mode, token ids [B, L]) for masked-LM training. Raises ValueError for an unknown name."""
     if arch not in MODEL_REGISTRY or not arch.startswith(("tupe_", "bert_")):
         raise ValueError(f"unknown architecture {arch!r} for masked-LM training")
     words = dictionary(vocabulary)
@@ -118,23 +119,24 @@ def build(arch, batch, length, vocabulary, options):
 
 
 def count_masked(tokens):
+    """Number of masked tokens in a batch: 15 %."""
     return int(0.15 * tokens.numel())
 
 
 def log_probabilities(logits):
-    """Single precision, as fairseq's masked-LM loss computes and keeps them."""
+    """In single precision, as fairseq's masked-LM loss computes and keeps them."""
     return F.log_softmax(logits, dim=-1, dtype=torch.float32)
 
 
 def kept(model, forward):
-    """(result of forward(), bytes that autograd keeps of it, the model's own tensors left out)."""
+    """(result of forward(), bytes that autograd keeps for it, without the model's own tensors)."""
     own = {t.untyped_storage()._cdata for t in [*model.parameters(), *model.buffers()]}
     seen = {}
 
     def remember(tensor):
         storage = tensor.untyped_storage()
         if storage._cdata not in own:
-            seen[storage._cdata] = storage  # keeps it alive: a freed one's address could come again
+            seen[storage._cdata] = storage  # keeps it alive, so that no other storage gets its address
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(remember, lambda tensor: tensor):
@@ -142,12 +144,14 @@ def kept(model, forward):
     return result, sum(storage.nbytes() for storage in seen.values())
 
 
-def measured_bytes(arch, batch, length, vocabulary=32768, update_freq=1, **options):
-    """{"activations": bytes, "peak": bytes} that PyTorch's allocator really hands out in training on this CPU, beside
-    weights and gradients, in single precision: at the end of a forward pass, and at the worst moment of `update_freq`
-    accumulated steps. options: of the model.
+def measured_bytes(
+    arch: str, batch: int, length: int, vocabulary: int = 32768, update_freq: int = 1, **options
+) -> dict[str, int]:
+    """{"activations": bytes, "peak": bytes} that PyTorch allocates in training on this CPU, beside weights and
+    gradients, in single precision: at the end of a forward pass, and at the peak of `update_freq` accumulated steps.
+    options: of the model.
 
-    Compares with `step_bytes` where attention keeps no weights here either: at lengths above `kernels.SHORT`.
+    Comparable with `step_bytes` at lengths above `kernels.SHORT`, at which attention does not keep its weights.
     """
     model, tokens = build(arch, batch, length, vocabulary, options)
     masked = torch.zeros(tokens.shape, dtype=torch.bool)
@@ -172,7 +176,7 @@ def measured_bytes(arch, batch, length, vocabulary=32768, update_freq=1, **optio
 
 
 def allocations(function):
-    """(result of function(), bytes of each allocation on the CPU meanwhile, in order; negative when it is freed)."""
+    """(result of function(), bytes of each allocation on the CPU during the call, in order; negative for a release)."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
         result = function()
     events = [e for e in profile.profiler.kineto_results.events() if e.name() == MEMORY_EVENT_NAME]
@@ -183,7 +187,7 @@ def allocations(function):
 
 
 def table_of_fits(arch, length, cards):
-    """What batches of 1 to 64 sequences take, and on which cards (sizes in GiB) they fit."""
+    """The memory of batches of 1 to 64 sequences, and the cards (sizes in GiB) that they fit on."""
     rows = []
     for checkpointed in (False, True):
         for batch in (1, 2, 4, 8, 16, 32, 64):
@@ -199,7 +203,7 @@ def table_of_fits(arch, length, cards):
 def table_of_checks(arch, length):
     """Counted and measured MiB in single precision without dropout, beside weights and gradients."""
     if length <= kernels.SHORT:
-        raise ValueError(f"--check compares from length {kernels.SHORT + 1} on: shorter ones keep more on a CPU")
+        raise ValueError(f"--check needs a length of {kernels.SHORT + 1} or more: a CPU keeps more for shorter ones")
     rows = []
     for checkpointed in (False, True):
         options = {"dropout": 0.0, "attention_dropout": 0.0, "checkpoint_activations": checkpointed}
@@ -219,9 +223,9 @@ def table_of_checks(arch, length):
 @click.option("--arch", default="tupe_r_large", show_default=True, help="architecture")
 @click.option("--length", type=click.IntRange(1), default=512, show_default=True, help="tokens of a sequence")
 @click.option("--cards", type=ListOf(float), default="16,32", show_default=True, help="memory of GPUs in GiB")
-@click.option("--check", is_flag=True, help="compare with what this CPU's allocator hands out (MiB)")
+@click.option("--check", is_flag=True, help="compare with the memory allocated on this CPU (MiB)")
 def command(arch, length, cards, check):
-    """How many sequences fit on a GPU in masked-LM training with --fp16; counted, without a GPU.
+    """Count how many sequences fit on a GPU in masked-LM training with --fp16; needs no GPU.
 
     \b
     tupe bench memory --arch tupe_r_large --cards 16,32

@@ -1,4 +1,4 @@
-"""What `step.run` measured, as tables and a picture. L sequence length, N layers."""
+"""Tables and a picture of the results of `step.run`. L sequence length, N layers."""
 
 import statistics
 
@@ -12,21 +12,21 @@ BASELINES = ("nopos", "bert_a", "fairseq", "hf", "hf-eager", "hf-flash")
 ASSUMPTIONS = """\
 FLOP per token of one training step: 6 per weight of a matrix product (2 forward, 4 backward); 12 C L per layer for
 q . k and weights . v over the full length; LM head at the 15 % masked tokens only (Hugging Face's BERT computes it at
-all tokens, which counts as time but not as work). Not counted: recomputation, embeddings, position terms, element-wise
+all tokens, which counts as time but not as FLOP). Not counted: recomputation, embeddings, position terms, element-wise
 operations, the optimizer.
 
 Every contender has the same sizes, tokens, masked positions, dropout 0.1 and precision (bf16: autocast with float32
-weights), and clips gradients at 1; ours and Hugging Face's take PyTorch's fused AdamW, fairseq's RoBERTa takes
-fairseq's Adam, as their users do. Contenders take turns, in an order that is reversed every other turn: one step
-that is not timed, because between turns memory that is not in use is given back, then one that is.
+weights), and clips gradients at 1; ours and Hugging Face's use PyTorch's fused AdamW, fairseq's RoBERTa uses
+fairseq's Adam, as their users do. Contenders take turns, in an order that is reversed every other turn: first a step
+that is not timed, because contenders release unused memory between turns, then a step that is timed.
 Times are medians over turns; `x NAME` is the median over turns of tokens/s divided by NAME's in the same turn. MiB:
 peak memory of the contender's process (on a GPU: allocated) beyond the libraries. Matrix peak: the fastest square
 product of size 2048 (on a GPU 8192), three in every turn."""
 
 
 def markdown(rows, about, devices) -> str:
-    """The tables: one per setting, how cost grows, bf16 against float32. devices: number to project the paper's run on,
-    or 0."""
+    """The tables: one per setting, the growth of cost, bf16 against float32. devices: number of devices to project the
+    paper's run to, or 0."""
     facts = ", ".join(f"{key} {value}" for key, value in about.items() if value is not None)
     parts = [f"{facts}\n", f"{ASSUMPTIONS}\n"]
     settings = dict.fromkeys((r["precision"], r["length"], r["layers"]) for r in rows)
@@ -57,9 +57,8 @@ def contenders(rows, devices) -> Table:
     return Table.plain([*header, "of peak", *[f"days on {devices}"] * bool(devices)], cells, title=title)
 
 
-def growth(rows, key, fixed) -> list:
-    """Tables, one per precision: microseconds per token for every value of `key`, at the value of `fixed` that has most
-    of them."""
+def growth(rows, key: str, fixed: str) -> list[Table]:
+    """Tables, one per precision: microseconds per token by `key`, at the most common value of `fixed`."""
     symbol = {"length": "L", "layers": "N"}
     tables = []
     for precision in dict.fromkeys(r["precision"] for r in rows):
@@ -84,7 +83,7 @@ def most_common(rows: list, key: str):
 
 
 def precisions(rows) -> list:
-    """A table of how many times the tokens/s of float32 bf16 has, where both were measured; [] if they were not."""
+    """A table of bf16's tokens/s divided by float32's, where both were measured; [] if they were not."""
     keys = ("contender", "length", "layers", "batch")
     cells = []
     for r in rows:
@@ -98,7 +97,7 @@ def precisions(rows) -> list:
 
 
 def project(tokens_per_s, devices) -> float:
-    """Days for the paper's pre-training on so many devices that each reach this speed (no loss between them)."""
+    """Days of the paper's pre-training on `devices` devices of this speed, without loss by communication."""
     return PAPER_TOKENS / (tokens_per_s * devices) / 86400
 
 
@@ -109,15 +108,15 @@ def picture(rows, path) -> None:
     names = list(dict.fromkeys(r["contender"] for r in rows))
     dashes = {"float32": "-", "bf16": "--"}
     for axis, key, fixed, value in ((axes[0], "length", "layers", layers), (axes[1], "layers", "length", length)):
-        here = [r for r in rows if r[fixed] == value]
+        part = [r for r in rows if r[fixed] == value]
         for name, precision in dict.fromkeys((r["contender"], r["precision"]) for r in rows):
-            mine = [r for r in here if (r["contender"], r["precision"]) == (name, precision)]
-            points = sorted((r[key], r["tokens_per_s"]) for r in mine)
+            curve = [r for r in part if (r["contender"], r["precision"]) == (name, precision)]
+            points = sorted((r[key], r["tokens_per_s"]) for r in curve)
             style = {**figures.style(names.index(name)), "linestyle": dashes[precision]}
             axis.plot([x for x, _ in points], [y for _, y in points], label=f"{name} {precision}", **style)
         title = {"length": f"N = {layers}", "layers": f"L = {length}"}[key]
         axis.set(xlabel={"length": "L", "layers": "N"}[key], xscale="log", title=title, ylim=(0, None))
-        axis.set_xticks(sorted({r[key] for r in here}), minor=False)
+        axis.set_xticks(sorted({r[key] for r in part}), minor=False)
         axis.get_xaxis().set_major_formatter(matplotlib.ticker.ScalarFormatter())
         axis.minorticks_off()
     axes[0].set_ylabel("tokens / s")

@@ -1,8 +1,8 @@
-"""What each position encoding costs: parameters, arithmetic, and time of a training step, relative to `nopos`.
+"""The cost of each position encoding: parameters, arithmetic, and time of a training step, relative to `nopos`.
 
-All encodings take turns in ONE model: embeddings, layers, LM head and their optimizer are the same objects, only the
-`Positions` module (with an optimizer of its own) is exchanged before each step. So a difference in time is the
-encoding's, and two dozen encodings need the memory of one model.
+All encodings take turns in ONE model: embeddings, layers, LM head and their optimizer are the same objects; only the
+`Positions` module (with its own optimizer) is exchanged before each step. So a difference in time is due to the
+encoding, and two dozen encodings need the memory of one model.
 
 B batch, L sequence length, N layers.
 """
@@ -29,21 +29,21 @@ from ..schemes import SCHEMES
 from ..tables import Table
 from . import step as bench
 
-SUMS = ["shaw+shaw_values"]  # beside those of the architectures
-CONTROL = "nopos, a second time"  # what it differs from 1 by is noise
+SUMS = ["shaw+shaw_values"]  # combinations that no architecture has
+CONTROL = "nopos, a second time"  # its difference from 1 is noise
 PAPER_NAMES = {
     "bert_a": "BERT-A", "bert_r": "BERT-R", "bert_a_d": "BERT-A^d", "tupe_a_tie_cls": "TUPE-A tie-cls",
     "tupe_a": "TUPE-A", "tupe_r": "TUPE-R",
 }  # fmt: skip
 
 
-def cases(names=None):
+def cases(names: list[str] | None = None) -> dict[str, tuple[str, str]]:
     """{label: (position, cls)}, `nopos` first. names: architectures, or schemes (joined by "+") with [CLS] tied;
     default: every registered scheme, every architecture, and SUMS."""
     names = [*SCHEMES, *ARCHITECTURES, *SUMS] if names is None else names
     pairs = dict.fromkeys([("nopos", "tied"), *(ARCHITECTURES.get(name, (name, "tied")) for name in names)])
-    called = {pair: PAPER_NAMES[arch] for arch, pair in ARCHITECTURES.items()}
-    return {label(*pair) + (f" ({called[pair]})" if pair in called else ""): pair for pair in pairs}
+    paper_name = {pair: PAPER_NAMES[arch] for arch, pair in ARCHITECTURES.items()}
+    return {label(*pair) + (f" ({paper_name[pair]})" if pair in paper_name else ""): pair for pair in pairs}
 
 
 def label(position, cls):
@@ -56,7 +56,7 @@ def dims(setting):
 
 
 def parameters(position, cls, setting):
-    """Of the encoding alone, for L positions."""
+    """Number of parameters of the encoding alone, for L positions."""
     with torch.device("meta"):
         return sum(p.numel() for p in Positions(position, dims(setting), cls).parameters())
 
@@ -65,7 +65,7 @@ def parameters(position, cls, setting):
 
 
 class ElementWise(TorchDispatchMode):
-    """Counts one operation per result of an element-wise floating-point operation, one per summand of a sum."""
+    """Counts one operation per entry of an element-wise floating-point result, and one per summand of a sum."""
 
     def __init__(self):
         super().__init__()
@@ -86,8 +86,8 @@ def flops(position, cls, setting):
 
     Counted on PyTorch's meta device, not derived: products by `torch.utils.flop_counter` (2 per multiplication and
     addition), the rest by `ElementWise`, which leaves out softmax, layer norm, GELU and dropout: these are the same
-    for every encoding. It is the arithmetic of the plain path; what a faster one computes twice is not counted. Work
-    that is shared by the batch is divided by B.
+    for every encoding. This is the arithmetic of the plain path, without what a faster path computes twice. Work that
+    the batch shares is divided by B.
     """
     layers, width, heads, ffn = setting.dims()
     sizes = {"layers": layers, "width": width, "heads": heads, "ffn": ffn, "max_positions": setting.length}
@@ -121,30 +121,30 @@ class Together:
 
 
 class Stage:
-    """One model whose position encoding is exchanged."""
+    """One model whose position encoding can be exchanged. encodings: {label: (position, cls)}"""
 
-    def __init__(self, wanted, setting):
+    def __init__(self, encodings, setting):
         self.contender = bench.Contender("nopos", setting)
         shared = self.contender.optimizer
         self.parts = {}
-        for name, (position, cls) in wanted.items():
+        for name, (position, cls) in encodings.items():
             positions = Positions(position, dims(setting), cls).apply(init_bert).to(setting.device)
             own = list(positions.parameters())
             self.parts[name] = positions, Together(shared, AdamW(own, lr=1e-4)) if own else shared
 
     def step(self, name):
-        """Seconds of a training step with one encoding."""
+        """Train for a step with one encoding; returns its seconds."""
         self.contender.model.encoder.positions, self.contender.optimizer = self.parts[name]
         return sum(self.contender.step())
 
 
-def measure(wanted, setting, rounds, say=print):
-    """{label: seconds [rounds]}. In every round each encoding takes one step, in a new random order, `nopos` twice; a
-    round that is not counted comes first. say: is told how far it is."""
-    reference = next(iter(wanted))
-    wanted = {**wanted, CONTROL: wanted[reference]}
-    stage, order, shuffle = Stage(wanted, setting), list(wanted), random.Random(0)
-    times, start = {name: [] for name in wanted}, time.perf_counter()
+def measure(encodings: dict, setting: bench.Setting, rounds: int, say=print) -> dict[str, list[float]]:
+    """{label: seconds [rounds]}. In every round each encoding takes one step, in a new random order, `nopos` twice; an
+    uncounted round comes first. encodings: {label: (position, cls)}; say: called with a line of progress."""
+    reference = next(iter(encodings))
+    encodings = {**encodings, CONTROL: encodings[reference]}
+    stage, order, shuffle = Stage(encodings, setting), list(encodings), random.Random(0)
+    times, start = {name: [] for name in encodings}, time.perf_counter()
     for turn in range(rounds + 1):
         shuffle.shuffle(order)
         for index, name in enumerate(order):
@@ -159,25 +159,25 @@ def measure(wanted, setting, rounds, say=print):
 
 
 def ratios(ours, theirs):
-    """How two lists of seconds compare, in words: the median over rounds of the ratio within a round, and the ratio of
-    the fastest steps, which is the steadier one where what disturbs comes in bursts."""
+    """The ratios of two lists of seconds as text: the median (and range) over rounds of the ratio within a round, and
+    the ratio of the fastest steps, which is more stable if disturbances come in bursts."""
     within = [a / b for a, b in zip(ours, theirs, strict=True)]
     return f"{statistics.median(within):.3f} ({min(within):.2f} to {max(within):.2f})", f"{min(ours) / min(theirs):.3f}"
 
 
-def rows(wanted, setting, rounds, say=print):
-    """One dict per encoding: what `nopos` has is subtracted from parameters and operations, and divides times."""
-    times = measure(wanted, setting, rounds, say)
-    reference = next(iter(wanted))
-    counted = {name: (parameters(*pair, setting), *flops(*pair, setting)) for name, pair in wanted.items()}
-    base, found = counted[reference], []
+def rows(encodings: dict, setting: bench.Setting, rounds: int, say=print) -> list[dict]:
+    """One dict per encoding: parameters and operations in excess of those of `nopos`, and the seconds of all steps."""
+    times = measure(encodings, setting, rounds, say)
+    reference = next(iter(encodings))
+    counted = {name: (parameters(*pair, setting), *flops(*pair, setting)) for name, pair in encodings.items()}
+    base, results = counted[reference], []
     for name in times:
         extra = [a - b for a, b in zip(counted.get(name, base), base, strict=True)]
-        found.append({
+        results.append({
             "encoding": name, "parameters": extra[0], "products": extra[1], "element_wise": extra[2],
             "seconds": times[name],
         })  # fmt: skip
-    return found
+    return results
 
 
 def setting_of(base, length, tokens):
@@ -185,30 +185,30 @@ def setting_of(base, length, tokens):
 
 
 def markdown(result):
-    """The tables, one per length, and what TUPE costs beside BERT-A. result: {"about", "options", "lengths"}."""
+    """The tables, one per length, and TUPE's time relative to BERT-A's. result: {"about", "options", "lengths"}."""
     about = ", ".join(f"{key} {value}" for key, value in result["about"].items() if value is not None)
     lines = [about, "", ", ".join(f"{key} {value}" for key, value in result["options"].items()), ""]
-    for length, found in result["lengths"].items():
-        seconds = statistics.median(found["rows"][0]["seconds"])
+    for length, measured in result["lengths"].items():
+        seconds = statistics.median(measured["rows"][0]["seconds"])
         lines += [
-            f"L = {length}, B = {found['batch']}; a step of `nopos` takes {seconds:.2f} s and "
-            f"{found['products'] / 1e6:.1f} MFLOP of products per token in the encoder",
+            f"L = {length}, B = {measured['batch']}; a step of `nopos` takes {seconds:.2f} s and "
+            f"{measured['products'] / 1e6:.1f} MFLOP of products per token in the encoder",
             "",
         ]
         header = ["encoding", "extra parameters", "extra kFLOP per token: products", "element-wise"]
         cells = []
-        for row in found["rows"]:
+        for row in measured["rows"]:
             cells.append([row["encoding"], f"{row['parameters']:,}"])
             cells[-1] += [f"{row[kind] / 1e3:,.1f}" for kind in ("products", "element_wise")]
-            cells[-1] += ratios(row["seconds"], found["rows"][0]["seconds"])
+            cells[-1] += ratios(row["seconds"], measured["rows"][0]["seconds"])
         lines += [Table.plain([*header, "step time: median (range)", "fastest"], cells).markdown()]
-        lines += [*against_bert(found["rows"]), ""]
+        lines += [*against_bert(measured["rows"]), ""]
     return "\n".join(lines)
 
 
-def against_bert(found):
+def against_bert(rows):
     """Sentences on TUPE's time relative to BERT-A's, where both were measured."""
-    times = {row["encoding"]: row["seconds"] for row in found}
+    times = {row["encoding"]: row["seconds"] for row in rows}
     names = {paper: name for name in times for paper in PAPER_NAMES.values() if name.endswith(f"({paper})")}
     if "BERT-A" not in names:
         return []
@@ -223,10 +223,10 @@ def against_bert(found):
 # ---- the command
 
 
-def read_earlier(path, settings, wanted):
-    """{length: results} of an earlier run that measured the same; {} if there is none.
+def read_earlier(path: Path, settings: dict, encodings: dict) -> dict:
+    """{length: results} of an earlier run with the same settings; {} if there is none.
 
-    Raises ValueError if the file holds something else.
+    Raises ValueError if the file has results of other settings or encodings.
     """
     if not path.exists():
         return {}
@@ -235,9 +235,8 @@ def read_earlier(path, settings, wanted):
         raise ValueError(f"{path} holds other measurements ({earlier['options']}); choose another --output")
     for length, measured in earlier["lengths"].items():
         names = [row["encoding"] for row in measured["rows"]]
-        if {*names} != {*wanted, CONTROL}:
-            there = ", ".join(names)
-            raise ValueError(f"{path} holds other encodings ({there} at L={length}); choose another --output")
+        if {*names} != {*encodings, CONTROL}:
+            raise ValueError(f"{path} has other encodings ({', '.join(names)} at L={length}); choose another --output")
     return earlier["lengths"]
 
 
@@ -253,31 +252,31 @@ def read_earlier(path, settings, wanted):
 @options.vocab_size()
 @click.option("--output", type=Path, default=Path("scheme_cost"), show_default=True, help="OUTPUT.json and .md")
 def command(size, layers, lengths, tokens, rounds, positions, precision, threads, vocab_size, output):
-    """What position encodings cost relative to `nopos`: parameters, operations per token, time of a training step.
+    """Measure what position encodings cost beside `nopos`: parameters, operations per token, time of a step.
 
     \b
     tupe bench schemes                            base size, L = 128, 512, 1024, every encoding
     tupe bench schemes --lengths 512 --positions bert_a,tupe_a,tupe_r --rounds 9 --output target
 
-    Step times need a machine that does nothing else. Lengths that OUTPUT.json holds already are not measured again.
+    Step times need a machine that is otherwise idle. Lengths that OUTPUT.json has already are not measured again.
     """
     if threads:
         torch.set_num_threads(threads)
-    wanted = cases(positions)
+    encodings = cases(positions)
     base = bench.Setting(size, layers, vocab=vocab_size, precision=precision)
     settings = {
         "size": size, "tokens": tokens, "rounds": rounds, "precision": precision, "vocab": vocab_size,
-        "layers": base.dims()[0], "encodings": len(wanted),
+        "layers": base.dims()[0], "encodings": len(encodings),
     }  # fmt: skip
     path = output.with_suffix(".json")
-    earlier = read_earlier(path, settings, wanted)
+    earlier = read_earlier(path, settings, encodings)
     result = {"about": bench.environment(), "options": settings, "lengths": earlier}
     output.parent.mkdir(parents=True, exist_ok=True)
     for length in lengths:
         if str(length) in result["lengths"]:
             continue
         setting = setting_of(base, length, tokens)
-        measured = rows(wanted, setting, rounds, bench.print_now)
+        measured = rows(encodings, setting, rounds, bench.print_now)
         products = flops("nopos", "tied", setting)[0]
         result["lengths"][str(length)] = {"batch": setting.batch, "products": products, "rows": measured}
         path.write_text(json.dumps(result, indent=1) + "\n")

@@ -1,8 +1,8 @@
-"""Training steps of our encoders and of what people use instead, measured side by side.
+"""Measures training steps of our encoders and of the common alternatives, side by side.
 
-Every contender lives in a process of its own (so that its peak memory is its own) and is asked for one step at a time,
-in turns, with the same tokens and the same masked positions: what disturbs the machine disturbs all alike, and the
-ratio of two contenders is the median over the turns of the ratios within a turn.
+Every contender has its own process (and so its own peak memory) and computes one step at a time, in turns, with the
+same tokens and the same masked positions. So disturbances of the machine affect all alike; the ratio of two contenders
+is the median over turns of the ratio within a turn.
 
 B batch, L sequence length, C width, F feed-forward width, N layers, V vocabulary.
 """
@@ -71,14 +71,14 @@ class Setting:
     device: str = "cpu"
     threads: int = 0  # 0: PyTorch's default
 
-    def dims(self):
+    def dims(self) -> tuple[int, int, int, int]:
         """(N, C, number of heads, F)."""
         layers, width, heads, ffn = SIZES[self.size]
         return self.layers or layers, width, heads, ffn
 
 
-def flops_per_token(setting):
-    """See `report.ASSUMPTIONS`."""
+def flops_per_token(setting: Setting) -> float:
+    """FLOP of a training step per token; see `report.ASSUMPTIONS`."""
     layers, width, _, ffn = setting.dims()
     weights = layers * (4 * width**2 + 2 * width * ffn) + MASKED * (width**2 + width * setting.vocab)
     return 6 * weights + 12 * layers * width * setting.length
@@ -99,8 +99,8 @@ def masked_batch(setting):
     return tokens.to(setting.device), targets.to(setting.device)
 
 
-def dictionary(vocab):
-    """So many types, fairseq's own among them."""
+def dictionary(vocab: int) -> Dictionary:
+    """A dictionary of `vocab` types, fairseq's special ones included."""
     words = Dictionary()
     for i in range(vocab - len(words)):
         words.add_symbol(f"w{i}")
@@ -108,7 +108,7 @@ def dictionary(vocab):
 
 
 class Contender:
-    """One model with its criterion and optimizer, as its users train it."""
+    """One model with the criterion and optimizer that its users train it with."""
 
     def __init__(self, name, setting):
         if name not in CONTENDERS:
@@ -130,7 +130,7 @@ class Contender:
             config, SimpleNamespace(source_dictionary=dictionary(self.setting.vocab))
         )
 
-        def loss():  # as the criterion masked_lm_chunked
+        def loss():  # the same as the criterion masked_lm_chunked
             masked = self.targets.ne(1).nonzero(as_tuple=True)
             return self.model(self.tokens, masked_tokens=masked, lm_targets=self.targets[masked], padded=False)[0]
 
@@ -168,14 +168,14 @@ class Contender:
 
     def build_optimizer(self, name):
         options = {"lr": 1e-4, "betas": (0.9, 0.999), "eps": 1e-6, "weight_decay": 0.01}
-        if name in HF:  # what its Trainer takes by default
+        if name in HF:  # the default of its Trainer
             return torch.optim.AdamW(self.model.parameters(), fused=True, **options)
         if name == "fairseq":
             return Adam(self.model.parameters(), **options)
         return AdamW(self.model.parameters(), **options)
 
-    def step(self):
-        """Seconds of forward, backward and optimizer."""
+    def step(self) -> list[float]:
+        """Train for a step; returns the seconds of forward pass, backward pass and optimizer."""
         clock = Clock(self.setting.device)
         bf16 = self.setting.precision == "bf16"
         with torch.autocast(self.setting.device, torch.bfloat16) if bf16 else nullcontext():
@@ -191,7 +191,7 @@ class Contender:
 
 
 class Clock:
-    """Seconds between laps. A GPU marks them in its own queue, so that only `seconds` waits for it."""
+    """Seconds between laps. On a GPU, laps are events in its queue, so that only `seconds` waits for it."""
 
     def __init__(self, device):
         self.cuda, self.laps = device == "cuda", []
@@ -214,7 +214,7 @@ class Clock:
 
 
 class MatrixPeak:
-    """A large product in the same precision; the fastest one that this PyTorch has."""
+    """A large matrix product in the same precision, by the fastest function available."""
 
     def __init__(self, setting):
         self.device, size = setting.device, peak_size(setting)
@@ -233,29 +233,29 @@ def peak_size(setting):
     return 8192 if setting.device == "cuda" else 2048
 
 
-def memory_peak(device):
-    """MiB at the peak so far: allocated on the GPU, or resident in this process."""
+def memory_peak(device: str) -> float:
+    """Peak memory so far in MiB: allocated on the GPU, or resident in this process."""
     if device == "cuda":
         return torch.cuda.max_memory_allocated() / 2**20
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
 def libraries(names):
-    """Modules that contenders import; every process has all of them, so that none pays for them alone."""
+    """Modules that contenders import. Every process imports all of them, so that none alone has their memory."""
     return ["tupe.bench.step"] + ["transformers.models.bert.modeling_bert"] * bool(set(HF) & set(names))
 
 
-def check_available(names):
-    """Raises ValueError for names of contenders that do not exist or whose library is not installed."""
+def check_available(names: list[str]) -> None:
+    """Raise ValueError for an unknown contender, or one whose library is not installed."""
     if unknown := [name for name in names if name not in CONTENDERS]:
         raise ValueError(f"unknown contender {unknown[0]!r}; valid: {', '.join(CONTENDERS)}")
-    theirs = [name for name in names if name in HF]
-    if theirs and importlib.util.find_spec("transformers") is None:
-        raise ValueError(f"the contender {theirs[0]!r} needs `pip install transformers`")
+    hugging_face = [name for name in names if name in HF]
+    if hugging_face and importlib.util.find_spec("transformers") is None:
+        raise ValueError(f"the contender {hugging_face[0]!r} needs `pip install transformers`")
 
 
-def default_models():
-    """Ours and the two others; where transformers is not installed, a line says that Hugging Face's is left out."""
+def default_models() -> list[str]:
+    """Ours and the two others; without Hugging Face's (and with a message) if transformers is not installed."""
     if importlib.util.find_spec("transformers") is not None:
         return DEFAULT
     print("transformers is not installed: Hugging Face's BERT is left out")
@@ -263,7 +263,7 @@ def default_models():
 
 
 def release_memory(device):
-    """Give back what is allocated but not in use, which other contenders may need in their turn."""
+    """Release memory that is allocated but not in use, which other contenders may need in their turn."""
     if device == "cuda":
         torch.cuda.empty_cache()
     process = ctypes.CDLL(None)
@@ -273,9 +273,9 @@ def release_memory(device):
         process.MallocExtension_ReleaseFreeMemory()
 
 
-def memory_needed(names, setting):
-    """Bytes, roughly: weights and Adam's moments of all contenders, and the gradients and activations of one step of
-    the most wasteful one, which keeps three [B, H, L, L] tensors per layer and all logits in float32."""
+def memory_needed(names: list[str], setting: Setting) -> int:
+    """A rough estimate in bytes: weights and Adam's moments of all contenders, and the gradients and activations of a
+    step of the one that needs most, which keeps three [B, H, L, L] tensors per layer and all logits in float32."""
     layers, width, heads, ffn = setting.dims()
     weights = setting.vocab * width + layers * (4 * width**2 + 2 * width * ffn)
     tokens = setting.batch * setting.length
@@ -283,8 +283,8 @@ def memory_needed(names, setting):
     return 12 * weights * len(names) + 4 * weights + step
 
 
-def memory_available():
-    """Bytes of main memory that are free, or None where the system does not say."""
+def memory_available() -> int | None:
+    """Free bytes of main memory, or None if the system does not tell."""
     if not os.path.exists("/proc/meminfo"):
         return None
     with open("/proc/meminfo") as lines:
@@ -296,12 +296,13 @@ def print_now(line):
 
 
 def ended(name):
+    """The error for a contender whose process has died."""
     return ValueError(f"the process of {name} ended, probably because memory ran out")
 
 
 def work(name, names, setting, pipe):
-    """A contender's process: builds the model, then answers every request with the times of a step and the peak memory.
-    A step that is not timed comes before each."""
+    """The process of a contender: build the model, then answer every request with the times of a step and the peak
+    memory. An untimed step precedes each timed one."""
     try:
         if setting.threads:
             torch.set_num_threads(setting.threads)
@@ -311,7 +312,7 @@ def work(name, names, setting, pipe):
         contender = MatrixPeak(setting) if name == "peak" else Contender(name, setting)
         pipe.send(None)
         while pipe.recv():
-            contender.step()  # memory is taken again here
+            contender.step()  # untimed: it allocates the released memory again
             times = contender.step()
             release_memory(setting.device)
             pipe.send((times, memory_peak(setting.device) - before))
@@ -322,7 +323,8 @@ def work(name, names, setting, pipe):
 def measure(names, setting, rounds, warmup=1, say=print_now):
     """{name: {"steps": seconds [rounds][3], "memory": MiB}}, and the times of the large product under "peak".
 
-    Raises ValueError for contenders that cannot be built and where memory would not do.
+    say: called with a line after every turn. Raises ValueError for contenders that cannot be built or do not fit into
+    memory.
     """
     check_available(names)
     needed, free = memory_needed(names, setting), memory_available()
@@ -330,16 +332,16 @@ def measure(names, setting, rounds, warmup=1, say=print_now):
         raise ValueError(
             f"{len(names)} contenders at L = {setting.length}, N = {setting.dims()[0]} need about "
             f"{needed / 2**30:.0f} GiB of memory, {free / 2**30:.0f} GiB are free; "
-            "ask for fewer models, tokens or layers"
+            "use fewer models, tokens or layers"
         )
     context = multiprocessing.get_context("forkserver")  # libraries are imported once
     context.set_forkserver_preload(libraries(names))
     pipes, processes, results = {}, [], {}
     for name in ["peak", *names]:
-        pipes[name], theirs = context.Pipe()
-        processes.append(context.Process(target=work, args=(name, names, setting, theirs), daemon=True))
+        pipes[name], other_end = context.Pipe()
+        processes.append(context.Process(target=work, args=(name, names, setting, other_end), daemon=True))
         processes[-1].start()
-        theirs.close()  # so that the end of a process is noticed
+        other_end.close()  # so that reading from the pipe fails when the process dies
     try:
         for name, pipe in pipes.items():
             try:
@@ -351,13 +353,13 @@ def measure(names, setting, rounds, warmup=1, say=print_now):
             results[name] = {"steps": [], "memory": 0.0}
         for turn in range(-warmup, rounds):
             latest = {}
-            for name in list(pipes)[:: 1 if turn % 2 else -1]:  # the order is reversed every other turn
+            for name in list(pipes)[:: 1 if turn % 2 else -1]:  # every other turn in reverse order
                 try:
                     pipes[name].send(True)
                     answer = pipes[name].recv()
                 except (EOFError, OSError):
                     answer = ended(name)
-                if isinstance(answer, Exception) and turn > 0:  # what was measured until here counts
+                if isinstance(answer, Exception) and turn > 0:  # keep what was measured so far
                     say(f"stopped in turn {turn + 1}/{rounds}: {answer}")
                     return results
                 if isinstance(answer, Exception):
@@ -377,12 +379,12 @@ def measure(names, setting, rounds, warmup=1, say=print_now):
 
 
 def cross(base, lengths, layers, tokens):
-    """Settings: every length at the first number of layers, every number of layers at the first length.
+    """The settings: every length at the first number of layers, every number of layers at the first length.
 
     Raises ValueError for a length longer than the tokens of a batch.
     """
     if max(lengths) > tokens:
-        raise ValueError(f"a batch of {tokens} tokens holds no sequence of {max(lengths)}; ask for more tokens")
+        raise ValueError(f"a batch of {tokens} tokens holds no sequence of {max(lengths)}; use more --tokens")
     pairs = [(n, lengths[0]) for n in layers] + [(layers[0], length) for length in lengths[1:]]
     return [
         replace(base, layers=replace(base, layers=n).dims()[0], length=length, batch=tokens // length)
@@ -391,29 +393,29 @@ def cross(base, lengths, layers, tokens):
 
 
 def run(names, settings, rounds, warmup, done, say=print_now):
-    """Measure all settings; calls `done(rows)` after each, with the rows so far, and `say` after every turn with the
-    time left."""
+    """Measure all settings; calls `done(rows)` after each with the rows so far, and `say` after every turn with a line
+    that includes the time left."""
     rows, spent, turns = [], 0.0, rounds + warmup
-    work_of = [flops_per_token(s) * s.batch * s.length * (0.6 if s.precision == "bf16" else 1) for s in settings]
+    costs = [flops_per_token(s) * s.batch * s.length * (0.6 if s.precision == "bf16" else 1) for s in settings]
     start = time.monotonic()
     for index, setting in enumerate(settings):
         turn = iter(range(1, turns + 1))
 
         def progress(line, index=index, turn=turn, before=spent):
-            finished = before + work_of[index] * next(turn) / turns
-            left = (time.monotonic() - start) * (sum(work_of) / finished - 1)
+            finished = before + costs[index] * next(turn) / turns
+            left = (time.monotonic() - start) * (sum(costs) / finished - 1)
             say(f"{line}; about {left / 60:.1f} minutes left")
 
         rows += summary(measure(names, setting, rounds, warmup, progress), names, setting)
-        spent += work_of[index]
+        spent += costs[index]
         done(rows)
     return rows
 
 
-def ratio(results, a, b):
-    """How many times as fast as b a is: the median over turns of the ratio within a turn."""
+def ratio(results: dict, a: str, b: str) -> float:
+    """The speed of a divided by that of b: the median over turns of the ratio within a turn."""
     pairs = zip(results[a]["steps"], results[b]["steps"], strict=True)
-    return statistics.median(sum(theirs) / sum(ours) for ours, theirs in pairs)
+    return statistics.median(sum(seconds_b) / sum(seconds_a) for seconds_a, seconds_b in pairs)
 
 
 def summary(results, names, setting):
@@ -437,8 +439,8 @@ def summary(results, names, setting):
     return rows
 
 
-def environment():
-    """What the figures depend on."""
+def environment() -> dict:
+    """The machine and software that the measurements depend on."""
     cpu = platform.processor() or platform.machine()
     if os.path.exists("/proc/cpuinfo"):
         with open("/proc/cpuinfo") as lines:
@@ -456,7 +458,7 @@ def environment():
 
 
 def loader_speed(folder, workers, length=512, blocks=2000, batch=32, vocab=32768):
-    """Tokens per second that fairseq's masked-LM data pipeline hands over, without any training."""
+    """Tokens per second of fairseq's masked-LM data pipeline, without training."""
     words, path = dictionary(vocab), os.path.join(folder, "train")
     words.save(os.path.join(folder, "dict.txt"))
     builder = indexed_dataset.make_builder(path + ".bin", impl="mmap", vocab_size=vocab)
@@ -474,7 +476,7 @@ def loader_speed(folder, workers, length=512, blocks=2000, batch=32, vocab=32768
     ).next_epoch_itr(shuffle=True)
     tokens, start = 0, None
     for sample in epoch:
-        start = start or time.perf_counter()  # the first batch includes the start of the workers
+        start = start or time.perf_counter()  # after the first batch, which includes the start of the workers
         tokens += sample["ntokens"]
     return (tokens - batch * length) / (time.perf_counter() - start)
 
@@ -494,14 +496,14 @@ def loader_speed(folder, workers, length=512, blocks=2000, batch=32, vocab=32768
 @click.option("--threads", default=0, help="of each process; 0: PyTorch's default")
 @click.option("--rounds", type=click.IntRange(1), default=7, show_default=True, help="measured steps of each model")
 @click.option("--warmup", type=click.IntRange(0), default=1, show_default=True, help="steps of each before these")
-@click.option("--project", default=0, metavar="DEVICES", help="days for the paper's pre-training on so many")
+@click.option("--project", default=0, metavar="DEVICES", help="project the days of the paper's pre-training")
 @click.option("--loader", type=click.IntRange(0), metavar="WORKERS", help="measure the data loader alone")
 @click.option("--output", type=Path, default=Path("bench"), show_default=True, help="OUTPUT.json, .md and .png")
 def command(
     models, size, lengths, layers, tokens, vocab_size, precision, device, threads, rounds, warmup, project, loader,
     output,
 ):  # fmt: skip
-    """Time of a masked-LM training step, side by side: our encoders, fairseq's RoBERTa, Hugging Face's BERT.
+    """Compare masked-LM training steps: our encoders, fairseq's RoBERTa, Hugging Face's BERT.
 
     \b
     tupe bench step                                    base size, L = 512, float32
