@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Style, imports, then the tests, in the environment that setup.sh makes.
+# Checks style and imports, then runs the tests, in the environment of setup.sh.
 #   bash scripts/test.sh [--stack volta] [arguments of pytest]
-#   bash scripts/test.sh -k positions -n 0      -n 0: one after the other, as --pdb needs it
+#   bash scripts/test.sh -k positions -n 0      -n 0: in one process, which --pdb needs
 set -euo pipefail
 case "${1:-}" in -h | --help) sed -n '2,4s/^# \?//p' "$0"; exit ;; esac
 cd "$(dirname "$0")/.."
@@ -12,7 +12,7 @@ venv=.venv; [ "$stack" = current ] || venv=.venv-$stack
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} TOKENIZERS_PARALLELISM=false
 echo "test: ruff"
 "$venv/bin/python" -m ruff check .
-echo "test: which module may import which"
-[ "$stack" = volta ] || "$venv/bin/lint-imports" --no-logo --no-cache  # not to be had for Python 3.10
+echo "test: import contracts"
+[ "$stack" = volta ] || "$venv/bin/lint-imports" --no-logo --no-cache  # needs Python > 3.10
 echo "test: pytest on the $stack stack ($("$venv/bin/python" --version), torch $("$venv/bin/python" -c 'import torch; print(torch.__version__)'))"
 exec "$venv/bin/python" -m pytest -n 2 --dist loadfile "$@"  # two files at a time
