@@ -88,7 +88,8 @@ def spell_position(cfg) -> None:
         if not cfg.position_file:
             raise
         remedy = "give it with `tupe --position-file FILE COMMAND`, or as position_file of from_pretrained"
-        raise ValueError(f"{error} ({cfg.position_file} does not run just because a checkpoint names it: {remedy})") from None
+        reason = f"{cfg.position_file} was not run, because only the checkpoint names it: {remedy}"
+        raise ValueError(f"{error} ({reason})") from None
     root = cfg._get_parent() if isinstance(cfg, DictConfig) else None
     if root is not None and "model" in root:
         root.model.position = cfg.position
