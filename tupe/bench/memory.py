@@ -203,7 +203,7 @@ def table_of_fits(arch, length, cards):
 def table_of_checks(arch, length):
     """Counted and measured MiB in single precision without dropout, beside weights and gradients."""
     if length <= kernels.SHORT:
-        raise ValueError(f"--check needs a length of {kernels.SHORT + 1} or more: a CPU keeps more for shorter ones")
+        raise ValueError(f"--check compares from length {kernels.SHORT + 1} on: a CPU keeps more for shorter ones")
     rows = []
     for checkpointed in (False, True):
         options = {"dropout": 0.0, "attention_dropout": 0.0, "checkpoint_activations": checkpointed}

@@ -58,7 +58,7 @@ def build_checkpoint(weights: dict, options: dict, dictionary: Dictionary) -> di
     try:
         model.load_state_dict({**settings, **weights}, strict=True, model_cfg=model.cfg)
     except RuntimeError as error:  # tensors that are missing, unknown or of other sizes
-        raise ValueError(f"the tensors do not fit the model that the options describe: {error}") from error
+        raise ValueError(f"the tensors are not those of the model that the options describe: {error}") from error
     return new_checkpoint(cfg, model.state_dict())
 
 

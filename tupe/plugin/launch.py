@@ -107,7 +107,7 @@ def fairseq_arguments(
         candidates = [OmegaConf.select(config, place) for place in places]
         if name not in actions:
             near = nearest(name, actions)
-            raise ValueError(f"{recipe}: {places[0]} is not an option of fairseq-train {' '.join(chosen)}{near}")
+            raise ValueError(f"{recipe}: {places[0]} is no option of fairseq-train {' '.join(chosen)}{near}")
         if any(value != candidates[0] for value in candidates):
             same = " and ".join(places)
             raise ValueError(f"{recipe}: {same} share the option {_option(name)} but differ: {candidates}")

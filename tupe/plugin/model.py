@@ -252,7 +252,7 @@ class TupeModel(BaseFairseqModel):
     def set_extra_state(self, state):
         if not torch.equal(state.cpu(), self.get_extra_state()):
             raise ValueError(
-                "the dictionary has as many types as the checkpoint's, but different ones; "
+                "the dictionary has as many types as the checkpoint's, but other ones; "
                 "prepare the data with the dict.txt of the checkpoint's own pre-training data"
             )
 

@@ -36,7 +36,7 @@ def check_dictionary(state: dict, path: str | Path) -> None:
         )
     fingerprint = dictionary_fingerprint(dictionary)
     if not torch.equal(state["model"].get("_extra_state", fingerprint), fingerprint):
-        raise ValueError(f"{path} has as many types as the model's dictionary, but different ones or in another order")
+        raise ValueError(f"{path} has as many types as the model's dictionary, but other ones or in another order")
 
 
 def adopt_structure(model_cfg: DictConfig, path: str | Path, data: str | Path) -> tuple[DictConfig, dict]:
