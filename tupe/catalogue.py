@@ -7,7 +7,7 @@ from . import options
 from .architectures import ARCHITECTURES, SIZES, with_size
 from .encoder import Encoder, LMHead
 from .options import CONFIGS, Command
-from .positions import Dims, PositionScheme, options_of, overrides, spell
+from .positions import Dims, PositionScheme, format_value, options_of, overrides
 from .schemes import SCHEMES
 from .tables import Table
 
@@ -58,7 +58,7 @@ def list_schemes():
     rows = []
     for name, scheme in SCHEMES.items():
         hooks = ", ".join(hook for hook in HOOKS if overrides(scheme, hook)) or "none"
-        options = " ".join(f"`{option}:{spell(known.default)}`" for option, known in options_of(scheme).items())
+        options = " ".join(f"`{option}:{format_value(known.default)}`" for option, known in options_of(scheme).items())
         parameters = f"{count(scheme(BASE)):,}"
         rows.append([f"`{name}`", scheme.paper, f"`{scheme.formula}`", options, hooks, parameters])
     header = ["name", "paper", "formula", "options", "hooks", "parameters (base, 512 positions)"]
