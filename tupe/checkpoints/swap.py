@@ -37,8 +37,8 @@ def swap_position(
 ) -> dict:
     """A checkpoint with the weights of `state`, but the position schemes `position` with new parameters.
 
-    state: from `safe_load.read_checkpoint`. dictionary: the one it was trained with. cls: one of `positions.CLS`;
-    None keeps the old one. segments: add segment embeddings, if there are none, for the next-sentence objective. All schemes
+    state: from `safe_load.read_checkpoint`. dictionary: the one it was trained with. cls: one of `positions.CLS`; None
+    keeps the old one. segments: add segment embeddings, if there are none, for the next-sentence objective. All schemes
     of `position` get new parameters, even one that the old model has too. There is no optimizer state, because it
     belongs to the old parameters. Raises ValueError for another kind of model, another dictionary, or a bad position.
     """
