@@ -241,7 +241,7 @@ def test_fine_tuning_keeps_the_discriminator_alone():
     expected, _ = model.eval()(tokens, features_only=True)
     torch.testing.assert_close(small.eval()(tokens, features_only=True)[0], expected, rtol=0, atol=0)
     assert small(tokens, classification_head_name="cola")[0].shape == (2, 2)
-    with pytest.raises(ValueError, match="no language-model head"):
+    with pytest.raises(ValueError, match="language-model head in the task masked_lm only"):
         small(tokens)
 
 

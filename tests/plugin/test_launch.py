@@ -233,7 +233,8 @@ def test_every_yaml_composes_and_builds(name, choice, data):
     base = compose(CONFIGS, name, [choice] if choice else [])
     arch = "tupe_r" if base.model._name == "from_checkpoint" else base.model._name.replace("_large", "")
     tiny = f"model._name={arch}_tiny"
-    overrides = [tiny, f"task.data={data}", "+model.dropout=0.25"] + ([choice] if choice else [])
+    dropout = "model.dropout=0.25" if "dropout" in base.model else "+model.dropout=0.25"
+    overrides = [tiny, f"task.data={data}", dropout] + ([choice] if choice else [])
     config = hydra_config(name, overrides)
     dictionary = Dictionary.load(str(data / "dict.txt"))
     dictionary.add_symbol("<mask>")
