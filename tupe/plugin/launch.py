@@ -90,7 +90,8 @@ def fairseq_arguments(
     places_of = {}  # destination in fairseq's parser -> its keys in the configuration
     for section, fields in raw.items():
         if not isinstance(fields, dict):
-            raise ValueError(f"{recipe}: {section}={fields} belongs to no section; valid: {', '.join(raw)}")
+            sections = sorted(name for name, content in raw.items() if isinstance(content, dict))
+            raise ValueError(f"{recipe}: {section}={fields} belongs to no section; valid: {', '.join(sections)}")
         for key, value in fields.items():
             if value != "???" and key not in ("data", "user_dir"):  # these come from the launcher
                 name = key if key != "_name" else "arch" if section == "model" else section
