@@ -91,7 +91,8 @@ def _invisible():
 def _clusters():
     """A non-ASCII character with the marks that may combine with it, or marks with the ASCII character they sit on."""
     marks = _char_class(lambda c, cat: cat[0] == "M" or "\u1160" <= c <= "\u11ff" or c in "\uff9e\uff9f")
-    return re.compile(f"[\\x00-\\x7f]{marks}+|[^\\x00-\\x7f]{marks}*")
+    combining = f"(?=[^\\x00-\\x7f]){marks}+"  # the look-ahead is quick, the class of all marks slow
+    return re.compile(f"[\\x00-\\x7f]{combining}|[^\\x00-\\x7f](?:{combining})?")
 
 
 @functools.lru_cache(CACHE)
