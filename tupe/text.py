@@ -84,7 +84,8 @@ def _invisible():
     stay: they may be new emoji."""
     ranges = "\ue000-\uf8ff\U000f0000-\U0010ffff\ud800-\udfff\ufe00-\ufe0f\U000e0100-\U000e01ef"
     rest = _char_class(lambda c, cat: cat == "Cf" or (cat == "Cc" and not c.isspace()))
-    return re.compile(rest[:-1] + ranges + "]")
+    controls = r"[\x00-\x08\x0e-\x1b\x7f]"  # those of ASCII, for which the large class is too slow
+    return re.compile(rf"{controls}|(?=[^\x00-\x7f]){rest[:-1]}{ranges}]")
 
 
 @functools.cache
