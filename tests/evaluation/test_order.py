@@ -12,11 +12,13 @@ from tupe.evaluation.order import (
     cls_attention,
     evaluate,
     held_out_sentences,
+    order_scores,
     order_sensitivity,
     swap_adjacent,
     token_losses,
 )
 from tupe.evaluation.probes import load_model
+from tupe.safe_load import read_checkpoint
 from tupe.text import TextEncoder
 
 
@@ -104,3 +106,13 @@ def test_everything_at_once(pretrained, vocabulary):
     assert np.shape(content["cls"]["ratio"]) == (2, 2)
     blocks = blocks_of_length(task, 20, 16)
     assert blocks.shape == (16, 20) and (blocks[:, 0] == 0).all()
+
+
+def test_models_trained_in_autocast_are_evaluated_in_float32(nopos, vocabulary, tmp_path):
+    """In bfloat16 a model without positions would prefer one order by rounding alone."""
+    state = read_checkpoint(nopos)
+    state["cfg"]["model"]["autocast"] = "bf16"
+    torch.save(state, tmp_path / "autocast.pt")
+    model, task = load_model(tmp_path / "autocast.pt", vocabulary)
+    scores = order_scores(model, held_out_sentences(task, TextEncoder(vocabulary), 8))
+    assert scores["accuracy"] == 0.5 and abs(scores["margin"]) < 1e-4

@@ -1,11 +1,29 @@
 """The experiment on TUPE's claims: what is trained, at which rate, and that every command can be said."""
 
+import json
+import shutil
+
+import numpy as np
 import pytest
+import torch
 from click.testing import CliRunner
 
 from tupe import record
 from tupe.encoder import Encoder
-from tupe.experiments.evidence import CLAIMS, Trial, best_rates, command, final_losses, trials
+from tupe.evaluation.minimal_pairs import Pair, Paradigm
+from tupe.experiments import evidence
+from tupe.experiments.evidence import (
+    CLAIMS,
+    Trial,
+    best_rates,
+    command,
+    conclude,
+    final_losses,
+    keep_weights,
+    score,
+    trials,
+)
+from tupe.safe_load import read_checkpoint
 
 RATES = dict.fromkeys(CLAIMS["models"], 1e-3)
 
@@ -61,6 +79,46 @@ def test_rates_come_from_the_pilot_and_the_search_widens_at_its_edge(tmp_path):
     finish(tmp_path, "bert_a", 8e-3, 6.2)
     assert best_rates(tmp_path) == (rates, [])
     assert final_losses(tmp_path, "pilot")[Trial("pilot", "bert_a", "tiny", 5000, 8e-3, 101)] == 6.2
+
+
+def test_weights_are_kept_in_half_precision_along_training(pretrained, tmp_path):
+    trial = Trial("main", "tupe_r", "mini", 5000, 1e-3, 1)
+    for updates in (500, 600, 1000, 5000):  # 600: where training was interrupted
+        shutil.copy(pretrained, tmp_path / f"checkpoint_1_{updates}.pt")
+    keep_weights(trial, tmp_path)
+    assert sorted(path.name for path in tmp_path.glob("model*")) == ["model_1000.pt", "model_500.pt"]
+    full, half = (read_checkpoint(path) for path in (pretrained, tmp_path / "model_500.pt"))
+    assert half["last_optimizer_state"] is None
+    for name, value in full["model"].items():
+        expected = value.half() if value.is_floating_point() else value
+        assert torch.equal(half["model"][name], expected) and half["model"][name].dtype == expected.dtype
+    keep_weights(Trial("controls", "tupe_r", "tiny", 5000, 1e-3, 1), tmp_path / "controls")
+    assert not (tmp_path / "controls").exists()
+
+
+def test_finished_runs_are_evaluated_and_scored_along_training(pretrained, vocabulary, tmp_path, monkeypatch):
+    monkeypatch.setattr(evidence, "SENTENCES", 10)
+    monkeypatch.setattr(evidence, "TOKENS", 300)
+    monkeypatch.setitem(CLAIMS, "scoring", {"sentences": 10, "pairs": 1, "pairs_after": [500]})
+    trial = Trial("main", "tupe_r", "mini", 1500, 1e-3, 1)
+    for name in ("checkpoint_1_500.pt", "checkpoint_1_1000.pt", "checkpoint_last.pt"):
+        shutil.copy(pretrained, tmp_path / name)
+    conclude(vocabulary, trial, tmp_path, "finished")
+    assert not list(tmp_path.glob("checkpoint*"))
+    content = json.loads((tmp_path / "evaluation.json").read_text())
+    (tmp_path / "evaluation.json").unlink()
+    conclude(vocabulary, trial, tmp_path, "finished")  # again, of the weights that were kept
+    assert json.loads((tmp_path / "evaluation.json").read_text()) == content
+
+    paradigms = [Paradigm("order", "order", [Pair("the cat sat on a mat.", "cat the sat on a mat.")])]
+    score(vocabulary, trial, tmp_path, paradigms)
+    order = json.loads((tmp_path / "order.json").read_text())
+    assert list(order) == ["500", "1000", "1500"] and order["1500"] == content["order"]
+    assert sorted(path.name for path in (tmp_path / "pairs").glob("*/*")) == ["order.npz", "order.npz"]
+    with np.load(tmp_path / "pairs" / "1500" / "order.npz") as arrays:
+        assert arrays["same_words"].tolist() == [True]
+    monkeypatch.setattr(evidence, "order_scores", None)  # nothing is computed again
+    score(vocabulary, trial, tmp_path, paradigms)
 
 
 def test_dry_run_prints_every_command(tmp_path):

@@ -118,6 +118,13 @@ def test_every_job_that_is_over_is_announced(tmp_path):
         announced.clear()
 
 
+def test_jobs_are_visited_while_they_run(tmp_path):
+    wait = "while not (folder / 'visited').exists(): time.sleep(0.01)"
+    visited = job(tmp_path / "visited", wait)
+    states = runner.run([visited], SLOT, echo=quiet, meanwhile=lambda job: (job.folder / "visited").touch())
+    assert states == {visited: "finished"}
+
+
 def test_a_job_of_another_process_is_waited_for(tmp_path, monkeypatch):
     """Its folder is locked when the runner looks, and a process finds it locked when it starts (exit status 75)."""
     monkeypatch.setattr(runner, "SECONDS_TO_NEXT_LOOK", 0.1)

@@ -49,11 +49,11 @@ def masked_copies(words: Sentence) -> tuple[list[int], list[tuple[int, int]], np
     return pieces, spans, np.array(of_word, dtype=int), np.array(of_single, dtype=int)
 
 
-@torch.no_grad()
+@torch.inference_mode()
 def pseudo_log_likelihoods(model, sentences: Iterable[Sentence], batch_tokens: int = 8192) -> Iterator[Score]:
     """The `Score` of each sentence, in order. model: a `TupeModel` in evaluation mode; its dictionary frames a sentence
-    as in training, `<s> pieces </s>`. batch_tokens: tokens of a batch, padding included; the scores do not depend on it
-    but for rounding. Raises ValueError for a sentence that is empty or longer than the model's positions.
+    as in training, `<s> pieces </s>`. batch_tokens: tokens of a batch; the scores do not depend on it but for rounding.
+    Raises ValueError for a sentence that is empty or longer than the model's positions.
     """
     assert not model.training, "call eval() first: dropout would make the scores random"
     sentences = list(sentences)
@@ -70,7 +70,8 @@ def pseudo_log_likelihoods(model, sentences: Iterable[Sentence], batch_tokens: i
     begin = 0
     while begin < len(todo):
         end = begin + 1
-        while end < len(todo) and (todo[end][0] + 2) * (end - begin + 1) <= batch_tokens:
+        length = todo[begin][0]  # one for the whole batch: no padding
+        while end < len(todo) and todo[end][0] == length and (length + 2) * (end - begin + 1) <= batch_tokens:
             end += 1
         batch = todo[begin:end]
         begin = end
@@ -83,15 +84,15 @@ def pseudo_log_likelihoods(model, sentences: Iterable[Sentence], batch_tokens: i
 
 
 def _batch(batch, prepared, dictionary) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Masked copies -> tokens [B, L], and each copy's row, the column of its first masked piece, and that piece."""
-    width = max(length for length, *_ in batch) + 2
-    tokens = np.full((len(batch), width), dictionary.pad())
-    tokens[:, 0] = dictionary.bos()
+    """Masked copies of one length -> tokens [B, L], and of each copy the row, the column of the first masked piece, and
+    that piece."""
+    length = batch[0][0]
+    tokens = np.empty((len(batch), length + 2), dtype=int)
+    tokens[:, 0], tokens[:, -1] = dictionary.bos(), dictionary.eos()
     mask, columns, targets = dictionary.index("<mask>"), [], []
-    for row, (length, number, _, first, last) in enumerate(batch):
+    for row, (_, number, _, first, last) in enumerate(batch):
         pieces = prepared[number][0]
-        tokens[row, 1 : length + 1] = pieces
-        tokens[row, length + 1] = dictionary.eos()
+        tokens[row, 1:-1] = pieces
         tokens[row, 1 + first : 2 + last] = mask
         columns.append(1 + first)
         targets.append(pieces[first])
@@ -103,6 +104,5 @@ def _log_probabilities(model, tokens, places, targets) -> Tensor:
     device = model.encoder.tokens.weight.device
     tokens, targets = tokens.to(device), targets.to(device)
     places = tuple(index.to(device) for index in places)
-    padded = bool((tokens == model.encoder.pad).any())
-    logits, _ = model(tokens, masked_tokens=places, padded=padded)  # [B, V]
+    logits, _ = model(tokens, masked_tokens=places, padded=False)  # [B, V]
     return torch.log_softmax(logits.float(), dim=-1).gather(1, targets[:, None]).squeeze(1)

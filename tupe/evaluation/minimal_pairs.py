@@ -260,7 +260,7 @@ def command(checkpoints, pairs, data, limit, output, seed):
     for label, path in labelled(checkpoints).items():
         model, task = load_model(path, data)
         folder = output / label.replace("/", "_")
-        results = evaluate(model.float(), TextEncoder(task.cfg.data), paradigms, folder, say=click.echo)
+        results = evaluate(model, TextEncoder(task.cfg.data), paradigms, folder, say=click.echo)
         summaries[label] = summary(results, paradigms, seed)
         write_atomically(folder / "summary.json", json.dumps(summaries[label], indent=1) + "\n")
     for table in tables(summaries):

@@ -64,6 +64,17 @@ def swap_adjacent(words: Sentence, rng: np.random.Generator) -> Sentence:
     return [*words[:i], words[i + 1], words[i], *words[i + 2 :]]
 
 
+def order_scores(model, sentences: list[Sentence], seed: int = 1) -> dict:
+    """`order_sensitivity` as plain numbers: share of sentences whose original is preferred, mean difference in nats,
+    and the standard errors of both over sentences."""
+    margins = order_sensitivity(model, sentences, seed)
+    won, root = credit(margins), np.sqrt(len(margins))
+    return {
+        "sentences": len(margins), "accuracy": float(won.mean()), "accuracy_error": float(won.std(ddof=1) / root),
+        "margin": float(margins.mean()), "margin_error": float(margins.std(ddof=1) / root),
+    }  # fmt: skip
+
+
 def order_sensitivity(model, sentences: list[Sentence], seed: int = 1) -> np.ndarray:
     """[sentences]: log-likelihood of the original minus that of the swapped sentence, in nats."""
     swapped = [swap_adjacent(words, np.random.default_rng([seed, i])) for i, words in enumerate(sentences)]
@@ -179,7 +190,7 @@ def command(checkpoints, data, sentences, tokens, output, seed):
     rows = []
     for label, path in labelled(checkpoints).items():
         model, task = load_model(path, data)
-        content = evaluate(model.float(), task, TextEncoder(task.cfg.data), sentences, tokens, seed)
+        content = evaluate(model, task, TextEncoder(task.cfg.data), sentences, tokens, seed)
         write_atomically(output / f"{label.replace('/', '_')}.json", json.dumps(content, indent=1) + "\n")
         order, loss = content["order"], content["loss"]
         rows.append([
@@ -194,18 +205,12 @@ def command(checkpoints, data, sentences, tokens, output, seed):
 def evaluate(model, task, encoder: TextEncoder, sentences: int, tokens: int, seed: int = 1) -> dict:
     """Everything above as plain numbers. Errors are standard errors: of the order measures over sentences, of the loss
     over blocks."""
-    margins = order_sensitivity(model, held_out_sentences(task, encoder, sentences, seed), seed)
-    won = credit(margins)
     losses = token_losses(model, task, tokens)
     longest = model.max_positions()
     edges = [0, *(2**k for k in range(20) if 2**k < longest), longest]
     ratio = cls_attention(model, blocks_of_length(task, longest, 16))
-    root = np.sqrt(len(margins))
     return {
-        "order": {
-            "sentences": len(margins), "accuracy": float(won.mean()), "accuracy_error": float(won.std(ddof=1) / root),
-            "margin": float(margins.mean()), "margin_error": float(margins.std(ddof=1) / root),
-        },
+        "order": order_scores(model, held_out_sentences(task, encoder, sentences, seed), seed),
         "loss": {
             "tokens": int(len(losses.loss)), "mean": losses.mean(), "error": losses.standard_error(),
             "by_position": losses.by(losses.position, edges),

@@ -2,12 +2,13 @@
 evaluates every model, and keeps what is needed to draw conclusions.
 
 OUT/<stage>/<model>/<size>_<updates>_lr<lr>_seed<seed>/ is a run. When it is finished, evaluation.json holds its
-evaluation and model.pt its weights in half precision; the checkpoint with the optimizer's state goes.
+evaluation and model.pt its weights in half precision; the checkpoint with the optimizer's state goes. Stages with
+`weights_every` also keep model_<updates>.pt along training, which `--pairs` scores: order.json, pairs/<updates>/.
 """
 
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import click
@@ -16,7 +17,8 @@ import yaml
 from .. import options, record
 from ..architectures import with_size
 from ..checkpoints.files import save_atomically, strip
-from ..evaluation.order import evaluate
+from ..evaluation import minimal_pairs
+from ..evaluation.order import evaluate, held_out_sentences, order_scores
 from ..evaluation.probes import load_model
 from ..options import ListOf
 from ..safe_load import read_checkpoint
@@ -43,7 +45,7 @@ class Trial:
 
     def job(self, data: Path, output: Path, further=()) -> runner.Job:
         """The command that trains it. further: more words for it."""
-        model = CLAIMS["models"][self.model]
+        model, plan = CLAIMS["models"][self.model], CLAIMS["stages"][self.stage]
         chosen = {f"--{name}": model[name] for name in ("position", "cls") if name in model}
         words = {
             "--recipe": "pretrain_small", "--data": data, "--output": self.folder(output),
@@ -51,6 +53,8 @@ class Trial:
             "--lr": f"{self.lr:g}", "--max-update": self.updates, "--seed": self.seed,
             "--log-format": "json", "--log-interval": 50, "--num-workers": 1,
         }  # fmt: skip
+        if "weights_every" in plan:  # `keep_weights` has the time of three intervals
+            words |= {"--save-interval-updates": plan["weights_every"], "--keep-interval-updates": 3}
         name = f"{self.stage} {self.model} {self.size} lr {self.lr:g} seed {self.seed}"
         return runner.Job(name, self.folder(output), (*runner.tupe("pretrain", words), *further))
 
@@ -114,20 +118,70 @@ def best_rates(output: Path) -> tuple[dict[str, float], list[Trial]]:
     return rates, needed
 
 
-def conclude(data: Path, job: runner.Job, state: str) -> None:
-    """Evaluate a finished run and keep its weights in half precision, without the optimizer's state."""
-    checkpoint, weights = job.folder / "checkpoint_last.pt", job.folder / "model.pt"
-    if state != "finished" or not checkpoint.exists():
-        return
-    if not (job.folder / "evaluation.json").exists():
-        model, task = load_model(checkpoint, data)
-        content = evaluate(model.float(), task, TextEncoder(data), SENTENCES, TOKENS)
-        record.write_atomically(job.folder / "evaluation.json", json.dumps(content, indent=1) + "\n")
+def keep_weights(trial: Trial, folder: Path) -> None:
+    """Make model_<updates>.pt of the checkpoints that training has left so far, if the stage keeps weights."""
+    every = CLAIMS["stages"][trial.stage].get("weights_every")
+    for path in folder.glob("checkpoint_*_*.pt") if every else ():
+        updates = int(path.stem.rpartition("_")[2])
+        weights = folder / f"model_{updates}.pt"
+        if updates % every == 0 and updates < trial.updates and not weights.exists():
+            save_half(path, weights)
+
+
+def save_half(checkpoint: Path, output: Path) -> None:
+    """Write a checkpoint's weights in half precision, without the optimizer's state."""
     state = strip(read_checkpoint(checkpoint))
-    half = {k: v.half() if v.is_floating_point() else v for k, v in state["model"].items()}
-    save_atomically({**state, "model": half}, weights)
-    for path in job.folder.glob("checkpoint*.pt"):
-        path.unlink()
+    half = {name: value.half() if value.is_floating_point() else value for name, value in state["model"].items()}
+    save_atomically({**state, "model": half}, output)
+
+
+def conclude(data: Path, trial: Trial, folder: Path, state: str) -> None:
+    """Keep the weights of a finished run in half precision and evaluate them; its checkpoints are deleted."""
+    checkpoint, weights = folder / "checkpoint_last.pt", folder / "model.pt"
+    if state != "finished":
+        return
+    if checkpoint.exists():
+        keep_weights(trial, folder)
+        save_half(checkpoint, weights)
+        for path in folder.glob("checkpoint*.pt"):
+            path.unlink()
+    if not (folder / "evaluation.json").exists():
+        model, task = load_model(weights, data)
+        content = evaluate(model, task, TextEncoder(data), SENTENCES, TOKENS)
+        record.write_atomically(folder / "evaluation.json", json.dumps(content, indent=1) + "\n")
+
+
+def score(data: Path, trial: Trial, folder: Path, paradigms: list) -> None:
+    """Order sensitivity and minimal pairs of a finished run, along training and at its end. What is there is kept, and
+    a run that another process scores is left to it."""
+    if not (folder / "model.pt").exists() or not record.lock(folder / "pairs"):
+        return
+    plan, encoder, path = CLAIMS["scoring"], TextEncoder(data), folder / "order.json"
+    weights = {int(file.stem.rpartition("_")[2]): file for file in folder.glob("model_*.pt")}
+    weights[trial.updates] = folder / "model.pt"
+    order = json.loads(path.read_text()) if path.exists() else {}
+    for updates in sorted(weights):
+        with_pairs = updates in (*plan["pairs_after"], trial.updates)
+        if str(updates) in order and not with_pairs:
+            continue
+        model, task = load_model(weights[updates], data)
+        if str(updates) not in order:
+            order[str(updates)] = order_scores(model, held_out_sentences(task, encoder, plan["sentences"]))
+            record.write_atomically(path, json.dumps(order, indent=1) + "\n")
+        if with_pairs:
+            minimal_pairs.evaluate(model, encoder, paradigms, folder / "pairs" / str(updates), say=click.echo)
+    record.unlock(folder / "pairs")
+
+
+def train(data: Path, output: Path, planned: list[Trial], jobs: int | None, further: tuple) -> None:
+    """Run what is left of the planned trainings of one stage; conclude each as it ends."""
+    plan = {trial.job(data, output, further): trial for trial in planned}
+    states = runner.run(
+        list(plan), runner.slots(jobs), title=planned[0].stage,
+        meanwhile=lambda job: keep_weights(plan[job], job.folder),
+        ended=lambda job, state: conclude(data, plan[job], job.folder, state),
+    )  # fmt: skip
+    runner.exit_if_unfinished(states, planned[0].stage)
 
 
 @click.command(cls=options.QuietCommand, context_settings={"ignore_unknown_options": True})
@@ -140,26 +194,34 @@ def conclude(data: Path, job: runner.Job, state: str) -> None:
 @click.option("--seeds", type=ListOf(int), help="only these, instead of the stage's")
 @options.jobs()
 @click.option("--dry-run", is_flag=True, help="print the commands and run none")
+@click.option(
+    "--pairs", type=click.Path(path_type=Path), metavar="BLiMP.zip",
+    help="train nothing; score finished runs along training: order sensitivity, minimal pairs. Several processes may",
+)  # fmt: skip
 @click.argument("further", nargs=-1, type=click.UNPROCESSED, metavar="[OPTIONS OF EVERY TRAINING]...")
-def command(data, output, stages, models, seeds, jobs, dry_run, further):
+def command(data, output, stages, models, seeds, jobs, dry_run, pairs, further):
     """Train and evaluate what the experiment on TUPE's claims says, or a part of it.
 
     tupe evidence --data DATA --output evidence --stages pilot --jobs 2
     """
     data, output = data.resolve(), output.resolve()
+    if pairs:
+        count, (best, _) = CLAIMS["scoring"]["pairs"], best_rates(output)
+        paradigms = [replace(kind, pairs=kind.pairs[:count]) for kind in minimal_pairs.read_paradigms(pairs)]
+        for stage in [stage for stage in stages if "weights_every" in CLAIMS["stages"][stage]]:
+            for trial in trials(stage, best, seeds, models):
+                score(data, trial, trial.folder(output), paradigms)
+        return
     for stage in stages:
         while True:
             best, needed = best_rates(output)
             planned = trials(stage, best, seeds, models)
             if stage == "pilot":
                 planned += [trial for trial in needed if not models or trial.model in models]
-            todo = [trial.job(data, output, further) for trial in planned]
             if dry_run:
-                click.echo("\n".join(" ".join(map(str, job.command)) for job in todo))
+                commands = [trial.job(data, output, further).command for trial in planned]
+                click.echo("\n".join(" ".join(map(str, words)) for words in commands))
                 break
-            states = runner.run(
-                todo, runner.slots(jobs), ended=lambda job, state: conclude(data, job, state), title=stage
-            )
-            runner.exit_if_unfinished(states, stage)
+            train(data, output, planned, jobs, further)
             if stage != "pilot" or set(best_rates(output)[1]) <= set(planned):
                 break

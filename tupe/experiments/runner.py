@@ -65,14 +65,15 @@ def slots(count: int | None = None) -> list:
 
 
 def run(
-    jobs: list, slots: list, retry_failed: bool = False, ended=lambda job, state: None, echo=click.echo, title="sweep"
-) -> dict:
+    jobs: list, slots: list, retry_failed: bool = False, ended=lambda job, state: None, echo=click.echo, title="sweep",
+    meanwhile=lambda job: None,
+) -> dict:  # fmt: skip
     """Run the jobs that are not finished, `len(slots)` at a time -> {job: "finished", "failed" or "open"}.
 
     slots: see `slots`. No job's failure stops the others; a failed job is run again only if `retry_failed`, one that
     was killed always is. A job that another process runs is waited for. ended(job, state) is called for every job that
-    is over, also for those that were over before. echo: prints one line. On SIGTERM, SIGINT and SIGHUP all processes
-    are ended, and SystemExit is raised.
+    is over, also for those that were over before; meanwhile(job) for those that run, every few seconds. echo: prints
+    one line. On SIGTERM, SIGINT and SIGHUP all processes are ended, and SystemExit is raised.
     """
     states = {job: record.state_of(job.folder) for job in jobs}
     if retry_failed:
@@ -94,7 +95,7 @@ def run(
         about = f"{seconds / 60:.0f} min" if seconds >= 60 else f"{seconds:.0f} s"
         echo(f"{title}: {len(over)}/{len(jobs)} {job}: {what}" + f"; about {about} left" * (left > 0))
 
-    free, running, next_look = list(slots), {}, {}
+    free, running, next_look, next_meanwhile = list(slots), {}, {}, 0.0
     with deferred_signals() as received:
         try:
             while (waiting or running) and not received:
@@ -127,6 +128,10 @@ def run(
                     else:
                         state, what = result(job, process.returncode)
                         conclude(job, state, f"{what}, {time.monotonic() - started:.0f} s")
+                if time.monotonic() >= next_meanwhile:
+                    for job in running:
+                        meanwhile(job)
+                    next_meanwhile = time.monotonic() + SECONDS_TO_NEXT_LOOK
                 time.sleep(0.1)
         finally:
             end([process for process, _, _ in running.values()])
