@@ -5,6 +5,7 @@ Functions import fairseq themselves, because that takes seconds.
 
 import gc
 import json
+import time
 from contextlib import ExitStack
 from pathlib import Path
 from unittest import mock
@@ -295,6 +296,22 @@ def finetune(data, checkpoint, save_dir, *overrides):
         "finetune", f"task.data={data}", f"checkpoint.finetune_from_model={checkpoint}",
         f"checkpoint.save_dir={save_dir}", "dataset.num_workers=0", "dataset.batch_size=12", *overrides,
     )  # fmt: skip
+
+
+def has_ended(pid):
+    """Whether a process is gone, or waits for its parent to take note."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+
+
+def wait_until(condition, seconds=60):
+    """Returns when condition() holds; fails if that takes too long."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
 
 
 def table(path):

@@ -73,6 +73,9 @@ def test_nearest():
     assert "'seed'" in nearest("sede", ["seed", "lr"])
     assert nearest("xyz", ["seed", "lr"]) == "; valid: seed, lr"
     assert nearest("xyz", map(str, range(100))) == ""
+    assert "'bos'" in nearest("jbos", ["bos", "lr"])
+    assert "'jobs'" in nearest("jbos", ["bos", "lr"], preferred=["jobs"])
+    assert "'dropout'" in nearest("dropuot", ["dropout", "lr"], preferred=["output"])
 
 
 def test_a_closed_pipe_ends_quietly():

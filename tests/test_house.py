@@ -1,5 +1,6 @@
 """The package as a whole: what importing it brings in, and what an installed one holds."""
 
+import ast
 import importlib.metadata
 import os
 import re
@@ -51,6 +52,30 @@ def test_the_core_trains_where_there_is_torch_and_numpy_alone():
 def test_importing_the_package_is_quick():
     loaded = run("import sys, tupe; print(*sys.modules)").split()
     assert not {"torch", "numpy", "fairseq", "click"} & set(loaded)
+
+
+def public_functions(tree):
+    """(node, arguments) of every public function, method and constructor of a module; commands have their types in
+    click's options."""
+    for owner in [tree, *(node for node in tree.body if isinstance(node, ast.ClassDef) and node.name[0] != "_")]:
+        for node in owner.body:
+            if not isinstance(node, ast.FunctionDef) or (node.name[0] == "_" and node.name != "__init__"):
+                continue
+            marks = [ast.unparse(mark) for mark in node.decorator_list]
+            if not any("command(" in mark or mark == "drawing" for mark in marks):
+                bound = owner is not tree and "staticmethod" not in marks
+                yield node, [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs][bound:]
+
+
+@pytest.mark.parametrize("path", sorted(PLUGIN.rglob("*.py")), ids=lambda path: str(path.relative_to(PLUGIN)))
+def test_public_functions_have_type_hints(path):
+    missing = [
+        f"{node.name} ({node.lineno})"
+        for node, arguments in public_functions(ast.parse(path.read_text(encoding="utf-8")))
+        if any(argument.annotation is None for argument in arguments)
+        or (node.returns is None and node.name != "__init__")
+    ]
+    assert not missing
 
 
 @pytest.mark.parametrize("missing", ["sacremoses", "spacy"])

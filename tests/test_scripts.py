@@ -4,15 +4,17 @@ import math
 import os
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
 import scipy.stats
 import torch
 from click.testing import CliRunner
-from helpers import PLUGIN, write_data
+from helpers import PLUGIN, has_ended, wait_until, write_data
 
 from tupe.experiments import quickstart
 from tupe.experiments.summary import unigram_entropy
@@ -52,6 +54,20 @@ def test_slurm_job_starts_torchrun_once_per_node(tmp_path):
         wanted = "--arch=bert_a_large --seed=7 --batch-size=16 --distributed-world-size=16 --fp16"
         assert {*place.split(), *wanted.split()} <= set(command)
     assert len(commands) == 2 and not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1])
+def test_a_signal_to_the_quickstart_ends_its_step(tmp_path, number):
+    (tmp_path / "scripts").mkdir()
+    shutil.copy(SCRIPTS / "quickstart.sh", tmp_path / "scripts")
+    (tmp_path / "scripts/setup.sh").write_text("sleep 600 & echo $! > started; sleep 600")
+    process = subprocess.Popen(["bash", tmp_path / "scripts/quickstart.sh"])
+    started = tmp_path / "started"
+    while not started.exists() or not started.read_text():
+        time.sleep(0.02)
+    process.send_signal(number)
+    assert process.wait(60) == 128 + number
+    wait_until(lambda: has_ended(int(started.read_text())))
 
 
 @pytest.mark.parametrize(

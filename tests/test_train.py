@@ -79,6 +79,7 @@ def test_several_gpus_are_torchrun_s(tmp_path):
         (["--max-updat", "5"], "'--max-update'"),
         (["--arch=tupe_x"], "'tupe_"),
         (["--optimizer=adm"], "'adam"),
+        (["--jbos=2", "--outer-options=--grid,--jobs"], "'--jobs'"),
         (["--seed=one"], "--seed: invalid int"),
         (["--recipe=finetune"], "pretrain_large"),
         (["--preset=ropee"], "'rope'"),

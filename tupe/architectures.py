@@ -27,12 +27,12 @@ SIZES = {  # layers, width, heads, feed-forward width
 }
 
 
-def with_size(name, size):
+def with_size(name: str, size: str) -> str:
     """("tupe_r", "mini") -> "tupe_r_mini"; base has no suffix."""
     return name if size == "base" else f"{name}_{size}"
 
 
-def split_size(architecture):
+def split_size(architecture: str) -> tuple[str, str]:
     """The inverse of `with_size`: "tupe_r_mini" -> ("tupe_r", "mini")."""
     name, _, size = architecture.rpartition("_")
     return (name, size) if size in SIZES and size != "base" else (architecture, "base")

@@ -31,34 +31,34 @@ class Terms(NamedTuple):
 # Normalisers: logits [B, H, L, L] and real [B, 1, 1, L] or None -> weights.
 
 
-def softmax(logits, real):
+def softmax(logits: Tensor, real: Tensor | None) -> Tensor:
     return torch.softmax(logits, dim=-1)
 
 
-def l2(logits, real):
+def l2(logits: Tensor, real: Tensor | None) -> Tensor:
     """e^b / sqrt(sum e^2b): the weights of a row have unit Euclidean norm (Su, 2022)."""
     if real is not None:
         logits = logits.masked_fill(~real, float("-inf"))
     return torch.exp(logits - torch.logsumexp(2 * logits, dim=-1, keepdim=True) / 2)
 
 
-def exp(logits, real):
+def exp(logits: Tensor, real: Tensor | None) -> Tensor:
     """e^b, without a denominator."""
     return mask(torch.exp(logits), real)
 
 
-def relu2(logits, real):
+def relu2(logits: Tensor, real: Tensor | None) -> Tensor:
     """relu(b)^2 / n with n real keys (GAU: Hua et al., 2022)."""
     n = logits.size(-1) if real is None else real.sum(-1, keepdim=True)
     return mask(torch.relu(logits).square() / n, real)
 
 
-def swish_l2(logits, real):
+def swish_l2(logits: Tensor, real: Tensor | None) -> Tensor:
     """b sigmoid(b), each row divided by its Euclidean norm."""
     return F.normalize(mask(F.silu(logits), real), dim=-1)
 
 
-def mask(weights, real):
+def mask(weights: Tensor, real: Tensor | None) -> Tensor:
     return weights if real is None else weights.masked_fill(~real, 0)  # exactly 0 at padding
 
 
@@ -83,7 +83,14 @@ def attention_weights(
 
 
 def attend(
-    q: Tensor, k: Tensor, v: Tensor, positions: Positions, terms: Terms, layer: int, normaliser="softmax", dropout=0.0
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    positions: Positions,
+    terms: Terms,
+    layer: int,
+    normaliser: str = "softmax",
+    dropout: float = 0.0,
 ) -> Tensor:
     """Mix the values v [B, H, L, E] -> [B, H, L, E] on the path that `terms` names.
 
@@ -92,7 +99,9 @@ def attend(
     return PATHS[terms.path](q, k, v, positions, terms, layer, normaliser, dropout)
 
 
-def plain(q, k, v, positions, terms, layer, normaliser, dropout):
+def plain(
+    q: Tensor, k: Tensor, v: Tensor, positions: Positions, terms: Terms, layer: int, normaliser: str, dropout: float
+) -> Tensor:
     """Every scheme, every normaliser, every device."""
     content = positions.content(q, k, layer)
     q, k, v = positions.rotate(q, k, v)
@@ -102,13 +111,17 @@ def plain(q, k, v, positions, terms, layer, normaliser, dropout):
     return out if value is None else out + value
 
 
-def blocked(q, k, v, positions, terms, layer, normaliser, dropout):
+def blocked(
+    q: Tensor, k: Tensor, v: Tensor, positions: Positions, terms: Terms, layer: int, normaliser: str, dropout: float
+) -> Tensor:
     """For CPUs, under softmax: see `kernels.BlockedAttention`."""
     q, k, v = positions.rotate(q, k, v)
     return positions.unrotate(blocked_attention(q, k, v, terms.bias, terms.real, terms.scale, dropout))
 
 
-def sdpa(q, k, v, positions, terms, layer, normaliser, dropout):
+def sdpa(
+    q: Tensor, k: Tensor, v: Tensor, positions: Positions, terms: Terms, layer: int, normaliser: str, dropout: float
+) -> Tensor:
     """PyTorch's fused kernels for GPUs. Those that compute the gradient of a bias read it in q's precision."""
     q, k, v = positions.rotate(q, k, v)
     bias = None if terms.bias is None else terms.bias.to(q.dtype)  # no copy: `Encoder.terms` converts it

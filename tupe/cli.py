@@ -19,7 +19,7 @@ COMMANDS = {  # words of the command -> (module:click command, what it does)
     "compare": ("experiments.compare:command", "pre-train encodings alike, fine-tune each, report"),
     "evidence": ("experiments.evidence:command", "the experiment on TUPE's claims, or a part of it"),
     "report": ("experiments.report:command", "runs -> tables and a page beside published numbers"),
-    "predict": ("evaluation.predict:command", "predictions of fine-tuned models, as GLUE wants them"),
+    "predict": ("evaluation.predict:command", "predictions of fine-tuned models, in GLUE's format"),
     "checkpoint average": ("checkpoints.files:average_command", "the mean of several checkpoints' weights"),
     "checkpoint strip": ("checkpoints.files:strip_command", "leave out the optimizer's state"),
     "checkpoint merge": ("checkpoints.files:merge_command", "one checkpoint from the shards of several processes"),
@@ -45,15 +45,15 @@ COMMANDS = {  # words of the command -> (module:click command, what it does)
 class Lazy(click.Group):
     """A group that imports the module of a command when it is called. prefix: the words before, "" or "bench "."""
 
-    def __init__(self, prefix="", **options):
+    def __init__(self, prefix: str = "", **options):
         super().__init__(**options)
         self.prefix = prefix
 
-    def list_commands(self, ctx):
+    def list_commands(self, ctx: click.Context) -> list[str]:
         words = [name.removeprefix(self.prefix).split()[0] for name in COMMANDS if name.startswith(self.prefix)]
         return list(dict.fromkeys(words))
 
-    def get_command(self, ctx, name):
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
         full = self.prefix + name
         if full in COMMANDS:
             module, _, attribute = COMMANDS[full][0].partition(":")
@@ -68,13 +68,13 @@ class Lazy(click.Group):
             return Lazy(f"{full} ", name=name, help=f"See `tupe {full} COMMAND --help`.")
         return None
 
-    def resolve_command(self, ctx, args):
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple:
         if args and args[0] not in self.list_commands(ctx):
             near = nearest(args[0], self.list_commands(ctx))
             raise click.UsageError(f"there is no command {self.prefix + args[0]!r}{near}", ctx)
         return super().resolve_command(ctx, args)
 
-    def format_commands(self, ctx, formatter):
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         lines = [(name, what) for name, (_, what) in COMMANDS.items() if name.startswith(self.prefix)]
         with formatter.section("Commands"):
             formatter.write_dl(lines)
@@ -84,9 +84,11 @@ main = Lazy(
     name="tupe",
     params=[
         click.Option(
-            ["--position-file"], type=click.Path(exists=True, dir_okay=False, resolve_path=True), metavar="FILE",
+            ["--position-file"],
+            type=click.Path(exists=True, dir_okay=False, resolve_path=True),
+            metavar="FILE",
             help="Python file that registers position encodings of your own, for every command: training keeps its "
-            "name in the checkpoint, and what loads such a checkpoint wants the file again",
+            "name in the checkpoint, and every command that loads such a checkpoint needs the file",
         )  # fmt: skip
     ],
     help="TUPE and its rivals: train, compare and understand position encodings of BERT-like encoders.",

@@ -5,9 +5,10 @@ B batch, L sequence length, C model width, H heads, D = C / H, N layers.
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -25,17 +26,17 @@ logger = logging.getLogger(__name__)
 class Attention(nn.Module):
     """Multi-head self-attention. Position terms are arguments, because a layer does not own what all layers share."""
 
-    def __init__(self, dims, config):
+    def __init__(self, dims: Dims, config: "ModelConfig"):
         super().__init__()
         self.heads, self.dropout, self.normaliser = dims.heads, config.attention_dropout, config.normaliser
         self.qkv = Linear(dims.width, 3 * dims.width)
         self.out = Linear(dims.width, dims.width)
 
-    def project(self, x):
+    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """[B, L, C] -> q, k, v, [B, H, L, D] each."""
         return split_heads(self.qkv(x), self.heads)
 
-    def forward(self, x, positions, terms, layer):
+    def forward(self, x: Tensor, positions: Positions, terms: Terms, layer: int) -> Tensor:
         q, k, v = self.project(x)
         p = self.dropout if self.training else 0.0
         mixed = attend(q, k, v, positions, terms, layer, self.normaliser, p)  # [B, H, L, D]
@@ -45,7 +46,7 @@ class Attention(nn.Module):
 class TransformerLayer(nn.Module):
     """Attention and feed-forward block, each followed by dropout, residual sum and layer norm (post-LN, as BERT)."""
 
-    def __init__(self, dims, config):
+    def __init__(self, dims: Dims, config: "ModelConfig"):
         super().__init__()
         self.dropout, self.activation_dropout = config.dropout, config.activation_dropout
         self.attention = Attention(dims, config)
@@ -61,7 +62,7 @@ class TransformerLayer(nn.Module):
             raise ValueError(f"width {width} is not a multiple of the number of heads {heads}")
         return Dims(max_positions, width, heads, layers, head_dim=width // heads, value_dim=width // heads)
 
-    def forward(self, x, positions, terms, layer):
+    def forward(self, x: Tensor, positions: Positions, terms: Terms, layer: int) -> Tensor:
         """[B, L, C] -> [B, L, C]. layer: index of this layer."""
         y = self.attention(x, positions, terms, layer)
         x = self.attention_norm(x + dropout(y, self.dropout, self.training))
@@ -80,7 +81,7 @@ class GatedAttentionLayer(nn.Module):
 
     head_dim = 128
 
-    def __init__(self, dims, config):
+    def __init__(self, dims: Dims, config: "ModelConfig"):
         if config.activation_dropout:
             raise ValueError(f"activation_dropout={config.activation_dropout} has no meaning in a gated attention unit")
         super().__init__()
@@ -99,7 +100,7 @@ class GatedAttentionLayer(nn.Module):
         """The sizes that position schemes need: one head, whatever `heads` says."""
         return Dims(max_positions, width, 1, layers, head_dim=cls.head_dim, value_dim=2 * width)
 
-    def project(self, x):
+    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """[B, L, C] -> q, k [B, 1, L, D] and v [B, 1, L, E]."""
         z = F.silu(self.z(x)).unsqueeze(1)
         scales, shifts = self.scale.to(z.dtype), self.shift.to(z.dtype)  # else autocast would turn q and k into float32
@@ -107,7 +108,7 @@ class GatedAttentionLayer(nn.Module):
         q, k = (z * scale + shift for scale, shift in pairs)
         return q, k, F.silu(self.v(x)).unsqueeze(1)
 
-    def forward(self, x, positions, terms, layer):
+    def forward(self, x: Tensor, positions: Positions, terms: Terms, layer: int) -> Tensor:
         q, k, v = self.project(x)
         p = self.attention_dropout if self.training else 0.0
         mixed = attend(q, k, v, positions, terms, layer, self.normaliser, p).squeeze(1)  # [B, L, E]
@@ -118,7 +119,15 @@ class GatedAttentionLayer(nn.Module):
 LAYERS = {"transformer": TransformerLayer, "gau": GatedAttentionLayer}
 
 
-def option(default, help, *, choices=None, free=False, fairseq=None, hugging_face=None):
+def option(
+    default: Any,
+    help: str,
+    *,
+    choices: Iterable[str] | None = None,
+    free: bool = False,
+    fairseq: str | None = None,
+    hugging_face: str | None = None,
+) -> Any:
     """A field of `ModelConfig`. choices: the valid values. free: fine-tuning may change it, because it does not define
     the function that was pre-trained. fairseq, hugging_face: its name there, if it is not the same;
     hugging_face="": the export has no such option."""
@@ -137,9 +146,7 @@ class ModelConfig:
         choices=CLS, hugging_face="cls_position",
     )  # fmt: skip
     normaliser: str = option("softmax", "how logits become attention weights", choices=NORMALISERS)
-    layer: str = option(
-        "transformer", "gau: gated attention units (their paper's normaliser is relu2)", choices=LAYERS
-    )
+    layer: str = option("transformer", "gau: gated attention units (their paper's normaliser is relu2)", choices=LAYERS)
     segments: str = option(
         "none", "learned: a vector for each segment of a pair is added to its tokens", choices=("none", "learned")
     )
@@ -148,9 +155,7 @@ class ModelConfig:
     ffn: int = option(
         3072, "width inside the feed-forward block", fairseq="encoder_ffn_embed_dim", hugging_face="intermediate_size"
     )
-    heads: int = option(
-        12, "attention heads", fairseq="encoder_attention_heads", hugging_face="num_attention_heads"
-    )
+    heads: int = option(12, "attention heads", fairseq="encoder_attention_heads", hugging_face="num_attention_heads")
     # Free, because fine-tuning takes it from the checkpoint and ignores its recipe.
     max_positions: int = option(
         512, "longest sequence, [CLS] included", free=True, hugging_face="max_position_embeddings"
@@ -314,10 +319,10 @@ class Encoder(nn.Module):
 
     # The state dict holds the settings too, so that a model with other settings refuses it even if the parameters have
     # the same names and sizes. As an integer tensor, which weights-only loading and checkpoint averaging accept.
-    def get_extra_state(self):
+    def get_extra_state(self) -> Tensor:
         return torch.tensor(list(describe(self.settings).encode()), dtype=torch.long)
 
-    def set_extra_state(self, state):
+    def set_extra_state(self, state: Tensor) -> None:
         saved = bytes(state.tolist()).decode()
         # Older checkpoints do not name the number of heads.
         if {**self.settings, **dict(pair.split("=", 1) for pair in saved.split(" "))} != self.settings:
@@ -330,12 +335,12 @@ def second_segment(tokens: Tensor, separator: int) -> Tensor:
     return F.pad(is_separator[:, 1:] & is_separator[:, :-1], (1, 0)).cumsum(1).clamp(max=1)
 
 
-def describe(settings):
+def describe(settings: dict[str, str]) -> str:
     return " ".join(f"{key}={value}" for key, value in settings.items())
 
 
 @contextmanager
-def separate_random_numbers():
+def separate_random_numbers() -> Iterator[None]:
     """Draws inside do not change the draws that follow: models of one seed start with the same weights in the layers
     that they share, whatever their position encoding."""
     seed = int(torch.randint(2**62, (), device="cpu"))

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import once_differentiable
+from torch.autograd.function import FunctionCtx, once_differentiable
 from torch.utils.checkpoint import checkpoint
 
 # In float32 on a CPU, PyTorch multiplies with MKL, which uses only half the width of an AMD processor's vector units.
@@ -18,22 +18,22 @@ from torch.utils.checkpoint import checkpoint
 ONEDNN = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
 
-def product(a, b, bias=None):
+def product(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
     """a [n, k] times the transpose of b [m, k], plus bias [m]: [n, m], all float32 on a CPU."""
     return torch.ops.mkldnn._linear_pointwise(dense(a), dense(b), bias, "none", [], "")
 
 
-def dense(x):
+def dense(x: Tensor) -> Tensor:
     """A copy of the matrix if there are gaps between its rows or columns: there oneDNN is a thousand times slower."""
     return x if x.is_contiguous() or x.t().is_contiguous() else x.contiguous()
 
 
-def on_onednn(*tensors):
+def on_onednn(*tensors) -> bool:
     """Whether `product` can multiply these tensors; it refuses empty ones."""
     return ONEDNN and all(t.device.type == "cpu" and t.dtype == torch.float32 and t.numel() for t in tensors)
 
 
-def padded(x):
+def padded(x: Tensor) -> Tensor:
     """x [n, k] with rows of zeros appended, at most n / 16 of them: only 17 numbers of rows remain between one power of
     2 and the next.
 
@@ -46,13 +46,13 @@ def padded(x):
 
 class OneDnnLinear(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x, weight, bias):
+    def forward(ctx: FunctionCtx, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(x, weight)
         return product(padded(x), weight, bias)[: len(x)]
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, grad):
+    def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
         needs_x, needs_weight, needs_bias = ctx.needs_input_grad
         padded_grad = padded(grad)
@@ -79,7 +79,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 class Linear(torch.nn.Linear):
     """`nn.Linear` on the function `linear` above."""
 
-    def forward(self, x):
+    def forward(self, x: Tensor) -> Tensor:
         return linear(x, self.weight, self.bias)
 
 
@@ -90,20 +90,20 @@ class DropoutMask:
     generator here is seeded by PyTorch's, so that one seed still determines everything.
     """
 
-    def __init__(self, p):
+    def __init__(self, p: float):
         dropped = min(round(p * 2**16), 2**16 - 1)
         self.threshold = dropped - 2**15
         self.scale = 2**16 / (2**16 - dropped)  # factor of the entries that are kept
         self.generator = np.random.SFC64(int(torch.randint(2**62, ())))
 
-    def draw(self, out):
+    def draw(self, out: Tensor) -> Tensor:
         """Fill the contiguous bool tensor `out`: True for entries to keep."""
         words = self.generator.random_raw(-(-out.numel() // 4)).view(np.int16)  # 64 bits make four entries
         np.greater_equal(words[: out.numel()], self.threshold, out=out.view(-1).numpy())
         return out
 
 
-def select(x, kept):
+def select(x: Tensor, kept: Tensor) -> Tensor:
     """x where the bool tensor `kept` is True, 0 elsewhere. Bitwise: PyTorch multiplies floats by bools slowly."""
     integer = INTEGERS[x.element_size()]
     bits = kept.view(torch.int8).to(integer).neg_()  # all ones or all zeros
@@ -115,7 +115,7 @@ INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # by size in bytes
 
 class Dropout(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x, p):
+    def forward(ctx: FunctionCtx, x: Tensor, p: float) -> Tensor:
         dropout_mask = DropoutMask(p)
         ctx.scale = dropout_mask.scale
         kept = dropout_mask.draw(torch.empty(x.shape, dtype=torch.bool))
@@ -124,7 +124,7 @@ class Dropout(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, grad):
+    def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Tensor, None]:
         (kept,) = ctx.saved_tensors
         return select(grad, kept).mul_(ctx.scale), None
 
@@ -140,12 +140,12 @@ class SplitHeads(torch.autograd.Function):
     """[B, L, 3 C] -> q, k, v [B, H, L, D]; the backward pass makes one copy where PyTorch makes two."""
 
     @staticmethod
-    def forward(ctx, x, heads):
+    def forward(ctx: FunctionCtx, x: Tensor, heads: int) -> tuple[Tensor, Tensor, Tensor]:
         return x.unflatten(2, (3, heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, *grads):
+    def backward(ctx: FunctionCtx, *grads) -> tuple[Tensor, None]:
         batch, heads, length, width = grads[0].shape
         out = grads[0].new_empty(batch, length, 3, heads, width)
         for i, grad in enumerate(grads):
@@ -164,7 +164,7 @@ BLOCK = 2**18  # logits computed at a time: 1 MiB of float32, which stays in a c
 SHORT = 512  # longest sequence whose float32 weights are saved for the backward pass
 
 
-def saves_weights(q):
+def saves_weights(q: Tensor) -> bool:
     """Whether the forward pass saves the weights: if they are small, that is cheaper than computing them again."""
     return q.dtype != torch.float32 or q.size(2) <= SHORT
 
@@ -177,7 +177,16 @@ class BlockedAttention(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, q, k, v, bias, mask, scale, p):
+    def forward(
+        ctx: FunctionCtx,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        bias: Tensor | None,
+        mask: Tensor | None,
+        scale: float,
+        p: float,
+    ) -> Tensor:
         batch, heads, length, _ = q.shape
         dropout_mask = DropoutMask(p) if p > 0 else None
         ctx.scale, ctx.dropout_scale = scale, dropout_mask.scale if dropout_mask else 1.0
@@ -195,7 +204,7 @@ class BlockedAttention(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, grad):
+    def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, bias, mask, kept, saved = ctx.saved_tensors
         batch, heads, length, _ = q.shape
         dq, dk, dv = (torch.empty_like(x) for x in (q, k, v))
@@ -219,13 +228,15 @@ class BlockedAttention(torch.autograd.Function):
         return dq, dk, dv, dbias, None, None, None
 
 
-def blocks(batch, heads, length):
+def blocks(batch: int, heads: int, length: int) -> list[tuple[int, slice]]:
     """(head, slice of the batch) pairs, head by head, so that the bias of a head stays in the cache."""
     step = max(1, BLOCK // length**2)
     return [(h, slice(b, min(b + step, batch))) for h in range(heads) for b in range(0, batch, step)]
 
 
-def block_weights(q, k, bias, mask, scale, h, rows):
+def block_weights(
+    q: Tensor, k: Tensor, bias: Tensor | None, mask: Tensor | None, scale: float, h: int, rows: slice
+) -> Tensor:
     """[rows, L, L] float32: the weights of head h for these rows of the batch."""
     logits = matmul(q[rows, h] * scale, k[rows, h]).float()  # adding float32 to bf16 would take 25 times as long
     if bias is not None:
@@ -238,7 +249,7 @@ def block_weights(q, k, bias, mask, scale, h, rows):
 FUSED_SOFTMAX_BACKWARD = getattr(torch, "_softmax_backward_data", None)  # private: there is a plain way below
 
 
-def softmax_backward(dweights, weights):
+def softmax_backward(dweights: Tensor, weights: Tensor) -> Tensor:
     """The gradient of softmax's logits from that of its weights, [..., L] both: w (dw - sum(dw w))."""
     if FUSED_SOFTMAX_BACKWARD is not None:
         return FUSED_SOFTMAX_BACKWARD(dweights, weights, -1, weights.dtype)
@@ -246,18 +257,20 @@ def softmax_backward(dweights, weights):
     return (products - weights.float() * products.sum(-1, keepdim=True)).to(weights.dtype)
 
 
-def matmul(a, b):
+def matmul(a: Tensor, b: Tensor) -> Tensor:
     """a [r, n, k] times the transpose of b [r, m, k]: [r, n, m]."""
     return product(a[0], b[0])[None] if len(a) == 1 and on_onednn(a, b) else torch.bmm(a, b.transpose(1, 2))
 
 
-def transposed_matmul(a, b):
+def transposed_matmul(a: Tensor, b: Tensor) -> Tensor:
     """The transpose of a [r, m, n] times b [r, m, k]: [r, n, k]. Computed as (b^T a)^T, in two thirds of the time."""
     return matmul(b.transpose(1, 2), a.transpose(1, 2)).transpose(1, 2)
 
 
 @torch.compiler.disable  # its loops and numpy's masks cannot be traced
-def blocked_attention(q, k, v, bias, real, scale: float, p: float) -> Tensor:
+def blocked_attention(
+    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, real: Tensor | None, scale: float, p: float
+) -> Tensor:
     """`BlockedAttention` of q, k [B, H, L, D], v [B, H, L, E], bias [H, L, L] or None, and real [B, 1, 1, L] or None
     (False at padded keys) -> [B, H, L, E]. p: probability of dropout."""
     if p >= 1:
@@ -278,7 +291,15 @@ class LMLoss(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, x, weight, bias, targets, dtype, with_gradient):
+    def forward(
+        ctx: FunctionCtx,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor,
+        targets: Tensor,
+        dtype: torch.dtype,
+        with_gradient: bool,
+    ) -> Tensor:
         w = weight.to(dtype)
         loss = x.new_zeros((), dtype=torch.float32)
         dx, dweight, dbias = torch.empty_like(x), None, torch.zeros_like(bias, dtype=torch.float32)
@@ -308,19 +329,19 @@ class LMLoss(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, grad):
+    def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Tensor | None, ...]:
         if ctx.gradients is None:
             raise RuntimeError("the masked-LM loss supports one backward pass only")
         gradients, ctx.gradients = ctx.gradients, None
         return *(g.to(dtype).mul_(grad) for g, dtype in zip(gradients, ctx.dtypes, strict=True)), None, None, None
 
 
-def multiply(a, b):
+def multiply(a: Tensor, b: Tensor) -> Tensor:
     """a [n, k] times the transpose of b [m, k]."""
     return product(a, b) if on_onednn(a, b) else a @ b.t()
 
 
-def loss_of_rows(x, weight, bias, targets):
+def loss_of_rows(x: Tensor, weight: Tensor, bias: Tensor, targets: Tensor) -> Tensor:
     """The loss of `lm_loss` for a few rows, plainly."""
     logits = F.linear(x, weight).float() + bias.float()
     return F.cross_entropy(logits, targets, reduction="sum")

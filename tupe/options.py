@@ -6,7 +6,9 @@ A module that offers a command defines it with `@click.command(cls=Command)`; `t
 
 import difflib
 import logging
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import IO, Any
 
 import click
 
@@ -22,7 +24,7 @@ class Command(click.Command):
     """A command whose ValueErrors and OSErrors are the user's: one line, exit status 2. BlockingIOError says that
     another process holds a folder: exit status `record.BUSY`."""
 
-    def invoke(self, ctx):
+    def invoke(self, ctx: click.Context) -> Any:
         try:
             load_own_schemes()
             return super().invoke(ctx)
@@ -37,9 +39,15 @@ class Command(click.Command):
 class QuietCommand(Command):
     """A command whose output is its result. Of what libraries log, warnings remain: fairseq opens the log for all."""
 
-    def invoke(self, ctx):
+    def invoke(self, ctx: click.Context) -> Any:
         logging.getLogger().setLevel(logging.WARNING)
         return super().invoke(ctx)
+
+
+def own_options() -> list[str]:
+    """The names of the running command's options that its help shows."""
+    parameters = click.get_current_context().command.params
+    return [name for option in parameters if not getattr(option, "hidden", True) for name in option.opts]
 
 
 def position_file() -> list[str]:
@@ -48,7 +56,7 @@ def position_file() -> list[str]:
     return [f"--position-file={file}"] if file else []
 
 
-def load_own_schemes():
+def load_own_schemes() -> None:
     """Run the file of `tupe --position-file FILE COMMAND`, if there is one."""
     for word in position_file():
         from .positions import load_schemes  # needs torch, which `tupe --help` does without
@@ -63,18 +71,18 @@ class Refusal(click.ClickException):
         super().__init__(message)
         self.exit_code = exit_code
 
-    def show(self, file=None):
+    def show(self, file: IO | None = None) -> None:
         click.echo(self.message, err=True, file=file)
 
 
 class ListOf(click.ParamType):
     """Values separated by commas: `--seeds 1,2,3`. kind: int, float, str, or a list of the valid words."""
 
-    def __init__(self, kind=str):
+    def __init__(self, kind: type | list[str] = str):
         self.kind = kind
         self.name = "a,b,..." if not isinstance(kind, type) else f"{kind.__name__},..."
 
-    def convert(self, value, param, ctx):
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> list:
         if not isinstance(value, str):
             return list(value)
         words = [word for word in value.split(",") if word]
@@ -91,24 +99,25 @@ class ListOf(click.ParamType):
             self.fail(f"{value!r} is not a list of {self.kind.__name__}s separated by commas", param, ctx)
 
 
-def nearest(word: str, valid) -> str:
-    """ "; did you mean 'x'?", or the valid words if none is near and they are few."""
+def nearest(word: str, valid: Iterable[str], preferred: Iterable[str] = ()) -> str:
+    """ "; did you mean 'x'?", or the valid words if none is near and they are few. A preferred word that is a letter or
+    two away comes before all others."""
     valid = list(valid)
-    near = difflib.get_close_matches(word, valid, 1, 0.5)
+    near = difflib.get_close_matches(word, preferred, 1, 0.8) or difflib.get_close_matches(word, valid, 1, 0.5)
     if near:
         return f"; did you mean {near[0]!r}?"
     return f"; valid: {', '.join(valid)}" if len(valid) <= 30 else ""
 
 
-def output(help, **options):
+def output(help: str, **options) -> Callable:
     return click.option("--output", required=True, type=FOLDER, help=help, **options)
 
 
-def data(help="folder of prepared data, with dict.txt", **options):
+def data(help: str = "folder of prepared data, with dict.txt", **options) -> Callable:
     return click.option("--data", type=FOLDER, help=help, **{"required": True, **options})
 
 
-def checkpoint(help="pre-trained checkpoint", **options):
+def checkpoint(help: str = "pre-trained checkpoint", **options) -> Callable:
     def existing(ctx, param, path):
         if path is not None and not path.exists():
             raise click.BadParameter(f"there is no checkpoint {path}", ctx, param)
@@ -117,17 +126,17 @@ def checkpoint(help="pre-trained checkpoint", **options):
     return click.option("--checkpoint", type=FILE, callback=existing, help=help, **{"required": True, **options})
 
 
-def size(default="base", **options):
+def size(default: Any = "base", **options) -> Callable:
     return click.option("--size", type=click.Choice(list(SIZES)), default=default, show_default=True, **options)
 
 
-def vocab_size(default=32768, **options):
+def vocab_size(default: Any = 32768, **options) -> Callable:
     return click.option("--vocab-size", type=click.IntRange(1), default=default, show_default=True, **options)
 
 
-def seed(default=1, help="seed of everything random", **options):
+def seed(default: Any = 1, help: str = "seed of everything random", **options) -> Callable:
     return click.option("--seed", type=int, default=default, show_default=True, help=help, **options)
 
 
-def jobs(help="processes at a time (default: one per GPU, or one on a CPU)", **options):
+def jobs(help: str = "processes at a time (default: one per GPU, or one on a CPU)", **options) -> Callable:
     return click.option("--jobs", type=click.IntRange(1), help=help, **options)

@@ -13,6 +13,7 @@ the literature are in `schemes.py`.
 import importlib.util
 import inspect
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -26,7 +27,7 @@ SCHEMES = {}
 CLS = ("tied", "untied", "zero")  # see `Positions`
 
 
-def register(name: str):
+def register(name: str) -> Callable[[type], type]:
     """Class decorator: make a scheme available as `--position NAME`."""
 
     def add(cls):
@@ -165,29 +166,29 @@ class PositionScheme(nn.Module):
     def __init__(self, dims: Dims):
         super().__init__()
 
-    def embed(self, length) -> Tensor | None:
+    def embed(self, length: int) -> Tensor | None:
         """[L, C], added to the token embeddings."""
 
-    def bias(self, length, scale) -> Tensor | None:
+    def bias(self, length: int, scale: float) -> Tensor | None:
         """[H, L, L], logits that do not depend on the tokens, already multiplied by `scale` if the paper does so."""
 
-    def cls_bias(self, scale) -> Tensor | None:
+    def cls_bias(self, scale: float) -> Tensor | None:
         """[2, H], the logits from [CLS] and to [CLS] if [CLS] is untied from positions."""
 
-    def content(self, q, k, layer) -> Tensor | None:
+    def content(self, q: Tensor, k: Tensor, layer: int) -> Tensor | None:
         """[B, H, L, L], logits that depend on a layer's q and k, [B, H, L, D] each; not yet multiplied by the scale."""
 
-    def gate(self, length) -> Tensor | None:
+    def gate(self, length: int) -> Tensor | None:
         """[H, L, L], factors of the normalised weights."""
 
-    def value(self, weights, layer) -> Tensor | None:
+    def value(self, weights: Tensor, layer: int) -> Tensor | None:
         """[B, H, L, E], added to the mixed values; weights: [B, H, L, L]."""
 
-    def rotate(self, q, k, v):
+    def rotate(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """q, k [B, H, L, D] and v [B, H, L, E], each multiplied by a matrix of its position."""
         return q, k, v
 
-    def unrotate(self, out):
+    def unrotate(self, out: Tensor) -> Tensor:
         """[B, H, L, E]: undoes at each query's position what `rotate` did to the values."""
         return out
 

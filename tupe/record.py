@@ -1,7 +1,7 @@
 """A run is a folder, and its record is `FOLDER/record.json`: what is run and how, and how it ended. Locks and atomic
 writes are here too. Needs the standard library alone.
 
-States of a folder: "open" (nothing there, or stopped before its end: starting it again goes on), "running" (a process
+States of a folder: "open" (nothing there, or stopped before its end: the next start resumes it), "running" (a process
 holds its lock), "finished", "failed".
 """
 
@@ -14,6 +14,7 @@ import shlex
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -115,7 +116,7 @@ def state_of(folder: str | Path) -> str:
     return record.state if record and record.state in ("finished", "failed") else "open"
 
 
-def note_failure(folder, reason, status):
+def note_failure(folder: str | Path, reason: str, status: int) -> None:
     """Record the failure of a process that could not do so itself. status: its exit status; one that was killed by
     signal N has -N, and its run stays open."""
     if is_locked(folder):
@@ -131,8 +132,8 @@ def note_failure(folder, reason, status):
     record.save(folder)
 
 
-def clear_failure(folder):
-    """Make a failed run an open one, which goes on when it is started again."""
+def clear_failure(folder: str | Path) -> None:
+    """Make a failed run an open one, which the next start resumes."""
     record = _read_or_new(folder)
     if record.failure and not is_locked(folder):
         record.finished_at, record.state, record.failure = None, "running", None
@@ -232,7 +233,7 @@ def is_locked(folder: str | Path) -> bool:
 
 
 @contextmanager
-def locked(path: str | Path):
+def locked(path: str | Path) -> Iterator[None]:
     """Hold a lock file for a moment, waiting for it."""
     with Path(path).open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)

@@ -17,16 +17,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .kernels import linear
-from .positions import SCHEMES, PositionScheme, register, undecayed  # noqa: F401  (imported from here, SCHEMES is complete)
+from .positions import SCHEMES, Dims, PositionScheme, register, undecayed  # noqa: F401  (from here SCHEMES is complete)
 
 
-def toeplitz(by_offset, length):
+def toeplitz(by_offset: Tensor, length: int) -> Tensor:
     """[..., 2L - 1] values for offsets -(L-1) .. L-1 -> [..., L, L] with entry (i, j) = value of offset j - i."""
     # contiguous: else the memory order of a table, [2L - 1, H], would make every later pass over one head strided
     return by_offset.contiguous().unfold(-1, length, 1).flip(-2)
 
 
-def skew(x):
+def skew(x: Tensor) -> Tensor:
     """[..., L, 2L - 1], row i by offset -(L-1) .. L-1 -> [..., L, L] with entry (i, j) = x[i] at offset j - i."""
     length = x.size(-2)
     if length == 1:
@@ -36,7 +36,7 @@ def skew(x):
     return flat.unflatten(-1, (length, 2 * length - 2))[..., :length]
 
 
-def unskew(x):
+def unskew(x: Tensor) -> Tensor:
     """Inverse of `skew`: [..., L, L] -> [..., L, 2L - 1], 0 at offsets that do not occur in a row."""
     length = x.size(-2)
     if length == 1:
@@ -52,7 +52,7 @@ class Table(nn.Embedding):
         self.std = at_least(0, std=std)
         super().__init__(rows, width)
 
-    def reset_parameters(self):
+    def reset_parameters(self) -> None:
         nn.init.normal_(self.weight, std=self.std)
 
 
@@ -72,7 +72,7 @@ def positive(**option: float) -> float:
     return value
 
 
-def times(x, multiplier):
+def times(x: Tensor, multiplier: float) -> Tensor:
     """x * multiplier, without a copy for 1."""
     return x if multiplier == 1 else x * multiplier
 
@@ -96,7 +96,7 @@ class Absolute(PositionScheme):
 
     paper, formula = "Devlin et al. 2019", "w_i + p_i"
 
-    def __init__(self, dims, std: float = 0.02, norm: bool = False, gain: float = 1.0):
+    def __init__(self, dims: Dims, std: float = 0.02, norm: bool = False, gain: float = 1.0):
         super().__init__(dims)
         if gain != 1 and not norm:
             raise ValueError("gain is the gain of the layer norm: it needs norm:True")
@@ -105,24 +105,24 @@ class Absolute(PositionScheme):
         if norm:
             nn.init.constant_(self.norm.weight, gain)
 
-    def embed(self, length):
+    def embed(self, length: int) -> Tensor:
         rows = self.table.weight[:length]
         return rows if self.norm is None else layer_norm(rows, self.norm)
 
 
-def layer_norm(rows, norm):
+def layer_norm(rows: Tensor, norm: nn.LayerNorm) -> Tensor:
     """A layer norm in float32, whatever the precision of its parameters."""
     return F.layer_norm(rows.float(), norm.normalized_shape, norm.weight.float(), norm.bias.float(), norm.eps)
 
 
-def frequencies(width, device=None, base=10000.0):
+def frequencies(width: int, device: torch.device | None = None, base: float = 10000.0) -> Tensor:
     """omega_i = base^(-2i/width), i = 0 .. width/2 - 1. Raises ValueError for an odd width."""
     if width % 2:
         raise ValueError(f"sinusoids and rotations need an even width, not {width}")
     return base ** (-torch.arange(0, width, 2, device=device).float() / width)
 
 
-def waves(omega, positions):
+def waves(omega: Tensor, positions: Tensor) -> Tensor:
     """[P] positions -> [P, 2 len(omega)]: sines in the even columns, cosines in the odd ones, in float32."""
     angle = positions[:, None].float() * omega.float()  # [P, width / 2]
     return torch.stack([angle.sin(), angle.cos()], dim=-1).flatten(1)
@@ -137,13 +137,13 @@ class LearnedFrequencies(nn.Module):
     parameters are (omega by up to 0.4 %); --amp and --autocast bf16 keep it.
     """
 
-    def start_frequencies(self, width):
+    def start_frequencies(self, width: int) -> None:
         self.log_omega = undecayed(frequencies(width).log())
         # 1, but in checkpoints from before omega was a logarithm, where steps across 0 were possible
         self.register_buffer("sign", torch.ones(len(self.log_omega)))
 
     @property
-    def omega(self):
+    def omega(self) -> Tensor:
         return self.sign.float() * self.log_omega.float().exp()
 
     def _load_from_state_dict(self, state_dict, prefix, *args):
@@ -163,14 +163,14 @@ class Sinusoidal(PositionScheme):
 
     paper, formula = "Vaswani et al. 2017", "w_i + 0.02 [sin, cos](omega i), omega fixed"
 
-    def __init__(self, dims, amplitude: float = 0.02):
+    def __init__(self, dims: Dims, amplitude: float = 0.02):
         super().__init__(dims)
         self.amplitude = amplitude
         self.width = len(frequencies(dims.width)) * 2
         # Integers only: `half()` would round a buffer of frequencies and change the sines of far positions.
         self.register_buffer("positions", torch.arange(dims.max_positions), persistent=False)
 
-    def embed(self, length):
+    def embed(self, length: int) -> Tensor:
         return self.amplitude * waves(frequencies(self.width, self.positions.device), self.positions[:length])
 
 
@@ -180,12 +180,12 @@ class SinusoidalLearned(LearnedFrequencies, PositionScheme):
 
     paper, formula = "Wang et al. 2021", "w_i + 0.02 [sin, cos](omega i), omega learned"
 
-    def __init__(self, dims, amplitude: float = 0.02):
+    def __init__(self, dims: Dims, amplitude: float = 0.02):
         super().__init__(dims)
         self.amplitude = amplitude
         self.start_frequencies(dims.width)
 
-    def embed(self, length):
+    def embed(self, length: int) -> Tensor:
         return self.amplitude * waves(self.omega, torch.arange(length, device=self.log_omega.device))
 
 
@@ -204,7 +204,7 @@ class Untied(PositionScheme):
     paper, formula = "Ke et al. 2021 (TUPE)", "p_i U_Q . p_j U_K / sqrt(2D)"
     extra_terms = 1
 
-    def __init__(self, dims, norm: bool = True, std: float = 0.02):
+    def __init__(self, dims: Dims, norm: bool = True, std: float = 0.02):
         super().__init__(dims)
         self.heads = dims.heads
         self.table = Table(dims.max_positions + 1, dims.width, std)
@@ -212,22 +212,22 @@ class Untied(PositionScheme):
         self.q = nn.Linear(dims.width, dims.heads * dims.head_dim)
         self.k = nn.Linear(dims.width, dims.heads * dims.head_dim)
 
-    def project(self, start, end):
+    def project(self, start: int, end: int) -> list[Tensor]:
         """Queries and keys of table rows start..end in float32, [H, rows, D] each."""
         rows = self.table.weight[start:end].float()
         rows = rows if self.norm is None else layer_norm(rows, self.norm)
         return [per_head(rows, u, self.heads) for u in (self.q, self.k)]
 
-    def bias(self, length, scale):
+    def bias(self, length: int, scale: float) -> Tensor:
         q, k = self.project(1, length + 1)
         return (q * scale) @ k.transpose(1, 2)
 
-    def cls_bias(self, scale):
+    def cls_bias(self, scale: float) -> Tensor:
         q, k = self.project(0, 2)
         return (q * k).sum(2).T * scale  # [2, H]
 
 
-def per_head(rows, module, heads):
+def per_head(rows: Tensor, module: nn.Linear, heads: int) -> Tensor:
     """[rows, C] through a Linear in float32, then split into heads: [H, rows, D]."""
     bias = module.bias.float() if module.bias is not None else None
     return linear(rows, module.weight.float(), bias).unflatten(1, (heads, -1)).transpose(0, 1)
@@ -244,7 +244,7 @@ class AbsoluteDisentangled(Untied):
     paper, formula = "Ke et al. 2021 (BERT-A^d)", "(q_i . p_j U_K + p_i U_Q . k_j + p_i U_Q . p_j U_K) / sqrt(4D)"
     extra_terms = 3
 
-    def content(self, q, k, layer):
+    def content(self, q: Tensor, k: Tensor, layer: int) -> Tensor:
         pos_q, pos_k = (p.to(q.dtype) for p in self.project(1, q.size(2) + 1))  # [H, L, D]
         return q @ pos_k.transpose(1, 2) + pos_q @ k.transpose(2, 3)
 
@@ -260,7 +260,7 @@ class T5(PositionScheme):
 
     paper, formula = "Raffel et al. 2020", "b[h, bucket(j - i)]"
 
-    def __init__(self, dims, buckets: int = 32, max_distance: int = 128, multiplier: float = 1.0):
+    def __init__(self, dims: Dims, buckets: int = 32, max_distance: int = 128, multiplier: float = 1.0):
         super().__init__(dims)
         if buckets < 4 or buckets % 4:
             raise ValueError(f"buckets must be a multiple of 4, not {buckets}")
@@ -271,7 +271,7 @@ class T5(PositionScheme):
         offsets = torch.arange(1 - dims.max_positions, dims.max_positions)
         self.register_buffer("bucket", self.bucket_of(offsets), persistent=False)  # [2 L_max - 1]
 
-    def bucket_of(self, offset):
+    def bucket_of(self, offset: Tensor) -> Tensor:
         """Bucket of each offset: half of the buckets per sign; of those, half for exact distances, half spaced
         logarithmically."""
         half, exact = self.buckets // 2, self.buckets // 4
@@ -281,12 +281,12 @@ class T5(PositionScheme):
         far = (exact + (log * (half - exact)).long()).clamp(max=half - 1)
         return torch.where(distance < exact, distance, far) + half * (offset > 0)
 
-    def bias(self, length, scale):
+    def bias(self, length: int, scale: float) -> Tensor:
         middle = self.bucket.size(0) // 2
         by_offset = self.table(self.bucket[middle - length + 1 : middle + length])  # [2L - 1, H]
         return toeplitz(times(by_offset.float().T, self.multiplier), length)
 
-    def cls_bias(self, scale):
+    def cls_bias(self, scale: float) -> Tensor:
         half = self.buckets // 2
         # rows `half` and `buckets`, as a slice: a list of indices would be copied to the GPU
         return times(self.table.weight[half::half].float(), self.multiplier)
@@ -295,11 +295,11 @@ class T5(PositionScheme):
 class Clipped(PositionScheme):
     """Base of schemes with one table row per offset j - i, clipped to max_distance t: row t + clip(j - i, -t, t)."""
 
-    def __init__(self, dims, max_distance: int):
+    def __init__(self, dims: Dims, max_distance: int):
         super().__init__(dims)
         self.max_distance = at_least(1, max_distance=max_distance)
 
-    def index(self, length, device):
+    def index(self, length: int, device: torch.device) -> Tensor:
         """[2L - 1] rows for offsets -(L-1) .. L-1."""
         offsets = torch.arange(1 - length, length, device=device)
         return offsets.clamp(-self.max_distance, self.max_distance) + self.max_distance
@@ -312,12 +312,12 @@ class ClippedScalar(Clipped):
 
     paper, formula = "Ke et al. 2021, footnote", "b[h, clip(j - i, 128)]"
 
-    def __init__(self, dims, max_distance: int = 128, multiplier: float = 1.0):
+    def __init__(self, dims: Dims, max_distance: int = 128, multiplier: float = 1.0):
         super().__init__(dims, max_distance)
         self.multiplier = positive(multiplier=multiplier)
         self.table = Table(2 * max_distance + 1, dims.heads, 0.02 / multiplier)
 
-    def bias(self, length, scale):
+    def bias(self, length: int, scale: float) -> Tensor:
         by_offset = self.table(self.index(length, self.table.weight.device))  # [2L - 1, H]
         return toeplitz(times(by_offset.float().T, self.multiplier), length)
 
@@ -333,12 +333,12 @@ class NonParametric(PositionScheme):
 
     paper, formula = "Ke et al. 2021, app. D", "b[h, i, j]"
 
-    def __init__(self, dims, multiplier: float = 1.0):
+    def __init__(self, dims: Dims, multiplier: float = 1.0):
         super().__init__(dims)
         self.multiplier, shape = positive(multiplier=multiplier), (dims.heads, dims.max_positions, dims.max_positions)
         self.table = nn.Parameter(torch.randn(shape) * (0.02 / multiplier))
 
-    def bias(self, length, scale):
+    def bias(self, length: int, scale: float) -> Tensor:
         return times(self.table[:, :length, :length].float(), self.multiplier)
 
 
@@ -355,14 +355,14 @@ class Factored(Clipped):
 
     paper, formula = "Ke et al. 2021, app. D", "r_{j-i} F_Q . r_{j-i} F_K / sqrt(D), sqrt(2D) beside untied"
 
-    def __init__(self, dims, max_distance: int = 128, std: float = 0.02):
+    def __init__(self, dims: Dims, max_distance: int = 128, std: float = 0.02):
         super().__init__(dims, max_distance)
         self.heads = dims.heads
         self.table = Table(2 * max_distance + 1, dims.width, std)
         self.q = nn.Linear(dims.width, dims.heads * dims.head_dim, bias=False)
         self.k = nn.Linear(dims.width, dims.heads * dims.head_dim, bias=False)
 
-    def bias(self, length, scale):
+    def bias(self, length: int, scale: float) -> Tensor:
         rows = self.table(self.index(length, self.table.weight.device)).float()  # [2L - 1, C]
         q, k = per_head(rows, self.q, self.heads), per_head(rows, self.k, self.heads)  # [H, 2L - 1, D]
         return toeplitz((q * k).sum(2) * scale, length)
@@ -374,14 +374,14 @@ class Alibi(PositionScheme):
 
     paper, formula = "Press et al. 2022", "-m_h |j - i|"
 
-    def __init__(self, dims):
+    def __init__(self, dims: Dims):
         super().__init__(dims)
         self.heads, self.max_positions = dims.heads, dims.max_positions
         distance = torch.arange(1 - dims.max_positions, dims.max_positions).abs()
         self.register_buffer("distance", distance, persistent=False)  # integers: `half()` would round others
 
     @staticmethod
-    def slopes_of(heads, device=None):
+    def slopes_of(heads: int, device: torch.device | None = None) -> Tensor:
         """2^(-8h/H) for h = 1 .. H if H is a power of two; else the slopes of the next lower power, then every other
         slope of the next higher one."""
         power = 2 ** int(math.log2(heads))
@@ -389,7 +389,7 @@ class Alibi(PositionScheme):
         high = 2.0 ** (-8 * torch.arange(1, 2 * power + 1, 2, device=device) / (2 * power))
         return torch.cat([low, high])[:heads]
 
-    def bias(self, length, scale):
+    def bias(self, length: int, scale: float) -> Tensor:
         distance = self.distance[self.max_positions - length :][: 2 * length - 1]
         return toeplitz(-self.slopes_of(self.heads, distance.device)[:, None] * distance, length)
 
@@ -401,11 +401,11 @@ class RelativeVectors(Clipped):
     """Base of Shaw et al. (2018): a vector r per clipped offset, shared by all heads. Offsets are clipped at 64 (our
     choice)."""
 
-    def vectors(self, length) -> Tensor:
+    def vectors(self, length: int) -> Tensor:
         """[2L - 1, D] for offsets -(L-1) .. L-1."""
         raise NotImplementedError
 
-    def content(self, q, k, layer):
+    def content(self, q: Tensor, k: Tensor, layer: int) -> Tensor:
         return skew(q @ self.vectors(q.size(2)).to(q.dtype).T)  # [B, H, L, 2L - 1] -> [B, H, L, L]
 
 
@@ -415,11 +415,11 @@ class Shaw(RelativeVectors):
 
     paper, formula = "Shaw et al. 2018", "q_i . r_{clip(j - i)} / sqrt(D)"
 
-    def __init__(self, dims, max_distance: int = 64, std: float = 0.02):
+    def __init__(self, dims: Dims, max_distance: int = 64, std: float = 0.02):
         super().__init__(dims, max_distance)
         self.table = Table(2 * max_distance + 1, dims.head_dim, std)
 
-    def vectors(self, length):
+    def vectors(self, length: int) -> Tensor:
         return self.table(self.index(length, self.table.weight.device))
 
 
@@ -429,14 +429,14 @@ class ShawSinusoidal(RelativeVectors):
 
     paper, formula = "Wang et al. 2021", "q_i . [sin, cos](omega clip(j - i)) / sqrt(D), omega fixed"
 
-    def __init__(self, dims, max_distance: int = 64, amplitude: float = 1.0):
+    def __init__(self, dims: Dims, max_distance: int = 64, amplitude: float = 1.0):
         super().__init__(dims, max_distance)
         self.amplitude = amplitude
         self.width = len(frequencies(dims.head_dim)) * 2
         offsets = torch.arange(-self.max_distance, self.max_distance + 1)
         self.register_buffer("offsets", offsets, persistent=False)  # integers: `half()` would round others
 
-    def vectors(self, length):
+    def vectors(self, length: int) -> Tensor:
         rows = waves(frequencies(self.width, self.offsets.device), self.offsets)
         return times(rows[self.index(length, self.offsets.device)], self.amplitude)
 
@@ -447,12 +447,12 @@ class ShawSinusoidalLearned(LearnedFrequencies, RelativeVectors):
 
     paper, formula = "Wang et al. 2021", "q_i . [sin, cos](omega clip(j - i)) / sqrt(D), omega learned"
 
-    def __init__(self, dims, max_distance: int = 64, amplitude: float = 1.0):
+    def __init__(self, dims: Dims, max_distance: int = 64, amplitude: float = 1.0):
         super().__init__(dims, max_distance)
         self.amplitude = amplitude
         self.start_frequencies(dims.head_dim)
 
-    def vectors(self, length):
+    def vectors(self, length: int) -> Tensor:
         offsets = self.index(length, self.log_omega.device) - self.max_distance
         return times(waves(self.omega, offsets), self.amplitude)
 
@@ -464,11 +464,11 @@ class ShawValues(Clipped):
 
     paper, formula = "Shaw et al. 2018", "o_i + sum_j a_ij r_{clip(j - i)}"
 
-    def __init__(self, dims, max_distance: int = 64, std: float = 0.02):
+    def __init__(self, dims: Dims, max_distance: int = 64, std: float = 0.02):
         super().__init__(dims, max_distance)
         self.table = Table(2 * max_distance + 1, dims.value_dim, std)
 
-    def value(self, weights, layer):
+    def value(self, weights: Tensor, layer: int) -> Tensor:
         rows = self.table(self.index(weights.size(-1), weights.device)).to(weights.dtype)  # [2L - 1, E]
         return unskew(weights) @ rows
 
@@ -484,7 +484,7 @@ class Deberta(PositionScheme):
     paper, formula = "He et al. 2021", "(q_i . P_{i-j} V_K + k_j . P_{j-i} V_Q) / sqrt(3D)"
     extra_terms, own_projections = 2, True
 
-    def __init__(self, dims, max_distance: int = 512, std: float = 0.02):
+    def __init__(self, dims: Dims, max_distance: int = 512, std: float = 0.02):
         super().__init__(dims)
         self.heads, layers = dims.heads, dims.layers if self.own_projections else 1
         self.max_distance = at_least(1, max_distance=max_distance)
@@ -492,7 +492,7 @@ class Deberta(PositionScheme):
         self.q = nn.ModuleList(nn.Linear(dims.width, dims.heads * dims.head_dim, bias=False) for _ in range(layers))
         self.k = nn.ModuleList(nn.Linear(dims.width, dims.heads * dims.head_dim, bias=False) for _ in range(layers))
 
-    def content(self, q, k, layer):
+    def content(self, q: Tensor, k: Tensor, layer: int) -> Tensor:
         length, layer = q.size(2), layer if self.own_projections else 0
         # delta(i, j) falls with the offset j - i: rows for offsets -(L-1) .. L-1 are those of i - j = L-1 .. -(L-1)
         delta = torch.arange(length - 1, -length, -1, device=q.device) + self.max_distance
@@ -522,13 +522,13 @@ class Rope(PositionScheme):
 
     paper, formula = "Su et al. 2021", "(R_i q_i) . (R_j k_j) / sqrt(D)"
 
-    def __init__(self, dims, base: float = 10000.0):
+    def __init__(self, dims: Dims, base: float = 10000.0):
         super().__init__(dims)
         if not base > 1:
             raise ValueError(f"base must be more than 1, not {base}")
         self.base = base
 
-    def rotate(self, q, k, v):
+    def rotate(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         return rotated(q, self.base), rotated(k, self.base), v
 
 
@@ -538,14 +538,14 @@ class RopeValues(Rope):
 
     paper, formula = "Su 2022", "rope, and o_i = sum_j a_ij R_{j-i} v_j"
 
-    def rotate(self, q, k, v):
+    def rotate(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         return tuple(rotated(x, self.base) for x in (q, k, v))
 
-    def unrotate(self, out):
+    def unrotate(self, out: Tensor) -> Tensor:
         return rotated(out, self.base, -1)
 
 
-def rotated(x, base, sign=1):
+def rotated(x: Tensor, base: float, sign: int = 1) -> Tensor:
     """x [..., L, D] with columns (2m, 2m + 1) rotated by the angle sign * i * base^(-2m/D) at position i."""
     omega = frequencies(x.size(-1), x.device, base)
     angle = sign * torch.arange(x.size(-2), device=x.device)[:, None] * omega  # [L, D / 2]
@@ -561,11 +561,11 @@ class Urpe(Clipped):
 
     paper, formula = "Luo et al. 2022", "a_ij g[h, clip(j - i, 128)]"
 
-    def __init__(self, dims, max_distance: int = 128, multiplier: float = 1.0):
+    def __init__(self, dims: Dims, max_distance: int = 128, multiplier: float = 1.0):
         super().__init__(dims, max_distance)
         self.multiplier = positive(multiplier=multiplier)
         self.table = nn.Parameter(torch.ones(dims.heads, 2 * max_distance + 1) / multiplier)
 
-    def gate(self, length):
+    def gate(self, length: int) -> Tensor:
         by_offset = self.table[:, self.index(length, self.table.device)]  # [H, 2L - 1]
         return toeplitz(times(by_offset.float(), self.multiplier), length)

@@ -29,7 +29,7 @@ class Table:
         assert len(widths) == 1, f"rows of {widths} cells in one table: {self.title or self.header}"
 
     @classmethod
-    def plain(cls, header, rows, **options):
+    def plain(cls, header: list, rows: list, **options) -> "Table":
         """A table of ordinary rows: lists of cells without their kind."""
         return cls(header, [("", cells) for cells in rows], **options)
 

@@ -33,7 +33,7 @@ import json
 import re
 import sys
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -169,10 +169,10 @@ class Aligned:
     """A text and, unless `spans` is None, the (start, end) in the source of each of its characters. Every change goes
     through `sub`, so the text is the same with and without alignment."""
 
-    def __init__(self, text, spans=None):
+    def __init__(self, text: str, spans: list | None = None):
         self.text, self.spans = text, spans
 
-    def sub(self, pattern, replacement):
+    def sub(self, pattern: re.Pattern, replacement: str | Callable[[str], str]) -> None:
         """`replacement`: a string, or a function from the matched string to its replacement. A new character gets the
         span of the whole match; if a function keeps the length, each character keeps its own span."""
         if self.spans is None:
@@ -192,10 +192,10 @@ class Aligned:
         self.text = "".join((*text, self.text[last:]))
         self.spans = spans + self.spans[last:]
 
-    def cut(self, start, end):
+    def cut(self, start: int, end: int) -> "Aligned":
         return Aligned(self.text[start:end], None if self.spans is None else self.spans[start:end])
 
-    def clean(self):
+    def clean(self) -> "Aligned":
         """The text as `clean` below returns it, aligned."""
         ascii_only = self.text.isascii()
         if not ascii_only or _BLANK_OR_CONTROL.search(self.text):
@@ -212,7 +212,7 @@ class Aligned:
         start, end = int(self.text.startswith(" ")), len(self.text) - int(self.text.endswith(" "))
         return self.cut(start, max(start, end))
 
-    def lower(self):
+    def lower(self) -> "Aligned":
         """Lower case, in place; returns self."""
         if not self.text.isascii():
             self.sub(_clusters(), _lower)
@@ -355,7 +355,7 @@ class Normaliser:
         self.spacy_model = spacy_model
         self.split = _TrainedSplitter(spacy_model) if spacy_model else _Sentencizer()
 
-    def aligned_sentences(self, aligned):
+    def aligned_sentences(self, aligned: Aligned) -> Iterator[Aligned]:
         """The cleaned, lower-case sentences of an `Aligned` text."""
         aligned = aligned.clean()
         if not aligned.text:
@@ -381,7 +381,7 @@ class Normaliser:
         """The tokens of `tokens`, each with the characters text[start:end] that it was made from."""
         return [Span(token, spans[0][0], spans[-1][1]) for token, spans in self.aligned(text)]
 
-    def aligned(self, text):
+    def aligned(self, text: str) -> list[tuple[str, list]]:
         """[(token, [(start, end) of each of its characters]), ...]."""
         out = []
         for sentence in self.aligned_sentences(Aligned(text, [(i, i + 1) for i in range(len(text))])):

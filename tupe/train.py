@@ -5,7 +5,9 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -27,12 +29,12 @@ class Train(Command):
     def __init__(self, *args, **kwargs):
         super().__init__(*args, epilog=FURTHER, context_settings={"ignore_unknown_options": True}, **kwargs)
 
-    def invoke(self, ctx):
+    def invoke(self, ctx: click.Context) -> Any:
         use_allocator(ctx.params.pop("allocator"))
         return super().invoke(ctx)
 
 
-def launcher(function):
+def launcher(function: Callable) -> Callable:
     """The options of every command that trains: where it trains, and the further words."""
     for decorator in (
         click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="[--OPTION VALUE] [SECTION.KEY=VALUE] ..."),
@@ -42,6 +44,9 @@ def launcher(function):
         click.option("--master-addr", default="localhost", show_default=True, help="name of the first node"),
         click.option("--node-rank", type=int, default=0, help="which of them this one is, from 0"),
         click.option("--nodes", type=click.IntRange(1), default=1, help="number of machines"),
+        click.option(
+            "--outer-options", type=ListOf(), default=[], hidden=True, help="of the command that starts this one"
+        ),
         click.option("--gpus", type=click.IntRange(0), help="GPUs of this machine (default: all visible); 0: the CPU"),
     ):
         function = decorator(function)
@@ -50,7 +55,7 @@ def launcher(function):
 
 @click.command(cls=Train)
 @options.data()
-@options.output("folder of the run: checkpoints and record; a run that is there goes on")
+@options.output("folder of the run: checkpoints and record; an existing run is resumed")
 @click.option("--recipe", type=click.Choice(RECIPES), default="pretrain", show_default=True, help="file of configs/")
 @click.option("--preset", metavar="NAME", help="model of configs/model, see `tupe list presets`")
 @click.option("--arch", metavar="NAME", help="architecture, see `tupe list models` (default: the recipe's)")
@@ -104,19 +109,19 @@ def finetune(task, data, checkpoint, output, words, **machine):
     run(recipe, overrides, [data, f"--save-dir={output}", f"--finetune-from-model={checkpoint}"], words, machine)
 
 
-def run(recipe, overrides, arguments, words, machine):
+def run(recipe: str, overrides: list[str], arguments: list, words: Sequence[str], machine: dict) -> None:
     """Sort the further words and train. Words of the form a.b=c are overrides."""
     from .plugin.launch import launch  # only now: `use_allocator` starts the process again if torch is not there yet
 
     is_override = [bool(re.match(r"(~|\+{0,2}[A-Za-z_][\w./@]*=)", word)) for word in words]
     overrides = [*overrides, *(word for word, override in zip(words, is_override, strict=True) if override)]
     further = [word for word, override in zip(words, is_override, strict=True) if not override]
-    own = [name for option in click.get_current_context().command.params for name in option.opts]
+    own = [*options.own_options(), *machine.pop("outer_options")]
     arguments = [*map(str, arguments), *options.position_file(), *further]
     launch(recipe, overrides, arguments, own_options=tuple(own), **machine)
 
 
-def use_allocator(library: str | None):
+def use_allocator(library: str | None) -> None:
     """Take main memory from this library: start the process again with LD_PRELOAD.
 
     glibc returns a step's memory to the system, which clears every page anew for the next one; what that costs on a CPU

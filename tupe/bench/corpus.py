@@ -69,7 +69,7 @@ def steps(documents: list[Document]) -> list[tuple[str, float]]:
     return rows
 
 
-def run(path, folder, jobs, vocab_size):
+def run(path: Path, folder: Path, jobs: int, vocab_size: int) -> tuple[float, dict]:
     """(seconds of all steps, {step: cost}) of a whole run, in a separate process, so that its memory is its own."""
     choices = {
         "output": folder, "vocab-size": vocab_size, "valid-fraction": 0.02, "jobs": jobs, "shard-mb": 1, "sample-mb": 5,
@@ -80,7 +80,7 @@ def run(path, folder, jobs, vocab_size):
     return sum(cost["seconds"] for cost in costs.values()), costs
 
 
-def whole_runs(documents, jobs, times, vocab_size):
+def whole_runs(documents: list[Document], jobs: int, times: int, vocab_size: int) -> tuple[Table, dict]:
     """(table, {(times, jobs): (MB/s, MB per CPU second)}) of runs on the documents with one process and with `jobs`,
     and on `times` as many documents."""
     rows, speeds = [], {}

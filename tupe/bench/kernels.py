@@ -5,11 +5,13 @@ B batch, L sequence length, H heads, D width of a head, C = H D.
 
 import statistics
 import time
+from collections.abc import Callable, Iterable, Sequence
 from types import SimpleNamespace
 
 import click
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from .. import kernels, options
 from ..attention import PATHS, Terms
@@ -24,7 +26,17 @@ NO_POSITIONS = SimpleNamespace(
 )  # fmt: skip
 
 
-def concatenated(q, k, v, pos_q, pos_k, theta, real, scale, dropout):
+def concatenated(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    pos_q: Tensor,
+    pos_k: Tensor,
+    theta: Tensor,
+    real: Tensor | None,
+    scale: float,
+    dropout: float,
+) -> Tensor:
     """TUPE-A's attention without a bias: its position term has rank D, so longer queries and keys can compute it.
 
     q, k, v [B, H, L, D]; pos_q, pos_k [H, L, D], the projections of positions; theta [2, H], logits from and to [CLS];
@@ -55,19 +67,28 @@ def concatenated(q, k, v, pos_q, pos_k, theta, real, scale, dropout):
 class Case:
     """A function and the tensors to differentiate it by; `forward()` and `backward()` are measured."""
 
-    def __init__(self, compute, inputs):
+    def __init__(self, compute: Callable[[], Tensor], inputs: Iterable[Tensor]):
         self.compute, self.inputs, self.grad = compute, tuple(inputs), None
 
-    def forward(self):
+    def forward(self) -> None:
         self.out = self.compute()
 
-    def backward(self):
+    def backward(self) -> None:
         if self.grad is None:  # the values do not matter, but zeros might be faster
             self.grad = torch.randn_like(self.out)
         torch.autograd.grad(self.out, self.inputs, self.grad)
 
 
-def attention_case(name, batch, length, dtype, device, dropout, heads=12, width=64):
+def attention_case(
+    name: str,
+    batch: int,
+    length: int,
+    dtype: torch.dtype,
+    device: str,
+    dropout: float,
+    heads: int = 12,
+    width: int = 64,
+) -> Case:
     """One kind of attention on random inputs.
 
     name: a path, or "concatenated". The paths read TUPE-A's bias, computed beforehand as in the encoder (whose layers
@@ -91,7 +112,9 @@ def attention_case(name, batch, length, dtype, device, dropout, heads=12, width=
     return Case(lambda: PATHS[name](*qkv, NO_POSITIONS, terms, 0, "softmax", dropout), (*qkv, bias))
 
 
-def step_cases(batch, length, width, ffn, vocab, dtype, device):
+def step_cases(
+    batch: int, length: int, width: int, ffn: int, vocab: int, dtype: torch.dtype, device: str
+) -> dict[str, Case]:
     """{name: Case} of the parts of a step of TUPE-R: a layer, and what a step computes once. dtype: of autocast."""
 
     def autocast(compute):
@@ -136,12 +159,19 @@ def in_turns(calls: dict, turns: int, device: str = "cpu") -> dict:
     return {name: statistics.median(times) for name, times in seconds.items()}
 
 
-def synchronise(device):
+def synchronise(device: str) -> None:
     if device == "cuda":
         torch.cuda.synchronize()
 
 
-def attention_table(names, shapes, dtypes, device, turns, dropout):
+def attention_table(
+    names: Sequence[str],
+    shapes: list[tuple[int, int]],
+    dtypes: list[torch.dtype],
+    device: str,
+    turns: int,
+    dropout: float,
+) -> Table:
     """A row per dtype, (batch, length), path: milliseconds forward and backward, and how many times as fast as the
     first path."""
     rows = []
@@ -160,7 +190,9 @@ def attention_table(names, shapes, dtypes, device, turns, dropout):
     return Table.plain(header, rows)
 
 
-def step_table(batch, length, width, ffn, vocab, precisions, device, turns):
+def step_table(
+    batch: int, length: int, width: int, ffn: int, vocab: int, precisions: list[str], device: str, turns: int
+) -> Table:
     """A row per part of a step: milliseconds forward and backward in each precision, and the first's over the
     last's."""
     cases = {name: step_cases(batch, length, width, ffn, vocab, dtype, device) for name, dtype in precisions.items()}
@@ -183,7 +215,7 @@ def step_table(batch, length, width, ffn, vocab, precisions, device, turns):
     return Table.plain([*header, "times as fast"], rows)
 
 
-def parts_table(tokens, width, ffn, device, turns):
+def parts_table(tokens: int, width: int, ffn: int, device: str, turns: int) -> Table:
     """Milliseconds of one product and one dropout, by PyTorch and by `kernels`."""
     x, weight = (torch.randn(n, width, device=device) for n in (tokens, ffn))
     hidden = torch.randn(tokens, ffn, device=device)

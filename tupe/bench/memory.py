@@ -6,10 +6,15 @@ keeps q, k, v, its output and one number per query, not the [B, H, L, L] weights
 same for long sequences, except that number; so a step there checks the count (`measured_bytes`).
 """
 
+from collections.abc import Callable
+from typing import Any
+
 import click
 import torch
 import torch.nn.functional as F
 from fairseq.models import MODEL_DATACLASS_REGISTRY, MODEL_REGISTRY
+from torch import Tensor, nn
+from torch.autograd.function import FunctionCtx
 from torch.autograd.profiler_util import MEMORY_EVENT_NAME
 from torch.overrides import TorchFunctionMode
 
@@ -32,13 +37,13 @@ class Fused(torch.autograd.Function):
     """The shapes of fused attention without its values: the tensors it keeps."""
 
     @staticmethod
-    def forward(ctx, q, k, v, bias):
+    def forward(ctx: FunctionCtx, q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
         out, per_query = torch.empty_like(v), q.new_empty(q.shape[:3], dtype=torch.float32)
         ctx.save_for_backward(q, k, v, bias, out, per_query)
         return out
 
     @staticmethod
-    def backward(ctx, grad):
+    def backward(ctx: FunctionCtx, grad: Tensor) -> None:
         raise NotImplementedError
 
 
@@ -46,12 +51,12 @@ class Dropout(torch.autograd.Function):
     """The shapes of dropout on a GPU, which keeps one byte per entry."""
 
     @staticmethod
-    def forward(ctx, x):
+    def forward(ctx: FunctionCtx, x: Tensor) -> Tensor:
         ctx.save_for_backward(torch.empty_like(x, dtype=torch.bool))
         return torch.empty_like(x)
 
     @staticmethod
-    def backward(ctx, grad):
+    def backward(ctx: FunctionCtx, grad: Tensor) -> None:
         raise NotImplementedError
 
 
@@ -109,7 +114,7 @@ def step_bytes(
     }
 
 
-def build(arch, batch, length, vocabulary, options):
+def build(arch: str, batch: int, length: int, vocabulary: int, options: dict) -> tuple[nn.Module, Tensor]:
     """(model in training mode, token ids [B, L]) for masked-LM training. Raises ValueError for an unknown name."""
     if arch not in MODEL_REGISTRY or not arch.startswith(("tupe_", "bert_")):
         raise ValueError(f"unknown architecture {arch!r} for masked-LM training")
@@ -118,17 +123,17 @@ def build(arch, batch, length, vocabulary, options):
     return MODEL_REGISTRY[arch](config, words).train(), torch.full((batch, length), words.nspecial)
 
 
-def count_masked(tokens):
+def count_masked(tokens: Tensor) -> int:
     """Number of masked tokens in a batch: 15 %."""
     return int(0.15 * tokens.numel())
 
 
-def log_probabilities(logits):
+def log_probabilities(logits: Tensor) -> Tensor:
     """In single precision, as fairseq's masked-LM loss computes and keeps them."""
     return F.log_softmax(logits, dim=-1, dtype=torch.float32)
 
 
-def kept(model, forward):
+def kept(model: nn.Module, forward: Callable) -> tuple[Any, int]:
     """(result of forward(), bytes that autograd keeps for it, without the model's own tensors)."""
     own = {t.untyped_storage()._cdata for t in [*model.parameters(), *model.buffers()]}
     seen = {}
@@ -175,7 +180,7 @@ def measured_bytes(
     return {"activations": activations, "peak": peak}
 
 
-def allocations(function):
+def allocations(function: Callable) -> tuple[Any, list[int]]:
     """(result of function(), bytes of each allocation on the CPU during the call, in order; negative for a release)."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
         result = function()
@@ -186,7 +191,7 @@ def allocations(function):
 # ---- the command
 
 
-def table_of_fits(arch, length, cards):
+def table_of_fits(arch: str, length: int, cards: list[float]) -> Table:
     """The memory of batches of 1 to 64 sequences, and the cards (sizes in GiB) that they fit on."""
     rows = []
     for checkpointed in (False, True):
@@ -200,7 +205,7 @@ def table_of_fits(arch, length, cards):
     return Table.plain(header, rows)
 
 
-def table_of_checks(arch, length):
+def table_of_checks(arch: str, length: int) -> Table:
     """Counted and measured MiB in single precision without dropout, beside weights and gradients."""
     if length <= kernels.SHORT:
         raise ValueError(f"--check compares from length {kernels.SHORT + 1} on: a CPU keeps more for shorter ones")

@@ -1,6 +1,7 @@
 """Tables and a picture of the results of `step.run`. L sequence length, N layers."""
 
 import statistics
+from pathlib import Path
 
 import matplotlib.ticker
 
@@ -24,7 +25,7 @@ peak memory of the contender's process (on a GPU: allocated) beyond the librarie
 product of size 2048 (on a GPU 8192), three in every turn."""
 
 
-def markdown(rows, about, devices) -> str:
+def markdown(rows: list[dict], about: dict, devices: int) -> str:
     """The tables: one per setting, the growth of cost, bf16 against float32. devices: number of devices to project the
     paper's run to, or 0."""
     facts = ", ".join(f"{key} {value}" for key, value in about.items() if value is not None)
@@ -37,7 +38,7 @@ def markdown(rows, about, devices) -> str:
     return "\n".join(parts + [table.markdown() for table in tables])
 
 
-def contenders(rows, devices) -> Table:
+def contenders(rows: list[dict], devices: int) -> Table:
     """Speed and memory in one setting."""
     baselines = [name for name in BASELINES if any(r["contender"] == name for r in rows) and len(rows) > 1]
     first = rows[0]
@@ -57,7 +58,7 @@ def contenders(rows, devices) -> Table:
     return Table.plain([*header, "of peak", *[f"days on {devices}"] * bool(devices)], cells, title=title)
 
 
-def growth(rows, key: str, fixed: str) -> list[Table]:
+def growth(rows: list[dict], key: str, fixed: str) -> list[Table]:
     """Tables, one per precision: microseconds per token by `key`, at the most common value of `fixed`."""
     symbol = {"length": "L", "layers": "N"}
     tables = []
@@ -77,12 +78,12 @@ def growth(rows, key: str, fixed: str) -> list[Table]:
     return tables
 
 
-def most_common(rows: list, key: str):
+def most_common(rows: list, key: str) -> int:
     """The value of `key` that most rows have."""
     return statistics.mode(r[key] for r in rows)
 
 
-def precisions(rows) -> list:
+def precisions(rows: list[dict]) -> list:
     """A table of bf16's tokens/s divided by float32's, where both were measured; [] if they were not."""
     keys = ("contender", "length", "layers", "batch")
     cells = []
@@ -96,12 +97,12 @@ def precisions(rows) -> list:
     return [Table.plain(header, cells, title=title)] if cells else []
 
 
-def project(tokens_per_s, devices) -> float:
+def project(tokens_per_s: float, devices: int) -> float:
     """Days of the paper's pre-training on `devices` devices of this speed, without loss by communication."""
     return PAPER_TOKENS / (tokens_per_s * devices) / 86400
 
 
-def picture(rows, path) -> None:
+def picture(rows: list[dict], path: str | Path) -> None:
     """Tokens per second against L and against N, a line per contender and precision."""
     figure, axes = figures.curves(2, sharey=True)
     layers, length = most_common(rows, "layers"), most_common(rows, "length")

@@ -11,8 +11,10 @@ import json
 import random
 import statistics
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import click
 import torch
@@ -24,7 +26,7 @@ from ..architectures import ARCHITECTURES
 from ..encoder import LAYERS, Encoder, init_bert
 from ..options import Command, ListOf
 from ..plugin.optim import AdamW
-from ..positions import Positions
+from ..positions import Dims, Positions
 from ..schemes import SCHEMES
 from ..tables import Table
 from . import step as bench
@@ -46,16 +48,16 @@ def cases(names: list[str] | None = None) -> dict[str, tuple[str, str]]:
     return {label(*pair) + (f" ({paper_name[pair]})" if pair in paper_name else ""): pair for pair in pairs}
 
 
-def label(position, cls):
+def label(position: str, cls: str) -> str:
     return position if cls == "tied" else f"{position}, [CLS] untied"
 
 
-def dims(setting):
+def dims(setting: bench.Setting) -> Dims:
     layers, width, heads, _ = setting.dims()
     return LAYERS["transformer"].dims(setting.length, width, heads, layers)
 
 
-def parameters(position, cls, setting):
+def parameters(position: str, cls: str, setting: bench.Setting) -> int:
     """Number of parameters of the encoding alone, for L positions."""
     with torch.device("meta"):
         return sum(p.numel() for p in Positions(position, dims(setting), cls).parameters())
@@ -81,7 +83,7 @@ class ElementWise(TorchDispatchMode):
         return out
 
 
-def flops(position, cls, setting):
+def flops(position: str, cls: str, setting: bench.Setting) -> tuple[float, float]:
     """(of products, element-wise) operations per token, forward and backward, of the encoder with this encoding.
 
     Counted on PyTorch's meta device, not derived: products by `torch.utils.flop_counter` (2 per multiplication and
@@ -111,11 +113,11 @@ class Together:
     def __init__(self, *optimizers):
         self.optimizers = optimizers
 
-    def step(self):
+    def step(self) -> None:
         for optimizer in self.optimizers:
             optimizer.step()
 
-    def zero_grad(self, set_to_none=True):
+    def zero_grad(self, set_to_none: bool = True) -> None:
         for optimizer in self.optimizers:
             optimizer.zero_grad(set_to_none=set_to_none)
 
@@ -123,7 +125,7 @@ class Together:
 class Stage:
     """One model whose position encoding can be exchanged. encodings: {label: (position, cls)}"""
 
-    def __init__(self, encodings, setting):
+    def __init__(self, encodings: dict, setting: bench.Setting):
         self.contender = bench.Contender("nopos", setting)
         shared = self.contender.optimizer
         self.parts = {}
@@ -132,13 +134,15 @@ class Stage:
             own = list(positions.parameters())
             self.parts[name] = positions, Together(shared, AdamW(own, lr=1e-4)) if own else shared
 
-    def step(self, name):
+    def step(self, name: str) -> float:
         """Train for a step with one encoding; returns its seconds."""
         self.contender.model.encoder.positions, self.contender.optimizer = self.parts[name]
         return sum(self.contender.step())
 
 
-def measure(encodings: dict, setting: bench.Setting, rounds: int, say=print) -> dict[str, list[float]]:
+def measure(
+    encodings: dict, setting: bench.Setting, rounds: int, say: Callable[[str], Any] = print
+) -> dict[str, list[float]]:
     """{label: seconds [rounds]}. In every round each encoding takes one step, in a new random order, `nopos` twice; an
     uncounted round comes first. encodings: {label: (position, cls)}; say: called with a line of progress."""
     reference = next(iter(encodings))
@@ -158,14 +162,14 @@ def measure(encodings: dict, setting: bench.Setting, rounds: int, say=print) -> 
     return times
 
 
-def ratios(ours, theirs):
+def ratios(ours: list[float], theirs: list[float]) -> tuple[str, str]:
     """The ratios of two lists of seconds as text: the median (and range) over rounds of the ratio within a round, and
     the ratio of the fastest steps, which is more stable if disturbances come in bursts."""
     within = [a / b for a, b in zip(ours, theirs, strict=True)]
     return f"{statistics.median(within):.3f} ({min(within):.2f} to {max(within):.2f})", f"{min(ours) / min(theirs):.3f}"
 
 
-def rows(encodings: dict, setting: bench.Setting, rounds: int, say=print) -> list[dict]:
+def rows(encodings: dict, setting: bench.Setting, rounds: int, say: Callable[[str], Any] = print) -> list[dict]:
     """One dict per encoding: parameters and operations in excess of those of `nopos`, and the seconds of all steps."""
     times = measure(encodings, setting, rounds, say)
     reference = next(iter(encodings))
@@ -180,11 +184,11 @@ def rows(encodings: dict, setting: bench.Setting, rounds: int, say=print) -> lis
     return results
 
 
-def setting_of(base, length, tokens):
+def setting_of(base: bench.Setting, length: int, tokens: int) -> bench.Setting:
     return replace(base, length=length, batch=max(1, tokens // length))
 
 
-def markdown(result):
+def markdown(result: dict) -> str:
     """The tables, one per length, and TUPE's time relative to BERT-A's. result: {"about", "options", "lengths"}."""
     about = ", ".join(f"{key} {value}" for key, value in result["about"].items() if value is not None)
     lines = [about, "", ", ".join(f"{key} {value}" for key, value in result["options"].items()), ""]
@@ -206,7 +210,7 @@ def markdown(result):
     return "\n".join(lines)
 
 
-def against_bert(rows):
+def against_bert(rows: list[dict]) -> list[str]:
     """Sentences on TUPE's time relative to BERT-A's, where both were measured."""
     times = {row["encoding"]: row["seconds"] for row in rows}
     names = {paper: name for name in times for paper in PAPER_NAMES.values() if name.endswith(f"({paper})")}

@@ -18,10 +18,13 @@ import resource
 import statistics
 import tempfile
 import time
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
+from multiprocessing.connection import Connection
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import click
 import torch
@@ -31,6 +34,7 @@ from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_DATACLASS_REGISTRY
 from fairseq.models.roberta import RobertaModel
 from fairseq.optim.adam import Adam
 from fairseq.tasks.masked_lm import MaskedLMConfig, MaskedLMTask
+from torch import nn
 
 import tupe.plugin  # noqa: F401  (registers the architectures)
 
@@ -84,7 +88,7 @@ def flops_per_token(setting: Setting) -> float:
     return 6 * weights + 12 * layers * width * setting.length
 
 
-def masked_batch(setting):
+def masked_batch(setting: Setting) -> tuple[torch.Tensor, torch.Tensor]:
     """Tokens [B, L], [CLS] (0) first, and targets [B, L], pad (1) where a token is not masked; the same for every
     contender."""
     generator = torch.Generator().manual_seed(0)
@@ -110,7 +114,7 @@ def dictionary(vocab: int) -> Dictionary:
 class Contender:
     """One model with the criterion and optimizer that its users train it with."""
 
-    def __init__(self, name, setting):
+    def __init__(self, name: str, setting: Setting):
         if name not in CONTENDERS:
             raise ValueError(f"unknown contender {name!r}; valid: {', '.join(CONTENDERS)}")
         torch.manual_seed(0)
@@ -120,7 +124,7 @@ class Contender:
         self.model = build(name).to(setting.device).train()
         self.optimizer = self.build_optimizer(name)
 
-    def build_ours(self, name):
+    def build_ours(self, name: str) -> nn.Module:
         arch, options = OURS[name]
         layers, *_ = self.setting.dims()
         config = MODEL_DATACLASS_REGISTRY[with_size(arch, self.setting.size)](
@@ -137,7 +141,7 @@ class Contender:
         self.loss = loss
         return model
 
-    def build_fairseq(self, name):
+    def build_fairseq(self, name: str) -> nn.Module:
         layers, width, heads, ffn = self.setting.dims()
         config = SimpleNamespace(
             encoder_layers=layers, encoder_embed_dim=width, encoder_attention_heads=heads, encoder_ffn_embed_dim=ffn,
@@ -153,7 +157,7 @@ class Contender:
         self.loss = loss
         return model
 
-    def build_hf(self, name):
+    def build_hf(self, name: str) -> nn.Module:
         from transformers import BertConfig, BertForMaskedLM
 
         layers, width, heads, ffn = self.setting.dims()
@@ -166,7 +170,7 @@ class Contender:
         self.loss = lambda: self.model(self.tokens, labels=labels).loss * count
         return BertForMaskedLM(config)
 
-    def build_optimizer(self, name):
+    def build_optimizer(self, name: str) -> torch.optim.Optimizer:
         options = {"lr": 1e-4, "betas": (0.9, 0.999), "eps": 1e-6, "weight_decay": 0.01}
         if name in HF:  # the default of its Trainer
             return torch.optim.AdamW(self.model.parameters(), fused=True, **options)
@@ -193,20 +197,20 @@ class Contender:
 class Clock:
     """Seconds between laps. On a GPU, laps are events in its queue, so that only `seconds` waits for it."""
 
-    def __init__(self, device):
+    def __init__(self, device: str):
         self.cuda, self.laps = device == "cuda", []
         if self.cuda:
             torch.cuda.synchronize()
         self.lap()
 
-    def lap(self):
+    def lap(self) -> None:
         if self.cuda:
             self.laps.append(torch.cuda.Event(enable_timing=True))
             self.laps[-1].record()
         else:
             self.laps.append(time.perf_counter())
 
-    def seconds(self):
+    def seconds(self) -> list[float]:
         if not self.cuda:
             return [b - a for a, b in zip(self.laps, self.laps[1:], strict=False)]
         torch.cuda.synchronize()
@@ -216,12 +220,12 @@ class Clock:
 class MatrixPeak:
     """A large matrix product in the same precision, by the fastest function available."""
 
-    def __init__(self, setting):
+    def __init__(self, setting: Setting):
         self.device, size = setting.device, peak_size(setting)
         dtype = torch.bfloat16 if setting.precision == "bf16" else torch.float32
         self.a = torch.randn(size, size, device=setting.device, dtype=dtype)
 
-    def step(self):
+    def step(self) -> list[float]:
         clock = Clock(self.device)
         for _ in range(3):
             multiply(self.a, self.a)
@@ -229,7 +233,7 @@ class MatrixPeak:
         return [min(clock.seconds())]
 
 
-def peak_size(setting):
+def peak_size(setting: Setting) -> int:
     return 8192 if setting.device == "cuda" else 2048
 
 
@@ -240,7 +244,7 @@ def memory_peak(device: str) -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
-def libraries(names):
+def libraries(names: list[str]) -> list[str]:
     """Modules that contenders import. Every process imports all of them, so that none alone has their memory."""
     return ["tupe.bench.step"] + ["transformers.models.bert.modeling_bert"] * bool(set(HF) & set(names))
 
@@ -262,7 +266,7 @@ def default_models() -> list[str]:
     return [name for name in DEFAULT if name != "hf"]
 
 
-def release_memory(device):
+def release_memory(device: str) -> None:
     """Release memory that is allocated but not in use, which other contenders may need in their turn."""
     if device == "cuda":
         torch.cuda.empty_cache()
@@ -291,16 +295,16 @@ def memory_available() -> int | None:
         return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
 
 
-def print_now(line):
+def print_now(line: str) -> None:
     print(line, flush=True)
 
 
-def ended(name):
+def ended(name: str) -> ValueError:
     """The error for a contender whose process has died."""
     return ValueError(f"the process of {name} ended, probably because memory ran out")
 
 
-def work(name, names, setting, pipe):
+def work(name: str, names: list[str], setting: Setting, pipe: Connection) -> None:
     """The process of a contender: build the model, then answer every request with the times of a step and the peak
     memory. An untimed step precedes each timed one."""
     try:
@@ -320,7 +324,9 @@ def work(name, names, setting, pipe):
         pipe.send(error)
 
 
-def measure(names, setting, rounds, warmup=1, say=print_now):
+def measure(
+    names: list[str], setting: Setting, rounds: int, warmup: int = 1, say: Callable[[str], Any] = print_now
+) -> dict:
     """{name: {"steps": seconds [rounds][3], "memory": MiB}}, and the times of the large product under "peak".
 
     say: called with a line after every turn. Raises ValueError for contenders that cannot be built or do not fit into
@@ -378,7 +384,7 @@ def measure(names, setting, rounds, warmup=1, say=print_now):
     return results
 
 
-def cross(base, lengths, layers, tokens):
+def cross(base: Setting, lengths: list[int], layers: list[int], tokens: int) -> list[Setting]:
     """The settings: every length at the first number of layers, every number of layers at the first length.
 
     Raises ValueError for a length longer than the tokens of a batch.
@@ -392,7 +398,14 @@ def cross(base, lengths, layers, tokens):
     ]
 
 
-def run(names, settings, rounds, warmup, done, say=print_now):
+def run(
+    names: list[str],
+    settings: list[Setting],
+    rounds: int,
+    warmup: int,
+    done: Callable[[list[dict]], Any],
+    say: Callable[[str], Any] = print_now,
+) -> None:
     """Measure all settings; calls `done(rows)` after each with the rows so far, and `say` after every turn with a line
     that includes the time left."""
     rows, spent, turns = [], 0.0, rounds + warmup
@@ -418,7 +431,7 @@ def ratio(results: dict, a: str, b: str) -> float:
     return statistics.median(sum(seconds_b) / sum(seconds_a) for seconds_a, seconds_b in pairs)
 
 
-def summary(results, names, setting):
+def summary(results: dict, names: list[str], setting: Setting) -> list[dict]:
     """One row (dict) per contender."""
     tokens = setting.batch * setting.length
     peak = 2 * peak_size(setting) ** 3 / min(t[0] for t in results["peak"]["steps"])
@@ -457,7 +470,9 @@ def environment() -> dict:
 # ---- the data loader
 
 
-def loader_speed(folder, workers, length=512, blocks=2000, batch=32, vocab=32768):
+def loader_speed(
+    folder: str, workers: int, length: int = 512, blocks: int = 2000, batch: int = 32, vocab: int = 32768
+) -> float:
     """Tokens per second of fairseq's masked-LM data pipeline, without training."""
     words, path = dictionary(vocab), os.path.join(folder, "train")
     words.save(os.path.join(folder, "dict.txt"))

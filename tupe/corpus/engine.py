@@ -78,12 +78,14 @@ def _executor(engine, workers, scheduler):
 class Run:
     """One run into the folder `out`; its intermediate files are in out/work."""
 
-    def __init__(self, out, engine, workers, scheduler):
+    def __init__(self, out: str | Path, engine: str, workers: int, scheduler: str | None):
         self.out, self.work = Path(out), Path(out) / "work"
         self.engine, self.workers, self.scheduler = engine, workers, scheduler
         self.costs = {}
 
-    def step(self, name: str, function: Callable, tasks: list, in_process=False, before=None) -> list[Path]:
+    def step(
+        self, name: str, function: Callable, tasks: list, in_process: bool = False, before: Callable | None = None
+    ) -> list[Path]:
         """Run the tasks of a step that are not finished yet; returns the folders of all, in order.
 
         `tasks`: [(task name, bytes of raw text, arguments), ...]. The name of a folder has a hash of the arguments,

@@ -20,6 +20,8 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 from urllib.parse import urlsplit
 
+from .stats import Stats
+
 MAX_DOCUMENT = 20_000_000  # characters (of a line: bytes); a longer one is a broken export
 DAMAGE = (EOFError, OSError, zlib.error, lzma.LZMAError)
 KINDS = (
@@ -147,7 +149,7 @@ def open_binary(path: str) -> BinaryIO:
 # ---------------------------------------------------------------------------------------------------------- the readers
 
 
-def read_lines(file, path, errors, stats):
+def read_lines(file: BinaryIO, path: str, errors: str, stats: Stats) -> Iterator[tuple[int, str | None]]:
     """(line number, text without the line end) ...; the text is None for a line that is too long. A lone \\r ends a
     line too."""
     number, skipping = 0, False
@@ -177,7 +179,7 @@ def read_lines(file, path, errors, stats):
         yield number + 1, None
 
 
-def read_paragraph_lines(file, path, errors, stats):
+def read_paragraph_lines(file: BinaryIO, path: str, errors: str, stats: Stats) -> Iterator[Document]:
     """One paragraph per line, an empty line between documents."""
     lines, start, size, domain = [], 1, 0, Path(path).name
     for number, line in read_lines(file, path, errors, stats):
@@ -204,7 +206,7 @@ def _document(source, domain, lines, size, stats):
         yield Document(source, domain, False, "\n".join(lines))
 
 
-def read_book(file, path, errors, stats):
+def read_book(file: BinaryIO, path: str, errors: str, stats: Stats) -> Iterator[Document]:
     """The whole file is one document. If it has empty lines, they separate paragraphs, and other line ends only wrap
     the text."""
     lines, size = [], 0
@@ -219,7 +221,7 @@ def read_book(file, path, errors, stats):
         yield from _document(path, Path(path).parent.name, text.split("\n"), size, stats)
 
 
-def read_jsonl(file, path, errors, stats):
+def read_jsonl(file: BinaryIO, path: str, errors: str, stats: Stats) -> Iterator[Document]:
     """An object with "text" per line; its source is "url", if present."""
     yield from _jsonl(read_lines(file, path, errors, stats), path, errors, stats)
 
@@ -249,7 +251,7 @@ def _jsonl(lines, path, errors, stats):
         yield from _document(source, _host(url) or Path(path).name, [text], len(text), stats)
 
 
-def read_wikiextractor(file, path, errors, stats):
+def read_wikiextractor(file: BinaryIO, path: str, errors: str, stats: Stats) -> Iterator[Document]:
     """The output of wikiextractor: `<doc id=... url=... title=...>`, the title, the text, `</doc>`; with --json an
     object per line."""
     lines = read_lines(file, path, errors, stats)
@@ -300,7 +302,7 @@ def _host(url):
         return None
 
 
-def read_xml(file, path, errors, stats):
+def read_xml(file: BinaryIO, path: str, errors: str, stats: Stats) -> Iterator[Document]:
     """A MediaWiki XML dump, or a TEI document (or several in a teiCorpus). Raises ValueError for other XML."""
     from defusedxml.ElementTree import iterparse
 
@@ -383,8 +385,8 @@ READERS = {
 }
 
 
-def read(source: Input, errors: str, stats) -> Iterator[Document]:
-    """The documents of an input. stats: a `steps.Stats`.
+def read(source: Input, errors: str, stats: Stats) -> Iterator[Document]:
+    """The documents of an input.
 
     Raises ValueError for damage, with the file and the last good document; with errors="replace", damage ends the file
     and is counted.

@@ -30,14 +30,13 @@ from pathlib import Path
 import numpy as np
 
 from ..text import PLACEHOLDERS, SPACE, UNK, WHOLE, Normaliser, clean
-from .readers import Document, paragraphs, read
+from .readers import Document, Input, paragraphs, read
+from .stats import SAMPLE_CHARS, Stats
 
 SHORT = 8  # a paragraph of fewer words (a heading, a line of dialogue) is joined to the next one
 LONG_WORD = 1000  # characters; a paragraph with a longer word is not prose
 MIN_LETTERS = 0.6  # minimal share of letters and blanks in a paragraph's characters; tables and formulas have less
 SPECIALS = 5  # <s> <pad> </s> <unk> and <mask>, which the fairseq task adds
-SAMPLES = 20  # examples of dropped text kept per reason, for a person to read
-SAMPLE_CHARS = 200
 PERMUTATIONS = 128  # of a MinHash
 SKETCH = {"num_perm": PERMUTATIONS, "seed": 1, "scheme": "affine32"}  # 32-bit values
 SHINGLE = 5  # tokens
@@ -50,59 +49,10 @@ class NoText(Exception):
     """Cleaning left nothing of any document."""
 
 
-class Stats:
-    """What a step kept and dropped, and why. Adding the Stats of all shards, in order, gives those of the corpus."""
-
-    def __init__(self, data=None):
-        data = data or {}
-        self.counts = collections.Counter(data.get("counts"))
-        self.dropped = collections.defaultdict(collections.Counter)
-        for reason, domains in data.get("dropped", {}).items():
-            self.dropped[reason].update(domains)
-        self.samples = collections.defaultdict(list, data.get("samples", {}))
-        self.lengths = collections.defaultdict(collections.Counter)
-        for unit, lengths in data.get("lengths", {}).items():
-            self.lengths[unit].update({int(length): count for length, count in lengths.items()})
-
-    def count(self, name: str, number: int = 1) -> None:
-        self.counts[name] += number
-
-    def drop(self, unit: str, why: str, domain: str, example: str) -> None:
-        """Count a dropped paragraph, document or file (the unit), and keep the first examples."""
-        reason = f"{unit}: {why}"
-        self.dropped[reason][domain] += 1
-        if len(self.samples[reason]) < SAMPLES:
-            self.samples[reason].append(example[:SAMPLE_CHARS])
-
-    def length(self, unit: str, length: int) -> None:
-        self.lengths[unit][length] += 1
-
-    def __iadd__(self, other):
-        self.counts.update(other.counts)
-        for reason, domains in other.dropped.items():
-            self.dropped[reason].update(domains)
-            self.samples[reason] = (self.samples[reason] + other.samples[reason])[:SAMPLES]
-        for unit, lengths in other.lengths.items():
-            self.lengths[unit].update(lengths)
-        return self
-
-    def data(self) -> dict:
-        """As JSON, with sorted keys: equal counts give equal text."""
-        tables = {"counts": self.counts, "dropped": self.dropped, "samples": self.samples, "lengths": self.lengths}
-        return {name: json.loads(json.dumps(table, sort_keys=True)) for name, table in tables.items()}
-
-    def save(self, folder: str | Path) -> None:
-        (Path(folder) / "stats.json").write_text(json.dumps(self.data()))
-
-    @classmethod
-    def load(cls, folder: str | Path) -> "Stats":
-        return cls(json.loads((Path(folder) / "stats.json").read_text()))
-
-
 # --------------------------------------------------------------------------------------------------------------- read
 
 
-def read_shards(folder, inputs, errors, shard_bytes):
+def read_shards(folder: Path, inputs: list[Input], errors: str, shard_bytes: int) -> None:
     """Task: write the documents of `inputs` to 0000.gz, 0001.gz ... of about `shard_bytes` of text each, and their
     sizes to shards.json."""
     stats, sizes, shard = Stats(), [], None
@@ -203,7 +153,7 @@ def load_libraries(spacy_model: str | None) -> None:
     _normaliser(spacy_model).normalise("A text, é.")
 
 
-def text_shard(folder, path, spacy_model, near_duplicates):
+def text_shard(folder: Path, path: Path, spacy_model: str | None, near_duplicates: float | None) -> None:
     """Task: write tokens.gz (a sentence per line, an empty line after each document) and docs.npz for a shard of
     `read_shards`."""
     normaliser, stats = _normaliser(spacy_model), Stats()
@@ -305,7 +255,9 @@ def choose_sample(digests: np.ndarray, chars: np.ndarray, limit: int, seed: int)
     return chosen
 
 
-def select(folder, shards, near_duplicates, valid_fraction, sample_chars, seed):
+def select(
+    folder: Path, shards: list[Path], near_duplicates: float | None, valid_fraction: float, sample_chars: int, seed: int
+) -> None:
     """Task: write to <shard>.npz what becomes of each document (`use`) and whether it trains SentencePiece (`sample`).
 
     Raises NoText if no document is left.
@@ -335,7 +287,7 @@ def select(folder, shards, near_duplicates, valid_fraction, sample_chars, seed):
 # -------------------------------------------------------------------------------------------------- count (rare words)
 
 
-def count_shard(folder, shard, selected):
+def count_shard(folder: Path, shard: Path, selected: Path) -> None:
     """Task: write counts.gz, a line "word count" for each word of the training documents, sorted."""
     counts = collections.Counter()
     use = np.load(selected / f"{shard.name}.npz")["use"]
@@ -368,7 +320,7 @@ def _add_counts(tables):
         yield last, total
 
 
-def keep_words(folder, shards, fraction):
+def keep_words(folder: Path, shards: list[Path], fraction: float) -> None:
     """Task: write words.txt, the most frequent `fraction` of word types (ties: in the order of the alphabet). It never
     holds all types in memory."""
     tables, level = [shard / "counts.gz" for shard in shards], 0
@@ -434,7 +386,7 @@ def train_sentencepiece(sentences: Iterable[str], vocab_size: int, path: str | P
     Path(path).write_bytes(model.getvalue())
 
 
-def vocabulary(folder, shards, selected, words_path, vocab_size):
+def vocabulary(folder: Path, shards: list[Path], selected: Path, words_path: Path | None, vocab_size: int) -> None:
     """Task: train sentencepiece.bpe.model on the sample."""
     words = _load_words(words_path)
 
@@ -471,7 +423,7 @@ def _encoder(model_path, words_path):
     return encode, len(model)
 
 
-def encode_shard(folder, shard, selected, model_path, words_path):
+def encode_shard(folder: Path, shard: Path, selected: Path, model_path: Path, words_path: Path | None) -> None:
     """Task: write the SentencePiece ids of train and valid (</s> is one more id), the length of each line, and the
     counts of the training ids."""
     encode, count = _encoder(model_path, words_path)
@@ -560,7 +512,7 @@ def write_dictionary(model_path: str | Path, counts: np.ndarray, path: str | Pat
     return table
 
 
-def merge(folder, shards, model_path, words_path):
+def merge(folder: Path, shards: list[Path], model_path: Path, words_path: Path | None) -> None:
     """Task: write the files of the data directory, except the report and the manifest."""
     counts = sum(np.load(shard / "counts.npy") for shard in shards)
     table = write_dictionary(model_path, counts, folder / "dict.txt")

@@ -8,13 +8,16 @@ L sequence length, H heads, C model width.
 
 import functools
 import io
+from collections.abc import Callable
 from pathlib import Path
 
 import click
 import matplotlib.pyplot as plt
 import numpy as np
 import torch
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.image import AxesImage
 from sklearn.manifold import TSNE
 
 from ..options import FILE, FOLDER, QuietCommand
@@ -29,7 +32,7 @@ HEAT = "cividis"
 plt.rcParams.update({"svg.hashsalt": "tupe", "font.size": 9, "figure.dpi": 150, "axes.grid": False})
 
 
-def save(figure: Figure, path) -> None:
+def save(figure: Figure, path: str | Path) -> None:
     """Write a figure; the suffix of `path` decides the format (.png, .svg, .pdf). The same figure gives the same bytes.
 
     Raises ValueError for a suffix that matplotlib does not know.
@@ -92,7 +95,7 @@ def grid(panels: int, columns: int, size: float = 2.2, beside: float = 0.0) -> t
     return figure, axes.flatten()
 
 
-def heat(axis, matrix, **options):
+def heat(axis: Axes, matrix: np.ndarray, **options) -> AxesImage:
     """Show a matrix; returns the image, for a colour bar."""
     image = axis.imshow(matrix, cmap=HEAT, interpolation="nearest", **options)
     axis.tick_params(labelsize=7)
@@ -211,11 +214,11 @@ def phi(m: np.ndarray, before: np.ndarray, after: np.ndarray, title: str = "") -
 
 
 @click.group()
-def command():
+def command() -> None:
     """Figures of trained encodings and of losses."""
 
 
-def drawing(function):
+def drawing(function: Callable) -> click.Command:
     """A command of `tupe plot`, named as its function without "draw_"; what the function draws is written to --output.
 
     The function's arguments are its options, beside `title`.

@@ -18,6 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..plugin.model import TupeModel
+
 Sentence = list[list[int]]  # words, each a list of pieces' ids
 
 
@@ -50,7 +52,9 @@ def masked_copies(words: Sentence) -> tuple[list[int], list[tuple[int, int]], np
 
 
 @torch.inference_mode()
-def pseudo_log_likelihoods(model, sentences: Iterable[Sentence], batch_tokens: int = 8192) -> Iterator[Score]:
+def pseudo_log_likelihoods(
+    model: TupeModel, sentences: Iterable[Sentence], batch_tokens: int = 8192
+) -> Iterator[Score]:
     """The `Score` of each sentence, in order. model: a `TupeModel` in evaluation mode; its dictionary frames a sentence
     as in training, `<s> pieces </s>`. batch_tokens: tokens of a batch; the scores do not depend on it but for rounding.
     Raises ValueError for a sentence that is empty or longer than the model's positions.

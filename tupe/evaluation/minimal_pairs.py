@@ -11,15 +11,17 @@ import io
 import json
 import zipfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import click
 import numpy as np
 from tqdm import tqdm
 
 from ..options import FOLDER, Command, output, seed
+from ..plugin.model import TupeModel
 from ..record import write_atomically
 from ..tables import Table
 from ..text import TextEncoder
@@ -57,13 +59,13 @@ def read_paradigms(source: str | Path) -> list[Paradigm]:
     source = Path(source)
     if not source.exists():
         raise ValueError(f"there is no {source}; give a .jsonl, .txt or .zip file, or a folder of them")
-    found = [_paradigm(name, text) for name, text in _files(source)]
-    if not found:
+    paradigms = [_paradigm(name, text) for name, text in _files(source)]
+    if not paradigms:
         raise ValueError(f"{source} holds no .jsonl and no .txt file")
-    twice = [name for name, count in Counter(paradigm.name for paradigm in found).items() if count > 1]
+    twice = [name for name, count in Counter(paradigm.name for paradigm in paradigms).items() if count > 1]
     if twice:
         raise ValueError(f"{source} has the paradigm {twice[0]} twice")
-    return sorted(found, key=lambda paradigm: paradigm.name)
+    return sorted(paradigms, key=lambda paradigm: paradigm.name)
 
 
 def _files(source: Path) -> Iterator[tuple[str, str]]:
@@ -120,7 +122,7 @@ def _paradigm(name: str, text: str) -> Paradigm:
 # ------------------------------------------------------------------------------------------------------------ scoring
 
 
-def differences(model, encoder: TextEncoder, paradigm: Paradigm) -> dict[str, np.ndarray]:
+def differences(model: TupeModel, encoder: TextEncoder, paradigm: Paradigm) -> dict[str, np.ndarray]:
     """{measure: good minus bad in nats [pairs], "same_words": [pairs], "same_pieces": [pairs]}.
 
     same_words: the two sentences have the same words, each in the same pieces, so that their order alone tells them
@@ -170,7 +172,9 @@ def macro_average(credits: dict[str, np.ndarray], resamples: int = 1000, seed: i
     return float(means.mean()), float(over_pairs.std(ddof=1)), float(over_paradigms.std(ddof=1))
 
 
-def evaluate(model, encoder: TextEncoder, paradigms: list[Paradigm], folder: Path, say=print) -> dict[str, dict]:
+def evaluate(
+    model: TupeModel, encoder: TextEncoder, paradigms: list[Paradigm], folder: Path, say: Callable[[str], Any] = print
+) -> dict[str, dict]:
     """{paradigm: arrays of `differences`}, rounded to 1e-5 nats. They are kept in `folder`; what is there is read."""
     folder.mkdir(parents=True, exist_ok=True)
     results = {}
@@ -181,7 +185,7 @@ def evaluate(model, encoder: TextEncoder, paradigms: list[Paradigm], folder: Pat
                 results[paradigm.name] = dict(arrays)
             if len(results[paradigm.name]["word"]) == len(paradigm.pairs):
                 continue
-            say(f"{path} holds another number of pairs: computed again")
+            say(f"{path} holds another number of pairs: recomputing")
         arrays = differences(model, encoder, paradigm)
         rounded = {name: np.round(v, 5).astype("f4") if v.dtype == float else v for name, v in arrays.items()}
         buffer = io.BytesIO()

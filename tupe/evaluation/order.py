@@ -16,9 +16,11 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from fairseq.data import data_utils
+from fairseq.tasks import FairseqTask
 from tqdm import tqdm
 
 from ..options import FOLDER, Command, output, seed
+from ..plugin.model import TupeModel
 from ..record import write_atomically
 from ..tables import Table
 from ..text import TextEncoder
@@ -33,7 +35,7 @@ WORDS = (6, 30)  # fewest and most words of a sentence whose order is tested
 # ---------------------------------------------------------------------------------------------------- order sensitivity
 
 
-def held_out_sentences(task, encoder: TextEncoder, count: int, seed: int = 1) -> list[Sentence]:
+def held_out_sentences(task: FairseqTask, encoder: TextEncoder, count: int, seed: int = 1) -> list[Sentence]:
     """`count` sentences of the validation text as words, drawn without replacement; the same ones for every model of
     one data folder. Raises ValueError if there are fewer."""
     sentences = data_utils.load_indexed_dataset(f"{task.cfg.data.split(':')[0]}/valid", task.source_dictionary)
@@ -64,7 +66,7 @@ def swap_adjacent(words: Sentence, rng: np.random.Generator) -> Sentence:
     return [*words[:i], words[i + 1], words[i], *words[i + 2 :]]
 
 
-def order_scores(model, sentences: list[Sentence], seed: int = 1) -> dict:
+def order_scores(model: TupeModel, sentences: list[Sentence], seed: int = 1) -> dict:
     """`order_sensitivity` as plain numbers: share of sentences whose original is preferred, mean difference in nats,
     and the standard errors of both over sentences."""
     margins = order_sensitivity(model, sentences, seed)
@@ -75,7 +77,7 @@ def order_scores(model, sentences: list[Sentence], seed: int = 1) -> dict:
     }  # fmt: skip
 
 
-def order_sensitivity(model, sentences: list[Sentence], seed: int = 1) -> np.ndarray:
+def order_sensitivity(model: TupeModel, sentences: list[Sentence], seed: int = 1) -> np.ndarray:
     """[sentences]: log-likelihood of the original minus that of the swapped sentence, in nats."""
     swapped = [swap_adjacent(words, np.random.default_rng([seed, i])) for i, words in enumerate(sentences)]
     scores = list(pseudo_log_likelihoods(model, [s for pair in zip(sentences, swapped, strict=True) for s in pair]))
@@ -117,7 +119,9 @@ class TokenLosses:
 
 
 @torch.no_grad()
-def token_losses(model, task, tokens: int, split: str = "valid", batch: int = 32) -> TokenLosses:
+def token_losses(
+    model: TupeModel, task: FairseqTask, tokens: int, split: str = "valid", batch: int = 32
+) -> TokenLosses:
     """Losses of the masked tokens in the first blocks of a split that hold at least `tokens` tokens, with the split's
     own masks, which are the same for every model and seed. Raises ValueError if the split holds fewer."""
     task.load_dataset(split)
@@ -148,7 +152,7 @@ def token_losses(model, task, tokens: int, split: str = "valid", batch: int = 32
 
 
 @torch.no_grad()
-def cls_attention(model, tokens: torch.Tensor, first: int = FIRST) -> np.ndarray:
+def cls_attention(model: TupeModel, tokens: torch.Tensor, first: int = FIRST) -> np.ndarray:
     """[N, H]: attention of [CLS] to the `first` positions after it, over what uniform attention would give them.
 
     tokens: [B, L] of one length, without padding. 1 means no preference; TUPE's section 3.2 finds more than that in
@@ -167,7 +171,7 @@ def cls_attention(model, tokens: torch.Tensor, first: int = FIRST) -> np.ndarray
 # -------------------------------------------------------------------------------------------------------------- command
 
 
-def blocks_of_length(task, length: int, count: int, split: str = "valid") -> torch.Tensor:
+def blocks_of_length(task: FairseqTask, length: int, count: int, split: str = "valid") -> torch.Tensor:
     """[count, length]: `<s>` and running validation text in each row."""
     tokens = text_block(task, count * (length - 1) + 1, split)
     if len(tokens) < count * (length - 1) + 1:
@@ -202,7 +206,9 @@ def command(checkpoints, data, sentences, tokens, output, seed):
     click.echo(Table.plain(header, rows).markdown())
 
 
-def evaluate(model, task, encoder: TextEncoder, sentences: int, tokens: int, seed: int = 1) -> dict:
+def evaluate(
+    model: TupeModel, task: FairseqTask, encoder: TextEncoder, sentences: int, tokens: int, seed: int = 1
+) -> dict:
     """Everything above as plain numbers. Errors are standard errors: of the order measures over sentences, of the loss
     over blocks."""
     losses = token_losses(model, task, tokens)

@@ -10,9 +10,10 @@ from fairseq import utils
 
 from ..options import QuietCommand, data, output
 from ..plugin.glue import TASKS, GlueTask, glue_name
+from ..plugin.model import TupeModel
 from .probes import load_model
 
-# (task, split) -> file name; the server wants the official label names, and STS-B scores from 0 to 5.
+# (task, split) -> file name; the server expects the official label names, and STS-B scores from 0 to 5.
 FILES = {
     **{(name, "test"): f"{name}.tsv" for name in TASKS if name != "MNLI"},
     ("MNLI", "test"): "MNLI-m.tsv",
@@ -45,7 +46,7 @@ def command(checkpoints, data, output, batch_size):
     click.echo(zip_submission(output, paths))
 
 
-def predict_glue(name: str, checkpoint, data, output, batch_size: int = 64) -> Iterator:
+def predict_glue(name: str, checkpoint: str | Path, data: str | Path, output: Path, batch_size: int = 64) -> Iterator:
     """Write a checkpoint's predictions on the test sets of its task. Yields (path, number of predictions).
 
     Raises ValueError for a checkpoint that cannot be read or is of another task, and when no test set was prepared.
@@ -74,7 +75,7 @@ def _prepared(data, name, split):
 
 
 @torch.no_grad()
-def predict(model, task, split: str, batch_size: int) -> list:
+def predict(model: TupeModel, task: GlueTask, split: str, batch_size: int) -> list:
     """Class ids or real numbers for every example of a split, in file order."""
     task.load_dataset(split)
     batches = task.get_batch_iterator(task.dataset(split), max_sentences=batch_size, disable_iterator_cache=True)
@@ -95,7 +96,7 @@ def _label(glue, value):
     return f"{min(max(value, 0.0), 1.0) * glue.top:.3f}"
 
 
-def zip_submission(output, files) -> Path:
+def zip_submission(output: Path, files: list[Path]) -> Path:
     """Zip these prediction files (not what an earlier run left) as submission.zip in the folder `output`; returns its
     path."""
     path = Path(output) / "submission.zip"

@@ -9,7 +9,7 @@ words. The formulas of the four measures below are this project's own.
 import json
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import click
@@ -17,16 +17,18 @@ import numpy as np
 import torch
 from fairseq import checkpoint_utils
 from fairseq.data import data_utils
+from fairseq.tasks import FairseqTask
 
 from .. import plugin, record  # noqa: F401  (plugin: registers the architectures)
 from ..options import FILE, FOLDER, QuietCommand, seed
+from ..plugin.model import TupeModel
 from ..positions import PositionScheme, overrides
 from ..safe_load import read_checkpoint
 from ..schemes import frequencies
 from ..tables import Table
 
 
-def load_model(checkpoint, data=None) -> tuple:
+def load_model(checkpoint: str | Path, data: str | Path | None = None) -> tuple:
     """(model in evaluation mode, task) of a checkpoint. data: folder with dict.txt, default: where it was trained.
 
     The model computes in float32, also where it was trained in bfloat16 autocast: differences between two sentences are
@@ -53,7 +55,7 @@ def labelled(sources: Iterable) -> dict:
     return paths
 
 
-def text_block(task, length: int, split: str = "valid") -> torch.Tensor:
+def text_block(task: FairseqTask, length: int, split: str = "valid") -> torch.Tensor:
     """[L] ids: `<s>` and the first tokens of a split, at most `length` in all."""
     data = task.cfg.data.split(":")[0]
     lines = data_utils.load_indexed_dataset(f"{data}/{split}", task.source_dictionary)
@@ -72,7 +74,7 @@ def text_block(task, length: int, split: str = "valid") -> torch.Tensor:
 
 @torch.no_grad()
 def identical_word_attention(
-    model, words: int = 300, length: int | None = None, layer: int = 0, seed: int = 1, batch: int = 4
+    model: TupeModel, words: int = 300, length: int | None = None, layer: int = 0, seed: int = 1, batch: int = 4
 ) -> np.ndarray:
     """A [L, L] float64: weights of one layer, averaged over heads and over sequences `<s> w w ... w </s>`.
 
@@ -106,7 +108,7 @@ def _checked_length(model, length, least):
     return length or longest
 
 
-def is_special(symbol: str, names) -> bool:
+def is_special(symbol: str, names: Sequence[str]) -> bool:
     return symbol in names or symbol.startswith("madeupword")
 
 
@@ -168,7 +170,7 @@ def direction_balance(attention: np.ndarray) -> float:
 
 
 @torch.no_grad()
-def four_correlations(model, tokens: torch.Tensor) -> dict:
+def four_correlations(model: TupeModel, tokens: torch.Tensor) -> dict:
     """First-layer logits of a model with absolute positions, split by their origin: name -> [H, L, L].
 
     tokens: [L]. The layer norm after the sum of word and position is linear once its sigma is given:
@@ -213,7 +215,7 @@ def four_correlations(model, tokens: torch.Tensor) -> dict:
 
 
 @torch.no_grad()
-def positional_logits(model, length: int | None = None, layer: int = 0) -> torch.Tensor:
+def positional_logits(model: TupeModel, length: int | None = None, layer: int = 0) -> torch.Tensor:
     """[H, L, L] content-free logits that a model with `untied` or another bias adds. ValueError if there are none, or
     no such layer or length."""
     _check_layer(model, layer)
@@ -253,14 +255,14 @@ def pattern(logits: torch.Tensor) -> str:
 
 
 @torch.no_grad()
-def position_vectors(model) -> np.ndarray:
+def position_vectors(model: TupeModel) -> np.ndarray:
     """[L, C] vectors of the absolute positions: what is added to the words, or else the table of `untied`."""
     vectors = model.encoder.positions.embed(model.max_positions())
     return only(model, "untied").table.weight[1:].numpy() if vectors is None else vectors.numpy()
 
 
 @torch.no_grad()
-def t5_bias(model, reach: int | None = None) -> tuple:
+def t5_bias(model: TupeModel, reach: int | None = None) -> tuple:
     """(offsets [2R + 1] from -R to R, bias [H, 2R + 1]) of `t5`. reach: R, default up to where it no longer changes."""
     scheme = only(model, "t5")
     reach = min(reach or scheme.max_distance, model.max_positions() - 1)
@@ -269,7 +271,7 @@ def t5_bias(model, reach: int | None = None) -> tuple:
 
 
 @torch.no_grad()
-def phi(model, reach: int = 128) -> tuple:
+def phi(model: TupeModel, reach: int = 128) -> tuple:
     """(m [R + 1], before, after): phi(m) = sum_i cos(omega_i m) of learned frequencies, before and after learning."""
     names = ("sinusoidal_learned", "shaw_sinusoidal_learned")
     here = [name for name in names if name in model.encoder.positions]
@@ -282,7 +284,7 @@ def phi(model, reach: int = 128) -> tuple:
     return m.numpy(), before, after
 
 
-def only(model, name: str) -> PositionScheme:
+def only(model: TupeModel, name: str) -> PositionScheme:
     """The scheme of a model by name (the first layer's, if every layer has its own)."""
     positions = model.encoder.positions
     if name not in positions:
@@ -294,7 +296,7 @@ def only(model, name: str) -> PositionScheme:
 # ------------------------------------------------------------------------------------------------- losses of a training
 
 
-def losses_of(path) -> tuple:
+def losses_of(path: str | Path) -> tuple:
     """(updates, validation losses in bits per masked token), two lists, of a pre-training: its folder, or the log of
     fairseq-train. Raises ValueError if there are none."""
     path = Path(path)
@@ -309,7 +311,7 @@ def losses_of(path) -> tuple:
     return updates, losses
 
 
-def validation_losses(log) -> tuple:
+def validation_losses(log: str | Path) -> tuple:
     """The same from the text of a log, JSON or simple."""
     losses = {}
     for line in log.splitlines():
@@ -343,7 +345,7 @@ def command(checkpoints, data, words, length, layer, seed, output):
         np.savez(output, **matrices)
 
 
-def properties_table(values) -> Table:
+def properties_table(values: dict) -> Table:
     """A row per measure and a column per model. values: {label: what `measures` returns}."""
     names = list(next(iter(values.values())))
     return Table.plain(["", *values], [[name, *(f"{v[name]:.4g}" for v in values.values())] for name in names])

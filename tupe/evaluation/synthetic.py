@@ -10,7 +10,7 @@ import itertools
 import json
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import click
@@ -27,18 +27,18 @@ from ..tables import Table
 PAD, CLS, SEP, WORDS = 0, 1, 2, 3  # ids from WORDS on are words
 
 
-def equal(n, words, batch, generator=None) -> tuple:
+def equal(n: int, words: int, batch: int, generator: torch.Generator | None = None) -> tuple:
     """n equal tokens -> their positions; one sequence is all there is, whatever the batch."""
     return torch.full((1, n), WORDS), torch.arange(n)[None]
 
 
-def identify(n, words, batch, generator=None) -> tuple:
+def identify(n: int, words: int, batch: int, generator: torch.Generator | None = None) -> tuple:
     """Random words -> their positions."""
     tokens = torch.randint(words, (batch, n), generator=generator)
     return WORDS + tokens, torch.arange(n).expand(batch, n)
 
 
-def even(n, words, batch, generator=None) -> tuple:
+def even(n: int, words: int, batch: int, generator: torch.Generator | None = None) -> tuple:
     """Random words w_1 .. w_n -> w_2, w_4, .., w_n, then the class `words` ("end") for the second half."""
     tokens = torch.randint(words, (batch, n), generator=generator)
     second = tokens[:, 1::2]
@@ -59,7 +59,19 @@ class Prober(nn.Module):
     special: put [CLS] and [SEP] around the words. The encoder's options are those of `Encoder`.
     """
 
-    def __init__(self, position, n, words, classes, special=False, layers=2, width=64, heads=4, ffn=256, **options):
+    def __init__(
+        self,
+        position: str,
+        n: int,
+        words: int,
+        classes: int,
+        special: bool = False,
+        layers: int = 2,
+        width: int = 64,
+        heads: int = 4,
+        ffn: int = 256,
+        **options,
+    ):
         super().__init__()
         self.special = special
         self.encoder = Encoder(
@@ -68,18 +80,18 @@ class Prober(nn.Module):
         )  # fmt: skip
         self.out = nn.Linear(width, classes)
 
-    def features(self, tokens):
+    def features(self, tokens: torch.Tensor) -> torch.Tensor:
         """[B, n] -> [B, n, C]: the last layer's output at the words."""
         if self.special:
             tokens = F.pad(F.pad(tokens, (1, 0), value=CLS), (0, 1), value=SEP)
         x, _ = self.encoder(tokens)
         return x[:, 1:-1] if self.special else x
 
-    def forward(self, tokens):
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         return self.out(self.features(tokens))
 
 
-def structure(position, n=64, seed=1, special=False, **options) -> tuple:
+def structure(position: str, n: int = 64, seed: int = 1, special: bool = False, **options) -> tuple:
     """(spread, asymmetry) of what a `Prober` in float64 with random weights makes of n equal tokens.
 
     spread: largest difference between the features of two positions; 0 means that no training can tell any two
@@ -96,12 +108,24 @@ def structure(position, n=64, seed=1, special=False, **options) -> tuple:
     return spread, (x - x.flip(0)).abs().max().item()
 
 
-def verdict(spread, asymmetry) -> str:
+def verdict(spread: float, asymmetry: float) -> str:
     """What `structure` means for the task `equal`: "fail", "half", or "pass" (unless training does not get there)."""
     return "fail" if spread < 1e-12 else "half" if asymmetry < 1e-12 else "pass"
 
 
-def train(task, position, *, n=64, words=16, batch=32, steps=1000, lr=1e-3, seed=1, special=False, **options) -> tuple:
+def train(
+    task: str,
+    position: str,
+    *,
+    n: int = 64,
+    words: int = 16,
+    batch: int = 32,
+    steps: int = 1000,
+    lr: float = 1e-3,
+    seed: int = 1,
+    special: bool = False,
+    **options,
+) -> tuple:
     """Train a `Prober` and return (accuracy per word, steps taken). It ends early once 100 sequences on end were right
     (`equal` has only one sequence: once that is right).
 
@@ -135,18 +159,27 @@ def train(task, position, *, n=64, words=16, batch=32, steps=1000, lr=1e-3, seed
         schedule.step()
 
 
-def read_results(path) -> list:
+def read_results(path: str | Path) -> list:
     """Runs stored by `sweep`, one JSON object per line; a last line that was cut off is none."""
     lines = Path(path).read_text().splitlines(keepends=True) if Path(path).exists() else []
     return [json.loads(line) for line in lines if line.endswith("\n")]
 
 
-def options_of(run) -> dict:
+def options_of(run: dict) -> dict:
     """The options that a stored run was trained with; one that names none, with the defaults."""
     return {**DEFAULTS, **run.get("options", {})}
 
 
-def sweep(path, task, positions, normalisers, specials, seeds, layer="transformer", **options) -> Iterator:
+def sweep(
+    path: str | Path,
+    task: str,
+    positions: Sequence[str],
+    normalisers: Sequence[str],
+    specials: Sequence[bool],
+    seeds: Sequence[int],
+    layer: str = "transformer",
+    **options,
+) -> Iterator:
     """Train every combination that the file does not hold yet, with these options; append each to it and yield it.
 
     For `equal` the effort follows `structure`. Where training is proven to be in vain, it takes a third of the steps.
@@ -178,12 +211,12 @@ def sweep(path, task, positions, normalisers, specials, seeds, layer="transforme
         yield run
 
 
-def reached(accuracy) -> str:
+def reached(accuracy: float) -> str:
     """The verdict of training: "fail" below 0.2, "pass" from 0.99, between them "half"."""
     return "fail" if accuracy < 0.2 else "pass" if accuracy >= 0.99 else "half"
 
 
-def deviations(runs, **options) -> list:
+def deviations(runs: list[dict], **options) -> list:
     """[(run, the structure's verdict)] of the runs of `equal` that ended otherwise. options: those of `structure`."""
     cells = {(run["position"], run["normaliser"], run["special"], run["layer"]) for run in runs}
     expected = {
@@ -199,7 +232,7 @@ KEYS = ("task", "layer", "position", "normaliser", "special", "seed")
 DEFAULTS = {"n": 64, "words": 16, "layers": 2, "steps": 3000, "lr": 1e-3}
 
 
-def accuracies(runs) -> Table:
+def accuracies(runs: list[dict]) -> Table:
     """Table of runs of one task and layer, see `table_of`.
 
     A cell is the accuracy of all seeds, lowest to highest if they differ; bold where every seed reached 0.99. Where
@@ -218,7 +251,7 @@ def summary(values: list, seeds: int) -> str:
     return text if len(values) == seeds else f"{text} ({len(values)})"
 
 
-def table_of(cells) -> Table:
+def table_of(cells: dict) -> Table:
     """A row per scheme, a column per normaliser without and with [CLS]/[SEP].
 
     cells: (position, normaliser, special) -> text.
@@ -282,11 +315,11 @@ def command(task, positions, normalisers, special, layer, layers, length, seeds,
             click.echo(f"{name_of(run, KEYS[2:])} accuracy {run['accuracy']:.3f}, the structure predicts {expected}")
 
 
-def name_of(run: dict, keys) -> str:
+def name_of(run: dict, keys: Sequence[str]) -> str:
     return " ".join(str(run[key]) for key in keys)
 
 
-def structures(positions, normalisers, specials, **options) -> str:
+def structures(positions: Sequence[str], normalisers: Sequence[str], specials: Sequence[bool], **options) -> str:
     """Markdown table of the verdicts of `structure`, and the range of its numbers under each verdict."""
     numbers = {
         (position, normaliser, special): structure(position, normaliser=normaliser, special=special, **options)

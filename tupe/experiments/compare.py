@@ -25,7 +25,9 @@ from .sweep import settle, write_report
 ARCHITECTURE = "bert_a"  # of what is given as a position: nothing but the position differs from BERT
 
 
-def plan_pretraining(data, output, presets, positions, size, recipe, common) -> list:
+def plan_pretraining(
+    data: Path, output: Path, presets: list[str], positions: list[str], size: str, recipe: str, common: list[str]
+) -> list:
     """Sweeps that pre-train every preset and every position alike. Raises ValueError for what is not known."""
     valid = sorted(path.stem for path in (CONFIGS / "model").glob("*.yaml"))
     for preset in presets:
@@ -49,7 +51,9 @@ def plan_pretraining(data, output, presets, positions, size, recipe, common) -> 
     return [*sweeps, plan("position", ARCHITECTURE, positions)] if positions else sweeps
 
 
-def plan_fine_tuning(checkpoint, output, tasks, lrs, seeds, common) -> list:
+def plan_fine_tuning(
+    checkpoint: Path, output: Path, tasks: dict, lrs: list[str], seeds: list[int], common: list[str]
+) -> list:
     """Sweeps that fine-tune one pre-trained checkpoint. tasks: {"glue" or "squad": (folder of data, tasks)}."""
     sweeps = []
     for kind, (data, names) in tasks.items():
@@ -85,7 +89,7 @@ def jobs_of(sweeps: list, output: Path) -> dict:
 
 @click.command(cls=options.Command, context_settings={"ignore_unknown_options": True})
 @options.data("folder of the pre-training data")
-@options.output("folder of all runs; started again, it goes on")
+@options.output("folder of all runs; an existing one is resumed")
 @click.option("--presets", type=ListOf(), help="files of configs/model (default: the thirteen of Wang et al., wang_*)")
 @click.option("--position", multiple=True, help="a position encoding by its name, in place of BERT's; repeatable")
 @options.size("tiny", help="of all models")
@@ -114,7 +118,7 @@ def command(
     sweeps = plan_pretraining(data, output, presets or [], list(position), size, recipe, common)
     for sweep in sweeps:
         if not (sweep.output / "sweep.json").exists():
-            sweep.check()
+            runner.check(sweep.jobs[0])
     for sweep in sweeps:
         sweep.save()
     run = partial(runner.run, slots=runner.slots(jobs), retry_failed=retry_failed, title="compare")

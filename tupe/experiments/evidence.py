@@ -8,6 +8,7 @@ evaluation and model.pt its weights in half precision; the checkpoint with the o
 
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -43,7 +44,7 @@ class Trial:
     def folder(self, output: Path) -> Path:
         return output / self.stage / self.model / f"{self.size}_{self.updates}_lr{self.lr:g}_seed{self.seed}"
 
-    def job(self, data: Path, output: Path, further=()) -> runner.Job:
+    def job(self, data: Path, output: Path, further: Sequence[str] = ()) -> runner.Job:
         """The command that trains it. further: more words for it."""
         model, plan = CLAIMS["models"][self.model], CLAIMS["stages"][self.stage]
         chosen = {f"--{name}": model[name] for name in ("position", "cls") if name in model}
@@ -59,7 +60,9 @@ class Trial:
         return runner.Job(name, self.folder(output), (*runner.tupe("pretrain", words), *further))
 
 
-def trials(stage: str, best: dict[str, float], seeds=None, models=None) -> list[Trial]:
+def trials(
+    stage: str, best: dict[str, float], seeds: list[int] | None = None, models: list[str] | None = None
+) -> list[Trial]:
     """What a stage trains, seed by seed, so that a stage that is cut short has whole blocks. best: {model: learning
     rate}; the pilot does without. Raises ValueError for an unknown stage or model, or a model without a rate."""
     if stage not in CLAIMS["stages"]:
@@ -71,14 +74,14 @@ def trials(stage: str, best: dict[str, float], seeds=None, models=None) -> list[
             raise ValueError(f"stage {stage} has no model {model!r}{options.nearest(model, names)}")
     names = [name for name in names if not models or name in models]
     lengths = plan["updates"] if isinstance(plan["updates"], list) else [plan["updates"]]
-    found = []
+    planned = []
     for seed in seeds or plan["seeds"]:
         for name in names:
             if stage != "pilot" and name not in best:
                 raise ValueError(f"no learning rate for {name}: run the stage pilot first")
             rates = CLAIMS["learning_rates"] if stage == "pilot" else [best[name]]
-            found += [Trial(stage, name, plan["size"], updates, lr, seed) for lr in rates for updates in lengths]
-    return found
+            planned += [Trial(stage, name, plan["size"], updates, lr, seed) for lr in rates for updates in lengths]
+    return planned
 
 
 def final_losses(output: Path, stage: str) -> dict[Trial, float]:
@@ -173,9 +176,11 @@ def score(data: Path, trial: Trial, folder: Path, paradigms: list) -> None:
     record.unlock(folder / "pairs")
 
 
-def train(data: Path, output: Path, planned: list[Trial], jobs: int | None, further: tuple) -> None:
+def train(data: Path, output: Path, planned: list[Trial], jobs: int | None, further: Sequence[str]) -> None:
     """Run what is left of the planned trainings of one stage; conclude each as it ends."""
     plan = {trial.job(data, output, further): trial for trial in planned}
+    if further and plan:
+        runner.check(next(iter(plan)))
     states = runner.run(
         list(plan), runner.slots(jobs), title=planned[0].stage,
         meanwhile=lambda job: keep_weights(plan[job], job.folder),
@@ -186,7 +191,7 @@ def train(data: Path, output: Path, planned: list[Trial], jobs: int | None, furt
 
 @click.command(cls=options.QuietCommand, context_settings={"ignore_unknown_options": True})
 @options.data("prepared text; the protocol's is in docs/reproduction.md")
-@options.output("folder of the experiment; started again, it goes on")
+@options.output("folder of the experiment; an existing one is resumed")
 @click.option(
     "--stages", type=ListOf(list(CLAIMS["stages"])), default="pilot,main,controls,longer,share", show_default=True
 )

@@ -7,7 +7,7 @@ done; so a sweep can be killed, started again, extended, and started twice at th
 import itertools
 import json
 import re
-import subprocess
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,10 +37,12 @@ class Sweep:
     updates: int | None = None
 
     @classmethod
-    def plan(cls, recipe: str, output: Path, grid: dict, common=(), keep_best: bool = False) -> "Sweep":
-        """A sweep from what a user says. grid: {name: list of values}, common: words of a command line.
+    def plan(
+        cls, recipe: str, output: Path, grid: dict, common: Iterable[str] = (), keep_best: bool = False
+    ) -> "Sweep":
+        """A sweep from a user's options. grid: {name: list of values}, common: words of a command line.
 
-        What fine-tuning is not told is the paper's search on every prepared task. Raises ValueError for a task without
+        Fine-tuning defaults to the paper's search on every prepared task. Raises ValueError for a task without
         data and for options that the sweep decides itself.
         """
         recipes = sorted(path.stem for path in CONFIGS.glob("*.yaml") if path.stem.split("_")[0] in COMMANDS)
@@ -131,17 +133,11 @@ class Sweep:
         if different:
             raise ValueError(f"{self.output} holds another sweep ({'; '.join(different)}); choose another folder")
 
-    def check(self) -> None:
-        """Let the first job's command check its options, without running it. Raises ValueError with what it says."""
-        done = subprocess.run([*self.jobs[0].command, "--dry-run"], capture_output=True, text=True)
-        if done.returncode:
-            raise ValueError(done.stderr.strip() or done.stdout.strip())
-
 
 # ---------------------------------------------------------------------------------------------------- words and values
 
 
-def parse_options(words) -> dict:
+def parse_options(words: Iterable[str]) -> dict:
     """Words of a command line -> {"--name": value, "section.key": value}; a switch has the value None."""
     options, words = {}, list(words)
     while words:
@@ -159,7 +155,7 @@ def _is_override(word):
     return re.match(r"[+~]{0,2}[\w./@]+=", word) is not None
 
 
-def parse_grid(texts) -> dict:
+def parse_grid(texts: Iterable[str]) -> dict:
     """["lr=2e-5,3e-5", "seed=1,2"] -> {"lr": ["2e-5", "3e-5"], "seed": ["1", "2"]}; commas in brackets do not split."""
     grid = {}
     for text in texts:
@@ -194,7 +190,7 @@ def _label(name, value):
     return short + re.sub(r"[^\w.+:=-]+", "-", "-".join(part for part in Path(value).parts[-2:] if part != "/"))
 
 
-def check_tasks(folders, tasks=None) -> dict:
+def check_tasks(folders: Iterable[str | Path], tasks: Iterable[str] | None = None) -> dict:
     """{folder: its tasks} of data for fine-tuning. tasks: those to keep, in any spelling ("cola"); default: all.
 
     Raises ValueError for a folder without data and for a task that none of the folders has.

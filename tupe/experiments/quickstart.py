@@ -26,7 +26,7 @@ same time on one core each. The paper's models are larger and trained on far mor
 
 
 @click.group()
-def main():
+def main() -> None:
     pass
 
 

@@ -3,6 +3,7 @@
 import base64
 import statistics
 from collections import defaultdict
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from ..evaluation import figures
 from ..plugin.glue import TASKS
 from ..record import Record
 from ..tables import Table
-from .results import EPOCHS, collect, with_unit
+from .results import EPOCHS, Collection, Model, collect, with_unit
 from .summary import (
     COLUMNS,
     PAPER_COLUMNS,
@@ -42,7 +43,7 @@ NO_BETTER = "†"  # behind a score that is no better than always giving one ans
 LEARNED = 1.0  # nats below the unigram entropy from which on a model counts as pre-trained
 
 
-def paper_tables(summaries, all_failed=(), baselines=None) -> list:
+def paper_tables(summaries: dict, all_failed: Container[tuple] = (), baselines: dict | None = None) -> list:
     """[(title, source, Table)]: the paper's tables with our rows.
 
     all_failed: {(model, task)} of which no run came to its end. baselines: what `majority` returns.
@@ -95,26 +96,26 @@ def _paper_table(table, ours, summaries, all_failed, baselines):
     return Table(["model", *columns, "average", *(f"mean of {' '.join(mean)}" for mean in means[1:])], rows)
 
 
-def published_name(entry, note="") -> str:
+def published_name(entry: dict, note: str = "") -> str:
     """ "TUPE-R (1M)" of a published row."""
     return f"{entry['name']} ({with_unit(entry['updates'])}{note})"
 
 
-def number(value) -> str:
+def number(value: float | None) -> str:
     return "" if value is None else f"{value:.2f}"
 
 
-def marked(value, baseline) -> str:
+def marked(value: float, baseline: float | None) -> str:
     """A score, marked where it is no better than the baseline (None: not known)."""
     is_better = baseline is None or value > baseline + 1e-9
     return number(value) if is_better else f"{number(value)}{NO_BETTER}"
 
 
-def deviation(values) -> str:
+def deviation(values: Sequence[float]) -> str:
     return number(statistics.stdev(values)) if len(values) > 1 else "?"
 
 
-def metric_table(summaries, all_failed=(), baselines=None) -> Table:
+def metric_table(summaries: dict, all_failed: Container[tuple] = (), baselines: dict | None = None) -> Table:
     """Every score of the best configurations, mean and standard deviation over seeds. See `paper_tables`."""
     shared, columns, baselines = mean_columns(summaries), score_columns(summaries), baselines or {}
     names = [mean_name(shared)] * bool(shared) + [score_name(column) for column in columns]
@@ -135,7 +136,7 @@ def metric_table(summaries, all_failed=(), baselines=None) -> Table:
     return Table(["model", *names], rows)
 
 
-def configuration_table(model, task, collection) -> Table:
+def configuration_table(model: Model, task: str, collection: Collection) -> Table:
     """Every learning rate and seed of a task: the first metric (mean over development sets) at the best and the last
     epoch."""
     finished = {key[2:]: run for key, run in collection.finished.items() if key[:2] == (model, task)}
@@ -159,7 +160,7 @@ def configuration_table(model, task, collection) -> Table:
     return Table(header, rows, title=title)
 
 
-def pretraining_table(losses) -> Table:
+def pretraining_table(losses: dict) -> Table:
     """losses: see `pretraining`."""
     rows = []
     for model, (loss, entropy) in losses.items():
@@ -169,14 +170,14 @@ def pretraining_table(losses) -> Table:
     return Table(header, rows)
 
 
-def property_table(probed) -> Table:
+def property_table(probed: dict) -> Table:
     """probed: see `properties`."""
     names = list(next(iter(probed.values())))
     rows = [("ours", [str(model), *(f"{row[name]:.4g}" for name in names)]) for model, row in probed.items()]
     return Table(["model", *names], rows)
 
 
-def correlation_table(probed, summaries) -> Table:
+def correlation_table(probed: dict, summaries: dict) -> Table:
     """probed, summaries: see `correlations`."""
     rows = [
         [measure, *("" if value is None else f"{value:+.2f}" for value in row.values())]
@@ -185,7 +186,7 @@ def correlation_table(probed, summaries) -> Table:
     return Table.plain(["property", *next(iter(score_lists(summaries).values()))], rows)
 
 
-def run_table(collection) -> Table:
+def run_table(collection: Collection) -> Table:
     """Every score of every finished run, unrounded, for runs.csv."""
     header = [
         "architecture", "variant", "pretraining updates", "task", "split", "lr", "seed", "epoch", "updates", "best",
@@ -221,7 +222,7 @@ class Picture:
         return base64.b64encode(self.png).decode()
 
 
-def learning_curves(collection, summaries, task, baselines) -> Picture:
+def learning_curves(collection: Collection, summaries: dict, task: str, baselines: dict) -> Picture:
     """First metric against epoch: of every model, the median over the seeds of its chosen learning rate."""
     runs = {key: run for key, run in collection.finished.items() if key[1] == task}
     split, metric = next((run.record.splits[0], run.record.metrics[0]) for run in runs.values())
@@ -242,7 +243,7 @@ def learning_curves(collection, summaries, task, baselines) -> Picture:
     return Picture(f"learning curves of {task}", figures.png(figure))
 
 
-def pretraining_curves(summaries) -> list:
+def pretraining_curves(summaries: dict) -> list:
     """Pictures: score against pre-training updates, of models with several checkpoints (the paper's figure 5 b, c)."""
     lines = defaultdict(dict)
     for model, tasks in summaries.items():
@@ -302,7 +303,7 @@ class Entries:
     entries: list
 
 
-def sections(collection, probed=None, losses=None) -> list:
+def sections(collection: Collection, probed: dict | None = None, losses: dict | None = None) -> list:
     """The report, for both of its forms. probed: see `properties`; losses: see `pretraining`."""
     summaries = {epoch: summarise(collection.finished, epoch) for epoch in EPOCHS}
     baselines, best = majority(collection.finished), summaries["best"]
@@ -337,7 +338,7 @@ def sections(collection, probed=None, losses=None) -> list:
     return [section for section in report if section.blocks]
 
 
-def score_sections(summaries, label, all_failed, baselines) -> list:
+def score_sections(summaries: dict, label: str, all_failed: Container[tuple], baselines: dict) -> list:
     """The paper's tables and all scores, of one of EPOCHS."""
     legend = [MAJORITY] * bool(baselines)
     parts = [
@@ -352,7 +353,7 @@ def facts_of(run: Record) -> str:
     return f"commit {run.commit}; {versions}; {run.device}; {run.started_at} to {run.finished_at}"
 
 
-def counts(collection) -> str:
+def counts(collection: Collection) -> str:
     numbers = [f"{len(collection.finished)} finished runs", f"{len(collection.failed)} failed"]
     numbers.append(f"{len(collection.missing)} missing")
     return ", ".join(numbers + [f"{len(collection.left_out)} left out"] * bool(collection.left_out))
@@ -361,7 +362,7 @@ def counts(collection) -> str:
 # ------------------------------------------------------------------------------------------------------- the two forms
 
 
-def markdown(report, level=2) -> str:
+def markdown(report: list, level: int = 2) -> str:
     """The sections as Markdown that names the files of its pictures."""
     lines = []
     for section in report:
@@ -383,14 +384,16 @@ def markdown(report, level=2) -> str:
     return "\n".join(lines)
 
 
-def page(report, introduction) -> str:
+def page(report: list, introduction: list[str]) -> str:
     """The sections as one self-contained page."""
     loader = jinja2.FileSystemLoader(Path(__file__).parent)
     template = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
     return template.get_template("report.html").render(sections=report, introduction=introduction)
 
 
-def write_report(collection, output, probed=None, losses=None) -> Path:
+def write_report(
+    collection: Collection, output: str | Path, probed: dict | None = None, losses: dict | None = None
+) -> Path:
     """Write index.html, report.md with its pictures, and runs.csv into the folder `output`; returns the page's path.
 
     probed: what `properties` returns, shown with their correlations with the scores. losses: what `pretraining`

@@ -2,6 +2,7 @@
 
 import os
 from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -30,7 +31,7 @@ class Model:
         return f"{self.name} @ {with_unit(self.updates)}"
 
 
-def with_unit(updates) -> str:
+def with_unit(updates: int) -> str:
     """1000000 -> "1M", 300000 -> "300k", 2450 -> "2450"."""
     for unit, name in ((1_000_000, "M"), (1000, "k")):
         if updates >= unit and updates % unit == 0:
@@ -51,11 +52,11 @@ class Run:
         """(model, task, learning rate, seed): what is counted once."""
         return self.model, self.record.task, self.record.lr, self.record.seed
 
-    def entries(self, split) -> list:
+    def entries(self, split: str) -> list:
         """The scores of one split, a dict per validation."""
         return [entry for entry in self.record.scores if entry["split"] == split]
 
-    def score(self, split, metric, epoch) -> float:
+    def score(self, split: str, metric: str, epoch: str) -> float:
         """epoch: "best" or "last"."""
         entries = self.entries(split)
         if epoch == "best":
@@ -83,7 +84,7 @@ class Collection:
         return {key[:2] for key in self.broken} - {key[:2] for key in self.finished}
 
 
-def collect(folders) -> Collection:
+def collect(folders: Iterable[str | Path]) -> Collection:
     """Look through folders, and all that is in them, for runs of fine-tuning. Each run counts once, though its folder
     is reached twice, or was copied.
 

@@ -11,14 +11,17 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import click
 import torch
 
 from .. import record
+from ..options import own_options
 
 SECONDS_TO_END = 8  # between asking a process to end and killing it
 SECONDS_TO_NEXT_LOOK = 5  # at a folder that another process holds
@@ -33,7 +36,7 @@ class Job:
     command: tuple
 
     @property
-    def log(self):
+    def log(self) -> Path:
         return self.folder / "train.log"
 
     def __str__(self):
@@ -65,13 +68,18 @@ def slots(count: int | None = None) -> list:
 
 
 def run(
-    jobs: list, slots: list, retry_failed: bool = False, ended=lambda job, state: None, echo=click.echo, title="sweep",
-    meanwhile=lambda job: None,
-) -> dict:  # fmt: skip
+    jobs: list,
+    slots: list,
+    retry_failed: bool = False,
+    ended: Callable[[Job, str], Any] = lambda job, state: None,
+    echo: Callable[[str], Any] = click.echo,
+    title: str = "sweep",
+    meanwhile: Callable[[Job], Any] = lambda job: None,
+) -> dict:
     """Run the jobs that are not finished, `len(slots)` at a time -> {job: "finished", "failed" or "open"}.
 
     slots: see `slots`. No job's failure stops the others; a failed job is run again only if `retry_failed`, one that
-    was killed always is. A job that another process runs is waited for. ended(job, state) is called for every job that
+    was killed always is. It waits for jobs that another process runs. ended(job, state) is called for every job that
     is over, also for those that were over before; meanwhile(job) for those that run, every few seconds. echo: prints
     one line. On SIGTERM, SIGINT and SIGHUP all processes are ended, and SystemExit is raised.
     """
@@ -149,7 +157,7 @@ def exit_if_unfinished(states: dict, title: str) -> None:
 
 
 def result(job: Job, status: int) -> tuple:
-    """("finished", "failed" or "open", what to tell) of a job whose process ended with `status`."""
+    """("finished", "failed" or "open", a line for the user) of a job whose process ended with `status`."""
     if status < 0:
         reason = f"killed by signal {-status}"
         record.note_failure(job.folder, reason, status)
@@ -166,6 +174,15 @@ def result(job: Job, status: int) -> tuple:
         reason = f"exit status {status}" if status else "it ended before its run was finished"
         record.note_failure(job.folder, reason, status)
     return "failed", f"FAILED ({reason}), see {job.log}"
+
+
+def check(job: Job) -> None:
+    """Let a job's command check its options, without running it. Raises ValueError with its message, which suggests the
+    options of the running command too."""
+    outer = [f"--outer-options={','.join(own_options())}"]
+    done = subprocess.run([*job.command, *outer, "--dry-run"], capture_output=True, text=True)
+    if done.returncode:
+        raise ValueError(done.stderr.strip() or done.stdout.strip())
 
 
 # ----------------------------------------------------------------------------------------------------------- processes
@@ -207,7 +224,7 @@ def kill(process: subprocess.Popen, signal_number: int = signal.SIGKILL) -> None
 
 
 @contextmanager
-def deferred_signals():
+def deferred_signals() -> Iterator[list[int]]:
     """A list that receives SIGTERM, SIGINT and SIGHUP instead of their usual effect, so that none of them comes between
     the start of a process and its entry in a list. Signals that are ignored (nohup) stay ignored."""
     received, previous = [], {}

@@ -5,6 +5,7 @@ import json
 import math
 import statistics
 from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,11 +47,11 @@ class Summary:
     # with the most seeds: what is left of a configuration whose other runs failed is no match for a whole one.
     lr: float
 
-    def values(self, split, metric, lr=None) -> list:
+    def values(self, split: str, metric: str, lr: float | None = None) -> list:
         """Scores of the seeds, at the chosen learning rate unless another is given."""
         return [values[split, metric] for values in self.by_lr[lr or self.lr].values()]
 
-    def median(self, split, metric, lr=None) -> float:
+    def median(self, split: str, metric: str, lr: float | None = None) -> float:
         return statistics.median(self.values(split, metric, lr))
 
     def pairs(self) -> list:
@@ -80,7 +81,7 @@ def summarise(runs: dict, epoch: str) -> dict:
 # ---------------------------------------------------------------------------------------------- averages over columns
 
 
-def paper_row(tasks) -> dict:
+def paper_row(tasks: dict) -> dict:
     """{column: (median of the best configuration, scores of its seeds)} of the columns that a model has."""
     row = {}
     for column, (task, split, metric) in COLUMNS.items():
@@ -89,19 +90,19 @@ def paper_row(tasks) -> dict:
     return row
 
 
-def average(values: dict, columns=PAPER_COLUMNS) -> float | None:
+def average(values: dict, columns: Sequence = PAPER_COLUMNS) -> float | None:
     """The paper's average: the mean over its nine columns, MNLI-m and -mm separate; None if one is missing."""
     return statistics.mean(values[column] for column in columns) if all(c in values for c in columns) else None
 
 
-def glue_mean(tasks, columns) -> list:
+def glue_mean(tasks: dict, columns: Sequence) -> list:
     """Mean over columns, for each seed that all of them have. columns: (task, split, metric), see `mean_columns`."""
     by_seed = {task: tasks[task].by_lr[tasks[task].lr] for task, *_ in columns}
     seeds = sorted(set.intersection(*map(set, by_seed.values())))
     return [statistics.mean(by_seed[task][seed][split, metric] for task, split, metric in columns) for seed in seeds]
 
 
-def mean_columns(summaries) -> list:
+def mean_columns(summaries: dict) -> list:
     """(task, split, metric) of the mean over GLUE of Wang et al. (2021), as far as every model has them: F1 for MRPC
     and QQP, Spearman for STS-B, no WNLI. [] where it would be the mean of one."""
     columns = [(task, split, WANG_METRICS.get(task, metric)) for task, split, metric in COLUMNS.values()]
@@ -109,19 +110,19 @@ def mean_columns(summaries) -> list:
     return shared if len(shared) > 1 else []
 
 
-def score_columns(summaries) -> list:
+def score_columns(summaries: dict) -> list:
     """All (task, split, metric) that some model has, in the order of the tables."""
     tasks = [item for tasks in summaries.values() for item in tasks.items()]
     columns = {(task, *pair) for task, summary in tasks for pair in summary.pairs()}
     return sorted(columns, key=lambda c: (list(TASKS).index(c[0]) if c[0] in TASKS else len(TASKS), c))
 
 
-def score_name(column) -> str:
+def score_name(column: tuple) -> str:
     task, split, metric = column
     return f"{task}{' (mm)' if split == 'valid1' else ''} {metric}"
 
 
-def score_lists(summaries) -> dict:
+def score_lists(summaries: dict) -> dict:
     """{model: {name: scores of the seeds}} of the best configurations, the mean over GLUE first; [] where a model has
     none."""
     shared, columns = mean_columns(summaries), score_columns(summaries)
@@ -133,7 +134,7 @@ def score_lists(summaries) -> dict:
     return lists
 
 
-def mean_name(columns) -> str:
+def mean_name(columns: Sequence) -> str:
     return f"mean of {len(columns)} (F1, Spearman; no WNLI)"
 
 
@@ -167,7 +168,7 @@ def majority_of(task: str, predictions: Path, split: str) -> dict:
     return {}
 
 
-def constant_scores(task, targets) -> dict:
+def constant_scores(task: str, targets: Sequence[str]) -> dict:
     """{metric: score} of the best constant answer to a task of GLUE. targets: as they stand in files of predictions."""
     glue = TASKS[task]
     values = [glue.labels.index(target) if glue.labels else float(target) for target in targets]
@@ -199,7 +200,7 @@ def counterpart(table: dict, model: Model) -> dict | None:
 # ----------------------------------------------------------------------------------------------- the pre-trained models
 
 
-def unigram_entropy(data) -> float:
+def unigram_entropy(data: str | Path) -> float:
     """Nats per token of the training text's unigram distribution: the loss of a model that knows only frequencies.
 
     data: folder of pre-training data, with dict.txt and the split `train`. Raises ValueError if that is not there.
@@ -213,7 +214,7 @@ def unigram_entropy(data) -> float:
     return float(-(p * np.log(p)).sum())
 
 
-def pretraining(models, data=None) -> dict:
+def pretraining(models: Iterable[Model], data: str | Path | None = None) -> dict:
     """{model: (validation loss, unigram entropy)}, nats per token, of the checkpoints that models were fine-tuned from.
 
     data: folder of their pre-training data (default: the one in each checkpoint). Only of masked language models: other
@@ -237,12 +238,12 @@ def pretraining(models, data=None) -> dict:
     return losses
 
 
-def properties(models, data=None) -> dict:
+def properties(models: Iterable[Model], data: str | Path | None = None) -> dict:
     """{model: {measure: value}}: identical-word probing of each model's pre-trained checkpoint."""
     return {model: measures(identical_word_attention(load_model(model.checkpoint, data)[0])) for model in models}
 
 
-def correlations(probed, summaries) -> dict:
+def correlations(probed: dict, summaries: dict) -> dict:
     """{measure: {name of a score: Pearson correlation over models}}, scores as means over seeds; None for fewer than
     three models, or where one side is constant. Over models with position encodings only, as Wang et al. (2021) do.
 

@@ -40,7 +40,7 @@ def write_report(folder: Path, **options) -> None:
 
 @click.command(cls=options.Command, context_settings={"ignore_unknown_options": True})
 @click.option("--recipe", default="finetune", show_default=True, help="file of configs/, without .yaml")
-@options.output("folder of the sweep; started again, it goes on, and a wider grid extends it")
+@options.output("folder of the sweep; an existing one is resumed, and a wider grid extends it")
 @click.option(
     "--grid", multiple=True, metavar="NAME=A,B,...",
     help="an option of the recipe's command (task, lr, seed, preset, max-epoch ...) or a Hydra override "
@@ -63,7 +63,7 @@ def command(recipe, output, grid, keep_best, retry_failed, jobs, report, dry_run
         click.echo("\n".join(shlex.join(map(str, job.command)) for job in sweep.jobs))
         return
     if not (sweep.output / "sweep.json").exists():
-        sweep.check()
+        runner.check(sweep.jobs[0])
     sweep.save()
     states = runner.run(sweep.jobs, runner.slots(jobs), retry_failed, partial(settle, sweep))
     if report:

@@ -2,8 +2,10 @@
 whether there is padding. (fairseq resumes no run with another criterion, not even a run of `masked_lm` with this
 one.)"""
 
+import torch
 from fairseq.criterions import register_criterion
 from fairseq.criterions.masked_lm import MaskedLmConfig, MaskedLmLoss
+from fairseq.models import BaseFairseqModel
 
 
 def has_padding(sample: dict) -> bool:
@@ -15,7 +17,7 @@ def has_padding(sample: dict) -> bool:
 class ChunkedMaskedLmLoss(MaskedLmLoss):
     """The same numbers as `masked_lm`: the loss is the sum over masked tokens, the sample size their number."""
 
-    def forward(self, model, sample, reduce=True):
+    def forward(self, model: BaseFairseqModel, sample: dict, reduce: bool = True) -> tuple[torch.Tensor, int, dict]:
         targets = sample["target"]
         masked = targets.ne(self.padding_idx).nonzero(as_tuple=True)  # rows, columns; only this waits for the GPU
         options = {"masked_tokens": masked, "lm_targets": targets[masked], "padded": has_padding(sample)}

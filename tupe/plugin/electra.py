@@ -11,16 +11,20 @@ from dataclasses import dataclass, field, replace
 import torch
 import torch.nn.functional as F
 from fairseq.criterions import FairseqCriterion, register_criterion
+from fairseq.data import Dictionary
 from fairseq.dataclass import FairseqDataclass
 from fairseq.logging import metrics
+from fairseq.models import BaseFairseqModel
+from fairseq.tasks import FairseqTask
 from fairseq.tasks.masked_lm import MaskedLMTask
-from torch import nn
+from omegaconf import DictConfig
+from torch import Tensor, nn
 
 from ..architectures import ELECTRA
 from ..encoder import Encoder, LMHead, init_bert
 from ..positions import Positions, overrides
 from .criterion import has_padding
-from .model import TupeConfig, TupeModel, refuse_long_blocks, register_architectures, spell_position
+from .model import Masked, TupeConfig, TupeModel, refuse_long_blocks, register_architectures, spell_position
 
 
 @dataclass
@@ -50,7 +54,9 @@ class Generator(Encoder):
         self.project.apply(init_bert)
         tie_position_vectors(self.positions, tied.positions)
 
-    def forward(self, tokens, tied: Encoder, masked_tokens=None, padded=None):
+    def forward(
+        self, tokens: Tensor, tied: Encoder, masked_tokens: Masked | None = None, padded: bool | None = None
+    ) -> Tensor:
         """LM logits [B, L, V], or [masked, V] at masked_tokens. tied: the discriminator's encoder. Other
         arguments: see `TupeModel.forward`."""
         x, _ = self.transform(self.project(tied.embed(tokens)), tokens, padded=padded)
@@ -73,13 +79,13 @@ def tie_position_vectors(own: Positions, tied: Positions) -> None:
 class DiscriminatorHead(nn.Module):
     """One logit per token: positive means replaced."""
 
-    def __init__(self, width):
+    def __init__(self, width: int):
         super().__init__()
         self.dense = nn.Linear(width, width)
         self.out = nn.Linear(width, 1)
         self.apply(init_bert)
 
-    def forward(self, x):
+    def forward(self, x: Tensor) -> Tensor:
         """[B, L, C] -> [B, L]."""
         return self.out(F.gelu(self.dense(x))).squeeze(-1)
 
@@ -94,7 +100,7 @@ class ElectraModel(TupeModel):
     """`encoder` is the discriminator. The generator and the discriminator's head exist in pre-training alone; other
     tasks (fine-tuning) build the encoder only and drop the rest from the checkpoint."""
 
-    def __init__(self, cfg: ElectraConfig, dictionary, pretraining):
+    def __init__(self, cfg: ElectraConfig, dictionary: Dictionary, pretraining: bool):
         super().__init__(cfg, dictionary)
         self.lm_head = None  # the generator has its own
         self.generator = self.discriminator = None
@@ -105,15 +111,16 @@ class ElectraModel(TupeModel):
             self.discriminator = DiscriminatorHead(cfg.encoder_embed_dim)
 
     @classmethod
-    def build_model(cls, cfg, task):
+    def build_model(cls, cfg: DictConfig, task: FairseqTask) -> "ElectraModel":
         refuse_long_blocks(cfg, task)
         spell_position(cfg)
         return cls(cfg, task.source_dictionary, pretraining=isinstance(task, MaskedLMTask))
 
     def forward(
-        self, src_tokens, src_lengths=None, features_only=False, classification_head_name=None, masked_tokens=None,
-        original=None, spans=False, padded=None, **options,
-    ):  # fmt: skip
+        self, src_tokens: Tensor, src_lengths: Tensor | None = None, features_only: bool = False,
+        classification_head_name: str | None = None, masked_tokens: Masked | None = None,
+        original: Tensor | None = None, spans: bool = False, padded: bool | None = None, **options,
+    ) -> tuple:  # fmt: skip
         """src_tokens [B, L]. As TupeModel.forward, with the discriminator's features and the generator's LM logits.
 
         With original [B, L], the tokens before masking, the output is that of pre-training: LM logits [masked, V] at
@@ -136,7 +143,7 @@ class ElectraModel(TupeModel):
             logits = self.discriminator(features)
         return (lm_logits, logits), {"corrupted": corrupted, "replaced": corrupted.ne(original)}
 
-    def corrupt(self, original, masked_tokens, lm_logits):
+    def corrupt(self, original: Tensor, masked_tokens: Masked, lm_logits: Tensor) -> Tensor:
         """original [B, L] with the masked tokens drawn from lm_logits [masked, V], without a gradient."""
         allowed = lm_logits.detach().clone()
         allowed[:, self.encoder.pad].fill_(-math.inf)  # a drawn padding token would be hidden, not replaced
@@ -144,7 +151,7 @@ class ElectraModel(TupeModel):
         corrupted[masked_tokens] = sample_gumbel(allowed)
         return corrupted
 
-    def upgrade_state_dict_named(self, state_dict, name):
+    def upgrade_state_dict_named(self, state_dict: dict, name: str) -> None:
         super().upgrade_state_dict_named(state_dict, name)
         if self.generator is None:
             prefix = f"{name}." if name else ""
@@ -168,12 +175,12 @@ class ElectraCriterion(FairseqCriterion):
     masked tokens, so each batch weights the discriminator's mean by it.
     """
 
-    def __init__(self, task, discriminator_weight):
+    def __init__(self, task: FairseqTask, discriminator_weight: float):
         super().__init__(task)
         self.weight = discriminator_weight
         self.specials = task.source_dictionary.bos(), task.source_dictionary.eos()
 
-    def forward(self, model, sample, reduce=True):
+    def forward(self, model: BaseFairseqModel, sample: dict, reduce: bool = True) -> tuple[torch.Tensor, int, dict]:
         """sample: a batch of the task masked_lm, "target" [B, L] with padding where nothing is masked."""
         tokens, target = sample["net_input"]["src_tokens"], sample["target"]
         masked = target.ne(self.padding_idx)
@@ -205,7 +212,7 @@ class ElectraCriterion(FairseqCriterion):
         return loss, n_masked, logs
 
     @staticmethod
-    def reduce_metrics(logging_outputs):
+    def reduce_metrics(logging_outputs: list[dict]) -> None:
         """loss (as trained), lm_loss (bits per masked token), disc_loss (bits per token), the shares of replaced and of
         original tokens that were recognised, and their mean, which is 0.5 for a model that always says "original"."""
         total = {key: float(sum(log.get(key, 0) for log in logging_outputs)) for key in logging_outputs[0]}
@@ -223,7 +230,7 @@ class ElectraCriterion(FairseqCriterion):
         )
 
     @staticmethod
-    def logging_outputs_can_be_summed():
+    def logging_outputs_can_be_summed() -> bool:
         return True
 
 

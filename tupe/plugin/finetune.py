@@ -6,9 +6,12 @@ from pathlib import Path
 from typing import Optional
 
 from fairseq.criterions import FairseqCriterion
+from fairseq.data import Dictionary
 from fairseq.logging import metrics
+from fairseq.logging.meters import MetersDict
+from fairseq.models import BaseFairseqModel
 from fairseq.tasks import FairseqDataclass, FairseqTask
-from omegaconf import II
+from omegaconf import II, DictConfig
 
 from .pretrained import load_dictionary
 from .run import RecordedTask, is_out_of_memory
@@ -28,7 +31,7 @@ class FinetuneTask(RecordedTask, FairseqTask):
     `evaluate(split) -> {metric: float}` over `predictions`, and `write_predictions(split, stem)`.
     """
 
-    def __init__(self, cfg, dictionary):
+    def __init__(self, cfg: DictConfig, dictionary: Dictionary):
         super().__init__(cfg)
         self.dictionary = dictionary
         self.predictions = {}  # split -> {example id: prediction} of the current validation
@@ -36,33 +39,33 @@ class FinetuneTask(RecordedTask, FairseqTask):
         self._updates = {}  # split -> number of updates at its last validation
 
     @classmethod
-    def setup_task(cls, cfg, **kwargs):
+    def setup_task(cls, cfg: DictConfig, **kwargs) -> "FinetuneTask":
         path = Path(cfg.data) / "dict.txt"
         if not path.exists():
             raise ValueError(f"there is no {path}: data must be a folder that `tupe prepare glue` or `squad` wrote")
         return cls(cfg, load_dictionary(path))
 
     @property
-    def source_dictionary(self):
+    def source_dictionary(self) -> Dictionary:
         return self.dictionary
 
     target_dictionary = source_dictionary
 
-    def build_model(self, cfg, from_checkpoint=False):
+    def build_model(self, cfg: DictConfig, from_checkpoint: bool = False) -> BaseFairseqModel:
         model = super().build_model(cfg, from_checkpoint)
         self._max_positions = model.max_positions()
         return model
 
-    def max_positions(self):
+    def max_positions(self) -> int:
         """The model's longest input, special tokens included."""
         return self._max_positions
 
-    def build_criterion(self, cfg, **kwargs):
+    def build_criterion(self, cfg: DictConfig, **kwargs) -> FairseqCriterion:
         if self._training:
             check_end(cfg._get_parent())
         return super().build_criterion(cfg, **kwargs)
 
-    def train_step(self, *args, **kwargs):
+    def train_step(self, *args, **kwargs) -> tuple:
         try:
             return super().train_step(*args, **kwargs)
         except RuntimeError as error:
@@ -71,16 +74,16 @@ class FinetuneTask(RecordedTask, FairseqTask):
                 raise MemoryError(str(error)) from error
             raise
 
-    def begin_valid_epoch(self, epoch, model):
+    def begin_valid_epoch(self, epoch: int, model: BaseFairseqModel) -> None:
         super().begin_valid_epoch(epoch, model)
         for predictions in self.predictions.values():
             predictions.clear()
 
     @staticmethod
-    def logging_outputs_can_be_summed(criterion):
+    def logging_outputs_can_be_summed(criterion: FairseqCriterion) -> bool:
         return criterion.training  # validation outputs hold lists of predictions
 
-    def reduce_metrics(self, logging_outputs, criterion):
+    def reduce_metrics(self, logging_outputs: list[dict], criterion: FairseqCriterion) -> None:
         """Gather the predictions of a validation batch: {"split", "id": [...], "prediction": [...]} of each process."""
         super().reduce_metrics(logging_outputs, criterion)
         outputs = [output for output in logging_outputs if "prediction" in output]
@@ -107,7 +110,7 @@ class FinetuneTask(RecordedTask, FairseqTask):
             self._scores[split] = self.evaluate(split)
         return self._scores[split]
 
-    def post_validate(self, model, stats, agg):
+    def post_validate(self, model: BaseFairseqModel, stats: dict, agg: MetersDict) -> None:
         split = self._split
         if not self.complete(split):
             count, total = len(self.predictions[split]), len(self.dataset(split))
@@ -118,7 +121,7 @@ class FinetuneTask(RecordedTask, FairseqTask):
         self._updates[split] = stats["num_updates"]
         super().post_validate(model, stats, agg)
 
-    def keep_predictions(self, split, best):
+    def keep_predictions(self, split: str, best: bool) -> None:
         folder = self.run.folder / "predictions"
         folder.mkdir(parents=True, exist_ok=True)
         for tag in ["last"] + ["best"] * best:
@@ -129,17 +132,17 @@ class FinetuneCriterion(FairseqCriterion):
     """Base of the criterions of these tasks. Their loss is a sum over examples, and the task computes the scores."""
 
     @staticmethod
-    def reduce_metrics(logging_outputs):
+    def reduce_metrics(logging_outputs: list[dict]) -> None:
         loss = sum(log.get("loss", 0) for log in logging_outputs)
         size = sum(log.get("sample_size", 0) for log in logging_outputs)
         metrics.log_scalar("loss", loss / size, size)
 
     @staticmethod
-    def logging_outputs_can_be_summed():
+    def logging_outputs_can_be_summed() -> bool:
         return True
 
 
-def check_end(config) -> None:
+def check_end(config: DictConfig) -> None:
     """Raise ValueError for settings that end fine-tuning before the end of epoch `max_epoch`, or score it within an
     epoch. config: the whole configuration."""
     for section, key in ((config.dataset, "validate_interval_updates"), (config.checkpoint, "save_interval_updates")):

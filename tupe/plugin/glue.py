@@ -16,6 +16,7 @@ from fairseq.criterions import register_criterion
 from fairseq.data import (
     BaseWrapperDataset,
     Dictionary,
+    FairseqDataset,
     IdDataset,
     NestedDictionaryDataset,
     NumelDataset,
@@ -25,8 +26,9 @@ from fairseq.data import (
     SortDataset,
     data_utils,
 )
+from fairseq.models import BaseFairseqModel
 from fairseq.tasks import FairseqDataclass, register_task
-from omegaconf import II, MISSING
+from omegaconf import II, MISSING, DictConfig
 from scipy.stats import pearsonr, spearmanr
 from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
 
@@ -156,7 +158,7 @@ class Pairs(BaseWrapperDataset):
     A pair that is too long loses tokens from the end of the longer sentence; both sentences and the separators stay.
     """
 
-    def __init__(self, first, second, dictionary, limit):
+    def __init__(self, first: FairseqDataset, second: FairseqDataset | None, dictionary: Dictionary, limit: int):
         super().__init__(first)
         self.second, self.bos, self.eos = second, dictionary.bos(), dictionary.eos()
         special = 2 if second is None else 4
@@ -171,10 +173,10 @@ class Pairs(BaseWrapperDataset):
         self.shortened = int((a + b > room).sum())
 
     @property
-    def sizes(self):
+    def sizes(self) -> np.ndarray:
         return self._sizes
 
-    def num_tokens(self, index):
+    def num_tokens(self, index: int) -> int:
         return int(self._sizes[index])
 
     size = num_tokens
@@ -190,11 +192,11 @@ class Pairs(BaseWrapperDataset):
 class SplitName(NumSamplesDataset):
     """Puts the name of the split into each batch."""
 
-    def __init__(self, name):
+    def __init__(self, name: str):
         super().__init__()
         self.name = name
 
-    def collater(self, samples):
+    def collater(self, samples: list) -> str:
         return self.name
 
 
@@ -202,7 +204,7 @@ class SplitName(NumSamplesDataset):
 class GlueTask(FinetuneTask):
     """Classification or regression of one sentence or two; `TASKS` has everything that depends on the dataset."""
 
-    def __init__(self, cfg, dictionary):
+    def __init__(self, cfg: DictConfig, dictionary: Dictionary):
         super().__init__(cfg, dictionary)
         self.name = glue_name(cfg.glue_task)
         self.glue = TASKS[self.name]
@@ -210,12 +212,12 @@ class GlueTask(FinetuneTask):
         self.label_dictionary = label_dictionary(self.glue)
         self.targets = functools.cache(self.read_targets)
 
-    def build_model(self, cfg, from_checkpoint=False):
+    def build_model(self, cfg: DictConfig, from_checkpoint: bool = False) -> BaseFairseqModel:
         model = super().build_model(cfg, from_checkpoint)
         model.register_classification_head(self.cfg.classification_head_name, num_classes=self.glue.outputs)
         return model
 
-    def load_dataset(self, split, combine=False, **kwargs):
+    def load_dataset(self, split: str, combine: bool = False, **kwargs) -> None:
         folder = Path(self.cfg.data) / self.name
         if not (folder / "input0" / f"{split}.idx").exists():
             raise FileNotFoundError(f"{folder} has no split {split!r}; `tupe prepare glue` writes it")
@@ -244,7 +246,7 @@ class GlueTask(FinetuneTask):
     def _load_inputs(self, prefix):
         return data_utils.load_indexed_dataset(str(prefix), self.dictionary)
 
-    def read_targets(self, split):
+    def read_targets(self, split: str) -> list | None:
         """Class ids or real numbers of a split, in file order; None for a test set."""
         folder = Path(self.cfg.data) / self.name / "label"
         if self.glue.labels:
@@ -255,14 +257,14 @@ class GlueTask(FinetuneTask):
         path = folder / f"{split}.label"
         return [float(line) for line in path.read_text().splitlines()] if path.exists() else None
 
-    def evaluate(self, split):
+    def evaluate(self, split: str) -> dict:
         predictions = self.predictions[split]
         return score(self.metrics, [predictions[i] for i in range(len(predictions))], self.targets(split))
 
-    def record_name(self, config):
+    def record_name(self, config: DictConfig) -> str:
         return self.name
 
-    def write_predictions(self, split, stem):
+    def write_predictions(self, split: str, stem: str | Path) -> None:
         """Tab-separated: row number in the official file (without dropped rows), prediction, target."""
         names = self.glue.labels or None
         text = (lambda x: names[x]) if names else repr
@@ -282,12 +284,12 @@ class GlueCriterionConfig(FairseqDataclass):
 class GlueCriterion(FinetuneCriterion):
     """Mean cross-entropy in nats, or mean squared error for a regression. The task computes the scores."""
 
-    def __init__(self, task, classification_head_name):
+    def __init__(self, task: GlueTask, classification_head_name: str):
         super().__init__(task)
         self.head = classification_head_name
         self.regression = not task.glue.labels
 
-    def forward(self, model, sample, reduce=True):
+    def forward(self, model: BaseFairseqModel, sample: dict, reduce: bool = True) -> tuple[torch.Tensor, int, dict]:
         """Returns (summed loss, number of examples, what to log)."""
         options = {"classification_head_name": self.head, "padded": has_padding(sample)}
         output, _ = model(**sample["net_input"], features_only=True, **options)

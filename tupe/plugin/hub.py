@@ -5,9 +5,14 @@ B batch, L sequence length, C model width.
 """
 
 import functools
+from pathlib import Path
 
 import torch
+from fairseq.tasks import FairseqTask
+from omegaconf import DictConfig
 from torch import Tensor, nn
+
+from ..text import TextEncoder
 
 
 class TupeHubInterface(nn.Module):
@@ -17,7 +22,7 @@ class TupeHubInterface(nn.Module):
     pre-training data. Not a subclass of fairseq's interface, which would build the GPT-2 BPE.
     """
 
-    def __init__(self, cfg, task, model, data_dir):
+    def __init__(self, cfg: DictConfig, task: FairseqTask, model: nn.Module, data_dir: str | Path):
         super().__init__()
         self.cfg, self.task, self.model, self.data_dir = cfg, task, model, data_dir
         self.eval()
@@ -27,10 +32,8 @@ class TupeHubInterface(nn.Module):
         return next(self.model.parameters()).device
 
     @functools.cached_property
-    def text(self):
+    def text(self) -> TextEncoder:
         """The text encoder of the data folder; only methods that read or write text need it."""
-        from ..text import TextEncoder  # its packages are not needed for ids and features
-
         text = TextEncoder(self.data_dir)
         if text.symbols != self.task.source_dictionary.symbols:
             raise ValueError(f"{self.data_dir}/dict.txt is not the dictionary that the task of this checkpoint loaded")
@@ -58,7 +61,7 @@ class TupeHubInterface(nn.Module):
         features, extra = self.model(tokens, features_only=True, return_all_hiddens=return_all_hiddens)
         return extra["inner_states"] if return_all_hiddens else features
 
-    def register_classification_head(self, name: str, num_classes: int, **options):
+    def register_classification_head(self, name: str, num_classes: int, **options) -> None:
         """Add a head with fresh weights, or replace one."""
         self.model.register_classification_head(name, num_classes=num_classes, **options)
         self.model.to(self.device)

@@ -9,6 +9,7 @@ import re
 import shlex
 import shutil
 import sys
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import torch
@@ -31,7 +32,7 @@ logger = logging.getLogger("tupe.launch")
 def launch(
     recipe: str, overrides: list, arguments: list, *, gpus: int | None = None, nodes: int = 1, node_rank: int = 0,
     master_addr: str = "localhost", master_port: int = 29500, dry_run: bool = False, own_options: tuple = (),
-):  # fmt: skip
+) -> None:  # fmt: skip
     """Train as the recipe says; see `fairseq_arguments` for the first three.
 
     gpus: GPUs of this node to use; None for all that are visible, 0 for the CPU. dry_run: only print the command of
@@ -72,7 +73,14 @@ def launch(
 
 
 def fairseq_arguments(
-    config_dir, recipe: str, overrides, user_arguments, processes=1, cuda=True, dry_run=False, own_options=()
+    config_dir: str | Path,
+    recipe: str,
+    overrides: Iterable[str],
+    user_arguments: list[str],
+    processes: int = 1,
+    cuda: bool = True,
+    dry_run: bool = False,
+    own_options: Sequence[str] = (),
 ) -> list:
     """Arguments that make `fairseq-train` follow the recipe on `processes` processes.
 
@@ -136,7 +144,7 @@ def fairseq_arguments(
     return [*user_arguments, *(word for name, value in values.items() for word in _words(actions[name], value))]
 
 
-def compose_recipe(config_dir, recipe: str, overrides) -> OmegaConf:
+def compose_recipe(config_dir: str | Path, recipe: str, overrides: Iterable[str]) -> OmegaConf:
     """The recipe with its overrides. A value that the YAML does not name needs no leading `+` here.
 
     Raises ValueError for an unknown name.
@@ -169,7 +177,7 @@ def _with_plus(word, config):
     return word if known else f"+{word}"
 
 
-def parse(words: list, own_options=()) -> tuple:
+def parse(words: list, own_options: Sequence[str] = ()) -> tuple:
     """({destination: action} of fairseq-train's parser, {destination: value} of the arguments `words`).
 
     Raises ValueError with one line for bad arguments, for which fairseq-train would print three screens.
@@ -184,7 +192,7 @@ def parse(words: list, own_options=()) -> tuple:
     for word in unknown:
         name = word.partition("=")[0]
         if word.startswith("-"):
-            raise ValueError(f"there is no option {name}{nearest(name, valid)}")
+            raise ValueError(f"there is no option {name}{nearest(name, valid, own_options)}")
     if unknown:
         raise ValueError(f"{unknown[0]!r} is the value of no option")
     actions = {action.dest: action for action in parser._actions}

@@ -12,7 +12,7 @@ from typing import Optional
 import numpy as np
 import torch
 import torch.nn.functional as F
-from fairseq.criterions import register_criterion
+from fairseq.criterions import FairseqCriterion, register_criterion
 from fairseq.criterions.masked_lm import MaskedLmConfig, MaskedLmLoss
 from fairseq.data import (
     AppendTokenDataset,
@@ -30,9 +30,10 @@ from fairseq.data import (
     data_utils,
 )  # fmt: skip
 from fairseq.logging import metrics
+from fairseq.models import BaseFairseqModel
 from fairseq.tasks import register_task
 from fairseq.tasks.masked_lm import MaskedLMConfig, MaskedLMTask
-from omegaconf import II
+from omegaconf import II, DictConfig
 
 from .criterion import has_padding
 from .run import RecordedTask
@@ -59,10 +60,10 @@ class TupeMaskedLMTask(RecordedTask, MaskedLMTask):
     it is an error, and its longest length stays, however short the sequences are.
     """
 
-    def record_name(self, config):
+    def record_name(self, config: DictConfig) -> str:
         return config.criterion._name.removesuffix("_chunked")  # it computes the same loss
 
-    def build_model(self, cfg, from_checkpoint=False):
+    def build_model(self, cfg: DictConfig, from_checkpoint: bool = False) -> BaseFairseqModel:
         model = super().build_model(cfg, from_checkpoint)
         if self.cfg.next_sentence:
             if str(model.cfg.segments) == "none":
@@ -70,12 +71,12 @@ class TupeMaskedLMTask(RecordedTask, MaskedLMTask):
             model.register_classification_head(HEAD, num_classes=2)
         return model
 
-    def build_criterion(self, cfg, **kwargs):
+    def build_criterion(self, cfg: DictConfig, **kwargs) -> FairseqCriterion:
         if self.cfg.next_sentence != (cfg._name == "masked_lm_next_sentence"):
             raise ValueError(f"next_sentence={self.cfg.next_sentence} does not go with criterion {cfg._name}")
         return super().build_criterion(cfg, **kwargs)
 
-    def load_dataset(self, split, epoch=1, combine=False, **kwargs):
+    def load_dataset(self, split: str, epoch: int = 1, combine: bool = False, **kwargs) -> None:
         seed = self.cfg.seed
         self.cfg.seed = seed if split.startswith("train") else HELD_OUT_SEED
         try:
@@ -138,7 +139,7 @@ class SentencePairs(FairseqDataset):
     probability 1/2. Pieces of a single sentence are left out. Raises ValueError unless two documents have pieces.
     """
 
-    def __init__(self, sentences, length, seed):
+    def __init__(self, sentences: FairseqDataset, length: int, seed: int):
         super().__init__()
         self.sentences, self.room, self.seed, self.epoch = sentences, length - 4, seed, 1
         self.pieces = []  # (document, index of the first sentence, number of sentences)
@@ -165,7 +166,7 @@ class SentencePairs(FairseqDataset):
             )
         self.sizes = np.full(len(self.pieces), length)  # at most
 
-    def set_epoch(self, epoch):
+    def set_epoch(self, epoch: int) -> None:
         self.epoch = epoch
 
     can_reuse_epoch_itr_across_epochs = True  # sizes do not change
@@ -177,7 +178,7 @@ class SentencePairs(FairseqDataset):
         return self.pair(self.epoch, index)
 
     @lru_cache(maxsize=64)  # noqa: B019  (source, target and label ask for the same pair; the data set outlives it)
-    def pair(self, epoch, index):
+    def pair(self, epoch: int, index: int) -> tuple[torch.Tensor, torch.Tensor, int]:
         rng = np.random.default_rng([self.seed, epoch, index])
         document, first, count = self.pieces[index]
         cut = first + rng.integers(1, count)
@@ -189,7 +190,7 @@ class SentencePairs(FairseqDataset):
         b = self.words(first + rng.integers(count), first + count)
         return a, b[: self.room - len(a)], label
 
-    def words(self, start, end):
+    def words(self, start: int, end: int) -> torch.Tensor:
         """The ids of sentences start .. end - 1, without their separators."""
         return torch.cat([self.sentences[i][:-1] for i in range(start, end)])
 
@@ -197,14 +198,14 @@ class SentencePairs(FairseqDataset):
 class Side(BaseWrapperDataset):
     """One part of `SentencePairs`: 0 A, 1 B, 2 the label."""
 
-    def __init__(self, pairs, part):
+    def __init__(self, pairs: FairseqDataset, part: int):
         super().__init__(pairs)
         self.part = part
 
     def __getitem__(self, index):
         return self.dataset[index][self.part]
 
-    def collater(self, samples):
+    def collater(self, samples: list) -> torch.Tensor:
         return torch.tensor(samples)  # labels; A and B are collated after their masks
 
 
@@ -213,7 +214,7 @@ class MaskedLMNextSentence(MaskedLmLoss):
     """Mean loss of masked tokens plus mean loss of next sentences, as in BERT. `loss` in the log is that of the masked
     tokens alone, comparable with the criterion masked_lm; `nsp_loss` is that of the pairs."""
 
-    def forward(self, model, sample, reduce=True):
+    def forward(self, model: BaseFairseqModel, sample: dict, reduce: bool = True) -> tuple[torch.Tensor, int, dict]:
         masked = sample["target"].ne(self.padding_idx)
         count, sentences = masked.sum(), len(sample["next_sentence"])
         options = {"masked_tokens": masked, "classification_head_name": HEAD, "padded": has_padding(sample)}
@@ -232,7 +233,7 @@ class MaskedLMNextSentence(MaskedLmLoss):
         }  # fmt: skip
 
     @staticmethod
-    def reduce_metrics(logging_outputs):
+    def reduce_metrics(logging_outputs: list[dict]) -> None:
         MaskedLmLoss.reduce_metrics(logging_outputs)
         total = {key: sum(log[key] for log in logging_outputs) for key in logging_outputs[0]}
         sentences = total["nsentences"]

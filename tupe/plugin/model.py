@@ -7,16 +7,20 @@ import hashlib
 import logging
 import sys
 from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, fields, make_dataclass
 from enum import Enum
+from pathlib import Path
+from typing import Any
 
 import torch
 from fairseq import hub_utils
+from fairseq.data import Dictionary
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from fairseq.models import BaseFairseqModel, register_model
+from fairseq.tasks import FairseqTask
 from omegaconf import DictConfig
-from torch import nn
+from torch import Tensor, nn
 
 from ..architectures import ARCHITECTURES, GAU, SIZES, with_size
 from ..encoder import ClassificationHead, Encoder, LMHead, ModelConfig, SpanHead, names_in
@@ -24,6 +28,8 @@ from ..positions import canonical, load_schemes
 from .hub import TupeHubInterface
 
 logger = logging.getLogger(__name__)
+
+Masked = Tensor | tuple[Tensor, Tensor]  # where tokens are masked: bool [B, L], or their rows and columns
 
 
 @dataclass
@@ -66,20 +72,20 @@ TupeConfig = make_dataclass(
 FREE = frozenset(option.name for option in fields(TupeConfig) if option.metadata.get("free"))
 
 
-def core_config(cfg) -> ModelConfig:
+def core_config(cfg: DictConfig) -> ModelConfig:
     """The `ModelConfig` of a model's configuration in fairseq. Raises ValueError for values without meaning."""
     values = {option: getattr(cfg, name) for option, name in NAMES.items()}
     return ModelConfig(**{name: value.value if isinstance(value, Enum) else value for name, value in values.items()})
 
 
-def run_position_file(cfg) -> None:
+def run_position_file(cfg: DictConfig) -> None:
     """Register the schemes of `--position-file`. Tasks call this for a model to train, never for one from a checkpoint:
     loading must not run a file that the checkpoint names. Whoever loads it names the file."""
     if cfg.position_file:
         load_schemes(cfg.position_file)
 
 
-def spell_position(cfg) -> None:
+def spell_position(cfg: DictConfig) -> None:
     """Replace `position` by its canonical spelling in a model's configuration and in the whole one, which checkpoints
     keep. Raises ValueError for an unknown scheme."""
     try:
@@ -95,7 +101,7 @@ def spell_position(cfg) -> None:
         root.model.position = cfg.position
 
 
-def refuse_long_blocks(cfg, task) -> None:
+def refuse_long_blocks(cfg: DictConfig, task: FairseqTask) -> None:
     """Raise ValueError if the task's blocks are longer than the model's positions: fairseq would skip every block that
     does not fit, which is nearly all."""
     # Tasks that cut no text into blocks have no such option, or None, depending on the version of omegaconf.
@@ -104,7 +110,7 @@ def refuse_long_blocks(cfg, task) -> None:
         raise ValueError(f"sequences of {length} tokens: the model has {cfg.max_positions} positions")
 
 
-def dictionary_fingerprint(dictionary):
+def dictionary_fingerprint(dictionary: Dictionary) -> Tensor:
     """[32] the bytes of a hash over all types in their order."""
     types = "\n".join(dictionary.symbols)
     return torch.tensor(list(hashlib.sha256(types.encode()).digest()), dtype=torch.long)
@@ -114,7 +120,7 @@ class TupeModel(BaseFairseqModel):
     """Encoder, LM head with the token embedding's weight, any number of classification heads, and for the task `squad`
     a span head."""
 
-    def __init__(self, cfg: TupeConfig, dictionary):
+    def __init__(self, cfg: TupeConfig, dictionary: Dictionary):
         super().__init__()
         self.cfg, self.dictionary = cfg, dictionary
         config = core_config(cfg)
@@ -126,24 +132,24 @@ class TupeModel(BaseFairseqModel):
         self.register_module("span_head", None)
 
     @classmethod
-    def build_model(cls, cfg, task):
+    def build_model(cls, cfg: DictConfig, task: FairseqTask) -> "TupeModel":
         refuse_long_blocks(cfg, task)
         spell_position(cfg)
         return cls(cfg, task.source_dictionary)
 
     def forward(
         self,
-        src_tokens,
-        src_lengths=None,
-        features_only=False,
-        return_all_hiddens=False,
-        classification_head_name=None,
-        masked_tokens=None,
-        lm_targets=None,
-        spans=False,
-        padded=None,
+        src_tokens: Tensor,
+        src_lengths: Tensor | None = None,
+        features_only: bool = False,
+        return_all_hiddens: bool = False,
+        classification_head_name: str | None = None,
+        masked_tokens: Masked | None = None,
+        lm_targets: Tensor | None = None,
+        spans: bool = False,
+        padded: bool | None = None,
         **unused,
-    ):
+    ) -> tuple:
         """src_tokens [B, L] -> (output, {"inner_states": hidden states or None}).
 
         The output is [B, classes] for a classification head, logits [B, L, 2] of the span head with spans, features
@@ -169,7 +175,7 @@ class TupeModel(BaseFairseqModel):
                 x = self.lm_head(x, weight) if lm_targets is None else self.lm_head.loss(x, weight, lm_targets)
         return (self.span_head(x) if spans else x), extra
 
-    def precision(self):
+    def precision(self) -> AbstractContextManager:
         """The context manager for `--autocast`. Raises ValueError if the weights are not float32."""
         if str(self.cfg.autocast) != "bf16":
             return nullcontext()  # not a disabled autocast, which would switch off that of the trainer (--amp)
@@ -178,14 +184,16 @@ class TupeModel(BaseFairseqModel):
             raise ValueError("--autocast bf16 keeps float32 weights; do not combine it with --fp16 or --bf16")
         return torch.autocast(weight.device.type, torch.bfloat16)
 
-    def get_normalized_probs(self, net_output, log_probs, sample=None):
+    def get_normalized_probs(self, net_output: tuple, log_probs: bool, sample: dict | None = None) -> Tensor:
         logits = net_output[0].float()
         return torch.log_softmax(logits, dim=-1) if log_probs else torch.softmax(logits, dim=-1)
 
-    def max_positions(self):
+    def max_positions(self) -> int:
         return self.cfg.max_positions
 
-    def register_classification_head(self, name, num_classes=None, inner_dim=None, **unused):
+    def register_classification_head(
+        self, name: str, num_classes: int | None = None, inner_dim: int | None = None, **unused
+    ) -> None:
         """Create head `name`; an existing one is replaced, with a warning if its size changes."""
         inner_dim = inner_dim or self.cfg.encoder_embed_dim
         if name in self.classification_heads:
@@ -196,11 +204,11 @@ class TupeModel(BaseFairseqModel):
             self.cfg.encoder_embed_dim, inner_dim, num_classes, self.cfg.pooler_dropout
         )
 
-    def register_span_head(self):
+    def register_span_head(self) -> None:
         """Create the head that the task `squad` trains."""
         self.span_head = SpanHead(self.cfg.encoder_embed_dim)
 
-    def upgrade_state_dict_named(self, state_dict, name):
+    def upgrade_state_dict_named(self, state_dict: dict, name: str) -> None:
         """Reconcile a checkpoint with this model before strict loading: vocabulary checked, heads kept, dropped or
         created."""
         super().upgrade_state_dict_named(state_dict, name)
@@ -246,10 +254,10 @@ class TupeModel(BaseFairseqModel):
                 state_dict.setdefault(prefix + key, value)
 
     # The state dict has a fingerprint of the dictionary, to refuse a dictionary of the right size with other types.
-    def get_extra_state(self):
+    def get_extra_state(self) -> Tensor:
         return dictionary_fingerprint(self.dictionary)
 
-    def set_extra_state(self, state):
+    def set_extra_state(self, state: Tensor) -> None:
         if not torch.equal(state.cpu(), self.get_extra_state()):
             raise ValueError(
                 "the dictionary has as many types as the checkpoint's, but other ones; "
@@ -258,9 +266,9 @@ class TupeModel(BaseFairseqModel):
 
     @classmethod
     def from_pretrained(
-        cls, model_name_or_path, checkpoint_file="checkpoint_best.pt", data_name_or_path=".", position_file=None,
-        **overrides,
-    ):  # fmt: skip
+        cls, model_name_or_path: str | Path, checkpoint_file: str = "checkpoint_best.pt",
+        data_name_or_path: str | Path = ".", position_file: str | Path | None = None, **overrides,
+    ) -> TupeHubInterface:  # fmt: skip
         """Load a checkpoint for use from Python, with its classification heads; see `hub.TupeHubInterface`.
 
         model_name_or_path: folder of the checkpoint. data_name_or_path: prepared data with `dict.txt` and
@@ -276,7 +284,7 @@ class TupeModel(BaseFairseqModel):
         return TupeHubInterface(loaded["args"], loaded["task"], loaded["models"][0], loaded["args"].task.data)
 
 
-def register_architectures(model: type, config: type, architectures: dict, layers_of_size=1, **options) -> None:
+def register_architectures(model: type, config: type, architectures: dict, layers_of_size: int = 1, **options) -> None:
     """Register every architecture in every size as a model of its own.
 
     fairseq's launchers disagree about named architectures (fairseq-hydra-train ignores their presets), but both read a
@@ -297,7 +305,7 @@ def register_architectures(model: type, config: type, architectures: dict, layer
             register_model(name, dataclass=dc)(kind)
 
 
-def redefault(config: type, key: str, value):
+def redefault(config: type, key: str, value: Any) -> Any:
     """The field `key` of a dataclass with another default."""
     return field(default=value, metadata=dict(config.__dataclass_fields__[key].metadata))
 

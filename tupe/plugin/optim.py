@@ -2,13 +2,15 @@
 `adam`; and for every optimizer, no weight decay of the parameters that position schemes mark."""
 
 import math
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from fairseq import optim
 from fairseq.optim import FairseqOptimizer, FP16Optimizer, register_optimizer
 from fairseq.optim.adam import FairseqAdamConfig
+from omegaconf import DictConfig
 
 
 @dataclass
@@ -31,11 +33,11 @@ class AdamW(torch.optim.AdamW):
     supports_flat_params = True  # fairseq's fp16 optimizer passes one vector of all parameters
     supports_memory_efficient_fp16 = False  # PyTorch would keep the moments in half precision too
 
-    def __init__(self, params, **options):
+    def __init__(self, params: Iterable, **options):
         super().__init__(params, fused=True, **options)
         self.updates = 0
 
-    def step(self, closure=None):
+    def step(self, closure: Callable | None = None) -> Any:
         self.updates += 1
         eps = [group["eps"] for group in self.param_groups]
         for group in self.param_groups:
@@ -46,7 +48,7 @@ class AdamW(torch.optim.AdamW):
             for group, value in zip(self.param_groups, eps, strict=True):
                 group["eps"] = value
 
-    def load_state_dict(self, state_dict):
+    def load_state_dict(self, state_dict: dict) -> None:
         """Load a state of this class or of fairseq's `adam`, which has the same moments, and steps as plain numbers."""
         super().load_state_dict(state_dict)
         for group in self.param_groups:
@@ -69,7 +71,7 @@ class FusedAdamW(FairseqOptimizer):
     Raises ValueError for options of `adam` that have no meaning here.
     """
 
-    def __init__(self, cfg: FusedAdamWConfig, params):
+    def __init__(self, cfg: FusedAdamWConfig, params: Iterable):
         super().__init__(cfg)
         for name in ("use_old_adam", "fp16_adam_stats"):
             if getattr(cfg, name):
@@ -77,7 +79,7 @@ class FusedAdamW(FairseqOptimizer):
         self._optimizer = AdamW(params, **self.optimizer_config)
 
     @property
-    def optimizer_config(self):
+    def optimizer_config(self) -> dict:
         """The options that a resumed run takes from its own settings, not from the checkpoint."""
         lr, betas = self.cfg.lr, self.cfg.adam_betas
         if isinstance(betas, str):  # "(0.9, 0.999)", as on the command line
@@ -90,12 +92,14 @@ class FusedAdamW(FairseqOptimizer):
         }
 
 
-def spared(parameter) -> bool:
+def spared(parameter: torch.Tensor) -> bool:
     """Whether a parameter is marked as one without weight decay, see `positions.undecayed`."""
     return getattr(parameter, "optim_overrides", {}).get("optimizer", {}).get("weight_decay_scale") == 0
 
 
-def build_optimizer(cfg, params, *args, build=optim.build_optimizer, **options):
+def build_optimizer(
+    cfg: DictConfig, params: Iterable, *args, build: Callable = optim.build_optimizer, **options
+) -> FairseqOptimizer:
     """fairseq's function of this name, for every optimizer but `composite`, which reads the mark by itself: marked
     parameters form a second group, without weight decay. A model without any has one group, and states as ever."""
     params = list(params)
@@ -108,7 +112,9 @@ def build_optimizer(cfg, params, *args, build=optim.build_optimizer, **options):
     return optimizer
 
 
-def build_fp16_optimizer(cls, cfg, params, build=FP16Optimizer.build_optimizer.__func__, **options):
+def build_fp16_optimizer(
+    cls: type, cfg: DictConfig, params: Iterable, build: Callable = FP16Optimizer.build_optimizer.__func__, **options
+) -> FP16Optimizer:
     """As `FP16Optimizer.build_optimizer`, whose one vector of all parameters could have one weight decay only."""
     params = list(params)
     if any(map(spared, params)):

@@ -8,6 +8,7 @@ import torch
 from fairseq import models
 from fairseq.data import Dictionary
 from fairseq.dataclass import FairseqDataclass
+from fairseq.tasks import FairseqTask
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from ..positions import canonical
@@ -103,5 +104,5 @@ class FromCheckpoint(TupeModel):
     replace it before they build the model (`adopt_structure`), so that new checkpoints have the real name."""
 
     @classmethod
-    def build_model(cls, cfg, task):
+    def build_model(cls, cfg: DictConfig, task: FairseqTask) -> TupeModel:
         raise ValueError(f"{FROM_CHECKPOINT} needs --finetune-from-model and a task of this plugin")

@@ -4,14 +4,17 @@ locked and the record begins; every validation adds scores; at the end the recor
 
 import logging
 import sys
+from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing.util import Finalize
 from pathlib import Path
 
 import torch
 from fairseq import checkpoint_utils, models
+from fairseq.criterions import FairseqCriterion
 from fairseq.distributed import utils as distributed_utils
-from fairseq.logging.meters import AverageMeter
+from fairseq.logging.meters import AverageMeter, MetersDict
+from fairseq.models import BaseFairseqModel
 from omegaconf import DictConfig
 
 from .. import record as records
@@ -41,7 +44,7 @@ class RecordedTask:
         """What the record calls this task. config: the whole configuration."""
         raise NotImplementedError
 
-    def build_model(self, cfg, from_checkpoint=False):
+    def build_model(self, cfg: DictConfig, from_checkpoint: bool = False) -> BaseFairseqModel:
         self._training = not from_checkpoint  # from_checkpoint: fairseq loads the model for use, not for training
         if self._training:
             run_position_file(cfg)
@@ -50,7 +53,7 @@ class RecordedTask:
             cfg, self._pretrained = adopt_structure(cfg, self.cfg.finetune_from_model, data)
         return models.build_model(cfg, self, from_checkpoint)
 
-    def build_criterion(self, cfg, **kwargs):
+    def build_criterion(self, cfg: DictConfig, **kwargs) -> FairseqCriterion:
         # Training builds its criterion before the schedule, with the whole configuration as its parent: so this is
         # the only moment to tell the schedule how long the run is.
         config = cfg._get_parent()
@@ -73,11 +76,11 @@ class RecordedTask:
             **self._pretrained,
         )
 
-    def begin_valid_epoch(self, epoch, model):
+    def begin_valid_epoch(self, epoch: int, model: BaseFairseqModel) -> None:
         super().begin_valid_epoch(epoch, model)
         self._epoch, self._validated = epoch, 0
 
-    def post_validate(self, model, stats, agg):
+    def post_validate(self, model: BaseFairseqModel, stats: dict, agg: MetersDict) -> None:
         """Called by fairseq after the validation of each split."""
         if self.run is None:
             return
@@ -230,7 +233,7 @@ def end(error: BaseException | None = None) -> None:
 
 
 @contextmanager
-def recorded():
+def recorded() -> Iterator[None]:
     """Complete the record as soon as fairseq's training ends, for processes that continue afterwards or turn errors
     into messages."""
     try:

@@ -3,6 +3,7 @@
 import math
 from dataclasses import dataclass, field
 
+from fairseq.optim import FairseqOptimizer
 from fairseq.optim.lr_scheduler import register_lr_scheduler
 from fairseq.optim.lr_scheduler.polynomial_decay_schedule import (
     PolynomialDecayLRSchedule,
@@ -31,7 +32,7 @@ class PolynomialDecayRatio(PolynomialDecayLRSchedule):
     Raises ValueError for a ratio outside [0, 1), for warmup_updates, and without a number of updates.
     """
 
-    def __init__(self, cfg, optimizer):
+    def __init__(self, cfg: "PolynomialDecayRatioConfig", optimizer: FairseqOptimizer):
         if not cfg.total_num_update > 0:
             raise ValueError(f"{SCHEDULE} needs total_num_update, or max_epoch and a task of this plugin")
         if not 0 <= cfg.warmup_ratio < 1:

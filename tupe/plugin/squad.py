@@ -16,8 +16,9 @@ import torch
 import torch.nn.functional as F
 from fairseq.criterions import register_criterion
 from fairseq.dataclass import ChoiceEnum
+from fairseq.models import BaseFairseqModel
 from fairseq.tasks import FairseqDataclass, register_task
-from omegaconf import MISSING
+from omegaconf import MISSING, DictConfig
 
 from ..record import write_atomically
 from .criterion import has_padding
@@ -91,7 +92,7 @@ def official_scores(predictions: dict, golds: dict, no_answer: dict | None = Non
     return {**percent, "threshold": float(threshold)} if no_answer else percent
 
 
-def constant_scores(golds, version) -> dict:
+def constant_scores(golds: dict, version: str) -> dict:
     """{"exact", "f1"} in percent of always giving one answer: none, or the one that most questions have.
 
     golds: {question id: list of gold answers}.
@@ -122,22 +123,22 @@ class SquadTask(FinetuneTask):
 
     metrics = ("f1", "exact")
 
-    def build_model(self, cfg, from_checkpoint=False):
+    def build_model(self, cfg: DictConfig, from_checkpoint: bool = False) -> BaseFairseqModel:
         model = super().build_model(cfg, from_checkpoint)
         model.register_span_head()
         return model
 
-    def load_dataset(self, split, combine=False, **kwargs):
+    def load_dataset(self, split: str, combine: bool = False, **kwargs) -> None:
         if split in self.datasets:  # `count_updates` has loaded it already
             return
         encoded = Encoded.load(Path(self.cfg.data), FILES[split], str(self.cfg.squad_version))
         options = self.max_positions(), self.cfg.doc_stride, self.cfg.max_query, self.cfg.seed
         self.datasets[split] = Windows(encoded, self.dictionary, *options)
 
-    def record_name(self, config):
+    def record_name(self, config: DictConfig) -> str:
         return f"SQuAD-{self.cfg.squad_version}"
 
-    def answers(self, split):
+    def answers(self, split: str) -> tuple:
         """({question id: best answer}, {question id: score of no answer minus that answer's}) from the windows."""
         data, best, null = self.dataset(split), {}, {}
         for w, (span, start, end, none) in self.predictions[split].items():
@@ -148,24 +149,24 @@ class SquadTask(FinetuneTask):
         texts = {question.id: best.get(question.id, (0.0, ""))[1] for question in data.questions}
         return texts, {q: null[q] - best[q][0] if q in best else float("inf") for q in null}
 
-    def golds(self, split):
+    def golds(self, split: str) -> dict:
         """{question id: its gold answers, none if it has no answer}."""
         return {question.id: [text for text, _ in question.answers] for question in self.dataset(split).questions}
 
-    def evaluate(self, split):
+    def evaluate(self, split: str) -> dict:
         golds = self.golds(split)
         texts, no_answer = self.answers(split)
         scores = official_scores(texts, golds, no_answer if str(self.cfg.squad_version) == "2.0" else None)
         self._threshold = scores.pop("threshold", None)
         return scores
 
-    def keep_predictions(self, split, best):
+    def keep_predictions(self, split: str, best: bool) -> None:
         super().keep_predictions(split, best)
         path = self.run.folder / "predictions" / f"{split}_golds.json"
         if not path.exists():
             write_atomically(path, json.dumps(self.golds(split), ensure_ascii=False) + "\n")
 
-    def write_predictions(self, split, stem):
+    def write_predictions(self, split: str, stem: str | Path) -> None:
         """The official formats: {question id: answer}, and for v2.0 the scores of no answer, with the threshold."""
         self.scores(split)
         texts, no_answer = self.answers(split)
@@ -184,7 +185,7 @@ class SquadCriterionConfig(FairseqDataclass):
 class SquadCriterion(FinetuneCriterion):
     """Mean cross-entropy (nats) of the answer's first and last position; [CLS] where the window has no answer."""
 
-    def forward(self, model, sample, reduce=True):
+    def forward(self, model: BaseFairseqModel, sample: dict, reduce: bool = True) -> tuple[torch.Tensor, int, dict]:
         """Returns (summed loss, number of windows, what to log)."""
         spans, _ = model(**sample["net_input"], spans=True, padded=has_padding(sample))
         start, end = spans.float().unbind(-1)  # [B, L] each

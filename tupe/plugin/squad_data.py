@@ -168,7 +168,9 @@ class Windows(FairseqDataset):
     training, the answer of a window without the whole answer is [CLS].
     """
 
-    def __init__(self, encoded: "Encoded", dictionary: Dictionary, max_positions, stride, max_query, seed):
+    def __init__(
+        self, encoded: "Encoded", dictionary: Dictionary, max_positions: int, stride: int, max_query: int, seed: int
+    ):
         self.contexts, self.questions = encoded.contexts, encoded.questions
         self.ids, self.begins, self.ends = encoded.ids, encoded.begins, encoded.ends
         self.queries = [query[:max_query] for query in encoded.queries]
@@ -202,7 +204,7 @@ class Windows(FairseqDataset):
             owners[start:end][better] = w
         return {q: owners for q, (_, owners) in best.items()}
 
-    def target(self, w):
+    def target(self, w: int) -> tuple[int, int]:
         """(start, end) of the first gold answer as positions of the sequence, or (0, 0) if it is not in this window."""
         q, start, end = self.windows[w]
         question = self.questions[q]
@@ -216,11 +218,11 @@ class Windows(FairseqDataset):
         offset = self.offset(w) - start
         return int(inside[0] + offset), int(inside[-1] + offset)
 
-    def offset(self, w):
+    def offset(self, w: int) -> int:
         """Position of the window's first piece in the sequence."""
         return len(self.queries[self.windows[w][0]]) + 3
 
-    def answer(self, w, start, end):
+    def answer(self, w: int, start: int, end: int) -> str:
         """The characters of the paragraph from which the pieces at two positions of the sequence were made."""
         q, first, _ = self.windows[w]
         context = self.questions[q].context
@@ -241,7 +243,7 @@ class Windows(FairseqDataset):
         inside[self.offset(w) : -1] = True
         return {"id": w, "tokens": torch.tensor(tokens), "starts": owner, "inside": inside, "target": self.target(w)}
 
-    def collater(self, samples):
+    def collater(self, samples: list) -> dict:
         if not samples:
             return {}
         tokens = data_utils.collate_tokens([sample["tokens"] for sample in samples], self.pad)
@@ -262,13 +264,13 @@ class Windows(FairseqDataset):
         }
 
     @property
-    def sizes(self):
+    def sizes(self) -> np.ndarray:
         return self._sizes
 
-    def num_tokens(self, w):
+    def num_tokens(self, w: int) -> int:
         return int(self._sizes[w])
 
     size = num_tokens
 
-    def ordered_indices(self):
+    def ordered_indices(self) -> np.ndarray:
         return self.order

@@ -26,12 +26,12 @@ class TupeConfig(PretrainedConfig):
 
     def __init__(
         self,
-        vocab_size=32768,
-        classifier_inner=None,
-        classifier_name="sentence_classification_head",
-        bos_token_id=0,
-        pad_token_id=1,
-        eos_token_id=2,
+        vocab_size: int = 32768,
+        classifier_inner: int | None = None,
+        classifier_name: str = "sentence_classification_head",
+        bos_token_id: int = 0,
+        pad_token_id: int = 1,
+        eos_token_id: int = 2,
         **options,
     ):
         for option in fields(ModelConfig):

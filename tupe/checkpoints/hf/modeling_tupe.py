@@ -6,7 +6,7 @@ B batch, L sequence length, C width, V vocabulary.
 
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.modeling_outputs import (
     BaseModelOutput,
@@ -14,6 +14,7 @@ from transformers.modeling_outputs import (
     QuestionAnsweringModelOutput,
     SequenceClassifierOutput,
 )
+from transformers.utils import ModelOutput
 
 from .attention import why_not_fast
 from .configuration_tupe import TupeConfig
@@ -49,7 +50,7 @@ class TupePreTrainedModel(PreTrainedModel):
             init_bert(module)
 
     @classmethod
-    def from_pretrained(cls, *args, **kwargs):
+    def from_pretrained(cls, *args, **kwargs) -> "TupePreTrainedModel":
         loaded = super().from_pretrained(*args, **kwargs)
         for module in (loaded[0] if isinstance(loaded, tuple) else loaded).modules():
             if isinstance(module, Encoder):
@@ -57,7 +58,7 @@ class TupePreTrainedModel(PreTrainedModel):
         return loaded
 
 
-def restore_buffers(encoder):
+def restore_buffers(encoder: Encoder) -> None:
     """Compute the buffers of position schemes that files do not have: transformers builds a model without data."""
     positions = encoder.positions
     with torch.device("cpu"):
@@ -71,7 +72,7 @@ def restore_buffers(encoder):
 class TupeModel(TupePreTrainedModel):
     """Features [B, L, C]; the first, of `<s>`, stands for the whole sequence."""
 
-    def __init__(self, config):
+    def __init__(self, config: TupeConfig):
         super().__init__(config)
         self.encoder = PlainEncoder(
             config.vocab_size,
@@ -82,16 +83,17 @@ class TupeModel(TupePreTrainedModel):
         self.gradient_checkpointing = False
         self.post_init()
 
-    def get_input_embeddings(self):
+    def get_input_embeddings(self) -> nn.Module:
         return self.encoder.tokens
 
-    def set_input_embeddings(self, value):
+    def set_input_embeddings(self, value: nn.Module) -> None:
         self.encoder.tokens = value
 
     def forward(
-        self, input_ids, attention_mask=None, token_type_ids=None, output_hidden_states=None, output_attentions=None,
-        return_dict=None, **unused,
-    ):  # fmt: skip
+        self, input_ids: Tensor, attention_mask: Tensor | None = None, token_type_ids: Tensor | None = None,
+        output_hidden_states: bool | None = None, output_attentions: bool | None = None,
+        return_dict: bool | None = None, **unused,
+    ) -> BaseModelOutput | tuple:  # fmt: skip
         """input_ids [B, L]; attention_mask [B, L], 0 at padding (padding ids are recognised without it); token_type_ids
         [B, L] are not needed, because `</s> </s>` separates segments. Raises ValueError if they contradict that."""
         if output_attentions:
@@ -114,7 +116,7 @@ class TupeModel(TupePreTrainedModel):
         output = BaseModelOutput(last_hidden_state=features, hidden_states=hidden_states)
         return output if return_dict in (None, True) else output.to_tuple()
 
-    def check_segments(self, input_ids, token_type_ids):
+    def check_segments(self, input_ids: Tensor, token_type_ids: Tensor) -> None:
         """Tokenisers without segments return all zeros; anything else must agree with the model's segments."""
         real = input_ids != self.config.pad_token_id
         learned = self.config.segments == "learned"
@@ -129,17 +131,17 @@ class TupeWithHead(TupePreTrainedModel):
 
     output_class = None
 
-    def __init__(self, config):
+    def __init__(self, config: TupeConfig):
         super().__init__(config)
         self.tupe = TupeModel(config)
         self.add_head(config)
         self.post_init()
 
-    def features(self, input_ids, attention_mask, options):
+    def features(self, input_ids: Tensor, attention_mask: Tensor | None, options: dict) -> BaseModelOutput:
         options.pop("return_dict", None)
         return self.tupe(input_ids, attention_mask, **options)
 
-    def pack(self, return_dict, **fields):
+    def pack(self, return_dict: bool | None, **fields) -> ModelOutput | tuple:
         output = self.output_class(**fields)
         return output if return_dict in (None, True) else output.to_tuple()
 
@@ -149,10 +151,17 @@ class TupeForMaskedLM(TupeWithHead):
 
     output_class = MaskedLMOutput
 
-    def add_head(self, config):
+    def add_head(self, config: TupeConfig) -> None:
         self.lm_head = LMHead(config.hidden_size, config.vocab_size, eps=config.layer_norm_eps)
 
-    def forward(self, input_ids, attention_mask=None, labels=None, return_dict=None, **options):
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        labels: Tensor | None = None,
+        return_dict: bool | None = None,
+        **options,
+    ) -> MaskedLMOutput | tuple:
         out = self.features(input_ids, attention_mask, options)
         logits = self.lm_head(out.last_hidden_state, self.tupe.encoder.tokens.weight)
         loss = None if labels is None else F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten())
@@ -164,17 +173,24 @@ class TupeForSequenceClassification(TupeWithHead):
 
     output_class = SequenceClassifierOutput
 
-    def add_head(self, config):
+    def add_head(self, config: TupeConfig) -> None:
         self.classifier = ClassificationHead(
             config.hidden_size, config.classifier_inner, config.num_labels, config.classifier_dropout
         )
 
-    def forward(self, input_ids, attention_mask=None, labels=None, return_dict=None, **options):
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        labels: Tensor | None = None,
+        return_dict: bool | None = None,
+        **options,
+    ) -> SequenceClassifierOutput | tuple:
         out = self.features(input_ids, attention_mask, options)
         logits = self.classifier(out.last_hidden_state)
         return self.pack(return_dict, loss=self.loss(logits, labels), logits=logits, hidden_states=out.hidden_states)
 
-    def loss(self, logits, labels):
+    def loss(self, logits: Tensor, labels: Tensor | None) -> Tensor | None:
         if labels is None:
             return None
         if self.config.problem_type == "multi_label_classification":
@@ -189,12 +205,18 @@ class TupeForQuestionAnswering(TupeWithHead):
 
     output_class = QuestionAnsweringModelOutput
 
-    def add_head(self, config):
+    def add_head(self, config: TupeConfig) -> None:
         self.qa_outputs = nn.Linear(config.hidden_size, 2)
 
     def forward(
-        self, input_ids, attention_mask=None, start_positions=None, end_positions=None, return_dict=None, **options
-    ):
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        start_positions: Tensor | None = None,
+        end_positions: Tensor | None = None,
+        return_dict: bool | None = None,
+        **options,
+    ) -> QuestionAnsweringModelOutput | tuple:
         out = self.features(input_ids, attention_mask, options)
         start, end = self.qa_outputs(out.last_hidden_state).unbind(-1)
         loss = None
