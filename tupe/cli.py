@@ -18,6 +18,7 @@ COMMANDS = {  # words of the command -> (module:click command, what it does)
     "sweep": ("experiments.sweep:command", "a recipe with every combination of some values"),
     "compare": ("experiments.compare:command", "pre-train encodings alike, fine-tune each, report"),
     "evidence": ("experiments.evidence:command", "the experiment on TUPE's claims, or a part of it"),
+    "claims": ("experiments.claims_page:command", "tables and figures of that experiment, from its numbers"),
     "report": ("experiments.report:command", "runs -> tables and a page beside published numbers"),
     "predict": ("evaluation.predict:command", "predictions of fine-tuned models, in GLUE's format"),
     "checkpoint average": ("checkpoints.files:average_command", "the mean of several checkpoints' weights"),

@@ -41,8 +41,20 @@ class Trial:
     lr: float
     seed: int
 
+    def __str__(self):
+        return f"{self.stage}/{self.model}/{self.size}_{self.updates}_lr{self.lr:g}_seed{self.seed}"
+
+    @classmethod
+    def parse(cls, name: str) -> "Trial":
+        """The inverse of `str`. Raises ValueError for another string."""
+        match = re.fullmatch(r"(\w+)/([\w.]+)/([a-z]+)_(\d+)_lr([\d.e+-]+)_seed(\d+)", name)
+        if not match:
+            raise ValueError(f"{name!r} is no run of the experiment: STAGE/MODEL/SIZE_UPDATES_lrLR_seedSEED")
+        stage, model, size, updates, lr, seed = match.groups()
+        return cls(stage, model, size, int(updates), float(lr), int(seed))
+
     def folder(self, output: Path) -> Path:
-        return output / self.stage / self.model / f"{self.size}_{self.updates}_lr{self.lr:g}_seed{self.seed}"
+        return output / str(self)
 
     def job(self, data: Path, output: Path, further: Sequence[str] = ()) -> runner.Job:
         """The command that trains it. further: more words for it."""
@@ -86,15 +98,14 @@ def trials(
 
 def final_losses(output: Path, stage: str) -> dict[Trial, float]:
     """{trial: last validation loss} (bits) of the finished runs of a stage."""
-    pattern = re.compile(r"(\w+)_(\d+)_lr([\d.e+-]+)_seed(\d+)")
-    losses = {}
-    for path in sorted((output / stage).glob(f"*/*/{record.NAME}")):
-        run, match = record.read(path.parent), pattern.fullmatch(path.parent.name)
-        if run.state == "finished" and match:
-            size, updates, lr, seed = match.groups()
-            trial = Trial(stage, path.parent.parent.name, size, int(updates), float(lr), int(seed))
-            losses[trial] = run.scores[-1]["loss"]
-    return losses
+    runs = {trial: run for trial, run in records(output).items() if trial.stage == stage and run.state == "finished"}
+    return {trial: run.scores[-1]["loss"] for trial, run in runs.items()}
+
+
+def records(output: Path) -> dict[Trial, record.Record]:
+    """The record of every run that has begun."""
+    folders = sorted(path.parent for path in output.glob(f"*/*/*/{record.NAME}"))
+    return {Trial.parse("/".join(folder.parts[-3:])): record.read(folder) for folder in folders}
 
 
 def best_rates(output: Path) -> tuple[dict[str, float], list[Trial]]:

@@ -1,0 +1,83 @@
+"""Run folders as `tupe evidence` leaves them, without training: every number follows from a formula."""
+
+import json
+
+import numpy as np
+
+from tupe import record
+from tupe.experiments.evidence import CLAIMS, Trial
+
+BITS = 1 / np.log(2)
+
+
+def write_run(output, trial: Trial, loss: float, exit: int = 1000, state="finished", along=(), seconds=7):
+    """A run on a plateau of 8 bits until `exit`, from where it falls linearly to `loss` at the end. along: updates at
+    which minimal pairs were scored."""
+    folder = trial.folder(output)
+    folder.mkdir(parents=True)
+    every = [*range(50, trial.updates + 1, 50)]
+    curve = np.interp(every, [0, exit, trial.updates], [8, 8, loss])
+    lines = [
+        "2026-01-01 00:00:00 | INFO | train_inner | "
+        + json.dumps({"epoch": 1, "loss": f"{bits:.3f}", "num_updates": str(n), "train_wall": str(seconds)})
+        for n, bits in zip(every, curve, strict=True)
+    ]
+    (folder / "train.log").write_text("\n".join(["$ tupe pretrain", *lines]))
+    scores = [
+        {"epoch": 1, "num_updates": n, "split": "valid", "loss": float(bits)}
+        for n, bits in zip(every, curve, strict=True)
+        if n % 500 == 0 or n == trial.updates
+    ]
+    run = record.Record("masked_lm", trial.model, "", trial.seed, trial.lr, {"max_update": trial.updates}, ["valid"])
+    run.scores, run.state, run.device, run.commit = scores, state, "CPU", "abc"
+    run.failure = {"reason": "diverged", "status": 1} if state == "failed" else None
+    run.save(folder)
+    if state != "finished":
+        return
+    order = {"sentences": 100, "accuracy": 0.6 + 0.01 * trial.seed, "accuracy_error": 0.03, "margin": 1.5,
+             "margin_error": 0.1}  # fmt: skip
+    layers = 4 if trial.size == "mini" else 2
+    ratio = [[1 + 0.1 * layer + 0.05 * head for head in range(layers)] for layer in range(layers)]
+    content = {
+        "order": order,
+        "loss": {
+            "tokens": 60000, "mean": loss / BITS, "error": 0.01,
+            "by_position": {"0": [2.0, 10], "1": [2.0, 90], "2-3": [1.9, 100]}, "by_length": {"64-128": [2.0, 100]},
+        },
+        "cls": {"first": 8, "ratio": ratio},
+    }  # fmt: skip
+    (folder / "evaluation.json").write_text(json.dumps(content))
+    if not along:
+        return
+    points = {str(n): {**order, "accuracy": 0.5 + 0.2 * n / trial.updates} for n in (500, *along)}
+    (folder / "order.json").write_text(json.dumps(points))
+    for updates in along:
+        place = folder / "pairs" / str(updates)
+        place.mkdir(parents=True)
+        rng = np.random.default_rng([trial.seed, updates])
+        for number, name in enumerate(("agreement", "order")):
+            word = np.round(rng.normal(updates / trial.updates, 2, 20), 5).astype("f4")
+            word[0] = 0.0  # a tie
+            flags = {"same_words": np.full(20, number == 1), "same_pieces": np.full(20, False)}
+            np.savez(place / f"{name}.npz", word=word, mean=word / 10, single=word, **flags)
+
+
+def write_experiment(output, stages=("pilot", "main", "controls", "longer", "share"), seeds=3):
+    """Every run of the plan, at one learning rate but for the pilot. The final loss of a model is 6 bits for the first
+    one and 0.1 less for each further one, plus 0.01 times the seed, plus a little of its own."""
+    rng = np.random.default_rng(0)
+    models = list(CLAIMS["models"])
+    for stage in stages:
+        plan = CLAIMS["stages"][stage]
+        rates = CLAIMS["learning_rates"] if stage == "pilot" else [1e-3]
+        lengths = plan["updates"] if isinstance(plan["updates"], list) else [plan["updates"]]
+        for seed in plan["seeds"][:seeds]:
+            for model in models if plan["models"] == "all" else plan["models"]:
+                for updates in lengths:
+                    for lr in rates:
+                        trial = Trial(stage, model, plan["size"], updates, lr, seed)
+                        loss = 6 - 0.1 * models.index(model) + 0.01 * seed + 0.002 * rng.normal()
+                        loss += abs(np.log2(lr / 1e-3)) * 0.2 + 0.5 * np.log2(5000 / min(updates, 5000))
+                        loss = 7.5 if model == "nopos" else loss
+                        along = (1500, updates) if stage == "main" else ()
+                        write_run(output, trial, loss, exit=500 + 100 * models.index(model), along=along)

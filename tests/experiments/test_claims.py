@@ -1,0 +1,186 @@
+"""The numbers of the experiment on TUPE's claims against scipy and formulas, on runs made up for the purpose."""
+
+import json
+import math
+import shutil
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from evidence_runs import write_experiment, write_run
+from scipy import stats
+
+from tupe.experiments import claims, claims_page, collect
+from tupe.experiments.claims import Evidence
+from tupe.experiments.evidence import CLAIMS, Trial
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("evidence")
+    write_experiment(folder / "out")
+    collect.write(collect.collect(folder / "out", collect.read(folder / "tables")), folder / "tables")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def evidence(folder):
+    return Evidence(folder / "tables")
+
+
+def run(model, stage="main", seed=1, size="mini", updates=5000, lr=1e-3):
+    return Trial(stage, model, size, updates, lr, seed)
+
+
+def evaluated(folder, trial):
+    return json.loads((trial.folder(folder / "out") / "evaluation.json").read_text())
+
+
+def test_contrasts_are_paired_t_tests_corrected_by_holm(folder, evidence):
+    results, p = claims.judged(evidence.finals("main")), []
+    for result in results:
+        a, b = (
+            [evaluated(folder, run(model, seed=seed))["loss"]["mean"] / math.log(2) for seed in (1, 2, 3)]
+            for model in (result.a, result.b)
+        )
+        test = stats.ttest_rel(a, b)
+        assert result.contrast.mean == pytest.approx(np.mean(a) - np.mean(b), abs=1e-4)
+        assert result.contrast.interval == pytest.approx(tuple(test.confidence_interval()), abs=1e-4)
+        p.append(test.pvalue)
+    order = np.argsort(p)
+    by_hand = np.maximum.accumulate([(5 - rank) * p[i] for rank, i in enumerate(order)])
+    assert [results[i].p for i in order] == pytest.approx(by_hand, rel=0.05)
+    assert {result.verdict for result in results} == {"confirmed"}
+
+
+@pytest.mark.parametrize(
+    ("differences", "verdict"),
+    [
+        ([-0.2, -0.21, -0.2], "confirmed"),
+        ([0.2, 0.21, 0.2], "refuted"),
+        ([-0.2, 0.1, 0.0], "not resolved"),
+        ([-0.2], "not resolved"),
+        ([], "not run"),
+    ],
+)
+def test_verdicts(differences, verdict):
+    finals = {"bert_a": {1: 6.0, 2: 6.1, 3: 6.2}}
+    finals["tupe_a_tie_cls"] = {seed: finals["bert_a"][seed] + d for seed, d in enumerate(differences, 1)}
+    first, *others = claims.judged(finals)
+    assert first.verdict == verdict and {result.verdict for result in others} == {"not run"}
+
+
+def test_one_contrast_is_corrected_for_five():
+    a, b = {1: 5.8, 2: 5.85, 3: 5.9}, {1: 6.0, 2: 6.1, 3: 6.2}
+    first, *_ = claims.judged({"tupe_a_tie_cls": a, "bert_a": b})
+    assert first.p == pytest.approx(min(1, 5 * stats.ttest_rel([*a.values()], [*b.values()]).pvalue))
+
+
+def test_exit_and_shares_follow_from_straight_curves(tmp_path):
+    """From 8 bits at `exit` a curve falls to `final` at the end, and is at y after (8 - y) / (8 - final) of the way."""
+    out, losses = tmp_path / "out", {"bert_a": 6.0, "tupe_a": 5.0}
+    write_run(out, Trial("pilot", "nopos", "tiny", 5000, 2e-3, 101), 7.8)
+    write_run(out, Trial("pilot", "nopos", "tiny", 5000, 1e-3, 101), 7.5)
+    for stage, size in (("main", "mini"), ("controls", "tiny")):
+        for model, loss in losses.items():
+            write_run(out, run(model, stage, size=size), loss, exit={"bert_a": 3010, "tupe_a": 1000}[model])
+    for updates, loss in ((1250, 7.0), (2500, 6.5), (3500, 5.5)):
+        write_run(out, Trial("share", "tupe_a", "tiny", updates, 1e-3, 1), loss, exit=500)
+    collect.write(collect.collect(out, collect.read(tmp_path)), tmp_path)
+    evidence = Evidence(tmp_path)
+    assert evidence.threshold == pytest.approx(7.0, abs=1e-4)  # the better rate's 7.5, minus one half
+    exits = evidence.by_seed("main", evidence.exit)
+    assert exits["tupe_a"][1] == pytest.approx(1000 + 4000 / 3, abs=2)
+    assert exits["bert_a"][1] == pytest.approx(3010 + 1990 / 2, abs=2)
+    reaches = 1000 + 4000 * 2 / 3  # TUPE's curve at BERT's 6 bits
+    assert claims.paper_shares(evidence, "main", "tupe_a")[1] == pytest.approx(reaches / 5000, abs=1e-3)
+    off = (reaches - exits["tupe_a"][1]) / (5000 - exits["bert_a"][1])
+    assert claims.paper_shares(evidence, "main", "tupe_a", without_plateau=True)[1] == pytest.approx(off, abs=1e-3)
+    fair = math.exp((math.log(0.5) + math.log(0.7)) / 2)  # half-way between 6.5 and 5.5 bits, on a logarithmic scale
+    assert claims.schedule_shares(evidence, "tupe_a") == {1: pytest.approx(fair, abs=1e-3)}
+    assert claims.paper_shares(evidence, "main", "tupe_r") == {}
+    table, n = claims.after_exit(evidence, "main")
+    assert n == 950  # BERT-A has 995 updates left
+    assert table["bert_a"][1] == pytest.approx(7 - n * 2 / 1990, abs=2e-3)
+    assert claims.late(evidence, "main") == ["bert_a"]
+
+
+def test_equal_time_is_the_end_of_the_quickest(tmp_path):
+    write_run(tmp_path / "out", run("bert_a"), 6.0, exit=1000, seconds=5)
+    write_run(tmp_path / "out", run("tupe_a"), 5.0, exit=1000, seconds=10)
+    collect.write(collect.collect(tmp_path / "out", collect.read(tmp_path)), tmp_path)
+    table = claims.equal_time(Evidence(tmp_path), "main")
+    assert table["bert_a"][1] == pytest.approx(6.0, abs=1e-3)
+    assert table["tupe_a"][1] == pytest.approx(8 - 3 * 1500 / 4000, abs=1e-3)  # after 2,500 updates
+
+
+def test_pairs_come_back_from_their_letters(folder, evidence):
+    trial = run("tupe_r", seed=2)
+    for only_order, names in ((False, ["agreement", "order"]), (True, ["order"])):
+        expected = []
+        for name in names:
+            with np.load(trial.folder(folder / "out") / "pairs" / "5000" / f"{name}.npz") as arrays:
+                word = arrays["word"]
+            expected.append(np.mean([0.5 if abs(d) <= 1e-4 else float(d > 0) for d in word]))
+            row = next(r for r in evidence.rows["pairs"][str(trial)] if (r["updates"], r["paradigm"]) == ("5000", name))
+            np.testing.assert_allclose([int(d) / 10 for d in row["differences"].split()], word, atol=0.051)
+        assert evidence.pairs_accuracy(trial, 5000, only_order) == pytest.approx(np.mean(expected))
+
+
+def test_runs_of_several_machines_come_together(folder, tmp_path):
+    write_run(tmp_path / "a", run("bert_a"), 6.0)
+    write_run(tmp_path / "b", run("bert_a"), 5.9)
+    write_run(tmp_path / "b", run("tupe_a"), 5.5)
+    write_run(tmp_path / "c", run("bert_a"), 0.0, state="failed")
+    write_run(tmp_path / "c", run("bert_r"), 0.0, state="failed")
+    write_run(tmp_path / "c", run("tupe_r"), 0.0, state="running")
+    for name in "abc":
+        known = collect.read(tmp_path)
+        collect.write(collect.merge(known, collect.collect(tmp_path / name, known)), tmp_path)
+    evidence = Evidence(tmp_path)
+    assert evidence.finals("main") == {"bert_a": {1: pytest.approx(5.9)}, "tupe_a": {1: pytest.approx(5.5)}}
+    assert evidence.failed == {run("bert_r"): "diverged"}
+    assert len(evidence.curve(run("bert_a"))[0]) == 100
+    before = {path.name: path.read_bytes() for path in tmp_path.glob("*.gz")}
+    known = collect.read(tmp_path)
+    collect.write(collect.merge(known, collect.collect(tmp_path / "b", known)), tmp_path)  # nothing new
+    assert {path.name: path.read_bytes() for path in tmp_path.glob("*.gz")} == before
+
+
+def test_one_command_writes_page_and_figures(folder, pretrained, vocabulary, tmp_path):
+    """Figure 6 comes from the weights of a TUPE-A, here of another model with untied positions."""
+    out = tmp_path / "out"
+    write_run(out, run("tupe_a"), 5.7, along=(5000,))
+    shutil.copy(pretrained, run("tupe_a").folder(out) / "model.pt")
+    shutil.copytree(folder / "tables", tmp_path / "evidence")
+    page = tmp_path / "page.md"
+    page.write_text(f"# Title\n{claims_page.BEGIN}\nSTALE\n{claims_page.END}\nrest\n")
+    words = ["--evidence", tmp_path / "evidence", "--page", page]
+    more = ["--runs", out, "--data", vocabulary]
+    first = CliRunner().invoke(claims_page.command, [*map(str, words + more)])
+    assert first.exit_code == 0, first.output
+    drawn = {path.name for path in (tmp_path / "figures").iterdir()}
+    assert drawn == {f"claims_{figure.__name__}.png" for figure in claims_page.FIGURES}
+    text = page.read_text()
+    assert text.startswith("# Title\n") and text.endswith("rest\n") and "STALE" not in text
+    assert all(f"(figures/{name})" in text for name in drawn)
+    assert "| tupe_a_tie_cls - bert_a |" in text and len(text.splitlines()) < 150
+    shutil.rmtree(out)  # the tables alone give the same page
+    again = CliRunner().invoke(claims_page.command, [*map(str, words)])
+    assert again.exit_code == 0 and page.read_text() == text
+
+
+@pytest.mark.parametrize("stages", [["pilot"], ["main"], ["controls"]])
+def test_what_has_not_run_is_named(stages, tmp_path):
+    write_experiment(tmp_path / "out", stages, seeds=1)
+    collect.write(collect.collect(tmp_path / "out", collect.read(tmp_path)), tmp_path)
+    evidence = Evidence(tmp_path)
+    text = claims_page.results(evidence, [], "figures")
+    models = {stage: len(CLAIMS["models"]) if plan["models"] == "all" else len(plan["models"])
+              for stage, plan in CLAIMS["stages"].items()}  # fmt: skip
+    for stage, count in models.items():
+        here = f"{count} of {count} models, seeds {CLAIMS['stages'][stage]['seeds'][0]}"
+        assert f"{stage}: {here if stage in stages else f'0 of {count} models, seeds none'}" in text
+    assert ("| not run |" in text) == (stages != ["main"])
+    with pytest.raises(ValueError, match="tupe claims --runs"):
+        Evidence(tmp_path / "empty")

@@ -1,0 +1,281 @@
+"""The page and the figures of the experiment on TUPE's claims, and the command `tupe claims`, which makes them of the
+compressed tables in docs/evidence alone."""
+
+from pathlib import Path
+
+import click
+import matplotlib.pyplot as plt
+import numpy as np
+import torch
+from matplotlib.figure import Figure
+
+from .. import options
+from ..evaluation import figures
+from . import claims, collect
+from .claims import Evidence
+from .evidence import CLAIMS
+
+BEGIN, END = "<!-- results: written by `tupe claims`, not by hand -->", "<!-- end of the results -->"
+
+# --------------------------------------------------------------------------------------------------------- the figures
+# Each returns None where nothing it shows has run.
+
+
+def loss(evidence: Evidence) -> Figure | None:
+    """Training loss against updates, mean over seeds with a band from the lowest to the highest: the paper's 5a."""
+    stages = [stage for stage in ("main", "longer") if evidence.trials(stage)]
+    if not stages:
+        return None
+    figure, axes = figures.curves(len(stages))
+    for stage, axis in zip(stages, axes, strict=True):
+        trials = evidence.trials(stage)
+        for model in dict.fromkeys(trial.model for trial in trials):
+            band(axis, model, [evidence.curve(trial) for trial in trials if trial.model == model])
+        if evidence.threshold is not None:
+            axis.axhline(evidence.threshold, color="0.5", linewidth=0.8)
+        axis.set(xlabel="updates", title=f"{stage}, {trials[0].size}", ylim=(None, 11))
+    axes[0].set_ylabel("training loss (bits per masked token)")
+    figures.legend(figure, columns=3)
+    return figure
+
+
+def band(axis, model: str, lines: list, every: int = 1) -> None:
+    """Mean of lines (x, y) that share their x, and the range between their lowest and highest."""
+    lines = [line for line in lines if line[0]]
+    if not lines:
+        return
+    x = sorted(set.intersection(*(set(line[0]) for line in lines)))
+    values = np.array([[dict(zip(*line, strict=True))[point] for point in x] for line in lines])
+    look = {**figures.style(list(CLAIMS["models"]).index(model)), "marker": None if len(x) > 20 else "o"}
+    axis.plot(x, values.mean(0), label=model, **look)
+    axis.fill_between(x, values.min(0), values.max(0), color=look["color"], alpha=0.15, linewidth=0)
+
+
+def along(evidence: Evidence) -> Figure | None:
+    """Order sensitivity and minimal pairs along training: the paper's 5b, for what needs no fine-tuning."""
+    trials = evidence.trials("main")
+    if not any(evidence.measures(trial, "along") for trial in trials):
+        return None
+
+    def order(trial):
+        rows = [row for row in evidence.measures(trial, "along") if row["part"] == "accuracy"]
+        rows.sort(key=lambda row: int(row["updates"]))
+        return [int(row["updates"]) for row in rows], [100 * float(row["value"]) for row in rows]
+
+    def pairs(only_order):
+        def line(trial):
+            updates = sorted({int(row["updates"]) for row in evidence.rows["pairs"][str(trial)]})
+            return updates, [100 * evidence.pairs_accuracy(trial, update, only_order) for update in updates]
+
+        return line
+
+    figure, axes = figures.curves(3, width=3.4)
+    panels = {"original preferred to swap": order, "BLiMP, all": pairs(False), "BLiMP, only order": pairs(True)}
+    for axis, (title, line) in zip(axes, panels.items(), strict=True):
+        for model in dict.fromkeys(trial.model for trial in trials):
+            band(axis, model, [line(trial) for trial in trials if trial.model == model])
+        axis.axhline(50, color="0.5", linewidth=0.8)
+        axis.set(xlabel="updates", title=title)
+    axes[0].set_ylabel("%")
+    figures.legend(figure, columns=3)
+    return figure
+
+
+def contrasts(evidence: Evidence) -> Figure | None:
+    """Mean and 95 % interval of each contrast, and every seed."""
+    results = [result for result in claims.judged(evidence.finals("main")) if result.contrast]
+    if not results:
+        return None
+    figure, (axis,) = figures.curves(height=0.5 * len(results) + 1)
+    for row, result in enumerate(reversed(results)):
+        one = result.contrast
+        axis.plot(list(one.differences.values()), [row - 0.15] * one.seeds, "o", color=figures.COLOURS[6], markersize=4)
+        if one.interval:
+            axis.plot(one.interval, [row, row], color=figures.COLOURS[1], linewidth=2)
+        axis.plot(one.mean, row, "D", color=figures.COLOURS[0], markersize=5)
+        axis.annotate(result.verdict, (1, row), xycoords=("axes fraction", "data"), fontsize=8, va="center")
+    axis.axvline(0, color="0.5", linewidth=0.8)
+    axis.set_yticks(range(len(results)), [f"{result.a} - {result.b}" for result in reversed(results)])
+    axis.set(xlabel="difference of final losses (bits per masked token); dots: seeds", ylim=(-0.6, len(results) - 0.4))
+    return figure
+
+
+def positional(evidence: Evidence) -> Figure | None:
+    """Positional logits of the heads of a trained TUPE-A: the paper's figure 6."""
+    rows = evidence.tables["positional"]
+    if not rows:
+        return None
+    heads = max(int(row["head"]) for row in rows) + 1
+    logits = np.array([[float(value) for value in row["logits"].split()] for row in rows])
+    return figures.positional(torch.from_numpy(logits).view(heads, -1, logits.shape[1]), rows[0]["run"])
+
+
+def cls(evidence: Evidence) -> Figure | None:
+    """Attention of [CLS] to the first positions over uniform: a point per head of every layer and seed."""
+    trials = [trial for trial in evidence.trials("main") if evidence.measures(trial, "cls attention")]
+    if not trials:
+        return None
+    figure, (axis,) = figures.curves()
+    models = list(dict.fromkeys(trial.model for trial in trials))
+    layers = sorted({int(row["part"].split(".")[0]) for row in evidence.measures(trials[0], "cls attention")})
+    for number in layers:
+        points = [
+            (models.index(trial.model) + 0.15 * (number - np.mean(layers)), float(row["value"]))
+            for trial in trials
+            for row in evidence.measures(trial, "cls attention")
+            if row["part"].startswith(f"{number}.")
+        ]
+        look = {**figures.style(number), "linestyle": "none", "alpha": 0.7}
+        axis.plot(*zip(*points, strict=True), label=f"layer {number}", **look)
+    axis.axhline(1, color="0.5", linewidth=0.8)
+    axis.set_xticks(range(len(models)), models, rotation=20)
+    axis.set_ylabel("attention of [CLS] to the\nfirst 8 positions / uniform")
+    figures.legend(figure, columns=4)
+    return figure
+
+
+def scale(evidence: Evidence) -> Figure | None:
+    """Final loss at tiny size against the scale of p."""
+    finals, drawn = evidence.finals("controls"), False
+    figure, (axis,) = figures.curves()
+    for index, (label, points) in enumerate(CLAIMS["scales"].items()):
+        here = [(model, sd) for model, sd in points if model in finals]
+        for model, sd in here:
+            values = list(finals[model].values())
+            drawn = True
+            axis.plot([sd] * len(values), values, **{**figures.style(index), "linestyle": "none"})
+            axis.annotate(model, (sd, np.mean(values)), xytext=(5, 0), textcoords="offset points", fontsize=7)
+        # the line takes the first model of a scale
+        means = {sd: float(np.mean(list(finals[model].values()))) for model, sd in reversed(here)}
+        if means:
+            look = {**figures.style(index), "marker": None}
+            axis.plot(*zip(*sorted(means.items()), strict=True), label=f"{label} position terms", **look)
+    if not drawn:
+        plt.close(figure)
+        return None
+    axis.set(xscale="log", xlabel="standard deviation of p at the start", ylabel="final loss (bits), every seed")
+    axis.set_xlim(0.013, 4)
+    figures.legend(figure, columns=2)
+    return figure
+
+
+def learning_rates(evidence: Evidence) -> Figure | None:
+    """Final loss of the pilot against the learning rate: the models of the main stage, and the controls."""
+    trials = evidence.trials("pilot")
+    if not trials:
+        return None
+    main = CLAIMS["stages"]["main"]["models"]
+    rates = sorted({trial.lr for trial in trials})
+    figure, axes = figures.curves(2, width=3.8, height=4.6, sharey=True)
+    for axis, of_main in zip(axes, (True, False), strict=True):
+        for index, model in enumerate(name for name in CLAIMS["models"] if (name in main) == of_main):
+            points = sorted((trial.lr, evidence.loss(trial)) for trial in trials if trial.model == model)
+            if points:
+                axis.plot(*zip(*points, strict=True), label=model, **figures.style(index))
+        axis.set(xscale="log", xlabel="learning rate")
+        axis.set_xticks(rates, [f"{rate:g}" for rate in rates])
+        axis.minorticks_off()
+        if axis.lines:
+            axis.legend(fontsize=7, frameon=False, ncols=2, loc="upper left", bbox_to_anchor=(0, -0.15))
+    axes[0].set_ylabel("final loss (bits per masked token)")
+    return figure
+
+
+FIGURES = (loss, along, contrasts, positional, cls, scale, learning_rates)
+
+
+def draw(evidence: Evidence, folder: Path) -> list[str]:
+    """Write claims_<name>.png of every figure of which something has run; returns the names."""
+    drawn = []
+    for figure in FIGURES:
+        content = figure(evidence)
+        if content is not None:
+            figures.save(content, folder / f"claims_{figure.__name__}.png")
+            drawn.append(figure.__name__)
+    return drawn
+
+
+# ------------------------------------------------------------------------------------------------------------ the page
+
+
+def results(evidence: Evidence, drawn: list[str], folder: str) -> str:
+    """The results as Markdown. drawn: figures that are there; folder: theirs, as the page names it."""
+
+    def figure(name, text):
+        return f"![{text}]({folder}/claims_{name}.png)\n" if name in drawn else ""
+
+    def shown(table):
+        return table.markdown() if table.rows else "Not run yet.\n"
+
+    threshold = evidence.threshold
+    exit_line = "" if threshold is None else f" The threshold of the exit updates is {threshold:.3f} bits."
+    stages = () if threshold is None else ("main", "controls", "longer")
+    slow = [f"{', '.join(names)} ({stage})" for stage in stages if (names := claims.late(evidence, stage))]
+    blocks = [
+        claims.coverage(evidence) + exit_line + "\n",
+        f"On the plateau for more than half of their updates: {'; '.join(slow)}.\n" if slow else "",
+        "### The five contrasts\n",
+        "Final losses in bits per masked token, differences paired by pre-training seed.\n",
+        shown(claims.contrast_table(evidence)),
+        claims.scale_text(evidence) + "\n",
+        figure("contrasts", "five contrasts with every seed"),
+        "### Main runs\n",
+        shown(claims.stage_table(evidence, "main", against=False)),
+        figure("loss", "loss against updates"),
+        "### Share of updates\n",
+        "Geometric mean over seeds, its interval, and in brackets every seed, in percent.\n",
+        shown(claims.share_table(evidence)),
+        "### Controls, tiny\n",
+        shown(claims.stage_table(evidence, "controls", against=True)),
+        figure("scale", "loss against the scale of p"),
+        "### Longer, tiny\n",
+        shown(claims.stage_table(evidence, "longer", against=False)),
+        "### Learning rates: the pilot, tiny\n",
+        shown(claims.pilot_table(evidence)),
+        figure("learning_rates", "loss against learning rate"),
+        "### Exploratory\n",
+        f"Intervals over pre-training seeds. {claims.pair_errors(evidence)}\n",
+        shown(claims.exploratory_table(evidence)),
+        "Losses by the position of the masked token, and by the length of its block (means over seeds):\n",
+        shown(claims.parts_table(evidence)),
+        figure("along", "order sensitivity and minimal pairs along training"),
+        figure("cls", "attention of [CLS]"),
+        figure("positional", "positional logits of the heads of TUPE-A"),
+    ]
+    return "\n".join(block for block in blocks if block)
+
+
+def fill_in(page: Path, text: str) -> None:
+    """Replace what stands between the markers of a page. Raises ValueError if they are not there."""
+    content = page.read_text(encoding="utf-8")
+    if content.count(BEGIN) != 1 or content.count(END) != 1:
+        raise ValueError(f"{page} needs the lines {BEGIN!r} and {END!r}, once each")
+    before, _, rest = content.partition(BEGIN)
+    after = rest.partition(END)[2]
+    page.write_text(f"{before}{BEGIN}\n\n{text}\n{END}{after}", encoding="utf-8")
+
+
+@click.command(cls=options.QuietCommand)
+@click.option("--runs", type=options.FOLDER, multiple=True, help="folder of `tupe evidence`, added first; repeatable")
+@click.option(
+    "--evidence", "folder", type=options.FOLDER, default="docs/evidence", show_default=True,
+    help="folder of the compressed tables",
+)  # fmt: skip
+@click.option(
+    "--page", type=options.FILE, default="docs/reproduction.md", show_default=True,
+    help="page whose results are written anew; its figures go into figures/ beside it",
+)  # fmt: skip
+@options.data("folder with dict.txt, for --runs (default: the training data's)", required=False)
+def command(runs, folder, page, data):
+    """Tables and figures of the experiment on TUPE's claims, from the compressed tables of its runs.
+
+    tupe claims --runs evidence
+    """
+    for output in runs:
+        known = collect.read(folder)
+        collect.write(collect.merge(known, collect.collect(output.resolve(), known, data)), folder)
+    evidence = Evidence(folder)
+    drawn = draw(evidence, page.parent / "figures")
+    fill_in(page, results(evidence, drawn, "figures"))
+    size = sum(path.stat().st_size for path in folder.glob("*.csv.gz"))
+    click.echo(f"{page}: {len(evidence.runs)} runs, {len(drawn)} figures; {folder}: {size / 1e6:.2f} MB")

@@ -1,0 +1,154 @@
+"""The runs of the experiment on TUPE's claims as compressed tables, which the repository keeps (docs/evidence): all
+numbers and figures of docs/reproduction.md come from them alone.
+
+A table is FOLDER/<name>.csv.gz. Collecting again replaces what is there of a run and leaves other runs alone, so that
+runs of several machines come together.
+"""
+
+import csv
+import gzip
+import io
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+
+from .. import record
+from ..evaluation.minimal_pairs import MEASURES, credit
+from ..evaluation.probes import load_model, positional_logits
+from .evidence import Trial, records
+
+RUN = ("run",)  # str(Trial)
+COLUMNS = {
+    "runs": RUN + ("state", "reason", "loss", "loss_error", "validation_loss", "device", "commit", "started_at",
+                   "finished_at"),  # losses in bits per masked token; `loss` is the final one, on 400,000 tokens
+    "training": RUN + ("updates", "loss", "seconds"),  # means over the 50 updates before; seconds of these updates
+    "validation": RUN + ("updates", "loss"),
+    "measures": RUN + ("updates", "measure", "part", "value", "error", "count"),
+    "pairs": RUN + ("updates", "paradigm", *MEASURES, "differences"),  # a letter per pair; tenths of nats ("word")
+    "paradigms": ("paradigm", "same_words", "same_pieces"),  # a letter per pair: "1" or "0"
+    "positional": RUN + ("head", "query", "logits"),
+}  # fmt: skip
+LETTERS = {0.0: "0", 0.5: "h", 1.0: "1"}  # credit of a pair
+BITS = 1 / math.log(2)
+
+
+def collect(output: Path, known: dict[str, list[dict]], data: Path | None = None) -> dict[str, list[dict]]:
+    """The tables of all finished and failed runs in a folder of `tupe evidence`: {table: rows}.
+
+    known: tables that are there already; positional logits in them are not computed again. data: folder with dict.txt,
+    for these (default: the training data's).
+    """
+    tables = {name: [] for name in COLUMNS}
+    for trial, run in records(output).items():
+        if run.state in ("finished", "failed") and not record.is_locked(trial.folder(output)):
+            for name, rows in tables_of(trial, run, trial.folder(output)).items():
+                tables[name] += rows
+    heads = [Trial.parse(row["run"]) for row in tables["runs"] if row["state"] == "finished"]
+    heads = [trial for trial in heads if (trial.stage, trial.model) == ("main", "tupe_a")]
+    heads = [trial for trial in heads if (trial.folder(output) / "model.pt").exists()]
+    if heads and not known["positional"]:
+        trial = min(heads, key=lambda trial: trial.seed)
+        model, _ = load_model(trial.folder(output) / "model.pt", data)
+        for head, matrix in enumerate(positional_logits(model).tolist()):
+            for query, logits in enumerate(matrix):
+                text = " ".join(f"{value:.2f}" for value in logits)
+                tables["positional"].append({"run": str(trial), "head": head, "query": query, "logits": text})
+    return tables
+
+
+def tables_of(trial: Trial, run: record.Record, folder: Path) -> dict[str, list[dict]]:
+    """{table: rows} of one run."""
+    tables = {name: [] for name in COLUMNS}
+
+    def add(table, **cells):
+        tables[table].append({"run": str(trial), **cells})
+
+    facts = {name: getattr(run, name) for name in ("state", "device", "commit", "started_at", "finished_at")}
+    facts["reason"] = run.failure["reason"] if run.failure else ""
+    for entry in run.scores:
+        add("validation", updates=entry["num_updates"], loss=f"{entry['loss']:.5f}")
+        facts["validation_loss"] = f"{entry['loss']:.5f}"
+    for updates, (loss, seconds) in training_losses(folder / "train.log").items():
+        add("training", updates=updates, loss=loss, seconds=seconds)
+    evaluation, along = _json(folder / "evaluation.json"), _json(folder / "order.json")
+    if evaluation:
+        loss = evaluation["loss"]
+        facts["loss"], facts["loss_error"] = (f"{BITS * loss[name]:.5f}" for name in ("mean", "error"))
+        for kind in ("position", "length"):
+            for part, (value, count) in loss[f"by_{kind}"].items():
+                add("measures", updates=trial.updates, measure=f"loss by {kind}", part=part,
+                    value=f"{BITS * value:.5f}", count=count)  # fmt: skip
+        for layer, ratios in enumerate(evaluation["cls"]["ratio"], 1):
+            for head, ratio in enumerate(ratios, 1):
+                add("measures", updates=trial.updates, measure="cls attention", part=f"{layer}.{head}",
+                    value=f"{ratio:.4f}")  # fmt: skip
+    for measure, orders in (("order", {trial.updates: evaluation["order"]} if evaluation else {}), ("along", along)):
+        for updates, order in orders.items():
+            for part in ("accuracy", "margin"):
+                add("measures", updates=updates, measure=measure, part=part, value=f"{order[part]:.5f}",
+                    error=f"{order[f'{part}_error']:.5f}", count=order["sentences"])  # fmt: skip
+    for path in sorted((folder / "pairs").glob("*/*.npz")):
+        with np.load(path) as arrays:
+            credits = {name: "".join(LETTERS[value] for value in credit(arrays[name]).tolist()) for name in MEASURES}
+            tenths = " ".join(str(round(10 * value)) for value in arrays["word"].tolist())
+            add("pairs", updates=path.parent.name, paradigm=path.stem, **credits, differences=tenths)
+            flags = {name: "".join(str(int(flag)) for flag in arrays[name]) for name in ("same_words", "same_pieces")}
+            tables["paradigms"].append({"paradigm": path.stem, **flags})
+    add("runs", **facts)
+    return tables
+
+
+def _json(path: Path) -> dict:
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+
+
+def training_losses(log: Path) -> dict[int, tuple[str, str]]:
+    """{updates: (mean loss in bits of the updates since the last line, seconds they took)} of a log of training."""
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines() if log.exists() else []
+    rows = [json.loads(line[line.index("{") :]) for line in lines if "| train_inner | {" in line]
+    return {int(row["num_updates"]): (row["loss"], row["train_wall"]) for row in rows}
+
+
+# --------------------------------------------------------------------------------------------------- tables in a folder
+
+
+def read(folder: Path) -> dict[str, list[dict]]:
+    """{table: rows}, each a dict of texts; [] for a table that is not there."""
+    tables = {}
+    for name in COLUMNS:
+        path = folder / f"{name}.csv.gz"
+        text = gzip.decompress(path.read_bytes()).decode() if path.exists() else ""
+        tables[name] = list(csv.DictReader(io.StringIO(text)))
+    return tables
+
+
+def write(tables: dict[str, list[dict]], folder: Path) -> None:
+    """Write tables; the same rows give the same bytes."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, columns in COLUMNS.items():
+        text = io.StringIO()
+        writer = csv.DictWriter(text, columns, restval="", lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(tables[name])
+        (folder / f"{name}.csv.gz").write_bytes(gzip.compress(text.getvalue().encode(), mtime=0))
+
+
+def merge(known: dict[str, list[dict]], new: dict[str, list[dict]]) -> dict[str, list[dict]]:
+    """Both, sorted by run: of a run that both have, the new rows, unless they say that it failed, and of positional
+    logits what is there."""
+    has = {row["run"] for row in known["runs"]}
+    failed = {row["run"] for row in new["runs"] if row["state"] == "failed"}
+    replaced = {row["run"] for row in new["runs"]} - (failed & has)
+    merged = {}
+    for name in COLUMNS:
+        if name == "paradigms":
+            rows = {row["paradigm"]: row for row in known[name] + new[name]}
+            merged[name] = [rows[paradigm] for paradigm in sorted(rows)]
+            continue
+        keep = name == "positional" or None
+        kept = [row for row in known[name] if keep or row["run"] not in replaced]
+        added = [row for row in new[name] if row["run"] in replaced]
+        merged[name] = sorted(kept + added, key=lambda row: row["run"])  # the order within a run stays
+    return merged
