@@ -7,6 +7,7 @@ How each number is computed was written down in that page before the runs. Losse
 import functools
 import math
 from collections import defaultdict
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,6 +31,7 @@ from .statistics import (
 CREDITS = {letter: value for value, letter in collect.LETTERS.items()}
 LEVEL = 0.05  # of the corrected p-values
 Seeds = dict[int, float]
+Measure = Callable[[Trial], float | None]
 
 
 class Evidence:
@@ -60,7 +62,7 @@ class Evidence:
             mine = [trial for trial in mine if trial.updates == longest]
         return sorted(mine, key=lambda trial: (list(CLAIMS["models"]).index(trial.model), trial.lr, trial.seed))
 
-    def by_seed(self, stage: str, value) -> dict[str, Seeds]:
+    def by_seed(self, stage: str, value: Measure) -> dict[str, Seeds]:
         """{model: {seed: value(trial)}} of a stage, where the value is not None."""
         table = defaultdict(dict)
         for trial in self.trials(stage):
@@ -96,7 +98,7 @@ class Evidence:
     def measures(self, trial: Trial, measure: str) -> list[dict]:
         return [row for row in self.rows["measures"][str(trial)] if row["measure"] == measure]
 
-    def final_measure(self, measure: str, part: str):
+    def final_measure(self, measure: str, part: str) -> Measure:
         """A function from a trial to a number, None where it was not measured."""
 
         def value(trial):
@@ -246,7 +248,7 @@ def number(value: float | None, digits: int = 3) -> str:
     return "" if value is None else f"{value:.{digits}f}"
 
 
-def with_interval(values, digits: int = 3) -> str:
+def with_interval(values: Iterable[float], digits: int = 3) -> str:
     """ "6.123 [6.100, 6.146]": mean and 95 % t-interval; the mean alone of a single value."""
     mean, interval = mean_interval(list(values))
     return number(mean, digits) + (f" [{interval[0]:.{digits}f}, {interval[1]:.{digits}f}]" if interval else "")

@@ -7,6 +7,7 @@ import click
 import matplotlib.pyplot as plt
 import numpy as np
 import torch
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from .. import options
@@ -39,7 +40,7 @@ def loss(evidence: Evidence) -> Figure | None:
     return figure
 
 
-def band(axis, model: str, lines: list, every: int = 1) -> None:
+def band(axis: Axes, model: str, lines: list) -> None:
     """Mean of lines (x, y) that share their x, and the range between their lowest and highest."""
     lines = [line for line in lines if line[0]]
     if not lines:
