@@ -3,6 +3,7 @@
 B batch, L sequence length, C model width, V vocabulary.
 """
 
+import functools
 import hashlib
 import logging
 import sys
@@ -70,6 +71,13 @@ TupeConfig = make_dataclass(
 )  # fmt: skip
 # Options that fine-tuning may change. All others define the function that was pre-trained.
 FREE = frozenset(option.name for option in fields(TupeConfig) if option.metadata.get("free"))
+
+
+@functools.cache  # once per process
+def warn_of_emulation(device: str) -> None:
+    """Warn if products in bfloat16 are computed without instructions for them."""
+    if device == "cpu" and torch.backends.cpu.get_cpu_capability() == "AVX2":
+        logger.warning("--autocast bf16: this CPU has no instructions for it; --autocast none is many times as fast")
 
 
 def core_config(cfg: DictConfig) -> ModelConfig:
@@ -182,6 +190,7 @@ class TupeModel(BaseFairseqModel):
         weight = self.encoder.tokens.weight
         if weight.dtype != torch.float32:
             raise ValueError("--autocast bf16 keeps float32 weights; do not combine it with --fp16 or --bf16")
+        warn_of_emulation(weight.device.type)
         return torch.autocast(weight.device.type, torch.bfloat16)
 
     def get_normalized_probs(self, net_output: tuple, log_probs: bool, sample: dict | None = None) -> Tensor:
