@@ -11,7 +11,7 @@ import pytest
 import torch
 from helpers import CONFIGS, PLUGIN
 
-from tupe import cli, positions, schemes
+from tupe import cli, positions, schemes_bias
 from tupe.encoder import Encoder
 from tupe.plugin.launch import parse
 
@@ -126,11 +126,11 @@ def example():
     positions.SCHEMES.update(known)
 
 
-@pytest.mark.parametrize("place", ["a user's file", "schemes.py"])
+@pytest.mark.parametrize("place", ["a user's file", "schemes_bias.py"])
 def test_the_example_of_a_position_encoding_works(place, example, tmp_path):
-    if place == "schemes.py":
+    if place == "schemes_bias.py":
         lines = ast.unparse([node for node in ast.parse(example).body if isinstance(node, ast.ClassDef)])
-        exec(lines, dict(vars(schemes)))
+        exec(lines, dict(vars(schemes_bias)))
     else:
         (tmp_path / "distance.py").write_text(example)
         positions.load_schemes(tmp_path / "distance.py")

@@ -7,7 +7,7 @@ offset of key j from query i is j - i. The attention logits are
 
 A scheme is one class that overrides the hooks it needs; the other hooks cost nothing. Schemes combine: `untied+t5`.
 Their options are part of the name, as pairs after colons: `rope:base:160000+urpe:layer:max_distance:64`. The schemes of
-the literature are in `schemes.py`.
+the literature are in `schemes_*.py`, by family.
 """
 
 import importlib.util

@@ -15,9 +15,10 @@ from ..plugin.glue_data import ENCODER_FILES
 from ..plugin.pretrained import check_dictionary
 from ..positions import parse
 from ..safe_load import read_checkpoint
-from ..schemes import SCHEMES, Table
+from ..schemes import SCHEMES
 
 logger = logging.getLogger(__name__)
+SCHEMES_MODULE = f"{__name__.partition('.')[0]}.schemes"  # `_bias` and so on: the families
 HERE = Path(__file__).parent / "hf"
 CORE = HERE.parents[1]  # the modelling code imports these files of the package
 # model class of the export -> its auto class in transformers
@@ -81,8 +82,9 @@ def export(
 def refuse_own_schemes(position: str) -> None:
     """Raise ValueError for a scheme from a user's file: it may import anything, but an export must only need
     transformers and torch."""
-    if own := [part.name for part in parse(position) if SCHEMES[part.name].__module__ != Table.__module__]:
-        raise ValueError(f"{', '.join(own)} is not in this package's schemes.py: its code cannot be exported")
+    modules = {part.name: SCHEMES[part.name].__module__ for part in parse(position)}
+    if own := [name for name, module in modules.items() if not module.startswith(f"{SCHEMES_MODULE}_")]:
+        raise ValueError(f"{', '.join(own)} is not in this package's schemes_*.py: its code cannot be exported")
 
 
 def choose_head(model: dict, head: str | None) -> str | None:

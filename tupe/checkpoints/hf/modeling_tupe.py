@@ -1,5 +1,5 @@
-"""An exported TUPE encoder for the transformers library. encoder.py, positions.py, schemes.py, attention.py and
-kernels.py beside this file are the training code's own files.
+"""An exported TUPE encoder for the transformers library. encoder.py, positions.py, schemes*.py, attention.py
+and kernels.py beside this file are the training code's own files.
 
 B batch, L sequence length, C width, V vocabulary.
 """
@@ -22,6 +22,11 @@ from .encoder import ClassificationHead, Encoder, LMHead, init_bert, second_segm
 from .kernels import Linear  # noqa: F401  (transformers 4 copies only the files that are named here)
 from .positions import Positions
 from .schemes import SCHEMES  # noqa: F401
+from .schemes_absolute import Absolute  # noqa: F401
+from .schemes_bias import T5  # noqa: F401
+from .schemes_common import Table  # noqa: F401
+from .schemes_content import Shaw  # noqa: F401
+from .schemes_rotation import Rope  # noqa: F401
 
 
 class PlainEncoder(Encoder):

@@ -1,0 +1,138 @@
+"""Logits that depend on content: relative vectors against queries and keys; and relative vectors added to the values.
+
+B batch, L sequence length, C model width, H heads, D = C / H width of a head, E width of a value head, N layers.
+Position i = 0 is [CLS]; the offset of key j from query i is j - i. What a hook returns is documented in
+`positions.PositionScheme`. Tables of schemes show `paper` and `formula`.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from .positions import Dims, PositionScheme, register
+from .schemes_common import (
+    Clipped,
+    LearnedFrequencies,
+    Table,
+    at_least,
+    frequencies,
+    per_head,
+    skew,
+    times,
+    unskew,
+    waves,
+)
+
+
+class RelativeVectors(Clipped):
+    """Base of Shaw et al. (2018): a vector r per clipped offset, shared by all heads. Offsets are clipped at 64 (our
+    choice)."""
+
+    def vectors(self, length: int) -> Tensor:
+        """[2L - 1, D] for offsets -(L-1) .. L-1."""
+        raise NotImplementedError
+
+    def content(self, q: Tensor, k: Tensor, layer: int) -> Tensor:
+        return skew(q @ self.vectors(q.size(2)).to(q.dtype).T)  # [B, H, L, 2L - 1] -> [B, H, L, L]
+
+
+@register("shaw")
+class Shaw(RelativeVectors):
+    """Relative vectors added to the keys (Shaw et al., 2018; the fully learnable RPE of Wang et al., 2021)."""
+
+    paper, formula = "Shaw et al. 2018", "q_i . r_{clip(j - i)} / sqrt(D)"
+
+    def __init__(self, dims: Dims, max_distance: int = 64, std: float = 0.02):
+        super().__init__(dims, max_distance)
+        self.table = Table(2 * max_distance + 1, dims.head_dim, std)
+
+    def vectors(self, length: int) -> Tensor:
+        return self.table(self.index(length, self.table.weight.device))
+
+
+@register("shaw_sinusoidal")
+class ShawSinusoidal(RelativeVectors):
+    """Relative vectors that are fixed sinusoids of the clipped offset (Wang et al., 2021)."""
+
+    paper, formula = "Wang et al. 2021", "q_i . [sin, cos](omega clip(j - i)) / sqrt(D), omega fixed"
+
+    def __init__(self, dims: Dims, max_distance: int = 64, amplitude: float = 1.0):
+        super().__init__(dims, max_distance)
+        self.amplitude = amplitude
+        self.width = len(frequencies(dims.head_dim)) * 2
+        offsets = torch.arange(-self.max_distance, self.max_distance + 1)
+        self.register_buffer("offsets", offsets, persistent=False)  # integers: `half()` would round others
+
+    def vectors(self, length: int) -> Tensor:
+        rows = waves(frequencies(self.width, self.offsets.device), self.offsets)
+        return times(rows[self.index(length, self.offsets.device)], self.amplitude)
+
+
+@register("shaw_sinusoidal_learned")
+class ShawSinusoidalLearned(LearnedFrequencies, RelativeVectors):
+    """Relative vectors that are sinusoids of the clipped offset with learned frequencies (Wang et al., 2021)."""
+
+    paper, formula = "Wang et al. 2021", "q_i . [sin, cos](omega clip(j - i)) / sqrt(D), omega learned"
+
+    def __init__(self, dims: Dims, max_distance: int = 64, amplitude: float = 1.0):
+        super().__init__(dims, max_distance)
+        self.amplitude = amplitude
+        self.start_frequencies(dims.head_dim)
+
+    def vectors(self, length: int) -> Tensor:
+        offsets = self.index(length, self.log_omega.device) - self.max_distance
+        return times(waves(self.omega, offsets), self.amplitude)
+
+
+@register("shaw_values")
+class ShawValues(Clipped):
+    """Shaw et al.'s second half: relative vectors added to the values, sum_j weights_ij r_{j-i}. Combine:
+    shaw+shaw_values."""
+
+    paper, formula = "Shaw et al. 2018", "o_i + sum_j a_ij r_{clip(j - i)}"
+
+    def __init__(self, dims: Dims, max_distance: int = 64, std: float = 0.02):
+        super().__init__(dims, max_distance)
+        self.table = Table(2 * max_distance + 1, dims.value_dim, std)
+
+    def value(self, weights: Tensor, layer: int) -> Tensor:
+        rows = self.table(self.index(weights.size(-1), weights.device)).to(weights.dtype)  # [2L - 1, E]
+        return unskew(weights) @ rows
+
+
+@register("deberta")
+class Deberta(PositionScheme):
+    """DeBERTa's disentangled attention (He et al., 2021): content-to-position and position-to-content terms.
+
+    q_i . P[delta(i, j)] V_K + k_j . P[delta(j, i)] V_Q with delta(i, j) = clip(i - j + t, 0, 2t - 1), where t is
+    max_distance. The table P is shared by all layers, the projections are each layer's own, without biases.
+    """
+
+    paper, formula = "He et al. 2021", "(q_i . P_{i-j} V_K + k_j . P_{j-i} V_Q) / sqrt(3D)"
+    extra_terms, own_projections = 2, True
+
+    def __init__(self, dims: Dims, max_distance: int = 512, std: float = 0.02):
+        super().__init__(dims)
+        self.heads, layers = dims.heads, dims.layers if self.own_projections else 1
+        self.max_distance = at_least(1, max_distance=max_distance)
+        self.table = Table(2 * max_distance, dims.width, std)
+        self.q = nn.ModuleList(nn.Linear(dims.width, dims.heads * dims.head_dim, bias=False) for _ in range(layers))
+        self.k = nn.ModuleList(nn.Linear(dims.width, dims.heads * dims.head_dim, bias=False) for _ in range(layers))
+
+    def content(self, q: Tensor, k: Tensor, layer: int) -> Tensor:
+        length, layer = q.size(2), layer if self.own_projections else 0
+        # delta(i, j) falls with the offset j - i: rows for offsets -(L-1) .. L-1 are those of i - j = L-1 .. -(L-1)
+        delta = torch.arange(length - 1, -length, -1, device=q.device) + self.max_distance
+        rows = self.table(delta.clamp(0, 2 * self.max_distance - 1))  # [2L - 1, C]
+        pos_q = per_head(rows.float(), self.q[layer], self.heads).to(q.dtype)  # [H, 2L - 1, D]
+        pos_k = per_head(rows.float(), self.k[layer], self.heads).to(q.dtype)
+        to_position = skew(q @ pos_k.transpose(1, 2))  # [B, H, L, L], entry (i, j)
+        from_position = skew(k @ pos_q.transpose(1, 2))  # entry (j, i)
+        return to_position + from_position.transpose(2, 3)
+
+
+@register("deberta_shared")
+class DebertaShared(Deberta):
+    """`deberta` with one pair of projections for all layers, as TUPE shares its own."""
+
+    paper, formula = "He et al. 2021, shared", "as deberta, V_Q and V_K shared by all layers"
+    own_projections = False
