@@ -254,7 +254,8 @@ def test_choice():
         ask("flash")
     assert choose("blocked", model.positions, "softmax", device, torch.float32) == ("blocked", "as requested")
     slow = set(SCHEMES) - {name for name, _ in SOFTMAX}
-    assert slow == {name for name in SCHEMES if name.startswith(("absolute_d", "deberta", "shaw", "urpe"))}
+    each_layer = ("absolute_d", "deberta", "shaw", "transformer_xl", "urpe")
+    assert slow == {name for name in SCHEMES if name.startswith(each_layer)}
 
 
 def test_says_which_path_it_took(caplog):

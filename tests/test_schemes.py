@@ -176,8 +176,46 @@ class FactoredFormula(Formula):
 
 
 class AlibiFormula(Formula):
+    """H = 2: the slopes of 2 heads are 1/16 and 1/256, of 4 heads 1/4, 1/16, 1/64, 1/256, of one head 1/256."""
+
+    def slope(self, h, right):
+        if self.o.get("learned"):
+            return self.s.log_slopes[right if self.o.get("sides") else 0, h].double().exp()
+        if self.o.get("sides"):
+            return [[1 / 4, 1 / 16], [1 / 64, 1 / 256]][h][right]
+        return 1 / 256 if self.o.get("half") else [1 / 16, 1 / 256][h]
+
     def bias(self, h, i, j, scale):
-        return -(2 ** (-8 * (h + 1) / H)) * abs(i - j)
+        if self.o.get("half") and (j > i if h == 0 else j < i):
+            return -1e9
+        return -self.slope(h, int(j > i)) * abs(i - j)
+
+
+class KerpleFormula(Formula):
+    def bias(self, h, i, j, scale):
+        side = int(j > i) if self.o.get("sides") else 0
+        a, inner, d = self.s.log_factor[side, h].double().exp(), self.s.inner[side, h].double(), abs(i - j)
+        if self.o.get("power"):
+            return -a * d ** (2 / (1 + math.exp(-inner)))
+        return -a * math.log(1 + math.exp(inner) * d)
+
+
+class FireFormula(Formula):
+    def bias(self, h, i, j, scale):
+        side = int(j > i) if self.o.get("sides") else 0
+        c, threshold = (x[side].double().exp().item() for x in (self.s.log_c, self.s.log_threshold))
+        x = math.log(1 + c * abs(i - j)) / math.log(1 + c * max(threshold, i, j))
+        units = zip(*self.s.hidden[side].tolist(), self.s.out[side, h].tolist(), strict=True)
+        return sum(out * max(0, weight * x + bias) for weight, bias, out in units)
+
+
+class ContinuousBiasFormula(Formula):
+    def bias(self, h, i, j, scale):
+        x = math.copysign(math.log(1 + abs(j - i)), j - i)
+        units = zip(self.s.hidden.weight[:, 0].tolist(), self.s.hidden.bias.tolist(), self.s.out.weight[h].tolist(),
+                    strict=True)  # fmt: skip
+        logit = sum(out * max(0, weight * x + bias) for weight, bias, out in units)
+        return 16 / (1 + math.exp(-logit)) - 8
 
 
 class ShawFormula(Formula):
@@ -213,13 +251,44 @@ class DebertaFormula(Formula):
         return q @ head(w_k @ table[self.delta(i, j)], h) + k @ head(w_q @ table[self.delta(j, i)], h)
 
 
+W_Q, W_K = torch.randn(2, H * D, H * D, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+
+
+def project(rows):
+    """Projections of a layer: [1, R, C] -> q, k, v [1, H, R, D]."""
+    return [(rows @ w.to(rows.dtype).T).unflatten(2, (H, D)).transpose(1, 2) for w in (W_Q, W_K, W_Q)]
+
+
+class DebertaV2Formula(Formula):
+    firsts = [129]  # smallest distances that share a bucket with others: none within L
+
+    def row(self, i, j):
+        distance, middle = abs(i - j), self.firsts[0] - 1
+        bucket = distance if distance <= middle else middle + sum(distance >= first for first in self.firsts)
+        return layer_norm(self.s.table.weight[(self.s.buckets - 1) + (bucket if i > j else -bucket)], self.s.norm)
+
+    def content(self, h, i, j, q, k, layer):
+        return q @ head(W_K @ self.row(i, j), h) + k @ head(W_Q @ self.row(i, j), h)
+
+
+class SmallDebertaV2Formula(DebertaV2Formula):
+    # 6 buckets, max_distance 8: 3 + ceil(2 log(d / 3) / log(7 / 3)) is 4 for d = 4, 5 from 5 on
+    firsts = [4, 5]
+
+
+class TransformerXLFormula(Formula):
+    def content(self, h, i, j, q, k, layer):
+        r = head(self.s.r[layer].weight @ wave(vaswani(H * D), i - j), h)
+        return q @ r + self.s.u[h] @ k + self.s.v[h] @ r
+
+
 class RopeFormula(Formula):
     def rotate_qk(self, x, i):
-        """x as complex numbers times e^{i theta}."""
-        turned = torch.view_as_complex(x.unflatten(0, (-1, 2)).contiguous()) * torch.exp(
-            1j * i * vaswani(len(x), self.o.get("base", 10000))
-        )
-        return torch.view_as_real(turned).flatten()
+        """The first columns of x as complex numbers times e^{i theta}."""
+        columns = 2 * round(len(x) * self.o.get("fraction", 1) / 2)
+        omega = learned(self.s) if self.o.get("learned") else vaswani(columns, self.o.get("base", 10000))
+        turned = torch.view_as_complex(x[:columns].unflatten(0, (-1, 2)).contiguous()) * torch.exp(1j * i * omega)
+        return torch.cat([torch.view_as_real(turned).flatten(), x[columns:]])
 
 
 class RopeValuesFormula(RopeFormula):
@@ -245,17 +314,23 @@ FORMULAS = {
     "nonparametric": NonParametricFormula,
     "factored": FactoredFormula,
     "alibi": AlibiFormula,
+    "kerple": KerpleFormula,
+    "fire": FireFormula,
+    "cpb": ContinuousBiasFormula,
     "shaw": ShawFormula,
     "shaw_sinusoidal": ShawSinusoidalFormula,
     "shaw_sinusoidal_learned": ShawSinusoidalLearnedFormula,
     "shaw_values": ShawValuesFormula,
     "deberta": DebertaFormula,
     "deberta_shared": DebertaFormula,
+    "deberta_v2": DebertaV2Formula,
+    "transformer_xl": TransformerXLFormula,
     "rope": RopeFormula,
     "rope_values": RopeValuesFormula,
     "urpe": UrpeFormula,
 }
-EXTRA_TERMS = {"untied": 1, "absolute_d": 3, "deberta": 2, "deberta_shared": 2}
+SMALL = {"buckets:8": SmallT5Formula, "buckets:6": SmallDebertaV2Formula}
+EXTRA_TERMS = {"untied": 1, "absolute_d": 3, "deberta": 2, "deberta_shared": 2, "deberta_v2": 2}
 
 
 def naive_attention(formulas, q, k, v, scale, layer):
@@ -304,8 +379,12 @@ OPTIONS = [  # every option of every family
     "clipped:max_distance:4:multiplier:5", "nonparametric:multiplier:0.5", "factored:max_distance:2:std:0.1",
     "shaw:max_distance:4", "shaw:layer:max_distance:2:std:0.1", "shaw_sinusoidal:max_distance:4:amplitude:0.03",
     "shaw_sinusoidal_learned:amplitude:0.03", "shaw+shaw_values:max_distance:5:std:0.1", "deberta:max_distance:4",
-    "deberta_shared:max_distance:2:std:0.1", "rope:base:160000", "rope_values:base:100",
-    "urpe:layer:max_distance:2:multiplier:10",
+    "deberta_shared:max_distance:2:std:0.1", "rope:base:160000", "rope:fraction:0.5", "rope:learned:True",
+    "rope:base:100:fraction:0.5:learned:True", "rope_values:base:100", "rope_values:fraction:0.5",
+    "urpe:layer:max_distance:2:multiplier:10", "alibi:sides:True", "alibi:half:True", "alibi:half:True:learned:True",
+    "alibi:sides:True:learned:True", "kerple:power:True", "kerple:sides:True", "kerple:power:True:sides:True",
+    "kerple:layer", "fire:threshold:4:width:8", "fire:threshold:4:sides:True", "cpb:width:8",
+    "deberta_v2:buckets:6:max_distance:8", "deberta_v2:layer:std:0.1",
 ]  # fmt: skip
 
 
@@ -321,7 +400,7 @@ def formulas_of(names, positions, layer):
         options = {key: read(word) for key, word in zip(words[::2], words[1::2], strict=True)}
         if "max_distance" in options:
             options["max_distance"] = int(options["max_distance"])
-        formula = SmallT5Formula if "buckets:8" in part else FORMULAS[name]
+        formula = SMALL.get(":".join(words[:2]), FORMULAS[name])
         formulas.append(formula(scheme, options))
     return formulas
 
@@ -342,7 +421,7 @@ def test_formula(names, layer):
         torch.testing.assert_close(torch.zeros(H * D) if embed is None else embed[i], expected + torch.zeros(H * D),
                                    check_dtype=False, atol=2e-6, rtol=1e-5)  # fmt: skip
     bias, gate = positions.terms(L)[layer]
-    ours = attend(q, k, v, positions, Terms(positions.scale, bias, gate), layer)
+    ours = attend(q, k, v, positions, Terms(positions.scale, bias, gate), layer, project=project)
     # content-free terms are float32 by contract (position terms in double would hide what training uses)
     torch.testing.assert_close(ours, naive_attention(formulas, q, k, v, scale, layer), atol=5e-6, rtol=1e-5)
 
@@ -380,6 +459,27 @@ def test_t5_buckets_equal_hugging_face():
         ours = SCHEMES["t5"](DIMS, buckets=buckets, max_distance=longest).bucket_of(offsets)
         theirs = t5.T5Attention._relative_position_bucket(offsets, True, buckets, longest)
         assert torch.equal(ours, theirs)
+
+
+def test_deberta_v2_buckets_equal_hugging_face():
+    deberta_v2 = pytest.importorskip("transformers.models.deberta_v2.modeling_deberta_v2")
+    offsets = torch.arange(-511, 512)
+    for buckets, longest in [(256, 512), (32, 512), (6, 8)]:
+        scheme = SCHEMES["deberta_v2"](DIMS, buckets=buckets, max_distance=longest)
+        ours = scheme.bucket_of(offsets)
+        theirs = deberta_v2.make_log_bucket_position(offsets.clamp(1 - longest, longest - 1), buckets, longest)
+        assert torch.equal(ours, theirs.long()) and ours.max() == -ours.min() == buckets - 1
+        assert len(scheme.table.weight) == 2 * buckets - 1
+
+
+@pytest.mark.parametrize("name", ["kerple", "kerple:power:True", "fire", "alibi:learned:True", "alibi"])
+def test_sides_tell_left_from_right(name):
+    """Reversing the input reverses the logits of a function of |j - i|, not those of one with parameters per side."""
+    for sides in (False, True):
+        positions = scramble(Positions(f"{name}:sides:True" if sides else name, DIMS))
+        bias = positions.terms(L)[0][0]
+        assert torch.allclose(bias.flip(1, 2), bias, atol=1e-6) != sides
+        assert torch.allclose(bias.transpose(1, 2), bias, atol=1e-6) != sides
 
 
 def test_alibi_slopes():
@@ -439,7 +539,7 @@ def test_cls_reset(names, cls):
     torch.testing.assert_close(bias[:, 1:, 1:], rest + torch.zeros(H, L - 1, L - 1), check_dtype=False)
 
     for ours, theirs, neutral in [
-        (untied.content(q, k, 1), tied.content(q, k, 1), 0.0), (gate, tied_gate, 1.0)
+        (untied.content(q, k, 1, project), tied.content(q, k, 1, project), 0.0), (gate, tied_gate, 1.0)
     ]:  # fmt: skip
         assert (ours is None) == (theirs is None)
         if ours is not None:

@@ -7,6 +7,7 @@ B batch, L sequence length, H heads, D width of a head, E width of a value head 
     out     = weights v + value(weights)                                     [B, H, L, E]
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -91,19 +92,22 @@ def attend(
     layer: int,
     normaliser: str = "softmax",
     dropout: float = 0.0,
+    project: Callable | None = None,
 ) -> Tensor:
     """Mix the values v [B, H, L, E] -> [B, H, L, E] on the path that `terms` names.
 
-    layer: index of the layer. dropout: probability, which the caller sets to 0 outside training.
+    layer: index of the layer. dropout: probability, which the caller sets to 0 outside training. project: the layer's
+    projections, as `PositionScheme.content` wants them.
     """
-    return PATHS[terms.path](q, k, v, positions, terms, layer, normaliser, dropout)
+    return PATHS[terms.path](q, k, v, positions, terms, layer, normaliser, dropout, project)
 
 
 def plain(
-    q: Tensor, k: Tensor, v: Tensor, positions: Positions, terms: Terms, layer: int, normaliser: str, dropout: float
-) -> Tensor:
+    q: Tensor, k: Tensor, v: Tensor, positions: Positions, terms: Terms, layer: int, normaliser: str, dropout: float,
+    project: Callable | None,
+) -> Tensor:  # fmt: skip
     """Every scheme, every normaliser, every device."""
-    content = positions.content(q, k, layer)
+    content = positions.content(q, k, layer, project)
     q, k, v = positions.rotate(q, k, v)
     weights = F.dropout(attention_weights(q, k, terms, content, normaliser), dropout)
     out = positions.unrotate(weights @ v)
@@ -112,16 +116,18 @@ def plain(
 
 
 def blocked(
-    q: Tensor, k: Tensor, v: Tensor, positions: Positions, terms: Terms, layer: int, normaliser: str, dropout: float
-) -> Tensor:
+    q: Tensor, k: Tensor, v: Tensor, positions: Positions, terms: Terms, layer: int, normaliser: str, dropout: float,
+    project: Callable | None,
+) -> Tensor:  # fmt: skip
     """For CPUs, under softmax: see `kernels.BlockedAttention`."""
     q, k, v = positions.rotate(q, k, v)
     return positions.unrotate(blocked_attention(q, k, v, terms.bias, terms.real, terms.scale, dropout))
 
 
 def sdpa(
-    q: Tensor, k: Tensor, v: Tensor, positions: Positions, terms: Terms, layer: int, normaliser: str, dropout: float
-) -> Tensor:
+    q: Tensor, k: Tensor, v: Tensor, positions: Positions, terms: Terms, layer: int, normaliser: str, dropout: float,
+    project: Callable | None,
+) -> Tensor:  # fmt: skip
     """PyTorch's fused kernels for GPUs. Those that compute the gradient of a bias read it in q's precision."""
     q, k, v = positions.rotate(q, k, v)
     bias = None if terms.bias is None else terms.bias.to(q.dtype)  # no copy: `Encoder.terms` converts it

@@ -39,7 +39,7 @@ class Attention(nn.Module):
     def forward(self, x: Tensor, positions: Positions, terms: Terms, layer: int) -> Tensor:
         q, k, v = self.project(x)
         p = self.dropout if self.training else 0.0
-        mixed = attend(q, k, v, positions, terms, layer, self.normaliser, p)  # [B, H, L, D]
+        mixed = attend(q, k, v, positions, terms, layer, self.normaliser, p, self.project)  # [B, H, L, D]
         return self.out(mixed.transpose(1, 2).flatten(2))
 
 
@@ -111,7 +111,7 @@ class GatedAttentionLayer(nn.Module):
     def forward(self, x: Tensor, positions: Positions, terms: Terms, layer: int) -> Tensor:
         q, k, v = self.project(x)
         p = self.attention_dropout if self.training else 0.0
-        mixed = attend(q, k, v, positions, terms, layer, self.normaliser, p).squeeze(1)  # [B, L, E]
+        mixed = attend(q, k, v, positions, terms, layer, self.normaliser, p, self.project).squeeze(1)  # [B, L, E]
         y = self.out(F.silu(self.u(x)) * mixed)
         return self.norm(x + dropout(y, self.dropout, self.training))
 
@@ -219,7 +219,7 @@ class Encoder(nn.Module):
         self.checkpoint_activations = config.checkpoint_activations
         self.tokens = None if vocab is None else nn.Embedding(vocab, config.width, padding_idx=pad)
         with separate_random_numbers():
-            position_dims = replace(dims, width=position_width or config.width)
+            position_dims = replace(dims, width=position_width or config.width, input_width=config.width)
             self.positions = Positions(config.position, position_dims, config.cls).apply(init_bert)
         self.segments = nn.Embedding(2, config.width) if config.segments == "learned" else None
         self.embed_norm = None if vocab is None else nn.LayerNorm(config.width)
@@ -312,8 +312,9 @@ class Encoder(nn.Module):
         for index in range(layer):
             x = self.layers[index](x, self.positions, terms[index], index)
         block = self.layers[layer]
-        q, k, v = (block.attention if hasattr(block, "attention") else block).project(x)
-        content = self.positions.content(q, k, layer)
+        project = (block.attention if hasattr(block, "attention") else block).project
+        q, k, v = project(x)
+        content = self.positions.content(q, k, layer, project)
         q, k, _ = self.positions.rotate(q, k, v)
         return attention_weights(q, k, terms[layer], content, self.normaliser)
 

@@ -149,6 +149,7 @@ class Dims:
     layers: int  # N
     head_dim: int  # D
     value_dim: int  # E
+    input_width: int | None = None  # of what a layer's projections take, if it is not C
 
 
 class PositionScheme(nn.Module):
@@ -175,8 +176,9 @@ class PositionScheme(nn.Module):
     def cls_bias(self, scale: float) -> Tensor | None:
         """[2, H], the logits from [CLS] and to [CLS] if [CLS] is untied from positions."""
 
-    def content(self, q: Tensor, k: Tensor, layer: int) -> Tensor | None:
-        """[B, H, L, L], logits that depend on a layer's q and k, [B, H, L, D] each; not yet multiplied by the scale."""
+    def content(self, q: Tensor, k: Tensor, layer: int, project: Callable | None = None) -> Tensor | None:
+        """[B, H, L, L], logits that depend on a layer's q and k, [B, H, L, D] each; not yet multiplied by the scale.
+        layer: its index. project: its own projections, of vectors [1, R, C] to q, k and v [1, H, R, D]."""
 
     def gate(self, length: int) -> Tensor | None:
         """[H, L, L], factors of the normalised weights."""
@@ -301,9 +303,9 @@ class Positions(nn.ModuleDict):
     def _reset_gate(self, gate):
         return self._off_cls(gate, 1.0)
 
-    def content(self, q: Tensor, k: Tensor, layer: int) -> Tensor | None:
-        """[B, H, L, L], the logits that depend on q and k [B, H, L, D]."""
-        return self._off_cls(self._sum(self.of_layer(layer), "content", q, k, layer))
+    def content(self, q: Tensor, k: Tensor, layer: int, project: Callable | None = None) -> Tensor | None:
+        """[B, H, L, L], the logits that depend on q and k [B, H, L, D]; project: that of the layer."""
+        return self._off_cls(self._sum(self.of_layer(layer), "content", q, k, layer, project))
 
     def value(self, weights: Tensor, layer: int) -> Tensor | None:
         """[B, H, L, E], to be added to the mixed values; weights: [B, H, L, L]."""

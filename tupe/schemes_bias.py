@@ -6,12 +6,18 @@ Position i = 0 is [CLS]; the offset of key j from query i is j - i. What a hook 
 """
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 
-from .positions import Dims, PositionScheme, register
-from .schemes_common import Clipped, Table, layer_norm, per_head, positive, times, toeplitz
+from .kernels import linear
+from .positions import Dims, PositionScheme, register, undecayed
+from .schemes_common import Clipped, Table, at_least, layer_norm, per_head, positive, times, toeplitz
+
+# The logit of a key that a head must not see. Every normaliser makes exactly 0 of it, as of -inf, of which swish would
+# make NaN; and half precision can hold it.
+HIDDEN = -3e4
 
 
 @register("untied")
@@ -60,7 +66,7 @@ class AbsoluteDisentangled(Untied):
     paper, formula = "Ke et al. 2021 (BERT-A^d)", "(q_i . p_j U_K + p_i U_Q . k_j + p_i U_Q . p_j U_K) / sqrt(4D)"
     extra_terms = 3
 
-    def content(self, q: Tensor, k: Tensor, layer: int) -> Tensor:
+    def content(self, q: Tensor, k: Tensor, layer: int, project: Callable | None = None) -> Tensor:
         pos_q, pos_k = (p.to(q.dtype) for p in self.project(1, q.size(2) + 1))  # [H, L, D]
         return q @ pos_k.transpose(1, 2) + pos_q @ k.transpose(2, 3)
 
@@ -173,15 +179,26 @@ class Factored(Clipped):
 
 @register("alibi")
 class Alibi(PositionScheme):
-    """ALiBi (Press et al., 2022), symmetric for encoders: a fixed slope per head times the distance. No parameters."""
+    """ALiBi (Press et al., 2022): a slope m per head times the distance, -m_h |j - i|, without parameters.
+
+    The paper's is for attention to the left; on both sides alike it cannot tell left from right. Encoders choose among
+    three ways (Press's answer on encoders, issue 5 of attention_with_linear_biases): both sides alike, the default;
+    sides: slopes of their own for left and right, here those of 2H heads in turn (our choice: he learns them); half:
+    half of the heads see the left alone and the others the right, each half with the slopes of H/2 heads. learned: the
+    slopes are learned, as logarithms, from those values on. Raises ValueError for sides with half, and half of an odd
+    number of heads.
+    """
 
     paper, formula = "Press et al. 2022", "-m_h |j - i|"
 
-    def __init__(self, dims: Dims):
+    def __init__(self, dims: Dims, sides: bool = False, half: bool = False, learned: bool = False):
         super().__init__(dims)
-        self.heads, self.max_positions = dims.heads, dims.max_positions
-        distance = torch.arange(1 - dims.max_positions, dims.max_positions).abs()
-        self.register_buffer("distance", distance, persistent=False)  # integers: `half()` would round others
+        if half and (sides or dims.heads % 2):
+            raise ValueError(f"half:True needs an even number of heads, not {dims.heads}, and no sides:True")
+        self.heads, self.sides, self.one_sided = dims.heads, sides, half  # `half` is a method of modules
+        self.log_slopes = undecayed(self.fixed_slopes().log()) if learned else None
+        offsets = torch.arange(1 - dims.max_positions, dims.max_positions)
+        self.register_buffer("offsets", offsets, persistent=False)  # integers: `half()` would round others
 
     @staticmethod
     def slopes_of(heads: int, device: torch.device | None = None) -> Tensor:
@@ -192,6 +209,115 @@ class Alibi(PositionScheme):
         high = 2.0 ** (-8 * torch.arange(1, 2 * power + 1, 2, device=device) / (2 * power))
         return torch.cat([low, high])[:heads]
 
+    def fixed_slopes(self, device: torch.device | None = None) -> Tensor:
+        """[1, H], or with `sides` [2, H]: those to the left, those to the right."""
+        if self.one_sided:
+            return self.slopes_of(self.heads // 2, device).repeat(1, 2)
+        return self.slopes_of(self.heads * (1 + self.sides), device).unflatten(0, (self.heads, -1)).T
+
     def bias(self, length: int, scale: float) -> Tensor:
-        distance = self.distance[self.max_positions - length :][: 2 * length - 1]
-        return toeplitz(-self.slopes_of(self.heads, distance.device)[:, None] * distance, length)
+        middle = len(self.offsets) // 2
+        offsets = self.offsets[middle - length + 1 : middle + length]
+        slopes = self.fixed_slopes(offsets.device) if self.log_slopes is None else self.log_slopes.float().exp()
+        by_offset = -per_side(slopes, offsets) * offsets.abs()  # [H, 2L - 1]
+        if self.one_sided:
+            left, right = by_offset.chunk(2)
+            by_offset = torch.cat([left.masked_fill(offsets > 0, HIDDEN), right.masked_fill(offsets < 0, HIDDEN)])
+        return toeplitz(by_offset, length)
+
+
+def per_side(values: Tensor, offsets: Tensor) -> Tensor:
+    """[1 or 2, H] values, for all keys or for keys to the left and to the right -> [H, 1 or offsets]."""
+    return values.T if len(values) == 1 else torch.where(offsets > 0, values[1, :, None], values[0, :, None])
+
+
+@register("kerple")
+class Kerple(PositionScheme):
+    """KERPLE (Chi et al., 2022): -a_h log(1 + b_h |j - i|), or with power -a_h |j - i|^{p_h}, 0 < p < 2.
+
+    As the authors' code, a starts in U(0, 2) and b in U(0, 1), with power a in U(0, 1) and p in U(0, 2), at least 0.01.
+    They clamp the parameters there; here their logarithms are learned (of p the logit of p / 2), without weight decay.
+    A function of |j - i| cannot tell left from right: with sides, our form for encoders, left and right have parameters
+    of their own.
+    """
+
+    paper, formula = "Chi et al. 2022", "-a_h log(1 + b_h |j - i|)"
+
+    def __init__(self, dims: Dims, power: bool = False, sides: bool = False):
+        super().__init__(dims)
+        self.power = power
+        largest, shape = (1.0, 2.0) if power else (2.0, 1.0), (1 + sides, dims.heads)
+        factor, inner = (torch.rand(shape).mul(top).clamp(min=0.01) for top in largest)
+        self.log_factor = undecayed(factor.log())
+        self.inner = undecayed(torch.logit(inner.clamp(max=1.99) / 2) if power else inner.log())
+
+    def bias(self, length: int, scale: float) -> Tensor:
+        offsets = torch.arange(1 - length, length, device=self.inner.device)
+        distance, factor = offsets.abs(), per_side(self.log_factor.float().exp(), offsets)  # [2L - 1], [H, 1 or 2L - 1]
+        if self.power:
+            kernel = distance.float() ** per_side(2 * self.inner.float().sigmoid(), offsets)
+        else:
+            kernel = torch.log1p(per_side(self.inner.float().exp(), offsets) * distance)
+        return toeplitz(-factor * kernel, length)
+
+
+@register("fire")
+class Fire(PositionScheme):
+    """FIRE (Li et al., 2024): a small MLP f of the relative distance, f_h(log(1 + c |j - i|) / log(1 + c n)).
+
+    The paper's n is max(threshold, i), the number of keys of a causal query. An encoder's query sees keys on both
+    sides; the batch's length as n would make outputs depend on padding, so n is max(threshold, i, j): our form for
+    encoders. c and the threshold are learned, as logarithms without weight decay, from 0.1 and `threshold` on. f has
+    `width` hidden units with ReLU, PyTorch's initial values, and no last bias, which softmax would not see. sides: left
+    and right have parameters of their own, without which |j - i| cannot tell them apart.
+    """
+
+    paper, formula = "Li et al. 2024", "MLP_h(log(1 + c |j - i|) / log(1 + c max(threshold, i, j)))"
+
+    def __init__(self, dims: Dims, threshold: int = 512, width: int = 32, sides: bool = False):
+        super().__init__(dims)
+        at_least(1, threshold=threshold)
+        at_least(1, width=width)
+        copies = 1 + sides
+        self.log_c = undecayed(torch.full((copies,), math.log(0.1)))
+        self.log_threshold = undecayed(torch.full((copies,), math.log(threshold)))
+        self.hidden = nn.Parameter(torch.empty(copies, 2, width).uniform_(-1, 1))  # weights and biases
+        self.out = nn.Parameter(torch.empty(copies, dims.heads, width).uniform_(-1, 1) * width**-0.5)
+
+    def bias(self, length: int, scale: float) -> Tensor:
+        place = torch.arange(length, device=self.out.device)
+        distance, last = (place - place[:, None]).abs(), torch.maximum(place, place[:, None])  # [L, L]
+        sides = [self.side(side, distance, last) for side in range(len(self.out))]
+        return sides[0] if len(sides) == 1 else torch.where(place > place[:, None], sides[1], sides[0])
+
+    def side(self, side: int, distance: Tensor, last: Tensor) -> Tensor:
+        """[H, L, L]: f of one set of parameters. last: max(i, j)."""
+        c, threshold = self.log_c[side].float().exp(), self.log_threshold[side].float().exp()
+        x = torch.log1p(c * distance) / torch.log1p(c * torch.maximum(last, threshold))
+        weight, bias = self.hidden[side].float()
+        hidden = torch.relu(x[..., None] * weight + bias)  # [L, L, width]
+        return (hidden @ self.out[side].float().T).permute(2, 0, 1)
+
+
+@register("cpb")
+class ContinuousBias(PositionScheme):
+    """Continuous position bias (Swin v2, Liu et al., 2022): an MLP of the signed logarithm of the offset.
+
+    g_h(sign(j - i) log(1 + |j - i|)), with `width` hidden units and ReLU. As in the authors' code the logit is bounded,
+    16 sigmoid(g); here 8 lower, 8 tanh(g / 2), which softmax does not see, so that it starts near 0. They divide
+    offsets by the size of the window, which a text has not.
+    """
+
+    paper, formula = "Liu et al. 2022 (Swin v2)", "8 tanh(MLP_h(sign(j - i) log(1 + |j - i|)) / 2)"
+
+    def __init__(self, dims: Dims, width: int = 512):
+        super().__init__(dims)
+        self.hidden = nn.Linear(1, at_least(1, width=width))
+        self.out = nn.Linear(width, dims.heads, bias=False)
+
+    def bias(self, length: int, scale: float) -> Tensor:
+        offsets = torch.arange(1 - length, length, device=self.out.weight.device)
+        x = offsets.sign() * torch.log1p(offsets.abs().float())
+        hidden = torch.relu(linear(x[:, None], self.hidden.weight.float(), self.hidden.bias.float()))  # [2L - 1, width]
+        by_offset = 8 * torch.tanh(linear(hidden, self.out.weight.float()) / 2)  # [2L - 1, H]
+        return toeplitz(by_offset.T, length)

@@ -100,8 +100,8 @@ class LearnedFrequencies(nn.Module):
     parameters are (omega by up to 0.4 %); --amp and --autocast bf16 keep it.
     """
 
-    def start_frequencies(self, width: int) -> None:
-        self.log_omega = undecayed(frequencies(width).log())
+    def start_frequencies(self, width: int, base: float = 10000.0) -> None:
+        self.log_omega = undecayed(frequencies(width, base=base).log())
         # 1, but in checkpoints from before omega was a logarithm, where steps across 0 were possible
         self.register_buffer("sign", torch.ones(len(self.log_omega)))
 

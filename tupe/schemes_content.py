@@ -5,6 +5,9 @@ Position i = 0 is [CLS]; the offset of key j from query i is j - i. What a hook 
 `positions.PositionScheme`. Tables of schemes show `paper` and `formula`.
 """
 
+import math
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
@@ -15,6 +18,7 @@ from .schemes_common import (
     Table,
     at_least,
     frequencies,
+    layer_norm,
     per_head,
     skew,
     times,
@@ -31,7 +35,7 @@ class RelativeVectors(Clipped):
         """[2L - 1, D] for offsets -(L-1) .. L-1."""
         raise NotImplementedError
 
-    def content(self, q: Tensor, k: Tensor, layer: int) -> Tensor:
+    def content(self, q: Tensor, k: Tensor, layer: int, project: Callable | None = None) -> Tensor:
         return skew(q @ self.vectors(q.size(2)).to(q.dtype).T)  # [B, H, L, 2L - 1] -> [B, H, L, L]
 
 
@@ -118,7 +122,7 @@ class Deberta(PositionScheme):
         self.q = nn.ModuleList(nn.Linear(dims.width, dims.heads * dims.head_dim, bias=False) for _ in range(layers))
         self.k = nn.ModuleList(nn.Linear(dims.width, dims.heads * dims.head_dim, bias=False) for _ in range(layers))
 
-    def content(self, q: Tensor, k: Tensor, layer: int) -> Tensor:
+    def content(self, q: Tensor, k: Tensor, layer: int, project: Callable | None = None) -> Tensor:
         length, layer = q.size(2), layer if self.own_projections else 0
         # delta(i, j) falls with the offset j - i: rows for offsets -(L-1) .. L-1 are those of i - j = L-1 .. -(L-1)
         delta = torch.arange(length - 1, -length, -1, device=q.device) + self.max_distance
@@ -136,3 +140,73 @@ class DebertaShared(Deberta):
 
     paper, formula = "He et al. 2021, shared", "as deberta, V_Q and V_K shared by all layers"
     own_projections = False
+
+
+@register("deberta_v2")
+class DebertaV2(PositionScheme):
+    """DeBERTa v2 and v3 (He et al., 2023), LTG-BERT and GPT-BERT: `deberta` without projections of its own.
+
+    q_i . K(P_{b(i-j)}) + k_j . Q(P_{b(i-j)}), where P is layer-normed, and Q and K are the layer's own W_Q and W_K with
+    their biases. Both terms have the bucket of i - j, as in the authors' code (v1's second has that of j - i). Buckets
+    b: up to `buckets` / 2 one per offset, from there to max_distance - 1 as many again, spaced logarithmically and
+    rounded up; further offsets share the last. LTG-BERT has 32 buckets. Theirs drop out entries of P in training.
+    """
+
+    paper, formula = "He et al. 2023", "(q_i . W_K P_{b(i-j)} + k_j . W_Q P_{b(i-j)}) / sqrt(3D)"
+    extra_terms = 2
+
+    def __init__(self, dims: Dims, buckets: int = 256, max_distance: int = 512, std: float = 0.02):
+        super().__init__(dims)
+        if buckets < 4 or buckets % 2:
+            raise ValueError(f"buckets must be an even number, at least 4, not {buckets}")
+        if max_distance <= buckets // 2 + 1:
+            raise ValueError(f"max_distance must be more than buckets / 2 + 1, not {max_distance}")
+        self.buckets, self.max_distance = buckets, max_distance
+        width = dims.input_width or dims.width
+        self.table, self.norm = Table(2 * buckets - 1, width, std), nn.LayerNorm(width)
+
+    def bucket_of(self, offset: Tensor) -> Tensor:
+        """-(buckets - 1) .. buckets - 1, with the sign of the offset."""
+        middle = self.buckets // 2
+        distance = offset.abs().clamp(max=self.max_distance - 1)
+        # float32, because bfloat16 would move the borders
+        log = torch.log(distance.clamp(min=1).float() / middle) / math.log((self.max_distance - 1) / middle)
+        far = middle + torch.ceil(log * (middle - 1)).long()
+        return torch.where(distance <= middle, offset, far * offset.sign())
+
+    def content(self, q: Tensor, k: Tensor, layer: int, project: Callable | None = None) -> Tensor:
+        rows = layer_norm(self.table.weight, self.norm).to(self.table.weight.dtype)  # [R, C]
+        pos_q, pos_k, _ = project(rows[None])  # [1, H, R, D]
+        offsets = torch.arange(1 - q.size(2), q.size(2), device=q.device)
+        row = self.bucket_of(offsets) + self.buckets - 1  # [2L - 1], by i - j
+        to_position = skew(q @ pos_k[0, :, row.flip(0)].transpose(1, 2))  # [B, H, L, L], entry (i, j)
+        from_position = skew(k @ pos_q[0, :, row].transpose(1, 2))  # entry (j, i)
+        return to_position + from_position.transpose(2, 3)
+
+
+@register("transformer_xl")
+class TransformerXL(PositionScheme):
+    """Transformer-XL (Dai et al., 2019): q_i . W_R R_{i-j} + u . k_j + v . W_R R_{i-j}.
+
+    R are sinusoids of the offset, C wide and not clipped (XLNet has them for both signs). Every layer has its own
+    W_R, without bias; u and v, one vector per head each, are shared by all layers (the authors' default). u . k_j does
+    not depend on positions, but belongs to the encoding.
+    """
+
+    paper, formula = "Dai et al. 2019", "(q_i . W_R R_{i-j} + u . k_j + v . W_R R_{i-j}) / sqrt(D)"
+    own_projections = True
+
+    def __init__(self, dims: Dims):
+        super().__init__(dims)
+        self.heads, self.width = dims.heads, len(frequencies(dims.width)) * 2
+        shape = dims.heads, dims.head_dim
+        self.u, self.v = (nn.Parameter(torch.randn(shape) * 0.02) for _ in range(2))
+        self.r = nn.ModuleList(nn.Linear(dims.width, shape[0] * shape[1], bias=False) for _ in range(dims.layers))
+
+    def content(self, q: Tensor, k: Tensor, layer: int, project: Callable | None = None) -> Tensor:
+        length = q.size(2)
+        offsets = torch.arange(length - 1, -length, -1, device=q.device)  # i - j, for j - i = -(L-1) .. L-1
+        rows = waves(frequencies(self.width, q.device), offsets)  # [2L - 1, C]
+        rows = per_head(rows, self.r[layer], self.heads).to(q.dtype)  # [H, 2L - 1, D]
+        u, v = self.u[:, None].to(q.dtype), self.v[:, None].to(q.dtype)  # [H, 1, D]
+        return skew((q + v) @ rows.transpose(1, 2)) + u @ k.transpose(2, 3)

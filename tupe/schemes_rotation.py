@@ -9,24 +9,44 @@ import torch
 from torch import Tensor, nn
 
 from .positions import Dims, PositionScheme, register
-from .schemes_common import Clipped, frequencies, positive, times, toeplitz
+from .schemes_common import Clipped, LearnedFrequencies, frequencies, positive, times, toeplitz
 
 
 @register("rope")
-class Rope(PositionScheme):
+class Rope(LearnedFrequencies, PositionScheme):
     """RoPE (Su et al., 2021): q and k rotated by their position, so that their product depends on the offset. No
-    parameters."""
+    parameters.
+
+    fraction: the share of the columns that is rotated, the first ones (GPT-NeoX: 0.25); their number is rounded to an
+    even one, at least 2. learned: the frequencies are learned, from the fixed ones on.
+    """
 
     paper, formula = "Su et al. 2021", "(R_i q_i) . (R_j k_j) / sqrt(D)"
 
-    def __init__(self, dims: Dims, base: float = 10000.0):
+    def __init__(self, dims: Dims, base: float = 10000.0, fraction: float = 1.0, learned: bool = False):
         super().__init__(dims)
         if not base > 1:
             raise ValueError(f"base must be more than 1, not {base}")
-        self.base = base
+        if not 0 < fraction <= 1:
+            raise ValueError(f"fraction must be more than 0 and at most 1, not {fraction}")
+        self.base, self.fraction, self.learned = base, fraction, learned
+        if learned:
+            self.start_frequencies(self.columns(dims.head_dim), base)
+
+    def columns(self, width: int) -> int:
+        """How many columns of vectors of this width are rotated."""
+        return width if self.fraction == 1 else max(2, 2 * round(width * self.fraction / 2))
+
+    def rotated(self, x: Tensor, sign: int = 1) -> Tensor:
+        """x [..., L, D] with each row rotated by its position times sign."""
+        columns = self.columns(x.size(-1))
+        omega = self.omega if self.learned else frequencies(columns, x.device, self.base)
+        if columns == x.size(-1):
+            return rotated(x, omega, sign)
+        return torch.cat([rotated(x[..., :columns], omega, sign), x[..., columns:]], dim=-1)
 
     def rotate(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        return rotated(q, self.base), rotated(k, self.base), v
+        return self.rotated(q), self.rotated(k), v
 
 
 @register("rope_values")
@@ -35,16 +55,18 @@ class RopeValues(Rope):
 
     paper, formula = "Su 2022", "rope, and o_i = sum_j a_ij R_{j-i} v_j"
 
+    def __init__(self, dims: Dims, base: float = 10000.0, fraction: float = 1.0):
+        super().__init__(dims, base, fraction)
+
     def rotate(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        return tuple(rotated(x, self.base) for x in (q, k, v))
+        return tuple(self.rotated(x) for x in (q, k, v))
 
     def unrotate(self, out: Tensor) -> Tensor:
-        return rotated(out, self.base, -1)
+        return self.rotated(out, -1)
 
 
-def rotated(x: Tensor, base: float, sign: int = 1) -> Tensor:
-    """x [..., L, D] with columns (2m, 2m + 1) rotated by the angle sign * i * base^(-2m/D) at position i."""
-    omega = frequencies(x.size(-1), x.device, base)
+def rotated(x: Tensor, omega: Tensor, sign: int = 1) -> Tensor:
+    """x [..., L, D] with columns (2m, 2m + 1) rotated by the angle sign * i * omega_m at position i; omega: [D / 2]."""
     angle = sign * torch.arange(x.size(-2), device=x.device)[:, None] * omega  # [L, D / 2]
     cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
     even, odd = x[..., ::2], x[..., 1::2]

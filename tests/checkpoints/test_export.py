@@ -129,7 +129,8 @@ def same(ours, theirs, real=None):
     return difference
 
 
-WHOLE = {"nopos", "alibi", "shaw_sinusoidal", "deberta"}  # no parameters, or their own in every layer already
+# no parameters, or their own in every layer already
+WHOLE = {"nopos", "alibi", "shaw_sinusoidal", "deberta", "transformer_xl"}
 PER_LAYER = [n for n, kind in SCHEMES.items() if n not in WHOLE and not overrides(kind, "embed", "rotate")]
 
 

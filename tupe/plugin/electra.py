@@ -67,13 +67,15 @@ class Generator(Encoder):
 
 def tie_position_vectors(own: Positions, tied: Positions) -> None:
     """Make `own` use the tables of `tied` whose vectors have the model's width C (if D = C, this includes vectors of a
-    head's width)."""
+    head's width), unless its own layers project the vectors, which then have these layers' width."""
     for name, scheme in tied.items():
         if not isinstance(scheme, nn.ModuleList) and overrides(scheme, "embed"):  # such a scheme is never per layer
             own[name] = scheme  # acts on the embeddings alone, which are shared
     for name, module in tied.named_modules():
         if isinstance(module, nn.Embedding) and module.embedding_dim == tied.dims.width:
-            own.get_submodule(name).weight = module.weight
+            own_table = own.get_submodule(name)
+            if own_table.embedding_dim == module.embedding_dim:
+                own_table.weight = module.weight
 
 
 class DiscriminatorHead(nn.Module):
