@@ -319,6 +319,13 @@ def table(path):
     return [line.split("\t") for line in path.read_text().splitlines()[1:]]
 
 
+def never_pack(monkeypatch):
+    """Compute on padding too, from now on."""
+    from tupe.kernels import Packing
+
+    monkeypatch.setattr(Packing, "of", lambda real, count: Packing(real))
+
+
 def scramble(module, seed=0):
     """Add noise to every parameter: initial values of 0, 1 or N(0, 0.02) would hide mistakes. Returns the module."""
     generator = torch.Generator().manual_seed(seed)
@@ -368,7 +375,8 @@ class Waits(TorchDispatchMode):
         self.operations = []
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        masks = [i for i in (args[1] if str(func).startswith("aten.index") else []) if i is not None]
+        by_index = str(func).startswith(("aten.index.", "aten.index_put"))
+        masks = [i for i in (args[1] if by_index else []) if i is not None]
         if str(func).startswith(self.waiting_operations) or any(i.dtype == torch.bool for i in masks):
             self.operations.append(str(func))
         return func(*args, **(kwargs or {}))

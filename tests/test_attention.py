@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from helpers import never_pack
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -314,7 +315,7 @@ def test_no_bias_per_sequence(position, monkeypatch):
     ]
     assert merged[0] == [] and len(merged[1]) == 2, merged  # forward, backward
     with torch.no_grad():
-        terms = encoder(position).terms(full)
+        terms = encoder(position).terms(MAX)
     assert all(t.bias.shape == (H, MAX, MAX) and t.bias.untyped_storage().nbytes() == 4 * H * MAX**2 for t in terms)
 
 
@@ -328,7 +329,7 @@ def test_bias_is_computed_once(path, padding, monkeypatch):
         monkeypatch.setattr(scheme, "bias", lambda *args, name=name, bias=bias: calls.append(name) or bias(*args))
     model(batch(padding=padding))
     assert sorted(calls) == ["t5", "untied"]
-    terms = model.terms(batch(padding=padding), path)
+    terms = model.terms(MAX, path, model.packing(batch(padding=padding)))
     assert len(terms) == N and all(term.bias is terms[0].bias for term in terms)  # one tensor, handed to every layer
 
 
@@ -534,8 +535,35 @@ def test_checkpointed_activations(path):
     assert few < 0.3 * many
 
 
+@pytest.mark.parametrize("autocast", [False, True], ids=["float32", "bf16"])
+@pytest.mark.parametrize("path, device", PATHS_ON)
+def test_token_wise_work_without_padding(path, device, autocast, monkeypatch):
+    """As the padded computation, on every path; `test_positions.py` has every scheme."""
+    model, tokens = encoder(attention=path).to(device), batch(padding=(0, 5, 21))
+    tokens[0, 7] = PAD
+    with torch.autocast(device, torch.bfloat16, enabled=autocast):
+        ours = outcome(model, tokens)
+        never_pack(monkeypatch)
+        assert_same(ours, outcome(model, tokens), 2e-2 if autocast else 1e-5 if device == "cpu" else 1e-4)
+
+
+def test_dropout_without_padding(monkeypatch):
+    """Other draws of the same distribution: equal mean and variance of every feature."""
+    draws = 4000
+    tokens = batch(8, padding=(3,), size=1).expand(draws, -1)
+    model = encoder(dropout=0.2, attention_dropout=0.2).train()
+    torch.manual_seed(0)
+    with torch.no_grad():
+        ours = model(tokens)[0][:, :5]
+        never_pack(monkeypatch)
+        padded = model(tokens)[0][:, :5]
+    error = (ours.mean(0) - padded.mean(0)) / ((ours.var(0) + padded.var(0)) / draws).sqrt()
+    assert error.abs().max() < 5
+    assert (ours.var(0) / padded.var(0) - 1).abs().max() < 0.25
+
+
 def test_padding_known_beforehand():
     model, tokens = encoder().eval(), batch(padding=(0, 4))
-    torch.testing.assert_close(model(tokens, padded=True)[0], model(tokens)[0])
-    torch.testing.assert_close(model(batch(), padded=False)[0], model(batch())[0])
-    assert model.terms(batch(), "blocked", padded=False)[0].real is None
+    assert torch.equal(model(tokens, n_real=3 * MAX - 4)[0], model(tokens)[0])
+    assert torch.equal(model(batch(), n_real=3 * MAX)[0], model(batch())[0])
+    assert model.packing(batch(), n_real=3 * MAX) == model.packing(batch()) == (None, None, None)

@@ -7,7 +7,7 @@ import re
 
 import pytest
 import torch
-from helpers import scramble
+from helpers import never_pack, scramble
 
 from tupe.attention import NORMALISERS
 from tupe.encoder import LAYERS, Encoder
@@ -91,11 +91,14 @@ def test_every_parameter_learns(position, cls):
     assert silent == ({f"positions.{name}.k.bias" for name in copies + whole} if cls == "tied" else set())
 
 
-@pytest.mark.parametrize(
+in_all_layers = pytest.mark.parametrize(
     ("position", "cls", "layer", "normaliser"),
     [(position, cls, "transformer", "softmax") for position, cls in SETTINGS]
     + [(*s, layer, norm) for s in [("nopos", "tied"), ("urpe", "untied")] for layer in LAYERS for norm in NORMALISERS],
 )
+
+
+@in_all_layers
 def test_padding_changes_nothing(position, cls, layer, normaliser):
     model = scramble(encoder(position, cls, layer=layer, normaliser=normaliser)).eval()
     padded = tokens()
@@ -106,6 +109,29 @@ def test_padding_changes_nothing(position, cls, layer, normaliser):
     other[0] = other[0].flip(0)
     torch.testing.assert_close(both[1, :6], alone[0], rtol=1e-6, atol=1e-6)
     torch.testing.assert_close(model(other)[0][1], both[1], rtol=1e-9, atol=1e-9)  # nor do the other rows of the batch
+
+
+@in_all_layers
+@pytest.mark.parametrize("recompute", [False, True], ids=["", "recompute"])
+def test_token_wise_work_without_padding(position, cls, layer, normaliser, recompute, monkeypatch):
+    """Features, hidden states and all gradients are those of the padded computation, wherever the padding is."""
+    options = {"layer": layer, "normaliser": normaliser, "checkpoint_activations": recompute}
+    model = scramble(encoder(position, cls, **options))
+    batch = tokens(batch=5)
+    batch[1, 6:] = batch[2, :3] = batch[3, 4] = batch[4, -1] = PAD
+    real = batch.ne(PAD)
+    assert real.sum() == 37 and len(model.packing(batch).places) == 38 < real.numel()  # T, with one token of padding
+
+    def outcome():
+        model.zero_grad()
+        features, hiddens = model(batch, return_all_hiddens=True)
+        x = torch.stack([features, *hiddens], dim=2)[real]  # [T, N + 2, C]
+        (x * torch.randn(x.shape, generator=torch.Generator().manual_seed(2), dtype=x.dtype)).sum().backward()
+        return {"features": x.detach()} | {name: p.grad.clone() for name, p in model.named_parameters()}
+
+    ours = outcome()
+    never_pack(monkeypatch)
+    torch.testing.assert_close(ours, outcome(), rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("position", [*SCHEMES, *COMBINATIONS])
@@ -166,7 +192,7 @@ def test_position_terms_are_computed_once_per_forward(position, cls, monkeypatch
         copies = len(module) if isinstance(module, torch.nn.ModuleList) else 1
         assert calls.count((name, "bias")) == calls.count((name, "gate")) == copies
         assert calls.count((name, "embed")) == 1
-    terms = model.terms(tokens())
+    terms = model.terms(L)
     assert all((t is terms[0]) != model.positions.per_layer for t in terms[1:])  # shared: one object for all layers
 
 

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .kernels import blocked_attention
+from .kernels import NO_PADDING, Packing, blocked_attention
 from .positions import Positions, overrides
 
 
@@ -27,6 +27,7 @@ class Terms(NamedTuple):
     gate: Tensor | None = None  # [H, L, L]
     real: Tensor | None = None  # [B, 1, 1, L], False at padded keys; if given, the bias ignores padding
     path: str = "plain"  # a name from PATHS
+    packing: Packing = NO_PADDING  # what makes [B, L, C] of a layer's tokens
 
 
 # Normalisers: logits [B, H, L, L] and real [B, 1, 1, L] or None -> weights.

@@ -1,7 +1,8 @@
 """A post-layer-norm BERT encoder. It names no position scheme: it gets the terms from `Positions` and hands them to
 every layer. `ModelConfig` is the one list of a model's options.
 
-B batch, L sequence length, C model width, H heads, D = C / H, N layers.
+B batch, L sequence length, C model width, H heads, D = C / H, N layers; T rows of token-wise work: where there is
+padding, x [B, L, C] becomes [T, C] after the embeddings (`kernels.Packing`), and so it stays outside of attention.
 """
 
 import logging
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from .attention import NORMALISERS, PATHS, Terms, attend, attention_weights, choose
-from .kernels import Linear, autocast_device, dropout, linear, lm_loss, split_heads
+from .kernels import NO_PADDING, Linear, Packing, autocast_device, dropout, linear, lm_loss, split_heads
 from .positions import CLS, Dims, Positions, canonical
 from .schemes import SCHEMES, Table
 
@@ -32,15 +33,15 @@ class Attention(nn.Module):
         self.qkv = Linear(dims.width, 3 * dims.width)
         self.out = Linear(dims.width, dims.width)
 
-    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """[B, L, C] -> q, k, v, [B, H, L, D] each."""
-        return split_heads(self.qkv(x), self.heads)
+    def project(self, x: Tensor, packing: Packing = NO_PADDING) -> tuple[Tensor, Tensor, Tensor]:
+        """[B, L, C] or [T, C] -> q, k, v, [B, H, L, D] each."""
+        return split_heads(packing.unpack(self.qkv(x)), self.heads)
 
     def forward(self, x: Tensor, positions: Positions, terms: Terms, layer: int) -> Tensor:
-        q, k, v = self.project(x)
+        q, k, v = self.project(x, terms.packing)
         p = self.dropout if self.training else 0.0
         mixed = attend(q, k, v, positions, terms, layer, self.normaliser, p, self.project)  # [B, H, L, D]
-        return self.out(mixed.transpose(1, 2).flatten(2))
+        return self.out(terms.packing.pack(mixed.transpose(1, 2).flatten(2)))
 
 
 class TransformerLayer(nn.Module):
@@ -63,7 +64,7 @@ class TransformerLayer(nn.Module):
         return Dims(max_positions, width, heads, layers, head_dim=width // heads, value_dim=width // heads)
 
     def forward(self, x: Tensor, positions: Positions, terms: Terms, layer: int) -> Tensor:
-        """[B, L, C] -> [B, L, C]. layer: index of this layer."""
+        """[B, L, C] or [T, C] -> the same shape. layer: index of this layer."""
         y = self.attention(x, positions, terms, layer)
         x = self.attention_norm(x + dropout(y, self.dropout, self.training))
         y = dropout(F.gelu(self.fc1(x)), self.activation_dropout, self.training)
@@ -100,19 +101,19 @@ class GatedAttentionLayer(nn.Module):
         """The sizes that position schemes need: one head, whatever `heads` says."""
         return Dims(max_positions, width, 1, layers, head_dim=cls.head_dim, value_dim=2 * width)
 
-    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """[B, L, C] -> q, k [B, 1, L, D] and v [B, 1, L, E]."""
-        z = F.silu(self.z(x)).unsqueeze(1)
+    def project(self, x: Tensor, packing: Packing = NO_PADDING) -> tuple[Tensor, Tensor, Tensor]:
+        """[B, L, C] or [T, C] -> q, k [B, 1, L, D] and v [B, 1, L, E]."""
+        z = F.silu(self.z(x))
         scales, shifts = self.scale.to(z.dtype), self.shift.to(z.dtype)  # else autocast would turn q and k into float32
         pairs = zip(scales, shifts, strict=True)
         q, k = (z * scale + shift for scale, shift in pairs)
-        return q, k, F.silu(self.v(x)).unsqueeze(1)
+        return tuple(packing.unpack(part).unsqueeze(1) for part in (q, k, F.silu(self.v(x))))
 
     def forward(self, x: Tensor, positions: Positions, terms: Terms, layer: int) -> Tensor:
-        q, k, v = self.project(x)
+        q, k, v = self.project(x, terms.packing)
         p = self.attention_dropout if self.training else 0.0
         mixed = attend(q, k, v, positions, terms, layer, self.normaliser, p, self.project).squeeze(1)  # [B, L, E]
-        y = self.out(F.silu(self.u(x)) * mixed)
+        y = self.out(F.silu(self.u(x)) * terms.packing.pack(mixed))
         return self.norm(x + dropout(y, self.dropout, self.training))
 
 
@@ -236,17 +237,27 @@ class Encoder(nn.Module):
             self.apply(shrink_values(config.max_positions))
 
     def forward(
-        self, tokens: Tensor, return_all_hiddens: bool = False, padded: bool | None = None
+        self, tokens: Tensor, return_all_hiddens: bool = False, n_real: int | None = None
     ) -> tuple[Tensor, list[Tensor] | None]:
         """Returns features [B, L, C] and, with return_all_hiddens, the list of N + 1 hidden states [B, L, C]
-        (embeddings first). padded: whether there is padding; without it the encoder looks, and waits for the GPU."""
-        return self.transform(self.embed(tokens), tokens, return_all_hiddens, padded)
+        (embeddings first); at padding they mean nothing. n_real: see `packing`."""
+        packing = self.packing(tokens, n_real)
+        return self.transform(self.embed(tokens, packing), tokens.size(1), packing, return_all_hiddens)
+
+    def packing(self, tokens: Tensor, n_real: int | None = None) -> Packing:
+        """Where the real tokens of [B, L] are. n_real: their number; without it the encoder counts, and waits for the
+        GPU."""
+        if n_real == tokens.numel():
+            return NO_PADDING
+        real = tokens.ne(self.pad)
+        count = int(real.sum()) if n_real is None else n_real
+        return Packing.of(real, count)
 
     def transform(
-        self, x: Tensor, tokens: Tensor, return_all_hiddens: bool = False, padded: bool | None = None
+        self, x: Tensor, length: int, packing: Packing, return_all_hiddens: bool = False
     ) -> tuple[Tensor, list[Tensor] | None]:
-        """Run all layers on embedded tokens x [B, L, C]; returns what `forward` does."""
-        terms = self.terms(tokens, self.choose_path(x), padded)
+        """Run all layers on embedded tokens x [B, L, C] or [T, C], L = length; returns what `forward` does."""
+        terms = self.terms(length, self.choose_path(x), packing)
         recompute = self.checkpoint_activations and self.training and torch.is_grad_enabled()
         hiddens = [x]
         for index, layer in enumerate(self.layers):
@@ -254,17 +265,17 @@ class Encoder(nn.Module):
             x = checkpoint(layer, *args, use_reentrant=False) if recompute else layer(*args)
             if return_all_hiddens:
                 hiddens.append(x)
-        return x, hiddens if return_all_hiddens else None
+        return packing.unpack(x), [packing.unpack(h) for h in hiddens] if return_all_hiddens else None
 
-    def embed(self, tokens: Tensor) -> Tensor:
-        """[B, L] -> [B, L, C], the input of the first layer."""
+    def embed(self, tokens: Tensor, packing: Packing = NO_PADDING) -> Tensor:
+        """[B, L] -> [B, L, C] or [T, C], the input of the first layer."""
         x = self.tokens(tokens)
         position_vectors = self.positions.embed(tokens.size(1))
         if position_vectors is not None:
             x = x + position_vectors.to(x.dtype)
         if self.segments is not None:
             x = x + self.segments(second_segment(tokens, self.separator))
-        return dropout(self.embed_norm(x), self.dropout, self.training)
+        return dropout(self.embed_norm(packing.pack(x)), self.dropout, self.training)
 
     def choose_path(self, x: Tensor) -> str:
         """The attention path for x's device and dtype; logs it when it changes."""
@@ -274,7 +285,7 @@ class Encoder(nn.Module):
             logger.info(f"attention path: {path} ({reason})")
         return path
 
-    def terms(self, tokens: Tensor, path: str = "plain", padded: bool | None = None) -> list[Terms]:
+    def terms(self, length: int, path: str = "plain", packing: Packing = NO_PADDING) -> list[Terms]:
         """One `Terms` per layer, computed once per forward pass; the same object for all unless a scheme is per layer.
 
         Without padding the bias stays [H, L, L] and broadcasts over the batch. Under softmax, padding is merged into
@@ -282,38 +293,37 @@ class Encoder(nn.Module):
         does the blocked path, which then needs nothing of size B x H x L x L. GPU kernels read the bias in the queries'
         precision: it is rounded once, here, and not in every layer.
         """
-        padding = tokens.eq(self.pad)
-        padded = bool(padding.any()) if padded is None else padded
-        padding = padding[:, None, None, :] if padded else None  # [B, 1, 1, L]
         scale = self.positions.scale
+        real = None if packing.real is None else packing.real[:, None, None, :]  # [B, 1, 1, L]
 
         def merge(bias, gate):
             if path == "sdpa" and bias is not None:
-                bias = bias.to(self.precision(tokens.device.type))
-            if padding is None:
-                return Terms(scale, bias, gate, None, path)
-            if self.normaliser != "softmax" or path == "blocked":
-                return Terms(scale, bias, gate, ~padding, path)
-            bias = padding.new_zeros(1, 1, 1, dtype=torch.float32) if bias is None else bias
-            return Terms(scale, bias.masked_fill(padding, float("-inf")), gate, None, path)  # [B, H or 1, L or 1, L]
+                bias = bias.to(self.precision())
+            if real is None or self.normaliser != "softmax" or path == "blocked":
+                return Terms(scale, bias, gate, real, path, packing)
+            bias = real.new_zeros(1, 1, 1, dtype=torch.float32) if bias is None else bias
+            bias = bias.masked_fill(~real, float("-inf"))  # [B, H or 1, L or 1, L]
+            return Terms(scale, bias, gate, None, path, packing)
 
-        pairs = self.positions.terms(tokens.size(1))
+        pairs = self.positions.terms(length)
         return [merge(*pair) for pair in pairs] if self.positions.per_layer else [merge(*pairs[0])] * len(pairs)
 
-    def precision(self, device: str) -> torch.dtype:
-        """The dtype of queries and keys on a device."""
-        device, own_dtype = autocast_device(device), next(self.layers.parameters()).dtype
-        return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else own_dtype
+    def precision(self) -> torch.dtype:
+        """The dtype of queries and keys."""
+        weight = next(self.layers.parameters())
+        device = autocast_device(weight.device.type)
+        return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype
 
     def attention_weights(self, tokens: Tensor, layer: int = 0) -> Tensor:
         """The weights [B, H, L, L] of one layer, for probes and figures (without dropout)."""
         assert not self.training, "call eval() first: dropout would make the weights random"
-        x, terms = self.embed(tokens), self.terms(tokens)
+        packing = self.packing(tokens)
+        x, terms = self.embed(tokens, packing), self.terms(tokens.size(1), packing=packing)
         for index in range(layer):
             x = self.layers[index](x, self.positions, terms[index], index)
         block = self.layers[layer]
         project = (block.attention if hasattr(block, "attention") else block).project
-        q, k, v = project(x)
+        q, k, v = project(x, packing)
         content = self.positions.content(q, k, layer, project)
         q, k, _ = self.positions.rotate(q, k, v)
         return attention_weights(q, k, terms[layer], content, self.normaliser)

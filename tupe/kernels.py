@@ -1,10 +1,12 @@
-"""Faster versions of PyTorch functions: a float32 product, dropout, attention and the masked-LM loss.
+"""Faster versions of PyTorch functions: a float32 product, dropout, attention and the masked-LM loss; and token-wise
+work without padding.
 
-B batch, L sequence length, H heads, D width of a head, C model width, V vocabulary. Tests compare each
-with its plain counterpart, and docs/performance.md has the measurement that justifies it.
+B batch, L sequence length, T rows of token-wise work, H heads, D width of a head, C model width, V vocabulary. Tests
+compare each with its plain counterpart, and docs/performance.md has the measurement that justifies it.
 """
 
 import math
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -33,15 +35,21 @@ def on_onednn(*tensors) -> bool:
     return ONEDNN and all(t.device.type == "cpu" and t.dtype == torch.float32 and t.numel() for t in tensors)
 
 
-def padded(x: Tensor) -> Tensor:
-    """x [n, k] with rows of zeros appended, at most n / 16 of them: only 17 numbers of rows remain between one power of
-    2 and the next.
+def rounded_up(rows: int) -> int:
+    """A number of rows, raised by at most a sixteenth, so that only 17 numbers remain between one power of 2 and the
+    next.
 
     oneDNN caches a kernel for every shape, and these fragment the memory: since every batch has another number of
-    masked tokens, a process would grow by gigabytes.
+    tokens, and of masked ones, a process would grow by gigabytes.
     """
-    step = max(1, 2 ** (len(x).bit_length() - 5))
-    return F.pad(x, (0, 0, 0, -len(x) % step)) if len(x) % step else x
+    step = max(1, 2 ** (rows.bit_length() - 5))
+    return rows + -rows % step
+
+
+def padded(x: Tensor) -> Tensor:
+    """x [n, k] with rows of zeros appended: `rounded_up` of them in all."""
+    more = rounded_up(len(x)) - len(x)
+    return F.pad(x, (0, 0, 0, more)) if more else x
 
 
 class OneDnnLinear(torch.autograd.Function):
@@ -134,6 +142,74 @@ def dropout(x: Tensor, p: float, training: bool) -> Tensor:
     if not training or not 0 < p < 1 or x.device.type != "cpu" or torch.compiler.is_compiling():
         return F.dropout(x, p, training)
     return Dropout.apply(x, p)
+
+
+class Packing(NamedTuple):
+    """Where the real tokens of a batch are. Token-wise work is done on them alone: x [T, C], of which attention alone
+    makes [B, L, C]. Without padding, or with so little that it does not pay, x is [B, L, C] throughout.
+
+    T is `rounded_up`: the last rows of x may be tokens of padding.
+    """
+
+    real: Tensor | None = None  # [B, L], False at padding; None: there is none
+    places: Tensor | None = None  # [T], the place in the batch, of B L, of each row of x; None: x is [B, L, C]
+    rows: Tensor | None = None  # [B L], the row of x of each place, or T if it has none
+
+    @classmethod
+    def of(cls, real: Tensor, count: int) -> "Packing":
+        """real: [B, L], False at padding; count: how many are real, which a GPU need not be asked for then."""
+        if count == real.numel():
+            return NO_PADDING
+        size = rounded_up(count)
+        if size >= real.numel() or torch.compiler.is_compiling():
+            return cls(real)  # compiled code is made for one shape, and every batch has another T
+        places = real.logical_not().flatten().byte().argsort(stable=True)[:size]  # real tokens first
+        rows = torch.full_like(real, size, dtype=torch.long).flatten()
+        return cls(real, places, rows.scatter_(0, places, torch.arange(size, device=real.device)))
+
+    def pack(self, x: Tensor) -> Tensor:
+        """[B, L, C] -> [T, C]"""
+        return x if self.places is None else Pack.apply(x.flatten(0, 1), self.places, self.rows)
+
+    def unpack(self, x: Tensor) -> Tensor:
+        """[T, C] -> [B, L, C], 0 at padding."""
+        return x if self.places is None else Unpack.apply(x, self.places, self.rows).view(*self.real.shape, -1)
+
+
+NO_PADDING = Packing()
+
+
+def spread(x: Tensor, rows: Tensor) -> Tensor:
+    """x [T, C] -> [B L, C]; a row of zeros wherever `rows` is T."""
+    return torch.cat([x, x.new_zeros(1, x.size(1))]).index_select(0, rows)
+
+
+class Pack(torch.autograd.Function):
+    """Rows by their index. PyTorch's own backward pass adds rows up one by one; here none is selected twice."""
+
+    @staticmethod
+    def forward(ctx: FunctionCtx, x: Tensor, places: Tensor, rows: Tensor) -> Tensor:
+        ctx.save_for_backward(rows)
+        return x.index_select(0, places)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Tensor, None, None]:
+        return spread(grad, *ctx.saved_tensors), None, None
+
+
+class Unpack(torch.autograd.Function):
+    """The inverse of `Pack`."""
+
+    @staticmethod
+    def forward(ctx: FunctionCtx, x: Tensor, places: Tensor, rows: Tensor) -> Tensor:
+        ctx.save_for_backward(places)
+        return spread(x, rows)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Tensor, None, None]:
+        return grad.index_select(0, *ctx.saved_tensors), None, None
 
 
 class SplitHeads(torch.autograd.Function):

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
+from helpers import never_pack
 
 from tupe.architectures import ARCHITECTURES, ELECTRA
 from tupe.attention import NORMALISERS
@@ -220,6 +221,20 @@ def test_all_auto_classes(exported):
         assert classifier.accepts_loss_kwargs is False  # Trainer has to divide the loss when it accumulates gradients
         fresh = load("AutoModelForSequenceClassification", out, num_labels=5, ignore_mismatched_sizes=True)
         assert fresh(tokens).logits.shape == (3, 5)
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_padding_anywhere(attention, exported, monkeypatch):
+    """Masks with holes, and padding on the left: real tokens get what our model gets that computes on padding too."""
+    model, _, out = exported
+    tokens, _ = batch(model)
+    mask = torch.ones_like(tokens)
+    mask[0, :3] = mask[1, 4] = mask[2, -3:] = 0
+    theirs = load("AutoModelForMaskedLM", out, attn_implementation=attention)
+    ids = tokens.masked_fill(mask == 0, 1)
+    assert theirs.tupe.encoder.packing(ids).places is not None
+    never_pack(monkeypatch)
+    same(theirs(tokens, attention_mask=mask).logits, model(ids)[0], ids.ne(1))
 
 
 def test_heads_travel_both_ways(exported, data, tmp_path):

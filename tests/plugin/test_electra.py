@@ -9,7 +9,7 @@ import pytest
 import torch
 from fairseq.data import Dictionary, indexed_dataset
 from fairseq.models import MODEL_DATACLASS_REGISTRY, MODEL_REGISTRY
-from helpers import CONFIGS, PLUGIN, Waits, load, train, write_data
+from helpers import CONFIGS, PLUGIN, Waits, load, never_pack, train, write_data
 
 from tupe.plugin.electra import ElectraConfig, ElectraCriterion, ElectraModel, sample_gumbel
 from tupe.plugin.launch import fairseq_arguments
@@ -165,6 +165,23 @@ def test_a_sample_equal_to_the_original_counts_as_original():
     _, extra = model(**sample["net_input"], masked_tokens=masked, original=original)
     assert torch.equal(extra["replaced"], extra["corrupted"].ne(original))
     assert not extra["replaced"][~masked].any()
+
+
+def test_token_wise_work_without_padding(monkeypatch):
+    """The losses and all gradients are those of the padded computation."""
+    model, sample = build(dropout=0.0, attention_dropout=0.0), batch()
+    assert len(model.encoder.packing(sample["net_input"]["src_tokens"]).places) == 17
+
+    def outcome():
+        model.zero_grad()
+        torch.manual_seed(3)  # of the generator's samples
+        loss, _, logs = criterion()(model, sample)
+        loss.backward()
+        return logs, {name: p.grad.clone() for name, p in model.named_parameters()}
+
+    ours = outcome()
+    never_pack(monkeypatch)
+    torch.testing.assert_close(ours, outcome(), rtol=1e-5, atol=1e-6)
 
 
 def test_padding_is_never_sampled():

@@ -134,7 +134,7 @@ def step_cases(
     targets = tokens.view(-1)[: len(masked)]
     positions, layer, embedding = encoder.positions, encoder.layers[0], encoder.tokens.weight
     with torch.no_grad():
-        (terms,) = encoder.terms(tokens, encoder.choose_path(x), padded=False)
+        (terms,) = encoder.terms(length, encoder.choose_path(x))
     terms = terms._replace(bias=terms.bias.requires_grad_())
     inputs = {
         "layer": (lambda: layer(x, positions, terms, 0), (x, terms.bias, *layer.parameters())),

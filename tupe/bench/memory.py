@@ -95,7 +95,7 @@ def step_bytes(
     masked, width = count_masked(tokens), config.encoder_embed_dim
     with AsOnGpu():
         x, outside = kept(model, lambda: body.embed(tokens))
-        terms, of_bias = kept(model, lambda: body.terms(tokens, "sdpa", padded=False))
+        terms, of_bias = kept(model, lambda: body.terms(length, "sdpa"))
         x, in_layer = kept(model, lambda: body.layers[0](x, body.positions, terms[0], 0))
         rows = x.new_empty(masked, width).requires_grad_()
         _, head = kept(model, lambda: log_probabilities(model.lm_head(rows, body.tokens.weight)))

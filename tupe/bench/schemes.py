@@ -99,7 +99,7 @@ def flops(position: str, cls: str, setting: bench.Setting) -> tuple[float, float
         encoder = Encoder(setting.vocab, 1, position=position, cls=cls, **plain, **sizes).train()
         tokens = torch.zeros(setting.batch, setting.length, dtype=torch.long)
         with products, rest:
-            features, _ = encoder(tokens, padded=False)
+            features, _ = encoder(tokens, n_real=tokens.numel())
             features.backward(torch.empty_like(features))
     return products.get_total_flops() / tokens.numel(), rest.total / tokens.numel()
 

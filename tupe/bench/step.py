@@ -136,7 +136,8 @@ class Contender:
 
         def loss():  # the same as the criterion masked_lm_chunked
             masked = self.targets.ne(1).nonzero(as_tuple=True)
-            return self.model(self.tokens, masked_tokens=masked, lm_targets=self.targets[masked], padded=False)[0]
+            options = {"masked_tokens": masked, "lm_targets": self.targets[masked], "n_real": self.tokens.numel()}
+            return self.model(self.tokens, **options)[0]
 
         self.loss = loss
         return model

@@ -108,5 +108,5 @@ def _log_probabilities(model, tokens, places, targets) -> Tensor:
     device = model.encoder.tokens.weight.device
     tokens, targets = tokens.to(device), targets.to(device)
     places = tuple(index.to(device) for index in places)
-    logits, _ = model(tokens, masked_tokens=places, padded=False)  # [B, V]
+    logits, _ = model(tokens, masked_tokens=places, n_real=tokens.numel())  # [B, V]
     return torch.log_softmax(logits.float(), dim=-1).gather(1, targets[:, None]).squeeze(1)

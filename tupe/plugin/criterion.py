@@ -1,5 +1,5 @@
 """fairseq's masked-LM criterion with a loss that never holds all logits, and without a wait for the GPU to learn
-whether there is padding. (fairseq resumes no run with another criterion, not even a run of `masked_lm` with this
+how much padding there is. (fairseq resumes no run with another criterion, not even a run of `masked_lm` with this
 one.)"""
 
 import torch
@@ -8,9 +8,9 @@ from fairseq.criterions.masked_lm import MaskedLmConfig, MaskedLmLoss
 from fairseq.models import BaseFairseqModel
 
 
-def has_padding(sample: dict) -> bool:
-    """Whether a batch has padding, by the number of real tokens, which the data loader counted."""
-    return int(sample["ntokens"]) < sample["net_input"]["src_tokens"].numel()
+def count_real(sample: dict) -> int:
+    """The number of tokens of a batch without padding, which the data loader counted: the GPU need not be asked."""
+    return int(sample["ntokens"])
 
 
 @register_criterion("masked_lm_chunked", dataclass=MaskedLmConfig)
@@ -20,7 +20,7 @@ class ChunkedMaskedLmLoss(MaskedLmLoss):
     def forward(self, model: BaseFairseqModel, sample: dict, reduce: bool = True) -> tuple[torch.Tensor, int, dict]:
         targets = sample["target"]
         masked = targets.ne(self.padding_idx).nonzero(as_tuple=True)  # rows, columns; only this waits for the GPU
-        options = {"masked_tokens": masked, "lm_targets": targets[masked], "padded": has_padding(sample)}
+        options = {"masked_tokens": masked, "lm_targets": targets[masked], "n_real": count_real(sample)}
         loss, _ = model(**sample["net_input"], **options)
         sample_size = len(masked[0])
         logging_output = {

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from ..architectures import ELECTRA
 from ..encoder import Encoder, LMHead, init_bert
 from ..positions import Positions, overrides
-from .criterion import has_padding
+from .criterion import count_real
 from .model import Masked, TupeConfig, TupeModel, refuse_long_blocks, register_architectures, spell_position
 
 
@@ -55,11 +55,12 @@ class Generator(Encoder):
         tie_position_vectors(self.positions, tied.positions)
 
     def forward(
-        self, tokens: Tensor, tied: Encoder, masked_tokens: Masked | None = None, padded: bool | None = None
+        self, tokens: Tensor, tied: Encoder, masked_tokens: Masked | None = None, n_real: int | None = None
     ) -> Tensor:
         """LM logits [B, L, V], or [masked, V] at masked_tokens. tied: the discriminator's encoder. Other
         arguments: see `TupeModel.forward`."""
-        x, _ = self.transform(self.project(tied.embed(tokens)), tokens, padded=padded)
+        packing = self.packing(tokens, n_real)
+        x, _ = self.transform(self.project(tied.embed(tokens, packing)), tokens.size(1), packing)
         if masked_tokens is not None:
             x = x[masked_tokens]
         return self.head(x, tied.tokens.weight)
@@ -121,7 +122,7 @@ class ElectraModel(TupeModel):
     def forward(
         self, src_tokens: Tensor, src_lengths: Tensor | None = None, features_only: bool = False,
         classification_head_name: str | None = None, masked_tokens: Masked | None = None,
-        original: Tensor | None = None, spans: bool = False, padded: bool | None = None, **options,
+        original: Tensor | None = None, spans: bool = False, n_real: int | None = None, **options,
     ) -> tuple:  # fmt: skip
         """src_tokens [B, L]. As TupeModel.forward, with the discriminator's features and the generator's LM logits.
 
@@ -130,18 +131,18 @@ class ElectraModel(TupeModel):
         the discriminator read under "corrupted", and the correct answers [B, L] (bool) under "replaced".
         """
         if features_only or spans or classification_head_name is not None:
-            options.update(classification_head_name=classification_head_name, spans=spans, padded=padded)
+            options.update(classification_head_name=classification_head_name, spans=spans, n_real=n_real)
             return super().forward(src_tokens, src_lengths, features_only, **options)
         if self.generator is None:
             raise ValueError("an ELECTRA model has a language-model head in the task masked_lm only")
         if original is None and self.training:
             raise ValueError("this criterion would train the generator alone; ELECTRA needs --criterion electra")
         with self.precision():
-            lm_logits = self.generator(src_tokens, self.encoder, masked_tokens, padded)
+            lm_logits = self.generator(src_tokens, self.encoder, masked_tokens, n_real)
             if original is None:
                 return lm_logits, {"inner_states": None}
             corrupted = self.corrupt(original, masked_tokens, lm_logits)
-            features, _ = self.encoder(corrupted, padded=padded)
+            features, _ = self.encoder(corrupted, n_real=n_real)
             logits = self.discriminator(features)
         return (lm_logits, logits), {"corrupted": corrupted, "replaced": corrupted.ne(original)}
 
@@ -191,7 +192,7 @@ class ElectraCriterion(FairseqCriterion):
         masked, tokens = masked & ~special, torch.where(special, original, tokens)
         real = original.ne(self.padding_idx)
         positions = masked.nonzero(as_tuple=True)  # rows, columns; only this waits for the GPU
-        options = {"masked_tokens": positions, "original": original, "padded": has_padding(sample)}
+        options = {"masked_tokens": positions, "original": original, "n_real": count_real(sample)}
         (lm_logits, logits), extra = model(**{**sample["net_input"], "src_tokens": tokens}, **options)
         replaced = extra["replaced"]
         lm_loss = F.cross_entropy(lm_logits.float(), target[positions], reduction="sum")

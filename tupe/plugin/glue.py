@@ -33,7 +33,7 @@ from scipy.stats import pearsonr, spearmanr
 from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
 
 from ..record import write_atomically
-from .criterion import has_padding
+from .criterion import count_real
 from .finetune import FinetuneConfig, FinetuneCriterion, FinetuneTask
 
 logger = logging.getLogger(__name__)
@@ -291,7 +291,7 @@ class GlueCriterion(FinetuneCriterion):
 
     def forward(self, model: BaseFairseqModel, sample: dict, reduce: bool = True) -> tuple[torch.Tensor, int, dict]:
         """Returns (summed loss, number of examples, what to log)."""
-        options = {"classification_head_name": self.head, "padded": has_padding(sample)}
+        options = {"classification_head_name": self.head, "n_real": count_real(sample)}
         output, _ = model(**sample["net_input"], features_only=True, **options)
         output = output.float()  # [B, K]
         target = sample["target"].view(-1)

@@ -35,7 +35,7 @@ from fairseq.tasks import register_task
 from fairseq.tasks.masked_lm import MaskedLMConfig, MaskedLMTask
 from omegaconf import II, DictConfig
 
-from .criterion import has_padding
+from .criterion import count_real
 from .run import RecordedTask
 
 HEAD = "next_sentence"
@@ -217,7 +217,7 @@ class MaskedLMNextSentence(MaskedLmLoss):
     def forward(self, model: BaseFairseqModel, sample: dict, reduce: bool = True) -> tuple[torch.Tensor, int, dict]:
         masked = sample["target"].ne(self.padding_idx)
         count, sentences = masked.sum(), len(sample["next_sentence"])
-        options = {"masked_tokens": masked, "classification_head_name": HEAD, "padded": has_padding(sample)}
+        options = {"masked_tokens": masked, "classification_head_name": HEAD, "n_real": count_real(sample)}
         logits, extra = model(**sample["net_input"], **options)
         lm_loss = F.cross_entropy(logits.float(), sample["target"][masked], reduction="sum")
         classes, labels = extra["classes"].float(), sample["next_sentence"]

@@ -155,7 +155,7 @@ class TupeModel(BaseFairseqModel):
         masked_tokens: Masked | None = None,
         lm_targets: Tensor | None = None,
         spans: bool = False,
-        padded: bool | None = None,
+        n_real: int | None = None,
         **unused,
     ) -> tuple:
         """src_tokens [B, L] -> (output, {"inner_states": hidden states or None}).
@@ -166,10 +166,10 @@ class TupeModel(BaseFairseqModel):
         and columns. With both masked_tokens and a head, the LM logits are the output and those of the head are in the
         second result under "classes".
         With lm_targets [number of masked tokens], the sum of their cross-entropies replaces the LM logits, which are
-        then never all in memory at once. padded: see `Encoder.forward`.
+        then never all in memory at once. n_real: see `Encoder.packing`.
         """
         with self.precision():
-            x, hiddens = self.encoder(src_tokens, return_all_hiddens, padded)
+            x, hiddens = self.encoder(src_tokens, return_all_hiddens, n_real)
             extra = {"inner_states": hiddens}
             if classification_head_name is not None:
                 classes = self.classification_heads[classification_head_name](x)
