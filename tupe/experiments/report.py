@@ -36,6 +36,7 @@ from .summary import (
     score_name,
     summarise,
 )
+from .uncertainty import uncertainty_tables
 
 # ------------------------------------------------------------------------------------------------------------- tables
 
@@ -279,6 +280,12 @@ WHICH_EPOCH = (
 )
 MAJORITY = f"{NO_BETTER}: no better than the row majority, which is always giving one answer (a correlation of 0)."
 SPREAD = "Mean ± standard deviation over the seeds of the best configuration."
+UNCERTAINTY = (
+    "Standard errors of the mean over seeds (best configuration, best epoch), by their source: which examples are in "
+    "the development set (bootstrap, the same draws for all models), the seeds of fine-tuning, the seeds of "
+    "pre-training; in brackets the number of runs, ? where one run cannot tell. Differences are paired by example and "
+    "by seed. Choosing the epoch and the learning rate on the same examples is in none of them."
+)
 CORRELATIONS = (
     "Pearson correlation, over the models with position encodings, of each property with each score (mean over seeds, "
     "best epoch):"
@@ -318,6 +325,8 @@ def sections(collection: Collection, probed: dict | None = None, losses: dict | 
         if len(probed) > 2:
             blocks += [CORRELATIONS, correlation_table(probed, best)]
         report.append(Section("Properties of the position encodings", blocks))
+    if best:
+        report.append(Section("Uncertainty", [UNCERTAINTY, *uncertainty_tables(collection, best, "best")]))
     tried = defaultdict(dict)  # {model: its tasks}, those too of which every run failed
     for model, task, *_ in sorted([*collection.finished, *collection.broken]):
         tried[model][task] = configuration_table(model, task, collection)
