@@ -25,7 +25,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def evidence(folder):
-    return Evidence(folder / "tables")
+    return Evidence(collect.read(folder / "tables"))
 
 
 def run(model, stage="main", seed=1, size="mini", updates=5000, lr=1e-3):
@@ -87,7 +87,7 @@ def test_exit_and_shares_follow_from_straight_curves(tmp_path):
     for updates, loss in ((1250, 7.0), (2500, 6.5), (3500, 5.5)):
         write_run(out, Trial("share", "tupe_a", "tiny", updates, 1e-3, 1), loss, exit=500)
     collect.write(collect.collect(out, collect.read(tmp_path)), tmp_path)
-    evidence = Evidence(tmp_path)
+    evidence = Evidence(collect.read(tmp_path))
     assert evidence.threshold == pytest.approx(7.0, abs=1e-4)  # the better rate's 7.5, minus one half
     exits = evidence.by_seed("main", evidence.exit)
     assert exits["tupe_a"][1] == pytest.approx(1000 + 4000 / 3, abs=2)
@@ -109,7 +109,7 @@ def test_equal_time_is_the_end_of_the_quickest(tmp_path):
     write_run(tmp_path / "out", run("bert_a"), 6.0, exit=1000, seconds=5)
     write_run(tmp_path / "out", run("tupe_a"), 5.0, exit=1000, seconds=10)
     collect.write(collect.collect(tmp_path / "out", collect.read(tmp_path)), tmp_path)
-    table = claims.equal_time(Evidence(tmp_path), "main")
+    table = claims.equal_time(Evidence(collect.read(tmp_path)), "main")
     assert table["bert_a"][1] == pytest.approx(6.0, abs=1e-3)
     assert table["tupe_a"][1] == pytest.approx(8 - 3 * 1500 / 4000, abs=1e-3)  # after 2,500 updates
 
@@ -137,7 +137,7 @@ def test_runs_of_several_machines_come_together(folder, tmp_path):
     for name in "abc":
         known = collect.read(tmp_path)
         collect.write(collect.merge(known, collect.collect(tmp_path / name, known)), tmp_path)
-    evidence = Evidence(tmp_path)
+    evidence = Evidence(collect.read(tmp_path))
     assert evidence.finals("main") == {"bert_a": {1: pytest.approx(5.9)}, "tupe_a": {1: pytest.approx(5.5)}}
     assert evidence.failed == {run("bert_r"): "diverged"}
     assert len(evidence.curve(run("bert_a"))[0]) == 100
@@ -174,7 +174,7 @@ def test_one_command_writes_page_and_figures(folder, pretrained, vocabulary, tmp
 def test_what_has_not_run_is_named(stages, tmp_path):
     write_experiment(tmp_path / "out", stages, seeds=1)
     collect.write(collect.collect(tmp_path / "out", collect.read(tmp_path)), tmp_path)
-    evidence = Evidence(tmp_path)
+    evidence = Evidence(collect.read(tmp_path))
     text = claims_page.results(evidence, [], "figures")
     models = {stage: len(CLAIMS["models"]) if plan["models"] == "all" else len(plan["models"])
               for stage, plan in CLAIMS["stages"].items()}  # fmt: skip
@@ -183,4 +183,4 @@ def test_what_has_not_run_is_named(stages, tmp_path):
         assert f"{stage}: {here if stage in stages else f'0 of {count} models, seeds none'}" in text
     assert ("| not run |" in text) == (stages != ["main"])
     with pytest.raises(ValueError, match="tupe claims --runs"):
-        Evidence(tmp_path / "empty")
+        Evidence(collect.read(tmp_path / "empty"))

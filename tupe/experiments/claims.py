@@ -9,7 +9,6 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
@@ -35,15 +34,15 @@ Measure = Callable[[Trial], float | None]
 
 
 class Evidence:
-    """The tables of a folder, by run. Raises ValueError if there is no finished run."""
+    """Tables of `collect`, by run. Raises ValueError if there is no finished run."""
 
-    def __init__(self, folder: Path):
-        self.tables = collect.read(folder)
+    def __init__(self, tables: dict[str, list[dict]]):
+        self.tables = tables
         facts = {Trial.parse(row["run"]): row for row in self.tables["runs"]}
         self.runs = {trial: row for trial, row in facts.items() if row["state"] == "finished" and row["loss"]}
         self.failed = {trial: row["reason"] for trial, row in facts.items() if row["state"] == "failed"}
         if not self.runs:
-            raise ValueError(f"{folder} has no table of finished runs; `tupe claims --runs DIR` adds them")
+            raise ValueError("there is no table of finished runs; `tupe claims --runs DIR` adds them")
 
     @functools.cached_property
     def rows(self) -> dict[str, dict[str, list[dict]]]:

@@ -266,7 +266,7 @@ def fill_in(page: Path, text: str) -> None:
     "--page", type=options.FILE, default="docs/reproduction.md", show_default=True,
     help="page whose results are written anew; its figures go into figures/ beside it",
 )  # fmt: skip
-@options.data("folder with dict.txt, for --runs (default: the training data's)", required=False)
+@options.data("with --runs: folder of their data (default: the one that each run names)", required=False)
 def command(runs, folder, page, data):
     """Tables and figures of the experiment on TUPE's claims, from the compressed tables of its runs.
 
@@ -275,7 +275,7 @@ def command(runs, folder, page, data):
     for output in runs:
         known = collect.read(folder)
         collect.write(collect.merge(known, collect.collect(output.resolve(), known, data)), folder)
-    evidence = Evidence(folder)
+    evidence = Evidence(collect.read(folder))
     drawn = draw(evidence, page.parent / "figures")
     fill_in(page, results(evidence, drawn, "figures"))
     size = sum(path.stat().st_size for path in folder.glob("*.csv.gz"))

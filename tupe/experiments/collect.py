@@ -7,6 +7,7 @@ runs of several machines come together.
 
 import csv
 import gzip
+import hashlib
 import io
 import json
 import math
@@ -17,12 +18,13 @@ import numpy as np
 from .. import record
 from ..evaluation.minimal_pairs import MEASURES, credit
 from ..evaluation.probes import load_model, positional_logits
+from ..safe_load import read_checkpoint
 from .evidence import Trial, records
 
 RUN = ("run",)  # str(Trial)
 COLUMNS = {
-    "runs": RUN + ("state", "reason", "loss", "loss_error", "validation_loss", "device", "commit", "started_at",
-                   "finished_at"),  # losses in bits per masked token; `loss` is the final one, on 400,000 tokens
+    "runs": RUN + ("state", "reason", "loss", "loss_error", "validation_loss", "data", "device", "commit",
+                   "started_at", "finished_at"),  # losses in bits per masked token; `loss`: final, on 400,000 tokens
     "training": RUN + ("updates", "loss", "seconds"),  # means over the 50 updates before; seconds of these updates
     "validation": RUN + ("updates", "loss"),
     "measures": RUN + ("updates", "measure", "part", "value", "error", "count"),
@@ -37,14 +39,20 @@ BITS = 1 / math.log(2)
 def collect(output: Path, known: dict[str, list[dict]], data: Path | None = None) -> dict[str, list[dict]]:
     """The tables of all finished and failed runs in a folder of `tupe evidence`: {table: rows}.
 
-    known: tables that are there already; positional logits in them are not computed again. data: folder with dict.txt,
-    for these (default: the training data's).
+    known: tables that are there already; positional logits in them are not computed again. data: folder that all runs
+    were trained on (default: the one that a run's weights name).
     """
-    tables = {name: [] for name in COLUMNS}
+    tables, prints = {name: [] for name in COLUMNS}, {}
     for trial, run in records(output).items():
-        if run.state in ("finished", "failed") and not record.is_locked(trial.folder(output)):
-            for name, rows in tables_of(trial, run, trial.folder(output)).items():
+        folder = trial.folder(output)
+        if run.state in ("finished", "failed") and not record.is_locked(folder):
+            for name, rows in tables_of(trial, run, folder).items():
                 tables[name] += rows
+            if (folder / "model.pt").exists():
+                path = data or Path(read_checkpoint(folder / "model.pt", mmap=True)["cfg"]["task"]["data"])
+                if path not in prints:
+                    prints[path] = fingerprint(path) if (path / "dict.txt").exists() else ""
+                tables["runs"][-1]["data"] = prints[path]
     heads = [Trial.parse(row["run"]) for row in tables["runs"] if row["state"] == "finished"]
     heads = [trial for trial in heads if (trial.stage, trial.model) == ("main", "tupe_a")]
     heads = [trial for trial in heads if (trial.folder(output) / "model.pt").exists()]
@@ -56,6 +64,18 @@ def collect(output: Path, known: dict[str, list[dict]], data: Path | None = None
                 text = " ".join(f"{value:.2f}" for value in logits)
                 tables["positional"].append({"run": str(trial), "head": head, "query": query, "logits": text})
     return tables
+
+
+def fingerprint(data: Path) -> str:
+    """What tells prepared data from other data: a hash of its dictionary and held-out text, and the size of its
+    training text. Raises ValueError if these are not there."""
+    digest = hashlib.sha256()
+    for name in ("dict.txt", "valid.idx", "valid.bin", "train.bin"):
+        path = data / name
+        if not path.exists():
+            raise ValueError(f"there is no {path}: {data} is no folder of pre-training data")
+        digest.update(str(path.stat().st_size).encode() if name == "train.bin" else path.read_bytes())
+    return digest.hexdigest()[:12]
 
 
 def tables_of(trial: Trial, run: record.Record, folder: Path) -> dict[str, list[dict]]:

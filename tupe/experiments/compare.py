@@ -1,7 +1,9 @@
 """Position encodings side by side: pre-train each alike, fine-tune each, one report.
 
-OUT/presets and OUT/positions hold the pre-training runs, OUT/glue/NAME and OUT/squad/NAME a sweep of fine-tuning for
-each of them. Everything is resumed by its records, and what is finished is left alone.
+One encoding alone, `--position`, is trained by the protocol of the experiment on TUPE's claims, see
+`tupe.experiments.protocol`. Otherwise OUT/presets and OUT/positions hold the pre-training runs, OUT/glue/NAME and
+OUT/squad/NAME a sweep of fine-tuning for each of them. Everything is resumed by its records, and what is finished is
+left alone.
 """
 
 import filecmp
@@ -18,7 +20,7 @@ from .. import options, schemes  # noqa: F401  (schemes: so that every position 
 from ..architectures import split_size, with_size
 from ..options import CONFIGS, FOLDER, ListOf, nearest
 from ..positions import Dims, Positions
-from . import runner
+from . import protocol, runner
 from .grid import Sweep, check_tasks
 from .sweep import settle, write_report
 
@@ -26,9 +28,11 @@ ARCHITECTURE = "bert_a"  # of what is given as a position: nothing but the posit
 
 
 def plan_pretraining(
-    data: Path, output: Path, presets: list[str], positions: list[str], size: str, recipe: str, common: list[str]
-) -> list:
-    """Sweeps that pre-train every preset and every position alike. Raises ValueError for what is not known."""
+    data: Path, output: Path, presets: list[str], positions: list[str], size: str, recipe: str, common: list[str],
+    arch: str,
+) -> list:  # fmt: skip
+    """Sweeps that pre-train every preset, and every position in `arch`, alike. Raises ValueError for what is not
+    known."""
     valid = sorted(path.stem for path in (CONFIGS / "model").glob("*.yaml"))
     for preset in presets:
         if preset not in valid:
@@ -48,7 +52,7 @@ def plan_pretraining(
         architecture = OmegaConf.load(CONFIGS / "model" / f"{preset}.yaml")["_name"]
         by_architecture.setdefault(architecture, []).append(preset)
     sweeps = [plan("preset", architecture, values) for architecture, values in by_architecture.items()]
-    return [*sweeps, plan("position", ARCHITECTURE, positions)] if positions else sweeps
+    return [*sweeps, plan("position", arch, positions)] if positions else sweeps
 
 
 def plan_fine_tuning(
@@ -93,6 +97,11 @@ def jobs_of(sweeps: list, output: Path) -> dict:
 @click.option("--presets", type=ListOf(), help="files of configs/model (default: the thirteen of Wang et al., wang_*)")
 @click.option("--position", multiple=True, help="a position encoding by its name, in place of BERT's; repeatable")
 @options.size("tiny", help="of all models")
+@click.option("--arch", default=ARCHITECTURE, show_default=True, help="of a position, without its size")
+@click.option(
+    "--evidence", type=FOLDER, default="docs/evidence", show_default=True,
+    help="tables that one --position alone is compared with",
+)  # fmt: skip
 @click.option("--recipe", default="pretrain", show_default=True, help="of the pre-training")
 @click.option("--glue", type=FOLDER, help="folder that `tupe prepare glue` wrote; without it, GLUE is left out")
 @click.option("--squad", type=FOLDER, help="folder that `tupe prepare squad` wrote; without it, SQuAD is left out")
@@ -104,18 +113,28 @@ def jobs_of(sweeps: list, output: Path) -> dict:
 @options.jobs()
 @click.argument("common", nargs=-1, type=click.UNPROCESSED, metavar="[OPTIONS AND OVERRIDES OF THE PRE-TRAINING]...")
 def command(
-    data, output, presets, position, size, recipe, glue, squad, tasks, lrs, seeds, finetune_options, retry_failed, jobs,
-    common,
+    data, output, presets, position, size, arch, evidence, recipe, glue, squad, tasks, lrs, seeds, finetune_options,
+    retry_failed, jobs, common,
 ):  # fmt: skip
     """Pre-train position encodings alike, fine-tune each on GLUE and SQuAD, and write OUTPUT/report.
 
     tupe compare --data corpus-bin --output compare --glue glue-bin --squad squad-bin --max-update 6000
+
+    One --position without --presets, --glue and --squad is trained by the protocol of docs/reproduction.md at tiny
+    size, and stands beside the committed runs of that experiment in OUTPUT/protocol.md:
+
+    tupe compare --data corpus-bin --output mine --position rope --jobs 2
     """
     output = output.resolve()
+    if len(position) == 1 and not (presets or glue or squad or tasks):
+        name = Positions(position[0], Dims(8, 8, 2, 1, 4, 4)).name
+        further = (*common, *options.position_file())
+        protocol.run(data.resolve(), output, name, arch, jobs, further, evidence)
+        return
     if presets is None and not position:
         presets = sorted(path.stem for path in (CONFIGS / "model").glob("wang_*.yaml"))
     tasks, common = find_data(data, glue, squad, tasks), [*common, *options.position_file()]
-    sweeps = plan_pretraining(data, output, presets or [], list(position), size, recipe, common)
+    sweeps = plan_pretraining(data, output, presets or [], list(position), size, recipe, common, arch)
     for sweep in sweeps:
         if not (sweep.output / "sweep.json").exists():
             runner.check(sweep.jobs[0])

@@ -58,7 +58,7 @@ class Trial:
 
     def job(self, data: Path, output: Path, further: Sequence[str] = ()) -> runner.Job:
         """The command that trains it. further: more words for it."""
-        model, plan = CLAIMS["models"][self.model], CLAIMS["stages"][self.stage]
+        model, plan = CLAIMS["models"][self.model], CLAIMS["stages"].get(self.stage, {})
         chosen = {f"--{name}": model[name] for name in ("position", "cls") if name in model}
         words = {
             "--recipe": "pretrain_small", "--data": data, "--output": self.folder(output),
@@ -134,7 +134,7 @@ def best_rates(output: Path) -> tuple[dict[str, float], list[Trial]]:
 
 def keep_weights(trial: Trial, folder: Path) -> None:
     """Make model_<updates>.pt of the checkpoints that training has left so far, if the stage keeps weights."""
-    every = CLAIMS["stages"][trial.stage].get("weights_every")
+    every = CLAIMS["stages"].get(trial.stage, {}).get("weights_every")
     for path in folder.glob("checkpoint_*_*.pt") if every else ():
         updates = int(path.stem.rpartition("_")[2])
         weights = folder / f"model_{updates}.pt"

@@ -1,0 +1,80 @@
+"""A new encoding beside the committed runs: what is trained, and the numbers; runs are made up, nothing is trained."""
+
+import copy
+
+import pytest
+from click.testing import CliRunner
+from evidence_runs import write_experiment, write_run
+from helpers import write_data
+from scipy import stats
+
+from tupe.experiments import collect, compare, evidence
+from tupe.experiments.evidence import CLAIMS, Trial
+
+LOSSES = {1: 5.3, 2: 5.32, 3: 5.31}
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    """Tables of the pilot and the controls, and finished runs of `rope`; every planned run has to be one of these."""
+    for name in ("models", "stages"):
+        monkeypatch.setitem(CLAIMS, name, copy.deepcopy(CLAIMS[name]))
+    write_experiment(tmp_path / "runs", ["pilot", "controls"])
+    collect.write(collect.collect(tmp_path / "runs", collect.read(tmp_path / "tables")), tmp_path / "tables")
+    for lr in CLAIMS["learning_rates"]:
+        write_run(tmp_path / "out", Trial("pilot", "own_rope", "tiny", 5000, lr, 101), 5.5 + (lr - 2e-3) ** 2 * 1e5)
+    for seed, loss in LOSSES.items():
+        write_run(tmp_path / "out", Trial("controls", "own_rope", "tiny", 5000, 2e-3, seed), loss, seconds=6)
+    write_run(tmp_path / "out", Trial("cost", "bert_a", "tiny", 500, 2e-3, 1), 7.9, exit=400, seconds=5)
+    write_data(tmp_path / "data")
+
+    def no_training(jobs, *args, **options):
+        assert {evidence.record.state_of(job.folder) for job in jobs} == {"finished"}
+        return dict.fromkeys(jobs, "finished")
+
+    monkeypatch.setattr(evidence.runner, "run", no_training)
+    return tmp_path
+
+
+def run(place, *words):
+    given = ["--data", place / "data", "--output", place / "out", "--evidence", place / "tables", *words]
+    return CliRunner().invoke(compare.command, list(map(str, given)))
+
+
+def test_an_encoding_is_set_beside_the_committed_runs(place):
+    result = run(place, "--position=rope")
+    assert result.exit_code == 0, result.output
+    rows = {}
+    for line in (place / "out" / "protocol.md").read_text().splitlines():
+        cells = [cell.strip(" *") for cell in line.strip("|").split("|")]
+        rows[cells[0]] = cells
+    committed = {
+        Trial.parse(row["run"]).seed: float(row["loss"])
+        for row in collect.read(place / "tables")["runs"]
+        if row["run"].startswith("controls/bert_a/")
+    }
+    test = stats.ttest_rel([LOSSES[seed] for seed in (1, 2, 3)], [committed[seed] for seed in (1, 2, 3)])
+    low, high = test.confidence_interval()
+    mean = sum(LOSSES.values()) / 3 - sum(committed.values()) / 3
+    assert rows["bert_a"][2] == f"{mean:.3f} [{low:.3f}, {high:.3f}]" and rows["bert_a"][4] == "better"
+    assert rows["factored"][4] == "worse"
+    assert rows["rope"][1].startswith("5.310 [") and rows["rope"][7:] == ["0.002", "0.40"]
+    assert "over BERT-A's: 1.20" in result.output
+
+
+def test_a_rate_at_the_edge_is_followed(place):
+    for path in (place / "out" / "pilot" / "own_rope").glob("*lr0.004*/record.json"):
+        path.write_text(path.read_text().replace('"loss": 5', '"loss": 4'))
+    assert isinstance(run(place, "--position=rope").exception, AssertionError)  # it would train the rate 0.008
+
+
+def test_tables_that_do_not_compare_are_refused(place):
+    tables = collect.read(place / "tables")
+    for row in tables["runs"]:
+        row["data"] = "another"
+    collect.write(tables, place / "tables")
+    result = run(place, "--position=rope")
+    assert result.exit_code == 2 and "losses do not compare" in result.output
+    result = run(place, "--position=rope", "--evidence", place / "nowhere")
+    assert result.exit_code == 2 and "no runs of the stage controls" in result.output
+    assert run(place, "--position=rop").exit_code == 2

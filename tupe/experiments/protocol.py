@@ -1,0 +1,127 @@
+"""A new position encoding by the protocol of docs/reproduction.md: tiny, every learning rate of the pilot, then the
+three seeds of the controls at the best one. The result stands beside the committed runs, seed by seed."""
+
+import re
+from pathlib import Path
+
+import click
+import numpy as np
+
+from ..record import write_atomically
+from ..tables import Table
+from . import claims, collect
+from .claims import Evidence
+from .evidence import CLAIMS, Trial, best_rates, train, trials
+from .statistics import holm
+
+COST = 500  # updates of BERT-A that are trained here too, because seconds of other machines do not compare
+
+
+def add_model(position: str, arch: str) -> str:
+    """Let an encoding take part in the pilot and the controls; returns the name that its runs get."""
+    name = "own_" + re.sub(r"[^\w.]+", "_", position)
+    CLAIMS["models"][name] = {"arch": arch, "position": position}
+    models = CLAIMS["stages"]["controls"]["models"]
+    models += [name] * (name not in models)
+    return name
+
+
+def run(data: Path, output: Path, position: str, arch: str, jobs: int | None, further: tuple, folder: Path) -> None:
+    """Train an encoding by the protocol and write OUTPUT/protocol.md. folder: the tables of the experiment.
+
+    Raises ValueError for tables without controls, or of other data.
+    """
+    known = collect.read(folder)
+    baselines = [row for row in known["runs"] if row["run"].startswith("controls/") and row["state"] == "finished"]
+    if not baselines:
+        raise ValueError(
+            f"{folder} has no runs of the stage controls to compare with; `tupe evidence` trains them, and "
+            "`tupe claims --runs DIR` makes tables of them"
+        )
+    theirs, ours = {row["data"] for row in baselines} - {""}, collect.fingerprint(data)
+    if theirs and theirs != {ours}:
+        raise ValueError(
+            f"{data} (fingerprint {ours}) is not the data of {folder} ({', '.join(theirs)}): losses do not compare; "
+            "prepare the same text, or train the stages pilot and controls on yours with `tupe evidence`"
+        )
+    name = add_model(position, arch)
+    planned = trials("pilot", {}, models=[name])
+    while True:
+        train(data, output, planned, jobs, further)
+        best, needed = best_rates(output)
+        needed = [trial for trial in needed if trial.model == name]
+        if set(needed) <= set(planned):
+            break
+        planned += needed
+    cost = Trial("cost", "bert_a", "tiny", COST, best[name], 1)
+    train(data, output, [*trials("controls", best, models=[name]), cost], jobs, further)
+    tables = collect.merge(known, collect.collect(output, known, data))
+    text = report(Evidence(tables), name, position)
+    write_atomically(output / "protocol.md", text)
+    click.echo(text)
+
+
+def report(evidence: Evidence, name: str, position: str) -> str:
+    """The encoding beside the models of the controls, as Markdown. name: see `add_model`."""
+    finals = evidence.finals("controls")
+    models = sorted(finals, key=lambda model: float(np.mean(list(finals[model].values()))))
+    contrasts = {model: claims.paired(finals, name, model) for model in models if model != name}
+    contrasts = {model: one for model, one in contrasts.items() if one and one.p is not None}
+    adjusted = dict(zip(contrasts, holm([one.p for one in contrasts.values()]), strict=True))
+    order = evidence.by_seed("controls", evidence.final_measure("order", "accuracy"))
+    rates, spread = pilot(evidence)
+    rows = []
+    for model in models:
+        exits = [evidence.exit(trial) for trial in evidence.trials("controls") if trial.model == model]
+        kind = "ours" if model == name else ""
+        one, p = contrasts.get(model), adjusted.get(model)
+        preferred = [100 * value for value in order.get(model, {}).values()]
+        cells = [
+            position if model == name else model, claims.with_interval(finals[model].values()),
+            claims.of_contrast(one), "" if p is None else f"{p:.2g}", "" if p is None else verdict(one.mean, p),
+            ", ".join(f"{update:,.0f}" if update else "never" for update in exits) if evidence.threshold else "",
+            claims.with_interval(preferred, 1) if preferred else "", rates.get(model, ""), spread.get(model, ""),
+        ]  # fmt: skip
+        rows.append((kind, cells))
+    header = [
+        "model", "final loss, bits", "own minus it", "p (Holm)", "own is", "exit updates", "order preferred, %",
+        "best rate", "worst rate - best",
+    ]  # fmt: skip
+    cost = cost_of(evidence, name)
+    lines = [
+        f"# {position}, by the protocol of docs/reproduction.md (tiny)\n",
+        "Means over pre-training seeds with 95 % t-intervals; differences are paired by seed, corrected by Holm.\n",
+        Table(header, rows, align="lrrrlrrrr").markdown(),
+        f"Time of an update here, over BERT-A's: {cost:.2f}.\n" if cost else "",
+    ]
+    return "\n".join(line for line in lines if line)
+
+
+def verdict(mean: float, p: float) -> str:
+    """ "better", "worse" or "not resolved"."""
+    if p > claims.LEVEL:
+        return "not resolved"
+    return "better" if mean < 0 else "worse"
+
+
+def pilot(evidence: Evidence) -> tuple[dict[str, str], dict[str, str]]:
+    """({model: best learning rate}, {model: loss at the worst of the planned rates minus that at the best})."""
+    losses = {}
+    for trial in evidence.trials("pilot"):
+        if trial.lr in CLAIMS["learning_rates"]:
+            losses.setdefault(trial.model, {})[trial.lr] = evidence.loss(trial)
+    rates = {model: f"{min(by_lr, key=by_lr.get):g}" for model, by_lr in losses.items()}
+    return rates, {model: f"{max(by_lr.values()) - min(by_lr.values()):.2f}" for model, by_lr in losses.items()}
+
+
+def cost_of(evidence: Evidence, name: str) -> float | None:
+    """Seconds of an update of a model, over those of the BERT-A that was trained beside it."""
+    mine = [trial for trial in evidence.trials("controls") if trial.model == name]
+    bert = evidence.trials("cost")
+    if not mine or not bert:
+        return None
+
+    def per_update(runs):
+        return float(np.mean([evidence.seconds(trial)[-1] / evidence.curve(trial)[0][-1] for trial in runs]))
+
+    return per_update(mine) / per_update(bert)
