@@ -1,13 +1,17 @@
 """Fine-tuning: resuming, failures, and which settings are refused. The task is CoLA; any other would do."""
 
 import json
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
+from fairseq.data import data_utils
 from fairseq.trainer import Trainer
 from helpers import finetune
 
 from tupe.plugin import glue
+from tupe.plugin.finetune import FinetuneTask
 from tupe.record import Record, read, state_of
 
 NO_SAVE = "checkpoint.no_save=true"
@@ -17,8 +21,10 @@ def epochs(count):
     return ["glue=cola", f"optimization.max_epoch={count}", "optimization.lr=[0.003]"]
 
 
-def test_a_killed_run_resumes_with_the_same_scores(learnable, pretrained, tmp_path, monkeypatch):
-    finetune(learnable, pretrained, tmp_path / "whole", *epochs(3))
+@pytest.mark.parametrize("grouped", [False, True], ids=["", "by length"])
+def test_a_killed_run_resumes_with_the_same_scores(grouped, learnable, pretrained, tmp_path, monkeypatch):
+    options = [*epochs(3), f"task.group_by_length={grouped}"]
+    finetune(learnable, pretrained, tmp_path / "whole", *options)
     step = Trainer.train_step
 
     def killed_in_epoch_2(trainer, samples, **kwargs):
@@ -28,13 +34,55 @@ def test_a_killed_run_resumes_with_the_same_scores(learnable, pretrained, tmp_pa
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(Trainer, "train_step", killed_in_epoch_2)
-        finetune(learnable, pretrained, tmp_path / "killed", *epochs(3))
+        finetune(learnable, pretrained, tmp_path / "killed", *options)
     killed = read(tmp_path / "killed")
     assert len(killed.scores) == 1 and killed.failure is None and state_of(tmp_path / "killed") == "open"
-    finetune(learnable, pretrained, tmp_path / "killed", *epochs(3))
+    finetune(learnable, pretrained, tmp_path / "killed", *options)
     whole, resumed = read(tmp_path / "whole"), read(tmp_path / "killed")
     assert [entry["num_updates"] for entry in whole.scores] == [4, 8, 12] and resumed.scores == whole.scores
     assert resumed.started_at == killed.started_at <= resumed.finished_at and resumed.state == "finished"
+
+
+def test_group_by_length():
+    """Pools of 50 batches, sorted by length, of examples that are drawn anew for every seed and epoch."""
+    sizes, batch_size = np.random.default_rng(0).integers(5, 60, size=700), 4
+    task = SimpleNamespace(cfg=SimpleNamespace(group_by_length=True, batch_size=batch_size))
+
+    def order(seed):
+        FinetuneTask.set_batch_order(task, "train", dataset := SimpleNamespace(), sizes, np.arange(700))
+        with data_utils.numpy_seed(seed):  # as fairseq calls it
+            return dataset.ordered_indices()
+
+    first = order(1)
+    assert sorted(first) == list(range(700)) and (first == order(1)).all() and (first != order(2)).any()
+    pools = [first[:200], first[200:400], first[400:600], first[600:]]
+    assert all((np.diff(sizes[pool]) <= 0).all() for pool in pools)
+    assert all(set(pool) != set(other) for pool, other in zip(pools, [order(2)[:200], order(2)[200:400]], strict=False))
+    padding = 1 - sizes.sum() / sum(batch_size * sizes[first[i]] for i in range(0, 700, batch_size))
+    assert padding < 0.05  # 40 % in random batches
+    task.cfg.batch_size = None
+    with pytest.raises(ValueError, match="group_by_length needs dataset.batch_size"):
+        order(1)
+
+
+def test_validation_by_length_changes_no_score(learnable, pretrained, tmp_path, monkeypatch):
+    """Examples longest first, against the order of the file."""
+    lengths, forward, choose = [], glue.GlueCriterion.forward, FinetuneTask.set_batch_order
+
+    def record(criterion, model, sample, *args):
+        if not model.training:
+            lengths.extend(sample["net_input"]["src_lengths"].tolist())
+        return forward(criterion, model, sample, *args)
+
+    monkeypatch.setattr(glue.GlueCriterion, "forward", record)
+    finetune(learnable, pretrained, tmp_path / "sorted", *epochs(1), NO_SAVE)
+    assert lengths == sorted(lengths, reverse=True) and len(set(lengths)) > 1
+    in_training_only = lambda self, split, *args: choose(self, split, *args) if split == "train" else None  # noqa: E731
+    monkeypatch.setattr(FinetuneTask, "set_batch_order", in_training_only)
+    finetune(learnable, pretrained, tmp_path / "as in the file", *epochs(1), NO_SAVE)
+    assert lengths[41:] != sorted(lengths[41:], reverse=True)
+    (ours,), (other,) = read(tmp_path / "sorted").scores, read(tmp_path / "as in the file").scores
+    assert ours.pop("loss") == pytest.approx(other.pop("loss"), rel=1e-6) and ours == other
 
 
 def test_a_run_without_checkpoints_starts_over(learnable, pretrained, tmp_path):

@@ -1,12 +1,14 @@
 """What GLUE and SQuAD share: a task that starts from a pre-trained checkpoint and is scored after every epoch."""
 
+import functools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Optional
 
+import numpy as np
 from fairseq.criterions import FairseqCriterion
-from fairseq.data import Dictionary
+from fairseq.data import Dictionary, FairseqDataset
 from fairseq.logging import metrics
 from fairseq.logging.meters import MetersDict
 from fairseq.models import BaseFairseqModel
@@ -16,12 +18,19 @@ from omegaconf import II, DictConfig
 from .pretrained import load_dictionary
 from .run import RecordedTask, is_out_of_memory
 
+POOL = 50  # batches in a pool of `in_pools`, as in Hugging Face's Trainer
+
 
 @dataclass
 class FinetuneConfig(FairseqDataclass):
+    group_by_length: bool = field(
+        default=False,
+        metadata={"help": "examples of about one length share a batch of training; the paper draws batches at random"},
+    )
     # Taken from other sections of the configuration; not options of their own.
     finetune_from_model: Optional[str] = II("checkpoint.finetune_from_model")  # noqa: UP045  (omegaconf 2.0)
     seed: int = II("common.seed")
+    batch_size: Optional[int] = II("dataset.batch_size")  # noqa: UP045
 
 
 class FinetuneTask(RecordedTask, FairseqTask):
@@ -59,6 +68,26 @@ class FinetuneTask(RecordedTask, FairseqTask):
     def max_positions(self) -> int:
         """The model's longest input, special tokens included."""
         return self._max_positions
+
+    def set_batch_order(self, split: str, dataset: FairseqDataset, sizes: np.ndarray, shuffled: np.ndarray) -> None:
+        """Choose the order of examples from which fairseq cuts the batches of an epoch.
+
+        sizes: number of tokens of every example. shuffled: their order in training, the same in every epoch, unless
+        `group_by_length` is set. All other splits begin with the longest, so that batches have little padding.
+        Raises ValueError for `group_by_length` without a batch size.
+        """
+        order = functools.partial(np.asarray, shuffled)
+        if split != "train":
+            order = functools.partial(np.argsort, -sizes, kind="stable")
+        elif self.cfg.group_by_length:
+            if not self.cfg.batch_size:
+                raise ValueError("group_by_length needs dataset.batch_size: its pools are a number of batches")
+            order = functools.partial(in_pools, sizes, POOL * self.cfg.batch_size)
+        dataset.ordered_indices = order
+
+    def can_reuse_epoch_itr(self, dataset: FairseqDataset) -> bool:
+        """Whether fairseq may keep the batches of the first epoch."""
+        return super().can_reuse_epoch_itr(dataset) and not self.cfg.group_by_length
 
     def build_criterion(self, cfg: DictConfig, **kwargs) -> FairseqCriterion:
         if self._training:
@@ -126,6 +155,14 @@ class FinetuneTask(RecordedTask, FairseqTask):
         folder.mkdir(parents=True, exist_ok=True)
         for tag in ["last"] + ["best"] * best:
             self.write_predictions(split, folder / f"{split}_{tag}")
+
+
+def in_pools(sizes: np.ndarray, pool: int) -> np.ndarray:
+    """All indices in random order, then every `pool` of them sorted, the longest first. The random numbers are numpy's
+    own, which fairseq seeds by seed and epoch before it makes the batches, whose order it shuffles."""
+    order = np.random.permutation(len(sizes))
+    pools = [order[start : start + pool] for start in range(0, len(order), pool)]
+    return np.concatenate([indices[np.argsort(-sizes[indices], kind="stable")] for indices in pools])
 
 
 class FinetuneCriterion(FairseqCriterion):

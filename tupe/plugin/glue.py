@@ -23,7 +23,6 @@ from fairseq.data import (
     NumSamplesDataset,
     RawLabelDataset,
     RightPadDataset,
-    SortDataset,
     data_utils,
 )
 from fairseq.models import BaseFairseqModel
@@ -237,9 +236,9 @@ class GlueTask(FinetuneTask):
         if targets is not None:
             data["target"] = RawLabelDataset(targets)
         with data_utils.numpy_seed(self.cfg.seed):
-            order = np.random.permutation(len(tokens))
-        data = NestedDictionaryDataset(data, sizes=[tokens.sizes])
-        self.datasets[split] = SortDataset(data, sort_order=[order])
+            shuffled = np.argsort(np.random.permutation(len(tokens)))
+        self.datasets[split] = NestedDictionaryDataset(data, sizes=[tokens.sizes])
+        self.set_batch_order(split, self.datasets[split], tokens.sizes, shuffled)
         if tokens.shortened:
             logger.warning(f"{self.name} {split}: {tokens.shortened} of {len(tokens)} inputs were shortened to fit")
 

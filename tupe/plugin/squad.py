@@ -15,6 +15,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from fairseq.criterions import register_criterion
+from fairseq.data import data_utils
 from fairseq.dataclass import ChoiceEnum
 from fairseq.models import BaseFairseqModel
 from fairseq.tasks import FairseqDataclass, register_task
@@ -132,8 +133,11 @@ class SquadTask(FinetuneTask):
         if split in self.datasets:  # `count_updates` has loaded it already
             return
         encoded = Encoded.load(Path(self.cfg.data), FILES[split], str(self.cfg.squad_version))
-        options = self.max_positions(), self.cfg.doc_stride, self.cfg.max_query, self.cfg.seed
-        self.datasets[split] = Windows(encoded, self.dictionary, *options)
+        options = self.max_positions(), self.cfg.doc_stride, self.cfg.max_query
+        self.datasets[split] = windows = Windows(encoded, self.dictionary, *options)
+        with data_utils.numpy_seed(self.cfg.seed):
+            shuffled = np.random.permutation(len(windows))
+        self.set_batch_order(split, windows, windows.sizes, shuffled)
 
     def record_name(self, config: DictConfig) -> str:
         return f"SQuAD-{self.cfg.squad_version}"

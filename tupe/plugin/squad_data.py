@@ -168,9 +168,7 @@ class Windows(FairseqDataset):
     training, the answer of a window without the whole answer is [CLS].
     """
 
-    def __init__(
-        self, encoded: "Encoded", dictionary: Dictionary, max_positions: int, stride: int, max_query: int, seed: int
-    ):
+    def __init__(self, encoded: "Encoded", dictionary: Dictionary, max_positions: int, stride: int, max_query: int):
         self.contexts, self.questions = encoded.contexts, encoded.questions
         self.ids, self.begins, self.ends = encoded.ids, encoded.begins, encoded.ends
         self.queries = [query[:max_query] for query in encoded.queries]
@@ -187,8 +185,6 @@ class Windows(FairseqDataset):
                 if start == 0 or start - step + room < total:
                     self.windows.append((q, start, min(start + room, total)))
         self._sizes = np.array([len(self.queries[q]) + 4 + end - start for q, start, end in self.windows])
-        with data_utils.numpy_seed(seed):
-            self.order = np.random.permutation(len(self.windows))
         self.best_window = self._best_windows()
 
     def _best_windows(self):
@@ -271,6 +267,3 @@ class Windows(FairseqDataset):
         return int(self._sizes[w])
 
     size = num_tokens
-
-    def ordered_indices(self) -> np.ndarray:
-        return self.order
