@@ -75,8 +75,9 @@ class Trial:
 def trials(
     stage: str, best: dict[str, float], seeds: list[int] | None = None, models: list[str] | None = None
 ) -> list[Trial]:
-    """What a stage trains, seed by seed, so that a stage that is cut short has whole blocks. best: {model: learning
-    rate}; the pilot does without. Raises ValueError for an unknown stage or model, or a model without a rate."""
+    """What a stage trains, seed by seed (the pilot: rate by rate), so that a stage that is cut short has whole blocks.
+    best: {model: learning rate}; the pilot does without. Raises ValueError for an unknown stage or model, or a model
+    without a rate."""
     if stage not in CLAIMS["stages"]:
         raise ValueError(f"unknown stage {stage!r}{options.nearest(stage, CLAIMS['stages'])}")
     plan = CLAIMS["stages"][stage]
@@ -86,14 +87,18 @@ def trials(
             raise ValueError(f"stage {stage} has no model {model!r}{options.nearest(model, names)}")
     names = [name for name in names if not models or name in models]
     lengths = plan["updates"] if isinstance(plan["updates"], list) else [plan["updates"]]
-    planned = []
-    for seed in seeds or plan["seeds"]:
-        for name in names:
-            if stage != "pilot" and name not in best:
-                raise ValueError(f"no learning rate for {name}: run the stage pilot first")
-            rates = CLAIMS["learning_rates"] if stage == "pilot" else [best[name]]
-            planned += [Trial(stage, name, plan["size"], updates, lr, seed) for lr in rates for updates in lengths]
-    return planned
+    if stage == "pilot":
+        pairs = [(name, lr) for lr in CLAIMS["learning_rates"] for name in names]
+    else:
+        if unknown := [name for name in names if name not in best]:
+            raise ValueError(f"no learning rate for {', '.join(unknown)}: finish the stage pilot first")
+        pairs = [(name, best[name]) for name in names]
+    return [
+        Trial(stage, name, plan["size"], updates, lr, seed)
+        for seed in seeds or plan["seeds"]
+        for name, lr in pairs
+        for updates in lengths
+    ]
 
 
 def final_losses(output: Path, stage: str) -> dict[Trial, float]:
@@ -109,7 +114,8 @@ def records(output: Path) -> dict[Trial, record.Record]:
 
 
 def best_rates(output: Path) -> tuple[dict[str, float], list[Trial]]:
-    """({model: learning rate with the lowest mean loss in the pilot}, trials that are still needed).
+    """({model: learning rate with the lowest mean loss in the pilot}, trials that are still needed) for the models that
+    have been trained at all of the plan's rates.
 
     Where the best rate is the largest or the smallest one tried, the next one is needed, too: half or twice as large.
     """
@@ -118,12 +124,12 @@ def best_rates(output: Path) -> tuple[dict[str, float], list[Trial]]:
     for model in CLAIMS["models"]:
         mine = {trial: loss for trial, loss in losses.items() if trial.model == model}
         by_rate = {lr: [loss for trial, loss in mine.items() if trial.lr == lr] for lr in {t.lr for t in mine}}
-        if not by_rate:
+        if not set(CLAIMS["learning_rates"]) <= set(by_rate):
             continue
         means = {lr: sum(values) / len(values) for lr, values in by_rate.items()}
         rates[model] = min(means, key=means.get)
         edge = {min(means): 0.5, max(means): 2.0}.get(rates[model])
-        if edge and len(means) >= len(CLAIMS["learning_rates"]):
+        if edge:
             plan = CLAIMS["stages"]["pilot"]
             needed += [
                 Trial("pilot", model, plan["size"], plan["updates"], rates[model] * edge, seed)
