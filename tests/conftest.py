@@ -1,5 +1,7 @@
 """Fixtures that several test files use. Fixtures import fairseq themselves, because that takes seconds."""
 
+import sys
+
 import numpy as np
 import pytest
 from helpers import ENGLISH_WORDS, HEADERS, MNLI, make_vocabulary, mnli_row, train_recipe, write_lines
@@ -68,3 +70,18 @@ def learnable(vocabulary, tmp_path_factory):
     write_lines(folder / "official" / "MNLI" / "dev_mismatched.tsv", mnli["dev"][:20])
     list(prepare(folder / "official", vocabulary, folder / "bin"))
     return folder / "bin"
+
+
+@pytest.fixture(scope="module")
+def own_module_cache(tmp_path_factory):
+    """transformers copies an export's code into a cache and imports it from there: here one that goes away with the
+    tests of a file."""
+    from transformers import dynamic_module_utils
+
+    cache = str(tmp_path_factory.mktemp("modules"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", cache)
+        patch.setattr(sys, "path", [*sys.path])
+        yield
+    for name in [name for name in sys.modules if name.partition(".")[0] == "transformers_modules"]:
+        del sys.modules[name]  # it would be looked for in the cache that is gone

@@ -19,6 +19,7 @@ COMMANDS = {  # words of the command -> (module:click command, what it does)
     "compare": ("experiments.compare:command", "pre-train encodings alike, fine-tune each, report"),
     "evidence": ("experiments.evidence:command", "the experiment on TUPE's claims, or a part of it"),
     "claims": ("experiments.claims_page:command", "tables and figures of that experiment, from its numbers"),
+    "release": ("experiments.release:command", "one of its models as a Hugging Face folder with a card"),
     "report": ("experiments.report:command", "runs -> tables and a page beside published numbers"),
     "predict": ("evaluation.predict:command", "predictions of fine-tuned models, in GLUE's format"),
     "checkpoint average": ("checkpoints.files:average_command", "the mean of several checkpoints' weights"),

@@ -30,6 +30,7 @@ from tupe.safe_load import load_safely
 from tupe.schemes import SCHEMES
 
 transformers = pytest.importorskip("transformers")
+pytestmark = pytest.mark.usefixtures("own_module_cache")
 ROOT = Path(__file__).resolve().parents[2]
 TOLERANCE = 1e-4
 SENTENCES = [
@@ -39,18 +40,6 @@ SENTENCES = [
     "",
     "Two <mask> sentences. The second one, too: <s> is text, <unk> is not.",
 ]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def own_module_cache(tmp_path_factory):
-    """transformers copies an export's code into a cache: one that goes away with the test."""
-    from transformers import dynamic_module_utils
-
-    cache = str(tmp_path_factory.mktemp("modules"))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", cache)
-        patch.setattr(sys, "path", [*sys.path])
-        yield
 
 
 @pytest.fixture(scope="module")

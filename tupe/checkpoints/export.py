@@ -59,6 +59,7 @@ def export(
     config = {theirs: model[ours] for ours, theirs in OPTIONS.items() if ours in model}
     config.update(model_type="tupe", vocab_size=len(weights["tupe.encoder.tokens.weight"]))
     config.update(bos_token_id=0, pad_token_id=1, eos_token_id=2)
+    config["dtype"] = "float32"  # also for weights that are stored in half precision
     config["classifier_name"] = head or "sentence_classification_head"  # fairseq's name of it
     if head is not None:
         classes = len(weights["classifier.out_proj.weight"])

@@ -427,5 +427,7 @@ def coverage(evidence: Evidence) -> str:
         seeds = ", ".join(map(str, seeds_of(blocks))) or "none"
         models = len(CLAIMS["models"]) if plan["models"] == "all" else len(plan["models"])
         parts.append(f"{stage}: {len(blocks)} of {models} models, seeds {seeds}")
+    precisions = sorted({row["precision"] for row in evidence.runs.values()} - {""})
+    precision = f" Precision: {', '.join(precisions)}." if precisions else ""
     failed = "".join(f" Failed: `{trial}` ({reason})." for trial, reason in evidence.failed.items())
-    return f"Finished runs: {'; '.join(parts)}.{failed}"
+    return f"Finished runs: {'; '.join(parts)}.{precision}{failed}"

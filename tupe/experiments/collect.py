@@ -23,8 +23,9 @@ from .evidence import Trial, records
 
 RUN = ("run",)  # str(Trial)
 COLUMNS = {
-    "runs": RUN + ("state", "reason", "loss", "loss_error", "validation_loss", "data", "device", "commit",
-                   "started_at", "finished_at"),  # losses in bits per masked token; `loss`: final, on 400,000 tokens
+    # losses in bits per masked token; `loss` is the final one, on 400,000 tokens
+    "runs": RUN + ("state", "reason", "loss", "loss_error", "validation_loss", "data", "precision", "device",
+                   "commit", "started_at", "finished_at"),
     "training": RUN + ("updates", "loss", "seconds"),  # means over the 50 updates before; seconds of these updates
     "validation": RUN + ("updates", "loss"),
     "measures": RUN + ("updates", "measure", "part", "value", "error", "count"),
@@ -49,10 +50,12 @@ def collect(output: Path, known: dict[str, list[dict]], data: Path | None = None
             for name, rows in tables_of(trial, run, folder).items():
                 tables[name] += rows
             if (folder / "model.pt").exists():
-                path = data or Path(read_checkpoint(folder / "model.pt", mmap=True)["cfg"]["task"]["data"])
+                config = read_checkpoint(folder / "model.pt", mmap=True)["cfg"]
+                path = data or Path(config["task"]["data"])
                 if path not in prints:
                     prints[path] = fingerprint(path) if (path / "dict.txt").exists() else ""
-                tables["runs"][-1]["data"] = prints[path]
+                precision = "bfloat16 autocast" if config["model"].get("autocast") == "bf16" else "float32"
+                tables["runs"][-1] |= {"data": prints[path], "precision": precision}
     heads = [Trial.parse(row["run"]) for row in tables["runs"] if row["state"] == "finished"]
     heads = [trial for trial in heads if (trial.stage, trial.model) == ("main", "tupe_a")]
     heads = [trial for trial in heads if (trial.folder(output) / "model.pt").exists()]

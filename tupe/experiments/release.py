@@ -1,0 +1,86 @@
+"""A trained model of the experiment as a Hugging Face folder with a model card: `tupe release`. The weights are those
+that `tupe evidence` keeps, in half precision; the scores of the card come from the tables in docs/evidence."""
+
+from pathlib import Path
+
+import click
+import jinja2
+import numpy as np
+
+from .. import __version__, options
+from ..checkpoints.export import export
+from . import claims, collect
+from .claims import Evidence
+from .evidence import CLAIMS
+
+TITLES = {
+    "bert_a": "BERT-A: learned absolute positions, added to the words",
+    "tupe_r": "TUPE-R: untied word and position terms, a relative bias, [CLS] untied from positions",
+}
+
+
+def card(evidence: Evidence, stage: str, model: str, seed: int) -> str:
+    """The text of the model card. Raises ValueError if the run is not among the finished ones."""
+    runs = {(trial.model, trial.seed): trial for trial in evidence.trials(stage)}
+    if (model, seed) not in runs:
+        valid = ", ".join(f"{name} seed {number}" for name, number in runs) or "none has finished"
+        raise ValueError(f"stage {stage} has no finished run of {model}, seed {seed}; valid: {valid}")
+    trial = runs[model, seed]
+
+    def order(part):
+        return claims.number(evidence.final_measure("order", part)(trial), 3)
+
+    def pairs(only_order):
+        accuracy = evidence.pairs_accuracy(trial, trial.updates, only_order)
+        return "not scored" if accuracy is None else f"{100 * accuracy:.1f} %"
+
+    finals = evidence.finals(stage)
+    others = {
+        name: (
+            claims.with_interval(losses.values()),
+            len(losses),
+            claims.of_contrast(claims.paired(finals, model, name)),
+        )
+        for name, losses in finals.items()
+    }
+    credits = evidence.credits(trial, trial.updates, only_order=False)
+    scores = {
+        "validation loss, bits per masked token": f"{evidence.loss(trial):.3f}",
+        "original sentence preferred to two swapped words": order("accuracy"),
+        "by (nats)": order("margin"),
+        f"BLiMP, {sum(map(len, credits.values())):,} pairs, macro average": pairs(False),
+        "BLiMP, pairs whose words differ in order alone": pairs(True),
+    }
+    attention = [float(row["value"]) for row in evidence.measures(trial, "cls attention")]
+    loader = jinja2.FileSystemLoader(Path(__file__).parent)
+    template = jinja2.Environment(loader=loader, trim_blocks=True, lstrip_blocks=True).get_template("card.jinja")
+    return template.render(
+        title=TITLES.get(model, model), name=f"{model}_{trial.size}", trial=trial, position=CLAIMS["models"][model],
+        row=evidence.runs[trial], scores=scores, others=others, version=__version__,
+        cls=f"{np.mean(attention):.2f}" if attention else "not measured",
+    )  # fmt: skip
+
+
+@click.command(cls=options.Command)
+@click.option("--runs", type=options.FOLDER, required=True, help="folder of `tupe evidence`")
+@click.option("--model", default="tupe_r", show_default=True, help="of the stage")
+@options.seed(help="of the run; 1 by default, so that nobody chose it by its scores")
+@click.option("--stage", type=click.Choice(list(CLAIMS["stages"])), default="main", show_default=True)
+@click.option("--evidence", type=options.FOLDER, default="docs/evidence", show_default=True, help="tables of scores")
+@options.data("folder with dict.txt and the pieces")
+@options.output("folder to write")
+def command(runs, model, seed, stage, evidence, data, output):
+    """Write a trained model of the experiment as a Hugging Face folder with a model card, in half precision.
+
+    tupe release --runs evidence --model tupe_r --data DATA --output tupe_r_mini
+    """
+    known = Evidence(collect.read(evidence))
+    text = card(known, stage, model, seed)
+    trial = next(t for t in known.trials(stage) if (t.model, t.seed) == (model, seed))
+    weights = trial.folder(runs) / "model.pt"
+    if not weights.exists():
+        raise ValueError(f"there is no {weights}: give the folder that `tupe evidence` wrote")
+    export(weights, output, data)
+    (output / "README.md").write_text(text, encoding="utf-8")
+    size = sum(path.stat().st_size for path in output.iterdir())
+    click.echo(f"{output}: {size / 1e6:.1f} MB")
