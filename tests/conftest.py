@@ -1,10 +1,20 @@
 """Fixtures that several test files use. Fixtures import fairseq themselves, because that takes seconds."""
 
+import gc
 import sys
 
 import numpy as np
 import pytest
 from helpers import ENGLISH_WORDS, HEADERS, MNLI, make_vocabulary, mnli_row, train_recipe, write_lines
+from hydra.core.config_store import ConfigStore
+
+# Whenever Hydra composes, it copies the store (one object per process), with fairseq's hundreds of schemas in it.
+ConfigStore.__deepcopy__ = lambda store, memo: store
+
+
+def pytest_collection_finish():
+    """What the imports have made stays: the garbage collector need not look at millions of objects again and again."""
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

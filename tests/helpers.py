@@ -210,14 +210,9 @@ def pretrain_arguments(data, save_dir, *more, processes=1, arch="tupe_r_tiny"):
     from tupe.plugin.launch import fairseq_arguments
 
     tiny = ["--tokens-per-sample=24", "--lr=[0.01]", "--warmup-updates=2", "--log-interval=1", "--max-update=14"]
-    return fairseq_arguments(
-        CONFIGS,
-        "pretrain",
-        [f"model._name={arch}", "dataset.batch_size=4", "optimization.update_freq=[1]"],
-        [str(data), f"--user-dir={PLUGIN}", f"--save-dir={save_dir}", *tiny, *more],
-        processes=processes,
-        cuda=False,
-    )
+    tiny += [f"--arch={arch}", "--batch-size=4", "--update-freq=1"]
+    words = [str(data), f"--user-dir={PLUGIN}", f"--save-dir={save_dir}", *tiny, *more]
+    return fairseq_arguments(CONFIGS, "pretrain", [], words, processes=processes, cuda=False)
 
 
 def train(arguments, on_step=lambda samples: None):

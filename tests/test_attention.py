@@ -274,7 +274,7 @@ class Sizes(TorchDispatchMode):
 
     def __init__(self, entries):
         super().__init__()
-        self.entries, self.found = entries, []
+        self.entries, self.large = entries, []
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         result = func(*args, **(kwargs or {}))
@@ -282,7 +282,7 @@ class Sizes(TorchDispatchMode):
         for x in result if isinstance(result, tuple | list) else [result]:
             new = isinstance(x, torch.Tensor) and x.untyped_storage().data_ptr() not in inputs
             if new and x.untyped_storage().nbytes() // x.element_size() >= self.entries:
-                self.found.append((str(func), tuple(x.shape)))
+                self.large.append((str(func), tuple(x.shape)))
         return result
 
 
@@ -291,7 +291,7 @@ def big_tensors(position, path, tokens, **options):
     model = encoder(position, attention=path, **options)
     with Sizes(tokens.size(0) * H * tokens.size(1) ** 2) as sizes:
         model(tokens)[0].sum().backward()
-    return sizes.found
+    return sizes.large
 
 
 @pytest.mark.parametrize("position", ["untied", "untied+t5"])
@@ -303,7 +303,7 @@ def test_no_bias_per_sequence(position, monkeypatch):
         assert big_tensors(position, "blocked", tokens) == kept and len(kept) == N
         with torch.no_grad(), Sizes(tokens.size(0) * H * tokens.size(1) ** 2) as sizes:
             encoder(position, attention="blocked")(tokens)
-        assert sizes.found == []  # nothing is kept for a backward pass that will not be
+        assert sizes.large == []  # nothing is kept for a backward pass that will not be
     monkeypatch.setattr(kernels, "SHORT", 0)  # as if these were long
     for tokens in (full, padded):
         assert big_tensors(position, "blocked", tokens) == []
@@ -478,7 +478,7 @@ def test_lm_loss_never_holds_all_logits(monkeypatch):
     head, x, weight = LMHead(8, 500), torch.randn(40, 8, requires_grad=True), torch.randn(500, 8, requires_grad=True)
     with Sizes(40 * 500) as sizes:
         head.loss(x, weight, torch.randint(500, (40,))).backward()
-    assert sizes.found == []
+    assert sizes.large == []
     with Sizes(40 * 500) as sizes:
         F.cross_entropy(head(x, weight), torch.randint(500, (40,))).backward()
     assert sizes.found != []
@@ -508,9 +508,9 @@ def test_lm_loss_in_fp16_sees_the_loss_scale(device, monkeypatch):
     ours = kernels.lm_loss(*inputs, targets)
     theirs = F.cross_entropy(F.linear(*exact), targets, reduction="sum")
     torch.testing.assert_close(ours.double(), theirs, rtol=1e-2, atol=0)
-    found, wanted = (torch.autograd.grad(2**10 * loss, of) for loss, of in ((ours, inputs), (theirs, exact)))
-    assert (found[0] - wanted[0]).norm() < 0.03 * wanted[0].norm()
-    for a, b in zip(found[1:], wanted[1:], strict=True):
+    half, single = (torch.autograd.grad(2**10 * loss, of) for loss, of in ((ours, inputs), (theirs, exact)))
+    assert (half[0] - single[0]).norm() < 0.03 * single[0].norm()
+    for a, b in zip(half[1:], single[1:], strict=True):
         assert (a[3:] - b[3:]).norm() < 0.03 * b[3:].norm()  # of the words that are no targets
     assert kernels.lm_loss(inputs[0][:0], *inputs[1:], targets[:0]) == 0
 
@@ -519,8 +519,8 @@ def test_lm_loss_in_fp16_sees_the_loss_scale(device, monkeypatch):
 def test_checkpointed_activations(path):
     """The same numbers with dropout, because the same masks are drawn again, and less memory."""
     results = []
-    for again in (False, True):
-        model = encoder(attention=path, dropout=0.1, attention_dropout=0.1, checkpoint_activations=again)
+    for checkpointed in (False, True):
+        model = encoder(attention=path, dropout=0.1, attention_dropout=0.1, checkpoint_activations=checkpointed)
         torch.manual_seed(5)
         results.append(outcome(model, batch(padding=(0, 4))))
     assert_same(results[1], results[0], 1e-6)
@@ -531,7 +531,7 @@ def test_checkpointed_activations(path):
     model.eval()
     outcome(model, batch())
     assert len(calls) == 3  # where memory is not scarce, once
-    few, many = (saved_bytes("untied", path, batch(), checkpoint_activations=again) for again in (True, False))
+    few, many = (saved_bytes("untied", path, batch(), checkpoint_activations=on) for on in (True, False))
     assert few < 0.3 * many
 
 

@@ -91,6 +91,7 @@ def test_a_command_names_the_package_that_it_lacks():
     assert "1 Error: `tupe bench memory` needs fairseq" in run(BLOCK.format(names=["fairseq"]) + script)
 
 
+@pytest.mark.slow  # as in every `tupe pretrain`, see tests/plugin/test_resume.py
 def test_the_plugin_loads_where_the_package_was_imported_before_fairseq(tmp_path):
     """fairseq then asks no more than whether its `--user-dir` is in `tupe.__path__`."""
     arguments = pretrain_arguments(write_data(tmp_path / "data"), tmp_path / "run", "--max-update=2", "--num-workers=0")

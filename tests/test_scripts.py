@@ -1,5 +1,6 @@
 """The shell scripts: commands they would run, refusals, and the installations of setup.sh."""
 
+import functools
 import math
 import os
 import shlex
@@ -16,6 +17,7 @@ import torch
 from click.testing import CliRunner
 from helpers import PLUGIN, has_ended, wait_until, write_data
 
+from tupe.cli import main as tupe
 from tupe.experiments import quickstart
 from tupe.experiments.summary import unigram_entropy
 from tupe.record import Record
@@ -33,26 +35,31 @@ def bash(script, *arguments, **variables):
 @pytest.mark.parametrize("script", sorted(SCRIPTS.glob("*.s*h*")), ids=lambda path: path.name)
 def test_every_script_explains_itself(script):
     done = bash(script, "--help")
-    assert done.returncode == 0 and script.name in done.stdout or "Usage: tupe" in done.stdout, done.stderr
+    assert done.returncode == 0 and (script.name in done.stdout or "Usage: tupe" in done.stdout), done.stderr
 
 
 def test_slurm_job_starts_torchrun_once_per_node(tmp_path):
-    """With stand-ins for Slurm's own commands: srun runs the task of each of two nodes."""
+    """With stand-ins for Slurm's own commands (srun runs the task of each of two nodes) and for the interpreter, whose
+    words are then run here."""
     srun = 'for node in 0 1; do SLURM_NODEID=$node "$@"; done'
-    for name, text in {"srun": srun, "scontrol": "echo first; echo second"}.items():
+    programs = {"srun": srun, "scontrol": "echo first; echo second", "python": 'printf "%q " "$@"; echo'}
+    for name, text in programs.items():
         (tmp_path / name).write_text(f"#!/bin/bash\n{text}\n")
         (tmp_path / name).chmod(0o755)
     done = bash(
         SCRIPTS / "pretrain.sbatch", "--data=DATA", f"--output={tmp_path / 'run'}", "--seed=7", "--dry-run",
         "--arch=bert_a_large", PATH=f"{tmp_path}:{os.environ['PATH']}", SLURM_SUBMIT_DIR=str(ROOT),
-        SLURM_JOB_NUM_NODES="2", SLURM_JOB_ID="5", SLURM_JOB_NODELIST="x",
+        SLURM_JOB_NUM_NODES="2", SLURM_JOB_ID="5", SLURM_JOB_NODELIST="x", PYTHON=str(tmp_path / "python"),
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    commands = [shlex.split(line) for line in done.stdout.splitlines() if line.startswith("torchrun ")]
-    for rank, command in enumerate(commands):
+    commands = [shlex.split(line) for line in done.stdout.splitlines()]
+    for rank, (dash_m, package, *words) in enumerate(commands):
+        assert (dash_m, package) == ("-m", "tupe")
+        shown = CliRunner().invoke(tupe, words)
+        assert shown.exit_code == 0, shown.output
         place = f"--nproc-per-node=8 --nnodes=2 --node-rank={rank} --master-addr=first --master-port=20005"
-        wanted = "--arch=bert_a_large --seed=7 --batch-size=16 --distributed-world-size=16 --fp16"
-        assert {*place.split(), *wanted.split()} <= set(command)
+        wanted = "torchrun --arch=bert_a_large --seed=7 --batch-size=16 --distributed-world-size=16 --fp16"
+        assert {*place.split(), *wanted.split()} <= set(shlex.split(shown.stdout))
     assert len(commands) == 2 and not (tmp_path / "run").exists()
 
 
@@ -61,7 +68,8 @@ def test_a_signal_to_the_quickstart_ends_its_step(tmp_path, number):
     (tmp_path / "scripts").mkdir()
     shutil.copy(SCRIPTS / "quickstart.sh", tmp_path / "scripts")
     (tmp_path / "scripts/setup.sh").write_text("sleep 600 & echo $! > started; sleep 600")
-    process = subprocess.Popen(["bash", tmp_path / "scripts/quickstart.sh"])
+    usual = functools.partial(signal.signal, number, signal.SIG_DFL)  # ignored where the tests run in the background
+    process = subprocess.Popen(["bash", tmp_path / "scripts/quickstart.sh"], preexec_fn=usual)
     started = tmp_path / "started"
     while not started.exists() or not started.read_text():
         time.sleep(0.02)

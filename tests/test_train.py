@@ -141,14 +141,13 @@ def test_memory_allocator_is_preloaded(tmp_path):
 
 def test_a_finished_run_is_left_alone_and_a_busy_folder_has_its_status(tmp_path):
     data, run = write_data(tmp_path / "data"), tmp_path / "run"
-    words = [f"--data={data}", f"--output={run}", "--arch=tupe_r_tiny", "--gpus=0", "--allocator=none"]
+    words = ["pretrain", f"--data={data}", f"--output={run}", "--arch=tupe_r_tiny", "--gpus=0", "--allocator=none"]
     words += ["--tokens-per-sample=24", "--max-update=2", "--warmup-updates=1", "--batch-size=4", "--update-freq=1"]
-    command = [sys.executable, "-m", "tupe", "pretrain", *words, "--num-workers=0"]
-    options = {"cwd": ROOT, "env": {**os.environ, "OMP_NUM_THREADS": "1"}, "capture_output": True, "text": True}
-    assert subprocess.run(command, **options).returncode == 0
+    words += ["--num-workers=0"]
+    assert CliRunner().invoke(main, words).exit_code == 0
     finished = (run / "checkpoint_last.pt").read_bytes(), (run / "record.json").read_text()
-    assert subprocess.run(command, **options).returncode == 0
+    assert CliRunner().invoke(main, words).exit_code == 0
     assert finished == ((run / "checkpoint_last.pt").read_bytes(), (run / "record.json").read_text())
     with locked(run / "lock"):
-        busy = subprocess.run(command, **options)
-    assert busy.returncode == BUSY and "Traceback" not in busy.stderr
+        busy = CliRunner().invoke(main, words)
+    assert busy.exit_code == BUSY and "another process" in busy.stderr and "Traceback" not in busy.stderr

@@ -1,14 +1,27 @@
 """`tupe bench corpus` from end to end on a little text. No claims about time."""
 
+import subprocess
+import sys
+
+import pytest
 from click.testing import CliRunner
 
-from tupe.bench.corpus import command
+from tupe.bench import corpus
+from tupe.cli import main
 
 
-def test_command(tmp_path):
+def prepare_here(words, **options):
+    """Instead of `subprocess.run`: the command `tupe prepare corpus`, in this process."""
+    assert words[:3] == [sys.executable, "-m", "tupe"]
+    CliRunner().invoke(main, words[3:], catch_exceptions=False)
+
+
+@pytest.mark.parametrize("run", [prepare_here, pytest.param(subprocess.run, marks=pytest.mark.slow)])
+def test_command(run, tmp_path, monkeypatch):
+    monkeypatch.setattr(corpus.subprocess, "run", run)
     lines = [f"The old man number {i} bought a {i % 7} dollar ship, and {i * i} sails for it." for i in range(400)]
     (tmp_path / "a.txt").write_text("\n\n".join(" ".join(lines[i : i + 4]) for i in range(0, 400, 4)))
-    result = CliRunner().invoke(command, [str(tmp_path / "a.txt"), "--mb=0.02", "--times=3", "--vocab-size=200"])
+    result = CliRunner().invoke(corpus.command, [str(tmp_path / "a.txt"), "--mb=0.02", "--times=3", "--vocab-size=200"])
     assert result.exit_code == 0, result.output
     for step in ("clean, filter, join", "sentences and tokens", "MinHash"):
         (row,) = (line for line in result.output.splitlines() if line.startswith(f"| {step}"))

@@ -42,9 +42,9 @@ def test_parameters_are_the_papers():
     ],
 )
 def test_operations_by_hand(position, products, element_wise):
-    base, found = cost.flops("nopos", "tied", TINY), cost.flops(position, "tied", TINY)
-    assert found[0] - base[0] == pytest.approx(products, rel=1e-12)
-    assert element_wise is None or found[1] - base[1] == element_wise
+    base, counted = cost.flops("nopos", "tied", TINY), cost.flops(position, "tied", TINY)
+    assert counted[0] - base[0] == pytest.approx(products, rel=1e-12)
+    assert element_wise is None or counted[1] - base[1] == element_wise
     lm_head = 6 * bench.MASKED * (C**2 + C * TINY.vocab)
     assert base[0] == pytest.approx(bench.flops_per_token(TINY) - lm_head)
 
@@ -54,11 +54,11 @@ def test_every_registered_scheme_and_architecture_has_a_row():
         pass
 
     with mock.patch.dict(SCHEMES, newcomer=Newcomer):
-        found = cost.cases()
-    assert next(iter(found)) == "nopos" and {position for position, _ in found.values()} >= {*SCHEMES, "newcomer"}
-    assert found["absolute (BERT-A)"] == ("absolute", "tied")
-    assert found["untied, [CLS] untied (TUPE-A)"] == ("untied", "untied")
-    assert found["untied+t5, [CLS] untied (TUPE-R)"] == ("untied+t5", "untied")
+        cases = cost.cases()
+    assert next(iter(cases)) == "nopos" and {position for position, _ in cases.values()} >= {*SCHEMES, "newcomer"}
+    assert cases["absolute (BERT-A)"] == ("absolute", "tied")
+    assert cases["untied, [CLS] untied (TUPE-A)"] == ("untied", "untied")
+    assert cases["untied+t5, [CLS] untied (TUPE-R)"] == ("untied+t5", "untied")
     assert list(cost.cases(["tupe_a", "t5+urpe"]).values()) == [
         ("nopos", "tied"), ("untied", "untied"), ("t5+urpe", "tied"),
     ]  # fmt: skip

@@ -140,14 +140,14 @@ def test_a_killed_contender_loses_only_its_turn(lives, turns, monkeypatch):
             return ours, theirs
 
     monkeypatch.setattr(bench.multiprocessing, "get_context", lambda kind: Short())
-    said = []
+    lines = []
     if turns is None:
         with pytest.raises(ValueError, match="the process of nopos ended, probably because memory ran out"):
-            bench.measure(["tupe_r", "nopos"], TINY, 5, say=said.append)
+            bench.measure(["tupe_r", "nopos"], TINY, 5, say=lines.append)
         return
-    results = bench.measure(["tupe_r", "nopos"], TINY, 5, say=said.append)
+    results = bench.measure(["tupe_r", "nopos"], TINY, 5, say=lines.append)
     assert {name: len(r["steps"]) for name, r in results.items()} == {"peak": turns, "tupe_r": turns, "nopos": turns}
-    stopped = [line for line in said if line.startswith(f"stopped in turn {turns + 1}/5: the process of nopos ended")]
+    stopped = [line for line in lines if line.startswith(f"stopped in turn {turns + 1}/5: the process of nopos ended")]
     assert len(stopped) == (turns < 5)
     assert [row["rounds"] for row in bench.summary(results, ["tupe_r", "nopos"], TINY)] == [turns, turns]
 

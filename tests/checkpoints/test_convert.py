@@ -123,10 +123,10 @@ def test_back_to_the_released_code_is_the_identity(which, converted, tmp_path):
     )
     # and forth again
     torch.save(back, tmp_path / "back.pt")
-    again = convert.from_released(tmp_path / "back.pt", folder / "dict.txt")
+    round_trip = convert.from_released(tmp_path / "back.pt", folder / "dict.txt")
     first = torch.load(folder / "checkpoint.pt", weights_only=True)
-    assert again["cfg"] == first["cfg"]
-    assert all(torch.equal(again["model"][key], value) for key, value in first["model"].items())
+    assert round_trip["cfg"] == first["cfg"]
+    assert all(torch.equal(round_trip["model"][key], value) for key, value in first["model"].items())
 
 
 def test_training_restores_a_converted_checkpoint(converted, tmp_path):

@@ -54,9 +54,9 @@ def test_a_new_option_is_one_line(tmp_path):
     pytest.importorskip("safetensors")
     shutil.copytree(PACKAGE, tmp_path / "tupe", ignore=shutil.ignore_patterns("__pycache__", "configs"))
     encoder = tmp_path / "tupe" / "encoder.py"
-    head, found, tail = encoder.read_text().partition("    layer_norm_eps: float")
-    assert found
-    encoder.write_text(head + LINES + found + tail)
+    head, line, tail = encoder.read_text().partition("    layer_norm_eps: float")
+    assert line
+    encoder.write_text(head + LINES + line + tail)
     (tmp_path / "use.py").write_text(USE)
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
     command = [sys.executable, str(tmp_path / "use.py"), str(tmp_path)]

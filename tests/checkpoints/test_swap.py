@@ -62,8 +62,8 @@ def test_parameters_of_the_new_encoding_are_fresh(trained):
         if key.startswith("encoder.positions."):
             assert not torch.equal(swapped[1][key], value) and not torch.equal(swapped[1][key], swapped[2][key])
             assert swapped[1][key].std() == pytest.approx(0.02, rel=0.3)
-    again = swap_position(state, words, "absolute+t5", seed=1)["model"]
-    assert all(torch.equal(again[key], value) for key, value in swapped[1].items())
+    same_seed = swap_position(state, words, "absolute+t5", seed=1)["model"]
+    assert all(torch.equal(same_seed[key], value) for key, value in swapped[1].items())
 
 
 def test_classification_heads_stay(trained):

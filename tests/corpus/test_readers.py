@@ -121,8 +121,8 @@ def test_hidden_files_and_the_output_are_no_inputs(tmp_path):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("text")
     for inputs in ([tmp_path], [f"{tmp_path}/**/*.txt"]):
-        found, skipped = find_inputs(inputs, tmp_path / "out")
-        assert [source.path for source in found] == [str(tmp_path / "a.txt")] and not skipped
+        read_documents, skipped = find_inputs(inputs, tmp_path / "out")
+        assert [source.path for source in read_documents] == [str(tmp_path / "a.txt")] and not skipped
 
 
 def test_glob_is_sorted_and_each_file_is_read_once(tmp_path):
@@ -138,9 +138,9 @@ def test_json_lines_and_wikiextractor(tmp_path):
     ]
     for name in ("a.jsonl", "wiki_00"):
         (tmp_path / name).write_text("\n".join(map(json.dumps, rows)) + "\n\n")
-        found, _ = read_all(tmp_path / name)
-        assert [d.text for d in found] == [row["text"] for row in rows]
-        assert [d.domain for d in found] == ["en.wikipedia.org", name]
+        read_documents, _ = read_all(tmp_path / name)
+        assert [d.text for d in read_documents] == [row["text"] for row in rows]
+        assert [d.domain for d in read_documents] == ["en.wikipedia.org", name]
 
 
 def test_json_lines_may_begin_with_a_byte_order_mark(tmp_path):
@@ -165,8 +165,8 @@ def test_json_line_that_is_none(tmp_path):
         (tmp_path / "a.jsonl").write_text('{"text": "good"}\n' + bad + "\n")
         with pytest.raises(ValueError, match='a.jsonl, line 2: not a JSON object with a "text"'):
             read_all(tmp_path / "a.jsonl")
-        found, stats = read_all(tmp_path / "a.jsonl", errors="replace")
-        assert [d.text for d in found] == ["good"] and len(stats.dropped) == 1
+        read_documents, stats = read_all(tmp_path / "a.jsonl", errors="replace")
+        assert [d.text for d in read_documents] == ["good"] and len(stats.dropped) == 1
 
 
 @pytest.mark.parametrize("name", ["w.xml", "w.xml.bz2", "enwiki-pages-articles1.xml-p1p41242.bz2", "w.xml.zst"])
@@ -241,8 +241,8 @@ def test_missing_input(tmp_path):
 
 def test_undecodable_bytes_can_be_replaced(tmp_path):
     (tmp_path / "a.txt").write_bytes(b"a \xff b\n\nc\xe2\x82")
-    found, stats = read_all(tmp_path / "a.txt", errors="replace")
-    assert [d.text for d in found] == ["a \ufffd b", "c\ufffd"]
+    read_documents, stats = read_all(tmp_path / "a.txt", errors="replace")
+    assert [d.text for d in read_documents] == ["a \ufffd b", "c\ufffd"]
     assert stats.counts["lines with bytes replaced by U+FFFD"] == 2
 
 
@@ -263,8 +263,8 @@ def test_a_document_that_is_too_long_is_dropped_whatever_it_is(tmp_path, monkeyp
         ("a.xml", ["good"], 1),
         ("books", ["good"], 1),
     ):
-        found, stats = read_all(tmp_path / name)
-        assert [d.text for d in found] == kept
+        read_documents, stats = read_all(tmp_path / name)
+        assert [d.text for d in read_documents] == kept
         assert sum(stats.dropped["document: longer than 1000 characters"].values()) == lost
         assert stats.counts["documents read"] == len(kept) + lost
 

@@ -101,8 +101,8 @@ def test_probe_table(runs, tmp_path):
 
 
 def test_text_block(runs):
-    found, data = runs
-    _, task = load_model(found["bert_r"])
+    checkpoints, data = runs
+    _, task = load_model(checkpoints["bert_r"])
     tokens = text_block(task, 24)
     assert len(tokens) == 24 and tokens[0] == task.source_dictionary.bos()
     assert torch.equal(text_block(task, 10), tokens[:10])

@@ -24,8 +24,8 @@ from tupe.text import TextEncoder
 
 def test_swaps_two_adjacent_words_that_differ():
     words = [[4], [4], [5, 6], [7], [8]]
-    found = {str(swap_adjacent(words, np.random.default_rng(seed))) for seed in range(50)}
-    assert found == {str([[4], [5, 6], [4], [7], [8]]), str([[4], [4], [7], [5, 6], [8]])}
+    swapped = {str(swap_adjacent(words, np.random.default_rng(seed))) for seed in range(50)}
+    assert swapped == {str([[4], [5, 6], [4], [7], [8]]), str([[4], [4], [7], [5, 6], [8]])}
     with pytest.raises(ValueError, match="differ"):
         swap_adjacent([[4], [4], [5]], np.random.default_rng(0))
 

@@ -79,15 +79,15 @@ def test_measures_leave_out_the_special_positions():
     by_offset = np.exp(-np.abs(np.arange(-7, 8)))
     attention = by_offset[OFFSETS + 7].copy()
     attention[0], attention[:, -1] = 5, 7
-    found = measures(attention)
-    assert found["translation violation"] == found["symmetry violation"] == found["monotonicity violation"] == 0
-    assert found["translation violation with [CLS], [SEP]"] > 0.1
+    values = measures(attention)
+    assert values["translation violation"] == values["symmetry violation"] == values["monotonicity violation"] == 0
+    assert values["translation violation with [CLS], [SEP]"] > 0.1
 
 
 def test_identical_words():
     model = build("bert_r_tiny", max_positions=12).eval()
-    found = identical_word_attention(model, words=3, seed=5)
-    assert found.shape == (12, 12) and found.sum(1) == pytest.approx(np.ones(12))
+    mean_attention = identical_word_attention(model, words=3, seed=5)
+    assert mean_attention.shape == (12, 12) and mean_attention.sum(1) == pytest.approx(np.ones(12))
     # By hand: the same words one after the other.
     d = model.dictionary
     words = np.random.default_rng(5).choice(np.arange(d.nspecial, len(d)), 3, replace=False)
@@ -95,7 +95,7 @@ def test_identical_words():
     for word in words:
         tokens = torch.tensor([[d.bos(), *[word] * 10, d.eos()]])
         total = total + model.encoder.attention_weights(tokens)[0].mean(0).detach().numpy() / 3
-    np.testing.assert_allclose(found, total, atol=1e-6)
+    np.testing.assert_allclose(mean_attention, total, atol=1e-6)
 
 
 @pytest.mark.parametrize("layer", [-1, 2])
@@ -108,9 +108,9 @@ def test_layers_that_are_not_there(layer):
 
 def test_identical_words_without_positions_say_nothing():
     model = build("bert_a_tiny", max_positions=12, position="nopos").eval()
-    found = measures(identical_word_attention(model, words=4))
-    assert found["direction balance"] == pytest.approx(1, abs=1e-5)
-    assert found["symmetry violation"] < 1e-7
+    values = measures(identical_word_attention(model, words=4))
+    assert values["direction balance"] == pytest.approx(1, abs=1e-5)
+    assert values["symmetry violation"] < 1e-7
 
 
 def test_four_correlations_sum_to_the_logits():
@@ -177,10 +177,10 @@ def test_four_correlations_need_positions():
 
 def test_positional_logits_are_the_models():
     model = build("tupe_r_tiny", max_positions=16).eval()
-    found = positional_logits(model)
+    logits = positional_logits(model)
     (terms, *_) = model.encoder.terms(16)
-    torch.testing.assert_close(found, terms.bias)
-    assert found.shape == (2, 16, 16)
+    torch.testing.assert_close(logits, terms.bias)
+    assert logits.shape == (2, 16, 16)
     with pytest.raises(ValueError, match="absolute"):
         positional_logits(build("bert_a_tiny"))
 

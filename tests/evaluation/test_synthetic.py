@@ -91,11 +91,11 @@ def test_gated_attention_units_obey_the_same_rule():
     ("position", "normaliser", "special", "low", "high"),
     [
         ("absolute", "softmax", False, 0.99, 1),
-        ("rope", "softmax", False, 0, 0.2),
+        pytest.param("rope", "softmax", False, 0, 0.2, marks=pytest.mark.slow),  # success ends early, failure does not
         ("rope", "softmax", True, 0.99, 1),
         ("rope", "l2", False, 0.99, 1),
         ("rope_values", "softmax", False, 0.99, 1),
-        ("nopos", "softmax", True, 0, 0.2),
+        pytest.param("nopos", "softmax", True, 0, 0.2, marks=pytest.mark.slow),
     ],
 )
 def test_training_agrees(position, normaliser, special, low, high):
@@ -181,8 +181,8 @@ def test_deviations_from_the_structure():
 
     fine = [run("t5", False, 0.99), run("nopos", True, 0.19), run("alibi", False, 0.5), run("alibi", True, 1.0)]
     wrong = [run("t5", False, 0.98), run("nopos", True, 0.2), run("alibi", False, 1.0), run("alibi", True, 0.5)]
-    found = deviations([*fine, *wrong], n=8)
-    assert found == list(zip(wrong, ["pass", "fail", "half", "pass"], strict=True))
+    deviating = deviations([*fine, *wrong], n=8)
+    assert deviating == list(zip(wrong, ["pass", "fail", "half", "pass"], strict=True))
 
 
 def test_table():

@@ -21,11 +21,11 @@ from tupe.experiments.statistics import (
 def test_paired_contrast_is_scipys():
     rng = np.random.default_rng(0)
     a, b = rng.normal(5, 1, 6), rng.normal(4.5, 1, 6)
-    found = contrast(dict(enumerate(a)), {**dict(enumerate(b)), 99: 0.0})  # a seed that one of them lacks is left out
+    result = contrast(dict(enumerate(a)), {**dict(enumerate(b)), 99: 0.0})  # a seed that one of them lacks is left out
     test = stats.ttest_rel(a, b)
-    assert found.seeds == 6 and found.p == pytest.approx(test.pvalue)
-    assert found.interval == pytest.approx(test.confidence_interval(0.95))
-    assert found.mean == pytest.approx((a - b).mean())
+    assert result.seeds == 6 and result.p == pytest.approx(test.pvalue)
+    assert result.interval == pytest.approx(test.confidence_interval(0.95))
+    assert result.mean == pytest.approx((a - b).mean())
 
 
 def test_contrasts_without_an_interval():

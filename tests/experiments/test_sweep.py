@@ -66,12 +66,12 @@ ONE_TASK = ("--grid=task=CoLA", "--grid=lr=2e-5")
 
 def test_fine_tuning_s_default_is_the_paper_s_search_of_every_prepared_task(place):
     lines = sweep(place, "--dry-run").splitlines()
-    found = [re.search(r"--task=(\S+) --lr=(\S+) --seed=(\S+) --output=(\S+)", line).groups() for line in lines]
+    jobs = [re.search(r"--task=(\S+) --lr=(\S+) --seed=(\S+) --output=(\S+)", line).groups() for line in lines]
     rates, seeds = ("2e-05", "3e-05", "4e-05", "5e-05"), ("1", "2", "3", "4", "5")
     expected = itertools.product(seeds, ("CoLA", "SST-2"), rates)  # cut short, it has fewer seeds, not fewer tasks
-    assert [values[:3] for values in found] == [(task, lr, seed) for seed, task, lr in expected]
-    assert {values[3] for values in found} == {
-        str(place / "out" / task / f"lr{lr}_seed{seed}") for task, lr, seed, _ in found
+    assert [values[:3] for values in jobs] == [(task, lr, seed) for seed, task, lr in expected]
+    assert {values[3] for values in jobs} == {
+        str(place / "out" / task / f"lr{lr}_seed{seed}") for task, lr, seed, _ in jobs
     }
     assert not (place / "out").exists()
 
@@ -252,16 +252,28 @@ def test_a_terminated_sweep_leaves_nothing_running_and_can_be_resumed(place):
     assert starts(place) == {"CoLA/lr2e-05_seed1": 2, "CoLA/lr2e-05_seed2": 1}
 
 
-def test_real_runs_from_the_shell(learnable, pretrained, tmp_path):
-    """scripts/glue_sweep.sh: two fine-tunings and their report; started again, neither is run again."""
-    words = ["bash", SCRIPTS / "glue_sweep.sh", "--data", learnable, "--checkpoint", pretrained, "--output", "out"]
-    words += ["--grid", "task=cola"]
+@pytest.mark.parametrize("shell", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_real_runs(shell, learnable, pretrained, tmp_path, monkeypatch):
+    """Two fine-tunings and their report, also by scripts/glue_sweep.sh; started again, neither is run again."""
+    words = ["--data", learnable, "--checkpoint", pretrained, "--output", tmp_path / "out", "--grid", "task=cola"]
     words += ["--grid", "lr=1e-3", "--grid", "seed=1,2", "--jobs", "2", "--num-workers", "0", "--max-epoch=1"]
-    environment = {**os.environ, "PYTHON": sys.executable, "PYTHONPATH": str(SCRIPTS.parent)}
-    for count in ("2 to run", "0 to run"):
-        done = subprocess.run(words, env=environment, cwd=tmp_path, text=True, capture_output=True)
+    words = list(map(str, words))
+    monkeypatch.setenv("PYTHONPATH", str(SCRIPTS.parent))
+    if shell:
+        environment = {**os.environ, "PYTHON": sys.executable}
+        script = ["bash", SCRIPTS / "glue_sweep.sh", *words]
+        done = subprocess.run(script, env=environment, cwd=tmp_path, text=True, capture_output=True)
         assert done.returncode == 0, done.stdout + done.stderr
-        assert count in done.stdout
+        printed = done.stdout
+    else:
+        monkeypatch.setattr(runner, "PROGRAM", (sys.executable, "-m", "tupe"))
+        monkeypatch.setattr(runner, "check", lambda job: None)  # a process more
+        done = CliRunner().invoke(command, [*words, "--report"])
+        assert done.exit_code == 0, done.output
+        printed = done.output
+    assert "2 to run" in printed
+    repeated = CliRunner().invoke(command, words)
+    assert repeated.exit_code == 0 and "0 to run" in repeated.output
     runs = [record.read(tmp_path / "out/CoLA" / f"lr0.001_seed{seed}") for seed in (1, 2)]
     assert [(run.state, run.seed, len(run.scores)) for run in runs] == [("finished", 1, 1), ("finished", 2, 1)]
     assert all(

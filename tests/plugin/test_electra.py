@@ -144,12 +144,12 @@ def test_token_and_position_tables_are_tied():
         names = dict(model.named_parameters())  # each tied tensor once: an optimiser steps it once
         assert not any(name.startswith("generator.") and ".table." in name and table in name for name in names)
         assert [name for name in names if len(names[name]) == V and names[name].dim() == 2] == ["encoder.tokens.weight"]
-        again = build(position, cls)
-        for p in again.parameters():
+        loaded = build(position, cls)
+        for p in loaded.parameters():
             torch.nn.init.zeros_(p)
-        again.load_state_dict(model.state_dict())
-        assert again.generator.positions[table].table.weight is again.encoder.positions[table].table.weight
-        torch.testing.assert_close(again.generator.project.weight, before, rtol=0, atol=0)
+        loaded.load_state_dict(model.state_dict())
+        assert loaded.generator.positions[table].table.weight is loaded.encoder.positions[table].table.weight
+        torch.testing.assert_close(loaded.generator.project.weight, before, rtol=0, atol=0)
 
 
 def test_a_sample_equal_to_the_original_counts_as_original():
@@ -279,10 +279,10 @@ def arguments(data, save_dir, *more):
 
 def test_resuming_is_exact(tmp_path):
     data = write_data(tmp_path / "data")
-    every = ["--save-interval-updates=1", "--keep-interval-updates=-1"]
-    losses = train(arguments(data, tmp_path / "full", *every))
-    assert len(losses) == 12
-    resumed = train(arguments(data, tmp_path / "again", f"--restore-file={tmp_path}/full/checkpoint_1_5.pt"))
+    until = ["--max-update=8", "--save-interval-updates=5", "--keep-interval-updates=-1"]
+    losses = train(arguments(data, tmp_path / "full", *until))
+    assert len(losses) == 8
+    resumed = train(arguments(data, tmp_path / "again", *until, f"--restore-file={tmp_path}/full/checkpoint_1_5.pt"))
     assert resumed == losses[5:]
     saved = load(tmp_path / "full" / "checkpoint_last.pt")
     assert saved["cfg"]["model"]["_name"] == "electra_tupe_r_tiny" and saved["cfg"]["criterion"]["_name"] == "electra"
@@ -309,7 +309,8 @@ def test_special_tokens_are_not_masked_in_training(tmp_path, monkeypatch):
             offered.append((target.eq(0) | target.eq(2)).sum().item())
 
     monkeypatch.setattr(ElectraModel, "forward", watch)
-    train(arguments(data, tmp_path / "run", "--max-update=40", "--no-save", "--disable-validation"), on_step=note)
+    short = ["--max-update=30", "--no-save", "--disable-validation", "--num-workers=0"]
+    train(arguments(data, tmp_path / "run", *short), on_step=note)
     masked, others = (sum(column) for column in zip(*used, strict=True))
     assert sum(offered) > 20  # there was something to undo
     assert masked / others == pytest.approx(0.15, abs=0.03)

@@ -7,11 +7,13 @@ import numpy as np
 import pytest
 import torch
 from fairseq.data import data_utils
+from fairseq.dataclass.configs import FairseqConfig
 from fairseq.trainer import Trainer
 from helpers import finetune
+from omegaconf import OmegaConf
 
 from tupe.plugin import glue
-from tupe.plugin.finetune import FinetuneTask
+from tupe.plugin.finetune import FinetuneTask, check_end
 from tupe.record import Record, read, state_of
 
 NO_SAVE = "checkpoint.no_save=true"
@@ -167,10 +169,17 @@ def test_a_run_that_stops_early_is_not_finished(learnable, pretrained, tmp_path)
         ("optimization.max_epoch=0", "needs optimization.max_epoch"),
     ],
 )
-def test_another_end_than_the_last_epoch_is_refused(override, message, learnable, pretrained, tmp_path):
+def test_another_end_than_the_last_epoch_is_refused(override, message):
     """Scores within an epoch would make an unfinished last epoch look finished."""
+    values = OmegaConf.from_dotlist(["optimization.max_epoch=3", override])
+    config = OmegaConf.merge(OmegaConf.structured(FairseqConfig), values)
     with pytest.raises(ValueError, match=message):
-        finetune(learnable, pretrained, tmp_path, "glue=cola", override)
+        check_end(config)
+
+
+def test_another_end_is_refused_before_training(learnable, pretrained, tmp_path):
+    with pytest.raises(ValueError, match="stop_time_hours=1"):
+        finetune(learnable, pretrained, tmp_path, "glue=cola", "optimization.stop_time_hours=1")
     assert not (tmp_path / "record.json").exists()
 
 

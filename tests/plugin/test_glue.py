@@ -100,18 +100,28 @@ def test_constant_predictions_score_zero_and_infinite_ones_are_an_error():
 # ---------------------------------------------------------------------------------------------------------- training
 
 
-def test_training_records_unrounded_scores_and_predictions(learnable, pretrained, tmp_path):
-    cfg = finetune(learnable, pretrained, tmp_path, "glue=mnli", "optimization.max_epoch=3", "optimization.lr=[0.01]")
+@pytest.fixture(scope="module")
+def fine_tuned(learnable, pretrained, tmp_path_factory):
+    """Task -> (configuration, folder of the run)."""
+    folder, runs = tmp_path_factory.mktemp("fine_tuned"), {}
+    for task, epochs in (("CoLA", 2), ("MNLI", 3), ("STS-B", 2)):
+        words = [f"glue={task.lower().replace('-', '')}", f"optimization.max_epoch={epochs}", "optimization.lr=[0.01]"]
+        runs[task] = finetune(learnable, pretrained, folder / task, *words), folder / task
+    return runs
+
+
+def test_training_records_unrounded_scores_and_predictions(learnable, fine_tuned):
+    cfg, folder = fine_tuned["MNLI"]
     assert cfg.model.max_positions == 20  # the checkpoint's, not the 512 of a fresh configuration
     assert cfg.lr_scheduler.total_num_update == 3 * 4  # 41 examples in batches of 12
-    run = read(tmp_path)
+    run = read(folder)
     assert (run.task, run.lr, run.seed, run.state) == ("MNLI", 0.01, 1, "finished")
     assert run.metrics == ["accuracy"] and run.length == {"max_epoch": 3} and run.splits == ["valid", "valid1"]
     assert [(entry["epoch"], entry["split"], entry["num_updates"]) for entry in run.scores] == [
         (1, "valid", 4), (1, "valid1", 4), (2, "valid", 8), (2, "valid1", 8), (3, "valid", 12), (3, "valid1", 12),
     ]  # fmt: skip
     for split, count in (("valid", 41), ("valid1", 19)):
-        rows = table(tmp_path / "predictions" / f"{split}_last.tsv")
+        rows = table(folder / "predictions" / f"{split}_last.tsv")
         assert [int(row[0]) for row in rows] == list(range(count))
         right = sum(row[1] == row[2] for row in rows)
         last = next(entry for entry in run.scores[::-1] if entry["split"] == split)
@@ -122,25 +132,26 @@ def test_training_records_unrounded_scores_and_predictions(learnable, pretrained
         assert [row[2] for row in rows] == targets[1 : count + 1]
     best = max(entry["accuracy"] for entry in run.scores if entry["split"] == "valid")
     assert run.best() == ("accuracy", best)
-    rows = table(tmp_path / "predictions" / "valid_best.tsv")
+    rows = table(folder / "predictions" / "valid_best.tsv")
     assert best == pytest.approx(100 * sum(row[1] == row[2] for row in rows) / 41, rel=1e-12)
-    state = torch.load(tmp_path / "checkpoint_last.pt", weights_only=True)
+    state = torch.load(folder / "checkpoint_last.pt", weights_only=True)
     assert state["extra_state"]["best"] == best and type(state["extra_state"]["best"]) is float
     schedule = state["optimizer_history"][-1]
     assert schedule["num_updates"] == 12
     assert state["last_optimizer_state"]["param_groups"][0]["lr"] == 0
 
 
-def test_regression(learnable, pretrained, tmp_path):
-    finetune(learnable, pretrained, tmp_path, "glue=stsb", "optimization.max_epoch=2")
-    last = read(tmp_path).scores[-1]
-    rows = np.array(table(tmp_path / "predictions" / "valid_last.tsv"), dtype=float)
+def test_regression(fine_tuned):
+    _, folder = fine_tuned["STS-B"]
+    last = read(folder).scores[-1]
+    rows = np.array(table(folder / "predictions" / "valid_last.tsv"), dtype=float)
     assert set(rows[:, 2]) == {0.0, 0.5, 1.0}
     assert last["pearson"] == pytest.approx(100 * np.corrcoef(rows[:, 1], rows[:, 2])[0, 1], abs=1e-6)
     assert last["loss"] == pytest.approx(((rows[:, 1] - rows[:, 2]) ** 2).mean(), rel=1e-5)
     assert "spearman" in last and "accuracy" not in last
 
 
+@pytest.mark.slow  # the same of pre-training, in every run: tests/plugin/test_resume.py
 def test_both_launchers_train_the_same(learnable, pretrained, tmp_path):
     """The same tiny model through `tupe finetune` and through fairseq-hydra-train: same losses, same scores."""
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -172,6 +183,7 @@ cli_main()
 """
 
 
+@pytest.mark.slow  # two processes in every run: tests/plugin/test_worker.py
 def test_two_processes_score_what_one_does(learnable, pretrained, tmp_path):
     """Training and validation on two processes: every development example once, and the scores of one process."""
     with socket.socket() as free:
@@ -210,7 +222,7 @@ def test_two_processes_score_what_one_does(learnable, pretrained, tmp_path):
         assert (tmp_path / "1" / name).read_text() == (tmp_path / "2" / name).read_text()
 
 
-def test_predictions_for_the_server(learnable, pretrained, tmp_path):
+def test_predictions_for_the_server(learnable, fine_tuned, tmp_path):
     """Official file names and labels, in file order, the same as the predictions stored in training."""
     data = tmp_path / "bin"
     shutil.copytree(learnable, data)
@@ -223,13 +235,9 @@ def test_predictions_for_the_server(learnable, pretrained, tmp_path):
         shutil.copy(data / "STS-B/input0" / split.replace("test", "valid"), data / "STS-B/input0" / split)
         shutil.copy(data / "STS-B/input1" / split.replace("test", "valid"), data / "STS-B/input1" / split)
     written = []
-    for name in ("CoLA", "MNLI", "STS-B"):
-        group = name.lower().replace("-", "")
-        finetune(
-            data, pretrained, tmp_path / name, f"glue={group}", "optimization.max_epoch=2", "optimization.lr=[0.01]"
-        )
-        found = predict_glue(group, tmp_path / name / "checkpoint_last.pt", data, tmp_path / "out", batch_size=7)
-        written += [path for path, _ in found]
+    for name, (_, folder) in fine_tuned.items():
+        files = predict_glue(name, folder / "checkpoint_last.pt", data, tmp_path / "out", batch_size=7)
+        written += [path for path, _ in files]
     files = ["CoLA.tsv", "MNLI-m.tsv", "MNLI-mm.tsv", "AX.tsv", "STS-B.tsv"]
     for count in (1, 5):  # what is in the folder from another run stays out
         with zipfile.ZipFile(zip_submission(tmp_path / "out", written[:count])) as archive:
@@ -237,15 +245,15 @@ def test_predictions_for_the_server(learnable, pretrained, tmp_path):
     for file, run, split in (("CoLA", "CoLA", "valid"), ("MNLI-m", "MNLI", "valid"), ("AX", "MNLI", "valid1")):
         lines = (tmp_path / "out" / f"{file}.tsv").read_text().splitlines()
         assert lines[0] == "index\tprediction"
-        stored = table(tmp_path / run / "predictions" / f"{split}_last.tsv")
+        stored = table(fine_tuned[run][1] / "predictions" / f"{split}_last.tsv")
         assert [line.split("\t") for line in lines[1:]] == [row[:2] for row in stored]
-    stored = [float(row[1]) for row in table(tmp_path / "STS-B" / "predictions" / "valid_last.tsv")]
-    written = [float(line.split("\t")[1]) for line in (tmp_path / "out/STS-B.tsv").read_text().splitlines()[1:]]
-    assert written == pytest.approx([5 * min(max(value, 0), 1) for value in stored], abs=1e-3)
+    stored = [float(row[1]) for row in table(fine_tuned["STS-B"][1] / "predictions" / "valid_last.tsv")]
+    scores = [float(line.split("\t")[1]) for line in (tmp_path / "out/STS-B.tsv").read_text().splitlines()[1:]]
+    assert scores == pytest.approx([5 * min(max(value, 0), 1) for value in stored], abs=1e-3)
     with pytest.raises(ValueError, match="was not fine-tuned on CoLA, but on MNLI"):
-        list(predict_glue("cola", tmp_path / "MNLI" / "checkpoint_last.pt", data, tmp_path / "out"))
+        list(predict_glue("cola", fine_tuned["MNLI"][1] / "checkpoint_last.pt", data, tmp_path / "out"))
     with pytest.raises(ValueError, match="holds no test set of CoLA"):
-        list(predict_glue("cola", tmp_path / "CoLA" / "checkpoint_last.pt", learnable, tmp_path / "out"))
+        list(predict_glue("cola", fine_tuned["CoLA"][1] / "checkpoint_last.pt", learnable, tmp_path / "out"))
 
 
 def test_every_glue_group_names_its_task():

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 
+import pytest
 import torch
 from helpers import CONFIGS, PLUGIN, load, write_data
 from omegaconf import OmegaConf
@@ -19,6 +20,7 @@ def hydra_train(folder, *words):
     assert done.returncode == 0, done.stderr[-2000:]
 
 
+@pytest.mark.slow
 def test_jobs_of_one_process_equal_separate_processes(tmp_path):
     """The second job is worse than the first: with the best loss that fairseq keeps from the first it would write no
     checkpoint_best.pt, and with the schemas that the first has registered Hydra would give it another size."""

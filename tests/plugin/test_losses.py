@@ -29,9 +29,9 @@ def assert_same(ours, stock, tolerance):
 @pytest.mark.parametrize(
     "options, tolerance",
     [
-        (["--criterion=masked_lm_chunked"], 1e-4),
-        (["--optimizer=adamw_fused"], 1e-4),
-        (["--checkpoint-activations"], 1e-6),
+        pytest.param(["--criterion=masked_lm_chunked"], 1e-4, marks=pytest.mark.slow),
+        pytest.param(["--optimizer=adamw_fused"], 1e-4, marks=pytest.mark.slow),
+        pytest.param(["--checkpoint-activations"], 1e-6, marks=pytest.mark.slow),
         (["--criterion=masked_lm_chunked", "--optimizer=adamw_fused", "--checkpoint-activations"], 1e-4),
         (["--autocast=bf16"], 0.01),
     ],
@@ -42,20 +42,20 @@ def test_same_losses(data, stock, options, tolerance, tmp_path):
     assert_same(train(pretrain_arguments(data, tmp_path, *STEPS, *options)), stock, tolerance)
 
 
-def test_the_other_optimizer_continues_a_run_in_half_precision(data, tmp_path):
+@pytest.mark.parametrize("precision", ["--fp16", pytest.param("--autocast=bf16", marks=pytest.mark.slow)])
+def test_the_other_optimizer_continues_a_run_in_half_precision(precision, data, tmp_path):
     """... and fairseq refuses it in float32, as `tupe.plugin.optim.FusedAdamW` says."""
-    for precision in ("--fp16", "--autocast=bf16"):
-        first, second = tmp_path / precision / "first", tmp_path / precision / "second"
-        steps = [precision, "--fp16-no-flatten-grads", "--num-workers=0", "--max-update=4"]  # flat ones want a GPU
-        steps += ["--save-interval-updates=2", "--keep-interval-updates=-1"]
-        losses = train(pretrain_arguments(data, first, *steps, "--optimizer=adam"))
-        resume = [f"--restore-file={first}/checkpoint_1_2.pt", "--optimizer=adamw_fused", "--no-save"]
-        arguments = pretrain_arguments(data, second, *steps, *resume)
-        if precision == "--fp16":
-            torch.testing.assert_close(torch.tensor(train(arguments)), torch.tensor(losses[2:]), rtol=1e-3, atol=0)
-        else:
-            with pytest.raises(AssertionError, match="FairseqAdam vs FusedAdamW"):
-                train(arguments)
+    first, second = tmp_path / "first", tmp_path / "second"
+    steps = [precision, "--fp16-no-flatten-grads", "--num-workers=0", "--max-update=4"]  # flat ones want a GPU
+    steps += ["--save-interval-updates=2", "--keep-interval-updates=-1"]
+    losses = train(pretrain_arguments(data, first, *steps, "--optimizer=adam"))
+    resume = [f"--restore-file={first}/checkpoint_1_2.pt", "--optimizer=adamw_fused", "--no-save"]
+    arguments = pretrain_arguments(data, second, *steps, *resume)
+    if precision == "--fp16":
+        torch.testing.assert_close(torch.tensor(train(arguments)), torch.tensor(losses[2:]), rtol=1e-3, atol=0)
+    else:
+        with pytest.raises(AssertionError, match="FairseqAdam vs FusedAdamW"):
+            train(arguments)
 
 
 @pytest.mark.slow

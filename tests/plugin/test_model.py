@@ -217,8 +217,8 @@ def test_contradicting_settings_are_refused():
 
 def test_a_checkpoint_that_does_not_name_its_heads_is_loaded():
     state = build().state_dict()
-    said = bytes(state["encoder._extra_state"].tolist()).decode()
-    state["encoder._extra_state"] = torch.tensor(list(said.replace(" heads=2", "").encode()))
+    settings = bytes(state["encoder._extra_state"].tolist()).decode()
+    state["encoder._extra_state"] = torch.tensor(list(settings.replace(" heads=2", "").encode()))
     build().load_state_dict(state)
     with pytest.raises(ValueError, match="this model has .*cls=tied"):
         build(cls="tied").load_state_dict(state)

@@ -108,7 +108,7 @@ def test_best_spans_is_the_naive_search():
     starts = inside.clone()
     starts[0, 8:15] = False
     end[0, -3] = 50.0  # out of reach for the earliest starts
-    found = best_spans(start, end, starts)
+    searched = best_spans(start, end, starts)
     for row in range(3):
         spans = [
             (float(start[row, i] + end[row, j]), i, j)
@@ -117,8 +117,8 @@ def test_best_spans_is_the_naive_search():
             if starts[row, i] and inside[row, j]
         ]
         best = max(spans)
-        assert found[row][:3] == (pytest.approx(best[0]), best[1], best[2])
-        assert found[row][3] == pytest.approx(float(start[row, 0] + end[row, 0]))
+        assert searched[row][:3] == (pytest.approx(best[0]), best[1], best[2])
+        assert searched[row][3] == pytest.approx(float(start[row, 0] + end[row, 0]))
     nothing = best_spans(start, end, torch.zeros_like(starts))
     assert [row[1:3] for row in nothing] == [(0, 0)] * 3
 
@@ -141,12 +141,12 @@ def test_the_span_head_is_trained_on_several_gpus(tmp_path):
     }  # fmt: skip
 
     def gradients(called):
-        found = []
+        updates = []
         for _ in range(2):  # an update that is left unfinished shows in the next one
             model.zero_grad()
             SquadCriterion(None)(called, sample)[0].backward()
-            found.append({name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None})
-        return found
+            updates.append({name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None})
+        return updates
 
     alone = gradients(model)
     assert alone[0]["span_head.weight"].any() and not any(name.startswith("lm_head.") for name in alone[0])

@@ -38,8 +38,8 @@ def test_what_is_prepared_is_read_back(vocabulary, tmp_path):
         assert encoded.ends[n].tolist() == [span.end for span in spans]
     assert encoded.queries == [encoder.encode(question.text) for question in questions]
     assert (tmp_path / "bin" / "dict.txt").read_bytes() == (vocabulary / "dict.txt").read_bytes()
-    again = CliRunner().invoke(command, [*map(str, arguments)])
-    assert again.exit_code == 2 and "--overwrite" in again.stderr
+    repeated = CliRunner().invoke(command, [*map(str, arguments)])
+    assert repeated.exit_code == 2 and "--overwrite" in repeated.stderr
     with pytest.raises(FileNotFoundError, match="has no dev-v2.0"):
         Encoded.load(tmp_path, "dev", "2.0")
 
@@ -49,7 +49,7 @@ def test_windows_cover_and_give_back_the_answers(vocabulary, tmp_path, limit, st
     squad_file(tmp_path / "squad")
     data = windows(tmp_path / "squad", vocabulary, limit, stride, max_query=16)
     assert max(data.sizes) <= limit and (limit == 512) == (len(data) == len(data.questions))
-    found, starts = {}, Counter()
+    answers, starts = {}, Counter()
     for w in range(len(data)):
         sample = data[w]
         q, first, last = data.windows[w]
@@ -61,11 +61,11 @@ def test_windows_cover_and_give_back_the_answers(vocabulary, tmp_path, limit, st
         starts.update((q, first + int(i) - data.offset(w)) for i in np.flatnonzero(sample["starts"]))
         start, end = sample["target"]
         if start:
-            found[q] = data.answer(w, start, end)
+            answers[q] = data.answer(w, start, end)
     # Every piece may be the start of an answer in exactly one window; every gold answer comes back from its positions.
     assert len(starts) == sum(len(data.ids[q.context]) for q in data.questions) and set(starts.values()) == {1}
-    assert {q: data.questions[q].answers[0][0] for q in found} == found
-    assert len(found) == len(data.questions)
+    assert {q: data.questions[q].answers[0][0] for q in answers} == answers
+    assert len(answers) == len(data.questions)
 
 
 def test_answers_come_from_the_original_characters(vocabulary, tmp_path):
