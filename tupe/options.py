@@ -103,7 +103,7 @@ def nearest(word: str, valid: Iterable[str], preferred: Iterable[str] = ()) -> s
     """ "; did you mean 'x'?", or the valid words if none is near and they are few. A preferred word that is a letter or
     two away comes before all others."""
     valid = list(valid)
-    near = difflib.get_close_matches(word, preferred, 1, 0.8) or difflib.get_close_matches(word, valid, 1, 0.5)
+    near = difflib.get_close_matches(word, preferred, 1, 0.75) or difflib.get_close_matches(word, valid, 1, 0.5)
     if near:
         return f"; did you mean {near[0]!r}?"
     return f"; valid: {', '.join(valid)}" if len(valid) <= 30 else ""

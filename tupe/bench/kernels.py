@@ -109,7 +109,7 @@ def attention_case(
     bias = (pos[0] * scale @ pos[1].transpose(1, 2)).detach()
     bias[:, :, 0], bias[:, 0] = theta.detach()[1, :, None], theta.detach()[0, :, None]
     terms = Terms(scale, bias.requires_grad_())
-    return Case(lambda: PATHS[name](*qkv, NO_POSITIONS, terms, 0, "softmax", dropout), (*qkv, bias))
+    return Case(lambda: PATHS[name](*qkv, NO_POSITIONS, terms, 0, "softmax", dropout, None), (*qkv, bias))
 
 
 def step_cases(
