@@ -14,6 +14,7 @@ from helpers import CONFIGS, PLUGIN
 
 from tupe import cli, positions, schemes_bias
 from tupe.encoder import Encoder
+from tupe.offsets import Places
 from tupe.plugin.launch import parse
 
 ROOT = PLUGIN.parent
@@ -146,7 +147,7 @@ def test_the_example_of_a_position_encoding_works(place, example, tmp_path):
     for position, cls in (("distance", "tied"), ("untied+distance", "untied")):
         encoder = Encoder(10, 1, position=position, cls=cls, **sizes)
         encoder.positions["distance"].slope.data.fill_(-0.5)
-        bias = encoder.positions["distance"].bias(6, 1.0)
+        bias = encoder.positions["distance"].bias(Places(6), 1.0)
         assert torch.equal(bias[0, 2], torch.tensor([-1.0, -0.5, 0, -0.5, -1.0, -1.5]))
         encoder(tokens)[0][..., 0].sum().backward()  # of one column: a layer norm makes the sum of all constant
         assert encoder.positions["distance"].slope.grad.abs().sum() > 0

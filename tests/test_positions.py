@@ -11,7 +11,8 @@ from helpers import never_pack, scramble
 
 from tupe.attention import NORMALISERS
 from tupe.encoder import LAYERS, Encoder
-from tupe.positions import Dims, Positions, PositionScheme, canonical, load_schemes, overrides, register
+from tupe.offsets import Places, draw_places
+from tupe.positions import Dims, Layer, Positions, PositionScheme, canonical, load_schemes, overrides, register
 from tupe.schemes import SCHEMES
 
 B, L, H, D, PAD = 2, 9, 2, 4, 1
@@ -171,7 +172,8 @@ def test_half_precision_does_not_round_what_is_fixed(name):
     dims = Dims(max_positions=512, width=768, heads=12, layers=1, head_dim=64, value_dim=64)
     whole, half = SCHEMES[name](dims), SCHEMES[name](dims).half()
     q, k = torch.randn(2, 1, 12, 512, 64, generator=torch.Generator().manual_seed(0))
-    for hook, inputs in {"embed": (512,), "bias": (512, 1.0), "content": (q, k, 0)}.items():
+    places = Places(512)
+    for hook, inputs in {"embed": (places,), "bias": (places, 1.0), "content": (q, k, Layer(0, places))}.items():
         exact = getattr(whole, hook)(*inputs)
         assert exact is None or torch.equal(getattr(half, hook)(*inputs), exact)
 
@@ -211,6 +213,59 @@ def test_position_terms_stay_accurate_under_autocast(position, cls):
             torch.testing.assert_close(b.double(), a.double(), atol=1e-5, rtol=1e-5)
 
 
+# ---- where tokens stand ----
+
+
+@pytest.mark.parametrize("kind", ["random", "shifted"])
+def test_drawn_places(kind):
+    """[CLS] at 0, all positions below the span, in increasing order, and every one of them is drawn at some time."""
+    torch.manual_seed(0)
+    draws = [draw_places(4, 9, kind).positions.tolist() for _ in range(200)]
+    assert all(draw[0] == 0 and draw == sorted(set(draw)) and len(draw) == 4 for draw in draws)
+    assert {position for draw in draws for position in draw} == set(range(9))
+    gaps = {b - a for draw in draws for a, b in zip(draw[1:], draw[2:], strict=False)}
+    assert gaps == ({1} if kind == "shifted" else {1, 2, 3, 4, 5, 6})
+    assert draw_places(9, 9, kind).positions.tolist() == list(range(9))
+    with pytest.raises(ValueError, match="10 tokens exceeds the limit of 9"):
+        draw_places(10, 9, kind)
+
+
+@pytest.mark.parametrize("position", ["absolute", "untied+t5", "rope", "shaw+shaw_values", "deberta_v2"])
+def test_random_places_are_for_training(position):
+    """One draw serves embeddings and all layers; evaluation is what it is without."""
+    model = scramble(encoder(position, places="random"))
+    torch.manual_seed(3)
+    drawn = model(tokens())[0]
+    torch.manual_seed(3)
+    places = model.places(tokens())
+    fixed = encoder(position)
+    fixed.load_state_dict(model.state_dict())
+    fixed.places = lambda tokens: places
+    torch.testing.assert_close(drawn, fixed(tokens())[0])
+    assert (drawn - model(tokens())[0]).abs().max() > 1e-4  # another draw
+    plain = encoder(position)
+    plain.load_state_dict(model.state_dict())
+    assert torch.equal(model.eval()(tokens())[0], plain.eval()(tokens())[0])
+
+
+TABLES = {"absolute", "untied", "absolute_d", "nonparametric"}
+
+
+@pytest.mark.parametrize("position", SCHEMES)
+def test_longer_than_in_training(position):
+    """What has no table of positions computes any length, and what it computes for pairs within the trained length does
+    not depend on the length."""
+    model = scramble(encoder(position, attention="plain")).eval()
+    longer = tokens(40)
+    if position in TABLES:
+        with pytest.raises(ValueError, match=f"40 tokens exceeds the limit of 16 positions, for which {position} has"):
+            model(longer)
+    else:
+        assert model(longer)[0].isfinite().all()
+        for ours, theirs in zip(model.positions.terms(40)[0], model.positions.terms(16)[0], strict=True):
+            assert ours is None or torch.allclose(ours[:, :16, :16], theirs, atol=1e-5)
+
+
 # ---- errors ----
 
 
@@ -229,6 +284,14 @@ def test_position_terms_stay_accurate_under_autocast(position, cls):
         ("t5:multiplier:0", "tied", "t5: multiplier must be more than 0"),
         ("rope:base:nan", "tied", "base must be a number"),
         ("rope:base:1", "tied", "rope: base must be more than 1"),
+        ("rope:fraction:0", "tied", "rope: fraction must be more than 0 and at most 1"),
+        ("rope:ntk:0.5", "tied", "rope: ntk must be at least 1"),
+        ("rope:ntk:2:yarn:2", "tied", "rope: only one of interpolate, ntk and yarn"),
+        ("rope:learned:True:local_base:100", "tied", "rope: learned:True has no bases"),
+        ("alibi:half:True:sides:True", "tied", "alibi: half:True needs an even number of heads.* no sides:True"),
+        ("deberta_v2:buckets:7", "tied", "deberta_v2: buckets must be an even number"),
+        ("deberta_v2:max_distance:100", "tied", "deberta_v2: max_distance must be more than buckets / 2"),
+        ("fire:threshold:0", "tied", "fire: threshold must be at least 1"),
         ("clipped:max_distance:0", "tied", "clipped: max_distance must be at least 1"),
         ("absolute:std:-1", "tied", "absolute: std must be at least 0"),
         ("absolute:gain:0.1", "tied", "needs norm:True"),
@@ -306,10 +369,8 @@ class Distance(PositionScheme):
         super().__init__(dims)
         self.heads, self.slope = dims.heads, slope
 
-    def bias(self, length, scale):
-        import torch
-        place = torch.arange(length)
-        return -self.slope * (place - place[:, None]).abs().float().expand(self.heads, -1, -1)
+    def bias(self, places, scale):
+        return places.spread(-self.slope * places.offsets.abs().float().expand(self.heads, -1))
 """
 
 

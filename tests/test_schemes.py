@@ -11,7 +11,8 @@ from helpers import scramble
 
 from tupe.attention import Terms, attend
 from tupe.encoder import Encoder, init_bert
-from tupe.positions import Dims, Positions, options_of, overrides, parse
+from tupe.offsets import Places
+from tupe.positions import Dims, Layer, Positions, options_of, overrides, parse
 from tupe.schemes import SCHEMES, skew, toeplitz, unskew
 
 B, L, H, D = 2, 9, 2, 4
@@ -286,9 +287,16 @@ class RopeFormula(Formula):
     def rotate_qk(self, x, i):
         """The first columns of x as complex numbers times e^{i theta}."""
         columns = 2 * round(len(x) * self.o.get("fraction", 1) / 2)
-        omega = learned(self.s) if self.o.get("learned") else vaswani(columns, self.o.get("base", 10000))
+        base = self.o.get("base", 10000)
+        if "local_base" in self.o and self.layer % self.o.get("every", 3):
+            base = self.o["local_base"]
+        if "ntk" in self.o:
+            base *= self.o["ntk"] ** (columns / (columns - 2))
+        omega = learned(self.s) if self.o.get("learned") else vaswani(columns, base)
+        omega, yarn = omega / self.o.get("interpolate", 1), self.o.get("yarn", 1)
+        omega[1:] /= yarn  # the ramp of so few columns keeps the first pair, divides the second
         turned = torch.view_as_complex(x[:columns].unflatten(0, (-1, 2)).contiguous()) * torch.exp(1j * i * omega)
-        return torch.cat([torch.view_as_real(turned).flatten(), x[columns:]])
+        return torch.cat([torch.view_as_real(turned).flatten(), x[columns:]]) * (0.1 * math.log(yarn) + 1)
 
 
 class RopeValuesFormula(RopeFormula):
@@ -380,7 +388,9 @@ OPTIONS = [  # every option of every family
     "shaw:max_distance:4", "shaw:layer:max_distance:2:std:0.1", "shaw_sinusoidal:max_distance:4:amplitude:0.03",
     "shaw_sinusoidal_learned:amplitude:0.03", "shaw+shaw_values:max_distance:5:std:0.1", "deberta:max_distance:4",
     "deberta_shared:max_distance:2:std:0.1", "rope:base:160000", "rope:fraction:0.5", "rope:learned:True",
-    "rope:base:100:fraction:0.5:learned:True", "rope_values:base:100", "rope_values:fraction:0.5",
+    "rope:base:100:fraction:0.5:learned:True", "rope:local_base:100", "rope:base:500:local_base:100:every:2",
+    "rope:interpolate:4", "rope:learned:True:interpolate:4", "rope:ntk:4", "rope:yarn:4",
+    "rope_values:base:100", "rope_values:fraction:0.5",
     "urpe:layer:max_distance:2:multiplier:10", "alibi:sides:True", "alibi:half:True", "alibi:half:True:learned:True",
     "alibi:sides:True:learned:True", "kerple:power:True", "kerple:sides:True", "kerple:power:True:sides:True",
     "kerple:layer", "fire:threshold:4:width:8", "fire:threshold:4:sides:True", "cpb:width:8",
@@ -402,7 +412,12 @@ def formulas_of(names, positions, layer):
             options["max_distance"] = int(options["max_distance"])
         formula = SMALL.get(":".join(words[:2]), FORMULAS[name])
         formulas.append(formula(scheme, options))
+        formulas[-1].layer = layer
     return formulas
+
+
+def in_layer(positions, index):
+    return Layer(index, positions.places(L), project)
 
 
 @pytest.mark.parametrize("layer", [0, 2])
@@ -421,7 +436,7 @@ def test_formula(names, layer):
         torch.testing.assert_close(torch.zeros(H * D) if embed is None else embed[i], expected + torch.zeros(H * D),
                                    check_dtype=False, atol=2e-6, rtol=1e-5)  # fmt: skip
     bias, gate = positions.terms(L)[layer]
-    ours = attend(q, k, v, positions, Terms(positions.scale, bias, gate), layer, project=project)
+    ours = attend(q, k, v, positions, Terms(positions.scale, bias, gate), in_layer(positions, layer))
     # content-free terms are float32 by contract (position terms in double would hide what training uses)
     torch.testing.assert_close(ours, naive_attention(formulas, q, k, v, scale, layer), atol=5e-6, rtol=1e-5)
 
@@ -443,6 +458,34 @@ def test_every_shipped_scheme_has_a_formula_and_every_option_a_case():
     tried |= {(name, "max_distance") for name in CLIPPED}
     missing = {(name, option) for name, kind in SCHEMES.items() for option in options_of(kind)} - tried
     assert missing == {("absolute_d", "std"), ("deberta", "std")}  # which change initial values alone: see below
+
+
+@pytest.mark.parametrize("names", [*SCHEMES, "untied+t5", "fire:threshold:4:sides:True"])
+def test_other_positions(names):
+    """Tokens at 0, 3, 4 and 9 meet each other as the tokens 0, 3, 4 and 9 of a longer sequence do."""
+    names, at = short(names), torch.tensor([0, 3, 4, 9])
+    positions = scramble(Positions(names, DIMS).double())
+    whole, part = positions.places(10), Places(4, positions=at, span=16)
+    q, k, v = (torch.randn(B, H, 10, width, dtype=torch.float64) for width in (D, D, DIMS.value_dim))
+    of_whole, of_part = Layer(1, whole, project), Layer(1, part, project)
+    some = [x[:, :, at] for x in (q, k, v)]
+
+    def same(ours, theirs, *indices):
+        assert (ours is None) == (theirs is None)
+        if ours is not None:
+            torch.testing.assert_close(ours, theirs[indices], atol=1e-6, rtol=1e-6)
+
+    every, pairs = slice(None), (at[:, None], at)
+    same(positions.embed(part), positions.embed(whole), at)
+    for ours, theirs in zip(positions.terms(part)[1], positions.terms(whole)[1], strict=True):
+        same(ours, theirs, every, *pairs)
+    same(positions.content(*some[:2], of_part), positions.content(q, k, of_whole), every, every, *pairs)
+    for ours, theirs in zip(positions.rotate(*some, of_part), positions.rotate(q, k, v, of_whole), strict=True):
+        same(ours, theirs, every, every, at)
+    same(positions.unrotate(some[2], of_part), positions.unrotate(v, of_whole), every, every, at)
+    weights = torch.zeros(B, H, 10, 10, dtype=torch.float64)
+    weights[:, :, at[:, None], at] = torch.rand(B, H, 4, 4, dtype=torch.float64)
+    same(positions.value(weights[:, :, at[:, None], at], of_part), positions.value(weights, of_whole), every, every, at)
 
 
 def test_t5_buckets_reach_128():
@@ -480,6 +523,29 @@ def test_sides_tell_left_from_right(name):
         bias = positions.terms(L)[0][0]
         assert torch.allclose(bias.flip(1, 2), bias, atol=1e-6) != sides
         assert torch.allclose(bias.transpose(1, 2), bias, atol=1e-6) != sides
+
+
+@pytest.mark.parametrize("name", ["yarn", "linear"])
+@pytest.mark.parametrize("fraction", [1.0, 0.5])
+def test_frequencies_for_longer_sequences_equal_hugging_face(name, fraction):
+    utils = pytest.importorskip("transformers.modeling_rope_utils")
+    llama = pytest.importorskip("transformers.models.llama.configuration_llama")
+    options = {"rope_type": name, "factor": 8.0, "rope_theta": 10000.0, "partial_rotary_factor": fraction,
+               "original_max_position_embeddings": 512}  # fmt: skip
+    config = llama.LlamaConfig(hidden_size=768, num_attention_heads=12, rope_parameters=options)
+    theirs, temperature = utils.ROPE_INIT_FUNCTIONS[name](config, torch.device("cpu"))
+    dims = Dims(max_positions=512, width=768, heads=12, layers=1, head_dim=64, value_dim=64)
+    scheme = SCHEMES["rope"](dims, fraction=fraction, **{"interpolate" if name == "linear" else "yarn": 8.0})
+    torch.testing.assert_close(scheme.frequencies(scheme.columns(64), 10000.0, torch.device("cpu")), theirs)
+    q = torch.randn(1, 1, 1, 64)
+    rotated, *_ = scheme.rotate(q, q, q, Layer(0, Places(1)))  # position 0: no rotation
+    torch.testing.assert_close(rotated, q * temperature)
+
+
+def test_ntk_keeps_the_highest_frequency_and_interpolates_the_lowest():
+    scheme, plain = (SCHEMES["rope"](DIMS, ntk=ntk) for ntk in (8.0, 1.0))
+    ours, theirs = (s.frequencies(64, 10000.0, torch.device("cpu")) for s in (scheme, plain))
+    assert ours[0] == theirs[0] and ours[-1].item() == pytest.approx(theirs[-1].item() / 8)
 
 
 def test_alibi_slopes():
@@ -526,6 +592,7 @@ def test_cls_reset(names, cls):
         theta = [[sum(f.theta(h, which, untied.scale) for f in formulas) for h in range(H)] for which in (0, 1)]
     theta = torch.tensor(theta, dtype=torch.float32)
     q, k, _ = random_qkv()
+    here = in_layer(untied, 1)
     weights = torch.softmax(q @ k.transpose(2, 3), -1)
     (bias, gate), (tied_bias, tied_gate) = untied.terms(L)[1], tied.terms(L)[1]
 
@@ -539,16 +606,16 @@ def test_cls_reset(names, cls):
     torch.testing.assert_close(bias[:, 1:, 1:], rest + torch.zeros(H, L - 1, L - 1), check_dtype=False)
 
     for ours, theirs, neutral in [
-        (untied.content(q, k, 1, project), tied.content(q, k, 1, project), 0.0), (gate, tied_gate, 1.0)
+        (untied.content(q, k, here), tied.content(q, k, here), 0.0), (gate, tied_gate, 1.0)
     ]:  # fmt: skip
         assert (ours is None) == (theirs is None)
         if ours is not None:
             assert (ours[..., 0, :] == neutral).all() and (ours[..., :, 0] == neutral).all()
             torch.testing.assert_close(ours[..., 1:, 1:], theirs[..., 1:, 1:])
-    if (value := untied.value(weights, 1)) is not None:
+    if (value := untied.value(weights, here)) is not None:
         off_cls = weights.clone()
         off_cls[..., 0, :] = off_cls[..., :, 0] = 0
-        torch.testing.assert_close(value, tied.value(off_cls, 1))
+        torch.testing.assert_close(value, tied.value(off_cls, here))
 
 
 def test_nothing_is_learned_about_cls_where_its_logits_are_zero():
@@ -578,20 +645,20 @@ def test_frequencies_of_older_checkpoints_are_kept(name):
     copy = SCHEMES[name](DIMS)
     copy.load_state_dict(scheme.state_dict())
     assert torch.equal(copy.omega, scheme.omega)
-    got, formula = copy.embed(L), FORMULAS[name](copy, {"max_distance": 64})
+    got, formula = copy.embed(Places(L)), FORMULAS[name](copy, {"max_distance": 64})
     if got is not None:
         torch.testing.assert_close(got[3].double(), 0.02 * wave(omega.double(), 3), atol=1e-6, rtol=1e-5)
     else:
         q = torch.randn(1, H, L, D)
         expected = formula.content(0, 5, 2, q[0, 0, 5].double(), None, 0)
-        torch.testing.assert_close(copy.content(q, None, 0)[0, 0, 5, 2], expected, check_dtype=False)
+        torch.testing.assert_close(copy.content(q, None, Layer(0, Places(L)))[0, 0, 5, 2], expected, check_dtype=False)
 
 
 def test_a_step_changes_every_frequency_by_the_same_share():
     scheme = SCHEMES["sinusoidal_learned"](Dims(16, 64, 2, 1, 32, 32))
     before = scheme.omega.detach().clone()
     optimizer = torch.optim.Adam(scheme.parameters(), lr=0.01)
-    (scheme.embed(L) * torch.randn(L, 64, generator=torch.Generator().manual_seed(0))).sum().backward()
+    (scheme.embed(Places(L)) * torch.randn(L, 64, generator=torch.Generator().manual_seed(0))).sum().backward()
     optimizer.step()
     share = (scheme.omega.detach() / before).log().abs()
     assert before.max() / before.min() > 5000

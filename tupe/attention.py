@@ -7,7 +7,6 @@ B batch, L sequence length, H heads, D width of a head, E width of a value head 
     out     = weights v + value(weights)                                     [B, H, L, E]
 """
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -15,7 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .kernels import NO_PADDING, Packing, blocked_attention
-from .positions import Positions, overrides
+from .offsets import Places
+from .positions import Layer, Positions, overrides
 
 
 class Terms(NamedTuple):
@@ -28,6 +28,7 @@ class Terms(NamedTuple):
     real: Tensor | None = None  # [B, 1, 1, L], False at padded keys; if given, the bias ignores padding
     path: str = "plain"  # a name from PATHS
     packing: Packing = NO_PADDING  # what makes [B, L, C] of a layer's tokens
+    places: Places | None = None  # where the tokens stand
 
 
 # Normalisers: logits [B, H, L, L] and real [B, 1, 1, L] or None -> weights.
@@ -90,52 +91,47 @@ def attend(
     v: Tensor,
     positions: Positions,
     terms: Terms,
-    layer: int,
+    layer: Layer,
     normaliser: str = "softmax",
     dropout: float = 0.0,
-    project: Callable | None = None,
 ) -> Tensor:
     """Mix the values v [B, H, L, E] -> [B, H, L, E] on the path that `terms` names.
 
-    layer: index of the layer. dropout: probability, which the caller sets to 0 outside training. project: the layer's
-    projections, as `PositionScheme.content` wants them.
+    dropout: probability, which the caller sets to 0 outside training.
     """
-    return PATHS[terms.path](q, k, v, positions, terms, layer, normaliser, dropout, project)
+    return PATHS[terms.path](q, k, v, positions, terms, layer, normaliser, dropout)
 
 
 def plain(
-    q: Tensor, k: Tensor, v: Tensor, positions: Positions, terms: Terms, layer: int, normaliser: str, dropout: float,
-    project: Callable | None,
-) -> Tensor:  # fmt: skip
+    q: Tensor, k: Tensor, v: Tensor, positions: Positions, terms: Terms, layer: Layer, normaliser: str, dropout: float
+) -> Tensor:
     """Every scheme, every normaliser, every device."""
-    content = positions.content(q, k, layer, project)
-    q, k, v = positions.rotate(q, k, v)
+    content = positions.content(q, k, layer)
+    q, k, v = positions.rotate(q, k, v, layer)
     weights = F.dropout(attention_weights(q, k, terms, content, normaliser), dropout)
-    out = positions.unrotate(weights @ v)
+    out = positions.unrotate(weights @ v, layer)
     value = positions.value(weights, layer)
     return out if value is None else out + value
 
 
 def blocked(
-    q: Tensor, k: Tensor, v: Tensor, positions: Positions, terms: Terms, layer: int, normaliser: str, dropout: float,
-    project: Callable | None,
-) -> Tensor:  # fmt: skip
+    q: Tensor, k: Tensor, v: Tensor, positions: Positions, terms: Terms, layer: Layer, normaliser: str, dropout: float
+) -> Tensor:
     """For CPUs, under softmax: see `kernels.BlockedAttention`."""
-    q, k, v = positions.rotate(q, k, v)
-    return positions.unrotate(blocked_attention(q, k, v, terms.bias, terms.real, terms.scale, dropout))
+    q, k, v = positions.rotate(q, k, v, layer)
+    return positions.unrotate(blocked_attention(q, k, v, terms.bias, terms.real, terms.scale, dropout), layer)
 
 
 def sdpa(
-    q: Tensor, k: Tensor, v: Tensor, positions: Positions, terms: Terms, layer: int, normaliser: str, dropout: float,
-    project: Callable | None,
-) -> Tensor:  # fmt: skip
+    q: Tensor, k: Tensor, v: Tensor, positions: Positions, terms: Terms, layer: Layer, normaliser: str, dropout: float
+) -> Tensor:
     """PyTorch's fused kernels for GPUs. Those that compute the gradient of a bias read it in q's precision."""
-    q, k, v = positions.rotate(q, k, v)
+    q, k, v = positions.rotate(q, k, v, layer)
     bias = None if terms.bias is None else terms.bias.to(q.dtype)  # no copy: `Encoder.terms` converts it
     if bias is not None and bias.dim() == 3:
         bias = bias[None]  # the kernels accept masks of two or four dimensions
     out = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=dropout, scale=terms.scale)
-    return positions.unrotate(out)
+    return positions.unrotate(out, layer)
 
 
 PATHS = {"plain": plain, "blocked": blocked, "sdpa": sdpa}

@@ -18,7 +18,8 @@ from torch.utils.checkpoint import checkpoint
 
 from .attention import NORMALISERS, PATHS, Terms, attend, attention_weights, choose
 from .kernels import NO_PADDING, Linear, Packing, autocast_device, dropout, linear, lm_loss, split_heads
-from .positions import CLS, Dims, Positions, canonical
+from .offsets import PLACES, Places, draw_places
+from .positions import CLS, Dims, Layer, Positions, canonical
 from .schemes import SCHEMES, Table
 
 logger = logging.getLogger(__name__)
@@ -40,7 +41,8 @@ class Attention(nn.Module):
     def forward(self, x: Tensor, positions: Positions, terms: Terms, layer: int) -> Tensor:
         q, k, v = self.project(x, terms.packing)
         p = self.dropout if self.training else 0.0
-        mixed = attend(q, k, v, positions, terms, layer, self.normaliser, p, self.project)  # [B, H, L, D]
+        layer = Layer(layer, terms.places, self.project)
+        mixed = attend(q, k, v, positions, terms, layer, self.normaliser, p)  # [B, H, L, D]
         return self.out(terms.packing.pack(mixed.transpose(1, 2).flatten(2)))
 
 
@@ -112,7 +114,8 @@ class GatedAttentionLayer(nn.Module):
     def forward(self, x: Tensor, positions: Positions, terms: Terms, layer: int) -> Tensor:
         q, k, v = self.project(x, terms.packing)
         p = self.attention_dropout if self.training else 0.0
-        mixed = attend(q, k, v, positions, terms, layer, self.normaliser, p, self.project).squeeze(1)  # [B, L, E]
+        layer = Layer(layer, terms.places, self.project)
+        mixed = attend(q, k, v, positions, terms, layer, self.normaliser, p).squeeze(1)  # [B, L, E]
         y = self.out(F.silu(self.u(x)) * terms.packing.pack(mixed))
         return self.norm(x + dropout(y, self.dropout, self.training))
 
@@ -159,8 +162,12 @@ class ModelConfig:
     heads: int = option(12, "attention heads", fairseq="encoder_attention_heads", hugging_face="num_attention_heads")
     # Free, because fine-tuning takes it from the checkpoint and ignores its recipe.
     max_positions: int = option(
-        512, "longest sequence, [CLS] included", free=True, hugging_face="max_position_embeddings"
+        512, "longest sequence in training, [CLS] included", free=True, hugging_face="max_position_embeddings"
     )
+    places: str = option(
+        "consecutive", "positions in training, of max_positions, which must be more than a block's tokens; random: "
+        "a sorted subset; shifted: from a random one on", choices=PLACES, free=True, hugging_face="",
+    )  # fmt: skip
     dropout: float = option(
         0.1, "dropout after embeddings, attention and feed-forward", free=True, hugging_face="hidden_dropout_prob"
     )
@@ -241,8 +248,15 @@ class Encoder(nn.Module):
     ) -> tuple[Tensor, list[Tensor] | None]:
         """Returns features [B, L, C] and, with return_all_hiddens, the list of N + 1 hidden states [B, L, C]
         (embeddings first); at padding they mean nothing. n_real: see `packing`."""
-        packing = self.packing(tokens, n_real)
-        return self.transform(self.embed(tokens, packing), tokens.size(1), packing, return_all_hiddens)
+        packing, places = self.packing(tokens, n_real), self.places(tokens)
+        return self.transform(self.embed(tokens, packing, places), places, packing, return_all_hiddens)
+
+    def places(self, tokens: Tensor) -> Places:
+        """The positions of [B, L] tokens, for all rows the same: 0 .. L-1, or in training what `config.places` draws.
+        Raises ValueError for a sequence that is too long."""
+        if self.training and self.config.places != "consecutive":
+            return draw_places(tokens.size(1), self.config.max_positions, self.config.places, tokens.device)
+        return self.positions.places(tokens.size(1), tokens.device)
 
     def packing(self, tokens: Tensor, n_real: int | None = None) -> Packing:
         """Where the real tokens of [B, L] are. n_real: their number; without it the encoder counts, and waits for the
@@ -254,10 +268,10 @@ class Encoder(nn.Module):
         return Packing.of(real, count)
 
     def transform(
-        self, x: Tensor, length: int, packing: Packing, return_all_hiddens: bool = False
+        self, x: Tensor, places: Places, packing: Packing, return_all_hiddens: bool = False
     ) -> tuple[Tensor, list[Tensor] | None]:
-        """Run all layers on embedded tokens x [B, L, C] or [T, C], L = length; returns what `forward` does."""
-        terms = self.terms(length, self.choose_path(x), packing)
+        """Run all layers on embedded tokens x [B, L, C] or [T, C]; returns what `forward` does."""
+        terms = self.terms(places, self.choose_path(x), packing)
         recompute = self.checkpoint_activations and self.training and torch.is_grad_enabled()
         hiddens = [x]
         for index, layer in enumerate(self.layers):
@@ -267,10 +281,10 @@ class Encoder(nn.Module):
                 hiddens.append(x)
         return packing.unpack(x), [packing.unpack(h) for h in hiddens] if return_all_hiddens else None
 
-    def embed(self, tokens: Tensor, packing: Packing = NO_PADDING) -> Tensor:
+    def embed(self, tokens: Tensor, packing: Packing = NO_PADDING, places: Places | None = None) -> Tensor:
         """[B, L] -> [B, L, C] or [T, C], the input of the first layer."""
         x = self.tokens(tokens)
-        position_vectors = self.positions.embed(tokens.size(1))
+        position_vectors = self.positions.embed(places or self.places(tokens))
         if position_vectors is not None:
             x = x + position_vectors.to(x.dtype)
         if self.segments is not None:
@@ -285,7 +299,7 @@ class Encoder(nn.Module):
             logger.info(f"attention path: {path} ({reason})")
         return path
 
-    def terms(self, length: int, path: str = "plain", packing: Packing = NO_PADDING) -> list[Terms]:
+    def terms(self, places: Places | int, path: str = "plain", packing: Packing = NO_PADDING) -> list[Terms]:
         """One `Terms` per layer, computed once per forward pass; the same object for all unless a scheme is per layer.
 
         Without padding the bias stays [H, L, L] and broadcasts over the batch. Under softmax, padding is merged into
@@ -300,12 +314,14 @@ class Encoder(nn.Module):
             if path == "sdpa" and bias is not None:
                 bias = bias.to(self.precision())
             if real is None or self.normaliser != "softmax" or path == "blocked":
-                return Terms(scale, bias, gate, real, path, packing)
+                return Terms(scale, bias, gate, real, path, packing, places)
             bias = real.new_zeros(1, 1, 1, dtype=torch.float32) if bias is None else bias
             bias = bias.masked_fill(~real, float("-inf"))  # [B, H or 1, L or 1, L]
-            return Terms(scale, bias, gate, None, path, packing)
+            return Terms(scale, bias, gate, None, path, packing, places)
 
-        pairs = self.positions.terms(length)
+        if isinstance(places, int):
+            places = self.positions.places(places, next(self.layers.parameters()).device)
+        pairs = self.positions.terms(places)
         return [merge(*pair) for pair in pairs] if self.positions.per_layer else [merge(*pairs[0])] * len(pairs)
 
     def precision(self) -> torch.dtype:
@@ -318,15 +334,16 @@ class Encoder(nn.Module):
         """The weights [B, H, L, L] of one layer, for probes and figures (without dropout)."""
         assert not self.training, "call eval() first: dropout would make the weights random"
         packing = self.packing(tokens)
-        x, terms = self.embed(tokens, packing), self.terms(tokens.size(1), packing=packing)
+        x, terms = self.embed(tokens, packing), self.terms(self.places(tokens), packing=packing)
         for index in range(layer):
             x = self.layers[index](x, self.positions, terms[index], index)
         block = self.layers[layer]
         project = (block.attention if hasattr(block, "attention") else block).project
         q, k, v = project(x, packing)
-        content = self.positions.content(q, k, layer, project)
-        q, k, _ = self.positions.rotate(q, k, v)
-        return attention_weights(q, k, terms[layer], content, self.normaliser)
+        terms, layer = terms[layer], Layer(layer, terms[layer].places, project)
+        content = self.positions.content(q, k, layer)
+        q, k, _ = self.positions.rotate(q, k, v, layer)
+        return attention_weights(q, k, terms, content, self.normaliser)
 
     # The state dict holds the settings too, so that a model with other settings refuses it even if the parameters have
     # the same names and sizes. As an integer tensor, which weights-only loading and checkpoint averaging accept.
@@ -335,8 +352,11 @@ class Encoder(nn.Module):
 
     def set_extra_state(self, state: Tensor) -> None:
         saved = bytes(state.tolist()).decode()
+        settings = dict(pair.split("=", 1) for pair in saved.split(" "))
+        if "stretched_from" in settings:  # by `tupe checkpoint stretch`: a fact to keep, which contradicts nothing
+            self.settings["stretched_from"] = settings["stretched_from"]
         # Older checkpoints do not name the number of heads.
-        if {**self.settings, **dict(pair.split("=", 1) for pair in saved.split(" "))} != self.settings:
+        if {**self.settings, **settings} != self.settings:
             raise ValueError(f"the checkpoint was trained with {saved}; this model has {describe(self.settings)}")
 
 

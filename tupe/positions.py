@@ -16,12 +16,14 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .kernels import autocast_device
+from .offsets import Places
 
 SCHEMES = {}
 CLS = ("tied", "untied", "zero")  # see `Positions`
@@ -143,13 +145,21 @@ def canonical(names: str) -> str:
 class Dims:
     """Sizes a scheme may need. value_dim is the width E of one value head: D, but for gated attention units."""
 
-    max_positions: int  # longest L
+    max_positions: int  # longest L in training
     width: int  # C
     heads: int  # H
     layers: int  # N
     head_dim: int  # D
     value_dim: int  # E
     input_width: int | None = None  # of what a layer's projections take, if it is not C
+
+
+class Layer(NamedTuple):
+    """What the hooks that run in a layer are told of it."""
+
+    index: int
+    places: Places
+    project: Callable | None = None  # its own projections, of vectors [1, R, C] to q, k and v [1, H, R, D]
 
 
 class PositionScheme(nn.Module):
@@ -163,34 +173,34 @@ class PositionScheme(nn.Module):
     paper = formula = ""  # for tables of schemes
     extra_terms = 0  # number of logit terms beside q . k that share its scale
     own_projections = False  # whether each layer has parameters of its own already
+    limited = False  # whether it has vectors for max_positions tokens, and cannot compute more
 
     def __init__(self, dims: Dims):
         super().__init__()
 
-    def embed(self, length: int) -> Tensor | None:
+    def embed(self, places: Places) -> Tensor | None:
         """[L, C], added to the token embeddings."""
 
-    def bias(self, length: int, scale: float) -> Tensor | None:
+    def bias(self, places: Places, scale: float) -> Tensor | None:
         """[H, L, L], logits that do not depend on the tokens, already multiplied by `scale` if the paper does so."""
 
     def cls_bias(self, scale: float) -> Tensor | None:
         """[2, H], the logits from [CLS] and to [CLS] if [CLS] is untied from positions."""
 
-    def content(self, q: Tensor, k: Tensor, layer: int, project: Callable | None = None) -> Tensor | None:
-        """[B, H, L, L], logits that depend on a layer's q and k, [B, H, L, D] each; not yet multiplied by the scale.
-        layer: its index. project: its own projections, of vectors [1, R, C] to q, k and v [1, H, R, D]."""
+    def content(self, q: Tensor, k: Tensor, layer: Layer) -> Tensor | None:
+        """[B, H, L, L], logits that depend on a layer's q and k, [B, H, L, D] each; not yet multiplied by the scale."""
 
-    def gate(self, length: int) -> Tensor | None:
+    def gate(self, places: Places) -> Tensor | None:
         """[H, L, L], factors of the normalised weights."""
 
-    def value(self, weights: Tensor, layer: int) -> Tensor | None:
+    def value(self, weights: Tensor, layer: Layer) -> Tensor | None:
         """[B, H, L, E], added to the mixed values; weights: [B, H, L, L]."""
 
-    def rotate(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def rotate(self, q: Tensor, k: Tensor, v: Tensor, layer: Layer) -> tuple[Tensor, Tensor, Tensor]:
         """q, k [B, H, L, D] and v [B, H, L, E], each multiplied by a matrix of its position."""
         return q, k, v
 
-    def unrotate(self, out: Tensor) -> Tensor:
+    def unrotate(self, out: Tensor, layer: Layer) -> Tensor:
         """[B, H, L, E]: undoes at each query's position what `rotate` did to the values."""
         return out
 
@@ -249,34 +259,43 @@ class Positions(nn.ModuleDict):
         terms = [term for scheme in schemes if (term := getattr(scheme, hook)(*args)) is not None]
         return sum(terms[1:], terms[0]) if terms else None
 
-    def embed(self, length: int) -> Tensor | None:
-        """[L, C], to be added to the token embeddings. Raises ValueError for a sequence that is too long."""
-        if length > self.dims.max_positions:
-            raise ValueError(f"a sequence of {length} tokens exceeds the limit of {self.dims.max_positions} positions")
-        return self._sum(self.of_layer(0), "embed", length)
+    def places(self, length: int, device: torch.device | str | None = None) -> Places:
+        """The positions 0 .. L-1. Raises ValueError for a sequence that some scheme cannot compute."""
+        if length > self.dims.max_positions and (limited := limited_schemes(self.name)):
+            raise ValueError(
+                f"a sequence of {length} tokens exceeds the limit of {self.dims.max_positions} positions, for which "
+                f"{' and '.join(limited)} has vectors; `tupe checkpoint stretch` makes more of them"
+            )
+        return Places(length, next((p.device for p in self.parameters()), "cpu") if device is None else device)
 
-    def terms(self, length: int) -> list[tuple[Tensor | None, Tensor | None]]:
+    def embed(self, places: Places | int) -> Tensor | None:
+        """[L, C], to be added to the token embeddings. places: or L. Raises ValueError as `places` does."""
+        places = self.places(places) if isinstance(places, int) else places
+        return self._sum(self.of_layer(0), "embed", places)
+
+    def terms(self, places: Places | int) -> list[tuple[Tensor | None, Tensor | None]]:
         """A pair (bias, gate) for each of the N layers, [H, L, L] float32 or None each. Without per-layer schemes, all
-        are the same object.
+        are the same object. places: or L.
 
         Always computed in float32, whatever the precision of the model: every layer would share the rounding error.
         """
-        device = next((p.device.type for p in self.parameters()), "cpu")
-        with torch.autocast(autocast_device(device), enabled=False):
+        places = self.places(places) if isinstance(places, int) else places
+        length = places.length
+        with torch.autocast(autocast_device(torch.device(places.device).type), enabled=False):
             shared = [m for m in self.values() if not isinstance(m, nn.ModuleList)]
-            bias, gate = self._bias_and_gate(shared, length, None, None)
+            bias, gate = self._bias_and_gate(shared, places, None, None)
             if not self.per_layer:
                 return [(self._reset_bias(bias, shared, length), self._reset_gate(gate))] * self.dims.layers
             pairs = []
             for layer in range(self.dims.layers):
                 own = [m[layer] for m in self.values() if isinstance(m, nn.ModuleList)]
-                layer_bias, layer_gate = self._bias_and_gate(own, length, bias, gate)
+                layer_bias, layer_gate = self._bias_and_gate(own, places, bias, gate)
                 pairs.append((self._reset_bias(layer_bias, self.of_layer(layer), length), self._reset_gate(layer_gate)))
             return pairs
 
-    def _bias_and_gate(self, schemes, length, bias, gate):
+    def _bias_and_gate(self, schemes, places, bias, gate):
         for scheme in schemes:
-            term, factor = scheme.bias(length, self.scale), scheme.gate(length)
+            term, factor = scheme.bias(places, self.scale), scheme.gate(places)
             if term is not None:
                 bias = term if bias is None else bias + term
             if factor is not None:
@@ -303,28 +322,33 @@ class Positions(nn.ModuleDict):
     def _reset_gate(self, gate):
         return self._off_cls(gate, 1.0)
 
-    def content(self, q: Tensor, k: Tensor, layer: int, project: Callable | None = None) -> Tensor | None:
-        """[B, H, L, L], the logits that depend on q and k [B, H, L, D]; project: that of the layer."""
-        return self._off_cls(self._sum(self.of_layer(layer), "content", q, k, layer, project))
+    def content(self, q: Tensor, k: Tensor, layer: Layer) -> Tensor | None:
+        """[B, H, L, L], the logits that depend on q and k [B, H, L, D]."""
+        return self._off_cls(self._sum(self.of_layer(layer.index), "content", q, k, layer))
 
-    def value(self, weights: Tensor, layer: int) -> Tensor | None:
+    def value(self, weights: Tensor, layer: Layer) -> Tensor | None:
         """[B, H, L, E], to be added to the mixed values; weights: [B, H, L, L]."""
-        schemes = [s for s in self.of_layer(layer) if overrides(s, "value")]
+        schemes = [s for s in self.of_layer(layer.index) if overrides(s, "value")]
         return self._sum(schemes, "value", self._off_cls(weights), layer) if schemes else None
 
-    def rotate(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def rotate(self, q: Tensor, k: Tensor, v: Tensor, layer: Layer) -> tuple[Tensor, Tensor, Tensor]:
         """q, k [B, H, L, D] and v [B, H, L, E] as attention uses them."""
         for scheme in self.values():
             if not isinstance(scheme, nn.ModuleList):
-                q, k, v = scheme.rotate(q, k, v)
+                q, k, v = scheme.rotate(q, k, v, layer)
         return q, k, v
 
-    def unrotate(self, out: Tensor) -> Tensor:
+    def unrotate(self, out: Tensor, layer: Layer) -> Tensor:
         """The mixed values [B, H, L, E], with the rotation of v undone."""
         for scheme in self.values():
             if not isinstance(scheme, nn.ModuleList):
-                out = scheme.unrotate(out)
+                out = scheme.unrotate(out, layer)
         return out
+
+
+def limited_schemes(names: str) -> list[str]:
+    """The schemes of a combination that compute at most max_positions tokens; the others compute any number."""
+    return [part.name for part in parse(names) if SCHEMES[part.name].limited]
 
 
 def check_combination(names: str, parts: list[Part], cls: str) -> None:

@@ -5,9 +5,9 @@ Position i = 0 is [CLS]; the offset of key j from query i is j - i. What a hook 
 `positions.PositionScheme`. Tables of schemes show `paper` and `formula`.
 """
 
-import torch
 from torch import Tensor, nn
 
+from .offsets import Places
 from .positions import Dims, PositionScheme, register
 from .schemes_common import LearnedFrequencies, Table, frequencies, layer_norm, waves
 
@@ -27,6 +27,7 @@ class Absolute(PositionScheme):
     """
 
     paper, formula = "Devlin et al. 2019", "w_i + p_i"
+    limited = True
 
     def __init__(self, dims: Dims, std: float = 0.02, norm: bool = False, gain: float = 1.0):
         super().__init__(dims)
@@ -37,8 +38,9 @@ class Absolute(PositionScheme):
         if norm:
             nn.init.constant_(self.norm.weight, gain)
 
-    def embed(self, length: int) -> Tensor:
-        rows = self.table.weight[:length]
+    def embed(self, places: Places) -> Tensor:
+        # a slice where it can be one: an index would make the backward pass slower
+        rows = self.table.weight[: places.length] if places.positions is None else self.table(places.positions)
         return rows if self.norm is None else layer_norm(rows, self.norm)
 
 
@@ -56,11 +58,9 @@ class Sinusoidal(PositionScheme):
         super().__init__(dims)
         self.amplitude = amplitude
         self.width = len(frequencies(dims.width)) * 2
-        # Integers only: `half()` would round a buffer of frequencies and change the sines of far positions.
-        self.register_buffer("positions", torch.arange(dims.max_positions), persistent=False)
 
-    def embed(self, length: int) -> Tensor:
-        return self.amplitude * waves(frequencies(self.width, self.positions.device), self.positions[:length])
+    def embed(self, places: Places) -> Tensor:
+        return self.amplitude * waves(frequencies(self.width, places.device), places.index)
 
 
 @register("sinusoidal_learned")
@@ -74,5 +74,5 @@ class SinusoidalLearned(LearnedFrequencies, PositionScheme):
         self.amplitude = amplitude
         self.start_frequencies(dims.width)
 
-    def embed(self, length: int) -> Tensor:
-        return self.amplitude * waves(self.omega, torch.arange(length, device=self.log_omega.device))
+    def embed(self, places: Places) -> Tensor:
+        return self.amplitude * waves(self.omega, places.index)

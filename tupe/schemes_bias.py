@@ -6,14 +6,14 @@ Position i = 0 is [CLS]; the offset of key j from query i is j - i. What a hook 
 """
 
 import math
-from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 
 from .kernels import linear
-from .positions import Dims, PositionScheme, register, undecayed
-from .schemes_common import Clipped, Table, at_least, layer_norm, per_head, positive, times, toeplitz
+from .offsets import Places
+from .positions import Dims, Layer, PositionScheme, register, undecayed
+from .schemes_common import Clipped, Table, at_least, layer_norm, per_head, positive, times
 
 # The logit of a key that a head must not see. Every normaliser makes exactly 0 of it, as of -inf, of which swish would
 # make NaN; and half precision can hold it.
@@ -30,7 +30,7 @@ class Untied(PositionScheme):
     """
 
     paper, formula = "Ke et al. 2021 (TUPE)", "p_i U_Q . p_j U_K / sqrt(2D)"
-    extra_terms = 1
+    extra_terms, limited = 1, True
 
     def __init__(self, dims: Dims, norm: bool = True, std: float = 0.02):
         super().__init__(dims)
@@ -40,18 +40,24 @@ class Untied(PositionScheme):
         self.q = nn.Linear(dims.width, dims.heads * dims.head_dim)
         self.k = nn.Linear(dims.width, dims.heads * dims.head_dim)
 
-    def project(self, start: int, end: int) -> list[Tensor]:
-        """Queries and keys of table rows start..end in float32, [H, rows, D] each."""
-        rows = self.table.weight[start:end].float()
+    def rows(self, places: Places) -> Tensor:
+        """[L, C], the table's rows of positions."""
+        if places.positions is None:
+            return self.table.weight[1 : places.length + 1]
+        return self.table(places.positions + 1)
+
+    def project(self, rows: Tensor) -> list[Tensor]:
+        """Queries and keys of rows [R, C] in float32, [H, R, D] each."""
+        rows = rows.float()
         rows = rows if self.norm is None else layer_norm(rows, self.norm)
         return [per_head(rows, u, self.heads) for u in (self.q, self.k)]
 
-    def bias(self, length: int, scale: float) -> Tensor:
-        q, k = self.project(1, length + 1)
+    def bias(self, places: Places, scale: float) -> Tensor:
+        q, k = self.project(self.rows(places))
         return (q * scale) @ k.transpose(1, 2)
 
     def cls_bias(self, scale: float) -> Tensor:
-        q, k = self.project(0, 2)
+        q, k = self.project(self.table.weight[:2])
         return (q * k).sum(2).T * scale  # [2, H]
 
 
@@ -66,8 +72,8 @@ class AbsoluteDisentangled(Untied):
     paper, formula = "Ke et al. 2021 (BERT-A^d)", "(q_i . p_j U_K + p_i U_Q . k_j + p_i U_Q . p_j U_K) / sqrt(4D)"
     extra_terms = 3
 
-    def content(self, q: Tensor, k: Tensor, layer: int, project: Callable | None = None) -> Tensor:
-        pos_q, pos_k = (p.to(q.dtype) for p in self.project(1, q.size(2) + 1))  # [H, L, D]
+    def content(self, q: Tensor, k: Tensor, layer: Layer) -> Tensor:
+        pos_q, pos_k = (p.to(q.dtype) for p in self.project(self.rows(layer.places)))  # [H, L, D]
         return q @ pos_k.transpose(1, 2) + pos_q @ k.transpose(2, 3)
 
 
@@ -90,8 +96,6 @@ class T5(PositionScheme):
             raise ValueError(f"max_distance must be more than buckets / 4, not {max_distance} with {buckets} buckets")
         self.buckets, self.max_distance, self.multiplier = buckets, max_distance, positive(multiplier=multiplier)
         self.table = Table(buckets + 1, dims.heads, 0.02 / multiplier)
-        offsets = torch.arange(1 - dims.max_positions, dims.max_positions)
-        self.register_buffer("bucket", self.bucket_of(offsets), persistent=False)  # [2 L_max - 1]
 
     def bucket_of(self, offset: Tensor) -> Tensor:
         """Bucket of each offset: half of the buckets per sign; of those, half for exact distances, half spaced
@@ -103,10 +107,9 @@ class T5(PositionScheme):
         far = (exact + (log * (half - exact)).long()).clamp(max=half - 1)
         return torch.where(distance < exact, distance, far) + half * (offset > 0)
 
-    def bias(self, length: int, scale: float) -> Tensor:
-        middle = self.bucket.size(0) // 2
-        by_offset = self.table(self.bucket[middle - length + 1 : middle + length])  # [2L - 1, H]
-        return toeplitz(times(by_offset.float().T, self.multiplier), length)
+    def bias(self, places: Places, scale: float) -> Tensor:
+        by_offset = self.table(self.bucket_of(places.offsets))  # [2S - 1, H]
+        return places.spread(times(by_offset.float().T, self.multiplier))
 
     def cls_bias(self, scale: float) -> Tensor:
         half = self.buckets // 2
@@ -126,9 +129,9 @@ class ClippedScalar(Clipped):
         self.multiplier = positive(multiplier=multiplier)
         self.table = Table(2 * max_distance + 1, dims.heads, 0.02 / multiplier)
 
-    def bias(self, length: int, scale: float) -> Tensor:
-        by_offset = self.table(self.index(length, self.table.weight.device))  # [2L - 1, H]
-        return toeplitz(times(by_offset.float().T, self.multiplier), length)
+    def bias(self, places: Places, scale: float) -> Tensor:
+        by_offset = self.table(self.rows(places))  # [2S - 1, H]
+        return places.spread(times(by_offset.float().T, self.multiplier))
 
 
 @register("nonparametric")
@@ -141,14 +144,19 @@ class NonParametric(PositionScheme):
     """
 
     paper, formula = "Ke et al. 2021, app. D", "b[h, i, j]"
+    limited = True
 
     def __init__(self, dims: Dims, multiplier: float = 1.0):
         super().__init__(dims)
         self.multiplier, shape = positive(multiplier=multiplier), (dims.heads, dims.max_positions, dims.max_positions)
         self.table = nn.Parameter(torch.randn(shape) * (0.02 / multiplier))
 
-    def bias(self, length: int, scale: float) -> Tensor:
-        return times(self.table[:, :length, :length].float(), self.multiplier)
+    def bias(self, places: Places, scale: float) -> Tensor:
+        if places.positions is None:
+            table = self.table[:, : places.length, : places.length]
+        else:
+            table = self.table[:, places.positions[:, None], places.positions]
+        return times(table.float(), self.multiplier)
 
 
 @register("factored")
@@ -171,10 +179,10 @@ class Factored(Clipped):
         self.q = nn.Linear(dims.width, dims.heads * dims.head_dim, bias=False)
         self.k = nn.Linear(dims.width, dims.heads * dims.head_dim, bias=False)
 
-    def bias(self, length: int, scale: float) -> Tensor:
-        rows = self.table(self.index(length, self.table.weight.device)).float()  # [2L - 1, C]
-        q, k = per_head(rows, self.q, self.heads), per_head(rows, self.k, self.heads)  # [H, 2L - 1, D]
-        return toeplitz((q * k).sum(2) * scale, length)
+    def bias(self, places: Places, scale: float) -> Tensor:
+        rows = self.table(self.rows(places)).float()  # [2S - 1, C]
+        q, k = per_head(rows, self.q, self.heads), per_head(rows, self.k, self.heads)  # [H, 2S - 1, D]
+        return places.spread((q * k).sum(2) * scale)
 
 
 @register("alibi")
@@ -197,8 +205,6 @@ class Alibi(PositionScheme):
             raise ValueError(f"half:True needs an even number of heads, not {dims.heads}, and no sides:True")
         self.heads, self.sides, self.one_sided = dims.heads, sides, half  # `half` is a method of modules
         self.log_slopes = undecayed(self.fixed_slopes().log()) if learned else None
-        offsets = torch.arange(1 - dims.max_positions, dims.max_positions)
-        self.register_buffer("offsets", offsets, persistent=False)  # integers: `half()` would round others
 
     @staticmethod
     def slopes_of(heads: int, device: torch.device | None = None) -> Tensor:
@@ -215,15 +221,14 @@ class Alibi(PositionScheme):
             return self.slopes_of(self.heads // 2, device).repeat(1, 2)
         return self.slopes_of(self.heads * (1 + self.sides), device).unflatten(0, (self.heads, -1)).T
 
-    def bias(self, length: int, scale: float) -> Tensor:
-        middle = len(self.offsets) // 2
-        offsets = self.offsets[middle - length + 1 : middle + length]
+    def bias(self, places: Places, scale: float) -> Tensor:
+        offsets = places.offsets
         slopes = self.fixed_slopes(offsets.device) if self.log_slopes is None else self.log_slopes.float().exp()
-        by_offset = -per_side(slopes, offsets) * offsets.abs()  # [H, 2L - 1]
+        by_offset = -per_side(slopes, offsets) * offsets.abs()  # [H, 2S - 1]
         if self.one_sided:
             left, right = by_offset.chunk(2)
             by_offset = torch.cat([left.masked_fill(offsets > 0, HIDDEN), right.masked_fill(offsets < 0, HIDDEN)])
-        return toeplitz(by_offset, length)
+        return places.spread(by_offset)
 
 
 def per_side(values: Tensor, offsets: Tensor) -> Tensor:
@@ -251,14 +256,14 @@ class Kerple(PositionScheme):
         self.log_factor = undecayed(factor.log())
         self.inner = undecayed(torch.logit(inner.clamp(max=1.99) / 2) if power else inner.log())
 
-    def bias(self, length: int, scale: float) -> Tensor:
-        offsets = torch.arange(1 - length, length, device=self.inner.device)
-        distance, factor = offsets.abs(), per_side(self.log_factor.float().exp(), offsets)  # [2L - 1], [H, 1 or 2L - 1]
+    def bias(self, places: Places, scale: float) -> Tensor:
+        offsets = places.offsets
+        distance, factor = offsets.abs(), per_side(self.log_factor.float().exp(), offsets)  # [2S - 1], [H, 1 or 2S - 1]
         if self.power:
             kernel = distance.float() ** per_side(2 * self.inner.float().sigmoid(), offsets)
         else:
             kernel = torch.log1p(per_side(self.inner.float().exp(), offsets) * distance)
-        return toeplitz(-factor * kernel, length)
+        return places.spread(-factor * kernel)
 
 
 @register("fire")
@@ -284,8 +289,8 @@ class Fire(PositionScheme):
         self.hidden = nn.Parameter(torch.empty(copies, 2, width).uniform_(-1, 1))  # weights and biases
         self.out = nn.Parameter(torch.empty(copies, dims.heads, width).uniform_(-1, 1) * width**-0.5)
 
-    def bias(self, length: int, scale: float) -> Tensor:
-        place = torch.arange(length, device=self.out.device)
+    def bias(self, places: Places, scale: float) -> Tensor:
+        place = places.index
         distance, last = (place - place[:, None]).abs(), torch.maximum(place, place[:, None])  # [L, L]
         sides = [self.side(side, distance, last) for side in range(len(self.out))]
         return sides[0] if len(sides) == 1 else torch.where(place > place[:, None], sides[1], sides[0])
@@ -315,9 +320,9 @@ class ContinuousBias(PositionScheme):
         self.hidden = nn.Linear(1, at_least(1, width=width))
         self.out = nn.Linear(width, dims.heads, bias=False)
 
-    def bias(self, length: int, scale: float) -> Tensor:
-        offsets = torch.arange(1 - length, length, device=self.out.weight.device)
+    def bias(self, places: Places, scale: float) -> Tensor:
+        offsets = places.offsets
         x = offsets.sign() * torch.log1p(offsets.abs().float())
-        hidden = torch.relu(linear(x[:, None], self.hidden.weight.float(), self.hidden.bias.float()))  # [2L - 1, width]
-        by_offset = 8 * torch.tanh(linear(hidden, self.out.weight.float()) / 2)  # [2L - 1, H]
-        return toeplitz(by_offset.T, length)
+        hidden = torch.relu(linear(x[:, None], self.hidden.weight.float(), self.hidden.bias.float()))  # [2S - 1, width]
+        by_offset = 8 * torch.tanh(linear(hidden, self.out.weight.float()) / 2)  # [2S - 1, H]
+        return places.spread(by_offset.T)

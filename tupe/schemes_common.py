@@ -13,32 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .kernels import linear
+from .offsets import Places
 from .positions import Dims, PositionScheme, undecayed
-
-
-def toeplitz(by_offset: Tensor, length: int) -> Tensor:
-    """[..., 2L - 1] values for offsets -(L-1) .. L-1 -> [..., L, L] with entry (i, j) = value of offset j - i."""
-    # contiguous: else the memory order of a table, [2L - 1, H], would make every later pass over one head strided
-    return by_offset.contiguous().unfold(-1, length, 1).flip(-2)
-
-
-def skew(x: Tensor) -> Tensor:
-    """[..., L, 2L - 1], row i by offset -(L-1) .. L-1 -> [..., L, L] with entry (i, j) = x[i] at offset j - i."""
-    length = x.size(-2)
-    if length == 1:
-        return x
-    # flat index of entry (i, j): i (2L - 1) + j - i + L - 1 = i (2L - 2) + j + (L - 1)
-    flat = x.flatten(-2)[..., length - 1 :][..., : length * (2 * length - 2)]
-    return flat.unflatten(-1, (length, 2 * length - 2))[..., :length]
-
-
-def unskew(x: Tensor) -> Tensor:
-    """Inverse of `skew`: [..., L, L] -> [..., L, 2L - 1], 0 at offsets that do not occur in a row."""
-    length = x.size(-2)
-    if length == 1:
-        return x
-    flat = F.pad(F.pad(x, (0, length - 2)).flatten(-2), (length - 1, 1))
-    return flat.unflatten(-1, (length, 2 * length - 1))
 
 
 class Table(nn.Embedding):
@@ -129,7 +105,6 @@ class Clipped(PositionScheme):
         super().__init__(dims)
         self.max_distance = at_least(1, max_distance=max_distance)
 
-    def index(self, length: int, device: torch.device) -> Tensor:
-        """[2L - 1] rows for offsets -(L-1) .. L-1."""
-        offsets = torch.arange(1 - length, length, device=device)
-        return offsets.clamp(-self.max_distance, self.max_distance) + self.max_distance
+    def rows(self, places: Places) -> Tensor:
+        """[2S - 1], the row of every offset."""
+        return places.offsets.clamp(-self.max_distance, self.max_distance) + self.max_distance

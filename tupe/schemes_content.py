@@ -6,12 +6,12 @@ Position i = 0 is [CLS]; the offset of key j from query i is j - i. What a hook 
 """
 
 import math
-from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 
-from .positions import Dims, PositionScheme, register
+from .offsets import Places
+from .positions import Dims, Layer, PositionScheme, register
 from .schemes_common import (
     Clipped,
     LearnedFrequencies,
@@ -20,9 +20,7 @@ from .schemes_common import (
     frequencies,
     layer_norm,
     per_head,
-    skew,
     times,
-    unskew,
     waves,
 )
 
@@ -31,12 +29,13 @@ class RelativeVectors(Clipped):
     """Base of Shaw et al. (2018): a vector r per clipped offset, shared by all heads. Offsets are clipped at 64 (our
     choice)."""
 
-    def vectors(self, length: int) -> Tensor:
-        """[2L - 1, D] for offsets -(L-1) .. L-1."""
+    def vectors(self, places: Places) -> Tensor:
+        """[2S - 1, D], of every offset."""
         raise NotImplementedError
 
-    def content(self, q: Tensor, k: Tensor, layer: int, project: Callable | None = None) -> Tensor:
-        return skew(q @ self.vectors(q.size(2)).to(q.dtype).T)  # [B, H, L, 2L - 1] -> [B, H, L, L]
+    def content(self, q: Tensor, k: Tensor, layer: Layer) -> Tensor:
+        x = q @ self.vectors(layer.places).to(q.dtype).T  # [B, H, L, 2S - 1]
+        return layer.places.select(x)
 
 
 @register("shaw")
@@ -49,8 +48,8 @@ class Shaw(RelativeVectors):
         super().__init__(dims, max_distance)
         self.table = Table(2 * max_distance + 1, dims.head_dim, std)
 
-    def vectors(self, length: int) -> Tensor:
-        return self.table(self.index(length, self.table.weight.device))
+    def vectors(self, places: Places) -> Tensor:
+        return self.table(self.rows(places))
 
 
 @register("shaw_sinusoidal")
@@ -63,12 +62,11 @@ class ShawSinusoidal(RelativeVectors):
         super().__init__(dims, max_distance)
         self.amplitude = amplitude
         self.width = len(frequencies(dims.head_dim)) * 2
-        offsets = torch.arange(-self.max_distance, self.max_distance + 1)
-        self.register_buffer("offsets", offsets, persistent=False)  # integers: `half()` would round others
 
-    def vectors(self, length: int) -> Tensor:
-        rows = waves(frequencies(self.width, self.offsets.device), self.offsets)
-        return times(rows[self.index(length, self.offsets.device)], self.amplitude)
+    def vectors(self, places: Places) -> Tensor:
+        clipped = torch.arange(-self.max_distance, self.max_distance + 1, device=places.device)
+        table = waves(frequencies(self.width, places.device), clipped)
+        return times(table[self.rows(places)], self.amplitude)
 
 
 @register("shaw_sinusoidal_learned")
@@ -82,9 +80,8 @@ class ShawSinusoidalLearned(LearnedFrequencies, RelativeVectors):
         self.amplitude = amplitude
         self.start_frequencies(dims.head_dim)
 
-    def vectors(self, length: int) -> Tensor:
-        offsets = self.index(length, self.log_omega.device) - self.max_distance
-        return times(waves(self.omega, offsets), self.amplitude)
+    def vectors(self, places: Places) -> Tensor:
+        return times(waves(self.omega, self.rows(places) - self.max_distance), self.amplitude)
 
 
 @register("shaw_values")
@@ -98,9 +95,9 @@ class ShawValues(Clipped):
         super().__init__(dims, max_distance)
         self.table = Table(2 * max_distance + 1, dims.value_dim, std)
 
-    def value(self, weights: Tensor, layer: int) -> Tensor:
-        rows = self.table(self.index(weights.size(-1), weights.device)).to(weights.dtype)  # [2L - 1, E]
-        return unskew(weights) @ rows
+    def value(self, weights: Tensor, layer: Layer) -> Tensor:
+        rows = self.table(self.rows(layer.places)).to(weights.dtype)  # [2S - 1, E]
+        return layer.places.collect(weights) @ rows
 
 
 @register("deberta")
@@ -122,15 +119,14 @@ class Deberta(PositionScheme):
         self.q = nn.ModuleList(nn.Linear(dims.width, dims.heads * dims.head_dim, bias=False) for _ in range(layers))
         self.k = nn.ModuleList(nn.Linear(dims.width, dims.heads * dims.head_dim, bias=False) for _ in range(layers))
 
-    def content(self, q: Tensor, k: Tensor, layer: int, project: Callable | None = None) -> Tensor:
-        length, layer = q.size(2), layer if self.own_projections else 0
-        # delta(i, j) falls with the offset j - i: rows for offsets -(L-1) .. L-1 are those of i - j = L-1 .. -(L-1)
-        delta = torch.arange(length - 1, -length, -1, device=q.device) + self.max_distance
-        rows = self.table(delta.clamp(0, 2 * self.max_distance - 1))  # [2L - 1, C]
-        pos_q = per_head(rows.float(), self.q[layer], self.heads).to(q.dtype)  # [H, 2L - 1, D]
-        pos_k = per_head(rows.float(), self.k[layer], self.heads).to(q.dtype)
-        to_position = skew(q @ pos_k.transpose(1, 2))  # [B, H, L, L], entry (i, j)
-        from_position = skew(k @ pos_q.transpose(1, 2))  # entry (j, i)
+    def content(self, q: Tensor, k: Tensor, layer: Layer) -> Tensor:
+        select, index = layer.places.select, layer.index if self.own_projections else 0
+        delta = self.max_distance - layer.places.offsets  # falls with the offset j - i
+        rows = self.table(delta.clamp(0, 2 * self.max_distance - 1))  # [2S - 1, C]
+        pos_q = per_head(rows.float(), self.q[index], self.heads).to(q.dtype)  # [H, 2S - 1, D]
+        pos_k = per_head(rows.float(), self.k[index], self.heads).to(q.dtype)
+        to_position = select(q @ pos_k.transpose(1, 2))  # [B, H, L, L], entry (i, j)
+        from_position = select(k @ pos_q.transpose(1, 2))  # entry (j, i)
         return to_position + from_position.transpose(2, 3)
 
 
@@ -174,13 +170,12 @@ class DebertaV2(PositionScheme):
         far = middle + torch.ceil(log * (middle - 1)).long()
         return torch.where(distance <= middle, offset, far * offset.sign())
 
-    def content(self, q: Tensor, k: Tensor, layer: int, project: Callable | None = None) -> Tensor:
+    def content(self, q: Tensor, k: Tensor, layer: Layer) -> Tensor:
         rows = layer_norm(self.table.weight, self.norm).to(self.table.weight.dtype)  # [R, C]
-        pos_q, pos_k, _ = project(rows[None])  # [1, H, R, D]
-        offsets = torch.arange(1 - q.size(2), q.size(2), device=q.device)
-        row = self.bucket_of(offsets) + self.buckets - 1  # [2L - 1], by i - j
-        to_position = skew(q @ pos_k[0, :, row.flip(0)].transpose(1, 2))  # [B, H, L, L], entry (i, j)
-        from_position = skew(k @ pos_q[0, :, row].transpose(1, 2))  # entry (j, i)
+        pos_q, pos_k, _ = layer.project(rows[None])  # [1, H, R, D]
+        row = self.bucket_of(layer.places.offsets) + self.buckets - 1  # [2S - 1], by i - j
+        to_position = layer.places.select(q @ pos_k[0, :, row.flip(0)].transpose(1, 2))  # [B, H, L, L], entry (i, j)
+        from_position = layer.places.select(k @ pos_q[0, :, row].transpose(1, 2))  # entry (j, i)
         return to_position + from_position.transpose(2, 3)
 
 
@@ -203,10 +198,8 @@ class TransformerXL(PositionScheme):
         self.u, self.v = (nn.Parameter(torch.randn(shape) * 0.02) for _ in range(2))
         self.r = nn.ModuleList(nn.Linear(dims.width, shape[0] * shape[1], bias=False) for _ in range(dims.layers))
 
-    def content(self, q: Tensor, k: Tensor, layer: int, project: Callable | None = None) -> Tensor:
-        length = q.size(2)
-        offsets = torch.arange(length - 1, -length, -1, device=q.device)  # i - j, for j - i = -(L-1) .. L-1
-        rows = waves(frequencies(self.width, q.device), offsets)  # [2L - 1, C]
-        rows = per_head(rows, self.r[layer], self.heads).to(q.dtype)  # [H, 2L - 1, D]
+    def content(self, q: Tensor, k: Tensor, layer: Layer) -> Tensor:
+        rows = waves(frequencies(self.width, q.device), -layer.places.offsets)  # [2S - 1, C], of i - j
+        rows = per_head(rows, self.r[layer.index], self.heads).to(q.dtype)  # [H, 2S - 1, D]
         u, v = self.u[:, None].to(q.dtype), self.v[:, None].to(q.dtype)  # [H, 1, D]
-        return skew((q + v) @ rows.transpose(1, 2)) + u @ k.transpose(2, 3)
+        return layer.places.select((q + v) @ rows.transpose(1, 2)) + u @ k.transpose(2, 3)

@@ -5,11 +5,14 @@ Position i = 0 is [CLS]; the offset of key j from query i is j - i. What a hook 
 `positions.PositionScheme`. Tables of schemes show `paper` and `formula`.
 """
 
+import math
+
 import torch
 from torch import Tensor, nn
 
-from .positions import Dims, PositionScheme, register
-from .schemes_common import Clipped, LearnedFrequencies, frequencies, positive, times, toeplitz
+from .offsets import Places
+from .positions import Dims, Layer, PositionScheme, register
+from .schemes_common import Clipped, LearnedFrequencies, at_least, frequencies, positive, times
 
 
 @register("rope")
@@ -18,18 +21,38 @@ class Rope(LearnedFrequencies, PositionScheme):
     parameters.
 
     fraction: the share of the columns that is rotated, the first ones (GPT-NeoX: 0.25); their number is rounded to an
-    even one, at least 2. learned: the frequencies are learned, from the fixed ones on.
+    even one, at least 2. learned: the frequencies are learned, from the fixed ones on. local_base: that of all layers
+    but every `every`th, counted from the first (ModernBERT: base 160000, local_base 10000, beside windows).
+
+    For sequences s times as long as those of the training, three ways, to be given after it. interpolate:s divides
+    positions by s (Chen et al., 2023). ntk:s multiplies the base by s^{d / (d - 2)}, d being the rotated columns, which
+    divides the lowest frequency by s and keeps the highest. yarn:s (Peng et al., 2024) divides the low frequencies
+    alone, as the authors' code does: with a ramp over the columns between those of 32 and of 1 turns within
+    max_positions; and multiplies q and k by 0.1 ln s + 1. Raises ValueError for two of these, and for options that
+    contradict each other.
     """
 
     paper, formula = "Su et al. 2021", "(R_i q_i) . (R_j k_j) / sqrt(D)"
 
-    def __init__(self, dims: Dims, base: float = 10000.0, fraction: float = 1.0, learned: bool = False):
+    def __init__(
+        self, dims: Dims, base: float = 10000.0, fraction: float = 1.0, learned: bool = False, local_base: float = 0.0,
+        every: int = 3, interpolate: float = 1.0, ntk: float = 1.0, yarn: float = 1.0,
+    ):  # fmt: skip
         super().__init__(dims)
-        if not base > 1:
-            raise ValueError(f"base must be more than 1, not {base}")
+        for name, value in {"base": base, "local_base": local_base or base}.items():
+            if not value > 1:
+                raise ValueError(f"{name} must be more than 1, not {value}")
         if not 0 < fraction <= 1:
             raise ValueError(f"fraction must be more than 0 and at most 1, not {fraction}")
-        self.base, self.fraction, self.learned = base, fraction, learned
+        for name, value in {"every": every, "interpolate": interpolate, "ntk": ntk, "yarn": yarn}.items():
+            at_least(1, **{name: value})
+        if sum(factor > 1 for factor in (interpolate, ntk, yarn)) > 1:
+            raise ValueError("only one of interpolate, ntk and yarn can be more than 1")
+        if learned and local_base:
+            raise ValueError("learned:True has no bases; local_base has no meaning beside it")
+        self.base, self.fraction, self.learned, self.trained = base, fraction, learned, dims.max_positions
+        self.local_base, self.every = local_base or base, every
+        self.interpolate, self.ntk, self.yarn = interpolate, ntk, yarn
         if learned:
             self.start_frequencies(self.columns(dims.head_dim), base)
 
@@ -37,16 +60,35 @@ class Rope(LearnedFrequencies, PositionScheme):
         """How many columns of vectors of this width are rotated."""
         return width if self.fraction == 1 else max(2, 2 * round(width * self.fraction / 2))
 
-    def rotated(self, x: Tensor, sign: int = 1) -> Tensor:
+    def frequencies(self, columns: int, base: float, device: torch.device) -> Tensor:
+        """[columns / 2], those of the training or, for longer sequences, lower ones."""
+        omega = self.omega if self.learned else frequencies(columns, device, base)
+        if self.interpolate > 1:
+            return omega / self.interpolate
+        m = torch.arange(len(omega), device=device)
+        if self.ntk > 1 and columns > 2:
+            return omega * self.ntk ** (-2 * m / (columns - 2))
+        if self.yarn > 1:
+            low, high = (columns * math.log(self.trained / (n * 2 * math.pi)) / (2 * math.log(base)) for n in (32, 1))
+            low, high = max(math.floor(low), 0), min(math.ceil(high), columns - 1)
+            slow = ((m - low) / max(high - low, 0.001)).clamp(0, 1)  # 0: keep the frequency, 1: divide it
+            return omega * (1 - slow + slow / self.yarn)
+        return omega
+
+    def rotated(self, x: Tensor, layer: Layer, sign: int = 1) -> Tensor:
         """x [..., L, D] with each row rotated by its position times sign."""
         columns = self.columns(x.size(-1))
-        omega = self.omega if self.learned else frequencies(columns, x.device, self.base)
+        omega = self.frequencies(columns, self.local_base if layer.index % self.every else self.base, x.device)
+        angle = sign * layer.places.index[:, None] * omega  # [L, columns / 2]
         if columns == x.size(-1):
-            return rotated(x, omega, sign)
-        return torch.cat([rotated(x[..., :columns], omega, sign), x[..., columns:]], dim=-1)
+            return rotated(x, angle)
+        return torch.cat([rotated(x[..., :columns], angle), x[..., columns:]], dim=-1)
 
-    def rotate(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        return self.rotated(q), self.rotated(k), v
+    def rotate(self, q: Tensor, k: Tensor, v: Tensor, layer: Layer) -> tuple[Tensor, Tensor, Tensor]:
+        q, k = self.rotated(q, layer), self.rotated(k, layer)
+        if self.yarn > 1:
+            q, k = (x * (0.1 * math.log(self.yarn) + 1) for x in (q, k))
+        return q, k, v
 
 
 @register("rope_values")
@@ -58,16 +100,15 @@ class RopeValues(Rope):
     def __init__(self, dims: Dims, base: float = 10000.0, fraction: float = 1.0):
         super().__init__(dims, base, fraction)
 
-    def rotate(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        return tuple(self.rotated(x) for x in (q, k, v))
+    def rotate(self, q: Tensor, k: Tensor, v: Tensor, layer: Layer) -> tuple[Tensor, Tensor, Tensor]:
+        return tuple(self.rotated(x, layer) for x in (q, k, v))
 
-    def unrotate(self, out: Tensor) -> Tensor:
-        return self.rotated(out, -1)
+    def unrotate(self, out: Tensor, layer: Layer) -> Tensor:
+        return self.rotated(out, layer, -1)
 
 
-def rotated(x: Tensor, omega: Tensor, sign: int = 1) -> Tensor:
-    """x [..., L, D] with columns (2m, 2m + 1) rotated by the angle sign * i * omega_m at position i; omega: [D / 2]."""
-    angle = sign * torch.arange(x.size(-2), device=x.device)[:, None] * omega  # [L, D / 2]
+def rotated(x: Tensor, angle: Tensor) -> Tensor:
+    """x [..., L, D] with columns (2m, 2m + 1) of row i rotated by angle[i, m]; angle: [L, D / 2]."""
     cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
     even, odd = x[..., ::2], x[..., 1::2]
     return torch.stack([even * cos - odd * sin, odd * cos + even * sin], dim=-1).flatten(-2)
@@ -85,6 +126,6 @@ class Urpe(Clipped):
         self.multiplier = positive(multiplier=multiplier)
         self.table = nn.Parameter(torch.ones(dims.heads, 2 * max_distance + 1) / multiplier)
 
-    def gate(self, length: int) -> Tensor:
-        by_offset = self.table[:, self.index(length, self.table.device)]  # [H, 2L - 1]
-        return toeplitz(times(by_offset.float(), self.multiplier), length)
+    def gate(self, places: Places) -> Tensor:
+        by_offset = self.table[:, self.rows(places)]  # [H, 2S - 1]
+        return places.spread(times(by_offset.float(), self.multiplier))

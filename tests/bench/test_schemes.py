@@ -30,8 +30,9 @@ def test_parameters_are_the_papers():
     [
         # added once, and its gradient summed over the batch
         ("absolute", 0, 2 * C),
-        # table reordered; bias added in each layer, its gradient summed over the batch; those of the layers added up
-        ("t5", 0, 2 * N * H * L + (N - 1) * H * L / B + H * (2 * L - 1) / (B * L)),
+        # four for the bucket of each offset; table reordered; bias added in each layer, its gradient summed over the batch;
+        # those of the layers added up
+        ("t5", 0, 2 * N * H * L + (N - 1) * H * L / B + (H + 4) * (2 * L - 1) / (B * L)),
         # U_Q, U_K on L rows, then p . p: forward and two products backward, once for the whole batch
         ("untied", 3 * (2 * 2 * C**2 + 2 * L * C) / B, None),
         # in each layer a product with 2L - 1 vectors; fixed vectors get no gradient

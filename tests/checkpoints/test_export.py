@@ -25,7 +25,7 @@ from tupe.encoder import LAYERS
 from tupe.plugin.hub import TupeHubInterface
 from tupe.plugin.model import TupeModel
 from tupe.plugin.pretrained import load_dictionary
-from tupe.positions import overrides
+from tupe.positions import limited_schemes, overrides
 from tupe.safe_load import load_safely
 from tupe.schemes import SCHEMES
 
@@ -145,6 +145,9 @@ def test_every_scheme_has_the_same_logits(position, data, tmp_path):
             got = theirs(tokens, output_hidden_states=True)
             same(got.logits, logits, real)
             same(got.hidden_states[1], extra["inner_states"][1], real)
+        if not limited_schemes(position):  # longer than in training
+            longer = tokens.repeat(1, 1 + model.cfg.max_positions // tokens.size(1))
+            same(theirs(longer).logits, model(longer)[0], longer.ne(1))
     # and back
     config, weights = convert.read_hugging_face(out)
     back = convert.from_export(config, weights, out / "dict.txt")

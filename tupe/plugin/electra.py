@@ -59,8 +59,8 @@ class Generator(Encoder):
     ) -> Tensor:
         """LM logits [B, L, V], or [masked, V] at masked_tokens. tied: the discriminator's encoder. Other
         arguments: see `TupeModel.forward`."""
-        packing = self.packing(tokens, n_real)
-        x, _ = self.transform(self.project(tied.embed(tokens, packing)), tokens.size(1), packing)
+        packing, places = self.packing(tokens, n_real), self.places(tokens)
+        x, _ = self.transform(self.project(tied.embed(tokens, packing, places)), places, packing)
         if masked_tokens is not None:
             x = x[masked_tokens]
         return self.head(x, tied.tokens.weight)

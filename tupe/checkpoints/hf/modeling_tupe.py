@@ -1,5 +1,5 @@
-"""An exported TUPE encoder for the transformers library. encoder.py, positions.py, schemes*.py, attention.py
-and kernels.py beside this file are the training code's own files.
+"""An exported TUPE encoder for the transformers library. encoder.py, positions.py, offsets.py, schemes*.py,
+attention.py and kernels.py beside this file are the training code's own files.
 
 B batch, L sequence length, C width, V vocabulary.
 """
@@ -20,6 +20,7 @@ from .attention import why_not_fast
 from .configuration_tupe import TupeConfig
 from .encoder import ClassificationHead, Encoder, LMHead, init_bert, second_segment
 from .kernels import Linear  # noqa: F401  (transformers 4 copies only the files that are named here)
+from .offsets import Places  # noqa: F401
 from .positions import Positions
 from .schemes import SCHEMES  # noqa: F401
 from .schemes_absolute import Absolute  # noqa: F401
