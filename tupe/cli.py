@@ -27,6 +27,7 @@ COMMANDS = {  # words of the command -> (module:click command, what it does)
     "checkpoint merge": ("checkpoints.files:merge_command", "one checkpoint from the shards of several processes"),
     "checkpoint convert": ("checkpoints.convert:command", "from and to released TUPE code, Hugging Face, BERT"),
     "checkpoint export": ("checkpoints.export:command", "a folder that the transformers library loads"),
+    "checkpoint stretch": ("checkpoints.stretch:command", "longer tables of positions, by interpolation"),
     "checkpoint swap": ("checkpoints.swap:command", "exchange the position encoding of a trained model"),
     "probe properties": ("evaluation.probes:command", "what a trained encoding prefers (identical words)"),
     "probe synthetic": ("evaluation.synthetic:command", "which encodings and normalisers can count and compare"),

@@ -11,7 +11,7 @@ from fairseq.dataclass import FairseqDataclass
 from fairseq.tasks import FairseqTask
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from ..positions import canonical
+from ..positions import canonical, limited_schemes
 from ..safe_load import num_updates, read_checkpoint
 from .model import FREE, TupeConfig, TupeModel, dictionary_fingerprint, redefault, spell_position
 
@@ -40,8 +40,11 @@ def check_dictionary(state: dict, path: str | Path) -> None:
         raise ValueError(f"{path} has as many types as the model's dictionary, but other ones or in another order")
 
 
-def adopt_structure(model_cfg: DictConfig, path: str | Path, data: str | Path) -> tuple[DictConfig, dict]:
-    """The configuration of a model that starts from the checkpoint `path` and keeps its structure and longest input.
+def adopt_structure(
+    model_cfg: DictConfig, path: str | Path, data: str | Path, length: int | None = None
+) -> tuple[DictConfig, dict]:
+    """The configuration of a model that starts from the checkpoint `path` and keeps its structure and longest input;
+    or takes `length`, if that is longer and its positions compute any length.
 
     model_cfg: a section of the whole configuration, which is updated too; its options are those of `from_checkpoint` or
     of an architecture. data: folder with the dict.txt. Returns (configuration, fields of the record about the
@@ -68,7 +71,13 @@ def adopt_structure(model_cfg: DictConfig, path: str | Path, data: str | Path) -
         OmegaConf.set_struct(whole.model, True)
         model_cfg = whole.model
     with open_dict(model_cfg):
-        model_cfg.max_positions = saved["max_positions"]
+        limited = limited_schemes(saved["position"])
+        if limited and (length or 0) > saved["max_positions"]:
+            raise ValueError(
+                f"sequences of {length} tokens: {' and '.join(limited)} of the checkpoint {path} has vectors for "
+                f"{saved['max_positions']}; `tupe checkpoint stretch` makes more of them"
+            )
+        model_cfg.max_positions = max(length or 0, saved["max_positions"])
     return model_cfg, {"pretrained": str(Path(path).resolve()), "pretrained_updates": num_updates(state)}
 
 

@@ -50,7 +50,9 @@ class RecordedTask:
             run_position_file(cfg)
         if self._training and self.cfg.finetune_from_model:
             data = self.cfg.data.split(":")[0]
-            cfg, self._pretrained = adopt_structure(cfg, self.cfg.finetune_from_model, data)
+            # Tasks that cut no text into blocks have no such option; they take the checkpoint's length.
+            length = getattr(self.cfg, "tokens_per_sample", None)
+            cfg, self._pretrained = adopt_structure(cfg, self.cfg.finetune_from_model, data, length)
         return models.build_model(cfg, self, from_checkpoint)
 
     def build_criterion(self, cfg: DictConfig, **kwargs) -> FairseqCriterion:

@@ -1,0 +1,65 @@
+"""Longer tables of positions: a trained model for longer sequences than those of its training."""
+
+import copy
+import re
+
+import click
+import torch
+import torch.nn.functional as F
+
+from .. import options
+from ..encoder import describe
+from ..options import FILE, Command
+from ..positions import limited_schemes
+from ..safe_load import read_checkpoint
+from .files import new_checkpoint, save_atomically
+
+FIRST = {"absolute": 1, "untied": 2, "absolute_d": 2}  # rows that stay: [CLS]'s, and before it p_theta1
+TABLE = re.compile(r"positions\.(\w+)\.(?:\d+\.)?table\.weight$")
+SETTINGS = "_extra_state"  # of an encoder, see `Encoder.get_extra_state`
+
+
+def stretch(state: dict, length: int) -> dict:
+    """A checkpoint for `length` positions, whose vectors of positions are those of `state`, interpolated linearly.
+
+    [CLS] keeps its vector, the first word's and the last position's become those of the first word and the last
+    position. Encodings without such vectors stay as they are. The settings of the model say that it was stretched, and
+    from which length. There is no optimizer state. Raises ValueError for a length that is not longer, and for
+    `nonparametric`, whose matrix of pairs has no vectors of positions.
+    """
+    cfg = copy.deepcopy(state["cfg"])
+    old, names = cfg["model"]["max_positions"], cfg["model"]["position"]
+    if length <= old:
+        raise ValueError(f"--length {length}: the model has {old} positions already; valid: more")
+    if unknown := set(limited_schemes(names)) - set(FIRST):
+        raise ValueError(f"{', '.join(unknown)} cannot be stretched; valid: {', '.join(FIRST)}")
+    cfg["model"]["max_positions"] = length
+    model = {}
+    for key, value in state["model"].items():
+        found = TABLE.search(key)
+        if found and found[1] in FIRST:
+            first = FIRST[found[1]]
+            rows = F.interpolate(value[first:].T[None].float(), length - 1, mode="linear", align_corners=True)[0].T
+            value = torch.cat([value[:first], rows.to(value.dtype)])
+        elif key.endswith(f".{SETTINGS}"):  # of an encoder; without a prefix it is the dictionary's
+            settings = dict(pair.split("=", 1) for pair in bytes(value.tolist()).decode().split(" "))
+            settings.setdefault("stretched_from", str(old))
+            value = torch.tensor(list(describe(settings).encode()), dtype=torch.long)
+        model[key] = value
+    return new_checkpoint(cfg, model)
+
+
+@click.command(cls=Command)
+@options.checkpoint("checkpoint to stretch")
+@click.option("--length", type=click.IntRange(3), required=True, help="tokens of the longest sequence, [CLS] included")
+@click.option("--output", type=FILE, required=True, help="checkpoint to write")
+def command(checkpoint, length, output):
+    """Give a trained model longer tables of positions, by interpolation of its vectors.
+
+    \b
+    tupe checkpoint stretch --checkpoint checkpoint_last.pt --length 512 --output stretched.pt
+    tupe continue --checkpoint stretched.pt --lengths 512 --epochs 2 ...
+    """
+    state = read_checkpoint(checkpoint)
+    save_atomically(stretch(state, length), output)
+    click.echo(f"{output}: {state['cfg']['model']['max_positions']} -> {length} positions")
