@@ -140,14 +140,17 @@ def test_attention_in_low_precision(path, device, dtype, tolerance):
 
     generator = torch.Generator().manual_seed(0)
     identity = SimpleNamespace(
-        rotate=lambda *x: x, unrotate=lambda x: x, content=lambda *x: None, value=lambda *x: None
+        rotate=lambda q, k, v, layer: (q, k, v),
+        unrotate=lambda x, layer: x,
+        content=lambda *x: None,
+        value=lambda *x: None,
     )
     qkv = [torch.randn(2, H, MAX - 1, 8, generator=generator).to(device, dtype).requires_grad_() for _ in range(3)]
     bias = torch.randn(H, MAX - 1, MAX - 1, generator=generator).to(device).requires_grad_()
     gradient = torch.randn(2, H, MAX - 1, 8, generator=generator).to(device)
 
     def run(path, q, k, v, bias):
-        out = PATHS[path](q, k, v, identity, Terms(8**-0.5, bias), 0, "softmax", 0.0, None)
+        out = PATHS[path](q, k, v, identity, Terms(8**-0.5, bias), 0, "softmax", 0.0)
         return out, *torch.autograd.grad(out, (q, k, v, bias), gradient.to(out.dtype))
 
     exact = run("plain", *(x.detach().double().requires_grad_() for x in (*qkv, bias)))
@@ -188,11 +191,14 @@ def test_attention_dropout(path, device):
     from tupe.attention import PATHS, Terms
 
     identity = SimpleNamespace(
-        rotate=lambda *x: x, unrotate=lambda x: x, content=lambda *x: None, value=lambda *x: None
+        rotate=lambda q, k, v, layer: (q, k, v),
+        unrotate=lambda x, layer: x,
+        content=lambda *x: None,
+        value=lambda *x: None,
     )
 
     def run(q, k, v, bias, p):
-        return PATHS[path](q, k, v, identity, Terms(8**-0.5, bias), 0, "softmax", p, None)
+        return PATHS[path](q, k, v, identity, Terms(8**-0.5, bias), 0, "softmax", p)
 
     torch.manual_seed(0)
     repeated = [x.expand(draws, -1, -1, -1).clone().requires_grad_() for x in (q, k, v)]

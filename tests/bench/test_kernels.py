@@ -32,7 +32,7 @@ def plain(q, k, v, pos_q, pos_k, theta, real, scale, dropout):
     bias = torch.where(first[None, :, None], theta[0, :, None, None], bias)
     if real is not None:
         bias = bias.masked_fill(~real, float("-inf"))
-    return PATHS["plain"](q, k, v, NO_POSITIONS, Terms(scale, bias), 0, "softmax", dropout, None)
+    return PATHS["plain"](q, k, v, NO_POSITIONS, Terms(scale, bias), 0, "softmax", dropout)
 
 
 def outcome(function, tensors, real):

@@ -30,7 +30,7 @@ def test_parameters_are_the_papers():
     [
         # added once, and its gradient summed over the batch
         ("absolute", 0, 2 * C),
-        # four for the bucket of each offset; table reordered; bias added in each layer, its gradient summed over the batch;
+        # four for each offset's bucket; table reordered; bias added in each layer, its gradient summed over the batch;
         # those of the layers added up
         ("t5", 0, 2 * N * H * L + (N - 1) * H * L / B + (H + 4) * (2 * L - 1) / (B * L)),
         # U_Q, U_K on L rows, then p . p: forward and two products backward, once for the whole batch

@@ -22,7 +22,7 @@ from .step import DEVICE, PRECISIONS, environment
 
 # A position module without any term of its own.
 NO_POSITIONS = SimpleNamespace(
-    rotate=lambda *x: x, unrotate=lambda x: x, content=lambda *x: None, value=lambda *x: None
+    rotate=lambda q, k, v, layer: (q, k, v), unrotate=lambda x, layer: x, content=lambda *x: None, value=lambda *x: None
 )  # fmt: skip
 
 
@@ -109,7 +109,7 @@ def attention_case(
     bias = (pos[0] * scale @ pos[1].transpose(1, 2)).detach()
     bias[:, :, 0], bias[:, 0] = theta.detach()[1, :, None], theta.detach()[0, :, None]
     terms = Terms(scale, bias.requires_grad_())
-    return Case(lambda: PATHS[name](*qkv, NO_POSITIONS, terms, 0, "softmax", dropout, None), (*qkv, bias))
+    return Case(lambda: PATHS[name](*qkv, NO_POSITIONS, terms, 0, "softmax", dropout), (*qkv, bias))
 
 
 def step_cases(
