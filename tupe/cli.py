@@ -33,6 +33,7 @@ COMMANDS = {  # words of the command -> (module:click command, what it does)
     "probe synthetic": ("evaluation.synthetic:command", "which encodings and normalisers can count and compare"),
     "minimal-pairs": ("evaluation.minimal_pairs:command", "accuracy on minimal pairs (BLiMP), order apart"),
     "order": ("evaluation.order:command", "sensitivity to word order, losses by position, [CLS]"),
+    "extrapolate": ("evaluation.extrapolate:command", "loss on longer sequences than in training"),
     "plot": ("evaluation.figures:command", "figures of trained encodings and of losses"),
     "list models": ("catalogue:list_models", "architectures and their parameters"),
     "list schemes": ("catalogue:list_schemes", "position encodings: paper, formula, hooks, parameters"),

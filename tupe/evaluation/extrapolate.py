@@ -1,0 +1,177 @@
+"""Masked-LM loss on sequences longer than those of the training, the same tokens scored at every length.
+
+One draw of masks on a long window of running text serves all lengths: the scored tokens are the masked ones of its
+middle, and a shorter length cuts context, with its masks, from both ends. So the lengths differ in context alone.
+
+L sequence length, M the longest L, n the length of the training, W number of windows.
+"""
+
+import json
+import math
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import click
+import numpy as np
+import torch
+import torch.nn.functional as F
+from matplotlib.figure import Figure
+
+from ..options import FOLDER, Command, ListOf, output, seed
+from ..plugin.model import TupeModel
+from ..positions import limited_schemes
+from ..record import write_atomically
+from ..tables import Table
+from .figures import curves, legend, save, style
+from .probes import labelled, load_model, text_block
+
+MASKED = 0.15  # share of tokens, all replaced by <mask>
+
+
+@dataclass
+class Windows:
+    """Running text with masks."""
+
+    words: np.ndarray  # [W, M - 2] ids, without <s> and </s>
+    masked: np.ndarray  # [W, M - 2] bool
+    scored: np.ndarray  # [W, M - 2] bool: masked, and among the n - 2 in the middle; as many in every window
+
+
+@dataclass
+class Loss:
+    """Of one length, in bits per scored token; errors are standard errors over windows."""
+
+    length: int
+    mean: float
+    error: float
+    difference: float  # from the shortest length, window by window
+    difference_error: float
+
+
+def draw_windows(stream: np.ndarray, trained: int, longest: int, count: int, seed: int = 1) -> Windows:
+    """Evenly spaced windows of a stream of ids, whose middles do not overlap. trained, longest: n and M. Raises
+    ValueError for a stream that has fewer than `count`."""
+    middle, size = trained - 2, longest - 2
+    available = (len(stream) - size) // middle + 1 if len(stream) >= size else 0
+    if available < count:
+        raise ValueError(
+            f"{len(stream)} tokens of text hold {available} windows of {longest} tokens, fewer than {count}"
+        )
+    starts = np.arange(available)[:: available // count][:count] * middle
+    words = np.stack([stream[start : start + size] for start in starts])
+    rng, begin = np.random.default_rng(seed), (size - middle) // 2
+    masked = rng.random(words.shape) < MASKED
+    scored = np.zeros_like(masked)
+    for row in range(count):  # exactly so many in each
+        chosen = begin + rng.choice(middle, max(1, round(MASKED * middle)), replace=False)
+        scored[row, chosen] = True
+    masked[:, begin : begin + middle] = scored[:, begin : begin + middle]
+    return Windows(words, masked, scored)
+
+
+@torch.inference_mode()
+def window_losses(model: TupeModel, windows: Windows, length: int, batch_tokens: int = 8192) -> np.ndarray:
+    """[W], the mean loss in bits of each window's scored tokens, in sequences of `length` around its middle."""
+    assert not model.training, "call eval() first: dropout would make the losses random"
+    dictionary, size = model.dictionary, length - 2
+    begin = (windows.words.shape[1] - size) // 2
+    words, masked, scored = (
+        torch.from_numpy(part[:, begin : begin + size]) for part in (windows.words, windows.masked, windows.scored)
+    )
+    tokens = F.pad(words.masked_fill(masked, dictionary.index("<mask>")), (1, 0), value=dictionary.bos())
+    tokens = F.pad(tokens, (0, 1), value=dictionary.eos())
+    losses = []
+    for rows in torch.arange(len(tokens)).split(max(1, batch_tokens // length)):
+        where = F.pad(scored[rows], (1, 1)).nonzero(as_tuple=True)
+        logits, _ = model(tokens[rows], masked_tokens=where, n_real=tokens[rows].numel())
+        loss = F.cross_entropy(logits.float(), words[rows][scored[rows]], reduction="none")
+        losses.append(loss.view(len(rows), -1).double().mean(1) / math.log(2))
+    return torch.cat(losses).numpy()
+
+
+def extrapolation(
+    model: TupeModel, stream: np.ndarray, trained: int, multiples: list[int], windows: int, seed: int = 1
+) -> list[Loss]:
+    """The loss at each multiple of the training length that the model can compute, the shortest first. Raises
+    ValueError for too little text, or no length that can be computed."""
+    lengths = [multiple * trained for multiple in sorted(multiples)]
+    limited = limited_schemes(model.encoder.positions.name)
+    possible = [length for length in lengths if not limited or length <= model.max_positions()]
+    if not possible:
+        raise ValueError(
+            f"{' and '.join(limited)} has vectors for {model.max_positions()} positions, fewer than {lengths[0]}"
+        )
+    drawn = draw_windows(stream, trained, lengths[-1], windows, seed)  # for all models alike
+    found, shortest = [], None
+    for length in possible:
+        losses = window_losses(model, drawn, length)
+        shortest = losses if shortest is None else shortest
+        change = losses - shortest
+        error, change_error = (x.std(ddof=1) / math.sqrt(len(x)) for x in (losses, change))
+        found.append(Loss(length, losses.mean().item(), error.item(), change.mean().item(), change_error.item()))
+    return found
+
+
+def draw(results: dict[str, list[Loss]], title: str = "") -> Figure:
+    """Loss by length, a line per model, with 95 % intervals over windows."""
+    figure, (axis,) = curves(1)
+    for index, (label, losses) in enumerate(results.items()):
+        lengths, means = [loss.length for loss in losses], [loss.mean for loss in losses]
+        axis.errorbar(lengths, means, [1.96 * loss.error for loss in losses], label=label, capsize=2, **style(index))
+    every = sorted({loss.length for losses in results.values() for loss in losses})
+    axis.set_xscale("log", base=2)
+    axis.set_xticks(every, [str(length) for length in every])
+    axis.set_xlabel("tokens")
+    axis.set_ylabel("masked-LM loss (bits per token)")
+    axis.set_title(title)
+    legend(figure, 2)
+    return figure
+
+
+@click.command(cls=Command)
+@click.argument("checkpoints", nargs=-1, required=True, metavar="[LABEL=]CHECKPOINT...")
+@click.option("--data", type=FOLDER, help="pre-training data with a split valid (default: the training data's)")
+@click.option("--multiples", type=ListOf(int), default="1,2,4,8,16", show_default=True, help="of the training length")
+@click.option("--length", type=click.IntRange(4), help="training length (default: the first model's max_positions)")
+@click.option("--windows", type=click.IntRange(2), default=200, show_default=True, help="stretches of text to score")
+@output("folder of the results: extrapolation.json, .md and .png")
+@seed(help="of the masks")
+def command(checkpoints, data, multiples, length, windows, output, seed):
+    """Masked-LM loss on longer sequences than in training, the same tokens scored at every length.
+
+    \b
+    tupe extrapolate T5=runs/t5/checkpoint_last.pt ALiBi=runs/alibi/checkpoint_last.pt --output extrapolation
+    """
+    if min(multiples) < 1 or len(set(multiples)) < len(multiples):
+        raise ValueError(f"--multiples {multiples}: valid are different whole numbers from 1 on")
+    results = {}
+    for label, path in labelled(checkpoints).items():
+        model, task = load_model(path, data)
+        length = length or model.max_positions()
+        middle, longest = length - 2, max(multiples) * length
+        stream = text_block(task, 1 + windows * middle + longest).numpy()[1:]
+        results[label] = extrapolation(model, stream, length, multiples, windows, seed)
+    output.mkdir(parents=True, exist_ok=True)
+    content = {"windows": windows, "masked": MASKED, "seed": seed}
+    content["models"] = {label: [asdict(loss) for loss in losses] for label, losses in results.items()}
+    write_atomically(output / "extrapolation.json", json.dumps(content, indent=1) + "\n")
+    table = tabulate(results, [multiple * length for multiple in sorted(multiples)])
+    (output / "extrapolation.md").write_text(table, encoding="utf-8")
+    save(draw(results), Path(output) / "extrapolation.png")
+    click.echo(table)
+
+
+def tabulate(results: dict[str, list[Loss]], lengths: list[int]) -> str:
+    """Markdown: the loss at the shortest length, then the change, with 95 % intervals; nothing where the model has no
+    positions."""
+    rows = []
+    for label, losses in results.items():
+        at = {loss.length: loss for loss in losses}
+        first = f"{losses[0].mean:.3f} ± {1.96 * losses[0].error:.3f}" if lengths[0] in at else ""
+        change = [
+            f"{at[length].difference:+.3f} ± {1.96 * at[length].difference_error:.3f}" if length in at else ""
+            for length in lengths[1:]
+        ]
+        rows.append([label, first, *change])
+    header = ["model", f"bits at {lengths[0]} tokens", *(f"change at {length}" for length in lengths[1:])]
+    return Table.plain(header, rows).markdown()
