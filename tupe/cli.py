@@ -41,6 +41,8 @@ COMMANDS = {  # words of the command -> (module:click command, what it does)
     "bench step": ("bench.step:command", "time of a training step, beside fairseq and Hugging Face"),
     "bench kernels": ("bench.kernels:command", "time of the parts of a step"),
     "bench schemes": ("bench.schemes:command", "cost of every position encoding"),
+    "bench finetune": ("bench.padding:finetune", "fine-tuning on real lengths, beside the alternatives"),
+    "bench inference": ("bench.padding:inference", "texts per second, beside the alternatives"),
     "bench memory": ("bench.memory:command", "how many sequences fit on a GPU"),
     "bench corpus": ("bench.corpus:command", "speed of preparing text"),
 }

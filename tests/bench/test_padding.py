@@ -1,0 +1,88 @@
+"""The benchmarks on real lengths: what they draw, that contenders compute what they are said to, and the commands."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner
+from fairseq.data import data_utils
+from helpers import squad_file
+
+from tupe.bench import padding
+from tupe.plugin.squad_data import prepare
+
+SIZES = np.array([4, 9, 30])
+
+
+def test_lengths(learnable, vocabulary, tmp_path):
+    pairs = [data_utils.load_indexed_dataset(str(learnable / "MNLI" / f"input{i}" / "train")) for i in (0, 1)]
+    expected = [len(a) + len(b) + 2 for a, b in zip(*pairs, strict=True)]  # each ends in </s>; <s> and a second </s>
+    assert padding.lengths(learnable, "mnli", "train").tolist() == expected
+    with pytest.raises(ValueError, match="holds no RTE; `tupe prepare glue` writes it"):
+        padding.lengths(learnable, "RTE", "train")
+    squad_file(tmp_path / "squad", count=3)
+    list(prepare(tmp_path / "squad", vocabulary, tmp_path / "bin"))
+    found = padding.lengths(tmp_path / "bin", "SQuAD-1.1", "valid")
+    assert len(found) == 3 and found.min() > 20
+
+
+def test_batches():
+    first, second = padding.batches(SIZES, 32, 2, vocab=50, device="cpu", seed=1)
+    assert first.tokens.shape != second.tokens.shape or not torch.equal(first.tokens, second.tokens)
+    for batch in (first, second):
+        assert set(batch.real.sum(1).tolist()) <= set(SIZES) and batch.tokens.size(1) == batch.real.sum(1).max()
+        assert torch.equal(batch.tokens.ne(padding.PAD), batch.real) and batch.count == batch.real.sum()
+        assert batch.tokens.max() < 50 and (batch.tokens[:, 0] == 0).all()
+    (again, _) = padding.batches(SIZES, 32, 2, vocab=50, device="cpu", seed=1)
+    assert torch.equal(again.tokens, first.tokens)
+
+
+@pytest.mark.parametrize("name", padding.CONTENDERS)
+def test_contenders_ignore_padding(name):
+    if name not in ("ours", "ours-padded", "fairseq"):
+        pytest.importorskip("transformers")
+    (batch,) = padding.batches(SIZES, 3, 1, vocab=60, device="cpu", seed=2)
+    model, logits = padding.build(name, "tiny", 60)
+    padding.inference_step(model, logits)
+    with torch.no_grad():
+        whole = logits(batch)
+        row = int(batch.real.sum(1).argmin())
+        count = int(batch.real[row].sum())
+        alone = padding.Batch(batch.tokens[[row], :count], batch.real[[row], :count], count, batch.labels[[row]])
+        assert whole.shape == (3, 2)
+        torch.testing.assert_close(logits(alone)[0], whole[row], rtol=1e-4, atol=1e-5)
+
+
+def test_which_of_ours_packs():
+    (batch,) = padding.batches(SIZES, 8, 1, vocab=60, device="cpu", seed=2)
+    rows = {}
+    for name in ("ours", "ours-padded"):
+        model, logits = padding.build(name, "tiny", 60)
+        model.encoder.layers[0].fc1.register_forward_hook(
+            lambda module, args, out, name=name: rows.update({name: args[0].shape[:-1].numel()})
+        )
+        logits(batch)
+    assert rows["ours-padded"] == batch.tokens.numel() and batch.count <= rows["ours"] < 1.07 * batch.count
+
+
+def test_a_row_is_the_median_over_turns():
+    batches = list(padding.batches(SIZES, 4, 3, vocab=60, device="cpu", seed=1))
+    seconds = {"ours": [1.0, 2.0, 4.0], "hf": [3.0, 4.0, 40.0]}
+    ours, hf = padding.rows(seconds, batches, {"size": "tiny"})
+    assert ours["times_as_fast"] == 1 and hf["times_as_fast"] == 3  # of 3, 2, 10
+    assert ours["texts_per_s"] == 12 / 7 and hf["tokens_per_s"] == sum(batch.count for batch in batches) / 47
+    assert ours["padding"] == 1 - sum(batch.count for batch in batches) / sum(b.tokens.numel() for b in batches)
+
+
+@pytest.mark.parametrize("command", [padding.finetune, padding.inference], ids=["finetune", "inference"])
+def test_command(command, learnable, tmp_path):
+    words = [f"--data={learnable}", "--tasks=CoLA", "--sizes=tiny", "--vocab-size=100", "--turns=1", "--batch=4"]
+    words += ["--contenders=ours,fairseq", "--precision=float32,bf16", f"--output={tmp_path}/out"]
+    result = CliRunner().invoke(command, words)
+    assert result.exit_code == 0, result.output
+    content = json.loads((tmp_path / "out.json").read_text())
+    assert [(row["contender"], row["precision"]) for row in content["rows"]] == [
+        ("ours", "float32"), ("fairseq", "float32"), ("ours", "bf16"), ("fairseq", "bf16"),
+    ]  # fmt: skip
+    assert (tmp_path / "out.md").read_text() in result.output and "| tiny | CoLA | 4 |" in result.output

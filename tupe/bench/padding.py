@@ -1,0 +1,292 @@
+"""Fine-tuning and inference on texts of real lengths: our encoder, with and without work on padding, beside the common
+alternatives of the same size.
+
+All contenders have random weights, live in one process and take turns on the same batches, so that disturbances of the
+machine affect all alike; the ratio of two is the median over turns of the ratio within a turn.
+
+B batch, L length of its longest text, V vocabulary.
+"""
+
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import NamedTuple
+from unittest import mock
+
+import click
+import numpy as np
+import torch
+import torch.nn.functional as F
+from fairseq.data import data_utils
+from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_DATACLASS_REGISTRY
+from fairseq.models.roberta import RobertaModel
+from torch import Tensor, nn
+
+from .. import options
+from ..architectures import SIZES, with_size
+from ..checkpoints import convert
+from ..checkpoints.export import export
+from ..checkpoints.files import configuration, new_checkpoint
+from ..kernels import Packing
+from ..options import Command, ListOf
+from ..plugin.glue import TASKS, Pairs, glue_name
+from ..plugin.pretrained import load_dictionary
+from ..plugin.squad_data import Encoded, Windows
+from ..record import command_line
+from ..tables import Table
+from .kernels import synchronise
+from .step import DEVICE, HF, PRECISIONS, dictionary, environment
+
+LONGEST = 512
+PAD = 1
+FINETUNE = ["ours", "ours-padded", "fairseq", "hf"]
+INFERENCE = ["ours", "ours-padded", "export", "hf", "hf-eager", "modernbert"]
+CONTENDERS = list(dict.fromkeys([*FINETUNE, *INFERENCE, "fairseq"]))
+
+
+class Batch(NamedTuple):
+    tokens: Tensor  # [B, L], PAD at the end of shorter texts
+    real: Tensor  # [B, L]
+    count: int  # of real tokens
+    labels: Tensor  # [B]
+
+
+def lengths(data: Path, task: str, split: str) -> np.ndarray:
+    """Tokens of every text of a task, special tokens included, at most `LONGEST`. data: folder that `tupe prepare glue`
+    and, for SQuAD-1.1 and SQuAD-2.0, `tupe prepare squad` wrote. split: "train" or "valid".
+
+    Raises ValueError for an unknown task or one that was not prepared.
+    """
+    words = load_dictionary(data / "dict.txt")
+    if task.startswith("SQuAD-"):
+        encoded = Encoded.load(data, {"train": "train", "valid": "dev"}[split], task.removeprefix("SQuAD-"))
+        return Windows(encoded, words, LONGEST, stride=128, max_query=64).sizes
+    name = glue_name(task)
+    parts = [data / name / f"input{i}" / split for i in range(len(TASKS[name].text))]
+    if not parts[0].with_suffix(".idx").exists():
+        raise ValueError(f"{data} holds no {name}; `tupe prepare glue` writes it")
+    first, *second = (data_utils.load_indexed_dataset(str(part), words) for part in parts)
+    return Pairs(first, second[0] if second else None, words, LONGEST).sizes
+
+
+def batches(sizes: np.ndarray, size: int, count: int, vocab: int, device: str, seed: int) -> Iterator[Batch]:
+    """Random batches of `size` random texts whose lengths are drawn from `sizes`."""
+    rng = np.random.default_rng(seed)
+    for _ in range(count):
+        drawn = torch.from_numpy(rng.choice(sizes, size))[:, None]
+        tokens = torch.from_numpy(rng.integers(5, vocab, (size, int(drawn.max()))))
+        real = torch.arange(tokens.size(1)) < drawn
+        tokens[:, 0] = 0
+        labels = torch.from_numpy(rng.integers(0, 2, size))
+        tensors = (x.to(device) for x in (tokens.masked_fill(~real, PAD), real))
+        yield Batch(*tensors, int(real.sum()), labels.to(device))
+
+
+# --------------------------------------------------------------------------------------------------------- contenders
+
+
+def build(name: str, size: str, vocab: int) -> tuple[nn.Module, Callable[[Batch], Tensor]]:
+    """A contender's model and the function of a batch to its logits [B, 2]. size: a name from `architectures.SIZES`."""
+    torch.manual_seed(0)
+    if name == "fairseq":
+        return build_fairseq(size, vocab)
+    if name.startswith("ours"):
+        return build_ours(size, vocab, padded=name == "ours-padded")
+    model = build_export(size, vocab) if name == "export" else build_hugging_face(name, size, vocab)
+    return model, lambda batch: model(batch.tokens, attention_mask=batch.real.long()).logits
+
+
+def build_ours(size: str, vocab: int, padded: bool) -> tuple[nn.Module, Callable[[Batch], Tensor]]:
+    """TUPE-R. padded: work on padding, too."""
+    arch = with_size("tupe_r", size)
+    task = SimpleNamespace(source_dictionary=dictionary(vocab))
+    model = ARCH_MODEL_REGISTRY[arch].build_model(MODEL_DATACLASS_REGISTRY[arch](max_positions=LONGEST), task)
+    model.register_classification_head("head", num_classes=2)
+
+    def logits(batch: Batch) -> Tensor:
+        return model(batch.tokens, classification_head_name="head", n_real=batch.count)[0]
+
+    def logits_with_padding(batch: Batch) -> Tensor:
+        with mock.patch.object(Packing, "of", lambda real, count: Packing(real)):
+            return logits(batch)
+
+    return model, logits_with_padding if padded else logits
+
+
+def build_fairseq(size: str, vocab: int) -> tuple[nn.Module, Callable[[Batch], Tensor]]:
+    """fairseq's RoBERTa."""
+    layers, width, heads, ffn = SIZES[size]
+    config = SimpleNamespace(
+        encoder_layers=layers, encoder_embed_dim=width, encoder_attention_heads=heads, encoder_ffn_embed_dim=ffn,
+        max_positions=LONGEST, dropout=0.1, attention_dropout=0.1,
+    )  # fmt: skip
+    model = RobertaModel.build_model(config, SimpleNamespace(source_dictionary=dictionary(vocab)))
+    model.register_classification_head("head", num_classes=2)
+    return model, lambda batch: model(batch.tokens, classification_head_name="head")[0]
+
+
+def build_hugging_face(name: str, size: str, vocab: int) -> nn.Module:
+    """BERT, or ModernBERT with as many weights: its feed-forward block has three matrices, each of two thirds."""
+    import transformers
+
+    layers, width, heads, ffn = SIZES[size]
+    sizes = {"vocab_size": vocab, "hidden_size": width, "num_hidden_layers": layers, "num_attention_heads": heads}
+    if name == "modernbert":
+        tokens = {"pad_token_id": PAD, "bos_token_id": 0, "cls_token_id": 0, "eos_token_id": 2, "sep_token_id": 2}
+        config = transformers.ModernBertConfig(
+            **sizes, intermediate_size=2 * ffn // 3, max_position_embeddings=LONGEST, attn_implementation="sdpa",
+            **tokens,
+        )  # fmt: skip
+        return transformers.ModernBertForSequenceClassification(config)
+    config = transformers.BertConfig(
+        **sizes, intermediate_size=ffn, max_position_embeddings=LONGEST, attn_implementation=HF[name]
+    )
+    return transformers.BertForSequenceClassification(config)
+
+
+def build_export(size: str, vocab: int) -> nn.Module:
+    """TUPE-R as `tupe checkpoint export` writes it for the transformers library."""
+    import transformers
+
+    with tempfile.TemporaryDirectory() as folder:
+        words, cfg = dictionary(vocab), configuration(with_size("tupe_r", size), {"max_positions": LONGEST})
+        words.save(f"{folder}/dict.txt")
+        torch.save(new_checkpoint(cfg, convert.build_model(cfg, words).state_dict()), f"{folder}/checkpoint.pt")
+        export(f"{folder}/checkpoint.pt", f"{folder}/export")
+        return transformers.AutoModelForSequenceClassification.from_pretrained(
+            f"{folder}/export", trust_remote_code=True, num_labels=2
+        )
+
+
+# -------------------------------------------------------------------------------------------------------- measurement
+
+
+def training_step(model: nn.Module, logits: Callable[[Batch], Tensor]) -> Callable[[Batch], None]:
+    """Forward and backward pass, clipping and AdamW, the same for every contender."""
+    model.train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)
+
+    def step(batch: Batch) -> None:
+        F.cross_entropy(logits(batch).float(), batch.labels).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+    return step
+
+
+def inference_step(model: nn.Module, logits: Callable[[Batch], Tensor]) -> Callable[[Batch], None]:
+    """A forward pass without gradients."""
+    model.eval()
+    return torch.inference_mode()(logits)
+
+
+def in_turns(steps: dict, batches: Iterator[Batch], precision: str, device: str) -> tuple[dict, list[Batch]]:
+    """({contender: seconds of every batch}, the batches). The first batch is a warm-up and is not counted."""
+    seconds, counted = {name: [] for name in steps}, []
+    for turn, batch in enumerate(batches):
+        for name in list(steps)[:: 1 if turn % 2 else -1]:  # every other turn in reverse order
+            synchronise(device)
+            start = time.perf_counter()
+            with torch.autocast(device, torch.bfloat16, enabled=precision == "bf16"):
+                steps[name](batch)
+            synchronise(device)
+            if turn:
+                seconds[name].append(time.perf_counter() - start)
+        counted += [batch] if turn else []
+    return seconds, counted
+
+
+def rows(seconds: dict, counted: list[Batch], about: dict) -> list[dict]:
+    """A row per contender; times_as_fast: of the first contender, as a multiple of this one's speed."""
+    texts, tokens = sum(len(batch.tokens) for batch in counted), sum(batch.count for batch in counted)
+    places = sum(batch.tokens.numel() for batch in counted)
+    first = next(iter(seconds.values()))
+    return [
+        {
+            **about, "contender": name, "padding": 1 - tokens / places,
+            "texts_per_s": texts / sum(times), "tokens_per_s": tokens / sum(times),
+            "times_as_fast": statistics.median(b / a for a, b in zip(first, times, strict=True)), "seconds": times,
+        }
+        for name, times in seconds.items()
+    ]  # fmt: skip
+
+
+def table(found: list[dict]) -> Table:
+    """The rows of one list, with the first contender's speed over each."""
+    header = ["size", "lengths", "batch", "precision", "padding", "contender", "texts/s", "tokens/s"]
+    cells = [
+        [
+            row["size"], row["task"], str(row["batch"]), row["precision"], f"{row['padding']:.0%}", row["contender"],
+            f"{row['texts_per_s']:.1f}", f"{row['tokens_per_s']:.0f}", f"{row['times_as_fast']:.2f}",
+        ]
+        for row in found
+    ]  # fmt: skip
+    first = found[0]["contender"]
+    return Table.plain([*header, f"{first}: times as fast"], cells, align="llrlrlrrr")
+
+
+def shared(tasks: str, size: str, batch: str, contenders: list[str]) -> Callable:
+    """The options of both commands."""
+
+    def decorate(function: Callable) -> Callable:
+        for decorator in (
+            options.output("OUTPUT.json and OUTPUT.md"),
+            options.seed(help="of lengths and tokens"),
+            click.option("--device", type=click.Choice(["cpu", "cuda"]), default=DEVICE, help="default: a GPU if any"),
+            click.option("--turns", type=click.IntRange(1), default=10, show_default=True, help="batches of each"),
+            click.option("--precision", type=ListOf(list(PRECISIONS)), default="float32", show_default=True),
+            click.option("--contenders", type=ListOf(CONTENDERS), default=",".join(contenders), show_default=True),
+            options.vocab_size(),
+            click.option("--batch", type=ListOf(int), default=batch, show_default=True, metavar="B,..."),
+            click.option("--sizes", type=ListOf(list(SIZES)), default=size, show_default=True, metavar="SIZE,..."),
+            click.option("--tasks", type=ListOf(str), default=tasks, show_default=True, metavar="NAME,..."),
+            options.data("what `tupe prepare glue` (and `tupe prepare squad`) wrote"),
+        ):
+            function = decorator(function)
+        return function
+
+    return decorate
+
+
+def measure(
+    make_step: Callable, split: str, data: Path, tasks: list[str], sizes: list[str], batch: list[int], vocab_size: int,
+    contenders: list[str], precision: list[str], turns: int, device: str, seed: int, output: Path,
+) -> None:  # fmt: skip
+    """Measure every combination, print a table, and write it after every size."""
+    of_task = {task: lengths(data, task, split) for task in tasks}
+    found, about = [], {"command": command_line(), **environment()}
+    for size in sizes:
+        steps = {}
+        for name in contenders:
+            model, logits = build(name, size, vocab_size)
+            steps[name] = make_step(model.to(device), logits)
+        for task, number, kind in ((t, b, p) for t in tasks for b in batch for p in precision):
+            drawn = batches(of_task[task], number, turns + 1, vocab_size, device, seed)
+            seconds, counted = in_turns(steps, drawn, kind, device)
+            found += rows(seconds, counted, {"size": size, "task": task, "batch": number, "precision": kind})
+            click.echo(f"{size}, {task}, batch {number}, {kind}: measured", err=True)
+        output.parent.mkdir(parents=True, exist_ok=True)
+        output.with_suffix(".json").write_text(json.dumps({"about": about, "rows": found}, indent=1))
+        output.with_suffix(".md").write_text(table(found).markdown())
+    click.echo(table(found).markdown())
+
+
+@click.command(cls=Command)
+@shared("CoLA,RTE", "mini,base", "32", FINETUNE)
+def finetune(**arguments):
+    """Compare steps of fine-tuning on texts of real lengths: our encoder, the same with work on padding, fairseq's
+    RoBERTa, Hugging Face's BERT. Nothing else should run on the machine."""
+    measure(training_step, "train", **arguments)
+
+
+@click.command(cls=Command)
+@shared("CoLA,MRPC", "base", "1,32", INFERENCE)
+def inference(**arguments):
+    """Compare forward passes over texts of real lengths: our encoder, the same with work on padding, our export for the
+    transformers library, Hugging Face's BERT and ModernBERT. Nothing else should run on the machine."""
+    measure(inference_step, "valid", **arguments)
