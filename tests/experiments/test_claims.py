@@ -155,7 +155,9 @@ def test_one_command_writes_page_and_figures(folder, pretrained, vocabulary, tmp
     shutil.copytree(folder / "tables", tmp_path / "evidence")
     page = tmp_path / "page.md"
     page.write_text(f"# Title\n{claims_page.BEGIN}\nSTALE\n{claims_page.END}\nrest\n")
-    words = ["--evidence", tmp_path / "evidence", "--page", page]
+    readme = tmp_path / "README.md"
+    readme.write_text(page.read_text())
+    words = ["--evidence", tmp_path / "evidence", "--page", page, "--readme", readme]
     more = ["--runs", out, "--data", vocabulary]
     first = CliRunner().invoke(claims_page.command, [*map(str, words + more)])
     assert first.exit_code == 0, first.output
@@ -165,6 +167,10 @@ def test_one_command_writes_page_and_figures(folder, pretrained, vocabulary, tmp
     assert text.startswith("# Title\n") and text.endswith("rest\n") and "STALE" not in text
     assert all(f"(figures/{name})" in text for name in drawn)
     assert "| tupe_a_tie_cls - bert_a |" in text and len(text.splitlines()) < 150
+    assert "(evidence/pilot.md)" in text
+    pilot = [float(row["loss"]) for row in collect.read(folder / "tables")["runs"] if "pilot/bert_a/" in row["run"]]
+    assert f"| **{min(pilot):.3f}** |" in (tmp_path / "evidence" / "pilot.md").read_text()
+    assert "| untying words and positions | tupe_a_tie_cls - bert_a |" in readme.read_text()
     shutil.rmtree(out)  # the tables alone give the same page
     again = CliRunner().invoke(claims_page.command, [*map(str, words)])
     assert again.exit_code == 0 and page.read_text() == text
@@ -175,7 +181,7 @@ def test_what_has_not_run_is_named(stages, tmp_path):
     write_experiment(tmp_path / "out", stages, seeds=1)
     collect.write(collect.collect(tmp_path / "out", collect.read(tmp_path)), tmp_path)
     evidence = Evidence(collect.read(tmp_path))
-    text = claims_page.results(evidence, [], "figures")
+    text = claims_page.results(evidence, [], "figures", "pilot.md")
     models = {stage: len(CLAIMS["models"]) if plan["models"] == "all" else len(plan["models"])
               for stage, plan in CLAIMS["stages"].items()}  # fmt: skip
     for stage, count in models.items():

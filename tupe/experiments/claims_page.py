@@ -1,6 +1,7 @@
 """The page and the figures of the experiment on TUPE's claims, and the command `tupe claims`, which makes them of the
 compressed tables in docs/evidence alone."""
 
+import os
 from pathlib import Path
 
 import click
@@ -199,8 +200,9 @@ def draw(evidence: Evidence, folder: Path) -> list[str]:
 # ------------------------------------------------------------------------------------------------------------ the page
 
 
-def results(evidence: Evidence, drawn: list[str], folder: str) -> str:
-    """The results as Markdown. drawn: figures that are there; folder: theirs, as the page names it."""
+def results(evidence: Evidence, drawn: list[str], folder: str, pilot: str) -> str:
+    """The results as Markdown. drawn: figures that are there; folder, pilot: the folder of the figures and the page of
+    the learning rates, as this page names them."""
 
     def figure(name, text):
         return f"![{text}]({folder}/claims_{name}.png)\n" if name in drawn else ""
@@ -231,11 +233,11 @@ def results(evidence: Evidence, drawn: list[str], folder: str) -> str:
         figure("scale", "loss against the scale of p"),
         "### Longer, tiny\n",
         shown(claims.stage_table(evidence, "longer", against=False)),
-        "### Learning rates: the pilot, tiny\n",
-        shown(claims.pilot_table(evidence)),
+        f"### Learning rates\n\nThe losses of the pilot are a [page of their own]({pilot}).\n",
         figure("learning_rates", "loss against learning rate"),
         "### Exploratory\n",
-        f"Intervals over pre-training seeds. {claims.pair_errors(evidence)}\n",
+        f"Intervals over pre-training seeds. {claims.pair_errors(evidence)} Times are those of a machine with other "
+        "work, so what stands at equal time is rough.\n",
         shown(claims.exploratory_table(evidence)),
         "Losses by the position of the masked token, and by the length of its block (means over seeds):\n",
         shown(claims.parts_table(evidence)),
@@ -244,6 +246,14 @@ def results(evidence: Evidence, drawn: list[str], folder: str) -> str:
         figure("positional", "positional logits of the heads of TUPE-A"),
     ]
     return "\n".join(block for block in blocks if block)
+
+
+def pilot_page(evidence: Evidence) -> str:
+    """The losses of the pilot as a page."""
+    return (
+        "# Learning rates\n\nFinal losses of the pilot (tiny, bits per masked token) by learning rate; each model runs "
+        "at its best one in all other stages. Written by `tupe claims`.\n\n" + claims.pilot_table(evidence).markdown()
+    )
 
 
 def fill_in(page: Path, text: str) -> None:
@@ -266,8 +276,12 @@ def fill_in(page: Path, text: str) -> None:
     "--page", type=options.FILE, default="docs/reproduction.md", show_default=True,
     help="page whose results are written anew; its figures go into figures/ beside it",
 )  # fmt: skip
+@click.option(
+    "--readme", type=options.FILE, default="README.md", show_default=True,
+    help="file that gets the table of the claims, if it has the same markers",
+)  # fmt: skip
 @options.data("with --runs: folder of their data (default: the one that each run names)", required=False)
-def command(runs, folder, page, data):
+def command(runs, folder, page, readme, data):
     """Tables and figures of the experiment on TUPE's claims, from the compressed tables of its runs.
 
     tupe claims --runs evidence
@@ -277,6 +291,9 @@ def command(runs, folder, page, data):
         collect.write(collect.merge(known, collect.collect(output.resolve(), known, data)), folder)
     evidence = Evidence(collect.read(folder))
     drawn = draw(evidence, page.parent / "figures")
-    fill_in(page, results(evidence, drawn, "figures"))
+    (folder / "pilot.md").write_text(pilot_page(evidence), encoding="utf-8")
+    fill_in(page, results(evidence, drawn, "figures", os.path.relpath(folder / "pilot.md", page.parent)))
+    if readme.exists() and BEGIN in readme.read_text(encoding="utf-8"):
+        fill_in(readme, f"{claims.summary_table(evidence).markdown()}\n{claims.scale_text(evidence)}\n")
     size = sum(path.stat().st_size for path in folder.glob("*.csv.gz"))
     click.echo(f"{page}: {len(evidence.runs)} runs, {len(drawn)} figures; {folder}: {size / 1e6:.2f} MB")
