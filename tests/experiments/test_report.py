@@ -9,8 +9,8 @@ import pytest
 from click.testing import CliRunner
 from helpers import write_run, write_runs
 
+from tupe import plotting
 from tupe.cli import main
-from tupe.evaluation import figures
 from tupe.experiments import report
 from tupe.experiments.report import (
     NO_BETTER,
@@ -178,7 +178,7 @@ def test_table_of_correlations_has_gaps(tmp_path):
 @pytest.fixture
 def drawn(monkeypatch):
     """Lines {label: (xs, ys)} of every figure that is drawn."""
-    figures_drawn, draw = [], figures.png
+    figures_drawn, draw = [], plotting.png
 
     def watch(figure):
         lines = figure.axes[0].get_lines()
@@ -187,7 +187,7 @@ def drawn(monkeypatch):
         figures_drawn[-1]["ticks"] = [text.get_text() for text in figure.axes[0].get_xticklabels()]
         return draw(figure)
 
-    monkeypatch.setattr(figures, "png", watch)
+    monkeypatch.setattr(plotting, "png", watch)
     return figures_drawn
 
 

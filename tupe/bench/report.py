@@ -5,7 +5,7 @@ from pathlib import Path
 
 import matplotlib.ticker
 
-from ..evaluation import figures
+from .. import plotting
 from ..tables import Table
 
 PAPER_TOKENS = 1_000_000 * 256 * 512  # updates x sequences x tokens
@@ -104,7 +104,7 @@ def project(tokens_per_s: float, devices: int) -> float:
 
 def picture(rows: list[dict], path: str | Path) -> None:
     """Tokens per second against L and against N, a line per contender and precision."""
-    figure, axes = figures.curves(2, sharey=True)
+    figure, axes = plotting.curves(2, sharey=True)
     layers, length = most_common(rows, "layers"), most_common(rows, "length")
     names = list(dict.fromkeys(r["contender"] for r in rows))
     dashes = {"float32": "-", "bf16": "--"}
@@ -113,7 +113,7 @@ def picture(rows: list[dict], path: str | Path) -> None:
         for name, precision in dict.fromkeys((r["contender"], r["precision"]) for r in rows):
             curve = [r for r in part if (r["contender"], r["precision"]) == (name, precision)]
             points = sorted((r[key], r["tokens_per_s"]) for r in curve)
-            style = {**figures.style(names.index(name)), "linestyle": dashes[precision]}
+            style = {**plotting.style(names.index(name)), "linestyle": dashes[precision]}
             axis.plot([x for x, _ in points], [y for _, y in points], label=f"{name} {precision}", **style)
         title = {"length": f"N = {layers}", "layers": f"L = {length}"}[key]
         axis.set(xlabel={"length": "L", "layers": "N"}[key], xscale="log", title=title, ylim=(0, None))
@@ -121,5 +121,5 @@ def picture(rows: list[dict], path: str | Path) -> None:
         axis.get_xaxis().set_major_formatter(matplotlib.ticker.ScalarFormatter())
         axis.minorticks_off()
     axes[0].set_ylabel("tokens / s")
-    figures.legend(figure, columns=4)
-    figures.save(figure, path)
+    plotting.legend(figure, columns=4)
+    plotting.save(figure, path)

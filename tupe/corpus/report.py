@@ -81,33 +81,27 @@ def write_report(out: str | Path, manifest: dict) -> None:
 
 
 def _picture(path, manifest):
+    logging.getLogger("matplotlib").setLevel(logging.WARNING)  # INFO lists every font
     try:
-        import matplotlib
-
-        logging.getLogger("matplotlib").setLevel(logging.WARNING)  # INFO lists every font
-        matplotlib.use("Agg")
-        import matplotlib.pyplot as plt
+        from .. import plotting
     except ImportError:
         return
-    figure, axes = plt.subplots(2, 2, figsize=(11, 7))
+    first, second, third = plotting.COLOURS[1:4]
+    figure, axes = plotting.curves(4, rows=2, width=5.5, height=3.5)
     flow = _flow(manifest)
-    axes[0, 0].barh([step for step, _ in flow][::-1], [left for _, left in flow][::-1], color="tab:blue")
-    axes[0, 0].set_title("documents left after each step")
+    axes[0].barh([step for step, _ in flow][::-1], [left for _, left in flow][::-1], color=first)
+    axes[0].set_title("documents left after each step")
     dropped = sorted(((sum(d.values()), r) for r, d in manifest["dropped"].items()), reverse=True)[:8]
-    axes[0, 1].barh([reason for _, reason in dropped][::-1], [count for count, _ in dropped][::-1], color="tab:red")
-    axes[0, 1].set_xscale("log")
-    axes[0, 1].set_title("dropped, by reason")
+    axes[1].barh([reason for _, reason in dropped][::-1], [count for count, _ in dropped][::-1], color=second)
+    axes[1].set_xscale("log")
+    axes[1].set_title("dropped, by reason")
     sentences = {int(k): v for k, v in manifest["lengths"].get("tokens per sentence", {}).items()}
-    axes[1, 0].hist(list(sentences), weights=list(sentences.values()), bins=range(0, 101, 2), color="tab:green")
-    axes[1, 0].set(xlabel="words per sentence", ylabel="sentences")
+    axes[2].hist(list(sentences), weights=list(sentences.values()), bins=range(0, 101, 2), color=third)
+    axes[2].set(xlabel="words per sentence", ylabel="sentences")
     documents = {int(k): v for k, v in manifest["lengths"].get("tokens per document, power of 2", {}).items()}
-    axes[1, 1].bar(
-        [f"$2^{{{k}}}$" for k in sorted(documents)], [documents[k] for k in sorted(documents)], color="tab:green"
-    )
-    axes[1, 1].set(xlabel="words per document, from", ylabel="documents")
-    for axis in axes[0]:
+    axes[3].bar([f"$2^{{{k}}}$" for k in sorted(documents)], [documents[k] for k in sorted(documents)], color=third)
+    axes[3].set(xlabel="words per document, from", ylabel="documents")
+    for axis in axes[:2]:
         axis.tick_params(axis="y", labelsize=7)
-    axes[1, 1].tick_params(axis="x", labelsize=7)
-    figure.tight_layout()
-    figure.savefig(path, dpi=100, metadata={"Software": None})
-    plt.close(figure)
+    axes[3].tick_params(axis="x", labelsize=7)
+    plotting.save(figure, path)

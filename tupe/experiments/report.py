@@ -11,9 +11,8 @@ import click
 import jinja2
 from matplotlib.ticker import MaxNLocator
 
-from .. import options
+from .. import options, plotting
 from ..architectures import split_size
-from ..evaluation import figures
 from ..plugin.glue import TASKS
 from ..record import Record
 from ..tables import Table
@@ -63,7 +62,7 @@ def paper_tables(summaries: dict, all_failed: Container[tuple] = (), baselines: 
 def _paper_table(table, ours, summaries, all_failed, baselines):
     columns = [c for c in COLUMNS if c in PAPER_COLUMNS or any(c in row for row in ours.values())]
     shared = [c for c in PAPER_COLUMNS if all(c in row for row in ours.values())]
-    means = [PAPER_COLUMNS] + [shared] * (0 < len(shared) < len(PAPER_COLUMNS))  # columns of each average
+    means = [PAPER_COLUMNS] + [shared] * (1 < len(shared) < len(PAPER_COLUMNS))  # columns of each average
     rows = []
 
     def add(kind, name, cells, averages=None):
@@ -107,10 +106,10 @@ def number(value: float | None) -> str:
     return "" if value is None else f"{value:.2f}"
 
 
-def marked(value: float, baseline: float | None) -> str:
-    """A score, marked where it is no better than the baseline (None: not known)."""
+def marked(value: float, baseline: float | None, spread: str = "") -> str:
+    """A score and its spread, marked where the score is no better than the baseline (None: not known)."""
     is_better = baseline is None or value > baseline + 1e-9
-    return number(value) if is_better else f"{number(value)}{NO_BETTER}"
+    return f"{number(value)}{spread}" + NO_BETTER * (not is_better)
 
 
 def deviation(values: Sequence[float]) -> str:
@@ -130,7 +129,7 @@ def metric_table(summaries: dict, all_failed: Container[tuple] = (), baselines: 
         for name, values in lists.items():
             if values:
                 mean = statistics.mean(values)
-                cells[name] = f"{marked(mean, single.get(name))} ± {deviation(values)}"
+                cells[name] = marked(mean, single.get(name), f" ± {deviation(values)}")
         rows.append(("ours", [str(model), *(cells.get(name, "") for name in names)]))
         tasks = summaries[model]
         rates = {score_name(column): f"{tasks[column[0]].lr:g}" for column in columns if column[0] in tasks}
@@ -228,7 +227,7 @@ def learning_curves(collection: Collection, summaries: dict, task: str, baseline
     """First metric against epoch: of every model, the median over the seeds of its chosen learning rate."""
     runs = {key: run for key, run in collection.finished.items() if key[1] == task}
     split, metric = next((run.record.splits[0], run.record.metrics[0]) for run in runs.values())
-    figure, (axis,) = figures.curves()
+    figure, (axis,) = plotting.curves()
     for index, model in enumerate(sorted({model for model, *_ in runs})):
         lr, by_epoch = summaries[model][task].lr, defaultdict(list)
         for key, run in runs.items():
@@ -236,13 +235,13 @@ def learning_curves(collection: Collection, summaries: dict, task: str, baseline
                 for entry in run.entries(split):
                     by_epoch[entry["epoch"]].append(entry[metric])
         medians = [statistics.median(by_epoch[epoch]) for epoch in sorted(by_epoch)]
-        axis.plot(sorted(by_epoch), medians, label=f"{model}, lr {lr:g}", **figures.style(index))
+        axis.plot(sorted(by_epoch), medians, label=f"{model}, lr {lr:g}", **plotting.style(index))
     if (task, split, metric) in baselines:
         axis.axhline(baselines[task, split, metric], color="0.5", linewidth=0.8, label="majority")
     axis.set(xlabel="epoch", ylabel=score_name((task, split, metric)))
     axis.xaxis.set_major_locator(MaxNLocator(integer=True))
-    figures.legend(figure)
-    return Picture(f"learning curves of {task}", figures.png(figure))
+    plotting.legend(figure)
+    return Picture(f"learning curves of {task}", plotting.png(figure))
 
 
 def pretraining_curves(summaries: dict) -> list:
@@ -258,13 +257,13 @@ def pretraining_curves(summaries: dict) -> list:
         panels[f"mean of {len(shared)} columns"] = shared
     pictures = []
     for label, columns in panels.items():
-        figure, (axis,) = figures.curves()
+        figure, (axis,) = plotting.curves()
         for index, (name, points) in enumerate(sorted(lines.items())):
             updates = sorted(points)
-            axis.plot(updates, [average(points[u], columns) for u in updates], label=name, **figures.style(index))
+            axis.plot(updates, [average(points[u], columns) for u in updates], label=name, **plotting.style(index))
         axis.set(xlabel="pre-training updates", ylabel=label)
-        figures.legend(figure)
-        pictures.append(Picture(f"{label} against pre-training updates", figures.png(figure)))
+        plotting.legend(figure)
+        pictures.append(Picture(f"{label} against pre-training updates", plotting.png(figure)))
     return pictures
 
 

@@ -21,7 +21,7 @@ from omegaconf import DictConfig
 from torch import Tensor, nn
 
 from ..architectures import ELECTRA
-from ..encoder import Encoder, LMHead, init_bert
+from ..encoder import Encoder, LMHead, ModelConfig, init_bert
 from ..positions import Positions, overrides
 from .criterion import count_real
 from .model import Masked, TupeConfig, TupeModel, refuse_long_blocks, register_architectures, spell_position
@@ -105,13 +105,15 @@ class ElectraModel(TupeModel):
 
     def __init__(self, cfg: ElectraConfig, dictionary: Dictionary, pretraining: bool):
         super().__init__(cfg, dictionary)
-        self.lm_head = None  # the generator has its own
         self.generator = self.discriminator = None
         if pretraining:
             self.generator = Generator(self.encoder, cfg.generator_fraction)
             if cfg.compile:
                 self.generator.compile()
             self.discriminator = DiscriminatorHead(cfg.encoder_embed_dim)
+
+    def build_lm_head(self, config: ModelConfig) -> None:
+        """The generator has its own."""
 
     @classmethod
     def build_model(cls, cfg: DictConfig, task: FairseqTask) -> "ElectraModel":

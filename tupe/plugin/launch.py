@@ -21,6 +21,7 @@ from omegaconf import OmegaConf
 from torch.distributed import run as torchrun
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
+from ..architectures import SIZES, split_size, with_size
 from ..options import CONFIGS, nearest
 from ..safe_load import num_updates
 from . import worker
@@ -111,6 +112,7 @@ def fairseq_arguments(
     for name, places in places_of.items():
         for place in places if name in given else ():
             OmegaConf.update(config, place, given[name], merge=False)
+    check_presets(config_dir, overrides, given.get("arch") or raw["model"]["_name"])
     values = {}
     for name, places in places_of.items():
         candidates = [OmegaConf.select(config, place) for place in places]
@@ -168,6 +170,19 @@ def compose_recipe(config_dir: str | Path, recipe: str, overrides: Iterable[str]
         raise ValueError(f"{recipe}: " + str(error).partition("\n")[0]) from error
     OmegaConf.set_struct(config, False)
     return config
+
+
+def check_presets(config_dir: str | Path, overrides: Iterable[str], architecture: str) -> None:
+    """Raise ValueError if `model=PRESET` is among the overrides and stands for another model than `architecture` (which
+    may choose the size that the preset leaves open): the preset's options would change that other model."""
+    for word in overrides:
+        word = word.lstrip("+")
+        if word.startswith("model="):
+            preset = OmegaConf.load(Path(config_dir, "model", f"{word.removeprefix('model=')}.yaml"))
+            (name, size), (other, other_size) = split_size(preset._name), split_size(architecture)
+            if name != other or size not in ("base", other_size):
+                sizes = f"; valid: {', '.join(with_size(name, s) for s in SIZES)}" if size == "base" else ""
+                raise ValueError(f"{word} is {preset._name}, not {architecture}; give one of them{sizes}")
 
 
 def _with_plus(word, config):

@@ -20,6 +20,7 @@ from fairseq.data import Dictionary
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from fairseq.models import BaseFairseqModel, register_model
 from fairseq.tasks import FairseqTask
+from fairseq.tasks.masked_lm import MaskedLMTask
 from omegaconf import DictConfig
 from torch import Tensor, nn
 
@@ -112,9 +113,8 @@ def spell_position(cfg: DictConfig) -> None:
 def refuse_long_blocks(cfg: DictConfig, task: FairseqTask) -> None:
     """Raise ValueError if the task's blocks are longer than the model's positions: fairseq would skip every block that
     does not fit, which is nearly all."""
-    # Tasks that cut no text into blocks have no such option, or None, depending on the version of omegaconf.
-    length = getattr(getattr(task, "cfg", None), "tokens_per_sample", None) or 0
-    if length > cfg.max_positions:
+    if isinstance(task, MaskedLMTask) and task.cfg.tokens_per_sample > cfg.max_positions:
+        length = task.cfg.tokens_per_sample
         raise ValueError(f"sequences of {length} tokens: the model has {cfg.max_positions} positions")
 
 
@@ -135,9 +135,13 @@ class TupeModel(BaseFairseqModel):
         self.encoder = Encoder(len(dictionary), dictionary.pad(), dictionary.eos(), **vars(config))
         if cfg.compile:
             self.encoder.compile()
-        self.lm_head = LMHead(config.width, len(dictionary), eps=config.layer_norm_eps)
+        self.lm_head = self.build_lm_head(config)
         self.classification_heads = nn.ModuleDict()
         self.register_module("span_head", None)
+
+    def build_lm_head(self, config: ModelConfig) -> LMHead | None:
+        """The head on the encoder's features; None for a model without one."""
+        return LMHead(config.width, len(self.dictionary), eps=config.layer_norm_eps)
 
     @classmethod
     def build_model(cls, cfg: DictConfig, task: FairseqTask) -> "TupeModel":
