@@ -226,6 +226,7 @@ def train(arguments, on_step=lambda samples: None):
     from fairseq_cli import train as cli
 
     from tupe.plugin.run import recorded
+    from tupe.plugin.stop import stoppable
 
     losses, reduce, step = [], Trainer._reduce_and_log_stats, Trainer.train_step
 
@@ -251,6 +252,7 @@ def train(arguments, on_step=lambda samples: None):
         for patch in patches:
             stack.enter_context(patch)
         stack.enter_context(recorded())
+        stack.enter_context(stoppable())
         if config.distributed_training.distributed_world_size > 1:
             from fairseq.distributed import utils as distributed_utils
 

@@ -6,7 +6,11 @@ A module that offers a command defines it with `@click.command(cls=Command)`; `t
 
 import difflib
 import logging
-from collections.abc import Callable, Iterable
+import reprlib
+import signal
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
@@ -26,14 +30,35 @@ class Command(click.Command):
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
-            load_own_schemes()
-            return super().invoke(ctx)
+            with ended_by_signals():
+                load_own_schemes()
+                return super().invoke(ctx)
         except BrokenPipeError:  # `tupe list models | head`: click ends quietly
             raise
         except BlockingIOError as error:
             raise Refusal(f"{ctx.command_path}: {error}", BUSY) from error
         except (ValueError, OSError) as error:
             raise Refusal(f"{ctx.command_path}: {error}") from error
+
+
+def _exit(number, frame):
+    raise SystemExit(128 + number)
+
+
+@contextmanager
+def ended_by_signals() -> Iterator[None]:
+    """Inside, SIGTERM, SIGHUP and SIGUSR1 raise SystemExit, as SIGINT raises KeyboardInterrupt: what was begun is
+    cleaned up. Signals that are ignored (nohup) or have a handler stay as they are."""
+    numbers = []
+    if threading.current_thread() is threading.main_thread():  # Python handles signals there alone
+        numbers = [n for n in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1) if signal.getsignal(n) is signal.SIG_DFL]
+    for number in numbers:
+        signal.signal(number, _exit)
+    try:
+        yield
+    finally:
+        for number in numbers:
+            signal.signal(number, signal.SIG_DFL)
 
 
 class QuietCommand(Command):
@@ -97,6 +122,22 @@ class ListOf(click.ParamType):
             return [self.kind(word) for word in words]
         except ValueError:
             self.fail(f"{value!r} is not a list of {self.kind.__name__}s separated by commas", param, ctx)
+
+
+_cutter = reprlib.Repr()
+_cutter.maxstring = _cutter.maxother = _cutter.maxlong = 60
+
+
+def cut(value: Any) -> str:
+    """A value as errors show it: its repr, the middle left out where that is long."""
+    return _cutter.repr(value)
+
+
+def cut_list(words: Iterable[str]) -> str:
+    """ "a, b, c" in an error: the first of many, and each of them cut."""
+    words = list(words)
+    shown = [word if len(word) <= 30 else word[:27] + "..." for word in words[:10]]
+    return ", ".join(shown) + f", ... ({len(words)} in all)" * (len(words) > len(shown))
 
 
 def nearest(word: str, valid: Iterable[str], preferred: Iterable[str] = ()) -> str:

@@ -22,6 +22,7 @@ from pathlib import Path
 from . import __version__
 
 NAME = "record.json"
+STOPPED = 85  # exit status of training that a signal stopped: the same command resumes it (ERESTART)
 BUSY = 75  # exit status of a process that found its folder locked by another one (EX_TEMPFAIL)
 
 
@@ -34,7 +35,8 @@ class Record:
     pretrained: path of the checkpoint it starts from, None for a run from scratch. metrics: names of the scores, the
     first of which, maximised, chooses the best validation; empty for pre-training, where the loss is minimised. scores:
     one entry per validation and split, unrounded: epoch, num_updates, split, loss (bits per masked token in
-    pre-training), the metrics, best (whether it was the best so far). failure: {"reason": one line, "status": exit
+    pre-training), the metrics, best (whether it was the best so far). shortened: {split: number of inputs that were cut
+    to the model's length}. failure: {"reason": one line, "status": exit
     status}. A record without `started_at` holds nothing but the failure of a process that ended before
     its run began (`note_failure`): the run that begins in this folder may be any.
     """
@@ -58,6 +60,7 @@ class Record:
     state: str = "running"
     failure: dict | None = None
     scores: list = field(default_factory=list)
+    shortened: dict = field(default_factory=dict)
 
     IDENTITY = (
         "task", "architecture", "variant", "seed", "lr", "length", "splits", "pretrained", "pretrained_updates",
@@ -118,14 +121,14 @@ def state_of(folder: str | Path) -> str:
 
 def note_failure(folder: str | Path, reason: str, status: int) -> None:
     """Record the failure of a process that could not do so itself. status: its exit status; one that was killed by
-    signal N has -N, and its run stays open."""
+    signal N has -N, and its run stays open, as that of one that was `STOPPED`."""
     if is_locked(folder):
         return  # another process has begun the run again
     record = _read_or_new(folder)
     if record.state == "finished":
         return  # what failed was another run that did not belong here
     record.failure = {"reason": reason, "status": status}
-    if status >= 0:
+    if status >= 0 and status != STOPPED:
         record.finished_at, record.state = now(), "failed"
     else:
         record.state = "running"

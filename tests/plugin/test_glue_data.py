@@ -66,6 +66,10 @@ def test_only_line_feeds_end_a_row(tmp_path):
         ("CoLA", b"gj04\t1\t\tfine .\ngj04\t2\t\tA cat .\n", "line 2: unknown label '2', expected one of 0, 1"),
         ("CoLA", b"gj04\t1\t\tfine .\ngj04\t1\t\tA \xff cat .\n", "line 2: not UTF-8"),
         ("CoLA", b"gj04\t1\tfine .\n", "line 1: 3 columns, expected 4"),
+        ("CoLA", b"gj04\t1\t\tfine .\ngj04\t1\t\ta\0b\n", "line 2: a NUL byte at byte 9"),
+        ("RTE", b"word " * 100_000, "line 1: no column sentence1"),
+        ("RTE", b"\t".join([b"word"] * 100_000), "(100000 in all)"),
+        ("CoLA", b"gj04\t" + b"1" * 100_000 + b"\t\tfine .\n", "line 1: unknown label '1111"),
         ("CoLA", b"", "no usable row"),
         ("SST-2", b"", "the file is empty"),
         ("STS-B", (HEADERS["STS-B"] + "\n" + ROWS["STS-B"][0][:-5] + "5.2\n").encode(), "line 2: unknown score '5.2'"),
@@ -78,6 +82,15 @@ def test_bad_files_are_refused_with_file_and_line(name, content, message, tmp_pa
     with pytest.raises(ValueError) as error:
         read_split(name, "train", tmp_path / "train.tsv")
     assert str(tmp_path / "train.tsv") in str(error.value) and message in str(error.value)
+    assert len(str(error.value)) < 500 and "\n" not in str(error.value)
+
+
+def test_test_sets_have_no_labels(tmp_path):
+    write_lines(tmp_path / "dev.tsv", [HEADERS["RTE"], *ROWS["RTE"]])
+    with pytest.raises(ValueError, match="a column 'label', but a test set has no labels"):
+        read_split("RTE", "test", tmp_path / "dev.tsv")
+    with pytest.raises(ValueError, match="is not a file"):
+        read_split("RTE", "test", tmp_path)
 
 
 # --------------------------------------------------------------------------------------------------------- preparing
@@ -176,13 +189,23 @@ def test_missing_inputs_are_refused(vocabulary, tmp_path):
     assert not (tmp_path / "bin" / "CoLA").exists()
 
 
-def test_a_bad_task_leaves_no_folder(vocabulary, tmp_path):
-    """The first task is prepared, the second has a bad row: the output holds the first alone."""
+def test_all_files_are_checked_before_anything_is_written(vocabulary, tmp_path):
     official = official_folder(tmp_path / "official")
     write_lines(official / "RTE" / "dev.tsv", [HEADERS["RTE"], "0\ta\tb\tmaybe"])
     arguments = ["--glue", official, "--data", vocabulary, "--output", tmp_path / "bin", "--tasks", "cola,rte"]
     result = CliRunner().invoke(command, [*map(str, arguments), "--jobs=1"])
     assert result.exit_code == 2 and "unknown label 'maybe'" in result.stderr
-    assert "CoLA train: 2 rows" in result.stdout
-    folders = [path.name for path in (tmp_path / "bin").iterdir() if path.is_dir()]
-    assert folders == ["CoLA"]
+    assert not result.stdout and not (tmp_path / "bin").exists()
+
+
+def test_what_is_odd_is_reported_and_nothing_of_a_killed_process_stays(vocabulary, tmp_path):
+    official = official_folder(tmp_path / "official")
+    write_lines(official / "CoLA" / "dev.tsv", ["gj04\t1\t\t ", "gj04\t1\t\tA cat ."])
+    for left in (".MRPC.partial", ".CoLA.old.partial"):
+        (tmp_path / "bin" / left / "input0").mkdir(parents=True)
+    arguments = ["--glue", official, "--data", vocabulary, "--output", tmp_path / "bin", "--tasks=cola", "--jobs=1"]
+    result = CliRunner().invoke(command, list(map(str, arguments)))
+    train, valid, test = result.stdout.splitlines()
+    assert "1 blank sentences" in valid and "blank" not in train
+    assert "the official file has 1063 rows" in test
+    assert [path.name for path in (tmp_path / "bin").iterdir() if path.is_dir()] == ["CoLA"]

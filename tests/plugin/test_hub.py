@@ -40,6 +40,23 @@ def test_encode_is_the_training_text(hub, folder):
     assert hub.decode(hub.encode(SENTENCES[2])) == "nobody in town painted the river again ."
 
 
+def test_the_data_is_by_default_what_the_checkpoint_names_wherever_one_is(folder, hub, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    loaded = TupeModel.from_pretrained(folder / "ck", "checkpoint_last.pt")
+    assert loaded.encode(SENTENCES[0]).tolist() == hub.encode(SENTENCES[0]).tolist()
+    (tmp_path / "ck").mkdir()
+    state = helpers.load(folder / "ck/checkpoint_last.pt")
+    assert state["cfg"]["task"]["data"] == str(folder / "data")
+    state["cfg"]["task"]["data"] = str(tmp_path / "gone")
+    torch.save(state, tmp_path / "ck/checkpoint_last.pt")
+    with pytest.raises(ValueError, match="gone holds no dict.txt; give .* as data_name_or_path"):
+        TupeModel.from_pretrained(tmp_path / "ck", "checkpoint_last.pt")
+    with pytest.raises(ValueError, match="no checkpoint .*model.pt; in that folder: checkpoint_last.pt"):
+        TupeModel.from_pretrained(tmp_path / "ck", "model.pt")
+    with pytest.raises(ValueError, match="no checkpoint .*nowhere"):
+        TupeModel.from_pretrained(tmp_path / "nowhere")
+
+
 def test_features_and_hidden_states(hub):
     tokens = hub.encode(SENTENCES[0])
     features, hiddens = hub.extract_features(tokens), hub.extract_features(tokens, return_all_hiddens=True)

@@ -8,6 +8,7 @@ import torch
 from click.testing import CliRunner
 from fairseq import models as fairseq_models
 from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_DATACLASS_REGISTRY
+from fairseq.tasks.masked_lm import MaskedLMTask
 from helpers import build, load, make_dictionary, pretrain_arguments, train, write_data
 from omegaconf import OmegaConf
 
@@ -227,7 +228,7 @@ def test_a_checkpoint_that_does_not_name_its_heads_is_loaded():
 def test_a_model_without_positions_for_its_tokens_is_refused():
     with pytest.raises(ValueError, match="max_positions=0; valid: 1 or more"):
         build(max_positions=0)
-    task = SimpleNamespace(source_dictionary=make_dictionary(), cfg=SimpleNamespace(tokens_per_sample=33))
+    task = MaskedLMTask(SimpleNamespace(tokens_per_sample=33, seed=1), make_dictionary())
     for arch in ("tupe_r_tiny", "electra_tupe_r_tiny"):
         config = OmegaConf.structured(MODEL_DATACLASS_REGISTRY[arch](max_positions=32))
         with pytest.raises(ValueError, match="sequences of 33 tokens: the model has 32 positions"):

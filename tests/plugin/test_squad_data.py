@@ -90,6 +90,23 @@ def test_impossible_questions_point_to_cls(vocabulary, tmp_path):
     assert [data.target(w) == (0, 0) for w in range(4)] == [True, True, False, False]
 
 
+def with_questions(questions):
+    return json.dumps({"data": [{"paragraphs": [{"context": "a cat", "qas": questions}]}]})
+
+
+def question(text, start):
+    return {"id": "q", "question": "?", "answers": [{"text": text, "answer_start": start}]}
+
+
+def test_a_byte_that_is_not_utf8_is_named_without_the_file(tmp_path):
+    (tmp_path / "f.json").write_bytes(b'{"data": "caf\xe9' + b" " * 100_000)
+    with pytest.raises(ValueError, match="byte 13 is not UTF-8") as error:
+        read_squad(tmp_path / "f.json")
+    assert len(str(error.value)) < 300
+    with pytest.raises(ValueError, match="is not a file"):
+        read_squad(tmp_path)
+
+
 @pytest.mark.parametrize(
     "content, message",
     [
@@ -98,17 +115,29 @@ def test_impossible_questions_point_to_cls(vocabulary, tmp_path):
         (
             '{"data": [{"paragraphs": [{"context": "a cat", "qas": [{"id": "q7", "question": "?", "answers": '
             '[{"text": "cat", "answer_start": 0}]}]}]}]}',
-            "question q7: 'cat' is not at 0, but 'a c'",
+            "question 'q7': 'cat' is not at 0, but 'a c'",
         ),
         (
             '{"data": [{"paragraphs": [{"context": "a cat", "qas": [{"id": "q8", "question": "?", "answers": []}]}]}]}',
-            "question q8: no answer, and not marked as impossible",
+            "question 'q8': no answer, and not marked as impossible",
         ),
+        ("[" * 100_000, "is not a SQuAD file"),
+        ('{"data": [{}]}', "article 0: 'paragraphs' must be a list, not missing"),
+        (with_questions([{"question": "?"}]), "paragraph 0, question 0: 'id' must be a text"),
+        (with_questions([{"id": "q", "question": "?"}]), "question 'q': 'answers' must be a list, not missing"),
+        (with_questions([question("cat", "2")]), "'answer_start' must be a whole number, not '2'"),
+        (with_questions([question("cat", True)]), "'answer_start' must be a whole number, not True"),
+        (with_questions([question("cat", -3)]), "'cat' is not at -3"),
+        (with_questions([question("cat", 2), question("cat", 2)]), "question 'q' is there twice"),
+        (with_questions([question("", 2)]), "question 'q': an empty answer"),
+        (with_questions([question("a\0", 0)]), "'text' has a NUL character"),
+        (with_questions([question("z" * 100_000, 0)]), "zzz.*is not at 0"),
     ],
 )
 def test_bad_files_are_refused(content, message, tmp_path):
     (tmp_path / "f.json").write_text(content)
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=message) as error:
         read_squad(tmp_path / "f.json")
+    assert len(str(error.value)) < 500 and "\n" not in str(error.value)
     with pytest.raises(ValueError, match="there is no"):
         read_squad(tmp_path / "none.json")

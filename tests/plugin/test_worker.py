@@ -1,15 +1,17 @@
 """Several processes: `tupe pretrain --gpus 2`, whose two processes are on the CPU here."""
 
 import os
+import signal
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
 from helpers import PLUGIN, load, pretrain_arguments, train, write_data
 
-from tupe.record import BUSY, locked, read, state_of
+from tupe.record import BUSY, STOPPED, locked, read, state_of
 
 TWO_GPUS = "import torch; torch.cuda.device_count = lambda: 2\nfrom tupe.cli import main\nmain()"  # or so it believes
 QUIET = ["--dropout=0", "--attention-dropout=0", "--max-update=6", "--total-num-update=14"]
@@ -20,8 +22,13 @@ def data(tmp_path_factory):
     return write_data(tmp_path_factory.mktemp("worker") / "data")
 
 
-def start(data, folder):
+def start(data, folder, *more):
     """`tupe pretrain` with two processes, as `pretrain_arguments` trains with one."""
+    return subprocess.run(**command(data, folder, *more), capture_output=True)
+
+
+def command(data, folder, *more):
+    """Arguments of `subprocess` for it."""
     words = [f"--data={data}", f"--output={folder}", "--arch=tupe_r_tiny", "--tokens-per-sample=24", "--lr=0.01"]
     words += ["--warmup-updates=2", *QUIET, "--batch-size=4", "--update-freq=1"]
     words += ["--gpus=2", "--cpu", "--distributed-backend=gloo", "--ddp-backend=legacy_ddp"]
@@ -29,8 +36,8 @@ def start(data, folder):
         free.bind(("127.0.0.1", 0))
         words.append(f"--master-port={free.getsockname()[1]}")
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(PLUGIN.parent)}
-    command = [sys.executable, "-c", TWO_GPUS, "pretrain", *words]
-    return subprocess.run(command, env=environment, cwd=PLUGIN.parent, capture_output=True, text=True)
+    words = [sys.executable, "-c", TWO_GPUS, "pretrain", *words, *more]
+    return {"args": words, "env": environment, "cwd": PLUGIN.parent, "text": True}
 
 
 def test_two_processes_equal_one_with_twice_the_steps(data, tmp_path):
@@ -58,3 +65,24 @@ def test_a_finished_run_is_left_alone_and_a_busy_folder_has_its_status(data, tmp
     with locked(tmp_path / "lock"):
         assert start(data, tmp_path).returncode == BUSY
     assert finished == ((tmp_path / "checkpoint_last.pt").read_bytes(), (tmp_path / "record.json").read_text())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target, number", [("one process", signal.SIGTERM), ("torchrun", signal.SIGUSR1)])
+def test_a_signal_to_any_process_stops_all_after_the_same_update(data, tmp_path, target, number):
+    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
+    more = ["--max-update=60", "--total-num-update=60", "--log-interval=1"]
+    assert start(data, whole, *more).returncode == 0
+    process = subprocess.Popen(**command(data, stopped, *more), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    for line in process.stderr:
+        if "num_updates': '5'" in line or '"num_updates": "5"' in line or "num_updates=5," in line:
+            break
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    os.kill(int(children[1]) if target == "one process" else process.pid, number)
+    process.communicate()
+    assert process.returncode == STOPPED
+    updates = load(stopped / "checkpoint_last.pt")["optimizer_history"][-1]["num_updates"]
+    assert 5 <= updates < 60 and state_of(stopped) == "open"
+    assert start(data, stopped, *more).returncode == 0
+    for key, value in load(whole / "checkpoint_last.pt")["model"].items():
+        assert torch.equal(load(stopped / "checkpoint_last.pt")["model"][key], value)

@@ -58,6 +58,17 @@ def _end_with_parent():
     threading.Thread(target=lambda: (multiprocessing.connection.wait([parent]), os._exit(1)), daemon=True).start()
 
 
+def _end_workers(seconds=5):
+    """End all processes that this one has started, by force those that are left after some seconds."""
+    children = multiprocessing.active_children()
+    for child in children:
+        child.terminate()
+    deadline = time.monotonic() + seconds
+    for child in children:
+        child.join(max(0, deadline - time.monotonic()))
+        child.kill()
+
+
 @contextlib.contextmanager
 def _executor(engine, workers, scheduler):
     """An executor as in concurrent.futures, or None to run the tasks in this process."""
@@ -150,9 +161,11 @@ class Run:
             for future in concurrent.futures.as_completed(futures):
                 costs.append(future.result())
                 bar.update(futures[future])
-        except BaseException:
+        except BaseException as error:
             for future in futures:
-                future.cancel()  # running tasks finish, and their results are kept
+                future.cancel()  # running tasks finish, and their results are kept ...
+            if not isinstance(error, Exception):  # ... unless a signal ends this process
+                _end_workers()
             raise
 
 

@@ -11,7 +11,7 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from .. import options
+from .. import options, plotting
 from ..evaluation import figures
 from . import claims, collect
 from .claims import Evidence
@@ -28,7 +28,7 @@ def loss(evidence: Evidence) -> Figure | None:
     stages = [stage for stage in ("main", "longer") if evidence.trials(stage)]
     if not stages:
         return None
-    figure, axes = figures.curves(len(stages))
+    figure, axes = plotting.curves(len(stages))
     for stage, axis in zip(stages, axes, strict=True):
         trials = evidence.trials(stage)
         for model in dict.fromkeys(trial.model for trial in trials):
@@ -37,7 +37,7 @@ def loss(evidence: Evidence) -> Figure | None:
             axis.axhline(evidence.threshold, color="0.5", linewidth=0.8)
         axis.set(xlabel="updates", title=f"{stage}, {trials[0].size}", ylim=(None, 11))
     axes[0].set_ylabel("training loss (bits per masked token)")
-    figures.legend(figure, columns=3)
+    plotting.legend(figure, columns=3)
     return figure
 
 
@@ -48,7 +48,7 @@ def band(axis: Axes, model: str, lines: list) -> None:
         return
     x = sorted(set.intersection(*(set(line[0]) for line in lines)))
     values = np.array([[dict(zip(*line, strict=True))[point] for point in x] for line in lines])
-    look = {**figures.style(list(CLAIMS["models"]).index(model)), "marker": None if len(x) > 20 else "o"}
+    look = {**plotting.style(list(CLAIMS["models"]).index(model)), "marker": None if len(x) > 20 else "o"}
     axis.plot(x, values.mean(0), label=model, **look)
     axis.fill_between(x, values.min(0), values.max(0), color=look["color"], alpha=0.15, linewidth=0)
 
@@ -71,7 +71,7 @@ def along(evidence: Evidence) -> Figure | None:
 
         return line
 
-    figure, axes = figures.curves(3, width=3.4)
+    figure, axes = plotting.curves(3, width=3.4)
     panels = {"original preferred to swap": order, "BLiMP, all": pairs(False), "BLiMP, only order": pairs(True)}
     for axis, (title, line) in zip(axes, panels.items(), strict=True):
         for model in dict.fromkeys(trial.model for trial in trials):
@@ -79,7 +79,7 @@ def along(evidence: Evidence) -> Figure | None:
         axis.axhline(50, color="0.5", linewidth=0.8)
         axis.set(xlabel="updates", title=title)
     axes[0].set_ylabel("%")
-    figures.legend(figure, columns=3)
+    plotting.legend(figure, columns=3)
     return figure
 
 
@@ -88,13 +88,15 @@ def contrasts(evidence: Evidence) -> Figure | None:
     results = [result for result in claims.judged(evidence.finals("main")) if result.contrast]
     if not results:
         return None
-    figure, (axis,) = figures.curves(height=0.5 * len(results) + 1)
+    figure, (axis,) = plotting.curves(height=0.5 * len(results) + 1)
     for row, result in enumerate(reversed(results)):
         one = result.contrast
-        axis.plot(list(one.differences.values()), [row - 0.15] * one.seeds, "o", color=figures.COLOURS[6], markersize=4)
+        axis.plot(
+            list(one.differences.values()), [row - 0.15] * one.seeds, "o", color=plotting.COLOURS[6], markersize=4
+        )
         if one.interval:
-            axis.plot(one.interval, [row, row], color=figures.COLOURS[1], linewidth=2)
-        axis.plot(one.mean, row, "D", color=figures.COLOURS[0], markersize=5)
+            axis.plot(one.interval, [row, row], color=plotting.COLOURS[1], linewidth=2)
+        axis.plot(one.mean, row, "D", color=plotting.COLOURS[0], markersize=5)
         axis.annotate(result.verdict, (1, row), xycoords=("axes fraction", "data"), fontsize=8, va="center")
     axis.axvline(0, color="0.5", linewidth=0.8)
     axis.set_yticks(range(len(results)), [f"{result.a} - {result.b}" for result in reversed(results)])
@@ -117,7 +119,7 @@ def cls(evidence: Evidence) -> Figure | None:
     trials = [trial for trial in evidence.trials("main") if evidence.measures(trial, "cls attention")]
     if not trials:
         return None
-    figure, (axis,) = figures.curves()
+    figure, (axis,) = plotting.curves()
     models = list(dict.fromkeys(trial.model for trial in trials))
     layers = sorted({int(row["part"].split(".")[0]) for row in evidence.measures(trials[0], "cls attention")})
     for number in layers:
@@ -127,37 +129,37 @@ def cls(evidence: Evidence) -> Figure | None:
             for row in evidence.measures(trial, "cls attention")
             if row["part"].startswith(f"{number}.")
         ]
-        look = {**figures.style(number), "linestyle": "none", "alpha": 0.7}
+        look = {**plotting.style(number), "linestyle": "none", "alpha": 0.7}
         axis.plot(*zip(*points, strict=True), label=f"layer {number}", **look)
     axis.axhline(1, color="0.5", linewidth=0.8)
     axis.set_xticks(range(len(models)), models, rotation=20)
     axis.set_ylabel("attention of [CLS] to the\nfirst 8 positions / uniform")
-    figures.legend(figure, columns=4)
+    plotting.legend(figure, columns=4)
     return figure
 
 
 def scale(evidence: Evidence) -> Figure | None:
     """Final loss at tiny size against the scale of p."""
     finals, drawn = evidence.finals("controls"), False
-    figure, (axis,) = figures.curves()
+    figure, (axis,) = plotting.curves()
     for index, (label, points) in enumerate(CLAIMS["scales"].items()):
         here = [(model, sd) for model, sd in points if model in finals]
         for model, sd in here:
             values = list(finals[model].values())
             drawn = True
-            axis.plot([sd] * len(values), values, **{**figures.style(index), "linestyle": "none"})
+            axis.plot([sd] * len(values), values, **{**plotting.style(index), "linestyle": "none"})
             axis.annotate(model, (sd, np.mean(values)), xytext=(5, 0), textcoords="offset points", fontsize=7)
         # the line takes the first model of a scale
         means = {sd: float(np.mean(list(finals[model].values()))) for model, sd in reversed(here)}
         if means:
-            look = {**figures.style(index), "marker": None}
+            look = {**plotting.style(index), "marker": None}
             axis.plot(*zip(*sorted(means.items()), strict=True), label=f"{label} position terms", **look)
     if not drawn:
         plt.close(figure)
         return None
     axis.set(xscale="log", xlabel="standard deviation of p at the start", ylabel="final loss (bits), every seed")
     axis.set_xlim(0.013, 4)
-    figures.legend(figure, columns=2)
+    plotting.legend(figure, columns=2)
     return figure
 
 
@@ -168,12 +170,12 @@ def learning_rates(evidence: Evidence) -> Figure | None:
         return None
     main = CLAIMS["stages"]["main"]["models"]
     rates = sorted({trial.lr for trial in trials})
-    figure, axes = figures.curves(2, width=3.8, height=4.6, sharey=True)
+    figure, axes = plotting.curves(2, width=3.8, height=4.6, sharey=True)
     for axis, of_main in zip(axes, (True, False), strict=True):
         for index, model in enumerate(name for name in CLAIMS["models"] if (name in main) == of_main):
             points = sorted((trial.lr, evidence.loss(trial)) for trial in trials if trial.model == model)
             if points:
-                axis.plot(*zip(*points, strict=True), label=model, **figures.style(index))
+                axis.plot(*zip(*points, strict=True), label=model, **plotting.style(index))
         axis.set(xscale="log", xlabel="learning rate")
         axis.set_xticks(rates, [f"{rate:g}" for rate in rates])
         axis.minorticks_off()
@@ -192,7 +194,7 @@ def draw(evidence: Evidence, folder: Path) -> list[str]:
     for figure in FIGURES:
         content = figure(evidence)
         if content is not None:
-            figures.save(content, folder / f"claims_{figure.__name__}.png")
+            plotting.save(content, folder / f"claims_{figure.__name__}.png")
             drawn.append(figure.__name__)
     return drawn
 

@@ -341,6 +341,8 @@ def sections(collection: Collection, probed: dict | None = None, losses: dict | 
     curves = [learning_curves(collection, best, task, baselines) for task in tasks]
     text = "Medians over the seeds of each model's best configuration."
     report.append(Section("Learning curves", [text, *curves] if curves else []))
+    cut = shortened_table(collection)
+    report.append(Section("Inputs that were cut", [cut] if cut.rows else []))
     for title in ("Failed", "Missing", "Left out"):
         entries = [(folder, [reason]) for folder, reason in getattr(collection, title.lower().replace(" ", "_"))]
         report.append(Section(f"{title} ({len(entries)})", [Entries(entries)] if entries else []))
@@ -364,6 +366,17 @@ def score_sections(summaries: dict, label: str, all_failed: Container[tuple], ba
 def facts_of(run: Record) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in run.versions.items())
     return f"commit {run.commit}; {versions}; {run.device}; {run.started_at} to {run.finished_at}"
+
+
+def shortened_table(collection: Collection) -> Table:
+    """How many inputs were cut to the models' length."""
+    runs = {(str(model), task): run for (model, task, *_), run in sorted(collection.finished.items())}
+    rows = [
+        [model, task, split, str(count)]
+        for (model, task), run in runs.items()
+        for split, count in run.record.shortened.items()
+    ]
+    return Table.plain(["model", "task", "split", "inputs that were cut to the model's length"], rows, align="lllr")
 
 
 def counts(collection: Collection) -> str:

@@ -81,7 +81,7 @@ def run(
     slots: see `slots`. No job's failure stops the others; a failed job is run again only if `retry_failed`, one that
     was killed always is. It waits for jobs that another process runs. ended(job, state) is called for every job that
     is over, also for those that were over before; meanwhile(job) for those that run, every few seconds. echo: prints
-    one line. On SIGTERM, SIGINT and SIGHUP all processes are ended, and SystemExit is raised.
+    one line. On SIGTERM, SIGINT, SIGHUP and SIGUSR1 all processes are ended, and SystemExit is raised.
     """
     states = {job: record.state_of(job.folder) for job in jobs}
     if retry_failed:
@@ -158,8 +158,8 @@ def exit_if_unfinished(states: dict, title: str) -> None:
 
 def result(job: Job, status: int) -> tuple:
     """("finished", "failed" or "open", a line for the user) of a job whose process ended with `status`."""
-    if status < 0:
-        reason = f"killed by signal {-status}"
+    if status < 0 or status == record.STOPPED:
+        reason = f"killed by signal {-status}" if status < 0 else "stopped by a signal"
         record.note_failure(job.folder, reason, status)
         return "open", f"{reason}; the next start runs it again"
     try:
@@ -225,11 +225,11 @@ def kill(process: subprocess.Popen, signal_number: int = signal.SIGKILL) -> None
 
 @contextmanager
 def deferred_signals() -> Iterator[list[int]]:
-    """A list that receives SIGTERM, SIGINT and SIGHUP instead of their usual effect, so that none of them comes between
-    the start of a process and its entry in a list. Signals that are ignored (nohup) stay ignored."""
+    """A list that receives SIGTERM, SIGINT, SIGHUP and SIGUSR1 instead of their usual effect, so that none of them
+    comes between the start of a process and its entry in a list. Signals that are ignored (nohup) stay ignored."""
     received, previous = [], {}
     if threading.current_thread() is threading.main_thread():  # Python handles signals there alone
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
             if signal.getsignal(number) is not signal.SIG_IGN:
                 previous[number] = signal.signal(number, lambda number, _: received.append(number))
     try:

@@ -1,6 +1,7 @@
 """What GLUE and SQuAD share: a task that starts from a pre-trained checkpoint and is scored after every epoch."""
 
 import functools
+import logging
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +18,8 @@ from omegaconf import II, DictConfig
 
 from .pretrained import load_dictionary
 from .run import RecordedTask, is_out_of_memory
+
+logger = logging.getLogger(__name__)
 
 POOL = 50  # batches in a pool of `in_pools`, as in Hugging Face's Trainer
 
@@ -45,6 +48,7 @@ class FinetuneTask(RecordedTask, FairseqTask):
         self.dictionary = dictionary
         self.predictions = {}  # split -> {example id: prediction} of the current validation
         self._scores = {}
+        self.shortened = {}  # split -> number of inputs that were cut to the model's length
         self._updates = {}  # split -> number of updates at its last validation
 
     @classmethod
@@ -64,6 +68,12 @@ class FinetuneTask(RecordedTask, FairseqTask):
         model = super().build_model(cfg, from_checkpoint)
         self._max_positions = model.max_positions()
         return model
+
+    def note_shortened(self, split: str, count: int, total: int) -> None:
+        """Tell the log, and later the record, how many of the inputs of a split were cut to the model's length."""
+        if count:
+            self.shortened[split] = count
+            logger.warning(f"{split}: {count} of {total} inputs were cut to the model's length")
 
     def max_positions(self) -> int:
         """The model's longest input, special tokens included."""
@@ -148,6 +158,8 @@ class FinetuneTask(RecordedTask, FairseqTask):
         if not math.isfinite(stats["loss"]) or stats["num_updates"] == self._updates.get(split, 0):
             raise FloatingPointError(f"loss {stats['loss']:g}, {stats['num_updates']} updates so far")
         self._updates[split] = stats["num_updates"]
+        if self.run is not None:
+            self.run.record.shortened = self.shortened
         super().post_validate(model, stats, agg)
 
     def keep_predictions(self, split: str, best: bool) -> None:

@@ -4,7 +4,6 @@ B batch, L length of a pair of sentences with its special tokens, K classes (1 f
 """
 
 import functools
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,8 +33,6 @@ from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
 from ..record import write_atomically
 from .criterion import count_real
 from .finetune import FinetuneConfig, FinetuneCriterion, FinetuneTask
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -239,8 +236,7 @@ class GlueTask(FinetuneTask):
             shuffled = np.argsort(np.random.permutation(len(tokens)))
         self.datasets[split] = NestedDictionaryDataset(data, sizes=[tokens.sizes])
         self.set_batch_order(split, self.datasets[split], tokens.sizes, shuffled)
-        if tokens.shortened:
-            logger.warning(f"{self.name} {split}: {tokens.shortened} of {len(tokens)} inputs were shortened to fit")
+        self.note_shortened(split, tokens.shortened, len(tokens))
 
     def _load_inputs(self, prefix):
         return data_utils.load_indexed_dataset(str(prefix), self.dictionary)

@@ -17,11 +17,17 @@ import click
 import torch
 from fairseq.data import indexed_dataset
 
-from .. import options
+from .. import options, record
+from ..options import cut, cut_list
 from ..record import write_atomically
 from ..text import TextEncoder
 from .glue import TASKS, Glue, glue_name, label_dictionary
 
+TEST_ROWS = {  # of the official test sets
+    ("CoLA", "test"): 1063, ("SST-2", "test"): 1821, ("MRPC", "test"): 1725, ("STS-B", "test"): 1379,
+    ("QQP", "test"): 390965, ("MNLI", "test"): 9796, ("MNLI", "test1"): 9847, ("MNLI", "ax"): 1104,
+    ("QNLI", "test"): 5463, ("RTE", "test"): 3000, ("WNLI", "test"): 146,
+}  # fmt: skip
 NO_LABEL = ("-", "n/a")  # the annotators disagreed
 
 
@@ -46,7 +52,9 @@ def read_split(name: str, split: str, path: str | Path) -> tuple[list, dict]:
     needed = task.text + ((task.label,) if labelled else ())
     missing = [column for column in needed if column not in header]
     if missing:
-        raise ValueError(f"{path}, line 1: no column {', '.join(missing)}; the columns are: {', '.join(header)}")
+        raise ValueError(f"{path}, line 1: no column {', '.join(missing)}; the columns are: {cut_list(header)}")
+    if not labelled and task.label in header:
+        raise ValueError(f"{path}, line 1: a column {task.label!r}, but a test set has no labels")
     text = [header.index(column) for column in task.text]
     rows, dropped = [], Counter()
     for number, line in enumerate(lines[start:], start + 1):
@@ -56,7 +64,7 @@ def read_split(name: str, split: str, path: str | Path) -> tuple[list, dict]:
                 dropped[f"not {len(header)} columns"] += 1
                 continue
             raise ValueError(
-                f"{path}, line {number}: {len(fields)} columns, expected {len(header)} ({', '.join(header)})"
+                f"{path}, line {number}: {len(fields)} columns, expected {len(header)} ({cut_list(header)})"
             )
         label = None
         if labelled:
@@ -74,6 +82,8 @@ def read_split(name: str, split: str, path: str | Path) -> tuple[list, dict]:
 def _lines(path):
     # Only a line feed ends a row: sentences may contain other separators, at which str.splitlines would split. Some
     # files begin with a byte-order mark.
+    if not Path(path).is_file():
+        raise ValueError(f"{path} is not a file")
     content = Path(path).read_bytes()
     content = content[3:] if content.startswith(b"\xef\xbb\xbf") else content
     lines = content.split(b"\n")
@@ -81,6 +91,8 @@ def _lines(path):
         lines.pop()
     decoded = []
     for number, line in enumerate(lines, 1):
+        if b"\0" in line:
+            raise ValueError(f"{path}, line {number}: a NUL byte at byte {line.index(0)}")
         try:
             decoded.append(line.decode("utf-8").rstrip("\r"))
         except UnicodeDecodeError as error:
@@ -91,14 +103,14 @@ def _lines(path):
 def _check_label(task: Glue, label, where):
     if task.labels:
         if label not in task.labels:
-            raise ValueError(f"{where}: unknown label {label!r}, expected one of {', '.join(task.labels)}")
+            raise ValueError(f"{where}: unknown label {cut(label)}, expected one of {', '.join(task.labels)}")
         return label
     try:
         value = float(label)
     except ValueError:
         value = math.nan
     if not 0 <= value <= task.top:
-        raise ValueError(f"{where}: unknown score {label!r}, expected a number from 0 to {task.top:g}")
+        raise ValueError(f"{where}: unknown score {cut(label)}, expected a number from 0 to {task.top:g}")
     return value / task.top
 
 
@@ -121,7 +133,8 @@ def prepare(
 
     source: folder with one folder per task. vocabulary: folder of the pre-training data, for its encoder. output:
     gets one folder per task (input0/, input1/, label/) and the encoder's files. tasks: names; if empty, all tasks that
-    `source` has. Yields (task, manifest). Raises ValueError for bad input, and if a task's folder exists already.
+    `source` has. Yields (task, manifest). Raises ValueError for bad input, before anything is written, and if a task's
+    folder exists already; BlockingIOError if another process prepares data there.
     """
     source, vocabulary, output = Path(source), Path(vocabulary), Path(output)
     names = [glue_name(name) for name in tasks] or [name for name in TASKS if (source / name).is_dir()]
@@ -132,10 +145,19 @@ def prepare(
             raise ValueError(f"{source} has no folder {name}")
         if (output / name).exists() and not overwrite:
             raise ValueError(f"{output / name} exists already; pass --overwrite to replace it")
-    with text_encoders(vocabulary, workers) as map_rows:
-        copy_encoder(vocabulary, output, [name for name in TASKS if (output / name).exists() and name not in names])
-        for name in names:
-            yield name, _prepare_task(name, source / name, vocabulary, output, map_rows)
+        for split, path in _files_of(name, source / name):
+            read_split(name, split, path)
+    if not record.lock(output):
+        raise BlockingIOError(f"another process prepares data in {output}")
+    try:
+        for partial in output.glob(".*.partial"):  # of a process that was killed
+            shutil.rmtree(partial)
+        with text_encoders(vocabulary, workers) as map_rows:
+            copy_encoder(vocabulary, output, [name for name in TASKS if (output / name).exists() and name not in names])
+            for name in names:
+                yield name, _prepare_task(name, source / name, vocabulary, output, map_rows)
+    finally:
+        record.unlock(output)
 
 
 worker = SimpleNamespace(encoder=None)  # the text encoder of this process
@@ -182,15 +204,25 @@ def _encode(texts):
 
 
 def _prepare_task(name, source, vocabulary, output, map_rows):
-    partial = output / f".{name}.partial"
-    shutil.rmtree(partial, ignore_errors=True)
+    partial, old = output / f".{name}.partial", output / f".{name}.old.partial"
     try:
         manifest = _write_task(name, source, vocabulary, partial, map_rows)
-        shutil.rmtree(output / name, ignore_errors=True)
+        if (output / name).exists():
+            (output / name).rename(old)
         partial.rename(output / name)
     finally:
-        shutil.rmtree(partial, ignore_errors=True)
+        for folder in (partial, old):
+            shutil.rmtree(folder, ignore_errors=True)
     return manifest
+
+
+def _files_of(name, source):
+    """[(split, path)] of the official files of a task that are there. Raises ValueError if one of them is required."""
+    files = [(split, source / file) for split, file in TASKS[name].files]
+    for split, path in files:
+        if split in ("train", "valid", "valid1") and not path.exists():
+            raise ValueError(f"{path} is missing")
+    return [(split, path) for split, path in files if path.exists()]
 
 
 def _write_task(name, source, vocabulary, folder, map_rows):
@@ -203,14 +235,10 @@ def _write_task(name, source, vocabulary, folder, map_rows):
     if task.labels:
         labels.save(str(folder / "label" / "dict.txt"))
     manifest = {"task": name, "splits": {}}
-    for split, file in task.files:
-        path = source / file
-        if not path.exists():
-            if split in ("train", "valid", "valid1"):
-                raise ValueError(f"{path} is missing")
-            continue
+    for split, path in _files_of(name, source):
         rows, dropped = read_split(name, split, path)
-        counts = {"rows": len(rows), "dropped": dropped, "tokens": 0, "unknown": 0, "longest": 0}
+        blank = sum(not text.strip() for texts, _ in rows for text in texts)
+        counts = {"rows": len(rows), "dropped": dropped, "blank": blank, "tokens": 0, "unknown": 0, "longest": 0}
         builders = [_builder(folder / f"input{i}" / split, len(worker.encoder)) for i in range(len(task.text))]
         for items in map_rows(_encode, [texts for texts, _ in rows]):
             for builder, ids in zip(builders, items, strict=True):
@@ -250,9 +278,13 @@ def command(glue, data, output, tasks, jobs, overwrite):
     """Turn the official GLUE files into data for fine-tuning, with the vocabulary of the pre-training data."""
     for task, manifest in prepare(glue, data, output, tasks or (), jobs or os.cpu_count(), overwrite):
         for split, counts in manifest["splits"].items():
-            dropped = ", ".join(f"{count} dropped ({reason})" for reason, count in counts["dropped"].items())
+            notes = [f"{count} dropped ({reason})" for reason, count in counts["dropped"].items()]
+            notes += [f"{counts['blank']} blank sentences"] * bool(counts["blank"])
+            official = TEST_ROWS.get((task, split), counts["rows"])
+            if counts["rows"] != official:
+                notes.append(f"the official file has {official} rows, and the GLUE server wants a prediction for each")
             click.echo(
                 f"{task} {split}: {counts['rows']} rows, {counts['tokens']} tokens, "
-                f"{counts['unknown'] / counts['tokens']:.2%} unknown, longest {counts['longest']}"
-                + (f"; {dropped}" if dropped else "")
+                f"{counts['unknown'] / max(counts['tokens'], 1):.2%} unknown, longest {counts['longest']}"
+                + "".join(f"; {note}" for note in notes)
             )

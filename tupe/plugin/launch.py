@@ -8,6 +8,7 @@ import pickle
 import re
 import shlex
 import shutil
+import signal
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -19,13 +20,16 @@ from fairseq.models import ARCH_MODEL_REGISTRY
 from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from torch.distributed import run as torchrun
+from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
 from ..architectures import SIZES, split_size, with_size
 from ..options import CONFIGS, nearest
+from ..record import STOPPED
 from ..safe_load import num_updates
 from . import worker
 from .compat import compose
+from .pretrained import check_data
 
 logger = logging.getLogger("tupe.launch")
 
@@ -47,6 +51,9 @@ def launch(
         raise ValueError(f"--nodes {nodes} needs GPUs, and this machine has none")
     if gpus > visible and not dry_run:
         raise ValueError(f"--gpus {gpus}: this machine has {visible}")
+    if not dry_run:
+        for folder in arguments[0].split(":"):
+            check_data(folder)
     processes = max(gpus, 1) * nodes
     train_arguments = [
         f"--user-dir={Path(__file__).parents[1]}",
@@ -64,8 +71,12 @@ def launch(
     if processes == 1:
         worker.train(train_arguments)
         return
+    # torchrun passes SIGTERM, SIGINT and SIGHUP on to its processes, which have 30 s to end.
+    signal.signal(signal.SIGUSR1, lambda number, frame: os.kill(os.getpid(), signal.SIGTERM))
     try:
         torchrun.run(torchrun.parse_args(command[1:]))
+    except SignalException:
+        sys.exit(STOPPED)
     except ChildFailedError as error:
         sys.exit(max(error.get_first_failure()[1].exitcode, 1))  # a signal's number is negative
 

@@ -26,7 +26,9 @@ from torch import Tensor, nn
 
 from ..architectures import ARCHITECTURES, GAU, SIZES, with_size
 from ..encoder import ClassificationHead, Encoder, LMHead, ModelConfig, SpanHead, names_in
+from ..options import cut_list
 from ..positions import canonical, load_schemes
+from ..safe_load import read_checkpoint
 from .hub import TupeHubInterface
 
 logger = logging.getLogger(__name__)
@@ -280,19 +282,28 @@ class TupeModel(BaseFairseqModel):
     @classmethod
     def from_pretrained(
         cls, model_name_or_path: str | Path, checkpoint_file: str = "checkpoint_best.pt",
-        data_name_or_path: str | Path = ".", position_file: str | Path | None = None, **overrides,
+        data_name_or_path: str | Path | None = None, position_file: str | Path | None = None, **overrides,
     ) -> TupeHubInterface:  # fmt: skip
         """Load a checkpoint for use from Python, with its classification heads; see `hub.TupeHubInterface`.
 
         model_name_or_path: folder of the checkpoint. data_name_or_path: prepared data with `dict.txt` and
-        `sentencepiece.bpe.model` (relative to the checkpoint's folder if it starts with "."). position_file: Python
-        file that registers the checkpoint's position scheme, if it is not one of this package. overrides: any
-        configuration value.
+        `sentencepiece.bpe.model` (relative to the checkpoint's folder if it starts with "."); default: the folder that
+        the checkpoint names. position_file: Python file that registers the checkpoint's position scheme, if it is not
+        one of this package. overrides: any configuration value.
+        Raises ValueError if there is no such checkpoint or no such data.
         """
         if position_file:
             load_schemes(position_file)
+        path = Path(model_name_or_path) / checkpoint_file
+        if not path.is_file():
+            there = cut_list(sorted(file.name for file in path.parent.glob("*.pt")))
+            raise ValueError(f"there is no checkpoint {path}" + f"; in that folder: {there}" * bool(there))
+        data = data_name_or_path or read_checkpoint(path, mmap=True)["cfg"]["task"]["data"]
+        data = path.parent / data if str(data).startswith(".") else Path(data)
+        if not (data / "dict.txt").is_file():
+            raise ValueError(f"{data} holds no dict.txt; give the folder of prepared data as data_name_or_path")
         loaded = hub_utils.from_pretrained(
-            str(model_name_or_path), checkpoint_file, str(data_name_or_path), load_checkpoint_heads=True, **overrides
+            str(path.parent), checkpoint_file, str(data.resolve()), load_checkpoint_heads=True, **overrides
         )
         return TupeHubInterface(loaded["args"], loaded["task"], loaded["models"][0], loaded["args"].task.data)
 

@@ -27,6 +27,14 @@ def load_dictionary(path: str | Path) -> Dictionary:
     return dictionary
 
 
+def check_data(folder: str | Path) -> None:
+    """Raise ValueError unless it is a folder of prepared data."""
+    if not Path(folder).is_dir():
+        raise ValueError(f"there is no folder of data {folder}")
+    if not (Path(folder) / "dict.txt").is_file():
+        raise ValueError(f"{folder} is no folder of prepared data: it has no dict.txt")
+
+
 def check_dictionary(state: dict, path: str | Path) -> None:
     """Raise ValueError unless the dict.txt `path` is the one that a checkpoint's model was trained with."""
     dictionary, types = load_dictionary(path), len(state["model"]["encoder.tokens.weight"])

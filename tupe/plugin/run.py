@@ -3,6 +3,7 @@ locked and the record begins; every validation adds scores; at the end the recor
 """
 
 import logging
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -62,6 +63,7 @@ class RecordedTask:
         if self._training and config is not None:
             if config.lr_scheduler._name == SCHEDULE and not config.lr_scheduler.total_num_update > 0:
                 config.lr_scheduler.total_num_update = count_updates(self, config)
+            config.task.data = ":".join(os.path.abspath(folder) for folder in config.task.data.split(":"))
             self.run = begin(self._new_record(config), config)
         return super().build_criterion(cfg, **kwargs)
 
@@ -175,6 +177,8 @@ class Run:
             self.record.end("stopped before its last epoch was scored: see its log")
         elif isinstance(error, Exception):
             self.record.end(reason(error))
+        elif isinstance(error, SystemExit) and error.code == records.STOPPED:
+            self.record.failure = {"reason": "stopped by a signal", "status": records.STOPPED}
         # Else it was interrupted or reached a time limit: it stays open, and continues when it is started again.
         if self.folder.is_dir():
             self.record.save(self.folder)

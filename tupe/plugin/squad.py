@@ -138,6 +138,7 @@ class SquadTask(FinetuneTask):
         with data_utils.numpy_seed(self.cfg.seed):
             shuffled = np.random.permutation(len(windows))
         self.set_batch_order(split, windows, windows.sizes, shuffled)
+        self.note_shortened(split, windows.shortened, len(windows.questions))
 
     def record_name(self, config: DictConfig) -> str:
         return f"SQuAD-{self.cfg.squad_version}"

@@ -17,6 +17,7 @@ from fairseq.data import Dictionary, FairseqDataset, data_utils
 from torch import nn
 
 from .. import options
+from ..options import cut
 from ..record import write_atomically
 from .glue_data import copy_encoder, text_encoders, worker
 
@@ -36,31 +37,68 @@ class Question:
 
 
 def read_squad(path: str | Path) -> tuple[list[str], list[Question]]:
-    """(paragraphs, questions) of an official file. Raises ValueError with the question's id for anything
-    unexpected."""
+    """(paragraphs, questions) of an official file. Raises ValueError with the place in the file, or the question's id,
+    for anything unexpected."""
+    if not Path(path).is_file():
+        raise ValueError(f"there is no {path}" if not Path(path).exists() else f"{path} is not a file")
     try:
-        data = json.loads(Path(path).read_text(encoding="utf-8"))["data"]
-    except FileNotFoundError:
-        raise ValueError(f"there is no {path}") from None
-    except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{path} is not a SQuAD file: {error!r}") from None
-    contexts, questions = [], []
-    for article in data:
-        for paragraph in article["paragraphs"]:
-            for entry in paragraph["qas"]:
-                answers = [] if entry.get("is_impossible") else entry["answers"]
-                answers = [(answer["text"], answer["answer_start"]) for answer in answers]
-                for text, start in answers:
-                    actual = paragraph["context"][start : start + len(text)]
-                    if actual != text:
-                        raise ValueError(f"{path}, question {entry['id']}: {text!r} is not at {start}, but {actual!r}")
-                if not answers and not entry.get("is_impossible"):
-                    raise ValueError(f"{path}, question {entry['id']}: no answer, and not marked as impossible")
-                questions.append(Question(entry["id"], entry["question"], len(contexts), answers))
-            contexts.append(paragraph["context"])
+        content = json.loads(Path(path).read_text(encoding="utf-8"))
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not a SQuAD file: byte {error.start} is not UTF-8") from None
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is not a SQuAD file: {error}") from None
+    contexts, questions, ids = [], [], set()
+    for n, article in enumerate(_get(content, "data", list, str(path))):
+        for m, paragraph in enumerate(_get(article, "paragraphs", list, f"{path}, article {n}")):
+            place = f"{path}, article {n}, paragraph {m}"
+            context = _text(paragraph, "context", place)
+            for i, entry in enumerate(_get(paragraph, "qas", list, place)):
+                identity = _text(entry, "id", f"{place}, question {i}")
+                where = f"{path}, question {cut(identity)}"
+                if identity in ids:
+                    raise ValueError(f"{where} is there twice")
+                ids.add(identity)
+                text, impossible = _text(entry, "question", where), entry.get("is_impossible", False)
+                answers = [] if impossible else _get(entry, "answers", list, where)
+                answers = [_answer(answer, context, where) for answer in answers]
+                if not answers and not impossible:
+                    raise ValueError(f"{where}: no answer, and not marked as impossible")
+                questions.append(Question(identity, text, len(contexts), answers))
+            contexts.append(context)
     if not questions:
         raise ValueError(f"{path} has no question")
     return contexts, questions
+
+
+def _get(entry, key, kind, place):
+    """entry[key] of a kind. Raises ValueError, naming the place, if it is not there or of another kind."""
+    value = entry.get(key) if isinstance(entry, dict) else None
+    if not isinstance(value, kind) or isinstance(value, bool):
+        names = {list: "list", str: "text", int: "whole number"}
+        raise ValueError(f"{place}: {key!r} must be a {names[kind]}, not {'missing' if value is None else cut(value)}")
+    return value
+
+
+def _text(entry, key, place):
+    text = _get(entry, key, str, place)
+    if "\0" in text:
+        raise ValueError(f"{place}: {key!r} has a NUL character")
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        raise ValueError(f"{place}: {key!r} has half of a surrogate pair") from None
+    return text
+
+
+def _answer(answer, context, where):
+    """(text, first character) of an answer that is in its paragraph."""
+    text, start = _text(answer, "text", where), _get(answer, "answer_start", int, where)
+    if not text.strip():
+        raise ValueError(f"{where}: an empty answer")
+    if start < 0 or context[start : start + len(text)] != text:
+        actual = context[max(start, 0) : max(start, 0) + len(text)]
+        raise ValueError(f"{where}: {cut(text)} is not at {start}, but {cut(actual)}")
+    return text, start
 
 
 @dataclass
@@ -78,6 +116,7 @@ class Encoded:
         arrays = {key: np.concatenate([np.array(part, dtype=np.int32) for part in getattr(self, key)]) for key in PARTS}
         arrays["pieces"] = np.array([len(part) for part in self.ids])  # of each paragraph
         arrays["query_pieces"] = np.array([len(part) for part in self.queries])
+        (folder / f"{name}.json").unlink(missing_ok=True)  # what has no text is not there, see `load`
         partial = folder / f".{name}.partial.npz"
         np.savez(partial, **arrays)
         partial.replace(folder / f"{name}.npz")
@@ -154,7 +193,11 @@ def command(squad, data, output, jobs, overwrite):
     """Turn the official SQuAD files into data for fine-tuning, with the vocabulary of the pre-training data."""
     for name, encoded in prepare(squad, data, output, jobs or os.cpu_count(), overwrite):
         pieces = sum(map(len, encoded.ids))
-        click.echo(f"{name}: {len(encoded.questions)} questions, {len(encoded.contexts)} paragraphs, {pieces} pieces")
+        blank = sum(not question.text.strip() for question in encoded.questions)
+        click.echo(
+            f"{name}: {len(encoded.questions)} questions, {len(encoded.contexts)} paragraphs, {pieces} pieces"
+            + f"; {blank} blank questions" * bool(blank)
+        )
 
 
 # ------------------------------------------------------------------------------------------------------------ windows
@@ -172,6 +215,7 @@ class Windows(FairseqDataset):
         self.contexts, self.questions = encoded.contexts, encoded.questions
         self.ids, self.begins, self.ends = encoded.ids, encoded.begins, encoded.ends
         self.queries = [query[:max_query] for query in encoded.queries]
+        self.shortened = sum(len(query) > max_query for query in encoded.queries)
         self.bos, self.pad, self.eos = dictionary.bos(), dictionary.pad(), dictionary.eos()
         self.windows = []  # (question, first piece, one past the last piece)
         for q, question in enumerate(self.questions):

@@ -20,13 +20,15 @@ from omegaconf import open_dict
 
 from ..options import Command, Refusal
 from .run import recorded
+from .stop import stoppable
 
 
 def train(arguments: list) -> None:
     """Do in this process what `fairseq-train` does with these arguments.
 
-    Raises ValueError for a mistake of the user that this package detects, and BlockingIOError if another process trains
-    in that folder. For any other error it prints the traceback and raises `Refusal` with one line.
+    Raises ValueError for a mistake of the user that this package detects, BlockingIOError if another process trains in
+    that folder, and SystemExit with `record.STOPPED` if a signal stopped it. For any other error it prints the
+    traceback and raises `Refusal` with one line.
     """
     parser = options.get_training_parser()
     cfg = convert_namespace_to_omegaconf(options.parse_args_and_arch(parser, arguments))
@@ -38,7 +40,7 @@ def train(arguments: list) -> None:
             section.distributed_world_size = int(os.environ["WORLD_SIZE"])
             section.distributed_rank, section.device_id = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
     try:
-        with recorded():
+        with recorded(), stoppable():
             distributed_utils.call_main(cfg, fairseq_train.main)
     except Exception as error:
         if isinstance(error, BlockingIOError) or isinstance(error, ValueError) and _is_ours(error):
