@@ -84,6 +84,22 @@ def test_equals_plain(path, device, position, cls, length, padding, monkeypatch)
         assert_same(ours, expected, 1e-5 if device == "cpu" else 1e-4)
 
 
+@pytest.mark.parametrize("padding", [(), (0, 5, 38)], ids=["full", "padded"])
+@pytest.mark.parametrize("position, cls", [*SOFTMAX, ("t5", "zero")])
+def test_long_sequences_in_evaluation(position, cls, padding, monkeypatch):
+    """A few queries at a time; neither logits nor bias of all pairs are there."""
+    monkeypatch.setattr(kernels, "LONG", MAX - 1)
+    monkeypatch.setattr(kernels, "LOGITS", 3 * H * MAX * 7)  # 7 queries at a time, 5 in the last block
+    tokens, model = batch(padding=padding), encoder(position, cls).eval()
+    with torch.no_grad():
+        expected = encoder(position, cls, attention="plain").eval()(tokens)[0]
+        with Sizes(H * MAX * MAX) as sizes:
+            ours = model(tokens)[0]
+    torch.testing.assert_close(ours[tokens.ne(PAD)], expected[tokens.ne(PAD)], rtol=1e-5, atol=1e-5)
+    if model.positions.has_bias() and position not in ("fire", "nonparametric"):  # an MLP's hidden units; a parameter
+        assert [shape for _, shape in sizes.large if shape[-2:] == (MAX, MAX)] == []
+
+
 @pytest.mark.parametrize("path, device", FAST_ON)
 def test_gated_attention_unit(path, device):
     tokens = batch(padding=(0, 3, 9))

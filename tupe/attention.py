@@ -7,13 +7,14 @@ B batch, L sequence length, H heads, D width of a head, E width of a value head 
     out     = weights v + value(weights)                                     [B, H, L, E]
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .kernels import NO_PADDING, Packing, blocked_attention
+from .kernels import NO_PADDING, Packing, attention_by_queries, blocked_attention
 from .offsets import Places
 from .positions import Layer, Positions, overrides
 
@@ -23,7 +24,9 @@ class Terms(NamedTuple):
     `Encoder.terms`."""
 
     scale: float
-    bias: Tensor | None = None  # [H, L, L], or [B, H, L, L] with -inf at padded keys; float32, or q's dtype for sdpa
+    # [H, L, L], or [B, H, L, L] with -inf at padded keys; float32, or q's dtype for sdpa. Of long sequences on the
+    # blocked path, without gradients, a function: queries first .. last-1 -> [H, last - first, L]
+    bias: Tensor | Callable | None = None
     gate: Tensor | None = None  # [H, L, L]
     real: Tensor | None = None  # [B, 1, 1, L], False at padded keys; if given, the bias ignores padding
     path: str = "plain"  # a name from PATHS
@@ -119,6 +122,8 @@ def blocked(
 ) -> Tensor:
     """For CPUs, under softmax: see `kernels.BlockedAttention`."""
     q, k, v = positions.rotate(q, k, v, layer)
+    if callable(terms.bias):
+        return positions.unrotate(attention_by_queries(q, k, v, terms.bias, terms.real, terms.scale), layer)
     return positions.unrotate(blocked_attention(q, k, v, terms.bias, terms.real, terms.scale, dropout), layer)
 
 

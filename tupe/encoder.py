@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from . import kernels
 from .attention import NORMALISERS, PATHS, Terms, attend, attention_weights, choose
 from .kernels import NO_PADDING, Linear, Packing, autocast_device, dropout, linear, lm_loss, split_heads
 from .offsets import PLACES, Places, draw_places
@@ -321,6 +322,14 @@ class Encoder(nn.Module):
 
         if isinstance(places, int):
             places = self.positions.places(places, next(self.layers.parameters()).device)
+        long = path == "blocked" and places.length > kernels.LONG and self.positions.has_bias()
+        if long and not (torch.is_grad_enabled() or self.training):  # [H, L, L] would take too much memory
+
+            def rows_of(layer):
+                return lambda first, last: self.positions.bias_block(layer, places.block(first, last))
+
+            layers = [layer if self.positions.per_layer else 0 for layer in range(len(self.layers))]
+            return [Terms(scale, rows_of(layer), None, real, path, packing, places) for layer in layers]
         pairs = self.positions.terms(places)
         return [merge(*pair) for pair in pairs] if self.positions.per_layer else [merge(*pairs[0])] * len(pairs)
 

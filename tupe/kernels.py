@@ -6,6 +6,7 @@ compare each with its plain counterpart, and docs/performance.md has the measure
 """
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -354,6 +355,33 @@ def blocked_attention(
     mask = None if real is None else torch.zeros(real.shape[0], 1, real.shape[3]).masked_fill_(~real[:, 0], -math.inf)
     with torch.autocast("cpu", enabled=False):
         return BlockedAttention.apply(q, k, v, bias, mask, scale, p)
+
+
+LONG = 2048  # longest sequence whose bias is held as a whole in evaluation
+LOGITS = 2**24  # logits computed at a time by `attention_by_queries`: 64 MiB of float32
+
+
+def attention_by_queries(
+    q: Tensor, k: Tensor, v: Tensor, bias: Callable[[int, int], Tensor], real: Tensor | None, scale: float
+) -> Tensor:
+    """softmax(q . k * scale + bias) v on a CPU, a block of queries at a time, without gradients and dropout: neither
+    logits nor bias of all pairs are ever there.
+
+    q, k [B, H, L, D], v [B, H, L, E], bias: queries first .. last-1 -> [H, last - first, L], real [B, 1, 1, L] or None
+    -> [B, H, L, E].
+    """
+    batch, heads, length, _ = q.shape
+    step = max(1, LOGITS // (batch * heads * length))
+    out = q.new_empty(batch, length, heads, v.size(-1)).transpose(1, 2)
+    with torch.autocast("cpu", enabled=False):
+        for first in range(0, length, step):
+            last = min(first + step, length)
+            logits = ((q[:, :, first:last] * scale) @ k.transpose(2, 3)).float()
+            logits += bias(first, last)
+            if real is not None:
+                logits.masked_fill_(~real, -math.inf)
+            out[:, :, first:last] = torch.softmax(logits, -1).to(v.dtype) @ v
+    return out
 
 
 ROWS = 1024  # masked tokens whose logits are computed at a time

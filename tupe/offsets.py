@@ -1,7 +1,7 @@
 """Where the tokens of a sequence stand, and what is known by offset, spread over their pairs.
 
-L sequence length, S span: offsets are -(S-1) .. S-1. The offset of key j from query i is the position of j minus that
-of i. Position 0 is [CLS].
+L sequence length, R number of queries (L, but in a block of them), S span: offsets are -(S-1) .. S-1. The offset of key
+j from query i is the position of j minus that of i. Position 0 is [CLS].
 """
 
 import torch
@@ -28,11 +28,23 @@ class Places:
         self.length, self.positions = length, positions
         self.device = device if positions is None else positions.device
         self.span = length if positions is None else span
+        self.first, self.last = 0, length  # the queries are tokens first .. last-1
+
+    def block(self, first: int, last: int) -> "Places":
+        """The same keys, but only the queries first .. last-1."""
+        places = Places(self.length, self.device, self.positions, self.span)
+        places.first, places.last = first, last
+        return places
 
     @property
     def index(self) -> Tensor:
         """[L], the positions."""
         return torch.arange(self.length, device=self.device) if self.positions is None else self.positions
+
+    @property
+    def queries(self) -> Tensor:
+        """[R], the positions of the queries."""
+        return self.index[self.first : self.last]
 
     @property
     def offsets(self) -> Tensor:
@@ -41,14 +53,14 @@ class Places:
 
     @property
     def pairs(self) -> Tensor:
-        """[L, L], where in `offsets` that of key j from query i is."""
-        return self.positions - self.positions[:, None] + self.span - 1
+        """[R, L], where in `offsets` that of key j from query i is."""
+        return self.positions - self.queries[:, None] + self.span - 1
 
     def spread(self, by_offset: Tensor) -> Tensor:
-        """[..., 2S - 1] values of `offsets` -> [..., L, L], that of every pair."""
+        """[..., 2S - 1] values of `offsets` -> [..., R, L], that of every pair."""
         if self.positions is None:
-            return toeplitz(by_offset, self.length)
-        return by_offset.index_select(-1, self.pairs.flatten()).unflatten(-1, (self.length, self.length))
+            return toeplitz(by_offset, self.length, self.first, self.last)
+        return by_offset.index_select(-1, self.pairs.flatten()).unflatten(-1, (-1, self.length))
 
     def select(self, x: Tensor) -> Tensor:
         """[..., L, 2S - 1], of each query by offset -> [..., L, L], entry (i, j) is x[i] at the offset of j."""
@@ -81,10 +93,12 @@ def draw_places(length: int, span: int, kind: str, device: torch.device | str = 
     return Places(length, device, F.pad(others, (1, 0)), span)
 
 
-def toeplitz(by_offset: Tensor, length: int) -> Tensor:
-    """[..., 2L - 1] values for offsets -(L-1) .. L-1 -> [..., L, L] with entry (i, j) = value of offset j - i."""
+def toeplitz(by_offset: Tensor, length: int, first: int = 0, last: int | None = None) -> Tensor:
+    """[..., 2L - 1] values for offsets -(L-1) .. L-1 -> [..., L, L] with entry (i, j) = value of offset j - i, or of it
+    the rows first .. last-1."""
     # contiguous: else the memory order of a table, [2L - 1, H], would make every later pass over one head strided
-    return by_offset.contiguous().unfold(-1, length, 1).flip(-2)
+    rows = by_offset.contiguous().unfold(-1, length, 1)  # a view, last query first
+    return rows[..., length - (last or length) : length - first, :].flip(-2)
 
 
 def skew(x: Tensor) -> Tensor:

@@ -182,7 +182,9 @@ class PositionScheme(nn.Module):
         """[L, C], added to the token embeddings."""
 
     def bias(self, places: Places, scale: float) -> Tensor | None:
-        """[H, L, L], logits that do not depend on the tokens, already multiplied by `scale` if the paper does so."""
+        """[H, R, L], logits that do not depend on the tokens, already multiplied by `scale` if the paper does so.
+        R is L, but where memory is short only a block of queries is asked for: `places.queries`, which `spread` heeds.
+        """
 
     def cls_bias(self, scale: float) -> Tensor | None:
         """[2, H], the logits from [CLS] and to [CLS] if [CLS] is untied from positions."""
@@ -280,18 +282,27 @@ class Positions(nn.ModuleDict):
         Always computed in float32, whatever the precision of the model: every layer would share the rounding error.
         """
         places = self.places(places) if isinstance(places, int) else places
-        length = places.length
         with torch.autocast(autocast_device(torch.device(places.device).type), enabled=False):
             shared = [m for m in self.values() if not isinstance(m, nn.ModuleList)]
             bias, gate = self._bias_and_gate(shared, places, None, None)
             if not self.per_layer:
-                return [(self._reset_bias(bias, shared, length), self._reset_gate(gate))] * self.dims.layers
+                return [(self._reset_bias(bias, shared, places), self._reset_gate(gate))] * self.dims.layers
             pairs = []
             for layer in range(self.dims.layers):
                 own = [m[layer] for m in self.values() if isinstance(m, nn.ModuleList)]
                 layer_bias, layer_gate = self._bias_and_gate(own, places, bias, gate)
-                pairs.append((self._reset_bias(layer_bias, self.of_layer(layer), length), self._reset_gate(layer_gate)))
+                pairs.append((self._reset_bias(layer_bias, self.of_layer(layer), places), self._reset_gate(layer_gate)))
             return pairs
+
+    def has_bias(self) -> bool:
+        """Whether there are logits that do not depend on the tokens."""
+        return self.cls == "untied" or any(overrides(scheme, "bias") for scheme in self.of_layer(0))
+
+    def bias_block(self, layer: int, places: Places) -> Tensor:
+        """[H, R, L], the rows of one layer's bias for the queries of `places`, a block; float32."""
+        with torch.autocast(autocast_device(torch.device(places.device).type), enabled=False):
+            schemes = self.of_layer(layer)
+            return self._reset_bias(self._sum(schemes, "bias", places, self.scale), schemes, places)
 
     def _bias_and_gate(self, schemes, places, bias, gate):
         for scheme in schemes:
@@ -303,17 +314,20 @@ class Positions(nn.ModuleDict):
         return bias, gate
 
     # Resets [CLS], i = 0, out of place: the inputs may be views of parameters.
-    def _reset_bias(self, bias, schemes, length):
-        """The bias [H, L, L] with theta, or 0, from and to [CLS], unless [CLS] is tied."""
-        if self.cls != "untied":
-            return self._off_cls(bias)  # 0 there for "zero"; None, no term at all, is 0 already
+    def _reset_bias(self, bias, schemes, places):
+        """The bias [H, R, L] with theta, or 0, from and to [CLS], unless [CLS] is tied."""
+        length, rows, above = places.length, places.last - places.first, int(places.first == 0)  # 1: [CLS] is a query
+        if not self.untie_cls or (bias is None and self.cls == "zero"):  # no term at all is 0 already
+            return bias
+        if self.cls == "zero":
+            return F.pad(bias[:, above:, 1:], (1, 0, above, 0))
         theta = self._sum(schemes, "cls_bias", self.scale) if not hasattr(self, "theta") else self.theta.float()
         from_cls, to_cls = theta[:, :, None, None]  # [H, 1, 1] each
         if bias is None:
-            bias = theta.new_zeros(self.dims.heads, length, length)
-        to_cls = to_cls.expand(-1, length - 1, 1)
+            bias = theta.new_zeros(self.dims.heads, rows, length)
+        bias = torch.cat([to_cls.expand(-1, rows - above, 1), bias[:, above:, 1:]], dim=2)
         from_cls = from_cls.expand(-1, 1, length)  # includes [CLS] to [CLS]
-        return torch.cat([from_cls, torch.cat([to_cls, bias[:, 1:, 1:]], dim=2)], dim=1)
+        return torch.cat([from_cls, bias], dim=1) if above else bias
 
     def _off_cls(self, x, value=0.0):
         """x [..., L, L] with `value` wherever the query or the key is [CLS], if [CLS] is untied."""

@@ -54,7 +54,7 @@ class Untied(PositionScheme):
 
     def bias(self, places: Places, scale: float) -> Tensor:
         q, k = self.project(self.rows(places))
-        return (q * scale) @ k.transpose(1, 2)
+        return (q[:, places.first : places.last] * scale) @ k.transpose(1, 2)
 
     def cls_bias(self, scale: float) -> Tensor:
         q, k = self.project(self.table.weight[:2])
@@ -153,9 +153,9 @@ class NonParametric(PositionScheme):
 
     def bias(self, places: Places, scale: float) -> Tensor:
         if places.positions is None:
-            table = self.table[:, : places.length, : places.length]
+            table = self.table[:, places.first : places.last, : places.length]
         else:
-            table = self.table[:, places.positions[:, None], places.positions]
+            table = self.table[:, places.queries[:, None], places.positions]
         return times(table.float(), self.multiplier)
 
 
@@ -290,17 +290,17 @@ class Fire(PositionScheme):
         self.out = nn.Parameter(torch.empty(copies, dims.heads, width).uniform_(-1, 1) * width**-0.5)
 
     def bias(self, places: Places, scale: float) -> Tensor:
-        place = places.index
-        distance, last = (place - place[:, None]).abs(), torch.maximum(place, place[:, None])  # [L, L]
+        query, key = places.queries[:, None], places.index
+        distance, last = (key - query).abs(), torch.maximum(key, query)  # [R, L]
         sides = [self.side(side, distance, last) for side in range(len(self.out))]
-        return sides[0] if len(sides) == 1 else torch.where(place > place[:, None], sides[1], sides[0])
+        return sides[0] if len(sides) == 1 else torch.where(key > query, sides[1], sides[0])
 
     def side(self, side: int, distance: Tensor, last: Tensor) -> Tensor:
-        """[H, L, L]: f of one set of parameters. last: max(i, j)."""
+        """[H, R, L]: f of one set of parameters. last: max(i, j)."""
         c, threshold = self.log_c[side].float().exp(), self.log_threshold[side].float().exp()
         x = torch.log1p(c * distance) / torch.log1p(c * torch.maximum(last, threshold))
         weight, bias = self.hidden[side].float()
-        hidden = torch.relu(x[..., None] * weight + bias)  # [L, L, width]
+        hidden = torch.relu(x[..., None] * weight + bias)  # [R, L, width]
         return (hidden @ self.out[side].float().T).permute(2, 0, 1)
 
 
