@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from helpers import finetune
 
 from tupe import record
 from tupe.experiments import runner
@@ -222,6 +223,34 @@ def test_an_error_in_the_caller_ends_what_runs(tmp_path, monkeypatch):
     pids = [int(pid) for pid in (tmp_path / "slow" / "pids").read_text().split()]
     wait_for(lambda: not any(map(is_alive, pids)))  # a signal needs a moment to kill
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_a_job_in_a_copy_of_a_process_is_exact(learnable, pretrained, tmp_path):
+    """One that has done the imports: two jobs of it have the scores and predictions of a run that it had no part in."""
+    options = {"--task": "CoLA", "--data": learnable, "--checkpoint": pretrained, "--max-epoch": 2}
+    options.update({"--lr": "[0.003]", "--num-workers": 0, "--no-save": None, "common.fp16": "false"})
+    jobs = [
+        runner.Job(name, tmp_path / name, runner.tupe("finetune", {**options, "--output": tmp_path / name}))
+        for name in ("one", "two")
+    ]
+    environment = [{"OMP_NUM_THREADS": str(torch.get_num_threads())}]
+    assert all(runner.can_fork(job, environment[0]) for job in jobs)
+    states = runner.run(jobs, environment, echo=quiet)
+    assert list(states.values()) == ["finished", "finished"], jobs[0].log.read_text()[-2000:]
+    finetune(
+        learnable, pretrained, tmp_path / "here", "glue=cola", "optimization.max_epoch=2", "optimization.lr=[0.003]",
+        "checkpoint.no_save=true", "dataset.batch_size=32",
+    )  # fmt: skip
+    expected = record.read(tmp_path / "here")
+    for job in jobs:
+        run = record.read(job.folder)
+        assert run.scores == expected.scores and run.command.startswith("tupe finetune --task=CoLA")
+        for file in ("valid_best.tsv", "valid_last.tsv"):
+            path = Path("predictions", file)
+            assert (job.folder / path).read_text() == (tmp_path / "here" / path).read_text()
+        assert "begin training epoch 2" in job.log.read_text()
+    other = runner.Job("other", tmp_path / "other", jobs[0].command)
+    assert not runner.can_fork(other, {"OMP_NUM_THREADS": "7"}) and runner.can_fork(other, environment[0])
 
 
 def test_slots(monkeypatch):

@@ -4,7 +4,9 @@ A run's state comes from the exit status of its process and from the record in i
 runner can be stopped and started again, and several can share the same jobs.
 """
 
+import multiprocessing
 import os
+import runpy
 import shlex
 import signal
 import subprocess
@@ -12,7 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,7 @@ import torch
 
 from .. import record
 from ..options import own_options
+from ..train import tcmalloc
 
 SECONDS_TO_END = 8  # between asking a process to end and killing it
 SECONDS_TO_NEXT_LOOK = 5  # at a folder that another process holds
@@ -188,13 +191,15 @@ def check(job: Job) -> None:
 # ----------------------------------------------------------------------------------------------------------- processes
 
 
-def start(job: Job, environment: dict) -> subprocess.Popen:
+def start(job: Job, environment: dict) -> "subprocess.Popen | Fork":
     """Start a job in a process group of its own; what it prints is added to its log."""
     job.folder.mkdir(parents=True, exist_ok=True)
     record.clear_failure(job.folder)
     with job.log.open("a") as log:
         log.write(f"$ {shlex.join(job.command)}\n")
         log.flush()
+        if can_fork(job, environment):
+            return Fork(job, environment)
         return subprocess.Popen(
             job.command,
             stdin=subprocess.DEVNULL,
@@ -203,6 +208,69 @@ def start(job: Job, environment: dict) -> subprocess.Popen:
             env={**os.environ, **environment},
             start_new_session=True,
         )
+
+
+IMPORTS = ["tupe.plugin.launch", "tupe.train"]  # of the process whose copies run jobs
+_environment = {}  # that this process has beside ours, once it is there
+
+
+def can_fork(job: Job, environment: dict) -> bool:
+    """Whether the job may run in a copy of a process: not with a GPU, which a copy could not use, nor in another
+    environment than the first job, because the number of threads and the allocator are read when torch is loaded."""
+    ours = job.command[:3] == (sys.executable, "-m", "tupe") and not any("--allocator" in word for word in job.command)
+    return ours and not torch.cuda.device_count() and _environment in ({}, environment)
+
+
+class Fork:
+    """A job in a copy of a process that has done the imports, which take longer than a small job's first epoch. As much
+    of `subprocess.Popen` as this module uses."""
+
+    def __init__(self, job: Job, environment: dict):
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(IMPORTS)
+        self.process = context.Process(target=run_tupe, args=(job.command[3:], str(job.log), environment))
+        with nullcontext() if _environment else environment_of_copies(environment):
+            self.process.start()
+        self.pid = self.process.pid
+        with suppress(ProcessLookupError):  # it has ended
+            while os.getpgid(self.pid) != self.pid:  # its group is not there yet, which `kill` needs
+                time.sleep(0.001)
+
+    @property
+    def returncode(self) -> int | None:
+        return self.process.exitcode
+
+    def poll(self) -> int | None:
+        return self.process.exitcode
+
+    def wait(self, timeout: float | None = None) -> None:
+        self.process.join(timeout)
+
+
+@contextmanager
+def environment_of_copies(environment: dict) -> Iterator[None]:
+    """The environment in which multiprocessing starts the process to be copied, at the first job: that job's, with the
+    allocator that its command would choose."""
+    before = dict(os.environ)
+    library = None if os.environ.get("LD_PRELOAD") else tcmalloc()
+    os.environ.update(environment, **({"LD_PRELOAD": library} if library else {}))
+    _environment.update(environment)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+def run_tupe(words: tuple, log: str, environment: dict) -> None:
+    """Become `tupe WORDS` in a process group of its own."""
+    os.setsid()
+    with open(log, "a") as file:
+        for descriptor in (1, 2):
+            os.dup2(file.fileno(), descriptor)
+    os.environ.update(environment)
+    sys.argv = ["tupe", *words]
+    runpy.run_module("tupe", run_name="__main__", alter_sys=True)
 
 
 def end(processes: list) -> None:
