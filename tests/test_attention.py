@@ -125,6 +125,25 @@ def test_autocast(path, device, layer, padding):
 
 
 @pytest.mark.parametrize("padding", [(), (0, 5)], ids=["full", "padded"])
+def test_sdpa_leaves_cudnn_out(padding, monkeypatch):
+    """Its backward pass is wrong for some lengths; the setting of whoever calls is back afterwards."""
+    backends, contexts, call = torch.backends.cuda, [], F.scaled_dot_product_attention
+
+    def state():
+        kernels = backends.flash_sdp_enabled, backends.mem_efficient_sdp_enabled, backends.math_sdp_enabled
+        return [enabled() for enabled in (*kernels, backends.cudnn_sdp_enabled)]
+
+    def watched(*args, **kwargs):
+        contexts.append(state())
+        return call(*args, **kwargs)
+
+    monkeypatch.setattr(F, "scaled_dot_product_attention", watched)
+    before = state()
+    encoder(attention="sdpa")(batch(padding=padding))[0].sum().backward()
+    assert contexts and all(context == [True, True, True, False] for context in contexts) and state() == before
+
+
+@pytest.mark.parametrize("padding", [(), (0, 5)], ids=["full", "padded"])
 def test_sdpa_rounds_the_bias_once(padding, monkeypatch):
     """Kernels for GPUs read it in the precision of queries and keys, as a mask of four dimensions; layers share it."""
     seen, fused = [], F.scaled_dot_product_attention

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from .kernels import NO_PADDING, Packing, attention_by_queries, blocked_attention
 from .offsets import Places
@@ -127,6 +128,12 @@ def blocked(
     return positions.unrotate(blocked_attention(q, k, v, terms.bias, terms.real, terms.scale, dropout), layer)
 
 
+# Flash attention takes no bias, the memory-efficient kernel does, the plain one is for what both refuse. cuDNN's, which
+# PyTorch >= 2.11 prefers on H100 and H200, is left out: with a mask its backward pass gives NaN where L % 128 = 64
+# (pytorch/pytorch#196678), and it misreads float32 masks under bfloat16 (pytorch/pytorch#191612).
+BACKENDS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+
+
 def sdpa(
     q: Tensor, k: Tensor, v: Tensor, positions: Positions, terms: Terms, layer: Layer, normaliser: str, dropout: float
 ) -> Tensor:
@@ -135,7 +142,8 @@ def sdpa(
     bias = None if terms.bias is None else terms.bias.to(q.dtype)  # no copy: `Encoder.terms` converts it
     if bias is not None and bias.dim() == 3:
         bias = bias[None]  # the kernels accept masks of two or four dimensions
-    out = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=dropout, scale=terms.scale)
+    with sdpa_kernel(BACKENDS):
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=dropout, scale=terms.scale)
     return positions.unrotate(out, layer)
 
 
