@@ -63,6 +63,19 @@ def test_slurm_job_starts_torchrun_once_per_node(tmp_path):
     assert len(commands) == 2 and not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize(("status", "requeued"), [(85, True), (1, False), (0, False)])
+def test_slurm_job_that_a_signal_stopped_is_queued_again(tmp_path, status, requeued):
+    scontrol = f"echo node; [ $1 != requeue ] || echo $2 > {tmp_path}/requeued"
+    for name, text in {"srun": f"exit {status}", "scontrol": scontrol}.items():
+        (tmp_path / name).write_text(f"#!/bin/bash\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    done = bash(
+        SCRIPTS / "pretrain.sbatch", PATH=f"{tmp_path}:{os.environ['PATH']}", SLURM_SUBMIT_DIR=str(ROOT),
+        SLURM_JOB_NUM_NODES="2", SLURM_JOB_ID="5", SLURM_JOB_NODELIST="x",
+    )  # fmt: skip
+    assert done.returncode == status and (tmp_path / "requeued").exists() == requeued
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1])
 def test_a_signal_to_the_quickstart_ends_its_step(tmp_path, number):
     (tmp_path / "scripts").mkdir()

@@ -172,6 +172,15 @@ def test_table_of_correlations_has_gaps(tmp_path):
         assert "Properties" in page and ("Pearson correlation" in page) == shown
 
 
+def test_inputs_that_were_cut_are_counted(tmp_path):
+    write_run(tmp_path / "a", "RTE", 2e-5, 1, 60.0, shortened={"train": 3, "valid": 1})
+    write_run(tmp_path / "b", "CoLA", 2e-5, 1, 60.0)
+    page = write_report(collect([tmp_path]), tmp_path / "report").read_text()
+    text = (tmp_path / "report/report.md").read_text()
+    assert "| tupe_r @ 1M | RTE | train | 3 |" in text and "| RTE | valid | 1 |" in text
+    assert "Inputs that were cut" in page
+
+
 # ----------------------------------------------------------------------------------------------------------- pictures
 
 
