@@ -1,17 +1,14 @@
 """The commands that train: pretrain, continue, finetune. torch and fairseq are imported when one of them runs, after
 the memory allocator is chosen."""
 
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import click
 
 from . import options
+from .allocator import use_allocator
 from .options import CONFIGS, Command, ListOf, nearest
 
 RECIPES = sorted({path.stem for path in CONFIGS.glob("*.yaml")} - {"continue", "finetune", "squad"})  # from scratch
@@ -119,30 +116,3 @@ def run(recipe: str, overrides: list[str], arguments: list, words: Sequence[str]
     own = [*options.own_options(), *machine.pop("outer_options")]
     arguments = [*map(str, arguments), *options.position_file(), *further]
     launch(recipe, overrides, arguments, own_options=tuple(own), **machine)
-
-
-def use_allocator(library: str | None) -> None:
-    """Take main memory from this library: start the process again with LD_PRELOAD.
-
-    glibc returns a step's memory to the system, which clears every page anew for the next one; what that costs on a CPU
-    is in docs/performance.md. library: path, "none", or None for tcmalloc on machines that have it and no GPU. Someone
-    else's LD_PRELOAD stays, and a process that has loaded torch cannot change any more.
-    """
-    if library is None and not Path("/dev/nvidiactl").exists():
-        library = tcmalloc()
-    if library in (None, "none") or os.environ.get("LD_PRELOAD") or "torch" in sys.modules:
-        return
-    if not Path(library).exists():
-        raise ValueError(f"--allocator {library}: there is no such library")
-    click.echo(f"memory from {library}", err=True)
-    os.execve(sys.executable, sys.orig_argv, {**os.environ, "LD_PRELOAD": library})
-
-
-def tcmalloc() -> str | None:
-    """Path of the library, None if it is not installed."""
-    path = os.pathsep.join([os.environ.get("PATH", ""), "/sbin", "/usr/sbin"])
-    try:
-        known = subprocess.run(["ldconfig", "-p"], capture_output=True, text=True, env={"PATH": path}).stdout
-    except FileNotFoundError:
-        return None
-    return next(reversed(re.findall(r"libtcmalloc(?:_minimal)?\.so.* => (\S+)", known)), None)

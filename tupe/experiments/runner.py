@@ -23,8 +23,8 @@ import click
 import torch
 
 from .. import record
+from ..allocator import tcmalloc
 from ..options import own_options
-from ..train import tcmalloc
 
 SECONDS_TO_END = 8  # between asking a process to end and killing it
 SECONDS_TO_NEXT_LOOK = 5  # at a folder that another process holds
