@@ -291,9 +291,8 @@ class Shift(PositionScheme):
         super().__init__(dims)
         self.heads, self.slope = dims.heads, slope
 
-    def bias(self, length, scale):
-        import torch
-        return (self.slope * torch.arange(length).float()).expand(self.heads, length, -1)
+    def bias(self, places, scale):
+        return (self.slope * places.index.float()).expand(self.heads, places.length, -1)
 """
 
 
