@@ -97,10 +97,10 @@ def _all_stop(trainer):
     """Whether training stops after this update. Of several processes, all get the same answer."""
     if trainer.data_parallel_world_size == 1:
         return _stop is not None and _stop.signal is not None
-    total = (trainer._cumulative_training_time or 0) * trainer.data_parallel_world_size
-    requests = round(total / REQUEST)
+    share = REQUEST / trainer.data_parallel_world_size  # of one request in the mean over all processes
+    requests = round(float(trainer._cumulative_training_time or 0) / share)
     if requests:
-        trainer._cumulative_training_time = (total - requests * REQUEST) / trainer.data_parallel_world_size
+        trainer._cumulative_training_time -= requests * share
     return requests > 0
 
 
