@@ -405,3 +405,13 @@ def test_sizes_without_meaning():
     encoder("untied", heads=3, layer="gau")  # has one head
     with pytest.raises(ValueError, match="activation_dropout=0.1 has no meaning"):
         encoder("untied", layer="gau", activation_dropout=0.1)
+
+
+def test_the_order_of_names_does_not_depend_on_which_family_is_imported_first():
+    first_of_bias = next(name for name, cls in SCHEMES.items() if cls.__module__ == "tupe.schemes_bias")
+    late = type("Late", (PositionScheme,), {"__module__": "tupe.schemes_absolute"})
+    try:
+        register("late")(late)
+        assert canonical(f"t5+{first_of_bias}+late") == f"late+{first_of_bias}+t5"
+    finally:
+        del SCHEMES["late"]

@@ -25,7 +25,8 @@ from torch import Tensor, nn
 from .kernels import autocast_device
 from .offsets import Places
 
-SCHEMES = {}
+SCHEMES = {}  # name -> class, family by family: the order of names in a combination
+FAMILIES = ("schemes_absolute", "schemes_bias", "schemes_content", "schemes_rotation")  # then those of users' files
 CLS = ("tied", "untied", "zero")  # see `Positions`
 
 
@@ -39,9 +40,18 @@ def register(name: str) -> Callable[[type], type]:
             if option.annotation not in (bool, int, float) or option.default is option.empty or option.name == "layer":
                 raise ValueError(f"option {option.name!r} of {cls} must be a bool, int or float with a default")
         SCHEMES[name] = cls
+        in_order = sorted(SCHEMES.items(), key=lambda item: family(item[1]))  # whichever file is imported first
+        SCHEMES.clear()
+        SCHEMES.update(in_order)
         return cls
 
     return add
+
+
+def family(scheme: type) -> int:
+    """The place of a scheme's file in FAMILIES."""
+    file = scheme.__module__.rpartition(".")[2]
+    return FAMILIES.index(file) if file in FAMILIES else len(FAMILIES)
 
 
 def load_schemes(file: str | Path) -> None:

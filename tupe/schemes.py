@@ -1,5 +1,4 @@
-"""The door to every position encoding: importing it completes the registry SCHEMES, in the order of the families below,
-which is the order of names in a combination.
+"""The door to every position encoding: importing it completes the registry SCHEMES.
 
 What is imported here by name is for encodings of users' own files and for tests.
 """

@@ -115,8 +115,8 @@ def spell_position(cfg: DictConfig) -> None:
 def refuse_long_blocks(cfg: DictConfig, task: FairseqTask) -> None:
     """Raise ValueError if the task's blocks are longer than the model's positions: fairseq would skip every block that
     does not fit, which is nearly all."""
-    if isinstance(task, MaskedLMTask) and task.cfg.tokens_per_sample > cfg.max_positions:
-        length = task.cfg.tokens_per_sample
+    length = task.cfg.tokens_per_sample if isinstance(task, MaskedLMTask) else None  # None: fairseq 0.12.2's default
+    if length is not None and length > cfg.max_positions:
         raise ValueError(f"sequences of {length} tokens: the model has {cfg.max_positions} positions")
 
 

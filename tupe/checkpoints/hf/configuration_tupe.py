@@ -5,11 +5,18 @@ from dataclasses import fields
 
 from transformers import PretrainedConfig
 
-from .attention import PATHS  # noqa: F401  (transformers 4 copies only the files that are named here)
+# transformers 4 copies only the files that are named here; one file of the core may import any other.
+from .attention import PATHS  # noqa: F401
 from .encoder import ModelConfig, names_in
 from .kernels import Linear  # noqa: F401
+from .offsets import Places  # noqa: F401
 from .positions import Positions  # noqa: F401
 from .schemes import SCHEMES  # noqa: F401
+from .schemes_absolute import Absolute  # noqa: F401
+from .schemes_bias import T5  # noqa: F401
+from .schemes_common import Table  # noqa: F401
+from .schemes_content import Shaw  # noqa: F401
+from .schemes_rotation import Rope  # noqa: F401
 
 NAMES = names_in("hugging_face")  # our option -> its name in config.json
 

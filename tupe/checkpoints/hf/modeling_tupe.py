@@ -19,15 +19,7 @@ from transformers.utils import ModelOutput
 from .attention import why_not_fast
 from .configuration_tupe import TupeConfig
 from .encoder import ClassificationHead, Encoder, LMHead, init_bert, second_segment
-from .kernels import Linear  # noqa: F401  (transformers 4 copies only the files that are named here)
-from .offsets import Places  # noqa: F401
 from .positions import Positions
-from .schemes import SCHEMES  # noqa: F401
-from .schemes_absolute import Absolute  # noqa: F401
-from .schemes_bias import T5  # noqa: F401
-from .schemes_common import Table  # noqa: F401
-from .schemes_content import Shaw  # noqa: F401
-from .schemes_rotation import Rope  # noqa: F401
 
 
 class PlainEncoder(Encoder):
