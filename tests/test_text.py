@@ -163,3 +163,10 @@ def test_a_spacy_model_reads_long_paragraphs(tmp_path):
     NLP.to_disk(tmp_path / "model")
     text = "A short one. " * 80_000
     assert len(text) > 10**6 and len(Normaliser(str(tmp_path / "model")).split(text)) == 80_000
+
+
+def test_format_characters_controls_and_marks_are_in_three_planes():
+    """`tupe.text` looks for them nowhere else."""
+    kinds = {code: unicodedata.category(chr(code)) for code in range(0x110000)}
+    planes = {code >> 16 for code, kind in kinds.items() if kind in ("Cf", "Cc", "Mn", "Mc", "Me")}
+    assert planes <= {0, 1, 14}

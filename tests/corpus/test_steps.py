@@ -5,7 +5,7 @@ import pytest
 
 from tupe.corpus import steps as corpus
 from tupe.corpus.readers import Document
-from tupe.corpus.steps import Stats
+from tupe.corpus.stats import SAMPLES, Stats
 from tupe.text import Normaliser
 
 
@@ -43,7 +43,7 @@ def test_stats_add_up_in_order():
     for part in parts:
         total += Stats(part.data())
     assert total.counts["n"] == sum(range(30)) and total.dropped["document: why"] == {"domain 0": 15, "domain 1": 15}
-    assert total.samples["document: why"] == [f"example {i}" for i in range(corpus.SAMPLES)]
+    assert total.samples["document: why"] == [f"example {i}" for i in range(SAMPLES)]
     assert total.lengths["tokens"] == {0: 10, 1: 10, 2: 10}
 
 
