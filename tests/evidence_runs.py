@@ -24,7 +24,7 @@ def write_run(output, trial: Trial, loss: float, exit: int = 1000, state="finish
     ]
     (folder / "train.log").write_text("\n".join(["$ tupe pretrain", *lines]))
     scores = [
-        {"epoch": 1, "num_updates": n, "split": "valid", "loss": float(bits)}
+        {"epoch": 1, "num_updates": n, "split": "valid", "loss": float(bits), "best": True}
         for n, bits in zip(every, curve, strict=True)
         if n % 500 == 0 or n == trial.updates
     ]

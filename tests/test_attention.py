@@ -7,7 +7,7 @@ from helpers import never_pack
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tupe import kernels
+from tupe import kernels, windows
 from tupe.attention import choose, why_not_fast
 from tupe.bench import memory
 from tupe.encoder import Encoder, LMHead
@@ -40,7 +40,8 @@ def has_fast_path(position, cls):
         return False
 
 
-SCHEMES_AND_MORE = [*SCHEMES, "untied+t5", "t5:layer"]
+WINDOWS = ["window:size:8", "untied+t5+window:size:8", "rope+window:size:9:every:0", "t5:layer+window:size:60"]
+SCHEMES_AND_MORE = [*SCHEMES, "untied+t5", "t5:layer", *WINDOWS]
 SOFTMAX = [(name, cls) for name in SCHEMES_AND_MORE for cls in ("tied", "untied") if has_fast_path(name, cls)]
 
 
@@ -75,6 +76,7 @@ def assert_same(ours, plain, tolerance):
 @pytest.mark.parametrize("path, device", FAST_ON)
 def test_equals_plain(path, device, position, cls, length, padding, monkeypatch):
     tokens = batch(length, padding)
+    monkeypatch.setattr(windows, "CHUNK", 5)
     expected = outcome(encoder(position, cls, attention="plain"), tokens)
     # One [L, L] block at a time, or many; weights computed again in the backward pass, or kept.
     for block, short in [(1, 0), (1, MAX), (2**18, 0), (2**18, MAX)] if path == "blocked" else [(1, 0)]:
@@ -88,6 +90,7 @@ def test_equals_plain(path, device, position, cls, length, padding, monkeypatch)
 @pytest.mark.parametrize("position, cls", [*SOFTMAX, ("t5", "zero")])
 def test_long_sequences_in_evaluation(position, cls, padding, monkeypatch):
     """A few queries at a time; neither logits nor bias of all pairs are there."""
+    monkeypatch.setattr(windows, "CHUNK", 5)
     monkeypatch.setattr(kernels, "LONG", MAX - 1)
     monkeypatch.setattr(kernels, "LOGITS", 3 * H * MAX * 7)  # 7 queries at a time, 5 in the last block
     tokens, model = batch(padding=padding), encoder(position, cls).eval()
@@ -98,6 +101,37 @@ def test_long_sequences_in_evaluation(position, cls, padding, monkeypatch):
     torch.testing.assert_close(ours[tokens.ne(PAD)], expected[tokens.ne(PAD)], rtol=1e-5, atol=1e-5)
     if model.positions.has_bias() and position not in ("fire", "nonparametric"):  # an MLP's hidden units; a parameter
         assert [shape for _, shape in sizes.large if shape[-2:] == (MAX, MAX)] == []
+
+
+@pytest.mark.parametrize("kind", ["random", "shifted"])
+@pytest.mark.parametrize("position, cls", [("t5+window:size:8", "untied"), ("rope+window:size:8", "tied")])
+@pytest.mark.parametrize("path, device", FAST_ON)
+def test_windows_of_other_positions(path, device, position, cls, kind, monkeypatch):
+    """Where tokens are not neighbours, fewer of them are near."""
+    monkeypatch.setattr(windows, "CHUNK", 5)
+    outcomes = []
+    for way in ("plain", path):
+        model = encoder(position, cls, attention=way, places=kind).train().to(device)
+        torch.manual_seed(3)  # of the positions
+        outcomes.append(outcome(model, batch(28, padding=(0, 3))))
+    assert_same(*outcomes, 1e-5 if device == "cpu" else 1e-4)
+
+
+@pytest.mark.parametrize("position, cls", [("window:size:8", "tied"), ("untied+t5+window:size:8", "untied")])
+@pytest.mark.parametrize("path", FAST)
+def test_windows_save_work(path, position, cls, monkeypatch):
+    """Layers with a window have the logits of 13 or 14 keys for each query, not of 40."""
+    monkeypatch.setattr(windows, "CHUNK", 5)
+    for every in (3, 0):  # the second of two layers has a window, or both have
+        terms = encoder(f"{position}:every:{every}", cls).terms(MAX, path)
+        assert [term.window is not None for term in terms] == [every == 0, True]
+        assert terms[1].bias.shape[-2:] == (5, 13 + (cls == "untied"))
+    whole = {}
+    for name in ("nopos", "window:size:8:every:0"):
+        with Sizes(MAX * MAX) as sizes:
+            encoder(name, attention="blocked")(batch())[0].sum().backward()
+        whole[name] = [shape for _, shape in sizes.large if shape[-2:] == (MAX, MAX)]
+    assert whole["nopos"] and not whole["window:size:8:every:0"]
 
 
 @pytest.mark.parametrize("path, device", FAST_ON)

@@ -25,8 +25,9 @@ def test_table_of_schemes_in_docs_is_what_the_command_prints():
     assert printed in (PLUGIN.parent / "docs" / "schemes.md").read_text()
     assert [row[0] for row in table] == [f"`{name}`" for name in SCHEMES]
     for name, row in zip(SCHEMES, table, strict=True):
-        assert (row[-2] == "none") == (name == "nopos")
-        assert ("gate" in row[-2]) == overrides(SCHEMES[name], "gate")
+        assert (row[-3] == "none") == (name == "nopos")
+        assert ("gate" in row[-3]) == overrides(SCHEMES[name], "gate")
+        assert (row[-2] == "refused") == SCHEMES[name].limited
 
 
 @pytest.mark.parametrize("size, width", [("base", 768), ("tiny", 128)])

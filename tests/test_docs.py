@@ -1,51 +1,22 @@
-"""The pages say what is there: commands parse, files and headings that a page names exist, the README's example of a
-position encoding works."""
+"""The pages say what is there: commands parse, files and headings exist, the README's Python works."""
 
 import argparse
 import ast
 import functools
+import json
 import re
 import shlex
 
 import click
 import pytest
 import torch
-from helpers import CONFIGS, PLUGIN
+from helpers import CONFIGS
+from pages import DOCS, PAGES, ROOT, TOUR, code_of, commands_of
 
-from tupe import cli, positions, schemes_bias
+from tupe import __version__, cli, positions, schemes_bias
 from tupe.encoder import Encoder
 from tupe.offsets import Places
 from tupe.plugin.launch import parse
-
-ROOT = PLUGIN.parent
-DOCS = sorted((ROOT / "docs").glob("*.md"))
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS]
-PROGRAM = re.compile(r"(?:^|[|;&(]|\bdo )\s*(?:\w+=\S+ +)*(tupe|bash|sbatch|fairseq-hydra-train) ([^|;)]*)")
-
-
-def code_of(page):
-    """Blocks of code, fenced or indented, and code within sentences; a continued line is one line."""
-    text = re.sub(r"\\\n\s*", "", page.read_text())
-    blocks = re.findall(r"^```\w*\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
-    prose = re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
-    indented = re.findall(r"^ {4,}(\S.*)$", prose, re.MULTILINE)
-    inline = [" ".join(code.split()) for code in re.findall(r"`([^`]+)`", prose)]
-    return [*"".join(blocks).splitlines(), *indented, *inline]
-
-
-def commands_of(page):
-    """[(program, words)] of what a page shows; a script that hands its options to `tupe` is that command."""
-    for line in code_of(page):
-        line = re.sub(r"\s#.*", "", line).replace("[", "").replace("]", "")  # optional words must parse too
-        for program, words in PROGRAM.findall(line):
-            words = shlex.split(words)
-            script = words[0].removeprefix("scripts/") if program in ("bash", "sbatch") else ""
-            if script in ("pretrain.sh", "pretrain.sbatch", "finetune.sh") and words[1:]:
-                yield "tupe", [script.partition(".")[0], *words[1:]]
-            elif script in ("glue_sweep.sh", "download_corpus.sh") and words[1:]:
-                yield "tupe", [{"glue_sweep.sh": "sweep", "download_corpus.sh": "download"}[script], *words[1:]]
-            elif program == "fairseq-hydra-train" or words[0] in cli.main.list_commands(None):
-                yield program, words
 
 
 def shown(program):
@@ -95,6 +66,11 @@ def test_hydra_finds_what_a_command_names(words):
         assert (CONFIGS / group / f"{choice}.yaml").is_file()
 
 
+@pytest.mark.parametrize("words", [case for case in shown("fairseq-train") if "--arch" in case.values[0]])
+def test_fairseq_knows_the_options(words):
+    parse([word.replace("$PWD", str(ROOT)) for word in words])
+
+
 def test_every_command_is_in_some_page():
     text = " ".join(" ".join(code) for code in map(code_of, PAGES))
     assert [name for name in cli.COMMANDS if f"tupe {name}" not in text] == []
@@ -120,7 +96,80 @@ def test_files_that_a_page_names_exist(page):
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_a_page_is_short(page):
-    assert len(page.read_text().splitlines()) < 250
+    assert len(page.read_text().splitlines()) <= (150 if page.name == "README.md" else 200)
+
+
+def test_the_pages_stay_small():
+    """Generated pages and vector graphics of old sweeps are not kept."""
+    files = [path for path in (ROOT / "docs").rglob("*") if path.is_file()]
+    assert sum(path.stat().st_size for path in files) < 4e6
+    assert not [path for path in files if path.suffix in (".html", ".svg", ".csv")]
+
+
+def test_the_site_builds(tmp_path):
+    """Strictly: a broken link or anchor, or a page that `mkdocs.yml` names and nobody wrote, raises."""
+    pytest.importorskip("mkdocs")
+    from mkdocs.commands.build import build
+    from mkdocs.config import load_config
+
+    build(load_config(str(ROOT / "mkdocs.yml"), site_dir=str(tmp_path), strict=True))
+    assert (tmp_path / "reproduction.html").is_file()
+
+
+@pytest.mark.parametrize("file", [".ci/run", ".pre-commit-config.yaml", ".github/workflows/test.yml"])
+def test_there_is_one_test_command(file):
+    assert "bash scripts/test.sh" in (ROOT / file).read_text()
+
+
+def test_the_version_has_one_place():
+    assert f"## {__version__}\n" in (ROOT / "CHANGELOG.md").read_text()
+    assert not [name for name in ("pyproject.toml", "CITATION.cff") if f'"{__version__}"' in (ROOT / name).read_text()]
+
+
+def test_every_page_is_in_the_list_of_pages():
+    listed = (ROOT / "docs" / "index.md").read_text()
+    nav = (ROOT / "mkdocs.yml").read_text()
+    assert [page.name for page in DOCS if f"({page.name})" not in listed and page.name != "index.md"] == []
+    assert [page.name for page in DOCS if f": {page.name}" not in nav and "report" not in page.name] == []
+
+
+def test_the_first_python_of_the_readme_runs(pretrained):
+    """Its core part as it stands; its trained model with the path of another one."""
+    block = re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL).group(1)
+    core, trained = block.split("from tupe.plugin import TupeModel", 1)
+    names = {}
+    exec(core.replace("encoder = Encoder(32768, 1, ", "encoder = Encoder(32768, 1, layers=1, "), names)
+    assert names["features"].shape == (2, 128, 768) and names["terms"].shape == (12, 128, 128)
+    trained = re.sub(r'"outputs/[^"]*"', repr(str(pretrained.parent)), trained)
+    trained = trained.replace("model.fill_mask", "filled = model.fill_mask").replace("The capital of France is", "The")
+    exec(f"from tupe.plugin import TupeModel{trained}", names)
+    assert len(names["filled"]) == 5
+
+
+def code_cells():
+    return [cell for cell in json.loads(TOUR.read_text())["cells"] if cell["cell_type"] == "code"]
+
+
+@pytest.mark.slow
+def test_the_notebook_runs(tmp_path, monkeypatch, own_module_cache):
+    """Every cell in turn, with 12 updates instead of 300."""
+    pytest.importorskip("accelerate")
+    monkeypatch.chdir(ROOT / "docs")
+    monkeypatch.setenv("TOUR", str(tmp_path))
+    monkeypatch.setenv("TOUR_UPDATES", "12")
+    monkeypatch.setenv("MPLBACKEND", "agg")
+    names = {"__name__": "tour"}
+    for number, cell in enumerate(code_cells()):
+        exec(compile("".join(cell["source"]), f"cell {number}", "exec"), names)
+    assert len(names["runs"]["untied"][1]) == 12 and 0 <= names["right"] <= 200
+
+
+def test_the_notebook_has_outputs_and_is_small():
+    cells = code_cells()
+    assert TOUR.stat().st_size < 1e6
+    assert [cell["execution_count"] for cell in cells] == list(range(1, len(cells) + 1))
+    assert not [out for cell in cells for out in cell["outputs"] if out["output_type"] == "error"]
+    assert sum("image/png" in out.get("data", {}) for cell in cells for out in cell["outputs"]) >= 2
 
 
 @pytest.fixture

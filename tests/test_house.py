@@ -32,8 +32,8 @@ for _ in range(3):
     optimizer.zero_grad()
 assert losses[2] < losses[0] and "untied" in SCHEMES and isinstance(encoder.positions, Positions)
 """
-BLOCK = "import sys\nsys.modules.update(dict.fromkeys({names}))\n"  # importing any of these fails
 OPTIONAL = ["fairseq", "omegaconf", "hydra", "sacremoses", "spacy", "sentencepiece", "click", "scipy", "sklearn"]
+BLOCK = "import sys\nsys.modules.update(dict.fromkeys({names}))\n"  # importing any of these fails
 
 
 def run(script, *arguments, python=sys.executable, cwd=ROOT):

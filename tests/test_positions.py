@@ -12,7 +12,17 @@ from helpers import never_pack, scramble
 from tupe.attention import NORMALISERS
 from tupe.encoder import LAYERS, Encoder
 from tupe.offsets import Places, draw_places
-from tupe.positions import Dims, Layer, Positions, PositionScheme, canonical, load_schemes, overrides, register
+from tupe.positions import (
+    Dims,
+    Layer,
+    Positions,
+    PositionScheme,
+    beyond_training,
+    canonical,
+    load_schemes,
+    overrides,
+    register,
+)  # fmt: skip
 from tupe.schemes import SCHEMES
 
 B, L, H, D, PAD = 2, 9, 2, 4, 1
@@ -25,9 +35,12 @@ COMBINATIONS = [
 ]  # fmt: skip
 
 
+NAMES = ["window:size:4" if name == "window" else name for name in SCHEMES]  # smaller than L
+
+
 # ---- [CLS] ----
 
-UNTIEABLE = [n for n in SCHEMES if overrides(SCHEMES[n], "bias", "content", "gate", "value")]
+UNTIEABLE = [n for n in NAMES if overrides(SCHEMES[n.partition(":")[0]], "bias", "content", "gate", "reach", "value")]
 
 
 def encoder(position, cls="tied", **options):
@@ -58,8 +71,9 @@ def test_theta1_matters_only_without_a_denominator(normaliser):
 
 # ---- properties of the whole registry ----
 
-SETTINGS = [(n, "tied") for n in SCHEMES] + [(n, "untied") for n in UNTIEABLE] + [(n, "tied") for n in COMBINATIONS]
+SETTINGS = [(n, "tied") for n in NAMES] + [(n, "untied") for n in UNTIEABLE] + [(n, "tied") for n in COMBINATIONS]
 SETTINGS += [("untied+t5", "untied"), ("absolute+t5", "tied"), ("untied+t5", "zero"), ("shaw", "zero")]
+SETTINGS += [("t5+shaw+window:size:4", "untied")]
 everywhere = pytest.mark.parametrize(("position", "cls"), SETTINGS, ids=lambda x: x)
 
 
@@ -135,7 +149,7 @@ def test_token_wise_work_without_padding(position, cls, layer, normaliser, recom
     torch.testing.assert_close(ours, outcome(), rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("position", [*SCHEMES, *COMBINATIONS])
+@pytest.mark.parametrize("position", [*NAMES, *COMBINATIONS])
 def test_only_nopos_ignores_order(position):
     model = scramble(encoder(position)).eval()
     x, order = tokens(), torch.randperm(L, generator=torch.Generator().manual_seed(3))
@@ -195,7 +209,8 @@ def test_position_terms_are_computed_once_per_forward(position, cls, monkeypatch
         assert calls.count((name, "bias")) == calls.count((name, "gate")) == copies
         assert calls.count((name, "embed")) == 1
     terms = model.terms(L)
-    assert all((t is terms[0]) != model.positions.per_layer for t in terms[1:])  # shared: one object for all layers
+    first = 1 if model.positions.reach(Layer(1, Places(L))) is not None else 0  # of those that see equally far
+    assert all((t is terms[first]) != model.positions.per_layer for t in terms[first + 1 :])  # shared: one object
 
 
 @everywhere
@@ -211,6 +226,24 @@ def test_position_terms_stay_accurate_under_autocast(position, cls):
         if a is not None:
             assert b.dtype == torch.float32
             torch.testing.assert_close(b.double(), a.double(), atol=1e-5, rtol=1e-5)
+
+
+# ---- windows ----
+
+
+@pytest.mark.parametrize("cls", ["tied", "untied"])
+@pytest.mark.parametrize("padded", [False, True])
+def test_weights_end_at_the_window(cls, padded):
+    """At a distance of 2, but in every second layer; an untied [CLS] sees all and is seen by all."""
+    model, x = scramble(encoder("t5+window:size:4:every:2", cls, layers=4)).eval(), tokens()
+    x[1, 6:] = PAD if padded else 3
+    seen = [[abs(i - j) <= 2 or (cls == "untied" and 0 in (i, j)) for j in range(L)] for i in range(L)]
+    with torch.no_grad():
+        for layer in range(4):
+            weights = model.attention_weights(x, layer)
+            expected = (torch.tensor(seen) if layer % 2 else torch.ones(L, L, dtype=bool)) & x.ne(PAD)[:, None, None]
+            real = x.ne(PAD)[:, None, :, None].expand_as(weights)
+            assert torch.equal((weights > 0)[real], expected.expand_as(weights)[real]) and weights.isfinite().all()
 
 
 # ---- where tokens stand ----
@@ -251,7 +284,7 @@ def test_random_places_are_for_training(position):
 TABLES = {"absolute", "untied", "absolute_d", "nonparametric"}
 
 
-@pytest.mark.parametrize("position", SCHEMES)
+@pytest.mark.parametrize("position", NAMES)
 def test_longer_than_in_training(position):
     """What has no table of positions computes any length, and what it computes for pairs within the trained length does
     not depend on the length."""
@@ -264,6 +297,47 @@ def test_longer_than_in_training(position):
         assert model(longer)[0].isfinite().all()
         for ours, theirs in zip(model.positions.terms(40)[0], model.positions.terms(16)[0], strict=True):
             assert ours is None or torch.allclose(ours[:, :16, :16], theirs, atol=1e-5)
+
+
+def farthest_difference(position, length=41):
+    """The distance from which on a middle token treats all keys to its right alike: its logits and gates for equal
+    tokens, observed."""
+    positions = scramble(Positions(position, DIMS).double())
+    layer = Layer(1, positions.places(length), lambda rows: [rows.unflatten(2, (H, D)).transpose(1, 2).double()] * 3)
+    q, k = torch.randn(2, 1, H, 1, D, dtype=torch.float64).expand(-1, -1, -1, length, -1)
+    bias, gate = positions.terms(length)[1]
+    turned_q, turned_k, _ = positions.rotate(q, k, k, layer)
+    logits = turned_q @ turned_k.transpose(2, 3)
+    for term in (positions.content(q, k, layer), bias):
+        logits = logits if term is None else logits + term
+    logits = logits if gate is None else logits * gate
+    values = logits[0, :, length // 2, length // 2 :]  # [H, 21], by distance
+    different = (values - values[:, -1:]).abs().amax(0) > 1e-9
+    return int(different.nonzero().max()) + 1 if different.any() else 0
+
+
+@pytest.mark.parametrize(
+    "position",
+    ["nopos", "window:size:4", "t5:buckets:8:max_distance:8", "clipped:max_distance:5", "factored:max_distance:5",
+     "urpe:max_distance:5", "shaw:max_distance:5", "shaw_sinusoidal:max_distance:5", "deberta:max_distance:5",
+     "deberta_v2:buckets:6:max_distance:8", "alibi", "kerple", "fire", "cpb", "transformer_xl", "rope"],
+)  # fmt: skip
+def test_distances_that_are_treated_alike(position):
+    torch.manual_seed(0)
+    (scheme,) = Positions(position, DIMS).values()
+    expected = 20 if scheme.shared_from is None else scheme.shared_from  # the last but one differs from the last
+    assert farthest_difference(position) == expected
+
+
+def test_what_happens_beyond_training():
+    positions = Positions("untied+t5:max_distance:20+fire+window:size:4", DIMS)
+    untied, t5, fire = beyond_training(positions, 16)
+    assert untied == "`untied`: has vectors for 16 positions, and computes no more"
+    never = "never trained for distances beyond 15, but those up to 18 have parameters of their own"
+    assert t5 == f"`t5:max_distance:20`: {never}"
+    assert fire == "`fire`: a formula continues to distances beyond 15, which training never had"
+    (enough,) = beyond_training(Positions("t5", DIMS), 92)
+    assert enough == "`t5`: all distances from 91 on share what training has learned"
 
 
 # ---- errors ----
@@ -292,6 +366,10 @@ def test_longer_than_in_training(position):
         ("deberta_v2:buckets:7", "tied", "deberta_v2: buckets must be an even number"),
         ("deberta_v2:max_distance:100", "tied", "deberta_v2: max_distance must be more than buckets / 2"),
         ("fire:threshold:0", "tied", "fire: threshold must be at least 1"),
+        ("window:size:1", "tied", "window: size must be at least 2"),
+        ("window:every:1", "tied", r"window: every must be 0 \(no layer is global\), or 2 or more, not 1"),
+        ("nopos+window", "tied", "cannot be combined"),
+        ("window:layer", "tied", "window has no parameters; it cannot be per layer"),
         ("clipped:max_distance:0", "tied", "clipped: max_distance must be at least 1"),
         ("absolute:std:-1", "tied", "absolute: std must be at least 0"),
         ("absolute:gain:0.1", "tied", "needs norm:True"),

@@ -10,7 +10,7 @@ import torch
 from helpers import scramble
 
 from tupe.attention import Terms, attend
-from tupe.encoder import Encoder, init_bert
+from tupe.encoder import Encoder, init_bert, mask_logits
 from tupe.offsets import Places
 from tupe.positions import Dims, Layer, Positions, options_of, overrides, parse
 from tupe.schemes import SCHEMES, skew, toeplitz, unskew
@@ -44,6 +44,9 @@ class Formula:
     def value(self, i, j):
         return 0.0
 
+    def sees(self, i, j, layer):
+        return True
+
     def theta(self, h, which, scale):
         """The logit from [CLS] (which = 0) or to [CLS] (1) where it is untied."""
         return 0.0
@@ -60,9 +63,12 @@ def clip(offset, t=3):
 
 
 def short(names):
-    """The same with offsets clipped within the L of these tests, where they are clipped, unless a name says how."""
+    """The same with offsets clipped within the L of these tests, where they are clipped, unless a name says how; and
+    a window that is smaller than L."""
 
     def clipped(part):
+        if part == "window":
+            return "window:size:4"
         limited = "max_distance" in part or part.partition(":")[0] not in CLIPPED
         return part if limited else f"{part}:max_distance:3"
 
@@ -310,6 +316,13 @@ class UrpeFormula(Formula):
         return self.o.get("multiplier", 1) * self.s.table[h, clip(j - i, t) + t]
 
 
+class WindowFormula(Formula):
+    def sees(self, i, j, layer):
+        every = self.o.get("every", 3)
+        is_global = every and layer in range(0, 99, int(every))
+        return is_global or 2 * abs(i - j) <= self.o["size"]
+
+
 FORMULAS = {
     "nopos": Formula,
     "absolute": AbsoluteFormula,
@@ -336,6 +349,7 @@ FORMULAS = {
     "rope": RopeFormula,
     "rope_values": RopeValuesFormula,
     "urpe": UrpeFormula,
+    "window": WindowFormula,
 }
 SMALL = {"buckets:8": SmallT5Formula, "buckets:6": SmallDebertaV2Formula}
 EXTRA_TERMS = {"untied": 1, "absolute_d": 3, "deberta": 2, "deberta_shared": 2, "deberta_v2": 2}
@@ -352,6 +366,8 @@ def naive_attention(formulas, q, k, v, scale, layer):
                     q_i, k_j, v_j = q[b, h, i], k[b, h, j], v[b, h, j]
                     content = sum(f.content(h, i, j, q_i, k_j, layer) for f in formulas)
                     bias = sum(f.bias(h, i, j, scale) for f in formulas)
+                    if not all(f.sees(i, j, layer) for f in formulas):
+                        bias = torch.tensor(-math.inf, dtype=torch.float64)
                     for f in formulas:
                         q_i, k_j, v_j = f.rotate_qk(q_i, i), f.rotate_qk(k_j, j), f.rotate_v(v_j, j)
                     logits.append((q_i @ k_j + content) * scale + bias)
@@ -375,12 +391,6 @@ COMBINATIONS = [
     "untied+t5", "absolute+shaw", "shaw+shaw_values", "untied+deberta", "t5+urpe", "shaw:layer+urpe:layer", "rope+urpe",
     "sinusoidal_learned+shaw_sinusoidal", "t5:layer+untied",
 ]  # fmt: skip
-
-
-COMBINATIONS = [
-    "untied+t5", "absolute+shaw", "shaw+shaw_values", "untied+deberta", "t5+urpe", "shaw:layer+urpe:layer", "rope+urpe",
-    "sinusoidal_learned+shaw_sinusoidal", "t5:layer+untied",
-]  # fmt: skip
 OPTIONS = [  # every option of every family
     "absolute:std:0.06", "absolute:norm:True:gain:0.1", "sinusoidal:amplitude:0.1", "sinusoidal_learned:amplitude:0.1",
     "untied:norm:False:std:1", "absolute_d:norm:False", "t5:multiplier:25", "t5:buckets:8:max_distance:8",
@@ -395,6 +405,7 @@ OPTIONS = [  # every option of every family
     "alibi:sides:True:learned:True", "kerple:power:True", "kerple:sides:True", "kerple:power:True:sides:True",
     "kerple:layer", "fire:threshold:4:width:8", "fire:threshold:4:sides:True", "cpb:width:8",
     "deberta_v2:buckets:6:max_distance:8", "deberta_v2:layer:std:0.1",
+    "window:size:3:every:2", "untied+t5+window:size:4:every:0", "rope:local_base:100+window:size:6", "shaw+urpe+window",
 ]  # fmt: skip
 
 
@@ -436,6 +447,8 @@ def test_formula(names, layer):
         torch.testing.assert_close(torch.zeros(H * D) if embed is None else embed[i], expected + torch.zeros(H * D),
                                    check_dtype=False, atol=2e-6, rtol=1e-5)  # fmt: skip
     bias, gate = positions.terms(L)[layer]
+    if (reach := positions.reach(in_layer(positions, layer))) is not None:
+        bias = mask_logits(bias, positions.places(L).near(reach))
     ours = attend(q, k, v, positions, Terms(positions.scale, bias, gate), in_layer(positions, layer))
     # content-free terms are float32 by contract (position terms in double would hide what training uses)
     torch.testing.assert_close(ours, naive_attention(formulas, q, k, v, scale, layer), atol=5e-6, rtol=1e-5)
@@ -476,6 +489,7 @@ def test_other_positions(names):
             torch.testing.assert_close(ours, theirs[indices], atol=1e-6, rtol=1e-6)
 
     every, pairs = slice(None), (at[:, None], at)
+    assert torch.equal(part.near(5), whole.near(5)[pairs])
     same(positions.embed(part), positions.embed(whole), at)
     for ours, theirs in zip(positions.terms(part)[1], positions.terms(whole)[1], strict=True):
         same(ours, theirs, every, *pairs)
@@ -532,7 +546,10 @@ def test_frequencies_for_longer_sequences_equal_hugging_face(name, fraction):
     llama = pytest.importorskip("transformers.models.llama.configuration_llama")
     options = {"rope_type": name, "factor": 8.0, "rope_theta": 10000.0, "partial_rotary_factor": fraction,
                "original_max_position_embeddings": 512}  # fmt: skip
-    config = llama.LlamaConfig(hidden_size=768, num_attention_heads=12, rope_parameters=options)
+    sizes = {"hidden_size": 768, "num_attention_heads": 12, "max_position_embeddings": 512}
+    config = llama.LlamaConfig(**sizes, rope_parameters=options)
+    if not hasattr(utils, "RopeParameters"):  # transformers 4
+        config.rope_scaling, config.partial_rotary_factor = options, fraction
     theirs, temperature = utils.ROPE_INIT_FUNCTIONS[name](config, torch.device("cpu"))
     dims = Dims(max_positions=512, width=768, heads=12, layers=1, head_dim=64, value_dim=64)
     scheme = SCHEMES["rope"](dims, fraction=fraction, **{"interpolate" if name == "linear" else "yarn": 8.0})

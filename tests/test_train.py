@@ -71,6 +71,15 @@ def test_several_gpus_are_torchrun_s(tmp_path):
     assert "--cpu" not in command
 
 
+def test_nodes_without_gpus_have_a_process_each_which_speak_gloo(tmp_path):
+    command = pretrain(tmp_path, "--gpus=0", "--nodes=2", "--node-rank=1")
+    wanted = "--nproc-per-node=1 --nnodes=2 --cpu --distributed-backend=gloo --ddp-backend=legacy_ddp"
+    wanted += " --heartbeat-timeout=600"
+    assert command[0] == "torchrun" and {*wanted.split(), "--distributed-world-size=2"} <= set(command)
+    assert "--fp16" not in command
+    assert "--ddp-backend=slowmo" in pretrain(tmp_path, "--gpus=0", "--nodes=2", "--ddp-backend=slowmo")
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -91,7 +100,6 @@ def test_several_gpus_are_torchrun_s(tmp_path):
         (["common.fp61=false"], "'fp16'"),
         (["model._name=tupe_x"], "'tupe_"),
         (["DATA", "OUT"], "'DATA'"),
-        (["--nodes=2"], "needs GPUs"),
         (["--gpus=3"], "cannot be split evenly over 3"),
     ],
 )

@@ -3,7 +3,7 @@
 import importlib
 import sys
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 
 class _PathThatLoadsThePlugin(list):

@@ -15,9 +15,11 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from . import kernels
 from .kernels import NO_PADDING, Packing, attention_by_queries, blocked_attention
 from .offsets import Places
 from .positions import Layer, Positions, overrides
+from .windows import Chunks
 
 
 class Terms(NamedTuple):
@@ -29,10 +31,16 @@ class Terms(NamedTuple):
     # blocked path, without gradients, a function: queries first .. last-1 -> [H, last - first, L]
     bias: Tensor | Callable | None = None
     gate: Tensor | None = None  # [H, L, L]
-    real: Tensor | None = None  # [B, 1, 1, L], False at padded keys; if given, the bias ignores padding
+    # [B, 1, 1, L], False at padded keys; if given, the bias ignores padding. Under a window, where not every query sees
+    # the same keys, [B or 1, 1, L, L]
+    real: Tensor | None = None
     path: str = "plain"  # a name from PATHS
     packing: Packing = NO_PADDING  # what makes [B, L, C] of a layer's tokens
     places: Places | None = None  # where the tokens stand
+    # Of layers with a window, on the fast paths: its chunks, for which bias and real are (see `Chunks`), and the terms
+    # of the query [CLS], if it sees all.
+    window: Chunks | None = None
+    of_cls: "Terms | None" = None
 
 
 # Normalisers: logits [B, H, L, L] and real [B, 1, 1, L] or None -> weights.
@@ -122,10 +130,25 @@ def blocked(
     q: Tensor, k: Tensor, v: Tensor, positions: Positions, terms: Terms, layer: Layer, normaliser: str, dropout: float
 ) -> Tensor:
     """For CPUs, under softmax: see `kernels.BlockedAttention`."""
-    q, k, v = positions.rotate(q, k, v, layer)
-    if callable(terms.bias):
-        return positions.unrotate(attention_by_queries(q, k, v, terms.bias, terms.real, terms.scale), layer)
-    return positions.unrotate(blocked_attention(q, k, v, terms.bias, terms.real, terms.scale, dropout), layer)
+
+    def mix(q, k, v, terms):
+        long = terms.bias is None and k.size(2) > kernels.LONG and not torch.is_grad_enabled() and dropout == 0
+        if callable(terms.bias) or long:
+            return attention_by_queries(q, k, v, terms.bias, terms.real, terms.scale)
+        return blocked_attention(q, k, v, terms.bias, terms.real, terms.scale, dropout)
+
+    return positions.unrotate(by_window(mix, *positions.rotate(q, k, v, layer), terms), layer)
+
+
+def by_window(mix: Callable, q: Tensor, k: Tensor, v: Tensor, terms: Terms) -> Tensor:
+    """mix(q, k, v, terms) [B, H, L, E], but under a window of the pairs that see each other alone."""
+    if terms.window is None:
+        return mix(q, k, v, terms)
+    window = terms.window
+    out = window.join(mix(window.split_queries(q), window.split_keys(k), window.split_keys(v), terms))
+    if terms.of_cls is None:
+        return out
+    return torch.cat([mix(q[:, :, :1], k, v, terms.of_cls), out[:, :, 1:]], dim=2)
 
 
 # Flash attention takes no bias, the memory-efficient kernel does, the plain one is for what both refuse. cuDNN's, which
@@ -138,13 +161,15 @@ def sdpa(
     q: Tensor, k: Tensor, v: Tensor, positions: Positions, terms: Terms, layer: Layer, normaliser: str, dropout: float
 ) -> Tensor:
     """PyTorch's fused kernels for GPUs. Those that compute the gradient of a bias read it in q's precision."""
-    q, k, v = positions.rotate(q, k, v, layer)
-    bias = None if terms.bias is None else terms.bias.to(q.dtype)  # no copy: `Encoder.terms` converts it
-    if bias is not None and bias.dim() == 3:
-        bias = bias[None]  # the kernels accept masks of two or four dimensions
-    with sdpa_kernel(BACKENDS):
-        out = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=dropout, scale=terms.scale)
-    return positions.unrotate(out, layer)
+
+    def mix(q, k, v, terms):
+        bias = None if terms.bias is None else terms.bias.to(q.dtype)  # no copy: `Encoder.terms` converts it
+        if bias is not None and bias.dim() == 3:
+            bias = bias[None]  # the kernels accept masks of two or four dimensions
+        with sdpa_kernel(BACKENDS):
+            return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=dropout, scale=terms.scale)
+
+    return positions.unrotate(by_window(mix, *positions.rotate(q, k, v, layer), terms), layer)
 
 
 PATHS = {"plain": plain, "blocked": blocked, "sdpa": sdpa}

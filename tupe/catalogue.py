@@ -51,18 +51,23 @@ def list_models(size):
 
 @click.command(cls=Command)
 def list_schemes():
-    """Every position encoding: name, paper, formula, options with defaults, hooks, parameters at BERT-Base size.
+    """Every position encoding: name, paper, formula, options with defaults, hooks, what happens farther away than in
+    training, parameters at BERT-Base size.
 
+    farther: sequences with more positions are refused; or all distances from some number on are treated as that one
+    (which training must have had); or a formula continues to any distance.
     The table in docs/schemes.md is this command's output.
     """
     rows = []
     for name, scheme in SCHEMES.items():
         hooks = ", ".join(hook for hook in HOOKS if overrides(scheme, hook)) or "none"
         options = " ".join(f"`{option}:{format_value(known.default)}`" for option, known in options_of(scheme).items())
-        parameters = f"{count(scheme(BASE)):,}"
-        rows.append([f"`{name}`", scheme.paper, f"`{scheme.formula}`", options, hooks, parameters])
-    header = ["name", "paper", "formula", "options", "hooks", "parameters (base, 512 positions)"]
-    click.echo(Table.plain(header, rows, align="lllllr").markdown(), nl=False)
+        built = scheme(BASE)
+        shared = {None: "a formula continues", 0: "–"}.get(built.shared_from, f"as at {built.shared_from}")
+        farther = "refused" if scheme.limited else shared
+        rows.append([f"`{name}`", scheme.paper, f"`{scheme.formula}`", options, hooks, farther, f"{count(built):,}"])
+    header = ["name", "paper", "formula", "options", "hooks", "farther", "parameters (base, 512 positions)"]
+    click.echo(Table.plain(header, rows, align="llllllr").markdown(), nl=False)
 
 
 @click.command(cls=Command)

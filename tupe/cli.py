@@ -31,6 +31,7 @@ COMMANDS = {  # words of the command -> (module:click command, what it does)
     "checkpoint swap": ("checkpoints.swap:command", "exchange the position encoding of a trained model"),
     "probe properties": ("evaluation.probes:command", "what a trained encoding prefers (identical words)"),
     "probe synthetic": ("evaluation.synthetic:command", "which encodings and normalisers can count and compare"),
+    "probe lengths": ("evaluation.lengths:command", "which encodings solve tasks on longer strings"),
     "minimal-pairs": ("evaluation.minimal_pairs:command", "accuracy on minimal pairs (BLiMP), order apart"),
     "order": ("evaluation.order:command", "sensitivity to word order, losses by position, [CLS]"),
     "extrapolate": ("evaluation.extrapolate:command", "loss on longer sequences than in training"),

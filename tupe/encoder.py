@@ -22,6 +22,7 @@ from .kernels import NO_PADDING, Linear, Packing, autocast_device, dropout, line
 from .offsets import PLACES, Places, draw_places
 from .positions import CLS, Dims, Layer, Positions, canonical
 from .schemes import SCHEMES, Table
+from .windows import Chunks
 
 logger = logging.getLogger(__name__)
 
@@ -301,7 +302,8 @@ class Encoder(nn.Module):
         return path
 
     def terms(self, places: Places | int, path: str = "plain", packing: Packing = NO_PADDING) -> list[Terms]:
-        """One `Terms` per layer, computed once per forward pass; the same object for all unless a scheme is per layer.
+        """One `Terms` per layer, computed once per forward pass; the same object for all that see equally far, unless a
+        scheme is per layer.
 
         Without padding the bias stays [H, L, L] and broadcasts over the batch. Under softmax, padding is merged into
         it, once and out of place. Other normalisers get padding as a mask, because they do not turn -inf into 0; so
@@ -311,14 +313,41 @@ class Encoder(nn.Module):
         scale = self.positions.scale
         real = None if packing.real is None else packing.real[:, None, None, :]  # [B, 1, 1, L]
 
-        def merge(bias, gate):
+        def merge(bias, gate, seen=real):
+            """seen: real, or [B or 1, 1, L, L], the keys that each query sees."""
             if path == "sdpa" and bias is not None:
                 bias = bias.to(self.precision())
-            if real is None or self.normaliser != "softmax" or path == "blocked":
-                return Terms(scale, bias, gate, real, path, packing, places)
-            bias = real.new_zeros(1, 1, 1, dtype=torch.float32) if bias is None else bias
-            bias = bias.masked_fill(~real, float("-inf"))  # [B, H or 1, L or 1, L]
-            return Terms(scale, bias, gate, None, path, packing, places)
+            if seen is None or self.normaliser != "softmax" or path == "blocked":
+                return Terms(scale, bias, gate, seen, path, packing, places)
+            return Terms(scale, mask_logits(bias, seen), gate, None, path, packing, places)
+
+        def within(reach, bias, gate):
+            window = Chunks(places, reach, self.positions.untie_cls)
+            if path != "plain" and (window.pays or callable(bias)):
+                return split(window, bias)
+            near = places.near(reach)  # [L, L]
+            if self.positions.untie_cls:
+                near[0] = near[:, 0] = True
+            if path == "blocked":
+                return merge(mask_logits(bias, near), gate)
+            if real is not None:  # a query of padding without a key would become NaN, so it sees itself
+                near = near & real | torch.eye(places.length, dtype=torch.bool, device=near.device)
+            return merge(bias, gate, near.expand(len(near) if near.dim() == 4 else 1, 1, -1, -1))
+
+        def split(window, bias):
+            parts = window.split_bias(bias)  # [H n or n, c, K]
+            seen = None if real is None else window.split_real(real)  # [B, n, 1, K]
+            if path == "sdpa":
+                parts = parts.to(self.precision())
+                if len(parts) == window.chunks:
+                    parts = parts.repeat(self.positions.dims.heads, 1, 1)
+                if seen is not None:
+                    seen = seen.repeat(1, self.positions.dims.heads, 1, 1)
+                    parts, seen = parts.masked_fill(~seen, torch.finfo(parts.dtype).min), None  # [B, H n, c, K]
+            of_cls = None
+            if self.positions.untie_cls:
+                of_cls = merge(bias(0, 1) if callable(bias) else None if bias is None else bias[:, :1], None)
+            return Terms(scale, parts, None, seen, path, packing, places, window, of_cls)
 
         if isinstance(places, int):
             places = self.positions.places(places, next(self.layers.parameters()).device)
@@ -328,10 +357,16 @@ class Encoder(nn.Module):
             def rows_of(layer):
                 return lambda first, last: self.positions.bias_block(layer, places.block(first, last))
 
-            layers = [layer if self.positions.per_layer else 0 for layer in range(len(self.layers))]
-            return [Terms(scale, rows_of(layer), None, real, path, packing, places) for layer in layers]
-        pairs = self.positions.terms(places)
-        return [merge(*pair) for pair in pairs] if self.positions.per_layer else [merge(*pairs[0])] * len(pairs)
+            pairs = [(rows_of(layer), None) for layer in range(len(self.layers))]
+        else:
+            pairs = self.positions.terms(places)
+        made, terms = {}, []
+        for index in range(len(self.layers)):
+            own, reach = index if self.positions.per_layer else 0, self.positions.reach(Layer(index, places))
+            if (own, reach) not in made:
+                made[own, reach] = merge(*pairs[own]) if reach is None else within(reach, *pairs[own])
+            terms.append(made[own, reach])
+        return terms
 
     def precision(self) -> torch.dtype:
         """The dtype of queries and keys."""
@@ -367,6 +402,12 @@ class Encoder(nn.Module):
         # Older checkpoints do not name the number of heads.
         if {**self.settings, **settings} != self.settings:
             raise ValueError(f"the checkpoint was trained with {saved}; this model has {describe(self.settings)}")
+
+
+def mask_logits(bias: Tensor | None, seen: Tensor) -> Tensor:
+    """bias [H, L, L], or None for 0, with -inf where `seen` ([L, L], or [B, 1, 1 or L, L]) is False."""
+    bias = seen.new_zeros(1, 1, 1, dtype=torch.float32) if bias is None else bias
+    return bias.masked_fill(~seen, float("-inf"))  # [H or 1, L or 1, L] or [B, H or 1, L or 1, L]
 
 
 def second_segment(tokens: Tensor, separator: int) -> Tensor:

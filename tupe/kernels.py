@@ -1,8 +1,9 @@
 """Faster versions of PyTorch functions: a float32 product, dropout, attention and the masked-LM loss; and token-wise
 work without padding.
 
-B batch, L sequence length, T rows of token-wise work, H heads, D width of a head, C model width, V vocabulary. Tests
-compare each with its plain counterpart, and docs/performance.md has the measurement that justifies it.
+B batch, L sequence length, R queries and K keys of attention (L each, but under a window), T rows of token-wise work,
+H heads, D width of a head, C model width, V vocabulary. Tests compare each with its plain counterpart, and
+docs/performance.md has the measurement that justifies it.
 """
 
 import math
@@ -241,9 +242,9 @@ BLOCK = 2**18  # logits computed at a time: 1 MiB of float32, which stays in a c
 SHORT = 512  # longest sequence whose float32 weights are saved for the backward pass
 
 
-def saves_weights(q: Tensor) -> bool:
+def saves_weights(k: Tensor) -> bool:
     """Whether the forward pass saves the weights: if they are small, that is cheaper than computing them again."""
-    return q.dtype != torch.float32 or q.size(2) <= SHORT
+    return k.dtype != torch.float32 or k.size(2) <= SHORT
 
 
 class BlockedAttention(torch.autograd.Function):
@@ -264,14 +265,15 @@ class BlockedAttention(torch.autograd.Function):
         scale: float,
         p: float,
     ) -> Tensor:
-        batch, heads, length, _ = q.shape
+        batch, heads, queries, _ = q.shape
+        shape = heads, batch, queries, k.size(2)
         dropout_mask = DropoutMask(p) if p > 0 else None
         ctx.scale, ctx.dropout_scale = scale, dropout_mask.scale if dropout_mask else 1.0
-        kept = torch.empty(heads, batch, length, length, dtype=torch.bool) if dropout_mask else None
-        saved = v.new_empty(heads, batch, length, length) if any(ctx.needs_input_grad) and saves_weights(q) else None
+        kept = torch.empty(shape, dtype=torch.bool) if dropout_mask else None
+        saved = v.new_empty(shape) if any(ctx.needs_input_grad) and saves_weights(k) else None
         ctx.save_for_backward(q, k, v, bias, mask, kept, saved)
-        out = q.new_empty(batch, length, heads, v.size(-1)).transpose(1, 2)
-        for h, rows in blocks(batch, heads, length):
+        out = q.new_empty(batch, queries, heads, v.size(-1)).transpose(1, 2)
+        for h, rows in blocks(*shape):
             weights = block_weights(q, k, bias, mask, scale, h, rows)
             weights = weights.to(v.dtype) if saved is None else saved[h, rows].copy_(weights)
             if dropout_mask:
@@ -283,10 +285,10 @@ class BlockedAttention(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, bias, mask, kept, saved = ctx.saved_tensors
-        batch, heads, length, _ = q.shape
+        batch, heads, queries, _ = q.shape
         dq, dk, dv = (torch.empty_like(x) for x in (q, k, v))
         dbias = torch.zeros_like(bias) if ctx.needs_input_grad[3] else None
-        for h, rows in blocks(batch, heads, length):
+        for h, rows in blocks(heads, batch, queries, k.size(2)):
             if saved is None:
                 weights = block_weights(q, k, bias, mask, ctx.scale, h, rows).to(v.dtype)
             else:
@@ -299,27 +301,27 @@ class BlockedAttention(torch.autograd.Function):
             dlogits = softmax_backward(dweights, weights)
             if dbias is not None:
                 part = dlogits[0] if len(dlogits) == 1 else dlogits.sum(0, dtype=torch.float32)
-                dbias[h].add_(part)
+                dbias[h % len(bias)].add_(part)
             dq[rows, h] = matmul(dlogits, k[rows, h].transpose(1, 2)).mul_(ctx.scale)
             dk[rows, h] = transposed_matmul(dlogits, q[rows, h]).mul_(ctx.scale)
         return dq, dk, dv, dbias, None, None, None
 
 
-def blocks(batch: int, heads: int, length: int) -> list[tuple[int, slice]]:
+def blocks(heads: int, batch: int, queries: int, keys: int) -> list[tuple[int, slice]]:
     """(head, slice of the batch) pairs, head by head, so that the bias of a head stays in the cache."""
-    step = max(1, BLOCK // length**2)
+    step = max(1, BLOCK // (queries * keys))
     return [(h, slice(b, min(b + step, batch))) for h in range(heads) for b in range(0, batch, step)]
 
 
 def block_weights(
     q: Tensor, k: Tensor, bias: Tensor | None, mask: Tensor | None, scale: float, h: int, rows: slice
 ) -> Tensor:
-    """[rows, L, L] float32: the weights of head h for these rows of the batch."""
+    """[rows, R, K] float32: the weights of head h for these rows of the batch."""
     logits = matmul(q[rows, h] * scale, k[rows, h]).float()  # adding float32 to bf16 would take 25 times as long
     if bias is not None:
-        logits += bias[h]
+        logits += bias[h % len(bias)]
     if mask is not None:
-        logits += mask[rows]
+        logits += mask[rows, h % mask.size(1)]
     return torch.softmax(logits, -1)
 
 
@@ -348,11 +350,16 @@ def transposed_matmul(a: Tensor, b: Tensor) -> Tensor:
 def blocked_attention(
     q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, real: Tensor | None, scale: float, p: float
 ) -> Tensor:
-    """`BlockedAttention` of q, k [B, H, L, D], v [B, H, L, E], bias [H, L, L] or None, and real [B, 1, 1, L] or None
-    (False at padded keys) -> [B, H, L, E]. p: probability of dropout."""
+    """`BlockedAttention` of q [B, H, R, D], k [B, H, K, D], v [B, H, K, E], bias [H, R, K] or None, and real
+    [B, 1, 1, K] or None (False at padded keys) -> [B, H, R, E]. p: probability of dropout.
+
+    Of n chunks of a window (`windows.Chunks`), laid out as H n heads, bias is [H n, R, K], or [n, R, K] for all heads
+    alike, and real [B, n, 1, K]. R and K are L, but in a window.
+    """
     if p >= 1:
-        return v * 0
-    mask = None if real is None else torch.zeros(real.shape[0], 1, real.shape[3]).masked_fill_(~real[:, 0], -math.inf)
+        return (q[..., :1] * 0).expand(*q.shape[:3], v.size(-1))
+    # finite: in a window of padding alone, all keys are masked
+    mask = None if real is None else torch.zeros(real.shape).masked_fill_(~real, torch.finfo(torch.float32).min)
     with torch.autocast("cpu", enabled=False):
         return BlockedAttention.apply(q, k, v, bias, mask, scale, p)
 
@@ -362,13 +369,13 @@ LOGITS = 2**24  # logits computed at a time by `attention_by_queries`: 64 MiB of
 
 
 def attention_by_queries(
-    q: Tensor, k: Tensor, v: Tensor, bias: Callable[[int, int], Tensor], real: Tensor | None, scale: float
+    q: Tensor, k: Tensor, v: Tensor, bias: Callable[[int, int], Tensor] | None, real: Tensor | None, scale: float
 ) -> Tensor:
     """softmax(q . k * scale + bias) v on a CPU, a block of queries at a time, without gradients and dropout: neither
     logits nor bias of all pairs are ever there.
 
-    q, k [B, H, L, D], v [B, H, L, E], bias: queries first .. last-1 -> [H, last - first, L], real [B, 1, 1, L] or None
-    -> [B, H, L, E].
+    q, k [B, H, L, D], v [B, H, L, E], bias: queries first .. last-1 -> [H, last - first, L], or None; real [B, 1, 1, L]
+    or None -> [B, H, L, E].
     """
     batch, heads, length, _ = q.shape
     step = max(1, LOGITS // (batch * heads * length))
@@ -377,7 +384,8 @@ def attention_by_queries(
         for first in range(0, length, step):
             last = min(first + step, length)
             logits = ((q[:, :, first:last] * scale) @ k.transpose(2, 3)).float()
-            logits += bias(first, last)
+            if bias is not None:
+                logits += bias(first, last)
             if real is not None:
                 logits.masked_fill_(~real, -math.inf)
             out[:, :, first:last] = torch.softmax(logits, -1).to(v.dtype) @ v

@@ -56,6 +56,10 @@ class Places:
         """[R, L], where in `offsets` that of key j from query i is."""
         return self.positions - self.queries[:, None] + self.span - 1
 
+    def near(self, reach: int) -> Tensor:
+        """[L, L], whether a key is at most `reach` away from a query."""
+        return (self.index - self.index[:, None]).abs() <= reach
+
     def spread(self, by_offset: Tensor) -> Tensor:
         """[..., 2S - 1] values of `offsets` -> [..., R, L], that of every pair."""
         if self.positions is None:

@@ -35,7 +35,7 @@ def register(name: str) -> Callable[[type], type]:
 
     def add(cls):
         if name in SCHEMES:
-            raise ValueError(f"position scheme {name!r} is registered twice: {SCHEMES[name]} and {cls}")
+            raise ValueError(f"position scheme {name!r:.60} is registered twice: {SCHEMES[name]} and {cls}")
         for option in options_of(cls).values():
             if option.annotation not in (bool, int, float) or option.default is option.empty or option.name == "layer":
                 raise ValueError(f"option {option.name!r} of {cls} must be a bool, int or float with a default")
@@ -98,9 +98,10 @@ def parse(names: str) -> list[Part]:
         if name not in SCHEMES:
             valid = ", ".join(sorted(SCHEMES))
             own = "; a scheme of your own also needs position_file=FILE"
-            raise ValueError(f"unknown position scheme {name!r} in {names!r}; valid, joined by '+': {valid}{own}")
+            where = f"{name!r:.60} in {names!r:.100}"
+            raise ValueError(f"unknown position scheme {where}; valid, joined by '+': {valid}{own}")
         if name in parts:
-            raise ValueError(f"position scheme {name!r} is repeated in {names!r}")
+            raise ValueError(f"position scheme {name!r:.60} is repeated in {names!r:.100}")
         parts[name] = parse_options(name, words, names)
     return [parts[name] for name in SCHEMES if name in parts]
 
@@ -111,14 +112,15 @@ def parse_options(name: str, words: list[str], names: str) -> Part:
     while words:
         key = words.pop(0)
         if key in given:
-            raise ValueError(f"option {key} of {name} is repeated in {names!r}")
+            raise ValueError(f"option {key} of {name} is repeated in {names!r:.100}")
         if key == "layer":
             given[key] = True
         elif key in known:
             given[key] = parse_value(key, words.pop(0) if words else "", known[key].annotation, names)
         else:
             valid = ", ".join(["layer", *(f"{option}:{format_value(known[option].default)}" for option in known)])
-            raise ValueError(f"unknown option {key!r} of {name} in {names!r}; valid (with their defaults): {valid}")
+            where = f"{key!r:.60} of {name} in {names!r:.100}"
+            raise ValueError(f"unknown option {where}; valid (with their defaults): {valid}")
     options = {key: given[key] for key in known if key in given and given[key] != known[key].default}
     return Part(name, "layer" in given, options)
 
@@ -132,7 +134,7 @@ def parse_value(key: str, text: str, kind: type, names: str) -> bool | int | flo
         return value
     except (KeyError, ValueError):
         valid = {bool: "True or False", int: "a whole number", float: "a number"}[kind]
-        raise ValueError(f"{key}:{text} in {names!r}: {key} must be {valid}") from None
+        raise ValueError(f"{key}:{text:.60} in {names!r:.100}: {key} must be {valid}") from None
 
 
 def format_value(value: bool | int | float) -> str:
@@ -176,14 +178,17 @@ class PositionScheme(nn.Module):
     """Base class of all schemes. Override any subset of the hooks; a hook that returns None adds no term. Keyword
     arguments of the constructor (bool, int or float, with a default) are the options that a name can set.
 
-    embed, bias, cls_bias and gate run once per forward pass and serve all layers; the others run in each layer, on its
-    tensors.
+    embed, bias, cls_bias and gate run once per forward pass and serve all layers; reach is asked once for each layer;
+    the others run in each layer, on its tensors.
     """
 
     paper = formula = ""  # for tables of schemes
     extra_terms = 0  # number of logit terms beside q . k that share its scale
     own_projections = False  # whether each layer has parameters of its own already
     limited = False  # whether it has vectors for max_positions tokens, and cannot compute more
+    # The distance from which on all keys are treated alike, by what training has learned if its sequences were longer
+    # than that (0: all are); None: a formula gives every distance a value of its own.
+    shared_from: int | None = None
 
     def __init__(self, dims: Dims):
         super().__init__()
@@ -204,6 +209,9 @@ class PositionScheme(nn.Module):
 
     def gate(self, places: Places) -> Tensor | None:
         """[H, L, L], factors of the normalised weights."""
+
+    def reach(self, layer: Layer) -> int | None:
+        """The largest distance at which tokens see each other in a layer; None: they all do."""
 
     def value(self, weights: Tensor, layer: Layer) -> Tensor | None:
         """[B, H, L, E], added to the mixed values; weights: [B, H, L, L]."""
@@ -237,9 +245,9 @@ class Positions(nn.ModuleDict):
     names: scheme names with their options, joined by "+" (see `parse`), for example "untied+t5:multiplier:25". A scheme
     is shared by all layers; "shaw:layer" gives each layer its own copy. cls: "tied", or "untied" to take [CLS] out of
     all position terms: the content-free logits from and to [CLS] become learned constants theta (TUPE, equation 10;
-    reset once, in the sum of all schemes), content and value terms 0, gates 1. "zero" is the same with theta fixed at
-    0: a control that takes [CLS] out and learns nothing in its place. Raises ValueError, with the reason, for an
-    unknown name, option or value, and for a combination without meaning.
+    reset once, in the sum of all schemes), content and value terms 0, gates 1, windows end at it. "zero" is the same
+    with theta fixed at 0: a control that takes [CLS] out and learns nothing in its place. Raises ValueError, with the
+    reason, for an unknown name, option or value, and for a combination without meaning.
     """
 
     def __init__(self, names: str, dims: Dims, cls: str = "tied"):
@@ -346,6 +354,12 @@ class Positions(nn.ModuleDict):
     def _reset_gate(self, gate):
         return self._off_cls(gate, 1.0)
 
+    def reach(self, layer: Layer) -> int | None:
+        """The largest distance at which tokens see each other in a layer; None: they all do. If [CLS] is untied, it
+        sees all, and all see it."""
+        reaches = [reach for scheme in self.of_layer(layer.index) if (reach := scheme.reach(layer)) is not None]
+        return min(reaches) if reaches and min(reaches) < layer.places.span - 1 else None
+
     def content(self, q: Tensor, k: Tensor, layer: Layer) -> Tensor | None:
         """[B, H, L, L], the logits that depend on q and k [B, H, L, D]."""
         return self._off_cls(self._sum(self.of_layer(layer.index), "content", q, k, layer))
@@ -375,6 +389,24 @@ def limited_schemes(names: str) -> list[str]:
     return [part.name for part in parse(names) if SCHEMES[part.name].limited]
 
 
+def beyond_training(positions: Positions, trained: int) -> list[str]:
+    """What the schemes of a model do in sequences longer than the `trained` tokens of its training, one line each.
+    `trained` counts the positions that tokens had: random ones reach farther than the sequences."""
+    lines = []
+    for scheme, part in zip(positions.of_layer(0), parse(positions.name), strict=True):
+        shared, last = scheme.shared_from, trained - 1
+        if scheme.limited:
+            line = f"has vectors for {positions.dims.max_positions} positions, and computes no more"
+        elif shared is None:
+            line = f"a formula continues to distances beyond {last}, which training never had"
+        elif shared <= last:
+            line = f"all distances from {shared} on share what training has learned" if shared else ""
+        else:
+            line = f"never trained for distances beyond {last}, but those up to {shared} have parameters of their own"
+        lines += [f"`{part}`: {line}"] if line else []
+    return lines
+
+
 def check_combination(names: str, parts: list[Part], cls: str) -> None:
     """Raise ValueError for schemes that cannot be combined, or not with this treatment of [CLS]."""
     if cls not in CLS:
@@ -393,5 +425,5 @@ def check_combination(names: str, parts: list[Part], cls: str) -> None:
     if cls != "tied":
         if rotating:
             raise ValueError(f"cls={cls} with position={names}: {rotating[0]} rotates q and k, it has no term to drop")
-        if not any(overrides(scheme, "bias", "content", "gate", "value") for scheme in schemes.values()):
+        if not any(overrides(scheme, "bias", "content", "gate", "reach", "value") for scheme in schemes.values()):
             raise ValueError(f"cls={cls} with position={names}: attention has no position term to untie [CLS] from")

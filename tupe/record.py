@@ -14,6 +14,7 @@ import shlex
 import subprocess
 import sys
 import time
+import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields
@@ -23,6 +24,8 @@ from . import __version__
 
 NAME = "record.json"
 STOPPED = 85  # exit status of training that a signal stopped: the same command resumes it (ERESTART)
+DIVERGED = 86  # of training whose loss is not finite, or has jumped
+STALLED = 87  # of training that made no progress for the time that was asked for
 BUSY = 75  # exit status of a process that found its folder locked by another one (EX_TEMPFAIL)
 
 
@@ -104,7 +107,7 @@ def read(folder: str | Path) -> Record | None:
         return Record(**{f.name: content[f.name] for f in fields(Record) if f.name in content})
     except FileNotFoundError:
         return None
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, RecursionError) as error:
         raise ValueError(f"{path} is no record of a run ({error})") from None
 
 
@@ -191,11 +194,27 @@ def git_commit() -> str | None:
 def write_atomically(path: str | Path, text: str) -> None:
     """Readers see the old file or the new one, never half of it."""
     temporary = Path(f"{path}.{os.getpid()}.partial")
-    with temporary.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    try:
+        with temporary.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def damage(checkpoint: str | Path) -> str | None:
+    """What is wrong with the file of a checkpoint, in a few words; None if it is whole: a zip archive, as torch writes
+    it, with the right checksum of every part. Needs no torch."""
+    try:
+        with zipfile.ZipFile(checkpoint) as archive:
+            part = archive.testzip()
+            if part is not None:
+                return f"wrong checksum of {part!r:.80}"
+            return None if any(name.endswith("/data.pkl") for name in archive.namelist()) else "it has no data.pkl"
+    except Exception as error:  # a damaged archive fails in many ways
+        return str(error).partition("\n")[0][:80] or type(error).__name__
 
 
 _held = {}  # lock file -> open file, locked until the process ends

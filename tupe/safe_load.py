@@ -39,7 +39,7 @@ def load_safely(path: str | Path, mmap: bool = False) -> Any:
             f"{path} is refused: it is no checkpoint, or holds more than tensors and plain data{what}"
         ) from error
     except Exception as error:  # reading a damaged pickle can fail in any way
-        raise ValueError(f"{path} cannot be read: {error}") from error
+        raise ValueError(f"{path} cannot be read: {' '.join(str(error).split())[:200]}") from error
     finally:
         torch.serialization.clear_safe_globals()
         torch.serialization.add_safe_globals(allowed)

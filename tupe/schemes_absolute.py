@@ -17,6 +17,7 @@ class NoPosition(PositionScheme):
     """No position information at all; the encoder becomes permutation-equivariant."""
 
     paper, formula = "(control)", "nothing"
+    shared_from = 0
 
 
 @register("absolute")

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from .kernels import linear
 from .offsets import Places
 from .positions import Dims, Layer, PositionScheme, register, undecayed
-from .schemes_common import Clipped, Table, at_least, layer_norm, per_head, positive, times
+from .schemes_common import Bucketed, Clipped, Table, at_least, layer_norm, per_head, positive, times
 
 # The logit of a key that a head must not see. Every normaliser makes exactly 0 of it, as of -inf, of which swish would
 # make NaN; and half precision can hold it.
@@ -78,7 +78,7 @@ class AbsoluteDisentangled(Untied):
 
 
 @register("t5")
-class T5(PositionScheme):
+class T5(Bucketed):
     """T5 (Raffel et al., 2020) as TUPE-R uses it: a learned scalar per head and bucket of the offset, not scaled.
 
     Bidirectional: half of the buckets are for keys to the right. Distances from max_distance on share one bucket. The

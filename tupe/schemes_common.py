@@ -105,6 +105,19 @@ class Clipped(PositionScheme):
         super().__init__(dims)
         self.max_distance = at_least(1, max_distance=max_distance)
 
+    @property
+    def shared_from(self) -> int:
+        return self.max_distance
+
     def rows(self, places: Places) -> Tensor:
         """[2S - 1], the row of every offset."""
         return places.offsets.clamp(-self.max_distance, self.max_distance) + self.max_distance
+
+
+class Bucketed(PositionScheme):
+    """Base of schemes that sort offsets into buckets, `bucket_of`; distances from max_distance on share the last."""
+
+    @property
+    def shared_from(self) -> int:
+        buckets = self.bucket_of(torch.arange(self.max_distance + 1, device="cpu"))
+        return int((buckets == buckets[-1]).nonzero()[0])

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from .offsets import Places
 from .positions import Dims, Layer, PositionScheme, register
 from .schemes_common import (
+    Bucketed,
     Clipped,
     LearnedFrequencies,
     Table,
@@ -114,7 +115,7 @@ class Deberta(PositionScheme):
     def __init__(self, dims: Dims, max_distance: int = 512, std: float = 0.02):
         super().__init__(dims)
         self.heads, layers = dims.heads, dims.layers if self.own_projections else 1
-        self.max_distance = at_least(1, max_distance=max_distance)
+        self.max_distance = self.shared_from = at_least(1, max_distance=max_distance)
         self.table = Table(2 * max_distance, dims.width, std)
         self.q = nn.ModuleList(nn.Linear(dims.width, dims.heads * dims.head_dim, bias=False) for _ in range(layers))
         self.k = nn.ModuleList(nn.Linear(dims.width, dims.heads * dims.head_dim, bias=False) for _ in range(layers))
@@ -139,7 +140,7 @@ class DebertaShared(Deberta):
 
 
 @register("deberta_v2")
-class DebertaV2(PositionScheme):
+class DebertaV2(Bucketed):
     """DeBERTa v2 and v3 (He et al., 2023), LTG-BERT and GPT-BERT: `deberta` without projections of its own.
 
     q_i . K(P_{b(i-j)}) + k_j . Q(P_{b(i-j)}), where P is layer-normed, and Q and K are the layer's own W_Q and W_K with

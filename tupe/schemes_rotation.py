@@ -1,4 +1,4 @@
-"""Rotations and gates, which change neither the embeddings nor the logits.
+"""Rotations, gates and windows, which add neither to the embeddings nor to the logits.
 
 B batch, L sequence length, C model width, H heads, D = C / H width of a head, E width of a value head, N layers.
 Position i = 0 is [CLS]; the offset of key j from query i is j - i. What a hook returns is documented in
@@ -129,3 +129,26 @@ class Urpe(Clipped):
     def gate(self, places: Places) -> Tensor:
         by_offset = self.table[:, self.rows(places)]  # [H, 2S - 1]
         return places.spread(times(by_offset.float(), self.multiplier))
+
+
+@register("window")
+class Window(PositionScheme):
+    """Local attention (Longformer: Beltagy et al., 2020): tokens see each other up to a distance of size / 2, but in
+    every `every`th layer, counted from the first, all see all (ModernBERT: Warner et al., 2024; its 128 and 3 are the
+    defaults). every = 0: no layer is global. No parameters; usually beside another scheme.
+
+    The fast paths do not compute the logits of other pairs. If [CLS] is untied, it sees all and is seen by all, as
+    Longformer's global tokens.
+    """
+
+    paper, formula = "Warner et al. 2024 (ModernBERT)", "a_ij = 0 for |j - i| > size / 2, but in every third layer"
+    shared_from = 0
+
+    def __init__(self, dims: Dims, size: int = 128, every: int = 3):
+        super().__init__(dims)
+        if every == 1 or every < 0:
+            raise ValueError(f"every must be 0 (no layer is global), or 2 or more, not {every}")
+        self.distance, self.every = at_least(2, size=size) // 2, every
+
+    def reach(self, layer: Layer) -> int | None:
+        return None if self.every and layer.index % self.every == 0 else self.distance

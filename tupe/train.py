@@ -75,14 +75,20 @@ def pretrain(data, output, recipe, preset, arch, words, **machine):
 @click.option("--lengths", type=ListOf(int), default="128,512", show_default=True, help="tokens per sequence, in turn")
 @click.option("--epochs", type=ListOf(int), default="5,2", show_default=True, help="epochs at each length")
 @click.option("--next-sentence", is_flag=True, help="predict next sentences too; needs segment embeddings")
+@click.option("--stretch", is_flag=True, help="make more vectors of tables that are shorter than a length, as "
+              "`tupe checkpoint stretch` does")  # fmt: skip
 @launcher
-def continue_(data, checkpoint, output, lengths, epochs, next_sentence, words, **machine):
+def continue_(data, checkpoint, output, lengths, epochs, next_sentence, stretch, words, **machine):
     """Train a checkpoint further, after Wang et al. (2021): 5 epochs at length 128, then 2 at length 512."""
     if len(lengths) != len(epochs) or len(set(lengths)) != len(lengths):
         raise ValueError(f"--lengths {lengths}, --epochs {epochs}: give one number of epochs for each length")
     objective = ["task.next_sentence=true", "criterion._name=masked_lm_next_sentence"] if next_sentence else []
     for length, count in zip(lengths, epochs, strict=True):
         folder = output / f"length{length}"
+        if stretch and not machine["dry_run"]:
+            from .checkpoints.stretch import stretch_to  # only now, for the same reason as in `run`
+
+            checkpoint = stretch_to(length, checkpoint, folder / "stretched.pt")
         arguments = [data, f"--save-dir={folder}", f"--finetune-from-model={checkpoint}"]
         arguments += [f"--tokens-per-sample={length}", f"--max-epoch={count}"]
         run("continue", objective, arguments, words, machine)
@@ -113,6 +119,7 @@ def run(recipe: str, overrides: list[str], arguments: list, words: Sequence[str]
     is_override = [bool(re.match(r"(~|\+{0,2}[A-Za-z_][\w./@]*=)", word)) for word in words]
     overrides = [*overrides, *(word for word, override in zip(words, is_override, strict=True) if override)]
     further = [word for word, override in zip(words, is_override, strict=True) if not override]
+    machine = dict(machine)  # the caller's serves its next run too
     own = [*options.own_options(), *machine.pop("outer_options")]
     arguments = [*map(str, arguments), *options.position_file(), *further]
     launch(recipe, overrides, arguments, own_options=tuple(own), **machine)

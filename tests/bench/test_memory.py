@@ -65,6 +65,15 @@ def test_the_count_against_the_allocator(arch, checkpoint_activations, monkeypat
     assert twice["peak"] > 1.5 * one["peak"]  # ... than larger steps would
 
 
+@pytest.mark.parametrize("position", ["rope", "t5", "untied", "kerple", "shaw", "t5+window"])
+def test_a_forward_pass_against_the_allocator(position, monkeypatch):
+    """Exactly what PyTorch allocates for two layers, a block of queries at a time where the encoding allows it."""
+    length, heads = 512, 2
+    monkeypatch.setattr(kernels, "LONG", length - 1)
+    monkeypatch.setattr(kernels, "LOGITS", heads * length * 64)  # 64 queries at a time
+    assert memory.forward_bytes(position, length, "tiny") == memory.measured_forward_bytes(position, length, "tiny")
+
+
 def test_growth():
     one, two = (memory.step_bytes("tupe_r_tiny", batch, 64, vocabulary=100) for batch in (4, 8))
     assert one["state"] == two["state"] == 20 * one["parameters"]

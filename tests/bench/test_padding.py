@@ -12,6 +12,7 @@ from helpers import squad_file
 from tupe.bench import padding
 from tupe.plugin.squad_data import prepare
 
+pytestmark = pytest.mark.usefixtures("own_module_cache")
 SIZES = np.array([4, 9, 30])
 
 

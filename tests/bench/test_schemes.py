@@ -7,6 +7,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 
+from tupe import windows
 from tupe.bench import schemes as cost
 from tupe.bench import step as bench
 from tupe.positions import PositionScheme
@@ -39,10 +40,13 @@ def test_parameters_are_the_papers():
         ("shaw", 3 * N * H * 2 * D * (2 * L - 1), None),
         ("shaw_sinusoidal", 2 * N * H * 2 * D * (2 * L - 1), None),
         # both of each layer's products are with 2L - 1 rows, which two projections of the layer make
+        # both products of each layer with the 8 keys that a chunk of 4 queries sees, instead of with 16
+        ("window:size:4:every:0", N * 3 * 2 * 2 * C * (8 - L), None),
         ("deberta", N * 3 * (2 * 2 * C * C * (2 * L - 1) / (B * L) + 2 * H * 2 * D * (2 * L - 1)), None),
     ],
 )
-def test_operations_by_hand(position, products, element_wise):
+def test_operations_by_hand(position, products, element_wise, monkeypatch):
+    monkeypatch.setattr(windows, "CHUNK", 4)
     base, counted = cost.flops("nopos", "tied", TINY), cost.flops(position, "tied", TINY)
     assert counted[0] - base[0] == pytest.approx(products, rel=1e-12)
     assert element_wise is None or counted[1] - base[1] == element_wise
@@ -102,6 +106,10 @@ def test_command(tmp_path):
     assert rows[1]["parameters"] == 16 * 128 and all(len(row["seconds"]) == 2 for row in rows)
     with mock.patch.object(cost, "measure", side_effect=AssertionError):  # finished lengths are read
         assert "| shaw | 8,256 |" in run(*options, "--lengths=16")[1]
+    image = out.with_suffix(".png").read_bytes()
+    with mock.patch.object(cost, "measure", side_effect=AssertionError):
+        assert "| shaw | 8,256 |" in run(f"--draw={out.with_suffix('.json')}")[1]
+    assert out.with_suffix(".png").read_bytes() == image and len(image) > 1000
     for words, message in (
         ([*options[:-1], "--positions=bert_a,tupe_r,t5"], "has other encodings (nopos, absolute (BERT-A), "),
         ([*options, "--rounds=3"], "choose another --output"),

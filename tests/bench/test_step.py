@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import multiprocessing
 from dataclasses import replace
 from unittest import mock
 
@@ -216,8 +217,10 @@ def test_tables_and_picture(tmp_path):
     assert all(p.read_bytes().startswith(b"\x89PNG") for p in tmp_path.iterdir())
 
 
-def test_command(tmp_path):
+def test_command(tmp_path, monkeypatch):
     """Two settings from end to end, in processes of their own."""
+    fork = multiprocessing.get_context("fork")  # of this process, in place of one that would import everything
+    monkeypatch.setattr(bench.multiprocessing, "get_context", lambda kind: fork)
     words = "--models tupe_r --size tiny --vocab-size 60 --tokens 40 --lengths 20 --layers 1,2 --rounds 2"
     output = tmp_path / "new" / "b"
     options = ["--threads=1", "--device=cpu", f"--output={output}"]

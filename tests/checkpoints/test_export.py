@@ -20,12 +20,13 @@ from tupe.architectures import ARCHITECTURES, ELECTRA
 from tupe.attention import NORMALISERS
 from tupe.checkpoints import convert
 from tupe.checkpoints import files as checkpoints
-from tupe.checkpoints.export import command, export
+from tupe.checkpoints.export import command, export, model_card
 from tupe.encoder import LAYERS
 from tupe.plugin.hub import TupeHubInterface
 from tupe.plugin.model import TupeModel
 from tupe.plugin.pretrained import load_dictionary
 from tupe.positions import limited_schemes, overrides
+from tupe.record import Record
 from tupe.safe_load import load_safely
 from tupe.schemes import SCHEMES
 
@@ -120,12 +121,12 @@ def same(ours, theirs, real=None):
 
 
 # no parameters, or their own in every layer already
-WHOLE = {"nopos", "alibi", "shaw_sinusoidal", "deberta", "transformer_xl"}
+WHOLE = {"nopos", "alibi", "shaw_sinusoidal", "deberta", "transformer_xl", "window"}
 PER_LAYER = [n for n, kind in SCHEMES.items() if n not in WHOLE and not overrides(kind, "embed", "rotate")]
 
 
 # Which together fill in every hook of a scheme. The export has the same file of schemes: the others are slow.
-SOME = ["nopos", "absolute", "untied+t5:layer", "deberta", "rope_values", "shaw_values", "urpe"]
+SOME = ["nopos", "absolute", "untied+t5:layer", "deberta", "rope_values", "shaw_values", "urpe", "window:size:4"]
 SOME += ["+".join(f"{name}:layer" for name in PER_LAYER)]
 
 
@@ -206,6 +207,19 @@ def exported(data, tmp_path_factory):
     result = CliRunner().invoke(command, words)
     assert result.exit_code == 0, result.output
     return model, folder / "checkpoint.pt", folder / "out_exported"
+
+
+def test_the_model_card_has_settings_data_scores_and_licence(exported, tmp_path):
+    model, checkpoint, out = exported
+    card = (out / "README.md").read_text()
+    parameters = sum(p.numel() for p in model.parameters())
+    assert "license: mit" in card and "`untied+t5`" in card and f"{parameters:,} parameters" in card
+    manifest = {"counts": {"documents kept": 1234, "tokens": 56789}, "vocab_size": 70}
+    (tmp_path / "manifest.json").write_text(json.dumps(manifest))
+    scores = [{"split": "valid", "best": best, "pearson": value} for best, value in ((True, 81.25), (False, 80))]
+    Record("STS-B", splits=["valid"], metrics=["pearson"], scores=scores, command="tupe finetune").save(tmp_path)
+    card = model_card(load_safely(checkpoint), tmp_path, tmp_path)
+    assert "1,234 documents, 56,789 words" in card and "best pearson on STS-B, validation | 81.25" in card
 
 
 def test_all_auto_classes(exported):

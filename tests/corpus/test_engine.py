@@ -20,6 +20,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from helpers import descendants, fork, has_ended, wait_until
 from tqdm import tqdm
 
 from tupe.corpus import steps as corpus
@@ -49,6 +50,9 @@ def run(*args):
         raise SystemExit(result.output)
 
 
+ONE = ("--jobs", 1)  # in this process: others have to be started and ended for every step
+
+
 def write_text(folder, documents=30):
     (folder / "a.txt").write_text(text(documents), encoding="utf-8")
     return folder / "a.txt"
@@ -61,7 +65,7 @@ def data(tmp_path_factory):
     with contextlib.chdir(folder) if hasattr(contextlib, "chdir") else pytest.MonkeyPatch.context() as patch:
         if patch is not None:
             patch.chdir(folder)
-        run("a.txt", "--output", "data", "--vocab-size", 300, "--valid-fraction", 0.1, "--jobs", 1)
+        run("a.txt", "--output", "data", "--vocab-size", 300, "--valid-fraction", 0.1, *ONE)
     return folder / "data"
 
 
@@ -348,6 +352,22 @@ def test_workers_end_when_their_parent_is_killed(undisturbed, tmp_path):
         pytest.fail("workers are still there")
 
 
+def test_a_signal_ends_the_workers_too(undisturbed, tmp_path):
+    """And what was finished stays: the same command goes on."""
+    out = tmp_path / "data"
+    words = [f"--{name.replace('_', '-')}={value}" for name, value in OPTIONS.items()]
+    process = fork(command, "prepare", *inputs_of(undisturbed), f"--output={out}", "--jobs=2", *words)
+    wait_until(lambda: finished_tasks(out) >= 3)
+    tree, before = descendants(process.pid), finished_tasks(out)
+    os.kill(process.pid, signal.SIGTERM)
+    process.join()
+    assert process.exitcode == 128 + signal.SIGTERM and len(tree) >= 3
+    wait_until(lambda: all(has_ended(pid) for pid in tree))
+    assert finished_tasks(out) >= before
+    prepare(inputs_of(undisturbed), out, workers=2, **OPTIONS)
+    assert same_files(undisturbed / "data", out)
+
+
 def fail_with(error):
     def target(*args, **kwargs):
         resource.setrlimit(resource.RLIMIT_FSIZE, (3000, 3000))
@@ -489,12 +509,12 @@ def fail_once(folder, *args):
 
 def test_folder_of_another_run(undisturbed, tmp_path):
     write_text(tmp_path)
-    run(tmp_path / "a.txt", "--output", tmp_path / "data", "--vocab-size", 300)
+    run(tmp_path / "a.txt", "--output", tmp_path / "data", "--vocab-size", 300, *ONE)
     before = (tmp_path / "data" / "train.bin").read_bytes()
     with pytest.raises(SystemExit, match="data is not empty.*other inputs or options.*--overwrite"):
-        run(tmp_path / "a.txt", "--output", tmp_path / "data", "--vocab-size", 310)
+        run(tmp_path / "a.txt", "--output", tmp_path / "data", "--vocab-size", 310, *ONE)
     assert (tmp_path / "data" / "train.bin").read_bytes() == before
-    run(tmp_path / "a.txt", "--output", tmp_path / "data", "--vocab-size", 310, "--overwrite")
+    run(tmp_path / "a.txt", "--output", tmp_path / "data", "--vocab-size", 310, *ONE, "--overwrite")
     assert len(TextEncoder(tmp_path / "data")) == 310
 
 
@@ -517,7 +537,7 @@ def test_output_within_the_input_folder(tmp_path):
     for i in range(5):
         (tmp_path / f"{i}.txt").write_text(sentences(100 * i, 100))
     for more in ([], [], ["--overwrite", "--seed", 2]):
-        run(tmp_path, "--output", tmp_path / "data", "--vocab-size", 300, *more)
+        run(tmp_path, "--output", tmp_path / "data", "--vocab-size", 300, *ONE, *more)
         manifest = json.loads((tmp_path / "data" / "manifest.json").read_text())
         assert manifest["counts"]["documents read"] == 5 and not manifest["settings"]["skipped"]
 
@@ -548,7 +568,8 @@ def test_copies_and_near_copies_go_and_the_last_paragraph_stays(tmp_path):
     assert manifest["counts"]["documents read"] == 13 and manifest["counts"]["documents kept"] == 11
     assert manifest["counts"]["paragraphs kept"] == 10 * 2 + 1  # those of the copies are not counted
     for threshold in (0, 1):
-        other = prepare([tmp_path / "a.txt"], tmp_path / f"{threshold}", vocab_size=200, near_duplicates=threshold)
+        options = {"vocab_size": 200, "near_duplicates": threshold, "workers": 1}
+        other = prepare([tmp_path / "a.txt"], tmp_path / f"{threshold}", **options)
         assert other["counts"]["documents kept"] == 12
 
 
@@ -573,12 +594,12 @@ def test_report(data):
 
 def test_vocabulary_of_the_default_size_needs_more_text(tmp_path):
     with pytest.raises(SystemExit, match="cannot make 32768 types from this text: .*another --vocab-size continues"):
-        run(write_text(tmp_path), "--output", tmp_path / "data")
+        run(write_text(tmp_path), "--output", tmp_path / "data", *ONE)
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "data" / "work" / "text").iterdir()}
-    run(tmp_path / "a.txt", "--output", tmp_path / "data", "--vocab-size", 300, "--keep-work")
+    run(tmp_path / "a.txt", "--output", tmp_path / "data", "--vocab-size", 300, "--keep-work", *ONE)
     assert before == {path: path.stat().st_mtime_ns for path in before}  # the same text is not read again
     shutil.rmtree(tmp_path / "data" / "work")
-    run(tmp_path / "a.txt", "--output", tmp_path / "fresh", "--vocab-size", 300)
+    run(tmp_path / "a.txt", "--output", tmp_path / "fresh", "--vocab-size", 300, *ONE)
     assert same_files(tmp_path / "data", tmp_path / "fresh")
 
 
@@ -596,7 +617,7 @@ def test_vocabulary_of_the_default_size_needs_more_text(tmp_path):
 def test_bad_input(tmp_path, name, content, message):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(SystemExit) as error:
-        run(tmp_path / name, "--output", tmp_path / "data", "--vocab-size", 200, "--jobs", 1)
+        run(tmp_path / name, "--output", tmp_path / "data", "--vocab-size", 200, *ONE)
     assert re.search(message, str(error.value)), error.value
 
 

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import sentencepiece
 
 from tupe.corpus import steps as corpus
 from tupe.corpus.readers import Document
@@ -113,3 +114,9 @@ def test_keep_words_merges_many_tables(tmp_path):
         "the",
     ]
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["words.txt"]
+
+
+def test_a_vocabulary_has_the_signs_that_an_encyclopedia_hardly_uses(tmp_path):
+    corpus.train_sentencepiece(["the cat sat on the mat and the dog ran"] * 50, 40, tmp_path / "model")
+    pieces = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "model"))
+    assert pieces.unk_id() not in pieces.encode("?!")

@@ -66,6 +66,8 @@ def test_contrasts_are_paired_t_tests_corrected_by_holm(folder, evidence):
 def test_verdicts(differences, verdict):
     finals = {"bert_a": {1: 6.0, 2: 6.1, 3: 6.2}}
     finals["tupe_a_tie_cls"] = {seed: finals["bert_a"][seed] + d for seed, d in enumerate(differences, 1)}
+    early = {"confirmed": "lower", "refuted": "higher"}
+    assert claims.judged(finals, early=True)[0].verdict == early.get(verdict, verdict)
     first, *others = claims.judged(finals)
     assert first.verdict == verdict and {result.verdict for result in others} == {"not run"}
 
@@ -88,7 +90,7 @@ def test_exit_and_shares_follow_from_straight_curves(tmp_path):
         write_run(out, Trial("share", "tupe_a", "tiny", updates, 1e-3, 1), loss, exit=500)
     collect.write(collect.collect(out, collect.read(tmp_path)), tmp_path)
     evidence = Evidence(collect.read(tmp_path))
-    assert evidence.threshold == pytest.approx(7.0, abs=1e-4)  # the better rate's 7.5, minus one half
+    assert evidence.threshold("main") == pytest.approx(7.0, abs=1e-4)  # the better rate's 7.5, minus one half
     exits = evidence.by_seed("main", evidence.exit)
     assert exits["tupe_a"][1] == pytest.approx(1000 + 4000 / 3, abs=2)
     assert exits["bert_a"][1] == pytest.approx(3010 + 1990 / 2, abs=2)
@@ -170,11 +172,27 @@ def test_one_command_writes_page_and_figures(folder, pretrained, vocabulary, tmp
     assert "(evidence/pilot.md)" in text
     pilot = [float(row["loss"]) for row in collect.read(folder / "tables")["runs"] if "pilot/bert_a/" in row["run"]]
     assert f"| **{min(pilot):.3f}** |" in (tmp_path / "evidence" / "pilot.md").read_text()
-    assert "| untying words and positions | tupe_a_tie_cls - bert_a |" in readme.read_text()
+    assert "| untying words and positions | `tupe_a_tie_cls` - `bert_a` |" in readme.read_text()
     shutil.rmtree(out)  # the tables alone give the same page
     names = [figure.__name__ for figure in claims_page.FIGURES]
     again = Evidence(collect.read(tmp_path / "evidence"))
     assert claims_page.results(again, names, "figures", "evidence/pilot.md") in text
+
+
+def test_the_first_look_has_its_own_plateau_and_complete_models_only(tmp_path):
+    out, seeds = tmp_path / "out", CLAIMS["stages"]["first"]["seeds"]
+    for model, loss, count in (("nopos", 7.6, 3), ("bert_a", 7.5, 3), ("tupe_a_tie_cls", 6.5, 3), ("tupe_a", 6.0, 2)):
+        for seed in seeds[:count]:
+            write_run(out, run(model, "first", seed, "tiny", 1250, 2e-3), loss + 0.01 * (seed % 3), exit=500)
+    collect.write(collect.collect(out, collect.read(tmp_path)), tmp_path)
+    evidence = Evidence(collect.read(tmp_path))
+    assert set(evidence.finals("first")) == {"nopos", "bert_a", "tupe_a_tie_cls"}
+    assert evidence.threshold("first") == pytest.approx(7.6 + 0.01 - 0.5, abs=1e-4)  # the mean over seeds, minus a half
+    assert evidence.threshold("main") is None
+    assert evidence.by_seed("first", evidence.exit).keys() == {"tupe_a_tie_cls"}
+    text = claims_page.results(evidence, [], "figures", "pilot.md")
+    assert "### The first look" in text and "never, never, never" in text
+    assert "A first look only: tiny models, 1,250 updates, 3 seeds" in claims.summary(evidence)
 
 
 @pytest.mark.parametrize("stages", [["pilot"], ["main"], ["controls"]])
@@ -188,6 +206,7 @@ def test_what_has_not_run_is_named(stages, tmp_path):
     for stage, count in models.items():
         here = f"{count} of {count} models, seeds {CLAIMS['stages'][stage]['seeds'][0]}"
         assert f"{stage}: {here if stage in stages else f'0 of {count} models, seeds none'}" in text
-    assert ("| not run |" in text) == (stages != ["main"])
+    assert ("### The five contrasts" in text) == (stages == ["main"])
+    assert ("### Controls" in text) == (stages == ["controls"])
     with pytest.raises(ValueError, match="tupe claims --runs"):
         Evidence(collect.read(tmp_path / "empty"))

@@ -97,6 +97,9 @@ def test_thirteen_encodings_by_default(place):
     (place / "out" / "presets" / "bert_a_tiny").mkdir(parents=True)
     refused = compare(place, "--arhc=bert_a", status=2)
     assert "no such option --arhc" in refused and not list(place.glob("out/**/sweep.json"))
+    glue = [f"--glue={place / 'glue'}", "--finetune-options=--arhc=x"]
+    refused = compare(place, *glue, status=2)  # before anything is trained
+    assert "no such option --arhc" in refused and not list(place.glob("out/**/sweep.json"))
     compare(place, "--jobs=4")
     assert len(starts(place)) == 13 and all("/wang_" in name for name in starts(place))
 

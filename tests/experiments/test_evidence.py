@@ -57,6 +57,9 @@ def test_stages_are_planned_in_whole_blocks():
     pilot = trials("pilot", {}, models=["bert_a"])
     assert [trial.lr for trial in pilot] == CLAIMS["learning_rates"]
     assert len(trials("share", RATES, seeds=[1])) == 8
+    first = trials("first", {})  # needs no pilot
+    assert {trial.lr for trial in first} == {2e-3} and {trial.updates for trial in first} == {1250}
+    assert {name for entry in CLAIMS["contrasts"] for name in entry["models"]} <= {trial.model for trial in first}
     with pytest.raises(ValueError, match="no learning rate for bert_r"):
         trials("main", {"bert_a": 1e-3, **{name: 1e-3 for name in block if name != "bert_r"}})
 
@@ -79,6 +82,27 @@ def test_rates_come_from_the_pilot_and_the_search_widens_at_its_edge(tmp_path):
     finish(tmp_path, "bert_a", 8e-3, 6.2)
     assert best_rates(tmp_path) == (rates, [])
     assert final_losses(tmp_path, "pilot")[Trial("pilot", "bert_a", "tiny", 5000, 8e-3, 101)] == 6.2
+
+
+def test_the_pilot_of_some_models_ends_where_another_still_needs_a_rate(tmp_path, monkeypatch):
+    """bert_a was trained before, and its best rate lies at the edge; tupe_r's is followed to 0.016."""
+    for lr in CLAIMS["learning_rates"]:
+        finish(tmp_path, "bert_a", lr, lr)
+    rounds = []
+
+    def train(data, output, planned, jobs, further):
+        rounds.append(planned)
+        assert len(rounds) < 10, "the pilot does not end"
+        for trial in planned:
+            if not trial.folder(output).exists():
+                finish(output, trial.model, trial.lr, abs(trial.lr - 0.016))
+
+    monkeypatch.setattr(evidence, "train", train)
+    words = ["--data", tmp_path, "--output", tmp_path, "--stages", "pilot", "--models", "tupe_r"]
+    result = CliRunner().invoke(command, list(map(str, words)))
+    assert result.exit_code == 0, result.output
+    assert {trial.model for planned in rounds for trial in planned} == {"tupe_r"}
+    assert [max(trial.lr for trial in planned) for planned in rounds] == [4e-3, 8e-3, 16e-3, 32e-3]
 
 
 def test_weights_are_kept_in_half_precision_along_training(pretrained, tmp_path):

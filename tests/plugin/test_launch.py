@@ -8,7 +8,8 @@ from argparse import Namespace
 
 import pytest
 import torch
-from helpers import CONFIGS, pretrain_arguments, write_data
+from helpers import CONFIGS, pretrain_arguments
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from omegaconf import OmegaConf
 
 from tupe import architectures
@@ -63,6 +64,20 @@ def hydra_config(name, overrides, **changes):
         assert "_name" in config[section], f"{name}: nothing chosen for {section}"
     add_defaults(config)
     return config
+
+
+def test_what_the_tests_keep_of_hydra_changes_nothing(monkeypatch):
+    """See conftest.py."""
+    from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+
+    def configurations(lr):
+        words = recipe(f"--lr={lr}", overrides=["model=bert_r", "+model.position=rope"])
+        return words, convert_namespace_to_omegaconf(parse(words))
+
+    configurations(0.25)
+    kept = configurations(0.5)
+    monkeypatch.setattr(ConfigLoaderImpl, "load_configuration", ConfigLoaderImpl.load_configuration.__wrapped__)
+    assert configurations(0.5) == kept and kept[1].optimization.lr == [0.5] and kept[1].model.position == "rope"
 
 
 def test_recipe_is_the_papers():
@@ -246,11 +261,6 @@ def recipes():
                         yield path.stem, f"{group}={choice.stem}"
                     elif choice.stem != default and OmegaConf.load(choice)._name == choice.stem:
                         yield pytest.param(path.stem, f"{group}={choice.stem}", marks=pytest.mark.slow)
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    return write_data(tmp_path_factory.mktemp("configs") / "data")
 
 
 @pytest.mark.parametrize("name, choice", recipes())

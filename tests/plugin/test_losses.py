@@ -4,14 +4,9 @@ import shutil
 
 import pytest
 import torch
-from helpers import pretrain_arguments, train, write_data
+from helpers import pretrain_arguments, train
 
 STEPS = ["--max-update=5", "--no-save", "--num-workers=0"]
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    return write_data(tmp_path_factory.mktemp("speed") / "data")
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,5 @@
 """Training end to end on a tiny data set: resuming, masks, processes, launchers, damaged checkpoints."""
 
-import json
 import logging
 import math
 import os
@@ -9,18 +8,15 @@ import sys
 
 import pytest
 import torch
-from helpers import CONFIGS, PLUGIN, load, pretrain_arguments, train, write_data
+from click.testing import CliRunner
+from helpers import CONFIGS, PLUGIN, load, pretrain_arguments, train
 
 from tupe.attention import NORMALISERS
 from tupe.plugin.resume import position_in_epoch
 from tupe.schemes import SCHEMES
+from tupe.train import pretrain
 
 EPOCH = 9  # updates per epoch of the tiny data set
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    return write_data(tmp_path_factory.mktemp("train") / "data")
 
 
 @pytest.fixture(scope="module")
@@ -153,7 +149,8 @@ def test_damaged_last_checkpoint(data, full_run, tmp_path, caplog):
     with caplog.at_level(logging.WARNING):
         arguments = pretrain_arguments(data, tmp_path)
     assert f"--restore-file={tmp_path}/checkpoint_1_8.pt" in arguments
-    assert "checkpoint_last.pt is damaged; resuming from" in caplog.text and "8 updates" in caplog.text
+    assert "checkpoint_last.pt is damaged (File is not a zip file); resuming from" in caplog.text
+    assert "8 updates" in caplog.text
     assert train(arguments) == losses[8:]
     for path in tmp_path.glob("*.pt"):
         path.write_bytes(b"")
@@ -188,29 +185,23 @@ def test_checkpoint_is_not_executed(tmp_path):
     [("pretrain", "tupe_r_tiny"), pytest.param("pretrain_electra", "electra_tupe_r_tiny", marks=pytest.mark.slow)],
 )
 def test_both_launchers_train_the_same_model(recipe, arch, data, tmp_path):
-    common = {"max_update": 3, "lr": "[0.003]", "tokens_per_sample": 24, "warmup_updates": 1, "log_interval": 1}
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    more = [f"--{key.replace('_', '-')}={value}" for key, value in common.items()]
-    command = [sys.executable, "-m", "tupe", "pretrain", f"--recipe={recipe}", f"--arch={arch}", "--gpus=0", *more]
-    command += [f"--data={data}", f"--output={tmp_path / 'tupe'}", "--log-format=json"]
-    command += ["--batch-size=4", "--update-freq=2"]
+    words = [f"--recipe={recipe}", f"--arch={arch}", f"--data={data}", f"--output={tmp_path / 'tupe'}", "--gpus=0"]
+    words += ["--max-update=3", "--lr=[0.003]", "--tokens-per-sample=24", "--warmup-updates=1", "--batch-size=4"]
+    result = CliRunner().invoke(pretrain, [*words, "--update-freq=2", "--num-workers=0"])
+    assert result.exit_code == 0, result.output
     hydra = [
         sys.executable, "-m", "fairseq_cli.hydra_train", "--config-dir", str(CONFIGS), "--config-name", recipe,
         f"model._name={arch}", f"task.data={data}", f"checkpoint.save_dir={tmp_path}/hydra",
-        "common.fp16=false", "common.cpu=true", "common.log_interval=1", "common.log_format=json",
-        "dataset.batch_size=4", "optimization.update_freq=[2]", "optimization.lr=[0.003]", "optimization.max_update=3",
+        "common.fp16=false", "common.cpu=true", "dataset.num_workers=0", "dataset.batch_size=4",
+        "optimization.update_freq=[2]", "optimization.lr=[0.003]", "optimization.max_update=3",
         "lr_scheduler.warmup_updates=1", "task.tokens_per_sample=24", f"hydra.run.dir={tmp_path}/hydra_log",
     ]  # fmt: skip
-    both = [
-        subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=environment, cwd=PLUGIN.parent)
-        for words in (command, hydra)
-    ]
-    outputs = [process.communicate(timeout=240)[0] for process in both]
-    assert [process.returncode for process in both] == [0, 0], outputs
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(hydra, capture_output=True, text=True, env=environment, cwd=PLUGIN.parent, timeout=240)
+    assert done.returncode == 0, done.stderr
     checkpoints = [load(tmp_path / name / "checkpoint_last.pt") for name in ("tupe", "hydra")]
-    losses = [[line["loss"] for line in logged(output)] for output in outputs]
-    assert len(losses[0]) == 3 and losses[0] == losses[1]
-    # Not only the rounded losses: the trained weights are the same to the last bit, and so are the configurations.
+    assert [checkpoint["optimizer_history"][-1]["num_updates"] for checkpoint in checkpoints] == [3, 3]
+    # The trained weights are the same to the last bit, and so are the configurations.
     first, second = (checkpoint["model"] for checkpoint in checkpoints)
     assert first.keys() == second.keys() and all(torch.equal(first[key], second[key]) for key in first)
     for section in ("model", "task", "criterion", "optimizer", "lr_scheduler", "optimization", "dataset"):
@@ -226,9 +217,3 @@ def test_both_launchers_train_the_same_model(recipe, arch, data, tmp_path):
         assert "generator.project.weight" in first and "discriminator.out.weight" in first
     else:
         assert criterion["_name"] == "masked_lm"
-
-
-def logged(output):
-    """The JSON lines of single updates in fairseq's log."""
-    lines = [line[line.index("{") :] for line in output.splitlines() if "train_inner" in line and "{" in line]
-    return [json.loads(line) for line in lines]

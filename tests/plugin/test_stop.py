@@ -6,15 +6,10 @@ import signal
 
 import pytest
 import torch
-from helpers import load, pretrain_arguments, train, write_data
+from helpers import load, pretrain_arguments, train
 
 from tupe.plugin.stop import SIGNALS, is_at
 from tupe.record import STOPPED, read, state_of
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    return write_data(tmp_path_factory.mktemp("data") / "data")
 
 
 @pytest.fixture(scope="module")

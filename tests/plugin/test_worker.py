@@ -9,17 +9,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import PLUGIN, load, pretrain_arguments, train, write_data
+from fairseq.trainer import Trainer
+from helpers import PLUGIN, descendants, fork, load, pretrain_arguments, train
 
+from tupe.cli import main
+from tupe.plugin import launch, worker
 from tupe.record import BUSY, STOPPED, locked, read, state_of
 
 TWO_GPUS = "import torch; torch.cuda.device_count = lambda: 2\nfrom tupe.cli import main\nmain()"  # or so it believes
 QUIET = ["--dropout=0", "--attention-dropout=0", "--max-update=6", "--total-num-update=14"]
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    return write_data(tmp_path_factory.mktemp("worker") / "data")
 
 
 def start(data, folder, *more):
@@ -27,24 +25,69 @@ def start(data, folder, *more):
     return subprocess.run(**command(data, folder, *more), capture_output=True)
 
 
-def command(data, folder, *more):
-    """Arguments of `subprocess` for it."""
-    words = [f"--data={data}", f"--output={folder}", "--arch=tupe_r_tiny", "--tokens-per-sample=24", "--lr=0.01"]
-    words += ["--warmup-updates=2", *QUIET, "--batch-size=4", "--update-freq=1"]
-    words += ["--gpus=2", "--cpu", "--distributed-backend=gloo", "--ddp-backend=legacy_ddp"]
+def words(data, folder, *more):
+    """Of `tupe pretrain`."""
+    given = [f"--data={data}", f"--output={folder}", "--arch=tupe_r_tiny", "--tokens-per-sample=24", "--lr=0.01"]
+    given += ["--warmup-updates=2", *QUIET, "--batch-size=4", "--update-freq=1"]
+    given += ["--gpus=2", "--cpu", "--distributed-backend=gloo", "--ddp-backend=legacy_ddp"]
+    return [*given, f"--master-port={free_port()}", *more]
+
+
+def free_port():
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        words.append(f"--master-port={free.getsockname()[1]}")
+        return str(free.getsockname()[1])
+
+
+def command(data, folder, *more):
+    """Arguments of `subprocess` for it."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(PLUGIN.parent)}
-    words = [sys.executable, "-c", TWO_GPUS, "pretrain", *words, *more]
-    return {"args": words, "env": environment, "cwd": PLUGIN.parent, "text": True}
+    arguments = [sys.executable, "-c", TWO_GPUS, "pretrain", *words(data, folder, *more)]
+    return {"args": arguments, "env": environment, "cwd": PLUGIN.parent, "text": True}
+
+
+def forked_workers(arguments):
+    """Does what torchrun does on one machine, but for starting interpreters. arguments: torchrun's."""
+    assert arguments.module and arguments.training_script == worker.__name__
+    environment = {
+        "WORLD_SIZE": arguments.nproc_per_node, "MASTER_ADDR": arguments.master_addr,
+        "MASTER_PORT": str(arguments.master_port), "TORCHELASTIC_RUN_ID": "none",
+    }  # fmt: skip
+    torch.cuda.device_count = lambda: 0
+    ranks = [{"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(int(arguments.nproc_per_node))]
+    words = [worker.__name__, *arguments.training_script_args]
+    processes = [fork(worker.main, *words, **environment, **rank) for rank in ranks]
+    for process in processes:
+        process.join()
+    sys.exit(max(abs(process.exitcode) for process in processes))
+
+
+def pretrain_with_two_gpus():
+    torch.cuda.device_count = lambda: 2
+    launch.torchrun.run = forked_workers  # torchrun itself: below
+    main()
 
 
 def test_two_processes_equal_one_with_twice_the_steps(data, tmp_path):
     one, two = tmp_path / "one", tmp_path / "two"
     assert len(train(pretrain_arguments(data, one, *QUIET, "--update-freq=2"))) == 6
+    process = fork(pretrain_with_two_gpus, "tupe", "pretrain", *words(data, two))
+    process.join()
+    assert process.exitcode == 0
+    compare(one, two)
+
+
+@pytest.mark.slow
+def test_two_processes_of_torchrun_equal_one_with_twice_the_steps(data, tmp_path):
+    one, two = tmp_path / "one", tmp_path / "two"
+    train(pretrain_arguments(data, one, *QUIET, "--update-freq=2"))
     done = start(data, two)
     assert done.returncode == 0, done.stderr[-3000:]
+    compare(one, two)
+
+
+def compare(one, two):
+    """The run of one process and that of two."""
     single, double = (load(folder / "checkpoint_last.pt") for folder in (one, two))
     for key, value in single["model"].items():
         torch.testing.assert_close(double["model"][key], value, rtol=2e-5, atol=1e-5)
@@ -68,21 +111,80 @@ def test_a_finished_run_is_left_alone_and_a_busy_folder_has_its_status(data, tmp
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("target, number", [("one process", signal.SIGTERM), ("torchrun", signal.SIGUSR1)])
-def test_a_signal_to_any_process_stops_all_after_the_same_update(data, tmp_path, target, number):
-    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
-    more = ["--max-update=60", "--total-num-update=60", "--log-interval=1"]
-    assert start(data, whole, *more).returncode == 0
-    process = subprocess.Popen(**command(data, stopped, *more), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-    for line in process.stderr:
-        if "num_updates': '5'" in line or '"num_updates": "5"' in line or "num_updates=5," in line:
-            break
+@pytest.mark.parametrize(
+    "target, number",
+    [
+        ("torchrun", signal.SIGTERM), ("torchrun", signal.SIGUSR1), ("one process", signal.SIGHUP),
+        ("all", signal.SIGUSR1),
+    ],
+)  # fmt: skip
+def test_a_signal_to_any_process_stops_all(data, tmp_path, target, number):
+    """What torchrun passes on. Data workers get the signal too where it goes to all, as Slurm sends it."""
+    more = ["--max-update=5000", "--total-num-update=5000", "--log-interval=1", "--disable-validation"]
+    process = subprocess.Popen(
+        **command(data, tmp_path, *more), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
+    )
+    assert any("num_updates=5," in line for line in process.stdout)
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-    os.kill(int(children[1]) if target == "one process" else process.pid, number)
+    targets = {"torchrun": [process.pid], "one process": children[1:2]}
+    for pid in targets.get(target) or descendants(process.pid):
+        os.kill(int(pid), number)
     process.communicate()
     assert process.returncode == STOPPED
-    updates = load(stopped / "checkpoint_last.pt")["optimizer_history"][-1]["num_updates"]
-    assert 5 <= updates < 60 and state_of(stopped) == "open"
-    assert start(data, stopped, *more).returncode == 0
-    for key, value in load(whole / "checkpoint_last.pt")["model"].items():
-        assert torch.equal(load(stopped / "checkpoint_last.pt")["model"][key], value)
+    updates = load(tmp_path / "checkpoint_last.pt")["optimizer_history"][-1]["num_updates"]
+    assert 5 <= updates < 5000 and state_of(tmp_path) == "open"
+
+
+def train_two(data, folder, *more, on_step=lambda rank, update: None):
+    """Train in two copies of this process, as in the processes of torchrun -> their exit statuses.
+
+    on_step: called with the rank and the number of every update, before it.
+    """
+    arguments = pretrain_arguments(data, folder, *QUIET, "--num-workers=0", *more, processes=2)
+    place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), "TORCHELASTIC_RUN_ID": "none"}
+    step = Trainer.train_step
+
+    def train_step(trainer, samples):
+        on_step(int(os.environ["RANK"]), trainer.get_num_updates() + 1)
+        return step(trainer, samples)
+
+    def run():
+        Trainer.train_step = train_step
+        worker.train(arguments)
+
+    processes = [fork(run, "tupe", RANK=str(rank), LOCAL_RANK=str(rank), **place) for rank in range(2)]
+    for process in processes:
+        process.join()
+    return [process.exitcode for process in processes]
+
+
+@pytest.fixture(scope="module")
+def whole(data, tmp_path_factory):
+    """Folder of an undisturbed run of 10 updates with two processes: two epochs and a bit."""
+    folder = tmp_path_factory.mktemp("whole")
+    assert train_two(data, folder, "--max-update=10") == [0, 0]
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("rank", "number", "update"),
+    [
+        pytest.param(0, signal.SIGTERM, 3, marks=pytest.mark.slow), (1, signal.SIGUSR1, 4),
+        pytest.param(1, signal.SIGHUP, 5, marks=pytest.mark.slow),
+    ],
+)  # fmt: skip
+def test_a_signal_to_one_process_stops_both_after_the_same_update(data, whole, tmp_path, rank, number, update):
+    """In the middle of an epoch, and at its end (5). The other process never receives a signal."""
+
+    def on_step(here, now):
+        if (here, now) == (rank, update):
+            os.kill(os.getpid(), number)
+
+    assert train_two(data, tmp_path, "--max-update=10", on_step=on_step) == [STOPPED, STOPPED]
+    state = load(tmp_path / "checkpoint_last.pt")
+    assert state["optimizer_history"][-1]["num_updates"] == update
+    assert state["extra_state"]["previous_training_time"] < 1000  # of the request nothing is left in it
+    assert state_of(tmp_path) == "open" and read(tmp_path).failure["status"] == STOPPED
+    assert train_two(data, tmp_path, "--max-update=10") == [0, 0]
+    one, two = (load(folder / "checkpoint_last.pt")["model"] for folder in (tmp_path, whole))
+    assert all(torch.equal(one[key], two[key]) for key in one) and read(tmp_path).scores == read(whole).scores

@@ -6,6 +6,9 @@ keeps q, k, v, its output and one number per query, not the [B, H, L, L] weights
 same for long sequences, except that number; so a step there checks the count (`measured_bytes`).
 """
 
+import tupe.plugin  # noqa: F401  isort: skip  (first: registers the architectures, keeps fairseq's import quiet)
+import itertools
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -14,14 +17,16 @@ import torch
 import torch.nn.functional as F
 from fairseq.models import MODEL_DATACLASS_REGISTRY, MODEL_REGISTRY
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.function import FunctionCtx
 from torch.autograd.profiler_util import MEMORY_EVENT_NAME
 from torch.overrides import TorchFunctionMode
-
-import tupe.plugin  # noqa: F401  (registers the architectures)
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from .. import kernels
+from ..architectures import SIZES
 from ..attention import why_not_fast
+from ..encoder import Encoder
 from ..options import Command, ListOf
 from ..tables import Table
 from .step import dictionary
@@ -180,6 +185,63 @@ def measured_bytes(
     return {"activations": activations, "peak": peak}
 
 
+class Level(TorchDispatchMode):
+    """The bytes of the tensors that operations have returned and that are still there, and their highest sum."""
+
+    def __init__(self):
+        super().__init__()
+        self.level = self.peak = 0
+        self.known = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        for tensor in result if isinstance(result, tuple | list) else [result]:
+            if isinstance(tensor, Tensor):
+                self.add(tensor.untyped_storage())
+        return result
+
+    def add(self, storage: torch.UntypedStorage) -> None:
+        key, size = storage._cdata, storage.nbytes()
+        if key not in self.known:
+            self.known.add(key)
+            self.level += size
+            self.peak = max(self.peak, self.level)
+            weakref.finalize(storage, self.remove, key, size)
+
+    def remove(self, key: int, size: int) -> None:
+        self.known.discard(key)
+        self.level -= size
+
+
+def forward_bytes(position: str, length: int, size: str = "base", layers: int | None = None) -> dict[str, int]:
+    """{"weights": bytes, "peak": bytes} of the encoder's forward pass for one sequence on a CPU, in float32 and without
+    gradients; the peak includes the weights. Counted without data, so that any length takes seconds: memory that an
+    operation needs inside of itself is left out."""
+    model, tokens = encoder(position, length, size, layers)
+    weights = sum(p.numel() * p.element_size() for p in model.parameters())
+    with FakeTensorMode(allow_non_fake_inputs=True) as shapes_only, Level() as level, torch.no_grad():
+        own = [shapes_only.from_tensor(x) for x in [tokens, *model.parameters(), *model.buffers()]]
+        level.known.update(x.untyped_storage()._cdata for x in own)  # views of these are no new memory
+        model(tokens, n_real=length)
+    return {"weights": weights, "peak": weights + level.peak}
+
+
+def measured_forward_bytes(position: str, length: int, size: str = "base", layers: int | None = None) -> dict[str, int]:
+    """What `forward_bytes` counts, as PyTorch allocates it on this CPU."""
+    model, tokens = encoder(position, length, size, layers)
+    weights = sum(p.numel() * p.element_size() for p in model.parameters())
+    with torch.no_grad():
+        _, steps = allocations(lambda: model(tokens, n_real=length))
+    return {"weights": weights, "peak": weights + max(itertools.accumulate(steps))}
+
+
+def encoder(position: str, length: int, size: str, layers: int | None) -> tuple[nn.Module, Tensor]:
+    """(encoder in evaluation mode with vocabulary 32,768 and the position tables that `length` tokens need, tokens)."""
+    depth, width, heads, ffn = SIZES[size]
+    sizes = {"layers": layers or depth, "width": width, "heads": heads, "ffn": ffn, "max_positions": length}
+    return Encoder(32768, 1, position=position, **sizes).eval(), torch.full((1, length), 4)
+
+
 def allocations(function: Callable) -> tuple[Any, list[int]]:
     """(result of function(), bytes of each allocation on the CPU during the call, in order; negative for a release)."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
@@ -224,17 +286,35 @@ def table_of_checks(arch: str, length: int) -> Table:
     return Table.plain(header, rows)
 
 
+def table_of_forwards(positions: list[str], length: int, check: bool) -> Table:
+    """GB of weights, and at the peak of a forward pass of one sequence; with `check` also as measured here."""
+    rows = []
+    for position in positions:
+        counted = forward_bytes(position, length)
+        numbers = [counted["weights"], counted["peak"]]
+        numbers += [measured_forward_bytes(position, length)["peak"]] if check else []
+        rows.append([f"`{position}`", *(f"{number / 1e9:.2f}" for number in numbers)])
+    header = ["encoding", "weights, GB", f"peak for {length} tokens: counted", *["measured"] * check]
+    return Table.plain(header, rows)
+
+
 @click.command(cls=Command)
 @click.option("--arch", default="tupe_r_large", show_default=True, help="architecture")
 @click.option("--length", type=click.IntRange(1), default=512, show_default=True, help="tokens of a sequence")
 @click.option("--cards", type=ListOf(float), default="16,32", show_default=True, help="memory of GPUs in GiB")
 @click.option("--check", is_flag=True, help="compare with the memory allocated on this CPU (MiB)")
-def command(arch, length, cards, check):
+@click.option("--positions", type=ListOf(str), help="count one forward pass on a CPU with these encodings instead, at "
+              "base size, of a single sequence of --length tokens")  # fmt: skip
+def command(arch, length, cards, check, positions):
     """Count how many sequences fit on a GPU in masked-LM training with --fp16; needs no GPU.
 
     \b
     tupe bench memory --arch tupe_r_large --cards 16,32
     tupe bench memory --check --arch bert_a_small --length 1024
+    tupe bench memory --positions rope,t5 --length 8192
     """
+    if positions:
+        click.echo(table_of_forwards(positions, length, check).markdown(), nl=False)
+        return
     table = table_of_checks(arch, length) if check else table_of_fits(arch, length, cards)
     click.echo(table.markdown(), nl=False)

@@ -7,6 +7,7 @@ machine affect all alike; the ratio of two is the median over turns of the ratio
 B batch, L length of its longest text, V vocabulary.
 """
 
+import tupe.plugin  # noqa: F401  isort: skip  (first: keeps fairseq's import quiet)
 import json
 import statistics
 import tempfile
@@ -15,7 +16,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import NamedTuple
-from unittest import mock
 
 import click
 import numpy as np
@@ -31,7 +31,7 @@ from ..architectures import SIZES, with_size
 from ..checkpoints import convert
 from ..checkpoints.export import export
 from ..checkpoints.files import configuration, new_checkpoint
-from ..kernels import Packing
+from ..kernels import NO_PADDING, Packing
 from ..options import Command, ListOf
 from ..plugin.glue import TASKS, Pairs, glue_name
 from ..plugin.pretrained import load_dictionary
@@ -106,15 +106,14 @@ def build_ours(size: str, vocab: int, padded: bool) -> tuple[nn.Module, Callable
     task = SimpleNamespace(source_dictionary=dictionary(vocab))
     model = ARCH_MODEL_REGISTRY[arch].build_model(MODEL_DATACLASS_REGISTRY[arch](max_positions=LONGEST), task)
     model.register_classification_head("head", num_classes=2)
+    if padded:
+        model.encoder.packing = keep_padding  # in place of the method
+    return model, lambda batch: model(batch.tokens, classification_head_name="head", n_real=batch.count)[0]
 
-    def logits(batch: Batch) -> Tensor:
-        return model(batch.tokens, classification_head_name="head", n_real=batch.count)[0]
 
-    def logits_with_padding(batch: Batch) -> Tensor:
-        with mock.patch.object(Packing, "of", lambda real, count: Packing(real)):
-            return logits(batch)
-
-    return model, logits_with_padding if padded else logits
+def keep_padding(tokens: Tensor, n_real: int) -> Packing:
+    """What `Encoder.packing` would return if nothing were packed: attention ignores padding, all else computes it."""
+    return NO_PADDING if n_real == tokens.numel() else Packing(tokens.ne(PAD))
 
 
 def build_fairseq(size: str, vocab: int) -> tuple[nn.Module, Callable[[Batch], Tensor]]:

@@ -18,15 +18,18 @@ from typing import Any
 
 import click
 import torch
+from matplotlib.figure import Figure
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from .. import options
 from ..architectures import ARCHITECTURES
+from ..attention import why_not_fast
 from ..encoder import LAYERS, Encoder, init_bert
-from ..options import Command, ListOf
+from ..options import FILE, Command, ListOf
+from ..plotting import COLOURS, curves, save
 from ..plugin.optim import AdamW
-from ..positions import Dims, Positions
+from ..positions import Dims, Positions, overrides
 from ..schemes import SCHEMES
 from ..tables import Table
 from . import step as bench
@@ -88,8 +91,8 @@ def flops(position: str, cls: str, setting: bench.Setting) -> tuple[float, float
 
     Counted on PyTorch's meta device, not derived: products by `torch.utils.flop_counter` (2 per multiplication and
     addition), the rest by `ElementWise`, which leaves out softmax, layer norm, GELU and dropout: these are the same
-    for every encoding. This is the arithmetic of the plain path, without what a faster path computes twice. Work that
-    the batch shares is divided by B.
+    for every encoding. This is the arithmetic of the plain path, without what a faster path computes twice; with a
+    window, that of a fast one, which leaves out what is not seen. Work that the batch shares is divided by B.
     """
     layers, width, heads, ffn = setting.dims()
     sizes = {"layers": layers, "width": width, "heads": heads, "ffn": ffn, "max_positions": setting.length}
@@ -97,6 +100,9 @@ def flops(position: str, cls: str, setting: bench.Setting) -> tuple[float, float
     products, rest = FlopCounterMode(display=False), ElementWise()
     with torch.device("meta"):
         encoder = Encoder(setting.vocab, 1, position=position, cls=cls, **plain, **sizes).train()
+        positions = encoder.positions
+        if any(overrides(scheme, "reach") for scheme in positions.of_layer(0)):
+            encoder.attention = "plain" if why_not_fast(positions, encoder.normaliser, torch.float32) else "sdpa"
         tokens = torch.zeros(setting.batch, setting.length, dtype=torch.long)
         with products, rest:
             features, _ = encoder(tokens, n_real=tokens.numel())
@@ -224,6 +230,30 @@ def against_bert(rows: list[dict]) -> list[str]:
     return lines
 
 
+def draw(result: dict) -> Figure:
+    """The time of a step beside `nopos`, a panel per length: median and range over rounds, sorted by the medians at the
+    longest length. result: {"about", "options", "lengths"}."""
+    lengths = sorted(result["lengths"], key=int)
+    figure, axes = curves(len(lengths), width=3.0, height=5.6, sharex=True, sharey=True)
+    within = {}  # {length: {encoding: ratio of each round}}
+    for length in lengths:
+        rows = result["lengths"][length]["rows"]
+        within[length] = {
+            row["encoding"]: [a / b for a, b in zip(row["seconds"], rows[0]["seconds"], strict=True)] for row in rows
+        }
+    order = sorted(within[lengths[-1]], key=lambda name: statistics.median(within[lengths[-1]][name]))
+    for axis, length in zip(axes, lengths, strict=True):
+        for place, name in enumerate(order):
+            values, colour = within[length][name], COLOURS[0 if name in ("nopos", CONTROL) else 1]
+            axis.plot([min(values), max(values)], [place, place], color=colour, linewidth=1.2)
+            axis.plot(statistics.median(values), place, marker="o", color=colour, markersize=4)
+        axis.axvline(1, color=COLOURS[0], linewidth=0.6)
+        axis.set_title(f"{length} tokens")
+        axis.set_xlabel("time of a step / nopos")
+    axes[0].set_yticks(range(len(order)), order, fontsize=7)
+    return figure
+
+
 # ---- the command
 
 
@@ -254,8 +284,10 @@ def read_earlier(path: Path, settings: dict, encodings: dict) -> dict:
 @click.option("--precision", type=click.Choice(["float32", "bf16"]), default="float32", show_default=True)
 @click.option("--threads", default=0, help="0: PyTorch's default")
 @options.vocab_size()
-@click.option("--output", type=Path, default=Path("scheme_cost"), show_default=True, help="OUTPUT.json and .md")
-def command(size, layers, lengths, tokens, rounds, positions, precision, threads, vocab_size, output):
+@click.option("--output", type=Path, default=Path("scheme_cost"), show_default=True, help="OUTPUT.json, .md and .png")
+@click.option("--draw", "drawn", type=FILE, metavar="FILE.json",
+              help="measure nothing: draw FILE.png from these measurements, and print their tables")  # fmt: skip
+def command(size, layers, lengths, tokens, rounds, positions, precision, threads, vocab_size, output, drawn):
     """Measure what position encodings cost beside `nopos`: parameters, operations per token, time of a step.
 
     \b
@@ -264,6 +296,11 @@ def command(size, layers, lengths, tokens, rounds, positions, precision, threads
 
     Step times need a machine that is otherwise idle. Lengths that OUTPUT.json has already are not measured again.
     """
+    if drawn:
+        result = json.loads(drawn.read_text())
+        save(draw(result), drawn.with_suffix(".png"))
+        click.echo(markdown(result))
+        return
     if threads:
         torch.set_num_threads(threads)
     encodings = cases(positions)
@@ -285,4 +322,5 @@ def command(size, layers, lengths, tokens, rounds, positions, precision, threads
         result["lengths"][str(length)] = {"batch": setting.batch, "products": products, "rows": measured}
         path.write_text(json.dumps(result, indent=1) + "\n")
         output.with_suffix(".md").write_text(markdown(result))
+        save(draw(result), output.with_suffix(".png"))
     click.echo(markdown(result))

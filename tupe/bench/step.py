@@ -7,6 +7,7 @@ is the median over turns of the ratio within a turn.
 B batch, L sequence length, C width, F feed-forward width, N layers, V vocabulary.
 """
 
+import tupe.plugin  # noqa: F401  isort: skip  (first: registers the architectures, keeps fairseq's import quiet)
 import ctypes
 import importlib
 import importlib.util
@@ -35,8 +36,6 @@ from fairseq.models.roberta import RobertaModel
 from fairseq.optim.adam import Adam
 from fairseq.tasks.masked_lm import MaskedLMConfig, MaskedLMTask
 from torch import nn
-
-import tupe.plugin  # noqa: F401  (registers the architectures)
 
 from .. import options
 from ..architectures import SIZES, with_size

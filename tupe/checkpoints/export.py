@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from .. import options as choices
+from .. import record
 from ..encoder import names_in
 from ..options import FOLDER, Command
 from ..plugin.glue_data import ENCODER_FILES
@@ -36,7 +37,7 @@ HEAD = "classification_heads."
 def export(
     checkpoint_file: str | Path, output: str | Path, data: str | Path | None = None, head: str | None = None
 ) -> None:
-    """Write config.json, model.safetensors, the tokeniser's files and the code into the folder `output`.
+    """Write config.json, model.safetensors, the tokeniser's files, the code and a model card into the folder `output`.
 
     data: folder with dict.txt and the model or codes of the pieces, without which no tokeniser is exported (default:
     the folder of the checkpoint). head: the classification head that becomes the classifier, if there are several.
@@ -78,6 +79,61 @@ def export(
         {key: value.contiguous() for key, value in weights.items()}, output / "model.safetensors", {"format": "pt"}
     )
     (output / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    (output / "README.md").write_text(model_card(state, Path(checkpoint_file).parent, data), encoding="utf-8")
+
+
+CARD = """---
+language: en
+license: mit
+library_name: transformers
+tags: [tupe, position-encoding]
+---
+
+# {name}
+
+A text encoder with the position encoding `{position}` ([CLS] {cls}), exported from the project tupe. Load it with
+`AutoModel.from_pretrained(FOLDER, trust_remote_code=True)`, or with another of the classes in `config.json`.
+
+| | |
+|---|---|
+{rows}
+Licence: the code in this folder is MIT. What the weights may be used for also depends on the text of their training.
+"""
+
+
+def model_card(state: dict, run: Path, data: Path) -> str:
+    """The text of README.md: settings, data and scores, as far as checkpoint, record and manifest know them."""
+    model, extra = state["cfg"]["model"], state.get("extra_state") or {}
+    sizes = ", ".join(
+        f"{model[name]} {what}" for name, what in (
+            ("encoder_layers", "layers"), ("encoder_embed_dim", "wide"), ("encoder_attention_heads", "heads"),
+            ("max_positions", "positions"),
+        )
+    )  # fmt: skip
+    parameters = sum(value.numel() for value in state["model"].values() if value.is_floating_point())
+    facts = {"size": f"{sizes}, {parameters:,} parameters"}
+    if history := state.get("optimizer_history"):
+        facts["updates"] = f"{history[-1]['num_updates']:,}"
+    manifest = data / "manifest.json"
+    if manifest.is_file():
+        content = json.loads(manifest.read_text(encoding="utf-8"))
+        counts = content["counts"]
+        facts["data"] = (
+            f"{counts['documents kept']:,} documents, {counts['tokens']:,} words and signs, lower-cased; "
+            f"{content['vocab_size']:,} types"
+        )
+    known = record.read(run)
+    if known and known.scores:
+        metric, score = known.best()
+        what = f"best {metric} on {known.task}" if known.metrics else "loss in bits per masked token"
+        facts[f"{what}, validation"] = f"{score:.4g}"
+    elif extra.get("val_loss") is not None:
+        facts["loss, validation"] = f"{extra['val_loss']:.4g}"
+    if known:
+        facts["command"] = f"`{known.command}`"
+        facts["versions"] = ", ".join(f"{name} {version}" for name, version in known.versions.items())
+    rows = "".join(f"| {name} | {value} |\n" for name, value in facts.items())
+    return CARD.format(name=model["_name"], position=model["position"], cls=model["cls"], rows=rows)
 
 
 def refuse_own_schemes(position: str) -> None:

@@ -2,6 +2,7 @@
 
 import copy
 import re
+from pathlib import Path
 
 import click
 import torch
@@ -47,6 +48,18 @@ def stretch(state: dict, length: int) -> dict:
             value = torch.tensor(list(describe(settings).encode()), dtype=torch.long)
         model[key] = value
     return new_checkpoint(cfg, model)
+
+
+def stretch_to(length: int, checkpoint: Path, output: Path) -> Path:
+    """The checkpoint itself if it computes `length` tokens, or else `output`, which is written: the same, stretched.
+    Raises ValueError as `stretch` does."""
+    state = read_checkpoint(checkpoint)
+    if not limited_schemes(state["cfg"]["model"]["position"]) or length <= state["cfg"]["model"]["max_positions"]:
+        return checkpoint
+    output.parent.mkdir(parents=True, exist_ok=True)
+    save_atomically(stretch(state, length), output)
+    click.echo(f"{output}: {state['cfg']['model']['max_positions']} -> {length} positions")
+    return output
 
 
 @click.command(cls=Command)

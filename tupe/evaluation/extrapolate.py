@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 
 from ..options import FOLDER, Command, ListOf, output, seed
 from ..plugin.model import TupeModel
-from ..positions import limited_schemes
+from ..positions import beyond_training, limited_schemes
 from ..record import write_atomically
 from ..tables import Table
 from .figures import curves, legend, save, style
@@ -144,18 +144,23 @@ def command(checkpoints, data, multiples, length, windows, output, seed):
     """
     if min(multiples) < 1 or len(set(multiples)) < len(multiples):
         raise ValueError(f"--multiples {multiples}: valid are different whole numbers from 1 on")
-    results = {}
+    results, beyond = {}, {}
     for label, path in labelled(checkpoints).items():
         model, task = load_model(path, data)
         length = length or model.max_positions()
         middle, longest = length - 2, max(multiples) * length
         stream = text_block(task, 1 + windows * middle + longest).numpy()[1:]
         results[label] = extrapolation(model, stream, length, multiples, windows, seed)
+        drawn = model.encoder.config.places != "consecutive"
+        beyond[label] = beyond_training(model.encoder.positions, model.max_positions() if drawn else length)
     output.mkdir(parents=True, exist_ok=True)
     content = {"windows": windows, "masked": MASKED, "seed": seed}
+    content["beyond_training"] = beyond
     content["models"] = {label: [asdict(loss) for loss in losses] for label, losses in results.items()}
     write_atomically(output / "extrapolation.json", json.dumps(content, indent=1) + "\n")
     table = tabulate(results, [multiple * length for multiple in sorted(multiples)])
+    if longest > length:
+        table += "".join(f"\n- {label}: {'; '.join(lines)}" for label, lines in beyond.items() if lines) + "\n"
     (output / "extrapolation.md").write_text(table, encoding="utf-8")
     save(draw(results), Path(output) / "extrapolation.png")
     click.echo(table)

@@ -15,7 +15,7 @@ from sklearn.manifold import TSNE
 
 from ..options import FILE, FOLDER, QuietCommand
 from ..plotting import HEAT, curves, grid, heat, legend, save, style
-from . import probes
+from . import probes, synthetic
 
 # --------------------------------------------------------------------------------------------------------- the figures
 
@@ -125,6 +125,27 @@ def phi(m: np.ndarray, before: np.ndarray, after: np.ndarray, title: str = "") -
     return figure
 
 
+def numbering(panels: dict, title: str = "") -> Figure:
+    """Accuracy in numbering equal tokens, a row per encoding and a column per normaliser. panels: title -> {(position,
+    normaliser, special): accuracy}; numbers stand where an accuracy is neither 1 nor chance."""
+    figure, axes = curves(len(panels), width=3.6, height=5.4, sharey=True)
+    for axis, (label, cells) in zip(axes, panels.items(), strict=True):
+        positions = list(dict.fromkeys(position for position, *_ in cells))
+        columns = list(dict.fromkeys(tuple(column) for _, *column in cells))
+        matrix = np.array([[cells.get((position, *column), np.nan) for column in columns] for position in positions])
+        heat(axis, matrix, vmin=0, vmax=1, aspect="auto")
+        for row, column in np.argwhere((matrix > 0.03) & (matrix < 0.995)):
+            colour = "white" if matrix[row, column] < 0.5 else "black"
+            axis.text(column, row, f"{matrix[row, column]:.2f}", ha="center", va="center", fontsize=6, color=colour)
+        names = [f"{normaliser} +CLS/SEP" if special else normaliser for normaliser, special in columns]
+        axis.set_xticks(range(len(names)), names, rotation=90)
+        axis.set_yticks(range(len(positions)), positions)
+        axis.grid(False)
+        axis.set_title(label, fontsize=9)
+    figure.suptitle(title)
+    return figure
+
+
 # --------------------------------------------------------------------------------------------------------- the command
 
 
@@ -219,3 +240,20 @@ def draw_tsne(checkpoint, data, title):
 def draw_phi(checkpoint, data, title):
     """Sum of cos(omega m), before and after learning the frequencies."""
     return phi(*probes.phi(probes.load_model(checkpoint, data)[0]), title)
+
+
+@drawing
+@click.argument("runs", type=FILE)
+def draw_numbering(runs, title):
+    """What structure allows and training reaches on equal tokens. RUNS: of `tupe probe synthetic`."""
+    chosen = [run for run in synthetic.read_results(runs) if run["task"] == "equal" and run["layer"] == "transformer"]
+    accuracies = {}
+    for run in chosen:
+        cell = run["position"], run["normaliser"], run["special"]
+        accuracies.setdefault(cell, []).append(run["accuracy"])
+    allowed = {}
+    for position, normaliser, special in accuracies:
+        numbers = synthetic.structure(position, normaliser=normaliser, special=special)
+        allowed[position, normaliser, special] = {"fail": 0, "half": 0.5, "pass": 1}[synthetic.verdict(*numbers)]
+    means = {cell: float(np.mean(values)) for cell, values in accuracies.items()}
+    return numbering({"what structure allows": allowed, "what training reaches": means}, title)

@@ -20,7 +20,7 @@ import click
 import numpy as np
 from tqdm import tqdm
 
-from ..options import FOLDER, Command, output, seed
+from ..options import FOLDER, QuietCommand, cut, output, seed
 from ..plugin.model import TupeModel
 from ..record import write_atomically
 from ..tables import Table
@@ -29,6 +29,7 @@ from .likelihood import pseudo_log_likelihoods
 from .probes import labelled, load_model
 
 TIE = 1e-4  # nats: below it, a difference is rounding
+LARGEST = 2**28  # bytes of a file in an archive, which may unpack to anything
 MEASURES = ("word", "mean", "single")  # the first is the primary one
 PHENOMENA = {"s-selection": "argument_structure"}  # the paper's twelve phenomena count one paradigm of BLiMP's 67 there
 
@@ -71,10 +72,18 @@ def read_paradigms(source: str | Path) -> list[Paradigm]:
 def _files(source: Path) -> Iterator[tuple[str, str]]:
     """(name, text) of each file of pairs."""
     if source.suffix == ".zip":
-        with zipfile.ZipFile(source) as archive:
-            for name in archive.namelist():
-                if _is_pairs(Path(name)):
-                    yield f"{source}/{name}", _decode(archive.read(name), f"{source}/{name}")
+        try:
+            with zipfile.ZipFile(source) as archive:
+                files = {}
+                for part in archive.infolist():
+                    if _is_pairs(Path(part.filename)):
+                        if part.file_size > LARGEST:
+                            raise ValueError(f"{cut(part.filename)} has {part.file_size:,} bytes")
+                        files[f"{source}/{part.filename}"] = archive.read(part)
+        except Exception as error:  # a damaged archive fails in many ways
+            raise ValueError(f"{source} cannot be read: {cut(str(error))}") from None
+        for name, content in files.items():
+            yield name, _decode(content, name)
         return
     for path in sorted(source.rglob("*")) if source.is_dir() else [source]:
         if path.is_file() and _is_pairs(path.relative_to(source if source.is_dir() else source.parent)):
@@ -108,7 +117,7 @@ def _paradigm(name: str, text: str) -> Paradigm:
             pair = Pair(row["sentence_good"], row["sentence_bad"])
             if not all(isinstance(sentence, str) and sentence.strip() for sentence in (pair.good, pair.bad)):
                 raise TypeError
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             raise ValueError(f'{name}, line {number}: no object with "sentence_good" and "sentence_bad"') from None
         pairs.append(pair)
         phenomena.add(str(row.get("linguistics_term", stem)))
@@ -248,7 +257,7 @@ def tables(summaries: dict[str, dict]) -> list[Table]:
     ]
 
 
-@click.command(cls=Command)
+@click.command(cls=QuietCommand)
 @click.argument("checkpoints", nargs=-1, required=True, metavar="[LABEL=]CHECKPOINT...")
 @click.option("--pairs", required=True, type=click.Path(path_type=Path), help="zip archive, folder, or file")
 @click.option("--data", type=FOLDER, help="folder with dict.txt and the pieces (default: the training data's)")

@@ -19,7 +19,7 @@ from fairseq.data import data_utils
 from fairseq.tasks import FairseqTask
 from tqdm import tqdm
 
-from ..options import FOLDER, Command, output, seed
+from ..options import FOLDER, QuietCommand, output, seed
 from ..plugin.model import TupeModel
 from ..record import write_atomically
 from ..tables import Table
@@ -179,7 +179,7 @@ def blocks_of_length(task: FairseqTask, length: int, count: int, split: str = "v
     return F.pad(tokens[1:].view(count, length - 1), (1, 0), value=int(tokens[0]))
 
 
-@click.command(cls=Command)
+@click.command(cls=QuietCommand)
 @click.argument("checkpoints", nargs=-1, required=True, metavar="[LABEL=]CHECKPOINT...")
 @click.option("--data", type=FOLDER, help="pre-training data with a split valid (default: the training data's)")
 @click.option("--sentences", type=click.IntRange(2), default=2000, show_default=True, help="held-out sentences")

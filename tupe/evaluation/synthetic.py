@@ -138,11 +138,7 @@ def train(
     torch.manual_seed(seed)
     generator = torch.Generator().manual_seed(seed)
     model = Prober(position, n, words, classes(n, words), special, **options)
-    optimizer = torch.optim.Adam(model.parameters(), lr=lr, fused=True)
-    warmup = max(steps // 20, 1)
-    schedule = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, lambda step: min((step + 1) / warmup, (steps - step) / max(steps - warmup, 1))
-    )
+    optimizer, schedule = adam(model, steps, lr)
     right, step = 0, 0
     while True:
         step += 1
@@ -159,10 +155,33 @@ def train(
         schedule.step()
 
 
+def adam(model: nn.Module, steps: int, lr: float) -> tuple:
+    """(Adam, its schedule): the learning rate falls linearly to 0 after a short warm-up."""
+    optimizer = torch.optim.Adam(model.parameters(), lr=lr, fused=True)
+    warmup = max(steps // 20, 1)
+    schedule = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda step: min((step + 1) / warmup, (steps - step) / max(steps - warmup, 1))
+    )
+    return optimizer, schedule
+
+
 def read_results(path: str | Path) -> list:
     """Runs stored by `sweep`, one JSON object per line; a last line that was cut off is none."""
     lines = Path(path).read_text().splitlines(keepends=True) if Path(path).exists() else []
     return [json.loads(line) for line in lines if line.endswith("\n")]
+
+
+def prepare_results(path: str | Path) -> None:
+    """Make the file's folder, and take away what a killed process had not written to its end."""
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    if Path(path).exists():
+        whole = Path(path).read_bytes().rpartition(b"\n")
+        os.truncate(path, len(whole[0] + whole[1]))
+
+
+def append_result(path: str | Path, run: dict) -> None:
+    with open(path, "a") as file:
+        file.write(json.dumps(run) + "\n")
 
 
 def options_of(run: dict) -> dict:
@@ -187,11 +206,8 @@ def sweep(
     twice the steps: the question is what a model can do, not how fast.
     """
     options = {**DEFAULTS, **options}
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    prepare_results(path)
     done = {tuple(run[key] for key in KEYS) for run in read_results(path) if options_of(run) == options}
-    if Path(path).exists():
-        whole = Path(path).read_bytes().rpartition(b"\n")
-        os.truncate(path, len(whole[0] + whole[1]))  # takes away what a killed process had not written to its end
     for position, normaliser, special, seed in itertools.product(positions, normalisers, specials, seeds):
         key = (task, layer, position, normaliser, special, seed)
         if key in done:
@@ -206,8 +222,7 @@ def sweep(
             second, more = train(task, position, **{**cell, "lr": cell["lr"] / 2, "steps": cell["steps"] * 2})
             accuracy, steps = max(accuracy, second), steps + more
         run = {**dict(zip(KEYS, key, strict=True)), "accuracy": accuracy, "steps": steps, "options": options}
-        with open(path, "a") as file:
-            file.write(json.dumps(run) + "\n")
+        append_result(path, run)
         yield run
 
 

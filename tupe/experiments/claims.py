@@ -6,7 +6,7 @@ How each number is computed was written down in that page before the runs. Losse
 
 import functools
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -54,8 +54,12 @@ class Evidence:
         return grouped
 
     def trials(self, stage: str) -> list[Trial]:
-        """Finished runs of a stage; only the longest, if the stage had to be trained longer (not for `share`)."""
+        """Finished runs of a stage; only the longest, if the stage had to be trained longer (not for `share`). Of the
+        first look, only models with all of its seeds."""
         mine = [trial for trial in self.runs if trial.stage == stage]
+        if stage == "first":
+            seeds = Counter(trial.model for trial in mine)
+            mine = [trial for trial in mine if seeds[trial.model] == len(CLAIMS["stages"]["first"]["seeds"])]
         if stage != "share" and mine:
             longest = max(trial.updates for trial in mine)
             mine = [trial for trial in mine if trial.updates == longest]
@@ -84,15 +88,27 @@ class Evidence:
         """Seconds of training at each point of `curve(trial)`."""
         return np.cumsum([float(row["seconds"]) for row in self.rows["training"][str(trial)]]).tolist()
 
-    @functools.cached_property
-    def threshold(self) -> float | None:
-        """The loss below which a model has left the plateau; None without the pilot's `nopos`."""
-        losses = [self.loss(trial) for trial in self.trials("pilot") if trial.model == "nopos"]
-        return min(losses) - CLAIMS["threshold"] if losses else None
+    def threshold(self, stage: str) -> float | None:
+        """The loss below which a model of a stage has left the plateau; None without `nopos` to compare with."""
+        source = stage if "lr" in CLAIMS["stages"].get(stage, {}) else "pilot"
+        by_rate = self.by_rate(source).get("nopos")
+        return min(by_rate.values()) - CLAIMS["threshold"] if by_rate else None
 
     def exit(self, trial: Trial) -> float | None:
         """The update at which the model leaves the plateau; None: it never does, or there is no threshold."""
-        return None if self.threshold is None else first_below(*self.curve(trial), self.threshold)
+        threshold = self.threshold(trial.stage)
+        return None if threshold is None else first_below(*self.curve(trial), threshold)
+
+    def by_rate(self, stage: str) -> dict[str, dict[float, float]]:
+        """{model: {learning rate: mean final loss}} of a stage."""
+        losses = defaultdict(lambda: defaultdict(list))
+        for trial in self.trials(stage):
+            losses[trial.model][trial.lr].append(self.loss(trial))
+        return {model: {lr: float(np.mean(values)) for lr, values in by_lr.items()} for model, by_lr in losses.items()}
+
+    def judged(self, stage: str) -> list["Judged"]:
+        """The contrasts of the plan, of the final losses of a stage."""
+        return judged(self.finals(stage), early=stage == "first")
 
     def measures(self, trial: Trial, measure: str) -> list[dict]:
         return [row for row in self.rows["measures"][str(trial)] if row["measure"] == measure]
@@ -138,24 +154,26 @@ class Judged:
     claim: str
     contrast: Contrast | None
     p: float | None  # corrected by Holm for all contrasts of the plan
+    early: bool = False  # of the first look, which decides no claim
 
     @property
     def verdict(self) -> str:
-        """ "confirmed", "refuted", "not resolved", or "not run"."""
+        """ "confirmed", "refuted" (early: "lower", "higher"), "not resolved", or "not run"."""
         if self.contrast is None:
             return "not run"
         if self.p is None or self.p > LEVEL:
             return "not resolved"
-        return "confirmed" if self.contrast.mean < 0 else "refuted"
+        lower, higher = ("lower", "higher") if self.early else ("confirmed", "refuted")
+        return lower if self.contrast.mean < 0 else higher
 
 
-def judged(finals: dict[str, Seeds]) -> list[Judged]:
+def judged(finals: dict[str, Seeds], early: bool = False) -> list[Judged]:
     """The contrasts of claims.yaml. Holm corrects for all of them, also for those that cannot be computed yet."""
     plan = [(*entry["models"], entry["claim"]) for entry in CLAIMS["contrasts"]]
     computed = [paired(finals, a, b) for a, b, _ in plan]
     adjusted = holm([1.0 if one is None or one.p is None else one.p for one in computed])
     return [
-        Judged(*entry, one, None if one is None or one.p is None else p)
+        Judged(*entry, one, None if one is None or one.p is None else p, early)
         for entry, one, p in zip(plan, computed, adjusted, strict=True)
     ]
 
@@ -261,8 +279,8 @@ def seeds_of(table: dict[str, Seeds]) -> list[int]:
     return sorted({seed for values in table.values() for seed in values})
 
 
-def contrast_table(evidence: Evidence) -> Table:
-    rows, results = [], judged(evidence.finals("main"))
+def contrast_table(evidence: Evidence, stage: str) -> Table:
+    rows, results = [], evidence.judged(stage)
     seeds = sorted({seed for result in results if result.contrast for seed in result.contrast.differences})
     for result in results:
         differences = result.contrast.differences if result.contrast else {}
@@ -280,7 +298,7 @@ def stage_table(evidence: Evidence, stage: str, against: bool) -> Table:
     seeds, rows = seeds_of(finals), []
     for model, losses in finals.items():
         left = [f"{exits[model][seed]:,.0f}" if seed in exits.get(model, ()) else "never" for seed in sorted(losses)]
-        left = left if evidence.threshold is not None else []
+        left = left if evidence.threshold(stage) is not None else []
         base = CLAIMS["models"][model]["arch"]
         change = [of_contrast(paired(finals, model, base)) if base != model else ""] if against else []
         cells = [number(losses.get(seed)) for seed in seeds]
@@ -290,10 +308,7 @@ def stage_table(evidence: Evidence, stage: str, against: bool) -> Table:
 
 
 def pilot_table(evidence: Evidence) -> Table:
-    losses = defaultdict(lambda: defaultdict(list))
-    for trial in evidence.trials("pilot"):
-        losses[trial.model][trial.lr].append(evidence.loss(trial))
-    means = {model: {lr: float(np.mean(v)) for lr, v in by_lr.items()} for model, by_lr in losses.items()}
+    means = evidence.by_rate("pilot")
     rates = sorted({lr for by_lr in means.values() for lr in by_lr})
     rows = []
     for model, by_lr in means.items():
@@ -333,7 +348,7 @@ def scale_text(evidence: Evidence) -> str:
     best = min(here, key=lambda name: float(np.mean(list(finals[name].values()))))
     one = paired(finals, "tupe_a_tie_cls", best)
     below = one.interval is not None and one.interval[1] < 0
-    first = judged(evidence.finals("main"))[0].verdict
+    first = evidence.judged("main")[0].verdict
     verdict = first if first != "confirmed" or below else "not resolved"
     return (
         f"`tupe_a_tie_cls` minus `{best}`, the best scale control, at tiny size: {of_contrast(one)} bits "
@@ -341,21 +356,22 @@ def scale_text(evidence: Evidence) -> str:
     )
 
 
-def exploratory_table(evidence: Evidence) -> Table:
-    """Of the main stage: means over pre-training seeds with 95 % intervals."""
-    main = functools.partial(evidence.by_seed, "main")
-    since_exit, n = after_exit(evidence, "main")
+def exploratory_table(evidence: Evidence, stage: str) -> Table:
+    """Of a stage: means over pre-training seeds with 95 % intervals. What was not measured has no column."""
+    of_stage = functools.partial(evidence.by_seed, stage)
+    since_exit, n = after_exit(evidence, stage)
     columns = {
-        "order preferred, %": (main(evidence.final_measure("order", "accuracy")), 100, 1),
-        "by, nats": (main(evidence.final_measure("order", "margin")), 1, 2),
-        "BLiMP, %": (main(lambda t: evidence.pairs_accuracy(t, t.updates, False)), 100, 1),
-        "only order, %": (main(lambda t: evidence.pairs_accuracy(t, t.updates, True)), 100, 1),
-        "[CLS] to first 8 / uniform": (main(functools.partial(cls_mean, evidence)), 1, 2),
+        "order preferred, %": (of_stage(evidence.final_measure("order", "accuracy")), 100, 1),
+        "by, nats": (of_stage(evidence.final_measure("order", "margin")), 1, 2),
+        "BLiMP, %": (of_stage(lambda t: evidence.pairs_accuracy(t, t.updates, False)), 100, 1),
+        "only order, %": (of_stage(lambda t: evidence.pairs_accuracy(t, t.updates, True)), 100, 1),
+        "[CLS] to first 8 / uniform": (of_stage(functools.partial(cls_mean, evidence)), 1, 2),
         f"loss {n or 0:,} updates after exit": (since_exit, 1, 3),
-        "loss at equal time": (equal_time(evidence, "main"), 1, 3),
+        "loss at equal time": (equal_time(evidence, stage) if stage == "main" else {}, 1, 3),
     }
+    columns = {title: column for title, column in columns.items() if column[0]}
     rows = []
-    for model in evidence.finals("main"):
+    for model in evidence.finals(stage):
         cells = [
             with_interval([scale * value for value in values[model].values()], digits) if model in values else ""
             for values, scale, digits in columns.values()
@@ -403,13 +419,25 @@ def pair_errors(evidence: Evidence) -> str:
     )
 
 
-def summary_table(evidence: Evidence) -> Table:
-    """For the README: every claim and what came out."""
+def summary(evidence: Evidence) -> str:
+    """For the README: every claim and what came out, of the main stage; before it has begun, of the first look."""
+    stage = "main" if evidence.trials("main") else "first"
+    plan, results = CLAIMS["stages"][stage], evidence.judged(stage)
     rows = [
-        [result.claim, f"{result.a} - {result.b}", of_contrast(result.contrast), result.verdict]
-        for result in judged(evidence.finals("main"))
+        [result.claim, f"`{result.a}` - `{result.b}`", of_contrast(result.contrast), result.verdict]
+        for result in results
     ]
-    return Table.plain(["claim", "contrast of final losses, bits", "mean [95 % interval]", ""], rows, align="lllr")
+    header = ["claim", "difference of final losses, bits", "mean [95 % interval]", "result"]
+    table = Table.plain(header, rows, align="llrl")
+    trials = evidence.trials(stage)
+    seeds = len({trial.seed for trial in trials})
+    what = f"{plan['size']} models, {plan['updates']:,} updates, {seeds} seeds, differences paired by seed"
+    if stage == "main":
+        return f"{table.markdown()}\nEvidence: {what}. {scale_text(evidence)}\n"
+    return (
+        f"{table.markdown()}\nA first look only: {what}, one learning rate for all. It shows who learns faster "
+        "**early**, not who is better in the end.\n"
+    )
 
 
 def late(evidence: Evidence, stage: str) -> list[str]:

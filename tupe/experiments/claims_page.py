@@ -15,9 +15,10 @@ from .. import options, plotting
 from ..evaluation import figures
 from . import claims, collect
 from .claims import Evidence
-from .evidence import CLAIMS
+from .evidence import CLAIMS, Trial
 
 BEGIN, END = "<!-- results: written by `tupe claims`, not by hand -->", "<!-- end of the results -->"
+TITLES = {"first": "first look"}  # of stages, where the name alone does not say it
 
 # --------------------------------------------------------------------------------------------------------- the figures
 # Each returns None where nothing it shows has run.
@@ -25,7 +26,7 @@ BEGIN, END = "<!-- results: written by `tupe claims`, not by hand -->", "<!-- en
 
 def loss(evidence: Evidence) -> Figure | None:
     """Training loss against updates, mean over seeds with a band from the lowest to the highest: the paper's 5a."""
-    stages = [stage for stage in ("main", "longer") if evidence.trials(stage)]
+    stages = [stage for stage in ("first", "main", "longer") if evidence.trials(stage)]
     if not stages:
         return None
     figure, axes = plotting.curves(len(stages))
@@ -33,9 +34,9 @@ def loss(evidence: Evidence) -> Figure | None:
         trials = evidence.trials(stage)
         for model in dict.fromkeys(trial.model for trial in trials):
             band(axis, model, [evidence.curve(trial) for trial in trials if trial.model == model])
-        if evidence.threshold is not None:
-            axis.axhline(evidence.threshold, color="0.5", linewidth=0.8)
-        axis.set(xlabel="updates", title=f"{stage}, {trials[0].size}", ylim=(None, 11))
+        if evidence.threshold(stage) is not None:
+            axis.axhline(evidence.threshold(stage), color="0.5", linewidth=0.8)
+        axis.set(xlabel="updates", title=f"{TITLES.get(stage, stage)}, {trials[0].size}", ylim=(None, 11))
     axes[0].set_ylabel("training loss (bits per masked token)")
     plotting.legend(figure, columns=3)
     return figure
@@ -85,30 +86,38 @@ def along(evidence: Evidence) -> Figure | None:
 
 def contrasts(evidence: Evidence) -> Figure | None:
     """Mean and 95 % interval of each contrast, and every seed."""
-    results = [result for result in claims.judged(evidence.finals("main")) if result.contrast]
-    if not results:
+    stages = {stage: evidence.judged(stage) for stage in ("first", "main")}
+    stages = {stage: [one for one in results if one.contrast] for stage, results in stages.items()}
+    stages = {stage: results for stage, results in stages.items() if results}
+    if not stages:
         return None
-    figure, (axis,) = plotting.curves(height=0.5 * len(results) + 1)
-    for row, result in enumerate(reversed(results)):
-        one = result.contrast
-        axis.plot(
-            list(one.differences.values()), [row - 0.15] * one.seeds, "o", color=plotting.COLOURS[6], markersize=4
-        )
-        if one.interval:
-            axis.plot(one.interval, [row, row], color=plotting.COLOURS[1], linewidth=2)
-        axis.plot(one.mean, row, "D", color=plotting.COLOURS[0], markersize=5)
-        axis.annotate(result.verdict, (1, row), xycoords=("axes fraction", "data"), fontsize=8, va="center")
-    axis.axvline(0, color="0.5", linewidth=0.8)
-    axis.set_yticks(range(len(results)), [f"{result.a} - {result.b}" for result in reversed(results)])
-    axis.set(xlabel="difference of final losses (bits per masked token); dots: seeds", ylim=(-0.6, len(results) - 0.4))
+    rows = max(map(len, stages.values()))
+    figure, axes = plotting.curves(len(stages), width=5.6, height=0.5 * rows + 1.2)
+    for axis, (stage, results) in zip(axes, stages.items(), strict=True):
+        for row, result in enumerate(reversed(results)):
+            one = result.contrast
+            dots = list(one.differences.values()), [row - 0.15] * one.seeds
+            axis.plot(*dots, "o", color=plotting.COLOURS[6], markersize=4)
+            if one.interval:
+                axis.plot(one.interval, [row, row], color=plotting.COLOURS[1], linewidth=2)
+            axis.plot(one.mean, row, "D", color=plotting.COLOURS[0], markersize=5)
+            axis.annotate(result.verdict, (1.01, row), xycoords=("axes fraction", "data"), fontsize=8, va="center")
+        axis.axvline(0, color="0.5", linewidth=0.8)
+        axis.set_yticks(range(len(results)), [f"{result.a} - {result.b}" for result in reversed(results)])
+        axis.set(
+            xlabel="difference of final losses (bits per masked token); dots: seeds",
+            title=f"{TITLES.get(stage, stage)}, {CLAIMS['stages'][stage]['size']}", ylim=(-0.6, len(results) - 0.4),
+        )  # fmt: skip
     return figure
 
 
 def positional(evidence: Evidence) -> Figure | None:
     """Positional logits of the heads of a trained TUPE-A: the paper's figure 6."""
-    rows = evidence.tables["positional"]
-    if not rows:
+    runs = {row["run"] for row in evidence.tables["positional"]}
+    if not runs:
         return None
+    run = max(runs, key=lambda name: Trial.parse(name).stage == "main")
+    rows = [row for row in evidence.tables["positional"] if row["run"] == run]
     heads = max(int(row["head"]) for row in rows) + 1
     logits = np.array([[float(value) for value in row["logits"].split()] for row in rows])
     return figures.positional(torch.from_numpy(logits).view(heads, -1, logits.shape[1]), rows[0]["run"])
@@ -209,45 +218,70 @@ def results(evidence: Evidence, drawn: list[str], folder: str, pilot: str) -> st
     def figure(name, text):
         return f"![{text}]({folder}/claims_{name}.png)\n" if name in drawn else ""
 
-    def shown(table):
-        return table.markdown() if table.rows else "Not run yet.\n"
+    def threshold(stage):
+        value = evidence.threshold(stage)
+        return "" if value is None else f" The threshold of the exit updates is {value:.3f} bits."
 
-    threshold = evidence.threshold
-    exit_line = "" if threshold is None else f" The threshold of the exit updates is {threshold:.3f} bits."
-    stages = () if threshold is None else ("main", "controls", "longer")
+    def section(stage, *blocks):
+        """The blocks, if anything of the stage has run."""
+        return blocks if evidence.trials(stage) else ()
+
+    def table_of(stage, against=False):
+        return claims.stage_table(evidence, stage, against).markdown()
+
+    stages = [stage for stage in ("main", "controls", "longer") if evidence.threshold(stage) is not None]
     slow = [f"{', '.join(names)} ({stage})" for stage in stages if (names := claims.late(evidence, stage))]
     blocks = [
-        claims.coverage(evidence) + exit_line + "\n",
+        claims.coverage(evidence) + threshold("main") + "\n",
         f"On the plateau for more than half of their updates: {'; '.join(slow)}.\n" if slow else "",
-        "### The five contrasts\n",
-        "Final losses in bits per masked token, differences paired by pre-training seed.\n",
-        shown(claims.contrast_table(evidence)),
-        claims.scale_text(evidence) + "\n",
         figure("contrasts", "five contrasts with every seed"),
-        "### Main runs\n",
-        shown(claims.stage_table(evidence, "main", against=False)),
-        figure("loss", "loss against updates"),
-        "### Share of updates\n",
-        "Geometric mean over seeds, its interval, and in brackets every seed, in percent.\n",
-        shown(claims.share_table(evidence)),
-        "### Controls, tiny\n",
-        shown(claims.stage_table(evidence, "controls", against=True)),
+        figure("loss", "loss against updates, bands over seeds"),
+        *section("first", *first_look(evidence, threshold("first"))),
+        *section(
+            "main",
+            "### The five contrasts\n",
+            "Final losses in bits per masked token, differences paired by pre-training seed.\n",
+            claims.contrast_table(evidence, "main").markdown(),
+            claims.scale_text(evidence) + "\n",
+            "### Main runs\n",
+            table_of("main"),
+            "### Share of updates\n",
+            "Geometric mean over seeds, its interval, and in brackets every seed, in percent.\n",
+            claims.share_table(evidence).markdown(),
+        ),
+        *section("controls", "### Controls, tiny\n", table_of("controls", against=True)),
         figure("scale", "loss against the scale of p"),
-        "### Longer, tiny\n",
-        shown(claims.stage_table(evidence, "longer", against=False)),
-        f"### Learning rates\n\nThe losses of the pilot are a [page of their own]({pilot}).\n",
+        *section("longer", "### Longer, tiny\n", table_of("longer")),
+        *section("pilot", f"### Learning rates\n\nThe losses of the pilot are a [page of their own]({pilot}).\n"),
         figure("learning_rates", "loss against learning rate"),
-        "### Exploratory\n",
-        f"Intervals over pre-training seeds. {claims.pair_errors(evidence)} Times are those of a machine with other "
-        "work, so what stands at equal time is rough.\n",
-        shown(claims.exploratory_table(evidence)),
-        "Losses by the position of the masked token, and by the length of its block (means over seeds):\n",
-        shown(claims.parts_table(evidence)),
+        *section(
+            "main",
+            "### Exploratory\n",
+            f"Intervals over pre-training seeds. {claims.pair_errors(evidence)} Times are those of a machine with "
+            "other work, so what stands at equal time is rough.\n",
+            claims.exploratory_table(evidence, "main").markdown(),
+            "Losses by the position of the masked token, and by the length of its block (means over seeds):\n",
+            claims.parts_table(evidence).markdown(),
+        ),
         figure("along", "order sensitivity and minimal pairs along training"),
         figure("cls", "attention of [CLS]"),
         figure("positional", "positional logits of the heads of TUPE-A"),
     ]
     return "\n".join(block for block in blocks if block)
+
+
+def first_look(evidence: Evidence, threshold: str) -> list[str]:
+    """The section of the stage `first`."""
+    plan = CLAIMS["stages"]["first"]
+    return [
+        "### The first look\n",
+        f"Early training only: {plan['size']}, {plan['updates']:,} updates at the learning rate {plan['lr']:g} for "
+        f"all, which nobody tuned.{threshold} The five contrasts, in bits per masked token, paired by seed:\n",
+        claims.contrast_table(evidence, "first").markdown(),
+        claims.stage_table(evidence, "first", against=True).markdown(),
+        "Exploratory, intervals over seeds:\n",
+        claims.exploratory_table(evidence, "first").markdown(),
+    ]
 
 
 def pilot_page(evidence: Evidence) -> str:
@@ -296,6 +330,6 @@ def command(runs, folder, page, readme, data):
     (folder / "pilot.md").write_text(pilot_page(evidence), encoding="utf-8")
     fill_in(page, results(evidence, drawn, "figures", os.path.relpath(folder / "pilot.md", page.parent)))
     if readme.exists() and BEGIN in readme.read_text(encoding="utf-8"):
-        fill_in(readme, f"{claims.summary_table(evidence).markdown()}\n{claims.scale_text(evidence)}\n")
+        fill_in(readme, claims.summary(evidence))
     size = sum(path.stat().st_size for path in folder.glob("*.csv.gz"))
     click.echo(f"{page}: {len(evidence.runs)} runs, {len(drawn)} figures; {folder}: {size / 1e6:.2f} MB")

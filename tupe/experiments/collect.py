@@ -56,11 +56,11 @@ def collect(output: Path, known: dict[str, list[dict]], data: Path | None = None
                     prints[path] = fingerprint(path) if (path / "dict.txt").exists() else ""
                 precision = "bfloat16 autocast" if config["model"].get("autocast") == "bf16" else "float32"
                 tables["runs"][-1] |= {"data": prints[path], "precision": precision}
+    there = {Trial.parse(row["run"]).stage for row in known["positional"]}
     heads = [Trial.parse(row["run"]) for row in tables["runs"] if row["state"] == "finished"]
-    heads = [trial for trial in heads if (trial.stage, trial.model) == ("main", "tupe_a")]
+    heads = [trial for trial in heads if trial.model == "tupe_a" and trial.stage in {"first", "main"} - there]
     heads = [trial for trial in heads if (trial.folder(output) / "model.pt").exists()]
-    if heads and not known["positional"]:
-        trial = min(heads, key=lambda trial: trial.seed)
+    for trial in {trial.stage: trial for trial in sorted(heads, key=lambda trial: -trial.seed)}.values():
         model, _ = load_model(trial.folder(output) / "model.pt", data)
         for head, matrix in enumerate(positional_logits(model).tolist()):
             for query, logits in enumerate(matrix):

@@ -21,10 +21,15 @@ from ..architectures import split_size, with_size
 from ..options import CONFIGS, FOLDER, ListOf, nearest
 from ..positions import Dims, Positions
 from . import protocol, runner
-from .grid import Sweep, check_tasks
+from .grid import Sweep, check_tasks, parse_options
 from .sweep import settle, write_report
 
 ARCHITECTURE = "bert_a"  # of what is given as a position: nothing but the position differs from BERT
+
+
+def buildable(position: str) -> str:
+    """The canonical name of a position encoding. Raises ValueError for one that cannot be built."""
+    return Positions(position, Dims(8, 8, 2, 1, 4, 4)).name
 
 
 def plan_pretraining(
@@ -46,7 +51,7 @@ def plan_pretraining(
         folder, words = output / f"{kind}s" / architecture, [f"--data={data}", f"--arch={architecture}", *common]
         return Sweep.plan(recipe, folder, {kind: values}, words)
 
-    positions = [Positions(name, Dims(8, 8, 2, 1, 4, 4)).name for name in positions]
+    positions = [buildable(name) for name in positions]
     by_architecture = {}
     for preset in presets:
         architecture = OmegaConf.load(CONFIGS / "model" / f"{preset}.yaml")["_name"]
@@ -65,6 +70,13 @@ def plan_fine_tuning(
         words = [f"--data={data}", f"--checkpoint={checkpoint}", *common]
         sweeps.append(Sweep.plan("finetune", output / kind / checkpoint.parent.name, grid, words))
     return sweeps
+
+
+def first_fine_tuning(output: Path, tasks: dict, common: list[str]) -> runner.Job:
+    """A fine-tuning whose options can be checked before there is a checkpoint: in a dry run any file is one."""
+    folder, names = next(iter(tasks.values()))
+    words = {"--task": names[0], "--data": folder, "--checkpoint": folder / "dict.txt", "--output": output}
+    return runner.Job("fine-tuning", output, runner.tupe("finetune", {**words, **parse_options(common)}))
 
 
 def find_data(data: Path, glue: Path | None, squad: Path | None, tasks: list | None) -> dict:
@@ -127,7 +139,7 @@ def command(
     """
     output = output.resolve()
     if len(position) == 1 and not (presets or glue or squad or tasks):
-        name = Positions(position[0], Dims(8, 8, 2, 1, 4, 4)).name
+        name = buildable(position[0])
         further = (*common, *options.position_file())
         protocol.run(data.resolve(), output, name, arch, jobs, further, evidence)
         return
@@ -135,18 +147,21 @@ def command(
         presets = sorted(path.stem for path in (CONFIGS / "model").glob("wang_*.yaml"))
     tasks, common = find_data(data, glue, squad, tasks), [*common, *options.position_file()]
     sweeps = plan_pretraining(data, output, presets or [], list(position), size, recipe, common, arch)
-    for sweep in sweeps:
-        if not (sweep.output / "sweep.json").exists():
-            runner.check(sweep.jobs[0])
+    fine_tuning = [*shlex.split(finetune_options), *options.position_file()]
+    new = [sweep for sweep in sweeps if not (sweep.output / "sweep.json").exists()]
+    for sweep in new:
+        runner.check(sweep.jobs[0])
+    if new and tasks:  # a typo in these would show after the pre-training
+        runner.check(first_fine_tuning(output, tasks, fine_tuning))
     for sweep in sweeps:
         sweep.save()
     run = partial(runner.run, slots=runner.slots(jobs), retry_failed=retry_failed, title="compare")
     states = run(list(jobs_of(sweeps, output)))
 
-    sweeps, common = [], [*shlex.split(finetune_options), *options.position_file()]
+    sweeps = []
     for job in [job for job, state in states.items() if state == "finished"]:
         checkpoint = job.folder / "checkpoint_last.pt"
-        sweeps += plan_fine_tuning(checkpoint, output, tasks, lrs, seeds, common)
+        sweeps += plan_fine_tuning(checkpoint, output, tasks, lrs, seeds, fine_tuning)
     for sweep in sweeps:
         sweep.save()
     if sweeps:

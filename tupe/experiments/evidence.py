@@ -76,8 +76,8 @@ def trials(
     stage: str, best: dict[str, float], seeds: list[int] | None = None, models: list[str] | None = None
 ) -> list[Trial]:
     """What a stage trains, seed by seed (the pilot: rate by rate), so that a stage that is cut short has whole blocks.
-    best: {model: learning rate}; the pilot does without. Raises ValueError for an unknown stage or model, or a model
-    without a rate."""
+    best: {model: learning rate}; the pilot and stages with a rate of their own do without. Raises ValueError for an
+    unknown stage or model, or a model without a rate."""
     if stage not in CLAIMS["stages"]:
         raise ValueError(f"unknown stage {stage!r}{options.nearest(stage, CLAIMS['stages'])}")
     plan = CLAIMS["stages"][stage]
@@ -89,6 +89,8 @@ def trials(
     lengths = plan["updates"] if isinstance(plan["updates"], list) else [plan["updates"]]
     if stage == "pilot":
         pairs = [(name, lr) for lr in CLAIMS["learning_rates"] for name in names]
+    elif "lr" in plan:
+        pairs = [(name, plan["lr"]) for name in names]
     else:
         if unknown := [name for name in names if name not in best]:
             raise ValueError(f"no learning rate for {', '.join(unknown)}: finish the stage pilot first")
@@ -206,11 +208,28 @@ def train(data: Path, output: Path, planned: list[Trial], jobs: int | None, furt
     runner.exit_if_unfinished(states, planned[0].stage)
 
 
+def pilot_trials(output: Path, seeds: list[int] | None = None, models: list[str] | None = None) -> list[Trial]:
+    """The trials of the pilot: all planned rates, and those that `best_rates` still needs of these models."""
+    needed = [trial for trial in best_rates(output)[1] if not models or trial.model in models]
+    return trials("pilot", {}, seeds, models) + needed
+
+
+def train_pilot(
+    data: Path, output: Path, jobs: int | None, further: Sequence[str], seeds: list[int] | None = None,
+    models: list[str] | None = None,
+) -> None:  # fmt: skip
+    """Train the pilot until the best rate of every model lies between two others."""
+    planned = []
+    while not set(current := pilot_trials(output, seeds, models)) <= set(planned):
+        planned = current
+        train(data, output, planned, jobs, further)
+
+
 @click.command(cls=options.QuietCommand, context_settings={"ignore_unknown_options": True})
 @options.data("prepared text; the protocol's is in docs/reproduction.md")
 @options.output("folder of the experiment; an existing one is resumed")
 @click.option(
-    "--stages", type=ListOf(list(CLAIMS["stages"])), default="pilot,main,controls,longer,share", show_default=True
+    "--stages", type=ListOf(list(CLAIMS["stages"])), default="first,pilot,main,controls,longer,share", show_default=True
 )
 @click.option("--models", type=ListOf(), help="only these")
 @click.option("--seeds", type=ListOf(int), help="only these, instead of the stage's")
@@ -235,15 +254,14 @@ def command(data, output, stages, models, seeds, jobs, dry_run, pairs, further):
                 score(data, trial, trial.folder(output), paradigms)
         return
     for stage in stages:
-        while True:
-            best, needed = best_rates(output)
-            planned = trials(stage, best, seeds, models)
-            if stage == "pilot":
-                planned += [trial for trial in needed if not models or trial.model in models]
-            if dry_run:
-                commands = [trial.job(data, output, further).command for trial in planned]
-                click.echo("\n".join(" ".join(map(str, words)) for words in commands))
-                break
+        if stage == "pilot":
+            planned = pilot_trials(output, seeds, models)
+        else:
+            planned = trials(stage, best_rates(output)[0], seeds, models)
+        if dry_run:
+            commands = [trial.job(data, output, further).command for trial in planned]
+            click.echo("\n".join(" ".join(map(str, words)) for words in commands))
+        elif stage == "pilot":
+            train_pilot(data, output, jobs, further, seeds, models)
+        else:
             train(data, output, planned, jobs, further)
-            if stage != "pilot" or set(best_rates(output)[1]) <= set(planned):
-                break

@@ -11,7 +11,7 @@ from ..record import write_atomically
 from ..tables import Table
 from . import claims, collect
 from .claims import Evidence
-from .evidence import CLAIMS, Trial, best_rates, train, trials
+from .evidence import CLAIMS, Trial, best_rates, train, train_pilot, trials
 from .statistics import holm
 
 COST = 500  # updates of BERT-A that are trained here too, because seconds of other machines do not compare
@@ -45,14 +45,8 @@ def run(data: Path, output: Path, position: str, arch: str, jobs: int | None, fu
             "prepare the same text, or train the stages pilot and controls on yours with `tupe evidence`"
         )
     name = add_model(position, arch)
-    planned = trials("pilot", {}, models=[name])
-    while True:
-        train(data, output, planned, jobs, further)
-        best, needed = best_rates(output)
-        needed = [trial for trial in needed if trial.model == name]
-        if set(needed) <= set(planned):
-            break
-        planned += needed
+    train_pilot(data, output, jobs, further, models=[name])
+    best, _ = best_rates(output)
     cost = Trial("cost", "bert_a", "tiny", COST, best[name], 1)
     train(data, output, [*trials("controls", best, models=[name]), cost], jobs, further)
     tables = collect.merge(known, collect.collect(output, known, data))
@@ -70,7 +64,7 @@ def report(evidence: Evidence, name: str, position: str) -> str:
     adjusted = dict(zip(contrasts, holm([one.p for one in contrasts.values()]), strict=True))
     order = evidence.by_seed("controls", evidence.final_measure("order", "accuracy"))
     rates, spread = pilot(evidence)
-    rows = []
+    has_exits, rows = evidence.threshold("controls") is not None, []
     for model in models:
         exits = [evidence.exit(trial) for trial in evidence.trials("controls") if trial.model == model]
         kind = "ours" if model == name else ""
@@ -79,7 +73,7 @@ def report(evidence: Evidence, name: str, position: str) -> str:
         cells = [
             position if model == name else model, claims.with_interval(finals[model].values()),
             claims.of_contrast(one), "" if p is None else f"{p:.2g}", "" if p is None else verdict(one.mean, p),
-            ", ".join(f"{update:,.0f}" if update else "never" for update in exits) if evidence.threshold else "",
+            ", ".join(f"{update:,.0f}" if update else "never" for update in exits) if has_exits else "",
             claims.with_interval(preferred, 1) if preferred else "", rates.get(model, ""), spread.get(model, ""),
         ]  # fmt: skip
         rows.append((kind, cells))
@@ -106,10 +100,10 @@ def verdict(mean: float, p: float) -> str:
 
 def pilot(evidence: Evidence) -> tuple[dict[str, str], dict[str, str]]:
     """({model: best learning rate}, {model: loss at the worst of the planned rates minus that at the best})."""
-    losses = {}
-    for trial in evidence.trials("pilot"):
-        if trial.lr in CLAIMS["learning_rates"]:
-            losses.setdefault(trial.model, {})[trial.lr] = evidence.loss(trial)
+    losses = {
+        model: {lr: loss for lr, loss in by_lr.items() if lr in CLAIMS["learning_rates"]}
+        for model, by_lr in evidence.by_rate("pilot").items()
+    }
     rates = {model: f"{min(by_lr, key=by_lr.get):g}" for model, by_lr in losses.items()}
     return rates, {model: f"{max(by_lr.values()) - min(by_lr.values()):.2f}" for model, by_lr in losses.items()}
 

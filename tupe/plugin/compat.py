@@ -9,6 +9,7 @@ import codecs
 import importlib
 import logging
 import os
+import warnings
 from collections import defaultdict
 from collections.abc import Iterable
 from typing import Any
@@ -44,6 +45,13 @@ def _version(module):
 # Checkpoints are loaded without running code from them: the default since torch 2.6; earlier versions need this.
 if _version(torch) < (2, 6):
     os.environ.setdefault("TORCH_FORCE_WEIGHTS_ONLY_LOAD", "1")
+
+# fairseq calls torch and Hydra by older names: nothing a user can change, and dozens of lines before every training.
+warnings.filterwarnings(
+    "ignore",
+    r"(?s)hydra\.experimental\.|.*(version_base parameter|Usage of deprecated keyword|against ConfigStore schema|"
+    r"strict flag in the compose API|`torch\.cuda\.amp|'pin_memory' argument is set)",
+)
 
 # By default Hydra shortens the traceback of an error and ends the process, so that the run's record would not get the
 # error. (And Hydra 1.0 crashes on Python 3.10 while it does so.)

@@ -13,11 +13,11 @@ from fairseq.data import Dictionary, FairseqDataset
 from fairseq.logging import metrics
 from fairseq.logging.meters import MetersDict
 from fairseq.models import BaseFairseqModel
-from fairseq.tasks import FairseqDataclass, FairseqTask
+from fairseq.tasks import FairseqTask
 from omegaconf import II, DictConfig
 
 from .pretrained import load_dictionary
-from .run import RecordedTask, is_out_of_memory
+from .run import RecordedTask, RecordedTaskConfig, is_out_of_memory
 
 logger = logging.getLogger(__name__)
 
@@ -25,15 +25,14 @@ POOL = 50  # batches in a pool of `in_pools`, as in Hugging Face's Trainer
 
 
 @dataclass
-class FinetuneConfig(FairseqDataclass):
+class FinetuneConfig(RecordedTaskConfig):
     group_by_length: bool = field(
         default=False,
         metadata={"help": "examples of about one length share a batch of training; the paper draws batches at random"},
     )
     # Taken from other sections of the configuration; not options of their own.
-    finetune_from_model: Optional[str] = II("checkpoint.finetune_from_model")  # noqa: UP045  (omegaconf 2.0)
     seed: int = II("common.seed")
-    batch_size: Optional[int] = II("dataset.batch_size")  # noqa: UP045
+    batch_size: Optional[int] = II("dataset.batch_size")  # noqa: UP045  (omegaconf 2.0)
 
 
 class FinetuneTask(RecordedTask, FairseqTask):

@@ -4,7 +4,6 @@ torchrun. The commands are in `tupe/train.py`."""
 import argparse
 import logging
 import os
-import pickle
 import re
 import shlex
 import shutil
@@ -26,12 +25,14 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from ..architectures import SIZES, split_size, with_size
 from ..options import CONFIGS, nearest
 from ..record import STOPPED
-from ..safe_load import num_updates
 from . import worker
 from .compat import compose
 from .pretrained import check_data
+from .saving import stand_in_checkpoint
 
 logger = logging.getLogger("tupe.launch")
+
+SECONDS_WITHOUT_PROGRESS = 600  # after which processes of several nodes end: one of the nodes may be gone (as for NCCL)
 
 
 def launch(
@@ -40,15 +41,13 @@ def launch(
 ) -> None:  # fmt: skip
     """Train as the recipe says; see `fairseq_arguments` for the first three.
 
-    gpus: GPUs of this node to use; None for all that are visible, 0 for the CPU. dry_run: only print the command of
-    fairseq-train that does the same. own_options: names of options that are valid beside fairseq-train's, for errors
-    that suggest the nearest name.
+    gpus: GPUs of this node to use; None for all that are visible, 0 for the CPU (one process per node, which speak
+    gloo). dry_run: only print the command of fairseq-train that does the same. own_options: names of options that are
+    valid beside fairseq-train's, for errors that suggest the nearest name.
     Raises ValueError for bad options, and SystemExit with the status of the first process that failed.
     """
     visible = torch.cuda.device_count()
     gpus = visible if gpus is None else gpus
-    if gpus == 0 and nodes > 1:
-        raise ValueError(f"--nodes {nodes} needs GPUs, and this machine has none")
     if gpus > visible and not dry_run:
         raise ValueError(f"--gpus {gpus}: this machine has {visible}")
     if not dry_run:
@@ -57,9 +56,10 @@ def launch(
     processes = max(gpus, 1) * nodes
     train_arguments = [
         f"--user-dir={Path(__file__).parents[1]}",
+        *([f"--heartbeat-timeout={SECONDS_WITHOUT_PROGRESS}"] if nodes > 1 else []),
         *fairseq_arguments(CONFIGS, recipe, overrides, arguments, processes, gpus > 0, dry_run, own_options),
     ]
-    torchrun_arguments = [f"--nproc-per-node={gpus}", f"--nnodes={nodes}", f"--node-rank={node_rank}"]
+    torchrun_arguments = [f"--nproc-per-node={max(gpus, 1)}", f"--nnodes={nodes}", f"--node-rank={node_rank}"]
     torchrun_arguments += [f"--master-addr={master_addr}", f"--master-port={master_port}"]
     torchrun_arguments += ["-m", worker.__name__, "--command", shlex.join(sys.argv)]
     program = ["fairseq-train"] if processes == 1 else ["torchrun", *torchrun_arguments]
@@ -71,14 +71,36 @@ def launch(
     if processes == 1:
         worker.train(train_arguments)
         return
-    # torchrun passes SIGTERM, SIGINT and SIGHUP on to its processes, which have 30 s to end.
-    signal.signal(signal.SIGUSR1, lambda number, frame: os.kill(os.getpid(), signal.SIGTERM))
+    run_torchrun(command[1:])
+
+
+def run_torchrun(arguments: list) -> None:
+    """Run torchrun in this process. Raises SystemExit with the status of the first process that failed.
+
+    torchrun passes SIGTERM, SIGINT and SIGHUP on to its processes, and kills those that have not ended 30 s later.
+    SIGUSR1, with which Slurm announces the end of the time, is passed on here, and training takes the time it needs.
+    """
+    announced = False
+
+    def pass_on(number, frame):
+        nonlocal announced
+        announced = True
+        processes = Path("/proc/self/task", str(os.getpid()), "children").read_text().split()
+        if not processes:  # torchrun still waits for the other nodes
+            sys.exit(STOPPED)
+        for process in processes:
+            os.kill(int(process), number)
+
+    signal.signal(signal.SIGUSR1, pass_on)
     try:
-        torchrun.run(torchrun.parse_args(command[1:]))
+        torchrun.run(torchrun.parse_args(arguments))
     except SignalException:
         sys.exit(STOPPED)
     except ChildFailedError as error:
-        sys.exit(max(error.get_first_failure()[1].exitcode, 1))  # a signal's number is negative
+        status = error.get_first_failure()[1].exitcode
+        if announced and status == -signal.SIGUSR1:  # it had not begun to train
+            sys.exit(STOPPED)
+        sys.exit(max(status, 1))  # a signal's number is negative
 
 
 # ---------------------------------------------------------------------------------------------- arguments of a recipe
@@ -142,6 +164,9 @@ def fairseq_arguments(
     values["distributed_world_size"] = processes  # else fairseq would use every GPU it sees
     if not cuda:
         values["cpu"] = True
+        if processes > 1:
+            backends = {"distributed_backend": "gloo", "ddp_backend": "legacy_ddp"}
+            values.update({name: value for name, value in backends.items() if name not in given})
     chosen_values = {**values, **given}
     if chosen_values.get("cpu") or chosen_values.get("amp") or str(chosen_values.get("autocast")) == "bf16":
         values["fp16"] = False
@@ -272,33 +297,3 @@ def split_batch(batch: int, processes: int, limit: int) -> tuple[int, int]:
     share = batch // processes
     steps = next(n for n in range(1, share + 1) if share % n == 0 and share // n <= limit)
     return share // steps, steps
-
-
-# ------------------------------------------------------------------------------------------------- damaged checkpoints
-
-
-def stand_in_checkpoint(save_dir: str | Path) -> str | None:
-    """The newest loadable checkpoint of a folder whose checkpoint_last.pt is damaged, else None.
-
-    fairseq writes checkpoint_last.pt as a copy of another checkpoint; a kill during the copy leaves half a file.
-    Raises ValueError if no other checkpoint can be loaded.
-    """
-    last = Path(save_dir) / "checkpoint_last.pt"
-    if not last.exists() or _num_updates(last) is not None:
-        return None
-    loadable = [(_num_updates(path), str(path)) for path in Path(save_dir).glob("checkpoint*.pt")]
-    loadable = [(updates, path) for updates, path in loadable if updates is not None]
-    if not loadable:
-        raise ValueError(f"{last} is damaged, and no other checkpoint there can be loaded; move it away to start over")
-    updates, path = max(loadable)
-    logger.warning(f"{last} is damaged; resuming from {path} ({updates} updates), the newest that can be loaded")
-    return path
-
-
-def _num_updates(path):
-    """The number of updates of a checkpoint, None if the file cannot be loaded. Does not read the tensors."""
-    try:
-        state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-        return num_updates(state)
-    except (RuntimeError, EOFError, OSError, KeyError, pickle.UnpicklingError):
-        return None

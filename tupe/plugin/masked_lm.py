@@ -7,7 +7,6 @@ With `next_sentence` a sequence is `<s> A </s> </s> B </s>`, where B follows A i
 import math
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Optional
 
 import numpy as np
 import torch
@@ -33,22 +32,20 @@ from fairseq.logging import metrics
 from fairseq.models import BaseFairseqModel
 from fairseq.tasks import register_task
 from fairseq.tasks.masked_lm import MaskedLMConfig, MaskedLMTask
-from omegaconf import II, DictConfig
+from omegaconf import DictConfig
 
 from .criterion import count_real
-from .run import RecordedTask
+from .run import RecordedTask, RecordedTaskConfig
 
 HEAD = "next_sentence"
 HELD_OUT_SEED = 1  # of the masks of every split but `train`, so that all models and seeds predict the same tokens
 
 
 @dataclass
-class TupeMaskedLMConfig(MaskedLMConfig):
+class TupeMaskedLMConfig(RecordedTaskConfig, MaskedLMConfig):
     next_sentence: bool = field(
         default=False, metadata={"help": "sequences are pairs of sentences; needs --criterion masked_lm_next_sentence"}
     )
-    # Taken from another section of the configuration; not an option of its own.
-    finetune_from_model: Optional[str] = II("checkpoint.finetune_from_model")  # noqa: UP045  (omegaconf 2.0)
 
 
 @register_task("tupe_masked_lm", dataclass=TupeMaskedLMConfig)

@@ -11,6 +11,7 @@ from fairseq.dataclass import FairseqDataclass
 from fairseq.tasks import FairseqTask
 from omegaconf import DictConfig, OmegaConf, open_dict
 
+from ..options import cut
 from ..positions import canonical, limited_schemes
 from ..safe_load import num_updates, read_checkpoint
 from .model import FREE, TupeConfig, TupeModel, dictionary_fingerprint, redefault, spell_position
@@ -19,10 +20,14 @@ MASK = "<mask>"
 
 
 def load_dictionary(path: str | Path) -> Dictionary:
-    """dict.txt with <mask> added, as in fairseq's task masked_lm. Raises ValueError if there is no such file."""
+    """dict.txt with <mask> added, as in fairseq's task masked_lm. Raises ValueError if there is no such file, or it
+    is none."""
     if not Path(path).is_file():
         raise ValueError(f"there is no dictionary {path}; give the dict.txt that the model was trained with")
-    dictionary = Dictionary.load(str(path))
+    try:
+        dictionary = Dictionary.load(str(path))
+    except Exception as error:  # of several kinds, with the whole line or several of them
+        raise ValueError(f"{path} is no dictionary: {cut(str(error))}") from None
     dictionary.add_symbol(MASK)
     return dictionary
 
@@ -33,6 +38,7 @@ def check_data(folder: str | Path) -> None:
         raise ValueError(f"there is no folder of data {folder}")
     if not (Path(folder) / "dict.txt").is_file():
         raise ValueError(f"{folder} is no folder of prepared data: it has no dict.txt")
+    load_dictionary(Path(folder) / "dict.txt")
 
 
 def check_dictionary(state: dict, path: str | Path) -> None:

@@ -7,33 +7,48 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from multiprocessing.util import Finalize
 from pathlib import Path
+from typing import Optional
 
 import torch
 from fairseq import checkpoint_utils, models
 from fairseq.criterions import FairseqCriterion
+from fairseq.dataclass import FairseqDataclass
 from fairseq.distributed import utils as distributed_utils
 from fairseq.logging.meters import AverageMeter, MetersDict
 from fairseq.models import BaseFairseqModel
-from omegaconf import DictConfig
+from omegaconf import II, DictConfig
 
 from .. import record as records
 from ..record import Record
 from ..safe_load import num_updates, read_checkpoint
+from . import watch
 from .model import run_position_file
 from .pretrained import adopt_structure, variant
+from .saving import remove_partial
 from .schedule import SCHEDULE, count_updates
 
 logger = logging.getLogger(__name__)
 
 
+@dataclass
+class RecordedTaskConfig(FairseqDataclass):
+    stop_at_jump: float = field(
+        default=0.0,
+        metadata={"help": "end the run if its loss is more than so many bits above its lowest mean in 100 updates"},
+    )
+    # Taken from another section of the configuration; not an option of its own.
+    finetune_from_model: Optional[str] = II("checkpoint.finetune_from_model")  # noqa: UP045  (omegaconf 2.0)
+
+
 class RecordedTask:
     """Mixin for fairseq tasks whose training is recorded; it goes before the fairseq class.
 
-    The task's configuration has `data` and `finetune_from_model`. `metrics` names the scores that are the purpose of a
-    task (fine-tuning), of which the first is to be maximised; the purpose of a task without metrics is its checkpoint
-    (pre-training), and its loss is to be minimised.
+    The task's configuration has `data` and the fields of `RecordedTaskConfig`. `metrics` names the scores that are the
+    purpose of a task (fine-tuning), of which the first is to be maximised; the purpose of a task without metrics is its
+    checkpoint (pre-training), and its loss is to be minimised.
     """
 
     metrics = ()
@@ -165,8 +180,27 @@ class Run:
         length = self.record.length
         return epochs >= length.get("max_epoch", float("inf")) or updates >= length.get("max_update", float("inf"))
 
-    def end(self, error: BaseException | None) -> None:
-        """Complete the record. error: what ended the process, if anything did."""
+    def watch(self) -> watch.Watch:
+        """What this run is to be watched for."""
+        options = self.config.optimization
+        updates = options.max_update
+        if self.config.lr_scheduler._name == SCHEDULE:
+            updates = self.config.lr_scheduler.total_num_update
+        elif options.max_epoch > 0:
+            updates = 0
+        # fairseq would send itself a signal after that time, which a process that hangs does not handle.
+        section = self.config.distributed_training
+        timeout, section.heartbeat_timeout = section.heartbeat_timeout, -1
+        return watch.Watch(timeout, self.config.task.stop_at_jump, updates, self.note_stall)
+
+    def note_stall(self, reason: str) -> None:
+        if self.writes:
+            self.record.end(reason, records.STALLED)
+            self.record.save(self.folder)
+
+    def end(self, error: BaseException | None, status: int = 1) -> None:
+        """Complete the record. error: what ended the process, if anything did. status: exit status of a failure."""
+        watch.end()
         if not self.writes:
             return
         if self.config.checkpoint.no_save:
@@ -176,12 +210,15 @@ class Run:
         elif error is None and self.record.metrics:
             self.record.end("stopped before its last epoch was scored: see its log")
         elif isinstance(error, Exception):
-            self.record.end(reason(error))
+            self.record.end(reason(error), status)
         elif isinstance(error, SystemExit) and error.code == records.STOPPED:
             self.record.failure = {"reason": "stopped by a signal", "status": records.STOPPED}
         # Else it was interrupted or reached a time limit: it stays open, and continues when it is started again.
         if self.folder.is_dir():
-            self.record.save(self.folder)
+            try:
+                self.record.save(self.folder)
+            except OSError as full:  # which may be what ended the process
+                logger.error(f"{self.folder / records.NAME} cannot be written: {full}")
         records.unlock(self.folder)
 
 
@@ -213,6 +250,8 @@ def begin(record: Record, config: DictConfig) -> Run | None:
         record.scores, record.started_at = earlier.scores, earlier.started_at
     if run.writes and not records.lock(run.folder):
         raise BlockingIOError(f"another process is training in {run.folder}")
+    if run.writes:
+        remove_partial(run.folder)
     if run.is_finished(earlier):
         logger.warning(f"{run.folder} holds the finished run already: nothing to train")
         config.optimization.max_epoch = -1  # fairseq's loop ends before it begins
@@ -227,15 +266,16 @@ def begin(record: Record, config: DictConfig) -> Run | None:
     if run.writes:
         record.save(run.folder)
     _run = run
+    watch.begin(run.watch())
     return run
 
 
-def end(error: BaseException | None = None) -> None:
-    """End this process's run, if there is one."""
+def end(error: BaseException | None = None, status: int = 1) -> None:
+    """End this process's run, if there is one; see `Run.end`."""
     global _run
     if _run is not None:
         run, _run = _run, None
-        run.end(error)
+        run.end(error, status)
 
 
 @contextmanager
@@ -245,7 +285,7 @@ def recorded() -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        end(error)
+        end(error, records.DIVERGED if isinstance(error, FloatingPointError) else 1)
         raise
     end()
 

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from fairseq import checkpoint_utils
 from fairseq.trainer import Trainer
 from fairseq_cli import train as fairseq_train
@@ -121,6 +122,8 @@ def _validate_and_save(
         losses, _ = original(cfg, trainer, task, epoch_itr, valid_subsets, end_of_epoch)
     if not saves:
         checkpoint_utils.save_checkpoint(cfg.checkpoint, trainer, epoch_itr, None)
+    if trainer.data_parallel_world_size > 1:  # the first to exit would have torchrun end the one that still saves
+        torch.distributed.barrier()
     if _stop is not None:
         _stop.stopped = True
     return losses, True

@@ -19,6 +19,8 @@ from fairseq_cli import train as fairseq_train  # sets up logging, as fairseq-tr
 from omegaconf import open_dict
 
 from ..options import Command, Refusal
+from ..record import DIVERGED
+from . import watch
 from .run import recorded
 from .stop import stoppable
 
@@ -28,7 +30,7 @@ def train(arguments: list) -> None:
 
     Raises ValueError for a mistake of the user that this package detects, BlockingIOError if another process trains in
     that folder, and SystemExit with `record.STOPPED` if a signal stopped it. For any other error it prints the
-    traceback and raises `Refusal` with one line.
+    traceback and raises `Refusal` with one line, whose status is `record.DIVERGED` if the loss was not finite.
     """
     parser = options.get_training_parser()
     cfg = convert_namespace_to_omegaconf(options.parse_args_and_arch(parser, arguments))
@@ -46,13 +48,22 @@ def train(arguments: list) -> None:
         if isinstance(error, BlockingIOError) or isinstance(error, ValueError) and _is_ours(error):
             raise
         traceback.print_exc()
-        raise Refusal(f"training failed: {type(error).__name__}: {error}", 1) from error
+        status = DIVERGED if isinstance(error, FloatingPointError) else 1
+        raise Refusal(f"training failed: {type(error).__name__}: {error}{watch.waits_for()}", status) from error
 
 
 def _is_ours(error):
     """Whether this package raised the error, not a library that it called."""
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     return frames[-1].f_globals["__name__"].startswith("tupe.")
+
+
+def _with_time_left(stats, original=fairseq_train.get_training_stats):
+    left = watch.time_left(stats["num_updates"])
+    return {**original(stats), **({"left": left} if left else {})}
+
+
+fairseq_train.get_training_stats = _with_time_left  # every progress line
 
 
 @click.command(cls=Command, context_settings={"ignore_unknown_options": True, "help_option_names": []})

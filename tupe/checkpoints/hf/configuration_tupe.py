@@ -17,6 +17,7 @@ from .schemes_bias import T5  # noqa: F401
 from .schemes_common import Table  # noqa: F401
 from .schemes_content import Shaw  # noqa: F401
 from .schemes_rotation import Rope  # noqa: F401
+from .windows import Chunks  # noqa: F401
 
 NAMES = names_in("hugging_face")  # our option -> its name in config.json
 

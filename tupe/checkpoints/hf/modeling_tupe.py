@@ -1,5 +1,5 @@
 """An exported TUPE encoder for the transformers library. encoder.py, positions.py, offsets.py, schemes*.py,
-attention.py and kernels.py beside this file are the training code's own files.
+attention.py, windows.py and kernels.py beside this file are the training code's own files.
 
 B batch, L sequence length, C width, V vocabulary.
 """

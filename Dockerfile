@@ -1,0 +1,12 @@
+# docker build -t tupe .                                                      newer GPUs and CPUs
+# docker build -t tupe --build-arg STACK=volta --build-arg PYTHON=3.10 .      V100s
+ARG PYTHON=3.11
+FROM python:${PYTHON}-slim
+ARG STACK=current
+RUN apt-get update && apt-get install -y --no-install-recommends g++ git libtcmalloc-minimal4 && rm -rf /var/lib/apt/lists/*
+WORKDIR /tupe
+COPY . .
+RUN bash scripts/setup.sh --stack ${STACK} && { [ -e .venv ] || ln -s .venv-volta .venv; } && rm -rf /root/.cache/pip
+ENV PATH=/tupe/.venv/bin:$PATH
+WORKDIR /data
+ENTRYPOINT ["tupe"]

@@ -1,0 +1,42 @@
+"""The commands that the pages show."""
+
+import re
+import shlex
+
+from helpers import PLUGIN
+
+from tupe import cli
+
+ROOT = PLUGIN.parent
+DOCS = sorted((ROOT / "docs").glob("*.md"))
+TOUR = ROOT / "docs" / "tour.ipynb"
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS]
+PROGRAM = re.compile(
+    r"(?:^|[|;&(]|\bdo )\s*(?:\w+=\S+ +)*(tupe|bash|sbatch|fairseq-train|fairseq-hydra-train) "
+    r"""((?:'[^']*'|"[^"]*"|[^|;&)'"])*)"""
+)
+
+
+def code_of(page):
+    """Blocks of code, fenced or indented, and code within sentences; a continued line is one line."""
+    text = re.sub(r"\\\n\s*", "", page.read_text())
+    blocks = re.findall(r"^```\w*\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    prose = re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
+    indented = re.findall(r"^ {4,}(\S.*)$", prose, re.MULTILINE)
+    inline = [" ".join(code.split()) for code in re.findall(r"`([^`]+)`", prose)]
+    return [*"".join(blocks).splitlines(), *indented, *inline]
+
+
+def commands_of(page):
+    """[(program, words)] of what a page shows; a script that hands its options to `tupe` is that command."""
+    for line in code_of(page):
+        line = re.sub(r"\s#.*", "", line).replace("[", "").replace("]", "")  # optional words must parse too
+        for program, words in PROGRAM.findall(line):
+            words = shlex.split(words)
+            script = words[0].removeprefix("scripts/") if program in ("bash", "sbatch") else ""
+            if script in ("pretrain.sh", "pretrain.sbatch", "finetune.sh") and words[1:]:
+                yield "tupe", [script.partition(".")[0], *words[1:]]
+            elif script in ("glue_sweep.sh", "download_corpus.sh") and words[1:]:
+                yield "tupe", [{"glue_sweep.sh": "sweep", "download_corpus.sh": "download"}[script], *words[1:]]
+            elif program.startswith("fairseq-") or words[0] in cli.main.list_commands(None):
+                yield program, words

@@ -1,0 +1,191 @@
+"""A hundred kills: every long command is killed with SIGKILL at random moments, checkpoints are cut at a random byte,
+and what comes out in the end is the same to the bit as without.
+
+    pytest -m slow -s tests/test_kills.py        -s shows the numbers of kills
+"""
+
+import json
+import os
+import random
+import signal
+import threading
+import time
+from contextlib import suppress
+
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner
+from helpers import descendants, fork, has_ended, load, wait_until
+from tqdm import tqdm
+
+from tupe.cli import main
+from tupe.experiments import runner
+from tupe.record import damage, read
+
+KILLS = 20  # per command
+MODES = ("all", "one worker", "the parent alone")
+TINY = ["--gpus=0", "--tokens-per-sample=24", "--batch-size=3", "--lr=0.01", "--warmup-updates=2", "--allocator=none"]
+TINY += ["--disable-validation"]
+
+
+@pytest.fixture(autouse=True)
+def orphans_end_soon(monkeypatch):
+    """Data workers look more often whether their parent is there."""
+    for module in (torch.utils.data._utils, torch.utils.data._utils.worker):
+        monkeypatch.setattr(module, "MP_STATUS_CHECK_INTERVAL", 0.1)
+
+
+def start(words, log):
+    """`tupe WORDS` in a copy of this process."""
+
+    def run():
+        os.setsid()
+        with open(log, "a") as file:
+            for descriptor in (1, 2):
+                os.dup2(file.fileno(), descriptor)
+        tqdm.set_lock(threading.RLock())  # not the one that a killed process holds for ever
+        main()
+
+    return fork(run, "tupe", *words)
+
+
+def strike(process, mode, chance):
+    """Send SIGKILL, and wait until all has ended, also what only lost its parent. Returns whether there was a process
+    to kill."""
+    tree = descendants(process.pid)
+    worker = chance.sample(tree[1:], min(1, len(tree) - 1))
+    targets = {"all": tree, "one worker": worker, "the parent alone": [process.pid]}
+    for pid in targets[mode]:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    process.join()  # where a worker was killed, it ends with an error, or goes on
+    wait_until(lambda: all(has_ended(pid) for pid in tree))
+    return bool(targets[mode])
+
+
+def cut(folder, chance):
+    """Cut a checkpoint_last.pt at a random byte, if another checkpoint of that folder is whole. Returns whether."""
+    for last in folder.rglob("checkpoint_last.pt"):
+        if any(damage(path) is None for path in last.parent.glob("checkpoint_*_*.pt")):
+            with last.open("r+b") as file:
+                file.truncate(chance.randrange(last.stat().st_size))
+            return True
+    return False
+
+
+def survive(command, outcome, folder, seed):
+    """Kill `tupe COMMAND --output=...` until there were KILLS kills, start it again each time, and whenever it comes to
+    its end, compare outcome(output) with that of an undisturbed run. A line of numbers is printed."""
+    chance, log = random.Random(seed), folder / "log"
+    began = time.monotonic()
+    # In this process: what it parses and puts together is there in its copies.
+    done = CliRunner().invoke(main, [*command, f"--output={folder / 'undisturbed'}"])
+    seconds = 1.5 * (time.monotonic() - began)  # within which a kill comes
+    assert done.exit_code == 0, done.output
+    expected, process = outcome(folder / "undisturbed"), None
+    kills, cuts, ends = dict.fromkeys(MODES, 0), 0, 0
+    while sum(kills.values()) < KILLS or process.exitcode != 0:
+        output = folder / f"killed {ends}"
+        process, mode = start([*command, f"--output={output}"], log), chance.choice(MODES)
+        began = time.monotonic()
+        process.join(chance.uniform(0, seconds) if sum(kills.values()) < KILLS else None)
+        if process.exitcode is None and strike(process, mode, chance):
+            kills[mode] += 1
+        elif sum(kills.values()) < KILLS:  # it was quicker than the first
+            seconds = time.monotonic() - began
+        process.join()
+        if process.exitcode == 0:
+            assert outcome(output) == expected
+            ends += 1
+        elif chance.random() < 0.3:
+            cuts += cut(output, chance)
+    print(f"\n{command[0]}: {sum(kills.values())} kills ({kills}), {cuts} checkpoints cut, {ends} comparisons")
+    assert ends > 0
+
+
+def training(folder):
+    """Weights, optimizer and scores of every run in a folder."""
+    return {
+        str(path.parent.relative_to(folder)): (fingerprint(load(path)), read(path.parent).scores)
+        for path in sorted(folder.rglob("checkpoint_last.pt"))
+    }
+
+
+def fingerprint(state):
+    return [leaf for part in ("model", "last_optimizer_state") for leaf in leaves(state[part])]
+
+
+def leaves(value):
+    if isinstance(value, torch.Tensor):
+        return [value.numpy().tobytes()]
+    if isinstance(value, dict):
+        return [leaf for key in value for leaf in leaves(value[key])]
+    return [leaf for item in value for leaf in leaves(item)] if isinstance(value, (list, tuple)) else [value]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--arch=tupe_r_tiny", "--update-freq=2", "--num-workers=2", "--max-update=30", "--save-interval-updates=10"],
+        ["--recipe=pretrain_electra", "--arch=electra_tupe_r_tiny", "--update-freq=1", "--num-workers=1",
+         "--max-update=30", "--save-interval-updates=10"],
+    ],
+    ids=["masked LM", "ELECTRA"],
+)  # fmt: skip
+def test_pre_training(words, data, tmp_path):
+    survive(["pretrain", f"--data={data}", *TINY, *words], training, tmp_path, seed=1)
+
+
+@pytest.mark.slow
+def test_fine_tuning(learnable, pretrained, tmp_path):
+    words = [f"--data={learnable}", f"--checkpoint={pretrained}", "--lr=0.003", "--batch-size=6", "--num-workers=1"]
+    words += ["--gpus=0", "--max-epoch=4", "--save-interval-updates=3", "--keep-interval-updates=1", "--allocator=none"]
+    survive(["finetune", "--task=CoLA", *words], training, tmp_path, seed=2)
+
+
+@pytest.mark.slow
+def test_a_sweep_of_eight_jobs(data, tmp_path, monkeypatch):
+    original = runner.multiprocessing.get_context
+    monkeypatch.setattr(runner.multiprocessing, "get_context", lambda method: original("fork"))  # jobs are copies too
+    monkeypatch.setattr(runner, "check", lambda job: None)
+    words = [f"--data={data}", *TINY, "--arch=tupe_r_tiny", "--update-freq=1", "--num-workers=0", "--max-update=10"]
+    words += ["--save-interval-updates=4", "--jobs=2", "--grid=seed=1,2,3,4,5,6,7,8"]
+
+    def outcome(folder):
+        runs = training(folder)
+        assert len(runs) == 8
+        return runs
+
+    survive(["sweep", "--recipe=pretrain", *words], outcome, tmp_path, seed=3)
+
+
+@pytest.mark.slow
+def test_preparing_a_corpus(tmp_path):
+    rng, words = np.random.default_rng(0), ["river", "king", "saw", "the", "a", "old", "never", "painted", "dog"]
+    lines = [" ".join(rng.choice(words, 12)).capitalize() + f" number {n}." for n in range(1200)]
+    paragraphs = [" ".join(lines[n : n + 4]) for n in range(0, len(lines), 4)]
+    (tmp_path / "a.txt").write_text("\n\n".join(paragraphs))
+    settings = ["--vocab-size=200", "--valid-fraction=0.1", "--shard-mb=0.005", "--jobs=2"]
+
+    def outcome(folder):
+        return {path.name: path.read_bytes() for path in folder.iterdir() if path.name != "speed.json"}
+
+    survive(["prepare", "corpus", str(tmp_path / "a.txt"), *settings], outcome, tmp_path, seed=4)
+
+
+@pytest.mark.slow
+def test_minimal_pairs(vocabulary, pretrained, tmp_path):
+    rng, words = np.random.default_rng(0), ["the", "cat", "sat", "on", "a", "mat", "dogs", "ran", "in", "parks"]
+    (tmp_path / "pairs").mkdir()
+    for name in range(12):
+        good = [list(rng.choice(words, 8)) for _ in range(40)]
+        rows = [{"sentence_good": " ".join(s), "sentence_bad": " ".join(reversed(s)), "UID": f"p{name}"} for s in good]
+        (tmp_path / "pairs" / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    words = [f"mine={pretrained}", f"--pairs={tmp_path / 'pairs'}", f"--data={vocabulary}"]
+
+    def outcome(folder):
+        return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*.json")}
+
+    survive(["minimal-pairs", *words], outcome, tmp_path, seed=5)

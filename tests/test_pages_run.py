@@ -1,0 +1,164 @@
+"""Every command of every page runs once (slow), at a reduced size, in a folder with what the pages' names stand for.
+
+A command has the options of its page. OF_NAMES: which file of this folder a name of the page stands for. SMALL: what
+makes a command short (the last of two options counts). ELSEWHERE: what cannot run here, and what runs in its place.
+"""
+
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+
+import pytest
+from helpers import ENGLISH_WORDS, official_folder, squad_file
+from pages import PAGES, ROOT, commands_of
+
+pytestmark = pytest.mark.slow
+
+ELSEWHERE = {
+    "download": "tests/corpus/test_download.py, without a network",
+    "evidence": "tests/experiments/test_evidence.py",
+    "claims": "tests/experiments/test_claims.py",
+    "release": "tests/experiments/test_release.py",
+    "compare": "tests/experiments/test_compare.py",
+    "bench": "tests/bench: a page's figures need its machine for itself",
+    "--engine dask": "tests/corpus/test_engine.py, with a scheduler",
+    "hydra/launcher=slurm": "needs Slurm; the same sweep without it: tests/plugin/test_launchers.py",
+    "released.pt": "tests/checkpoints/test_convert.py, with the released code's files",
+    "--to released": "the same",
+    "-shard": "tests/checkpoints/test_files.py, with shards",
+    "--next-sentence": "tests/plugin/test_losses.py: needs segment embeddings",
+    "BERT_FOLDER": "tests/checkpoints/test_convert.py, with a Hugging Face BERT",
+    "figure2": "the same",
+    "plot phi": "tests/evaluation/test_figures.py: needs learned frequencies",
+    "plot numbering": "tests/evaluation/test_figures.py: the figure takes a minute",
+    "predict": "tests/evaluation/test_predict.py: needs a fine-tuned CoLA",
+    "report": "tests/experiments/test_report.py",
+    "--restore-file": "a part of a command",
+    "fairseq-train data --task masked_lm": "the same",
+    "...": "the same",
+}
+
+# What the pages call a thing -> what it is in the folder of these tests; the first that fits.
+OF_NAMES = [
+    (r"^(wiki\.xml\.bz2|enwiki-\*\.bz2|books.*|stubs.*|eltec.*|wiki.*|speeches|reviews)$", "text"),
+    (r"^(GLUE_FOLDER|GLUE)$", "official/glue"),
+    (r"^SQUAD_FOLDER$", "official/squad"),
+    (r"^(PRETRAINING_DATA|DATA|data8k|data)$", "data"),
+    (r"^((BERT-A|ALiBi)=)?(\$bert|runs/alibi/\S*\.pt|runs/bert_a/\S*\.pt)$", r"\1bert_a/checkpoint_last.pt"),
+    (r"^((TUPE-.|T5)=)?(\$tupe|CHECKPOINT|FILE|checkpoint\.pt|swapped\.pt|RUN/\S*\.pt|runs/\S*\.pt)$",
+     r"\1tupe_r/checkpoint_last.pt"),
+    (r"^((BERT-A|TUPE-R)=)?(runs/bert_a|runs/tupe_r|RUN)$", r"\1bert_a"),
+    (r"^(OUT|hf)$", "hf"),
+    (r"^BLiMP\.zip$", "pairs.jsonl"),
+    (r"^dict\.txt$", "data/dict.txt"),
+]  # fmt: skip
+TINY = "--encoder-layers 1 --encoder-embed-dim 32 --encoder-ffn-embed-dim 32 --encoder-attention-heads 2"
+SHORT = f"--gpus 0 --num-workers 0 --tokens-per-sample 20 --batch-size 4 --update-freq 1 --max-update 2 {TINY}"
+SMALL = {
+    "prepare corpus": "--vocab-size 120 --jobs 1 --valid-fraction 0.2",
+    "pretrain": SHORT + " --warmup-updates 1 --nodes 1",
+    "continue": "--gpus 0 --num-workers 0 --batch-size 4 --lengths 20 --epochs 1",
+    "finetune": "--gpus 0 --num-workers 0 --max-epoch 1",
+    "sweep": "--dry-run",
+    "checkpoint average": "--last 2",
+    "probe synthetic": "--positions absolute --normalisers softmax --length 8 --steps 2 --seeds 1",
+    "probe properties": "",
+    "plot attention": "--words 3",
+    "plot tsne": "--length 20",
+    "order": "--sentences 2 --tokens 100",
+    "extrapolate": "",
+    "minimal-pairs": "--limit 1",
+}
+
+
+def cases():
+    """A parameter for each different command with options, of all pages."""
+    seen = {}
+    for page in PAGES:
+        for program, words in commands_of(page):
+            line = shlex.join([program, *words])
+            is_whole = any(word.startswith("-") for word in words)
+            if is_whole and line not in seen and not any(sign in f"{line} " for sign in ELSEWHERE):
+                seen[line] = pytest.param(program, words, id=f"{page.stem}: {line[:90]}")
+    return list(seen.values())
+
+
+def run(*words, cwd):
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(list(map(str, words)), cwd=cwd, env=environment, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
+    return done
+
+
+def tupe(*words, cwd):
+    run(sys.executable, "-m", "tupe", *words, cwd=cwd)
+
+
+def script(name):
+    return shutil.which(name, path=os.path.dirname(sys.executable))
+
+
+@pytest.fixture(scope="module")
+def folder(vocabulary, pretrained, tmp_path_factory):
+    """A folder with text, prepared data, checkpoints, official files and a list of pairs; all tiny."""
+    place = tmp_path_factory.mktemp("pages")
+    shutil.copytree(vocabulary, place / "data")
+    (place / "text").mkdir()
+    for number in range(8):
+        sentence = " ".join(ENGLISH_WORDS[number:] + ENGLISH_WORDS[:number]).capitalize()
+        (place / "text" / f"{number}.txt").write_text(f"{sentence}. " * 6 + f"\n\nNumber {number} ends it here.\n")
+    shutil.copytree(pretrained.parent, place / "tupe_r")
+    words = f"--data data --output bert_a --arch bert_a {SHORT} --warmup-updates 1 --save-interval-updates 1"
+    words += " --keep-interval-updates 2"
+    tupe("pretrain", *words.split(), cwd=place)
+    official_folder(place / "official/glue")
+    squad_file(place / "official/squad", "1.1", 12)
+    squad_file(place / "official/squad", "2.0", 12, impossible=4)
+    pair = {"sentence_good": "the cat sat.", "sentence_bad": "cat the sat.", "UID": "a", "linguistics_term": "order"}
+    (place / "pairs.jsonl").write_text(json.dumps(pair) + "\n")
+    for task in ("glue", "squad"):
+        tupe("prepare", task, f"--{task}=official/{task}", "--data=data", f"--output={task}-bin", cwd=place)
+    tupe("checkpoint", "export", "--checkpoint=tupe_r/checkpoint_last.pt", "--data=data", "--output=hf", cwd=place)
+    example = re.search(r"```python\n(import torch\nfrom torch import nn.*?)```", PAGES[0].read_text(), re.DOTALL)
+    (place / "distance.py").write_text(example.group(1))
+    return place
+
+
+def here(word):
+    for pattern, replacement in OF_NAMES:
+        if re.search(pattern, word):
+            return re.sub(pattern, replacement, word)
+    return word.replace("${arch}", "bert_a").replace("$task", "identify").replace("$PWD/tupe", str(ROOT / "tupe"))
+
+
+@pytest.mark.parametrize(("program", "words"), cases())
+def test_a_command_runs(program, words, folder, tmp_path):
+    for optional in {"--head", "--codes"} & {*words}:
+        del words[words.index(optional) : words.index(optional) + 2]
+    words = [*map(here, words)]
+    if "--output" in words:
+        words[words.index("--output") + 1] = str(tmp_path / "output")
+    if program == "tupe":
+        name = next(name for name in (" ".join(words[:2]), words[0], "") if name in SMALL or not name)
+        if name == "pretrain" and "--preset" not in words:
+            arch = words[words.index("--arch") + 1] if "--arch" in words else "tupe_r"
+            words += ["--arch", re.sub("_(tiny|mini|large)$", "", arch)]
+        tupe(*words, *SMALL.get(name, "").split(), cwd=folder)
+    elif program == "fairseq-train":
+        short = SHORT.replace("--gpus 0", "--cpu") + f" --save-dir={tmp_path} --total-num-update=2 --warmup-updates=1"
+        run(script(program), *(word for word in words if word != "--fp16"), *short.split(), cwd=folder)
+    else:
+        words = [word.replace("$PWD/runs/x", str(tmp_path)).replace("$PWD", str(folder)) for word in words]
+        words[words.index("configs")] = str(ROOT / "configs")
+        short = {
+            "common.fp16": "false", "common.cpu": "true", "dataset.num_workers": 0, "task.tokens_per_sample": 20,
+            "dataset.batch_size": 4, "optimization.update_freq": "[1]", "optimization.max_update": 2,
+            "lr_scheduler.warmup_updates": 1, "+model.encoder_layers": 1, "+model.encoder_embed_dim": 32,
+            "+model.encoder_ffn_embed_dim": 32, "+model.encoder_attention_heads": 2, "hydra.run.dir": tmp_path,
+        }  # fmt: skip
+        changes = [f"{key}={value}" for key, value in short.items()]
+        run(script(program), *words, *changes, f"checkpoint.save_dir={tmp_path}", cwd=folder)
