@@ -5,7 +5,7 @@ import json
 import numpy as np
 
 from tupe import record
-from tupe.experiments.evidence import CLAIMS, Trial
+from tupe.experiments.plan import CLAIMS, Trial
 
 BITS = 1 / np.log(2)
 

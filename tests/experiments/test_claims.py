@@ -12,7 +12,7 @@ from scipy import stats
 
 from tupe.experiments import claims, claims_page, collect
 from tupe.experiments.claims import Evidence
-from tupe.experiments.evidence import CLAIMS, Trial
+from tupe.experiments.plan import CLAIMS, Trial
 
 
 @pytest.fixture(scope="module")

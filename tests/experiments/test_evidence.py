@@ -11,18 +11,9 @@ from click.testing import CliRunner
 from tupe import record
 from tupe.encoder import Encoder
 from tupe.evaluation.minimal_pairs import Pair, Paradigm
-from tupe.experiments import evidence
-from tupe.experiments.evidence import (
-    CLAIMS,
-    Trial,
-    best_rates,
-    command,
-    conclude,
-    final_losses,
-    keep_weights,
-    score,
-    trials,
-)
+from tupe.experiments import collect, evidence
+from tupe.experiments.evidence import command, conclude, keep_weights, score
+from tupe.experiments.plan import CLAIMS, Trial, best_rates, final_losses, trials
 from tupe.safe_load import read_checkpoint
 
 RATES = dict.fromkeys(CLAIMS["models"], 1e-3)
@@ -76,12 +67,12 @@ def test_rates_come_from_the_pilot_and_the_search_widens_at_its_edge(tmp_path):
         finish(tmp_path, "bert_a", lr, edge)
     finish(tmp_path, "nopos", 5e-4, 9.0)
     finish(tmp_path, "factored", 5e-4, 1.0, state="failed")
-    rates, needed = best_rates(tmp_path)
+    rates, needed = best_rates(final_losses(tmp_path))
     assert rates == {"tupe_r": 1e-3, "bert_a": 4e-3}  # nopos has one rate of four
     assert needed == [Trial("pilot", "bert_a", "tiny", 5000, 8e-3, 101)]  # nopos has not tried all of them yet
     finish(tmp_path, "bert_a", 8e-3, 6.2)
-    assert best_rates(tmp_path) == (rates, [])
-    assert final_losses(tmp_path, "pilot")[Trial("pilot", "bert_a", "tiny", 5000, 8e-3, 101)] == 6.2
+    assert best_rates(final_losses(tmp_path)) == (rates, [])
+    assert final_losses(tmp_path)[Trial("pilot", "bert_a", "tiny", 5000, 8e-3, 101)] == 6.2
 
 
 def test_the_pilot_of_some_models_ends_where_another_still_needs_a_rate(tmp_path, monkeypatch):
@@ -152,3 +143,27 @@ def test_dry_run_prints_every_command(tmp_path):
     assert result.exit_code == 0 and len(lines) == 4
     assert all("--cls=zero" in line and line.endswith("--cpu") for line in lines)
     assert not (tmp_path / "out").exists()
+
+
+def test_what_committed_tables_have_is_not_trained_again(vocabulary, tmp_path):
+    """Runs of another machine count in the pilot, and only what they lack is trained."""
+
+    def planned(*words):
+        given = ["--data", vocabulary, "--output", tmp_path / "out", "--models", "tupe_r", "--dry-run", *words]
+        return CliRunner().invoke(command, list(map(str, given)))
+
+    assert "finish the stage pilot first" in planned("--stages=main").output
+    for lr in CLAIMS["learning_rates"]:
+        finish(tmp_path / "theirs", "tupe_r", lr, abs(lr - 1e-3))
+    finish(tmp_path / "theirs", "tupe_r", 1e-3, 5.0, seed=2, stage="main", state="failed")
+    tables = collect.collect(tmp_path / "theirs", collect.read(tmp_path))
+    tables["runs"] = [row | {"data": collect.fingerprint(vocabulary)} for row in tables["runs"]]
+    collect.write(tables, tmp_path / "tables")
+    assert planned("--stages=pilot", "--known", tmp_path / "tables").output == ""
+    (line,) = planned("--stages=main", "--seeds=2", "--known", tmp_path / "tables").output.splitlines()
+    assert "--lr=0.001" in line and "--arch=tupe_r_mini" in line
+    tables["runs"][-1]["data"] = "other"
+    collect.write(tables, tmp_path / "tables")
+    result = planned("--known", tmp_path / "tables")
+    assert result.exit_code == 2 and "other data (other)" in result.output
+    assert "no table of finished runs" in planned("--known", tmp_path).output

@@ -9,7 +9,7 @@ from helpers import write_data
 from scipy import stats
 
 from tupe.experiments import collect, compare, evidence
-from tupe.experiments.evidence import CLAIMS, Trial
+from tupe.experiments.plan import CLAIMS, Trial
 
 LOSSES = {1: 5.3, 2: 5.32, 3: 5.31}
 

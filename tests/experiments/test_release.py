@@ -9,7 +9,8 @@ from evidence_runs import write_experiment, write_run
 
 from tupe.evaluation.probes import load_model
 from tupe.experiments import collect
-from tupe.experiments.evidence import Trial, save_half
+from tupe.experiments.evidence import save_half
+from tupe.experiments.plan import Trial
 from tupe.experiments.release import command
 
 transformers = pytest.importorskip("transformers")

@@ -15,7 +15,7 @@ import numpy as np
 from ..evaluation.minimal_pairs import macro_average
 from ..tables import Table
 from . import collect
-from .evidence import CLAIMS, Trial
+from .plan import CLAIMS, Trial
 from .statistics import (
     Contrast,
     contrast,

@@ -15,7 +15,7 @@ from .. import options, plotting
 from ..evaluation import figures
 from . import claims, collect
 from .claims import Evidence
-from .evidence import CLAIMS, Trial
+from .plan import CLAIMS, Trial
 
 BEGIN, END = "<!-- results: written by `tupe claims`, not by hand -->", "<!-- end of the results -->"
 TITLES = {"first": "first look"}  # of stages, where the name alone does not say it

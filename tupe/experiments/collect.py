@@ -19,7 +19,7 @@ from .. import record
 from ..evaluation.minimal_pairs import MEASURES, credit
 from ..evaluation.probes import load_model, positional_logits
 from ..safe_load import read_checkpoint
-from .evidence import Trial, records
+from .plan import Trial, records
 
 RUN = ("run",)  # str(Trial)
 COLUMNS = {

@@ -11,7 +11,8 @@ from ..record import write_atomically
 from ..tables import Table
 from . import claims, collect
 from .claims import Evidence
-from .evidence import CLAIMS, Trial, best_rates, train, train_pilot, trials
+from .evidence import train, train_pilot
+from .plan import CLAIMS, Trial, best_rates, final_losses, trials
 from .statistics import holm
 
 COST = 500  # updates of BERT-A that are trained here too, because seconds of other machines do not compare
@@ -46,7 +47,7 @@ def run(data: Path, output: Path, position: str, arch: str, jobs: int | None, fu
         )
     name = add_model(position, arch)
     train_pilot(data, output, jobs, further, models=[name])
-    best, _ = best_rates(output)
+    best, _ = best_rates(final_losses(output))
     cost = Trial("cost", "bert_a", "tiny", COST, best[name], 1)
     train(data, output, [*trials("controls", best, models=[name]), cost], jobs, further)
     tables = collect.merge(known, collect.collect(output, known, data))

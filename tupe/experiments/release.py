@@ -11,7 +11,7 @@ from .. import __version__, options
 from ..checkpoints.export import export
 from . import claims, collect
 from .claims import Evidence
-from .evidence import CLAIMS
+from .plan import CLAIMS
 
 TITLES = {
     "bert_a": "BERT-A: learned absolute positions, added to the words",

@@ -1,0 +1,131 @@
+"""What the experiment on TUPE's claims trains, as claims.yaml says: runs by stage, and the learning rates that follow
+from the pilot."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+from .. import options, record
+from ..architectures import with_size
+from . import runner
+
+CLAIMS = yaml.safe_load(Path(__file__).with_name("claims.yaml").read_text(encoding="utf-8"))
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One training of the experiment."""
+
+    stage: str
+    model: str
+    size: str
+    updates: int
+    lr: float
+    seed: int
+
+    def __str__(self):
+        return f"{self.stage}/{self.model}/{self.size}_{self.updates}_lr{self.lr:g}_seed{self.seed}"
+
+    @classmethod
+    def parse(cls, name: str) -> "Trial":
+        """The inverse of `str`. Raises ValueError for another string."""
+        match = re.fullmatch(r"(\w+)/([\w.]+)/([a-z]+)_(\d+)_lr([\d.e+-]+)_seed(\d+)", name)
+        if not match:
+            raise ValueError(f"{name!r} is no run of the experiment: STAGE/MODEL/SIZE_UPDATES_lrLR_seedSEED")
+        stage, model, size, updates, lr, seed = match.groups()
+        return cls(stage, model, size, int(updates), float(lr), int(seed))
+
+    def folder(self, output: Path) -> Path:
+        return output / str(self)
+
+    def job(self, data: Path, output: Path, further: Sequence[str] = ()) -> runner.Job:
+        """The command that trains it. further: more words for it."""
+        model, plan = CLAIMS["models"][self.model], CLAIMS["stages"].get(self.stage, {})
+        chosen = {f"--{name}": model[name] for name in ("position", "cls") if name in model}
+        words = {
+            "--recipe": "pretrain_small", "--data": data, "--output": self.folder(output),
+            "--arch": with_size(model["arch"], self.size), **chosen,
+            "--lr": f"{self.lr:g}", "--max-update": self.updates, "--seed": self.seed, "--autocast": CLAIMS["autocast"],
+            "--log-format": "json", "--log-interval": 50, "--num-workers": 1,
+        }  # fmt: skip
+        if "weights_every" in plan:  # `keep_weights` has the time of three intervals
+            words |= {"--save-interval-updates": plan["weights_every"], "--keep-interval-updates": 3}
+        name = f"{self.stage} {self.model} {self.size} lr {self.lr:g} seed {self.seed}"
+        return runner.Job(name, self.folder(output), (*runner.tupe("pretrain", words), *further))
+
+
+def trials(
+    stage: str, best: dict[str, float], seeds: list[int] | None = None, models: list[str] | None = None
+) -> list[Trial]:
+    """What a stage trains, seed by seed (the pilot: rate by rate), so that a stage that is cut short has whole blocks.
+    best: {model: learning rate}; the pilot and stages with a rate of their own do without. Raises ValueError for an
+    unknown stage or model, or a model without a rate."""
+    if stage not in CLAIMS["stages"]:
+        raise ValueError(f"unknown stage {stage!r}{options.nearest(stage, CLAIMS['stages'])}")
+    plan = CLAIMS["stages"][stage]
+    names = list(CLAIMS["models"]) if plan["models"] == "all" else plan["models"]
+    for model in models or ():
+        if model not in names:
+            raise ValueError(f"stage {stage} has no model {model!r}{options.nearest(model, names)}")
+    names = [name for name in names if not models or name in models]
+    lengths = plan["updates"] if isinstance(plan["updates"], list) else [plan["updates"]]
+    if stage == "pilot":
+        pairs = [(name, lr) for lr in CLAIMS["learning_rates"] for name in names]
+    elif "lr" in plan:
+        pairs = [(name, plan["lr"]) for name in names]
+    else:
+        if unknown := [name for name in names if name not in best]:
+            raise ValueError(f"no learning rate for {', '.join(unknown)}: finish the stage pilot first")
+        pairs = [(name, best[name]) for name in names]
+    return [
+        Trial(stage, name, plan["size"], updates, lr, seed)
+        for seed in seeds or plan["seeds"]
+        for name, lr in pairs
+        for updates in lengths
+    ]
+
+
+def final_losses(output: Path) -> dict[Trial, float]:
+    """{trial: last validation loss} (bits) of the finished runs in a folder."""
+    return {trial: run.scores[-1]["loss"] for trial, run in records(output).items() if run.state == "finished"}
+
+
+def records(output: Path) -> dict[Trial, record.Record]:
+    """The record of every run that has begun."""
+    folders = sorted(path.parent for path in output.glob(f"*/*/*/{record.NAME}"))
+    return {Trial.parse("/".join(folder.parts[-3:])): record.read(folder) for folder in folders}
+
+
+def best_rates(losses: dict[Trial, float]) -> tuple[dict[str, float], list[Trial]]:
+    """({model: learning rate with the lowest mean loss in the pilot}, trials that are still needed) for the models that
+    have been trained at all of the plan's rates. losses: see `final_losses`; other stages do not matter.
+
+    Where the best rate is the largest or the smallest one tried, the next one is needed, too: half or twice as large.
+    """
+    rates, needed = {}, []
+    for model in CLAIMS["models"]:
+        mine = {trial: loss for trial, loss in losses.items() if (trial.stage, trial.model) == ("pilot", model)}
+        by_rate = {lr: [loss for trial, loss in mine.items() if trial.lr == lr] for lr in {t.lr for t in mine}}
+        if not set(CLAIMS["learning_rates"]) <= set(by_rate):
+            continue
+        means = {lr: sum(values) / len(values) for lr, values in by_rate.items()}
+        rates[model] = min(means, key=means.get)
+        edge = {min(means): 0.5, max(means): 2.0}.get(rates[model])
+        if edge:
+            plan = CLAIMS["stages"]["pilot"]
+            needed += [
+                Trial("pilot", model, plan["size"], plan["updates"], rates[model] * edge, seed)
+                for seed in plan["seeds"]
+            ]
+    return rates, needed
+
+
+def pilot_trials(
+    losses: dict[Trial, float], seeds: list[int] | None = None, models: list[str] | None = None
+) -> list[Trial]:
+    """The trials of the pilot: all planned rates, and those that `best_rates` still needs of these models."""
+    needed = [trial for trial in best_rates(losses)[1] if not models or trial.model in models]
+    return trials("pilot", {}, seeds, models) + needed
