@@ -17,14 +17,7 @@ while [ $# -gt 0 ]; do
   esac
 done
 cd "$(dirname "$0")/.."
-set -m  # every step is a process group of its own
-run() { "$@" & group=$!; local status=0; wait $group || status=$?; group=; return $status; }
-end() {  # with a signal, which ends the step too
-  trap - HUP INT USR1 TERM
-  if [ -n "${group:-}" ]; then kill -TERM -- -$group; wait $group || true; fi
-  exit $((128 + $1))
-}
-for number in 1 2 10 15; do trap "end $number" $number; done  # HUP INT USR1 TERM
+source scripts/steps.bash
 step() { echo; echo "quickstart: [$((SECONDS / 60))m$((SECONDS % 60))s] $*"; }
 if [ -e "$out" ] && [ ! -e "$out/quickstart" ]; then
   echo "quickstart.sh: $out holds something else; name another folder" >&2; exit 2

@@ -6,6 +6,7 @@
 # pip's own settings (PIP_INDEX_URL, ...) choose the package index.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+source scripts/steps.bash
 
 stack=current
 while [ $# -gt 0 ]; do
@@ -49,7 +50,7 @@ step() { echo "setup: [${SECONDS}s] $*"; }
 exec 9> ".setup-$stack.lock"
 if command -v flock > /dev/null && ! flock -n 9; then
   step "waiting for another setup.sh"
-  flock 9
+  run flock 9
   if up_to_date; then exit 0; fi
 fi
 
@@ -70,10 +71,10 @@ find_python() {
 if ! fits || ! "$venv/bin/python" -m pip --version > /dev/null 2>&1; then
   python=$(find_python)
   step "creating $venv with $("$python" --version)"
-  "$python" -m venv --clear "$venv"
+  run "$python" -m venv --clear "$venv"
 fi
 rm -f "$venv/.ready"
-pip() { "$venv/bin/python" -m pip --disable-pip-version-check "$@"; }
+pip() { run "$venv/bin/python" -m pip --disable-pip-version-check "$@"; }
 
 step "build tools"
 pip install -q -U "${build[@]}"
@@ -92,6 +93,6 @@ case $stack in
 esac
 step "this project, editable"
 pip install -q --no-build-isolation --no-deps --config-settings editable_mode=compat -e .
-"$venv/bin/python" -c "import torch, fairseq, hydra; print('setup: torch', torch.__version__, 'fairseq', fairseq.__version__, 'hydra', hydra.__version__)"
+run "$venv/bin/python" -c "import torch, fairseq, hydra; print('setup: torch', torch.__version__, 'fairseq', fairseq.__version__, 'hydra', hydra.__version__)"
 echo "$stamp" > "$venv/.ready"
 step "done: $venv"

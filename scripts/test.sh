@@ -5,15 +5,18 @@
 set -euo pipefail
 case "${1:-}" in -h | --help) sed -n '2,4s/^# \?//p' "$0"; exit ;; esac
 cd "$(dirname "$0")/.."
+source scripts/steps.bash
 stack=current
 if [ "${1:-}" = --stack ]; then stack=${2:-}; shift $(($# > 1 ? 2 : 1)); fi
-bash scripts/setup.sh --stack "$stack"
+run bash scripts/setup.sh --stack "$stack"
 venv=.venv; [ "$stack" = current ] || venv=.venv-$stack
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} TOKENIZERS_PARALLELISM=false
 echo "test: ruff"
-"$venv/bin/python" -m ruff check .
+run "$venv/bin/python" -m ruff check .
 echo "test: import contracts"
-[ "$stack" = volta ] || "$venv/bin/lint-imports" --no-logo --no-cache  # needs Python > 3.10
+[ "$stack" = volta ] || run "$venv/bin/lint-imports" --no-logo --no-cache  # needs Python > 3.10
 echo "test: pytest on the $stack stack ($("$venv/bin/python" --version), torch $("$venv/bin/python" -c 'import torch; print(torch.__version__)'))"
 # Two files at a time, in the order of the folders: the last ones are quick, so that both processes end together.
-exec "$venv/bin/python" -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations 15 "$@"
+tests=("$venv/bin/python" -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations 15 "$@")
+if [ -t 0 ]; then exec "${tests[@]}"; fi  # --pdb reads from the terminal, whose Ctrl-C reaches all processes
+run "${tests[@]}"

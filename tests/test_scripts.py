@@ -9,19 +9,19 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
+from contextlib import suppress
 
 import numpy as np
 import pytest
 import scipy.stats
 import torch
 from click.testing import CliRunner
-from helpers import PLUGIN, has_ended, wait_until, write_data
+from helpers import PLUGIN, descendants, has_ended, load, wait_until, write_data
 
 from tupe.cli import main as tupe
 from tupe.experiments import quickstart
 from tupe.experiments.summary import unigram_entropy
-from tupe.record import Record
+from tupe.record import STOPPED, Record, read, state_of
 
 ROOT = PLUGIN.parent
 SCRIPTS = ROOT / "scripts"
@@ -77,19 +77,91 @@ def test_slurm_job_that_a_signal_stopped_is_queued_again(tmp_path, status, reque
     assert done.returncode == status and (tmp_path / "requeued").exists() == requeued
 
 
+@pytest.mark.slow
+def test_a_slurm_job_whose_time_is_up_goes_on_exactly_when_it_is_queued_again(data, tmp_path):
+    """A real training on two nodes, which are two tasks on this machine. Slurm signals all processes of the tasks."""
+    srun = 'for SLURM_NODEID in 0 1; do export SLURM_NODEID; "$@" & tasks+=($!); done\n'
+    srun += "status=0; for task in ${tasks[@]}; do wait $task || status=$?; done; exit $status"
+    scontrol = f"echo localhost; [ $1 != requeue ] || echo $2 >> {tmp_path}/requeued"
+    for name, text in {"srun": srun, "scontrol": scontrol}.items():
+        (tmp_path / name).write_text(f"#!/bin/bash\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    environment = {
+        **os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "PYTHON": sys.executable, "OMP_NUM_THREADS": "1",
+        "SLURM_SUBMIT_DIR": str(ROOT), "SLURM_JOB_NUM_NODES": "2", "SLURM_JOB_NODELIST": "x",
+        "SLURM_JOB_ID": str(os.getpid()),
+    }  # fmt: skip
+    words = [f"--data={data}", "--gpus=0", "--arch=tupe_r_tiny", "--tokens-per-sample=24", "--lr=0.01"]
+    words += ["--warmup-updates=2", "--max-update=60", "--batch-size=4", "--update-freq=1", "--log-interval=1"]
+
+    def job(name):
+        return subprocess.Popen(
+            ["bash", SCRIPTS / "pretrain.sbatch", *words, f"--output={tmp_path / name}"],
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment,
+        )  # fmt: skip
+
+    whole = job("whole")
+    shown = whole.communicate()[0]
+    assert whole.returncode == 0, shown[-3000:]
+    first = job("stopped")
+    assert any("num_updates=5," in line for line in first.stdout)
+    script, srun, *tasks = descendants(first.pid)
+    for pid in tasks:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGUSR1)
+    first.communicate()
+    assert first.returncode == STOPPED and (tmp_path / "requeued").read_text() == f"{os.getpid()}\n"
+    updates = load(tmp_path / "stopped" / "checkpoint_last.pt")["optimizer_history"][-1]["num_updates"]
+    assert 5 <= updates < 60 and state_of(tmp_path / "stopped") == "open"
+    second = job("stopped")
+    second.communicate()
+    assert second.returncode == 0 and state_of(tmp_path / "stopped") == "finished"
+    one, two = (load(tmp_path / name / "checkpoint_last.pt") for name in ("whole", "stopped"))
+    assert all(torch.equal(one["model"][key], two["model"][key]) for key in one["model"])
+    assert read(tmp_path / "whole").scores == read(tmp_path / "stopped").scores
+
+
+STEP = "{ sleep 600 & echo $! > $STARTED; sleep 600; }"  # with a process of its own
+STAND_INS = {  # of the programs that the script runs, by the step to be ended
+    "quickstart.sh": {"scripts/setup.sh": STEP},
+    "test.sh": {"scripts/setup.sh": STEP},
+    "test.sh: pytest": {
+        "scripts/setup.sh": "", ".venv/bin/lint-imports": "",
+        ".venv/bin/python": f"if [ $2 = pytest ]; then {STEP}; fi",
+    },
+    "setup.sh": {"python": f"case $1-$2 in -c-*version_info*) echo 3.11 ;; -m-venv) {STEP} ;; esac"},
+    "setup.sh: pip": {
+        ".venv/bin/python": f"case $1-$2$4 in -c-*version_info*) echo 3.11 ;; -m-pipinstall) {STEP} ;; esac",
+    },
+    "pretrain.sbatch": {"srun": STEP, "scontrol": "echo node"},
+}  # fmt: skip
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1])
-def test_a_signal_to_the_quickstart_ends_its_step(tmp_path, number):
-    (tmp_path / "scripts").mkdir()
-    shutil.copy(SCRIPTS / "quickstart.sh", tmp_path / "scripts")
-    (tmp_path / "scripts/setup.sh").write_text("sleep 600 & echo $! > started; sleep 600")
-    usual = functools.partial(signal.signal, number, signal.SIG_DFL)  # ignored where the tests run in the background
-    process = subprocess.Popen(["bash", tmp_path / "scripts/quickstart.sh"], preexec_fn=usual)
+@pytest.mark.parametrize("name", STAND_INS)
+def test_a_signal_to_a_script_ends_its_step(name, number, tmp_path):
+    shutil.copytree(SCRIPTS, tmp_path / "scripts")
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    for file, text in STAND_INS[name].items():
+        path = tmp_path / file
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"#!/bin/bash\n{text}\n")
+        path.chmod(0o755)
     started = tmp_path / "started"
-    while not started.exists() or not started.read_text():
-        time.sleep(0.02)
+    environment = {
+        **os.environ, "STARTED": str(started), "PATH": f"{tmp_path}:{os.environ['PATH']}", "PYTHON": "python",
+        "SLURM_SUBMIT_DIR": str(tmp_path), "SLURM_JOB_NUM_NODES": "2", "SLURM_JOB_ID": "5", "SLURM_JOB_NODELIST": "x",
+    }  # fmt: skip
+    usual = functools.partial(signal.signal, number, signal.SIG_DFL)  # ignored where the tests run in the background
+    process = subprocess.Popen(
+        ["bash", tmp_path / "scripts" / name.partition(":")[0]], preexec_fn=usual, env=environment,
+        stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+    wait_until(lambda: started.exists() and started.read_text())
     process.send_signal(number)
     assert process.wait(60) == 128 + number
     wait_until(lambda: has_ended(int(started.read_text())))
+    assert not (tmp_path / ".venv/.ready").exists()
 
 
 @pytest.mark.parametrize(
@@ -125,9 +197,7 @@ esac
 
 
 def test_setup_installs_once_and_again_when_requirements_change(tmp_path):
-    (tmp_path / "scripts").mkdir()
-    shutil.copytree(SCRIPTS / "requirements", tmp_path / "scripts/requirements")
-    shutil.copy(SCRIPTS / "setup.sh", tmp_path / "scripts")
+    shutil.copytree(SCRIPTS, tmp_path / "scripts")
     for file in ("setup.py", "pyproject.toml"):
         shutil.copy(ROOT / file, tmp_path)
     (tmp_path / "python").write_text(FAKE_PYTHON)

@@ -1,0 +1,11 @@
+# For scripts of several steps, which source this: `run COMMAND` runs a step, and a signal to the script ends the step too.
+set -m  # every step is a process group of its own
+run() { "$@" & local status=0; wait $! || status=$?; return $status; }
+end() {  # with a signal
+  trap - HUP INT USR1 TERM
+  local group
+  for group in $(jobs -p); do kill -TERM -- -"$group" 2> /dev/null || true; done
+  wait || true
+  exit $((128 + $1))
+}
+for number in 1 2 10 15; do trap "end $number" $number; done  # HUP INT USR1 TERM
