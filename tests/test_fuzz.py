@@ -249,5 +249,6 @@ FOUND = {
     "minimal pairs": [b"[" * 2000],  # RecursionError
     "minimal pairs, zip": [b"", b"PK\x05\x06" + bytes(18) + b"x", zipped_pairs()[4:]],  # BadZipFile
     "record": [b"[" * 2000],  # RecursionError
-    "schemes": [b"9" * 5000, b"t5:" + b"9" * 5000, b"rope:base:" + b"9" * 5000],  # all of it in the message
+    # All of it in the message; a line break of a value there.
+    "schemes": [b"9" * 5000, b"t5:" + b"9" * 5000, b"rope:base:" + b"9" * 5000, b"rope:base:\n+t5"],
 }

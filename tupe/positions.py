@@ -134,7 +134,7 @@ def parse_value(key: str, text: str, kind: type, names: str) -> bool | int | flo
         return value
     except (KeyError, ValueError):
         valid = {bool: "True or False", int: "a whole number", float: "a number"}[kind]
-        raise ValueError(f"{key}:{text:.60} in {names!r:.100}: {key} must be {valid}") from None
+        raise ValueError(f"{f'{key}:{text}'!r:.60} in {names!r:.100}: {key} must be {valid}") from None
 
 
 def format_value(value: bool | int | float) -> str:
