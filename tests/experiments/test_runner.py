@@ -249,7 +249,12 @@ def test_a_job_in_a_copy_of_a_process_is_exact(learnable, pretrained, tmp_path):
             path = Path("predictions", file)
             assert (job.folder / path).read_text() == (tmp_path / "here" / path).read_text()
         assert "begin training epoch 2" in job.log.read_text()
-    other = runner.Job("other", tmp_path / "other", jobs[0].command)
+    # Data workers are copies of the job, in its process group, not of the process that copies are made of.
+    (tmp_path / "own.py").write_text("import multiprocessing\nprint('workers:', multiprocessing.get_start_method())\n")
+    words = ("--position-file", str(tmp_path / "own.py"), "list", "schemes")
+    other = runner.Job("other", tmp_path / "other", (*runner.PROGRAM, *words))
+    runner.start(other, environment[0]).wait()
+    assert "workers: fork\n" in other.log.read_text()
     assert not runner.can_fork(other, {"OMP_NUM_THREADS": "7"}) and runner.can_fork(other, environment[0])
 
 

@@ -269,6 +269,9 @@ def run_tupe(words: tuple, log: str, environment: dict) -> None:
         for descriptor in (1, 2):
             os.dup2(file.fileno(), descriptor)
     os.environ.update(environment)
+    # As in any other process: data workers are copies of the job and end with its group. The server, which started this
+    # one, would start them otherwise.
+    multiprocessing.set_start_method("fork", force=True)
     sys.argv = ["tupe", *words]
     runpy.run_module("tupe", run_name="__main__", alter_sys=True)
 
