@@ -1,13 +1,17 @@
-"""A hundred kills: every long command is killed with SIGKILL at random moments, checkpoints are cut at a random byte,
-and what comes out in the end is the same to the bit as without.
+"""A hundred kills: every long command is killed with SIGKILL at random moments, finds its disk full or a checkpoint
+cut at a random byte, and what comes out in the end is the same to the bit as without.
 
     pytest -m slow -s tests/test_kills.py        -s shows the numbers of kills
 """
 
 import json
+import logging
 import os
 import random
+import shutil
 import signal
+import subprocess
+import sys
 import threading
 import time
 from contextlib import suppress
@@ -23,9 +27,9 @@ from tupe.cli import main
 from tupe.experiments import runner
 from tupe.record import damage, read
 
-KILLS = 20  # per command
-MODES = ("all", "one worker", "the parent alone")
-TINY = ["--gpus=0", "--tokens-per-sample=24", "--batch-size=3", "--lr=0.01", "--warmup-updates=2", "--allocator=none"]
+TIMES = 27  # per command: about 20 kills and 7 full disks
+MODES = ("all", "one worker", "the parent alone", "full disk")
+TINY = ["--gpus=0", "--tokens-per-sample=24", "--batch-size=3", "--lr=0.01", "--warmup-updates=2"]
 TINY += ["--disable-validation"]
 
 
@@ -36,72 +40,94 @@ def orphans_end_soon(monkeypatch):
         monkeypatch.setattr(module, "MP_STATUS_CHECK_INTERVAL", 0.1)
 
 
+@pytest.fixture
+def disk(tmp_path):
+    """A file system of 400 MB for what the commands write."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=400m", "tmpfs", folder], capture_output=True, text=True)
+    if done.returncode:
+        pytest.skip(f"no file system may be mounted here: {done.stderr.strip()}")
+    yield folder
+    subprocess.run(["umount", "-l", folder], check=True)
+
+
 def start(words, log):
     """`tupe WORDS` in a copy of this process."""
 
     def run():
         os.setsid()
-        with open(log, "a") as file:
-            for descriptor in (1, 2):
-                os.dup2(file.fileno(), descriptor)
+        sys.stdout = sys.stderr = open(log, "a", buffering=1)  # noqa: SIM115
+        for descriptor in (1, 2):
+            os.dup2(sys.stderr.fileno(), descriptor)
+        logging.basicConfig(level=logging.WARNING, force=True)
         tqdm.set_lock(threading.RLock())  # not the one that a killed process holds for ever
         main()
 
     return fork(run, "tupe", *words)
 
 
-def strike(process, mode, chance):
-    """Send SIGKILL, and wait until all has ended, also what only lost its parent. Returns whether there was a process
-    to kill."""
-    tree = descendants(process.pid)
+def strike(process, mode, chance, disk):
+    """Send SIGKILL, or fill the disk, and wait until all has ended, also what only lost its parent. Returns whether
+    there was a process to kill."""
+    tree, filler = descendants(process.pid), disk / "filler"
     worker = chance.sample(tree[1:], min(1, len(tree) - 1))
-    targets = {"all": tree, "one worker": worker, "the parent alone": [process.pid]}
-    for pid in targets[mode]:
+    targets = {"all": tree, "one worker": worker, "the parent alone": [process.pid], "full disk": []}[mode]
+    for pid in targets:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-    process.join()  # where a worker was killed, it ends with an error, or goes on
+    while mode == "full disk" and process.is_alive():  # what it deletes meanwhile is filled too
+        with suppress(OSError), filler.open("ab", buffering=0) as file:
+            while file.write(bytes(2**20)):
+                pass
+        process.join(0.1)
+    process.join()  # where a worker was killed or the disk is full, it ends with an error, or goes on
     wait_until(lambda: all(has_ended(pid) for pid in tree))
-    return bool(targets[mode])
+    filler.unlink(missing_ok=True)
+    return bool(targets) or mode == "full disk"
 
 
 def cut(folder, chance):
     """Cut a checkpoint_last.pt at a random byte, if another checkpoint of that folder is whole. Returns whether."""
     for last in folder.rglob("checkpoint_last.pt"):
-        if any(damage(path) is None for path in last.parent.glob("checkpoint_*_*.pt")):
+        if any(path != last and damage(path) is None for path in last.parent.glob("checkpoint*.pt")):
             with last.open("r+b") as file:
                 file.truncate(chance.randrange(last.stat().st_size))
             return True
     return False
 
 
-def survive(command, outcome, folder, seed):
-    """Kill `tupe COMMAND --output=...` until there were KILLS kills, start it again each time, and whenever it comes to
-    its end, compare outcome(output) with that of an undisturbed run. A line of numbers is printed."""
-    chance, log = random.Random(seed), folder / "log"
-    began = time.monotonic()
+def survive(command, outcome, disk, seed, share=1.0):
+    """Disturb `tupe COMMAND --output=...` TIMES times, start it again each time, and whenever it comes to its end,
+    compare outcome(output) with that of an undisturbed run. A line of numbers is printed.
+
+    share: of the time that it takes in all, within which it is disturbed after each start.
+    """
+    chance, log = random.Random(seed), disk.parent / "log"
     # In this process: what it parses and puts together is there in its copies.
-    done = CliRunner().invoke(main, [*command, f"--output={folder / 'undisturbed'}"])
-    seconds = 1.5 * (time.monotonic() - began)  # within which a kill comes
+    done = CliRunner().invoke(main, [*command, f"--output={disk / 'undisturbed'}"])
     assert done.exit_code == 0, done.output
-    expected, process = outcome(folder / "undisturbed"), None
+    expected, seconds, process = outcome(disk / "undisturbed"), None, None
+    shutil.rmtree(disk / "undisturbed")
     kills, cuts, ends = dict.fromkeys(MODES, 0), 0, 0
-    while sum(kills.values()) < KILLS or process.exitcode != 0:
-        output = folder / f"killed {ends}"
-        process, mode = start([*command, f"--output={output}"], log), chance.choice(MODES)
-        began = time.monotonic()
-        process.join(chance.uniform(0, seconds) if sum(kills.values()) < KILLS else None)
-        if process.exitcode is None and strike(process, mode, chance):
+    while sum(kills.values()) < TIMES or process.exitcode != 0:
+        output = disk / f"disturbed {ends}"
+        process, began = start([*command, f"--output={output}"], log), time.monotonic()
+        mode = chance.choice(MODES)
+        process.join(chance.uniform(0, seconds) if seconds and sum(kills.values()) < TIMES else None)
+        if process.exitcode is None and strike(process, mode, chance, disk):
             kills[mode] += 1
-        elif sum(kills.values()) < KILLS:  # it was quicker than the first
-            seconds = time.monotonic() - began
         process.join()
         if process.exitcode == 0:
+            seconds = seconds or share * (time.monotonic() - began)  # of the first, which was left alone
             assert outcome(output) == expected
+            shutil.rmtree(output)
             ends += 1
-        elif chance.random() < 0.3:
-            cuts += cut(output, chance)
-    print(f"\n{command[0]}: {sum(kills.values())} kills ({kills}), {cuts} checkpoints cut, {ends} comparisons")
-    assert ends > 0
+        else:
+            assert seconds, f"it fails where nothing disturbs it: see {log}"
+            if chance.random() < 0.3:
+                cuts += cut(output, chance)
+    print(f"\n{command[0]}: {sum(kills.values())} times ({kills}), {cuts} checkpoints cut, {ends - 1} comparisons")
 
 
 def training(folder):
@@ -134,35 +160,35 @@ def leaves(value):
     ],
     ids=["masked LM", "ELECTRA"],
 )  # fmt: skip
-def test_pre_training(words, data, tmp_path):
-    survive(["pretrain", f"--data={data}", *TINY, *words], training, tmp_path, seed=1)
+def test_pre_training(words, data, disk):
+    survive(["pretrain", f"--data={data}", *TINY, *words], training, disk, seed=1)
 
 
 @pytest.mark.slow
-def test_fine_tuning(learnable, pretrained, tmp_path):
+def test_fine_tuning(learnable, pretrained, disk):
     words = [f"--data={learnable}", f"--checkpoint={pretrained}", "--lr=0.003", "--batch-size=6", "--num-workers=1"]
-    words += ["--gpus=0", "--max-epoch=4", "--save-interval-updates=3", "--keep-interval-updates=1", "--allocator=none"]
-    survive(["finetune", "--task=CoLA", *words], training, tmp_path, seed=2)
+    words += ["--gpus=0", "--max-epoch=4"]
+    survive(["finetune", "--task=CoLA", *words], training, disk, seed=2)
 
 
 @pytest.mark.slow
-def test_a_sweep_of_eight_jobs(data, tmp_path, monkeypatch):
+def test_a_sweep_of_eight_jobs(data, disk, monkeypatch):
     original = runner.multiprocessing.get_context
     monkeypatch.setattr(runner.multiprocessing, "get_context", lambda method: original("fork"))  # jobs are copies too
     monkeypatch.setattr(runner, "check", lambda job: None)
     words = [f"--data={data}", *TINY, "--arch=tupe_r_tiny", "--update-freq=1", "--num-workers=0", "--max-update=10"]
-    words += ["--save-interval-updates=4", "--jobs=2", "--grid=seed=1,2,3,4,5,6,7,8"]
+    words += ["--save-interval-updates=4", "--jobs=2", "--retry-failed", "--grid=seed=1,2,3,4,5,6,7,8"]
 
     def outcome(folder):
         runs = training(folder)
         assert len(runs) == 8
         return runs
 
-    survive(["sweep", "--recipe=pretrain", *words], outcome, tmp_path, seed=3)
+    survive(["sweep", "--recipe=pretrain", *words], outcome, disk, seed=3, share=0.3)
 
 
 @pytest.mark.slow
-def test_preparing_a_corpus(tmp_path):
+def test_preparing_a_corpus(tmp_path, disk):
     rng, words = np.random.default_rng(0), ["river", "king", "saw", "the", "a", "old", "never", "painted", "dog"]
     lines = [" ".join(rng.choice(words, 12)).capitalize() + f" number {n}." for n in range(1200)]
     paragraphs = [" ".join(lines[n : n + 4]) for n in range(0, len(lines), 4)]
@@ -172,11 +198,11 @@ def test_preparing_a_corpus(tmp_path):
     def outcome(folder):
         return {path.name: path.read_bytes() for path in folder.iterdir() if path.name != "speed.json"}
 
-    survive(["prepare", "corpus", str(tmp_path / "a.txt"), *settings], outcome, tmp_path, seed=4)
+    survive(["prepare", "corpus", str(tmp_path / "a.txt"), *settings], outcome, disk, seed=4)
 
 
 @pytest.mark.slow
-def test_minimal_pairs(vocabulary, pretrained, tmp_path):
+def test_minimal_pairs(vocabulary, pretrained, tmp_path, disk):
     rng, words = np.random.default_rng(0), ["the", "cat", "sat", "on", "a", "mat", "dogs", "ran", "in", "parks"]
     (tmp_path / "pairs").mkdir()
     for name in range(12):
@@ -188,4 +214,4 @@ def test_minimal_pairs(vocabulary, pretrained, tmp_path):
     def outcome(folder):
         return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*.json")}
 
-    survive(["minimal-pairs", *words], outcome, tmp_path, seed=5)
+    survive(["minimal-pairs", *words], outcome, disk, seed=5)
