@@ -81,7 +81,9 @@ def adopt_structure(
     if model_cfg._name == FROM_CHECKPOINT:
         chosen = {key: value for key, value in model_cfg.items() if key in FREE}
         whole = model_cfg._get_parent()
-        whole.model = OmegaConf.create({**chosen, **structure(saved), "_name": saved["_name"]})
+        with open_dict(whole):
+            del whole["model"]  # omegaconf 2.0 lets no section change its type
+            whole.model = {**chosen, **structure(saved), "_name": saved["_name"]}
         OmegaConf.set_struct(whole.model, True)
         model_cfg = whole.model
     with open_dict(model_cfg):
