@@ -7,4 +7,6 @@
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 export PYTHONPATH=$root${PYTHONPATH:+:$PYTHONPATH}
-exec "${PYTHON:-$root/.venv/bin/python}" -m tupe sweep --report "$@"
+command -v "${PYTHON:=$root/.venv/bin/python}" > /dev/null ||
+  { echo "${0##*/}: there is no $PYTHON; scripts/setup.sh makes the environment" >&2; exit 2; }
+exec "$PYTHON" -m tupe sweep --report "$@"

@@ -11,10 +11,14 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tempfile
+from contextlib import closing, redirect_stderr, redirect_stdout
 
 import pytest
-from helpers import ENGLISH_WORDS, official_folder, squad_file
+from helpers import ENGLISH_WORDS, fork, official_folder, squad_file
 from pages import PAGES, ROOT, commands_of
+
+from tupe.cli import main
 
 pytestmark = pytest.mark.slow
 
@@ -48,8 +52,9 @@ OF_NAMES = [
     (r"^(GLUE_FOLDER|GLUE)$", "official/glue"),
     (r"^SQUAD_FOLDER$", "official/squad"),
     (r"^(PRETRAINING_DATA|DATA|data8k|data)$", "data"),
-    (r"^((BERT-A|ALiBi)=)?(\$bert|runs/alibi/\S*\.pt|runs/bert_a/\S*\.pt)$", r"\1bert_a/checkpoint_last.pt"),
-    (r"^((TUPE-.|T5)=)?(\$tupe|CHECKPOINT|FILE|checkpoint\.pt|swapped\.pt|RUN/\S*\.pt|runs/\S*\.pt)$",
+    (r"^((BERT-A)=)?(\$bert|runs/bert_a/\S*\.pt)$", r"\1bert_a/checkpoint_last.pt"),
+    (r"^((T5|ALiBi)=)(runs/\S*\.pt)$", r"\1t5/checkpoint_last.pt"),
+    (r"^((TUPE-.)=)?(\$tupe|CHECKPOINT|FILE|checkpoint\.pt|swapped\.pt|RUN/\S*\.pt|runs/\S*\.pt)$",
      r"\1tupe_r/checkpoint_last.pt"),
     (r"^((BERT-A|TUPE-R)=)?(runs/bert_a|runs/tupe_r|RUN)$", r"\1bert_a"),
     (r"^(OUT|hf)$", "hf"),
@@ -57,20 +62,22 @@ OF_NAMES = [
     (r"^dict\.txt$", "data/dict.txt"),
 ]  # fmt: skip
 TINY = "--encoder-layers 1 --encoder-embed-dim 32 --encoder-ffn-embed-dim 32 --encoder-attention-heads 2"
-SHORT = f"--gpus 0 --num-workers 0 --tokens-per-sample 20 --batch-size 4 --update-freq 1 --max-update 2 {TINY}"
+SHORT = f"--num-workers 0 --tokens-per-sample 20 --batch-size 4 --update-freq 1 --max-update 2 {TINY}"
 SMALL = {
     "prepare corpus": "--vocab-size 120 --jobs 1 --valid-fraction 0.2",
-    "pretrain": SHORT + " --warmup-updates 1 --nodes 1",
+    "pretrain": f"--gpus 0 {SHORT} --warmup-updates 1 --nodes 1",
     "continue": "--gpus 0 --num-workers 0 --batch-size 4 --lengths 20 --epochs 1",
     "finetune": "--gpus 0 --num-workers 0 --max-epoch 1",
     "sweep": "--dry-run",
     "checkpoint average": "--last 2",
+    "probe lengths": "--tasks reverse_string --positions t5 --places random --seeds 1 --lrs 1e-3 --steps 2 --longest 80"
+    " --tests 2 --layers 1",
     "probe synthetic": "--positions absolute --normalisers softmax --length 8 --steps 2 --seeds 1",
     "probe properties": "",
     "plot attention": "--words 3",
     "plot tsne": "--length 20",
     "order": "--sentences 2 --tokens 100",
-    "extrapolate": "",
+    "extrapolate": "--multiples 1,2 --windows 2",
     "minimal-pairs": "--limit 1",
 }
 
@@ -87,15 +94,31 @@ def cases():
     return list(seen.values())
 
 
+ENVIRONMENT = {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+
+
 def run(*words, cwd):
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, **ENVIRONMENT}
     done = subprocess.run(list(map(str, words)), cwd=cwd, env=environment, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
-    return done
 
 
 def tupe(*words, cwd):
-    run(sys.executable, "-m", "tupe", *words, cwd=cwd)
+    """In a copy of this process, which has imported most of what a command needs."""
+    with tempfile.TemporaryFile("w+") as log:
+
+        def begin():
+            os.chdir(cwd)
+            for descriptor in (1, 2):  # of the processes that it starts
+                os.dup2(log.fileno(), descriptor)
+            with redirect_stdout(log), redirect_stderr(log), closing(log):
+                main()
+
+        process = fork(begin, "tupe", *words, **ENVIRONMENT)
+        process.join(600)
+        process.kill()  # unless it has ended
+        log.seek(0)
+        assert process.exitcode == 0, log.read()[-3000:]
 
 
 def script(name):
@@ -112,9 +135,10 @@ def folder(vocabulary, pretrained, tmp_path_factory):
         sentence = " ".join(ENGLISH_WORDS[number:] + ENGLISH_WORDS[:number]).capitalize()
         (place / "text" / f"{number}.txt").write_text(f"{sentence}. " * 6 + f"\n\nNumber {number} ends it here.\n")
     shutil.copytree(pretrained.parent, place / "tupe_r")
-    words = f"--data data --output bert_a --arch bert_a {SHORT} --warmup-updates 1 --save-interval-updates 1"
+    words = f"--data data --output bert_a --arch bert_a --gpus 0 {SHORT} --warmup-updates 1 --save-interval-updates 1"
     words += " --keep-interval-updates 2"
     tupe("pretrain", *words.split(), cwd=place)
+    tupe("pretrain", *words.replace("--output bert_a", "--output t5 --position t5").split(), cwd=place)
     official_folder(place / "official/glue")
     squad_file(place / "official/squad", "1.1", 12)
     squad_file(place / "official/squad", "2.0", 12, impossible=4)
@@ -144,12 +168,14 @@ def test_a_command_runs(program, words, folder, tmp_path):
         words[words.index("--output") + 1] = str(tmp_path / "output")
     if program == "tupe":
         name = next(name for name in (" ".join(words[:2]), words[0], "") if name in SMALL or not name)
+        if "SQuAD-2.0" in words:
+            words += ["--max-query", "4", "--doc-stride", "4"]
         if name == "pretrain" and "--preset" not in words:
             arch = words[words.index("--arch") + 1] if "--arch" in words else "tupe_r"
             words += ["--arch", re.sub("_(tiny|mini|large)$", "", arch)]
         tupe(*words, *SMALL.get(name, "").split(), cwd=folder)
     elif program == "fairseq-train":
-        short = SHORT.replace("--gpus 0", "--cpu") + f" --save-dir={tmp_path} --total-num-update=2 --warmup-updates=1"
+        short = f"--cpu {SHORT} --save-dir={tmp_path} --total-num-update=2 --warmup-updates=1"
         run(script(program), *(word for word in words if word != "--fp16"), *short.split(), cwd=folder)
     else:
         words = [word.replace("$PWD/runs/x", str(tmp_path)).replace("$PWD", str(folder)) for word in words]

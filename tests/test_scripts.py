@@ -185,6 +185,13 @@ def test_recipes_hand_over_to_the_command(name, command, tmp_path):
     assert shown == f"{process.pid}\n<-m><tupe><{command}><--data><a b><model.dropout=0>"
 
 
+@pytest.mark.parametrize("name", ["pretrain", "finetune", "download_corpus", "glue_sweep"])
+def test_recipes_without_an_environment_say_what_makes_it(name, tmp_path):
+    done = bash(SCRIPTS / f"{name}.sh", "--help", PYTHON=str(tmp_path / "python"))
+    wanted = f"{name}.sh: there is no {tmp_path}/python; scripts/setup.sh makes the environment\n"
+    assert done.returncode == 2 and done.stderr == wanted
+
+
 FAKE_PYTHON = """#!/bin/bash
 # A Python that only notes what it is asked to install.
 case "$1 $2" in
@@ -230,7 +237,7 @@ def test_setup_installs_once_and_again_when_requirements_change(tmp_path):
 
 
 @pytest.mark.parametrize("loss, learned", [(4.2, True), (4.4, False)])
-def test_quickstart_table_shows_whether_anything_was_learned(tmp_path, loss, learned):
+def test_quickstart_table_shows_whether_anything_was_learned(tmp_path, caplog, loss, learned):
     write_data(tmp_path / "data")
     entropy = unigram_entropy(tmp_path / "data") / math.log(2)
     counts = np.bincount(np.fromfile(tmp_path / "data" / "train.bin", dtype=np.uint16))
@@ -249,7 +256,9 @@ def test_quickstart_table_shows_whether_anything_was_learned(tmp_path, loss, lea
         finetuned.mkdir(parents=True)
         scores = [{**entry, "pearson": score, "spearman": score + 1} for score in (30.04, 41.26, 35)]
         Record("STS-B", f"{arch}_tiny", **run, scores=scores).save(finetuned)
+    caplog.set_level("INFO")
     shown = CliRunner().invoke(quickstart.main, ["table", str(tmp_path)])
+    assert not caplog.records  # the table alone, without what fairseq logs of the data
     assert shown.exit_code == (0 if learned else 2), shown.output
     assert ("TUPE-R: validation loss 4.40" in shown.stderr) == (not learned)
     rows = [[cell.strip() for cell in row.split("|")[1:-1]] for row in shown.stdout.splitlines()]

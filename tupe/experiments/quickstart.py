@@ -12,7 +12,7 @@ import click
 from .. import record
 from ..architectures import with_size
 from ..evaluation.probes import losses_of
-from ..options import Command
+from ..options import Command, QuietCommand
 from ..safe_load import read_checkpoint
 from ..tables import Table
 from .summary import unigram_entropy
@@ -50,7 +50,7 @@ def stsb(raw):
             click.echo(f"quickstart: STS-B {split}: {len(lines)} pairs")
 
 
-@main.command(cls=Command)
+@main.command(cls=QuietCommand)
 @click.argument("output", type=click.Path(path_type=Path))
 def table(output):
     """Print the quickstart's table; fails if a model learned no more than frequencies."""
