@@ -1,7 +1,7 @@
 # docker build -t tupe .                                                      newer GPUs and CPUs
 # docker build -t tupe --build-arg STACK=volta --build-arg PYTHON=3.10 .      V100s
 ARG PYTHON=3.11
-FROM python:${PYTHON}-slim
+FROM python:${PYTHON}-slim-bookworm
 ARG STACK=current
 RUN apt-get update && apt-get install -y --no-install-recommends g++ git libtcmalloc-minimal4 && rm -rf /var/lib/apt/lists/*
 WORKDIR /tupe
