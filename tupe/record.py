@@ -192,7 +192,7 @@ def git_commit() -> str | None:
 
 
 def write_atomically(path: str | Path, text: str) -> None:
-    """Readers see the old file or the new one, never half of it."""
+    """Readers see the old file or the new one, never half of it. Raises OSError with the file's name."""
     temporary = Path(f"{path}.{os.getpid()}.partial")
     try:
         with temporary.open("w", encoding="utf-8") as file:
@@ -200,6 +200,8 @@ def write_atomically(path: str | Path, text: str) -> None:
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
+    except OSError as error:  # a full disk is noticed when the file is closed, which names none
+        raise OSError(error.errno, error.strerror, str(path)) from None
     finally:
         temporary.unlink(missing_ok=True)
 

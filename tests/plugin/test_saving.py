@@ -1,5 +1,6 @@
 """Checkpoints that cannot be half."""
 
+import errno
 import os
 import shutil
 import subprocess
@@ -8,8 +9,9 @@ import sys
 import pytest
 from helpers import PLUGIN, load, pretrain_arguments, train
 
-from tupe.plugin import saving
-from tupe.record import damage, read, state_of
+from tupe.plugin import saving, worker
+from tupe.plugin.masked_lm import TupeMaskedLMTask
+from tupe.record import damage, read, state_of, write_atomically
 
 
 def arguments(data, folder, *more):
@@ -94,3 +96,17 @@ def test_a_full_disk_stops_the_run_and_harms_no_checkpoint(data, whole, small_di
     assert state_of(folder) == "failed" and "the disk is full" in read(folder).failure["reason"]
     os.unlink(filler)
     assert train(arguments(data, folder)) == whole[1][4:] and state_of(folder) == "finished"
+
+
+def test_a_full_disk_is_one_line_wherever_it_is_noticed(data, tmp_path, monkeypatch, capfd):
+    """Here by the record or the predictions of a validation."""
+
+    def full(task, split, best):
+        (tmp_path / f"scores.{os.getpid()}.partial").symlink_to("/dev/full")
+        write_atomically(tmp_path / "scores", "0.5")
+
+    monkeypatch.setattr(TupeMaskedLMTask, "keep_predictions", full)
+    with pytest.raises(OSError, match=f"No space left on device: '{tmp_path}/scores'") as caught:
+        worker.train(pretrain_arguments(data, tmp_path / "run", "--num-workers=0", "--max-update=2"))
+    assert caught.value.errno == errno.ENOSPC and "Traceback" not in "".join(capfd.readouterr())
+    assert state_of(tmp_path / "run") == "failed" and "No space left" in read(tmp_path / "run").failure["reason"]
