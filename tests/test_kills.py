@@ -126,7 +126,7 @@ def survive(command, outcome, disk, seed):
             ends += 1
         else:
             assert sum(kills.values()), f"it fails where nothing disturbs it: see {log}"
-            if chance.random() < 0.3:
+            if chance.random() < 0.5:
                 cuts += cut(output, chance)
     print(f"\n{command[0]}: {sum(kills.values())} times ({kills}), {cuts} checkpoints cut, {ends - 1} comparisons")
 

@@ -11,6 +11,7 @@ import multiprocessing
 import os
 import resource
 import shutil
+import signal
 import sys
 import threading
 import time
@@ -52,8 +53,10 @@ def run_task(function: Callable, target: Path, args: tuple) -> dict:
     return {"cpu": time.process_time() - start, "peak": peak}
 
 
-def _end_with_parent():
-    """End this worker when its parent is killed; it would wait for work for ever."""
+def _end_soon():
+    """Begin a worker. It ends when its parent is killed, or would wait for work for ever; and at SIGTERM at once: an
+    exception would be sent to the parent as a result, through a lock which a worker that was killed may hold."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     parent = multiprocessing.parent_process().sentinel
     threading.Thread(target=lambda: (multiprocessing.connection.wait([parent]), os._exit(1)), daemon=True).start()
 
@@ -82,7 +85,7 @@ def _executor(engine, workers, scheduler):
     else:
         tqdm.monitor_interval = 0  # no monitor thread: forking a process that has threads is unsafe
         context = multiprocessing.get_context("fork")  # workers inherit all imports
-        with concurrent.futures.ProcessPoolExecutor(workers, context, initializer=_end_with_parent) as pool:
+        with concurrent.futures.ProcessPoolExecutor(workers, context, initializer=_end_soon) as pool:
             yield pool
 
 
