@@ -25,7 +25,7 @@ from tqdm import tqdm
 
 from tupe.cli import main
 from tupe.experiments import runner
-from tupe.record import damage, read
+from tupe.record import damage, read, state_of
 
 TIMES = 27  # per command: about 20 kills and 7 full disks
 MODES = ("all", "one worker", "the parent alone", "full disk")
@@ -88,24 +88,28 @@ def strike(process, mode, chance, disk):
 
 
 def cut(folder, chance):
-    """Cut a checkpoint_last.pt at a random byte, if another checkpoint of that folder is whole. Returns whether."""
+    """Cut a checkpoint_last.pt at a random byte, if the run is not over and another checkpoint of its folder is whole.
+    Returns whether."""
     for last in folder.rglob("checkpoint_last.pt"):
-        if any(path != last and damage(path) is None for path in last.parent.glob("checkpoint*.pt")):
+        others = [path for path in last.parent.glob("checkpoint*.pt") if path != last and damage(path) is None]
+        if others and state_of(last.parent) != "finished":
             with last.open("r+b") as file:
                 file.truncate(chance.randrange(last.stat().st_size))
             return True
     return False
 
 
-def survive(command, outcome, disk, seed):
+def survive(command, outcome, disk, seed, share=1.0):
     """Disturb `tupe COMMAND --output=...` TIMES times, start it again each time, and whenever it comes to its end,
     compare outcome(output) with that of an undisturbed run. A line of numbers is printed.
+
+    share: of the time that it takes in all, the longest that it is left alone after a start.
     """
     chance, log = random.Random(seed), disk.parent / "log"
     # In this process: what it parses and puts together is there in its copies.
     done = CliRunner().invoke(main, [*command, f"--output={disk / 'undisturbed'}"])
     assert done.exit_code == 0, done.output
-    expected, seconds, process = outcome(disk / "undisturbed"), None, None
+    expected, seconds, longest, process = outcome(disk / "undisturbed"), None, None, None
     shutil.rmtree(disk / "undisturbed")
     kills, cuts, ends = dict.fromkeys(MODES, 0), 0, 0
     while sum(kills.values()) < TIMES or process.exitcode != 0:
@@ -113,10 +117,11 @@ def survive(command, outcome, disk, seed):
         process, began = start([*command, f"--output={output}"], log), time.monotonic()
         mode = chance.choice(MODES)
         process.join(chance.uniform(0, seconds) if seconds and sum(kills.values()) < TIMES else None)
-        seconds = seconds or time.monotonic() - began  # of the first, which is left alone
+        longest = longest or share * (time.monotonic() - began)  # of the first, which is left alone
+        seconds = seconds or longest
         if process.exitcode is None and strike(process, mode, chance, disk):
             kills[mode] += 1
-            seconds *= 1.1
+            seconds = min(1.1 * seconds, longest)
         else:  # it was quicker; so four of five are disturbed
             seconds *= 0.7
         process.join()
@@ -177,15 +182,15 @@ def test_a_sweep_of_eight_jobs(data, disk, monkeypatch):
     original = runner.multiprocessing.get_context
     monkeypatch.setattr(runner.multiprocessing, "get_context", lambda method: original("fork"))  # jobs are copies too
     monkeypatch.setattr(runner, "check", lambda job: None)
-    words = [f"--data={data}", *TINY, "--arch=tupe_r_tiny", "--update-freq=1", "--num-workers=0", "--max-update=10"]
-    words += ["--save-interval-updates=4", "--jobs=2", "--retry-failed", "--grid=seed=1,2,3,4,5,6,7,8"]
+    words = [f"--data={data}", *TINY, "--arch=tupe_r_tiny", "--update-freq=1", "--num-workers=0", "--max-update=9"]
+    words += ["--save-interval-updates=3", "--jobs=2", "--retry-failed", "--grid=seed=1,2,3,4,5,6,7,8"]
 
     def outcome(folder):
         runs = training(folder)
         assert len(runs) == 8
         return runs
 
-    survive(["sweep", "--recipe=pretrain", *words], outcome, disk, seed=3)
+    survive(["sweep", "--recipe=pretrain", *words], outcome, disk, seed=3, share=0.25)
 
 
 @pytest.mark.slow
