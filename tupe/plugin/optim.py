@@ -122,7 +122,24 @@ def build_fp16_optimizer(
     return build(cls, cfg, params, **options)
 
 
+def build_fp32_params(
+    cls: type,
+    args: DictConfig,
+    params: list,
+    flatten: bool = True,
+    build: Callable = FP16Optimizer.build_fp32_params.__func__,
+) -> list | dict:
+    """As `FP16Optimizer.build_fp32_params`, which leaves the mark behind in fairseq 0.12."""
+    copies = build(cls, args, params, flatten)
+    if not flatten:
+        for parameter, copy in zip(params, copies, strict=True):
+            if spared(parameter):
+                copy.optim_overrides = parameter.optim_overrides
+    return copies
+
+
 # fairseq's trainer and its optimizers for mixed precision look these up when they call them: the one place where all
 # parameters pass before the optimizer's state is loaded, whatever the optimizer, the task and the launcher.
 optim.build_optimizer = build_optimizer
 FP16Optimizer.build_optimizer = classmethod(build_fp16_optimizer)
+FP16Optimizer.build_fp32_params = classmethod(build_fp32_params)
