@@ -24,8 +24,8 @@ def test_lengths(learnable, vocabulary, tmp_path):
         padding.lengths(learnable, "RTE", "train")
     squad_file(tmp_path / "squad", count=3)
     list(prepare(tmp_path / "squad", vocabulary, tmp_path / "bin"))
-    found = padding.lengths(tmp_path / "bin", "SQuAD-1.1", "valid")
-    assert len(found) == 3 and found.min() > 20
+    of_texts = padding.lengths(tmp_path / "bin", "SQuAD-1.1", "valid")
+    assert len(of_texts) == 3 and of_texts.min() > 20
 
 
 def test_batches():
@@ -35,8 +35,8 @@ def test_batches():
         assert set(batch.real.sum(1).tolist()) <= set(SIZES) and batch.tokens.size(1) == batch.real.sum(1).max()
         assert torch.equal(batch.tokens.ne(padding.PAD), batch.real) and batch.count == batch.real.sum()
         assert batch.tokens.max() < 50 and (batch.tokens[:, 0] == 0).all()
-    (again, _) = padding.batches(SIZES, 32, 2, vocab=50, device="cpu", seed=1)
-    assert torch.equal(again.tokens, first.tokens)
+    (repeated, _) = padding.batches(SIZES, 32, 2, vocab=50, device="cpu", seed=1)
+    assert torch.equal(repeated.tokens, first.tokens)
 
 
 @pytest.mark.parametrize("name", padding.CONTENDERS)

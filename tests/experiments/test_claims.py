@@ -175,8 +175,8 @@ def test_one_command_writes_page_and_figures(folder, pretrained, vocabulary, tmp
     assert "| untying words and positions | `tupe_a_tie_cls` - `bert_a` |" in readme.read_text()
     shutil.rmtree(out)  # the tables alone give the same page
     names = [figure.__name__ for figure in claims_page.FIGURES]
-    again = Evidence(collect.read(tmp_path / "evidence"))
-    assert claims_page.results(again, names, "figures", "evidence/pilot.md") in text
+    collected = Evidence(collect.read(tmp_path / "evidence"))
+    assert claims_page.results(collected, names, "figures", "evidence/pilot.md") in text
 
 
 def test_the_first_look_has_its_own_plateau_and_complete_models_only(tmp_path):

@@ -215,7 +215,7 @@ def rows(seconds: dict, counted: list[Batch], about: dict) -> list[dict]:
     ]  # fmt: skip
 
 
-def table(found: list[dict]) -> Table:
+def table(measured: list[dict]) -> Table:
     """The rows of one list, with the first contender's speed over each."""
     header = ["size", "lengths", "batch", "precision", "padding", "contender", "texts/s", "tokens/s"]
     cells = [
@@ -223,9 +223,9 @@ def table(found: list[dict]) -> Table:
             row["size"], row["task"], str(row["batch"]), row["precision"], f"{row['padding']:.0%}", row["contender"],
             f"{row['texts_per_s']:.1f}", f"{row['tokens_per_s']:.0f}", f"{row['times_as_fast']:.2f}",
         ]
-        for row in found
+        for row in measured
     ]  # fmt: skip
-    first = found[0]["contender"]
+    first = measured[0]["contender"]
     return Table.plain([*header, f"{first}: times as fast"], cells, align="llrlrlrrr")
 
 
@@ -258,7 +258,7 @@ def measure(
 ) -> None:  # fmt: skip
     """Measure every combination, print a table, and write it after every size."""
     of_task = {task: lengths(data, task, split) for task in tasks}
-    found, about = [], {"command": command_line(), **environment()}
+    measured, about = [], {"command": command_line(), **environment()}
     for size in sizes:
         steps = {}
         for name in contenders:
@@ -267,12 +267,12 @@ def measure(
         for task, number, kind in ((t, b, p) for t in tasks for b in batch for p in precision):
             drawn = batches(of_task[task], number, turns + 1, vocab_size, device, seed)
             seconds, counted = in_turns(steps, drawn, kind, device)
-            found += rows(seconds, counted, {"size": size, "task": task, "batch": number, "precision": kind})
+            measured += rows(seconds, counted, {"size": size, "task": task, "batch": number, "precision": kind})
             click.echo(f"{size}, {task}, batch {number}, {kind}: measured", err=True)
         output.parent.mkdir(parents=True, exist_ok=True)
-        output.with_suffix(".json").write_text(json.dumps({"about": about, "rows": found}, indent=1))
-        output.with_suffix(".md").write_text(table(found).markdown())
-    click.echo(table(found).markdown())
+        output.with_suffix(".json").write_text(json.dumps({"about": about, "rows": measured}, indent=1))
+        output.with_suffix(".md").write_text(table(measured).markdown())
+    click.echo(table(measured).markdown())
 
 
 @click.command(cls=Command)

@@ -37,9 +37,9 @@ def stretch(state: dict, length: int) -> dict:
     cfg["model"]["max_positions"] = length
     model = {}
     for key, value in state["model"].items():
-        found = TABLE.search(key)
-        if found and found[1] in FIRST:
-            first = FIRST[found[1]]
+        table = TABLE.search(key)
+        if table and table[1] in FIRST:
+            first = FIRST[table[1]]
             rows = F.interpolate(value[first:].T[None].float(), length - 1, mode="linear", align_corners=True)[0].T
             value = torch.cat([value[:first], rows.to(value.dtype)])
         elif key.endswith(f".{SETTINGS}"):  # of an encoder; without a prefix it is the dictionary's

@@ -102,14 +102,14 @@ def extrapolation(
             f"{' and '.join(limited)} has vectors for {model.max_positions()} positions, fewer than {lengths[0]}"
         )
     drawn = draw_windows(stream, trained, lengths[-1], windows, seed)  # for all models alike
-    found, shortest = [], None
+    by_length, shortest = [], None
     for length in possible:
         losses = window_losses(model, drawn, length)
         shortest = losses if shortest is None else shortest
         change = losses - shortest
         error, change_error = (x.std(ddof=1) / math.sqrt(len(x)) for x in (losses, change))
-        found.append(Loss(length, losses.mean().item(), error.item(), change.mean().item(), change_error.item()))
-    return found
+        by_length.append(Loss(length, losses.mean().item(), error.item(), change.mean().item(), change_error.item()))
+    return by_length
 
 
 def draw(results: dict[str, list[Loss]], title: str = "") -> Figure:

@@ -124,7 +124,7 @@ class Evidence:
     def credits(self, trial: Trial, updates: int, only_order: bool, measure: str = "word") -> dict[str, np.ndarray]:
         """{paradigm: credit of each pair}; only_order: of the pairs whose sentences have the same words."""
         flags = {row["paradigm"]: row for row in self.tables["paradigms"]}
-        found = {}
+        of_paradigm = {}
         for row in self.rows["pairs"][str(trial)]:
             if int(row["updates"]) != updates:
                 continue
@@ -134,8 +134,8 @@ class Evidence:
                 pairs = zip(same["same_words"], same["same_pieces"], strict=True)
                 values = values[np.array([words == "1" and pieces == "0" for words, pieces in pairs][: len(values)])]
             if len(values):
-                found[row["paradigm"]] = values
-        return found
+                of_paradigm[row["paradigm"]] = values
+        return of_paradigm
 
     def pairs_accuracy(self, trial: Trial, updates: int, only_order: bool) -> float | None:
         credits = self.credits(trial, updates, only_order)
