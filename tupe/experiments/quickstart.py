@@ -22,7 +22,7 @@ MARGIN = 0.3  # bits below the unigram entropy from which on something other tha
 FOOTER = """
 Loss and entropy in bits per masked token. Order: of held-out sentences, how many are likelier than the same with two
 adjacent words swapped (50 is chance). STS-B: Pearson correlation x 100 on the dev set, best epoch; it needs hardly any
-word order. One run each, tiny, on half a million words: it shows which of the two finds positions earlier here, and
+word order. One run each, tiny, on three million words: it shows which of the two finds positions earlier here, and
 says nothing of models that are trained to the end. The experiment with seeds and controls: docs/reproduction.md."""
 
 
