@@ -48,8 +48,9 @@ fi
 
 step "pre-training tupe_r_tiny and bert_a_tiny at the same time, one core each, $updates updates; then fine-tuning both on STS-B"
 run tupe compare --data "$out/data" --output "$out/models" --presets tupe_r,bert_a --size tiny --jobs 2 --recipe pretrain_small \
-  --autocast $precision --lr 2e-3 --batch-size 16 --max-update $updates --warmup-updates $((updates / 10)) \
-  --num-workers 0 --validate-interval-updates $((updates / 12 + 1)) --save-interval-updates 100000 \
+  --autocast $precision --lr 2e-3 --batch-size 16 --update-freq 1 --max-update $updates \
+  --warmup-updates $((updates / 10)) --validate-interval-updates $((updates / 12 + 1)) \
+  --save-interval-updates 100000 --num-workers 0 \
   --glue "$out/glue" --tasks STS-B --lrs 1e-4 --seeds 1 --finetune-options "--max-epoch 3 --num-workers 0 --optimizer adamw_fused"
 
 step "word order: held-out sentences and the same with two words swapped, which are the likelier ones?"

@@ -75,7 +75,6 @@ SMALL = {
     "probe synthetic": "--positions absolute --normalisers softmax --length 8 --steps 2 --seeds 1",
     "probe properties": "",
     "plot attention": "--words 3",
-    "plot tsne": "--length 20",
     "order": "--sentences 2 --tokens 100",
     "extrapolate": "--multiples 1,2 --windows 2",
     "minimal-pairs": "--limit 1",
