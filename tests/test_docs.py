@@ -6,6 +6,7 @@ import functools
 import json
 import re
 import shlex
+import subprocess
 
 import click
 import pytest
@@ -119,6 +120,16 @@ def test_the_site_builds(tmp_path):
 @pytest.mark.parametrize("file", [".ci/run", ".pre-commit-config.yaml", ".github/workflows/test.yml"])
 def test_there_is_one_test_command(file):
     assert "bash scripts/test.sh" in (ROOT / file).read_text()
+
+
+def test_git_ignores_what_the_commands_write():
+    """Of every page, but for what stands in capitals, outside of the repository, or is to be committed."""
+    text = re.sub(r"\s#.*", "", "\n".join(page.read_text() for page in PAGES))
+    outputs = {*re.findall(r"--output[= ]'?([a-z][\w./-]*)", text)}
+    ignore = ["git", "check-ignore", "--no-index", *(f"{name}/x" for name in outputs)]
+    ignored = subprocess.run(ignore, cwd=ROOT, capture_output=True, text=True).stdout.split()
+    kept = outputs - {name.removesuffix("/x") for name in ignored}
+    assert len(outputs) > 20 and [name for name in sorted(kept) if not name.startswith("docs/")] == []
 
 
 def test_the_version_has_one_place():
