@@ -82,7 +82,7 @@ def strike(process, mode, chance, disk):
                 pass
         process.join(0.1)
     process.join()  # where a worker was killed or the disk is full, it ends with an error, or goes on
-    wait_until(lambda: all(has_ended(pid) for pid in tree))
+    wait_until(lambda: all(has_ended(pid) for pid in tree), 300)  # jobs of a sweep that was killed go on
     filler.unlink(missing_ok=True)
     return bool(targets) or mode == "full disk"
 
