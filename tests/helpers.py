@@ -4,6 +4,7 @@ Functions import fairseq themselves, because that takes seconds.
 """
 
 import gc
+import importlib
 import json
 import multiprocessing
 import os
@@ -262,7 +263,8 @@ def train(arguments, on_step=lambda samples: None):
             distributed_utils.call_main(config, cli.main)
         else:
             cli.main(config)
-        gc.collect()
+        if config.dataset.num_workers:  # which end when their loader is collected
+            gc.collect()
     return losses
 
 
@@ -299,18 +301,22 @@ def finetune(data, checkpoint, save_dir, *overrides):
     )  # fmt: skip
 
 
-def fork(main, *argv, **environment):
+def fork(main, *argv, anew=(), **environment):
     """A process that calls `main` with what this one has imported, which takes seconds in a new interpreter.
 
-    argv: its sys.argv; environment: variables. Returns the `multiprocessing.Process`, which has begun.
+    argv: its sys.argv; anew: packages that it is to import itself; environment: variables. Returns the
+    `multiprocessing.Process`, which has begun.
     """
 
     def target():
         os.environ.update(environment)
         sys.argv = list(map(str, argv))
         torch.set_num_threads(1)  # the threads of this process are not in the other
+        for name in [name for name in sys.modules if name.partition(".")[0] in anew]:
+            del sys.modules[name]
         main()
 
+    importlib.import_module("torch._dynamo")  # as every optimizer does, which takes seconds: once for all copies
     process = multiprocessing.get_context("fork").Process(target=target)
     process.start()
     return process

@@ -21,6 +21,10 @@ from torch.utils.checkpoint import checkpoint
 # oneDNN uses all of it; it is part of PyTorch too, which calls it for bfloat16 only.
 ONEDNN = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
+# torch.compiler.disable imports the whole compiler, which takes as long as torch itself; torch's own form of it does so
+# at the first call.
+not_compiled = getattr(torch, "_disable_dynamo", torch.compiler.disable)
+
 
 def product(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
     """a [n, k] times the transpose of b [m, k], plus bias [m]: [n, m], all float32 on a CPU."""
@@ -346,7 +350,7 @@ def transposed_matmul(a: Tensor, b: Tensor) -> Tensor:
     return matmul(b.transpose(1, 2), a.transpose(1, 2)).transpose(1, 2)
 
 
-@torch.compiler.disable  # its loops and numpy's masks cannot be traced
+@not_compiled  # its loops and numpy's masks cannot be traced
 def blocked_attention(
     q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, real: Tensor | None, scale: float, p: float
 ) -> Tensor:

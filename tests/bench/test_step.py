@@ -220,6 +220,7 @@ def test_tables_and_picture(tmp_path):
 def test_command(tmp_path, monkeypatch):
     """Two settings from end to end, in processes of their own."""
     fork = multiprocessing.get_context("fork")  # of this process, in place of one that would import everything
+    monkeypatch.setattr(bench, "peak_size", lambda setting: 64)
     monkeypatch.setattr(bench.multiprocessing, "get_context", lambda kind: fork)
     words = "--models tupe_r --size tiny --vocab-size 60 --tokens 40 --lengths 20 --layers 1,2 --rounds 2"
     output = tmp_path / "new" / "b"

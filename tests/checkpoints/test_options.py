@@ -1,64 +1,63 @@
 """A model option is one line of `ModelConfig`: added there, fairseq, fine-tuning, converter and export know it."""
 
-import os
+import functools
+import json
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
+from helpers import PLUGIN, fork
 
-PACKAGE = Path(__file__).resolve().parents[2] / "tupe"
 LINES = '''    colour: str = option("red", "a new option", choices=("red", "blue"), hugging_face="color")
     shade: float = option(0.5, "another one", free=True)
 '''
-USE = """
-import json, sys
-from pathlib import Path
-from fairseq import options
-from fairseq.data import Dictionary
-from fairseq.dataclass.utils import convert_namespace_to_omegaconf
-import torch
-import tupe.plugin
-from tupe.checkpoints import convert, export, files
-from tupe.plugin import pretrained
-from tupe.plugin.model import core_config
-from tupe.safe_load import read_checkpoint
 
-folder = Path(sys.argv[1])
-parser = options.get_training_parser()
-words = [".", "--arch=tupe_r_tiny", "--task=masked_lm", "--batch-size=1", "--colour=blue", "--shade=0.25"]
-cfg = convert_namespace_to_omegaconf(options.parse_args_and_arch(parser, words)).model
-core = core_config(cfg)
-assert (core.colour, core.shade) == ("blue", 0.25)
-assert pretrained.structure({"colour": "blue", "shade": 0.25, "dropout": 0.1}) == {"colour": "blue"}
 
-dictionary = Dictionary()
-for word in "abcdef":
-    dictionary.add_symbol(word)
-dictionary.save(str(folder / "dict.txt"))
-dictionary.add_symbol("<mask>")
-config = files.configuration("tupe_r_tiny", {"max_positions": 16, "colour": "blue", "shade": 0.25})
-model = convert.build_model(config, dictionary)
-torch.save(files.new_checkpoint(config, model.state_dict()), folder / "checkpoint.pt")
-export.export(folder / "checkpoint.pt", folder / "exported")
-written = json.loads((folder / "exported" / "config.json").read_text())
-assert (written["color"], written["shade"]) == ("blue", 0.25)
-back = read_checkpoint(convert.convert(folder / "exported", "tupe", None, folder / "back"))["cfg"]["model"]
-assert (back["colour"], back["shade"]) == ("blue", 0.25)
-print("known everywhere")
-"""
+def use(folder):
+    """What a user does with the new options, in a process that imports fairseq, and the copy of this package."""
+    sys.path.insert(0, str(folder))
+    from fairseq import options
+    from fairseq.data import Dictionary
+    from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+
+    import tupe.plugin
+    from tupe.checkpoints import convert, export, files
+    from tupe.plugin import pretrained
+    from tupe.plugin.model import core_config
+    from tupe.safe_load import read_checkpoint
+
+    assert Path(tupe.plugin.__file__).is_relative_to(folder)
+    parser = options.get_training_parser()
+    words = [".", "--arch=tupe_r_tiny", "--task=masked_lm", "--batch-size=1", "--colour=blue", "--shade=0.25"]
+    cfg = convert_namespace_to_omegaconf(options.parse_args_and_arch(parser, words)).model
+    core = core_config(cfg)
+    assert (core.colour, core.shade) == ("blue", 0.25)
+    assert pretrained.structure({"colour": "blue", "shade": 0.25, "dropout": 0.1}) == {"colour": "blue"}
+
+    dictionary = Dictionary()
+    for word in "abcdef":
+        dictionary.add_symbol(word)
+    dictionary.save(str(folder / "dict.txt"))
+    dictionary.add_symbol("<mask>")
+    config = files.configuration("tupe_r_tiny", {"max_positions": 16, "colour": "blue", "shade": 0.25})
+    model = convert.build_model(config, dictionary)
+    torch.save(files.new_checkpoint(config, model.state_dict()), folder / "checkpoint.pt")
+    export.export(folder / "checkpoint.pt", folder / "exported")
+    written = json.loads((folder / "exported" / "config.json").read_text())
+    assert (written["color"], written["shade"]) == ("blue", 0.25)
+    back = read_checkpoint(convert.convert(folder / "exported", "tupe", None, folder / "back"))["cfg"]["model"]
+    assert (back["colour"], back["shade"]) == ("blue", 0.25)
 
 
 def test_a_new_option_is_one_line(tmp_path):
     pytest.importorskip("safetensors")
-    shutil.copytree(PACKAGE, tmp_path / "tupe", ignore=shutil.ignore_patterns("__pycache__", "configs"))
+    shutil.copytree(PLUGIN, tmp_path / "tupe", ignore=shutil.ignore_patterns("__pycache__", "configs"))
     encoder = tmp_path / "tupe" / "encoder.py"
     head, line, tail = encoder.read_text().partition("    layer_norm_eps: float")
     assert line
     encoder.write_text(head + LINES + line + tail)
-    (tmp_path / "use.py").write_text(USE)
-    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
-    command = [sys.executable, str(tmp_path / "use.py"), str(tmp_path)]
-    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 0 and "known everywhere" in done.stdout, done.stderr[-2000:]
+    process = fork(functools.partial(use, tmp_path), "use", anew=["tupe", "fairseq"])
+    process.join()
+    assert process.exitcode == 0

@@ -1,15 +1,16 @@
 """Many processes: as many at a time as there are slots, states by exit status and record, and nothing left behind."""
 
+import os
 import signal
 import subprocess
 import sys
 import threading
-import time
+from contextlib import redirect_stdout
 from pathlib import Path
 
 import pytest
 import torch
-from helpers import finetune
+from helpers import fork, has_ended, wait_until
 
 from tupe import record
 from tupe.experiments import runner
@@ -33,21 +34,6 @@ def starts(*jobs):
 
 def quiet(line):
     pass
-
-
-def is_alive(pid):
-    """Whether a process runs; one that ended and waits for its parent does not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-
-
-def wait_for(condition):
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def test_jobs_run_at_most_as_many_at_a_time_as_there_are_slots(tmp_path):
@@ -131,7 +117,7 @@ def test_a_job_of_another_process_is_waited_for(tmp_path, monkeypatch):
     monkeypatch.setattr(runner, "SECONDS_TO_NEXT_LOOK", 0.1)
     busy = job(tmp_path / "busy", "run.save(folder); time.sleep(1)")
     other = subprocess.Popen(busy.command)
-    wait_for((busy.folder / "starts").exists)
+    wait_until((busy.folder / "starts").exists)
     lines = []
     assert runner.run([busy], SLOT, echo=lines.append) == {busy: "finished"} and other.wait() == 0
     assert starts(busy) == [1] and "runs in another process" in lines[1]
@@ -153,6 +139,7 @@ def test_two_runners_share_the_jobs(tmp_path, monkeypatch):
     assert [set(each.values()) for each in states] == [{"finished"}] * 2 and starts(*jobs) == [1] * 4
 
 
+STOPS = [signal.SIGTERM, signal.SIGINT, signal.SIGHUP]
 # A process that starts another one; both want to live on when they are asked to end.
 STUBBORN = """
 import signal, subprocess
@@ -160,35 +147,34 @@ signal.signal(signal.SIGTERM, signal.SIG_IGN)
 child = subprocess.Popen(["sleep", "600"])  # ignores SIGTERM, too
 record.write_atomically(folder / "pids", f"{os.getpid()} {child.pid}")
 """
-RUN = """
-import sys
-from pathlib import Path
-from tupe.experiments import runner
-runner.SECONDS_TO_END = 1
-folders = [Path(folder) for folder in sys.argv[2:]]
-jobs = [runner.Job(f.name, f, (sys.executable, sys.argv[1], "finetune", f"--output={f}")) for f in folders]
-runner.run(jobs, [{}] * 2)
-"""
 
 
-def start_runner(*folders):
-    """A process that runs two jobs at a time, once the first two are under way."""
-    process = subprocess.Popen([sys.executable, "-c", RUN, STAND_IN, *folders], stdout=subprocess.PIPE, text=True)
-    wait_for(lambda: all((folder / "pids").exists() for folder in folders[:2]))
+def start_runner(*jobs):
+    """A process that runs two jobs at a time, once the first two are under way; and all processes of these."""
+
+    def run():
+        runner.SECONDS_TO_END = 1
+        for number in STOPS:
+            signal.signal(number, signal.SIG_DFL)  # ignored where the tests run in the background
+        with (folders[0].parent / "output").open("w") as file, redirect_stdout(file):
+            runner.run(jobs, [{}] * 2)
+
+    folders = [job.folder for job in jobs]
+    process = fork(run, "sweep")
+    wait_until(lambda: all((folder / "pids").exists() for folder in folders[:2]))
     return process, [int(pid) for folder in folders[:2] for pid in (folder / "pids").read_text().split()]
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+@pytest.mark.parametrize("number", STOPS)
 def test_a_signal_ends_all_that_was_started(tmp_path, number):
-    folders = [job(tmp_path / name, STUBBORN + "time.sleep(600)").folder for name in "ab"]
-    process, pids = start_runner(*folders, job(tmp_path / "c").folder)
-    begun = time.monotonic()
-    process.send_signal(number)
-    output, _ = process.communicate()
-    assert process.returncode == 128 + number and time.monotonic() - begun < 10 and "start it again" in output
+    jobs = [job(tmp_path / name, STUBBORN + "time.sleep(600)") for name in "ab"]
+    process, pids = start_runner(*jobs, job(tmp_path / "c"))
+    os.kill(process.pid, number)
+    process.join(60)
+    assert process.exitcode == 128 + number and "start it again" in (tmp_path / "output").read_text()
     assert len(pids) == 4
-    wait_for(lambda: not any(map(is_alive, pids)))  # a signal needs a moment to kill
-    assert [record.state_of(folder) for folder in folders] == ["open", "open"]
+    wait_until(lambda: all(map(has_ended, pids)))  # a signal needs a moment to kill
+    assert [record.state_of(job.folder) for job in jobs] == ["open", "open"]
     assert not (tmp_path / "c" / "starts").exists()
 
 
@@ -196,9 +182,9 @@ def test_a_runner_that_is_killed_leaves_processes_that_the_next_one_waits_for(tm
     monkeypatch.setattr(runner, "SECONDS_TO_NEXT_LOOK", 0.1)
     behave = "record.write_atomically(folder / 'pids', str(os.getpid())); time.sleep(2)"
     jobs = [job(tmp_path / name, behave) for name in "ab"] + [job(tmp_path / "c")]
-    process, _ = start_runner(*(each.folder for each in jobs))
+    process, _ = start_runner(*jobs)
     process.kill()
-    process.communicate()
+    process.join()
     assert [record.state_of(each.folder) for each in jobs] == ["running", "running", "open"]
     assert set(runner.run(jobs, SLOT, echo=quiet).values()) == {"finished"} and starts(*jobs) == [1, 1, 1]
 
@@ -207,7 +193,7 @@ def test_what_a_process_leaves_behind_ends_with_it(tmp_path):
     only = job(tmp_path / "run", STUBBORN)
     assert runner.run([only], SLOT, echo=quiet) == {only: "finished"}
     process, child = map(int, (only.folder / "pids").read_text().split())
-    wait_for(lambda: not is_alive(child))
+    wait_until(lambda: has_ended(child))
 
 
 def test_an_error_in_the_caller_ends_what_runs(tmp_path, monkeypatch):
@@ -215,47 +201,27 @@ def test_an_error_in_the_caller_ends_what_runs(tmp_path, monkeypatch):
     jobs = [job(tmp_path / "slow", STUBBORN + "time.sleep(600)"), job(tmp_path / "quick")]
 
     def fail(job, state):
-        wait_for((tmp_path / "slow" / "pids").exists)
+        wait_until((tmp_path / "slow" / "pids").exists)
         raise BrokenPipeError
 
     with pytest.raises(BrokenPipeError):
         runner.run(jobs, SLOT * 2, ended=fail, echo=quiet)
     pids = [int(pid) for pid in (tmp_path / "slow" / "pids").read_text().split()]
-    wait_for(lambda: not any(map(is_alive, pids)))  # a signal needs a moment to kill
+    wait_until(lambda: all(map(has_ended, pids)))  # a signal needs a moment to kill
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
-def test_a_job_in_a_copy_of_a_process_is_exact(learnable, pretrained, tmp_path):
-    """One that has done the imports: two jobs of it have the scores and predictions of a run that it had no part in."""
-    options = {"--task": "CoLA", "--data": learnable, "--checkpoint": pretrained, "--max-epoch": 2}
-    options.update({"--lr": "[0.003]", "--num-workers": 0, "--no-save": None, "common.fp16": "false"})
-    jobs = [
-        runner.Job(name, tmp_path / name, runner.tupe("finetune", {**options, "--output": tmp_path / name}))
-        for name in ("one", "two")
-    ]
-    environment = [{"OMP_NUM_THREADS": str(torch.get_num_threads())}]
-    assert all(runner.can_fork(job, environment[0]) for job in jobs)
-    states = runner.run(jobs, environment, echo=quiet)
-    assert list(states.values()) == ["finished", "finished"], jobs[0].log.read_text()[-2000:]
-    finetune(
-        learnable, pretrained, tmp_path / "here", "glue=cola", "optimization.max_epoch=2", "optimization.lr=[0.003]",
-        "checkpoint.no_save=true", "dataset.batch_size=32",
-    )  # fmt: skip
-    expected = record.read(tmp_path / "here")
-    for job in jobs:
-        run = record.read(job.folder)
-        assert run.scores == expected.scores and run.command.startswith("tupe finetune --task=CoLA")
-        for file in ("valid_best.tsv", "valid_last.tsv"):
-            path = Path("predictions", file)
-            assert (job.folder / path).read_text() == (tmp_path / "here" / path).read_text()
-        assert "begin training epoch 2" in job.log.read_text()
-    # Data workers are copies of the job, in its process group, not of the process that copies are made of.
-    (tmp_path / "own.py").write_text("import multiprocessing\nprint('workers:', multiprocessing.get_start_method())\n")
-    words = ("--position-file", str(tmp_path / "own.py"), "list", "schemes")
-    other = runner.Job("other", tmp_path / "other", (*runner.PROGRAM, *words))
-    runner.start(other, environment[0]).wait()
-    assert "workers: fork\n" in other.log.read_text()
-    assert not runner.can_fork(other, {"OMP_NUM_THREADS": "7"}) and runner.can_fork(other, environment[0])
+def test_which_jobs_run_in_copies_of_a_process(tmp_path, monkeypatch):
+    """That they are exact: tests/experiments/test_sweep.py."""
+    monkeypatch.setattr(runner, "_environment", {})
+    ours = runner.Job("ours", tmp_path, runner.tupe("finetune", {"--output": tmp_path}))
+    chosen = runner.Job("chosen", tmp_path, runner.tupe("finetune", {"--output": tmp_path, "--allocator": "none"}))
+    assert runner.can_fork(ours, SLOT[0])
+    assert not runner.can_fork(chosen, SLOT[0]) and not runner.can_fork(job(tmp_path / "stand_in"), SLOT[0])
+    runner._environment.update(SLOT[0])
+    assert runner.can_fork(ours, SLOT[0]) and not runner.can_fork(ours, {"OMP_NUM_THREADS": "7"})
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    assert not runner.can_fork(ours, SLOT[0])
 
 
 def test_slots(monkeypatch):

@@ -7,13 +7,13 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import click
 import pytest
 import torch
 from click.testing import CliRunner
+from helpers import finetune, fork, wait_until
 
 from tupe import record
 from tupe.experiments import report, runner
@@ -237,14 +237,12 @@ def test_a_terminated_sweep_leaves_nothing_running_and_can_be_resumed(place):
     folder = place / "out/CoLA/lr2e-05_seed1"
     folder.mkdir(parents=True)
     (folder / "behave.py").write_text("time.sleep(600)")
-    code = f"from tupe.experiments import runner, sweep; runner.PROGRAM = {runner.PROGRAM}; sweep.command()"
     words = [f"--output={place / 'out'}", f"--data={place / 'data'}", f"--checkpoint={place / 'pretrained.pt'}"]
-    process = subprocess.Popen([sys.executable, "-c", code, *words, *ONE_TASK, "--grid=seed=1,2"])
-    while not (folder / "starts").exists():
-        assert process.poll() is None
-        time.sleep(0.05)
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(10) == 128 + signal.SIGTERM
+    process = fork(command, "sweep", *words, *ONE_TASK, "--grid=seed=1,2")
+    wait_until((folder / "starts").exists)
+    process.terminate()
+    process.join(60)
+    assert process.exitcode == 128 + signal.SIGTERM
     assert not Path("/proc", (folder / "starts").read_text().strip()).exists()
     assert record.state_of(folder) == "open"
     (folder / "behave.py").unlink()
@@ -254,9 +252,10 @@ def test_a_terminated_sweep_leaves_nothing_running_and_can_be_resumed(place):
 
 @pytest.mark.parametrize("shell", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_real_runs(shell, learnable, pretrained, tmp_path, monkeypatch):
-    """Two fine-tunings and their report, also by scripts/glue_sweep.sh; started again, neither is run again."""
+    """Two fine-tunings and their report, also by scripts/glue_sweep.sh; started again, neither is run again. Jobs in
+    copies of a process that has done the imports: each scores and predicts as a run does that it had no part in."""
     words = ["--data", learnable, "--checkpoint", pretrained, "--output", tmp_path / "out", "--grid", "task=cola"]
-    words += ["--grid", "lr=1e-3", "--grid", "seed=1,2", "--jobs", "2", "--num-workers", "0", "--max-epoch=1"]
+    words += ["--grid", "lr=1e-3", "--grid", "seed=1,2", "--jobs", "2", "--num-workers", "0", "--max-epoch=2"]
     words = list(map(str, words))
     monkeypatch.setenv("PYTHONPATH", str(SCRIPTS.parent))
     if shell:
@@ -271,13 +270,34 @@ def test_real_runs(shell, learnable, pretrained, tmp_path, monkeypatch):
         done = CliRunner().invoke(command, [*words, "--report"])
         assert done.exit_code == 0, done.output
         printed = done.output
+        # Data workers are copies of the job, in its process group, not of the process that copies are made of.
+        show = "import multiprocessing\nprint('workers:', multiprocessing.get_start_method())"
+        (tmp_path / "own.py").write_text(show)
+        command_line = (*runner.PROGRAM, "--position-file", str(tmp_path / "own.py"), "list", "schemes")
+        other, (slot, *_) = runner.Job("other", tmp_path / "other", command_line), runner.slots(2)
+        assert runner.can_fork(other, slot)
+        runner.start(other, slot).wait()
+        assert "workers: fork\n" in other.log.read_text()
     assert "2 to run" in printed
     repeated = CliRunner().invoke(command, words)
     assert repeated.exit_code == 0 and "0 to run" in repeated.output
     runs = [record.read(tmp_path / "out/CoLA" / f"lr0.001_seed{seed}") for seed in (1, 2)]
-    assert [(run.state, run.seed, len(run.scores)) for run in runs] == [("finished", 1, 1), ("finished", 2, 1)]
+    assert [(run.state, run.seed, len(run.scores)) for run in runs] == [("finished", 1, 2), ("finished", 2, 2)]
     assert all(
         run.lr == 1e-3 and run.pretrained == str(pretrained) and "finetune --task=CoLA" in run.command for run in runs
     )
     assert "CoLA" in (tmp_path / "out/report/report.md").read_text()
     assert not list(tmp_path.rglob("*.pt"))
+    threads = torch.get_num_threads()
+    torch.set_num_threads(int(runner.slots(2)[0]["OMP_NUM_THREADS"]))
+    for seed, run in enumerate(runs, 1):
+        here, there = tmp_path / f"here{seed}", tmp_path / "out/CoLA" / f"lr0.001_seed{seed}"
+        finetune(
+            learnable, pretrained, here, "glue=cola", "optimization.max_epoch=2", "optimization.lr=[0.001]",
+            f"common.seed={seed}", "checkpoint.no_save=true", "dataset.batch_size=32",
+        )  # fmt: skip
+        assert run.scores == record.read(here).scores
+        for file in ("predictions/valid_best.tsv", "predictions/valid_last.tsv"):
+            assert (there / file).read_text() == (here / file).read_text()
+        assert "begin training epoch 2" in (there / "train.log").read_text()
+    torch.set_num_threads(threads)

@@ -43,16 +43,23 @@ def stop(arguments, update, number):
 
 
 @pytest.mark.parametrize(
-    "update, number", [(3, signal.SIGTERM), (5, signal.SIGUSR1), ("epoch", signal.SIGHUP), (13, signal.SIGINT)]
-)
+    "update, number",
+    [
+        pytest.param(3, signal.SIGTERM, marks=pytest.mark.slow), (5, signal.SIGUSR1), ("epoch", signal.SIGHUP),
+        pytest.param(13, signal.SIGINT, marks=pytest.mark.slow),
+    ],
+)  # fmt: skip
 def test_a_stopped_run_loses_nothing_and_resumes_exactly(data, whole, tmp_path, update, number):
     """In the middle of an epoch; where a checkpoint is due; at the end of an epoch; in the second epoch."""
     folder, losses = whole
     scored = [(entry["epoch"], entry["num_updates"]) for entry in read(folder).scores]
     update = max(updates for epoch, updates in scored if epoch == 1) if update == "epoch" else update
+    usual = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
+    before = signal.signal(number, usual)  # ignored where the tests run in the background
     handlers = [signal.getsignal(n) for n in SIGNALS]
     assert stop(arguments(data, tmp_path), update, number) == STOPPED
     assert [signal.getsignal(n) for n in SIGNALS] == handlers
+    signal.signal(number, before)
     state = load(tmp_path / "checkpoint_last.pt")
     assert state["optimizer_history"][-1]["num_updates"] == update
     assert state["cfg"]["optimization"]["stop_time_hours"] == 0 and not state["cfg"]["dataset"]["disable_validation"]

@@ -210,7 +210,7 @@ def start(job: Job, environment: dict) -> "subprocess.Popen | Fork":
         )
 
 
-IMPORTS = ["tupe.plugin.launch", "tupe.train"]  # of the process whose copies run jobs
+IMPORTS = ["tupe.plugin.launch", "tupe.train", "torch._dynamo"]  # of the process whose copies run jobs: what all need
 _environment = {}  # that this process has beside ours, once it is there
 
 
