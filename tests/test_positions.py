@@ -291,7 +291,7 @@ def test_longer_than_in_training(position):
     model = scramble(encoder(position, attention="plain")).eval()
     longer = tokens(40)
     if position in TABLES:
-        with pytest.raises(ValueError, match=f"40 tokens exceeds the limit of 16 positions, for which {position} has"):
+        with pytest.raises(ValueError, match=f"40 tokens .* 16 positions.* {position}"):
             model(longer)
     else:
         assert model(longer)[0].isfinite().all()

@@ -98,7 +98,7 @@ def test_memory_is_looked_at_first(monkeypatch):
     assert 11 * 2**30 < bench.memory_needed(bench.DEFAULT, base) < 14 * 2**30
     assert bench.memory_needed(bench.DEFAULT, replace(base, length=2048, batch=1)) > 16 * 2**30
     monkeypatch.setattr(bench, "memory_available", lambda: 8 * 2**30)
-    with pytest.raises(ValueError, match="6 contenders at L = 512, N = 12 need about 12 GiB of memory, 8 GiB are free"):
+    with pytest.raises(ValueError, match="6 contenders .* 12 GiB .* 8 GiB"):
         bench.measure(bench.DEFAULT, base, 1)
 
 
@@ -143,7 +143,7 @@ def test_a_killed_contender_loses_only_its_turn(lives, turns, monkeypatch):
     monkeypatch.setattr(bench.multiprocessing, "get_context", lambda kind: Short())
     lines = []
     if turns is None:
-        with pytest.raises(ValueError, match="the process of nopos ended, probably because memory ran out"):
+        with pytest.raises(ValueError, match="the process of nopos ended"):
             bench.measure(["tupe_r", "nopos"], TINY, 5, say=lines.append)
         return
     results = bench.measure(["tupe_r", "nopos"], TINY, 5, say=lines.append)

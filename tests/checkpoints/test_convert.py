@@ -393,7 +393,7 @@ def test_command(converted, tmp_path):
     (folder / "dict.txt").unlink()  # as in the folder of a run
     status, printed = run("again")
     assert status == 2 and "there is no dictionary" in printed
-    with pytest.raises(ValueError, match="--heads cannot be given for a checkpoint for the released code"):
+    with pytest.raises(ValueError, match="--heads .* released"):
         convert.convert(folder / "checkpoint.pt", "released", None, tmp_path / "again", heads=4)
     assert not (tmp_path / "again").exists()
 

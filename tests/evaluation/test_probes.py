@@ -102,7 +102,7 @@ def test_identical_words():
 def test_layers_that_are_not_there(layer):
     model = build("tupe_r_tiny", max_positions=12).eval()
     for probe in (identical_word_attention, positional_logits):
-        with pytest.raises(ValueError, match=f"there is no layer {layer + 1}; valid, counted from 1: 1 to 2"):
+        with pytest.raises(ValueError, match=f"layer {layer + 1}; .* 1 to 2"):
             probe(model, layer=layer)
 
 

@@ -163,7 +163,7 @@ def test_batch_split_reaches_fairseq():
     assert (args.batch_size, args.update_freq) == (8, [2])
     args = parse(recipe("--batch-size=5", "--update-freq=3", processes=16))  # both given: the user's business
     assert (args.batch_size, args.update_freq) == (5, [3])
-    with pytest.raises(ValueError, match="256 sequences cannot be split evenly over 3 processes; use one of .1, 2, 4"):
+    with pytest.raises(ValueError, match="256 sequences .* 3 processes.*1, 2, 4"):
         recipe(processes=3)
     with pytest.raises(ValueError, match="--batch-size is 0"):
         recipe("--batch-size=0")

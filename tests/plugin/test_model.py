@@ -198,7 +198,7 @@ def test_autocast_refuses_half_weights():
 
 
 def test_dictionary_of_another_size_is_refused():
-    with pytest.raises(ValueError, match="dictionary has 44 types, the checkpoint was trained with 54"):
+    with pytest.raises(ValueError, match="44 types.* 54"):
         build(dictionary=make_dictionary(40)).load_state_dict(build().state_dict())
 
 

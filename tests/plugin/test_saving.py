@@ -90,7 +90,7 @@ def test_a_full_disk_stops_the_run_and_harms_no_checkpoint(data, whole, small_di
             free = shutil.disk_usage(small_disk).free
             filler.write_bytes(bytes(free - 2**20))
 
-    with pytest.raises(ValueError, match=r"_1_8.pt cannot be written: the disk is full; all others are as they were$"):
+    with pytest.raises(ValueError, match=r"_1_8\.pt .*the disk is full"):
         train(arguments(data, folder), fill)
     assert damage(folder / "checkpoint_last.pt") is None and not list(folder.glob("*.tmp"))
     assert state_of(folder) == "failed" and "the disk is full" in read(folder).failure["reason"]
