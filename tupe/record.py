@@ -240,6 +240,7 @@ def lock(folder: str | Path) -> bool:
 def unlock(folder: str | Path) -> None:
     file = _held.pop((Path(folder) / "lock").resolve(), None)
     if file is not None:
+        fcntl.flock(file, fcntl.LOCK_UN)  # data workers, copies of this process, would hold it until they end
         file.close()
 
 
