@@ -193,6 +193,17 @@ def test_the_first_look_has_its_own_plateau_and_complete_models_only(tmp_path):
     text = claims_page.results(evidence, [], "figures", "pilot.md")
     assert "### The first look" in text and "never, never, never" in text
     assert "A first look only: tiny models, 1,250 updates, 3 seeds" in claims.summary(evidence)
+    assert claims.scale_rows(evidence, "first") == []
+
+
+@pytest.mark.parametrize(("raw", "result"), [(6.9, "higher"), (6.1, "lower"), (6.5, "not resolved")])
+def test_changes_of_scale_alone(raw, result, tmp_path):
+    for seed in (1, 2, 3):
+        write_run(tmp_path / "out", run("tupe_a_tie_cls", "controls", seed, "tiny", 5000), 6.5)
+        write_run(tmp_path / "out", run("untied_raw", "controls", seed, "tiny", 5000), raw + 0.01 * (seed - 2))
+    collect.write(collect.collect(tmp_path / "out", collect.read(tmp_path)), tmp_path)
+    (row,) = claims.scale_rows(Evidence(collect.read(tmp_path)), "controls")
+    assert row[1] == "`untied_raw` - `tupe_a_tie_cls`" and row[3] == f"{result} (exploratory)"
 
 
 @pytest.mark.parametrize("stages", [["pilot"], ["main"], ["controls"]])

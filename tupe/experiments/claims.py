@@ -356,6 +356,19 @@ def scale_text(evidence: Evidence) -> str:
     )
 
 
+def scale_rows(evidence: Evidence, stage: str) -> list[list[str]]:
+    """What was changed, names, difference of final losses, and whether its interval is below or above 0."""
+    finals, rows = evidence.finals(stage), []
+    for entry in CLAIMS["scale_changes"]:
+        one = paired(finals, *entry["models"])
+        if one is not None and one.interval is not None:
+            low, high = one.interval
+            result = "lower" if high < 0 else "higher" if low > 0 else "not resolved"
+            names = " - ".join(f"`{name}`" for name in entry["models"])
+            rows.append([entry["change"], names, of_contrast(one), f"{result} (exploratory)"])
+    return rows
+
+
 def exploratory_table(evidence: Evidence, stage: str) -> Table:
     """Of a stage: means over pre-training seeds with 95 % intervals. What was not measured has no column."""
     of_stage = functools.partial(evidence.by_seed, stage)
@@ -428,6 +441,7 @@ def summary(evidence: Evidence) -> str:
         for result in results
     ]
     header = ["claim", "difference of final losses, bits", "mean [95 % interval]", "result"]
+    rows += scale_rows(evidence, stage)
     table = Table.plain(header, rows, align="llrl")
     trials = evidence.trials(stage)
     seeds = len({trial.seed for trial in trials})
@@ -436,7 +450,7 @@ def summary(evidence: Evidence) -> str:
         return f"{table.markdown()}\nEvidence: {what}. {scale_text(evidence)}\n"
     return (
         f"{table.markdown()}\nA first look only: {what}, one learning rate for all. It shows who learns faster "
-        "**early**, not who is better in the end.\n"
+        "**early**, not who is better in the end. The exploratory rows change the scale of position logits alone.\n"
     )
 
 

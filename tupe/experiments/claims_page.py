@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 
 from .. import options, plotting
 from ..evaluation import figures
+from ..tables import Table
 from . import claims, collect
 from .claims import Evidence
 from .plan import CLAIMS, Trial
@@ -249,7 +250,9 @@ def results(evidence: Evidence, drawn: list[str], folder: str, pilot: str) -> st
             "Geometric mean over seeds, its interval, and in brackets every seed, in percent.\n",
             claims.share_table(evidence).markdown(),
         ),
-        *section("controls", "### Controls, tiny\n", table_of("controls", against=True)),
+        *section(
+            "controls", "### Controls, tiny\n", table_of("controls", against=True), *scale_changes(evidence, "controls")
+        ),
         figure("scale", "loss against the scale of p"),
         *section("longer", "### Longer, tiny\n", table_of("longer")),
         *section("pilot", f"### Learning rates\n\nThe losses of the pilot are a [page of their own]({pilot}).\n"),
@@ -279,9 +282,19 @@ def first_look(evidence: Evidence, threshold: str) -> list[str]:
         f"all, which nobody tuned.{threshold} The five contrasts, in bits per masked token, paired by seed:\n",
         claims.contrast_table(evidence, "first").markdown(),
         claims.stage_table(evidence, "first", against=True).markdown(),
+        *scale_changes(evidence, "first"),
         "Exploratory, intervals over seeds:\n",
         claims.exploratory_table(evidence, "first").markdown(),
     ]
+
+
+def scale_changes(evidence: Evidence, stage: str) -> list[str]:
+    """What the scale of position logits does alone, if these models have run."""
+    rows = claims.scale_rows(evidence, stage)
+    if not rows:
+        return []
+    header = ["change of scale alone", "difference", "mean [95 % interval]", "result"]
+    return ["Exploratory, by the scale of position logits:\n", Table.plain(header, rows, align="llrl").markdown()]
 
 
 def pilot_page(evidence: Evidence) -> str:
