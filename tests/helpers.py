@@ -301,10 +301,14 @@ def finetune(data, checkpoint, save_dir, *overrides):
     )  # fmt: skip
 
 
-def fork(main, *argv, anew=(), **environment):
+# Where one run leaves something behind that another one sees.
+STATEFUL = ["fairseq", "fairseq_cli", "hydra", "hydra_plugins", "omegaconf", "tupe"]
+
+
+def fork(main, *argv, anew=False, **environment):
     """A process that calls `main` with what this one has imported, which takes seconds in a new interpreter.
 
-    argv: its sys.argv; anew: packages that it is to import itself; environment: variables. Returns the
+    argv: its sys.argv; anew: it imports `STATEFUL` itself; environment: variables. Returns the
     `multiprocessing.Process`, which has begun.
     """
 
@@ -312,7 +316,7 @@ def fork(main, *argv, anew=(), **environment):
         os.environ.update(environment)
         sys.argv = list(map(str, argv))
         torch.set_num_threads(1)  # the threads of this process are not in the other
-        for name in [name for name in sys.modules if name.partition(".")[0] in anew]:
+        for name in [name for name in sys.modules if anew and name.partition(".")[0] in STATEFUL]:
             del sys.modules[name]
         main()
 

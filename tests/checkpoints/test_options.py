@@ -58,6 +58,6 @@ def test_a_new_option_is_one_line(tmp_path):
     head, line, tail = encoder.read_text().partition("    layer_norm_eps: float")
     assert line
     encoder.write_text(head + LINES + line + tail)
-    process = fork(functools.partial(use, tmp_path), "use", anew=["tupe", "fairseq"])
+    process = fork(functools.partial(use, tmp_path), "use", anew=True)
     process.join()
     assert process.exitcode == 0
