@@ -131,6 +131,7 @@ STAND_INS = {  # of the programs that the script runs, by the step to be ended
     },
     "setup.sh": {"python": f"case $1-$2 in -c-*version_info*) echo 3.11 ;; -m-venv) {STEP} ;; esac"},
     "setup.sh: pip": {
+        "python": "echo 3.11",
         ".venv/bin/python": f"case $1-$2$4 in -c-*version_info*) echo 3.11 ;; -m-pipinstall) {STEP} ;; esac",
     },
     "pretrain.sbatch": {"srun": STEP, "scontrol": "echo node"},
