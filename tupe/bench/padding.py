@@ -135,6 +135,8 @@ def build_hugging_face(name: str, size: str, vocab: int) -> nn.Module:
     layers, width, heads, ffn = SIZES[size]
     sizes = {"vocab_size": vocab, "hidden_size": width, "num_hidden_layers": layers, "num_attention_heads": heads}
     if name == "modernbert":
+        if not hasattr(transformers, "ModernBertConfig"):
+            raise ValueError(f"modernbert needs transformers 4.48 or newer; here is {transformers.__version__}")
         tokens = {"pad_token_id": PAD, "bos_token_id": 0, "cls_token_id": 0, "eos_token_id": 2, "sep_token_id": 2}
         config = transformers.ModernBertConfig(
             **sizes, intermediate_size=2 * ffn // 3, max_position_embeddings=LONGEST, attn_implementation="sdpa",
