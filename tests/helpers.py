@@ -8,13 +8,16 @@ import importlib
 import json
 import multiprocessing
 import os
+import subprocess
 import sys
 import time
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from unittest import mock
 
 import numpy as np
+import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -460,3 +463,15 @@ def write_runs(folder, tasks, scores, **options):
         for lr, values in scores.items():
             for seed, value in enumerate(values, 1):
                 write_run(folder / task / f"lr{lr:g}_seed{seed}", task, lr, seed, value, **options)
+
+
+@contextmanager
+def file_system(folder: Path, megabytes: int) -> Iterator[Path]:
+    """A new folder that holds no more; skips the test where none may be mounted."""
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={megabytes}m", "tmpfs", folder]
+    done = subprocess.run(mount, capture_output=True, text=True)
+    if done.returncode:
+        pytest.skip(f"no file system may be mounted here: {done.stderr.strip()}")
+    yield folder
+    subprocess.run(["umount", "-l", folder], check=True)

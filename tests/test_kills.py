@@ -10,7 +10,6 @@ import os
 import random
 import shutil
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -20,7 +19,7 @@ import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
-from helpers import descendants, fork, has_ended, load, wait_until
+from helpers import descendants, file_system, fork, has_ended, load, wait_until
 from tqdm import tqdm
 
 from tupe.cli import main
@@ -43,13 +42,8 @@ def orphans_end_soon(monkeypatch):
 @pytest.fixture
 def disk(tmp_path):
     """A file system of 400 MB for what the commands write."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=400m", "tmpfs", folder], capture_output=True, text=True)
-    if done.returncode:
-        pytest.skip(f"no file system may be mounted here: {done.stderr.strip()}")
-    yield folder
-    subprocess.run(["umount", "-l", folder], check=True)
+    with file_system(tmp_path / "disk", 400) as folder:
+        yield folder
 
 
 def start(words, log):

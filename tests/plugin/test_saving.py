@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from helpers import PLUGIN, load, pretrain_arguments, train
+from helpers import PLUGIN, file_system, load, pretrain_arguments, train
 
 from tupe.plugin import saving, worker
 from tupe.plugin.masked_lm import TupeMaskedLMTask
@@ -72,13 +72,8 @@ def test_a_kill_while_saving_leaves_the_last_checkpoint(data, whole, tmp_path, m
 @pytest.fixture
 def small_disk(tmp_path):
     """A file system of 40 MB, about six of these checkpoints."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=40m", "tmpfs", folder], capture_output=True, text=True)
-    if done.returncode:
-        pytest.skip(f"no file system may be mounted here: {done.stderr.strip()}")
-    yield folder
-    subprocess.run(["umount", "-l", folder], check=True)
+    with file_system(tmp_path / "disk", 40) as folder:
+        yield folder
 
 
 def test_a_full_disk_stops_the_run_and_harms_no_checkpoint(data, whole, small_disk):
