@@ -441,16 +441,17 @@ def summary(evidence: Evidence) -> str:
         for result in results
     ]
     header = ["claim", "difference of final losses, bits", "mean [95 % interval]", "result"]
-    rows += scale_rows(evidence, stage)
-    table = Table.plain(header, rows, align="llrl")
+    changes = scale_rows(evidence, stage)  # of the main stage, which has none of these models: none
+    table = Table.plain(header, rows + changes, align="llrl")
     trials = evidence.trials(stage)
     seeds = len({trial.seed for trial in trials})
     what = f"{plan['size']} models, {plan['updates']:,} updates, {seeds} seeds, differences paired by seed"
     if stage == "main":
         return f"{table.markdown()}\nEvidence: {what}. {scale_text(evidence)}\n"
+    about_scale = " The exploratory rows are about the scale of position logits." if changes else ""
     return (
         f"{table.markdown()}\nA first look only: {what}, one learning rate for all. It shows who learns faster "
-        "**early**, not who is better in the end. The exploratory rows change the scale of position logits alone.\n"
+        f"**early**, not who is better in the end.{about_scale}\n"
     )
 
 

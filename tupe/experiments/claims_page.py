@@ -289,11 +289,11 @@ def first_look(evidence: Evidence, threshold: str) -> list[str]:
 
 
 def scale_changes(evidence: Evidence, stage: str) -> list[str]:
-    """What the scale of position logits does alone, if these models have run."""
+    """What is about the scale of position logits, if these models have run."""
     rows = claims.scale_rows(evidence, stage)
     if not rows:
         return []
-    header = ["change of scale alone", "difference", "mean [95 % interval]", "result"]
+    header = ["change", "difference", "mean [95 % interval]", "result"]
     return ["Exploratory, by the scale of position logits:\n", Table.plain(header, rows, align="llrl").markdown()]
 
 
