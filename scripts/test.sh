@@ -10,7 +10,8 @@ stack=current
 if [ "${1:-}" = --stack ]; then stack=${2:-}; shift $(($# > 1 ? 2 : 1)); fi
 run bash scripts/setup.sh --stack "$stack"
 venv=.venv; [ "$stack" = current ] || venv=.venv-$stack
-export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} TOKENIZERS_PARALLELISM=false
+# Tests copy their process (fork), which is safe without other threads: none for arithmetic, tokenizers, reading weights.
+export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} TOKENIZERS_PARALLELISM=false HF_DEACTIVATE_ASYNC_LOAD=1
 unset PYTHONDONTWRITEBYTECODE  # else every process compiles what it imports: 13 s of a processor, not 5, before its first test
 echo "test: ruff"
 run "$venv/bin/python" -m ruff check .
@@ -19,5 +20,7 @@ echo "test: import contracts"
 echo "test: pytest on the $stack stack ($("$venv/bin/python" --version), torch $("$venv/bin/python" -c 'import torch; print(torch.__version__)'))"
 # Two files at a time, in the order of the folders: the last ones are quick, so that both processes end together.
 tests=("$venv/bin/python" -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations 15 "$@")
+# A quick test that hangs ends the run after 5 minutes, with the stacks of its threads.
+limit=(--max-worker-restart 0 -o faulthandler_timeout=300 -o faulthandler_exit_on_timeout=true)
 if [ -t 0 ]; then exec "${tests[@]}"; fi  # --pdb reads from the terminal, whose Ctrl-C reaches all processes
-run "${tests[@]}"
+case " $* " in *" -m "*) run "${tests[@]}" ;; *) run "${tests[@]}" "${limit[@]}" ;; esac
