@@ -1,7 +1,6 @@
 """`tupe prepare corpus`, from raw text to data directory: what comes out, restarts after real kills, bad input."""
 
 import bz2
-import concurrent.futures
 import contextlib
 import gzip
 import io
@@ -24,7 +23,6 @@ from click.testing import CliRunner
 from helpers import descendants, fork, has_ended, wait_until
 from tqdm import tqdm
 
-from tupe.corpus import engine
 from tupe.corpus import steps as corpus
 from tupe.corpus.engine import command, prepare
 from tupe.text import TextEncoder
@@ -371,29 +369,6 @@ def test_a_signal_ends_the_workers_too(undisturbed, tmp_path):
     assert finished_tasks(out) >= before
     prepare(inputs_of(undisturbed), out, workers=2, **OPTIONS)
     assert same_files(undisturbed / "data", out)
-
-
-def die_with_the_lock():
-    """Like a worker that is killed while it sends a result."""
-    sys._getframe(1).f_locals["result_queue"]._wlock.acquire()
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def test_a_worker_that_dies_while_it_sends_a_result_does_not_block_the_others():
-    def target():
-        signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(1))  # as the command does
-        with pytest.raises(concurrent.futures.BrokenExecutor), engine._executor("local", 2, None) as pool:
-            pool.submit(time.sleep, 600)
-            pool.submit(die_with_the_lock).result()
-
-    process = multiprocessing.get_context("fork").Process(target=target)
-    process.start()
-    process.join(30)
-    tree, ended = descendants(process.pid), process.exitcode
-    for pid in tree:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-    assert ended == 0
 
 
 def fail_with(error):

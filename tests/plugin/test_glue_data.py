@@ -1,5 +1,8 @@
 """GLUE's official files, and preparing them."""
 
+import os
+import signal
+
 import numpy as np
 import pytest
 from click.testing import CliRunner
@@ -196,6 +199,21 @@ def test_all_files_are_checked_before_anything_is_written(vocabulary, tmp_path):
     result = CliRunner().invoke(command, [*map(str, arguments), "--jobs=1"])
     assert result.exit_code == 2 and "unknown label 'maybe'" in result.stderr
     assert not result.stdout and not (tmp_path / "bin").exists()
+
+
+def test_a_process_that_is_killed_ends_the_command(vocabulary, tmp_path, monkeypatch):
+    parent, encode = os.getpid(), TextEncoder.encode
+
+    def die(encoder, text):
+        if os.getpid() != parent:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return encode(encoder, text)
+
+    monkeypatch.setattr(TextEncoder, "encode", die)
+    arguments = ["--glue", official_folder(tmp_path), "--data", vocabulary, "--output", tmp_path / "bin", "--jobs=2"]
+    result = CliRunner().invoke(command, [*map(str, arguments)])
+    assert result.exit_code == 2 and "a process that encodes text died" in result.output
+    assert not list((tmp_path / "bin").glob(".*.partial"))
 
 
 def test_what_is_odd_is_reported_and_nothing_of_a_killed_process_stays(vocabulary, tmp_path):

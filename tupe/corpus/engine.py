@@ -7,13 +7,10 @@ import errno
 import fcntl
 import hashlib
 import json
-import multiprocessing
 import os
 import resource
 import shutil
-import signal
 import sys
-import threading
 import time
 import uuid
 from collections.abc import Callable, Sequence
@@ -22,7 +19,7 @@ from pathlib import Path
 import click
 from tqdm import tqdm
 
-from .. import __version__, options
+from .. import __version__, options, processes
 from ..options import Command
 from . import steps as corpus
 from .readers import find_inputs
@@ -53,25 +50,6 @@ def run_task(function: Callable, target: Path, args: tuple) -> dict:
     return {"cpu": time.process_time() - start, "peak": peak}
 
 
-def _end_soon():
-    """Begin a worker. It ends when its parent is killed, or would wait for work for ever; and at SIGTERM at once: an
-    exception would be sent to the parent as a result, through a lock which a worker that was killed may hold."""
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    parent = multiprocessing.parent_process().sentinel
-    threading.Thread(target=lambda: (multiprocessing.connection.wait([parent]), os._exit(1)), daemon=True).start()
-
-
-def _end_workers(seconds=5):
-    """End all processes that this one has started, by force those that are left after some seconds."""
-    children = multiprocessing.active_children()
-    for child in children:
-        child.terminate()
-    deadline = time.monotonic() + seconds
-    for child in children:
-        child.join(max(0, deadline - time.monotonic()))
-        child.kill()
-
-
 @contextlib.contextmanager
 def _executor(engine, workers, scheduler):
     """An executor as in concurrent.futures, or None to run the tasks in this process."""
@@ -84,8 +62,7 @@ def _executor(engine, workers, scheduler):
         yield None
     else:
         tqdm.monitor_interval = 0  # no monitor thread: forking a process that has threads is unsafe
-        context = multiprocessing.get_context("fork")  # workers inherit all imports
-        with concurrent.futures.ProcessPoolExecutor(workers, context, initializer=_end_soon) as pool:
+        with processes.workers(workers) as pool:
             yield pool
 
 
@@ -164,11 +141,9 @@ class Run:
             for future in concurrent.futures.as_completed(futures):
                 costs.append(future.result())
                 bar.update(futures[future])
-        except BaseException as error:
+        except BaseException:
             for future in futures:
-                future.cancel()  # running tasks finish, and their results are kept ...
-            if not isinstance(error, Exception):  # ... unless a signal ends this process
-                _end_workers()
+                future.cancel()  # running tasks finish, and their results are kept, unless a signal ends this process
             raise
 
 

@@ -4,11 +4,11 @@ import filecmp
 import functools
 import json
 import math
-import multiprocessing
 import os
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import BrokenExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,7 +17,7 @@ import click
 import torch
 from fairseq.data import indexed_dataset
 
-from .. import options, record
+from .. import options, processes, record
 from ..options import cut, cut_list
 from ..record import write_atomically
 from ..text import TextEncoder
@@ -169,13 +169,19 @@ def _start_worker(vocabulary):
 
 @contextmanager
 def text_encoders(vocabulary: str | Path, workers: int) -> Iterator[Callable]:
-    """A `map` for functions that use `worker.encoder`, the text encoder of a folder, in several processes."""
+    """A `map` for functions that use `worker.encoder`, the text encoder of a folder, in several processes. Raises
+    ValueError if one of them dies."""
     _start_worker(vocabulary)  # also checks the folder
     if workers == 1:
         yield map
     else:
-        with multiprocessing.Pool(workers, _start_worker, [vocabulary]) as pool:
-            yield functools.partial(pool.imap, chunksize=256)
+        try:
+            with processes.workers(workers, _start_worker, vocabulary) as pool:
+                yield functools.partial(pool.map, chunksize=256)
+        except BrokenExecutor as error:
+            raise ValueError(
+                "a process that encodes text died (killed, or out of memory?); use fewer --jobs if memory ran out"
+            ) from error
 
 
 def copy_encoder(vocabulary: Path, output: Path, kept: Sequence = ()) -> None:

@@ -1,0 +1,83 @@
+"""Worker processes: they end with their parent, with a signal, and when one of them is killed."""
+
+import concurrent.futures
+import contextlib
+import multiprocessing
+import os
+import signal
+import sys
+import time
+
+import pytest
+from helpers import descendants, has_ended, wait_until
+
+from tupe import processes
+from tupe.options import ended_by_signals
+
+
+def in_a_copy(target, seconds=30):
+    """Run `target` in a copy of this process; returns its exit status, None if it does not end."""
+    process = multiprocessing.get_context("fork").Process(target=target)
+    process.start()
+    process.join(seconds)
+    tree, ended = descendants(process.pid), process.exitcode
+    for pid in tree:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    return ended
+
+
+def test_every_worker_begins_with_start(tmp_path):
+    with processes.workers(2, os.chdir, tmp_path) as pool:
+        assert {pool.submit(os.getcwd).result() for _ in range(4)} == {str(tmp_path)} != {os.getcwd()}
+
+
+def test_workers_that_have_hardly_begun_end_all_the_same():
+    """While a command handles SIGTERM, a worker that is being forked would not notice one."""
+
+    def target():
+        with ended_by_signals():
+            for _ in range(20):
+                with processes.workers(2) as pool:
+                    assert list(pool.map(abs, [-1])) == [1]
+
+    assert in_a_copy(target) == 0
+
+
+def test_an_exception_of_a_task_is_that_of_the_caller():
+    with pytest.raises(ValueError, match="invalid literal"), processes.workers(2) as pool:
+        list(pool.map(int, ["1", "one", "2"]))
+
+
+def test_a_signal_ends_the_workers(tmp_path):
+    def target():
+        with ended_by_signals(), processes.workers(2) as pool:
+            futures = [pool.submit(time.sleep, 600) for _ in range(9)]
+            (tmp_path / "begun").touch()
+            futures[0].result()
+
+    process = multiprocessing.get_context("fork").Process(target=target)
+    process.start()
+    wait_until((tmp_path / "begun").exists)
+    wait_until(lambda: len(descendants(process.pid)) == 3)
+    tree = descendants(process.pid)
+    process.terminate()
+    process.join(30)
+    assert process.exitcode == 128 + signal.SIGTERM
+    wait_until(lambda: all(has_ended(pid) for pid in tree))
+
+
+def die_with_the_lock():
+    """Like a worker that is killed while it sends a result."""
+    sys._getframe(1).f_locals["result_queue"]._wlock.acquire()
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_worker_that_dies_while_it_sends_a_result_does_not_block_the_others():
+    def target():
+        signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(1))  # as the command does
+        with pytest.raises(concurrent.futures.BrokenExecutor), processes.workers(2) as pool:
+            pool.submit(time.sleep, 600)
+            pool.submit(die_with_the_lock).result()
+
+    assert in_a_copy(target) == 0

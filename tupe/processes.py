@@ -1,0 +1,51 @@
+"""Worker processes on this machine that end with the process which started them. Needs the standard library alone."""
+
+import concurrent.futures
+import multiprocessing
+import multiprocessing.connection
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def workers(count: int, start: Callable = lambda: None, *arguments) -> Iterator[concurrent.futures.Executor]:
+    """`count` copies of this process, each of which calls start(*arguments) first. After an exception, tasks that run
+    are finished and no others are begun; a signal ends the workers too. Raises `concurrent.futures.BrokenExecutor` if
+    one of them dies.
+
+    Not a `multiprocessing.Pool`: that waits for ever for a task whose worker was killed; and it ends its workers with
+    SIGTERM, which a worker that is just being forked may not notice where the signal has a handler.
+    """
+    fork = multiprocessing.get_context("fork")  # workers inherit all imports
+    with concurrent.futures.ProcessPoolExecutor(count, fork, initializer=_begin, initargs=(start, *arguments)) as pool:
+        try:
+            yield pool
+        except BaseException as error:
+            pool.shutdown(wait=False, cancel_futures=True)
+            if isinstance(error, (KeyboardInterrupt, SystemExit)):
+                _end_workers()
+            raise
+
+
+def _begin(start, *arguments):
+    """Begin a worker. It ends when its parent is killed, or would wait for work for ever; and at SIGTERM at once: an
+    exception would be sent to the parent as a result, through a lock which a worker that was killed may hold."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    parent = multiprocessing.parent_process().sentinel
+    threading.Thread(target=lambda: (multiprocessing.connection.wait([parent]), os._exit(1)), daemon=True).start()
+    start(*arguments)
+
+
+def _end_workers(seconds=5):
+    """End all processes that this one has started, by force those that are left after some seconds."""
+    children = multiprocessing.active_children()
+    for child in children:
+        child.terminate()
+    deadline = time.monotonic() + seconds
+    for child in children:
+        child.join(max(0, deadline - time.monotonic()))
+        child.kill()
