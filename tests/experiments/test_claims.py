@@ -66,8 +66,8 @@ def test_contrasts_are_paired_t_tests_corrected_by_holm(folder, evidence):
 def test_verdicts(differences, verdict):
     finals = {"bert_a": {1: 6.0, 2: 6.1, 3: 6.2}}
     finals["tupe_a_tie_cls"] = {seed: finals["bert_a"][seed] + d for seed, d in enumerate(differences, 1)}
-    early = {"confirmed": "lower", "refuted": "higher"}
-    assert claims.judged(finals, early=True)[0].verdict == early.get(verdict, verdict)
+    exploratory = {"confirmed": "lower", "refuted": "higher"}
+    assert claims.judged(finals, exploratory=True)[0].verdict == exploratory.get(verdict, verdict)
     first, *others = claims.judged(finals)
     assert first.verdict == verdict and {result.verdict for result in others} == {"not run"}
 
@@ -194,6 +194,19 @@ def test_the_first_look_has_its_own_plateau_and_complete_models_only(tmp_path):
     assert "### The first look" in text and "never, never, never" in text
     assert "A first look only: tiny models, 1,250 updates, 3 seeds" in claims.summary(evidence)
     assert claims.scale_rows(evidence, "first") == []
+
+
+@pytest.mark.parametrize("seeds", [2, 3])
+def test_the_readme_shows_the_controls_once_they_are_complete(seeds, tmp_path):
+    for model in ("bert_a", "tupe_a_tie_cls", "tupe_a", "bert_r", "tupe_r"):
+        for seed in range(1, seeds + 1):
+            loss = 7.0 - 0.5 * (model == "tupe_r") + 0.01 * (seed * len(model) % 5)
+            write_run(tmp_path / "out", run(model, "controls", seed, "tiny", 5000), loss)
+    collect.write(collect.collect(tmp_path / "out", collect.read(tmp_path)), tmp_path)
+    evidence = Evidence(collect.read(tmp_path))
+    shown = "So far: tiny models, 5,000 updates, 3 seeds" in claims.summary(evidence)
+    assert claims.is_complete(evidence, "controls") == shown == (seeds == 3)
+    assert evidence.judged("controls")[3].verdict in ("lower", "not resolved")  # never confirmed
 
 
 @pytest.mark.parametrize(("raw", "result"), [(6.9, "higher"), (6.1, "lower"), (6.5, "not resolved")])

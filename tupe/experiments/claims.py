@@ -108,7 +108,7 @@ class Evidence:
 
     def judged(self, stage: str) -> list["Judged"]:
         """The contrasts of the plan, of the final losses of a stage."""
-        return judged(self.finals(stage), early=stage == "first")
+        return judged(self.finals(stage), exploratory=stage != "main")
 
     def measures(self, trial: Trial, measure: str) -> list[dict]:
         return [row for row in self.rows["measures"][str(trial)] if row["measure"] == measure]
@@ -154,26 +154,26 @@ class Judged:
     claim: str
     contrast: Contrast | None
     p: float | None  # corrected by Holm for all contrasts of the plan
-    early: bool = False  # of the first look, which decides no claim
+    exploratory: bool = False  # of another stage than main, which alone decides claims
 
     @property
     def verdict(self) -> str:
-        """ "confirmed", "refuted" (early: "lower", "higher"), "not resolved", or "not run"."""
+        """ "confirmed", "refuted" (exploratory: "lower", "higher"), "not resolved", or "not run"."""
         if self.contrast is None:
             return "not run"
         if self.p is None or self.p > LEVEL:
             return "not resolved"
-        lower, higher = ("lower", "higher") if self.early else ("confirmed", "refuted")
+        lower, higher = ("lower", "higher") if self.exploratory else ("confirmed", "refuted")
         return lower if self.contrast.mean < 0 else higher
 
 
-def judged(finals: dict[str, Seeds], early: bool = False) -> list[Judged]:
+def judged(finals: dict[str, Seeds], exploratory: bool = False) -> list[Judged]:
     """The contrasts of claims.yaml. Holm corrects for all of them, also for those that cannot be computed yet."""
     plan = [(*entry["models"], entry["claim"]) for entry in CLAIMS["contrasts"]]
     computed = [paired(finals, a, b) for a, b, _ in plan]
     adjusted = holm([1.0 if one is None or one.p is None else one.p for one in computed])
     return [
-        Judged(*entry, one, None if one is None or one.p is None else p, early)
+        Judged(*entry, one, None if one is None or one.p is None else p, exploratory)
         for entry, one, p in zip(plan, computed, adjusted, strict=True)
     ]
 
@@ -433,8 +433,9 @@ def pair_errors(evidence: Evidence) -> str:
 
 
 def summary(evidence: Evidence) -> str:
-    """For the README: every claim and what came out, of the main stage; before it has begun, of the first look."""
-    stage = "main" if evidence.trials("main") else "first"
+    """For the README: every claim and what came out, of the main stage; before it has begun, of the controls, if all
+    contrasts have all of their seeds there; else of the first look."""
+    stage = "main" if evidence.trials("main") else "controls" if is_complete(evidence, "controls") else "first"
     plan, results = CLAIMS["stages"][stage], evidence.judged(stage)
     rows = [
         [result.claim, f"`{result.a}` - `{result.b}`", of_contrast(result.contrast), result.verdict]
@@ -449,10 +450,20 @@ def summary(evidence: Evidence) -> str:
     if stage == "main":
         return f"{table.markdown()}\nEvidence: {what}. {scale_text(evidence)}\n"
     about_scale = " The exploratory rows are about the scale of position logits." if changes else ""
-    return (
-        f"{table.markdown()}\nA first look only: {what}, one learning rate for all. It shows who learns faster "
-        f"**early**, not who is better in the end.{about_scale}\n"
-    )
+    rates, shows = {
+        "controls": ("each at its own best learning rate", "Exploratory: larger models are to decide the claims."),
+        "first": (
+            "one learning rate for all", "It shows who learns faster **early**, not who is better in the end."
+        ),
+    }[stage]  # fmt: skip
+    name = "A first look only" if stage == "first" else "So far"
+    return f"{table.markdown()}\n{name}: {what}, {rates}. {shows}{about_scale}\n"
+
+
+def is_complete(evidence: Evidence, stage: str) -> bool:
+    """Whether every contrast has all seeds of the stage."""
+    seeds = len(CLAIMS["stages"][stage]["seeds"])
+    return all(result.contrast and result.contrast.seeds == seeds for result in evidence.judged(stage))
 
 
 def late(evidence: Evidence, stage: str) -> list[str]:

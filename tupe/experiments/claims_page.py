@@ -87,7 +87,7 @@ def along(evidence: Evidence) -> Figure | None:
 
 def contrasts(evidence: Evidence) -> Figure | None:
     """Mean and 95 % interval of each contrast, and every seed."""
-    stages = {stage: evidence.judged(stage) for stage in ("first", "main")}
+    stages = {stage: evidence.judged(stage) for stage in ("first", "controls", "main")}
     stages = {stage: [one for one in results if one.contrast] for stage, results in stages.items()}
     stages = {stage: results for stage, results in stages.items() if results}
     if not stages:
@@ -251,7 +251,12 @@ def results(evidence: Evidence, drawn: list[str], folder: str, pilot: str) -> st
             claims.share_table(evidence).markdown(),
         ),
         *section(
-            "controls", "### Controls, tiny\n", table_of("controls", against=True), *scale_changes(evidence, "controls")
+            "controls",
+            "### Controls, tiny\n",
+            "The five contrasts at this size, exploratory: they decide no claim.\n",
+            claims.contrast_table(evidence, "controls").markdown(),
+            table_of("controls", against=True),
+            *scale_changes(evidence, "controls"),
         ),
         figure("scale", "loss against the scale of p"),
         *section("longer", "### Longer, tiny\n", table_of("longer")),
