@@ -1,6 +1,7 @@
 """ELECTRA: what is tied, what is sampled, where gradients go; resuming; and that it learns on real text."""
 
 import copy
+import math
 import pickle
 import re
 from pydoc_data.topics import topics  # Python's reference manual: real English that every Python carries
@@ -359,15 +360,15 @@ def write_manual(folder):
 
 @pytest.mark.slow
 def test_the_discriminator_learns_on_real_text(tmp_path):
-    """On held-out text it beats saying "original" of everything, whose balanced accuracy is 0.5."""
+    """On held-out text its loss is below the entropy of the share of tokens that are replaced, which is the loss of the
+    best constant probability. That share is a ninth: a probability is rarely above a half, so accuracies say little.
+    """
     data = write_manual(tmp_path / "data")
     short = ["--sample-break-mode=none", "--tokens-per-sample=12", "--batch-size=64", "--update-freq=1", "--dropout=0"]
-    metric = ["--best-checkpoint-metric=balanced_accuracy", "--maximize-best-checkpoint-metric"]
     rate = ["--lr=[0.0005]", "--warmup-updates=50", "--total-num-update=1500"]
     every = ["--max-update=800", "--validate-interval-updates=800", "--validate-interval=1000"]
-    train(
-        arguments(
-            data, tmp_path / "run", *short, *metric, *rate, *every, "--attention-dropout=0", "--max-valid-steps=40"
-        )
-    )
-    assert load(tmp_path / "run" / "checkpoint_last.pt")["extra_state"]["val_loss"] > 0.53
+    train(arguments(data, tmp_path / "run", *short, *rate, *every, "--attention-dropout=0", "--max-valid-steps=40"))
+    (scores,) = read(tmp_path / "run").scores
+    share = scores["replaced"]
+    entropy = -share * math.log2(share) - (1 - share) * math.log2(1 - share)
+    assert 0.05 < share < 0.15 and scores["disc_loss"] < 0.97 * entropy
