@@ -22,7 +22,7 @@ BEGIN, END = "<!-- results: written by `tupe claims`, not by hand -->", "<!-- en
 TITLES = {"first": "first look"}  # of stages, where the name alone does not say it
 
 # --------------------------------------------------------------------------------------------------------- the figures
-# Each returns None where nothing it shows has run.
+# Each returns None where too little of what it shows has run.
 
 
 def loss(evidence: Evidence) -> Figure | None:
@@ -176,10 +176,10 @@ def scale(evidence: Evidence) -> Figure | None:
 def learning_rates(evidence: Evidence) -> Figure | None:
     """Final loss of the pilot against the learning rate: the models of the main stage, and the controls."""
     trials = evidence.trials("pilot")
-    if not trials:
+    rates = sorted({trial.lr for trial in trials})
+    if len(rates) < 2:
         return None
     main = CLAIMS["stages"]["main"]["models"]
-    rates = sorted({trial.lr for trial in trials})
     figure, axes = plotting.curves(2, width=3.8, height=4.6, sharey=True)
     for axis, of_main in zip(axes, (True, False), strict=True):
         for index, model in enumerate(name for name in CLAIMS["models"] if (name in main) == of_main):
@@ -199,7 +199,7 @@ FIGURES = (loss, along, contrasts, positional, cls, scale, learning_rates)
 
 
 def draw(evidence: Evidence, folder: Path) -> list[str]:
-    """Write claims_<name>.png of every figure of which something has run; returns the names."""
+    """Write claims_<name>.png of every figure that there is something to draw for; returns the names."""
     drawn = []
     for figure in FIGURES:
         content = figure(evidence)
