@@ -10,8 +10,7 @@ stack=current
 if [ "${1:-}" = --stack ]; then stack=${2:-}; shift $(($# > 1 ? 2 : 1)); fi
 run bash scripts/setup.sh --stack "$stack"
 venv=.venv; [ "$stack" = current ] || venv=.venv-$stack
-# Tests copy their process (fork), which is safe without other threads: none for arithmetic, tokenizers, reading weights.
-export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} TOKENIZERS_PARALLELISM=false HF_DEACTIVATE_ASYNC_LOAD=1
+export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} TOKENIZERS_PARALLELISM=false
 unset PYTHONDONTWRITEBYTECODE  # else every process compiles what it imports: 13 s of a processor, not 5, before its first test
 echo "test: ruff"
 run "$venv/bin/python" -m ruff check .

@@ -2,14 +2,13 @@
 
 import concurrent.futures
 import contextlib
-import multiprocessing
 import os
 import signal
 import sys
 import time
 
 import pytest
-from helpers import descendants, has_ended, wait_until
+from helpers import descendants, fork, has_ended, wait_until
 
 from tupe import processes
 from tupe.options import ended_by_signals
@@ -17,8 +16,7 @@ from tupe.options import ended_by_signals
 
 def in_a_copy(target, seconds=30):
     """Run `target` in a copy of this process; returns its exit status, None if it does not end."""
-    process = multiprocessing.get_context("fork").Process(target=target)
-    process.start()
+    process = fork(target, "test")
     process.join(seconds)
     tree, ended = descendants(process.pid), process.exitcode
     for pid in tree:
@@ -56,8 +54,7 @@ def test_a_signal_ends_the_workers(tmp_path):
             (tmp_path / "begun").touch()
             futures[0].result()
 
-    process = multiprocessing.get_context("fork").Process(target=target)
-    process.start()
+    process = fork(target, "test")
     wait_until((tmp_path / "begun").exists)
     wait_until(lambda: len(descendants(process.pid)) == 3)
     tree = descendants(process.pid)

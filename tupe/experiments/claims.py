@@ -447,17 +447,15 @@ def summary(evidence: Evidence) -> str:
     trials = evidence.trials(stage)
     seeds = len({trial.seed for trial in trials})
     what = f"{plan['size']} models, {plan['updates']:,} updates, {seeds} seeds, differences paired by seed"
-    if stage == "main":
-        return f"{table.markdown()}\nEvidence: {what}. {scale_text(evidence)}\n"
     about_scale = " The exploratory rows are about the scale of position logits." if changes else ""
-    rates, shows = {
-        "controls": ("each at its own best learning rate", "Exploratory: larger models are to decide the claims."),
-        "first": (
-            "one learning rate for all", "It shows who learns faster **early**, not who is better in the end."
-        ),
-    }[stage]  # fmt: skip
-    name = "A first look only" if stage == "first" else "So far"
-    return f"{table.markdown()}\n{name}: {what}, {rates}. {shows}{about_scale}\n"
+    told = {
+        "main": f"Evidence: {what}. {scale_text(evidence)}",
+        "controls": f"So far: {what}, each at its own best learning rate. Exploratory: larger models are to decide the "
+        f"claims.{about_scale}",
+        "first": f"A first look only: {what}, one learning rate for all. It shows who learns faster **early**, not who "
+        f"is better in the end.{about_scale}",
+    }
+    return f"{table.markdown()}\n{told[stage]}\n"
 
 
 def is_complete(evidence: Evidence, stage: str) -> bool:
