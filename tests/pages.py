@@ -12,7 +12,7 @@ DOCS = sorted((ROOT / "docs").glob("*.md"))
 TOUR = ROOT / "docs" / "tour.ipynb"
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS]
 PROGRAM = re.compile(
-    r"(?:^|[|;&(]|\bdo )\s*(?:\w+=\S+ +)*(tupe|bash|sbatch|fairseq-train|fairseq-hydra-train) "
+    r"(?:^|[|;&(]|\bdo )\s*(?:\w+=\S+ +)*(tupe|bash|sbatch|fairseq-train|fairseq-hydra-train) (?:--position-file \S+ )?"
     r"""((?:'[^']*'|"[^"]*"|[^|;&)'"])*)"""
 )
 
