@@ -54,7 +54,7 @@ OF_NAMES = [
     (r"^SQUAD_FOLDER$", "official/squad"),
     (r"^(PRETRAINING_DATA|DATA|data8k|data)$", "data"),
     (r"^((BERT-A)=)?(\$bert|runs/bert_a/\S*\.pt)$", r"\1bert_a/checkpoint_last.pt"),
-    (r"^((T5|ALiBi)=)(runs/\S*\.pt)$", r"\1t5/checkpoint_last.pt"),
+    (r"^((T5|ALiBi)=|(?=runs/tied/))(runs/\S*\.pt)$", r"\1t5/checkpoint_last.pt"),
     (r"^((TUPE-.)=)?(\$tupe|CHECKPOINT|FILE|checkpoint\.pt|swapped\.pt|evidence/\S*\.pt|RUN/\S*\.pt|runs/\S*\.pt)$",
      r"\1tupe_r/checkpoint_last.pt"),
     (r"^((BERT-A|TUPE-R)=)?(runs/bert_a|runs/tupe_r|RUN)$", r"\1bert_a"),
