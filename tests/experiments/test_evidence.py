@@ -1,6 +1,7 @@
 """The experiment on TUPE's claims: what is trained, at which rate, and that every command can be said."""
 
 import json
+import math
 import shutil
 
 import numpy as np
@@ -19,13 +20,21 @@ from tupe.safe_load import read_checkpoint
 RATES = dict.fromkeys(CLAIMS["models"], 1e-3)
 
 
-def finish(output, model, lr, loss, seed=101, stage="pilot", state="finished"):
+def finish(output, model, lr, loss, seed=101, stage="pilot", reason="diverged: nan"):
+    """loss: math.inf of a run that failed for that reason."""
     folder = Trial(stage, model, "tiny", 5000, lr, seed).folder(output)
     folder.mkdir(parents=True)
-    scores = [{"epoch": 1, "num_updates": n, "split": "valid", "loss": 5000 - n + loss} for n in (2500, 5000)]
-    record.Record(
-        "masked_lm", "bert_a_tiny", "", seed, lr, {"max_update": 5000}, ["valid"], scores=scores, state=state
-    ).save(folder)
+    scores = [{"epoch": 1, "num_updates": n, "split": "valid", "loss": 5000 - n} for n in (2500, 5000)]
+    run = record.Record("masked_lm", "bert_a_tiny", "", seed, lr, {"max_update": 5000}, ["valid"], scores=scores)
+    run.state = "finished" if math.isfinite(loss) else "failed"
+    if run.state == "failed":
+        run.failure = {"reason": reason, "status": 1}
+    else:
+        losses = {"mean": loss * math.log(2), "error": 0.01, "by_position": {}, "by_length": {}}
+        order = {"sentences": 1, "accuracy": 1, "accuracy_error": 0, "margin": 1, "margin_error": 0}
+        content = {"loss": losses, "order": order, "cls": {"ratio": []}}
+        (folder / "evaluation.json").write_text(json.dumps(content))
+    run.save(folder)
 
 
 @pytest.mark.parametrize("name", CLAIMS["models"])
@@ -61,18 +70,23 @@ def test_what_is_not_planned_is_refused(stage, models):
         trials(stage, RATES, models=models)
 
 
-def test_rates_come_from_the_pilot_and_the_search_widens_at_its_edge(tmp_path):
+@pytest.mark.parametrize("widened", [6.2, math.inf])
+def test_rates_come_from_the_pilot_and_the_search_widens_at_its_edge(widened, tmp_path):
     for lr, inside, edge in zip((5e-4, 1e-3, 2e-3, 4e-3), (6.0, 5.0, 5.5, 7.0), (8.0, 7.0, 6.5, 6.0), strict=True):
         finish(tmp_path, "tupe_r", lr, inside)
         finish(tmp_path, "bert_a", lr, edge)
     finish(tmp_path, "nopos", 5e-4, 9.0)
-    finish(tmp_path, "factored", 5e-4, 1.0, state="failed")
+    finish(tmp_path, "factored", 5e-4, math.inf, reason="out of memory")
     rates, needed = best_rates(final_losses(tmp_path))
-    assert rates == {"tupe_r": 1e-3, "bert_a": 4e-3}  # nopos has one rate of four
-    assert needed == [Trial("pilot", "bert_a", "tiny", 5000, 8e-3, 101)]  # nopos has not tried all of them yet
-    finish(tmp_path, "bert_a", 8e-3, 6.2)
-    assert best_rates(final_losses(tmp_path)) == (rates, [])
-    assert final_losses(tmp_path)[Trial("pilot", "bert_a", "tiny", 5000, 8e-3, 101)] == 6.2
+    assert rates == {"tupe_r": 1e-3}  # nopos has one rate of four, and bert_a's best one is at the edge
+    assert needed == [Trial("pilot", "bert_a", "tiny", 5000, 8e-3, 101)]
+    finish(tmp_path, "bert_a", 8e-3, widened)
+    assert best_rates(final_losses(tmp_path)) == ({"tupe_r": 1e-3, "bert_a": 4e-3}, [])
+    losses = final_losses(tmp_path)
+    assert losses[Trial("pilot", "bert_a", "tiny", 5000, 8e-3, 101)] == pytest.approx(widened)
+    assert Trial("pilot", "factored", "tiny", 5000, 5e-4, 101) not in losses  # it may be run again
+    del losses[Trial("pilot", "tupe_r", "tiny", 5000, 1e-3, 101)]
+    assert set(best_rates(losses)[0]) == {"bert_a"}
 
 
 def test_the_pilot_of_some_models_ends_where_another_still_needs_a_rate(tmp_path, monkeypatch):
@@ -155,13 +169,20 @@ def test_what_committed_tables_have_is_not_trained_again(vocabulary, tmp_path):
     assert "finish the stage pilot first" in planned("--stages=main").output
     for lr in CLAIMS["learning_rates"]:
         finish(tmp_path / "theirs", "tupe_r", lr, abs(lr - 1e-3))
-    finish(tmp_path / "theirs", "tupe_r", 1e-3, 5.0, seed=2, stage="main", state="failed")
+    finish(tmp_path / "theirs", "tupe_r", 1e-3, math.inf, seed=2, stage="main")
+    finish(tmp_path / "theirs", "bert_a", 4e-3, math.inf)
     tables = collect.collect(tmp_path / "theirs", collect.read(tmp_path))
     tables["runs"] = [row | {"data": collect.fingerprint(vocabulary)} for row in tables["runs"]]
     collect.write(tables, tmp_path / "tables")
     assert planned("--stages=pilot", "--known", tmp_path / "tables").output == ""
+    rates = [f"--lr={lr:g}" for lr in CLAIMS["learning_rates"] if lr != 4e-3]  # at 0.004 it diverged
+    lines = planned("--stages=pilot", "--models=bert_a", "--known", tmp_path / "tables").output.splitlines()
+    assert [rate for rate, line in zip(rates, lines, strict=True) if rate in line.split()] == rates
     (line,) = planned("--stages=main", "--seeds=2", "--known", tmp_path / "tables").output.splitlines()
     assert "--lr=0.001" in line and "--arch=tupe_r_mini" in line
+    (line,) = planned("--stages=main", "--seeds=2", "--twice", "--known", tmp_path / "tables").output.splitlines()
+    assert "--max-update=10000" in line
+    assert "valid: main alone" in planned("--stages=pilot", "--twice").output
     tables["runs"][-1]["data"] = "other"
     collect.write(tables, tmp_path / "tables")
     result = planned("--known", tmp_path / "tables")

@@ -244,7 +244,9 @@ def test_next_sentences_need_segments(start, tmp_path):
 
 
 @pytest.mark.parametrize("next_sentence", [False, True], ids=["blocks", "pairs"])
-def test_held_out_masks_are_the_same_for_every_seed(next_sentence, start, tmp_path):
+def test_held_out_masks_and_order_are_the_same_for_every_seed(next_sentence, start):
+    """A part of the blocks is a sample of all lengths: blocks are not in the order of their length."""
+
     def batches(split, seed):
         config = TupeMaskedLMConfig(
             data=str(start[0]), seed=seed, next_sentence=next_sentence, tokens_per_sample=24, finetune_from_model=None
@@ -252,10 +254,14 @@ def test_held_out_masks_are_the_same_for_every_seed(next_sentence, start, tmp_pa
         task = TupeMaskedLMTask.setup_task(OmegaConf.structured(config))
         task.load_dataset(split)
         data = task.dataset(split)
-        return data.collater([data[i] for i in range(len(data))])["target"].tolist()
+        order = data.ordered_indices().tolist()
+        lengths = [data.size(i)[0] if isinstance(data.size(i), tuple) else data.size(i) for i in order]
+        return data.collater([data[i] for i in order])["target"].tolist(), lengths
 
-    assert batches("valid", 1) == batches("valid", 2)
-    assert batches("train", 1) != batches("train", 2)
+    (targets, lengths), train = batches("valid", 1), batches("train", 1)
+    assert (targets, lengths) == batches("valid", 2) and targets != train[0]
+    assert batches("train", 2)[0] != train[0]
+    assert next_sentence or lengths != sorted(lengths)
 
 
 def test_models_of_one_seed_train_on_the_same_batches(start, tmp_path):

@@ -168,7 +168,8 @@ def accuracies(results: dict, measure: str = MEASURES[0], only_order: bool = Fal
 def macro_average(credits: dict[str, np.ndarray], resamples: int = 1000, seed: int = 1) -> tuple[float, float, float]:
     """(mean over paradigms, its standard error over pairs, its standard error over paradigms and pairs).
 
-    By the bootstrap: pairs are drawn anew within each paradigm; for the second one paradigms are drawn anew, too.
+    By the bootstrap: for the first one pairs are drawn anew within each paradigm, for the second one paradigms, whose
+    accuracies vary by their pairs, too.
     """
     rng = np.random.default_rng(seed)
     means = np.array([values.mean() for values in credits.values()])
@@ -176,8 +177,7 @@ def macro_average(credits: dict[str, np.ndarray], resamples: int = 1000, seed: i
         [values[rng.integers(len(values), size=(resamples, len(values)))].mean(axis=1) for values in credits.values()]
     )
     over_pairs = drawn.mean(axis=0)
-    chosen = rng.integers(len(means), size=(len(means), resamples))
-    over_paradigms = np.take_along_axis(drawn, chosen, axis=0).mean(axis=0)
+    over_paradigms = means[rng.integers(len(means), size=(len(means), resamples))].mean(axis=0)
     return float(means.mean()), float(over_pairs.std(ddof=1)), float(over_paradigms.std(ddof=1))
 
 

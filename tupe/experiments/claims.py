@@ -6,16 +6,17 @@ How each number is computed was written down in that page before the runs. Losse
 
 import functools
 import math
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from ..evaluation.minimal_pairs import macro_average
 from ..tables import Table
 from . import collect
-from .plan import CLAIMS, Trial
+from .plan import CLAIMS, Trial, lengths_of
 from .statistics import (
     Contrast,
     contrast,
@@ -34,7 +35,8 @@ Measure = Callable[[Trial], float | None]
 
 
 class Evidence:
-    """Tables of `collect`, by run. Raises ValueError if there is no finished run."""
+    """Tables of `collect`, by run. Raises ValueError if there is no finished run, or if runs of one seed that are to be
+    compared have different precisions."""
 
     def __init__(self, tables: dict[str, list[dict]]):
         self.tables = tables
@@ -43,6 +45,18 @@ class Evidence:
         self.failed = {trial: row["reason"] for trial, row in facts.items() if row["state"] == "failed"}
         if not self.runs:
             raise ValueError("there is no table of finished runs; `tupe claims --runs DIR` adds them")
+        for block, precisions in self.precisions().items():
+            if len(precisions) > 1 and block[0] != "pilot":
+                raise ValueError(
+                    f"stage {block[0]}, seed {block[1]}: {' and '.join(sorted(precisions))}: a block has one precision"
+                )
+
+    def precisions(self) -> dict[tuple[str, int], set[str]]:
+        """{(stage, seed): precisions of its finished runs}."""
+        blocks = defaultdict(set)
+        for trial, row in self.runs.items():
+            blocks[trial.stage, trial.seed] |= {row["precision"]} - {""}
+        return blocks
 
     @functools.cached_property
     def rows(self) -> dict[str, dict[str, list[dict]]]:
@@ -54,15 +68,18 @@ class Evidence:
         return grouped
 
     def trials(self, stage: str) -> list[Trial]:
-        """Finished runs of a stage; only the longest, if the stage had to be trained longer (not for `share`). Of the
-        first look, only models with all of its seeds."""
+        """Finished runs of a stage that count. Of the main stage, those of whole blocks, all its models with one seed,
+        of the longest training that has one; of the first look, those of models with all of its seeds."""
         mine = [trial for trial in self.runs if trial.stage == stage]
-        if stage == "first":
-            seeds = Counter(trial.model for trial in mine)
-            mine = [trial for trial in mine if seeds[trial.model] == len(CLAIMS["stages"]["first"]["seeds"])]
-        if stage != "share" and mine:
-            longest = max(trial.updates for trial in mine)
-            mine = [trial for trial in mine if trial.updates == longest]
+        if stage == "main":
+            blocks = groups(mine, lambda trial: (trial.updates, trial.seed), lambda trial: trial.model)
+            whole = [block for block, models in blocks.items() if models >= set(CLAIMS["stages"]["main"]["models"])]
+            longest = max((updates for updates, _ in whole), default=0)
+            mine = [trial for trial in mine if trial.updates == longest and (longest, trial.seed) in whole]
+        elif stage == "first":
+            planned = set(CLAIMS["stages"]["first"]["seeds"])
+            seeds = groups(mine, lambda trial: trial.model, lambda trial: trial.seed)
+            mine = [trial for trial in mine if trial.seed in planned and seeds[trial.model] >= planned]
         return sorted(mine, key=lambda trial: (list(CLAIMS["models"]).index(trial.model), trial.lr, trial.seed))
 
     def by_seed(self, stage: str, value: Measure) -> dict[str, Seeds]:
@@ -90,9 +107,10 @@ class Evidence:
 
     def threshold(self, stage: str) -> float | None:
         """The loss below which a model of a stage has left the plateau; None without `nopos` to compare with."""
-        source = stage if "lr" in CLAIMS["stages"].get(stage, {}) else "pilot"
-        by_rate = self.by_rate(source).get("nopos")
-        return min(by_rate.values()) - CLAIMS["threshold"] if by_rate else None
+        own = CLAIMS["stages"].get(stage, {}).get("lr")
+        by_rate = self.by_rate(stage if own else "pilot").get("nopos", {})
+        is_known = set(by_rate) >= ({own} if own else set(CLAIMS["learning_rates"]))
+        return min(by_rate.values()) - CLAIMS["threshold"] if is_known else None
 
     def exit(self, trial: Trial) -> float | None:
         """The update at which the model leaves the plateau; None: it never does, or there is no threshold."""
@@ -142,6 +160,14 @@ class Evidence:
         return float(np.mean([values.mean() for values in credits.values()])) if credits else None
 
 
+def groups(items: Iterable, key: Callable, value: Callable) -> dict[Any, set]:
+    """{key(item): {value(item), ..}}."""
+    grouped = defaultdict(set)
+    for item in items:
+        grouped[key(item)].add(value(item))
+    return grouped
+
+
 # ------------------------------------------------------------------------------------------------------- the contrasts
 
 
@@ -162,6 +188,8 @@ class Judged:
         if self.contrast is None:
             return "not run"
         if self.p is None or self.p > LEVEL:
+            return "not resolved"
+        if not self.exploratory and self.contrast.seeds < CLAIMS["required_seeds"]:
             return "not resolved"
         lower, higher = ("lower", "higher") if self.exploratory else ("confirmed", "refuted")
         return lower if self.contrast.mean < 0 else higher
@@ -189,7 +217,8 @@ def paired(finals: dict[str, Seeds], a: str, b: str) -> Contrast | None:
 def paper_shares(evidence: Evidence, stage: str, model: str, without_plateau: bool = False) -> Seeds:
     """{seed: share of BERT-A's updates after which the validation loss of `model` is BERT-A's final one}.
 
-    without_plateau: the exit updates of both models are taken off. Seeds for which they are not known are left out.
+    math.inf: it never gets there. without_plateau: the exit updates of both models are taken off; math.nan where that
+    says nothing, because a model never left the plateau, or not before the loss was reached.
     """
     trials = {(trial.model, trial.seed): trial for trial in evidence.trials(stage)}
     shares = {}
@@ -200,24 +229,23 @@ def paper_shares(evidence: Evidence, stage: str, model: str, without_plateau: bo
         target = evidence.curve(bert, "validation")[1][-1]
         updates, losses = evidence.curve(trial, "validation")
         share = share_of_updates(updates, losses, target, bert.updates)
-        if without_plateau:
-            exits = evidence.exit(trial), evidence.exit(bert)
-            if None in exits:
-                continue
-            share = (share * bert.updates - exits[0]) / (bert.updates - exits[1])
+        if without_plateau and not math.isinf(share):
+            exits = [math.inf if update is None else update for update in (evidence.exit(trial), evidence.exit(bert))]
+            after, of = share * bert.updates - exits[0], bert.updates - exits[1]
+            share = after / of if after > 0 and of > 0 else math.nan
         shares[seed] = share
     return shares
 
 
 def schedule_shares(evidence: Evidence, model: str) -> Seeds:
     """{seed: share of the updates with which `model`, trained with full decay, ends at BERT-A's final loss}, at tiny
-    size; seeds without any shorter run are left out."""
+    size: the shortest share if that is enough, math.inf if all updates are not. Only seeds with all lengths."""
     bert = {trial.seed: trial for trial in evidence.trials("controls") if trial.model == "bert_a"}
     shares = {}
     for seed, trial in bert.items():
         runs = [t for t in evidence.trials("share") + evidence.trials("controls") if (t.model, t.seed) == (model, seed)]
         finals = {run.updates / trial.updates: evidence.loss(run) for run in runs}
-        if len(finals) > 1:
+        if set(finals) >= {updates / trial.updates for updates in (*lengths_of("share"), trial.updates)}:
             shares[seed] = share_of_schedule(finals, evidence.loss(trial))
     return shares
 
@@ -230,9 +258,9 @@ def after_exit(evidence: Evidence, stage: str) -> tuple[dict[str, Seeds], int | 
     the stage which left the plateau have; None if there is none."""
     exits = {trial: evidence.exit(trial) for trial in evidence.trials(stage)}
     exits = {trial: update for trial, update in exits.items() if update is not None}
-    if not exits:
+    n = int(min((trial.updates - update for trial, update in exits.items()), default=0) // 50 * 50)
+    if not n:
         return {}, None
-    n = int(min(trial.updates - update for trial, update in exits.items()) // 50 * 50)
     table = defaultdict(dict)
     for trial, update in exits.items():
         table[trial.model][trial.seed] = float(np.interp(update + n, *evidence.curve(trial)))
@@ -312,41 +340,53 @@ def pilot_table(evidence: Evidence) -> Table:
     rates = sorted({lr for by_lr in means.values() for lr in by_lr})
     rows = []
     for model, by_lr in means.items():
-        best = min(by_lr, key=by_lr.get)
+        best, spread = min(by_lr, key=by_lr.get), ""
         cells = [number(by_lr.get(lr)) for lr in rates]
-        cells[rates.index(best)] = f"**{cells[rates.index(best)]}**"
-        rows.append([model, *cells, f"{max(by_lr.values()) - by_lr[best]:.2f}"])
+        if set(by_lr) >= set(CLAIMS["learning_rates"]):
+            cells[rates.index(best)] = f"**{cells[rates.index(best)]}**"
+            spread = f"{max(by_lr.values()) - by_lr[best]:.2f}"
+        rows.append([model, *cells, spread])
     return Table.plain(["model", *(f"{lr:g}" for lr in rates), "worst - best"], rows)
 
 
 def share_table(evidence: Evidence) -> Table:
-    def cell(shares: Seeds) -> str:
+    def one(share: float, least: float) -> str:
+        if not math.isfinite(share):
+            return "> 100" if math.isinf(share) else "–"
+        return ("≤ " if share < 1.001 * least else "") + f"{100 * share:.0f}"
+
+    def cell(shares: Seeds, least: float = 0) -> str:
+        """least: the share of the shortest training, at which a share is only known to be at most as large."""
         if not shares:
             return ""
-        seeds = ", ".join("> 100" if math.isinf(share) else f"{100 * share:.0f}" for share in shares.values())
+        texts = [one(share, least) for share in shares.values()]
+        if "–" in texts:
+            return f"– ({', '.join(texts)})"
         mean, interval = geometric_share(list(shares.values()))
         if math.isinf(mean):
-            return f"> 100 % ({seeds})"
-        bounds = f" [{100 * interval[0]:.0f}, {100 * interval[1]:.0f}]" if interval else ""
-        return f"{100 * mean:.0f} %{bounds} ({seeds})"
+            return f"> 100 % ({', '.join(texts)})"
+        at_most = any(text.startswith("≤") for text in texts)
+        bounds = f" [{100 * interval[0]:.0f}, {100 * interval[1]:.0f}]" if interval and not at_most else ""
+        return f"{'≤ ' * at_most}{100 * mean:.0f} %{bounds} ({', '.join(texts)})"
 
     rows = []
     for model in CLAIMS["stages"]["share"]["models"]:
         for stage, size in (("main", "mini"), ("controls", "tiny")):
             paper, rest = (paper_shares(evidence, stage, model, off) for off in (False, True))
             fair = schedule_shares(evidence, model) if size == "tiny" else {}
-            rows.append([f"{model}, {size}", *map(cell, (paper, fair, rest))])
+            least = min(lengths_of("share")) / lengths_of("controls")[0]
+            rows.append([f"{model}, {size}", cell(paper), cell(fair, least), cell(rest)])
     return Table.plain(["", "(a) as the paper", "(b) full decay", "(c) exit updates taken off"], rows)
 
 
 def scale_text(evidence: Evidence) -> str:
     """Whether tupe_a_tie_cls is below the best of the scale controls at tiny size."""
     finals = evidence.finals("controls")
-    here = [name for name in CLAIMS["scale_controls"] if paired(finals, "tupe_a_tie_cls", name)]
-    if not here:
-        return "The scale controls have not run yet."
-    best = min(here, key=lambda name: float(np.mean(list(finals[name].values()))))
-    one = paired(finals, "tupe_a_tie_cls", best)
+    differences = {name: paired(finals, "tupe_a_tie_cls", name) for name in CLAIMS["scale_controls"]}
+    if any(one is None or one.seeds < CLAIMS["required_seeds"] for one in differences.values()):
+        return "Whether untying itself helps is open until the scale controls have run."
+    best = max(differences, key=lambda name: differences[name].mean)
+    one = differences[best]
     below = one.interval is not None and one.interval[1] < 0
     first = evidence.judged("main")[0].verdict
     verdict = first if first != "confirmed" or below else "not resolved"
@@ -433,9 +473,9 @@ def pair_errors(evidence: Evidence) -> str:
 
 
 def summary(evidence: Evidence) -> str:
-    """For the README: every claim and what came out, of the main stage; before it has begun, of the controls, if all
-    contrasts have all of their seeds there; else of the first look."""
-    stage = "main" if evidence.trials("main") else "controls" if is_complete(evidence, "controls") else "first"
+    """For the README: every claim and what came out, of the main stage, or before it is complete of the controls, or
+    before that of the first look."""
+    stage = next((stage for stage in ("main", "controls") if is_complete(evidence, stage)), "first")
     plan, results = CLAIMS["stages"][stage], evidence.judged(stage)
     rows = [
         [result.claim, f"`{result.a}` - `{result.b}`", of_contrast(result.contrast), result.verdict]
@@ -459,9 +499,9 @@ def summary(evidence: Evidence) -> str:
 
 
 def is_complete(evidence: Evidence, stage: str) -> bool:
-    """Whether every contrast has all seeds of the stage."""
-    seeds = len(CLAIMS["stages"][stage]["seeds"])
-    return all(result.contrast and result.contrast.seeds == seeds for result in evidence.judged(stage))
+    """Whether every contrast has as many seeds as are required."""
+    seeds = CLAIMS["required_seeds"]
+    return all(result.contrast and result.contrast.seeds >= seeds for result in evidence.judged(stage))
 
 
 def late(evidence: Evidence, stage: str) -> list[str]:
@@ -472,14 +512,15 @@ def late(evidence: Evidence, stage: str) -> list[str]:
 
 
 def coverage(evidence: Evidence) -> str:
-    """What has run, of what is planned."""
+    """What has run, of what is planned, and in which precision."""
     parts = []
     for stage, plan in CLAIMS["stages"].items():
-        blocks = evidence.by_seed(stage, evidence.loss)
-        seeds = ", ".join(map(str, seeds_of(blocks))) or "none"
+        finished = [trial for trial in evidence.runs if trial.stage == stage]
         models = len(CLAIMS["models"]) if plan["models"] == "all" else len(plan["models"])
-        parts.append(f"{stage}: {len(blocks)} of {models} models, seeds {seeds}")
-    precisions = sorted({row["precision"] for row in evidence.runs.values()} - {""})
-    precision = f" Precision: {', '.join(precisions)}." if precisions else ""
+        rates = len(CLAIMS["learning_rates"]) if stage == "pilot" else 1
+        planned = models * rates * len(plan["seeds"]) * len(lengths_of(stage))
+        used = set().union(*(used for block, used in evidence.precisions().items() if block[0] == stage))
+        precision = f" ({', '.join(sorted(used))})" if used else ""
+        parts.append(f"{stage} {len(finished)}{precision} of {planned}")
     failed = "".join(f" Failed: `{trial}` ({reason})." for trial, reason in evidence.failed.items())
-    return f"Finished runs: {'; '.join(parts)}.{precision}{failed}"
+    return f"Finished runs: {'; '.join(parts)}.{failed}"

@@ -10,7 +10,6 @@ import gzip
 import hashlib
 import io
 import json
-import math
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +18,7 @@ from .. import record
 from ..evaluation.minimal_pairs import MEASURES, credit
 from ..evaluation.probes import load_model, positional_logits
 from ..safe_load import read_checkpoint
-from .plan import Trial, records
+from .plan import BITS, Trial, records
 
 RUN = ("run",)  # str(Trial)
 COLUMNS = {
@@ -34,7 +33,6 @@ COLUMNS = {
     "positional": RUN + ("head", "query", "logits"),
 }  # fmt: skip
 LETTERS = {0.0: "0", 0.5: "h", 1.0: "1"}  # credit of a pair
-BITS = 1 / math.log(2)
 
 
 def collect(output: Path, known: dict[str, list[dict]], data: Path | None = None) -> dict[str, list[dict]]:
@@ -88,7 +86,8 @@ def tables_of(trial: Trial, run: record.Record, folder: Path) -> dict[str, list[
     def add(table, **cells):
         tables[table].append({"run": str(trial), **cells})
 
-    facts = {name: getattr(run, name) for name in ("state", "device", "commit", "started_at", "finished_at")}
+    facts = dict.fromkeys(COLUMNS["runs"][1:], "")
+    facts |= {name: getattr(run, name) for name in ("state", "device", "commit", "started_at", "finished_at")}
     facts["reason"] = run.failure["reason"] if run.failure else ""
     for entry in run.scores:
         add("validation", updates=entry["num_updates"], loss=f"{entry['loss']:.5f}")

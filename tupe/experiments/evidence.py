@@ -7,6 +7,7 @@ evaluation and model.pt its weights in half precision; the checkpoint with the o
 """
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +23,7 @@ from ..options import ListOf
 from ..safe_load import read_checkpoint
 from ..text import TextEncoder
 from . import collect, runner
-from .plan import CLAIMS, Trial, best_rates, final_losses, pilot_trials, trials
+from .plan import CLAIMS, DIVERGED, Trial, best_rates, final_losses, pilot_trials, trials
 
 SENTENCES, TOKENS = 2000, 400_000  # of the evaluation: order sensitivity, loss
 
@@ -83,7 +84,8 @@ def score(data: Path, trial: Trial, folder: Path, paradigms: list) -> None:
 
 
 def train(data: Path, output: Path, planned: list[Trial], jobs: int | None, further: Sequence[str]) -> None:
-    """Run what is left of the planned trainings of one stage; conclude each as it ends."""
+    """Run what is left of the planned trainings of one stage; conclude each as it ends. Of the pilot, a run that
+    diverged is a result."""
     plan = {trial.job(data, output, further): trial for trial in planned}
     if not plan:
         return
@@ -94,6 +96,9 @@ def train(data: Path, output: Path, planned: list[Trial], jobs: int | None, furt
         meanwhile=lambda job: keep_weights(plan[job], job.folder),
         ended=lambda job, state: conclude(data, plan[job], job.folder, state),
     )  # fmt: skip
+    if planned[0].stage == "pilot":
+        results = final_losses(output)
+        states = {job: "finished" if plan[job] in results else state for job, state in states.items()}
     runner.exit_if_unfinished(states, planned[0].stage)
 
 
@@ -110,16 +115,21 @@ def train_pilot(
 
 
 def known_losses(folder: Path, data: Path) -> dict[Trial, float]:
-    """{trial: last validation loss} (bits) of the finished runs in the tables of a folder, see `collect`.
+    """{trial: final loss} (bits) of the finished runs in the tables of a folder, see `collect`, and math.inf of runs of
+    the pilot that diverged.
 
     Raises ValueError if there are none, or if they were trained on other data.
     """
-    runs = [row for row in collect.read(folder)["runs"] if row["state"] == "finished"]
+    rows = {Trial.parse(row["run"]): row for row in collect.read(folder)["runs"]}
+    runs = {trial: row for trial, row in rows.items() if row["state"] == "finished" and row["loss"]}
     if not runs:
         raise ValueError(f"{folder} has no table of finished runs; `tupe claims --runs DIR` makes it")
-    if others := {row["data"] for row in runs} - {"", ours := collect.fingerprint(data)}:
+    if others := {row["data"] for row in runs.values()} - {"", ours := collect.fingerprint(data)}:
         raise ValueError(f"{folder} has runs on other data ({', '.join(sorted(others))}) than {data} ({ours})")
-    return {Trial.parse(row["run"]): float(row["validation_loss"]) for row in runs}
+    diverged = [
+        trial for trial, row in rows.items() if trial.stage == "pilot" and row["reason"].startswith(DIVERGED)
+    ]
+    return {trial: float(row["loss"]) for trial, row in runs.items()} | dict.fromkeys(diverged, math.inf)
 
 
 @click.command(cls=options.QuietCommand, context_settings={"ignore_unknown_options": True})
@@ -135,24 +145,30 @@ def known_losses(folder: Path, data: Path) -> dict[Trial, float]:
     "--known", type=click.Path(path_type=Path, exists=True, file_okay=False), metavar="DIR",
     help="leave out runs that tables of `tupe claims` have, as docs/evidence; they count in the pilot",
 )  # fmt: skip
+@click.option(
+    "--twice", is_flag=True,
+    help="the stage main for twice its updates: if one of its models was on the plateau for half of them",
+)  # fmt: skip
 @click.option("--dry-run", is_flag=True, help="print the commands and run none")
 @click.option(
     "--pairs", type=click.Path(path_type=Path), metavar="BLiMP.zip",
     help="train nothing; score finished runs along training: order sensitivity, minimal pairs. Several processes may",
 )  # fmt: skip
 @click.argument("further", nargs=-1, type=click.UNPROCESSED, metavar="[OPTIONS OF EVERY TRAINING]...")
-def command(data, output, stages, models, seeds, jobs, known, dry_run, pairs, further):
+def command(data, output, stages, models, seeds, jobs, known, twice, dry_run, pairs, further):
     """Train and evaluate what the experiment on TUPE's claims says, or a part of it.
 
     tupe evidence --data DATA --output evidence --stages pilot --jobs 2
     """
     data, output = data.resolve(), output.resolve()
+    if twice and stages != ["main"]:
+        raise ValueError(f"--twice with --stages {','.join(stages)}: valid: main alone")
     known = known_losses(known, data) if known else {}
     if pairs:
         count, (best, _) = CLAIMS["scoring"]["pairs"], best_rates(known | final_losses(output))
         paradigms = [replace(kind, pairs=kind.pairs[:count]) for kind in minimal_pairs.read_paradigms(pairs)]
         for stage in [stage for stage in stages if "weights_every" in CLAIMS["stages"][stage]]:
-            for trial in trials(stage, best, seeds, models):
+            for trial in trials(stage, best, seeds, models, twice):
                 score(data, trial, trial.folder(output), paradigms)
         return
     for stage in stages:
@@ -160,7 +176,7 @@ def command(data, output, stages, models, seeds, jobs, known, dry_run, pairs, fu
         if stage == "pilot":
             planned = pilot_trials(losses, seeds, models)
         else:
-            planned = trials(stage, best_rates(losses)[0], seeds, models)
+            planned = trials(stage, best_rates(losses)[0], seeds, models, twice)
         planned = [trial for trial in planned if trial not in known]
         if dry_run:
             for trial in planned:

@@ -1,6 +1,8 @@
 """What the experiment on TUPE's claims trains, as claims.yaml says: runs by stage, and the learning rates that follow
 from the pilot."""
 
+import json
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,6 +15,8 @@ from ..architectures import with_size
 from . import runner
 
 CLAIMS = yaml.safe_load(Path(__file__).with_name("claims.yaml").read_text(encoding="utf-8"))
+BITS = 1 / math.log(2)  # of a nat
+DIVERGED = "diverged"  # how the reason of such a failure begins
 
 
 @dataclass(frozen=True)
@@ -58,11 +62,12 @@ class Trial:
 
 
 def trials(
-    stage: str, best: dict[str, float], seeds: list[int] | None = None, models: list[str] | None = None
+    stage: str, best: dict[str, float], seeds: list[int] | None = None, models: list[str] | None = None,
+    twice: bool = False,
 ) -> list[Trial]:
     """What a stage trains, seed by seed (the pilot: rate by rate), so that a stage that is cut short has whole blocks.
-    best: {model: learning rate}; the pilot and stages with a rate of their own do without. Raises ValueError for an
-    unknown stage or model, or a model without a rate."""
+    best: {model: learning rate}; the pilot and stages with a rate of their own do without. twice: for twice as many
+    updates. Raises ValueError for an unknown stage or model, or a model without a rate."""
     if stage not in CLAIMS["stages"]:
         raise ValueError(f"unknown stage {stage!r}{options.nearest(stage, CLAIMS['stages'])}")
     plan = CLAIMS["stages"][stage]
@@ -71,7 +76,7 @@ def trials(
         if model not in names:
             raise ValueError(f"stage {stage} has no model {model!r}{options.nearest(model, names)}")
     names = [name for name in names if not models or name in models]
-    lengths = plan["updates"] if isinstance(plan["updates"], list) else [plan["updates"]]
+    lengths = [updates * (2 if twice else 1) for updates in lengths_of(stage)]
     if stage == "pilot":
         pairs = [(name, lr) for lr in CLAIMS["learning_rates"] for name in names]
     elif "lr" in plan:
@@ -88,9 +93,22 @@ def trials(
     ]
 
 
+def lengths_of(stage: str) -> list[int]:
+    """The numbers of updates for which a stage trains."""
+    updates = CLAIMS["stages"][stage]["updates"]
+    return updates if isinstance(updates, list) else [updates]
+
+
 def final_losses(output: Path) -> dict[Trial, float]:
-    """{trial: last validation loss} (bits) of the finished runs in a folder."""
-    return {trial: run.scores[-1]["loss"] for trial, run in records(output).items() if run.state == "finished"}
+    """{trial: final loss} (bits) of the finished and evaluated runs in a folder; math.inf of those that diverged."""
+    losses = {}
+    for trial, run in records(output).items():
+        evaluation = trial.folder(output) / "evaluation.json"
+        if run.state == "finished" and evaluation.exists():
+            losses[trial] = BITS * json.loads(evaluation.read_text(encoding="utf-8"))["loss"]["mean"]
+        elif run.state == "failed" and run.failure["reason"].startswith(DIVERGED):
+            losses[trial] = math.inf
+    return losses
 
 
 def records(output: Path) -> dict[Trial, record.Record]:
@@ -103,7 +121,8 @@ def best_rates(losses: dict[Trial, float]) -> tuple[dict[str, float], list[Trial
     """({model: learning rate with the lowest mean loss in the pilot}, trials that are still needed) for the models that
     have been trained at all of the plan's rates. losses: see `final_losses`; other stages do not matter.
 
-    Where the best rate is the largest or the smallest one tried, the next one is needed, too: half or twice as large.
+    Where the best rate is the largest or the smallest one tried, the next one is needed, half or twice as large, and
+    the model has no rate yet.
     """
     rates, needed = {}, []
     for model in CLAIMS["models"]:
@@ -112,14 +131,13 @@ def best_rates(losses: dict[Trial, float]) -> tuple[dict[str, float], list[Trial
         if not set(CLAIMS["learning_rates"]) <= set(by_rate):
             continue
         means = {lr: sum(values) / len(values) for lr, values in by_rate.items()}
-        rates[model] = min(means, key=means.get)
-        edge = {min(means): 0.5, max(means): 2.0}.get(rates[model])
+        best = min(means, key=means.get)
+        edge = {min(means): 0.5, max(means): 2.0}.get(best)
         if edge:
-            plan = CLAIMS["stages"]["pilot"]
-            needed += [
-                Trial("pilot", model, plan["size"], plan["updates"], rates[model] * edge, seed)
-                for seed in plan["seeds"]
-            ]
+            plan, lr = CLAIMS["stages"]["pilot"], best * edge
+            needed += [Trial("pilot", model, plan["size"], plan["updates"], lr, seed) for seed in plan["seeds"]]
+        else:
+            rates[model] = best
     return rates, needed
 
 

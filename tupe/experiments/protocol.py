@@ -100,13 +100,13 @@ def verdict(mean: float, p: float) -> str:
 
 
 def pilot(evidence: Evidence) -> tuple[dict[str, str], dict[str, str]]:
-    """({model: best learning rate}, {model: loss at the worst of the planned rates minus that at the best})."""
-    losses = {
-        model: {lr: loss for lr, loss in by_lr.items() if lr in CLAIMS["learning_rates"]}
-        for model, by_lr in evidence.by_rate("pilot").items()
-    }
-    rates = {model: f"{min(by_lr, key=by_lr.get):g}" for model, by_lr in losses.items()}
-    return rates, {model: f"{max(by_lr.values()) - min(by_lr.values()):.2f}" for model, by_lr in losses.items()}
+    """({model: best learning rate}, {model: loss at the worst of the planned rates minus that at their best})."""
+    losses, rates, spread = evidence.by_rate("pilot"), {}, {}
+    for model, by_lr in losses.items():
+        planned = [loss for lr, loss in by_lr.items() if lr in CLAIMS["learning_rates"]]
+        rates[model] = f"{min(by_lr, key=by_lr.get):g}"
+        spread[model] = f"{max(planned) - min(planned):.2f}" if planned else ""
+    return rates, spread
 
 
 def cost_of(evidence: Evidence, name: str) -> float | None:
