@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from evidence_runs import write_experiment, write_run
 from scipy import stats
 
-from tupe.experiments import claims, claims_page, collect
+from tupe.experiments import claims, claims_page, claims_tables, collect
 from tupe.experiments.claims import Evidence
 from tupe.experiments.plan import CLAIMS, Trial
 
@@ -142,8 +142,8 @@ def test_exit_and_shares_follow_from_straight_curves(small_blocks, tmp_path):
     ],
 )
 def test_a_share_that_is_not_known_is_none(shares, text, evidence, monkeypatch):
-    monkeypatch.setattr(claims, "schedule_shares", lambda *_: shares)
-    rows = claims.share_table(evidence).markdown().splitlines()
+    monkeypatch.setattr(claims_tables, "schedule_shares", lambda *_: shares)
+    rows = claims_tables.share_table(evidence).markdown().splitlines()
     assert rows[3].split("|")[3].strip() == text
 
 
@@ -264,8 +264,8 @@ def test_the_first_look_has_its_own_plateau_and_complete_models_only(tmp_path):
     assert evidence.by_seed("first", evidence.exit).keys() == {"tupe_a_tie_cls"}
     text = claims_page.results(evidence, [], "figures", "pilot.md")
     assert "### The first look" in text and "never, never, never" in text
-    assert "A first look only: tiny models, 1,250 updates, 3 seeds" in claims.summary(evidence)
-    assert claims.scale_rows(evidence, "first") == []
+    assert "A first look only: tiny models, 1,250 updates, 3 seeds" in claims_tables.summary(evidence)
+    assert claims_tables.scale_rows(evidence, "first") == []
 
 
 @pytest.mark.parametrize("seeds", [2, 3])
@@ -276,7 +276,7 @@ def test_the_readme_shows_the_controls_once_they_are_complete(seeds, tmp_path):
             write_run(tmp_path / "out", run(model, "controls", seed, "tiny", 5000), loss)
     collect.write(collect.collect(tmp_path / "out", collect.read(tmp_path)), tmp_path)
     evidence = Evidence(collect.read(tmp_path))
-    shown = "So far: tiny models, 5,000 updates, 3 seeds" in claims.summary(evidence)
+    shown = "So far: tiny models, 5,000 updates, 3 seeds" in claims_tables.summary(evidence)
     assert claims.is_complete(evidence, "controls") == shown == (seeds == 3)
     assert evidence.judged("controls")[3].verdict in ("lower", "not resolved")  # never confirmed
 
@@ -287,7 +287,7 @@ def test_changes_of_scale_alone(raw, result, tmp_path):
         write_run(tmp_path / "out", run("tupe_a_tie_cls", "controls", seed, "tiny", 5000), 6.5)
         write_run(tmp_path / "out", run("untied_raw", "controls", seed, "tiny", 5000), raw + 0.01 * (seed - 2))
     collect.write(collect.collect(tmp_path / "out", collect.read(tmp_path)), tmp_path)
-    (row,) = claims.scale_rows(Evidence(collect.read(tmp_path)), "controls")
+    (row,) = claims_tables.scale_rows(Evidence(collect.read(tmp_path)), "controls")
     assert row[1] == "`untied_raw` - `tupe_a_tie_cls`" and row[3] == f"{result} (exploratory)"
 
 

@@ -1,5 +1,5 @@
-"""What the experiment on TUPE's claims says: numbers and tables of docs/reproduction.md, computed from the compressed
-tables in docs/evidence (`tupe.experiments.collect`) and from nothing else.
+"""What the experiment on TUPE's claims says: the numbers of docs/reproduction.md, computed from the compressed tables
+in docs/evidence (`tupe.experiments.collect`) and from nothing else.
 
 How each number is computed was written down in that page before the runs. Losses are in bits per masked token.
 """
@@ -13,17 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from ..evaluation.minimal_pairs import macro_average
-from ..tables import Table
 from . import collect
 from .plan import CLAIMS, Trial, lengths_of
 from .statistics import (
     Contrast,
     contrast,
     first_below,
-    geometric_share,
     holm,
-    mean_interval,
     share_of_schedule,
     share_of_updates,
 )
@@ -286,216 +282,7 @@ def equal_time(evidence: Evidence, stage: str) -> dict[str, Seeds]:
     return dict(table)
 
 
-# ----------------------------------------------------------------------------------------------------------- the tables
-
-
-def number(value: float | None, digits: int = 3) -> str:
-    return "" if value is None else f"{value:.{digits}f}"
-
-
-def with_interval(values: Iterable[float], digits: int = 3) -> str:
-    """ "6.123 [6.100, 6.146]": mean and 95 % t-interval; the mean alone of a single value."""
-    mean, interval = mean_interval(list(values))
-    return number(mean, digits) + (f" [{interval[0]:.{digits}f}, {interval[1]:.{digits}f}]" if interval else "")
-
-
-def of_contrast(one: Contrast | None, digits: int = 3) -> str:
-    return "" if one is None else with_interval(one.differences.values(), digits)
-
-
-def seeds_of(table: dict[str, Seeds]) -> list[int]:
-    return sorted({seed for values in table.values() for seed in values})
-
-
-def contrast_table(evidence: Evidence, stage: str) -> Table:
-    rows, results = [], evidence.judged(stage)
-    seeds = sorted({seed for result in results if result.contrast for seed in result.contrast.differences})
-    for result in results:
-        differences = result.contrast.differences if result.contrast else {}
-        cells = [number(differences.get(seed)) for seed in seeds]
-        p = "" if result.p is None else f"{result.p:.2g}"
-        rows.append([f"{result.a} - {result.b}", result.claim, *cells, of_contrast(result.contrast), p, result.verdict])
-    header = ["contrast", "claim", *(f"seed {seed}" for seed in seeds), "mean [95 % interval]", "p (Holm)", "verdict"]
-    return Table.plain(header, rows, align="ll" + "r" * (len(seeds) + 2) + "l")
-
-
-def stage_table(evidence: Evidence, stage: str, against: bool) -> Table:
-    """Final losses of every seed, mean, exit updates. against: also the paired difference from the model that each
-    control changes (its architecture)."""
-    finals, exits = evidence.finals(stage), evidence.by_seed(stage, evidence.exit)
-    seeds, rows = seeds_of(finals), []
-    for model, losses in finals.items():
-        left = [f"{exits[model][seed]:,.0f}" if seed in exits.get(model, ()) else "never" for seed in sorted(losses)]
-        left = left if evidence.threshold(stage) is not None else []
-        base = CLAIMS["models"][model]["arch"]
-        change = [of_contrast(paired(finals, model, base)) if base != model else ""] if against else []
-        cells = [number(losses.get(seed)) for seed in seeds]
-        rows.append([model, *cells, with_interval(losses.values()), *change, ", ".join(left)])
-    header = ["model", *(f"seed {seed}" for seed in seeds), "mean [95 % interval]"]
-    return Table.plain([*header, *(["minus its model"] if against else []), "exit updates"], rows)
-
-
-def pilot_table(evidence: Evidence) -> Table:
-    means = evidence.by_rate("pilot")
-    rates = sorted({lr for by_lr in means.values() for lr in by_lr})
-    rows = []
-    for model, by_lr in means.items():
-        best, spread = min(by_lr, key=by_lr.get), ""
-        cells = [number(by_lr.get(lr)) for lr in rates]
-        if set(by_lr) >= set(CLAIMS["learning_rates"]):
-            cells[rates.index(best)] = f"**{cells[rates.index(best)]}**"
-            spread = f"{max(by_lr.values()) - by_lr[best]:.2f}"
-        rows.append([model, *cells, spread])
-    return Table.plain(["model", *(f"{lr:g}" for lr in rates), "worst - best"], rows)
-
-
-def share_table(evidence: Evidence) -> Table:
-    def one(share: float, least: float) -> str:
-        if not math.isfinite(share):
-            return "> 100" if math.isinf(share) else "–"
-        return ("≤ " if share < 1.001 * least else "") + f"{100 * share:.0f}"
-
-    def cell(shares: Seeds, least: float = 0) -> str:
-        """least: the share of the shortest training, at which a share is only known to be at most as large."""
-        if not shares:
-            return ""
-        texts = [one(share, least) for share in shares.values()]
-        if "–" in texts:
-            return f"– ({', '.join(texts)})"
-        mean, interval = geometric_share(list(shares.values()))
-        if math.isinf(mean):
-            return f"> 100 % ({', '.join(texts)})"
-        at_most = any(text.startswith("≤") for text in texts)
-        bounds = f" [{100 * interval[0]:.0f}, {100 * interval[1]:.0f}]" if interval and not at_most else ""
-        return f"{'≤ ' * at_most}{100 * mean:.0f} %{bounds} ({', '.join(texts)})"
-
-    rows = []
-    for model in CLAIMS["stages"]["share"]["models"]:
-        for stage, size in (("main", "mini"), ("controls", "tiny")):
-            paper, rest = (paper_shares(evidence, stage, model, off) for off in (False, True))
-            fair = schedule_shares(evidence, model) if size == "tiny" else {}
-            least = min(lengths_of("share")) / lengths_of("controls")[0]
-            rows.append([f"{model}, {size}", cell(paper), cell(fair, least), cell(rest)])
-    return Table.plain(["", "(a) as the paper", "(b) full decay", "(c) exit updates taken off"], rows)
-
-
-def scale_text(evidence: Evidence) -> str:
-    """Whether tupe_a_tie_cls is below the best of the scale controls at tiny size."""
-    finals = evidence.finals("controls")
-    differences = {name: paired(finals, "tupe_a_tie_cls", name) for name in CLAIMS["scale_controls"]}
-    if any(one is None or one.seeds < CLAIMS["required_seeds"] for one in differences.values()):
-        return "Whether untying itself helps is open until the scale controls have run."
-    best = max(differences, key=lambda name: differences[name].mean)
-    one = differences[best]
-    below = one.interval is not None and one.interval[1] < 0
-    first = evidence.judged("main")[0].verdict
-    verdict = first if first != "confirmed" or below else "not resolved"
-    return (
-        f"`tupe_a_tie_cls` minus `{best}`, the best scale control, at tiny size: {of_contrast(one)} bits "
-        f"({'below' if below else 'not below'} 0 with its interval). **That untying itself helps: {verdict}.**"
-    )
-
-
-def scale_rows(evidence: Evidence, stage: str) -> list[list[str]]:
-    """What was changed, names, difference of final losses, and whether its interval is below or above 0."""
-    finals, rows = evidence.finals(stage), []
-    for entry in CLAIMS["scale_changes"]:
-        one = paired(finals, *entry["models"])
-        if one is not None and one.interval is not None:
-            low, high = one.interval
-            result = "lower" if high < 0 else "higher" if low > 0 else "not resolved"
-            names = " - ".join(f"`{name}`" for name in entry["models"])
-            rows.append([entry["change"], names, of_contrast(one), f"{result} (exploratory)"])
-    return rows
-
-
-def exploratory_table(evidence: Evidence, stage: str) -> Table:
-    """Of a stage: means over pre-training seeds with 95 % intervals. What was not measured has no column."""
-    of_stage = functools.partial(evidence.by_seed, stage)
-    since_exit, n = after_exit(evidence, stage)
-    columns = {
-        "order preferred, %": (of_stage(evidence.final_measure("order", "accuracy")), 100, 1),
-        "by, nats": (of_stage(evidence.final_measure("order", "margin")), 1, 2),
-        "BLiMP, %": (of_stage(lambda t: evidence.pairs_accuracy(t, t.updates, False)), 100, 1),
-        "only order, %": (of_stage(lambda t: evidence.pairs_accuracy(t, t.updates, True)), 100, 1),
-        "[CLS] to first 8 / uniform": (of_stage(functools.partial(cls_mean, evidence)), 1, 2),
-        f"loss {n or 0:,} updates after exit": (since_exit, 1, 3),
-        "loss at equal time": (equal_time(evidence, stage) if stage == "main" else {}, 1, 3),
-    }
-    columns = {title: column for title, column in columns.items() if column[0]}
-    rows = []
-    for model in evidence.finals(stage):
-        cells = [
-            with_interval([scale * value for value in values[model].values()], digits) if model in values else ""
-            for values, scale, digits in columns.values()
-        ]
-        rows.append([model, *cells])
-    return Table.plain(["model", *columns], rows)
-
-
-def cls_mean(evidence: Evidence, trial: Trial) -> float | None:
-    ratios = [float(row["value"]) for row in evidence.measures(trial, "cls attention")]
-    return float(np.mean(ratios)) if ratios else None
-
-
-def parts_table(evidence: Evidence) -> Table:
-    """Losses of the main stage by position and by length, means over seeds."""
-    values = defaultdict(lambda: defaultdict(list))
-    for trial in evidence.trials("main"):
-        for kind in ("position", "length"):
-            for row in evidence.measures(trial, f"loss by {kind}"):
-                values[trial.model][kind, row["part"]].append(float(row["value"]))
-    parts = sorted(
-        {part for by_part in values.values() for part in by_part},
-        key=lambda part: (part[0] == "length", int(part[1].split("-")[0])),
-    )
-    rows = [
-        [model, *(number(float(np.mean(by_part[part])) if part in by_part else None, 2) for part in parts)]
-        for model, by_part in values.items()
-    ]
-    return Table.plain(["model", *(f"{kind} {part}" for kind, part in parts)], rows)
-
-
-def pair_errors(evidence: Evidence) -> str:
-    """Standard errors of the accuracies of minimal pairs, over pairs and over paradigms, largest of all models."""
-    errors = defaultdict(list)
-    for trial in evidence.trials("main"):
-        for only_order in (False, True):
-            if credits := evidence.credits(trial, trial.updates, only_order):
-                errors[only_order].append(macro_average(credits)[1:])
-    if not errors:
-        return "Minimal pairs have not been scored yet."
-    all_pairs, order = (np.max(errors[only_order], axis=0) * 100 for only_order in (False, True))
-    return (
-        f"Standard errors of one model's accuracy, at most: all pairs {all_pairs[0]:.1f} over pairs and "
-        f"{all_pairs[1]:.1f} over paradigms, only order {order[0]:.1f} and {order[1]:.1f} (bootstrap)."
-    )
-
-
-def summary(evidence: Evidence) -> str:
-    """For the README: every claim and what came out, of the main stage, or before it is complete of the controls, or
-    before that of the first look."""
-    stage = next((stage for stage in ("main", "controls") if is_complete(evidence, stage)), "first")
-    plan, results = CLAIMS["stages"][stage], evidence.judged(stage)
-    rows = [
-        [result.claim, f"`{result.a}` - `{result.b}`", of_contrast(result.contrast), result.verdict]
-        for result in results
-    ]
-    header = ["claim", "difference of final losses, bits", "mean [95 % interval]", "result"]
-    changes = scale_rows(evidence, stage)  # of the main stage, which has none of these models: none
-    table = Table.plain(header, rows + changes, align="llrl")
-    trials = evidence.trials(stage)
-    seeds = len({trial.seed for trial in trials})
-    what = f"{plan['size']} models, {plan['updates']:,} updates, {seeds} seeds, differences paired by seed"
-    about_scale = " The exploratory rows are about the scale of position logits." if changes else ""
-    told = {
-        "main": f"Evidence: {what}. {scale_text(evidence)}",
-        "controls": f"So far: {what}, each at its own best learning rate. Exploratory: larger models are to decide the "
-        f"claims.{about_scale}",
-        "first": f"A first look only: {what}, one learning rate for all. It shows who learns faster **early**, not who "
-        f"is better in the end.{about_scale}",
-    }
-    return f"{table.markdown()}\n{told[stage]}\n"
+# --------------------------------------------------------------------------------------------- how far a stage has come
 
 
 def is_complete(evidence: Evidence, stage: str) -> bool:
@@ -509,18 +296,3 @@ def late(evidence: Evidence, stage: str) -> list[str]:
     runs = [trial for trial in evidence.trials(stage) if trial.model != "nopos"]
     exits = [(trial, evidence.exit(trial)) for trial in runs]
     return sorted({trial.model for trial, update in exits if update is None or update > trial.updates / 2})
-
-
-def coverage(evidence: Evidence) -> str:
-    """What has run, of what is planned, and in which precision."""
-    parts = []
-    for stage, plan in CLAIMS["stages"].items():
-        finished = [trial for trial in evidence.runs if trial.stage == stage]
-        models = len(CLAIMS["models"]) if plan["models"] == "all" else len(plan["models"])
-        rates = len(CLAIMS["learning_rates"]) if stage == "pilot" else 1
-        planned = models * rates * len(plan["seeds"]) * len(lengths_of(stage))
-        used = set().union(*(used for block, used in evidence.precisions().items() if block[0] == stage))
-        precision = f" ({', '.join(sorted(used))})" if used else ""
-        parts.append(f"{stage} {len(finished)}{precision} of {planned}")
-    failed = "".join(f" Failed: `{trial}` ({reason})." for trial, reason in evidence.failed.items())
-    return f"Finished runs: {'; '.join(parts)}.{failed}"

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from .. import options, plotting
 from ..evaluation import figures
 from ..tables import Table
-from . import claims, collect
+from . import claims, claims_tables, collect
 from .claims import Evidence
 from .plan import CLAIMS, Trial
 
@@ -228,12 +228,12 @@ def results(evidence: Evidence, drawn: list[str], folder: str, pilot: str) -> st
         return blocks if evidence.trials(stage) else ()
 
     def table_of(stage, against=False):
-        return claims.stage_table(evidence, stage, against).markdown()
+        return claims_tables.stage_table(evidence, stage, against).markdown()
 
     stages = [stage for stage in ("main", "controls", "longer") if evidence.threshold(stage) is not None]
     slow = [f"{', '.join(names)} ({stage})" for stage in stages if (names := claims.late(evidence, stage))]
     blocks = [
-        claims.coverage(evidence) + threshold("main") + "\n",
+        claims_tables.coverage(evidence) + threshold("main") + "\n",
         f"On the plateau for more than half of their updates: {'; '.join(slow)}.\n" if slow else "",
         figure("contrasts", "five contrasts with every seed"),
         figure("loss", "loss against updates, bands over seeds"),
@@ -242,19 +242,19 @@ def results(evidence: Evidence, drawn: list[str], folder: str, pilot: str) -> st
             "main",
             "### The five contrasts\n",
             "Final losses in bits per masked token, differences paired by pre-training seed.\n",
-            claims.contrast_table(evidence, "main").markdown(),
-            claims.scale_text(evidence) + "\n",
+            claims_tables.contrast_table(evidence, "main").markdown(),
+            claims_tables.scale_text(evidence) + "\n",
             "### Main runs\n",
             table_of("main"),
             "### Share of updates\n",
             "Geometric mean over seeds, its interval, and in brackets every seed, in percent.\n",
-            claims.share_table(evidence).markdown(),
+            claims_tables.share_table(evidence).markdown(),
         ),
         *section(
             "controls",
             "### Controls, tiny\n",
             "The five contrasts at this size, exploratory: they decide no claim.\n",
-            claims.contrast_table(evidence, "controls").markdown(),
+            claims_tables.contrast_table(evidence, "controls").markdown(),
             table_of("controls", against=True),
             *scale_changes(evidence, "controls"),
         ),
@@ -265,11 +265,11 @@ def results(evidence: Evidence, drawn: list[str], folder: str, pilot: str) -> st
         *section(
             "main",
             "### Exploratory\n",
-            f"Intervals over pre-training seeds. {claims.pair_errors(evidence)} Times are those of a machine with "
-            "other work, so what stands at equal time is rough.\n",
-            claims.exploratory_table(evidence, "main").markdown(),
+            f"Intervals over pre-training seeds. {claims_tables.pair_errors(evidence)} Times are those of a machine "
+            "with other work, so what stands at equal time is rough.\n",
+            claims_tables.exploratory_table(evidence, "main").markdown(),
             "Losses by the position of the masked token, and by the length of its block (means over seeds):\n",
-            claims.parts_table(evidence).markdown(),
+            claims_tables.parts_table(evidence).markdown(),
         ),
         figure("along", "order sensitivity and minimal pairs along training"),
         figure("cls", "attention of [CLS]"),
@@ -285,17 +285,17 @@ def first_look(evidence: Evidence, threshold: str) -> list[str]:
         "### The first look\n",
         f"Early training only: {plan['size']}, {plan['updates']:,} updates at the learning rate {plan['lr']:g} for "
         f"all, which nobody tuned.{threshold} The five contrasts, in bits per masked token, paired by seed:\n",
-        claims.contrast_table(evidence, "first").markdown(),
-        claims.stage_table(evidence, "first", against=True).markdown(),
+        claims_tables.contrast_table(evidence, "first").markdown(),
+        claims_tables.stage_table(evidence, "first", against=True).markdown(),
         *scale_changes(evidence, "first"),
         "Exploratory, intervals over seeds:\n",
-        claims.exploratory_table(evidence, "first").markdown(),
+        claims_tables.exploratory_table(evidence, "first").markdown(),
     ]
 
 
 def scale_changes(evidence: Evidence, stage: str) -> list[str]:
     """What is about the scale of position logits, if these models have run."""
-    rows = claims.scale_rows(evidence, stage)
+    rows = claims_tables.scale_rows(evidence, stage)
     if not rows:
         return []
     header = ["change", "difference", "mean [95 % interval]", "result"]
@@ -304,9 +304,10 @@ def scale_changes(evidence: Evidence, stage: str) -> list[str]:
 
 def pilot_page(evidence: Evidence) -> str:
     """The losses of the pilot as a page."""
+    table = claims_tables.pilot_table(evidence).markdown()
     return (
         "# Learning rates\n\nFinal losses of the pilot (tiny, bits per masked token) by learning rate; each model runs "
-        "at its best one in all other stages. Written by `tupe claims`.\n\n" + claims.pilot_table(evidence).markdown()
+        f"at its best one in all other stages. Written by `tupe claims`.\n\n{table}"
     )
 
 
@@ -348,6 +349,6 @@ def command(runs, folder, page, readme, data):
     (folder / "pilot.md").write_text(pilot_page(evidence), encoding="utf-8")
     fill_in(page, results(evidence, drawn, "figures", os.path.relpath(folder / "pilot.md", page.parent)))
     if readme.exists() and BEGIN in readme.read_text(encoding="utf-8"):
-        fill_in(readme, claims.summary(evidence))
+        fill_in(readme, claims_tables.summary(evidence))
     size = sum(path.stat().st_size for path in folder.glob("*.csv.gz"))
     click.echo(f"{page}: {len(evidence.runs)} runs, {len(drawn)} figures; {folder}: {size / 1e6:.2f} MB")

@@ -11,6 +11,7 @@ from ..record import write_atomically
 from ..tables import Table
 from . import claims, collect
 from .claims import Evidence
+from .claims_tables import of_contrast, with_interval
 from .evidence import train, train_pilot
 from .plan import CLAIMS, Trial, best_rates, final_losses, trials
 from .statistics import holm
@@ -72,10 +73,10 @@ def report(evidence: Evidence, name: str, position: str) -> str:
         one, p = contrasts.get(model), adjusted.get(model)
         preferred = [100 * value for value in order.get(model, {}).values()]
         cells = [
-            position if model == name else model, claims.with_interval(finals[model].values()),
-            claims.of_contrast(one), "" if p is None else f"{p:.2g}", "" if p is None else verdict(one.mean, p),
+            position if model == name else model, with_interval(finals[model].values()),
+            of_contrast(one), "" if p is None else f"{p:.2g}", "" if p is None else verdict(one.mean, p),
             ", ".join(f"{update:,.0f}" if update else "never" for update in exits) if has_exits else "",
-            claims.with_interval(preferred, 1) if preferred else "", rates.get(model, ""), spread.get(model, ""),
+            with_interval(preferred, 1) if preferred else "", rates.get(model, ""), spread.get(model, ""),
         ]  # fmt: skip
         rows.append((kind, cells))
     header = [

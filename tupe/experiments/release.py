@@ -11,6 +11,7 @@ from .. import __version__, options
 from ..checkpoints.export import export
 from . import claims, collect
 from .claims import Evidence
+from .claims_tables import number, of_contrast, with_interval
 from .plan import CLAIMS
 
 TITLES = {
@@ -28,7 +29,7 @@ def card(evidence: Evidence, stage: str, model: str, seed: int) -> str:
     trial = runs[model, seed]
 
     def order(part):
-        return claims.number(evidence.final_measure("order", part)(trial), 3)
+        return number(evidence.final_measure("order", part)(trial), 3)
 
     def pairs(only_order):
         accuracy = evidence.pairs_accuracy(trial, trial.updates, only_order)
@@ -37,9 +38,9 @@ def card(evidence: Evidence, stage: str, model: str, seed: int) -> str:
     finals = evidence.finals(stage)
     others = {
         name: (
-            claims.with_interval(losses.values()),
+            with_interval(losses.values()),
             len(losses),
-            claims.of_contrast(claims.paired(finals, model, name)),
+            of_contrast(claims.paired(finals, model, name)),
         )
         for name, losses in finals.items()
     }
