@@ -65,9 +65,11 @@ def test_random_positions_are_drawn_in_tests_too():
 
 
 def test_best_run_counts():
-    run = {"task": "parity_check", "position": "t5", "places": "random", "score": 0.5}
-    runs = [run, {**run, "score": 0.625}, {**run, "task": "even_pairs", "position": "rope", "places": "consecutive"}]
-    assert tabulate(runs).markdown().splitlines()[2:] == ["| even_pairs | – | 50.0 |", "| parity_check | 62.5 | – |"]
+    run = {"task": "parity_check", "position": "t5", "places": "random", "score": 0.5, "short": 0.9}
+    other = {**run, "task": "even_pairs", "position": "rope", "places": "consecutive"}
+    runs = [run, {**run, "score": 0.625, "short": 0.75}, other]
+    rows = tabulate(runs).markdown().splitlines()[2:]
+    assert rows == ["| even_pairs | – | 50.0 (90) |", "| parity_check | 62.5 (75) | – |"]
 
 
 def test_command_keeps_its_runs(tmp_path):

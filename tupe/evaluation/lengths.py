@@ -180,15 +180,19 @@ def sweep(path: str | Path, cells: Sequence[tuple], tests: int, longest: int, **
 
 def tabulate(runs: Sequence[dict]) -> Table:
     """A row per task, a column per encoding and places: the best score of all rates and seeds in per cent, as in the
-    paper."""
+    paper, and in brackets that run's accuracy on lengths of the training."""
     best = {}
     for run in runs:
         column = run["position"] + (f", {run['places']}" if run["places"] != "consecutive" else "")
         key = run["task"], column
-        best[key] = max(best.get(key, 0.0), run["score"])
+        best[key] = max(best.get(key, (0.0, 0.0)), (run["score"], run["short"]))
     columns = list(dict.fromkeys(column for _, column in best))
     tasks = [task for task in TASKS if any(task == key[0] for key in best)]
-    rows = [[task, *(f"{100 * best[task, c]:.1f}" if (task, c) in best else "" for c in columns)] for task in tasks]
+
+    def cell(score: float, short: float) -> str:
+        return f"{100 * score:.1f} ({100 * short:.0f})"
+
+    rows = [[task, *(cell(*best[task, c]) if (task, c) in best else "" for c in columns)] for task in tasks]
     return Table.plain(["task", *columns], rows)
 
 
@@ -212,7 +216,8 @@ def tabulate(runs: Sequence[dict]) -> Table:
 def command(tasks, positions, places, seeds, lrs, steps, batch, trained, longest, tests, span, layers, width, output):
     """Which encodings solve tasks on longer strings than they were trained on (Ruoss et al., 2023).
 
-    Prints a Markdown table: accuracy in per cent over the tested lengths, best run. A run takes minutes.
+    Prints a Markdown table: accuracy in per cent over the tested lengths, of the best run, and in brackets its
+    accuracy on lengths of the training. A run takes minutes.
     """
     if trained >= longest or 3 * longest > span:
         raise ValueError(f"--longest {longest}: valid: more than --trained {trained}, at most a third of --span {span}")
