@@ -4,6 +4,7 @@ B batch, L sequence length, H heads, D width of a head, E width of a value head.
 """
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -557,6 +558,31 @@ def test_frequencies_for_longer_sequences_equal_hugging_face(name, fraction):
     q = torch.randn(1, 1, 1, 64)
     rotated, *_ = scheme.rotate(q, q, q, Layer(0, Places(1)))  # position 0: no rotation
     torch.testing.assert_close(rotated, q * temperature)
+
+
+def test_yarn_stays_as_it_is_where_a_model_gets_more_positions():
+    """`tupe continue` and `tupe checkpoint stretch` give the weights to a model with more positions."""
+    short, longer = (Positions("rope:yarn:4", replace(DIMS, max_positions=n, head_dim=64)) for n in (128, 512))
+    frequencies = [positions["rope"].frequencies(64, 10000.0, "cpu") for positions in (short, longer)]
+    assert not torch.equal(*frequencies)
+    longer.load_state_dict(short.state_dict())
+    assert torch.equal(longer["rope"].frequencies(64, 10000.0, "cpu"), frequencies[0])
+
+
+def test_initial_values_are_those_of_the_authors():
+    """Ranges that tests of formulas, which read the parameters, do not see."""
+    many = replace(DIMS, heads=4096)
+    for power, largest_factor, largest_inner in ((False, 2, 1), (True, 1, 2)):
+        kerple = SCHEMES["kerple"](many, power=power)
+        factor = kerple.log_factor.exp()
+        inner = 2 * kerple.inner.sigmoid() if power else kerple.inner.exp()
+        for values, largest in ((factor, largest_factor), (inner, largest_inner)):
+            assert 0.0099 < values.min() < 0.02 and 0.98 * largest < values.max() <= largest
+            assert values.mean().item() == pytest.approx(largest / 2, rel=0.05)
+    fire = SCHEMES["fire"](many)
+    assert fire.log_c.exp().item() == pytest.approx(0.1) and fire.log_threshold.exp().item() == pytest.approx(512)
+    xl = SCHEMES["transformer_xl"](many)
+    assert xl.u.std().item() == pytest.approx(0.02, rel=0.05) and xl.v.std().item() == pytest.approx(0.02, rel=0.05)
 
 
 def test_ntk_keeps_the_highest_frequency_and_interpolates_the_lowest():

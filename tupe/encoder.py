@@ -503,7 +503,7 @@ class ClassificationHead(nn.Module):
 
     def forward(self, features: Tensor) -> Tensor:
         """[B, L, C] -> [B, classes]."""
-        x = torch.tanh(self.dense(features[:, 0]))
+        x = torch.tanh(self.dense(features[:, 0].to(self.dense.weight.dtype)))
         return self.out_proj(self.dropout(x))
 
 

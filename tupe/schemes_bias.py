@@ -310,7 +310,7 @@ class ContinuousBias(PositionScheme):
 
     g_h(sign(j - i) log(1 + |j - i|)), with `width` hidden units and ReLU. As in the authors' code the logit is bounded,
     16 sigmoid(g); here 8 lower, 8 tanh(g / 2), which softmax does not see, so that it starts near 0. They divide
-    offsets by the size of the window, which a text has not.
+    offsets by the size of the window, which a text has not, and give the logarithm another base.
     """
 
     paper, formula = "Liu et al. 2022 (Swin v2)", "8 tanh(MLP_h(sign(j - i) log(1 + |j - i|)) / 2)"

@@ -106,7 +106,8 @@ class Deberta(PositionScheme):
     """DeBERTa's disentangled attention (He et al., 2021): content-to-position and position-to-content terms.
 
     q_i . P[delta(i, j)] V_K + k_j . P[delta(j, i)] V_Q with delta(i, j) = clip(i - j + t, 0, 2t - 1), where t is
-    max_distance. The table P is shared by all layers, the projections are each layer's own, without biases.
+    max_distance: the paper's equation 4 (the authors' code has delta(i, j) in both terms). The table P is shared by all
+    layers, the projections are each layer's own, without biases. Theirs drop out entries of P in training.
     """
 
     paper, formula = "He et al. 2021", "(q_i . P_{i-j} V_K + k_j . P_{j-i} V_Q) / sqrt(3D)"
@@ -144,9 +145,9 @@ class DebertaV2(Bucketed):
     """DeBERTa v2 and v3 (He et al., 2023), LTG-BERT and GPT-BERT: `deberta` without projections of its own.
 
     q_i . K(P_{b(i-j)}) + k_j . Q(P_{b(i-j)}), where P is layer-normed, and Q and K are the layer's own W_Q and W_K with
-    their biases. Both terms have the bucket of i - j, as in the authors' code (v1's second has that of j - i). Buckets
-    b: up to `buckets` / 2 one per offset, from there to max_distance - 1 as many again, spaced logarithmically and
-    rounded up; further offsets share the last. LTG-BERT has 32 buckets. Theirs drop out entries of P in training.
+    their biases. Both terms have the bucket of i - j, as in the authors' code (`deberta` follows a paper's equation).
+    Buckets b: up to `buckets` / 2 one per offset, from there to max_distance - 1 as many again, spaced logarithmically
+    and rounded up; further offsets share the last. LTG-BERT has 32 buckets. Theirs drop out entries of P in training.
     """
 
     paper, formula = "He et al. 2023", "(q_i . W_K P_{b(i-j)} + k_j . W_Q P_{b(i-j)}) / sqrt(3D)"
@@ -186,7 +187,7 @@ class TransformerXL(PositionScheme):
 
     R are sinusoids of the offset, C wide and not clipped (XLNet has them for both signs). Every layer has its own
     W_R, without bias; u and v, one vector per head each, are shared by all layers (the authors' default). u . k_j does
-    not depend on positions, but belongs to the encoding.
+    not depend on positions, but belongs to the encoding. Theirs drops out entries of R in training.
     """
 
     paper, formula = "Dai et al. 2019", "(q_i . W_R R_{i-j} + u . k_j + v . W_R R_{i-j}) / sqrt(D)"

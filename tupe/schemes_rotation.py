@@ -28,8 +28,9 @@ class Rope(LearnedFrequencies, PositionScheme):
     positions by s (Chen et al., 2023). ntk:s multiplies the base by s^{d / (d - 2)}, d being the rotated columns, which
     divides the lowest frequency by s and keeps the highest. yarn:s (Peng et al., 2024) divides the low frequencies
     alone, as the authors' code does: with a ramp over the columns between those of 32 and of 1 turns within
-    max_positions; and multiplies q and k by 0.1 ln s + 1. Raises ValueError for two of these, and for options that
-    contradict each other.
+    the max_positions that the model had when it got the option, which stay with its weights; and multiplies q and k by
+    0.1 ln s + 1, the columns that are not rotated too (Hugging Face's scales the rotated ones alone). Raises ValueError
+    for two of these, and for options that contradict each other.
     """
 
     paper, formula = "Su et al. 2021", "(R_i q_i) . (R_j k_j) / sqrt(D)"
@@ -50,9 +51,11 @@ class Rope(LearnedFrequencies, PositionScheme):
             raise ValueError("only one of interpolate, ntk and yarn can be more than 1")
         if learned and local_base:
             raise ValueError("learned:True has no bases; local_base has no meaning beside it")
-        self.base, self.fraction, self.learned, self.trained = base, fraction, learned, dims.max_positions
+        self.base, self.fraction, self.learned = base, fraction, learned
         self.local_base, self.every = local_base or base, every
         self.interpolate, self.ntk, self.yarn = interpolate, ntk, yarn
+        if yarn > 1:
+            self.register_buffer("trained", torch.tensor(dims.max_positions))
         if learned:
             self.start_frequencies(self.columns(dims.head_dim), base)
 
@@ -69,9 +72,10 @@ class Rope(LearnedFrequencies, PositionScheme):
         if self.ntk > 1 and columns > 2:
             return omega * self.ntk ** (-2 * m / (columns - 2))
         if self.yarn > 1:
-            low, high = (columns * math.log(self.trained / (n * 2 * math.pi)) / (2 * math.log(base)) for n in (32, 1))
-            low, high = max(math.floor(low), 0), min(math.ceil(high), columns - 1)
-            slow = ((m - low) / max(high - low, 0.001)).clamp(0, 1)  # 0: keep the frequency, 1: divide it
+            turns = self.trained.double() / (2 * math.pi * torch.tensor([32.0, 1.0], device=device))
+            low, high = columns * turns.log() / (2 * math.log(base))  # the columns that turn so often
+            low, high = low.floor().clamp(min=0), high.ceil().clamp(max=columns - 1)
+            slow = ((m - low) / (high - low).clamp(min=0.001)).clamp(0, 1).float()  # 0: keep it, 1: divide it
             return omega * (1 - slow + slow / self.yarn)
         return omega
 

@@ -216,10 +216,14 @@ def test_the_model_card_has_settings_data_scores_and_licence(exported, tmp_path)
     assert "license: mit" in card and "`untied+t5`" in card and f"{parameters:,} parameters" in card
     manifest = {"counts": {"documents kept": 1234, "tokens": 56789}, "vocab_size": 70}
     (tmp_path / "manifest.json").write_text(json.dumps(manifest))
-    scores = [{"split": "valid", "best": best, "pearson": value} for best, value in ((True, 81.25), (False, 80))]
+    scores = [{"split": "valid", "num_updates": n, "pearson": value} for n, value in ((5, 81.25), (9, 80))]
     Record("STS-B", splits=["valid"], metrics=["pearson"], scores=scores, command="tupe finetune").save(tmp_path)
-    card = model_card(load_safely(checkpoint), tmp_path, tmp_path)
-    assert "1,234 documents, 56,789 words" in card and "best pearson on STS-B, validation | 81.25" in card
+    state = {**load_safely(checkpoint), "optimizer_history": [{"num_updates": 5}]}
+    card = model_card(state, tmp_path, tmp_path)
+    assert "1,234 documents, 56,789 words" in card and "| pearson on STS-B, validation | 81.25 |" in card
+    for updates in (0, 7):  # stretched, averaged; from another folder
+        state["optimizer_history"][0]["num_updates"] = updates
+        assert "validation |" not in model_card({**state, "extra_state": {}}, tmp_path, tmp_path)
 
 
 def test_all_auto_classes(exported):

@@ -66,6 +66,15 @@ def test_parameters_of_the_new_encoding_are_fresh(trained):
     assert all(torch.equal(same_seed[key], value) for key, value in swapped[1].items())
 
 
+def test_parameters_of_the_same_name_and_shape_stay_if_asked(trained, tmp_path):
+    path, table = tmp_path / "swapped.pt", "encoder.positions.t5.table.weight"
+    run(f"--checkpoint={trained[1]}", "--position=rope:yarn:4+t5", "--keep", f"--output={path}")
+    old, new = load(trained[1])["model"], load(path)["model"]
+    assert torch.equal(old[table], new[table])
+    run(f"--checkpoint={trained[1]}", "--position=t5:buckets:16", "--keep", f"--output={path}")  # another shape
+    assert load(path)["model"][table].shape != old[table].shape
+
+
 def test_classification_heads_stay(trained):
     state = read_checkpoint(trained[1])
     model, _ = load_model(trained[1])

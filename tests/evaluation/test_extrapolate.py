@@ -43,6 +43,7 @@ def test_windows(stream):
     middles = drawn.words[:, begin : begin + N - 2]
     places = [stream.tobytes().find(row.tobytes()) // 8 for row in middles]
     assert all(b - a >= N - 2 for a, b in zip(places, places[1:], strict=False))  # no token is scored twice
+    assert places[0] == begin and places[-1] > len(stream) - M  # from the first to the last word
     assert np.array_equal(drawn.masked, draw_windows(stream, N, M, 20).masked)
     with pytest.raises(ValueError, match="hold 46 windows of 40 tokens, fewer than 47"):
         draw_windows(stream, N, M, 47)

@@ -187,6 +187,8 @@ def test_bf16_autocast_is_close_and_keeps_float32_weights():
     with torch.autocast("cpu", torch.bfloat16):
         weights = rounded.encoder.attention_weights(TOKENS)
     torch.testing.assert_close(weights.float().sum(-1), torch.ones(2, 2, 7), atol=2**-8, rtol=0)
+    rounded.register_classification_head("rte", num_classes=2)
+    assert rounded(TOKENS, classification_head_name="rte")[0].dtype == torch.float32  # equal logits would be frequent
 
 
 def test_autocast_refuses_half_weights():

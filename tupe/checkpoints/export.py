@@ -15,7 +15,7 @@ from ..options import FOLDER, Command
 from ..plugin.glue_data import ENCODER_FILES
 from ..plugin.pretrained import check_dictionary
 from ..positions import parse
-from ..safe_load import read_checkpoint
+from ..safe_load import num_updates, read_checkpoint
 from ..schemes import SCHEMES
 
 logger = logging.getLogger(__name__)
@@ -112,8 +112,9 @@ def model_card(state: dict, run: Path, data: Path) -> str:
     )  # fmt: skip
     parameters = sum(value.numel() for value in state["model"].values() if value.is_floating_point())
     facts = {"size": f"{sizes}, {parameters:,} parameters"}
-    if history := state.get("optimizer_history"):
-        facts["updates"] = f"{history[-1]['num_updates']:,}"
+    updates = num_updates(state)
+    if updates:
+        facts["updates"] = f"{updates:,}"
     manifest = data / "manifest.json"
     if manifest.is_file():
         content = json.loads(manifest.read_text(encoding="utf-8"))
@@ -123,11 +124,15 @@ def model_card(state: dict, run: Path, data: Path) -> str:
             f"{content['vocab_size']:,} types"
         )
     known = record.read(run)
-    if known and known.scores:
-        metric, score = known.best()
-        what = f"best {metric} on {known.task}" if known.metrics else "loss in bits per masked token"
-        facts[f"{what}, validation"] = f"{score:.4g}"
-    elif extra.get("val_loss") is not None:
+    here = [
+        entry for entry in (known.scores if known else ())  # of this checkpoint, not of another one of its run
+        if updates and entry["num_updates"] == updates and entry["split"] == known.splits[0]
+    ]  # fmt: skip
+    if here:
+        metric = known.metrics[0] if known.metrics else "loss"
+        what = f"{metric} on {known.task}" if known.metrics else "loss in bits per masked token"
+        facts[f"{what}, validation"] = f"{here[-1][metric]:.4g}"
+    elif updates and extra.get("val_loss") is not None:
         facts["loss, validation"] = f"{extra['val_loss']:.4g}"
     if known:
         facts["command"] = f"`{known.command}`"

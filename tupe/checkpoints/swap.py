@@ -20,7 +20,7 @@ from ..positions import CLS
 from ..safe_load import read_checkpoint
 from .files import new_checkpoint, save_atomically
 
-SEGMENTS = "encoder.segments.weight"
+SEGMENTS, SETTINGS = "encoder.segments.weight", "encoder._extra_state"
 
 
 def dictionary_of(state: dict, data: str | Path | None = None) -> Dictionary:
@@ -33,13 +33,15 @@ def dictionary_of(state: dict, data: str | Path | None = None) -> Dictionary:
 
 
 def swap_position(
-    state: dict, dictionary: Dictionary, position: str, cls: str | None = None, segments: bool = False, seed: int = 1
+    state: dict, dictionary: Dictionary, position: str, cls: str | None = None, segments: bool = False, seed: int = 1,
+    keep: bool = False,
 ) -> dict:
     """A checkpoint with the weights of `state`, but the position schemes `position` with new parameters.
 
     state: from `safe_load.read_checkpoint`. dictionary: the one it was trained with. cls: one of `positions.CLS`; None
     keeps the old one. segments: add segment embeddings, if there are none, for the next-sentence objective. All schemes
-    of `position` get new parameters, even one that the old model has too. There is no optimizer state, because it
+    of `position` get new parameters, even one that the old model has too, unless keep: then parameters of the same name
+    and shape stay as well. There is no optimizer state, because it
     belongs to the old parameters. Raises ValueError for another kind of model, another dictionary, or a bad position.
     """
     cfg = copy.deepcopy(state["cfg"])
@@ -55,14 +57,15 @@ def swap_position(
     model = models.build_model(config, SimpleNamespace(source_dictionary=dictionary))
     kept = {key: value for key, value in state["model"].items() if not is_position(key)}
     new = {k: v for k, v in model.state_dict().items() if is_position(k) or (k == SEGMENTS and k not in kept)}
-    model.load_state_dict({**kept, **new})
+    old = {k: v for k, v in state["model"].items() if keep and k in new and k != SETTINGS and v.shape == new[k].shape}
+    model.load_state_dict({**kept, **new, **old})
     cfg["model"]["position"] = model.encoder.positions.name
     return new_checkpoint(cfg, model.state_dict())
 
 
 def is_position(key: str) -> bool:
     """Whether a key of the state dict belongs to the positions, or holds the settings, which name them."""
-    return key.startswith("encoder.positions.") or key == "encoder._extra_state"
+    return key.startswith("encoder.positions.") or key == SETTINGS
 
 
 @click.command(cls=Command)
@@ -72,16 +75,18 @@ def is_position(key: str) -> bool:
 @click.option("--segments", is_flag=True, help="add segment embeddings (next-sentence objective)")
 @click.option("--output", type=FILE, required=True, help="checkpoint to write")
 @click.option("--data", type=FOLDER, help="folder with dict.txt (default: that of its training)")
+@click.option("--keep", is_flag=True, help="positions' parameters of the same name and shape stay, too")
 @options.seed(help="of the new parameters")
-def command(checkpoint, position, cls, segments, output, data, seed):
+def command(checkpoint, position, cls, segments, output, data, keep, seed):
     """Give a trained model another position encoding and keep every other weight.
 
     \b
     tupe checkpoint swap --checkpoint checkpoint_last.pt --position untied+t5 --output swapped.pt
     tupe continue --checkpoint swapped.pt ...
+    tupe checkpoint swap --checkpoint checkpoint_last.pt --position rope:yarn:4+t5 --keep --output longer.pt
     """
     state = read_checkpoint(checkpoint)
-    swapped = swap_position(state, dictionary_of(state, data), position, cls, segments, seed)
+    swapped = swap_position(state, dictionary_of(state, data), position, cls, segments, seed, keep)
     save_atomically(swapped, output)
     old, new = (f"{s['cfg']['model']['position']}, [CLS] {s['cfg']['model']['cls']}" for s in (state, swapped))
     click.echo(f"{output}: {old} -> {new}")

@@ -8,6 +8,7 @@ L sequence length, M the longest L, n the length of the training, W number of wi
 
 import json
 import math
+import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -57,7 +58,7 @@ def draw_windows(stream: np.ndarray, trained: int, longest: int, count: int, see
         raise ValueError(
             f"{len(stream)} tokens of text hold {available} windows of {longest} tokens, fewer than {count}"
         )
-    starts = np.arange(available)[:: available // count][:count] * middle
+    starts = np.linspace(0, available - 1, count).astype(int) * middle
     words = np.stack([stream[start : start + size] for start in starts])
     rng, begin = np.random.default_rng(seed), (size - middle) // 2
     masked = rng.random(words.shape) < MASKED
@@ -148,8 +149,8 @@ def command(checkpoints, data, multiples, length, windows, output, seed):
     for label, path in labelled(checkpoints).items():
         model, task = load_model(path, data)
         length = length or model.max_positions()
-        middle, longest = length - 2, max(multiples) * length
-        stream = text_block(task, 1 + windows * middle + longest).numpy()[1:]
+        longest = max(multiples) * length
+        stream = text_block(task, sys.maxsize).numpy()[1:]  # all of the split, over which windows are spread
         results[label] = extrapolation(model, stream, length, multiples, windows, seed)
         drawn = model.encoder.config.places != "consecutive"
         beyond[label] = beyond_training(model.encoder.positions, model.max_positions() if drawn else length)

@@ -177,18 +177,20 @@ class TupeModel(BaseFairseqModel):
         """
         with self.precision():
             x, hiddens = self.encoder(src_tokens, return_all_hiddens, n_real)
-            extra = {"inner_states": hiddens}
-            if classification_head_name is not None:
-                classes = self.classification_heads[classification_head_name](x)
-                if masked_tokens is None:
-                    return classes, extra
-                extra["classes"] = classes
-            if not (features_only or spans):
-                if masked_tokens is not None:
-                    x = x[masked_tokens]  # [masked, C]
-                weight = self.encoder.tokens.weight
-                x = self.lm_head(x, weight) if lm_targets is None else self.lm_head.loss(x, weight, lm_targets)
-        return (self.span_head(x) if spans else x), extra
+        extra = {"inner_states": hiddens}
+        if classification_head_name is not None:  # rounded to bfloat16, near logits would be equal
+            classes = self.classification_heads[classification_head_name](x)
+            if masked_tokens is None:
+                return classes, extra
+            extra["classes"] = classes
+        if spans or features_only:
+            return (self.span_head(x) if spans else x), extra
+        with self.precision():
+            if masked_tokens is not None:
+                x = x[masked_tokens]  # [masked, C]
+            weight = self.encoder.tokens.weight
+            x = self.lm_head(x, weight) if lm_targets is None else self.lm_head.loss(x, weight, lm_targets)
+        return x, extra
 
     def precision(self) -> AbstractContextManager:
         """The context manager for `--autocast`. Raises ValueError if the weights are not float32."""
