@@ -1,14 +1,26 @@
 """Minimal pairs: reading, ties, uncertainty, and models for which the answer is known."""
 
 import json
+import math
 import zipfile
+from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 from click.testing import CliRunner
 
 from tupe.evaluation import minimal_pairs
-from tupe.evaluation.minimal_pairs import Pair, Paradigm, accuracies, credit, evaluate, macro_average, read_paradigms
+from tupe.evaluation.minimal_pairs import (
+    Pair,
+    Paradigm,
+    accuracies,
+    credit,
+    evaluate,
+    fingerprint,
+    macro_average,
+    read_paradigms,
+)
 from tupe.evaluation.probes import load_model
 from tupe.text import TextEncoder
 
@@ -32,6 +44,8 @@ def test_reads_every_kind(tmp_path):
     assert (swap.name, swap.phenomenon, swap.pairs[1]) == ("swap", "order", Pair("The dog ran.", "Cat the sat."))
     assert c == Paradigm("c", "c", [Pair("The cat sat.", "Cat the sat."), Pair("Dogs ran.", "Ran dogs.")])
     assert read_paradigms(tmp_path / "pairs.zip") == [swap]
+    (tmp_path / "b.jsonl").write_text(json.dumps({**ROW, "UID": "../up"}) + "\n")
+    assert read_paradigms(tmp_path / "b.jsonl")[0].name == "b"  # its scores stay in their folder
 
 
 @pytest.mark.parametrize(
@@ -69,6 +83,11 @@ def test_standard_errors_are_those_of_means():
     )
 
 
+def test_one_paradigm_has_no_error_over_paradigms():
+    mean, over_pairs, over_paradigms = macro_average({"one": np.array([1.0, 0.0, 1.0, 1.0])})
+    assert mean == 0.75 and over_pairs > 0 and math.isnan(over_paradigms)
+
+
 @pytest.fixture(scope="module")
 def pairs():
     words = [["the", "cat", "sat"], ["the", "birds", "sang"], ["dogs", "ran", "fast"]]
@@ -94,14 +113,77 @@ def test_with_positions_it_is_not(pairs, vocabulary, pretrained, tmp_path):
     assert (np.abs(results["order"]["word"]) > 1e-4).all()
 
 
-def test_command_keeps_what_it_has(pairs, vocabulary, pretrained, tmp_path, monkeypatch):
+def call(checkpoints, *words):
+    return CliRunner().invoke(minimal_pairs.command, [*map(str, checkpoints), *map(str, words)])
+
+
+def test_command_keeps_what_it_has(pairs, vocabulary, pretrained, nopos, tmp_path, monkeypatch):
     for paradigm in pairs:
         rows = [{**ROW, "UID": paradigm.name, "sentence_good": p.good, "sentence_bad": p.bad} for p in paradigm.pairs]
         write_rows(tmp_path / f"{paradigm.name}.jsonl", rows)
-    words = [f"mine={pretrained}", "--pairs", tmp_path, "--data", vocabulary, "--output", tmp_path / "out"]
-    first = CliRunner().invoke(minimal_pairs.command, list(map(str, words)))
+    words = ["--pairs", tmp_path, "--data", vocabulary, "--output"]
+    first = call([f"mine={pretrained}"], *words, tmp_path / "out")
     assert first.exit_code == 0, first.output
-    content = json.loads((tmp_path / "out" / "mine" / "summary.json").read_text())
+    path = tmp_path / "out" / "mine" / "summary.json"
+    content = json.loads(path.read_text(), parse_constant=pytest.fail)  # no NaN, which is no JSON
     assert content["pairs"] == 6 and content["indistinguishable"] == 1 and content["order"]["word"]["pairs"] == 3
+    assert content["order"]["word"]["error_over_paradigms"] is None  # one paradigm
+    (line,) = [line for line in first.output.splitlines() if "only order differs | word" in line]
+    assert line.split(" | ")[5] == "–"
+    other = call([f"mine={nopos}"], *words, tmp_path / "other")
+    again = call([f"mine={nopos}"], *words, tmp_path / "out")  # the label of another model before
+    notice, _, rest = again.output.partition("\n")
+    assert notice.endswith("recomputing") and rest == other.output != first.output
     monkeypatch.setattr(minimal_pairs, "differences", None)  # nothing is computed again
-    assert CliRunner().invoke(minimal_pairs.command, list(map(str, words))).output == first.output
+    assert call([f"mine={nopos}"], *words, tmp_path / "out").output == other.output
+
+
+def test_scores_are_kept_for_what_they_were_computed_from(pairs, vocabulary, pretrained, tmp_path, monkeypatch):
+    model, _ = load_model(pretrained, vocabulary)
+    encoder, computed, said = TextEncoder(vocabulary), [], []
+    real = minimal_pairs.differences
+    monkeypatch.setattr(minimal_pairs, "differences", lambda *inputs: computed.append(inputs) or real(*inputs))
+
+    def count(paradigms=pairs, encoder=encoder):
+        """How many paradigms are computed, and the lines about it. What is returned is what is computed in a new
+        folder."""
+        computed.clear()
+        said.clear()
+        results = evaluate(model, encoder, paradigms, tmp_path / "out", say=said.append)
+        numbers = len(computed), len(said)
+        fresh = evaluate(model, encoder, paradigms, tmp_path / f"{len(list(tmp_path.iterdir()))}")
+        for name, arrays in fresh.items():
+            assert results[name].keys() == arrays.keys()
+            assert all(np.array_equal(results[name][key], value) for key, value in arrays.items())
+        return numbers
+
+    assert count() == (3, 0) and count() == (0, 0)
+    (tmp_path / "out" / "case.npz").unlink()  # as if the run had been killed before it
+    assert count() == (1, 0)
+    changed = [replace(pairs[0], pairs=[Pair(pair.bad, pair.good) for pair in pairs[0].pairs]), *pairs[1:]]
+    assert count(changed) == (1, 1) and count() == (1, 1)
+    fewer = TextEncoder(vocabulary)
+    fewer.words = frozenset({"the", "cat", "sat", "."})
+    assert count(encoder=fewer) == (2, 1) and count() == (2, 1)  # "case" has no other words
+    with torch.no_grad():
+        model.encoder.embed_norm.bias[0] += 1
+    assert count() == (3, 1) and count() == (0, 0)
+    for path in (tmp_path / "out").glob("*.npz"):  # without a word about their origin, as before
+        with np.load(path) as file:
+            arrays = {name: file[name] for name in (*minimal_pairs.MEASURES, "same_words", "same_pieces")}
+        np.savez_compressed(path, **arrays)
+    assert count() == (3, 1) and count() == (0, 0)
+
+
+def test_settings_count_too(vocabulary, pretrained):
+    model, _ = load_model(pretrained, vocabulary)
+    before = fingerprint(model)
+    assert before == fingerprint(load_model(pretrained, vocabulary)[0])
+    model.encoder.config.layer_norm_eps = 1e-12  # is not in the state dict
+    assert fingerprint(model) != before
+
+
+def test_labels_of_one_folder_are_refused(tmp_path):
+    result = call(["a_x.pt", "a/x.pt"], "--pairs", tmp_path, "--output", tmp_path / "out")
+    assert result.exit_code == 2 and "a_x.pt and a/x.pt would both be kept as a_x.pt" in result.output
+    assert result.output.count("\n") == 1 and not (tmp_path / "out").exists()

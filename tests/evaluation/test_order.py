@@ -4,12 +4,14 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from click.testing import CliRunner
 from helpers import build
 
 from tupe.evaluation.order import (
     TokenLosses,
     blocks_of_length,
     cls_attention,
+    command,
     evaluate,
     held_out_sentences,
     order_scores,
@@ -116,3 +118,9 @@ def test_models_trained_in_autocast_are_evaluated_in_float32(nopos, vocabulary, 
     model, task = load_model(tmp_path / "autocast.pt", vocabulary)
     scores = order_scores(model, held_out_sentences(task, TextEncoder(vocabulary), 8))
     assert scores["accuracy"] == 0.5 and abs(scores["margin"]) < 1e-4
+
+
+def test_labels_of_one_file_are_refused(tmp_path):
+    result = CliRunner().invoke(command, ["a_x.pt", "a/x.pt", "--output", str(tmp_path / "out")])
+    assert result.exit_code == 2 and "a_x.pt and a/x.pt would both be kept as a_x.pt" in result.output
+    assert result.output.count("\n") == 1 and not (tmp_path / "out").exists()

@@ -7,8 +7,10 @@ sum with the later pieces of a word masked is the primary one. A difference of a
 half, so that a model without positions is exactly at one half on pairs that differ in the order of their words alone.
 """
 
+import hashlib
 import io
 import json
+import math
 import zipfile
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -18,6 +20,7 @@ from typing import Any
 
 import click
 import numpy as np
+import torch
 from tqdm import tqdm
 
 from ..options import FOLDER, QuietCommand, cut, output, seed
@@ -25,12 +28,13 @@ from ..plugin.model import TupeModel
 from ..record import write_atomically
 from ..tables import Table
 from ..text import TextEncoder
-from .likelihood import pseudo_log_likelihoods
-from .probes import labelled, load_model
+from .likelihood import Sentence, pseudo_log_likelihoods
+from .probes import file_names, labelled, load_model
 
 TIE = 1e-4  # nats: below it, a difference is rounding
 LARGEST = 2**28  # bytes of a file in an archive, which may unpack to anything
 MEASURES = ("word", "mean", "single")  # the first is the primary one
+ORIGIN = "origin"  # beside the arrays in a file: a hash of what they depend on
 PHENOMENA = {"s-selection": "argument_structure"}  # the paper's twelve phenomena count one paradigm of BLiMP's 67 there
 
 
@@ -125,19 +129,20 @@ def _paradigm(name: str, text: str) -> Paradigm:
     if not pairs:
         raise ValueError(f"{name} holds no pair")
     phenomenon = phenomena.pop() if len(phenomena) == 1 else stem
-    return Paradigm(names.pop() if len(names) == 1 else stem, PHENOMENA.get(phenomenon, phenomenon), pairs)
+    own = names.pop() if len(names) == 1 else stem  # of the file that keeps its scores, too
+    return Paradigm(own if Path(own).name == own else stem, PHENOMENA.get(phenomenon, phenomenon), pairs)
 
 
 # ------------------------------------------------------------------------------------------------------------ scoring
 
 
-def differences(model: TupeModel, encoder: TextEncoder, paradigm: Paradigm) -> dict[str, np.ndarray]:
+def differences(model: TupeModel, words: list[list[Sentence]]) -> dict[str, np.ndarray]:
     """{measure: good minus bad in nats [pairs], "same_words": [pairs], "same_pieces": [pairs]}.
 
-    same_words: the two sentences have the same words, each in the same pieces, so that their order alone tells them
-    apart. same_pieces: they are one and the same for the model (words that differ in case, or are unknown).
+    words: the good and the bad sentence of each pair. same_words: both have the same words, each in the same pieces, so
+    that their order alone tells them apart. same_pieces: they are one and the same for the model (words that differ in
+    case, or are unknown).
     """
-    words = [[encoder.word_ids(text) for text in (pair.good, pair.bad)] for pair in paradigm.pairs]
     flat = [sentence for pair in words for sentence in pair]
     scores = list(pseudo_log_likelihoods(model, flat))
     good, bad = scores[::2], scores[1::2]
@@ -169,7 +174,7 @@ def macro_average(credits: dict[str, np.ndarray], resamples: int = 1000, seed: i
     """(mean over paradigms, its standard error over pairs, its standard error over paradigms and pairs).
 
     By the bootstrap: for the first one pairs are drawn anew within each paradigm, for the second one paradigms, whose
-    accuracies vary by their pairs, too.
+    accuracies vary by their pairs, too. One paradigm says nothing of how paradigms vary: its error over them is NaN.
     """
     rng = np.random.default_rng(seed)
     means = np.array([values.mean() for values in credits.values()])
@@ -178,27 +183,44 @@ def macro_average(credits: dict[str, np.ndarray], resamples: int = 1000, seed: i
     )
     over_pairs = drawn.mean(axis=0)
     over_paradigms = means[rng.integers(len(means), size=(len(means), resamples))].mean(axis=0)
-    return float(means.mean()), float(over_pairs.std(ddof=1)), float(over_paradigms.std(ddof=1))
+    spread = float(over_paradigms.std(ddof=1)) if len(means) > 1 else math.nan
+    return float(means.mean()), float(over_pairs.std(ddof=1)), spread
+
+
+def fingerprint(model: TupeModel) -> str:
+    """A hash of a model's settings, weights and dictionary (the state dict has a hash of it)."""
+    digest = hashlib.sha256(repr(model.encoder.config).encode())
+    for name, value in model.state_dict().items():
+        digest.update(f"{name} {value.dtype} {list(value.shape)}".encode())
+        digest.update(value.cpu().flatten().view(torch.uint8).numpy())
+    return digest.hexdigest()
 
 
 def evaluate(
     model: TupeModel, encoder: TextEncoder, paradigms: list[Paradigm], folder: Path, say: Callable[[str], Any] = print
 ) -> dict[str, dict]:
-    """{paradigm: arrays of `differences`}, rounded to 1e-5 nats. They are kept in `folder`; what is there is read."""
+    """{paradigm: arrays of `differences`}, rounded to 1e-5 nats. They are kept in `folder`; what is there of the same
+    model, tokeniser and pairs is read, the rest computed. say: gets one line if something there is not known to be."""
     folder.mkdir(parents=True, exist_ok=True)
-    results = {}
+    results, of_model, told = {}, fingerprint(model), False
     for paradigm in tqdm(paradigms, unit="paradigm", disable=None):
+        words = [[encoder.word_ids(text) for text in (pair.good, pair.bad)] for pair in paradigm.pairs]
+        # Ids, not texts: they are what scores depend on, of the pairs and the tokeniser.
+        origin = hashlib.sha256(f"{of_model} {json.dumps(words)}".encode()).hexdigest()
         path = folder / f"{paradigm.name}.npz"
         if path.exists():
-            with np.load(path) as arrays:
-                results[paradigm.name] = dict(arrays)
-            if len(results[paradigm.name]["word"]) == len(paradigm.pairs):
+            with np.load(path) as file:
+                arrays = dict(file)
+            if str(arrays.pop(ORIGIN, "")) == origin:
+                results[paradigm.name] = arrays
                 continue
-            say(f"{path} holds another number of pairs: recomputing")
-        arrays = differences(model, encoder, paradigm)
+            if not told:
+                say(f"{folder} has scores that may be of another model, tokeniser or pairs: recomputing")
+                told = True
+        arrays = differences(model, words)
         rounded = {name: np.round(v, 5).astype("f4") if v.dtype == float else v for name, v in arrays.items()}
         buffer = io.BytesIO()
-        np.savez_compressed(buffer, **rounded)
+        np.savez_compressed(buffer, **rounded, **{ORIGIN: origin})
         partial = path.with_suffix(".partial")
         partial.write_bytes(buffer.getvalue())
         partial.replace(path)
@@ -211,7 +233,8 @@ def evaluate(
 
 def summary(results: dict, paradigms: list[Paradigm], seed: int = 1) -> dict:
     """Accuracies as plain numbers: per measure the macro average with both standard errors, on all pairs and on those
-    where only order decides; per paradigm and phenomenon; numbers of pairs and ties."""
+    where only order decides; per paradigm and phenomenon; numbers of pairs and ties. An error that is
+    NaN is None: JSON has no NaN."""
     phenomenon = {paradigm.name: paradigm.phenomenon for paradigm in paradigms}
     content = {"pairs": int(sum(len(arrays["word"]) for arrays in results.values()))}
     for key, only_order in (("all", False), ("order", True)):
@@ -226,7 +249,7 @@ def summary(results: dict, paradigms: list[Paradigm], seed: int = 1) -> dict:
             content.setdefault(key, {})[measure] = {
                 "accuracy": mean,
                 "error_over_pairs": over_pairs,
-                "error_over_paradigms": over_paradigms,
+                "error_over_paradigms": None if math.isnan(over_paradigms) else over_paradigms,
                 "pairs": int(sum(map(len, credits.values()))),
                 "ties": int(sum((values == 0.5).sum() for values in credits.values())),
                 "paradigms": {name: float(values.mean()) for name, values in credits.items()},
@@ -243,7 +266,7 @@ def tables(summaries: dict[str, dict]) -> list[Table]:
         for key, what in (("all", "all pairs"), ("order", "only order differs")):
             for measure, values in content.get(key, {}).items():
                 shown = ("accuracy", "error_over_pairs", "error_over_paradigms")
-                cells = [f"{100 * values[name]:.2f}" for name in shown]
+                cells = ["" if values[name] is None else f"{100 * values[name]:.2f}" for name in shown]
                 rows.append([label, what, measure, *cells, str(values["pairs"]), str(values["ties"])])
     header = ["model", "subset", "score", "accuracy", "s.e. over pairs", "s.e. over paradigms", "pairs", "ties"]
     names = sorted({name for content in summaries.values() for name in content["all"][MEASURES[0]]["phenomena"]})
@@ -262,17 +285,19 @@ def tables(summaries: dict[str, dict]) -> list[Table]:
 @click.option("--pairs", required=True, type=click.Path(path_type=Path), help="zip archive, folder, or file")
 @click.option("--data", type=FOLDER, help="folder with dict.txt and the pieces (default: the training data's)")
 @click.option("--limit", type=click.IntRange(1), help="pairs of each paradigm, the first ones (default: all)")
-@output("folder of the results, one per model; what is there is not computed again")
+@output("folder of the results, one per model; what is there of the same model and pairs is kept")
 @seed(help="of the bootstrap")
 def command(checkpoints, pairs, data, limit, output, seed):
     """Accuracy on minimal pairs: per paradigm, per phenomenon, and where only the order of the words differs."""
+    paths = labelled(checkpoints)
+    names = file_names(paths)
     paradigms = read_paradigms(pairs)
     if limit:
         paradigms = [Paradigm(p.name, p.phenomenon, p.pairs[:limit]) for p in paradigms]
     summaries = {}
-    for label, path in labelled(checkpoints).items():
+    for label, path in paths.items():
         model, task = load_model(path, data)
-        folder = output / label.replace("/", "_")
+        folder = output / names[label]
         results = evaluate(model, TextEncoder(task.cfg.data), paradigms, folder, say=click.echo)
         summaries[label] = summary(results, paradigms, seed)
         write_atomically(folder / "summary.json", json.dumps(summaries[label], indent=1) + "\n")

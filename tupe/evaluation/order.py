@@ -26,7 +26,7 @@ from ..tables import Table
 from ..text import TextEncoder
 from .likelihood import Sentence, pseudo_log_likelihoods
 from .minimal_pairs import credit
-from .probes import labelled, load_model, text_block
+from .probes import file_names, labelled, load_model, text_block
 
 FIRST = 8  # positions after [CLS] that the paper's observation is about
 WORDS = (6, 30)  # fewest and most words of a sentence whose order is tested
@@ -190,12 +190,14 @@ def blocks_of_length(task: FairseqTask, length: int, count: int, split: str = "v
 @seed(help="of the choice of sentences and swaps")
 def command(checkpoints, data, sentences, tokens, output, seed):
     """Order sensitivity, losses by position and length, and the attention of [CLS]."""
+    paths = labelled(checkpoints)
+    names = file_names(paths)
     output.mkdir(parents=True, exist_ok=True)
     rows = []
-    for label, path in labelled(checkpoints).items():
+    for label, path in paths.items():
         model, task = load_model(path, data)
         content = evaluate(model, task, TextEncoder(task.cfg.data), sentences, tokens, seed)
-        write_atomically(output / f"{label.replace('/', '_')}.json", json.dumps(content, indent=1) + "\n")
+        write_atomically(output / f"{names[label]}.json", json.dumps(content, indent=1) + "\n")
         order, loss = content["order"], content["loss"]
         rows.append([
             label, f"{100 * order['accuracy']:.2f} ± {100 * order['accuracy_error']:.2f}",

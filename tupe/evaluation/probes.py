@@ -55,6 +55,17 @@ def labelled(sources: Iterable) -> dict:
     return paths
 
 
+def file_names(labels: Iterable[str]) -> dict[str, str]:
+    """{label: its name in the output folder}, without "/". ValueError for two labels of one name."""
+    owners = {}
+    for label in labels:
+        name = label.replace("/", "_")
+        if name in owners:
+            raise ValueError(f"{owners[name]} and {label} would both be kept as {name}; give one another label")
+        owners[name] = label
+    return {label: name for name, label in owners.items()}
+
+
 def text_block(task: FairseqTask, length: int, split: str = "valid") -> torch.Tensor:
     """[L] ids: `<s>` and the first tokens of a split, at most `length` in all."""
     data = task.cfg.data.split(":")[0]
