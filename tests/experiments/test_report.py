@@ -255,9 +255,18 @@ def test_runs_as_csv(tmp_path):
     write_runs(tmp_path, ["MNLI", "STS-B"], {2e-5: [1 / 3]})
     rows = list(csv.DictReader(io.StringIO(run_table(collect([tmp_path])).csv())))
     assert len(rows) == 2 * 2 * 2  # epochs, tasks, and two splits or two metrics
+    assert {row["settings"] for row in rows} == {""}  # nothing to tell apart
     assert {(row["task"], row["metric"]) for row in rows if float(row["score"]) == 1 / 3} == {
         ("MNLI", "accuracy"), ("STS-B", "pearson"), ("STS-B", "spearman"),
     }  # fmt: skip
+
+
+def test_rows_of_csv_have_the_settings_that_differ(tmp_path):
+    for dropout in ("0", "0.1"):
+        write_run(tmp_path / dropout, "RTE", 2e-5, 1, 60.0, command=f"tupe finetune model.dropout={dropout}")
+    rows = csv.DictReader(io.StringIO(run_table(collect([tmp_path])).csv()))
+    settings = {(row["folder"], row["settings"]) for row in rows}
+    assert settings == {(str(tmp_path / dropout), f"model.dropout {dropout}") for dropout in ("0", "0.1")}
 
 
 @pytest.mark.parametrize(

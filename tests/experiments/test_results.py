@@ -1,5 +1,7 @@
 """What is found in folders of runs."""
 
+import re
+import shlex
 import shutil
 from pathlib import Path
 
@@ -112,6 +114,47 @@ def test_models_of_one_name_are_told_apart_by_their_folders(tmp_path):
     assert {str(model) for model in models} == {f"tupe_r [{f}] @ {updates}" for f in "ab" for updates in ("300k", "1M")}
     (model,) = collect([tmp_path / "a" / "300000"]).models()
     assert model.name == "tupe_r"
+
+
+def test_runs_with_other_settings_are_models_of_their_own(tmp_path):
+    sweep = Sweep.plan("finetune", tmp_path, {"model.dropout": ["0", "0.1"], "seed": ["1", "2"]}, ["--task=RTE"])
+    for job in sweep.jobs:
+        lr, seed = (float(re.search(rf"{name}=(\S+)", " ".join(job.command))[1]) for name in ("lr", "seed"))
+        command = shlex.join(["tupe", *job.command[3:]])
+        write_run(job.folder, "RTE", lr, int(seed), 60.0, architecture="bert_a", command=command)
+    write_run(tmp_path / "tupe_r", "RTE", 2e-5, 1, 60.0, command="tupe finetune --output x --fp16 model.dropout=0")
+    collection = collect([tmp_path])
+    assert len(collection.finished) == len(sweep.jobs) + 1 == 17 and not collection.left_out
+    names = {"bert_a (model.dropout 0)", "bert_a (model.dropout 0.1)", "tupe_r (fp16, model.dropout 0)"}
+    assert {model.name for model in collection.models()} == names
+    (model,) = collect([tmp_path / "tupe_r"]).models()
+    assert model.name == "tupe_r"  # where nothing differs, nothing is named
+
+
+def test_runs_of_another_length_are_models_of_their_own(tmp_path):
+    """Lengths of one task: others of other tasks are usual, and need no name."""
+    write_run(tmp_path / "a", "RTE", 2e-5, 1, 60.0, epochs=3, variant="position shaw")
+    write_run(tmp_path / "b", "CoLA", 2e-5, 1, 60.0, epochs=10, variant="position shaw")
+    assert [model.name for model in collect([tmp_path]).models()] == ["tupe_r (position shaw)"]
+    write_run(tmp_path / "c", "RTE", 3e-5, 1, 60.0, epochs=10, variant="position shaw")
+    runs = {(model.name, task) for model, task, *_ in collect([tmp_path]).finished}
+    three, ten = (f"tupe_r (position shaw, max_epoch {epochs})" for epochs in (3, 10))
+    assert runs == {(three, "RTE"), (ten, "RTE"), (ten, "CoLA")}
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("tupe finetune --task RTE --data a --output x --num-workers 0", "tupe finetune --task=rte --data=b --gpus 1"),
+        ("tupe finetune --output x --no-save --seed 1", "tupe finetune --keep-last-epochs=1 --output runs/lr=2e-5"),
+        ("fairseq-hydra-train -m glue=rte hydra/launcher=slurm task.data=a common.seed=1", "tupe finetune"),
+        ("tupe finetune 'x", ""),
+    ],
+)
+def test_options_that_change_no_score_are_no_settings(tmp_path, one, other):
+    for seed, command in enumerate((one, other), 1):
+        write_run(tmp_path / str(seed), "RTE", 2e-5, seed, 60.0, command=command)
+    assert [model.name for model in collect([tmp_path]).models()] == ["tupe_r"]
 
 
 def test_scores_of_an_epoch(tmp_path):

@@ -21,6 +21,7 @@ from tupe.experiments.summary import (
     counterpart,
     majority,
     majority_of,
+    mean_columns,
     paper_row,
     pretraining,
     published,
@@ -125,6 +126,16 @@ def test_mean_over_glue_takes_f1_and_spearman_and_leaves_wnli_out(tmp_path):
         shutil.rmtree(folder)
     (lists,) = score_lists(summaries_of(tmp_path)).values()  # no mean of one column
     assert list(lists) == ["CoLA accuracy", "CoLA matthews", "WNLI accuracy"]
+
+
+def test_mean_over_glue_has_one_column_of_mnli(tmp_path):
+    write_runs(tmp_path, TASKS, {2e-5: [80]})
+    write_run(tmp_path / "other", "MNLI", 2e-5, 1, 80.0, architecture="bert_a")
+    summaries = {model: tasks for model, tasks in summaries_of(tmp_path).items() if model.architecture == "tupe_r"}
+    assert len(mean_columns(summaries)) == 8 and ("MNLI", "valid", "accuracy") in mean_columns(summaries)
+    (lists,) = score_lists(summaries).values()
+    assert next(iter(lists.items())) == ("mean of 8 (F1, Spearman; no WNLI)", [80])  # MNLI-mm scores 81
+    assert mean_columns(summaries_of(tmp_path)) == []  # two development sets of one task have no mean
 
 
 # ----------------------------------------------------------------------------------------------------------- majority

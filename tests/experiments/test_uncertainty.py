@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 from helpers import write_run
 
-from tupe.experiments.results import collect
+from tupe.experiments.results import collect, with_unit
 from tupe.experiments.summary import summarise
 from tupe.experiments.uncertainty import uncertainty_tables
+from tupe.record import Record
 
 EXAMPLES = 400
 
@@ -49,11 +50,70 @@ def test_errors_by_their_source(tmp_path):
     assert float(difference["development examples"]) == pytest.approx(expected, rel=0.2)
 
 
+@pytest.mark.parametrize(
+    ("architecture", "updates", "reference"),
+    [
+        ("tupe_r", 1_000_000, "bert_a @ 1M"),
+        ("tupe_r", 100_000, "bert_a @ 100k"),
+        ("bert_a_large", 1_000_000, None),
+        ("tupe_a_large", 1_000_000, "bert_a_large @ 1M"),
+        ("electra_tupe_r", 1_000_000, "electra_a @ 1M"),
+        ("electra_tupe_r", 100_000, None),
+        ("bert_a", 1_000_000, None),
+    ],
+)
+def test_differences_are_from_the_plain_model_of_the_same_kind(tmp_path, architecture, updates, reference):
+    """Of the same family and size, after as many updates. Variants, which sort before, are not it."""
+    plain = [("bert_a", 100_000), ("bert_a", 1_000_000), ("bert_a_large", 1_000_000), ("electra_a", 1_000_000)]
+    for name, count in {*plain, (architecture, updates)}:
+        path = f"/runs/{name}/{count}.pt"
+        write_run(tmp_path / f"{name}{count}", "RTE", 2e-5, 1, 60.0, architecture=name, updates=count, pretrained=path)
+    more = {"architecture": "bert_a", "updates": updates, "variant": "position shaw", "pretrained": "/runs/shaw.pt"}
+    write_run(tmp_path / "variant", "RTE", 2e-5, 1, 60.0, **more)
+    _, differences = tables_of(tmp_path)
+    of_model = [row["minus"] for row in differences if row["model"] == f"{architecture} @ {with_unit(updates)}"]
+    assert of_model == [reference] * (reference is not None)
+
+
+def test_differences_need_a_reference_with_the_same_settings(tmp_path):
+    write_run(tmp_path / "a", "RTE", 2e-5, 1, 60.0, architecture="bert_a", epochs=3)
+    write_run(tmp_path / "b", "RTE", 2e-5, 1, 60.0, architecture="tupe_r", epochs=10)
+    assert len(tables_of(tmp_path)) == 1
+    write_run(tmp_path / "c", "RTE", 2e-5, 1, 60.0, architecture="bert_a", epochs=10)
+    _, differences = tables_of(tmp_path)
+    assert [(row["model"], row["minus"]) for row in differences] == [
+        ("tupe_r (max_epoch 10) @ 1M", "bert_a (max_epoch 10) @ 1M")
+    ]
+
+
+def write_pretraining(folder, seed, data="corpus", lr=1e-3):
+    """The record of a pre-training; returns the path of its checkpoint."""
+    command = f"tupe pretrain --data=/{data} --arch=bert_a_tiny --seed={seed} --output={folder}"
+    folder.mkdir(parents=True)
+    Record("masked_lm", "bert_a_tiny", seed=seed, lr=lr, command=command, started_at="today").save(folder)
+    return str(folder / "checkpoint_last.pt")
+
+
 def test_several_runs_of_pre_training_show_what_it_varies(tmp_path):
-    for number, score in enumerate((60.0, 62.0), 1):
-        path = f"/runs/{number}/checkpoint_last.pt"
-        write_run(tmp_path / str(number), "RTE", 2e-5, 1, score, architecture="bert_a_tiny", pretrained=path)
+    for seed, score in enumerate((60.0, 62.0), 1):
+        path = write_pretraining(tmp_path / "pretrained" / str(seed), seed)
+        write_run(tmp_path / str(seed), "RTE", 2e-5, 1, score, architecture="bert_a_tiny", pretrained=path)
     rows, _ = tables_of(tmp_path)
     assert [row["pre-training seeds"] for row in rows] == ["1.00 (2)"] * 2
     assert [row["fine-tuning seeds"] for row in rows] == ["? (1)"] * 2
     assert [row["development examples"] for row in rows] == ["?"] * 2  # no predictions were kept
+
+
+@pytest.mark.parametrize(
+    "other", [{"seed": 1}, {"seed": 2, "data": "more"}, {"seed": 2, "lr": 2e-3}, None],
+    ids=["a copy", "another corpus", "another learning rate", "no record"],
+)  # fmt: skip
+def test_what_is_not_known_to_be_another_seed_of_pre_training_does_not_count_as_one(tmp_path, other):
+    paths = [write_pretraining(tmp_path / "pretrained" / "1", 1), str(tmp_path / "pretrained" / "x" / "last.pt")]
+    if other:
+        paths[1] = write_pretraining(tmp_path / "pretrained" / "x", **other)
+    for path, score in zip(paths, (60.0, 62.0), strict=True):
+        folder = tmp_path / f"{score}"
+        write_run(folder, "RTE", 2e-5, 1, score, architecture="bert_a_tiny", pretrained=path)
+    rows, _ = tables_of(tmp_path)
+    assert [row["pre-training seeds"] for row in rows] == ["? (1)"] * 2

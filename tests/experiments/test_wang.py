@@ -1,12 +1,15 @@
 """The published tables of Wang et al.: consistent with themselves, and beside our models of the same encodings."""
 
+import statistics
+
 import pytest
-from helpers import write_run
+from helpers import write_run, write_runs
 from scipy.stats import pearsonr, ttest_ind_from_stats
 
 from tupe.experiments import wang
 from tupe.experiments.results import Model, collect
 from tupe.experiments.summary import summarise
+from tupe.plugin.glue import TASKS
 
 BORDERLINE = {("ape_sin_learned", "v2.0 F1"), ("ape_sin_learned", "v2.0 EM"), ("ape_rpe_sin_learned", "v1.1 EM")}
 
@@ -21,6 +24,20 @@ def test_their_correlations_follow_from_their_tables(measure):
         scores = [content["squad"][row][column]["mean"] if of_squad else content["glue"][row][column] for row in rows]
         computed = pearsonr([content["properties"][row][measure] for row in rows], scores)[0]
         assert round(abs(round(computed, 2) - value), 2) <= (0.11 if of_squad else 0.02), column
+
+
+def test_their_mean_over_glue_is_that_of_eight_columns():
+    """MNLI counts once, WNLI does not."""
+    columns = ["CoLA", "SST-2", "MNLI", "MRPC F1", "QNLI", "QQP F1", "RTE", "STS-B Spearman"]
+    for name, row in wang.published()["glue"].items():
+        assert statistics.mean(row[column] for column in columns) == pytest.approx(row["mean"], abs=0.0501), name
+
+
+def test_our_mean_stands_beside_theirs_and_is_of_the_same_columns(tmp_path):
+    write_runs(tmp_path, TASKS, {2e-5: [60]}, architecture="bert_a")
+    table = wang.score_table(summarise(collect([tmp_path]).finished, "best"))
+    (_, theirs), (_, ours) = table.rows
+    assert table.header[-1] == "mean" and (theirs[-1], ours[-1]) == ("82.2", "60.00")  # MNLI-mm, 61, is not in it
 
 
 def test_their_marks_are_a_welch_test_but_for_three_borderline_cells():

@@ -190,16 +190,16 @@ def correlation_table(probed: dict, summaries: dict) -> Table:
 def run_table(collection: Collection) -> Table:
     """Every score of every finished run, unrounded, for runs.csv."""
     header = [
-        "architecture", "variant", "pretraining updates", "task", "split", "lr", "seed", "epoch", "updates", "best",
-        "metric", "score", "folder",
+        "architecture", "variant", "settings", "pretraining updates", "task", "split", "lr", "seed", "epoch", "updates",
+        "best", "metric", "score", "folder",
     ]  # fmt: skip
     rows = []
     for (model, task, lr, seed), run in sorted(collection.finished.items(), key=lambda item: item[0]):
         for entry in run.record.scores:
             for metric in run.record.metrics:
                 cells = [
-                    model.architecture, model.variant, model.updates, task, entry["split"], f"{lr:g}", seed,
-                    entry["epoch"], entry["num_updates"], int(entry["best"]), metric, entry[metric], run.folder,
+                    model.architecture, model.variant, model.settings, model.updates, task, entry["split"], f"{lr:g}",
+                    seed, entry["epoch"], entry["num_updates"], int(entry["best"]), metric, entry[metric], run.folder,
                 ]  # fmt: skip
                 rows.append([str(cell) for cell in cells])
     return Table.plain(header, rows)
@@ -272,19 +272,25 @@ def pretraining_curves(summaries: dict) -> list:
 PROTOCOL = (
     "Scores on the development sets, times 100. A configuration is a learning rate; its score is the median over "
     "seeds, and the configuration with the best median is shown, among those with the most finished seeds. The average "
-    "is the mean of the paper's nine columns, MNLI-m and -mm separate; WNLI is outside of it."
+    "is the mean of the paper's nine columns, MNLI-m and -mm separate; WNLI is outside of it. Where runs of a task "
+    "differ in length or other settings, the models' names say them: only runs with the same settings share a row."
 )
 WHICH_EPOCH = (
     "The paper does not say which epoch its scores are from; its released command evaluates during each epoch and "
     "keeps the best. Runs here are evaluated once after each epoch."
 )
 MAJORITY = f"{NO_BETTER}: no better than the row majority, which is always giving one answer (a correlation of 0)."
-SPREAD = "Mean ± standard deviation over the seeds of the best configuration."
+SPREAD = (
+    "Mean ± standard deviation over the seeds of the best configuration. The mean over tasks is that of Wang et al. "
+    "(2021): a column per task, MNLI's the matched set."
+)
 UNCERTAINTY = (
     "Standard errors of the mean over seeds (best configuration, best epoch), by their source: which examples are in "
     "the development set (bootstrap, the same draws for all models), the seeds of fine-tuning, the seeds of "
-    "pre-training; in brackets the number of runs, ? where one run cannot tell. Differences are paired by example and "
-    "by seed. Choosing the epoch and the learning rate on the same examples is in none of them."
+    "pre-training; in brackets their number, ? where one cannot tell. Seeds of pre-training are those of checkpoints "
+    "whose records, beside them, agree in all other settings; copies of one count once. Differences are from the plain "
+    "BERT-A (ELECTRA-A) of the same size, pre-training updates and settings, paired by example and by seed. Choosing "
+    "the epoch and the learning rate on the same examples is in none of them."
 )
 CORRELATIONS = (
     "Pearson correlation, over the models with position encodings, of each property with each score (mean over seeds, "

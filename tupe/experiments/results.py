@@ -1,6 +1,8 @@
 """What folders of runs hold: finished runs of fine-tuning, and everything else with its reason."""
 
 import os
+import re
+import shlex
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
@@ -10,6 +12,16 @@ from .. import record
 from ..record import Record
 from .grid import Sweep
 
+# Options of a command, in whatever section, that are no settings: the record itself has what they say, or they are of
+# the machine, of saving and of logging, and change no score.
+NO_SETTINGS = {
+    "task", "checkpoint", "finetune_from_model", "output", "save_dir", "lr", "seed", "max_epoch", "max_update",
+    "arch", "position", "glue", "squad_version", "gpus", "nodes", "node_rank", "master_addr", "master_port",
+    "allocator", "num_workers", "heartbeat_timeout", "user_dir", "config_dir", "no_save", "no_last_checkpoints",
+    "no_epoch_checkpoints", "no_save_optimizer_state", "save_interval", "save_interval_updates",
+    "keep_interval_updates", "keep_last_epochs", "keep_best_checkpoints", "log_interval", "log_format", "log_file",
+    "no_progress_bar", "tensorboard_logdir", "wandb_project",
+}  # fmt: skip
 EPOCHS = {"best": "best epoch of each run", "last": "last epoch of each run"}
 
 
@@ -22,10 +34,12 @@ class Model:
     checkpoint: str
     variant: str = ""  # how it differs from its architecture
     folder: str = ""  # of the checkpoint, as far as it is needed to tell two models apart
+    settings: str = ""  # of its fine-tuning, as far as they are needed to tell two runs apart
 
     @property
     def name(self) -> str:
-        return f"{self.architecture}{self.variant and f' ({self.variant})'}{self.folder and f' [{self.folder}]'}"
+        differs = ", ".join(filter(None, (self.variant, self.settings)))
+        return f"{self.architecture}{differs and f' ({differs})'}{self.folder and f' [{self.folder}]'}"
 
     def __str__(self):
         return f"{self.name} @ {with_unit(self.updates)}"
@@ -37,6 +51,34 @@ def with_unit(updates: int) -> str:
         if updates >= unit and updates % unit == 0:
             return f"{updates // unit}{name}"
     return str(updates)
+
+
+def settings_of(content: Record) -> dict[str, str]:
+    """{name: value} of a run's length and of the options and overrides of its command that may change its scores, as
+    they were typed; a switch has the value "". The folder of data counts in pre-training alone: in fine-tuning, the
+    task's name stands for it."""
+    given, name = {}, "command"  # whose value is what comes first: fairseq-train has its data there
+    try:
+        words = shlex.split(content.command or "")
+    except ValueError:  # no closing quotation mark
+        words = [content.command]
+    for word in words:
+        if word.startswith("--") or re.match(r"(hydra/|[+~]*)[\w.@]+=", word):
+            name, _, value = word.lstrip("-+~").partition("=")
+            given[name] = value
+        else:
+            given[name] = f"{given.get(name, '')} {word}".strip()
+    ignored = NO_SETTINGS | {"command", "data"} if content.metrics else NO_SETTINGS
+    settings = {name: str(value) for name, value in content.length.items()}
+    for name, value in given.items():
+        if name.rpartition(".")[2].replace("-", "_") not in ignored and not name.startswith("hydra"):
+            settings[name] = value
+    return settings
+
+
+def settings_text(settings: dict[str, str]) -> str:
+    """ "max_epoch 10, model.dropout 0" """
+    return ", ".join(f"{name} {value}".strip() for name, value in sorted(settings.items()))
 
 
 @dataclass(frozen=True)
@@ -115,7 +157,10 @@ def _add_run(collection, folder):
             collection.failed.append((folder, content.failure["reason"]))
         if content.started_at is None or not content.metrics:
             return  # the failure of a process that could not begin, or a pre-training
-        model = Model(content.architecture, content.pretrained_updates, content.pretrained, content.variant)
+        model = Model(
+            content.architecture, content.pretrained_updates, content.pretrained, content.variant,
+            settings=settings_text(settings_of(content)),
+        )  # fmt: skip
         run = Run(model, content, folder)
         if state in ("open", "running"):
             collection.missing.append((folder, "running" if state == "running" else "stopped before its end"))
@@ -143,10 +188,17 @@ def _check(run):
 
 
 def _tell_apart(collection):
-    """Where checkpoints of two pre-trainings would have one name, all of that name get their folders added."""
-    groups, names = defaultdict(set), {}
+    """Give models the names that tell them apart, and no more.
+
+    Of the settings of fine-tuning, those stay that differ between the runs of a task, of whichever models: scores of
+    other settings are no seeds of one configuration, and rows to compare should show them. Where checkpoints of two
+    pre-trainings would have one name, all of that name get their folders added.
+    """
+    groups, names, settings = defaultdict(set), {}, defaultdict(list)
     for run in [*collection.finished.values(), *collection.broken.values()]:
-        groups[run.model.architecture, run.model.variant].add(run.model)
+        groups[run.model.architecture, run.model.variant].add(replace(run.model, settings=""))
+        settings[run.record.task].append(set(settings_of(run.record).items()))
+    differing = {name for pairs in settings.values() for name, _ in set.union(*pairs) - set.intersection(*pairs)}
     for models in groups.values():
         if len({model.updates for model in models}) == len(models):
             continue
@@ -155,7 +207,11 @@ def _tell_apart(collection):
         folder_is_enough = len({(path.parent, model.updates) for model, path in paths.items()}) == len(models)
         names.update({model: str(path.parent if folder_is_enough else path) for model, path in paths.items()})
     for runs in (collection.finished, collection.broken):
-        renamed = [replace(run, model=replace(run.model, folder=names.get(run.model, ""))) for run in runs.values()]
+        renamed = []
+        for run in runs.values():
+            shown = {name: value for name, value in settings_of(run.record).items() if name in differing}
+            folder = names.get(replace(run.model, settings=""), "")
+            renamed.append(replace(run, model=replace(run.model, folder=folder, settings=settings_text(shown))))
         runs.clear()
         runs.update({run.key: run for run in renamed})
 

@@ -103,10 +103,12 @@ def glue_mean(tasks: dict, columns: Sequence) -> list:
 
 
 def mean_columns(summaries: dict) -> list:
-    """(task, split, metric) of the mean over GLUE of Wang et al. (2021), as far as every model has them: F1 for MRPC
-    and QQP, Spearman for STS-B, no WNLI. [] where it would be the mean of one."""
+    """(task, split, metric) of the mean over GLUE of Wang et al. (2021), as far as every model has them: a column per
+    task, MNLI's the matched one, F1 for MRPC and QQP, Spearman for STS-B, no WNLI. [] where it would be the mean of
+    one."""
     columns = [(task, split, WANG_METRICS.get(task, metric)) for task, split, metric in COLUMNS.values()]
-    shared = [c for c in columns if c[0] != "WNLI" and all(c[0] in tasks for tasks in summaries.values())]
+    columns = [(task, split, metric) for task, split, metric in columns if task != "WNLI" and split == "valid"]
+    shared = [column for column in columns if all(column[0] in tasks for tasks in summaries.values())]
     return shared if len(shared) > 1 else []
 
 

@@ -4,18 +4,21 @@ of fine-tuning, the seeds of pre-training. Differences between models are paired
 import json
 import statistics
 from collections import defaultdict
+from collections.abc import Iterable
+from pathlib import Path
 
 import numpy as np
 
+from .. import record
+from ..architectures import ELECTRA, split_size, with_size
 from ..plugin import squad
 from ..plugin.glue import METRICS, TASKS
 from ..tables import Table
-from .results import Collection, Model, Run
+from .results import Collection, Model, Run, settings_of, settings_text
 from .statistics import mean_interval
 from .summary import Summary, score_name
 
 RESAMPLES = 200
-REFERENCES = ("bert_a", "bert_r")  # architectures that others are compared with: the first of these that is there
 
 
 def values_of(run: Run, split: str, epoch: str) -> list[tuple] | None:
@@ -69,11 +72,13 @@ def standard_error(values: list[float]) -> float | None:
 
 
 def uncertainty_tables(collection: Collection, summaries: dict[Model, dict[str, Summary]], epoch: str) -> list[Table]:
-    """[scores with standard errors, differences from the reference] of the first metric of every task and split."""
-    rows, compared, reference = [], [], reference_of(summaries)
-    repeats = defaultdict(list)  # models that differ in the run of pre-training alone
-    for model in summaries:
-        repeats[model.architecture, model.variant, model.updates].append(model)
+    """[scores with standard errors, differences from each model's reference] of the first metric of every task and
+    split; the second is left out if no model has a reference."""
+    rows, compared = [], []
+    pretrainings = {model: pretraining_of(model) for model in summaries}
+    repeats = defaultdict(list)  # {what repetitions of a pre-training share: [(seed, model)]}
+    for model, (shared, seed) in pretrainings.items():
+        repeats[shared].append((seed, model))
     cells, draws = {}, {}  # {model: {column: {seed: score}}}, and the same with example_scores
     for model, tasks in summaries.items():
         cells[model], draws[model] = {}, {}
@@ -85,18 +90,19 @@ def uncertainty_tables(collection: Collection, summaries: dict[Model, dict[str, 
                 cells[model][column] = {seed: run.score(split, metric, epoch) for seed, run in runs.items()}
                 draws[model][column] = example_scores(runs, split, metric, epoch)
     for model, columns in cells.items():
-        group = repeats[model.architecture, model.variant, model.updates]
+        group, reference = repeats[pretrainings[model][0]], reference_of(model, summaries)
         for column, by_seed in columns.items():
             examples = draws[model][column]
             error = None if examples is None else float(np.mean(list(examples.values()), axis=0).std(ddof=1))
-            means = [statistics.mean(cells[other][column].values()) for other in group if column in cells[other]]
-            spread = standard_error(means)
+            # by seed, so that copies of one checkpoint are one
+            means = {seed: statistics.mean(cells[m][column].values()) for seed, m in group if column in cells[m]}
+            spread = standard_error([*means.values()])
             rows.append([
                 str(model), score_name(column), f"{statistics.mean(by_seed.values()):.2f}", shown(error),
                 f"{shown(standard_error(list(by_seed.values())))} ({len(by_seed)})",
                 f"{shown(spread)} ({len(means)})",
             ])  # fmt: skip
-            if reference is None or model == reference or column not in cells[reference]:
+            if reference is None or column not in cells[reference]:
                 continue
             theirs = cells[reference][column]
             seeds = sorted(set(by_seed) & set(theirs))
@@ -107,23 +113,40 @@ def uncertainty_tables(collection: Collection, summaries: dict[Model, dict[str, 
             if examples is not None and other is not None:
                 error = float(np.mean([examples[seed] - other[seed] for seed in seeds], axis=0).std(ddof=1))
             bounds = "?" if interval is None else f"{interval[0]:+.2f} to {interval[1]:+.2f}"
-            compared.append([str(model), score_name(column), f"{mean:+.2f}", shown(error), f"{bounds} ({len(seeds)})"])
+            bounds = f"{bounds} ({len(seeds)})"
+            compared.append([str(model), str(reference), score_name(column), f"{mean:+.2f}", shown(error), bounds])
     header = ["model", "score", "mean", "development examples", "fine-tuning seeds", "pre-training seeds"]
     tables = [Table.plain(header, rows, align="llrrrr")]
     if compared:
-        header = [f"minus {reference}", "score", "mean", "development examples", "95 % over fine-tuning seeds"]
-        tables.append(Table.plain(header, compared, align="llrrr"))
+        header = ["model", "minus", "score", "mean", "development examples", "95 % over fine-tuning seeds"]
+        tables.append(Table.plain(header, compared, align="lllrrr"))
     return tables
 
 
-def reference_of(summaries: dict[Model, dict[str, Summary]]) -> Model | None:
-    """The model that others are compared with; None for fewer than two models."""
-    models = sorted(summaries)
-    for name in REFERENCES:
-        for model in models:
-            if model.architecture.rpartition("_")[0] == name or model.architecture == name:
-                return model if len(models) > 1 and not model.variant else None
-    return models[0] if len(models) > 1 else None
+def reference_of(model: Model, models: Iterable[Model]) -> Model | None:
+    """The first of `models` that is the plain BERT-A (of ELECTRA: `electra_a`) of a model's size, after as many
+    updates and fine-tuned with the same settings; None if there is none, or it is the model itself."""
+    name, size = split_size(model.architecture)
+    plain = with_size("electra_a" if name in ELECTRA else "bert_a", size)
+    alike = (plain, "", model.updates, model.settings)
+    found = [m for m in sorted(models) if (m.architecture, m.variant, m.updates, m.settings) == alike]
+    return found[0] if found and found[0] != model else None
+
+
+def pretraining_of(model: Model) -> tuple[tuple, int]:
+    """(what the model shares with those that differ in the seed of pre-training alone, that seed), from the record
+    beside its checkpoint. Without one, or if it is another model's, nothing is known: no other model shares it."""
+    try:
+        content = record.read(Path(model.checkpoint).parent)
+    except ValueError:
+        content = None
+    if not content or content.metrics or (content.architecture, content.variant) != (model.architecture, model.variant):
+        return (model,), 0
+    shared = (
+        model.architecture, model.variant, model.updates, model.settings, content.task, content.lr,
+        content.pretrained, content.pretrained_updates, settings_text(settings_of(content)),
+    )  # fmt: skip
+    return shared, content.seed
 
 
 def shown(error: float | None) -> str:
