@@ -139,6 +139,6 @@ def test_numbering_shows_structure_beside_training(tmp_path, monkeypatch):
     monkeypatch.setattr(figures, "numbering", lambda panels, title: drawn.append(panels) or draw(panels, title))
     assert tupe("plot", "numbering", tmp_path / "runs.jsonl", "--output", tmp_path / "numbering").exit_code == 0
     ((allowed, reached),) = (panels.values() for panels in drawn)
-    assert allowed == {("absolute", "softmax", False): 1, ("nopos", "softmax", False): 0}
+    assert allowed == {("absolute", "softmax", False): 1, ("nopos", "softmax", False): 1 / 64}
     assert reached == {("absolute", "softmax", False): 0.75, ("nopos", "softmax", False): 0.02}
     assert (tmp_path / "numbering.png").is_file()

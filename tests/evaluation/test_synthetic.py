@@ -62,13 +62,20 @@ def predicted(position, normaliser, special):
 @pytest.mark.parametrize("normaliser", list(NORMALISERS))
 @pytest.mark.parametrize("position", [*SCHEMES, "shaw+shaw_values", "untied+t5"])
 def test_structure_is_what_the_hooks_predict(position, normaliser, special):
-    spread, asymmetry = structure(position, n=16, special=special, normaliser=normaliser)
+    spread, asymmetry, distinct = structure(position, n=16, special=special, normaliser=normaliser)
     expected = predicted(position, normaliser, special)
     if expected is None:
-        expected = "half" if mirrored(position) else "pass"
-    assert verdict(spread, asymmetry) == expected
+        expected = "8 of 16" if mirrored(position) else "pass"
+    assert verdict(distinct, 16) == expected
+    assert (asymmetry < 1e-12) == (expected != "pass")
     if expected != "fail":
         assert spread > 1e-7  # no grey zone between 1e-12 and what positions really do
+
+
+@pytest.mark.parametrize(("special", "distinct"), [(True, 2 * 3 + 1), (False, 3 + 1)])
+def test_words_in_the_middle_of_windows_are_all_alike(special, distinct):
+    """Windows of 6 in the second of two layers: 3 words at each end see it; without special tokens, both ends alike."""
+    assert structure("window:size:6", n=16, special=special, normaliser="l2")[2] == distinct
 
 
 @pytest.mark.parametrize("position", ONLY_LOGITS)
@@ -84,7 +91,7 @@ def test_other_ways_than_logits_get_through_softmax(position):
 
 def test_gated_attention_units_obey_the_same_rule():
     for normaliser, expected in [("softmax", "fail"), ("l2", "pass"), ("relu2", "pass")]:
-        assert verdict(*structure("rope", n=16, layer="gau", normaliser=normaliser)) == expected
+        assert verdict(structure("rope", n=16, layer="gau", normaliser=normaliser)[2], 16) == expected
 
 
 @pytest.mark.parametrize(
@@ -158,7 +165,7 @@ def test_runs_with_other_options_are_runs_of_their_own(tmp_path):
 def test_the_published_runs_count_as_runs_with_the_defaults(tmp_path):
     path = shutil.copy(Path(__file__).parents[2] / "docs" / "probe_equal.jsonl", tmp_path)
     runs = read_results(path)
-    assert len(runs) == 690 and all(options_of(run) == DEFAULTS for run in runs)
+    assert len(runs) == 870 and all(options_of(run) == DEFAULTS for run in runs)
     wanted = {"positions": ["alibi"], "normalisers": list(NORMALISERS), "specials": [False, True], "seeds": [1, 2, 3]}
     assert next(sweep(path, "equal", **wanted), None) is None
 
@@ -180,9 +187,10 @@ def test_deviations_from_the_structure():
         return {**cell, "accuracy": accuracy}
 
     fine = [run("t5", False, 0.99), run("nopos", True, 0.19), run("alibi", False, 0.5), run("alibi", True, 1.0)]
-    wrong = [run("t5", False, 0.98), run("nopos", True, 0.2), run("alibi", False, 1.0), run("alibi", True, 0.5)]
+    fine.append(run("alibi", False, 0.25))
+    wrong = [run("t5", False, 0.98), run("nopos", True, 0.2), run("alibi", False, 0.7), run("alibi", False, 0.2)]
     deviating = deviations([*fine, *wrong], n=8)
-    assert deviating == list(zip(wrong, ["pass", "fail", "half", "pass"], strict=True))
+    assert deviating == list(zip(wrong, ["pass", "fail", "4 of 8", "4 of 8"], strict=True))
 
 
 def test_table():
@@ -200,8 +208,8 @@ def probe(*arguments):
 
 def test_command_without_training():
     lines = probe("--structure").output.splitlines()
-    assert lines[2:4] == ["| alibi | half | pass |", "| absolute | pass | pass |"]
-    assert [line.split(":")[0] for line in lines[4:]] == ["half", "pass"]
+    assert lines[2:4] == ["| alibi | 4 of 8 | pass |", "| absolute | pass | pass |"]
+    assert [line.split(":")[0] for line in lines[4:]] == ["4 of 8", "pass"]
 
 
 def test_command_keeps_its_runs(tmp_path):
