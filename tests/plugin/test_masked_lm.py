@@ -14,6 +14,7 @@ from omegaconf import OmegaConf
 from tupe.encoder import second_segment
 from tupe.evaluation.probes import load_model
 from tupe.plugin.masked_lm import HEAD, SentencePairs, TupeMaskedLMConfig, TupeMaskedLMTask
+from tupe.plugin.schedule import count_updates
 from tupe.record import read
 
 EOS = 2
@@ -262,6 +263,22 @@ def test_held_out_masks_and_order_are_the_same_for_every_seed(next_sentence, sta
     assert (targets, lengths) == batches("valid", 2) and targets != train[0]
     assert batches("train", 2)[0] != train[0]
     assert next_sentence or lengths != sorted(lengths)
+
+
+def test_updates_are_counted_in_the_shard_of_each_epoch(start, tmp_path):
+    def count(data, epochs):
+        config = TupeMaskedLMConfig(data=str(data), seed=1, tokens_per_sample=24, finetune_from_model=None)
+        dataset = {"train_subset": "train", "max_tokens": None, "batch_size": 4, "required_batch_size_multiple": 1}
+        whole = {
+            "dataset": dataset,
+            "optimization": {"max_epoch": epochs, "update_freq": [1]}, "common": {"seed": 1},
+            "distributed_training": {"distributed_world_size": 1},
+        }  # fmt: skip
+        return count_updates(TupeMaskedLMTask.setup_task(OmegaConf.structured(config)), OmegaConf.create(whole))
+
+    one, other = start[0], write_data(tmp_path / "other", lines=20)
+    assert count(one, 1) != count(other, 1)
+    assert count(f"{one}:{other}", 3) == 2 * count(one, 1) + count(other, 1)
 
 
 def test_models_of_one_seed_train_on_the_same_batches(start, tmp_path):

@@ -6,7 +6,7 @@ import pytest
 import torch
 from fairseq import optim
 from fairseq.dataclass.configs import FairseqConfig
-from fairseq.optim import OPTIMIZER_REGISTRY
+from fairseq.optim import OPTIMIZER_REGISTRY, AMPOptimizer
 from fairseq.optim.adam import Adam, FairseqAdam, FairseqAdamConfig
 from helpers import build as build_model
 from helpers import load, pretrain_arguments, train, write_data
@@ -100,6 +100,27 @@ def test_its_own_settings_win_over_the_checkpoint():
     other = FusedAdamW(config, params)
     other.load_state_dict(state, optimizer_overrides={"eps": 1e-4})
     assert other.param_groups[0]["eps"] == 1e-4
+
+
+@pytest.mark.parametrize("kind", [FairseqAdam, FusedAdamW])
+def test_amp_unscales_gradients_once(kind):
+    """Steps with a scaled loss are those without a scale, and a step whose gradients are not finite is left out."""
+    plain, scaled = parameters(), parameters()
+    reference, inner = build(kind, plain), build(kind, scaled)
+    amp = AMPOptimizer.__new__(AMPOptimizer)  # its own constructor makes a scaler for GPUs
+    amp.fp32_optimizer, amp.min_loss_scale = inner, 1e-4
+    amp._grad_scaler = torch.amp.GradScaler("cpu", init_scale=65536.0)
+    amp._grad_scaler.scale(torch.ones(()))  # as `backward` does
+    for step in range(3):
+        for ours, theirs, gradient in zip(scaled, plain, gradients(step), strict=True):
+            theirs.grad = 1e-3 * gradient
+            ours.grad = theirs.grad * amp.scaler.get_scale() * (float("inf") if step == 1 else 1)
+        amp.clip_grad_norm(0.0)
+        amp.step()
+        if step != 1:
+            reference.step()
+    assert_equal(scaled, plain)
+    assert amp.scaler.get_scale() == 65536 / 2
 
 
 def test_parameters_without_gradient_stay():

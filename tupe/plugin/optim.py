@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from fairseq import optim
-from fairseq.optim import FairseqOptimizer, FP16Optimizer, register_optimizer
+from fairseq.optim import AMPOptimizer, FairseqOptimizer, FP16Optimizer, register_optimizer
 from fairseq.optim.adam import FairseqAdamConfig
 from omegaconf import DictConfig
 
@@ -38,7 +38,9 @@ class AdamW(torch.optim.AdamW):
         self.updates = 0
 
     def step(self, closure: Callable | None = None) -> Any:
-        self.updates += 1
+        # With --amp, the scaler has the kernel leave out a step whose gradients are not finite.
+        left_out = getattr(self, "found_inf", None)
+        self.updates += left_out is None or not left_out
         eps = [group["eps"] for group in self.param_groups]
         for group in self.param_groups:
             group["eps"] /= math.sqrt(1 - group["betas"][1] ** self.updates)
@@ -90,6 +92,16 @@ class FusedAdamW(FairseqOptimizer):
             "eps": self.cfg.adam_eps,
             "weight_decay": self.cfg.weight_decay,
         }
+
+
+def amp_step(optimizer: AMPOptimizer) -> None:
+    """fairseq's `AMPOptimizer.step`, but the scaler gets the optimizer whose gradients `clip_grad_norm` has unscaled.
+    fairseq gives it the one around it, and gradients are divided by the scale twice."""
+    optimizer.scaler.step(optimizer.optimizer)
+    optimizer.scaler.update()
+
+
+AMPOptimizer.step = amp_step
 
 
 def spared(parameter: torch.Tensor) -> bool:

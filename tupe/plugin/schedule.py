@@ -45,18 +45,20 @@ class PolynomialDecayRatio(PolynomialDecayLRSchedule):
 
 def count_updates(task: FairseqTask, config: DictConfig) -> int:
     """Updates in `max_epoch` epochs, counted from the batches that fairseq will make. config: the whole one."""
-    data, epochs = config.dataset, config.optimization.max_epoch
-    task.load_dataset(data.train_subset)
-    batches = task.get_batch_iterator(
-        task.dataset(data.train_subset),
-        max_tokens=data.max_tokens,
-        max_sentences=data.batch_size,
-        max_positions=task.max_positions(),
-        ignore_invalid_inputs=True,
-        required_batch_size_multiple=data.required_batch_size_multiple,
-        seed=config.common.seed,
-        num_shards=config.distributed_training.distributed_world_size,
-        disable_iterator_cache=True,
-    )
-    freq = config.optimization.update_freq
-    return sum(math.ceil(len(batches) / freq[min(epoch, len(freq) - 1)]) for epoch in range(epochs))
+    data, freq, updates = config.dataset, config.optimization.update_freq, 0
+    for epoch in range(config.optimization.max_epoch):
+        if epoch == 0 or task.has_sharded_data(data.train_subset):  # as the trainer: a shard per epoch
+            task.load_dataset(data.train_subset, epoch=epoch + 1, combine=True)
+            batches = task.get_batch_iterator(
+                task.dataset(data.train_subset),
+                max_tokens=data.max_tokens,
+                max_sentences=data.batch_size,
+                max_positions=task.max_positions(),
+                ignore_invalid_inputs=True,
+                required_batch_size_multiple=data.required_batch_size_multiple,
+                seed=config.common.seed,
+                num_shards=config.distributed_training.distributed_world_size,
+                disable_iterator_cache=True,
+            )
+        updates += math.ceil(len(batches) / freq[min(epoch, len(freq) - 1)])
+    return updates
