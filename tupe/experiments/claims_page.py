@@ -180,8 +180,9 @@ def learning_rates(evidence: Evidence) -> Figure | None:
     if len(rates) < 2:
         return None
     main = CLAIMS["stages"]["main"]["models"]
-    figure, axes = plotting.curves(2, width=3.8, height=4.6, sharey=True)
-    for axis, of_main in zip(axes, (True, False), strict=True):
+    groups = sorted({trial.model in main for trial in trials}, reverse=True)
+    figure, axes = plotting.curves(len(groups), width=3.8, height=4.6, sharey=True)
+    for axis, of_main in zip(axes, groups, strict=True):
         for index, model in enumerate(name for name in CLAIMS["models"] if (name in main) == of_main):
             points = sorted((trial.lr, evidence.loss(trial)) for trial in trials if trial.model == model)
             if points:
@@ -189,8 +190,7 @@ def learning_rates(evidence: Evidence) -> Figure | None:
         axis.set(xscale="log", xlabel="learning rate")
         axis.set_xticks(rates, [f"{rate:g}" for rate in rates])
         axis.minorticks_off()
-        if axis.lines:
-            axis.legend(fontsize=7, frameon=False, ncols=2, loc="upper left", bbox_to_anchor=(0, -0.15))
+        axis.legend(fontsize=7, frameon=False, ncols=2, loc="upper left", bbox_to_anchor=(0, -0.15))
     axes[0].set_ylabel("final loss (bits per masked token)")
     return figure
 
