@@ -76,11 +76,15 @@ class Record:
         pairs = {name: (getattr(self, name), getattr(other, name)) for name in names}
         return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 
+    @property
+    def metric(self) -> str:
+        """What chooses the best validation."""
+        return self.metrics[0] if self.metrics else "loss"
+
     def best(self) -> tuple:
-        """(the metric that chooses the best validation, its best value on the first split)."""
-        metric = self.metrics[0] if self.metrics else "loss"
+        """(`metric`, its best value on the first split)."""
         best = [entry for entry in self.scores if entry["best"] and entry["split"] == self.splits[0]]
-        return metric, best[-1][metric]
+        return self.metric, best[-1][self.metric]
 
     def save(self, folder: str | Path) -> None:
         write_atomically(Path(folder) / NAME, json.dumps(asdict(self), indent=1) + "\n")

@@ -75,7 +75,7 @@ def test_structure_is_what_the_hooks_predict(position, normaliser, special):
 @pytest.mark.parametrize(("special", "distinct"), [(True, 2 * 3 + 1), (False, 3 + 1)])
 def test_words_in_the_middle_of_windows_are_all_alike(special, distinct):
     """Windows of 6 in the second of two layers: 3 words at each end see it; without special tokens, both ends alike."""
-    assert structure("window:size:6", n=16, special=special, normaliser="l2")[2] == distinct
+    assert structure("window:size:6", n=16, special=special, normaliser="l2").distinct == distinct
 
 
 @pytest.mark.parametrize("position", ONLY_LOGITS)
@@ -91,7 +91,7 @@ def test_other_ways_than_logits_get_through_softmax(position):
 
 def test_gated_attention_units_obey_the_same_rule():
     for normaliser, expected in [("softmax", "fail"), ("l2", "pass"), ("relu2", "pass")]:
-        assert verdict(structure("rope", n=16, layer="gau", normaliser=normaliser)[2], 16) == expected
+        assert verdict(structure("rope", n=16, layer="gau", normaliser=normaliser).distinct, 16) == expected
 
 
 @pytest.mark.parametrize(

@@ -129,9 +129,8 @@ def model_card(state: dict, run: Path, data: Path) -> str:
         if updates and entry["num_updates"] == updates and entry["split"] == known.splits[0]
     ]  # fmt: skip
     if here:
-        metric = known.metrics[0] if known.metrics else "loss"
-        what = f"{metric} on {known.task}" if known.metrics else "loss in bits per masked token"
-        facts[f"{what}, validation"] = f"{here[-1][metric]:.4g}"
+        what = f"{known.metric} on {known.task}" if known.metrics else "loss in bits per masked token"
+        facts[f"{what}, validation"] = f"{here[-1][known.metric]:.4g}"
     elif updates and extra.get("val_loss") is not None:
         facts["loss, validation"] = f"{extra['val_loss']:.4g}"
     if known:

@@ -254,7 +254,8 @@ def draw_numbering(runs, title):
         accuracies.setdefault(cell, []).append(run["accuracy"])
     allowed = {}
     for position, normaliser, special in accuracies:
-        distinct = synthetic.structure(position, 64, normaliser=normaliser, special=special)[2]
-        allowed[position, normaliser, special] = distinct / 64
+        n = synthetic.DEFAULTS["n"]
+        distinct = synthetic.structure(position, n, normaliser=normaliser, special=special).distinct
+        allowed[position, normaliser, special] = distinct / n
     means = {cell: float(np.mean(values)) for cell, values in accuracies.items()}
     return numbering({"what structure allows": allowed, "what training reaches": means}, title)

@@ -12,6 +12,7 @@ import math
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import click
 import torch
@@ -92,12 +93,14 @@ class Prober(nn.Module):
         return self.out(self.features(tokens))
 
 
-def structure(position: str, n: int = 64, seed: int = 1, special: bool = False, **options) -> tuple:
-    """(spread, asymmetry, distinct) of what a `Prober` in float64 with random weights makes of n equal tokens.
+class Structure(NamedTuple):
+    spread: float  # largest difference between the features of two positions
+    asymmetry: float  # largest difference between a position and its mirror image
+    distinct: int  # how many different features there are; no training gets more positions right
 
-    spread: largest difference between the features of two positions. asymmetry: largest difference between a position
-    and its mirror image. distinct: how many different features there are; no training gets more positions right.
-    """
+
+def structure(position: str, n: int = 64, seed: int = 1, special: bool = False, **options) -> Structure:
+    """Of what a `Prober` in float64 with random weights makes of n equal tokens."""
     torch.manual_seed(seed)
     model = Prober(position, n, 1, n, special, **options).double()
     with torch.no_grad():
@@ -107,7 +110,7 @@ def structure(position: str, n: int = 64, seed: int = 1, special: bool = False, 
     spread = (x.amax(0) - x.amin(0)).max().item()
     equal_to = (x[:, None] - x).abs().amax(-1) < SAME  # [n, n]
     first = equal_to.int().argmax(1)  # of the positions that are like it
-    return spread, (x - x.flip(0)).abs().max().item(), len(first.unique())
+    return Structure(spread, (x - x.flip(0)).abs().max().item(), len(first.unique()))
 
 
 def verdict(distinct: int, n: int) -> str:
@@ -216,7 +219,7 @@ def sweep(
             continue
         cell = {"special": special, "normaliser": normaliser, "layer": layer, "seed": seed, **options}
         model = {key: value for key, value in cell.items() if key not in ("words", "steps", "lr", "seed")}
-        effort = verdict(structure(position, **model)[2], cell["n"]) if task == "equal" else None
+        effort = verdict(structure(position, **model).distinct, cell["n"]) if task == "equal" else None
         if effort == "fail":
             cell["steps"] = math.ceil(cell["steps"] / 3)
         accuracy, steps = train(task, position, **cell)
@@ -240,7 +243,8 @@ def deviations(runs: list[dict], n: int = 64, **options) -> list:
     """[(run, the structure's verdict)] of the runs of `equal` that ended otherwise. options: those of `structure`."""
     cells = {(run["position"], run["normaliser"], run["special"], run["layer"]) for run in runs}
     distinct = {
-        cell: structure(cell[0], n, normaliser=cell[1], special=cell[2], layer=cell[3], **options)[2] for cell in cells
+        cell: structure(cell[0], n, normaliser=cell[1], special=cell[2], layer=cell[3], **options).distinct
+        for cell in cells
     }
     pairs = [(run, distinct[run["position"], run["normaliser"], run["special"], run["layer"]]) for run in runs]
     return [(run, verdict(number, n)) for run, number in pairs if not agrees(run["accuracy"], number, n)]
@@ -349,9 +353,9 @@ def structures(
         (position, normaliser, special): structure(position, n, normaliser=normaliser, special=special, **options)
         for position in positions for normaliser in normalisers for special in specials
     }  # fmt: skip
-    lines = [table_of({cell: verdict(found[2], n) for cell, found in numbers.items()}).markdown()]
-    for distinct in sorted({found[2] for found in numbers.values()}):
-        pairs = [found[:2] for found in numbers.values() if found[2] == distinct]
+    lines = [table_of({cell: verdict(found.distinct, n) for cell, found in numbers.items()}).markdown()]
+    for distinct in sorted({found.distinct for found in numbers.values()}):
+        pairs = [found[:2] for found in numbers.values() if found.distinct == distinct]
         spread, asymmetry = (f"{min(side):.1e} to {max(side):.1e}" for side in zip(*pairs, strict=True))
         lines.append(f"{verdict(distinct, n)}: spread {spread}, asymmetry {asymmetry}\n")
     return "".join(lines)

@@ -20,7 +20,7 @@ from .claims import (
     paper_shares,
     schedule_shares,
 )
-from .plan import CLAIMS, Trial, lengths_of
+from .plan import CLAIMS, Trial, lengths_of, trials
 from .statistics import Contrast, geometric_share, mean_interval
 
 
@@ -219,9 +219,9 @@ def summary(evidence: Evidence) -> str:
     header = ["claim", "difference of final losses, bits", "mean [95 % interval]", "result"]
     changes = scale_rows(evidence, stage)  # of the main stage, which has none of these models: none
     table = Table.plain(header, rows + changes, align="llrl")
-    trials = evidence.trials(stage)
-    seeds = len({trial.seed for trial in trials})
-    what = f"{plan['size']} models, {plan['updates']:,} updates, {seeds} seeds, differences paired by seed"
+    counted = evidence.trials(stage)
+    seeds, updates = len({trial.seed for trial in counted}), max((trial.updates for trial in counted), default=0)
+    what = f"{plan['size']} models, {updates or plan['updates']:,} updates, {seeds} seeds, differences paired by seed"
     about_scale = " The exploratory rows are about the scale of position logits." if changes else ""
     told = {
         "main": f"Evidence: {what}. {scale_text(evidence)}",
@@ -236,13 +236,11 @@ def summary(evidence: Evidence) -> str:
 def coverage(evidence: Evidence) -> str:
     """What has run, of what is planned, and in which precision."""
     parts = []
-    for stage, plan in CLAIMS["stages"].items():
+    for stage in CLAIMS["stages"]:
         finished = [trial for trial in evidence.runs if trial.stage == stage]
-        models = len(CLAIMS["models"]) if plan["models"] == "all" else len(plan["models"])
-        rates = len(CLAIMS["learning_rates"]) if stage == "pilot" else 1
-        planned = models * rates * len(plan["seeds"]) * len(lengths_of(stage))
+        planned = trials(stage, dict.fromkeys(CLAIMS["models"], 0.0))  # at whatever rate
         used = set().union(*(used for block, used in evidence.precisions().items() if block[0] == stage))
         precision = f" ({', '.join(sorted(used))})" if used else ""
-        parts.append(f"{stage} {len(finished)}{precision} of {planned}")
+        parts.append(f"{stage} {len(finished)}{precision} of {len(planned)}")
     failed = "".join(f" Failed: `{trial}` ({reason})." for trial, reason in evidence.failed.items())
     return f"Finished runs: {'; '.join(parts)}.{failed}"
