@@ -78,8 +78,8 @@ def test_equals_plain(path, device, position, cls, length, padding, monkeypatch)
     tokens = batch(length, padding)
     monkeypatch.setattr(windows, "CHUNK", 5)
     expected = outcome(encoder(position, cls, attention="plain"), tokens)
-    # One [L, L] block at a time, or many; weights computed again in the backward pass, or kept.
-    for block, short in [(1, 0), (1, MAX), (2**18, 0), (2**18, MAX)] if path == "blocked" else [(1, 0)]:
+    # One [L, L] block at a time, some heads at a time, or all; weights computed again in the backward pass, or kept.
+    for block, short in [(1, 0), (1, MAX), (2**14, 0), (2**18, MAX)] if path == "blocked" else [(1, 0)]:
         monkeypatch.setattr(kernels, "BLOCK", block)
         monkeypatch.setattr(kernels, "SHORT", short)
         ours = outcome(encoder(position, cls, attention=path).to(device), tokens)
@@ -372,6 +372,7 @@ def big_tensors(position, path, tokens, **options):
 @pytest.mark.parametrize("position", ["untied", "untied+t5"])
 def test_no_bias_per_sequence(position, monkeypatch):
     """B H L L = 12 * 4 * 40 * 40 entries: more than any other tensor of this model."""
+    monkeypatch.setattr(kernels, "BLOCK", 40 * 40)  # else all of it would be one block
     full, padded = batch(size=12), batch(size=12, padding=(0, 3, 7))
     for tokens in (full, padded):
         kept = big_tensors("nopos", "blocked", tokens)  # one per layer: short sequences keep their weights
@@ -444,7 +445,7 @@ def test_peak_memory_with_and_without_positions(path):
     def peak(size, **position):
         return memory.measured_bytes("tupe_r_tiny", size, 128, 50, **sizes, **position)["peak"]
 
-    extra = [peak(size) - peak(size, position="nopos", cls="tied") for size in (2, 6)]
+    extra = [peak(size) - peak(size, position="nopos", cls="tied") for size in (9, 13)]  # one head in a block
     assert extra[0] == extra[1], "positions cost memory per sequence"
 
 

@@ -58,11 +58,16 @@ def padded(x: Tensor) -> Tensor:
     return F.pad(x, (0, 0, 0, more)) if more else x
 
 
+def product_of_rows(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """`product` of x [n, k], which is `padded` for it: [n, m]."""
+    return product(padded(x), weight, bias)[: len(x)]
+
+
 class OneDnnLinear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: FunctionCtx, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(x, weight)
-        return product(padded(x), weight, bias)[: len(x)]
+        return product_of_rows(x, weight, bias)
 
     @staticmethod
     @once_differentiable
@@ -87,7 +92,9 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """`F.linear`, with oneDNN in float32 on a CPU: x [..., C], weight [K, C], bias [K] -> [..., K]."""
     if torch.compiler.is_compiling() or not on_onednn(x, weight) or torch.is_autocast_enabled("cpu"):
         return F.linear(x, weight, bias)
-    return OneDnnLinear.apply(x.reshape(-1, x.size(-1)), weight, bias).view(*x.shape[:-1], len(weight))
+    rows = x.reshape(-1, x.size(-1))
+    y = OneDnnLinear.apply(rows, weight, bias) if torch.is_grad_enabled() else product_of_rows(rows, weight, bias)
+    return y.view(*x.shape[:-1], len(weight))
 
 
 class Linear(torch.nn.Linear):
@@ -277,12 +284,13 @@ class BlockedAttention(torch.autograd.Function):
         saved = v.new_empty(shape) if any(ctx.needs_input_grad) and saves_weights(k) else None
         ctx.save_for_backward(q, k, v, bias, mask, kept, saved)
         out = q.new_empty(batch, queries, heads, v.size(-1)).transpose(1, 2)
-        for h, rows in blocks(*shape):
-            weights = block_weights(q, k, bias, mask, scale, h, rows)
-            weights = weights.to(v.dtype) if saved is None else saved[h, rows].copy_(weights)
+        for hs, rows in blocks(*shape):
+            weights = block_weights(q, k, bias, mask, scale, hs, rows)
+            weights = weights.to(v.dtype) if saved is None else saved[hs, rows].copy_(weights)
             if dropout_mask:
-                weights = select(weights, dropout_mask.draw(kept[h, rows]))
-            out[rows, h] = matmul(weights, v[rows, h].transpose(1, 2)).mul_(ctx.dropout_scale)
+                weights = select(weights, dropout_mask.draw(kept[hs, rows]))
+            mixed = matmul(weights, part(v, hs, rows).transpose(2, 3)).mul_(ctx.dropout_scale)
+            out[rows, hs] = mixed.transpose(0, 1)
         return out
 
     @staticmethod
@@ -292,40 +300,67 @@ class BlockedAttention(torch.autograd.Function):
         batch, heads, queries, _ = q.shape
         dq, dk, dv = (torch.empty_like(x) for x in (q, k, v))
         dbias = torch.zeros_like(bias) if ctx.needs_input_grad[3] else None
-        for h, rows in blocks(heads, batch, queries, k.size(2)):
+        for hs, rows in blocks(heads, batch, queries, k.size(2)):
             if saved is None:
-                weights = block_weights(q, k, bias, mask, ctx.scale, h, rows).to(v.dtype)
+                weights = block_weights(q, k, bias, mask, ctx.scale, hs, rows).to(v.dtype)
             else:
-                weights = saved[h, rows]
-            g = grad[rows, h] * ctx.dropout_scale
-            dweights, dropped = matmul(g, v[rows, h]), weights
+                weights = saved[hs, rows]
+            g = part(grad, hs, rows) * ctx.dropout_scale
+            dweights, dropped = matmul(g, part(v, hs, rows)), weights
             if kept is not None:
-                dweights, dropped = select(dweights, kept[h, rows]), select(weights, kept[h, rows])
-            dv[rows, h] = transposed_matmul(dropped, g)
+                dweights, dropped = select(dweights, kept[hs, rows]), select(weights, kept[hs, rows])
+            dv[rows, hs] = transposed_matmul(dropped, g).transpose(0, 1)
             dlogits = softmax_backward(dweights, weights)
             if dbias is not None:
-                part = dlogits[0] if len(dlogits) == 1 else dlogits.sum(0, dtype=torch.float32)
-                dbias[h % len(bias)].add_(part)
-            dq[rows, h] = matmul(dlogits, k[rows, h].transpose(1, 2)).mul_(ctx.scale)
-            dk[rows, h] = transposed_matmul(dlogits, q[rows, h]).mul_(ctx.scale)
+                add_cyclic(dbias, hs, dlogits[:, 0] if dlogits.size(1) == 1 else dlogits.sum(1, dtype=torch.float32))
+            dq[rows, hs] = matmul(dlogits, part(k, hs, rows).transpose(2, 3)).mul_(ctx.scale).transpose(0, 1)
+            dk[rows, hs] = transposed_matmul(dlogits, part(q, hs, rows)).mul_(ctx.scale).transpose(0, 1)
         return dq, dk, dv, dbias, None, None, None
 
 
-def blocks(heads: int, batch: int, queries: int, keys: int) -> list[tuple[int, slice]]:
-    """(head, slice of the batch) pairs, head by head, so that the bias of a head stays in the cache."""
-    step = max(1, BLOCK // (queries * keys))
-    return [(h, slice(b, min(b + step, batch))) for h in range(heads) for b in range(0, batch, step)]
+def blocks(heads: int, batch: int, queries: int, keys: int) -> list[tuple[slice, slice]]:
+    """(slice of the heads, slice of the batch) pairs: one head after the other, so that its bias stays in the cache, or
+    as many at a time as make one block of the whole batch: where sequences are short, calls take longer than products.
+    """
+    step = max(1, BLOCK // (queries * keys))  # sequences in a block
+    together = max(1, step // batch)  # heads in a block
+    return [
+        (slice(h, min(h + together, heads)), slice(b, min(b + step, batch)))
+        for h in range(0, heads, together)
+        for b in range(0, batch, step)
+    ]
+
+
+def part(x: Tensor, hs: slice, rows: slice) -> Tensor:
+    """x [B, H, L, D] -> [hs, rows, L, D]"""
+    return x[rows, hs].transpose(0, 1)
+
+
+def cyclic(x: Tensor, hs: slice) -> Tensor:
+    """Of x [n, ...], which stands for x[h % n] at every head h: x at these heads, or all of x if n is 1."""
+    if len(x) == 1 or hs.stop <= len(x):
+        return x if len(x) == 1 else x[hs]
+    return x[torch.arange(hs.start, hs.stop) % len(x)]
+
+
+def add_cyclic(x: Tensor, hs: slice, values: Tensor) -> None:
+    """Add values [hs, ...] to x [n, ...], that of head h to x[h % n]."""
+    if hs.stop <= len(x):
+        x[hs] += values
+    else:
+        x.index_add_(0, torch.arange(hs.start, hs.stop) % len(x), values.to(x.dtype))
 
 
 def block_weights(
-    q: Tensor, k: Tensor, bias: Tensor | None, mask: Tensor | None, scale: float, h: int, rows: slice
+    q: Tensor, k: Tensor, bias: Tensor | None, mask: Tensor | None, scale: float, hs: slice, rows: slice
 ) -> Tensor:
-    """[rows, R, K] float32: the weights of head h for these rows of the batch."""
-    logits = matmul(q[rows, h] * scale, k[rows, h]).float()  # adding float32 to bf16 would take 25 times as long
+    """[hs, rows, R, K] float32: the weights of these heads for these rows of the batch."""
+    # adding float32 to bf16 would take 25 times as long
+    logits = matmul(part(q, hs, rows) * scale, part(k, hs, rows)).float()
     if bias is not None:
-        logits += bias[h % len(bias)]
+        logits += cyclic(bias, hs)[:, None]
     if mask is not None:
-        logits += mask[rows, h % mask.size(1)]
+        logits += cyclic(mask[rows].transpose(0, 1), hs)
     return torch.softmax(logits, -1)
 
 
@@ -341,13 +376,16 @@ def softmax_backward(dweights: Tensor, weights: Tensor) -> Tensor:
 
 
 def matmul(a: Tensor, b: Tensor) -> Tensor:
-    """a [r, n, k] times the transpose of b [r, m, k]: [r, n, m]."""
-    return product(a[0], b[0])[None] if len(a) == 1 and on_onednn(a, b) else torch.bmm(a, b.transpose(1, 2))
+    """a [h, r, n, k] times the transpose of b [h, r, m, k]: [h, r, n, m]."""
+    if a.size(0) * a.size(1) == 1 and on_onednn(a, b):
+        return product(a[0, 0], b[0, 0])[None, None]
+    return torch.bmm(a.flatten(0, 1), b.flatten(0, 1).transpose(1, 2)).unflatten(0, a.shape[:2])
 
 
 def transposed_matmul(a: Tensor, b: Tensor) -> Tensor:
-    """The transpose of a [r, m, n] times b [r, m, k]: [r, n, k]. Computed as (b^T a)^T, in two thirds of the time."""
-    return matmul(b.transpose(1, 2), a.transpose(1, 2)).transpose(1, 2)
+    """The transpose of a [h, r, m, n] times b [h, r, m, k]: [h, r, n, k]. Computed as (b^T a)^T, in two thirds of the
+    time."""
+    return matmul(b.transpose(2, 3), a.transpose(2, 3)).transpose(2, 3)
 
 
 @not_compiled  # its loops and numpy's masks cannot be traced
