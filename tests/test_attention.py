@@ -227,6 +227,27 @@ def test_attention_in_low_precision(path, device, dtype, tolerance):
         assert (ours - theirs).norm() / theirs.norm() < tolerance
 
 
+@pytest.mark.parametrize("logits", [1, 2**12, 2**18])
+@pytest.mark.parametrize("heads", [1, 5])
+@pytest.mark.parametrize("lengths", [[40] * 6, [1, 40, 7, 7, 0, 33, 2, 12, 40, 3]], ids=["full", "mixed"])
+def test_blocks_cover_all_pairs_of_real_tokens_once(lengths, heads, logits, monkeypatch):
+    monkeypatch.setattr(kernels, "BLOCK", logits)
+    q = torch.zeros(len(lengths), heads, MAX, 1)
+    real = torch.arange(MAX) < torch.tensor(lengths)[:, None]
+    seen, weights = torch.zeros(len(lengths), heads, MAX, MAX), 0
+    for block in kernels.plan_blocks(q, q, real[:, None, None]):
+        h, r, queries, keys = block.shape
+        seen[block.rows, block.heads, :queries, :keys] += 1
+        assert block.first == weights and block.cut(q).shape == (h, r, queries, 1)
+        weights += h * r * queries * keys
+    pairs = (real[:, :, None] & real[:, None])[:, None].expand_as(seen)
+    assert (seen[pairs] == 1).all() and seen.max() == 1 and seen.sum() == weights
+    if len(set(lengths)) == 1:
+        assert seen.min() == 1
+    elif logits < 2**18:
+        assert weights < 0.8 * seen.numel()
+
+
 @pytest.mark.parametrize("p", [0.1, 0.5])
 def test_dropout_mask(p):
     """The share of dropped entries, the independence of neighbours, the scale, and a gradient with the same mask."""

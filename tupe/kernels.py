@@ -258,8 +258,35 @@ def saves_weights(k: Tensor) -> bool:
     return k.dtype != torch.float32 or k.size(2) <= SHORT
 
 
+class Block(NamedTuple):
+    """Some of the logits of attention, which are computed together."""
+
+    heads: slice
+    rows: slice | Tensor  # of the batch; a tensor of indices where sequences are taken in the order of their lengths
+    shape: tuple[int, int, int, int]  # heads, rows, queries, keys
+    first: int  # where its weights begin among those of all blocks
+
+    def cut(self, x: Tensor) -> Tensor:
+        """Of x [B, H, L, D], this block's part: [h, r, queries or keys, D]. They are as many, but under a window, where
+        nothing is cut off."""
+        return x[self.rows, self.heads, : self.shape[2] if self.is_cut else None].transpose(0, 1)
+
+    def put(self, x: Tensor, values: Tensor) -> None:
+        """The inverse of `cut`."""
+        x[self.rows, self.heads, : self.shape[2] if self.is_cut else None] = values.transpose(0, 1)
+
+    def weights(self, x: Tensor) -> Tensor:
+        """Of x, one entry per weight of all blocks, this block's [h, r, queries, keys]."""
+        return x[self.first : self.first + math.prod(self.shape)].view(self.shape)
+
+    @property
+    def is_cut(self) -> bool:
+        return isinstance(self.rows, Tensor)
+
+
 class BlockedAttention(torch.autograd.Function):
-    """softmax(q . k * scale + bias + mask), dropout, times v, a few [L, L] blocks at a time.
+    """softmax(q . k * scale + bias + mask), dropout, times v, a few [L, L] blocks at a time (see `plan_blocks`). What
+    they cut off, queries of padding, is 0.
 
     The backward pass needs dropout's mask, one byte per weight, and the weights: saved in v's precision if
     `saves_weights`, else computed again. It adds up the gradient of the bias over the batch block by block.
@@ -275,65 +302,99 @@ class BlockedAttention(torch.autograd.Function):
         mask: Tensor | None,
         scale: float,
         p: float,
+        blocks: list[Block],
     ) -> Tensor:
         batch, heads, queries, _ = q.shape
-        shape = heads, batch, queries, k.size(2)
+        count = sum(math.prod(block.shape) for block in blocks)
         dropout_mask = DropoutMask(p) if p > 0 else None
         ctx.scale, ctx.dropout_scale = scale, dropout_mask.scale if dropout_mask else 1.0
-        kept = torch.empty(shape, dtype=torch.bool) if dropout_mask else None
-        saved = v.new_empty(shape) if any(ctx.needs_input_grad) and saves_weights(k) else None
+        ctx.blocks = blocks
+        kept = torch.empty(count, dtype=torch.bool) if dropout_mask else None
+        saved = v.new_empty(count) if any(ctx.needs_input_grad) and saves_weights(k) else None
         ctx.save_for_backward(q, k, v, bias, mask, kept, saved)
-        out = q.new_empty(batch, queries, heads, v.size(-1)).transpose(1, 2)
-        for hs, rows in blocks(*shape):
-            weights = block_weights(q, k, bias, mask, scale, hs, rows)
-            weights = weights.to(v.dtype) if saved is None else saved[hs, rows].copy_(weights)
+        make = q.new_zeros if blocks[0].is_cut else q.new_empty  # what is cut off is padding
+        out = make(batch, queries, heads, v.size(-1)).transpose(1, 2)
+        for block in blocks:
+            weights = block_weights(q, k, bias, mask, scale, block)
+            weights = weights.to(v.dtype) if saved is None else block.weights(saved).copy_(weights)
             if dropout_mask:
-                weights = select(weights, dropout_mask.draw(kept[hs, rows]))
-            mixed = matmul(weights, part(v, hs, rows).transpose(2, 3)).mul_(ctx.dropout_scale)
-            out[rows, hs] = mixed.transpose(0, 1)
+                weights = select(weights, dropout_mask.draw(block.weights(kept)))
+            block.put(out, matmul(weights, block.cut(v).transpose(2, 3)).mul_(ctx.dropout_scale))
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, bias, mask, kept, saved = ctx.saved_tensors
-        batch, heads, queries, _ = q.shape
-        dq, dk, dv = (torch.empty_like(x) for x in (q, k, v))
+        make = torch.zeros_like if ctx.blocks[0].is_cut else torch.empty_like
+        dq, dk, dv = (make(x) for x in (q, k, v))
         dbias = torch.zeros_like(bias) if ctx.needs_input_grad[3] else None
-        for hs, rows in blocks(heads, batch, queries, k.size(2)):
+        for block in ctx.blocks:
             if saved is None:
-                weights = block_weights(q, k, bias, mask, ctx.scale, hs, rows).to(v.dtype)
+                weights = block_weights(q, k, bias, mask, ctx.scale, block).to(v.dtype)
             else:
-                weights = saved[hs, rows]
-            g = part(grad, hs, rows) * ctx.dropout_scale
-            dweights, dropped = matmul(g, part(v, hs, rows)), weights
+                weights = block.weights(saved)
+            g = block.cut(grad) * ctx.dropout_scale
+            dweights, dropped = matmul(g, block.cut(v)), weights
             if kept is not None:
-                dweights, dropped = select(dweights, kept[hs, rows]), select(weights, kept[hs, rows])
-            dv[rows, hs] = transposed_matmul(dropped, g).transpose(0, 1)
+                dweights, dropped = (select(x, block.weights(kept)) for x in (dweights, weights))
+            block.put(dv, transposed_matmul(dropped, g))
             dlogits = softmax_backward(dweights, weights)
             if dbias is not None:
-                add_cyclic(dbias, hs, dlogits[:, 0] if dlogits.size(1) == 1 else dlogits.sum(1, dtype=torch.float32))
-            dq[rows, hs] = matmul(dlogits, part(k, hs, rows).transpose(2, 3)).mul_(ctx.scale).transpose(0, 1)
-            dk[rows, hs] = transposed_matmul(dlogits, part(q, hs, rows)).mul_(ctx.scale).transpose(0, 1)
-        return dq, dk, dv, dbias, None, None, None
+                part = dlogits[:, 0] if dlogits.size(1) == 1 else dlogits.sum(1, dtype=torch.float32)
+                add_cyclic(dbias[:, : part.size(1), : part.size(2)], block.heads, part)
+            block.put(dq, matmul(dlogits, block.cut(k).transpose(2, 3)).mul_(ctx.scale))
+            block.put(dk, transposed_matmul(dlogits, block.cut(q)).mul_(ctx.scale))
+        return dq, dk, dv, dbias, None, None, None, None
 
 
-def blocks(heads: int, batch: int, queries: int, keys: int) -> list[tuple[slice, slice]]:
-    """(slice of the heads, slice of the batch) pairs: one head after the other, so that its bias stays in the cache, or
-    as many at a time as make one block of the whole batch: where sequences are short, calls take longer than products.
-    """
+def blocks_of(heads: int, batch: int, queries: int, keys: int) -> list[Block]:
+    """One head after the other, so that its bias stays in the cache, or as many at a time as make one block of the
+    whole batch: where sequences are short, calls take longer than products."""
     step = max(1, BLOCK // (queries * keys))  # sequences in a block
     together = max(1, step // batch)  # heads in a block
-    return [
-        (slice(h, min(h + together, heads)), slice(b, min(b + step, batch)))
-        for h in range(0, heads, together)
-        for b in range(0, batch, step)
-    ]
+    blocks, first = [], 0
+    for h in range(0, heads, together):
+        for b in range(0, batch, step):
+            hs, rows = slice(h, min(h + together, heads)), slice(b, min(b + step, batch))
+            shape = hs.stop - h, rows.stop - b, queries, keys
+            blocks.append(Block(hs, rows, shape, first))
+            first += math.prod(shape)
+    return blocks
 
 
-def part(x: Tensor, hs: slice, rows: slice) -> Tensor:
-    """x [B, H, L, D] -> [hs, rows, L, D]"""
-    return x[rows, hs].transpose(0, 1)
+def blocks_by_length(heads: int, lengths: list[int], longest: int) -> list[Block]:
+    """Sequences of about one length together, which are cut to the longest of them; as many, up to a power of 2, as
+    make one block of all heads. lengths: of every sequence, up to its last token that is not padding."""
+    order = sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True)
+    blocks, first = [], 0
+    while order:
+        n = min(rounded_up(max(1, lengths[order[0]])), longest)
+        size = 2 ** max(0, (BLOCK // (heads * n * n)).bit_length() - 1)
+        rows, order = torch.tensor(order[:size]), order[size:]
+        together = max(1, BLOCK // (len(rows) * n * n))
+        for h in range(0, heads, together):
+            hs = slice(h, min(h + together, heads))
+            shape = hs.stop - h, len(rows), n, n
+            blocks.append(Block(hs, rows, shape, first))
+            first += math.prod(shape)
+    return blocks
+
+
+CUT = 0.8  # share of the logits below which cutting sequences to their lengths pays for taking them apart
+
+
+def plan_blocks(q: Tensor, k: Tensor, real: Tensor | None) -> list[Block]:
+    """The blocks for q [B, H, R, D], k [B, H, K, D] and real [B, n, 1, K] or None, see `blocked_attention`."""
+    batch, heads, queries, _ = q.shape
+    keys = k.size(2)
+    if real is not None and real.shape == (batch, 1, 1, keys) and queries == keys:
+        lengths = (real[:, 0, 0] * torch.arange(1, keys + 1)).amax(1).tolist()
+        if sum(n * n for n in lengths) < CUT * batch * keys * keys:
+            blocks = blocks_by_length(heads, lengths, keys)
+            if sum(math.prod(block.shape) for block in blocks) < CUT * batch * heads * keys * keys:
+                return blocks
+    return blocks_of(heads, batch, queries, keys)
 
 
 def cyclic(x: Tensor, hs: slice) -> Tensor:
@@ -352,15 +413,16 @@ def add_cyclic(x: Tensor, hs: slice, values: Tensor) -> None:
 
 
 def block_weights(
-    q: Tensor, k: Tensor, bias: Tensor | None, mask: Tensor | None, scale: float, hs: slice, rows: slice
+    q: Tensor, k: Tensor, bias: Tensor | None, mask: Tensor | None, scale: float, block: Block
 ) -> Tensor:
-    """[hs, rows, R, K] float32: the weights of these heads for these rows of the batch."""
+    """[h, r, queries, keys] float32: the weights of a block."""
     # adding float32 to bf16 would take 25 times as long
-    logits = matmul(part(q, hs, rows) * scale, part(k, hs, rows)).float()
+    logits = matmul(block.cut(q) * scale, block.cut(k)).float()
+    queries, keys = logits.shape[2:]
     if bias is not None:
-        logits += cyclic(bias, hs)[:, None]
+        logits += cyclic(bias[:, :queries, :keys], block.heads)[:, None]
     if mask is not None:
-        logits += cyclic(mask[rows].transpose(0, 1), hs)
+        logits += cyclic(mask[block.rows, ..., :keys].transpose(0, 1), block.heads)
     return torch.softmax(logits, -1)
 
 
@@ -403,7 +465,7 @@ def blocked_attention(
     # finite: in a window of padding alone, all keys are masked
     mask = None if real is None else torch.zeros(real.shape).masked_fill_(~real, torch.finfo(torch.float32).min)
     with torch.autocast("cpu", enabled=False):
-        return BlockedAttention.apply(q, k, v, bias, mask, scale, p)
+        return BlockedAttention.apply(q, k, v, bias, mask, scale, p, plan_blocks(q, k, real))
 
 
 LONG = 2048  # longest sequence whose bias is held as a whole in evaluation

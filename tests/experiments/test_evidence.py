@@ -85,7 +85,10 @@ def test_rates_come_from_the_pilot_and_the_search_widens_at_its_edge(widened, tm
     losses = final_losses(tmp_path)
     assert losses[Trial("pilot", "bert_a", "tiny", 5000, 8e-3, 101)] == pytest.approx(widened)
     assert Trial("pilot", "factored", "tiny", 5000, 5e-4, 101) not in losses  # it may be run again
-    del losses[Trial("pilot", "tupe_r", "tiny", 5000, 1e-3, 101)]
+    rates = best_rates(losses)[0]
+    del losses[Trial("pilot", "tupe_r", "tiny", 5000, 4e-3, 101)]
+    assert best_rates(losses)[0] == rates  # half and twice the best rate have run
+    del losses[Trial("pilot", "tupe_r", "tiny", 5000, 2e-3, 101)]
     assert set(best_rates(losses)[0]) == {"bert_a"}
 
 

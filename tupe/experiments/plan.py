@@ -118,26 +118,26 @@ def records(output: Path) -> dict[Trial, record.Record]:
 
 
 def best_rates(losses: dict[Trial, float]) -> tuple[dict[str, float], list[Trial]]:
-    """({model: learning rate with the lowest mean loss in the pilot}, trials that are still needed) for the models that
-    have been trained at all of the plan's rates. losses: see `final_losses`; other stages do not matter.
+    """({model: learning rate with the lowest mean loss in the pilot}, trials that are still needed) for the models
+    whose best rate lies inside: half and twice the rate have run, too. losses: see `final_losses`; other stages do not
+    matter.
 
-    Where the best rate is the largest or the smallest one tried, the next one is needed, half or twice as large, and
+    Where all of the plan's rates have run, and the best one is the largest or the smallest, the next one is needed, and
     the model has no rate yet.
     """
     rates, needed = {}, []
     for model in CLAIMS["models"]:
         mine = {trial: loss for trial, loss in losses.items() if (trial.stage, trial.model) == ("pilot", model)}
         by_rate = {lr: [loss for trial, loss in mine.items() if trial.lr == lr] for lr in {t.lr for t in mine}}
-        if not set(CLAIMS["learning_rates"]) <= set(by_rate):
-            continue
         means = {lr: sum(values) / len(values) for lr, values in by_rate.items()}
-        best = min(means, key=means.get)
-        edge = {min(means): 0.5, max(means): 2.0}.get(best)
-        if edge:
-            plan, lr = CLAIMS["stages"]["pilot"], best * edge
-            needed += [Trial("pilot", model, plan["size"], plan["updates"], lr, seed) for seed in plan["seeds"]]
-        else:
+        best = min(means, key=means.get, default=None)
+        untried = [f * best for f in (0.5, 2.0) if not any(math.isclose(f * best, lr) for lr in means)] if means else []
+        if means and not untried:
             rates[model] = best
+        elif set(CLAIMS["learning_rates"]) <= set(means):
+            plan = CLAIMS["stages"]["pilot"]
+            pairs = [(lr, seed) for lr in untried for seed in plan["seeds"]]
+            needed += [Trial("pilot", model, plan["size"], plan["updates"], lr, seed) for lr, seed in pairs]
     return rates, needed
 
 
