@@ -235,7 +235,7 @@ def test_blocks_cover_all_pairs_of_real_tokens_once(lengths, heads, logits, monk
     q = torch.zeros(len(lengths), heads, MAX, 1)
     real = torch.arange(MAX) < torch.tensor(lengths)[:, None]
     seen, weights = torch.zeros(len(lengths), heads, MAX, MAX), 0
-    for block in kernels.plan_blocks(q, q, real[:, None, None]):
+    for block in kernels.plan_blocks(heads, len(lengths), MAX, MAX, lengths):
         h, r, queries, keys = block.shape
         seen[block.rows, block.heads, :queries, :keys] += 1
         assert block.first == weights and block.cut(q).shape == (h, r, queries, 1)
@@ -663,4 +663,4 @@ def test_padding_known_beforehand():
     model, tokens = encoder().eval(), batch(padding=(0, 4))
     assert torch.equal(model(tokens, n_real=3 * MAX - 4)[0], model(tokens)[0])
     assert torch.equal(model(batch(), n_real=3 * MAX)[0], model(batch())[0])
-    assert model.packing(batch(), n_real=3 * MAX) == model.packing(batch()) == (None, None, None)
+    assert model.packing(batch(), n_real=3 * MAX) == model.packing(batch()) == (None, None, None, None)

@@ -135,7 +135,8 @@ def blocked(
         long = terms.bias is None and k.size(2) > kernels.LONG and not torch.is_grad_enabled() and dropout == 0
         if callable(terms.bias) or long:
             return attention_by_queries(q, k, v, terms.bias, terms.real, terms.scale)
-        return blocked_attention(q, k, v, terms.bias, terms.real, terms.scale, dropout)
+        lengths = terms.packing.lengths if terms.window is None and q.size(2) == k.size(2) else None
+        return blocked_attention(q, k, v, terms.bias, terms.real, terms.scale, dropout, lengths)
 
     return positions.unrotate(by_window(mix, *positions.rotate(q, k, v, layer), terms), layer)
 

@@ -167,6 +167,7 @@ class Packing(NamedTuple):
     real: Tensor | None = None  # [B, L], False at padding; None: there is none
     places: Tensor | None = None  # [T], the place in the batch, of B L, of each row of x; None: x is [B, L, C]
     rows: Tensor | None = None  # [B L], the row of x of each place, or T if it has none
+    lengths: list[int] | None = None  # of sequences, to their last real token; for attention on a CPU
 
     @classmethod
     def of(cls, real: Tensor, count: int) -> "Packing":
@@ -178,7 +179,11 @@ class Packing(NamedTuple):
             return cls(real)  # compiled code is made for one shape, and every batch has another T
         places = real.logical_not().flatten().byte().argsort(stable=True)[:size]  # real tokens first
         rows = torch.full_like(real, size, dtype=torch.long).flatten()
-        return cls(real, places, rows.scatter_(0, places, torch.arange(size, device=real.device)))
+        rows.scatter_(0, places, torch.arange(size, device=real.device))
+        lengths = None
+        if real.device.type == "cpu":
+            lengths = (real * torch.arange(1, real.size(1) + 1)).amax(1).tolist()
+        return cls(real, places, rows, lengths)
 
     def pack(self, x: Tensor) -> Tensor:
         """[B, L, C] -> [T, C]"""
@@ -269,11 +274,11 @@ class Block(NamedTuple):
     def cut(self, x: Tensor) -> Tensor:
         """Of x [B, H, L, D], this block's part: [h, r, queries or keys, D]. They are as many, but under a window, where
         nothing is cut off."""
-        return x[self.rows, self.heads, : self.shape[2] if self.is_cut else None].transpose(0, 1)
+        return x[self.index].transpose(0, 1)
 
     def put(self, x: Tensor, values: Tensor) -> None:
         """The inverse of `cut`."""
-        x[self.rows, self.heads, : self.shape[2] if self.is_cut else None] = values.transpose(0, 1)
+        x[self.index] = values.transpose(0, 1)
 
     def weights(self, x: Tensor) -> Tensor:
         """Of x, one entry per weight of all blocks, this block's [h, r, queries, keys]."""
@@ -282,6 +287,10 @@ class Block(NamedTuple):
     @property
     def is_cut(self) -> bool:
         return isinstance(self.rows, Tensor)
+
+    @property
+    def index(self) -> tuple:
+        return self.rows, self.heads, slice(self.shape[2] if self.is_cut else None)
 
 
 class BlockedAttention(torch.autograd.Function):
@@ -348,59 +357,59 @@ class BlockedAttention(torch.autograd.Function):
         return dq, dk, dv, dbias, None, None, None, None
 
 
-def blocks_of(heads: int, batch: int, queries: int, keys: int) -> list[Block]:
-    """One head after the other, so that its bias stays in the cache, or as many at a time as make one block of the
-    whole batch: where sequences are short, calls take longer than products."""
-    step = max(1, BLOCK // (queries * keys))  # sequences in a block
-    together = max(1, step // batch)  # heads in a block
+CUT = 0.8  # share of the logits below which cutting sequences to their lengths pays for taking them apart
+
+
+def plan_blocks(heads: int, batch: int, queries: int, keys: int, lengths: list[int] | None = None) -> list[Block]:
+    """The blocks of all logits, or, where cutting them to `lengths` pays, of those that matter. lengths: of every
+    sequence, up to its last token that is not padding, or None; queries and keys are the same tokens then."""
+    parts = whole_sequences(heads, batch, queries, keys)
+    if lengths is not None:
+        cut = by_length(heads, lengths, keys)
+        if sum(math.prod(shape) for *_, shape in cut) < CUT * batch * heads * queries * keys:
+            parts = cut
     blocks, first = [], 0
-    for h in range(0, heads, together):
-        for b in range(0, batch, step):
-            hs, rows = slice(h, min(h + together, heads)), slice(b, min(b + step, batch))
-            shape = hs.stop - h, rows.stop - b, queries, keys
-            blocks.append(Block(hs, rows, shape, first))
-            first += math.prod(shape)
+    for hs, rows, shape in parts:
+        blocks.append(Block(hs, rows, shape, first))
+        first += math.prod(shape)
     return blocks
 
 
-def blocks_by_length(heads: int, lengths: list[int], longest: int) -> list[Block]:
+def whole_sequences(heads: int, batch: int, queries: int, keys: int) -> list[tuple]:
+    """One head after the other, so that its bias stays in the cache, or as many at a time as make one block of the
+    whole batch: where sequences are short, calls take longer than products."""
+    step = max(1, BLOCK // (queries * keys))  # sequences in a block
+    return [
+        (hs, rows, (hs.stop - hs.start, rows.stop - rows.start, queries, keys))
+        for hs in slices(heads, max(1, step // batch))
+        for rows in slices(batch, step)
+    ]
+
+
+def by_length(heads: int, lengths: list[int], longest: int) -> list[tuple]:
     """Sequences of about one length together, which are cut to the longest of them; as many, up to a power of 2, as
-    make one block of all heads. lengths: of every sequence, up to its last token that is not padding."""
+    make one block of all heads."""
     order = sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True)
-    blocks, first = [], 0
+    parts = []
     while order:
         n = min(rounded_up(max(1, lengths[order[0]])), longest)
         size = 2 ** max(0, (BLOCK // (heads * n * n)).bit_length() - 1)
         rows, order = torch.tensor(order[:size]), order[size:]
-        together = max(1, BLOCK // (len(rows) * n * n))
-        for h in range(0, heads, together):
-            hs = slice(h, min(h + together, heads))
-            shape = hs.stop - h, len(rows), n, n
-            blocks.append(Block(hs, rows, shape, first))
-            first += math.prod(shape)
-    return blocks
+        together = max(1, BLOCK // (len(rows) * n * n))  # heads in a block
+        parts += [(hs, rows, (hs.stop - hs.start, len(rows), n, n)) for hs in slices(heads, together)]
+    return parts
 
 
-CUT = 0.8  # share of the logits below which cutting sequences to their lengths pays for taking them apart
-
-
-def plan_blocks(q: Tensor, k: Tensor, real: Tensor | None) -> list[Block]:
-    """The blocks for q [B, H, R, D], k [B, H, K, D] and real [B, n, 1, K] or None, see `blocked_attention`."""
-    batch, heads, queries, _ = q.shape
-    keys = k.size(2)
-    if real is not None and real.shape == (batch, 1, 1, keys) and queries == keys:
-        lengths = (real[:, 0, 0] * torch.arange(1, keys + 1)).amax(1).tolist()
-        if sum(n * n for n in lengths) < CUT * batch * keys * keys:
-            blocks = blocks_by_length(heads, lengths, keys)
-            if sum(math.prod(block.shape) for block in blocks) < CUT * batch * heads * keys * keys:
-                return blocks
-    return blocks_of(heads, batch, queries, keys)
+def slices(count: int, step: int) -> list[slice]:
+    return [slice(i, min(i + step, count)) for i in range(0, count, step)]
 
 
 def cyclic(x: Tensor, hs: slice) -> Tensor:
     """Of x [n, ...], which stands for x[h % n] at every head h: x at these heads, or all of x if n is 1."""
-    if len(x) == 1 or hs.stop <= len(x):
-        return x if len(x) == 1 else x[hs]
+    if len(x) == 1:
+        return x
+    if hs.stop <= len(x):
+        return x[hs]
     return x[torch.arange(hs.start, hs.stop) % len(x)]
 
 
@@ -452,10 +461,12 @@ def transposed_matmul(a: Tensor, b: Tensor) -> Tensor:
 
 @not_compiled  # its loops and numpy's masks cannot be traced
 def blocked_attention(
-    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, real: Tensor | None, scale: float, p: float
-) -> Tensor:
+    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, real: Tensor | None, scale: float, p: float,
+    lengths: list[int] | None = None,
+) -> Tensor:  # fmt: skip
     """`BlockedAttention` of q [B, H, R, D], k [B, H, K, D], v [B, H, K, E], bias [H, R, K] or None, and real
-    [B, 1, 1, K] or None (False at padded keys) -> [B, H, R, E]. p: probability of dropout.
+    [B, 1, 1, K] or None (False at padded keys) -> [B, H, R, E]. p: probability of dropout. lengths: see
+    `plan_blocks`.
 
     Of n chunks of a window (`windows.Chunks`), laid out as H n heads, bias is [H n, R, K], or [n, R, K] for all heads
     alike, and real [B, n, 1, K]. R and K are L, but in a window.
@@ -465,7 +476,8 @@ def blocked_attention(
     # finite: in a window of padding alone, all keys are masked
     mask = None if real is None else torch.zeros(real.shape).masked_fill_(~real, torch.finfo(torch.float32).min)
     with torch.autocast("cpu", enabled=False):
-        return BlockedAttention.apply(q, k, v, bias, mask, scale, p, plan_blocks(q, k, real))
+        blocks = plan_blocks(q.size(1), q.size(0), q.size(2), k.size(2), lengths)
+        return BlockedAttention.apply(q, k, v, bias, mask, scale, p, blocks)
 
 
 LONG = 2048  # longest sequence whose bias is held as a whole in evaluation

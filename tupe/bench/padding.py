@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import NamedTuple
-from unittest.mock import patch
 
 import click
 import numpy as np
@@ -27,7 +26,7 @@ from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_DATACLASS_REGISTRY
 from fairseq.models.roberta import RobertaModel
 from torch import Tensor, nn
 
-from .. import kernels, options
+from .. import options
 from ..architectures import SIZES, with_size
 from ..checkpoints import convert
 from ..checkpoints.export import export
@@ -109,12 +108,7 @@ def build_ours(size: str, vocab: int, padded: bool) -> tuple[nn.Module, Callable
     model.register_classification_head("head", num_classes=2)
     if padded:
         model.encoder.packing = keep_padding  # in place of the method
-
-    def logits(batch: Batch) -> Tensor:
-        with patch.object(kernels, "CUT", 0 if padded else kernels.CUT):
-            return model(batch.tokens, classification_head_name="head", n_real=batch.count)[0]
-
-    return model, logits
+    return model, lambda batch: model(batch.tokens, classification_head_name="head", n_real=batch.count)[0]
 
 
 def keep_padding(tokens: Tensor, n_real: int) -> Packing:
