@@ -78,12 +78,13 @@ def test_rates_come_from_the_pilot_and_the_search_widens_at_its_edge(widened, tm
     finish(tmp_path, "nopos", 5e-4, 9.0)
     finish(tmp_path, "factored", 5e-4, math.inf, reason="out of memory")
     rates, needed = best_rates(final_losses(tmp_path))
+    beyond = Trial("pilot", "bert_a", "tiny", 5000, 8e-3, 101)
     assert rates == {"tupe_r": 1e-3}  # nopos has one rate of four, and bert_a's best one is at the edge
-    assert needed == [Trial("pilot", "bert_a", "tiny", 5000, 8e-3, 101)]
+    assert needed == [beyond] == best_rates({t: v for t, v in final_losses(tmp_path).items() if t.lr != 5e-4})[1]
     finish(tmp_path, "bert_a", 8e-3, widened)
     assert best_rates(final_losses(tmp_path)) == ({"tupe_r": 1e-3, "bert_a": 4e-3}, [])
     losses = final_losses(tmp_path)
-    assert losses[Trial("pilot", "bert_a", "tiny", 5000, 8e-3, 101)] == pytest.approx(widened)
+    assert losses[beyond] == pytest.approx(widened)
     assert Trial("pilot", "factored", "tiny", 5000, 5e-4, 101) not in losses  # it may be run again
     rates = best_rates(losses)[0]
     del losses[Trial("pilot", "tupe_r", "tiny", 5000, 4e-3, 101)]

@@ -46,7 +46,7 @@ def test_the_folder_computes_what_the_weights_do(place, vocabulary, pretrained):
     assert 0 < difference < 0.01  # of half precision
     card = (place / "out" / "README.md").read_text()
     assert "| validation loss, bits per masked token | 5.432 |" in card and "{{" not in card
-    assert card.count("\n| bert_a | ") == 1 and "learning rate\n0.001 " in card
+    assert "learning rate\n0.001 " in card
 
 
 def test_runs_that_are_not_there_are_refused(place, vocabulary):

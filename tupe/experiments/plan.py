@@ -122,8 +122,8 @@ def best_rates(losses: dict[Trial, float]) -> tuple[dict[str, float], list[Trial
     whose best rate lies inside: half and twice the rate have run, too. losses: see `final_losses`; other stages do not
     matter.
 
-    Where all of the plan's rates have run, and the best one is the largest or the smallest, the next one is needed, and
-    the model has no rate yet.
+    Where the best rate so far is the plan's largest or smallest, and the one beside it has run, the next one beyond the
+    plan is needed.
     """
     rates, needed = {}, []
     for model in CLAIMS["models"]:
@@ -134,16 +134,17 @@ def best_rates(losses: dict[Trial, float]) -> tuple[dict[str, float], list[Trial
         untried = [f * best for f in (0.5, 2.0) if not any(math.isclose(f * best, lr) for lr in means)] if means else []
         if means and not untried:
             rates[model] = best
-        elif set(CLAIMS["learning_rates"]) <= set(means):
+        elif len(untried) == 1 and not any(math.isclose(untried[0], lr) for lr in CLAIMS["learning_rates"]):
             plan = CLAIMS["stages"]["pilot"]
-            pairs = [(lr, seed) for lr in untried for seed in plan["seeds"]]
-            needed += [Trial("pilot", model, plan["size"], plan["updates"], lr, seed) for lr, seed in pairs]
+            needed += [
+                Trial("pilot", model, plan["size"], plan["updates"], untried[0], seed) for seed in plan["seeds"]
+            ]
     return rates, needed
 
 
 def pilot_trials(
     losses: dict[Trial, float], seeds: list[int] | None = None, models: list[str] | None = None
 ) -> list[Trial]:
-    """The trials of the pilot: all planned rates, and those that `best_rates` still needs of these models."""
+    """The trials of the pilot: those that `best_rates` still needs of these models, then all planned rates."""
     needed = [trial for trial in best_rates(losses)[1] if not models or trial.model in models]
-    return trials("pilot", {}, seeds, models) + needed
+    return needed + trials("pilot", {}, seeds, models)

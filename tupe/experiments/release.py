@@ -9,9 +9,9 @@ import numpy as np
 
 from .. import __version__, options
 from ..checkpoints.export import export
-from . import claims, collect
+from . import collect
 from .claims import Evidence
-from .claims_tables import number, of_contrast, with_interval
+from .claims_tables import number
 from .plan import CLAIMS
 
 TITLES = {
@@ -35,15 +35,6 @@ def card(evidence: Evidence, stage: str, model: str, seed: int) -> str:
         accuracy = evidence.pairs_accuracy(trial, trial.updates, only_order)
         return "not scored" if accuracy is None else f"{100 * accuracy:.1f} %"
 
-    finals = evidence.finals(stage)
-    others = {
-        name: (
-            with_interval(losses.values()),
-            len(losses),
-            of_contrast(claims.paired(finals, model, name)),
-        )
-        for name, losses in finals.items()
-    }
     credits = evidence.credits(trial, trial.updates, only_order=False)
     scores = {
         "validation loss, bits per masked token": f"{evidence.loss(trial):.3f}",
@@ -57,7 +48,7 @@ def card(evidence: Evidence, stage: str, model: str, seed: int) -> str:
     template = jinja2.Environment(loader=loader, trim_blocks=True, lstrip_blocks=True).get_template("card.jinja")
     return template.render(
         title=TITLES.get(model, model), name=f"{model}_{trial.size}", trial=trial, position=CLAIMS["models"][model],
-        row=evidence.runs[trial], scores=scores, others=others, version=__version__,
+        row=evidence.runs[trial], scores=scores, version=__version__,
         cls=f"{np.mean(attention):.2f}" if attention else "not measured",
     )  # fmt: skip
 
