@@ -114,7 +114,7 @@ def test_the_site_builds(tmp_path):
     from mkdocs.config import load_config
 
     build(load_config(str(ROOT / "mkdocs.yml"), site_dir=str(tmp_path), strict=True))
-    assert (tmp_path / "reproduction.html").is_file()
+    assert (tmp_path / "results.html").is_file()
 
 
 @pytest.mark.parametrize("file", [".ci/run", ".pre-commit-config.yaml", ".github/workflows/test.yml"])

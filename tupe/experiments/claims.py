@@ -1,4 +1,4 @@
-"""What the experiment on TUPE's claims says: the numbers of docs/reproduction.md, computed from the compressed tables
+"""What the experiment on TUPE's claims says: the numbers of docs/results.md, computed from the compressed tables
 in docs/evidence (`tupe.experiments.collect`) and from nothing else.
 
 How each number is computed was written down in that page before the runs. Losses are in bits per masked token.

@@ -328,7 +328,7 @@ def fill_in(page: Path, text: str) -> None:
     help="folder of the compressed tables",
 )  # fmt: skip
 @click.option(
-    "--page", type=options.FILE, default="docs/reproduction.md", show_default=True,
+    "--page", type=options.FILE, default="docs/results.md", show_default=True,
     help="page whose results are written anew; its figures go into figures/ beside it",
 )  # fmt: skip
 @click.option(

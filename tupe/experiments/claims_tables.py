@@ -1,4 +1,4 @@
-"""The tables and sentences of docs/reproduction.md and the README on TUPE's claims: how the numbers of `claims` are
+"""The tables and sentences of docs/results.md and the README on TUPE's claims: how the numbers of `claims` are
 shown."""
 
 import functools

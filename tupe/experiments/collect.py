@@ -1,5 +1,5 @@
 """The runs of the experiment on TUPE's claims as compressed tables, which the repository keeps (docs/evidence): all
-numbers and figures of docs/reproduction.md come from them alone.
+numbers and figures of docs/results.md come from them alone.
 
 A table is FOLDER/<name>.csv.gz. Collecting again replaces what is there of a run and leaves other runs alone, so that
 runs of several machines come together.
