@@ -183,7 +183,8 @@ def test_what_committed_tables_have_is_not_trained_again(vocabulary, tmp_path):
     lines = planned("--stages=pilot", "--models=bert_a", "--known", tmp_path / "tables").output.splitlines()
     assert [rate for rate, line in zip(rates, lines, strict=True) if rate in line.split()] == rates
     (line,) = planned("--stages=main", "--seeds=2", "--known", tmp_path / "tables").output.splitlines()
-    assert "--lr=0.001" in line and "--arch=tupe_r_mini" in line
+    rate = 1e-3 * CLAIMS["stages"]["main"]["shares"][0]
+    assert f"--lr={rate:g}" in line and "--arch=tupe_r_mini" in line
     (line,) = planned("--stages=main", "--seeds=2", "--twice", "--known", tmp_path / "tables").output.splitlines()
     assert "--max-update=10000" in line
     assert "valid: main alone" in planned("--stages=pilot", "--twice").output

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from . import collect
-from .plan import CLAIMS, Trial, lengths_of
+from .plan import CLAIMS, Trial, lengths_of, untried
 from .statistics import (
     Contrast,
     contrast,
@@ -105,7 +105,7 @@ class Evidence:
         """The loss below which a model of a stage has left the plateau; None without `nopos` to compare with."""
         own = CLAIMS["stages"].get(stage, {}).get("lr")
         by_rate = self.by_rate(stage if own else "pilot").get("nopos", {})
-        is_known = set(by_rate) >= ({own} if own else set(CLAIMS["learning_rates"]))
+        is_known = own in by_rate if own else by_rate and not untried(by_rate)
         return min(by_rate.values()) - CLAIMS["threshold"] if is_known else None
 
     def exit(self, trial: Trial) -> float | None:

@@ -304,11 +304,15 @@ def scale_changes(evidence: Evidence, stage: str) -> list[str]:
 
 def pilot_page(evidence: Evidence) -> str:
     """The losses of the pilot as a page."""
-    table = claims_tables.pilot_table(evidence).markdown()
-    return (
+    text = (
         "# Learning rates\n\nFinal losses of the pilot (tiny, bits per masked token) by learning rate; each model runs "
-        f"at its best one in all other stages. Written by `tupe claims`.\n\n{table}"
+        "at its best one (bold, once half and twice of it have run) in all other stages of that size. Written by "
+        f"`tupe claims`.\n\n{claims_tables.rates_table(evidence, 'pilot').markdown()}"
     )
+    if evidence.trials("rates"):
+        size = CLAIMS["stages"]["rates"]["size"]
+        text += f"\nAt the size of the main stage, {size}:\n\n{claims_tables.rates_table(evidence, 'rates').markdown()}"
+    return text
 
 
 def fill_in(page: Path, text: str) -> None:

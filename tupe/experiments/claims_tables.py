@@ -20,7 +20,7 @@ from .claims import (
     paper_shares,
     schedule_shares,
 )
-from .plan import CLAIMS, Trial, lengths_of, trials
+from .plan import CLAIMS, Trial, lengths_of, trials, untried
 from .statistics import Contrast, geometric_share, mean_interval
 
 
@@ -70,15 +70,17 @@ def stage_table(evidence: Evidence, stage: str, against: bool) -> Table:
     return Table.plain([*header, *(["minus its model"] if against else []), "exit updates"], rows)
 
 
-def pilot_table(evidence: Evidence) -> Table:
-    means = evidence.by_rate("pilot")
+def rates_table(evidence: Evidence, stage: str) -> Table:
+    """Losses by learning rate; the best in bold once half and twice that rate have run."""
+    means = evidence.by_rate(stage)
     rates = sorted({lr for by_lr in means.values() for lr in by_lr})
     rows = []
     for model, by_lr in means.items():
         best, spread = min(by_lr, key=by_lr.get), ""
         cells = [number(by_lr.get(lr)) for lr in rates]
-        if set(by_lr) >= set(CLAIMS["learning_rates"]):
+        if not untried(by_lr):
             cells[rates.index(best)] = f"**{cells[rates.index(best)]}**"
+        if set(by_lr) >= set(CLAIMS["learning_rates"]):
             spread = f"{max(by_lr.values()) - by_lr[best]:.2f}"
         rows.append([model, *cells, spread])
     return Table.plain(["model", *(f"{lr:g}" for lr in rates), "worst - best"], rows)

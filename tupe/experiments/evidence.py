@@ -136,7 +136,7 @@ def known_losses(folder: Path, data: Path) -> dict[Trial, float]:
 @options.data("prepared text; the protocol's is in docs/reproduction.md")
 @options.output("folder of the experiment; an existing one is resumed")
 @click.option(
-    "--stages", type=ListOf(list(CLAIMS["stages"])), default="first,pilot,main,controls,longer,share", show_default=True
+    "--stages", type=ListOf(list(CLAIMS["stages"])), default=",".join(CLAIMS["stages"]), show_default=True
 )
 @click.option("--models", type=ListOf(), help="only these")
 @click.option("--seeds", type=ListOf(int), help="only these, instead of the stage's")

@@ -84,7 +84,7 @@ def trials(
     else:
         if unknown := [name for name in names if name not in best]:
             raise ValueError(f"no learning rate for {', '.join(unknown)}: finish the stage pilot first")
-        pairs = [(name, best[name]) for name in names]
+        pairs = [(name, share * best[name]) for share in plan.get("shares", [1]) for name in names]
     return [
         Trial(stage, name, plan["size"], updates, lr, seed)
         for seed in seeds or plan["seeds"]
@@ -130,16 +130,19 @@ def best_rates(losses: dict[Trial, float]) -> tuple[dict[str, float], list[Trial
         mine = {trial: loss for trial, loss in losses.items() if (trial.stage, trial.model) == ("pilot", model)}
         by_rate = {lr: [loss for trial, loss in mine.items() if trial.lr == lr] for lr in {t.lr for t in mine}}
         means = {lr: sum(values) / len(values) for lr, values in by_rate.items()}
-        best = min(means, key=means.get, default=None)
-        untried = [f * best for f in (0.5, 2.0) if not any(math.isclose(f * best, lr) for lr in means)] if means else []
-        if means and not untried:
-            rates[model] = best
-        elif len(untried) == 1 and not any(math.isclose(untried[0], lr) for lr in CLAIMS["learning_rates"]):
+        left = untried(means)
+        if means and not left:
+            rates[model] = min(means, key=means.get)
+        elif len(left) == 1 and not any(math.isclose(left[0], lr) for lr in CLAIMS["learning_rates"]):
             plan = CLAIMS["stages"]["pilot"]
-            needed += [
-                Trial("pilot", model, plan["size"], plan["updates"], untried[0], seed) for seed in plan["seeds"]
-            ]
+            needed += [Trial("pilot", model, plan["size"], plan["updates"], left[0], seed) for seed in plan["seeds"]]
     return rates, needed
+
+
+def untried(losses: dict[float, float]) -> list[float]:
+    """Half and twice the best rate, if they have not run. losses: {learning rate: mean final loss}."""
+    best = min(losses, key=losses.get, default=0.0)
+    return [f * best for f in (0.5, 2.0) if losses and not any(math.isclose(f * best, lr) for lr in losses)]
 
 
 def pilot_trials(
