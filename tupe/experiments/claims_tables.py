@@ -82,8 +82,9 @@ def rates_table(evidence: Evidence, stage: str) -> Table:
             cells[rates.index(best)] = f"**{cells[rates.index(best)]}**"
         if set(by_lr) >= set(CLAIMS["learning_rates"]):
             spread = f"{max(by_lr.values()) - by_lr[best]:.2f}"
-        rows.append([model, *cells, spread])
-    return Table.plain(["model", *(f"{lr:g}" for lr in rates), "worst - best"], rows)
+        rows.append([model, *cells, *([spread] if stage == "pilot" else [])])
+    header = ["model", *(f"{lr:g}" for lr in rates)]
+    return Table.plain([*header, "worst - best"] if stage == "pilot" else header, rows)
 
 
 def share_table(evidence: Evidence) -> Table:
