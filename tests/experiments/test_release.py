@@ -1,19 +1,25 @@
 """A trained model leaves the project: half precision, loadable, with a card whose numbers are those of the tables."""
 
+import re
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
 from click.testing import CliRunner
 from evidence_runs import write_experiment, write_run
 
+from tupe import __version__
+from tupe.checkpoints.convert import convert
 from tupe.evaluation.probes import load_model
-from tupe.experiments import collect
+from tupe.experiments import claims, collect
 from tupe.experiments.evidence import save_half
 from tupe.experiments.plan import Trial
-from tupe.experiments.release import command
+from tupe.experiments.release import card, command
 
 transformers = pytest.importorskip("transformers")
+ROOT = Path(__file__).resolve().parents[2]
+MODELS = ROOT / "models"
 pytestmark = pytest.mark.usefixtures("own_module_cache")
 
 
@@ -29,9 +35,9 @@ def place(tmp_path, pretrained):
     return tmp_path
 
 
-def run(place, data, *words):
+def run(place, data, name="main/tupe_r/mini_5000_lr0.001_seed1"):
     given = ["--runs", place / "runs", "--evidence", place / "tables", "--data", data, "--output", place / "out"]
-    return CliRunner().invoke(command, [*map(str, given), *words])
+    return CliRunner().invoke(command, [*map(str, given), "--run", name])
 
 
 def test_the_folder_computes_what_the_weights_do(place, vocabulary, pretrained):
@@ -50,7 +56,37 @@ def test_the_folder_computes_what_the_weights_do(place, vocabulary, pretrained):
 
 
 def test_runs_that_are_not_there_are_refused(place, vocabulary):
-    result = run(place, vocabulary, "--seed=9")
-    assert result.exit_code == 2 and "no finished run of tupe_r, seed 9" in result.output
-    result = run(place, vocabulary, "--model=bert_a")
+    result = run(place, vocabulary, "main/tupe_r/mini_5000_lr0.001_seed9")
+    assert result.exit_code == 2 and "no finished run 'main/tupe_r/mini_5000_lr0.001_seed9'" in result.output
+    result = run(place, vocabulary, "tupe_r")
+    assert result.exit_code == 2 and "'tupe_r' is no run of the experiment" in result.output
+    result = run(place, vocabulary, "main/bert_a/mini_5000_lr0.001_seed1")
     assert result.exit_code == 2 and "model.pt" in result.output and not (place / "out").exists()
+
+
+@pytest.mark.parametrize("folder", sorted(MODELS.glob("*")), ids=lambda folder: folder.name)
+class TestReleased:
+    """The models in models/."""
+
+    def test_the_card_has_the_numbers_of_the_tables(self, folder):
+        text = (folder / "README.md").read_text()
+        trial = Trial.parse(re.search(r"one run, `(.*)`", text).group(1))
+        version = re.search(r", tupe ([\w.]+),", text).group(1)
+        expected = card(claims.Evidence(collect.read(ROOT / "docs" / "evidence")), trial)
+        assert text == expected.replace(f", tupe {__version__},", f", tupe {version},")
+        assert folder.name == f"{trial.model}_{trial.size}"
+
+    def test_they_are_small_and_compute_what_this_package_computes_from_their_weights(self, folder, tmp_path):
+        """The code that travels with them may be older than the package."""
+        assert sum(path.stat().st_size for path in folder.iterdir()) < 12e6
+        theirs = transformers.AutoModelForMaskedLM.from_pretrained(folder, trust_remote_code=True).eval()
+        convert(folder, "tupe", None, tmp_path)
+        ours, _ = load_model(tmp_path / "checkpoint.pt", tmp_path)
+        ids = torch.randint(5, 8000, (3, 40), generator=torch.Generator().manual_seed(1))
+        ids[:, 0], ids[:, -1] = 0, 2
+        with torch.no_grad():
+            torch.testing.assert_close(theirs(ids).logits, ours(ids)[0], rtol=0, atol=1e-4)
+
+    def test_they_fill_a_mask(self, folder):
+        fill = transformers.pipeline("fill-mask", str(folder), trust_remote_code=True)
+        assert "window" in {answer["token_str"].strip("▁ ") for answer in fill("she looked out of the <mask> .")}

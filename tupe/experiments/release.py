@@ -12,7 +12,7 @@ from ..checkpoints.export import export
 from . import collect
 from .claims import Evidence
 from .claims_tables import number
-from .plan import CLAIMS
+from .plan import CLAIMS, Trial
 
 TITLES = {
     "bert_a": "BERT-A: learned absolute positions, added to the words",
@@ -20,13 +20,11 @@ TITLES = {
 }
 
 
-def card(evidence: Evidence, stage: str, model: str, seed: int) -> str:
+def card(evidence: Evidence, trial: Trial) -> str:
     """The text of the model card. Raises ValueError if the run is not among the finished ones."""
-    runs = {(trial.model, trial.seed): trial for trial in evidence.trials(stage)}
-    if (model, seed) not in runs:
-        valid = ", ".join(f"{name} seed {number}" for name, number in runs) or "none has finished"
-        raise ValueError(f"stage {stage} has no finished run of {model}, seed {seed}; valid: {valid}")
-    trial = runs[model, seed]
+    if trial not in evidence.runs:
+        names = [str(other) for other in evidence.runs]
+        raise ValueError(f"no finished run {str(trial)!r}{options.nearest(str(trial), names)}")
 
     def order(part):
         return number(evidence.final_measure("order", part)(trial), 3)
@@ -47,7 +45,8 @@ def card(evidence: Evidence, stage: str, model: str, seed: int) -> str:
     loader = jinja2.FileSystemLoader(Path(__file__).parent)
     template = jinja2.Environment(loader=loader, trim_blocks=True, lstrip_blocks=True).get_template("card.jinja")
     return template.render(
-        title=TITLES.get(model, model), name=f"{model}_{trial.size}", trial=trial, position=CLAIMS["models"][model],
+        title=TITLES.get(trial.model, trial.model), name=f"{trial.model}_{trial.size}", trial=trial,
+        position=CLAIMS["models"][trial.model],
         row=evidence.runs[trial], scores=scores, version=__version__,
         cls=f"{np.mean(attention):.2f}" if attention else "not measured",
     )  # fmt: skip
@@ -55,20 +54,17 @@ def card(evidence: Evidence, stage: str, model: str, seed: int) -> str:
 
 @click.command(cls=options.Command)
 @click.option("--runs", type=options.FOLDER, required=True, help="folder of `tupe evidence`")
-@click.option("--model", default="tupe_r", show_default=True, help="of the stage")
-@options.seed(help="of the run; 1 by default, so that nobody chose it by its scores")
-@click.option("--stage", type=click.Choice(list(CLAIMS["stages"])), default="main", show_default=True)
+@click.option("--run", required=True, metavar="STAGE/MODEL/SIZE_UPDATES_lrRATE_seedSEED", help="a folder in it")
 @click.option("--evidence", type=options.FOLDER, default="docs/evidence", show_default=True, help="tables of scores")
 @options.data("folder with dict.txt and the pieces")
 @options.output("folder to write")
-def command(runs, model, seed, stage, evidence, data, output):
+def command(runs, run, evidence, data, output):
     """Write a trained model of the experiment as a Hugging Face folder with a model card, in half precision.
 
-    tupe release --runs evidence --model tupe_r --data DATA --output tupe_r_mini
+    tupe release --runs evidence --run main/tupe_r/mini_5000_lr0.002_seed1 --data DATA --output tupe_r_mini
     """
-    known = Evidence(collect.read(evidence))
-    text = card(known, stage, model, seed)
-    trial = next(t for t in known.trials(stage) if (t.model, t.seed) == (model, seed))
+    trial = Trial.parse(run)
+    text = card(Evidence(collect.read(evidence)), trial)
     weights = trial.folder(runs) / "model.pt"
     if not weights.exists():
         raise ValueError(f"there is no {weights}: give the folder that `tupe evidence` wrote")
