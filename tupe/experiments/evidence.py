@@ -152,7 +152,8 @@ def known_losses(folder: Path, data: Path) -> dict[Trial, float]:
 @click.option("--dry-run", is_flag=True, help="print the commands and run none")
 @click.option(
     "--pairs", type=click.Path(path_type=Path), metavar="BLiMP.zip",
-    help="train nothing; score finished runs along training: order sensitivity, minimal pairs. Several processes may",
+    help="train nothing; score finished runs, along training where weights were kept: order sensitivity, minimal "
+    "pairs. Several processes may",
 )  # fmt: skip
 @click.argument("further", nargs=-1, type=click.UNPROCESSED, metavar="[OPTIONS OF EVERY TRAINING]...")
 def command(data, output, stages, models, seeds, jobs, known, twice, dry_run, pairs, further):
@@ -167,7 +168,7 @@ def command(data, output, stages, models, seeds, jobs, known, twice, dry_run, pa
     if pairs:
         count, (best, _) = CLAIMS["scoring"]["pairs"], best_rates(known | final_losses(output))
         paradigms = [replace(kind, pairs=kind.pairs[:count]) for kind in minimal_pairs.read_paradigms(pairs)]
-        for stage in [stage for stage in stages if "weights_every" in CLAIMS["stages"][stage]]:
+        for stage in stages:
             for trial in trials(stage, best, seeds, models, twice):
                 score(data, trial, trial.folder(output), paradigms)
         return
