@@ -6,6 +6,7 @@ import functools
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -20,7 +21,7 @@ from tupe.architectures import ARCHITECTURES, ELECTRA
 from tupe.attention import NORMALISERS
 from tupe.checkpoints import convert
 from tupe.checkpoints import files as checkpoints
-from tupe.checkpoints.export import command, export, model_card
+from tupe.checkpoints.export import command, export, export_tokenizer, model_card
 from tupe.encoder import LAYERS
 from tupe.plugin.hub import TupeHubInterface
 from tupe.plugin.model import TupeModel
@@ -207,6 +208,17 @@ def exported(data, tmp_path_factory):
     result = CliRunner().invoke(command, words)
     assert result.exit_code == 0, result.output
     return model, folder / "checkpoint.pt", folder / "out_exported"
+
+
+def test_of_the_manifest_the_text_encoder_s_part_travels(vocabulary, tmp_path):
+    """The rest lists every file that the data was made of."""
+    data, out = shutil.copytree(vocabulary, tmp_path / "data"), tmp_path / "out"
+    manifest = {"settings": {"inputs": [["books/1.txt", "text", 1, 1]] * 99}, "spacy_model": "en_core_web_sm"}
+    (data / "manifest.json").write_text(json.dumps(manifest))
+    out.mkdir()
+    export_tokenizer(data, out, 16)
+    assert json.loads((out / "manifest.json").read_text()) == {"spacy_model": "en_core_web_sm"}
+    assert (out / "sentencepiece.bpe.model").read_bytes() == (data / "sentencepiece.bpe.model").read_bytes()
 
 
 def test_the_model_card_has_settings_data_scores_and_licence(exported, tmp_path):

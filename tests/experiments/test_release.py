@@ -70,10 +70,10 @@ class TestReleased:
 
     def test_the_card_has_the_numbers_of_the_tables(self, folder):
         text = (folder / "README.md").read_text()
-        trial = Trial.parse(re.search(r"one run, `(.*)`", text).group(1))
-        version = re.search(r", tupe ([\w.]+),", text).group(1)
+        trial = Trial.parse(re.search(r"one\s+run, `(.*)`", text).group(1))
+        version = re.search(r", tupe ([\w.]+)\. ", text).group(1)
         expected = card(claims.Evidence(collect.read(ROOT / "docs" / "evidence")), trial)
-        assert text == expected.replace(f", tupe {__version__},", f", tupe {version},")
+        assert text == expected.replace(f", tupe {__version__}. ", f", tupe {version}. ")
         assert folder.name == f"{trial.model}_{trial.size}"
 
     def test_they_are_small_and_compute_what_this_package_computes_from_their_weights(self, folder, tmp_path):

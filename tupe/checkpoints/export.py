@@ -198,6 +198,10 @@ def export_tokenizer(data: Path, output: Path, max_positions: int) -> None:
     files = [data / name for name in ENCODER_FILES if (data / name).is_file()]
     for file in files:
         shutil.copyfile(file, output / file.name)
+    manifest = output / "manifest.json"
+    if manifest.is_file():  # it lists every input of the data; the text encoder reads this alone
+        read = {"spacy_model": json.loads(manifest.read_text(encoding="utf-8")).get("spacy_model")}
+        manifest.write_text(json.dumps(read) + "\n", encoding="utf-8")
     if not {file.name for file in files} & {"sentencepiece.bpe.model", "bpe.codes"}:
         logger.warning(f"{data} has neither sentencepiece.bpe.model nor bpe.codes: exporting without a tokeniser")
         return

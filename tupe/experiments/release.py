@@ -30,17 +30,16 @@ def card(evidence: Evidence, trial: Trial) -> str:
         return number(evidence.final_measure("order", part)(trial), 3)
 
     def pairs(only_order):
-        accuracy = evidence.pairs_accuracy(trial, trial.updates, only_order)
-        return "not scored" if accuracy is None else f"{100 * accuracy:.1f} %"
+        return f"{100 * evidence.pairs_accuracy(trial, trial.updates, only_order):.1f} %"
 
-    credits = evidence.credits(trial, trial.updates, only_order=False)
     scores = {
         "validation loss, bits per masked token": f"{evidence.loss(trial):.3f}",
         "original sentence preferred to two swapped words": order("accuracy"),
         "by (nats)": order("margin"),
-        f"BLiMP, {sum(map(len, credits.values())):,} pairs, macro average": pairs(False),
-        "BLiMP, pairs whose words differ in order alone": pairs(True),
     }
+    if credits := evidence.credits(trial, trial.updates, only_order=False):
+        scores[f"BLiMP, {sum(map(len, credits.values())):,} pairs, macro average"] = pairs(False)
+        scores["BLiMP, pairs whose words differ in order alone"] = pairs(True)
     attention = [float(row["value"]) for row in evidence.measures(trial, "cls attention")]
     loader = jinja2.FileSystemLoader(Path(__file__).parent)
     template = jinja2.Environment(loader=loader, trim_blocks=True, lstrip_blocks=True).get_template("card.jinja")
