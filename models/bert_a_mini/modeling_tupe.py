@@ -1,0 +1,224 @@
+"""An exported TUPE encoder for the transformers library. encoder.py, positions.py, offsets.py, schemes*.py,
+attention.py, windows.py and kernels.py beside this file are the training code's own files.
+
+B batch, L sequence length, C width, V vocabulary.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.modeling_outputs import (
+    BaseModelOutput,
+    MaskedLMOutput,
+    QuestionAnsweringModelOutput,
+    SequenceClassifierOutput,
+)
+from transformers.utils import ModelOutput
+
+from .attention import why_not_fast
+from .configuration_tupe import TupeConfig
+from .encoder import ClassificationHead, Encoder, LMHead, init_bert, second_segment
+from .positions import Positions
+
+
+class PlainEncoder(Encoder):
+    """The encoder without the settings in its state dict, which are for fairseq: here config.json has them."""
+
+    get_extra_state = nn.Module.get_extra_state
+    set_extra_state = nn.Module.set_extra_state
+
+
+class TupePreTrainedModel(PreTrainedModel):
+    config_class = TupeConfig
+    base_model_prefix = "tupe"
+    supports_gradient_checkpointing = True
+    # Losses here are means over the batch that forward sees. Because of `**options`, Trainer would assume that they are
+    # divided by the size of all accumulated batches, and would sum the means with gradient accumulation.
+    accepts_loss_kwargs = False
+    _supports_sdpa = True
+    _no_split_modules = ["TransformerLayer", "GatedAttentionLayer"]
+    _keys_to_ignore_on_load_unexpected = [r"^lm_head\.", r"^classifier\.", r"^qa_outputs\."]  # of the other models
+
+    def _init_weights(self, module):
+        if isinstance(module, ClassificationHead):
+            for linear in (module.dense, module.out_proj):
+                linear.reset_parameters()
+        else:
+            init_bert(module)
+
+    @classmethod
+    def from_pretrained(cls, *args, **kwargs) -> "TupePreTrainedModel":
+        loaded = super().from_pretrained(*args, **kwargs)
+        for module in (loaded[0] if isinstance(loaded, tuple) else loaded).modules():
+            if isinstance(module, Encoder):
+                restore_buffers(module)
+        return loaded
+
+
+def restore_buffers(encoder: Encoder) -> None:
+    """Compute the buffers of position schemes that files do not have: transformers builds a model without data."""
+    positions = encoder.positions
+    with torch.device("cpu"):
+        fresh = Positions(positions.name, positions.dims, positions.cls)
+    buffers, saved = dict(positions.named_buffers()), positions.state_dict()
+    for name, value in fresh.named_buffers():
+        if name not in saved:
+            buffers[name].copy_(value)
+
+
+class TupeModel(TupePreTrainedModel):
+    """Features [B, L, C]; the first, of `<s>`, stands for the whole sequence."""
+
+    def __init__(self, config: TupeConfig):
+        super().__init__(config)
+        self.encoder = PlainEncoder(
+            config.vocab_size,
+            config.pad_token_id,
+            config.eos_token_id,
+            **config.model_options(),
+        )
+        self.gradient_checkpointing = False
+        self.post_init()
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.encoder.tokens
+
+    def set_input_embeddings(self, value: nn.Module) -> None:
+        self.encoder.tokens = value
+
+    def forward(
+        self, input_ids: Tensor, attention_mask: Tensor | None = None, token_type_ids: Tensor | None = None,
+        output_hidden_states: bool | None = None, output_attentions: bool | None = None,
+        return_dict: bool | None = None, **unused,
+    ) -> BaseModelOutput | tuple:  # fmt: skip
+        """input_ids [B, L]; attention_mask [B, L], 0 at padding (padding ids are recognised without it); token_type_ids
+        [B, L] are not needed, because `</s> </s>` separates segments. Raises ValueError if they contradict that."""
+        if output_attentions:
+            raise ValueError("attention weights are not kept; see Encoder.attention_weights in encoder.py")
+        if attention_mask is not None:
+            input_ids = input_ids.masked_fill(attention_mask == 0, self.config.pad_token_id)
+        if token_type_ids is not None:
+            self.check_segments(input_ids, token_type_ids)
+        encoder = self.encoder
+        encoder.checkpoint_activations = self.gradient_checkpointing
+        fused = self.config._attn_implementation == "sdpa"
+        dtype = encoder.tokens.weight.dtype
+        encoder.attention = (
+            "sdpa" if fused and not why_not_fast(encoder.positions, encoder.normaliser, dtype) else "plain"
+        )
+        if output_hidden_states is None:
+            output_hidden_states = self.config.output_hidden_states
+        features, hiddens = encoder(input_ids, return_all_hiddens=bool(output_hidden_states))
+        hidden_states = tuple(hiddens) if output_hidden_states else None
+        output = BaseModelOutput(last_hidden_state=features, hidden_states=hidden_states)
+        return output if return_dict in (None, True) else output.to_tuple()
+
+    def check_segments(self, input_ids: Tensor, token_type_ids: Tensor) -> None:
+        """Tokenisers without segments return all zeros; anything else must agree with the model's segments."""
+        real = input_ids != self.config.pad_token_id
+        learned = self.config.segments == "learned"
+        segments = second_segment(input_ids, self.config.eos_token_id) * learned
+        if token_type_ids[real].any() and not torch.equal(token_type_ids[real], segments[real]):
+            where = "begin after the first `</s> </s>`" if learned else "do not exist in this model"
+            raise ValueError(f"token_type_ids would have no effect: segments {where}; leave them out")
+
+
+class TupeWithHead(TupePreTrainedModel):
+    """Base of the models with a head on the features and its loss."""
+
+    output_class = None
+
+    def __init__(self, config: TupeConfig):
+        super().__init__(config)
+        self.tupe = TupeModel(config)
+        self.add_head(config)
+        self.post_init()
+
+    def features(self, input_ids: Tensor, attention_mask: Tensor | None, options: dict) -> BaseModelOutput:
+        options.pop("return_dict", None)
+        return self.tupe(input_ids, attention_mask, **options)
+
+    def pack(self, return_dict: bool | None, **fields) -> ModelOutput | tuple:
+        output = self.output_class(**fields)
+        return output if return_dict in (None, True) else output.to_tuple()
+
+
+class TupeForMaskedLM(TupeWithHead):
+    """Logits [B, L, V]; with labels [B, L] (-100: ignored), the mean cross-entropy."""
+
+    output_class = MaskedLMOutput
+
+    def add_head(self, config: TupeConfig) -> None:
+        self.lm_head = LMHead(config.hidden_size, config.vocab_size, eps=config.layer_norm_eps)
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        labels: Tensor | None = None,
+        return_dict: bool | None = None,
+        **options,
+    ) -> MaskedLMOutput | tuple:
+        out = self.features(input_ids, attention_mask, options)
+        logits = self.lm_head(out.last_hidden_state, self.tupe.encoder.tokens.weight)
+        loss = None if labels is None else F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten())
+        return self.pack(return_dict, loss=loss, logits=logits, hidden_states=out.hidden_states)
+
+
+class TupeForSequenceClassification(TupeWithHead):
+    """Logits [B, num_labels]; with labels, the cross-entropy or, for one label, the squared error."""
+
+    output_class = SequenceClassifierOutput
+
+    def add_head(self, config: TupeConfig) -> None:
+        self.classifier = ClassificationHead(
+            config.hidden_size, config.classifier_inner, config.num_labels, config.classifier_dropout
+        )
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        labels: Tensor | None = None,
+        return_dict: bool | None = None,
+        **options,
+    ) -> SequenceClassifierOutput | tuple:
+        out = self.features(input_ids, attention_mask, options)
+        logits = self.classifier(out.last_hidden_state)
+        return self.pack(return_dict, loss=self.loss(logits, labels), logits=logits, hidden_states=out.hidden_states)
+
+    def loss(self, logits: Tensor, labels: Tensor | None) -> Tensor | None:
+        if labels is None:
+            return None
+        if self.config.problem_type == "multi_label_classification":
+            return F.binary_cross_entropy_with_logits(logits.float(), labels.float())
+        if logits.size(1) == 1 or self.config.problem_type == "regression":
+            return F.mse_loss(logits.float().view(labels.shape), labels.float())
+        return F.cross_entropy(logits.float(), labels)
+
+
+class TupeForQuestionAnswering(TupeWithHead):
+    """Logits [B, L] of an answer's first and last token; with positions, the mean cross-entropy."""
+
+    output_class = QuestionAnsweringModelOutput
+
+    def add_head(self, config: TupeConfig) -> None:
+        self.qa_outputs = nn.Linear(config.hidden_size, 2)
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        start_positions: Tensor | None = None,
+        end_positions: Tensor | None = None,
+        return_dict: bool | None = None,
+        **options,
+    ) -> QuestionAnsweringModelOutput | tuple:
+        out = self.features(input_ids, attention_mask, options)
+        start, end = self.qa_outputs(out.last_hidden_state).unbind(-1)
+        loss = None
+        if start_positions is not None and end_positions is not None:
+            losses = [F.cross_entropy(x.float(), y) for x, y in ((start, start_positions), (end, end_positions))]
+            loss = sum(losses) / 2
+        return self.pack(return_dict, loss=loss, start_logits=start, end_logits=end, hidden_states=out.hidden_states)

@@ -1,0 +1,124 @@
+"""What several position encodings have in common: tables and their options, offsets, sinusoids.
+
+B batch, L sequence length, C model width, H heads, D width of a head. The offset of key j from query i is j - i.
+
+Options that several schemes have: std, the initial standard deviation of the table; max_distance, where offsets are
+clipped; amplitude, of sinusoids; multiplier m: the scheme uses m times its table, whose initial values are 1 / m of the
+usual ones. So the first forward pass is the same for every m, but an optimizer whose steps do not depend on the size of
+the gradients (Adam) changes the term m times as fast; more at first, while gradients of the table are not large beside
+Adam's epsilon, because they are m times as large, too.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from .kernels import linear
+from .offsets import Places
+from .positions import Dims, PositionScheme, undecayed
+
+
+class Table(nn.Embedding):
+    """An embedding table of positions or offsets with an initial standard deviation of its own."""
+
+    def __init__(self, rows: int, width: int, std: float = 0.02):
+        self.std = at_least(0, std=std)
+        super().__init__(rows, width)
+
+    def reset_parameters(self) -> None:
+        nn.init.normal_(self.weight, std=self.std)
+
+
+def at_least(smallest: int, **option: float) -> float:
+    """The value of the one option given as `name=value`. Raises ValueError if it is less than `smallest`."""
+    ((name, value),) = option.items()
+    if value < smallest:
+        raise ValueError(f"{name} must be at least {smallest}, not {value}")
+    return value
+
+
+def positive(**option: float) -> float:
+    """The value of the one option given as `name=value`. Raises ValueError unless it is more than 0."""
+    ((name, value),) = option.items()
+    if not value > 0:
+        raise ValueError(f"{name} must be more than 0, not {value}")
+    return value
+
+
+def times(x: Tensor, multiplier: float) -> Tensor:
+    """x * multiplier, without a copy for 1."""
+    return x if multiplier == 1 else x * multiplier
+
+
+def layer_norm(rows: Tensor, norm: nn.LayerNorm) -> Tensor:
+    """A layer norm in float32, whatever the precision of its parameters."""
+    return F.layer_norm(rows.float(), norm.normalized_shape, norm.weight.float(), norm.bias.float(), norm.eps)
+
+
+def frequencies(width: int, device: torch.device | None = None, base: float = 10000.0) -> Tensor:
+    """omega_i = base^(-2i/width), i = 0 .. width/2 - 1. Raises ValueError for an odd width."""
+    if width % 2:
+        raise ValueError(f"sinusoids and rotations need an even width, not {width}")
+    return base ** (-torch.arange(0, width, 2, device=device).float() / width)
+
+
+def waves(omega: Tensor, positions: Tensor) -> Tensor:
+    """[P] positions -> [P, 2 len(omega)]: sines in the even columns, cosines in the odd ones, in float32."""
+    angle = positions[:, None].float() * omega.float()  # [P, width / 2]
+    return torch.stack([angle.sin(), angle.cos()], dim=-1).flatten(1)
+
+
+class LearnedFrequencies(nn.Module):
+    """Mixin of schemes that learn frequencies omega [width / 2], from `frequencies` on.
+
+    The parameter is log omega, without weight decay: a step of Adam's, as large as the learning rate whatever the
+    gradient, then changes every frequency by the same share. Steps of omega itself would be larger than the small
+    frequencies are, and decay would lengthen all waves. Under --fp16 log omega is rounded to half precision, as all
+    parameters are (omega by up to 0.4 %); --amp and --autocast bf16 keep it.
+    """
+
+    def start_frequencies(self, width: int, base: float = 10000.0) -> None:
+        self.log_omega = undecayed(frequencies(width, base=base).log())
+        # 1, but in checkpoints from before omega was a logarithm, where steps across 0 were possible
+        self.register_buffer("sign", torch.ones(len(self.log_omega)))
+
+    @property
+    def omega(self) -> Tensor:
+        return self.sign.float() * self.log_omega.float().exp()
+
+    def _load_from_state_dict(self, state_dict, prefix, *args):
+        if (omega := state_dict.pop(f"{prefix}omega", None)) is not None:  # such a checkpoint
+            state_dict[f"{prefix}sign"] = torch.where(omega < 0, -1.0, 1.0)
+            state_dict[f"{prefix}log_omega"] = omega.abs().log()
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+
+def per_head(rows: Tensor, module: nn.Linear, heads: int) -> Tensor:
+    """[rows, C] through a Linear in float32, then split into heads: [H, rows, D]."""
+    bias = module.bias.float() if module.bias is not None else None
+    return linear(rows, module.weight.float(), bias).unflatten(1, (heads, -1)).transpose(0, 1)
+
+
+class Clipped(PositionScheme):
+    """Base of schemes with one table row per offset j - i, clipped to max_distance t: row t + clip(j - i, -t, t)."""
+
+    def __init__(self, dims: Dims, max_distance: int):
+        super().__init__(dims)
+        self.max_distance = at_least(1, max_distance=max_distance)
+
+    @property
+    def shared_from(self) -> int:
+        return self.max_distance
+
+    def rows(self, places: Places) -> Tensor:
+        """[2S - 1], the row of every offset."""
+        return places.offsets.clamp(-self.max_distance, self.max_distance) + self.max_distance
+
+
+class Bucketed(PositionScheme):
+    """Base of schemes that sort offsets into buckets, `bucket_of`; distances from max_distance on share the last."""
+
+    @property
+    def shared_from(self) -> int:
+        buckets = self.bucket_of(torch.arange(self.max_distance + 1, device="cpu"))
+        return int((buckets == buckets[-1]).nonzero()[0])

@@ -1,0 +1,207 @@
+"""Logits that depend on content: relative vectors against queries and keys; and relative vectors added to the values.
+
+B batch, L sequence length, C model width, H heads, D = C / H width of a head, E width of a value head, N layers.
+Position i = 0 is [CLS]; the offset of key j from query i is j - i. What a hook returns is documented in
+`positions.PositionScheme`. Tables of schemes show `paper` and `formula`.
+"""
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from .offsets import Places
+from .positions import Dims, Layer, PositionScheme, register
+from .schemes_common import (
+    Bucketed,
+    Clipped,
+    LearnedFrequencies,
+    Table,
+    at_least,
+    frequencies,
+    layer_norm,
+    per_head,
+    times,
+    waves,
+)
+
+
+class RelativeVectors(Clipped):
+    """Base of Shaw et al. (2018): a vector r per clipped offset, shared by all heads. Offsets are clipped at 64 (our
+    choice)."""
+
+    def vectors(self, places: Places) -> Tensor:
+        """[2S - 1, D], of every offset."""
+        raise NotImplementedError
+
+    def content(self, q: Tensor, k: Tensor, layer: Layer) -> Tensor:
+        x = q @ self.vectors(layer.places).to(q.dtype).T  # [B, H, L, 2S - 1]
+        return layer.places.select(x)
+
+
+@register("shaw")
+class Shaw(RelativeVectors):
+    """Relative vectors added to the keys (Shaw et al., 2018; the fully learnable RPE of Wang et al., 2021)."""
+
+    paper, formula = "Shaw et al. 2018", "q_i . r_{clip(j - i)} / sqrt(D)"
+
+    def __init__(self, dims: Dims, max_distance: int = 64, std: float = 0.02):
+        super().__init__(dims, max_distance)
+        self.table = Table(2 * max_distance + 1, dims.head_dim, std)
+
+    def vectors(self, places: Places) -> Tensor:
+        return self.table(self.rows(places))
+
+
+@register("shaw_sinusoidal")
+class ShawSinusoidal(RelativeVectors):
+    """Relative vectors that are fixed sinusoids of the clipped offset (Wang et al., 2021)."""
+
+    paper, formula = "Wang et al. 2021", "q_i . [sin, cos](omega clip(j - i)) / sqrt(D), omega fixed"
+
+    def __init__(self, dims: Dims, max_distance: int = 64, amplitude: float = 1.0):
+        super().__init__(dims, max_distance)
+        self.amplitude = amplitude
+        self.width = len(frequencies(dims.head_dim)) * 2
+
+    def vectors(self, places: Places) -> Tensor:
+        clipped = torch.arange(-self.max_distance, self.max_distance + 1, device=places.device)
+        table = waves(frequencies(self.width, places.device), clipped)
+        return times(table[self.rows(places)], self.amplitude)
+
+
+@register("shaw_sinusoidal_learned")
+class ShawSinusoidalLearned(LearnedFrequencies, RelativeVectors):
+    """Relative vectors that are sinusoids of the clipped offset with learned frequencies (Wang et al., 2021)."""
+
+    paper, formula = "Wang et al. 2021", "q_i . [sin, cos](omega clip(j - i)) / sqrt(D), omega learned"
+
+    def __init__(self, dims: Dims, max_distance: int = 64, amplitude: float = 1.0):
+        super().__init__(dims, max_distance)
+        self.amplitude = amplitude
+        self.start_frequencies(dims.head_dim)
+
+    def vectors(self, places: Places) -> Tensor:
+        return times(waves(self.omega, self.rows(places) - self.max_distance), self.amplitude)
+
+
+@register("shaw_values")
+class ShawValues(Clipped):
+    """Shaw et al.'s second half: relative vectors added to the values, sum_j weights_ij r_{j-i}. Combine:
+    shaw+shaw_values."""
+
+    paper, formula = "Shaw et al. 2018", "o_i + sum_j a_ij r_{clip(j - i)}"
+
+    def __init__(self, dims: Dims, max_distance: int = 64, std: float = 0.02):
+        super().__init__(dims, max_distance)
+        self.table = Table(2 * max_distance + 1, dims.value_dim, std)
+
+    def value(self, weights: Tensor, layer: Layer) -> Tensor:
+        rows = self.table(self.rows(layer.places)).to(weights.dtype)  # [2S - 1, E]
+        return layer.places.collect(weights) @ rows
+
+
+@register("deberta")
+class Deberta(PositionScheme):
+    """DeBERTa's disentangled attention (He et al., 2021): content-to-position and position-to-content terms.
+
+    q_i . P[delta(i, j)] V_K + k_j . P[delta(j, i)] V_Q with delta(i, j) = clip(i - j + t, 0, 2t - 1), where t is
+    max_distance: the paper's equation 4 (the authors' code has delta(i, j) in both terms). The table P is shared by all
+    layers, the projections are each layer's own, without biases. Theirs drop out entries of P in training.
+    """
+
+    paper, formula = "He et al. 2021", "(q_i . P_{i-j} V_K + k_j . P_{j-i} V_Q) / sqrt(3D)"
+    extra_terms, own_projections = 2, True
+
+    def __init__(self, dims: Dims, max_distance: int = 512, std: float = 0.02):
+        super().__init__(dims)
+        self.heads, layers = dims.heads, dims.layers if self.own_projections else 1
+        self.max_distance = self.shared_from = at_least(1, max_distance=max_distance)
+        self.table = Table(2 * max_distance, dims.width, std)
+        self.q = nn.ModuleList(nn.Linear(dims.width, dims.heads * dims.head_dim, bias=False) for _ in range(layers))
+        self.k = nn.ModuleList(nn.Linear(dims.width, dims.heads * dims.head_dim, bias=False) for _ in range(layers))
+
+    def content(self, q: Tensor, k: Tensor, layer: Layer) -> Tensor:
+        select, index = layer.places.select, layer.index if self.own_projections else 0
+        delta = self.max_distance - layer.places.offsets  # falls with the offset j - i
+        rows = self.table(delta.clamp(0, 2 * self.max_distance - 1))  # [2S - 1, C]
+        pos_q = per_head(rows.float(), self.q[index], self.heads).to(q.dtype)  # [H, 2S - 1, D]
+        pos_k = per_head(rows.float(), self.k[index], self.heads).to(q.dtype)
+        to_position = select(q @ pos_k.transpose(1, 2))  # [B, H, L, L], entry (i, j)
+        from_position = select(k @ pos_q.transpose(1, 2))  # entry (j, i)
+        return to_position + from_position.transpose(2, 3)
+
+
+@register("deberta_shared")
+class DebertaShared(Deberta):
+    """`deberta` with one pair of projections for all layers, as TUPE shares its own."""
+
+    paper, formula = "He et al. 2021, shared", "as deberta, V_Q and V_K shared by all layers"
+    own_projections = False
+
+
+@register("deberta_v2")
+class DebertaV2(Bucketed):
+    """DeBERTa v2 and v3 (He et al., 2023), LTG-BERT and GPT-BERT: `deberta` without projections of its own.
+
+    q_i . K(P_{b(i-j)}) + k_j . Q(P_{b(i-j)}), where P is layer-normed, and Q and K are the layer's own W_Q and W_K with
+    their biases. Both terms have the bucket of i - j, as in the authors' code (`deberta` follows a paper's equation).
+    Buckets b: up to `buckets` / 2 one per offset, from there to max_distance - 1 as many again, spaced logarithmically
+    and rounded up; further offsets share the last. LTG-BERT has 32 buckets. Theirs drop out entries of P in training.
+    """
+
+    paper, formula = "He et al. 2023", "(q_i . W_K P_{b(i-j)} + k_j . W_Q P_{b(i-j)}) / sqrt(3D)"
+    extra_terms = 2
+
+    def __init__(self, dims: Dims, buckets: int = 256, max_distance: int = 512, std: float = 0.02):
+        super().__init__(dims)
+        if buckets < 4 or buckets % 2:
+            raise ValueError(f"buckets must be an even number, at least 4, not {buckets}")
+        if max_distance <= buckets // 2 + 1:
+            raise ValueError(f"max_distance must be more than buckets / 2 + 1, not {max_distance}")
+        self.buckets, self.max_distance = buckets, max_distance
+        width = dims.input_width or dims.width
+        self.table, self.norm = Table(2 * buckets - 1, width, std), nn.LayerNorm(width)
+
+    def bucket_of(self, offset: Tensor) -> Tensor:
+        """-(buckets - 1) .. buckets - 1, with the sign of the offset."""
+        middle = self.buckets // 2
+        distance = offset.abs().clamp(max=self.max_distance - 1)
+        # float32, because bfloat16 would move the borders
+        log = torch.log(distance.clamp(min=1).float() / middle) / math.log((self.max_distance - 1) / middle)
+        far = middle + torch.ceil(log * (middle - 1)).long()
+        return torch.where(distance <= middle, offset, far * offset.sign())
+
+    def content(self, q: Tensor, k: Tensor, layer: Layer) -> Tensor:
+        rows = layer_norm(self.table.weight, self.norm).to(self.table.weight.dtype)  # [R, C]
+        pos_q, pos_k, _ = layer.project(rows[None])  # [1, H, R, D]
+        row = self.bucket_of(layer.places.offsets) + self.buckets - 1  # [2S - 1], by i - j
+        to_position = layer.places.select(q @ pos_k[0, :, row.flip(0)].transpose(1, 2))  # [B, H, L, L], entry (i, j)
+        from_position = layer.places.select(k @ pos_q[0, :, row].transpose(1, 2))  # entry (j, i)
+        return to_position + from_position.transpose(2, 3)
+
+
+@register("transformer_xl")
+class TransformerXL(PositionScheme):
+    """Transformer-XL (Dai et al., 2019): q_i . W_R R_{i-j} + u . k_j + v . W_R R_{i-j}.
+
+    R are sinusoids of the offset, C wide and not clipped (XLNet has them for both signs). Every layer has its own
+    W_R, without bias; u and v, one vector per head each, are shared by all layers (the authors' default). u . k_j does
+    not depend on positions, but belongs to the encoding. Theirs drops out entries of R in training.
+    """
+
+    paper, formula = "Dai et al. 2019", "(q_i . W_R R_{i-j} + u . k_j + v . W_R R_{i-j}) / sqrt(D)"
+    own_projections = True
+
+    def __init__(self, dims: Dims):
+        super().__init__(dims)
+        self.heads, self.width = dims.heads, len(frequencies(dims.width)) * 2
+        shape = dims.heads, dims.head_dim
+        self.u, self.v = (nn.Parameter(torch.randn(shape) * 0.02) for _ in range(2))
+        self.r = nn.ModuleList(nn.Linear(dims.width, shape[0] * shape[1], bias=False) for _ in range(dims.layers))
+
+    def content(self, q: Tensor, k: Tensor, layer: Layer) -> Tensor:
+        rows = waves(frequencies(self.width, q.device), -layer.places.offsets)  # [2S - 1, C], of i - j
+        rows = per_head(rows, self.r[layer.index], self.heads).to(q.dtype)  # [H, 2S - 1, D]
+        u, v = self.u[:, None].to(q.dtype), self.v[:, None].to(q.dtype)  # [H, 1, D]
+        return layer.places.select((q + v) @ rows.transpose(1, 2)) + u @ k.transpose(2, 3)

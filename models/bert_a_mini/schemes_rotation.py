@@ -1,0 +1,158 @@
+"""Rotations, gates and windows, which add neither to the embeddings nor to the logits.
+
+B batch, L sequence length, C model width, H heads, D = C / H width of a head, E width of a value head, N layers.
+Position i = 0 is [CLS]; the offset of key j from query i is j - i. What a hook returns is documented in
+`positions.PositionScheme`. Tables of schemes show `paper` and `formula`.
+"""
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from .offsets import Places
+from .positions import Dims, Layer, PositionScheme, register
+from .schemes_common import Clipped, LearnedFrequencies, at_least, frequencies, positive, times
+
+
+@register("rope")
+class Rope(LearnedFrequencies, PositionScheme):
+    """RoPE (Su et al., 2021): q and k rotated by their position, so that their product depends on the offset. No
+    parameters.
+
+    fraction: the share of the columns that is rotated, the first ones (GPT-NeoX: 0.25); their number is rounded to an
+    even one, at least 2. learned: the frequencies are learned, from the fixed ones on. local_base: that of all layers
+    but every `every`th, counted from the first (ModernBERT: base 160000, local_base 10000, beside windows).
+
+    For sequences s times as long as those of the training, three ways, to be given after it. interpolate:s divides
+    positions by s (Chen et al., 2023). ntk:s multiplies the base by s^{d / (d - 2)}, d being the rotated columns, which
+    divides the lowest frequency by s and keeps the highest. yarn:s (Peng et al., 2024) divides the low frequencies
+    alone, as the authors' code does: with a ramp over the columns between those of 32 and of 1 turns within
+    the max_positions that the model had when it got the option, which stay with its weights; and multiplies q and k by
+    0.1 ln s + 1, the columns that are not rotated too (Hugging Face's scales the rotated ones alone). Raises ValueError
+    for two of these, and for options that contradict each other.
+    """
+
+    paper, formula = "Su et al. 2021", "(R_i q_i) . (R_j k_j) / sqrt(D)"
+
+    def __init__(
+        self, dims: Dims, base: float = 10000.0, fraction: float = 1.0, learned: bool = False, local_base: float = 0.0,
+        every: int = 3, interpolate: float = 1.0, ntk: float = 1.0, yarn: float = 1.0,
+    ):  # fmt: skip
+        super().__init__(dims)
+        for name, value in {"base": base, "local_base": local_base or base}.items():
+            if not value > 1:
+                raise ValueError(f"{name} must be more than 1, not {value}")
+        if not 0 < fraction <= 1:
+            raise ValueError(f"fraction must be more than 0 and at most 1, not {fraction}")
+        for name, value in {"every": every, "interpolate": interpolate, "ntk": ntk, "yarn": yarn}.items():
+            at_least(1, **{name: value})
+        if sum(factor > 1 for factor in (interpolate, ntk, yarn)) > 1:
+            raise ValueError("only one of interpolate, ntk and yarn can be more than 1")
+        if learned and local_base:
+            raise ValueError("learned:True has no bases; local_base has no meaning beside it")
+        self.base, self.fraction, self.learned = base, fraction, learned
+        self.local_base, self.every = local_base or base, every
+        self.interpolate, self.ntk, self.yarn = interpolate, ntk, yarn
+        if yarn > 1:
+            self.register_buffer("trained", torch.tensor(dims.max_positions))
+        if learned:
+            self.start_frequencies(self.columns(dims.head_dim), base)
+
+    def columns(self, width: int) -> int:
+        """How many columns of vectors of this width are rotated."""
+        return width if self.fraction == 1 else max(2, 2 * round(width * self.fraction / 2))
+
+    def frequencies(self, columns: int, base: float, device: torch.device) -> Tensor:
+        """[columns / 2], those of the training or, for longer sequences, lower ones."""
+        omega = self.omega if self.learned else frequencies(columns, device, base)
+        if self.interpolate > 1:
+            return omega / self.interpolate
+        m = torch.arange(len(omega), device=device)
+        if self.ntk > 1 and columns > 2:
+            return omega * self.ntk ** (-2 * m / (columns - 2))
+        if self.yarn > 1:
+            turns = self.trained.double() / (2 * math.pi * torch.tensor([32.0, 1.0], device=device))
+            low, high = columns * turns.log() / (2 * math.log(base))  # the columns that turn so often
+            low, high = low.floor().clamp(min=0), high.ceil().clamp(max=columns - 1)
+            slow = ((m - low) / (high - low).clamp(min=0.001)).clamp(0, 1).float()  # 0: keep it, 1: divide it
+            return omega * (1 - slow + slow / self.yarn)
+        return omega
+
+    def rotated(self, x: Tensor, layer: Layer, sign: int = 1) -> Tensor:
+        """x [..., L, D] with each row rotated by its position times sign."""
+        columns = self.columns(x.size(-1))
+        omega = self.frequencies(columns, self.local_base if layer.index % self.every else self.base, x.device)
+        angle = sign * layer.places.index[:, None] * omega  # [L, columns / 2]
+        if columns == x.size(-1):
+            return rotated(x, angle)
+        return torch.cat([rotated(x[..., :columns], angle), x[..., columns:]], dim=-1)
+
+    def rotate(self, q: Tensor, k: Tensor, v: Tensor, layer: Layer) -> tuple[Tensor, Tensor, Tensor]:
+        q, k = self.rotated(q, layer), self.rotated(k, layer)
+        if self.yarn > 1:
+            q, k = (x * (0.1 * math.log(self.yarn) + 1) for x in (q, k))
+        return q, k, v
+
+
+@register("rope_values")
+class RopeValues(Rope):
+    """RoPE on the values too: o_i = R_i^-1 sum_j a_ij R_j v_j, so that the output depends on offsets too (Su, 2022)."""
+
+    paper, formula = "Su 2022", "rope, and o_i = sum_j a_ij R_{j-i} v_j"
+
+    def __init__(self, dims: Dims, base: float = 10000.0, fraction: float = 1.0):
+        super().__init__(dims, base, fraction)
+
+    def rotate(self, q: Tensor, k: Tensor, v: Tensor, layer: Layer) -> tuple[Tensor, Tensor, Tensor]:
+        return tuple(self.rotated(x, layer) for x in (q, k, v))
+
+    def unrotate(self, out: Tensor, layer: Layer) -> Tensor:
+        return self.rotated(out, layer, -1)
+
+
+def rotated(x: Tensor, angle: Tensor) -> Tensor:
+    """x [..., L, D] with columns (2m, 2m + 1) of row i rotated by angle[i, m]; angle: [L, D / 2]."""
+    cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
+    even, odd = x[..., ::2], x[..., 1::2]
+    return torch.stack([even * cos - odd * sin, odd * cos + even * sin], dim=-1).flatten(-2)
+
+
+@register("urpe")
+class Urpe(Clipped):
+    """URPE (Luo et al., 2022): weights multiplied by a learned Toeplitz matrix, c_ij = g[h, clip(j - i)], initialised
+    to 1."""
+
+    paper, formula = "Luo et al. 2022", "a_ij g[h, clip(j - i, 128)]"
+
+    def __init__(self, dims: Dims, max_distance: int = 128, multiplier: float = 1.0):
+        super().__init__(dims, max_distance)
+        self.multiplier = positive(multiplier=multiplier)
+        self.table = nn.Parameter(torch.ones(dims.heads, 2 * max_distance + 1) / multiplier)
+
+    def gate(self, places: Places) -> Tensor:
+        by_offset = self.table[:, self.rows(places)]  # [H, 2S - 1]
+        return places.spread(times(by_offset.float(), self.multiplier))
+
+
+@register("window")
+class Window(PositionScheme):
+    """Local attention (Longformer: Beltagy et al., 2020): tokens see each other up to a distance of size / 2, but in
+    every `every`th layer, counted from the first, all see all (ModernBERT: Warner et al., 2024; its 128 and 3 are the
+    defaults). every = 0: no layer is global. No parameters; usually beside another scheme.
+
+    The fast paths do not compute the logits of other pairs. If [CLS] is untied, it sees all and is seen by all, as
+    Longformer's global tokens.
+    """
+
+    paper, formula = "Warner et al. 2024 (ModernBERT)", "a_ij = 0 for |j - i| > size / 2, but in every third layer"
+    shared_from = 0
+
+    def __init__(self, dims: Dims, size: int = 128, every: int = 3):
+        super().__init__(dims)
+        if every == 1 or every < 0:
+            raise ValueError(f"every must be 0 (no layer is global), or 2 or more, not {every}")
+        self.distance, self.every = at_least(2, size=size) // 2, every
+
+    def reach(self, layer: Layer) -> int | None:
+        return None if self.every and layer.index % self.every == 0 else self.distance

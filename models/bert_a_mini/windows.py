@@ -1,0 +1,87 @@
+"""Local attention on the fast paths: each query sees the keys within a distance, and the others are not computed.
+
+B batch, L sequence length, H heads, D width of a head; r reach, the largest distance; n chunks of c queries each. The
+K = c + 2r keys of a chunk are its own and r on each side; one more, the last, if [CLS] is seen from everywhere.
+"""
+
+import math
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .offsets import Places
+
+
+class Chunks:
+    """Chunks of queries with the keys that they see. They are laid out as heads, [B, H n, c, D] and [B, H n, K, D], so
+    that any kernel for attention without windows computes them."""
+
+    def __init__(self, places: Places, reach: int, from_cls: bool):
+        """reach: largest difference of positions. from_cls: whether all tokens see [CLS], the first (which itself sees
+        all: that is up to the caller)."""
+        self.places, self.reach, self.from_cls, self.length = places, reach, from_cls, places.length
+        self.chunk = max(reach, CHUNK)
+        self.chunks = -(-self.length // self.chunk)
+        self.keys = self.chunk + 2 * reach
+
+    @property
+    def pays(self) -> bool:
+        """Whether chunks have fewer keys than the sequence."""
+        return self.keys + self.from_cls < self.length
+
+    def seen(self) -> Tensor:
+        """[n, c, K], whether a query sees a key. Positions increase by 1 or more, so that no key farther away in the
+        sequence than `reach` is near."""
+        index, starts = self.places.index, torch.arange(self.chunks, device=self.places.device)[:, None] * self.chunk
+        query = (starts + torch.arange(self.chunk, device=self.places.device))[:, :, None]  # [n, c, 1] places
+        key = (starts - self.reach + torch.arange(self.keys, device=self.places.device))[:, None]  # [n, 1, K]
+        last = self.length - 1
+        near = (index[key.clamp(0, last)] - index[query.clamp(max=last)]).abs() <= self.reach
+        near &= (key >= int(self.from_cls)) & (key <= last)
+        near = F.pad(near, (0, int(self.from_cls)), value=True)
+        return near | (query > last)  # what fills up the last chunk sees anything: without a key it would become NaN
+
+    def split_queries(self, x: Tensor) -> Tensor:
+        """[B, H, L, D] -> [B, H n, c, D]"""
+        x = F.pad(x, (0, 0, 0, self.chunks * self.chunk - self.length))
+        return x.unflatten(2, (self.chunks, self.chunk)).flatten(1, 2)
+
+    def split_keys(self, x: Tensor) -> Tensor:
+        """[B, H, L, D] -> [B, H n, K, D]"""
+        after = self.chunks * self.chunk - self.length + self.reach
+        parts = F.pad(x, (0, 0, self.reach, after)).unfold(2, self.keys, self.chunk)  # [B, H, n, D, K]
+        parts = parts.transpose(3, 4)
+        if self.from_cls:
+            parts = torch.cat([parts, x[:, :, None, :1].expand(-1, -1, self.chunks, -1, -1)], dim=3)
+        return parts.flatten(1, 2)
+
+    def join(self, out: Tensor) -> Tensor:
+        """[B, H n, c, E] -> [B, H, L, E]"""
+        return out.unflatten(1, (-1, self.chunks)).flatten(2, 3)[:, :, : self.length]
+
+    def split_real(self, real: Tensor) -> Tensor:
+        """[B, 1, 1, L], False at padded keys -> [B, n, 1, K]"""
+        return self.split_keys(real.transpose(2, 3)).transpose(2, 3)
+
+    def split_bias(self, bias: Tensor | Callable | None) -> Tensor:
+        """[H, L, L] (or a function: queries first .. last-1 -> [H, last - first, L]) -> [H n, c, K], or [n, c, K] for
+        None; -inf at keys that are not seen."""
+        seen = self.seen()
+        if bias is None:
+            return seen.new_zeros(seen.shape, dtype=torch.float32).masked_fill_(~seen, -math.inf)
+        starts = range(0, self.length, self.chunk)
+        if callable(bias):
+            blocks = [bias(first, min(first + self.chunk, self.length)) for first in starts]
+        else:
+            blocks = bias.split(self.chunk, dim=1)
+        parts = []
+        for first, block in zip(starts, blocks, strict=True):  # [H, c, L], in the last chunk fewer queries
+            whole = F.pad(block, (self.reach, self.keys, 0, self.chunk - block.size(1)))
+            part = whole[:, :, first : first + self.keys]  # [H, c, K]
+            parts.append(torch.cat([part, whole[:, :, self.reach, None]], dim=2) if self.from_cls else part)
+        return torch.stack(parts, dim=1).masked_fill(~seen, -math.inf).flatten(0, 1)
+
+
+CHUNK = 128  # fewest queries of a chunk: with fewer, keys and values are copied more often than it saves

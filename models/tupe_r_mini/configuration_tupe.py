@@ -1,0 +1,55 @@
+"""Configuration of an exported TUPE encoder. This folder needs transformers and torch, and nothing else of the
+training code."""
+
+from dataclasses import fields
+
+from transformers import PretrainedConfig
+
+# transformers 4 copies only the files that are named here; one file of the core may import any other.
+from .attention import PATHS  # noqa: F401
+from .encoder import ModelConfig, names_in
+from .kernels import Linear  # noqa: F401
+from .offsets import Places  # noqa: F401
+from .positions import Positions  # noqa: F401
+from .schemes import SCHEMES  # noqa: F401
+from .schemes_absolute import Absolute  # noqa: F401
+from .schemes_bias import T5  # noqa: F401
+from .schemes_common import Table  # noqa: F401
+from .schemes_content import Shaw  # noqa: F401
+from .schemes_rotation import Rope  # noqa: F401
+from .windows import Chunks  # noqa: F401
+
+NAMES = names_in("hugging_face")  # our option -> its name in config.json
+
+
+class TupeConfig(PretrainedConfig):
+    """The options of `ModelConfig` in encoder.py, some of them under the names that transformers gives them
+    (`hidden_size`, `num_hidden_layers`, ...).
+
+    classifier_inner: width inside the classification head, None for that of the model. classifier_name: name of the
+    classification head in a fairseq checkpoint.
+    """
+
+    model_type = "tupe"
+
+    def __init__(
+        self,
+        vocab_size: int = 32768,
+        classifier_inner: int | None = None,
+        classifier_name: str = "sentence_classification_head",
+        bos_token_id: int = 0,
+        pad_token_id: int = 1,
+        eos_token_id: int = 2,
+        **options,
+    ):
+        for option in fields(ModelConfig):
+            if option.name in NAMES:
+                setattr(self, NAMES[option.name], options.pop(NAMES[option.name], option.default))
+        self.vocab_size = vocab_size
+        self.classifier_inner = classifier_inner or self.hidden_size
+        self.classifier_name = classifier_name
+        super().__init__(bos_token_id=bos_token_id, pad_token_id=pad_token_id, eos_token_id=eos_token_id, **options)
+
+    def model_options(self) -> dict:
+        """{option of `ModelConfig`: value}"""
+        return {ours: getattr(self, theirs) for ours, theirs in NAMES.items()}

@@ -1,0 +1,518 @@
+"""A post-layer-norm BERT encoder. It names no position scheme: it gets the terms from `Positions` and hands them to
+every layer. `ModelConfig` is the one list of a model's options.
+
+B batch, L sequence length, C model width, H heads, D = C / H, N layers; T rows of token-wise work: where there is
+padding, x [B, L, C] becomes [T, C] after the embeddings (`kernels.Packing`), and so it stays outside of attention.
+"""
+
+import logging
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from . import kernels
+from .attention import NORMALISERS, PATHS, Terms, attend, attention_weights, choose
+from .kernels import NO_PADDING, Linear, Packing, autocast_device, dropout, linear, lm_loss, split_heads
+from .offsets import PLACES, Places, draw_places
+from .positions import CLS, Dims, Layer, Positions, canonical
+from .schemes import SCHEMES, Table
+from .windows import Chunks
+
+logger = logging.getLogger(__name__)
+
+
+class Attention(nn.Module):
+    """Multi-head self-attention. Position terms are arguments, because a layer does not own what all layers share."""
+
+    def __init__(self, dims: Dims, config: "ModelConfig"):
+        super().__init__()
+        self.heads, self.dropout, self.normaliser = dims.heads, config.attention_dropout, config.normaliser
+        self.qkv = Linear(dims.width, 3 * dims.width)
+        self.out = Linear(dims.width, dims.width)
+
+    def project(self, x: Tensor, packing: Packing = NO_PADDING) -> tuple[Tensor, Tensor, Tensor]:
+        """[B, L, C] or [T, C] -> q, k, v, [B, H, L, D] each."""
+        return split_heads(packing.unpack(self.qkv(x)), self.heads)
+
+    def forward(self, x: Tensor, positions: Positions, terms: Terms, layer: int) -> Tensor:
+        q, k, v = self.project(x, terms.packing)
+        p = self.dropout if self.training else 0.0
+        layer = Layer(layer, terms.places, self.project)
+        mixed = attend(q, k, v, positions, terms, layer, self.normaliser, p)  # [B, H, L, D]
+        return self.out(terms.packing.pack(mixed.transpose(1, 2).flatten(2)))
+
+
+class TransformerLayer(nn.Module):
+    """Attention and feed-forward block, each followed by dropout, residual sum and layer norm (post-LN, as BERT)."""
+
+    def __init__(self, dims: Dims, config: "ModelConfig"):
+        super().__init__()
+        self.dropout, self.activation_dropout = config.dropout, config.activation_dropout
+        self.attention = Attention(dims, config)
+        self.attention_norm = nn.LayerNorm(dims.width)
+        self.fc1 = Linear(dims.width, config.ffn)
+        self.fc2 = Linear(config.ffn, dims.width)
+        self.ffn_norm = nn.LayerNorm(dims.width)
+
+    @staticmethod
+    def dims(max_positions: int, width: int, heads: int, layers: int) -> Dims:
+        """The sizes that position schemes need. Raises ValueError if the heads cannot share the width."""
+        if width % heads:
+            raise ValueError(f"width {width} is not a multiple of the number of heads {heads}")
+        return Dims(max_positions, width, heads, layers, head_dim=width // heads, value_dim=width // heads)
+
+    def forward(self, x: Tensor, positions: Positions, terms: Terms, layer: int) -> Tensor:
+        """[B, L, C] or [T, C] -> the same shape. layer: index of this layer."""
+        y = self.attention(x, positions, terms, layer)
+        x = self.attention_norm(x + dropout(y, self.dropout, self.training))
+        y = dropout(F.gelu(self.fc1(x)), self.activation_dropout, self.training)
+        return self.ffn_norm(x + dropout(self.fc2(y), self.dropout, self.training))
+
+
+class GatedAttentionLayer(nn.Module):
+    """Gated attention unit (Hua et al., 2022): one block in place of attention and feed-forward, with a single head.
+
+    u, v = silu(x W_u), silu(x W_v) of width E = 2C; z = silu(x W_z) of width D = 128; q, k = z scaled and shifted per
+    column; output (u * (weights v)) W_o, then dropout, residual sum and layer norm. Two of them cost about one
+    Transformer layer. `ffn` and the number of heads have no meaning here, `activation_dropout` is refused; the paper's
+    normaliser is relu2.
+    """
+
+    head_dim = 128
+
+    def __init__(self, dims: Dims, config: "ModelConfig"):
+        if config.activation_dropout:
+            raise ValueError(f"activation_dropout={config.activation_dropout} has no meaning in a gated attention unit")
+        super().__init__()
+        self.dropout, self.attention_dropout = config.dropout, config.attention_dropout
+        self.normaliser = config.normaliser
+        self.u = Linear(dims.width, dims.value_dim)
+        self.v = Linear(dims.width, dims.value_dim)
+        self.z = Linear(dims.width, dims.head_dim)
+        self.scale = nn.Parameter(torch.ones(2, dims.head_dim))  # of q and k
+        self.shift = nn.Parameter(torch.zeros(2, dims.head_dim))
+        self.out = Linear(dims.value_dim, dims.width)
+        self.norm = nn.LayerNorm(dims.width)
+
+    @classmethod
+    def dims(cls, max_positions: int, width: int, heads: int, layers: int) -> Dims:
+        """The sizes that position schemes need: one head, whatever `heads` says."""
+        return Dims(max_positions, width, 1, layers, head_dim=cls.head_dim, value_dim=2 * width)
+
+    def project(self, x: Tensor, packing: Packing = NO_PADDING) -> tuple[Tensor, Tensor, Tensor]:
+        """[B, L, C] or [T, C] -> q, k [B, 1, L, D] and v [B, 1, L, E]."""
+        z = F.silu(self.z(x))
+        scales, shifts = self.scale.to(z.dtype), self.shift.to(z.dtype)  # else autocast would turn q and k into float32
+        pairs = zip(scales, shifts, strict=True)
+        q, k = (z * scale + shift for scale, shift in pairs)
+        return tuple(packing.unpack(part).unsqueeze(1) for part in (q, k, F.silu(self.v(x))))
+
+    def forward(self, x: Tensor, positions: Positions, terms: Terms, layer: int) -> Tensor:
+        q, k, v = self.project(x, terms.packing)
+        p = self.attention_dropout if self.training else 0.0
+        layer = Layer(layer, terms.places, self.project)
+        mixed = attend(q, k, v, positions, terms, layer, self.normaliser, p).squeeze(1)  # [B, L, E]
+        y = self.out(F.silu(self.u(x)) * terms.packing.pack(mixed))
+        return self.norm(x + dropout(y, self.dropout, self.training))
+
+
+LAYERS = {"transformer": TransformerLayer, "gau": GatedAttentionLayer}
+
+
+def option(
+    default: Any,
+    help: str,
+    *,
+    choices: Iterable[str] | None = None,
+    free: bool = False,
+    fairseq: str | None = None,
+    hugging_face: str | None = None,
+) -> Any:
+    """A field of `ModelConfig`. choices: the valid values. free: fine-tuning may change it, because it does not define
+    the function that was pre-trained. fairseq, hugging_face: its name there, if it is not the same;
+    hugging_face="": the export has no such option."""
+    metadata = {"choices": choices and tuple(choices), "free": free, "fairseq": fairseq, "hugging_face": hugging_face}
+    return field(default=default, metadata={"help": help, **metadata})
+
+
+@dataclass
+class ModelConfig:
+    """Every option of a model. fairseq's options, what fine-tuning may change, the converters and the export's
+    config.json all follow from this list. Raises ValueError for an unknown choice, or a size below 1."""
+
+    position: str = option("absolute", f"position schemes joined by '+', from: {', '.join(sorted(SCHEMES))}")
+    cls: str = option(
+        "tied", "untied: logits from and to [CLS] are learned and do not depend on positions; zero: they are 0",
+        choices=CLS, hugging_face="cls_position",
+    )  # fmt: skip
+    normaliser: str = option("softmax", "how logits become attention weights", choices=NORMALISERS)
+    layer: str = option("transformer", "gau: gated attention units (their paper's normaliser is relu2)", choices=LAYERS)
+    segments: str = option(
+        "none", "learned: a vector for each segment of a pair is added to its tokens", choices=("none", "learned")
+    )
+    layers: int = option(12, "number of layers", fairseq="encoder_layers", hugging_face="num_hidden_layers")
+    width: int = option(768, "model width", fairseq="encoder_embed_dim", hugging_face="hidden_size")
+    ffn: int = option(
+        3072, "width inside the feed-forward block", fairseq="encoder_ffn_embed_dim", hugging_face="intermediate_size"
+    )
+    heads: int = option(12, "attention heads", fairseq="encoder_attention_heads", hugging_face="num_attention_heads")
+    # Free, because fine-tuning takes it from the checkpoint and ignores its recipe.
+    max_positions: int = option(
+        512, "longest sequence in training, [CLS] included", free=True, hugging_face="max_position_embeddings"
+    )
+    places: str = option(
+        "consecutive", "positions in training, of max_positions, which must be more than a block's tokens; random: "
+        "a sorted subset; shifted: from a random one on", choices=PLACES, free=True, hugging_face="",
+    )  # fmt: skip
+    dropout: float = option(
+        0.1, "dropout after embeddings, attention and feed-forward", free=True, hugging_face="hidden_dropout_prob"
+    )
+    attention_dropout: float = option(
+        0.1, "dropout of attention probabilities", free=True, hugging_face="attention_probs_dropout_prob"
+    )
+    activation_dropout: float = option(0.0, "dropout after GELU", free=True)
+    pooler_dropout: float = option(
+        0.1, "dropout inside classification heads", free=True, hugging_face="classifier_dropout"
+    )
+    layer_norm_eps: float = option(1e-5, "epsilon of every layer norm (Google's BERT: 1e-12)")
+    attention: str = option(
+        "auto", "how attention is computed; auto: the fastest way here, which is logged", choices=("auto", *PATHS),
+        free=True, hugging_face="",
+    )  # fmt: skip
+    checkpoint_activations: bool = option(
+        False, "save memory: compute the inside of layers again in the backward pass", free=True, hugging_face=""
+    )
+
+    def __post_init__(self):
+        self.position = canonical(self.position)
+        for f in fields(self):
+            value, choices = getattr(self, f.name), f.metadata["choices"]
+            if choices and value not in choices:
+                raise ValueError(f"unknown {f.name} {value!r}; valid: {', '.join(choices)}")
+            if f.type is int and value < 1:
+                raise ValueError(f"{f.name}={value}; valid: 1 or more")
+
+
+def names_in(host: str) -> dict[str, str]:
+    """{option of `ModelConfig`: its name in the host}; host: "fairseq" or "hugging_face"."""
+    names = {f.name: f.metadata[host] for f in fields(ModelConfig)}
+    return {ours: ours if theirs is None else theirs for ours, theirs in names.items() if theirs != ""}
+
+
+class Encoder(nn.Module):
+    """Token ids [B, L] -> features [B, L, C].
+
+    options: those of `ModelConfig`. pad: the id of padding; padded positions are never attended to. separator: the id
+    of </s>, which segments="learned" needs: in `<s> A </s> </s> B </s>` the tokens from the second of two separators on
+    get another vector than those before. vocab: None for an encoder without embeddings, which only has `transform`.
+    position_width: width of the position schemes' vectors, if it differs from the layers'.
+    Raises ValueError for sizes or names that do not fit together.
+    """
+
+    def __init__(
+        self, vocab: int | None, pad: int, separator: int | None = None, *, position_width: int | None = None, **options
+    ):
+        super().__init__()
+        self.config = config = ModelConfig(**options)
+        if config.segments == "learned" and separator is None:
+            raise ValueError("segments=learned needs the id of the separator </s>")
+        kind = LAYERS[config.layer]
+        dims = kind.dims(config.max_positions, config.width, config.heads, config.layers)
+        self.pad, self.separator, self.dropout, self.normaliser = pad, separator, config.dropout, config.normaliser
+        self.attention, self.attention_path = config.attention, None
+        self.checkpoint_activations = config.checkpoint_activations
+        self.tokens = None if vocab is None else nn.Embedding(vocab, config.width, padding_idx=pad)
+        with separate_random_numbers():
+            position_dims = replace(dims, width=position_width or config.width, input_width=config.width)
+            self.positions = Positions(config.position, position_dims, config.cls).apply(init_bert)
+        self.segments = nn.Embedding(2, config.width) if config.segments == "learned" else None
+        self.embed_norm = None if vocab is None else nn.LayerNorm(config.width)
+        self.layers = nn.ModuleList(kind(dims, config) for _ in range(config.layers))
+        self.settings = {
+            "position": self.positions.name, "cls": config.cls, "layer": config.layer, "normaliser": config.normaliser,
+            "heads": str(dims.heads),
+        }  # fmt: skip
+        for module in (self.tokens, self.segments, self.layers):
+            if module is not None:
+                module.apply(init_bert)
+        self.apply(set_norm_eps(config.layer_norm_eps))
+        if config.layer == "transformer" and config.normaliser in ("l2", "swish_l2"):
+            self.apply(shrink_values(config.max_positions))
+
+    def forward(
+        self, tokens: Tensor, return_all_hiddens: bool = False, n_real: int | None = None
+    ) -> tuple[Tensor, list[Tensor] | None]:
+        """Returns features [B, L, C] and, with return_all_hiddens, the list of N + 1 hidden states [B, L, C]
+        (embeddings first); at padding they mean nothing. n_real: see `packing`."""
+        packing, places = self.packing(tokens, n_real), self.places(tokens)
+        return self.transform(self.embed(tokens, packing, places), places, packing, return_all_hiddens)
+
+    def places(self, tokens: Tensor) -> Places:
+        """The positions of [B, L] tokens, for all rows the same: 0 .. L-1, or in training what `config.places` draws.
+        Raises ValueError for a sequence that is too long."""
+        if self.training and self.config.places != "consecutive":
+            return draw_places(tokens.size(1), self.config.max_positions, self.config.places, tokens.device)
+        return self.positions.places(tokens.size(1), tokens.device)
+
+    def packing(self, tokens: Tensor, n_real: int | None = None) -> Packing:
+        """Where the real tokens of [B, L] are. n_real: their number; without it the encoder counts, and waits for the
+        GPU."""
+        if n_real == tokens.numel():
+            return NO_PADDING
+        real = tokens.ne(self.pad)
+        count = int(real.sum()) if n_real is None else n_real
+        return Packing.of(real, count)
+
+    def transform(
+        self, x: Tensor, places: Places, packing: Packing, return_all_hiddens: bool = False
+    ) -> tuple[Tensor, list[Tensor] | None]:
+        """Run all layers on embedded tokens x [B, L, C] or [T, C]; returns what `forward` does."""
+        terms = self.terms(places, self.choose_path(x), packing)
+        recompute = self.checkpoint_activations and self.training and torch.is_grad_enabled()
+        hiddens = [x]
+        for index, layer in enumerate(self.layers):
+            args = x, self.positions, terms[index], index
+            x = checkpoint(layer, *args, use_reentrant=False) if recompute else layer(*args)
+            if return_all_hiddens:
+                hiddens.append(x)
+        return packing.unpack(x), [packing.unpack(h) for h in hiddens] if return_all_hiddens else None
+
+    def embed(self, tokens: Tensor, packing: Packing = NO_PADDING, places: Places | None = None) -> Tensor:
+        """[B, L] -> [B, L, C] or [T, C], the input of the first layer."""
+        x = self.tokens(tokens)
+        position_vectors = self.positions.embed(places or self.places(tokens))
+        if position_vectors is not None:
+            x = x + position_vectors.to(x.dtype)
+        if self.segments is not None:
+            x = x + self.segments(second_segment(tokens, self.separator))
+        return dropout(self.embed_norm(packing.pack(x)), self.dropout, self.training)
+
+    def choose_path(self, x: Tensor) -> str:
+        """The attention path for x's device and dtype; logs it when it changes."""
+        path, reason = choose(self.attention, self.positions, self.normaliser, x.device, x.dtype)
+        if path != self.attention_path:
+            self.attention_path = path
+            logger.info(f"attention path: {path} ({reason})")
+        return path
+
+    def terms(self, places: Places | int, path: str = "plain", packing: Packing = NO_PADDING) -> list[Terms]:
+        """One `Terms` per layer, computed once per forward pass; the same object for all that see equally far, unless a
+        scheme is per layer.
+
+        Without padding the bias stays [H, L, L] and broadcasts over the batch. Under softmax, padding is merged into
+        it, once and out of place. Other normalisers get padding as a mask, because they do not turn -inf into 0; so
+        does the blocked path, which then needs nothing of size B x H x L x L. GPU kernels read the bias in the queries'
+        precision: it is rounded once, here, and not in every layer.
+        """
+        scale = self.positions.scale
+        real = None if packing.real is None else packing.real[:, None, None, :]  # [B, 1, 1, L]
+
+        def merge(bias, gate, seen=real):
+            """seen: real, or [B or 1, 1, L, L], the keys that each query sees."""
+            if path == "sdpa" and bias is not None:
+                bias = bias.to(self.precision())
+            if seen is None or self.normaliser != "softmax" or path == "blocked":
+                return Terms(scale, bias, gate, seen, path, packing, places)
+            return Terms(scale, mask_logits(bias, seen), gate, None, path, packing, places)
+
+        def within(reach, bias, gate):
+            window = Chunks(places, reach, self.positions.untie_cls)
+            if path != "plain" and (window.pays or callable(bias)):
+                return split(window, bias)
+            near = places.near(reach)  # [L, L]
+            if self.positions.untie_cls:
+                near[0] = near[:, 0] = True
+            if path == "blocked":
+                return merge(mask_logits(bias, near), gate)
+            if real is not None:  # a query of padding without a key would become NaN, so it sees itself
+                near = near & real | torch.eye(places.length, dtype=torch.bool, device=near.device)
+            return merge(bias, gate, near.expand(len(near) if near.dim() == 4 else 1, 1, -1, -1))
+
+        def split(window, bias):
+            parts = window.split_bias(bias)  # [H n or n, c, K]
+            seen = None if real is None else window.split_real(real)  # [B, n, 1, K]
+            if path == "sdpa":
+                parts = parts.to(self.precision())
+                if len(parts) == window.chunks:
+                    parts = parts.repeat(self.positions.dims.heads, 1, 1)
+                if seen is not None:
+                    seen = seen.repeat(1, self.positions.dims.heads, 1, 1)
+                    parts, seen = parts.masked_fill(~seen, torch.finfo(parts.dtype).min), None  # [B, H n, c, K]
+            of_cls = None
+            if self.positions.untie_cls:
+                of_cls = merge(bias(0, 1) if callable(bias) else None if bias is None else bias[:, :1], None)
+            return Terms(scale, parts, None, seen, path, packing, places, window, of_cls)
+
+        if isinstance(places, int):
+            places = self.positions.places(places, next(self.layers.parameters()).device)
+        long = path == "blocked" and places.length > kernels.LONG and self.positions.has_bias()
+        if long and not (torch.is_grad_enabled() or self.training):  # [H, L, L] would take too much memory
+
+            def rows_of(layer):
+                return lambda first, last: self.positions.bias_block(layer, places.block(first, last))
+
+            pairs = [(rows_of(layer), None) for layer in range(len(self.layers))]
+        else:
+            pairs = self.positions.terms(places)
+        made, terms = {}, []
+        for index in range(len(self.layers)):
+            own, reach = index if self.positions.per_layer else 0, self.positions.reach(Layer(index, places))
+            if (own, reach) not in made:
+                made[own, reach] = merge(*pairs[own]) if reach is None else within(reach, *pairs[own])
+            terms.append(made[own, reach])
+        return terms
+
+    def precision(self) -> torch.dtype:
+        """The dtype of queries and keys."""
+        weight = next(self.layers.parameters())
+        device = autocast_device(weight.device.type)
+        return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype
+
+    def attention_weights(self, tokens: Tensor, layer: int = 0) -> Tensor:
+        """The weights [B, H, L, L] of one layer, for probes and figures (without dropout)."""
+        assert not self.training, "call eval() first: dropout would make the weights random"
+        packing = self.packing(tokens)
+        x, terms = self.embed(tokens, packing), self.terms(self.places(tokens), packing=packing)
+        for index in range(layer):
+            x = self.layers[index](x, self.positions, terms[index], index)
+        block = self.layers[layer]
+        project = (block.attention if hasattr(block, "attention") else block).project
+        q, k, v = project(x, packing)
+        terms, layer = terms[layer], Layer(layer, terms[layer].places, project)
+        content = self.positions.content(q, k, layer)
+        q, k, _ = self.positions.rotate(q, k, v, layer)
+        return attention_weights(q, k, terms, content, self.normaliser)
+
+    # The state dict holds the settings too, so that a model with other settings refuses it even if the parameters have
+    # the same names and sizes. As an integer tensor, which weights-only loading and checkpoint averaging accept.
+    def get_extra_state(self) -> Tensor:
+        return torch.tensor(list(describe(self.settings).encode()), dtype=torch.long)
+
+    def set_extra_state(self, state: Tensor) -> None:
+        saved = bytes(state.tolist()).decode()
+        settings = dict(pair.split("=", 1) for pair in saved.split(" "))
+        if "stretched_from" in settings:  # by `tupe checkpoint stretch`: a fact to keep, which contradicts nothing
+            self.settings["stretched_from"] = settings["stretched_from"]
+        # Older checkpoints do not name the number of heads.
+        if {**self.settings, **settings} != self.settings:
+            raise ValueError(f"the checkpoint was trained with {saved}; this model has {describe(self.settings)}")
+
+
+def mask_logits(bias: Tensor | None, seen: Tensor) -> Tensor:
+    """bias [H, L, L], or None for 0, with -inf where `seen` ([L, L], or [B, 1, 1 or L, L]) is False."""
+    bias = seen.new_zeros(1, 1, 1, dtype=torch.float32) if bias is None else bias
+    return bias.masked_fill(~seen, float("-inf"))  # [H or 1, L or 1, L] or [B, H or 1, L or 1, L]
+
+
+def second_segment(tokens: Tensor, separator: int) -> Tensor:
+    """[B, L] -> [B, L]: 0 in segment A, 1 in segment B, which starts with the second of two separators in a row."""
+    is_separator = tokens.eq(separator)
+    return F.pad(is_separator[:, 1:] & is_separator[:, :-1], (1, 0)).cumsum(1).clamp(max=1)
+
+
+def describe(settings: dict[str, str]) -> str:
+    return " ".join(f"{key}={value}" for key, value in settings.items())
+
+
+@contextmanager
+def separate_random_numbers() -> Iterator[None]:
+    """Draws inside do not change the draws that follow: models of one seed start with the same weights in the layers
+    that they share, whatever their position encoding."""
+    seed = int(torch.randint(2**62, (), device="cpu"))
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        yield
+
+
+def init_bert(module: nn.Module) -> None:
+    """For `module.apply`: weights N(0, 0.02), biases 0, the padding row 0. Position tables keep their own standard
+    deviation, layer norms PyTorch's ones and zeros."""
+    if isinstance(module, Table):
+        module.reset_parameters()
+    elif isinstance(module, nn.Linear | nn.Embedding):
+        nn.init.normal_(module.weight, std=0.02)
+        if isinstance(module, nn.Linear) and module.bias is not None:
+            nn.init.zeros_(module.bias)
+        if isinstance(module, nn.Embedding) and module.padding_idx is not None:
+            with torch.no_grad():
+                module.weight[module.padding_idx].zero_()
+
+
+def set_norm_eps(eps: float) -> Callable:
+    """A function for `module.apply` that gives every layer norm this epsilon."""
+
+    def set_eps(module):
+        if isinstance(module, nn.LayerNorm):
+            module.eps = eps
+
+    return set_eps
+
+
+def shrink_values(max_positions: int) -> Callable:
+    """A function for `module.apply` that divides W_V and W_O by n^(1/4) each: for l2-normalised attention that is
+    followed by a feed-forward block.
+
+    Rows of l2 weights sum to as much as sqrt(n) where softmax's sum to 1; the product of the two factors undoes
+    that at the longest n. Su (2022) asks for less variance; how much less is our choice.
+    """
+
+    def shrink(module):
+        if isinstance(module, Attention):
+            with torch.no_grad():
+                factor = max_positions**-0.25
+                module.qkv.weight[-len(module.qkv.weight) // 3 :].mul_(factor)  # rows of W_V
+                module.out.weight.mul_(factor)
+
+    return shrink
+
+
+class LMHead(nn.Module):
+    """Logits over the vocabulary: dense, GELU, layer norm, then the token embedding's weight (tied) plus a bias."""
+
+    def __init__(self, width: int, vocab: int, inputs: int | None = None, eps: float = 1e-5):
+        """inputs: width of the features, if it differs from the embedding's. eps: of the layer norm."""
+        super().__init__()
+        self.dense = Linear(inputs or width, width)
+        self.norm = nn.LayerNorm(width, eps)
+        self.bias = nn.Parameter(torch.zeros(vocab))
+        self.apply(init_bert)
+
+    def forward(self, x: Tensor, weight: Tensor) -> Tensor:
+        """x [..., inputs], weight [V, C] -> [..., V]."""
+        return linear(self.norm(F.gelu(self.dense(x))), weight, self.bias)
+
+    def loss(self, x: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
+        """The sum of the cross-entropies of targets [n]: that of `forward(x, weight)` for x [n, inputs]."""
+        return lm_loss(self.norm(F.gelu(self.dense(x))), weight, self.bias, targets)
+
+
+class ClassificationHead(nn.Module):
+    """Logits of a sequence from its [CLS] feature: dense, tanh, dropout, output. PyTorch's default initialisation."""
+
+    def __init__(self, width: int, inner: int, classes: int, dropout: float):
+        super().__init__()
+        self.dense = nn.Linear(width, inner)
+        self.dropout = nn.Dropout(dropout)
+        self.out_proj = nn.Linear(inner, classes)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """[B, L, C] -> [B, classes]."""
+        x = torch.tanh(self.dense(features[:, 0].to(self.dense.weight.dtype)))
+        return self.out_proj(self.dropout(x))
+
+
+class SpanHead(nn.Linear):
+    """Features [..., C] -> [..., 2], the logits of a token to be the first and the last one of the answer. PyTorch's
+    default initialisation."""
+
+    def __init__(self, width: int):
+        super().__init__(width, 2)
+
+    def forward(self, features: Tensor) -> Tensor:
+        return super().forward(features.to(self.weight.dtype))

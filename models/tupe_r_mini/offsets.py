@@ -1,0 +1,124 @@
+"""Where the tokens of a sequence stand, and what is known by offset, spread over their pairs.
+
+L sequence length, R number of queries (L, but in a block of them), S span: offsets are -(S-1) .. S-1. The offset of key
+j from query i is the position of j minus that of i. Position 0 is [CLS].
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+PLACES = ("consecutive", "random", "shifted")  # see `draw_places`
+
+
+class Places:
+    """The positions of L tokens: 0 .. L-1, or others that increase, such as a random subset of a longer range.
+
+    positions: [L] integers below `span`; None means 0 .. L-1, which is faster. Schemes compute what depends on offsets
+    once for each of `offsets`, and these methods bring it to all pairs.
+    """
+
+    def __init__(
+        self,
+        length: int,
+        device: torch.device | str = "cpu",
+        positions: Tensor | None = None,
+        span: int | None = None,
+    ):
+        self.length, self.positions = length, positions
+        self.device = device if positions is None else positions.device
+        self.span = length if positions is None else span
+        self.first, self.last = 0, length  # the queries are tokens first .. last-1
+
+    def block(self, first: int, last: int) -> "Places":
+        """The same keys, but only the queries first .. last-1."""
+        places = Places(self.length, self.device, self.positions, self.span)
+        places.first, places.last = first, last
+        return places
+
+    @property
+    def index(self) -> Tensor:
+        """[L], the positions."""
+        return torch.arange(self.length, device=self.device) if self.positions is None else self.positions
+
+    @property
+    def queries(self) -> Tensor:
+        """[R], the positions of the queries."""
+        return self.index[self.first : self.last]
+
+    @property
+    def offsets(self) -> Tensor:
+        """[2S - 1], all offsets that can occur, in increasing order."""
+        return torch.arange(1 - self.span, self.span, device=self.device)
+
+    @property
+    def pairs(self) -> Tensor:
+        """[R, L], where in `offsets` that of key j from query i is."""
+        return self.positions - self.queries[:, None] + self.span - 1
+
+    def near(self, reach: int) -> Tensor:
+        """[L, L], whether a key is at most `reach` away from a query."""
+        return (self.index - self.index[:, None]).abs() <= reach
+
+    def spread(self, by_offset: Tensor) -> Tensor:
+        """[..., 2S - 1] values of `offsets` -> [..., R, L], that of every pair."""
+        if self.positions is None:
+            return toeplitz(by_offset, self.length, self.first, self.last)
+        return by_offset.index_select(-1, self.pairs.flatten()).unflatten(-1, (-1, self.length))
+
+    def select(self, x: Tensor) -> Tensor:
+        """[..., L, 2S - 1], of each query by offset -> [..., L, L], entry (i, j) is x[i] at the offset of j."""
+        if self.positions is None:
+            return skew(x)
+        return x.gather(-1, self.pairs.expand(*x.shape[:-2], -1, -1))
+
+    def collect(self, x: Tensor) -> Tensor:
+        """Inverse of `select`: [..., L, L] -> [..., L, 2S - 1], 0 at offsets that do not occur in a row."""
+        if self.positions is None:
+            return unskew(x)
+        empty = x.new_zeros(*x.shape[:-1], 2 * self.span - 1)
+        return empty.scatter(-1, self.pairs.expand(*x.shape[:-2], -1, -1), x)
+
+
+def draw_places(length: int, span: int, kind: str, device: torch.device | str = "cpu") -> Places:
+    """Random positions for training, [CLS] at 0. Raises ValueError if `length` tokens do not fit into `span` positions.
+
+    kind: "random", a sorted random subset of 1 .. span-1 (Ruoss et al., 2023), from which encodings of short sequences
+    learn large distances; "shifted", consecutive positions from a random one on (SHAPE: Kiyono et al., 2021), where
+    only the offsets from and to [CLS] are random.
+    """
+    if length > span:
+        raise ValueError(f"a sequence of {length} tokens exceeds the limit of {span} positions")
+    if kind == "random":
+        others = 1 + torch.randperm(span - 1, device=device)[: length - 1].sort().values
+    else:
+        start = torch.randint(1, span - length + 2, (), device=device)
+        others = start + torch.arange(length - 1, device=device)
+    return Places(length, device, F.pad(others, (1, 0)), span)
+
+
+def toeplitz(by_offset: Tensor, length: int, first: int = 0, last: int | None = None) -> Tensor:
+    """[..., 2L - 1] values for offsets -(L-1) .. L-1 -> [..., L, L] with entry (i, j) = value of offset j - i, or of it
+    the rows first .. last-1."""
+    # contiguous: else the memory order of a table, [2L - 1, H], would make every later pass over one head strided
+    rows = by_offset.contiguous().unfold(-1, length, 1)  # a view, last query first
+    return rows[..., length - (last or length) : length - first, :].flip(-2)
+
+
+def skew(x: Tensor) -> Tensor:
+    """[..., L, 2L - 1], row i by offset -(L-1) .. L-1 -> [..., L, L] with entry (i, j) = x[i] at offset j - i."""
+    length = x.size(-2)
+    if length == 1:
+        return x
+    # flat index of entry (i, j): i (2L - 1) + j - i + L - 1 = i (2L - 2) + j + (L - 1)
+    flat = x.flatten(-2)[..., length - 1 :][..., : length * (2 * length - 2)]
+    return flat.unflatten(-1, (length, 2 * length - 2))[..., :length]
+
+
+def unskew(x: Tensor) -> Tensor:
+    """Inverse of `skew`: [..., L, L] -> [..., L, 2L - 1], 0 at offsets that do not occur in a row."""
+    length = x.size(-2)
+    if length == 1:
+        return x
+    flat = F.pad(F.pad(x, (0, length - 2)).flatten(-2), (length - 1, 1))
+    return flat.unflatten(-1, (length, 2 * length - 1))

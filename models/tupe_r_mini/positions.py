@@ -1,0 +1,429 @@
+"""Position encodings for bidirectional attention: one small interface, a registry, and composition by name.
+
+B batch, L sequence length, C model width, H heads, D = C / H width of a head, N layers. Position i = 0 is [CLS]; the
+offset of key j from query i is j - i. The attention logits are
+
+    logits = (q . k + content) * scale + bias,    scale = 1 / sqrt((1 + extra_terms) D)
+
+A scheme is one class that overrides the hooks it needs; the other hooks cost nothing. Schemes combine: `untied+t5`.
+Their options are part of the name, as pairs after colons: `rope:base:160000+urpe:layer:max_distance:64`. The schemes of
+the literature are in `schemes_*.py`, by family.
+"""
+
+import importlib.util
+import inspect
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from .kernels import autocast_device
+from .offsets import Places
+
+SCHEMES = {}  # name -> class, family by family: the order of names in a combination
+FAMILIES = ("schemes_absolute", "schemes_bias", "schemes_content", "schemes_rotation")  # then those of users' files
+CLS = ("tied", "untied", "zero")  # see `Positions`
+
+
+def register(name: str) -> Callable[[type], type]:
+    """Class decorator: make a scheme available as `--position NAME`."""
+
+    def add(cls):
+        if name in SCHEMES:
+            raise ValueError(f"position scheme {name!r:.60} is registered twice: {SCHEMES[name]} and {cls}")
+        for option in options_of(cls).values():
+            if option.annotation not in (bool, int, float) or option.default is option.empty or option.name == "layer":
+                raise ValueError(f"option {option.name!r} of {cls} must be a bool, int or float with a default")
+        SCHEMES[name] = cls
+        in_order = sorted(SCHEMES.items(), key=lambda item: family(item[1]))  # whichever file is imported first
+        SCHEMES.clear()
+        SCHEMES.update(in_order)
+        return cls
+
+    return add
+
+
+def family(scheme: type) -> int:
+    """The place of a scheme's file in FAMILIES."""
+    file = scheme.__module__.rpartition(".")[2]
+    return FAMILIES.index(file) if file in FAMILIES else len(FAMILIES)
+
+
+def load_schemes(file: str | Path) -> None:
+    """Run a Python file that registers schemes, once per process. Raises ValueError if there is no such file."""
+    path = Path(file).resolve()
+    if path not in _loaded_files:
+        if not path.is_file():
+            raise ValueError(f"position_file={file}: there is no such file")
+        spec = importlib.util.spec_from_file_location(path.stem, path)
+        spec.loader.exec_module(importlib.util.module_from_spec(spec))
+        _loaded_files.add(path)
+
+
+_loaded_files = set()
+
+
+# ------------------------------------------------------------------------------------------------ names with options
+
+
+@dataclass
+class Part:
+    """One scheme of a name: `shaw:layer:max_distance:16`."""
+
+    name: str
+    per_layer: bool = False  # each layer has its own copy
+    options: dict = field(default_factory=dict)  # those that differ from the defaults, in the order of the constructor
+
+    def __str__(self):
+        words = [f"{key}:{format_value(value)}" for key, value in self.options.items()]
+        return ":".join([self.name, *["layer"] * self.per_layer, *words])
+
+
+def options_of(scheme: type) -> dict[str, inspect.Parameter]:
+    """A scheme's options: the keyword arguments of its constructor, with their types and defaults."""
+    return dict(list(inspect.signature(scheme.__init__).parameters.items())[2:])  # without self and dims
+
+
+def parse(names: str) -> list[Part]:
+    """The schemes of `NAME[:layer][:OPTION:VALUE]...+...` in the order of the registry, so that every combination
+    has one spelling. Raises ValueError, with what is valid, for an unknown or repeated name, option or value."""
+    parts = {}
+    for text in names.split("+"):
+        name, *words = text.split(":")
+        if name not in SCHEMES:
+            valid = ", ".join(sorted(SCHEMES))
+            own = "; a scheme of your own also needs position_file=FILE"
+            where = f"{name!r:.60} in {names!r:.100}"
+            raise ValueError(f"unknown position scheme {where}; valid, joined by '+': {valid}{own}")
+        if name in parts:
+            raise ValueError(f"position scheme {name!r:.60} is repeated in {names!r:.100}")
+        parts[name] = parse_options(name, words, names)
+    return [parts[name] for name in SCHEMES if name in parts]
+
+
+def parse_options(name: str, words: list[str], names: str) -> Part:
+    """The `Part` that the words after a scheme's name describe. names: the whole combination, for errors."""
+    known, given, words = options_of(SCHEMES[name]), {}, list(words)
+    while words:
+        key = words.pop(0)
+        if key in given:
+            raise ValueError(f"option {key} of {name} is repeated in {names!r:.100}")
+        if key == "layer":
+            given[key] = True
+        elif key in known:
+            given[key] = parse_value(key, words.pop(0) if words else "", known[key].annotation, names)
+        else:
+            valid = ", ".join(["layer", *(f"{option}:{format_value(known[option].default)}" for option in known)])
+            where = f"{key!r:.60} of {name} in {names!r:.100}"
+            raise ValueError(f"unknown option {where}; valid (with their defaults): {valid}")
+    options = {key: given[key] for key in known if key in given and given[key] != known[key].default}
+    return Part(name, "layer" in given, options)
+
+
+def parse_value(key: str, text: str, kind: type, names: str) -> bool | int | float:
+    """The value of an option of type `kind`. names: the whole combination, for errors."""
+    try:
+        value = {"True": True, "False": False}[text] if kind is bool else kind(text)
+        if kind is float and not math.isfinite(value):
+            raise ValueError
+        return value
+    except (KeyError, ValueError):
+        valid = {bool: "True or False", int: "a whole number", float: "a number"}[kind]
+        raise ValueError(f"{f'{key}:{text}'!r:.60} in {names!r:.100}: {key} must be {valid}") from None
+
+
+def format_value(value: bool | int | float) -> str:
+    """A value as it is written in names: 160000.0 -> "160000", 1e-05 -> "1e-5"."""
+    if not isinstance(value, float):
+        return str(value)
+    mantissa, _, exponent = repr(value).partition("e")
+    return mantissa.removesuffix(".0") + (f"e{int(exponent)}" if exponent else "")
+
+
+def canonical(names: str) -> str:
+    """The one spelling of a combination that configurations, checkpoints and reports show. Raises as `parse` does."""
+    return "+".join(map(str, parse(names)))
+
+
+# ------------------------------------------------------------------------------------------------ one scheme, and all
+
+
+@dataclass(frozen=True)
+class Dims:
+    """Sizes a scheme may need. value_dim is the width E of one value head: D, but for gated attention units."""
+
+    max_positions: int  # longest L in training
+    width: int  # C
+    heads: int  # H
+    layers: int  # N
+    head_dim: int  # D
+    value_dim: int  # E
+    input_width: int | None = None  # of what a layer's projections take, if it is not C
+
+
+class Layer(NamedTuple):
+    """What the hooks that run in a layer are told of it."""
+
+    index: int
+    places: Places
+    project: Callable | None = None  # its own projections, of vectors [1, R, C] to q, k and v [1, H, R, D]
+
+
+class PositionScheme(nn.Module):
+    """Base class of all schemes. Override any subset of the hooks; a hook that returns None adds no term. Keyword
+    arguments of the constructor (bool, int or float, with a default) are the options that a name can set.
+
+    embed, bias, cls_bias and gate run once per forward pass and serve all layers; reach is asked once for each layer;
+    the others run in each layer, on its tensors.
+    """
+
+    paper = formula = ""  # for tables of schemes
+    extra_terms = 0  # number of logit terms beside q . k that share its scale
+    own_projections = False  # whether each layer has parameters of its own already
+    limited = False  # whether it has vectors for max_positions tokens, and cannot compute more
+    # The distance from which on all keys are treated alike, by what training has learned if its sequences were longer
+    # than that (0: all are); None: a formula gives every distance a value of its own.
+    shared_from: int | None = None
+
+    def __init__(self, dims: Dims):
+        super().__init__()
+
+    def embed(self, places: Places) -> Tensor | None:
+        """[L, C], added to the token embeddings."""
+
+    def bias(self, places: Places, scale: float) -> Tensor | None:
+        """[H, R, L], logits that do not depend on the tokens, already multiplied by `scale` if the paper does so.
+        R is L, but where memory is short only a block of queries is asked for: `places.queries`, which `spread` heeds.
+        """
+
+    def cls_bias(self, scale: float) -> Tensor | None:
+        """[2, H], the logits from [CLS] and to [CLS] if [CLS] is untied from positions."""
+
+    def content(self, q: Tensor, k: Tensor, layer: Layer) -> Tensor | None:
+        """[B, H, L, L], logits that depend on a layer's q and k, [B, H, L, D] each; not yet multiplied by the scale."""
+
+    def gate(self, places: Places) -> Tensor | None:
+        """[H, L, L], factors of the normalised weights."""
+
+    def reach(self, layer: Layer) -> int | None:
+        """The largest distance at which tokens see each other in a layer; None: they all do."""
+
+    def value(self, weights: Tensor, layer: Layer) -> Tensor | None:
+        """[B, H, L, E], added to the mixed values; weights: [B, H, L, L]."""
+
+    def rotate(self, q: Tensor, k: Tensor, v: Tensor, layer: Layer) -> tuple[Tensor, Tensor, Tensor]:
+        """q, k [B, H, L, D] and v [B, H, L, E], each multiplied by a matrix of its position."""
+        return q, k, v
+
+    def unrotate(self, out: Tensor, layer: Layer) -> Tensor:
+        """[B, H, L, E]: undoes at each query's position what `rotate` did to the values."""
+        return out
+
+
+def undecayed(values: Tensor) -> nn.Parameter:
+    """A parameter that weight decay leaves alone, for a scheme in which a value of 0 is nothing to be drawn to."""
+    parameter = nn.Parameter(values)
+    parameter.optim_overrides = {"optimizer": {"weight_decay_scale": 0.0}}  # fairseq's mark, which its fp16 copies keep
+    return parameter
+
+
+def overrides(scheme: type | PositionScheme, *hooks: str) -> bool:
+    """Whether the scheme (class or instance) overrides any of the hooks."""
+    kind = scheme if isinstance(scheme, type) else type(scheme)
+    return any(getattr(kind, hook) is not getattr(PositionScheme, hook) for hook in hooks)
+
+
+class Positions(nn.ModuleDict):
+    """The schemes of one model, by name (a checkpoint key reads `positions.untied.table.weight`), and everything they
+    share.
+
+    names: scheme names with their options, joined by "+" (see `parse`), for example "untied+t5:multiplier:25". A scheme
+    is shared by all layers; "shaw:layer" gives each layer its own copy. cls: "tied", or "untied" to take [CLS] out of
+    all position terms: the content-free logits from and to [CLS] become learned constants theta (TUPE, equation 10;
+    reset once, in the sum of all schemes), content and value terms 0, gates 1, windows end at it. "zero" is the same
+    with theta fixed at 0: a control that takes [CLS] out and learns nothing in its place. Raises ValueError, with the
+    reason, for an unknown name, option or value, and for a combination without meaning.
+    """
+
+    def __init__(self, names: str, dims: Dims, cls: str = "tied"):
+        parts = parse(names)
+        check_combination(names, parts, cls)
+        super().__init__()
+        for part in parts:
+            try:
+                copies = [SCHEMES[part.name](dims, **part.options) for _ in range(dims.layers if part.per_layer else 1)]
+            except ValueError as error:  # an option's value, or a size of the model
+                raise ValueError(f"position={names}: {part.name}: {error}") from None
+            self[part.name] = nn.ModuleList(copies) if part.per_layer else copies[0]
+            if part.per_layer and next(self[part.name].parameters(), None) is None:
+                raise ValueError(f"position={names}: {part.name} has no parameters; it cannot be per layer")
+        schemes = [SCHEMES[part.name] for part in parts]
+        self.dims = dims
+        self.name = "+".join(map(str, parts))
+        self.per_layer = any(part.per_layer for part in parts)
+        self.cls, self.untie_cls = cls, cls != "tied"
+        if cls == "untied" and not any(overrides(scheme, "cls_bias") for scheme in schemes):
+            self.theta = nn.Parameter(torch.randn(2, dims.heads) * 0.02)
+        self.scale = 1 / math.sqrt((1 + sum(scheme.extra_terms for scheme in schemes)) * dims.head_dim)
+
+    def of_layer(self, layer: int) -> list[PositionScheme]:
+        """The schemes that act in one layer."""
+        return [m[layer] if isinstance(m, nn.ModuleList) else m for m in self.values()]
+
+    def _sum(self, schemes, hook, *args):
+        terms = [term for scheme in schemes if (term := getattr(scheme, hook)(*args)) is not None]
+        return sum(terms[1:], terms[0]) if terms else None
+
+    def places(self, length: int, device: torch.device | str | None = None) -> Places:
+        """The positions 0 .. L-1. Raises ValueError for a sequence that some scheme cannot compute."""
+        if length > self.dims.max_positions and (limited := limited_schemes(self.name)):
+            raise ValueError(
+                f"a sequence of {length} tokens exceeds the limit of {self.dims.max_positions} positions, for which "
+                f"{' and '.join(limited)} has vectors; `tupe checkpoint stretch` makes more of them"
+            )
+        return Places(length, next((p.device for p in self.parameters()), "cpu") if device is None else device)
+
+    def embed(self, places: Places | int) -> Tensor | None:
+        """[L, C], to be added to the token embeddings. places: or L. Raises ValueError as `places` does."""
+        places = self.places(places) if isinstance(places, int) else places
+        return self._sum(self.of_layer(0), "embed", places)
+
+    def terms(self, places: Places | int) -> list[tuple[Tensor | None, Tensor | None]]:
+        """A pair (bias, gate) for each of the N layers, [H, L, L] float32 or None each. Without per-layer schemes, all
+        are the same object. places: or L.
+
+        Always computed in float32, whatever the precision of the model: every layer would share the rounding error.
+        """
+        places = self.places(places) if isinstance(places, int) else places
+        with torch.autocast(autocast_device(torch.device(places.device).type), enabled=False):
+            shared = [m for m in self.values() if not isinstance(m, nn.ModuleList)]
+            bias, gate = self._bias_and_gate(shared, places, None, None)
+            if not self.per_layer:
+                return [(self._reset_bias(bias, shared, places), self._reset_gate(gate))] * self.dims.layers
+            pairs = []
+            for layer in range(self.dims.layers):
+                own = [m[layer] for m in self.values() if isinstance(m, nn.ModuleList)]
+                layer_bias, layer_gate = self._bias_and_gate(own, places, bias, gate)
+                pairs.append((self._reset_bias(layer_bias, self.of_layer(layer), places), self._reset_gate(layer_gate)))
+            return pairs
+
+    def has_bias(self) -> bool:
+        """Whether there are logits that do not depend on the tokens."""
+        return self.cls == "untied" or any(overrides(scheme, "bias") for scheme in self.of_layer(0))
+
+    def bias_block(self, layer: int, places: Places) -> Tensor:
+        """[H, R, L], the rows of one layer's bias for the queries of `places`, a block; float32."""
+        with torch.autocast(autocast_device(torch.device(places.device).type), enabled=False):
+            schemes = self.of_layer(layer)
+            return self._reset_bias(self._sum(schemes, "bias", places, self.scale), schemes, places)
+
+    def _bias_and_gate(self, schemes, places, bias, gate):
+        for scheme in schemes:
+            term, factor = scheme.bias(places, self.scale), scheme.gate(places)
+            if term is not None:
+                bias = term if bias is None else bias + term
+            if factor is not None:
+                gate = factor if gate is None else gate * factor
+        return bias, gate
+
+    # Resets [CLS], i = 0, out of place: the inputs may be views of parameters.
+    def _reset_bias(self, bias, schemes, places):
+        """The bias [H, R, L] with theta, or 0, from and to [CLS], unless [CLS] is tied."""
+        length, rows, above = places.length, places.last - places.first, int(places.first == 0)  # 1: [CLS] is a query
+        if not self.untie_cls or (bias is None and self.cls == "zero"):  # no term at all is 0 already
+            return bias
+        if self.cls == "zero":
+            return F.pad(bias[:, above:, 1:], (1, 0, above, 0))
+        theta = self._sum(schemes, "cls_bias", self.scale) if not hasattr(self, "theta") else self.theta.float()
+        from_cls, to_cls = theta[:, :, None, None]  # [H, 1, 1] each
+        if bias is None:
+            bias = theta.new_zeros(self.dims.heads, rows, length)
+        bias = torch.cat([to_cls.expand(-1, rows - above, 1), bias[:, above:, 1:]], dim=2)
+        from_cls = from_cls.expand(-1, 1, length)  # includes [CLS] to [CLS]
+        return torch.cat([from_cls, bias], dim=1) if above else bias
+
+    def _off_cls(self, x, value=0.0):
+        """x [..., L, L] with `value` wherever the query or the key is [CLS], if [CLS] is untied."""
+        return F.pad(x[..., 1:, 1:], (1, 0, 1, 0), value=value) if self.untie_cls and x is not None else x
+
+    def _reset_gate(self, gate):
+        return self._off_cls(gate, 1.0)
+
+    def reach(self, layer: Layer) -> int | None:
+        """The largest distance at which tokens see each other in a layer; None: they all do. If [CLS] is untied, it
+        sees all, and all see it."""
+        reaches = [reach for scheme in self.of_layer(layer.index) if (reach := scheme.reach(layer)) is not None]
+        return min(reaches) if reaches and min(reaches) < layer.places.span - 1 else None
+
+    def content(self, q: Tensor, k: Tensor, layer: Layer) -> Tensor | None:
+        """[B, H, L, L], the logits that depend on q and k [B, H, L, D]."""
+        return self._off_cls(self._sum(self.of_layer(layer.index), "content", q, k, layer))
+
+    def value(self, weights: Tensor, layer: Layer) -> Tensor | None:
+        """[B, H, L, E], to be added to the mixed values; weights: [B, H, L, L]."""
+        schemes = [s for s in self.of_layer(layer.index) if overrides(s, "value")]
+        return self._sum(schemes, "value", self._off_cls(weights), layer) if schemes else None
+
+    def rotate(self, q: Tensor, k: Tensor, v: Tensor, layer: Layer) -> tuple[Tensor, Tensor, Tensor]:
+        """q, k [B, H, L, D] and v [B, H, L, E] as attention uses them."""
+        for scheme in self.values():
+            if not isinstance(scheme, nn.ModuleList):
+                q, k, v = scheme.rotate(q, k, v, layer)
+        return q, k, v
+
+    def unrotate(self, out: Tensor, layer: Layer) -> Tensor:
+        """The mixed values [B, H, L, E], with the rotation of v undone."""
+        for scheme in self.values():
+            if not isinstance(scheme, nn.ModuleList):
+                out = scheme.unrotate(out, layer)
+        return out
+
+
+def limited_schemes(names: str) -> list[str]:
+    """The schemes of a combination that compute at most max_positions tokens; the others compute any number."""
+    return [part.name for part in parse(names) if SCHEMES[part.name].limited]
+
+
+def beyond_training(positions: Positions, trained: int) -> list[str]:
+    """What the schemes of a model do in sequences longer than the `trained` tokens of its training, one line each.
+    `trained` counts the positions that tokens had: random ones reach farther than the sequences."""
+    lines = []
+    for scheme, part in zip(positions.of_layer(0), parse(positions.name), strict=True):
+        shared, last = scheme.shared_from, trained - 1
+        if scheme.limited:
+            line = f"has vectors for {positions.dims.max_positions} positions, and computes no more"
+        elif shared is None:
+            line = f"a formula continues to distances beyond {last}, which training never had"
+        elif shared <= last:
+            line = f"all distances from {shared} on share what training has learned" if shared else ""
+        else:
+            line = f"never trained for distances beyond {last}, but those up to {shared} have parameters of their own"
+        lines += [f"`{part}`: {line}"] if line else []
+    return lines
+
+
+def check_combination(names: str, parts: list[Part], cls: str) -> None:
+    """Raise ValueError for schemes that cannot be combined, or not with this treatment of [CLS]."""
+    if cls not in CLS:
+        raise ValueError(f"cls must be one of {', '.join(CLS)}, not {cls!r}")
+    schemes = {part.name: SCHEMES[part.name] for part in parts}
+    rotating = [name for name, scheme in schemes.items() if overrides(scheme, "rotate")]
+    if "nopos" in schemes and len(parts) > 1:
+        raise ValueError(f"position={names}: nopos means no position information and cannot be combined")
+    if len(rotating) > 1:
+        raise ValueError(f"position={names}: {' and '.join(rotating)} would both rotate the same queries and keys")
+    for name in (part.name for part in parts if part.per_layer):
+        if overrides(schemes[name], "embed", "rotate"):
+            raise ValueError(f"position={names}: {name} changes embeddings or rotates q and k; it cannot be per layer")
+        if schemes[name].own_projections:
+            raise ValueError(f"position={names}: {name} has projections of its own in every layer already")
+    if cls != "tied":
+        if rotating:
+            raise ValueError(f"cls={cls} with position={names}: {rotating[0]} rotates q and k, it has no term to drop")
+        if not any(overrides(scheme, "bias", "content", "gate", "reach", "value") for scheme in schemes.values()):
+            raise ValueError(f"cls={cls} with position={names}: attention has no position term to untie [CLS] from")

@@ -1,0 +1,79 @@
+"""Absolute encodings, added to the token embeddings; and none at all.
+
+B batch, L sequence length, C model width, H heads, D = C / H width of a head, E width of a value head, N layers.
+Position i = 0 is [CLS]; the offset of key j from query i is j - i. What a hook returns is documented in
+`positions.PositionScheme`. Tables of schemes show `paper` and `formula`.
+"""
+
+from torch import Tensor, nn
+
+from .offsets import Places
+from .positions import Dims, PositionScheme, register
+from .schemes_common import LearnedFrequencies, Table, frequencies, layer_norm, waves
+
+
+@register("nopos")
+class NoPosition(PositionScheme):
+    """No position information at all; the encoder becomes permutation-equivariant."""
+
+    paper, formula = "(control)", "nothing"
+    shared_from = 0
+
+
+@register("absolute")
+class Absolute(PositionScheme):
+    """Learned vectors p_i (BERT; the fully learnable APE of Wang et al., 2021).
+
+    norm: apply a layer norm to p_i, as `untied` does; gain: its initial gain.
+    """
+
+    paper, formula = "Devlin et al. 2019", "w_i + p_i"
+    limited = True
+
+    def __init__(self, dims: Dims, std: float = 0.02, norm: bool = False, gain: float = 1.0):
+        super().__init__(dims)
+        if gain != 1 and not norm:
+            raise ValueError("gain is the gain of the layer norm: it needs norm:True")
+        self.table = Table(dims.max_positions, dims.width, std)
+        self.norm = nn.LayerNorm(dims.width) if norm else None
+        if norm:
+            nn.init.constant_(self.norm.weight, gain)
+
+    def embed(self, places: Places) -> Tensor:
+        # a slice where it can be one: an index would make the backward pass slower
+        rows = self.table.weight[: places.length] if places.positions is None else self.table(places.positions)
+        return rows if self.norm is None else layer_norm(rows, self.norm)
+
+
+@register("sinusoidal")
+class Sinusoidal(PositionScheme):
+    """Fixed sinusoids (Vaswani et al., 2017), omega_i = 10000^(-2i/C), with the initial size of word vectors.
+
+    Vaswani et al. multiply word vectors by sqrt(C), so that their entries are about 1. Here their initial standard
+    deviation is 0.02, and sinusoids of amplitude 1 would drown them for thousands of updates.
+    """
+
+    paper, formula = "Vaswani et al. 2017", "w_i + 0.02 [sin, cos](omega i), omega fixed"
+
+    def __init__(self, dims: Dims, amplitude: float = 0.02):
+        super().__init__(dims)
+        self.amplitude = amplitude
+        self.width = len(frequencies(dims.width)) * 2
+
+    def embed(self, places: Places) -> Tensor:
+        return self.amplitude * waves(frequencies(self.width, places.device), places.index)
+
+
+@register("sinusoidal_learned")
+class SinusoidalLearned(LearnedFrequencies, PositionScheme):
+    """Sinusoids whose C/2 frequencies are learned, initialised to the fixed ones (Wang et al., 2021)."""
+
+    paper, formula = "Wang et al. 2021", "w_i + 0.02 [sin, cos](omega i), omega learned"
+
+    def __init__(self, dims: Dims, amplitude: float = 0.02):
+        super().__init__(dims)
+        self.amplitude = amplitude
+        self.start_frequencies(dims.width)
+
+    def embed(self, places: Places) -> Tensor:
+        return self.amplitude * waves(self.omega, places.index)

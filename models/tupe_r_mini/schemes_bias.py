@@ -1,0 +1,328 @@
+"""Logits that do not depend on the tokens, shared by the whole batch.
+
+B batch, L sequence length, C model width, H heads, D = C / H width of a head, E width of a value head, N layers.
+Position i = 0 is [CLS]; the offset of key j from query i is j - i. What a hook returns is documented in
+`positions.PositionScheme`. Tables of schemes show `paper` and `formula`.
+"""
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from .kernels import linear
+from .offsets import Places
+from .positions import Dims, Layer, PositionScheme, register, undecayed
+from .schemes_common import Bucketed, Clipped, Table, at_least, layer_norm, per_head, positive, times
+
+# The logit of a key that a head must not see. Every normaliser makes exactly 0 of it, as of -inf, of which swish would
+# make NaN; and half precision can hold it.
+HIDDEN = -3e4
+
+
+@register("untied")
+class Untied(PositionScheme):
+    """TUPE (Ke et al., 2021), equations 7 and 10: (LN(p_i) U_Q) . (LN(p_j) U_K) * scale, shared by all layers.
+
+    Row 0 of the table is p_theta1 (from [CLS]), row 1 is p_theta2 (to [CLS]), position i has row i + 1; so [CLS]'s own
+    position, used only if [CLS] is tied, is row 1. U_Q and U_K have biases, as in the released code. norm: the layer
+    norm on p_i, after which `std` does not matter.
+    """
+
+    paper, formula = "Ke et al. 2021 (TUPE)", "p_i U_Q . p_j U_K / sqrt(2D)"
+    extra_terms, limited = 1, True
+
+    def __init__(self, dims: Dims, norm: bool = True, std: float = 0.02):
+        super().__init__(dims)
+        self.heads = dims.heads
+        self.table = Table(dims.max_positions + 1, dims.width, std)
+        self.norm = nn.LayerNorm(dims.width) if norm else None
+        self.q = nn.Linear(dims.width, dims.heads * dims.head_dim)
+        self.k = nn.Linear(dims.width, dims.heads * dims.head_dim)
+
+    def rows(self, places: Places) -> Tensor:
+        """[L, C], the table's rows of positions."""
+        if places.positions is None:
+            return self.table.weight[1 : places.length + 1]
+        return self.table(places.positions + 1)
+
+    def project(self, rows: Tensor) -> list[Tensor]:
+        """Queries and keys of rows [R, C] in float32, [H, R, D] each."""
+        rows = rows.float()
+        rows = rows if self.norm is None else layer_norm(rows, self.norm)
+        return [per_head(rows, u, self.heads) for u in (self.q, self.k)]
+
+    def bias(self, places: Places, scale: float) -> Tensor:
+        q, k = self.project(self.rows(places))
+        return (q[:, places.first : places.last] * scale) @ k.transpose(1, 2)
+
+    def cls_bias(self, scale: float) -> Tensor:
+        q, k = self.project(self.table.weight[:2])
+        return (q * k).sum(2).T * scale  # [2, H]
+
+
+@register("absolute_d")
+class AbsoluteDisentangled(Untied):
+    """BERT-A^d (TUPE, section 3.2): all four terms of words and positions; positions have projections of their own.
+
+    x_i W_Q . x_j W_K + x_i W_Q . p_j U_K + p_i U_Q . x_j W_K + p_i U_Q . p_j U_K, all over sqrt(4D). It differs
+    from `untied` in the two middle terms and the scale alone.
+    """
+
+    paper, formula = "Ke et al. 2021 (BERT-A^d)", "(q_i . p_j U_K + p_i U_Q . k_j + p_i U_Q . p_j U_K) / sqrt(4D)"
+    extra_terms = 3
+
+    def content(self, q: Tensor, k: Tensor, layer: Layer) -> Tensor:
+        pos_q, pos_k = (p.to(q.dtype) for p in self.project(self.rows(layer.places)))  # [H, L, D]
+        return q @ pos_k.transpose(1, 2) + pos_q @ k.transpose(2, 3)
+
+
+@register("t5")
+class T5(Bucketed):
+    """T5 (Raffel et al., 2020) as TUPE-R uses it: a learned scalar per head and bucket of the offset, not scaled.
+
+    Bidirectional: half of the buckets are for keys to the right. Distances from max_distance on share one bucket. The
+    bucket of offset 0 counted as positive (16 of 32) never occurs, so its row is theta1 (from [CLS]); an extra last row
+    is theta2 (to [CLS]).
+    """
+
+    paper, formula = "Raffel et al. 2020", "b[h, bucket(j - i)]"
+
+    def __init__(self, dims: Dims, buckets: int = 32, max_distance: int = 128, multiplier: float = 1.0):
+        super().__init__(dims)
+        if buckets < 4 or buckets % 4:
+            raise ValueError(f"buckets must be a multiple of 4, not {buckets}")
+        if max_distance <= buckets // 4:
+            raise ValueError(f"max_distance must be more than buckets / 4, not {max_distance} with {buckets} buckets")
+        self.buckets, self.max_distance, self.multiplier = buckets, max_distance, positive(multiplier=multiplier)
+        self.table = Table(buckets + 1, dims.heads, 0.02 / multiplier)
+
+    def bucket_of(self, offset: Tensor) -> Tensor:
+        """Bucket of each offset: half of the buckets per sign; of those, half for exact distances, half spaced
+        logarithmically."""
+        half, exact = self.buckets // 2, self.buckets // 4
+        distance = offset.abs()
+        # float32, because bfloat16 would move the borders
+        log = torch.log(distance.clamp(min=1).float() / exact) / math.log(self.max_distance / exact)
+        far = (exact + (log * (half - exact)).long()).clamp(max=half - 1)
+        return torch.where(distance < exact, distance, far) + half * (offset > 0)
+
+    def bias(self, places: Places, scale: float) -> Tensor:
+        by_offset = self.table(self.bucket_of(places.offsets))  # [2S - 1, H]
+        return places.spread(times(by_offset.float().T, self.multiplier))
+
+    def cls_bias(self, scale: float) -> Tensor:
+        half = self.buckets // 2
+        # rows `half` and `buckets`, as a slice: a list of indices would be copied to the GPU
+        return times(self.table.weight[half::half].float(), self.multiplier)
+
+
+@register("clipped")
+class ClippedScalar(Clipped):
+    """A learned scalar per head and clipped offset, t = 128: the simpler form of T5's buckets (TUPE, footnote on T5;
+    Shaw et al., 2018)."""
+
+    paper, formula = "Ke et al. 2021, footnote", "b[h, clip(j - i, 128)]"
+
+    def __init__(self, dims: Dims, max_distance: int = 128, multiplier: float = 1.0):
+        super().__init__(dims, max_distance)
+        self.multiplier = positive(multiplier=multiplier)
+        self.table = Table(2 * max_distance + 1, dims.heads, 0.02 / multiplier)
+
+    def bias(self, places: Places, scale: float) -> Tensor:
+        by_offset = self.table(self.rows(places))  # [2S - 1, H]
+        return places.spread(times(by_offset.float().T, self.multiplier))
+
+
+@register("nonparametric")
+class NonParametric(PositionScheme):
+    """A free H x L x L matrix of logits: the first failed attempt of TUPE's appendix D. Like T5's bias it is not scaled
+    and does not count as a term beside q.k:
+
+        nonparametric:          x_i W_Q . x_j W_K / sqrt(D) + b_ij
+        untied+nonparametric:   (x_i W_Q . x_j W_K + p_i U_Q . p_j U_K) / sqrt(2D) + b_ij
+    """
+
+    paper, formula = "Ke et al. 2021, app. D", "b[h, i, j]"
+    limited = True
+
+    def __init__(self, dims: Dims, multiplier: float = 1.0):
+        super().__init__(dims)
+        self.multiplier, shape = positive(multiplier=multiplier), (dims.heads, dims.max_positions, dims.max_positions)
+        self.table = nn.Parameter(torch.randn(shape) * (0.02 / multiplier))
+
+    def bias(self, places: Places, scale: float) -> Tensor:
+        if places.positions is None:
+            table = self.table[:, places.first : places.last, : places.length]
+        else:
+            table = self.table[:, places.queries[:, None], places.positions]
+        return times(table.float(), self.multiplier)
+
+
+@register("factored")
+class Factored(Clipped):
+    """A relative bias from vectors r of clipped offsets: the second failed attempt of TUPE's appendix D.
+
+    It stands where T5's bias does, so it does not count as a term beside q.k. The appendix gives no scale; it has that
+    of the others. Without biases in F_Q and F_K.
+
+        factored:          (x_i W_Q . x_j W_K + r_{j-i} F_Q . r_{j-i} F_K) / sqrt(D)
+        untied+factored:   (x_i W_Q . x_j W_K + p_i U_Q . p_j U_K + r_{j-i} F_Q . r_{j-i} F_K) / sqrt(2D)
+    """
+
+    paper, formula = "Ke et al. 2021, app. D", "r_{j-i} F_Q . r_{j-i} F_K / sqrt(D), sqrt(2D) beside untied"
+
+    def __init__(self, dims: Dims, max_distance: int = 128, std: float = 0.02):
+        super().__init__(dims, max_distance)
+        self.heads = dims.heads
+        self.table = Table(2 * max_distance + 1, dims.width, std)
+        self.q = nn.Linear(dims.width, dims.heads * dims.head_dim, bias=False)
+        self.k = nn.Linear(dims.width, dims.heads * dims.head_dim, bias=False)
+
+    def bias(self, places: Places, scale: float) -> Tensor:
+        rows = self.table(self.rows(places)).float()  # [2S - 1, C]
+        q, k = per_head(rows, self.q, self.heads), per_head(rows, self.k, self.heads)  # [H, 2S - 1, D]
+        return places.spread((q * k).sum(2) * scale)
+
+
+@register("alibi")
+class Alibi(PositionScheme):
+    """ALiBi (Press et al., 2022): a slope m per head times the distance, -m_h |j - i|, without parameters.
+
+    The paper's is for attention to the left; on both sides alike it cannot tell left from right. Encoders choose among
+    three ways (Press's answer on encoders, issue 5 of attention_with_linear_biases): both sides alike, the default;
+    sides: slopes of their own for left and right, here those of 2H heads in turn (our choice: he learns them); half:
+    half of the heads see the left alone and the others the right, each half with the slopes of H/2 heads. learned: the
+    slopes are learned, as logarithms, from those values on. Raises ValueError for sides with half, and half of an odd
+    number of heads.
+    """
+
+    paper, formula = "Press et al. 2022", "-m_h |j - i|"
+
+    def __init__(self, dims: Dims, sides: bool = False, half: bool = False, learned: bool = False):
+        super().__init__(dims)
+        if half and (sides or dims.heads % 2):
+            raise ValueError(f"half:True needs an even number of heads, not {dims.heads}, and no sides:True")
+        self.heads, self.sides, self.one_sided = dims.heads, sides, half  # `half` is a method of modules
+        self.log_slopes = undecayed(self.fixed_slopes().log()) if learned else None
+
+    @staticmethod
+    def slopes_of(heads: int, device: torch.device | None = None) -> Tensor:
+        """2^(-8h/H) for h = 1 .. H if H is a power of two; else the slopes of the next lower power, then every other
+        slope of the next higher one."""
+        power = 2 ** int(math.log2(heads))
+        low = 2.0 ** (-8 * torch.arange(1, power + 1, device=device) / power)
+        high = 2.0 ** (-8 * torch.arange(1, 2 * power + 1, 2, device=device) / (2 * power))
+        return torch.cat([low, high])[:heads]
+
+    def fixed_slopes(self, device: torch.device | None = None) -> Tensor:
+        """[1, H], or with `sides` [2, H]: those to the left, those to the right."""
+        if self.one_sided:
+            return self.slopes_of(self.heads // 2, device).repeat(1, 2)
+        return self.slopes_of(self.heads * (1 + self.sides), device).unflatten(0, (self.heads, -1)).T
+
+    def bias(self, places: Places, scale: float) -> Tensor:
+        offsets = places.offsets
+        slopes = self.fixed_slopes(offsets.device) if self.log_slopes is None else self.log_slopes.float().exp()
+        by_offset = -per_side(slopes, offsets) * offsets.abs()  # [H, 2S - 1]
+        if self.one_sided:
+            left, right = by_offset.chunk(2)
+            by_offset = torch.cat([left.masked_fill(offsets > 0, HIDDEN), right.masked_fill(offsets < 0, HIDDEN)])
+        return places.spread(by_offset)
+
+
+def per_side(values: Tensor, offsets: Tensor) -> Tensor:
+    """[1 or 2, H] values, for all keys or for keys to the left and to the right -> [H, 1 or offsets]."""
+    return values.T if len(values) == 1 else torch.where(offsets > 0, values[1, :, None], values[0, :, None])
+
+
+@register("kerple")
+class Kerple(PositionScheme):
+    """KERPLE (Chi et al., 2022): -a_h log(1 + b_h |j - i|), or with power -a_h |j - i|^{p_h}, 0 < p < 2.
+
+    As the authors' code, a starts in U(0, 2) and b in U(0, 1), with power a in U(0, 1) and p in U(0, 2), at least 0.01.
+    They clamp the parameters there; here their logarithms are learned (of p the logit of p / 2), without weight decay.
+    A function of |j - i| cannot tell left from right: with sides, our form for encoders, left and right have parameters
+    of their own.
+    """
+
+    paper, formula = "Chi et al. 2022", "-a_h log(1 + b_h |j - i|)"
+
+    def __init__(self, dims: Dims, power: bool = False, sides: bool = False):
+        super().__init__(dims)
+        self.power = power
+        largest, shape = (1.0, 2.0) if power else (2.0, 1.0), (1 + sides, dims.heads)
+        factor, inner = (torch.rand(shape).mul(top).clamp(min=0.01) for top in largest)
+        self.log_factor = undecayed(factor.log())
+        self.inner = undecayed(torch.logit(inner.clamp(max=1.99) / 2) if power else inner.log())
+
+    def bias(self, places: Places, scale: float) -> Tensor:
+        offsets = places.offsets
+        distance, factor = offsets.abs(), per_side(self.log_factor.float().exp(), offsets)  # [2S - 1], [H, 1 or 2S - 1]
+        if self.power:
+            kernel = distance.float() ** per_side(2 * self.inner.float().sigmoid(), offsets)
+        else:
+            kernel = torch.log1p(per_side(self.inner.float().exp(), offsets) * distance)
+        return places.spread(-factor * kernel)
+
+
+@register("fire")
+class Fire(PositionScheme):
+    """FIRE (Li et al., 2024): a small MLP f of the relative distance, f_h(log(1 + c |j - i|) / log(1 + c n)).
+
+    The paper's n is max(threshold, i), the number of keys of a causal query. An encoder's query sees keys on both
+    sides; the batch's length as n would make outputs depend on padding, so n is max(threshold, i, j): our form for
+    encoders. c and the threshold are learned, as logarithms without weight decay, from 0.1 and `threshold` on. f has
+    `width` hidden units with ReLU, PyTorch's initial values, and no last bias, which softmax would not see. sides: left
+    and right have parameters of their own, without which |j - i| cannot tell them apart.
+    """
+
+    paper, formula = "Li et al. 2024", "MLP_h(log(1 + c |j - i|) / log(1 + c max(threshold, i, j)))"
+
+    def __init__(self, dims: Dims, threshold: int = 512, width: int = 32, sides: bool = False):
+        super().__init__(dims)
+        at_least(1, threshold=threshold)
+        at_least(1, width=width)
+        copies = 1 + sides
+        self.log_c = undecayed(torch.full((copies,), math.log(0.1)))
+        self.log_threshold = undecayed(torch.full((copies,), math.log(threshold)))
+        self.hidden = nn.Parameter(torch.empty(copies, 2, width).uniform_(-1, 1))  # weights and biases
+        self.out = nn.Parameter(torch.empty(copies, dims.heads, width).uniform_(-1, 1) * width**-0.5)
+
+    def bias(self, places: Places, scale: float) -> Tensor:
+        query, key = places.queries[:, None], places.index
+        distance, last = (key - query).abs(), torch.maximum(key, query)  # [R, L]
+        sides = [self.side(side, distance, last) for side in range(len(self.out))]
+        return sides[0] if len(sides) == 1 else torch.where(key > query, sides[1], sides[0])
+
+    def side(self, side: int, distance: Tensor, last: Tensor) -> Tensor:
+        """[H, R, L]: f of one set of parameters. last: max(i, j)."""
+        c, threshold = self.log_c[side].float().exp(), self.log_threshold[side].float().exp()
+        x = torch.log1p(c * distance) / torch.log1p(c * torch.maximum(last, threshold))
+        weight, bias = self.hidden[side].float()
+        hidden = torch.relu(x[..., None] * weight + bias)  # [R, L, width]
+        return (hidden @ self.out[side].float().T).permute(2, 0, 1)
+
+
+@register("cpb")
+class ContinuousBias(PositionScheme):
+    """Continuous position bias (Swin v2, Liu et al., 2022): an MLP of the signed logarithm of the offset.
+
+    g_h(sign(j - i) log(1 + |j - i|)), with `width` hidden units and ReLU. As in the authors' code the logit is bounded,
+    16 sigmoid(g); here 8 lower, 8 tanh(g / 2), which softmax does not see, so that it starts near 0. They divide
+    offsets by the size of the window, which a text has not, and give the logarithm another base.
+    """
+
+    paper, formula = "Liu et al. 2022 (Swin v2)", "8 tanh(MLP_h(sign(j - i) log(1 + |j - i|)) / 2)"
+
+    def __init__(self, dims: Dims, width: int = 512):
+        super().__init__(dims)
+        self.hidden = nn.Linear(1, at_least(1, width=width))
+        self.out = nn.Linear(width, dims.heads, bias=False)
+
+    def bias(self, places: Places, scale: float) -> Tensor:
+        offsets = places.offsets
+        x = offsets.sign() * torch.log1p(offsets.abs().float())
+        hidden = torch.relu(linear(x[:, None], self.hidden.weight.float(), self.hidden.bias.float()))  # [2S - 1, width]
+        by_offset = 8 * torch.tanh(linear(hidden, self.out.weight.float()) / 2)  # [2S - 1, H]
+        return places.spread(by_offset.T)

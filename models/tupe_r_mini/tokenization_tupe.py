@@ -1,0 +1,97 @@
+"""The tokeniser of an exported TUPE encoder: text.py beside this file is that of the training code. It needs
+sacremoses, spacy (its English rules, no model), and sentencepiece or subword-nmt."""
+
+import re
+import shutil
+from pathlib import Path
+
+from transformers import PreTrainedTokenizer
+
+from .text import TextEncoder
+
+
+class TupeTokenizer(PreTrainedTokenizer):
+    """Raw text -> ids, as in training: `<s> A </s>`, or `<s> A </s> </s> B </s>`. `<mask>` is the mask token."""
+
+    vocab_files_names = {
+        "dict_file": "dict.txt",
+        "sentencepiece_file": "sentencepiece.bpe.model",
+        "codes_file": "bpe.codes",
+        "words_file": "words.txt",
+        "manifest_file": "manifest.json",
+    }
+    model_input_names = ["input_ids", "attention_mask"]
+
+    def __init__(self, dict_file: str | Path, **options):
+        self.files = [Path(dict_file).parent / name for name in self.vocab_files_names.values()]
+        for name in self.vocab_files_names:
+            options.pop(name, None)
+        self.text = TextEncoder(Path(dict_file).parent)
+        special = {
+            "bos": "<s>",
+            "cls": "<s>",
+            "pad": "<pad>",
+            "eos": "</s>",
+            "sep": "</s>",
+            "unk": "<unk>",
+            "mask": "<mask>",
+        }
+        super().__init__(**{**{f"{kind}_token": token for kind, token in special.items()}, **options})
+
+    @property
+    def vocab_size(self) -> int:
+        return len(self.text)
+
+    def get_vocab(self) -> dict[str, int]:
+        return {**self.text.ids, **self.added_tokens_encoder}
+
+    def tokenize(self, text: str, **unused) -> list[str]:
+        """Pieces of a text. Only <mask> and tokens added later are special in it; "<s>" is ordinary text."""
+        added = [token for token, index in self.added_tokens_encoder.items() if index >= len(self.text)]
+        parts = re.split("|".join(f"({re.escape(token)})" for token in ["<mask>", *added]), text)
+        pieces = []
+        for part in filter(None, parts):
+            pieces += [part] if part == "<mask>" or part in added else self.text.pieces(part)
+        return pieces
+
+    def _tokenize(self, text):
+        return self.text.pieces(text)
+
+    def _convert_token_to_id(self, token):
+        return self.text.ids.get(token, self.text.ids["<unk>"])
+
+    def _convert_id_to_token(self, index):
+        return self.text.symbols[index]
+
+    def convert_tokens_to_string(self, tokens: list[str]) -> str:
+        return self.text.decode([self._convert_token_to_id(token) for token in tokens])
+
+    def build_inputs_with_special_tokens(
+        self, token_ids_0: list[int], token_ids_1: list[int] | None = None
+    ) -> list[int]:
+        ids = [self.bos_token_id, *token_ids_0, self.eos_token_id]
+        return ids if token_ids_1 is None else [*ids, self.eos_token_id, *token_ids_1, self.eos_token_id]
+
+    def get_special_tokens_mask(
+        self, token_ids_0: list[int], token_ids_1: list[int] | None = None, already_has_special_tokens: bool = False
+    ) -> list[int]:
+        if already_has_special_tokens:
+            special = {self.bos_token_id, self.pad_token_id, self.eos_token_id}
+            return [int(index in special) for index in token_ids_0]
+        mask = [1, *[0] * len(token_ids_0), 1]
+        return mask if token_ids_1 is None else [*mask, 1, *[0] * len(token_ids_1), 1]
+
+    def create_token_type_ids_from_sequences(
+        self, token_ids_0: list[int], token_ids_1: list[int] | None = None
+    ) -> list[int]:
+        return [0] * len(self.build_inputs_with_special_tokens(token_ids_0, token_ids_1))
+
+    def save_vocabulary(self, save_directory: str | Path, filename_prefix: str | None = None) -> tuple[str, ...]:
+        prefix = f"{filename_prefix}-" if filename_prefix else ""
+        saved = []
+        for file in filter(Path.is_file, self.files):
+            target = Path(save_directory) / (prefix + file.name)
+            if not target.exists() or not target.samefile(file):
+                shutil.copyfile(file, target)
+            saved.append(str(target))
+        return tuple(saved)
