@@ -197,11 +197,11 @@ def export_tokenizer(data: Path, output: Path, max_positions: int) -> None:
     """Copy the text encoder's files, if there are pieces, and write tokenizer_config.json."""
     files = [data / name for name in ENCODER_FILES if (data / name).is_file()]
     for file in files:
-        shutil.copyfile(file, output / file.name)
-    manifest = output / "manifest.json"
-    if manifest.is_file():  # it lists every input of the data; the text encoder reads this alone
-        read = {"spacy_model": json.loads(manifest.read_text(encoding="utf-8")).get("spacy_model")}
-        manifest.write_text(json.dumps(read) + "\n", encoding="utf-8")
+        if file.name == "manifest.json":  # it lists every input of the data; the text encoder reads this alone
+            read = {"spacy_model": json.loads(file.read_text(encoding="utf-8")).get("spacy_model")}
+            (output / file.name).write_text(json.dumps(read) + "\n", encoding="utf-8")
+        else:
+            shutil.copyfile(file, output / file.name)
     if not {file.name for file in files} & {"sentencepiece.bpe.model", "bpe.codes"}:
         logger.warning(f"{data} has neither sentencepiece.bpe.model nor bpe.codes: exporting without a tokeniser")
         return
