@@ -438,8 +438,14 @@ def test_names_of_registered_options_are_checked():
 
 
 OWN_FILE = """
+from __future__ import annotations  # types become strings
+from dataclasses import dataclass
 from torch import nn
 from tupe.positions import PositionScheme, register
+
+@dataclass
+class Fact:
+    slope: float
 
 @register("own_distance")
 class Distance(PositionScheme):
@@ -468,6 +474,24 @@ def test_a_scheme_from_a_file(own_file):
     assert encoder("own_distance:slope:0.50", layers=1).settings["position"] == "own_distance:slope:0.5"
     with pytest.raises(ValueError, match="no such file"):
         load_schemes(own_file.with_name("missing.py"))
+
+
+def test_a_cell_of_a_notebook_can_run_again(own_file):
+    load_schemes(own_file)
+    first = SCHEMES["own_distance"]
+    again = type("Distance", (first,), {"__module__": first.__module__, "__qualname__": first.__qualname__})
+    assert register("own_distance")(again) is SCHEMES["own_distance"] is again
+    with pytest.raises(ValueError, match="'own_distance' is registered twice"):
+        register("own_distance")(type("Other", (first,), {}))
+
+
+def test_a_file_that_fails_can_be_loaded_again(own_file):
+    own_file.write_text("from dataclasses import dataclass\nraise OSError('not ready')")
+    with pytest.raises(OSError, match="not ready"):
+        load_schemes(own_file)
+    own_file.write_text(OWN_FILE)
+    load_schemes(own_file)
+    assert "own_distance" in SCHEMES
 
 
 def test_unknown_layer_and_normaliser():

@@ -26,7 +26,7 @@ from tupe.encoder import LAYERS
 from tupe.plugin.hub import TupeHubInterface
 from tupe.plugin.model import TupeModel
 from tupe.plugin.pretrained import load_dictionary
-from tupe.positions import limited_schemes, overrides
+from tupe.positions import Dims, limited_schemes, overrides
 from tupe.record import Record
 from tupe.safe_load import load_safely
 from tupe.schemes import SCHEMES
@@ -121,9 +121,14 @@ def same(ours, theirs, real=None):
     return difference
 
 
-# no parameters, or their own in every layer already
-WHOLE = {"nopos", "alibi", "shaw_sinusoidal", "deberta", "transformer_xl", "window"}
-PER_LAYER = [n for n, kind in SCHEMES.items() if n not in WHOLE and not overrides(kind, "embed", "rotate")]
+def can_be_per_layer(name):
+    """It acts in the layers, and has parameters, but not its own in every layer already."""
+    scheme = SCHEMES[name]
+    has_parameters = any(True for _ in scheme(Dims(8, 16, 2, 2, 8, 8)).parameters())
+    return has_parameters and not scheme.own_projections and not overrides(scheme, "embed", "rotate")
+
+
+PER_LAYER = [name for name in SCHEMES if can_be_per_layer(name)]
 
 
 # Which together fill in every hook of a scheme. The export has the same file of schemes: the others are slow.
@@ -256,6 +261,41 @@ def test_all_auto_classes(exported):
         assert classifier.accepts_loss_kwargs is False  # Trainer has to divide the loss when it accumulates gradients
         fresh = load("AutoModelForSequenceClassification", out, num_labels=5, ignore_mismatched_sizes=True)
         assert fresh(tokens).logits.shape == (3, 5)
+
+
+def test_a_new_model_starts_like_the_encoder(exported):
+    """transformers initialises a second time, by modules: the smaller values of l2 must survive that."""
+    changes = {"position": "rope", "cls_position": "tied", "normaliser": "l2", "hidden_size": 96}
+    config = transformers.AutoConfig.from_pretrained(exported[2], trust_remote_code=True, **changes)
+    torch.manual_seed(0)
+    model = transformers.AutoModelForMaskedLM.from_config(config, trust_remote_code=True)
+    attention = model.tupe.encoder.layers[0].attention
+    shrunk = 0.02 * config.max_position_embeddings**-0.25
+    stds = [weight.std().item() for weight in (*attention.qkv.weight.chunk(3), attention.out.weight)]
+    assert stds == pytest.approx([0.02, 0.02, shrunk, shrunk], rel=0.05)
+
+
+def test_added_tokens(exported, tmp_path):
+    """A larger table has a larger bias of the head, also after saving and loading; the old logits stay."""
+    model, ids = load("AutoModelForMaskedLM", exported[2]), torch.tensor([[0, 5, 6, 2]])
+    with torch.no_grad():
+        before = model(ids).logits
+        size = before.size(2)
+        model.resize_token_embeddings(size + 3)
+        model.save_pretrained(tmp_path / "larger")
+        for larger in (model, load("AutoModelForMaskedLM", tmp_path / "larger")):
+            logits = larger(ids).logits
+            assert logits.shape == (1, 4, size + 3) and torch.equal(logits[..., :size], before)
+        model.resize_token_embeddings(size)
+        assert torch.equal(model(ids).logits, before)
+
+
+@pytest.mark.parametrize("options", [{"position_ids": torch.arange(4)[None]}, {"atention_mask": torch.ones(1, 4)}])
+def test_inputs_that_do_not_exist_are_refused(options, exported):
+    model, ids = load("AutoModelForMaskedLM", exported[2]), torch.tensor([[0, 5, 6, 2]])
+    with pytest.raises(ValueError, match=f"{next(iter(options))}: this model has no such input; valid: input_ids"):
+        model(ids, **options)
+    model(ids, position_ids=None, use_cache=False)
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])

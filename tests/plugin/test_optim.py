@@ -102,8 +102,9 @@ def test_its_own_settings_win_over_the_checkpoint():
     assert other.param_groups[0]["eps"] == 1e-4
 
 
+@pytest.mark.parametrize("overflow", [0, 1])
 @pytest.mark.parametrize("kind", [FairseqAdam, FusedAdamW])
-def test_amp_unscales_gradients_once(kind):
+def test_amp_unscales_gradients_once(kind, overflow):
     """Steps with a scaled loss are those without a scale, and a step whose gradients are not finite is left out."""
     plain, scaled = parameters(), parameters()
     reference, inner = build(kind, plain), build(kind, scaled)
@@ -114,10 +115,10 @@ def test_amp_unscales_gradients_once(kind):
     for step in range(3):
         for ours, theirs, gradient in zip(scaled, plain, gradients(step), strict=True):
             theirs.grad = 1e-3 * gradient
-            ours.grad = theirs.grad * amp.scaler.get_scale() * (float("inf") if step == 1 else 1)
+            ours.grad = theirs.grad * amp.scaler.get_scale() * (float("inf") if step == overflow else 1)
         amp.clip_grad_norm(0.0)
         amp.step()
-        if step != 1:
+        if step != overflow:
             reference.step()
     assert_equal(scaled, plain)
     assert amp.scaler.get_scale() == 65536 / 2

@@ -191,8 +191,9 @@ def attention_table(
 
 
 def step_table(
-    batch: int, length: int, width: int, ffn: int, vocab: int, precisions: list[str], device: str, turns: int
-) -> Table:
+    batch: int, length: int, width: int, ffn: int, vocab: int, precisions: dict[str, torch.dtype | None], device: str,
+    turns: int,
+) -> Table:  # fmt: skip
     """A row per part of a step: milliseconds forward and backward in each precision, and the first's over the
     last's."""
     cases = {name: step_cases(batch, length, width, ffn, vocab, dtype, device) for name, dtype in precisions.items()}

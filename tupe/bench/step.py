@@ -405,9 +405,9 @@ def run(
     warmup: int,
     done: Callable[[list[dict]], Any],
     say: Callable[[str], Any] = print_now,
-) -> None:
-    """Measure all settings; calls `done(rows)` after each with the rows so far, and `say` after every turn with a line
-    that includes the time left."""
+) -> list[dict]:
+    """Measure all settings and return their rows; calls `done(rows)` after each with the rows so far, and `say` after
+    every turn with a line that includes the time left."""
     rows, spent, turns = [], 0.0, rounds + warmup
     costs = [flops_per_token(s) * s.batch * s.length * (0.6 if s.precision == "bf16" else 1) for s in settings]
     start = time.monotonic()

@@ -11,14 +11,14 @@ from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from omegaconf import OmegaConf
 
 from .. import options as choices
+from ..plugin.saving import save
 from ..safe_load import num_updates, read_checkpoint
 
 
 def save_atomically(state: dict, path: str | Path) -> None:
-    """Write a checkpoint so that readers see the old file or the new one, never half a file."""
-    partial = Path(f"{path}.partial")
-    torch.save(state, partial)
-    partial.replace(path)
+    """Write a checkpoint, and its folder, so that readers see the old file or the new one, never half a file."""
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    save(state, str(path))
 
 
 def configuration(arch: str, model_options: dict, task: str = "tupe_masked_lm", criterion: str = "masked_lm") -> dict:

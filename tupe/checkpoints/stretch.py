@@ -13,9 +13,9 @@ from ..encoder import describe
 from ..options import FILE, Command
 from ..positions import limited_schemes
 from ..safe_load import read_checkpoint
+from ..schemes import SCHEMES
 from .files import new_checkpoint, save_atomically
 
-FIRST = {"absolute": 1, "untied": 2, "absolute_d": 2}  # rows that stay: [CLS]'s, and before it p_theta1
 TABLE = re.compile(r"positions\.(\w+)\.(?:\d+\.)?table\.weight$")
 SETTINGS = "_extra_state"  # of an encoder, see `Encoder.get_extra_state`
 
@@ -32,14 +32,14 @@ def stretch(state: dict, length: int) -> dict:
     old, names = cfg["model"]["max_positions"], cfg["model"]["position"]
     if length <= old:
         raise ValueError(f"--length {length}: the model has {old} positions already; valid: more")
-    if unknown := set(limited_schemes(names)) - set(FIRST):
-        raise ValueError(f"{', '.join(unknown)} cannot be stretched; valid: {', '.join(FIRST)}")
+    first_word = {name: scheme.first_word for name, scheme in SCHEMES.items() if scheme.first_word}
+    if unknown := set(limited_schemes(names)) - set(first_word):
+        raise ValueError(f"{', '.join(unknown)} cannot be stretched; valid: {', '.join(first_word)}")
     cfg["model"]["max_positions"] = length
     model = {}
     for key, value in state["model"].items():
         table = TABLE.search(key)
-        if table and table[1] in FIRST:
-            first = FIRST[table[1]]
+        if table and (first := first_word.get(table[1])):
             rows = F.interpolate(value[first:].T[None].float(), length - 1, mode="linear", align_corners=True)[0].T
             value = torch.cat([value[:first], rows.to(value.dtype)])
         elif key.endswith(f".{SETTINGS}"):  # of an encoder; without a prefix it is the dictionary's
@@ -56,7 +56,6 @@ def stretch_to(length: int, checkpoint: Path, output: Path) -> Path:
     state = read_checkpoint(checkpoint)
     if not limited_schemes(state["cfg"]["model"]["position"]) or length <= state["cfg"]["model"]["max_positions"]:
         return checkpoint
-    output.parent.mkdir(parents=True, exist_ok=True)
     save_atomically(stretch(state, length), output)
     click.echo(f"{output}: {state['cfg']['model']['max_positions']} -> {length} positions")
     return output

@@ -54,7 +54,7 @@ class TupeHubInterface(nn.Module):
     def extract_features(self, tokens: Tensor, return_all_hiddens: bool = False) -> Tensor | list[Tensor]:
         """Ids [L] or [B, L] -> features [B, L, C], or the list of all N + 1 hidden states (the embeddings first).
 
-        Raises ValueError for a sequence longer than the model's positions.
+        Raises ValueError for a sequence that is too long for an encoding with a vector for each position.
         """
         tokens = tokens.to(self.device)
         tokens = tokens.unsqueeze(0) if tokens.dim() == 1 else tokens

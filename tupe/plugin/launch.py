@@ -158,7 +158,10 @@ def fairseq_arguments(
         values[name] = candidates[0]
 
     if "update_freq" not in given:
-        batch = raw["dataset"]["batch_size"] * raw["optimization"]["update_freq"][0]
+        steps = raw["optimization"]["update_freq"]
+        if len(steps) != 1:
+            raise ValueError(f"optimization.update_freq={steps}: one number for each epoch is given as --update-freq")
+        batch = raw["dataset"]["batch_size"] * steps[0]
         values["batch_size"], steps = split_batch(batch, processes, values["batch_size"])
         values["update_freq"] = [steps]
     values["distributed_world_size"] = processes  # else fairseq would use every GPU it sees

@@ -104,8 +104,8 @@ def spell_position(cfg: DictConfig) -> None:
     except ValueError as error:
         if not cfg.position_file:
             raise
-        remedy = "give it with `tupe --position-file FILE COMMAND`, or as position_file of from_pretrained"
-        reason = f"{cfg.position_file} was not run, because only the checkpoint names it: {remedy}"
+        remedy = "give it with `tupe --position-file FILE COMMAND` or as position_file of from_pretrained"
+        reason = f"{cfg.position_file} was not run: to train, take a task of this plugin; {remedy} to load a checkpoint"
         raise ValueError(f"{error} ({reason})") from None
     root = cfg._get_parent() if isinstance(cfg, DictConfig) else None
     if root is not None and "model" in root:

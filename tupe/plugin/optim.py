@@ -38,12 +38,12 @@ class AdamW(torch.optim.AdamW):
         self.updates = 0
 
     def step(self, closure: Callable | None = None) -> Any:
-        # With --amp, the scaler has the kernel leave out a step whose gradients are not finite.
+        # With --amp, the scaler has the kernel leave out a step whose gradients are not finite, be it the first one.
         left_out = getattr(self, "found_inf", None)
         self.updates += left_out is None or not left_out
         eps = [group["eps"] for group in self.param_groups]
         for group in self.param_groups:
-            group["eps"] /= math.sqrt(1 - group["betas"][1] ** self.updates)
+            group["eps"] /= math.sqrt(1 - group["betas"][1] ** max(1, self.updates))
         try:
             return super().step(closure)
         finally:
@@ -82,7 +82,8 @@ class FusedAdamW(FairseqOptimizer):
 
     @property
     def optimizer_config(self) -> dict:
-        """The options that a resumed run takes from its own settings, not from the checkpoint."""
+        """The options of the new optimizer. A resumed run has those of its checkpoint, where --optimizer-overrides does
+        not name others."""
         lr, betas = self.cfg.lr, self.cfg.adam_betas
         if isinstance(betas, str):  # "(0.9, 0.999)", as on the command line
             betas = betas.strip("()[] ").split(",")
@@ -112,7 +113,7 @@ def spared(parameter: torch.Tensor) -> bool:
 def build_optimizer(
     cfg: DictConfig, params: Iterable, *args, build: Callable = optim.build_optimizer, **options
 ) -> FairseqOptimizer:
-    """fairseq's function of this name, for every optimizer but `composite`, which reads the mark by itself: marked
+    """fairseq's function of this name, for every optimizer but `composite`, which reads the mark itself: marked
     parameters form a second group, without weight decay. A model without any has one group, and states as ever."""
     params = list(params)
     optimizer = build(cfg, params, *args, **options)
