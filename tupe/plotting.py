@@ -64,8 +64,12 @@ def curves(panels: int = 1, width: float = 5.0, height: float = 3.2, rows: int =
 
 
 def legend(figure: Figure, columns: int = 1) -> None:
-    """The lines of the first panel that has any, below the axes, where they hide no curve."""
-    handles, labels = figure.axes[0].get_legend_handles_labels()
+    """The lines of all panels, each once, below the axes, where they hide no curve."""
+    lines = {}
+    for axis in figure.axes:
+        for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
+            lines.setdefault(label, handle)
+    handles, labels = list(lines.values()), list(lines)
     rows = -(-len(labels) // columns)
     figure.set_figheight(figure.get_figheight() + 0.17 * rows + 0.1)  # inches, of a line of text
     figure.legend(handles, labels, loc="outside lower center", fontsize=8, ncols=columns, frameon=False)

@@ -9,7 +9,7 @@ from evidence_runs import write_experiment, write_run
 from helpers import write_data
 from scipy import stats
 
-from tupe.experiments import collect, compare, evidence
+from tupe.experiments import collect, compare, evidence, protocol
 from tupe.experiments.plan import CLAIMS, Trial
 
 LOSSES = {1: 5.3, 2: 5.32, 3: 5.31}
@@ -22,10 +22,11 @@ def place(tmp_path, monkeypatch):
         monkeypatch.setitem(CLAIMS, name, copy.deepcopy(CLAIMS[name]))
     write_experiment(tmp_path / "runs", ["pilot", "controls"])
     collect.write(collect.collect(tmp_path / "runs", collect.read(tmp_path / "tables")), tmp_path / "tables")
+    name = protocol.add_model("rope", "bert_a")
     for lr in CLAIMS["learning_rates"]:
-        write_run(tmp_path / "out", Trial("pilot", "own_rope", "tiny", 5000, lr, 101), 5.5 + (lr - 2e-3) ** 2 * 1e5)
+        write_run(tmp_path / "out", Trial("pilot", name, "tiny", 5000, lr, 101), 5.5 + (lr - 2e-3) ** 2 * 1e5)
     for seed, loss in LOSSES.items():
-        write_run(tmp_path / "out", Trial("controls", "own_rope", "tiny", 5000, 2e-3, seed), loss, seconds=6)
+        write_run(tmp_path / "out", Trial("controls", name, "tiny", 5000, 2e-3, seed), loss, seconds=6)
     write_run(tmp_path / "out", Trial("cost", "bert_a", "tiny", 500, 2e-3, 1), 7.9, exit=400, seconds=5)
     write_data(tmp_path / "data")
 
@@ -64,7 +65,7 @@ def test_an_encoding_is_set_beside_the_committed_runs(place):
 
 
 def test_a_rate_at_the_edge_is_followed(place):
-    for path in (place / "out" / "pilot" / "own_rope").glob("*lr0.004*/evaluation.json"):
+    for path in (place / "out" / "pilot").glob("own_rope_*/*lr0.004*/evaluation.json"):
         path.write_text(re.sub(r'"mean": [\d.]+', '"mean": 2', path.read_text()))
     assert isinstance(run(place, "--position=rope").exception, AssertionError)  # it would train the rate 0.008
 
@@ -79,3 +80,18 @@ def test_tables_that_do_not_compare_are_refused(place):
     result = run(place, "--position=rope", "--evidence", place / "nowhere")
     assert result.exit_code == 2 and "no runs of the stage controls" in result.output
     assert run(place, "--position=rop").exit_code == 2
+
+
+def test_another_precision_is_refused(place):
+    tables = collect.read(place / "tables")
+    for row in tables["runs"]:
+        row["precision"] = "bfloat16 autocast"
+    collect.write(tables, place / "tables")
+    result = run(place, "--position=rope", "--autocast=none")
+    assert result.exit_code == 2 and "trained in bfloat16 autocast, and losses do not compare" in result.output
+    assert run(place, "--position=rope", "--autocast", "bf16").exit_code == 0
+
+
+def test_encodings_that_are_spelt_alike_have_folders_of_their_own(place):
+    names = {protocol.add_model(position, "bert_a") for position in ("absolute+t5", "absolute:t5", "absolute+t5")}
+    assert len(names) == 2 and all(re.fullmatch(r"[\w.]+", name) for name in names)

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.usefixtures("own_module_cache")
 def place(tmp_path, pretrained):
     """An experiment in which the run of TUPE-R with seed 1 has real weights."""
     write_experiment(tmp_path / "runs", ["main"], seeds=2)
-    trial = Trial("main", "tupe_r", "mini", 5000, 1e-3, 1)
+    trial = Trial("main", "tupe_r", "mini", 5000, 5e-4, 1)
     shutil.rmtree(trial.folder(tmp_path / "runs"))
     write_run(tmp_path / "runs", trial, 5.4321, along=(5000,))
     save_half(pretrained, trial.folder(tmp_path / "runs") / "model.pt")
@@ -35,7 +35,7 @@ def place(tmp_path, pretrained):
     return tmp_path
 
 
-def run(place, data, name="main/tupe_r/mini_5000_lr0.001_seed1"):
+def run(place, data, name="main/tupe_r/mini_5000_lr0.0005_seed1"):
     given = ["--runs", place / "runs", "--evidence", place / "tables", "--data", data, "--output", place / "out"]
     return CliRunner().invoke(command, [*map(str, given), "--run", name])
 
@@ -52,15 +52,15 @@ def test_the_folder_computes_what_the_weights_do(place, vocabulary, pretrained):
     assert 0 < difference < 0.01  # of half precision
     card = (place / "out" / "README.md").read_text()
     assert "| validation loss, bits per masked token | 5.432 |" in card and "{{" not in card
-    assert "learning rate\n0.001 " in card
+    assert "learning rate\n0.0005, warm-up" in card
 
 
 def test_runs_that_are_not_there_are_refused(place, vocabulary):
-    result = run(place, vocabulary, "main/tupe_r/mini_5000_lr0.001_seed9")
-    assert result.exit_code == 2 and "no finished run 'main/tupe_r/mini_5000_lr0.001_seed9'" in result.output
+    result = run(place, vocabulary, "main/tupe_r/mini_5000_lr0.0005_seed9")
+    assert result.exit_code == 2 and "no finished run 'main/tupe_r/mini_5000_lr0.0005_seed9'" in result.output
     result = run(place, vocabulary, "tupe_r")
     assert result.exit_code == 2 and "'tupe_r' is no run of the experiment" in result.output
-    result = run(place, vocabulary, "main/bert_a/mini_5000_lr0.001_seed1")
+    result = run(place, vocabulary, "main/bert_a/mini_5000_lr0.0005_seed1")
     assert result.exit_code == 2 and "model.pt" in result.output and not (place / "out").exists()
 
 

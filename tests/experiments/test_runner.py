@@ -139,6 +139,20 @@ def test_two_runners_share_the_jobs(tmp_path, monkeypatch):
     assert [set(each.values()) for each in states] == [{"finished"}] * 2 and starts(*jobs) == [1] * 4
 
 
+@pytest.mark.parametrize("retry", [False, True])
+def test_what_failed_in_another_process_is_not_tried_again(retry, tmp_path, monkeypatch):
+    """Unless it had failed before, and is to be tried once more."""
+    monkeypatch.setattr(runner, "SECONDS_TO_NEXT_LOOK", 0.1)
+    busy = job(tmp_path / "busy", "time.sleep(0.5); run.end('out of memory', 3); run.save(folder); sys.exit(3)")
+    other = subprocess.Popen(busy.command)
+    wait_until((busy.folder / "starts").exists)
+    assert runner.run([busy], SLOT, echo=quiet, retry_failed=retry) == {busy: "failed"}
+    other.wait()
+    assert starts(busy) == [1]
+    assert runner.run([busy], SLOT, echo=quiet, retry_failed=retry) == {busy: "failed"}
+    assert starts(busy) == [2 if retry else 1]
+
+
 STOPS = [signal.SIGTERM, signal.SIGINT, signal.SIGHUP]
 # A process that starts another one; both want to live on when they are asked to end.
 STUBBORN = """

@@ -248,13 +248,16 @@ def draw_phi(checkpoint, data, title):
 def draw_numbering(runs, title):
     """What structure allows and training reaches on equal tokens. RUNS: of `tupe probe synthetic`."""
     chosen = [run for run in synthetic.read_results(runs) if run["task"] == "equal" and run["layer"] == "transformer"]
+    trained_with = [synthetic.options_of(run) for run in chosen]
+    if differing := next((one for one in trained_with if one != trained_with[0]), None):
+        raise ValueError(f"{runs} has runs with {trained_with[0]} and with {differing}: valid: one kind of run")
     accuracies = {}
     for run in chosen:
         cell = run["position"], run["normaliser"], run["special"]
         accuracies.setdefault(cell, []).append(run["accuracy"])
     allowed = {}
     for position, normaliser, special in accuracies:
-        n = synthetic.DEFAULTS["n"]
+        n = trained_with[0]["n"]
         distinct = synthetic.structure(position, n, normaliser=normaliser, special=special).distinct
         allowed[position, normaliser, special] = distinct / n
     means = {cell: float(np.mean(values)) for cell, values in accuracies.items()}

@@ -1,12 +1,13 @@
 """What the experiment on TUPE's claims says: the numbers of docs/results.md, computed from the compressed tables
 in docs/evidence (`tupe.experiments.collect`) and from nothing else.
 
-How each number is computed was written down in that page before the runs. Losses are in bits per masked token.
+How each number is computed was written down in docs/reproduction.md before the runs. Losses are in bits per masked
+token.
 """
 
 import functools
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from . import collect
-from .plan import CLAIMS, Trial, lengths_of, untried
+from .plan import CLAIMS, DIVERGED, Trial, lengths_of, untried
 from .statistics import (
     Contrast,
     contrast,
@@ -25,7 +26,7 @@ from .statistics import (
 )
 
 CREDITS = {letter: value for value, letter in collect.LETTERS.items()}
-LEVEL = 0.05  # of the corrected p-values
+ALPHA = 0.05  # of the corrected p-values
 Seeds = dict[int, float]
 Measure = Callable[[Trial], float | None]
 
@@ -37,6 +38,7 @@ class Evidence:
     def __init__(self, tables: dict[str, list[dict]]):
         self.tables = tables
         facts = {Trial.parse(row["run"]): row for row in self.tables["runs"]}
+        facts = {trial: row for trial, row in facts.items() if trial.model in CLAIMS["models"]}  # not `compare`'s own
         self.runs = {trial: row for trial, row in facts.items() if row["state"] == "finished" and row["loss"]}
         self.failed = {trial: row["reason"] for trial, row in facts.items() if row["state"] == "failed"}
         if not self.runs:
@@ -64,19 +66,36 @@ class Evidence:
         return grouped
 
     def trials(self, stage: str) -> list[Trial]:
-        """Finished runs of a stage that count. Of the main stage, those of whole blocks, all its models with one seed,
-        of the longest training that has one; of the first look, those of models with all of its seeds."""
-        mine = [trial for trial in self.runs if trial.stage == stage]
+        """Finished runs of a stage that count: at the rate that follows from the pilot, where it is known. Of the main
+        stage, those of whole blocks, all its models with one seed, of the longest training that has as many blocks as
+        are required (or else of the one with most); of the first look, those of models with all of its seeds."""
+        mine = [trial for trial in self.runs if trial.stage == stage and self.has_its_rate(trial)]
         if stage == "main":
             blocks = groups(mine, lambda trial: (trial.updates, trial.seed), lambda trial: trial.model)
             whole = [block for block, models in blocks.items() if models >= set(CLAIMS["stages"]["main"]["models"])]
-            longest = max((updates for updates, _ in whole), default=0)
-            mine = [trial for trial in mine if trial.updates == longest and (longest, trial.seed) in whole]
+            counts = Counter(updates for updates, _ in whole)
+            enough = CLAIMS["required_seeds"]
+            length = max(counts, key=lambda updates: (min(counts[updates], enough), updates), default=0)
+            mine = [trial for trial in mine if trial.updates == length and (length, trial.seed) in whole]
         elif stage == "first":
             planned = set(CLAIMS["stages"]["first"]["seeds"])
             seeds = groups(mine, lambda trial: trial.model, lambda trial: trial.seed)
             mine = [trial for trial in mine if trial.seed in planned and seeds[trial.model] >= planned]
         return sorted(mine, key=lambda trial: (list(CLAIMS["models"]).index(trial.model), trial.lr, trial.seed))
+
+    @functools.cached_property
+    def best_rates(self) -> dict[str, float]:
+        """{model: learning rate of its lowest loss in the pilot}, where half and twice of it have run, too."""
+        means = self.by_rate("pilot")
+        return {model: min(by_lr, key=by_lr.get) for model, by_lr in means.items() if not untried(by_lr)}
+
+    def has_its_rate(self, trial: Trial) -> bool:
+        """Whether the rate of a run is what the plan makes of the pilot's; it may have been another one when the run
+        began, before all of the pilot had run. Stages that compare rates have all."""
+        plan, best = CLAIMS["stages"].get(trial.stage, {}), self.best_rates if trial.stage != "pilot" else {}
+        if trial.stage in ("pilot", "rates") or not plan or "lr" in plan or trial.model not in best:
+            return True
+        return any(math.isclose(trial.lr, share * best[trial.model]) for share in plan.get("shares", [1]))
 
     def by_seed(self, stage: str, value: Measure) -> dict[str, Seeds]:
         """{model: {seed: value(trial)}} of a stage, where the value is not None."""
@@ -114,10 +133,13 @@ class Evidence:
         return None if threshold is None else first_below(*self.curve(trial), threshold)
 
     def by_rate(self, stage: str) -> dict[str, dict[float, float]]:
-        """{model: {learning rate: mean final loss}} of a stage."""
+        """{model: {learning rate: mean final loss}} of a stage; math.inf at a rate where a run diverged."""
         losses = defaultdict(lambda: defaultdict(list))
         for trial in self.trials(stage):
             losses[trial.model][trial.lr].append(self.loss(trial))
+        for trial, reason in self.failed.items():
+            if trial.stage == stage and reason.startswith(DIVERGED):
+                losses[trial.model][trial.lr].append(math.inf)
         return {model: {lr: float(np.mean(values)) for lr, values in by_lr.items()} for model, by_lr in losses.items()}
 
     def judged(self, stage: str) -> list["Judged"]:
@@ -135,14 +157,14 @@ class Evidence:
 
         return value
 
-    def credits(self, trial: Trial, updates: int, only_order: bool, measure: str = "word") -> dict[str, np.ndarray]:
+    def credits(self, trial: Trial, updates: int, only_order: bool) -> dict[str, np.ndarray]:
         """{paradigm: credit of each pair}; only_order: of the pairs whose sentences have the same words."""
         flags = {row["paradigm"]: row for row in self.tables["paradigms"]}
         of_paradigm = {}
         for row in self.rows["pairs"][str(trial)]:
             if int(row["updates"]) != updates:
                 continue
-            values = np.array([CREDITS[letter] for letter in row[measure]])
+            values = np.array([CREDITS[letter] for letter in row["word"]])
             if only_order:
                 same = flags[row["paradigm"]]
                 pairs = zip(same["same_words"], same["same_pieces"], strict=True)
@@ -152,6 +174,10 @@ class Evidence:
         return of_paradigm
 
     def pairs_accuracy(self, trial: Trial, updates: int, only_order: bool) -> float | None:
+        """Macro average over paradigms; None unless all have been scored."""
+        scored = {row["paradigm"] for row in self.rows["pairs"][str(trial)] if int(row["updates"]) == updates}
+        if not scored or scored < {row["paradigm"] for row in self.tables["paradigms"]}:
+            return None
         credits = self.credits(trial, updates, only_order)
         return float(np.mean([values.mean() for values in credits.values()])) if credits else None
 
@@ -183,7 +209,7 @@ class Judged:
         """ "confirmed", "refuted" (exploratory: "lower", "higher"), "not resolved", or "not run"."""
         if self.contrast is None:
             return "not run"
-        if self.p is None or self.p > LEVEL:
+        if self.p is None or self.p > ALPHA:
             return "not resolved"
         if not self.exploratory and self.contrast.seeds < CLAIMS["required_seeds"]:
             return "not resolved"
@@ -200,6 +226,13 @@ def judged(finals: dict[str, Seeds], exploratory: bool = False) -> list[Judged]:
         Judged(*entry, one, None if one is None or one.p is None else p, exploratory)
         for entry, one, p in zip(plan, computed, adjusted, strict=True)
     ]
+
+
+def worst_minus_best(losses: dict[float, float]) -> float | None:
+    """How much the choice among the pilot's planned learning rates matters; None unless all of them have run.
+    losses: {learning rate: mean final loss}, with math.inf where training diverged."""
+    planned = [losses.get(lr) for lr in CLAIMS["learning_rates"]]
+    return None if None in planned else max(planned) - min(planned)
 
 
 def paired(finals: dict[str, Seeds], a: str, b: str) -> Contrast | None:
@@ -264,7 +297,7 @@ def after_exit(evidence: Evidence, stage: str) -> tuple[dict[str, Seeds], int | 
 
 
 def equal_time(evidence: Evidence, stage: str) -> dict[str, Seeds]:
-    """{model: {seed: training loss when the quickest run of that seed ended}}: by the seconds per update that are the
+    """{model: {seed: training loss when a run of the quickest model ended}}: by the seconds per update that are the
     median of the model's runs, since a machine is not equally loaded at all times."""
     trials, per_update = evidence.trials(stage), defaultdict(list)
     for trial in trials:
@@ -283,6 +316,11 @@ def equal_time(evidence: Evidence, stage: str) -> dict[str, Seeds]:
 
 
 # --------------------------------------------------------------------------------------------- how far a stage has come
+
+
+def stages_to_show(evidence: Evidence) -> list[str]:
+    """The stages that the contrasts are shown of: those that are complete, or before any is the first look."""
+    return [stage for stage in ("controls", "main") if is_complete(evidence, stage)] or ["first"]
 
 
 def is_complete(evidence: Evidence, stage: str) -> bool:

@@ -26,13 +26,15 @@ TITLES = {"first": "first look"}  # of stages, where the name alone does not say
 
 
 def loss(evidence: Evidence) -> Figure | None:
-    """Training loss against updates, mean over seeds with a band from the lowest to the highest: the paper's 5a."""
-    stages = [stage for stage in ("first", "main", "longer") if evidence.trials(stage)]
+    """Training loss against updates, mean over seeds with a band from the lowest to the highest: the paper's 5a. Of the
+    controls, the models of the contrasts alone."""
+    stages = [stage for stage in (*claims.stages_to_show(evidence), "longer") if evidence.trials(stage)]
     if not stages:
         return None
     figure, axes = plotting.curves(len(stages))
+    compared = {model for entry in CLAIMS["contrasts"] for model in entry["models"]} | {"nopos"}
     for stage, axis in zip(stages, axes, strict=True):
-        trials = evidence.trials(stage)
+        trials = [trial for trial in evidence.trials(stage) if stage != "controls" or trial.model in compared]
         for model in dict.fromkeys(trial.model for trial in trials):
             band(axis, model, [evidence.curve(trial) for trial in trials if trial.model == model])
         if evidence.threshold(stage) is not None:
@@ -69,7 +71,9 @@ def along(evidence: Evidence) -> Figure | None:
     def pairs(only_order):
         def line(trial):
             updates = sorted({int(row["updates"]) for row in evidence.rows["pairs"][str(trial)]})
-            return updates, [100 * evidence.pairs_accuracy(trial, update, only_order) for update in updates]
+            scored = {update: evidence.pairs_accuracy(trial, update, only_order) for update in updates}
+            scored = {update: 100 * value for update, value in scored.items() if value is not None}
+            return list(scored), list(scored.values())
 
         return line
 
@@ -87,7 +91,7 @@ def along(evidence: Evidence) -> Figure | None:
 
 def contrasts(evidence: Evidence) -> Figure | None:
     """Mean and 95 % interval of each contrast, and every seed."""
-    stages = {stage: evidence.judged(stage) for stage in ("first", "controls", "main")}
+    stages = {stage: evidence.judged(stage) for stage in claims.stages_to_show(evidence)}
     stages = {stage: [one for one in results if one.contrast] for stage, results in stages.items()}
     stages = {stage: results for stage, results in stages.items() if results}
     if not stages:
@@ -246,9 +250,6 @@ def results(evidence: Evidence, drawn: list[str], folder: str, pilot: str) -> st
             claims_tables.scale_text(evidence) + "\n",
             "### Main runs\n",
             table_of("main"),
-            "### Share of updates\n",
-            "Geometric mean over seeds, its interval, and in brackets every seed, in percent.\n",
-            claims_tables.share_table(evidence).markdown(),
         ),
         *section(
             "controls",
@@ -257,8 +258,11 @@ def results(evidence: Evidence, drawn: list[str], folder: str, pilot: str) -> st
             claims_tables.contrast_table(evidence, "controls").markdown(),
             table_of("controls", against=True),
             *scale_changes(evidence, "controls"),
+            *(() if evidence.trials("main") else (claims_tables.scale_text(evidence) + "\n",)),
+            claims_tables.exploratory_table(evidence, "controls").markdown(),
         ),
         figure("scale", "loss against the scale of p"),
+        *shares(evidence),
         *section("longer", "### Longer, tiny\n", table_of("longer")),
         *section("pilot", f"### Learning rates\n\nThe losses of the pilot are a [page of their own]({pilot}).\n"),
         figure("learning_rates", "loss against learning rate"),
@@ -293,6 +297,18 @@ def first_look(evidence: Evidence, threshold: str) -> list[str]:
     ]
 
 
+def shares(evidence: Evidence) -> list[str]:
+    """The section on shares of updates, if the models to compare have run at any size."""
+    table = claims_tables.share_table(evidence)
+    if not table.rows:
+        return []
+    return [
+        "### Share of updates\n",
+        "Geometric mean over seeds, its interval, and in brackets every seed, in percent.\n",
+        table.markdown(),
+    ]
+
+
 def scale_changes(evidence: Evidence, stage: str) -> list[str]:
     """What is about the scale of position logits, if these models have run."""
     rows = claims_tables.scale_rows(evidence, stage)
@@ -307,11 +323,14 @@ def pilot_page(evidence: Evidence) -> str:
     text = (
         "# Learning rates\n\nFinal losses of the pilot (tiny, bits per masked token) by learning rate; each model runs "
         "at its best one (bold, once half and twice of it have run) in all other stages of that size. Written by "
-        f"`tupe claims`.\n\n{claims_tables.rates_table(evidence, 'pilot').markdown()}"
+        f"`tupe claims`.\n\n{claims_tables.rates_table(evidence).markdown()}"
     )
     if evidence.trials("rates"):
         size = CLAIMS["stages"]["rates"]["size"]
-        text += f"\nAt the size of the main stage, {size}:\n\n{claims_tables.rates_table(evidence, 'rates').markdown()}"
+        text += (
+            f"\nAt the size of the main stage, {size}, by the share of the pilot's rate; the share with the lowest "
+            f"mean is the main stage's:\n\n{claims_tables.rate_shares_table(evidence).markdown()}"
+        )
     return text
 
 
@@ -347,7 +366,9 @@ def command(runs, folder, page, readme, data):
     """
     for output in runs:
         known = collect.read(folder)
-        collect.write(collect.merge(known, collect.collect(output.resolve(), known, data)), folder)
+        merged = collect.merge(known, collect.collect(output.resolve(), known, data))
+        Evidence(merged)  # refuses what does not belong together, before it is written
+        collect.write(merged, folder)
     evidence = Evidence(collect.read(folder))
     drawn = draw(evidence, page.parent / "figures")
     (folder / "pilot.md").write_text(pilot_page(evidence), encoding="utf-8")

@@ -19,8 +19,9 @@ from .claims import (
     paired,
     paper_shares,
     schedule_shares,
+    worst_minus_best,
 )
-from .plan import CLAIMS, Trial, lengths_of, trials, untried
+from .plan import CLAIMS, Trial, lengths_of, trials
 from .statistics import Contrast, geometric_share, mean_interval
 
 
@@ -60,34 +61,53 @@ def stage_table(evidence: Evidence, stage: str, against: bool) -> Table:
     finals, exits = evidence.finals(stage), evidence.by_seed(stage, evidence.exit)
     seeds, rows = seeds_of(finals), []
     for model, losses in finals.items():
-        left = [f"{exits[model][seed]:,.0f}" if seed in exits.get(model, ()) else "never" for seed in sorted(losses)]
+        left = [
+            "–" if seed not in losses else f"{exits[model][seed]:,.0f}" if seed in exits.get(model, ()) else "never"
+            for seed in seeds
+        ]
         left = left if evidence.threshold(stage) is not None else []
         base = CLAIMS["models"][model]["arch"]
         change = [of_contrast(paired(finals, model, base)) if base != model else ""] if against else []
         cells = [number(losses.get(seed)) for seed in seeds]
         rows.append([model, *cells, with_interval(losses.values()), *change, ", ".join(left)])
     header = ["model", *(f"seed {seed}" for seed in seeds), "mean [95 % interval]"]
-    return Table.plain([*header, *(["minus its model"] if against else []), "exit updates"], rows)
+    return Table.plain([*header, *(["minus the model it changes"] if against else []), "exit updates"], rows)
 
 
-def rates_table(evidence: Evidence, stage: str) -> Table:
-    """Losses by learning rate; the best in bold once half and twice that rate have run."""
-    means = evidence.by_rate(stage)
+def rates_table(evidence: Evidence) -> Table:
+    """Losses of the pilot by learning rate; the best in bold once half and twice that rate have run."""
+    means = evidence.by_rate("pilot")
     rates = sorted({lr for by_lr in means.values() for lr in by_lr})
     rows = []
     for model, by_lr in means.items():
-        best, spread = min(by_lr, key=by_lr.get), ""
-        cells = [number(by_lr.get(lr)) for lr in rates]
-        if not untried(by_lr):
-            cells[rates.index(best)] = f"**{cells[rates.index(best)]}**"
-        if set(by_lr) >= set(CLAIMS["learning_rates"]):
-            spread = f"{max(by_lr.values()) - by_lr[best]:.2f}"
-        rows.append([model, *cells, *([spread] if stage == "pilot" else [])])
-    header = ["model", *(f"{lr:g}" for lr in rates)]
-    return Table.plain([*header, "worst - best"] if stage == "pilot" else header, rows)
+        cells = {lr: "diverged" if math.isinf(loss) else number(loss) for lr, loss in by_lr.items()}
+        if best := evidence.best_rates.get(model):
+            cells[best] = f"**{cells[best]}**"
+        rows.append([model, *(cells.get(lr, "") for lr in rates), number(worst_minus_best(by_lr), 2)])
+    return Table.plain(["model", *(f"{lr:g}" for lr in rates), "worst - best of the planned"], rows)
+
+
+def rate_shares_table(evidence: Evidence) -> Table:
+    """Losses of the stage `rates` by the share of the pilot's rate, and their mean where all its models have run."""
+    plan, losses = CLAIMS["stages"]["rates"], defaultdict(dict)
+    for trial in evidence.trials("rates"):
+        share = trial.lr / evidence.best_rates[trial.model]
+        planned = any(math.isclose(share, one) for one in plan["shares"]) and trial.seed in plan["seeds"]
+        losses[round(share, 6)][trial.model] = evidence.loss(trial), "" if planned else f" (seed {trial.seed})"
+    shares = sorted(losses, reverse=True)
+    rows = []
+    for model in plan["models"]:
+        cells = [losses[share].get(model) for share in shares]
+        rows.append([model, *("" if cell is None else number(cell[0]) + cell[1] for cell in cells)])
+    complete = [losses[share].keys() >= set(plan["models"]) for share in shares]
+    means = [number(float(np.mean([loss for loss, _ in losses[share].values()]))) for share in shares]
+    rows.append(["mean", *(mean if whole else "" for mean, whole in zip(means, complete, strict=True))])
+    return Table.plain(["model", *(f"{share:g}" for share in shares)], rows)
 
 
 def share_table(evidence: Evidence) -> Table:
+    """A row for each model and size that has run beside BERT-A."""
+
     def one(share: float, least: float) -> str:
         if not math.isfinite(share):
             return "> 100" if math.isinf(share) else "–"
@@ -113,7 +133,8 @@ def share_table(evidence: Evidence) -> Table:
             paper, rest = (paper_shares(evidence, stage, model, off) for off in (False, True))
             fair = schedule_shares(evidence, model) if size == "tiny" else {}
             least = min(lengths_of("share")) / lengths_of("controls")[0]
-            rows.append([f"{model}, {size}", cell(paper), cell(fair, least), cell(rest)])
+            if paper:
+                rows.append([f"{model}, {size}", cell(paper), cell(fair, least), cell(rest)])
     return Table.plain(["", "(a) as the paper", "(b) full decay", "(c) exit updates taken off"], rows)
 
 
@@ -127,7 +148,8 @@ def scale_text(evidence: Evidence) -> str:
     one = differences[best]
     below = one.interval is not None and one.interval[1] < 0
     first = evidence.judged("main")[0].verdict
-    verdict = first if first != "confirmed" or below else "not resolved"
+    verdict = "open until larger models have run" if first == "not run" else first
+    verdict = verdict if first != "confirmed" or below else "not resolved"
     return (
         f"`tupe_a_tie_cls` minus `{best}`, the best scale control, at tiny size: {of_contrast(one)} bits "
         f"({'below' if below else 'not below'} 0 with its interval). **That untying itself helps: {verdict}.**"
@@ -143,7 +165,7 @@ def scale_rows(evidence: Evidence, stage: str) -> list[list[str]]:
             low, high = one.interval
             result = "lower" if high < 0 else "higher" if low > 0 else "not resolved"
             names = " - ".join(f"`{name}`" for name in entry["models"])
-            rows.append([entry["change"], names, of_contrast(one), f"{result} (exploratory)"])
+            rows.append([entry["change"], names, of_contrast(one), result])
     return rows
 
 
@@ -153,7 +175,7 @@ def exploratory_table(evidence: Evidence, stage: str) -> Table:
     since_exit, n = after_exit(evidence, stage)
     columns = {
         "order preferred, %": (of_stage(evidence.final_measure("order", "accuracy")), 100, 1),
-        "by, nats": (of_stage(evidence.final_measure("order", "margin")), 1, 2),
+        "margin, nats": (of_stage(evidence.final_measure("order", "margin")), 1, 2),
         "BLiMP, %": (of_stage(lambda t: evidence.pairs_accuracy(t, t.updates, False)), 100, 1),
         "only order, %": (of_stage(lambda t: evidence.pairs_accuracy(t, t.updates, True)), 100, 1),
         "[CLS] to first 8 / uniform": (of_stage(functools.partial(cls_mean, evidence)), 1, 2),
@@ -225,7 +247,10 @@ def summary(evidence: Evidence) -> str:
     counted = evidence.trials(stage)
     seeds, updates = len({trial.seed for trial in counted}), max((trial.updates for trial in counted), default=0)
     what = f"{plan['size']} models, {updates or plan['updates']:,} updates, {seeds} seeds, differences paired by seed"
-    about_scale = " The exploratory rows are about the scale of position logits." if changes else ""
+    about_scale = (
+        f" The results of the {len(results)} claims are corrected for their number (Holm); the other rows, about the "
+        "scale of position logits, are not."
+    ) * bool(changes)
     told = {
         "main": f"Evidence: {what}. {scale_text(evidence)}",
         "controls": f"So far: {what}, each at its own best learning rate. Exploratory: larger models are to decide the "
@@ -240,10 +265,17 @@ def coverage(evidence: Evidence) -> str:
     """What has run, of what is planned, and in which precision."""
     parts = []
     for stage in CLAIMS["stages"]:
+
+        def key(trial):  # the rates of other stages follow from the pilot's
+            return trial.model, trial.updates, trial.seed, trial.lr if trial.stage == "pilot" else None
+
+        all_planned = trials(stage, dict.fromkeys(CLAIMS["models"], 0.0))
+        keys = set(map(key, all_planned))
         finished = [trial for trial in evidence.runs if trial.stage == stage]
-        planned = trials(stage, dict.fromkeys(CLAIMS["models"], 0.0))  # at whatever rate
+        planned = [trial for trial in finished if key(trial) in keys and evidence.has_its_rate(trial)]
+        more = f" and {len(finished) - len(planned)} more" if len(finished) > len(planned) else ""
         used = set().union(*(used for block, used in evidence.precisions().items() if block[0] == stage))
         precision = f" ({', '.join(sorted(used))})" if used else ""
-        parts.append(f"{stage} {len(finished)}{precision} of {len(planned)}")
+        parts.append(f"{stage} {len(planned)} of {len(all_planned)}{more}{precision}")
     failed = "".join(f" Failed: `{trial}` ({reason})." for trial, reason in evidence.failed.items())
     return f"Finished runs: {'; '.join(parts)}.{failed}"

@@ -32,6 +32,7 @@ COLUMNS = {
     "paradigms": ("paradigm", "same_words", "same_pieces"),  # a letter per pair: "1" or "0"
     "positional": RUN + ("head", "query", "logits"),
 }  # fmt: skip
+PRECISIONS = {"none": "float32", "bf16": "bfloat16 autocast"}  # of --autocast
 LETTERS = {0.0: "0", 0.5: "h", 1.0: "1"}  # credit of a pair
 
 
@@ -52,7 +53,7 @@ def collect(output: Path, known: dict[str, list[dict]], data: Path | None = None
                 path = data or Path(config["task"]["data"])
                 if path not in prints:
                     prints[path] = fingerprint(path) if (path / "dict.txt").exists() else ""
-                precision = "bfloat16 autocast" if config["model"].get("autocast") == "bf16" else "float32"
+                precision = PRECISIONS[str(config["model"].get("autocast") or "none")]
                 tables["runs"][-1] |= {"data": prints[path], "precision": precision}
     there = {Trial.parse(row["run"]).stage for row in known["positional"]}
     heads = [Trial.parse(row["run"]) for row in tables["runs"] if row["state"] == "finished"]
@@ -111,7 +112,8 @@ def tables_of(trial: Trial, run: record.Record, folder: Path) -> dict[str, list[
             for part in ("accuracy", "margin"):
                 add("measures", updates=updates, measure=measure, part=part, value=f"{order[part]:.5f}",
                     error=f"{order[f'{part}_error']:.5f}", count=order["sentences"])  # fmt: skip
-    for path in sorted((folder / "pairs").glob("*/*.npz")):
+    scored = [] if record.is_locked(folder / "pairs") else sorted((folder / "pairs").glob("*/*.npz"))
+    for path in scored:
         with np.load(path) as arrays:
             credits = {name: "".join(LETTERS[value] for value in credit(arrays[name]).tolist()) for name in MEASURES}
             tenths = " ".join(str(round(10 * value)) for value in arrays["word"].tolist())

@@ -46,9 +46,10 @@ def save_half(checkpoint: Path, output: Path) -> None:
 
 
 def conclude(data: Path, trial: Trial, folder: Path, state: str) -> None:
-    """Keep the weights of a finished run in half precision and evaluate them; its checkpoints are deleted."""
+    """Keep the weights of a finished run in half precision and evaluate them; its checkpoints are deleted. A run that
+    another process concludes is left to it."""
     checkpoint, weights = folder / "checkpoint_last.pt", folder / "model.pt"
-    if state != "finished":
+    if state != "finished" or not record.lock(folder):
         return
     if checkpoint.exists():
         keep_weights(trial, folder)
@@ -59,6 +60,7 @@ def conclude(data: Path, trial: Trial, folder: Path, state: str) -> None:
         model, task = load_model(weights, data)
         content = evaluate(model, task, TextEncoder(data), SENTENCES, TOKENS)
         record.write_atomically(folder / "evaluation.json", json.dumps(content, indent=1) + "\n")
+    record.unlock(folder)
 
 
 def score(data: Path, trial: Trial, folder: Path, paradigms: list) -> None:
@@ -84,8 +86,8 @@ def score(data: Path, trial: Trial, folder: Path, paradigms: list) -> None:
 
 
 def train(data: Path, output: Path, planned: list[Trial], jobs: int | None, further: Sequence[str]) -> None:
-    """Run what is left of the planned trainings of one stage; conclude each as it ends. Of the pilot, a run that
-    diverged is a result."""
+    """Run what is left of the planned trainings of one stage; conclude each as it ends. That a run diverged is a
+    result."""
     plan = {trial.job(data, output, further): trial for trial in planned}
     if not plan:
         return
@@ -96,9 +98,8 @@ def train(data: Path, output: Path, planned: list[Trial], jobs: int | None, furt
         meanwhile=lambda job: keep_weights(plan[job], job.folder),
         ended=lambda job, state: conclude(data, plan[job], job.folder, state),
     )  # fmt: skip
-    if planned[0].stage == "pilot":
-        results = final_losses(output)
-        states = {job: "finished" if plan[job] in results else state for job, state in states.items()}
+    results = final_losses(output)
+    states = {job: "finished" if plan[job] in results else state for job, state in states.items()}
     runner.exit_if_unfinished(states, planned[0].stage)
 
 
@@ -115,8 +116,8 @@ def train_pilot(
 
 
 def known_losses(folder: Path, data: Path) -> dict[Trial, float]:
-    """{trial: final loss} (bits) of the finished runs in the tables of a folder, see `collect`, and math.inf of runs of
-    the pilot that diverged.
+    """{trial: final loss} (bits) of the finished runs in the tables of a folder, see `collect`, and math.inf of runs
+    that diverged.
 
     Raises ValueError if there are none, or if they were trained on other data.
     """
@@ -126,9 +127,7 @@ def known_losses(folder: Path, data: Path) -> dict[Trial, float]:
         raise ValueError(f"{folder} has no table of finished runs; `tupe claims --runs DIR` makes it")
     if others := {row["data"] for row in runs.values()} - {"", ours := collect.fingerprint(data)}:
         raise ValueError(f"{folder} has runs on other data ({', '.join(sorted(others))}) than {data} ({ours})")
-    diverged = [
-        trial for trial, row in rows.items() if trial.stage == "pilot" and row["reason"].startswith(DIVERGED)
-    ]
+    diverged = [trial for trial, row in rows.items() if row["reason"].startswith(DIVERGED)]
     return {trial: float(row["loss"]) for trial, row in runs.items()} | dict.fromkeys(diverged, math.inf)
 
 

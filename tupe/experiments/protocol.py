@@ -1,6 +1,7 @@
 """A new position encoding by the protocol of docs/reproduction.md: tiny, every learning rate of the pilot, then the
 three seeds of the controls at the best one. The result stands beside the committed runs, seed by seed."""
 
+import hashlib
 import re
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from ..record import write_atomically
 from ..tables import Table
 from . import claims, collect
 from .claims import Evidence
-from .claims_tables import of_contrast, with_interval
+from .claims_tables import number, of_contrast, with_interval
 from .evidence import train, train_pilot
 from .plan import CLAIMS, Trial, best_rates, final_losses, trials
 from .statistics import holm
@@ -21,7 +22,8 @@ COST = 500  # updates of BERT-A that are trained here too, because seconds of ot
 
 def add_model(position: str, arch: str) -> str:
     """Let an encoding take part in the pilot and the controls; returns the name that its runs get."""
-    name = "own_" + re.sub(r"[^\w.]+", "_", position)
+    digest = hashlib.sha256(f"{position} {arch}".encode()).hexdigest()[:6]  # `a+b` and `a:b` are spelt alike below
+    name = f"own_{re.sub(r'[^A-Za-z0-9.]+', '_', position)}_{digest}"
     CLAIMS["models"][name] = {"arch": arch, "position": position}
     models = CLAIMS["stages"]["controls"]["models"]
     models += [name] * (name not in models)
@@ -45,6 +47,14 @@ def run(data: Path, output: Path, position: str, arch: str, jobs: int | None, fu
         raise ValueError(
             f"{data} (fingerprint {ours}) is not the data of {folder} ({', '.join(theirs)}): losses do not compare; "
             "prepare the same text, or train the stages pilot and controls on yours with `tupe evidence`"
+        )
+    words = " ".join(further).replace("=", " ").split()
+    autocast = words[words.index("--autocast") + 1] if "--autocast" in words[:-1] else CLAIMS["autocast"]
+    theirs = {row["precision"] for row in baselines} - {""}
+    if theirs and theirs != {collect.PRECISIONS[autocast]}:
+        raise ValueError(
+            f"--autocast {autocast}: the controls of {folder} were trained in {' and '.join(sorted(theirs))}, and "
+            "losses do not compare; train the stages pilot and controls in that precision with `tupe evidence`"
         )
     name = add_model(position, arch)
     train_pilot(data, output, jobs, further, models=[name])
@@ -95,7 +105,7 @@ def report(evidence: Evidence, name: str, position: str) -> str:
 
 def verdict(mean: float, p: float) -> str:
     """ "better", "worse" or "not resolved"."""
-    if p > claims.LEVEL:
+    if p > claims.ALPHA:
         return "not resolved"
     return "better" if mean < 0 else "worse"
 
@@ -104,9 +114,8 @@ def pilot(evidence: Evidence) -> tuple[dict[str, str], dict[str, str]]:
     """({model: best learning rate}, {model: loss at the worst of the planned rates minus that at their best})."""
     losses, rates, spread = evidence.by_rate("pilot"), {}, {}
     for model, by_lr in losses.items():
-        planned = [loss for lr, loss in by_lr.items() if lr in CLAIMS["learning_rates"]]
         rates[model] = f"{min(by_lr, key=by_lr.get):g}"
-        spread[model] = f"{max(planned) - min(planned):.2f}" if planned else ""
+        spread[model] = number(claims.worst_minus_best(by_lr), 2)
     return rates, spread
 
 

@@ -29,17 +29,16 @@ def card(evidence: Evidence, trial: Trial) -> str:
     def order(part):
         return number(evidence.final_measure("order", part)(trial), 3)
 
-    def pairs(only_order):
-        return f"{100 * evidence.pairs_accuracy(trial, trial.updates, only_order):.1f} %"
-
     scores = {
         "validation loss, bits per masked token": f"{evidence.loss(trial):.3f}",
         "original sentence preferred to two swapped words": order("accuracy"),
         "by (nats)": order("margin"),
     }
-    if credits := evidence.credits(trial, trial.updates, only_order=False):
-        scores[f"BLiMP, {sum(map(len, credits.values())):,} pairs, macro average"] = pairs(False)
-        scores["BLiMP, pairs whose words differ in order alone"] = pairs(True)
+    every, only_order = (evidence.pairs_accuracy(trial, trial.updates, only) for only in (False, True))
+    if every is not None:
+        count = sum(map(len, evidence.credits(trial, trial.updates, only_order=False).values()))
+        scores[f"BLiMP, {count:,} pairs, macro average"] = f"{100 * every:.1f} %"
+        scores["BLiMP, pairs whose words differ in order alone"] = f"{100 * only_order:.1f} %"
     attention = [float(row["value"]) for row in evidence.measures(trial, "cls attention")]
     loader = jinja2.FileSystemLoader(Path(__file__).parent)
     template = jinja2.Environment(loader=loader, trim_blocks=True, lstrip_blocks=True).get_template("card.jinja")

@@ -87,8 +87,8 @@ def run(
     one line. On SIGTERM, SIGINT, SIGHUP and SIGUSR1 all processes are ended, and SystemExit is raised.
     """
     states = {job: record.state_of(job.folder) for job in jobs}
-    if retry_failed:
-        states.update({job: "open" for job, state in states.items() if state == "failed"})
+    retried = {job for job, state in states.items() if state == "failed"} if retry_failed else set()
+    states.update(dict.fromkeys(retried, "open"))
     over = {job: state for job, state in states.items() if state in ("finished", "failed")}
     for job, state in over.items():
         ended(job, state)
@@ -122,7 +122,7 @@ def run(
                         next_look[job] = time.monotonic() + SECONDS_TO_NEXT_LOOK
                         continue
                     waiting.remove(job)
-                    if state == "finished" or (state == "failed" and states[job] != "open"):  # by another runner
+                    if state == "finished" or (state == "failed" and job not in retried):  # by another runner
                         conclude(job, state, f"{state} by another process")
                     else:
                         slot = free.pop()

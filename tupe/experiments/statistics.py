@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import stats
 
-LEVEL = 0.95
+CONFIDENCE = 0.95
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ def mean_interval(values: list[float]) -> tuple[float, tuple[float, float] | Non
     values = np.asarray(values, dtype=float)
     if len(values) < 2:
         return float(values.mean()), None
-    half = stats.t.ppf((1 + LEVEL) / 2, len(values) - 1) * values.std(ddof=1) / math.sqrt(len(values))
+    half = stats.t.ppf((1 + CONFIDENCE) / 2, len(values) - 1) * values.std(ddof=1) / math.sqrt(len(values))
     return float(values.mean()), (float(values.mean() - half), float(values.mean() + half))
 
 

@@ -262,7 +262,8 @@ def begin(record: Record, config: DictConfig) -> Run | None:
             records.unlock(run.folder)
         return None
     gpu = torch.cuda.is_available()
-    record.begin(torch.cuda.get_device_name() if gpu else f"CPU, {torch.get_num_threads()} threads")
+    threads = torch.get_num_threads()
+    record.begin(torch.cuda.get_device_name() if gpu else f"CPU, {threads} thread{'s' * (threads != 1)}")
     if run.writes:
         record.save(run.folder)
     _run = run
