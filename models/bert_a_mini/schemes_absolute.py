@@ -28,7 +28,7 @@ class Absolute(PositionScheme):
     """
 
     paper, formula = "Devlin et al. 2019", "w_i + p_i"
-    limited = True
+    limited, first_word = True, 1
 
     def __init__(self, dims: Dims, std: float = 0.02, norm: bool = False, gain: float = 1.0):
         super().__init__(dims)

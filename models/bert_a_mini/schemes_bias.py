@@ -30,7 +30,7 @@ class Untied(PositionScheme):
     """
 
     paper, formula = "Ke et al. 2021 (TUPE)", "p_i U_Q . p_j U_K / sqrt(2D)"
-    extra_terms, limited = 1, True
+    extra_terms, limited, first_word = 1, True, 2
 
     def __init__(self, dims: Dims, norm: bool = True, std: float = 0.02):
         super().__init__(dims)
@@ -47,7 +47,7 @@ class Untied(PositionScheme):
         return self.table(places.positions + 1)
 
     def project(self, rows: Tensor) -> list[Tensor]:
-        """Queries and keys of rows [R, C] in float32, [H, R, D] each."""
+        """Queries and keys of rows [R, C], [H, R, D] each, see `per_head`."""
         rows = rows.float()
         rows = rows if self.norm is None else layer_norm(rows, self.norm)
         return [per_head(rows, u, self.heads) for u in (self.q, self.k)]

@@ -27,8 +27,8 @@ class Terms(NamedTuple):
     `Encoder.terms`."""
 
     scale: float
-    # [H, L, L], or [B, H, L, L] with -inf at padded keys; float32, or q's dtype for sdpa. Of long sequences on the
-    # blocked path, without gradients, a function: queries first .. last-1 -> [H, last - first, L]
+    # [H, L, L], or [B, H, L, L] with the lowest number at padded keys; float32, or q's dtype for sdpa. For long
+    # sequences on the blocked path, without gradients, a function: queries first .. last-1 -> [H, last - first, L]
     bias: Tensor | Callable | None = None
     gate: Tensor | None = None  # [H, L, L]
     # [B, 1, 1, L], False at padded keys; if given, the bias ignores padding. Under a window, where not every query sees

@@ -238,12 +238,12 @@ class Encoder(nn.Module):
             "position": self.positions.name, "cls": config.cls, "layer": config.layer, "normaliser": config.normaliser,
             "heads": str(dims.heads),
         }  # fmt: skip
+        if config.layer == "transformer" and config.normaliser in ("l2", "swish_l2"):
+            self.apply(shrink_values(config.max_positions))
         for module in (self.tokens, self.segments, self.layers):
             if module is not None:
                 module.apply(init_bert)
         self.apply(set_norm_eps(config.layer_norm_eps))
-        if config.layer == "transformer" and config.normaliser in ("l2", "swish_l2"):
-            self.apply(shrink_values(config.max_positions))
 
     def forward(
         self, tokens: Tensor, return_all_hiddens: bool = False, n_real: int | None = None
@@ -306,9 +306,9 @@ class Encoder(nn.Module):
         scheme is per layer.
 
         Without padding the bias stays [H, L, L] and broadcasts over the batch. Under softmax, padding is merged into
-        it, once and out of place. Other normalisers get padding as a mask, because they do not turn -inf into 0; so
-        does the blocked path, which then needs nothing of size B x H x L x L. GPU kernels read the bias in the queries'
-        precision: it is rounded once, here, and not in every layer.
+        it, once, into a new tensor. Other normalisers get padding as a mask, because they do not turn low logits into
+        0; so does the blocked path, which then needs nothing of size B x H x L x L. GPU kernels read the bias in the
+        queries' precision: it is rounded once, here, and not in every layer.
         """
         scale = self.positions.scale
         real = None if packing.real is None else packing.real[:, None, None, :]  # [B, 1, 1, L]
@@ -405,9 +405,10 @@ class Encoder(nn.Module):
 
 
 def mask_logits(bias: Tensor | None, seen: Tensor) -> Tensor:
-    """bias [H, L, L], or None for 0, with -inf where `seen` ([L, L], or [B, 1, 1 or L, L]) is False."""
+    """bias [H, L, L], or None for 0, with the lowest number where `seen` ([L, L], or [B, 1, 1 or L, L]) is False:
+    softmax makes 0 of it, as of -inf, but not NaN of a sequence that is all padding."""
     bias = seen.new_zeros(1, 1, 1, dtype=torch.float32) if bias is None else bias
-    return bias.masked_fill(~seen, float("-inf"))  # [H or 1, L or 1, L] or [B, H or 1, L or 1, L]
+    return bias.masked_fill(~seen, torch.finfo(bias.dtype).min)  # [H or 1, L or 1, L] or [B, H or 1, L or 1, L]
 
 
 def second_segment(tokens: Tensor, separator: int) -> Tensor:
@@ -437,6 +438,10 @@ def init_bert(module: nn.Module) -> None:
         module.reset_parameters()
     elif isinstance(module, nn.Linear | nn.Embedding):
         nn.init.normal_(module.weight, std=0.02)
+        if hasattr(module, "shrunk"):
+            rows, factor = module.shrunk
+            with torch.no_grad():
+                module.weight[rows].mul_(factor)
         if isinstance(module, nn.Linear) and module.bias is not None:
             nn.init.zeros_(module.bias)
         if isinstance(module, nn.Embedding) and module.padding_idx is not None:
@@ -455,8 +460,8 @@ def set_norm_eps(eps: float) -> Callable:
 
 
 def shrink_values(max_positions: int) -> Callable:
-    """A function for `module.apply` that divides W_V and W_O by n^(1/4) each: for l2-normalised attention that is
-    followed by a feed-forward block.
+    """A function for `module.apply` after which `init_bert` divides W_V and W_O by n^(1/4) each: for l2-normalised
+    attention that is followed by a feed-forward block.
 
     Rows of l2 weights sum to as much as sqrt(n) where softmax's sum to 1; the product of the two factors undoes
     that at the longest n. Su (2022) asks for less variance; how much less is our choice.
@@ -464,10 +469,8 @@ def shrink_values(max_positions: int) -> Callable:
 
     def shrink(module):
         if isinstance(module, Attention):
-            with torch.no_grad():
-                factor = max_positions**-0.25
-                module.qkv.weight[-len(module.qkv.weight) // 3 :].mul_(factor)  # rows of W_V
-                module.out.weight.mul_(factor)
+            rows_of_v = slice(-len(module.qkv.weight) // 3, None)
+            module.qkv.shrunk, module.out.shrunk = ((rows, max_positions**-0.25) for rows in (rows_of_v, slice(None)))
 
     return shrink
 

@@ -90,10 +90,14 @@ class TupeModel(TupePreTrainedModel):
     def forward(
         self, input_ids: Tensor, attention_mask: Tensor | None = None, token_type_ids: Tensor | None = None,
         output_hidden_states: bool | None = None, output_attentions: bool | None = None,
-        return_dict: bool | None = None, **unused,
+        return_dict: bool | None = None, **others,
     ) -> BaseModelOutput | tuple:  # fmt: skip
         """input_ids [B, L]; attention_mask [B, L], 0 at padding (padding ids are recognised without it); token_type_ids
-        [B, L] are not needed, because `</s> </s>` separates segments. Raises ValueError if they contradict that."""
+        [B, L] are not needed, because `</s> </s>` separates segments. Raises ValueError if they contradict that, and
+        for inputs that this model does not have."""
+        if unknown := [name for name, value in others.items() if value is not None and name != "use_cache"]:
+            valid = "input_ids, attention_mask, token_type_ids, labels, output_hidden_states, return_dict"
+            raise ValueError(f"{', '.join(unknown)}: this model has no such input; valid: {valid}")
         if output_attentions:
             raise ValueError("attention weights are not kept; see Encoder.attention_weights in encoder.py")
         if attention_mask is not None:
@@ -151,6 +155,15 @@ class TupeForMaskedLM(TupeWithHead):
 
     def add_head(self, config: TupeConfig) -> None:
         self.lm_head = LMHead(config.hidden_size, config.vocab_size, eps=config.layer_norm_eps)
+
+    def get_output_embeddings(self) -> None:
+        """There are none: the head multiplies by the input embeddings."""
+
+    def resize_token_embeddings(self, *args, **options) -> nn.Module:
+        tokens = super().resize_token_embeddings(*args, **options)
+        added = len(tokens.weight) - len(self.lm_head.bias)
+        self.lm_head.bias = nn.Parameter(F.pad(self.lm_head.bias.detach(), (0, added)))  # cut, if it is below 0
+        return tokens
 
     def forward(
         self,

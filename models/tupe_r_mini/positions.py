@@ -13,6 +13,7 @@ the literature are in `schemes_*.py`, by family.
 import importlib.util
 import inspect
 import math
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,8 +35,9 @@ def register(name: str) -> Callable[[type], type]:
     """Class decorator: make a scheme available as `--position NAME`."""
 
     def add(cls):
-        if name in SCHEMES:
-            raise ValueError(f"position scheme {name!r:.60} is registered twice: {SCHEMES[name]} and {cls}")
+        known = SCHEMES.get(name, cls)  # in a notebook, the class that the same cell defined before
+        if (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
+            raise ValueError(f"position scheme {name!r:.60} is registered twice: {known} and {cls}")
         for option in options_of(cls).values():
             if option.annotation not in (bool, int, float) or option.default is option.empty or option.name == "layer":
                 raise ValueError(f"option {option.name!r} of {cls} must be a bool, int or float with a default")
@@ -60,8 +62,13 @@ def load_schemes(file: str | Path) -> None:
     if path not in _loaded_files:
         if not path.is_file():
             raise ValueError(f"position_file={file}: there is no such file")
-        spec = importlib.util.spec_from_file_location(path.stem, path)
-        spec.loader.exec_module(importlib.util.module_from_spec(spec))
+        spec = importlib.util.spec_from_file_location(f"position_file_{path.stem}", path)
+        module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)  # dataclasses look for their module
+        try:
+            spec.loader.exec_module(module)
+        except BaseException:
+            del sys.modules[spec.name]
+            raise
         _loaded_files.add(path)
 
 
@@ -86,7 +93,7 @@ class Part:
 
 def options_of(scheme: type) -> dict[str, inspect.Parameter]:
     """A scheme's options: the keyword arguments of its constructor, with their types and defaults."""
-    return dict(list(inspect.signature(scheme.__init__).parameters.items())[2:])  # without self and dims
+    return dict(list(inspect.signature(scheme.__init__, eval_str=True).parameters.items())[2:])  # without self and dims
 
 
 def parse(names: str) -> list[Part]:
@@ -186,6 +193,9 @@ class PositionScheme(nn.Module):
     extra_terms = 0  # number of logit terms beside q . k that share its scale
     own_projections = False  # whether each layer has parameters of its own already
     limited = False  # whether it has vectors for max_positions tokens, and cannot compute more
+    # In `table`, one vector per position, the row of the first word: stretching keeps the rows before it, which are
+    # [CLS]'s. None: there is no such table.
+    first_word: int | None = None
     # The distance from which on all keys are treated alike, by what training has learned if its sequences were longer
     # than that (0: all are); None: a formula gives every distance a value of its own.
     shared_from: int | None = None
@@ -331,7 +341,7 @@ class Positions(nn.ModuleDict):
                 gate = factor if gate is None else gate * factor
         return bias, gate
 
-    # Resets [CLS], i = 0, out of place: the inputs may be views of parameters.
+    # Resets row and column of [CLS], i = 0, in a new tensor: the inputs may be views of parameters.
     def _reset_bias(self, bias, schemes, places):
         """The bias [H, R, L] with theta, or 0, from and to [CLS], unless [CLS] is tied."""
         length, rows, above = places.length, places.last - places.first, int(places.first == 0)  # 1: [CLS] is a query
@@ -347,12 +357,12 @@ class Positions(nn.ModuleDict):
         from_cls = from_cls.expand(-1, 1, length)  # includes [CLS] to [CLS]
         return torch.cat([from_cls, bias], dim=1) if above else bias
 
-    def _off_cls(self, x, value=0.0):
+    def _mask_cls(self, x, value=0.0):
         """x [..., L, L] with `value` wherever the query or the key is [CLS], if [CLS] is untied."""
         return F.pad(x[..., 1:, 1:], (1, 0, 1, 0), value=value) if self.untie_cls and x is not None else x
 
     def _reset_gate(self, gate):
-        return self._off_cls(gate, 1.0)
+        return self._mask_cls(gate, 1.0)
 
     def reach(self, layer: Layer) -> int | None:
         """The largest distance at which tokens see each other in a layer; None: they all do. If [CLS] is untied, it
@@ -362,12 +372,12 @@ class Positions(nn.ModuleDict):
 
     def content(self, q: Tensor, k: Tensor, layer: Layer) -> Tensor | None:
         """[B, H, L, L], the logits that depend on q and k [B, H, L, D]."""
-        return self._off_cls(self._sum(self.of_layer(layer.index), "content", q, k, layer))
+        return self._mask_cls(self._sum(self.of_layer(layer.index), "content", q, k, layer))
 
     def value(self, weights: Tensor, layer: Layer) -> Tensor | None:
         """[B, H, L, E], to be added to the mixed values; weights: [B, H, L, L]."""
         schemes = [s for s in self.of_layer(layer.index) if overrides(s, "value")]
-        return self._sum(schemes, "value", self._off_cls(weights), layer) if schemes else None
+        return self._sum(schemes, "value", self._mask_cls(weights), layer) if schemes else None
 
     def rotate(self, q: Tensor, k: Tensor, v: Tensor, layer: Layer) -> tuple[Tensor, Tensor, Tensor]:
         """q, k [B, H, L, D] and v [B, H, L, E] as attention uses them."""

@@ -94,7 +94,7 @@ class LearnedFrequencies(nn.Module):
 
 
 def per_head(rows: Tensor, module: nn.Linear, heads: int) -> Tensor:
-    """[rows, C] through a Linear in float32, then split into heads: [H, rows, D]."""
+    """[rows, C] through a Linear, split into heads: [H, rows, D]. In float32, but in a layer as autocast has it."""
     bias = module.bias.float() if module.bias is not None else None
     return linear(rows, module.weight.float(), bias).unflatten(1, (heads, -1)).transpose(0, 1)
 

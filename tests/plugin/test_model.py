@@ -15,6 +15,7 @@ from omegaconf import OmegaConf
 from tupe.architectures import ARCHITECTURES, SIZES, with_size
 from tupe.checkpoints.export import refuse_own_schemes
 from tupe.cli import main as tupe
+from tupe.kernels import bf16_speed
 from tupe.plugin import model as tupe_model
 from tupe.plugin.model import TupeModel, run_position_file
 from tupe.plugin.pretrained import structure
@@ -189,6 +190,17 @@ def test_bf16_autocast_is_close_and_keeps_float32_weights():
     torch.testing.assert_close(weights.float().sum(-1), torch.ones(2, 2, 7), atol=2**-8, rtol=0)
     rounded.register_classification_head("rte", num_classes=2)
     assert rounded(TOKENS, classification_head_name="rte")[0].dtype == torch.float32  # equal logits would be frequent
+
+
+@pytest.mark.parametrize("speed, warned", [(0.5, "take 2.0 times as long"), (1.9, "")])
+def test_a_cpu_that_is_slower_in_bf16_says_so_once(speed, warned, monkeypatch, caplog):
+    monkeypatch.setattr(tupe_model, "bf16_speed", lambda: speed)
+    tupe_model.warn_of_slow_bf16.cache_clear()
+    model = build(autocast="bf16").eval()
+    for _ in range(2):
+        model(TOKENS)
+    assert [warned in message for message in caplog.messages] == [True] * bool(warned)
+    assert bf16_speed() > 0
 
 
 def test_autocast_refuses_half_weights():

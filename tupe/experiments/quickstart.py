@@ -1,4 +1,5 @@
-"""Parts of scripts/quickstart.sh: `python -m tupe.experiments.quickstart stsb RAW` and `... table OUTPUT`."""
+"""Parts of scripts/quickstart.sh: `python -m tupe.experiments.quickstart precision`, `... stsb RAW` and `... table
+OUTPUT`."""
 
 import json
 import math
@@ -12,6 +13,7 @@ import click
 from .. import record
 from ..architectures import with_size
 from ..evaluation.probes import losses_of
+from ..kernels import bf16_speed
 from ..options import Command, QuietCommand
 from ..safe_load import read_checkpoint
 from ..tables import Table
@@ -29,6 +31,12 @@ says nothing of models that are trained to the end. The experiment with seeds an
 @click.group()
 def main() -> None:
     pass
+
+
+@main.command(cls=Command)
+def precision():
+    """Print the value of --autocast with which this CPU is faster."""
+    click.echo("bf16" if bf16_speed() > 1.2 else "none")
 
 
 @main.command(cls=Command)

@@ -26,6 +26,7 @@ from torch import Tensor, nn
 
 from ..architectures import ARCHITECTURES, GAU, SIZES, with_size
 from ..encoder import ClassificationHead, Encoder, LMHead, ModelConfig, SpanHead, names_in
+from ..kernels import bf16_speed
 from ..options import cut_list
 from ..positions import canonical, load_schemes
 from ..safe_load import read_checkpoint
@@ -77,10 +78,11 @@ FREE = frozenset(option.name for option in fields(TupeConfig) if option.metadata
 
 
 @functools.cache  # once per process
-def warn_of_emulation(device: str) -> None:
-    """Warn if products in bfloat16 are computed without instructions for them."""
-    if device == "cpu" and torch.backends.cpu.get_cpu_capability() == "AVX2":
-        logger.warning("--autocast bf16: this CPU has no instructions for it; --autocast none is many times as fast")
+def warn_of_slow_bf16(device: str) -> None:
+    """Warn if a CPU multiplies more slowly in bfloat16 than in float32."""
+    if device == "cpu" and (speed := bf16_speed()) < 0.8:
+        times = f"{1 / speed:.1f} times as long as in float32"
+        logger.warning(f"--autocast bf16: on this CPU products take {times}; --autocast none is faster")
 
 
 def core_config(cfg: DictConfig) -> ModelConfig:
@@ -199,7 +201,7 @@ class TupeModel(BaseFairseqModel):
         weight = self.encoder.tokens.weight
         if weight.dtype != torch.float32:
             raise ValueError("--autocast bf16 keeps float32 weights; do not combine it with --fp16 or --bf16")
-        warn_of_emulation(weight.device.type)
+        warn_of_slow_bf16(weight.device.type)
         return torch.autocast(weight.device.type, torch.bfloat16)
 
     def get_normalized_probs(self, net_output: tuple, log_probs: bool, sample: dict | None = None) -> Tensor:
