@@ -188,7 +188,7 @@ def test_a_run_counts_at_the_rate_that_the_pilot_decided(tmp_path):
     evidence = read_back(tmp_path / "out")
     assert early in evidence.runs and early not in evidence.trials("controls")
     assert evidence.finals("controls")["tupe_a"][1] > 5
-    assert "controls 48 of 48 and 1 more" in claims_tables.coverage(evidence)
+    assert "controls 48 of 48, 1 at other rates" in claims_tables.coverage(evidence)
 
 
 def test_a_run_that_diverges_is_the_worst_of_its_model(tmp_path):

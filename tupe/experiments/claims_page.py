@@ -199,6 +199,11 @@ def learning_rates(evidence: Evidence) -> Figure | None:
     return figure
 
 
+EXPLORATORY = (
+    "Exploratory, intervals over seeds. Order: of held-out sentences, the share that the model prefers to the same "
+    "with two adjacent words swapped, and the mean difference of their pseudo-log-likelihoods; [CLS]: its attention to "
+    "the first eight positions over uniform attention, mean over heads and layers (geometric over seeds).\n"
+)
 FIGURES = (loss, along, contrasts, positional, cls, scale, learning_rates)
 
 
@@ -259,6 +264,7 @@ def results(evidence: Evidence, drawn: list[str], folder: str, pilot: str) -> st
             table_of("controls", against=True),
             *scale_changes(evidence, "controls"),
             *(() if evidence.trials("main") else (claims_tables.scale_text(evidence) + "\n",)),
+            EXPLORATORY,
             claims_tables.exploratory_table(evidence, "controls").markdown(),
         ),
         figure("scale", "loss against the scale of p"),
@@ -277,6 +283,7 @@ def results(evidence: Evidence, drawn: list[str], folder: str, pilot: str) -> st
         ),
         figure("along", "order sensitivity and minimal pairs along training"),
         figure("cls", "attention of [CLS]"),
+        "### Positional logits of TUPE-A\n" if "positional" in drawn else "",
         figure("positional", "positional logits of the heads of TUPE-A"),
     ]
     return "\n".join(block for block in blocks if block)
@@ -292,7 +299,7 @@ def first_look(evidence: Evidence, threshold: str) -> list[str]:
         claims_tables.contrast_table(evidence, "first").markdown(),
         claims_tables.stage_table(evidence, "first", against=True).markdown(),
         *scale_changes(evidence, "first"),
-        "Exploratory, intervals over seeds:\n",
+        EXPLORATORY,
         claims_tables.exploratory_table(evidence, "first").markdown(),
     ]
 

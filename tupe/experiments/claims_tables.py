@@ -26,13 +26,14 @@ from .statistics import Contrast, geometric_share, mean_interval
 
 
 def number(value: float | None, digits: int = 3) -> str:
-    return "" if value is None else f"{value:.{digits}f}"
+    return "" if value is None else f"{value:z.{digits}f}"  # z: no minus before a zero
 
 
 def with_interval(values: Iterable[float], digits: int = 3) -> str:
     """ "6.123 [6.100, 6.146]": mean and 95 % t-interval; the mean alone of a single value."""
     mean, interval = mean_interval(list(values))
-    return number(mean, digits) + (f" [{interval[0]:.{digits}f}, {interval[1]:.{digits}f}]" if interval else "")
+    bounds = f" [{', '.join(number(bound, digits) for bound in interval)}]" if interval else ""
+    return number(mean, digits) + bounds
 
 
 def of_contrast(one: Contrast | None, digits: int = 3) -> str:
@@ -67,7 +68,8 @@ def stage_table(evidence: Evidence, stage: str, against: bool) -> Table:
         ]
         left = left if evidence.threshold(stage) is not None else []
         base = CLAIMS["models"][model]["arch"]
-        change = [of_contrast(paired(finals, model, base)) if base != model else ""] if against else []
+        difference = of_contrast(paired(finals, model, base)) if base != model else ""
+        change = [difference and f"{difference} (`{base}`)"] if against else []
         cells = [number(losses.get(seed)) for seed in seeds]
         rows.append([model, *cells, with_interval(losses.values()), *change, ", ".join(left)])
     header = ["model", *(f"seed {seed}" for seed in seeds), "mean [95 % interval]"]
@@ -105,28 +107,30 @@ def rate_shares_table(evidence: Evidence) -> Table:
     return Table.plain(["model", *(f"{share:g}" for share in shares)], rows)
 
 
-def share_table(evidence: Evidence) -> Table:
-    """A row for each model and size that has run beside BERT-A."""
+def share_cell(shares: Seeds, least: float = 0) -> str:
+    """ "35 % [30, 41] (34, 38, 33)": geometric mean, interval, every seed. least: the share of the shortest training,
+    at which a share is only known to be at most as large."""
+    if not shares:
+        return ""
 
-    def one(share: float, least: float) -> str:
+    def one(share: float) -> str:
         if not math.isfinite(share):
             return "> 100" if math.isinf(share) else "–"
         return ("≤ " if share < 1.001 * least else "") + f"{100 * share:.0f}"
 
-    def cell(shares: Seeds, least: float = 0) -> str:
-        """least: the share of the shortest training, at which a share is only known to be at most as large."""
-        if not shares:
-            return ""
-        texts = [one(share, least) for share in shares.values()]
-        if "–" in texts:
-            return f"– ({', '.join(texts)})"
-        mean, interval = geometric_share(list(shares.values()))
-        if math.isinf(mean):
-            return f"> 100 % ({', '.join(texts)})"
-        at_most = any(text.startswith("≤") for text in texts)
-        bounds = f" [{100 * interval[0]:.0f}, {100 * interval[1]:.0f}]" if interval and not at_most else ""
-        return f"{'≤ ' * at_most}{100 * mean:.0f} %{bounds} ({', '.join(texts)})"
+    texts = [one(share) for share in shares.values()]
+    if "–" in texts:
+        return f"– ({', '.join(texts)})"
+    mean, interval = geometric_share(list(shares.values()))
+    if math.isinf(mean):
+        return f"> 100 % ({', '.join(texts)})"
+    at_most = any(text.startswith("≤") for text in texts)
+    bounds = f" [{100 * interval[0]:.0f}, {100 * interval[1]:.0f}]" if interval and not at_most else ""
+    return f"{'≤ ' * at_most}{100 * mean:.0f} %{bounds} ({', '.join(texts)})"
 
+
+def share_table(evidence: Evidence) -> Table:
+    """A row for each model and size that has run beside BERT-A."""
     rows = []
     for model in CLAIMS["stages"]["share"]["models"]:
         for stage, size in (("main", "mini"), ("controls", "tiny")):
@@ -134,7 +138,7 @@ def share_table(evidence: Evidence) -> Table:
             fair = schedule_shares(evidence, model) if size == "tiny" else {}
             least = min(lengths_of("share")) / lengths_of("controls")[0]
             if paper:
-                rows.append([f"{model}, {size}", cell(paper), cell(fair, least), cell(rest)])
+                rows.append([f"{model}, {size}", share_cell(paper), share_cell(fair, least), share_cell(rest)])
     return Table.plain(["", "(a) as the paper", "(b) full decay", "(c) exit updates taken off"], rows)
 
 
@@ -178,19 +182,28 @@ def exploratory_table(evidence: Evidence, stage: str) -> Table:
         "margin, nats": (of_stage(evidence.final_measure("order", "margin")), 1, 2),
         "BLiMP, %": (of_stage(lambda t: evidence.pairs_accuracy(t, t.updates, False)), 100, 1),
         "only order, %": (of_stage(lambda t: evidence.pairs_accuracy(t, t.updates, True)), 100, 1),
-        "[CLS] to first 8 / uniform": (of_stage(functools.partial(cls_mean, evidence)), 1, 2),
         f"loss {n or 0:,} updates after exit": (since_exit, 1, 3),
         "loss at equal time": (equal_time(evidence, stage) if stage == "main" else {}, 1, 3),
     }
     columns = {title: column for title, column in columns.items() if column[0]}
+    ratios = of_stage(functools.partial(cls_mean, evidence))
     rows = []
     for model in evidence.finals(stage):
         cells = [
             with_interval([scale * value for value in values[model].values()], digits) if model in values else ""
             for values, scale, digits in columns.values()
         ]
+        if ratios:
+            cells.append(geometric(ratios[model].values()) if model in ratios else "")
         rows.append([model, *cells])
-    return Table.plain(["model", *columns], rows)
+    return Table.plain(["model", *columns, *(["[CLS] to first 8 / uniform"] if ratios else [])], rows)
+
+
+def geometric(values: Iterable[float]) -> str:
+    """As `with_interval`, of positive ratios: geometric mean, interval on logarithms."""
+    mean, interval = mean_interval([math.log(value) for value in values])
+    bounds = f" [{', '.join(number(math.exp(bound), 2) for bound in interval)}]" if interval else ""
+    return number(math.exp(mean), 2) + bounds
 
 
 def cls_mean(evidence: Evidence, trial: Trial) -> float | None:
@@ -247,18 +260,23 @@ def summary(evidence: Evidence) -> str:
     counted = evidence.trials(stage)
     seeds, updates = len({trial.seed for trial in counted}), max((trial.updates for trial in counted), default=0)
     what = f"{plan['size']} models, {updates or plan['updates']:,} updates, {seeds} seeds, differences paired by seed"
-    about_scale = (
-        f" The results of the {len(results)} claims are corrected for their number (Holm); the other rows, about the "
-        "scale of position logits, are not."
-    ) * bool(changes)
+    needed = CLAIMS["required_seeds"] * len(CLAIMS["stages"]["main"]["models"])
+    undecided = (
+        f"**No claim is decided yet**: that takes the {needed} runs of the main stage, of which "
+        f"{min(needed, len(evidence.trials('main')))} count so far. *Lower* and *higher*: significant"
+        + (f", the first {len(results)} rows after correction for their number (Holm)." if changes else " (Holm).")
+    )
     told = {
         "main": f"Evidence: {what}. {scale_text(evidence)}",
-        "controls": f"So far: {what}, each at its own best learning rate. Exploratory: larger models are to decide the "
-        f"claims.{about_scale}",
-        "first": f"A first look only: {what}, one learning rate for all. It shows who learns faster **early**, not who "
-        f"is better in the end.{about_scale}",
+        "controls": f"{undecided} So far: {what}, each at its own best learning rate.",
+        "first": f"{undecided} A first look only: {what}, one learning rate for all. It shows who learns faster "
+        "**early**, not who is better in the end.",
     }
-    return f"{table.markdown()}\n{told[stage]}\n"
+    shares = paper_shares(evidence, stage, "tupe_r") if stage != "first" else {}
+    share = (
+        f" TUPE-R's running loss is BERT-A's final one after {share_cell(shares)} of the updates, as the paper counts."
+    ) * bool(shares)
+    return f"{table.markdown()}\n{told[stage]}{share}\n"
 
 
 def coverage(evidence: Evidence) -> str:
@@ -273,7 +291,7 @@ def coverage(evidence: Evidence) -> str:
         keys = set(map(key, all_planned))
         finished = [trial for trial in evidence.runs if trial.stage == stage]
         planned = [trial for trial in finished if key(trial) in keys and evidence.has_its_rate(trial)]
-        more = f" and {len(finished) - len(planned)} more" if len(finished) > len(planned) else ""
+        more = f", {len(finished) - len(planned)} at other rates" if len(finished) > len(planned) else ""
         used = set().union(*(used for block, used in evidence.precisions().items() if block[0] == stage))
         precision = f" ({', '.join(sorted(used))})" if used else ""
         parts.append(f"{stage} {len(planned)} of {len(all_planned)}{more}{precision}")
