@@ -510,9 +510,19 @@ def test_select(dtype):
 # ---- products, loss, options of the encoder
 
 
+NO_ONEDNN = pytest.mark.skipif(not kernels.HAS_ONEDNN, reason="this PyTorch has no oneDNN")
+
+
+@pytest.fixture(params=[False, pytest.param(True, marks=NO_ONEDNN)])
+def onednn(request, monkeypatch):
+    """With oneDNN, as on an AMD processor, and without."""
+    monkeypatch.setattr(kernels, "ONEDNN", request.param)
+    return request.param
+
+
 @pytest.mark.parametrize("shape", [(3, 5), (3, 17), (2, 3, 1), ()], ids=str)
 @pytest.mark.parametrize("needs", ["xwb", "xw", "w", "x"])
-def test_linear(needs, shape):
+def test_linear(needs, shape, onednn):
     x, w, b = torch.randn(*shape, 16), torch.randn(7, 16), torch.randn(7)
     for tensor, name in ((x, "x"), (w, "w"), (b, "b")):
         tensor.requires_grad_(name in needs)
@@ -527,7 +537,7 @@ def test_linear(needs, shape):
 
 @pytest.mark.parametrize("n, m, k", [(40, 30, 4), (40, 4, 30), (2, 30, 4), (3, 5, 5)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-def test_product_over_rows(n, m, k, dtype):
+def test_product_over_rows(n, m, k, dtype, onednn):
     """Whichever matrix goes first, the result is one that a parameter can keep as its gradient without a copy."""
     a, b = torch.randn(n, m, dtype=dtype), torch.randn(n, k, dtype=dtype)
     product = kernels.product_over_rows(a, b)
@@ -535,19 +545,19 @@ def test_product_over_rows(n, m, k, dtype):
     assert product.is_contiguous()
 
 
-@pytest.mark.skipif(not kernels.ONEDNN, reason="this PyTorch has no oneDNN")
-def test_linear_uses_onednn_where_it_should():
+def test_linear_uses_onednn_where_it_should(onednn):
     x, w = torch.randn(4, 16, requires_grad=True), torch.randn(7, 16)
     made_by = kernels.linear(x, w).grad_fn
-    assert "OneDnn" in f"{made_by} {made_by.next_functions[0][0]}"
+    assert ("OneDnn" in f"{made_by} {made_by.next_functions[0][0]}") == onednn
     assert kernels.linear(x.double(), w.double()).dtype == torch.float64
     with torch.autocast("cpu", torch.bfloat16):
         assert kernels.linear(x, w).dtype == torch.bfloat16
 
 
-@pytest.mark.skipif(not kernels.ONEDNN, reason="this PyTorch has no oneDNN")
+@NO_ONEDNN
 def test_few_shapes_for_onednn(monkeypatch):
     """Whatever the number of masked tokens is, oneDNN sees few shapes: it never forgets one."""
+    monkeypatch.setattr(kernels, "ONEDNN", True)
     shapes, product = set(), kernels.product
 
     def recorded(a, b, bias=None):
@@ -577,7 +587,7 @@ def test_dense_before_onednn():
 @pytest.mark.parametrize("rows", [4, 1024])
 @pytest.mark.parametrize("n", [0, 1, 11, 51])
 @pytest.mark.parametrize("device", DEVICES)
-def test_lm_loss(device, n, rows, monkeypatch):
+def test_lm_loss(device, n, rows, onednn, monkeypatch):
     monkeypatch.setattr(kernels, "ROWS", rows)
     inputs = [torch.randn(shape, device=device).requires_grad_() for shape in ((n, 8), (V, 8), (V,))]
     targets = torch.randint(V, (n,), device=device)

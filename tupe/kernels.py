@@ -7,8 +7,10 @@ docs/performance.md has the measurement that justifies it.
 """
 
 import math
+import platform
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -18,9 +20,17 @@ from torch import Tensor
 from torch.autograd.function import FunctionCtx, once_differentiable
 from torch.utils.checkpoint import checkpoint
 
+
+def is_amd() -> bool:
+    """Whether this machine's processor is one of AMD's."""
+    cpu = Path("/proc/cpuinfo")
+    return "AuthenticAMD" in (cpu.read_text() if cpu.exists() else platform.processor())
+
+
 # In float32 on a CPU, PyTorch multiplies with MKL, which uses only half the width of an AMD processor's vector units.
-# oneDNN uses all of it; it is part of PyTorch too, which calls it for bfloat16 only.
-ONEDNN = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+# oneDNN uses all of it; it is part of PyTorch too, which calls it for bfloat16 only. On Intel's, MKL is the faster one.
+HAS_ONEDNN = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+ONEDNN = HAS_ONEDNN and is_amd()
 
 # torch.compiler.disable imports the whole compiler, which takes as long as torch itself; torch's own form of it does so
 # at the first call.
@@ -546,7 +556,10 @@ class LMLoss(torch.autograd.Function):
         for start in range(0, len(x), ROWS):
             rows = slice(start, start + ROWS)
             part, target = padded(x[rows].to(dtype)), targets[rows, None]
-            logits = product(part, w, bias) if on_onednn(part, w, bias) else (part @ w.t()).float().add_(bias)
+            if part.dtype == bias.dtype == torch.float32:
+                logits = product(part, w, bias) if on_onednn(part, w, bias) else F.linear(part, w, bias)
+            else:  # the bias is not rounded
+                logits = (part @ w.t()).float().add_(bias)
             count = len(target)
             logits -= logits.amax(-1, keepdim=True)
             target_logits = logits[:count].gather(1, target)
