@@ -33,26 +33,40 @@ def loss(evidence: Evidence) -> Figure | None:
         return None
     figure, axes = plotting.curves(len(stages))
     compared = {model for entry in CLAIMS["contrasts"] for model in entry["models"]} | {"nopos"}
-    for stage, axis in zip(stages, axes, strict=True):
-        trials = [trial for trial in evidence.trials(stage) if stage != "controls" or trial.model in compared]
+    drawn = {
+        stage: [trial for trial in evidence.trials(stage) if stage != "controls" or trial.model in compared]
+        for stage in stages
+    }
+    looks = looks_of([trial for trials in drawn.values() for trial in trials])
+    for (stage, trials), axis in zip(drawn.items(), axes, strict=True):
         for model in dict.fromkeys(trial.model for trial in trials):
-            band(axis, model, [evidence.curve(trial) for trial in trials if trial.model == model])
+            lines = [evidence.curve(trial) for trial in trials if trial.model == model]
+            band(axis, model, lines, looks[model])
         if evidence.threshold(stage) is not None:
-            axis.axhline(evidence.threshold(stage), color="0.5", linewidth=0.8)
+            label = f"nopos's final loss - {CLAIMS['threshold']:g}"
+            axis.axhline(evidence.threshold(stage), color="0.5", linewidth=0.8, label=label)
         axis.set(xlabel="updates", title=f"{TITLES.get(stage, stage)}, {trials[0].size}", ylim=(None, 11))
     axes[0].set_ylabel("training loss (bits per masked token)")
     plotting.legend(figure, columns=3)
     return figure
 
 
-def band(axis: Axes, model: str, lines: list) -> None:
+def looks_of(trials: list[Trial]) -> dict[str, dict]:
+    """{model: what its line looks like}, all different in a figure of up to nine models; the first lie on top, so that
+    `nopos` hides none."""
+    there = {trial.model for trial in trials}
+    models = [model for model in CLAIMS["models"] if model in there]
+    return {model: {**plotting.style(n), "zorder": 3 - n / 100} for n, model in enumerate(models)}
+
+
+def band(axis: Axes, model: str, lines: list, look: dict) -> None:
     """Mean of lines (x, y) that share their x, and the range between their lowest and highest."""
     lines = [line for line in lines if line[0]]
     if not lines:
         return
     x = sorted(set.intersection(*(set(line[0]) for line in lines)))
     values = np.array([[dict(zip(*line, strict=True))[point] for point in x] for line in lines])
-    look = {**plotting.style(list(CLAIMS["models"]).index(model)), "marker": None if len(x) > 20 else "o"}
+    look = {**look, "marker": None if len(x) > 20 else "o"}
     axis.plot(x, values.mean(0), label=model, **look)
     axis.fill_between(x, values.min(0), values.max(0), color=look["color"], alpha=0.15, linewidth=0)
 
@@ -78,10 +92,11 @@ def along(evidence: Evidence) -> Figure | None:
         return line
 
     figure, axes = plotting.curves(3, width=3.4)
+    looks = looks_of(trials)
     panels = {"original preferred to swap": order, "BLiMP, all": pairs(False), "BLiMP, only order": pairs(True)}
     for axis, (title, line) in zip(axes, panels.items(), strict=True):
         for model in dict.fromkeys(trial.model for trial in trials):
-            band(axis, model, [line(trial) for trial in trials if trial.model == model])
+            band(axis, model, [line(trial) for trial in trials if trial.model == model], looks[model])
         axis.axhline(50, color="0.5", linewidth=0.8)
         axis.set(xlabel="updates", title=title)
     axes[0].set_ylabel("%")
@@ -125,7 +140,9 @@ def positional(evidence: Evidence) -> Figure | None:
     rows = [row for row in evidence.tables["positional"] if row["run"] == run]
     heads = max(int(row["head"]) for row in rows) + 1
     logits = np.array([[float(value) for value in row["logits"].split()] for row in rows])
-    return figures.positional(torch.from_numpy(logits).view(heads, -1, logits.shape[1]), rows[0]["run"])
+    trial = Trial.parse(run)
+    title = f"{trial.model}, {trial.size}, after {trial.updates:,} updates (seed {trial.seed})"
+    return figures.positional(torch.from_numpy(logits).view(heads, -1, logits.shape[1]), title)
 
 
 def cls(evidence: Evidence) -> Figure | None:
