@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 
 # Okabe and Ito's, dark first, and two more
-COLOURS = ["#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#882255", "#999999"]
+COLOURS = ["#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#B5BD4C", "#BFBFBF"]
 DASHES = ["-", "--", "-.", ":"]
 MARKERS = ["o", "s", "^", "D", "v", "P", "X"]
 HEAT = "cividis"
