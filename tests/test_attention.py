@@ -8,7 +8,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tupe import kernels, windows
-from tupe.attention import choose, why_not_fast
+from tupe.attention import NORMALISERS, choose, why_not_fast
 from tupe.bench import memory
 from tupe.encoder import Encoder, LMHead
 from tupe.positions import overrides
@@ -96,6 +96,16 @@ def test_a_sequence_that_is_all_padding_makes_no_nan(position, path):
     tokens = batch(17, padding=(17, 1))  # packed, with a token of the first row to make up a round number
     features, gradients = outcome(encoder(position, cls, attention=path), tokens)
     assert features.isfinite().all() and all(gradient.isfinite().all() for gradient in gradients.values())
+
+
+@pytest.mark.parametrize("normaliser", sorted(NORMALISERS))
+def test_padding_alone_makes_no_nan_with_any_normaliser(normaliser, monkeypatch):
+    model, tokens = encoder("t5", "tied", normaliser=normaliser), batch(17, padding=(17, 1))
+    features, gradients = outcome(model, tokens)
+    assert features.isfinite().all() and all(gradient.isfinite().all() for gradient in gradients.values())
+    monkeypatch.setattr(kernels, "LONG", 8)  # a few queries at a time
+    with torch.no_grad():
+        assert model.eval()(tokens)[0].isfinite().all()
 
 
 @pytest.mark.parametrize("padding", [(), (0, 5, 38)], ids=["full", "padded"])

@@ -476,6 +476,15 @@ def test_a_scheme_from_a_file(own_file):
         load_schemes(own_file.with_name("missing.py"))
 
 
+def test_two_files_called_alike_do_not_replace_each_other(own_file):
+    load_schemes(own_file)
+    other = own_file.parent / "other" / own_file.name
+    other.parent.mkdir()
+    other.write_text(OWN_FILE)
+    with pytest.raises(ValueError, match="'own_distance' is registered twice"):
+        load_schemes(other)
+
+
 def test_a_cell_of_a_notebook_can_run_again(own_file):
     load_schemes(own_file)
     first = SCHEMES["own_distance"]

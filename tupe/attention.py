@@ -53,7 +53,7 @@ def softmax(logits: Tensor, real: Tensor | None) -> Tensor:
 def l2(logits: Tensor, real: Tensor | None) -> Tensor:
     """e^b / sqrt(sum e^2b): the weights of a row have unit Euclidean norm (Su, 2022)."""
     if real is not None:
-        logits = logits.masked_fill(~real, float("-inf"))
+        logits = logits.masked_fill(~real, torch.finfo(logits.dtype).min / 4)  # finite when doubled
     return torch.exp(logits - torch.logsumexp(2 * logits, dim=-1, keepdim=True) / 2)
 
 
@@ -64,7 +64,7 @@ def exp(logits: Tensor, real: Tensor | None) -> Tensor:
 
 def relu2(logits: Tensor, real: Tensor | None) -> Tensor:
     """relu(b)^2 / n with n real keys (GAU: Hua et al., 2022)."""
-    n = logits.size(-1) if real is None else real.sum(-1, keepdim=True)
+    n = logits.size(-1) if real is None else real.sum(-1, keepdim=True).clamp(min=1)
     return mask(torch.relu(logits).square() / n, real)
 
 

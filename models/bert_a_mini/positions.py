@@ -10,6 +10,7 @@ Their options are part of the name, as pairs after colons: `rope:base:160000+urp
 the literature are in `schemes_*.py`, by family.
 """
 
+import hashlib
 import importlib.util
 import inspect
 import math
@@ -62,7 +63,8 @@ def load_schemes(file: str | Path) -> None:
     if path not in _loaded_files:
         if not path.is_file():
             raise ValueError(f"position_file={file}: there is no such file")
-        spec = importlib.util.spec_from_file_location(f"position_file_{path.stem}", path)
+        digest = hashlib.sha256(str(path).encode()).hexdigest()[:8]  # two files may be called alike
+        spec = importlib.util.spec_from_file_location(f"position_file_{path.stem}_{digest}", path)
         module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)  # dataclasses look for their module
         try:
             spec.loader.exec_module(module)

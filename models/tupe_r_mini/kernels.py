@@ -525,7 +525,7 @@ def attention_by_queries(
             if bias is not None:
                 logits += bias(first, last)
             if real is not None:
-                logits.masked_fill_(~real, -math.inf)
+                logits.masked_fill_(~real, torch.finfo(logits.dtype).min)  # finite: all keys may be padding
             out[:, :, first:last] = torch.softmax(logits, -1).to(v.dtype) @ v
     return out
 

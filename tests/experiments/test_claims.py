@@ -60,7 +60,7 @@ def test_contrasts_are_paired_t_tests_corrected_by_holm(folder, evidence):
         ([0.2, 0.21, 0.2], "refuted"),
         ([-0.2, 0.1, 0.0], "not resolved"),
         ([-0.2, -0.201], "not resolved"),  # three seeds are required
-        ([-0.2], "not resolved"),
+        ([-0.2], "one seed"),
         ([], "not run"),
     ],
 )
@@ -188,7 +188,7 @@ def test_a_run_counts_at_the_rate_that_the_pilot_decided(tmp_path):
     evidence = read_back(tmp_path / "out")
     assert early in evidence.runs and early not in evidence.trials("controls")
     assert evidence.finals("controls")["tupe_a"][1] > 5
-    assert "controls 48 of 48, 1 at other rates" in claims_tables.coverage(evidence)
+    assert "controls 48 of 48, 1 beyond the plan" in claims_tables.coverage(evidence)
 
 
 def test_a_run_that_diverges_is_the_worst_of_its_model(tmp_path):
@@ -202,6 +202,27 @@ def test_a_run_that_diverges_is_the_worst_of_its_model(tmp_path):
     row = next(line for line in claims_tables.rates_table(evidence).markdown().splitlines() if "nopos" in line)
     assert [cell.strip() for cell in row.split("|")][4:7:2] == ["diverged", "inf"]
     assert f"`{trial}` (diverged)" in claims_tables.coverage(evidence)
+
+
+def test_a_block_with_a_run_that_diverged_counts(small_blocks, tmp_path):
+    for seed in (1, 2):
+        write_run(tmp_path / "out", run("tupe_a", seed=seed), 6.0)
+        write_run(tmp_path / "out", run("bert_a", seed=seed), 6.0, state="finished" if seed == 1 else "failed")
+    finals = read_back(tmp_path / "out").finals("main")
+    assert finals["tupe_a"].keys() == {1, 2} and finals["bert_a"].keys() == {1}
+
+
+def test_no_plateau_where_nopos_diverged(tmp_path):
+    for seed in CLAIMS["stages"]["first"]["seeds"]:
+        state = "failed" if seed == CLAIMS["stages"]["first"]["seeds"][0] else "finished"
+        write_run(tmp_path / "out", run("nopos", "first", seed, "tiny", 1250, 2e-3), 7.5, state=state)
+    assert read_back(tmp_path / "out").threshold("first") is None
+
+
+def test_scores_of_pairs_stay_while_they_are_scored_again(folder):
+    known = collect.read(folder / "tables")
+    new = {**known, "pairs": []}
+    assert collect.merge(known, new)["pairs"] == known["pairs"]
 
 
 def test_paradigms_that_are_not_all_scored_have_no_accuracy(folder):
@@ -220,10 +241,11 @@ def test_a_share_of_the_rates_from_another_seed_says_so(tmp_path):
     write_experiment(tmp_path / "out", ["pilot"])
     for model, lr, seed in (("bert_a", 5e-4, 101), ("tupe_r", 5e-4, 101), ("bert_a", 2.5e-4, 1)):
         write_run(tmp_path / "out", run(model, "rates", seed, lr=lr), 6.0)
+    write_run(tmp_path / "out", run("tupe_r", "rates", 101, lr=2.5e-4), 6.0, state="failed")
     rows = claims_tables.rate_shares_table(read_back(tmp_path / "out")).markdown().splitlines()
     cells = {row.split("|")[1].strip(): [cell.strip() for cell in row.split("|")[2:-1]] for row in rows}
     assert cells["model"] == ["0.5", "0.25"] and cells["bert_a"] == ["6.000", "6.000 (seed 1)"]
-    assert cells["mean"] == ["6.000", "–"]
+    assert cells["tupe_r"] == ["6.000", "diverged"] and cells["mean"] == ["6.000", "diverged"]
 
 
 def test_a_block_has_one_precision(tmp_path):

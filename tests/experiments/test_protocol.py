@@ -87,9 +87,19 @@ def test_another_precision_is_refused(place):
     for row in tables["runs"]:
         row["precision"] = "bfloat16 autocast"
     collect.write(tables, place / "tables")
-    result = run(place, "--position=rope", "--autocast=none")
-    assert result.exit_code == 2 and "trained in bfloat16 autocast, and losses do not compare" in result.output
+    for words in (["--autocast=none"], ["model.autocast=none"], ["--autocast", "fp16"]):
+        result = run(place, "--position=rope", *words)
+        assert result.exit_code == 2 and "valid: bf16, as the controls of" in result.output
     assert run(place, "--position=rope", "--autocast", "bf16").exit_code == 0
+
+
+@pytest.mark.parametrize("precision, autocast", [("float32", "none"), ("bfloat16 autocast", "bf16")])
+def test_the_precision_is_that_of_the_controls(precision, autocast, tmp_path):
+    assert protocol.in_precision(("--lr", "1"), {precision}, tmp_path) == ("--lr", "1", "--autocast", autocast)
+    assert protocol.in_precision((f"--autocast={autocast}",), {precision}, tmp_path) == (f"--autocast={autocast}",)
+    assert protocol.in_precision((), set(), tmp_path) == ()
+    with pytest.raises(ValueError, match="valid: one precision"):
+        protocol.in_precision((), {"float32", "bfloat16 autocast"}, tmp_path)
 
 
 def test_encodings_that_are_spelt_alike_have_folders_of_their_own(place):

@@ -41,6 +41,7 @@ class Evidence:
         facts = {trial: row for trial, row in facts.items() if trial.model in CLAIMS["models"]}  # not `compare`'s own
         self.runs = {trial: row for trial, row in facts.items() if row["state"] == "finished" and row["loss"]}
         self.failed = {trial: row["reason"] for trial, row in facts.items() if row["state"] == "failed"}
+        self.diverged = {trial for trial, reason in self.failed.items() if reason.startswith(DIVERGED)}
         if not self.runs:
             raise ValueError("there is no table of finished runs; `tupe claims --runs DIR` adds them")
         for block, precisions in self.precisions().items():
@@ -67,11 +68,13 @@ class Evidence:
 
     def trials(self, stage: str) -> list[Trial]:
         """Finished runs of a stage that count: at the rate that follows from the pilot, where it is known. Of the main
-        stage, those of whole blocks, all its models with one seed, of the longest training that has as many blocks as
-        are required (or else of the one with most); of the first look, those of models with all of its seeds."""
+        stage, those of whole blocks, all its models with one seed (one that diverged has run, too), of the longest
+        training that has as many blocks as are required (or else of the one with most); of the first look, those of
+        models with all of its seeds."""
         mine = [trial for trial in self.runs if trial.stage == stage and self.has_its_rate(trial)]
+        over = [*mine, *(trial for trial in self.diverged if trial.stage == stage)]
         if stage == "main":
-            blocks = groups(mine, lambda trial: (trial.updates, trial.seed), lambda trial: trial.model)
+            blocks = groups(over, lambda trial: (trial.updates, trial.seed), lambda trial: trial.model)
             whole = [block for block, models in blocks.items() if models >= set(CLAIMS["stages"]["main"]["models"])]
             counts = Counter(updates for updates, _ in whole)
             enough = CLAIMS["required_seeds"]
@@ -79,7 +82,7 @@ class Evidence:
             mine = [trial for trial in mine if trial.updates == length and (length, trial.seed) in whole]
         elif stage == "first":
             planned = set(CLAIMS["stages"]["first"]["seeds"])
-            seeds = groups(mine, lambda trial: trial.model, lambda trial: trial.seed)
+            seeds = groups(over, lambda trial: trial.model, lambda trial: trial.seed)
             mine = [trial for trial in mine if trial.seed in planned and seeds[trial.model] >= planned]
         return sorted(mine, key=lambda trial: (list(CLAIMS["models"]).index(trial.model), trial.lr, trial.seed))
 
@@ -92,10 +95,20 @@ class Evidence:
     def has_its_rate(self, trial: Trial) -> bool:
         """Whether the rate of a run is what the plan makes of the pilot's; it may have been another one when the run
         began, before all of the pilot had run. Stages that compare rates have all."""
-        plan, best = CLAIMS["stages"].get(trial.stage, {}), self.best_rates if trial.stage != "pilot" else {}
-        if trial.stage in ("pilot", "rates") or not plan or "lr" in plan or trial.model not in best:
+        return trial.stage in ("pilot", "rates") or self.has_planned_rate(trial)
+
+    def has_planned_rate(self, trial: Trial) -> bool:
+        """Whether the plan names the rate of a run, as far as that is known before the pilot is over."""
+        plan = CLAIMS["stages"].get(trial.stage, {})
+        if trial.stage == "pilot":
+            rates = CLAIMS["learning_rates"]
+        elif "lr" in plan:
+            rates = [plan["lr"]]
+        elif not plan or trial.model not in self.best_rates:
             return True
-        return any(math.isclose(trial.lr, share * best[trial.model]) for share in plan.get("shares", [1]))
+        else:
+            rates = [share * self.best_rates[trial.model] for share in plan.get("shares", [1])]
+        return any(math.isclose(trial.lr, rate) for rate in rates)
 
     def by_seed(self, stage: str, value: Measure) -> dict[str, Seeds]:
         """{model: {seed: value(trial)}} of a stage, where the value is not None."""
@@ -125,7 +138,8 @@ class Evidence:
         own = CLAIMS["stages"].get(stage, {}).get("lr")
         by_rate = self.by_rate(stage if own else "pilot").get("nopos", {})
         is_known = own in by_rate if own else by_rate and not untried(by_rate)
-        return min(by_rate.values()) - CLAIMS["threshold"] if is_known else None
+        lowest = min(by_rate.values()) if is_known else math.inf
+        return lowest - CLAIMS["threshold"] if math.isfinite(lowest) else None
 
     def exit(self, trial: Trial) -> float | None:
         """The update at which the model leaves the plateau; None: it never does, or there is no threshold."""
@@ -137,8 +151,8 @@ class Evidence:
         losses = defaultdict(lambda: defaultdict(list))
         for trial in self.trials(stage):
             losses[trial.model][trial.lr].append(self.loss(trial))
-        for trial, reason in self.failed.items():
-            if trial.stage == stage and reason.startswith(DIVERGED):
+        for trial in self.diverged:
+            if trial.stage == stage:
                 losses[trial.model][trial.lr].append(math.inf)
         return {model: {lr: float(np.mean(values)) for lr, values in by_lr.items()} for model, by_lr in losses.items()}
 
@@ -206,10 +220,12 @@ class Judged:
 
     @property
     def verdict(self) -> str:
-        """ "confirmed", "refuted" (exploratory: "lower", "higher"), "not resolved", or "not run"."""
+        """ "confirmed", "refuted" (exploratory: "lower", "higher"), "not resolved", "one seed", or "not run"."""
         if self.contrast is None:
             return "not run"
-        if self.p is None or self.p > ALPHA:
+        if self.p is None:
+            return "one seed"
+        if self.p > ALPHA:
             return "not resolved"
         if not self.exploratory and self.contrast.seeds < CLAIMS["required_seeds"]:
             return "not resolved"

@@ -76,13 +76,17 @@ def stage_table(evidence: Evidence, stage: str, against: bool) -> Table:
     return Table.plain([*header, *(["minus the model it changes"] if against else []), "exit updates"], rows)
 
 
+def of_rate(loss: float) -> str:
+    return "diverged" if math.isinf(loss) else number(loss)
+
+
 def rates_table(evidence: Evidence) -> Table:
     """Losses of the pilot by learning rate; the best in bold once half and twice that rate have run."""
     means = evidence.by_rate("pilot")
     rates = sorted({lr for by_lr in means.values() for lr in by_lr})
     rows = []
     for model, by_lr in means.items():
-        cells = {lr: "diverged" if math.isinf(loss) else number(loss) for lr, loss in by_lr.items()}
+        cells = {lr: of_rate(loss) for lr, loss in by_lr.items()}
         if best := evidence.best_rates.get(model):
             cells[best] = f"**{cells[best]}**"
         rows.append([model, *(cells.get(lr, "") for lr in rates), number(worst_minus_best(by_lr), 2)])
@@ -92,17 +96,19 @@ def rates_table(evidence: Evidence) -> Table:
 def rate_shares_table(evidence: Evidence) -> Table:
     """Losses of the stage `rates` by the share of the pilot's rate, and their mean where all its models have run."""
     plan, losses = CLAIMS["stages"]["rates"], defaultdict(dict)
-    for trial in evidence.trials("rates"):
-        share = trial.lr / evidence.best_rates[trial.model]
-        planned = any(math.isclose(share, one) for one in plan["shares"]) and trial.seed in plan["seeds"]
-        losses[round(share, 6)][trial.model] = evidence.loss(trial), "" if planned else f" (seed {trial.seed})"
+    runs = {trial: evidence.loss(trial) for trial in evidence.trials("rates")}
+    runs |= {trial: math.inf for trial in evidence.diverged if trial.stage == "rates"}
+    for trial, loss in runs.items():
+        if trial.model in evidence.best_rates:
+            share = round(trial.lr / evidence.best_rates[trial.model], 6)
+            losses[share][trial.model] = loss, "" if trial.seed in plan["seeds"] else f" (seed {trial.seed})"
     shares = sorted(losses, reverse=True)
     rows = []
     for model in plan["models"]:
         cells = [losses[share].get(model) for share in shares]
-        rows.append([model, *("" if cell is None else number(cell[0]) + cell[1] for cell in cells)])
+        rows.append([model, *("" if cell is None else of_rate(cell[0]) + cell[1] for cell in cells)])
     complete = [losses[share].keys() >= set(plan["models"]) for share in shares]
-    means = [number(float(np.mean([loss for loss, _ in losses[share].values()]))) for share in shares]
+    means = [of_rate(float(np.mean([loss for loss, _ in losses[share].values()]))) for share in shares]
     rows.append(["mean", *(mean if whole else "" for mean, whole in zip(means, complete, strict=True))])
     return Table.plain(["model", *(f"{share:g}" for share in shares)], rows)
 
@@ -126,6 +132,8 @@ def share_cell(shares: Seeds, least: float = 0) -> str:
         return f"> 100 % ({', '.join(texts)})"
     at_most = any(text.startswith("≤") for text in texts)
     bounds = f" [{100 * interval[0]:.0f}, {100 * interval[1]:.0f}]" if interval and not at_most else ""
+    if len(texts) == 1:
+        return f"{'≤ ' * at_most}{100 * mean:.0f} % (one seed)"
     return f"{'≤ ' * at_most}{100 * mean:.0f} %{bounds} ({', '.join(texts)})"
 
 
@@ -261,10 +269,10 @@ def summary(evidence: Evidence) -> str:
     seeds, updates = len({trial.seed for trial in counted}), max((trial.updates for trial in counted), default=0)
     what = f"{plan['size']} models, {updates or plan['updates']:,} updates, {seeds} seeds, differences paired by seed"
     needed = CLAIMS["required_seeds"] * len(CLAIMS["stages"]["main"]["models"])
+    others = f" in the first {len(results)} rows; the others are exploratory, uncorrected" * bool(changes)
     undecided = (
         f"**No claim is decided yet**: that takes the {needed} runs of the main stage, of which "
-        f"{min(needed, len(evidence.trials('main')))} count so far. *Lower* and *higher*: significant"
-        + (f", the first {len(results)} rows after correction for their number (Holm)." if changes else " (Holm).")
+        f"{min(needed, len(evidence.trials('main')))} count so far. *Lower* and *higher*: significant (Holm){others}."
     )
     told = {
         "main": f"Evidence: {what}. {scale_text(evidence)}",
@@ -282,16 +290,15 @@ def summary(evidence: Evidence) -> str:
 def coverage(evidence: Evidence) -> str:
     """What has run, of what is planned, and in which precision."""
     parts = []
-    for stage in CLAIMS["stages"]:
-
-        def key(trial):  # the rates of other stages follow from the pilot's
-            return trial.model, trial.updates, trial.seed, trial.lr if trial.stage == "pilot" else None
-
-        all_planned = trials(stage, dict.fromkeys(CLAIMS["models"], 0.0))
-        keys = set(map(key, all_planned))
+    for stage, plan in CLAIMS["stages"].items():
+        all_planned = trials(stage, dict.fromkeys(CLAIMS["models"], 0.0))  # at whatever rate
         finished = [trial for trial in evidence.runs if trial.stage == stage]
-        planned = [trial for trial in finished if key(trial) in keys and evidence.has_its_rate(trial)]
-        more = f", {len(finished) - len(planned)} at other rates" if len(finished) > len(planned) else ""
+        planned = [
+            trial
+            for trial in finished
+            if trial.seed in plan["seeds"] and trial.updates in lengths_of(stage) and evidence.has_planned_rate(trial)
+        ]
+        more = f", {len(finished) - len(planned)} beyond the plan" if len(finished) > len(planned) else ""
         used = set().union(*(used for block, used in evidence.precisions().items() if block[0] == stage))
         precision = f" ({', '.join(sorted(used))})" if used else ""
         parts.append(f"{stage} {len(planned)} of {len(all_planned)}{more}{precision}")

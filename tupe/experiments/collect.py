@@ -160,8 +160,8 @@ def write(tables: dict[str, list[dict]], folder: Path) -> None:
 
 
 def merge(known: dict[str, list[dict]], new: dict[str, list[dict]]) -> dict[str, list[dict]]:
-    """Both, sorted by run: of a run that both have, the new rows, unless they say that it failed, and of positional
-    logits what is there."""
+    """Both, sorted by run: of a run that both have, the new rows, unless they say that it failed; what is there of
+    positional logits, and of pairs if there are no new ones."""
     has = {row["run"] for row in known["runs"]}
     failed = {row["run"] for row in new["runs"] if row["state"] == "failed"}
     replaced = {row["run"] for row in new["runs"]} - (failed & has)
@@ -171,8 +171,9 @@ def merge(known: dict[str, list[dict]], new: dict[str, list[dict]]) -> dict[str,
             rows = {row["paradigm"]: row for row in known[name] + new[name]}
             merged[name] = [rows[paradigm] for paradigm in sorted(rows)]
             continue
-        keep = name == "positional" or None
-        kept = [row for row in known[name] if keep or row["run"] not in replaced]
         added = [row for row in new[name] if row["run"] in replaced]
+        # Positional logits are written once; pairs that are being scored are not read.
+        keep = {"positional": has, "pairs": has - {row["run"] for row in added}}.get(name, ())
+        kept = [row for row in known[name] if row["run"] in keep or row["run"] not in replaced]
         merged[name] = sorted(kept + added, key=lambda row: row["run"])  # the order within a run stays
     return merged

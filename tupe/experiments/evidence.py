@@ -8,6 +8,7 @@ evaluation and model.pt its weights in half precision; the checkpoint with the o
 
 import json
 import math
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -46,11 +47,13 @@ def save_half(checkpoint: Path, output: Path) -> None:
 
 
 def conclude(data: Path, trial: Trial, folder: Path, state: str) -> None:
-    """Keep the weights of a finished run in half precision and evaluate them; its checkpoints are deleted. A run that
-    another process concludes is left to it."""
+    """Keep the weights of a finished run in half precision and evaluate them; its checkpoints are deleted. Waits for
+    another process that does so."""
     checkpoint, weights = folder / "checkpoint_last.pt", folder / "model.pt"
-    if state != "finished" or not record.lock(folder):
+    if state != "finished":
         return
+    while not record.lock(folder):
+        time.sleep(1)
     if checkpoint.exists():
         keep_weights(trial, folder)
         save_half(checkpoint, weights)

@@ -30,6 +30,18 @@ def add_model(position: str, arch: str) -> str:
     return name
 
 
+def in_precision(further: tuple, theirs: set[str], folder: Path) -> tuple:
+    """The options of every training, with the precision of the controls. Raises ValueError if they name another one."""
+    words = " ".join(further).replace("=", " ").split()
+    named = [value for name, value in zip(words, words[1:], strict=False) if name in ("--autocast", "model.autocast")]
+    valid = [name for name, precision in collect.PRECISIONS.items() if precision in theirs]
+    if len(valid) > 1:
+        raise ValueError(f"{folder}: the controls were trained in {' and '.join(sorted(theirs))}; valid: one precision")
+    if valid and named and named[-1] != valid[0]:
+        raise ValueError(f"--autocast {named[-1]}: valid: {valid[0]}, as the controls of {folder} were trained")
+    return further if named or not valid else (*further, "--autocast", valid[0])
+
+
 def run(data: Path, output: Path, position: str, arch: str, jobs: int | None, further: tuple, folder: Path) -> None:
     """Train an encoding by the protocol and write OUTPUT/protocol.md. folder: the tables of the experiment.
 
@@ -48,14 +60,7 @@ def run(data: Path, output: Path, position: str, arch: str, jobs: int | None, fu
             f"{data} (fingerprint {ours}) is not the data of {folder} ({', '.join(theirs)}): losses do not compare; "
             "prepare the same text, or train the stages pilot and controls on yours with `tupe evidence`"
         )
-    words = " ".join(further).replace("=", " ").split()
-    autocast = words[words.index("--autocast") + 1] if "--autocast" in words[:-1] else CLAIMS["autocast"]
-    theirs = {row["precision"] for row in baselines} - {""}
-    if theirs and theirs != {collect.PRECISIONS[autocast]}:
-        raise ValueError(
-            f"--autocast {autocast}: the controls of {folder} were trained in {' and '.join(sorted(theirs))}, and "
-            "losses do not compare; train the stages pilot and controls in that precision with `tupe evidence`"
-        )
+    further = in_precision(further, {row["precision"] for row in baselines} - {""}, folder)
     name = add_model(position, arch)
     train_pilot(data, output, jobs, further, models=[name])
     best, _ = best_rates(final_losses(output))
