@@ -557,9 +557,9 @@ class LMLoss(torch.autograd.Function):
             rows = slice(start, start + ROWS)
             part, target = padded(x[rows].to(dtype)), targets[rows, None]
             if part.dtype == bias.dtype == torch.float32:
-                logits = product(part, w, bias) if on_onednn(part, w, bias) else F.linear(part, w, bias)
+                logits = multiply(part, w, bias)
             else:  # the bias is not rounded
-                logits = (part @ w.t()).float().add_(bias)
+                logits = multiply(part, w).float().add_(bias)
             count = len(target)
             logits -= logits.amax(-1, keepdim=True)
             target_logits = logits[:count].gather(1, target)
@@ -589,9 +589,9 @@ class LMLoss(torch.autograd.Function):
         return *(g.to(dtype).mul_(grad) for g, dtype in zip(gradients, ctx.dtypes, strict=True)), None, None, None
 
 
-def multiply(a: Tensor, b: Tensor) -> Tensor:
-    """a [n, k] times the transpose of b [m, k]."""
-    return product(a, b) if on_onednn(a, b) else a @ b.t()
+def multiply(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
+    """a [n, k] times the transpose of b [m, k], plus bias [m]."""
+    return product(a, b, bias) if on_onednn(a, b) else F.linear(a, b, bias)
 
 
 def bf16_speed() -> float:

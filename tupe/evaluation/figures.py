@@ -127,7 +127,7 @@ def phi(m: np.ndarray, before: np.ndarray, after: np.ndarray, title: str = "") -
 
 def numbering(panels: dict, title: str = "") -> Figure:
     """Accuracy in numbering equal tokens, a row per encoding and a column per normaliser. panels: title -> {(position,
-    normaliser, special): accuracy}; numbers stand where an accuracy, rounded, is neither 1 nor chance."""
+    normaliser, special): accuracy}; numbers stand where an accuracy is neither 1 nor chance."""
     rows = max(len({position for position, *_ in cells}) for cells in panels.values())
     figure, axes = curves(len(panels), width=3.6, height=1.2 + 0.18 * rows, sharey=True)
     for axis, (label, cells) in zip(axes, panels.items(), strict=True):
@@ -135,7 +135,7 @@ def numbering(panels: dict, title: str = "") -> Figure:
         columns = list(dict.fromkeys(tuple(column) for _, *column in cells))
         matrix = np.array([[cells.get((position, *column), np.nan) for column in columns] for position in positions])
         heat(axis, matrix, vmin=0, vmax=1, aspect="auto")
-        for row, column in np.argwhere((matrix > 0.02) & (matrix < 0.995)):
+        for row, column in np.argwhere((matrix > 0.03) & (matrix < 0.995)):
             colour = "white" if matrix[row, column] < 0.5 else "black"
             axis.text(column, row, f"{matrix[row, column]:.2f}", ha="center", va="center", fontsize=6, color=colour)
         names = [f"{normaliser} +CLS/SEP" if special else normaliser for normaliser, special in columns]

@@ -177,11 +177,11 @@ def scale(evidence: Evidence) -> Figure | None:
         here = [(model, sd) for model, sd in points if model in finals]
         for model, sd in here:
             values = list(finals[model].values())
-            drawn = True
             axis.plot([sd] * len(values), values, **{**plotting.style(index), "linestyle": "none"})
             axis.annotate(model, (sd, np.mean(values)), xytext=(5, 0), textcoords="offset points", fontsize=7)
         # the line takes the first model of a scale
         means = {sd: float(np.mean(list(finals[model].values()))) for model, sd in reversed(here)}
+        drawn = drawn or len(means) > 1  # one scale alone shows nothing
         if means:
             look = {**plotting.style(index), "marker": None}
             axis.plot(*zip(*sorted(means.items()), strict=True), label=f"{label} position terms", **look)

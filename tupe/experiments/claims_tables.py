@@ -31,9 +31,22 @@ def number(value: float | None, digits: int = 3) -> str:
 
 def with_interval(values: Iterable[float], digits: int = 3) -> str:
     """ "6.123 [6.100, 6.146]": mean and 95 % t-interval; the mean alone of a single value."""
-    mean, interval = mean_interval(list(values))
+    return shown(*mean_interval(list(values)), digits)
+
+
+def shown(mean: float, interval: tuple[float, float] | None, digits: int) -> str:
     bounds = f" [{', '.join(number(bound, digits) for bound in interval)}]" if interval else ""
     return number(mean, digits) + bounds
+
+
+def percent(values: Iterable[float]) -> str:
+    return with_interval([100 * value for value in values], 1)
+
+
+def geometric(values: Iterable[float]) -> str:
+    """As `with_interval`, of positive ratios: geometric mean, interval on logarithms."""
+    mean, interval = mean_interval([math.log(value) for value in values])
+    return shown(math.exp(mean), interval and (math.exp(interval[0]), math.exp(interval[1])), 2)
 
 
 def of_contrast(one: Contrast | None, digits: int = 3) -> str:
@@ -186,32 +199,22 @@ def exploratory_table(evidence: Evidence, stage: str) -> Table:
     of_stage = functools.partial(evidence.by_seed, stage)
     since_exit, n = after_exit(evidence, stage)
     columns = {
-        "order preferred, %": (of_stage(evidence.final_measure("order", "accuracy")), 100, 1),
-        "margin, nats": (of_stage(evidence.final_measure("order", "margin")), 1, 2),
-        "BLiMP, %": (of_stage(lambda t: evidence.pairs_accuracy(t, t.updates, False)), 100, 1),
-        "only order, %": (of_stage(lambda t: evidence.pairs_accuracy(t, t.updates, True)), 100, 1),
-        f"loss {n or 0:,} updates after exit": (since_exit, 1, 3),
-        "loss at equal time": (equal_time(evidence, stage) if stage == "main" else {}, 1, 3),
-    }
+        "order preferred, %": (of_stage(evidence.final_measure("order", "accuracy")), percent),
+        "margin, nats": (
+            of_stage(evidence.final_measure("order", "margin")), functools.partial(with_interval, digits=2)
+        ),
+        "BLiMP, %": (of_stage(lambda t: evidence.pairs_accuracy(t, t.updates, False)), percent),
+        "only order, %": (of_stage(lambda t: evidence.pairs_accuracy(t, t.updates, True)), percent),
+        f"loss {n or 0:,} updates after exit": (since_exit, with_interval),
+        "loss at equal time": (equal_time(evidence, stage) if stage == "main" else {}, with_interval),
+        "[CLS] to first 8 / uniform": (of_stage(functools.partial(cls_mean, evidence)), geometric),
+    }  # fmt: skip
     columns = {title: column for title, column in columns.items() if column[0]}
-    ratios = of_stage(functools.partial(cls_mean, evidence))
-    rows = []
-    for model in evidence.finals(stage):
-        cells = [
-            with_interval([scale * value for value in values[model].values()], digits) if model in values else ""
-            for values, scale, digits in columns.values()
-        ]
-        if ratios:
-            cells.append(geometric(ratios[model].values()) if model in ratios else "")
-        rows.append([model, *cells])
-    return Table.plain(["model", *columns, *(["[CLS] to first 8 / uniform"] if ratios else [])], rows)
-
-
-def geometric(values: Iterable[float]) -> str:
-    """As `with_interval`, of positive ratios: geometric mean, interval on logarithms."""
-    mean, interval = mean_interval([math.log(value) for value in values])
-    bounds = f" [{', '.join(number(math.exp(bound), 2) for bound in interval)}]" if interval else ""
-    return number(math.exp(mean), 2) + bounds
+    rows = [
+        [model, *(show(values[model].values()) if model in values else "" for values, show in columns.values())]
+        for model in evidence.finals(stage)
+    ]
+    return Table.plain(["model", *columns], rows)
 
 
 def cls_mean(evidence: Evidence, trial: Trial) -> float | None:
