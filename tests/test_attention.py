@@ -352,6 +352,21 @@ def test_blocked_gradient_with_dropout(short, monkeypatch):
         torch.testing.assert_close((ours * direction).sum(), quotient, rtol=1e-2, atol=5e-3)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("block", [1, 2**18])  # logits in a block: one sequence and head, or all
+def test_blocked_is_the_same_without_gradients(block, dtype, monkeypatch):
+    monkeypatch.setattr(kernels, "BLOCK", block)
+    q, k, v = (torch.randn(2, H, 6, 8, dtype=dtype) for _ in range(3))
+    bias, real = torch.randn(H, 6, 6), torch.arange(6) < torch.tensor([[6], [4]])
+
+    def mix():
+        return kernels.blocked_attention(q, k, v, bias, real[:, None, None], 8**-0.5, 0.0)
+
+    with torch.no_grad():
+        without = mix()
+    assert without.shape == q.shape and torch.equal(mix(), without)
+
+
 def test_choice():
     model, device = encoder(), torch.device("cpu")
     ask = lambda request, **o: choose(  # noqa: E731

@@ -271,7 +271,7 @@ class SplitHeads(torch.autograd.Function):
 
 def split_heads(x: Tensor, heads: int) -> tuple[Tensor, Tensor, Tensor]:
     """Queries, keys and values [B, H, L, D] of their joint projection x [B, L, 3 C]."""
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or not torch.is_grad_enabled():
         return x.unflatten(2, (3, heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
     return SplitHeads.apply(x, heads)
 
@@ -499,6 +499,10 @@ def blocked_attention(
     mask = None if real is None else torch.zeros(real.shape).masked_fill_(~real, torch.finfo(torch.float32).min)
     with torch.autocast("cpu", enabled=False):
         blocks = plan_blocks(q.size(1), q.size(0), q.size(2), k.size(2), lengths)
+        if len(blocks) == 1 and not (p or torch.is_grad_enabled() or blocks[0].is_cut):
+            # for one short text, calls take longer than products
+            weights = block_weights(q, k, bias, mask, scale, blocks[0]).to(v.dtype)
+            return matmul(weights, blocks[0].cut(v).transpose(2, 3)).transpose(0, 1)
         return BlockedAttention.apply(q, k, v, bias, mask, scale, p, blocks)
 
 
