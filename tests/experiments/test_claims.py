@@ -83,7 +83,7 @@ def test_one_contrast_is_corrected_for_five():
 @pytest.fixture
 def small_blocks(monkeypatch):
     """Blocks of the main stage have two models."""
-    monkeypatch.setitem(CLAIMS["stages"]["main"], "models", ["bert_a", "tupe_a"])
+    monkeypatch.setitem(CLAIMS, "contrasts", [{"models": ["tupe_a", "bert_a"], "claim": "untying"}])
 
 
 def read_back(out):
@@ -167,17 +167,40 @@ def test_only_whole_blocks_of_one_length_count(small_blocks, tmp_path):
     write_run(tmp_path / "out", run("bert_a", updates=10000), 5.0)
     assert read_back(tmp_path / "out").finals("main") == dict.fromkeys(("bert_a", "tupe_a"), {1: pytest.approx(6.0)})
     write_run(tmp_path / "out", run("tupe_a", updates=10000), 5.0)
-    assert {trial.updates for trial in read_back(tmp_path / "out").trials("main")} == {10000}
+    assert {trial.updates for trial in read_back(tmp_path / "out").trials("main")} == {5000}  # one block of each
 
 
-def test_a_longer_training_counts_once_it_has_as_many_blocks(small_blocks, tmp_path):
-    for seed, updates in ((1, 5000), (2, 5000), (1, 10000)):
+def test_a_longer_training_counts_once_it_has_as_many_blocks_as_are_required(small_blocks, monkeypatch, tmp_path):
+    monkeypatch.setitem(CLAIMS, "required_seeds", 2)
+    for seed, updates in ((1, 5000), (2, 5000), (3, 5000), (1, 10000)):
         for model in ("bert_a", "tupe_a"):
             write_run(tmp_path / "out", run(model, seed=seed, updates=updates), 6.0)
     assert {trial.updates for trial in read_back(tmp_path / "out").trials("main")} == {5000}
     for model in ("bert_a", "tupe_a"):
         write_run(tmp_path / "out", run(model, seed=2, updates=10000), 6.0)
     assert {trial.updates for trial in read_back(tmp_path / "out").trials("main")} == {10000}
+
+
+def test_a_model_without_contrasts_does_not_hold_up_a_block(small_blocks, tmp_path):
+    """It is shown with the seeds it has."""
+    for seed in (1, 2):
+        for model in ("bert_a", "tupe_a"):
+            write_run(tmp_path / "out", run(model, seed=seed), 6.0)
+    write_run(tmp_path / "out", run("bert_a_d", seed=2), 6.0)
+    evidence = read_back(tmp_path / "out")
+    assert {model: set(seeds) for model, seeds in evidence.finals("main").items()} == {
+        "bert_a": {1, 2}, "tupe_a": {1, 2}, "bert_a_d": {2},
+    }  # fmt: skip
+    assert "| bert_a_d (1 of 2 seeds) |" in claims_tables.parts_table(evidence).markdown()
+
+
+def test_a_run_that_diverged_at_another_rate_completes_no_block(small_blocks, tmp_path):
+    write_experiment(tmp_path / "out", ["pilot"])
+    write_run(tmp_path / "out", run("tupe_a", lr=5e-4), 6.0)
+    write_run(tmp_path / "out", run("bert_a", lr=1e-3), 6.0, state="failed")
+    assert not read_back(tmp_path / "out").blocks("main")
+    write_run(tmp_path / "out", run("bert_a", lr=5e-4), 6.0, state="failed")
+    assert read_back(tmp_path / "out").blocks("main") == {(5000, 1)}
 
 
 def test_a_run_counts_at_the_rate_that_the_pilot_decided(tmp_path):
@@ -188,7 +211,7 @@ def test_a_run_counts_at_the_rate_that_the_pilot_decided(tmp_path):
     evidence = read_back(tmp_path / "out")
     assert early in evidence.runs and early not in evidence.trials("controls")
     assert evidence.finals("controls")["tupe_a"][1] > 5
-    assert "controls 48 of 48, 1 beyond the plan" in claims_tables.coverage(evidence)
+    assert "controls 48 of 48 and 1 more" in claims_tables.coverage(evidence)
 
 
 def test_a_run_that_diverges_is_the_worst_of_its_model(tmp_path):
@@ -235,6 +258,8 @@ def test_paradigms_that_are_not_all_scored_have_no_accuracy(folder):
     partly = Evidence(tables)
     assert partly.pairs_accuracy(trial, 5000, False) is None and partly.pairs_accuracy(trial, 1500, False) is not None
     assert partly.credits(trial, 5000, False).keys() == whole.credits(trial, 5000, False).keys() - {one["paradigm"]}
+    tables["pairs"] = [row for row in tables["pairs"] if row["run"] == str(trial)]
+    assert "not been scored" in claims_tables.pair_errors(Evidence(tables))
 
 
 def test_a_share_of_the_rates_from_another_seed_says_so(tmp_path):
@@ -253,6 +278,9 @@ def test_a_block_has_one_precision(tmp_path):
     for model, precision in (("bert_a", "float32"), ("tupe_a", "bfloat16 autocast")):
         name = str(run(model, "controls", size="tiny"))
         tables["runs"].append({"run": name, "state": "finished", "loss": "6", "precision": precision})
+    with pytest.raises(ValueError, match="stage controls, seed 1: bfloat16 autocast and float32"):
+        Evidence(tables)
+    tables["runs"][-1]["run"] = str(run("tupe_a", "share", size="tiny", updates=1250))  # compared with the controls
     with pytest.raises(ValueError, match="stage controls, seed 1: bfloat16 autocast and float32"):
         Evidence(tables)
 
@@ -378,7 +406,7 @@ def test_what_has_not_run_is_named(stages, tmp_path):
     for stage, planned in {"pilot": 17 * 4, "main": 6 * 5, "controls": 16 * 3, "share": 2 * 4 * 3}.items():
         finished = planned // len(CLAIMS["stages"][stage]["seeds"]) if stage in stages else 0
         assert f"{stage} {finished} of {planned}" in text
-    assert ("### The five contrasts" in text) == (stages == ["main"])
+    assert ("### Main stage, mini: the five contrasts" in text) == (stages == ["main"])
     assert ("### Controls" in text) == (stages == ["controls"])
     with pytest.raises(ValueError, match="tupe claims --runs"):
         Evidence(collect.read(tmp_path / "empty"))

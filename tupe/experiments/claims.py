@@ -51,10 +51,11 @@ class Evidence:
                 )
 
     def precisions(self) -> dict[tuple[str, int], set[str]]:
-        """{(stage, seed): precisions of its finished runs}."""
+        """{(stage, seed): precisions of its finished runs}. `share` is compared with `controls`: one block."""
         blocks = defaultdict(set)
         for trial, row in self.runs.items():
-            blocks[trial.stage, trial.seed] |= {row["precision"]} - {""}
+            stage = "controls" if trial.stage == "share" else trial.stage
+            blocks[stage, trial.seed] |= {row["precision"]} - {""}
         return blocks
 
     @functools.cached_property
@@ -68,23 +69,29 @@ class Evidence:
 
     def trials(self, stage: str) -> list[Trial]:
         """Finished runs of a stage that count: at the rate that follows from the pilot, where it is known. Of the main
-        stage, those of whole blocks, all its models with one seed (one that diverged has run, too), of the longest
-        training that has as many blocks as are required (or else of the one with most); of the first look, those of
-        models with all of its seeds."""
+        stage, those of the `blocks`; of the first look, those of models with all of its seeds."""
         mine = [trial for trial in self.runs if trial.stage == stage and self.has_its_rate(trial)]
-        over = [*mine, *(trial for trial in self.diverged if trial.stage == stage)]
         if stage == "main":
-            blocks = groups(over, lambda trial: (trial.updates, trial.seed), lambda trial: trial.model)
-            whole = [block for block, models in blocks.items() if models >= set(CLAIMS["stages"]["main"]["models"])]
-            counts = Counter(updates for updates, _ in whole)
-            enough = CLAIMS["required_seeds"]
-            length = max(counts, key=lambda updates: (min(counts[updates], enough), updates), default=0)
-            mine = [trial for trial in mine if trial.updates == length and (length, trial.seed) in whole]
+            blocks = self.blocks(stage)
+            mine = [trial for trial in mine if (trial.updates, trial.seed) in blocks]
         elif stage == "first":
             planned = set(CLAIMS["stages"]["first"]["seeds"])
-            seeds = groups(over, lambda trial: trial.model, lambda trial: trial.seed)
+            seeds = groups(self.over(stage), lambda trial: trial.model, lambda trial: trial.seed)
             mine = [trial for trial in mine if trial.seed in planned and seeds[trial.model] >= planned]
         return sorted(mine, key=lambda trial: (list(CLAIMS["models"]).index(trial.model), trial.lr, trial.seed))
+
+    def over(self, stage: str) -> list[Trial]:
+        """Runs of a stage, at the rate that counts, that have ended: one that diverged has, too."""
+        return [trial for trial in {*self.runs, *self.diverged} if trial.stage == stage and self.has_its_rate(trial)]
+
+    def blocks(self, stage: str) -> set[tuple[int, int]]:
+        """{(updates, seed)} of whole blocks, all models of the contrasts with one seed: of the longest training that
+        has as many as are required, or else of the one with most."""
+        models = groups(self.over(stage), lambda trial: (trial.updates, trial.seed), lambda trial: trial.model)
+        whole = [block for block, names in models.items() if names >= compared_models()]
+        counts, enough = Counter(updates for updates, _ in whole), CLAIMS["required_seeds"]
+        length = max(counts, key=lambda n: (min(counts[n], enough), n if counts[n] >= enough else -n), default=0)
+        return {block for block in whole if block[0] == length}
 
     @functools.cached_property
     def best_rates(self) -> dict[str, float]:
@@ -202,6 +209,11 @@ def groups(items: Iterable, key: Callable, value: Callable) -> dict[Any, set]:
     for item in items:
         grouped[key(item)].add(value(item))
     return grouped
+
+
+def compared_models() -> set[str]:
+    """The models of the contrasts."""
+    return {model for entry in CLAIMS["contrasts"] for model in entry["models"]}
 
 
 # ------------------------------------------------------------------------------------------------------- the contrasts
@@ -340,9 +352,8 @@ def stages_to_show(evidence: Evidence) -> list[str]:
 
 
 def is_complete(evidence: Evidence, stage: str) -> bool:
-    """Whether every contrast has as many seeds as are required."""
-    seeds = CLAIMS["required_seeds"]
-    return all(result.contrast and result.contrast.seeds >= seeds for result in evidence.judged(stage))
+    """Whether as many blocks have run as are required."""
+    return len(evidence.blocks(stage)) >= CLAIMS["required_seeds"]
 
 
 def late(evidence: Evidence, stage: str) -> list[str]:

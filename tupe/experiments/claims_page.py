@@ -32,7 +32,7 @@ def loss(evidence: Evidence) -> Figure | None:
     if not stages:
         return None
     figure, axes = plotting.curves(len(stages))
-    compared = {model for entry in CLAIMS["contrasts"] for model in entry["models"]} | {"nopos"}
+    compared = claims.compared_models() | {"nopos"}
     drawn = {
         stage: [trial for trial in evidence.trials(stage) if stage != "controls" or trial.model in compared]
         for stage in stages
@@ -225,13 +225,16 @@ FIGURES = (loss, along, contrasts, positional, cls, scale, learning_rates)
 
 
 def draw(evidence: Evidence, folder: Path) -> list[str]:
-    """Write claims_<name>.png of every figure that there is something to draw for; returns the names."""
+    """Write claims_<name>.png of every figure that there is something to draw for, and delete the others; returns the
+    names."""
     drawn = []
     for figure in FIGURES:
-        content = figure(evidence)
+        content, path = figure(evidence), folder / f"claims_{figure.__name__}.png"
         if content is not None:
-            plotting.save(content, folder / f"claims_{figure.__name__}.png")
+            plotting.save(content, path)
             drawn.append(figure.__name__)
+        else:
+            path.unlink(missing_ok=True)
     return drawn
 
 
@@ -258,19 +261,21 @@ def results(evidence: Evidence, drawn: list[str], folder: str, pilot: str) -> st
 
     stages = [stage for stage in ("main", "controls", "longer") if evidence.threshold(stage) is not None]
     slow = [f"{', '.join(names)} ({stage})" for stage in stages if (names := claims.late(evidence, stage))]
+    unknown = " Exit updates wait for `nopos`, whose pilot is not complete."
     blocks = [
-        claims_tables.coverage(evidence) + threshold("main") + "\n",
+        claims_tables.coverage(evidence) + (threshold("main") or unknown) + "\n",
         f"On the plateau for more than half of their updates: {'; '.join(slow)}.\n" if slow else "",
         figure("contrasts", "five contrasts with every seed"),
         figure("loss", "loss against updates, bands over seeds"),
         *section("first", *first_look(evidence, threshold("first"))),
         *section(
             "main",
-            "### The five contrasts\n",
+            "### Main stage, mini: the five contrasts\n",
             "Final losses in bits per masked token, differences paired by pre-training seed.\n",
             claims_tables.contrast_table(evidence, "main").markdown(),
+            claims_tables.provisional(evidence) + "\n",
             claims_tables.scale_text(evidence) + "\n",
-            "### Main runs\n",
+            "### Main stage: final losses\n",
             table_of("main"),
         ),
         *section(
@@ -291,7 +296,7 @@ def results(evidence: Evidence, drawn: list[str], folder: str, pilot: str) -> st
         figure("learning_rates", "loss against learning rate"),
         *section(
             "main",
-            "### Exploratory\n",
+            "### Main stage: exploratory\n",
             f"Intervals over pre-training seeds. {claims_tables.pair_errors(evidence)} Times are those of a machine "
             "with other work, so what stands at equal time is rough.\n",
             claims_tables.exploratory_table(evidence, "main").markdown(),

@@ -3,7 +3,7 @@ shown."""
 
 import functools
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 
 import numpy as np
@@ -14,8 +14,10 @@ from .claims import (
     Evidence,
     Seeds,
     after_exit,
+    compared_models,
     equal_time,
     is_complete,
+    late,
     paired,
     paper_shares,
     schedule_shares,
@@ -181,6 +183,17 @@ def scale_text(evidence: Evidence) -> str:
     )
 
 
+def provisional(evidence: Evidence) -> str:
+    """What keeps the verdicts of the main stage from being final; "" if nothing does."""
+    if evidence.threshold("main") is None:
+        reason = "whether all left the plateau by half of their updates is known once the pilot of `nopos` has run"
+    elif names := late(evidence, "main"):
+        reason = f"{', '.join(names)} had not left the plateau by half of the updates, so all models get twice as many"
+    else:
+        return ""
+    return f"The verdicts are provisional: {reason}."
+
+
 def scale_rows(evidence: Evidence, stage: str) -> list[list[str]]:
     """What was changed, names, difference of final losses, and whether its interval is below or above 0."""
     finals, rows = evidence.finals(stage), []
@@ -205,8 +218,8 @@ def exploratory_table(evidence: Evidence, stage: str) -> Table:
         ),
         "BLiMP, %": (of_stage(lambda t: evidence.pairs_accuracy(t, t.updates, False)), percent),
         "only order, %": (of_stage(lambda t: evidence.pairs_accuracy(t, t.updates, True)), percent),
-        f"loss {n or 0:,} updates after exit": (since_exit, with_interval),
-        "loss at equal time": (equal_time(evidence, stage) if stage == "main" else {}, with_interval),
+        f"training loss {n or 0:,} updates after exit": (since_exit, with_interval),
+        "training loss at equal time": (equal_time(evidence, stage) if stage == "main" else {}, with_interval),
         "[CLS] to first 8 / uniform": (of_stage(functools.partial(cls_mean, evidence)), geometric),
     }  # fmt: skip
     columns = {title: column for title, column in columns.items() if column[0]}
@@ -223,9 +236,10 @@ def cls_mean(evidence: Evidence, trial: Trial) -> float | None:
 
 
 def parts_table(evidence: Evidence) -> Table:
-    """Losses of the main stage by position and by length, means over seeds."""
-    values = defaultdict(lambda: defaultdict(list))
+    """Losses of the main stage by position and by length, means over seeds; a model without all of them says so."""
+    values, counts = defaultdict(lambda: defaultdict(list)), Counter()
     for trial in evidence.trials("main"):
+        counts[trial.model] += 1
         for kind in ("position", "length"):
             for row in evidence.measures(trial, f"loss by {kind}"):
                 values[trial.model][kind, row["part"]].append(float(row["value"]))
@@ -234,7 +248,10 @@ def parts_table(evidence: Evidence) -> Table:
         key=lambda part: (part[0] == "length", int(part[1].split("-")[0])),
     )
     rows = [
-        [model, *(number(float(np.mean(by_part[part])) if part in by_part else None, 2) for part in parts)]
+        [
+            model + f" ({counts[model]} of {max(counts.values())} seeds)" * (counts[model] < max(counts.values())),
+            *(number(float(np.mean(by_part[part])) if part in by_part else None, 2) for part in parts),
+        ]
         for model, by_part in values.items()
     ]
     return Table.plain(["model", *(f"{kind} {part}" for kind, part in parts)], rows)
@@ -245,8 +262,8 @@ def pair_errors(evidence: Evidence) -> str:
     errors = defaultdict(list)
     for trial in evidence.trials("main"):
         for only_order in (False, True):
-            if credits := evidence.credits(trial, trial.updates, only_order):
-                errors[only_order].append(macro_average(credits)[1:])
+            if evidence.pairs_accuracy(trial, trial.updates, only_order) is not None:
+                errors[only_order].append(macro_average(evidence.credits(trial, trial.updates, only_order))[1:])
     if not errors:
         return "Minimal pairs have not been scored yet."
     all_pairs, order = (np.max(errors[only_order], axis=0) * 100 for only_order in (False, True))
@@ -271,23 +288,27 @@ def summary(evidence: Evidence) -> str:
     counted = evidence.trials(stage)
     seeds, updates = len({trial.seed for trial in counted}), max((trial.updates for trial in counted), default=0)
     what = f"{plan['size']} models, {updates or plan['updates']:,} updates, {seeds} seeds, differences paired by seed"
-    needed = CLAIMS["required_seeds"] * len(CLAIMS["stages"]["main"]["models"])
+    needed = CLAIMS["required_seeds"] * len(compared_models())
     others = f" in the first {len(results)} rows; the others are exploratory, uncorrected" * bool(changes)
     undecided = (
         f"**No claim is decided yet**: that takes the {needed} runs of the main stage, of which "
-        f"{min(needed, len(evidence.trials('main')))} count so far. *Lower* and *higher*: significant (Holm){others}."
+        f"{len(evidence.blocks('main')) * len(compared_models())} count so far."
     )
     told = {
-        "main": f"Evidence: {what}. {scale_text(evidence)}",
-        "controls": f"{undecided} So far: {what}, each at its own best learning rate.",
+        "main": f"Evidence: {what}.",
+        "controls": f"{undecided} So far: {what}, each at its best learning rate as far as that is known.",
         "first": f"{undecided} A first look only: {what}, one learning rate for all. It shows who learns faster "
         "**early**, not who is better in the end.",
     }
+    legend = "Negative: the first model has the lower loss." + (
+        f" *Lower* and *higher*: significant (Holm){others}." if stage != "main" else ""
+    )
+    scale = f"{scale_text(evidence)} {provisional(evidence)}".strip() if stage == "main" else ""
     shares = paper_shares(evidence, stage, "tupe_r") if stage != "first" else {}
     share = (
-        f" TUPE-R's running loss is BERT-A's final one after {share_cell(shares)} of the updates, as the paper counts."
+        f"TUPE-R's running loss is BERT-A's final one after {share_cell(shares)} of the updates, as the paper counts."
     ) * bool(shares)
-    return f"{table.markdown()}\n{told[stage]}{share}\n"
+    return f"{told[stage]} {legend}\n\n{table.markdown()}\n{f'{scale} {share}'.strip()}\n"
 
 
 def coverage(evidence: Evidence) -> str:
@@ -301,8 +322,8 @@ def coverage(evidence: Evidence) -> str:
             for trial in finished
             if trial.seed in plan["seeds"] and trial.updates in lengths_of(stage) and evidence.has_planned_rate(trial)
         ]
-        more = f", {len(finished) - len(planned)} beyond the plan" if len(finished) > len(planned) else ""
-        used = set().union(*(used for block, used in evidence.precisions().items() if block[0] == stage))
+        more = f" and {len(finished) - len(planned)} more" if len(finished) > len(planned) else ""
+        used = {evidence.runs[trial]["precision"] for trial in finished} - {""}
         precision = f" ({', '.join(sorted(used))})" if used else ""
         parts.append(f"{stage} {len(planned)} of {len(all_planned)}{more}{precision}")
     failed = "".join(f" Failed: `{trial}` ({reason})." for trial, reason in evidence.failed.items())

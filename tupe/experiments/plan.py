@@ -52,7 +52,8 @@ class Trial:
         words = {
             "--recipe": "pretrain_small", "--data": data, "--output": self.folder(output),
             "--arch": with_size(model["arch"], self.size), **chosen,
-            "--lr": f"{self.lr:g}", "--max-update": self.updates, "--seed": self.seed, "--autocast": CLAIMS["autocast"],
+            "--lr": f"{self.lr:g}", "--max-update": self.updates, "--seed": self.seed,
+            "--autocast": plan.get("autocast", CLAIMS["autocast"]),
             "--log-format": "json", "--log-interval": 50, "--num-workers": 1,
         }  # fmt: skip
         if "weights_every" in plan:  # `keep_weights` has the time of three intervals
