@@ -5,6 +5,7 @@ import json
 import numpy as np
 
 from tupe import record
+from tupe.experiments.collect import SCORED
 from tupe.experiments.plan import CLAIMS, Trial
 
 BITS = 1 / np.log(2)
@@ -60,6 +61,7 @@ def write_run(output, trial: Trial, loss: float, exit: int = 1000, state="finish
             word[0] = 0.0  # a tie
             flags = {"same_words": np.full(20, number == 1), "same_pieces": np.full(20, False)}
             np.savez(place / f"{name}.npz", word=word, mean=word / 10, single=word, **flags)
+        (place / SCORED).touch()
 
 
 def write_experiment(output, stages=("pilot", "main", "controls", "longer", "share"), seeds=3):

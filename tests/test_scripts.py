@@ -77,6 +77,22 @@ def test_slurm_job_that_a_signal_stopped_is_queued_again(tmp_path, status, reque
     assert done.returncode == status and (tmp_path / "requeued").exists() == requeued
 
 
+@pytest.mark.parametrize("status", [138, 1, 0])
+def test_many_jobs_are_a_slurm_job_that_is_queued_again_when_its_time_is_up(status, tmp_path):
+    requeue = f'[ $1 != requeue ] || echo "$2" > {tmp_path}/requeued'
+    for name, text in {"srun": f'"$@"; exit {status}', "scontrol": requeue, "python": 'printf "<%s>" "$@"'}.items():
+        (tmp_path / name).write_text(f"#!/bin/bash\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    done = bash(
+        SCRIPTS / "jobs.sbatch", "evidence", "--data", "a b", PATH=f"{tmp_path}:{os.environ['PATH']}",
+        SLURM_SUBMIT_DIR=str(ROOT), SLURM_JOB_ID="7", SLURM_ARRAY_JOB_ID="5", SLURM_ARRAY_TASK_ID="2",
+        PYTHON=str(tmp_path / "python"),
+    )  # fmt: skip
+    assert done.returncode == status and done.stdout == "<-m><tupe><evidence><--data><a b>"
+    assert not (tmp_path / "requeued").exists() or (tmp_path / "requeued").read_text() == "5_2\n"
+    assert (tmp_path / "requeued").exists() == (status == 138)
+
+
 @pytest.mark.slow
 def test_a_slurm_job_whose_time_is_up_goes_on_exactly_when_it_is_queued_again(data, tmp_path):
     """A real training on two nodes, which are two tasks on this machine. Slurm signals all processes of the tasks."""
@@ -135,6 +151,7 @@ STAND_INS = {  # of the programs that the script runs, by the step to be ended
         ".venv/bin/python": f"case $1-$2$4 in -c-*version_info*) echo 3.11 ;; -m-pipinstall) {STEP} ;; esac",
     },
     "pretrain.sbatch": {"srun": STEP, "scontrol": "echo node"},
+    "jobs.sbatch": {"srun": STEP},
 }  # fmt: skip
 
 

@@ -128,14 +128,14 @@ def state_of(folder: str | Path) -> str:
 
 def note_failure(folder: str | Path, reason: str, status: int) -> None:
     """Record the failure of a process that could not do so itself. status: its exit status; one that was killed by
-    signal N has -N, and its run stays open, as that of one that was `STOPPED`."""
+    signal N has -N, or 128 + N, and its run stays open, as that of one that was `STOPPED`."""
     if is_locked(folder):
         return  # another process has begun the run again
     record = _read_or_new(folder)
     if record.state == "finished":
         return  # what failed was another run that did not belong here
     record.failure = {"reason": reason, "status": status}
-    if status >= 0 and status != STOPPED:
+    if 0 <= status < 128 and status != STOPPED:
         record.finished_at, record.state = now(), "failed"
     else:
         record.state = "running"
@@ -195,12 +195,12 @@ def git_commit() -> str | None:
 # ------------------------------------------------------------------------------------------------------ files and locks
 
 
-def write_atomically(path: str | Path, text: str) -> None:
+def write_atomically(path: str | Path, content: str | bytes) -> None:
     """Readers see the old file or the new one, never half of it. Raises OSError with the file's name."""
     temporary = Path(f"{path}.{os.getpid()}.partial")
     try:
-        with temporary.open("w", encoding="utf-8") as file:
-            file.write(text)
+        with temporary.open("wb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
@@ -229,16 +229,20 @@ _held = {}  # lock file -> open file, locked until the process ends
 def lock(folder: str | Path) -> bool:
     """Make `folder` this process's own until `unlock`, or until the process ends. Returns False if it is another's."""
     path = (Path(folder) / "lock").resolve()
-    if path not in _held:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        file = path.open("w")
+    if path in _held:
+        return True
+    path.parent.mkdir(parents=True, exist_ok=True)
+    file = path.open("a")
+    for _ in range(20):  # a process that only looks (`is_locked`) holds it for a moment
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            file.close()
-            return False
-        _held[path] = file
-    return True
+            time.sleep(0.01)
+        else:
+            _held[path] = file
+            return True
+    file.close()
+    return False
 
 
 def unlock(folder: str | Path) -> None:
@@ -253,9 +257,9 @@ def is_locked(folder: str | Path) -> bool:
     path = Path(folder) / "lock"
     if not path.exists():
         return False
-    with path.open("a") as file:
+    with path.open() as file:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # others may look at the same time
         except BlockingIOError:
             return True
     return False

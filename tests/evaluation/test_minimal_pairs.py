@@ -56,6 +56,7 @@ def test_reads_every_kind(tmp_path):
         ("a.jsonl", json.dumps({**ROW, "sentence_bad": " "}) + "\n", "line 1"),
         ("a.jsonl", "\n", "no pair"),
         ("a.txt", "One line.\n", "two lines"),
+        ("a.txt", "\n", "no pair"),
         ("a.csv", "x", "no .jsonl"),
     ],
 )
@@ -160,6 +161,8 @@ def test_scores_are_kept_for_what_they_were_computed_from(pairs, vocabulary, pre
     assert count() == (3, 0) and count() == (0, 0)
     (tmp_path / "out" / "case.npz").unlink()  # as if the run had been killed before it
     assert count() == (1, 0)
+    (tmp_path / "out" / "case.npz").write_bytes(b"")  # after a power failure
+    assert count() == (1, 1)
     changed = [replace(pairs[0], pairs=[Pair(pair.bad, pair.good) for pair in pairs[0].pairs]), *pairs[1:]]
     assert count(changed) == (1, 1) and count() == (1, 1)
     fewer = TextEncoder(vocabulary)

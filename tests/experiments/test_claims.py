@@ -242,6 +242,28 @@ def test_no_plateau_where_nopos_diverged(tmp_path):
     assert read_back(tmp_path / "out").threshold("first") is None
 
 
+@pytest.mark.parametrize("content", [b"", None])
+def test_a_damaged_table_is_named(content, folder, tmp_path):
+    shutil.copytree(folder / "tables", tmp_path / "tables")
+    path = tmp_path / "tables" / "training.csv.gz"
+    path.write_bytes(path.read_bytes()[:100] if content is None else content)
+    with pytest.raises(ValueError, match=r"training\.csv\.gz is (damaged|empty)"):
+        collect.read(tmp_path / "tables")
+
+
+def test_a_line_that_was_cut_off_is_left_out(tmp_path):
+    whole = '| INFO | train_inner | {"num_updates": "50", "loss": "8.1", "train_wall": "7"}'
+    (tmp_path / "train.log").write_text(f'{whole}\n| train_inner | {{"num_updates": "100", "lo$ tupe pretrain\n')
+    assert collect.training_losses(tmp_path / "train.log") == {50: ("8.1", "7")}
+
+
+def test_pairs_that_are_not_all_scored_are_not_collected(tmp_path):
+    write_run(tmp_path / "out", run("tupe_a"), 5.7, along=(500, 5000))
+    (run("tupe_a").folder(tmp_path / "out") / "pairs" / "500" / collect.SCORED).unlink()
+    rows = collect.collect(tmp_path / "out", collect.read(tmp_path))["pairs"]
+    assert {row["updates"] for row in rows} == {"5000"}
+
+
 def test_scores_of_pairs_stay_while_they_are_scored_again(folder):
     known = collect.read(folder / "tables")
     new = {**known, "pairs": []}

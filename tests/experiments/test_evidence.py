@@ -64,10 +64,45 @@ def test_stages_are_planned_in_whole_blocks():
         trials("main", {"bert_a": 1e-3, **{name: 1e-3 for name in block if name != "bert_r"}})
 
 
-@pytest.mark.parametrize(("stage", "models"), [("mian", None), ("main", ["nopos"])])
-def test_what_is_not_planned_is_refused(stage, models):
-    with pytest.raises(ValueError, match=r"mian.*main|nopos"):
-        trials(stage, RATES, models=models)
+def test_what_is_not_planned_is_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"mian.*main"):
+        trials("mian", RATES)
+    words = ["--data", tmp_path, "--output", tmp_path / "out", "--dry-run", "--models", "bert_b"]
+    result = CliRunner().invoke(command, list(map(str, words)))
+    assert result.exit_code == 2 and "'bert_b'; did you mean 'bert_" in result.output
+
+
+def test_stages_without_a_model_are_left_out(tmp_path):
+    words = ["--data", tmp_path, "--output", tmp_path / "out", "--dry-run", "--models", "nopos", "--stages"]
+    result = CliRunner().invoke(command, list(map(str, [*words, "first,main"])))
+    assert result.exit_code == 0 and len(result.output.splitlines()) == 3
+    result = CliRunner().invoke(command, list(map(str, [*words, "main"])))
+    assert result.exit_code == 2 and "no stage of main has a model 'nopos'" in result.output
+
+
+def test_no_rate_where_every_one_diverged(tmp_path):
+    for lr in (*CLAIMS["learning_rates"], 8e-3, 16e-3):
+        finish(tmp_path, "bert_a", lr, math.inf)
+    assert best_rates(final_losses(tmp_path))[0] == {}
+
+
+def test_a_run_that_failed_is_tried_again_unless_it_diverged(tmp_path, monkeypatch):
+    tried = []
+    monkeypatch.setattr(evidence.runner, "run", lambda jobs, *_, **__: tried.extend(
+        job.folder.parts[-2] for job in jobs if record.state_of(job.folder) == "open") or {})  # fmt: skip
+    planned = [Trial("pilot", model, "tiny", 5000, 1e-3, 101) for model in ("bert_a", "tupe_r")]
+    for trial, reason in zip(planned, ("no space left on device", "diverged: nan"), strict=True):
+        finish(tmp_path, trial.model, trial.lr, math.inf, reason=reason)
+    evidence.train(tmp_path, tmp_path, planned, 1, ())
+    assert tried == ["bert_a"]
+
+
+def test_a_record_that_was_cut_off_is_left_out(tmp_path):
+    for model in ("bert_a", "tupe_r"):
+        finish(tmp_path, model, 1e-3, 6.0)
+    path = Trial("pilot", "bert_a", "tiny", 5000, 1e-3, 101).folder(tmp_path) / record.NAME
+    path.write_text(path.read_text()[:40])
+    assert [trial.model for trial in final_losses(tmp_path)] == ["tupe_r"]
 
 
 @pytest.mark.parametrize("widened", [6.2, math.inf])
@@ -147,7 +182,8 @@ def test_finished_runs_are_evaluated_and_scored_along_training(pretrained, vocab
     score(vocabulary, trial, tmp_path, paradigms)
     order = json.loads((tmp_path / "order.json").read_text())
     assert list(order) == ["500", "1000", "1500"] and order["1500"] == content["order"]
-    assert sorted(path.name for path in (tmp_path / "pairs").glob("*/*")) == ["order.npz", "order.npz"]
+    there = sorted(path.name for path in (tmp_path / "pairs").glob("*/*"))
+    assert there == [collect.SCORED, collect.SCORED, "order.npz", "order.npz"]
     with np.load(tmp_path / "pairs" / "1500" / "order.npz") as arrays:
         assert arrays["same_words"].tolist() == [True]
     monkeypatch.setattr(evidence, "order_scores", None)  # nothing is computed again

@@ -74,6 +74,7 @@ FAILURES = {
     "not finished": ("run.save(folder); sys.exit(0)", "failed", ["before its run was finished"]),
     "damaged": ("(folder / 'record.json').write_text('{'); sys.exit(1)", "failed", ["exit status 1"]),
     "killed": ("os.kill(os.getpid(), 9)", "open", ["killed by signal 9"]),
+    "ended while it loaded": ("sys.exit(143)", "open", ["killed by signal 15"]),
 }
 
 
@@ -105,11 +106,16 @@ def test_every_job_that_is_over_is_announced(tmp_path):
         announced.clear()
 
 
-def test_jobs_are_visited_while_they_run(tmp_path):
-    wait = "while not (folder / 'visited').exists(): time.sleep(0.01)"
-    visited = job(tmp_path / "visited", wait)
-    states = runner.run([visited], SLOT, echo=quiet, meanwhile=lambda job: (job.folder / "visited").touch())
-    assert states == {visited: "finished"}
+def test_a_refused_start_leaves_the_run_in_its_folder_as_it_is(tmp_path):
+    """It was stopped half-way, and somebody starts the folder with other options."""
+    half = job(tmp_path / "half", "run.save(folder); os.kill(os.getpid(), 9)")
+    assert runner.run([half], SLOT, echo=quiet) == {half: "open"}
+    (half.folder / "behave.py").write_text("print('it holds another run'); sys.exit(2)")
+    lines = []
+    assert runner.run([half], SLOT, echo=lines.append) == {half: "failed"}
+    assert "FAILED (refused)" in lines[-1] and record.state_of(half.folder) == "open"
+    (half.folder / "behave.py").unlink()
+    assert runner.run([half], SLOT, echo=quiet) == {half: "finished"}
 
 
 def test_a_job_of_another_process_is_waited_for(tmp_path, monkeypatch):

@@ -225,6 +225,10 @@ def test_the_best_checkpoint_of_each_task_is_kept_on_request(place):
         assert kept == {f"{task}/checkpoint_best.pt": "lr2e-05_seed3" for task in ("CoLA", "SST-2")}
     best = json.loads((place / "out/CoLA/best.json").read_text())
     assert best == {"score": 53.0, "metric": "accuracy", "run": "lr2e-05_seed3"}  # the stand-in scores 50 + seed
+    # Killed between the note of the best run and its checkpoint's move: the next start makes up for it.
+    (place / "out/CoLA/checkpoint_best.pt").replace(place / "out/CoLA/lr2e-05_seed3/checkpoint_best.pt")
+    sweep(place, *words)
+    assert (place / "out/CoLA/checkpoint_best.pt").read_text() == "lr2e-05_seed3"
 
 
 def test_checkpoints_of_pre_training_stay(place):

@@ -14,7 +14,7 @@ import math
 import zipfile
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -56,8 +56,9 @@ class Paradigm:
 # ------------------------------------------------------------------------------------------------------------ reading
 
 
-def read_paradigms(source: str | Path) -> list[Paradigm]:
-    """The paradigms of a .jsonl or .txt file, a folder of them, or a .zip archive, sorted by name.
+def read_paradigms(source: str | Path, limit: int | None = None) -> list[Paradigm]:
+    """The paradigms of a .jsonl or .txt file, a folder of them, or a .zip archive, sorted by name. limit: pairs of
+    each, the first ones (default: all).
 
     Raises ValueError, with file and line, for what is not a pair.
     """
@@ -70,6 +71,7 @@ def read_paradigms(source: str | Path) -> list[Paradigm]:
     twice = [name for name, count in Counter(paradigm.name for paradigm in paradigms).items() if count > 1]
     if twice:
         raise ValueError(f"{source} has the paradigm {twice[0]} twice")
+    paradigms = [replace(paradigm, pairs=paradigm.pairs[:limit]) for paradigm in paradigms]
     return sorted(paradigms, key=lambda paradigm: paradigm.name)
 
 
@@ -113,6 +115,8 @@ def _paradigm(name: str, text: str) -> Paradigm:
         if len(lines) % 2:
             raise ValueError(f"{name}: {len(lines)} lines; a pair is two lines, the bad sentence first")
         pairs = [Pair(good.strip(), bad.strip()) for (_, bad), (_, good) in zip(lines[::2], lines[1::2], strict=True)]
+        if not pairs:
+            raise ValueError(f"{name} holds no pair")
         return Paradigm(stem, stem, pairs)
     pairs, phenomena, names = [], set(), set()
     for number, line in lines:
@@ -209,23 +213,32 @@ def evaluate(
         origin = hashlib.sha256(f"{of_model} {json.dumps(words)}".encode()).hexdigest()
         path = folder / f"{paradigm.name}.npz"
         if path.exists():
-            with np.load(path) as file:
-                arrays = dict(file)
+            arrays = _read(path)
             if str(arrays.pop(ORIGIN, "")) == origin:
                 results[paradigm.name] = arrays
                 continue
             if not told:
                 say(f"{folder} has scores that may be of another model, tokeniser or pairs: recomputing")
                 told = True
-        arrays = differences(model, words)
+        try:
+            arrays = differences(model, words)
+        except ValueError as error:
+            raise ValueError(f"{paradigm.name}: {error} (two sentences are a pair)") from None
         rounded = {name: np.round(v, 5).astype("f4") if v.dtype == float else v for name, v in arrays.items()}
         buffer = io.BytesIO()
         np.savez_compressed(buffer, **rounded, **{ORIGIN: origin})
-        partial = path.with_suffix(".partial")
-        partial.write_bytes(buffer.getvalue())
-        partial.replace(path)
+        write_atomically(path, buffer.getvalue())
         results[paradigm.name] = rounded
     return results
+
+
+def _read(path: Path) -> dict[str, np.ndarray]:
+    """The arrays of a file, none of a damaged one."""
+    try:
+        with np.load(path) as file:
+            return dict(file)
+    except (EOFError, OSError, ValueError, zipfile.BadZipFile):
+        return {}
 
 
 # ------------------------------------------------------------------------------------------------------------- tables
@@ -291,9 +304,7 @@ def command(checkpoints, pairs, data, limit, output, seed):
     """Accuracy on minimal pairs: per paradigm, per phenomenon, and where only the order of the words differs."""
     paths = labelled(checkpoints)
     names = file_names(paths)
-    paradigms = read_paradigms(pairs)
-    if limit:
-        paradigms = [Paradigm(p.name, p.phenomenon, p.pairs[:limit]) for p in paradigms]
+    paradigms = read_paradigms(pairs, limit)
     summaries = {}
     for label, path in paths.items():
         model, task = load_model(path, data)

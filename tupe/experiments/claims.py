@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from . import collect
-from .plan import CLAIMS, DIVERGED, Trial, lengths_of, untried
+from .plan import CLAIMS, DIVERGED, Trial, best_rates, lengths_of, untried
 from .statistics import (
     Contrast,
     contrast,
@@ -96,8 +96,8 @@ class Evidence:
     @functools.cached_property
     def best_rates(self) -> dict[str, float]:
         """{model: learning rate of its lowest loss in the pilot}, where half and twice of it have run, too."""
-        means = self.by_rate("pilot")
-        return {model: min(by_lr, key=by_lr.get) for model, by_lr in means.items() if not untried(by_lr)}
+        losses = {trial: self.loss(trial) for trial in self.runs} | dict.fromkeys(self.diverged, math.inf)
+        return best_rates(losses)[0]
 
     def has_its_rate(self, trial: Trial) -> bool:
         """Whether the rate of a run is what the plan makes of the pilot's; it may have been another one when the run

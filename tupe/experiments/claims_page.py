@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 
 from .. import options, plotting
 from ..evaluation import figures
+from ..record import write_atomically
 from ..tables import Table
 from . import claims, claims_tables, collect
 from .claims import Evidence
@@ -370,7 +371,7 @@ def fill_in(page: Path, text: str) -> None:
         raise ValueError(f"{page} needs the lines {BEGIN!r} and {END!r}, once each")
     before, _, rest = content.partition(BEGIN)
     after = rest.partition(END)[2]
-    page.write_text(f"{before}{BEGIN}\n\n{text}\n{END}{after}", encoding="utf-8")
+    write_atomically(page, f"{before}{BEGIN}\n\n{text}\n{END}{after}")
 
 
 @click.command(cls=options.QuietCommand)
@@ -400,7 +401,7 @@ def command(runs, folder, page, readme, data):
         collect.write(merged, folder)
     evidence = Evidence(collect.read(folder))
     drawn = draw(evidence, page.parent / "figures")
-    (folder / "pilot.md").write_text(pilot_page(evidence), encoding="utf-8")
+    write_atomically(folder / "pilot.md", pilot_page(evidence))
     fill_in(page, results(evidence, drawn, "figures", os.path.relpath(folder / "pilot.md", page.parent)))
     if readme.exists() and BEGIN in readme.read_text(encoding="utf-8"):
         fill_in(readme, claims_tables.summary(evidence))

@@ -10,6 +10,8 @@ import gzip
 import hashlib
 import io
 import json
+import zlib
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -34,6 +36,7 @@ COLUMNS = {
 }  # fmt: skip
 PRECISIONS = {"none": "float32", "bf16": "bfloat16 autocast"}  # of --autocast
 LETTERS = {0.0: "0", 0.5: "h", 1.0: "1"}  # credit of a pair
+SCORED = "complete"  # a file beside the scores of minimal pairs, once all paradigms have been scored
 
 
 def collect(output: Path, known: dict[str, list[dict]], data: Path | None = None) -> dict[str, list[dict]]:
@@ -112,8 +115,8 @@ def tables_of(trial: Trial, run: record.Record, folder: Path) -> dict[str, list[
             for part in ("accuracy", "margin"):
                 add("measures", updates=updates, measure=measure, part=part, value=f"{order[part]:.5f}",
                     error=f"{order[f'{part}_error']:.5f}", count=order["sentences"])  # fmt: skip
-    scored = [] if record.is_locked(folder / "pairs") else sorted((folder / "pairs").glob("*/*.npz"))
-    for path in scored:
+    complete = sorted((folder / "pairs").glob(f"*/{SCORED}"))
+    for path in [path for place in complete for path in sorted(place.parent.glob("*.npz"))]:
         with np.load(path) as arrays:
             credits = {name: "".join(LETTERS[value] for value in credit(arrays[name]).tolist()) for name in MEASURES}
             tenths = " ".join(str(round(10 * value)) for value in arrays["word"].tolist())
@@ -129,22 +132,33 @@ def _json(path: Path) -> dict:
 
 
 def training_losses(log: Path) -> dict[int, tuple[str, str]]:
-    """{updates: (mean loss in bits of the updates since the last line, seconds they took)} of a log of training."""
-    lines = log.read_text(encoding="utf-8", errors="replace").splitlines() if log.exists() else []
-    rows = [json.loads(line[line.index("{") :]) for line in lines if "| train_inner | {" in line]
-    return {int(row["num_updates"]): (row["loss"], row["train_wall"]) for row in rows}
+    """{updates: (mean loss in bits of the updates since the last line, seconds they took)} of a log of training. The
+    line that a process was writing when it was killed is left out."""
+    losses = {}
+    for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if log.exists() else ():
+        if "| train_inner | {" in line:
+            with suppress(json.JSONDecodeError):
+                row = json.loads(line[line.index("{") :])
+                losses[int(row["num_updates"])] = row["loss"], row["train_wall"]
+    return losses
 
 
 # --------------------------------------------------------------------------------------------------- tables in a folder
 
 
 def read(folder: Path) -> dict[str, list[dict]]:
-    """{table: rows}, each a dict of texts; [] for a table that is not there."""
+    """{table: rows}, each a dict of texts; [] for a table that is not there. Raises ValueError for a damaged one."""
     tables = {}
     for name in COLUMNS:
-        path = folder / f"{name}.csv.gz"
-        text = gzip.decompress(path.read_bytes()).decode() if path.exists() else ""
-        tables[name] = list(csv.DictReader(io.StringIO(text)))
+        path, tables[name] = folder / f"{name}.csv.gz", []
+        if path.exists():
+            try:
+                rows = csv.DictReader(io.StringIO(gzip.decompress(path.read_bytes()).decode()))
+            except (EOFError, OSError, UnicodeDecodeError, zlib.error) as error:
+                raise ValueError(f"{path} is damaged ({error}); restore it, or delete it and collect again") from None
+            if not rows.fieldnames:
+                raise ValueError(f"{path} is empty; restore it, or delete it and collect again")
+            tables[name] = list(rows)
     return tables
 
 
@@ -156,7 +170,7 @@ def write(tables: dict[str, list[dict]], folder: Path) -> None:
         writer = csv.DictWriter(text, columns, restval="", lineterminator="\n")
         writer.writeheader()
         writer.writerows(tables[name])
-        (folder / f"{name}.csv.gz").write_bytes(gzip.compress(text.getvalue().encode(), mtime=0))
+        record.write_atomically(folder / f"{name}.csv.gz", gzip.compress(text.getvalue().encode(), mtime=0))
 
 
 def merge(known: dict[str, list[dict]], new: dict[str, list[dict]]) -> dict[str, list[dict]]:

@@ -10,7 +10,6 @@ import json
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -24,13 +23,13 @@ from ..options import ListOf
 from ..safe_load import read_checkpoint
 from ..text import TextEncoder
 from . import collect, runner
-from .plan import CLAIMS, DIVERGED, Trial, best_rates, final_losses, pilot_trials, trials
+from .plan import CLAIMS, DIVERGED, Trial, best_rates, final_losses, pilot_trials, planned_models, trials
 
 SENTENCES, TOKENS = 2000, 400_000  # of the evaluation: order sensitivity, loss
 
 
 def keep_weights(trial: Trial, folder: Path) -> None:
-    """Make model_<updates>.pt of the checkpoints that training has left so far, if the stage keeps weights."""
+    """Make model_<updates>.pt of the checkpoints that training has left, if the stage keeps weights."""
     every = CLAIMS["stages"].get(trial.stage, {}).get("weights_every")
     for path in folder.glob("checkpoint_*_*.pt") if every else ():
         updates = int(path.stem.rpartition("_")[2])
@@ -57,7 +56,7 @@ def conclude(data: Path, trial: Trial, folder: Path, state: str) -> None:
     if checkpoint.exists():
         keep_weights(trial, folder)
         save_half(checkpoint, weights)
-        for path in folder.glob("checkpoint*.pt"):
+        for path in sorted(folder.glob("checkpoint*.pt"), key=checkpoint.__eq__):  # that one last: it brings us here
             path.unlink()
     if not (folder / "evaluation.json").exists():
         model, task = load_model(weights, data)
@@ -84,21 +83,27 @@ def score(data: Path, trial: Trial, folder: Path, paradigms: list) -> None:
             order[str(updates)] = order_scores(model, held_out_sentences(task, encoder, plan["sentences"]))
             record.write_atomically(path, json.dumps(order, indent=1) + "\n")
         if with_pairs:
-            minimal_pairs.evaluate(model, encoder, paradigms, folder / "pairs" / str(updates), say=click.echo)
+            scores = folder / "pairs" / str(updates)
+            (scores / collect.SCORED).unlink(missing_ok=True)
+            minimal_pairs.evaluate(model, encoder, paradigms, scores, say=click.echo)
+            (scores / collect.SCORED).touch()
     record.unlock(folder / "pairs")
 
 
 def train(data: Path, output: Path, planned: list[Trial], jobs: int | None, further: Sequence[str]) -> None:
     """Run what is left of the planned trainings of one stage; conclude each as it ends. That a run diverged is a
-    result."""
+    result; one that failed otherwise is tried again."""
     plan = {trial.job(data, output, further): trial for trial in planned}
     if not plan:
         return
     if further:
         runner.check(next(iter(plan)))
+    results = final_losses(output)
+    for job, trial in plan.items():
+        if trial not in results and record.state_of(job.folder) == "failed":
+            record.clear_failure(job.folder)
     states = runner.run(
         list(plan), runner.slots(jobs), title=planned[0].stage,
-        meanwhile=lambda job: keep_weights(plan[job], job.folder),
         ended=lambda job, state: conclude(data, plan[job], job.folder, state),
     )  # fmt: skip
     results = final_losses(output)
@@ -166,10 +171,16 @@ def command(data, output, stages, models, seeds, jobs, known, twice, dry_run, pa
     data, output = data.resolve(), output.resolve()
     if twice and stages != ["main"]:
         raise ValueError(f"--twice with --stages {','.join(stages)}: valid: main alone")
+    chosen = {stage: planned_models(stage, models) for stage in stages}
+    for model in models or ():
+        if not any(model in names for names in chosen.values()):
+            valid = [name for stage in stages for name in planned_models(stage)]
+            raise ValueError(f"no stage of {', '.join(stages)} has a model {model!r}{options.nearest(model, valid)}")
+    stages = [stage for stage, names in chosen.items() if names]
     known = known_losses(known, data) if known else {}
     if pairs:
-        count, (best, _) = CLAIMS["scoring"]["pairs"], best_rates(known | final_losses(output))
-        paradigms = [replace(kind, pairs=kind.pairs[:count]) for kind in minimal_pairs.read_paradigms(pairs)]
+        paradigms = minimal_pairs.read_paradigms(pairs, CLAIMS["scoring"]["pairs"])
+        best, _ = best_rates(known | final_losses(output))
         for stage in stages:
             for trial in trials(stage, best, seeds, models, twice):
                 score(data, trial, trial.folder(output), paradigms)

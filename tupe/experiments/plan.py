@@ -5,6 +5,7 @@ import json
 import math
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -56,8 +57,8 @@ class Trial:
             "--autocast": plan.get("autocast", CLAIMS["autocast"]),
             "--log-format": "json", "--log-interval": 50, "--num-workers": 1,
         }  # fmt: skip
-        if "weights_every" in plan:  # `keep_weights` has the time of three intervals
-            words |= {"--save-interval-updates": plan["weights_every"], "--keep-interval-updates": 3}
+        if "weights_every" in plan:  # `evidence.keep_weights` halves them at the end
+            words |= {"--save-interval-updates": plan["weights_every"], "--keep-interval-updates": -1}
         name = f"{self.stage} {self.model} {self.size} lr {self.lr:g} seed {self.seed}"
         return runner.Job(name, self.folder(output), (*runner.tupe("pretrain", words), *further))
 
@@ -68,15 +69,8 @@ def trials(
 ) -> list[Trial]:
     """What a stage trains, seed by seed (the pilot: rate by rate), so that a stage that is cut short has whole blocks.
     best: {model: learning rate}; the pilot and stages with a rate of their own do without. twice: for twice as many
-    updates. Raises ValueError for an unknown stage or model, or a model without a rate."""
-    if stage not in CLAIMS["stages"]:
-        raise ValueError(f"unknown stage {stage!r}{options.nearest(stage, CLAIMS['stages'])}")
-    plan = CLAIMS["stages"][stage]
-    names = list(CLAIMS["models"]) if plan["models"] == "all" else plan["models"]
-    for model in models or ():
-        if model not in names:
-            raise ValueError(f"stage {stage} has no model {model!r}{options.nearest(model, names)}")
-    names = [name for name in names if not models or name in models]
+    updates. Raises ValueError for an unknown stage, or a model without a rate."""
+    names, plan = planned_models(stage, models), CLAIMS["stages"][stage]
     lengths = [updates * (2 if twice else 1) for updates in lengths_of(stage)]
     if stage == "pilot":
         pairs = [(name, lr) for lr in CLAIMS["learning_rates"] for name in names]
@@ -92,6 +86,14 @@ def trials(
         for name, lr in pairs
         for updates in lengths
     ]
+
+
+def planned_models(stage: str, models: list[str] | None = None) -> list[str]:
+    """The models of a stage; models: only these of them. Raises ValueError for an unknown stage."""
+    if stage not in CLAIMS["stages"]:
+        raise ValueError(f"unknown stage {stage!r}{options.nearest(stage, CLAIMS['stages'])}")
+    names = CLAIMS["stages"][stage]["models"]
+    return [name for name in (CLAIMS["models"] if names == "all" else names) if not models or name in models]
 
 
 def lengths_of(stage: str) -> list[int]:
@@ -114,8 +116,12 @@ def final_losses(output: Path) -> dict[Trial, float]:
 
 def records(output: Path) -> dict[Trial, record.Record]:
     """The record of every run that has begun."""
-    folders = sorted(path.parent for path in output.glob(f"*/*/*/{record.NAME}"))
-    return {Trial.parse("/".join(folder.parts[-3:])): record.read(folder) for folder in folders}
+    found = {}
+    for folder in sorted(path.parent for path in output.glob(f"*/*/*/{record.NAME}")):
+        with suppress(ValueError):  # cut off by a power failure, for example: the run starts over
+            run = record.read(folder)
+            found[Trial.parse("/".join(folder.parts[-3:]))] = run
+    return found
 
 
 def best_rates(losses: dict[Trial, float]) -> tuple[dict[str, float], list[Trial]]:
@@ -132,7 +138,9 @@ def best_rates(losses: dict[Trial, float]) -> tuple[dict[str, float], list[Trial
         by_rate = {lr: [loss for trial, loss in mine.items() if trial.lr == lr] for lr in {t.lr for t in mine}}
         means = {lr: sum(values) / len(values) for lr, values in by_rate.items()}
         left = untried(means)
-        if means and not left:
+        if not math.isfinite(min(means.values(), default=math.inf)):
+            continue  # it diverged at every rate
+        if not left:
             rates[model] = min(means, key=means.get)
         elif len(left) == 1 and not any(math.isclose(left[0], lr) for lr in CLAIMS["learning_rates"]):
             plan = CLAIMS["stages"]["pilot"]

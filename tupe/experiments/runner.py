@@ -26,6 +26,7 @@ from .. import record
 from ..allocator import tcmalloc
 from ..options import own_options
 
+REFUSED = 2  # exit status of a command that did not begin, because of its options
 SECONDS_TO_END = 8  # between asking a process to end and killing it
 SECONDS_TO_NEXT_LOOK = 5  # at a folder that another process holds
 
@@ -77,14 +78,13 @@ def run(
     ended: Callable[[Job, str], Any] = lambda job, state: None,
     echo: Callable[[str], Any] = click.echo,
     title: str = "sweep",
-    meanwhile: Callable[[Job], Any] = lambda job: None,
 ) -> dict:
     """Run the jobs that are not finished, `len(slots)` at a time -> {job: "finished", "failed" or "open"}.
 
     slots: see `slots`. No job's failure stops the others; a failed job is run again only if `retry_failed`, one that
     was killed always is. It waits for jobs that another process runs. ended(job, state) is called for every job that
-    is over, also for those that were over before; meanwhile(job) for those that run, every few seconds. echo: prints
-    one line. On SIGTERM, SIGINT, SIGHUP and SIGUSR1 all processes are ended, and SystemExit is raised.
+    is over, also for those that were over before. echo: prints one line. On SIGTERM, SIGINT, SIGHUP and SIGUSR1 all
+    processes are ended, and SystemExit is raised.
     """
     states = {job: record.state_of(job.folder) for job in jobs}
     retried = {job for job, state in states.items() if state == "failed"} if retry_failed else set()
@@ -106,7 +106,7 @@ def run(
         about = f"{seconds / 60:.0f} min" if seconds >= 60 else f"{seconds:.0f} s"
         echo(f"{title}: {len(over)}/{len(jobs)} {job}: {what}" + f"; about {about} left" * (left > 0))
 
-    free, running, next_look, next_meanwhile = list(slots), {}, {}, 0.0
+    free, running, next_look = list(slots), {}, {}
     with deferred_signals() as received:
         try:
             while (waiting or running) and not received:
@@ -139,10 +139,6 @@ def run(
                     else:
                         state, what = result(job, process.returncode)
                         conclude(job, state, f"{what}, {time.monotonic() - started:.0f} s")
-                if time.monotonic() >= next_meanwhile:
-                    for job in running:
-                        meanwhile(job)
-                    next_meanwhile = time.monotonic() + SECONDS_TO_NEXT_LOOK
                 time.sleep(0.1)
         finally:
             end([process for process, _, _ in running.values()])
@@ -161,8 +157,9 @@ def exit_if_unfinished(states: dict, title: str) -> None:
 
 def result(job: Job, status: int) -> tuple:
     """("finished", "failed" or "open", a line for the user) of a job whose process ended with `status`."""
-    if status < 0 or status == record.STOPPED:
-        reason = f"killed by signal {-status}" if status < 0 else "stopped by a signal"
+    if status < 0 or status >= 128 or status == record.STOPPED:
+        number = -status if status < 0 else status - 128
+        reason = "stopped by a signal" if status == record.STOPPED else f"killed by signal {number}"
         record.note_failure(job.folder, reason, status)
         return "open", f"{reason}; the next start runs it again"
     try:
@@ -173,6 +170,8 @@ def result(job: Job, status: int) -> tuple:
         return "finished", "{} {:.2f}".format(*run.best()) if run.metrics else "finished"
     if run and run.state == "failed":
         reason = run.failure["reason"]
+    elif status == REFUSED and run and run.started_at:
+        reason = "refused"  # another run is in the folder, or was begun with other options: it stays as it is
     else:
         reason = f"exit status {status}" if status else "it ended before its run was finished"
         record.note_failure(job.folder, reason, status)
@@ -185,7 +184,8 @@ def check(job: Job) -> None:
     outer = [f"--outer-options={','.join(own_options())}"]
     done = subprocess.run([*job.command, *outer, "--dry-run"], capture_output=True, text=True)
     if done.returncode:
-        raise ValueError(done.stderr.strip() or done.stdout.strip())
+        said = done.stderr.strip() or done.stdout.strip()
+        raise ValueError(said.splitlines()[-1] if said else f"exit status {done.returncode}")
 
 
 # ----------------------------------------------------------------------------------------------------------- processes
@@ -211,6 +211,7 @@ def start(job: Job, environment: dict) -> "subprocess.Popen | Fork":
 
 
 IMPORTS = ["tupe.plugin.launch", "tupe.train", "torch._dynamo"]  # of the process whose copies run jobs: what all need
+GROUP_SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)  # as Slurm and a closed terminal send
 _environment = {}  # that this process has beside ours, once it is there
 
 
@@ -250,8 +251,12 @@ class Fork:
 @contextmanager
 def environment_of_copies(environment: dict) -> Iterator[None]:
     """The environment in which multiprocessing starts the process to be copied, at the first job: that job's, with the
-    allocator that its command would choose."""
+    allocator that its command would choose. Signals to our group leave that process alone: it has to tell us how its
+    copies end."""
     before = dict(os.environ)
+    handlers = {}
+    if threading.current_thread() is threading.main_thread():
+        handlers = {number: signal.signal(number, signal.SIG_IGN) for number in GROUP_SIGNALS}
     library = None if os.environ.get("LD_PRELOAD") else tcmalloc()
     os.environ.update(environment, **({"LD_PRELOAD": library} if library else {}))
     _environment.update(environment)
@@ -260,10 +265,14 @@ def environment_of_copies(environment: dict) -> Iterator[None]:
     finally:
         os.environ.clear()
         os.environ.update(before)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
 
 
 def run_tupe(words: tuple, log: str, environment: dict) -> None:
     """Become `tupe WORDS` in a process group of its own."""
+    for number in GROUP_SIGNALS:
+        signal.signal(number, signal.SIG_DFL)
     os.setsid()
     with open(log, "a") as file:
         for descriptor in (1, 2):

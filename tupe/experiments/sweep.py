@@ -22,10 +22,11 @@ def settle(sweep: Sweep, job: runner.Job, state: str) -> None:
         metric, score = record.read(job.folder).best()
         best = place / "best.json"
         with record.locked(place / "best.lock"):
-            if checkpoint.exists() and (not best.exists() or score > json.loads(best.read_text())["score"]):
-                checkpoint.replace(place / "checkpoint_best.pt")
+            known = json.loads(best.read_text()) if best.exists() else None
+            if checkpoint.exists() and (not known or score > known["score"] or known["run"] == job.folder.name):
                 content = {"score": score, "metric": metric, "run": job.folder.name}
-                record.write_atomically(best, json.dumps(content) + "\n")
+                record.write_atomically(best, json.dumps(content) + "\n")  # first: a start after a kill does the rest
+                checkpoint.replace(place / "checkpoint_best.pt")
     if state in ("finished", "failed"):
         for path in job.folder.glob("*.pt"):
             path.unlink(missing_ok=True)

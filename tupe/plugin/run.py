@@ -237,6 +237,8 @@ def begin(record: Record, config: DictConfig) -> Run | None:
     end()  # the previous run, in a process that trains several
     forget_earlier_scores()
     run = Run(record, config)
+    if run.writes and not records.lock(run.folder):  # first: the other process may be about to write its last scores
+        raise BlockingIOError(f"another process is training in {run.folder}")
     try:
         earlier = records.read(run.folder)
     except ValueError as error:  # truncated by a power failure, for example
@@ -245,11 +247,10 @@ def begin(record: Record, config: DictConfig) -> Run | None:
     if earlier and earlier.started_at:
         differences = record.differences(earlier)
         if differences:
+            records.unlock(run.folder)
             text = "; ".join(f"{name} {old} there, {new} here" for name, (new, old) in differences.items())
             raise ValueError(f"{run.folder} holds another run ({text}); choose another folder or remove it")
         record.scores, record.started_at = earlier.scores, earlier.started_at
-    if run.writes and not records.lock(run.folder):
-        raise BlockingIOError(f"another process is training in {run.folder}")
     if run.writes:
         remove_partial(run.folder)
     if run.is_finished(earlier):
