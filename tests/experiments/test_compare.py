@@ -100,7 +100,8 @@ def test_thirteen_encodings_by_default(place):
     glue = [f"--glue={place / 'glue'}", "--finetune-options=--arhc=x"]
     refused = compare(place, *glue, status=2)  # before anything is trained
     assert "no such option --arhc" in refused and not list(place.glob("out/**/sweep.json"))
-    compare(place, "--jobs=4")
+    printed = compare(place, "--jobs=4")
+    assert "| presets/bert_a_tiny/wang_ape | 5.000 |" in printed
     assert len(starts(place)) == 13 and all("/wang_" in name for name in starts(place))
 
 
@@ -122,6 +123,9 @@ def test_an_encoding_whose_pre_training_fails_is_left_out(place):
     [
         (["--presets=wang_ape,wang_appe"], "unknown preset 'wang_appe'; did you mean 'wang_ape'?"),
         (["--position=rop"], "rop"),
+        (["--position=rope", "--arch=tupe_a"], "rope rotates q and k"),
+        (["--position=rope", "--arch=tupe_b"], "--arch tupe_b: unknown; did you mean 'tupe_"),
+        (["--position=rope", "--seeds=1"], "--seeds: one --position alone is trained by the protocol"),
         (["--position=rope", "--presets=rope"], "rope: both a preset and a position"),
         (["--glue=data"], "holds no prepared task"),
         (["--glue=glue", "--tasks=RTE"], "holds no data for RTE; prepared: CoLA, SST-2"),

@@ -14,12 +14,14 @@ from functools import partial
 from pathlib import Path
 
 import click
+from click.core import ParameterSource
 from omegaconf import OmegaConf
 
-from .. import options, schemes  # noqa: F401  (schemes: so that every position has its name)
-from ..architectures import split_size, with_size
+from .. import options, record, schemes  # noqa: F401  (schemes: so that every position has its name)
+from ..architectures import ARCHITECTURES, ELECTRA, GAU, split_size, with_size
 from ..options import CONFIGS, FOLDER, ListOf, nearest
 from ..positions import Dims, Positions
+from ..tables import Table
 from . import protocol, runner
 from .grid import Sweep, check_tasks, parse_options
 from .sweep import settle, write_report
@@ -27,9 +29,12 @@ from .sweep import settle, write_report
 ARCHITECTURE = "bert_a"  # of what is given as a position: nothing but the position differs from BERT
 
 
-def buildable(position: str) -> str:
-    """The canonical name of a position encoding. Raises ValueError for one that cannot be built."""
-    return Positions(position, Dims(8, 8, 2, 1, 4, 4)).name
+def buildable(position: str, arch: str) -> str:
+    """The canonical name of a position encoding. Raises ValueError for one that cannot be built in an architecture."""
+    known = ARCHITECTURES | ELECTRA | GAU
+    if arch not in known:
+        raise ValueError(f"--arch {arch}: unknown{nearest(arch, known)}")
+    return Positions(position, Dims(8, 8, 2, 1, 4, 4), known[arch][1]).name
 
 
 def plan_pretraining(
@@ -51,7 +56,7 @@ def plan_pretraining(
         folder, words = output / f"{kind}s" / architecture, [f"--data={data}", f"--arch={architecture}", *common]
         return Sweep.plan(recipe, folder, {kind: values}, words)
 
-    positions = [buildable(name) for name in positions]
+    positions = [buildable(name, arch) for name in positions]
     by_architecture = {}
     for preset in presets:
         architecture = OmegaConf.load(CONFIGS / "model" / f"{preset}.yaml")["_name"]
@@ -96,6 +101,24 @@ def find_data(data: Path, glue: Path | None, squad: Path | None, tasks: list | N
     return {kind: (folder, names[folder]) for kind, folder in folders.items() if names[folder]}
 
 
+def losses_table(jobs: list[runner.Job]) -> Table:
+    """Validation losses at the end of finished pre-trainings, lowest first."""
+    losses = [(record.read(job.folder).scores[-1]["loss"], str(job)) for job in jobs]
+    rows = [[name, f"{loss:.3f}"] for loss, name in sorted(losses)]
+    return Table.plain(["pre-training", "validation loss, bits per masked token"], rows)
+
+
+def refuse_given(names: tuple[str, ...]) -> None:
+    """Raises ValueError if the user gave an option that the protocol fixes."""
+    context = click.get_current_context()
+    for name in names:
+        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            raise ValueError(
+                f"--{name.replace('_', '-')}: one --position alone is trained by the protocol of docs/reproduction.md, "
+                "which fixes it; give a second --position, --presets, --glue or --squad to compare freely"
+            )
+
+
 def jobs_of(sweeps: list, output: Path) -> dict:
     """{job: its sweep}: first jobs of all sweeps, then second ones, and so on; named by their folders in `output`."""
     rows = itertools.zip_longest(*([(job, sweep) for job in sweep.jobs] for sweep in sweeps))
@@ -114,7 +137,7 @@ def jobs_of(sweeps: list, output: Path) -> dict:
     "--evidence", type=FOLDER, default="docs/evidence", show_default=True,
     help="tables that one --position alone is compared with",
 )  # fmt: skip
-@click.option("--recipe", default="pretrain", show_default=True, help="of the pre-training")
+@click.option("--recipe", default="pretrain_small", show_default=True, help="of the pre-training (paper's: pretrain)")
 @click.option("--glue", type=FOLDER, help="folder that `tupe prepare glue` wrote; without it, GLUE is left out")
 @click.option("--squad", type=FOLDER, help="folder that `tupe prepare squad` wrote; without it, SQuAD is left out")
 @click.option("--tasks", type=ListOf(), help="of GLUE and SQuAD (default: all that are prepared)")
@@ -132,6 +155,8 @@ def command(
 
     tupe compare --data corpus-bin --output compare --glue glue-bin --squad squad-bin --max-update 6000
 
+    Without --glue and --squad it ends with a table of the validation losses.
+
     One --position without --presets, --glue and --squad is trained by the protocol of docs/reproduction.md at tiny
     size, and stands beside the committed runs of that experiment in OUTPUT/protocol.md:
 
@@ -139,7 +164,8 @@ def command(
     """
     output = output.resolve()
     if len(position) == 1 and not (presets or glue or squad or tasks):
-        name = buildable(position[0])
+        refuse_given(("size", "recipe", "lrs", "seeds", "finetune_options", "retry_failed"))
+        name = buildable(position[0], arch)
         further = (*common, *options.position_file())
         protocol.run(data.resolve(), output, name, arch, jobs, further, evidence)
         return
@@ -158,8 +184,10 @@ def command(
     run = partial(runner.run, slots=runner.slots(jobs), retry_failed=retry_failed, title="compare")
     states = run(list(jobs_of(sweeps, output)))
 
-    sweeps = []
-    for job in [job for job, state in states.items() if state == "finished"]:
+    finished, sweeps = [job for job, state in states.items() if state == "finished"], []
+    if not tasks:
+        click.echo(losses_table(finished).markdown())
+    for job in finished:
         checkpoint = job.folder / "checkpoint_last.pt"
         sweeps += plan_fine_tuning(checkpoint, output, tasks, lrs, seeds, fine_tuning)
     for sweep in sweeps:
