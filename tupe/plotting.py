@@ -65,7 +65,7 @@ def curves(panels: int = 1, width: float = 5.0, height: float = 3.2, rows: int =
 
 
 def legend(figure: Figure, columns: int = 1) -> None:
-    """The lines of all panels, each once, below the axes, where they hide no curve."""
+    """The lines of all panels, each once, below the axes, where they hide no curve; the figure grows with them."""
     lines = {}
     for axis in figure.axes:
         for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
@@ -73,7 +73,9 @@ def legend(figure: Figure, columns: int = 1) -> None:
     handles, labels = list(lines.values()), list(lines)
     rows = -(-len(labels) // columns)
     figure.set_figheight(figure.get_figheight() + 0.17 * rows + 0.1)  # inches, of a line of text
-    figure.legend(handles, labels, loc="outside lower center", fontsize=8, ncols=columns, frameon=False)
+    box = figure.legend(handles, labels, loc="outside lower center", fontsize=8, ncols=columns, frameon=False)
+    width = box.get_window_extent(figure.canvas.get_renderer()).width / figure.dpi
+    figure.set_figwidth(max(figure.get_figwidth(), width + 0.2))
 
 
 def grid(panels: int, columns: int, size: float = 2.2, beside: float = 0.0) -> tuple:

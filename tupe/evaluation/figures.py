@@ -43,7 +43,8 @@ def positional(logits: torch.Tensor, title: str = "") -> Figure:
     for head, (axis, matrix) in enumerate(zip(axes, logits, strict=False)):
         words = matrix[1:, 1:].numpy()
         heat(axis, words)
-        axis.set_title(f"head {head + 1}: {probes.pattern(matrix)}\n{words.min():.3g} to {words.max():.3g}", fontsize=9)
+        what, low, high = probes.pattern(matrix), words.min(), words.max()
+        axis.set_title(f"head {head + 1}: {what}\nlogits {low:.3g} to {high:.3g}", fontsize=9)
     figure.supxlabel("key position")
     figure.supylabel("query position")
     figure.suptitle(title)

@@ -20,7 +20,7 @@ from .claims import Evidence
 from .plan import CLAIMS, Trial
 
 BEGIN, END = "<!-- results: written by `tupe claims`, not by hand -->", "<!-- end of the results -->"
-TITLES = {"first": "first look"}  # of stages, where the name alone does not say it
+TITLES = {"first": "first look", "main": "main stage"}  # of stages, where the name alone does not say it
 
 # --------------------------------------------------------------------------------------------------------- the figures
 # Each returns None where too little of what it shows has run.
@@ -120,15 +120,14 @@ def contrasts(evidence: Evidence) -> Figure | None:
             dots = list(one.differences.values()), [row - 0.15] * one.seeds
             axis.plot(*dots, "o", color=plotting.COLOURS[6], markersize=4)
             if one.interval:
-                axis.plot(one.interval, [row, row], color=plotting.COLOURS[1], linewidth=2)
-            axis.plot(one.mean, row, "D", color=plotting.COLOURS[0], markersize=5)
+                axis.plot(one.interval, [row, row], color=plotting.COLOURS[1], linewidth=2, marker="|", markersize=9)
+            axis.plot(one.mean, row, "D", color=plotting.COLOURS[0], markersize=3.5)
             axis.annotate(result.verdict, (1.01, row), xycoords=("axes fraction", "data"), fontsize=8, va="center")
         axis.axvline(0, color="0.5", linewidth=0.8)
         axis.set_yticks(range(len(results)), [f"{result.a} - {result.b}" for result in reversed(results)])
-        axis.set(
-            xlabel="difference of final losses (bits per masked token); dots: seeds",
-            title=f"{TITLES.get(stage, stage)}, {CLAIMS['stages'][stage]['size']}", ylim=(-0.6, len(results) - 0.4),
-        )  # fmt: skip
+        axis.set_xlabel("final loss of the first model minus the second's\n(bits per masked token); dots: seeds")
+        axis.set_title(f"{TITLES.get(stage, stage)}, {CLAIMS['stages'][stage]['size']} models")
+        axis.set_ylim(-0.6, len(results) - 0.4)
     return figure
 
 
@@ -164,6 +163,7 @@ def cls(evidence: Evidence) -> Figure | None:
         look = {**plotting.style(number), "linestyle": "none", "alpha": 0.7}
         axis.plot(*zip(*points, strict=True), label=f"layer {number}", **look)
     axis.axhline(1, color="0.5", linewidth=0.8)
+    axis.set_title(f"main stage, {trials[0].size}; a point per head and seed")
     axis.set_xticks(range(len(models)), models, rotation=20)
     axis.set_ylabel("attention of [CLS] to the\nfirst 8 positions / uniform")
     plotting.legend(figure, columns=4)
@@ -209,7 +209,7 @@ def learning_rates(evidence: Evidence) -> Figure | None:
             points = sorted((trial.lr, evidence.loss(trial)) for trial in trials if trial.model == model)
             if points:
                 axis.plot(*zip(*points, strict=True), label=model, **plotting.style(index))
-        axis.set(xscale="log", xlabel="learning rate")
+        axis.set(xscale="log", xlabel="learning rate", title=f"pilot, {trials[0].size}, {trials[0].updates:,} updates")
         axis.set_xticks(rates, [f"{rate:g}" for rate in rates])
         axis.minorticks_off()
         axis.legend(fontsize=7, frameon=False, ncols=2, loc="upper left", bbox_to_anchor=(0, -0.15))
