@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tupe import kernels, windows
 from tupe.attention import NORMALISERS, choose, why_not_fast
 from tupe.bench import memory
-from tupe.encoder import Encoder, LMHead
+from tupe.encoder import Encoder, LMHead, of_cls
 from tupe.positions import overrides
 from tupe.schemes import SCHEMES
 
@@ -96,6 +96,7 @@ def test_a_sequence_that_is_all_padding_makes_no_nan(position, path):
     tokens = batch(17, padding=(17, 1))  # packed, with a token of the first row to make up a round number
     features, gradients = outcome(encoder(position, cls, attention=path), tokens)
     assert features.isfinite().all() and all(gradient.isfinite().all() for gradient in gradients.values())
+    assert encoder(position, cls, attention=path)(tokens, wanted=of_cls(tokens))[0].isfinite().all()
 
 
 @pytest.mark.parametrize("normaliser", sorted(NORMALISERS))
@@ -123,6 +124,47 @@ def test_long_sequences_in_evaluation(position, cls, padding, monkeypatch):
     torch.testing.assert_close(ours[tokens.ne(PAD)], expected[tokens.ne(PAD)], rtol=1e-5, atol=1e-5)
     if model.positions.has_bias() and position not in ("fire", "nonparametric"):  # an MLP's hidden units; a parameter
         assert [shape for _, shape in sizes.large if shape[-2:] == (MAX, MAX)] == []
+
+
+WANTED = {"[CLS]": of_cls, "some": lambda tokens: tokens.ne(PAD).flatten().nonzero().squeeze(1)[[7, 0, 3]]}
+
+
+@pytest.mark.parametrize("wanted", WANTED.values(), ids=WANTED)
+@pytest.mark.parametrize("padding", [(), (0, 5, 33)], ids=["full", "padded"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        *({"position": position, "cls": cls} for position, cls in SOFTMAX),
+        *({"position": position} for position in SCHEMES if (position, "tied") not in SOFTMAX),
+        *({"normaliser": normaliser} for normaliser in NORMALISERS),
+        {"layer": "gau", "normaliser": "relu2"},
+        {"checkpoint_activations": True},
+    ],
+    ids=lambda options: "-".join(map(str, options.values())),
+)
+def test_the_last_layer_computes_only_what_is_wanted(options, padding, wanted, monkeypatch):
+    """Features and all gradients are those of the whole batch; the last layer's products have few rows."""
+    tokens, model, outcomes = batch(35, padding), encoder(**options), []
+    places, last = wanted(tokens), model.layers[-1]
+    rows = []
+    (last.fc2 if hasattr(last, "fc2") else last.u).register_forward_hook(lambda *a: rows.append(a[2].flatten(0, -2)))
+    for chosen in (None, places):
+        model.zero_grad()
+        features, _ = model(tokens, wanted=chosen)
+        features = features.flatten(0, 1)[places] if chosen is None else features
+        weights = torch.randn(features.shape, generator=torch.Generator().manual_seed(0))
+        (features * weights).sum().backward()
+        gradients = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+        outcomes.append((features.detach(), gradients))
+    assert_same(*outcomes[::-1], 1e-5)
+    assert len(rows[0]) > 60 and len(rows[-1]) == len(places)
+    features, hiddens = model(tokens, return_all_hiddens=True, wanted=places)
+    torch.testing.assert_close(features, outcomes[0][0], rtol=1e-5, atol=1e-5)
+    assert len(hiddens) == N + 1 and hiddens[-1].shape == (*tokens.shape, C)
+
+
+def test_nothing_is_wanted():
+    assert encoder()(batch(padding=(3,)), wanted=torch.empty(0, dtype=torch.long))[0].shape == (0, C)
 
 
 @pytest.mark.parametrize("kind", ["random", "shifted"])

@@ -215,8 +215,31 @@ class Packing(NamedTuple):
         """[T, C] -> [B, L, C], 0 at padding."""
         return x if self.places is None else Unpack.apply(x, self.places, self.rows).view(*self.real.shape, -1)
 
+    def select(self, wanted: Tensor) -> "Selection":
+        """wanted: [n], places in the batch, of B L. On a CPU they become `rounded_up` many; the last mean nothing."""
+        if wanted.device.type == "cpu":
+            wanted = F.pad(wanted, (0, rounded_up(len(wanted)) - len(wanted)))
+        if self.places is None:
+            return Selection(wanted, wanted)
+        return Selection(self.rows[wanted].clamp(max=len(self.places) - 1), wanted)  # at padding there is no row
+
 
 NO_PADDING = Packing()
+
+
+class Selection(NamedTuple):
+    """The tokens whose features somebody wants: the last layer computes no others from its attention on."""
+
+    rows: Tensor  # [m], their rows of x
+    places: Tensor  # [m], their places in the batch
+
+    def of_tokens(self, x: Tensor) -> Tensor:
+        """[T, C] or [B, L, C] -> [m, C]"""
+        return x.flatten(0, -2).index_select(0, self.rows)
+
+    def of_batch(self, x: Tensor) -> Tensor:
+        """[B, L, C] -> [m, C]"""
+        return x.flatten(0, 1).index_select(0, self.places)
 
 
 def spread(x: Tensor, rows: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ from transformers.utils import ModelOutput
 
 from .attention import why_not_fast
 from .configuration_tupe import TupeConfig
-from .encoder import ClassificationHead, Encoder, LMHead, init_bert, second_segment
+from .encoder import ClassificationHead, Encoder, LMHead, init_bert, of_cls, second_segment
 from .positions import Positions
 
 
@@ -90,11 +90,11 @@ class TupeModel(TupePreTrainedModel):
     def forward(
         self, input_ids: Tensor, attention_mask: Tensor | None = None, token_type_ids: Tensor | None = None,
         output_hidden_states: bool | None = None, output_attentions: bool | None = None,
-        return_dict: bool | None = None, **others,
+        return_dict: bool | None = None, wanted: Tensor | None = None, **others,
     ) -> BaseModelOutput | tuple:  # fmt: skip
         """input_ids [B, L]; attention_mask [B, L], 0 at padding (padding ids are recognised without it); token_type_ids
-        [B, L] are not needed, because `</s> </s>` separates segments. Raises ValueError if they contradict that, and
-        for inputs that this model does not have."""
+        [B, L] are not needed, because `</s> </s>` separates segments; wanted: see `Encoder.forward`. Raises ValueError
+        for segments that contradict that, and for inputs that this model does not have."""
         if unknown := [name for name, value in others.items() if value is not None and name != "use_cache"]:
             valid = "input_ids, attention_mask, token_type_ids, labels, output_hidden_states, return_dict"
             raise ValueError(f"{', '.join(unknown)}: this model has no such input; valid: {valid}")
@@ -113,7 +113,7 @@ class TupeModel(TupePreTrainedModel):
         )
         if output_hidden_states is None:
             output_hidden_states = self.config.output_hidden_states
-        features, hiddens = encoder(input_ids, return_all_hiddens=bool(output_hidden_states))
+        features, hiddens = encoder(input_ids, return_all_hiddens=bool(output_hidden_states), wanted=wanted)
         hidden_states = tuple(hiddens) if output_hidden_states else None
         output = BaseModelOutput(last_hidden_state=features, hidden_states=hidden_states)
         return output if return_dict in (None, True) else output.to_tuple()
@@ -197,8 +197,8 @@ class TupeForSequenceClassification(TupeWithHead):
         return_dict: bool | None = None,
         **options,
     ) -> SequenceClassifierOutput | tuple:
-        out = self.features(input_ids, attention_mask, options)
-        logits = self.classifier(out.last_hidden_state)
+        out = self.features(input_ids, attention_mask, options | {"wanted": of_cls(input_ids)})
+        logits = self.classifier(out.last_hidden_state)  # of [B, C]
         return self.pack(return_dict, loss=self.loss(logits, labels), logits=logits, hidden_states=out.hidden_states)
 
     def loss(self, logits: Tensor, labels: Tensor | None) -> Tensor | None:

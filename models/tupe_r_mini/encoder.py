@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 from . import kernels
 from .attention import NORMALISERS, PATHS, Terms, attend, attention_weights, choose
-from .kernels import NO_PADDING, Linear, Packing, autocast_device, dropout, linear, lm_loss, split_heads
+from .kernels import NO_PADDING, Linear, Packing, Selection, autocast_device, dropout, linear, lm_loss, split_heads
 from .offsets import PLACES, Places, draw_places
 from .positions import CLS, Dims, Layer, Positions, canonical
 from .schemes import SCHEMES, Table
@@ -40,12 +40,15 @@ class Attention(nn.Module):
         """[B, L, C] or [T, C] -> q, k, v, [B, H, L, D] each."""
         return split_heads(packing.unpack(self.qkv(x)), self.heads)
 
-    def forward(self, x: Tensor, positions: Positions, terms: Terms, layer: int) -> Tensor:
+    def forward(
+        self, x: Tensor, positions: Positions, terms: Terms, layer: int, selection: Selection | None = None
+    ) -> Tensor:
         q, k, v = self.project(x, terms.packing)
         p = self.dropout if self.training else 0.0
         layer = Layer(layer, terms.places, self.project)
         mixed = attend(q, k, v, positions, terms, layer, self.normaliser, p)  # [B, H, L, D]
-        return self.out(terms.packing.pack(mixed.transpose(1, 2).flatten(2)))
+        mixed = mixed.transpose(1, 2).flatten(2)  # [B, L, C]
+        return self.out(terms.packing.pack(mixed) if selection is None else selection.of_batch(mixed))
 
 
 class TransformerLayer(nn.Module):
@@ -67,9 +70,12 @@ class TransformerLayer(nn.Module):
             raise ValueError(f"width {width} is not a multiple of the number of heads {heads}")
         return Dims(max_positions, width, heads, layers, head_dim=width // heads, value_dim=width // heads)
 
-    def forward(self, x: Tensor, positions: Positions, terms: Terms, layer: int) -> Tensor:
-        """[B, L, C] or [T, C] -> the same shape. layer: index of this layer."""
-        y = self.attention(x, positions, terms, layer)
+    def forward(
+        self, x: Tensor, positions: Positions, terms: Terms, layer: int, selection: Selection | None = None
+    ) -> Tensor:
+        """[B, L, C] or [T, C] -> the same shape, or of a selection [m, C]. layer: index of this layer."""
+        y = self.attention(x, positions, terms, layer, selection)
+        x = x if selection is None else selection.of_tokens(x)
         x = self.attention_norm(x + dropout(y, self.dropout, self.training))
         y = dropout(F.gelu(self.fc1(x)), self.activation_dropout, self.training)
         return self.ffn_norm(x + dropout(self.fc2(y), self.dropout, self.training))
@@ -113,12 +119,17 @@ class GatedAttentionLayer(nn.Module):
         q, k = (z * scale + shift for scale, shift in pairs)
         return tuple(packing.unpack(part).unsqueeze(1) for part in (q, k, F.silu(self.v(x))))
 
-    def forward(self, x: Tensor, positions: Positions, terms: Terms, layer: int) -> Tensor:
+    def forward(
+        self, x: Tensor, positions: Positions, terms: Terms, layer: int, selection: Selection | None = None
+    ) -> Tensor:
+        """As `TransformerLayer.forward`."""
         q, k, v = self.project(x, terms.packing)
         p = self.attention_dropout if self.training else 0.0
         layer = Layer(layer, terms.places, self.project)
         mixed = attend(q, k, v, positions, terms, layer, self.normaliser, p).squeeze(1)  # [B, L, E]
-        y = self.out(F.silu(self.u(x)) * terms.packing.pack(mixed))
+        mixed = terms.packing.pack(mixed) if selection is None else selection.of_batch(mixed)
+        x = x if selection is None else selection.of_tokens(x)
+        y = self.out(F.silu(self.u(x)) * mixed)
         return self.norm(x + dropout(y, self.dropout, self.training))
 
 
@@ -246,12 +257,13 @@ class Encoder(nn.Module):
         self.apply(set_norm_eps(config.layer_norm_eps))
 
     def forward(
-        self, tokens: Tensor, return_all_hiddens: bool = False, n_real: int | None = None
+        self, tokens: Tensor, return_all_hiddens: bool = False, n_real: int | None = None, wanted: Tensor | None = None
     ) -> tuple[Tensor, list[Tensor] | None]:
         """Returns features [B, L, C] and, with return_all_hiddens, the list of N + 1 hidden states [B, L, C]
-        (embeddings first); at padding they mean nothing. n_real: see `packing`."""
+        (embeddings first); at padding they mean nothing. n_real: see `packing`. wanted: [n], places in the batch, of
+        B L, whose features are returned as [n, C], without the work for others that nobody reads."""
         packing, places = self.packing(tokens, n_real), self.places(tokens)
-        return self.transform(self.embed(tokens, packing, places), places, packing, return_all_hiddens)
+        return self.transform(self.embed(tokens, packing, places), places, packing, return_all_hiddens, wanted)
 
     def places(self, tokens: Tensor) -> Places:
         """The positions of [B, L] tokens, for all rows the same: 0 .. L-1, or in training what `config.places` draws.
@@ -270,18 +282,25 @@ class Encoder(nn.Module):
         return Packing.of(real, count)
 
     def transform(
-        self, x: Tensor, places: Places, packing: Packing, return_all_hiddens: bool = False
-    ) -> tuple[Tensor, list[Tensor] | None]:
+        self, x: Tensor, places: Places, packing: Packing, return_all_hiddens: bool = False,
+        wanted: Tensor | None = None,
+    ) -> tuple[Tensor, list[Tensor] | None]:  # fmt: skip
         """Run all layers on embedded tokens x [B, L, C] or [T, C]; returns what `forward` does."""
         terms = self.terms(places, self.choose_path(x), packing)
         recompute = self.checkpoint_activations and self.training and torch.is_grad_enabled()
-        hiddens = [x]
+        # All hidden states include the last one; compiled code would be made anew for every n.
+        selects = not (wanted is None or return_all_hiddens or torch.compiler.is_compiling())
+        hiddens, last = [x], len(self.layers) - 1
         for index, layer in enumerate(self.layers):
-            args = x, self.positions, terms[index], index
+            selection = packing.select(wanted) if selects and index == last else None
+            args = x, self.positions, terms[index], index, selection
             x = checkpoint(layer, *args, use_reentrant=False) if recompute else layer(*args)
             if return_all_hiddens:
                 hiddens.append(x)
-        return packing.unpack(x), [packing.unpack(h) for h in hiddens] if return_all_hiddens else None
+        if selects:
+            return x[: len(wanted)], None
+        x, hiddens = packing.unpack(x), [packing.unpack(h) for h in hiddens] if return_all_hiddens else None
+        return (x if wanted is None else x.flatten(0, 1)[wanted]), hiddens
 
     def embed(self, tokens: Tensor, packing: Packing = NO_PADDING, places: Places | None = None) -> Tensor:
         """[B, L] -> [B, L, C] or [T, C], the input of the first layer."""
@@ -411,6 +430,11 @@ def mask_logits(bias: Tensor | None, seen: Tensor) -> Tensor:
     return bias.masked_fill(~seen, torch.finfo(bias.dtype).min)  # [H or 1, L or 1, L] or [B, H or 1, L or 1, L]
 
 
+def of_cls(tokens: Tensor) -> Tensor:
+    """[B, L] -> [B]: the place of each sequence's [CLS] in the batch, as `Encoder.forward` wants it."""
+    return torch.arange(0, tokens.numel(), tokens.size(1), device=tokens.device)
+
+
 def second_segment(tokens: Tensor, separator: int) -> Tensor:
     """[B, L] -> [B, L]: 0 in segment A, 1 in segment B, which starts with the second of two separators in a row."""
     is_separator = tokens.eq(separator)
@@ -504,9 +528,9 @@ class ClassificationHead(nn.Module):
         self.dropout = nn.Dropout(dropout)
         self.out_proj = nn.Linear(inner, classes)
 
-    def forward(self, features: Tensor) -> Tensor:
-        """[B, L, C] -> [B, classes]."""
-        x = torch.tanh(self.dense(features[:, 0].to(self.dense.weight.dtype)))
+    def forward(self, x: Tensor) -> Tensor:
+        """The features of [CLS] [B, C] -> [B, classes]."""
+        x = torch.tanh(self.dense(x.to(self.dense.weight.dtype)))
         return self.out_proj(self.dropout(x))
 
 

@@ -24,7 +24,15 @@ from ..architectures import ELECTRA
 from ..encoder import Encoder, LMHead, ModelConfig, init_bert
 from ..positions import Positions, overrides
 from .criterion import count_real
-from .model import Masked, TupeConfig, TupeModel, refuse_long_blocks, register_architectures, spell_position
+from .model import (
+    Masked,
+    TupeConfig,
+    TupeModel,
+    places_of,
+    refuse_long_blocks,
+    register_architectures,
+    spell_position,
+)
 
 
 @dataclass
@@ -60,9 +68,8 @@ class Generator(Encoder):
         """LM logits [B, L, V], or [masked, V] at masked_tokens. tied: the discriminator's encoder. Other
         arguments: see `TupeModel.forward`."""
         packing, places = self.packing(tokens, n_real), self.places(tokens)
-        x, _ = self.transform(self.project(tied.embed(tokens, packing, places)), places, packing)
-        if masked_tokens is not None:
-            x = x[masked_tokens]
+        wanted = None if masked_tokens is None else places_of(masked_tokens, tokens)
+        x, _ = self.transform(self.project(tied.embed(tokens, packing, places)), places, packing, wanted=wanted)
         return self.head(x, tied.tokens.weight)
 
 

@@ -25,7 +25,7 @@ from omegaconf import DictConfig
 from torch import Tensor, nn
 
 from ..architectures import ARCHITECTURES, GAU, SIZES, with_size
-from ..encoder import ClassificationHead, Encoder, LMHead, ModelConfig, SpanHead, names_in
+from ..encoder import ClassificationHead, Encoder, LMHead, ModelConfig, SpanHead, names_in, of_cls
 from ..kernels import bf16_speed
 from ..options import cut_list
 from ..positions import canonical, load_schemes
@@ -35,6 +35,13 @@ from .hub import TupeHubInterface
 logger = logging.getLogger(__name__)
 
 Masked = Tensor | tuple[Tensor, Tensor]  # where tokens are masked: bool [B, L], or their rows and columns
+
+
+def places_of(masked: Masked, tokens: Tensor) -> Tensor:
+    """[n]: the places of masked tokens in the batch tokens [B, L]."""
+    if isinstance(masked, tuple):
+        return masked[0] * tokens.size(1) + masked[1]
+    return masked.flatten().nonzero().squeeze(1)
 
 
 @dataclass
@@ -177,18 +184,23 @@ class TupeModel(BaseFairseqModel):
         With lm_targets [number of masked tokens], the sum of their cross-entropies replaces the LM logits, which are
         then never all in memory at once. n_real: see `Encoder.packing`.
         """
+        classifies, wanted = classification_head_name is not None, None
+        if classifies and masked_tokens is None:
+            wanted = of_cls(src_tokens)
+        elif masked_tokens is not None and not (classifies or spans or features_only or self.cfg.compile):
+            wanted = places_of(masked_tokens, src_tokens)
         with self.precision():
-            x, hiddens = self.encoder(src_tokens, return_all_hiddens, n_real)
+            x, hiddens = self.encoder(src_tokens, return_all_hiddens, n_real, wanted)  # [B, L, C] or [wanted, C]
         extra = {"inner_states": hiddens}
-        if classification_head_name is not None:  # rounded to bfloat16, near logits would be equal
-            classes = self.classification_heads[classification_head_name](x)
+        if classifies:  # outside of autocast: rounded to bfloat16, near logits would be equal
+            classes = self.classification_heads[classification_head_name](x if masked_tokens is None else x[:, 0])
             if masked_tokens is None:
                 return classes, extra
             extra["classes"] = classes
         if spans or features_only:
             return (self.span_head(x) if spans else x), extra
         with self.precision():
-            if masked_tokens is not None:
+            if masked_tokens is not None and wanted is None:
                 x = x[masked_tokens]  # [masked, C]
             weight = self.encoder.tokens.weight
             x = self.lm_head(x, weight) if lm_targets is None else self.lm_head.loss(x, weight, lm_targets)
