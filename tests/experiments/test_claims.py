@@ -299,11 +299,20 @@ def test_a_block_has_one_precision(tmp_path):
     tables = collect.read(tmp_path)
     for model, precision in (("bert_a", "float32"), ("tupe_a", "bfloat16 autocast")):
         name = str(run(model, "controls", size="tiny"))
-        tables["runs"].append({"run": name, "state": "finished", "loss": "6", "precision": precision})
+        tables["runs"].append({"run": name, "state": "finished", "loss": "6", "precision": precision, "data": ""})
     with pytest.raises(ValueError, match="stage controls, seed 1: bfloat16 autocast and float32"):
         Evidence(tables)
     tables["runs"][-1]["run"] = str(run("tupe_a", "share", size="tiny", updates=1250))  # compared with the controls
     with pytest.raises(ValueError, match="stage controls, seed 1: bfloat16 autocast and float32"):
+        Evidence(tables)
+
+
+def test_runs_on_other_data_are_refused(tmp_path):
+    tables = collect.read(tmp_path)
+    for model, data in (("bert_a", "one"), ("tupe_a", "two")):
+        name = str(run(model, "controls", size="tiny"))
+        tables["runs"].append({"run": name, "state": "finished", "loss": "6", "precision": "", "data": data})
+    with pytest.raises(ValueError, match="different data .*one, two"):
         Evidence(tables)
 
 

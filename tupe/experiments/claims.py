@@ -32,8 +32,8 @@ Measure = Callable[[Trial], float | None]
 
 
 class Evidence:
-    """Tables of `collect`, by run. Raises ValueError if there is no finished run, or if runs of one seed that are to be
-    compared have different precisions."""
+    """Tables of `collect`, by run. Raises ValueError if there is no finished run, if runs had different data, or if runs
+    of one seed that are to be compared have different precisions."""
 
     def __init__(self, tables: dict[str, list[dict]]):
         self.tables = tables
@@ -44,6 +44,8 @@ class Evidence:
         self.diverged = {trial for trial, reason in self.failed.items() if reason.startswith(DIVERGED)}
         if not self.runs:
             raise ValueError("there is no table of finished runs; `tupe claims --runs DIR` adds them")
+        if len(prints := {row["data"] for row in self.runs.values()} - {""}) > 1:
+            raise ValueError(f"runs on different data do not compare (fingerprints {', '.join(sorted(prints))})")
         for block, precisions in self.precisions().items():
             if len(precisions) > 1 and block[0] != "pilot":
                 raise ValueError(
