@@ -32,8 +32,8 @@ Measure = Callable[[Trial], float | None]
 
 
 class Evidence:
-    """Tables of `collect`, by run. Raises ValueError if there is no finished run, if runs had different data, or if runs
-    of one seed that are to be compared have different precisions."""
+    """Tables of `collect`, by run. Raises ValueError if there is no finished run, if runs had different data, or if
+    those of one seed that are to be compared have different precisions."""
 
     def __init__(self, tables: dict[str, list[dict]]):
         self.tables = tables
