@@ -13,6 +13,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import NamedTuple
@@ -32,6 +33,7 @@ from ..checkpoints import convert
 from ..checkpoints.export import export
 from ..checkpoints.files import configuration, new_checkpoint
 from ..kernels import NO_PADDING, Packing
+from ..offsets import Places
 from ..options import Command, ListOf
 from ..plugin.glue import TASKS, Pairs, glue_name
 from ..plugin.pretrained import load_dictionary
@@ -101,19 +103,27 @@ def build(name: str, size: str, vocab: int) -> tuple[nn.Module, Callable[[Batch]
 
 
 def build_ours(size: str, vocab: int, padded: bool) -> tuple[nn.Module, Callable[[Batch], Tensor]]:
-    """TUPE-R. padded: work on padding, too."""
+    """TUPE-R. padded: every layer computes [B, L], padding and what no head reads included."""
     arch = with_size("tupe_r", size)
     task = SimpleNamespace(source_dictionary=dictionary(vocab))
     model = ARCH_MODEL_REGISTRY[arch].build_model(MODEL_DATACLASS_REGISTRY[arch](max_positions=LONGEST), task)
     model.register_classification_head("head", num_classes=2)
     if padded:
         model.encoder.packing = keep_padding  # in place of the method
+        model.encoder.transform = partial(keep_all, model.encoder.transform)
     return model, lambda batch: model(batch.tokens, classification_head_name="head", n_real=batch.count)[0]
 
 
 def keep_padding(tokens: Tensor, n_real: int) -> Packing:
     """What `Encoder.packing` would return if nothing were packed: padding is masked in attention, and computed."""
     return NO_PADDING if n_real == tokens.numel() else Packing(tokens.ne(PAD))
+
+
+def keep_all(
+    transform: Callable, x: Tensor, places: Places, packing: Packing, hiddens: bool, wanted: Tensor
+) -> tuple[Tensor, None]:
+    """`Encoder.transform` whose last layer computes all tokens, too."""
+    return transform(x, places, packing)[0].flatten(0, 1)[wanted], None
 
 
 def build_fairseq(size: str, vocab: int) -> tuple[nn.Module, Callable[[Batch], Tensor]]:
