@@ -55,7 +55,8 @@ def test_the_count_against_the_allocator(arch, checkpoint_activations, monkeypat
     counted = memory.step_bytes(arch, 4, 128, 2000, torch.float32, **options)
     peak = counted["activations"] + counted["transient"]
     one, four = (memory.measured_bytes(arch, 4, 128, 2000, update_freq, **options) for update_freq in (1, 4))
-    assert one["activations"] == pytest.approx(counted["activations"], rel=0.03)
+    # A GPU's kernel keeps its output in the last layer, too, where the CPU needs the masked tokens' rows alone.
+    assert one["activations"] == pytest.approx(counted["activations"], rel=0.04)
     if arch == "bert_a_tiny":
         assert one["peak"] == pytest.approx(peak, rel=0.1)
     else:  # the CPU sums the bias's gradient over the sequences as it arises, which fused kernels do not

@@ -77,7 +77,7 @@ def test_flops_are_those_that_pytorch_counts(monkeypatch):
     contender = bench.Contender("nopos", TINY)
     with FlopCounterMode(display=False) as counter:
         contender.loss().backward()
-    assert counter.get_total_flops() == pytest.approx(bench.flops_per_token(TINY) * 40, rel=1e-9)
+    assert counter.get_total_flops() == pytest.approx(bench.flops_per_token(TINY, "nopos") * 40, rel=1e-9)
 
 
 def test_unknown_or_missing_contenders(monkeypatch, capsys):
@@ -185,7 +185,7 @@ def test_summary():
     assert first["times_as_fast"] == {"nopos": 2.0} and second["times_as_fast"] == {"tupe_r": 0.5}
     assert first["forward_s"] == pytest.approx(0.4) and first["memory_mib"] == 100
     assert first["peak_flops"] == 2 * 2048**3 / 0.25  # the fastest product
-    assert first["share_of_peak"] == pytest.approx(20 * bench.flops_per_token(TINY) / first["peak_flops"])
+    assert first["share_of_peak"] == pytest.approx(20 * bench.flops_per_token(TINY, "tupe_r") / first["peak_flops"])
 
 
 def test_projection():

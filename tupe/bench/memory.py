@@ -27,6 +27,7 @@ from .. import kernels
 from ..architectures import SIZES
 from ..attention import why_not_fast
 from ..encoder import Encoder
+from ..kernels import Selection
 from ..options import Command, ListOf
 from ..tables import Table
 from .step import dictionary
@@ -101,12 +102,14 @@ def step_bytes(
     with AsOnGpu():
         x, outside = kept(model, lambda: body.embed(tokens))
         terms, of_bias = kept(model, lambda: body.terms(length, "sdpa"))
+        last, selection = len(body.layers) - 1, Selection(*(torch.empty(2, masked, dtype=torch.long, device="meta")))
+        _, in_last = kept(model, lambda: body.layers[last](x, body.positions, terms[last], last, selection))
         x, in_layer = kept(model, lambda: body.layers[0](x, body.positions, terms[0], 0))
         rows = x.new_empty(masked, width).requires_grad_()
         _, head = kept(model, lambda: log_probabilities(model.lm_head(rows, body.tokens.weight)))
     recomputed = config.checkpoint_activations
     bias = 0 if terms[0].bias is None else terms[0].bias.numel()  # [H, L, L]
-    inside = 4 * bias + len(body.layers) * x.numel() * item if recomputed else len(body.layers) * in_layer
+    inside = 4 * bias + len(body.layers) * x.numel() * item if recomputed else last * in_layer + in_last
     bias_gradient = item * batch * bias
     ffn_gradient = 2 * item * batch * length * config.encoder_ffn_embed_dim
     logit_gradient = (4 + item) * masked * vocabulary + item * vocabulary * width
