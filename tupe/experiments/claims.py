@@ -198,11 +198,13 @@ class Evidence:
 
     def pairs_accuracy(self, trial: Trial, updates: int, only_order: bool) -> float | None:
         """Macro average over paradigms; None unless all have been scored."""
-        scored = {row["paradigm"] for row in self.rows["pairs"][str(trial)] if int(row["updates"]) == updates}
-        if not scored or scored < {row["paradigm"] for row in self.tables["paradigms"]}:
-            return None
-        credits = self.credits(trial, updates, only_order)
+        credits = self.credits(trial, updates, only_order) if self.are_scored(trial, updates) else None
         return float(np.mean([values.mean() for values in credits.values()])) if credits else None
+
+    def are_scored(self, trial: Trial, updates: int) -> bool:
+        """Whether a run has minimal pairs of all paradigms."""
+        scored = {row["paradigm"] for row in self.rows["pairs"][str(trial)] if int(row["updates"]) == updates}
+        return bool(scored) and scored >= {row["paradigm"] for row in self.tables["paradigms"]}
 
 
 def groups(items: Iterable, key: Callable, value: Callable) -> dict[Any, set]:

@@ -261,9 +261,9 @@ def pair_errors(evidence: Evidence) -> str:
     """Standard errors of the accuracies of minimal pairs, over pairs and over paradigms, largest of all models."""
     errors = defaultdict(list)
     for trial in evidence.trials("main"):
-        for only_order in (False, True):
-            if evidence.pairs_accuracy(trial, trial.updates, only_order) is not None:
-                errors[only_order].append(macro_average(evidence.credits(trial, trial.updates, only_order))[1:])
+        for only_order in (False, True) if evidence.are_scored(trial, trial.updates) else ():
+            if credits := evidence.credits(trial, trial.updates, only_order):
+                errors[only_order].append(macro_average(credits)[1:])
     if not errors:
         return "Minimal pairs have not been scored yet."
     all_pairs, order = (np.max(errors[only_order], axis=0) * 100 for only_order in (False, True))
