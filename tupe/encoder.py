@@ -330,6 +330,7 @@ class Encoder(nn.Module):
         queries' precision: it is rounded once, here, and not in every layer.
         """
         scale = self.positions.scale
+        packing = packing.by_length or packing
         real = None if packing.real is None else packing.real[:, None, None, :]  # [B, 1, 1, L]
 
         def merge(bias, gate, seen=real):
@@ -396,7 +397,7 @@ class Encoder(nn.Module):
     def attention_weights(self, tokens: Tensor, layer: int = 0) -> Tensor:
         """The weights [B, H, L, L] of one layer, for probes and figures (without dropout)."""
         assert not self.training, "call eval() first: dropout would make the weights random"
-        packing = self.packing(tokens)
+        packing = self.packing(tokens)._replace(by_length=None)  # the batch keeps its order
         x, terms = self.embed(tokens, packing), self.terms(self.places(tokens), packing=packing)
         for index in range(layer):
             x = self.layers[index](x, self.positions, terms[index], index)

@@ -189,7 +189,9 @@ class Packing(NamedTuple):
     real: Tensor | None = None  # [B, L], False at padding; None: there is none
     places: Tensor | None = None  # [T], the place in the batch, of B L, of each row of x; None: x is [B, L, C]
     rows: Tensor | None = None  # [B L], the row of x of each place, or T if it has none
-    lengths: list[int] | None = None  # of sequences, to their last real token; for attention on a CPU
+    # The same for attention on a CPU, which takes the sequences of the batch in another order: the longest first.
+    by_length: "Packing | None" = None
+    lengths: list[int] | None = None  # of sequences, to their last real token; of `by_length`
 
     @classmethod
     def of(cls, real: Tensor, count: int) -> "Packing":
@@ -200,12 +202,16 @@ class Packing(NamedTuple):
         if size >= real.numel() or torch.compiler.is_compiling():
             return cls(real)  # compiled code is made for one shape, and every batch has another T
         places = real.logical_not().flatten().byte().argsort(stable=True)[:size]  # real tokens first
-        rows = torch.full_like(real, size, dtype=torch.long).flatten()
-        rows.scatter_(0, places, torch.arange(size, device=real.device))
-        lengths = None
-        if real.device.type == "cpu":
-            lengths = (real * torch.arange(1, real.size(1) + 1)).amax(1).tolist()
-        return cls(real, places, rows, lengths)
+        packing = cls(real, places, rows_of(places, real))
+        return packing._replace(by_length=packing.sorted()) if real.device.type == "cpu" else packing
+
+    def sorted(self) -> "Packing":
+        """The same rows of x, and the longest sequences first."""
+        ends = self.real * torch.arange(1, self.real.size(1) + 1)
+        lengths, order = ends.amax(1).sort(descending=True, stable=True)
+        sequence, column = self.places // self.real.size(1), self.places % self.real.size(1)
+        real, places = self.real[order], order.argsort()[sequence] * self.real.size(1) + column
+        return Packing(real, places, rows_of(places, real), lengths=lengths.tolist())
 
     def pack(self, x: Tensor) -> Tensor:
         """[B, L, C] -> [T, C]"""
@@ -221,17 +227,24 @@ class Packing(NamedTuple):
             wanted = F.pad(wanted, (0, rounded_up(len(wanted)) - len(wanted)))
         if self.places is None:
             return Selection(wanted, wanted)
-        return Selection(self.rows[wanted].clamp(max=len(self.places) - 1), wanted)  # at padding there is no row
+        rows = self.rows[wanted].clamp(max=len(self.places) - 1)  # at padding there is none
+        return Selection(rows, wanted if self.by_length is None else self.by_length.places[rows])
 
 
 NO_PADDING = Packing()
+
+
+def rows_of(places: Tensor, real: Tensor) -> Tensor:
+    """`Packing.rows` from its places and real."""
+    rows = torch.full_like(real, len(places), dtype=torch.long).flatten()
+    return rows.scatter_(0, places, torch.arange(len(places), device=real.device))
 
 
 class Selection(NamedTuple):
     """The tokens whose features somebody wants: the last layer computes no others from its attention on."""
 
     rows: Tensor  # [m], their rows of x
-    places: Tensor  # [m], their places in the batch
+    places: Tensor  # [m], their places in the batch, in the order in which attention takes its sequences
 
     def of_tokens(self, x: Tensor) -> Tensor:
         """[T, C] or [B, L, C] -> [m, C]"""
@@ -312,30 +325,22 @@ class Block(NamedTuple):
     """Some of the logits of attention, which are computed together."""
 
     heads: slice
-    rows: slice | Tensor  # of the batch; a tensor of indices where sequences are taken in the order of their lengths
+    rows: slice  # of the batch
+    length: int | None  # to which its sequences are cut, if they are
     shape: tuple[int, int, int, int]  # heads, rows, queries, keys
     first: int  # where its weights begin among those of all blocks
 
     def cut(self, x: Tensor) -> Tensor:
-        """Of x [B, H, L, D], this block's part: [h, r, queries or keys, D]. They are as many, but under a window, where
-        nothing is cut off."""
-        return x[self.index].transpose(0, 1)
+        """Of x [B, H, L, D], this block's part: [h, r, queries or keys, D]."""
+        return x[self.rows, self.heads, : self.length].transpose(0, 1)
 
     def put(self, x: Tensor, values: Tensor) -> None:
         """The inverse of `cut`."""
-        x[self.index] = values.transpose(0, 1)
+        x[self.rows, self.heads, : self.length] = values.transpose(0, 1)
 
     def weights(self, x: Tensor) -> Tensor:
         """Of x, one entry per weight of all blocks, this block's [h, r, queries, keys]."""
         return x[self.first : self.first + math.prod(self.shape)].view(self.shape)
-
-    @property
-    def is_cut(self) -> bool:
-        return isinstance(self.rows, Tensor)
-
-    @property
-    def index(self) -> tuple:
-        return self.rows, self.heads, slice(self.shape[2] if self.is_cut else None)
 
 
 class BlockedAttention(torch.autograd.Function):
@@ -366,7 +371,7 @@ class BlockedAttention(torch.autograd.Function):
         kept = torch.empty(count, dtype=torch.bool) if dropout_mask else None
         saved = v.new_empty(count) if any(ctx.needs_input_grad) and saves_weights(k) else None
         ctx.save_for_backward(q, k, v, bias, mask, kept, saved)
-        make = q.new_zeros if blocks[0].is_cut else q.new_empty  # what is cut off is padding
+        make = q.new_zeros if blocks[0].length else q.new_empty  # what is cut off is padding
         out = make(batch, queries, heads, v.size(-1)).transpose(1, 2)
         for block in blocks:
             weights = block_weights(q, k, bias, mask, scale, block)
@@ -380,7 +385,7 @@ class BlockedAttention(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, bias, mask, kept, saved = ctx.saved_tensors
-        make = torch.zeros_like if ctx.blocks[0].is_cut else torch.empty_like
+        make = torch.zeros_like if ctx.blocks[0].length else torch.empty_like
         dq, dk, dv = (make(x) for x in (q, k, v))
         dbias = torch.zeros_like(bias) if ctx.needs_input_grad[3] else None
         for block in ctx.blocks:
@@ -402,21 +407,21 @@ class BlockedAttention(torch.autograd.Function):
         return dq, dk, dv, dbias, None, None, None, None
 
 
-CUT = 0.8  # share of the logits below which cutting sequences to their lengths pays for taking them apart
+CUT = 0.9  # share of the logits below which cutting sequences to their lengths pays
 
 
 def plan_blocks(heads: int, batch: int, queries: int, keys: int, lengths: list[int] | None = None) -> list[Block]:
     """The blocks of all logits, or, where cutting them to `lengths` pays, of those that matter. lengths: of every
-    sequence, up to its last token that is not padding, or None; queries and keys are the same tokens then."""
+    sequence, up to its last token that is not padding, falling, or None; queries and keys are the same tokens then."""
     parts = whole_sequences(heads, batch, queries, keys)
     if lengths is not None:
         cut = by_length(heads, lengths, keys)
         if sum(math.prod(shape) for *_, shape in cut) < CUT * batch * heads * queries * keys:
             parts = cut
     blocks, first = [], 0
-    for hs, rows, shape in parts:
-        blocks.append(Block(hs, rows, shape, first))
-        first += math.prod(shape)
+    for part in parts:
+        blocks.append(Block(*part, first))
+        first += math.prod(blocks[-1].shape)
     return blocks
 
 
@@ -425,7 +430,7 @@ def whole_sequences(heads: int, batch: int, queries: int, keys: int) -> list[tup
     whole batch: where sequences are short, calls take longer than products."""
     step = max(1, BLOCK // (queries * keys))  # sequences in a block
     return [
-        (hs, rows, (hs.stop - hs.start, rows.stop - rows.start, queries, keys))
+        (hs, rows, None, (hs.stop - hs.start, rows.stop - rows.start, queries, keys))
         for hs in slices(heads, max(1, step // batch))
         for rows in slices(batch, step)
     ]
@@ -434,14 +439,14 @@ def whole_sequences(heads: int, batch: int, queries: int, keys: int) -> list[tup
 def by_length(heads: int, lengths: list[int], longest: int) -> list[tuple]:
     """Sequences of about one length together, which are cut to the longest of them; as many, up to a power of 2, as
     make one block of all heads."""
-    order = sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True)
-    parts = []
-    while order:
-        n = min(rounded_up(max(1, lengths[order[0]])), longest)
+    parts, first = [], 0
+    while first < len(lengths):
+        n = min(rounded_up(max(1, lengths[first])), longest)
         size = 2 ** max(0, (BLOCK // (heads * n * n)).bit_length() - 1)
-        rows, order = torch.tensor(order[:size]), order[size:]
-        together = max(1, BLOCK // (len(rows) * n * n))  # heads in a block
-        parts += [(hs, rows, (hs.stop - hs.start, len(rows), n, n)) for hs in slices(heads, together)]
+        rows = slice(first, min(first + size, len(lengths)))
+        together = max(1, BLOCK // (size * n * n))  # heads in a block
+        parts += [(hs, rows, n, (hs.stop - hs.start, rows.stop - first, n, n)) for hs in slices(heads, together)]
+        first = rows.stop
     return parts
 
 
@@ -522,7 +527,7 @@ def blocked_attention(
     mask = None if real is None else torch.zeros(real.shape).masked_fill_(~real, torch.finfo(torch.float32).min)
     with torch.autocast("cpu", enabled=False):
         blocks = plan_blocks(q.size(1), q.size(0), q.size(2), k.size(2), lengths)
-        if len(blocks) == 1 and not (p or torch.is_grad_enabled() or blocks[0].is_cut):
+        if len(blocks) == 1 and not (p or torch.is_grad_enabled() or blocks[0].length):
             # for one short text, calls take longer than products
             weights = block_weights(q, k, bias, mask, scale, blocks[0]).to(v.dtype)
             return matmul(weights, blocks[0].cut(v).transpose(2, 3)).transpose(0, 1)
