@@ -436,17 +436,25 @@ def whole_sequences(heads: int, batch: int, queries: int, keys: int) -> list[tup
     ]
 
 
+LEAST = 2**15  # logits of a block that take longer than the calls for it
+SHORTER = 0.75  # of the longest sequence of a block: what is shorter is worth a block of its own
+
+
 def by_length(heads: int, lengths: list[int], longest: int) -> list[tuple]:
-    """Sequences of about one length together, which are cut to the longest of them; as many, up to a power of 2, as
-    make one block of all heads."""
+    """Sequences of about one length together, which are cut to the longest of them, as many as make one block of all
+    heads."""
     parts, first = [], 0
     while first < len(lengths):
         n = min(rounded_up(max(1, lengths[first])), longest)
-        size = 2 ** max(0, (BLOCK // (heads * n * n)).bit_length() - 1)
-        rows = slice(first, min(first + size, len(lengths)))
-        together = max(1, BLOCK // (size * n * n))  # heads in a block
-        parts += [(hs, rows, n, (hs.stop - hs.start, rows.stop - first, n, n)) for hs in slices(heads, together)]
-        first = rows.stop
+        fewest, most = (max(1, logits // (heads * n * n)) for logits in (LEAST, BLOCK))
+        last = min(first + fewest, len(lengths))
+        while last < min(first + most, len(lengths)) and lengths[last] > SHORTER * n:
+            last += 1
+        together = max(1, BLOCK // ((last - first) * n * n))  # heads in a block
+        parts += [
+            (hs, slice(first, last), n, (hs.stop - hs.start, last - first, n, n)) for hs in slices(heads, together)
+        ]
+        first = last
     return parts
 
 
