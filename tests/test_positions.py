@@ -133,7 +133,7 @@ def test_token_wise_work_without_padding(position, cls, layer, normaliser, recom
     options = {"layer": layer, "normaliser": normaliser, "checkpoint_activations": recompute}
     model = scramble(encoder(position, cls, **options))
     batch = tokens(batch=5)
-    batch[0, 6:] = batch[2, :3] = batch[3, 4] = batch[1, -1] = PAD  # the longest first: 2, 3, 4, 1, 0
+    batch[0, 6:] = batch[2, :3] = batch[3, 4] = batch[1, -1] = PAD
     real = batch.ne(PAD)
     assert real.sum() == 37 and len(model.packing(batch).places) == 38 < real.numel()  # T, with one token of padding
 

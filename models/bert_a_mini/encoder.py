@@ -292,7 +292,7 @@ class Encoder(nn.Module):
         selects = not (wanted is None or return_all_hiddens or torch.compiler.is_compiling())
         hiddens, last = [x], len(self.layers) - 1
         for index, layer in enumerate(self.layers):
-            selection = packing.select(wanted) if selects and index == last else None
+            selection = packing.select(wanted, terms[index].packing) if selects and index == last else None
             args = x, self.positions, terms[index], index, selection
             x = checkpoint(layer, *args, use_reentrant=False) if recompute else layer(*args)
             if return_all_hiddens:
@@ -330,7 +330,8 @@ class Encoder(nn.Module):
         queries' precision: it is rounded once, here, and not in every layer.
         """
         scale = self.positions.scale
-        packing = packing.by_length or packing
+        if path == "blocked" and packing.by_length is not None:
+            packing = packing.by_length
         real = None if packing.real is None else packing.real[:, None, None, :]  # [B, 1, 1, L]
 
         def merge(bias, gate, seen=real):
@@ -397,7 +398,7 @@ class Encoder(nn.Module):
     def attention_weights(self, tokens: Tensor, layer: int = 0) -> Tensor:
         """The weights [B, H, L, L] of one layer, for probes and figures (without dropout)."""
         assert not self.training, "call eval() first: dropout would make the weights random"
-        packing = self.packing(tokens)._replace(by_length=None)  # the batch keeps its order
+        packing = self.packing(tokens)
         x, terms = self.embed(tokens, packing), self.terms(self.places(tokens), packing=packing)
         for index in range(layer):
             x = self.layers[index](x, self.positions, terms[index], index)

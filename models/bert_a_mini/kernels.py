@@ -189,7 +189,7 @@ class Packing(NamedTuple):
     real: Tensor | None = None  # [B, L], False at padding; None: there is none
     places: Tensor | None = None  # [T], the place in the batch, of B L, of each row of x; None: x is [B, L, C]
     rows: Tensor | None = None  # [B L], the row of x of each place, or T if it has none
-    # The same for attention on a CPU, which takes the sequences of the batch in another order: the longest first.
+    # On a CPU the same with the longest sequences first, the order in which `blocked_attention` takes them.
     by_length: "Packing | None" = None
     lengths: list[int] | None = None  # of sequences, to their last real token; of `by_length`
 
@@ -221,14 +221,15 @@ class Packing(NamedTuple):
         """[T, C] -> [B, L, C], 0 at padding."""
         return x if self.places is None else Unpack.apply(x, self.places, self.rows).view(*self.real.shape, -1)
 
-    def select(self, wanted: Tensor) -> "Selection":
-        """wanted: [n], places in the batch, of B L. On a CPU they become `rounded_up` many; the last mean nothing."""
+    def select(self, wanted: Tensor, of_attention: "Packing") -> "Selection":
+        """wanted: [n], places in the batch, of B L. On a CPU they become `rounded_up` many; the last mean nothing.
+        of_attention: this or `by_length`."""
         if wanted.device.type == "cpu":
             wanted = F.pad(wanted, (0, rounded_up(len(wanted)) - len(wanted)))
         if self.places is None:
             return Selection(wanted, wanted)
         rows = self.rows[wanted].clamp(max=len(self.places) - 1)  # at padding there is none
-        return Selection(rows, wanted if self.by_length is None else self.by_length.places[rows])
+        return Selection(rows, of_attention.places[rows])
 
 
 NO_PADDING = Packing()
