@@ -147,6 +147,15 @@ def test_a_share_that_is_not_known_is_none(shares, text, evidence, monkeypatch):
     assert rows[3].split("|")[3].strip() == text
 
 
+@pytest.mark.parametrize(("rest", "told"), [({1: 0.7, 2: 0.8}, True), ({1: 0.7, 2: math.nan}, False)])
+def test_the_readme_names_the_share_without_the_plateau(rest, told, evidence, monkeypatch):
+    shares = {False: {1: 0.5, 2: 0.5}, True: rest}
+    monkeypatch.setattr(claims_tables, "paper_shares", lambda evidence, stage, model, off: shares[off])
+    text = claims_tables.summary(evidence)
+    assert "after 50 % [50, 50] (50, 50) of the updates" in text
+    assert ("Without the updates before each left the plateau: 75 %" in text) == told
+
+
 def test_without_the_plateau_shares_need_both_exits(small_blocks, tmp_path):
     """Seed 1: BERT-A never leaves it; 2: TUPE reaches BERT-A's loss before its own exit; 3: it never reaches it."""
     out = tmp_path / "out"

@@ -304,10 +304,12 @@ def summary(evidence: Evidence) -> str:
         f" *Lower* and *higher*: significant (Holm){others}." if stage != "main" else ""
     )
     scale = f"{scale_text(evidence)} {provisional(evidence)}".strip() if stage == "main" else ""
-    shares = paper_shares(evidence, stage, "tupe_r") if stage != "first" else {}
+    shares, rest = ({} if stage == "first" else paper_shares(evidence, stage, "tupe_r", off) for off in (False, True))
     share = (
         f"TUPE-R's running loss is BERT-A's final one after {share_cell(shares)} of the updates, as the paper counts."
     ) * bool(shares)
+    if rest and not any(map(math.isnan, rest.values())):
+        share += f" Without the updates before each left the plateau: {share_cell(rest)}."
     return f"{told[stage]} {legend}\n\n{table.markdown()}\n{f'{scale} {share}'.strip()}\n"
 
 
