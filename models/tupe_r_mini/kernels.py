@@ -207,10 +207,10 @@ class Packing(NamedTuple):
 
     def sorted(self) -> "Packing":
         """The same rows of x, and the longest sequences first."""
-        ends = self.real * torch.arange(1, self.real.size(1) + 1)
-        lengths, order = ends.amax(1).sort(descending=True, stable=True)
-        sequence, column = self.places // self.real.size(1), self.places % self.real.size(1)
-        real, places = self.real[order], order.argsort()[sequence] * self.real.size(1) + column
+        longest = self.real.size(1)
+        lengths, order = (self.real * torch.arange(1, longest + 1)).amax(1).sort(descending=True, stable=True)
+        sequence, column = self.places // longest, self.places % longest
+        real, places = self.real[order], order.argsort()[sequence] * longest + column
         return Packing(real, places, rows_of(places, real), lengths=lengths.tolist())
 
     def pack(self, x: Tensor) -> Tensor:
