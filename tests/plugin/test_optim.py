@@ -59,6 +59,25 @@ def test_same_numbers_as_adam():
         assert (p - q).abs().max() > 1e-3
 
 
+@pytest.mark.parametrize("max_norm", [0.0, 1e-3, 1e3])
+def test_factors_of_gradients_are_left_to_the_step(max_norm):
+    """What the trainer does in an update. Afterwards the gradients are those that were used, as ever."""
+    ours, theirs = parameters(), parameters()
+    optimizers = build(FusedAdamW, ours), build(FairseqAdam, theirs)
+    for step in range(5):
+        norms = []
+        for optimizer, params in zip(optimizers, (ours, theirs), strict=True):
+            for p, g in zip(params, gradients(step), strict=True):
+                p.grad = g.clone()
+            optimizer.multiply_grads(0.5)
+            optimizer.multiply_grads(torch.tensor(1 / (step + 3)))
+            norms.append(optimizer.clip_grad_norm(max_norm))
+            optimizer.step()
+        torch.testing.assert_close(*norms)
+        torch.testing.assert_close([p.grad for p in ours], [p.grad for p in theirs])
+    assert_equal(ours, theirs)
+
+
 def test_epsilon_is_where_fairseq_has_it():
     """The plain `torch.optim.AdamW` gives other numbers, or the adaptation above would be for nothing."""
     ours, theirs = parameters(), parameters()
@@ -102,9 +121,10 @@ def test_its_own_settings_win_over_the_checkpoint():
     assert other.param_groups[0]["eps"] == 1e-4
 
 
+@pytest.mark.parametrize("max_norm", [0.0, 1e-6])
 @pytest.mark.parametrize("overflow", [0, 1])
 @pytest.mark.parametrize("kind", [FairseqAdam, FusedAdamW])
-def test_amp_unscales_gradients_once(kind, overflow):
+def test_amp_unscales_gradients_once(kind, overflow, max_norm):
     """Steps with a scaled loss are those without a scale, and a step whose gradients are not finite is left out."""
     plain, scaled = parameters(), parameters()
     reference, inner = build(kind, plain), build(kind, scaled)
@@ -116,9 +136,10 @@ def test_amp_unscales_gradients_once(kind, overflow):
         for ours, theirs, gradient in zip(scaled, plain, gradients(step), strict=True):
             theirs.grad = 1e-3 * gradient
             ours.grad = theirs.grad * amp.scaler.get_scale() * (float("inf") if step == overflow else 1)
-        amp.clip_grad_norm(0.0)
+        amp.clip_grad_norm(max_norm)
         amp.step()
         if step != overflow:
+            reference.clip_grad_norm(max_norm)
             reference.step()
     assert_equal(scaled, plain)
     assert amp.scaler.get_scale() == 65536 / 2

@@ -28,10 +28,14 @@ class AdamW(torch.optim.AdamW):
 
     They are equal for eps' = eps / sqrt(1 - beta2^t), so `step` sets this epsilon for each t. (All parameters share t;
     one that gets its first gradient later than others has their epsilon.)
+
+    grad_scale: a scalar by which `step` divides the gradients while it reads them, as PyTorch's `GradScaler` knows it;
+    then it is 1 again.
     """
 
     supports_flat_params = True  # fairseq's fp16 optimizer passes one vector of all parameters
     supports_memory_efficient_fp16 = False  # PyTorch would keep the moments in half precision too
+    grad_scale = torch.ones(())  # of the class: a GradScaler deletes that of the object
 
     def __init__(self, params: Iterable, **options):
         super().__init__(params, fused=True, **options)
@@ -47,6 +51,7 @@ class AdamW(torch.optim.AdamW):
         try:
             return super().step(closure)
         finally:
+            self.grad_scale = AdamW.grad_scale
             for group, value in zip(self.param_groups, eps, strict=True):
                 group["eps"] = value
 
@@ -93,6 +98,17 @@ class FusedAdamW(FairseqOptimizer):
             "eps": self.cfg.adam_eps,
             "weight_decay": self.cfg.weight_decay,
         }
+
+    def multiply_grads(self, c: float | torch.Tensor) -> None:
+        """Left to the next step's kernel, as is the factor of `clip_grad_norm`: each would be a pass of its own over
+        all gradients."""
+        self._optimizer.grad_scale = self._optimizer.grad_scale / c
+
+    def clip_grad_norm(self, max_norm: float, aggregate_norm_fn: Callable | None = None) -> torch.Tensor:
+        norm = super().clip_grad_norm(0, aggregate_norm_fn) / self._optimizer.grad_scale
+        if max_norm > 0:
+            self.multiply_grads((max_norm / (norm + 1e-6)).clamp(max=1))
+        return norm
 
 
 def amp_step(optimizer: AMPOptimizer) -> None:
