@@ -411,7 +411,7 @@ def test_the_first_look_has_its_own_plateau_and_complete_models_only(tmp_path):
     text = claims_page.results(evidence, [], "figures", "pilot.md")
     assert "### The first look" in text and "never, never, never" in text
     assert "A first look only: tiny models, 1,250 updates, 3 seeds" in claims_tables.summary(evidence)
-    assert claims_tables.scale_rows(evidence, "first") == []
+    assert claims_tables.change_rows(evidence, "first") == []
 
 
 @pytest.mark.parametrize("seeds", [2, 3])
@@ -428,12 +428,12 @@ def test_the_readme_shows_the_controls_once_they_are_complete(seeds, tmp_path):
 
 
 @pytest.mark.parametrize(("raw", "result"), [(6.9, "higher"), (6.1, "lower"), (6.5, "not resolved")])
-def test_changes_of_scale_alone(raw, result, tmp_path):
+def test_exploratory_differences(raw, result, tmp_path):
     for seed in (1, 2, 3):
         write_run(tmp_path / "out", run("tupe_a_tie_cls", "controls", seed, "tiny", 5000), 6.5)
         write_run(tmp_path / "out", run("untied_raw", "controls", seed, "tiny", 5000), raw + 0.01 * (seed - 2))
     collect.write(collect.collect(tmp_path / "out", collect.read(tmp_path)), tmp_path)
-    (row,) = claims_tables.scale_rows(Evidence(collect.read(tmp_path)), "controls")
+    (row,) = claims_tables.change_rows(Evidence(collect.read(tmp_path)), "controls")
     assert row[1] == "`untied_raw` - `tupe_a_tie_cls`" and row[3] == result
 
 

@@ -277,6 +277,7 @@ def results(evidence: Evidence, drawn: list[str], folder: str, pilot: str) -> st
             *(f"{text}\n" for f in (claims_tables.provisional, claims_tables.scale_text) if (text := f(evidence))),
             "### Main stage: final losses\n",
             table_of("main"),
+            *changes(evidence, "main"),
         ),
         *section(
             "controls",
@@ -284,7 +285,7 @@ def results(evidence: Evidence, drawn: list[str], folder: str, pilot: str) -> st
             "The five contrasts at this size, exploratory: they decide no claim.\n",
             claims_tables.contrast_table(evidence, "controls").markdown(),
             table_of("controls", against=True),
-            *scale_changes(evidence, "controls"),
+            *changes(evidence, "controls"),
             *(() if evidence.trials("main") else (claims_tables.scale_text(evidence) + "\n",)),
             EXPLORATORY,
             claims_tables.exploratory_table(evidence, "controls").markdown(),
@@ -320,7 +321,7 @@ def first_look(evidence: Evidence, threshold: str) -> list[str]:
         f"all, which nobody tuned.{threshold} The five contrasts, in bits per masked token, paired by seed:\n",
         claims_tables.contrast_table(evidence, "first").markdown(),
         claims_tables.stage_table(evidence, "first", against=True).markdown(),
-        *scale_changes(evidence, "first"),
+        *changes(evidence, "first"),
         EXPLORATORY,
         claims_tables.exploratory_table(evidence, "first").markdown(),
     ]
@@ -338,13 +339,13 @@ def shares(evidence: Evidence) -> list[str]:
     ]
 
 
-def scale_changes(evidence: Evidence, stage: str) -> list[str]:
-    """What is about the scale of position logits, if these models have run."""
-    rows = claims_tables.scale_rows(evidence, stage)
+def changes(evidence: Evidence, stage: str) -> list[str]:
+    """Other differences than the contrasts, of the models that have run."""
+    rows = claims_tables.change_rows(evidence, stage)
     if not rows:
         return []
     header = ["change", "difference", "mean [95 % interval]", "result"]
-    return ["Exploratory, by the scale of position logits:\n", Table.plain(header, rows, align="llrl").markdown()]
+    return ["Exploratory differences, not corrected for their number:\n", Table.plain(header, rows, align="llrl").markdown()]
 
 
 def pilot_page(evidence: Evidence) -> str:

@@ -194,10 +194,10 @@ def provisional(evidence: Evidence) -> str:
     return f"The verdicts are provisional: {reason}."
 
 
-def scale_rows(evidence: Evidence, stage: str) -> list[list[str]]:
+def change_rows(evidence: Evidence, stage: str) -> list[list[str]]:
     """What was changed, names, difference of final losses, and whether its interval is below or above 0."""
     finals, rows = evidence.finals(stage), []
-    for entry in CLAIMS["scale_changes"]:
+    for entry in CLAIMS["changes"]:
         one = paired(finals, *entry["models"])
         if one is not None and one.interval is not None:
             low, high = one.interval
@@ -283,13 +283,13 @@ def summary(evidence: Evidence) -> str:
         for result in results
     ]
     header = ["claim", "difference of final losses, bits", "mean [95 % interval]", "result"]
-    changes = scale_rows(evidence, stage)  # of the main stage, which has none of these models: none
+    changes = change_rows(evidence, stage)
     table = Table.plain(header, rows + changes, align="llrl")
     counted = evidence.trials(stage)
     seeds, updates = len({trial.seed for trial in counted}), max((trial.updates for trial in counted), default=0)
     what = f"{plan['size']} models, {updates or plan['updates']:,} updates, {seeds} seeds, differences paired by seed"
     needed = CLAIMS["required_seeds"] * len(compared_models())
-    others = f" in the first {len(results)} rows; the others are exploratory, uncorrected" * bool(changes)
+    others = f" The rows after the first {len(results)} are exploratory and not corrected for their number."
     undecided = (
         f"**No claim is decided yet**: that takes the {needed} runs of the main stage, of which "
         f"{len(evidence.blocks('main')) * len(compared_models())} count so far."
@@ -300,9 +300,8 @@ def summary(evidence: Evidence) -> str:
         "first": f"{undecided} A first look only: {what}, one learning rate for all. It shows who learns faster "
         "**early**, not who is better in the end.",
     }
-    legend = "Negative: the first model has the lower loss." + (
-        f" *Lower* and *higher*: significant (Holm){others}." if stage != "main" else ""
-    )
+    legend = "Negative: the first model has the lower loss."
+    legend += " *Lower* and *higher*: significant (Holm)." * (stage != "main") + others * bool(changes)
     scale = f"{scale_text(evidence)} {provisional(evidence)}".strip() if stage == "main" else ""
     shares, rest = ({} if stage == "first" else paper_shares(evidence, stage, "tupe_r", off) for off in (False, True))
     share = (
