@@ -104,6 +104,8 @@ def check_data(data: Path, output: Path) -> None:
     tokens = int(held_out.sizes.sum())  # sizes are read from its mapped file: it must be alive
     if tokens < TOKENS:
         raise ValueError(f"{data}/valid holds {tokens:,} tokens, fewer than the {TOKENS:,} of the evaluation")
+    if path.exists():
+        return
     output.mkdir(parents=True, exist_ok=True)
     record.write_atomically(path, json.dumps({"data": str(data), "fingerprint": ours}, indent=1) + "\n")
 
