@@ -345,7 +345,8 @@ def changes(evidence: Evidence, stage: str) -> list[str]:
     if not rows:
         return []
     header = ["change", "difference", "mean [95 % interval]", "result"]
-    return ["Exploratory differences, not corrected for their number:\n", Table.plain(header, rows, align="llrl").markdown()]
+    title = "Exploratory differences, not corrected for their number:\n"
+    return [title, Table.plain(header, rows, align="llrl").markdown()]
 
 
 def pilot_page(evidence: Evidence) -> str:
