@@ -394,7 +394,7 @@ def test_one_command_writes_page_and_figures(folder, pretrained, vocabulary, tmp
     shutil.rmtree(out)  # the tables alone give the same page
     names = [figure.__name__ for figure in claims_page.FIGURES]
     collected = Evidence(collect.read(tmp_path / "evidence"))
-    assert claims_page.results(collected, names, "figures", "evidence/pilot.md") in text
+    assert claims_page.results(collected, names, "figures", "evidence") in text
 
 
 def test_the_first_look_has_its_own_plateau_and_complete_models_only(tmp_path):
@@ -408,8 +408,8 @@ def test_the_first_look_has_its_own_plateau_and_complete_models_only(tmp_path):
     assert evidence.threshold("first") == pytest.approx(7.6 + 0.01 - 0.5, abs=1e-4)  # the mean over seeds, minus a half
     assert evidence.threshold("main") is None
     assert evidence.by_seed("first", evidence.exit).keys() == {"tupe_a_tie_cls"}
-    text = claims_page.results(evidence, [], "figures", "pilot.md")
-    assert "### The first look" in text and "never, never, never" in text
+    text = claims_page.results(evidence, [], "figures", "evidence")
+    assert "(evidence/first.md)" in text and "never, never, never" in claims_page.first_page(evidence)
     assert "A first look only: tiny models, 1,250 updates, 3 seeds" in claims_tables.summary(evidence)
     assert claims_tables.change_rows(evidence, "first") == []
 
@@ -437,12 +437,24 @@ def test_exploratory_differences(raw, result, tmp_path):
     assert row[1] == "`untied_raw` - `tupe_a_tie_cls`" and row[3] == result
 
 
+def test_a_difference_between_stages(tmp_path):
+    for seed in (1, 2, 3):
+        for model in ("bert_a", "tupe_a_tie_cls", "tupe_a", "bert_r", "tupe_r"):
+            write_run(tmp_path / "out", run(model, "main", seed), 5.4)
+        write_run(tmp_path / "out", run("tupe_a_tie_cls", "slower", seed), 5.2 + 0.01 * (seed - 2))
+    collect.write(collect.collect(tmp_path / "out", collect.read(tmp_path)), tmp_path)
+    evidence = Evidence(collect.read(tmp_path))
+    (row,) = claims_tables.change_rows(evidence, "main")
+    assert row[1] == "`slower/tupe_a_tie_cls` - `tupe_a_tie_cls`" and row[2].startswith("-0.200") and row[3] == "lower"
+    assert claims_tables.change_rows(evidence, "slower") == []
+
+
 @pytest.mark.parametrize("stages", [["pilot"], ["main"], ["controls"]])
 def test_what_has_not_run_is_named(stages, tmp_path):
     write_experiment(tmp_path / "out", stages, seeds=1)
     collect.write(collect.collect(tmp_path / "out", collect.read(tmp_path)), tmp_path)
     evidence = Evidence(collect.read(tmp_path))
-    text = claims_page.results(evidence, [], "figures", "pilot.md")
+    text = claims_page.results(evidence, [], "figures", "evidence")
     for stage, planned in {"pilot": 17 * 4, "main": 6 * 5, "controls": 16 * 3, "share": 2 * 4 * 3}.items():
         finished = planned // len(CLAIMS["stages"][stage]["seeds"]) if stage in stages else 0
         assert f"{stage} {finished} of {planned}" in text

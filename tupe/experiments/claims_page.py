@@ -242,9 +242,9 @@ def draw(evidence: Evidence, folder: Path) -> list[str]:
 # ------------------------------------------------------------------------------------------------------------ the page
 
 
-def results(evidence: Evidence, drawn: list[str], folder: str, pilot: str) -> str:
-    """The results as Markdown. drawn: figures that are there; folder, pilot: the folder of the figures and the page of
-    the learning rates, as this page names them."""
+def results(evidence: Evidence, drawn: list[str], folder: str, tables: str) -> str:
+    """The results as Markdown. drawn: figures that are there; folder, tables: where the figures are, and `PAGES`, as
+    this page names them."""
 
     def figure(name, text):
         return f"![{text}]({folder}/claims_{name}.png)\n" if name in drawn else ""
@@ -268,7 +268,6 @@ def results(evidence: Evidence, drawn: list[str], folder: str, pilot: str) -> st
         f"On the plateau for more than half of their updates: {'; '.join(slow)}.\n" if slow else "",
         figure("contrasts", "five contrasts with every seed"),
         figure("loss", "loss against updates, bands over seeds"),
-        *section("first", *first_look(evidence, threshold("first"))),
         *section(
             "main",
             "### Main stage, mini: the five contrasts\n",
@@ -293,7 +292,7 @@ def results(evidence: Evidence, drawn: list[str], folder: str, pilot: str) -> st
         figure("scale", "loss against the scale of p"),
         *shares(evidence),
         *section("longer", "### Longer, tiny\n", table_of("longer")),
-        *section("pilot", f"### Learning rates\n\nThe losses of the pilot are a [page of their own]({pilot}).\n"),
+        *section("pilot", f"### Learning rates\n\nLosses of the pilot: a [page of their own]({tables}/pilot.md).\n"),
         figure("learning_rates", "loss against learning rate"),
         *section(
             "main",
@@ -308,23 +307,27 @@ def results(evidence: Evidence, drawn: list[str], folder: str, pilot: str) -> st
         figure("cls", "attention of [CLS]"),
         "### Positional logits of TUPE-A\n" if "positional" in drawn else "",
         figure("positional", "positional logits of the heads of TUPE-A"),
+        *section("first", f"### The first look\n\nEarly training only, a [page of its own]({tables}/first.md).\n"),
     ]
     return "\n".join(block for block in blocks if block)
 
 
-def first_look(evidence: Evidence, threshold: str) -> list[str]:
-    """The section of the stage `first`."""
-    plan = CLAIMS["stages"]["first"]
-    return [
-        "### The first look\n",
+def first_page(evidence: Evidence) -> str:
+    """The stage `first` as a page."""
+    plan, threshold = CLAIMS["stages"]["first"], evidence.threshold("first")
+    exits = "" if threshold is None else f" The threshold of the exit updates is {threshold:.3f} bits."
+    blocks = [
+        "# The first look\n",
         f"Early training only: {plan['size']}, {plan['updates']:,} updates at the learning rate {plan['lr']:g} for "
-        f"all, which nobody tuned.{threshold} The five contrasts, in bits per masked token, paired by seed:\n",
+        f"all, which nobody tuned.{exits} Written by `tupe claims`. The five contrasts, in bits per masked token, "
+        "paired by seed:\n",
         claims_tables.contrast_table(evidence, "first").markdown(),
         claims_tables.stage_table(evidence, "first", against=True).markdown(),
         *changes(evidence, "first"),
         EXPLORATORY,
         claims_tables.exploratory_table(evidence, "first").markdown(),
     ]
+    return "\n".join(blocks)
 
 
 def shares(evidence: Evidence) -> list[str]:
@@ -365,6 +368,9 @@ def pilot_page(evidence: Evidence) -> str:
     return text
 
 
+PAGES = {"pilot": pilot_page, "first": first_page}  # by the stage, in the folder of the tables
+
+
 def fill_in(page: Path, text: str) -> None:
     """Replace what stands between the markers of a page. Raises ValueError if they are not there."""
     content = page.read_text(encoding="utf-8")
@@ -402,8 +408,10 @@ def command(runs, folder, page, readme, data):
         collect.write(merged, folder)
     evidence = Evidence(collect.read(folder))
     drawn = draw(evidence, page.parent / "figures")
-    write_atomically(folder / "pilot.md", pilot_page(evidence))
-    fill_in(page, results(evidence, drawn, "figures", os.path.relpath(folder / "pilot.md", page.parent)))
+    for stage, text in PAGES.items():
+        if evidence.trials(stage):
+            write_atomically(folder / f"{stage}.md", text(evidence))
+    fill_in(page, results(evidence, drawn, "figures", os.path.relpath(folder, page.parent)))
     if readme.exists() and BEGIN in readme.read_text(encoding="utf-8"):
         fill_in(readme, claims_tables.summary(evidence))
     size = sum(path.stat().st_size for path in folder.glob("*.csv.gz"))

@@ -197,6 +197,8 @@ def provisional(evidence: Evidence) -> str:
 def change_rows(evidence: Evidence, stage: str) -> list[list[str]]:
     """What was changed, names, difference of final losses, and whether its interval is below or above 0."""
     finals, rows = evidence.finals(stage), []
+    if stage == "main":
+        finals |= {f"slower/{model}": losses for model, losses in evidence.finals("slower").items()}
     for entry in CLAIMS["changes"]:
         one = paired(finals, *entry["models"])
         if one is not None and one.interval is not None:
@@ -283,7 +285,7 @@ def summary(evidence: Evidence) -> str:
         for result in results
     ]
     header = ["claim", "difference of final losses, bits", "mean [95 % interval]", "result"]
-    changes = change_rows(evidence, stage)
+    changes = change_rows(evidence, stage) if stage != "main" else []  # verdicts alone, once there are any
     table = Table.plain(header, rows + changes, align="llrl")
     counted = evidence.trials(stage)
     seeds, updates = len({trial.seed for trial in counted}), max((trial.updates for trial in counted), default=0)
