@@ -249,10 +249,6 @@ def results(evidence: Evidence, drawn: list[str], folder: str, tables: str) -> s
     def figure(name, text):
         return f"![{text}]({folder}/claims_{name}.png)\n" if name in drawn else ""
 
-    def threshold(stage):
-        value = evidence.threshold(stage)
-        return "" if value is None else f" The threshold of the exit updates is {value:.3f} bits."
-
     def section(stage, *blocks):
         """The blocks, if anything of the stage has run."""
         return blocks if evidence.trials(stage) else ()
@@ -264,7 +260,7 @@ def results(evidence: Evidence, drawn: list[str], folder: str, tables: str) -> s
     slow = [f"{', '.join(names)} ({stage})" for stage in stages if (names := claims.late(evidence, stage))]
     unknown = " Exit updates wait for `nopos`, whose pilot is not complete."
     blocks = [
-        claims_tables.coverage(evidence) + (threshold("main") or unknown) + "\n",
+        claims_tables.coverage(evidence) + (threshold_text(evidence, "main") or unknown) + "\n",
         f"On the plateau for more than half of their updates: {'; '.join(slow)}.\n" if slow else "",
         figure("contrasts", "five contrasts with every seed"),
         figure("loss", "loss against updates, bands over seeds"),
@@ -312,15 +308,20 @@ def results(evidence: Evidence, drawn: list[str], folder: str, tables: str) -> s
     return "\n".join(block for block in blocks if block)
 
 
+def threshold_text(evidence: Evidence, stage: str) -> str:
+    """A sentence, or "" where the threshold of a stage is not known."""
+    value = evidence.threshold(stage)
+    return "" if value is None else f" The threshold of the exit updates is {value:.3f} bits."
+
+
 def first_page(evidence: Evidence) -> str:
     """The stage `first` as a page."""
-    plan, threshold = CLAIMS["stages"]["first"], evidence.threshold("first")
-    exits = "" if threshold is None else f" The threshold of the exit updates is {threshold:.3f} bits."
+    plan = CLAIMS["stages"]["first"]
     blocks = [
         "# The first look\n",
         f"Early training only: {plan['size']}, {plan['updates']:,} updates at the learning rate {plan['lr']:g} for "
-        f"all, which nobody tuned.{exits} Written by `tupe claims`. The five contrasts, in bits per masked token, "
-        "paired by seed:\n",
+        f"all, which nobody tuned.{threshold_text(evidence, 'first')} Written by `tupe claims`. The five contrasts, in "
+        "bits per masked token, paired by seed:\n",
         claims_tables.contrast_table(evidence, "first").markdown(),
         claims_tables.stage_table(evidence, "first", against=True).markdown(),
         *changes(evidence, "first"),

@@ -197,8 +197,9 @@ def provisional(evidence: Evidence) -> str:
 def change_rows(evidence: Evidence, stage: str) -> list[list[str]]:
     """What was changed, names, difference of final losses, and whether its interval is below or above 0."""
     finals, rows = evidence.finals(stage), []
-    if stage == "main":
-        finals |= {f"slower/{model}": losses for model, losses in evidence.finals("slower").items()}
+    for other, plan in CLAIMS["stages"].items():
+        if plan.get("beside") == stage:
+            finals |= {f"{other}/{model}": losses for model, losses in evidence.finals(other).items()}
     for entry in CLAIMS["changes"]:
         one = paired(finals, *entry["models"])
         if one is not None and one.interval is not None:

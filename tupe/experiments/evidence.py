@@ -97,15 +97,14 @@ def check_data(data: Path, output: Path) -> None:
     Raises ValueError if its runs were trained on other data, or if the evaluation needs more held-out text.
     """
     ours, path = collect.fingerprint(data), output / "data.json"
-    theirs = json.loads(path.read_text())["fingerprint"] if path.exists() else ours
-    if ours != theirs:
-        raise ValueError(f"{output} has runs on other data ({theirs}) than {data} ({ours}); name another folder")
+    if path.exists():
+        if (theirs := json.loads(path.read_text())["fingerprint"]) != ours:
+            raise ValueError(f"{output} has runs on other data ({theirs}) than {data} ({ours}); name another folder")
+        return
     held_out = data_utils.load_indexed_dataset(str(data / "valid"), None)
     tokens = int(held_out.sizes.sum())  # sizes are read from its mapped file: it must be alive
     if tokens < TOKENS:
         raise ValueError(f"{data}/valid holds {tokens:,} tokens, fewer than the {TOKENS:,} of the evaluation")
-    if path.exists():
-        return
     output.mkdir(parents=True, exist_ok=True)
     record.write_atomically(path, json.dumps({"data": str(data), "fingerprint": ours}, indent=1) + "\n")
 
