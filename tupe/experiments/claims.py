@@ -53,11 +53,12 @@ class Evidence:
                 )
 
     def precisions(self) -> dict[tuple[str, int], set[str]]:
-        """{(stage, seed): precisions of its finished runs}. `share` is compared with `controls`: one block."""
+        """{(stage, seed): precisions of its finished runs}."""
         blocks = defaultdict(set)
-        for trial, row in self.runs.items():
-            stage = "controls" if trial.stage == "share" else trial.stage
-            blocks[stage, trial.seed] |= {row["precision"]} - {""}
+        for stage in CLAIMS["stages"]:
+            for trial in self.runs:
+                if is_of(trial, stage):
+                    blocks[stage, trial.seed] |= {self.runs[trial]["precision"]} - {""}
         return blocks
 
     @functools.cached_property
@@ -72,7 +73,7 @@ class Evidence:
     def trials(self, stage: str) -> list[Trial]:
         """Finished runs of a stage that count: at the rate that follows from the pilot, where it is known. Of the main
         stage, those of the `blocks`; of the first look, those of models with all of its seeds."""
-        mine = [trial for trial in self.runs if trial.stage == stage and self.has_its_rate(trial)]
+        mine = [trial for trial in self.runs if is_of(trial, stage) and self.has_its_rate(trial)]
         if stage == "main":
             blocks = self.blocks(stage)
             mine = [trial for trial in mine if (trial.updates, trial.seed) in blocks]
@@ -84,7 +85,7 @@ class Evidence:
 
     def over(self, stage: str) -> list[Trial]:
         """Runs of a stage, at the rate that counts, that have ended: one that diverged has, too."""
-        return [trial for trial in {*self.runs, *self.diverged} if trial.stage == stage and self.has_its_rate(trial)]
+        return [trial for trial in {*self.runs, *self.diverged} if is_of(trial, stage) and self.has_its_rate(trial)]
 
     def blocks(self, stage: str) -> set[tuple[int, int]]:
         """{(updates, seed)} of whole blocks, all models of the contrasts with one seed: of the longest training that
@@ -207,6 +208,13 @@ class Evidence:
         return bool(scored) and scored >= {row["paradigm"] for row in self.tables["paradigms"]}
 
 
+def is_of(trial: Trial, stage: str) -> bool:
+    """Whether a run takes part in a stage: its own, or one that includes it."""
+    plan = CLAIMS["stages"].get(stage, {})
+    included = trial.model in plan.get("includes", {}).get(trial.stage, ()) and trial.seed in plan["seeds"]
+    return included or trial.stage == stage
+
+
 def groups(items: Iterable, key: Callable, value: Callable) -> dict[Any, set]:
     """{key(item): {value(item), ..}}."""
     grouped = defaultdict(set)
@@ -301,11 +309,10 @@ def paper_shares(evidence: Evidence, stage: str, model: str, without_plateau: bo
 def schedule_shares(evidence: Evidence, model: str) -> Seeds:
     """{seed: share of the updates with which `model`, trained with full decay, ends at BERT-A's final loss}, at tiny
     size: the shortest share if that is enough, math.inf if all updates are not. Only seeds with all lengths."""
-    bert = {trial.seed: trial for trial in evidence.trials("controls") if trial.model == "bert_a"}
-    shares = {}
+    trials, shares = evidence.trials("share"), {}
+    bert = {trial.seed: trial for trial in trials if trial.model == "bert_a"}
     for seed, trial in bert.items():
-        runs = [t for t in evidence.trials("share") + evidence.trials("controls") if (t.model, t.seed) == (model, seed)]
-        finals = {run.updates / trial.updates: evidence.loss(run) for run in runs}
+        finals = {t.updates / trial.updates: evidence.loss(t) for t in trials if (t.model, t.seed) == (model, seed)}
         if set(finals) >= {updates / trial.updates for updates in (*lengths_of("share"), trial.updates)}:
             shares[seed] = share_of_schedule(finals, evidence.loss(trial))
     return shares
@@ -352,7 +359,7 @@ def equal_time(evidence: Evidence, stage: str) -> dict[str, Seeds]:
 
 def stages_to_show(evidence: Evidence) -> list[str]:
     """The stages that the contrasts are shown of: those that are complete, or before any is the first look."""
-    return [stage for stage in ("controls", "main") if is_complete(evidence, stage)] or ["first"]
+    return [stage for stage in ("main", "slower", "controls") if is_complete(evidence, stage)] or ["first"]
 
 
 def is_complete(evidence: Evidence, stage: str) -> bool:

@@ -20,7 +20,7 @@ from .claims import Evidence
 from .plan import CLAIMS, Trial
 
 BEGIN, END = "<!-- results: written by `tupe claims`, not by hand -->", "<!-- end of the results -->"
-TITLES = {"first": "first look", "main": "main stage"}  # of stages, where the name alone does not say it
+TITLES = {"first": "first look", "main": "main stage", "slower": "one learning rate"}  # of stages, instead of the name
 
 # --------------------------------------------------------------------------------------------------------- the figures
 # Each returns None where too little of what it shows has run.
@@ -253,10 +253,10 @@ def results(evidence: Evidence, drawn: list[str], folder: str, tables: str) -> s
         """The blocks, if anything of the stage has run."""
         return blocks if evidence.trials(stage) else ()
 
-    def table_of(stage, against=False):
+    def table_of(stage, against=""):
         return claims_tables.stage_table(evidence, stage, against).markdown()
 
-    stages = [stage for stage in ("main", "controls", "longer") if evidence.threshold(stage) is not None]
+    stages = [stage for stage in ("main", "slower", "controls", "longer") if evidence.threshold(stage) is not None]
     slow = [f"{', '.join(names)} ({stage})" for stage in stages if (names := claims.late(evidence, stage))]
     unknown = " Exit updates wait for `nopos`, whose pilot is not complete."
     blocks = [
@@ -274,12 +274,13 @@ def results(evidence: Evidence, drawn: list[str], folder: str, tables: str) -> s
             table_of("main"),
             *changes(evidence, "main"),
         ),
+        *one_rate(evidence),
         *section(
             "controls",
             "### Controls, tiny\n",
             "The five contrasts at this size, exploratory: they decide no claim.\n",
             claims_tables.contrast_table(evidence, "controls").markdown(),
-            table_of("controls", against=True),
+            table_of("controls", against="changed"),
             *changes(evidence, "controls"),
             *(() if evidence.trials("main") else (claims_tables.scale_text(evidence) + "\n",)),
             EXPLORATORY,
@@ -323,12 +324,28 @@ def first_page(evidence: Evidence) -> str:
         f"all, which nobody tuned.{threshold_text(evidence, 'first')} Written by `tupe claims`. The five contrasts, in "
         "bits per masked token, paired by seed:\n",
         claims_tables.contrast_table(evidence, "first").markdown(),
-        claims_tables.stage_table(evidence, "first", against=True).markdown(),
+        claims_tables.stage_table(evidence, "first", against="changed").markdown(),
         *changes(evidence, "first"),
         EXPLORATORY,
         claims_tables.exploratory_table(evidence, "first").markdown(),
     ]
     return "\n".join(blocks)
+
+
+def one_rate(evidence: Evidence) -> list[str]:
+    """The section on the stage `slower`, once any of its own models has run."""
+    trials = evidence.trials("slower")
+    if all(trial.stage != "slower" for trial in trials):
+        return []
+    rates = " and ".join(f"{lr:g}" for lr in sorted({trial.lr for trial in trials}))
+    included = ", ".join(f"`{model}`" for model in CLAIMS["stages"]["slower"]["includes"]["main"])
+    return [
+        "### One learning rate for all, mini\n",
+        f"All models at {rates} ({included}: their runs of the main stage). Exploratory: it decides no claim.\n",
+        claims_tables.contrast_table(evidence, "slower").markdown(),
+        claims_tables.stage_table(evidence, "slower", against="main").markdown(),
+        *changes(evidence, "slower"),
+    ]
 
 
 def shares(evidence: Evidence) -> list[str]:

@@ -71,10 +71,11 @@ def contrast_table(evidence: Evidence, stage: str) -> Table:
     return Table.plain(header, rows, align="ll" + "r" * (len(seeds) + 2) + "l")
 
 
-def stage_table(evidence: Evidence, stage: str, against: bool) -> Table:
-    """Final losses of every seed, mean, exit updates. against: also the paired difference from the model that each
-    control changes (its architecture)."""
+def stage_table(evidence: Evidence, stage: str, against: str = "") -> Table:
+    """Final losses of every seed, mean, exit updates. against: also paired differences, "changed": from the model that
+    each control changes (its architecture); a stage: from the same model there."""
     finals, exits = evidence.finals(stage), evidence.by_seed(stage, evidence.exit)
+    title = {"": [], "changed": ["minus the model it changes"]}.get(against, [f"minus the {against} stage's"])
     seeds, rows = seeds_of(finals), []
     for model, losses in finals.items():
         left = [
@@ -82,13 +83,24 @@ def stage_table(evidence: Evidence, stage: str, against: bool) -> Table:
             for seed in seeds
         ]
         left = left if evidence.threshold(stage) is not None else []
-        base = CLAIMS["models"][model]["arch"]
-        difference = of_contrast(paired(finals, model, base)) if base != model else ""
-        change = [difference and f"{difference} (`{base}`)"] if against else []
+        change = [difference_from(evidence, stage, model, against)] if against else []
         cells = [number(losses.get(seed)) for seed in seeds]
         rows.append([model, *cells, with_interval(losses.values()), *change, ", ".join(left)])
     header = ["model", *(f"seed {seed}" for seed in seeds), "mean [95 % interval]"]
-    return Table.plain([*header, *(["minus the model it changes"] if against else []), "exit updates"], rows)
+    return Table.plain([*header, *title, "exit updates"], rows)
+
+
+def difference_from(evidence: Evidence, stage: str, model: str, against: str) -> str:
+    """See `stage_table`; "" where there is nothing to compare with."""
+    finals = evidence.finals(stage)
+    if against == "changed":
+        base = CLAIMS["models"][model]["arch"]
+        difference = of_contrast(paired(finals, model, base)) if base != model else ""
+        return difference and f"{difference} (`{base}`)"
+    if model in CLAIMS["stages"][stage]["includes"][against]:
+        return ""
+    both = {"here": finals[model], "there": evidence.finals(against).get(model, {})}
+    return of_contrast(paired(both, "here", "there"))
 
 
 def of_rate(loss: float) -> str:
@@ -156,7 +168,7 @@ def share_table(evidence: Evidence) -> Table:
     """A row for each model and size that has run beside BERT-A."""
     rows = []
     for model in CLAIMS["stages"]["share"]["models"]:
-        for stage, size in (("main", "mini"), ("controls", "tiny")):
+        for stage, size in (("main", "mini"), ("slower", "mini, one rate"), ("controls", "tiny")):
             paper, rest = (paper_shares(evidence, stage, model, off) for off in (False, True))
             fair = schedule_shares(evidence, model) if size == "tiny" else {}
             least = min(lengths_of("share")) / lengths_of("controls")[0]
@@ -197,9 +209,6 @@ def provisional(evidence: Evidence) -> str:
 def change_rows(evidence: Evidence, stage: str) -> list[list[str]]:
     """What was changed, names, difference of final losses, and whether its interval is below or above 0."""
     finals, rows = evidence.finals(stage), []
-    for other, plan in CLAIMS["stages"].items():
-        if plan.get("beside") == stage:
-            finals |= {f"{other}/{model}": losses for model, losses in evidence.finals(other).items()}
     for entry in CLAIMS["changes"]:
         one = paired(finals, *entry["models"])
         if one is not None and one.interval is not None:
@@ -287,7 +296,12 @@ def summary(evidence: Evidence) -> str:
     ]
     header = ["claim", "difference of final losses, bits", "mean [95 % interval]", "result"]
     changes = change_rows(evidence, stage) if stage != "main" else []  # verdicts alone, once there are any
-    table = Table.plain(header, rows + changes, align="llrl")
+    one_rate = stage == "main" and is_complete(evidence, "slower")
+    if one_rate:
+        header.append("at one learning rate (exploratory)")
+        for row, result in zip(rows, evidence.judged("slower"), strict=True):
+            row.append(f"{of_contrast(result.contrast)} {result.verdict}")
+    table = Table.plain(header, rows + changes, align="llrl" + "r" * one_rate)
     counted = evidence.trials(stage)
     seeds, updates = len({trial.seed for trial in counted}), max((trial.updates for trial in counted), default=0)
     what = f"{plan['size']} models, {updates or plan['updates']:,} updates, {seeds} seeds, differences paired by seed"
