@@ -70,7 +70,7 @@ def test_factors_of_gradients_are_left_to_the_step(max_norm):
             for p, g in zip(params, gradients(step), strict=True):
                 p.grad = g.clone()
             optimizer.multiply_grads(0.5)
-            optimizer.multiply_grads(torch.tensor(1 / (step + 3)))
+            optimizer.multiply_grads(torch.tensor(1 / (step + 3), dtype=torch.double))  # as several processes do
             norms.append(optimizer.clip_grad_norm(max_norm))
             optimizer.step()
         torch.testing.assert_close(*norms)
@@ -143,6 +143,30 @@ def test_amp_unscales_gradients_once(kind, overflow, max_norm):
             reference.step()
     assert_equal(scaled, plain)
     assert amp.scaler.get_scale() == 65536 / 2
+
+
+def test_a_scaler_that_sets_grad_scale_to_none():
+    """... once gradients are unscaled, as that of torch 2.4 does, and deletes it after the step."""
+    ours, theirs = parameters(), parameters()
+    optimizers = build(FusedAdamW, ours), build(FairseqAdam, theirs)
+    for optimizer, params in zip(optimizers, (ours, theirs), strict=True):
+        for p, g in zip(params, gradients(0), strict=True):
+            p.grad = g.clone()
+        optimizer.clip_grad_norm(1e-6)
+        optimizer.optimizer.grad_scale = None
+        optimizer.step()
+        del optimizer.optimizer.grad_scale
+    assert_equal(ours, theirs)
+
+
+def test_overriding_weight_decay_spares_what_has_none():
+    params = parameters()
+    position_table = params[0]
+    position_table.optim_overrides = {"optimizer": {"weight_decay_scale": 0}}
+    config = OmegaConf.create({"_name": "adam", **SETTINGS})
+    optimizer = optim.build_optimizer(config, params)
+    optimizer.load_state_dict(optimizer.state_dict(), optimizer_overrides={"weight_decay": 0.1})
+    assert [group["weight_decay"] for group in optimizer.param_groups] == [0.1, 0.0]
 
 
 def test_parameters_without_gradient_stay():

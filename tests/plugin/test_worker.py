@@ -68,10 +68,11 @@ def pretrain_with_two_gpus():
     main()
 
 
-def test_two_processes_equal_one_with_twice_the_steps(data, tmp_path):
+@pytest.mark.parametrize("options", [[], ["--criterion=masked_lm_chunked", "--optimizer=adamw_fused"]])
+def test_two_processes_equal_one_with_twice_the_steps(options, data, tmp_path):
     one, two = tmp_path / "one", tmp_path / "two"
     assert len(train(pretrain_arguments(data, one, *QUIET, "--update-freq=2"))) == 6
-    process = fork(pretrain_with_two_gpus, "tupe", "pretrain", *words(data, two))
+    process = fork(pretrain_with_two_gpus, "tupe", "pretrain", *words(data, two, *options))
     process.join()
     assert process.exitcode == 0
     compare(one, two)

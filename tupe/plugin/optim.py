@@ -29,17 +29,16 @@ class AdamW(torch.optim.AdamW):
     They are equal for eps' = eps / sqrt(1 - beta2^t), so `step` sets this epsilon for each t. (All parameters share t;
     one that gets its first gradient later than others has their epsilon.)
 
-    grad_scale: a scalar by which `step` divides the gradients while it reads them, as PyTorch's `GradScaler` knows it;
-    then it is 1 again.
+    divisor: a scalar by which the next `step` divides the gradients while it reads them. (The kernel takes it as
+    `grad_scale`, which belongs to PyTorch's `GradScaler` where there is one, and which some of its versions overwrite.)
     """
 
     supports_flat_params = True  # fairseq's fp16 optimizer passes one vector of all parameters
     supports_memory_efficient_fp16 = False  # PyTorch would keep the moments in half precision too
-    grad_scale = torch.ones(())  # of the class: a GradScaler deletes that of the object
 
     def __init__(self, params: Iterable, **options):
         super().__init__(params, fused=True, **options)
-        self.updates = 0
+        self.updates, self.divisor = 0, torch.ones(())
 
     def step(self, closure: Callable | None = None) -> Any:
         # With --amp, the scaler has the kernel leave out a step whose gradients are not finite, be it the first one.
@@ -48,10 +47,14 @@ class AdamW(torch.optim.AdamW):
         eps = [group["eps"] for group in self.param_groups]
         for group in self.param_groups:
             group["eps"] /= math.sqrt(1 - group["betas"][1] ** max(1, self.updates))
+        of_scaler = {name: value for name, value in vars(self).items() if name == "grad_scale"}  # or none
+        scale = of_scaler.get("grad_scale")
+        self.grad_scale = self.divisor if scale is None else scale * self.divisor
         try:
             return super().step(closure)
         finally:
-            self.grad_scale = AdamW.grad_scale
+            del self.grad_scale
+            vars(self).update(of_scaler, divisor=torch.ones(()))
             for group, value in zip(self.param_groups, eps, strict=True):
                 group["eps"] = value
 
@@ -101,11 +104,11 @@ class FusedAdamW(FairseqOptimizer):
 
     def multiply_grads(self, c: float | torch.Tensor) -> None:
         """Left to the next step's kernel, as is the factor of `clip_grad_norm`: each would be a pass of its own over
-        all gradients."""
-        self._optimizer.grad_scale = self._optimizer.grad_scale / c
+        all gradients. c: in float64 where processes have summed the sample size."""
+        self._optimizer.divisor = (self._optimizer.divisor / c).float()
 
     def clip_grad_norm(self, max_norm: float, aggregate_norm_fn: Callable | None = None) -> torch.Tensor:
-        norm = super().clip_grad_norm(0, aggregate_norm_fn) / self._optimizer.grad_scale
+        norm = super().clip_grad_norm(0, aggregate_norm_fn) / self._optimizer.divisor
         if max_norm > 0:
             self.multiply_grads((max_norm / (norm + 1e-6)).clamp(max=1))
         return norm
@@ -124,6 +127,22 @@ AMPOptimizer.step = amp_step
 def spared(parameter: torch.Tensor) -> bool:
     """Whether a parameter is marked as one without weight decay, see `positions.undecayed`."""
     return getattr(parameter, "optim_overrides", {}).get("optimizer", {}).get("weight_decay_scale") == 0
+
+
+def load_state_dict(
+    self: FairseqOptimizer,
+    state_dict: dict,
+    optimizer_overrides: dict | None = None,
+    load: Callable = FairseqOptimizer.load_state_dict,
+) -> None:
+    """As `FairseqOptimizer.load_state_dict`, whose overrides would give marked parameters the weight decay of all."""
+    load(self, state_dict, optimizer_overrides)
+    for group in self.param_groups:
+        if all(map(spared, group["params"])):
+            group["weight_decay"] = 0.0
+
+
+FairseqOptimizer.load_state_dict = load_state_dict
 
 
 def build_optimizer(
