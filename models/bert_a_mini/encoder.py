@@ -278,8 +278,9 @@ class Encoder(nn.Module):
         if n_real == tokens.numel():
             return NO_PADDING
         real = tokens.ne(self.pad)
-        count = int(real.sum()) if n_real is None else n_real
-        return Packing.of(real, count)
+        if n_real is None:
+            n_real = 0 if torch.compiler.is_compiling() else int(real.sum())  # compiled code does without
+        return Packing.of(real, n_real)
 
     def transform(
         self, x: Tensor, places: Places, packing: Packing, return_all_hiddens: bool = False,

@@ -72,8 +72,9 @@ class Rope(LearnedFrequencies, PositionScheme):
         if self.ntk > 1 and columns > 2:
             return omega * self.ntk ** (-2 * m / (columns - 2))
         if self.yarn > 1:
-            turns = self.trained.double() / (2 * math.pi * torch.tensor([32.0, 1.0], device=device))
-            low, high = columns * turns.log() / (2 * math.log(base))  # the columns that turn so often
+            length = self.trained.double()
+            # the columns that turn 32 times and once
+            low, high = (columns * (length / (2 * math.pi * n)).log() / (2 * math.log(base)) for n in (32, 1))
             low, high = low.floor().clamp(min=0), high.ceil().clamp(max=columns - 1)
             slow = ((m - low) / (high - low).clamp(min=0.001)).clamp(0, 1).float()  # 0: keep it, 1: divide it
             return omega * (1 - slow + slow / self.yarn)

@@ -198,9 +198,9 @@ class Packing(NamedTuple):
         """real: [B, L], False at padding; count: how many are real, which a GPU need not be asked for then."""
         if count == real.numel():
             return NO_PADDING
-        size = rounded_up(count)
-        if size >= real.numel() or torch.compiler.is_compiling():
-            return cls(real)  # compiled code is made for one shape, and every batch has another T
+        # Compiled code is made for one shape, and every batch has another T; the first test alone would be a new one.
+        if torch.compiler.is_compiling() or (size := rounded_up(count)) >= real.numel():
+            return cls(real)
         places = real.logical_not().flatten().byte().argsort(stable=True)[:size]  # real tokens first
         packing = cls(real, places, rows_of(places, real))
         return packing._replace(by_length=packing.sorted()) if real.device.type == "cpu" else packing

@@ -86,6 +86,22 @@ def test_compiled_encoder():
     assert model(compile=True).state_dict().keys() == model().state_dict().keys()
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("counted", [True, False])
+def test_compiled_code_serves_any_number_of_real_tokens(counted):
+    """Once there are two variants, as for any number that changes."""
+    compiled, graphs = model(compile=True).eval(), []
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    with torch.no_grad():
+        for padding in range(1, 7):
+            tokens = sample(0.3, padding)["net_input"]["src_tokens"]
+            n_real = int(tokens.ne(compiled.dictionary.pad()).sum()) if counted else None
+            compiled(tokens, n_real=n_real)
+            graphs.append(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+    assert graphs[1] == graphs[-1], graphs
+
+
 @pytest.mark.parametrize("padding", [0, 5])
 def test_a_step_waits_once(padding):
     """Forward and backward on a GPU's path wait for one number: how many tokens are masked."""

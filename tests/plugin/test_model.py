@@ -247,6 +247,10 @@ def test_a_model_without_positions_for_its_tokens_is_refused():
         config = OmegaConf.structured(MODEL_DATACLASS_REGISTRY[arch](max_positions=32))
         with pytest.raises(ValueError, match="sequences of 33 tokens: the model has 32 positions"):
             ARCH_MODEL_REGISTRY[arch].build_model(config, task)
+    task.cfg.tokens_per_sample = 32
+    config = OmegaConf.structured(MODEL_DATACLASS_REGISTRY["tupe_r_tiny"](max_positions=32, places="random"))
+    with pytest.raises(ValueError, match="places=random draws among max_positions=32"):
+        ARCH_MODEL_REGISTRY["tupe_r_tiny"].build_model(config, task)
 
 
 def test_unknown_scheme_lists_the_valid_ones():

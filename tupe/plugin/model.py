@@ -128,6 +128,8 @@ def refuse_long_blocks(cfg: DictConfig, task: FairseqTask) -> None:
     length = getattr(task.cfg, "tokens_per_sample", None) if isinstance(task, MaskedLMTask) else None
     if length is not None and length > cfg.max_positions:
         raise ValueError(f"sequences of {length} tokens: the model has {cfg.max_positions} positions")
+    if length == cfg.max_positions and cfg.places != "consecutive":
+        raise ValueError(f"places={cfg.places} draws among max_positions={length}: blocks have to be shorter")
 
 
 def dictionary_fingerprint(dictionary: Dictionary) -> Tensor:
