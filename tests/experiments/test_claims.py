@@ -3,6 +3,7 @@
 import json
 import math
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -190,6 +191,17 @@ def test_a_longer_training_counts_once_it_has_as_many_blocks_as_are_required(sma
     assert {trial.updates for trial in read_back(tmp_path / "out").trials("main")} == {10000}
 
 
+def test_verdicts_are_read_at_three_blocks_and_at_five(small_blocks, tmp_path):
+    """Seeds 4 and 5 turn the verdict, but not one of them alone; then both are named."""
+    for seed in range(1, 6):
+        write_run(tmp_path / "out", run("bert_a", seed=seed), 6.0)
+        write_run(tmp_path / "out", run("tupe_a", seed=seed), 5.5 + 0.01 * seed if seed < 4 else 7.0)
+        evidence = read_back(tmp_path / "out")
+        assert {seed for _, seed in evidence.blocks("main")} == set(range(1, min(seed, 3) + 1 if seed < 5 else 6))
+    assert "| not resolved | confirmed |" in claims_tables.contrast_table(evidence, "main").markdown()
+    assert "not resolved (3 seeds: confirmed)" in claims_tables.summary(evidence)
+
+
 def test_a_model_without_contrasts_does_not_hold_up_a_block(small_blocks, tmp_path):
     """It is shown with the seeds it has."""
     for seed in (1, 2):
@@ -279,6 +291,23 @@ def test_scores_of_pairs_stay_while_they_are_scored_again(folder):
     assert collect.merge(known, new)["pairs"] == known["pairs"]
 
 
+def test_what_is_known_stays_where_a_copy_lacks_it(folder, tmp_path):
+    """A run that is evaluated or scored again, on a copy that has less."""
+    known, trial = collect.read(folder / "tables"), run("tupe_a")
+    out = tmp_path / "out"
+    write_run(out, trial, 5.0, along=(1000,))
+    merged = collect.merge(known, collect.collect(out, known))
+    for table, where in (("pairs", {}), ("measures", {"measure": "along"})):
+        mine, theirs = (
+            {int(row["updates"]) for row in rows[table] if row["run"] == str(trial) and where.items() <= row.items()}
+            for rows in (merged, known)
+        )
+        assert theirs and mine == theirs | ({1000} if table == "pairs" else {500, 1000}), table
+    (trial.folder(out) / "evaluation.json").unlink()
+    merged = collect.merge(known, collect.collect(out, known))
+    assert [row for row in merged["runs"] if row["run"] == str(trial)][0]["loss"]
+
+
 def test_paradigms_that_are_not_all_scored_have_no_accuracy(folder):
     tables = collect.read(folder / "tables")
     trial = run("tupe_a")
@@ -345,6 +374,17 @@ def test_pairs_come_back_from_their_letters(folder, evidence):
             row = next(r for r in evidence.rows["pairs"][str(trial)] if (r["updates"], r["paradigm"]) == ("5000", name))
             np.testing.assert_allclose([int(d) / 10 for d in row["differences"].split()], word, atol=0.051)
         assert evidence.pairs_accuracy(trial, 5000, only_order) == pytest.approx(np.mean(expected))
+
+
+def test_tables_of_ones_own_leave_the_page_of_the_project_alone(folder, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(folder / "out", tmp_path / "runs")
+    Path("README.md").write_text(f"{claims_page.BEGIN}\n{claims_page.END}\n")
+    result = CliRunner().invoke(claims_page.command, ["--runs", "runs", "--evidence", "mine"])
+    assert result.exit_code == 0, result.output
+    assert "| tupe_a_tie_cls - bert_a |" in Path("mine/results.md").read_text() and any(Path("mine/figures").iterdir())
+    assert len(Path("README.md").read_text().splitlines()) == 2 and not Path("docs").exists()
+    assert CliRunner().invoke(claims_page.command, ["--runs", "nowhere"]).exit_code == 2
 
 
 def test_runs_of_several_machines_come_together(small_blocks, folder, tmp_path):

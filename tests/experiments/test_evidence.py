@@ -3,6 +3,7 @@
 import json
 import math
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -118,6 +119,25 @@ def test_a_folder_has_runs_on_one_data_set(vocabulary, tmp_path, monkeypatch):
     words[1] = tmp_path
     result = started()
     assert result.exit_code == 2 and "has runs on other data" in result.output
+
+
+def test_a_folder_that_holds_another_run_than_its_name_says(tmp_path):
+    finish(tmp_path, "bert_a", 1e-3, 6.0)
+    folder = Trial("pilot", "bert_a", "tiny", 5000, 1e-3, 101).folder(tmp_path)
+    run = record.read(folder)
+    run.length = {"max_update": 20}
+    run.save(folder)
+    with pytest.raises(ValueError, match=r"pilot/bert_a/.* was trained for \{'max_update': 20\} at 0.001 with"):
+        final_losses(tmp_path)
+
+
+def test_no_half_precision_on_a_gpu():
+    """... unless it is asked for: recipes have fp16."""
+    job = Trial("controls", "bert_a", "tiny", 5000, 1e-3, 1).job("data", Path("out"))
+    assert "common.fp16=false" in job.command and "--autocast=none" in job.command
+    config = {"common": {"fp16": False}, "model": {"autocast": "bf16"}}
+    assert collect.precision_of(config) == "bfloat16 autocast"
+    assert collect.precision_of({**config, "common": {"fp16": True}}) == "--fp16"
 
 
 def test_a_record_that_was_cut_off_is_left_out(tmp_path):

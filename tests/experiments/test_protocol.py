@@ -2,6 +2,7 @@
 
 import copy
 import re
+import shutil
 
 import pytest
 from click.testing import CliRunner
@@ -31,7 +32,7 @@ def place(tmp_path, monkeypatch):
     write_data(tmp_path / "data")
 
     def no_training(jobs, *args, **options):
-        assert {evidence.record.state_of(job.folder) for job in jobs} == {"finished"}
+        assert {evidence.record.state_of(job.folder) for job in jobs} <= {"finished", "failed"}
         return dict.fromkeys(jobs, "finished")
 
     monkeypatch.setattr(evidence.runner, "run", no_training)
@@ -69,6 +70,31 @@ def test_a_rate_at_the_edge_is_followed(place):
     for path in (place / "out" / "pilot").glob("own_rope_*/*lr0.004*/evaluation.json"):
         path.write_text(re.sub(r'"mean": [\d.]+', '"mean": 2', path.read_text()))
     assert isinstance(run(place, "--position=rope").exception, AssertionError)  # it would train the rate 0.008
+
+
+def test_divergence_is_named(place):
+    """With one seed, with all, and at every learning rate."""
+    runs = sorted((place / "out").glob("controls/own_rope_*/*"))
+    for count, folders in enumerate(([runs[0]], runs[1:])):
+        for folder in folders:
+            trial = Trial.parse("/".join(folder.parts[-3:]))
+            shutil.rmtree(folder)
+            write_run(place / "out", trial, 0, state="failed")
+        result = run(place, "--position=rope")
+        assert result.exit_code == 0 and f"diverged with seed {['1.', '1, 2, 3.'][count]}" in result.output
+        assert "| **rope** |" in result.output
+    for folder in sorted((place / "out").glob("pilot/own_rope_*/*")):
+        trial = Trial.parse("/".join(folder.parts[-3:]))
+        shutil.rmtree(folder)
+        write_run(place / "out", trial, 0, state="failed")
+    result = run(place, "--position=rope")
+    assert result.exit_code == 2 and "rope diverged at every learning rate" in result.output
+
+
+@pytest.mark.parametrize("word", ["--max-update=20", "--seed", "--fp16", "optimization.lr=[1]", "model.dropout=0.1"])
+def test_what_the_protocol_fixes_is_refused(word, place):
+    result = run(place, "--position=rope", word)
+    assert result.exit_code == 2 and f"{word.partition('=')[0]}: the protocol" in result.output
 
 
 def test_tables_that_do_not_compare_are_refused(place):

@@ -89,12 +89,15 @@ class Evidence:
 
     def blocks(self, stage: str) -> set[tuple[int, int]]:
         """{(updates, seed)} of whole blocks, all models of the contrasts with one seed: of the longest training that
-        has as many as are required, or else of the one with most."""
+        has as many as are required, or else of the one with most. More than are required count once all that are
+        planned have run, so that nobody stops where it looks best."""
         models = groups(self.over(stage), lambda trial: (trial.updates, trial.seed), lambda trial: trial.model)
         whole = [block for block, names in models.items() if names >= compared_models()]
         counts, enough = Counter(updates for updates, _ in whole), CLAIMS["required_seeds"]
         length = max(counts, key=lambda n: (min(counts[n], enough), n if counts[n] >= enough else -n), default=0)
-        return {block for block in whole if block[0] == length}
+        planned = [seed for seed in CLAIMS["stages"][stage]["seeds"] if (length, seed) in whole]
+        all_of_them = len(planned) == len(CLAIMS["stages"][stage]["seeds"])
+        return {(length, seed) for seed in (planned if all_of_them else planned[:enough])}
 
     @functools.cached_property
     def best_rates(self) -> dict[str, float]:
@@ -166,9 +169,13 @@ class Evidence:
                 losses[trial.model][trial.lr].append(math.inf)
         return {model: {lr: float(np.mean(values)) for lr, values in by_lr.items()} for model, by_lr in losses.items()}
 
-    def judged(self, stage: str) -> list["Judged"]:
-        """The contrasts of the plan, of the final losses of a stage."""
-        return judged(self.finals(stage), exploratory=stage != "main")
+    def judged(self, stage: str, required: bool = False) -> list["Judged"]:
+        """The contrasts of the plan, of the final losses of a stage. required: of the first seeds, as many as are."""
+        finals = self.finals(stage)
+        if required:
+            seeds = CLAIMS["stages"][stage]["seeds"][: CLAIMS["required_seeds"]]
+            finals = {model: {n: loss for n, loss in losses.items() if n in seeds} for model, losses in finals.items()}
+        return judged(finals, exploratory=stage != "main")
 
     def measures(self, trial: Trial, measure: str) -> list[dict]:
         return [row for row in self.rows["measures"][str(trial)] if row["measure"] == measure]
@@ -212,7 +219,7 @@ def is_of(trial: Trial, stage: str) -> bool:
     """Whether a run takes part in a stage: its own, or one that includes it."""
     plan = CLAIMS["stages"].get(stage, {})
     included = trial.model in plan.get("includes", {}).get(trial.stage, ()) and trial.seed in plan["seeds"]
-    return included or trial.stage == stage
+    return trial.stage == stage or (included and trial.updates in lengths_of(trial.stage))  # not `--twice`
 
 
 def groups(items: Iterable, key: Callable, value: Callable) -> dict[Any, set]:

@@ -20,6 +20,7 @@ from .claims import Evidence
 from .plan import CLAIMS, Trial
 
 BEGIN, END = "<!-- results: written by `tupe claims`, not by hand -->", "<!-- end of the results -->"
+EVIDENCE = Path("docs/evidence")
 TITLES = {"first": "first look", "main": "main stage", "slower": "one learning rate"}  # of stages, instead of the name
 
 # --------------------------------------------------------------------------------------------------------- the figures
@@ -400,25 +401,35 @@ def fill_in(page: Path, text: str) -> None:
 
 
 @click.command(cls=options.QuietCommand)
-@click.option("--runs", type=options.FOLDER, multiple=True, help="folder of `tupe evidence`, added first; repeatable")
 @click.option(
-    "--evidence", "folder", type=options.FOLDER, default="docs/evidence", show_default=True,
+    "--runs", type=click.Path(path_type=Path, exists=True, file_okay=False), multiple=True,
+    help="folder of `tupe evidence`, added first; repeatable",
+)  # fmt: skip
+@click.option(
+    "--evidence", "folder", type=options.FOLDER, default=EVIDENCE, show_default=True,
     help="folder of the compressed tables",
 )  # fmt: skip
 @click.option(
-    "--page", type=options.FILE, default="docs/results.md", show_default=True,
-    help="page whose results are written anew; its figures go into figures/ beside it",
+    "--page", type=options.FILE,
+    help="page whose results are written anew; its figures go into figures/ beside it (default: docs/results.md; of "
+    "tables of your own, results.md beside them)",
 )  # fmt: skip
 @click.option(
-    "--readme", type=options.FILE, default="README.md", show_default=True,
-    help="file that gets the table of the claims, if it has the same markers",
+    "--readme", type=options.FILE,
+    help="file that gets the table of the claims, if it has the same markers (default: README.md; of tables of your "
+    "own, none)",
 )  # fmt: skip
 @options.data("with --runs: folder of their data (default: the one that each run names)", required=False)
 def command(runs, folder, page, readme, data):
     """Tables and figures of the experiment on TUPE's claims, from the compressed tables of its runs.
 
     tupe claims --runs evidence
+
+    Of runs on other text: --evidence names a folder of your own for tables, page and figures.
     """
+    ours = folder == EVIDENCE
+    page = page or (Path("docs/results.md") if ours else folder / "results.md")
+    readme = readme or (Path("README.md") if ours else None)
     for output in runs:
         known = collect.read(folder)
         merged = collect.merge(known, collect.collect(output.resolve(), known, data))
@@ -429,8 +440,10 @@ def command(runs, folder, page, readme, data):
     for stage, text in PAGES.items():
         if evidence.trials(stage):
             write_atomically(folder / f"{stage}.md", text(evidence))
+    if not page.exists():
+        page.write_text(f"# Results\n\n{BEGIN}\n{END}\n", encoding="utf-8")
     fill_in(page, results(evidence, drawn, "figures", os.path.relpath(folder, page.parent)))
-    if readme.exists() and BEGIN in readme.read_text(encoding="utf-8"):
+    if readme and readme.exists() and BEGIN in readme.read_text(encoding="utf-8"):
         fill_in(readme, claims_tables.summary(evidence))
     size = sum(path.stat().st_size for path in folder.glob("*.csv.gz"))
     click.echo(f"{page}: {len(evidence.runs)} runs, {len(drawn)} figures; {folder}: {size / 1e6:.2f} MB")

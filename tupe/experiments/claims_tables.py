@@ -12,6 +12,7 @@ from ..evaluation.minimal_pairs import macro_average
 from ..tables import Table
 from .claims import (
     Evidence,
+    Judged,
     Seeds,
     after_exit,
     compared_models,
@@ -68,7 +69,11 @@ def contrast_table(evidence: Evidence, stage: str) -> Table:
         p = "" if result.p is None else f"{result.p:.2g}"
         rows.append([f"{result.a} - {result.b}", result.claim, *cells, of_contrast(result.contrast), p, result.verdict])
     header = ["contrast", "claim", *(f"seed {seed}" for seed in seeds), "mean [95 % interval]", "p (Holm)", "verdict"]
-    return Table.plain(header, rows, align="ll" + "r" * (len(seeds) + 2) + "l")
+    if len(seeds) > CLAIMS["required_seeds"]:
+        header.append(f"of {CLAIMS['required_seeds']} seeds")
+        for row, result in zip(rows, evidence.judged(stage, required=True), strict=True):
+            row.append(result.verdict)
+    return Table.plain(header, rows, align="ll" + "r" * (len(seeds) + 2) + "l" * (len(header) - len(seeds) - 4))
 
 
 def stage_table(evidence: Evidence, stage: str, against: str = "") -> Table:
@@ -291,8 +296,8 @@ def summary(evidence: Evidence) -> str:
     stage = next((stage for stage in ("main", "controls") if is_complete(evidence, stage)), "first")
     plan, results = CLAIMS["stages"][stage], evidence.judged(stage)
     rows = [
-        [result.claim, f"`{result.a}` - `{result.b}`", of_contrast(result.contrast), result.verdict]
-        for result in results
+        [result.claim, f"`{result.a}` - `{result.b}`", of_contrast(result.contrast), verdicts(result, first)]
+        for result, first in zip(results, evidence.judged(stage, required=True), strict=True)
     ]
     header = ["claim", "difference of final losses, bits", "mean [95 % interval]", "result"]
     changes = change_rows(evidence, stage) if stage != "main" else []  # verdicts alone, once there are any
@@ -327,6 +332,12 @@ def summary(evidence: Evidence) -> str:
     if rest and not any(map(math.isnan, rest.values())):
         share += f" Without the updates before each left the plateau: {share_cell(rest)}."
     return f"{told[stage]} {legend}\n\n{table.markdown()}\n{f'{scale} {share}'.strip()}\n"
+
+
+def verdicts(result: Judged, first: Judged) -> str:
+    """A verdict, and that of the seeds which are required where it was another one."""
+    seeds = f" ({CLAIMS['required_seeds']} seeds: {first.verdict})"
+    return result.verdict + seeds * (first.verdict != result.verdict)
 
 
 def coverage(evidence: Evidence) -> str:

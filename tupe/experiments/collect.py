@@ -56,8 +56,7 @@ def collect(output: Path, known: dict[str, list[dict]], data: Path | None = None
                 path = data or Path(config["task"]["data"])
                 if path not in prints:
                     prints[path] = fingerprint(path) if (path / "dict.txt").exists() else ""
-                precision = PRECISIONS[str(config["model"].get("autocast") or "none")]
-                tables["runs"][-1] |= {"data": prints[path], "precision": precision}
+                tables["runs"][-1] |= {"data": prints[path], "precision": precision_of(config)}
     there = {Trial.parse(row["run"]).stage for row in known["positional"]}
     heads = [Trial.parse(row["run"]) for row in tables["runs"] if row["state"] == "finished"]
     heads = [trial for trial in heads if trial.model == "tupe_a" and trial.stage in {"first", "main"} - there]
@@ -69,6 +68,12 @@ def collect(output: Path, known: dict[str, list[dict]], data: Path | None = None
                 text = " ".join(f"{value:.2f}" for value in logits)
                 tables["positional"].append({"run": str(trial), "head": head, "query": query, "logits": text})
     return tables
+
+
+def precision_of(config: dict) -> str:
+    """What a model was trained in, of the configuration in its checkpoint."""
+    halves = [name for name in ("fp16", "bf16", "amp") if config["common"].get(name)]
+    return f"--{halves[0]}" if halves else PRECISIONS[str(config["model"].get("autocast") or "none")]
 
 
 def fingerprint(data: Path) -> str:
@@ -174,11 +179,12 @@ def write(tables: dict[str, list[dict]], folder: Path) -> None:
 
 
 def merge(known: dict[str, list[dict]], new: dict[str, list[dict]]) -> dict[str, list[dict]]:
-    """Both, sorted by run: of a run that both have, the new rows, unless they say that it failed; what is there of
-    positional logits, and of pairs if there are no new ones."""
-    has = {row["run"] for row in known["runs"]}
+    """Both, sorted by run: of a run that both have, the new rows, unless they say that it failed, or has no final loss
+    yet; what is there of positional logits, and scores along training that are not in the new ones."""
+    has, with_loss = {row["run"] for row in known["runs"]}, {row["run"] for row in known["runs"] if row["loss"]}
     failed = {row["run"] for row in new["runs"] if row["state"] == "failed"}
-    replaced = {row["run"] for row in new["runs"]} - (failed & has)
+    without_loss = {row["run"] for row in new["runs"] if not row["loss"]}
+    replaced = {row["run"] for row in new["runs"]} - (failed & has) - (without_loss & with_loss)
     merged = {}
     for name in COLUMNS:
         if name == "paradigms":
@@ -186,8 +192,16 @@ def merge(known: dict[str, list[dict]], new: dict[str, list[dict]]) -> dict[str,
             merged[name] = [rows[paradigm] for paradigm in sorted(rows)]
             continue
         added = [row for row in new[name] if row["run"] in replaced]
-        # Positional logits are written once; pairs that are being scored are not read.
-        keep = {"positional": has, "pairs": has - {row["run"] for row in added}}.get(name, ())
-        kept = [row for row in known[name] if row["run"] in keep or row["run"] not in replaced]
+        there = {_scored(row) for row in added}
+        kept = [
+            row for row in known[name]
+            if row["run"] not in replaced or name == "positional"  # written once
+            or ((name == "pairs" or row.get("measure") == "along") and _scored(row) not in there)
+        ]  # fmt: skip
         merged[name] = sorted(kept + added, key=lambda row: row["run"])  # the order within a run stays
     return merged
+
+
+def _scored(row):
+    """What a row of scores along training is of."""
+    return row["run"], row.get("measure"), str(row.get("updates"))

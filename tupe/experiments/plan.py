@@ -18,6 +18,11 @@ from . import runner
 CLAIMS = yaml.safe_load(Path(__file__).with_name("claims.yaml").read_text(encoding="utf-8"))
 BITS = 1 / math.log(2)  # of a nat
 DIVERGED = "diverged"  # how the reason of such a failure begins
+# What a training may be given beyond its plan: where it runs, and in which precision. The rest is the protocol's.
+FREE = (
+    "--autocast", "model.autocast", "--position-file", "--gpus", "--cpu", "--batch-size", "--num-workers",
+    "--allocator", "--heartbeat-timeout", "--log-file", "--tensorboard-logdir", "--wandb-project",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -47,14 +52,18 @@ class Trial:
         return output / str(self)
 
     def job(self, data: Path, output: Path, further: Sequence[str] = ()) -> runner.Job:
-        """The command that trains it. further: more words for it."""
+        """The command that trains it. further: more words for it. Raises ValueError for one that is not `FREE`."""
+        for word in further:
+            name = word.partition("=")[0]
+            if name not in FREE and (word.startswith("--") or "=" in word):
+                raise ValueError(f"{name}: the protocol of docs/reproduction.md fixes it; valid: {', '.join(FREE)}")
         model, plan = CLAIMS["models"][self.model], CLAIMS["stages"].get(self.stage, {})
         chosen = {f"--{name}": model[name] for name in ("position", "cls") if name in model}
         words = {
             "--recipe": "pretrain_small", "--data": data, "--output": self.folder(output),
             "--arch": with_size(model["arch"], self.size), **chosen,
             "--lr": f"{self.lr:g}", "--max-update": self.updates, "--seed": self.seed,
-            "--autocast": plan.get("autocast", CLAIMS["autocast"]),
+            "--autocast": plan.get("autocast", CLAIMS["autocast"]), "common.fp16": "false",  # which GPUs would take
             "--log-format": "json", "--log-interval": 50, "--num-workers": 1,
         }  # fmt: skip
         if "weights_every" in plan:  # `evidence.keep_weights` halves them at the end
@@ -115,12 +124,16 @@ def final_losses(output: Path) -> dict[Trial, float]:
 
 
 def records(output: Path) -> dict[Trial, record.Record]:
-    """The record of every run that has begun."""
+    """The record of every run that has begun. Raises ValueError for a folder whose run is not the one of its name."""
     found = {}
     for folder in sorted(path.parent for path in output.glob(f"*/*/*/{record.NAME}")):
         with suppress(ValueError):  # cut off by a power failure, for example: the run starts over
             run = record.read(folder)
             found[Trial.parse("/".join(folder.parts[-3:]))] = run
+    for trial, run in found.items():
+        planned = trial.updates, trial.lr, trial.seed
+        if run.length and (run.length.get("max_update"), run.lr, run.seed) != planned:
+            raise ValueError(f"{trial.folder(output)} was trained for {run.length} at {run.lr:g} with seed {run.seed}")
     return found
 
 

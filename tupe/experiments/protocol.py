@@ -45,7 +45,7 @@ def in_precision(further: tuple, theirs: set[str], folder: Path) -> tuple:
 def run(data: Path, output: Path, position: str, arch: str, jobs: int | None, further: tuple, folder: Path) -> None:
     """Train an encoding by the protocol and write OUTPUT/protocol.md. folder: the tables of the experiment.
 
-    Raises ValueError for tables without controls, or of other data.
+    Raises ValueError for tables without controls, or of other data, and if training diverges at every learning rate.
     """
     known = collect.read(folder)
     baselines = [row for row in known["runs"] if row["run"].startswith("controls/") and row["state"] == "finished"]
@@ -64,6 +64,8 @@ def run(data: Path, output: Path, position: str, arch: str, jobs: int | None, fu
     name = add_model(position, arch)
     train_pilot(data, output, jobs, further, models=[name])
     best, _ = best_rates(final_losses(output))
+    if name not in best:
+        raise ValueError(f"{position} diverged at every learning rate of the pilot: {output / 'pilot' / name}")
     cost = Trial("cost", "bert_a", "tiny", COST, best[name], 1)
     train(data, output, [*trials("controls", best, models=[name]), cost], jobs, further)
     tables = collect.merge(known, collect.collect(output, known, data))
@@ -76,6 +78,8 @@ def report(evidence: Evidence, name: str, position: str) -> str:
     """The encoding beside the models of the controls, as Markdown. name: see `add_model`."""
     finals = evidence.finals("controls")
     models = sorted(finals, key=lambda model: float(np.mean(list(finals[model].values()))))
+    models += [name] * (name not in finals)  # it diverged with every seed
+    seeds = sorted(trial.seed for trial in evidence.diverged if (trial.stage, trial.model) == ("controls", name))
     contrasts = {model: claims.paired(finals, name, model) for model in models if model != name}
     contrasts = {model: one for model, one in contrasts.items() if one and one.p is not None}
     adjusted = dict(zip(contrasts, holm([one.p for one in contrasts.values()]), strict=True))
@@ -88,7 +92,7 @@ def report(evidence: Evidence, name: str, position: str) -> str:
         one, p = contrasts.get(model), adjusted.get(model)
         preferred = [100 * value for value in order.get(model, {}).values()]
         cells = [
-            position if model == name else model, with_interval(finals[model].values()),
+            position if model == name else model, with_interval(finals[model].values()) if model in finals else "",
             of_contrast(one), "" if p is None else f"{p:.2g}", "" if p is None else verdict(one.mean, p),
             ", ".join(f"{update:,.0f}" if update else "never" for update in exits) if has_exits else "",
             with_interval(preferred, 1) if preferred else "", rates.get(model, ""), spread.get(model, ""),
@@ -103,6 +107,7 @@ def report(evidence: Evidence, name: str, position: str) -> str:
         f"# {position}, by the protocol of docs/reproduction.md (tiny)\n",
         "Means over pre-training seeds with 95 % t-intervals; differences are paired by seed, corrected by Holm.\n",
         Table(header, rows, align="lrrrlrrrr").markdown(),
+        f"It diverged with seed {', '.join(map(str, seeds))}.\n" if seeds else "",
         f"Time of an update here, over BERT-A's: {cost:.2f}.\n" if cost else "",
     ]
     return "\n".join(line for line in lines if line)

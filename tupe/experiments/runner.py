@@ -128,7 +128,7 @@ def run(
                         slot = free.pop()
                         running[job] = start(job, slot), slot, time.monotonic()
                 for job, (process, slot, started) in list(running.items()):
-                    if process.poll() is None:
+                    if process.poll() is None or received:  # what comes after a job may take minutes
                         continue
                     kill(process)  # what it leaves behind
                     del running[job]
