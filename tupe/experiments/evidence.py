@@ -170,7 +170,7 @@ def known_losses(folder: Path, data: Path) -> dict[Trial, float]:
 @options.jobs()
 @click.option(
     "--known", type=click.Path(path_type=Path, exists=True, file_okay=False), metavar="DIR",
-    help="leave out runs that tables of `tupe claims` have, as docs/evidence; they count in the pilot",
+    help="skip runs that tables of `tupe claims` have, e.g. docs/evidence; in the pilot they still count",
 )  # fmt: skip
 @click.option(
     "--twice", is_flag=True,
@@ -180,7 +180,7 @@ def known_losses(folder: Path, data: Path) -> dict[Trial, float]:
 @click.option(
     "--pairs", type=click.Path(path_type=Path), metavar="BLiMP.zip",
     help="train nothing; score finished runs, along training where weights were kept: order sensitivity, minimal "
-    "pairs. Several processes may",
+    "pairs; several processes may share the work",
 )  # fmt: skip
 @click.argument("further", nargs=-1, type=click.UNPROCESSED, metavar="[OPTIONS OF EVERY TRAINING]...")
 def command(data, output, stages, models, seeds, jobs, known, twice, dry_run, pairs, further):
