@@ -361,7 +361,7 @@ def table(path):
 
 def never_pack(monkeypatch):
     """Compute on padding too, from now on."""
-    from tupe.kernels import Packing
+    from tupe.packing import Packing
 
     monkeypatch.setattr(Packing, "of", lambda real, count: Packing(real))
 

@@ -11,6 +11,7 @@ from tupe import kernels, windows
 from tupe.attention import NORMALISERS, choose, why_not_fast
 from tupe.bench import memory
 from tupe.encoder import Encoder, LMHead, of_cls
+from tupe.packing import NO_PADDING
 from tupe.positions import overrides
 from tupe.schemes import SCHEMES
 
@@ -764,4 +765,4 @@ def test_padding_known_beforehand():
     model, tokens = encoder().eval(), batch(padding=(0, 4))
     assert torch.equal(model(tokens, n_real=3 * MAX - 4)[0], model(tokens)[0])
     assert torch.equal(model(batch(), n_real=3 * MAX)[0], model(batch())[0])
-    assert model.packing(batch(), n_real=3 * MAX) is model.packing(batch()) is kernels.NO_PADDING
+    assert model.packing(batch(), n_real=3 * MAX) is model.packing(batch()) is NO_PADDING

@@ -16,8 +16,9 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from . import kernels
-from .kernels import NO_PADDING, Packing, attention_by_queries, blocked_attention
+from .kernels import attention_by_queries, blocked_attention
 from .offsets import Places
+from .packing import NO_PADDING, Packing
 from .positions import Layer, Positions, overrides
 from .windows import Chunks
 

@@ -2,7 +2,7 @@
 every layer. `ModelConfig` is the one list of a model's options.
 
 B batch, L sequence length, C model width, H heads, D = C / H, N layers; T rows of token-wise work: where there is
-padding, x [B, L, C] becomes [T, C] after the embeddings (`kernels.Packing`), and so it stays outside of attention.
+padding, x [B, L, C] becomes [T, C] after the embeddings (`packing.Packing`), and so it stays outside of attention.
 """
 
 import logging
@@ -18,8 +18,9 @@ from torch.utils.checkpoint import checkpoint
 
 from . import kernels
 from .attention import NORMALISERS, PATHS, Terms, attend, attention_weights, choose
-from .kernels import NO_PADDING, Linear, Packing, Selection, autocast_device, dropout, linear, lm_loss, split_heads
+from .kernels import Linear, autocast_device, dropout, linear, lm_loss, split_heads
 from .offsets import PLACES, Places, draw_places
+from .packing import NO_PADDING, Packing, Selection
 from .positions import CLS, Dims, Layer, Positions, canonical
 from .schemes import SCHEMES, Table
 from .windows import Chunks

@@ -27,8 +27,8 @@ from .. import kernels
 from ..architectures import SIZES
 from ..attention import why_not_fast
 from ..encoder import Encoder
-from ..kernels import Selection
 from ..options import Command, ListOf
+from ..packing import Selection
 from ..tables import Table
 from .step import dictionary
 

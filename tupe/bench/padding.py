@@ -32,9 +32,9 @@ from ..architectures import SIZES, with_size
 from ..checkpoints import convert
 from ..checkpoints.export import export
 from ..checkpoints.files import configuration, new_checkpoint
-from ..kernels import NO_PADDING, Packing
 from ..offsets import Places
 from ..options import Command, ListOf
+from ..packing import NO_PADDING, Packing
 from ..plugin.glue import TASKS, Pairs, glue_name
 from ..plugin.pretrained import load_dictionary
 from ..plugin.squad_data import Encoded, Windows

@@ -10,6 +10,7 @@ from .attention import PATHS  # noqa: F401
 from .encoder import ModelConfig, names_in
 from .kernels import Linear  # noqa: F401
 from .offsets import Places  # noqa: F401
+from .packing import Packing  # noqa: F401
 from .positions import Positions  # noqa: F401
 from .schemes import SCHEMES  # noqa: F401
 from .schemes_absolute import Absolute  # noqa: F401
