@@ -107,28 +107,34 @@ def along(evidence: Evidence) -> Figure | None:
 
 
 def contrasts(evidence: Evidence) -> Figure | None:
-    """Mean and 95 % interval of each contrast, and every seed."""
+    """Mean and 95 % interval of each contrast, and every seed: a line for each stage."""
     stages = {stage: evidence.judged(stage) for stage in claims.stages_to_show(evidence)}
-    stages = {stage: [one for one in results if one.contrast] for stage, results in stages.items()}
-    stages = {stage: results for stage, results in stages.items() if results}
+    stages = {stage: results for stage, results in stages.items() if any(one.contrast for one in results)}
     if not stages:
         return None
-    rows = max(map(len, stages.values()))
-    figure, axes = plotting.curves(len(stages), width=5.6, height=0.5 * rows + 1.2)
-    for axis, (stage, results) in zip(axes, stages.items(), strict=True):
-        for row, result in enumerate(reversed(results)):
-            one = result.contrast
-            dots = list(one.differences.values()), [row - 0.15] * one.seeds
-            axis.plot(*dots, "o", color=plotting.COLOURS[6], markersize=4)
+    every = next(iter(stages.values()))
+    figure, (axis,) = plotting.curves(width=7.2, height=0.9 + len(every) * (0.25 + 0.2 * len(stages)))
+    for index, (stage, results) in enumerate(stages.items()):
+        colour = plotting.COLOURS[1:][index]
+        label = f"{TITLES.get(stage, stage)}, {CLAIMS['stages'][stage]['size']} models"
+        for row, result in enumerate(results):
+            one, y = result.contrast, row + index / (1 + len(stages))
+            if one is None:
+                continue
+            axis.plot(list(one.differences.values()), [y + 0.1] * one.seeds, "o", color=colour, markersize=3)
             if one.interval:
-                axis.plot(one.interval, [row, row], color=plotting.COLOURS[1], linewidth=2, marker="|", markersize=9)
-            axis.plot(one.mean, row, "D", color=plotting.COLOURS[0], markersize=3.5)
-            axis.annotate(result.verdict, (1.01, row), xycoords=("axes fraction", "data"), fontsize=8, va="center")
-        axis.axvline(0, color="0.5", linewidth=0.8)
-        axis.set_yticks(range(len(results)), [f"{result.a} - {result.b}" for result in reversed(results)])
-        axis.set_xlabel("final loss of the first model minus the second's\n(bits per masked token); dots: seeds")
-        axis.set_title(f"{TITLES.get(stage, stage)}, {CLAIMS['stages'][stage]['size']} models")
-        axis.set_ylim(-0.6, len(results) - 0.4)
+                axis.plot(one.interval, [y, y], color=colour, linewidth=2, marker="|", markersize=8)
+            axis.plot(one.mean, y, "D", color="black", markersize=3.5)
+            place = {"xycoords": ("axes fraction", "data"), "fontsize": 8, "va": "center", "color": colour}
+            axis.annotate(result.verdict, (1.01, y), **place)
+        axis.plot([], [], color=colour, linewidth=2, marker="|", label=label)
+    axis.axvline(0, color="0.5", linewidth=0.8)
+    middle = (len(stages) - 1) / 2 / (1 + len(stages))
+    axis.set_yticks([row + middle for row in range(len(every))], [f"{result.a} - {result.b}" for result in every])
+    axis.set_ylim(len(every) - 0.25, -0.25)  # the first one on top
+    axis.set_xlabel("final loss of the first model minus the second's (bits per masked token); dots: seeds")
+    axis.grid(axis="y", visible=False)
+    plotting.legend(figure, columns=3)
     return figure
 
 
