@@ -1,5 +1,5 @@
 """An exported TUPE encoder for the transformers library. encoder.py, positions.py, offsets.py, schemes*.py,
-attention.py, windows.py and kernels.py beside this file are the training code's own files.
+attention.py, windows.py, packing.py and kernels.py beside this file are the training code's own files.
 
 B batch, L sequence length, C width, V vocabulary.
 """
@@ -18,8 +18,7 @@ from transformers.utils import ModelOutput
 
 from .attention import why_not_fast
 from .configuration_tupe import TupeConfig
-from .encoder import ClassificationHead, Encoder, LMHead, init_bert, of_cls, second_segment
-from .positions import Positions
+from .encoder import ClassificationHead, Encoder, LMHead, SpanHead, init_bert, of_cls, second_segment
 
 
 class PlainEncoder(Encoder):
@@ -41,30 +40,32 @@ class TupePreTrainedModel(PreTrainedModel):
     _keys_to_ignore_on_load_unexpected = [r"^lm_head\.", r"^classifier\.", r"^qa_outputs\."]  # of the other models
 
     def _init_weights(self, module):
-        if isinstance(module, ClassificationHead):
-            for linear in (module.dense, module.out_proj):
-                linear.reset_parameters()
+        if getattr(module, "of_head", False):
+            module.reset_parameters()
         else:
             init_bert(module)
 
     @classmethod
-    def from_pretrained(cls, *args, **kwargs) -> "TupePreTrainedModel":
-        loaded = super().from_pretrained(*args, **kwargs)
-        for module in (loaded[0] if isinstance(loaded, tuple) else loaded).modules():
-            if isinstance(module, Encoder):
-                restore_buffers(module)
-        return loaded
+    def from_pretrained(
+        cls, *args, output_loading_info: bool = False, **kwargs
+    ) -> "TupePreTrainedModel | tuple[TupePreTrainedModel, dict]":
+        """What the files lack starts as in a new model: transformers allocates it, but initialises only what it
+        knows."""
+        model, info = super().from_pretrained(*args, output_loading_info=True, **kwargs)
+        changed = [key if isinstance(key, str) else key[0] for key in info["mismatched_keys"]]
+        if missing := {*info["missing_keys"], *changed}:
+            with torch.device("cpu"), torch.no_grad():
+                fresh, own = cls(model.config).state_dict(), model.state_dict()
+                for name in missing & fresh.keys():
+                    own[name].copy_(fresh[name])
+        return (model, info) if output_loading_info else model
 
 
-def restore_buffers(encoder: Encoder) -> None:
-    """Compute the buffers of position schemes that files do not have: transformers builds a model without data."""
-    positions = encoder.positions
-    with torch.device("cpu"):
-        fresh = Positions(positions.name, positions.dims, positions.cls)
-    buffers, saved = dict(positions.named_buffers()), positions.state_dict()
-    for name, value in fresh.named_buffers():
-        if name not in saved:
-            buffers[name].copy_(value)
+def keep_default(head: nn.Module) -> nn.Module:
+    """A head whose linear layers start as PyTorch's do, as they do in fairseq."""
+    for module in head.modules():
+        module.of_head = isinstance(module, nn.Linear)
+    return head
 
 
 class TupeModel(TupePreTrainedModel):
@@ -113,10 +114,12 @@ class TupeModel(TupePreTrainedModel):
         )
         if output_hidden_states is None:
             output_hidden_states = self.config.output_hidden_states
+        if return_dict is None:
+            return_dict = getattr(self.config, "return_dict", True)
         features, hiddens = encoder(input_ids, return_all_hiddens=bool(output_hidden_states), wanted=wanted)
         hidden_states = tuple(hiddens) if output_hidden_states else None
         output = BaseModelOutput(last_hidden_state=features, hidden_states=hidden_states)
-        return output if return_dict in (None, True) else output.to_tuple()
+        return output if return_dict else output.to_tuple()
 
     def check_segments(self, input_ids: Tensor, token_type_ids: Tensor) -> None:
         """Tokenisers without segments return all zeros; anything else must agree with the model's segments."""
@@ -140,12 +143,13 @@ class TupeWithHead(TupePreTrainedModel):
         self.post_init()
 
     def features(self, input_ids: Tensor, attention_mask: Tensor | None, options: dict) -> BaseModelOutput:
-        options.pop("return_dict", None)
-        return self.tupe(input_ids, attention_mask, **options)
+        return self.tupe(input_ids, attention_mask, **{**options, "return_dict": True})
 
     def pack(self, return_dict: bool | None, **fields) -> ModelOutput | tuple:
         output = self.output_class(**fields)
-        return output if return_dict in (None, True) else output.to_tuple()
+        if return_dict is None:
+            return_dict = getattr(self.config, "return_dict", True)
+        return output if return_dict else output.to_tuple()
 
 
 class TupeForMaskedLM(TupeWithHead):
@@ -180,14 +184,14 @@ class TupeForMaskedLM(TupeWithHead):
 
 
 class TupeForSequenceClassification(TupeWithHead):
-    """Logits [B, num_labels]; with labels, the cross-entropy or, for one label, the squared error."""
+    """Logits [B, num_labels]; with labels, the loss that transformers has for them: of one label the squared error, of
+    classes [B] the cross-entropy, of several labels at a time, floats [B, num_labels], the binary one."""
 
     output_class = SequenceClassifierOutput
 
     def add_head(self, config: TupeConfig) -> None:
-        self.classifier = ClassificationHead(
-            config.hidden_size, config.classifier_inner, config.num_labels, config.classifier_dropout
-        )
+        sizes = config.hidden_size, config.classifier_inner, config.num_labels
+        self.classifier = keep_default(ClassificationHead(*sizes, config.classifier_dropout))
 
     def forward(
         self,
@@ -197,6 +201,9 @@ class TupeForSequenceClassification(TupeWithHead):
         return_dict: bool | None = None,
         **options,
     ) -> SequenceClassifierOutput | tuple:
+        real = input_ids != self.config.pad_token_id if attention_mask is None else attention_mask != 0
+        if not torch.compiler.is_compiling() and (real.any(1) & ~real[:, 0]).any():
+            raise ValueError("padding on the left hides the first token, which stands for the text: pad on the right")
         out = self.features(input_ids, attention_mask, options | {"wanted": of_cls(input_ids)})
         logits = self.classifier(out.last_hidden_state)  # of [B, C]
         return self.pack(return_dict, loss=self.loss(logits, labels), logits=logits, hidden_states=out.hidden_states)
@@ -204,20 +211,23 @@ class TupeForSequenceClassification(TupeWithHead):
     def loss(self, logits: Tensor, labels: Tensor | None) -> Tensor | None:
         if labels is None:
             return None
-        if self.config.problem_type == "multi_label_classification":
+        kind = self.config.problem_type
+        if kind is None and logits.size(1) > 1:
+            kind = "multi_label_classification" if labels.is_floating_point() else "single_label_classification"
+        if kind == "multi_label_classification":
             return F.binary_cross_entropy_with_logits(logits.float(), labels.float())
-        if logits.size(1) == 1 or self.config.problem_type == "regression":
-            return F.mse_loss(logits.float().view(labels.shape), labels.float())
-        return F.cross_entropy(logits.float(), labels)
+        if kind == "single_label_classification":
+            return F.cross_entropy(logits.float(), labels.flatten())
+        return F.mse_loss(logits.float().view(labels.shape), labels.float())
 
 
 class TupeForQuestionAnswering(TupeWithHead):
-    """Logits [B, L] of an answer's first and last token; with positions, the mean cross-entropy."""
+    """Logits [B, L] of an answer's first and last token; with positions, the mean cross-entropy (of those inside)."""
 
     output_class = QuestionAnsweringModelOutput
 
     def add_head(self, config: TupeConfig) -> None:
-        self.qa_outputs = nn.Linear(config.hidden_size, 2)
+        self.qa_outputs = keep_default(SpanHead(config.hidden_size))
 
     def forward(
         self,
@@ -232,6 +242,8 @@ class TupeForQuestionAnswering(TupeWithHead):
         start, end = self.qa_outputs(out.last_hidden_state).unbind(-1)
         loss = None
         if start_positions is not None and end_positions is not None:
-            losses = [F.cross_entropy(x.float(), y) for x, y in ((start, start_positions), (end, end_positions))]
-            loss = sum(losses) / 2
+            length = input_ids.size(1)  # a position beyond it, of a cut text, is left out
+            pairs = (start, start_positions), (end, end_positions)
+            targets = [(x.float(), y.flatten().clamp(0, length)) for x, y in pairs]
+            loss = sum(F.cross_entropy(x, y, ignore_index=length) for x, y in targets) / 2
         return self.pack(return_dict, loss=loss, start_logits=start, end_logits=end, hidden_states=out.hidden_states)

@@ -440,6 +440,11 @@ class TextEncoder:
         self.normaliser = Normaliser(settings.get("spacy_model"))
         self.words = frozenset(words.read_text(encoding="utf-8").split("\n")) if words.is_file() else None
         self._pieces = functools.lru_cache(CACHE)(self._split)
+        self.folder = data_dir
+
+    def __reduce__(self):
+        """Pickled by its folder: caches cannot be."""
+        return type(self), (self.folder,)
 
     def __len__(self):
         """The number of types, <s> <pad> </s> <unk> and <mask> included: the rows of the model's embedding."""

@@ -1,6 +1,7 @@
 """The tokeniser of an exported TUPE encoder: text.py beside this file is that of the training code. It needs
 sacremoses, spacy (its English rules, no model), and sentencepiece or subword-nmt."""
 
+import itertools
 import re
 import shutil
 from pathlib import Path
@@ -47,12 +48,16 @@ class TupeTokenizer(PreTrainedTokenizer):
 
     def tokenize(self, text: str, **unused) -> list[str]:
         """Pieces of a text. Only <mask> and tokens added later are special in it; "<s>" is ordinary text."""
-        added = [token for token, index in self.added_tokens_encoder.items() if index >= len(self.text)]
+        added = sorted(self.later_tokens(), key=len, reverse=True)  # of two that fit, the longer one
         parts = re.split("|".join(f"({re.escape(token)})" for token in ["<mask>", *added]), text)
         pieces = []
         for part in filter(None, parts):
             pieces += [part] if part == "<mask>" or part in added else self.text.pieces(part)
         return pieces
+
+    def later_tokens(self) -> list[str]:
+        """Tokens that were added to the vocabulary."""
+        return [token for token, index in self.added_tokens_encoder.items() if index >= len(self.text)]
 
     def _tokenize(self, text):
         return self.text.pieces(text)
@@ -61,10 +66,14 @@ class TupeTokenizer(PreTrainedTokenizer):
         return self.text.ids.get(token, self.text.ids["<unk>"])
 
     def _convert_id_to_token(self, index):
-        return self.text.symbols[index]
+        return self.text.symbols[index] if 0 <= index < len(self.text) else self.unk_token
 
     def convert_tokens_to_string(self, tokens: list[str]) -> str:
-        return self.text.decode([self._convert_token_to_id(token) for token in tokens])
+        later, parts = set(self.later_tokens()), []
+        for is_later, group in itertools.groupby(tokens, later.__contains__):
+            group = list(group)
+            parts += group if is_later else [self.text.decode(map(self._convert_token_to_id, group))]
+        return " ".join(filter(None, parts))
 
     def build_inputs_with_special_tokens(
         self, token_ids_0: list[int], token_ids_1: list[int] | None = None

@@ -508,6 +508,22 @@ def test_a_bert_that_lacks_something_is_refused(tmp_path, lost, message):
         convert.from_bert(tmp_path)
 
 
+@pytest.mark.parametrize("name", ["decoder.weight", "decoder.bias"])
+def test_a_bert_whose_lm_head_is_not_tied_is_refused(name, tmp_path):
+    from safetensors.torch import load_file, save_file
+
+    small_bert(tmp_path, "BertForMaskedLM")
+    weights = load_file(tmp_path / "model.safetensors")
+    of = {"decoder.weight": "bert.embeddings.word_embeddings.weight", "decoder.bias": "cls.predictions.bias"}[name]
+    for factor in (1, 2):
+        weights[f"cls.predictions.{name}"] = factor * weights[of] + (factor == 2)
+        save_file(weights, tmp_path / "model.safetensors", {"format": "pt"})
+        if factor == 1:
+            convert.from_bert(tmp_path)
+    with pytest.raises(ValueError, match=f"{name} is not .*: here they are one"):
+        convert.from_bert(tmp_path)
+
+
 def test_a_bert_whose_configuration_lacks_something_is_refused(tmp_path):
     small_bert(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())

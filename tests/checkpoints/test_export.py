@@ -5,6 +5,7 @@ import copy
 import functools
 import json
 import os
+import pickle
 import re
 import shutil
 import subprocess
@@ -21,7 +22,7 @@ from tupe.architectures import ARCHITECTURES, ELECTRA
 from tupe.attention import NORMALISERS
 from tupe.checkpoints import convert
 from tupe.checkpoints import files as checkpoints
-from tupe.checkpoints.export import command, export, export_tokenizer, model_card
+from tupe.checkpoints.export import command, copy_code, export, export_tokenizer, model_card
 from tupe.encoder import LAYERS
 from tupe.plugin.hub import TupeHubInterface
 from tupe.plugin.model import TupeModel
@@ -290,6 +291,20 @@ def test_added_tokens(exported, tmp_path):
         assert torch.equal(model(ids).logits, before)
 
 
+def test_tokens_that_were_added(vocabulary, tmp_path):
+    """The longest that fits, back and forth, in another process too; ids that mean nothing are <unk>."""
+    export_tokenizer(vocabulary, tmp_path, 64)
+    copy_code(tmp_path)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path, trust_remote_code=True)
+    tokenizer.add_tokens(["new", "newer"])
+    ids = tokenizer("the newer mat new <mask>")["input_ids"]
+    assert [tokenizer.convert_tokens_to_ids(token) in ids for token in ("newer", "new")] == [True, True]
+    assert tokenizer.decode(ids, skip_special_tokens=True).split()[1] == "newer"
+    assert tokenizer.convert_ids_to_tokens([-100, 10**6]) == ["<unk>", "<unk>"]
+    copied = pickle.loads(pickle.dumps(tokenizer))
+    assert copied("the newer mat")["input_ids"] == tokenizer("the newer mat")["input_ids"]
+
+
 @pytest.mark.parametrize("options", [{"position_ids": torch.arange(4)[None]}, {"atention_mask": torch.ones(1, 4)}])
 def test_inputs_that_do_not_exist_are_refused(options, exported):
     model, ids = load("AutoModelForMaskedLM", exported[2]), torch.tensor([[0, 5, 6, 2]])
@@ -310,6 +325,94 @@ def test_padding_anywhere(attention, exported, monkeypatch):
     assert theirs.tupe.encoder.packing(ids).places is not None
     never_pack(monkeypatch)
     same(theirs(tokens, attention_mask=mask).logits, model(ids)[0], ids.ne(1))
+
+
+def test_a_classifier_refuses_padding_on_the_left(exported):
+    """There is no first token then; the one it would read is another text's."""
+    model, _, out = exported
+    tokens, _ = batch(model)
+    theirs, mask = load("AutoModelForSequenceClassification", out), torch.ones_like(tokens)
+    mask[2] = 0  # nothing but padding, as of a batch that was filled up
+    theirs(tokens, attention_mask=mask)
+    mask[1, 0] = 0
+    with pytest.raises(ValueError, match="pad on the right"):
+        theirs(tokens, attention_mask=mask)
+
+
+@pytest.mark.parametrize(
+    "position",
+    ["untied+t5", "urpe", "kerple", "fire", "alibi:learned:True", "transformer_xl", "rope:yarn:4", "nonparametric"],
+)
+def test_what_the_files_lack_starts_as_in_a_new_model(position, exported, monkeypatch, tmp_path):
+    """transformers allocates it: here with a value that no parameter has."""
+    _, _, out = exported
+    empty_like = torch.empty_like
+    monkeypatch.setattr(torch, "empty_like", lambda *args, **options: empty_like(*args, **options).fill_(77))
+    load("AutoModel", out).save_pretrained(tmp_path)  # without an LM head, and without another position's parameters
+    options = {} if position == "untied+t5" else {"position": position, "cls_position": "tied"}
+    model = load("AutoModelForMaskedLM", tmp_path, **options)
+    values = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    assert not [name for name, value in values.items() if (value == 77).any()]
+    if "yarn" in position:
+        assert model.tupe.encoder.positions["rope"].trained == model.config.max_position_embeddings
+    assert model.lm_head.norm.weight.eq(1).all()
+
+
+def test_a_new_classifier_starts_as_in_fairseq(exported):
+    classifier = load("AutoModelForSequenceClassification", exported[2], num_labels=5, ignore_mismatched_sizes=True)
+    new = load("AutoModelForQuestionAnswering", exported[2]).qa_outputs
+    for linear in (classifier.classifier.out_proj, new):
+        bound = linear.in_features**-0.5
+        assert 0.8 * bound < linear.weight.abs().max() <= bound and linear.bias.abs().max() > 0
+
+
+def test_losses_are_those_of_transformers(exported):
+    """Of bert, with the same logits: which loss follows from the labels."""
+    model, _, out = exported
+    tokens, mask = batch(model)
+    ours = load("AutoModelForSequenceClassification", out)
+    logits = ours(tokens, attention_mask=mask).logits
+    for labels in (torch.tensor([2, 0, 1]), torch.tensor([[2], [0], [1]]), torch.eye(3)):
+        config = transformers.BertConfig(num_labels=3, hidden_size=4, num_attention_heads=1, intermediate_size=4)
+        bert = transformers.BertForSequenceClassification(config).eval()
+        bert.classifier.forward = lambda x: logits
+        expected = bert(tokens, labels=labels).loss
+        torch.testing.assert_close(ours(tokens, attention_mask=mask, labels=labels).loss, expected)
+    answers = load("AutoModelForQuestionAnswering", out)
+    inside, beyond = torch.tensor([1, 2, 3]), torch.tensor([1, 2, 40])  # the last one was cut off
+    loss = answers(tokens[:2], mask[:2], start_positions=inside[:2], end_positions=inside[:2]).loss
+    cut = answers(tokens, mask, start_positions=beyond, end_positions=beyond[:, None]).loss
+    torch.testing.assert_close(cut, loss)
+    assert isinstance(answers(tokens, mask, return_dict=False), tuple)
+    answers.config.return_dict = False
+    assert isinstance(answers(tokens, mask), tuple)
+
+
+def test_an_average_has_no_loss_on_its_card(exported, data, tmp_path):
+    _, path, _ = exported
+    state = torch.load(path, weights_only=False)
+    state["optimizer_history"] = [{"num_updates": 70}]
+    state["extra_state"] = {**state.get("extra_state", {}), "val_loss": 6.0, "best": 6.0}
+    torch.save(state, tmp_path / "one.pt")
+    torch.save(checkpoints.average([tmp_path / "one.pt"] * 2), tmp_path / "mean.pt")
+    export(tmp_path / "mean.pt", tmp_path / "out_mean", data)
+    card = (tmp_path / "out_mean" / "README.md").read_text()
+    assert "70, mean of 2 checkpoints" in card and "loss" not in card
+
+
+def test_an_export_is_data_enough_for_another_one(exported, data, tmp_path):
+    """... and nothing is written where that cannot be."""
+    _, path, _ = exported
+    theirs = shutil.copytree(data, tmp_path / "data")
+    counts = {"documents kept": 1, "tokens": 2}
+    (theirs / "manifest.json").write_text(json.dumps({"counts": counts, "vocab_size": 3, "spacy_model": None}))
+    export(path, tmp_path / "out_first", theirs)
+    export(path, tmp_path / "out_second", tmp_path / "out_first")
+    assert "2 words and signs" in (tmp_path / "out_first" / "README.md").read_text()
+    before = sorted(theirs.iterdir())
+    with pytest.raises(ValueError, match="are both"):
+        export(path, theirs, theirs)
+    assert sorted(theirs.iterdir()) == before
 
 
 def test_heads_travel_both_ways(exported, data, tmp_path):

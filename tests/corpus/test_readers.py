@@ -293,6 +293,17 @@ def test_wikiextractor_in_its_own_form(tmp_path):
     assert second.source.endswith("Second") and second.text == "Another first line."  # not the title: it stays
 
 
+@pytest.mark.parametrize("form", ["doc", "json"])
+def test_wikiextractor_escapes_its_text(form, tmp_path):
+    text = {
+        "doc": '<doc id="1" url="" title="Q &amp; A">\nQ &amp; A\n\nAT&amp;T: x &lt; y.\n</doc>\n',
+        "json": json.dumps({"id": "1", "text": "AT&amp;T: x &lt; y."}) + "\n",
+    }
+    (tmp_path / "wiki_07").write_text(text[form])
+    (document,) = read_all(tmp_path / "wiki_07")[0]
+    assert document.text.strip() == "AT&T: x < y."
+
+
 @pytest.mark.parametrize(
     "content, line", [(DOCS + "loose text\n", 13), (DOCS.replace("</doc>\n<doc", "<doc"), 9)], ids=["loose", "nested"]
 )
@@ -330,6 +341,20 @@ def test_tei(copies, tmp_path):
     assert (source, domain, wiki) == (f"{tmp_path}/novel.xml: A Novel", tmp_path.name, False)
     assert text.split("\n") == ["It was a dark and stormy night in London the city.", "A line,", "another."]
     assert [other.text for other in others] == [text] * (copies - 1)
+
+
+@pytest.mark.parametrize(
+    "body, expected",
+    [
+        ("<p>One.</p><floatingText><body><p>A letter.</p></body></floatingText><p>Two.</p>", "One.|A letter.|Two."),
+        ("<p>He said: <l>roses</l> and went on.</p>", "roses|He said: and went on."),
+        ("<p>One.</p><note><p>Dropped.</p></note><figure><p>Dropped.</p></figure><p>Two.</p>", "One.|Two."),
+    ],
+)
+def test_tei_within_tei(body, expected, tmp_path):
+    (tmp_path / "novel.xml").write_text(f"<TEI><text><body>{body}</body></text></TEI>")
+    ((*_, text),) = read_all(tmp_path / "novel.xml")[0]
+    assert text.split("\n") == expected.split("|")
 
 
 def test_xml_of_another_kind_is_refused(tmp_path):

@@ -120,6 +120,16 @@ def test_models_trained_in_autocast_are_evaluated_in_float32(nopos, vocabulary, 
     assert scores["accuracy"] == 0.5 and abs(scores["margin"]) < 1e-4
 
 
+def test_losses_on_other_masks_are_named(pretrained, vocabulary, tmp_path):
+    state = read_checkpoint(pretrained)
+    state["cfg"]["task"]["mask_prob"] = 0.3
+    torch.save(state, tmp_path / "more.pt")
+    words = [str(pretrained), f"other={tmp_path}/more.pt", f"--data={vocabulary}", f"--output={tmp_path / 'out'}"]
+    result = CliRunner().invoke(command, [*words, "--sentences=4", "--tokens=200"])
+    assert result.exit_code == 0, result.output
+    assert "other: other masks or blocks, its loss does not compare (mask_prob 0.3, not 0.15)" in result.output
+
+
 def test_labels_of_one_file_are_refused(tmp_path):
     result = CliRunner().invoke(command, ["a_x.pt", "a/x.pt", "--output", str(tmp_path / "out")])
     assert result.exit_code == 2 and "a_x.pt and a/x.pt would both be kept as a_x.pt" in result.output

@@ -369,8 +369,11 @@ def from_bert(folder: str | Path) -> tuple[dict, Dictionary]:
         if classifier is not None and pooler[kind] is not None:
             weights[f"classification_heads.sentence_classification_head.dense.{kind}"] = pooler[kind]
             weights[f"classification_heads.sentence_classification_head.out_proj.{kind}"] = classifier
-        for left_out in ("cls.seq_relationship", "cls.predictions.decoder"):  # the decoder is the token embedding
-            state.pop(f"{left_out}.{kind}", None)
+        state.pop(f"cls.seq_relationship.{kind}", None)
+        decoder = state.pop(f"cls.predictions.decoder.{kind}", None)
+        tied = {"weight": "embeddings.word_embeddings.weight", "bias": "cls.predictions.bias"}[kind]
+        if decoder is not None and (tied not in state or not torch.equal(decoder, state[tied])):
+            raise ValueError(f"{folder}: cls.predictions.decoder.{kind} is not {tied}: here they are one")
     if unknown := sorted(key for key in state if rename(key, BERT) == key):
         raise ValueError(f"{folder}: tensors without a counterpart: {', '.join(unknown[:5])}")
     weights.update({rename(key, BERT): value for key, value in state.items()})

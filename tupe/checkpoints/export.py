@@ -54,6 +54,8 @@ def export(
     weights = hugging_face_weights(state["model"], head)
     if (output / "config.json").exists():
         raise ValueError(f"{output} has a config.json already; choose another folder or remove it")
+    if output.resolve() == data.resolve():
+        raise ValueError(f"--data and --output are both {output}; choose another folder to write")
     if not (data / "dict.txt").is_file():
         raise ValueError(f"{data} has no dict.txt; give the folder of the pre-training data with --data")
     check_dictionary(state, data / "dict.txt")
@@ -72,6 +74,7 @@ def export(
     config["architectures"] = ["TupeForMaskedLM" if has_lm else "TupeModel"]
     config["auto_map"] = {auto: f"modeling_tupe.{name}" for name, auto in classes.items()}
     config["auto_map"]["AutoConfig"] = "configuration_tupe.TupeConfig"
+    card = model_card(state, Path(checkpoint_file).parent, data)
     output.mkdir(parents=True, exist_ok=True)
     copy_code(output)
     export_tokenizer(data, output, config["max_position_embeddings"])
@@ -79,7 +82,7 @@ def export(
         {key: value.contiguous() for key, value in weights.items()}, output / "model.safetensors", {"format": "pt"}
     )
     (output / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-    (output / "README.md").write_text(model_card(state, Path(checkpoint_file).parent, data), encoding="utf-8")
+    (output / "README.md").write_text(card, encoding="utf-8")
 
 
 CARD = """---
@@ -118,15 +121,18 @@ def model_card(state: dict, run: Path, data: Path) -> str:
     manifest = data / "manifest.json"
     if manifest.is_file():
         content = json.loads(manifest.read_text(encoding="utf-8"))
-        counts = content["counts"]
-        facts["data"] = (
-            f"{counts['documents kept']:,} documents, {counts['tokens']:,} words and signs, lower-cased; "
-            f"{content['vocab_size']:,} types"
-        )
+        if counts := content.get("counts"):  # an export's manifest has none
+            facts["data"] = (
+                f"{counts['documents kept']:,} documents, {counts['tokens']:,} words and signs, lower-cased; "
+                f"{content['vocab_size']:,} types"
+            )
+    averaged = extra.get("averaged")
+    if averaged:
+        facts["updates"] = f"{updates:,}, mean of {averaged} checkpoints"
     known = record.read(run)
     here = [
         entry for entry in (known.scores if known else ())  # of this checkpoint, not of another one of its run
-        if updates and entry["num_updates"] == updates and entry["split"] == known.splits[0]
+        if not averaged and updates and entry["num_updates"] == updates and entry["split"] == known.splits[0]
     ]  # fmt: skip
     if here:
         what = f"{known.metric} on {known.task}" if known.metrics else "loss in bits per masked token"

@@ -89,7 +89,8 @@ def average(paths: Sequence) -> dict:
             else:
                 total[key] = total[key] + value.double() if key in total else value.double()
     mean = {k: (v / len(paths)).to(model[k].dtype) if v.is_floating_point() else v for k, v in total.items()}
-    return strip({**state, "model": mean})
+    extra = {key: value for key, value in state["extra_state"].items() if key != "best"}
+    return strip({**state, "model": mean, "extra_state": {**extra, "val_loss": None, "averaged": len(paths)}})
 
 
 def merge_shards(paths: Sequence) -> dict:

@@ -260,7 +260,8 @@ def read_wikiextractor(file: BinaryIO, path: str, errors: str, stats: Stats) -> 
         return
     lines = itertools.chain([first], lines)
     is_json = first[1] is None or first[1].lstrip("\ufeff").startswith("{")
-    yield from (_jsonl if is_json else _wikiextractor)(lines, path, errors, stats)
+    for document in (_jsonl if is_json else _wikiextractor)(lines, path, errors, stats):
+        yield document._replace(text=html.unescape(document.text))  # which it escapes
 
 
 DOC = re.compile(r"<doc\b(.*)>\s*$")
@@ -275,7 +276,7 @@ def _wikiextractor(lines, path, errors, stats):
             attributes, text, size, start = dict(ATTRIBUTE.findall(opening[1])), [], 0, number
         elif attributes is not None and line is not None and line.strip() == "</doc>":
             url, title = attributes.get("url", ""), html.unescape(attributes.get("title", ""))
-            text = text[1:] if text and text[0].strip() == title else text
+            text = text[1:] if text and html.unescape(text[0]).strip() == title else text
             source = url or f"{path}: {title or start}"
             yield from _document(source, _host(url) or Path(path).name, text, size, stats)
             attributes = None
@@ -317,7 +318,7 @@ def read_xml(file: BinaryIO, path: str, errors: str, stats: Stats) -> Iterator[D
 def _mediawiki(events, root, path, errors, stats):
     """The articles, without redirects."""
     for event, element in events:
-        if event == "start" or not element.tag.endswith("}page"):
+        if event == "start" or element.tag.rpartition("}")[2] != "page":
             continue
         namespace = element.tag[: -len("page")]
         title = element.findtext(f"{namespace}title") or ""
@@ -342,17 +343,21 @@ def _tei(events, root, path, errors, stats):
 
     TEI: https://tei-c.org/release/doc/tei-p5-doc/en/html/
     """
-    inside, paragraphs, size = None, [], 0
+    bodies, silent, paragraphs, size = 0, 0, [], 0  # those that are open: a quoted letter has a body of its own
     for event, element in events:
         tag = element.tag.rpartition("}")[2]
         if tag == "body":
-            inside = element if event == "start" else None
-        elif event == "end" and tag in ("p", "ab", "l") and inside is not None:
+            bodies += 1 if event == "start" else -1
+        elif tag in SILENT:
+            silent += 1 if event == "start" else -1
+        elif event == "end" and tag in ("p", "ab", "l") and bodies and not silent:
             text = " ".join("".join(_tei_text(element)).split())
             size += len(text)
             if size <= MAX_DOCUMENT:
                 paragraphs.append(text)
+            after = element.tail
             element.clear()  # of a paragraph within another one (a quotation, say) the outer one reads nothing twice
+            element.tail = after
         elif event == "end" and tag == "TEI":
             title = next((e.text for e in element.iter() if e.tag.endswith("}title") and e.text), "")
             source = f"{path}: {' '.join(title.split())}".rstrip(": ")

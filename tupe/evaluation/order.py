@@ -118,12 +118,20 @@ class TokenLosses:
         return out
 
 
+# Options of a task that decide which blocks and masks it makes of held-out text
+MASKING = (
+    "tokens_per_sample", "sample_break_mode", "mask_prob", "leave_unmasked_prob", "random_token_prob",
+    "mask_whole_words", "mask_multiple_length",
+)  # fmt: skip
+
+
 @torch.no_grad()
 def token_losses(
     model: TupeModel, task: FairseqTask, tokens: int, split: str = "valid", batch: int = 32
 ) -> TokenLosses:
     """Losses of the masked tokens in the first blocks of a split that hold at least `tokens` tokens, with the split's
-    own masks, which are the same for every model and seed. Raises ValueError if the split holds fewer."""
+    own masks, which are the same for every seed and model whose tasks agree in `MASKING`. Raises ValueError if the
+    split holds fewer."""
     task.load_dataset(split)
     data, parts, seen = task.dataset(split), [], 0
     sizes = np.asarray(data.sizes).reshape(-1)
@@ -193,9 +201,13 @@ def command(checkpoints, data, sentences, tokens, output, seed):
     paths = labelled(checkpoints)
     names = file_names(paths)
     output.mkdir(parents=True, exist_ok=True)
-    rows = []
+    rows, first = [], None
     for label, path in paths.items():
         model, task = load_model(path, data)
+        masking = {name: str(getattr(task.cfg, name, None)) for name in MASKING} | {"task": type(task).__name__}
+        first = first or masking
+        if differs := [f"{name} {value}, not {first[name]}" for name, value in masking.items() if value != first[name]]:
+            click.echo(f"{label}: other masks or blocks, its loss does not compare ({'; '.join(differs)})", err=True)
         content = evaluate(model, task, TextEncoder(task.cfg.data), sentences, tokens, seed)
         write_atomically(output / f"{names[label]}.json", json.dumps(content, indent=1) + "\n")
         order, loss = content["order"], content["loss"]
