@@ -48,14 +48,18 @@ def test_a_killed_run_resumes_with_the_same_scores(grouped, learnable, pretraine
 def test_group_by_length():
     """Pools of 50 batches, sorted by length, of examples that are drawn anew for every seed and epoch."""
     sizes, batch_size = np.random.default_rng(0).integers(5, 60, size=700), 4
-    task = SimpleNamespace(cfg=SimpleNamespace(group_by_length=True, batch_size=batch_size))
+    task = SimpleNamespace(cfg=SimpleNamespace(group_by_length=True, batch_size=batch_size, seed=1))
+    followed = []
 
-    def order(seed):
-        FinetuneTask.set_batch_order(task, "train", dataset := SimpleNamespace(), sizes, np.arange(700))
-        with data_utils.numpy_seed(seed):  # as fairseq calls it
+    def order(seed, epoch=1):
+        task.cfg.seed, dataset = seed, SimpleNamespace(set_epoch=followed.append)
+        FinetuneTask.set_batch_order(task, "train", dataset, sizes, np.arange(700))
+        dataset.set_epoch(epoch)
+        with data_utils.numpy_seed(seed):  # as fairseq 0.12 calls it, in every epoch
             return dataset.ordered_indices()
 
     first = order(1)
+    assert (order(1, epoch=2) != first).any() and followed == [1, 2]
     assert sorted(first) == list(range(700)) and (first == order(1)).all() and (first != order(2)).any()
     pools = [first[:200], first[200:400], first[400:600], first[600:]]
     assert all((np.diff(sizes[pool]) <= 0).all() for pool in pools)

@@ -148,6 +148,15 @@ def test_precision():
     assert on_cpu.cpu and not on_cpu.fp16
 
 
+@pytest.mark.parametrize("processes, limit", [(1, 32), (1, 8), (2, 16), (4, 2)])
+def test_held_out_text_is_the_same_for_any_batch(processes, limit):
+    """`pretrain_small` validates on a number of batches."""
+    args = parse(recipe(f"--batch-size={limit}", name="pretrain_small", processes=processes))
+    assert int(args.batch_size_valid) * processes == 32 and args.max_valid_steps == 30
+    args = parse(recipe("--batch-size-valid=5", name="pretrain_small", processes=processes))
+    assert int(args.batch_size_valid) == 5
+
+
 @pytest.mark.parametrize("processes", [1, 2, 8, 16, 64, 256])
 @pytest.mark.parametrize("limit", [1, 4, 24, 32, 1000])
 def test_batch_is_kept_on_any_number_of_processes(processes, limit):

@@ -75,6 +75,19 @@ def test_a_run_does_not_compare_itself_with_the_one_before(data, finished, tmp_p
     assert best[0] < best[1]
 
 
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        (["--patience=2"], "patience: a run is as long as"),
+        (["--max-update=0", "--max-epoch=3", "--save-interval=2"], "save_interval=2: the last of 3 epochs"),
+    ],
+)
+def test_a_run_whose_end_would_not_be_saved_is_refused(words, message, data, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        train(pretrain_arguments(data, tmp_path, *words))
+    assert not (tmp_path / "record.json").exists()
+
+
 def test_a_folder_of_another_run_is_refused(data, finished):
     with pytest.raises(ValueError, match="holds another run .*seed 1 there, 3 here"):
         train(arguments(data, finished[0], "--seed=3"))

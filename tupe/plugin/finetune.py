@@ -21,7 +21,7 @@ from .run import RecordedTask, RecordedTaskConfig, is_out_of_memory
 
 logger = logging.getLogger(__name__)
 
-POOL = 50  # batches in a pool of `in_pools`, as in Hugging Face's Trainer
+POOL = 50  # batches in a pool of `Pools`, as in Hugging Face's Trainer
 
 
 @dataclass
@@ -91,7 +91,9 @@ class FinetuneTask(RecordedTask, FairseqTask):
         elif self.cfg.group_by_length:
             if not self.cfg.batch_size:
                 raise ValueError("group_by_length needs dataset.batch_size: its pools are a number of batches")
-            order = functools.partial(in_pools, sizes, POOL * self.cfg.batch_size)
+            # fairseq 0.12 seeds numpy alike for every epoch
+            order, set_epoch = Pools(sizes, POOL * self.cfg.batch_size, self.cfg.seed), dataset.set_epoch
+            dataset.set_epoch = lambda epoch: (set_epoch(epoch), order.set_epoch(epoch))
         dataset.ordered_indices = order
 
     def can_reuse_epoch_itr(self, dataset: FairseqDataset) -> bool:
@@ -152,7 +154,8 @@ class FinetuneTask(RecordedTask, FairseqTask):
         split = self._split
         if not self.complete(split):
             count, total = len(self.predictions[split]), len(self.dataset(split))
-            raise ValueError(f"only {count} of {total} {split!r} examples were scored; do not set max_valid_steps")
+            remedy = "leave max_valid_steps unset, and required_batch_size_multiple at 1"
+            raise ValueError(f"only {count} of {total} {split!r} examples were scored: {remedy}")
         # In fp16 fairseq skips every update whose gradients are not finite, so a run that has diverged would never end.
         if not math.isfinite(stats["loss"]) or stats["num_updates"] == self._updates.get(split, 0):
             raise FloatingPointError(f"loss {stats['loss']:g}, {stats['num_updates']} updates so far")
@@ -168,12 +171,20 @@ class FinetuneTask(RecordedTask, FairseqTask):
             self.write_predictions(split, folder / f"{split}_{tag}")
 
 
-def in_pools(sizes: np.ndarray, pool: int) -> np.ndarray:
-    """All indices in random order, then every `pool` of them sorted, the longest first. The random numbers are numpy's
-    own, which fairseq seeds by seed and epoch before it makes the batches, whose order it shuffles."""
-    order = np.random.permutation(len(sizes))
-    pools = [order[start : start + pool] for start in range(0, len(order), pool)]
-    return np.concatenate([indices[np.argsort(-sizes[indices], kind="stable")] for indices in pools])
+class Pools:
+    """All indices in an order that follows from seed and epoch, then every `pool` of them sorted, the longest first.
+    fairseq shuffles the batches it makes of them."""
+
+    def __init__(self, sizes: np.ndarray, pool: int, seed: int):
+        self.sizes, self.pool, self.seed, self.epoch = sizes, pool, seed, 1
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __call__(self) -> np.ndarray:
+        order = np.random.default_rng([self.seed, self.epoch]).permutation(len(self.sizes))
+        pools = [order[start : start + self.pool] for start in range(0, len(order), self.pool)]
+        return np.concatenate([indices[np.argsort(-self.sizes[indices], kind="stable")] for indices in pools])
 
 
 class FinetuneCriterion(FairseqCriterion):
@@ -196,6 +207,8 @@ def check_end(config: DictConfig) -> None:
     for section, key in ((config.dataset, "validate_interval_updates"), (config.checkpoint, "save_interval_updates")):
         if section[key] > 0:
             raise ValueError(f"{key}={section[key]}: fine-tuning is scored at the end of each epoch; leave it at 0")
+    if getattr(config.optimization, "skip_remainder_batch", False):
+        raise ValueError("skip_remainder_batch: fine-tuning trains on all examples of an epoch; leave it out")
     if not config.optimization.max_epoch > 0:
         raise ValueError("fine-tuning needs optimization.max_epoch: a run is finished once that epoch is scored")
     for section, key in (

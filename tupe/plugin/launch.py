@@ -162,6 +162,9 @@ def fairseq_arguments(
         if len(steps) != 1:
             raise ValueError(f"optimization.update_freq={steps}: one number for each epoch is given as --update-freq")
         batch = raw["dataset"]["batch_size"] * steps[0]
+        size = raw["dataset"]["batch_size"]
+        if values.get("max_valid_steps") and "batch_size_valid" not in given and size % processes == 0:
+            values["batch_size_valid"] = size // processes  # held-out losses are of the same text on any machine
         values["batch_size"], steps = split_batch(batch, processes, values["batch_size"])
         values["update_freq"] = [steps]
     values["distributed_world_size"] = processes  # else fairseq would use every GPU it sees

@@ -79,6 +79,8 @@ class RecordedTask:
             if config.lr_scheduler._name == SCHEDULE and not config.lr_scheduler.total_num_update > 0:
                 config.lr_scheduler.total_num_update = count_updates(self, config)
             config.task.data = ":".join(os.path.abspath(folder) for folder in config.task.data.split(":"))
+            if not self.metrics:
+                check_last_checkpoint(config)
             self.run = begin(self._new_record(config), config)
         return super().build_criterion(cfg, **kwargs)
 
@@ -119,6 +121,16 @@ class RecordedTask:
 
 
 LENGTHS = ("max_epoch", "max_update")
+
+
+def check_last_checkpoint(config: DictConfig) -> None:
+    """Raise ValueError for settings of a pre-training that would end without a checkpoint of its end, and so never be
+    finished. config: the whole configuration."""
+    epochs, every = config.optimization.max_epoch, config.checkpoint.save_interval
+    if config.checkpoint.patience > 0:
+        raise ValueError("patience: a run is as long as max_update or max_epoch says; leave it out")
+    if epochs > 0 and not config.optimization.max_update > 0 and epochs % every:
+        raise ValueError(f"save_interval={every}: the last of {epochs} epochs would not be saved; valid: a divisor")
 
 
 class Run:
