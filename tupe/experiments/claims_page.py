@@ -290,8 +290,7 @@ def results(evidence: Evidence, drawn: list[str], folder: str, tables: str) -> s
             table_of("controls", against="changed"),
             *changes(evidence, "controls"),
             *(() if evidence.trials("main") else (claims_tables.scale_text(evidence) + "\n",)),
-            EXPLORATORY,
-            claims_tables.exploratory_table(evidence, "controls").markdown(),
+            f"Word order, losses after the exit, attention of [CLS]: a [page of their own]({tables}/controls.md).\n",
         ),
         figure("scale", "loss against the scale of p"),
         *shares(evidence),
@@ -301,8 +300,8 @@ def results(evidence: Evidence, drawn: list[str], folder: str, tables: str) -> s
         *section(
             "main",
             "### Main stage: exploratory\n",
-            f"Intervals over pre-training seeds. {claims_tables.pair_errors(evidence)} Times are those of a machine "
-            "with other work, so what stands at equal time is rough.\n",
+            f"{EXPLORATORY}{claims_tables.pair_errors(evidence)} Times are those of a machine with other work, so what "
+            "stands at equal time is rough.\n",
             claims_tables.exploratory_table(evidence, "main").markdown(),
             "Losses by the position of the masked token, and by the length of its block (means over seeds):\n",
             claims_tables.parts_table(evidence).markdown(),
@@ -393,7 +392,13 @@ def pilot_page(evidence: Evidence) -> str:
     return text
 
 
-PAGES = {"pilot": pilot_page, "first": first_page}  # by the stage, in the folder of the tables
+def controls_page(evidence: Evidence) -> str:
+    """What the controls can do, beside their losses, as a page."""
+    table = claims_tables.exploratory_table(evidence, "controls").markdown()
+    return f"# The controls: beside the loss\n\n{EXPLORATORY}Written by `tupe claims`.\n\n{table}"
+
+
+PAGES = {"pilot": pilot_page, "first": first_page, "controls": controls_page}  # by stage, in the tables' folder
 
 
 def fill_in(page: Path, text: str) -> None:
