@@ -151,7 +151,7 @@ def test_a_share_that_is_not_known_is_none(shares, text, evidence, monkeypatch):
 @pytest.mark.parametrize(("rest", "told"), [({1: 0.7, 2: 0.8}, True), ({1: 0.7, 2: math.nan}, False)])
 def test_the_readme_names_the_share_without_the_plateau(rest, told, evidence, monkeypatch):
     shares = {False: {1: 0.5, 2: 0.5}, True: rest}
-    monkeypatch.setattr(claims_tables, "paper_shares", lambda evidence, stage, model, off: shares[off])
+    monkeypatch.setattr(claims_tables, "paper_shares", lambda evidence, stage, model, off=False: shares[off])
     text = claims_tables.summary(evidence)
     assert "after 50 % [50, 50] (50, 50) of the updates" in text
     assert ("Without the updates before each left the plateau: 75 %" in text) == told
@@ -498,6 +498,26 @@ def test_a_stage_includes_runs_of_another(tmp_path):
     assert not claims.is_complete(evidence, "slower")
     page = claims_page.results(evidence, [], "figures", "evidence")
     assert "All models at 0.0005 and 0.001 (`bert_a`, `bert_a_d`: their runs of the main stage)" in page
+
+
+def test_longer_runs_are_told_once_all_have_finished(tmp_path):
+    """BERT-A ends at 5 bits; TUPE-R falls from 8 after 1,000 updates to 4.5, so it is there after 6/7 of the rest."""
+    losses = {"bert_a": 5.0, "bert_r": 4.9, "tupe_a": 4.8, "tupe_r": 4.5}
+    for seed in (1, 2):
+        for model, loss in losses.items():
+            if (model, seed) != ("bert_r", 2):
+                write_run(tmp_path / "out", run(model, "longer", seed, "tiny", 20000), loss, exit=1000)
+    evidence = read_back(tmp_path / "out")
+    assert claims_tables.longer_text(evidence) == ""
+    table = claims_tables.contrast_table(evidence, "longer").markdown()  # of the models that the stage has
+    assert [row.split("|")[1].strip() for row in table.splitlines()[2:]] == [
+        "bert_r - bert_a", "tupe_r - bert_r", "tupe_r - tupe_a"
+    ]  # fmt: skip
+    write_run(tmp_path / "out", run("bert_r", "longer", 2, "tiny", 20000), 5.1, exit=1000)
+    told = claims_tables.longer_text(read_back(tmp_path / "out"))
+    assert "`bert_a` 5.00, `bert_r` 5.00, `tupe_a` 4.80, `tupe_r` 4.50 bits" in told
+    assert f"after {100 * (1000 + 19000 * 6 / 7) / 20000:.0f} % [" in told
+    assert "| tupe_r, tiny, 20,000 updates |" in claims_tables.share_table(read_back(tmp_path / "out")).markdown()
 
 
 @pytest.mark.parametrize("stages", [["pilot"], ["main"], ["controls"]])

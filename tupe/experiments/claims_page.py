@@ -17,7 +17,7 @@ from ..record import write_atomically
 from ..tables import Table
 from . import claims, claims_tables, collect
 from .claims import Evidence
-from .plan import CLAIMS, Trial
+from .plan import CLAIMS, Trial, lengths_of
 
 BEGIN, END = "<!-- results: written by `tupe claims`, not by hand -->", "<!-- end of the results -->"
 EVIDENCE = Path("docs/evidence")
@@ -263,6 +263,7 @@ def results(evidence: Evidence, drawn: list[str], folder: str, tables: str) -> s
     def table_of(stage, against=""):
         return claims_tables.stage_table(evidence, stage, against).markdown()
 
+    most = lengths_of("longer")[0] // lengths_of("controls")[0]
     stages = [stage for stage in ("main", "slower", "controls", "longer") if evidence.threshold(stage) is not None]
     slow = [f"{', '.join(names)} ({stage})" for stage in stages if (names := claims.late(evidence, stage))]
     unknown = " Exit updates wait for `nopos`, whose pilot is not complete."
@@ -288,13 +289,20 @@ def results(evidence: Evidence, drawn: list[str], folder: str, tables: str) -> s
             "The five contrasts at this size, exploratory: they decide no claim.\n",
             claims_tables.contrast_table(evidence, "controls").markdown(),
             table_of("controls", against="changed"),
-            *changes(evidence, "controls"),
             *(() if evidence.trials("main") else (claims_tables.scale_text(evidence) + "\n",)),
-            f"Word order, losses after the exit, attention of [CLS]: a [page of their own]({tables}/controls.md).\n",
+            "Other differences, word order, losses after the exit, attention of [CLS]: a "
+            f"[page of their own]({tables}/controls.md).\n",
         ),
         figure("scale", "loss against the scale of p"),
         *shares(evidence),
-        *section("longer", "### Longer, tiny\n", table_of("longer")),
+        *section(
+            "longer",
+            "### Longer, tiny\n",
+            f"After {lengths_of('longer')[0]:,} updates, {most} times as many as those of the controls. Exploratory.\n",
+            claims_tables.contrast_table(evidence, "longer").markdown(),
+            table_of("longer"),
+            *changes(evidence, "longer"),
+        ),
         *section("pilot", f"### Learning rates\n\nLosses of the pilot: a [page of their own]({tables}/pilot.md).\n"),
         figure("learning_rates", "loss against learning rate"),
         *section(
@@ -303,8 +311,7 @@ def results(evidence: Evidence, drawn: list[str], folder: str, tables: str) -> s
             f"{EXPLORATORY}{claims_tables.pair_errors(evidence)} Times are those of a machine with other work, so what "
             "stands at equal time is rough.\n",
             claims_tables.exploratory_table(evidence, "main").markdown(),
-            "Losses by the position of the masked token, and by the length of its block (means over seeds):\n",
-            claims_tables.parts_table(evidence).markdown(),
+            f"Losses by position, and by the length of the block: a [page of their own]({tables}/main.md).\n",
         ),
         figure("along", "order sensitivity and minimal pairs along training"),
         figure("cls", "attention of [CLS]"),
@@ -392,13 +399,30 @@ def pilot_page(evidence: Evidence) -> str:
     return text
 
 
+def main_page(evidence: Evidence) -> str:
+    """Losses of the main stage by position and by length, as a page."""
+    return (
+        "# The main stage: losses by position and by length\n\nBits per masked token, by the position of that token, "
+        "and by the length of its block; means over seeds. Position 0 is `<s>`, masked like any token. Written by "
+        "`tupe claims`.\n\n"
+        f"{claims_tables.parts_table(evidence).markdown()}"
+    )
+
+
 def controls_page(evidence: Evidence) -> str:
-    """What the controls can do, beside their losses, as a page."""
-    table = claims_tables.exploratory_table(evidence, "controls").markdown()
-    return f"# The controls: beside the loss\n\n{EXPLORATORY}Written by `tupe claims`.\n\n{table}"
+    """Further differences of the controls' losses, and what else was measured of them, as a page."""
+    blocks = [
+        "# The controls: differences, and beside the loss\n\nTiny models, bits per masked token. Written by "
+        "`tupe claims`.\n",
+        *changes(evidence, "controls"),
+        EXPLORATORY,
+        claims_tables.exploratory_table(evidence, "controls").markdown(),
+    ]
+    return "\n".join(blocks)
 
 
-PAGES = {"pilot": pilot_page, "first": first_page, "controls": controls_page}  # by stage, in the tables' folder
+# By stage, in the tables' folder.
+PAGES = {"pilot": pilot_page, "first": first_page, "controls": controls_page, "main": main_page}
 
 
 def fill_in(page: Path, text: str) -> None:

@@ -28,6 +28,11 @@ from .claims import (
 from .plan import CLAIMS, Trial, lengths_of, trials
 from .statistics import Contrast, geometric_share, mean_interval
 
+SHARES = {  # stages that shares of updates are shown of, and how they are called there
+    "main": "mini", "slower": "mini, one rate", "controls": "tiny",
+    "longer": f"tiny, {lengths_of('longer')[0]:,} updates",
+}  # fmt: skip
+
 
 def number(value: float | None, digits: int = 3) -> str:
     return "" if value is None else f"{value:z.{digits}f}"  # z: no minus before a zero
@@ -63,6 +68,8 @@ def seeds_of(table: dict[str, Seeds]) -> list[int]:
 
 def contrast_table(evidence: Evidence, stage: str) -> Table:
     rows, results = [], evidence.judged(stage)
+    if stage == "longer":  # it has not the models of all contrasts
+        results = [result for result in results if result.contrast]
     seeds = sorted({seed for result in results if result.contrast for seed in result.contrast.differences})
     for result in results:
         differences = result.contrast.differences if result.contrast else {}
@@ -174,9 +181,9 @@ def share_table(evidence: Evidence) -> Table:
     """A row for each model and size that has run beside BERT-A."""
     rows = []
     for model in CLAIMS["stages"]["share"]["models"]:
-        for stage, size in (("main", "mini"), ("slower", "mini, one rate"), ("controls", "tiny")):
+        for stage, size in SHARES.items():
             paper, rest = (paper_shares(evidence, stage, model, off) for off in (False, True))
-            fair = schedule_shares(evidence, model) if size == "tiny" else {}
+            fair = schedule_shares(evidence, model) if stage == "controls" else {}
             least = min(lengths_of("share")) / lengths_of("controls")[0]
             if paper:
                 rows.append([f"{model}, {size}", share_cell(paper), share_cell(fair, least), share_cell(rest)])
@@ -337,7 +344,21 @@ def summary(evidence: Evidence) -> str:
     ) * bool(shares)
     if rest and not any(map(math.isnan, rest.values())):
         share += f" Without the updates before each left the plateau: {share_cell(rest)}."
-    return f"{told[stage]} {legend}\n\n{table.markdown()}\n{f'{scale} {share}'.strip()}\n"
+    after = " ".join(text for text in (scale, share, longer_text(evidence)) if text)
+    return f"{told[stage]} {legend}\n\n{table.markdown()}\n{after}\n"
+
+
+def longer_text(evidence: Evidence) -> str:
+    """Final losses and share of updates of the stage `longer`; "" before all its runs have finished."""
+    plan, finals = CLAIMS["stages"]["longer"], evidence.finals("longer")
+    if any(set(plan["seeds"]) - set(finals.get(model, ())) for model in plan["models"]):
+        return ""
+    means = {model: float(np.mean(list(finals[model].values()))) for model in plan["models"]}
+    losses = ", ".join(f"`{model}` {number(mean, 2)}" for model, mean in means.items())
+    return (
+        f"After {plan['updates']:,} updates ({plan['size']}, {len(plan['seeds'])} seeds, exploratory): {losses} bits; "
+        f"TUPE-R reaches BERT-A's loss after {share_cell(paper_shares(evidence, 'longer', 'tupe_r'))} of the updates."
+    )
 
 
 def verdicts(result: Judged, first: Judged) -> str:
