@@ -212,7 +212,9 @@ def test_a_model_without_contrasts_does_not_hold_up_a_block(small_blocks, tmp_pa
     assert {model: set(seeds) for model, seeds in evidence.finals("main").items()} == {
         "bert_a": {1, 2}, "tupe_a": {1, 2}, "bert_a_d": {2},
     }  # fmt: skip
-    assert "| bert_a_d (1 of 2 seeds) |" in claims_tables.parts_table(evidence).markdown()
+    table = claims_tables.parts_table(evidence).markdown()
+    assert "| bert_a_d (1 of 2 seeds) |" in table
+    assert "position 1 |" in table and "position 0 |" not in table  # 900 masked tokens, and 100
 
 
 def test_a_run_that_diverged_at_another_rate_completes_no_block(small_blocks, tmp_path):

@@ -33,7 +33,7 @@ def loss(evidence: Evidence) -> Figure | None:
     stages = [stage for stage in (*claims.stages_to_show(evidence), "longer") if evidence.trials(stage)]
     if not stages:
         return None
-    figure, axes = plotting.curves(len(stages))
+    figure, axes = plotting.curves(len(stages), rows=1 + len(stages) // 4)
     compared = claims.compared_models() | {"nopos"}
     drawn = {
         stage: [trial for trial in evidence.trials(stage) if stage != "controls" or trial.model in compared]
@@ -48,7 +48,7 @@ def loss(evidence: Evidence) -> Figure | None:
             label = f"nopos's final loss - {CLAIMS['threshold']:g}"
             axis.axhline(evidence.threshold(stage), color="0.5", linewidth=0.8, label=label)
         axis.set(xlabel="updates", title=f"{TITLES.get(stage, stage)}, {trials[0].size}", ylim=(None, 11))
-    axes[0].set_ylabel("training loss (bits per masked token)")
+        axis.set_ylabel("training loss (bits per masked token)")
     plotting.legend(figure, columns=3)
     return figure
 
@@ -100,7 +100,8 @@ def along(evidence: Evidence) -> Figure | None:
         for model in dict.fromkeys(trial.model for trial in trials):
             band(axis, model, [line(trial) for trial in trials if trial.model == model], looks[model])
         axis.axhline(50, color="0.5", linewidth=0.8)
-        axis.set(xlabel="updates", title=title)
+        seeds = sorted({trial.seed for trial in trials if line(trial)[0]})
+        axis.set(xlabel="updates", title=f"{title} (seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))})")
     axes[0].set_ylabel("%")
     plotting.legend(figure, columns=3)
     return figure
@@ -148,7 +149,7 @@ def positional(evidence: Evidence) -> Figure | None:
     heads = max(int(row["head"]) for row in rows) + 1
     logits = np.array([[float(value) for value in row["logits"].split()] for row in rows])
     trial = Trial.parse(run)
-    title = f"{trial.model}, {trial.size}, after {trial.updates:,} updates (seed {trial.seed})"
+    title = f"{trial.model}, {trial.size}, {trial.updates:,} updates at {trial.lr:g} (seed {trial.seed})"
     return figures.positional(torch.from_numpy(logits).view(heads, -1, logits.shape[1]), title)
 
 
@@ -191,8 +192,8 @@ def scale(evidence: Evidence) -> Figure | None:
         means = {sd: float(np.mean(list(finals[model].values()))) for model, sd in reversed(here)}
         drawn = drawn or len(means) > 1  # one scale alone shows nothing
         if means:
-            look = {**plotting.style(index), "marker": None}
-            axis.plot(*zip(*sorted(means.items()), strict=True), label=f"{label} position terms", **look)
+            look = {**plotting.style(index), **({"marker": None} if len(means) > 1 else {"linestyle": "none"})}
+            axis.plot(*zip(*sorted(means.items()), strict=True), label=label, **look)
     if not drawn:
         plt.close(figure)
         return None
@@ -227,7 +228,8 @@ def learning_rates(evidence: Evidence) -> Figure | None:
 EXPLORATORY = (
     "Exploratory, intervals over seeds. Order: of held-out sentences, the share that the model prefers to the same "
     "with two adjacent words swapped, and the mean difference of their pseudo-log-likelihoods; [CLS]: its attention to "
-    "the first eight positions over uniform attention, mean over heads and layers (geometric over seeds).\n"
+    "the first eight positions over uniform attention, at most 16, mean over heads and layers (geometric over seeds; "
+    "the interval knows no bound).\n"
 )
 FIGURES = (loss, along, contrasts, positional, cls, scale, learning_rates)
 
@@ -260,8 +262,8 @@ def results(evidence: Evidence, drawn: list[str], folder: str, tables: str) -> s
         """The blocks, if anything of the stage has run."""
         return blocks if evidence.trials(stage) else ()
 
-    def table_of(stage, against=""):
-        return claims_tables.stage_table(evidence, stage, against).markdown()
+    def table_of(stage):
+        return claims_tables.stage_table(evidence, stage).markdown()
 
     most = lengths_of("longer")[0] // lengths_of("controls")[0]
     stages = [stage for stage in ("main", "slower", "controls", "longer") if evidence.threshold(stage) is not None]
@@ -286,12 +288,9 @@ def results(evidence: Evidence, drawn: list[str], folder: str, tables: str) -> s
         *section(
             "controls",
             "### Controls, tiny\n",
-            "The five contrasts at this size, exploratory: they decide no claim.\n",
-            claims_tables.contrast_table(evidence, "controls").markdown(),
-            table_of("controls", against="changed"),
-            *(() if evidence.trials("main") else (claims_tables.scale_text(evidence) + "\n",)),
-            "Other differences, word order, losses after the exit, attention of [CLS]: a "
+            "Changes of one thing each, and the five contrasts at this size, exploratory: a "
             f"[page of their own]({tables}/controls.md).\n",
+            *(() if evidence.trials("main") else (claims_tables.scale_text(evidence) + "\n",)),
         ),
         figure("scale", "loss against the scale of p"),
         *shares(evidence),
@@ -308,8 +307,9 @@ def results(evidence: Evidence, drawn: list[str], folder: str, tables: str) -> s
         *section(
             "main",
             "### Main stage: exploratory\n",
-            f"{EXPLORATORY}{claims_tables.pair_errors(evidence)} Times are those of a machine with other work, so what "
-            "stands at equal time is rough.\n",
+            f"{EXPLORATORY}{claims_tables.pair_errors(evidence)} Losses after the exit are at different points of the "
+            "decay: a model that leaves the plateau late is nearer to the end of it. Times are those of a machine with "
+            "other work: what stands at equal time is rough.\n",
             claims_tables.exploratory_table(evidence, "main").markdown(),
             f"Losses by position, and by the length of the block: a [page of their own]({tables}/main.md).\n",
         ),
@@ -387,7 +387,7 @@ def pilot_page(evidence: Evidence) -> str:
     """The losses of the pilot as a page."""
     text = (
         "# Learning rates\n\nFinal losses of the pilot (tiny, bits per masked token) by learning rate; each model runs "
-        "at its best one (bold, once half and twice of it have run) in all other stages of that size. Written by "
+        "at its best one (bold, once half and twice of it have run) in the controls, `longer` and `share`. Written by "
         f"`tupe claims`.\n\n{claims_tables.rates_table(evidence).markdown()}"
     )
     if evidence.trials("rates"):
@@ -403,17 +403,19 @@ def main_page(evidence: Evidence) -> str:
     """Losses of the main stage by position and by length, as a page."""
     return (
         "# The main stage: losses by position and by length\n\nBits per masked token, by the position of that token, "
-        "and by the length of its block; means over seeds. Position 0 is `<s>`, masked like any token. Written by "
-        "`tupe claims`.\n\n"
+        "and by the length of its block; means over seeds, where there are at least 500. Position 0 is `<s>`, masked "
+        "like any token. Written by `tupe claims`.\n\n"
         f"{claims_tables.parts_table(evidence).markdown()}"
     )
 
 
 def controls_page(evidence: Evidence) -> str:
-    """Further differences of the controls' losses, and what else was measured of them, as a page."""
+    """The controls as a page."""
     blocks = [
-        "# The controls: differences, and beside the loss\n\nTiny models, bits per masked token. Written by "
-        "`tupe claims`.\n",
+        "# The controls\n\nTiny models, bits per masked token. Written by `tupe claims`. The "
+        "five contrasts at this size decide no claim:\n",
+        claims_tables.contrast_table(evidence, "controls").markdown(),
+        claims_tables.stage_table(evidence, "controls", against="changed").markdown(),
         *changes(evidence, "controls"),
         EXPLORATORY,
         claims_tables.exploratory_table(evidence, "controls").markdown(),

@@ -204,7 +204,8 @@ def scale_text(evidence: Evidence) -> str:
     verdict = verdict if first != "confirmed" or below else "not resolved"
     return (
         f"`tupe_a_tie_cls` minus `{best}`, the best scale control, at tiny size: {of_contrast(one)} bits "
-        f"({'below' if below else 'not below'} 0 with its interval). **That untying itself helps: {verdict}.**"
+        f"({'below' if below else 'not below'} 0 with its interval; exploratory). **That untying itself helps: "
+        f"{verdict}.**"
     )
 
 
@@ -247,12 +248,18 @@ def exploratory_table(evidence: Evidence, stage: str) -> Table:
         "training loss at equal time": (equal_time(evidence, stage) if stage == "main" else {}, with_interval),
         "[CLS] to first 8 / uniform": (of_stage(functools.partial(cls_mean, evidence)), geometric),
     }  # fmt: skip
-    columns = {title: column for title, column in columns.items() if column[0]}
+    columns = {title + only_seed(column[0]): column for title, column in columns.items() if column[0]}
     rows = [
         [model, *(show(values[model].values()) if model in values else "" for values, show in columns.values())]
         for model in evidence.finals(stage)
     ]
     return Table.plain(["model", *columns], rows)
+
+
+def only_seed(values: dict[str, Seeds]) -> str:
+    """Return " (seed 1)" where all that was measured has one seed."""
+    seeds = seeds_of(values)
+    return f" (seed {seeds[0]})" if len(seeds) == 1 else ""
 
 
 def cls_mean(evidence: Evidence, trial: Trial) -> float | None:
@@ -267,7 +274,8 @@ def parts_table(evidence: Evidence) -> Table:
         counts[trial.model] += 1
         for kind in ("position", "length"):
             for row in evidence.measures(trial, f"loss by {kind}"):
-                values[trial.model][kind, row["part"]].append(float(row["value"]))
+                if int(row["count"]) >= 500:  # masked tokens; fewer say little
+                    values[trial.model][kind, row["part"]].append(float(row["value"]))
     parts = sorted(
         {part for by_part in values.values() for part in by_part},
         key=lambda part: (part[0] == "length", int(part[1].split("-")[0])),
@@ -344,6 +352,8 @@ def summary(evidence: Evidence) -> str:
     ) * bool(shares)
     if rest and not any(map(math.isnan, rest.values())):
         share += f" Without the updates before each left the plateau: {share_cell(rest)}."
+    if one_rate:
+        share += f" At one learning rate: {share_cell(paper_shares(evidence, 'slower', 'tupe_r'))}."
     after = " ".join(text for text in (scale, share, longer_text(evidence)) if text)
     return f"{told[stage]} {legend}\n\n{table.markdown()}\n{after}\n"
 
