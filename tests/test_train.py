@@ -111,7 +111,7 @@ def test_mistakes_are_refused_with_the_nearest_name(words, message, tmp_path):
 
 def test_finetuning_takes_its_model_from_the_checkpoint(pretrained, tmp_path):
     common = ["--data=DATA", f"--checkpoint={pretrained}", f"--output={tmp_path / 'run'}"]
-    command = dry_run("finetune", "--task=sts-b", *common, "--lr=2e-5")
+    command = dry_run("finetune", "--task=sts_b", *common, "--lr=2e-5")
     assert {"--glue-task=STS-B", "--lr=[2e-05]", f"--finetune-from-model={pretrained}"} <= set(command)
     assert "'rte'" in dry_run("finetune", "--task=RTEE", *common)
     assert "no checkpoint none.pt" in dry_run("finetune", "--task=RTE", *common, "--checkpoint=none.pt")

@@ -6,6 +6,7 @@ A module that offers a command defines it with `@click.command(cls=Command)`; `t
 
 import difflib
 import logging
+import re
 import reprlib
 import signal
 import threading
@@ -138,6 +139,11 @@ def cut_list(words: Iterable[str]) -> str:
     words = list(words)
     shown = [word if len(word) <= 30 else word[:27] + "..." for word in words[:10]]
     return ", ".join(shown) + f", ... ({len(words)} in all)" * (len(words) > len(shown))
+
+
+def letters(name: str) -> str:
+    """A task's name as it is compared: "STS-B", "sts_b" and "stsb" are one."""
+    return re.sub(r"[^a-z0-9]", "", name.lower())
 
 
 def nearest(word: str, valid: Iterable[str], preferred: Iterable[str] = ()) -> str:

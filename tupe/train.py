@@ -9,11 +9,11 @@ import click
 
 from . import options
 from .allocator import use_allocator
-from .options import CONFIGS, Command, ListOf, nearest
+from .options import CONFIGS, Command, ListOf, letters, nearest
 
 RECIPES = sorted({path.stem for path in CONFIGS.glob("*.yaml")} - {"continue", "finetune", "squad"})  # from scratch
 GLUE = sorted(path.stem for path in (CONFIGS / "glue").glob("*.yaml"))  # cola, mnli, ...
-SQUAD = {"squad1.1": "1.1", "squad2.0": "2.0"}
+SQUAD = {"squad11": "1.1", "squad20": "2.0"}
 FURTHER = """\b
 Further words:
   --lr 1e-4 ...       any option of fairseq-train; wins over the recipe
@@ -106,7 +106,7 @@ def continue_(data, checkpoint, output, lengths, epochs, next_sentence, stretch,
 @launcher
 def finetune(task, data, checkpoint, output, words, **machine):
     """Fine-tune a checkpoint on a GLUE task or SQuAD, as the paper does. The model is the checkpoint's."""
-    name = task.lower().replace("-", "")
+    name = letters(task)
     if name not in [*GLUE, *SQUAD]:
         raise ValueError(f"there is no task {task!r}{nearest(name, [*GLUE, *SQUAD])}")
     recipe, overrides = "finetune", [f"glue={name}"]

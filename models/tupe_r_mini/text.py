@@ -418,6 +418,7 @@ class TextEncoder:
 
     Raises ValueError if a file is missing."""
 
+    FILES = ("dict.txt", "sentencepiece.bpe.model", "bpe.codes", "words.txt", "manifest.json")
     SPECIALS = ("<s>", "<pad>", "</s>", UNK)  # fairseq's first four ids; <mask> comes last, after dict.txt
 
     def __init__(self, data_dir: str | Path):

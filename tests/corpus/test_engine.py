@@ -527,7 +527,7 @@ def test_one_folder_is_prepared_by_one_process(undisturbed, tmp_path):
         time.sleep(0.001)
     os.kill(process.pid, signal.SIGSTOP)
     try:
-        with pytest.raises(ValueError, match="another process is preparing .*data"):
+        with pytest.raises(BlockingIOError, match="another process is preparing .*data"):
             prepare(inputs_of(undisturbed), tmp_path / "data", workers=1, **OPTIONS)
     finally:
         os.kill(process.pid, signal.SIGCONT)
@@ -545,15 +545,16 @@ def test_output_within_the_input_folder(tmp_path):
         assert manifest["counts"]["documents read"] == 5 and not manifest["settings"]["skipped"]
 
 
-def test_folder_of_something_else_is_never_overwritten(tmp_path):
+@pytest.mark.parametrize("precious", ["precious", "manifest.json"])  # GLUE's folders and exports have one, too
+def test_folder_of_something_else_is_never_overwritten(precious, tmp_path):
     write_text(tmp_path)
     (tmp_path / "data").mkdir()
-    (tmp_path / "data" / "precious").write_text("x")
+    (tmp_path / "data" / precious).write_text("{}")
     with pytest.raises(SystemExit, match="--overwrite"):
         run(tmp_path / "a.txt", "--output", tmp_path / "data")
     with pytest.raises(SystemExit, match="is not a data directory"):
         run(tmp_path / "a.txt", "--output", tmp_path / "data", "--overwrite")
-    assert (tmp_path / "data" / "precious").exists()
+    assert (tmp_path / "data" / precious).exists()
 
 
 def test_copies_and_near_copies_go_and_the_last_paragraph_stays(tmp_path):

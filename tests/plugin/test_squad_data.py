@@ -1,15 +1,19 @@
 """SQuAD's official files, preparing them, offsets, and windows over long paragraphs."""
 
+import fcntl
 import json
+import shutil
 from collections import Counter
 
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from helpers import squad_file
+from helpers import official_folder, squad_file
 
+from tupe.plugin import glue_data
 from tupe.plugin.pretrained import load_dictionary
 from tupe.plugin.squad_data import Encoded, Windows, command, prepare, read_squad
+from tupe.prepared import tasks_in
 from tupe.text import TextEncoder
 
 
@@ -42,6 +46,32 @@ def test_what_is_prepared_is_read_back(vocabulary, tmp_path):
     assert repeated.exit_code == 2 and "--overwrite" in repeated.stderr
     with pytest.raises(FileNotFoundError, match="has no dev-v2.0"):
         Encoded.load(tmp_path, "dev", "2.0")
+
+
+def test_one_folder_has_one_vocabulary(vocabulary, tmp_path):
+    """Also where the first task is one of GLUE's, or one of GLUE's follows."""
+    glue, other, output = official_folder(tmp_path / "glue"), tmp_path / "other", tmp_path / "bin"
+    shutil.copytree(vocabulary, other)
+    (other / "words.txt").write_text("cat\n")
+    squad_file(tmp_path / "squad", count=3)
+    list(glue_data.prepare(glue, vocabulary, output, ["RTE"]))
+    with pytest.raises(ValueError, match=r"holds RTE prepared with another vocabulary \(words.txt differ"):
+        list(prepare(tmp_path / "squad", other, output))
+    assert not (output / "words.txt").exists() and tasks_in(output) == ["RTE"]
+    list(prepare(tmp_path / "squad", vocabulary, output))
+    assert tasks_in(output) == ["RTE", "SQuAD-1.1"]
+    with pytest.raises(ValueError, match="holds SQuAD-1.1 prepared with another vocabulary"):
+        list(glue_data.prepare(glue, other, output, ["RTE"], overwrite=True))
+
+
+def test_a_folder_in_use_is_left_alone(vocabulary, tmp_path):
+    squad_file(tmp_path / "squad", count=3)
+    (tmp_path / "bin").mkdir()
+    with (tmp_path / "bin" / "lock").open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with pytest.raises(BlockingIOError, match="another process prepares data in"):
+            list(prepare(tmp_path / "squad", vocabulary, tmp_path / "bin"))
+    assert not tasks_in(tmp_path / "bin")
 
 
 @pytest.mark.parametrize("limit, stride", [(512, 128), (64, 16), (48, 128)])

@@ -12,11 +12,11 @@ from .. import options as choices
 from .. import record
 from ..encoder import names_in
 from ..options import FOLDER, Command
-from ..plugin.glue_data import ENCODER_FILES
 from ..plugin.pretrained import check_dictionary
 from ..positions import parse
 from ..safe_load import num_updates, read_checkpoint
 from ..schemes import SCHEMES
+from ..text import TextEncoder
 
 logger = logging.getLogger(__name__)
 SCHEMES_MODULE = f"{__name__.partition('.')[0]}.schemes"  # `_bias` and so on: the families
@@ -201,7 +201,7 @@ def copy_code(output: Path) -> None:
 
 def export_tokenizer(data: Path, output: Path, max_positions: int) -> None:
     """Copy the text encoder's files, if there are pieces, and write tokenizer_config.json."""
-    files = [data / name for name in ENCODER_FILES if (data / name).is_file()]
+    files = [data / name for name in TextEncoder.FILES if (data / name).is_file()]
     for file in files:
         if file.name == "manifest.json":  # it lists every input of the data; the text encoder reads this alone
             read = {"spacy_model": json.loads(file.read_text(encoding="utf-8")).get("spacy_model")}

@@ -149,8 +149,8 @@ class Run:
 
 @contextlib.contextmanager
 def _locked(out):
-    """Lock the folder `out`. Raises ValueError if another process prepares it. The lock ends with this process, not
-    with its workers (as a lock of `flock` would), so that after a kill the same command can continue at once."""
+    """Lock the folder `out`. Raises BlockingIOError if another process prepares it. The lock ends with this process,
+    not with its workers (as a lock of `flock` would), so that after a kill the same command can continue at once."""
     path = out.parent / f".{out.name}.lock"
     path.parent.mkdir(parents=True, exist_ok=True)
     while True:
@@ -159,7 +159,7 @@ def _locked(out):
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             file.close()
-            raise ValueError(f"another process is preparing {out}; wait for it, or choose another folder") from None
+            raise BlockingIOError(f"another process is preparing {out}; wait, or choose another folder") from None
         with contextlib.suppress(FileNotFoundError):
             if os.path.samefile(path, file.fileno()):
                 break
@@ -191,7 +191,7 @@ def _claim(out, settings, overwrite):
                 f"{out} is not empty, and its files come from other inputs or options; choose another folder, or "
                 "replace them with --overwrite"
             )
-        if not (manifest.is_file() or begun.is_file()):
+        if not ((manifest.is_file() and (out / "train.idx").is_file()) or begun.is_file()):
             raise ValueError(f"{out} is not a data directory: empty it yourself, or choose another folder")
         shutil.rmtree(out)
     if continues and earlier != current:
@@ -223,8 +223,8 @@ def _groups(inputs, shard_bytes):
 def prepare(inputs: Sequence, out: str | Path, **choices) -> dict:
     """Run all steps into the folder `out`; `command` below documents the options. Returns the manifest.
 
-    Raises ValueError for bad inputs or options, and for a worker or disk that fails; finished tasks are kept, and the
-    same call continues from there.
+    Raises ValueError for bad inputs or options, and for a worker or disk that fails: finished tasks are kept, and the
+    same call continues from there. Raises BlockingIOError if another process prepares `out`.
     """
     out = Path(out).resolve()
     with _locked(out):

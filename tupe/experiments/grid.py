@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .. import record
-from ..options import CONFIGS
+from ..options import CONFIGS, letters
+from ..prepared import tasks_in
 from ..safe_load import num_updates, read_checkpoint
 from . import runner
 from .runner import Job
@@ -195,23 +196,17 @@ def check_tasks(folders: Iterable[str | Path], tasks: Iterable[str] | None = Non
 
     Raises ValueError for a folder without data and for a task that none of the folders has.
     """
-    prepared = {folder: _prepared_tasks(Path(folder)) for folder in folders}
+    prepared = {folder: tasks_in(folder) for folder in folders}
+    if empty := [folder for folder, names in prepared.items() if not names]:
+        raise ValueError(f"{empty[0]} holds no prepared task; `tupe prepare glue` or `tupe prepare squad` makes one")
     names = list(itertools.chain(*prepared.values()))
-    spellings = {_letters(name): name for name in names}
-    missing = [task for task in tasks or () if _letters(task) not in spellings]
+    spellings = {letters(name): name for name in names}
+    missing = [task for task in tasks or () if letters(task) not in spellings]
     if missing:
         where = " or ".join(map(str, folders))
         raise ValueError(f"{where} holds no data for {', '.join(missing)}; prepared: {', '.join(names)}")
-    chosen = [spellings[_letters(task)] for task in tasks or names]
+    chosen = [spellings[letters(task)] for task in tasks or names]
     return {folder: [task for task in chosen if task in prepared[folder]] for folder in folders}
-
-
-def _prepared_tasks(folder):
-    glue = [path.parent.name for path in folder.glob("*/manifest.json")]
-    squad = [f"SQuAD-{path.stem.removeprefix('train-v')}" for path in folder.glob("train-v*.npz")]
-    if not glue + squad:
-        raise ValueError(f"{folder} holds no prepared task; `tupe prepare glue` or `tupe prepare squad` makes one")
-    return sorted(glue + squad)
 
 
 def _with_paper_search(grid, common):
@@ -219,7 +214,3 @@ def _with_paper_search(grid, common):
         data = common["--data"]
         grid = {**grid, "--task": check_tasks([data], grid.get("--task"))[data]}
     return {**{f"--{name}": values for name, values in PAPER.items() if f"--{name}" not in common}, **grid}
-
-
-def _letters(name):
-    return re.sub(r"[^a-z0-9]", "", name.lower())

@@ -30,6 +30,7 @@ from omegaconf import II, MISSING, DictConfig
 from scipy.stats import pearsonr, spearmanr
 from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
 
+from ..options import letters
 from ..record import write_atomically
 from .criterion import count_real
 from .finetune import FinetuneConfig, FinetuneCriterion, FinetuneTask
@@ -88,13 +89,9 @@ TASKS = {
 def glue_name(name: str) -> str:
     """The official spelling of a task's name: "sts_b" and "stsb" are "STS-B". Raises ValueError for an unknown one."""
     for official in TASKS:
-        if _letters(official) == _letters(name):
+        if letters(official) == letters(name):
             return official
     raise ValueError(f"unknown GLUE task {name!r}; valid: {', '.join(TASKS)}")
-
-
-def _letters(name):
-    return "".join(c for c in name.lower() if c.isalnum())
 
 
 def label_dictionary(task: Glue) -> Dictionary:

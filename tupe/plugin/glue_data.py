@@ -1,26 +1,20 @@
 """Reads GLUE's official files and prepares them: the text encoder of pre-training, fairseq's binary format."""
 
-import filecmp
-import functools
 import json
 import math
-import os
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import BrokenExecutor
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from types import SimpleNamespace
 
 import click
 import torch
 from fairseq.data import indexed_dataset
 
-from .. import options, processes, record
+from .. import options
 from ..options import cut, cut_list
+from ..prepared import encoding, worker
 from ..record import write_atomically
-from ..text import TextEncoder
 from .glue import TASKS, Glue, glue_name, label_dictionary
 
 TEST_ROWS = {  # of the official test sets
@@ -117,24 +111,20 @@ def _check_label(task: Glue, label, where):
 # ------------------------------------------------------------------------------------------ writing fairseq's format
 
 
-# The files that `tupe.text.TextEncoder` reads; copied, so that `TupeModel.from_pretrained` can use the prepared folder.
-ENCODER_FILES = ("dict.txt", "sentencepiece.bpe.model", "bpe.codes", "words.txt", "manifest.json")
-
-
 def prepare(
     source: str | Path,
     vocabulary: str | Path,
     output: str | Path,
     tasks: Sequence = (),
-    workers: int = 1,
+    workers: int | None = 1,
     overwrite: bool = False,
 ) -> Iterator[tuple[str, dict]]:
     """Turn official GLUE files into data for fairseq's task `sentence_prediction` and for the task `glue`.
 
     source: folder with one folder per task. vocabulary: folder of the pre-training data, for its encoder. output:
     gets one folder per task (input0/, input1/, label/) and the encoder's files. tasks: names; if empty, all tasks that
-    `source` has. Yields (task, manifest). Raises ValueError for bad input, before anything is written, and if a task's
-    folder exists already; BlockingIOError if another process prepares data there.
+    `source` has. workers: see `prepared.encoding`. Yields (task, manifest). Raises ValueError for bad input, before
+    anything is written, and if a task's folder exists already; further as `prepared.encoding`.
     """
     source, vocabulary, output = Path(source), Path(vocabulary), Path(output)
     names = [glue_name(name) for name in tasks] or [name for name in TASKS if (source / name).is_dir()]
@@ -147,61 +137,11 @@ def prepare(
             raise ValueError(f"{output / name} exists already; pass --overwrite to replace it")
         for split, path in _files_of(name, source / name):
             read_split(name, split, path)
-    if not record.lock(output):
-        raise BlockingIOError(f"another process prepares data in {output}")
-    try:
+    with encoding(vocabulary, output, names, workers) as map_rows:
         for partial in output.glob(".*.partial"):  # of a process that was killed
             shutil.rmtree(partial)
-        with text_encoders(vocabulary, workers) as map_rows:
-            copy_encoder(vocabulary, output, [name for name in TASKS if (output / name).exists() and name not in names])
-            for name in names:
-                yield name, _prepare_task(name, source / name, vocabulary, output, map_rows)
-    finally:
-        record.unlock(output)
-
-
-worker = SimpleNamespace(encoder=None)  # the text encoder of this process
-
-
-def _start_worker(vocabulary):
-    worker.encoder = TextEncoder(vocabulary)
-
-
-@contextmanager
-def text_encoders(vocabulary: str | Path, workers: int) -> Iterator[Callable]:
-    """A `map` for functions that use `worker.encoder`, the text encoder of a folder, in several processes. Raises
-    ValueError if one of them dies."""
-    _start_worker(vocabulary)  # also checks the folder
-    if workers == 1:
-        yield map
-    else:
-        try:
-            with processes.workers(workers, _start_worker, vocabulary) as pool:
-                yield functools.partial(pool.map, chunksize=256)
-        except BrokenExecutor as error:
-            raise ValueError(
-                "a process that encodes text died (killed, or out of memory?); use fewer --jobs if memory ran out"
-            ) from error
-
-
-def copy_encoder(vocabulary: Path, output: Path, kept: Sequence = ()) -> None:
-    """Copy the encoder's files. kept: names of earlier data that stays in `output`; raises ValueError if it was
-    prepared with another vocabulary."""
-    new, old = ([name for name in ENCODER_FILES if (folder / name).exists()] for folder in (vocabulary, output))
-    both = [name for name in new if name in old]
-    same = [name for name in both if filecmp.cmp(vocabulary / name, output / name, shallow=False)]
-    different = [name for name in ENCODER_FILES if name in new + old and name not in same]
-    if different and kept:
-        raise ValueError(
-            f"{output} holds {', '.join(kept)} prepared with another vocabulary ({', '.join(different)} differ from "
-            f"{vocabulary}); choose another output folder"
-        )
-    output.mkdir(parents=True, exist_ok=True)
-    for name in old:
-        if name not in new:
-            (output / name).unlink()  # else the encoder would read it
-    for name in new:
-        shutil.copyfile(vocabulary / name, output / name)
+        for name in names:
+            yield name, _prepare_task(name, source / name, vocabulary, output, map_rows)
 
 
 def _encode(texts):
@@ -282,7 +222,7 @@ def _builder(prefix, size):
 @click.option("--overwrite", is_flag=True, help="replace tasks that were prepared before")
 def command(glue, data, output, tasks, jobs, overwrite):
     """Turn the official GLUE files into data for fine-tuning, with the vocabulary of the pre-training data."""
-    for task, manifest in prepare(glue, data, output, tasks or (), jobs or os.cpu_count(), overwrite):
+    for task, manifest in prepare(glue, data, output, tasks or (), jobs, overwrite):
         for split, counts in manifest["splits"].items():
             notes = [f"{count} dropped ({reason})" for reason, count in counts["dropped"].items()]
             notes += [f"{counts['blank']} blank sentences"] * bool(counts["blank"])

@@ -5,7 +5,6 @@ B batch, L length of `<s> question </s> </s> window </s>`.
 """
 
 import json
-import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,8 +17,8 @@ from torch import nn
 
 from .. import options
 from ..options import cut
+from ..prepared import encoding, worker
 from ..record import write_atomically
-from .glue_data import copy_encoder, text_encoders, worker
 
 VERSIONS = ("1.1", "2.0")
 FILES = {"train": "train", "valid": "dev"}  # split -> official file
@@ -158,24 +157,25 @@ def _encode_question(question):
 
 
 def prepare(
-    source: str | Path, vocabulary: str | Path, output: str | Path, workers: int = 1, overwrite: bool = False
+    source: str | Path, vocabulary: str | Path, output: str | Path, workers: int | None = 1, overwrite: bool = False
 ) -> Iterator[tuple[str, Encoded]]:
     """Encode the official files of a folder, of every version that it has.
 
     vocabulary: folder of the pre-training data, for its encoder. output: gets the encoded files and the encoder's.
-    Yields (name of a file, its contents). Raises ValueError for bad input, and if an encoded file exists already.
+    workers: see `prepared.encoding`. Yields (name of a file, its contents). Raises ValueError for bad input, and if an
+    encoded file exists already; further as `prepared.encoding`.
     """
     source, vocabulary, output = Path(source), Path(vocabulary), Path(output)
     names = {version: [f"{file}-v{version}" for file in FILES.values()] for version in VERSIONS}
-    given = [name for version in VERSIONS for name in names[version] if (source / f"{names[version][0]}.json").exists()]
+    versions = [version for version in VERSIONS if (source / f"{names[version][0]}.json").exists()]
+    given = [name for version in versions for name in names[version]]
     if not given:
         raise ValueError(f"{source} has none of the files {', '.join(f'{files[0]}.json' for files in names.values())}")
-    older = [name for files in names.values() for name in files if (output / f"{name}.json").exists()]
-    if set(older) & set(given) and not overwrite:
+    older = [name for name in given if (output / f"{name}.json").exists()]
+    if older and not overwrite:
         raise ValueError(f"{output} has {', '.join(older)} already; pass --overwrite to replace it")
     files = {name: read_squad(source / f"{name}.json") for name in given}
-    with text_encoders(vocabulary, workers) as map_texts:
-        copy_encoder(vocabulary, output, [name for name in older if name not in given])
+    with encoding(vocabulary, output, [f"SQuAD-{version}" for version in versions], workers) as map_texts:
         for name, (contexts, questions) in files.items():
             ids, begins, ends = zip(*map_texts(_encode_paragraph, contexts), strict=True)
             encoded = Encoded(contexts, questions, ids, begins, ends, list(map_texts(_encode_question, questions)))
@@ -191,7 +191,7 @@ def prepare(
 @click.option("--overwrite", is_flag=True, help="replace what was prepared before")
 def command(squad, data, output, jobs, overwrite):
     """Turn the official SQuAD files into data for fine-tuning, with the vocabulary of the pre-training data."""
-    for name, encoded in prepare(squad, data, output, jobs or os.cpu_count(), overwrite):
+    for name, encoded in prepare(squad, data, output, jobs, overwrite):
         pieces = sum(map(len, encoded.ids))
         blank = sum(not question.text.strip() for question in encoded.questions)
         click.echo(

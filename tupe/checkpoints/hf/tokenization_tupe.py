@@ -14,13 +14,7 @@ from .text import TextEncoder
 class TupeTokenizer(PreTrainedTokenizer):
     """Raw text -> ids, as in training: `<s> A </s>`, or `<s> A </s> </s> B </s>`. `<mask>` is the mask token."""
 
-    vocab_files_names = {
-        "dict_file": "dict.txt",
-        "sentencepiece_file": "sentencepiece.bpe.model",
-        "codes_file": "bpe.codes",
-        "words_file": "words.txt",
-        "manifest_file": "manifest.json",
-    }
+    vocab_files_names = {f"{name.split('.')[0]}_file": name for name in TextEncoder.FILES}
     model_input_names = ["input_ids", "attention_mask"]
 
     def __init__(self, dict_file: str | Path, **options):

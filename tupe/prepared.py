@@ -1,0 +1,74 @@
+"""Folders of data prepared for fine-tuning: tasks of GLUE and versions of SQuAD, and the one text encoder of all."""
+
+import filecmp
+import functools
+import os
+import shutil
+from collections.abc import Callable, Collection, Iterator
+from concurrent.futures import BrokenExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+
+from . import processes, record
+from .text import TextEncoder
+
+worker = SimpleNamespace(encoder=None)  # the text encoder of this process
+
+
+def tasks_in(folder: str | Path) -> list[str]:
+    """Names of the tasks that are prepared in a folder, sorted: "CoLA", "SQuAD-1.1"."""
+    glue = [path.parent.name for path in Path(folder).glob("[!.]*/manifest.json")]
+    squad = [f"SQuAD-{path.stem.removeprefix('train-v')}" for path in Path(folder).glob("train-v*.npz")]
+    return sorted(glue + squad)
+
+
+@contextmanager
+def encoding(
+    vocabulary: str | Path, output: str | Path, replaced: Collection[str], workers: int | None
+) -> Iterator[Callable]:
+    """Inside, `output` is this process's own and has the files of the text encoder of the folder `vocabulary`, and the
+    value is a `map` for functions that use `worker.encoder`, in several processes (workers=None: one per core).
+
+    replaced: names of the tasks that will be written. Raises ValueError if other tasks are there that were prepared
+    with another vocabulary, and if a worker dies; BlockingIOError if another process prepares data in `output`.
+    """
+    vocabulary, output = Path(vocabulary), Path(output)
+    _start(vocabulary)  # also checks the folder
+    if not record.lock(output):
+        raise BlockingIOError(f"another process prepares data in {output}")
+    try:
+        _copy_encoder(vocabulary, output, [name for name in tasks_in(output) if name not in replaced])
+        if workers == 1:
+            yield map
+        else:
+            with processes.workers(workers or len(os.sched_getaffinity(0)), _start, vocabulary) as pool:
+                yield functools.partial(pool.map, chunksize=256)
+    except BrokenExecutor as error:
+        raise ValueError(
+            "a process that encodes text died (killed, or out of memory?); use fewer --jobs if memory ran out"
+        ) from error
+    finally:
+        record.unlock(output)
+
+
+def _start(vocabulary):
+    worker.encoder = TextEncoder(vocabulary)
+
+
+def _copy_encoder(vocabulary, output, kept):
+    """Copy the encoder's files, unless `kept`, tasks that stay, were prepared with others."""
+    new, old = ([name for name in TextEncoder.FILES if (folder / name).exists()] for folder in (vocabulary, output))
+    both = [name for name in new if name in old]
+    same = [name for name in both if filecmp.cmp(vocabulary / name, output / name, shallow=False)]
+    different = [name for name in TextEncoder.FILES if name in new + old and name not in same]
+    if different and kept:
+        raise ValueError(
+            f"{output} holds {', '.join(kept)} prepared with another vocabulary ({', '.join(different)} differ from "
+            f"{vocabulary}); choose another output folder"
+        )
+    for name in old:
+        if name not in new:
+            (output / name).unlink()  # else the encoder would read it
+    for name in new:
+        shutil.copyfile(vocabulary / name, output / name)
