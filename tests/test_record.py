@@ -42,6 +42,11 @@ def test_what_tells_two_runs_apart():
     assert some_run(**scratch).differences(some_run(**scratch, length={"max_update": 9})) == {}
 
 
+def test_electras_loss_is_not_that_of_a_masked_language_model():
+    assert Record(task="masked_lm").loss_unit == Record(task="masked_lm_next_sentence").loss_unit
+    assert Record(task="electra").loss_unit.startswith("nats")
+
+
 def test_states_of_a_folder(tmp_path):
     assert state_of(tmp_path / "none") == state_of(tmp_path) == "open"
     run = some_run()

@@ -37,7 +37,7 @@ class Record:
     architecture's name stands for, "" if in nothing. length: of the run, {"max_epoch": 10} or {"max_update": 5000}.
     pretrained: path of the checkpoint it starts from, None for a run from scratch. metrics: names of the scores, the
     first of which, maximised, chooses the best validation; empty for pre-training, where the loss is minimised. scores:
-    one entry per validation and split, unrounded: epoch, num_updates, split, loss (bits per masked token in
+    one entry per validation and split, unrounded: epoch, num_updates, split, loss (`loss_unit` in
     pre-training), the metrics, best (whether it was the best so far). shortened: {split: number of inputs that were cut
     to the model's length}. failure: {"reason": one line, "status": exit
     status}. A record without `started_at` holds nothing but the failure of a process that ended before
@@ -80,6 +80,13 @@ class Record:
     def metric(self) -> str:
         """What chooses the best validation."""
         return self.metrics[0] if self.metrics else "loss"
+
+    @property
+    def loss_unit(self) -> str:
+        """Of the loss of a pre-training."""
+        if self.task == "electra":
+            return "nats per masked token, discriminator included"
+        return "bits per masked token"
 
     def best(self) -> tuple:
         """(`metric`, its best value on the first split)."""

@@ -134,6 +134,9 @@ def test_numbering_shows_structure_beside_training(tmp_path, monkeypatch):
     common = {"task": "equal", "layer": "transformer", "normaliser": "softmax", "special": False, "steps": 1}
     values = {("absolute", 1): 0.5, ("absolute", 2): 1.0, ("nopos", 1): 0.02, ("nopos", 2): 0.02}
     runs = [{**common, "position": p, "seed": seed, "accuracy": value} for (p, seed), value in values.items()]
+    (tmp_path / "runs.jsonl").write_text("".join(json.dumps({**run, "task": "order"}) + "\n" for run in runs))
+    refused = tupe("plot", "numbering", tmp_path / "runs.jsonl", "--output", tmp_path / "numbering")
+    assert refused.exit_code == 2 and "no finished run of the task `equal`" in refused.output
     (tmp_path / "runs.jsonl").write_text("".join(json.dumps(run) + "\n" for run in runs))
     drawn, draw = [], figures.numbering
     monkeypatch.setattr(figures, "numbering", lambda panels, title: drawn.append(panels) or draw(panels, title))

@@ -282,8 +282,8 @@ def measure(
             measured += rows(seconds, counted, {"size": size, "task": task, "batch": number, "precision": kind})
             click.echo(f"{size}, {task}, batch {number}, {kind}: measured", err=True)
         output.parent.mkdir(parents=True, exist_ok=True)
-        output.with_suffix(".json").write_text(json.dumps({"about": about, "rows": measured}, indent=1))
-        output.with_suffix(".md").write_text(table(measured).markdown())
+        Path(f"{output}.json").write_text(json.dumps({"about": about, "rows": measured}, indent=1))
+        Path(f"{output}.md").write_text(table(measured).markdown())
     click.echo(table(measured).markdown())
 
 

@@ -309,7 +309,7 @@ def command(size, layers, lengths, tokens, rounds, positions, precision, threads
         "size": size, "tokens": tokens, "rounds": rounds, "precision": precision, "vocab": vocab_size,
         "layers": base.dims()[0], "encodings": len(encodings),
     }  # fmt: skip
-    path = output.with_suffix(".json")
+    path = Path(f"{output}.json")
     earlier = read_earlier(path, settings, encodings)
     result = {"about": bench.environment(), "options": settings, "lengths": earlier}
     output.parent.mkdir(parents=True, exist_ok=True)
@@ -321,6 +321,6 @@ def command(size, layers, lengths, tokens, rounds, positions, precision, threads
         products = flops("nopos", "tied", setting)[0]
         result["lengths"][str(length)] = {"batch": setting.batch, "products": products, "rows": measured}
         path.write_text(json.dumps(result, indent=1) + "\n")
-        output.with_suffix(".md").write_text(markdown(result))
-        save(draw(result), output.with_suffix(".png"))
+        Path(f"{output}.md").write_text(markdown(result))
+        save(draw(result), Path(f"{output}.png"))
     click.echo(markdown(result))

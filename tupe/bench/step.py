@@ -543,8 +543,8 @@ def command(
     output.parent.mkdir(parents=True, exist_ok=True)
 
     def write(rows):
-        output.with_suffix(".json").write_text(json.dumps({"about": about, "rows": rows}, indent=1))
-        output.with_suffix(".md").write_text(report.markdown(rows, about, project))
-        report.picture(rows, output.with_suffix(".png"))
+        Path(f"{output}.json").write_text(json.dumps({"about": about, "rows": rows}, indent=1))
+        Path(f"{output}.md").write_text(report.markdown(rows, about, project))
+        report.picture(rows, Path(f"{output}.png"))
 
     click.echo(report.markdown(run(models, settings, rounds, warmup, write), about, project))

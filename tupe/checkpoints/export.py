@@ -135,7 +135,7 @@ def model_card(state: dict, run: Path, data: Path) -> str:
         if not averaged and updates and entry["num_updates"] == updates and entry["split"] == known.splits[0]
     ]  # fmt: skip
     if here:
-        what = f"{known.metric} on {known.task}" if known.metrics else "loss in bits per masked token"
+        what = f"{known.metric} on {known.task}" if known.metrics else f"loss in {known.loss_unit}"
         facts[f"{what}, validation"] = f"{here[-1][known.metric]:.4g}"
     elif updates and extra.get("val_loss") is not None:
         facts["loss, validation"] = f"{extra['val_loss']:.4g}"

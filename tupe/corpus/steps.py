@@ -262,15 +262,19 @@ def select(
 
     Raises NoText if no document is left.
     """
-    docs = [np.load(shard / "docs.npz") for shard in shards]
-    tables = {name: np.concatenate([d[name] for d in docs]) for name in ("digests", "tokens", "chars")}
+    parts = {name: [] for name in ("digests", "tokens", "chars", *["hashes"] * bool(near_duplicates))}
+    for shard in shards:
+        with np.load(shard / "docs.npz") as docs:
+            for name, arrays in parts.items():
+                arrays.append(docs[name])
+    sizes = [len(tokens) for tokens in parts["tokens"]]
+    tables = {name: np.concatenate(arrays) for name, arrays in parts.items()}
     digests = np.array([d.tobytes() for d in tables["digests"]], dtype=object)
     use = np.full(len(digests), COPY, dtype=np.uint8)
     _, first = np.unique(digests, return_index=True) if len(digests) else (None, [])
     use[first] = TRAIN
     if near_duplicates:
-        hashes = np.concatenate([d["hashes"] for d in docs])
-        use[near_copies(hashes, near_duplicates, use == COPY)] = NEAR_COPY
+        use[near_copies(tables["hashes"], near_duplicates, use == COPY)] = NEAR_COPY
     kept = np.flatnonzero(use == TRAIN)
     if not len(kept):
         raise NoText
@@ -278,9 +282,8 @@ def select(
     train = np.flatnonzero(use == TRAIN)
     sample = np.zeros(len(digests), dtype=bool)
     sample[train[choose_sample(digests[train], tables["chars"][train], sample_chars, seed)]] = True
-    ends = np.cumsum([len(d["tokens"]) for d in docs])
-    for shard, end, d in zip(shards, ends, docs, strict=True):
-        part = slice(end - len(d["tokens"]), end)
+    for shard, end, size in zip(shards, np.cumsum(sizes), sizes, strict=True):
+        part = slice(end - size, end)
         np.savez(folder / f"{shard.name}.npz", use=use[part], sample=sample[part])
 
 

@@ -19,11 +19,11 @@ import torch.nn.functional as F
 from matplotlib.figure import Figure
 
 from ..options import FOLDER, Command, ListOf, output, seed
+from ..plotting import curves, legend, save, style
 from ..plugin.model import TupeModel
 from ..positions import beyond_training, limited_schemes
 from ..record import write_atomically
 from ..tables import Table
-from .figures import curves, legend, save, style
 from .probes import labelled, load_model, text_block
 
 MASKED = 0.15  # share of tokens, all replaced by <mask>

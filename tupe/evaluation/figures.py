@@ -11,7 +11,6 @@ import matplotlib.pyplot as plt
 import numpy as np
 import torch
 from matplotlib.figure import Figure
-from sklearn.manifold import TSNE
 
 from ..options import FILE, FOLDER, QuietCommand
 from ..plotting import HEAT, curves, grid, heat, legend, save, style
@@ -57,7 +56,7 @@ def losses(lines: dict, title: str = "") -> Figure:
     for index, (label, (updates, values)) in enumerate(lines.items()):
         axis.plot(updates, values, label=label, **style(index))
     axis.set_xlabel("updates")
-    axis.set_ylabel("validation loss (bits per masked token)")
+    axis.set_ylabel("validation loss (bits per masked token; ELECTRA: nats)")
     legend(figure)
     figure.suptitle(title)
     return figure
@@ -100,6 +99,8 @@ def attention(matrices: dict, title: str = "") -> Figure:
 def tsne(vectors: np.ndarray, title: str = "", seed: int = 0) -> Figure:
     """Position vectors [L, C] in two dimensions by t-SNE; colour and a few numbers give the position, and a line joins
     neighbours."""
+    from sklearn.manifold import TSNE  # slow to import
+
     perplexity = min(30, (len(vectors) - 1) / 3)
     points = TSNE(perplexity=perplexity, init="pca", random_state=seed).fit_transform(vectors)
     figure, axis = plt.subplots(figsize=(4.8, 4), layout="constrained")
@@ -249,6 +250,8 @@ def draw_phi(checkpoint, data, title):
 def draw_numbering(runs, title):
     """What structure allows and training reaches on equal tokens. RUNS: of `tupe probe synthetic`."""
     chosen = [run for run in synthetic.read_results(runs) if run["task"] == "equal" and run["layer"] == "transformer"]
+    if not chosen:
+        raise ValueError(f"{runs} has no finished run of the task `equal` with the layer `transformer`")
     trained_with = [synthetic.options_of(run) for run in chosen]
     if differing := next((one for one in trained_with if one != trained_with[0]), None):
         raise ValueError(f"{runs} has runs with {trained_with[0]} and with {differing}: valid: one kind of run")
@@ -256,10 +259,9 @@ def draw_numbering(runs, title):
     for run in chosen:
         cell = run["position"], run["normaliser"], run["special"]
         accuracies.setdefault(cell, []).append(run["accuracy"])
-    allowed = {}
+    allowed, model = {}, {name: trained_with[0][name] for name in ("n", "layers")}
     for position, normaliser, special in accuracies:
-        n = trained_with[0]["n"]
-        distinct = synthetic.structure(position, n, normaliser=normaliser, special=special).distinct
-        allowed[position, normaliser, special] = distinct / n
+        distinct = synthetic.structure(position, normaliser=normaliser, special=special, **model).distinct
+        allowed[position, normaliser, special] = distinct / model["n"]
     means = {cell: float(np.mean(values)) for cell, values in accuracies.items()}
     return numbering({"what structure allows": allowed, "what training reaches": means}, title)

@@ -322,7 +322,7 @@ def losses_of(path: str | Path) -> tuple:
     return updates, losses
 
 
-def validation_losses(log: str | Path) -> tuple:
+def validation_losses(log: str) -> tuple:
     """The same from the text of a log, JSON or simple."""
     losses = {}
     for line in log.splitlines():

@@ -103,9 +103,12 @@ def find_data(data: Path, glue: Path | None, squad: Path | None, tasks: list | N
 
 def losses_table(jobs: list[runner.Job]) -> Table:
     """Validation losses at the end of finished pre-trainings, lowest first."""
-    losses = [(record.read(job.folder).scores[-1]["loss"], str(job)) for job in jobs]
-    rows = [[name, f"{loss:.3f}"] for loss, name in sorted(losses)]
-    return Table.plain(["pre-training", "validation loss, bits per masked token"], rows)
+    runs = {str(job): record.read(job.folder) for job in jobs}
+    losses = sorted((run.scores[-1]["loss"], name) for name, run in runs.items())
+    units = " or ".join(sorted({run.loss_unit for run in runs.values()}))
+    return Table.plain(
+        ["pre-training", f"validation loss, {units}"], [[name, f"{loss:.3f}"] for loss, name in losses]
+    )
 
 
 def refuse_given(names: tuple[str, ...]) -> None:

@@ -211,7 +211,10 @@ def unigram_entropy(data: str | Path) -> float:
     train = data_utils.load_indexed_dataset(str(Path(data) / "train"), dictionary, "mmap")
     if train is None:
         raise ValueError(f"{data} holds no pre-training data: there is no train split")
-    counts = np.bincount(np.concatenate([train[i].numpy() for i in range(len(train))]))
+    counts = np.zeros(len(dictionary) + 1, dtype=np.int64)  # <mask> comes last
+    for start in range(0, len(train), 1000):  # the text may be larger than memory
+        ids = np.concatenate([train[i].numpy() for i in range(start, min(start + 1000, len(train)))])
+        counts += np.bincount(ids, minlength=len(counts))
     p = counts[counts > 0] / counts.sum()
     return float(-(p * np.log(p)).sum())
 

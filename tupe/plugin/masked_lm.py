@@ -185,7 +185,9 @@ class SentencePairs(FairseqDataset):
         label = int(rng.random() < 0.5)
         if not label:
             return a, self.words(cut, first + count), label
-        document, first, count = self.pieces[rng.choice(np.flatnonzero(self.documents != document))]
+        own, end = np.searchsorted(self.documents, [document, document + 1])  # its pieces
+        other = rng.integers(len(self.pieces) - (end - own))
+        _, first, count = self.pieces[other if other < own else other + end - own]
         b = self.words(first + rng.integers(count), first + count)
         return a, b[: self.room - len(a)], label
 

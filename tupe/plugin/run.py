@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 class RecordedTaskConfig(FairseqDataclass):
     stop_at_jump: float = field(
         default=0.0,
-        metadata={"help": "end the run if its loss is more than so many bits above its lowest mean in 100 updates"},
+        metadata={"help": "end the run if its loss is this far above its lowest mean in 100 updates (bits or nats)"},
     )
     # Taken from another section of the configuration; not an option of its own.
     finetune_from_model: Optional[str] = II("checkpoint.finetune_from_model")  # noqa: UP045  (omegaconf 2.0)

@@ -2,8 +2,8 @@
 
 import logging
 import os
-import pickle
 import shutil
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from fairseq import checkpoint_utils
 from fairseq.file_io import PathManager
 
 from ..record import damage
-from ..safe_load import num_updates
+from ..safe_load import num_updates, read_checkpoint
 
 logger = logging.getLogger("tupe.launch")
 
@@ -24,36 +24,34 @@ def save(state: Any, path: str, async_write: bool = False) -> None:
 
     fairseq would try a full disk three times, and append to what is there. Raises ValueError with one line.
     """
-    with _written_whole(path) as partial, open(partial, "wb") as file:
+    with _written_whole(path) as file:
         torch.save(state, file)
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def copy(source: str, path: str, overwrite: bool = True) -> str:
     """Copy a checkpoint in the same way. fairseq would write into the file that is to be resumed from."""
-    with _written_whole(path) as partial:
-        shutil.copyfile(source, partial)
+    with _written_whole(path) as file, open(source, "rb") as whole:
+        shutil.copyfileobj(whole, file, 2**20)
     return path
 
 
-class _written_whole:
-    """Gives the name of a file to write, which replaces `path` if nothing fails, and is deleted otherwise."""
-
-    def __init__(self, path):
-        self.path, self.partial = path, f"{path}{PARTIAL}"
-
-    def __enter__(self):
-        return self.partial
-
-    def __exit__(self, kind, error, traceback):
-        if error is None:
-            os.replace(self.partial, self.path)
-        elif isinstance(error, (OSError, RuntimeError)):  # of torch, when it cannot write
-            full = shutil.disk_usage(Path(self.path).parent).free < 2**20
-            Path(self.partial).unlink(missing_ok=True)
-            reason = "the disk is full" if full else str(error).partition("\n")[0]
-            raise ValueError(f"{self.path} cannot be written: {reason}; all others are as they were") from error
+@contextmanager
+def _written_whole(path):
+    """A file to write, which is on the disk and then replaces `path` if nothing fails, and is deleted otherwise."""
+    partial = Path(f"{path}{PARTIAL}")
+    try:
+        with partial.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    except Exception as error:
+        full = shutil.disk_usage(partial.parent).free < 2**20
+        partial.unlink(missing_ok=True)
+        if not isinstance(error, (OSError, RuntimeError)):  # RuntimeError: of torch, when it cannot write
+            raise
+        reason = "the disk is full" if full else str(error).partition("\n")[0]
+        raise ValueError(f"{path} cannot be written: {reason}; all others are as they were") from error
 
 
 class _Paths(PathManager):
@@ -79,19 +77,19 @@ def stand_in_checkpoint(save_dir: str | Path) -> str | None:
     wrong = damage(last) if last.exists() else None
     if wrong is None:
         return None
-    others = [path for path in Path(save_dir).glob("checkpoint*.pt") if path != last and damage(path) is None]
-    whole = [(updates, str(path)) for path in others if (updates := _num_updates(path)) is not None]
-    if not whole:
-        remedy = "no other checkpoint there can be loaded; move it away to start over"
-        raise ValueError(f"{last} is damaged ({wrong}), and {remedy}")
-    updates, path = max(whole)
-    logger.warning(f"{last} is damaged ({wrong}); resuming from {path} ({updates} updates), the newest that is whole")
-    return path
+    others = {path: _updates(path) for path in Path(save_dir).glob("checkpoint*.pt") if path != last}
+    for path in sorted((path for path in others if others[path] is not None), key=others.get, reverse=True):
+        if damage(path) is None:
+            resuming = f"resuming from {path} ({others[path]} updates), the newest that is whole"
+            logger.warning(f"{last} is damaged ({wrong}); {resuming}")
+            return str(path)
+    remedy = "no other checkpoint there can be loaded; move it away to start over"
+    raise ValueError(f"{last} is damaged ({wrong}), and {remedy}")
 
 
-def _num_updates(path):
-    """The number of updates of a checkpoint, None if it is none of ours. Does not read the tensors."""
+def _updates(path):
+    """Updates after which a checkpoint was written, None if it is none of ours. Does not read the tensors."""
     try:
-        return num_updates(torch.load(path, map_location="cpu", weights_only=True, mmap=True))
-    except (RuntimeError, EOFError, OSError, KeyError, TypeError, pickle.UnpicklingError):
+        return num_updates(read_checkpoint(path, mmap=True))
+    except (ValueError, LookupError, TypeError):
         return None

@@ -2,7 +2,7 @@
 when nothing moves any more. It also estimates the time left.
 
 `Run` in run.py begins and ends the watch of this process. A loss that is not finite ends every run; the rest is asked
-for with --stop-at-jump BITS and --heartbeat-timeout SECONDS.
+for with --stop-at-jump LOSS and --heartbeat-timeout SECONDS.
 """
 
 import logging
@@ -28,8 +28,8 @@ DECAY = 0.99  # of the running mean of the loss
 
 class Watch:
     """timeout: seconds without progress after which the process ends (an update, a batch of validation and a checkpoint
-    are progress), 0 for no limit; it counts from the first update. jump: bits, see `follow`; 0 for none. updates: of
-    the whole run, 0 if not known. note: called with the reason before the process ends itself.
+    are progress), 0 for no limit; it counts from the first update. jump: in the unit of the loss, see `follow`; 0 for
+    none. updates: of the whole run, 0 if not known. note: called with the reason before the process ends itself.
     """
 
     def __init__(self, timeout: float, jump: float, updates: int, note: Callable[[str], None]):
@@ -57,7 +57,7 @@ class Watch:
         """Take note of the loss of an update in bits; None if fairseq skipped the update.
 
         Raises FloatingPointError if it is not finite; if `IN_A_ROW` updates in a row were skipped; and if in as many
-        the loss was more than `jump` bits above the lowest running mean since this process began.
+        the loss was more than `jump` above the lowest running mean since this process began.
         """
         self.move()
         self.skipped = self.skipped + 1 if loss is None else 0
