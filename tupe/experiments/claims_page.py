@@ -282,6 +282,7 @@ def results(evidence: Evidence, drawn: list[str], folder: str, tables: str) -> s
             *(f"{text}\n" for f in (claims_tables.provisional, claims_tables.scale_text) if (text := f(evidence))),
             "### Main stage: final losses\n",
             table_of("main"),
+            claims_tables.text_error(evidence),
             *changes(evidence, "main"),
         ),
         *one_rate(evidence),
@@ -403,8 +404,8 @@ def main_page(evidence: Evidence) -> str:
     """Losses of the main stage by position and by length, as a page."""
     return (
         "# The main stage: losses by position and by length\n\nBits per masked token, by the position of that token, "
-        "and by the length of its block; means over seeds, where there are at least 500. Position 0 is `<s>`, masked "
-        "like any token. Written by `tupe claims`.\n\n"
+        "and by the length of its block; means over seeds, where there are at least 500, ± half the width of the 95 % "
+        "t-interval. Position 0 is `<s>`, masked like any token. Written by `tupe claims`.\n\n"
         f"{claims_tables.parts_table(evidence).markdown()}"
     )
 

@@ -48,6 +48,12 @@ def shown(mean: float, interval: tuple[float, float] | None, digits: int) -> str
     return number(mean, digits) + bounds
 
 
+def plus_minus(values: list[float], digits: int) -> str:
+    """ "6.12 ± 0.02": mean and half the width of the 95 % t-interval."""
+    mean, interval = mean_interval(values)
+    return number(mean, digits) + (f" ± {number(interval[1] - mean, digits)}" if interval else "")
+
+
 def percent(values: Iterable[float]) -> str:
     return with_interval([100 * value for value in values], 1)
 
@@ -267,8 +273,20 @@ def cls_mean(evidence: Evidence, trial: Trial) -> float | None:
     return float(np.mean(ratios)) if ratios else None
 
 
+def text_error(evidence: Evidence) -> str:
+    """The largest standard error that the choice of the held-out text gives to a loss of the main stage."""
+    errors = [float(error) for trial in evidence.trials("main") if (error := evidence.runs[trial].get("loss_error"))]
+    if not errors:
+        return ""
+    return (
+        f"The choice of the held-out text gives each loss a further standard error of at most {max(errors):.3f} "
+        "(bootstrap over blocks); it is largely shared, so differences have less of it.\n"
+    )
+
+
 def parts_table(evidence: Evidence) -> Table:
-    """Losses of the main stage by position and by length, means over seeds; a model without all of them says so."""
+    """Losses of the main stage by position and by length, means over seeds and half the width of their 95 %
+    t-intervals; a model without all seeds says so."""
     values, counts = defaultdict(lambda: defaultdict(list)), Counter()
     for trial in evidence.trials("main"):
         counts[trial.model] += 1
@@ -283,7 +301,7 @@ def parts_table(evidence: Evidence) -> Table:
     rows = [
         [
             model + f" ({counts[model]} of {max(counts.values())} seeds)" * (counts[model] < max(counts.values())),
-            *(number(float(np.mean(by_part[part])) if part in by_part else None, 2) for part in parts),
+            *(plus_minus(by_part[part], 2) if part in by_part else "" for part in parts),
         ]
         for model, by_part in values.items()
     ]
