@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from helpers import (
     CONFIGS,
     ENGLISH_WORDS,
@@ -53,6 +54,13 @@ def load_configuration(self, config_name, overrides, run_mode, **options):
 
 
 ConfigLoaderImpl.load_configuration = functools.wraps(ConfigLoaderImpl.load_configuration)(load_configuration)
+
+
+@pytest.fixture(autouse=True)
+def same_random_numbers():
+    """In every test, whatever ran before it in the same process."""
+    torch.manual_seed(0)
+    np.random.seed(0)
 
 
 def pytest_collection_finish():

@@ -188,7 +188,8 @@ class AlibiFormula(Formula):
 
     def slope(self, h, right):
         if self.o.get("learned"):
-            return self.s.log_slopes[right if self.o.get("sides") else 0, h].double().exp()
+            log_slope = self.s.log_slopes[right if self.o.get("sides") else 0, h].double()
+            return (self.o.get("multiplier", 1) * log_slope).exp()
         if self.o.get("sides"):
             return [[1 / 4, 1 / 16], [1 / 64, 1 / 256]][h][right]
         return 1 / 256 if self.o.get("half") else [1 / 16, 1 / 256][h]
@@ -403,7 +404,8 @@ OPTIONS = [  # every option of every family
     "rope:interpolate:4", "rope:learned:True:interpolate:4", "rope:ntk:4", "rope:yarn:4",
     "rope_values:base:100", "rope_values:fraction:0.5",
     "urpe:layer:max_distance:2:multiplier:10", "alibi:sides:True", "alibi:half:True", "alibi:half:True:learned:True",
-    "alibi:sides:True:learned:True", "kerple:power:True", "kerple:sides:True", "kerple:power:True:sides:True",
+    "alibi:sides:True:learned:True", "alibi:learned:True:multiplier:5",
+    "kerple:power:True", "kerple:sides:True", "kerple:power:True:sides:True",
     "kerple:layer", "fire:threshold:4:width:8", "fire:threshold:4:sides:True", "cpb:width:8",
     "deberta_v2:buckets:6:max_distance:8", "deberta_v2:layer:std:0.1",
     "window:size:3:every:2", "untied+t5+window:size:4:every:0", "rope:local_base:100+window:size:6", "shaw+urpe+window",
@@ -732,7 +734,7 @@ def test_tables_start_with_their_standard_deviation(position, std):
     assert weight.std().item() == pytest.approx(std, rel=0.1)
 
 
-@pytest.mark.parametrize("name", ["t5", "clipped", "nonparametric", "urpe"])
+@pytest.mark.parametrize("name", ["t5", "clipped", "nonparametric", "urpe", "alibi:learned:True"])
 def test_a_multiplier_changes_how_fast_it_learns_not_where_it_starts(name):
     terms, gradients = [], []
     for position in (name, f"{name}:multiplier:25"):

@@ -193,18 +193,23 @@ class Alibi(PositionScheme):
     three ways (Press's answer on encoders, issue 5 of attention_with_linear_biases): both sides alike, the default;
     sides: slopes of their own for left and right, here those of 2H heads in turn (our choice: he learns them); half:
     half of the heads see the left alone and the others the right, each half with the slopes of H/2 heads. learned: the
-    slopes are learned, as logarithms, from those values on. Raises ValueError for sides with half, and half of an odd
-    number of heads.
+    slopes are learned, as logarithms, from those values on; multiplier: of these logarithms. Raises ValueError for
+    sides with half, half of an odd number of heads, and a multiplier of slopes that are not learned.
     """
 
     paper, formula = "Press et al. 2022", "-m_h |j - i|"
 
-    def __init__(self, dims: Dims, sides: bool = False, half: bool = False, learned: bool = False):
+    def __init__(
+        self, dims: Dims, sides: bool = False, half: bool = False, learned: bool = False, multiplier: float = 1.0
+    ):
         super().__init__(dims)
         if half and (sides or dims.heads % 2):
             raise ValueError(f"half:True needs an even number of heads, not {dims.heads}, and no sides:True")
         self.heads, self.sides, self.one_sided = dims.heads, sides, half  # `half` is a method of modules
-        self.log_slopes = undecayed(self.fixed_slopes().log()) if learned else None
+        if multiplier != 1 and not learned:
+            raise ValueError("multiplier needs learned:True")
+        self.multiplier = positive(multiplier=multiplier)
+        self.log_slopes = undecayed(self.fixed_slopes().log() / multiplier) if learned else None
 
     @staticmethod
     def slopes_of(heads: int, device: torch.device | None = None) -> Tensor:
@@ -223,7 +228,10 @@ class Alibi(PositionScheme):
 
     def bias(self, places: Places, scale: float) -> Tensor:
         offsets = places.offsets
-        slopes = self.fixed_slopes(offsets.device) if self.log_slopes is None else self.log_slopes.float().exp()
+        if self.log_slopes is None:
+            slopes = self.fixed_slopes(offsets.device)
+        else:
+            slopes = times(self.log_slopes.float(), self.multiplier).exp()
         by_offset = -per_side(slopes, offsets) * offsets.abs()  # [H, 2S - 1]
         if self.one_sided:
             left, right = by_offset.chunk(2)

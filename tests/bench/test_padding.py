@@ -90,4 +90,5 @@ def test_command(command, learnable, tmp_path):
     assert [(row["contender"], row["precision"]) for row in content["rows"]] == [
         ("ours", "float32"), ("fairseq", "float32"), ("ours", "bf16"), ("fairseq", "bf16"),
     ]  # fmt: skip
+    assert (tmp_path / "out.png").stat().st_size > 1000
     assert (tmp_path / "out.md").read_text() in result.output and "| tiny | CoLA | 4 |" in result.output

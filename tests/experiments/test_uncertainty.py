@@ -37,7 +37,7 @@ def test_errors_by_their_source(tmp_path):
             write_predictions(folder, np.arange(EXAMPLES) < first + offset)
     rows, differences = tables_of(tmp_path)
     bert = next(row for row in rows if row["model"].startswith("bert_a"))
-    p = 250 / EXAMPLES
+    p = 250 / EXAMPLES  # of right answers
     by_formula = 100 * np.sqrt(p * (1 - p) / EXAMPLES)
     assert float(bert["development examples"]) == pytest.approx(by_formula, rel=0.15)
     scores = [100 * first / EXAMPLES for first in (240, 250, 260)]
@@ -86,11 +86,11 @@ def test_differences_need_a_reference_with_the_same_settings(tmp_path):
     ]
 
 
-def write_pretraining(folder, seed, data="corpus", lr=1e-3):
+def write_pretraining(folder, seed, data="corpus", lr=1e-3, arch="bert_a_tiny"):
     """The record of a pre-training; returns the path of its checkpoint."""
-    command = f"tupe pretrain --data=/{data} --arch=bert_a_tiny --seed={seed} --output={folder}"
+    command = f"tupe pretrain --data=/{data} --arch={arch} --seed={seed} --output={folder}"
     folder.mkdir(parents=True)
-    Record("masked_lm", "bert_a_tiny", seed=seed, lr=lr, command=command, started_at="today").save(folder)
+    Record("masked_lm", arch, seed=seed, lr=lr, command=command, started_at="today").save(folder)
     return str(folder / "checkpoint_last.pt")
 
 
@@ -102,6 +102,17 @@ def test_several_runs_of_pre_training_show_what_it_varies(tmp_path):
     assert [row["pre-training seeds"] for row in rows] == ["1.00 (2)"] * 2
     assert [row["fine-tuning seeds"] for row in rows] == ["? (1)"] * 2
     assert [row["development examples"] for row in rows] == ["?"] * 2  # no predictions were kept
+
+
+def test_differences_are_paired_by_the_seed_of_pre_training(tmp_path):
+    """Two models, two pre-trainings each, whose differences are 1 and 3: 2 +- t(1) * sqrt(2) / sqrt(2)."""
+    for architecture, scores in (("bert_a_tiny", (60.0, 62.0)), ("tupe_a_tiny", (61.0, 65.0))):
+        for seed, score in enumerate(scores, 1):
+            path = write_pretraining(tmp_path / "pretrained" / f"{architecture}{seed}", seed, arch=architecture)
+            write_run(tmp_path / f"{score}", "RTE", 2e-5, 1, score, architecture=architecture, pretrained=path)
+    _, differences = tables_of(tmp_path)
+    shown = {(row["model"].split()[0], row["95 % over pre-training seeds"]) for row in differences}
+    assert shown == {("tupe_a_tiny", "-10.71 to +14.71 (2)"), ("bert_a_tiny", "? (0)")}
 
 
 @pytest.mark.parametrize(

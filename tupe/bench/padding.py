@@ -19,15 +19,17 @@ from types import SimpleNamespace
 from typing import NamedTuple
 
 import click
+import matplotlib.ticker
 import numpy as np
 import torch
 import torch.nn.functional as F
 from fairseq.data import data_utils
 from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_DATACLASS_REGISTRY
 from fairseq.models.roberta import RobertaModel
+from matplotlib.figure import Figure
 from torch import Tensor, nn
 
-from .. import options
+from .. import options, plotting
 from ..architectures import SIZES, with_size
 from ..checkpoints import convert
 from ..checkpoints.export import export
@@ -241,12 +243,36 @@ def table(measured: list[dict]) -> Table:
     return Table.plain([*header, f"{first}: times as fast"], cells, align="llrlrlrrr")
 
 
+def picture(measured: list[dict]) -> Figure:
+    """The same: a line per setting, the first contender's speed over each of the others on a logarithmic axis."""
+    keys = ("size", "task", "batch", "precision")
+    settings = list(dict.fromkeys(tuple(row[key] for key in keys) for row in measured))
+    names = list(dict.fromkeys(row["contender"] for row in measured))
+    figure, (axis,) = plotting.curves(width=6, height=0.22 * len(settings) + 0.8)
+    for index, name in enumerate(names[1:]):
+        points = [
+            (row["times_as_fast"], settings.index(tuple(row[key] for key in keys)))
+            for row in measured if row["contender"] == name
+        ]  # fmt: skip
+        look = {**plotting.style(index), "linestyle": "none", "markersize": 5}
+        axis.plot(*zip(*points, strict=True), label=name, **look)
+    axis.axvline(1, color="0.5", linewidth=0.8)
+    axis.set_yticks(range(len(settings)), [f"{s}, {task}, batch {b}, {kind}" for s, task, b, kind in settings])
+    axis.invert_yaxis()
+    axis.set(xscale="log", xlabel=f"{names[0]}: times as fast")
+    axis.xaxis.set_major_locator(matplotlib.ticker.LogLocator(subs=[1, 1.5, 2, 3, 4, 5, 7]))
+    axis.xaxis.set_major_formatter(matplotlib.ticker.FormatStrFormatter("%g"))
+    axis.xaxis.set_minor_formatter(matplotlib.ticker.NullFormatter())
+    plotting.legend(figure, columns=5)
+    return figure
+
+
 def shared(tasks: str, size: str, batch: str, contenders: list[str]) -> Callable:
     """The options of both commands."""
 
     def decorate(function: Callable) -> Callable:
         for decorator in (
-            options.output("OUTPUT.json and OUTPUT.md"),
+            options.output("OUTPUT.json, .md and .png"),
             options.seed(help="of lengths and tokens"),
             click.option("--device", type=click.Choice(["cpu", "cuda"]), default=DEVICE, help="default: a GPU if any"),
             click.option("--turns", type=click.IntRange(1), default=10, show_default=True, help="batches of each"),
@@ -284,6 +310,7 @@ def measure(
         output.parent.mkdir(parents=True, exist_ok=True)
         Path(f"{output}.json").write_text(json.dumps({"about": about, "rows": measured}, indent=1))
         Path(f"{output}.md").write_text(table(measured).markdown())
+        plotting.save(picture(measured), f"{output}.png")
     click.echo(table(measured).markdown())
 
 

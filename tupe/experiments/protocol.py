@@ -58,7 +58,7 @@ def run(data: Path, output: Path, position: str, arch: str, jobs: int | None, fu
     if theirs and theirs != {ours}:
         raise ValueError(
             f"{data} (fingerprint {ours}) is not the data of {folder} ({', '.join(theirs)}): losses do not compare; "
-            "prepare the same text, or train the stages pilot and controls on yours with `tupe evidence`"
+            "prepare the same text (docs/corpus.md), or train pilot and controls on yours with `tupe evidence`"
         )
     further = in_precision(further, {row["precision"] for row in baselines} - {""}, folder)
     name = add_model(position, arch)

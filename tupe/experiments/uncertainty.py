@@ -52,17 +52,19 @@ def score_of(task: str, metric: str, values: np.ndarray) -> float:
     return 100 * float(values[:, {"exact": 0, "f1": 1}[metric]].mean())
 
 
-def example_scores(runs: dict[int, Run], split: str, metric: str, epoch: str) -> dict[int, np.ndarray] | None:
-    """{seed: [RESAMPLES] scores of development sets whose examples are drawn anew}, the same draws for all runs of a
-    task; None if predictions of a run were not kept."""
+def example_scores(runs: dict[int, Run], split: str, epoch: str) -> dict[str, dict[int, np.ndarray] | None]:
+    """{metric: {seed: [RESAMPLES] scores of development sets whose examples are drawn anew}}, the same draws for all
+    runs and metrics of a task; None for the seeds if predictions of a run were not kept."""
+    first = next(iter(runs.values())).record
     values = {seed: values_of(run, split, epoch) for seed, run in runs.items()}
-    if not values or None in values.values():
-        return None
-    scores = {}
+    if None in values.values():
+        return dict.fromkeys(first.metrics)
+    scores = {metric: {} for metric in first.metrics}
     for seed, pairs in values.items():
         pairs, rng = np.array(pairs), np.random.default_rng(1)
         drawn = [pairs[rng.integers(len(pairs), size=len(pairs))] for _ in range(RESAMPLES)]
-        scores[seed] = np.array([score_of(runs[seed].record.task, metric, values) for values in drawn])
+        for metric in first.metrics:
+            scores[metric][seed] = np.array([score_of(first.task, metric, values) for values in drawn])
     return scores
 
 
@@ -72,8 +74,8 @@ def standard_error(values: list[float]) -> float | None:
 
 
 def uncertainty_tables(collection: Collection, summaries: dict[Model, dict[str, Summary]], epoch: str) -> list[Table]:
-    """[scores with standard errors, differences from each model's reference] of the first metric of every task and
-    split; the second is left out if no model has a reference."""
+    """[scores with standard errors, differences from each model's reference] of every task, split and metric; the
+    second is left out if no model has a reference."""
     rows, compared = [], []
     pretrainings = {model: pretraining_of(model) for model in summaries}
     repeats = defaultdict(list)  # {what repetitions of a pre-training share: [(seed, model)]}
@@ -84,18 +86,22 @@ def uncertainty_tables(collection: Collection, summaries: dict[Model, dict[str, 
         cells[model], draws[model] = {}, {}
         for task, summary in tasks.items():
             runs = {seed: collection.finished[model, task, summary.lr, seed] for seed in summary.by_lr[summary.lr]}
-            metric = next(iter(runs.values())).record.metrics[0]
             for split in next(iter(runs.values())).record.splits:
-                column = task, split, metric
-                cells[model][column] = {seed: run.score(split, metric, epoch) for seed, run in runs.items()}
-                draws[model][column] = example_scores(runs, split, metric, epoch)
+                for metric, scores in example_scores(runs, split, epoch).items():
+                    column = task, split, metric
+                    cells[model][column] = {seed: run.score(split, metric, epoch) for seed, run in runs.items()}
+                    draws[model][column] = scores
+
+    def means_of(model, column):
+        """{seed of the pre-training: mean over seeds of fine-tuning}; copies of one checkpoint are one."""
+        group = repeats[pretrainings[model][0]]
+        return {seed: statistics.mean(cells[m][column].values()) for seed, m in group if column in cells[m]}
+
     for model, columns in cells.items():
-        group, reference = repeats[pretrainings[model][0]], reference_of(model, summaries)
+        reference = reference_of(model, summaries)
         for column, by_seed in columns.items():
-            examples = draws[model][column]
+            examples, means = draws[model][column], means_of(model, column)
             error = None if examples is None else float(np.mean(list(examples.values()), axis=0).std(ddof=1))
-            # by seed, so that copies of one checkpoint are one
-            means = {seed: statistics.mean(cells[m][column].values()) for seed, m in group if column in cells[m]}
             spread = standard_error([*means.values()])
             rows.append([
                 str(model), score_name(column), f"{statistics.mean(by_seed.values()):.2f}", shown(error),
@@ -108,19 +114,30 @@ def uncertainty_tables(collection: Collection, summaries: dict[Model, dict[str, 
             seeds = sorted(set(by_seed) & set(theirs))
             if not seeds:
                 continue
-            mean, interval = mean_interval([by_seed[seed] - theirs[seed] for seed in seeds])
+            alike = pretrainings[model][0] == pretrainings[reference][0]  # they differ in the seed alone
+            mean, over_seeds = interval_of(by_seed, theirs)
+            _, over_pretraining = interval_of(means, {} if alike else means_of(reference, column))
             other, error = draws[reference][column], None
             if examples is not None and other is not None:
                 error = float(np.mean([examples[seed] - other[seed] for seed in seeds], axis=0).std(ddof=1))
-            bounds = "?" if interval is None else f"{interval[0]:+.2f} to {interval[1]:+.2f}"
-            bounds = f"{bounds} ({len(seeds)})"
-            compared.append([str(model), str(reference), score_name(column), f"{mean:+.2f}", shown(error), bounds])
+            compared.append([
+                str(model), str(reference), score_name(column), f"{mean:+.2f}", shown(error), over_seeds,
+                over_pretraining,
+            ])  # fmt: skip
     header = ["model", "score", "mean", "development examples", "fine-tuning seeds", "pre-training seeds"]
     tables = [Table.plain(header, rows, align="llrrrr")]
     if compared:
-        header = ["model", "minus", "score", "mean", "development examples", "95 % over fine-tuning seeds"]
-        tables.append(Table.plain(header, compared, align="lllrrr"))
+        header = ["model", "minus", "score", "mean", "development examples"]
+        header += ["95 % over fine-tuning seeds", "95 % over pre-training seeds"]
+        tables.append(Table.plain(header, compared, align="lllrrrr"))
     return tables
+
+
+def interval_of(a: dict[int, float], b: dict[int, float]) -> tuple[float, str]:
+    """(mean of a - b over the seeds of both, its 95 % t-interval and their number as text); 0 without such a seed."""
+    seeds = sorted(set(a) & set(b))
+    mean, interval = mean_interval([a[seed] - b[seed] for seed in seeds]) if seeds else (0.0, None)
+    return mean, ("?" if interval is None else f"{interval[0]:+.2f} to {interval[1]:+.2f}") + f" ({len(seeds)})"
 
 
 def reference_of(model: Model, models: Iterable[Model]) -> Model | None:

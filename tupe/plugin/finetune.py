@@ -21,7 +21,7 @@ from .run import RecordedTask, RecordedTaskConfig, is_out_of_memory
 
 logger = logging.getLogger(__name__)
 
-POOL = 50  # batches in a pool of `Pools`, as in Hugging Face's Trainer
+POOL, POOLS = 50, 4  # batches in a pool of `Pools` at most, pools of an epoch at least: as in Hugging Face's Trainer
 
 
 @dataclass
@@ -91,8 +91,9 @@ class FinetuneTask(RecordedTask, FairseqTask):
         elif self.cfg.group_by_length:
             if not self.cfg.batch_size:
                 raise ValueError("group_by_length needs dataset.batch_size: its pools are a number of batches")
+            pool = min(POOL, max(len(sizes) // (POOLS * self.cfg.batch_size), 1)) * self.cfg.batch_size
             # fairseq 0.12 seeds numpy alike for every epoch
-            order, set_epoch = Pools(sizes, POOL * self.cfg.batch_size, self.cfg.seed), dataset.set_epoch
+            order, set_epoch = Pools(sizes, pool, self.cfg.seed), dataset.set_epoch
             dataset.set_epoch = lambda epoch: (set_epoch(epoch), order.set_epoch(epoch))
         dataset.ordered_indices = order
 
