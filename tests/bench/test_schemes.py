@@ -74,7 +74,7 @@ def test_a_step_trains_the_model_and_the_encoding_whose_turn_it_is():
     word = stage.contender.model.encoder.tokens.weight
     t5, untied = stage.parts["t5"][0], stage.parts["untied (TUPE-A tie-cls)"][0]
     before = [x.detach().clone() for x in (word, t5.t5.table.weight, untied.untied.table.weight)]
-    assert stage.step("t5") > 0 and stage.contender.model.encoder.positions is t5
+    assert stage.step("t5", "float32") > 0 and stage.contender.model.encoder.positions is t5
     after = [word, t5.t5.table.weight, untied.untied.table.weight]
     assert [torch.equal(a, b) for a, b in zip(before, after, strict=True)] == [False, False, True]
     assert all(p.grad is None for p in stage.contender.model.parameters())
@@ -85,6 +85,25 @@ def test_ratios_are_taken_within_rounds():
     rows = [{"encoding": "absolute (BERT-A)", "seconds": [1.0]}, {"encoding": "x (TUPE-A)", "seconds": [1.25]}]
     assert cost.against_bert(rows) == ["TUPE-A / BERT-A: median 1.250 (1.25 to 1.25), fastest 1.250"]
     assert cost.against_bert(rows[1:]) == []
+
+
+def test_precisions_take_turns_in_one_model(monkeypatch):
+    seen = []
+
+    class Stage(cost.Stage):
+        def step(self, name, precision):
+            seen.append((name, precision, id(self.contender.model)))
+            return super().step(name, precision)
+
+    monkeypatch.setattr(cost, "Stage", Stage)
+    rows = cost.rows(cost.cases(["t5"]), TINY, 2, ["float32", "bf16"], lambda line: None)
+    names = [row["encoding"] for row in rows]
+    assert names == ["nopos", "t5", cost.CONTROL, "nopos, bf16", "t5, bf16", f"{cost.CONTROL}, bf16"]
+    assert rows[1]["parameters"] == rows[4]["parameters"] > 0 and rows[3]["parameters"] == 0
+    assert {(name, kind) for name, kind, _ in seen} == {
+        (name, kind) for name in ("nopos", "t5", cost.CONTROL) for kind in ("float32", "bf16")
+    }
+    assert len(seen) == 3 * 6 and len({model for *_, model in seen}) == 1
 
 
 def test_command(tmp_path):

@@ -11,7 +11,7 @@ import json
 import random
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -140,25 +140,33 @@ class Stage:
             own = list(positions.parameters())
             self.parts[name] = positions, Together(shared, AdamW(own, lr=1e-4)) if own else shared
 
-    def step(self, name: str) -> float:
+    def step(self, name: str, precision: str) -> float:
         """Train for a step with one encoding; returns its seconds."""
         self.contender.model.encoder.positions, self.contender.optimizer = self.parts[name]
+        self.contender.setting = replace(self.contender.setting, precision=precision)
         return sum(self.contender.step())
 
 
+def with_precisions(names: Iterable[str], precisions: list[str]) -> dict[str, tuple[str, str]]:
+    """{row: (encoding, precision)}: "t5" in the first precision, "t5, bf16" in another one."""
+    return {name + f", {kind}" * (kind != precisions[0]): (name, kind) for kind in precisions for name in names}
+
+
 def measure(
-    encodings: dict, setting: bench.Setting, rounds: int, say: Callable[[str], Any] = print
+    encodings: dict, setting: bench.Setting, rounds: int, precisions: list[str], say: Callable[[str], Any] = print
 ) -> dict[str, list[float]]:
-    """{label: seconds [rounds]}. In every round each encoding takes one step, in a new random order, `nopos` twice; an
-    uncounted round comes first. encodings: {label: (position, cls)}; say: called with a line of progress."""
+    """{row: seconds [rounds]}. In every round each encoding takes one step in each precision, in a new random order,
+    `nopos` twice; an uncounted round comes first. encodings: {label: (position, cls)}; say: called with a line of
+    progress."""
     reference = next(iter(encodings))
     encodings = {**encodings, CONTROL: encodings[reference]}
-    stage, order, shuffle = Stage(encodings, setting), list(encodings), random.Random(0)
-    times, start = {name: [] for name in encodings}, time.perf_counter()
+    steps = with_precisions(encodings, precisions)
+    stage, order, shuffle = Stage(encodings, setting), list(steps), random.Random(0)
+    times, start = {name: [] for name in steps}, time.perf_counter()
     for turn in range(rounds + 1):
         shuffle.shuffle(order)
         for index, name in enumerate(order):
-            seconds = stage.step(name)
+            seconds = stage.step(*steps[name])
             if turn:
                 times[name].append(seconds)
             done, total = turn * len(order) + index + 1, (rounds + 1) * len(order)
@@ -175,14 +183,16 @@ def ratios(ours: list[float], theirs: list[float]) -> tuple[str, str]:
     return f"{statistics.median(within):.3f} ({min(within):.2f} to {max(within):.2f})", f"{min(ours) / min(theirs):.3f}"
 
 
-def rows(encodings: dict, setting: bench.Setting, rounds: int, say: Callable[[str], Any] = print) -> list[dict]:
-    """One dict per encoding: parameters and operations in excess of those of `nopos`, and the seconds of all steps."""
-    times = measure(encodings, setting, rounds, say)
-    reference = next(iter(encodings))
+def rows(
+    encodings: dict, setting: bench.Setting, rounds: int, precisions: list[str], say: Callable[[str], Any] = print
+) -> list[dict]:
+    """One dict per encoding and precision: parameters and operations in excess of those of `nopos`, and the seconds of
+    all steps."""
+    times = measure(encodings, setting, rounds, precisions, say)
     counted = {name: (parameters(*pair, setting), *flops(*pair, setting)) for name, pair in encodings.items()}
-    base, results = counted[reference], []
-    for name in times:
-        extra = [a - b for a, b in zip(counted.get(name, base), base, strict=True)]
+    base, results = counted[next(iter(encodings))], []
+    for name, (encoding, _) in with_precisions([*encodings, CONTROL], precisions).items():
+        extra = [a - b for a, b in zip(counted.get(encoding, base), base, strict=True)]
         results.append({
             "encoding": name, "parameters": extra[0], "products": extra[1], "element_wise": extra[2],
             "seconds": times[name],
@@ -257,8 +267,8 @@ def draw(result: dict) -> Figure:
 # ---- the command
 
 
-def read_earlier(path: Path, settings: dict, encodings: dict) -> dict:
-    """{length: results} of an earlier run with the same settings; {} if there is none.
+def read_earlier(path: Path, settings: dict, names: Collection[str]) -> dict:
+    """{length: results} of an earlier run with the same settings; {} if there is none. names: of its rows.
 
     Raises ValueError if the file has results of other settings or encodings.
     """
@@ -268,9 +278,9 @@ def read_earlier(path: Path, settings: dict, encodings: dict) -> dict:
     if earlier["options"] != settings:
         raise ValueError(f"{path} holds other measurements ({earlier['options']}); choose another --output")
     for length, measured in earlier["lengths"].items():
-        names = [row["encoding"] for row in measured["rows"]]
-        if {*names} != {*encodings, CONTROL}:
-            raise ValueError(f"{path} has other encodings ({', '.join(names)} at L={length}); choose another --output")
+        theirs = [row["encoding"] for row in measured["rows"]]
+        if {*theirs} != {*names}:
+            raise ValueError(f"{path} has other encodings ({', '.join(theirs)} at L={length}); choose another --output")
     return earlier["lengths"]
 
 
@@ -281,7 +291,8 @@ def read_earlier(path: Path, settings: dict, encodings: dict) -> dict:
 @click.option("--tokens", default=1024, show_default=True, help="tokens of a batch; B = tokens / L")
 @click.option("--rounds", type=click.IntRange(1), default=5, show_default=True, help="measured steps of each encoding")
 @click.option("--positions", type=ListOf(), help="schemes joined by '+', or architectures; default: all")
-@click.option("--precision", type=click.Choice(["float32", "bf16"]), default="float32", show_default=True)
+@click.option("--precision", type=ListOf(list(bench.PRECISIONS)), default="float32", show_default=True,
+              help="one, or two to compare in one model")  # fmt: skip
 @click.option("--threads", default=0, help="0: PyTorch's default")
 @options.vocab_size()
 @click.option("--output", type=Path, default=Path("scheme_cost"), show_default=True, help="OUTPUT.json, .md and .png")
@@ -304,20 +315,20 @@ def command(size, layers, lengths, tokens, rounds, positions, precision, threads
     if threads:
         torch.set_num_threads(threads)
     encodings = cases(positions)
-    base = bench.Setting(size, layers, vocab=vocab_size, precision=precision)
+    base = bench.Setting(size, layers, vocab=vocab_size)
     settings = {
-        "size": size, "tokens": tokens, "rounds": rounds, "precision": precision, "vocab": vocab_size,
+        "size": size, "tokens": tokens, "rounds": rounds, "precision": ",".join(precision), "vocab": vocab_size,
         "layers": base.dims()[0], "encodings": len(encodings),
     }  # fmt: skip
     path = Path(f"{output}.json")
-    earlier = read_earlier(path, settings, encodings)
+    earlier = read_earlier(path, settings, with_precisions([*encodings, CONTROL], precision))
     result = {"about": bench.environment(), "options": settings, "lengths": earlier}
     output.parent.mkdir(parents=True, exist_ok=True)
     for length in lengths:
         if str(length) in result["lengths"]:
             continue
         setting = setting_of(base, length, tokens)
-        measured = rows(encodings, setting, rounds, bench.print_now)
+        measured = rows(encodings, setting, rounds, precision, bench.print_now)
         products = flops("nopos", "tied", setting)[0]
         result["lengths"][str(length)] = {"batch": setting.batch, "products": products, "rows": measured}
         path.write_text(json.dumps(result, indent=1) + "\n")
