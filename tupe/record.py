@@ -25,6 +25,7 @@ from . import __version__
 NAME = "record.json"
 STOPPED = 85  # exit status of training that a signal stopped: the same command resumes it (ERESTART)
 DIVERGED = 86  # of training whose loss is not finite, or has jumped
+DIVERGENCE = "diverged"  # how the reason of such a failure begins
 STALLED = 87  # of training that made no progress for the time that was asked for
 BUSY = 75  # exit status of a process that found its folder locked by another one (EX_TEMPFAIL)
 

@@ -24,7 +24,7 @@ from tupe.experiments.report import (
     run_table,
     write_report,
 )
-from tupe.experiments.results import Model, collect
+from tupe.experiments.runs import Model, collect
 from tupe.experiments.summary import PAPER_COLUMNS, majority, summarise
 from tupe.plugin.glue import TASKS
 

@@ -12,7 +12,7 @@ import torch
 from helpers import write_data, write_run, write_runs
 
 from tupe import record
-from tupe.experiments.results import Model, collect
+from tupe.experiments.runs import Model, collect
 from tupe.experiments.summary import (
     PAPER_COLUMNS,
     average,

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from helpers import write_run
 
-from tupe.experiments.results import collect, with_unit
+from tupe.experiments.runs import collect, with_unit
 from tupe.experiments.summary import summarise
 from tupe.experiments.uncertainty import uncertainty_tables
 from tupe.record import Record

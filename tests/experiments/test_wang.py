@@ -7,7 +7,7 @@ from helpers import write_run, write_runs
 from scipy.stats import pearsonr, ttest_ind_from_stats
 
 from tupe.experiments import wang
-from tupe.experiments.results import Model, collect
+from tupe.experiments.runs import Model, collect
 from tupe.experiments.summary import summarise
 from tupe.plugin.glue import TASKS
 

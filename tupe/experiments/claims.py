@@ -14,8 +14,9 @@ from typing import Any
 
 import numpy as np
 
+from ..record import DIVERGENCE
 from . import collect
-from .plan import CLAIMS, DIVERGED, Trial, best_rates, lengths_of, untried
+from .plan import CLAIMS, Trial, best_rates, lengths_of, untried
 from .statistics import (
     Contrast,
     contrast,
@@ -41,7 +42,7 @@ class Evidence:
         facts = {trial: row for trial, row in facts.items() if trial.model in CLAIMS["models"]}  # not `compare`'s own
         self.runs = {trial: row for trial, row in facts.items() if row["state"] == "finished" and row["loss"]}
         self.failed = {trial: row["reason"] for trial, row in facts.items() if row["state"] == "failed"}
-        self.diverged = {trial for trial, reason in self.failed.items() if reason.startswith(DIVERGED)}
+        self.diverged = {trial for trial, reason in self.failed.items() if reason.startswith(DIVERGENCE)}
         if not self.runs:
             raise ValueError("there is no table of finished runs; `tupe claims --runs DIR` adds them")
         if len(prints := {row["data"] for row in self.runs.values()} - {""}) > 1:

@@ -24,7 +24,7 @@ from ..options import ListOf
 from ..safe_load import read_checkpoint
 from ..text import TextEncoder
 from . import collect, runner
-from .plan import CLAIMS, DIVERGED, Trial, best_rates, final_losses, pilot_trials, planned_models, trials
+from .plan import CLAIMS, Trial, best_rates, final_losses, pilot_trials, planned_models, trials
 
 SENTENCES, TOKENS = 2000, 400_000  # of the evaluation: order sensitivity, loss
 
@@ -155,7 +155,7 @@ def known_losses(folder: Path, data: Path) -> dict[Trial, float]:
         raise ValueError(f"{folder} has no table of finished runs; `tupe claims --runs DIR` makes it")
     if others := {row["data"] for row in runs.values()} - {"", ours := collect.fingerprint(data)}:
         raise ValueError(f"{folder} has runs on other data ({', '.join(sorted(others))}) than {data} ({ours})")
-    diverged = [trial for trial, row in rows.items() if row["reason"].startswith(DIVERGED)]
+    diverged = [trial for trial, row in rows.items() if row["reason"].startswith(record.DIVERGENCE)]
     return {trial: float(row["loss"]) for trial, row in runs.items()} | dict.fromkeys(diverged, math.inf)
 
 

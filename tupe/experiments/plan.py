@@ -17,7 +17,6 @@ from . import runner
 
 CLAIMS = yaml.safe_load(Path(__file__).with_name("claims.yaml").read_text(encoding="utf-8"))
 BITS = 1 / math.log(2)  # of a nat
-DIVERGED = "diverged"  # how the reason of such a failure begins
 # What a training may be given beyond its plan: where it runs, and in which precision. The rest is the protocol's.
 FREE = (
     "--autocast", "model.autocast", "--position-file", "--gpus", "--cpu", "--batch-size", "--num-workers",
@@ -118,7 +117,7 @@ def final_losses(output: Path) -> dict[Trial, float]:
         evaluation = trial.folder(output) / "evaluation.json"
         if run.state == "finished" and evaluation.exists():
             losses[trial] = BITS * json.loads(evaluation.read_text(encoding="utf-8"))["loss"]["mean"]
-        elif run.state == "failed" and run.failure["reason"].startswith(DIVERGED):
+        elif run.state == "failed" and run.failure["reason"].startswith(record.DIVERGENCE):
             losses[trial] = math.inf
     return losses
 

@@ -17,7 +17,7 @@ from ..plugin.glue import TASKS
 from ..record import Record
 from ..tables import Table
 from . import wang
-from .results import EPOCHS, Collection, Model, collect, with_unit
+from .runs import EPOCHS, Collection, Model, collect, with_unit
 from .summary import (
     COLUMNS,
     PAPER_COLUMNS,

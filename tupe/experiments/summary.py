@@ -18,7 +18,7 @@ from ..evaluation.probes import identical_word_attention, load_model, measures
 from ..plugin import squad
 from ..plugin.glue import TASKS, score
 from ..safe_load import num_updates, read_checkpoint
-from .results import Model
+from .runs import Model
 
 PUBLISHED = Path(__file__).with_name("published.json")
 # Column of the paper's tables -> (task, split, metric). WNLI stands outside of the paper's tables and averages.

@@ -14,7 +14,7 @@ from ..architectures import ELECTRA, split_size, with_size
 from ..plugin import squad
 from ..plugin.glue import METRICS, TASKS
 from ..tables import Table
-from .results import Collection, Model, Run, settings_of, settings_text
+from .runs import Collection, Model, Run, settings_of, settings_text
 from .statistics import mean_interval
 from .summary import Summary, score_name
 

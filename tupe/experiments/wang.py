@@ -14,7 +14,7 @@ from ..architectures import ARCHITECTURES, split_size
 from ..options import CONFIGS
 from ..positions import parse
 from ..tables import Table
-from .results import Model
+from .runs import Model
 from .summary import Summary, mean_columns, score_lists
 
 SCORES = {  # our name of a score -> the column of their tables

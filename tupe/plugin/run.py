@@ -339,5 +339,5 @@ def reason(error: Exception) -> str:
     if is_out_of_memory(error):
         kind = "out of memory"
     elif isinstance(error, FloatingPointError):
-        kind = "diverged"
+        kind = records.DIVERGENCE
     return f"{kind}: {' '.join(str(error).split())}"[:200]

@@ -10,7 +10,7 @@ from helpers import write_run, write_runs
 
 from tupe import record
 from tupe.experiments.grid import Sweep
-from tupe.experiments.results import Run, collect, with_unit
+from tupe.experiments.runs import Run, collect, with_unit
 from tupe.record import Record
 
 
