@@ -4,14 +4,12 @@ import json
 
 import numpy as np
 import pytest
-import torch
 from click.testing import CliRunner
 from helpers import build, pretrain_arguments, train, write_data
 
 from tupe import plotting
 from tupe.cli import main
 from tupe.evaluation import figures
-from tupe.evaluation.probes import load_model, text_block
 from tupe.record import Record
 
 
@@ -100,16 +98,6 @@ def test_probe_table(runs, tmp_path):
     assert 0 <= float(rows[2][1]) <= 1
     saved = np.load(tmp_path / "a.npz")
     assert saved["R"].shape == (24, 24) and not np.allclose(saved["R"], saved["A"])
-
-
-def test_text_block(runs):
-    checkpoints, data = runs
-    _, task = load_model(checkpoints["bert_r"])
-    tokens = text_block(task, 24)
-    assert len(tokens) == 24 and tokens[0] == task.source_dictionary.bos()
-    assert torch.equal(text_block(task, 10), tokens[:10])
-    with pytest.raises(ValueError, match="no test split"):
-        text_block(task, 24, split="test")
 
 
 @pytest.mark.parametrize("suffix", ["png", "svg", "pdf"])

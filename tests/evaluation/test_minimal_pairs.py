@@ -11,6 +11,7 @@ import torch
 from click.testing import CliRunner
 
 from tupe.evaluation import minimal_pairs
+from tupe.evaluation.loading import load_model
 from tupe.evaluation.minimal_pairs import (
     Pair,
     Paradigm,
@@ -21,7 +22,6 @@ from tupe.evaluation.minimal_pairs import (
     macro_average,
     read_paradigms,
 )
-from tupe.evaluation.probes import load_model
 from tupe.text import TextEncoder
 
 ROW = {"sentence_good": "The cat sat.", "sentence_bad": "Cat the sat.", "linguistics_term": "order", "UID": "swap"}

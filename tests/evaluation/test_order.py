@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from click.testing import CliRunner
 from helpers import build
 
+from tupe.evaluation.loading import load_model
 from tupe.evaluation.order import (
     TokenLosses,
     blocks_of_length,
@@ -19,7 +20,6 @@ from tupe.evaluation.order import (
     swap_adjacent,
     token_losses,
 )
-from tupe.evaluation.probes import load_model
 from tupe.safe_load import read_checkpoint
 from tupe.text import TextEncoder
 

@@ -12,7 +12,6 @@ from tupe.evaluation.probes import (
     direction_balance,
     four_correlations,
     identical_word_attention,
-    labelled,
     measures,
     monotonicity_violation,
     pattern,
@@ -159,15 +158,6 @@ def test_lengths_that_do_not_fit_are_refused():
     with pytest.raises(ValueError, match="valid: 2 to 16"):
         positional_logits(model, 17)
     assert measures(identical_word_attention(model, words=2, length=3))["translation violation with [CLS], [SEP]"] > 0
-
-
-def test_labels(tmp_path):
-    (tmp_path / "a=b.pt").touch()
-    assert labelled(["x=a.pt", "b.pt", f"{tmp_path}/a=b.pt"]) == {
-        "x": "a.pt", "b.pt": "b.pt", f"{tmp_path}/a=b.pt": f"{tmp_path}/a=b.pt"
-    }  # fmt: skip
-    with pytest.raises(ValueError, match="x stands for both a.pt and b.pt"):
-        labelled(["x=a.pt", "x=b.pt"])
 
 
 def test_four_correlations_need_positions():

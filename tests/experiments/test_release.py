@@ -11,7 +11,7 @@ from evidence_runs import write_experiment, write_run
 
 from tupe import __version__
 from tupe.checkpoints.convert import convert
-from tupe.evaluation.probes import load_model
+from tupe.evaluation.loading import load_model
 from tupe.experiments import claims, collect
 from tupe.experiments.evidence import save_half
 from tupe.experiments.plan import Trial

@@ -12,7 +12,7 @@ from helpers import CONFIGS, PLUGIN, build, load, pretrain_arguments, split_docu
 from omegaconf import OmegaConf
 
 from tupe.encoder import second_segment
-from tupe.evaluation.probes import load_model
+from tupe.evaluation.loading import load_model
 from tupe.plugin.masked_lm import HEAD, SentencePairs, TupeMaskedLMConfig, TupeMaskedLMTask
 from tupe.plugin.schedule import count_updates
 from tupe.record import read

@@ -24,7 +24,7 @@ from ..plugin.model import TupeModel
 from ..positions import beyond_training, limited_schemes
 from ..record import write_atomically
 from ..tables import Table
-from .probes import labelled, load_model, text_block
+from .loading import labelled, load_model, text_block
 
 MASKED = 0.15  # share of tokens, all replaced by <mask>
 

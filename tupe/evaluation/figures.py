@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 from ..options import FILE, FOLDER, QuietCommand
 from ..plotting import HEAT, curves, grid, heat, legend, save, style
 from . import probes, synthetic
+from .loading import labelled, load_model, text_block
 
 # --------------------------------------------------------------------------------------------------------- the figures
 
@@ -188,8 +189,8 @@ length = click.option("--length", type=int, help="sequence length (default: the 
 @length
 def draw_correlations(checkpoint, data, length, title):
     """Word-word, word-position, ... logits of an absolute model's first layer."""
-    model, task = probes.load_model(checkpoint, data)
-    tokens = probes.text_block(task, length or model.max_positions())
+    model, task = load_model(checkpoint, data)
+    tokens = text_block(task, length or model.max_positions())
     return correlations(probes.four_correlations(model, tokens), title)
 
 
@@ -199,14 +200,14 @@ def draw_correlations(checkpoint, data, length, title):
 @length
 def draw_positions(checkpoint, data, length, title):
     """Positional logits of every head (TUPE), each with its pattern."""
-    return positional(probes.positional_logits(probes.load_model(checkpoint, data)[0], length), title)
+    return positional(probes.positional_logits(load_model(checkpoint, data)[0], length), title)
 
 
 @drawing
 @click.argument("sources", nargs=-1, required=True, metavar="[LABEL=]RUN ...")
 def draw_loss(sources, title):
     """Validation loss by updates. RUN: folder of a pre-training, or the log of fairseq-train."""
-    return losses({label: probes.losses_of(path) for label, path in probes.labelled(sources).items()}, title)
+    return losses({label: probes.losses_of(path) for label, path in labelled(sources).items()}, title)
 
 
 @drawing
@@ -214,7 +215,7 @@ def draw_loss(sources, title):
 @data
 def draw_t5(checkpoint, data, title):
     """T5's bias by offset."""
-    return t5(*probes.t5_bias(probes.load_model(checkpoint, data)[0]), title)
+    return t5(*probes.t5_bias(load_model(checkpoint, data)[0]), title)
 
 
 @drawing
@@ -224,7 +225,7 @@ def draw_t5(checkpoint, data, title):
 @click.option("--words", type=click.IntRange(1), default=300, show_default=True, help="of identical-word probing")
 def draw_attention(sources, data, length, words, title):
     """First-layer attention of models under identical-word probing."""
-    models = {label: probes.load_model(path, data)[0] for label, path in probes.labelled(sources).items()}
+    models = {label: load_model(path, data)[0] for label, path in labelled(sources).items()}
     matrices = {label: probes.identical_word_attention(model, words, length) for label, model in models.items()}
     return attention(matrices, title)
 
@@ -234,7 +235,7 @@ def draw_attention(sources, data, length, words, title):
 @data
 def draw_tsne(checkpoint, data, title):
     """Absolute position vectors in two dimensions."""
-    return tsne(probes.position_vectors(probes.load_model(checkpoint, data)[0]), title)
+    return tsne(probes.position_vectors(load_model(checkpoint, data)[0]), title)
 
 
 @drawing
@@ -242,7 +243,7 @@ def draw_tsne(checkpoint, data, title):
 @data
 def draw_phi(checkpoint, data, title):
     """Sum of cos(omega m), before and after learning the frequencies."""
-    return phi(*probes.phi(probes.load_model(checkpoint, data)[0]), title)
+    return phi(*probes.phi(load_model(checkpoint, data)[0]), title)
 
 
 @drawing

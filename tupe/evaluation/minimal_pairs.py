@@ -29,7 +29,7 @@ from ..record import write_atomically
 from ..tables import Table
 from ..text import TextEncoder
 from .likelihood import Sentence, pseudo_log_likelihoods
-from .probes import file_names, labelled, load_model
+from .loading import file_names, labelled, load_model
 
 TIE = 1e-4  # nats: below it, a difference is rounding
 LARGEST = 2**28  # bytes of a file in an archive, which may unpack to anything

@@ -25,8 +25,8 @@ from ..record import write_atomically
 from ..tables import Table
 from ..text import TextEncoder
 from .likelihood import Sentence, pseudo_log_likelihoods
+from .loading import file_names, labelled, load_model, text_block
 from .minimal_pairs import credit
-from .probes import file_names, labelled, load_model, text_block
 
 FIRST = 8  # positions after [CLS] that the paper's observation is about
 WORDS = (6, 30)  # fewest and most words of a sentence whose order is tested

@@ -11,7 +11,7 @@ from fairseq import utils
 from ..options import QuietCommand, data, output
 from ..plugin.glue import TASKS, GlueTask, glue_name
 from ..plugin.model import TupeModel
-from .probes import load_model
+from .loading import load_model
 
 # (task, split) -> file name; the server expects the official label names, and STS-B scores from 0 to 5.
 FILES = {

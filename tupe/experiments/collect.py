@@ -17,8 +17,9 @@ from pathlib import Path
 import numpy as np
 
 from .. import record
+from ..evaluation.loading import load_model
 from ..evaluation.minimal_pairs import MEASURES, credit
-from ..evaluation.probes import load_model, positional_logits
+from ..evaluation.probes import positional_logits
 from ..safe_load import read_checkpoint
 from .plan import BITS, Trial, records
 

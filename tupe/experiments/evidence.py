@@ -18,8 +18,8 @@ from fairseq.data import data_utils
 from .. import options, record
 from ..checkpoints.files import save_atomically, strip
 from ..evaluation import minimal_pairs
+from ..evaluation.loading import load_model
 from ..evaluation.order import evaluate, held_out_sentences, order_scores
-from ..evaluation.probes import load_model
 from ..options import ListOf
 from ..safe_load import read_checkpoint
 from ..text import TextEncoder

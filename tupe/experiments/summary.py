@@ -14,7 +14,8 @@ from fairseq.data import Dictionary, data_utils
 from scipy.stats import pearsonr
 
 from ..architectures import split_size
-from ..evaluation.probes import identical_word_attention, load_model, measures
+from ..evaluation.loading import load_model
+from ..evaluation.probes import identical_word_attention, measures
 from ..plugin import squad
 from ..plugin.glue import TASKS, score
 from ..safe_load import num_updates, read_checkpoint

@@ -1,0 +1,64 @@
+"""What evaluations begin with: the models that a user names, as `[LABEL=]CHECKPOINT`, and held-out text."""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import torch
+from fairseq import checkpoint_utils
+from fairseq.data import data_utils
+from fairseq.tasks import FairseqTask
+
+from .. import plugin  # noqa: F401  (registers the architectures)
+from ..safe_load import read_checkpoint
+
+
+def load_model(checkpoint: str | Path, data: str | Path | None = None) -> tuple:
+    """(model in evaluation mode, task) of a checkpoint. data: folder with dict.txt, default: where it was trained.
+
+    The model computes in float32, also where it was trained in bfloat16 autocast: differences between two sentences are
+    often smaller than the rounding of bfloat16.
+    Raises ValueError if the checkpoint cannot be read, or the dictionary is not there.
+    """
+    read_checkpoint(checkpoint, mmap=True)  # its errors name what is wrong; fairseq reads it then
+    changes = {"autocast": "none"} if data is None else {"autocast": "none", "data": str(data)}
+    try:
+        models, _, task = checkpoint_utils.load_model_ensemble_and_task([str(checkpoint)], arg_overrides=changes)
+    except FileNotFoundError as error:
+        raise ValueError(f"{checkpoint}: {error}; give the folder of its dict.txt with --data") from error
+    return models[0].float().eval(), task
+
+
+def labelled(sources: Iterable) -> dict:
+    """{label: path} of "LABEL=PATH" or "PATH", which is its own label then. ValueError for a repeated label."""
+    paths = {}
+    for source in sources:
+        label, path = (source, source) if Path(source).exists() or "=" not in source else source.rsplit("=", 1)
+        if label in paths:
+            raise ValueError(f"{label} stands for both {paths[label]} and {path}; give each its own label")
+        paths[label] = path
+    return paths
+
+
+def file_names(labels: Iterable[str]) -> dict[str, str]:
+    """{label: its name in the output folder}, without "/". ValueError for two labels of one name."""
+    owners = {}
+    for label in labels:
+        name = label.replace("/", "_")
+        if name in owners:
+            raise ValueError(f"{owners[name]} and {label} would both be kept as {name}; give one another label")
+        owners[name] = label
+    return {label: name for name, label in owners.items()}
+
+
+def text_block(task: FairseqTask, length: int, split: str = "valid") -> torch.Tensor:
+    """[L] ids: `<s>` and the first tokens of a split, at most `length` in all."""
+    data = task.cfg.data.split(":")[0]
+    lines = data_utils.load_indexed_dataset(f"{data}/{split}", task.source_dictionary)
+    if lines is None:
+        raise ValueError(f"{data} has no {split} split")
+    tokens = [task.source_dictionary.bos()]
+    for line in lines:
+        if len(tokens) >= length:
+            break
+        tokens += line.tolist()
+    return torch.tensor(tokens[:length])
