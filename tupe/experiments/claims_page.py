@@ -184,16 +184,15 @@ def scale(evidence: Evidence) -> Figure | None:
     figure, (axis,) = plotting.curves()
     for index, (label, points) in enumerate(CLAIMS["scales"].items()):
         here = [(model, sd) for model, sd in points if model in finals]
-        for model, sd in here:
-            values = list(finals[model].values())
-            axis.plot([sd] * len(values), values, **{**plotting.style(index), "linestyle": "none"})
+        for number, (model, sd) in enumerate(here):
+            values, look = list(finals[model].values()), {**plotting.style(index), "linestyle": "none"}
+            axis.plot([sd] * len(values), values, label=label if number == 0 else None, **look)
             axis.annotate(model, (sd, np.mean(values)), xytext=(5, 0), textcoords="offset points", fontsize=7)
         # the line takes the first model of a scale
         means = {sd: float(np.mean(list(finals[model].values()))) for model, sd in reversed(here)}
         drawn = drawn or len(means) > 1  # one scale alone shows nothing
         if means:
-            look = {**plotting.style(index), **({"marker": None} if len(means) > 1 else {"linestyle": "none"})}
-            axis.plot(*zip(*sorted(means.items()), strict=True), label=label, **look)
+            axis.plot(*zip(*sorted(means.items()), strict=True), **{**plotting.style(index), "marker": None})
     if not drawn:
         plt.close(figure)
         return None
