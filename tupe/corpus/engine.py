@@ -5,6 +5,7 @@ import concurrent.futures
 import contextlib
 import errno
 import fcntl
+import functools
 import hashlib
 import json
 import os
@@ -15,6 +16,7 @@ import time
 import uuid
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import click
 from tqdm import tqdm
@@ -220,36 +222,45 @@ def _groups(inputs, shard_bytes):
         yield group
 
 
-def prepare(inputs: Sequence, out: str | Path, **choices) -> dict:
-    """Run all steps into the folder `out`; `command` below documents the options. Returns the manifest.
+def _alone(function):
+    """While a function works on the folder `out`, no other process does."""
+
+    @functools.wraps(function)
+    def locked(inputs, out, **choices):
+        out = Path(out).resolve()
+        with _locked(out):
+            return function(inputs, out, **choices)
+
+    return locked
+
+
+@_alone
+def prepare(
+    inputs: Sequence,
+    out: str | Path,
+    *,
+    vocab_size: int = 32768,
+    valid_fraction: float = 0.005,
+    errors: str = "strict",
+    spacy_model: str | None = None,
+    near_duplicates: float = 0.0,
+    keep_words: float = 0.0,
+    sample_mb: float = 200.0,
+    shard_mb: float = 16.0,
+    seed: int = 1,
+    overwrite: bool = False,
+    keep_work: bool = False,
+    engine: str = "local",
+    workers: int | None = None,
+    scheduler: str | None = None,
+    report: Callable[[str], Any] = lambda text: None,
+) -> dict:
+    """Run all steps into the folder `out`; `command` below documents the options. workers: processes, None for one per
+    core. report: called with lines for the user. Returns the manifest.
 
     Raises ValueError for bad inputs or options, and for a worker or disk that fails: finished tasks are kept, and the
     same call continues from there. Raises BlockingIOError if another process prepares `out`.
     """
-    out = Path(out).resolve()
-    with _locked(out):
-        return _prepare(inputs, out, **choices)
-
-
-def _prepare(
-    inputs,
-    out,
-    vocab_size=32768,
-    valid_fraction=0.005,
-    errors="strict",
-    spacy_model=None,
-    near_duplicates=0.0,
-    keep_words=0.0,
-    sample_mb=200.0,
-    shard_mb=16.0,
-    seed=1,
-    overwrite=False,
-    keep_work=False,
-    engine="local",
-    workers=None,
-    scheduler=None,
-    report=lambda text: None,
-):
     if engine not in ENGINES or (engine == "dask") != (scheduler is not None):
         raise ValueError(
             f"engine {engine!r}, scheduler {scheduler!r}; valid: local without, dask with the address of a scheduler"
