@@ -8,17 +8,17 @@ import torch
 from click.testing import CliRunner
 
 from tupe import windows
+from tupe.bench import contenders
 from tupe.bench import schemes as cost
-from tupe.bench import step as bench
 from tupe.positions import PositionScheme
 from tupe.schemes import SCHEMES
 
 C, H, D, L, B, N = 128, 2, 64, 16, 2, 2
-TINY = bench.Setting("tiny", length=L, batch=B, vocab=100)
+TINY = contenders.Setting("tiny", length=L, batch=B, vocab=100)
 
 
 def test_parameters_are_the_papers():
-    base = bench.Setting("base", length=512)
+    base = contenders.Setting("base", length=512)
     extra = cost.parameters("untied", "untied", base) - cost.parameters("absolute", "tied", base)
     weights = extra - 2 * 768 - 2 * 768 - 768  # without the biases of U_Q and U_K, the layer norm, the row of theta
     assert weights == 2 * 768**2 and round(weights / 1e6, 2) == 1.18
@@ -50,8 +50,8 @@ def test_operations_by_hand(position, products, element_wise, monkeypatch):
     base, counted = cost.flops("nopos", "tied", TINY), cost.flops(position, "tied", TINY)
     assert counted[0] - base[0] == pytest.approx(products, rel=1e-12)
     assert element_wise is None or counted[1] - base[1] == element_wise
-    lm_head = 6 * bench.MASKED * (C**2 + C * TINY.vocab)
-    assert base[0] == pytest.approx(bench.flops_per_token(TINY) - lm_head)
+    lm_head = 6 * contenders.MASKED * (C**2 + C * TINY.vocab)
+    assert base[0] == pytest.approx(contenders.flops_per_token(TINY) - lm_head)
 
 
 def test_every_registered_scheme_and_architecture_has_a_row():

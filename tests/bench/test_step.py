@@ -1,105 +1,28 @@
 """The benchmark compares like with like and computes what it prints; no test depends on how fast this machine is."""
 
-import importlib.util
 import json
 import multiprocessing
 from dataclasses import replace
 from unittest import mock
 
 import pytest
-import torch
 from click.testing import CliRunner
-from torch.utils.flop_counter import FlopCounterMode
 
-from tupe import kernels
 from tupe.bench import report as bench_report
 from tupe.bench import step as bench
+from tupe.bench.contenders import DEFAULT, Setting, flops_per_token
 
-TINY = bench.Setting("tiny", layers=2, length=20, batch=2, vocab=60)  # 6 of 40 tokens are masked
-MISSING = [] if importlib.util.find_spec("transformers") else bench.HF  # hf-flash: on GPUs only; compiling takes long
-CPU = [name for name in bench.CONTENDERS if name not in ("hf-flash", "tupe_r-compile", *MISSING)]
-
-
-def layers_of(contender, name):
-    model = contender.model
-    if name in bench.HF:
-        return model.bert.encoder.layer
-    return model.encoder.sentence_encoder.layers if name == "fairseq" else model.encoder.layers
-
-
-def test_masked_batch():
-    tokens, targets = bench.masked_batch(TINY)
-    masked = targets.ne(1)
-    assert masked.sum() == 6 and not masked[:, 0].any()
-    assert (tokens[masked] == TINY.vocab - 1).all() and (tokens[~masked] < TINY.vocab - 1).all()
-    assert all(torch.equal(a, b) for a, b in zip(bench.masked_batch(TINY), (tokens, targets), strict=True))
-
-
-@pytest.mark.parametrize("name", CPU)
-@pytest.mark.parametrize("precision", ["float32", "bf16"])
-def test_contenders_are_alike(name, precision):
-    """Same sizes, tokens, masked positions and loss; a step trains every weight of the layers."""
-    contender = bench.Contender(name, replace(TINY, precision=precision))
-    layers, width, _, ffn = TINY.dims()
-    blocks = layers_of(contender, name)
-    per_layer = 4 * width**2 + 2 * width * ffn + 4 * width + width + ffn + 4 * width  # products, biases, layer norms
-    for ours, expected in zip((contender.tokens, contender.targets), bench.masked_batch(TINY), strict=True):
-        assert torch.equal(ours, expected)
-    dropouts = {m.p for m in contender.model.modules() if isinstance(m, torch.nn.Dropout)}
-    assert dropouts <= {0.1} and contender.model.training
-    chance = torch.tensor(float(TINY.vocab)).log() * 6  # the sum over masked tokens of an untrained model
-    with torch.no_grad():
-        assert abs(contender.loss() / chance - 1) < 0.2
-    before = [[p.detach().clone() for p in block.parameters()] for block in blocks]
-    times = contender.step()
-    assert len(times) == 3 and min(times) > 0
-    # fairseq 0.12.2 holds a second copy of each weight for inference, which is not trained
-    moved = [[p for a, p in zip(old, new.parameters(), strict=True) if not a.equal(p)]
-             for old, new in zip(before, blocks, strict=True)]  # fmt: skip
-    assert [sum(p.numel() for p in some) for some in moved] == [per_layer] * layers
-    assert all(p.dtype == torch.float32 for p in contender.model.parameters())
-
-
-@pytest.mark.parametrize("name", CPU)
-def test_bf16_is_bf16(name):
-    contender = bench.Contender(name, replace(TINY, precision="bf16"))
-    seen = set()
-    for module in layers_of(contender, name)[0].modules():
-        if isinstance(module, torch.nn.Linear):
-            module.register_forward_hook(lambda module, inputs, output: seen.add(output.dtype))
-    contender.step()
-    assert seen == {torch.bfloat16}
-
-
-def test_flops_are_those_that_pytorch_counts(monkeypatch):
-    monkeypatch.setattr(kernels, "ONEDNN", False)  # the counter does not know oneDNN's product
-    monkeypatch.setitem(bench.OURS, "nopos", ("bert_a", {"position": "nopos", "attention": "plain"}))
-    contender = bench.Contender("nopos", TINY)
-    with FlopCounterMode(display=False) as counter:
-        contender.loss().backward()
-    assert counter.get_total_flops() == pytest.approx(bench.flops_per_token(TINY, "nopos") * 40, rel=1e-9)
-
-
-def test_unknown_or_missing_contenders(monkeypatch, capsys):
-    with pytest.raises(ValueError, match="unknown contender 'gpt'; valid: tupe_r, .*fairseq, hf"):
-        bench.Contender("gpt", TINY)
-    with pytest.raises(ValueError, match="unknown contender 'gpt'"):
-        bench.measure(["tupe_r", "gpt"], TINY, 1)
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    assert bench.default_models() == ["tupe_r", "tupe_a", "bert_a", "nopos", "fairseq"]
-    assert "transformers is not installed" in capsys.readouterr().out
-    with pytest.raises(ValueError, match="pip install transformers"):
-        bench.measure(["tupe_r", "hf"], TINY, 1)
+TINY = Setting("tiny", layers=2, length=20, batch=2, vocab=60)  # 6 of 40 tokens are masked
 
 
 def test_memory_is_looked_at_first(monkeypatch):
     """What the estimate says for base size: six contenders fit 16 GB, twelve layers of 2048 tokens at L = 2048 not."""
-    base = bench.Setting()
-    assert 11 * 2**30 < bench.memory_needed(bench.DEFAULT, base) < 14 * 2**30
-    assert bench.memory_needed(bench.DEFAULT, replace(base, length=2048, batch=1)) > 16 * 2**30
+    base = Setting()
+    assert 11 * 2**30 < bench.memory_needed(DEFAULT, base) < 14 * 2**30
+    assert bench.memory_needed(DEFAULT, replace(base, length=2048, batch=1)) > 16 * 2**30
     monkeypatch.setattr(bench, "memory_available", lambda: 8 * 2**30)
     with pytest.raises(ValueError, match="6 contenders .* 12 GiB .* 8 GiB"):
-        bench.measure(bench.DEFAULT, base, 1)
+        bench.measure(DEFAULT, base, 1)
 
 
 @pytest.mark.parametrize("lives, turns", [(4, 3), (2, 1), (1, None), (9, 5)])
@@ -154,10 +77,10 @@ def test_a_killed_contender_loses_only_its_turn(lives, turns, monkeypatch):
 
 
 def test_settings_form_a_cross():
-    settings = bench.cross(bench.Setting("tiny"), [512, 128], [4, 0], 2048)
+    settings = bench.cross(Setting("tiny"), [512, 128], [4, 0], 2048)
     assert [(s.layers, s.length, s.batch) for s in settings] == [(4, 512, 4), (2, 512, 4), (4, 128, 16)]
     with pytest.raises(ValueError, match="2048 tokens holds no sequence of 4096"):
-        bench.cross(bench.Setting(), [512, 4096], [0], 2048)
+        bench.cross(Setting(), [512, 4096], [0], 2048)
 
 
 def rows(names, settings, peak=0.25):
@@ -185,7 +108,7 @@ def test_summary():
     assert first["times_as_fast"] == {"nopos": 2.0} and second["times_as_fast"] == {"tupe_r": 0.5}
     assert first["forward_s"] == pytest.approx(0.4) and first["memory_mib"] == 100
     assert first["peak_flops"] == 2 * 2048**3 / 0.25  # the fastest product
-    assert first["share_of_peak"] == pytest.approx(20 * bench.flops_per_token(TINY, "tupe_r") / first["peak_flops"])
+    assert first["share_of_peak"] == pytest.approx(20 * flops_per_token(TINY, "tupe_r") / first["peak_flops"])
 
 
 def test_projection():

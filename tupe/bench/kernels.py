@@ -18,7 +18,7 @@ from ..attention import PATHS, Terms
 from ..encoder import Encoder, LMHead
 from ..options import Command, ListOf
 from ..tables import Table
-from .step import DEVICE, PRECISIONS, environment
+from .machine import DEVICE, PRECISIONS, environment
 
 # A position module without any term of its own.
 NO_POSITIONS = SimpleNamespace(

@@ -30,7 +30,7 @@ from ..encoder import Encoder
 from ..options import Command, ListOf
 from ..packing import Selection
 from ..tables import Table
-from .step import dictionary
+from .contenders import dictionary
 
 GIB = 2**30
 RESERVE = 1.5 * GIB  # CUDA's context, communication buffers and fragmentation: an allowance, not a measurement

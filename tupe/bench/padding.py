@@ -42,8 +42,9 @@ from ..plugin.pretrained import load_dictionary
 from ..plugin.squad_data import Encoded, Windows
 from ..record import command_line
 from ..tables import Table
+from .contenders import HF, dictionary
 from .kernels import synchronise
-from .step import DEVICE, HF, PRECISIONS, dictionary, environment
+from .machine import DEVICE, PRECISIONS, environment
 
 LONGEST = 512
 PAD = 1

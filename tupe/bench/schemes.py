@@ -32,7 +32,8 @@ from ..plugin.optim import AdamW
 from ..positions import Dims, Positions, overrides
 from ..schemes import SCHEMES
 from ..tables import Table
-from . import step as bench
+from .contenders import Contender, Setting
+from .machine import PRECISIONS, environment
 
 SUMS = ["shaw+shaw_values"]  # combinations that no architecture has
 CONTROL = "nopos, a second time"  # its difference from 1 is noise
@@ -55,12 +56,12 @@ def label(position: str, cls: str) -> str:
     return position if cls == "tied" else f"{position}, [CLS] untied"
 
 
-def dims(setting: bench.Setting) -> Dims:
+def dims(setting: Setting) -> Dims:
     layers, width, heads, _ = setting.dims()
     return LAYERS["transformer"].dims(setting.length, width, heads, layers)
 
 
-def parameters(position: str, cls: str, setting: bench.Setting) -> int:
+def parameters(position: str, cls: str, setting: Setting) -> int:
     """Number of parameters of the encoding alone, for L positions."""
     with torch.device("meta"):
         return sum(p.numel() for p in Positions(position, dims(setting), cls).parameters())
@@ -86,7 +87,7 @@ class ElementWise(TorchDispatchMode):
         return out
 
 
-def flops(position: str, cls: str, setting: bench.Setting) -> tuple[float, float]:
+def flops(position: str, cls: str, setting: Setting) -> tuple[float, float]:
     """(of products, element-wise) operations per token, forward and backward, of the encoder with this encoding.
 
     Counted on PyTorch's meta device, not derived: products by `torch.utils.flop_counter` (2 per multiplication and
@@ -131,8 +132,8 @@ class Together:
 class Stage:
     """One model whose position encoding can be exchanged. encodings: {label: (position, cls)}"""
 
-    def __init__(self, encodings: dict, setting: bench.Setting):
-        self.contender = bench.Contender("nopos", setting)
+    def __init__(self, encodings: dict, setting: Setting):
+        self.contender = Contender("nopos", setting)
         shared = self.contender.optimizer
         self.parts = {}
         for name, (position, cls) in encodings.items():
@@ -153,7 +154,7 @@ def with_precisions(names: Iterable[str], precisions: list[str]) -> dict[str, tu
 
 
 def measure(
-    encodings: dict, setting: bench.Setting, rounds: int, precisions: list[str], say: Callable[[str], Any] = print
+    encodings: dict, setting: Setting, rounds: int, precisions: list[str], say: Callable[[str], Any] = print
 ) -> dict[str, list[float]]:
     """{row: seconds [rounds]}. In every round each encoding takes one step in each precision, in a new random order,
     `nopos` twice; an uncounted round comes first. encodings: {label: (position, cls)}; say: called with a line of
@@ -184,7 +185,7 @@ def ratios(ours: list[float], theirs: list[float]) -> tuple[str, str]:
 
 
 def rows(
-    encodings: dict, setting: bench.Setting, rounds: int, precisions: list[str], say: Callable[[str], Any] = print
+    encodings: dict, setting: Setting, rounds: int, precisions: list[str], say: Callable[[str], Any] = print
 ) -> list[dict]:
     """One dict per encoding and precision: parameters and operations in excess of those of `nopos`, and the seconds of
     all steps."""
@@ -200,7 +201,7 @@ def rows(
     return results
 
 
-def setting_of(base: bench.Setting, length: int, tokens: int) -> bench.Setting:
+def setting_of(base: Setting, length: int, tokens: int) -> Setting:
     return replace(base, length=length, batch=max(1, tokens // length))
 
 
@@ -291,7 +292,7 @@ def read_earlier(path: Path, settings: dict, names: Collection[str]) -> dict:
 @click.option("--tokens", default=1024, show_default=True, help="tokens of a batch; B = tokens / L")
 @click.option("--rounds", type=click.IntRange(1), default=5, show_default=True, help="measured steps of each encoding")
 @click.option("--positions", type=ListOf(), help="schemes joined by '+', or architectures; default: all")
-@click.option("--precision", type=ListOf(list(bench.PRECISIONS)), default="float32", show_default=True,
+@click.option("--precision", type=ListOf(list(PRECISIONS)), default="float32", show_default=True,
               help="one, or two to compare in one model")  # fmt: skip
 @click.option("--threads", default=0, help="0: PyTorch's default")
 @options.vocab_size()
@@ -315,20 +316,20 @@ def command(size, layers, lengths, tokens, rounds, positions, precision, threads
     if threads:
         torch.set_num_threads(threads)
     encodings = cases(positions)
-    base = bench.Setting(size, layers, vocab=vocab_size)
+    base = Setting(size, layers, vocab=vocab_size)
     settings = {
         "size": size, "tokens": tokens, "rounds": rounds, "precision": ",".join(precision), "vocab": vocab_size,
         "layers": base.dims()[0], "encodings": len(encodings),
     }  # fmt: skip
     path = Path(f"{output}.json")
     earlier = read_earlier(path, settings, with_precisions([*encodings, CONTROL], precision))
-    result = {"about": bench.environment(), "options": settings, "lengths": earlier}
+    result = {"about": environment(), "options": settings, "lengths": earlier}
     output.parent.mkdir(parents=True, exist_ok=True)
     for length in lengths:
         if str(length) in result["lengths"]:
             continue
         setting = setting_of(base, length, tokens)
-        measured = rows(encodings, setting, rounds, precision, bench.print_now)
+        measured = rows(encodings, setting, rounds, precision, click.echo)
         products = flops("nopos", "tied", setting)[0]
         result["lengths"][str(length)] = {"batch": setting.batch, "products": products, "rows": measured}
         path.write_text(json.dumps(result, indent=1) + "\n")

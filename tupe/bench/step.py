@@ -4,279 +4,51 @@ Every contender has its own process (and so its own peak memory) and computes on
 same tokens and the same masked positions. So disturbances of the machine affect all alike; the ratio of two contenders
 is the median over turns of the ratio within a turn.
 
-B batch, L sequence length, C width, F feed-forward width, N layers, V vocabulary.
+B batch, L sequence length, N layers.
 """
 
-import tupe.plugin  # noqa: F401  isort: skip  (first: registers the architectures, keeps fairseq's import quiet)
-import ctypes
+import tupe.plugin  # noqa: F401  isort: skip  (first: keeps fairseq's import quiet)
 import importlib
-import importlib.util
 import json
 import multiprocessing
 import os
-import platform
-import resource
 import statistics
 import tempfile
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import click
 import torch
-from fairseq import modules
-from fairseq.data import Dictionary, indexed_dataset
-from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_DATACLASS_REGISTRY
-from fairseq.models.roberta import RobertaModel
-from fairseq.optim.adam import Adam
+from fairseq.data import indexed_dataset
 from fairseq.tasks.masked_lm import MaskedLMConfig, MaskedLMTask
-from torch import nn
 
 from .. import options
-from ..architectures import SIZES, with_size
-from ..kernels import multiply
 from ..options import Command, ListOf
-from ..plugin.optim import AdamW
 from ..record import command_line
 from . import report
-
-PRECISIONS = {"float32": torch.float32, "bf16": torch.bfloat16}
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-MASKED = 0.15  # share of the tokens that are masked
-OURS = {  # name -> (architecture, options on top of it)
-    "tupe_r": ("tupe_r", {}),
-    "tupe_a": ("tupe_a", {}),
-    "bert_a": ("bert_a", {}),
-    "nopos": ("bert_a", {"position": "nopos"}),
-    "tupe_r-plain": ("tupe_r", {"attention": "plain"}),
-    "tupe_r-sdpa": ("tupe_r", {"attention": "sdpa"}),
-    "tupe_r-compile": ("tupe_r", {"compile": True}),
-    "tupe_r-checkpoint": ("tupe_r", {"checkpoint_activations": True}),
-}
-HF = {"hf": "sdpa", "hf-eager": "eager", "hf-flash": "flash_attention_2"}  # flash: on GPUs in half precision
-CONTENDERS = [*OURS, "fairseq", *HF]
-DEFAULT = ["tupe_r", "tupe_a", "bert_a", "nopos", "fairseq", "hf"]
-
-
-@dataclass(frozen=True)
-class Setting:
-    size: str = "base"  # a name from `architectures.SIZES`
-    layers: int = 0  # 0: those of the size
-    length: int = 512
-    batch: int = 4
-    vocab: int = 32768
-    precision: str = "float32"  # a name from PRECISIONS; bf16: autocast, float32 weights
-    device: str = "cpu"
-    threads: int = 0  # 0: PyTorch's default
-
-    def dims(self) -> tuple[int, int, int, int]:
-        """(N, C, number of heads, F)."""
-        layers, width, heads, ffn = SIZES[self.size]
-        return self.layers or layers, width, heads, ffn
-
-
-def flops_per_token(setting: Setting, name: str = "") -> float:
-    """FLOP of a contender's training step per token (default: of one that is not ours); see `report.ASSUMPTIONS`."""
-    layers, width, _, ffn = setting.dims()
-    weights = layers * (4 * width**2 + 2 * width * ffn) + MASKED * (width**2 + width * setting.vocab)
-    if name in OURS:  # the last layer computes masked tokens alone, from its attention on
-        weights -= (1 - MASKED) * (width**2 + 2 * width * ffn)
-    return 6 * weights + 12 * layers * width * setting.length
-
-
-def masked_batch(setting: Setting) -> tuple[torch.Tensor, torch.Tensor]:
-    """Tokens [B, L], [CLS] (0) first, and targets [B, L], pad (1) where a token is not masked; the same for every
-    contender."""
-    generator = torch.Generator().manual_seed(0)
-    tokens = torch.randint(5, setting.vocab - 1, (setting.batch, setting.length), generator=generator)
-    tokens[:, 0] = 0
-    targets = torch.full_like(tokens, 1)
-    count = max(1, round(MASKED * tokens.numel()))
-    words = tokens.view(-1).nonzero().view(-1)  # all but [CLS]
-    places = words[torch.randperm(len(words), generator=generator)[:count]]
-    targets.view(-1)[places] = tokens.view(-1)[places]
-    tokens.view(-1)[places] = setting.vocab - 1
-    return tokens.to(setting.device), targets.to(setting.device)
-
-
-def dictionary(vocab: int) -> Dictionary:
-    """A dictionary of `vocab` types, fairseq's special ones included."""
-    words = Dictionary()
-    for i in range(vocab - len(words)):
-        words.add_symbol(f"w{i}")
-    return words
-
-
-class Contender:
-    """One model with the criterion and optimizer that its users train it with."""
-
-    def __init__(self, name: str, setting: Setting):
-        if name not in CONTENDERS:
-            raise ValueError(f"unknown contender {name!r}; valid: {', '.join(CONTENDERS)}")
-        torch.manual_seed(0)
-        self.setting = setting
-        self.tokens, self.targets = masked_batch(setting)
-        build = self.build_hf if name in HF else self.build_fairseq if name == "fairseq" else self.build_ours
-        self.model = build(name).to(setting.device).train()
-        self.optimizer = self.build_optimizer(name)
-
-    def build_ours(self, name: str) -> nn.Module:
-        arch, options = OURS[name]
-        layers, *_ = self.setting.dims()
-        config = MODEL_DATACLASS_REGISTRY[with_size(arch, self.setting.size)](
-            encoder_layers=layers, max_positions=self.setting.length, **options
-        )
-        model = ARCH_MODEL_REGISTRY[with_size(arch, self.setting.size)].build_model(
-            config, SimpleNamespace(source_dictionary=dictionary(self.setting.vocab))
-        )
-
-        def loss():  # the same as the criterion masked_lm_chunked
-            masked = self.targets.ne(1).nonzero(as_tuple=True)
-            options = {"masked_tokens": masked, "lm_targets": self.targets[masked], "n_real": self.tokens.numel()}
-            return self.model(self.tokens, **options)[0]
-
-        self.loss = loss
-        return model
-
-    def build_fairseq(self, name: str) -> nn.Module:
-        layers, width, heads, ffn = self.setting.dims()
-        config = SimpleNamespace(
-            encoder_layers=layers, encoder_embed_dim=width, encoder_attention_heads=heads, encoder_ffn_embed_dim=ffn,
-            max_positions=self.setting.length, dropout=0.1, attention_dropout=0.1,
-        )  # fmt: skip
-        model = RobertaModel.build_model(config, SimpleNamespace(source_dictionary=dictionary(self.setting.vocab)))
-        masked = self.targets.ne(1)
-
-        def loss():
-            logits, _ = self.model(self.tokens, masked_tokens=masked)
-            return modules.cross_entropy(logits, self.targets[masked], reduction="sum", ignore_index=1)
-
-        self.loss = loss
-        return model
-
-    def build_hf(self, name: str) -> nn.Module:
-        from transformers import BertConfig, BertForMaskedLM
-
-        layers, width, heads, ffn = self.setting.dims()
-        config = BertConfig(
-            vocab_size=self.setting.vocab, hidden_size=width, num_hidden_layers=layers, num_attention_heads=heads,
-            intermediate_size=ffn, max_position_embeddings=self.setting.length, attn_implementation=HF[name],
-        )  # fmt: skip
-        labels = self.targets.masked_fill(self.targets.eq(1), -100)
-        count = labels.ne(-100).sum()
-        self.loss = lambda: self.model(self.tokens, labels=labels).loss * count
-        return BertForMaskedLM(config)
-
-    def build_optimizer(self, name: str) -> torch.optim.Optimizer:
-        options = {"lr": 1e-4, "betas": (0.9, 0.999), "eps": 1e-6, "weight_decay": 0.01}
-        if name in HF:  # the default of its Trainer
-            return torch.optim.AdamW(self.model.parameters(), fused=True, **options)
-        if name == "fairseq":
-            return Adam(self.model.parameters(), **options)
-        return AdamW(self.model.parameters(), **options)
-
-    def step(self) -> list[float]:
-        """Train for a step; returns the seconds of forward pass, backward pass and optimizer."""
-        clock = Clock(self.setting.device)
-        bf16 = self.setting.precision == "bf16"
-        with torch.autocast(self.setting.device, torch.bfloat16) if bf16 else nullcontext():
-            loss = self.loss()
-        clock.lap()
-        (loss / self.targets.ne(1).sum()).backward()
-        clock.lap()
-        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
-        clock.lap()
-        return clock.seconds()
-
-
-class Clock:
-    """Seconds between laps. On a GPU, laps are events in its queue, so that only `seconds` waits for it."""
-
-    def __init__(self, device: str):
-        self.cuda, self.laps = device == "cuda", []
-        if self.cuda:
-            torch.cuda.synchronize()
-        self.lap()
-
-    def lap(self) -> None:
-        if self.cuda:
-            self.laps.append(torch.cuda.Event(enable_timing=True))
-            self.laps[-1].record()
-        else:
-            self.laps.append(time.perf_counter())
-
-    def seconds(self) -> list[float]:
-        if not self.cuda:
-            return [b - a for a, b in zip(self.laps, self.laps[1:], strict=False)]
-        torch.cuda.synchronize()
-        return [a.elapsed_time(b) / 1000 for a, b in zip(self.laps, self.laps[1:], strict=False)]
-
-
-class MatrixPeak:
-    """A large matrix product in the same precision, by the fastest function available."""
-
-    def __init__(self, setting: Setting):
-        self.device, size = setting.device, peak_size(setting)
-        dtype = torch.bfloat16 if setting.precision == "bf16" else torch.float32
-        self.a = torch.randn(size, size, device=setting.device, dtype=dtype)
-
-    def step(self) -> list[float]:
-        clock = Clock(self.device)
-        for _ in range(3):
-            multiply(self.a, self.a)
-            clock.lap()
-        return [min(clock.seconds())]
-
-
-def peak_size(setting: Setting) -> int:
-    return 8192 if setting.device == "cuda" else 2048
-
-
-def memory_peak(device: str) -> float:
-    """Peak memory so far in MiB: allocated on the GPU, or resident in this process."""
-    if device == "cuda":
-        return torch.cuda.max_memory_allocated() / 2**20
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+from .contenders import (
+    CONTENDERS,
+    HF,
+    MASKED,
+    Contender,
+    MatrixPeak,
+    Setting,
+    check_available,
+    default_models,
+    dictionary,
+    flops_per_token,
+    peak_size,
+)
+from .machine import DEVICE, PRECISIONS, environment, memory_available, memory_peak, release_memory
 
 
 def libraries(names: list[str]) -> list[str]:
     """Modules that contenders import. Every process imports all of them, so that none alone has their memory."""
     return ["tupe.bench.step"] + ["transformers.models.bert.modeling_bert"] * bool(set(HF) & set(names))
-
-
-def check_available(names: list[str]) -> None:
-    """Raise ValueError for an unknown contender, or one whose library is not installed."""
-    if unknown := [name for name in names if name not in CONTENDERS]:
-        raise ValueError(f"unknown contender {unknown[0]!r}; valid: {', '.join(CONTENDERS)}")
-    hugging_face = [name for name in names if name in HF]
-    if hugging_face and importlib.util.find_spec("transformers") is None:
-        raise ValueError(f"the contender {hugging_face[0]!r} needs `pip install transformers`")
-
-
-def default_models() -> list[str]:
-    """Ours and the two others; without Hugging Face's (and with a message) if transformers is not installed."""
-    if importlib.util.find_spec("transformers") is not None:
-        return DEFAULT
-    print("transformers is not installed: Hugging Face's BERT is left out")
-    return [name for name in DEFAULT if name != "hf"]
-
-
-def release_memory(device: str) -> None:
-    """Release memory that is allocated but not in use, which other contenders may need in their turn."""
-    if device == "cuda":
-        torch.cuda.empty_cache()
-    process = ctypes.CDLL(None)
-    if hasattr(process, "malloc_trim"):  # glibc
-        process.malloc_trim(0)
-    if hasattr(process, "MallocExtension_ReleaseFreeMemory"):  # tcmalloc
-        process.MallocExtension_ReleaseFreeMemory()
 
 
 def memory_needed(names: list[str], setting: Setting) -> int:
@@ -287,18 +59,6 @@ def memory_needed(names: list[str], setting: Setting) -> int:
     tokens = setting.batch * setting.length
     step = tokens * 4 * (layers * (12 * width + 4 * ffn + 3 * heads * setting.length) + 4 * setting.vocab)
     return 12 * weights * len(names) + 4 * weights + step
-
-
-def memory_available() -> int | None:
-    """Free bytes of main memory, or None if the system does not tell."""
-    if not os.path.exists("/proc/meminfo"):
-        return None
-    with open("/proc/meminfo") as lines:
-        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
-
-
-def print_now(line: str) -> None:
-    print(line, flush=True)
 
 
 def ended(name: str) -> ValueError:
@@ -327,7 +87,7 @@ def work(name: str, names: list[str], setting: Setting, pipe: Connection) -> Non
 
 
 def measure(
-    names: list[str], setting: Setting, rounds: int, warmup: int = 1, say: Callable[[str], Any] = print_now
+    names: list[str], setting: Setting, rounds: int, warmup: int = 1, say: Callable[[str], Any] = click.echo
 ) -> dict:
     """{name: {"steps": seconds [rounds][3], "memory": MiB}}, and the times of the large product under "peak".
 
@@ -406,7 +166,7 @@ def run(
     rounds: int,
     warmup: int,
     done: Callable[[list[dict]], Any],
-    say: Callable[[str], Any] = print_now,
+    say: Callable[[str], Any] = click.echo,
 ) -> list[dict]:
     """Measure all settings and return their rows; calls `done(rows)` after each with the rows so far, and `say` after
     every turn with a line that includes the time left."""
@@ -452,21 +212,6 @@ def summary(results: dict, names: list[str], setting: Setting) -> list[dict]:
             "times_as_fast": {b: ratio(results, name, b) for b in names if b != name},
         })  # fmt: skip
     return rows
-
-
-def environment() -> dict:
-    """The machine and software that the measurements depend on."""
-    cpu = platform.processor() or platform.machine()
-    if os.path.exists("/proc/cpuinfo"):
-        with open("/proc/cpuinfo") as lines:
-            cpu = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), cpu)
-    return {
-        "date": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
-        "cpu": cpu, "cores": os.cpu_count(), "threads": torch.get_num_threads(),
-        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
-        "torch": torch.__version__, "python": platform.python_version(),
-        "preloaded": os.environ.get("LD_PRELOAD") or None, "load_average": os.getloadavg()[0],
-    }  # fmt: skip
 
 
 # ---- the data loader

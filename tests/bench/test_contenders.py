@@ -1,0 +1,88 @@
+"""The contenders are alike, and a step of theirs is what their users' step is."""
+
+import importlib.util
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from tupe import kernels
+from tupe.bench import contenders, step
+
+TINY = contenders.Setting("tiny", layers=2, length=20, batch=2, vocab=60)  # 6 of 40 tokens are masked
+MISSING = [] if importlib.util.find_spec("transformers") else contenders.HF
+# hf-flash: on GPUs only; compiling takes long
+CPU = [name for name in contenders.CONTENDERS if name not in ("hf-flash", "tupe_r-compile", *MISSING)]
+
+
+def layers_of(contender, name):
+    model = contender.model
+    if name in contenders.HF:
+        return model.bert.encoder.layer
+    return model.encoder.sentence_encoder.layers if name == "fairseq" else model.encoder.layers
+
+
+def test_masked_batch():
+    tokens, targets = contenders.masked_batch(TINY)
+    masked = targets.ne(1)
+    assert masked.sum() == 6 and not masked[:, 0].any()
+    assert (tokens[masked] == TINY.vocab - 1).all() and (tokens[~masked] < TINY.vocab - 1).all()
+    assert all(torch.equal(a, b) for a, b in zip(contenders.masked_batch(TINY), (tokens, targets), strict=True))
+
+
+@pytest.mark.parametrize("name", CPU)
+@pytest.mark.parametrize("precision", ["float32", "bf16"])
+def test_contenders_are_alike(name, precision):
+    """Same sizes, tokens, masked positions and loss; a step trains every weight of the layers."""
+    contender = contenders.Contender(name, replace(TINY, precision=precision))
+    layers, width, _, ffn = TINY.dims()
+    blocks = layers_of(contender, name)
+    per_layer = 4 * width**2 + 2 * width * ffn + 4 * width + width + ffn + 4 * width  # products, biases, layer norms
+    for ours, expected in zip((contender.tokens, contender.targets), contenders.masked_batch(TINY), strict=True):
+        assert torch.equal(ours, expected)
+    dropouts = {m.p for m in contender.model.modules() if isinstance(m, torch.nn.Dropout)}
+    assert dropouts <= {0.1} and contender.model.training
+    chance = torch.tensor(float(TINY.vocab)).log() * 6  # the sum over masked tokens of an untrained model
+    with torch.no_grad():
+        assert abs(contender.loss() / chance - 1) < 0.2
+    before = [[p.detach().clone() for p in block.parameters()] for block in blocks]
+    times = contender.step()
+    assert len(times) == 3 and min(times) > 0
+    # fairseq 0.12.2 holds a second copy of each weight for inference, which is not trained
+    moved = [[p for a, p in zip(old, new.parameters(), strict=True) if not a.equal(p)]
+             for old, new in zip(before, blocks, strict=True)]  # fmt: skip
+    assert [sum(p.numel() for p in some) for some in moved] == [per_layer] * layers
+    assert all(p.dtype == torch.float32 for p in contender.model.parameters())
+
+
+@pytest.mark.parametrize("name", CPU)
+def test_bf16_is_bf16(name):
+    contender = contenders.Contender(name, replace(TINY, precision="bf16"))
+    seen = set()
+    for module in layers_of(contender, name)[0].modules():
+        if isinstance(module, torch.nn.Linear):
+            module.register_forward_hook(lambda module, inputs, output: seen.add(output.dtype))
+    contender.step()
+    assert seen == {torch.bfloat16}
+
+
+def test_flops_are_those_that_pytorch_counts(monkeypatch):
+    monkeypatch.setattr(kernels, "ONEDNN", False)  # the counter does not know oneDNN's product
+    monkeypatch.setitem(contenders.OURS, "nopos", ("bert_a", {"position": "nopos", "attention": "plain"}))
+    contender = contenders.Contender("nopos", TINY)
+    with FlopCounterMode(display=False) as counter:
+        contender.loss().backward()
+    assert counter.get_total_flops() == pytest.approx(contenders.flops_per_token(TINY, "nopos") * 40, rel=1e-9)
+
+
+def test_unknown_or_missing_contenders(monkeypatch, capsys):
+    with pytest.raises(ValueError, match="unknown contender 'gpt'; valid: tupe_r, .*fairseq, hf"):
+        contenders.Contender("gpt", TINY)
+    with pytest.raises(ValueError, match="unknown contender 'gpt'"):
+        step.measure(["tupe_r", "gpt"], TINY, 1)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert contenders.default_models() == ["tupe_r", "tupe_a", "bert_a", "nopos", "fairseq"]
+    assert "transformers is not installed" in capsys.readouterr().out
+    with pytest.raises(ValueError, match="pip install transformers"):
+        step.measure(["tupe_r", "hf"], TINY, 1)
