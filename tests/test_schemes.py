@@ -10,8 +10,8 @@ import pytest
 import torch
 from helpers import scramble
 
-from tupe.attention import Terms, attend
-from tupe.encoder import Encoder, init_bert, mask_logits
+from tupe.attention import Terms, attend, mask_logits
+from tupe.encoder import Encoder, init_bert
 from tupe.offsets import Places
 from tupe.positions import Dims, Layer, Positions, options_of, overrides, parse
 from tupe.schemes import SCHEMES, skew, toeplitz, unskew

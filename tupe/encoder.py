@@ -17,13 +17,12 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from . import kernels
-from .attention import NORMALISERS, PATHS, Terms, attend, attention_weights, choose
+from .attention import NORMALISERS, PATHS, Terms, TermsMaker, attend, attention_weights, choose
 from .kernels import Linear, autocast_device, dropout, linear, lm_loss, split_heads
 from .offsets import PLACES, Places, draw_places
 from .packing import NO_PADDING, Packing, Selection
 from .positions import CLS, Dims, Layer, Positions, canonical
 from .schemes import SCHEMES, Table
-from .windows import Chunks
 
 logger = logging.getLogger(__name__)
 
@@ -324,54 +323,7 @@ class Encoder(nn.Module):
 
     def terms(self, places: Places | int, path: str = "plain", packing: Packing = NO_PADDING) -> list[Terms]:
         """One `Terms` per layer, computed once per forward pass; the same object for all that see equally far, unless a
-        scheme is per layer.
-
-        Without padding the bias stays [H, L, L] and broadcasts over the batch. Under softmax, padding is merged into
-        it, once, into a new tensor. Other normalisers get padding as a mask, because they do not turn low logits into
-        0; so does the blocked path, which then needs nothing of size B x H x L x L. GPU kernels read the bias in the
-        queries' precision: it is rounded once, here, and not in every layer.
-        """
-        scale = self.positions.scale
-        if path == "blocked" and packing.by_length is not None:
-            packing = packing.by_length
-        real = None if packing.real is None else packing.real[:, None, None, :]  # [B, 1, 1, L]
-
-        def merge(bias, gate, seen=real):
-            """seen: real, or [B or 1, 1, L, L], the keys that each query sees."""
-            if path == "sdpa" and bias is not None:
-                bias = bias.to(self.precision())
-            if seen is None or self.normaliser != "softmax" or path == "blocked":
-                return Terms(scale, bias, gate, seen, path, packing, places)
-            return Terms(scale, mask_logits(bias, seen), gate, None, path, packing, places)
-
-        def within(reach, bias, gate):
-            window = Chunks(places, reach, self.positions.untie_cls)
-            if path != "plain" and (window.pays or callable(bias)):
-                return split(window, bias)
-            near = places.near(reach)  # [L, L]
-            if self.positions.untie_cls:
-                near[0] = near[:, 0] = True
-            if path == "blocked":
-                return merge(mask_logits(bias, near), gate)
-            if real is not None:  # a query of padding without a key would become NaN, so it sees itself
-                near = near & real | torch.eye(places.length, dtype=torch.bool, device=near.device)
-            return merge(bias, gate, near.expand(len(near) if near.dim() == 4 else 1, 1, -1, -1))
-
-        def split(window, bias):
-            parts = window.split_bias(bias)  # [H n or n, c, K]
-            seen = None if real is None else window.split_real(real)  # [B, n, 1, K]
-            if path == "sdpa":
-                parts = parts.to(self.precision())
-                if len(parts) == window.chunks:
-                    parts = parts.repeat(self.positions.dims.heads, 1, 1)
-                if seen is not None:
-                    seen = seen.repeat(1, self.positions.dims.heads, 1, 1)
-                    parts, seen = parts.masked_fill(~seen, torch.finfo(parts.dtype).min), None  # [B, H n, c, K]
-            of_cls = None
-            if self.positions.untie_cls:
-                of_cls = merge(bias(0, 1) if callable(bias) else None if bias is None else bias[:, :1], None)
-            return Terms(scale, parts, None, seen, path, packing, places, window, of_cls)
-
+        scheme is per layer."""
         if isinstance(places, int):
             places = self.positions.places(places, next(self.layers.parameters()).device)
         long = path == "blocked" and places.length > kernels.LONG and self.positions.has_bias()
@@ -383,11 +335,12 @@ class Encoder(nn.Module):
             pairs = [(rows_of(layer), None) for layer in range(len(self.layers))]
         else:
             pairs = self.positions.terms(places)
+        maker = TermsMaker(self.positions, self.normaliser, places, path, packing, self.precision())
         made, terms = {}, []
         for index in range(len(self.layers)):
             own, reach = index if self.positions.per_layer else 0, self.positions.reach(Layer(index, places))
             if (own, reach) not in made:
-                made[own, reach] = merge(*pairs[own]) if reach is None else within(reach, *pairs[own])
+                made[own, reach] = maker.make(reach, *pairs[own])
             terms.append(made[own, reach])
         return terms
 
@@ -425,13 +378,6 @@ class Encoder(nn.Module):
         # Older checkpoints do not name the number of heads.
         if {**self.settings, **settings} != self.settings:
             raise ValueError(f"the checkpoint was trained with {saved}; this model has {describe(self.settings)}")
-
-
-def mask_logits(bias: Tensor | None, seen: Tensor) -> Tensor:
-    """bias [H, L, L], or None for 0, with the lowest number where `seen` ([L, L], or [B, 1, 1 or L, L]) is False:
-    softmax makes 0 of it, as of -inf, but not NaN of a sequence that is all padding."""
-    bias = seen.new_zeros(1, 1, 1, dtype=torch.float32) if bias is None else bias
-    return bias.masked_fill(~seen, torch.finfo(bias.dtype).min)  # [H or 1, L or 1, L] or [B, H or 1, L or 1, L]
 
 
 def of_cls(tokens: Tensor) -> Tensor:

@@ -44,6 +44,76 @@ class Terms(NamedTuple):
     of_cls: "Terms | None" = None
 
 
+class TermsMaker:
+    """Makes the `Terms` of the layers of one forward pass.
+
+    Without padding the bias stays [H, L, L] and broadcasts over the batch. Under softmax, padding is merged into it,
+    once, into a new tensor. Other normalisers get padding as a mask, because they do not turn low logits into 0; so
+    does the blocked path, which then needs nothing of size B x H x L x L. GPU kernels read the bias in the queries'
+    precision: it is rounded once, here, and not in every layer.
+    """
+
+    def __init__(
+        self, positions: Positions, normaliser: str, places: Places, path: str, packing: Packing, dtype: torch.dtype
+    ):
+        """path: a name from PATHS. dtype: of queries and keys."""
+        if path == "blocked" and packing.by_length is not None:
+            packing = packing.by_length
+        self.positions, self.normaliser, self.places = positions, normaliser, places
+        self.path, self.packing, self.dtype = path, packing, dtype
+        self.real = None if packing.real is None else packing.real[:, None, None, :]  # [B, 1, 1, L]
+
+    def make(self, reach: int | None, bias: Tensor | Callable | None, gate: Tensor | None) -> Terms:
+        """A layer's terms. reach: how far its queries see, None: everything. bias, gate: as in `Terms`, [H, L, L], for
+        a batch without padding."""
+        return self.everything(bias, gate, self.real) if reach is None else self.within(reach, bias, gate)
+
+    def everything(self, bias: Tensor | Callable | None, gate: Tensor | None, seen: Tensor | None) -> Terms:
+        """seen: `real`, or [B or 1, 1, L, L], the keys that each query sees."""
+        if self.path == "sdpa" and bias is not None:
+            bias = bias.to(self.dtype)
+        if seen is None or self.normaliser != "softmax" or self.path == "blocked":
+            return Terms(self.positions.scale, bias, gate, seen, self.path, self.packing, self.places)
+        bias = mask_logits(bias, seen)
+        return Terms(self.positions.scale, bias, gate, None, self.path, self.packing, self.places)
+
+    def within(self, reach: int, bias: Tensor | Callable | None, gate: Tensor | None) -> Terms:
+        window = Chunks(self.places, reach, self.positions.untie_cls)
+        if self.path != "plain" and (window.pays or callable(bias)):
+            return self.in_chunks(window, bias)
+        near = self.places.near(reach)  # [L, L]
+        if self.positions.untie_cls:
+            near[0] = near[:, 0] = True
+        if self.path == "blocked":
+            return self.everything(mask_logits(bias, near), gate, self.real)
+        if self.real is not None:  # a query of padding without a key would become NaN, so it sees itself
+            near = near & self.real | torch.eye(len(near), dtype=torch.bool, device=near.device)
+        return self.everything(bias, gate, near.expand(len(near) if near.dim() == 4 else 1, 1, -1, -1))
+
+    def in_chunks(self, window: Chunks, bias: Tensor | Callable | None) -> Terms:
+        parts = window.split_bias(bias)  # [H n or n, c, K]
+        seen = None if self.real is None else window.split_real(self.real)  # [B, n, 1, K]
+        if self.path == "sdpa":
+            heads, parts = self.positions.dims.heads, parts.to(self.dtype)
+            if len(parts) == window.chunks:
+                parts = parts.repeat(heads, 1, 1)
+            if seen is not None:
+                seen = seen.repeat(1, heads, 1, 1)
+                parts, seen = parts.masked_fill(~seen, torch.finfo(parts.dtype).min), None  # [B, H n, c, K]
+        of_cls = None
+        if self.positions.untie_cls:
+            of_cls = bias(0, 1) if callable(bias) else None if bias is None else bias[:, :1]
+            of_cls = self.everything(of_cls, None, self.real)
+        return Terms(self.positions.scale, parts, None, seen, self.path, self.packing, self.places, window, of_cls)
+
+
+def mask_logits(bias: Tensor | None, seen: Tensor) -> Tensor:
+    """bias [H, L, L], or None for 0, with the lowest number where `seen` ([L, L], or [B, 1, 1 or L, L]) is False:
+    softmax makes 0 of it, as of -inf, but not NaN of a sequence that is all padding."""
+    bias = seen.new_zeros(1, 1, 1, dtype=torch.float32) if bias is None else bias
+    return bias.masked_fill(~seen, torch.finfo(bias.dtype).min)  # [H or 1, L or 1, L] or [B, H or 1, L or 1, L]
+
+
 # Normalisers: logits [B, H, L, L] and real [B, 1, 1, L] or None -> weights.
 
 
