@@ -16,26 +16,28 @@ pytestmark = pytest.mark.usefixtures("own_module_cache")
 SIZES = np.array([4, 9, 30])
 
 
-def test_lengths(learnable, vocabulary, tmp_path):
+def test_texts(learnable, vocabulary, tmp_path):
     pairs = [data_utils.load_indexed_dataset(str(learnable / "MNLI" / f"input{i}" / "train")) for i in (0, 1)]
     expected = [len(a) + len(b) + 2 for a, b in zip(*pairs, strict=True)]  # each ends in </s>; <s> and a second </s>
-    assert padding.lengths(learnable, "mnli", "train").tolist() == expected
+    texts = padding.texts(learnable, "mnli", "train")
+    assert texts.sizes.tolist() == expected
+    assert padding.count_pieces(texts) == len({0, 2}.union(*(text.tolist() for part in pairs for text in part)))
     with pytest.raises(ValueError, match="holds no RTE; `tupe prepare glue` writes it"):
-        padding.lengths(learnable, "RTE", "train")
+        padding.texts(learnable, "RTE", "train")
     squad_file(tmp_path / "squad", count=3)
     list(prepare(tmp_path / "squad", vocabulary, tmp_path / "bin"))
-    of_texts = padding.lengths(tmp_path / "bin", "SQuAD-1.1", "valid")
-    assert len(of_texts) == 3 and of_texts.min() > 20
+    windows = padding.texts(tmp_path / "bin", "SQuAD-1.1", "valid")
+    assert len(windows) == 3 and windows.sizes.min() > 20 and padding.count_pieces(windows) > 20
 
 
 def test_batches():
-    first, second = padding.batches(SIZES, 32, 2, vocab=50, device="cpu", seed=1)
+    first, second = padding.batches(SIZES, 40, 32, 2, vocab=50, device="cpu", seed=1)
     assert first.tokens.shape != second.tokens.shape or not torch.equal(first.tokens, second.tokens)
     for batch in (first, second):
         assert set(batch.real.sum(1).tolist()) <= set(SIZES) and batch.tokens.size(1) == batch.real.sum(1).max()
         assert torch.equal(batch.tokens.ne(padding.PAD), batch.real) and batch.count == batch.real.sum()
-        assert batch.tokens.max() < 50 and (batch.tokens[:, 0] == 0).all()
-    (repeated, _) = padding.batches(SIZES, 32, 2, vocab=50, device="cpu", seed=1)
+        assert batch.tokens.max() < 40 and (batch.tokens[:, 0] == 0).all()
+    (repeated, _) = padding.batches(SIZES, 40, 32, 2, vocab=50, device="cpu", seed=1)
     assert torch.equal(repeated.tokens, first.tokens)
 
 
@@ -47,9 +49,9 @@ def test_contenders_ignore_padding(name):
             with pytest.raises(ValueError, match=r"needs transformers 4\.48"):
                 padding.build(name, "tiny", 60)
             return
-    (batch,) = padding.batches(SIZES, 3, 1, vocab=60, device="cpu", seed=2)
+    (batch,) = padding.batches(SIZES, 60, 3, 1, vocab=60, device="cpu", seed=2)
     model, logits = padding.build(name, "tiny", 60)
-    padding.inference_step(model, logits)
+    padding.inference_step(model, logits, 60)
     with torch.no_grad():
         whole = logits(batch)
         row = int(batch.real.sum(1).argmin())
@@ -60,7 +62,7 @@ def test_contenders_ignore_padding(name):
 
 
 def test_which_of_ours_packs():
-    (batch,) = padding.batches(SIZES, 8, 1, vocab=60, device="cpu", seed=2)
+    (batch,) = padding.batches(SIZES, 60, 8, 1, vocab=60, device="cpu", seed=2)
     rows = {}
     for name in ("ours", "ours-padded"):
         model, logits = padding.build(name, "tiny", 60)
@@ -72,7 +74,7 @@ def test_which_of_ours_packs():
 
 
 def test_a_row_is_the_median_over_turns():
-    batches = list(padding.batches(SIZES, 4, 3, vocab=60, device="cpu", seed=1))
+    batches = list(padding.batches(SIZES, 60, 4, 3, vocab=60, device="cpu", seed=1))
     seconds = {"ours": [1.0, 2.0, 4.0], "hf": [3.0, 4.0, 40.0]}
     ours, hf = padding.rows(seconds, batches, {"size": "tiny"})
     assert ours["times_as_fast"] == 1 and hf["times_as_fast"] == 3  # of 3, 2, 10

@@ -24,8 +24,9 @@ def epochs(count):
 
 
 @pytest.mark.parametrize("grouped", [False, True], ids=["", "by length"])
-def test_a_killed_run_resumes_with_the_same_scores(grouped, learnable, pretrained, tmp_path, monkeypatch):
-    options = [*epochs(3), f"task.group_by_length={grouped}"]
+@pytest.mark.parametrize("optimizer", ["adam", "adamw_fused"])
+def test_a_killed_run_resumes_with_the_same_scores(optimizer, grouped, learnable, pretrained, tmp_path, monkeypatch):
+    options = [*epochs(3), f"task.group_by_length={grouped}", f"optimizer._name={optimizer}"]
     finetune(learnable, pretrained, tmp_path / "whole", *options)
     step = Trainer.train_step
 
@@ -43,6 +44,23 @@ def test_a_killed_run_resumes_with_the_same_scores(grouped, learnable, pretraine
     whole, resumed = read(tmp_path / "whole"), read(tmp_path / "killed")
     assert [entry["num_updates"] for entry in whole.scores] == [4, 8, 12] and resumed.scores == whole.scores
     assert resumed.started_at == killed.started_at <= resumed.finished_at and resumed.state == "finished"
+
+
+def test_the_fused_optimizer_takes_sparse_gradients(learnable, pretrained, tmp_path, monkeypatch):
+    """... of the token table, and trains as fairseq's does."""
+    scores, sparse, step = {}, [], Trainer.train_step
+
+    def watched(trainer, samples, **kwargs):
+        sparse.append(trainer.model.encoder.tokens.sparse)
+        return step(trainer, samples, **kwargs)
+
+    monkeypatch.setattr(Trainer, "train_step", watched)
+    for name in ("adam", "adamw_fused"):
+        finetune(learnable, pretrained, tmp_path / name, *epochs(2), f"optimizer._name={name}")
+        scores[name] = read(tmp_path / name).scores
+    assert sparse == [False] * 8 + [True] * 8
+    for ours, theirs in zip(scores["adamw_fused"], scores["adam"], strict=True):
+        assert ours == {**theirs, "loss": pytest.approx(theirs["loss"], rel=1e-5)}
 
 
 @pytest.mark.parametrize(("count", "pool"), [(900, 200), (700, 172), (10, 4)])

@@ -38,6 +38,8 @@ from ..offsets import Places
 from ..options import Command, ListOf
 from ..packing import NO_PADDING, Packing
 from ..plugin.glue import TASKS, Pairs, glue_name
+from ..plugin.model import TupeModel
+from ..plugin.optim import FusedAdamW, FusedAdamWConfig
 from ..plugin.pretrained import load_dictionary
 from ..plugin.squad_data import Encoded, Windows
 from ..record import command_line
@@ -60,8 +62,8 @@ class Batch(NamedTuple):
     labels: Tensor  # [B]
 
 
-def lengths(data: Path, task: str, split: str) -> np.ndarray:
-    """Tokens of every text of a task, special tokens included, at most `LONGEST`. data: folder that `tupe prepare glue`
+def texts(data: Path, task: str, split: str) -> Windows | Pairs:
+    """The texts of a task, of at most `LONGEST` tokens, special ones included. data: folder that `tupe prepare glue`
     and, for SQuAD-1.1 and SQuAD-2.0, `tupe prepare squad` wrote. split: "train" or "valid".
 
     Raises ValueError for an unknown task or one that was not prepared.
@@ -69,21 +71,33 @@ def lengths(data: Path, task: str, split: str) -> np.ndarray:
     words = load_dictionary(data / "dict.txt")
     if task.startswith("SQuAD-"):
         encoded = Encoded.load(data, {"train": "train", "valid": "dev"}[split], task.removeprefix("SQuAD-"))
-        return Windows(encoded, words, LONGEST, stride=128, max_query=64).sizes
+        return Windows(encoded, words, LONGEST, stride=128, max_query=64)
     name = glue_name(task)
     parts = [data / name / f"input{i}" / split for i in range(len(TASKS[name].text))]
     if not parts[0].with_suffix(".idx").exists():
         raise ValueError(f"{data} holds no {name}; `tupe prepare glue` writes it")
     first, *second = (data_utils.load_indexed_dataset(str(part), words) for part in parts)
-    return Pairs(first, second[0] if second else None, words, LONGEST).sizes
+    return Pairs(first, second[0] if second else None, words, LONGEST)
 
 
-def batches(sizes: np.ndarray, size: int, count: int, vocab: int, device: str, seed: int) -> Iterator[Batch]:
-    """Random batches of `size` random texts whose lengths are drawn from `sizes`."""
+def count_pieces(texts: Windows | Pairs) -> int:
+    """How many different pieces the texts have."""
+    seen = set()
+    for i in range(len(texts)):
+        text = texts[i]
+        seen.update((text["tokens"] if isinstance(text, dict) else text).tolist())
+    return len(seen)
+
+
+def batches(
+    sizes: np.ndarray, pieces: int, size: int, count: int, vocab: int, device: str, seed: int
+) -> Iterator[Batch]:
+    """Random batches of `size` texts of random tokens, among the first `pieces` of the vocabulary, whose lengths are
+    drawn from `sizes`."""
     rng = np.random.default_rng(seed)
     for _ in range(count):
         drawn = torch.from_numpy(rng.choice(sizes, size))[:, None]
-        tokens = torch.from_numpy(rng.integers(5, vocab, (size, int(drawn.max()))))
+        tokens = torch.from_numpy(rng.integers(5, min(max(pieces, 6), vocab), (size, int(drawn.max()))))
         real = torch.arange(tokens.size(1)) < drawn
         tokens[:, 0] = 0
         labels = torch.from_numpy(rng.integers(0, 2, size))
@@ -179,22 +193,37 @@ def build_export(size: str, vocab: int) -> nn.Module:
 # -------------------------------------------------------------------------------------------------------- measurement
 
 
-def training_step(model: nn.Module, logits: Callable[[Batch], Tensor]) -> Callable[[Batch], None]:
-    """Forward and backward pass, clipping and AdamW, the same for every contender."""
+def training_step(model: nn.Module, logits: Callable[[Batch], Tensor], pieces: int) -> Callable[[Batch], None]:
+    """Forward and backward pass, clipping and AdamW: ours (`optim.FusedAdamW`), or PyTorch's fused one as in Hugging
+    Face's Trainer. pieces: how many of the vocabulary have had a gradient, as after an epoch of the task."""
     model.train()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)
+    ours = isinstance(model, TupeModel)
+    if ours:
+        optimizer = FusedAdamW(FusedAdamWConfig(lr=[1e-5]), model.parameters())
+        table = model.encoder.tokens.weight
+        model.encoder.tokens.sparse = table.device.type == "cpu"  # as `FinetuneTask` does
+        if model.encoder.tokens.sparse:
+            zeros = torch.zeros(min(pieces, len(table)), table.size(1))
+            table.grad = torch.sparse_coo_tensor(torch.arange(len(zeros))[None], zeros, table.shape)
+            optimizer.step()
+            optimizer.zero_grad()
+    else:
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)
 
     def step(batch: Batch) -> None:
         F.cross_entropy(logits(batch).float(), batch.labels).backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        if ours:
+            optimizer.clip_grad_norm(1.0)
+        else:
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
+        optimizer.zero_grad()
 
     return step
 
 
-def inference_step(model: nn.Module, logits: Callable[[Batch], Tensor]) -> Callable[[Batch], None]:
-    """A forward pass without gradients."""
+def inference_step(model: nn.Module, logits: Callable[[Batch], Tensor], pieces: int) -> Callable[[Batch], None]:
+    """A forward pass without gradients. pieces: without meaning here."""
     model.eval()
     return torch.inference_mode()(logits)
 
@@ -296,18 +325,20 @@ def measure(
     contenders: list[str], precision: list[str], turns: int, device: str, seed: int, output: Path,
 ) -> None:  # fmt: skip
     """Measure every combination, print a table, and write it after every size."""
-    of_task = {task: lengths(data, task, split) for task in tasks}
-    measured, about = [], {"command": command_line(), **environment()}
+    of_task = {task: texts(data, task, split) for task in tasks}
+    pieces = {task: count_pieces(of_task[task]) for task in tasks}
+    measured, about = [], {"command": command_line(), "pieces": pieces, **environment()}
     for size in sizes:
-        steps = {}
-        for name in contenders:
-            model, logits = build(name, size, vocab_size)
-            steps[name] = make_step(model.to(device), logits)
-        for task, number, kind in ((t, b, p) for t in tasks for b in batch for p in precision):
-            drawn = batches(of_task[task], number, turns + 1, vocab_size, device, seed)
-            seconds, counted = in_turns(steps, drawn, kind, device)
-            measured += rows(seconds, counted, {"size": size, "task": task, "batch": number, "precision": kind})
-            click.echo(f"{size}, {task}, batch {number}, {kind}: measured", err=True)
+        for task in tasks:
+            steps = {}
+            for name in contenders:
+                model, logits = build(name, size, vocab_size)
+                steps[name] = make_step(model.to(device), logits, pieces[task])
+            for number, kind in ((b, p) for b in batch for p in precision):
+                drawn = batches(of_task[task].sizes, pieces[task], number, turns + 1, vocab_size, device, seed)
+                seconds, counted = in_turns(steps, drawn, kind, device)
+                measured += rows(seconds, counted, {"size": size, "task": task, "batch": number, "precision": kind})
+                click.echo(f"{size}, {task}, batch {number}, {kind}: measured", err=True)
         output.parent.mkdir(parents=True, exist_ok=True)
         Path(f"{output}.json").write_text(json.dumps({"about": about, "rows": measured}, indent=1))
         Path(f"{output}.md").write_text(table(measured).markdown())
