@@ -7,7 +7,7 @@ from helpers import never_pack
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tupe import kernels, windows
+from tupe import attention, kernels, windows
 from tupe.attention import NORMALISERS, choose, why_not_fast
 from tupe.bench import memory
 from tupe.encoder import Encoder, LMHead, of_cls
@@ -162,6 +162,21 @@ def test_the_last_layer_computes_only_what_is_wanted(options, padding, wanted, m
     features, hiddens = model(tokens, return_all_hiddens=True, wanted=places)
     torch.testing.assert_close(features, outcomes[0][0], rtol=1e-5, atol=1e-5)
     assert len(hiddens) == N + 1 and hiddens[-1].shape == (*tokens.shape, C)
+
+
+@pytest.mark.parametrize("padding", [(), (5, 33, 0)], ids=["full", "padded"])
+@pytest.mark.parametrize("position, queries", [("t5", [35, 1]), ("rope_values", [35, 35]), ("absolute", [35, 1])])
+def test_attention_of_the_last_layer_takes_the_query_cls_alone(position, queries, padding, monkeypatch):
+    """... but where values are rotated back at the place of every query."""
+    tokens, seen, original = batch(35, padding), [], attention.blocked_attention
+
+    def watched(q, *args):
+        seen.append(q.size(2))
+        return original(q, *args)
+
+    monkeypatch.setattr(attention, "blocked_attention", watched)
+    encoder(position, attention="blocked")(tokens, wanted=of_cls(tokens))
+    assert seen == [35] * (N - 2) + queries
 
 
 def test_nothing_is_wanted():

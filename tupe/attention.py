@@ -42,6 +42,18 @@ class Terms(NamedTuple):
     # of the query [CLS], if it sees all.
     window: Chunks | None = None
     of_cls: "Terms | None" = None
+    first: bool = False  # of a layer of which the first query alone is wanted: the bias is [H, 1, L]
+
+    def of_wanted(self, wanted: Tensor, positions: Positions) -> "Terms":
+        """The terms of a layer of which these tokens alone are wanted, [n], places in the batch, of B L. Where they are
+        first tokens, [CLS], the blocked path computes no other query's weights."""
+        rotates_back = any(overrides(scheme, "unrotate") for scheme in positions.of_layer(0))
+        if self.path != "blocked" or self.window is not None or callable(self.bias) or rotates_back:
+            return self
+        length = self.places.length
+        if not torch.equal(wanted, torch.arange(0, len(wanted) * length, length)):
+            return self
+        return self._replace(first=True, bias=None if self.bias is None else self.bias[:, :1])
 
 
 class TermsMaker:
@@ -209,7 +221,9 @@ def blocked(
         lengths = terms.packing.lengths if terms.window is None and q.size(2) == k.size(2) else None
         return blocked_attention(q, k, v, terms.bias, terms.real, terms.scale, dropout, lengths)
 
-    return positions.unrotate(by_window(mix, *positions.rotate(q, k, v, layer), terms), layer)
+    q, k, v = positions.rotate(q, k, v, layer)
+    q = q[:, :, :1] if terms.first else q
+    return positions.unrotate(by_window(mix, q, k, v, terms), layer)
 
 
 def by_window(mix: Callable, q: Tensor, k: Tensor, v: Tensor, terms: Terms) -> Tensor:

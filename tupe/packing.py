@@ -55,15 +55,15 @@ class Packing(NamedTuple):
         """[T, C] -> [B, L, C], 0 at padding."""
         return x if self.places is None else Unpack.apply(x, self.places, self.rows).view(*self.real.shape, -1)
 
-    def select(self, wanted: Tensor, of_attention: "Packing") -> "Selection":
+    def select(self, wanted: Tensor, of_attention: "Packing", length: int) -> "Selection":
         """wanted: [n], places in the batch, of B L. On a CPU they become `rounded_up` many; the last mean nothing.
-        of_attention: this or `by_length`."""
+        of_attention: this or `by_length`. length: L."""
         if wanted.device.type == "cpu":
             wanted = F.pad(wanted, (0, rounded_up(len(wanted)) - len(wanted)))
         if self.places is None:
-            return Selection(wanted, wanted)
+            return Selection(wanted, wanted, length)
         rows = self.rows[wanted].clamp(max=len(self.places) - 1)  # at padding there is none
-        return Selection(rows, of_attention.places[rows])
+        return Selection(rows, of_attention.places[rows], length)
 
 
 NO_PADDING = Packing()
@@ -80,14 +80,16 @@ class Selection(NamedTuple):
 
     rows: Tensor  # [m], their rows of x
     places: Tensor  # [m], their places in the batch, in the order in which attention takes its sequences
+    length: int  # L
 
     def of_tokens(self, x: Tensor) -> Tensor:
         """[T, C] or [B, L, C] -> [m, C]"""
         return x.flatten(0, -2).index_select(0, self.rows)
 
     def of_batch(self, x: Tensor) -> Tensor:
-        """[B, L, C] -> [m, C]"""
-        return x.flatten(0, 1).index_select(0, self.places)
+        """[B, L, C], or [B, 1, C] of first tokens alone -> [m, C]"""
+        places = self.places if x.size(1) == self.length else self.places // self.length
+        return x.flatten(0, 1).index_select(0, places)
 
 
 def spread(x: Tensor, rows: Tensor) -> Tensor:

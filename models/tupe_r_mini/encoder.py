@@ -293,8 +293,11 @@ class Encoder(nn.Module):
         selects = not (wanted is None or return_all_hiddens or torch.compiler.is_compiling())
         hiddens, last = [x], len(self.layers) - 1
         for index, layer in enumerate(self.layers):
-            selection = packing.select(wanted, terms[index].packing) if selects and index == last else None
-            args = x, self.positions, terms[index], index, selection
+            of_layer, selection = terms[index], None
+            if selects and index == last:
+                selection = packing.select(wanted, of_layer.packing, places.length)
+                of_layer = of_layer.of_wanted(wanted, self.positions)
+            args = x, self.positions, of_layer, index, selection
             x = checkpoint(layer, *args, use_reentrant=False) if recompute else layer(*args)
             if return_all_hiddens:
                 hiddens.append(x)

@@ -102,7 +102,8 @@ def step_bytes(
     with AsOnGpu():
         x, outside = kept(model, lambda: body.embed(tokens))
         terms, of_bias = kept(model, lambda: body.terms(length, "sdpa"))
-        last, selection = len(body.layers) - 1, Selection(*(torch.empty(2, masked, dtype=torch.long, device="meta")))
+        places = torch.empty(masked, dtype=torch.long, device="meta")
+        last, selection = len(body.layers) - 1, Selection(places, places, length)
         _, in_last = kept(model, lambda: body.layers[last](x, body.positions, terms[last], last, selection))
         x, in_layer = kept(model, lambda: body.layers[0](x, body.positions, terms[0], 0))
         rows = x.new_empty(masked, width).requires_grad_()

@@ -53,7 +53,7 @@ def masked_copies(words: Sentence) -> tuple[list[int], list[tuple[int, int]], np
 
 @torch.inference_mode()
 def pseudo_log_likelihoods(
-    model: TupeModel, sentences: Iterable[Sentence], batch_tokens: int = 8192
+    model: TupeModel, sentences: Iterable[Sentence], batch_tokens: int = 4096
 ) -> Iterator[Score]:
     """The `Score` of each sentence, in order. model: a `TupeModel` in evaluation mode; its dictionary frames a sentence
     as in training, `<s> pieces </s>`. batch_tokens: tokens of a batch; the scores do not depend on it but for rounding.

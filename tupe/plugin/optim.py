@@ -40,6 +40,7 @@ class Rows:
     def __init__(self, table: Tensor, state: dict):
         """state: the table's of a dense optimizer; empty at the start of training."""
         self.moments = {name: torch.zeros_like(table) for name in MOMENTS}
+        self.gradient = torch.zeros_like(table)  # 0 but within a step
         self.step = state.get("step", torch.zeros((), dtype=torch.float32))
         self.rows = torch.empty(0, dtype=torch.long)  # [A]
         self.places = torch.full((len(table),), -1)  # of each row among those, -1: of none
@@ -62,14 +63,15 @@ class Rows:
         """The table's rows that count, with their gradient, and their state: what the kernel gets in its place."""
         # a multiple of 16 rows, so that the kernel computes all numbers alike, wherever a row stands
         size = min(len(self.rows) + -len(self.rows) % 16, len(table))
-        part, part.grad = table.new_zeros(size, table.size(1)), table.new_zeros(size, table.size(1))
-        torch.index_select(table, 0, self.rows, out=part[: len(self.rows)])
+        rows = torch.cat([self.rows, self.rows[:1].expand(size - len(self.rows))])
+        part, part.grad = table.index_select(0, rows), self.gradient[:size]
         part.grad.index_copy_(0, self.places[table.grad.indices()[0]], table.grad.values())
         return part, {"step": self.step, **{name: moments[:size] for name, moments in self.moments.items()}}
 
     def put(self, part: Tensor, table: Tensor) -> None:
         """Write the rows of a part that the kernel has updated into the table."""
         table.index_copy_(0, self.rows, part[: len(self.rows)])
+        part.grad[self.places[table.grad.indices()[0]]] = 0
 
     def dense(self) -> dict:
         """The table's state as a dense optimizer has it, and as checkpoints keep it."""
