@@ -109,10 +109,12 @@ def check_data(data: Path, output: Path) -> None:
     record.write_atomically(path, json.dumps({"data": str(data), "fingerprint": ours}, indent=1) + "\n")
 
 
-def train(data: Path, output: Path, planned: list[Trial], jobs: int | None, further: Sequence[str]) -> None:
+def train(
+    data: Path, output: Path, planned: list[Trial], jobs: int | None, further: Sequence[str], protocol: dict = CLAIMS
+) -> None:
     """Run what is left of the planned trainings of one stage; conclude each as it ends. That a run diverged is a
     result; one that failed otherwise is tried again. Raises ValueError for the reasons of `check_data`."""
-    plan = {trial.job(data, output, further): trial for trial in planned}
+    plan = {trial.job(data, output, further, protocol): trial for trial in planned}
     if not plan:
         return
     check_data(data, output)

@@ -50,19 +50,20 @@ class Trial:
     def folder(self, output: Path) -> Path:
         return output / str(self)
 
-    def job(self, data: Path, output: Path, further: Sequence[str] = ()) -> runner.Job:
-        """The command that trains it. further: more words for it. Raises ValueError for one that is not `FREE`."""
+    def job(self, data: Path, output: Path, further: Sequence[str] = (), protocol: dict = CLAIMS) -> runner.Job:
+        """The command that trains it. further: more words for it; protocol: what claims.yaml is for this one. Raises
+        ValueError for a word that is not `FREE`."""
         for word in further:
             name = word.partition("=")[0]
             if name not in FREE and (word.startswith("--") or "=" in word):
                 raise ValueError(f"{name}: the protocol of docs/reproduction.md fixes it; valid: {', '.join(FREE)}")
-        model, plan = CLAIMS["models"][self.model], CLAIMS["stages"].get(self.stage, {})
-        chosen = {f"--{name}": model[name] for name in ("position", "cls") if name in model}
+        model, plan = protocol["models"][self.model], protocol["stages"].get(self.stage, {})
+        chosen = {f"--{name}": model[name] for name in ("position", "position-file", "cls") if name in model}
         words = {
             "--recipe": "pretrain_small", "--data": data, "--output": self.folder(output),
             "--arch": with_size(model["arch"], self.size), **chosen,
             "--lr": f"{self.lr:g}", "--max-update": self.updates, "--seed": self.seed,
-            "--autocast": plan.get("autocast", CLAIMS["autocast"]), "common.fp16": "false",  # which GPUs would take
+            "--autocast": plan.get("autocast", protocol["autocast"]), "common.fp16": "false",  # which GPUs would take
             "--log-format": "json", "--log-interval": 50, "--num-workers": 1,
         }  # fmt: skip
         if "weights_every" in plan:  # `evidence.keep_weights` halves them at the end

@@ -1,0 +1,217 @@
+"""The second protocol (docs/second-protocol.md): what it trains, as second.yaml says, and the page of what came out.
+
+    python -m reproduction run --data DATA --output OUT     train and evaluate what is left; an OUT is resumed
+    python -m reproduction page --runs OUT                  add finished runs to docs/evidence/second, write second.md
+
+Runs, their evaluation and their tables are those of the first protocol (`tupe.experiments`).
+"""
+
+import math
+from collections import defaultdict
+from dataclasses import replace
+from pathlib import Path
+
+import click
+import yaml
+
+from tupe import options, record
+from tupe.experiments import collect
+from tupe.experiments.evidence import train
+from tupe.experiments.plan import CLAIMS, Trial, final_losses
+from tupe.experiments.statistics import contrast
+from tupe.options import ListOf
+from tupe.positions import load_schemes
+from tupe.tables import Table
+
+from . import statistics
+
+HERE = Path(__file__).parent
+FIRST, TABLES = HERE.parent / "docs/evidence", HERE.parent / "docs/evidence/second"
+PROTOCOL = yaml.safe_load((HERE / "second.yaml").read_text(encoding="utf-8"))
+PROTOCOL["models"] |= CLAIMS["models"]
+for model in PROTOCOL["models"].values():
+    if "position-file" in model:
+        model["position-file"] = str(HERE / model["position-file"])
+
+
+def precision(stage: str) -> str:
+    """What a stage trains in, as the tables call it."""
+    return collect.PRECISIONS[PROTOCOL["stages"][stage].get("autocast", PROTOCOL["autocast"])]
+
+
+def known(folder: Path) -> dict[tuple[Trial, str], float]:
+    """{(trial, precision): final loss} of the finished runs in tables, infinite for one that diverged."""
+    losses = {}
+    for row in collect.read(folder)["runs"]:
+        if row["loss"] or row["reason"].startswith(record.DIVERGENCE):
+            losses[Trial.parse(row["run"]), row["precision"]] = float(row["loss"] or "inf")
+    return losses
+
+
+def adopted(losses: dict[tuple[Trial, str], float]) -> dict[Trial, float]:
+    """{trial of this protocol: final loss} of the runs of the first one that count here."""
+    found = {}
+    for stage, plan in PROTOCOL["stages"].items():
+        for (trial, of), loss in losses.items():
+            same = (trial.size, trial.updates, of) == (plan["size"], plan["updates"], precision(stage))
+            if same and trial.stage in plan.get("counts", ()):
+                found[replace(trial, stage=stage)] = loss
+    return found
+
+
+def best_rates(losses: dict[Trial, float], stage: str) -> tuple[dict[str, float], dict[str, float]]:
+    """({model: rate with the lowest final loss of that stage}, {model: rate that has to run first}).
+
+    A best rate at the edge of those that have run is used only once the next one has run.
+    """
+    plan, by_model = PROTOCOL["stages"][stage], defaultdict(dict)
+    for trial, loss in losses.items():
+        if trial.stage == stage and trial.seed in plan["seeds"]:
+            by_model[trial.model][trial.lr] = loss
+    best, needed = {}, {}
+    for model, by_rate in by_model.items():
+        if not all(any(math.isclose(rate, lr) for lr in by_rate) for rate in plan["rates"][model]):
+            continue
+        lr = min(by_rate, key=by_rate.get)
+        tried = [*by_rate, plan["worse"]]
+        if lr == min(tried):
+            needed[model] = lr / 2
+        elif lr == max(tried):
+            needed[model] = 2 * lr
+        else:
+            best[model] = lr
+    return best, needed
+
+
+def trials(stage: str, losses: dict[Trial, float]) -> list[Trial]:
+    """What a stage trains, seed by seed. losses: of the runs that have ended, from which rates follow; a model whose
+    rate is not known yet is left out."""
+    plan = PROTOCOL["stages"][stage]
+    if "rates" in plan:
+        rates = {model: list(values) for model, values in plan["rates"].items()}
+        if "worse" in plan:
+            for model, rate in best_rates(losses, stage)[1].items():
+                rates[model].append(rate)
+    else:
+        best, like = best_rates(losses, plan["rates_of"])[0], plan.get("like", {})
+        rates = {model: [best[of]] for model in plan["models"] if (of := like.get(model, model)) in best}
+    return [
+        Trial(stage, model, plan["size"], plan["updates"], rate, seed)
+        for seed in plan["seeds"]
+        for rank in range(max(map(len, rates.values()), default=0))
+        for model, values in rates.items()
+        for rate in values[rank : rank + 1]
+    ]
+
+
+def ended(output: Path | None) -> dict[Trial, float]:
+    """{trial: final loss} of all runs that count: of the first protocol, of the tables, and of a folder."""
+    mine = {trial: loss for (trial, _), loss in known(TABLES).items()} if TABLES.exists() else {}
+    return adopted(known(FIRST)) | mine | (final_losses(output) if output else {})
+
+
+# ------------------------------------------------------------------------------------------------------------- the page
+
+
+def tables_of_losses(losses: dict[Trial, float]) -> list[str]:
+    """A section for each stage that has runs: final losses by model and rate, a column for each seed."""
+    lines = []
+    for stage, plan in PROTOCOL["stages"].items():
+        rows, planned = defaultdict(dict), trials(stage, losses)
+        for trial in planned:
+            if trial in losses:
+                rows[trial.model, f"{trial.lr:g}"][trial.seed] = f"{losses[trial]:.3f}"
+        done = sum(trial in losses for trial in planned)
+        lines.append(f"## {stage}: {plan['size']}, {plan['updates']:,} updates, {precision(stage)}\n")
+        lines.append(f"{done} of {len(planned)} runs.\n")
+        if rows:
+            header = ["model", "rate", *(f"seed {seed}" for seed in plan["seeds"])]
+            cells = [("", [*key, *(row.get(seed, "–") for seed in plan["seeds"])]) for key, row in rows.items()]
+            lines.append(Table(header, cells, align="lr" + "r" * len(plan["seeds"])).markdown())
+    return lines
+
+
+def by_seed(losses: dict[Trial, float], stage: str, model: str) -> dict[int, float]:
+    return {trial.seed: loss for trial, loss in losses.items() if (trial.stage, trial.model) == (stage, model)}
+
+
+def again(losses: dict[Trial, float]) -> list[str]:
+    """Stage A, once all of it has run: what the controls of `tupe_a_tie_cls` are with all seeds."""
+    if not all(trial in losses for stage in ("again", "again_bf16", "neighbours") for trial in trials(stage, losses)):
+        return []
+    first = {trial: loss for (trial, of), loss in known(FIRST).items() if trial.stage == "controls" and of == "float32"}
+    seeds = {
+        model: by_seed(first, "controls", model) | by_seed(losses, stage, model)
+        for stage in ("again", "neighbours")
+        for model in PROTOCOL["stages"][stage]["rates"]
+    }
+    mine, rows = seeds["tupe_a_tie_cls"], []
+    for model, theirs in seeds.items():
+        if model != "tupe_a_tie_cls":
+            mean, low, high, p = statistics.welch(theirs.values(), mine.values())
+            verdict = "not resolved" if low <= 0 <= high else "lower" if mean < 0 else "higher"
+            rows.append(("", [f"`{model}` - `tupe_a_tie_cls`", f"{len(theirs)}, {len(mine)}",
+                              f"{mean:.3f} [{low:.3f}, {high:.3f}]", f"{p:.2g}", verdict]))  # fmt: skip
+    header = ["difference, all seeds in float32", "seeds", "mean [95 % interval], Welch", "p", "result"]
+    lines = ["## A: are three equal seeds luck?\n", Table(header, rows, align="lrrrl").markdown()]
+    one = contrast(by_seed(losses, "again_bf16", "tupe_a_tie_cls"), by_seed(first, "controls", "tupe_a_tie_cls"))
+    seen, (low, high) = ", ".join(f"{value:.3f}" for value in one.differences.values()), one.interval
+    lines.append(f"`tupe_a_tie_cls` in bfloat16 minus float32: {seen}; mean {one.mean:.3f} [{low:.3f}, {high:.3f}].\n")
+    return lines
+
+
+def page() -> str:
+    """docs/evidence/second.md, from the committed tables alone."""
+    losses = ended(None)
+    lines = [
+        "# The second protocol: runs\n",
+        "Final losses, bits per masked token, written by `python -m reproduction page` from the tables in `second/`;\n"
+        "[the protocol](../second-protocol.md) says what they decide.\n",
+        *again(losses),
+        *tables_of_losses(losses),
+    ]
+    return "\n".join(lines)
+
+
+# --------------------------------------------------------------------------------------------------------- the commands
+
+
+@click.group()
+def main():
+    """The second protocol (docs/second-protocol.md)."""
+
+
+@main.command(cls=options.QuietCommand, context_settings={"ignore_unknown_options": True})
+@options.data("prepared text; the protocol's is in docs/reproduction.md")
+@options.output("folder of the runs; an existing one is resumed")
+@click.option("--stages", type=ListOf(list(PROTOCOL["stages"])), help="only these")
+@options.jobs()
+@click.option("--dry-run", is_flag=True, help="print the commands and run none")
+@click.argument("further", nargs=-1, type=click.UNPROCESSED, metavar="[OPTIONS OF EVERY TRAINING]...")
+def run(data, output, stages, jobs, dry_run, further):
+    """Train and evaluate what is left, stage by stage."""
+    data, output = data.resolve(), output.resolve()
+    for model in PROTOCOL["models"].values():
+        if "position-file" in model:
+            load_schemes(model["position-file"])  # for the evaluation
+    for stage in stages or PROTOCOL["stages"]:
+        done = None
+        while (losses := ended(output)).keys() != done:  # a best rate at the edge asks for the next one
+            done = losses.keys()
+            planned = [trial for trial in trials(stage, losses) if trial not in losses]
+            if dry_run:
+                for trial in planned:
+                    click.echo(" ".join(map(str, trial.job(data, output, further, PROTOCOL).command)))
+                break
+            train(data, output, planned, jobs, further, PROTOCOL)
+
+
+@main.command("page", cls=options.QuietCommand)
+@click.option("--runs", type=options.FOLDER, help="folder of `run`, whose finished runs are added")
+@click.option("--data", type=options.FOLDER, help="folder of data; default: the one that a run's weights name")
+def write_page(runs, data):
+    """Add finished runs to the tables, then write docs/evidence/second.md from them."""
+    if runs:
+        tables = collect.read(TABLES)
+        collect.write(collect.merge(tables, collect.collect(runs, tables, data)), TABLES)
+    record.write_atomically(FIRST / "second.md", page())

@@ -1,0 +1,105 @@
+import math
+
+import pytest
+import yaml
+from scipy import stats
+
+from reproduction import second, statistics
+from tupe import positions
+from tupe.experiments.plan import Trial
+from tupe.positions import Dims, Positions
+
+
+def run(model, lr, seed=101, stage="mini_rates"):
+    return Trial(stage, model, "mini", 5000, lr, seed)
+
+
+def test_every_run_of_the_protocol_is_planned_once():
+    losses = {trial: 5.0 for stage in second.PROTOCOL["stages"] for trial in second.trials(stage, {})}
+    planned = [trial for stage in second.PROTOCOL["stages"] for trial in second.trials(stage, losses)]
+    assert len(planned) == len(set(planned))
+    assert len(second.trials("again", {})) == 6 and len(second.trials("neighbours", {})) == 4
+    assert second.trials("decide", {}) == []  # no rates yet
+
+
+def test_a_rate_at_the_edge_is_used_once_the_next_has_run():
+    losses = {run("tupe_r", 1e-3): 5.2, run("tupe_r", 5e-4): 5.1}
+    assert second.best_rates(losses, "mini_rates") == ({}, {"tupe_r": 2.5e-4})
+    assert run("tupe_r", 2.5e-4) in second.trials("mini_rates", losses)
+    losses[run("tupe_r", 2.5e-4)] = 5.3
+    assert second.best_rates(losses, "mini_rates") == ({"tupe_r": 5e-4}, {})
+    assert run("tupe_r", 5e-4, 4, "decide") in second.trials("decide", losses)
+
+
+def test_a_rate_is_not_chosen_before_all_planned_ones_have_run():
+    assert second.best_rates({run("tupe_r", 1e-3): 5.2}, "mini_rates") == ({}, {})
+
+
+def test_only_the_choosing_seed_chooses():
+    losses = {run("tupe_r", 1e-3): 5.0, run("tupe_r", 5e-4): 5.1, run("tupe_r", 5e-4, 1): 4.0}
+    assert second.best_rates(losses, "mini_rates")[0] == {"tupe_r": 1e-3}
+
+
+def test_controls_of_the_bundle_train_at_their_neighbours_rates():
+    losses = {run("bert_a", lr): abs(lr - 7e-4) for lr in (5e-4, 7e-4, 1e-3, 1.4e-3)}
+    rates = {trial.model: trial.lr for trial in second.trials("bundle", losses)}
+    assert rates == {"absolute_0.06": 7e-4, "absolute_halved": 7e-4}
+
+
+def test_runs_of_the_first_protocol_count_in_their_precision_and_length():
+    losses = {
+        (Trial("slower", "tupe_a", "mini", 5000, 1e-3, 2), "bfloat16 autocast"): 5.2,
+        (Trial("main", "tupe_a", "mini", 5000, 2e-3, 2), "float32"): 5.3,
+        (Trial("main", "tupe_a", "mini", 10000, 2e-3, 2), "bfloat16 autocast"): 5.1,
+        (Trial("longer", "tupe_a", "tiny", 5000, 1e-3, 2), "bfloat16 autocast"): 5.0,
+    }
+    assert second.adopted(losses) == {Trial("decide", "tupe_a", "mini", 5000, 1e-3, 2): 5.2}
+
+
+def test_commands_are_of_the_protocol(tmp_path):
+    job = Trial("bundle", "absolute_halved", "mini", 5000, 1e-3, 1).job(tmp_path, tmp_path, (), second.PROTOCOL)
+    words = " ".join(map(str, job.command))
+    assert "--position=absolute+halved" in words and "--autocast=bf16" in words
+    assert f"--position-file={second.HERE / 'halved.py'}" in words
+    again = Trial("again", "tupe_a_tie_cls", "tiny", 5000, 4e-3, 4).job(tmp_path, tmp_path, (), second.PROTOCOL)
+    assert "--autocast=none" in again.command
+
+
+def test_halved_logits_are_the_ones_of_a_lower_temperature(monkeypatch):
+    monkeypatch.setattr(positions, "SCHEMES", dict(positions.SCHEMES))
+    positions.load_schemes(second.HERE / "halved.py")
+    dims = Dims(max_positions=16, width=8, heads=2, layers=1, head_dim=4, value_dim=4)
+    plain, halved = Positions("absolute", dims), Positions("absolute+halved", dims)
+    assert math.isclose(halved.scale * math.sqrt(2), plain.scale)
+
+
+def test_welch_is_the_textbook_formula():
+    a, b = [5.1, 5.3, 5.2, 5.6], [5.0, 5.05, 4.9]
+    mean, low, high, p = statistics.welch(a, b)
+    va, vb = (sum((x - sum(v) / len(v)) ** 2 for x in v) / (len(v) - 1) / len(v) for v in (a, b))
+    df = (va + vb) ** 2 / (va**2 / 3 + vb**2 / 2)
+    half = stats.t.ppf(0.975, df) * math.sqrt(va + vb)
+    assert (low, high) == pytest.approx((mean - half, mean + half))
+    assert p == pytest.approx(2 * stats.t.sf(mean / math.sqrt(va + vb), df))
+
+
+def test_equivalence_needs_the_90_percent_interval_inside_the_margin():
+    inside, outside = [0.01, -0.02, 0.03, 0.0], [0.01, -0.02, 0.3, 0.0]
+    for values in (inside, outside):
+        mean, error = sum(values) / 4, stats.sem(values)
+        half = stats.t.ppf(0.95, 3) * error
+        assert (statistics.equivalence(values, 0.1) <= 0.05) == (abs(mean) + half <= 0.1)
+    assert statistics.equivalence(inside, 0.1) <= 0.05 < statistics.equivalence(outside, 0.1)
+
+
+def test_the_committed_page_is_the_one_of_the_committed_tables():
+    assert (second.FIRST / "second.md").read_text(encoding="utf-8") == second.page()
+
+
+def test_the_protocol_names_the_models_of_its_yaml():
+    text = (second.HERE.parent / "docs/second-protocol.md").read_text(encoding="utf-8")
+    own = yaml.safe_load((second.HERE / "second.yaml").read_text(encoding="utf-8"))
+    for stage, plan in own["stages"].items():
+        assert f"`{stage}`" in text or stage == "again_bf16"
+        assert plan["updates"] == 5000
+    assert all(f"`{model}`" in text for model in own["models"])
