@@ -1,9 +1,16 @@
-"""The learning-rate schedule that is given as a ratio."""
+"""The learning-rate schedules."""
 
 import pytest
+import torch
+from helpers import load, pretrain_arguments, train, write_data
 from omegaconf import OmegaConf
 
-from tupe.plugin.schedule import PolynomialDecayRatio, PolynomialDecayRatioConfig
+from tupe.plugin.schedule import (
+    ConstantCooldown,
+    ConstantCooldownConfig,
+    PolynomialDecayRatio,
+    PolynomialDecayRatioConfig,
+)
 
 
 class FakeOptimizer:
@@ -44,3 +51,39 @@ def test_schedule_warms_up_and_ends_at_zero(any_optimizer):
 def test_schedule_refuses(values, message, any_optimizer):
     with pytest.raises(ValueError, match=message):
         PolynomialDecayRatio(schedule(**values), any_optimizer)
+
+
+def test_the_rate_is_constant_up_to_the_cooldown(any_optimizer):
+    values = {"warmup_updates": 4, "cooldown_updates": 5, "total_num_update": 20}
+    scheduler = ConstantCooldown(OmegaConf.structured(ConstantCooldownConfig(lr=[2.0], **values)), any_optimizer)
+    assert any_optimizer.lr == 0.5  # of the first update
+    lrs = [scheduler.step_update(update) for update in range(1, 21)]
+    assert lrs[:4] == pytest.approx([0.5, 1.0, 1.5, 2.0])
+    assert lrs[4:15] == [2.0] * 11
+    assert lrs[15:] == pytest.approx([1.6, 1.2, 0.8, 0.4, 0.0])
+
+
+@pytest.mark.parametrize("warmup, cooldown", [(6, 5), (-1, 5), (0, -1)])
+def test_a_cooldown_fits_into_the_run(warmup, cooldown, any_optimizer):
+    values = {"warmup_updates": warmup, "cooldown_updates": cooldown, "total_num_update": 10}
+    with pytest.raises(ValueError, match="valid: at most 10 in all"):
+        ConstantCooldown(OmegaConf.structured(ConstantCooldownConfig(lr=[1.0], **values)), any_optimizer)
+
+
+def test_a_branch_is_the_shorter_run(tmp_path):
+    """From the long run's checkpoint at which its own cool-down begins: losses and weights of a run of that length."""
+    data = write_data(tmp_path / "data")
+    schedule = ["--lr-scheduler=constant_cooldown", "--warmup-updates=1", "--cooldown-updates=2"]
+    schedule += ["--no-epoch-checkpoints", "--save-interval-updates=1", "--keep-interval-updates=-1"]
+
+    def run(name, updates, *more):
+        length = [f"--max-update={updates}", f"--total-num-update={updates}"]
+        losses = train(pretrain_arguments(data, tmp_path / name, *schedule, *length, *more))
+        return losses, load(tmp_path / name / "checkpoint_last.pt")["model"]
+
+    _, trunk = run("long", 8)
+    whole, weights = run("short", 5)
+    branch, branched = run("branch", 5, f"--restore-file={tmp_path}/long/checkpoint_1_3.pt")
+    assert branch == whole[3:]
+    assert all(torch.equal(weights[key], branched[key]) for key in weights)
+    assert any(not torch.equal(weights[key], trunk[key]) for key in weights)

@@ -1,16 +1,19 @@
-"""A learning-rate schedule whose warm-up is a share of the run, and the number of updates of a run."""
+"""Learning-rate schedules: one whose warm-up is a share of the run, and one that is constant up to a final cool-down;
+and the number of updates of a run."""
 
 import math
 from dataclasses import dataclass, field
+from typing import List  # noqa: UP035
 
+from fairseq.dataclass import FairseqDataclass
 from fairseq.optim import FairseqOptimizer
-from fairseq.optim.lr_scheduler import register_lr_scheduler
+from fairseq.optim.lr_scheduler import FairseqLRScheduler, register_lr_scheduler
 from fairseq.optim.lr_scheduler.polynomial_decay_schedule import (
     PolynomialDecayLRSchedule,
     PolynomialDecayLRScheduleConfig,
 )
 from fairseq.tasks import FairseqTask
-from omegaconf import DictConfig
+from omegaconf import II, DictConfig
 
 SCHEDULE = "polynomial_decay_ratio"
 
@@ -41,6 +44,45 @@ class PolynomialDecayRatio(PolynomialDecayLRSchedule):
             raise ValueError(f"{SCHEDULE} takes warmup_ratio, not warmup_updates")
         cfg.warmup_updates = round(cfg.warmup_ratio * cfg.total_num_update)
         super().__init__(cfg, optimizer)
+
+
+@dataclass
+class ConstantCooldownConfig(FairseqDataclass):
+    warmup_updates: int = field(default=0, metadata={"help": "updates with a rising learning rate"})
+    cooldown_updates: int = field(default=0, metadata={"help": "last updates, with a rate that falls to 0; 0: none"})
+    total_num_update: int = field(default=II("optimization.max_update"), metadata={"help": "number of all updates"})
+    lr: List[float] = II("optimization.lr")  # noqa: UP006  (omegaconf 2.0)
+
+
+@register_lr_scheduler("constant_cooldown", dataclass=ConstantCooldownConfig)
+class ConstantCooldown(FairseqLRScheduler):
+    """Linear warm-up, a constant rate, and a linear cool-down to 0 (Hägele et al., 2024).
+
+    Until the cool-down begins, the rate does not depend on the length of the run. So one run serves several lengths: a
+    shorter one continues a checkpoint of the longer one from the update at which its own cool-down begins.
+
+    Raises ValueError for a warm-up and a cool-down that are longer than the run together.
+    """
+
+    def __init__(self, cfg: "ConstantCooldownConfig", optimizer: FairseqOptimizer):
+        super().__init__(cfg, optimizer)
+        warmup, cooldown, total = cfg.warmup_updates, cfg.cooldown_updates, cfg.total_num_update
+        if min(warmup, cooldown) < 0 or warmup + cooldown > total:
+            raise ValueError(f"{warmup} updates of warm-up and {cooldown} of cool-down: valid: at most {total} in all")
+        self.step_update(0)
+
+    def step_begin_epoch(self, epoch: int) -> float:
+        return self.optimizer.get_lr()
+
+    def step_update(self, num_updates: int) -> float:
+        """Set and return the rate of the update after `num_updates` updates (of the first one: as of the second)."""
+        cfg, factor = self.cfg, 1.0
+        if num_updates < cfg.warmup_updates:
+            factor = max(num_updates, 1) / cfg.warmup_updates
+        elif (left := cfg.total_num_update - num_updates) < cfg.cooldown_updates:
+            factor = max(left, 0) / cfg.cooldown_updates
+        self.optimizer.set_lr(factor * cfg.lr[0])
+        return self.optimizer.get_lr()
 
 
 def count_updates(task: FairseqTask, config: DictConfig) -> int:
