@@ -8,6 +8,7 @@ Runs, their evaluation and their tables are those of the first protocol (`tupe.e
 
 import math
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +16,7 @@ import click
 import yaml
 
 from tupe import options, record
-from tupe.experiments import collect
+from tupe.experiments import collect, runner
 from tupe.experiments.evidence import train
 from tupe.experiments.plan import CLAIMS, Trial, final_losses
 from tupe.experiments.statistics import contrast
@@ -39,6 +40,11 @@ def precision(stage: str) -> str:
     return collect.PRECISIONS[PROTOCOL["stages"][stage].get("autocast", PROTOCOL["autocast"])]
 
 
+def lengths(plan: dict) -> list[int]:
+    """The numbers of updates for which a stage trains, the shortest first."""
+    return plan["updates"] if isinstance(plan["updates"], list) else [plan["updates"]]
+
+
 def known(folder: Path) -> dict[tuple[Trial, str], float]:
     """{(trial, precision): final loss} of the finished runs in tables, infinite for one that diverged."""
     losses = {}
@@ -53,7 +59,7 @@ def adopted(losses: dict[tuple[Trial, str], float]) -> dict[Trial, float]:
     found = {}
     for stage, plan in PROTOCOL["stages"].items():
         for (trial, of), loss in losses.items():
-            same = (trial.size, trial.updates, of) == (plan["size"], plan["updates"], precision(stage))
+            same = trial.size == plan["size"] and trial.updates in lengths(plan) and of == precision(stage)
             if same and trial.stage in plan.get("counts", ()):
                 found[replace(trial, stage=stage)] = loss
     return found
@@ -84,8 +90,8 @@ def best_rates(losses: dict[Trial, float], stage: str) -> tuple[dict[str, float]
 
 
 def trials(stage: str, losses: dict[Trial, float]) -> list[Trial]:
-    """What a stage trains, seed by seed. losses: of the runs that have ended, from which rates follow; a model whose
-    rate is not known yet is left out."""
+    """What a stage trains, by length and seed. losses: of the runs that have ended, from which rates follow; without
+    its rate, a model is left out."""
     plan = PROTOCOL["stages"][stage]
     if "rates" in plan:
         rates = {model: list(values) for model, values in plan["rates"].items()}
@@ -96,7 +102,8 @@ def trials(stage: str, losses: dict[Trial, float]) -> list[Trial]:
         best, like = best_rates(losses, plan["rates_of"])[0], plan.get("like", {})
         rates = {model: [best[of]] for model in plan["models"] if (of := like.get(model, model)) in best}
     return [
-        Trial(stage, model, plan["size"], plan["updates"], rate, seed)
+        Trial(stage, model, plan["size"], updates, rate, seed)
+        for updates in lengths(plan)
         for seed in plan["seeds"]
         for rank in range(max(map(len, rates.values()), default=0))
         for model, values in rates.items()
@@ -110,6 +117,61 @@ def ended(output: Path | None) -> dict[Trial, float]:
     return adopted(known(FIRST)) | mine | (final_losses(output) if output else {})
 
 
+# ----------------------------------------------------------------------------------------------------------- the jobs
+
+
+def job(trial: Trial, data: Path, output: Path, further: Sequence[str] = ()) -> runner.Job:
+    """The command that trains it; of a stage with a cool-down, only that, from what `begin` puts there."""
+    made = trial.job(data, output, further, PROTOCOL)
+    cooldown = cooldown_of(trial)
+    return replace(made, command=(*made.command, *constant(cooldown))) if cooldown else made
+
+
+def trunk_job(trial: Trial, data: Path, output: Path, further: Sequence[str] = ()) -> runner.Job:
+    """The command that trains at a constant rate up to the update at which a trial's cool-down begins."""
+    until, folder = trial.updates - cooldown_of(trial), trunk(trial, output)
+    made = replace(trial, updates=until).job(data, output, further, PROTOCOL)
+    return runner.Job(f"trunk of {made.name}", folder, (*made.command, f"--output={folder}", *constant(0)))
+
+
+def trunk(trial: Trial, output: Path) -> Path:
+    """The folder of the run at a constant rate from whose end a trial branches off."""
+    until = trial.updates - cooldown_of(trial)
+    return output / "trunks" / f"{trial.model}_{trial.size}_{until}_lr{trial.lr:g}_seed{trial.seed}"
+
+
+def cooldown_of(trial: Trial) -> int:
+    """Updates of its cool-down, 0 if its stage has none."""
+    return round(PROTOCOL["stages"][trial.stage].get("cooldown", 0) * trial.updates)
+
+
+def constant(cooldown: int) -> tuple[str, ...]:
+    return "--lr-scheduler=constant_cooldown", f"--cooldown-updates={cooldown}"
+
+
+def begin(folder: Path, earlier: Path) -> None:
+    """Let a run that has not begun continue another one's last checkpoint."""
+    if not (folder / record.NAME).exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        record.write_atomically(folder / "checkpoint_last.pt", (earlier / "checkpoint_last.pt").read_bytes())
+
+
+def train_length(data: Path, output: Path, planned: list[Trial], jobs: int | None, further: Sequence[str]) -> None:
+    """Train what is left of one stage and length; where there is a cool-down, first the trunks, each from the one of
+    the next shorter length."""
+    branches = [trial for trial in planned if cooldown_of(trial)]
+    for trial in branches:
+        shorter = [updates for updates in lengths(PROTOCOL["stages"][trial.stage]) if updates < trial.updates]
+        if shorter:
+            begin(trunk(trial, output), trunk(replace(trial, updates=max(shorter)), output))
+    trunks = [trunk_job(trial, data, output, further) for trial in branches]
+    if trunks:
+        runner.exit_if_unfinished(runner.run(trunks, runner.slots(jobs), title="trunks"), "trunks")
+    for trial in branches:
+        begin(trial.folder(output), trunk(trial, output))
+    train(data, output, planned, jobs, further, job)
+
+
 # ------------------------------------------------------------------------------------------------------------- the page
 
 
@@ -120,14 +182,14 @@ def tables_of_losses(losses: dict[Trial, float]) -> list[str]:
         rows, planned = defaultdict(dict), trials(stage, losses)
         for trial in planned:
             if trial in losses:
-                rows[trial.model, f"{trial.lr:g}"][trial.seed] = f"{losses[trial]:.3f}"
+                rows[trial.model, f"{trial.lr:g}", f"{trial.updates:,}"][trial.seed] = f"{losses[trial]:.3f}"
         done = sum(trial in losses for trial in planned)
-        lines.append(f"## {stage}: {plan['size']}, {plan['updates']:,} updates, {precision(stage)}\n")
+        lines.append(f"## {stage}: {plan['size']}, {precision(stage)}\n")
         lines.append(f"{done} of {len(planned)} runs.\n")
         if rows:
-            header = ["model", "rate", *(f"seed {seed}" for seed in plan["seeds"])]
+            header = ["model", "rate", "updates", *(f"seed {seed}" for seed in plan["seeds"])]
             cells = [("", [*key, *(row.get(seed, "–") for seed in plan["seeds"])]) for key, row in rows.items()]
-            lines.append(Table(header, cells, align="lr" + "r" * len(plan["seeds"])).markdown())
+            lines.append(Table(header, cells, align="lrr" + "r" * len(plan["seeds"])).markdown())
     return lines
 
 
@@ -201,9 +263,11 @@ def run(data, output, stages, jobs, dry_run, further):
             planned = [trial for trial in trials(stage, losses) if trial not in losses]
             if dry_run:
                 for trial in planned:
-                    click.echo(" ".join(map(str, trial.job(data, output, further, PROTOCOL).command)))
+                    click.echo(" ".join(map(str, job(trial, data, output, further).command)))
                 break
-            train(data, output, planned, jobs, further, PROTOCOL)
+            for updates in sorted({trial.updates for trial in planned}):
+                of_length = [trial for trial in planned if trial.updates == updates]
+                train_length(data, output, of_length, jobs, further)
 
 
 @main.command("page", cls=options.QuietCommand)

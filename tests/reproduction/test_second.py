@@ -65,6 +65,29 @@ def test_commands_are_of_the_protocol(tmp_path):
     assert "--autocast=none" in again.command
 
 
+def test_branches_continue_trunks_of_a_constant_rate(tmp_path):
+    branch = Trial("lasting", "tupe_a", "mini", 8000, 1e-3, 1)
+    words = second.job(branch, tmp_path, tmp_path).command
+    assert {"--max-update=8000", "--lr-scheduler=constant_cooldown", "--cooldown-updates=1600"} <= set(words)
+    trunk = second.trunk_job(branch, tmp_path, tmp_path)
+    assert {"--max-update=6400", "--cooldown-updates=0", f"--output={trunk.folder}"} <= set(trunk.command)
+    assert trunk.command.index(f"--output={trunk.folder}") > trunk.command.index(
+        "--max-update=6400"
+    )  # the last one counts
+
+
+def test_a_run_begins_with_the_earlier_checkpoint_once(tmp_path):
+    earlier, later = tmp_path / "earlier", tmp_path / "later"
+    earlier.mkdir()
+    (earlier / "checkpoint_last.pt").write_bytes(b"3200")
+    second.begin(later, earlier)
+    assert (later / "checkpoint_last.pt").read_bytes() == b"3200"
+    (later / "checkpoint_last.pt").write_bytes(b"3300")
+    (later / "record.json").write_text("{}")
+    second.begin(later, earlier)
+    assert (later / "checkpoint_last.pt").read_bytes() == b"3300"
+
+
 def test_halved_logits_are_the_ones_of_a_lower_temperature(monkeypatch):
     monkeypatch.setattr(positions, "SCHEMES", dict(positions.SCHEMES))
     positions.load_schemes(second.HERE / "halved.py")
@@ -101,5 +124,5 @@ def test_the_protocol_names_the_models_of_its_yaml():
     own = yaml.safe_load((second.HERE / "second.yaml").read_text(encoding="utf-8"))
     for stage, plan in own["stages"].items():
         assert f"`{stage}`" in text or stage == "again_bf16"
-        assert plan["updates"] == 5000
+        assert all(f"{updates:,}" in text for updates in second.lengths(plan))
     assert all(f"`{model}`" in text for model in own["models"])

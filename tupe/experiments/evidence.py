@@ -9,7 +9,7 @@ evaluation and model.pt its weights in half precision; the checkpoint with the o
 import json
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import click
@@ -110,11 +110,12 @@ def check_data(data: Path, output: Path) -> None:
 
 
 def train(
-    data: Path, output: Path, planned: list[Trial], jobs: int | None, further: Sequence[str], protocol: dict = CLAIMS
-) -> None:
+    data: Path, output: Path, planned: list[Trial], jobs: int | None, further: Sequence[str],
+    job: Callable[[Trial, Path, Path, Sequence[str]], runner.Job] = Trial.job,
+) -> None:  # fmt: skip
     """Run what is left of the planned trainings of one stage; conclude each as it ends. That a run diverged is a
     result; one that failed otherwise is tried again. Raises ValueError for the reasons of `check_data`."""
-    plan = {trial.job(data, output, further, protocol): trial for trial in planned}
+    plan = {job(trial, data, output, further): trial for trial in planned}
     if not plan:
         return
     check_data(data, output)
