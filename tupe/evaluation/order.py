@@ -101,11 +101,13 @@ class TokenLosses:
 
     def standard_error(self, resamples: int = 1000, seed: int = 1) -> float:
         """Of the mean, by the bootstrap over blocks: tokens of one block share their context."""
-        number = self.block.max() + 1
-        sums, counts = np.bincount(self.block, self.loss, number), np.bincount(self.block, minlength=number)
-        rng = np.random.default_rng(seed)
-        drawn = rng.integers(number, size=(resamples, number))
+        sums, counts = self.by_block()
+        drawn = np.random.default_rng(seed).integers(len(sums), size=(resamples, len(sums)))
         return float((sums[drawn].sum(axis=1) / counts[drawn].sum(axis=1)).std(ddof=1))
+
+    def by_block(self) -> tuple[np.ndarray, np.ndarray]:
+        """(sum of the losses, number of masked tokens) of each block."""
+        return np.bincount(self.block, self.loss), np.bincount(self.block)
 
     def by(self, values: np.ndarray, edges: list[int]) -> dict[str, tuple[float, int]]:
         """{"1-8": (mean loss, tokens)} of the tokens whose value lies between two edges (the first included)."""
@@ -229,12 +231,15 @@ def evaluate(
     longest = model.max_positions()
     edges = [0, *(2**k for k in range(20) if 2**k < longest), longest]
     ratio = cls_attention(model, blocks_of_length(task, longest, 16))
+    sums, counts = losses.by_block()
     return {
         "order": order_scores(model, held_out_sentences(task, encoder, sentences, seed), seed),
         "loss": {
             "tokens": int(len(losses.loss)), "mean": losses.mean(), "error": losses.standard_error(),
             "by_position": losses.by(losses.position, edges),
             "by_length": losses.by(losses.length, [*edges, longest + 1]),
+            # a line each, not a line per block
+            "blocks": {"nats": " ".join(f"{value:.3f}" for value in sums), "tokens": " ".join(map(str, counts))},
         },
         "cls": {"first": FIRST, "ratio": ratio.tolist()},
     }  # fmt: skip

@@ -1,34 +1,37 @@
 """What the experiment on TUPE's claims says: the numbers of docs/results.md, computed from the compressed tables
 in docs/evidence (`tupe.experiments.collect`) and from nothing else.
 
-How each number is computed was written down in docs/reproduction.md before the runs. Losses are in bits per masked
-token.
+docs/reproduction.md says how each number is computed. Losses are in bits per masked token.
 """
 
 import functools
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from ..record import DIVERGENCE
 from . import collect
-from .plan import CLAIMS, Trial, best_rates, lengths_of, untried
+from .plan import BITS, CLAIMS, Trial, best_rates, lengths_of, untried
 from .statistics import (
     Contrast,
+    Seeds,
     contrast,
     first_below,
     holm,
+    pooled,
     share_of_schedule,
     share_of_updates,
+    welch,
 )
 
 CREDITS = {letter: value for value, letter in collect.LETTERS.items()}
 ALPHA = 0.05  # of the corrected p-values
-Seeds = dict[int, float]
+PAIRED, WELCH, POOLED = "paired t, the protocol's", "Welch", "pooled variance"
+OTHER_SAMPLE = "paired t, other held-out sample"
 Measure = Callable[[Trial], float | None]
 
 
@@ -171,12 +174,44 @@ class Evidence:
         return {model: {lr: float(np.mean(values)) for lr, values in by_lr.items()} for model, by_lr in losses.items()}
 
     def judged(self, stage: str, required: bool = False) -> list["Judged"]:
-        """The contrasts of the plan, of the final losses of a stage. required: of the first seeds, as many as are."""
+        """The contrasts of the plan, of the final losses of a stage. required: of the first seeds, as many as are. Of
+        an exploratory stage, one is *lower* or *higher* only if Welch's test and the other held-out sample agree."""
         finals = self.finals(stage)
         if required:
             seeds = CLAIMS["stages"][stage]["seeds"][: CLAIMS["required_seeds"]]
             finals = {model: {n: loss for n, loss in losses.items() if n in seeds} for model, losses in finals.items()}
-        return judged(finals, exploratory=stage != "main")
+        results = judged(finals, exploratory=stage != "main")
+        if stage == "main":
+            return results
+        tests = self.sensitivity(stage)
+        others = zip(tests[WELCH], tests[OTHER_SAMPLE], strict=True)
+        agree = [all(p is not None and p <= ALPHA for p in ps) for ps in others]
+        return [replace(result, robust=robust) for result, robust in zip(results, agree, strict=True)]
+
+    def sensitivity(self, stage: str) -> dict[str, list[float | None]]:
+        """{test: p-value of each contrast, corrected by Holm}: what would become of the protocol's p-values."""
+        finals, other = self.finals(stage), self.by_seed(stage, self.validation_loss)
+        pairs = [entry["models"] for entry in CLAIMS["contrasts"]]
+        models = [finals[model] for model in sorted(compared_models()) if model in finals]
+
+        def of(test, losses):
+            return corrected([test(losses.get(a, {}), losses.get(b, {})) for a, b in pairs])
+
+        return {
+            PAIRED: of(paired_p, finals), WELCH: of(welch, finals),
+            POOLED: of(functools.partial(pooled, groups=models), finals), OTHER_SAMPLE: of(paired_p, other),
+        }  # fmt: skip
+
+    def validation_loss(self, trial: Trial) -> float | None:
+        """The final loss on the other held-out sample, which training uses."""
+        text = self.runs[trial].get("validation_loss")
+        return float(text) if text else None
+
+    def block_losses(self, trial: Trial) -> tuple[np.ndarray, np.ndarray] | None:
+        """(summed loss, masked tokens) of each held-out block, for `statistics.bootstrap`; None if not stored."""
+        for row in self.rows["blocks"][str(trial)]:
+            return BITS * np.array(row["nats"].split(), dtype=float), np.array(row["tokens"].split(), dtype=int)
+        return None
 
     def measures(self, trial: Trial, measure: str) -> list[dict]:
         return [row for row in self.rows["measures"][str(trial)] if row["measure"] == measure]
@@ -249,17 +284,16 @@ class Judged:
     contrast: Contrast | None
     p: float | None  # corrected by Holm for all contrasts of the plan
     exploratory: bool = False  # of another stage than main, which alone decides claims
+    robust: bool = True  # exploratory: other tests agree, see `Evidence.judged`
 
     @property
     def verdict(self) -> str:
-        """ "confirmed", "refuted" (exploratory: "lower", "higher"), "not resolved", "one seed", or "not run"."""
+        """ "confirmed", "refuted" (exploratory: "lower", "higher"), "not resolved", "too few seeds", or "not run"."""
         if self.contrast is None:
             return "not run"
-        if self.p is None:
-            return "one seed"
-        if self.p > ALPHA:
-            return "not resolved"
-        if not self.exploratory and self.contrast.seeds < CLAIMS["required_seeds"]:
+        if self.p is None or (not self.exploratory and self.contrast.seeds < CLAIMS["required_seeds"]):
+            return "too few seeds"
+        if self.p > ALPHA or not self.robust:
             return "not resolved"
         lower, higher = ("lower", "higher") if self.exploratory else ("confirmed", "refuted")
         return lower if self.contrast.mean < 0 else higher
@@ -269,11 +303,19 @@ def judged(finals: dict[str, Seeds], exploratory: bool = False) -> list[Judged]:
     """The contrasts of claims.yaml. Holm corrects for all of them, also for those that cannot be computed yet."""
     plan = [(*entry["models"], entry["claim"]) for entry in CLAIMS["contrasts"]]
     computed = [paired(finals, a, b) for a, b, _ in plan]
-    adjusted = holm([1.0 if one is None or one.p is None else one.p for one in computed])
-    return [
-        Judged(*entry, one, None if one is None or one.p is None else p, exploratory)
-        for entry, one, p in zip(plan, computed, adjusted, strict=True)
-    ]
+    adjusted = corrected([one and one.p for one in computed])
+    return [Judged(*entry, one, p, exploratory) for entry, one, p in zip(plan, computed, adjusted, strict=True)]
+
+
+def corrected(p_values: list[float | None]) -> list[float | None]:
+    """Corrected by Holm; None, which counts as 1, stays None."""
+    adjusted = holm([1.0 if p is None else p for p in p_values])
+    return [None if p is None else q for p, q in zip(p_values, adjusted, strict=True)]
+
+
+def paired_p(a: Seeds, b: Seeds) -> float | None:
+    """The p-value of `contrast`, None without a common seed."""
+    return contrast(a, b).p if set(a) & set(b) else None
 
 
 def worst_minus_best(losses: dict[float, float]) -> float | None:

@@ -16,10 +16,8 @@ from .claims import (
     Judged,
     Seeds,
     after_exit,
-    compared_models,
     equal_time,
     is_complete,
-    late,
     paired,
     paper_shares,
     schedule_shares,
@@ -39,7 +37,7 @@ def number(value: float | None, digits: int = 3) -> str:
 
 
 def with_interval(values: Iterable[float], digits: int = 3) -> str:
-    """ "6.123 [6.100, 6.146]": mean and 95 % t-interval; the mean alone of a single value."""
+    """ "6.123 [6.100, 6.146]": mean and 95 % t-interval; the mean alone of fewer than three values."""
     return shown(*mean_interval(list(values)), digits)
 
 
@@ -65,7 +63,7 @@ def geometric(values: Iterable[float]) -> str:
 
 
 def of_contrast(one: Contrast | None, digits: int = 3) -> str:
-    return "" if one is None else with_interval(one.differences.values(), digits)
+    return "" if one is None else shown(one.mean, one.interval, digits)
 
 
 def seeds_of(table: dict[str, Seeds]) -> list[int]:
@@ -92,7 +90,8 @@ def contrast_table(evidence: Evidence, stage: str) -> Table:
 
 def stage_table(evidence: Evidence, stage: str, against: str = "") -> Table:
     """Final losses of every seed, mean, exit updates. against: also paired differences, "changed": from the model that
-    each control changes (its architecture); a stage: from the same model there."""
+    each control changes (its architecture); a stage: from the same model there. Of the controls, which train at the
+    pilot's rates, also the pilot's run."""
     finals, exits = evidence.finals(stage), evidence.by_seed(stage, evidence.exit)
     title = {"": [], "changed": ["minus the model it changes"]}.get(against, [f"minus the {against} stage's"])
     seeds, rows = seeds_of(finals), []
@@ -103,10 +102,35 @@ def stage_table(evidence: Evidence, stage: str, against: str = "") -> Table:
         ]
         left = left if evidence.threshold(stage) is not None else []
         change = [difference_from(evidence, stage, model, against)] if against else []
+        if stage == "controls":
+            change.insert(0, number(pilot_loss(evidence, model)))
         cells = [number(losses.get(seed)) for seed in seeds]
         rows.append([model, *cells, with_interval(losses.values()), *change, ", ".join(left)])
     header = ["model", *(f"seed {seed}" for seed in seeds), "mean [95 % interval]"]
-    return Table.plain([*header, *title, "exit updates"], rows)
+    pilot = ["the pilot's run"] if stage == "controls" else []
+    return Table.plain([*header, *pilot, *title, "exit updates"], rows)
+
+
+def pilot_loss(evidence: Evidence, model: str) -> float | None:
+    """Final loss of the pilot's run of a model at the rate of its controls."""
+    return evidence.by_rate("pilot").get(model, {}).get(evidence.best_rates.get(model))
+
+
+def pilot_text(evidence: Evidence) -> str:
+    """The models whose controls agree among themselves far better than with the pilot's run."""
+    far = {}
+    for model, losses in evidence.finals("controls").items():
+        values, pilot = list(losses.values()), pilot_loss(evidence, model)
+        if pilot is not None and len(values) > 1 and np.std(values, ddof=1):
+            far[model] = abs(pilot - np.mean(values)) / np.std(values, ddof=1)
+    names = [f"`{model}` ({sds:.0f})" for model, sds in sorted(far.items(), key=lambda item: -item[1]) if sds > 5]
+    if not names:
+        return ""
+    return (
+        "The pilot's runs had the same rate, another seed and bfloat16 autocast. More than five standard deviations of "
+        f"their model's three seeds from these seeds' mean: {', '.join(names)}. So these seeds agree by luck, or "
+        "precision matters: intervals of differences from these models claim more than is known.\n"
+    )
 
 
 def difference_from(evidence: Evidence, stage: str, model: str, against: str) -> str:
@@ -193,47 +217,53 @@ def share_table(evidence: Evidence) -> Table:
             least = min(lengths_of("share")) / lengths_of("controls")[0]
             if paper:
                 rows.append([f"{model}, {size}", share_cell(paper), share_cell(fair, least), share_cell(rest)])
-    return Table.plain(["", "(a) as the paper", "(b) full decay", "(c) exit updates taken off"], rows)
+    return Table.plain(["", "(a) running loss", "(b) full decay", "(c) exit updates taken off"], rows)
 
 
 def scale_text(evidence: Evidence) -> str:
-    """Whether tupe_a_tie_cls is below the best of the scale controls at tiny size."""
+    """tupe_a_tie_cls beside the best of the planned scale controls, at tiny size."""
     finals = evidence.finals("controls")
     differences = {name: paired(finals, "tupe_a_tie_cls", name) for name in CLAIMS["scale_controls"]}
-    if any(one is None or one.seeds < CLAIMS["required_seeds"] for one in differences.values()):
-        return "Whether untying itself helps is open until the scale controls have run."
+    if None in differences.values():
+        return ""
     best = max(differences, key=lambda name: differences[name].mean)
-    one = differences[best]
-    below = one.interval is not None and one.interval[1] < 0
-    first = evidence.judged("main")[0].verdict
-    verdict = "open until larger models have run" if first == "not run" else first
-    verdict = verdict if first != "confirmed" or below else "not resolved"
     return (
-        f"`tupe_a_tie_cls` minus `{best}`, the best scale control, at tiny size: {of_contrast(one)} bits "
-        f"({'below' if below else 'not below'} 0 with its interval; exploratory). **That untying itself helps: "
-        f"{verdict}.**"
+        f"`tupe_a_tie_cls` minus `{best}`, the better of the planned controls of scale: "
+        f"{of_contrast(differences[best])} bits. No such control has run at mini size.\n"
     )
 
 
-def provisional(evidence: Evidence) -> str:
-    """What keeps the verdicts of the main stage from being final; "" if nothing does."""
-    if evidence.threshold("main") is None:
-        reason = "whether all left the plateau by half of their updates is known once the pilot of `nopos` has run"
-    elif names := late(evidence, "main"):
-        reason = f"{', '.join(names)} had not left the plateau by half of the updates, so all models get twice as many"
-    else:
-        return ""
-    return f"The verdicts are provisional: {reason}."
+def sensitivity_table(evidence: Evidence) -> Table:
+    """Corrected p-values of the five contrasts by other tests than the protocol's."""
+    rows, tests = [], {}
+    for stage, title in (("main", "main stage"), ("slower", "one rate")):
+        if is_complete(evidence, stage):
+            tests = evidence.sensitivity(stage)
+            cells = zip(*([f"{p:.2g}" for p in p_values] for p_values in tests.values()), strict=True)
+            names = [f"{result.a} - {result.b}" for result in evidence.judged(stage)]
+            rows += [[f"{name}, {title}", *row] for name, row in zip(names, cells, strict=True)]
+    return Table.plain(["contrast", *tests], rows)
+
+
+def after_exit_table(evidence: Evidence, stage: str) -> Table:
+    """What is left of each model's distance from BERT-A when both are as many updates past their exits."""
+    (losses, n), finals, rows = after_exit(evidence, stage), evidence.finals(stage), []
+    for model in losses:
+        after, final = paired(losses, model, "bert_a"), paired(finals, model, "bert_a")
+        if model != "bert_a" and after and final:
+            left = f"{100 * after.mean / final.mean:.0f} %"
+            rows.append([model, of_contrast(after), of_contrast(final), left])
+    return Table.plain(["minus BERT-A's", f"{n or 0:,} updates after exit", "final loss", "left"], rows)
 
 
 def change_rows(evidence: Evidence, stage: str) -> list[list[str]]:
-    """What was changed, names, difference of final losses, and whether its interval is below or above 0."""
+    """What was changed, names, difference of final losses, and where its interval lies."""
     finals, rows = evidence.finals(stage), []
     for entry in CLAIMS["changes"]:
         one = paired(finals, *entry["models"])
-        if one is not None and one.interval is not None:
-            low, high = one.interval
-            result = "lower" if high < 0 else "higher" if low > 0 else "not resolved"
+        if one is not None:
+            low, high = one.interval or (math.nan, math.nan)
+            result = "below 0" if high < 0 else "above 0" if low > 0 else "includes 0" if low <= high else "unknown"
             names = " - ".join(f"`{name}`" for name in entry["models"])
             rows.append([entry["change"], names, of_contrast(one), result])
     return rows
@@ -310,82 +340,91 @@ def parts_table(evidence: Evidence) -> Table:
 
 def pair_errors(evidence: Evidence) -> str:
     """Standard errors of the accuracies of minimal pairs, over pairs and over paradigms, largest of all models."""
-    errors = defaultdict(list)
+    scores = defaultdict(list)
     for trial in evidence.trials("main"):
         for only_order in (False, True) if evidence.are_scored(trial, trial.updates) else ():
             if credits := evidence.credits(trial, trial.updates, only_order):
-                errors[only_order].append(macro_average(credits)[1:])
-    if not errors:
+                scores[only_order].append(macro_average(credits))
+    if not scores:
         return "Minimal pairs have not been scored yet."
-    all_pairs, order = (np.max(errors[only_order], axis=0) * 100 for only_order in (False, True))
-    return (
+    all_pairs, order = (100 * np.max(scores[only_order], axis=0)[1:] for only_order in (False, True))
+    text = (
         f"Standard errors of one model's accuracy, at most: all pairs {all_pairs[0]:.1f} over pairs and "
         f"{all_pairs[1]:.1f} over paradigms, only order {order[0]:.1f} and {order[1]:.1f} (bootstrap)."
     )
+    if all(abs(mean - 0.5) < 2 * over_paradigms for mean, _, over_paradigms in scores[True]):
+        text += " Where only order differs, every model is at chance (50 %, within two standard errors over paradigms)."
+    return text
 
 
 def summary(evidence: Evidence) -> str:
-    """For the README: every claim and what came out, of the main stage, or before it is complete of the controls, or
-    before that of the first look."""
-    stage = next((stage for stage in ("main", "controls") if is_complete(evidence, stage)), "first")
-    plan, results = CLAIMS["stages"][stage], evidence.judged(stage)
+    """For the README: the five contrasts of the main stage, and what the tables say, in three sentences."""
     rows = [
-        [result.claim, f"`{result.a}` - `{result.b}`", of_contrast(result.contrast), verdicts(result, first)]
-        for result, first in zip(results, evidence.judged(stage, required=True), strict=True)
+        [result.claim, f"`{result.a}` - `{result.b}`", of_contrast(result.contrast, 2), verdicts(result, first)]
+        for result, first in zip(evidence.judged("main"), evidence.judged("main", required=True), strict=True)
     ]
-    header = ["claim", "difference of final losses, bits", "mean [95 % interval]", "result"]
-    changes = change_rows(evidence, stage) if stage != "main" else []  # verdicts alone, once there are any
-    one_rate = stage == "main" and is_complete(evidence, "slower")
+    header = ["what is added", "difference of two models", "bits [95 % interval]", "verdict"]
+    one_rate = is_complete(evidence, "slower")
     if one_rate:
-        header.append("at one learning rate (exploratory)")
+        header.append("at one learning rate")
         for row, result in zip(rows, evidence.judged("slower"), strict=True):
-            row.append(f"{of_contrast(result.contrast)} {result.verdict}")
-    table = Table.plain(header, rows + changes, align="llrl" + "r" * one_rate)
-    counted = evidence.trials(stage)
-    seeds, updates = len({trial.seed for trial in counted}), max((trial.updates for trial in counted), default=0)
+            row.append(f"{number(result.contrast and result.contrast.mean, 2)} {result.verdict}")
+    counted, plan = evidence.trials("main"), CLAIMS["stages"]["main"]
     layers, width, *_ = SIZES[plan["size"]]
     what = (
-        f"{plan['size']} models ({layers} layers, width {width}), {updates or plan['updates']:,} updates, {seeds} "
-        "seeds, differences paired by seed"
+        f"Masked-LM loss, negative is better; {plan['size']} models ({layers} layers, width {width}), "
+        f"{max((trial.updates for trial in counted), default=plan['updates']):,} updates, "
+        f"{len({trial.seed for trial in counted})} seeds. Verdicts are corrected for five tests (Holm)."
     )
-    needed = CLAIMS["required_seeds"] * len(compared_models())
-    others = f" The rows after the first {len(results)} are exploratory and not corrected for their number."
-    undecided = (
-        f"**No claim is decided yet**: that takes the {needed} runs of the main stage, of which "
-        f"{len(evidence.blocks('main')) * len(compared_models())} count so far."
+    what += " The last column is exploratory." * one_rate
+    sentences = [text for f in (earlier, apart, longer_text) if (text := f(evidence))]
+    table = Table.plain(header, rows, align="llrl" + "r" * one_rate).markdown()
+    return f"{what}\n\n{table}\n{' '.join(sentences)}\n"
+
+
+def earlier(evidence: Evidence) -> str:
+    """The sentence on the first contrast, if it is confirmed and every exit is earlier than every one of BERT-A's."""
+    exits = evidence.by_seed("main", evidence.exit)
+    ours, theirs = ([*exits.get(model, {}).values()] for model in ("tupe_a_tie_cls", "bert_a"))
+    if evidence.judged("main")[0].verdict != "confirmed" or not (ours and theirs and max(ours) < min(theirs)):
+        return ""
+    return (
+        "With the positions kept apart from the words, a small model leaves a plateau, which is at the loss without "
+        f"positions, earlier (after {min(ours):,.0f} to {max(ours):,.0f} updates, BERT-A after {min(theirs):,.0f} to "
+        f"{max(theirs):,.0f}) and ends a short training at a lower loss."
     )
-    told = {
-        "main": f"Evidence: {what}. Confirmed: significant after correction for five contrasts (Holm).",
-        "controls": f"{undecided} So far: {what}, each at its best learning rate as far as that is known.",
-        "first": f"{undecided} A first look only: {what}, one learning rate for all. It shows who learns faster "
-        "**early**, not who is better in the end.",
-    }
-    legend = "Negative: the first model has the lower loss."
-    legend += " *Lower* and *higher*: significant (Holm)." * (stage != "main") + others * bool(changes)
-    scale = f"{scale_text(evidence)} {provisional(evidence)}".strip() if stage == "main" else ""
-    shares, rest = ({} if stage == "first" else paper_shares(evidence, stage, "tupe_r", off) for off in (False, True))
-    share = (
-        f"TUPE-R's running loss is BERT-A's final one after {share_cell(shares)} of the updates, as the paper counts, "
-        "which found about 30 %."
-    ) * bool(shares)
-    if rest and not any(map(math.isnan, rest.values())):
-        share += f" Without the updates before each left the plateau: {share_cell(rest)}."
-    if one_rate:
-        share += f" At one learning rate: {share_cell(paper_shares(evidence, 'slower', 'tupe_r'))}."
-    after = " ".join(text for text in (scale, share, longer_text(evidence)) if text)
-    return f"{told[stage]} {legend}\n\n{table.markdown()}\n{after}\n"
+
+
+def apart(evidence: Evidence) -> str:
+    """The sentence on what drops the terms of words and positions together and changes nothing else, if it does not
+    lower the loss."""
+    pairs = [paired(evidence.finals(stage), "tupe_a_tie_cls", "bert_a_d") for stage in ("slower", "main")]
+    if any(one is None or one.interval is None or one.interval[1] < 0 for one in pairs):
+        return ""
+    return (
+        "Six things differ between the two models; dropping the terms of words and positions together, by itself, "
+        f"shows no gain ({of_contrast(pairs[0], 2)} bits at one rate), as in the paper's own Table 1."
+    )
 
 
 def longer_text(evidence: Evidence) -> str:
-    """Final losses and share of updates of the stage `longer`; "" before all its runs have finished."""
-    plan, finals = CLAIMS["stages"]["longer"], evidence.finals("longer")
-    if any(set(plan["seeds"]) - set(finals.get(model, ())) for model in plan["models"]):
+    """The sentence on the stage `longer`, once all its runs have finished, if less than half of TUPE-A's lead is left
+    with each seed."""
+    plan = CLAIMS["stages"]["longer"]
+    short, long = (paired(evidence.finals(stage), "tupe_a", "bert_a") for stage in ("controls", "longer"))
+    if long is None or short is None or not set(plan["seeds"]) <= set(long.differences) & set(short.differences):
         return ""
-    means = {model: float(np.mean(list(finals[model].values()))) for model in plan["models"]}
-    losses = ", ".join(f"`{model}` {number(mean, 2)}" for model, mean in means.items())
+    if any(abs(long.differences[seed]) > abs(short.differences[seed]) / 2 for seed in plan["seeds"]):
+        return ""
+
+    def of_seeds(one):
+        return " and ".join(number(one.differences[seed], 2) for seed in plan["seeds"])
+
+    times = plan["updates"] // lengths_of("controls")[0]
     return (
-        f"After {plan['updates']:,} updates ({plan['size']}, {len(plan['seeds'])} seeds, exploratory): {losses} bits; "
-        f"TUPE-R reaches BERT-A's loss after {share_cell(paper_shares(evidence, 'longer', 'tupe_r'))} of the updates."
+        f"Most of the difference is gone after {times} times the training (TUPE-A - BERT-A, {plan['size']}, "
+        f"{len(plan['seeds'])} seeds: {of_seeds(short)} bits, then {of_seeds(long)}); GLUE, which the paper measures, "
+        "is not tested."
     )
 
 

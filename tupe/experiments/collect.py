@@ -34,6 +34,7 @@ COLUMNS = {
     "pairs": RUN + ("updates", "paradigm", *MEASURES, "differences"),  # a letter per pair; tenths of nats ("word")
     "paradigms": ("paradigm", "same_words", "same_pieces"),  # a letter per pair: "1" or "0"
     "positional": RUN + ("head", "query", "logits"),
+    "blocks": RUN + ("nats", "tokens"),  # summed loss and masked tokens of each held-out block of the final loss
 }  # fmt: skip
 PRECISIONS = {"none": "float32", "bf16": "bfloat16 autocast"}  # of --autocast
 LETTERS = {0.0: "0", 0.5: "h", 1.0: "1"}  # credit of a pair
@@ -108,6 +109,8 @@ def tables_of(trial: Trial, run: record.Record, folder: Path) -> dict[str, list[
     if evaluation:
         loss = evaluation["loss"]
         facts["loss"], facts["loss_error"] = (f"{BITS * loss[name]:.5f}" for name in ("mean", "error"))
+        if "blocks" in loss:  # not in evaluations before 2026-11-25
+            add("blocks", **loss["blocks"])
         for kind in ("position", "length"):
             for part, (value, count) in loss[f"by_{kind}"].items():
                 add("measures", updates=trial.updates, measure=f"loss by {kind}", part=part,

@@ -81,8 +81,8 @@ def report(evidence: Evidence, name: str, position: str) -> str:
     models += [name] * (name not in finals)  # it diverged with every seed
     seeds = sorted(trial.seed for trial in evidence.diverged if (trial.stage, trial.model) == ("controls", name))
     contrasts = {model: claims.paired(finals, name, model) for model in models if model != name}
-    contrasts = {model: one for model, one in contrasts.items() if one and one.p is not None}
-    adjusted = dict(zip(contrasts, holm([one.p for one in contrasts.values()]), strict=True))
+    tested = {model: one.p for model, one in contrasts.items() if one and one.p is not None}
+    adjusted = dict(zip(tested, holm([*tested.values()]), strict=True))
     order = evidence.by_seed("controls", evidence.final_measure("order", "accuracy"))
     rates, spread = pilot(evidence)
     has_exits, rows = evidence.threshold("controls") is not None, []
