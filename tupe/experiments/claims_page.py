@@ -264,7 +264,6 @@ def results(evidence: Evidence, drawn: list[str], folder: str, tables: str) -> s
     def table_of(stage):
         return claims_tables.stage_table(evidence, stage).markdown()
 
-    most = lengths_of("longer")[0] // lengths_of("controls")[0]
     stages = [stage for stage in ("main", "slower", "controls", "longer") if evidence.threshold(stage) is not None]
     slow = [f"{', '.join(names)} ({stage})" for stage in stages if (names := claims.late(evidence, stage))]
     unknown = " Exit updates wait for `nopos`, whose pilot is not complete."
@@ -286,40 +285,29 @@ def results(evidence: Evidence, drawn: list[str], folder: str, tables: str) -> s
         *one_rate(evidence),
         *sensitivity(evidence),
         *since_exit(evidence),
-        *section(
-            "controls",
-            "### Controls, tiny\n",
-            "Changes of one thing each, and the five contrasts at this size, exploratory: a "
-            f"[page of their own]({tables}/controls.md).\n",
-        ),
-        figure("scale", "loss against the scale of p"),
         *shares(evidence),
-        *section(
-            "longer",
-            "### Longer, tiny\n",
-            f"After {lengths_of('longer')[0]:,} updates, {most} times as many as those of the controls. Exploratory.\n",
-            claims_tables.contrast_table(evidence, "longer").markdown(),
-            table_of("longer"),
-            *changes(evidence, "longer"),
-        ),
-        *section("pilot", f"### Learning rates\n\nLosses of the pilot: a [page of their own]({tables}/pilot.md).\n"),
+        *further(evidence, tables),
+        figure("scale", "loss against the scale of p"),
         figure("learning_rates", "loss against learning rate"),
-        *section(
-            "main",
-            "### Main stage: exploratory\n",
-            f"{EXPLORATORY}{claims_tables.pair_errors(evidence)} Losses after the exit are at different points of the "
-            "decay: a model that leaves the plateau late is nearer to the end of it. Times are those of a machine with "
-            "other work: what stands at equal time is rough.\n",
-            claims_tables.exploratory_table(evidence, "main").markdown(),
-            f"Losses by position, and by the length of the block: a [page of their own]({tables}/main.md).\n",
-        ),
         figure("along", "order sensitivity and minimal pairs along training"),
         figure("cls", "attention of [CLS]"),
         "### Positional logits of TUPE-A\n" if "positional" in drawn else "",
         figure("positional", "positional logits of the heads of TUPE-A"),
-        *section("first", f"### The first look\n\nEarly training only, a [page of its own]({tables}/first.md).\n"),
     ]
     return "\n".join(block for block in blocks if block)
+
+
+def further(evidence: Evidence, tables: str) -> list[str]:
+    """Links to the pages of the stages that have run."""
+    told = {
+        "controls": "Controls, tiny: changes of one thing each, and the five contrasts at this size",
+        "longer": f"Longer, tiny: {lengths_of('longer')[0]:,} updates",
+        "main": "Main stage: order sensitivity, minimal pairs, [CLS], losses by position and by length",
+        "pilot": "Learning rates: losses of the pilot",
+        "first": "The first look: early training only",
+    }
+    links = [f"- {text} ([page]({tables}/{stage}.md))" for stage, text in told.items() if evidence.trials(stage)]
+    return ["### Further pages, all exploratory\n", "\n".join(links) + "\n"] if links else []
 
 
 def threshold_text(evidence: Evidence, stage: str) -> str:
@@ -378,20 +366,15 @@ def sensitivity(evidence: Evidence) -> list[str]:
 
 def since_exit(evidence: Evidence) -> list[str]:
     """The section on the protocol's second outcome."""
-    tables = {
-        title: claims_tables.after_exit_table(evidence, stage)
-        for stage, title in (("main", "Main stage"), ("slower", "One learning rate"))
-        if claims.is_complete(evidence, stage)
-    }
-    tables = {title: table for title, table in tables.items() if table.rows}
-    if not tables:
+    table = claims_tables.after_exit_table(evidence)
+    if not table.rows:
         return []
     return [
         "### Equal numbers of updates after the exit\n",
         "The protocol's second outcome: training losses as many updates after each model's own exit as all have, in "
         "bits, paired by seed. A model that leaves the plateau late is nearer to the end of the decay then, which "
         "favours BERT-A. *Left*: of the difference of final (held-out) losses.\n",
-        *(f"{title}:\n\n{table.markdown()}" for title, table in tables.items()),
+        table.markdown(),
     ]
 
 
@@ -435,13 +418,32 @@ def pilot_page(evidence: Evidence) -> str:
 
 
 def main_page(evidence: Evidence) -> str:
-    """Losses of the main stage by position and by length, as a page."""
-    return (
-        "# The main stage: losses by position and by length\n\nBits per masked token, by the position of that token, "
+    """What was measured beside the final losses of the main stage, as a page."""
+    blocks = [
+        "# The main stage: what else was measured\n\nWritten by `tupe claims`.\n",
+        f"{EXPLORATORY}{claims_tables.pair_errors(evidence)} Losses after the exit are at different points of the "
+        "decay: a model that leaves the plateau late is nearer to the end of it. Times are those of a machine with "
+        "other work: what stands at equal time is rough.\n",
+        claims_tables.exploratory_table(evidence, "main").markdown(),
+        "## Losses by position and by length\n\nBits per masked token, by the position of that token, "
         "and by the length of its block; means over seeds, where there are at least 500, ± half the width of the 95 % "
-        "t-interval. Position 0 is `<s>`, masked like any token. Written by `tupe claims`.\n\n"
-        f"{claims_tables.parts_table(evidence).markdown()}"
-    )
+        "t-interval. Position 0 is `<s>`, masked like any token.\n",
+        claims_tables.parts_table(evidence).markdown(),
+    ]
+    return "\n".join(blocks)
+
+
+def longer_page(evidence: Evidence) -> str:
+    """The stage `longer` as a page."""
+    most = lengths_of("longer")[0] // lengths_of("controls")[0]
+    blocks = [
+        f"# Longer training\n\nTiny models after {lengths_of('longer')[0]:,} updates, {most} times as many as those of "
+        "the controls. It decides no claim. Written by `tupe claims`.\n",
+        claims_tables.contrast_table(evidence, "longer").markdown(),
+        claims_tables.stage_table(evidence, "longer").markdown(),
+        *changes(evidence, "longer"),
+    ]
+    return "\n".join(blocks)
 
 
 def controls_page(evidence: Evidence) -> str:
@@ -460,7 +462,9 @@ def controls_page(evidence: Evidence) -> str:
 
 
 # By stage, in the tables' folder.
-PAGES = {"pilot": pilot_page, "first": first_page, "controls": controls_page, "main": main_page}
+PAGES = {
+    "pilot": pilot_page, "first": first_page, "controls": controls_page, "main": main_page, "longer": longer_page,
+}  # fmt: skip
 
 
 def fill_in(page: Path, text: str) -> None:

@@ -233,27 +233,35 @@ def scale_text(evidence: Evidence) -> str:
     )
 
 
+def at_both_rates(evidence: Evidence) -> dict[str, str]:
+    """{stage: title} of the main stage and of that at one rate, if they are complete."""
+    titles = {"main": "main stage", "slower": "one rate"}
+    return {stage: title for stage, title in titles.items() if is_complete(evidence, stage)}
+
+
 def sensitivity_table(evidence: Evidence) -> Table:
     """Corrected p-values of the five contrasts by other tests than the protocol's."""
     rows, tests = [], {}
-    for stage, title in (("main", "main stage"), ("slower", "one rate")):
-        if is_complete(evidence, stage):
-            tests = evidence.sensitivity(stage)
-            cells = zip(*([f"{p:.2g}" for p in p_values] for p_values in tests.values()), strict=True)
-            names = [f"{result.a} - {result.b}" for result in evidence.judged(stage)]
-            rows += [[f"{name}, {title}", *row] for name, row in zip(names, cells, strict=True)]
+    for stage, title in at_both_rates(evidence).items():
+        tests = evidence.sensitivity(stage)
+        cells = zip(*(["" if p is None else f"{p:.2g}" for p in ps] for ps in tests.values()), strict=True)
+        names = [f"{result.a} - {result.b}" for result in evidence.judged(stage)]
+        rows += [[f"{name}, {title}", *row] for name, row in zip(names, cells, strict=True)]
     return Table.plain(["contrast", *tests], rows)
 
 
-def after_exit_table(evidence: Evidence, stage: str) -> Table:
+def after_exit_table(evidence: Evidence) -> Table:
     """What is left of each model's distance from BERT-A when both are as many updates past their exits."""
-    (losses, n), finals, rows = after_exit(evidence, stage), evidence.finals(stage), []
-    for model in losses:
-        after, final = paired(losses, model, "bert_a"), paired(finals, model, "bert_a")
-        if model != "bert_a" and after and final:
-            left = f"{100 * after.mean / final.mean:.0f} %"
-            rows.append([model, of_contrast(after), of_contrast(final), left])
-    return Table.plain(["minus BERT-A's", f"{n or 0:,} updates after exit", "final loss", "left"], rows)
+    header, rows = ["minus BERT-A's"], defaultdict(list)
+    for stage, title in at_both_rates(evidence).items():
+        (losses, n), finals = after_exit(evidence, stage), evidence.finals(stage)
+        header += [f"{title}: {n or 0:,} updates after exit", "final loss", "left"]
+        for model in finals:
+            after, final = paired(losses, model, "bert_a"), paired(finals, model, "bert_a")
+            if model != "bert_a" and after and final:
+                rows[model] += [of_contrast(after), of_contrast(final), f"{100 * after.mean / final.mean:.0f} %"]
+    whole = [[model, *cells] for model, cells in rows.items() if len(cells) == len(header) - 1]
+    return Table.plain(header, whole)
 
 
 def change_rows(evidence: Evidence, stage: str) -> list[list[str]]:
@@ -263,7 +271,7 @@ def change_rows(evidence: Evidence, stage: str) -> list[list[str]]:
         one = paired(finals, *entry["models"])
         if one is not None:
             low, high = one.interval or (math.nan, math.nan)
-            result = "below 0" if high < 0 else "above 0" if low > 0 else "includes 0" if low <= high else "unknown"
+            result = "below 0" if high < 0 else "above 0" if low > 0 else "includes 0" if one.interval else "too few seeds"
             names = " - ".join(f"`{name}`" for name in entry["models"])
             rows.append([entry["change"], names, of_contrast(one), result])
     return rows
@@ -366,7 +374,7 @@ def summary(evidence: Evidence) -> str:
     header = ["what is added", "difference of two models", "bits [95 % interval]", "verdict"]
     one_rate = is_complete(evidence, "slower")
     if one_rate:
-        header.append("at one learning rate")
+        header.append("at one rate")
         for row, result in zip(rows, evidence.judged("slower"), strict=True):
             row.append(f"{number(result.contrast and result.contrast.mean, 2)} {result.verdict}")
     counted, plan = evidence.trials("main"), CLAIMS["stages"]["main"]
@@ -376,7 +384,7 @@ def summary(evidence: Evidence) -> str:
         f"{max((trial.updates for trial in counted), default=plan['updates']):,} updates, "
         f"{len({trial.seed for trial in counted})} seeds. Verdicts are corrected for five tests (Holm)."
     )
-    what += " The last column is exploratory." * one_rate
+    what += " The last column, exploratory, has one learning rate for all." * one_rate
     sentences = [text for f in (earlier, apart, longer_text) if (text := f(evidence))]
     table = Table.plain(header, rows, align="llrl" + "r" * one_rate).markdown()
     return f"{what}\n\n{table}\n{' '.join(sentences)}\n"
@@ -389,9 +397,9 @@ def earlier(evidence: Evidence) -> str:
     if evidence.judged("main")[0].verdict != "confirmed" or not (ours and theirs and max(ours) < min(theirs)):
         return ""
     return (
-        "With the positions kept apart from the words, a small model leaves a plateau, which is at the loss without "
-        f"positions, earlier (after {min(ours):,.0f} to {max(ours):,.0f} updates, BERT-A after {min(theirs):,.0f} to "
-        f"{max(theirs):,.0f}) and ends a short training at a lower loss."
+        "With the positions kept apart from the words, a small model sooner leaves the plateau that all models start "
+        f"on (after {min(ours):,.0f} to {max(ours):,.0f} updates; BERT-A after {min(theirs):,.0f} to "
+        f"{max(theirs):,.0f}), and ends a short training at a lower loss."
     )
 
 
