@@ -105,6 +105,9 @@ def test_everything_at_once(pretrained, vocabulary):
     assert 0 <= content["order"]["accuracy"] <= 1 and content["loss"]["error"] > 0
     by_position = content["loss"]["by_position"].values()
     assert sum(count for _, count in by_position) == content["loss"]["tokens"]
+    sums, tokens = (np.array(content["loss"]["blocks"][name].split(), dtype=float) for name in ("nats", "tokens"))
+    assert len(sums) == len(tokens) > 1 and tokens.sum() == content["loss"]["tokens"]
+    assert sums.sum() / tokens.sum() == pytest.approx(content["loss"]["mean"], abs=1e-3)
     assert np.shape(content["cls"]["ratio"]) == (2, 2)
     blocks = blocks_of_length(task, 20, 16)
     assert blocks.shape == (16, 20) and (blocks[:, 0] == 0).all()

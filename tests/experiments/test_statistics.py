@@ -7,14 +7,17 @@ import pytest
 from scipy import stats
 
 from tupe.experiments.statistics import (
+    bootstrap,
     contrast,
     first_below,
     geometric_mean_interval,
     geometric_share,
     holm,
     mean_interval,
+    pooled,
     share_of_schedule,
     share_of_updates,
+    welch,
 )
 
 
@@ -31,7 +34,11 @@ def test_paired_contrast_is_scipys():
 def test_contrasts_without_an_interval():
     single = contrast({1: 2.0}, {1: 1.5})
     assert (single.mean, single.interval, single.p) == (0.5, None, None)
-    assert contrast({1: 2.0, 2: 3.0}, {1: 1.0, 2: 2.0}).p == 0.0  # no variation at all
+    two = contrast({1: 2.0, 2: 3.0}, {1: 1.5, 2: 2.7})
+    assert (two.interval, two.p) == (None, None) and two.mean == pytest.approx(0.4)
+    same = dict.fromkeys((1, 2, 3), 2.0)
+    alike = contrast(same, dict.fromkeys((1, 2, 3), 1.0))
+    assert (alike.interval, alike.p) == ((1.0, 1.0), 0.0) and contrast(same, same).p == 1.0  # no variation at all
     with pytest.raises(ValueError, match="no common seed"):
         contrast({1: 2.0}, {2: 2.0})
 
@@ -41,8 +48,46 @@ def test_intervals():
         2.0,
         pytest.approx((2 - 4.302653 / math.sqrt(3), 2 + 4.302653 / math.sqrt(3))),
     )
-    mean, (low, high) = geometric_mean_interval([0.25, 1.0])
+    mean, (low, high) = geometric_mean_interval([0.25, 0.5, 1.0])
     assert mean == pytest.approx(0.5) and low * high == pytest.approx(0.25)
+    assert mean_interval([1.0, 2.0]) == (1.5, None)
+
+
+def test_other_tests_of_a_contrast():
+    """Of two models, the pooled variance is that of Student's unpaired test; a third one adds its own."""
+    a, b = {1: 5.0, 2: 5.2, 3: 5.1}, {1: 5.5, 2: 5.4, 3: 5.9}
+    values = [*a.values()], [*b.values()]
+    assert welch(a, b) == pytest.approx(stats.ttest_ind(*values, equal_var=False).pvalue)
+    assert pooled(a, b, [a, b]) == pytest.approx(stats.ttest_ind(*values).pvalue)
+    t = (5.1 - 5.6) / math.sqrt((0.01 + 0.07 + 0.04) / 3 * (2 / 3))
+    assert pooled(a, b, [a, b, {1: 6.0, 2: 6.2, 3: 6.4}]) == pytest.approx(2 * stats.t.sf(abs(t), 6))
+    assert welch({1: 5.0, 2: 5.1}, b) is None and pooled({1: 5.0, 2: 5.1}, b, [a, b]) is None
+    alike = dict.fromkeys((1, 2, 3), 5.0)
+    assert welch(alike, alike) == pooled(alike, alike, [alike]) == 1.0
+
+
+@pytest.mark.parametrize(("of_seeds", "of_blocks"), [(0.1, 0.0), (0.0, 0.5), (0.1, 0.5)])
+def test_seeds_and_blocks_are_drawn_anew_together(of_seeds, of_blocks):
+    """Differences s + t, of seed and block: the variance of their mean is (n - 1) / n of the one over seeds, over n,
+    plus the one over blocks, over their number. What both models share, blocks that are hard, does not count."""
+    n, blocks, rng = 12, 400, np.random.default_rng(0)
+    s, t, hard = of_seeds * rng.normal(size=n), of_blocks * rng.normal(size=blocks), rng.normal(6, 2, blocks)
+    tokens = np.full(blocks, 20)
+    a = {seed: (tokens * (hard + s[seed] + t), tokens) for seed in range(n)}
+    b = dict.fromkeys(range(n), (tokens * hard, tokens))
+    mean, (low, high) = bootstrap({**a, 99: b[0]}, b)  # a seed that one of them lacks is left out
+    assert mean == pytest.approx(s.mean() + t.mean())
+    error = math.sqrt(s.var() / n + t.var() / blocks)
+    assert high - low == pytest.approx(2 * 1.96 * error, rel=0.1)
+    assert bootstrap(a, b) == bootstrap(a, b)  # the same draws
+
+
+def test_losses_of_other_blocks_do_not_compare():
+    a = {1: (np.ones(3), np.array([1, 2, 3]))}
+    with pytest.raises(ValueError, match="same held-out blocks"):
+        bootstrap(a, {1: (np.ones(3), np.array([1, 2, 4]))})
+    with pytest.raises(ValueError, match="no common seed"):
+        bootstrap(a, {2: a[1]})
 
 
 def test_holm_by_hand():

@@ -105,14 +105,14 @@ def test_several_runs_of_pre_training_show_what_it_varies(tmp_path):
 
 
 def test_differences_are_paired_by_the_seed_of_pre_training(tmp_path):
-    """Two models, two pre-trainings each, whose differences are 1 and 3: 2 +- t(1) * sqrt(2) / sqrt(2)."""
-    for architecture, scores in (("bert_a_tiny", (60.0, 62.0)), ("tupe_a_tiny", (61.0, 65.0))):
+    """Two models, three pre-trainings each, whose differences are 1, 3 and 2: 2 +- t(2) / sqrt(3)."""
+    for architecture, scores in (("bert_a_tiny", (60.0, 62.0, 64.0)), ("tupe_a_tiny", (61.0, 65.0, 66.0))):
         for seed, score in enumerate(scores, 1):
             path = write_pretraining(tmp_path / "pretrained" / f"{architecture}{seed}", seed, arch=architecture)
             write_run(tmp_path / f"{score}", "RTE", 2e-5, 1, score, architecture=architecture, pretrained=path)
     _, differences = tables_of(tmp_path)
     shown = {(row["model"].split()[0], row["95 % over pre-training seeds"]) for row in differences}
-    assert shown == {("tupe_a_tiny", "-10.71 to +14.71 (2)"), ("bert_a_tiny", "? (0)")}
+    assert shown == {("tupe_a_tiny", "-0.48 to +4.48 (3)"), ("bert_a_tiny", "? (0)")}
 
 
 @pytest.mark.parametrize(

@@ -269,7 +269,9 @@ def results(evidence: Evidence, drawn: list[str], folder: str, tables: str) -> s
     unknown = " Exit updates wait for `nopos`, whose pilot is not complete."
     blocks = [
         claims_tables.coverage(evidence) + (threshold_text(evidence, "main") or unknown) + "\n",
-        f"On the plateau for more than half of the updates, with some seed: {'; '.join(slow)}.\n" if slow else "",
+        f"More than half of the updates on the plateau, with some seed (`nopos` aside): {'; '.join(slow)}.\n"
+        if slow
+        else "",
         figure("contrasts", "five contrasts with every seed"),
         figure("loss", "loss against updates, bands over seeds"),
         *section(

@@ -270,11 +270,16 @@ def change_rows(evidence: Evidence, stage: str) -> list[list[str]]:
     for entry in CLAIMS["changes"]:
         one = paired(finals, *entry["models"])
         if one is not None:
-            low, high = one.interval or (math.nan, math.nan)
-            result = "below 0" if high < 0 else "above 0" if low > 0 else "includes 0" if one.interval else "too few seeds"
             names = " - ".join(f"`{name}`" for name in entry["models"])
-            rows.append([entry["change"], names, of_contrast(one), result])
+            rows.append([entry["change"], names, of_contrast(one), side(one)])
     return rows
+
+
+def side(one: Contrast) -> str:
+    """Where an interval lies."""
+    if one.interval is None:
+        return "too few seeds"
+    return "below 0" if one.interval[1] < 0 else "above 0" if one.interval[0] > 0 else "includes 0"
 
 
 def exploratory_table(evidence: Evidence, stage: str) -> Table:
