@@ -77,7 +77,8 @@ def welch(a: Seeds, b: Seeds) -> float | None:
     """p-value of Welch's t-test: not paired, variances may differ. None for fewer than `FEWEST` seeds."""
     if min(len(a), len(b)) < FEWEST:
         return None
-    return _known(stats.ttest_ind([*a.values()], [*b.values()], equal_var=False).pvalue)
+    p = stats.ttest_ind([*a.values()], [*b.values()], equal_var=False).pvalue
+    return 1.0 if math.isnan(p) else float(p)  # nan: two equal groups without variation
 
 
 def pooled(a: Seeds, b: Seeds, groups: list[Seeds]) -> float | None:
@@ -87,14 +88,10 @@ def pooled(a: Seeds, b: Seeds, groups: list[Seeds]) -> float | None:
         return None
     freedom = sum(len(group) - 1 for group in groups)
     variance = sum((len(group) - 1) * np.var([*group.values()], ddof=1) for group in groups if len(group) > 1) / freedom
-    error = np.sqrt(variance * (1 / len(a) + 1 / len(b)))
-    t = (np.mean([*a.values()]) - np.mean([*b.values()])) / error
-    return _known(2 * stats.t.sf(abs(t), freedom))
-
-
-def _known(p: float) -> float:
-    """1 for the nan of two equal groups without variation."""
-    return 1.0 if math.isnan(p) else float(p)
+    difference = np.mean([*a.values()]) - np.mean([*b.values()])
+    if not variance:
+        return float(difference == 0)
+    return float(2 * stats.t.sf(abs(difference) / math.sqrt(variance * (1 / len(a) + 1 / len(b))), freedom))
 
 
 def bootstrap(a: Blocks, b: Blocks, resamples: int = 2000, seed: int = 1) -> tuple[float, tuple[float, float]]:
