@@ -83,6 +83,10 @@ def test_divergence_is_named(place):
         result = run(place, "--position=rope")
         assert result.exit_code == 0 and f"diverged with seed {['1.', '1, 2, 3.'][count]}" in result.output
         assert "| **rope** |" in result.output
+        row = next(line for line in result.output.splitlines() if line.startswith("| bert_a |"))
+        difference, p, verdict = (cell.strip() for cell in row.split("|")[3:6])
+        assert bool(re.fullmatch(r"-\d\.\d{3}", difference)) == (count == 0)  # of two seeds, without an interval
+        assert (p, verdict) == ("–", "–")
     for folder in sorted((place / "out").glob("pilot/own_rope_*/*")):
         trial = Trial.parse("/".join(folder.parts[-3:]))
         shutil.rmtree(folder)
