@@ -30,7 +30,7 @@ class PlainEncoder(Encoder):
 
 class TupePreTrainedModel(PreTrainedModel):
     config_class = TupeConfig
-    base_model_prefix = "tupe"
+    base_model_prefix = "tupe"  # transformers saves the code of a class with an _auto_class; 4 sets none for a model
     supports_gradient_checkpointing = True
     # Losses here are means over the batch that forward sees. Because of `**options`, Trainer would assume that they are
     # divided by the size of all accumulated batches, and would sum the means with gradient accumulation.
@@ -70,6 +70,8 @@ def keep_default(head: nn.Module) -> nn.Module:
 
 class TupeModel(TupePreTrainedModel):
     """Features [B, L, C]; the first, of `<s>`, stands for the whole sequence."""
+
+    _auto_class = "AutoModel"
 
     def __init__(self, config: TupeConfig):
         super().__init__(config)
@@ -156,6 +158,7 @@ class TupeForMaskedLM(TupeWithHead):
     """Logits [B, L, V]; with labels [B, L] (-100: ignored), the mean cross-entropy."""
 
     output_class = MaskedLMOutput
+    _auto_class = "AutoModelForMaskedLM"
 
     def add_head(self, config: TupeConfig) -> None:
         self.lm_head = LMHead(config.hidden_size, config.vocab_size, eps=config.layer_norm_eps)
@@ -188,6 +191,7 @@ class TupeForSequenceClassification(TupeWithHead):
     classes [B] the cross-entropy, of several labels at a time, floats [B, num_labels], the binary one."""
 
     output_class = SequenceClassifierOutput
+    _auto_class = "AutoModelForSequenceClassification"
 
     def add_head(self, config: TupeConfig) -> None:
         sizes = config.hidden_size, config.classifier_inner, config.num_labels
@@ -225,6 +229,7 @@ class TupeForQuestionAnswering(TupeWithHead):
     """Logits [B, L] of an answer's first and last token; with positions, the mean cross-entropy (of those inside)."""
 
     output_class = QuestionAnsweringModelOutput
+    _auto_class = "AutoModelForQuestionAnswering"
 
     def add_head(self, config: TupeConfig) -> None:
         self.qa_outputs = keep_default(SpanHead(config.hidden_size))
