@@ -47,6 +47,40 @@ def test_an_exception_of_a_task_is_that_of_the_caller():
         list(pool.map(int, ["1", "one", "2"]))
 
 
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+def test_no_worker_is_left_after_an_error(error):
+    """Nor does a process that multiprocessing has started wait for it for ever, at its end."""
+
+    def target():
+        try:
+            with processes.workers(2) as pool:
+                pool.submit(time.sleep, 1)
+                pool.submit(int, "1").result()
+                raise error
+        except error:
+            sys.exit(2 if len(descendants(os.getpid())) == 1 else 3)
+
+    assert in_a_copy(target) == 2
+
+
+def test_a_signal_while_running_tasks_are_finished_ends_the_workers(tmp_path):
+    def target():
+        with ended_by_signals(), processes.workers(2) as pool:
+            pool.submit(time.sleep, 600)
+            pool.submit(int, "1").result()
+            (tmp_path / "begun").touch()
+            raise ValueError
+
+    process = fork(target, "test")
+    wait_until((tmp_path / "begun").exists)
+    time.sleep(0.2)
+    tree = descendants(process.pid)
+    process.terminate()
+    process.join(30)
+    assert process.exitcode == 128 + signal.SIGTERM
+    wait_until(lambda: all(has_ended(pid) for pid in tree))
+
+
 def test_a_signal_ends_the_workers(tmp_path):
     def target():
         with ended_by_signals(), processes.workers(2) as pool:

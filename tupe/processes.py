@@ -13,22 +13,29 @@ from contextlib import contextmanager
 
 @contextmanager
 def workers(count: int, start: Callable = lambda: None, *arguments) -> Iterator[concurrent.futures.Executor]:
-    """`count` copies of this process, each of which calls start(*arguments) first. After an exception, tasks that run
-    are finished and no others are begun; a signal ends the workers too. Raises `concurrent.futures.BrokenExecutor` if
-    one of them dies.
+    """`count` copies of this process, each of which calls start(*arguments) first; all have ended afterwards. After an
+    exception, tasks that run are finished and no others are begun; a signal ends the workers too. Raises
+    `concurrent.futures.BrokenExecutor` if one of them dies.
 
     Not a `multiprocessing.Pool`: that waits for ever for a task whose worker was killed; and it ends its workers with
     SIGTERM, which a worker that is just being forked may not notice where the signal has a handler.
     """
     fork = multiprocessing.get_context("fork")  # workers inherit all imports
-    with concurrent.futures.ProcessPoolExecutor(count, fork, initializer=_begin, initargs=(start, *arguments)) as pool:
+    pool = concurrent.futures.ProcessPoolExecutor(count, fork, initializer=_begin, initargs=(start, *arguments))
+    # Every way out waits for the workers: left to the end of the process they get no word where that is itself a child
+    # of multiprocessing, which closes their queue first and then waits for them for ever.
+    try:
         try:
             yield pool
-        except BaseException as error:
-            pool.shutdown(wait=False, cancel_futures=True)
-            if isinstance(error, (KeyboardInterrupt, SystemExit)):
-                _end_workers()
+        except Exception:
+            pool.shutdown(cancel_futures=True)
             raise
+        pool.shutdown()
+    except BaseException as error:
+        if isinstance(error, concurrent.futures.BrokenExecutor) or not isinstance(error, Exception):  # also in shutdown
+            _end_workers()
+            pool.shutdown(cancel_futures=True)
+        raise
 
 
 def _begin(start, *arguments):

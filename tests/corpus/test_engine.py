@@ -410,6 +410,24 @@ def test_disk_full(undisturbed, tmp_path):
         subprocess.run(["umount", str(disk)], check=True)
 
 
+FULL = [("encode_shard", "train-ids.npy"), ("encode_shard", "counts.npy"), ("text_shard", "docs.npz"), ("merge", "train.bin"),
+        ("merge", "train.idx")]  # fmt: skip
+
+
+@pytest.mark.parametrize(("step", "file"), FULL, ids=lambda word: word)
+def test_whatever_does_not_fit_on_the_disk_is_said_to_be_so(step, file, undisturbed, tmp_path, monkeypatch):
+    """numpy's own files would not tell why they cannot be written."""
+    function = getattr(corpus, step)
+
+    def on_a_full_disk(folder, *args):
+        (folder / file).symlink_to("/dev/full")
+        function(folder, *args)
+
+    monkeypatch.setattr(corpus, step, on_a_full_disk)
+    with pytest.raises(ValueError, match="step '[a-z]+': the disk is full: "):
+        prepare(inputs_of(undisturbed), tmp_path / "data", workers=1, **OPTIONS)
+
+
 def test_a_damaged_file_is_replaced_and_the_rest_is_kept(undisturbed, tmp_path):
     for name in ("a.txt", "c.txt"):
         (tmp_path / name).write_text(text(10))

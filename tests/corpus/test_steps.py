@@ -1,5 +1,7 @@
 """The steps of tupe.corpus one by one."""
 
+import errno
+
 import numpy as np
 import pytest
 import sentencepiece
@@ -120,3 +122,13 @@ def test_a_vocabulary_has_the_signs_that_an_encyclopedia_hardly_uses(tmp_path):
     corpus.train_sentencepiece(["the cat sat on the mat and the dog ran"] * 50, 40, tmp_path / "model")
     pieces = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "model"))
     assert pieces.unk_id() not in pieces.encode("?!")
+
+
+def test_an_array_that_does_not_fit_says_why(tmp_path):
+    with pytest.raises(OSError) as caught:
+        corpus._save("/dev/full", np.arange(10**5))
+    assert caught.value.errno == errno.ENOSPC  # np.save has none
+    for numbers in (np.arange(7, dtype=np.int32), np.zeros(0, dtype=np.int64)):
+        corpus._save(tmp_path / "numbers.npy", numbers)
+        loaded = np.load(tmp_path / "numbers.npy")
+        assert loaded.dtype == numbers.dtype and np.array_equal(loaded, numbers)

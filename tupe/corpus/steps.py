@@ -469,10 +469,17 @@ def encode_shard(folder: Path, shard: Path, selected: Path, model_path: Path, wo
         stats.count("pieces that are <unk>", int((array == 0).sum()))
         if kind == TRAIN:
             counts += np.bincount(array, minlength=count + 1)
-        np.save(folder / f"{name}-ids.npy", array)
-        np.save(folder / f"{name}-sizes.npy", np.array(sizes[kind], dtype=np.int32))
-    np.save(folder / "counts.npy", counts)
+        _save(folder / f"{name}-ids.npy", array)
+        _save(folder / f"{name}-sizes.npy", np.array(sizes[kind], dtype=np.int32))
+    _save(folder / "counts.npy", counts)
     stats.save(folder)
+
+
+def _save(path, array):
+    """np.save of a list of numbers through Python's own file: numpy's error does not tell that the disk is full."""
+    with open(path, "wb") as file:
+        np.lib.format.write_array_header_1_0(file, np.lib.format.header_data_from_array_1_0(array))
+        file.write(array)
 
 
 # -------------------------------------------------------------------------------------------------------------- merge
@@ -487,16 +494,16 @@ def write_mmap(prefix: str | Path, shards: list, table: np.ndarray) -> None:
     sizes = [np.load(path) for _, path in shards]
     with open(f"{prefix}.bin", "wb") as file:
         for path, _ in shards:
-            table[np.load(path)].tofile(file)
+            file.write(table[np.load(path)])  # not numpy's tofile: as in `_save`
     with open(f"{prefix}.idx", "wb") as file:
         file.write(b"MMIDIDX\x00\x00" + np.uint64(1).tobytes() + np.uint8(code).tobytes())
         file.write(np.uint64(sum(map(len, sizes))).tobytes())
         for part in sizes:
-            part.tofile(file)
+            file.write(part)
         start = 0
         for part in sizes:
             ends = start + np.cumsum(part, dtype=np.int64) * table.itemsize
-            np.concatenate([[start], ends[:-1]]).astype(np.int64)[: len(part)].tofile(file)
+            file.write(np.concatenate([[start], ends[:-1]]).astype(np.int64)[: len(part)])
             start = int(ends[-1]) if len(part) else start
 
 
