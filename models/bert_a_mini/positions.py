@@ -15,6 +15,7 @@ import importlib.util
 import inspect
 import math
 import sys
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -58,7 +59,8 @@ def family(scheme: type) -> int:
 
 
 def load_schemes(file: str | Path) -> None:
-    """Run a Python file that registers schemes, once per process. Raises ValueError if there is no such file."""
+    """Run a Python file that registers schemes, once per process. Raises ValueError with the line if it fails, and if
+    there is no such file."""
     path = Path(file).resolve()
     if path not in _loaded_files:
         if not path.is_file():
@@ -66,15 +68,27 @@ def load_schemes(file: str | Path) -> None:
         digest = hashlib.sha256(str(path).encode()).hexdigest()[:8]  # two files may be called alike
         spec = importlib.util.spec_from_file_location(f"position_file_{path.stem}_{digest}", path)
         module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)  # dataclasses look for their module
+        before = set(SCHEMES)
         try:
             spec.loader.exec_module(module)
-        except BaseException:
+        except BaseException as error:
             del sys.modules[spec.name]
-            raise
-        _loaded_files.add(path)
+            if not isinstance(error, Exception):
+                raise
+            place = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
+            where, what = f"{path}:{place[-1] if place else 1}", str(error)
+            if isinstance(error, SyntaxError):  # of this file, or of one that it imports
+                where, what = f"{error.filename}:{error.lineno}", error.msg
+            raise ValueError(f"{where}: {type(error).__name__}: {what.strip().partition(chr(10))[0]}") from error
+        _loaded_files[path] = [name for name in SCHEMES if name not in before]
 
 
-_loaded_files = set()
+def is_loaded(file: str | Path) -> bool:
+    """Whether `load_schemes` has run a file."""
+    return Path(file).resolve() in _loaded_files
+
+
+_loaded_files = {}  # file -> names of the schemes that it registered
 
 
 # ------------------------------------------------------------------------------------------------ names with options
@@ -106,7 +120,11 @@ def parse(names: str) -> list[Part]:
         name, *words = text.split(":")
         if name not in SCHEMES:
             valid = ", ".join(sorted(SCHEMES))
-            own = "; a scheme of your own also needs position_file=FILE"
+            own = "".join(
+                f"; {path} registered {', '.join(given) or 'none: put @register(NAME) above the class'}"
+                for path, given in _loaded_files.items()
+            )
+            own = own or "; a scheme of your own also needs position_file=FILE"
             where = f"{name!r:.60} in {names!r:.100}"
             raise ValueError(f"unknown position scheme {where}; valid, joined by '+': {valid}{own}")
         if name in parts:

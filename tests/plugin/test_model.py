@@ -12,6 +12,7 @@ from fairseq.tasks.masked_lm import MaskedLMTask
 from helpers import build, load, make_dictionary, pretrain_arguments, train, write_data
 from omegaconf import OmegaConf
 
+from tupe import positions
 from tupe.architectures import ARCHITECTURES, SIZES, with_size
 from tupe.checkpoints.export import refuse_own_schemes
 from tupe.cli import main as tupe
@@ -296,6 +297,9 @@ def test_a_file_that_a_checkpoint_names_is_not_run(tmp_path):
         assert model.encoder.positions.name == "own_nothing"
         with pytest.raises(ValueError, match="own_nothing .*cannot be exported"):
             refuse_own_schemes("own_nothing")
+        config.position = "own_nothin"
+        with pytest.raises(ValueError, match="'own_nothin'.*own.py registered own_nothing$"):
+            ARCH_MODEL_REGISTRY["bert_a_tiny"].build_model(config, task)
     finally:
         SCHEMES.pop("own_nothing", None)
 
@@ -314,31 +318,43 @@ class Shift(PositionScheme):
 """
 
 
-def test_a_scheme_from_a_file_is_trained_and_asked_for_again(tmp_path):
-    """Through fairseq-train; the checkpoint holds scheme and file, and names the file in vain when it is loaded."""
-    data, own = write_data(tmp_path / "data"), tmp_path / "own.py"
+def test_schemes_from_files_are_trained_and_asked_for_again(tmp_path):
+    """Through fairseq-train; the checkpoint holds schemes and files, and names the files in vain when it is loaded."""
+    data, own, second = write_data(tmp_path / "data"), tmp_path / "own.py", tmp_path / "second.py"
     own.write_text(OWN_SCHEME)
-    options = [f"--position-file={own}", "--position=own_shift:slope:0.50+absolute", "--cls=tied", "--max-update=2"]
+    second.write_text(OWN_SCHEME.replace("own_shift", "own_second"))
+    position = "own_shift:slope:0.50+absolute+own_second"
+    options = [f"--position-file={own}:{second}", f"--position={position}", "--cls=tied", "--max-update=2"]
+
+    def forget():  # as a new process would find it
+        return [SCHEMES.pop(name, None) for name in ("own_shift", "own_second")]
+
     try:
         assert len(train(pretrain_arguments(data, tmp_path / "run", *options))) == 2
-        SCHEMES.pop("own_shift")  # as a new process would find it
+        assert all(forget())
+        positions._loaded_files.clear()
         saved = load(tmp_path / "run" / "checkpoint_last.pt")["cfg"]["model"]
-        assert saved["position"] == "absolute+own_shift:slope:0.5" and saved["position_file"] == str(own)
+        assert saved["position"] == "absolute+own_shift:slope:0.5+own_second"
+        assert saved["position_file"] == f"{own}:{second}"
         where = (tmp_path / "run", "checkpoint_last.pt", data)
-        with pytest.raises(ValueError, match="unknown position scheme 'own_shift'.*own.py was not run"):
+        with pytest.raises(ValueError, match="unknown position scheme 'own_shift'.*own.py, .*second.py was not run"):
             TupeModel.from_pretrained(*where)
+        with pytest.raises(ValueError, match="unknown position scheme 'own_second'.*own.py registered own_shift "):
+            TupeModel.from_pretrained(*where, position_file=own)
         checkpoint, swapped = tmp_path / "run" / "checkpoint_last.pt", tmp_path / "swapped.pt"
         swap = ["checkpoint", "swap", f"--checkpoint={checkpoint}", "--position=own_shift+t5", f"--output={swapped}"]
+        forget()
         refused = CliRunner().invoke(tupe, swap)
         assert refused.exit_code == 2 and "--position-file" in refused.stderr
         moved = tmp_path / "moved.py"
         moved.write_text(OWN_SCHEME)
-        done = CliRunner().invoke(tupe, [f"--position-file={moved}", *swap])
+        done = CliRunner().invoke(tupe, [f"--position-file={moved}", f"--position-file={second}", *swap])
         assert done.exit_code == 0 and load(swapped)["cfg"]["model"]["position"] == "t5+own_shift", done.output
-        SCHEMES.pop("own_shift")
-        copy = tmp_path / "copy.py"
-        copy.write_text(OWN_SCHEME)
-        loaded = TupeModel.from_pretrained(*where, position_file=copy)
+        forget()
+        copies = tmp_path / "copy.py", tmp_path / "copy2.py"
+        for copy, file in zip(copies, (own, second), strict=True):
+            copy.write_text(file.read_text())
+        loaded = TupeModel.from_pretrained(*where, position_file=copies)
         assert loaded.model.encoder.positions.name == saved["position"]
     finally:
-        SCHEMES.pop("own_shift", None)
+        forget()

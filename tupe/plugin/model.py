@@ -7,7 +7,7 @@ import functools
 import hashlib
 import logging
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, fields, make_dataclass
 from enum import Enum
@@ -27,8 +27,8 @@ from torch import Tensor, nn
 from ..architectures import ARCHITECTURES, GAU, SIZES, with_size
 from ..encoder import ClassificationHead, Encoder, LMHead, ModelConfig, SpanHead, names_in, of_cls
 from ..kernels import bf16_speed
-from ..options import cut_list
-from ..positions import canonical, load_schemes
+from ..options import cut_list, split_files
+from ..positions import canonical, is_loaded, load_schemes
 from ..safe_load import read_checkpoint
 from .hub import TupeHubInterface
 
@@ -53,7 +53,8 @@ class TrainingConfig(FairseqDataclass):
         metadata={"help": "bf16: forward in bfloat16 autocast with float32 weights, on GPU and CPU", "free": True},
     )
     position_file: str = field(
-        default="", metadata={"help": "Python file that registers position schemes of your own", "free": True}
+        default="",
+        metadata={"help": "Python files that register position schemes of your own, joined by ':'", "free": True},
     )
     compile: bool = field(default=False, metadata={"help": "torch.compile the encoder", "free": True})
     load_checkpoint_heads: bool = field(
@@ -101,8 +102,8 @@ def core_config(cfg: DictConfig) -> ModelConfig:
 def run_position_file(cfg: DictConfig) -> None:
     """Register the schemes of `--position-file`. Tasks call this for a model to train, never for one from a checkpoint:
     loading must not run a file that the checkpoint names. Whoever loads it names the file."""
-    if cfg.position_file:
-        load_schemes(cfg.position_file)
+    for file in split_files(cfg.position_file):
+        load_schemes(file)
 
 
 def spell_position(cfg: DictConfig) -> None:
@@ -111,10 +112,11 @@ def spell_position(cfg: DictConfig) -> None:
     try:
         cfg.position = canonical(cfg.position)
     except ValueError as error:
-        if not cfg.position_file:
+        missing = ", ".join(file for file in split_files(cfg.position_file) if not is_loaded(file))
+        if not missing:
             raise
         remedy = "give it with `tupe --position-file FILE COMMAND` or as position_file of from_pretrained"
-        reason = f"{cfg.position_file} was not run: to train, take a task of this plugin; {remedy} to load a checkpoint"
+        reason = f"{missing} was not run: to train, take a task of this plugin; {remedy} to load a checkpoint"
         raise ValueError(f"{error} ({reason})") from None
     root = cfg._get_parent() if isinstance(cfg, DictConfig) else None
     if root is not None and "model" in root:
@@ -301,18 +303,19 @@ class TupeModel(BaseFairseqModel):
     @classmethod
     def from_pretrained(
         cls, model_name_or_path: str | Path, checkpoint_file: str = "checkpoint_best.pt",
-        data_name_or_path: str | Path | None = None, position_file: str | Path | None = None, **overrides,
+        data_name_or_path: str | Path | None = None, position_file: str | Path | Iterable[str | Path] = (),
+        **overrides,
     ) -> TupeHubInterface:  # fmt: skip
         """Load a checkpoint for use from Python, with its classification heads; see `hub.TupeHubInterface`.
 
         model_name_or_path: folder of the checkpoint. data_name_or_path: prepared data with `dict.txt` and
         `sentencepiece.bpe.model` (relative to the checkpoint's folder if it starts with "."); default: the folder that
-        the checkpoint names. position_file: Python file that registers the checkpoint's position scheme, if it is not
-        one of this package. overrides: any configuration value.
+        the checkpoint names. position_file: Python file, or several, that registers the checkpoint's position scheme,
+        if it is not one of this package. overrides: any configuration value.
         Raises ValueError if there is no such checkpoint or no such data.
         """
-        if position_file:
-            load_schemes(position_file)
+        for file in [position_file] if isinstance(position_file, str | Path) else position_file or ():
+            load_schemes(file)
         path = Path(model_name_or_path) / checkpoint_file
         if not path.is_file():
             there = cut_list(sorted(file.name for file in path.parent.glob("*.pt")))
