@@ -56,6 +56,10 @@ def load_configuration(self, config_name, overrides, run_mode, **options):
 ConfigLoaderImpl.load_configuration = functools.wraps(ConfigLoaderImpl.load_configuration)(load_configuration)
 
 
+def pytest_addoption(parser):
+    parser.addoption("--kills", type=int, default=4, help="of each command, in test_kills.py: kills and full disks")
+
+
 @pytest.fixture(autouse=True)
 def same_random_numbers():
     """In every test, whatever ran before it in the same process."""

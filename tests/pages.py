@@ -12,7 +12,7 @@ DOCS = sorted((ROOT / "docs").glob("*.md"))
 TOUR = ROOT / "docs" / "tour.ipynb"
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS]
 PROGRAM = re.compile(
-    r"(?:^|[|;&(]|\bdo )\s*(?:\w+=\S+ +)*(tupe|bash|sbatch|fairseq-train|fairseq-hydra-train) (?:--position-file \S+ )?"
+    r"(?:^|[|;&(]|\bdo )\s*(?:\w+=\S+ +)*(tupe|bash|sbatch|fairseq-train|fairseq-hydra-train) "
     r"""((?:'[^']*'|"[^"]*"|[^|;&)'"])*)"""
 )
 
@@ -27,8 +27,14 @@ def code_of(page):
     return [*"".join(blocks).splitlines(), *indented, *inline]
 
 
+def before(words):
+    """How many words stand before a command's name: options of `tupe` itself."""
+    return 2 * words.count("--position-file")
+
+
 def commands_of(page):
-    """[(program, words)] of what a page shows; a script that hands its options to `tupe` is that command."""
+    """[(program, words)] of what a page shows; a script that hands its options to `tupe` is that command. Options of
+    `tupe` itself stand before the command's name."""
     for line in code_of(page):
         line = re.sub(r"\s#.*", "", line).replace("[", "").replace("]", "")  # optional words must parse too
         for program, words in PROGRAM.findall(line):
@@ -38,5 +44,5 @@ def commands_of(page):
                 yield "tupe", [script.partition(".")[0], *words[1:]]
             elif script in ("glue_sweep.sh", "download_corpus.sh") and words[1:]:
                 yield "tupe", [{"glue_sweep.sh": "sweep", "download_corpus.sh": "download"}[script], *words[1:]]
-            elif program.startswith("fairseq-") or words[0] in cli.main.list_commands(None):
+            elif program.startswith("fairseq-") or {*words[before(words) :][:1]} & {*cli.main.list_commands(None)}:
                 yield program, words

@@ -31,7 +31,9 @@ def test_a_command_parses(words):
     """Its options are known, valid and complete. Nothing runs; the files need not be there."""
     command, name = cli.main, "tupe"
     while isinstance(command, click.Group) and words:
-        name, command, words = command.resolve_command(click.Context(command, info_name=name), words)
+        context = click.Context(command, info_name=name)
+        words = command.make_parser(context).parse_args(words)[1]  # without options of `tupe` itself
+        name, command, words = command.resolve_command(context, words)
     if not words:
         return  # named in a sentence
     context = click.Context(command, info_name=name, **command.context_settings)

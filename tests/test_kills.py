@@ -1,7 +1,7 @@
-"""A hundred kills: every long command is killed with SIGKILL at random moments, finds its disk full or a checkpoint
-cut at a random byte, and what comes out in the end is the same to the bit as without.
+"""Kills: every long command is killed with SIGKILL at random moments, finds its disk full or a checkpoint cut at a
+random byte, and what comes out in the end is the same to the bit as without.
 
-    pytest -m slow -s tests/test_kills.py        -s shows the numbers of kills
+    pytest -m slow -s tests/test_kills.py --kills 27        a hundred and more in all; -s shows their numbers
 """
 
 import json
@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from contextlib import suppress
+from functools import partial
 
 import numpy as np
 import pytest
@@ -26,7 +27,6 @@ from tupe.cli import main
 from tupe.experiments import runner
 from tupe.record import damage, read, state_of
 
-TIMES = 27  # per command: about 20 kills and 7 full disks
 MODES = ("all", "one worker", "the parent alone", "full disk")
 TINY = ["--gpus=0", "--tokens-per-sample=24", "--batch-size=3", "--lr=0.01", "--warmup-updates=2"]
 TINY += ["--disable-validation"]
@@ -93,8 +93,13 @@ def cut(folder, chance):
     return False
 
 
-def survive(command, outcome, disk, seed, share=1.0):
-    """Disturb `tupe COMMAND --output=...` TIMES times, start it again each time, and whenever it comes to its end,
+@pytest.fixture
+def survive(pytestconfig):
+    return partial(disturb, pytestconfig.getoption("kills"))
+
+
+def disturb(times, command, outcome, disk, seed, share=1.0):
+    """Disturb `tupe COMMAND --output=...` some times, start it again each time, and whenever it comes to its end,
     compare outcome(output) with that of an undisturbed run. A line of numbers is printed.
 
     share: of the time that it takes in all, the longest that it is left alone after a start.
@@ -106,11 +111,11 @@ def survive(command, outcome, disk, seed, share=1.0):
     expected, seconds, longest, process = outcome(disk / "undisturbed"), None, None, None
     shutil.rmtree(disk / "undisturbed")
     kills, cuts, ends = dict.fromkeys(MODES, 0), 0, 0
-    while sum(kills.values()) < TIMES or process.exitcode != 0:
+    while sum(kills.values()) < times or process.exitcode != 0:
         output = disk / f"disturbed {ends}"
         process, began = start([*command, f"--output={output}"], log), time.monotonic()
         mode = chance.choice(MODES)
-        process.join(chance.uniform(0, seconds) if seconds and sum(kills.values()) < TIMES else None)
+        process.join(chance.uniform(0, seconds) if seconds and sum(kills.values()) < times else None)
         longest = longest or share * (time.monotonic() - began)  # of the first, which is left alone
         seconds = seconds or longest
         if process.exitcode is None and strike(process, mode, chance, disk):
@@ -160,19 +165,19 @@ def leaves(value):
     ],
     ids=["masked LM", "ELECTRA"],
 )  # fmt: skip
-def test_pre_training(words, data, disk):
+def test_pre_training(words, data, disk, survive):
     survive(["pretrain", f"--data={data}", *TINY, *words], training, disk, seed=1)
 
 
 @pytest.mark.slow
-def test_fine_tuning(learnable, pretrained, disk):
+def test_fine_tuning(learnable, pretrained, disk, survive):
     words = [f"--data={learnable}", f"--checkpoint={pretrained}", "--lr=0.003", "--batch-size=6", "--num-workers=1"]
     words += ["--gpus=0", "--max-epoch=4"]
     survive(["finetune", "--task=CoLA", *words], training, disk, seed=2)
 
 
 @pytest.mark.slow
-def test_a_sweep_of_eight_jobs(data, disk, monkeypatch):
+def test_a_sweep_of_eight_jobs(data, disk, monkeypatch, survive):
     original = runner.multiprocessing.get_context
     monkeypatch.setattr(runner.multiprocessing, "get_context", lambda method: original("fork"))  # jobs are copies too
     monkeypatch.setattr(runner, "check", lambda job: None)
@@ -188,7 +193,7 @@ def test_a_sweep_of_eight_jobs(data, disk, monkeypatch):
 
 
 @pytest.mark.slow
-def test_preparing_a_corpus(tmp_path, disk):
+def test_preparing_a_corpus(tmp_path, disk, survive):
     rng, words = np.random.default_rng(0), ["river", "king", "saw", "the", "a", "old", "never", "painted", "dog"]
     lines = [" ".join(rng.choice(words, 12)).capitalize() + f" number {n}." for n in range(1200)]
     paragraphs = [" ".join(lines[n : n + 4]) for n in range(0, len(lines), 4)]
@@ -202,7 +207,7 @@ def test_preparing_a_corpus(tmp_path, disk):
 
 
 @pytest.mark.slow
-def test_minimal_pairs(vocabulary, pretrained, tmp_path, disk):
+def test_minimal_pairs(vocabulary, pretrained, tmp_path, disk, survive):
     rng, words = np.random.default_rng(0), ["the", "cat", "sat", "on", "a", "mat", "dogs", "ran", "in", "parks"]
     (tmp_path / "pairs").mkdir()
     for name in range(12):

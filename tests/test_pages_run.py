@@ -16,7 +16,7 @@ from contextlib import closing, redirect_stderr, redirect_stdout
 
 import pytest
 from helpers import ENGLISH_WORDS, fork, official_folder, squad_file
-from pages import PAGES, ROOT, commands_of
+from pages import PAGES, ROOT, before, commands_of
 
 from tupe.cli import main
 
@@ -27,7 +27,7 @@ ELSEWHERE = {
     "tupe evidence ": "tests/experiments/test_evidence.py",
     "tupe claims ": "tests/experiments/test_claims.py",
     "tupe release ": "tests/experiments/test_release.py",
-    "tupe compare ": "tests/experiments/test_compare.py",
+    " compare --": "tests/experiments/test_compare.py",
     "tupe bench ": "tests/bench: a page's figures need its machine for itself",
     "--engine dask": "tests/corpus/test_engine.py, with a scheduler",
     "hydra/launcher=slurm": "needs Slurm; the same sweep without it: tests/plugin/test_launchers.py",
@@ -61,6 +61,7 @@ OF_NAMES = [
     (r"^(OUT|hf)$", "hf"),
     (r"^BLiMP\.zip$", "pairs.jsonl"),
     (r"^dict\.txt$", "data/dict.txt"),
+    (r"^sample-bin$", "glue-bin"),
 ]  # fmt: skip
 TINY = "--encoder-layers 1 --encoder-embed-dim 32 --encoder-ffn-embed-dim 32 --encoder-attention-heads 2"
 SHORT = f"--num-workers 0 --tokens-per-sample 20 --batch-size 4 --update-freq 1 --max-update 2 {TINY}"
@@ -167,7 +168,8 @@ def test_a_command_runs(program, words, folder, tmp_path):
     if "--output" in words:
         words[words.index("--output") + 1] = str(tmp_path / "output")
     if program == "tupe":
-        name = next(name for name in (" ".join(words[:2]), words[0], "") if name in SMALL or not name)
+        command = words[before(words) :]
+        name = next(name for name in (" ".join(command[:2]), command[0], "") if name in SMALL or not name)
         if "SQuAD-2.0" in words:
             words += ["--max-query", "4", "--doc-stride", "4"]
         if name == "pretrain" and "--preset" not in words:

@@ -410,8 +410,10 @@ def test_disk_full(undisturbed, tmp_path):
         subprocess.run(["umount", str(disk)], check=True)
 
 
-FULL = [("encode_shard", "train-ids.npy"), ("encode_shard", "counts.npy"), ("text_shard", "docs.npz"), ("merge", "train.bin"),
-        ("merge", "train.idx")]  # fmt: skip
+FULL = [
+    ("text_shard", "docs.npz"), ("encode_shard", "train-ids.npy"), ("encode_shard", "counts.npy"),
+    ("merge", "train.bin"), ("merge", "train.idx"),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("step", "file"), FULL, ids=lambda word: word)
