@@ -72,7 +72,7 @@ _PUNCTUATION = str.maketrans(
 
 def _char_class(keep):
     """[...] of the characters for which keep(character, category) holds. Format characters, controls and marks are in
-    planes 0, 1 and 14 of Unicode alone (tested)."""
+    planes 0, 1 and 14 of Unicode alone (tests/test_text.py)."""
     chars = map(chr, (*range(0x20000), *range(0xE0000, 0xF0000)))
     return "[" + "".join(re.escape(c) for c in chars if keep(c, unicodedata.category(c))) + "]"
 
