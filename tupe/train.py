@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from . import options
+from . import limits, options
 from .allocator import use_allocator
 from .options import CONFIGS, Command, ListOf, letters, nearest
 
@@ -37,9 +37,16 @@ def launcher(function: Callable) -> Callable:
         click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="[--OPTION VALUE] [SECTION.KEY=VALUE] ..."),
         click.option("--dry-run", is_flag=True, help="print the command of fairseq-train that does the same, and end"),
         click.option("--allocator", help="library to take main memory from, or none (default: tcmalloc on CPUs)"),
-        click.option("--master-port", type=int, default=29500, show_default=True, help="a free port of that node"),
+        click.option(
+            "--micro-batch-size", type=click.IntRange(1), help="most sequences that a GPU takes at a time; the batch "
+            "stays the same (default: the recipe's)"
+        ),
+        click.option(
+            "--master-port", type=click.IntRange(1, 65535), default=29500, show_default=True,
+            help="a free port of that node",
+        ),  # fmt: skip
         click.option("--master-addr", default="localhost", show_default=True, help="name of the first node"),
-        click.option("--node-rank", type=int, default=0, help="which of them this one is, from 0"),
+        click.option("--node-rank", type=click.IntRange(0), default=0, help="which of them this one is, from 0"),
         click.option("--nodes", type=click.IntRange(1), default=1, help="number of machines"),
         click.option(
             "--outer-options", type=ListOf(), default=[], hidden=True, help="of the command that starts this one"
@@ -60,8 +67,8 @@ def launcher(function: Callable) -> Callable:
 def pretrain(data, output, recipe, preset, arch, words, **machine):
     """Train a masked language model or an ELECTRA from scratch, as the paper does.
 
-    The batch of the recipe is kept whatever the number of GPUs; --batch-size is the most that one of them takes at a
-    time. Mixed precision is --fp16; --amp or --autocast bf16 choose another.
+    An update trains on the same batch whatever the number of GPUs: the recipe's, or --batch-size sequences. Mixed
+    precision is --fp16; --amp or --autocast bf16 choose another.
 
     The encoding is that of the architecture, or what --position, --cls, --normaliser and --layer say (`tupe list
     schemes`).
@@ -85,6 +92,10 @@ def continue_(data, checkpoint, output, lengths, epochs, next_sentence, stretch,
     """Train a checkpoint further, after Wang et al. (2021): 5 epochs at length 128, then 2 at length 512."""
     if len(lengths) != len(epochs) or len(set(lengths)) != len(lengths):
         raise ValueError(f"--lengths {lengths}, --epochs {epochs}: give one number of epochs for each length")
+    for length, count in zip(lengths, epochs, strict=True):  # before the first of them is trained
+        limits.check("tokens_per_sample", length)
+        if count < 1:
+            raise ValueError(f"--epochs {epochs}: valid: at least 1 at each length")
     objective = ["task.next_sentence=true", "criterion._name=masked_lm_next_sentence"] if next_sentence else []
     for length, count in zip(lengths, epochs, strict=True):
         folder = output / f"length{length}"

@@ -34,8 +34,9 @@ def parse(arguments):
     return options.parse_args_and_arch(options.get_training_parser(), arguments)
 
 
-def recipe(*user_arguments, name="pretrain", overrides=(), processes=1, cuda=True):
-    return fairseq_arguments(CONFIGS, name, overrides, ["DATA", *user_arguments], processes, cuda)
+def recipe(*user_arguments, name="pretrain", overrides=(), processes=1, cuda=True, micro=None):
+    words = ["DATA", *user_arguments]
+    return fairseq_arguments(CONFIGS, name, overrides, words, processes, cuda, micro_batch_size=micro)
 
 
 @functools.cache
@@ -144,6 +145,9 @@ def test_precision():
         assert not parse(recipe(*words)).fp16, words
     for word in ("common.fp16=false", "+common.amp=true", "+model.autocast=bf16"):
         assert not parse(recipe(overrides=[word])).fp16, word
+    for word in ("--amp", "--autocast=bf16"):
+        with pytest.raises(ValueError, match="--fp16 beside --amp or --autocast: give one"):
+            recipe("--fp16", word)
     on_cpu = parse(recipe(cuda=False))
     assert on_cpu.cpu and not on_cpu.fp16
 
@@ -151,7 +155,8 @@ def test_precision():
 @pytest.mark.parametrize("processes, limit", [(1, 32), (1, 8), (2, 16), (4, 2)])
 def test_held_out_text_is_the_same_for_any_batch(processes, limit):
     """`pretrain_small` validates on a number of batches."""
-    args = parse(recipe(f"--batch-size={limit}", name="pretrain_small", processes=processes))
+    args = parse(recipe(name="pretrain_small", processes=processes, micro=limit))
+    assert args.batch_size * args.update_freq[0] * processes == 32 and args.batch_size <= limit
     assert int(args.batch_size_valid) * processes == 32 and args.max_valid_steps == 30
     args = parse(recipe("--batch-size-valid=5", name="pretrain_small", processes=processes))
     assert int(args.batch_size_valid) == 5
@@ -168,14 +173,33 @@ def test_batch_is_kept_on_any_number_of_processes(processes, limit):
 def test_batch_split_reaches_fairseq():
     args = parse(recipe(processes=16))
     assert (args.batch_size, args.update_freq, args.distributed_world_size) == (16, [1], 16)
-    args = parse(recipe("--batch-size=8", processes=16))
+    args = parse(recipe(processes=16, micro=8))
     assert (args.batch_size, args.update_freq) == (8, [2])
-    args = parse(recipe("--batch-size=5", "--update-freq=3", processes=16))  # both given: the user's business
+    args = parse(recipe("--batch-size=5", "--update-freq=3", processes=16))  # both given: fairseq's meaning
     assert (args.batch_size, args.update_freq) == (5, [3])
     with pytest.raises(ValueError, match="256 sequences .* 3 processes.*1, 2, 4"):
         recipe(processes=3)
-    with pytest.raises(ValueError, match="--batch-size is 0"):
-        recipe("--batch-size=0")
+    for wrong in (0, -1):
+        with pytest.raises(ValueError, match=f"--batch-size is {wrong}; valid: 1 to "):
+            recipe(f"--batch-size={wrong}")
+
+
+@pytest.mark.parametrize("name", ["pretrain", "pretrain_small", "pretrain_large", "finetune"])
+@pytest.mark.parametrize("batch", [16, 64, 512])
+@pytest.mark.parametrize("processes", [1, 4])
+def test_batch_size_is_what_an_update_trains_on(name, batch, processes):
+    """Whatever the recipe's own batch, and in steps of at most its sequences."""
+    args = parse(recipe(f"--batch-size={batch}", name=name, processes=processes))
+    assert args.batch_size * args.update_freq[0] * processes == batch
+    assert args.batch_size <= OmegaConf.load(CONFIGS / "shared/scored.yaml").dataset.batch_size == 32
+
+
+def test_no_option_stands_twice():
+    words = recipe("--arch", "tupe_a_mini", "--max-update=50", "--fp16", "--save-dir=x", "--lr", "1e-4", "--seed=3")
+    names = [word.partition("=")[0] for word in words]
+    assert len(names) == len(set(names)) and {"--arch", "--max-update", "--save-dir", "--lr", "--fp16"} <= set(names)
+    args = parse(words)
+    assert (args.arch, args.max_update, args.save_dir, args.lr, args.seed) == ("tupe_a_mini", 50, "x", [1e-4], 3)
 
 
 @pytest.mark.parametrize(

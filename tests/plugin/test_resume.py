@@ -3,6 +3,7 @@
 import logging
 import math
 import os
+import shutil
 import subprocess
 import sys
 
@@ -13,6 +14,7 @@ from helpers import CONFIGS, PLUGIN, fork, load, pretrain_arguments, train
 
 from tupe.attention import NORMALISERS
 from tupe.plugin.resume import position_in_epoch
+from tupe.plugin.saving import resume_from_newest
 from tupe.schemes import SCHEMES
 from tupe.train import pretrain
 
@@ -139,23 +141,87 @@ def test_iterator_continues_on_another_number_of_processes():
 
 def test_damaged_last_checkpoint(data, full_run, tmp_path, caplog):
     save_dir, losses = full_run
-    for name in ("checkpoint_1_4.pt", "checkpoint_1_8.pt", "checkpoint_2_12.pt"):
-        (tmp_path / name).write_bytes((save_dir / name).read_bytes())
-    last = tmp_path / "checkpoint_last.pt"
-    last.write_bytes((save_dir / "checkpoint_last.pt").read_bytes())
-    assert not any("restore" in word for word in pretrain_arguments(data, tmp_path))
-    for damaged in (last, tmp_path / "checkpoint_2_12.pt"):
+    for name in ("checkpoint_1_4.pt", "checkpoint_1_8.pt", "checkpoint_2_12.pt", "checkpoint_last.pt"):
+        shutil.copy(save_dir / name, tmp_path)
+    for damaged in (tmp_path / "checkpoint_last.pt", tmp_path / "checkpoint_2_12.pt"):
         damaged.write_bytes(damaged.read_bytes()[:-1000])
+    arguments = pretrain_arguments(data, tmp_path)
     with caplog.at_level(logging.WARNING):
-        arguments = pretrain_arguments(data, tmp_path)
-    assert f"--restore-file={tmp_path}/checkpoint_1_8.pt" in arguments
-    assert "checkpoint_last.pt is damaged (File is not a zip file); resuming from" in caplog.text
-    assert "8 updates" in caplog.text
-    assert train(arguments) == losses[8:]
+        assert train(arguments) == losses[8:]
+    newest = f"resuming from {tmp_path}/checkpoint_1_8.pt (8 updates)"
+    assert f"checkpoint_last.pt is damaged (File is not a zip file): {newest}" in caplog.text
     for path in tmp_path.glob("*.pt"):
         path.write_bytes(b"")
     with pytest.raises(ValueError, match="no other checkpoint there can be loaded"):
-        pretrain_arguments(data, tmp_path)
+        train(arguments)
+
+
+MISSING_LAST = {  # {file: that of the whole run with its content}, more words, updates done
+    "best": ({"checkpoint_1_4": "1_4", "checkpoint_best": "1_8"}, [], 8),
+    "end of an epoch": ({"checkpoint1": "1_8", "checkpoint_1_4": "1_4", "checkpoint_average": "2_12"}, [], 8),
+    "another suffix": ({"checkpoint_1_4": "1_4", "checkpoint_1_8_b": "1_8"}, ["--checkpoint-suffix=_b"], 8),
+    "none wanted": ({"checkpoint_1_4": "1_4", "checkpoint_1_8": "1_8"}, ["--no-last-checkpoints"], 8),
+    "nothing saved": ({"checkpoint_1_4": "1_4"}, ["--no-save"], 0),
+    "a file to restore": ({"checkpoint_1_8": "1_8"}, ["--restore-file={}/checkpoint_1_4.pt"], 4),
+}
+
+
+@pytest.mark.parametrize("case", MISSING_LAST)
+def test_a_missing_last_checkpoint_is_that_of_the_newest(data, full_run, tmp_path, case, caplog):
+    """A full disk ends the first save of a run like this. It is then neither started over nor pruned."""
+    (save_dir, losses), (files, words, done) = full_run, MISSING_LAST[case]
+    for name, source in files.items():
+        shutil.copy(save_dir / f"checkpoint_{source}.pt", tmp_path / f"{name}.pt")
+    with caplog.at_level(logging.WARNING):
+        assert train(pretrain_arguments(data, tmp_path, *(word.format(save_dir) for word in words))) == losses[done:]
+    assert ("is missing: resuming from" in caplog.text) == (case in list(MISSING_LAST)[:3])
+    assert (tmp_path / "checkpoint_last.pt").exists() == (case not in list(MISSING_LAST)[2:5])
+
+
+def test_a_checkpoint_without_the_optimizer_starts_nothing(data, full_run, tmp_path, caplog):
+    state = load(full_run[0] / "checkpoint_1_8.pt")
+    torch.save({**state, "last_optimizer_state": None}, tmp_path / "checkpoint_best.pt")
+    with caplog.at_level(logging.WARNING):
+        assert len(train(pretrain_arguments(data, tmp_path, "--max-update=1", "--no-epoch-checkpoints"))) == 1
+    assert "no checkpoint there has the optimizer's state: the run starts over" in caplog.text
+
+
+def test_all_shards_of_a_checkpoint_are_needed(full_run, tmp_path):
+    from omegaconf import OmegaConf
+
+    def mend():
+        parallel = {"use_sharded_state": True, "ddp_backend": "fully_sharded", "distributed_world_size": 2}
+        resume_from_newest(OmegaConf.create({"checkpoint": checkpoint, "distributed_training": parallel}))
+        return sorted(path.name for path in tmp_path.glob("checkpoint_last*"))
+
+    checkpoint = {"save_dir": str(tmp_path), "restore_file": "checkpoint_last.pt", "checkpoint_suffix": ""}
+    checkpoint |= {"no_save": False, "no_last_checkpoints": False, "continue_once": None}
+    shards = ["checkpoint_1_4-shard0.pt", "checkpoint_1_4-shard1.pt", "checkpoint_1_8-shard0.pt"]
+    assert mend() == []
+    for name in shards:
+        shutil.copy(full_run[0] / f"{name.partition('-')[0]}.pt", tmp_path / name)
+    assert mend() == ["checkpoint_last-shard0.pt", "checkpoint_last-shard1.pt"]
+    assert load(tmp_path / "checkpoint_last-shard0.pt")["optimizer_history"][-1]["num_updates"] == 4
+
+
+@pytest.mark.parametrize("option", ["restore-file", "continue-once"])
+def test_a_checkpoint_to_restore_that_is_missing_is_refused(option, data, tmp_path):
+    words = [f"--data={data}", f"--output={tmp_path / 'run'}", f"--{option}={tmp_path}/none.pt", "--gpus=0"]
+    result = CliRunner().invoke(pretrain, words)
+    assert result.exit_code == 2 and not (tmp_path / "run").exists()
+    assert f"--{option} {tmp_path}/none.pt: no such file" in result.stderr and result.stderr.count("\n") == 1
+    arguments = pretrain_arguments(data, tmp_path)
+    with pytest.raises(ValueError, match=f"--{option} .*no such file"):  # through fairseq-train
+        train([*arguments, f"--{option}={tmp_path}/none.pt"])
+
+
+def test_training_without_asserts_is_refused(data, tmp_path):
+    """fairseq writes checkpoint_last.pt in one of its own."""
+    words = [f"--data={data}", f"--output={tmp_path / 'run'}", "--gpus=0", "--allocator=none"]
+    command = [sys.executable, "-O", "-m", "tupe", "pretrain", *words]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=PLUGIN.parent)
+    assert done.returncode == 2 and not (tmp_path / "run").exists(), done.stderr
+    assert "PYTHONOPTIMIZE" in done.stderr and done.stderr.count("\n") == 1
 
 
 def test_checkpoint_is_not_executed(tmp_path):

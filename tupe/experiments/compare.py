@@ -17,7 +17,7 @@ import click
 from click.core import ParameterSource
 from omegaconf import OmegaConf
 
-from .. import options, record, schemes  # noqa: F401  (schemes: so that every position has its name)
+from .. import limits, options, record, schemes  # noqa: F401  (schemes: so that every position has its name)
 from ..architectures import ARCHITECTURES, ELECTRA, GAU, split_size, with_size
 from ..options import CONFIGS, FOLDER, ListOf, nearest
 from ..positions import Dims, Positions
@@ -180,6 +180,9 @@ def command(
     new = [sweep for sweep in sweeps if not (sweep.output / "sweep.json").exists()]
     for sweep in new:
         runner.check(sweep.jobs[0])
+    for name, values in {"lr": lrs, "seed": seeds}.items():
+        for value in values:
+            limits.check(name, value)
     if new and tasks:  # a typo in these would show after the pre-training
         runner.check(first_fine_tuning(output, tasks, fine_tuning))
     for sweep in sweeps:

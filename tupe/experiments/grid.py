@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from .. import record
+from .. import limits, record
 from ..options import CONFIGS, letters
 from ..prepared import tasks_in
 from ..safe_load import num_updates, read_checkpoint
@@ -63,6 +63,9 @@ class Sweep:
         for name in ["--output", *(name for name in grid if name in common)]:
             if name in grid or name in common:
                 raise ValueError(f"{name} is decided by the sweep; leave it out of the options of every job")
+        for name, values in grid.items():
+            for value in values:
+                limits.check(name, value)
         names = sorted(grid, key=lambda name: (name != "--task", name == "--seed", name))
         grid = {name: grid[name] for name in names}  # folders have the same names whatever the order of the options
         sweep = cls(recipe, Path(output).resolve(), grid, common, keep_best, updates)
@@ -88,6 +91,15 @@ class Sweep:
         names = sorted(self.grid, key="--seed".__ne__)  # stable
         combinations = itertools.product(*(self.grid[name] for name in names))
         return [self._job(dict(zip(names, values, strict=True))) for values in combinations]
+
+    @property
+    def samples(self) -> list:
+        """As few jobs as have every value of the grid that only their command can check: `plan` knows numbers, and
+        tasks with their data."""
+        known = [name for name in self.grid if limits.knows(name) or name == "--task" and "--data" in self.common]
+        values = {name: values[:1] if name in known else values for name, values in self.grid.items()}
+        count = max(map(len, values.values()))
+        return [self._job({name: some[n % len(some)] for name, some in values.items()}) for n in range(count)]
 
     def _job(self, values):
         values = {name: values[name] for name in self.grid}

@@ -19,7 +19,7 @@ CLAIMS = yaml.safe_load(Path(__file__).with_name("claims.yaml").read_text(encodi
 BITS = 1 / math.log(2)  # of a nat
 # What a training may be given beyond its plan: where it runs, and in which precision. The rest is the protocol's.
 FREE = (
-    "--autocast", "model.autocast", "--position-file", "--gpus", "--cpu", "--batch-size", "--num-workers",
+    "--autocast", "model.autocast", "--position-file", "--gpus", "--cpu", "--micro-batch-size", "--num-workers",
     "--allocator", "--heartbeat-timeout", "--log-file", "--tensorboard-logdir", "--wandb-project",
 )  # fmt: skip
 

@@ -171,11 +171,21 @@ def result(job: Job, status: int) -> tuple:
     if run and run.state == "failed":
         reason = run.failure["reason"]
     elif status == REFUSED and run and run.started_at:
-        reason = "refused"  # another run is in the folder, or was begun with other options: it stays as it is
+        reason = last_words(job) or "refused"  # another run is in the folder, for example: it stays as it is
     else:
         reason = f"exit status {status}" if status else "it ended before its run was finished"
+        reason = last_words(job) or reason if status else reason
         record.note_failure(job.folder, reason, status)
     return "failed", f"FAILED ({reason}), see {job.log}"
+
+
+def last_words(job: Job) -> str:
+    """The last line that the last process of a job wrote into its log, cut; "" if it wrote none."""
+    with suppress(OSError):
+        lines = [line.strip() for line in job.log.read_text(encoding="utf-8", errors="replace").splitlines()]
+        last = next((line for line in reversed(lines) if line), "$ ")
+        return "" if last.startswith("$ ") else last[:200]
+    return ""
 
 
 def check(job: Job) -> None:

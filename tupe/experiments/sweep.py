@@ -64,7 +64,8 @@ def command(recipe, output, grid, keep_best, retry_failed, jobs, report, dry_run
         click.echo("\n".join(shlex.join(map(str, job.command)) for job in sweep.jobs))
         return
     if not (sweep.output / "sweep.json").exists():
-        runner.check(sweep.jobs[0])
+        for job in sweep.samples:
+            runner.check(job)
     sweep.save()
     states = runner.run(sweep.jobs, runner.slots(jobs), retry_failed, partial(settle, sweep))
     if report:

@@ -6,7 +6,6 @@ import logging
 import os
 import re
 import shlex
-import shutil
 import signal
 import sys
 from collections.abc import Iterable, Sequence
@@ -22,13 +21,17 @@ from torch.distributed import run as torchrun
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
+from .. import limits
 from ..architectures import SIZES, split_size, with_size
 from ..options import CONFIGS, nearest
 from ..record import STOPPED
 from . import worker
 from .compat import compose
+from .glue import glue_name
 from .pretrained import check_data
-from .saving import stand_in_checkpoint
+from .saving import check_asserts, check_restore
+from .squad_data import FILES
+from .start import NO_GPU
 
 logger = logging.getLogger("tupe.launch")
 
@@ -38,14 +41,19 @@ SECONDS_WITHOUT_PROGRESS = 600  # after which processes of several nodes end: on
 def launch(
     recipe: str, overrides: list, arguments: list, *, gpus: int | None = None, nodes: int = 1, node_rank: int = 0,
     master_addr: str = "localhost", master_port: int = 29500, dry_run: bool = False, own_options: tuple = (),
+    micro_batch_size: int | None = None,
 ) -> None:  # fmt: skip
     """Train as the recipe says; see `fairseq_arguments` for the first three.
 
     gpus: GPUs of this node to use; None for all that are visible, 0 for the CPU (one process per node, which speak
-    gloo). dry_run: only print the command of fairseq-train that does the same. own_options: names of options that are
-    valid beside fairseq-train's, for errors that suggest the nearest name.
+    gloo). micro_batch_size: most sequences of a process in one step. dry_run: only print the command of fairseq-train
+    that does the same. own_options: names of options that are valid beside fairseq-train's, for errors that suggest the
+    nearest name.
     Raises ValueError for bad options, and SystemExit with the status of the first process that failed.
     """
+    check_asserts()
+    if node_rank >= nodes:
+        raise ValueError(f"--node-rank {node_rank}: valid with --nodes {nodes}: 0 to {nodes - 1}")
     visible = torch.cuda.device_count()
     gpus = visible if gpus is None else gpus
     if gpus > visible and not dry_run:
@@ -57,7 +65,8 @@ def launch(
     train_arguments = [
         f"--user-dir={Path(__file__).parents[1]}",
         *([f"--heartbeat-timeout={SECONDS_WITHOUT_PROGRESS}"] if nodes > 1 else []),
-        *fairseq_arguments(CONFIGS, recipe, overrides, arguments, processes, gpus > 0, dry_run, own_options),
+        *fairseq_arguments(CONFIGS, recipe, overrides, arguments, processes, gpus > 0, dry_run, own_options,
+                           micro_batch_size),
     ]
     torchrun_arguments = [f"--nproc-per-node={max(gpus, 1)}", f"--nnodes={nodes}", f"--node-rank={node_rank}"]
     torchrun_arguments += [f"--master-addr={master_addr}", f"--master-port={master_port}"]
@@ -115,17 +124,18 @@ def fairseq_arguments(
     cuda: bool = True,
     dry_run: bool = False,
     own_options: Sequence[str] = (),
+    micro_batch_size: int | None = None,
 ) -> list:
     """Arguments that make `fairseq-train` follow the recipe on `processes` processes.
 
     recipe, overrides: as for `fairseq-hydra-train --config-dir config_dir --config-name recipe overrides...`; no
     override needs a leading `+`. user_arguments: more arguments of fairseq-train, the data folder first. They win
-    over the recipe, and values of the recipe that refer to another value follow it. Three things are adjusted: the
-    batch is split over the processes (`split_batch`; not if the user gives --update-freq), half precision is turned off
-    on the CPU or if another precision is given, and a damaged checkpoint_last.pt is replaced (`stand_in_checkpoint`; a
-    dry_run writes nothing).
-    Raises ValueError for an unknown name, a value that belongs to no option, an impossible split, or if all checkpoints
-    are damaged.
+    over the recipe, and values of the recipe that refer to another value follow it. Two things are adjusted. The
+    batch, the user's --batch-size or the recipe's batch_size times update_freq, is split over the processes, in steps
+    of at most micro_batch_size or the recipe's batch_size (`split_batch`); but if the user gives --update-freq, both
+    numbers are per process, as fairseq's. Half precision is turned off on the CPU or if another precision is given.
+    Raises ValueError for an unknown name, a value without meaning or that belongs to no option, an impossible split,
+    and, but for a dry_run, a checkpoint that is missing.
     """
     config = compose_recipe(config_dir, recipe, overrides)
     raw = OmegaConf.to_container(config, resolve=False)
@@ -157,16 +167,19 @@ def fairseq_arguments(
             raise ValueError(f"{recipe}: {same} share the option {_option(name)} but differ: {candidates}")
         values[name] = candidates[0]
 
+    limits.check_all({**given, **values})
     if "update_freq" not in given:
-        steps = raw["optimization"]["update_freq"]
+        size, steps = raw["dataset"]["batch_size"], raw["optimization"]["update_freq"]
+        limits.check("batch_size", size)
         if len(steps) != 1:
             raise ValueError(f"optimization.update_freq={steps}: one number for each epoch is given as --update-freq")
-        batch = raw["dataset"]["batch_size"] * steps[0]
-        size = raw["dataset"]["batch_size"]
         if values.get("max_valid_steps") and "batch_size_valid" not in given and size % processes == 0:
             values["batch_size_valid"] = size // processes  # held-out losses are of the same text on any machine
-        values["batch_size"], steps = split_batch(batch, processes, values["batch_size"])
+        batch = given.get("batch_size", size * steps[0])
+        values["batch_size"], steps = split_batch(batch, processes, micro_batch_size or size)
         values["update_freq"] = [steps]
+    elif micro_batch_size:
+        raise ValueError("--micro-batch-size, --update-freq: give one; beside --update-freq, --batch-size is per step")
     values["distributed_world_size"] = processes  # else fairseq would use every GPU it sees
     if not cuda:
         values["cpu"] = True
@@ -175,17 +188,27 @@ def fairseq_arguments(
             values.update({name: value for name, value in backends.items() if name not in given})
     chosen_values = {**values, **given}
     if chosen_values.get("cpu") or chosen_values.get("amp") or str(chosen_values.get("autocast")) == "bf16":
+        if given.get("fp16"):
+            raise ValueError(NO_GPU if chosen_values.get("cpu") else "--fp16 beside --amp or --autocast: give one")
         values["fp16"] = False
-    if "restore_file" not in given:
-        stand_in = stand_in_checkpoint(values["save_dir"])
-        if stand_in and not given.get("finetune_from_model"):
-            values["restore_file"] = stand_in
-        elif stand_in and not dry_run:
-            # fairseq accepts only one of --restore-file and --finetune-from-model: put a copy in the default place.
-            copy = Path(shutil.copyfile(stand_in, f"{stand_in}.{os.getpid()}.copy"))  # other nodes copy it too
-            copy.replace(Path(values["save_dir"]) / "checkpoint_last.pt")
-    # The recipe goes last: its values already include the user's.
-    return [*user_arguments, *(word for name, value in values.items() for word in _words(actions[name], value))]
+    chosen = {**given, **values}  # the recipe's values already include the user's
+    if not dry_run:
+        check_restore(chosen)
+    if Path(folder := given["data"].split(":")[0], "dict.txt").is_file():
+        check_splits(chosen, folder)
+    arguments = (word for name, value in chosen.items() if name != "data" for word in _words(actions[name], value))
+    return [given["data"], *arguments]
+
+
+def check_splits(values: dict, folder: str) -> None:
+    """Raise ValueError if a split that a run reads is not in a folder of data. values: the run's options."""
+    names = [values.get("train_subset", "train")]
+    names += [] if values.get("disable_validation") else values.get("valid_subset", "valid").split(",")
+    root = Path(folder, glue_name(values["glue_task"]), "input0") if values["task"] == "glue" else Path(folder)
+    known = [*FILES] if values["task"] == "squad" else sorted(path.stem for path in root.glob("*.idx"))
+    for name in names:
+        if name not in known and not (root / name).is_file():  # of fairseq's --dataset-impl raw
+            raise ValueError(f"{folder} has no split {name!r}; valid: {', '.join(known) or 'none is prepared there'}")
 
 
 def compose_recipe(config_dir: str | Path, recipe: str, overrides: Iterable[str]) -> OmegaConf:
@@ -241,6 +264,13 @@ def parse(words: list, own_options: Sequence[str] = ()) -> tuple:
     """
     parser = options.get_training_parser()
     parser.exit_on_error = False
+
+    def convert(action, text, original=parser._get_value):
+        if text != action.default:
+            limits.check(action.dest, text)
+        return original(action, text)
+
+    parser._get_value = convert
     try:
         args, unknown = options.parse_args_and_arch(parser, words, parse_known=True)
     except argparse.ArgumentError as error:
@@ -266,6 +296,10 @@ def parse(words: list, own_options: Sequence[str] = ()) -> tuple:
 def _explain(error, parser):
     """An error of argparse in one line, which suggests only this project's architectures."""
     name = error.argument_name.split("/")[0]
+    if " value: " in error.message:  # a text that is no number
+        destination, wrong = parser._option_string_actions[name].dest, error.message.partition(" value: ")[2]
+        if destination in limits.LIMITS:
+            return f"{name} is {wrong.strip(chr(39))}; valid: {limits.valid(destination)}"
     choices = parser._option_string_actions[name].choices if name in parser._option_string_actions else None
     wrong = re.search(r"invalid choice: '(.*?)'", error.message)
     if not choices or not wrong:
@@ -296,10 +330,8 @@ def split_batch(batch: int, processes: int, limit: int) -> tuple[int, int]:
         divisors = [n for n in range(1, batch + 1) if batch % n == 0]
         raise ValueError(
             f"a batch of {batch} sequences cannot be split evenly over {processes} processes; use one of {divisors} "
-            "processes, or choose another batch with --batch-size and --update-freq"
+            "processes, or choose another --batch-size"
         )
-    if limit < 1:
-        raise ValueError(f"--batch-size is {limit}; at least 1 sequence per process and step is needed")
     share = batch // processes
     steps = next(n for n in range(1, share + 1) if share % n == 0 and share // n <= limit)
     return share // steps, steps

@@ -15,6 +15,8 @@ from fairseq.optim.adam import FairseqAdamConfig
 from omegaconf import DictConfig
 from torch import Tensor
 
+from .start import choose_precision
+
 MOMENTS = ("exp_avg", "exp_avg_sq")  # as PyTorch and fairseq call them in an optimizer's state
 
 
@@ -292,6 +294,7 @@ def build_fp16_optimizer(
     cls: type, cfg: DictConfig, params: Iterable, build: Callable = FP16Optimizer.build_optimizer.__func__, **options
 ) -> FP16Optimizer:
     """As `FP16Optimizer.build_optimizer`, whose one vector of all parameters could have one weight decay only."""
+    choose_precision(cfg)  # for fairseq's own tasks; too late to change it
     params = list(params)
     if any(map(spared, params)):
         cfg.common.fp16_no_flatten_grads = True

@@ -27,8 +27,9 @@ from ..safe_load import num_updates, read_checkpoint
 from . import watch
 from .model import run_position_file
 from .pretrained import adopt_structure, variant
-from .saving import remove_partial
+from .saving import remove_partial, resume_from_newest
 from .schedule import SCHEDULE, count_updates
+from .start import choose_precision, describe
 
 logger = logging.getLogger(__name__)
 
@@ -76,6 +77,7 @@ class RecordedTask:
         # the only moment to tell the schedule how long the run is.
         config = cfg._get_parent()
         if self._training and config is not None:
+            choose_precision(config)
             if config.lr_scheduler._name == SCHEDULE and not config.lr_scheduler.total_num_update > 0:
                 config.lr_scheduler.total_num_update = count_updates(self, config)
             config.task.data = ":".join(os.path.abspath(folder) for folder in config.task.data.split(":"))
@@ -251,6 +253,11 @@ def begin(record: Record, config: DictConfig) -> Run | None:
     run = Run(record, config)
     if run.writes and not records.lock(run.folder):  # first: the other process may be about to write its last scores
         raise BlockingIOError(f"another process is training in {run.folder}")
+    if run.writes:
+        resume_from_newest(config)
+        describe(config)
+    if torch.distributed.is_initialized():  # the others look at the folder too
+        torch.distributed.barrier()
     try:
         earlier = records.read(run.folder)
     except ValueError as error:  # truncated by a power failure, for example

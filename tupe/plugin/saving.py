@@ -2,7 +2,9 @@
 
 import logging
 import os
+import re
 import shutil
+from collections.abc import Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,7 @@ from typing import Any
 import torch
 from fairseq import checkpoint_utils
 from fairseq.file_io import PathManager
+from omegaconf import DictConfig
 
 from ..record import damage
 from ..safe_load import num_updates, read_checkpoint
@@ -68,28 +71,98 @@ def remove_partial(folder: Path) -> None:
         path.unlink()
 
 
-def stand_in_checkpoint(save_dir: str | Path) -> str | None:
-    """The newest whole checkpoint of a folder whose checkpoint_last.pt is damaged, else None.
+LAST = "checkpoint_last.pt"
+WRITTEN = re.compile(r"checkpoint(\d+|_\d+_\d+|_best|\.best_.+)")  # what fairseq calls the others, without the end
 
-    Raises ValueError if there is no other whole checkpoint.
+
+def check_restore(options: Mapping) -> None:
+    """Raise ValueError if a checkpoint that is to be loaded is missing: fairseq would train from scratch. options: the
+    section `checkpoint`, or what was given of it."""
+    for name in ("restore_file", "continue_once"):
+        path = options.get(name)
+        if path and path != LAST:
+            path = path.replace(".pt", f"{options.get('checkpoint_suffix') or ''}.pt")
+            if not PathManager.exists(path):
+                option = f"--{name.replace('_', '-')}"
+                raise ValueError(f"{option} {path}: no such file; without the option a run resumes its own folder")
+
+
+def check_asserts() -> None:
+    """Raise ValueError where Python skips assert: in one of fairseq's, it copies a checkpoint to checkpoint_last.pt."""
+    if not __debug__:
+        raise ValueError("PYTHONOPTIMIZE or python -O: fairseq would write no checkpoint_last.pt; train without it")
+
+
+def resume_from_newest(config: DictConfig) -> None:
+    """Let a run whose folder has no whole checkpoint_last.pt resume from the newest checkpoint there that is whole.
+
+    fairseq would start over, and then delete or replace it. config: the whole configuration. A checkpoint without the
+    optimizer's state is none to resume from. Raises ValueError if there are checkpoints and all are damaged.
     """
-    last = Path(save_dir) / "checkpoint_last.pt"
-    wrong = damage(last) if last.exists() else None
-    if wrong is None:
-        return None
-    others = {path: _updates(path) for path in Path(save_dir).glob("checkpoint*.pt") if path != last}
-    for path in sorted((path for path in others if others[path] is not None), key=others.get, reverse=True):
-        if damage(path) is None:
-            resuming = f"resuming from {path} ({others[path]} updates), the newest that is whole"
-            logger.warning(f"{last} is damaged ({wrong}); {resuming}")
-            return str(path)
-    remedy = "no other checkpoint there can be loaded; move it away to start over"
-    raise ValueError(f"{last} is damaged ({wrong}), and {remedy}")
+    options, parallel = config.checkpoint, config.distributed_training
+    check_asserts()
+    check_restore(options)
+    if options.restore_file != LAST or options.no_save:
+        return
+    folder, ends = Path(options.save_dir), [f"{options.checkpoint_suffix or ''}.pt"]
+    if parallel.use_sharded_state and parallel.ddp_backend == "fully_sharded":  # a file for each process
+        ends = [end.replace(".pt", f"-shard{n}.pt") for n in range(parallel.distributed_world_size) for end in ends]
+    wrong = None if options.no_last_checkpoints else _damage(folder / "checkpoint_last", ends)
+    if wrong is None and not options.no_last_checkpoints:
+        return
+    stems = {path.name.removesuffix(ends[0]) for path in folder.glob(f"checkpoint*{ends[0]}")}
+    stems = [folder / stem for stem in stems if WRITTEN.fullmatch(stem)]
+    updates = {stem: _updates(f"{stem}{ends[0]}") for stem in stems}
+    for stem in sorted(filter(updates.get, stems), key=updates.get, reverse=True):
+        if _damage(stem, ends) is None:
+            last = folder / f"checkpoint_last{ends[0]}"
+            reason = f"{last} is {wrong}: " if wrong else ""
+            logger.warning(
+                f"{reason}resuming from {stem}{ends[0]} ({updates[stem]} updates), the newest that is whole; to start "
+                "over, choose another folder or remove this one"
+            )
+            if options.no_last_checkpoints:
+                options.restore_file, options.finetune_from_model = f"{stem}.pt", None  # fairseq takes only one of them
+            else:
+                for end in ends:
+                    _link(f"{stem}{end}", f"{folder}/checkpoint_last{end}")
+            return
+    if wrong not in (None, MISSING) or None in updates.values():
+        remedy = "no other checkpoint there can be loaded; move them away to start over"
+        raise ValueError(f"{folder / 'checkpoint_last'}{ends[0]} is {wrong or MISSING}, and {remedy}")
+    if stems:
+        logger.warning(f"{folder}: no checkpoint there has the optimizer's state: the run starts over")
+
+
+MISSING = "missing"
+
+
+def _damage(stem, ends):
+    """What is wrong with a checkpoint, of several files if it is sharded; None if it is whole."""
+    for path in (Path(f"{stem}{end}") for end in ends):
+        if not path.exists():
+            return MISSING
+        if wrong := damage(path):
+            return f"damaged ({wrong})"
+    return None
+
+
+def _link(source, path):
+    """Give a checkpoint a second name, which takes no space where the file system can. Nothing writes into either."""
+    try:
+        partial = Path(f"{path}{PARTIAL}")
+        partial.unlink(missing_ok=True)
+        os.link(source, partial)
+        partial.replace(path)
+    except OSError:
+        copy(source, path)
 
 
 def _updates(path):
-    """Updates after which a checkpoint was written, None if it is none of ours. Does not read the tensors."""
+    """Updates after which a checkpoint was written, 0 if no run can resume from it for want of the optimizer's state,
+    None if it cannot be read. Does not read the tensors."""
     try:
-        return num_updates(read_checkpoint(path, mmap=True))
+        state = read_checkpoint(path, mmap=True)
+        return num_updates(state) if state["last_optimizer_state"] else 0
     except (ValueError, LookupError, TypeError):
         return None

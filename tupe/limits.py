@@ -1,0 +1,139 @@
+"""What an option that trains may be given: the least and the greatest sensible value of every number, fairseq's and
+ours, in one table. Needs the standard library alone."""
+
+import ast
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+MANY = 10**9
+TINY = 1e-30  # what is nearer to 0, but not 0, would vanish or overflow in float32 products
+SEEDS = 2**32 - 1  # numpy's
+COUNT, UPDATES, SHARE, RATE = (1, MANY), (0, MANY), (0.0, 1.0), (0.0, 100.0)
+OR_NONE = (1, MANY, -1)
+
+# Name of the option -> (least, greatest) or (least, greatest, a value that stands for "none"). The option takes whole
+# numbers, unless one of the bounds has a point.
+LIMITS = {
+    # common
+    "log_interval": COUNT, "seed": (0, SEEDS), "empty_cache_freq": UPDATES, "all_gather_list_size": (1, 2**31 - 1),
+    "model_parallel_size": (1, 1), "fp16_init_scale": (1, 2**30), "fp16_scale_window": COUNT,
+    "fp16_scale_tolerance": SHARE, "min_loss_scale": (1e-12, 1e6), "threshold_loss_scale": (1e-12, 1e9),
+    "amp_batch_retries": (0, 1000), "amp_init_scale": (1, 2**30), "amp_scale_window": COUNT,
+    # dataset
+    "num_workers": (0, 1024), "max_tokens": COUNT, "batch_size": COUNT, "max_tokens_valid": COUNT,
+    "batch_size_valid": COUNT, "required_batch_size_multiple": COUNT, "required_seq_len_multiple": COUNT,
+    "data_buffer_size": UPDATES, "validate_interval": COUNT, "validate_interval_updates": UPDATES,
+    "validate_after_updates": UPDATES, "fixed_validation_seed": (0, SEEDS), "max_valid_steps": COUNT,
+    "curriculum": UPDATES, "num_shards": COUNT, "shard_id": UPDATES,
+    # distributed_training
+    "distributed_world_size": (1, 10**6), "distributed_num_procs": (1, 10**6), "distributed_rank": (0, 10**6),
+    "distributed_port": (1, 65535, -1), "device_id": (0, 1023), "nprocs_per_node": (1, 1024), "bucket_cap_mb": COUNT,
+    "heartbeat_timeout": OR_NONE, "slowmo_momentum": SHARE, "localsgd_frequency": COUNT, "pipeline_chunks": UPDATES,
+    # optimization, optimizer
+    "max_epoch": (1, MANY, 0), "max_update": (1, MANY, 0), "stop_time_hours": (0.0, 1e6), "clip_norm": (0.0, 1e6),
+    "update_freq": (1, 10**6), "lr": RATE, "stop_min_lr": (0.0, 100.0, -1), "weight_decay": (0.0, 10.0),
+    "adam_betas": (0.0, 0.999999), "adam_eps": (1e-16, 1.0), "adamax_betas": (0.0, 0.999999),
+    "adamax_eps": (1e-16, 1.0), "lamb_betas": (0.0, 0.999999), "lamb_eps": (1e-16, 1.0), "momentum": SHARE,
+    "adadelta_rho": (0.0, 0.999999), "adadelta_eps": (1e-16, 1.0), "adafactor_eps": (1e-30, 1.0),
+    "clip_threshold": (1e-6, 1e6), "decay_rate": (-10.0, 0.0), "beta1": (0.0, 0.999999),
+    # lr_scheduler
+    "warmup_updates": UPDATES, "warmup_ratio": (0.0, 0.99), "cooldown_updates": UPDATES, "force_anneal": UPDATES,
+    "total_num_update": (1, MANY, 0), "end_learning_rate": RATE, "power": RATE, "warmup_init_lr": (0.0, 100.0, -1),
+    "min_lr": RATE, "max_lr": RATE, "t_mult": (1.0, 1000.0), "lr_period_updates": (1.0, 1e9, -1),
+    "lr_shrink": (1e-6, 1.0), "lr_threshold": SHARE, "lr_patience": UPDATES, "lr_deacy_period": COUNT,
+    "lr_decay": (1e-6, 1.0), "warmup_steps": UPDATES, "hold_steps": UPDATES, "decay_steps": UPDATES,
+    "phase_ratio": SHARE, "init_lr_scale": (1e-9, 1.0), "final_lr_scale": (1e-9, 1.0),
+    # checkpoint
+    "save_interval": COUNT, "save_interval_updates": UPDATES, "keep_interval_updates": OR_NONE,
+    "keep_interval_updates_pattern": OR_NONE, "keep_last_epochs": OR_NONE, "keep_best_checkpoints": OR_NONE,
+    "patience": OR_NONE, "checkpoint_shard_count": (1, 1024), "ema_decay": SHARE, "ema_start_update": UPDATES,
+    "ema_update_freq": COUNT,
+    # model
+    "encoder_layers": (1, 1000), "encoder_embed_dim": (1, 2**17), "encoder_ffn_embed_dim": (1, 2**20),
+    "encoder_attention_heads": (1, 4096), "max_positions": (1, 10**6), "dropout": (0.0, 0.99),
+    "attention_dropout": (0.0, 0.99), "activation_dropout": (0.0, 0.99), "pooler_dropout": (0.0, 0.99),
+    "layer_norm_eps": (1e-15, 1.0), "generator_fraction": (1, 64),
+    # task, criterion
+    "tokens_per_sample": (3, 10**6), "mask_prob": (0.001, 0.99), "leave_unmasked_prob": SHARE,
+    "random_token_prob": SHARE, "mask_multiple_length": (1, 10**4), "mask_stdev": (0.0, 1e4),
+    "stop_at_jump": (0.0, 1e6), "doc_stride": (1, 10**6), "max_query": (1, 10**6), "discriminator_weight": (0.0, 1e6),
+    "pad": UPDATES, "eos": UPDATES, "unk": UPDATES,
+}  # fmt: skip
+PAIRS = ("adam_betas", "adamax_betas", "lamb_betas", "adafactor_eps")
+SWITCHES = ("update_epoch_batch_itr", "combine_valid_subsets")  # which fairseq takes as text
+FILES = ("position_file", "quantization_config_path", "ema_seed_model")  # which have to be there
+
+
+def valid(name: str) -> str:
+    """What an option may be given, in a few words."""
+    least, greatest, *none = LIMITS[name]
+    numbers = f"{least:,g}" if isinstance(least, float) else f"{least}"
+    numbers += f" to {greatest:g}" if isinstance(greatest, float) else f" to {greatest}"
+    numbers = str(least) if least == greatest else numbers
+    kind = {True: "two numbers", False: "numbers"}[name in PAIRS] if name in (*PAIRS, "lr", "update_freq") else ""
+    return f"{kind} from {numbers}" if kind else numbers + "".join(f", or {value}" for value in none)
+
+
+def knows(name: str) -> bool:
+    """Whether it is one of `LIMITS`, in any spelling: "--batch-size", "batch_size" or "dataset.batch_size"."""
+    return _key(name) in LIMITS
+
+
+def _key(name):
+    return name.rpartition(".")[2].lstrip("-").replace("-", "_")
+
+
+def check(name: str, value: Any) -> None:
+    """Raise ValueError, with what is valid, if an option of `LIMITS` may not be given this number, list of numbers, or
+    text of either. name: see `knows`."""
+    name = _key(name)
+    if name not in LIMITS:
+        return
+    least, greatest, *none = LIMITS[name]
+    whole = isinstance(least, int) and isinstance(greatest, int)
+    try:
+        numbers = ast.literal_eval(value.strip()) if isinstance(value, str) else value
+        numbers = list(numbers) if hasattr(numbers, "__iter__") else [numbers]
+        if not numbers or name in PAIRS and len(numbers) != 2:
+            raise ValueError
+        for number in numbers:
+            if isinstance(number, bool) or number != (int if whole else float)(number):
+                raise ValueError
+            tiny = 0 < abs(number) < TINY
+            if number not in none and (tiny or not math.isfinite(number) or not least <= number <= greatest):
+                raise ValueError
+    except (ValueError, TypeError, SyntaxError, OverflowError, RecursionError, MemoryError):
+        raise ValueError(f"--{name.replace('_', '-')} is {shown(value)}; valid: {valid(name)}") from None
+
+
+def shown(value: Any) -> str:
+    """A value in an error, on one line and cut."""
+    text = repr(value) if isinstance(value, str) and not value.isprintable() or value == "" else str(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def check_all(values: Mapping[str, Any]) -> None:
+    """Raise ValueError for the first of a run's options that has no sensible value. values: {name: value}, those that
+    the recipe or the user gives; None: not given."""
+    values = {name: value for name, value in values.items() if value is not None}
+    for name in (name for name in LIMITS if name in values):
+        check(name, values[name])
+    for name in (name for name in SWITCHES if name in values):
+        if str(values[name]).lower() not in ("true", "false"):
+            raise ValueError(f"--{name.replace('_', '-')} is {shown(values[name])}; valid: True, False")
+    for name in (name for name in FILES if name in values):
+        if not Path(values[name]).is_file():
+            raise ValueError(f"--{name.replace('_', '-')} {shown(values[name])}: no such file")
+    if "log_file" in values:
+        path = Path(values["log_file"]).absolute()
+        if path.is_dir() or not path.parent.is_dir():
+            raise ValueError(f"--log-file {shown(values['log_file'])}: valid: a file in a folder that exists")
+    if not any(float(values.get(name, 0)) > 0 for name in ("max_update", "max_epoch")):
+        raise ValueError("--max-update is 0, and so is --max-epoch: training would have no end; valid: at least 1")
+    if values.get("lr_scheduler") == "polynomial_decay" and not float(values.get("total_num_update", 1)) > 0:
+        raise ValueError("--total-num-update is 0; valid for polynomial_decay: at least 1")
+    shares = [float(values.get(name, 0)) for name in ("leave_unmasked_prob", "random_token_prob")]
+    if sum(shares) > 1:
+        raise ValueError(f"--leave-unmasked-prob {shares[0]:g} and --random-token-prob {shares[1]:g}: more than 1")

@@ -1,0 +1,49 @@
+"""What every run settles and says before it begins, whichever command started it."""
+
+import logging
+
+import torch
+from fairseq.dataclass.configs import FairseqConfig
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig
+
+logger = logging.getLogger("tupe.launch")
+
+
+NO_GPU = "--fp16 needs a GPU; valid here: --cpu without --fp16 (float32), or --autocast bf16"
+
+
+class NoGPU(ValueError, SystemExit):
+    """--fp16 on a CPU. As a SystemExit it is one line of fairseq-train too."""
+
+    code = NO_GPU
+
+
+def choose_precision(config: DictConfig | FairseqConfig) -> None:
+    """Under Hydra, train in float32 where there is no GPU: its recipes, the same on all machines, say fp16. Raises
+    NoGPU where the user says so. config: the whole configuration."""
+    common = config.common
+    if not common.fp16 or torch.cuda.is_available() and not common.cpu:
+        return
+    if not HydraConfig.initialized():
+        raise NoGPU(NO_GPU)
+    logger.warning("no GPU: common.fp16=false common.cpu=true")
+    common.fp16, common.cpu = False, True
+
+
+def describe(config: DictConfig) -> None:
+    """Log what an update trains on, and warn of a warm-up as long as the run. config: the whole configuration."""
+    data, length, warmup = config.dataset, config.optimization, config.lr_scheduler.get("warmup_updates") or 0
+    steps, processes = length.update_freq[0], config.distributed_training.distributed_world_size
+    split = f"{steps} step{'s' * (steps != 1)} x {processes} process{'es' * (processes != 1)}"
+    if data.batch_size and not data.max_tokens:
+        logger.info(f"an update: {data.batch_size * steps * processes} sequences = {data.batch_size} x {split}")
+    else:
+        sequences = f" and {data.batch_size} sequences" if data.batch_size else ""
+        logger.info(f"an update: at most {data.max_tokens} tokens{sequences} x {split}")
+    if 0 < length.max_update <= warmup:
+        last = length.lr[0] * length.max_update / warmup
+        logger.warning(
+            f"a warm-up of {warmup} updates in a run of {length.max_update}: the learning rate only rises, to "
+            f"{last:.3g}; --warmup-updates chooses another"
+        )
