@@ -355,7 +355,8 @@ class Encoder(nn.Module):
 
     def attention_weights(self, tokens: Tensor, layer: int = 0) -> Tensor:
         """The weights [B, H, L, L] of one layer, for probes and figures (without dropout)."""
-        assert not self.training, "call eval() first: dropout would make the weights random"
+        if self.training:
+            raise ValueError("call eval() first: dropout would make the weights random")
         packing = self.packing(tokens)
         x, terms = self.embed(tokens, packing), self.terms(self.places(tokens), packing=packing)
         for index in range(layer):

@@ -40,7 +40,7 @@ LIMITS = {
     "clip_threshold": (1e-6, 1e6), "decay_rate": (-10.0, 0.0), "beta1": (0.0, 0.999999),
     # lr_scheduler
     "warmup_updates": UPDATES, "warmup_ratio": (0.0, 0.99), "cooldown_updates": UPDATES, "force_anneal": UPDATES,
-    "total_num_update": (1, MANY, 0), "end_learning_rate": RATE, "power": RATE, "warmup_init_lr": (0.0, 100.0, -1),
+    "total_num_update": (1.0, 1e9, 0), "end_learning_rate": RATE, "power": RATE, "warmup_init_lr": (0.0, 100.0, -1),
     "min_lr": RATE, "max_lr": RATE, "t_mult": (1.0, 1000.0), "lr_period_updates": (1.0, 1e9, -1),
     "lr_shrink": (1e-6, 1.0), "lr_threshold": SHARE, "lr_patience": UPDATES, "lr_deacy_period": COUNT,
     "lr_decay": (1e-6, 1.0), "warmup_steps": UPDATES, "hold_steps": UPDATES, "decay_steps": UPDATES,
@@ -62,18 +62,20 @@ LIMITS = {
     "pad": UPDATES, "eos": UPDATES, "unk": UPDATES,
 }  # fmt: skip
 PAIRS = ("adam_betas", "adamax_betas", "lamb_betas", "adafactor_eps")
-SWITCHES = ("update_epoch_batch_itr", "combine_valid_subsets")  # which fairseq takes as text
+LISTS = ("lr", "update_freq", "phase_ratio")  # one number, or one for each epoch or phase
+SWITCHES = ("update_epoch_batch_itr",)  # which fairseq takes as text
 FILES = ("position_file", "quantization_config_path", "ema_seed_model")  # which have to be there
 
 
 def valid(name: str) -> str:
     """What an option may be given, in a few words."""
     least, greatest, *none = LIMITS[name]
-    numbers = f"{least:,g}" if isinstance(least, float) else f"{least}"
-    numbers += f" to {greatest:g}" if isinstance(greatest, float) else f" to {greatest}"
-    numbers = str(least) if least == greatest else numbers
-    kind = {True: "two numbers", False: "numbers"}[name in PAIRS] if name in (*PAIRS, "lr", "update_freq") else ""
-    return f"{kind} from {numbers}" if kind else numbers + "".join(f", or {value}" for value in none)
+    numbers = str(least) if least == greatest else " to ".join(
+        f"{bound:g}" if isinstance(bound, float) else str(bound) for bound in (least, greatest)
+    )  # fmt: skip
+    if name in PAIRS + LISTS:
+        return f"{'two numbers' if name in PAIRS else 'numbers'} from {numbers}"
+    return numbers + "".join(f", or {value}" for value in none)
 
 
 def knows(name: str) -> bool:
@@ -94,8 +96,10 @@ def check(name: str, value: Any) -> None:
     least, greatest, *none = LIMITS[name]
     whole = isinstance(least, int) and isinstance(greatest, int)
     try:
-        numbers = ast.literal_eval(value.strip()) if isinstance(value, str) else value
-        numbers = list(numbers) if hasattr(numbers, "__iter__") else [numbers]
+        numbers, several = value, name in PAIRS + LISTS
+        if isinstance(value, str):
+            numbers = ast.literal_eval(value.strip()) if several else (int if whole else float)(value)
+        numbers = list(numbers) if several and hasattr(numbers, "__iter__") else [numbers]
         if not numbers or name in PAIRS and len(numbers) != 2:
             raise ValueError
         for number in numbers:

@@ -253,7 +253,8 @@ def _split(word, context):
     pieces = _moses().tokenize(f"X {word} {context}", escape=False)[1:-1]
     if len(pieces) == 1:
         return (word,)
-    assert "".join(pieces) == word, (word, pieces)
+    if "".join(pieces) != word:
+        raise ValueError(f"Moses makes {pieces!r:.100} of {word!r:.60}, which its tokens do not spell")
     # "o'neill" -> o 'neill: split until nothing splits any more, so that tokenising tokens changes nothing.
     contexts = [_context(piece[0]) for piece in pieces[1:]] + [context]
     return tuple(token for piece, after in zip(pieces, contexts, strict=True) for token in _split_word(piece, after))

@@ -152,15 +152,20 @@ def parse_options(name: str, words: list[str], names: str) -> Part:
     return Part(name, "layer" in given, options)
 
 
+SIZES = {bool: (0, 1), int: (0, 10**6), float: (1e-12, 1e12)}  # of options; float32 overflows with others
+
+
 def parse_value(key: str, text: str, kind: type, names: str) -> bool | int | float:
     """The value of an option of type `kind`. names: the whole combination, for errors."""
     try:
         value = {"True": True, "False": False}[text] if kind is bool else kind(text)
-        if kind is float and not math.isfinite(value):
+        smallest, largest = SIZES[kind]
+        if value and not smallest <= abs(value) <= largest:
             raise ValueError
         return value
     except (KeyError, ValueError):
-        valid = {bool: "True or False", int: "a whole number", float: "a number"}[kind]
+        numbers = {int: "a whole number up to 1000000", float: "a number, 0 or from 1e-12 to 1e12 in size"}
+        valid = numbers.get(kind, "True or False")
         raise ValueError(f"{f'{key}:{text}'!r:.60} in {names!r:.100}: {key} must be {valid}") from None
 
 

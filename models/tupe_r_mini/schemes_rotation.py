@@ -54,6 +54,7 @@ class Rope(LearnedFrequencies, PositionScheme):
         self.base, self.fraction, self.learned = base, fraction, learned
         self.local_base, self.every = local_base or base, every
         self.interpolate, self.ntk, self.yarn = interpolate, ntk, yarn
+        frequencies(self.columns(dims.head_dim))  # raises ValueError for an odd width
         if yarn > 1:
             self.register_buffer("trained", torch.tensor(dims.max_positions))
         if learned:

@@ -73,7 +73,8 @@ def draw_windows(stream: np.ndarray, trained: int, longest: int, count: int, see
 @torch.inference_mode()
 def window_losses(model: TupeModel, windows: Windows, length: int, batch_tokens: int = 8192) -> np.ndarray:
     """[W], the mean loss in bits of each window's scored tokens, in sequences of `length` around its middle."""
-    assert not model.training, "call eval() first: dropout would make the losses random"
+    if model.training:
+        raise ValueError("call eval() first: dropout would make the losses random")
     dictionary, size = model.dictionary, length - 2
     begin = (windows.words.shape[1] - size) // 2
     words, masked, scored = (

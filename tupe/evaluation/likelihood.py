@@ -59,7 +59,8 @@ def pseudo_log_likelihoods(
     as in training, `<s> pieces </s>`. batch_tokens: tokens of a batch; the scores do not depend on it but for rounding.
     Raises ValueError for a sentence that is empty or longer than the model's positions.
     """
-    assert not model.training, "call eval() first: dropout would make the scores random"
+    if model.training:
+        raise ValueError("call eval() first: dropout would make the scores random")
     sentences = list(sentences)
     longest = model.max_positions() - 2
     todo = []  # (length, sentence, copy, first, last masked piece, target)

@@ -9,12 +9,14 @@ import shlex
 import signal
 import sys
 from collections.abc import Iterable, Sequence
+from dataclasses import fields as fields_of
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 from fairseq import options
 from fairseq.dataclass.configs import FairseqConfig
-from fairseq.models import ARCH_MODEL_REGISTRY
+from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_DATACLASS_REGISTRY
 from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from torch.distributed import run as torchrun
@@ -23,11 +25,14 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
 from .. import limits
 from ..architectures import SIZES, split_size, with_size
+from ..encoder import Encoder
 from ..options import CONFIGS, nearest
+from ..positions import load_schemes
 from ..record import STOPPED
 from . import worker
 from .compat import compose
 from .glue import glue_name
+from .model import TupeConfig, core_config
 from .pretrained import check_data
 from .saving import check_asserts, check_restore
 from .squad_data import FILES
@@ -196,8 +201,26 @@ def fairseq_arguments(
         check_restore(chosen)
     if Path(folder := given["data"].split(":")[0], "dict.txt").is_file():
         check_splits(chosen, folder)
-    arguments = (word for name, value in chosen.items() if name != "data" for word in _words(actions[name], value))
-    return [given["data"], *arguments]
+    words = (word for name, value in chosen.items() if name != "data" for word in _words(actions[name], value))
+    arguments = [given["data"], *words]
+    parse(arguments)  # a value of the recipe may be none of its option's choices
+    check_model(chosen)
+    return arguments
+
+
+def check_model(values: dict) -> None:
+    """Raise ValueError for a model that cannot be built: its encoding, its sizes. values: the run's options."""
+    kind = MODEL_DATACLASS_REGISTRY.get(values["arch"])
+    if kind is None or not issubclass(kind, TupeConfig):
+        return
+    if values.get("position_file"):
+        load_schemes(values["position_file"])
+    config = core_config(kind(**{f.name: values[f.name] for f in fields_of(kind) if f.name in values}))
+    try:
+        with torch.device("meta"):  # takes no memory
+            Encoder(8, 1, 2, **vars(replace(config, layers=1)))
+    except (RuntimeError, NotImplementedError) as error:  # a scheme that looks at its numbers
+        logger.debug(error)
 
 
 def check_splits(values: dict, folder: str) -> None:
