@@ -9,11 +9,12 @@ import pytest
 import torch
 from helpers import never_pack, scramble
 
-from tupe import positions
+from tupe import kernels, positions
 from tupe.attention import NORMALISERS
 from tupe.encoder import LAYERS, Encoder
 from tupe.offsets import Places, draw_places
 from tupe.positions import (
+    SHAPES,
     Dims,
     Layer,
     Positions,
@@ -21,11 +22,13 @@ from tupe.positions import (
     beyond_training,
     canonical,
     load_schemes,
+    options_of,
     overrides,
     parse,
     register,
 )  # fmt: skip
 from tupe.schemes import SCHEMES
+from tupe.schemes_absolute import NoPosition
 
 B, L, H, D, PAD = 2, 9, 2, 4, 1
 DIMS = Dims(max_positions=16, width=H * D, heads=H, layers=3, head_dim=D, value_dim=6)
@@ -358,6 +361,8 @@ def test_what_happens_beyond_training():
         ("t5:buckets:30", "tied", "t5: buckets must be a multiple of 4, not 30"),
         ("t5:max_distance:8", "tied", "t5: max_distance must be more than buckets / 4"),
         ("t5:multiplier:0", "tied", "t5: multiplier must be more than 0"),
+        ("t5:multiplier:1e-300", "tied", "t5: multiplier must be at least 1e-06, not 1e-300"),
+        ("t5:max_distance:2000000", "tied", r"t5: max_distance must be at most 1e\+06, not 2000000"),
         ("rope:base:nan", "tied", "base must be a number"),
         ("rope:base:1", "tied", "rope: base must be more than 1"),
         ("rope:fraction:0", "tied", "rope: fraction must be more than 0 and at most 1"),
@@ -393,6 +398,29 @@ def test_what_happens_beyond_training():
 def test_refusals_give_the_reason(names, cls, message):
     with pytest.raises(ValueError, match=message):
         Positions(names, DIMS, cls)
+
+
+@pytest.mark.parametrize("text", ["-1e300", "-1e30", "1e-300", "1e30", "1e300", "-1" + "0" * 30, "1" + "0" * 30])
+@pytest.mark.parametrize(
+    "option", [f"{name}:{key}" for name, cls in SCHEMES.items() for key in options_of(cls) if cls is not NoPosition]
+)
+def test_no_value_of_an_option_makes_nan(option, text):
+    """What would is refused by the class, before anything is computed."""
+    name, key = option.split(":")
+    beside = {"alibi:multiplier": ":learned:True", "absolute:gain": ":norm:True"}.get(option, "")
+    try:
+        model = encoder(f"{option}:{text}{beside}")
+    except ValueError as error:
+        assert f"{key} must be " in str(error) or "must be more than buckets" in str(error)
+    else:
+        assert model.float()(tokens())[0].isfinite().all()
+
+
+@pytest.mark.parametrize("position", ["rope", "rope_values", "rope:learned:True", "sinusoidal", "shaw_sinusoidal"])
+def test_an_odd_width_is_refused_when_built(position):
+    with pytest.raises(ValueError, match=f"{position.partition(':')[0]}: sinusoids and rotations need an even width"):
+        encoder(position, width=15, heads=3)
+    assert encoder("rope:fraction:0.5", width=15, heads=3)(tokens())[0].isfinite().all()  # rotates 2 columns of 5
 
 
 def test_too_long_a_sequence_names_length_and_limit():
@@ -532,6 +560,192 @@ def test_a_wrong_name_is_answered_with_what_the_files_registered(own_file):
     load_schemes(empty)
     with pytest.raises(ValueError, match=r"/empty\.py registered none: put @register\(NAME\) above the class$"):
         parse("own_distanse")
+# ---- what hooks return ----
+
+
+class Own(PositionScheme):
+    """Every hook, right where `returns` does not say what else it returns."""
+
+    returns = {}
+
+    def __init__(self, dims):
+        super().__init__(dims)
+        self.dims = dims
+
+    def hook(self, name, right):
+        return self.returns.get(name, lambda right: right)(right)
+
+    def embed(self, places):
+        return self.hook("embed", torch.zeros(places.length, self.dims.width))
+
+    def bias(self, places, scale):
+        return self.hook("bias", torch.zeros(self.dims.heads, len(places.queries), places.length))
+
+    def cls_bias(self, scale):
+        return self.hook("cls_bias", torch.zeros(2, self.dims.heads))
+
+    def content(self, q, k, layer):
+        return self.hook("content", torch.zeros(*q.shape[:3], k.size(2)))
+
+    def gate(self, places):
+        return self.hook("gate", torch.ones(self.dims.heads, places.length, places.length))
+
+    def reach(self, layer):
+        return self.hook("reach", None)
+
+    def value(self, weights, layer):
+        return self.hook("value", torch.zeros(*weights.shape[:3], self.dims.value_dim))
+
+    def rotate(self, q, k, v, layer):
+        return self.hook("rotate", (q, k, v))
+
+    def unrotate(self, out, layer):
+        return self.hook("unrotate", out)
+
+
+@pytest.fixture
+def own():
+    yield register("own")(type("Mine", (Own,), {"returns": {}}))
+    SCHEMES.pop("own", None)
+
+
+HOOKS = [
+    ("embed", r"\[9, 16\]"), ("bias", r"\[2, 9, 9\]"), ("cls_bias", r"\[2, 2\]"), ("content", r"\[2, 2, 9, 9\]"),
+    ("gate", r"\[2, 9, 9\]"), ("value", r"\[2, 2, 9, 8\]"), ("rotate", r"\[2, 2, 9, 8\]"),
+    ("unrotate", r"\[2, 2, 9, 8\]"),
+]  # fmt: skip
+WRONG = {
+    "no axis": (lambda x: x[0], r"\["),
+    "another length": (lambda x: x[..., :1], r"\[.*1\]"),
+    "whole numbers": (lambda x: x.long(), "torch.int64"),
+    "another device": (lambda x: x.to("meta"), "a tensor on meta"),
+    "a number": (lambda x: 0.0, "float"),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+@pytest.mark.parametrize(("hook", "shape"), HOOKS)
+def test_what_hooks_return_is_checked(hook, shape, wrong, own):
+    """With the name of the class, what it returned, and what is valid."""
+    change, got = WRONG[wrong]
+    own.returns = {hook: (lambda x: (x[0], change(x[1]), x[2])) if hook == "rotate" else change}
+    rotates = "rotate" in hook
+    for other in () if rotates else ("rotate", "unrotate"):  # which untied [CLS] does not go with
+        setattr(own, other, getattr(PositionScheme, other))
+    message = f"^{hook} of position scheme Mine returned {got}.*; valid: {shape} floats on cpu"
+    with pytest.raises(ValueError, match=message):
+        encoder("own", "tied" if rotates else "untied")(tokens())
+
+
+def test_hooks_that_return_what_is_valid(own):
+    assert set(SHAPES) == {hook for hook, _ in HOOKS}
+    assert encoder("own")(tokens())[0].shape == (B, L, 16)
+    for reach in (2.5, -1, "all"):
+        own.returns = {"reach": lambda _, reach=reach: reach}
+        with pytest.raises(ValueError, match=f"reach of position scheme Mine returned {reach}; valid: None, or a"):
+            encoder("own")(tokens())
+    own.returns = {"rotate": lambda x: x[:2]}
+    with pytest.raises(ValueError, match="rotate of position scheme Mine returned tuple; valid: q and k"):
+        encoder("own")(tokens())
+
+
+@pytest.mark.parametrize("cls", ["tied", "untied"])
+@pytest.mark.parametrize("shape", [(1, L, L), (L, L)])
+def test_a_bias_for_all_heads_alike_is_refused_whatever_the_cls(shape, cls, own):
+    for hook in ("rotate", "embed", "content", "gate", "value", "unrotate", "reach"):
+        setattr(own, hook, getattr(PositionScheme, hook))
+    own.returns = {"bias": lambda x: torch.zeros(shape)}
+    with pytest.raises(ValueError, match=r"bias of position scheme Mine returned \[.*; valid: \[2, 9, 9\] floats"):
+        encoder("own", cls)(tokens())
+
+
+def test_a_bias_that_ignores_the_queries_fails_with_the_reason(own, monkeypatch):
+    """It trains, and is asked for a block of queries first where an evaluation meets a long sequence."""
+    for hook in ("rotate", "embed", "content", "gate", "value", "unrotate", "reach", "cls_bias"):
+        setattr(own, hook, getattr(PositionScheme, hook))
+    own.bias = lambda self, places, scale: torch.zeros(2, places.length, places.length)
+    model = encoder("own").float()
+    model(tokens())[0].sum().backward()
+    monkeypatch.setattr(kernels, "LONG", 8)
+    monkeypatch.setattr(kernels, "LOGITS", 100)  # a few queries at a time
+    message = r"bias of position scheme Mine returned \[2, 9, 9\]; valid: \[2, \d, 9\] .* R the `places.queries`"
+    with pytest.raises(ValueError, match=message), torch.no_grad():
+        model.eval()(tokens())
+
+
+def test_hooks_are_checked_in_compiled_code(own):
+    for hook in ("rotate", "unrotate"):
+        setattr(own, hook, getattr(PositionScheme, hook))
+    model = encoder("own+t5", "untied").float()
+    compiled = torch.compile(model, backend="eager", dynamic=True)
+    for length in (9, 7):
+        torch.testing.assert_close(compiled(tokens(length))[0], model(tokens(length))[0])
+
+
+# ---- the order of the registry ----
+
+
+@pytest.fixture
+def shuffled():
+    """A function that puts the classes of schemes into another order, as when they change places in a file."""
+    order = dict(SCHEMES)
+
+    def shuffle():
+        for name in list(SCHEMES)[::-1]:
+            SCHEMES[name] = SCHEMES.pop(name)
+
+    yield shuffle
+    SCHEMES.clear()
+    SCHEMES.update(order)
+
+
+@pytest.mark.parametrize("position", ["untied+t5", "t5:max_distance:20+alibi:learned:True:layer+kerple", "rope+window"])
+def test_the_order_of_the_registry_is_no_contradiction(position, shuffled):
+    old = scramble(encoder(position))
+    shuffled()
+    new = encoder(position)
+    assert new.config.position != old.config.position
+    new.load_state_dict(old.state_dict())
+    torch.testing.assert_close(new(tokens())[0], old(tokens())[0])
+    # optimizers count parameters, so these keep the order in which a checkpoint has them, and so does the next one
+    assert [name for name, _ in new.named_parameters()] == [name for name, _ in old.named_parameters()]
+    assert torch.equal(new.get_extra_state(), old.get_extra_state())
+    assert beyond_training(new.positions, 16)
+    with pytest.raises(ValueError, match="the checkpoint was trained with position="):
+        encoder(position + "+urpe").load_state_dict(old.state_dict())
+
+
+def test_epsilon_is_among_the_settings():
+    old = encoder("t5", layer_norm_eps=1e-12)
+    with pytest.raises(ValueError, match="layer_norm_eps=1e-12; this model has .*layer_norm_eps=1e-5"):
+        encoder("t5").load_state_dict(old.state_dict())
+    state = old.state_dict()
+    text = bytes(state["_extra_state"].tolist()).decode().replace(" layer_norm_eps=1e-12", "")
+    state["_extra_state"] = torch.tensor(list(text.encode()))  # as older checkpoints have it
+    encoder("t5").load_state_dict(state)
+
+
+# ---- batches ----
+
+
+def test_a_wrong_number_of_real_tokens_is_refused():
+    batch = tokens()
+    batch[1, 5:] = PAD
+    model = encoder("t5")
+    torch.testing.assert_close(model(batch, n_real=14)[0], model(batch)[0])
+    for n_real in (7, 13, 18):
+        with pytest.raises(ValueError, match=f"n_real={n_real}: the batch has 14 tokens beside padding"):
+            model(batch, n_real=n_real)
+
+
+@pytest.mark.parametrize("path", ["auto", "plain"])
+@pytest.mark.parametrize("position", NAMES)
+def test_no_tokens(position, path):
+    model = encoder(position, attention=path).float()
+    for shape in ((0, 5), (2, 0), (0, 0)):
+        features, hiddens = model(tokens(*shape[::-1]), return_all_hiddens=True)
+        assert features.shape == (*shape, 16) and [h.shape for h in hiddens] == [(*shape, 16)] * 3
+    assert model(tokens(5, 0), wanted=torch.zeros(0, dtype=torch.long))[0].shape == (0, 16)
 
 
 def test_unknown_layer_and_normaliser():

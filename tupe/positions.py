@@ -16,10 +16,10 @@ import inspect
 import math
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -182,6 +182,15 @@ def canonical(names: str) -> str:
     return "+".join(map(str, parse(names)))
 
 
+def same_position(one: str, other: str) -> bool:
+    """Whether two spellings name the same combination. The order in a name is that of the registry of its time, which
+    changes where classes change places in a file."""
+    try:
+        return canonical(one) == canonical(other)
+    except ValueError:  # a scheme that is not registered here
+        return one == other
+
+
 # ------------------------------------------------------------------------------------------------ one scheme, and all
 
 
@@ -224,9 +233,27 @@ class PositionScheme(nn.Module):
     # The distance from which on all keys are treated alike, by what training has learned if its sequences were longer
     # than that (0: all are); None: a formula gives every distance a value of its own.
     shared_from: int | None = None
+    spared: tuple[str, ...] = ()  # its parameters without weight decay, see `undecayed`
 
     def __init__(self, dims: Dims):
         super().__init__()
+
+    def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
+        if is_spared(param):
+            self.spared = *self.spared, name
+            del param.optim_overrides  # a new one for the parameter that stands there then: accelerate makes its own
+        super().register_parameter(name, param)
+        self.mark_spared()
+
+    def __setstate__(self, state: dict) -> None:
+        super().__setstate__(state)  # of a copy, whose parameters have lost the mark
+        self.mark_spared()
+
+    def mark_spared(self) -> None:
+        """Mark the parameters without weight decay, whichever stand there now: loaders of weights replace them."""
+        for name in self.spared:
+            if self._parameters.get(name) is not None:
+                undecayed(self._parameters[name])
 
     def embed(self, places: Places) -> Tensor | None:
         """[L, C], added to the token embeddings."""
@@ -261,10 +288,58 @@ class PositionScheme(nn.Module):
 
 
 def undecayed(values: Tensor) -> nn.Parameter:
-    """A parameter that weight decay leaves alone, for a scheme in which a value of 0 is nothing to be drawn to."""
-    parameter = nn.Parameter(values)
+    """A parameter that weight decay leaves alone, for a scheme in which a value of 0 is nothing to be drawn to; see
+    `parameter_groups`. values: or the parameter."""
+    parameter = values if isinstance(values, nn.Parameter) else nn.Parameter(values)
     parameter.optim_overrides = {"optimizer": {"weight_decay_scale": 0.0}}  # fairseq's mark, which its fp16 copies keep
     return parameter
+
+
+def is_spared(parameter: Tensor | None) -> bool:
+    """Whether a parameter is marked as `undecayed`."""
+    return getattr(parameter, "optim_overrides", {}).get("optimizer", {}).get("weight_decay_scale") == 0
+
+
+def parameter_groups(parameters: Iterable[nn.Parameter], weight_decay: float) -> list[dict]:
+    """Parameters of a model, its heads included, as groups for any optimizer: those with weight decay and, if schemes
+    have marked any as `undecayed`, those without."""
+    groups = [{"params": [], "weight_decay": weight_decay}, {"params": [], "weight_decay": 0.0}]
+    for parameter in parameters:
+        groups[is_spared(parameter)]["params"].append(parameter)
+    return groups if groups[1]["params"] else groups[:1]
+
+
+# What hooks return, for messages; R differs from L where a sequence is so long that its queries are taken in blocks.
+SHAPES = {
+    "embed": "[L, C]",
+    "bias": "[H, R, L], R the `places.queries`",
+    "cls_bias": "[2, H]",
+    "content": "[B, H, L, L]",
+    "gate": "[H, L, L]",
+    "value": "[B, H, L, E]",
+    "rotate": "q and k [B, H, L, D], v [B, H, L, E]",
+    "unrotate": "[B, H, L, E]",
+}
+
+
+def check(term: Tensor, scheme: PositionScheme, hook: str, shape: tuple, device: torch.device | str) -> Tensor:
+    """What a scheme's hook returned. Raises ValueError, naming the class, for another shape, for numbers that are not
+    floats, and for another kind of device. shape, device: those that are valid."""
+    if not isinstance(term, Tensor):
+        wrong = type(term).__name__
+    elif term.shape != shape:
+        wrong = list(term.shape)
+    elif not term.is_floating_point():
+        wrong = term.dtype
+    elif term.device.type != (device if isinstance(device, torch.device) else torch.device(device)).type:
+        wrong = f"a tensor on {term.device}"
+    else:
+        return term
+    raise bad_return(scheme, hook, wrong, f"{list(shape)} floats on {device}: {SHAPES[hook]}")
+
+
+def bad_return(scheme: PositionScheme, hook: str, got: Any, valid: str) -> ValueError:
+    return ValueError(f"{hook} of position scheme {type(scheme).__qualname__} returned {got}; valid: {valid}")
 
 
 def overrides(scheme: type | PositionScheme, *hooks: str) -> bool:
@@ -306,13 +381,27 @@ class Positions(nn.ModuleDict):
             self.theta = nn.Parameter(torch.randn(2, dims.heads) * 0.02)
         self.scale = 1 / math.sqrt((1 + sum(scheme.extra_terms for scheme in schemes)) * dims.head_dim)
 
+    def in_order_of(self, names: str) -> None:
+        """Put the schemes, and so their parameters, in the order of another spelling of the same name."""
+        for name in (text.partition(":")[0] for text in names.split("+")):
+            self._modules[name] = self._modules.pop(name)
+
     def of_layer(self, layer: int) -> list[PositionScheme]:
         """The schemes that act in one layer."""
         return [m[layer] if isinstance(m, nn.ModuleList) else m for m in self.values()]
 
-    def _sum(self, schemes, hook, *args):
-        terms = [term for scheme in schemes if (term := getattr(scheme, hook)(*args)) is not None]
+    def _sum(self, schemes, hook, shape, device, *args):
+        """The sum of what a hook of all schemes returns, None of nothing. shape, device: see `check`."""
+        terms = [
+            check(term, scheme, hook, shape, device)
+            for scheme in schemes
+            if (term := getattr(scheme, hook)(*args)) is not None
+        ]
         return sum(terms[1:], terms[0]) if terms else None
+
+    def _shape(self, places):
+        """[H, R, L], of a bias."""
+        return self.dims.heads, places.last - places.first, places.length
 
     def places(self, length: int, device: torch.device | str | None = None) -> Places:
         """The positions 0 .. L-1. Raises ValueError for a sequence that some scheme cannot compute."""
@@ -326,7 +415,7 @@ class Positions(nn.ModuleDict):
     def embed(self, places: Places | int) -> Tensor | None:
         """[L, C], to be added to the token embeddings. places: or L. Raises ValueError as `places` does."""
         places = self.places(places) if isinstance(places, int) else places
-        return self._sum(self.of_layer(0), "embed", places)
+        return self._sum(self.of_layer(0), "embed", (places.length, self.dims.width), places.device, places)
 
     def terms(self, places: Places | int) -> list[tuple[Tensor | None, Tensor | None]]:
         """A pair (bias, gate) for each of the N layers, [H, L, L] float32 or None each. Without per-layer schemes, all
@@ -355,14 +444,17 @@ class Positions(nn.ModuleDict):
         """[H, R, L], the rows of one layer's bias for the queries of `places`, a block; float32."""
         with torch.autocast(autocast_device(torch.device(places.device).type), enabled=False):
             schemes = self.of_layer(layer)
-            return self._reset_bias(self._sum(schemes, "bias", places, self.scale), schemes, places)
+            bias = self._sum(schemes, "bias", self._shape(places), places.device, places, self.scale)
+            return self._reset_bias(bias, schemes, places)
 
     def _bias_and_gate(self, schemes, places, bias, gate):
         for scheme in schemes:
             term, factor = scheme.bias(places, self.scale), scheme.gate(places)
             if term is not None:
+                check(term, scheme, "bias", self._shape(places), places.device)
                 bias = term if bias is None else bias + term
             if factor is not None:
+                check(factor, scheme, "gate", self._shape(places), places.device)
                 gate = factor if gate is None else gate * factor
         return bias, gate
 
@@ -374,7 +466,10 @@ class Positions(nn.ModuleDict):
             return bias
         if self.cls == "zero":
             return F.pad(bias[:, above:, 1:], (1, 0, above, 0))
-        theta = self._sum(schemes, "cls_bias", self.scale) if not hasattr(self, "theta") else self.theta.float()
+        if hasattr(self, "theta"):
+            theta = self.theta.float()
+        else:
+            theta = self._sum(schemes, "cls_bias", (2, self.dims.heads), places.device, self.scale)
         from_cls, to_cls = theta[:, :, None, None]  # [H, 1, 1] each
         if bias is None:
             bias = theta.new_zeros(self.dims.heads, rows, length)
@@ -392,30 +487,42 @@ class Positions(nn.ModuleDict):
     def reach(self, layer: Layer) -> int | None:
         """The largest distance at which tokens see each other in a layer; None: they all do. If [CLS] is untied, it
         sees all, and all see it."""
-        reaches = [reach for scheme in self.of_layer(layer.index) if (reach := scheme.reach(layer)) is not None]
+        reaches = []
+        for scheme in self.of_layer(layer.index):
+            reach = scheme.reach(layer)
+            if reach is None:
+                continue
+            if not isinstance(reach, int) or reach < 0:
+                raise bad_return(scheme, "reach", reach, "None, or a whole number from 0 on")
+            reaches.append(reach)
         return min(reaches) if reaches and min(reaches) < layer.places.span - 1 else None
 
     def content(self, q: Tensor, k: Tensor, layer: Layer) -> Tensor | None:
         """[B, H, L, L], the logits that depend on q and k [B, H, L, D]."""
-        return self._mask_cls(self._sum(self.of_layer(layer.index), "content", q, k, layer))
+        shape = *q.shape[:3], k.size(2)
+        return self._mask_cls(self._sum(self.of_layer(layer.index), "content", shape, q.device, q, k, layer))
 
     def value(self, weights: Tensor, layer: Layer) -> Tensor | None:
         """[B, H, L, E], to be added to the mixed values; weights: [B, H, L, L]."""
         schemes = [s for s in self.of_layer(layer.index) if overrides(s, "value")]
-        return self._sum(schemes, "value", self._mask_cls(weights), layer) if schemes else None
+        shape = *weights.shape[:3], self.dims.value_dim
+        return self._sum(schemes, "value", shape, weights.device, self._mask_cls(weights), layer) if schemes else None
 
     def rotate(self, q: Tensor, k: Tensor, v: Tensor, layer: Layer) -> tuple[Tensor, Tensor, Tensor]:
         """q, k [B, H, L, D] and v [B, H, L, E] as attention uses them."""
         for scheme in self.values():
             if not isinstance(scheme, nn.ModuleList):
-                q, k, v = scheme.rotate(q, k, v, layer)
+                old, new = (q, k, v), scheme.rotate(q, k, v, layer)
+                if not isinstance(new, tuple | list) or len(new) != 3:
+                    raise bad_return(scheme, "rotate", type(new).__name__, SHAPES["rotate"])
+                q, k, v = (check(x, scheme, "rotate", y.shape, y.device) for x, y in zip(new, old, strict=True))
         return q, k, v
 
     def unrotate(self, out: Tensor, layer: Layer) -> Tensor:
         """The mixed values [B, H, L, E], with the rotation of v undone."""
         for scheme in self.values():
             if not isinstance(scheme, nn.ModuleList):
-                out = scheme.unrotate(out, layer)
+                out = check(scheme.unrotate(out, layer), scheme, "unrotate", out.shape, out.device)
         return out
 
 
@@ -428,7 +535,9 @@ def beyond_training(positions: Positions, trained: int) -> list[str]:
     """What the schemes of a model do in sequences longer than the `trained` tokens of its training, one line each.
     `trained` counts the positions that tokens had: random ones reach farther than the sequences."""
     lines = []
-    for scheme, part in zip(positions.of_layer(0), parse(positions.name), strict=True):
+    schemes = dict(zip(positions, positions.of_layer(0), strict=True))
+    for part in parse(positions.name):
+        scheme = schemes[part.name]
         shared, last = scheme.shared_from, trained - 1
         if scheme.limited:
             line = f"has vectors for {positions.dims.max_positions} positions, and computes no more"

@@ -75,7 +75,8 @@ class Record:
         fixed = self.pretrained or self.metrics
         names = [name for name in self.IDENTITY if name != "length" or fixed]
         pairs = {name: (getattr(self, name), getattr(other, name)) for name in names}
-        return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+        alike = alphabetical(self.variant) == alphabetical(other.variant)
+        return {name: pair for name, pair in pairs.items() if pair[0] != pair[1] and not (name == "variant" and alike)}
 
     @property
     def metric(self) -> str:
@@ -107,6 +108,15 @@ class Record:
         """failure: reason in one line; None for a run that came to its end."""
         self.finished_at, self.state = now(), "failed" if failure else "finished"
         self.failure = {"reason": failure, "status": status} if failure else None
+
+
+def alphabetical(variant: str) -> str:
+    """A variant in a spelling to compare: the order of a position's schemes is that of the registry of its time, which
+    changes where classes change places in a file."""
+    return ", ".join(
+        "+".join(sorted(part.removeprefix("position ").split("+"))) if part.startswith("position ") else part
+        for part in variant.split(", ")
+    )
 
 
 def read(folder: str | Path) -> Record | None:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from .offsets import Places
 from .positions import Dims, PositionScheme, register
-from .schemes_common import LearnedFrequencies, Table, frequencies, layer_norm, waves
+from .schemes_common import LARGEST, LearnedFrequencies, Table, at_least, frequencies, layer_norm, waves
 
 
 @register("nopos")
@@ -37,7 +37,7 @@ class Absolute(PositionScheme):
         self.table = Table(dims.max_positions, dims.width, std)
         self.norm = nn.LayerNorm(dims.width) if norm else None
         if norm:
-            nn.init.constant_(self.norm.weight, gain)
+            nn.init.constant_(self.norm.weight, at_least(-LARGEST, gain=gain))
 
     def embed(self, places: Places) -> Tensor:
         # a slice where it can be one: an index would make the backward pass slower
@@ -57,7 +57,7 @@ class Sinusoidal(PositionScheme):
 
     def __init__(self, dims: Dims, amplitude: float = 0.02):
         super().__init__(dims)
-        self.amplitude = amplitude
+        self.amplitude = at_least(-LARGEST, amplitude=amplitude)
         self.width = len(frequencies(dims.width)) * 2
 
     def embed(self, places: Places) -> Tensor:
@@ -72,7 +72,7 @@ class SinusoidalLearned(LearnedFrequencies, PositionScheme):
 
     def __init__(self, dims: Dims, amplitude: float = 0.02):
         super().__init__(dims)
-        self.amplitude = amplitude
+        self.amplitude = at_least(-LARGEST, amplitude=amplitude)
         self.start_frequencies(dims.width)
 
     def embed(self, places: Places) -> Tensor:

@@ -94,7 +94,8 @@ class T5(Bucketed):
             raise ValueError(f"buckets must be a multiple of 4, not {buckets}")
         if max_distance <= buckets // 4:
             raise ValueError(f"max_distance must be more than buckets / 4, not {max_distance} with {buckets} buckets")
-        self.buckets, self.max_distance, self.multiplier = buckets, max_distance, positive(multiplier=multiplier)
+        self.buckets, self.max_distance = at_least(4, buckets=buckets), at_least(1, max_distance=max_distance)
+        self.multiplier = positive(multiplier=multiplier)
         self.table = Table(buckets + 1, dims.heads, 0.02 / multiplier)
 
     def bucket_of(self, offset: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ from .attention import NORMALISERS, PATHS, Terms, TermsMaker, attend, attention_
 from .kernels import Linear, autocast_device, dropout, linear, lm_loss, split_heads
 from .offsets import PLACES, Places, draw_places
 from .packing import NO_PADDING, Packing, Selection
-from .positions import CLS, Dims, Layer, Positions, canonical
+from .positions import CLS, Dims, Layer, Positions, canonical, format_value, same_position
 from .schemes import SCHEMES, Table
 
 logger = logging.getLogger(__name__)
@@ -238,6 +238,7 @@ class Encoder(nn.Module):
         self.pad, self.separator, self.dropout, self.normaliser = pad, separator, config.dropout, config.normaliser
         self.attention, self.attention_path = config.attention, None
         self.checkpoint_activations = config.checkpoint_activations
+        self.draws_in_evaluation = False  # positions, as in training, if `config.places` says so
         self.tokens = None if vocab is None else nn.Embedding(vocab, config.width, padding_idx=pad)
         with separate_random_numbers():
             position_dims = replace(dims, width=position_width or config.width, input_width=config.width)
@@ -247,7 +248,7 @@ class Encoder(nn.Module):
         self.layers = nn.ModuleList(kind(dims, config) for _ in range(config.layers))
         self.settings = {
             "position": self.positions.name, "cls": config.cls, "layer": config.layer, "normaliser": config.normaliser,
-            "heads": str(dims.heads),
+            "heads": str(dims.heads), "layer_norm_eps": format_value(float(config.layer_norm_eps)),
         }  # fmt: skip
         if config.layer == "transformer" and config.normaliser in ("l2", "swish_l2"):
             self.apply(shrink_values(config.max_positions))
@@ -260,27 +261,38 @@ class Encoder(nn.Module):
         self, tokens: Tensor, return_all_hiddens: bool = False, n_real: int | None = None, wanted: Tensor | None = None
     ) -> tuple[Tensor, list[Tensor] | None]:
         """Returns features [B, L, C] and, with return_all_hiddens, the list of N + 1 hidden states [B, L, C]
-        (embeddings first); at padding they mean nothing. n_real: see `packing`. wanted: [n], places in the batch, of
+        (embeddings first); at padding they mean nothing. Padding stands on the right: the first column is position 0,
+        also where it is padding. n_real: see `packing`. wanted: [n], places in the batch, of
         B L, whose features are returned as [n, C], without the work for others that nobody reads."""
+        if not tokens.numel():  # no sequence, or sequences of no tokens: nothing to compute
+            x = self.tokens(tokens)
+            hiddens = [x] * (len(self.layers) + 1) if return_all_hiddens else None
+            return (x if wanted is None else x.flatten(0, 1)[wanted]), hiddens
         packing, places = self.packing(tokens, n_real), self.places(tokens)
         return self.transform(self.embed(tokens, packing, places), places, packing, return_all_hiddens, wanted)
 
     def places(self, tokens: Tensor) -> Places:
         """The positions of [B, L] tokens, for all rows the same: 0 .. L-1, or in training what `config.places` draws.
         Raises ValueError for a sequence that is too long."""
-        if self.training and self.config.places != "consecutive":
+        if (self.training or self.draws_in_evaluation) and self.config.places != "consecutive":
             return draw_places(tokens.size(1), self.config.max_positions, self.config.places, tokens.device)
         return self.positions.places(tokens.size(1), tokens.device)
 
     def packing(self, tokens: Tensor, n_real: int | None = None) -> Packing:
         """Where the real tokens of [B, L] are. n_real: their number; without it the encoder counts, and waits for the
-        GPU."""
-        if n_real == tokens.numel():
+        GPU. On a CPU it always counts, and raises ValueError for another number: real tokens would be taken for
+        padding."""
+        compiling = torch.compiler.is_compiling()  # such code does without
+        counts = not compiling and (n_real is None or tokens.device.type == "cpu")
+        if n_real == tokens.numel() and not counts:
             return NO_PADDING
         real = tokens.ne(self.pad)
-        if n_real is None:
-            n_real = 0 if torch.compiler.is_compiling() else int(real.sum())  # compiled code does without
-        return Packing.of(real, n_real)
+        if counts:
+            counted = int(real.sum())
+            if n_real not in (None, counted):
+                raise ValueError(f"n_real={n_real}: the batch has {counted} tokens beside padding")
+            n_real = counted
+        return Packing.of(real, n_real or 0)
 
     def transform(
         self, x: Tensor, places: Places, packing: Packing, return_all_hiddens: bool = False,
@@ -379,13 +391,20 @@ class Encoder(nn.Module):
         settings = dict(pair.split("=", 1) for pair in saved.split(" "))
         if "stretched_from" in settings:  # by `tupe checkpoint stretch`: a fact to keep, which contradicts nothing
             self.settings["stretched_from"] = settings["stretched_from"]
-        # Older checkpoints do not name the number of heads.
+        position = settings["position"]
+        if same_position(position, self.settings["position"]):  # the checkpoint's order stays: optimizers count in it
+            self.settings["position"] = position
+            self.positions.in_order_of(position)
+        # Older checkpoints name neither the number of heads nor the epsilon.
         if {**self.settings, **settings} != self.settings:
             raise ValueError(f"the checkpoint was trained with {saved}; this model has {describe(self.settings)}")
 
 
 def of_cls(tokens: Tensor) -> Tensor:
-    """[B, L] -> [B]: the place of each sequence's [CLS] in the batch, as `Encoder.forward` wants it."""
+    """[B, L] -> [B]: the place of each sequence's [CLS] in the batch, as `Encoder.forward` wants it. Raises ValueError
+    for sequences without it."""
+    if not tokens.size(1):
+        raise ValueError("sequences of 0 tokens have no [CLS]")
     return torch.arange(0, tokens.numel(), tokens.size(1), device=tokens.device)
 
 

@@ -19,6 +19,7 @@ from transformers.utils import ModelOutput
 from .attention import why_not_fast
 from .configuration_tupe import TupeConfig
 from .encoder import ClassificationHead, Encoder, LMHead, SpanHead, init_bert, of_cls, second_segment
+from .positions import parameter_groups
 
 
 class PlainEncoder(Encoder):
@@ -45,6 +46,10 @@ class TupePreTrainedModel(PreTrainedModel):
         else:
             init_bert(module)
 
+    def parameter_groups(self, weight_decay: float) -> list[dict]:
+        """Parameters for an optimizer; see positions.py. Trainer's own would decay those that must not be."""
+        return parameter_groups(self.parameters(), weight_decay)
+
     @classmethod
     def from_pretrained(
         cls, *args, output_loading_info: bool = False, **kwargs
@@ -68,8 +73,27 @@ def keep_default(head: nn.Module) -> nn.Module:
     return head
 
 
+def first_real(input_ids: Tensor, attention_mask: Tensor | None, pad: int) -> Tensor:
+    """[B]: the column of each sequence's first real token, 0 where there is none."""
+    real = input_ids != pad if attention_mask is None else (input_ids != pad) & (attention_mask != 0)
+    return real.byte().argmax(1) if input_ids.size(1) else input_ids.new_zeros(len(input_ids))
+
+
+def shifted(x: Tensor, by: Tensor) -> Tensor:
+    """x [B, L, ...] with each row moved to the left by as many columns, [B], those of its beginning to its end."""
+    columns = torch.arange(x.size(1), device=x.device) + by[:, None]
+    return x[torch.arange(len(x), device=x.device)[:, None], columns % x.size(1)]
+
+
+def mean_cross_entropy(logits: Tensor, labels: Tensor, ignored: int = -100) -> Tensor:
+    """Over the labels that are not ignored; 0, not NaN, which would destroy the model, if all are."""
+    total = F.cross_entropy(logits.float(), labels, ignore_index=ignored, reduction="sum")
+    return total / labels.ne(ignored).sum().clamp(min=1)
+
+
 class TupeModel(TupePreTrainedModel):
-    """Features [B, L, C]; the first, of `<s>`, stands for the whole sequence."""
+    """Features [B, L, C]; that of the first real token, `<s>`, stands for the whole sequence. Positions are counted
+    from it, whatever padding there is before it; where a mask hides tokens behind it, their positions stay empty."""
 
     _auto_class = "AutoModel"
 
@@ -107,6 +131,13 @@ class TupeModel(TupePreTrainedModel):
             input_ids = input_ids.masked_fill(attention_mask == 0, self.config.pad_token_id)
         if token_type_ids is not None:
             self.check_segments(input_ids, token_type_ids)
+        first, length = first_real(input_ids, None, self.config.pad_token_id), input_ids.size(1)
+        shift = torch.compiler.is_compiling() or torch.jit.is_tracing() or bool(first.any())
+        if shift:
+            input_ids = shifted(input_ids, first)
+            if wanted is not None:
+                row = wanted // length
+                wanted = row * length + (wanted - first[row]) % length
         encoder = self.encoder
         encoder.checkpoint_activations = self.gradient_checkpointing
         fused = self.config._attn_implementation == "sdpa"
@@ -119,6 +150,9 @@ class TupeModel(TupePreTrainedModel):
         if return_dict is None:
             return_dict = getattr(self.config, "return_dict", True)
         features, hiddens = encoder(input_ids, return_all_hiddens=bool(output_hidden_states), wanted=wanted)
+        if shift:
+            features = shifted(features, -first) if wanted is None else features
+            hiddens = [shifted(x, -first) for x in hiddens or ()]
         hidden_states = tuple(hiddens) if output_hidden_states else None
         output = BaseModelOutput(last_hidden_state=features, hidden_states=hidden_states)
         return output if return_dict else output.to_tuple()
@@ -182,7 +216,7 @@ class TupeForMaskedLM(TupeWithHead):
     ) -> MaskedLMOutput | tuple:
         out = self.features(input_ids, attention_mask, options)
         logits = self.lm_head(out.last_hidden_state, self.tupe.encoder.tokens.weight)
-        loss = None if labels is None else F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten())
+        loss = None if labels is None else mean_cross_entropy(logits.flatten(0, 1), labels.flatten())
         return self.pack(return_dict, loss=loss, logits=logits, hidden_states=out.hidden_states)
 
 
@@ -205,10 +239,8 @@ class TupeForSequenceClassification(TupeWithHead):
         return_dict: bool | None = None,
         **options,
     ) -> SequenceClassifierOutput | tuple:
-        real = input_ids != self.config.pad_token_id if attention_mask is None else attention_mask != 0
-        if not torch.compiler.is_compiling() and (real.any(1) & ~real[:, 0]).any():
-            raise ValueError("padding on the left hides the first token, which stands for the text: pad on the right")
-        out = self.features(input_ids, attention_mask, options | {"wanted": of_cls(input_ids)})
+        wanted = of_cls(input_ids) + first_real(input_ids, attention_mask, self.config.pad_token_id)
+        out = self.features(input_ids, attention_mask, options | {"wanted": wanted})
         logits = self.classifier(out.last_hidden_state)  # of [B, C]
         return self.pack(return_dict, loss=self.loss(logits, labels), logits=logits, hidden_states=out.hidden_states)
 
@@ -221,7 +253,7 @@ class TupeForSequenceClassification(TupeWithHead):
         if kind == "multi_label_classification":
             return F.binary_cross_entropy_with_logits(logits.float(), labels.float())
         if kind == "single_label_classification":
-            return F.cross_entropy(logits.float(), labels.flatten())
+            return mean_cross_entropy(logits, labels.flatten())
         return F.mse_loss(logits.float().view(labels.shape), labels.float())
 
 
@@ -249,6 +281,5 @@ class TupeForQuestionAnswering(TupeWithHead):
         if start_positions is not None and end_positions is not None:
             length = input_ids.size(1)  # a position beyond it, of a cut text, is left out
             pairs = (start, start_positions), (end, end_positions)
-            targets = [(x.float(), y.flatten().clamp(0, length)) for x, y in pairs]
-            loss = sum(F.cross_entropy(x, y, ignore_index=length) for x, y in targets) / 2
+            loss = sum(mean_cross_entropy(x, y.flatten().clamp(0, length), length) for x, y in pairs) / 2
         return self.pack(return_dict, loss=loss, start_logits=start, end_logits=end, hidden_states=out.hidden_states)

@@ -29,20 +29,27 @@ class Table(nn.Embedding):
         nn.init.normal_(self.weight, std=self.std)
 
 
-def at_least(smallest: int, **option: float) -> float:
-    """The value of the one option given as `name=value`. Raises ValueError if it is less than `smallest`."""
+LARGEST = 10**6  # of an option: float32 parameters stay far from infinity, a table can be held in memory
+
+
+def at_least(smallest: float, largest: float = LARGEST, **option: float) -> float:
+    """The value of the one option given as `name=value`. Raises ValueError if it is less than `smallest`, or more than
+    `largest`."""
     ((name, value),) = option.items()
     if value < smallest:
-        raise ValueError(f"{name} must be at least {smallest}, not {value}")
+        raise ValueError(f"{name} must be at least {smallest:g}, not {value}")
+    if value > largest:
+        raise ValueError(f"{name} must be at most {largest:g}, not {value!r:.20}")
     return value
 
 
 def positive(**option: float) -> float:
-    """The value of the one option given as `name=value`. Raises ValueError unless it is more than 0."""
+    """The value of the one option given as `name=value`, by which parameters are divided. Raises ValueError unless it
+    is more than 0, and neither tiny nor huge."""
     ((name, value),) = option.items()
     if not value > 0:
         raise ValueError(f"{name} must be more than 0, not {value}")
-    return value
+    return at_least(1 / LARGEST, **option)
 
 
 def times(x: Tensor, multiplier: float) -> Tensor:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from .offsets import Places
 from .positions import Dims, Layer, PositionScheme, register
 from .schemes_common import (
+    LARGEST,
     Bucketed,
     Clipped,
     LearnedFrequencies,
@@ -61,7 +62,7 @@ class ShawSinusoidal(RelativeVectors):
 
     def __init__(self, dims: Dims, max_distance: int = 64, amplitude: float = 1.0):
         super().__init__(dims, max_distance)
-        self.amplitude = amplitude
+        self.amplitude = at_least(-LARGEST, amplitude=amplitude)
         self.width = len(frequencies(dims.head_dim)) * 2
 
     def vectors(self, places: Places) -> Tensor:
@@ -78,7 +79,7 @@ class ShawSinusoidalLearned(LearnedFrequencies, RelativeVectors):
 
     def __init__(self, dims: Dims, max_distance: int = 64, amplitude: float = 1.0):
         super().__init__(dims, max_distance)
-        self.amplitude = amplitude
+        self.amplitude = at_least(-LARGEST, amplitude=amplitude)
         self.start_frequencies(dims.head_dim)
 
     def vectors(self, places: Places) -> Tensor:
@@ -159,7 +160,7 @@ class DebertaV2(Bucketed):
             raise ValueError(f"buckets must be an even number, at least 4, not {buckets}")
         if max_distance <= buckets // 2 + 1:
             raise ValueError(f"max_distance must be more than buckets / 2 + 1, not {max_distance}")
-        self.buckets, self.max_distance = buckets, max_distance
+        self.buckets, self.max_distance = at_least(4, buckets=buckets), at_least(1, max_distance=max_distance)
         width = dims.input_width or dims.width
         self.table, self.norm = Table(2 * buckets - 1, width, std), nn.LayerNorm(width)
 

@@ -8,10 +8,10 @@ Position i = 0 is [CLS]; the offset of key j from query i is j - i. What a hook 
 import math
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from .offsets import Places
-from .positions import Dims, Layer, PositionScheme, register
+from .positions import Dims, Layer, PositionScheme, register, undecayed
 from .schemes_common import Clipped, LearnedFrequencies, at_least, frequencies, positive, times
 
 
@@ -43,6 +43,7 @@ class Rope(LearnedFrequencies, PositionScheme):
         for name, value in {"base": base, "local_base": local_base or base}.items():
             if not value > 1:
                 raise ValueError(f"{name} must be more than 1, not {value}")
+            at_least(1, 1e30, **{name: value})
         if not 0 < fraction <= 1:
             raise ValueError(f"fraction must be more than 0 and at most 1, not {fraction}")
         for name, value in {"every": every, "interpolate": interpolate, "ntk": ntk, "yarn": yarn}.items():
@@ -54,7 +55,8 @@ class Rope(LearnedFrequencies, PositionScheme):
         self.base, self.fraction, self.learned = base, fraction, learned
         self.local_base, self.every = local_base or base, every
         self.interpolate, self.ntk, self.yarn = interpolate, ntk, yarn
-        frequencies(self.columns(dims.head_dim))  # raises ValueError for an odd width
+        for width in (dims.head_dim, dims.value_dim):
+            frequencies(min(width, self.columns(width)))  # refuses an odd width
         if yarn > 1:
             self.register_buffer("trained", torch.tensor(dims.max_positions))
         if learned:
@@ -130,7 +132,8 @@ class Urpe(Clipped):
     def __init__(self, dims: Dims, max_distance: int = 128, multiplier: float = 1.0):
         super().__init__(dims, max_distance)
         self.multiplier = positive(multiplier=multiplier)
-        self.table = nn.Parameter(torch.ones(dims.heads, 2 * max_distance + 1) / multiplier)
+        # without weight decay: 0 is no gate that all others could be drawn to, it shuts off every token
+        self.table = undecayed(torch.ones(dims.heads, 2 * max_distance + 1) / multiplier)
 
     def gate(self, places: Places) -> Tensor:
         by_offset = self.table[:, self.rows(places)]  # [H, 2S - 1]

@@ -27,7 +27,7 @@ from tupe.encoder import LAYERS
 from tupe.plugin.hub import TupeHubInterface
 from tupe.plugin.model import TupeModel
 from tupe.plugin.pretrained import load_dictionary
-from tupe.positions import Dims, limited_schemes, overrides
+from tupe.positions import CLS, Dims, check_combination, limited_schemes, overrides, parse
 from tupe.record import Record
 from tupe.safe_load import load_safely
 from tupe.schemes import SCHEMES
@@ -315,11 +315,11 @@ def test_inputs_that_do_not_exist_are_refused(options, exported):
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 def test_padding_anywhere(attention, exported, monkeypatch):
-    """Masks with holes, and padding on the left: real tokens get what our model gets that computes on padding too."""
+    """Masks with holes: real tokens get what our model gets that computes on padding too."""
     model, _, out = exported
     tokens, _ = batch(model)
     mask = torch.ones_like(tokens)
-    mask[0, :3] = mask[1, 4] = mask[2, -3:] = 0
+    mask[0, 1:3] = mask[1, 4] = mask[2, -3:] = 0
     theirs = load("AutoModelForMaskedLM", out, attn_implementation=attention)
     ids = tokens.masked_fill(mask == 0, 1)
     assert theirs.tupe.encoder.packing(ids).places is not None
@@ -327,16 +327,119 @@ def test_padding_anywhere(attention, exported, monkeypatch):
     same(theirs(tokens, attention_mask=mask).logits, model(ids)[0], ids.ne(1))
 
 
-def test_a_classifier_refuses_padding_on_the_left(exported):
-    """There is no first token then; the one it would read is another text's."""
-    model, _, out = exported
-    tokens, _ = batch(model)
-    theirs, mask = load("AutoModelForSequenceClassification", out), torch.ones_like(tokens)
-    mask[2] = 0  # nothing but padding, as of a batch that was filled up
-    theirs(tokens, attention_mask=mask)
-    mask[1, 0] = 0
-    with pytest.raises(ValueError, match="pad on the right"):
-        theirs(tokens, attention_mask=mask)
+def outputs(model, ids, mask=None):
+    """[{output: value}] of each text, of its real tokens alone where there is a value for each token."""
+    real, name = ids != 1 if mask is None else mask != 0, type(model).__name__
+    answers = ids.eq(3).byte().argmax(1)
+    options = {
+        "TupeForMaskedLM": {"labels": ids.masked_fill(~real, -100)},
+        "TupeForSequenceClassification": {"labels": torch.tensor([0, 1, 1, 0])},
+        "TupeForQuestionAnswering": {"start_positions": answers, "end_positions": answers},
+    }.get(name, {})
+    found = model(ids, attention_mask=mask, output_hidden_states=True, **options)
+    values = {key: x for key, x in found.items() if key not in ("loss", "hidden_states")}
+    values |= {f"hidden {i}": x for i, x in enumerate(found.hidden_states)}
+    texts = [
+        {key: x[row][real[row]] if x.shape[:2] == ids.shape else x[row] for key, x in values.items()}
+        for row in range(len(ids))
+    ]
+    return texts, found.get("loss", torch.zeros(()))
+
+
+HEADS = ["TupeModel", "TupeForMaskedLM", "TupeForSequenceClassification", "TupeForQuestionAnswering"]
+
+
+@pytest.mark.parametrize("cls", CLS)
+@pytest.mark.parametrize("position", [*SCHEMES, "untied+t5", "rope+window:size:4", "shaw+shaw_values"])
+def test_positions_are_counted_from_the_first_real_token(position, cls, exported):
+    """Padding on the left, on both sides and on the right give the same, in every head and on both attention paths,
+    and so do masks that say where it is."""
+    try:
+        check_combination(position, parse(position), cls)
+    except ValueError:
+        pytest.skip("no such combination")
+    config = transformers.AutoConfig.from_pretrained(exported[2], trust_remote_code=True)
+    auto = transformers.AutoModel.from_config(config, trust_remote_code=True)  # which imports the code
+    config.position, config.cls_position = position, cls
+    texts = [[0, 5, 3, 9, 2], [0, 6, 7, 2, 2, 3, 8, 2], [0, 2, 3], [0, 4, 5, 6, 3, 7, 2, 2, 9, 2]]
+    both = [(0, 5), (2, 0), (3, 4), (0, 0)]  # columns of padding on the left and on the right
+
+    def padded(sides):
+        return torch.tensor([[1] * left + text + [1] * right for text, (left, right) in zip(texts, sides, strict=True)])
+
+    right, left = (padded([sides(sum(pair)) for pair in both]) for sides in (lambda n: (0, n), lambda n: (n, 0)))
+    for name in HEADS:
+        torch.manual_seed(0)
+        model = getattr(sys.modules[type(auto).__module__], name)(config).eval()
+        with torch.no_grad():
+            for p in model.parameters():
+                p.add_(0.3 * torch.randn_like(p))
+        for attention in ("sdpa", "eager"):
+            model.config._attn_implementation = attention
+            expected = outputs(model, right)
+            for ids in (left, padded(both)):
+                torch.testing.assert_close(outputs(model, ids), expected, rtol=1e-4, atol=1e-4)
+                hidden = outputs(model, ids.masked_fill(ids == 1, 9), (ids != 1).long())
+                torch.testing.assert_close(hidden[0], expected[0], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("position", ["kerple+urpe", "alibi:learned:True", "fire", "sinusoidal_learned"])
+def test_parameters_without_weight_decay_travel(position, data, tmp_path):
+    """Through loading, which replaces parameters, to Trainer, which gets the optimizer that the page shows."""
+    write_checkpoint(tmp_path / "checkpoint.pt", data, position=position, cls="tied")
+    export(tmp_path / "checkpoint.pt", tmp_path / "out")
+    model = load("AutoModelForSequenceClassification", tmp_path / "out").train()
+    ends = ("log_factor", "inner", "urpe.table", "log_slopes", "log_c", "log_threshold", "log_omega")
+    marked = {name for name, _ in model.named_parameters() if name.endswith(ends)}
+    groups = model.parameter_groups(1.0)
+    assert {name for name, p in model.named_parameters() if any(p is q for q in groups[1]["params"])} == marked != set()
+    pytest.importorskip("accelerate")
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    examples = [{"input_ids": [0, 5, 6, 2], "label": 1}] * 2
+    arguments = transformers.TrainingArguments(str(tmp_path / "run"), max_steps=2, report_to=[], use_cpu=True)
+    optimizer = torch.optim.SGD(model.parameter_groups(1.0), lr=0.1)
+    for p in model.parameters():
+        p.register_hook(torch.zeros_like)  # what changes then is changed by weight decay
+    transformers.Trainer(model, arguments, train_dataset=examples, optimizers=(optimizer, None)).train()
+    same = {name for name, p in model.named_parameters() if torch.equal(p, before[name])}
+    assert marked <= same and len(same) < len(before) and same - marked <= {n for n in before if not before[n].any()}
+
+
+def test_a_hole_in_a_mask_keeps_its_positions(exported):
+    """Also behind padding on the left; and a text of nothing but padding makes no trouble."""
+    _, _, out = exported
+    model, ids = load("AutoModelForMaskedLM", out), torch.tensor([[0, 5, 6, 7, 8, 2, 1, 1], [1] * 8])
+    mask = torch.tensor([[1, 1, 0, 0, 1, 1, 0, 0], [0] * 8])
+    expected = model(ids, attention_mask=mask).logits[0, [0, 1, 4, 5]]
+    shifted = model(ids.roll(2, 1), attention_mask=mask.roll(2, 1)).logits[0, [2, 3, 6, 7]]
+    torch.testing.assert_close(shifted, expected)
+    assert (model(torch.tensor([[0, 5, 8, 2]])).logits[0] - expected).abs().max() > 0.01
+
+
+def test_padding_on_the_left_in_compiled_code(exported):
+    model = load("AutoModelForSequenceClassification", exported[2])
+    ids = torch.tensor([[1, 1, 0, 5, 6, 2], [0, 5, 6, 7, 8, 2]])
+    compiled = torch.compile(model, backend="eager")
+    torch.testing.assert_close(compiled(ids).logits, model(ids).logits)
+
+
+def test_no_labels_and_no_tokens(exported):
+    """A batch without a label has the loss 0, and gradients of 0; without tokens there is nothing to compute."""
+    _, _, out = exported
+    ids = torch.tensor([[0, 5, 6, 2]])
+    for auto, labels in [
+        ("AutoModelForMaskedLM", {"labels": torch.full_like(ids, -100)}),
+        ("AutoModelForSequenceClassification", {"labels": torch.tensor([-100])}),
+        ("AutoModelForQuestionAnswering", dict.fromkeys(["start_positions", "end_positions"], torch.tensor([9]))),
+    ]:
+        model = load(auto, out)
+        loss = model(ids, **labels).loss
+        loss.backward()
+        assert loss == 0 and all(p.grad is None or not p.grad.any() for p in model.parameters())
+    assert load("AutoModel", out)(ids[:, :0]).last_hidden_state.shape == (1, 0, 32)
+    assert load("AutoModelForMaskedLM", out)(ids[:0]).logits.shape[:2] == (0, 4)
+    with pytest.raises(ValueError, match=r"sequences of 0 tokens have no \[CLS\]"):
+        load("AutoModelForSequenceClassification", out)(ids[:, :0])
 
 
 @pytest.mark.parametrize(

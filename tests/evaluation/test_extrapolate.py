@@ -11,6 +11,7 @@ from click.testing import CliRunner
 from helpers import build, make_dictionary, pretrain_arguments, train, write_data
 
 from tupe.evaluation.extrapolate import Loss, command, draw_windows, extrapolation, tabulate, window_losses
+from tupe.offsets import draw_places
 
 N, M = 10, 40
 
@@ -20,10 +21,12 @@ def stream():
     return np.random.default_rng(0).integers(4, 54, 400)
 
 
-def model(position):
+def model(position, **options):
+    torch.manual_seed(0)
     dictionary = make_dictionary()
     dictionary.add_symbol("<mask>")
-    model = build("bert_a_tiny", dictionary, position=position, max_positions=N, encoder_layers=1).eval()
+    options = {"max_positions": N, "encoder_layers": 1, **options}
+    model = build("bert_a_tiny", dictionary, position=position, **options).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
@@ -72,6 +75,27 @@ def test_context_matters_only_where_there_is_attention_to_it(stream):
         extrapolation(model("absolute"), stream, N, [2], 20)
 
 
+def test_drawn_positions(stream):
+    """A model trained with random positions is scored with random ones: the mean over draws of the loss."""
+    ours = model("t5", places="random", max_positions=2 * N)
+    consecutive, drawn = (extrapolation(ours, stream, N, [1, 2, 4], 20, draws=draws) for draws in (0, 3))
+    assert [loss.length for loss in consecutive] == [N, 2 * N, M]
+    assert [loss.length for loss in drawn] == [N, 2 * N]  # more positions than there are cannot be drawn
+    assert consecutive == extrapolation(model("t5", max_positions=2 * N), stream, N, [1, 2, 4], 20)
+    expected, windows = [], draw_windows(stream, N, M, 20, 1)
+    torch.manual_seed(1)
+    for _ in range(3):
+        places = draw_places(N, 2 * N, "random")  # one batch holds all windows
+        ours.encoder.places = lambda tokens, places=places: places
+        expected.append(window_losses(ours, windows, N))
+        del ours.encoder.places
+    assert drawn[0].mean == pytest.approx(np.mean(expected), rel=1e-5) != consecutive[0].mean
+    words = torch.arange(4, 4 + N)[None]
+    assert torch.equal(ours(words)[0], ours(words)[0])  # as ever
+    with pytest.raises(ValueError, match="positions are drawn from 20 positions, fewer than 40"):
+        extrapolation(ours, stream, N, [4], 20, draws=3)
+
+
 def test_table():
     losses = [Loss(8, 5.0, 0.1, 0.0, 0.0), Loss(16, 5.5, 0.1, 0.5, 0.05)]
     assert tabulate({"t5": losses, "absolute": losses[:1]}, [8, 16]).splitlines() == [
@@ -94,5 +118,15 @@ def test_command(tmp_path):
     content = json.loads((tmp_path / "out/extrapolation.json").read_text())
     assert [loss["length"] for loss in content["models"]["T5"]] == [12, 48]
     assert (tmp_path / "out/extrapolation.png").stat().st_size > 1000
+    assert content["positions"] == {} and "scored with" not in result.output
+    options[-1:] = ["--position=alibi", "--places=random", "--max-positions=24"]
+    train(pretrain_arguments(data, tmp_path / "random", *options, arch="bert_a_tiny"))
+    words[0] = f"ALiBi={tmp_path}/random/checkpoint_last.pt"
+    result = CliRunner().invoke(command, [*words, "--length=12", "--draws=3"])
+    assert result.exit_code == 0, result.output
+    assert "- ALiBi: scored with random positions of 24, as trained: 3 draws; `alibi`: " in result.output
+    rows = [line.split(" | ") for line in result.output.splitlines() if line.startswith("| ALiBi")]
+    assert [row[0] for row in rows] == ["| ALiBi", "| ALiBi, positions 0, 1, 2, ..."]
+    assert rows[0][2].startswith("–") and not rows[1][2].startswith("–") and rows[0][1] != rows[1][1]
     result = CliRunner().invoke(command, [*words[:1], "--multiples=1,1", f"--output={tmp_path}/out"])
     assert result.exit_code == 2 and "different whole numbers" in result.output

@@ -1,6 +1,7 @@
 """`adamw_fused` against fairseq's `adam`: the same numbers, also when one continues a checkpoint of the other."""
 
 import copy
+import pickle
 
 import pytest
 import torch
@@ -14,6 +15,8 @@ from omegaconf import OmegaConf
 
 import tupe.plugin  # noqa: F401
 from tupe.plugin.optim import AdamW, FusedAdamW, FusedAdamWConfig, takes_rows
+from tupe.positions import parameter_groups
+from tupe.schemes import SCHEMES
 
 SETTINGS = {"adam_betas": "(0.9, 0.98)", "adam_eps": 1e-6, "weight_decay": 0.01, "lr": [0.01], "tpu": False}
 
@@ -318,6 +321,79 @@ def test_learned_frequencies_have_no_weight_decay(name, precision):
         assert same == FREQUENCIES
         for key in FREQUENCIES:  # steps of the learning rate in log omega: every frequency moves by its own share
             assert 0 < without[key].abs().max() <= 5 * 0.01 * 1.5
+
+
+def test_groups_of_parameters():
+    """One function for every optimizer and every model, whoever has copied or loaded it since."""
+    model = build_model("bert_a_tiny", position="fire+kerple+alibi:layer:learned:True+urpe+rope:learned:True")
+    ends = ("log_c", "log_threshold", "log_factor", "inner", "log_slopes", "urpe.table", "log_omega")
+    marked = {name for name, _ in model.named_parameters() if name.endswith(ends)}
+    assert len(marked) == 8  # log_slopes twice
+    other = copy.deepcopy(model)
+    for module in list(other.modules()):  # as loaders of weights do
+        for name, p in module.named_parameters(recurse=False):
+            setattr(module, name, torch.nn.Parameter(p.detach().clone()))
+    for copied in (model, copy.deepcopy(model), pickle.loads(pickle.dumps(model.encoder)), other):
+        names = {p: name for name, p in copied.named_parameters()}
+        groups = parameter_groups(copied.parameters(), 0.1)
+        torch.optim.SGD(groups, lr=0.1)
+        assert [group["weight_decay"] for group in groups] == [0.1, 0.0]
+        assert {names[p].removeprefix("encoder.") for p in groups[1]["params"]} == {
+            name.removeprefix("encoder.") for name in marked
+        }
+        assert len(groups[0]["params"]) == len(names) - len(marked)
+    assert len(parameter_groups(build_model("bert_a_tiny", position="t5").parameters(), 0.1)) == 1
+
+
+@pytest.mark.parametrize("name", ["adam", "adamw_fused"])
+def test_a_state_from_before_a_parameter_was_marked(name):
+    """Its one group becomes two: every parameter keeps its own moments."""
+    config = OmegaConf.structured(FairseqConfig)
+    config.optimizer = {"_name": name, **SETTINGS}
+    model = build_model("bert_a_tiny", position="urpe+t5")
+
+    def advance_all(optimizer, steps):
+        for step in steps:
+            generator = torch.Generator().manual_seed(step)
+            for p in model.parameters():
+                p.grad = torch.randn(p.shape, generator=generator)
+            optimizer.step()
+
+    table = model.encoder.positions["urpe"].table
+    mark = vars(table).pop("optim_overrides")
+    old = optim.build_optimizer(config.optimizer, list(model.parameters()))
+    advance_all(old, range(2))
+    state = copy.deepcopy(old.state_dict())
+    assert len(state["param_groups"]) == 1
+    table.optim_overrides = mark
+    new = optim.build_optimizer(config.optimizer, list(model.parameters()))
+    new.load_state_dict(state)
+    assert [group["weight_decay"] for group in new.param_groups] == [0.01, 0.0]
+    for p in model.parameters():
+        for moment in ("exp_avg", "exp_avg_sq"):
+            assert torch.equal(new.optimizer.state[p][moment], old.optimizer.state[p][moment])
+    advance_all(new, range(2, 4))
+
+
+def test_resuming_after_the_registry_has_changed(tmp_path):
+    """The schemes keep the checkpoint's order, in which the optimizer's state counts parameters: twice."""
+    data, order = write_data(tmp_path / "data"), dict(SCHEMES)
+
+    def run(folder, *more):
+        words = ["--position=shaw+deberta_shared", "--num-workers=0", "--save-interval-updates=2", *more]
+        return train(pretrain_arguments(data, tmp_path / folder, *words, arch="bert_a_tiny"))
+
+    try:
+        whole = run("whole", "--max-update=6", "--keep-interval-updates=-1")
+        for name in list(SCHEMES)[::-1]:
+            SCHEMES[name] = SCHEMES.pop(name)
+        first = f"--restore-file={tmp_path}/whole/checkpoint_1_2.pt"
+        resumed = run("resumed", "--max-update=4", first)
+        assert resumed == whole[2:4]
+        assert run("resumed", "--max-update=6") == whole[4:]
+    finally:
+        SCHEMES.clear()
+        SCHEMES.update(order)
 
 
 def test_training_with_learned_frequencies_resumes_exactly(tmp_path):

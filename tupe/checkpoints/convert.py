@@ -25,6 +25,7 @@ from ..encoder import LMHead, names_in
 from ..options import FILE, Command
 from ..plugin.model import NAMES
 from ..plugin.pretrained import MASK, check_dictionary, load_dictionary
+from ..positions import canonical, same_position
 from ..safe_load import load_safely, read_checkpoint
 from .export import weights_from_export
 from .files import configuration, new_checkpoint, save_atomically
@@ -37,8 +38,9 @@ logger = logging.getLogger(__name__)
 
 def architecture_of(options: dict) -> str:
     """The named architecture with these model options: position, [CLS] and size."""
-    kind = (options["position"], options["cls"])
-    name = next((name for name, preset in ARCHITECTURES.items() if preset == kind), "tupe_r")
+    kind = (canonical(options["position"]), options["cls"])
+    presets = {name: (canonical(position), cls) for name, (position, cls) in ARCHITECTURES.items()}
+    name = next((name for name, preset in presets.items() if preset == kind), "tupe_r")
     sizes = tuple(options[NAMES[option]] for option in ("layers", "width", "heads", "ffn"))
     return with_size(name, next((size for size, preset in SIZES.items() if preset == sizes), "base"))
 
@@ -227,7 +229,8 @@ def to_released(path: str | Path, dictionary_file: str | Path) -> dict:
     model = checkpoint["cfg"]["model"]
     kind = {key: model[key] for key in ("position", "cls", "layer", "normaliser", "layer_norm_eps")}
     possible = {"cls": "untied", "layer": "transformer", "normaliser": "softmax", "layer_norm_eps": 1e-5}
-    if kind["position"] not in ("untied", "untied+t5") or any(kind[key] != value for key, value in possible.items()):
+    relative = same_position(kind["position"], "untied+t5")
+    if not (relative or kind["position"] == "untied") or any(kind[key] != value for key, value in possible.items()):
         raise ValueError(f"the released code has TUPE-A and TUPE-R only, not {kind}")
     if model["_name"].startswith("electra"):
         raise ValueError("the released code has no ELECTRA")
@@ -238,7 +241,7 @@ def to_released(path: str | Path, dictionary_file: str | Path) -> dict:
     args = argparse.Namespace(
         **options, arch=f"bert_{size}", task="masked_lm", criterion="masked_lm", data=".", tokens_per_sample=tokens,
         activation_fn="gelu", encoder_normalize_before=False, embedding_normalize=True,
-        rel_pos=kind["position"] == "untied+t5", mask_prob=0.15, leave_unmasked_prob=0.1, random_token_prob=0.1,
+        rel_pos=relative, mask_prob=0.15, leave_unmasked_prob=0.1, random_token_prob=0.1,
         mask_whole_words=False, sample_break_mode="complete", seed=checkpoint["cfg"]["common"]["seed"],
     )  # fmt: skip
     history = {"criterion_name": "", "optimizer_name": "", "lr_scheduler_state": {}, "num_updates": 0}

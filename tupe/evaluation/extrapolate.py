@@ -3,12 +3,17 @@
 One draw of masks on a long window of running text serves all lengths: the scored tokens are the masked ones of its
 middle, and a shorter length cuts context, with its masks, from both ends. So the lengths differ in context alone.
 
+A model that was trained with random positions is scored with random ones, as its authors do (Ruoss et al., 2023), and
+beside that with 0, 1, 2, ..., of which its training hardly had any.
+
 L sequence length, M the longest L, n the length of the training, W number of windows.
 """
 
 import json
 import math
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -18,6 +23,7 @@ import torch
 import torch.nn.functional as F
 from matplotlib.figure import Figure
 
+from ..encoder import Encoder
 from ..options import FOLDER, Command, ListOf, output, seed
 from ..plotting import curves, legend, save, style
 from ..plugin.model import TupeModel
@@ -91,22 +97,39 @@ def window_losses(model: TupeModel, windows: Windows, length: int, batch_tokens:
     return torch.cat(losses).numpy()
 
 
+@contextmanager
+def drawn_positions(encoder: Encoder, seed: int) -> Iterator[None]:
+    """Inside, the encoder draws positions for each batch, as in its training, from this seed."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        encoder.draws_in_evaluation = True
+        try:
+            yield
+        finally:
+            encoder.draws_in_evaluation = False
+
+
 def extrapolation(
-    model: TupeModel, stream: np.ndarray, trained: int, multiples: list[int], windows: int, seed: int = 1
-) -> list[Loss]:
-    """The loss at each multiple of the training length that the model can compute, the shortest first. Raises
-    ValueError for too little text, or no length that can be computed."""
+    model: TupeModel, stream: np.ndarray, trained: int, multiples: list[int], windows: int, seed: int = 1,
+    draws: int = 0,
+) -> list[Loss]:  # fmt: skip
+    """The loss at each multiple of the training length that the model can compute, the shortest first; with positions
+    0, 1, 2, ..., or the mean over so many draws of positions. Raises ValueError for too little text, or no length that
+    can be computed."""
     lengths = [multiple * trained for multiple in sorted(multiples)]
     limited = limited_schemes(model.encoder.positions.name)
-    possible = [length for length in lengths if not limited or length <= model.max_positions()]
+    possible = [length for length in lengths if not (limited or draws) or length <= model.max_positions()]
     if not possible:
-        raise ValueError(
-            f"{' and '.join(limited)} has vectors for {model.max_positions()} positions, fewer than {lengths[0]}"
-        )
+        what = f"{' and '.join(limited)} has vectors for" if limited else "positions are drawn from"
+        raise ValueError(f"{what} {model.max_positions()} positions, fewer than {lengths[0]}")
     drawn = draw_windows(stream, trained, lengths[-1], windows, seed)  # for all models alike
     by_length, shortest = [], None
     for length in possible:
-        losses = window_losses(model, drawn, length)
+        if draws:
+            with drawn_positions(model.encoder, seed):
+                losses = np.mean([window_losses(model, drawn, length) for _ in range(draws)], axis=0)
+        else:
+            losses = window_losses(model, drawn, length)
         shortest = losses if shortest is None else shortest
         change = losses - shortest
         error, change_error = (x.std(ddof=1) / math.sqrt(len(x)) for x in (losses, change))
@@ -136,33 +159,44 @@ def draw(results: dict[str, list[Loss]], title: str = "") -> Figure:
 @click.option("--multiples", type=ListOf(int), default="1,2,4,8,16", show_default=True, help="of the training length")
 @click.option("--length", type=click.IntRange(4), help="training length (default: the first model's max_positions)")
 @click.option("--windows", type=click.IntRange(2), default=200, show_default=True, help="stretches of text to score")
+@click.option("--draws", type=click.IntRange(1), default=8, show_default=True,
+              help="of positions, for models trained with random or shifted ones")  # fmt: skip
 @output("folder of the results: extrapolation.json, .md and .png")
 @seed(help="of the masks")
-def command(checkpoints, data, multiples, length, windows, output, seed):
+def command(checkpoints, data, multiples, length, windows, draws, output, seed):
     """Masked-LM loss on longer sequences than in training, the same tokens scored at every length.
+
+    A model trained with random or shifted positions is scored as it was trained, over several draws of them, and has a
+    second row with positions 0, 1, 2, ...
 
     \b
     tupe extrapolate T5=runs/t5/checkpoint_last.pt ALiBi=runs/alibi/checkpoint_last.pt --output extrapolation
     """
     if min(multiples) < 1 or len(set(multiples)) < len(multiples):
         raise ValueError(f"--multiples {multiples}: valid are different whole numbers from 1 on")
-    results, beyond = {}, {}
+    results, beyond, scored = {}, {}, {}
     for label, path in labelled(checkpoints).items():
         model, task = load_model(path, data)
         length = length or model.max_positions()
         longest = max(multiples) * length
         stream = text_block(task, sys.maxsize).numpy()[1:]  # all of the split, over which windows are spread
-        results[label] = extrapolation(model, stream, length, multiples, windows, seed)
-        drawn = model.encoder.config.places != "consecutive"
-        beyond[label] = beyond_training(model.encoder.positions, model.max_positions() if drawn else length)
+        places, row = model.encoder.config.places, label
+        if places != "consecutive":
+            results[label] = extrapolation(model, stream, length, multiples, windows, seed, draws)
+            scored[label] = f"scored with {places} positions of {model.max_positions()}, as trained: {draws} draws"
+            row = f"{label}, positions 0, 1, 2, ..."
+        results[row] = extrapolation(model, stream, length, multiples, windows, seed)
+        beyond[label] = beyond_training(model.encoder.positions, model.max_positions() if label in scored else length)
     output.mkdir(parents=True, exist_ok=True)
     content = {"windows": windows, "masked": MASKED, "seed": seed}
-    content["beyond_training"] = beyond
+    content["positions"], content["beyond_training"] = scored, beyond
     content["models"] = {label: [asdict(loss) for loss in losses] for label, losses in results.items()}
     write_atomically(output / "extrapolation.json", json.dumps(content, indent=1) + "\n")
     table = tabulate(results, [multiple * length for multiple in sorted(multiples)])
+    notes = {label: [scored[label]] if label in scored else [] for label in beyond}
     if longest > length:
-        table += "".join(f"\n- {label}: {'; '.join(lines)}" for label, lines in beyond.items() if lines) + "\n"
+        notes = {label: lines + beyond[label] for label, lines in notes.items()}
+    table += "".join(f"\n- {label}: {'; '.join(lines)}" for label, lines in notes.items() if lines) + "\n"
     (output / "extrapolation.md").write_text(table, encoding="utf-8")
     save(draw(results), Path(output) / "extrapolation.png")
     click.echo(table)

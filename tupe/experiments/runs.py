@@ -116,6 +116,7 @@ class Collection:
     failed: list = field(default_factory=list)
     missing: list = field(default_factory=list)
     left_out: list = field(default_factory=list)
+    spellings: dict = field(default_factory=dict)  # of variants
 
     def models(self) -> list:
         """The models with finished runs, in order."""
@@ -157,8 +158,10 @@ def _add_run(collection, folder):
             collection.failed.append((folder, content.failure["reason"]))
         if content.started_at is None or not content.metrics:
             return  # the failure of a process that could not begin, or a pre-training
+        # Runs of one model have one name, the first one's, whatever the order of schemes was at their time.
+        variant = collection.spellings.setdefault(record.alphabetical(content.variant), content.variant)
         model = Model(
-            content.architecture, content.pretrained_updates, content.pretrained, content.variant,
+            content.architecture, content.pretrained_updates, content.pretrained, variant,
             settings=settings_text(settings_of(content)),
         )  # fmt: skip
         run = Run(model, content, folder)

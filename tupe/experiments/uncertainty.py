@@ -157,7 +157,10 @@ def pretraining_of(model: Model) -> tuple[tuple, int]:
         content = record.read(Path(model.checkpoint).parent)
     except ValueError:
         content = None
-    if not content or content.metrics or (content.architecture, content.variant) != (model.architecture, model.variant):
+    alphabetical = record.alphabetical
+    if not content or content.metrics or content.architecture != model.architecture:
+        return (model,), 0
+    if alphabetical(content.variant) != alphabetical(model.variant):
         return (model,), 0
     shared = (
         model.architecture, model.variant, model.updates, model.settings, content.task, content.lr,

@@ -5,6 +5,7 @@ import math
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,6 +16,7 @@ from fairseq.optim.adam import FairseqAdamConfig
 from omegaconf import DictConfig
 from torch import Tensor
 
+from ..positions import is_spared, parameter_groups
 from .start import choose_precision
 
 MOMENTS = ("exp_avg", "exp_avg_sq")  # as PyTorch and fairseq call them in an optimizer's state
@@ -254,11 +256,6 @@ def amp_step(optimizer: AMPOptimizer) -> None:
 AMPOptimizer.step = amp_step
 
 
-def spared(parameter: torch.Tensor) -> bool:
-    """Whether a parameter is marked as one without weight decay, see `positions.undecayed`."""
-    return getattr(parameter, "optim_overrides", {}).get("optimizer", {}).get("weight_decay_scale") == 0
-
-
 def load_state_dict(
     self: FairseqOptimizer,
     state_dict: dict,
@@ -266,10 +263,25 @@ def load_state_dict(
     load: Callable = FairseqOptimizer.load_state_dict,
 ) -> None:
     """As `FairseqOptimizer.load_state_dict`, whose overrides would give marked parameters the weight decay of all."""
-    load(self, state_dict, optimizer_overrides)
+    load(self, regrouped(state_dict, self), optimizer_overrides)
     for group in self.param_groups:
-        if all(map(spared, group["params"])):
+        if all(map(is_spared, group["params"])):
             group["weight_decay"] = 0.0
+
+
+def regrouped(state_dict: dict, optimizer: FairseqOptimizer) -> dict:
+    """The state in the groups of the optimizer: it has one group, if it was saved before a scheme marked parameters."""
+    saved, groups = state_dict["param_groups"], optimizer.param_groups
+    number = {id(parameter): i for i, parameter in enumerate(getattr(optimizer, "in_order", ()))}
+    if len(saved) == len(groups) or [group["params"] for group in saved] != [list(range(len(number)))]:
+        return state_dict
+    order = [number[id(parameter)] for group in groups for parameter in group["params"]]
+    state = {new: state_dict["state"][old] for new, old in enumerate(order) if old in state_dict["state"]}
+    new = iter(range(len(order)))
+    return {
+        "state": state,
+        "param_groups": [{**saved[0], "params": list(islice(new, len(group["params"])))} for group in groups],
+    }
 
 
 FairseqOptimizer.load_state_dict = load_state_dict
@@ -282,11 +294,12 @@ def build_optimizer(
     parameters form a second group, without weight decay. A model without any has one group, and states as ever."""
     params = list(params)
     optimizer = build(cfg, params, *args, **options)
-    marked = [parameter for parameter in params if spared(parameter)]
-    if marked and cfg._name != "composite":
+    if cfg._name != "composite":
         first = optimizer.optimizer.param_groups[0]
-        first["params"] = [parameter for parameter in first["params"] if not spared(parameter)]
-        optimizer.optimizer.add_param_group({"params": marked, "weight_decay": 0.0})
+        decayed, *spared = parameter_groups(first["params"], first.get("weight_decay", 0.0))
+        optimizer.in_order, first["params"] = first["params"], decayed["params"]
+        for group in spared:
+            optimizer.optimizer.add_param_group(group)
     return optimizer
 
 
@@ -296,7 +309,7 @@ def build_fp16_optimizer(
     """As `FP16Optimizer.build_optimizer`, whose one vector of all parameters could have one weight decay only."""
     choose_precision(cfg)  # for fairseq's own tasks; too late to change it
     params = list(params)
-    if any(map(spared, params)):
+    if any(map(is_spared, params)):
         cfg.common.fp16_no_flatten_grads = True
     return build(cls, cfg, params, **options)
 
@@ -312,7 +325,7 @@ def build_fp32_params(
     copies = build(cls, args, params, flatten)
     if not flatten:
         for parameter, copy in zip(params, copies, strict=True):
-            if spared(parameter):
+            if is_spared(parameter):
                 copy.optim_overrides = parameter.optim_overrides
     return copies
 

@@ -108,8 +108,8 @@ def structure(model_cfg: Mapping) -> dict:
 def variant(model_cfg: Mapping) -> str:
     """How a model differs from the preset of its architecture: "", or "position sinusoidal, ..."."""
     preset = models.MODEL_DATACLASS_REGISTRY[model_cfg["_name"]]()
-    own = structure(model_cfg)
-    return ", ".join(f"{key} {own[key]}" for key in sorted(own) if str(own[key]) != str(getattr(preset, key)))
+    own, plain = structure(model_cfg), structure(vars(preset))
+    return ", ".join(f"{key} {own[key]}" for key in sorted(own) if str(own[key]) != str(plain[key]))
 
 
 FROM_CHECKPOINT = "from_checkpoint"
