@@ -8,6 +8,7 @@ import re
 import pytest
 import torch
 from helpers import never_pack, scramble
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tupe import kernels, positions
 from tupe.attention import NORMALISERS
@@ -736,6 +737,8 @@ def test_a_wrong_number_of_real_tokens_is_refused():
     for n_real in (7, 13, 18):
         with pytest.raises(ValueError, match=f"n_real={n_real}: the batch has 14 tokens beside padding"):
             model(batch, n_real=n_real)
+    with FakeTensorMode(allow_non_fake_inputs=True):  # which has no numbers to count
+        assert model(batch, n_real=18)[0].shape == (B, L, 16)
 
 
 @pytest.mark.parametrize("path", ["auto", "plain"])

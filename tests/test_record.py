@@ -40,6 +40,10 @@ def test_what_tells_two_runs_apart():
     }  # fmt: skip
     scratch = {"pretrained": None, "metrics": []}
     assert some_run(**scratch).differences(some_run(**scratch, length={"max_update": 9})) == {}
+    # after the classes of a position file have changed their order
+    one, same, other = (f"cls zero, position {name}, segments learned" for name in ("aa+bb:x:1", "bb:x:1+aa", "aa+bb"))
+    assert some_run(variant=one).differences(some_run(variant=same)) == {}
+    assert some_run(variant=one).differences(some_run(variant=other)) == {"variant": (one, other)}
 
 
 def test_electras_loss_is_not_that_of_a_masked_language_model():

@@ -282,12 +282,12 @@ class Encoder(nn.Module):
         """Where the real tokens of [B, L] are. n_real: their number; without it the encoder counts, and waits for the
         GPU. On a CPU it always counts, and raises ValueError for another number: real tokens would be taken for
         padding."""
-        compiling = torch.compiler.is_compiling()  # such code does without
-        counts = not compiling and (n_real is None or tokens.device.type == "cpu")
-        if n_real == tokens.numel() and not counts:
+        on_cpu = tokens.device.type == "cpu"
+        if n_real == tokens.numel() and not on_cpu:
             return NO_PADDING
         real = tokens.ne(self.pad)
-        if counts:
+        has_values = on_cpu and type(real) is Tensor  # and is no fake one
+        if not torch.compiler.is_compiling() and (n_real is None or has_values):  # compiled code does without
             counted = int(real.sum())
             if n_real not in (None, counted):
                 raise ValueError(f"n_real={n_real}: the batch has {counted} tokens beside padding")

@@ -2,12 +2,16 @@
 
 import pytest
 import torch
+from fairseq import models
 from helpers import CONFIGS, PLUGIN, finetune, load, train
 
+from tupe import positions
+from tupe.checkpoints.convert import architecture_of
 from tupe.plugin.electra import ElectraConfig
 from tupe.plugin.launch import fairseq_arguments
 from tupe.plugin.model import FREE, TupeModel
-from tupe.plugin.pretrained import FromCheckpointConfig, structure
+from tupe.plugin.pretrained import FromCheckpointConfig, structure, variant
+from tupe.schemes import SCHEMES
 
 
 def test_every_model_option_is_either_structure_or_free():
@@ -20,6 +24,17 @@ def test_every_model_option_is_either_structure_or_free():
     assert set(FREE) <= fields
     free = {key for key in FromCheckpointConfig.__dataclass_fields__ if not key.startswith("_")}
     assert free == set(FREE) - {"max_positions"}
+
+
+def test_the_order_of_the_registry_makes_no_variant(monkeypatch):
+    config = vars(models.MODEL_DATACLASS_REGISTRY["tupe_r"]()) | {"_name": "tupe_r", "cls": "zero"}
+    assert variant(config) == "cls zero" and architecture_of({**config, "cls": "untied"}) == "tupe_r"
+    order = sorted(SCHEMES.items(), reverse=True)  # t5 before untied, too
+    monkeypatch.setattr(positions, "SCHEMES", dict(sorted(order, key=lambda item: item[0] != "t5")))
+    assert positions.canonical("untied+t5") == "t5+untied" == positions.canonical("t5+untied")
+    assert variant(config) == variant({**config, "position": "t5+untied"}) == "cls zero"
+    assert variant({**config, "position": "t5"}) == "cls zero, position t5"
+    assert architecture_of({**config, "position": "absolute+t5", "cls": "tied"}) == "bert_r"
 
 
 @pytest.mark.parametrize("launcher", ["options", "recipe"])
