@@ -17,6 +17,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 from helpers import never_pack
+from test_house import BLOCK, run
 
 from tupe.architectures import ARCHITECTURES, ELECTRA
 from tupe.attention import NORMALISERS
@@ -682,6 +683,34 @@ def test_what_cannot_be_exported_is_said(exported, data, tmp_path):
     export(tmp_path / "two.pt", tmp_path / "out_b", data, head="b")
     config = load("AutoModelForSequenceClassification", tmp_path / "out_b").config
     assert (config.num_labels, config.classifier_name) == (3, "b")
+
+
+def test_an_export_has_the_code_as_it_is_and_runs_where_this_package_is_not(exported, tmp_path):
+    model, _, folder = exported
+    for file in folder.glob("*.py"):
+        assert file.read_bytes() == (ROOT / "tupe" / file.name).read_bytes()
+    tokens, real = batch(model)
+    torch.save({"tokens": tokens, "mask": real.long()}, tmp_path / "given.pt")
+    script = """
+import os, sys
+os.environ["HF_MODULES_CACHE"] = "cache"
+import torch, transformers
+given = torch.load("given.pt", weights_only=True)
+lm = transformers.AutoModelForMaskedLM.from_pretrained(sys.argv[1], trust_remote_code=True).eval()
+tokenizer = transformers.AutoTokenizer.from_pretrained(sys.argv[1], trust_remote_code=True)
+with torch.no_grad():
+    torch.save({"logits": lm(given["tokens"], attention_mask=given["mask"]).logits}, "found.pt")
+"""
+    run(BLOCK.format(names=["tupe", "fairseq"]) + script, folder, cwd=tmp_path)
+    with torch.no_grad():
+        same(torch.load(tmp_path / "found.pt", weights_only=True)["logits"], model(tokens)[0], real)
+
+
+def test_without_code_there_is_none(exported, data, tmp_path):
+    export(exported[1], tmp_path / "out", data, code=False)
+    assert not list((tmp_path / "out").glob("*.py"))
+    assert not any("auto_map" in path.read_text() for path in (tmp_path / "out").glob("*.json"))
+    assert (tmp_path / "out/model.safetensors").read_bytes() == (exported[2] / "model.safetensors").read_bytes()
 
 
 IN_ANOTHER_ENVIRONMENT = """

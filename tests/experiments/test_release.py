@@ -20,7 +20,9 @@ from tupe.experiments.release import card, command
 transformers = pytest.importorskip("transformers")
 ROOT = Path(__file__).resolve().parents[2]
 MODELS = ROOT / "models"
-pytestmark = pytest.mark.usefixtures("own_module_cache")
+
+from tupe.modeling_tupe import TupeForMaskedLM  # noqa: E402  (needs transformers)
+from tupe.tokenization_tupe import TupeTokenizer  # noqa: E402
 
 
 @pytest.fixture
@@ -43,7 +45,8 @@ def run(place, data, name="main/tupe_r/mini_5000_lr0.0005_seed1"):
 def test_the_folder_computes_what_the_weights_do(place, vocabulary, pretrained):
     result = run(place, vocabulary)
     assert result.exit_code == 0, result.output
-    theirs = transformers.AutoModelForMaskedLM.from_pretrained(place / "out", trust_remote_code=True).eval()
+    assert not list((place / "out").glob("*.py"))
+    theirs = TupeForMaskedLM.from_pretrained(place / "out").eval()
     assert {weight.dtype for weight in theirs.parameters()} == {torch.float32}
     model, _ = load_model(pretrained, vocabulary)
     ids = torch.tensor([[0, *range(5, 17), 2]])
@@ -76,10 +79,9 @@ class TestReleased:
         assert text == expected.replace(f", tupe {__version__}. ", f", tupe {version}. ")
         assert folder.name == f"{trial.model}_{trial.size}"
 
-    def test_they_are_small_and_compute_what_this_package_computes_from_their_weights(self, folder, tmp_path):
-        """The code that travels with them may be older than the package."""
-        assert sum(path.stat().st_size for path in folder.iterdir()) < 12e6
-        theirs = transformers.AutoModelForMaskedLM.from_pretrained(folder, trust_remote_code=True).eval()
+    def test_they_are_small_and_compute_what_fairseqs_model_computes_from_their_weights(self, folder, tmp_path):
+        assert sum(path.stat().st_size for path in folder.iterdir()) < 12e6 and not list(folder.glob("*.py"))
+        theirs = TupeForMaskedLM.from_pretrained(folder).eval()
         convert(folder, "tupe", None, tmp_path)
         ours, _ = load_model(tmp_path / "checkpoint.pt", tmp_path)
         ids = torch.randint(5, 8000, (3, 40), generator=torch.Generator().manual_seed(1))
@@ -88,5 +90,6 @@ class TestReleased:
             torch.testing.assert_close(theirs(ids).logits, ours(ids)[0], rtol=0, atol=1e-4)
 
     def test_they_fill_a_mask(self, folder):
-        fill = transformers.pipeline("fill-mask", str(folder), trust_remote_code=True)
+        parts = {"model": TupeForMaskedLM.from_pretrained(folder), "tokenizer": TupeTokenizer.from_pretrained(folder)}
+        fill = transformers.pipeline("fill-mask", **parts)
         assert "window" in {answer["token_str"].strip("▁ ") for answer in fill("she looked out of the <mask> .")}

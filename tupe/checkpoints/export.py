@@ -1,8 +1,8 @@
-"""Checkpoint -> folder that the transformers library loads without fairseq and without this package, and back."""
+"""Checkpoint -> folder that the transformers library loads without fairseq, and back. With the model's code, which is
+the files of this package's root, it is loaded without this package too."""
 
 import json
 import logging
-import re
 import shutil
 from pathlib import Path
 
@@ -20,8 +20,11 @@ from ..text import TextEncoder
 
 logger = logging.getLogger(__name__)
 SCHEMES_MODULE = f"{__name__.partition('.')[0]}.schemes"  # `_bias` and so on: the families
-HERE = Path(__file__).parent / "hf"
-CORE = HERE.parents[1]  # the modelling code imports these files of the package
+ROOT = Path(__file__).parents[1]
+INFRASTRUCTURE = {  # of the package's root, which is else the model
+    "__init__", "__main__", "allocator", "architectures", "catalogue", "cli", "hf", "limits", "options", "plotting",
+    "prepared", "processes", "record", "safe_load", "tables", "train",
+}  # fmt: skip
 # model class of the export -> its auto class in transformers
 AUTO = {
     "TupeModel": "AutoModel",
@@ -35,12 +38,14 @@ HEAD = "classification_heads."
 
 
 def export(
-    checkpoint_file: str | Path, output: str | Path, data: str | Path | None = None, head: str | None = None
-) -> None:
-    """Write config.json, model.safetensors, the tokeniser's files, the code and a model card into the folder `output`.
+    checkpoint_file: str | Path, output: str | Path, data: str | Path | None = None, head: str | None = None,
+    code: bool = True,
+) -> None:  # fmt: skip
+    """Write config.json, model.safetensors, the tokeniser's files, a model card and the code into the folder `output`.
 
     data: folder with dict.txt and the model or codes of the pieces, without which no tokeniser is exported (default:
     the folder of the checkpoint). head: the classification head that becomes the classifier, if there are several.
+    code: without it, the folder is loaded where this package is installed (`import tupe.hf`).
     Raises ValueError for a checkpoint that cannot be exported, another model's dictionary, or a folder that has a
     model already.
     """
@@ -72,12 +77,14 @@ def export(
     has_lm = "lm_head.bias" in weights
     classes = {name: auto for name, auto in AUTO.items() if has_lm or name != "TupeForMaskedLM"}
     config["architectures"] = ["TupeForMaskedLM" if has_lm else "TupeModel"]
-    config["auto_map"] = {auto: f"modeling_tupe.{name}" for name, auto in classes.items()}
-    config["auto_map"]["AutoConfig"] = "configuration_tupe.TupeConfig"
+    if code:
+        config["auto_map"] = {auto: f"modeling_tupe.{name}" for name, auto in classes.items()}
+        config["auto_map"]["AutoConfig"] = "configuration_tupe.TupeConfig"
     card = model_card(state, Path(checkpoint_file).parent, data)
     output.mkdir(parents=True, exist_ok=True)
-    copy_code(output)
-    export_tokenizer(data, output, config["max_position_embeddings"])
+    if code:
+        copy_code(output)
+    export_tokenizer(data, output, config["max_position_embeddings"], code)
     save_file(
         {key: value.contiguous() for key, value in weights.items()}, output / "model.safetensors", {"format": "pt"}
     )
@@ -186,20 +193,13 @@ def hugging_face_weights(model: dict, head: str | None) -> dict:
 
 
 def copy_code(output: Path) -> None:
-    """Copy the modelling code and the files of this package that it imports, unchanged."""
-    to_copy = sorted(HERE.glob("*_tupe.py"))
-    copied = set()
-    while to_copy:
-        file = to_copy.pop()
-        copied.add(file.name)
-        shutil.copyfile(file, output / file.name)
-        for name in re.findall(r"^from \.(\w+) import", file.read_text(encoding="utf-8"), re.MULTILINE):
-            if f"{name}.py" not in copied:
-                folder = HERE if (HERE / f"{name}.py").exists() else CORE
-                to_copy.append(folder / f"{name}.py")
+    """Copy the files of the model, as they are."""
+    for file in ROOT.glob("*.py"):
+        if file.stem not in INFRASTRUCTURE:
+            shutil.copyfile(file, output / file.name)
 
 
-def export_tokenizer(data: Path, output: Path, max_positions: int) -> None:
+def export_tokenizer(data: Path, output: Path, max_positions: int, code: bool = True) -> None:
     """Copy the text encoder's files, if there are pieces, and write tokenizer_config.json."""
     files = [data / name for name in TextEncoder.FILES if (data / name).is_file()]
     for file in files:
@@ -213,7 +213,7 @@ def export_tokenizer(data: Path, output: Path, max_positions: int) -> None:
         return
     settings = {
         "tokenizer_class": "TupeTokenizer",
-        "auto_map": {"AutoTokenizer": ["tokenization_tupe.TupeTokenizer", None]},
+        **({"auto_map": {"AutoTokenizer": ["tokenization_tupe.TupeTokenizer", None]}} if code else {}),
         "model_max_length": max_positions,
         "clean_up_tokenization_spaces": False,
     }
@@ -243,14 +243,20 @@ def weights_from_export(config: dict, weights: dict) -> tuple[dict, dict]:
 @choices.output("folder to write")
 @click.option("--data", type=FOLDER, help="folder of dict.txt and sentencepiece.bpe.model (default: the checkpoint's)")
 @click.option("--head", help="classification head to export, if there are several")
-def command(checkpoint, output, data, head):
-    """Write a folder that the transformers library loads without fairseq and without this project.
+@click.option("--code/--no-code", default=True, show_default=True, help="copy the model's code into the folder")
+def command(checkpoint, output, data, head, code):
+    """Write a folder that the transformers library loads without fairseq; with the code in it, also without this
+    project.
 
     \b
     tupe checkpoint export --checkpoint checkpoint_last.pt --output OUT
     python -c "from transformers import AutoModel; AutoModel.from_pretrained('OUT', trust_remote_code=True)"
 
+    \b
+    tupe checkpoint export --checkpoint checkpoint_last.pt --output OUT --no-code
+    python -c "import tupe.hf; from transformers import AutoModel; AutoModel.from_pretrained('OUT')"
+
     Back: tupe checkpoint convert --from OUT --output DIR
     """
-    export(checkpoint, output, data, head)
+    export(checkpoint, output, data, head, code)
     click.echo(f"wrote {output}")

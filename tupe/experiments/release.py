@@ -66,7 +66,7 @@ def command(runs, run, evidence, data, output):
     weights = trial.folder(runs) / "model.pt"
     if not weights.exists():
         raise ValueError(f"there is no {weights}: give the folder that `tupe evidence` wrote")
-    export(weights, output, data)
+    export(weights, output, data, code=False)
     (output / "README.md").write_text(text, encoding="utf-8")
     size = sum(path.stat().st_size for path in output.iterdir())
     click.echo(f"{output}: {size / 1e6:.1f} MB")

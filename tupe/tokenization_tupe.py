@@ -1,5 +1,5 @@
-"""The tokeniser of an exported TUPE encoder: text.py beside this file is that of the training code. It needs
-sacremoses, spacy (its English rules, no model), and sentencepiece or subword-nmt."""
+"""The tokeniser of `tupe.text` as one of the transformers library. It needs sacremoses, spacy (its English rules, no
+model), and sentencepiece or subword-nmt."""
 
 import itertools
 import re

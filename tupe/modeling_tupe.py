@@ -1,5 +1,5 @@
-"""An exported TUPE encoder for the transformers library. encoder.py, positions.py, offsets.py, schemes*.py,
-attention.py, windows.py, packing.py and kernels.py beside this file are the training code's own files.
+"""The encoder and its heads as models of the transformers library. `tupe.hf` registers them; an export holds a copy of
+this file and its neighbours, which needs nothing but torch and transformers.
 
 B batch, L sequence length, C width, V vocabulary.
 """

@@ -1,11 +1,10 @@
-"""Configuration of an exported TUPE encoder. This folder needs transformers and torch, and nothing else of the
-training code."""
+"""The configuration of an encoder in the transformers library."""
 
 from dataclasses import fields
 
 from transformers import PretrainedConfig
 
-# transformers 4 copies only the files that are named here; one file of the core may import any other.
+# Of a folder with code, transformers 4 copies only the files that are named here, and so all of the model's.
 from .attention import PATHS  # noqa: F401
 from .encoder import ModelConfig, names_in
 from .kernels import Linear  # noqa: F401

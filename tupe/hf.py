@@ -1,0 +1,27 @@
+"""The door for users of transformers: `import tupe.hf` makes its Auto classes know this package's, so that
+`AutoModel.from_pretrained(FOLDER)` needs no code in the folder, and no `trust_remote_code`."""
+
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForMaskedLM,
+    AutoModelForQuestionAnswering,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+)
+
+from .configuration_tupe import TupeConfig
+from .modeling_tupe import TupeForMaskedLM, TupeForQuestionAnswering, TupeForSequenceClassification, TupeModel
+from .tokenization_tupe import TupeTokenizer
+
+__all__ = [
+    "TupeConfig", "TupeForMaskedLM", "TupeForQuestionAnswering", "TupeForSequenceClassification", "TupeModel",
+    "TupeTokenizer",
+]  # fmt: skip
+
+AutoConfig.register(TupeConfig.model_type, TupeConfig)
+AutoModel.register(TupeConfig, TupeModel)
+AutoModelForMaskedLM.register(TupeConfig, TupeForMaskedLM)
+AutoModelForSequenceClassification.register(TupeConfig, TupeForSequenceClassification)
+AutoModelForQuestionAnswering.register(TupeConfig, TupeForQuestionAnswering)
+AutoTokenizer.register(TupeConfig, slow_tokenizer_class=TupeTokenizer)
