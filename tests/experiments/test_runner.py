@@ -113,9 +113,18 @@ def test_a_refused_start_leaves_the_run_in_its_folder_as_it_is(tmp_path):
     (half.folder / "behave.py").write_text("print('it holds another run'); sys.exit(2)")
     lines = []
     assert runner.run([half], SLOT, echo=lines.append) == {half: "failed"}
-    assert "FAILED (refused)" in lines[-1] and record.state_of(half.folder) == "open"
+    assert "FAILED (it holds another run), see" in lines[-1] and record.state_of(half.folder) == "open"
     (half.folder / "behave.py").unlink()
     assert runner.run([half], SLOT, echo=quiet) == {half: "finished"}
+
+
+def test_why_a_job_failed_is_the_last_line_of_its_log(tmp_path):
+    behave = "print('many\\nlines'); print('--seed is -1; valid: 0 to 9', file=sys.stderr); sys.exit(2)"
+    said = job(tmp_path / "said", behave)
+    silent, lines = job(tmp_path / "silent", "sys.exit(2)"), []
+    runner.run([said, silent], SLOT, echo=lines.append)
+    assert f"FAILED (--seed is -1; valid: 0 to 9), see {said.log}" in lines[1] and "(exit status 2)" in lines[2]
+    assert record.read(said.folder).failure == {"reason": "--seed is -1; valid: 0 to 9", "status": 2}
 
 
 def test_a_job_of_another_process_is_waited_for(tmp_path, monkeypatch):

@@ -267,7 +267,8 @@ def begin(record: Record, config: DictConfig) -> Run | None:
         differences = record.differences(earlier)
         if differences:
             records.unlock(run.folder)
-            text = "; ".join(f"{name} {old} there, {new} here" for name, (new, old) in differences.items())
+            words = [f"{name} {_said(old)} there, {_said(new)} here" for name, (new, old) in differences.items()]
+            text = "; ".join(words)
             raise ValueError(f"{run.folder} holds another run ({text}); choose another folder or remove it")
         record.scores, record.started_at = earlier.scores, earlier.started_at
     if run.writes:
@@ -289,6 +290,10 @@ def begin(record: Record, config: DictConfig) -> Run | None:
     _run = run
     watch.begin(run.watch())
     return run
+
+
+def _said(value):
+    return "none" if value in ("", None) else value
 
 
 def end(error: BaseException | None = None, status: int = 1) -> None:
