@@ -33,7 +33,7 @@ SHARES = {  # stages that shares of updates are shown of, and how they are calle
 
 
 def number(value: float | None, digits: int = 3) -> str:
-    return "" if value is None else f"{round(value, digits) + 0.0:.{digits}f}"  # + 0.0: no minus before a zero
+    return "" if value is None else f"{round(float(value), digits) + 0.0:.{digits}f}"  # + 0.0: no minus before a zero
 
 
 def with_interval(values: Iterable[float], digits: int = 3) -> str:
