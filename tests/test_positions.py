@@ -677,7 +677,7 @@ def test_a_bias_that_ignores_the_queries_fails_with_the_reason(own, monkeypatch)
 def test_hooks_are_checked_in_compiled_code(own):
     for hook in ("rotate", "unrotate"):
         setattr(own, hook, getattr(PositionScheme, hook))
-    model = encoder("own+t5", "untied").float()
+    model = encoder("own+urpe", "untied").float()
     compiled = torch.compile(model, backend="eager", dynamic=True)
     for length in (9, 7):
         torch.testing.assert_close(compiled(tokens(length))[0], model(tokens(length))[0])
