@@ -78,6 +78,15 @@ def test_public_functions_have_type_hints(path):
     assert not missing
 
 
+def test_no_json_holds_nan():
+    """Which it does not have, and which Python writes unless it is told not to."""
+    for path in [*PLUGIN.rglob("*.py"), *(ROOT / "reproduction").rglob("*.py")]:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) in ("json.dumps", "json.dump"):
+                given = {option.arg: ast.unparse(option.value) for option in node.keywords}
+                assert given.get("allow_nan") == "False", f"{path}:{node.lineno}"
+
+
 @pytest.mark.parametrize("missing", ["sacremoses", "spacy"])
 def test_text_names_the_extra_that_it_needs(missing):
     script = "from tupe.text import Normaliser\ntry: Normaliser().normalise('a b')\nexcept ImportError as e: print(e)"

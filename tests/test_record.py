@@ -28,7 +28,7 @@ def test_a_record_reads_as_it_was_written(tmp_path):
     run.begin("CPU")
     run.save(tmp_path)
     assert read(tmp_path) == run and read(tmp_path).best() == ("matthews", 1 / 3)
-    assert run.started_at and run.versions["python"] == ".".join(map(str, sys.version_info[:3]))
+    assert run.versions["python"] == ".".join(map(str, sys.version_info[:3]))
     assert not list(tmp_path.glob("*.partial"))
     assert read(tmp_path / "nothing") is None
 
@@ -36,7 +36,7 @@ def test_a_record_reads_as_it_was_written(tmp_path):
 def test_what_tells_two_runs_apart():
     assert some_run().differences(some_run(command="other", device="GPU", scores=scored(1.0))) == {}
     assert some_run().differences(some_run(seed=2, length={"max_epoch": 5})) == {
-        "seed": (1, 2), "length": ({"max_epoch": 3}, {"max_epoch": 5}),
+        "seed": (2, 1), "length": ({"max_epoch": 5}, {"max_epoch": 3}),
     }  # fmt: skip
     scratch = {"pretrained": None, "metrics": []}
     assert some_run(**scratch).differences(some_run(**scratch, length={"max_update": 9})) == {}
@@ -44,6 +44,56 @@ def test_what_tells_two_runs_apart():
     one, same, other = (f"cls zero, position {name}, segments learned" for name in ("aa+bb:x:1", "bb:x:1+aa", "aa+bb"))
     assert some_run(variant=one).differences(some_run(variant=same)) == {}
     assert some_run(variant=one).differences(some_run(variant=other)) == {"variant": (one, other)}
+
+
+def test_settings_tell_two_runs_apart():
+    def differences(old, new, **more):
+        return some_run(config=new, **more).differences(some_run(config=old))
+
+    assert differences({"model.dropout": 0}, {"model.dropout": 0}) == {}
+    assert differences({"model.dropout": 0}, {}) == {"model.dropout": (0, None)}
+    assert differences({}, {"task.mask_prob": 0.5}) == {"task.mask_prob": (None, 0.5)}
+    assert differences({}, {"dataset.num_workers": 0, "checkpoint.no_save": True}) == {}
+    assert differences({}, {}, data="a", dictionary="b") == {} == differences(None, {"model.dropout": 0})
+    decay = {"lr_scheduler.total_num_update": 9}
+    scratch = {"pretrained": None, "metrics": []}
+    run = some_run(**scratch, config={}, length={"max_update": 5})
+    assert some_run(**scratch, config=decay, length={"max_update": 5}).differences(run).keys() == decay.keys()
+    assert some_run(**scratch, config=decay, length={"max_update": 9}).differences(run) == {}
+
+
+def test_what_changes_when_a_run_is_resumed_is_noted():
+    earlier = some_run(config={"dataset.num_workers": 2, "model.dropout": 0}, data="a", dictionary="b", command="x")
+    earlier.pretrained_weights, earlier.started_at = "c", "yesterday"
+    run = some_run(**{**vars(earlier), "config": {"model.dropout": 0}, "device": "GPU", "command": "y"})
+    run.go_on(earlier, 60)
+    change = {"num_updates": 60, "dataset.num_workers": [2, None], "command": ["x", "y"], "device": ["", "GPU"]}
+    assert run.changes == [change] and run.started_at == "yesterday" and not run.unknown()
+    again = some_run(**vars(run))
+    again.go_on(run, 80)
+    assert again.changes == [change]  # nothing more
+
+
+def test_fingerprints(tmp_path):
+    def of(content, name="a", **more):
+        (tmp_path / name).write_bytes(content)
+        return record.fingerprint([tmp_path / name, *more.values()])
+
+    large = bytes(record.SAMPLES * record.SAMPLE) * 3
+    contents = [b"", b"abc", b"abd", large, large[:-1] + b"x", b"x" + large[1:], large + b"\0"]
+    prints = [of(content) for content in contents]
+    assert len(set(prints)) == len(prints) and all(len(print) == 12 for print in prints)
+    assert of(b"abc", "b") == of(b"abc")  # whatever its name
+    assert of(b"abc", more=tmp_path / "b") != of(b"abc")
+    # Of several large files each has a share of what is read.
+    paths = [tmp_path / f"{n}" for n in range(100)]
+    for path in paths[:3]:
+        path.write_bytes(large)
+    for path in paths[3:]:
+        path.write_bytes(b"")
+    before = record.fingerprint(paths)
+    paths[1].write_bytes(large[: len(large) // 2] + b"x" * (len(large) // 2))
+    assert record.fingerprint(paths) != before != record.fingerprint(reversed(paths))
 
 
 def test_electras_loss_is_not_that_of_a_masked_language_model():
@@ -55,9 +105,8 @@ def test_states_of_a_folder(tmp_path):
     assert state_of(tmp_path / "none") == state_of(tmp_path) == "open"
     run = some_run()
     run.begin()
-    first = run.started_at
     run.save(tmp_path)
-    assert state_of(tmp_path) == "open"  # begun, but no process is there
+    assert state_of(tmp_path) == "open"  # begun, but no process is there: it was killed
     assert record.lock(tmp_path) and state_of(tmp_path) == "running"
     run.end()
     run.save(tmp_path)
@@ -84,7 +133,7 @@ def test_failures_that_a_process_could_not_record_itself(tmp_path):
     note_failure(tmp_path, "no such file", 2)
     assert state_of(tmp_path) == "failed" and read(tmp_path).failure == {"reason": "no such file", "status": 2}
     clear_failure(tmp_path)
-    assert state_of(tmp_path) == "open"
+    assert state_of(tmp_path) == "open" and read(tmp_path).state == "stopped"
     note_failure(tmp_path, "killed by signal 9", -9)
     assert state_of(tmp_path) == "open" and read(tmp_path).failure["status"] == -9
     finished = some_run()
@@ -106,3 +155,13 @@ def test_one_process_at_a_time(tmp_path):
     assert record.lock(tmp_path)  # one's own
     record.unlock(tmp_path)
     assert not record.is_locked(tmp_path)
+
+
+def test_a_record_holds_no_nan(tmp_path):
+    run = some_run(scores=scored(0.5))
+    run.save(tmp_path)
+    before = record.contents(tmp_path)
+    run.scores[0]["matthews"] = float("nan")
+    with pytest.raises(ValueError, match="record.json would not be JSON"):
+        run.save(tmp_path)
+    assert record.contents(tmp_path) == before

@@ -2,10 +2,12 @@
 writes are here too. Needs the standard library alone.
 
 States of a folder: "open" (nothing there, or stopped before its end: the next start resumes it), "running" (a process
-holds its lock), "finished", "failed".
+holds its lock), "finished", "failed". A record itself says "stopped" of a run that ended before its end, and "running"
+of one that was killed.
 """
 
 import fcntl
+import hashlib
 import importlib.metadata
 import json
 import os
@@ -15,9 +17,10 @@ import subprocess
 import sys
 import time
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields
+from fnmatch import fnmatch
 from pathlib import Path
 
 from . import __version__
@@ -27,22 +30,48 @@ STOPPED = 85  # exit status of training that a signal stopped: the same command 
 DIVERGED = 86  # of training whose loss is not finite, or has jumped
 DIVERGENCE = "diverged"  # how the reason of such a failure begins
 STALLED = 87  # of training that made no progress for the time that was asked for
+REFUSED = 2  # of a command that did not begin, because of its options or of what its folder holds
 BUSY = 75  # exit status of a process that found its folder locked by another one (EX_TEMPFAIL)
+
+# Settings of fairseq that may change when a run is resumed: the numbers of its updates do not follow from them. Each
+# change is noted in the record. The length of pre-training may change too. All other settings tell two runs apart.
+MAY_CHANGE = (
+    # how long, and what is saved, scored and logged meanwhile
+    "optimization.stop_time_hours", "task.stop_at_jump", "checkpoint.save_*", "checkpoint.keep_*", "checkpoint.no_*",
+    "checkpoint.best_*", "checkpoint.maximize_*", "checkpoint.patience", "checkpoint.write_*", "checkpoint.load_*",
+    "checkpoint.checkpoint_*", "dataset.validate_*", "dataset.disable_validation", "common.log_*",
+    "common.no_progress_bar", "common.tensorboard_logdir", "common.wandb_project", "common.azureml_logging",
+    "common.aim_*", "common.profile", "common.reset_logging", "common.suppress_crashes",
+    # where it runs; `optimization.update_freq` is compared times the number of processes
+    "distributed_training.distributed_world_size", "dataset.num_workers", "dataset.data_buffer_size", "common.cpu",
+    "common.empty_cache_freq", "common.all_gather_list_size", "common.use_plasma_view", "common.plasma_path",
+    "model.attention", "model.compile", "model.checkpoint_activations",
+    # asked for in so many words: an epoch that begins again
+    "checkpoint.reset_dataloader", "checkpoint.reset_meters",
+)  # fmt: skip
+OF_LENGTH = "lr_scheduler.total_num_update"  # changes with the length, and not without it
+
+
+def may_change(setting: str) -> bool:
+    """Whether a setting, "section.name", may change when a run is resumed."""
+    return any(fnmatch(setting, pattern) for pattern in MAY_CHANGE)
 
 
 @dataclass
 class Record:
-    """One run. What tells it from another one comes first (`identity`): a folder holds one run only.
+    """One run. What tells it from another one comes first, see `differences`: a folder holds one run only.
 
     task: "masked_lm", "electra", or the data set it is fine-tuned on. variant: how the model differs from what its
     architecture's name stands for, "" if in nothing. length: of the run, {"max_epoch": 10} or {"max_update": 5000}.
-    pretrained: path of the checkpoint it starts from, None for a run from scratch. metrics: names of the scores, the
-    first of which, maximised, chooses the best validation; empty for pre-training, where the loss is minimised. scores:
-    one entry per validation and split, unrounded: epoch, num_updates, split, loss (`loss_unit` in
-    pre-training), the metrics, best (whether it was the best so far). shortened: {split: number of inputs that were cut
-    to the model's length}. failure: {"reason": one line, "status": exit
-    status}. A record without `started_at` holds nothing but the failure of a process that ended before
-    its run began (`note_failure`): the run that begins in this folder may be any.
+    pretrained: path of the checkpoint it starts from, None for a run from scratch. pretrained_weights, data,
+    dictionary: fingerprints of them; the data is what it is trained and scored on. config: {"section.key": value} of
+    all settings of fairseq that are neither the default nor in another field. Records of older versions have None for
+    these four. metrics: names of the scores, the first of which, maximised, chooses the best validation; empty for
+    pre-training, where the loss is minimised. changes: what changed when it was resumed, {"num_updates": from here on,
+    name: [old, new]}. scores: one entry per validation and split, unrounded: epoch, num_updates, split, loss
+    (`loss_unit` in pre-training), the metrics, best (whether it was the best so far). shortened: {split: number of
+    inputs that were cut to the model's length}. failure: {"reason": one line, "status": exit status}. A record without
+    `started_at` is of a process that ended before the first update: the run that begins in this folder may be any.
     """
 
     task: str = ""
@@ -54,6 +83,10 @@ class Record:
     splits: list = field(default_factory=list)
     pretrained: str | None = None
     pretrained_updates: int | None = None
+    pretrained_weights: str | None = None
+    data: str | None = None
+    dictionary: str | None = None
+    config: dict | None = None
     metrics: list = field(default_factory=list)
     command: str = ""
     versions: dict = field(default_factory=dict)
@@ -63,20 +96,44 @@ class Record:
     finished_at: str | None = None
     state: str = "running"
     failure: dict | None = None
+    changes: list = field(default_factory=list)
     scores: list = field(default_factory=list)
     shortened: dict = field(default_factory=dict)
 
-    IDENTITY = (
-        "task", "architecture", "variant", "seed", "lr", "length", "splits", "pretrained", "pretrained_updates",
-    )  # fmt: skip
+    IDENTITY = ("task", "architecture", "seed", "lr", "splits", "pretrained", "pretrained_updates")
+    SINCE_CONFIG = ("pretrained_weights", "data", "dictionary", "config")  # older records lack these fields
+    OF_A_START = ("command", "versions", "commit", "device", "length")  # what else is noted when it changes
 
-    def differences(self, other: "Record") -> dict:
-        """{field: (mine, the other's)} of what tells two runs apart. Pre-training may be made longer."""
-        fixed = self.pretrained or self.metrics
-        names = [name for name in self.IDENTITY if name != "length" or fixed]
-        pairs = {name: (getattr(self, name), getattr(other, name)) for name in names}
-        alike = alphabetical(self.variant) == alphabetical(other.variant)
-        return {name: pair for name, pair in pairs.items() if pair[0] != pair[1] and not (name == "variant" and alike)}
+    def differences(self, earlier: "Record") -> dict:
+        """{name: (value in `earlier`, value here)} of what tells two runs apart; None for a setting with its default.
+        Pre-training may be made longer. What `earlier` does not know makes no difference."""
+        names = [*self.IDENTITY, *(name for name in self.SINCE_CONFIG[:3] if getattr(earlier, name) is not None)]
+        names += ["length"] * bool(self.pretrained or self.metrics) + ["variant"] * (earlier.config is None)
+        pairs = {name: (getattr(earlier, name), getattr(self, name)) for name in names}
+        if alphabetical(earlier.variant) == alphabetical(self.variant):
+            pairs.pop("variant", None)
+        longer = {OF_LENGTH} if self.length != earlier.length else set()
+        pairs.update({name: pair for name, pair in self._settings(earlier) if not (may_change(name) or name in longer)})
+        return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+
+    def _settings(self, earlier):
+        old, new = ({} if run.config is None else run.config for run in (earlier, self))
+        names = sorted({**old, **new}) if earlier.config is not None else []
+        return [(name, (old.get(name), new.get(name))) for name in names if old.get(name) != new.get(name)]
+
+    def unknown(self) -> list[str]:
+        """What a record of an older version does not say."""
+        names = self.SINCE_CONFIG[not self.pretrained :]
+        return [name for name in names if getattr(self, name) is None]
+
+    def go_on(self, earlier: "Record", updates: int) -> None:
+        """Take over what a run has done so far, and note what has changed since. updates: from where it is resumed."""
+        changed = dict(self._settings(earlier))
+        names = [*self.OF_A_START, *earlier.unknown()]
+        changed |= {name: (getattr(earlier, name), getattr(self, name)) for name in names}
+        changed = {name: list(pair) for name, pair in changed.items() if pair[0] != pair[1]}
+        self.scores, self.started_at = earlier.scores, earlier.started_at
+        self.changes = earlier.changes + ([{"num_updates": updates, **changed}] if changed else [])
 
     @property
     def metric(self) -> str:
@@ -96,13 +153,16 @@ class Record:
         return self.metric, best[-1][self.metric]
 
     def save(self, folder: str | Path) -> None:
-        write_atomically(Path(folder) / NAME, json.dumps(asdict(self), indent=1) + "\n")
+        try:
+            text = json.dumps(asdict(self), indent=1, allow_nan=False)
+        except ValueError as error:  # NaN and infinity, which JSON does not have
+            raise ValueError(f"{Path(folder) / NAME} would not be JSON: {error}; lr {self.lr}") from None
+        write_atomically(Path(folder) / NAME, text + "\n")
 
     def begin(self, device: str = "") -> None:
-        """Fill in how and where this process runs it. A resumed run keeps its first start."""
+        """Fill in how and where this process runs it."""
         self.command, self.versions, self.commit, self.device = command_line(), versions(), git_commit(), device
-        self.started_at, self.finished_at = self.started_at or now(), None
-        self.state, self.failure = "running", None
+        self.state, self.failure, self.finished_at = "running", None, None
 
     def end(self, failure: str | None = None, status: int = 1) -> None:
         """failure: reason in one line; None for a run that came to its end."""
@@ -133,6 +193,12 @@ def read(folder: str | Path) -> Record | None:
         raise ValueError(f"{path} is no record of a run ({error})") from None
 
 
+def contents(folder: str | Path) -> bytes | None:
+    """The record of a folder as it is written, None if there is none."""
+    path = Path(folder) / NAME
+    return path.read_bytes() if path.exists() else None
+
+
 def state_of(folder: str | Path) -> str:
     """ "open", "running", "finished" or "failed"."""
     if is_locked(folder):
@@ -156,7 +222,7 @@ def note_failure(folder: str | Path, reason: str, status: int) -> None:
     if 0 <= status < 128 and status != STOPPED:
         record.finished_at, record.state = now(), "failed"
     else:
-        record.state = "running"
+        record.state = "stopped"
     record.save(folder)
 
 
@@ -164,7 +230,7 @@ def clear_failure(folder: str | Path) -> None:
     """Make a failed run an open one, which the next start resumes."""
     record = _read_or_new(folder)
     if record.failure and not is_locked(folder):
-        record.finished_at, record.state, record.failure = None, "running", None
+        record.finished_at, record.state, record.failure = None, "stopped", None
         record.save(folder)
 
 
@@ -208,6 +274,28 @@ def git_commit() -> str | None:
     except FileNotFoundError:
         return None
     return described.stdout.strip() or None
+
+
+SAMPLES, SAMPLE = 256, 2**16  # of large files a fingerprint reads so many blocks of so many bytes
+
+
+def fingerprint(files: Iterable[str | Path]) -> str:
+    """What tells files from others in the same order, whatever their names: 12 hexadecimal digits of their sizes and
+    contents. Of what is larger than `SAMPLES` blocks it reads as many, evenly spread: a corpus of any size takes a
+    moment."""
+    files = list(files)
+    digest, samples = hashlib.sha256(), max(SAMPLES // max(len(files), 1), 4)
+    for path in files:
+        with open(path, "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            digest.update(f"{size} ".encode())
+            if size <= samples * SAMPLE:
+                digest.update(file.read())
+                continue
+            for n in range(samples):
+                file.seek((size - SAMPLE) * n // (samples - 1))
+                digest.update(file.read(SAMPLE))
+    return digest.hexdigest()[:12]
 
 
 # ------------------------------------------------------------------------------------------------------ files and locks

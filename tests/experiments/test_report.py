@@ -262,11 +262,11 @@ def test_runs_as_csv(tmp_path):
 
 
 def test_rows_of_csv_have_the_settings_that_differ(tmp_path):
-    for dropout in ("0", "0.1"):
-        write_run(tmp_path / dropout, "RTE", 2e-5, 1, 60.0, command=f"tupe finetune model.dropout={dropout}")
+    for dropout in ("0", "0.2"):
+        write_run(tmp_path / dropout, "RTE", 2e-5, 1, 60.0, config={"model.dropout": float(dropout)})
     rows = csv.DictReader(io.StringIO(run_table(collect([tmp_path])).csv()))
     settings = {(row["folder"], row["settings"]) for row in rows}
-    assert settings == {(str(tmp_path / dropout), f"model.dropout {dropout}") for dropout in ("0", "0.1")}
+    assert settings == {(str(tmp_path / dropout), f"model.dropout {float(dropout)}") for dropout in ("0", "0.2")}
 
 
 @pytest.mark.parametrize(

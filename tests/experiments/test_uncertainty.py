@@ -86,11 +86,10 @@ def test_differences_need_a_reference_with_the_same_settings(tmp_path):
     ]
 
 
-def write_pretraining(folder, seed, data="corpus", lr=1e-3, arch="bert_a_tiny"):
+def write_pretraining(folder, seed, data="corpus", lr=1e-3, arch="bert_a_tiny", config={}):  # noqa: B006
     """The record of a pre-training; returns the path of its checkpoint."""
-    command = f"tupe pretrain --data=/{data} --arch={arch} --seed={seed} --output={folder}"
     folder.mkdir(parents=True)
-    Record("masked_lm", arch, seed=seed, lr=lr, command=command, started_at="today").save(folder)
+    Record("masked_lm", arch, seed=seed, lr=lr, data=data, config=config, started_at="today").save(folder)
     return str(folder / "checkpoint_last.pt")
 
 
@@ -116,8 +115,10 @@ def test_differences_are_paired_by_the_seed_of_pre_training(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "other", [{"seed": 1}, {"seed": 2, "data": "more"}, {"seed": 2, "lr": 2e-3}, None],
-    ids=["a copy", "another corpus", "another learning rate", "no record"],
+    "other",
+    [{"seed": 1}, {"seed": 2, "data": "more"}, {"seed": 2, "lr": 2e-3}, {"seed": 2, "config": {"model.dropout": 0}},
+     {"seed": 2, "config": None}, None],
+    ids=["a copy", "another corpus", "another learning rate", "another dropout", "settings unknown", "no record"],
 )  # fmt: skip
 def test_what_is_not_known_to_be_another_seed_of_pre_training_does_not_count_as_one(tmp_path, other):
     paths = [write_pretraining(tmp_path / "pretrained" / "1", 1), str(tmp_path / "pretrained" / "x" / "last.pt")]

@@ -81,10 +81,10 @@ def masks(data, save_dir, *more):
 
 
 def test_masks_differ_between_epochs_with_workers(data, tmp_path):
-    first, second = masks(data, tmp_path)
+    first, second = masks(data, tmp_path / "recipe")
     assert sum(first[key] == second[key] for key in first) < len(first) / 4
     # Without the recipe's setting every epoch repeats the masks of the first: what the test above is there to notice.
-    first, second = masks(data, tmp_path, "--update-epoch-batch-itr=False")
+    first, second = masks(data, tmp_path / "without", "--update-epoch-batch-itr=False")
     assert first == second
 
 

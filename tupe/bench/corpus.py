@@ -91,7 +91,7 @@ def whole_runs(documents: list[Document], jobs: int, times: int, vocab_size: int
                 for i in range(copies):
                     for d in documents:
                         text = "\n".join(paragraphs(d)) + (f"\nThis is copy number {i} of the document.") * (i > 0)
-                        file.write(json.dumps({"text": text}) + "\n")
+                        file.write(json.dumps({"text": text}, allow_nan=False) + "\n")
             size = path.stat().st_size / 1e6
             seconds, costs = run(path, Path(folder) / f"output-{copies}-{processes}", processes, vocab_size)
             cpu = sum(cost["CPU seconds"] for cost in costs.values())

@@ -351,7 +351,7 @@ def measure(
                 measured += rows(seconds, counted, {"size": size, "task": task, "batch": number, "precision": kind})
                 click.echo(f"{size}, {task}, batch {number}, {kind}: measured", err=True)
         output.parent.mkdir(parents=True, exist_ok=True)
-        Path(f"{output}.json").write_text(json.dumps({"about": about, "rows": measured}, indent=1))
+        Path(f"{output}.json").write_text(json.dumps({"about": about, "rows": measured}, indent=1, allow_nan=False))
         Path(f"{output}.md").write_text(table(measured).markdown())
         plotting.save(picture(measured), f"{output}.png")
     click.echo(table(measured).markdown())

@@ -332,7 +332,7 @@ def command(size, layers, lengths, tokens, rounds, positions, precision, threads
         measured = rows(encodings, setting, rounds, precision, click.echo)
         products = flops("nopos", "tied", setting)[0]
         result["lengths"][str(length)] = {"batch": setting.batch, "products": products, "rows": measured}
-        path.write_text(json.dumps(result, indent=1) + "\n")
+        path.write_text(json.dumps(result, indent=1, allow_nan=False) + "\n")
         Path(f"{output}.md").write_text(markdown(result))
         save(draw(result), Path(f"{output}.png"))
     click.echo(markdown(result))

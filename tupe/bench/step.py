@@ -288,7 +288,7 @@ def command(
     output.parent.mkdir(parents=True, exist_ok=True)
 
     def write(rows):
-        Path(f"{output}.json").write_text(json.dumps({"about": about, "rows": rows}, indent=1))
+        Path(f"{output}.json").write_text(json.dumps({"about": about, "rows": rows}, indent=1, allow_nan=False))
         Path(f"{output}.md").write_text(report.markdown(rows, about, project))
         report.picture(rows, Path(f"{output}.png"))
 

@@ -88,7 +88,7 @@ def export(
     save_file(
         {key: value.contiguous() for key, value in weights.items()}, output / "model.safetensors", {"format": "pt"}
     )
-    (output / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    (output / "config.json").write_text(json.dumps(config, indent=2, allow_nan=False) + "\n", encoding="utf-8")
     (output / "README.md").write_text(card, encoding="utf-8")
 
 
@@ -205,7 +205,7 @@ def export_tokenizer(data: Path, output: Path, max_positions: int, code: bool = 
     for file in files:
         if file.name == "manifest.json":  # it lists every input of the data; the text encoder reads this alone
             read = {"spacy_model": json.loads(file.read_text(encoding="utf-8")).get("spacy_model")}
-            (output / file.name).write_text(json.dumps(read) + "\n", encoding="utf-8")
+            (output / file.name).write_text(json.dumps(read, allow_nan=False) + "\n", encoding="utf-8")
         else:
             shutil.copyfile(file, output / file.name)
     if not {file.name for file in files} & {"sentencepiece.bpe.model", "bpe.codes"}:
@@ -217,7 +217,8 @@ def export_tokenizer(data: Path, output: Path, max_positions: int, code: bool = 
         "model_max_length": max_positions,
         "clean_up_tokenization_spaces": False,
     }
-    (output / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+    text = json.dumps(settings, indent=2, allow_nan=False) + "\n"
+    (output / "tokenizer_config.json").write_text(text, encoding="utf-8")
 
 
 def weights_from_export(config: dict, weights: dict) -> tuple[dict, dict]:

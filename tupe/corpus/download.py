@@ -144,7 +144,8 @@ def reviews(sentiment: Path) -> Iterator[tuple[str, str]]:
     table = from_zip(sentiment, r"IMDB_Dataset\.csv$").decode()
     rows = csv.reader(io.StringIO(table, newline=""))
     next(rows)
-    lines = (json.dumps({"text": re.sub(r"(<br />)+", "\n", review)}, ensure_ascii=False) for review, _ in rows)
+    texts = (re.sub(r"(<br />)+", "\n", review) for review, _ in rows)
+    lines = (json.dumps({"text": text}, ensure_ascii=False, allow_nan=False) for text in texts)
     yield "imdb.jsonl", "\n".join(lines) + "\n"
 
 

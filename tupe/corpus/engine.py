@@ -204,7 +204,7 @@ def _claim(out, settings, overwrite):
     for stale in begun.parent.glob("*/*" if piped else "*/.*"):
         shutil.rmtree(stale)
     temporary = begun.with_suffix(".new")
-    temporary.write_text(json.dumps(current))
+    temporary.write_text(json.dumps(current, allow_nan=False))
     temporary.replace(begun)
     return False
 
@@ -352,7 +352,7 @@ def prepare(
     (merged,) = run.step("merge", corpus.merge, [("all", total, (encoded, model, words))])
 
     # Each file appears complete, manifest.json last: a data directory with a manifest is finished.
-    (out / "speed.json").write_text(json.dumps(run.costs, indent=2) + "\n")
+    (out / "speed.json").write_text(json.dumps(run.costs, indent=2, allow_nan=False) + "\n")
     for file in sorted(merged.iterdir()):
         file.replace(out / file.name)
     manifest = {
@@ -364,7 +364,7 @@ def prepare(
     }
     write_report(out, manifest)
     temporary = out / "work" / "manifest.json"
-    temporary.write_text(json.dumps(manifest, indent=2) + "\n")
+    temporary.write_text(json.dumps(manifest, indent=2, allow_nan=False) + "\n")
     temporary.replace(out / "manifest.json")
     if not keep_work:
         shutil.rmtree(out / "work")
@@ -409,4 +409,4 @@ def command(inputs, output, jobs, **choices):
         click.echo(f"prepare corpus: {line}", err=True)
 
     manifest = prepare(inputs, output, workers=jobs, report=report, **choices)
-    click.echo(json.dumps(manifest["counts"], indent=2))
+    click.echo(json.dumps(manifest["counts"], indent=2, allow_nan=False))

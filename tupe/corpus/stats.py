@@ -47,10 +47,10 @@ class Stats:
     def data(self) -> dict:
         """As JSON, with sorted keys: equal counts give equal text."""
         tables = {"counts": self.counts, "dropped": self.dropped, "samples": self.samples, "lengths": self.lengths}
-        return {name: json.loads(json.dumps(table, sort_keys=True)) for name, table in tables.items()}
+        return {name: json.loads(json.dumps(table, sort_keys=True, allow_nan=False)) for name, table in tables.items()}
 
     def save(self, folder: str | Path) -> None:
-        (Path(folder) / "stats.json").write_text(json.dumps(self.data()))
+        (Path(folder) / "stats.json").write_text(json.dumps(self.data(), allow_nan=False))
 
     @classmethod
     def load(cls, folder: str | Path) -> "Stats":

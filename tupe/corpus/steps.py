@@ -62,7 +62,7 @@ def read_shards(folder: Path, inputs: list[Input], errors: str, shard_bytes: int
                 if shard is None:
                     shard = gzip.open(folder / f"{len(sizes):04}.gz", "wb", compresslevel=1)  # noqa: SIM115
                     sizes.append(0)
-                line = json.dumps(document).encode()
+                line = json.dumps(document, allow_nan=False).encode()
                 shard.write(line + b"\n")
                 sizes[-1] += len(line)
                 if sizes[-1] >= shard_bytes:
@@ -71,7 +71,7 @@ def read_shards(folder: Path, inputs: list[Input], errors: str, shard_bytes: int
     finally:
         if shard is not None:
             shard.close()
-    (folder / "shards.json").write_text(json.dumps(sizes))
+    (folder / "shards.json").write_text(json.dumps(sizes, allow_nan=False))
     stats.save(folder)
 
 
@@ -182,7 +182,7 @@ def text_shard(folder: Path, path: Path, spacy_model: str | None, near_duplicate
         chars=np.array(chars, dtype=np.int64),
         hashes=np.array(hashes, dtype=np.uint32).reshape(-1, PERMUTATIONS),
     )
-    (folder / "domains.json").write_text(json.dumps(domains))
+    (folder / "domains.json").write_text(json.dumps(domains, allow_nan=False))
     stats.save(folder)
 
 

@@ -191,7 +191,7 @@ def command(checkpoints, data, multiples, length, windows, draws, output, seed):
     content = {"windows": windows, "masked": MASKED, "seed": seed}
     content["positions"], content["beyond_training"] = scored, beyond
     content["models"] = {label: [asdict(loss) for loss in losses] for label, losses in results.items()}
-    write_atomically(output / "extrapolation.json", json.dumps(content, indent=1) + "\n")
+    write_atomically(output / "extrapolation.json", json.dumps(content, indent=1, allow_nan=False) + "\n")
     table = tabulate(results, [multiple * length for multiple in sorted(multiples)])
     notes = {label: [scored[label]] if label in scored else [] for label in beyond}
     if longest > length:

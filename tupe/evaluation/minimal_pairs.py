@@ -210,7 +210,7 @@ def evaluate(
     for paradigm in tqdm(paradigms, unit="paradigm", disable=None):
         words = [[encoder.word_ids(text) for text in (pair.good, pair.bad)] for pair in paradigm.pairs]
         # Ids, not texts: they are what scores depend on, of the pairs and the tokeniser.
-        origin = hashlib.sha256(f"{of_model} {json.dumps(words)}".encode()).hexdigest()
+        origin = hashlib.sha256(f"{of_model} {json.dumps(words, allow_nan=False)}".encode()).hexdigest()
         path = folder / f"{paradigm.name}.npz"
         if path.exists():
             arrays = _read(path)
@@ -311,6 +311,6 @@ def command(checkpoints, pairs, data, limit, output, seed):
         folder = output / names[label]
         results = evaluate(model, TextEncoder(task.cfg.data), paradigms, folder, say=click.echo)
         summaries[label] = summary(results, paradigms, seed)
-        write_atomically(folder / "summary.json", json.dumps(summaries[label], indent=1) + "\n")
+        write_atomically(folder / "summary.json", json.dumps(summaries[label], indent=1, allow_nan=False) + "\n")
     for table in tables(summaries):
         click.echo(table.markdown())

@@ -211,7 +211,7 @@ def command(checkpoints, data, sentences, tokens, output, seed):
         if differs := [f"{name} {value}, not {first[name]}" for name, value in masking.items() if value != first[name]]:
             click.echo(f"{label}: other masks or blocks, its loss does not compare ({'; '.join(differs)})", err=True)
         content = evaluate(model, task, TextEncoder(task.cfg.data), sentences, tokens, seed)
-        write_atomically(output / f"{names[label]}.json", json.dumps(content, indent=1) + "\n")
+        write_atomically(output / f"{names[label]}.json", json.dumps(content, indent=1, allow_nan=False) + "\n")
         order, loss = content["order"], content["loss"]
         rows.append([
             label, f"{100 * order['accuracy']:.2f} ± {100 * order['accuracy_error']:.2f}",

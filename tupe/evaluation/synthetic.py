@@ -186,7 +186,7 @@ def prepare_results(path: str | Path) -> None:
 
 def append_result(path: str | Path, run: dict) -> None:
     with open(path, "a") as file:
-        file.write(json.dumps(run) + "\n")
+        file.write(json.dumps(run, allow_nan=False) + "\n")
 
 
 def options_of(run: dict) -> dict:

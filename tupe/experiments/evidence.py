@@ -62,7 +62,7 @@ def conclude(data: Path, trial: Trial, folder: Path, state: str) -> None:
     if not (folder / "evaluation.json").exists():
         model, task = load_model(weights, data)
         content = evaluate(model, task, TextEncoder(data), SENTENCES, TOKENS)
-        record.write_atomically(folder / "evaluation.json", json.dumps(content, indent=1) + "\n")
+        record.write_atomically(folder / "evaluation.json", json.dumps(content, indent=1, allow_nan=False) + "\n")
     record.unlock(folder)
 
 
@@ -82,7 +82,7 @@ def score(data: Path, trial: Trial, folder: Path, paradigms: list) -> None:
         model, task = load_model(weights[updates], data)
         if str(updates) not in order:
             order[str(updates)] = order_scores(model, held_out_sentences(task, encoder, plan["sentences"]))
-            record.write_atomically(path, json.dumps(order, indent=1) + "\n")
+            record.write_atomically(path, json.dumps(order, indent=1, allow_nan=False) + "\n")
         if with_pairs:
             scores = folder / "pairs" / str(updates)
             (scores / collect.SCORED).unlink(missing_ok=True)
@@ -106,7 +106,8 @@ def check_data(data: Path, output: Path) -> None:
     if tokens < TOKENS:
         raise ValueError(f"{data}/valid holds {tokens:,} tokens, fewer than the {TOKENS:,} of the evaluation")
     output.mkdir(parents=True, exist_ok=True)
-    record.write_atomically(path, json.dumps({"data": str(data), "fingerprint": ours}, indent=1) + "\n")
+    content = {"data": str(data), "fingerprint": ours}
+    record.write_atomically(path, json.dumps(content, indent=1, allow_nan=False) + "\n")
 
 
 def train(

@@ -129,7 +129,7 @@ class Sweep:
                 "recipe": self.recipe, "grid": grid, "common": self.common, "keep_best": self.keep_best,
                 "updates": self.updates,
             }  # fmt: skip
-            record.write_atomically(self.output / "sweep.json", json.dumps(content, indent=1) + "\n")
+            record.write_atomically(self.output / "sweep.json", json.dumps(content, indent=1, allow_nan=False) + "\n")
 
     def _refuse_another(self, earlier):
         def settings(sweep):

@@ -371,7 +371,11 @@ def score_sections(summaries: dict, label: str, all_failed: Container[tuple], ba
 
 def facts_of(run: Record) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in run.versions.items())
-    return f"commit {run.commit}; {versions}; {run.device}; {run.started_at} to {run.finished_at}"
+    facts = f"commit {run.commit}; {versions}; {run.device}; {run.started_at} to {run.finished_at}"
+    for change in run.changes:
+        names = ", ".join(name for name in change if name != "num_updates")
+        facts += f"; resumed after {change['num_updates']} updates with another {names}"
+    return facts
 
 
 def shortened_table(collection: Collection) -> Table:

@@ -26,7 +26,6 @@ from .. import record
 from ..allocator import tcmalloc
 from ..options import own_options
 
-REFUSED = 2  # exit status of a command that did not begin, because of its options
 SECONDS_TO_END = 8  # between asking a process to end and killing it
 SECONDS_TO_NEXT_LOOK = 5  # at a folder that another process holds
 
@@ -126,8 +125,9 @@ def run(
                         conclude(job, state, f"{state} by another process")
                     else:
                         slot = free.pop()
-                        running[job] = start(job, slot), slot, time.monotonic()
-                for job, (process, slot, started) in list(running.items()):
+                        before = record.contents(job.folder)
+                        running[job] = start(job, slot), slot, time.monotonic(), before
+                for job, (process, slot, started, before) in list(running.items()):
                     if process.poll() is None or received:  # what comes after a job may take minutes
                         continue
                     kill(process)  # what it leaves behind
@@ -137,11 +137,11 @@ def run(
                         next_look[job] = time.monotonic() + SECONDS_TO_NEXT_LOOK
                         waiting.append(job)
                     else:
-                        state, what = result(job, process.returncode)
+                        state, what = result(job, process.returncode, before)
                         conclude(job, state, f"{what}, {time.monotonic() - started:.0f} s")
                 time.sleep(0.1)
         finally:
-            end([process for process, _, _ in running.values()])
+            end([process for process, *_ in running.values()])
     if received:
         echo(f"{title}: stopped by signal {received[0]}; start it again to go on")
         raise SystemExit(128 + received[0])
@@ -155,8 +155,9 @@ def exit_if_unfinished(states: dict, title: str) -> None:
         raise SystemExit(f"{title}: {len(unfinished)} of {len(states)} jobs did not finish: {', '.join(unfinished)}")
 
 
-def result(job: Job, status: int) -> tuple:
-    """("finished", "failed" or "open", a line for the user) of a job whose process ended with `status`."""
+def result(job: Job, status: int, before: bytes | None) -> tuple:
+    """("finished", "failed" or "open", a line for the user) of a job whose process ended with `status`. before: its
+    record at the start; a failure that came before the first update leaves it as it is."""
     if status < 0 or status >= 128 or status == record.STOPPED:
         number = -status if status < 0 else status - 128
         reason = "stopped by a signal" if status == record.STOPPED else f"killed by signal {number}"
@@ -168,14 +169,14 @@ def result(job: Job, status: int) -> tuple:
         run = None
     if status == 0 and run and run.state == "finished":
         return "finished", "{} {:.2f}".format(*run.best()) if run.metrics else "finished"
-    if run and run.state == "failed":
+    is_new = record.contents(job.folder) != before
+    if is_new and run and run.state == "failed":
         reason = run.failure["reason"]
-    elif status == REFUSED and run and run.started_at:
-        reason = last_words(job) or "refused"  # another run is in the folder, for example: it stays as it is
     else:
         reason = f"exit status {status}" if status else "it ended before its run was finished"
         reason = last_words(job) or reason if status else reason
-        record.note_failure(job.folder, reason, status)
+        if is_new or not (run and run.started_at):  # else another run is in the folder, for example: it stays as it is
+            record.note_failure(job.folder, reason, status)
     return "failed", f"FAILED ({reason}), see {job.log}"
 
 
@@ -204,7 +205,6 @@ def check(job: Job) -> None:
 def start(job: Job, environment: dict) -> "subprocess.Popen | Fork":
     """Start a job in a process group of its own; what it prints is added to its log."""
     job.folder.mkdir(parents=True, exist_ok=True)
-    record.clear_failure(job.folder)
     with job.log.open("a") as log:
         log.write(f"$ {shlex.join(job.command)}\n")
         log.flush()

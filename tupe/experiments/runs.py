@@ -1,8 +1,6 @@
 """What folders of runs hold: finished runs of fine-tuning, and everything else with its reason."""
 
 import os
-import re
-import shlex
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
@@ -12,16 +10,6 @@ from .. import record
 from ..record import Record
 from .grid import Sweep
 
-# Options of a command, in whatever section, that are no settings: the record itself has what they say, or they are of
-# the machine, of saving and of logging, and change no score.
-NO_SETTINGS = {
-    "task", "checkpoint", "finetune_from_model", "output", "save_dir", "lr", "seed", "max_epoch", "max_update",
-    "arch", "position", "glue", "squad_version", "gpus", "nodes", "node_rank", "master_addr", "master_port",
-    "allocator", "num_workers", "heartbeat_timeout", "user_dir", "config_dir", "no_save", "no_last_checkpoints",
-    "no_epoch_checkpoints", "no_save_optimizer_state", "save_interval", "save_interval_updates",
-    "keep_interval_updates", "keep_last_epochs", "keep_best_checkpoints", "log_interval", "log_format", "log_file",
-    "no_progress_bar", "tensorboard_logdir", "wandb_project",
-}  # fmt: skip
 EPOCHS = {"best": "best epoch of each run", "last": "last epoch of each run"}
 
 
@@ -54,26 +42,11 @@ def with_unit(updates: int) -> str:
 
 
 def settings_of(content: Record) -> dict[str, str]:
-    """{name: value} of a run's length and of the options and overrides of its command that may change its scores, as
-    they were typed; a switch has the value "". The folder of data counts in pre-training alone: in fine-tuning, the
-    task's name stands for it."""
-    given, name = {}, "command"  # whose value is what comes first: fairseq-train has its data there
-    try:
-        words = shlex.split(content.command or "")
-    except ValueError:  # no closing quotation mark
-        words = [content.command]
-    for word in words:
-        if word.startswith("--") or re.match(r"(hydra/|[+~]*)[\w.@]+=", word):
-            name, _, value = word.lstrip("-+~").partition("=")
-            given[name] = value
-        else:
-            given[name] = f"{given.get(name, '')} {word}".strip()
-    ignored = NO_SETTINGS | {"command", "data"} if content.metrics else NO_SETTINGS
-    settings = {name: str(value) for name, value in content.length.items()}
-    for name, value in given.items():
-        if name.rpartition(".")[2].replace("-", "_") not in ignored and not name.startswith("hydra"):
-            settings[name] = value
-    return settings
+    """{name: value} of what may change a run's scores and is in no column of its own: its length, its data, and the
+    settings that are not the default. Of a record of an older version, which has no settings, the length alone."""
+    settings = {**content.length, **({"data": content.data} if content.data else {})}
+    settings |= {name: value for name, value in (content.config or {}).items() if not record.may_change(name)}
+    return {name: str(value) for name, value in settings.items()}
 
 
 def settings_text(settings: dict[str, str]) -> str:
@@ -194,14 +167,17 @@ def _tell_apart(collection):
     """Give models the names that tell them apart, and no more.
 
     Of the settings of fine-tuning, those stay that differ between the runs of a task, of whichever models: scores of
-    other settings are no seeds of one configuration, and rows to compare should show them. Where checkpoints of two
+    other settings are no seeds of one configuration, and rows to compare should show them. Runs whose settings are not
+    recorded are told from those whose are, no more. Where checkpoints of two
     pre-trainings would have one name, all of that name get their folders added.
     """
     groups, names, settings = defaultdict(set), {}, defaultdict(list)
     for run in [*collection.finished.values(), *collection.broken.values()]:
         groups[run.model.architecture, run.model.variant].add(replace(run.model, settings=""))
-        settings[run.record.task].append(set(settings_of(run.record).items()))
+        settings[run.record.task, run.record.config is None].append(set(settings_of(run.record).items()))
+        settings[run.record.task, "length"].append(set(run.record.length.items()))
     differing = {name for pairs in settings.values() for name, _ in set.union(*pairs) - set.intersection(*pairs)}
+    mixed = {task for task, unknown in settings if unknown is True and (task, False) in settings}
     for models in groups.values():
         if len({model.updates for model in models}) == len(models):
             continue
@@ -213,6 +189,8 @@ def _tell_apart(collection):
         renamed = []
         for run in runs.values():
             shown = {name: value for name, value in settings_of(run.record).items() if name in differing}
+            if run.record.config is None and run.record.task in mixed:
+                shown["other settings"] = "not recorded"
             folder = names.get(replace(run.model, settings=""), "")
             renamed.append(replace(run, model=replace(run.model, folder=folder, settings=settings_text(shown))))
         runs.clear()

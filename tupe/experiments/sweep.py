@@ -25,7 +25,8 @@ def settle(sweep: Sweep, job: runner.Job, state: str) -> None:
             known = json.loads(best.read_text()) if best.exists() else None
             if checkpoint.exists() and (not known or score > known["score"] or known["run"] == job.folder.name):
                 content = {"score": score, "metric": metric, "run": job.folder.name}
-                record.write_atomically(best, json.dumps(content) + "\n")  # first: a start after a kill does the rest
+                # first: a start after a kill does the rest
+                record.write_atomically(best, json.dumps(content, allow_nan=False) + "\n")
                 checkpoint.replace(place / "checkpoint_best.pt")
     if state in ("finished", "failed"):
         for path in job.folder.glob("*.pt"):

@@ -152,15 +152,16 @@ def reference_of(model: Model, models: Iterable[Model]) -> Model | None:
 
 def pretraining_of(model: Model) -> tuple[tuple, int]:
     """(what the model shares with those that differ in the seed of pre-training alone, that seed), from the record
-    beside its checkpoint. Without one, or if it is another model's, nothing is known: no other model shares it."""
+    beside its checkpoint. Without one, if it is another model's, or of an older version without settings, nothing is
+    known: no other model shares it."""
     try:
         content = record.read(Path(model.checkpoint).parent)
     except ValueError:
         content = None
-    alphabetical = record.alphabetical
-    if not content or content.metrics or content.architecture != model.architecture:
+    known = content and content.config is not None and not content.metrics
+    if not known or content.architecture != model.architecture:
         return (model,), 0
-    if alphabetical(content.variant) != alphabetical(model.variant):
+    if record.alphabetical(content.variant) != record.alphabetical(model.variant):
         return (model,), 0
     shared = (
         model.architecture, model.variant, model.updates, model.settings, content.task, content.lr,

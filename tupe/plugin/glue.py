@@ -256,6 +256,9 @@ class GlueTask(FinetuneTask):
     def record_name(self, config: DictConfig) -> str:
         return self.name
 
+    def data_files(self, split: str) -> list[Path]:
+        return sorted(Path(self.cfg.data, self.name).glob(f"*/{split}.*"))
+
     def write_predictions(self, split: str, stem: str | Path) -> None:
         """Tab-separated: row number in the official file (without dropped rows), prediction, target."""
         names = self.glue.labels or None

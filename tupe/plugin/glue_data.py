@@ -202,7 +202,7 @@ def _write_task(name, source, vocabulary, folder, map_rows):
         elif rows[0][1] is not None:
             write_atomically(folder / "label" / f"{split}.label", "".join(f"{label!r}\n" for _, label in rows))
         manifest["splits"][split] = counts
-    write_atomically(folder / "manifest.json", json.dumps(manifest, indent=1) + "\n")
+    write_atomically(folder / "manifest.json", json.dumps(manifest, indent=1, allow_nan=False) + "\n")
     return manifest
 
 

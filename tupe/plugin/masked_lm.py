@@ -5,8 +5,10 @@ With `next_sentence` a sequence is `<s> A </s> </s> B </s>`, where B follows A i
 """
 
 import math
+import re
 from dataclasses import dataclass, field
 from functools import lru_cache
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -59,6 +61,13 @@ class TupeMaskedLMTask(RecordedTask, MaskedLMTask):
 
     def record_name(self, config: DictConfig) -> str:
         return config.criterion._name.removesuffix("_chunked")  # it computes the same loss
+
+    def data_files(self, split: str) -> list[Path]:
+        folders = [Path(folder) for folder in self.cfg.data.split(":")]
+        if not split.startswith("train"):  # fairseq reads them in the first folder
+            folders = folders[:1]
+        name = re.compile(rf"{re.escape(split)}\d*(\.bin|\.idx)?")
+        return [path for folder in folders for path in sorted(folder.iterdir()) if name.fullmatch(path.name)]
 
     def build_model(self, cfg: DictConfig, from_checkpoint: bool = False) -> BaseFairseqModel:
         model = super().build_model(cfg, from_checkpoint)

@@ -1,5 +1,6 @@
 """The checkpoint that a run starts from: its dictionary, and the structure of its model, which fine-tuning keeps."""
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import make_dataclass
 from pathlib import Path
@@ -49,9 +50,48 @@ def check_dictionary(state: dict, path: str | Path) -> None:
             f"{path} makes {len(dictionary)} types, the model has {types}: another model's dictionary; take the "
             "dict.txt of its own pre-training data"
         )
-    fingerprint = dictionary_fingerprint(dictionary)
-    if not torch.equal(state["model"].get("_extra_state", fingerprint), fingerprint):
+    if not has_types(state, dictionary):
         raise ValueError(f"{path} has as many types as the model's dictionary, but other ones or in another order")
+
+
+def has_types(state: dict, dictionary: Dictionary) -> bool:
+    """Whether a checkpoint's model was trained with a dictionary of its size, type by type; True if it does not say."""
+    fingerprint = dictionary_fingerprint(dictionary)
+    return torch.equal(state["model"].get("_extra_state", fingerprint), fingerprint)
+
+
+def check_resumable(state: dict, model_cfg: DictConfig, dictionary: Dictionary) -> None:
+    """Raise ValueError if a run with this model and dictionary cannot go on from a checkpoint. fairseq would say that
+    the architectures do not match, whatever the reason."""
+    saved, table = state["cfg"]["model"], state["model"].get("encoder.tokens.weight")
+    if table is not None and len(table) != len(dictionary):
+        raise ValueError(f"the checkpoint's dictionary has {len(table)} types, that of the data {len(dictionary)}")
+    if not has_types(state, dictionary):
+        raise ValueError("the dictionary of the data has other types than the checkpoint's, or in another order")
+    wrong = contradictions(saved, model_cfg)
+    tables = limited_schemes(saved["position"]) if "position" in saved else ()
+    if tables and saved["max_positions"] != model_cfg.max_positions:
+        wrong.append(f"max_positions={saved['max_positions']} in the checkpoint, {model_cfg.max_positions} here")
+    if wrong:
+        raise ValueError(f"the checkpoint is of another model: {'; '.join(wrong)}")
+
+
+def contradictions(saved: Mapping, model_cfg: Mapping) -> list[str]:
+    """What a model's structure and that of a checkpoint differ in."""
+    return [
+        f"{key}={value} in the checkpoint, {model_cfg[key]} here"
+        for key, value in structure(saved).items()
+        if key in model_cfg and str(model_cfg[key]) != str(value)
+    ]
+
+
+def weights_fingerprint(state: dict) -> str:
+    """12 hexadecimal digits that tell a checkpoint's weights from others of these shapes, from a few of each tensor."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(state["model"].items()):
+        some = tensor.flatten()[:: max(tensor.numel() // 16, 1)]
+        digest.update(f"{name} {tuple(tensor.shape)} {some.tolist()}".encode())
+    return digest.hexdigest()[:12]
 
 
 def adopt_structure(
@@ -69,12 +109,7 @@ def adopt_structure(
     check_dictionary(state, Path(data) / "dict.txt")
     if "position" in model_cfg:
         spell_position(model_cfg)
-    wrong = [
-        f"{key}={value} in the checkpoint, {model_cfg[key]} here"
-        for key, value in structure(saved).items()
-        if key in model_cfg and str(model_cfg[key]) != str(value)
-    ]
-    if wrong:
+    if wrong := contradictions(saved, model_cfg):
         raise ValueError(
             f"the model contradicts the checkpoint {path} (architecture {saved['_name']}): {'; '.join(wrong)}"
         )
@@ -94,7 +129,10 @@ def adopt_structure(
                 f"{saved['max_positions']}; `tupe checkpoint stretch` makes more of them"
             )
         model_cfg.max_positions = max(length or 0, saved["max_positions"])
-    return model_cfg, {"pretrained": str(Path(path).resolve()), "pretrained_updates": num_updates(state)}
+    return model_cfg, {
+        "pretrained": str(Path(path).resolve()), "pretrained_updates": num_updates(state),
+        "pretrained_weights": weights_fingerprint(state),
+    }  # fmt: skip
 
 
 def structure(model_cfg: Mapping) -> dict:

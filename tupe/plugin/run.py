@@ -3,6 +3,7 @@ locked and the record begins; every validation adds scores; at the end the recor
 """
 
 import logging
+import math
 import os
 import sys
 from collections.abc import Iterator
@@ -19,16 +20,18 @@ from fairseq.dataclass import FairseqDataclass
 from fairseq.distributed import utils as distributed_utils
 from fairseq.logging.meters import AverageMeter, MetersDict
 from fairseq.models import BaseFairseqModel
+from fairseq.tasks import FairseqTask
 from omegaconf import II, DictConfig
 
 from .. import record as records
 from ..record import Record
 from ..safe_load import num_updates, read_checkpoint
 from . import watch
-from .model import run_position_file
-from .pretrained import adopt_structure, variant
-from .saving import remove_partial, resume_from_newest
+from .model import dictionary_fingerprint, run_position_file
+from .pretrained import adopt_structure, check_resumable, variant
+from .saving import LAST, remove_partial, resume_from_newest
 from .schedule import SCHEDULE, count_updates
+from .settings import RESTORE, settings
 from .start import choose_precision, describe
 
 logger = logging.getLogger(__name__)
@@ -61,6 +64,10 @@ class RecordedTask:
         """What the record calls this task. config: the whole configuration."""
         raise NotImplementedError
 
+    def data_files(self, split: str) -> list[Path]:
+        """The files that a split is read from, in a fixed order."""
+        raise NotImplementedError
+
     def build_model(self, cfg: DictConfig, from_checkpoint: bool = False) -> BaseFairseqModel:
         self._training = not from_checkpoint  # from_checkpoint: fairseq loads the model for use, not for training
         if self._training:
@@ -83,10 +90,13 @@ class RecordedTask:
             config.task.data = ":".join(os.path.abspath(folder) for folder in config.task.data.split(":"))
             if not self.metrics:
                 check_last_checkpoint(config)
-            self.run = begin(self._new_record(config), config)
+            self.run = begin(self._new_record(config), config, self)
         return super().build_criterion(cfg, **kwargs)
 
     def _new_record(self, config):
+        splits = config.dataset.valid_subset.split(",")
+        files = [path for split in (config.dataset.train_subset, *splits) for path in self.data_files(split)]
+        dictionary = bytes(dictionary_fingerprint(self.source_dictionary).tolist()).hex()[:12]
         return Record(
             task=self.record_name(config),
             architecture=config.model._name,
@@ -94,7 +104,10 @@ class RecordedTask:
             seed=config.common.seed,
             lr=float(config.optimization.lr[0]),
             length={name: config.optimization[name] for name in LENGTHS if config.optimization[name] > 0},
-            splits=config.dataset.valid_subset.split(","),
+            splits=splits,
+            data=records.fingerprint(files),
+            dictionary=dictionary,
+            config={name: value for name, (value, default) in settings(config).items() if value != default},
             metrics=list(self.metrics),
             **self._pretrained,
         )
@@ -112,7 +125,12 @@ class RecordedTask:
         # fairseq rounds what it prints; the meters are exact. wpb and bsz are batch sizes.
         means = {name: float(meter.avg) for name, meter in agg.items() if isinstance(meter, AverageMeter)}
         scores = {name: value for name, value in means.items() if name not in ("wpb", "bsz")}
+        if not agg["loss"].count:
+            logger.warning(f"no token of {split!r} is masked: this validation has no score; take more held-out text")
+            return
         scores.update({name: stats[name] for name in self.metrics})
+        if infinite := [name for name, value in scores.items() if not math.isfinite(value)]:
+            raise FloatingPointError(f"{infinite[0]} of {split!r} is {scores[infinite[0]]}")
         best = self.run.add_scores(self._epoch, stats["num_updates"], split, scores)
         if self.run.writes:
             self.keep_predictions(split, best)
@@ -135,11 +153,19 @@ def check_last_checkpoint(config: DictConfig) -> None:
         raise ValueError(f"save_interval={every}: the last of {epochs} epochs would not be saved; valid: a divisor")
 
 
+class Refused(ValueError, SystemExit):
+    """A start that would mix two runs, refused before anything is written. fairseq-train ends with this status too."""
+
+    code = records.REFUSED
+
+
 class Run:
     """A run that this process trains. record: what is known before training; config: the whole configuration."""
 
     def __init__(self, record: Record, config: DictConfig):
         self.record, self.config = record, config
+        self.earlier = None  # the record that this process goes on from; the file stays as it is until the first update
+        self.updates, self.began_at = None, records.now()  # updates: after the last one of this process
         self.folder = Path(config.checkpoint.save_dir).resolve()
         self.writes = distributed_utils.get_global_rank() == 0  # one process writes the record and holds the lock
         self._resumed = True  # until this process has scores of its own
@@ -165,23 +191,30 @@ class Run:
         scored = {e["split"] for e in self.record.scores if self._reached(e["epoch"], e["num_updates"])}
         return scored == set(self.record.splits)
 
+    def checkpoint(self, restore_file: str) -> dict | None:
+        """The checkpoint of that name; None if there is none, or it is damaged, which the launcher deals with."""
+        options, path = self.config.checkpoint, Path(restore_file)
+        if restore_file == LAST:
+            shard = "-shard0" if self.config.distributed_training.use_sharded_state else ""
+            path = self.folder / f"checkpoint_last{options.checkpoint_suffix}{shard}.pt"
+        try:
+            return read_checkpoint(path, mmap=True)
+        except ValueError:
+            return None
+
     def is_saved(self) -> bool:
         """Whether the folder's last checkpoint is from the end of the run."""
-        options = self.config.checkpoint
-        shard = "-shard0" if self.config.distributed_training.use_sharded_state else ""
-        path = self.folder / f"checkpoint_last{options.checkpoint_suffix}{shard}.pt"
-        try:
-            state = read_checkpoint(path, mmap=True)
-        except ValueError:  # there is none, or it is damaged, which the launcher deals with
-            return False
-        return self._reached(state["extra_state"]["train_iterator"]["epoch"] - 1, num_updates(state))
+        state = self.checkpoint(LAST)
+        return state is not None and self._reached(
+            state["extra_state"]["train_iterator"]["epoch"] - 1, num_updates(state)
+        )
 
     def is_finished(self, earlier: Record | None) -> bool:
         """Whether nothing is left to train. earlier: the record in the folder."""
         options = self.config.checkpoint
         if self.record.metrics or options.no_save or options.no_last_checkpoints:
             return earlier is not None and earlier.state == "finished" and earlier.length == self.record.length
-        return options.restore_file == "checkpoint_last.pt" and not options.reset_optimizer and self.is_saved()
+        return options.restore_file == LAST and not options.reset_optimizer and self.is_saved()
 
     def is_complete(self) -> bool:
         """Whether the run has its result: the last scores, or the last checkpoint."""
@@ -205,10 +238,18 @@ class Run:
         # fairseq would send itself a signal after that time, which a process that hangs does not handle.
         section = self.config.distributed_training
         timeout, section.heartbeat_timeout = section.heartbeat_timeout, -1
-        return watch.Watch(timeout, self.config.task.stop_at_jump, updates, self.note_stall)
+        return watch.Watch(timeout, self.config.task.stop_at_jump, updates, self.note_stall, self.reach)
+
+    def reach(self, updates: int) -> None:
+        """Take note of an update. With the first one the run has begun, or goes on: until then any failure is that of a
+        start, and changes no run's record."""
+        first, self.updates = self.updates is None, updates
+        if first and self.writes:
+            self.record.started_at = self.record.started_at or self.began_at
+            self.record.save(self.folder)
 
     def note_stall(self, reason: str) -> None:
-        if self.writes:
+        if self.writes and (self.updates or not self.earlier):
             self.record.end(reason, records.STALLED)
             self.record.save(self.folder)
 
@@ -217,7 +258,8 @@ class Run:
         watch.end()
         if not self.writes:
             return
-        if self.config.checkpoint.no_save:
+        options = self.config.checkpoint
+        if options.no_save:
             (self.folder / "crash.pt").unlink(missing_ok=True)  # fairseq writes it when a run diverges
         if error is None and self.is_complete():
             self.record.end()
@@ -225,67 +267,67 @@ class Run:
             self.record.end("stopped before its last epoch was scored: see its log")
         elif isinstance(error, Exception):
             self.record.end(reason(error), status)
-        elif isinstance(error, SystemExit) and error.code == records.STOPPED:
-            self.record.failure = {"reason": "stopped by a signal", "status": records.STOPPED}
-        # Else it was interrupted or reached a time limit: it stays open, and continues when it is started again.
-        if self.folder.is_dir():
+        else:  # interrupted, or at a time limit: it continues when it is started again
+            self.record.state = "stopped"
+            if isinstance(error, SystemExit) and error.code == records.STOPPED:
+                self.record.failure = {"reason": "stopped by a signal", "status": records.STOPPED}
+        if self.folder.is_dir() and (self.updates is not None or error is None or not self.earlier):
             try:
                 self.record.save(self.folder)
             except OSError as full:  # which may be what ended the process
                 logger.error(f"{self.folder / records.NAME} cannot be written: {full}")
         records.unlock(self.folder)
+        if self.record.state == "stopped":
+            kept = not options.no_save and (self.updates or self.earlier)
+            when = "before its first update" if self.updates is None else f"after update {self.updates}"
+            logger.warning(f"stopped {when}; the same command {'resumes' if kept else 'starts it again'}")
 
 
 # ------------------------------------------------------------------------------------- the one run of this process
 
 _run = None
+_last_words = ""  # what the log ends with
+_recorded = False  # inside of `recorded`, where errors become messages
 
 
-def begin(record: Record, config: DictConfig) -> Run | None:
+def begin(record: Record, config: DictConfig, task: FairseqTask) -> Run | None:
     """Begin or resume a run, or return None for one that is finished: nothing will be trained then.
 
-    config: the whole configuration. Raises BlockingIOError if another process trains in the folder, and ValueError if
+    config: the whole configuration. Raises BlockingIOError if another process trains in the folder, and Refused if
     the folder holds another run.
     """
-    global _run
+    global _run, _last_words
     end()  # the previous run, in a process that trains several
     forget_earlier_scores()
     run = Run(record, config)
     if run.writes and not records.lock(run.folder):  # first: the other process may be about to write its last scores
         raise BlockingIOError(f"another process is training in {run.folder}")
-    if run.writes:
-        resume_from_newest(config)
-        describe(config)
-    if torch.distributed.is_initialized():  # the others look at the folder too
-        torch.distributed.barrier()
     try:
-        earlier = records.read(run.folder)
-    except ValueError as error:  # truncated by a power failure, for example
-        logger.warning(f"{error}: the run starts over")
-        earlier = None
-    if earlier and earlier.started_at:
-        differences = record.differences(earlier)
-        if differences:
+        compare(run)
+        if run.writes:
+            resume_from_newest(config)
+            describe(config)
+        if torch.distributed.is_initialized():  # the others look at the folder too
+            torch.distributed.barrier()
+        resume(run, task)
+    except Refused as refusal:
+        if run.writes:
             records.unlock(run.folder)
-            words = [f"{name} {_said(old)} there, {_said(new)} here" for name, (new, old) in differences.items()]
-            text = "; ".join(words)
-            raise ValueError(f"{run.folder} holds another run ({text}); choose another folder or remove it")
-        record.scores, record.started_at = earlier.scores, earlier.started_at
+            if not _recorded:
+                logger.error(refusal)
+        raise
     if run.writes:
         remove_partial(run.folder)
-    if run.is_finished(earlier):
-        logger.warning(f"{run.folder} holds the finished run already: nothing to train")
+    if run.is_finished(run.earlier):
         config.optimization.max_epoch = -1  # fairseq's loop ends before it begins
         if run.writes:
-            if earlier and earlier.state != "finished":  # it was killed after its last checkpoint
-                earlier.end()
-                earlier.save(run.folder)
+            _last_words = f"{run.folder} holds the finished run already: nothing to train"
+            if run.earlier and run.earlier.state != "finished":  # it was killed after its last checkpoint
+                run.earlier.end()
+                run.earlier.save(run.folder)
             records.unlock(run.folder)
         return None
-    gpu = torch.cuda.is_available()
-    threads = torch.get_num_threads()
-    record.begin(torch.cuda.get_device_name() if gpu else f"CPU, {threads} thread{'s' * (threads != 1)}")
-    if run.writes:
+    if run.writes and not run.earlier:
         record.save(run.folder)
     _run = run
     watch.begin(run.watch())
@@ -296,23 +338,71 @@ def _said(value):
     return "none" if value in ("", None) else value
 
 
+def compare(run: Run) -> None:
+    """Read the record of a run's folder. Raises Refused if it is another run's."""
+    record = run.record
+    try:
+        earlier = records.read(run.folder)
+    except ValueError as error:  # truncated by a power failure, for example
+        logger.warning(f"{error}: a new one is begun")
+        earlier = None
+    run.earlier = earlier = earlier if earlier and earlier.started_at else None
+    if earlier and RESTORE in (earlier.config or ()) and any(run.folder.glob("checkpoint*.pt")):
+        record.config.setdefault(RESTORE, earlier.config[RESTORE])  # where the run began, which goes on from its own
+    differences = record.differences(earlier) if earlier else {}
+    if differences:
+        defaults = {name: default for name, (_, default) in settings(run.config).items()}
+        pairs = [(name, *(defaults.get(name) if v is None else v for v in pair)) for name, pair in differences.items()]
+        text = "; ".join(f"{name} {_said(old)} there, {_said(new)} here" for name, old, new in pairs)
+        raise Refused(f"{run.folder} holds another run ({text}); choose another folder or remove it")
+
+
+def resume(run: Run, task: FairseqTask) -> None:
+    """Let a run go on from the checkpoint that fairseq will load, if there is one. Raises Refused if that is of another
+    model."""
+    record, config, earlier = run.record, run.config, run.earlier
+    restored = config.checkpoint.restore_file
+    state = run.checkpoint(restored)
+    own = state is not None and (restored == LAST or Path(restored).resolve().parent == run.folder)
+    if state is not None:
+        try:
+            check_resumable(state, config.model, task.source_dictionary)
+        except ValueError as error:
+            raise Refused(f"{run.folder if restored == LAST else restored}: {error}") from None
+    gpu = torch.cuda.is_available()
+    threads = torch.get_num_threads()
+    record.begin(torch.cuda.get_device_name() if gpu else f"CPU, {threads} thread{'s' * (threads != 1)}")
+    if earlier or own:
+        unknown = ", ".join((earlier or Record(pretrained=record.pretrained)).unknown())
+        if unknown:
+            logger.warning(f"{run.folder}: what this run began with is not recorded ({unknown}); taken to be as here")
+        record.go_on(earlier or Record(pretrained=record.pretrained), num_updates(state) if state is not None else 0)
+
+
 def end(error: BaseException | None = None, status: int = 1) -> None:
     """End this process's run, if there is one; see `Run.end`."""
-    global _run
+    global _run, _last_words
     if _run is not None:
         run, _run = _run, None
         run.end(error, status)
+    if _last_words:
+        logger.warning(_last_words)
+        _last_words = ""
 
 
 @contextmanager
 def recorded() -> Iterator[None]:
     """Complete the record as soon as fairseq's training ends, for processes that continue afterwards or turn errors
     into messages."""
+    global _recorded
+    _recorded = True
     try:
         yield
     except BaseException as error:
         end(error, records.DIVERGED if isinstance(error, FloatingPointError) else 1)
         raise
+    finally:
+        _recorded = False
     end()
 
 
@@ -345,8 +435,14 @@ def is_out_of_memory(error: BaseException) -> bool:
     )
 
 
+def true_reason(error: BaseException) -> BaseException:
+    """The error behind fairseq's "please ensure that the architectures match", which it says of any in loading."""
+    return error.__context__ if type(error) is Exception and error.__context__ is not None else error
+
+
 def reason(error: Exception) -> str:
     """Why a run failed, in one line of at most 200 characters."""
+    error = true_reason(error)
     kind = type(error).__name__
     if is_out_of_memory(error):
         kind = "out of memory"

@@ -7,6 +7,7 @@ import collections
 import json
 import re
 import string
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -143,6 +144,11 @@ class SquadTask(FinetuneTask):
     def record_name(self, config: DictConfig) -> str:
         return f"SQuAD-{self.cfg.squad_version}"
 
+    def data_files(self, split: str) -> list[Path]:
+        # The pieces beside it follow from the text and the dictionary, and their file from the time of its writing.
+        path = Path(self.cfg.data, f"{FILES.get(split, split)}-v{self.cfg.squad_version}.json")
+        return [path] if path.exists() else []
+
     def answers(self, split: str) -> tuple:
         """({question id: best answer}, {question id: score of no answer minus that answer's}) from the windows."""
         data, best, null = self.dataset(split), {}, {}
@@ -152,7 +158,7 @@ class SquadTask(FinetuneTask):
             if start and (q not in best or span > best[q][0]):
                 best[q] = span, data.answer(w, start, end)
         texts = {question.id: best.get(question.id, (0.0, ""))[1] for question in data.questions}
-        return texts, {q: null[q] - best[q][0] if q in best else float("inf") for q in null}
+        return texts, {q: null[q] - best[q][0] if q in best else sys.float_info.max for q in null}
 
     def golds(self, split: str) -> dict:
         """{question id: its gold answers, none if it has no answer}."""
@@ -169,7 +175,7 @@ class SquadTask(FinetuneTask):
         super().keep_predictions(split, best)
         path = self.run.folder / "predictions" / f"{split}_golds.json"
         if not path.exists():
-            write_atomically(path, json.dumps(self.golds(split), ensure_ascii=False) + "\n")
+            write_atomically(path, json.dumps(self.golds(split), ensure_ascii=False, allow_nan=False) + "\n")
 
     def write_predictions(self, split: str, stem: str | Path) -> None:
         """The official formats: {question id: answer}, and for v2.0 the scores of no answer, with the threshold."""
@@ -177,8 +183,9 @@ class SquadTask(FinetuneTask):
         texts, no_answer = self.answers(split)
         if self._threshold is not None:
             texts = {q: text if no_answer[q] <= self._threshold else "" for q, text in texts.items()}
-            write_atomically(f"{stem}_no_answer.json", json.dumps({**no_answer, "threshold": self._threshold}) + "\n")
-        write_atomically(f"{stem}.json", json.dumps(texts, ensure_ascii=False, indent=1) + "\n")
+            content = {**no_answer, "threshold": self._threshold}
+            write_atomically(f"{stem}_no_answer.json", json.dumps(content, allow_nan=False) + "\n")
+        write_atomically(f"{stem}.json", json.dumps(texts, ensure_ascii=False, indent=1, allow_nan=False) + "\n")
 
 
 @dataclass

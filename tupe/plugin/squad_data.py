@@ -120,7 +120,7 @@ class Encoded:
         np.savez(partial, **arrays)
         partial.replace(folder / f"{name}.npz")
         content = {"contexts": self.contexts, "questions": [asdict(question) for question in self.questions]}
-        write_atomically(folder / f"{name}.json", json.dumps(content, ensure_ascii=False) + "\n")
+        write_atomically(folder / f"{name}.json", json.dumps(content, ensure_ascii=False, allow_nan=False) + "\n")
 
     @classmethod
     def load(cls, folder: Path, file: str, version: str) -> "Encoded":

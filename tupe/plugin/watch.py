@@ -30,10 +30,14 @@ class Watch:
     """timeout: seconds without progress after which the process ends (an update, a batch of validation and a checkpoint
     are progress), 0 for no limit; it counts from the first update. jump: in the unit of the loss, see `follow`; 0 for
     none. updates: of the whole run, 0 if not known. note: called with the reason before the process ends itself.
+    reach: called after every update with the number of updates.
     """
 
-    def __init__(self, timeout: float, jump: float, updates: int, note: Callable[[str], None]):
-        self.timeout, self.jump, self.updates, self.note = timeout, jump, updates, note
+    def __init__(
+        self, timeout: float, jump: float, updates: int, note: Callable[[str], None],
+        reach: Callable[[int], None] = lambda updates: None,
+    ):  # fmt: skip
+        self.timeout, self.jump, self.updates, self.note, self.reach = timeout, jump, updates, note, reach
         self.mean, self.lowest, self.above, self.skipped = None, math.inf, 0, 0
         self.first = None  # (time, number) of the first update here
         self.moved, self.ended = time.monotonic(), threading.Event()
@@ -131,6 +135,7 @@ def _train_step(trainer, *args, original=Trainer.train_step, **kwargs):
         _watch.begin(trainer.get_num_updates(), trainer.data_parallel_world_size)
     output = original(trainer, *args, **kwargs)
     _watch.follow(None if output is None else output["loss"])
+    _watch.reach(trainer.get_num_updates())
     return output
 
 

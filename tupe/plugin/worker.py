@@ -22,7 +22,7 @@ from omegaconf import open_dict
 from ..options import Command, Refusal
 from ..record import DIVERGED
 from . import watch
-from .run import recorded
+from .run import recorded, true_reason
 from .stop import stoppable
 
 
@@ -47,9 +47,10 @@ def train(arguments: list) -> None:
         with recorded(), stoppable():
             distributed_utils.call_main(cfg, fairseq_train.main)
     except Exception as error:
+        error = true_reason(error)
         full = isinstance(error, OSError) and error.errno == errno.ENOSPC
         if full or isinstance(error, BlockingIOError) or isinstance(error, ValueError) and _is_ours(error):
-            raise
+            raise error
         traceback.print_exc()
         status = DIVERGED if isinstance(error, FloatingPointError) else 1
         raise Refusal(f"training failed: {type(error).__name__}: {error}{watch.waits_for()}", status) from error

@@ -1,0 +1,296 @@
+"""A folder holds one run: what tells two runs apart, what may change when one is resumed, and that a start which is
+refused, or fails at once, leaves the record as it is."""
+
+import shutil
+
+import pytest
+import torch
+from click.testing import CliRunner
+from fairseq.data import indexed_dataset
+from fairseq.trainer import Trainer
+from fairseq_cli.train import cli_main
+from helpers import finetune, fork, load, pretrain_arguments, train, train_recipe, write_data
+
+from tupe import record
+from tupe.plugin import masked_lm
+from tupe.plugin.settings import settings
+from tupe.record import Record, read
+from tupe.train import pretrain
+
+OPTIONS = ["--num-workers=0", "--max-update=4", "--total-num-update=4"]
+LONGER = ["--num-workers=0", "--max-update=5", "--total-num-update=5"]
+
+
+@pytest.fixture(scope="module")
+def four(data, tmp_path_factory):
+    """The folder of a run of 4 updates."""
+    folder = tmp_path_factory.mktemp("four")
+    train(pretrain_arguments(data, folder, *OPTIONS))
+    return folder
+
+
+@pytest.fixture
+def begun(four, tmp_path):
+    """A copy of it."""
+    return shutil.copytree(four, tmp_path / "run", ignore=shutil.ignore_patterns("lock"))
+
+
+def other_text(data, folder):
+    """Data with the same dictionary."""
+    write_data(folder, seed=1)
+    assert (folder / "dict.txt").read_bytes() == (data / "dict.txt").read_bytes()
+    return folder
+
+
+OTHERS = {
+    "--dropout=0": "model.dropout 0.1 there, 0.0 here",
+    "--weight-decay=0.3": "optimizer.weight_decay 0.01 there, 0.3 here",
+    "--mask-prob=0.5": "task.mask_prob 0.15 there, 0.5 here",
+    "--update-freq=2": "optimization.update_freq [1] there, [2] here",
+    "--batch-size=2": "dataset.batch_size 4 there, 2 here",
+    "--warmup-updates=3": "lr_scheduler.warmup_updates 2 there, 3 here",
+    "--clip-norm=0": "optimization.clip_norm 1.0 there, 0.0 here",
+    "--lr=[0.01,0.02]": "optimization.lr",
+    "--adam-betas=(0.9, 0.98)": "optimizer.adam_betas [0.9, 0.999] there, [0.9, 0.98] here",
+    "--optimizer=adamw_fused": "optimizer._name adam there, adamw_fused here",
+    "--criterion=masked_lm_chunked": "criterion._name masked_lm there, masked_lm_chunked here",
+    "--autocast=bf16": "model.autocast none there, bf16 here",
+    "--seed=3": "seed 1 there, 3 here",
+    "--tokens-per-sample=16": "model.max_positions 24 there, 16 here; task.tokens_per_sample 24 there, 16 here",
+    "--position=t5": "model.position untied+t5 there, t5 here",
+    "--max-valid-steps=1": "dataset.max_valid_steps None there, 1 here",
+    "--reset-optimizer": "checkpoint.reset_optimizer False there, True here",
+    "--ddp-comm-hook=fp16": "distributed_training.ddp_comm_hook none there, fp16 here",
+}
+
+
+@pytest.mark.parametrize("option", OTHERS)
+def test_another_setting_is_another_run(option, data, begun):
+    before = record.contents(begun)
+    with pytest.raises(ValueError, match="holds another run") as refused:
+        train(pretrain_arguments(data, begun, *LONGER, option))
+    assert OTHERS[option] in str(refused.value) and "\n" not in str(refused.value) and refused.value.code == 2
+    assert record.contents(begun) == before and not record.is_locked(begun)
+
+
+def test_a_decay_to_another_end_is_another_run(data, begun):
+    """It follows the length, which may change."""
+    with pytest.raises(ValueError, match=r"lr_scheduler.total_num_update 4\S* there, 9\S* here"):
+        train(pretrain_arguments(data, begun, "--num-workers=0", "--max-update=4", "--total-num-update=9"))
+
+
+def test_other_data_is_another_run(data, begun, tmp_path):
+    """Of the same dictionary; and data that was moved is the same."""
+    other, moved = other_text(data, tmp_path / "other"), shutil.copytree(data, tmp_path / "moved")
+    before = record.contents(begun)
+    for folders in (other, f"{data}:{other}", f"{other}:{data}"):
+        with pytest.raises(ValueError, match=r"holds another run \(data \w{12} there, \w{12} here\)"):
+            train(pretrain_arguments(folders, begun, *LONGER))
+    shutil.copy(other / "valid.bin", moved / "valid.bin")  # what it is scored on counts, too
+    with pytest.raises(ValueError, match="holds another run"):
+        train(pretrain_arguments(moved, begun, *LONGER))
+    assert record.contents(begun) == before
+    shutil.copy(data / "valid.bin", moved / "valid.bin")
+    assert len(train(pretrain_arguments(moved, begun, *LONGER))) == 1
+
+
+def swapped_dictionary(data, folder):
+    """The same data with two types of the dictionary exchanged."""
+    shutil.copytree(data, folder)
+    first, second, *rest = (folder / "dict.txt").read_text().splitlines(keepends=True)
+    (folder / "dict.txt").write_text("".join([second, first, *rest]))
+    return folder
+
+
+def test_another_dictionary_is_another_run(data, begun, tmp_path):
+    other = swapped_dictionary(data, tmp_path / "data")
+    with pytest.raises(ValueError, match=r"holds another run \(dictionary \w{12} there, \w{12} here\)"):
+        train(pretrain_arguments(other, begun, *LONGER))
+
+
+@pytest.mark.parametrize("place", ["an older record", "another folder"])
+def test_a_checkpoint_of_another_model_is_refused_with_the_reason(place, data, begun, tmp_path):
+    """In place of fairseq's "please ensure that the architectures match", where no record tells them apart."""
+    Record(**{**vars(read(begun)), **dict.fromkeys(("data", "dictionary", "config"))}).save(begun)
+    before, folder, words = record.contents(begun), begun, LONGER
+    if place == "another folder":
+        folder, words = tmp_path / "new", [*LONGER, f"--restore-file={begun}/checkpoint_last.pt"]
+    swapped, larger = swapped_dictionary(data, tmp_path / "data"), shutil.copytree(data, tmp_path / "larger")
+    with (larger / "dict.txt").open("a") as file:
+        file.write("more 1\n")
+    for text, more, reason in [
+        (swapped, [], "the dictionary of the data has other types than the checkpoint's, or in another order"),
+        (larger, [], "the checkpoint's dictionary has 45 types, that of the data 46"),
+        (data, ["--tokens-per-sample=16"], "max_positions=24 in the checkpoint, 16 here"),
+        (data, ["--encoder-layers=1"], "encoder_layers=2 in the checkpoint, 1 here"),
+    ]:
+        with pytest.raises(ValueError, match=f"{reason}|holds another run .variant") as refused:
+            train(pretrain_arguments(text, folder, *words, *more))
+        assert refused.value.code == 2
+    assert record.contents(begun) == before and not (tmp_path / "new" / "record.json").exists()
+
+
+def test_what_may_change_is_noted(data, begun):
+    first = read(begun)
+    words = ["--max-update=5", "--total-num-update=5", "--num-workers=1", "--save-interval-updates=1"]
+    assert len(train(pretrain_arguments(data, begun, *words, "--validate-interval-updates=1"))) == 1
+    run = read(begun)
+    (change,) = run.changes
+    assert change.pop("command", 1) and change == {
+        "num_updates": 4, "length": [{"max_update": 4}, {"max_update": 5}], "dataset.num_workers": [0, None],
+        "checkpoint.save_interval_updates": [10000, 1], "dataset.validate_interval_updates": [10000, 1],
+    }  # fmt: skip
+    assert run.started_at == first.started_at and run.config["model.max_positions"] == 24 and run.state == "finished"
+
+
+def test_an_older_record_is_filled_in_with_a_warning(data, begun, caplog):
+    Record(**{**vars(read(begun)), **dict.fromkeys(("data", "dictionary", "config"))}).save(begun)
+    train(pretrain_arguments(data, begun, *LONGER))
+    assert "what this run began with is not recorded (data, dictionary, config)" in caplog.text
+    run = read(begun)
+    assert run.data and run.dictionary and run.config["task.tokens_per_sample"] == 24
+    assert run.changes[0]["num_updates"] == 4 and run.changes[0]["data"] == [None, run.data]
+
+
+@pytest.mark.parametrize("error", [ValueError("the disk is on fire"), MemoryError(), SystemExit(record.STOPPED)])
+def test_a_start_that_fails_at_once_changes_nothing(error, data, begun, monkeypatch):
+    def fail(*args):
+        raise error
+
+    before = record.contents(begun)
+    monkeypatch.setattr(Trainer, "train_step", fail)
+    with pytest.raises(type(error)):
+        train(pretrain_arguments(data, begun, *LONGER))
+    assert record.contents(begun) == before and not record.is_locked(begun)
+
+
+def test_a_run_that_made_no_update_binds_nobody(data, tmp_path, monkeypatch):
+    def fail(*args):
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "train_step", fail)
+        with pytest.raises(MemoryError):
+            train(pretrain_arguments(data, tmp_path, *OPTIONS))
+    assert read(tmp_path).state == "failed" and not read(tmp_path).started_at
+    assert len(train(pretrain_arguments(data, tmp_path, *OPTIONS, "--batch-size=2"))) == 4
+    assert read(tmp_path).state == "finished" and not read(tmp_path).changes
+
+
+def test_both_doors_refuse(data, four, begun):
+    before = record.contents(begun)
+    process = fork(cli_main, "fairseq-train", *pretrain_arguments(data, begun, *LONGER, "--dropout=0"))
+    process.join()
+    assert process.exitcode == 2
+    words = [f"--data={data}", f"--output={begun}", "--gpus=0", "--arch=tupe_r_tiny", "--tokens-per-sample=24"]
+    words += ["--lr=[0.01]", "--warmup-updates=2", "--batch-size=4", "--update-freq=1", "--num-workers=0"]
+    refused = CliRunner().invoke(pretrain, [*words, "--max-update=5", "--dropout=0"])
+    assert refused.exit_code == 2
+    assert "holds another run (model.dropout 0.1 there, 0.0 here)" in refused.output.splitlines()[-1]
+    assert record.contents(begun) == before
+    resumed = CliRunner().invoke(pretrain, [*words, "--max-update=5", "--log-interval=1"])
+    assert resumed.exit_code == 0 and read(begun).length == {"max_update": 5}, resumed.output
+
+
+def test_the_default_is_a_setting_like_any_other(data, tmp_path):
+    """However it is typed: what is compared and reported is the configuration."""
+    found = []
+    for words in ([], ["--dropout=0.1", "--adam-betas=(0.9,0.999)", "--mask-prob=0.15"]):
+        folder = tmp_path / str(len(found))
+        train(pretrain_arguments(data, folder, *OPTIONS, *words))
+        found.append(read(folder).config)
+    assert found[0] == found[1]
+    words = ["model._name=tupe_r_tiny", f"task.data={data}", "task.tokens_per_sample=24", "dataset.batch_size=4"]
+    words += ["optimization.update_freq=[1]", "optimization.lr=[0.01]", "lr_scheduler.warmup_updates=2"]
+    train_recipe("pretrain", *words, "optimization.max_update=4", f"checkpoint.save_dir={tmp_path}/hydra")
+    assert {name: pair for name, pair in read(tmp_path / "hydra").config.items() if not record.may_change(name)} == {
+        name: pair for name, pair in found[0].items() if not record.may_change(name)
+    }
+
+
+def test_a_file_of_encodings_is_its_contents(data, tmp_path):
+    place = tmp_path / "own.py"
+    place.write_text("x = 1\n")
+    folder, file = tmp_path / "run", f"--position-file={place}"
+    train(pretrain_arguments(data, folder, *OPTIONS, file))
+    moved = place.rename(tmp_path / "moved.py")
+    assert len(train(pretrain_arguments(data, folder, *LONGER, f"--position-file={moved}"))) == 1
+    moved.write_text("# other\n" + moved.read_text())
+    with pytest.raises(ValueError, match=r"model.position_file \w{12} there, \w{12} here"):
+        train(pretrain_arguments(data, folder, *LONGER, f"--position-file={moved}"))
+
+
+def test_where_a_run_was_restored_from_stays(data, four, tmp_path):
+    folder, restore = tmp_path / "run", f"--restore-file={four}/checkpoint_last.pt"
+    train(pretrain_arguments(data, folder, *LONGER, restore))
+    origin = read(folder).config["checkpoint.restore_file"]
+    assert origin == str(four / "checkpoint_last.pt")
+    longer = ["--num-workers=0", "--max-update=6", "--total-num-update=6"]
+    assert len(train(pretrain_arguments(data, folder, *longer))) == 1  # its own checkpoint_last.pt
+    assert read(folder).config["checkpoint.restore_file"] == origin
+    with pytest.raises(ValueError, match="checkpoint.restore_file None there"):
+        train(pretrain_arguments(data, four, *longer, f"--restore-file={folder}/checkpoint_last.pt"))
+
+
+def test_batches_are_counted_over_all_processes(data, tmp_path, monkeypatch):
+    """Another number of processes with as many batches in an update is the same run."""
+    from fairseq.distributed import utils
+
+    train(pretrain_arguments(data, tmp_path, *OPTIONS, "--update-freq=4", "--max-valid-steps=4"))
+    config, seen = read(tmp_path).config, []
+    monkeypatch.setattr("tupe.plugin.run.begin", lambda record, config, task: seen.append(settings(config)))
+    monkeypatch.setattr(utils, "get_global_world_size", lambda: 2)
+    words = ["--update-freq=2", "--max-valid-steps=4", "--batch-size-valid=2", "--no-save", "--max-update=1"]
+    train(pretrain_arguments(data, tmp_path / "x", *OPTIONS, *words))
+    other = {name: value for name, (value, default) in seen[0].items() if value != default}
+    differ = {name for name in {**other, **config} if other.get(name) != config.get(name)}
+    assert {name for name in differ if not record.may_change(name)} == {"lr_scheduler.total_num_update"}
+    assert "distributed_training.distributed_world_size" in differ and config["optimization.update_freq"] == [4]
+
+
+EPOCH = ["glue=cola", "optimization.lr=[1e-3]", "dataset.num_workers=0"]
+
+
+def test_fine_tuning_is_compared_too(learnable, pretrained, tmp_path):
+    """Its settings, its own data in the folder, and the weights that it starts from."""
+    data, start = shutil.copytree(learnable, tmp_path / "data"), shutil.copy(pretrained, tmp_path / "start.pt")
+    words = [*EPOCH, "optimization.max_epoch=1"]
+    folder = tmp_path / "run"
+    finetune(data, start, folder, *words)
+    before = record.contents(folder)
+    assert read(folder).pretrained_weights and "model.encoder_layers" not in read(folder).config
+    finetune(data, start, folder, *words)
+    (data / "MNLI" / "input0" / "train.bin").write_bytes(b"another task")
+    finetune(data, start, folder, *words)
+    for more in ("+model.dropout=0.3", "dataset.batch_size=6", "+task.group_by_length=true"):
+        with pytest.raises(ValueError, match="holds another run"):
+            finetune(data, start, folder, *words, more)
+    labels = data / "CoLA" / "label" / "valid.bin"
+    kept = labels.read_bytes()
+    labels.write_bytes(kept[::-1])
+    with pytest.raises(ValueError, match=r"holds another run \(data "):
+        finetune(data, start, folder, *words)
+    labels.write_bytes(kept)
+    state = load(start)
+    state["model"]["encoder.tokens.weight"] += 1
+    torch.save(state, start)
+    with pytest.raises(ValueError, match=r"holds another run \(pretrained_weights "):
+        finetune(data, start, folder, *words)
+    assert record.contents(folder) == before
+
+
+def test_a_finished_run_says_so_last(data, begun, caplog):
+    assert train(pretrain_arguments(data, begun, *OPTIONS)) == []
+    assert caplog.messages[-1] == f"{begun} holds the finished run already: nothing to train"
+
+
+def test_a_validation_without_masked_tokens_has_no_score(data, tmp_path, monkeypatch, caplog):
+    place = write_data(tmp_path / "data", valid_lines=1)
+    builder = indexed_dataset.make_builder(str(place / "valid.bin"), "mmap", vocab_size=44)
+    builder.add_item(torch.tensor([2]))
+    builder.finalize(str(place / "valid.idx"))
+    monkeypatch.setattr(masked_lm, "HELD_OUT_SEED", 2)  # by which neither <s> nor </s> is masked
+    train(pretrain_arguments(place, tmp_path / "run", *OPTIONS, "--validate-interval-updates=2"))
+    run = read(tmp_path / "run")
+    assert "no token of 'valid' is masked: this validation has no score" in caplog.text
+    assert run.scores == [] and run.state == "finished" and "NaN" not in record.contents(tmp_path / "run").decode()
