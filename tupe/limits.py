@@ -64,7 +64,7 @@ LIMITS = {
 PAIRS = ("adam_betas", "adamax_betas", "lamb_betas", "adafactor_eps")
 LISTS = ("lr", "update_freq", "phase_ratio")  # one number, or one for each epoch or phase
 SWITCHES = ("update_epoch_batch_itr",)  # which fairseq takes as text
-FILES = ("position_file", "quantization_config_path", "ema_seed_model")  # which have to be there
+FILES = ("quantization_config_path", "ema_seed_model")  # which have to be there
 
 
 def valid(name: str) -> str:

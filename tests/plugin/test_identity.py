@@ -57,8 +57,8 @@ OTHERS = {
     "--autocast=bf16": "model.autocast none there, bf16 here",
     "--seed=3": "seed 1 there, 3 here",
     "--tokens-per-sample=16": "model.max_positions 24 there, 16 here; task.tokens_per_sample 24 there, 16 here",
-    "--position=t5": "model.position untied+t5 there, t5 here",
-    "--max-valid-steps=1": "dataset.max_valid_steps None there, 1 here",
+    "--position=t5": "model.position t5+untied there, t5 here",
+    "--max-valid-steps=1": "dataset.max_valid_steps none there, 1 here",
     "--reset-optimizer": "checkpoint.reset_optimizer False there, True here",
     "--ddp-comm-hook=fp16": "distributed_training.ddp_comm_hook none there, fp16 here",
 }
@@ -220,6 +220,19 @@ def test_a_file_of_encodings_is_its_contents(data, tmp_path):
         train(pretrain_arguments(data, folder, *LONGER, f"--position-file={moved}"))
 
 
+def test_several_files_of_encodings(data, tmp_path, request):
+    """Joined as in $PATH; the names of both are known before anything starts."""
+    classes = "from tupe.positions import PositionScheme, register\n\n\n@register('own_{0}')\nclass Own(PositionScheme):\n"
+    files = [tmp_path / "own_a.py", tmp_path / "own_b.py"]
+    for file in files:
+        file.write_text(classes.format(file.stem[-1]) + "    extra_terms = 1\n")
+    request.addfinalizer(lambda: [SCHEMES.pop(f"own_{name}", None) for name in "ab"])
+    words = ["--position=absolute+own_a+own_b", f"--position-file={files[0]}:{files[1]}"]
+    train(pretrain_arguments(data, tmp_path / "run", *OPTIONS, *words, arch="bert_a_tiny"))
+    before = read(tmp_path / "run").config["model.position_file"]
+    assert before == record.fingerprint(files)
+
+
 def test_where_a_run_was_restored_from_stays(data, four, tmp_path):
     folder, restore = tmp_path / "run", f"--restore-file={four}/checkpoint_last.pt"
     train(pretrain_arguments(data, folder, *LONGER, restore))
@@ -228,7 +241,7 @@ def test_where_a_run_was_restored_from_stays(data, four, tmp_path):
     longer = ["--num-workers=0", "--max-update=6", "--total-num-update=6"]
     assert len(train(pretrain_arguments(data, folder, *longer))) == 1  # its own checkpoint_last.pt
     assert read(folder).config["checkpoint.restore_file"] == origin
-    with pytest.raises(ValueError, match="checkpoint.restore_file None there"):
+    with pytest.raises(ValueError, match="checkpoint.restore_file none there"):
         train(pretrain_arguments(data, four, *longer, f"--restore-file={folder}/checkpoint_last.pt"))
 
 

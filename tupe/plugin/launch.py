@@ -26,7 +26,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from .. import limits
 from ..architectures import SIZES, split_size, with_size
 from ..encoder import Encoder
-from ..options import CONFIGS, nearest
+from ..options import CONFIGS, nearest, split_files
 from ..positions import load_schemes
 from ..record import STOPPED
 from . import worker
@@ -213,8 +213,8 @@ def check_model(values: dict) -> None:
     kind = MODEL_DATACLASS_REGISTRY.get(values["arch"])
     if kind is None or not issubclass(kind, TupeConfig):
         return
-    if values.get("position_file"):
-        load_schemes(values["position_file"])
+    for file in split_files(values.get("position_file") or ""):
+        load_schemes(file)
     config = core_config(kind(**{f.name: values[f.name] for f in fields_of(kind) if f.name in values}))
     try:
         with torch.device("meta"):  # takes no memory

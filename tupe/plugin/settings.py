@@ -13,6 +13,7 @@ from fairseq.distributed import utils as distributed_utils
 from fairseq.tasks import TASK_DATACLASS_REGISTRY
 from omegaconf import DictConfig, OmegaConf
 
+from ..options import split_files
 from ..record import fingerprint
 from .model import FREE
 
@@ -57,8 +58,8 @@ def settings(config: DictConfig) -> dict[str, tuple]:
         del found["optimization.lr"]  # `Record.lr`
     for key in ("batch_size_valid", "max_tokens_valid"):
         found[f"dataset.{key}"] = processes * (config.dataset[key] or 0) * bool(config.dataset.max_valid_steps), 0
-    if file := found.get("model.position_file", ("", ""))[0]:
-        found["model.position_file"] = fingerprint([file]), ""
+    if files := split_files(found.get("model.position_file", ("", ""))[0] or ""):
+        found["model.position_file"] = fingerprint(files), ""
     if "model.position" in found:  # in an order that no version changes
         found["model.position"] = tuple("+".join(sorted(name.split("+"))) for name in found["model.position"])
     folder, restored = Path(config.checkpoint.save_dir).resolve(), Path(config.checkpoint.restore_file)
