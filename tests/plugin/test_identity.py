@@ -15,6 +15,7 @@ from tupe import record
 from tupe.plugin import masked_lm
 from tupe.plugin.settings import settings
 from tupe.record import Record, read
+from tupe.schemes import SCHEMES
 from tupe.train import pretrain
 
 OPTIONS = ["--num-workers=0", "--max-update=4", "--total-num-update=4"]
