@@ -114,6 +114,14 @@ def test_a_refused_start_leaves_the_run_in_its_folder_as_it_is(tmp_path):
     lines = []
     assert runner.run([half], SLOT, echo=lines.append) == {half: "failed"}
     assert "FAILED (it holds another run), see" in lines[-1] and record.state_of(half.folder) == "open"
+    for state in ("stopped", "failed"):
+        record.Record(**{**vars(record.read(half.folder)), "state": state}).save(half.folder)
+        before = record.contents(half.folder)
+        for status in (1, 2, 3):
+            (half.folder / "behave.py").write_text(f"sys.exit({status})")
+            assert runner.run([half], SLOT, echo=lines.append, retry_failed=True) == {half: "failed"}
+            assert f"FAILED (exit status {status})" in lines[-1] and record.contents(half.folder) == before
+    record.note_failure(half.folder, "killed", -9)
     (half.folder / "behave.py").unlink()
     assert runner.run([half], SLOT, echo=quiet) == {half: "finished"}
 
