@@ -141,6 +141,7 @@ def test_any_nonsense_for_any_number_is_one_line(word):
         (["optimization.max_update=many"], "--max-update is many; valid: 1 to 1000000000, or 0"),
         (["dataset.batch_size=null"], "--batch-size is None; valid: 1 to 1000000000"),
         (["common.seed=-3"], "--seed is -3; valid: 0 to 4294967295"),
+        (["--bf16"], "--bf16 is for TPUs in fairseq; valid here: --autocast bf16"),
         (["model.cls=sometimes"], "--cls: there is no 'sometimes'"),
         (["--position=t5:multiplier:1e-300"], "multiplier must be a number"),
         (["--encoder-embed-dim=130", "--encoder-attention-heads=2", "--preset=rope"], "need an even width, not 65"),

@@ -16,6 +16,7 @@ from tupe.encoder import LAYERS, Encoder
 from tupe.offsets import Places, draw_places
 from tupe.positions import (
     SHAPES,
+    SIZES,
     Dims,
     Layer,
     Positions,
@@ -774,3 +775,32 @@ def test_the_order_of_names_does_not_depend_on_which_family_is_imported_first():
         assert canonical(f"t5+{first_of_bias}+late") == f"late+{first_of_bias}+t5"
     finally:
         del SCHEMES["late"]
+
+
+@pytest.mark.parametrize(
+    "name", [f"{name}:{o.name}" for name, c in SCHEMES.items() for o in options_of(c).values() if o.annotation is float]
+)
+def test_any_number_that_an_option_takes_can_be_computed(name):
+    """The smallest and the largest in size are refused by their scheme, or give finite outputs and gradients."""
+    tokens = torch.tensor([[0, 5, 6, 7, 8, 2]])
+    name = name.replace("alibi:", "alibi:learned:True:")
+    for value in SIZES[float]:
+        try:
+            encoder = Encoder(9, 1, 2, position=f"{name}:{value}", layers=1, width=16, heads=2, ffn=16, max_positions=8)
+        except ValueError as error:
+            assert "must be" in str(error)
+            continue
+        output = encoder(tokens)[0]
+        output.square().sum().backward()
+        assert output.isfinite().all()
+        assert all(p.grad.isfinite().all() for p in encoder.parameters() if p.grad is not None), value
+    for beyond in (1e-300, 1e-30, 1e30, 1e300):
+        with pytest.raises(ValueError, match="must be a number, 0 or from 1e-16 to 1e16 in size"):
+            canonical(f"{name}:{beyond}")
+
+
+def test_a_rotation_of_an_odd_head_is_refused_when_it_is_built():
+    for name in ("rope", "rope:learned:True", "rope_values"):
+        with pytest.raises(ValueError, match="need an even width, not 65"):
+            Positions(name, Dims(8, 130, 2, 1, 65, 65))
+    Positions("rope:fraction:0.5", Dims(8, 130, 2, 1, 65, 65))

@@ -152,7 +152,7 @@ def parse_options(name: str, words: list[str], names: str) -> Part:
     return Part(name, "layer" in given, options)
 
 
-SIZES = {bool: (0, 1), int: (0, 10**6), float: (1e-12, 1e12)}  # of options; float32 overflows with others
+SIZES = {bool: (0, 1), int: (0, 10**6), float: (1e-16, 1e16)}  # of options; float32 overflows with others
 
 
 def parse_value(key: str, text: str, kind: type, names: str) -> bool | int | float:
@@ -164,7 +164,7 @@ def parse_value(key: str, text: str, kind: type, names: str) -> bool | int | flo
             raise ValueError
         return value
     except (KeyError, ValueError):
-        numbers = {int: "a whole number up to 1000000", float: "a number, 0 or from 1e-12 to 1e12 in size"}
+        numbers = {int: "a whole number up to 1000000", float: "a number, 0 or from 1e-16 to 1e16 in size"}
         valid = numbers.get(kind, "True or False")
         raise ValueError(f"{f'{key}:{text}'!r:.60} in {names!r:.100}: {key} must be {valid}") from None
 

@@ -64,7 +64,8 @@ def command(recipe, output, grid, keep_best, retry_failed, jobs, report, dry_run
     if dry_run:
         click.echo("\n".join(shlex.join(map(str, job.command)) for job in sweep.jobs))
         return
-    if not (sweep.output / "sweep.json").exists():
+    known = earlier.grid if (earlier := Sweep.read(sweep.output)) else {}
+    if any(set(values) - set(known.get(name, ())) for name, values in sweep.grid.items()):
         for job in sweep.samples:
             runner.check(job)
     sweep.save()

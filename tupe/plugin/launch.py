@@ -173,6 +173,8 @@ def fairseq_arguments(
         values[name] = candidates[0]
 
     limits.check_all({**given, **values})
+    if tpu := [name for name in ("tpu", "bf16", "memory_efficient_bf16") if given.get(name)]:
+        raise ValueError(f"{_option(tpu[0])} is for TPUs in fairseq; valid here: --autocast bf16")
     if "update_freq" not in given:
         size, steps = raw["dataset"]["batch_size"], raw["optimization"]["update_freq"]
         limits.check("batch_size", size)
