@@ -1,5 +1,6 @@
 import re
 import unicodedata
+from pathlib import Path
 
 import pytest
 import spacy
@@ -7,9 +8,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from sacremoses import MosesTokenizer
 
-from tupe.text import Normaliser, clean
+from tupe.text import Normaliser, TextEncoder, clean, is_blank
 
 NORMALISER = Normaliser()
+ENCODER = TextEncoder(Path(__file__).resolve().parent.parent / "models" / "tupe_r_mini")
 NLP = spacy.blank("en")
 NLP.add_pipe("sentencizer")
 MOSES = MosesTokenizer("en")
@@ -49,6 +51,39 @@ MANY = settings(max_examples=100, deadline=None, derandomize=True)  # the same e
 )
 def test_examples(text, sentences):
     assert [" ".join(tokens) for tokens in NORMALISER.sentences(text)] == sentences
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Mr. Smith went home .",
+        "He left. She went to St. Petersburg (in May), did she? Then, e.g. the U.S. Senate said: “No, never!”",
+        "See www.x.org/a or a_file.pdf: five pages long; John's dog (Rex) won’t.",
+    ],
+)
+def test_around_a_mask_the_text_is_what_it_is_around_a_word(text):
+    spans = NORMALISER.spans(text)
+    words = [match for match in re.finditer(r"[A-Za-z]+", text) if (match[0].lower(), *match.span()) in spans]
+    assert len(words) >= 3
+    for word in words:
+        masked = f"{text[: word.start()]}<mask>{text[word.end() :]}"
+        pieces = [["<mask>"] if s.start == word.start() else ENCODER.token_pieces([s.text]) for s in spans]
+        assert ENCODER.pieces(masked, ["<mask>"]) == sum(pieces, []), masked
+    assert ENCODER.pieces("a <mask> b", ["<mask>"]) != ENCODER.pieces("a <mask> b")  # without that it is text
+
+
+@MANY
+@given(TEXTS, TEXTS)
+@example("http://x.org/", ".pdf")
+@example("Zq Zqq", "@x.org")
+def test_a_mask_is_never_lost(before, after):
+    text = before.replace("<mask>", "") + "<mask>" + after.replace("<mask>", "")
+    assert ENCODER.pieces(text, ["<mask>"]).count("<mask>") == 1
+
+
+@pytest.mark.parametrize("text", ["", " \t\u2028", "\u200b", " \ufeff\u00ad ", "\x00\x07"])
+def test_what_cannot_be_seen_is_blank(text):
+    assert is_blank(text) and not is_blank(text + "a") and not is_blank("\u200bé") and not is_blank("。")
 
 
 @MANY

@@ -17,7 +17,8 @@ What to call:
 
     encoder = TextEncoder(data_dir)                            a folder that `tupe prepare corpus` made
     encoder.pieces(text)        -> [piece, ...]                dict.txt's strings; no <s>, </s>: callers add them
-    encoder.encode(text)        -> [id, ...]
+    encoder.pieces(text, ["<mask>"])                           <mask> is a piece, and stands where a word would
+    encoder.encode(text)        -> [id, ...]                   (likewise)
     encoder.spans(text)         -> [Span(piece, start, end), ...]
     encoder.decode(ids)         -> "tok tok ..."
 
@@ -32,7 +33,7 @@ import io
 import json
 import re
 import unicodedata
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -227,6 +228,12 @@ def clean(text: str) -> str:
     """Remove invisible characters, fold Unicode to NFKC and quotes and dashes to ASCII, insert the placeholders, and
     leave single spaces."""
     return Aligned(text).clean().text
+
+
+def is_blank(text: str) -> bool:
+    """Whether nothing of a text can be seen: it holds white space and what `clean` removes, or nothing at all."""
+    text = text.lstrip()
+    return not text or not ("!" <= text[0] <= "~" or _invisible().sub("", text).strip())  # the first test is quick
 
 
 # ------------------------------------------------------------------------------------------------- tokens of a sentence
@@ -462,14 +469,28 @@ class TextEncoder:
         id of <unk>."""
         return [piece for t in tokens for piece in (self._pieces if len(t) <= CACHED_LENGTH else self._split)(t)]
 
-    def pieces(self, text: str) -> list[str]:
-        """The pieces of raw text, without <s> and </s>."""
-        return self.token_pieces(self.normaliser.tokens(text))
+    def pieces(self, text: str, whole: Collection[str] = ()) -> list[str]:
+        """The pieces of raw text, without <s> and </s>. whole: strings, such as "<mask>", that are pieces themselves;
+        the text around one becomes what it is around a word with a capital letter, such as a name."""
+        pattern = "|".join(map(re.escape, sorted(whole, key=len, reverse=True)))  # of two that fit, the longer one
+        marks = dict.fromkeys(re.findall(pattern, text)) if pattern else ()
+        if not marks:
+            return self.token_pieces(self.normaliser.tokens(text))
+        known, stem = clean(text).lower(), "Zq"
+        while stem.lower() in known:
+            stem += "q"
+        words = {mark: f"{stem}{number}z" for number, mark in enumerate(marks)}  # they are nowhere in the text
+        back = {word.lower(): mark for mark, word in words.items()}
+        # Between blanks, or a link would swallow it; only "'s" and the like is cut off by itself.
+        text = re.sub(f"({pattern})(['’](?=\\w))?", lambda found: f" {words[found[1]]}{found[2] or ' '}", text)
+        parts = [part for token in self.normaliser.tokens(text) for part in re.split(f"({'|'.join(back)})", token)]
+        pieces = ([back[part]] if part in back else self.token_pieces([part]) for part in parts if part)
+        return [piece for word in pieces for piece in word]
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, whole: Collection[str] = ()) -> list[int]:
         """The ids of `pieces`."""
         unk = self.ids[UNK]
-        return [self.ids.get(piece, unk) for piece in self.pieces(text)]
+        return [self.ids.get(piece, unk) for piece in self.pieces(text, whole)]
 
     def word_ids(self, text: str) -> list[list[int]]:
         """The ids of `encode`, word by word (a punctuation mark is a word)."""

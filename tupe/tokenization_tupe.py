@@ -2,7 +2,6 @@
 model), and sentencepiece or subword-nmt."""
 
 import itertools
-import re
 import shutil
 from pathlib import Path
 
@@ -42,12 +41,7 @@ class TupeTokenizer(PreTrainedTokenizer):
 
     def tokenize(self, text: str, **unused) -> list[str]:
         """Pieces of a text. Only <mask> and tokens added later are special in it; "<s>" is ordinary text."""
-        added = sorted(self.later_tokens(), key=len, reverse=True)  # of two that fit, the longer one
-        parts = re.split("|".join(f"({re.escape(token)})" for token in ["<mask>", *added]), text)
-        pieces = []
-        for part in filter(None, parts):
-            pieces += [part] if part == "<mask>" or part in added else self.text.pieces(part)
-        return pieces
+        return self.text.pieces(text, ["<mask>", *self.later_tokens()])
 
     def later_tokens(self) -> list[str]:
         """Tokens that were added to the vocabulary."""

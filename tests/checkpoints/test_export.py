@@ -598,8 +598,10 @@ def test_same_ids_for_the_same_text(exported, data):
         assert tokenizer(text)["input_ids"] == hub.encode(text).tolist()
         assert tokenizer(text, SENTENCES[0])["input_ids"] == hub.encode(text, SENTENCES[0]).tolist()
     ids = tokenizer(SENTENCES[4])["input_ids"]
-    before, after = SENTENCES[4].split("<mask>")
-    assert ids == [0, *hub.text.encode(before), tokenizer.mask_token_id, *hub.text.encode(after), 2]
+    assert ids == [0, *hub.text.encode(SENTENCES[4], ["<mask>"]), 2] and tokenizer.mask_token_id in ids
+    ids, unmasked = (tokenizer(f"Mr. {word} went home .")["input_ids"] for word in ("<mask>", "Smith"))
+    place, smith = ids.index(tokenizer.mask_token_id), tokenizer("Smith")["input_ids"][1:-1]
+    assert unmasked == [*ids[:place], *smith, *ids[place + 1 :]]
     assert tokenizer.mask_token_id == len(model.dictionary) - 1 == tokenizer.vocab_size - 1
     assert len(tokenizer) == tokenizer.vocab_size and tokenizer.model_max_length == 40
     padded = tokenizer(SENTENCES, padding=True, return_tensors="pt")

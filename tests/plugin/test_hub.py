@@ -67,6 +67,8 @@ def test_features_and_hidden_states(hub):
 
 def test_fill_mask(hub):
     filled = hub.fill_mask("Nobody in town painted the <mask> again.", topk=3)
+    after_mr = hub.decode(hub.encode("Mr. Smith painted the river."))
+    assert hub.fill_mask("Mr. <mask> painted the river.", topk=1)[0][0].split()[0] == after_mr.split()[0] == "mr."
     assert len(filled) == 3 and filled[0][1] >= filled[1][1] >= filled[2][1] > 0
     ids, river = hub.encode("Nobody in town painted the river again.").tolist(), hub.text.encode("river")
     place = next(i for i in range(len(ids)) if ids[i : i + len(river)] == river)

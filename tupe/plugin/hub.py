@@ -79,16 +79,15 @@ class TupeHubInterface(nn.Module):
 
         A filled text is the normalised input; a token that continues a word is joined to it.
         """
-        before, *after = masked_input.split("<mask>")
-        if len(after) != 1:
-            raise ValueError(f"fill_mask needs exactly one <mask>, not {len(after)}: {masked_input!r}")
+        if (count := masked_input.count("<mask>")) != 1:
+            raise ValueError(f"fill_mask needs exactly one <mask>, not {count}: {masked_input!r}")
         d = self.task.source_dictionary
-        left = [d.bos(), *self.text.encode(before)]
-        ids = [*left, d.index("<mask>"), *self.text.encode(after[0]), d.eos()]
+        ids = [d.bos(), *self.text.encode(masked_input, ["<mask>"]), d.eos()]
+        place = ids.index(d.index("<mask>"))
         logits, _ = self.model(torch.tensor([ids], device=self.device))  # [1, L, V]
-        best = torch.softmax(logits[0, len(left)].float(), dim=-1).topk(topk)
+        best = torch.softmax(logits[0, place].float(), dim=-1).topk(topk)
         filled = []
         for probability, token in zip(best.values.tolist(), best.indices.tolist(), strict=True):
-            text = self.text.decode([*left, token, *ids[len(left) + 1 :]])
+            text = self.text.decode([*ids[:place], token, *ids[place + 1 :]])
             filled.append((text, probability, self.text.decode([token])))
         return filled
