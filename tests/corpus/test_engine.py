@@ -25,6 +25,7 @@ from tqdm import tqdm
 
 from tupe.corpus import steps as corpus
 from tupe.corpus.engine import command, prepare
+from tupe.corpus.readers import find_inputs
 from tupe.text import TextEncoder
 
 SUBJECTS = ["The old man", "A young woman", "My neighbour's dog", "Every king", "Nobody in town", "The U.S. Senate"]
@@ -632,9 +633,34 @@ def test_vocabulary_of_the_default_size_needs_more_text(tmp_path):
     [
         ("empty.txt", b"", "no document in .*empty.txt"),
         ("blank.txt", b"\n \n\n", "no document in .*blank.txt"),
-        ("junk.txt", b"1 2 3 4 5 6 7 8 9 10\n", "no text is left of .*junk.txt; dropped: .*few letters"),
+        (
+            "junk.txt",
+            b"1 2 3 4 5 6 7 8 9 10\n\n1 2 3 4\n",
+            r"no document is left of .*junk.txt; dropped: .*few letters \(2, the first: '1 2 3",
+        ),
+        (
+            "long.txt",
+            b"many words " * 1_900_000,
+            r"no document in .*long.txt; dropped: .*longer than 20000000 .*\(1, .*long.txt:1",
+        ),
+        (
+            "two.txt",
+            b"One long line after another. " * 700_000 + b"\n\nb\n",
+            r"1 document in .*; dropped: .*longer than",
+        ),
+        (
+            "b.jsonl",
+            b'{"content": "a", "id": 1}\n',
+            r"b.jsonl, line 1: not a JSON object with a .text. \(fields: content, id\)",
+        ),
         ("bytes.txt", b"fine\nnot \xff fine\n", "bytes.txt, line 2: byte 0xff"),
-        ("one.txt", b"Just one document of a few more words than eight.\n", "1 document after cleaning"),
+        ("one.txt", b"Just one document of a few more words than eight.\n", "1 document in .*one.txt; .*empty lines"),
+        (
+            "same.txt",
+            b"These are more words than eight, and no fewer.\n\n" * 3,
+            r"1 document is left .*copies of other documents \(2\)",
+        ),
+        ("x.parquet", b"", "x.parquet: unknown kind of input; .*to_json"),
         ("x.pdf", b"", "x.pdf: unknown kind of input; valid: .txt"),
     ],
 )
@@ -643,6 +669,33 @@ def test_bad_input(tmp_path, name, content, message):
     with pytest.raises(SystemExit) as error:
         run(tmp_path / name, "--output", tmp_path / "data", "--vocab-size", 200, *ONE)
     assert re.search(message, str(error.value)), error.value
+
+
+def test_what_is_no_text_is_named(tmp_path):
+    """JSON lines whose text has another name, and a folder that datasets saved."""
+    (tmp_path / "b.jsonl").write_text('{"content": "a", "id": 1}\n' * 3)
+    with pytest.raises(ValueError, match=r'not a JSON object with a "text" \(3, the first: .fields: content, id.\)'):
+        prepare([tmp_path / "b.jsonl"], tmp_path / "data", errors="replace")
+    saved = tmp_path / "hf" / "train"
+    saved.mkdir(parents=True)
+    for name in ("data-00000-of-00001.arrow", "dataset_info.json", "state.json", "../dataset_dict.json"):
+        (saved / name).write_text("{}\n")
+    with pytest.raises(ValueError, match="no input in .*hf; valid: .*Dataset.to_json"):
+        prepare([tmp_path / "hf"], tmp_path / "data")
+    (tmp_path / "hf" / "a.txt").write_text("text")
+    assert [Path(source.path).name for source in find_inputs([tmp_path / "hf"])[0]] == ["a.txt"]
+
+
+def test_the_valid_number_of_types_counts_all_of_them(tmp_path):
+    lines = ["the cat sat on the mat and dogs ran in parks"] * 5
+    for size in (500, 6):
+        with pytest.raises(ValueError, match=r"cannot make \d+ types from this text: valid: at (most|least) \d+") as error:
+            corpus.train_sentencepiece(lines, size, tmp_path / "model")
+        found = re.search(r"at (most|least) (\d+)", str(error.value))
+        outside = 1 if found[1] == "most" else -1
+        corpus.train_sentencepiece(lines, int(found[2]), tmp_path / "model")
+        with pytest.raises(ValueError, match=f"at {found[1]} {found[2]}"):
+            corpus.train_sentencepiece(lines, int(found[2]) + outside, tmp_path / "model")
 
 
 @pytest.mark.parametrize(

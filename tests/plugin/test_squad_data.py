@@ -151,6 +151,18 @@ def test_a_byte_that_is_not_utf8_is_named_without_the_file(tmp_path):
             '{"data": [{"paragraphs": [{"context": "a cat", "qas": [{"id": "q8", "question": "?", "answers": []}]}]}]}',
             "question 'q8': no answer, and not marked as impossible",
         ),
+        *[
+            (
+                with_questions([{**question("cat", 2), "is_impossible": flag}]),
+                f"'is_impossible' must be true or false, not {flag!r}",
+            )
+            for flag in ("false", "true", 1, 0, None)
+        ],
+        (
+            with_questions([{**question("cat", 2), "is_impossible": True}]),
+            "question 'q': answers, but marked as impossible",
+        ),
+        (with_questions([question("\u200b", 0)]), "question 'q': an empty answer"),
         ("[" * 100_000, "is not a SQuAD file"),
         ('{"data": [{}]}', "article 0: 'paragraphs' must be a list, not missing"),
         (with_questions([{"question": "?"}]), "paragraph 0, question 0: 'id' must be a text"),
@@ -171,3 +183,9 @@ def test_bad_files_are_refused(content, message, tmp_path):
     assert len(str(error.value)) < 500 and "\n" not in str(error.value)
     with pytest.raises(ValueError, match="there is no"):
         read_squad(tmp_path / "none.json")
+
+
+def test_a_byte_order_mark_is_no_damage(tmp_path):
+    """Of GLUE's files, too."""
+    (tmp_path / "f.json").write_text("\ufeff" + with_questions([question("cat", 2)]))
+    assert read_squad(tmp_path / "f.json")[1][0].answers == [("cat", 2)]

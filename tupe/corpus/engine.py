@@ -22,7 +22,7 @@ import click
 from tqdm import tqdm
 
 from .. import __version__, options, processes
-from ..options import Command
+from ..options import Command, cut
 from . import steps as corpus
 from .readers import find_inputs
 from .report import write_report
@@ -222,6 +222,19 @@ def _groups(inputs, shard_bytes):
         yield group
 
 
+def _too_few(left: int, place: str, stats: Stats, copies: int = 0) -> ValueError:
+    """The error for fewer than two documents, with the reasons why others were dropped."""
+    reasons = [
+        f"{reason} ({sum(domains.values())}, the first: {cut(stats.samples[reason][0])})"
+        for reason, domains in sorted(stats.dropped.items())
+    ] + [f"copies of other documents ({copies})"] * bool(copies)
+    return ValueError(
+        f"{left or 'no'} document {place}"
+        + "; training and validation need one each (in .txt files, empty lines separate documents)" * bool(left)
+        + f"; dropped: {'; '.join(reasons)}" * bool(reasons)
+    )
+
+
 def _alone(function):
     """While a function works on the folder `out`, no other process does."""
 
@@ -312,8 +325,12 @@ def prepare(
         for i, size in enumerate(json.loads((folder / "shards.json").read_text())):
             shards.append((f"{folder.name[:5]}-{i:04}", size, folder / f"{i:04}.gz"))
     total = sum(size for _, size, _ in shards)
-    if not shards:
-        raise ValueError(f"no document in {', '.join(map(str, inputs))}")
+    stats, names = Stats(), ", ".join(map(str, inputs))
+    for folder in read_folders:
+        stats += Stats.load(folder)
+    dropped = sum(sum(domains.values()) for reason, domains in stats.dropped.items() if reason.startswith("document:"))
+    if (left := stats.counts["documents read"] - dropped) < 2:
+        raise _too_few(left, f"in {names}", stats)
     text_folders = run.step(
         "text",
         corpus.text_shard,
@@ -321,16 +338,13 @@ def prepare(
         before=lambda: corpus.load_libraries(spacy_model),  # before the fork: all workers share them
     )
     selection = (text_folders, near_duplicates, valid_fraction, int(sample_mb * 1e6), seed)
-    stats = Stats()
-    for folder in (*read_folders, *text_folders):
+    for folder in text_folders:
         stats += Stats.load(folder)
     try:
         (selected,) = run.step("select", corpus.select, [("all", total, selection)])
-    except corpus.NoText as error:
-        reasons = "; ".join(f"{reason} ({sum(domains.values())})" for reason, domains in sorted(stats.dropped.items()))
-        raise ValueError(
-            f"no text is left of {', '.join(map(str, inputs))}; dropped: {reasons or 'nothing, it was empty'}"
-        ) from error
+    except corpus.TooFew as error:
+        left, copies = error.args
+        raise _too_few(left, f"is left of {names}", stats, copies) from error
     words = None
     if keep_words:
         counts = run.step(

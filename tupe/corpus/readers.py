@@ -20,10 +20,13 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 from urllib.parse import urlsplit
 
+from ..options import cut_list
+from ..text import is_blank
 from .stats import Stats
 
 MAX_DOCUMENT = 20_000_000  # characters (of a line: bytes); a longer one is a broken export
 DAMAGE = (EOFError, OSError, zlib.error, lzma.LZMAError)
+ABOUT_TABLES = ("dataset_info.json", "dataset_dict.json", "state.json")  # beside those of the library datasets
 KINDS = (
     ".txt, .jsonl, .xml (MediaWiki or TEI), wiki_00 (wikiextractor), each also with .gz, .bz2, .xz or .zst; a folder; "
     "a glob; - (standard input)"
@@ -65,6 +68,11 @@ def _files(folder):
     return sorted(p for p in visible if p.is_file())
 
 
+def _hint(files):
+    tables = any(file.endswith((".arrow", ".parquet", ".csv", ".tsv")) for file in files)
+    return '; turn a table into .jsonl with a field "text" (Dataset.to_json, DataFrame.to_json)' * tables
+
+
 def find_inputs(names: Iterable, out: Path | None = None) -> tuple[list[Input], list[str]]:
     """(inputs, names of skipped files): inputs in the order of `names`, sorted within a folder or glob, each file once.
 
@@ -81,10 +89,12 @@ def find_inputs(names: Iterable, out: Path | None = None) -> tuple[list[Input], 
             raise ValueError(f"{name}: no such file or folder, and no file matches")
         for path in paths:
             folder = path.is_dir()
-            for file in _files(path) if folder else [path]:
-                kind = kind_of(file.name, folder)
+            files = _files(path) if folder else [path]
+            beside = ABOUT_TABLES if _hint(map(str, files)) else ()
+            for file in files:
+                kind = None if file.name in beside else kind_of(file.name, folder)
                 if kind is None and not folder:
-                    raise ValueError(f"{file}: unknown kind of input; valid: {KINDS}")
+                    raise ValueError(f"{file}: unknown kind of input; valid: {KINDS}{_hint([str(file)])}")
                 stat, real = file.stat(), str(file.resolve())
                 if out is not None and Path(real).is_relative_to(out):
                     continue
@@ -93,7 +103,7 @@ def find_inputs(names: Iterable, out: Path | None = None) -> tuple[list[Input], 
                 else:
                     inputs[real] = Input(str(file), kind, stat.st_size, stat.st_mtime_ns)
     if not inputs:
-        raise ValueError(f"no input in {', '.join(map(str, names))}; valid: {KINDS}")
+        raise ValueError(f"no input in {', '.join(map(str, names))}; valid: {KINDS}{_hint(skipped)}")
     return list(inputs.values()), skipped
 
 
@@ -183,7 +193,7 @@ def read_paragraph_lines(file: BinaryIO, path: str, errors: str, stats: Stats) -
     """One paragraph per line, an empty line between documents."""
     lines, start, size, domain = [], 1, 0, Path(path).name
     for number, line in read_lines(file, path, errors, stats):
-        if line is None or line.strip():
+        if line is None or not is_blank(line):
             start = start if lines or size else number
             size += MAX_DOCUMENT + 1 if line is None else len(line)
             if size > MAX_DOCUMENT:
@@ -213,7 +223,7 @@ def read_book(file: BinaryIO, path: str, errors: str, stats: Stats) -> Iterator[
     for _, line in read_lines(file, path, errors, stats):
         size += MAX_DOCUMENT + 1 if line is None else len(line)
         if size <= MAX_DOCUMENT:
-            lines.append(line.strip())
+            lines.append("" if is_blank(line) else line.strip())
     text = "\n".join(lines).strip()
     if "\n\n" in text:
         text = "\n".join(paragraph.replace("\n", " ") for paragraph in re.split(r"\n{2,}", text))
@@ -232,19 +242,21 @@ def _jsonl(lines, path, errors, stats):
             continue
         if number == 1 and line is not None:
             line = line.removeprefix("\ufeff")  # as Windows writes it
-        where = f"{path}, line {number}"
+        where, record = f"{path}, line {number}", None
         try:
             record = {} if line is None else json.loads(line)
             text = "x" * (MAX_DOCUMENT + 1) if line is None else record["text"]
             if not isinstance(text, str):
                 raise TypeError
         except (ValueError, KeyError, TypeError, RecursionError) as error:
+            what = 'not a JSON object with a "text"'
+            found = f"fields: {cut_list(record)}" if isinstance(record, dict) and record else ""
             if errors == "strict":
                 raise ValueError(
-                    f'{where}: not a JSON object with a "text"; fix it, or skip such lines with --errors replace'
+                    f"{where}: {what}{found and f' ({found})'}; fix it, or skip such lines with --errors replace"
                 ) from error
             stats.count("documents read")
-            stats.drop("document", 'not a JSON object with a "text"', Path(path).name, line[:200])
+            stats.drop("document", what, Path(path).name, found or line[:200])
             continue
         url = str(record.get("url") or "")
         source = url or f"{path}:{number}"

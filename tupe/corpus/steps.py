@@ -45,8 +45,8 @@ SHINGLE = 5  # tokens
 COPY, NEAR_COPY, TRAIN, VALID = range(4)
 
 
-class NoText(Exception):
-    """Cleaning left nothing of any document."""
+class TooFew(Exception):
+    """Training and validation need a document each. Its arguments: how many are left, and how many were copies."""
 
 
 # --------------------------------------------------------------------------------------------------------------- read
@@ -222,12 +222,7 @@ def near_copies(hashes: np.ndarray, threshold: float, skip: np.ndarray) -> np.nd
 def choose_valid(digests: np.ndarray, sizes: np.ndarray, fraction: float) -> np.ndarray:
     """A mask of the documents to hold out: in the order of their hashes, so that their text alone decides, until they
     have `fraction` of all tokens. A document that alone has more than twice that is skipped; if all have, the smallest
-    one is taken. Raises ValueError for fewer than two documents."""
-    if len(digests) < 2:
-        raise ValueError(
-            f"{len(digests)} document after cleaning: training and validation need at least one each; "
-            "documents in .txt files are separated by empty lines"
-        )
+    one is taken. There are two documents or more."""
     chosen, total, target = np.zeros(len(digests), dtype=bool), 0, fraction * sizes.sum()
     for i in np.argsort(digests, kind="stable"):
         if total >= target:
@@ -260,7 +255,7 @@ def select(
 ) -> None:
     """Task: write to <shard>.npz what becomes of each document (`use`) and whether it trains SentencePiece (`sample`).
 
-    Raises NoText if no document is left.
+    Raises TooFew if fewer than two documents are left.
     """
     parts = {name: [] for name in ("digests", "tokens", "chars", *["hashes"] * bool(near_duplicates))}
     for shard in shards:
@@ -276,8 +271,8 @@ def select(
     if near_duplicates:
         use[near_copies(tables["hashes"], near_duplicates, use == COPY)] = NEAR_COPY
     kept = np.flatnonzero(use == TRAIN)
-    if not len(kept):
-        raise NoText
+    if len(kept) < 2:
+        raise TooFew(len(kept), len(use) - len(kept))
     use[kept[choose_valid(digests[kept], tables["tokens"][kept], valid_fraction)]] = VALID
     train = np.flatnonzero(use == TRAIN)
     sample = np.zeros(len(digests), dtype=bool)
@@ -383,9 +378,11 @@ def train_sentencepiece(sentences: Iterable[str], vocab_size: int, path: str | P
             minloglevel=2,
         )
     except RuntimeError as error:
+        hint = re.search(r"(<=|vs) (\d+)", str(error))  # SentencePiece counts its own types alone
+        valid = hint and f"valid: at {'most' if hint[1] == '<=' else 'least'} {int(hint[2]) + SPECIALS - 1}"
         raise ValueError(
-            f"SentencePiece cannot make {vocab_size} types from this text: {error}; the same command with another "
-            "--vocab-size continues from here"
+            f"SentencePiece cannot make {vocab_size} types from this text: {valid or error}; the same command with "
+            "another --vocab-size continues from here"
         ) from error
     Path(path).write_bytes(model.getvalue())
 

@@ -27,7 +27,7 @@ from ..options import FOLDER, QuietCommand, cut, output, seed
 from ..plugin.model import TupeModel
 from ..record import write_atomically
 from ..tables import Table
-from ..text import TextEncoder
+from ..text import TextEncoder, is_blank
 from .likelihood import Sentence, pseudo_log_likelihoods
 from .loading import file_names, labelled, load_model
 
@@ -109,7 +109,7 @@ def _decode(content: bytes, name: str) -> str:
 
 
 def _paradigm(name: str, text: str) -> Paradigm:
-    lines = [(number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
+    lines = [(number, line) for number, line in enumerate(text.split("\n"), 1) if not is_blank(line)]
     stem = Path(name).stem
     if name.endswith(".txt"):
         if len(lines) % 2:
@@ -123,7 +123,7 @@ def _paradigm(name: str, text: str) -> Paradigm:
         try:
             row = json.loads(line)
             pair = Pair(row["sentence_good"], row["sentence_bad"])
-            if not all(isinstance(sentence, str) and sentence.strip() for sentence in (pair.good, pair.bad)):
+            if not all(isinstance(sentence, str) and not is_blank(sentence) for sentence in (pair.good, pair.bad)):
                 raise TypeError
         except (ValueError, KeyError, TypeError, RecursionError):
             raise ValueError(f'{name}, line {number}: no object with "sentence_good" and "sentence_bad"') from None

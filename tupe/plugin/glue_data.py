@@ -15,6 +15,7 @@ from .. import options
 from ..options import cut, cut_list
 from ..prepared import encoding, worker
 from ..record import write_atomically
+from ..text import is_blank
 from .glue import TASKS, Glue, glue_name, label_dictionary
 
 TEST_ROWS = {  # of the official test sets
@@ -183,7 +184,7 @@ def _write_task(name, source, vocabulary, folder, map_rows):
     manifest = {"task": name, "splits": {}}
     for split, path in _files_of(name, source):
         rows, dropped = read_split(name, split, path)
-        blank = sum(not text.strip() for texts, _ in rows for text in texts)
+        blank = sum(is_blank(text) for texts, _ in rows for text in texts)
         counts = {"rows": len(rows), "dropped": dropped, "blank": blank, "tokens": 0, "unknown": 0, "longest": 0}
         builders = [_builder(folder / f"input{i}" / split, len(worker.encoder)) for i in range(len(task.text))]
         for items in map_rows(_encode, [texts for texts, _ in rows]):

@@ -19,6 +19,7 @@ from .. import options
 from ..options import cut
 from ..prepared import encoding, worker
 from ..record import write_atomically
+from ..text import is_blank
 
 VERSIONS = ("1.1", "2.0")
 FILES = {"train": "train", "valid": "dev"}  # split -> official file
@@ -41,7 +42,7 @@ def read_squad(path: str | Path) -> tuple[list[str], list[Question]]:
     if not Path(path).is_file():
         raise ValueError(f"there is no {path}" if not Path(path).exists() else f"{path} is not a file")
     try:
-        content = json.loads(Path(path).read_text(encoding="utf-8"))
+        content = json.loads(Path(path).read_text(encoding="utf-8-sig"))  # with a byte-order mark, or without
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is not a SQuAD file: byte {error.start} is not UTF-8") from None
     except (ValueError, RecursionError) as error:
@@ -58,10 +59,13 @@ def read_squad(path: str | Path) -> tuple[list[str], list[Question]]:
                     raise ValueError(f"{where} is there twice")
                 ids.add(identity)
                 text, impossible = _text(entry, "question", where), entry.get("is_impossible", False)
-                answers = [] if impossible else _get(entry, "answers", list, where)
+                if not isinstance(impossible, bool):
+                    raise ValueError(f"{where}: 'is_impossible' must be true or false, not {cut(impossible)}")
+                answers = _get(entry, "answers", list, where) if "answers" in entry or not impossible else []
                 answers = [_answer(answer, context, where) for answer in answers]
-                if not answers and not impossible:
-                    raise ValueError(f"{where}: no answer, and not marked as impossible")
+                if bool(answers) == impossible:
+                    what = "answers, but" if answers else "no answer, and not"
+                    raise ValueError(f"{where}: {what} marked as impossible")
                 questions.append(Question(identity, text, len(contexts), answers))
             contexts.append(context)
     if not questions:
@@ -92,7 +96,7 @@ def _text(entry, key, place):
 def _answer(answer, context, where):
     """(text, first character) of an answer that is in its paragraph."""
     text, start = _text(answer, "text", where), _get(answer, "answer_start", int, where)
-    if not text.strip():
+    if is_blank(text):
         raise ValueError(f"{where}: an empty answer")
     if start < 0 or context[start : start + len(text)] != text:
         actual = context[max(start, 0) : max(start, 0) + len(text)]
@@ -193,7 +197,7 @@ def command(squad, data, output, jobs, overwrite):
     """Turn the official SQuAD files into data for fine-tuning, with the vocabulary of the pre-training data."""
     for name, encoded in prepare(squad, data, output, jobs, overwrite):
         pieces = sum(map(len, encoded.ids))
-        blank = sum(not question.text.strip() for question in encoded.questions)
+        blank = sum(is_blank(question.text) for question in encoded.questions)
         click.echo(
             f"{name}: {len(encoded.questions)} questions, {len(encoded.contexts)} paragraphs, {pieces} pieces"
             + f"; {blank} blank questions" * bool(blank)
