@@ -6,6 +6,7 @@ Functions import fairseq themselves, because that takes seconds.
 import gc
 import importlib
 import json
+import math
 import multiprocessing
 import os
 import subprocess
@@ -239,7 +240,8 @@ def train(arguments, on_step=lambda samples: None):
 
     def record(self, logging_outputs, sample_size, grad_norm=None):
         if grad_norm is not None:
-            losses.append((float(sum(log["loss"] for log in logging_outputs)) / float(sample_size), float(grad_norm)))
+            loss = float(sum(log["loss"] for log in logging_outputs))
+            losses.append((loss / float(sample_size) if sample_size else math.nan, float(grad_norm)))
         return reduce(self, logging_outputs, sample_size, grad_norm)
 
     def train_step(self, samples, raise_oom=False):

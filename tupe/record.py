@@ -70,8 +70,8 @@ class Record:
     pre-training, where the loss is minimised. changes: what changed when it was resumed, {"num_updates": from here on,
     name: [old, new]}. scores: one entry per validation and split, unrounded: epoch, num_updates, split, loss
     (`loss_unit` in pre-training), the metrics, best (whether it was the best so far). shortened: {split: number of
-    inputs that were cut to the model's length}. failure: {"reason": one line, "status": exit status}. A record without
-    `started_at` is of a process that ended before the first update: the run that begins in this folder may be any.
+    inputs that were cut to the model's length}. left_out: {split: share of its tokens (SQuAD: of its answers) that fit
+    into no sequence}. failure: {"reason": one line, "status": exit status}. A record without `started_at` is of a process that ended before the first update: the run that begins in this folder may be any.
     """
 
     task: str = ""
@@ -99,6 +99,7 @@ class Record:
     changes: list = field(default_factory=list)
     scores: list = field(default_factory=list)
     shortened: dict = field(default_factory=dict)
+    left_out: dict = field(default_factory=dict)
 
     IDENTITY = ("task", "architecture", "seed", "lr", "splits", "pretrained", "pretrained_updates")
     SINCE_CONFIG = ("pretrained_weights", "data", "dictionary", "config")  # older records lack these fields

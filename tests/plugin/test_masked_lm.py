@@ -8,12 +8,20 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from fairseq.data import Dictionary, TokenBlockDataset, data_utils, indexed_dataset
 from helpers import CONFIGS, PLUGIN, build, load, pretrain_arguments, split_documents, train, write_data
 from omegaconf import OmegaConf
 
 from tupe.encoder import second_segment
 from tupe.evaluation.loading import load_model
-from tupe.plugin.masked_lm import HEAD, SentencePairs, TupeMaskedLMConfig, TupeMaskedLMTask
+from tupe.plugin.masked_lm import (
+    HEAD,
+    SentencePairs,
+    TupeMaskedLMConfig,
+    TupeMaskedLMTask,
+    cut_sentences,
+    with_text,
+)
 from tupe.plugin.schedule import count_updates
 from tupe.record import read
 
@@ -71,6 +79,142 @@ def test_sentences_that_fit_nowhere_are_left_out():
     assert all(7 not in pairs.words(first, first + count) for _, first, count in pairs.pieces)
     with pytest.raises(ValueError, match="two documents"):
         SentencePairs(sentences(DOCUMENTS[0]), 16, seed=1)
+
+
+def numbered(*words):
+    """A dictionary: of words of these pieces, in this order, after four special ones."""
+    dictionary = Dictionary()
+    for piece in words:
+        dictionary.add_symbol(piece)
+    return dictionary
+
+
+@pytest.mark.parametrize("marks", [["▁a", "b"], ["a@@", "b"]], ids=["sentencepiece", "bpe codes"])
+def test_long_sentences_are_cut_where_words_begin_and_nothing_is_lost(marks):
+    begin, go_on = (4, 5) if marks[0][0] == "\u2581" else (5, 4)  # ids of pieces; of codes, @@ says that a word goes on
+    rng = np.random.default_rng(0)
+    for room in (2, 3, 8):
+        lengths = rng.integers(room + 3, size=40)
+        words = [[begin, *[go_on] * n] if begin == 4 else [*[go_on] * n, begin] for n in lengths]
+        document = [sum(words[i : i + 5], []) for i in range(0, 40, 5)]
+        lines = sentences(document)
+        parts = cut_sentences(lines, room, numbered(*marks))
+        assert torch.cat(list(parts)).tolist() == torch.cat(list(lines)).tolist()
+        assert [len(part) for part in parts] == parts.sizes.tolist() and max(parts.sizes) <= room
+        assert sum(size == 1 for size in parts.sizes) - 1 == sum(part.tolist() in ([4], [5]) for part in parts)
+        for i in range(1, len(parts)):  # nothing more of the next word would have fitted, or the cut is between words
+            before, after = parts[i - 1].tolist(), parts[i].tolist()
+            between = after[0] == begin if begin == 4 else before[-1] == begin
+            assert before[-1] == EOS or between or len(before) >= room - 1, (before, after)
+
+
+def test_sentences_that_fit_are_not_touched():
+    lines = sentences([[4, 5], [5] * 7])
+    assert [cut_sentences(lines, room, numbered("a", "b")) is lines for room in (8, 7)] == [True, False]
+
+
+def test_blocks_without_text_are_left_out():
+    lines = sentences([[5] * 7], [[6] * 7], [[7]])  # a full block, the end of its document, ...
+    sizes = np.array(lines.sizes)
+    blocks = TokenBlockDataset(lines, sizes, 8, pad=1, eos=EOS, break_mode="complete")
+    assert [EOS] in [block.tolist() for block in blocks]
+    kept = with_text(blocks, EOS)
+    assert [b.tolist() for b in kept] == [b.tolist() for b in blocks if b.tolist() != [EOS]]
+    assert kept.sizes.tolist() == [len(block) for block in kept]
+    one = TokenBlockDataset(sentences([[5], [6]])[:2], np.array([2, 2]), 8, pad=1, eos=EOS, break_mode="complete")
+    assert with_text(one, EOS) is one
+
+
+def test_pairs_of_long_sentences(monkeypatch):
+    """A long sentence gives several pieces, rather than none."""
+    long, other = [[100 + p for p in range(50)]], [[7, 8], [9]]
+    dictionary = numbered(*(f"\u2581{i}" for i in range(200)))
+    pairs = SentencePairs(sentences(long, other), 16, 1, dictionary)
+    kept = [i for _, first, count in pairs.pieces for i in pairs.words(first, first + count).tolist()]
+    assert kept == [*long[0][:48], 7, 8, 9] and (pairs.left_out, pairs.total) == (2, 53)  # the last two: one part
+    plain = SentencePairs(sentences(*DOCUMENTS, long), 16, 1)
+    assert (plain.left_out, plain.total) == (50, 50 + 3 * 18)
+
+
+def transcripts(folder, lines=30, valid_lines=10, words=100):
+    """Data in which no sentence fits into a block of 24 tokens."""
+    write_data(folder)
+    rng, dictionary = np.random.default_rng(0), Dictionary.load(str(folder / "dict.txt"))
+    for split, count in (("train", lines), ("valid", valid_lines)):
+        builder = indexed_dataset.make_builder(str(folder / f"{split}.bin"), "mmap", vocab_size=len(dictionary))
+        for _ in range(count):
+            builder.add_item(torch.tensor([*rng.integers(4, len(dictionary), words), EOS]))
+            builder.add_item(torch.tensor([EOS]))
+        builder.finalize(str(folder / f"{split}.idx"))
+    return folder
+
+
+def test_text_without_full_stops_is_trained_on(tmp_path):
+    """All of it; and left out, it is refused."""
+    data, seen = transcripts(tmp_path / "data"), []
+    options = ["--max-epoch=1", "--max-update=1000", "--num-workers=0", "--no-save"]
+    train(pretrain_arguments(data, tmp_path / "run", *options), on_step=lambda batches: seen.extend(batches))
+    restored = [torch.where(b["target"].ne(1), b["target"], b["net_input"]["src_tokens"]) for b in seen]
+    tokens = sum(int((ids > EOS).sum()) for ids in restored)
+    assert tokens == 30 * 100 and all((ids > EOS).any(1).all() for ids in restored)
+    assert read(tmp_path / "run").left_out == {"train": 0.0, "valid": 0.0}
+    with pytest.raises(ValueError, match="99% of the tokens of .valid. would be .* up to 5%, or --long-sentences cut"):
+        train(pretrain_arguments(data, tmp_path / "other", *options, "--long-sentences=skip"))
+
+
+def test_left_out_as_by_fairseq(start, tmp_path):
+    """A few long sentences: the same blocks and masks as those of masked_lm, and their share is in the record."""
+    data = write_data(tmp_path / "data")
+    dictionary = Dictionary.load(str(data / "dict.txt"))
+    lines = [line.clone() for line in data_utils.load_indexed_dataset(str(data / "train"), dictionary)]
+    lines.insert(7, torch.tensor([*[9] * 30, EOS]))
+    builder = indexed_dataset.make_builder(str(data / "train.bin"), "mmap", vocab_size=len(dictionary))
+    for line in lines:
+        builder.add_item(line)
+    builder.finalize(str(data / "train.idx"))
+    seen = {name: [] for name in ("masked_lm", "skip", "cut")}
+
+    def run(name, *options):
+        words = [*options, "--num-workers=0", "--no-save", "--max-update=11"]
+        arguments = pretrain_arguments(data, tmp_path / name, *words)
+        return train(arguments, on_step=lambda batches: seen[name].extend(rows(batch).tobytes() for batch in batches))
+
+    stock = run("masked_lm", "--task=masked_lm")
+    assert run("skip", "--long-sentences=skip") == stock != run("cut")
+    assert seen["skip"] == seen["masked_lm"] != seen["cut"]
+    share = 31 / sum(map(len, lines))
+    assert read(tmp_path / "skip").left_out == {"train": pytest.approx(share), "valid": 0.0} and 0.01 < share < 0.05
+    assert read(tmp_path / "cut").left_out == {"train": 0.0, "valid": 0.0}
+
+
+@pytest.mark.parametrize(
+    "options", [["--criterion=masked_lm"], ["--criterion=masked_lm_chunked"], ["--arch=electra_tupe_r_tiny"]],
+    ids=["masked_lm", "chunked", "electra"],
+)  # fmt: skip
+def test_batches_without_a_masked_token_are_counted(options, tmp_path, caplog):
+    from tupe.plugin.launch import fairseq_arguments
+
+    data = write_data(tmp_path / "data", valid_lines=200)
+    recipe = "pretrain_electra" if "electra" in options[0] else "pretrain"
+    words = [str(data), f"--user-dir={PLUGIN}", f"--save-dir={tmp_path / 'run'}", "--arch=tupe_r_tiny", *options]
+    words += ["--tokens-per-sample=24", "--mask-prob=0.01", "--batch-size=1", "--update-freq=2", "--max-update=25"]
+    words += ["--lr=[0.01]", "--warmup-updates=2", "--num-workers=0", "--log-interval=1", "--save-interval-updates=25"]
+    with caplog.at_level("INFO"):
+        losses = train(fairseq_arguments(CONFIGS, recipe, [], words, cuda=False))
+    missing = [math.isnan(loss) for loss, _ in losses]
+    assert len(losses) == 25 and 5 < sum(missing) < 25 and all(math.isfinite(norm) for _, norm in losses)
+    assert [norm == 0 for _, norm in losses] == missing
+    run = read(tmp_path / "run")
+    assert run.state == "finished" and math.isfinite(run.scores[-1]["loss"])
+    assert "nothing_masked" in caplog.text
+    model = load(tmp_path / "run" / "checkpoint_last.pt")["model"]
+    assert all(value.isfinite().all() for value in model.values() if value.is_floating_point())
+
+
+def test_held_out_text_in_which_nothing_is_masked_is_refused(tmp_path):
+    data = write_data(tmp_path / "data", valid_lines=1)
+    with pytest.raises(ValueError, match="'valid' has too little text: none of its tokens is masked"):
+        train(pretrain_arguments(data, tmp_path / "run", "--mask-prob=0.001"))
 
 
 def test_segments_begin_at_the_double_separator():
@@ -220,8 +364,12 @@ def test_checkpoints_that_name_the_task_continued_lm_load(start, tmp_path):
     state = load(start[1])
     state["cfg"]["task"]["_name"] = "continued_lm"
     torch.save(state, tmp_path / "old.pt")
+    assert str(load_model(tmp_path / "old.pt")[1].cfg.long_sentences) == "cut"
+    del state["cfg"]["task"]["long_sentences"]  # which older ones left out
+    torch.save(state, tmp_path / "old.pt")
     model, task = load_model(tmp_path / "old.pt")
     assert isinstance(task, TupeMaskedLMTask) and str(model.cfg.segments) == "learned"
+    assert str(task.cfg.long_sentences) == "skip"
 
 
 @pytest.mark.parametrize(

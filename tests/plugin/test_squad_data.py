@@ -114,6 +114,18 @@ def test_answers_come_from_the_original_characters(vocabulary, tmp_path):
         assert data.answer(w, *data.target(w)) == gold
 
 
+def test_answers_that_no_window_holds_are_counted(vocabulary, tmp_path):
+    squad_file(tmp_path / "squad")
+    data = windows(tmp_path / "squad", vocabulary, 512, 128, 16)
+    assert (data.left_out, data.answered) == (0, 50)
+    question = data.questions[0]
+    question.answers = [(data.contexts[question.context], 0)]  # the whole paragraph
+    encoded = Encoded(data.contexts, data.questions, data.ids, data.begins, data.ends, data.queries)
+    cut = Windows(encoded, load_dictionary(tmp_path / "squad" / "bin" / "dict.txt"), 48, 128, 16)
+    assert (cut.left_out, cut.answered) == (1, 50)
+    assert all(cut.target(w) == (0, 0) for w in range(len(cut)) if cut.windows[w][0] == 0)
+
+
 def test_impossible_questions_point_to_cls(vocabulary, tmp_path):
     squad_file(tmp_path / "squad", "2.0", 4, impossible=2)
     data = windows(tmp_path / "squad", vocabulary, 128, 64, 16, version="2.0")

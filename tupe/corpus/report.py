@@ -4,6 +4,7 @@ import logging
 from pathlib import Path
 
 from ..tables import Table
+from .steps import BLOCKS
 
 
 def _share(part, whole):
@@ -44,7 +45,8 @@ def write_report(out: str | Path, manifest: dict) -> None:
     lines += [f"{len(inputs)} input files, {manifest['raw bytes'] / 1e6:.1f} MB of raw text.", ""]
     steps = [[step, f"{left:,}"] for step, left in _flow(manifest)]
     pieces, tokens = counts.get("pieces", 0), counts.get("tokens", 0)
-    ids = [f"{counts.get(f'{split}: ids', 0):,}" for split in ("train", "valid")]
+    all_ids = [counts.get(f"{split}: ids", 0) for split in ("train", "valid")]
+    ids = [f"{number:,}" for number in all_ids]
     documents = [f"{counts.get(f'{split}: documents', 0):,}" for split in ("train", "valid")]
     kept = [
         ["documents", f"{counts.get('documents kept', 0):,}"],
@@ -53,6 +55,13 @@ def write_report(out: str | Path, manifest: dict) -> None:
         ["sentences", f"{counts.get('sentences', 0):,}"],
         ["words and punctuation marks", f"{tokens:,}"],
         ["ids in train / valid, `</s>` included", " / ".join(ids)],
+        *(
+            [
+                f"of them in sentences that {length} tokens do not hold (training cuts those)",
+                _share(counts.get(f"ids in sentences too long for {length} tokens", 0), sum(all_ids)),
+            ]
+            for length in BLOCKS
+        ),
         ["types of the vocabulary", f"{manifest['vocab_size']:,}"],
         ["pieces per word", f"{pieces / tokens:.3f}" if tokens else ""],
         ["pieces that are `<unk>`", _share(counts.get("pieces that are <unk>", 0), pieces)],

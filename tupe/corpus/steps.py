@@ -40,6 +40,7 @@ SPECIALS = 5  # <s> <pad> </s> <unk> and <mask>, which the fairseq task adds
 PERMUTATIONS = 128  # of a MinHash
 SKETCH = {"num_perm": PERMUTATIONS, "seed": 1, "scheme": "affine32"}  # 32-bit values
 SHINGLE = 5  # tokens
+BLOCKS = (128, 512)  # tokens of a sequence, of the recipes
 
 # what `select` decides about a document
 COPY, NEAR_COPY, TRAIN, VALID = range(4)
@@ -447,6 +448,9 @@ def encode_shard(folder: Path, shard: Path, selected: Path, model_path: Path, wo
             ids[kind].append(eos)
             sizes[kind].append(len(line) + 1)
             stats.length("tokens per sentence", len(sentence))
+            for length in BLOCKS:
+                if len(line) + 1 >= length:  # <s> comes before
+                    stats.count(f"ids in sentences too long for {length} tokens", len(line) + 1)
         ids[kind].append(eos)
         sizes[kind].append(1)
         if len(ids[kind]) > 1_000_000:

@@ -9,6 +9,7 @@ from fairseq.data import data_utils
 from fairseq.tasks import FairseqTask
 
 from .. import plugin  # noqa: F401  (registers the architectures)
+from ..plugin.masked_lm import TupeMaskedLMTask
 from ..safe_load import read_checkpoint
 
 
@@ -19,12 +20,14 @@ def load_model(checkpoint: str | Path, data: str | Path | None = None) -> tuple:
     often smaller than the rounding of bfloat16.
     Raises ValueError if the checkpoint cannot be read, or the dictionary is not there.
     """
-    read_checkpoint(checkpoint, mmap=True)  # its errors name what is wrong; fairseq reads it then
+    trained = read_checkpoint(checkpoint, mmap=True)  # its errors name what is wrong; fairseq reads it then
     changes = {"autocast": "none"} if data is None else {"autocast": "none", "data": str(data)}
     try:
         models, _, task = checkpoint_utils.load_model_ensemble_and_task([str(checkpoint)], arg_overrides=changes)
     except FileNotFoundError as error:
         raise ValueError(f"{checkpoint}: {error}; give the folder of its dict.txt with --data") from error
+    if isinstance(task, TupeMaskedLMTask) and "long_sentences" not in trained["cfg"]["task"]:
+        task.cfg.long_sentences = "skip"  # before version 0.3: the blocks, masks and losses that it had
     return models[0].float().eval(), task
 
 

@@ -95,6 +95,7 @@ class TokenLosses:
     position: np.ndarray  # [n], 0 is [CLS], which masked_lm masks like any other token
     length: np.ndarray  # [n] tokens of its block, [CLS] included
     block: np.ndarray  # [n] number of its block
+    left_out: float = 0.0  # share of the split's tokens, in sentences that are too long
 
     def mean(self) -> float:
         return float(self.loss.mean())
@@ -122,7 +123,7 @@ class TokenLosses:
 
 # Options of a task that decide which blocks and masks it makes of held-out text
 MASKING = (
-    "tokens_per_sample", "sample_break_mode", "mask_prob", "leave_unmasked_prob", "random_token_prob",
+    "tokens_per_sample", "sample_break_mode", "long_sentences", "mask_prob", "leave_unmasked_prob", "random_token_prob",
     "mask_whole_words", "mask_multiple_length",
 )  # fmt: skip
 
@@ -155,7 +156,8 @@ def token_losses(
         bar.update(int(lengths.sum()))
         if seen >= tokens:
             break
-    return TokenLosses(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
+    left_out = 1 - sizes[fitting].sum() / sizes.sum()
+    return TokenLosses(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)), left_out=float(left_out))
 
 
 # ---------------------------------------------------------------------------------------------------------------- [CLS]
@@ -213,6 +215,8 @@ def command(checkpoints, data, sentences, tokens, output, seed):
         content = evaluate(model, task, TextEncoder(task.cfg.data), sentences, tokens, seed)
         write_atomically(output / f"{names[label]}.json", json.dumps(content, indent=1, allow_nan=False) + "\n")
         order, loss = content["order"], content["loss"]
+        if loss["left_out"]:
+            click.echo(f"{label}: {loss['left_out']:.2%} of the held-out tokens are in too long sentences", err=True)
         rows.append([
             label, f"{100 * order['accuracy']:.2f} ± {100 * order['accuracy_error']:.2f}",
             f"{order['margin']:.3f} ± {order['margin_error']:.3f}", f"{loss['mean']:.4f} ± {loss['error']:.4f}",
@@ -235,7 +239,8 @@ def evaluate(
     return {
         "order": order_scores(model, held_out_sentences(task, encoder, sentences, seed), seed),
         "loss": {
-            "tokens": int(len(losses.loss)), "mean": losses.mean(), "error": losses.standard_error(),
+            "tokens": int(len(losses.loss)), "left_out": losses.left_out,
+            "mean": losses.mean(), "error": losses.standard_error(),
             "by_position": losses.by(losses.position, edges),
             "by_length": losses.by(losses.length, [*edges, longest + 1]),
             # a line each, not a line per block

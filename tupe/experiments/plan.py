@@ -65,6 +65,7 @@ class Trial:
             "--lr": f"{self.lr:g}", "--max-update": self.updates, "--seed": self.seed,
             "--autocast": plan.get("autocast", protocol["autocast"]), "common.fp16": "false",  # which GPUs would take
             "--log-format": "json", "--log-interval": 50, "--num-workers": 1,
+            "--long-sentences": "skip",  # as in the committed runs
         }  # fmt: skip
         if "weights_every" in plan:  # `evidence.keep_weights` halves them at the end
             words |= {"--save-interval-updates": plan["weights_every"], "--keep-interval-updates": -1}

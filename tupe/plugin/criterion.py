@@ -1,16 +1,34 @@
 """fairseq's masked-LM criterion with a loss that never holds all logits, and without a wait for the GPU to learn
 how much padding there is. (fairseq resumes no run with another criterion, not even a run of `masked_lm` with this
-one.)"""
+one.) Also for fairseq's own: batches in which nothing is masked have no loss."""
 
 import torch
 from fairseq.criterions import register_criterion
 from fairseq.criterions.masked_lm import MaskedLmConfig, MaskedLmLoss
+from fairseq.logging import metrics
 from fairseq.models import BaseFairseqModel
 
 
 def count_real(sample: dict) -> int:
     """The number of tokens of a batch without padding, which the data loader counted: the GPU need not be asked."""
     return int(sample["ntokens"])
+
+
+def nothing_masked(logging_outputs: list[dict]) -> bool:
+    """Whether no token of these batches was masked. Then their loss is logged as None, which no mean counts."""
+    if sum(log.get("sample_size", 0) for log in logging_outputs) > 0:
+        return False
+    metrics.log_scalar("loss", None, 0, round=3)
+    return True
+
+
+def _reduce_metrics(logging_outputs, original=MaskedLmLoss.reduce_metrics):
+    """As fairseq's, which divides by the number of masked tokens, even if that is 0."""
+    if not nothing_masked(logging_outputs):
+        original(logging_outputs)
+
+
+MaskedLmLoss.reduce_metrics = staticmethod(_reduce_metrics)
 
 
 @register_criterion("masked_lm_chunked", dataclass=MaskedLmConfig)

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from ..architectures import ELECTRA
 from ..encoder import Encoder, LMHead, ModelConfig, init_bert
 from ..positions import Positions, overrides
-from .criterion import count_real
+from .criterion import count_real, nothing_masked
 from .model import (
     Masked,
     TupeConfig,
@@ -229,8 +229,10 @@ class ElectraCriterion(FairseqCriterion):
         original tokens that were recognised, and their mean, which is 0.5 for a model that always says "original"."""
         total = {key: float(sum(log.get(key, 0) for log in logging_outputs)) for key in logging_outputs[0]}
         masked, real, replaced = total["sample_size"], total["n_real"], total["n_replaced"]
-        metrics.log_scalar("loss", total["loss"] / max(masked, 1), masked, round=3)
-        metrics.log_scalar("lm_loss", total["lm_loss"] / max(masked, 1) / math.log(2), masked, round=3)
+        if not nothing_masked(logging_outputs):
+            metrics.log_scalar("loss", total["loss"] / masked, masked, round=3)
+        lm_loss = total["lm_loss"] / masked / math.log(2) if masked else None
+        metrics.log_scalar("lm_loss", lm_loss, masked, round=3)
         metrics.log_scalar("disc_loss", total["disc_loss"] / max(real, 1) / math.log(2), real, round=4)
         metrics.log_scalar("replaced", replaced / max(real, 1), real, round=4)
         metrics.log_scalar("recall_replaced", total["correct_replaced"] / max(replaced, 1), replaced, round=4)

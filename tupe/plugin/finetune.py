@@ -49,6 +49,7 @@ class FinetuneTask(RecordedTask, FairseqTask):
         self.predictions = {}  # split -> {example id: prediction} of the current validation
         self._scores = {}
         self.shortened = {}  # split -> number of inputs that were cut to the model's length
+        self.left_out = {}  # split -> share of what no input has
         self._updates = {}  # split -> number of updates at its last validation
 
     @classmethod
@@ -166,7 +167,7 @@ class FinetuneTask(RecordedTask, FairseqTask):
             raise FloatingPointError(f"loss {stats['loss']:g}, {stats['num_updates']} updates so far")
         self._updates[split] = stats["num_updates"]
         if self.run is not None:
-            self.run.record.shortened = self.shortened
+            self.run.record.shortened, self.run.record.left_out = self.shortened, self.left_out
         super().post_validate(model, stats, agg)
 
     def keep_predictions(self, split: str, best: bool) -> None:

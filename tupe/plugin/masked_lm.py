@@ -4,6 +4,7 @@ With `next_sentence` a sequence is `<s> A </s> </s> B </s>`, where B follows A i
 (Devlin et al., 2019), and the model needs segment embeddings to tell them apart.
 """
 
+import logging
 import math
 import re
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ from fairseq.data import (
     AppendTokenDataset,
     BaseWrapperDataset,
     ConcatSentencesDataset,
+    Dictionary,
     FairseqDataset,
     IdDataset,
     MaskTokensDataset,
@@ -28,18 +30,26 @@ from fairseq.data import (
     PrependTokenDataset,
     RightPadDataset,
     SortDataset,
+    TokenBlockDataset,
     data_utils,
 )  # fmt: skip
+from fairseq.data.shorten_dataset import maybe_shorten_dataset
+from fairseq.dataclass import ChoiceEnum
 from fairseq.logging import metrics
+from fairseq.logging.meters import MetersDict
 from fairseq.models import BaseFairseqModel
 from fairseq.tasks import register_task
 from fairseq.tasks.masked_lm import MaskedLMConfig, MaskedLMTask
 from omegaconf import DictConfig
 
+from ..text import JOINED, SPACE
 from .criterion import count_real
 from .run import RecordedTask, RecordedTaskConfig
 
+logger = logging.getLogger(__name__)
+
 HEAD = "next_sentence"
+MOST_LEFT_OUT = 0.05  # of a split's tokens, in sentences that are too long
 HELD_OUT_SEED = 1  # of the masks of every split but `train`, so that all models and seeds predict the same tokens
 
 
@@ -48,6 +58,10 @@ class TupeMaskedLMConfig(RecordedTaskConfig, MaskedLMConfig):
     next_sentence: bool = field(
         default=False, metadata={"help": "sequences are pairs of sentences; needs --criterion masked_lm_next_sentence"}
     )
+    long_sentences: ChoiceEnum(["cut", "skip"]) = field(
+        default="cut",
+        metadata={"help": "those that do not fit into a block are cut between words, or left out as by fairseq"},
+    )
 
 
 @register_task("tupe_masked_lm", dataclass=TupeMaskedLMConfig)
@@ -55,9 +69,16 @@ class TupeMaskedLMTask(RecordedTask, MaskedLMTask):
     """fairseq's `masked_lm`, with the same batches and masks in training, and a record of the run. Held-out text has
     the same masks whatever the seed.
 
+    Of `long_sentences`, cut loses no text, and makes no block without text. With skip, blocks are those of fairseq,
+    which leaves out sentences that are too long; more than `MOST_LEFT_OUT` is an error.
+
     With `finetune_from_model`, training starts from that checkpoint and keeps its structure: a model that contradicts
     it is an error, and its longest length stays, however short the sequences are.
     """
+
+    def __init__(self, cfg: DictConfig, *args, **kwargs):
+        super().__init__(cfg, *args, **kwargs)
+        self.left_out = {}  # see the record
 
     def record_name(self, config: DictConfig) -> str:
         return config.criterion._name.removesuffix("_chunked")  # it computes the same loss
@@ -80,7 +101,24 @@ class TupeMaskedLMTask(RecordedTask, MaskedLMTask):
     def build_criterion(self, cfg: DictConfig, **kwargs) -> FairseqCriterion:
         if self.cfg.next_sentence != (cfg._name == "masked_lm_next_sentence"):
             raise ValueError(f"next_sentence={self.cfg.next_sentence} does not go with criterion {cfg._name}")
-        return super().build_criterion(cfg, **kwargs)
+        criterion = super().build_criterion(cfg, **kwargs)
+        if self.run is not None:
+            self.run.record.left_out = self.left_out
+        return criterion
+
+    def train_step(self, *args, **kwargs) -> tuple:
+        loss, sample_size, log = super().train_step(*args, **kwargs)
+        return loss, sample_size, {**log, "nothing_masked": (sample_size == 0) * 1}  # it adds nothing to the update
+
+    def reduce_metrics(self, logging_outputs: list[dict], criterion: FairseqCriterion) -> None:
+        super().reduce_metrics(logging_outputs, criterion)
+        if count := sum(log.get("nothing_masked", 0) for log in logging_outputs):
+            metrics.log_scalar_sum("nothing_masked", int(count))  # number of batches
+
+    def post_validate(self, model: BaseFairseqModel, stats: dict, agg: MetersDict) -> None:
+        if agg["loss"].avg is None:
+            raise ValueError("nothing is masked in what was validated on: raise max_valid_steps, or hold out more text")
+        super().post_validate(model, stats, agg)
 
     def load_dataset(self, split: str, epoch: int = 1, combine: bool = False, **kwargs) -> None:
         seed = self.cfg.seed
@@ -88,18 +126,55 @@ class TupeMaskedLMTask(RecordedTask, MaskedLMTask):
         try:
             load = self._load_pairs if self.cfg.next_sentence else super().load_dataset
             load(split, epoch, combine, **kwargs)
+            data, pad = self.datasets[split], self.source_dictionary.pad()
             if not split.startswith("train"):  # else by length, and `max_valid_steps` takes the shortest
-                self.datasets[split].sort_order = self.datasets[split].sort_order[:1]  # a permutation, always the same
+                data.sort_order = data.sort_order[:1]  # a permutation, always the same
+            if not any(data[i]["target"].ne(pad).any() for i in range(len(data))):  # as a rule, the first one has some
+                raise ValueError(f"{self.cfg.data}: {split!r} has too little text: none of its tokens is masked")
         finally:
             self.cfg.seed = seed
 
-    def _load_pairs(self, split, epoch=1, combine=False, **kwargs):
-        d, paths = self.source_dictionary, self.cfg.data.split(":")
+    def _load_sentences(self, split, epoch, combine):
+        paths = self.cfg.data.split(":")
         path = f"{paths[(epoch - 1) % len(paths)]}/{split}"
-        sentences = data_utils.load_indexed_dataset(path, d, combine=combine)
+        sentences = data_utils.load_indexed_dataset(path, self.source_dictionary, combine=combine)
         if sentences is None:
             raise FileNotFoundError(f"Dataset not found: {split} ({path})")  # the error that fairseq's trainer expects
-        pairs = SentencePairs(sentences, self.cfg.tokens_per_sample, self.cfg.seed)
+        return sentences
+
+    def _load_dataset_split(self, split, epoch, combine):
+        """As fairseq's, but for long sentences and blocks without text."""
+        cfg, d, room = self.cfg, self.source_dictionary, self.cfg.tokens_per_sample - 1  # one less for <s>
+        sentences = self._load_sentences(split, epoch, combine)
+        total, where = int(np.sum(sentences.sizes)), cfg.shorten_data_split_list
+        sentences = maybe_shorten_dataset(sentences, split, where, cfg.shorten_method, cfg.tokens_per_sample, cfg.seed)
+        limited, cuts = str(cfg.sample_break_mode) != "none", str(cfg.long_sentences) == "cut"
+        if limited and cuts:
+            sentences = cut_sentences(sentences, room, d)
+        sizes = np.asarray(sentences.sizes)
+        self._note_left_out(split, total - int(sizes[sizes <= room].sum() if limited else sizes.sum()), total)
+        blocks = TokenBlockDataset(sentences, sizes, room, pad=d.pad(), eos=d.eos(), break_mode=cfg.sample_break_mode)
+        blocks = with_text(blocks, d.eos()) if cuts else blocks
+        logger.info(f"{split}: {len(blocks)} blocks")
+        return PrependTokenDataset(blocks, d.bos())
+
+    def _note_left_out(self, split, count, total):
+        """Tell the log, and the record, which share of a split's tokens is in no sequence (of several folders, the
+        largest)."""
+        share = count / total
+        if str(self.cfg.long_sentences) == "skip" and share > MOST_LEFT_OUT:
+            raise ValueError(
+                f"{self.cfg.data}: {share:.0%} of the tokens of {split!r} would be left out, in sentences too long for "
+                f"sequences of {self.cfg.tokens_per_sample}; valid: up to {MOST_LEFT_OUT:.0%}, or --long-sentences cut"
+            )
+        logger.log(logging.WARNING if count else logging.INFO, f"{split}: {share:.2%} of {total} tokens are left out")
+        self.left_out[split] = max(share, self.left_out.get(split, 0.0))
+
+    def _load_pairs(self, split, epoch=1, combine=False, **kwargs):
+        d, sentences = self.source_dictionary, self._load_sentences(split, epoch, combine)
+        cuts = d if str(self.cfg.long_sentences) == "cut" else None
+        pairs = SentencePairs(sentences, self.cfg.tokens_per_sample, self.cfg.seed, cuts)
+        self._note_left_out(split, pairs.left_out, pairs.total)
 
         def masked(side, targets):
             return MaskTokensDataset(
@@ -139,25 +214,92 @@ class TupeMaskedLMTask(RecordedTask, MaskedLMTask):
 register_task("continued_lm", dataclass=TupeMaskedLMConfig)(type("ContinuedLMTask", (TupeMaskedLMTask,), {}))
 
 
+class Parts(FairseqDataset):
+    """Stretches of the items of a data set: item i is sizes[i] tokens of dataset[index[i]], from start[i] on."""
+
+    def __init__(self, dataset: FairseqDataset, index: np.ndarray, start: np.ndarray, sizes: np.ndarray):
+        super().__init__()
+        self.dataset, self.index, self.start, self.sizes = dataset, index, start, sizes
+
+    can_reuse_epoch_itr_across_epochs = True  # sizes do not change
+
+    def __len__(self):
+        return len(self.index)
+
+    def __getitem__(self, i):
+        return self.dataset[int(self.index[i])][self.start[i] : self.start[i] + self.sizes[i]]
+
+    def num_tokens(self, i: int) -> int:
+        return int(self.sizes[i])
+
+    size = num_tokens
+
+
+def cut_sentences(sentences: FairseqDataset, room: int, dictionary: Dictionary | None, end: int = 0) -> FairseqDataset:
+    """The same sentences, those of more than `room` tokens in parts: cut where the last possible word begins, or within
+    a word that is longer than that. end: number of tokens at the end of each sentence that are left out."""
+    sizes = np.asarray(sentences.sizes, dtype=np.int64) - end
+    (long,) = np.nonzero(sizes > room)
+    if not len(long) and not end:
+        return sentences
+    symbols = dictionary.symbols if len(long) else []
+    spaced = np.array([symbol.startswith(SPACE) for symbol in symbols])
+    joined = np.array([symbol.endswith(JOINED) for symbol in symbols])  # the word goes on
+    borders = []
+    for i in long:
+        ids = np.asarray(sentences[i])[: sizes[i]]
+        begins = spaced[ids] if spaced.any() else np.append(True, ~joined[ids[:-1]])
+        borders.append([0])
+        while (left := len(ids) - borders[-1][-1]) > room:
+            start = borders[-1][-1]
+            stop = start + max(room - (left == room + 1), 1)  # the separator does not stand alone
+            (words,) = np.nonzero(begins[start + 1 : stop + 1])
+            borders[-1].append(start + 1 + int(words[-1]) if len(words) else stop)
+        borders[-1].append(len(ids))
+    counts = np.ones(len(sizes), dtype=np.int64)
+    counts[long] = [len(border) - 1 for border in borders]
+    index, first = np.repeat(np.arange(len(sizes)), counts), np.cumsum(counts) - counts
+    starts, sizes = np.zeros(len(index), dtype=np.int64), sizes[index]
+    for i, border in zip(long, borders, strict=True):
+        part = slice(first[i], first[i] + counts[i])
+        starts[part], sizes[part] = border[:-1], np.diff(border)
+    return Parts(sentences, index, starts, sizes)
+
+
+def with_text(blocks: TokenBlockDataset, separator: int) -> FairseqDataset:
+    """Blocks without those that hold separators alone, such as the end of a document between two full blocks."""
+    lines = blocks.block_to_dataset_index[:, 2].astype(np.int64) - blocks.block_to_dataset_index[:, 0] + 1
+    suspects = np.flatnonzero(blocks.sizes <= lines)
+    empty = [i for i in suspects if (blocks[i] == separator).all()]
+    kept = np.delete(np.arange(len(blocks)), empty)
+    return Parts(blocks, kept, np.zeros_like(kept), blocks.sizes[kept]) if empty else blocks
+
+
 class SentencePairs(FairseqDataset):
     """(A [a], B [b], label) with a + b + 4 <= length; label 0: B follows A, 1: B begins elsewhere in another document.
 
     sentences: ids, each ending with a separator; an empty sentence ends a document. The sentences of a document are
     grouped into pieces that fit. Every epoch cuts each piece into A and B at a random sentence, and replaces B with
-    probability 1/2. Pieces of a single sentence are left out. Raises ValueError unless two documents have pieces.
+    probability 1/2. Pieces of a single sentence are left out. dictionary: of the ids, if sentences that may leave no
+    room for a second one are to be cut. left_out, total: numbers of tokens. Raises ValueError unless two documents have
+    pieces.
     """
 
-    def __init__(self, sentences: FairseqDataset, length: int, seed: int):
+    def __init__(self, sentences: FairseqDataset, length: int, seed: int, dictionary: Dictionary | None = None):
         super().__init__()
-        self.sentences, self.room, self.seed, self.epoch = sentences, length - 4, seed, 1
+        self.room, self.seed, self.epoch = length - 4, seed, 1
+        longest = self.room // 2 if dictionary else max(sentences.sizes)
+        self.sentences = cut_sentences(sentences, longest, dictionary, end=1)  # without the separators
         self.pieces = []  # (document, index of the first sentence, number of sentences)
+        self.total = self.left_out = int(self.sentences.sizes.sum())
         document, first, size = 0, 0, 0
 
         def close(end):
             if end - first >= 2:
                 self.pieces.append((document, first, end - first))
+                self.left_out -= int(size)
 
-        for index, tokens in enumerate(np.asarray(sentences.sizes) - 1):  # without the separator
+        for index, tokens in enumerate(self.sentences.sizes):
             if tokens == 0 or tokens > self.room:  # the end of a document, or a sentence that is too long
                 close(index)
                 document, first, size = document + (tokens == 0), index + 1, 0
@@ -201,8 +343,8 @@ class SentencePairs(FairseqDataset):
         return a, b[: self.room - len(a)], label
 
     def words(self, start: int, end: int) -> torch.Tensor:
-        """The ids of sentences start .. end - 1, without their separators."""
-        return torch.cat([self.sentences[i][:-1] for i in range(start, end)])
+        """The ids of sentences start .. end - 1."""
+        return torch.cat([self.sentences[i] for i in range(start, end)])
 
 
 class Side(BaseWrapperDataset):

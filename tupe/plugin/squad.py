@@ -5,6 +5,7 @@ B batch, L length of `<s> question </s> </s> window </s>`, C model width.
 
 import collections
 import json
+import logging
 import re
 import string
 import sys
@@ -26,6 +27,8 @@ from ..record import write_atomically
 from .criterion import count_real
 from .finetune import FinetuneConfig, FinetuneCriterion, FinetuneTask
 from .squad_data import FILES, VERSIONS, Encoded, Windows
+
+logger = logging.getLogger(__name__)
 
 ANSWER_PIECES = 30  # longest answer that is predicted (Devlin et al., 2019)
 
@@ -140,6 +143,9 @@ class SquadTask(FinetuneTask):
             shuffled = np.random.permutation(len(windows))
         self.set_batch_order(split, windows, windows.sizes, shuffled)
         self.note_shortened(split, windows.shortened, len(windows.questions))
+        self.left_out[split] = windows.left_out / max(windows.answered, 1)
+        if windows.left_out:
+            logger.warning(f"{split}: {windows.left_out} of {windows.answered} answers fit into no window")
 
     def record_name(self, config: DictConfig) -> str:
         return f"SQuAD-{self.cfg.squad_version}"

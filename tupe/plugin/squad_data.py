@@ -232,6 +232,10 @@ class Windows(FairseqDataset):
             for start in starts:
                 if start == 0 or start - step + room < total:
                     self.windows.append((q, start, min(start + room, total)))
+        self.spans = [self._span(question) for question in self.questions]
+        fitting = {q for q, start, end in self.windows if (s := self.spans[q]) and start <= s[0] and s[1] < end}
+        self.answered = sum(bool(question.answers) for question in self.questions)
+        self.left_out = self.answered - len(fitting)  # answers that training never sees
         self._sizes = np.array([len(self.queries[q]) + 4 + end - start for q, start, end in self.windows])
         self.best_window = self._best_windows()
 
@@ -251,16 +255,19 @@ class Windows(FairseqDataset):
     def target(self, w: int) -> tuple[int, int]:
         """(start, end) of the first gold answer as positions of the sequence, or (0, 0) if it is not in this window."""
         q, start, end = self.windows[w]
-        question = self.questions[q]
-        if not question.answers:
+        span, offset = self.spans[q], self.offset(w) - start
+        if span is None or span[0] < start or span[1] >= end:
             return 0, 0
+        return span[0] + offset, span[1] + offset
+
+    def _span(self, question):
+        """(first, last) piece of the first gold answer in its paragraph, None if there is none."""
+        if not question.answers:
+            return None
         text, first = question.answers[0]
         begins, ends = self.begins[question.context], self.ends[question.context]
         (inside,) = np.nonzero((begins < first + len(text)) & (ends > first))
-        if not len(inside) or inside[0] < start or inside[-1] >= end:
-            return 0, 0
-        offset = self.offset(w) - start
-        return int(inside[0] + offset), int(inside[-1] + offset)
+        return (int(inside[0]), int(inside[-1])) if len(inside) else None
 
     def offset(self, w: int) -> int:
         """Position of the window's first piece in the sequence."""

@@ -58,7 +58,7 @@ class Watch:
         self.moved = time.monotonic()
 
     def follow(self, loss: float | None) -> None:
-        """Take note of the loss of an update in bits; None if fairseq skipped the update.
+        """Take note of the loss of an update in bits; None if fairseq skipped the update, or nothing was masked.
 
         Raises FloatingPointError if it is not finite; if `IN_A_ROW` updates in a row were skipped; and if in as many
         the loss was more than `jump` above the lowest running mean since this process began.
@@ -66,7 +66,8 @@ class Watch:
         self.move()
         self.skipped = self.skipped + 1 if loss is None else 0
         if self.skipped == IN_A_ROW:
-            raise FloatingPointError(f"{IN_A_ROW} updates in a row were skipped: gradients not finite, or no memory")
+            reasons = "gradients not finite, no memory, or nothing masked"
+            raise FloatingPointError(f"{IN_A_ROW} updates in a row were skipped: {reasons}")
         if loss is None:
             return
         if not math.isfinite(loss):
