@@ -49,7 +49,7 @@ from .run import RecordedTask, RecordedTaskConfig
 logger = logging.getLogger(__name__)
 
 HEAD = "next_sentence"
-MOST_LEFT_OUT = 0.05  # of a split's tokens, in sentences that are too long
+MOST_LEFT_OUT = 0.05  # of the tokens of the training text, in sentences that are too long
 HELD_OUT_SEED = 1  # of the masks of every split but `train`, so that all models and seeds predict the same tokens
 
 
@@ -70,7 +70,7 @@ class TupeMaskedLMTask(RecordedTask, MaskedLMTask):
     the same masks whatever the seed.
 
     Of `long_sentences`, cut loses no text, and makes no block without text. With skip, blocks are those of fairseq,
-    which leaves out sentences that are too long; more than `MOST_LEFT_OUT` is an error.
+    which leaves out sentences that are too long; more than `MOST_LEFT_OUT` of the training text is an error.
 
     With `finetune_from_model`, training starts from that checkpoint and keeps its structure: a model that contradicts
     it is an error, and its longest length stays, however short the sequences are.
@@ -162,7 +162,7 @@ class TupeMaskedLMTask(RecordedTask, MaskedLMTask):
         """Tell the log, and the record, which share of a split's tokens is in no sequence (of several folders, the
         largest)."""
         share = count / total
-        if str(self.cfg.long_sentences) == "skip" and share > MOST_LEFT_OUT:
+        if str(self.cfg.long_sentences) == "skip" and split.startswith("train") and share > MOST_LEFT_OUT:
             raise ValueError(
                 f"{self.cfg.data}: {share:.0%} of the tokens of {split!r} would be left out, in sentences too long for "
                 f"sequences of {self.cfg.tokens_per_sample}; valid: up to {MOST_LEFT_OUT:.0%}, or --long-sentences cut"
