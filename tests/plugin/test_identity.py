@@ -223,10 +223,10 @@ def test_a_file_of_encodings_is_its_contents(data, tmp_path):
 
 def test_several_files_of_encodings(data, tmp_path, request):
     """Joined as in $PATH; the names of both are known before anything starts."""
-    classes = "from tupe.positions import PositionScheme, register\n\n\n@register('own_{0}')\nclass Own(PositionScheme):\n"
+    text = "from tupe.positions import PositionScheme, register\n\n\n@register('own_{0}')\nclass Own(PositionScheme):\n"
     files = [tmp_path / "own_a.py", tmp_path / "own_b.py"]
     for file in files:
-        file.write_text(classes.format(file.stem[-1]) + "    extra_terms = 1\n")
+        file.write_text(text.format(file.stem[-1]) + "    extra_terms = 1\n")
     request.addfinalizer(lambda: [SCHEMES.pop(f"own_{name}", None) for name in "ab"])
     words = ["--position=absolute+own_a+own_b", f"--position-file={files[0]}:{files[1]}"]
     train(pretrain_arguments(data, tmp_path / "run", *OPTIONS, *words, arch="bert_a_tiny"))
