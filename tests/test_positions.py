@@ -783,7 +783,7 @@ def test_the_order_of_names_does_not_depend_on_which_family_is_imported_first():
 def test_any_number_that_an_option_takes_can_be_computed(name):
     """The smallest and the largest in size are refused by their scheme, or give finite outputs and gradients."""
     tokens = torch.tensor([[0, 5, 6, 7, 8, 2]])
-    name = name.replace("alibi:", "alibi:learned:True:")
+    name = name.replace("alibi:", "alibi:learned:True:").replace(":gain", ":norm:True:gain")
     for value in SIZES[float]:
         try:
             encoder = Encoder(9, 1, 2, position=f"{name}:{value}", layers=1, width=16, heads=2, ffn=16, max_positions=8)
