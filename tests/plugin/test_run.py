@@ -79,7 +79,7 @@ def test_a_run_does_not_compare_itself_with_the_one_before(data, finished, tmp_p
     "words, message",
     [
         (["--patience=2"], "patience: a run is as long as"),
-        (["--max-update=0", "--max-epoch=3", "--total-num-update=9", "--save-interval=2"], "save_interval=2: the last of"),
+        (["--max-update=0", "--max-epoch=3", "--total-num-update=9", "--save-interval=2"], "save_interval=2: the last"),
     ],
 )
 def test_a_run_whose_end_would_not_be_saved_is_refused(words, message, data, tmp_path):
