@@ -10,9 +10,14 @@ from tupe.evaluation.predict import FILES, command, zip_submission
 
 @pytest.mark.parametrize(
     ("argument", "message"),
-    [("CoLA", "TASK=CHECKPOINT"), ("SNLI=x.pt", "SNLI"), ("CoLA=x.pt", "no test set of CoLA"), ("RTE=x.pt", "x.pt")],
+    [
+        ("CoLA", "TASK=CHECKPOINT"), ("SNLI=x.pt", "SNLI"), ("CoLA=x.pt", "no test set of CoLA"),
+        ("RTE=x.pt", "x.pt cannot be read"), ("RTE=y.pt", "RTE=y.pt not found"),
+    ],  # fmt: skip
 )
-def test_refusals(tmp_path, argument, message):
+def test_refusals(tmp_path, monkeypatch, argument, message):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "x.pt").touch()
     (tmp_path / "RTE" / "input0").mkdir(parents=True)
     (tmp_path / "RTE" / "input0" / "test.idx").touch()
     result = CliRunner().invoke(command, [argument, f"--data={tmp_path}", f"--output={tmp_path / 'out'}"])

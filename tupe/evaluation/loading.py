@@ -1,5 +1,6 @@
 """What evaluations begin with: the models that a user names, as `[LABEL=]CHECKPOINT`, and held-out text."""
 
+import re
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -31,11 +32,22 @@ def load_model(checkpoint: str | Path, data: str | Path | None = None) -> tuple:
     return models[0].float().eval(), task
 
 
+def split_label(source: str) -> tuple[str, str]:
+    """("", PATH) or (LABEL, PATH) of "PATH" or "LABEL=PATH", either of which may have more "=": what exists decides, and
+    the shortest label. Raises ValueError if nothing of it exists."""
+    ends = [0, *(match.end() for match in re.finditer("(?<!^)=", source))]
+    for end in ends:
+        if source[end:] and Path(source[end:]).exists():
+            return source[:end].removesuffix("="), source[end:]
+    raise ValueError(f"{source} not found; valid: an existing file or folder, as PATH or LABEL=PATH")
+
+
 def labelled(sources: Iterable) -> dict:
     """{label: path} of "LABEL=PATH" or "PATH", which is its own label then. ValueError for a repeated label."""
     paths = {}
     for source in sources:
-        label, path = (source, source) if Path(source).exists() or "=" not in source else source.rsplit("=", 1)
+        label, path = split_label(source)
+        label = label or source
         if label in paths:
             raise ValueError(f"{label} stands for both {paths[label]} and {path}; give each its own label")
         paths[label] = path

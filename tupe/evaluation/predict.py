@@ -11,7 +11,7 @@ from fairseq import utils
 from ..options import QuietCommand, data, output
 from ..plugin.glue import TASKS, GlueTask, glue_name
 from ..plugin.model import TupeModel
-from .loading import load_model
+from .loading import load_model, split_label
 
 # (task, split) -> file name; the server expects the official label names, and STS-B scores from 0 to 5.
 FILES = {
@@ -34,12 +34,11 @@ def command(checkpoints, data, output, batch_size):
     TASK=CHECKPOINT: a task of GLUE and its fine-tuned checkpoint. MNLI gives MNLI-m.tsv, MNLI-mm.tsv and, if it was
     prepared, AX.tsv. Tasks without a checkpoint are left out.
     """
-    pairs = [(given, *given.partition("=")) for given in checkpoints]
-    for given, _, equals, _ in pairs:
-        if not equals:
+    for given in checkpoints:
+        if "=" not in given:
             raise ValueError(f"{given!r} is not of the form TASK=CHECKPOINT")
     paths = []
-    for _, task, _, checkpoint in pairs:
+    for task, checkpoint in [split_label(given) for given in checkpoints]:
         for path, count in predict_glue(task, checkpoint, data, output, batch_size):
             paths.append(path)
             click.echo(f"{path}: {count} predictions")
