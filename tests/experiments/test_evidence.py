@@ -179,7 +179,7 @@ def test_the_pilot_of_some_models_ends_where_another_still_needs_a_rate(tmp_path
         finish(tmp_path, "bert_a", lr, lr)
     rounds = []
 
-    def train(data, output, planned, jobs, further):
+    def train(data, output, planned, jobs, further, job=None):
         rounds.append(planned)
         assert len(rounds) < 10, "the pilot does not end"
         for trial in planned:

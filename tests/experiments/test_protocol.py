@@ -19,11 +19,9 @@ LOSSES = {1: 5.3, 2: 5.32, 3: 5.31}
 @pytest.fixture
 def place(tmp_path, monkeypatch):
     """Tables of the pilot and the controls, and finished runs of `rope`; every planned run has to be one of these."""
-    for name in ("models", "stages"):
-        monkeypatch.setitem(CLAIMS, name, copy.deepcopy(CLAIMS[name]))
     write_experiment(tmp_path / "runs", ["pilot", "controls"])
     collect.write(collect.collect(tmp_path / "runs", collect.read(tmp_path / "tables")), tmp_path / "tables")
-    name = protocol.add_model("rope", "bert_a")
+    name = protocol.name_of("rope", "bert_a")
     for lr in CLAIMS["learning_rates"]:
         write_run(tmp_path / "out", Trial("pilot", name, "tiny", 5000, lr, 101), 5.5 + (lr - 2e-3) ** 2 * 1e5)
     for seed, loss in LOSSES.items():
@@ -46,8 +44,10 @@ def run(place, *words):
 
 
 def test_an_encoding_is_set_beside_the_committed_runs(place):
+    plan = copy.deepcopy(CLAIMS)
     result = run(place, "--position=rope")
     assert result.exit_code == 0, result.output
+    assert plan == CLAIMS  # which the whole process reads
     rows = {}
     for line in (place / "out" / "protocol.md").read_text().splitlines():
         cells = [cell.strip(" *") for cell in line.strip("|").split("|")]
@@ -133,6 +133,6 @@ def test_the_precision_is_that_of_the_controls(precision, autocast, tmp_path):
         protocol.in_precision((), {"float32", "bfloat16 autocast"}, tmp_path)
 
 
-def test_encodings_that_are_spelt_alike_have_folders_of_their_own(place):
-    names = {protocol.add_model(position, "bert_a") for position in ("absolute+t5", "absolute:t5", "absolute+t5")}
+def test_encodings_that_are_spelt_alike_have_folders_of_their_own():
+    names = {protocol.name_of(position, "bert_a") for position in ("absolute+t5", "absolute:t5", "absolute+t5")}
     assert len(names) == 2 and all(re.fullmatch(r"[\w.]+", name) for name in names)

@@ -33,8 +33,8 @@ def load_model(checkpoint: str | Path, data: str | Path | None = None) -> tuple:
 
 
 def split_label(source: str) -> tuple[str, str]:
-    """("", PATH) or (LABEL, PATH) of "PATH" or "LABEL=PATH", either of which may have more "=": what exists decides, and
-    the shortest label. Raises ValueError if nothing of it exists."""
+    """("", PATH) or (LABEL, PATH) of "PATH" or "LABEL=PATH", either of which may have more "=": what exists decides,
+    and the shortest label. Raises ValueError if nothing of it exists."""
     ends = [0, *(match.end() for match in re.finditer("(?<!^)=", source))]
     for end in ends:
         if source[end:] and Path(source[end:]).exists():

@@ -15,7 +15,7 @@ import numpy as np
 
 from ..record import DIVERGENCE
 from . import collect
-from .plan import BITS, CLAIMS, Trial, best_rates, lengths_of, untried
+from .plan import BITS, CLAIMS, Trial, best_rates, lengths_of, untried, with_models
 from .statistics import (
     Contrast,
     Seeds,
@@ -36,13 +36,16 @@ Measure = Callable[[Trial], float | None]
 
 
 class Evidence:
-    """Tables of `collect`, by run. Raises ValueError if there is no finished run, if runs had different data, or if
-    those of one seed that are to be compared have different precisions."""
+    """Tables of `collect`, by run. own: models beside the plan's, whose runs count too (see `plan.with_models`).
 
-    def __init__(self, tables: dict[str, list[dict]]):
-        self.tables = tables
+    Raises ValueError if there is no finished run, if runs had different data, or if those of one seed that are to be
+    compared have different precisions."""
+
+    def __init__(self, tables: dict[str, list[dict]], own: dict | None = None):
+        self.tables, self.own = tables, own or {}
+        self.models = [*with_models(own)["models"]]
         facts = {Trial.parse(row["run"]): row for row in self.tables["runs"]}
-        facts = {trial: row for trial, row in facts.items() if trial.model in CLAIMS["models"]}  # not `compare`'s own
+        facts = {trial: row for trial, row in facts.items() if trial.model in self.models}
         self.runs = {trial: row for trial, row in facts.items() if row["state"] == "finished" and row["loss"]}
         self.failed = {trial: row["reason"] for trial, row in facts.items() if row["state"] == "failed"}
         self.diverged = {trial for trial, reason in self.failed.items() if reason.startswith(DIVERGENCE)}
@@ -85,7 +88,7 @@ class Evidence:
             planned = set(CLAIMS["stages"]["first"]["seeds"])
             seeds = groups(self.over(stage), lambda trial: trial.model, lambda trial: trial.seed)
             mine = [trial for trial in mine if trial.seed in planned and seeds[trial.model] >= planned]
-        return sorted(mine, key=lambda trial: (list(CLAIMS["models"]).index(trial.model), trial.lr, trial.seed))
+        return sorted(mine, key=lambda trial: (self.models.index(trial.model), trial.lr, trial.seed))
 
     def over(self, stage: str) -> list[Trial]:
         """Runs of a stage, at the rate that counts, that have ended: one that diverged has, too."""
@@ -107,7 +110,7 @@ class Evidence:
     def best_rates(self) -> dict[str, float]:
         """{model: learning rate of its lowest loss in the pilot}, where half and twice of it have run, too."""
         losses = {trial: self.loss(trial) for trial in self.runs} | dict.fromkeys(self.diverged, math.inf)
-        return best_rates(losses)[0]
+        return best_rates(losses, self.own)[0]
 
     def has_its_rate(self, trial: Trial) -> bool:
         """Whether the rate of a run is what the plan makes of the pilot's; it may have been another one when the run

@@ -6,6 +6,7 @@ evaluation and model.pt its weights in half precision; the checkpoint with the o
 `weights_every` also keep model_<updates>.pt along training, which `--pairs` scores: order.json, pairs/<updates>/.
 """
 
+import functools
 import json
 import math
 import time
@@ -24,7 +25,7 @@ from ..options import ListOf
 from ..safe_load import read_checkpoint
 from ..text import TextEncoder
 from . import collect, runner
-from .plan import CLAIMS, Trial, best_rates, final_losses, pilot_trials, planned_models, trials
+from .plan import CLAIMS, Trial, best_rates, final_losses, pilot_trials, planned_models, trials, with_models
 
 SENTENCES, TOKENS = 2000, 400_000  # of the evaluation: order sensitivity, loss
 
@@ -138,13 +139,14 @@ def train(
 def train_pilot(
     data: Path, output: Path, jobs: int | None, further: Sequence[str], seeds: list[int] | None = None,
     models: list[str] | None = None, known: dict[Trial, float] | None = None,
+    own: dict | None = None,
 ) -> None:  # fmt: skip
     """Train the pilot until the best rate of every model lies between two others. known: losses of runs that are not
     trained again."""
-    known, planned = known or {}, set()
-    while set(current := pilot_trials(known | final_losses(output), seeds, models)) - planned:
+    known, planned, job = known or {}, set(), functools.partial(Trial.job, protocol=with_models(own))
+    while set(current := pilot_trials(known | final_losses(output), seeds, models, own)) - planned:
         planned = set(current)
-        train(data, output, [trial for trial in current if trial not in known], jobs, further)
+        train(data, output, [trial for trial in current if trial not in known], jobs, further, job)
 
 
 def known_losses(folder: Path, data: Path) -> dict[Trial, float]:

@@ -24,6 +24,11 @@ FREE = (
 )  # fmt: skip
 
 
+def with_models(own: dict | None) -> dict:
+    """CLAIMS with models beside the plan's, {name: {"arch", "position"}}: what is called `own` here and elsewhere."""
+    return {**CLAIMS, "models": CLAIMS["models"] | (own or {})}
+
+
 @dataclass(frozen=True)
 class Trial:
     """One training of the experiment."""
@@ -75,12 +80,12 @@ class Trial:
 
 def trials(
     stage: str, best: dict[str, float], seeds: list[int] | None = None, models: list[str] | None = None,
-    twice: bool = False,
+    twice: bool = False, own: dict | None = None,
 ) -> list[Trial]:
     """What a stage trains, seed by seed (the pilot: rate by rate), so that a stage that is cut short has whole blocks.
     best: {model: learning rate}; the pilot and stages with a rate of their own do without. twice: for twice as many
     updates. Raises ValueError for an unknown stage, or a model without a rate."""
-    names, plan = planned_models(stage, models), CLAIMS["stages"][stage]
+    names, plan = planned_models(stage, models, own), CLAIMS["stages"][stage]
     lengths = [updates * (2 if twice else 1) for updates in lengths_of(stage)]
     if stage == "pilot":
         pairs = [(name, lr) for lr in CLAIMS["learning_rates"] for name in names]
@@ -98,12 +103,13 @@ def trials(
     ]
 
 
-def planned_models(stage: str, models: list[str] | None = None) -> list[str]:
-    """The models of a stage; models: only these of them. Raises ValueError for an unknown stage."""
+def planned_models(stage: str, models: list[str] | None = None, own: dict | None = None) -> list[str]:
+    """The models of a stage and `own`; models: only these of them. Raises ValueError for an unknown stage."""
     if stage not in CLAIMS["stages"]:
         raise ValueError(f"unknown stage {stage!r}{options.nearest(stage, CLAIMS['stages'])}")
     names = CLAIMS["stages"][stage]["models"]
-    return [name for name in (CLAIMS["models"] if names == "all" else names) if not models or name in models]
+    names = [*(CLAIMS["models"] if names == "all" else names), *(own or ())]
+    return [name for name in names if not models or name in models]
 
 
 def lengths_of(stage: str) -> list[int]:
@@ -138,7 +144,7 @@ def records(output: Path) -> dict[Trial, record.Record]:
     return found
 
 
-def best_rates(losses: dict[Trial, float]) -> tuple[dict[str, float], list[Trial]]:
+def best_rates(losses: dict[Trial, float], own: dict | None = None) -> tuple[dict[str, float], list[Trial]]:
     """({model: learning rate with the lowest mean loss in the pilot}, trials that are still needed) for the models
     whose best rate lies inside: half and twice the rate have run, too. losses: see `final_losses`; other stages do not
     matter.
@@ -147,7 +153,7 @@ def best_rates(losses: dict[Trial, float]) -> tuple[dict[str, float], list[Trial
     plan is needed.
     """
     rates, needed = {}, []
-    for model in CLAIMS["models"]:
+    for model in with_models(own)["models"]:
         mine = {trial: loss for trial, loss in losses.items() if (trial.stage, trial.model) == ("pilot", model)}
         by_rate = {lr: [loss for trial, loss in mine.items() if trial.lr == lr] for lr in {t.lr for t in mine}}
         means = {lr: sum(values) / len(values) for lr, values in by_rate.items()}
@@ -169,8 +175,9 @@ def untried(losses: dict[float, float]) -> list[float]:
 
 
 def pilot_trials(
-    losses: dict[Trial, float], seeds: list[int] | None = None, models: list[str] | None = None
-) -> list[Trial]:
+    losses: dict[Trial, float], seeds: list[int] | None = None, models: list[str] | None = None,
+    own: dict | None = None,
+) -> list[Trial]:  # fmt: skip
     """The trials of the pilot: those that `best_rates` still needs of these models, then all planned rates."""
-    needed = [trial for trial in best_rates(losses)[1] if not models or trial.model in models]
-    return needed + trials("pilot", {}, seeds, models)
+    needed = [trial for trial in best_rates(losses, own)[1] if not models or trial.model in models]
+    return needed + trials("pilot", {}, seeds, models, own=own)

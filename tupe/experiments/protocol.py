@@ -1,6 +1,7 @@
 """A new position encoding by the protocol of docs/reproduction.md: tiny, every learning rate of the pilot, then the
 three seeds of the controls at the best one. The result stands beside the committed runs, seed by seed."""
 
+import functools
 import hashlib
 import re
 from pathlib import Path
@@ -14,20 +15,16 @@ from . import claims, collect
 from .claims import Evidence
 from .claims_tables import number, of_contrast, with_interval
 from .evidence import train, train_pilot
-from .plan import CLAIMS, Trial, best_rates, final_losses, trials
+from .plan import Trial, best_rates, final_losses, trials, with_models
 from .statistics import holm
 
 COST = 500  # updates of BERT-A that are trained here too, because seconds of other machines do not compare
 
 
-def add_model(position: str, arch: str) -> str:
-    """Let an encoding take part in the pilot and the controls; returns the name that its runs get."""
+def name_of(position: str, arch: str) -> str:
+    """The name that the runs of an encoding get."""
     digest = hashlib.sha256(f"{position} {arch}".encode()).hexdigest()[:6]  # `a+b` and `a:b` are spelt alike below
-    name = f"own_{re.sub(r'[^A-Za-z0-9.]+', '_', position)}_{digest}"
-    CLAIMS["models"][name] = {"arch": arch, "position": position}
-    models = CLAIMS["stages"]["controls"]["models"]
-    models += [name] * (name not in models)
-    return name
+    return f"own_{re.sub(r'[^A-Za-z0-9.]+', '_', position)}_{digest}"
 
 
 def in_precision(further: tuple, theirs: set[str], folder: Path) -> tuple:
@@ -61,21 +58,23 @@ def run(data: Path, output: Path, position: str, arch: str, jobs: int | None, fu
             "prepare the same text (docs/corpus.md), or train pilot and controls on yours with `tupe evidence`"
         )
     further = in_precision(further, {row["precision"] for row in baselines} - {""}, folder)
-    name = add_model(position, arch)
-    train_pilot(data, output, jobs, further, models=[name])
-    best, _ = best_rates(final_losses(output))
+    name = name_of(position, arch)
+    own = {name: {"arch": arch, "position": position}}
+    train_pilot(data, output, jobs, further, models=[name], own=own)
+    best, _ = best_rates(final_losses(output), own)
     if name not in best:
         raise ValueError(f"{position} diverged at every learning rate of the pilot: {output / 'pilot' / name}")
     cost = Trial("cost", "bert_a", "tiny", COST, best[name], 1)
-    train(data, output, [*trials("controls", best, models=[name]), cost], jobs, further)
+    planned = [*trials("controls", best, models=[name], own=own), cost]
+    train(data, output, planned, jobs, further, functools.partial(Trial.job, protocol=with_models(own)))
     tables = collect.merge(known, collect.collect(output, known, data))
-    text = report(Evidence(tables), name, position)
+    text = report(Evidence(tables, own), name, position)
     write_atomically(output / "protocol.md", text)
     click.echo(text)
 
 
 def report(evidence: Evidence, name: str, position: str) -> str:
-    """The encoding beside the models of the controls, as Markdown. name: see `add_model`."""
+    """The encoding beside the models of the controls, as Markdown. name: see `name_of`."""
     finals = evidence.finals("controls")
     models = sorted(finals, key=lambda model: float(np.mean(list(finals[model].values()))))
     models += [name] * (name not in finals)  # it diverged with every seed
