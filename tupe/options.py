@@ -67,6 +67,17 @@ def ended_by_signals() -> Iterator[None]:
             signal.signal(number, signal.SIG_DFL)
 
 
+@contextmanager
+def quiet_imports() -> Iterator[None]:
+    """Imports inside leave the root logger as it was: a module on fairseq's main branch sets it to DEBUG."""
+    level, handlers = logging.root.level, list(logging.root.handlers)
+    try:
+        yield
+    finally:
+        logging.root.setLevel(level)
+        logging.root.handlers[:] = handlers
+
+
 class QuietCommand(Command):
     """A command whose output is its result. Of what libraries log, warnings remain: fairseq opens the log for all."""
 

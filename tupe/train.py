@@ -100,7 +100,8 @@ def continue_(data, checkpoint, output, lengths, epochs, next_sentence, stretch,
     for length, count in zip(lengths, epochs, strict=True):
         folder = output / f"length{length}"
         if stretch and not machine["dry_run"]:
-            from .checkpoints.stretch import stretch_to  # only now, for the same reason as in `run`
+            with options.quiet_imports():
+                from .checkpoints.stretch import stretch_to  # only now, for the same reason as in `run`
 
             checkpoint = stretch_to(length, checkpoint, folder / "stretched.pt")
         arguments = [data, f"--save-dir={folder}", f"--finetune-from-model={checkpoint}"]

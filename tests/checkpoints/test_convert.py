@@ -3,8 +3,10 @@ files that must be refused."""
 
 import argparse
 import json
+import math
 import os
 import pickle
+import re
 import sys
 from pathlib import Path
 
@@ -15,6 +17,7 @@ from click.testing import CliRunner
 from fairseq.data import Dictionary
 from helpers import our_checkpoint
 
+from tupe.architectures import SIZES, with_size
 from tupe.checkpoints import convert
 from tupe.checkpoints import files as checkpoints
 from tupe.checkpoints.export import export
@@ -324,10 +327,10 @@ def test_every_command_refuses_a_malicious_pickle(name, tmp_path):
     path = malicious_checkpoint(tmp_path)
     (tmp_path / "CoLA" / "input0").mkdir(parents=True)
     (tmp_path / "CoLA" / "input0" / "test.idx").touch()
-    for message in ("is refused: it is no checkpoint, or holds more than", "there is no checkpoint"):
+    for message in ("is refused: it is no checkpoint, or holds more than", "there is no checkpoint|not found"):
         arguments = [word.format(path=path, folder=tmp_path) for word in COMMANDS[name]]
         result = CliRunner().invoke(main, [*name.split(), *arguments])
-        assert result.exit_code == 2 and message in result.output
+        assert result.exit_code == 2 and re.search(message, result.output)
         assert not (tmp_path / "pwned").exists() and not (tmp_path / "out").exists()
         path.unlink(missing_ok=True)
 
@@ -398,6 +401,22 @@ def test_command(converted, tmp_path):
     assert not (tmp_path / "again").exists()
 
 
+@pytest.mark.parametrize(
+    "position, cls, more, expected",
+    [
+        ("untied+t5", "untied", {}, "tupe_r"), ("absolute_d", "tied", {}, "bert_a_d"), ("rope", "tied", {}, "bert_a"),
+        ("rope", "untied", {}, "tupe_a"), ("rope", "tied", {"layer": "gau", "normaliser": "relu2"}, "gau"),
+    ],
+)  # fmt: skip
+def test_the_name_says_nothing_that_is_not_so(position, cls, more, expected):
+    """A converted model gets the nearest architecture, as if it had been trained by that name with other options."""
+    for size, (layers, width, heads, ffn) in SIZES.items():
+        options = dict(zip(convert.SIZED, (layers * (2 if more else 1), width, heads, ffn), strict=True))
+        options |= {"position": position, "cls": cls, "layer": "transformer", "normaliser": "softmax", **more}
+        assert convert.architecture_of(options) == with_size(expected, size)
+        assert convert.architecture_of({**options, convert.SIZED[1]: 96}) == expected
+
+
 # ---- BERT ----
 
 
@@ -459,6 +478,34 @@ def test_the_correlations_of_any_bert_can_be_drawn(tmp_path):
     result = CliRunner().invoke(main, ["plot", "correlations", *sources, f"--output={tmp_path}/figure2"])
     assert result.exit_code == 0, result.output
     assert (tmp_path / "figure2.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_weights_that_are_not_finite_are_refused(tmp_path, value):
+    """As a diverged training leaves them: in all ways in and out."""
+    from safetensors.torch import load_file, save_file
+
+    small_bert(tmp_path / "bert")
+    convert.convert(tmp_path / "bert", "tupe", None, tmp_path / "ours")
+    weights = load_file(tmp_path / "bert" / "model.safetensors")
+    weights["bert.encoder.layer.1.output.dense.bias"][3] = value
+    save_file(weights, tmp_path / "bert" / "model.safetensors", {"format": "pt"})
+    state = torch.load(tmp_path / "ours" / "checkpoint.pt", weights_only=True)
+    state["model"]["encoder.layers.1.fc2.bias"][3] = value
+    save(state, tmp_path / "ours" / "checkpoint.pt")
+    wrong = released("tupe_a")
+    wrong["model"]["decoder.lm_head.bias"][3] = value
+    dictionary = write_dictionary(tmp_path / "dict.txt", len(wrong["model"]["decoder.lm_head.bias"]))
+    for name, attempt in {
+        "encoder.layers.1.fc2.bias": lambda: convert.convert(tmp_path / "bert", "tupe", None, tmp_path / "out"),
+        "tupe.encoder.layers.1.fc2.bias": lambda: export(tmp_path / "ours" / "checkpoint.pt", tmp_path / "out"),
+        "lm_head.bias": lambda: convert.convert(
+            save(wrong, tmp_path / "r.pt"), "tupe", dictionary, tmp_path / "out", heads=4
+        ),
+    }.items():
+        with pytest.raises(ValueError, match=f"NaN or infinite, in {name}: "):
+            attempt()
+        assert not (tmp_path / "out").exists()
 
 
 def test_bert_that_cannot_be_converted(tmp_path):

@@ -32,6 +32,7 @@ from tupe.positions import CLS, Dims, check_combination, limited_schemes, overri
 from tupe.record import Record
 from tupe.safe_load import load_safely
 from tupe.schemes import SCHEMES
+from tupe.text import TextEncoder
 
 transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.usefixtures("own_module_cache")
@@ -531,6 +532,7 @@ def test_heads_travel_both_ways(exported, data, tmp_path):
     same(answer.start_logits, start, real)
     same(answer.end_logits, end, real)
     back = convert.convert(tmp_path / "out_squad", "tupe", None, tmp_path / "back")
+    assert TextEncoder(back.parent).encode("The cat") == TextEncoder(data).encode("The cat")  # the pieces travel too
     round_trip = load_safely(back)
     assert round_trip["model"].keys() == state["model"].keys() and round_trip["cfg"]["task"]["_name"] == "squad"
     assert all(torch.equal(round_trip["model"][key], value) for key, value in state["model"].items())
@@ -550,6 +552,7 @@ def test_the_way_back_takes_another_dictionary(exported, data, tmp_path):
     (tmp_path / "own.txt").write_text("".join(f"{line}\n" for line in reversed(lines)))
     path = convert.convert(exported[2], "tupe", tmp_path / "own.txt", tmp_path / "back")
     assert (path.parent / "dict.txt").read_bytes() == (tmp_path / "own.txt").read_bytes()
+    assert (path.parent / "sentencepiece.bpe.model").is_file() and not (path.parent / "README.md").exists()
     with pytest.raises(ValueError, match="--heads cannot be given for an export"):
         convert.convert(exported[2], "tupe", None, tmp_path / "x", heads=4)
     assert not (tmp_path / "x").exists()

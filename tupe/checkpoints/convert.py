@@ -20,14 +20,15 @@ from omegaconf import OmegaConf
 from torch import nn
 
 from .. import options
-from ..architectures import ARCHITECTURES, SIZES, with_size
+from ..architectures import ARCHITECTURES, GAU, SIZES, with_size
 from ..encoder import LMHead, names_in
 from ..options import FILE, Command
 from ..plugin.model import NAMES
 from ..plugin.pretrained import MASK, check_dictionary, load_dictionary
 from ..positions import canonical, same_position
 from ..safe_load import load_safely, read_checkpoint
-from .export import weights_from_export
+from ..text import TextEncoder
+from .export import check_finite, weights_from_export
 from .files import configuration, new_checkpoint, save_atomically
 
 logger = logging.getLogger(__name__)
@@ -36,13 +37,23 @@ logger = logging.getLogger(__name__)
 # ------------------------------------------------------------------------------------------------- what all ways share
 
 
+SIZED = [NAMES[option] for option in ("layers", "width", "heads", "ffn")]  # what a size fixes
+
+
 def architecture_of(options: dict) -> str:
-    """The named architecture with these model options: position, [CLS] and size."""
-    kind = (canonical(options["position"]), options["cls"])
-    presets = {name: (canonical(position), cls) for name, (position, cls) in ARCHITECTURES.items()}
-    name = next((name for name, preset in presets.items() if preset == kind), "tupe_r")
-    sizes = tuple(options[NAMES[option]] for option in ("layers", "width", "heads", "ffn"))
-    return with_size(name, next((size for size, preset in SIZES.items() if preset == sizes), "base"))
+    """The named architecture that differs from these model options in the fewest, of its very size or else base; the
+    first of several."""
+    names = [with_size(name, size) for name in (*ARCHITECTURES, *GAU) for size in SIZES]
+
+    options = {**options, "position": canonical(options["position"])}
+
+    def differing(name):
+        preset = vars(models.MODEL_DATACLASS_REGISTRY[name]())
+        preset = {**preset, "position": canonical(preset["position"])}
+        wrong = {option for option, value in options.items() if str(value) != str(preset[option])}
+        return len(wrong - {*SIZED}), bool(wrong & {*SIZED})
+
+    return min(names, key=differing)
 
 
 def build_checkpoint(weights: dict, options: dict, dictionary: Dictionary) -> dict:
@@ -75,8 +86,10 @@ def build_model(cfg: dict, dictionary: Dictionary) -> nn.Module:
 def write(checkpoint: dict, files: dict[str, bytes], output: str | Path) -> Path:
     """Write checkpoint.pt and other files, {name: contents}, to the folder `output`; returns the checkpoint's path.
 
-    Raises ValueError, before it writes anything, if the folder has a checkpoint, or these files with other contents.
+    Raises ValueError, before it writes anything, if the folder has a checkpoint, or these files with other contents,
+    and for weights that are not finite.
     """
+    check_finite(checkpoint["model"])
     output = Path(output)
     path = output / "checkpoint.pt"
     if path.exists():
@@ -437,7 +450,9 @@ def convert(
     if config.get("model_type") == "tupe":
         refuse("an export, which has its own", "--heads", "--codes")
         file = dictionary(source)
-        return write(from_export(config, weights, file), {"dict.txt": file.read_bytes()}, output)
+        checkpoint = from_export(config, weights, file)
+        others = [source / name for name in TextEncoder.FILES if name != "dict.txt" and (source / name).is_file()]
+        return write(checkpoint, {"dict.txt": file.read_bytes(), **{o.name: o.read_bytes() for o in others}}, output)
     if config.get("model_type") == "bert":
         refuse("a BERT, whose folder has its own", "--dict", "--heads", "--codes")
         checkpoint, symbols = from_bert(source)
@@ -454,7 +469,7 @@ def convert(
 @click.option("--dict", "dictionary", type=FILE, help="dict.txt of the model (default: beside it)")
 @click.option("--codes", type=FILE, help="the released model's BPE codes (fastBPE or subword-nmt), copied to OUTPUT")
 @click.option("--heads", type=click.IntRange(1), help="attention heads, if the checkpoint does not give them")
-@options.output("folder to write: checkpoint.pt and dict.txt")
+@options.output("folder to write: checkpoint.pt, dict.txt and an export's tokeniser")
 def command(source, target, dictionary, codes, heads, output):
     """Convert checkpoints of other code to this project's, and back. The contents of --from tell its kind.
 

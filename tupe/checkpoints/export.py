@@ -11,7 +11,7 @@ import click
 from .. import options as choices
 from .. import record
 from ..encoder import names_in
-from ..options import FOLDER, Command
+from ..options import FOLDER, Command, cut_list
 from ..plugin.pretrained import check_dictionary
 from ..positions import parse
 from ..safe_load import num_updates, read_checkpoint
@@ -57,6 +57,7 @@ def export(
     refuse_own_schemes(model["position"])
     head = choose_head(state["model"], head)
     weights = hugging_face_weights(state["model"], head)
+    check_finite(weights)
     if (output / "config.json").exists():
         raise ValueError(f"{output} has a config.json already; choose another folder or remove it")
     if output.resolve() == data.resolve():
@@ -190,6 +191,13 @@ def hugging_face_weights(model: dict, head: str | None) -> dict:
         elif not key.startswith(HEAD):
             raise ValueError(f"an export cannot hold {key}")
     return weights
+
+
+def check_finite(weights: dict) -> None:
+    """Raise ValueError for weights that are NaN or infinite."""
+    wrong = [key for key, value in weights.items() if value.is_floating_point() and not value.isfinite().all()]
+    if wrong:
+        raise ValueError(f"weights are NaN or infinite, in {cut_list(wrong)}: did the training diverge?")
 
 
 def copy_code(output: Path) -> None:

@@ -8,7 +8,6 @@ fairseq 0.12.2 and Hydra 1.0 (the last combination for V100 GPUs). No other file
 import argparse
 import codecs
 import importlib
-import logging
 import os
 import warnings
 from collections import defaultdict
@@ -24,23 +23,15 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import AnyNode, DictConfig, ListConfig
 from omegaconf.base import ContainerMetadata, Metadata
 
-from ..options import CONFIGS
+from ..options import CONFIGS, quiet_imports
 
-
-def _import_quietly(name):
-    """Import a module and restore the root logger, which a module on fairseq's main branch sets to DEBUG."""
-    level, handlers = logging.root.level, list(logging.root.handlers)
-    importlib.import_module(name)
-    logging.root.setLevel(level)
-    logging.root.handlers[:] = handlers
-
-
-_import_quietly("fairseq.models")
-from fairseq import utils  # noqa: E402
-from fairseq.distributed import utils as distributed_utils  # noqa: E402
-from fairseq.distributed.utils import _TensorPlaceholder  # noqa: E402
-from fairseq.models.ema.ema import EMA  # noqa: E402
-from fairseq.trainer import Trainer  # noqa: E402
+with quiet_imports():
+    importlib.import_module("fairseq.models")
+from fairseq import utils
+from fairseq.distributed import utils as distributed_utils
+from fairseq.distributed.utils import _TensorPlaceholder
+from fairseq.models.ema.ema import EMA
+from fairseq.trainer import Trainer
 
 
 def _version(module):
