@@ -11,6 +11,7 @@ import hashlib
 import io
 import json
 import math
+import re
 import zipfile
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -23,7 +24,7 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from ..options import FOLDER, QuietCommand, cut, output, seed
+from ..options import FOLDER, QuietCommand, cut, cut_list, output, seed
 from ..plugin.model import TupeModel
 from ..record import write_atomically
 from ..tables import Table
@@ -32,6 +33,7 @@ from .likelihood import Sentence, pseudo_log_likelihoods
 from .loading import file_names, labelled, load_model
 
 TIE = 1e-4  # nats: below it, a difference is rounding
+MINIMUM = 10  # pairs of a paradigm in which only order differs: fewer (how many is chance) count as none in the average
 LARGEST = 2**28  # bytes of a file in an archive, which may unpack to anything
 MEASURES = ("word", "mean", "single")  # the first is the primary one
 ORIGIN = "origin"  # beside the arrays in a file: a hash of what they depend on
@@ -127,6 +129,9 @@ def _paradigm(name: str, text: str) -> Paradigm:
                 raise TypeError
         except (ValueError, KeyError, TypeError, RecursionError):
             raise ValueError(f'{name}, line {number}: no object with "sentence_good" and "sentence_bad"') from None
+        for key in ("sentence_good", "sentence_bad", "linguistics_term", "UID"):
+            if re.search("[\0\ud800-\udfff]", str(row.get(key))):  # no name of a file, and no text
+                raise ValueError(f"{name}, line {number}: {key} {cut(row[key])} has a NUL or half of a surrogate pair")
         pairs.append(pair)
         phenomena.add(str(row.get("linguistics_term", stem)))
         names.add(str(row.get("UID", stem)))
@@ -165,13 +170,16 @@ def credit(difference: np.ndarray) -> np.ndarray:
 
 
 def accuracies(results: dict, measure: str = MEASURES[0], only_order: bool = False) -> dict[str, np.ndarray]:
-    """{paradigm: credit of its pairs}; only_order: of the pairs with the same words, paradigms without one left out."""
-    chosen = {}
-    for name, arrays in results.items():
-        rows = arrays["same_words"] & ~arrays["same_pieces"] if only_order else np.full(len(arrays[measure]), True)
-        if rows.any():
-            chosen[name] = credit(arrays[measure][rows])
-    return chosen
+    """{paradigm: credit of its pairs}; only_order: of the pairs with the same words, if it has `MINIMUM` of them."""
+    credits = {name: credit(arrays[measure]) for name, arrays in results.items()}
+    if not only_order:
+        return credits
+    credits = {name: values[_only_order(results[name])] for name, values in credits.items()}
+    return {name: values for name, values in credits.items() if len(values) >= MINIMUM}
+
+
+def _only_order(arrays):
+    return arrays["same_words"] & ~arrays["same_pieces"]
 
 
 def macro_average(credits: dict[str, np.ndarray], resamples: int = 1000, seed: int = 1) -> tuple[float, float, float]:
@@ -246,8 +254,8 @@ def _read(path: Path) -> dict[str, np.ndarray]:
 
 def summary(results: dict, paradigms: list[Paradigm], seed: int = 1) -> dict:
     """Accuracies as plain numbers: per measure the macro average with both standard errors, on all pairs and on those
-    where only order decides; per paradigm and phenomenon; numbers of pairs and ties. An error that is
-    NaN is None: JSON has no NaN."""
+    where only order decides; per paradigm and phenomenon; numbers of pairs and ties. too_few: {paradigm: number of the
+    latter, which is less than `MINIMUM`, so that they do not count}. An error that is NaN is None: JSON has no NaN."""
     phenomenon = {paradigm.name: paradigm.phenomenon for paradigm in paradigms}
     content = {"pairs": int(sum(len(arrays["word"]) for arrays in results.values()))}
     for key, only_order in (("all", False), ("order", True)):
@@ -268,6 +276,8 @@ def summary(results: dict, paradigms: list[Paradigm], seed: int = 1) -> dict:
                 "paradigms": {name: float(values.mean()) for name, values in credits.items()},
                 "phenomena": {name: float(np.mean(values)) for name, values in sorted(groups.items())},
             }
+    few = {name: int(_only_order(arrays).sum()) for name, arrays in results.items()}
+    content["too_few"] = {name: count for name, count in few.items() if 0 < count < MINIMUM}
     content["indistinguishable"] = int(sum(arrays["same_pieces"].sum() for arrays in results.values()))
     return content
 
@@ -314,3 +324,5 @@ def command(checkpoints, pairs, data, limit, output, seed):
         write_atomically(folder / "summary.json", json.dumps(summaries[label], indent=1, allow_nan=False) + "\n")
     for table in tables(summaries):
         click.echo(table.markdown())
+    if few := {name for content in summaries.values() for name in content["too_few"]}:
+        click.echo(f"only order differs: without {cut_list(sorted(few))}, which have fewer than {MINIMUM} such pairs")

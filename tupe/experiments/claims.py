@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from ..evaluation.minimal_pairs import MINIMUM
 from ..record import DIVERGENCE
 from . import collect
 from .plan import BITS, CLAIMS, Trial, best_rates, lengths_of, untried, with_models
@@ -228,7 +229,7 @@ class Evidence:
         return value
 
     def credits(self, trial: Trial, updates: int, only_order: bool) -> dict[str, np.ndarray]:
-        """{paradigm: credit of each pair}; only_order: of the pairs whose sentences have the same words."""
+        """{paradigm: credit of each pair}; only_order: as `minimal_pairs.accuracies`."""
         flags = {row["paradigm"]: row for row in self.tables["paradigms"]}
         of_paradigm = {}
         for row in self.rows["pairs"][str(trial)]:
@@ -239,7 +240,7 @@ class Evidence:
                 same = flags[row["paradigm"]]
                 pairs = zip(same["same_words"], same["same_pieces"], strict=True)
                 values = values[np.array([words == "1" and pieces == "0" for words, pieces in pairs][: len(values)])]
-            if len(values):
+            if len(values) >= (MINIMUM if only_order else 1):
                 of_paradigm[row["paradigm"]] = values
         return of_paradigm
 
