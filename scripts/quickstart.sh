@@ -61,7 +61,7 @@ run tupe order "bert_a=$bert/checkpoint_last.pt" "tupe_r=$tupe/checkpoint_last.p
   --sentences 200 --tokens 10000 > "$out/order.md"
 
 step "table and pictures"
-run tupe plot loss "BERT-A tiny=$bert" "TUPE-R tiny=$tupe" --title "Validation loss" --output "$out/validation_loss"
+run tupe plot loss "TUPE-R tiny=$tupe" "BERT-A tiny=$bert" --title "Validation loss" --output "$out/validation_loss"
 run tupe plot positions --checkpoint "$tupe/checkpoint_last.pt" --data "$out/data" \
   --title "Position terms of TUPE-R tiny" --output "$out/positions"
 run python -m tupe.experiments.quickstart table "$out" > "$out/table.md" || status=$?

@@ -4,12 +4,14 @@ import json
 
 import numpy as np
 import pytest
+import torch
 from click.testing import CliRunner
 from helpers import build, pretrain_arguments, train, write_data
+from matplotlib.text import Text
 
 from tupe import plotting
 from tupe.cli import main
-from tupe.evaluation import figures
+from tupe.evaluation import figures, probes
 from tupe.record import Record
 
 
@@ -22,11 +24,28 @@ def runs(tmp_path_factory):
     """name -> checkpoint after 2 updates; and the data."""
     folder = tmp_path_factory.mktemp("plot")
     data, checkpoints = write_data(folder / "data"), {}
-    for arch, position in [("bert_r", "absolute+t5"), ("tupe_a", "untied"), ("bert_a", "sinusoidal_learned")]:
+    for arch, position in [("bert_r", "absolute+t5"), ("tupe_a", "untied"), ("bert_a", "sinusoidal_learned"),
+                           ("tupe_r", "untied:layer+t5:layer")]:  # fmt: skip
         more = ["--max-update=2", "--num-workers=0", f"--position={position}"]
         train(pretrain_arguments(data, folder / arch, *more, arch=f"{arch}_tiny"))
         checkpoints[arch] = folder / arch / "checkpoint_last.pt"
     return checkpoints, data
+
+
+@pytest.fixture(autouse=True)
+def texts_are_whole(monkeypatch):
+    """Of every figure that is written here."""
+
+    def save(figure, path, original=plotting.save):
+        figure.canvas.draw()
+        page = figure.bbox.padded(1)
+        ticks = {label for axis in figure.axes for label in (*axis.get_xticklabels(), *axis.get_yticklabels())}
+        for text in set(figure.findobj(Text)) - ticks:
+            box = text.get_window_extent()
+            assert not text.get_text() or page.contains(*box.min) and page.contains(*box.max), text.get_text()
+        original(figure, path)
+
+    monkeypatch.setattr(figures, "save", save)
 
 
 @pytest.mark.parametrize(
@@ -46,6 +65,33 @@ def test_figures_of_checkpoints(runs, tmp_path, figure, sources):
     result = tupe("plot", figure, *sources, "--output", path, "--title", "a title")
     assert result.exit_code == 0, result.output
     assert path.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("figure", "model", "words", "title"),
+    [
+        ("positions", "tupe_r", ["--layer=2", "--title=mine"], "mine (layer 2 of 2)"),
+        ("positions", "tupe_r", [], "layer 1 of 2"), ("t5", "tupe_r", ["--layer=2"], "layer 2 of 2"),
+        ("tsne", "tupe_r", [], "layer 1 of 2"), ("positions", "tupe_a", [], ""), ("tsne", "bert_a", [], ""),
+        ("phi", "bert_a", ["--title=mine"], "mine"),
+    ],
+)  # fmt: skip
+def test_the_title_names_the_layer_of_encodings_that_differ_by_layer(
+    runs, tmp_path, monkeypatch, figure, model, words, title
+):
+    drawn, draw = {}, getattr(figures, name := {"positions": "positional"}.get(figure, figure))
+    monkeypatch.setattr(figures, name, lambda *args: drawn.setdefault(args[-1], args[:-1]) and draw(*args))
+    result = tupe("plot", figure, f"--checkpoint={runs[0][model]}", "--output", tmp_path / "x", *words)
+    assert result.exit_code == 0 and list(drawn) == [title], result.output
+    other = tupe("plot", figure, f"--checkpoint={runs[0][model]}", "--output", tmp_path / "y", "--layer=3")
+    assert other.exit_code == 2 and "no layer 3; valid, counted from 1: 1 to 2" in other.output
+
+
+def test_the_layer_that_is_named_is_drawn(runs):
+    model, _ = figures.load_model(runs[0]["tupe_r"])
+    with torch.no_grad():
+        model.encoder.positions["t5"][1].table.weight.fill_(7)
+    assert [(probes.t5_bias(model, layer=layer)[1] == 7).all() for layer in (0, 1)] == [False, True]
 
 
 def test_loss_curves_of_a_log_and_of_a_run(tmp_path, monkeypatch):

@@ -133,7 +133,11 @@ def test_losses_on_other_masks_are_named(pretrained, vocabulary, tmp_path):
     assert "other: other masks or blocks, its loss does not compare (mask_prob 0.3, not 0.15)" in result.output
 
 
-def test_labels_of_one_file_are_refused(tmp_path):
+def test_labels_of_one_file_are_refused(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a").mkdir()
+    for name in ("a_x.pt", "a/x.pt"):
+        (tmp_path / name).touch()
     result = CliRunner().invoke(command, ["a_x.pt", "a/x.pt", "--output", str(tmp_path / "out")])
     assert result.exit_code == 2 and "a_x.pt and a/x.pt would both be kept as a_x.pt" in result.output
     assert result.output.count("\n") == 1 and not (tmp_path / "out").exists()

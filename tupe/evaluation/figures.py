@@ -57,7 +57,7 @@ def losses(lines: dict, title: str = "") -> Figure:
     for index, (label, (updates, values)) in enumerate(lines.items()):
         axis.plot(updates, values, label=label, **style(index))
     axis.set_xlabel("updates")
-    axis.set_ylabel("validation loss (bits per masked token; ELECTRA: nats)")
+    axis.set_ylabel("validation loss\n(bits per masked token; ELECTRA: nats)")
     legend(figure)
     figure.suptitle(title)
     return figure
@@ -180,7 +180,14 @@ def drawing(function: Callable) -> click.Command:
 one_checkpoint = click.option("--checkpoint", type=FILE, required=True, help="of pre-training")
 several = click.argument("sources", nargs=-1, required=True, metavar="[LABEL=]CHECKPOINT ...")
 data = click.option("--data", type=FOLDER, help="folder with dict.txt (default: the training data's)")
+layer = click.option("--layer", type=click.IntRange(1), default=1, show_default=True, help="of encodings with `:layer`")
 length = click.option("--length", type=int, help="sequence length (default: the model's longest)")
+
+
+def with_layer(title, model, layer, names=None):
+    """A title that says which layer is drawn, where that matters. layer: counted from 1."""
+    shown = probes.which_layer(model, layer - 1, names)
+    return f"{title} ({shown})" if title and shown else title or shown
 
 
 @drawing
@@ -198,9 +205,11 @@ def draw_correlations(checkpoint, data, length, title):
 @one_checkpoint
 @data
 @length
-def draw_positions(checkpoint, data, length, title):
+@layer
+def draw_positions(checkpoint, data, length, layer, title):
     """Positional logits of every head (TUPE), each with its pattern."""
-    return positional(probes.positional_logits(load_model(checkpoint, data)[0], length), title)
+    model, _ = load_model(checkpoint, data)
+    return positional(probes.positional_logits(model, length, layer - 1), with_layer(title, model, layer))
 
 
 @drawing
@@ -213,9 +222,11 @@ def draw_loss(sources, title):
 @drawing
 @one_checkpoint
 @data
-def draw_t5(checkpoint, data, title):
+@layer
+def draw_t5(checkpoint, data, layer, title):
     """T5's bias by offset."""
-    return t5(*probes.t5_bias(load_model(checkpoint, data)[0]), title)
+    model, _ = load_model(checkpoint, data)
+    return t5(*probes.t5_bias(model, layer=layer - 1), with_layer(title, model, layer, ["t5"]))
 
 
 @drawing
@@ -233,17 +244,23 @@ def draw_attention(sources, data, length, words, title):
 @drawing
 @one_checkpoint
 @data
-def draw_tsne(checkpoint, data, title):
+@layer
+def draw_tsne(checkpoint, data, layer, title):
     """Absolute position vectors in two dimensions."""
-    return tsne(probes.position_vectors(load_model(checkpoint, data)[0]), title)
+    model, _ = load_model(checkpoint, data)
+    names = ["untied"] if model.encoder.positions.embed(1) is None else []
+    return tsne(probes.position_vectors(model, layer - 1), with_layer(title, model, layer, names))
 
 
 @drawing
 @one_checkpoint
 @data
-def draw_phi(checkpoint, data, title):
+@layer
+def draw_phi(checkpoint, data, layer, title):
     """Sum of cos(omega m), before and after learning the frequencies."""
-    return phi(*probes.phi(load_model(checkpoint, data)[0]), title)
+    model, _ = load_model(checkpoint, data)
+    names = ["sinusoidal_learned", "shaw_sinusoidal_learned"]
+    return phi(*probes.phi(model, layer=layer - 1), with_layer(title, model, layer, names))
 
 
 @drawing

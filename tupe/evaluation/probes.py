@@ -9,7 +9,7 @@ words. The formulas of the four measures below are this project's own.
 import json
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import click
@@ -210,42 +210,51 @@ def pattern(logits: torch.Tensor) -> str:
 
 
 @torch.no_grad()
-def position_vectors(model: TupeModel) -> np.ndarray:
+def position_vectors(model: TupeModel, layer: int = 0) -> np.ndarray:
     """[L, C] vectors of the absolute positions: what is added to the words, or else the table of `untied`."""
     vectors = model.encoder.positions.embed(model.max_positions())
-    return only(model, "untied").table.weight[1:].numpy() if vectors is None else vectors.numpy()
+    return only(model, "untied", layer).table.weight[1:].numpy() if vectors is None else vectors.numpy()
 
 
 @torch.no_grad()
-def t5_bias(model: TupeModel, reach: int | None = None) -> tuple:
+def t5_bias(model: TupeModel, reach: int | None = None, layer: int = 0) -> tuple:
     """(offsets [2R + 1] from -R to R, bias [H, 2R + 1]) of `t5`. reach: R, default up to where it no longer changes."""
-    scheme = only(model, "t5")
+    scheme = only(model, "t5", layer)
     reach = min(reach or scheme.max_distance, model.max_positions() - 1)
     offsets = torch.arange(-reach, reach + 1)
     return offsets.numpy(), (scheme.multiplier * scheme.table(scheme.bucket_of(offsets))).T.numpy()
 
 
 @torch.no_grad()
-def phi(model: TupeModel, reach: int = 128) -> tuple:
+def phi(model: TupeModel, reach: int = 128, layer: int = 0) -> tuple:
     """(m [R + 1], before, after): phi(m) = sum_i cos(omega_i m) of learned frequencies, before and after learning."""
     names = ("sinusoidal_learned", "shaw_sinusoidal_learned")
     here = [name for name in names if name in model.encoder.positions]
     if not here:
         raise ValueError(f"position {model.encoder.positions.name!r} has no learned frequencies ({', '.join(names)})")
-    omega = only(model, here[0]).omega.double()
+    omega = only(model, here[0], layer).omega.double()
     start = frequencies(2 * len(omega)).double()
     m = torch.arange(reach + 1).double()
     before, after = ((m[:, None] * w).cos().sum(1).numpy() for w in (start, omega))
     return m.numpy(), before, after
 
 
-def only(model: TupeModel, name: str) -> PositionScheme:
-    """The scheme of a model by name (the first layer's, if every layer has its own)."""
+def which_layer(model: TupeModel, layer: int, names: Iterable[str] | None = None) -> str:
+    """ "layer 2 of 4", or "" if none of these schemes (default: all) has its own parameters in each layer."""
+    _check_layer(model, layer)
+    own = {name for name, scheme in model.encoder.positions.items() if isinstance(scheme, torch.nn.ModuleList)}
+    of_one = own if names is None else own.intersection(names)
+    return f"layer {layer + 1} of {len(model.encoder.layers)}" if of_one else ""
+
+
+def only(model: TupeModel, name: str, layer: int = 0) -> PositionScheme:
+    """The scheme of a model by name, of one layer."""
+    _check_layer(model, layer)
     positions = model.encoder.positions
     if name not in positions:
         raise ValueError(f"position {positions.name!r} has no {name!r}")
     scheme = positions[name]
-    return scheme[0] if isinstance(scheme, torch.nn.ModuleList) else scheme
+    return scheme[layer] if isinstance(scheme, torch.nn.ModuleList) else scheme
 
 
 # ------------------------------------------------------------------------------------------------- losses of a training
