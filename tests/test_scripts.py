@@ -39,6 +39,14 @@ def test_every_script_explains_itself(script):
     assert done.returncode == 0 and (script.name in done.stdout or "Usage: tupe" in done.stdout), done.stderr
 
 
+def test_style_is_that_of_this_project_s_files():
+    """All of them (code that travels with trained models stays as it was), and no file of a user beside them."""
+    tracked = subprocess.run(["git", "ls-files", "*.py"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    (line,) = [line for line in (SCRIPTS / "test.sh").read_text().splitlines() if " ruff check " in line]
+    checked = shlex.split(line.partition(" ruff check ")[2], comments=True)
+    assert {path.partition("/")[0] for path in tracked.splitlines()} - {"models"} == set(checked)
+
+
 def test_slurm_job_starts_torchrun_once_per_node(tmp_path):
     """With stand-ins for Slurm's own commands (srun runs the task of each of two nodes) and for the interpreter, whose
     words are then run here."""
