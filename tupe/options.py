@@ -19,7 +19,7 @@ from typing import IO, Any
 import click
 
 from .architectures import SIZES
-from .record import BUSY
+from .record import BUSY, FULL
 
 CONFIGS = Path(__file__).parent / "configs"  # the recipes, from a checkout as from an installed wheel
 FOLDER = click.Path(path_type=Path, file_okay=False)
@@ -44,7 +44,9 @@ class Command(click.Command):
         except BlockingIOError as error:
             raise Refusal(f"{ctx.command_path}: {error}", BUSY) from error
         except (ValueError, OSError) as error:
-            raise Refusal(f"{ctx.command_path}: {error}") from error
+            full = isinstance(error, OSError) and error.errno in FULL
+            what = f"{error.filename or 'a file'} cannot be written: the disk is full" if full else str(error)
+            raise Refusal(f"{ctx.command_path}: {' '.join(what.splitlines())}") from error
 
 
 def _exit(number, frame):

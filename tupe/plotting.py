@@ -14,6 +14,8 @@ from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 from PIL import Image
 
+from .record import write_atomically
+
 # Okabe and Ito's, dark first, and two more
 COLOURS = ["#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#B5BD4C", "#BFBFBF"]
 DASHES = ["-", "--", "-.", ":"]
@@ -30,11 +32,12 @@ def save(figure: Figure, path: str | Path) -> None:
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.suffix == ".png":
-        path.write_bytes(png(figure))
+        write_atomically(path, png(figure))
         return
-    undated = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
-    figure.savefig(path, metadata=undated.get(path.suffix))
+    undated, content = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}, io.BytesIO()
+    figure.savefig(content, format=path.suffix.removeprefix("."), metadata=undated.get(path.suffix))
     plt.close(figure)
+    write_atomically(path, content.getvalue())
 
 
 def png(figure: Figure) -> bytes:

@@ -3,7 +3,6 @@
 import filecmp
 import functools
 import os
-import shutil
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import BrokenExecutor
 from contextlib import contextmanager
@@ -71,4 +70,4 @@ def _copy_encoder(vocabulary, output, kept):
         if name not in new:
             (output / name).unlink()  # else the encoder would read it
     for name in new:
-        shutil.copyfile(vocabulary / name, output / name)
+        record.write_atomically(output / name, (vocabulary / name).read_bytes())

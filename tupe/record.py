@@ -6,6 +6,7 @@ holds its lock), "finished", "failed". A record itself says "stopped" of a run t
 of one that was killed.
 """
 
+import errno
 import fcntl
 import hashlib
 import importlib.metadata
@@ -17,8 +18,8 @@ import subprocess
 import sys
 import time
 import zipfile
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, fields
 from fnmatch import fnmatch
 from pathlib import Path
@@ -303,19 +304,59 @@ def fingerprint(files: Iterable[str | Path]) -> str:
 # ------------------------------------------------------------------------------------------------------ files and locks
 
 
+FULL = (errno.ENOSPC, errno.EDQUOT)
+DISK = (*FULL, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO)  # not a mistake of this program
+
+
+@contextmanager
+def naming(path: str | Path) -> Iterator[None]:
+    """Inside, `path` is written, maybe under another name first: an OSError names it, unless it names another file.
+
+    That of a full disk names none, because it is noticed when a file is closed; numpy's has no number either.
+    """
+    try:
+        yield
+    except OSError as error:
+        number = errno.ENOSPC if error.errno is None and "requested and" in str(error) else error.errno
+        if number is None or error.filename and not str(error.filename).startswith(str(path)):
+            raise
+        raise OSError(number, os.strerror(number), str(path)) from error
+
+
 def write_atomically(path: str | Path, content: str | bytes) -> None:
-    """Readers see the old file or the new one, never half of it. Raises OSError with the file's name."""
+    """Readers see the old file or the new one, never half of it. Raises OSError with the file's name. What is no text
+    in UTF-8, as a file's name may be, is written as backslashes and numbers."""
     temporary = Path(f"{path}.{os.getpid()}.partial")
     try:
-        with temporary.open("wb") as file:
-            file.write(content.encode() if isinstance(content, str) else content)
+        with naming(path), temporary.open("wb") as file:
+            file.write(content.encode("utf-8", "backslashreplace") if isinstance(content, str) else content)
             file.flush()
             os.fsync(file.fileno())
-        temporary.replace(path)
-    except OSError as error:  # a full disk is noticed when the file is closed, which names none
-        raise OSError(error.errno, error.strerror, str(path)) from None
+            temporary.replace(path)
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):  # of a read-only disk
+            temporary.unlink(missing_ok=True)
+
+
+def write_together(folder: str | Path, files: dict[str, str | bytes | Callable]) -> None:
+    """Write all of these files, {name: content}, into a folder, or none. A content may be a function that writes the
+    file of a given path whole or not at all. Raises OSError with the file's name."""
+    folder, written = Path(folder), []
+    is_new = not folder.exists()
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        for name, content in files.items():
+            if callable(content):
+                content(folder / name)
+            else:
+                write_atomically(folder / name, content)
+            written.append(folder / name)
+    except BaseException:
+        for path in written:
+            path.unlink()
+        if is_new:
+            folder.rmdir()
+        raise
 
 
 def damage(checkpoint: str | Path) -> str | None:

@@ -22,14 +22,15 @@ from test_house import BLOCK, run
 from tupe.architectures import ARCHITECTURES, ELECTRA
 from tupe.attention import NORMALISERS
 from tupe.checkpoints import convert
+from tupe.checkpoints import export as exports
 from tupe.checkpoints import files as checkpoints
-from tupe.checkpoints.export import command, copy_code, export, export_tokenizer, model_card
+from tupe.checkpoints.export import command, export, model_card
 from tupe.encoder import LAYERS
 from tupe.plugin.hub import TupeHubInterface
 from tupe.plugin.model import TupeModel
 from tupe.plugin.pretrained import load_dictionary
 from tupe.positions import CLS, Dims, check_combination, limited_schemes, overrides, parse
-from tupe.record import Record
+from tupe.record import Record, write_together
 from tupe.safe_load import load_safely
 from tupe.schemes import SCHEMES
 from tupe.text import TextEncoder
@@ -223,8 +224,7 @@ def test_of_the_manifest_the_text_encoder_s_part_travels(vocabulary, tmp_path):
     data, out = shutil.copytree(vocabulary, tmp_path / "data"), tmp_path / "out"
     manifest = {"settings": {"inputs": [["books/1.txt", "text", 1, 1]] * 99}, "spacy_model": "en_core_web_sm"}
     (data / "manifest.json").write_text(json.dumps(manifest))
-    out.mkdir()
-    export_tokenizer(data, out, 16)
+    write_together(out, exports.tokenizer(data, 16))
     assert json.loads((out / "manifest.json").read_text()) == {"spacy_model": "en_core_web_sm"}
     assert (out / "sentencepiece.bpe.model").read_bytes() == (data / "sentencepiece.bpe.model").read_bytes()
 
@@ -295,8 +295,7 @@ def test_added_tokens(exported, tmp_path):
 
 def test_tokens_that_were_added(vocabulary, tmp_path):
     """The longest that fits, back and forth, in another process too; ids that mean nothing are <unk>."""
-    export_tokenizer(vocabulary, tmp_path, 64)
-    copy_code(tmp_path)
+    write_together(tmp_path, {**exports.tokenizer(vocabulary, 64), **exports.modelling_code()})
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path, trust_remote_code=True)
     tokenizer.add_tokens(["new", "newer"])
     ids = tokenizer("the newer mat new <mask>")["input_ids"]

@@ -42,7 +42,7 @@ from ..plugin.model import TupeModel
 from ..plugin.optim import FusedAdamW, FusedAdamWConfig
 from ..plugin.pretrained import load_dictionary
 from ..plugin.squad_data import Encoded, Windows
-from ..record import command_line
+from ..record import command_line, write_atomically
 from ..tables import Table
 from .contenders import HF, dictionary
 from .kernels import synchronise
@@ -351,8 +351,8 @@ def measure(
                 measured += rows(seconds, counted, {"size": size, "task": task, "batch": number, "precision": kind})
                 click.echo(f"{size}, {task}, batch {number}, {kind}: measured", err=True)
         output.parent.mkdir(parents=True, exist_ok=True)
-        Path(f"{output}.json").write_text(json.dumps({"about": about, "rows": measured}, indent=1, allow_nan=False))
-        Path(f"{output}.md").write_text(table(measured).markdown())
+        write_atomically(f"{output}.json", json.dumps({"about": about, "rows": measured}, indent=1, allow_nan=False))
+        write_atomically(f"{output}.md", table(measured).markdown())
         plotting.save(picture(measured), f"{output}.png")
     click.echo(table(measured).markdown())
 

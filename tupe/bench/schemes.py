@@ -30,6 +30,7 @@ from ..options import FILE, Command, ListOf
 from ..plotting import COLOURS, curves, save
 from ..plugin.optim import AdamW
 from ..positions import Dims, Positions, overrides
+from ..record import write_atomically
 from ..schemes import SCHEMES
 from ..tables import Table
 from .contenders import Contender, Setting
@@ -332,7 +333,7 @@ def command(size, layers, lengths, tokens, rounds, positions, precision, threads
         measured = rows(encodings, setting, rounds, precision, click.echo)
         products = flops("nopos", "tied", setting)[0]
         result["lengths"][str(length)] = {"batch": setting.batch, "products": products, "rows": measured}
-        path.write_text(json.dumps(result, indent=1, allow_nan=False) + "\n")
-        Path(f"{output}.md").write_text(markdown(result))
+        write_atomically(path, json.dumps(result, indent=1, allow_nan=False) + "\n")
+        write_atomically(f"{output}.md", markdown(result))
         save(draw(result), Path(f"{output}.png"))
     click.echo(markdown(result))

@@ -28,7 +28,7 @@ from fairseq.tasks.masked_lm import MaskedLMConfig, MaskedLMTask
 
 from .. import options
 from ..options import Command, ListOf
-from ..record import command_line
+from ..record import command_line, write_atomically
 from . import report
 from .contenders import (
     CONTENDERS,
@@ -288,8 +288,8 @@ def command(
     output.parent.mkdir(parents=True, exist_ok=True)
 
     def write(rows):
-        Path(f"{output}.json").write_text(json.dumps({"about": about, "rows": rows}, indent=1, allow_nan=False))
-        Path(f"{output}.md").write_text(report.markdown(rows, about, project))
+        write_atomically(f"{output}.json", json.dumps({"about": about, "rows": rows}, indent=1, allow_nan=False))
+        write_atomically(f"{output}.md", report.markdown(rows, about, project))
         report.picture(rows, Path(f"{output}.png"))
 
     click.echo(report.markdown(run(models, settings, rounds, warmup, write), about, project))

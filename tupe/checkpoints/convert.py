@@ -5,6 +5,7 @@ the tensors strictly.
 """
 
 import argparse
+import functools
 import io
 import json
 import logging
@@ -26,6 +27,7 @@ from ..options import FILE, Command
 from ..plugin.model import NAMES
 from ..plugin.pretrained import MASK, check_dictionary, load_dictionary
 from ..positions import canonical, same_position
+from ..record import write_together
 from ..safe_load import load_safely, read_checkpoint
 from ..text import TextEncoder
 from .export import check_finite, weights_from_export
@@ -97,11 +99,8 @@ def write(checkpoint: dict, files: dict[str, bytes], output: str | Path) -> Path
     for name, contents in files.items():
         if (output / name).exists() and (output / name).read_bytes() != contents:
             raise ValueError(f"{output / name} exists already, with other contents; choose another folder or remove it")
-    output.mkdir(parents=True, exist_ok=True)
-    for name, contents in files.items():
-        if not (output / name).exists():
-            (output / name).write_bytes(contents)
-    save_atomically(checkpoint, path)
+    new = {name: contents for name, contents in files.items() if not (output / name).exists()}
+    write_together(output, {**new, path.name: functools.partial(save_atomically, checkpoint)})
     return path
 
 
@@ -277,9 +276,9 @@ def read_hugging_face(folder: str | Path) -> tuple[dict, dict]:
         raise ValueError(f"{folder} has no config.json: not a Hugging Face checkpoint")
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     if (folder / "model.safetensors").is_file():
-        from safetensors.torch import load_file
+        from safetensors.torch import load
 
-        return config, load_file(folder / "model.safetensors")
+        return config, load((folder / "model.safetensors").read_bytes())
     if (folder / "pytorch_model.bin").is_file():
         return config, load_safely(folder / "pytorch_model.bin")
     raise ValueError(f"{folder} has neither model.safetensors nor pytorch_model.bin (shards: save them as one)")

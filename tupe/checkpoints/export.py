@@ -3,7 +3,6 @@ the files of this package's root, it is loaded without this package too."""
 
 import json
 import logging
-import shutil
 from pathlib import Path
 
 import click
@@ -49,7 +48,7 @@ def export(
     Raises ValueError for a checkpoint that cannot be exported, another model's dictionary, or a folder that has a
     model already.
     """
-    from safetensors.torch import save_file
+    from safetensors.torch import save
 
     output, data = Path(output), Path(data or Path(checkpoint_file).parent)
     state = read_checkpoint(checkpoint_file)
@@ -82,15 +81,10 @@ def export(
         config["auto_map"] = {auto: f"modeling_tupe.{name}" for name, auto in classes.items()}
         config["auto_map"]["AutoConfig"] = "configuration_tupe.TupeConfig"
     card = model_card(state, Path(checkpoint_file).parent, data)
-    output.mkdir(parents=True, exist_ok=True)
-    if code:
-        copy_code(output)
-    export_tokenizer(data, output, config["max_position_embeddings"], code)
-    save_file(
-        {key: value.contiguous() for key, value in weights.items()}, output / "model.safetensors", {"format": "pt"}
-    )
-    (output / "config.json").write_text(json.dumps(config, indent=2, allow_nan=False) + "\n", encoding="utf-8")
-    (output / "README.md").write_text(card, encoding="utf-8")
+    tensors = save({key: value.contiguous() for key, value in weights.items()}, {"format": "pt"})
+    files = {**tokenizer(data, config["max_position_embeddings"], code), "model.safetensors": tensors}
+    files |= {"README.md": card, "config.json": json.dumps(config, indent=2, allow_nan=False) + "\n"}
+    record.write_together(output, {**(modelling_code() if code else {}), **files})
 
 
 CARD = """---
@@ -200,33 +194,27 @@ def check_finite(weights: dict) -> None:
         raise ValueError(f"weights are NaN or infinite, in {cut_list(wrong)}: did the training diverge?")
 
 
-def copy_code(output: Path) -> None:
-    """Copy the files of the model, as they are."""
-    for file in ROOT.glob("*.py"):
-        if file.stem not in INFRASTRUCTURE:
-            shutil.copyfile(file, output / file.name)
+def modelling_code() -> dict[str, bytes]:
+    """The files of the model, as they are: {name: content}."""
+    return {file.name: file.read_bytes() for file in ROOT.glob("*.py") if file.stem not in INFRASTRUCTURE}
 
 
-def export_tokenizer(data: Path, output: Path, max_positions: int, code: bool = True) -> None:
-    """Copy the text encoder's files, if there are pieces, and write tokenizer_config.json."""
-    files = [data / name for name in TextEncoder.FILES if (data / name).is_file()]
-    for file in files:
-        if file.name == "manifest.json":  # it lists every input of the data; the text encoder reads this alone
-            read = {"spacy_model": json.loads(file.read_text(encoding="utf-8")).get("spacy_model")}
-            (output / file.name).write_text(json.dumps(read, allow_nan=False) + "\n", encoding="utf-8")
-        else:
-            shutil.copyfile(file, output / file.name)
-    if not {file.name for file in files} & {"sentencepiece.bpe.model", "bpe.codes"}:
+def tokenizer(data: Path, max_positions: int, code: bool = True) -> dict[str, str | bytes]:
+    """The text encoder's files and, if there are pieces, tokenizer_config.json: {name: content}."""
+    files = {name: (data / name).read_bytes() for name in TextEncoder.FILES if (data / name).is_file()}
+    if "manifest.json" in files:  # it lists every input of the data; the text encoder reads this alone
+        read = {"spacy_model": json.loads(files["manifest.json"]).get("spacy_model")}
+        files["manifest.json"] = json.dumps(read, allow_nan=False) + "\n"
+    if not files.keys() & {"sentencepiece.bpe.model", "bpe.codes"}:
         logger.warning(f"{data} has neither sentencepiece.bpe.model nor bpe.codes: exporting without a tokeniser")
-        return
+        return files
     settings = {
         "tokenizer_class": "TupeTokenizer",
         **({"auto_map": {"AutoTokenizer": ["tokenization_tupe.TupeTokenizer", None]}} if code else {}),
         "model_max_length": max_positions,
         "clean_up_tokenization_spaces": False,
     }
-    text = json.dumps(settings, indent=2, allow_nan=False) + "\n"
-    (output / "tokenizer_config.json").write_text(text, encoding="utf-8")
+    return {**files, "tokenizer_config.json": json.dumps(settings, indent=2, allow_nan=False) + "\n"}
 
 
 def weights_from_export(config: dict, weights: dict) -> tuple[dict, dict]:

@@ -28,6 +28,7 @@ import click
 
 from .. import options
 from ..options import Command, ListOf
+from ..record import write_atomically
 
 # ---- downloading packages
 
@@ -185,6 +186,6 @@ def download(output, kinds):
         size = 0
         for name, content in unpack(*files):
             content = content.encode() if isinstance(content, str) else content
-            (folder / name).write_bytes(content)
+            write_atomically(folder / name, content)
             size += len(content)
         click.echo(f"download: {folder}: {len(list(folder.iterdir()))} files, {size / 1e6:.1f} MB")

@@ -3,6 +3,7 @@
 import logging
 from pathlib import Path
 
+from ..record import write_atomically
 from ..tables import Table
 from .steps import BLOCKS
 
@@ -85,7 +86,7 @@ def write_report(out: str | Path, manifest: dict) -> None:
     }
     lines += [*(f"- {name}: {count:,}" for name, count in sorted(other.items()))]
     lines += ["", "`manifest.json` has all counts, and up to 20 examples of each reason. ![lengths](report.png)", ""]
-    (Path(out) / "report.md").write_text("\n".join(lines), encoding="utf-8", errors="backslashreplace")
+    write_atomically(Path(out) / "report.md", "\n".join(lines))
     _picture(Path(out) / "report.png", manifest)
 
 

@@ -197,7 +197,7 @@ def command(checkpoints, data, multiples, length, windows, draws, output, seed):
     if longest > length:
         notes = {label: lines + beyond[label] for label, lines in notes.items()}
     table += "".join(f"\n- {label}: {'; '.join(lines)}" for label, lines in notes.items() if lines) + "\n"
-    (output / "extrapolation.md").write_text(table, encoding="utf-8")
+    write_atomically(output / "extrapolation.md", table)
     save(draw(results), Path(output) / "extrapolation.png")
     click.echo(table)
 

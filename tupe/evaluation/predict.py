@@ -1,5 +1,6 @@
 """Predictions on the test sets in the format of the GLUE server."""
 
+import io
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ from fairseq import utils
 from ..options import QuietCommand, data, output
 from ..plugin.glue import TASKS, GlueTask, glue_name
 from ..plugin.model import TupeModel
+from ..record import write_atomically
 from .loading import load_model, split_label
 
 # (task, split) -> file name; the server expects the official label names, and STS-B scores from 0 to 5.
@@ -65,7 +67,7 @@ def predict_glue(name: str, checkpoint: str | Path, data: str | Path, output: Pa
         labels = [_label(task.glue, value) for value in predict(model, task, split, batch_size)]
         path = Path(output) / FILES[name, split]
         rows = "".join(f"{index}\t{label}\n" for index, label in enumerate(labels))
-        path.write_text("index\tprediction\n" + rows)
+        write_atomically(path, "index\tprediction\n" + rows)
         yield path, len(labels)
 
 
@@ -98,8 +100,9 @@ def _label(glue, value):
 def zip_submission(output: Path, files: list[Path]) -> Path:
     """Zip these prediction files (not what an earlier run left) as submission.zip in the folder `output`; returns its
     path."""
-    path = Path(output) / "submission.zip"
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+    path, content = Path(output) / "submission.zip", io.BytesIO()
+    with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED) as archive:
         for file in files:
             archive.write(file, file.name)
+    write_atomically(path, content.getvalue())
     return path

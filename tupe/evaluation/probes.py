@@ -6,6 +6,7 @@ Wang et al. (ICLR 2021) name the properties of position embeddings that are meas
 words. The formulas of the four measures below are this project's own.
 """
 
+import io
 import json
 import math
 import re
@@ -306,7 +307,9 @@ def command(checkpoints, data, words, length, layer, seed, output):
         matrices[label] = identical_word_attention(model, words, length, layer - 1, seed)
     click.echo(properties_table({label: measures(matrix) for label, matrix in matrices.items()}).markdown(), nl=False)
     if output:
-        np.savez(output, **matrices)
+        buffer = io.BytesIO()
+        np.savez(buffer, **matrices)
+        record.write_atomically(output if output.suffix == ".npz" else f"{output}.npz", buffer.getvalue())
 
 
 def properties_table(values: dict) -> Table:

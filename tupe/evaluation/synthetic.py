@@ -22,6 +22,7 @@ from torch import nn
 from ..attention import NORMALISERS
 from ..encoder import LAYERS, Encoder
 from ..options import FILE, Command, ListOf
+from ..record import naming
 from ..schemes import SCHEMES
 from ..tables import Table
 
@@ -185,7 +186,7 @@ def prepare_results(path: str | Path) -> None:
 
 
 def append_result(path: str | Path, run: dict) -> None:
-    with open(path, "a") as file:
+    with naming(path), open(path, "a") as file:
         file.write(json.dumps(run, allow_nan=False) + "\n")
 
 

@@ -520,7 +520,7 @@ def command(runs, folder, page, readme, data):
         if evidence.trials(stage):
             write_atomically(folder / f"{stage}.md", text(evidence))
     if not page.exists():
-        page.write_text(f"# Results\n\n{BEGIN}\n{END}\n", encoding="utf-8")
+        write_atomically(page, f"# Results\n\n{BEGIN}\n{END}\n")
     fill_in(page, results(evidence, drawn, "figures", os.path.relpath(folder, page.parent)))
     if readme and readme.exists() and BEGIN in readme.read_text(encoding="utf-8"):
         fill_in(readme, claims_tables.summary(evidence))

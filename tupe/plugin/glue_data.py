@@ -14,7 +14,7 @@ from fairseq.data import indexed_dataset
 from .. import options
 from ..options import cut, cut_list
 from ..prepared import encoding, worker
-from ..record import write_atomically
+from ..record import naming, write_atomically
 from ..text import is_blank
 from .glue import TASKS, Glue, glue_name, label_dictionary
 
@@ -153,7 +153,8 @@ def _encode(texts):
 def _prepare_task(name, source, vocabulary, output, map_rows):
     partial, old = output / f".{name}.partial", output / f".{name}.old.partial"
     try:
-        manifest = _write_task(name, source, vocabulary, partial, map_rows)
+        with naming(output / name):
+            manifest = _write_task(name, source, vocabulary, partial, map_rows)
         if (output / name).exists():
             (output / name).rename(old)
         partial.rename(output / name)

@@ -5,7 +5,7 @@ import os
 import re
 import shutil
 from collections.abc import Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +50,8 @@ def _written_whole(path):
         partial.replace(path)
     except Exception as error:
         full = shutil.disk_usage(partial.parent).free < 2**20
-        partial.unlink(missing_ok=True)
+        with suppress(OSError):  # of a read-only disk
+            partial.unlink(missing_ok=True)
         if not isinstance(error, (OSError, RuntimeError)):  # RuntimeError: of torch, when it cannot write
             raise
         reason = "the disk is full" if full else str(error).partition("\n")[0]

@@ -4,6 +4,7 @@ paragraphs.
 B batch, L length of `<s> question </s> </s> window </s>`.
 """
 
+import io
 import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -120,9 +121,9 @@ class Encoded:
         arrays["pieces"] = np.array([len(part) for part in self.ids])  # of each paragraph
         arrays["query_pieces"] = np.array([len(part) for part in self.queries])
         (folder / f"{name}.json").unlink(missing_ok=True)  # what has no text is not there, see `load`
-        partial = folder / f".{name}.partial.npz"
-        np.savez(partial, **arrays)
-        partial.replace(folder / f"{name}.npz")
+        buffer = io.BytesIO()
+        np.savez(buffer, **arrays)
+        write_atomically(folder / f"{name}.npz", buffer.getvalue())
         content = {"contexts": self.contexts, "questions": [asdict(question) for question in self.questions]}
         write_atomically(folder / f"{name}.json", json.dumps(content, ensure_ascii=False, allow_nan=False) + "\n")
 

@@ -5,7 +5,6 @@
 is what torchrun starts for every GPU; a run of one process calls `train` directly.
 """
 
-import errno
 import os
 import shlex
 import sys
@@ -20,7 +19,7 @@ from fairseq_cli import train as fairseq_train  # sets up logging, as fairseq-tr
 from omegaconf import open_dict
 
 from ..options import Command, Refusal
-from ..record import DIVERGED
+from ..record import DISK, DIVERGED
 from . import watch
 from .run import recorded, true_reason
 from .stop import stoppable
@@ -30,9 +29,9 @@ def train(arguments: list) -> None:
     """Do in this process what `fairseq-train` does with these arguments.
 
     Raises ValueError for a mistake of the user that this package detects, BlockingIOError if another process trains in
-    that folder, OSError if the disk is full, and SystemExit with `record.STOPPED` if a signal stopped it. For any other
-    error it prints the traceback and raises `Refusal` with one line, whose status is `record.DIVERGED` if the loss was
-    not finite.
+    that folder, OSError if the disk is full or read-only, and SystemExit with `record.STOPPED` if a signal stopped it.
+    For any other error it prints the traceback and raises `Refusal` with one line, whose status is `record.DIVERGED` if
+    the loss was not finite.
     """
     parser = options.get_training_parser()
     cfg = convert_namespace_to_omegaconf(options.parse_args_and_arch(parser, arguments))
@@ -48,8 +47,8 @@ def train(arguments: list) -> None:
             distributed_utils.call_main(cfg, fairseq_train.main)
     except Exception as error:
         error = true_reason(error)
-        full = isinstance(error, OSError) and error.errno == errno.ENOSPC
-        if full or isinstance(error, BlockingIOError) or isinstance(error, ValueError) and _is_ours(error):
+        disk = isinstance(error, OSError) and error.errno in DISK
+        if disk or isinstance(error, BlockingIOError) or isinstance(error, ValueError) and _is_ours(error):
             raise error
         traceback.print_exc()
         status = DIVERGED if isinstance(error, FloatingPointError) else 1
