@@ -307,6 +307,7 @@ def command(checkpoints, data, words, length, layer, seed, output):
         matrices[label] = identical_word_attention(model, words, length, layer - 1, seed)
     click.echo(properties_table({label: measures(matrix) for label, matrix in matrices.items()}).markdown(), nl=False)
     if output:
+        output.parent.mkdir(parents=True, exist_ok=True)
         buffer = io.BytesIO()
         np.savez(buffer, **matrices)
         record.write_atomically(output if output.suffix == ".npz" else f"{output}.npz", buffer.getvalue())

@@ -1,0 +1,69 @@
+"""A disk that is full or read-only, for every command that writes: one line with the file and the reason, the status
+of a refusal, and nothing half-written."""
+
+import subprocess
+
+import pytest
+from click.testing import CliRunner
+from helpers import file_system, official_folder, squad_file, write_lines
+
+from tupe.cli import main
+
+WRITERS = {
+    "checkpoint average": ["{pretrained}", "{pretrained}", "--output={out}/a.pt"],
+    "checkpoint strip": ["{pretrained}", "--output={out}/a.pt"],
+    "checkpoint swap": ["--checkpoint={pretrained}", "--data={data}", "--position=untied", "--output={out}/a.pt"],
+    "checkpoint stretch": ["--checkpoint={pretrained}", "--length=40", "--output={out}/a.pt"],
+    "checkpoint export": ["--checkpoint={pretrained}", "--data={data}", "--output={out}"],
+    "checkpoint convert": ["--from={pretrained}", "--to=released", "--dict={data}/dict.txt", "--output={out}"],
+    "prepare corpus": ["{source}/a.txt", "--output={out}", "--vocab-size=60", "--jobs=1", "--valid-fraction=0.3"],
+    "prepare glue": ["--glue={source}/glue", "--data={data}", "--output={out}", "--jobs=1", "--tasks=RTE"],
+    "prepare squad": ["--squad={source}", "--data={data}", "--output={out}", "--jobs=1"],
+    "minimal-pairs": ["{pretrained}", "--data={data}", "--pairs={source}/pairs.txt", "--output={out}"],
+    "order": ["{pretrained}", "--data={data}", "--tokens=100", "--sentences=2", "--output={out}"],
+    "extrapolate": ["{pretrained}", "--data={data}", "--length=20", "--windows=2", "--output={out}"],
+    "probe properties": ["{pretrained}", "--data={data}", "--words=2", "--output={out}/a.npz"],
+    "probe synthetic": ["--task=equal", "--positions=nopos", "--normalisers=softmax", "--steps=1", "--output={out}/a"],
+    "plot tsne": ["--checkpoint={pretrained}", "--data={data}", "--output={out}/a.png"],
+    "plot positions": ["--checkpoint={pretrained}", "--data={data}", "--output={out}/a.svg"],
+    "pretrain": ["--data={data}", "--output={out}", "--arch=bert_a_tiny", "--recipe=pretrain_small", "--gpus=0",
+                 "--max-update=1", "--tokens-per-sample=20", "--num-workers=0", "--allocator=none"],
+    "finetune": ["--task=CoLA", "--data={learnable}", "--checkpoint={pretrained}", "--output={out}", "--gpus=0",
+                 "--max-epoch=1", "--num-workers=0", "--allocator=none"],
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    """Texts of all kinds."""
+    folder = tmp_path_factory.mktemp("source")
+    lines = [f"The cat number {i} sat on the old mat and the {w} sang of parks." for i in range(40) for w in ("birds", "")]
+    (folder / "a.txt").write_text("\n\n".join(lines))
+    (folder / "pairs.txt").write_text("Cat the sat.\nThe cat sat.\n")
+    official_folder(folder / "glue")
+    squad_file(folder)
+    return folder
+
+
+@pytest.fixture(scope="module", params=["the disk is full", "Read-only file system"])
+def disk(request, tmp_path_factory):
+    """(a folder on such a disk, what is said of it)"""
+    with file_system(tmp_path_factory.mktemp("disk") / "disk", 1) as folder:
+        if request.param == "the disk is full":
+            with pytest.raises(OSError, match="No space left"):
+                (folder / "filler").write_bytes(bytes(2**21))
+        else:
+            subprocess.run(["mount", "-o", "remount,ro", folder], check=True)
+        yield folder, request.param
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_every_writer_says_what_is_wrong_with_the_disk(name, disk, source, pretrained, vocabulary, learnable):
+    folder, reason = disk
+    places = {"pretrained": pretrained, "data": vocabulary, "source": source, "learnable": learnable, "out": folder / name}
+    result = CliRunner().invoke(main, [*name.split(), *(word.format(**places) for word in WRITERS[name])])
+    line = result.stderr.splitlines()[-1]
+    assert result.exit_code == 2 and reason in line and str(folder) in line, result.output
+    assert "Traceback" not in result.output and line.count(str(folder)) == 1, line
+    left = [path for path in folder.rglob("*") if path.is_file() and path.name not in ("filler", "lock")]
+    assert not left, left
