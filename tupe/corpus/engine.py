@@ -23,6 +23,7 @@ from tqdm import tqdm
 
 from .. import __version__, options, processes
 from ..options import Command, cut
+from ..record import write_atomically
 from . import steps as corpus
 from .readers import find_inputs
 from .report import write_report
@@ -203,9 +204,7 @@ def _claim(out, settings, overwrite):
     # Remove half-written folders; for piped text, which may be different this time, all of them.
     for stale in begun.parent.glob("*/*" if piped else "*/.*"):
         shutil.rmtree(stale)
-    temporary = begun.with_suffix(".new")
-    temporary.write_text(json.dumps(current, allow_nan=False))
-    temporary.replace(begun)
+    write_atomically(begun, json.dumps(current, allow_nan=False))
     return False
 
 
@@ -366,7 +365,7 @@ def prepare(
     (merged,) = run.step("merge", corpus.merge, [("all", total, (encoded, model, words))])
 
     # Each file appears complete, manifest.json last: a data directory with a manifest is finished.
-    (out / "speed.json").write_text(json.dumps(run.costs, indent=2, allow_nan=False) + "\n")
+    write_atomically(out / "speed.json", json.dumps(run.costs, indent=2, allow_nan=False) + "\n")
     for file in sorted(merged.iterdir()):
         file.replace(out / file.name)
     manifest = {
@@ -377,9 +376,7 @@ def prepare(
         **stats.data(),
     }
     write_report(out, manifest)
-    temporary = out / "work" / "manifest.json"
-    temporary.write_text(json.dumps(manifest, indent=2, allow_nan=False) + "\n")
-    temporary.replace(out / "manifest.json")
+    write_atomically(out / "manifest.json", json.dumps(manifest, indent=2, allow_nan=False) + "\n")
     if not keep_work:
         shutil.rmtree(out / "work")
     return manifest

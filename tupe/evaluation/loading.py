@@ -6,11 +6,11 @@ from pathlib import Path
 
 import torch
 from fairseq import checkpoint_utils
-from fairseq.data import data_utils
 from fairseq.tasks import FairseqTask
 
 from .. import plugin  # noqa: F401  (registers the architectures)
 from ..plugin.masked_lm import TupeMaskedLMTask
+from ..plugin.pretrained import load_split
 from ..safe_load import read_checkpoint
 
 
@@ -68,9 +68,7 @@ def file_names(labels: Iterable[str]) -> dict[str, str]:
 def text_block(task: FairseqTask, length: int, split: str = "valid") -> torch.Tensor:
     """[L] ids: `<s>` and the first tokens of a split, at most `length` in all."""
     data = task.cfg.data.split(":")[0]
-    lines = data_utils.load_indexed_dataset(f"{data}/{split}", task.source_dictionary)
-    if lines is None:
-        raise ValueError(f"{data} has no {split} split")
+    lines = load_split(f"{data}/{split}", task.source_dictionary)
     tokens = [task.source_dictionary.bos()]
     for line in lines:
         if len(tokens) >= length:

@@ -15,12 +15,12 @@ import click
 import numpy as np
 import torch
 import torch.nn.functional as F
-from fairseq.data import data_utils
 from fairseq.tasks import FairseqTask
 from tqdm import tqdm
 
 from ..options import FOLDER, QuietCommand, output, seed
 from ..plugin.model import TupeModel
+from ..plugin.pretrained import load_split
 from ..record import write_atomically
 from ..tables import Table
 from ..text import TextEncoder
@@ -38,7 +38,7 @@ WORDS = (6, 30)  # fewest and most words of a sentence whose order is tested
 def held_out_sentences(task: FairseqTask, encoder: TextEncoder, count: int, seed: int = 1) -> list[Sentence]:
     """`count` sentences of the validation text as words, drawn without replacement; the same ones for every model of
     one data folder. Raises ValueError if there are fewer."""
-    sentences = data_utils.load_indexed_dataset(f"{task.cfg.data.split(':')[0]}/valid", task.source_dictionary)
+    sentences = load_split(f"{task.cfg.data.split(':')[0]}/valid", task.source_dictionary)
     if sentences is None:
         raise ValueError(f"{task.cfg.data} has no split 'valid'")
     rng = np.random.default_rng(seed)
@@ -204,7 +204,6 @@ def command(checkpoints, data, sentences, tokens, output, seed):
     """Order sensitivity, losses by position and length, and the attention of [CLS]."""
     paths = labelled(checkpoints)
     names = file_names(paths)
-    output.mkdir(parents=True, exist_ok=True)
     rows, first = [], None
     for label, path in paths.items():
         model, task = load_model(path, data)
@@ -213,6 +212,7 @@ def command(checkpoints, data, sentences, tokens, output, seed):
         if differs := [f"{name} {value}, not {first[name]}" for name, value in masking.items() if value != first[name]]:
             click.echo(f"{label}: other masks or blocks, its loss does not compare ({'; '.join(differs)})", err=True)
         content = evaluate(model, task, TextEncoder(task.cfg.data), sentences, tokens, seed)
+        output.mkdir(parents=True, exist_ok=True)
         write_atomically(output / f"{names[label]}.json", json.dumps(content, indent=1, allow_nan=False) + "\n")
         order, loss = content["order"], content["loss"]
         if loss["left_out"]:

@@ -14,7 +14,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import click
-from fairseq.data import data_utils
 
 from .. import options, record
 from ..checkpoints.files import save_atomically, strip
@@ -22,6 +21,7 @@ from ..evaluation import minimal_pairs
 from ..evaluation.loading import load_model
 from ..evaluation.order import evaluate, held_out_sentences, order_scores
 from ..options import ListOf
+from ..plugin.pretrained import load_split
 from ..safe_load import read_checkpoint
 from ..text import TextEncoder
 from . import collect, runner
@@ -102,7 +102,7 @@ def check_data(data: Path, output: Path) -> None:
         if (theirs := json.loads(path.read_text())["fingerprint"]) != ours:
             raise ValueError(f"{output} has runs on other data ({theirs}) than {data} ({ours}); name another folder")
         return
-    held_out = data_utils.load_indexed_dataset(str(data / "valid"), None)
+    held_out = load_split(data / "valid")
     tokens = int(held_out.sizes.sum())  # sizes are read from its mapped file: it must be alive
     if tokens < TOKENS:
         raise ValueError(f"{data}/valid holds {tokens:,} tokens, fewer than the {TOKENS:,} of the evaluation")

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from fairseq.data import Dictionary, data_utils
+from fairseq.data import Dictionary
 from scipy.stats import pearsonr
 
 from ..architectures import split_size
@@ -18,6 +18,7 @@ from ..evaluation.loading import load_model
 from ..evaluation.probes import identical_word_attention, measures
 from ..plugin import squad
 from ..plugin.glue import TASKS, score
+from ..plugin.pretrained import load_split
 from ..safe_load import num_updates, read_checkpoint
 from .runs import Model
 
@@ -209,9 +210,7 @@ def unigram_entropy(data: str | Path) -> float:
     data: folder of pre-training data, with dict.txt and the split `train`. Raises ValueError if that is not there.
     """
     dictionary = Dictionary.load(str(Path(data) / "dict.txt"))
-    train = data_utils.load_indexed_dataset(str(Path(data) / "train"), dictionary, "mmap")
-    if train is None:
-        raise ValueError(f"{data} holds no pre-training data: there is no train split")
+    train = load_split(Path(data) / "train", dictionary)
     counts = np.zeros(len(dictionary) + 1, dtype=np.int64)  # <mask> comes last
     for start in range(0, len(train), 1000):  # the text may be larger than memory
         ids = np.concatenate([train[i].numpy() for i in range(start, min(start + 1000, len(train)))])

@@ -34,6 +34,7 @@ from ..options import letters
 from ..record import write_atomically
 from .criterion import count_real
 from .finetune import FinetuneConfig, FinetuneCriterion, FinetuneTask
+from .pretrained import check_split
 
 
 @dataclass(frozen=True)
@@ -100,6 +101,23 @@ def label_dictionary(task: Glue) -> Dictionary:
     for label in task.labels:
         dictionary.add_symbol(label)
     return dictionary
+
+
+def check_glue(folder: Path, split: str) -> None:
+    """Raise ValueError, naming the file, unless the data of a split is whole and of one length. folder: of the task."""
+    task, lengths = TASKS[folder.name], {}
+    for number in range(len(task.text)):
+        prefix = folder / f"input{number}" / split
+        lengths[f"{prefix}.idx"] = check_split(prefix)
+    labels = folder / "label" / split
+    if task.labels and (folder / "label" / f"{split}.idx").exists():
+        lengths[f"{labels}.idx"] = check_split(labels)
+    elif not task.labels and (scores := folder / "label" / f"{split}.label").exists():
+        lengths[scores] = scores.read_bytes().count(b"\n")
+    first, *others = lengths
+    for other in others:
+        if lengths[other] != lengths[first]:
+            raise ValueError(f"{other} has {lengths[other]} rows, {first} {lengths[first]}; prepare the data again")
 
 
 # ------------------------------------------------------------------------------------------------------------ scores
@@ -214,6 +232,7 @@ class GlueTask(FinetuneTask):
         folder = Path(self.cfg.data) / self.name
         if not (folder / "input0" / f"{split}.idx").exists():
             raise FileNotFoundError(f"{folder} has no split {split!r}; `tupe prepare glue` writes it")
+        check_glue(folder, split)
         inputs = [self._load_inputs(folder / f"input{i}" / split) for i in range(len(self.glue.text))]
         tokens = Pairs(inputs[0], inputs[1] if len(inputs) == 2 else None, self.dictionary, self.max_positions())
         data = {

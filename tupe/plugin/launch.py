@@ -28,14 +28,15 @@ from ..architectures import SIZES, split_size, with_size
 from ..encoder import Encoder
 from ..options import CONFIGS, nearest, split_files
 from ..positions import load_schemes
+from ..prepared import tasks_in
 from ..record import STOPPED
 from . import worker
 from .compat import compose
-from .glue import glue_name
+from .glue import check_glue, glue_name
 from .model import TupeConfig, core_config
-from .pretrained import check_data
+from .pretrained import check_data, check_split, parts_of
 from .saving import check_asserts, check_restore
-from .squad_data import FILES
+from .squad_data import FILES, Encoded
 from .start import NO_GPU
 
 logger = logging.getLogger("tupe.launch")
@@ -226,14 +227,23 @@ def check_model(values: dict) -> None:
 
 
 def check_splits(values: dict, folder: str) -> None:
-    """Raise ValueError if a split that a run reads is not in a folder of data. values: the run's options."""
+    """Raise ValueError if a split that a run reads is not in a folder of data, or not whole. values: of all options."""
     names = [values.get("train_subset", "train")]
     names += [] if values.get("disable_validation") else values.get("valid_subset", "valid").split(",")
     root = Path(folder, glue_name(values["glue_task"]), "input0") if values["task"] == "glue" else Path(folder)
+    if values["task"] == "glue" and not root.is_dir():
+        raise ValueError(f"{folder} has no {root.parent.name}; prepared there: {', '.join(tasks_in(folder)) or 'none'}")
     known = [*FILES] if values["task"] == "squad" else sorted(path.stem for path in root.glob("*.idx"))
     for name in names:
         if name not in known and not (root / name).is_file():  # of fairseq's --dataset-impl raw
             raise ValueError(f"{folder} has no split {name!r}; valid: {', '.join(known) or 'none is prepared there'}")
+        if values["task"] == "squad":
+            Encoded.check(Path(folder), FILES[name], str(values["squad_version"]))
+        elif values["task"] == "glue":
+            check_glue(Path(folder, glue_name(values["glue_task"])), name)
+        else:
+            for part in (part for path in values["data"].split(":") for part in parts_of(f"{path}/{name}")):
+                check_split(part)
 
 
 def compose_recipe(config_dir: str | Path, recipe: str, overrides: Iterable[str]) -> OmegaConf:

@@ -44,6 +44,7 @@ from omegaconf import DictConfig
 
 from ..text import JOINED, SPACE
 from .criterion import count_real
+from .pretrained import check_split, parts_of
 from .run import RecordedTask, RecordedTaskConfig
 
 logger = logging.getLogger(__name__)
@@ -121,6 +122,9 @@ class TupeMaskedLMTask(RecordedTask, MaskedLMTask):
         super().post_validate(model, stats, agg)
 
     def load_dataset(self, split: str, epoch: int = 1, combine: bool = False, **kwargs) -> None:
+        paths = self.cfg.data.split(":")
+        for prefix in parts_of(f"{paths[(epoch - 1) % len(paths)]}/{split}", combine):
+            check_split(prefix)
         seed = self.cfg.seed
         self.cfg.seed = seed if split.startswith("train") else HELD_OUT_SEED
         try:

@@ -6,6 +6,7 @@ B batch, L length of `<s> question </s> </s> window </s>`.
 
 import io
 import json
+import zipfile
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -127,12 +128,22 @@ class Encoded:
         content = {"contexts": self.contexts, "questions": [asdict(question) for question in self.questions]}
         write_atomically(folder / f"{name}.json", json.dumps(content, ensure_ascii=False, allow_nan=False) + "\n")
 
+    @staticmethod
+    def check(folder: Path, file: str, version: str) -> None:
+        """Raise ValueError, naming the file, unless both of its files are there, to their ends."""
+        text, pieces = (folder / f"{file}-v{version}.{suffix}" for suffix in ("json", "npz"))
+        for path in (text, pieces):
+            if not path.is_file():
+                raise ValueError(f"{path} not found; `tupe prepare squad` writes it")
+        for path, whole in ((text, text.read_bytes().endswith(b"}\n")), (pieces, zipfile.is_zipfile(pieces))):
+            if not whole:
+                raise ValueError(f"{path} is cut off; prepare the data again")
+
     @classmethod
     def load(cls, folder: Path, file: str, version: str) -> "Encoded":
         """What `prepare` wrote. file: "train" or "dev"."""
+        cls.check(folder, file, version)
         name = f"{file}-v{version}"
-        if not (folder / f"{name}.json").exists():
-            raise FileNotFoundError(f"{folder} has no {name}; `tupe prepare squad` writes it")
         content = json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
         with np.load(folder / f"{name}.npz", allow_pickle=False) as arrays:
             borders = {key: np.cumsum(arrays["query_pieces" if key == "queries" else "pieces"])[:-1] for key in PARTS}

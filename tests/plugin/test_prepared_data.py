@@ -1,0 +1,91 @@
+"""Prepared data of which something is missing or cut off: one line with the file, before anything is begun."""
+
+import json
+import shutil
+
+import pytest
+from click.testing import CliRunner
+from helpers import squad_file
+
+from tupe.cli import main
+from tupe.evaluation.loading import load_model, text_block
+from tupe.plugin import squad_data
+from tupe.plugin.pretrained import check_data, check_split
+
+HERE = ["--gpus=0", "--num-workers=0", "--allocator=none"]
+PRETRAIN = [
+    "pretrain", "--recipe=pretrain_small", "--arch=bert_a_tiny", "--max-update=1", "--tokens-per-sample=20", *HERE,
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def prepared(vocabulary, learnable, tmp_path_factory):
+    """{kind: folder of prepared data}"""
+    folder = tmp_path_factory.mktemp("prepared")
+    squad_file(folder / "official", count=3)
+    list(squad_data.prepare(folder / "official", vocabulary, folder / "squad"))
+    return {"text": vocabulary, "glue": learnable, "squad": folder / "squad"}
+
+
+def cut(path):
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def grow(path):
+    path.write_bytes(path.read_bytes() + b"\0")
+
+
+def fewer(path):
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2].rpartition(b"\n")[0] + b"\n")
+
+
+def remove(path):
+    path.unlink()
+
+
+@pytest.mark.parametrize(
+    "kind, task, file, change",
+    [
+        *(("text", None, f"{split}.{suffix}", change)
+          for split in ("train", "valid") for suffix in ("bin", "idx") for change in (cut, grow, remove)),
+        ("text", None, "dict.txt", remove), ("text", None, "dict.txt", fewer),
+        *(("glue", "MNLI", f"input1/{split}.{suffix}", change)
+          for split, suffix, change in (("train", "bin", cut), ("valid1", "idx", cut), ("valid", "bin", remove))),
+        ("glue", "MNLI", "label/train.bin", cut), ("glue", "STS-B", "label/train.label", fewer),
+        ("squad", "SQuAD-1.1", "train-v1.1.json", cut), ("squad", "SQuAD-1.1", "train-v1.1.npz", cut),
+        ("squad", "SQuAD-1.1", "dev-v1.1.npz", remove), ("squad", "SQuAD-2.0", "train-v2.0.json", None),
+        ("glue", "RTE", "has no RTE; prepared there: CoLA, MNLI, STS-B", None),
+        ("text", "RTE", "has no RTE; prepared there: none", None),
+    ],
+)  # fmt: skip
+def test_what_is_missing_or_cut_off_is_named(prepared, pretrained, tmp_path, kind, task, file, change):
+    data = shutil.copytree(prepared[kind], tmp_path / "data")
+    types = len((data / "dict.txt").read_text().splitlines()) + 5
+    (data / "manifest.json").write_text(json.dumps({"vocab_size": types}))
+    if change:
+        change(data / (task if kind == "glue" else "") / file)
+    tune = ["finetune", f"--task={task}", f"--checkpoint={pretrained}", "--max-epoch=1", *HERE]
+    words = tune if task else PRETRAIN
+    result = CliRunner().invoke(main, [*words, f"--data={data}", f"--output={tmp_path / 'run'}"])
+    line = result.stderr.splitlines()[-1]
+    split = file.rpartition("/")[2].partition(".")[0]
+    named = [file, *([f"has no split {split!r}"] if change is remove else [])]
+    assert result.exit_code == 2 and str(data) in line and any(name in line for name in named), result.output
+    assert "Traceback" not in result.output and not (tmp_path / "run").exists()
+
+
+def test_evaluations_name_it_too(vocabulary, pretrained, tmp_path):
+    data = shutil.copytree(vocabulary, tmp_path / "data")
+    _, task = load_model(pretrained, data)
+    cut(data / "valid.bin")
+    with pytest.raises(ValueError, match=r"valid\.bin has .* bytes, by its index "):
+        text_block(task, 10)
+    result = CliRunner().invoke(main, ["order", str(pretrained), f"--data={data}", f"--output={tmp_path / 'out'}"])
+    assert result.exit_code == 2 and f"{data}/valid.bin has" in result.output and not (tmp_path / "out").exists()
+
+
+def test_what_is_whole_is_taken(prepared):
+    for kind, folder in prepared.items():
+        check_data(folder)
+        for index in folder.rglob("*.idx"):
+            assert check_split(index.with_suffix("")) > 0, kind
