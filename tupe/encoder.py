@@ -288,7 +288,7 @@ class Encoder(nn.Module):
         real = tokens.ne(self.pad)
         has_values = on_cpu and type(real) is Tensor  # and is no fake one
         if not torch.compiler.is_compiling() and (n_real is None or has_values):  # compiled code does without
-            counted = int(real.sum())
+            counted = int((real.numpy() if has_values else real).sum())
             if n_real not in (None, counted):
                 raise ValueError(f"n_real={n_real}: the batch has {counted} tokens beside padding")
             n_real = counted
