@@ -298,6 +298,22 @@ def test_a_finished_run_says_so_last(data, begun, caplog):
     assert caplog.messages[-1] == f"{begun} holds the finished run already: nothing to train"
 
 
+@pytest.mark.parametrize("more, what", [([], "resumes"), (["--no-save"], "starts it again")])
+def test_a_stopped_run_says_so_last(more, what, data, tmp_path, monkeypatch, caplog):
+    step = Trainer.train_step
+
+    def interrupted(trainer, *args):
+        if trainer.get_num_updates() == 2:
+            raise KeyboardInterrupt
+        return step(trainer, *args)
+
+    monkeypatch.setattr(Trainer, "train_step", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        train(pretrain_arguments(data, tmp_path, *OPTIONS, *more))
+    assert caplog.messages[-1] == f"stopped after update 2; the same command {what}"
+    assert read(tmp_path).state == "stopped" and record.state_of(tmp_path) == "open"
+
+
 def test_a_validation_without_masked_tokens_has_no_score(data, tmp_path, monkeypatch, caplog):
     place = write_data(tmp_path / "data", valid_lines=1)
     builder = indexed_dataset.make_builder(str(place / "valid.bin"), "mmap", vocab_size=44)
