@@ -125,9 +125,6 @@ class RecordedTask:
         # fairseq rounds what it prints; the meters are exact. wpb and bsz are batch sizes.
         means = {name: float(meter.avg) for name, meter in agg.items() if isinstance(meter, AverageMeter)}
         scores = {name: value for name, value in means.items() if name not in ("wpb", "bsz")}
-        if not agg["loss"].count:
-            logger.warning(f"no token of {split!r} is masked: this validation has no score; take more held-out text")
-            return
         scores.update({name: stats[name] for name in self.metrics})
         if infinite := [name for name, value in scores.items() if not math.isfinite(value)]:
             raise FloatingPointError(f"{infinite[0]} of {split!r} is {scores[infinite[0]]}")
