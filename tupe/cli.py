@@ -1,6 +1,8 @@
 """The command `tupe`: a line per command. A command's module is imported when the command runs, and no other."""
 
 import importlib
+import os
+import sys
 
 import click
 
@@ -88,7 +90,27 @@ class Lazy(click.Group):
             formatter.write_dl(lines)
 
 
-main = Lazy(
+class Tupe(Lazy):
+    def main(self, *args, **options):
+        open_standard_streams()
+        return super().main(*args, **options)
+
+
+def open_standard_streams() -> None:
+    """Open those that are closed (`<&-`): else a file that a command opens would get the number of one, and what a
+    library prints would end up in it. All locales print UTF-8, and the names of files with their own bytes."""
+    while (number := os.open(os.devnull, os.O_RDWR)) < 3:
+        os.set_inheritable(number, True)
+    os.close(number)
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(number, "w" if number else "r", closefd=False))
+    for stream, errors in ((sys.stdout, "surrogateescape"), (sys.stderr, "backslashreplace")):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(encoding="utf-8", errors=errors)
+
+
+main = Tupe(
     name="tupe",
     params=[
         own_files(

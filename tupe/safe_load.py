@@ -1,5 +1,6 @@
 """Reading a checkpoint without running code from it. Needs torch alone."""
 
+import os
 import pickle
 import re
 import zipfile
@@ -28,8 +29,7 @@ def load_safely(path: str | Path, mmap: bool = False) -> Any:
     allowed = list(torch.serialization.get_safe_globals())  # torch 2.4 hands out the list itself
     torch.serialization.add_safe_globals(OLD_METERS)
     try:
-        # the format of torch < 1.6 cannot be mapped
-        return torch.load(path, map_location="cpu", weights_only=True, mmap=mmap and zipfile.is_zipfile(path))
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=mmap and _can_be_mapped(path))
     except FileNotFoundError:
         raise ValueError(f"there is no checkpoint {path}") from None
     except pickle.UnpicklingError as error:
@@ -43,6 +43,11 @@ def load_safely(path: str | Path, mmap: bool = False) -> Any:
     finally:
         torch.serialization.clear_safe_globals()
         torch.serialization.add_safe_globals(allowed)
+
+
+def _can_be_mapped(path):
+    """Whether its format is that of torch >= 1.6 and its name UTF-8, which torch asks of the names that it opens."""
+    return zipfile.is_zipfile(path) and str(path).encode("utf-8", "ignore") == os.fsencode(path)
 
 
 def read_checkpoint(path: str | Path, mmap: bool = False) -> dict:

@@ -35,7 +35,7 @@ import re
 import unicodedata
 from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 PLACEHOLDERS = ("<url>", "<email>", "<file>")
 UNK = "<unk>"  # as a token: a rare word that the corpus filter replaced
@@ -419,6 +419,17 @@ def _bpe_codes(path):
     return lambda word: bpe.segment_tokens([word])
 
 
+def load_sentencepiece(path: Path) -> Any:
+    """A model of SentencePiece, which opens files itself only by names in UTF-8. Raises ValueError for another file."""
+    content, sentencepiece = Path(path).read_bytes(), _library("sentencepiece")
+    try:
+        if content:  # nothing would do as a model without pieces
+            return sentencepiece.SentencePieceProcessor(model_proto=content)
+    except RuntimeError:
+        pass
+    raise ValueError(f"{path} is no model of SentencePiece, or cut off")
+
+
 class TextEncoder:
     """Raw text -> the pieces and ids of pre-training, and back, from the files that `tupe prepare corpus` wrote to
     `data_dir`: sentencepiece.bpe.model, dict.txt and, if present, manifest.json (spaCy model) and words.txt (the words
@@ -439,7 +450,7 @@ class TextEncoder:
         if self.codes:
             self._cut = _bpe_codes(codes)
         else:
-            self.model = _library("sentencepiece").SentencePieceProcessor(model_file=str(model))
+            self.model = load_sentencepiece(model)
             self._cut = functools.partial(self.model.encode, out_type=str)
         lines = (data_dir / "dict.txt").read_text(encoding="utf-8").split("\n")
         symbols = [*self.SPECIALS, *(line.rsplit(" ", 1)[0] for line in lines if line), "<mask>"]

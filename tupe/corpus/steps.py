@@ -29,7 +29,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ..text import PLACEHOLDERS, SPACE, UNK, WHOLE, Normaliser, clean
+from ..text import PLACEHOLDERS, SPACE, UNK, WHOLE, Normaliser, clean, load_sentencepiece
 from .readers import Document, Input, paragraphs, read
 from .stats import SAMPLE_CHARS, Stats
 
@@ -411,9 +411,7 @@ def vocabulary(folder: Path, shards: list[Path], selected: Path, words_path: Pat
 @functools.lru_cache(1)
 def _encoder(model_path, words_path):
     """(token -> ids of the SentencePiece model, number of ids). One per process."""
-    import sentencepiece
-
-    model = sentencepiece.SentencePieceProcessor(model_file=str(model_path))
+    model = load_sentencepiece(model_path)
     words = _load_words(words_path)
 
     @functools.lru_cache(2**17)
@@ -511,9 +509,7 @@ def write_mmap(prefix: str | Path, shards: list, table: np.ndarray) -> None:
 def write_dictionary(model_path: str | Path, counts: np.ndarray, path: str | Path) -> np.ndarray:
     """Write dict.txt in fairseq's format: every piece of the model, the most frequent first. Returns the table for
     `write_mmap`."""
-    import sentencepiece
-
-    model = sentencepiece.SentencePieceProcessor(model_file=str(model_path))
+    model = load_sentencepiece(model_path)
     order = sorted((i for i in range(len(model)) if i != model.unk_id()), key=lambda i: (-counts[i], i))
     with open(path, "w", encoding="utf-8", newline="\n") as file:
         file.writelines(f"{model.id_to_piece(i)} {counts[i]}\n" for i in order)

@@ -1,0 +1,105 @@
+"""Odd names of folders, odd locales, and closed standard streams, with commands as they are typed."""
+
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+
+import pytest
+from click.testing import CliRunner
+from helpers import PLUGIN, official_folder
+
+from tupe.cli import main
+
+TRAIN = "--gpus=0 --num-workers=0 --allocator=none"
+PIPELINE = [  # run in a folder of that name; {0}: its path
+    "prepare corpus raw/a.txt --output {0}/data --vocab-size=60 --jobs=2 --valid-fraction=0.3",
+    "pretrain --data data --output {0}/run --arch=tupe_r_tiny --recipe=pretrain_small --max-update=2 "
+    f"--tokens-per-sample=32 --batch-size=4 {TRAIN}",
+    "prepare glue --glue glue --data {0}/data --output bin --tasks=RTE --jobs=1",
+    "finetune --task=RTE --data bin --checkpoint run/checkpoint_last.pt --output {0}/tuned --max-epoch=1 "
+    f"{TRAIN}",
+    "checkpoint export --checkpoint run/checkpoint_last.pt --data data --output {0}/hf",
+    "checkpoint convert --from {0}/hf --output back",
+    "minimal-pairs X={0}/back/checkpoint.pt run/checkpoint_last.pt --data back --pairs raw/pairs.txt --output pairs",
+    "plot loss X={0}/run run --output {0}/loss.png",
+    "plot tsne --checkpoint={0}/run/checkpoint_last.pt --output tsne.svg",
+    "probe properties run/checkpoint_last.pt --words=2 --output {0}/p.npz",
+    "report {0} --output report",
+]
+
+
+def tupe(words, cwd=PLUGIN.parent, redirect="", **variables):
+    """The command `tupe` in a shell."""
+    environment = {**os.environ, "PYTHONPATH": str(PLUGIN.parent), "OMP_NUM_THREADS": "1", **variables}
+    command = os.fsencode(f"{sys.executable} -m tupe {words} {redirect}")
+    return subprocess.run(["bash", "-c", command], cwd=cwd, capture_output=True, env=environment, timeout=240)
+
+
+@pytest.fixture(scope="module")
+def raw(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("raw")
+    (folder / "a.txt").write_text("\n\n".join(f"The cat {i} sat on the old mat, the birds sang." for i in range(80)))
+    (folder / "pairs.txt").write_text("Cat the sat.\nThe cat sat.\n")
+    return folder
+
+
+def check_pipeline(folder, name, raw, run):
+    """run(words): a result of the command `tupe`, with exit_code, stdout and stderr as bytes, run in that folder."""
+    shutil.copytree(raw, folder / "raw")
+    official_folder(folder / "glue")
+    for words in PIPELINE:
+        status, stdout, stderr = run(words.format(shlex.quote(str(folder))))
+        assert status == 0 and b"Traceback" not in stderr, (words, stdout, stderr)
+        assert not words.startswith("plot loss") or name in stdout  # as it is, not a replacement
+    assert {"data", "run", "bin", "tuned", "hf", "back", "pairs", "loss.png", "tsne.svg", "p.npz", "report"} <= {
+        path.name for path in folder.iterdir()
+    }
+
+
+def test_every_name_of_a_folder_works(raw, tmp_path, monkeypatch):
+    """Bytes that are not UTF-8, and characters that mean something to Hydra, to a shell or to `LABEL=PATH`."""
+    name = b"l\xe9gal,lr=1 '[x]{y}%"
+    folder = tmp_path / os.fsdecode(name)
+
+    def run(words):
+        result = CliRunner().invoke(main, shlex.split(words), prog_name="tupe")
+        return result.exit_code, result.stdout_bytes, result.stderr_bytes
+
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    check_pipeline(folder, name, raw, run)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("python", [{}, {"PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}])
+def test_every_locale_works(python, raw, tmp_path):
+    folder = tmp_path / "œuvre"
+
+    def run(words):
+        done = tupe(words, folder, LC_ALL="C", **python)
+        return done.returncode, done.stdout, done.stderr
+
+    folder.mkdir()
+    check_pipeline(folder, "œuvre".encode(), raw, run)
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_standard_streams_may_be_closed(closed, tmp_path):
+    done = tupe("list presets", redirect=closed)
+    assert done.returncode == 0 and not done.stderr
+    done = tupe(f"prepare corpus - --output {tmp_path / 'piped'}", redirect=f"</dev/null {closed}")
+    assert done.returncode == 2 and b"Traceback" not in done.stderr
+    assert b"document" in done.stderr or "2>&-" in closed
+
+
+def test_nothing_that_is_printed_ends_up_in_a_file(raw, tmp_path):
+    """The first file that is opened would get the number of a stream that is closed."""
+    written = []
+    for name, redirect in (("open", ""), ("closed", "<&- >&- 2>&-")):
+        words = f"prepare corpus {raw}/a.txt --vocab-size=60 --jobs=2 --valid-fraction=0.3 --output {tmp_path / name}"
+        assert tupe(words, redirect=redirect).returncode == 0
+        files = [path for path in (tmp_path / name).iterdir() if path.suffix in (".bin", ".idx", ".txt", ".model")]
+        written.append({path.name: path.read_bytes() for path in files})
+    assert written[0] == written[1] and len(written[0]) == 6
