@@ -8,7 +8,7 @@ import sys
 
 import pytest
 from click.testing import CliRunner
-from helpers import PLUGIN, official_folder
+from helpers import PLUGIN, official_folder, squad_file
 
 from tupe.cli import main
 
@@ -83,6 +83,29 @@ def test_every_locale_works(python, raw, tmp_path):
 
     folder.mkdir()
     check_pipeline(folder, "œuvre".encode(), raw, run)
+
+
+@pytest.mark.parametrize("sign", [":", "${seed}"])
+def test_names_that_fairseq_does_not_take_are_refused(sign, raw, vocabulary, pretrained, tmp_path, monkeypatch):
+    """... where the folder is made, also if it is the working directory's name; not only where it is read."""
+    official_folder(tmp_path / "glue")
+    squad_file(tmp_path / "squad")
+    odd = tmp_path / f"a{sign}b"
+    shutil.copytree(vocabulary, odd / "data")
+    monkeypatch.chdir(odd)
+    before = sorted(odd.rglob("*"))
+    for words in (
+        f"prepare corpus {raw}/a.txt", f"prepare glue --glue {tmp_path}/glue --data {vocabulary}",
+        f"prepare squad --squad {tmp_path}/squad --data {vocabulary}", "pretrain --data data",
+        f"finetune --task RTE --data data --checkpoint {pretrained}",
+    ):  # fmt: skip
+        for output in ("x", str(odd / "x")):
+            result = CliRunner().invoke(main, [*words.split(), f"--output={output}"])
+            assert result.exit_code == 2 and f"fairseq takes {sign[:2]!r}" in result.stderr, result.output
+            assert result.stderr.count("\n") == 1 and sorted(odd.rglob("*")) == before
+    words = ["pretrain", "--data", vocabulary, "--output", tmp_path / "o" / "${seed}", "--allocator=none"]
+    result = CliRunner().invoke(main, list(map(str, words)))
+    assert result.exit_code == 2 and "choose another path" in result.stderr and result.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])

@@ -22,6 +22,14 @@ def tasks_in(folder: str | Path) -> list[str]:
     return sorted(glue + squad)
 
 
+def check_name(folder: str | Path) -> None:
+    """Raise ValueError for a folder of data whose path fairseq would not take as one."""
+    path = os.path.abspath(folder)
+    for sign, meaning in ((":", "what separates several folders"), ("${", "the name of another setting")):
+        if sign in path:
+            raise ValueError(f"{path}: in a path of data, fairseq takes {sign!r} as {meaning}; choose another name")
+
+
 @contextmanager
 def encoding(
     vocabulary: str | Path, output: str | Path, replaced: Collection[str], workers: int | None

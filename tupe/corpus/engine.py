@@ -23,6 +23,7 @@ from tqdm import tqdm
 
 from .. import __version__, options, processes
 from ..options import Command, cut
+from ..prepared import check_name
 from ..record import write_atomically
 from . import steps as corpus
 from .readers import find_inputs
@@ -239,6 +240,7 @@ def _alone(function):
 
     @functools.wraps(function)
     def locked(inputs, out, **choices):
+        check_name(out)
         out = Path(out).resolve()
         with _locked(out):
             return function(inputs, out, **choices)

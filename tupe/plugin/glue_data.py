@@ -13,7 +13,7 @@ from fairseq.data import indexed_dataset
 
 from .. import options
 from ..options import cut, cut_list
-from ..prepared import encoding, worker
+from ..prepared import check_name, encoding, worker
 from ..record import naming, write_atomically
 from ..text import is_blank
 from .glue import TASKS, Glue, glue_name, label_dictionary
@@ -127,6 +127,7 @@ def prepare(
     `source` has. workers: see `prepared.encoding`. Yields (task, manifest). Raises ValueError for bad input, before
     anything is written, and if a task's folder exists already; further as `prepared.encoding`.
     """
+    check_name(output)
     source, vocabulary, output = Path(source), Path(vocabulary), Path(output)
     names = [glue_name(name) for name in tasks] or [name for name in TASKS if (source / name).is_dir()]
     if not names:

@@ -28,7 +28,7 @@ from ..architectures import SIZES, split_size, with_size
 from ..encoder import Encoder
 from ..options import CONFIGS, nearest, split_files
 from ..positions import load_schemes
-from ..prepared import tasks_in
+from ..prepared import check_name, tasks_in
 from ..record import STOPPED
 from . import worker
 from .compat import compose
@@ -65,7 +65,8 @@ def launch(
     if gpus > visible and not dry_run:
         raise ValueError(f"--gpus {gpus}: this machine has {visible}")
     if not dry_run:
-        for folder in arguments[0].split(":"):
+        for folder in [arguments[0]] if os.path.isdir(arguments[0]) else arguments[0].split(":"):
+            check_name(folder)
             check_data(folder)
     processes = max(gpus, 1) * nodes
     train_arguments = [
@@ -143,6 +144,9 @@ def fairseq_arguments(
     Raises ValueError for an unknown name, a value without meaning or that belongs to no option, an impossible split,
     and, but for a dry_run, a checkpoint that is missing.
     """
+    for word in user_arguments:
+        if "${" in word:
+            raise ValueError(f"{word}: Hydra takes '${{' as the name of another setting; choose another path")
     config = compose_recipe(config_dir, recipe, overrides)
     raw = OmegaConf.to_container(config, resolve=False)
     places_of = {}  # destination in fairseq's parser -> its keys in the configuration

@@ -19,7 +19,7 @@ from torch import nn
 
 from .. import options
 from ..options import cut
-from ..prepared import encoding, worker
+from ..prepared import check_name, encoding, worker
 from ..record import write_atomically
 from ..text import is_blank
 
@@ -181,6 +181,7 @@ def prepare(
     workers: see `prepared.encoding`. Yields (name of a file, its contents). Raises ValueError for bad input, and if an
     encoded file exists already; further as `prepared.encoding`.
     """
+    check_name(output)
     source, vocabulary, output = Path(source), Path(vocabulary), Path(output)
     names = {version: [f"{file}-v{version}" for file in FILES.values()] for version in VERSIONS}
     versions = [version for version in VERSIONS if (source / f"{names[version][0]}.json").exists()]
