@@ -39,7 +39,7 @@ def pretrain(folder, *words):
         (["--preset", "shaw"], ["--arch=bert_a", "--position=shaw+shaw_values"]),
         (["model=shaw"], ["--arch=bert_a", "--position=shaw+shaw_values"]),
         (["--preset=shaw", "--arch=bert_a_mini"], ["--arch=bert_a_mini", "--position=shaw+shaw_values"]),
-        (["model.position=rope", "--lr", "0.5"], ["--position=rope", "--lr=[0.5]"]),
+        (["model.position=rope", "--arch=bert_a", "--lr", "0.5"], ["--position=rope", "--lr=[0.5]"]),
         (["--max-update=50", "common.seed=7"], ["--max-update=50", "--total-num-update=50", "--seed=7"]),
         (["+model.dropout=0"], ["--dropout=0", "--cpu"]),
     ],
