@@ -87,6 +87,15 @@ def test_no_json_holds_nan():
                 assert given.get("allow_nan") == "False", f"{path}:{node.lineno}"
 
 
+def test_files_are_written_by_what_names_them():
+    """`record.write_atomically`, or inside `record.naming`, as the tasks of a corpus: what these functions raise on a
+    full disk names no file, and half of one is left."""
+    paths = {path.relative_to(PLUGIN).as_posix(): path.read_text(encoding="utf-8") for path in PLUGIN.rglob("*.py")}
+    unnamed = re.compile(r"\.write_(text|bytes)\(|\bsave_file\(|\.tofile\(")
+    bare = {path for path, text in paths.items() if unnamed.search(text)}
+    assert bare == {"corpus/stats.py", "corpus/steps.py"}
+
+
 @pytest.mark.parametrize("missing", ["sacremoses", "spacy"])
 def test_text_names_the_extra_that_it_needs(missing):
     script = "from tupe.text import Normaliser\ntry: Normaliser().normalise('a b')\nexcept ImportError as e: print(e)"

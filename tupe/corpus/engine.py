@@ -24,7 +24,7 @@ from tqdm import tqdm
 from .. import __version__, options, processes
 from ..options import Command, cut
 from ..prepared import check_name
-from ..record import write_atomically
+from ..record import naming, write_atomically
 from . import steps as corpus
 from .readers import find_inputs
 from .report import write_report
@@ -42,7 +42,8 @@ def run_task(function: Callable, target: Path, args: tuple) -> dict:
     folder.mkdir()
     start = time.process_time()
     try:
-        function(folder, *args)
+        with naming(target):
+            function(folder, *args)
         try:
             folder.rename(target)
         except OSError:
