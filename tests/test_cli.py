@@ -78,6 +78,13 @@ def test_nearest():
     assert "'dropout'" in nearest("dropuot", ["dropout", "lr"], preferred=["output"])
 
 
+def test_what_libraries_log_for_themselves_is_not_shown(tmp_path):
+    """A module of fairseq's sets the root logger to DEBUG, and Hydra then tells of every configuration."""
+    words = ["checkpoint", "convert", f"--from={PLUGIN.parent}/models/bert_a_mini", f"--output={tmp_path / 'x'}"]
+    shown = subprocess.run([sys.executable, "-m", "tupe", *words], capture_output=True, text=True, cwd=PLUGIN.parent)
+    assert shown.stdout == f"wrote {tmp_path}/x/checkpoint.pt\n" and not shown.stderr
+
+
 def test_a_closed_pipe_ends_quietly():
     command = f"{sys.executable} -m tupe --help | head -n 1"
     shown = subprocess.run(["bash", "-c", command], capture_output=True, text=True, cwd=PLUGIN.parent)

@@ -3,6 +3,7 @@
 import importlib
 import os
 import sys
+from typing import Any
 
 import click
 
@@ -91,7 +92,7 @@ class Lazy(click.Group):
 
 
 class Tupe(Lazy):
-    def main(self, *args, **options):
+    def main(self, *args: Any, **options: Any) -> Any:
         open_standard_streams()
         return super().main(*args, **options)
 

@@ -184,7 +184,7 @@ layer = click.option("--layer", type=click.IntRange(1), default=1, show_default=
 length = click.option("--length", type=int, help="sequence length (default: the model's longest)")
 
 
-def with_layer(title, model, layer, names=None):
+def _with_layer(title, model, layer, names=None):
     """A title that says which layer is drawn, where that matters. layer: counted from 1."""
     shown = probes.which_layer(model, layer - 1, names)
     return f"{title} ({shown})" if title and shown else title or shown
@@ -209,7 +209,7 @@ def draw_correlations(checkpoint, data, length, title):
 def draw_positions(checkpoint, data, length, layer, title):
     """Positional logits of every head (TUPE), each with its pattern."""
     model, _ = load_model(checkpoint, data)
-    return positional(probes.positional_logits(model, length, layer - 1), with_layer(title, model, layer))
+    return positional(probes.positional_logits(model, length, layer - 1), _with_layer(title, model, layer))
 
 
 @drawing
@@ -226,7 +226,7 @@ def draw_loss(sources, title):
 def draw_t5(checkpoint, data, layer, title):
     """T5's bias by offset."""
     model, _ = load_model(checkpoint, data)
-    return t5(*probes.t5_bias(model, layer=layer - 1), with_layer(title, model, layer, ["t5"]))
+    return t5(*probes.t5_bias(model, layer=layer - 1), _with_layer(title, model, layer, ["t5"]))
 
 
 @drawing
@@ -249,7 +249,7 @@ def draw_tsne(checkpoint, data, layer, title):
     """Absolute position vectors in two dimensions."""
     model, _ = load_model(checkpoint, data)
     names = ["untied"] if model.encoder.positions.embed(1) is None else []
-    return tsne(probes.position_vectors(model, layer - 1), with_layer(title, model, layer, names))
+    return tsne(probes.position_vectors(model, layer - 1), _with_layer(title, model, layer, names))
 
 
 @drawing
@@ -260,7 +260,7 @@ def draw_phi(checkpoint, data, layer, title):
     """Sum of cos(omega m), before and after learning the frequencies."""
     model, _ = load_model(checkpoint, data)
     names = ["sinusoidal_learned", "shaw_sinusoidal_learned"]
-    return phi(*probes.phi(model, layer=layer - 1), with_layer(title, model, layer, names))
+    return phi(*probes.phi(model, layer=layer - 1), _with_layer(title, model, layer, names))
 
 
 @drawing
