@@ -13,7 +13,7 @@ venv=.venv; [ "$stack" = current ] || venv=.venv-$stack
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} TOKENIZERS_PARALLELISM=false
 unset PYTHONDONTWRITEBYTECODE  # else every process compiles what it imports: 13 s of a processor, not 5, before its first test
 echo "test: ruff"
-run "$venv/bin/python" -m ruff check tupe tests hydra_plugins setup.py  # not a user's own files beside them
+run "$venv/bin/python" -m ruff check tupe reproduction tests hydra_plugins setup.py  # not a user's own files beside them
 echo "test: import contracts"
 [ "$stack" = volta ] || run "$venv/bin/lint-imports" --no-logo --no-cache  # needs Python > 3.10
 echo "test: pytest on the $stack stack ($("$venv/bin/python" --version), torch $("$venv/bin/python" -c 'import torch; print(torch.__version__)'))"

@@ -38,14 +38,16 @@ def test_same_losses(data, stock, options, tolerance, tmp_path):
 
 
 @pytest.mark.parametrize("precision", ["--fp16", pytest.param("--autocast=bf16", marks=pytest.mark.slow)])
-def test_the_other_optimizer_continues_a_run_in_half_precision(precision, data, tmp_path):
+def test_the_other_optimizer_continues_a_run_in_half_precision(precision, data, tmp_path, monkeypatch):
     """... and fairseq refuses it in float32, as `tupe.plugin.optim.FusedAdamW` says."""
+    for module in ("optim", "run"):
+        monkeypatch.setattr(f"tupe.plugin.{module}.choose_precision", lambda config: None)  # fp16 without a GPU
     first, second = tmp_path / "first", tmp_path / "second"
-    steps = [precision, "--fp16-no-flatten-grads", "--num-workers=0", "--max-update=4"]  # flat ones want a GPU
+    steps = ["--fp16-no-flatten-grads", "--num-workers=0", "--max-update=4"]  # flat ones want a GPU
     steps += ["--save-interval-updates=2", "--keep-interval-updates=-1"]
-    losses = train(pretrain_arguments(data, first, *steps, "--optimizer=adam"))
+    losses = train([*pretrain_arguments(data, first, *steps, "--optimizer=adam"), precision])
     resume = [f"--restore-file={first}/checkpoint_1_2.pt", "--optimizer=adamw_fused", "--no-save"]
-    arguments = pretrain_arguments(data, second, *steps, *resume)
+    arguments = [*pretrain_arguments(data, second, *steps, *resume), precision]
     if precision == "--fp16":
         torch.testing.assert_close(torch.tensor(train(arguments)), torch.tensor(losses[2:]), rtol=1e-3, atol=0)
     else:

@@ -44,7 +44,7 @@ def test_what_is_prepared_is_read_back(vocabulary, tmp_path):
     assert (tmp_path / "bin" / "dict.txt").read_bytes() == (vocabulary / "dict.txt").read_bytes()
     repeated = CliRunner().invoke(command, [*map(str, arguments)])
     assert repeated.exit_code == 2 and "--overwrite" in repeated.stderr
-    with pytest.raises(FileNotFoundError, match="has no dev-v2.0"):
+    with pytest.raises(ValueError, match="dev-v2.0.json not found; `tupe prepare squad` writes it"):
         Encoded.load(tmp_path, "dev", "2.0")
 
 

@@ -61,7 +61,7 @@ def test_time_left():
 
 def test_a_run_that_diverges_has_its_own_status(data, tmp_path):
     with pytest.raises(Refusal, match="training failed: FloatingPointError: ") as refusal:
-        worker.train(arguments(data, tmp_path, "--lr=[1e38]"))
+        worker.train([*arguments(data, tmp_path), "--lr=[1e38]"])  # which `tupe` refuses
     assert refusal.value.exit_code == DIVERGED and state_of(tmp_path) == "failed"
     failure = read(tmp_path).failure
     assert failure["status"] == DIVERGED and failure["reason"].startswith("diverged: ")
