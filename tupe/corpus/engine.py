@@ -206,6 +206,8 @@ def _claim(out, settings, overwrite):
     # Remove half-written folders; for piped text, which may be different this time, all of them.
     for stale in begun.parent.glob("*/*" if piped else "*/.*"):
         shutil.rmtree(stale)
+    for stale in out.glob("*.partial"):
+        stale.unlink()
     write_atomically(begun, json.dumps(current, allow_nan=False))
     return False
 
