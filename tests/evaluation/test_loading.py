@@ -37,5 +37,5 @@ def test_text_block(pretrained, vocabulary):
     tokens = text_block(task, 24)
     assert len(tokens) == 24 and tokens[0] == task.source_dictionary.bos()
     assert torch.equal(text_block(task, 10), tokens[:10])
-    with pytest.raises(ValueError, match="test.idx not found"):
+    with pytest.raises(ValueError, match="has no split 'test'"):
         text_block(task, 24, split="test")

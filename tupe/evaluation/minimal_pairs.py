@@ -110,10 +110,6 @@ def _decode(content: bytes, name: str) -> str:
         raise ValueError(f"{name}: byte {error.start} is not UTF-8") from None
 
 
-class _Unprintable(ValueError):
-    pass
-
-
 def _paradigm(name: str, text: str) -> Paradigm:
     lines = [(number, line) for number, line in enumerate(text.split("\n"), 1) if not is_blank(line)]
     stem = Path(name).stem
@@ -128,17 +124,14 @@ def _paradigm(name: str, text: str) -> Paradigm:
     for number, line in lines:
         try:
             row = json.loads(line)
-            for key in ("sentence_good", "sentence_bad", "linguistics_term", "UID"):
-                if re.search("[\0\ud800-\udfff]", value := str(row.get(key))):  # no name of a file, and no text
-                    wrong = f"{key} {cut(value)} has a NUL or half of a surrogate pair"
-                    raise _Unprintable(f"{name}, line {number}: {wrong}")
             pair = Pair(row["sentence_good"], row["sentence_bad"])
             if not all(isinstance(sentence, str) and not is_blank(sentence) for sentence in (pair.good, pair.bad)):
                 raise TypeError
-        except _Unprintable:
-            raise
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             raise ValueError(f'{name}, line {number}: no object with "sentence_good" and "sentence_bad"') from None
+        for key in ("sentence_good", "sentence_bad", "linguistics_term", "UID"):
+            if re.search("[\0\ud800-\udfff]", str(row.get(key))):  # no name of a file, and no text
+                raise ValueError(f"{name}, line {number}: {key} {cut(row[key])} has a NUL or half of a surrogate pair")
         pairs.append(pair)
         phenomena.add(str(row.get("linguistics_term", stem)))
         names.add(str(row.get("UID", stem)))

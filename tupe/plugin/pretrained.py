@@ -57,9 +57,10 @@ def check_split(prefix: str | Path) -> int | None:
     Raises ValueError, naming the file, if index or data is missing, or is not as long as the index says.
     """
     index, data = Path(f"{prefix}.idx"), Path(f"{prefix}.bin")
-    for file in (index, data):
-        if not file.is_file():
-            raise ValueError(f"{file} not found; prepare the data again")
+    if not index.is_file():
+        raise ValueError(f"{index.parent} has no split {Path(prefix).name!r}")
+    if not data.is_file():
+        raise ValueError(f"{data} not found; prepare the data again")
     with index.open("rb") as file:
         head = file.read(26)  # magic, version, type of the ids, count; then an int32 and an int64 of each sequence
         if head.startswith(b"TNTIDX"):
