@@ -42,6 +42,7 @@ ELSEWHERE = {
     "tupe plot numbering": "tests/evaluation/test_figures.py: the figure takes a minute",
     "tupe predict ": "tests/evaluation/test_predict.py: needs a fine-tuned CoLA",
     "tupe report ": "tests/experiments/test_report.py",
+    "constant_cooldown": "tests/plugin/test_schedule.py: a cool-down of two updates is none",
     "--restore-file": "a part of a command",
     "fairseq-train data --task masked_lm": "the same",
     "...": "the same",
