@@ -210,7 +210,7 @@ def again(losses: dict[Trial, float]) -> list[str]:
     mine, rows = seeds["tupe_a_tie_cls"], []
     for model, theirs in seeds.items():
         if model != "tupe_a_tie_cls":
-            mean, low, high, p = statistics.welch(theirs.values(), mine.values())
+            mean, low, high, p = statistics.welch_interval(theirs.values(), mine.values())
             verdict = "not resolved" if low <= 0 <= high else "lower" if mean < 0 else "higher"
             rows.append(("", [f"`{model}` - `tupe_a_tie_cls`", f"{len(theirs)}, {len(mine)}",
                               f"{mean:.3f} [{low:.3f}, {high:.3f}]", f"{p:.2g}", verdict]))  # fmt: skip

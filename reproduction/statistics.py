@@ -6,7 +6,7 @@ import numpy as np
 from scipy import stats
 
 
-def welch(a: Iterable[float], b: Iterable[float]) -> tuple[float, float, float, float]:
+def welch_interval(a: Iterable[float], b: Iterable[float]) -> tuple[float, float, float, float]:
     """(mean of a - mean of b, the ends of its 95 % interval, two-sided p), with unequal variances."""
     a, b = np.array(list(a)), np.array(list(b))
     test = stats.ttest_ind(a, b, equal_var=False)

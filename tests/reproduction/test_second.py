@@ -98,7 +98,7 @@ def test_halved_logits_are_the_ones_of_a_lower_temperature(monkeypatch):
 
 def test_welch_is_the_textbook_formula():
     a, b = [5.1, 5.3, 5.2, 5.6], [5.0, 5.05, 4.9]
-    mean, low, high, p = statistics.welch(a, b)
+    mean, low, high, p = statistics.welch_interval(a, b)
     va, vb = (sum((x - sum(v) / len(v)) ** 2 for x in v) / (len(v) - 1) / len(v) for v in (a, b))
     df = (va + vb) ** 2 / (va**2 / 3 + vb**2 / 2)
     half = stats.t.ppf(0.975, df) * math.sqrt(va + vb)
