@@ -20,7 +20,7 @@ from helpers import HEADERS, MNLI, ROWS, mnli_row
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tupe import record
+from tupe import positions, record
 from tupe.corpus.readers import Input, paragraphs, read
 from tupe.corpus.stats import Stats
 from tupe.evaluation.minimal_pairs import read_paradigms
@@ -225,7 +225,8 @@ def fuzz(reader, folder, examples):
 
 
 @pytest.mark.parametrize("name", READERS)
-def test_readers(name, tmp_path, bounded):
+def test_readers(name, tmp_path, bounded, monkeypatch):
+    monkeypatch.setattr(positions, "_loaded_files", {})  # files of other tests, which messages name
     reader = READERS[name]
     for seed in reader.seeds:
         (tmp_path / reader.name).write_bytes(seed.encode() if isinstance(seed, str) else seed)
@@ -237,7 +238,8 @@ def test_readers(name, tmp_path, bounded):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", READERS)
-def test_readers_at_length(name, tmp_path, bounded):
+def test_readers_at_length(name, tmp_path, bounded, monkeypatch):
+    monkeypatch.setattr(positions, "_loaded_files", {})
     assert fuzz(READERS[name], tmp_path, SLOW) >= SLOW
 
 
