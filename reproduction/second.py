@@ -15,14 +15,14 @@ from pathlib import Path
 import click
 import yaml
 
-from tupe import options, record
+from tupe.common import options, record
+from tupe.common.options import ListOf
+from tupe.common.tables import Table
 from tupe.experiments import collect, runner
 from tupe.experiments.evidence import train
 from tupe.experiments.plan import CLAIMS, Trial, final_losses
 from tupe.experiments.statistics import contrast
-from tupe.options import ListOf
 from tupe.positions import load_schemes
-from tupe.tables import Table
 
 from . import statistics
 

@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 
-from tupe import record
+from tupe.common import record
 from tupe.experiments.collect import SCORED
 from tupe.experiments.plan import CLAIMS, Trial
 

@@ -434,8 +434,8 @@ def write_run(
 
     more: other fields of the record. An unfinished run has no scores of its last epoch. Returns the record.
     """
+    from tupe.common.record import Record
     from tupe.plugin.glue import TASKS
-    from tupe.record import Record
 
     splits = [split for split, _ in TASKS[task].files if split.startswith("valid")]
     scores = [

@@ -20,7 +20,9 @@ from helpers import HEADERS, MNLI, ROWS, mnli_row
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tupe import positions, record
+from tupe import positions
+from tupe.common import record
+from tupe.common.safe_load import read_checkpoint
 from tupe.corpus.readers import Input, paragraphs, read
 from tupe.corpus.stats import Stats
 from tupe.evaluation.minimal_pairs import read_paradigms
@@ -28,7 +30,6 @@ from tupe.plugin.glue_data import read_split
 from tupe.plugin.pretrained import load_dictionary
 from tupe.plugin.squad_data import read_squad
 from tupe.positions import canonical
-from tupe.safe_load import read_checkpoint
 
 QUICK, SLOW = 40, 10_000  # inputs per reader
 SECONDS = 60  # for an input, before it counts as a hang

@@ -24,8 +24,8 @@ from helpers import descendants, file_system, fork, has_ended, load, wait_until
 from tqdm import tqdm
 
 from tupe.cli import main
+from tupe.common.record import damage, read, state_of
 from tupe.experiments import runner
-from tupe.record import damage, read, state_of
 
 MODES = ("all", "one worker", "the parent alone", "full disk")
 TINY = ["--gpus=0", "--tokens-per-sample=24", "--batch-size=3", "--lr=0.01", "--warmup-updates=2"]

@@ -19,9 +19,9 @@ from click.testing import CliRunner
 from helpers import PLUGIN, descendants, has_ended, load, wait_until, write_data
 
 from tupe.cli import main as tupe
+from tupe.common.record import STOPPED, Record, read, state_of
 from tupe.experiments import quickstart
 from tupe.experiments.summary import unigram_entropy
-from tupe.record import STOPPED, Record, read, state_of
 
 ROOT = PLUGIN.parent
 SCRIPTS = ROOT / "scripts"

@@ -17,15 +17,15 @@ from click.testing import CliRunner
 from fairseq.data import Dictionary
 from helpers import our_checkpoint
 
-from tupe.architectures import SIZES, with_size
 from tupe.checkpoints import convert
 from tupe.checkpoints import files as checkpoints
 from tupe.checkpoints.export import export
 from tupe.cli import main
+from tupe.common.architectures import SIZES, with_size
+from tupe.common.record import state_of
+from tupe.common.safe_load import OLD_METERS, load_safely, read_checkpoint
 from tupe.plugin.glue_data import prepare
 from tupe.plugin.model import TupeModel
-from tupe.record import state_of
-from tupe.safe_load import OLD_METERS, load_safely, read_checkpoint
 from tupe.text import TextEncoder
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -288,7 +288,7 @@ def test_a_malicious_pickle_is_refused_and_not_run(tmp_path, zipped, monkeypatch
     assert target.exists()
 
 
-READERS = {  # everything that reads a checkpoint; fairseq's own reading when training: tests/test_train.py
+READERS = {  # everything that reads a checkpoint; fairseq's own reading when training: tests/cli/test_train.py
     "to_released": lambda path: convert.to_released(path, path.parent / "dict.txt"),
     "export": lambda path: export(path, path.parent / "out"),
     "bert": lambda path: convert.read_hugging_face(path.parent),

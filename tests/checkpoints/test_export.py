@@ -19,19 +19,19 @@ from click.testing import CliRunner
 from helpers import never_pack
 from test_house import BLOCK, run
 
-from tupe.architectures import ARCHITECTURES, ELECTRA
 from tupe.attention import NORMALISERS
 from tupe.checkpoints import convert
 from tupe.checkpoints import export as exports
 from tupe.checkpoints import files as checkpoints
 from tupe.checkpoints.export import command, export, model_card
+from tupe.common.architectures import ARCHITECTURES, ELECTRA
+from tupe.common.record import Record, write_together
+from tupe.common.safe_load import load_safely
 from tupe.encoder import LAYERS
 from tupe.plugin.hub import TupeHubInterface
 from tupe.plugin.model import TupeModel
 from tupe.plugin.pretrained import load_dictionary
 from tupe.positions import CLS, Dims, check_combination, limited_schemes, overrides, parse
-from tupe.record import Record, write_together
-from tupe.safe_load import load_safely
 from tupe.schemes import SCHEMES
 from tupe.text import TextEncoder
 

@@ -7,7 +7,7 @@ from helpers import our_checkpoint
 
 from tupe.checkpoints import files as checkpoints
 from tupe.checkpoints.files import average_command, merge_command, strip_command
-from tupe.safe_load import num_updates
+from tupe.common.safe_load import num_updates
 
 
 def run(command, *arguments):

@@ -24,9 +24,9 @@ def use(folder):
 
     import tupe.plugin
     from tupe.checkpoints import convert, export, files
+    from tupe.common.safe_load import read_checkpoint
     from tupe.plugin import pretrained
     from tupe.plugin.model import core_config
-    from tupe.safe_load import read_checkpoint
 
     assert Path(tupe.plugin.__file__).is_relative_to(folder)
     parser = options.get_training_parser()

@@ -10,9 +10,9 @@ from click.testing import CliRunner
 from helpers import PLUGIN, load, make_dictionary, pretrain_arguments, split_documents, train, write_data
 
 from tupe.checkpoints.swap import command, dictionary_of, swap_position
+from tupe.common.safe_load import read_checkpoint
 from tupe.evaluation.loading import load_model
 from tupe.plugin.masked_lm import HEAD
-from tupe.safe_load import read_checkpoint
 
 ROOT = PLUGIN.parent
 

@@ -9,10 +9,10 @@ from click.testing import CliRunner
 from helpers import build, pretrain_arguments, train, write_data
 from matplotlib.text import Text
 
-from tupe import plotting
 from tupe.cli import main
+from tupe.common import plotting
+from tupe.common.record import Record
 from tupe.evaluation import figures, probes
-from tupe.record import Record
 
 
 def tupe(*arguments):

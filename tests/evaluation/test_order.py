@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from click.testing import CliRunner
 from helpers import build
 
+from tupe.common.safe_load import read_checkpoint
 from tupe.evaluation.loading import load_model
 from tupe.evaluation.order import (
     TokenLosses,
@@ -20,7 +21,6 @@ from tupe.evaluation.order import (
     swap_adjacent,
     token_losses,
 )
-from tupe.safe_load import read_checkpoint
 from tupe.text import TextEncoder
 
 

@@ -12,7 +12,7 @@ import torch
 from click.testing import CliRunner
 from helpers import ENGLISH_WORDS
 
-from tupe import record
+from tupe.common import record
 from tupe.experiments import report, runner
 from tupe.experiments.compare import command
 from tupe.experiments.grid import Sweep

@@ -10,13 +10,13 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from tupe import record
+from tupe.common import record
+from tupe.common.safe_load import read_checkpoint
 from tupe.encoder import Encoder
 from tupe.evaluation.minimal_pairs import Pair, Paradigm
 from tupe.experiments import collect, evidence
 from tupe.experiments.evidence import command, conclude, keep_weights, score
 from tupe.experiments.plan import CLAIMS, Trial, best_rates, final_losses, trials
-from tupe.safe_load import read_checkpoint
 
 RATES = dict.fromkeys(CLAIMS["models"], 1e-3)
 
@@ -40,7 +40,7 @@ def finish(output, model, lr, loss, seed=101, stage="pilot", reason="diverged: n
 
 @pytest.mark.parametrize("name", CLAIMS["models"])
 def test_models_can_be_built(name):
-    from tupe.architectures import ARCHITECTURES
+    from tupe.common.architectures import ARCHITECTURES
 
     model = CLAIMS["models"][name]
     position, cls = ARCHITECTURES[model["arch"]]

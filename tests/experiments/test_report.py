@@ -9,8 +9,8 @@ import pytest
 from click.testing import CliRunner
 from helpers import write_run, write_runs
 
-from tupe import plotting
 from tupe.cli import main
+from tupe.common import plotting
 from tupe.experiments import report
 from tupe.experiments.report import (
     NO_BETTER,

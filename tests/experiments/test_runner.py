@@ -12,7 +12,7 @@ import pytest
 import torch
 from helpers import fork, has_ended, wait_until
 
-from tupe import record
+from tupe.common import record
 from tupe.experiments import runner
 
 STAND_IN = Path(__file__).parents[1] / "stand_in.py"

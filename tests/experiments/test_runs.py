@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 from helpers import write_run, write_runs
 
-from tupe import record
+from tupe.common import record
+from tupe.common.record import Record
 from tupe.experiments.grid import Sweep
 from tupe.experiments.runs import Run, collect, with_unit
-from tupe.record import Record
 
 
 def reasons(pairs):

@@ -11,7 +11,7 @@ import scipy.stats
 import torch
 from helpers import write_data, write_run, write_runs
 
-from tupe import record
+from tupe.common import record
 from tupe.experiments.runs import Model, collect
 from tupe.experiments.summary import (
     PAPER_COLUMNS,

@@ -15,7 +15,7 @@ import torch
 from click.testing import CliRunner
 from helpers import finetune, fork, wait_until
 
-from tupe import record
+from tupe.common import record
 from tupe.experiments import report, runner
 from tupe.experiments.grid import Sweep, parse_grid, parse_options
 from tupe.experiments.sweep import command

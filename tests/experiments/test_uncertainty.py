@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from helpers import write_run
 
+from tupe.common.record import Record
 from tupe.experiments.runs import collect, with_unit
 from tupe.experiments.summary import summarise
 from tupe.experiments.uncertainty import uncertainty_tables
-from tupe.record import Record
 
 EXAMPLES = 400
 

@@ -12,9 +12,9 @@ from fairseq.trainer import Trainer
 from helpers import finetune
 from omegaconf import OmegaConf
 
+from tupe.common.record import Record, read, state_of
 from tupe.plugin import glue
 from tupe.plugin.finetune import FinetuneTask, check_end
-from tupe.record import Record, read, state_of
 
 NO_SAVE = "checkpoint.no_save=true"
 

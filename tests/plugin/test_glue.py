@@ -15,11 +15,11 @@ import torch
 from fairseq.data import Dictionary
 from helpers import finetune, table
 
+from tupe.common.record import read
 from tupe.evaluation.predict import predict_glue, zip_submission
 from tupe.plugin.compat import compose
 from tupe.plugin.glue import TASKS, Pairs, glue_name, score
 from tupe.plugin.launch import fairseq_arguments
-from tupe.record import read
 
 ROOT = Path(__file__).parents[2]
 

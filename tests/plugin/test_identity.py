@@ -10,11 +10,11 @@ from fairseq.trainer import Trainer
 from fairseq_cli.train import cli_main
 from helpers import finetune, fork, load, pretrain_arguments, train, train_recipe, write_data
 
-from tupe import record
+from tupe.cli.train import pretrain
+from tupe.common import record
+from tupe.common.record import Record, read
 from tupe.plugin.settings import settings
-from tupe.record import Record, read
 from tupe.schemes import SCHEMES
-from tupe.train import pretrain
 
 OPTIONS = ["--num-workers=0", "--max-update=4", "--total-num-update=4"]
 LONGER = ["--num-workers=0", "--max-update=5", "--total-num-update=5"]

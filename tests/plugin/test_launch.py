@@ -12,8 +12,8 @@ from helpers import CONFIGS, pretrain_arguments
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from omegaconf import OmegaConf
 
-from tupe import architectures
-from tupe.architectures import ELECTRA, SIZES, with_size
+from tupe.common import architectures
+from tupe.common.architectures import ELECTRA, SIZES, with_size
 from tupe.plugin import electra
 from tupe.plugin.compat import compose
 from tupe.plugin.launch import fairseq_arguments, split_batch

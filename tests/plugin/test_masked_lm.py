@@ -12,6 +12,7 @@ from fairseq.data import Dictionary, TokenBlockDataset, data_utils, indexed_data
 from helpers import CONFIGS, PLUGIN, build, load, pretrain_arguments, split_documents, train, write_data
 from omegaconf import OmegaConf
 
+from tupe.common.record import read
 from tupe.encoder import second_segment
 from tupe.evaluation.loading import load_model
 from tupe.plugin.masked_lm import (
@@ -23,7 +24,6 @@ from tupe.plugin.masked_lm import (
     with_text,
 )
 from tupe.plugin.schedule import count_updates
-from tupe.record import read
 
 EOS = 2
 

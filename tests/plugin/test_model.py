@@ -13,9 +13,9 @@ from helpers import build, load, make_dictionary, pretrain_arguments, train, wri
 from omegaconf import OmegaConf
 
 from tupe import positions
-from tupe.architectures import ARCHITECTURES, SIZES, with_size
 from tupe.checkpoints.export import refuse_own_schemes
 from tupe.cli import main as tupe
+from tupe.common.architectures import ARCHITECTURES, SIZES, with_size
 from tupe.kernels import bf16_speed
 from tupe.plugin import model as tupe_model
 from tupe.plugin.model import TupeModel, run_position_file

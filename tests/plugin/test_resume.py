@@ -13,10 +13,10 @@ from click.testing import CliRunner
 from helpers import CONFIGS, PLUGIN, fork, load, pretrain_arguments, train
 
 from tupe.attention import NORMALISERS
+from tupe.cli.train import pretrain
 from tupe.plugin.resume import position_in_epoch
 from tupe.plugin.saving import resume_from_newest
 from tupe.schemes import SCHEMES
-from tupe.train import pretrain
 
 EPOCH = 9  # updates per epoch of the tiny data set
 

@@ -12,8 +12,8 @@ import pytest
 from fairseq.trainer import Trainer
 from helpers import PLUGIN, fork, load, pretrain_arguments, train
 
+from tupe.common.record import read, state_of
 from tupe.plugin import run as life
-from tupe.record import read, state_of
 
 ROOT = PLUGIN.parent
 

@@ -9,9 +9,9 @@ import sys
 import pytest
 from helpers import PLUGIN, file_system, load, pretrain_arguments, train
 
+from tupe.common.record import damage, read, state_of, write_atomically
 from tupe.plugin import saving, worker
 from tupe.plugin.masked_lm import TupeMaskedLMTask
-from tupe.record import damage, read, state_of, write_atomically
 
 
 def arguments(data, folder, *more):
@@ -36,7 +36,7 @@ def test_damage_is_seen_without_torch(whole, tmp_path):
     for name, text in files.items():
         (tmp_path / name).write_bytes(text)
     shutil.make_archive(str(tmp_path / "other"), "zip", PLUGIN / "bench")
-    script = "import sys; from tupe.record import damage\nfor path in sys.argv[1:]: print(damage(path))\n"
+    script = "import sys; from tupe.common.record import damage\nfor path in sys.argv[1:]: print(damage(path))\n"
     script += "assert 'torch' not in sys.modules"
     paths = [*(tmp_path / name for name in files), tmp_path / "other.zip", tmp_path, tmp_path / "missing"]
     words = [sys.executable, "-c", script, *map(str, paths)]

@@ -12,6 +12,7 @@ from helpers import make_vocabulary, squad_file, train_recipe
 
 from tupe.checkpoints import convert
 from tupe.checkpoints import files as checkpoints
+from tupe.common.record import read
 from tupe.plugin.squad import (
     ANSWER_PIECES,
     SquadCriterion,
@@ -24,7 +25,6 @@ from tupe.plugin.squad import (
     official_scores,
 )
 from tupe.plugin.squad_data import prepare, read_squad
-from tupe.record import read
 from tupe.text import Normaliser
 
 # --------------------------------------------------------------------------------------------------- official scores

@@ -8,8 +8,8 @@ import pytest
 import torch
 from helpers import load, pretrain_arguments, train
 
+from tupe.common.record import STOPPED, read, state_of
 from tupe.plugin.stop import SIGNALS, is_at
-from tupe.record import STOPPED, read, state_of
 
 
 @pytest.fixture(scope="module")

@@ -13,10 +13,10 @@ from fairseq.trainer import Trainer
 from helpers import fork, pretrain_arguments, train
 from tensorboardX.proto.event_pb2 import Event
 
-from tupe.options import Refusal
+from tupe.common.options import Refusal
+from tupe.common.record import DIVERGED, STALLED, read, state_of
 from tupe.plugin import watch, worker
 from tupe.plugin.watch import IN_A_ROW, Watch
-from tupe.record import DIVERGED, STALLED, read, state_of
 
 
 def arguments(data, folder, *more):

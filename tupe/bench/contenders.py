@@ -17,7 +17,7 @@ from fairseq.models.roberta import RobertaModel
 from fairseq.optim.adam import Adam
 from torch import nn
 
-from ..architectures import SIZES, with_size
+from ..common.architectures import SIZES, with_size
 from ..kernels import multiply
 from ..plugin.optim import AdamW
 from .machine import Clock

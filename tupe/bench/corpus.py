@@ -13,12 +13,12 @@ import click
 import spacy
 from sacremoses import MosesTokenizer
 
-from .. import options
+from ..common import options
+from ..common.options import Command
+from ..common.tables import Table
 from ..corpus import steps as corpus
 from ..corpus.readers import Document, find_inputs, paragraphs, read
 from ..corpus.steps import Stats
-from ..options import Command
-from ..tables import Table
 from ..text import CACHES, Aligned, Normaliser, clean, tokenise
 
 

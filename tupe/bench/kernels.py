@@ -13,11 +13,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .. import kernels, options
+from .. import kernels
 from ..attention import PATHS, Terms
+from ..common import options
+from ..common.options import Command, ListOf
+from ..common.tables import Table
 from ..encoder import Encoder, LMHead
-from ..options import Command, ListOf
-from ..tables import Table
 from .machine import DEVICE, PRECISIONS, environment
 
 # A position module without any term of its own.

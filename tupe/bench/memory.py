@@ -24,12 +24,12 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from .. import kernels
-from ..architectures import SIZES
 from ..attention import why_not_fast
+from ..common.architectures import SIZES
+from ..common.options import Command, ListOf
+from ..common.tables import Table
 from ..encoder import Encoder
-from ..options import Command, ListOf
 from ..packing import Selection
-from ..tables import Table
 from .contenders import dictionary
 
 GIB = 2**30

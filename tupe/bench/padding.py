@@ -29,21 +29,21 @@ from fairseq.models.roberta import RobertaModel
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 
-from .. import options, plotting
-from ..architectures import SIZES, with_size
 from ..checkpoints import convert
 from ..checkpoints.export import export
 from ..checkpoints.files import configuration, new_checkpoint
+from ..common import options, plotting
+from ..common.architectures import SIZES, with_size
+from ..common.options import Command, ListOf
+from ..common.record import command_line, write_atomically
+from ..common.tables import Table
 from ..offsets import Places
-from ..options import Command, ListOf
 from ..packing import NO_PADDING, Packing
 from ..plugin.glue import TASKS, Pairs, glue_name
 from ..plugin.model import TupeModel
 from ..plugin.optim import FusedAdamW, FusedAdamWConfig
 from ..plugin.pretrained import load_dictionary
 from ..plugin.squad_data import Encoded, Windows
-from ..record import command_line, write_atomically
-from ..tables import Table
 from .contenders import HF, dictionary
 from .kernels import synchronise
 from .machine import DEVICE, PRECISIONS, environment

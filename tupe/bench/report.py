@@ -5,8 +5,8 @@ from pathlib import Path
 
 import matplotlib.ticker
 
-from .. import plotting
-from ..tables import Table
+from ..common import plotting
+from ..common.tables import Table
 
 PAPER_TOKENS = 1_000_000 * 256 * 512  # updates x sequences x tokens
 BASELINES = ("nopos", "bert_a", "fairseq", "hf", "hf-eager", "hf-flash")

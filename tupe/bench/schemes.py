@@ -22,17 +22,17 @@ from matplotlib.figure import Figure
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from .. import options
-from ..architectures import ARCHITECTURES
 from ..attention import why_not_fast
+from ..common import options
+from ..common.architectures import ARCHITECTURES
+from ..common.options import FILE, Command, ListOf
+from ..common.plotting import COLOURS, curves, save
+from ..common.record import write_atomically
+from ..common.tables import Table
 from ..encoder import LAYERS, Encoder, init_bert
-from ..options import FILE, Command, ListOf
-from ..plotting import COLOURS, curves, save
 from ..plugin.optim import AdamW
 from ..positions import Dims, Positions, overrides
-from ..record import write_atomically
 from ..schemes import SCHEMES
-from ..tables import Table
 from .contenders import Contender, Setting
 from .machine import PRECISIONS, environment
 

@@ -26,9 +26,9 @@ import torch
 from fairseq.data import indexed_dataset
 from fairseq.tasks.masked_lm import MaskedLMConfig, MaskedLMTask
 
-from .. import options
-from ..options import Command, ListOf
-from ..record import command_line, write_atomically
+from ..common import options
+from ..common.options import Command, ListOf
+from ..common.record import command_line, write_atomically
 from . import report
 from .contenders import (
     CONTENDERS,

@@ -20,15 +20,15 @@ from fairseq.tasks.masked_lm import MaskedLMTask
 from omegaconf import OmegaConf
 from torch import nn
 
-from .. import options
-from ..architectures import ARCHITECTURES, GAU, SIZES, with_size
+from ..common import options
+from ..common.architectures import ARCHITECTURES, GAU, SIZES, with_size
+from ..common.options import FILE, Command
+from ..common.record import write_together
+from ..common.safe_load import load_safely, read_checkpoint
 from ..encoder import LMHead, names_in
-from ..options import FILE, Command
 from ..plugin.model import NAMES
 from ..plugin.pretrained import MASK, check_dictionary, load_dictionary
 from ..positions import canonical, same_position
-from ..record import write_together
-from ..safe_load import load_safely, read_checkpoint
 from ..text import TextEncoder
 from .export import check_finite, weights_from_export
 from .files import configuration, new_checkpoint, save_atomically

@@ -7,23 +7,20 @@ from pathlib import Path
 
 import click
 
-from .. import options as choices
-from .. import record
+from ..common import options as choices
+from ..common import record
+from ..common.options import FOLDER, Command, cut_list
+from ..common.safe_load import num_updates, read_checkpoint
 from ..encoder import names_in
-from ..options import FOLDER, Command, cut_list
 from ..plugin.pretrained import check_dictionary
 from ..positions import parse
-from ..safe_load import num_updates, read_checkpoint
 from ..schemes import SCHEMES
 from ..text import TextEncoder
 
 logger = logging.getLogger(__name__)
 SCHEMES_MODULE = f"{__name__.partition('.')[0]}.schemes"  # `_bias` and so on: the families
 ROOT = Path(__file__).parents[1]
-INFRASTRUCTURE = {  # of the package's root, which is else the model
-    "__init__", "__main__", "allocator", "architectures", "catalogue", "cli", "hf", "limits", "options", "plotting",
-    "prepared", "processes", "record", "safe_load", "tables", "train",
-}  # fmt: skip
+NOT_EXPORTED = {"__init__", "__main__", "hf"}  # of the package's root: all else there is the model
 # model class of the export -> its auto class in transformers
 AUTO = {
     "TupeModel": "AutoModel",
@@ -196,7 +193,7 @@ def check_finite(weights: dict) -> None:
 
 def modelling_code() -> dict[str, bytes]:
     """The files of the model, as they are: {name: content}."""
-    return {file.name: file.read_bytes() for file in ROOT.glob("*.py") if file.stem not in INFRASTRUCTURE}
+    return {file.name: file.read_bytes() for file in ROOT.glob("*.py") if file.stem not in NOT_EXPORTED}
 
 
 def tokenizer(data: Path, max_positions: int, code: bool = True) -> dict[str, str | bytes]:

@@ -10,9 +10,9 @@ from fairseq import options
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from omegaconf import OmegaConf
 
-from .. import options as choices
+from ..common import options as choices
+from ..common.safe_load import num_updates, read_checkpoint
 from ..plugin.saving import save
-from ..safe_load import num_updates, read_checkpoint
 
 
 def save_atomically(state: dict, path: str | Path) -> None:

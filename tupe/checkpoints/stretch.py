@@ -8,11 +8,11 @@ import click
 import torch
 import torch.nn.functional as F
 
-from .. import options
+from ..common import options
+from ..common.options import FILE, Command
+from ..common.safe_load import read_checkpoint
 from ..encoder import describe
-from ..options import FILE, Command
 from ..positions import limited_schemes
-from ..safe_load import read_checkpoint
 from ..schemes import SCHEMES
 from .files import new_checkpoint, save_atomically
 

@@ -13,11 +13,11 @@ from fairseq import models, tasks
 from fairseq.data import Dictionary
 from omegaconf import OmegaConf
 
-from .. import options, plugin  # noqa: F401  (the plugin registers the models)
-from ..architectures import ARCHITECTURES, GAU, split_size
-from ..options import FILE, FOLDER, Command
+from ..common import options
+from ..common.architectures import ARCHITECTURES, GAU, split_size
+from ..common.options import FILE, FOLDER, Command
+from ..common.safe_load import read_checkpoint
 from ..positions import CLS
-from ..safe_load import read_checkpoint
 from .files import new_checkpoint, save_atomically
 
 SEGMENTS, SETTINGS = "encoder.segments.weight", "encoder._extra_state"

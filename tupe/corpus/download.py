@@ -26,9 +26,9 @@ from typing import BinaryIO
 
 import click
 
-from .. import options
-from ..options import Command, ListOf
-from ..record import write_atomically
+from ..common import options
+from ..common.options import Command, ListOf
+from ..common.record import write_atomically
 
 # ---- downloading packages
 

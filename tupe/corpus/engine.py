@@ -21,10 +21,11 @@ from typing import Any
 import click
 from tqdm import tqdm
 
-from .. import __version__, options, processes
-from ..options import Command, cut
-from ..prepared import check_name
-from ..record import naming, write_atomically
+from .. import __version__
+from ..common import options, processes
+from ..common.options import Command, cut
+from ..common.prepared import check_name
+from ..common.record import naming, write_atomically
 from . import steps as corpus
 from .readers import find_inputs
 from .report import write_report

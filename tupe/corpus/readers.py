@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 from urllib.parse import urlsplit
 
-from ..options import cut_list
+from ..common.options import cut_list
 from ..text import is_blank
 from .stats import Stats
 

@@ -3,8 +3,8 @@
 import logging
 from pathlib import Path
 
-from ..record import write_atomically
-from ..tables import Table
+from ..common.record import write_atomically
+from ..common.tables import Table
 from .steps import BLOCKS
 
 
@@ -93,7 +93,7 @@ def write_report(out: str | Path, manifest: dict) -> None:
 def _picture(path, manifest):
     logging.getLogger("matplotlib").setLevel(logging.WARNING)  # INFO lists every font
     try:
-        from .. import plotting
+        from ..common import plotting
     except ImportError:
         return
     first, second, third = plotting.COLOURS[1:4]

@@ -23,13 +23,13 @@ import torch
 import torch.nn.functional as F
 from matplotlib.figure import Figure
 
+from ..common.options import FOLDER, Command, ListOf, output, seed
+from ..common.plotting import curves, legend, save, style
+from ..common.record import write_atomically
+from ..common.tables import Table
 from ..encoder import Encoder
-from ..options import FOLDER, Command, ListOf, output, seed
-from ..plotting import curves, legend, save, style
 from ..plugin.model import TupeModel
 from ..positions import beyond_training, limited_schemes
-from ..record import write_atomically
-from ..tables import Table
 from .loading import labelled, load_model, text_block
 
 MASKED = 0.15  # share of tokens, all replaced by <mask>

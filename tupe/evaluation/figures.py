@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from matplotlib.figure import Figure
 
-from ..options import FILE, FOLDER, QuietCommand
-from ..plotting import HEAT, curves, grid, heat, legend, save, style
+from ..common.options import FILE, FOLDER, QuietCommand
+from ..common.plotting import HEAT, curves, grid, heat, legend, save, style
 from . import probes, synthetic
 from .loading import labelled, load_model, text_block
 

@@ -18,9 +18,9 @@ import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
+from ..common.options import FILE, Command, ListOf
+from ..common.tables import Table
 from ..offsets import PLACES
-from ..options import FILE, Command, ListOf
-from ..tables import Table
 from .synthetic import WORDS, Prober, adam, append_result, prepare_results, read_results
 
 

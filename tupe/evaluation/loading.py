@@ -9,9 +9,9 @@ from fairseq import checkpoint_utils
 from fairseq.tasks import FairseqTask
 
 from .. import plugin  # noqa: F401  (registers the architectures)
+from ..common.safe_load import read_checkpoint
 from ..plugin.masked_lm import TupeMaskedLMTask
 from ..plugin.pretrained import load_split
-from ..safe_load import read_checkpoint
 
 
 def load_model(checkpoint: str | Path, data: str | Path | None = None) -> tuple:

@@ -24,10 +24,10 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from ..options import FOLDER, QuietCommand, cut, cut_list, output, seed
+from ..common.options import FOLDER, QuietCommand, cut, cut_list, output, seed
+from ..common.record import write_atomically
+from ..common.tables import Table
 from ..plugin.model import TupeModel
-from ..record import write_atomically
-from ..tables import Table
 from ..text import TextEncoder, is_blank
 from .likelihood import Sentence, pseudo_log_likelihoods
 from .loading import file_names, labelled, load_model

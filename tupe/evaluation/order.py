@@ -18,11 +18,11 @@ import torch.nn.functional as F
 from fairseq.tasks import FairseqTask
 from tqdm import tqdm
 
-from ..options import FOLDER, QuietCommand, output, seed
+from ..common.options import FOLDER, QuietCommand, output, seed
+from ..common.record import write_atomically
+from ..common.tables import Table
 from ..plugin.model import TupeModel
 from ..plugin.pretrained import load_split
-from ..record import write_atomically
-from ..tables import Table
 from ..text import TextEncoder
 from .likelihood import Sentence, pseudo_log_likelihoods
 from .loading import file_names, labelled, load_model, text_block

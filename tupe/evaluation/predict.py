@@ -9,10 +9,10 @@ import click
 import torch
 from fairseq import utils
 
-from ..options import QuietCommand, data, output
+from ..common.options import QuietCommand, data, output
+from ..common.record import write_atomically
 from ..plugin.glue import TASKS, GlueTask, glue_name
 from ..plugin.model import TupeModel
-from ..record import write_atomically
 from .loading import load_model, split_label
 
 # (task, split) -> file name; the server expects the official label names, and STS-B scores from 0 to 5.

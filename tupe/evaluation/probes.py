@@ -17,12 +17,12 @@ import click
 import numpy as np
 import torch
 
-from .. import record
-from ..options import FILE, FOLDER, QuietCommand, seed
+from ..common import record
+from ..common.options import FILE, FOLDER, QuietCommand, seed
+from ..common.tables import Table
 from ..plugin.model import TupeModel
 from ..positions import PositionScheme, overrides
 from ..schemes import frequencies
-from ..tables import Table
 from .loading import labelled, load_model
 
 # ----------------------------------------------------------------------------------------------- identical-word probing

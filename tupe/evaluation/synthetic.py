@@ -20,11 +20,11 @@ import torch.nn.functional as F
 from torch import nn
 
 from ..attention import NORMALISERS
+from ..common.options import FILE, Command, ListOf
+from ..common.record import naming
+from ..common.tables import Table
 from ..encoder import LAYERS, Encoder
-from ..options import FILE, Command, ListOf
-from ..record import naming
 from ..schemes import SCHEMES
-from ..tables import Table
 
 PAD, CLS, SEP, WORDS = 0, 1, 2, 3  # ids from WORDS on are words
 SAME = 1e-12  # features that differ less are equal: rounding makes 1e-14, positions at least 1e-7

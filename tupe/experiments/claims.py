@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from ..common.record import DIVERGENCE
 from ..evaluation.minimal_pairs import MINIMUM
-from ..record import DIVERGENCE
 from . import collect
 from .plan import BITS, CLAIMS, Trial, best_rates, lengths_of, untried, with_models
 from .statistics import (

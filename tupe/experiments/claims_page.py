@@ -11,10 +11,10 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from .. import options, plotting
+from ..common import options, plotting
+from ..common.record import write_atomically
+from ..common.tables import Table
 from ..evaluation import figures
-from ..record import write_atomically
-from ..tables import Table
 from . import claims, claims_tables, collect
 from .claims import Evidence
 from .plan import CLAIMS, Trial, lengths_of

@@ -8,9 +8,9 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from ..architectures import SIZES
+from ..common.architectures import SIZES
+from ..common.tables import Table
 from ..evaluation.minimal_pairs import macro_average
-from ..tables import Table
 from .claims import (
     Evidence,
     Judged,

@@ -16,11 +16,11 @@ from pathlib import Path
 
 import numpy as np
 
-from .. import record
+from ..common import record
+from ..common.safe_load import read_checkpoint
 from ..evaluation.loading import load_model
 from ..evaluation.minimal_pairs import MEASURES, credit
 from ..evaluation.probes import positional_logits
-from ..safe_load import read_checkpoint
 from .plan import BITS, Trial, records
 
 RUN = ("run",)  # str(Trial)

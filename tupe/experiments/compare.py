@@ -17,11 +17,11 @@ import click
 from click.core import ParameterSource
 from omegaconf import OmegaConf
 
-from .. import limits, options, record, schemes  # noqa: F401  (schemes: so that every position has its name)
-from ..architectures import ARCHITECTURES, ELECTRA, GAU, split_size, with_size
-from ..options import CONFIGS, FOLDER, ListOf, nearest
+from ..common import limits, options, record
+from ..common.architectures import ARCHITECTURES, ELECTRA, GAU, split_size, with_size
+from ..common.options import CONFIGS, FOLDER, ListOf, nearest
+from ..common.tables import Table
 from ..positions import Dims, Positions
-from ..tables import Table
 from . import protocol, runner
 from .grid import Sweep, check_tasks, parse_options
 from .sweep import settle, write_report

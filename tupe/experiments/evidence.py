@@ -15,14 +15,14 @@ from pathlib import Path
 
 import click
 
-from .. import options, record
 from ..checkpoints.files import save_atomically, strip
+from ..common import options, record
+from ..common.options import ListOf
+from ..common.safe_load import read_checkpoint
 from ..evaluation import minimal_pairs
 from ..evaluation.loading import load_model
 from ..evaluation.order import evaluate, held_out_sentences, order_scores
-from ..options import ListOf
 from ..plugin.pretrained import load_split
-from ..safe_load import read_checkpoint
 from ..text import TextEncoder
 from . import collect, runner
 from .plan import CLAIMS, Trial, best_rates, final_losses, pilot_trials, planned_models, trials, with_models

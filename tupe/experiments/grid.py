@@ -11,10 +11,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from .. import limits, record
-from ..options import CONFIGS, letters
-from ..prepared import tasks_in
-from ..safe_load import num_updates, read_checkpoint
+from ..common import limits, record
+from ..common.options import CONFIGS, letters
+from ..common.prepared import tasks_in
+from ..common.safe_load import num_updates, read_checkpoint
 from . import runner
 from .runner import Job
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import yaml
 
-from .. import options, record
-from ..architectures import with_size
+from ..common import options, record
+from ..common.architectures import with_size
 from . import runner
 
 CLAIMS = yaml.safe_load(Path(__file__).with_name("claims.yaml").read_text(encoding="utf-8"))

@@ -9,8 +9,8 @@ from pathlib import Path
 import click
 import numpy as np
 
-from ..record import write_atomically
-from ..tables import Table
+from ..common.record import write_atomically
+from ..common.tables import Table
 from . import claims, collect
 from .claims import Evidence
 from .claims_tables import number, of_contrast, with_interval

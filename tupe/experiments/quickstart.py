@@ -7,14 +7,14 @@ from pathlib import Path
 
 import click
 
-from .. import record
-from ..architectures import with_size
+from ..common import record
+from ..common.architectures import with_size
+from ..common.options import Command, QuietCommand
+from ..common.safe_load import read_checkpoint
+from ..common.tables import Table
 from ..corpus.download import fetch, from_pypi, from_zip
 from ..evaluation.probes import losses_of
 from ..kernels import bf16_speed
-from ..options import Command, QuietCommand
-from ..safe_load import read_checkpoint
-from ..tables import Table
 from .summary import unigram_entropy
 
 MODELS = {"bert_a": "BERT-A", "tupe_r": "TUPE-R"}

@@ -7,9 +7,10 @@ import click
 import jinja2
 import numpy as np
 
-from .. import __version__, options
+from .. import __version__
 from ..checkpoints.export import export
-from ..record import write_atomically
+from ..common import options
+from ..common.record import write_atomically
 from . import collect
 from .claims import Evidence
 from .claims_tables import number

@@ -11,11 +11,11 @@ import click
 import jinja2
 from matplotlib.ticker import MaxNLocator
 
-from .. import options, plotting
-from ..architectures import split_size
+from ..common import options, plotting
+from ..common.architectures import split_size
+from ..common.record import Record, write_atomically
+from ..common.tables import Table
 from ..plugin.glue import TASKS
-from ..record import Record, write_atomically
-from ..tables import Table
 from . import wang
 from .runs import EPOCHS, Collection, Model, collect, with_unit
 from .summary import (

@@ -22,9 +22,9 @@ from typing import Any
 import click
 import torch
 
-from .. import record
-from ..allocator import tcmalloc
-from ..options import own_options
+from ..common import record
+from ..common.allocator import tcmalloc
+from ..common.options import own_options
 
 SECONDS_TO_END = 8  # between asking a process to end and killing it
 SECONDS_TO_NEXT_LOOK = 5  # at a folder that another process holds
@@ -220,7 +220,7 @@ def start(job: Job, environment: dict) -> "subprocess.Popen | Fork":
         )
 
 
-IMPORTS = ["tupe.plugin.launch", "tupe.train", "torch._dynamo"]  # of the process whose copies run jobs: what all need
+IMPORTS = ["tupe.plugin.launch", "tupe.cli.train", "torch._dynamo"]  # what the copies of a process all need
 GROUP_SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)  # as Slurm and a closed terminal send
 _environment = {}  # that this process has beside ours, once it is there
 

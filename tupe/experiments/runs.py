@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from .. import record
-from ..record import Record
+from ..common import record
+from ..common.record import Record
 from .grid import Sweep
 
 EPOCHS = {"best": "best epoch of each run", "last": "last epoch of each run"}

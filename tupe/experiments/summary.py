@@ -13,13 +13,13 @@ import numpy as np
 from fairseq.data import Dictionary
 from scipy.stats import pearsonr
 
-from ..architectures import split_size
+from ..common.architectures import split_size
+from ..common.safe_load import num_updates, read_checkpoint
 from ..evaluation.loading import load_model
 from ..evaluation.probes import identical_word_attention, measures
 from ..plugin import squad
 from ..plugin.glue import TASKS, score
 from ..plugin.pretrained import load_split
-from ..safe_load import num_updates, read_checkpoint
 from .runs import Model
 
 PUBLISHED = Path(__file__).with_name("published.json")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from .. import options, record
+from ..common import options, record
 from . import runner
 from .grid import Sweep, parse_grid
 

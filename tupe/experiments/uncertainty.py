@@ -9,11 +9,11 @@ from pathlib import Path
 
 import numpy as np
 
-from .. import record
-from ..architectures import ELECTRA, split_size, with_size
+from ..common import record
+from ..common.architectures import ELECTRA, split_size, with_size
+from ..common.tables import Table
 from ..plugin import squad
 from ..plugin.glue import METRICS, TASKS
-from ..tables import Table
 from .runs import Collection, Model, Run, settings_of, settings_text
 from .statistics import mean_interval
 from .summary import Summary, score_name

@@ -10,10 +10,10 @@ from pathlib import Path
 
 from omegaconf import OmegaConf
 
-from ..architectures import ARCHITECTURES, split_size
-from ..options import CONFIGS
+from ..common.architectures import ARCHITECTURES, split_size
+from ..common.options import CONFIGS
+from ..common.tables import Table
 from ..positions import parse
-from ..tables import Table
 from .runs import Model
 from .summary import Summary, mean_columns, score_lists
 

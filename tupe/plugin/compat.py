@@ -23,7 +23,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import AnyNode, DictConfig, ListConfig
 from omegaconf.base import ContainerMetadata, Metadata
 
-from ..options import CONFIGS, quiet_imports
+from ..common.options import CONFIGS, quiet_imports
 
 with quiet_imports():
     importlib.import_module("fairseq.models")

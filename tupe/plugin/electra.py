@@ -20,7 +20,7 @@ from fairseq.tasks.masked_lm import MaskedLMTask
 from omegaconf import DictConfig
 from torch import Tensor, nn
 
-from ..architectures import ELECTRA
+from ..common.architectures import ELECTRA
 from ..encoder import Encoder, LMHead, ModelConfig, init_bert
 from ..positions import Positions, overrides
 from .criterion import count_real, nothing_masked

@@ -30,8 +30,8 @@ from omegaconf import II, MISSING, DictConfig
 from scipy.stats import pearsonr, spearmanr
 from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
 
-from ..options import letters
-from ..record import write_atomically
+from ..common.options import letters
+from ..common.record import write_atomically
 from .criterion import count_real
 from .finetune import FinetuneConfig, FinetuneCriterion, FinetuneTask
 from .pretrained import check_split

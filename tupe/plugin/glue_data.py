@@ -11,10 +11,10 @@ import click
 import torch
 from fairseq.data import indexed_dataset
 
-from .. import options
-from ..options import cut, cut_list
-from ..prepared import check_name, encoding, worker
-from ..record import naming, write_atomically
+from ..common import options
+from ..common.options import cut, cut_list
+from ..common.prepared import check_name, encoding, worker
+from ..common.record import naming, write_atomically
 from ..text import is_blank
 from .glue import TASKS, Glue, glue_name, label_dictionary
 

@@ -1,5 +1,5 @@
 """A recipe of configs/ and the user's options -> arguments of `fairseq-train` -> training, in this process or under
-torchrun. The commands are in `tupe/train.py`."""
+torchrun. The commands are in `tupe/cli/train.py`."""
 
 import argparse
 import logging
@@ -23,13 +23,13 @@ from torch.distributed import run as torchrun
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-from .. import limits
-from ..architectures import SIZES, split_size, with_size
+from ..common import limits
+from ..common.architectures import SIZES, split_size, with_size
+from ..common.options import CONFIGS, nearest, split_files
+from ..common.prepared import check_name, tasks_in
+from ..common.record import STOPPED
 from ..encoder import Encoder
-from ..options import CONFIGS, nearest, split_files
 from ..positions import load_schemes
-from ..prepared import check_name, tasks_in
-from ..record import STOPPED
 from . import worker
 from .compat import compose
 from .glue import check_glue, glue_name

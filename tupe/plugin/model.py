@@ -24,12 +24,12 @@ from fairseq.tasks.masked_lm import MaskedLMTask
 from omegaconf import DictConfig
 from torch import Tensor, nn
 
-from ..architectures import ARCHITECTURES, GAU, SIZES, with_size
+from ..common.architectures import ARCHITECTURES, GAU, SIZES, with_size
+from ..common.options import cut_list, split_files
+from ..common.safe_load import read_checkpoint
 from ..encoder import ClassificationHead, Encoder, LMHead, ModelConfig, SpanHead, names_in, of_cls
 from ..kernels import bf16_speed
-from ..options import cut_list, split_files
 from ..positions import canonical, is_loaded, load_schemes
-from ..safe_load import read_checkpoint
 from .hub import TupeHubInterface
 
 logger = logging.getLogger(__name__)

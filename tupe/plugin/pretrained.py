@@ -18,9 +18,9 @@ from fairseq.dataclass import FairseqDataclass
 from fairseq.tasks import FairseqTask
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from ..options import cut
+from ..common.options import cut
+from ..common.safe_load import num_updates, read_checkpoint
 from ..positions import canonical, limited_schemes
-from ..safe_load import num_updates, read_checkpoint
 from .model import FREE, TupeConfig, TupeModel, dictionary_fingerprint, redefault, spell_position
 
 MASK = "<mask>"

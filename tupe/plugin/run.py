@@ -23,9 +23,9 @@ from fairseq.models import BaseFairseqModel
 from fairseq.tasks import FairseqTask
 from omegaconf import II, DictConfig
 
-from .. import record as records
-from ..record import Record
-from ..safe_load import num_updates, read_checkpoint
+from ..common import record as records
+from ..common.record import Record
+from ..common.safe_load import num_updates, read_checkpoint
 from . import watch
 from .model import dictionary_fingerprint, run_position_file
 from .pretrained import adopt_structure, check_resumable, variant

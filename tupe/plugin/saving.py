@@ -14,8 +14,8 @@ from fairseq import checkpoint_utils
 from fairseq.file_io import PathManager
 from omegaconf import DictConfig
 
-from ..record import damage
-from ..safe_load import num_updates, read_checkpoint
+from ..common.record import damage
+from ..common.safe_load import num_updates, read_checkpoint
 
 logger = logging.getLogger("tupe.launch")
 

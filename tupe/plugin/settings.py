@@ -13,8 +13,8 @@ from fairseq.distributed import utils as distributed_utils
 from fairseq.tasks import TASK_DATACLASS_REGISTRY
 from omegaconf import DictConfig, OmegaConf
 
-from ..options import split_files
-from ..record import fingerprint
+from ..common.options import split_files
+from ..common.record import fingerprint
 from .model import FREE
 
 SECTIONS = ("common", "dataset", "optimization", "checkpoint", "bmuf", "ema")  # and what has a name:

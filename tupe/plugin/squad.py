@@ -23,7 +23,7 @@ from fairseq.models import BaseFairseqModel
 from fairseq.tasks import FairseqDataclass, register_task
 from omegaconf import MISSING, DictConfig
 
-from ..record import write_atomically
+from ..common.record import write_atomically
 from .criterion import count_real
 from .finetune import FinetuneConfig, FinetuneCriterion, FinetuneTask
 from .squad_data import FILES, VERSIONS, Encoded, Windows

@@ -17,10 +17,10 @@ import torch
 from fairseq.data import Dictionary, FairseqDataset, data_utils
 from torch import nn
 
-from .. import options
-from ..options import cut
-from ..prepared import check_name, encoding, worker
-from ..record import write_atomically
+from ..common import options
+from ..common.options import cut
+from ..common.prepared import check_name, encoding, worker
+from ..common.record import write_atomically
 from ..text import is_blank
 
 VERSIONS = ("1.1", "2.0")

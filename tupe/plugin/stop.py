@@ -19,7 +19,7 @@ from fairseq import checkpoint_utils
 from fairseq.trainer import Trainer
 from fairseq_cli import train as fairseq_train
 
-from ..record import STOPPED
+from ..common.record import STOPPED
 
 logger = logging.getLogger(__name__)
 

@@ -18,7 +18,7 @@ from collections.abc import Callable
 import torch
 from fairseq.trainer import Trainer
 
-from ..record import STALLED
+from ..common.record import STALLED
 
 logger = logging.getLogger(__name__)
 

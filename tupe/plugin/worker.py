@@ -18,8 +18,8 @@ from fairseq.distributed import utils as distributed_utils
 from fairseq_cli import train as fairseq_train  # sets up logging, as fairseq-train does
 from omegaconf import open_dict
 
-from ..options import Command, Refusal
-from ..record import DISK, DIVERGED
+from ..common.options import Command, Refusal
+from ..common.record import DISK, DIVERGED
 from . import watch
 from .run import recorded, true_reason
 from .stop import stoppable

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
+from ..text import TextEncoder
 from . import processes, record
-from .text import TextEncoder
 
 worker = SimpleNamespace(encoder=None)  # the text encoder of this process
 

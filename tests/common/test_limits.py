@@ -12,8 +12,8 @@ from fairseq.optim import lr_scheduler
 from fairseq.tasks import TASK_REGISTRY
 
 import tupe.plugin  # noqa: F401
-from tupe import limits
 from tupe.cli import main
+from tupe.common import limits
 from tupe.plugin import launch, worker
 
 BASE = {"task": "tupe_masked_lm", "arch": "tupe_r", "criterion": "masked_lm", "optimizer": "adam"}

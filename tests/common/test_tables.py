@@ -7,7 +7,7 @@ from html.parser import HTMLParser
 import jinja2
 import pytest
 
-from tupe.tables import Table
+from tupe.common.tables import Table
 
 HEADER = ["model", "a|b", "MNLI-m"]
 ROWS = [("ours", ["<b>&", "1.00", ""]), ("spread", ['x, "y"', "", "p|q"])]

@@ -9,8 +9,8 @@ from click.testing import CliRunner
 from helpers import PLUGIN
 
 from tupe.cli import COMMANDS, main
-from tupe.options import Command, ListOf, nearest
-from tupe.record import BUSY
+from tupe.common.options import Command, ListOf, nearest
+from tupe.common.record import BUSY
 
 
 def tupe(*words):
@@ -23,7 +23,7 @@ def test_help_names_every_command_without_torch():
     page, modules = shown.split("['", 1)
     for words, (_, what) in COMMANDS.items():
         assert f"\n  {words} " in page and f" {what}\n" in page, words
-    for heavy in ("torch", "numpy", "fairseq", "hydra", "tupe.train", "tupe.plugin"):
+    for heavy in ("torch", "numpy", "fairseq", "hydra", "tupe.cli.train", "tupe.plugin"):
         assert f"'{heavy}'" not in modules
 
 

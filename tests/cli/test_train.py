@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from helpers import PLUGIN, write_data
 
 from tupe.cli import main
-from tupe.record import BUSY, locked
+from tupe.common.record import BUSY, locked
 
 ROOT = PLUGIN.parent
 
@@ -142,7 +142,7 @@ def test_continued_training_goes_from_length_to_length(pretrained, tmp_path):
 
 def test_memory_allocator_is_preloaded(tmp_path):
     library = next(Path("/").glob("lib*/**/libm.so.6"), None) or pytest.skip("no library to preload is known here")
-    show = "import os, sys; from tupe.train import use_allocator; use_allocator(eval(sys.argv[1])); "
+    show = "import os, sys; from tupe.cli.train import use_allocator; use_allocator(eval(sys.argv[1])); "
     show += "print(sys.argv, os.environ.get('LD_PRELOAD'))"
 
     def preloaded(value, **variables):

@@ -10,8 +10,8 @@ import time
 import pytest
 from helpers import descendants, fork, has_ended, wait_until
 
-from tupe import processes
-from tupe.options import ended_by_signals
+from tupe.common import processes
+from tupe.common.options import ended_by_signals
 
 
 def in_a_copy(target, seconds=30):

@@ -3,7 +3,7 @@
 import matplotlib.colors
 import numpy as np
 
-from tupe import plotting
+from tupe.common import plotting
 
 
 def test_figures_are_readable_in_grey():

@@ -24,7 +24,7 @@ from dataclasses import asdict, dataclass, field, fields
 from fnmatch import fnmatch
 from pathlib import Path
 
-from . import __version__
+from .. import __version__
 
 NAME = "record.json"
 STOPPED = 85  # exit status of training that a signal stopped: the same command resumes it (ERESTART)

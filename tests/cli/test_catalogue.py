@@ -7,8 +7,8 @@ from click.testing import CliRunner
 from helpers import CONFIGS, PLUGIN
 from omegaconf import OmegaConf
 
-from tupe import catalogue
-from tupe.architectures import ARCHITECTURES
+from tupe.cli import catalogue
+from tupe.common.architectures import ARCHITECTURES
 from tupe.positions import overrides
 from tupe.schemes import SCHEMES
 

@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
-from tupe import record
-from tupe.record import Record, clear_failure, note_failure, read, state_of
+from tupe.common import record
+from tupe.common.record import Record, clear_failure, note_failure, read, state_of
 
 
 def some_run(**changes):
@@ -145,7 +145,7 @@ def test_failures_that_a_process_could_not_record_itself(tmp_path):
 
 def test_one_process_at_a_time(tmp_path):
     """The lock is its process's until that ends, however it ends."""
-    code = f"from tupe import record; print(record.lock({str(tmp_path)!r}), flush=True); input()"
+    code = f"from tupe.common import record; print(record.lock({str(tmp_path)!r}), flush=True); input()"
     options = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     with subprocess.Popen([sys.executable, "-c", code], **options) as other:
         assert other.stdout.readline() == "True\n"

@@ -3,13 +3,13 @@
 import click
 import torch
 
-from . import options
-from .architectures import ARCHITECTURES, SIZES, with_size
-from .encoder import Encoder, LMHead
-from .options import CONFIGS, Command
-from .positions import Dims, PositionScheme, format_value, options_of, overrides
-from .schemes import SCHEMES
-from .tables import Table
+from ..common import options
+from ..common.architectures import ARCHITECTURES, SIZES, with_size
+from ..common.options import CONFIGS, Command
+from ..common.tables import Table
+from ..encoder import Encoder, LMHead
+from ..positions import Dims, PositionScheme, format_value, options_of, overrides
+from ..schemes import SCHEMES
 
 VOCAB, PAD, MAX_POSITIONS = 32768, 1, 512
 HOOKS = [name for name, value in vars(PositionScheme).items() if callable(value) and not name.startswith("_")]

@@ -1,7 +1,8 @@
 """What the commands of `tupe` have in common: names of options, lists, and errors that fit on a screen. Needs click
 alone.
 
-A module that offers a command defines it with `@click.command(cls=Command)`; `tupe/cli.py` names it in its table.
+A module that offers a command defines it with `@click.command(cls=Command)`;
+`tupe/cli/__init__.py` names it in its table.
 """
 
 import difflib
@@ -21,7 +22,7 @@ import click
 from .architectures import SIZES
 from .record import BUSY, FULL
 
-CONFIGS = Path(__file__).parent / "configs"  # the recipes, from a checkout as from an installed wheel
+CONFIGS = Path(__file__).parents[1] / "configs"  # the recipes, from a checkout as from an installed wheel
 FOLDER = click.Path(path_type=Path, file_okay=False)
 FILE = click.Path(path_type=Path, dir_okay=False)
 
@@ -120,7 +121,7 @@ def position_file() -> list[str]:
 def load_own_schemes() -> None:
     """Run the files of `tupe --position-file FILE ... COMMAND`, if there are any."""
     for file in click.get_current_context().meta.get(__name__, ()):
-        from .positions import load_schemes  # needs torch, which `tupe --help` does without
+        from ..positions import load_schemes  # needs torch, which `tupe --help` does without
 
         load_schemes(file)
 

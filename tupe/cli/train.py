@@ -7,9 +7,9 @@ from typing import Any
 
 import click
 
-from . import limits, options
-from .allocator import use_allocator
-from .options import CONFIGS, Command, ListOf, letters, nearest
+from ..common import limits, options
+from ..common.allocator import use_allocator
+from ..common.options import CONFIGS, Command, ListOf, letters, nearest
 
 RECIPES = sorted({path.stem for path in CONFIGS.glob("*.yaml")} - {"continue", "finetune", "squad"})  # from scratch
 GLUE = sorted(path.stem for path in (CONFIGS / "glue").glob("*.yaml"))  # cola, mnli, ...
@@ -101,7 +101,7 @@ def continue_(data, checkpoint, output, lengths, epochs, next_sentence, stretch,
         folder = output / f"length{length}"
         if stretch and not machine["dry_run"]:
             with options.quiet_imports():
-                from .checkpoints.stretch import stretch_to  # only now, for the same reason as in `run`
+                from ..checkpoints.stretch import stretch_to  # only now, for the same reason as in `run`
 
             checkpoint = stretch_to(length, checkpoint, folder / "stretched.pt")
         arguments = [data, f"--save-dir={folder}", f"--finetune-from-model={checkpoint}"]
@@ -129,7 +129,7 @@ def finetune(task, data, checkpoint, output, words, **machine):
 
 def run(recipe: str, overrides: list[str], arguments: list, words: Sequence[str], machine: dict) -> None:
     """Sort the further words and train. Words of the form a.b=c are overrides."""
-    from .plugin.launch import launch  # only now: `use_allocator` starts the process again if torch is not there yet
+    from ..plugin.launch import launch  # only now: `use_allocator` starts the process again if torch is not there yet
 
     is_override = [bool(re.match(r"(~|\+{0,2}[A-Za-z_][\w./@]*=)", word)) for word in words]
     overrides = [*overrides, *(word for word, override in zip(words, is_override, strict=True) if override)]

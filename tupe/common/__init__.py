@@ -1,0 +1,1 @@
+"""What every part uses and no model: records of runs, options of commands, files, tables, figures."""
