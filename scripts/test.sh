@@ -12,12 +12,19 @@ run bash scripts/setup.sh --stack "$stack"
 venv=.venv; [ "$stack" = current ] || venv=.venv-$stack
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} TOKENIZERS_PARALLELISM=false
 unset PYTHONDONTWRITEBYTECODE  # else every process compiles what it imports: 13 s of a processor, not 5, before its first test
+# A user's own files beside the project's are not looked at: -I imports nothing from the working folder, and each tool is
+# told its configuration, of which there may be a user's (ruff.toml, pytest.ini, conftest.py).
+python=("$venv/bin/python" -I)
 echo "test: ruff"
-run "$venv/bin/python" -m ruff check tupe reproduction tests hydra_plugins setup.py  # not a user's own files beside them
-echo "test: import contracts"
-[ "$stack" = volta ] || run "$venv/bin/lint-imports" --no-logo --no-cache  # needs Python > 3.10
-echo "test: pytest on the $stack stack ($("$venv/bin/python" --version), torch $("$venv/bin/python" -c 'import torch; print(torch.__version__)'))"
-tests=("$venv/bin/python" -m pytest -n 2 --durations 15 "$@")
+run "${python[@]}" -m ruff check --config pyproject.toml tupe reproduction tests hydra_plugins setup.py
+echo "test: import contracts"  # needs Python > 3.10, and imports from the folder that it is called in
+if [ "$stack" != volta ]; then
+  cd scripts
+  run "../$venv/bin/lint-imports" --config ../pyproject.toml --no-logo --no-cache
+  cd ..
+fi
+echo "test: pytest on the $stack stack ($("${python[@]}" --version), torch $("${python[@]}" -c 'import torch; print(torch.__version__)'))"
+tests=("${python[@]}" -m pytest -c pyproject.toml --rootdir . --confcutdir tests -n 2 --durations 15 "$@")
 case " $* " in
   # A slow test that hangs fails after an hour (pyproject.toml), with the stacks of its threads, and the others go on.
   *" -m "*) tests+=(--dist load) ;;

@@ -7,10 +7,12 @@ from helpers import never_pack
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tupe import attention, kernels, windows
-from tupe.attention import NORMALISERS, choose, why_not_fast
+from tupe import backend_cpu, cpu, losses, windows
+from tupe.attention import NORMALISERS, Batch
+from tupe.backends import BACKENDS, choose, make
 from tupe.bench import memory
 from tupe.encoder import Encoder, LMHead, of_cls
+from tupe.offsets import Places
 from tupe.packing import NO_PADDING
 from tupe.positions import overrides
 from tupe.schemes import SCHEMES
@@ -35,9 +37,20 @@ def encoder(position="untied+t5", cls=None, **options):
     return model
 
 
+def fast_backend_refuses(positions):
+    return BACKENDS["sdpa"]().refuses(positions, "softmax", torch.device("cpu"), torch.float32)
+
+
+def mix(path, q, k, v, bias, p=0.0):
+    """q, k, v [B, H, L, D] and bias [H, L, L] -> [B, H, L, D], without padding."""
+    backend, (_, heads, length, width) = BACKENDS[path](), q.shape
+    batch = Batch(Places(length, q.device), q.dtype, heads)
+    return backend.mix(q, k, v, None, backend.prepare(bias, None, None, batch), width**-0.5, p)[0]
+
+
 def has_fast_path(position, cls):
     try:
-        return why_not_fast(encoder(position, cls).positions, "softmax", torch.float32) is None
+        return fast_backend_refuses(encoder(position, cls).positions) is None
     except ValueError:  # no position term in attention to untie [CLS] from
         return False
 
@@ -82,8 +95,8 @@ def test_equals_plain(path, device, position, cls, length, padding, monkeypatch)
     expected = outcome(encoder(position, cls, attention="plain"), tokens)
     # One [L, L] block at a time, some heads at a time, or all; weights computed again in the backward pass, or kept.
     for block, short in [(1, 0), (1, MAX), (2**14, 0), (2**18, MAX)] if path == "blocked" else [(1, 0)]:
-        monkeypatch.setattr(kernels, "BLOCK", block)
-        monkeypatch.setattr(kernels, "SHORT", short)
+        monkeypatch.setattr(backend_cpu, "BLOCK_LOGITS", block)
+        monkeypatch.setattr(backend_cpu, "SAVE_WEIGHTS_UP_TO", short)
         ours = outcome(encoder(position, cls, attention=path).to(device), tokens)
         assert_same(ours, expected, 1e-5 if device == "cpu" else 1e-4)
 
@@ -105,7 +118,7 @@ def test_padding_alone_makes_no_nan_with_any_normaliser(normaliser, monkeypatch)
     model, tokens = encoder("t5", "tied", normaliser=normaliser), batch(17, padding=(17, 1))
     features, gradients = outcome(model, tokens)
     assert features.isfinite().all() and all(gradient.isfinite().all() for gradient in gradients.values())
-    monkeypatch.setattr(kernels, "LONG", 8)  # a few queries at a time
+    monkeypatch.setattr(backend_cpu, "BLOCKED_BIAS_FROM", 8)  # a few queries at a time
     with torch.no_grad():
         assert model.eval()(tokens)[0].isfinite().all()
 
@@ -115,8 +128,8 @@ def test_padding_alone_makes_no_nan_with_any_normaliser(normaliser, monkeypatch)
 def test_long_sequences_in_evaluation(position, cls, padding, monkeypatch):
     """A few queries at a time; neither logits nor bias of all pairs are there."""
     monkeypatch.setattr(windows, "CHUNK", 5)
-    monkeypatch.setattr(kernels, "LONG", MAX - 1)
-    monkeypatch.setattr(kernels, "LOGITS", 3 * H * MAX * 7)  # 7 queries at a time, 5 in the last block
+    monkeypatch.setattr(backend_cpu, "BLOCKED_BIAS_FROM", MAX - 1)
+    monkeypatch.setattr(backend_cpu, "QUERY_BLOCK_LOGITS", 3 * H * MAX * 7)  # 7 queries at a time, 5 in the last block
     tokens, model = batch(padding=padding), encoder(position, cls).eval()
     with torch.no_grad():
         expected = encoder(position, cls, attention="plain").eval()(tokens)[0]
@@ -168,13 +181,13 @@ def test_the_last_layer_computes_only_what_is_wanted(options, padding, wanted, m
 @pytest.mark.parametrize("position, queries", [("t5", [35, 1]), ("rope_values", [35, 35]), ("absolute", [35, 1])])
 def test_attention_of_the_last_layer_takes_the_query_cls_alone(position, queries, padding, monkeypatch):
     """... but where values are rotated back at the place of every query."""
-    tokens, seen, original = batch(35, padding), [], attention.blocked_attention
+    tokens, seen, original = batch(35, padding), [], backend_cpu.blocked_attention
 
     def watched(q, *args):
         seen.append(q.size(2))
         return original(q, *args)
 
-    monkeypatch.setattr(attention, "blocked_attention", watched)
+    monkeypatch.setattr(backend_cpu, "blocked_attention", watched)
     encoder(position, attention="blocked")(tokens, wanted=of_cls(tokens))
     assert seen == [35] * (N - 2) + queries
 
@@ -203,9 +216,10 @@ def test_windows_save_work(path, position, cls, monkeypatch):
     """Layers with a window have the logits of 13 or 14 keys for each query, not of 40."""
     monkeypatch.setattr(windows, "CHUNK", 5)
     for every in (3, 0):  # the second of two layers has a window, or both have
-        terms = encoder(f"{position}:every:{every}", cls).terms(MAX, path)
-        assert [term.window is not None for term in terms] == [every == 0, True]
-        assert terms[1].bias.shape[-2:] == (5, 13 + (cls == "untied"))
+        model = encoder(f"{position}:every:{every}", cls)
+        terms = model.terms(MAX, make(path, model.positions))
+        assert [isinstance(term.prepared, windows.InChunks) for term in terms] == [every == 0, True]
+        assert terms[1].prepared.near.bias.shape[-2:] == (5, 13 + (cls == "untied"))
     whole = {}
     for name in ("nopos", "window:size:8:every:0"):
         with Sizes(MAX * MAX) as sizes:
@@ -283,23 +297,13 @@ def test_everything_is_dropped(p):
 @pytest.mark.parametrize("path, device", FAST_ON)
 def test_attention_in_low_precision(path, device, dtype, tolerance):
     """Output and gradients of q, k, v and the bias against the same in float64; tolerance: of the relative error."""
-    from types import SimpleNamespace
-
-    from tupe.attention import PATHS, Terms
-
     generator = torch.Generator().manual_seed(0)
-    identity = SimpleNamespace(
-        rotate=lambda q, k, v, layer: (q, k, v),
-        unrotate=lambda x, layer: x,
-        content=lambda *x: None,
-        value=lambda *x: None,
-    )
     qkv = [torch.randn(2, H, MAX - 1, 8, generator=generator).to(device, dtype).requires_grad_() for _ in range(3)]
     bias = torch.randn(H, MAX - 1, MAX - 1, generator=generator).to(device).requires_grad_()
     gradient = torch.randn(2, H, MAX - 1, 8, generator=generator).to(device)
 
     def run(path, q, k, v, bias):
-        out = PATHS[path](q, k, v, identity, Terms(8**-0.5, bias), 0, "softmax", 0.0)
+        out = mix(path, q, k, v, bias)
         return out, *torch.autograd.grad(out, (q, k, v, bias), gradient.to(out.dtype))
 
     exact = run("plain", *(x.detach().double().requires_grad_() for x in (*qkv, bias)))
@@ -311,13 +315,13 @@ def test_attention_in_low_precision(path, device, dtype, tolerance):
 @pytest.mark.parametrize("heads", [1, 5])
 @pytest.mark.parametrize("lengths", [[40] * 6, [1, 40, 7, 7, 0, 33, 2, 12, 40, 3]], ids=["full", "mixed"])
 def test_blocks_cover_all_pairs_of_real_tokens_once(lengths, heads, logits, monkeypatch):
-    monkeypatch.setattr(kernels, "BLOCK", logits)
-    monkeypatch.setattr(kernels, "LEAST", logits // 8)
+    monkeypatch.setattr(backend_cpu, "BLOCK_LOGITS", logits)
+    monkeypatch.setattr(backend_cpu, "MIN_BLOCK_LOGITS", logits // 8)
     lengths = sorted(lengths, reverse=True)
     q = torch.zeros(len(lengths), heads, MAX, 1)
     real = torch.arange(MAX) < torch.tensor(lengths)[:, None]
     seen, weights = torch.zeros(len(lengths), heads, MAX, MAX), 0
-    for block in kernels.plan_blocks(heads, len(lengths), MAX, MAX, lengths):
+    for block in backend_cpu.plan_blocks(heads, len(lengths), MAX, MAX, lengths):
         h, r, queries, keys = block.shape
         seen[block.rows, block.heads, :queries, :keys] += 1
         assert block.first == weights and block.cut(q).shape == (h, r, queries, 1)
@@ -335,7 +339,7 @@ def test_dropout_mask(p):
     """The share of dropped entries, the independence of neighbours, the scale, and a gradient with the same mask."""
     torch.manual_seed(0)
     x = torch.ones(1000, 1000, requires_grad=True)
-    y = kernels.dropout(x, p, True)
+    y = cpu.dropout(x, p, True)
     y.sum().backward()
     torch.testing.assert_close(x.grad, y.detach(), rtol=0, atol=0)
     kept = (y > 0).double()
@@ -344,10 +348,10 @@ def test_dropout_mask(p):
     assert set(y.detach().unique().tolist()) == {0.0, y.max().item()} and abs(y.max().item() * (1 - p) - 1) < 1e-4
     for a, b in ((kept[:, 1:], kept[:, :-1]), (kept[1:], kept[:-1]), (kept[:, 4:], kept[:, :-4])):
         assert abs((a * b).mean() - (1 - p) ** 2) < 3 * bound
-    assert not torch.equal(kernels.dropout(x, p, True), y)
+    assert not torch.equal(cpu.dropout(x, p, True), y)
     torch.manual_seed(0)
-    assert torch.equal(kernels.dropout(x, p, True), y)
-    assert kernels.dropout(x, p, False) is x
+    assert torch.equal(cpu.dropout(x, p, True), y)
+    assert cpu.dropout(x, p, False) is x
 
 
 @pytest.mark.parametrize("path, device", PATHS_ON)
@@ -358,19 +362,9 @@ def test_attention_dropout(path, device):
     generator = torch.Generator().manual_seed(3)
     q, k, v = (torch.randn(1, H, length, 8, generator=generator).to(device) for _ in range(3))
     bias = torch.randn(H, length, length, generator=generator).to(device)
-    from types import SimpleNamespace
-
-    from tupe.attention import PATHS, Terms
-
-    identity = SimpleNamespace(
-        rotate=lambda q, k, v, layer: (q, k, v),
-        unrotate=lambda x, layer: x,
-        content=lambda *x: None,
-        value=lambda *x: None,
-    )
 
     def run(q, k, v, bias, p):
-        return PATHS[path](q, k, v, identity, Terms(8**-0.5, bias), 0, "softmax", p)
+        return mix(path, q, k, v, bias, p)
 
     torch.manual_seed(0)
     repeated = [x.expand(draws, -1, -1, -1).clone().requires_grad_() for x in (q, k, v)]
@@ -393,7 +387,7 @@ def test_attention_dropout(path, device):
 @pytest.mark.parametrize("short", [0, MAX], ids=["again", "kept"])
 def test_blocked_gradient_with_dropout(short, monkeypatch):
     """The gradient belongs to the very masks of the forward pass: it is the difference quotient under one seed."""
-    monkeypatch.setattr(kernels, "SHORT", short)
+    monkeypatch.setattr(backend_cpu, "SAVE_WEIGHTS_UP_TO", short)
     p = 0.3
     q, k, v = (torch.randn(2, H, 5, 8, generator=torch.Generator().manual_seed(i)).requires_grad_() for i in range(3))
     bias = torch.randn(H, 5, 5, requires_grad=True)
@@ -401,7 +395,7 @@ def test_blocked_gradient_with_dropout(short, monkeypatch):
 
     def loss(*inputs):
         torch.manual_seed(7)
-        return (kernels.blocked_attention(*inputs, None, 8**-0.5, p) * gradient).sum()
+        return (backend_cpu.blocked_attention(*inputs, None, 8**-0.5, p) * gradient).sum()
 
     inputs = (q, k, v, bias)
     gradients = torch.autograd.grad(loss(*inputs), inputs)
@@ -415,12 +409,12 @@ def test_blocked_gradient_with_dropout(short, monkeypatch):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("block", [1, 2**18])  # logits in a block: one sequence and head, or all
 def test_blocked_is_the_same_without_gradients(block, dtype, monkeypatch):
-    monkeypatch.setattr(kernels, "BLOCK", block)
+    monkeypatch.setattr(backend_cpu, "BLOCK_LOGITS", block)
     q, k, v = (torch.randn(2, H, 6, 8, dtype=dtype) for _ in range(3))
     bias, real = torch.randn(H, 6, 6), torch.arange(6) < torch.tensor([[6], [4]])
 
     def mix():
-        return kernels.blocked_attention(q, k, v, bias, real[:, None, None], 8**-0.5, 0.0)
+        return backend_cpu.blocked_attention(q, k, v, bias, real[:, None, None], 8**-0.5, 0.0)
 
     with torch.no_grad():
         without = mix()
@@ -428,11 +422,15 @@ def test_blocked_is_the_same_without_gradients(block, dtype, monkeypatch):
 
 
 def test_choice():
-    model, device = encoder(), torch.device("cpu")
-    ask = lambda request, **o: choose(  # noqa: E731
-        request, o.get("positions", model.positions), o.get("normaliser", "softmax"),
-        torch.device(o.get("device", "cpu")), o.get("dtype", torch.float32),
-    )  # fmt: skip
+    model = encoder()
+
+    def ask(request, **o):
+        backend, reason = choose(
+            request, o.get("positions", model.positions), o.get("normaliser", "softmax"),
+            torch.device(o.get("device", "cpu")), o.get("dtype", torch.float32),
+        )  # fmt: skip
+        return backend.name, reason
+
     assert ask("auto")[0] == "blocked" and ask("auto", device="cuda")[0] == "sdpa"
     assert ask("auto", device="mps")[0] == "plain" and ask("plain", device="cuda")[0] == "plain"
     assert ask("auto", dtype=torch.float64)[0] == "plain"
@@ -446,7 +444,7 @@ def test_choice():
         ask("blocked", device="cuda")
     with pytest.raises(ValueError, match="'flash'; valid: auto, plain, blocked, sdpa"):
         ask("flash")
-    assert choose("blocked", model.positions, "softmax", device, torch.float32) == ("blocked", "as requested")
+    assert ask("blocked") == ("blocked", "as requested")
     slow = set(SCHEMES) - {name for name, _ in SOFTMAX}
     assert slow == {name for name, kind in SCHEMES.items() if overrides(kind, "content", "gate", "value")}
     assert {"absolute_d", "deberta", "shaw", "transformer_xl", "urpe"} <= slow
@@ -490,7 +488,7 @@ def big_tensors(position, path, tokens, **options):
 @pytest.mark.parametrize("position", ["untied", "untied+t5"])
 def test_no_bias_per_sequence(position, monkeypatch):
     """B H L L = 12 * 4 * 40 * 40 entries: more than any other tensor of this model."""
-    monkeypatch.setattr(kernels, "BLOCK", 40 * 40)  # else all of it would be one block
+    monkeypatch.setattr(backend_cpu, "BLOCK_LOGITS", 40 * 40)  # else all of it would be one block
     full, padded = batch(size=12), batch(size=12, padding=(0, 3, 7))
     for tokens in (full, padded):
         kept = big_tensors("nopos", "blocked", tokens)  # one per layer: short sequences keep their weights
@@ -498,7 +496,7 @@ def test_no_bias_per_sequence(position, monkeypatch):
         with torch.no_grad(), Sizes(tokens.size(0) * H * tokens.size(1) ** 2) as sizes:
             encoder(position, attention="blocked")(tokens)
         assert sizes.large == []  # nothing is kept for a backward pass that will not be
-    monkeypatch.setattr(kernels, "SHORT", 0)  # as if these were long
+    monkeypatch.setattr(backend_cpu, "SAVE_WEIGHTS_UP_TO", 0)  # as if these were long
     for tokens in (full, padded):
         assert big_tensors(position, "blocked", tokens) == []
     # Plain: with positions, one more than without (the sum with the logits) and its gradient per layer; and with
@@ -509,8 +507,8 @@ def test_no_bias_per_sequence(position, monkeypatch):
     ]
     assert merged[0] == [] and len(merged[1]) == 2, merged  # forward, backward
     with torch.no_grad():
-        terms = encoder(position).terms(MAX)
-    assert all(t.bias.shape == (H, MAX, MAX) and t.bias.untyped_storage().nbytes() == 4 * H * MAX**2 for t in terms)
+        biases = [terms.prepared.bias for terms in encoder(position).terms(MAX)]
+    assert all(t.shape == (H, MAX, MAX) and t.untyped_storage().nbytes() == 4 * H * MAX**2 for t in biases)
 
 
 @pytest.mark.parametrize("padding", [(), (0, 5)], ids=["full", "padded"])
@@ -523,8 +521,8 @@ def test_bias_is_computed_once(path, padding, monkeypatch):
         monkeypatch.setattr(scheme, "bias", lambda *args, name=name, bias=bias: calls.append(name) or bias(*args))
     model(batch(padding=padding))
     assert sorted(calls) == ["t5", "untied"]
-    terms = model.terms(MAX, path, model.packing(batch(padding=padding)))
-    assert len(terms) == N and all(term.bias is terms[0].bias for term in terms)  # one tensor, handed to every layer
+    terms = model.terms(MAX, make(path, model.positions), model.packing(batch(padding=padding)))
+    assert len(terms) == N and all(term.prepared.bias is terms[0].prepared.bias for term in terms)  # one tensor
 
 
 def saved_bytes(position, path, tokens, **options):
@@ -569,7 +567,7 @@ def test_peak_memory_with_and_without_positions(path):
 
 @pytest.mark.parametrize("short, share", [(0, 0.6), (MAX, 0.8)], ids=["again", "kept"])
 def test_blocked_keeps_less_memory_than_plain(short, share, monkeypatch):
-    monkeypatch.setattr(kernels, "SHORT", short)
+    monkeypatch.setattr(backend_cpu, "SAVE_WEIGHTS_UP_TO", short)
     tokens = batch(size=16)
     assert saved_bytes("untied+t5", "blocked", tokens) < share * saved_bytes("untied+t5", "plain", tokens)
 
@@ -577,31 +575,31 @@ def test_blocked_keeps_less_memory_than_plain(short, share, monkeypatch):
 @pytest.mark.parametrize("fused", [True, False])
 def test_softmax_backward(fused, monkeypatch):
     if not fused:
-        monkeypatch.setattr(kernels, "FUSED_SOFTMAX_BACKWARD", None)
+        monkeypatch.setattr(backend_cpu, "FUSED_SOFTMAX_BACKWARD", None)
     logits, dweights = torch.randn(2, 3, 5, requires_grad=True), torch.randn(2, 3, 5)
     weights = torch.softmax(logits, -1)
     (expected,) = torch.autograd.grad(weights, logits, dweights)
-    torch.testing.assert_close(kernels.softmax_backward(dweights, weights.detach()), expected)
+    torch.testing.assert_close(backend_cpu.softmax_backward(dweights, weights.detach()), expected)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 def test_select(dtype):
     x, kept = torch.randn(7, 5, dtype=dtype), torch.rand(7, 5) < 0.5
-    assert torch.equal(kernels.select(x, kept), x * kept)
-    assert torch.equal(kernels.select(x.t(), kept.t()), (x * kept).t())
-    assert torch.equal(kernels.select(torch.full((2,), torch.nan), torch.tensor([False, False])), torch.zeros(2))
+    assert torch.equal(cpu.select(x, kept), x * kept)
+    assert torch.equal(cpu.select(x.t(), kept.t()), (x * kept).t())
+    assert torch.equal(cpu.select(torch.full((2,), torch.nan), torch.tensor([False, False])), torch.zeros(2))
 
 
 # ---- products, loss, options of the encoder
 
 
-NO_ONEDNN = pytest.mark.skipif(not kernels.HAS_ONEDNN, reason="this PyTorch has no oneDNN")
+NO_ONEDNN = pytest.mark.skipif(not cpu.HAS_ONEDNN, reason="this PyTorch has no oneDNN")
 
 
 @pytest.fixture(params=[False, pytest.param(True, marks=NO_ONEDNN)])
 def onednn(request, monkeypatch):
     """With oneDNN, as on an AMD processor, and without."""
-    monkeypatch.setattr(kernels, "ONEDNN", request.param)
+    monkeypatch.setattr(cpu, "ONEDNN", request.param)
     return request.param
 
 
@@ -613,7 +611,7 @@ def test_linear(needs, shape, onednn):
         tensor.requires_grad_(name in needs)
     bias = b if "b" in needs else None
     wanted = [t for t in (x, w, bias) if t is not None and t.requires_grad]
-    ours, theirs = kernels.linear(x, w, bias), F.linear(x, w, bias)
+    ours, theirs = cpu.linear(x, w, bias), F.linear(x, w, bias)
     torch.testing.assert_close(ours, theirs)
     g = torch.randn(7, *shape).movedim(0, -1)  # not contiguous
     for a, e in zip(torch.autograd.grad(ours, wanted, g), torch.autograd.grad(theirs, wanted, g), strict=True):
@@ -625,36 +623,36 @@ def test_linear(needs, shape, onednn):
 def test_product_over_rows(n, m, k, dtype, onednn):
     """Whichever matrix goes first, the result is one that a parameter can keep as its gradient without a copy."""
     a, b = torch.randn(n, m, dtype=dtype), torch.randn(n, k, dtype=dtype)
-    product = kernels.product_over_rows(a, b)
+    product = cpu.product_over_rows(a, b)
     torch.testing.assert_close(product, torch.einsum("nm,nk->mk", a, b))
     assert product.is_contiguous()
 
 
 def test_linear_uses_onednn_where_it_should(onednn):
     x, w = torch.randn(4, 16, requires_grad=True), torch.randn(7, 16)
-    made_by = kernels.linear(x, w).grad_fn
+    made_by = cpu.linear(x, w).grad_fn
     assert ("OneDnn" in f"{made_by} {made_by.next_functions[0][0]}") == onednn
-    assert kernels.linear(x.double(), w.double()).dtype == torch.float64
+    assert cpu.linear(x.double(), w.double()).dtype == torch.float64
     with torch.autocast("cpu", torch.bfloat16):
-        assert kernels.linear(x, w).dtype == torch.bfloat16
+        assert cpu.linear(x, w).dtype == torch.bfloat16
 
 
 @NO_ONEDNN
 def test_few_shapes_for_onednn(monkeypatch):
     """Whatever the number of masked tokens is, oneDNN sees few shapes: it never forgets one."""
-    monkeypatch.setattr(kernels, "ONEDNN", True)
-    shapes, product = set(), kernels.product
+    monkeypatch.setattr(cpu, "ONEDNN", True)
+    shapes, product = set(), cpu.product
 
     def recorded(a, b, bias=None):
         shapes.add((tuple(a.shape), tuple(b.shape)))
         return product(a, b, bias)
 
-    monkeypatch.setattr(kernels, "product", recorded)
+    monkeypatch.setattr(cpu, "product", recorded)
     w, b = torch.randn(6, 4, requires_grad=True), torch.zeros(6)
     for n in range(128, 257):
         x = torch.randn(n, 4, requires_grad=True)
-        kernels.linear(x, w).sum().backward()
-        kernels.lm_loss(x, w, b, torch.zeros(n, dtype=torch.long))
+        cpu.linear(x, w).sum().backward()
+        losses.lm_loss(x, w, b, torch.zeros(n, dtype=torch.long))
     rows = {a[0] for a, _ in shapes} - {4, 6}
     assert rows == set(range(128, 257, 8))
     assert len(shapes) == 3 * len(rows)  # forward, and two in the backward pass
@@ -664,19 +662,19 @@ def test_dense_before_onednn():
     """oneDNN multiplies with gaps between rows, but a thousand times slower: they must be closed before."""
     x = torch.randn(6, 20)
     for view in (x, x.t(), x[:, :5], x[:, :5].t(), x[::2], x[0].expand(4, 20)):
-        closed = kernels.dense(view)
+        closed = cpu.dense(view)
         assert torch.equal(closed, view) and (closed.is_contiguous() or closed.t().is_contiguous())
-    assert kernels.dense(x.t()).data_ptr() == x.data_ptr()
+    assert cpu.dense(x.t()).data_ptr() == x.data_ptr()
 
 
 @pytest.mark.parametrize("rows", [4, 1024])
 @pytest.mark.parametrize("n", [0, 1, 11, 51])
 @pytest.mark.parametrize("device", DEVICES)
 def test_lm_loss(device, n, rows, onednn, monkeypatch):
-    monkeypatch.setattr(kernels, "ROWS", rows)
+    monkeypatch.setattr(losses, "LM_LOSS_ROWS", rows)
     inputs = [torch.randn(shape, device=device).requires_grad_() for shape in ((n, 8), (V, 8), (V,))]
     targets = torch.randint(V, (n,), device=device)
-    ours = kernels.lm_loss(*inputs, targets)
+    ours = losses.lm_loss(*inputs, targets)
     theirs = F.cross_entropy(F.linear(*inputs), targets, reduction="sum")
     torch.testing.assert_close(ours, theirs)
     for a, e in zip(torch.autograd.grad(3 * ours, inputs), torch.autograd.grad(3 * theirs, inputs), strict=True):
@@ -684,11 +682,11 @@ def test_lm_loss(device, n, rows, onednn, monkeypatch):
     with pytest.raises(RuntimeError, match="one backward pass"):
         torch.autograd.grad(ours, inputs)
     with torch.no_grad():
-        torch.testing.assert_close(kernels.lm_loss(*inputs, targets), theirs)
+        torch.testing.assert_close(losses.lm_loss(*inputs, targets), theirs)
 
 
 def test_lm_loss_never_holds_all_logits(monkeypatch):
-    monkeypatch.setattr(kernels, "ROWS", 4)
+    monkeypatch.setattr(losses, "LM_LOSS_ROWS", 4)
     head, x, weight = LMHead(8, 500), torch.randn(40, 8, requires_grad=True), torch.randn(500, 8, requires_grad=True)
     with Sizes(40 * 500) as sizes:
         head.loss(x, weight, torch.randint(500, (40,))).backward()
@@ -712,21 +710,21 @@ def test_lm_loss_in_bf16(device):
 @pytest.mark.parametrize("device", DEVICES)
 def test_lm_loss_in_fp16_sees_the_loss_scale(device, monkeypatch):
     """Gradients of rare words, which half precision can hold only after they are scaled."""
-    monkeypatch.setattr(kernels, "ROWS", 4)
+    monkeypatch.setattr(losses, "LM_LOSS_ROWS", 4)
     generator = torch.Generator().manual_seed(0)
     inputs = [torch.randn(*shape, generator=generator).half() for shape in ((11, 8), (V, 8))]
     inputs.append(torch.where(torch.arange(V) < 3, 0.0, -16.0))  # bias: rare words have probability 1e-8 or so
     inputs = [x.to(device).requires_grad_() for x in inputs]
     exact = [x.detach().double().requires_grad_() for x in inputs]
     targets = torch.randint(3, (11,), generator=generator).to(device)
-    ours = kernels.lm_loss(*inputs, targets)
+    ours = losses.lm_loss(*inputs, targets)
     theirs = F.cross_entropy(F.linear(*exact), targets, reduction="sum")
     torch.testing.assert_close(ours.double(), theirs, rtol=1e-2, atol=0)
     half, single = (torch.autograd.grad(2**10 * loss, of) for loss, of in ((ours, inputs), (theirs, exact)))
     assert (half[0] - single[0]).norm() < 0.03 * single[0].norm()
     for a, b in zip(half[1:], single[1:], strict=True):
         assert (a[3:] - b[3:]).norm() < 0.03 * b[3:].norm()  # of the words that are no targets
-    assert kernels.lm_loss(inputs[0][:0], *inputs[1:], targets[:0]) == 0
+    assert losses.lm_loss(inputs[0][:0], *inputs[1:], targets[:0]) == 0
 
 
 @pytest.mark.parametrize("path", ["plain", "blocked"])

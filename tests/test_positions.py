@@ -10,7 +10,7 @@ import torch
 from helpers import never_pack, scramble
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from tupe import kernels, positions
+from tupe import backend_cpu, positions
 from tupe.attention import NORMALISERS
 from tupe.encoder import LAYERS, Encoder
 from tupe.offsets import Places, draw_places
@@ -215,7 +215,7 @@ def test_position_terms_are_computed_once_per_forward(position, cls, monkeypatch
         copies = len(module) if isinstance(module, torch.nn.ModuleList) else 1
         assert calls.count((name, "bias")) == calls.count((name, "gate")) == copies
         assert calls.count((name, "embed")) == 1
-    terms = model.terms(L)
+    terms = [terms.prepared for terms in model.terms(L)]
     first = 1 if model.positions.reach(Layer(1, Places(L))) is not None else 0  # of those that see equally far
     assert all((t is terms[first]) != model.positions.per_layer for t in terms[first + 1 :])  # shared: one object
 
@@ -669,8 +669,8 @@ def test_a_bias_that_ignores_the_queries_fails_with_the_reason(own, monkeypatch)
     own.bias = lambda self, places, scale: torch.zeros(2, places.length, places.length)
     model = encoder("own").float()
     model(tokens())[0].sum().backward()
-    monkeypatch.setattr(kernels, "LONG", 8)
-    monkeypatch.setattr(kernels, "LOGITS", 100)  # a few queries at a time
+    monkeypatch.setattr(backend_cpu, "BLOCKED_BIAS_FROM", 8)
+    monkeypatch.setattr(backend_cpu, "QUERY_BLOCK_LOGITS", 100)  # a few queries at a time
     message = r"bias of position scheme Mine returned \[2, 9, 9\]; valid: \[2, \d, 9\] .* R the `places.queries`"
     with pytest.raises(ValueError, match=message), torch.no_grad():
         model.eval()(tokens())

@@ -10,7 +10,7 @@ import pytest
 import torch
 from helpers import scramble
 
-from tupe.attention import Terms, attend, mask_logits
+from tupe.attention import Plain, Prepared, attend, mask_logits
 from tupe.encoder import Encoder, init_bert
 from tupe.offsets import Places
 from tupe.positions import Dims, Layer, Positions, options_of, overrides, parse
@@ -452,7 +452,7 @@ def test_formula(names, layer):
     bias, gate = positions.terms(L)[layer]
     if (reach := positions.reach(in_layer(positions, layer))) is not None:
         bias = mask_logits(bias, positions.places(L).near(reach))
-    ours = attend(q, k, v, positions, Terms(positions.scale, bias, gate), in_layer(positions, layer))
+    ours = attend(q, k, v, positions, Prepared(bias, gate), in_layer(positions, layer), Plain())
     # content-free terms are float32 by contract (position terms in double would hide what training uses)
     torch.testing.assert_close(ours, naive_attention(formulas, q, k, v, scale, layer), atol=5e-6, rtol=1e-5)
 

@@ -43,8 +43,34 @@ def test_style_is_that_of_this_project_s_files():
     """All of them, and no file of a user beside them."""
     tracked = subprocess.run(["git", "ls-files", "*.py"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     (line,) = [line for line in (SCRIPTS / "test.sh").read_text().splitlines() if " ruff check " in line]
-    checked = shlex.split(line.partition(" ruff check ")[2], comments=True)
+    checked = shlex.split(line.partition(" --config pyproject.toml ")[2])
     assert {path.partition("/")[0] for path in tracked.splitlines()} == set(checked)
+
+
+def test_own_files_of_a_user_are_not_tested(tmp_path):
+    """test.sh in a copy with one test of ours, beside files of a user that would fail it. The interpreter is this one,
+    which imports no torch; import contracts, which need the whole package, are tried by hand."""
+    shutil.copytree(SCRIPTS, tmp_path / "scripts")
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    for folder in ("tupe", "reproduction", "tests", "hydra_plugins", "tests_mine", ".venv/bin"):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "tests" / "test_ours.py").write_text("def test_it():\n    pass\n")
+    for name in ("setup.py", "tupe/__init__.py"):
+        (tmp_path / name).touch()
+    programs = {
+        "python": f'case "$*" in *"import torch"*) ;; *) exec {shlex.quote(sys.executable)} "$@" ;; esac',
+        "lint-imports": "[ ! -e random.py ]",  # it imports from the folder that it is called in
+    }
+    for name, text in {f".venv/bin/{name}": text for name, text in programs.items()}.items():
+        (tmp_path / name).write_text(f"#!/bin/bash\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    (tmp_path / "scripts" / "setup.sh").write_text("exit 0\n")
+    for name in ("conftest.py", "random.py", "test_foo.py", "foo.py", "tests_mine/test_bar.py"):
+        (tmp_path / name).write_text("import os; raise SystemExit('my own file')\n")
+    (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = --nonsense\n")
+    (tmp_path / "ruff.toml").write_text("nonsense")
+    done = bash(tmp_path / "scripts" / "test.sh", "-n", "0")
+    assert done.returncode == 0 and "1 passed" in done.stdout, done.stdout + done.stderr
 
 
 def test_slurm_job_starts_torchrun_once_per_node(tmp_path):
@@ -151,7 +177,7 @@ STAND_INS = {  # of the programs that the script runs, by the step to be ended
     "test.sh": {"scripts/setup.sh": STEP},
     "test.sh: pytest": {
         "scripts/setup.sh": "", ".venv/bin/lint-imports": "",
-        ".venv/bin/python": f"if [ $2 = pytest ]; then {STEP}; fi",
+        ".venv/bin/python": f"case $* in *' -m pytest '*) {STEP} ;; esac",
     },
     "setup.sh": {"python": f"case $1-$2 in -c-*version_info*) echo 3.11 ;; -m-venv) {STEP} ;; esac"},
     "setup.sh: pip": {

@@ -1,5 +1,5 @@
-"""Attention with every position term. The plain path reads like the formulas, and tests compare every faster path
-with it; `choose` picks the path.
+"""Attention with every position term: the formula, once, and the plain backend, which tests compare every faster one
+with. `backends.py` chooses.
 
 B batch, L sequence length, H heads, D width of a head, E width of a value head (D, but for gated attention units).
 
@@ -7,116 +7,155 @@ B batch, L sequence length, H heads, D width of a head, E width of a value head 
     out     = weights v + value(weights)                                     [B, H, L, E]
 """
 
-from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from . import kernels
-from .kernels import attention_by_queries, blocked_attention
 from .offsets import Places
 from .packing import NO_PADDING, Packing
 from .positions import Layer, Positions, overrides
-from .windows import Chunks
 
 
-class Terms(NamedTuple):
-    """What attention needs beside q, k and v and what does not depend on them; computed once per forward pass by
-    `Encoder.terms`."""
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    positions: Positions,
+    prepared: Any,
+    layer: Layer,
+    backend: "Backend",
+    dropout: float = 0.0,
+) -> Tensor:
+    """Mix the values v [B, H, L, E] -> [B, H, L, E]; q, k: [B, H, L, D].
 
-    scale: float
-    # [H, L, L], or [B, H, L, L] with the lowest number at padded keys; float32, or q's dtype for sdpa. For long
-    # sequences on the blocked path, without gradients, a function: queries first .. last-1 -> [H, last - first, L]
-    bias: Tensor | Callable | None = None
-    gate: Tensor | None = None  # [H, L, L]
-    # [B, 1, 1, L], False at padded keys; if given, the bias ignores padding. Under a window, where not every query sees
-    # the same keys, [B or 1, 1, L, L]
-    real: Tensor | None = None
-    path: str = "plain"  # a name from PATHS
-    packing: Packing = NO_PADDING  # what makes [B, L, C] of a layer's tokens
-    places: Places | None = None  # where the tokens stand
-    # Of layers with a window, on the fast paths: its chunks, for which bias and real are (see `Chunks`), and the terms
-    # of the query [CLS], if it sees all.
-    window: Chunks | None = None
-    of_cls: "Terms | None" = None
-    first: bool = False  # of a layer of which the first query alone is wanted: the bias is [H, 1, L]
-
-    def of_wanted(self, wanted: Tensor, positions: Positions) -> "Terms":
-        """The terms of a layer of which these tokens alone are wanted, [n], places in the batch, of B L. Where they are
-        first tokens, [CLS], the blocked path computes no other query's weights."""
-        rotates_back = any(overrides(scheme, "unrotate") for scheme in positions.of_layer(0))
-        if self.path != "blocked" or self.window is not None or callable(self.bias) or rotates_back:
-            return self
-        length = self.places.length
-        if not torch.equal(wanted, torch.arange(0, len(wanted) * length, length)):
-            return self
-        return self._replace(first=True, bias=None if self.bias is None else self.bias[:, :1])
-
-
-class TermsMaker:
-    """Makes the `Terms` of the layers of one forward pass.
-
-    Without padding the bias stays [H, L, L] and broadcasts over the batch. Under softmax, padding is merged into it,
-    once, into a new tensor. Other normalisers get padding as a mask, because they do not turn low logits into 0; so
-    does the blocked path, which then needs nothing of size B x H x L x L. GPU kernels read the bias in the queries'
-    precision: it is rounded once, here, and not in every layer.
+    prepared: what `backend.prepare` made for this layer. dropout: probability, which the caller sets to 0 outside
+    training.
     """
+    content = positions.content(q, k, layer)  # [B, H, L, L] or None
+    q, k, v = positions.rotate(q, k, v, layer)
+    out, weights = backend.mix(q, k, v, content, prepared, positions.scale, dropout)
+    out = positions.unrotate(out, layer)
+    value = positions.value(weights, layer)
+    return out if value is None else out + value
 
-    def __init__(
-        self, positions: Positions, normaliser: str, places: Places, path: str, packing: Packing, dtype: torch.dtype
-    ):
-        """path: a name from PATHS. dtype: of queries and keys."""
-        if path == "blocked" and packing.by_length is not None:
-            packing = packing.by_length
-        self.positions, self.normaliser, self.places = positions, normaliser, places
-        self.path, self.packing, self.dtype = path, packing, dtype
-        self.real = None if packing.real is None else packing.real[:, None, None, :]  # [B, 1, 1, L]
 
-    def make(self, reach: int | None, bias: Tensor | Callable | None, gate: Tensor | None) -> Terms:
-        """A layer's terms. reach: how far its queries see, None: everything. bias, gate: as in `Terms`, [H, L, L], for
-        a batch without padding."""
-        return self.everything(bias, gate, self.real) if reach is None else self.within(reach, bias, gate)
+class Batch(NamedTuple):
+    """What a backend is told of a batch, once per forward pass."""
 
-    def everything(self, bias: Tensor | Callable | None, gate: Tensor | None, seen: Tensor | None) -> Terms:
-        """seen: `real`, or [B or 1, 1, L, L], the keys that each query sees."""
-        if self.path == "sdpa" and bias is not None:
-            bias = bias.to(self.dtype)
-        if seen is None or self.normaliser != "softmax" or self.path == "blocked":
-            return Terms(self.positions.scale, bias, gate, seen, self.path, self.packing, self.places)
-        bias = mask_logits(bias, seen)
-        return Terms(self.positions.scale, bias, gate, None, self.path, self.packing, self.places)
+    places: Places  # where the tokens stand
+    dtype: torch.dtype  # of queries and keys
+    heads: int
+    packing: Packing = NO_PADDING  # where padding is, in the order of `Backend.order`
+    untie_cls: bool = False  # [CLS] sees all and is seen by all, whatever the window
 
-    def within(self, reach: int, bias: Tensor | Callable | None, gate: Tensor | None) -> Terms:
-        window = Chunks(self.places, reach, self.positions.untie_cls)
-        if self.path != "plain" and (window.pays or callable(bias)):
-            return self.in_chunks(window, bias)
-        near = self.places.near(reach)  # [L, L]
-        if self.positions.untie_cls:
+    @property
+    def key_mask(self) -> Tensor | None:
+        """[B, 1, 1, L], False at padding; None: there is none."""
+        return None if self.packing.real is None else self.packing.real[:, None, None, :]
+
+    def near(self, reach: int) -> Tensor:
+        """[L, L], whether a query sees a key under a window."""
+        near = self.places.near(reach)
+        if self.untie_cls:
             near[0] = near[:, 0] = True
-        if self.path == "blocked":
-            return self.everything(mask_logits(bias, near), gate, self.real)
-        if self.real is not None:  # a query of padding without a key would become NaN, so it sees itself
-            near = near & self.real | torch.eye(len(near), dtype=torch.bool, device=near.device)
-        return self.everything(bias, gate, near.expand(len(near) if near.dim() == 4 else 1, 1, -1, -1))
+        return near
 
-    def in_chunks(self, window: Chunks, bias: Tensor | Callable | None) -> Terms:
-        parts = window.split_bias(bias)  # [H n or n, c, K]
-        seen = None if self.real is None else window.split_real(self.real)  # [B, n, 1, K]
-        if self.path == "sdpa":
-            heads, parts = self.positions.dims.heads, parts.to(self.dtype)
-            if len(parts) == window.chunks:
-                parts = parts.repeat(heads, 1, 1)
-            if seen is not None:
-                seen = seen.repeat(1, heads, 1, 1)
-                parts, seen = parts.masked_fill(~seen, torch.finfo(parts.dtype).min), None  # [B, H n, c, K]
-        of_cls = None
-        if self.positions.untie_cls:
-            of_cls = bias(0, 1) if callable(bias) else None if bias is None else bias[:, :1]
-            of_cls = self.everything(of_cls, None, self.real)
-        return Terms(self.positions.scale, parts, None, seen, self.path, self.packing, self.places, window, of_cls)
+    def seen(self, reach: int | None) -> Tensor | None:
+        """[B or 1, 1, 1 or L, L], whether a query sees a key; None: all see all."""
+        if reach is None:
+            return self.key_mask
+        near = self.near(reach)
+        if self.key_mask is not None:  # a query of padding without a key would become NaN, so it sees itself
+            near = near & self.key_mask | torch.eye(len(near), dtype=torch.bool, device=near.device)
+        return near.expand(len(near) if near.dim() == 4 else 1, 1, -1, -1)
+
+
+class Backend:
+    """A way to compute attention: `prepare` once per forward pass and distinct position terms, `mix` in every layer.
+    What a backend does to be fast stays inside of it."""
+
+    name = ""
+
+    def refuses(self, positions: Positions, normaliser: str, device: torch.device, dtype: torch.dtype) -> str | None:
+        """The reason why it cannot compute this model here, or None."""
+        if normaliser != "softmax":
+            return f"normaliser {normaliser} needs all weights"
+        if any(overrides(scheme, "content", "gate", "value") for scheme in positions.of_layer(0)):
+            return f"position {positions.name} has terms that need all weights"
+        return f"{dtype} is for checks against the plain backend" if dtype == torch.float64 else None
+
+    def order(self, packing: Packing) -> Packing:
+        """The same tokens, with the sequences in the order in which `mix` takes them."""
+        return packing
+
+    def terms(self, positions: Positions, places: Places) -> list[tuple]:
+        """A pair (bias, gate) for each layer, as `prepare` takes them."""
+        return positions.terms(places)
+
+    def prepare(self, bias: Tensor | None, gate: Tensor | None, reach: int | None, batch: Batch) -> Any:
+        """What `mix` needs of a layer beside q, k and v. bias, gate: [H, L, L] float32, without regard to padding.
+        reach: how far queries see, None: everything."""
+        raise NotImplementedError
+
+    def only(self, wanted: Tensor, prepared: Any, positions: Positions, length: int) -> Any:
+        """`prepared` for a layer of which these tokens are read only, [n], indices into B L."""
+        return prepared
+
+    def mix(
+        self, q: Tensor, k: Tensor, v: Tensor, content: Tensor | None, prepared: Any, scale: float, dropout: float
+    ) -> tuple[Tensor, Tensor | None]:
+        """(mixed values [B, H, L, E], weights [B, H, L, L] or None), both after dropout."""
+        raise NotImplementedError
+
+
+class Prepared(NamedTuple):
+    """What most backends prepare."""
+
+    bias: Tensor | None = None  # [H, L, L], or [B, H, L, L] with the lowest number at keys that a query does not see
+    gate: Tensor | None = None  # [H, L, L]
+    key_mask: Tensor | None = None  # [B or 1, 1, 1 or L, L], False at keys that the bias does not exclude
+
+
+class Plain(Backend):
+    """Every scheme, every normaliser, every device: the oracle of all others."""
+
+    name = "plain"
+
+    def __init__(self, normaliser: str = "softmax"):
+        self.normaliser = normaliser
+
+    def refuses(self, positions: Positions, normaliser: str, device: torch.device, dtype: torch.dtype) -> None:
+        return None
+
+    def prepare(self, bias: Tensor | None, gate: Tensor | None, reach: int | None, batch: Batch) -> Prepared:
+        """Without padding the bias stays [H, L, L] and broadcasts over the batch. Under softmax the mask is merged into
+        it; other normalisers do not turn low logits into 0."""
+        seen = batch.seen(reach)
+        if seen is not None and self.normaliser == "softmax":
+            bias, seen = mask_logits(bias, seen), None
+        return Prepared(bias, gate, seen)
+
+    def weights(self, q: Tensor, k: Tensor, content: Tensor | None, prepared: Prepared, scale: float) -> Tensor:
+        """Gated weights [B, H, L, L] in q's dtype; q, k: [B, H, L, D], content: [B, H, L, L]. Everything after q . k is
+        computed in float32 (or in float64, if the model is)."""
+        dtype = torch.promote_types(q.dtype, torch.float32)
+        logits = ((q * scale) @ k.transpose(2, 3)).to(dtype)
+        if content is not None:
+            logits = logits + content.to(dtype) * scale
+        if prepared.bias is not None:
+            logits = logits + prepared.bias
+        weights = NORMALISERS[self.normaliser](logits, prepared.key_mask)
+        if prepared.gate is not None:
+            weights = weights * prepared.gate
+        return weights.to(q.dtype)
+
+    def mix(
+        self, q: Tensor, k: Tensor, v: Tensor, content: Tensor | None, prepared: Prepared, scale: float, dropout: float
+    ) -> tuple[Tensor, Tensor]:
+        weights = F.dropout(self.weights(q, k, content, prepared, scale), dropout)
+        return weights @ v, weights
 
 
 def mask_logits(bias: Tensor | None, seen: Tensor) -> Tensor:
@@ -126,167 +165,38 @@ def mask_logits(bias: Tensor | None, seen: Tensor) -> Tensor:
     return bias.masked_fill(~seen, torch.finfo(bias.dtype).min)  # [H or 1, L or 1, L] or [B, H or 1, L or 1, L]
 
 
-# Normalisers: logits [B, H, L, L] and real [B, 1, 1, L] or None -> weights.
+# Normalisers: logits [B, H, L, L] and key_mask [B or 1, 1, 1 or L, L] or None -> weights.
 
 
-def softmax(logits: Tensor, real: Tensor | None) -> Tensor:
+def softmax(logits: Tensor, key_mask: Tensor | None) -> Tensor:
     return torch.softmax(logits, dim=-1)
 
 
-def l2(logits: Tensor, real: Tensor | None) -> Tensor:
+def l2(logits: Tensor, key_mask: Tensor | None) -> Tensor:
     """e^b / sqrt(sum e^2b): the weights of a row have unit Euclidean norm (Su, 2022)."""
-    if real is not None:
-        logits = logits.masked_fill(~real, torch.finfo(logits.dtype).min / 4)  # finite when doubled
+    if key_mask is not None:
+        logits = logits.masked_fill(~key_mask, torch.finfo(logits.dtype).min / 4)  # finite when doubled
     return torch.exp(logits - torch.logsumexp(2 * logits, dim=-1, keepdim=True) / 2)
 
 
-def exp(logits: Tensor, real: Tensor | None) -> Tensor:
+def exp(logits: Tensor, key_mask: Tensor | None) -> Tensor:
     """e^b, without a denominator."""
-    return mask(torch.exp(logits), real)
+    return mask(torch.exp(logits), key_mask)
 
 
-def relu2(logits: Tensor, real: Tensor | None) -> Tensor:
+def relu2(logits: Tensor, key_mask: Tensor | None) -> Tensor:
     """relu(b)^2 / n with n real keys (GAU: Hua et al., 2022)."""
-    n = logits.size(-1) if real is None else real.sum(-1, keepdim=True).clamp(min=1)
-    return mask(torch.relu(logits).square() / n, real)
+    n = logits.size(-1) if key_mask is None else key_mask.sum(-1, keepdim=True).clamp(min=1)
+    return mask(torch.relu(logits).square() / n, key_mask)
 
 
-def swish_l2(logits: Tensor, real: Tensor | None) -> Tensor:
+def swish_l2(logits: Tensor, key_mask: Tensor | None) -> Tensor:
     """b sigmoid(b), each row divided by its Euclidean norm."""
-    return F.normalize(mask(F.silu(logits), real), dim=-1)
+    return F.normalize(mask(F.silu(logits), key_mask), dim=-1)
 
 
-def mask(weights: Tensor, real: Tensor | None) -> Tensor:
-    return weights if real is None else weights.masked_fill(~real, 0)  # exactly 0 at padding
+def mask(weights: Tensor, key_mask: Tensor | None) -> Tensor:
+    return weights if key_mask is None else weights.masked_fill(~key_mask, 0)  # exactly 0 at padding
 
 
 NORMALISERS = {"softmax": softmax, "l2": l2, "exp": exp, "relu2": relu2, "swish_l2": swish_l2}
-
-
-def attention_weights(
-    q: Tensor, k: Tensor, terms: Terms, content: Tensor | None = None, normaliser: str = "softmax"
-) -> Tensor:
-    """Gated weights [B, H, L, L] in q's dtype; q, k: [B, H, L, D], content: [B, H, L, L]. Everything after q . k is
-    computed in float32 (or in float64, if the model is)."""
-    dtype = torch.promote_types(q.dtype, torch.float32)
-    logits = ((q * terms.scale) @ k.transpose(2, 3)).to(dtype)
-    if content is not None:
-        logits = logits + content.to(dtype) * terms.scale
-    if terms.bias is not None:
-        logits = logits + terms.bias
-    weights = NORMALISERS[normaliser](logits, terms.real)
-    if terms.gate is not None:
-        weights = weights * terms.gate
-    return weights.to(q.dtype)
-
-
-def attend(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    positions: Positions,
-    terms: Terms,
-    layer: Layer,
-    normaliser: str = "softmax",
-    dropout: float = 0.0,
-) -> Tensor:
-    """Mix the values v [B, H, L, E] -> [B, H, L, E] on the path that `terms` names.
-
-    dropout: probability, which the caller sets to 0 outside training.
-    """
-    return PATHS[terms.path](q, k, v, positions, terms, layer, normaliser, dropout)
-
-
-def plain(
-    q: Tensor, k: Tensor, v: Tensor, positions: Positions, terms: Terms, layer: Layer, normaliser: str, dropout: float
-) -> Tensor:
-    """Every scheme, every normaliser, every device."""
-    content = positions.content(q, k, layer)
-    q, k, v = positions.rotate(q, k, v, layer)
-    weights = F.dropout(attention_weights(q, k, terms, content, normaliser), dropout)
-    out = positions.unrotate(weights @ v, layer)
-    value = positions.value(weights, layer)
-    return out if value is None else out + value
-
-
-def blocked(
-    q: Tensor, k: Tensor, v: Tensor, positions: Positions, terms: Terms, layer: Layer, normaliser: str, dropout: float
-) -> Tensor:
-    """For CPUs, under softmax: see `kernels.BlockedAttention`."""
-
-    def mix(q, k, v, terms):
-        long = terms.bias is None and k.size(2) > kernels.LONG and not torch.is_grad_enabled() and dropout == 0
-        if callable(terms.bias) or long:
-            return attention_by_queries(q, k, v, terms.bias, terms.real, terms.scale)
-        lengths = terms.packing.lengths if terms.window is None and q.size(2) == k.size(2) else None
-        return blocked_attention(q, k, v, terms.bias, terms.real, terms.scale, dropout, lengths)
-
-    q, k, v = positions.rotate(q, k, v, layer)
-    q = q[:, :, :1] if terms.first else q
-    return positions.unrotate(by_window(mix, q, k, v, terms), layer)
-
-
-def by_window(mix: Callable, q: Tensor, k: Tensor, v: Tensor, terms: Terms) -> Tensor:
-    """mix(q, k, v, terms) [B, H, L, E], but under a window of the pairs that see each other alone."""
-    if terms.window is None:
-        return mix(q, k, v, terms)
-    window = terms.window
-    out = window.join(mix(window.split_queries(q), window.split_keys(k), window.split_keys(v), terms))
-    if terms.of_cls is None:
-        return out
-    return torch.cat([mix(q[:, :, :1], k, v, terms.of_cls), out[:, :, 1:]], dim=2)
-
-
-# Flash attention takes no bias, the memory-efficient kernel does, the plain one is for what both refuse. cuDNN's, which
-# PyTorch >= 2.11 prefers on H100 and H200, is left out: with a mask its backward pass gives NaN where L % 128 = 64
-# (pytorch/pytorch#196678), and it misreads float32 masks under bfloat16 (pytorch/pytorch#191612).
-BACKENDS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
-
-
-def sdpa(
-    q: Tensor, k: Tensor, v: Tensor, positions: Positions, terms: Terms, layer: Layer, normaliser: str, dropout: float
-) -> Tensor:
-    """PyTorch's fused kernels for GPUs. Those that compute the gradient of a bias read it in q's precision."""
-
-    def mix(q, k, v, terms):
-        bias = None if terms.bias is None else terms.bias.to(q.dtype)  # no copy: `Encoder.terms` converts it
-        if bias is not None and bias.dim() == 3:
-            bias = bias[None]  # the kernels accept masks of two or four dimensions
-        with sdpa_kernel(BACKENDS):
-            return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=dropout, scale=terms.scale)
-
-    return positions.unrotate(by_window(mix, *positions.rotate(q, k, v, layer), terms), layer)
-
-
-PATHS = {"plain": plain, "blocked": blocked, "sdpa": sdpa}
-
-
-def choose(
-    request: str, positions: Positions, normaliser: str, device: torch.device, dtype: torch.dtype
-) -> tuple[str, str]:
-    """(path, reason) for a forward pass; request: a name from PATHS, or "auto".
-
-    Raises ValueError, with the reason, if the requested path cannot compute what the model needs.
-    """
-    obstacle = why_not_fast(positions, normaliser, dtype)
-    if request == "plain":
-        return "plain", "as requested"
-    if request == "auto":
-        path = {"cpu": "blocked", "cuda": "sdpa"}.get(device.type, "plain")
-        return ("plain", obstacle) if obstacle else (path, f"the default on {device.type}")
-    if request not in PATHS:
-        raise ValueError(f"unknown attention path {request!r}; valid: auto, {', '.join(PATHS)}")
-    if request == "blocked" and device.type != "cpu":
-        obstacle = f"it is for CPUs, not for {device.type}"
-    if obstacle:
-        raise ValueError(f"attention={request} is not possible: {obstacle}; valid here: auto, plain")
-    return request, "as requested"
-
-
-def why_not_fast(positions: Positions, normaliser: str, dtype: torch.dtype) -> str | None:
-    """The reason why only the plain path computes this model, or None."""
-    if normaliser != "softmax":
-        return f"normaliser {normaliser} needs all weights"
-    if any(overrides(scheme, "content", "gate", "value") for scheme in positions.of_layer(0)):
-        return f"position {positions.name} has terms that need all weights"
-    return f"{dtype} is for checks against the plain path" if dtype == torch.float64 else None

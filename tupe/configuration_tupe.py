@@ -5,9 +5,13 @@ from dataclasses import fields
 from transformers import PretrainedConfig
 
 # Of a folder with code, transformers 4 copies only the files that are named here, and so all of the model's.
-from .attention import PATHS  # noqa: F401
+from .attention import Backend  # noqa: F401
+from .backend_cpu import Cpu  # noqa: F401
+from .backend_sdpa import Sdpa  # noqa: F401
+from .backends import BACKENDS  # noqa: F401
+from .cpu import Linear  # noqa: F401
 from .encoder import ModelConfig, names_in
-from .kernels import Linear  # noqa: F401
+from .losses import lm_loss  # noqa: F401
 from .offsets import Places  # noqa: F401
 from .packing import Packing  # noqa: F401
 from .positions import Positions  # noqa: F401

@@ -9,30 +9,57 @@ import logging
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from . import kernels
-from .attention import NORMALISERS, PATHS, Terms, TermsMaker, attend, attention_weights, choose
-from .kernels import Linear, autocast_device, dropout, linear, lm_loss, split_heads
+from .attention import NORMALISERS, Backend, Batch, Plain, attend
+from .backends import BACKENDS, choose
+from .cpu import Linear, dropout, linear, split_heads
+from .losses import lm_loss
 from .offsets import PLACES, Places, draw_places
 from .packing import NO_PADDING, Packing, Selection
-from .positions import CLS, Dims, Layer, Positions, canonical, format_value, same_position
+from .positions import CLS, Dims, Layer, Positions, autocast_device, canonical, format_value, same_position
 from .schemes import SCHEMES, Table
 
 logger = logging.getLogger(__name__)
 
 
+class LayerTerms(NamedTuple):
+    """What a layer gets beside its input: what all layers share is an argument, because no layer owns it."""
+
+    positions: Positions
+    places: Places  # where the tokens stand
+    packing: Packing  # what makes [B, L, C] of the layer's tokens, in the order in which the backend takes sequences
+    backend: Backend
+    prepared: Any  # by the backend, of this layer
+    index: int  # of this layer
+    selection: Selection | None = None  # the tokens whose output is read, if not all are
+
+    def attend(self, x: Tensor, project: Callable, dropout: float) -> Tensor:
+        """[B, L, C] or [T, C] -> mixed values [B, H, L, E]. project: a layer's own projections, to q, k and v."""
+        q, k, v = project(x, self.packing)
+        layer = Layer(self.index, self.places, project)
+        return attend(q, k, v, self.positions, self.prepared, layer, self.backend, dropout)
+
+    def outputs(self, mixed: Tensor) -> Tensor:
+        """Of mixed values [B, L, C], the tokens whose output is read: [T, C], [B, L, C] or [m, C]."""
+        return self.packing.pack(mixed) if self.selection is None else self.selection.of_batch(mixed)
+
+    def inputs(self, x: Tensor) -> Tensor:
+        """The same tokens of the layer's input [B, L, C] or [T, C]."""
+        return x if self.selection is None else self.selection.of_tokens(x)
+
+
 class Attention(nn.Module):
-    """Multi-head self-attention. Position terms are arguments, because a layer does not own what all layers share."""
+    """Multi-head self-attention."""
 
     def __init__(self, dims: Dims, config: "ModelConfig"):
         super().__init__()
-        self.heads, self.dropout, self.normaliser = dims.heads, config.attention_dropout, config.normaliser
+        self.heads, self.dropout = dims.heads, config.attention_dropout
         self.qkv = Linear(dims.width, 3 * dims.width)
         self.out = Linear(dims.width, dims.width)
 
@@ -40,15 +67,9 @@ class Attention(nn.Module):
         """[B, L, C] or [T, C] -> q, k, v, [B, H, L, D] each."""
         return split_heads(packing.unpack(self.qkv(x)), self.heads)
 
-    def forward(
-        self, x: Tensor, positions: Positions, terms: Terms, layer: int, selection: Selection | None = None
-    ) -> Tensor:
-        q, k, v = self.project(x, terms.packing)
-        p = self.dropout if self.training else 0.0
-        layer = Layer(layer, terms.places, self.project)
-        mixed = attend(q, k, v, positions, terms, layer, self.normaliser, p)  # [B, H, L, D]
-        mixed = mixed.transpose(1, 2).flatten(2)  # [B, L, C]
-        return self.out(terms.packing.pack(mixed) if selection is None else selection.of_batch(mixed))
+    def forward(self, x: Tensor, terms: LayerTerms) -> Tensor:
+        mixed = terms.attend(x, self.project, self.dropout if self.training else 0.0)  # [B, H, L, D]
+        return self.out(terms.outputs(mixed.transpose(1, 2).flatten(2)))
 
 
 class TransformerLayer(nn.Module):
@@ -70,13 +91,10 @@ class TransformerLayer(nn.Module):
             raise ValueError(f"width {width} is not a multiple of the number of heads {heads}")
         return Dims(max_positions, width, heads, layers, head_dim=width // heads, value_dim=width // heads)
 
-    def forward(
-        self, x: Tensor, positions: Positions, terms: Terms, layer: int, selection: Selection | None = None
-    ) -> Tensor:
-        """[B, L, C] or [T, C] -> the same shape, or of a selection [m, C]. layer: index of this layer."""
-        y = self.attention(x, positions, terms, layer, selection)
-        x = x if selection is None else selection.of_tokens(x)
-        x = self.attention_norm(x + dropout(y, self.dropout, self.training))
+    def forward(self, x: Tensor, terms: LayerTerms) -> Tensor:
+        """[B, L, C] or [T, C] -> the same shape, or of a selection [m, C]."""
+        y = self.attention(x, terms)
+        x = self.attention_norm(terms.inputs(x) + dropout(y, self.dropout, self.training))
         y = dropout(F.gelu(self.fc1(x)), self.activation_dropout, self.training)
         return self.ffn_norm(x + dropout(self.fc2(y), self.dropout, self.training))
 
@@ -97,7 +115,6 @@ class GatedAttentionLayer(nn.Module):
             raise ValueError(f"activation_dropout={config.activation_dropout} has no meaning in a gated attention unit")
         super().__init__()
         self.dropout, self.attention_dropout = config.dropout, config.attention_dropout
-        self.normaliser = config.normaliser
         self.u = Linear(dims.width, dims.value_dim)
         self.v = Linear(dims.width, dims.value_dim)
         self.z = Linear(dims.width, dims.head_dim)
@@ -119,16 +136,10 @@ class GatedAttentionLayer(nn.Module):
         q, k = (z * scale + shift for scale, shift in pairs)
         return tuple(packing.unpack(part).unsqueeze(1) for part in (q, k, F.silu(self.v(x))))
 
-    def forward(
-        self, x: Tensor, positions: Positions, terms: Terms, layer: int, selection: Selection | None = None
-    ) -> Tensor:
+    def forward(self, x: Tensor, terms: LayerTerms) -> Tensor:
         """As `TransformerLayer.forward`."""
-        q, k, v = self.project(x, terms.packing)
-        p = self.attention_dropout if self.training else 0.0
-        layer = Layer(layer, terms.places, self.project)
-        mixed = attend(q, k, v, positions, terms, layer, self.normaliser, p).squeeze(1)  # [B, L, E]
-        mixed = terms.packing.pack(mixed) if selection is None else selection.of_batch(mixed)
-        x = x if selection is None else selection.of_tokens(x)
+        mixed = terms.attend(x, self.project, self.attention_dropout if self.training else 0.0)  # [B, 1, L, E]
+        mixed, x = terms.outputs(mixed.squeeze(1)), terms.inputs(x)
         y = self.out(F.silu(self.u(x)) * mixed)
         return self.norm(x + dropout(y, self.dropout, self.training))
 
@@ -193,7 +204,7 @@ class ModelConfig:
     )
     layer_norm_eps: float = option(1e-5, "epsilon of every layer norm (Google's BERT: 1e-12)")
     attention: str = option(
-        "auto", "how attention is computed; auto: the fastest way here, which is logged", choices=("auto", *PATHS),
+        "auto", "how attention is computed; auto: the fastest way here, which is logged", choices=("auto", *BACKENDS),
         free=True, hugging_face="",
     )  # fmt: skip
     checkpoint_activations: bool = option(
@@ -236,7 +247,7 @@ class Encoder(nn.Module):
         kind = LAYERS[config.layer]
         dims = kind.dims(config.max_positions, config.width, config.heads, config.layers)
         self.pad, self.separator, self.dropout, self.normaliser = pad, separator, config.dropout, config.normaliser
-        self.attention, self.attention_path = config.attention, None
+        self.attention, self.backend = config.attention, None
         self.checkpoint_activations = config.checkpoint_activations
         self.draws_in_evaluation = False  # positions, as in training, if `config.places` says so
         self.tokens = None if vocab is None else nn.Embedding(vocab, config.width, padding_idx=pad)
@@ -299,18 +310,15 @@ class Encoder(nn.Module):
         wanted: Tensor | None = None,
     ) -> tuple[Tensor, list[Tensor] | None]:  # fmt: skip
         """Run all layers on embedded tokens x [B, L, C] or [T, C]; returns what `forward` does."""
-        terms = self.terms(places, self.choose_path(x), packing)
+        terms = self.terms(places, self.choose_backend(x), packing)
         recompute = self.checkpoint_activations and self.training and torch.is_grad_enabled()
         # All hidden states include the last one; compiled code would be made anew for every n.
         selects = not (wanted is None or return_all_hiddens or torch.compiler.is_compiling())
-        hiddens, last = [x], len(self.layers) - 1
-        for index, layer in enumerate(self.layers):
-            of_layer, selection = terms[index], None
-            if selects and index == last:
-                selection = packing.select(wanted, of_layer.packing, places.length)
-                of_layer = of_layer.of_wanted(wanted, self.positions)
-            args = x, self.positions, of_layer, index, selection
-            x = checkpoint(layer, *args, use_reentrant=False) if recompute else layer(*args)
+        if selects:
+            terms[-1] = self.terms_of(wanted, terms[-1], packing)
+        hiddens = [x]
+        for layer, of_layer in zip(self.layers, terms, strict=True):
+            x = checkpoint(layer, x, of_layer, use_reentrant=False) if recompute else layer(x, of_layer)
             if return_all_hiddens:
                 hiddens.append(x)
         if selects:
@@ -328,36 +336,37 @@ class Encoder(nn.Module):
             x = x + self.segments(second_segment(tokens, self.separator))
         return dropout(self.embed_norm(packing.pack(x)), self.dropout, self.training)
 
-    def choose_path(self, x: Tensor) -> str:
-        """The attention path for x's device and dtype; logs it when it changes."""
-        path, reason = choose(self.attention, self.positions, self.normaliser, x.device, x.dtype)
-        if path != self.attention_path:
-            self.attention_path = path
-            logger.info(f"attention path: {path} ({reason})")
-        return path
+    def choose_backend(self, x: Tensor) -> Backend:
+        """How attention is computed on x's device and in its dtype; logs it when it changes."""
+        backend, reason = choose(self.attention, self.positions, self.normaliser, x.device, x.dtype)
+        if self.backend is None or backend.name != self.backend.name:
+            self.backend = backend
+            logger.info(f"attention path: {backend.name} ({reason})")
+        return backend
 
-    def terms(self, places: Places | int, path: str = "plain", packing: Packing = NO_PADDING) -> list[Terms]:
-        """One `Terms` per layer, computed once per forward pass; the same object for all that see equally far, unless a
-        scheme is per layer."""
+    def terms(
+        self, places: Places | int, backend: Backend | None = None, packing: Packing = NO_PADDING
+    ) -> list[LayerTerms]:
+        """One `LayerTerms` per layer, prepared once per forward pass; layers that see equally far share what was
+        prepared, unless a scheme is per layer. backend: None for the plain one."""
         if isinstance(places, int):
             places = self.positions.places(places, next(self.layers.parameters()).device)
-        long = path == "blocked" and places.length > kernels.LONG and self.positions.has_bias()
-        if long and not (torch.is_grad_enabled() or self.training):  # [H, L, L] would take too much memory
-
-            def rows_of(layer):
-                return lambda first, last: self.positions.bias_block(layer, places.block(first, last))
-
-            pairs = [(rows_of(layer), None) for layer in range(len(self.layers))]
-        else:
-            pairs = self.positions.terms(places)
-        maker = TermsMaker(self.positions, self.normaliser, places, path, packing, self.precision())
-        made, terms = {}, []
+        backend = backend or Plain(self.normaliser)
+        packing = backend.order(packing)
+        batch = Batch(places, self.precision(), self.positions.dims.heads, packing, self.positions.untie_cls)
+        pairs, prepared, terms = backend.terms(self.positions, places), {}, []
         for index in range(len(self.layers)):
             own, reach = index if self.positions.per_layer else 0, self.positions.reach(Layer(index, places))
-            if (own, reach) not in made:
-                made[own, reach] = maker.make(reach, *pairs[own])
-            terms.append(made[own, reach])
+            if (own, reach) not in prepared:
+                prepared[own, reach] = backend.prepare(*pairs[own], reach, batch)
+            terms.append(LayerTerms(self.positions, places, packing, backend, prepared[own, reach], index))
         return terms
+
+    def terms_of(self, wanted: Tensor, terms: LayerTerms, packing: Packing) -> LayerTerms:
+        """The terms of a layer of which these tokens are read only, [n], indices into B L."""
+        prepared = terms.backend.only(wanted, terms.prepared, self.positions, terms.places.length)
+        selection = packing.select(wanted, terms.packing, terms.places.length)
+        return terms._replace(prepared=prepared, selection=selection)
 
     def precision(self) -> torch.dtype:
         """The dtype of queries and keys."""
@@ -372,14 +381,14 @@ class Encoder(nn.Module):
         packing = self.packing(tokens)
         x, terms = self.embed(tokens, packing), self.terms(self.places(tokens), packing=packing)
         for index in range(layer):
-            x = self.layers[index](x, self.positions, terms[index], index)
-        block = self.layers[layer]
+            x = self.layers[index](x, terms[index])
+        block, terms = self.layers[layer], terms[layer]
         project = (block.attention if hasattr(block, "attention") else block).project
         q, k, v = project(x, packing)
-        terms, layer = terms[layer], Layer(layer, terms[layer].places, project)
+        layer = Layer(layer, terms.places, project)
         content = self.positions.content(q, k, layer)
         q, k, _ = self.positions.rotate(q, k, v, layer)
-        return attention_weights(q, k, terms, content, self.normaliser)
+        return terms.backend.weights(q, k, content, terms.prepared, self.positions.scale)
 
     # The state dict holds the settings too, so that a model with other settings refuses it even if the parameters have
     # the same names and sizes. As an integer tensor, which weights-only loading and checkpoint averaging accept.

@@ -16,7 +16,7 @@ from transformers.modeling_outputs import (
 )
 from transformers.utils import ModelOutput
 
-from .attention import why_not_fast
+from .backend_sdpa import Sdpa
 from .configuration_tupe import TupeConfig
 from .encoder import ClassificationHead, Encoder, LMHead, SpanHead, init_bert, of_cls, second_segment
 from .positions import parameter_groups
@@ -142,9 +142,8 @@ class TupeModel(TupePreTrainedModel):
         encoder.checkpoint_activations = self.gradient_checkpointing
         fused = self.config._attn_implementation == "sdpa"
         dtype = encoder.tokens.weight.dtype
-        encoder.attention = (
-            "sdpa" if fused and not why_not_fast(encoder.positions, encoder.normaliser, dtype) else "plain"
-        )
+        obstacle = Sdpa().refuses(encoder.positions, encoder.normaliser, input_ids.device, dtype)
+        encoder.attention = "sdpa" if fused and obstacle is None else "plain"
         if output_hidden_states is None:
             output_hidden_states = self.config.output_hidden_states
         if return_dict is None:

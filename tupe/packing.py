@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import FunctionCtx, once_differentiable
 
-from .kernels import rounded_up
+from .cpu import rounded_up
 
 
 class Packing(NamedTuple):
@@ -23,9 +23,7 @@ class Packing(NamedTuple):
     real: Tensor | None = None  # [B, L], False at padding; None: there is none
     places: Tensor | None = None  # [T], the place in the batch, of B L, of each row of x; None: x is [B, L, C]
     rows: Tensor | None = None  # [B L], the row of x of each place, or T if it has none
-    # On a CPU the same with the longest sequences first, the order in which `blocked_attention` takes them.
-    by_length: "Packing | None" = None
-    lengths: list[int] | None = None  # of sequences, to their last real token; of `by_length`
+    lengths: list[int] | None = None  # of `longest_first`: of its sequences, to their last real token
 
     @classmethod
     def of(cls, real: Tensor, count: int) -> "Packing":
@@ -36,10 +34,9 @@ class Packing(NamedTuple):
         if torch.compiler.is_compiling() or (size := rounded_up(count)) >= real.numel():
             return cls(real)
         places = real.logical_not().flatten().byte().argsort(stable=True)[:size]  # real tokens first
-        packing = cls(real, places, rows_of(places, real))
-        return packing._replace(by_length=packing.sorted()) if real.device.type == "cpu" else packing
+        return cls(real, places, rows_of(places, real))
 
-    def sorted(self) -> "Packing":
+    def longest_first(self) -> "Packing":
         """The same rows of x, and the longest sequences first."""
         longest = self.real.size(1)
         lengths, order = (self.real * torch.arange(1, longest + 1)).amax(1).sort(descending=True, stable=True)
@@ -57,7 +54,7 @@ class Packing(NamedTuple):
 
     def select(self, wanted: Tensor, of_attention: "Packing", length: int) -> "Selection":
         """wanted: [n], places in the batch, of B L. On a CPU they become `rounded_up` many; the last mean nothing.
-        of_attention: this or `by_length`. length: L."""
+        of_attention: the same in the order in which attention takes its sequences. length: L."""
         if wanted.device.type == "cpu":
             wanted = F.pad(wanted, (0, rounded_up(len(wanted)) - len(wanted)))
         if self.places is None:

@@ -25,7 +25,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .kernels import autocast_device
 from .offsets import Places
 
 SCHEMES = {}  # name -> class, family by family: the order of names in a combination
@@ -502,11 +501,13 @@ class Positions(nn.ModuleDict):
         shape = *q.shape[:3], k.size(2)
         return self._mask_cls(self._sum(self.of_layer(layer.index), "content", shape, q.device, q, k, layer))
 
-    def value(self, weights: Tensor, layer: Layer) -> Tensor | None:
+    def value(self, weights: Tensor | None, layer: Layer) -> Tensor | None:
         """[B, H, L, E], to be added to the mixed values; weights: [B, H, L, L]."""
         schemes = [s for s in self.of_layer(layer.index) if overrides(s, "value")]
+        if not schemes:  # as on all backends that compute no weights
+            return None
         shape = *weights.shape[:3], self.dims.value_dim
-        return self._sum(schemes, "value", shape, weights.device, self._mask_cls(weights), layer) if schemes else None
+        return self._sum(schemes, "value", shape, weights.device, self._mask_cls(weights), layer)
 
     def rotate(self, q: Tensor, k: Tensor, v: Tensor, layer: Layer) -> tuple[Tensor, Tensor, Tensor]:
         """q, k [B, H, L, D] and v [B, H, L, E] as attention uses them."""
@@ -524,6 +525,12 @@ class Positions(nn.ModuleDict):
             if not isinstance(scheme, nn.ModuleList):
                 out = check(scheme.unrotate(out, layer), scheme, "unrotate", out.shape, out.device)
         return out
+
+
+def autocast_device(device: str) -> str:
+    """The kind of device whose autocast setting applies on `device`: the meta device, which only has shapes, has no
+    setting of its own."""
+    return "cpu" if device == "meta" else device
 
 
 def limited_schemes(names: str) -> list[str]:

@@ -10,7 +10,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from .kernels import linear
+from .cpu import linear
 from .offsets import Places
 from .positions import Dims, Layer, PositionScheme, register, undecayed
 from .schemes_common import Bucketed, Clipped, Table, at_least, layer_norm, per_head, positive, times

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .kernels import linear
+from .cpu import linear
 from .offsets import Places
 from .positions import Dims, PositionScheme, undecayed
 

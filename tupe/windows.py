@@ -1,4 +1,4 @@
-"""Local attention on the fast paths: each query sees the keys within a distance, and the others are not computed.
+"""Local attention on the fast backends: each query sees the keys within a distance, and the others are not computed.
 
 B batch, L sequence length, H heads, D width of a head; r reach, the largest distance; n chunks of c queries each. The
 K = c + 2r keys of a chunk are its own and r on each side; one more, the last, if [CLS] is seen from everywhere.
@@ -6,12 +6,16 @@ K = c + 2r keys of a chunk are its own and r on each side; one more, the last, i
 
 import math
 from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .attention import Backend, Batch
 from .offsets import Places
+from .packing import Packing
+from .positions import Positions
 
 
 class Chunks:
@@ -85,3 +89,57 @@ class Chunks:
 
 
 CHUNK = 128  # fewest queries of a chunk: with fewer, keys and values are copied more often than it saves
+
+
+class InChunks(NamedTuple):
+    """What `Windowed` prepares of a layer with a window that pays."""
+
+    window: Chunks
+    near: Any  # what the backend prepared of the chunks
+    of_cls: Any = None  # and of the query [CLS], if it sees all keys
+
+
+class Windowed(Backend):
+    """A backend that computes under a window only the pairs that see each other, by another one that has
+    `prepare_chunks` too."""
+
+    def __init__(self, inner: Backend):
+        self.inner, self.name = inner, inner.name
+
+    def refuses(self, positions: Positions, normaliser: str, device: torch.device, dtype: torch.dtype) -> str | None:
+        return self.inner.refuses(positions, normaliser, device, dtype)
+
+    def order(self, packing: Packing) -> Packing:
+        return self.inner.order(packing)
+
+    def terms(self, positions: Positions, places: Places) -> list[tuple]:
+        return self.inner.terms(positions, places)
+
+    def prepare(self, bias: Tensor | Callable | None, gate: Tensor | None, reach: int | None, batch: Batch) -> Any:
+        window = None if reach is None else Chunks(batch.places, reach, batch.untie_cls)
+        if window is None or not (window.pays or callable(bias)):
+            return self.inner.prepare(bias, gate, reach, batch)
+        mask, of_cls = batch.key_mask, None
+        mask = None if mask is None else window.split_real(mask)  # [B, n, 1, K]
+        near = self.inner.prepare_chunks(window.split_bias(bias), mask, batch, window)
+        if batch.untie_cls:
+            row = bias(0, 1) if callable(bias) else None if bias is None else bias[:, :1]
+            of_cls = self.inner.prepare(row, None, None, batch)
+        return InChunks(window, near, of_cls)
+
+    def only(self, wanted: Tensor, prepared: Any, positions: Positions, length: int) -> Any:
+        is_split = isinstance(prepared, InChunks)
+        return prepared if is_split else self.inner.only(wanted, prepared, positions, length)
+
+    def mix(
+        self, q: Tensor, k: Tensor, v: Tensor, content: None, prepared: Any, scale: float, dropout: float
+    ) -> tuple[Tensor, None]:
+        if not isinstance(prepared, InChunks):
+            return self.inner.mix(q, k, v, content, prepared, scale, dropout)
+        window = prepared.window
+        parts = window.split_queries(q), window.split_keys(k), window.split_keys(v)
+        out = window.join(self.inner.mix(*parts, None, prepared.near, scale, dropout)[0])
+        if prepared.of_cls is not None:
+            of_cls, _ = self.inner.mix(q[:, :, :1], k, v, None, prepared.of_cls, scale, dropout)
+            out = torch.cat([of_cls, out[:, :, 1:]], dim=2)
+        return out, None

@@ -16,6 +16,7 @@ def prepare_here(words, **options):
     CliRunner().invoke(main, words[3:], catch_exceptions=False)
 
 
+@pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize("run", [prepare_here, pytest.param(subprocess.run, marks=pytest.mark.slow)])
 def test_command(run, tmp_path, monkeypatch):
     monkeypatch.setattr(corpus.subprocess, "run", run)

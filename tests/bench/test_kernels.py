@@ -4,9 +4,10 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from tupe.attention import PATHS, Terms
+from tupe.attention import Plain, Prepared
+from tupe.backends import BACKENDS
 from tupe.bench import kernels as bench_kernels
-from tupe.bench.kernels import NO_POSITIONS, concatenated
+from tupe.bench.kernels import concatenated
 from tupe.encoder import Encoder, LMHead
 
 B, H, D = 3, 2, 8
@@ -32,7 +33,7 @@ def plain(q, k, v, pos_q, pos_k, theta, real, scale, dropout):
     bias = torch.where(first[None, :, None], theta[0, :, None, None], bias)
     if real is not None:
         bias = bias.masked_fill(~real, float("-inf"))
-    return PATHS["plain"](q, k, v, NO_POSITIONS, Terms(scale, bias), 0, "softmax", dropout)
+    return Plain().mix(q, k, v, None, Prepared(bias), scale, dropout)[0]
 
 
 def outcome(function, tensors, real):
@@ -81,7 +82,7 @@ def test_concatenation_drops_weights():
 def test_cases_of_the_benchmark_agree():
     """What is measured side by side is one function."""
     outs = {}
-    for name in (*PATHS, "concatenated"):
+    for name in (*BACKENDS, "concatenated"):
         case = bench_kernels.attention_case(name, 2, 9, torch.float32, "cpu", 0.0, heads=H, width=D)
         case.forward()
         case.backward()
@@ -114,7 +115,7 @@ def test_command():
     printed = result.output
     assert result.exit_code == 0
     for dtype in ("float32", "bfloat16"):
-        for name in (*PATHS, "concatenated"):
+        for name in (*BACKENDS, "concatenated"):
             assert f"| {name}, {dtype}, B 2, L 8 | " in printed and f"| {name}, {dtype}, B 1, L 16 | " in printed
     assert printed.count("| product, ") == 2
     for part in ("layer", "position terms", "token embeddings", "LM head and loss"):

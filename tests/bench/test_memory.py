@@ -6,7 +6,8 @@ from click.testing import CliRunner
 from helpers import CONFIGS
 from omegaconf import OmegaConf
 
-from tupe import kernels
+from tupe import backend_cpu, cpu
+from tupe.backend_sdpa import Sdpa
 from tupe.bench import memory
 from tupe.encoder import Encoder
 from tupe.plugin.compat import compose
@@ -25,8 +26,8 @@ def test_what_a_real_forward_keeps(position):
 
     def count(encoder, tokens):
         x, outside = memory.kept(encoder, lambda: encoder.embed(tokens))
-        terms, of_bias = memory.kept(encoder, lambda: encoder.terms(tokens.size(1), "sdpa"))
-        _, inside = memory.kept(encoder, lambda: encoder.layers[0](x, encoder.positions, terms[0], 0))
+        terms, of_bias = memory.kept(encoder, lambda: encoder.terms(tokens.size(1), Sdpa()))
+        _, inside = memory.kept(encoder, lambda: encoder.layers[0](x, terms[0]))
         return outside, of_bias, inside
 
     with memory.AsOnGpu():
@@ -49,8 +50,8 @@ def test_what_a_real_forward_keeps(position):
 )
 def test_the_count_against_the_allocator(arch, checkpoint_activations, monkeypatch):
     """A real step on this CPU: 8 layers, and a vocabulary that weighs as much as in the recipes."""
-    monkeypatch.setattr(kernels, "SHORT", 0)  # attention keeps no weights, as with long sequences
-    monkeypatch.setattr(kernels, "ONEDNN", kernels.HAS_ONEDNN)  # on every CPU the same products
+    monkeypatch.setattr(backend_cpu, "SAVE_WEIGHTS_UP_TO", 0)  # attention keeps no weights, as with long sequences
+    monkeypatch.setattr(cpu, "ONEDNN", cpu.HAS_ONEDNN)  # on every CPU the same products
     options = {"encoder_layers": 8, "dropout": 0.0, "attention_dropout": 0.0}
     options["checkpoint_activations"] = checkpoint_activations
     counted = memory.step_bytes(arch, 4, 128, 2000, torch.float32, **options)
@@ -71,8 +72,8 @@ def test_the_count_against_the_allocator(arch, checkpoint_activations, monkeypat
 def test_a_forward_pass_against_the_allocator(position, monkeypatch):
     """Exactly what PyTorch allocates for two layers, a block of queries at a time where the encoding allows it."""
     length, heads = 512, 2
-    monkeypatch.setattr(kernels, "LONG", length - 1)
-    monkeypatch.setattr(kernels, "LOGITS", heads * length * 64)  # 64 queries at a time
+    monkeypatch.setattr(backend_cpu, "BLOCKED_BIAS_FROM", length - 1)
+    monkeypatch.setattr(backend_cpu, "QUERY_BLOCK_LOGITS", heads * length * 64)  # 64 queries at a time
     assert memory.forward_bytes(position, length, "tiny") == memory.measured_forward_bytes(position, length, "tiny")
 
 
@@ -96,7 +97,7 @@ def test_command(monkeypatch):
     _, rows = run("--arch=tupe_r_tiny", "--length=64", "--cards=0.01,8")
     assert len(rows) == 2 + 14 and {row[-1] for row in rows[2:]} == {"8 GiB"}  # the allowance alone is more than 0.01
     with monkeypatch.context() as patch:
-        patch.setattr(kernels, "SHORT", 0)
+        patch.setattr(backend_cpu, "SAVE_WEIGHTS_UP_TO", 0)
         _, rows = run("--check", "--arch=bert_a_tiny", "--length=128")
     assert len(rows) == 2 + 6
     for row in rows[2:]:

@@ -10,10 +10,12 @@ from fairseq.data import data_utils
 from helpers import squad_file
 
 from tupe.bench import padding
+from tupe.bench.contenders import Setting
 from tupe.plugin.squad_data import prepare
 
 pytestmark = pytest.mark.usefixtures("own_module_cache")
 SIZES = np.array([4, 9, 30])
+TINY = Setting("tiny", vocab=60)
 
 
 def test_texts(learnable, vocabulary, tmp_path):
@@ -47,10 +49,10 @@ def test_contenders_ignore_padding(name):
         transformers = pytest.importorskip("transformers")
         if name == "modernbert" and not hasattr(transformers, "ModernBertConfig"):
             with pytest.raises(ValueError, match=r"needs transformers 4\.48"):
-                padding.build(name, "tiny", 60)
+                padding.build(name, TINY)
             return
     (batch,) = padding.batches(SIZES, 60, 3, 1, vocab=60, device="cpu", seed=2)
-    model, logits = padding.build(name, "tiny", 60)
+    model, logits = padding.build(name, TINY)
     padding.inference_step(model, logits, 60)
     with torch.no_grad():
         whole = logits(batch)
@@ -65,7 +67,7 @@ def test_which_of_ours_packs():
     (batch,) = padding.batches(SIZES, 60, 8, 1, vocab=60, device="cpu", seed=2)
     rows = {}
     for name in ("ours", "ours-padded"):
-        model, logits = padding.build(name, "tiny", 60)
+        model, logits = padding.build(name, TINY)
         model.encoder.layers[0].fc1.register_forward_hook(
             lambda module, args, out, name=name: rows.update({name: args[0].shape[:-1].numel()})
         )
@@ -78,7 +80,7 @@ def test_even_texts_are_the_same_tokens():
     texts = padding.even(batch)
     assert texts.count == texts.tokens.numel() and batch.count - 8 < texts.count <= batch.count and texts.real.all()
     assert texts.tokens.flatten().tolist() == batch.tokens[batch.real].tolist()[: texts.count]
-    _, logits = padding.build("ours-even", "tiny", 60)
+    _, logits = padding.build("ours-even", TINY)
     assert logits(batch).shape == (8, 2)
 
 

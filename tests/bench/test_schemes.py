@@ -74,14 +74,14 @@ def test_a_step_trains_the_model_and_the_encoding_whose_turn_it_is():
     word = stage.contender.model.encoder.tokens.weight
     t5, untied = stage.parts["t5"][0], stage.parts["untied (TUPE-A tie-cls)"][0]
     before = [x.detach().clone() for x in (word, t5.t5.table.weight, untied.untied.table.weight)]
-    assert stage.step("t5", "float32") > 0 and stage.contender.model.encoder.positions is t5
+    assert min(stage.step("t5", "float32", 0)) > 0 and stage.contender.model.encoder.positions is t5
     after = [word, t5.t5.table.weight, untied.untied.table.weight]
     assert [torch.equal(a, b) for a, b in zip(before, after, strict=True)] == [False, False, True]
     assert all(p.grad is None for p in stage.contender.model.parameters())
 
 
 def test_ratios_are_taken_within_rounds():
-    assert cost.ratios([2.0, 30.0, 4.0], [1.0, 10.0, 4.0]) == ("2.000 (1.00 to 3.00)", "2.000")
+    assert cost.shown([2.0, 30.0, 4.0], [1.0, 10.0, 4.0]) == ("2.000 (1.00 to 3.00)", "2.000")
     rows = [{"encoding": "absolute (BERT-A)", "seconds": [1.0]}, {"encoding": "x (TUPE-A)", "seconds": [1.25]}]
     assert cost.against_bert(rows) == ["TUPE-A / BERT-A: median 1.250 (1.25 to 1.25), fastest 1.250"]
     assert cost.against_bert(rows[1:]) == []
@@ -91,9 +91,9 @@ def test_precisions_take_turns_in_one_model(monkeypatch):
     seen = []
 
     class Stage(cost.Stage):
-        def step(self, name, precision):
+        def step(self, name, precision, turn):
             seen.append((name, precision, id(self.contender.model)))
-            return super().step(name, precision)
+            return super().step(name, precision, turn)
 
     monkeypatch.setattr(cost, "Stage", Stage)
     rows = cost.rows(cost.cases(["t5"]), TINY, 2, ["float32", "bf16"], lambda line: None)
@@ -116,17 +116,17 @@ def test_command(tmp_path):
     options += ["--positions=bert_a,tupe_r,shaw"]
     status, printed = run(*options, "--lengths=16")
     assert status == 0 and printed.endswith(out.with_suffix(".md").read_text() + "\n")
-    assert "TUPE-R / BERT-A" in printed and "L=16 round 2/2" in printed and "min left" in printed
+    assert "TUPE-R / BERT-A" in printed and "L=16 turn 2/2: nopos" in printed and "minutes left" in printed
     rows = json.loads(out.with_suffix(".json").read_text())["lengths"]["16"]["rows"]
     names = [row["encoding"] for row in rows]
     assert names == ["nopos", "absolute (BERT-A)", "untied+t5, [CLS] untied (TUPE-R)", "shaw", cost.CONTROL]
     assert "| nopos | 0 | 0.0 | 0.0 | 1.000 (1.00 to 1.00) | 1.000 |" in printed
     assert rows[0]["parameters"] == rows[4]["parameters"] == 0
     assert rows[1]["parameters"] == 16 * 128 and all(len(row["seconds"]) == 2 for row in rows)
-    with mock.patch.object(cost, "measure", side_effect=AssertionError):  # finished lengths are read
+    with mock.patch.object(cost, "rows", side_effect=AssertionError):  # finished lengths are read
         assert "| shaw | 8,256 |" in run(*options, "--lengths=16")[1]
     image = out.with_suffix(".png").read_bytes()
-    with mock.patch.object(cost, "measure", side_effect=AssertionError):
+    with mock.patch.object(cost, "rows", side_effect=AssertionError):
         assert "| shaw | 8,256 |" in run(f"--draw={out.with_suffix('.json')}")[1]
     assert out.with_suffix(".png").read_bytes() == image and len(image) > 1000
     for words, message in (

@@ -23,11 +23,15 @@ from click.testing import CliRunner
 from helpers import descendants, fork, has_ended, wait_until
 from tqdm import tqdm
 
+from tupe.common import plotting
 from tupe.corpus import steps as corpus
 from tupe.corpus.engine import command, prepare
 from tupe.corpus.readers import find_inputs
+from tupe.corpus.report import write_report
 from tupe.text import TextEncoder
 
+pytestmark = pytest.mark.usefixtures("undrawn")  # `test_report` draws
+PNG = plotting.png
 SUBJECTS = ["The old man", "A young woman", "My neighbour's dog", "Every king", "Nobody in town", "The U.S. Senate"]
 VERBS = ["saw", "heard of", "didn't like", "bought", "painted", "forgot"]
 OBJECTS = ["the river", "a café,", "two ships (in 1990)", "what he'd written", "the “Times”", "http://example.org/x"]
@@ -610,11 +614,14 @@ def test_rare_words_become_unk_in_training_and_in_the_encoder(tmp_path):
     assert abs(len(words) - 0.21 * len(types)) < 3 + 8  # those that are always kept; types of the held-out documents
 
 
-def test_report(data):
+def test_report(data, tmp_path, monkeypatch):
+    monkeypatch.setattr(plotting, "png", PNG)
+    write_report(tmp_path, json.loads((data / "manifest.json").read_text()))
     report = (data / "report.md").read_text()
+    assert report == (tmp_path / "report.md").read_text()
     assert "| read | 30 |" in report and "| documents | 30 |" in report and "| sentences | 210 |" in report
     assert "pieces per word" in report and "`<unk>` | 0.00 %" in report
-    assert (data / "report.png").read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / "report.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_vocabulary_of_the_default_size_needs_more_text(tmp_path):

@@ -7,7 +7,7 @@ import pytest
 import torch
 from helpers import build
 
-from tupe.attention import attention_weights
+from tupe.attention import Plain
 from tupe.evaluation.probes import (
     direction_balance,
     four_correlations,
@@ -169,7 +169,7 @@ def test_positional_logits_are_the_models():
     model = build("tupe_r_tiny", max_positions=16).eval()
     logits = positional_logits(model)
     (terms, *_) = model.encoder.terms(16)
-    torch.testing.assert_close(logits, terms.bias)
+    torch.testing.assert_close(logits, terms.prepared.bias)
     assert logits.shape == (2, 16, 16)
     with pytest.raises(ValueError, match="absolute"):
         positional_logits(build("bert_a_tiny"))
@@ -262,5 +262,6 @@ def test_attention_weights_of_a_later_layer():
     tokens = torch.randint(4, 40, (2, 16))
     _, hiddens = model.encoder(tokens, return_all_hiddens=True)
     q, k, _ = model.encoder.layers[1].attention.project(hiddens[1])
-    expected = attention_weights(q, k, model.encoder.terms(tokens.size(1))[1])
+    terms = model.encoder.terms(tokens.size(1))[1]
+    expected = Plain().weights(q, k, None, terms.prepared, terms.positions.scale)
     torch.testing.assert_close(model.encoder.attention_weights(tokens, layer=1), expected)

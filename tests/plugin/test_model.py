@@ -16,7 +16,7 @@ from tupe import positions
 from tupe.checkpoints.export import refuse_own_schemes
 from tupe.cli import main as tupe
 from tupe.common.architectures import ARCHITECTURES, SIZES, with_size
-from tupe.kernels import bf16_speed
+from tupe.cpu import bf16_speed
 from tupe.plugin import model as tupe_model
 from tupe.plugin.model import TupeModel, run_position_file
 from tupe.plugin.pretrained import structure

@@ -1,12 +1,11 @@
-"""The models whose training steps are compared, each with the criterion and optimizer that its users train it with.
+"""The models that are compared, and their training steps with the criterion and optimizer of their users.
 
 B batch, L sequence length, C width, F feed-forward width, N layers, V vocabulary.
 """
 
 import tupe.plugin  # noqa: F401  isort: skip  (first: registers the architectures, keeps fairseq's import quiet)
 import importlib.util
-from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 
 import torch
@@ -18,9 +17,9 @@ from fairseq.optim.adam import Adam
 from torch import nn
 
 from ..common.architectures import SIZES, with_size
-from ..kernels import multiply
+from ..cpu import multiply
 from ..plugin.optim import AdamW
-from .machine import Clock
+from .turns import Step, timed
 
 MASKED = 0.15  # share of the tokens that are masked
 OURS = {  # name -> (architecture, options on top of it)
@@ -35,6 +34,8 @@ OURS = {  # name -> (architecture, options on top of it)
 }
 HF = {"hf": "sdpa", "hf-eager": "eager", "hf-flash": "flash_attention_2"}  # flash: on GPUs in half precision
 CONTENDERS = [*OURS, "fairseq", *HF]
+PAD = 1
+PEAK_SIZE = {"cpu": 2048, "cuda": 8192}  # of the square matrices of `matrix_peak`
 DEFAULT = ["tupe_r", "tupe_a", "bert_a", "nopos", "fairseq", "hf"]
 
 
@@ -48,6 +49,10 @@ class Setting:
     precision: str = "float32"  # a name from machine.PRECISIONS; bf16: autocast, float32 weights
     device: str = "cpu"
     threads: int = 0  # 0: PyTorch's default
+
+    def of_length(self, length: int, tokens: int) -> "Setting":
+        """The same with a batch of so many tokens, of at least one sequence."""
+        return replace(self, length=length, batch=max(1, tokens // length))
 
     def dims(self) -> tuple[int, int, int, int]:
         """(N, C, number of heads, F)."""
@@ -87,114 +92,106 @@ def dictionary(vocab: int) -> Dictionary:
     return words
 
 
-class Contender:
-    """One model with the criterion and optimizer that its users train it with."""
+def build_ours(arch: str, length: int, vocab: int, **options) -> nn.Module:
+    """One of our architectures, its size in its name. options: of the model."""
+    config = MODEL_DATACLASS_REGISTRY[arch](max_positions=length, **options)
+    return ARCH_MODEL_REGISTRY[arch].build_model(config, SimpleNamespace(source_dictionary=dictionary(vocab)))
 
-    def __init__(self, name: str, setting: Setting):
-        if name not in CONTENDERS:
-            raise ValueError(f"unknown contender {name!r}; valid: {', '.join(CONTENDERS)}")
-        torch.manual_seed(0)
-        self.setting = setting
-        self.tokens, self.targets = masked_batch(setting)
-        build = self.build_hf if name in HF else self.build_fairseq if name == "fairseq" else self.build_ours
-        self.model = build(name).to(setting.device).train()
-        self.optimizer = self.build_optimizer(name)
 
-    def build_ours(self, name: str) -> nn.Module:
+def build(name: str, setting: Setting, classes: int = 0) -> nn.Module:
+    """A model in training mode, with random weights: a masked language model, or with `classes` a classifier of texts.
+    "modernbert", which is not one of CONTENDERS, has as many weights as BERT: its feed-forward block has three
+    matrices, each of two thirds.
+
+    Raises ValueError for an unknown name, or one that the installed library does not have.
+    """
+    torch.manual_seed(0)
+    layers, width, heads, ffn = setting.dims()
+    if name in OURS:
         arch, options = OURS[name]
-        layers, *_ = self.setting.dims()
-        config = MODEL_DATACLASS_REGISTRY[with_size(arch, self.setting.size)](
-            encoder_layers=layers, max_positions=self.setting.length, **options
-        )
-        model = ARCH_MODEL_REGISTRY[with_size(arch, self.setting.size)].build_model(
-            config, SimpleNamespace(source_dictionary=dictionary(self.setting.vocab))
-        )
-
-        def loss():  # the same as the criterion masked_lm_chunked
-            masked = self.targets.ne(1).nonzero(as_tuple=True)
-            options = {"masked_tokens": masked, "lm_targets": self.targets[masked], "n_real": self.tokens.numel()}
-            return self.model(self.tokens, **options)[0]
-
-        self.loss = loss
-        return model
-
-    def build_fairseq(self, name: str) -> nn.Module:
-        layers, width, heads, ffn = self.setting.dims()
+        arch = with_size(arch, setting.size)
+        model = build_ours(arch, setting.length, setting.vocab, encoder_layers=layers, **options)
+    elif name == "fairseq":
         config = SimpleNamespace(
             encoder_layers=layers, encoder_embed_dim=width, encoder_attention_heads=heads, encoder_ffn_embed_dim=ffn,
-            max_positions=self.setting.length, dropout=0.1, attention_dropout=0.1,
+            max_positions=setting.length, dropout=0.1, attention_dropout=0.1,
         )  # fmt: skip
-        model = RobertaModel.build_model(config, SimpleNamespace(source_dictionary=dictionary(self.setting.vocab)))
-        masked = self.targets.ne(1)
+        model = RobertaModel.build_model(config, SimpleNamespace(source_dictionary=dictionary(setting.vocab)))
+    elif name in HF or name == "modernbert":
+        import transformers
 
-        def loss():
-            logits, _ = self.model(self.tokens, masked_tokens=masked)
-            return modules.cross_entropy(logits, self.targets[masked], reduction="sum", ignore_index=1)
-
-        self.loss = loss
-        return model
-
-    def build_hf(self, name: str) -> nn.Module:
-        from transformers import BertConfig, BertForMaskedLM
-
-        layers, width, heads, ffn = self.setting.dims()
-        config = BertConfig(
-            vocab_size=self.setting.vocab, hidden_size=width, num_hidden_layers=layers, num_attention_heads=heads,
-            intermediate_size=ffn, max_position_embeddings=self.setting.length, attn_implementation=HF[name],
+        kind = "ModernBert" if name == "modernbert" else "Bert"
+        if not hasattr(transformers, f"{kind}Config"):
+            raise ValueError(f"modernbert needs transformers 4.48 or newer; here is {transformers.__version__}")
+        ids = {"bos_token_id": 0, "cls_token_id": 0, "pad_token_id": PAD, "eos_token_id": 2, "sep_token_id": 2}
+        ids = ids if kind == "ModernBert" else {}  # BERT's default ids are others, which nothing here depends on
+        config = getattr(transformers, f"{kind}Config")(
+            vocab_size=setting.vocab, hidden_size=width, num_hidden_layers=layers, num_attention_heads=heads,
+            intermediate_size=ffn if kind == "Bert" else 2 * ffn // 3, max_position_embeddings=setting.length,
+            attn_implementation=HF.get(name, "sdpa"), num_labels=classes, **ids,
         )  # fmt: skip
-        labels = self.targets.masked_fill(self.targets.eq(1), -100)
-        count = labels.ne(-100).sum()
-        self.loss = lambda: self.model(self.tokens, labels=labels).loss * count
-        return BertForMaskedLM(config)
+        head = "ForSequenceClassification" if classes else "ForMaskedLM"
+        model = getattr(transformers, kind + head)(config)
+    else:
+        raise ValueError(f"unknown contender {name!r}; valid: {', '.join(CONTENDERS)}")
+    if classes and hasattr(model, "register_classification_head"):  # a model of fairseq's
+        model.register_classification_head("head", num_classes=classes)
+    return model.to(setting.device).train()
+
+
+class Contender:
+    """One model with the criterion and optimizer that its users train it with. `step` trains it: forward pass, backward
+    pass, optimizer."""
+
+    def __init__(self, name: str, setting: Setting):
+        self.name, self.setting = name, setting
+        self.tokens, self.targets = masked_batch(setting)
+        self.model = build(name, setting)
+        self.masked = self.targets.ne(PAD)
+        self.optimizer = self.build_optimizer(name)
+        self.step = timed(setting.device, self.forward, self.backward, self.update)
+
+    def loss(self) -> torch.Tensor:
+        """The sum over masked tokens."""
+        if self.name in HF:
+            labels = self.targets.masked_fill(~self.masked, -100)
+            return self.model(self.tokens, labels=labels).loss * self.masked.sum()
+        if self.name == "fairseq":
+            logits, _ = self.model(self.tokens, masked_tokens=self.masked)
+            return modules.cross_entropy(logits, self.targets[self.masked], reduction="sum", ignore_index=PAD)
+        masked = self.masked.nonzero(as_tuple=True)  # the same as the criterion masked_lm_chunked
+        options = {"masked_tokens": masked, "lm_targets": self.targets[masked], "n_real": self.tokens.numel()}
+        return self.model(self.tokens, **options)[0]
 
     def build_optimizer(self, name: str) -> torch.optim.Optimizer:
         options = {"lr": 1e-4, "betas": (0.9, 0.999), "eps": 1e-6, "weight_decay": 0.01}
         if name in HF:  # the default of its Trainer
             return torch.optim.AdamW(self.model.parameters(), fused=True, **options)
-        if name == "fairseq":
-            return Adam(self.model.parameters(), **options)
-        return AdamW(self.model.parameters(), **options)
+        return (Adam if name == "fairseq" else AdamW)(self.model.parameters(), **options)
 
-    def step(self) -> list[float]:
-        """Train for a step; returns the seconds of forward pass, backward pass and optimizer."""
-        clock = Clock(self.setting.device)
-        bf16 = self.setting.precision == "bf16"
-        with torch.autocast(self.setting.device, torch.bfloat16) if bf16 else nullcontext():
-            loss = self.loss()
-        clock.lap()
-        (loss / self.targets.ne(1).sum()).backward()
-        clock.lap()
+    def forward(self) -> None:
+        with torch.autocast(self.setting.device, torch.bfloat16, enabled=self.setting.precision == "bf16"):
+            self.sum = self.loss()
+
+    def backward(self) -> None:
+        (self.sum / self.masked.sum()).backward()
+        del self.sum
+
+    def update(self) -> None:
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        clock.lap()
-        return clock.seconds()
 
 
-class MatrixPeak:
-    """A large matrix product in the same precision, by the fastest function available."""
-
-    def __init__(self, setting: Setting):
-        self.device, size = setting.device, peak_size(setting)
-        dtype = torch.bfloat16 if setting.precision == "bf16" else torch.float32
-        self.a = torch.randn(size, size, device=setting.device, dtype=dtype)
-
-    def step(self) -> list[float]:
-        clock = Clock(self.device)
-        for _ in range(3):
-            multiply(self.a, self.a)
-            clock.lap()
-        return [min(clock.seconds())]
-
-
-def peak_size(setting: Setting) -> int:
-    return 8192 if setting.device == "cuda" else 2048
+def matrix_peak(setting: Setting) -> Step:
+    """A step of three large matrix products in the same precision, by the fastest function available."""
+    size, dtype = PEAK_SIZE[setting.device], torch.bfloat16 if setting.precision == "bf16" else torch.float32
+    a = torch.randn(size, size, device=setting.device, dtype=dtype)
+    return timed(setting.device, *[lambda: multiply(a, a)] * 3)
 
 
 def check_available(names: list[str]) -> None:
-    """Raise ValueError for an unknown contender, or one whose library is not installed."""
-    if unknown := [name for name in names if name not in CONTENDERS]:
-        raise ValueError(f"unknown contender {unknown[0]!r}; valid: {', '.join(CONTENDERS)}")
+    """Raise ValueError for a contender whose library is not installed."""
     hugging_face = [name for name in names if name in HF]
     if hugging_face and importlib.util.find_spec("transformers") is None:
         raise ValueError(f"the contender {hugging_face[0]!r} needs `pip install transformers`")

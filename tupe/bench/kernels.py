@@ -3,28 +3,23 @@
 B batch, L sequence length, H heads, D width of a head, C = H D.
 """
 
-import statistics
-import time
 from collections.abc import Callable, Iterable, Sequence
-from types import SimpleNamespace
 
 import click
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .. import kernels
-from ..attention import PATHS, Terms
+from .. import cpu
+from ..attention import Batch
+from ..backends import BACKENDS
 from ..common import options
 from ..common.options import Command, ListOf
 from ..common.tables import Table
 from ..encoder import Encoder, LMHead
-from .machine import DEVICE, PRECISIONS, environment
-
-# A position module without any term of its own.
-NO_POSITIONS = SimpleNamespace(
-    rotate=lambda q, k, v, layer: (q, k, v), unrotate=lambda x, layer: x, content=lambda *x: None, value=lambda *x: None
-)  # fmt: skip
+from ..offsets import Places
+from .machine import DEVICE, PRECISIONS, environment, facts
+from .turns import Step, medians, take_turns, timed
 
 
 def concatenated(
@@ -109,8 +104,13 @@ def attention_case(
         return Case(lambda: concatenated(*inputs, None, scale, dropout), inputs)
     bias = (pos[0] * scale @ pos[1].transpose(1, 2)).detach()
     bias[:, :, 0], bias[:, 0] = theta.detach()[1, :, None], theta.detach()[0, :, None]
-    terms = Terms(scale, bias.requires_grad_())
-    return Case(lambda: PATHS[name](*qkv, NO_POSITIONS, terms, 0, "softmax", dropout), (*qkv, bias))
+    backend, whole = BACKENDS[name](), Batch(Places(length, device), dtype, heads)
+    bias.requires_grad_()
+
+    def call():
+        return backend.mix(*qkv, None, backend.prepare(bias, None, None, whole), scale, dropout)[0]
+
+    return Case(call, (*qkv, bias))
 
 
 def step_cases(
@@ -135,10 +135,10 @@ def step_cases(
     targets = tokens.view(-1)[: len(masked)]
     positions, layer, embedding = encoder.positions, encoder.layers[0], encoder.tokens.weight
     with torch.no_grad():
-        (terms,) = encoder.terms(length, encoder.choose_path(x))
-    terms = terms._replace(bias=terms.bias.requires_grad_())
+        (terms,) = encoder.terms(length, encoder.choose_backend(x))
+    bias = terms.prepared.bias.requires_grad_()
     inputs = {
-        "layer": (lambda: layer(x, positions, terms, 0), (x, terms.bias, *layer.parameters())),
+        "layer": (lambda: layer(x, terms), (x, bias, *layer.parameters())),
         "position terms": (lambda: positions.terms(length)[0][0], positions.parameters()),
         "token embeddings": (lambda: encoder.tokens(tokens), (embedding,)),
         "LM head and loss": (lambda: head.loss(masked, embedding, targets), (masked, embedding, *head.parameters())),
@@ -146,23 +146,16 @@ def step_cases(
     return {name: Case(autocast(compute), tensors) for name, (compute, tensors) in inputs.items()}
 
 
-def in_turns(calls: dict, turns: int, device: str = "cpu") -> dict:
-    """{name: median seconds} of functions that are called in turns."""
-    seconds = {name: [] for name in calls}
-    for turn in range(turns + 1):
-        for name, call in calls.items():
-            synchronise(device)
-            start = time.perf_counter()
-            call()
-            synchronise(device)
-            if turn:  # the first turn is a warm-up
-                seconds[name].append(time.perf_counter() - start)
-    return {name: statistics.median(times) for name, times in seconds.items()}
+def milliseconds(steps: dict[tuple[str, str], Step], turns: int) -> dict[str, list[float]]:
+    """{row: medians of each part of the steps of its columns}, all measured in turns. steps: {(row, column): step}"""
+    rows = {row: [] for row, _ in steps}
+    for (row, _), times in take_turns(steps, turns).items():
+        rows[row] += [1e3 * seconds for seconds in medians(times)]
+    return rows
 
 
-def synchronise(device: str) -> None:
-    if device == "cuda":
-        torch.cuda.synchronize()
+def table_of(header: list[str], rows: dict[str, list[float]]) -> Table:
+    return Table.plain(header, [[name, *(f"{cell:.2f}" for cell in cells)] for name, cells in rows.items()])
 
 
 def attention_table(
@@ -175,20 +168,17 @@ def attention_table(
 ) -> Table:
     """A row per dtype, (batch, length), path: milliseconds forward and backward, and how many times as fast as the
     first path."""
-    rows = []
+    rows = {}
     for dtype in dtypes:
         for batch, length in shapes:
+            setting = f"{str(dtype).removeprefix('torch.')}, B {batch}, L {length}"
             cases = {name: attention_case(name, batch, length, dtype, device, dropout) for name in names}
-            calls = {(n, part): getattr(case, part) for n, case in cases.items() for part in ("forward", "backward")}
-            times = in_turns(calls, turns, device)
-            first = sum(times[names[0], part] for part in ("forward", "backward"))
-            for name in names:
-                forward, backward = (times[name, part] for part in ("forward", "backward"))
-                label = f"{name}, {str(dtype).removeprefix('torch.')}, B {batch}, L {length}"
-                cells = 1e3 * forward, 1e3 * backward, first / (forward + backward)
-                rows.append([label, *(f"{cell:.2f}" for cell in cells)])
+            steps = {(f"{n}, {setting}", ""): timed(device, case.forward, case.backward) for n, case in cases.items()}
+            measured = milliseconds(steps, turns)
+            first = sum(measured[f"{names[0]}, {setting}"])
+            rows |= {name: [*cells, first / sum(cells)] for name, cells in measured.items()}
     header = [f"attention, H 12, D 64, dropout {dropout}", "forward ms", "backward ms", f"times as fast as {names[0]}"]
-    return Table.plain(header, rows)
+    return table_of(header, rows)
 
 
 def step_table(
@@ -197,24 +187,15 @@ def step_table(
 ) -> Table:  # fmt: skip
     """A row per part of a step: milliseconds forward and backward in each precision, and the first's over the
     last's."""
-    cases = {name: step_cases(batch, length, width, ffn, vocab, dtype, device) for name, dtype in precisions.items()}
-    parts = list(next(iter(cases.values())))
-    calls = {
-        (precision, part, way): getattr(case, way)
-        for part in parts
-        for precision, case_of in cases.items()
-        for case in [case_of[part]]
-        for way in ("forward", "backward")
+    steps = {
+        (part, precision): timed(device, case.forward, case.backward)
+        for precision, dtype in precisions.items()
+        for part, case in step_cases(batch, length, width, ffn, vocab, dtype, device).items()
     }
-    times = in_turns(calls, turns, device)
     header = [f"of TUPE-R, B {batch}, L {length}, C {width}, V {vocab}"]
     header += [f"{precision}: {way} ms" for precision in precisions for way in ("forward", "backward")]
-    rows = []
-    for part in parts:
-        seconds = [times[precision, part, way] for precision in precisions for way in ("forward", "backward")]
-        ratio = sum(seconds[:2]) / sum(seconds[-2:])
-        rows.append([part, *(f"{1e3 * cell:.2f}" for cell in seconds), f"{ratio:.2f}"])
-    return Table.plain([*header, "times as fast"], rows)
+    rows = {part: [*ms, sum(ms[:2]) / sum(ms[-2:])] for part, ms in milliseconds(steps, turns).items()}
+    return table_of([*header, "times as fast"], rows)
 
 
 def parts_table(tokens: int, width: int, ffn: int, device: str, turns: int) -> Table:
@@ -224,22 +205,19 @@ def parts_table(tokens: int, width: int, ffn: int, device: str, turns: int) -> T
     half, half_weight = x.bfloat16(), weight.bfloat16()
     calls = {
         ("product, float32", "PyTorch"): lambda: x @ weight.t(),
-        ("product, float32", "here"): lambda: kernels.multiply(x, weight),
+        ("product, float32", "here"): lambda: cpu.multiply(x, weight),
         ("product, bf16", "PyTorch"): lambda: half @ half_weight.t(),
-        ("product, bf16", "here"): lambda: kernels.multiply(half, half_weight),
+        ("product, bf16", "here"): lambda: cpu.multiply(half, half_weight),
         ("dropout, float32", "PyTorch"): lambda: F.dropout(hidden, 0.1),
-        ("dropout, float32", "here"): lambda: kernels.dropout(hidden, 0.1, True),
+        ("dropout, float32", "here"): lambda: cpu.dropout(hidden, 0.1, True),
     }
-    times = in_turns(calls, turns, device)
-    parts = dict.fromkeys(part for part, _ in calls)
-    rows = [[part, *(f"{1e3 * times[part, way]:.2f}" for way in ("PyTorch", "here"))] for part in parts]
     header = [f"{tokens} x {width} by {width} x {ffn}; dropout of {tokens} x {ffn}", "PyTorch ms", "here ms"]
-    return Table.plain(header, rows)
+    return table_of(header, milliseconds({name: timed(device, call) for name, call in calls.items()}, turns))
 
 
 # ---- the command
 
-CANDIDATES = [*PATHS, "concatenated"]
+CANDIDATES = [*BACKENDS, "concatenated"]
 
 
 @click.command(cls=Command)
@@ -261,7 +239,7 @@ def command(paths, lengths, tokens, vocab_size, precision, dropout, device, turn
     paths = paths or [name for name in CANDIDATES if device == "cpu" or name != "blocked"]
     precisions = {name: PRECISIONS[name] for name in precision}
     shapes = [(max(1, tokens // length), length) for length in lengths]
-    click.echo(", ".join(f"{key} {value}" for key, value in environment().items() if value is not None) + "\n")
+    click.echo(facts(environment()) + "\n")
     click.echo(parts_table(tokens, 768, 3072, device, turns).markdown())
     click.echo(step_table(*shapes[0], 768, 3072, vocab_size, precisions, device, turns).markdown())
     for p in dropout:

@@ -27,6 +27,11 @@ def environment() -> dict:
     }  # fmt: skip
 
 
+def facts(about: dict) -> str:
+    """The same on one line."""
+    return ", ".join(f"{key} {value}" for key, value in about.items() if value is not None)
+
+
 class Clock:
     """Seconds between laps. On a GPU, laps are events in its queue, so that only `seconds` waits for it."""
 

@@ -15,7 +15,7 @@ from typing import Any
 import click
 import torch
 import torch.nn.functional as F
-from fairseq.models import MODEL_DATACLASS_REGISTRY, MODEL_REGISTRY
+from fairseq.models import MODEL_REGISTRY
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.function import FunctionCtx
@@ -23,14 +23,15 @@ from torch.autograd.profiler_util import MEMORY_EVENT_NAME
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from .. import kernels
-from ..attention import why_not_fast
+from .. import backend_cpu
+from ..backends import make
 from ..common.architectures import SIZES
 from ..common.options import Command, ListOf
 from ..common.tables import Table
 from ..encoder import Encoder
 from ..packing import Selection
-from .contenders import dictionary
+from ..windows import InChunks
+from .contenders import build_ours
 
 GIB = 2**30
 RESERVE = 1.5 * GIB  # CUDA's context, communication buffers and fragmentation: an allowance, not a measurement
@@ -95,21 +96,24 @@ def step_bytes(
         model, tokens = build(arch, batch, length, vocabulary, options)
         model.to(dtype)
     body, config, item = model.encoder, model.cfg, dtype.itemsize
-    if reason := why_not_fast(body.positions, body.normaliser, dtype):
+    backend = make("sdpa", body.positions)
+    if reason := backend.refuses(body.positions, body.normaliser, torch.device("cuda"), dtype):
         raise ValueError(f"{arch}: {reason}; only fused attention is counted")
     body.attention = "sdpa"
     masked, width = count_masked(tokens), config.encoder_embed_dim
     with AsOnGpu():
         x, outside = kept(model, lambda: body.embed(tokens))
-        terms, of_bias = kept(model, lambda: body.terms(length, "sdpa"))
+        terms, of_bias = kept(model, lambda: body.terms(length, backend))
         places = torch.empty(masked, dtype=torch.long, device="meta")
-        last, selection = len(body.layers) - 1, Selection(places, places, length)
-        _, in_last = kept(model, lambda: body.layers[last](x, body.positions, terms[last], last, selection))
-        x, in_layer = kept(model, lambda: body.layers[0](x, body.positions, terms[0], 0))
+        last = len(body.layers) - 1
+        of_last = terms[last]._replace(selection=Selection(places, places, length))
+        _, in_last = kept(model, lambda: body.layers[last](x, of_last))
+        x, in_layer = kept(model, lambda: body.layers[0](x, terms[0]))
         rows = x.new_empty(masked, width).requires_grad_()
         _, head = kept(model, lambda: log_probabilities(model.lm_head(rows, body.tokens.weight)))
     recomputed = config.checkpoint_activations
-    bias = 0 if terms[0].bias is None else terms[0].bias.numel()  # [H, L, L]
+    prepared = terms[0].prepared.near if isinstance(terms[0].prepared, InChunks) else terms[0].prepared
+    bias = 0 if prepared.bias is None else prepared.bias.numel()  # [H, L, L]
     inside = 4 * bias + len(body.layers) * x.numel() * item if recomputed else last * in_layer + in_last
     bias_gradient = item * batch * bias
     ffn_gradient = 2 * item * batch * length * config.encoder_ffn_embed_dim
@@ -127,9 +131,7 @@ def build(arch: str, batch: int, length: int, vocabulary: int, options: dict) ->
     """(model in training mode, token ids [B, L]) for masked-LM training. Raises ValueError for an unknown name."""
     if arch not in MODEL_REGISTRY or not arch.startswith(("tupe_", "bert_")):
         raise ValueError(f"unknown architecture {arch!r} for masked-LM training")
-    words = dictionary(vocabulary)
-    config = MODEL_DATACLASS_REGISTRY[arch](max_positions=length, **options)
-    return MODEL_REGISTRY[arch](config, words).train(), torch.full((batch, length), words.nspecial)
+    return build_ours(arch, length, vocabulary, **options).train(), torch.full((batch, length), 4)
 
 
 def count_masked(tokens: Tensor) -> int:
@@ -165,7 +167,7 @@ def measured_bytes(
     gradients, in single precision: at the end of a forward pass, and at the peak of `update_freq` accumulated steps.
     options: of the model.
 
-    Comparable with `step_bytes` at lengths above `kernels.SHORT`, at which attention does not keep its weights.
+    Comparable with `step_bytes` at lengths above `SAVE_WEIGHTS_UP_TO`, at which attention does not keep its weights.
     """
     model, tokens = build(arch, batch, length, vocabulary, options)
     masked = torch.zeros(tokens.shape, dtype=torch.bool)
@@ -173,20 +175,15 @@ def measured_bytes(
     targets = tokens[masked]
     for p in model.parameters():
         p.grad = torch.zeros_like(p)
-    activations = peak = level = 0
+    activations, levels = 0, [0]
     for _ in range(update_freq):
-        loss, steps = allocations(
+        loss, forward = allocations(
             lambda: F.nll_loss(log_probabilities(model(tokens, masked_tokens=masked)[0]), targets, reduction="sum")
         )
-        for step in steps:
-            level += step
-            peak = max(peak, level)
-        activations = max(activations, level)
-        _, steps = allocations(loss.backward)
-        for step in steps:
-            level += step
-            peak = max(peak, level)
-    return {"activations": activations, "peak": peak}
+        activations = max(activations, levels[-1] + sum(forward))
+        _, backward = allocations(loss.backward)
+        levels += itertools.islice(itertools.accumulate([*forward, *backward], initial=levels[-1]), 1, None)
+    return {"activations": activations, "peak": max(levels)}
 
 
 class Level(TorchDispatchMode):
@@ -221,8 +218,7 @@ def forward_bytes(position: str, length: int, size: str = "base", layers: int | 
     """{"weights": bytes, "peak": bytes} of the encoder's forward pass for one sequence on a CPU, in float32 and without
     gradients; the peak includes the weights. Counted without data, so that any length takes seconds: memory that an
     operation needs inside of itself is left out."""
-    model, tokens = encoder(position, length, size, layers)
-    weights = sum(p.numel() * p.element_size() for p in model.parameters())
+    model, tokens, weights = encoder(position, length, size, layers)
     with FakeTensorMode(allow_non_fake_inputs=True) as shapes_only, Level() as level, torch.no_grad():
         own = [shapes_only.from_tensor(x) for x in [tokens, *model.parameters(), *model.buffers()]]
         level.known.update(x.untyped_storage()._cdata for x in own)  # views of these are no new memory
@@ -232,18 +228,19 @@ def forward_bytes(position: str, length: int, size: str = "base", layers: int | 
 
 def measured_forward_bytes(position: str, length: int, size: str = "base", layers: int | None = None) -> dict[str, int]:
     """What `forward_bytes` counts, as PyTorch allocates it on this CPU."""
-    model, tokens = encoder(position, length, size, layers)
-    weights = sum(p.numel() * p.element_size() for p in model.parameters())
+    model, tokens, weights = encoder(position, length, size, layers)
     with torch.no_grad():
         _, steps = allocations(lambda: model(tokens, n_real=length))
     return {"weights": weights, "peak": weights + max(itertools.accumulate(steps))}
 
 
-def encoder(position: str, length: int, size: str, layers: int | None) -> tuple[nn.Module, Tensor]:
-    """(encoder in evaluation mode with vocabulary 32,768 and the position tables that `length` tokens need, tokens)."""
+def encoder(position: str, length: int, size: str, layers: int | None) -> tuple[nn.Module, Tensor, int]:
+    """(encoder in evaluation mode with vocabulary 32,768 and the position tables that `length` tokens need, tokens,
+    bytes of its weights)."""
     depth, width, heads, ffn = SIZES[size]
     sizes = {"layers": layers or depth, "width": width, "heads": heads, "ffn": ffn, "max_positions": length}
-    return Encoder(32768, 1, position=position, **sizes).eval(), torch.full((1, length), 4)
+    model = Encoder(32768, 1, position=position, **sizes).eval()
+    return model, torch.full((1, length), 4), sum(p.numel() * p.element_size() for p in model.parameters())
 
 
 def allocations(function: Callable) -> tuple[Any, list[int]]:
@@ -273,8 +270,8 @@ def table_of_fits(arch: str, length: int, cards: list[float]) -> Table:
 
 def table_of_checks(arch: str, length: int) -> Table:
     """Counted and measured MiB in single precision without dropout, beside weights and gradients."""
-    if length <= kernels.SHORT:
-        raise ValueError(f"--check compares from length {kernels.SHORT + 1} on: a CPU keeps more for shorter ones")
+    if length <= (kept_whole := backend_cpu.SAVE_WEIGHTS_UP_TO):
+        raise ValueError(f"--check compares from length {kept_whole + 1} on: a CPU keeps more for shorter ones")
     rows = []
     for checkpointed in (False, True):
         options = {"dropout": 0.0, "attention_dropout": 0.0, "checkpoint_activations": checkpointed}

@@ -1,22 +1,19 @@
 """Fine-tuning and inference on texts of real lengths: our encoder, with and without work on padding, beside the common
 alternatives of the same size.
 
-All contenders have random weights, live in one process and take turns on the same batches, so that disturbances of the
-machine affect all alike; the ratio of two is the median over turns of the ratio within a turn.
+All contenders have random weights, live in one process and take turns on the same batches; the ratio of two is the
+median over turns of the ratio within a turn.
 
 B batch, L length of its longest text, V vocabulary.
 """
 
 import tupe.plugin  # noqa: F401  isort: skip  (first: keeps fairseq's import quiet)
-import json
 import statistics
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import click
 import matplotlib.ticker
@@ -24,8 +21,6 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from fairseq.data import data_utils
-from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_DATACLASS_REGISTRY
-from fairseq.models.roberta import RobertaModel
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 
@@ -35,7 +30,7 @@ from ..checkpoints.files import configuration, new_checkpoint
 from ..common import options, plotting
 from ..common.architectures import SIZES, with_size
 from ..common.options import Command, ListOf
-from ..common.record import command_line, write_atomically
+from ..common.record import command_line
 from ..common.tables import Table
 from ..offsets import Places
 from ..packing import NO_PADDING, Packing
@@ -44,12 +39,12 @@ from ..plugin.model import TupeModel
 from ..plugin.optim import FusedAdamW, FusedAdamWConfig
 from ..plugin.pretrained import load_dictionary
 from ..plugin.squad_data import Encoded, Windows
-from .contenders import HF, dictionary
-from .kernels import synchronise
+from . import contenders
+from .contenders import PAD, Setting, dictionary
 from .machine import DEVICE, PRECISIONS, environment
+from .turns import Step, ratios, take_turns, timed, totals, write
 
 LONGEST = 512
-PAD = 1
 FINETUNE = ["ours", "ours-padded", "fairseq", "hf"]
 INFERENCE = ["ours", "ours-padded", "export", "hf", "hf-eager", "modernbert"]
 CONTENDERS = list(dict.fromkeys([*FINETUNE, *INFERENCE, "ours-even"]))
@@ -108,18 +103,25 @@ def batches(
 # --------------------------------------------------------------------------------------------------------- contenders
 
 
-def build(name: str, size: str, vocab: int) -> tuple[nn.Module, Callable[[Batch], Tensor]]:
-    """A contender's model and the function of a batch to its logits [B, 2]. size: a name from `architectures.SIZES`."""
-    torch.manual_seed(0)
+def build(name: str, setting: Setting) -> tuple[nn.Module, Callable[[Batch], Tensor]]:
+    """A contender's model and the function of a batch to its logits [B, 2]."""
+    if name == "export":
+        model = build_export(setting)
+    else:
+        model = contenders.build("tupe_r" if name.startswith("ours") else name, setting, classes=2)
+    if name == "ours-padded":
+        model.encoder.packing = keep_padding  # in place of the method
+        model.encoder.transform = partial(keep_all, model.encoder.transform)
     if name == "fairseq":
-        return build_fairseq(size, vocab)
-    if name == "ours-even":
-        model, logits = build_ours(size, vocab, padded=False)
-        return model, lambda batch: logits(even(batch))
-    if name.startswith("ours"):
-        return build_ours(size, vocab, padded=name == "ours-padded")
-    model = build_export(size, vocab) if name == "export" else build_hugging_face(name, size, vocab)
-    return model, lambda batch: model(batch.tokens, attention_mask=batch.real.long()).logits
+        return model, lambda batch: model(batch.tokens, classification_head_name="head")[0]
+    if not name.startswith("ours"):
+        return model, lambda batch: model(batch.tokens, attention_mask=batch.real.long()).logits
+
+    def logits(batch):
+        batch = even(batch) if name == "ours-even" else batch
+        return model(batch.tokens, classification_head_name="head", n_real=batch.count)[0]
+
+    return model, logits
 
 
 def even(batch: Batch) -> Batch:
@@ -128,18 +130,6 @@ def even(batch: Batch) -> Batch:
     rows, length = len(batch.tokens), batch.count // len(batch.tokens)
     tokens = batch.tokens[batch.real][: rows * length].view(rows, length)
     return Batch(tokens, tokens.ne(PAD), tokens.numel(), batch.labels)
-
-
-def build_ours(size: str, vocab: int, padded: bool) -> tuple[nn.Module, Callable[[Batch], Tensor]]:
-    """TUPE-R. padded: every layer computes [B, L], padding and what no head reads included."""
-    arch = with_size("tupe_r", size)
-    task = SimpleNamespace(source_dictionary=dictionary(vocab))
-    model = ARCH_MODEL_REGISTRY[arch].build_model(MODEL_DATACLASS_REGISTRY[arch](max_positions=LONGEST), task)
-    model.register_classification_head("head", num_classes=2)
-    if padded:
-        model.encoder.packing = keep_padding  # in place of the method
-        model.encoder.transform = partial(keep_all, model.encoder.transform)
-    return model, lambda batch: model(batch.tokens, classification_head_name="head", n_real=batch.count)[0]
 
 
 def keep_padding(tokens: Tensor, n_real: int) -> Packing:
@@ -154,51 +144,20 @@ def keep_all(
     return transform(x, places, packing)[0].flatten(0, 1)[wanted], None
 
 
-def build_fairseq(size: str, vocab: int) -> tuple[nn.Module, Callable[[Batch], Tensor]]:
-    """fairseq's RoBERTa."""
-    layers, width, heads, ffn = SIZES[size]
-    config = SimpleNamespace(
-        encoder_layers=layers, encoder_embed_dim=width, encoder_attention_heads=heads, encoder_ffn_embed_dim=ffn,
-        max_positions=LONGEST, dropout=0.1, attention_dropout=0.1,
-    )  # fmt: skip
-    model = RobertaModel.build_model(config, SimpleNamespace(source_dictionary=dictionary(vocab)))
-    model.register_classification_head("head", num_classes=2)
-    return model, lambda batch: model(batch.tokens, classification_head_name="head")[0]
-
-
-def build_hugging_face(name: str, size: str, vocab: int) -> nn.Module:
-    """BERT, or ModernBERT with as many weights: its feed-forward block has three matrices, each of two thirds."""
-    import transformers
-
-    layers, width, heads, ffn = SIZES[size]
-    sizes = {"vocab_size": vocab, "hidden_size": width, "num_hidden_layers": layers, "num_attention_heads": heads}
-    if name == "modernbert":
-        if not hasattr(transformers, "ModernBertConfig"):
-            raise ValueError(f"modernbert needs transformers 4.48 or newer; here is {transformers.__version__}")
-        tokens = {"pad_token_id": PAD, "bos_token_id": 0, "cls_token_id": 0, "eos_token_id": 2, "sep_token_id": 2}
-        config = transformers.ModernBertConfig(
-            **sizes, intermediate_size=2 * ffn // 3, max_position_embeddings=LONGEST, attn_implementation="sdpa",
-            **tokens,
-        )  # fmt: skip
-        return transformers.ModernBertForSequenceClassification(config)
-    config = transformers.BertConfig(
-        **sizes, intermediate_size=ffn, max_position_embeddings=LONGEST, attn_implementation=HF[name]
-    )
-    return transformers.BertForSequenceClassification(config)
-
-
-def build_export(size: str, vocab: int) -> nn.Module:
+def build_export(setting: Setting) -> nn.Module:
     """TUPE-R as `tupe checkpoint export` writes it for the transformers library."""
     import transformers
 
+    torch.manual_seed(0)
     with tempfile.TemporaryDirectory() as folder:
-        words, cfg = dictionary(vocab), configuration(with_size("tupe_r", size), {"max_positions": LONGEST})
+        options = {"max_positions": setting.length, "encoder_layers": setting.dims()[0]}
+        words, cfg = dictionary(setting.vocab), configuration(with_size("tupe_r", setting.size), options)
         words.save(f"{folder}/dict.txt")
         torch.save(new_checkpoint(cfg, convert.build_model(cfg, words).state_dict()), f"{folder}/checkpoint.pt")
         export(f"{folder}/checkpoint.pt", f"{folder}/export")
         return transformers.AutoModelForSequenceClassification.from_pretrained(
             f"{folder}/export", trust_remote_code=True, num_labels=2
-        )
+        ).to(setting.device)
 
 
 # -------------------------------------------------------------------------------------------------------- measurement
@@ -239,20 +198,14 @@ def inference_step(model: nn.Module, logits: Callable[[Batch], Tensor], pieces: 
     return torch.inference_mode()(logits)
 
 
-def in_turns(steps: dict, batches: Iterator[Batch], precision: str, device: str) -> tuple[dict, list[Batch]]:
-    """({contender: seconds of every batch}, the batches). The first batch is a warm-up and is not counted."""
-    seconds, counted = {name: [] for name in steps}, []
-    for turn, batch in enumerate(batches):
-        for name in list(steps)[:: 1 if turn % 2 else -1]:  # every other turn in reverse order
-            synchronise(device)
-            start = time.perf_counter()
-            with torch.autocast(device, torch.bfloat16, enabled=precision == "bf16"):
-                steps[name](batch)
-            synchronise(device)
-            if turn:
-                seconds[name].append(time.perf_counter() - start)
-        counted += [batch] if turn else []
-    return seconds, counted
+def on_batches(function: Callable[[Batch], Any], drawn: list[Batch], precision: str, device: str) -> Step:
+    """The step of a contender: every turn has a batch."""
+
+    def compute(turn):
+        with torch.autocast(device, torch.bfloat16, enabled=precision == "bf16"):
+            function(drawn[turn])
+
+    return lambda turn: timed(device, partial(compute, turn))(turn)
 
 
 def rows(seconds: dict, counted: list[Batch], about: dict) -> list[dict]:
@@ -264,7 +217,7 @@ def rows(seconds: dict, counted: list[Batch], about: dict) -> list[dict]:
         {
             **about, "contender": name, "padding": 1 - tokens / places,
             "texts_per_s": texts / sum(times), "tokens_per_s": tokens / sum(times),
-            "times_as_fast": statistics.median(b / a for a, b in zip(first, times, strict=True)), "seconds": times,
+            "times_as_fast": statistics.median(ratios(times, first)), "seconds": times,
         }
         for name, times in seconds.items()
     ]  # fmt: skip
@@ -308,7 +261,7 @@ def picture(measured: list[dict]) -> Figure:
     return figure
 
 
-def shared(tasks: str, size: str, batch: str, contenders: list[str]) -> Callable:
+def shared(tasks: str, size: str, batch: str, names: list[str]) -> Callable:
     """The options of both commands."""
 
     def decorate(function: Callable) -> Callable:
@@ -318,7 +271,7 @@ def shared(tasks: str, size: str, batch: str, contenders: list[str]) -> Callable
             click.option("--device", type=click.Choice(["cpu", "cuda"]), default=DEVICE, help="default: a GPU if any"),
             click.option("--turns", type=click.IntRange(1), default=10, show_default=True, help="batches of each"),
             click.option("--precision", type=ListOf(list(PRECISIONS)), default="float32", show_default=True),
-            click.option("--contenders", type=ListOf(CONTENDERS), default=",".join(contenders), show_default=True),
+            click.option("--contenders", "names", type=ListOf(CONTENDERS), default=",".join(names), show_default=True),
             options.vocab_size(),
             click.option("--batch", type=ListOf(int), default=batch, show_default=True, metavar="B,..."),
             click.option("--sizes", type=ListOf(list(SIZES)), default=size, show_default=True, metavar="SIZE,..."),
@@ -333,7 +286,7 @@ def shared(tasks: str, size: str, batch: str, contenders: list[str]) -> Callable
 
 def measure(
     make_step: Callable, split: str, data: Path, tasks: list[str], sizes: list[str], batch: list[int], vocab_size: int,
-    contenders: list[str], precision: list[str], turns: int, device: str, seed: int, output: Path,
+    names: list[str], precision: list[str], turns: int, device: str, seed: int, output: Path,
 ) -> None:  # fmt: skip
     """Measure every combination, print a table, and write it after every size."""
     of_task = {task: texts(data, task, split) for task in tasks}
@@ -341,19 +294,17 @@ def measure(
     measured, about = [], {"command": command_line(), "pieces": pieces, **environment()}
     for size in sizes:
         for task in tasks:
-            steps = {}
-            for name in contenders:
-                model, logits = build(name, size, vocab_size)
-                steps[name] = make_step(model.to(device), logits, pieces[task])
+            functions = {}
+            for name in names:
+                model, logits = build(name, Setting(size, length=LONGEST, vocab=vocab_size, device=device))
+                functions[name] = make_step(model, logits, pieces[task])
             for number, kind in ((b, p) for b in batch for p in precision):
-                drawn = batches(of_task[task].sizes, pieces[task], number, turns + 1, vocab_size, device, seed)
-                seconds, counted = in_turns(steps, drawn, kind, device)
-                measured += rows(seconds, counted, {"size": size, "task": task, "batch": number, "precision": kind})
+                drawn = list(batches(of_task[task].sizes, pieces[task], number, turns + 1, vocab_size, device, seed))
+                steps = {name: on_batches(function, drawn, kind, device) for name, function in functions.items()}
+                seconds = {name: totals(times) for name, times in take_turns(steps, turns).items()}
+                measured += rows(seconds, drawn[1:], {"size": size, "task": task, "batch": number, "precision": kind})
                 click.echo(f"{size}, {task}, batch {number}, {kind}: measured", err=True)
-        output.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(f"{output}.json", json.dumps({"about": about, "rows": measured}, indent=1, allow_nan=False))
-        write_atomically(f"{output}.md", table(measured).markdown())
-        plotting.save(picture(measured), f"{output}.png")
+        write(output, {"about": about, "rows": measured}, table(measured).markdown(), picture(measured))
     click.echo(table(measured).markdown())
 
 

@@ -1,12 +1,13 @@
 """Tables and a picture of the results of `step.run`. L sequence length, N layers."""
 
 import statistics
-from pathlib import Path
 
 import matplotlib.ticker
+from matplotlib.figure import Figure
 
 from ..common import plotting
 from ..common.tables import Table
+from .machine import facts
 
 PAPER_TOKENS = 1_000_000 * 256 * 512  # updates x sequences x tokens
 BASELINES = ("nopos", "bert_a", "fairseq", "hf", "hf-eager", "hf-flash")
@@ -18,8 +19,8 @@ recomputation, embeddings, position terms, element-wise operations, the optimize
 
 Every contender has the same sizes, tokens, masked positions, dropout 0.1 and precision (bf16: autocast with float32
 weights), and clips gradients at 1; ours and Hugging Face's use PyTorch's fused AdamW, fairseq's RoBERTa uses
-fairseq's Adam, as their users do. Contenders take turns, in an order that is reversed every other turn: first a step
-that is not timed, because contenders release unused memory between turns, then a step that is timed.
+fairseq's Adam, as their users do. Contenders take turns, each in a new random order: first a step that is not timed,
+because contenders release unused memory between turns, then a step that is timed.
 Times are medians over turns; `x NAME` is the median over turns of tokens/s divided by NAME's in the same turn. MiB:
 peak memory of the contender's process (on a GPU: allocated) beyond the libraries. Matrix peak: the fastest square
 product of size 2048 (on a GPU 8192), three in every turn."""
@@ -28,8 +29,7 @@ product of size 2048 (on a GPU 8192), three in every turn."""
 def markdown(rows: list[dict], about: dict, devices: int) -> str:
     """The tables: one per setting, the growth of cost, bf16 against float32. devices: number of devices to project the
     paper's run to, or 0."""
-    facts = ", ".join(f"{key} {value}" for key, value in about.items() if value is not None)
-    parts = [f"{facts}\n", f"{ASSUMPTIONS}\n"]
+    parts = [f"{facts(about)}\n", f"{ASSUMPTIONS}\n"]
     settings = dict.fromkeys((r["precision"], r["length"], r["layers"]) for r in rows)
     for setting in settings:
         part = [r for r in rows if (r["precision"], r["length"], r["layers"]) == setting]
@@ -102,7 +102,7 @@ def project(tokens_per_s: float, devices: int) -> float:
     return PAPER_TOKENS / (tokens_per_s * devices) / 86400
 
 
-def picture(rows: list[dict], path: str | Path) -> None:
+def picture(rows: list[dict]) -> Figure:
     """Tokens per second against L and against N, a line per contender and precision."""
     figure, axes = plotting.curves(2, sharey=True)
     layers, length = most_common(rows, "layers"), most_common(rows, "length")
@@ -122,4 +122,4 @@ def picture(rows: list[dict], path: str | Path) -> None:
         axis.minorticks_off()
     axes[0].set_ylabel("tokens / s")
     plotting.legend(figure, columns=4)
-    plotting.save(figure, path)
+    return figure

@@ -8,11 +8,10 @@ B batch, L sequence length, N layers.
 """
 
 import json
-import random
 import statistics
-import time
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,19 +21,19 @@ from matplotlib.figure import Figure
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from ..attention import why_not_fast
+from ..backends import BACKENDS
 from ..common import options
 from ..common.architectures import ARCHITECTURES
 from ..common.options import FILE, Command, ListOf
 from ..common.plotting import COLOURS, curves, save
-from ..common.record import write_atomically
 from ..common.tables import Table
 from ..encoder import LAYERS, Encoder, init_bert
 from ..plugin.optim import AdamW
 from ..positions import Dims, Positions, overrides
 from ..schemes import SCHEMES
 from .contenders import Contender, Setting
-from .machine import PRECISIONS, environment
+from .machine import PRECISIONS, environment, facts
+from .turns import ratios, take_turns, totals, write
 
 SUMS = ["shaw+shaw_values"]  # combinations that no architecture has
 CONTROL = "nopos, a second time"  # its difference from 1 is noise
@@ -102,10 +101,10 @@ def flops(position: str, cls: str, setting: Setting) -> tuple[float, float]:
     products, rest = FlopCounterMode(display=False), ElementWise()
     with torch.device("meta"):
         encoder = Encoder(setting.vocab, 1, position=position, cls=cls, **plain, **sizes).train()
-        positions = encoder.positions
+        positions, tokens = encoder.positions, torch.zeros(setting.batch, setting.length, dtype=torch.long)
         if any(overrides(scheme, "reach") for scheme in positions.of_layer(0)):
-            encoder.attention = "plain" if why_not_fast(positions, encoder.normaliser, torch.float32) else "sdpa"
-        tokens = torch.zeros(setting.batch, setting.length, dtype=torch.long)
+            obstacle = BACKENDS["sdpa"]().refuses(positions, encoder.normaliser, tokens.device, torch.float32)
+            encoder.attention = "plain" if obstacle else "sdpa"
         with products, rest:
             features, _ = encoder(tokens, n_real=tokens.numel())
             features.backward(torch.empty_like(features))
@@ -142,11 +141,11 @@ class Stage:
             own = list(positions.parameters())
             self.parts[name] = positions, Together(shared, AdamW(own, lr=1e-4)) if own else shared
 
-    def step(self, name: str, precision: str) -> float:
-        """Train for a step with one encoding; returns its seconds."""
+    def step(self, name: str, precision: str, turn: int) -> list[float]:
+        """Train for a step with one encoding; returns the seconds of its parts."""
         self.contender.model.encoder.positions, self.contender.optimizer = self.parts[name]
         self.contender.setting = replace(self.contender.setting, precision=precision)
-        return sum(self.contender.step())
+        return self.contender.step(turn)
 
 
 def with_precisions(names: Iterable[str], precisions: list[str]) -> dict[str, tuple[str, str]]:
@@ -154,34 +153,10 @@ def with_precisions(names: Iterable[str], precisions: list[str]) -> dict[str, tu
     return {name + f", {kind}" * (kind != precisions[0]): (name, kind) for kind in precisions for name in names}
 
 
-def measure(
-    encodings: dict, setting: Setting, rounds: int, precisions: list[str], say: Callable[[str], Any] = print
-) -> dict[str, list[float]]:
-    """{row: seconds [rounds]}. In every round each encoding takes one step in each precision, in a new random order,
-    `nopos` twice; an uncounted round comes first. encodings: {label: (position, cls)}; say: called with a line of
-    progress."""
-    reference = next(iter(encodings))
-    encodings = {**encodings, CONTROL: encodings[reference]}
-    steps = with_precisions(encodings, precisions)
-    stage, order, shuffle = Stage(encodings, setting), list(steps), random.Random(0)
-    times, start = {name: [] for name in steps}, time.perf_counter()
-    for turn in range(rounds + 1):
-        shuffle.shuffle(order)
-        for index, name in enumerate(order):
-            seconds = stage.step(*steps[name])
-            if turn:
-                times[name].append(seconds)
-            done, total = turn * len(order) + index + 1, (rounds + 1) * len(order)
-            left = (time.perf_counter() - start) / done * (total - done)
-            state = f"round {turn}/{rounds}" if turn else "warm-up"
-            say(f"L={setting.length} {state}: {name} {seconds:.2f} s; {left / 60:.0f} min left for this length")
-    return times
-
-
-def ratios(ours: list[float], theirs: list[float]) -> tuple[str, str]:
+def shown(ours: list[float], theirs: list[float]) -> tuple[str, str]:
     """The ratios of two lists of seconds as text: the median (and range) over rounds of the ratio within a round, and
     the ratio of the fastest steps, which is more stable if disturbances come in bursts."""
-    within = [a / b for a, b in zip(ours, theirs, strict=True)]
+    within = ratios(ours, theirs)
     return f"{statistics.median(within):.3f} ({min(within):.2f} to {max(within):.2f})", f"{min(ours) / min(theirs):.3f}"
 
 
@@ -189,27 +164,25 @@ def rows(
     encodings: dict, setting: Setting, rounds: int, precisions: list[str], say: Callable[[str], Any] = print
 ) -> list[dict]:
     """One dict per encoding and precision: parameters and operations in excess of those of `nopos`, and the seconds of
-    all steps."""
-    times = measure(encodings, setting, rounds, precisions, say)
+    all steps. In every round each encoding takes one step in each precision, `nopos` twice; an uncounted round comes
+    first. encodings: {label: (position, cls)}, `nopos` first; say: called with a line after each round."""
+    steps = with_precisions([*encodings, CONTROL], precisions)
+    stage = Stage({**encodings, CONTROL: next(iter(encodings.values()))}, setting)
+    times = take_turns({row: partial(stage.step, *step) for row, step in steps.items()}, rounds, say=say)
     counted = {name: (parameters(*pair, setting), *flops(*pair, setting)) for name, pair in encodings.items()}
     base, results = counted[next(iter(encodings))], []
-    for name, (encoding, _) in with_precisions([*encodings, CONTROL], precisions).items():
+    for name, (encoding, _) in steps.items():
         extra = [a - b for a, b in zip(counted.get(encoding, base), base, strict=True)]
         results.append({
             "encoding": name, "parameters": extra[0], "products": extra[1], "element_wise": extra[2],
-            "seconds": times[name],
+            "seconds": totals(times[name]),
         })  # fmt: skip
     return results
 
 
-def setting_of(base: Setting, length: int, tokens: int) -> Setting:
-    return replace(base, length=length, batch=max(1, tokens // length))
-
-
 def markdown(result: dict) -> str:
     """The tables, one per length, and TUPE's time relative to BERT-A's. result: {"about", "options", "lengths"}."""
-    about = ", ".join(f"{key} {value}" for key, value in result["about"].items() if value is not None)
-    lines = [about, "", ", ".join(f"{key} {value}" for key, value in result["options"].items()), ""]
+    lines = [facts(result["about"]), "", facts(result["options"]), ""]
     for length, measured in result["lengths"].items():
         seconds = statistics.median(measured["rows"][0]["seconds"])
         lines += [
@@ -222,7 +195,7 @@ def markdown(result: dict) -> str:
         for row in measured["rows"]:
             cells.append([row["encoding"], f"{row['parameters']:,}"])
             cells[-1] += [f"{row[kind] / 1e3:,.1f}" for kind in ("products", "element_wise")]
-            cells[-1] += ratios(row["seconds"], measured["rows"][0]["seconds"])
+            cells[-1] += shown(row["seconds"], measured["rows"][0]["seconds"])
         lines += [Table.plain([*header, "step time: median (range)", "fastest"], cells).markdown()]
         lines += [*against_bert(measured["rows"]), ""]
     return "\n".join(lines)
@@ -237,7 +210,7 @@ def against_bert(rows: list[dict]) -> list[str]:
     lines = []
     for paper in ("TUPE-A", "TUPE-R"):
         if paper in names:
-            middle, fastest = ratios(times[names[paper]], times[names["BERT-A"]])
+            middle, fastest = shown(times[names[paper]], times[names["BERT-A"]])
             lines.append(f"{paper} / BERT-A: median {middle}, fastest {fastest}")
     return lines
 
@@ -250,9 +223,7 @@ def draw(result: dict) -> Figure:
     within = {}  # {length: {encoding: ratio of each round}}
     for length in lengths:
         rows = result["lengths"][length]["rows"]
-        within[length] = {
-            row["encoding"]: [a / b for a, b in zip(row["seconds"], rows[0]["seconds"], strict=True)] for row in rows
-        }
+        within[length] = {row["encoding"]: ratios(row["seconds"], rows[0]["seconds"]) for row in rows}
     order = sorted(within[lengths[-1]], key=lambda name: statistics.median(within[lengths[-1]][name]))
     for axis, length in zip(axes, lengths, strict=True):
         for place, name in enumerate(order):
@@ -325,15 +296,12 @@ def command(size, layers, lengths, tokens, rounds, positions, precision, threads
     path = Path(f"{output}.json")
     earlier = read_earlier(path, settings, with_precisions([*encodings, CONTROL], precision))
     result = {"about": environment(), "options": settings, "lengths": earlier}
-    output.parent.mkdir(parents=True, exist_ok=True)
     for length in lengths:
         if str(length) in result["lengths"]:
             continue
-        setting = setting_of(base, length, tokens)
-        measured = rows(encodings, setting, rounds, precision, click.echo)
+        setting = base.of_length(length, tokens)
+        measured = rows(encodings, setting, rounds, precision, lambda line, L=length: click.echo(f"L={L} {line}"))
         products = flops("nopos", "tied", setting)[0]
         result["lengths"][str(length)] = {"batch": setting.batch, "products": products, "rows": measured}
-        write_atomically(path, json.dumps(result, indent=1, allow_nan=False) + "\n")
-        write_atomically(f"{output}.md", markdown(result))
-        save(draw(result), Path(f"{output}.png"))
+        write(output, result, markdown(result), draw(result))
     click.echo(markdown(result))

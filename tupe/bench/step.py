@@ -1,15 +1,13 @@
 """Measures training steps of our encoders and of the common alternatives, side by side.
 
-Every contender has its own process (and so its own peak memory) and computes one step at a time, in turns, with the
-same tokens and the same masked positions. So disturbances of the machine affect all alike; the ratio of two contenders
-is the median over turns of the ratio within a turn.
+Every contender has its own process (and so its own peak memory), and all take turns with the same tokens and the same
+masked positions.
 
 B batch, L sequence length, N layers.
 """
 
 import tupe.plugin  # noqa: F401  isort: skip  (first: keeps fairseq's import quiet)
 import importlib
-import json
 import multiprocessing
 import os
 import statistics
@@ -18,6 +16,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from multiprocessing.connection import Connection
+from multiprocessing.context import BaseContext
 from pathlib import Path
 from typing import Any
 
@@ -28,22 +27,23 @@ from fairseq.tasks.masked_lm import MaskedLMConfig, MaskedLMTask
 
 from ..common import options
 from ..common.options import Command, ListOf
-from ..common.record import command_line, write_atomically
+from ..common.record import command_line
 from . import report
 from .contenders import (
     CONTENDERS,
     HF,
     MASKED,
+    PEAK_SIZE,
     Contender,
-    MatrixPeak,
     Setting,
     check_available,
     default_models,
     dictionary,
     flops_per_token,
-    peak_size,
+    matrix_peak,
 )
 from .machine import DEVICE, PRECISIONS, environment, memory_available, memory_peak, release_memory
+from .turns import Lost, medians, ratios, take_turns, totals, write
 
 
 def libraries(names: list[str]) -> list[str]:
@@ -61,29 +61,52 @@ def memory_needed(names: list[str], setting: Setting) -> int:
     return 12 * weights * len(names) + 4 * weights + step
 
 
-def ended(name: str) -> ValueError:
-    """The error for a contender whose process has died."""
-    return ValueError(f"the process of {name} ended, probably because memory ran out")
-
-
 def work(name: str, names: list[str], setting: Setting, pipe: Connection) -> None:
-    """The process of a contender: build the model, then answer every request with the times of a step and the peak
-    memory. An untimed step precedes each timed one."""
+    """The process of a contender: build the model, then answer every turn with the times of a step and the peak memory.
+    An untimed step precedes each timed one."""
     try:
         if setting.threads:
             torch.set_num_threads(setting.threads)
         for module in libraries(names):
             importlib.import_module(module)
         before = memory_peak(setting.device)
-        contender = MatrixPeak(setting) if name == "peak" else Contender(name, setting)
-        pipe.send(None)
-        while pipe.recv():
-            contender.step()  # untimed: it allocates the released memory again
-            times = contender.step()
+        step = matrix_peak(setting) if name == "peak" else Contender(name, setting).step
+        pipe.send((None, 0.0))
+        while True:
+            turn = pipe.recv()
+            step(turn)  # untimed: it allocates the released memory again
+            times = step(turn)
             release_memory(setting.device)
             pipe.send((times, memory_peak(setting.device) - before))
     except Exception as error:
         pipe.send(error)
+
+
+class Process:
+    """A contender in a process of its own. `memory`: its peak in MiB."""
+
+    def __init__(self, context: BaseContext, name: str, names: list[str], setting: Setting):
+        self.name, (self.pipe, other_end) = name, context.Pipe()
+        self.process = context.Process(target=work, args=(name, names, setting, other_end), daemon=True)
+        self.process.start()
+        other_end.close()  # so that reading from the pipe fails when the process dies
+
+    def receive(self) -> list[float] | None:
+        """The times of a step; first None, when the model is built. Raises the process's own error."""
+        answer = self.pipe.recv()
+        if isinstance(answer, Exception):
+            raise answer
+        seconds, self.memory = answer
+        return seconds
+
+    def step(self, turn: int) -> list[float]:
+        try:
+            self.pipe.send(turn)
+            return self.receive()
+        except (EOFError, OSError) as error:
+            raise Lost(f"the process of {self.name} ended, probably because memory ran out") from error
+        except RuntimeError as error:  # such as CUDA's memory
+            raise Lost(f"{self.name}: {error}") from error
 
 
 def measure(
@@ -104,46 +127,18 @@ def measure(
         )
     context = multiprocessing.get_context("forkserver")  # libraries are imported once
     context.set_forkserver_preload(libraries(names))
-    pipes, processes, results = {}, [], {}
-    for name in ["peak", *names]:
-        pipes[name], other_end = context.Pipe()
-        processes.append(context.Process(target=work, args=(name, names, setting, other_end), daemon=True))
-        processes[-1].start()
-        other_end.close()  # so that reading from the pipe fails when the process dies
+    processes = {}
     try:
-        for name, pipe in pipes.items():
-            try:
-                error = pipe.recv()
-            except EOFError:
-                error = ended(name)
-            if isinstance(error, Exception):
-                raise error
-            results[name] = {"steps": [], "memory": 0.0}
-        for turn in range(-warmup, rounds):
-            latest = {}
-            for name in list(pipes)[:: 1 if turn % 2 else -1]:  # every other turn in reverse order
-                try:
-                    pipes[name].send(True)
-                    answer = pipes[name].recv()
-                except (EOFError, OSError):
-                    answer = ended(name)
-                if isinstance(answer, Exception) and turn > 0:  # keep what was measured so far
-                    say(f"stopped in turn {turn + 1}/{rounds}: {answer}")
-                    return results
-                if isinstance(answer, Exception):
-                    raise answer
-                latest[name], results[name]["memory"] = answer
-            if turn >= 0:
-                for name, times in latest.items():
-                    results[name]["steps"].append(times)
-            times = "  ".join(f"{name} {sum(latest[name]):.2f} s" for name in names)
-            label = f"turn {turn + 1}/{rounds}" if turn >= 0 else "warm-up"
-            say(f"{setting.precision} L={setting.length} N={setting.dims()[0]} {label}: {times}")
+        for name in ["peak", *names]:
+            processes[name] = Process(context, name, names, setting)
+        for process in processes.values():
+            process.receive()
+        steps = take_turns({name: process.step for name, process in processes.items()}, rounds, warmup, say)
     finally:
-        for process in processes:
-            process.kill()
-            process.join()
-    return results
+        for process in processes.values():
+            process.process.kill()
+            process.process.join()
+    return {name: {"steps": steps[name], "memory": process.memory} for name, process in processes.items()}
 
 
 def cross(base: Setting, lengths: list[int], layers: list[int], tokens: int) -> list[Setting]:
@@ -155,7 +150,7 @@ def cross(base: Setting, lengths: list[int], layers: list[int], tokens: int) -> 
         raise ValueError(f"a batch of {tokens} tokens holds no sequence of {max(lengths)}; use more --tokens")
     pairs = [(n, lengths[0]) for n in layers] + [(layers[0], length) for length in lengths[1:]]
     return [
-        replace(base, layers=replace(base, layers=n).dims()[0], length=length, batch=tokens // length)
+        replace(base, layers=replace(base, layers=n).dims()[0]).of_length(length, tokens)
         for n, length in dict.fromkeys(pairs)
     ]
 
@@ -169,47 +164,36 @@ def run(
     say: Callable[[str], Any] = click.echo,
 ) -> list[dict]:
     """Measure all settings and return their rows; calls `done(rows)` after each with the rows so far, and `say` after
-    every turn with a line that includes the time left."""
-    rows, spent, turns = [], 0.0, rounds + warmup
-    costs = [flops_per_token(s) * s.batch * s.length * (0.6 if s.precision == "bf16" else 1) for s in settings]
-    start = time.monotonic()
-    for index, setting in enumerate(settings):
-        turn = iter(range(1, turns + 1))
-
-        def progress(line, index=index, turn=turn, before=spent):
-            finished = before + costs[index] * next(turn) / turns
-            left = (time.monotonic() - start) * (sum(costs) / finished - 1)
-            say(f"{line}; about {left / 60:.1f} minutes left")
-
-        rows += summary(measure(names, setting, rounds, warmup, progress), names, setting)
-        spent += costs[index]
+    every turn with a line that includes the time left for the setting."""
+    rows = []
+    for number, setting in enumerate(settings, 1):
+        about = f"{setting.precision} L={setting.length} N={setting.dims()[0]} (setting {number}/{len(settings)})"
+        results = measure(names, setting, rounds, warmup, lambda line, about=about: say(f"{about} {line}"))
+        rows += summary(results, names, setting)
         done(rows)
     return rows
-
-
-def ratio(results: dict, a: str, b: str) -> float:
-    """The speed of a divided by that of b: the median over turns of the ratio within a turn."""
-    pairs = zip(results[a]["steps"], results[b]["steps"], strict=True)
-    return statistics.median(sum(seconds_b) / sum(seconds_a) for seconds_a, seconds_b in pairs)
 
 
 def summary(results: dict, names: list[str], setting: Setting) -> list[dict]:
     """One row (dict) per contender."""
     tokens = setting.batch * setting.length
-    peak = 2 * peak_size(setting) ** 3 / min(t[0] for t in results["peak"]["steps"])
+    peak = 2 * PEAK_SIZE[setting.device] ** 3 / min(min(products) for products in results["peak"]["steps"])
+    seconds = {name: totals(results[name]["steps"]) for name in names}
     rows = []
     for name in names:
         steps = results[name]["steps"]
-        speed = tokens / statistics.median(sum(step) for step in steps)
+        speed = tokens / statistics.median(seconds[name])
+        forward, backward, optimizer = medians(steps)
         rows.append({
             "contender": name, **asdict(setting), "layers": setting.dims()[0], "rounds": len(steps),
             "tokens_per_s": speed,
-            "forward_s": statistics.median(s[0] for s in steps), "backward_s": statistics.median(s[1] for s in steps),
-            "optimizer_s": statistics.median(s[2] for s in steps), "steps": steps,
+            "forward_s": forward, "backward_s": backward, "optimizer_s": optimizer, "steps": steps,
             "memory_mib": results[name]["memory"],
             "flops_per_token": flops_per_token(setting, name), "peak_flops": peak,
             "share_of_peak": speed * flops_per_token(setting, name) / peak,
-            "times_as_fast": {b: ratio(results, name, b) for b in names if b != name},
+            "times_as_fast": {
+                b: statistics.median(ratios(seconds[b], seconds[name])) for b in names if b != name
+            },
         })  # fmt: skip
     return rows
 
@@ -285,11 +269,8 @@ def command(
     base = Setting(size, vocab=vocab_size, device=device, threads=threads)
     settings = cross(base, lengths, layers, tokens)
     settings = [replace(setting, precision=name) for name in precision for setting in settings]
-    output.parent.mkdir(parents=True, exist_ok=True)
 
-    def write(rows):
-        write_atomically(f"{output}.json", json.dumps({"about": about, "rows": rows}, indent=1, allow_nan=False))
-        write_atomically(f"{output}.md", report.markdown(rows, about, project))
-        report.picture(rows, Path(f"{output}.png"))
+    def done(rows):
+        write(output, {"about": about, "rows": rows}, report.markdown(rows, about, project), report.picture(rows))
 
-    click.echo(report.markdown(run(models, settings, rounds, warmup, write), about, project))
+    click.echo(report.markdown(run(models, settings, rounds, warmup, done), about, project))

@@ -13,8 +13,8 @@ from ..common.options import Command, QuietCommand
 from ..common.safe_load import read_checkpoint
 from ..common.tables import Table
 from ..corpus.download import fetch, from_pypi, from_zip
+from ..cpu import bf16_speed
 from ..evaluation.probes import losses_of
-from ..kernels import bf16_speed
 from .summary import unigram_entropy
 
 MODELS = {"bert_a": "BERT-A", "tupe_r": "TUPE-R"}

@@ -27,8 +27,8 @@ from torch import Tensor, nn
 from ..common.architectures import ARCHITECTURES, GAU, SIZES, with_size
 from ..common.options import cut_list, split_files
 from ..common.safe_load import read_checkpoint
+from ..cpu import bf16_speed
 from ..encoder import ClassificationHead, Encoder, LMHead, ModelConfig, SpanHead, names_in, of_cls
-from ..kernels import bf16_speed
 from ..positions import canonical, is_loaded, load_schemes
 from .hub import TupeHubInterface
 

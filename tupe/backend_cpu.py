@@ -1,0 +1,349 @@
+"""Attention on a CPU, under softmax: a few [L, L] blocks of logits at a time, which stay in a core's cache.
+
+B batch, L sequence length, R queries and K keys (L each, but under a window), H heads, D width of a head, E width of a
+value head. docs/performance.md has the measurement that justifies each trick.
+"""
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.function import FunctionCtx, once_differentiable
+
+from .attention import Backend, Batch, mask_logits
+from .cpu import DropoutMask, on_onednn, product, rounded_up, select
+from .offsets import Places
+from .packing import Packing
+from .positions import Positions, overrides
+from .windows import Chunks
+
+BLOCKED_BIAS_FROM = 2048  # longest sequence whose bias is held as a whole in evaluation
+QUERY_BLOCK_LOGITS = 2**24  # logits computed at a time by `attention_by_queries`: 64 MiB of float32
+
+
+class CpuPrepared(NamedTuple):
+    """What the CPU's backend needs of a layer beside q, k and v."""
+
+    # [H, R, K], or [n, R, K] for all heads alike; for long sequences without gradients, a function: queries
+    # first .. last-1 -> [H, last - first, L]
+    bias: Tensor | Callable | None
+    key_mask: Tensor | None  # [B, 1 or n, 1, K], False at padding
+    lengths: list[int] | None = None  # of the sequences, falling
+    first_query: bool = False  # the query [CLS] is computed only; the bias is [H, 1, L]
+
+
+class Cpu(Backend):
+    """Padding stays a mask, so that nothing of size B x H x L x L is ever there. Sequences come longest first: cutting
+    them to about one length is a view then. Long ones without gradients get their bias a block of queries at a time."""
+
+    name = "blocked"
+
+    def refuses(self, positions: Positions, normaliser: str, device: torch.device, dtype: torch.dtype) -> str | None:
+        if device.type != "cpu":
+            return f"it is for CPUs, not for {device.type}"
+        return super().refuses(positions, normaliser, device, dtype)
+
+    def order(self, packing: Packing) -> Packing:
+        return packing if packing.places is None else packing.longest_first()
+
+    def terms(self, positions: Positions, places: Places) -> list[tuple]:
+        long = places.length > BLOCKED_BIAS_FROM and positions.has_bias()
+        if not long or torch.is_grad_enabled() or positions.training:
+            return positions.terms(places)
+
+        def rows_of(layer):  # [H, L, L] would take too much memory
+            return lambda first, last: positions.bias_block(layer, places.block(first, last))
+
+        return [(rows_of(layer), None) for layer in range(positions.dims.layers)]
+
+    def prepare(
+        self, bias: Tensor | Callable | None, gate: Tensor | None, reach: int | None, batch: Batch
+    ) -> CpuPrepared:
+        if reach is not None:
+            bias = mask_logits(bias, batch.near(reach))
+        return CpuPrepared(bias, batch.key_mask, batch.packing.lengths)
+
+    def prepare_chunks(self, bias: Tensor, mask: Tensor | None, batch: Batch, window: Chunks) -> CpuPrepared:
+        """bias [H n or n, c, K], mask [B, n, 1, K] or None of a window's n chunks."""
+        return CpuPrepared(bias, mask)
+
+    def only(self, wanted: Tensor, prepared: CpuPrepared, positions: Positions, length: int) -> CpuPrepared:
+        """Where these are first tokens, [CLS], no other query's weights are computed."""
+        rotates_back = any(overrides(scheme, "unrotate") for scheme in positions.of_layer(0))
+        first_tokens = torch.arange(0, len(wanted) * length, length)
+        if rotates_back or callable(prepared.bias) or not torch.equal(wanted, first_tokens):
+            return prepared
+        bias = None if prepared.bias is None else prepared.bias[:, :1]
+        return prepared._replace(bias=bias, first_query=True)
+
+    def mix(
+        self, q: Tensor, k: Tensor, v: Tensor, content: None, prepared: CpuPrepared, scale: float, dropout: float
+    ) -> tuple[Tensor, None]:
+        bias, key_mask, lengths, first_query = prepared
+        q = q[:, :, :1] if first_query else q
+        is_long = bias is None and k.size(2) > BLOCKED_BIAS_FROM and not torch.is_grad_enabled() and dropout == 0
+        if callable(bias) or is_long:
+            return attention_by_queries(q, k, v, bias, key_mask, scale), None
+        lengths = lengths if q.size(2) == k.size(2) else None
+        return blocked_attention(q, k, v, bias, key_mask, scale, dropout, lengths), None
+
+
+# torch.compiler.disable imports the whole compiler, which takes as long as torch itself; torch's own form of it does so
+# at the first call.
+not_compiled = getattr(torch, "_disable_dynamo", torch.compiler.disable)
+
+
+BLOCK_LOGITS = 2**18  # logits computed at a time: 1 MiB of float32, which stays in a core's cache
+SAVE_WEIGHTS_UP_TO = 512  # longest sequence whose float32 weights are saved for the backward pass
+
+
+def saves_weights(k: Tensor) -> bool:
+    """Whether the forward pass saves the weights: if they are small, that is cheaper than computing them again."""
+    return k.dtype != torch.float32 or k.size(2) <= SAVE_WEIGHTS_UP_TO
+
+
+class Block(NamedTuple):
+    """Some of the logits of attention, which are computed together."""
+
+    heads: slice
+    rows: slice  # of the batch
+    length: int | None  # to which its sequences are cut, if they are
+    shape: tuple[int, int, int, int]  # heads, rows, queries, keys
+    first: int  # where its weights begin among those of all blocks
+
+    def cut(self, x: Tensor) -> Tensor:
+        """Of x [B, H, L, D], this block's part: [h, r, queries or keys, D]."""
+        return x[self.rows, self.heads, : self.length].transpose(0, 1)
+
+    def put(self, x: Tensor, values: Tensor) -> None:
+        """The inverse of `cut`."""
+        x[self.rows, self.heads, : self.length] = values.transpose(0, 1)
+
+    def weights(self, x: Tensor) -> Tensor:
+        """Of x, one entry per weight of all blocks, this block's [h, r, queries, keys]."""
+        return x[self.first : self.first + math.prod(self.shape)].view(self.shape)
+
+
+class BlockedAttention(torch.autograd.Function):
+    """softmax(q . k * scale + bias + mask), dropout, times v, a few [L, L] blocks at a time (see `plan_blocks`). What
+    they cut off, queries of padding, is 0.
+
+    The backward pass needs dropout's mask, one byte per weight, and the weights: saved in v's precision if
+    `saves_weights`, else computed again. It adds up the gradient of the bias over the batch block by block.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: FunctionCtx,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        bias: Tensor | None,
+        mask: Tensor | None,
+        scale: float,
+        p: float,
+        blocks: list[Block],
+    ) -> Tensor:
+        batch, heads, queries, _ = q.shape
+        count = sum(math.prod(block.shape) for block in blocks)
+        dropout_mask = DropoutMask(p) if p > 0 else None
+        ctx.scale, ctx.dropout_scale = scale, dropout_mask.scale if dropout_mask else 1.0
+        ctx.blocks = blocks
+        kept = torch.empty(count, dtype=torch.bool) if dropout_mask else None
+        saved = v.new_empty(count) if any(ctx.needs_input_grad) and saves_weights(k) else None
+        ctx.save_for_backward(q, k, v, bias, mask, kept, saved)
+        make = q.new_zeros if blocks[0].length else q.new_empty  # what is cut off is padding
+        out = make(batch, queries, heads, v.size(-1)).transpose(1, 2)
+        for block in blocks:
+            weights = block_weights(q, k, bias, mask, scale, block)
+            weights = weights.to(v.dtype) if saved is None else block.weights(saved).copy_(weights)
+            if dropout_mask:
+                weights = select(weights, dropout_mask.draw(block.weights(kept)))
+            block.put(out, matmul(weights, block.cut(v).transpose(2, 3)).mul_(ctx.dropout_scale))
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, bias, mask, kept, saved = ctx.saved_tensors
+        make = torch.zeros_like if ctx.blocks[0].length else torch.empty_like
+        dq, dk, dv = (make(x) for x in (q, k, v))
+        dbias = torch.zeros_like(bias) if ctx.needs_input_grad[3] else None
+        for block in ctx.blocks:
+            if saved is None:
+                weights = block_weights(q, k, bias, mask, ctx.scale, block).to(v.dtype)
+            else:
+                weights = block.weights(saved)
+            g = block.cut(grad) * ctx.dropout_scale
+            dweights, dropped = matmul(g, block.cut(v)), weights
+            if kept is not None:
+                dweights, dropped = (select(x, block.weights(kept)) for x in (dweights, weights))
+            block.put(dv, transposed_matmul(dropped, g))
+            dlogits = softmax_backward(dweights, weights)
+            if dbias is not None:
+                part = dlogits[:, 0] if dlogits.size(1) == 1 else dlogits.sum(1, dtype=torch.float32)
+                add_cyclic(dbias[:, : part.size(1), : part.size(2)], block.heads, part)
+            block.put(dq, matmul(dlogits, block.cut(k).transpose(2, 3)).mul_(ctx.scale))
+            block.put(dk, transposed_matmul(dlogits, block.cut(q)).mul_(ctx.scale))
+        return dq, dk, dv, dbias, None, None, None, None
+
+
+CUT_IF_BELOW = 0.9  # share of the logits below which cutting sequences to their lengths pays
+
+
+def plan_blocks(heads: int, batch: int, queries: int, keys: int, lengths: list[int] | None = None) -> list[Block]:
+    """The blocks of all logits, or, where cutting them to `lengths` pays, of those that matter. lengths: of every
+    sequence, up to its last token that is not padding, falling, or None; queries and keys are the same tokens then."""
+    parts = whole_sequences(heads, batch, queries, keys)
+    if lengths is not None:
+        cut = by_length(heads, lengths, keys)
+        if sum(math.prod(shape) for *_, shape in cut) < CUT_IF_BELOW * batch * heads * queries * keys:
+            parts = cut
+    blocks, first = [], 0
+    for part in parts:
+        blocks.append(Block(*part, first))
+        first += math.prod(blocks[-1].shape)
+    return blocks
+
+
+def whole_sequences(heads: int, batch: int, queries: int, keys: int) -> list[tuple]:
+    """One head after the other, so that its bias stays in the cache, or as many at a time as make one block of the
+    whole batch: where sequences are short, calls take longer than products."""
+    step = max(1, BLOCK_LOGITS // (queries * keys))  # sequences in a block
+    return [
+        (hs, rows, None, (hs.stop - hs.start, rows.stop - rows.start, queries, keys))
+        for hs in slices(heads, max(1, step // batch))
+        for rows in slices(batch, step)
+    ]
+
+
+MIN_BLOCK_LOGITS = 2**15  # logits of a block that take longer than the calls for it
+SAME_BLOCK_RATIO = 0.75  # of the longest sequence of a block: what is shorter is worth a block of its own
+
+
+def by_length(heads: int, lengths: list[int], longest: int) -> list[tuple]:
+    """Sequences of about one length together, which are cut to the longest of them, as many as make one block of all
+    heads."""
+    parts, first = [], 0
+    while first < len(lengths):
+        n = min(rounded_up(max(1, lengths[first])), longest)
+        fewest, most = (max(1, logits // (heads * n * n)) for logits in (MIN_BLOCK_LOGITS, BLOCK_LOGITS))
+        last = min(first + fewest, len(lengths))
+        while last < min(first + most, len(lengths)) and lengths[last] > SAME_BLOCK_RATIO * n:
+            last += 1
+        together = max(1, BLOCK_LOGITS // ((last - first) * n * n))  # heads in a block
+        parts += [
+            (hs, slice(first, last), n, (hs.stop - hs.start, last - first, n, n)) for hs in slices(heads, together)
+        ]
+        first = last
+    return parts
+
+
+def slices(count: int, step: int) -> list[slice]:
+    return [slice(i, min(i + step, count)) for i in range(0, count, step)]
+
+
+def cyclic(x: Tensor, hs: slice) -> Tensor:
+    """Of x [n, ...], which stands for x[h % n] at every head h: x at these heads, or all of x if n is 1."""
+    if len(x) == 1:
+        return x
+    if hs.stop <= len(x):
+        return x[hs]
+    return x[torch.arange(hs.start, hs.stop) % len(x)]
+
+
+def add_cyclic(x: Tensor, hs: slice, values: Tensor) -> None:
+    """Add values [hs, ...] to x [n, ...], that of head h to x[h % n]."""
+    if hs.stop <= len(x):
+        x[hs] += values
+    else:
+        x.index_add_(0, torch.arange(hs.start, hs.stop) % len(x), values.to(x.dtype))
+
+
+def block_weights(
+    q: Tensor, k: Tensor, bias: Tensor | None, mask: Tensor | None, scale: float, block: Block
+) -> Tensor:
+    """[h, r, queries, keys] float32: the weights of a block."""
+    # adding float32 to bf16 would take 25 times as long
+    logits = matmul(block.cut(q) * scale, block.cut(k)).float()
+    queries, keys = logits.shape[2:]
+    if bias is not None:
+        logits += cyclic(bias[:, :queries, :keys], block.heads)[:, None]
+    if mask is not None:
+        logits += cyclic(mask[block.rows, ..., :keys].transpose(0, 1), block.heads)
+    return torch.softmax(logits, -1)
+
+
+FUSED_SOFTMAX_BACKWARD = getattr(torch, "_softmax_backward_data", None)  # private: there is a plain way below
+
+
+def softmax_backward(dweights: Tensor, weights: Tensor) -> Tensor:
+    """The gradient of softmax's logits from that of its weights, [..., L] both: w (dw - sum(dw w))."""
+    if FUSED_SOFTMAX_BACKWARD is not None:
+        return FUSED_SOFTMAX_BACKWARD(dweights, weights, -1, weights.dtype)
+    products = dweights.float() * weights.float()
+    return (products - weights.float() * products.sum(-1, keepdim=True)).to(weights.dtype)
+
+
+def matmul(a: Tensor, b: Tensor) -> Tensor:
+    """a [h, r, n, k] times the transpose of b [h, r, m, k]: [h, r, n, m]."""
+    if a.size(0) * a.size(1) == 1 and on_onednn(a, b):
+        return product(a[0, 0], b[0, 0])[None, None]
+    return torch.bmm(a.flatten(0, 1), b.flatten(0, 1).transpose(1, 2)).unflatten(0, a.shape[:2])
+
+
+def transposed_matmul(a: Tensor, b: Tensor) -> Tensor:
+    """The transpose of a [h, r, m, n] times b [h, r, m, k]: [h, r, n, k]. Computed as (b^T a)^T, in two thirds of the
+    time."""
+    return matmul(b.transpose(2, 3), a.transpose(2, 3)).transpose(2, 3)
+
+
+@not_compiled  # its loops and numpy's masks cannot be traced
+def blocked_attention(
+    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, real: Tensor | None, scale: float, p: float,
+    lengths: list[int] | None = None,
+) -> Tensor:  # fmt: skip
+    """`BlockedAttention` of q [B, H, R, D], k [B, H, K, D], v [B, H, K, E], bias [H, R, K] or None, and real
+    [B, 1, 1, K] or None (False at padded keys) -> [B, H, R, E]. p: probability of dropout. lengths: see
+    `plan_blocks`.
+
+    Of n chunks of a window (`windows.Chunks`), laid out as H n heads, bias is [H n, R, K], or [n, R, K] for all heads
+    alike, and real [B, n, 1, K]. R and K are L, but in a window.
+    """
+    if p >= 1:
+        return (q[..., :1] * 0).expand(*q.shape[:3], v.size(-1))
+    # finite: in a window of padding alone, all keys are masked
+    mask = None if real is None else torch.zeros(real.shape).masked_fill_(~real, torch.finfo(torch.float32).min)
+    with torch.autocast("cpu", enabled=False):
+        blocks = plan_blocks(q.size(1), q.size(0), q.size(2), k.size(2), lengths)
+        if len(blocks) == 1 and not (p or torch.is_grad_enabled() or blocks[0].length):
+            # for one short text, calls take longer than products
+            weights = block_weights(q, k, bias, mask, scale, blocks[0]).to(v.dtype)
+            return matmul(weights, blocks[0].cut(v).transpose(2, 3)).transpose(0, 1)
+        return BlockedAttention.apply(q, k, v, bias, mask, scale, p, blocks)
+
+
+def attention_by_queries(
+    q: Tensor, k: Tensor, v: Tensor, bias: Callable[[int, int], Tensor] | None, real: Tensor | None, scale: float
+) -> Tensor:
+    """softmax(q . k * scale + bias) v on a CPU, a block of queries at a time, without gradients and dropout: neither
+    logits nor bias of all pairs are ever there.
+
+    q, k [B, H, L, D], v [B, H, L, E], bias: queries first .. last-1 -> [H, last - first, L], or None; real [B, 1, 1, L]
+    or None -> [B, H, L, E].
+    """
+    batch, heads, length, _ = q.shape
+    step = max(1, QUERY_BLOCK_LOGITS // (batch * heads * length))
+    out = q.new_empty(batch, length, heads, v.size(-1)).transpose(1, 2)
+    with torch.autocast("cpu", enabled=False):
+        for first in range(0, length, step):
+            last = min(first + step, length)
+            logits = ((q[:, :, first:last] * scale) @ k.transpose(2, 3)).float()
+            if bias is not None:
+                logits += bias(first, last)
+            if real is not None:
+                logits.masked_fill_(~real, torch.finfo(logits.dtype).min)  # finite: all keys may be padding
+            out[:, :, first:last] = torch.softmax(logits, -1).to(v.dtype) @ v
+    return out

@@ -1,0 +1,37 @@
+"""The ways to compute attention, and which of them a model gets here."""
+
+import torch
+
+from .attention import Backend, Plain
+from .backend_cpu import Cpu
+from .backend_sdpa import Sdpa
+from .positions import Positions, overrides
+from .windows import Windowed
+
+BACKENDS = {"plain": Plain, "blocked": Cpu, "sdpa": Sdpa}  # by the name that the option `attention` knows
+
+
+def make(name: str, positions: Positions, normaliser: str = "softmax") -> Backend:
+    """The backend of this name, whether it can compute the model or not."""
+    if name == "plain":
+        return Plain(normaliser)
+    has_window = any(overrides(scheme, "reach") for scheme in positions.of_layer(0))
+    return Windowed(BACKENDS[name]()) if has_window else BACKENDS[name]()
+
+
+def choose(
+    request: str, positions: Positions, normaliser: str, device: torch.device, dtype: torch.dtype
+) -> tuple[Backend, str]:
+    """(backend, reason) for a forward pass; request: a name from BACKENDS, or "auto".
+
+    Raises ValueError, with the reason, if the requested backend cannot compute what the model needs.
+    """
+    if request not in ("auto", *BACKENDS):
+        raise ValueError(f"unknown attention backend {request!r}; valid: auto, {', '.join(BACKENDS)}")
+    name, reason = request, "as requested"
+    if request == "auto":
+        name, reason = {"cpu": "blocked", "cuda": "sdpa"}.get(device.type, "plain"), f"the default on {device.type}"
+    obstacle = BACKENDS[name]().refuses(positions, normaliser, device, dtype)
+    if obstacle and request != "auto":
+        raise ValueError(f"attention={request} is not possible: {obstacle}; valid here: auto, plain")
+    return make("plain" if obstacle else name, positions, normaliser), obstacle or reason

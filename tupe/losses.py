@@ -1,0 +1,95 @@
+"""The masked-LM loss without the logits of all masked tokens at once.
+
+n masked tokens, C model width, V vocabulary.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import FunctionCtx, once_differentiable
+from torch.utils.checkpoint import checkpoint
+
+from .cpu import multiply, padded, product_over_rows
+from .positions import autocast_device
+
+LM_LOSS_ROWS = 1024  # masked tokens whose logits are computed at a time
+
+
+class LMLoss(torch.autograd.Function):
+    """Sum over rows of logsumexp(x W^T + b) - (x W^T + b)[target], LM_LOSS_ROWS rows at a time.
+
+    The forward pass computes the gradients while it has the logits; the backward pass only scales them, in place,
+    because new memory of W's size costs as much time as a product with it. So there can be one backward pass only.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: FunctionCtx,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor,
+        targets: Tensor,
+        dtype: torch.dtype,
+        with_gradient: bool,
+    ) -> Tensor:
+        w = weight.to(dtype)
+        loss = x.new_zeros((), dtype=torch.float32)
+        dx, dweight, dbias = torch.empty_like(x), None, torch.zeros_like(bias, dtype=torch.float32)
+        for start in range(0, len(x), LM_LOSS_ROWS):
+            rows = slice(start, start + LM_LOSS_ROWS)
+            part, target = padded(x[rows].to(dtype)), targets[rows, None]
+            if part.dtype == bias.dtype == torch.float32:
+                logits = multiply(part, w, bias)
+            else:  # the bias is not rounded
+                logits = multiply(part, w).float().add_(bias)
+            count = len(target)
+            logits -= logits.amax(-1, keepdim=True)
+            target_logits = logits[:count].gather(1, target)
+            exps = logits.exp_()
+            total = exps.sum(-1, keepdim=True)
+            loss += (total[:count].log() - target_logits).sum()
+            if with_gradient:
+                dlogits = exps.div_(total)
+                dlogits[:count].scatter_add_(1, target, -torch.ones_like(target_logits))
+                dlogits[count:].zero_()
+                dbias += dlogits.sum(0)
+                dlogits = dlogits.to(dtype)
+                dx[rows] = multiply(dlogits, w.t())[:count].to(x.dtype)
+                part_of_dweight = product_over_rows(dlogits, part)
+                dweight = part_of_dweight if dweight is None else dweight.float().add_(part_of_dweight)
+        if with_gradient:
+            ctx.gradients = dx, torch.zeros_like(weight) if dweight is None else dweight, dbias
+            ctx.dtypes = x.dtype, weight.dtype, bias.dtype
+        return loss
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Tensor | None, ...]:
+        if ctx.gradients is None:
+            raise RuntimeError("the masked-LM loss supports one backward pass only")
+        gradients, ctx.gradients = ctx.gradients, None
+        return *(g.to(dtype).mul_(grad) for g, dtype in zip(gradients, ctx.dtypes, strict=True)), None, None, None
+
+
+def loss_of_rows(x: Tensor, weight: Tensor, bias: Tensor, targets: Tensor) -> Tensor:
+    """The loss of `lm_loss` for a few rows, plainly."""
+    logits = F.linear(x, weight).float() + bias.float()
+    return F.cross_entropy(logits, targets, reduction="sum")
+
+
+def lm_loss(x: Tensor, weight: Tensor, bias: Tensor, targets: Tensor) -> Tensor:
+    """`F.cross_entropy(F.linear(x, weight, bias).float(), targets, reduction="sum")` without holding all logits
+    at once.
+
+    x [n, C], weight [V, C], bias [V], targets [n].
+    """
+    device = autocast_device(x.device.type)
+    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
+    with torch.autocast(device, enabled=False):
+        if dtype == torch.float16:  # fp16 gradients must be scaled before they are rounded, so not in `forward`
+            x, weight = x.to(dtype), weight.to(dtype)
+            starts = range(0, max(1, len(x)), LM_LOSS_ROWS)
+            chunks = [(x[i : i + LM_LOSS_ROWS], weight, bias, targets[i : i + LM_LOSS_ROWS]) for i in starts]
+            options = {"use_reentrant": False, "preserve_rng_state": False}
+            return sum(checkpoint(loss_of_rows, *chunk, **options) for chunk in chunks)
+        return LMLoss.apply(x, weight, bias, targets, dtype, torch.is_grad_enabled())
