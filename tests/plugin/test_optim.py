@@ -14,7 +14,7 @@ from helpers import load, pretrain_arguments, train, write_data
 from omegaconf import OmegaConf
 
 import tupe.plugin  # noqa: F401
-from tupe.plugin.optim import AdamW, FusedAdamW, FusedAdamWConfig, takes_rows
+from tupe.plugin.optim import AdamW, FusedAdamW, FusedAdamWConfig
 from tupe.positions import parameter_groups
 from tupe.schemes import SCHEMES
 
@@ -195,89 +195,6 @@ def test_memory_efficient_fp16_is_refused():
         optimizer.step()
         assert optimizer.optimizer.state[p]["exp_avg"].dtype == dtype
         assert optimizer.supports_memory_efficient_fp16 == (dtype == torch.float32)
-
-
-# ---- sparse gradients of a table ----
-
-
-def steps_of_a_table(sparse, rows, freq=1, kind=FusedAdamW, resumed_at=None, width=20):
-    """[(norm, table, state)] of 12 updates of a table [160, width] whose gradients reach the first `rows` rows."""
-    generator = torch.Generator().manual_seed(0)
-    params = [torch.nn.Parameter(torch.randn(shape, generator=generator)) for shape in ((160, width), (7,))]
-    optimizer, seen = build(kind, params), []
-    for update in range(12):
-        if update == resumed_at:
-            state = copy.deepcopy(optimizer.state_dict())
-            optimizer = build(kind, params)
-            optimizer.load_state_dict(state)
-        optimizer.set_lr(0.01 / (1 + update))
-        optimizer.zero_grad()
-        for _ in range(freq):
-            tokens = torch.randint(rows, (6, 4), generator=generator)  # some of them repeated
-            factors = [torch.randn(shape, generator=generator) for shape in ((6, 4, width), (7,))]
-            x = torch.nn.functional.embedding(tokens, params[0], padding_idx=1, sparse=sparse)
-            ((x * factors[0]).sum() + (params[1] * factors[1]).sum()).backward()
-        optimizer.multiply_grads(1 / 32)
-        norm = optimizer.clip_grad_norm(0.1)
-        optimizer.step()
-        state = optimizer.state_dict()["state"][0]
-        seen.append([x.detach().clone() for x in (norm, *params, state["exp_avg"], state["exp_avg_sq"])])
-    return seen, optimizer
-
-
-@pytest.mark.parametrize("freq", [1, 2])
-@pytest.mark.parametrize("rows", [30, 160], ids=["few rows", "many rows"])
-def test_sparse_gradients_give_the_numbers_of_dense_ones(rows, freq):
-    sparse, optimizer = steps_of_a_table(True, rows, freq=freq)
-    for kind in (FusedAdamW, FairseqAdam):
-        dense, _ = steps_of_a_table(False, rows, freq=freq, kind=kind)
-        for ours, theirs in zip(sparse, dense, strict=True):
-            torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-7)
-    (of_table,) = optimizer.optimizer.tables.values()
-    assert (of_table is None) == (rows == 160)  # too many rows for the copies to pay
-    if of_table is not None:
-        assert len(of_table.rows) <= rows
-
-
-@pytest.mark.parametrize("width", [16, 5])
-@pytest.mark.parametrize("rows", [30, 100, 160])
-@pytest.mark.parametrize("resumed_at", [1, 7])
-def test_sparse_gradients_resume_exactly(rows, resumed_at, width):
-    """Rows stand in another order then, and with 100 of them there are too many of them in between."""
-    whole, _ = steps_of_a_table(True, rows, width=width)
-    resumed, _ = steps_of_a_table(True, rows, width=width, resumed_at=resumed_at)
-    for ours, theirs in zip(resumed, whole, strict=True):
-        assert all(map(torch.equal, ours, theirs))
-
-
-def test_the_kernel_sees_few_rows(monkeypatch):
-    shapes, step = [], torch.optim.AdamW.step
-
-    def counted(self, closure=None):
-        shapes.append([tuple(p.shape) for group in self.param_groups for p in group["params"]])
-        return step(self, closure)
-
-    monkeypatch.setattr(torch.optim.AdamW, "step", counted)
-    _, optimizer = steps_of_a_table(True, 30)
-    assert [tuple(p.shape) for p in optimizer.params] == [(160, 20), (7,)]
-    assert all(shape in ((16, 20), (32, 20)) and other == (7,) for shape, other in shapes)
-
-
-@pytest.mark.parametrize(
-    ("changes", "expected"),
-    [
-        ({}, True), ({"optimizer._name": "adam"}, False), ({"common.fp16": True}, False), ({"common.amp": True}, False),
-        ({"distributed_training.distributed_world_size": 2}, False),
-    ],
-)  # fmt: skip
-def test_which_runs_take_sparse_gradients(changes, expected):
-    config = OmegaConf.create({
-        "common": {"cpu": True, "fp16": False, "bf16": False, "amp": False}, "optimizer": {"_name": "adamw_fused"},
-        "distributed_training": {"distributed_world_size": 1},
-    })  # fmt: skip
-    for name, value in changes.items():
-        OmegaConf.update(config, name, value)
-    assert takes_rows(config) == expected
 
 
 # ---- parameters without weight decay ----

@@ -16,7 +16,6 @@ from fairseq.models import BaseFairseqModel
 from fairseq.tasks import FairseqTask
 from omegaconf import II, DictConfig
 
-from .optim import takes_rows
 from .pretrained import load_dictionary
 from .run import RecordedTask, RecordedTaskConfig, is_out_of_memory
 
@@ -66,10 +65,7 @@ class FinetuneTask(RecordedTask, FairseqTask):
     target_dictionary = source_dictionary
 
     def build_model(self, cfg: DictConfig, from_checkpoint: bool = False) -> BaseFairseqModel:
-        config = cfg._get_parent()
         model = super().build_model(cfg, from_checkpoint)
-        if self._training and config is not None:  # heads here do not use the table of tokens
-            model.encoder.tokens.sparse = takes_rows(config)
         self._max_positions = model.max_positions()
         return model
 

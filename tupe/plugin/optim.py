@@ -2,11 +2,9 @@
 `adam`; and for every optimizer, no weight decay of the parameters that position schemes mark."""
 
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from itertools import islice
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -14,86 +12,15 @@ from fairseq import optim, utils
 from fairseq.optim import AMPOptimizer, FairseqOptimizer, FP16Optimizer, register_optimizer
 from fairseq.optim.adam import FairseqAdamConfig
 from omegaconf import DictConfig
-from torch import Tensor
 
 from ..positions import is_spared, parameter_groups
 from .start import choose_precision
-
-MOMENTS = ("exp_avg", "exp_avg_sq")  # as PyTorch and fairseq call them in an optimizer's state
 
 
 @dataclass
 class FusedAdamWConfig(FairseqAdamConfig):
     """The options of `adam`. use_old_adam and fp16_adam_stats choose between its implementations and must be off
     here."""
-
-
-def is_sparse(gradient: Tensor | None) -> bool:
-    return gradient is not None and gradient.is_sparse
-
-
-class Rows:
-    """The rows of a table [V, C] that have had a gradient, where gradients are sparse: a batch of fine-tuning has a few
-    hundred of the vocabulary's pieces, a small task a few thousand.
-
-    The moments of all other rows are 0, so their whole update is weight decay. Those that count stand together in the
-    moments kept here, [V, C] with the first A in use, and the kernel reads, updates and writes no others: the same
-    numbers as with dense gradients.
-    """
-
-    def __init__(self, table: Tensor, state: dict):
-        """state: the table's of a dense optimizer; empty at the start of training."""
-        self.moments = {name: torch.zeros_like(table) for name in MOMENTS}
-        self.gradient = torch.zeros_like(table)  # 0 but within a step
-        self.step = state.get("step", torch.zeros((), dtype=torch.float32))
-        self.rows = torch.empty(0, dtype=torch.long)  # [A]
-        self.places = torch.full((len(table),), -1)  # of each row among those, -1: of none
-        if state:
-            self.add(torch.stack([state[name].ne(0).any(1) for name in MOMENTS]).any(0).nonzero().squeeze(1))
-            for name in MOMENTS:
-                self.moments[name][: len(self.rows)] = state[name][self.rows]
-
-    def add(self, rows: Tensor) -> None:
-        """Note that these have a gradient now."""
-        new = rows[self.places[rows] < 0]
-        self.places[new] = torch.arange(len(self.rows), len(self.rows) + len(new))
-        self.rows = torch.cat([self.rows, new])
-
-    def pays(self) -> bool:
-        """Whether the rows are so few that copying them is cheaper than passing over the whole table (measured)."""
-        return 2 * len(self.rows) < len(self.places)
-
-    def part(self, table: Tensor) -> tuple[Tensor, dict]:
-        """The table's rows that count, with their gradient, and their state: what the kernel gets in its place."""
-        # a multiple of 16 rows, so that the kernel computes all numbers alike, wherever a row stands
-        size = min(len(self.rows) + -len(self.rows) % 16, len(table))
-        rows = torch.cat([self.rows, self.rows[:1].expand(size - len(self.rows))])
-        part, part.grad = table.index_select(0, rows), self.gradient[:size]
-        part.grad.index_copy_(0, self.places[table.grad.indices()[0]], table.grad.values())
-        return part, {"step": self.step, **{name: moments[:size] for name, moments in self.moments.items()}}
-
-    def put(self, part: Tensor, table: Tensor) -> None:
-        """Write the rows of a part that the kernel has updated into the table."""
-        table.index_copy_(0, self.rows, part[: len(self.rows)])
-        part.grad[self.places[table.grad.indices()[0]]] = 0
-
-    def dense(self) -> dict:
-        """The table's state as a dense optimizer has it, and as checkpoints keep it."""
-        spread = {name: torch.zeros_like(moments) for name, moments in self.moments.items()}
-        for name, moments in spread.items():
-            moments.index_copy_(0, self.rows, self.moments[name][: len(self.rows)])
-        return {"step": self.step, **spread}
-
-
-def takes_rows(config: DictConfig) -> bool:
-    """Whether a run's optimizer takes sparse gradients, see `Rows`: one process in float32 on a CPU. A GPU, which has
-    the bandwidth, would have to wait for their number. config: the whole configuration."""
-    common, on_cpu = config.common, config.common.cpu or not torch.cuda.is_available()
-    half = common.fp16 or common.bf16 or common.amp
-    return (
-        config.optimizer._name == "adamw_fused" and on_cpu and not half
-        and config.distributed_training.distributed_world_size == 1
-    )  # fmt: skip
 
 
 class AdamW(torch.optim.AdamW):
@@ -106,8 +33,6 @@ class AdamW(torch.optim.AdamW):
     They are equal for eps' = eps / sqrt(1 - beta2^t), so `step` sets this epsilon for each t. (All parameters share t;
     one that gets its first gradient later than others has their epsilon.)
 
-    Gradients of tables may be sparse, see `Rows`. The state is the same, and its dense form is what is saved.
-
     divisor: a scalar by which the next `step` divides the gradients while it reads them. (The kernel takes it as
     `grad_scale`, which belongs to PyTorch's `GradScaler` where there is one, and which some of its versions overwrite.)
     """
@@ -118,7 +43,6 @@ class AdamW(torch.optim.AdamW):
     def __init__(self, params: Iterable, **options):
         super().__init__(params, fused=True, **options)
         self.updates, self.divisor = 0, torch.ones(())
-        self.tables: dict[Tensor, Rows | None] = {}  # those with sparse gradients; None: of too many rows
 
     def step(self, closure: Callable | None = None) -> Any:
         # With --amp, the scaler has the kernel leave out a step whose gradients are not finite, be it the first one.
@@ -131,61 +55,15 @@ class AdamW(torch.optim.AdamW):
         scale = of_scaler.get("grad_scale")
         self.grad_scale = self.divisor if scale is None else scale * self.divisor
         try:
-            with torch.no_grad(), self.rows_alone():
-                return super().step(closure)
+            return super().step(closure)
         finally:
             del self.grad_scale
             vars(self).update(of_scaler, divisor=torch.ones(()))
             for group, value in zip(self.param_groups, eps, strict=True):
                 group["eps"] = value
 
-    @contextmanager
-    def rows_alone(self) -> Iterator[None]:
-        """For a step, the rows that count stand in the place of every table with a sparse gradient."""
-        replaced = []
-        for group in self.param_groups:
-            for i, table in enumerate(group["params"]):
-                if not is_sparse(table.grad):
-                    assert table.grad is None or table not in self.tables
-                elif rows := self.rows_of(table):
-                    part, state = rows.part(table)
-                    group["params"][i], self.state[part] = part, state
-                    replaced.append((group, i, table))
-                else:
-                    table.grad = table.grad.to_dense()
-        try:
-            yield
-            for group, i, table in replaced:
-                table.mul_(1 - group["lr"] * group["weight_decay"])
-                self.tables[table].put(group["params"][i], table)
-        finally:
-            for group, i, table in replaced:
-                del self.state[group["params"][i]]
-                group["params"][i] = table
-
-    def rows_of(self, table: Tensor) -> Rows | None:
-        """The rows of a table that count, those of its new gradient included; None: too many."""
-        if table not in self.tables:
-            self.tables[table] = Rows(table, self.state.pop(table, {}))
-        rows, table.grad = self.tables[table], table.grad.coalesce()
-        if rows:
-            rows.add(table.grad.indices()[0])
-            if not rows.pays():
-                self.state[table], self.tables[table] = rows.dense(), None
-        return self.tables[table]
-
-    def state_dict(self) -> dict:
-        of_rows = {table: rows for table, rows in self.tables.items() if rows}
-        self.state.update({table: rows.dense() for table, rows in of_rows.items()})
-        try:
-            return super().state_dict()
-        finally:
-            for table in of_rows:
-                del self.state[table]
-
     def load_state_dict(self, state_dict: dict) -> None:
         """Load a state of this class or of fairseq's `adam`, which has the same moments, and steps as plain numbers."""
-        self.tables.clear()
         super().load_state_dict(state_dict)
         for group in self.param_groups:
             group["fused"], group["foreach"] = True, None
@@ -234,13 +112,7 @@ class FusedAdamW(FairseqOptimizer):
         self._optimizer.divisor = (self._optimizer.divisor / c).float()
 
     def clip_grad_norm(self, max_norm: float, aggregate_norm_fn: Callable | None = None) -> torch.Tensor:
-        params = []
-        for p in self.params:
-            if is_sparse(p.grad):  # fairseq's norm refuses them
-                p.grad = p.grad.coalesce()
-                p = SimpleNamespace(grad=p.grad.values())
-            params.append(p)
-        norm = utils.clip_grad_norm_(params, 0, aggregate_norm_fn) / self._optimizer.divisor
+        norm = utils.clip_grad_norm_(self.params, 0, aggregate_norm_fn) / self._optimizer.divisor
         if max_norm > 0:
             self.multiply_grads((max_norm / (norm + 1e-6)).clamp(max=1))
         return norm
