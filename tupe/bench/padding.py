@@ -163,20 +163,13 @@ def build_export(setting: Setting) -> nn.Module:
 # -------------------------------------------------------------------------------------------------------- measurement
 
 
-def training_step(model: nn.Module, logits: Callable[[Batch], Tensor], pieces: int) -> Callable[[Batch], None]:
+def training_step(model: nn.Module, logits: Callable[[Batch], Tensor]) -> Callable[[Batch], None]:
     """Forward and backward pass, clipping and AdamW: ours (`optim.FusedAdamW`), or PyTorch's fused one as in Hugging
-    Face's Trainer. pieces: how many of the vocabulary have had a gradient, as after an epoch of the task."""
+    Face's Trainer."""
     model.train()
     ours = isinstance(model, TupeModel)
     if ours:
         optimizer = FusedAdamW(FusedAdamWConfig(lr=[1e-5]), model.parameters())
-        table = model.encoder.tokens.weight
-        model.encoder.tokens.sparse = table.device.type == "cpu"  # as `FinetuneTask` does
-        if model.encoder.tokens.sparse:
-            zeros = torch.zeros(min(pieces, len(table)), table.size(1))
-            table.grad = torch.sparse_coo_tensor(torch.arange(len(zeros))[None], zeros, table.shape)
-            optimizer.step()
-            optimizer.zero_grad()
     else:
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)
 
@@ -192,8 +185,8 @@ def training_step(model: nn.Module, logits: Callable[[Batch], Tensor], pieces: i
     return step
 
 
-def inference_step(model: nn.Module, logits: Callable[[Batch], Tensor], pieces: int) -> Callable[[Batch], None]:
-    """A forward pass without gradients. pieces: without meaning here."""
+def inference_step(model: nn.Module, logits: Callable[[Batch], Tensor]) -> Callable[[Batch], None]:
+    """A forward pass without gradients."""
     model.eval()
     return torch.inference_mode()(logits)
 
@@ -297,7 +290,7 @@ def measure(
             functions = {}
             for name in names:
                 model, logits = build(name, Setting(size, length=LONGEST, vocab=vocab_size, device=device))
-                functions[name] = make_step(model, logits, pieces[task])
+                functions[name] = make_step(model, logits)
             for number, kind in ((b, p) for b in batch for p in precision):
                 drawn = list(batches(of_task[task].sizes, pieces[task], number, turns + 1, vocab_size, device, seed))
                 steps = {name: on_batches(function, drawn, kind, device) for name, function in functions.items()}
