@@ -53,7 +53,7 @@ def test_contenders_ignore_padding(name):
             return
     (batch,) = padding.batches(SIZES, 60, 3, 1, vocab=60, device="cpu", seed=2)
     model, logits = padding.build(name, TINY)
-    padding.inference_step(model, logits, 60)
+    padding.inference_step(model, logits)
     with torch.no_grad():
         whole = logits(batch)
         row = int(batch.real.sum(1).argmin())
