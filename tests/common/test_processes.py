@@ -5,6 +5,7 @@ import contextlib
 import os
 import signal
 import sys
+import threading
 import time
 
 import pytest
@@ -79,6 +80,28 @@ def test_a_signal_while_running_tasks_are_finished_ends_the_workers(tmp_path):
     process.join(30)
     assert process.exitcode == 128 + signal.SIGTERM
     wait_until(lambda: all(has_ended(pid) for pid in tree))
+
+
+def test_a_signal_during_the_end_waits_for_the_threads_of_the_pool(tmp_path, monkeypatch):
+    """Python before 3.13 takes a thread for ended when a signal interrupts its join."""
+    manager = concurrent.futures.process._ExecutorManagerThread
+    run = manager.run
+    monkeypatch.setattr(manager, "run", lambda self: (run(self), time.sleep(1)))
+
+    def target():
+        try:
+            with ended_by_signals(), processes.workers(1) as pool:
+                pool.submit(time.sleep, 600)
+                (tmp_path / "begun").touch()
+        finally:
+            (tmp_path / "left").write_text(str([each for each in threading.enumerate() if isinstance(each, manager)]))
+
+    process = fork(target, "test")
+    wait_until((tmp_path / "begun").exists)
+    time.sleep(0.5)
+    process.terminate()
+    process.join(30)
+    assert ((tmp_path / "left").read_text(), process.exitcode) == ("[]", 128 + signal.SIGTERM)
 
 
 def test_a_signal_ends_the_workers(tmp_path):

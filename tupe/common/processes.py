@@ -24,18 +24,37 @@ def workers(count: int, start: Callable = lambda: None, *arguments) -> Iterator[
     pool = concurrent.futures.ProcessPoolExecutor(count, fork, initializer=_begin, initargs=(start, *arguments))
     # Every way out waits for the workers: left to the end of the process they get no word where that is itself a child
     # of multiprocessing, which closes their queue first and then waits for them for ever.
+    shut_down = _shutting_down(pool)
     try:
         try:
             yield pool
         except Exception:
-            pool.shutdown(cancel_futures=True)
+            shut_down(cancel_futures=True)
             raise
-        pool.shutdown()
+        shut_down()
     except BaseException as error:
         if isinstance(error, concurrent.futures.BrokenExecutor) or not isinstance(error, Exception):  # also in shutdown
             _end_workers()
-            pool.shutdown(cancel_futures=True)
+            shut_down(cancel_futures=True)
         raise
+
+
+def _shutting_down(pool):
+    """`pool.shutdown` once, in a thread. Called anew after a signal has interrupted it, it waits for the rest.
+
+    Before Python 3.13 a signal that interrupts `Thread.join` makes the thread count as ended: the process would end
+    beside the pool's own thread, and with status 1 where that closes a pipe in the same moment.
+    """
+    ended = threading.Event()
+    begun = []
+
+    def shut_down(**options):
+        if not begun:
+            begun.append(threading.Thread(target=lambda: (pool.shutdown(**options), ended.set())))
+            begun[0].start()
+        ended.wait()
+
+    return shut_down
 
 
 def _begin(start, *arguments):
