@@ -38,7 +38,6 @@ def released_model(which):
     for name, value in weights.items():
         part, _, key = name.replace("classification_heads.sentence_classification_head", "classifier").partition(".")
         states[part][key] = value
-    states["encoder"]["_extra_state"] = parts["encoder"].get_extra_state()
     for part, module in parts.items():
         module.load_state_dict(states[part])
         module.eval()

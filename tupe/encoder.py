@@ -22,7 +22,7 @@ from .cpu import Linear, dropout, linear, split_heads
 from .losses import lm_loss
 from .offsets import PLACES, Places, draw_places
 from .packing import NO_PADDING, Packing, Selection
-from .positions import CLS, Dims, Layer, Positions, autocast_device, canonical, format_value, same_position
+from .positions import CLS, Dims, Layer, Positions, autocast_device, canonical
 from .schemes import SCHEMES, Table
 
 logger = logging.getLogger(__name__)
@@ -227,60 +227,34 @@ def names_in(host: str) -> dict[str, str]:
     return {ours: ours if theirs is None else theirs for ours, theirs in names.items() if theirs != ""}
 
 
-class Encoder(nn.Module):
-    """Token ids [B, L] -> features [B, L, C].
+class Stack(nn.Module):
+    """Positions and layers: embedded tokens -> features. Whoever adds embeddings calls `reset_parameters` last.
 
-    options: those of `ModelConfig`. pad: the id of padding; padded positions are never attended to. separator: the id
-    of </s>, which segments="learned" needs: in `<s> A </s> </s> B </s>` the tokens from the second of two separators on
-    get another vector than those before. vocab: None for an encoder without embeddings, which only has `transform`.
-    position_width: width of the position schemes' vectors, if it differs from the layers'.
-    Raises ValueError for sizes or names that do not fit together.
+    pad: the id of padding; padded positions are never attended to. position_width: width of the position schemes'
+    vectors, if it differs from the layers'. Raises ValueError for sizes or names that do not fit together.
     """
 
-    def __init__(
-        self, vocab: int | None, pad: int, separator: int | None = None, *, position_width: int | None = None, **options
-    ):
+    def __init__(self, config: ModelConfig, pad: int, *, position_width: int | None = None):
         super().__init__()
-        self.config = config = ModelConfig(**options)
-        if config.segments == "learned" and separator is None:
-            raise ValueError("segments=learned needs the id of the separator </s>")
+        self.config, self.pad, self.dropout, self.normaliser = config, pad, config.dropout, config.normaliser
         kind = LAYERS[config.layer]
         dims = kind.dims(config.max_positions, config.width, config.heads, config.layers)
-        self.pad, self.separator, self.dropout, self.normaliser = pad, separator, config.dropout, config.normaliser
         self.attention, self.backend = config.attention, None
         self.checkpoint_activations = config.checkpoint_activations
         self.draws_in_evaluation = False  # positions, as in training, if `config.places` says so
-        self.tokens = None if vocab is None else nn.Embedding(vocab, config.width, padding_idx=pad)
         with separate_random_numbers():
             position_dims = replace(dims, width=position_width or config.width, input_width=config.width)
             self.positions = Positions(config.position, position_dims, config.cls).apply(init_bert)
-        self.segments = nn.Embedding(2, config.width) if config.segments == "learned" else None
-        self.embed_norm = None if vocab is None else nn.LayerNorm(config.width)
         self.layers = nn.ModuleList(kind(dims, config) for _ in range(config.layers))
-        self.settings = {
-            "position": self.positions.name, "cls": config.cls, "layer": config.layer, "normaliser": config.normaliser,
-            "heads": str(dims.heads), "layer_norm_eps": format_value(float(config.layer_norm_eps)),
-        }  # fmt: skip
-        if config.layer == "transformer" and config.normaliser in ("l2", "swish_l2"):
-            self.apply(shrink_values(config.max_positions))
-        for module in (self.tokens, self.segments, self.layers):
-            if module is not None:
-                module.apply(init_bert)
-        self.apply(set_norm_eps(config.layer_norm_eps))
 
-    def forward(
-        self, tokens: Tensor, return_all_hiddens: bool = False, n_real: int | None = None, wanted: Tensor | None = None
-    ) -> tuple[Tensor, list[Tensor] | None]:
-        """Returns features [B, L, C] and, with return_all_hiddens, the list of N + 1 hidden states [B, L, C]
-        (embeddings first); at padding they mean nothing. Padding stands on the right: the first column is position 0,
-        also where it is padding. n_real: see `packing`. wanted: [n], places in the batch, of
-        B L, whose features are returned as [n, C], without the work for others that nobody reads."""
-        if not tokens.numel():  # no sequence, or sequences of no tokens: nothing to compute
-            x = self.tokens(tokens)
-            hiddens = [x] * (len(self.layers) + 1) if return_all_hiddens else None
-            return (x if wanted is None else x.flatten(0, 1)[wanted]), hiddens
-        packing, places = self.packing(tokens, n_real), self.places(tokens)
-        return self.transform(self.embed(tokens, packing, places), places, packing, return_all_hiddens, wanted)
+    def reset_parameters(self) -> None:
+        """Initialise everything but the positions, as BERT does."""
+        if self.config.layer == "transformer" and self.normaliser in ("l2", "swish_l2"):
+            self.apply(shrink_values(self.config.max_positions))
+        for name, module in self.named_children():
+            if name != "positions":
+                module.apply(init_bert)
+        self.apply(set_norm_eps(self.config.layer_norm_eps))
 
     def places(self, tokens: Tensor) -> Places:
         """The positions of [B, L] tokens, for all rows the same: 0 .. L-1, or in training what `config.places` draws.
@@ -326,16 +300,6 @@ class Encoder(nn.Module):
         x, hiddens = packing.unpack(x), [packing.unpack(h) for h in hiddens] if return_all_hiddens else None
         return (x if wanted is None else x.flatten(0, 1)[wanted]), hiddens
 
-    def embed(self, tokens: Tensor, packing: Packing = NO_PADDING, places: Places | None = None) -> Tensor:
-        """[B, L] -> [B, L, C] or [T, C], the input of the first layer."""
-        x = self.tokens(tokens)
-        position_vectors = self.positions.embed(places or self.places(tokens))
-        if position_vectors is not None:
-            x = x + position_vectors.to(x.dtype)
-        if self.segments is not None:
-            x = x + self.segments(second_segment(tokens, self.separator))
-        return dropout(self.embed_norm(packing.pack(x)), self.dropout, self.training)
-
     def choose_backend(self, x: Tensor) -> Backend:
         """How attention is computed on x's device and in its dtype; logs it when it changes."""
         backend, reason = choose(self.attention, self.positions, self.normaliser, x.device, x.dtype)
@@ -374,6 +338,55 @@ class Encoder(nn.Module):
         device = autocast_device(weight.device.type)
         return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype
 
+
+class Encoder(Stack):
+    """Token ids [B, L] -> features [B, L, C].
+
+    vocab: number of ids. separator: the id of </s>, which segments="learned" needs: in `<s> A </s> </s> B </s>` the
+    tokens from the second of two separators on get another vector than those before. The model's options are a
+    `ModelConfig`, or its fields by name. Raises ValueError for sizes or names that do not fit together.
+    """
+
+    def __init__(
+        self, vocab: int, pad: int, separator: int | None = None, config: ModelConfig | None = None, **options
+    ):  # fmt: skip
+        config = replace(config or ModelConfig(), **options)
+        if config.segments == "learned" and separator is None:
+            raise ValueError("segments=learned needs the id of the separator </s>")
+        tokens = nn.Embedding(vocab, config.width, padding_idx=pad)
+        super().__init__(config, pad)
+        self.tokens, self.separator = tokens, separator
+        self.segments = nn.Embedding(2, config.width) if config.segments == "learned" else None
+        self.embed_norm = nn.LayerNorm(config.width)
+        for name in ("positions", "segments", "embed_norm", "layers"):  # the order in which saved optimizers count
+            if name in self._modules:
+                self._modules[name] = self._modules.pop(name)
+        self.reset_parameters()
+
+    def forward(
+        self, tokens: Tensor, return_all_hiddens: bool = False, n_real: int | None = None, wanted: Tensor | None = None
+    ) -> tuple[Tensor, list[Tensor] | None]:
+        """Returns features [B, L, C] and, with return_all_hiddens, the list of N + 1 hidden states [B, L, C]
+        (embeddings first); at padding they mean nothing. Padding stands on the right: the first column is position 0,
+        also where it is padding. n_real: see `packing`. wanted: [n], places in the batch, of
+        B L, whose features are returned as [n, C], without the work for others that nobody reads."""
+        if not tokens.numel():  # no sequence, or sequences of no tokens: nothing to compute
+            x = self.tokens(tokens)
+            hiddens = [x] * (len(self.layers) + 1) if return_all_hiddens else None
+            return (x if wanted is None else x.flatten(0, 1)[wanted]), hiddens
+        packing, places = self.packing(tokens, n_real), self.places(tokens)
+        return self.transform(self.embed(tokens, packing, places), places, packing, return_all_hiddens, wanted)
+
+    def embed(self, tokens: Tensor, packing: Packing = NO_PADDING, places: Places | None = None) -> Tensor:
+        """[B, L] -> [B, L, C] or [T, C], the input of the first layer."""
+        x = self.tokens(tokens)
+        position_vectors = self.positions.embed(places or self.places(tokens))
+        if position_vectors is not None:
+            x = x + position_vectors.to(x.dtype)
+        if self.segments is not None:
+            x = x + self.segments(second_segment(tokens, self.separator))
+        return dropout(self.embed_norm(packing.pack(x)), self.dropout, self.training)
+
     def attention_weights(self, tokens: Tensor, layer: int = 0) -> Tensor:
         """The weights [B, H, L, L] of one layer, for probes and figures (without dropout)."""
         if self.training:
@@ -390,24 +403,6 @@ class Encoder(nn.Module):
         q, k, _ = self.positions.rotate(q, k, v, layer)
         return terms.backend.weights(q, k, content, terms.prepared, self.positions.scale)
 
-    # The state dict holds the settings too, so that a model with other settings refuses it even if the parameters have
-    # the same names and sizes. As an integer tensor, which weights-only loading and checkpoint averaging accept.
-    def get_extra_state(self) -> Tensor:
-        return torch.tensor(list(describe(self.settings).encode()), dtype=torch.long)
-
-    def set_extra_state(self, state: Tensor) -> None:
-        saved = bytes(state.tolist()).decode()
-        settings = dict(pair.split("=", 1) for pair in saved.split(" "))
-        if "stretched_from" in settings:  # by `tupe checkpoint stretch`: a fact to keep, which contradicts nothing
-            self.settings["stretched_from"] = settings["stretched_from"]
-        position = settings["position"]
-        if same_position(position, self.settings["position"]):  # the checkpoint's order stays: optimizers count in it
-            self.settings["position"] = position
-            self.positions.in_order_of(position)
-        # Older checkpoints name neither the number of heads nor the epsilon.
-        if {**self.settings, **settings} != self.settings:
-            raise ValueError(f"the checkpoint was trained with {saved}; this model has {describe(self.settings)}")
-
 
 def of_cls(tokens: Tensor) -> Tensor:
     """[B, L] -> [B]: the place of each sequence's [CLS] in the batch, as `Encoder.forward` wants it. Raises ValueError
@@ -421,10 +416,6 @@ def second_segment(tokens: Tensor, separator: int) -> Tensor:
     """[B, L] -> [B, L]: 0 in segment A, 1 in segment B, which starts with the second of two separators in a row."""
     is_separator = tokens.eq(separator)
     return F.pad(is_separator[:, 1:] & is_separator[:, :-1], (1, 0)).cumsum(1).clamp(max=1)
-
-
-def describe(settings: dict[str, str]) -> str:
-    return " ".join(f"{key}={value}" for key, value in settings.items())
 
 
 @contextmanager

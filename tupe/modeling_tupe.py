@@ -22,13 +22,6 @@ from .encoder import ClassificationHead, Encoder, LMHead, SpanHead, init_bert, o
 from .positions import parameter_groups
 
 
-class PlainEncoder(Encoder):
-    """The encoder without the settings in its state dict, which are for fairseq: here config.json has them."""
-
-    get_extra_state = nn.Module.get_extra_state
-    set_extra_state = nn.Module.set_extra_state
-
-
 class TupePreTrainedModel(PreTrainedModel):
     config_class = TupeConfig
     base_model_prefix = "tupe"  # transformers saves the code of a class with an _auto_class; 4 sets none for a model
@@ -99,7 +92,7 @@ class TupeModel(TupePreTrainedModel):
 
     def __init__(self, config: TupeConfig):
         super().__init__(config)
-        self.encoder = PlainEncoder(
+        self.encoder = Encoder(
             config.vocab_size,
             config.pad_token_id,
             config.eos_token_id,

@@ -11,6 +11,7 @@ the literature are in `schemes_*.py`, by family.
 """
 
 import hashlib
+import importlib
 import importlib.util
 import inspect
 import math
@@ -28,7 +29,7 @@ from torch import Tensor, nn
 from .offsets import Places
 
 SCHEMES = {}  # name -> class, family by family: the order of names in a combination
-FAMILIES = ("schemes_absolute", "schemes_bias", "schemes_content", "schemes_rotation")  # then those of users' files
+FAMILIES = ("schemes_absolute", "schemes_bias", "schemes_content", "schemes_rotation")  # files; then those of users
 CLS = ("tied", "untied", "zero")  # see `Positions`
 
 
@@ -382,6 +383,7 @@ class Positions(nn.ModuleDict):
 
     def in_order_of(self, names: str) -> None:
         """Put the schemes, and so their parameters, in the order of another spelling of the same name."""
+        self.name = names
         for name in (text.partition(":")[0] for text in names.split("+")):
             self._modules[name] = self._modules.pop(name)
 
@@ -578,3 +580,8 @@ def check_combination(names: str, parts: list[Part], cls: str) -> None:
             raise ValueError(f"cls={cls} with position={names}: {rotating[0]} rotates q and k, it has no term to drop")
         if not any(overrides(scheme, "bias", "content", "gate", "reach", "value") for scheme in schemes.values()):
             raise ValueError(f"cls={cls} with position={names}: attention has no position term to untie [CLS] from")
+
+
+# The registry is full whoever asks it first. By name, because these files import this one.
+for _file in FAMILIES:
+    importlib.import_module(f"{__package__}.{_file}")

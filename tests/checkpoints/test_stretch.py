@@ -48,7 +48,7 @@ def test_stretched_tables(trained, tmp_path, position, first):
         torch.testing.assert_close(words[::2], before[first:], atol=1e-6, rtol=1e-5)
         torch.testing.assert_close(words[1::2], (words[:-1:2] + words[2::2]) / 2, atol=1e-6, rtol=1e-5)
     model, _ = load_model(path)
-    assert model.cfg.max_positions == NEW and model.encoder.settings["stretched_from"] == str(OLD)
+    assert model.cfg.max_positions == NEW and model.encoder.stretched_from == str(OLD)
     assert model(torch.randint(5, 40, (2, NEW)))[0].isfinite().all()
     twice = stretch(read_checkpoint(path), 2 * NEW)
     assert b"stretched_from=24" in bytes(twice["model"]["encoder._extra_state"].tolist())

@@ -11,13 +11,13 @@ import torch.nn.functional as F
 from ..common import options
 from ..common.options import FILE, Command
 from ..common.safe_load import read_checkpoint
-from ..encoder import describe
+from ..plugin.state import pack_settings, unpack_settings
 from ..positions import limited_schemes
 from ..schemes import SCHEMES
 from .files import new_checkpoint, save_atomically
 
 TABLE = re.compile(r"positions\.(\w+)\.(?:\d+\.)?table\.weight$")
-SETTINGS = "_extra_state"  # of an encoder, see `Encoder.get_extra_state`
+SETTINGS = "_extra_state"  # of an encoder, see plugin/state.py
 
 
 def stretch(state: dict, length: int) -> dict:
@@ -43,9 +43,7 @@ def stretch(state: dict, length: int) -> dict:
             rows = F.interpolate(value[first:].T[None].float(), length - 1, mode="linear", align_corners=True)[0].T
             value = torch.cat([value[:first], rows.to(value.dtype)])
         elif key.endswith(f".{SETTINGS}"):  # of an encoder; without a prefix it is the dictionary's
-            settings = dict(pair.split("=", 1) for pair in bytes(value.tolist()).decode().split(" "))
-            settings.setdefault("stretched_from", str(old))
-            value = torch.tensor(list(describe(settings).encode()), dtype=torch.long)
+            value = pack_settings({"stretched_from": str(old), **unpack_settings(value)})
         model[key] = value
     return new_checkpoint(cfg, model)
 

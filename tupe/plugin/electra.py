@@ -33,6 +33,7 @@ from .model import (
     register_architectures,
     spell_position,
 )
+from .state import StackWithSettings
 
 
 @dataclass
@@ -42,7 +43,7 @@ class ElectraConfig(TupeConfig):
     )
 
 
-class Generator(Encoder):
+class Generator(StackWithSettings):
     """The masked language model: as deep as the discriminator, about a third as wide (whole heads of the same width).
 
     It reads the discriminator's embeddings (tokens, positions, layer norm), projected from C to G. The position
@@ -56,7 +57,8 @@ class Generator(Encoder):
         heads = max(1, round(config.heads / fraction))
         width, ffn = (size * heads // config.heads for size in (config.width, config.ffn))
         own = replace(config, heads=heads, width=width, ffn=ffn, segments="none")
-        super().__init__(None, tied.pad, position_width=config.width, **vars(own))
+        super().__init__(own, tied.pad, position_width=config.width)
+        self.reset_parameters()
         self.project = nn.Linear(config.width, width)
         self.head = LMHead(config.width, len(tied.tokens.weight), inputs=width, eps=config.layer_norm_eps)
         self.project.apply(init_bert)

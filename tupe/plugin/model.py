@@ -28,9 +28,10 @@ from ..common.architectures import ARCHITECTURES, GAU, SIZES, with_size
 from ..common.options import cut_list, split_files
 from ..common.safe_load import read_checkpoint
 from ..cpu import bf16_speed
-from ..encoder import ClassificationHead, Encoder, LMHead, ModelConfig, SpanHead, names_in, of_cls
+from ..encoder import ClassificationHead, LMHead, ModelConfig, SpanHead, names_in, of_cls
 from ..positions import canonical, is_loaded, load_schemes
 from .hub import TupeHubInterface
+from .state import EncoderWithSettings
 
 logger = logging.getLogger(__name__)
 
@@ -148,7 +149,7 @@ class TupeModel(BaseFairseqModel):
         super().__init__()
         self.cfg, self.dictionary = cfg, dictionary
         config = core_config(cfg)
-        self.encoder = Encoder(len(dictionary), dictionary.pad(), dictionary.eos(), **vars(config))
+        self.encoder = EncoderWithSettings(len(dictionary), dictionary.pad(), dictionary.eos(), config)
         if cfg.compile:
             self.encoder.compile()
         self.lm_head = self.build_lm_head(config)
