@@ -22,7 +22,7 @@ from tupe.experiments import collect, runner
 from tupe.experiments.evidence import train
 from tupe.experiments.plan import CLAIMS, Trial, final_losses
 from tupe.experiments.statistics import contrast
-from tupe.positions import load_schemes
+from tupe.positions import load_scheme_file
 
 from . import statistics
 
@@ -255,7 +255,7 @@ def run(data, output, stages, jobs, dry_run, further):
     data, output = data.resolve(), output.resolve()
     for model in PROTOCOL["models"].values():
         if "position-file" in model:
-            load_schemes(model["position-file"])  # for the evaluation
+            load_scheme_file(model["position-file"])  # for the evaluation
     for stage in stages or PROTOCOL["stages"]:
         done = None
         while (losses := ended(output)).keys() != done:  # a best rate at the edge asks for the next one

@@ -157,7 +157,7 @@ def official_folder(folder):
 
 # ----------------------------------------------------------------------------------------------- official SQuAD files
 
-PLACES = ["cat", "dog", "mat", "park", "bird", "song"]
+SAMPLINGS = ["cat", "dog", "mat", "park", "bird", "song"]
 FILLER = "while the birds sang of old songs in parks and dogs ran on a mat"
 
 
@@ -169,7 +169,7 @@ def squad_file(folder, version="1.1", count=50, impossible=0):
     """
     paragraphs = []
     for i in range(count):
-        animal, place = PLACES[i % 6], PLACES[(i // 6) % 6]
+        animal, place = SAMPLINGS[i % 6], SAMPLINGS[(i // 6) % 6]
         answer = f"{place} {i}"
         before = ["", "See https://a.example/x?y=1 now. ", "“Old”\u00a0\u00a0songs… ", "ﬁne\u00ad day; "][i % 4]
         context = f"{before}{FILLER}, The {animal.title()} {i} sang in {answer}, {FILLER}."

@@ -12,10 +12,10 @@ from tupe.attention import NORMALISERS, Batch
 from tupe.backends import BACKENDS, choose, make
 from tupe.bench import memory
 from tupe.encoder import Encoder, LMHead, of_cls
-from tupe.offsets import Places
 from tupe.packing import NO_PADDING
 from tupe.positions import overrides
 from tupe.schemes import SCHEMES
+from tupe.token_positions import TokenPositions
 
 V, PAD, N, C, H, MAX = 40, 1, 2, 32, 4, 40
 FAST = ["blocked", "sdpa"]
@@ -44,7 +44,7 @@ def fast_backend_refuses(positions):
 def mix(path, q, k, v, bias, p=0.0):
     """q, k, v [B, H, L, D] and bias [H, L, L] -> [B, H, L, D], without padding."""
     backend, (_, heads, length, width) = BACKENDS[path](), q.shape
-    batch = Batch(Places(length, q.device), q.dtype, heads)
+    batch = Batch(TokenPositions(length, q.device), q.dtype, heads)
     return backend.mix(q, k, v, None, backend.prepare(bias, None, None, batch), width**-0.5, p)[0]
 
 
@@ -68,7 +68,7 @@ def batch(length=MAX, padding=(), size=3):
 
 
 def outcome(model, tokens):
-    """Features at real tokens and the gradients of all parameters, on the CPU wherever they were computed."""
+    """Features at tokens and the gradients of all parameters, on the CPU wherever they were computed."""
     model.zero_grad()
     features, _ = model(tokens.to(model.tokens.weight.device))
     features = features.cpu()[tokens.ne(PAD)]
@@ -110,7 +110,7 @@ def test_a_sequence_that_is_all_padding_makes_no_nan(position, path):
     tokens = batch(17, padding=(17, 1))  # packed, with a token of the first row to make up a round number
     features, gradients = outcome(encoder(position, cls, attention=path), tokens)
     assert features.isfinite().all() and all(gradient.isfinite().all() for gradient in gradients.values())
-    assert encoder(position, cls, attention=path)(tokens, wanted=of_cls(tokens))[0].isfinite().all()
+    assert encoder(position, cls, attention=path)(tokens, output_indices=of_cls(tokens))[0].isfinite().all()
 
 
 @pytest.mark.parametrize("normaliser", sorted(NORMALISERS))
@@ -140,10 +140,10 @@ def test_long_sequences_in_evaluation(position, cls, padding, monkeypatch):
         assert [shape for _, shape in sizes.large if shape[-2:] == (MAX, MAX)] == []
 
 
-WANTED = {"[CLS]": of_cls, "some": lambda tokens: tokens.ne(PAD).flatten().nonzero().squeeze(1)[[7, 0, 3]]}
+READ = {"[CLS]": of_cls, "some": lambda tokens: tokens.ne(PAD).flatten().nonzero().squeeze(1)[[7, 0, 3]]}
 
 
-@pytest.mark.parametrize("wanted", WANTED.values(), ids=WANTED)
+@pytest.mark.parametrize("read", READ.values(), ids=READ)
 @pytest.mark.parametrize("padding", [(), (5, 33, 0)], ids=["full", "padded"])
 @pytest.mark.parametrize(
     "options",
@@ -156,23 +156,23 @@ WANTED = {"[CLS]": of_cls, "some": lambda tokens: tokens.ne(PAD).flatten().nonze
     ],
     ids=lambda options: "-".join(map(str, options.values())),
 )
-def test_the_last_layer_computes_only_what_is_wanted(options, padding, wanted, monkeypatch):
+def test_the_last_layer_computes_only_what_is_read(options, padding, read, monkeypatch):
     """Features and all gradients are those of the whole batch; the last layer's products have few rows."""
     tokens, model, outcomes = batch(35, padding), encoder(**options), []
-    places, last = wanted(tokens), model.layers[-1]
+    indices, last = read(tokens), model.layers[-1]
     rows = []
     (last.fc2 if hasattr(last, "fc2") else last.u).register_forward_hook(lambda *a: rows.append(a[2].flatten(0, -2)))
-    for chosen in (None, places):
+    for chosen in (None, indices):
         model.zero_grad()
-        features, _ = model(tokens, wanted=chosen)
-        features = features.flatten(0, 1)[places] if chosen is None else features
+        features, _ = model(tokens, output_indices=chosen)
+        features = features.flatten(0, 1)[indices] if chosen is None else features
         weights = torch.randn(features.shape, generator=torch.Generator().manual_seed(0))
         (features * weights).sum().backward()
         gradients = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
         outcomes.append((features.detach(), gradients))
     assert_same(*outcomes[::-1], 1e-5)
-    assert len(rows[0]) > 60 and len(rows[-1]) == len(places)
-    features, hiddens = model(tokens, return_all_hiddens=True, wanted=places)
+    assert len(rows[0]) > 60 and len(rows[-1]) == len(indices)
+    features, hiddens = model(tokens, return_all_hiddens=True, output_indices=indices)
     torch.testing.assert_close(features, outcomes[0][0], rtol=1e-5, atol=1e-5)
     assert len(hiddens) == N + 1 and hiddens[-1].shape == (*tokens.shape, C)
 
@@ -188,12 +188,12 @@ def test_attention_of_the_last_layer_takes_the_query_cls_alone(position, queries
         return original(q, *args)
 
     monkeypatch.setattr(backend_cpu, "blocked_attention", watched)
-    encoder(position, attention="blocked")(tokens, wanted=of_cls(tokens))
+    encoder(position, attention="blocked")(tokens, output_indices=of_cls(tokens))
     assert seen == [35] * (N - 2) + queries
 
 
 def test_nothing_is_wanted():
-    assert encoder()(batch(padding=(3,)), wanted=torch.empty(0, dtype=torch.long))[0].shape == (0, C)
+    assert encoder()(batch(padding=(3,)), output_indices=torch.empty(0, dtype=torch.long))[0].shape == (0, C)
 
 
 @pytest.mark.parametrize("kind", ["random", "shifted"])
@@ -217,7 +217,7 @@ def test_windows_save_work(path, position, cls, monkeypatch):
     monkeypatch.setattr(windows, "CHUNK", 5)
     for every in (3, 0):  # the second of two layers has a window, or both have
         model = encoder(f"{position}:every:{every}", cls)
-        terms = model.terms(MAX, make(path, model.positions))
+        terms = model.layer_inputs(MAX, make(path, model.positions))
         assert [isinstance(term.prepared, windows.InChunks) for term in terms] == [every == 0, True]
         assert terms[1].prepared.near.bias.shape[-2:] == (5, 13 + (cls == "untied"))
     whole = {}
@@ -454,7 +454,7 @@ def test_says_which_path_it_took(caplog):
     model = encoder()
     with caplog.at_level("INFO"):
         model(batch()), model(batch())
-    assert [r.message for r in caplog.records] == ["attention path: blocked (the default on cpu)"]
+    assert [r.message for r in caplog.records] == ["attention backend: blocked (the default on cpu)"]
 
 
 # ---- guards: the bias is made once, never copied per sequence
@@ -507,7 +507,7 @@ def test_no_bias_per_sequence(position, monkeypatch):
     ]
     assert merged[0] == [] and len(merged[1]) == 2, merged  # forward, backward
     with torch.no_grad():
-        biases = [terms.prepared.bias for terms in encoder(position).terms(MAX)]
+        biases = [terms.prepared.bias for terms in encoder(position).layer_inputs(MAX)]
     assert all(t.shape == (H, MAX, MAX) and t.untyped_storage().nbytes() == 4 * H * MAX**2 for t in biases)
 
 
@@ -521,7 +521,7 @@ def test_bias_is_computed_once(path, padding, monkeypatch):
         monkeypatch.setattr(scheme, "bias", lambda *args, name=name, bias=bias: calls.append(name) or bias(*args))
     model(batch(padding=padding))
     assert sorted(calls) == ["t5", "untied"]
-    terms = model.terms(MAX, make(path, model.positions), model.packing(batch(padding=padding)))
+    terms = model.layer_inputs(MAX, make(path, model.positions), model.packing(batch(padding=padding)))
     assert len(terms) == N and all(term.prepared.bias is terms[0].prepared.bias for term in terms)  # one tensor
 
 
@@ -776,6 +776,6 @@ def test_dropout_without_padding(monkeypatch):
 
 def test_padding_known_beforehand():
     model, tokens = encoder().eval(), batch(padding=(0, 4))
-    assert torch.equal(model(tokens, n_real=3 * MAX - 4)[0], model(tokens)[0])
-    assert torch.equal(model(batch(), n_real=3 * MAX)[0], model(batch())[0])
-    assert model.packing(batch(), n_real=3 * MAX) is model.packing(batch()) is NO_PADDING
+    assert torch.equal(model(tokens, num_tokens=3 * MAX - 4)[0], model(tokens)[0])
+    assert torch.equal(model(batch(), num_tokens=3 * MAX)[0], model(batch())[0])
+    assert model.packing(batch(), num_tokens=3 * MAX) is model.packing(batch()) is NO_PADDING

@@ -17,8 +17,8 @@ from test_house import run
 
 from tupe import __version__, cli, positions, schemes_bias
 from tupe.encoder import Encoder
-from tupe.offsets import Places
 from tupe.plugin.launch import parse
+from tupe.token_positions import TokenPositions
 
 
 def shown(program):
@@ -217,13 +217,13 @@ def test_the_example_of_a_position_encoding_works(place, example, tmp_path):
         exec(lines, dict(vars(schemes_bias)))
     else:
         (tmp_path / "distance.py").write_text(example)
-        positions.load_schemes(tmp_path / "distance.py")
+        positions.load_scheme_file(tmp_path / "distance.py")
     sizes = {"layers": 1, "width": 8, "ffn": 8, "heads": 2, "max_positions": 6}
     tokens = torch.randint(3, 9, (2, 6))
     for position, cls in (("distance", "tied"), ("untied+distance", "untied")):
         encoder = Encoder(10, 1, position=position, cls=cls, **sizes)
         encoder.positions["distance"].slope.data.fill_(-0.5)
-        bias = encoder.positions["distance"].bias(Places(6), 1.0)
+        bias = encoder.positions["distance"].bias(TokenPositions(6), 1.0)
         assert torch.equal(bias[0, 2], torch.tensor([-1.0, -0.5, 0, -0.5, -1.0, -1.5]))
         encoder(tokens)[0][..., 0].sum().backward()  # of one column: a layer norm makes the sum of all constant
         assert encoder.positions["distance"].slope.grad.abs().sum() > 0

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 from tupe.attention import NORMALISERS, Plain, Prepared
 from tupe.checkpoints.convert import our_name, weights_from_released
-from tupe.encoder import ClassificationHead, Encoder, GatedAttentionLayer, LayerTerms, LMHead, ModelConfig
+from tupe.encoder import ClassificationHead, Encoder, GatedAttentionLayer, LayerInputs, LMHead, ModelConfig
 from tupe.packing import NO_PADDING
 from tupe.positions import Positions
 from tupe.schemes import SCHEMES
@@ -128,8 +128,8 @@ def test_gated_attention_unit_formula(normaliser):
         y = x[0, i] + layer.out.weight @ (silu(layer.u, x[0, i]) * mixed) + layer.out.bias
         y = (y - y.mean()) / torch.sqrt(y.var(unbiased=False) + layer.norm.eps)
         rows.append(y * layer.norm.weight + layer.norm.bias)
-    places, backend = positions.places(length), Plain(normaliser)
-    ours = layer(x, LayerTerms(positions, places, NO_PADDING, backend, Prepared(), 0))
+    places, backend = positions.token_positions(length), Plain(normaliser)
+    ours = layer(x, LayerInputs(positions, places, NO_PADDING, backend, Prepared(), 0))
     torch.testing.assert_close(ours[0], torch.stack(rows), rtol=1e-10, atol=1e-10)
 
 

@@ -13,18 +13,17 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tupe import backend_cpu, positions
 from tupe.attention import NORMALISERS
-from tupe.encoder import LAYERS, Encoder
-from tupe.offsets import Places, draw_places
+from tupe.encoder import BLOCKS, Encoder
 from tupe.positions import (
     SHAPES,
     SIZES,
     Dims,
-    Layer,
+    LayerContext,
     Positions,
     PositionScheme,
     beyond_training,
     canonical,
-    load_schemes,
+    load_scheme_file,
     options_of,
     overrides,
     parse,
@@ -32,6 +31,7 @@ from tupe.positions import (
 )  # fmt: skip
 from tupe.schemes import SCHEMES
 from tupe.schemes_absolute import NoPosition
+from tupe.token_positions import TokenPositions, draw_positions
 
 B, L, H, D, PAD = 2, 9, 2, 4, 1
 DIMS = Dims(max_positions=16, width=H * D, heads=H, layers=3, head_dim=D, value_dim=6)
@@ -117,7 +117,7 @@ def test_every_parameter_learns(position, cls):
 in_all_layers = pytest.mark.parametrize(
     ("position", "cls", "layer", "normaliser"),
     [(position, cls, "transformer", "softmax") for position, cls in SETTINGS]
-    + [(*s, layer, norm) for s in [("nopos", "tied"), ("urpe", "untied")] for layer in LAYERS for norm in NORMALISERS],
+    + [(*s, layer, norm) for s in [("nopos", "tied"), ("urpe", "untied")] for layer in BLOCKS for norm in NORMALISERS],
 )
 
 
@@ -143,7 +143,7 @@ def test_token_wise_work_without_padding(position, cls, layer, normaliser, recom
     batch = tokens(batch=5)
     batch[0, 6:] = batch[2, :3] = batch[3, 4] = batch[1, -1] = PAD
     real = batch.ne(PAD)
-    assert real.sum() == 37 and len(model.packing(batch).places) == 38 < real.numel()  # T, with one token of padding
+    assert real.sum() == 37 and len(model.packing(batch).indices) == 38 < real.numel()  # T, with one token of padding
 
     def outcome():
         model.zero_grad()
@@ -192,8 +192,8 @@ def test_half_precision_does_not_round_what_is_fixed(name):
     dims = Dims(max_positions=512, width=768, heads=12, layers=1, head_dim=64, value_dim=64)
     whole, half = SCHEMES[name](dims), SCHEMES[name](dims).half()
     q, k = torch.randn(2, 1, 12, 512, 64, generator=torch.Generator().manual_seed(0))
-    places = Places(512)
-    for hook, inputs in {"embed": (places,), "bias": (places, 1.0), "content": (q, k, Layer(0, places))}.items():
+    places = TokenPositions(512)
+    for hook, inputs in {"embed": (places,), "bias": (places, 1.0), "content": (q, k, LayerContext(0, places))}.items():
         exact = getattr(whole, hook)(*inputs)
         assert exact is None or torch.equal(getattr(half, hook)(*inputs), exact)
 
@@ -214,8 +214,9 @@ def test_position_terms_are_computed_once_per_forward(position, cls, monkeypatch
         copies = len(module) if isinstance(module, torch.nn.ModuleList) else 1
         assert calls.count((name, "bias")) == calls.count((name, "gate")) == copies
         assert calls.count((name, "embed")) == 1
-    terms = [terms.prepared for terms in model.terms(L)]
-    first = 1 if model.positions.reach(Layer(1, Places(L))) is not None else 0  # of those that see equally far
+    terms = [terms.prepared for terms in model.layer_inputs(L)]
+    reach = model.positions.reach(LayerContext(1, TokenPositions(L)))
+    first = 0 if reach is None else 1  # of those that see equally far
     assert all((t is terms[first]) != model.positions.per_layer for t in terms[first + 1 :])  # shared: one object
 
 
@@ -256,17 +257,17 @@ def test_weights_end_at_the_window(cls, padded):
 
 
 @pytest.mark.parametrize("kind", ["random", "shifted"])
-def test_drawn_places(kind):
+def test_drawn_positions(kind):
     """[CLS] at 0, all positions below the span, in increasing order, and every one of them is drawn at some time."""
     torch.manual_seed(0)
-    draws = [draw_places(4, 9, kind).positions.tolist() for _ in range(200)]
+    draws = [draw_positions(4, 9, kind).drawn.tolist() for _ in range(200)]
     assert all(draw[0] == 0 and draw == sorted(set(draw)) and len(draw) == 4 for draw in draws)
     assert {position for draw in draws for position in draw} == set(range(9))
     gaps = {b - a for draw in draws for a, b in zip(draw[1:], draw[2:], strict=False)}
     assert gaps == ({1} if kind == "shifted" else {1, 2, 3, 4, 5, 6})
-    assert draw_places(9, 9, kind).positions.tolist() == list(range(9))
+    assert draw_positions(9, 9, kind).drawn.tolist() == list(range(9))
     with pytest.raises(ValueError, match="10 tokens exceeds the limit of 9"):
-        draw_places(10, 9, kind)
+        draw_positions(10, 9, kind)
 
 
 @pytest.mark.parametrize("position", ["absolute", "untied+t5", "rope", "shaw+shaw_values", "deberta_v2"])
@@ -276,10 +277,10 @@ def test_random_places_are_for_training(position):
     torch.manual_seed(3)
     drawn = model(tokens())[0]
     torch.manual_seed(3)
-    places = model.places(tokens())
+    places = model.token_positions(tokens())
     fixed = encoder(position)
     fixed.load_state_dict(model.state_dict())
-    fixed.places = lambda tokens: places
+    fixed.token_positions = lambda tokens: places
     torch.testing.assert_close(drawn, fixed(tokens())[0])
     assert (drawn - model(tokens())[0]).abs().max() > 1e-4  # another draw
     plain = encoder(position)
@@ -309,7 +310,8 @@ def farthest_difference(position, length=41):
     """The distance from which on a middle token treats all keys to its right alike: its logits and gates for equal
     tokens, observed."""
     positions = scramble(Positions(position, DIMS).double())
-    layer = Layer(1, positions.places(length), lambda rows: [rows.unflatten(2, (H, D)).transpose(1, 2).double()] * 3)
+    rows = positions.token_positions(length)
+    layer = LayerContext(1, rows, lambda rows: [rows.unflatten(2, (H, D)).transpose(1, 2).double()] * 3)
     q, k = torch.randn(2, 1, H, 1, D, dtype=torch.float64).expand(-1, -1, -1, length, -1)
     bias, gate = positions.terms(length)[1]
     turned_q, turned_k, _ = positions.rotate(q, k, k, layer)
@@ -331,7 +333,7 @@ def farthest_difference(position, length=41):
 def test_distances_that_are_treated_alike(position):
     torch.manual_seed(0)
     (scheme,) = Positions(position, DIMS).values()
-    expected = 20 if scheme.shared_from is None else scheme.shared_from  # the last but one differs from the last
+    expected = 20 if scheme.saturates_at is None else scheme.saturates_at  # the last but one differs from the last
     assert farthest_difference(position) == expected
 
 
@@ -480,8 +482,8 @@ class Distance(PositionScheme):
         super().__init__(dims)
         self.heads, self.slope = dims.heads, slope
 
-    def bias(self, places, scale):
-        return places.spread(-self.slope * places.offsets.abs().float().expand(self.heads, -1))
+    def bias(self, positions, scale):
+        return positions.spread(-self.slope * positions.offsets.abs().float().expand(self.heads, -1))
 """
 
 
@@ -497,24 +499,24 @@ def own_file(tmp_path, monkeypatch):
 def test_a_scheme_from_a_file(own_file):
     with pytest.raises(ValueError, match="unknown position scheme 'own_distance'.*position_file=FILE"):
         encoder("own_distance")
-    load_schemes(own_file)
-    load_schemes(own_file)  # once is enough
+    load_scheme_file(own_file)
+    load_scheme_file(own_file)  # once is enough
     assert encoder("own_distance:slope:0.50", layers=1).config.position == "own_distance:slope:0.5"
     with pytest.raises(ValueError, match="no such file"):
-        load_schemes(own_file.with_name("missing.py"))
+        load_scheme_file(own_file.with_name("missing.py"))
 
 
 def test_two_files_called_alike_do_not_replace_each_other(own_file):
-    load_schemes(own_file)
+    load_scheme_file(own_file)
     other = own_file.parent / "other" / own_file.name
     other.parent.mkdir()
     other.write_text(OWN_FILE)
     with pytest.raises(ValueError, match="'own_distance' is registered twice"):
-        load_schemes(other)
+        load_scheme_file(other)
 
 
 def test_a_cell_of_a_notebook_can_run_again(own_file):
-    load_schemes(own_file)
+    load_scheme_file(own_file)
     first = SCHEMES["own_distance"]
     again = type("Distance", (first,), {"__module__": first.__module__, "__qualname__": first.__qualname__})
     assert register("own_distance")(again) is SCHEMES["own_distance"] is again
@@ -525,9 +527,9 @@ def test_a_cell_of_a_notebook_can_run_again(own_file):
 def test_a_file_that_fails_can_be_loaded_again(own_file):
     own_file.write_text("from dataclasses import dataclass\nraise OSError('not ready')")
     with pytest.raises(ValueError, match=r"own\.py:2: OSError: not ready$"):
-        load_schemes(own_file)
+        load_scheme_file(own_file)
     own_file.write_text(OWN_FILE)
-    load_schemes(own_file)
+    load_scheme_file(own_file)
     assert "own_distance" in SCHEMES
 
 
@@ -545,15 +547,15 @@ def test_what_is_wrong_with_a_file_is_one_line_with_its_place(text, line, own_fi
     own_file.with_name("broken_helper.py").write_text("\nprint(\n")
     monkeypatch.syspath_prepend(own_file.parent)
     with pytest.raises(ValueError, match=f"^/.*{line}$"):
-        load_schemes(own_file)
+        load_scheme_file(own_file)
 
 
 def test_a_wrong_name_is_answered_with_what_the_files_registered(own_file):
-    load_schemes(own_file)
+    load_scheme_file(own_file)
     (empty := own_file.with_name("empty.py")).write_text("import torch\n")
     with pytest.raises(ValueError, match=r"'own_distanse'.*/own\.py registered own_distance$"):
         parse("own_distanse")
-    load_schemes(empty)
+    load_scheme_file(empty)
     with pytest.raises(ValueError, match=r"/empty\.py registered none: put @register\(NAME\) above the class$"):
         parse("own_distanse")
 # ---- what hooks return ----
@@ -571,11 +573,11 @@ class Own(PositionScheme):
     def hook(self, name, right):
         return self.returns.get(name, lambda right: right)(right)
 
-    def embed(self, places):
-        return self.hook("embed", torch.zeros(places.length, self.dims.width))
+    def embed(self, positions):
+        return self.hook("embed", torch.zeros(positions.length, self.dims.width))
 
-    def bias(self, places, scale):
-        return self.hook("bias", torch.zeros(self.dims.heads, len(places.queries), places.length))
+    def bias(self, positions, scale):
+        return self.hook("bias", torch.zeros(self.dims.heads, len(positions.queries), positions.length))
 
     def cls_bias(self, scale):
         return self.hook("cls_bias", torch.zeros(2, self.dims.heads))
@@ -583,8 +585,8 @@ class Own(PositionScheme):
     def content(self, q, k, layer):
         return self.hook("content", torch.zeros(*q.shape[:3], k.size(2)))
 
-    def gate(self, places):
-        return self.hook("gate", torch.ones(self.dims.heads, places.length, places.length))
+    def gate(self, positions):
+        return self.hook("gate", torch.ones(self.dims.heads, positions.length, positions.length))
 
     def reach(self, layer):
         return self.hook("reach", None)
@@ -659,12 +661,12 @@ def test_a_bias_that_ignores_the_queries_fails_with_the_reason(own, monkeypatch)
     """It trains, and is asked for a block of queries first where an evaluation meets a long sequence."""
     for hook in ("rotate", "embed", "content", "gate", "value", "unrotate", "reach", "cls_bias"):
         setattr(own, hook, getattr(PositionScheme, hook))
-    own.bias = lambda self, places, scale: torch.zeros(2, places.length, places.length)
+    own.bias = lambda self, positions, scale: torch.zeros(2, positions.length, positions.length)
     model = encoder("own").float()
     model(tokens())[0].sum().backward()
     monkeypatch.setattr(backend_cpu, "BLOCKED_BIAS_FROM", 8)
     monkeypatch.setattr(backend_cpu, "QUERY_BLOCK_LOGITS", 100)  # a few queries at a time
-    message = r"bias of position scheme Mine returned \[2, 9, 9\]; valid: \[2, \d, 9\] .* R the `places.queries`"
+    message = r"bias of position scheme Mine returned \[2, 9, 9\]; valid: \[2, \d, 9\] .* R the `positions.queries`"
     with pytest.raises(ValueError, match=message), torch.no_grad():
         model.eval()(tokens())
 
@@ -691,12 +693,12 @@ def test_a_wrong_number_of_real_tokens_is_refused():
     batch = tokens()
     batch[1, 5:] = PAD
     model = encoder("t5")
-    torch.testing.assert_close(model(batch, n_real=14)[0], model(batch)[0])
-    for n_real in (7, 13, 18):
-        with pytest.raises(ValueError, match=f"n_real={n_real}: the batch has 14 tokens beside padding"):
-            model(batch, n_real=n_real)
+    torch.testing.assert_close(model(batch, num_tokens=14)[0], model(batch)[0])
+    for num_tokens in (7, 13, 18):
+        with pytest.raises(ValueError, match=f"num_tokens={num_tokens}: the batch has 14 tokens beside padding"):
+            model(batch, num_tokens=num_tokens)
     with FakeTensorMode(allow_non_fake_inputs=True):  # which has no numbers to count
-        assert model(batch, n_real=18)[0].shape == (B, L, 16)
+        assert model(batch, num_tokens=18)[0].shape == (B, L, 16)
 
 
 @pytest.mark.parametrize("path", ["auto", "plain"])
@@ -706,7 +708,7 @@ def test_no_tokens(position, path):
     for shape in ((0, 5), (2, 0), (0, 0)):
         features, hiddens = model(tokens(*shape[::-1]), return_all_hiddens=True)
         assert features.shape == (*shape, 16) and [h.shape for h in hiddens] == [(*shape, 16)] * 3
-    assert model(tokens(5, 0), wanted=torch.zeros(0, dtype=torch.long))[0].shape == (0, 16)
+    assert model(tokens(5, 0), output_indices=torch.zeros(0, dtype=torch.long))[0].shape == (0, 16)
 
 
 def test_unknown_layer_and_normaliser():

@@ -12,9 +12,9 @@ from helpers import scramble
 
 from tupe.attention import Plain, Prepared, attend, mask_logits
 from tupe.encoder import Encoder, init_bert
-from tupe.offsets import Places
-from tupe.positions import Dims, Layer, Positions, options_of, overrides, parse
+from tupe.positions import Dims, LayerContext, Positions, options_of, overrides, parse
 from tupe.schemes import SCHEMES, skew, toeplitz, unskew
+from tupe.token_positions import TokenPositions
 
 B, L, H, D = 2, 9, 2, 4
 DIMS = Dims(max_positions=16, width=H * D, heads=H, layers=3, head_dim=D, value_dim=6)
@@ -431,7 +431,7 @@ def formulas_of(names, positions, layer):
 
 
 def in_layer(positions, index):
-    return Layer(index, positions.places(L), project)
+    return LayerContext(index, positions.token_positions(L), project)
 
 
 @pytest.mark.parametrize("layer", [0, 2])
@@ -451,7 +451,7 @@ def test_formula(names, layer):
                                    check_dtype=False, atol=2e-6, rtol=1e-5)  # fmt: skip
     bias, gate = positions.terms(L)[layer]
     if (reach := positions.reach(in_layer(positions, layer))) is not None:
-        bias = mask_logits(bias, positions.places(L).near(reach))
+        bias = mask_logits(bias, positions.token_positions(L).near(reach))
     ours = attend(q, k, v, positions, Prepared(bias, gate), in_layer(positions, layer), Plain())
     # content-free terms are float32 by contract (position terms in double would hide what training uses)
     torch.testing.assert_close(ours, naive_attention(formulas, q, k, v, scale, layer), atol=5e-6, rtol=1e-5)
@@ -481,9 +481,9 @@ def test_other_positions(names):
     """Tokens at 0, 3, 4 and 9 meet each other as the tokens 0, 3, 4 and 9 of a longer sequence do."""
     names, at = short(names), torch.tensor([0, 3, 4, 9])
     positions = scramble(Positions(names, DIMS).double())
-    whole, part = positions.places(10), Places(4, positions=at, span=16)
+    whole, part = positions.token_positions(10), TokenPositions(4, drawn=at, span=16)
     q, k, v = (torch.randn(B, H, 10, width, dtype=torch.float64) for width in (D, D, DIMS.value_dim))
-    of_whole, of_part = Layer(1, whole, project), Layer(1, part, project)
+    of_whole, of_part = LayerContext(1, whole, project), LayerContext(1, part, project)
     some = [x[:, :, at] for x in (q, k, v)]
 
     def same(ours, theirs, *indices):
@@ -558,7 +558,7 @@ def test_frequencies_for_longer_sequences_equal_hugging_face(name, fraction):
     scheme = SCHEMES["rope"](dims, fraction=fraction, **{"interpolate" if name == "linear" else "yarn": 8.0})
     torch.testing.assert_close(scheme.frequencies(scheme.columns(64), 10000.0, torch.device("cpu")), theirs)
     q = torch.randn(1, 1, 1, 64)
-    rotated, *_ = scheme.rotate(q, q, q, Layer(0, Places(1)))  # position 0: no rotation
+    rotated, *_ = scheme.rotate(q, q, q, LayerContext(0, TokenPositions(1)))  # position 0: no rotation
     torch.testing.assert_close(rotated, q * temperature)
 
 
@@ -690,20 +690,21 @@ def test_frequencies_of_older_checkpoints_are_kept(name):
     copy = SCHEMES[name](DIMS)
     copy.load_state_dict(scheme.state_dict())
     assert torch.equal(copy.omega, scheme.omega)
-    got, formula = copy.embed(Places(L)), FORMULAS[name](copy, {"max_distance": 64})
+    got, formula = copy.embed(TokenPositions(L)), FORMULAS[name](copy, {"max_distance": 64})
     if got is not None:
         torch.testing.assert_close(got[3].double(), 0.02 * wave(omega.double(), 3), atol=1e-6, rtol=1e-5)
     else:
         q = torch.randn(1, H, L, D)
         expected = formula.content(0, 5, 2, q[0, 0, 5].double(), None, 0)
-        torch.testing.assert_close(copy.content(q, None, Layer(0, Places(L)))[0, 0, 5, 2], expected, check_dtype=False)
+        ours = copy.content(q, None, LayerContext(0, TokenPositions(L)))[0, 0, 5, 2]
+        torch.testing.assert_close(ours, expected, check_dtype=False)
 
 
 def test_a_step_changes_every_frequency_by_the_same_share():
     scheme = SCHEMES["sinusoidal_learned"](Dims(16, 64, 2, 1, 32, 32))
     before = scheme.omega.detach().clone()
     optimizer = torch.optim.Adam(scheme.parameters(), lr=0.01)
-    (scheme.embed(Places(L)) * torch.randn(L, 64, generator=torch.Generator().manual_seed(0))).sum().backward()
+    (scheme.embed(TokenPositions(L)) * torch.randn(L, 64, generator=torch.Generator().manual_seed(0))).sum().backward()
     optimizer.step()
     share = (scheme.omega.detach() / before).log().abs()
     assert before.max() / before.min() > 5000

@@ -13,9 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .offsets import Places
 from .packing import NO_PADDING, Packing
-from .positions import Layer, Positions, overrides
+from .positions import LayerContext, Positions, overrides
+from .token_positions import TokenPositions
 
 
 def attend(
@@ -24,7 +24,7 @@ def attend(
     v: Tensor,
     positions: Positions,
     prepared: Any,
-    layer: Layer,
+    layer: LayerContext,
     backend: "Backend",
     dropout: float = 0.0,
 ) -> Tensor:
@@ -44,7 +44,7 @@ def attend(
 class Batch(NamedTuple):
     """What a backend is told of a batch, once per forward pass."""
 
-    places: Places  # where the tokens stand
+    token_positions: TokenPositions  # where the tokens stand
     dtype: torch.dtype  # of queries and keys
     heads: int
     packing: Packing = NO_PADDING  # where padding is, in the order of `Backend.order`
@@ -53,11 +53,11 @@ class Batch(NamedTuple):
     @property
     def key_mask(self) -> Tensor | None:
         """[B, 1, 1, L], False at padding; None: there is none."""
-        return None if self.packing.real is None else self.packing.real[:, None, None, :]
+        return None if self.packing.mask is None else self.packing.mask[:, None, None, :]
 
     def near(self, reach: int) -> Tensor:
         """[L, L], whether a query sees a key under a window."""
-        near = self.places.near(reach)
+        near = self.token_positions.near(reach)
         if self.untie_cls:
             near[0] = near[:, 0] = True
         return near
@@ -90,17 +90,17 @@ class Backend:
         """The same tokens, with the sequences in the order in which `mix` takes them."""
         return packing
 
-    def terms(self, positions: Positions, places: Places) -> list[tuple]:
+    def terms(self, positions: Positions, token_positions: TokenPositions) -> list[tuple]:
         """A pair (bias, gate) for each layer, as `prepare` takes them."""
-        return positions.terms(places)
+        return positions.terms(token_positions)
 
     def prepare(self, bias: Tensor | None, gate: Tensor | None, reach: int | None, batch: Batch) -> Any:
         """What `mix` needs of a layer beside q, k and v. bias, gate: [H, L, L] float32, without regard to padding.
         reach: how far queries see, None: everything."""
         raise NotImplementedError
 
-    def only(self, wanted: Tensor, prepared: Any, positions: Positions, length: int) -> Any:
-        """`prepared` for a layer of which these tokens are read only, [n], indices into B L."""
+    def for_outputs(self, output_indices: Tensor, prepared: Any, positions: Positions, length: int) -> Any:
+        """`prepared` of a layer where only the tokens at output_indices [n], into the flattened batch, are read."""
         return prepared
 
     def mix(

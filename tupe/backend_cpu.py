@@ -14,9 +14,9 @@ from torch.autograd.function import FunctionCtx, once_differentiable
 
 from .attention import Backend, Batch, mask_logits
 from .cpu import DropoutMask, on_onednn, product, rounded_up, select
-from .offsets import Places
 from .packing import Packing
 from .positions import Positions, overrides
+from .token_positions import TokenPositions
 from .windows import Chunks
 
 BLOCKED_BIAS_FROM = 2048  # longest sequence whose bias is held as a whole in evaluation
@@ -31,7 +31,7 @@ class CpuPrepared(NamedTuple):
     bias: Tensor | Callable | None
     key_mask: Tensor | None  # [B, 1 or n, 1, K], False at padding
     lengths: list[int] | None = None  # of the sequences, falling
-    first_query: bool = False  # the query [CLS] is computed only; the bias is [H, 1, L]
+    cls_query_only: bool = False  # the query [CLS] is computed only; the bias is [H, 1, L]
 
 
 class Cpu(Backend):
@@ -46,15 +46,15 @@ class Cpu(Backend):
         return super().refuses(positions, normaliser, device, dtype)
 
     def order(self, packing: Packing) -> Packing:
-        return packing if packing.places is None else packing.longest_first()
+        return packing if packing.indices is None else packing.longest_first()
 
-    def terms(self, positions: Positions, places: Places) -> list[tuple]:
-        long = places.length > BLOCKED_BIAS_FROM and positions.has_bias()
+    def terms(self, positions: Positions, token_positions: TokenPositions) -> list[tuple]:
+        long = token_positions.length > BLOCKED_BIAS_FROM and positions.has_bias()
         if not long or torch.is_grad_enabled() or positions.training:
-            return positions.terms(places)
+            return positions.terms(token_positions)
 
         def rows_of(layer):  # [H, L, L] would take too much memory
-            return lambda first, last: positions.bias_block(layer, places.block(first, last))
+            return lambda first, last: positions.bias_block(layer, token_positions.block(first, last))
 
         return [(rows_of(layer), None) for layer in range(positions.dims.layers)]
 
@@ -69,20 +69,22 @@ class Cpu(Backend):
         """bias [H n or n, c, K], mask [B, n, 1, K] or None of a window's n chunks."""
         return CpuPrepared(bias, mask)
 
-    def only(self, wanted: Tensor, prepared: CpuPrepared, positions: Positions, length: int) -> CpuPrepared:
-        """Where these are first tokens, [CLS], no other query's weights are computed."""
+    def for_outputs(
+        self, output_indices: Tensor, prepared: CpuPrepared, positions: Positions, length: int
+    ) -> CpuPrepared:
+        """Only the query of [CLS] is computed where only first tokens are read; the bias is [H, 1, L]."""
         rotates_back = any(overrides(scheme, "unrotate") for scheme in positions.of_layer(0))
-        first_tokens = torch.arange(0, len(wanted) * length, length)
-        if rotates_back or callable(prepared.bias) or not torch.equal(wanted, first_tokens):
+        first_tokens = torch.arange(0, len(output_indices) * length, length)
+        if rotates_back or callable(prepared.bias) or not torch.equal(output_indices, first_tokens):
             return prepared
         bias = None if prepared.bias is None else prepared.bias[:, :1]
-        return prepared._replace(bias=bias, first_query=True)
+        return prepared._replace(bias=bias, cls_query_only=True)
 
     def mix(
         self, q: Tensor, k: Tensor, v: Tensor, content: None, prepared: CpuPrepared, scale: float, dropout: float
     ) -> tuple[Tensor, None]:
-        bias, key_mask, lengths, first_query = prepared
-        q = q[:, :, :1] if first_query else q
+        bias, key_mask, lengths, cls_query_only = prepared
+        q = q[:, :, :1] if cls_query_only else q
         is_long = bias is None and k.size(2) > BLOCKED_BIAS_FROM and not torch.is_grad_enabled() and dropout == 0
         if callable(bias) or is_long:
             return attention_by_queries(q, k, v, bias, key_mask, scale), None
@@ -302,20 +304,22 @@ def transposed_matmul(a: Tensor, b: Tensor) -> Tensor:
 
 @not_compiled  # its loops and numpy's masks cannot be traced
 def blocked_attention(
-    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, real: Tensor | None, scale: float, p: float,
+    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, key_mask: Tensor | None, scale: float, p: float,
     lengths: list[int] | None = None,
 ) -> Tensor:  # fmt: skip
-    """`BlockedAttention` of q [B, H, R, D], k [B, H, K, D], v [B, H, K, E], bias [H, R, K] or None, and real
+    """`BlockedAttention` of q [B, H, R, D], k [B, H, K, D], v [B, H, K, E], bias [H, R, K] or None, and key_mask
     [B, 1, 1, K] or None (False at padded keys) -> [B, H, R, E]. p: probability of dropout. lengths: see
     `plan_blocks`.
 
     Of n chunks of a window (`windows.Chunks`), laid out as H n heads, bias is [H n, R, K], or [n, R, K] for all heads
-    alike, and real [B, n, 1, K]. R and K are L, but in a window.
+    alike, and key_mask [B, n, 1, K]. R and K are L, but in a window.
     """
     if p >= 1:
         return (q[..., :1] * 0).expand(*q.shape[:3], v.size(-1))
     # finite: in a window of padding alone, all keys are masked
-    mask = None if real is None else torch.zeros(real.shape).masked_fill_(~real, torch.finfo(torch.float32).min)
+    mask = None
+    if key_mask is not None:
+        mask = torch.zeros(key_mask.shape).masked_fill_(~key_mask, torch.finfo(torch.float32).min)
     with torch.autocast("cpu", enabled=False):
         blocks = plan_blocks(q.size(1), q.size(0), q.size(2), k.size(2), lengths)
         if len(blocks) == 1 and not (p or torch.is_grad_enabled() or blocks[0].length):
@@ -326,12 +330,13 @@ def blocked_attention(
 
 
 def attention_by_queries(
-    q: Tensor, k: Tensor, v: Tensor, bias: Callable[[int, int], Tensor] | None, real: Tensor | None, scale: float
+    q: Tensor, k: Tensor, v: Tensor, bias: Callable[[int, int], Tensor] | None, key_mask: Tensor | None, scale: float
 ) -> Tensor:
     """softmax(q . k * scale + bias) v on a CPU, a block of queries at a time, without gradients and dropout: neither
     logits nor bias of all pairs are ever there.
 
-    q, k [B, H, L, D], v [B, H, L, E], bias: queries first .. last-1 -> [H, last - first, L], or None; real [B, 1, 1, L]
+    q, k [B, H, L, D], v [B, H, L, E], bias: queries first .. last-1 -> [H, last - first, L], or None; key_mask
+    [B, 1, 1, L]
     or None -> [B, H, L, E].
     """
     batch, heads, length, _ = q.shape
@@ -343,7 +348,7 @@ def attention_by_queries(
             logits = ((q[:, :, first:last] * scale) @ k.transpose(2, 3)).float()
             if bias is not None:
                 logits += bias(first, last)
-            if real is not None:
-                logits.masked_fill_(~real, torch.finfo(logits.dtype).min)  # finite: all keys may be padding
+            if key_mask is not None:
+                logits.masked_fill_(~key_mask, torch.finfo(logits.dtype).min)  # finite: all keys may be padding
             out[:, :, first:last] = torch.softmax(logits, -1).to(v.dtype) @ v
     return out

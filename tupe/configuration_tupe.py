@@ -12,7 +12,6 @@ from .backends import BACKENDS  # noqa: F401
 from .cpu import Linear  # noqa: F401
 from .encoder import ModelConfig, names_in
 from .losses import lm_loss  # noqa: F401
-from .offsets import Places  # noqa: F401
 from .packing import Packing  # noqa: F401
 from .positions import Positions  # noqa: F401
 from .schemes import SCHEMES  # noqa: F401
@@ -21,6 +20,7 @@ from .schemes_bias import T5  # noqa: F401
 from .schemes_common import Table  # noqa: F401
 from .schemes_content import Shaw  # noqa: F401
 from .schemes_rotation import Rope  # noqa: F401
+from .token_positions import TokenPositions  # noqa: F401
 from .windows import Chunks  # noqa: F401
 
 NAMES = names_in("hugging_face")  # our option -> its name in config.json

@@ -20,38 +20,38 @@ from .attention import NORMALISERS, Backend, Batch, Plain, attend
 from .backends import BACKENDS, choose
 from .cpu import Linear, dropout, linear, split_heads
 from .losses import lm_loss
-from .offsets import PLACES, Places, draw_places
 from .packing import NO_PADDING, Packing, Selection
-from .positions import CLS, Dims, Layer, Positions, autocast_device, canonical
+from .positions import CLS, Dims, LayerContext, Positions, autocast_device, canonical
 from .schemes import SCHEMES, Table
+from .token_positions import SAMPLINGS, TokenPositions, draw_positions
 
 logger = logging.getLogger(__name__)
 
 
-class LayerTerms(NamedTuple):
+class LayerInputs(NamedTuple):
     """What a layer gets beside its input: what all layers share is an argument, because no layer owns it."""
 
     positions: Positions
-    places: Places  # where the tokens stand
+    token_positions: TokenPositions  # where the tokens stand
     packing: Packing  # what makes [B, L, C] of the layer's tokens, in the order in which the backend takes sequences
     backend: Backend
     prepared: Any  # by the backend, of this layer
     index: int  # of this layer
-    selection: Selection | None = None  # the tokens whose output is read, if not all are
+    selection: Selection | None = None  # the tokens whose output is read; None: all
 
     def attend(self, x: Tensor, project: Callable, dropout: float) -> Tensor:
         """[B, L, C] or [T, C] -> mixed values [B, H, L, E]. project: a layer's own projections, to q, k and v."""
         q, k, v = project(x, self.packing)
-        layer = Layer(self.index, self.places, project)
+        layer = LayerContext(self.index, self.token_positions, project)
         return attend(q, k, v, self.positions, self.prepared, layer, self.backend, dropout)
 
     def outputs(self, mixed: Tensor) -> Tensor:
-        """Of mixed values [B, L, C], the tokens whose output is read: [T, C], [B, L, C] or [m, C]."""
-        return self.packing.pack(mixed) if self.selection is None else self.selection.of_batch(mixed)
+        """The rows of mixed values [B, L, C] whose output is read: [T, C], [B, L, C] or [m, C]."""
+        return self.packing.pack(mixed) if self.selection is None else self.selection.take_padded(mixed)
 
-    def inputs(self, x: Tensor) -> Tensor:
-        """The same tokens of the layer's input [B, L, C] or [T, C]."""
-        return x if self.selection is None else self.selection.of_tokens(x)
+    def residual(self, x: Tensor) -> Tensor:
+        """The same rows of the layer's input [B, L, C] or [T, C]."""
+        return x if self.selection is None else self.selection.take_packed(x)
 
 
 class Attention(nn.Module):
@@ -67,9 +67,9 @@ class Attention(nn.Module):
         """[B, L, C] or [T, C] -> q, k, v, [B, H, L, D] each."""
         return split_heads(packing.unpack(self.qkv(x)), self.heads)
 
-    def forward(self, x: Tensor, terms: LayerTerms) -> Tensor:
-        mixed = terms.attend(x, self.project, self.dropout if self.training else 0.0)  # [B, H, L, D]
-        return self.out(terms.outputs(mixed.transpose(1, 2).flatten(2)))
+    def forward(self, x: Tensor, inputs: LayerInputs) -> Tensor:
+        mixed = inputs.attend(x, self.project, self.dropout if self.training else 0.0)  # [B, H, L, D]
+        return self.out(inputs.outputs(mixed.transpose(1, 2).flatten(2)))
 
 
 class TransformerLayer(nn.Module):
@@ -91,10 +91,10 @@ class TransformerLayer(nn.Module):
             raise ValueError(f"width {width} is not a multiple of the number of heads {heads}")
         return Dims(max_positions, width, heads, layers, head_dim=width // heads, value_dim=width // heads)
 
-    def forward(self, x: Tensor, terms: LayerTerms) -> Tensor:
+    def forward(self, x: Tensor, inputs: LayerInputs) -> Tensor:
         """[B, L, C] or [T, C] -> the same shape, or of a selection [m, C]."""
-        y = self.attention(x, terms)
-        x = self.attention_norm(terms.inputs(x) + dropout(y, self.dropout, self.training))
+        y = self.attention(x, inputs)
+        x = self.attention_norm(inputs.residual(x) + dropout(y, self.dropout, self.training))
         y = dropout(F.gelu(self.fc1(x)), self.activation_dropout, self.training)
         return self.ffn_norm(x + dropout(self.fc2(y), self.dropout, self.training))
 
@@ -136,15 +136,15 @@ class GatedAttentionLayer(nn.Module):
         q, k = (z * scale + shift for scale, shift in pairs)
         return tuple(packing.unpack(part).unsqueeze(1) for part in (q, k, F.silu(self.v(x))))
 
-    def forward(self, x: Tensor, terms: LayerTerms) -> Tensor:
+    def forward(self, x: Tensor, inputs: LayerInputs) -> Tensor:
         """As `TransformerLayer.forward`."""
-        mixed = terms.attend(x, self.project, self.attention_dropout if self.training else 0.0)  # [B, 1, L, E]
-        mixed, x = terms.outputs(mixed.squeeze(1)), terms.inputs(x)
+        mixed = inputs.attend(x, self.project, self.attention_dropout if self.training else 0.0)  # [B, 1, L, E]
+        mixed, x = inputs.outputs(mixed.squeeze(1)), inputs.residual(x)
         y = self.out(F.silu(self.u(x)) * mixed)
         return self.norm(x + dropout(y, self.dropout, self.training))
 
 
-LAYERS = {"transformer": TransformerLayer, "gau": GatedAttentionLayer}
+BLOCKS = {"transformer": TransformerLayer, "gau": GatedAttentionLayer}
 
 
 def option(
@@ -174,7 +174,7 @@ class ModelConfig:
         choices=CLS, hugging_face="cls_position",
     )  # fmt: skip
     normaliser: str = option("softmax", "how logits become attention weights", choices=NORMALISERS)
-    layer: str = option("transformer", "gau: gated attention units (their paper's normaliser is relu2)", choices=LAYERS)
+    layer: str = option("transformer", "gau: gated attention units (their paper's normaliser is relu2)", choices=BLOCKS)
     segments: str = option(
         "none", "learned: a vector for each segment of a pair is added to its tokens", choices=("none", "learned")
     )
@@ -190,7 +190,7 @@ class ModelConfig:
     )
     places: str = option(
         "consecutive", "positions in training, of max_positions, which must be more than a block's tokens; random: "
-        "a sorted subset; shifted: from a random one on", choices=PLACES, free=True, hugging_face="",
+        "a sorted subset; shifted: from a random one on", choices=SAMPLINGS, free=True, hugging_face="",
     )  # fmt: skip
     dropout: float = option(
         0.1, "dropout after embeddings, attention and feed-forward", free=True, hugging_face="hidden_dropout_prob"
@@ -237,9 +237,9 @@ class Stack(nn.Module):
     def __init__(self, config: ModelConfig, pad: int, *, position_width: int | None = None):
         super().__init__()
         self.config, self.pad, self.dropout, self.normaliser = config, pad, config.dropout, config.normaliser
-        kind = LAYERS[config.layer]
+        kind = BLOCKS[config.layer]
         dims = kind.dims(config.max_positions, config.width, config.heads, config.layers)
-        self.attention, self.backend = config.attention, None
+        self.attention_backend, self.backend = config.attention, None
         self.checkpoint_activations = config.checkpoint_activations
         self.draws_in_evaluation = False  # positions, as in training, if `config.places` says so
         with separate_random_numbers():
@@ -256,81 +256,83 @@ class Stack(nn.Module):
                 module.apply(init_bert)
         self.apply(set_norm_eps(self.config.layer_norm_eps))
 
-    def places(self, tokens: Tensor) -> Places:
+    def token_positions(self, tokens: Tensor) -> TokenPositions:
         """The positions of [B, L] tokens, for all rows the same: 0 .. L-1, or in training what `config.places` draws.
         Raises ValueError for a sequence that is too long."""
         if (self.training or self.draws_in_evaluation) and self.config.places != "consecutive":
-            return draw_places(tokens.size(1), self.config.max_positions, self.config.places, tokens.device)
-        return self.positions.places(tokens.size(1), tokens.device)
+            return draw_positions(tokens.size(1), self.config.max_positions, self.config.places, tokens.device)
+        return self.positions.token_positions(tokens.size(1), tokens.device)
 
-    def packing(self, tokens: Tensor, n_real: int | None = None) -> Packing:
-        """Where the real tokens of [B, L] are. n_real: their number; without it the encoder counts, and waits for the
-        GPU. On a CPU it always counts, and raises ValueError for another number: real tokens would be taken for
+    def packing(self, tokens: Tensor, num_tokens: int | None = None) -> Packing:
+        """Where the tokens of [B, L] are. num_tokens: how many are no padding; without it the encoder counts, and waits
+        for the GPU. On a CPU it always counts, and raises ValueError for another number: tokens would be taken for
         padding."""
         on_cpu = tokens.device.type == "cpu"
-        if n_real == tokens.numel() and not on_cpu:
+        if num_tokens == tokens.numel() and not on_cpu:
             return NO_PADDING
-        real = tokens.ne(self.pad)
-        has_values = on_cpu and type(real) is Tensor  # and is no fake one
-        if not torch.compiler.is_compiling() and (n_real is None or has_values):  # compiled code does without
-            counted = int((real.numpy() if has_values else real).sum())
-            if n_real not in (None, counted):
-                raise ValueError(f"n_real={n_real}: the batch has {counted} tokens beside padding")
-            n_real = counted
-        return Packing.of(real, n_real or 0)
+        mask = tokens.ne(self.pad)
+        has_values = on_cpu and type(mask) is Tensor  # and is no fake one
+        if not torch.compiler.is_compiling() and (num_tokens is None or has_values):  # compiled code does without
+            counted = int((mask.numpy() if has_values else mask).sum())
+            if num_tokens not in (None, counted):
+                raise ValueError(f"num_tokens={num_tokens}: the batch has {counted} tokens beside padding")
+            num_tokens = counted
+        return Packing.of(mask, num_tokens or 0)
 
     def transform(
-        self, x: Tensor, places: Places, packing: Packing, return_all_hiddens: bool = False,
-        wanted: Tensor | None = None,
+        self, x: Tensor, token_positions: TokenPositions, packing: Packing, return_all_hiddens: bool = False,
+        output_indices: Tensor | None = None,
     ) -> tuple[Tensor, list[Tensor] | None]:  # fmt: skip
         """Run all layers on embedded tokens x [B, L, C] or [T, C]; returns what `forward` does."""
-        terms = self.terms(places, self.choose_backend(x), packing)
+        inputs = self.layer_inputs(token_positions, self.choose_backend(x), packing)
         recompute = self.checkpoint_activations and self.training and torch.is_grad_enabled()
         # All hidden states include the last one; compiled code would be made anew for every n.
-        selects = not (wanted is None or return_all_hiddens or torch.compiler.is_compiling())
+        selects = not (output_indices is None or return_all_hiddens or torch.compiler.is_compiling())
         if selects:
-            terms[-1] = self.terms_of(wanted, terms[-1], packing)
+            inputs[-1] = self.inputs_for(output_indices, inputs[-1], packing)
         hiddens = [x]
-        for layer, of_layer in zip(self.layers, terms, strict=True):
+        for layer, of_layer in zip(self.layers, inputs, strict=True):
             x = checkpoint(layer, x, of_layer, use_reentrant=False) if recompute else layer(x, of_layer)
             if return_all_hiddens:
                 hiddens.append(x)
         if selects:
-            return x[: len(wanted)], None
+            return x[: len(output_indices)], None
         x, hiddens = packing.unpack(x), [packing.unpack(h) for h in hiddens] if return_all_hiddens else None
-        return (x if wanted is None else x.flatten(0, 1)[wanted]), hiddens
+        return (x if output_indices is None else x.flatten(0, 1)[output_indices]), hiddens
 
     def choose_backend(self, x: Tensor) -> Backend:
         """How attention is computed on x's device and in its dtype; logs it when it changes."""
-        backend, reason = choose(self.attention, self.positions, self.normaliser, x.device, x.dtype)
+        backend, reason = choose(self.attention_backend, self.positions, self.normaliser, x.device, x.dtype)
         if self.backend is None or backend.name != self.backend.name:
             self.backend = backend
-            logger.info(f"attention path: {backend.name} ({reason})")
+            logger.info(f"attention backend: {backend.name} ({reason})")
         return backend
 
-    def terms(
-        self, places: Places | int, backend: Backend | None = None, packing: Packing = NO_PADDING
-    ) -> list[LayerTerms]:
-        """One `LayerTerms` per layer, prepared once per forward pass; layers that see equally far share what was
+    def layer_inputs(
+        self, token_positions: TokenPositions | int, backend: Backend | None = None, packing: Packing = NO_PADDING
+    ) -> list[LayerInputs]:
+        """One `LayerInputs` per layer, prepared once per forward pass; layers that see equally far share what was
         prepared, unless a scheme is per layer. backend: None for the plain one."""
-        if isinstance(places, int):
-            places = self.positions.places(places, next(self.layers.parameters()).device)
+        if isinstance(token_positions, int):
+            token_positions = self.positions.token_positions(token_positions, next(self.layers.parameters()).device)
         backend = backend or Plain(self.normaliser)
         packing = backend.order(packing)
-        batch = Batch(places, self.precision(), self.positions.dims.heads, packing, self.positions.untie_cls)
-        pairs, prepared, terms = backend.terms(self.positions, places), {}, []
+        batch = Batch(token_positions, self.precision(), self.positions.dims.heads, packing, self.positions.untie_cls)
+        pairs, prepared, inputs = backend.terms(self.positions, token_positions), {}, []
         for index in range(len(self.layers)):
-            own, reach = index if self.positions.per_layer else 0, self.positions.reach(Layer(index, places))
+            own = index if self.positions.per_layer else 0
+            reach = self.positions.reach(LayerContext(index, token_positions))
             if (own, reach) not in prepared:
                 prepared[own, reach] = backend.prepare(*pairs[own], reach, batch)
-            terms.append(LayerTerms(self.positions, places, packing, backend, prepared[own, reach], index))
-        return terms
+            inputs.append(LayerInputs(self.positions, token_positions, packing, backend, prepared[own, reach], index))
+        return inputs
 
-    def terms_of(self, wanted: Tensor, terms: LayerTerms, packing: Packing) -> LayerTerms:
-        """The terms of a layer of which these tokens are read only, [n], indices into B L."""
-        prepared = terms.backend.only(wanted, terms.prepared, self.positions, terms.places.length)
-        selection = packing.select(wanted, terms.packing, terms.places.length)
-        return terms._replace(prepared=prepared, selection=selection)
+    def inputs_for(self, output_indices: Tensor, inputs: LayerInputs, packing: Packing) -> LayerInputs:
+        """A layer's, where only the tokens at output_indices [n] are read."""
+        length = inputs.token_positions.length
+        prepared = inputs.backend.for_outputs(output_indices, inputs.prepared, self.positions, length)
+        selection = packing.select(output_indices, inputs.packing, length)
+        return inputs._replace(prepared=prepared, selection=selection)
 
     def precision(self) -> torch.dtype:
         """The dtype of queries and keys."""
@@ -364,23 +366,30 @@ class Encoder(Stack):
         self.reset_parameters()
 
     def forward(
-        self, tokens: Tensor, return_all_hiddens: bool = False, n_real: int | None = None, wanted: Tensor | None = None
+        self,
+        tokens: Tensor,
+        return_all_hiddens: bool = False,
+        num_tokens: int | None = None,
+        output_indices: Tensor | None = None,
     ) -> tuple[Tensor, list[Tensor] | None]:
         """Returns features [B, L, C] and, with return_all_hiddens, the list of N + 1 hidden states [B, L, C]
         (embeddings first); at padding they mean nothing. Padding stands on the right: the first column is position 0,
-        also where it is padding. n_real: see `packing`. wanted: [n], places in the batch, of
-        B L, whose features are returned as [n, C], without the work for others that nobody reads."""
+        also where it is padding. num_tokens: see `packing`. output_indices: [n], into the flattened batch [B L]: only
+        these features are returned, as [n, C]; the last layer skips the rest."""
         if not tokens.numel():  # no sequence, or sequences of no tokens: nothing to compute
             x = self.tokens(tokens)
             hiddens = [x] * (len(self.layers) + 1) if return_all_hiddens else None
-            return (x if wanted is None else x.flatten(0, 1)[wanted]), hiddens
-        packing, places = self.packing(tokens, n_real), self.places(tokens)
-        return self.transform(self.embed(tokens, packing, places), places, packing, return_all_hiddens, wanted)
+            return (x if output_indices is None else x.flatten(0, 1)[output_indices]), hiddens
+        packing, positions = self.packing(tokens, num_tokens), self.token_positions(tokens)
+        x = self.embed(tokens, packing, positions)
+        return self.transform(x, positions, packing, return_all_hiddens, output_indices)
 
-    def embed(self, tokens: Tensor, packing: Packing = NO_PADDING, places: Places | None = None) -> Tensor:
+    def embed(
+        self, tokens: Tensor, packing: Packing = NO_PADDING, token_positions: TokenPositions | None = None
+    ) -> Tensor:
         """[B, L] -> [B, L, C] or [T, C], the input of the first layer."""
         x = self.tokens(tokens)
-        position_vectors = self.positions.embed(places or self.places(tokens))
+        position_vectors = self.positions.embed(token_positions or self.token_positions(tokens))
         if position_vectors is not None:
             x = x + position_vectors.to(x.dtype)
         if self.segments is not None:
@@ -392,21 +401,21 @@ class Encoder(Stack):
         if self.training:
             raise ValueError("call eval() first: dropout would make the weights random")
         packing = self.packing(tokens)
-        x, terms = self.embed(tokens, packing), self.terms(self.places(tokens), packing=packing)
+        x, inputs = self.embed(tokens, packing), self.layer_inputs(self.token_positions(tokens), packing=packing)
         for index in range(layer):
-            x = self.layers[index](x, terms[index])
-        block, terms = self.layers[layer], terms[layer]
+            x = self.layers[index](x, inputs[index])
+        block, inputs = self.layers[layer], inputs[layer]
         project = (block.attention if hasattr(block, "attention") else block).project
         q, k, v = project(x, packing)
-        layer = Layer(layer, terms.places, project)
-        content = self.positions.content(q, k, layer)
-        q, k, _ = self.positions.rotate(q, k, v, layer)
-        return terms.backend.weights(q, k, content, terms.prepared, self.positions.scale)
+        context = LayerContext(layer, inputs.token_positions, project)
+        content = self.positions.content(q, k, context)
+        q, k, _ = self.positions.rotate(q, k, v, context)
+        return inputs.backend.weights(q, k, content, inputs.prepared, self.positions.scale)
 
 
 def of_cls(tokens: Tensor) -> Tensor:
-    """[B, L] -> [B]: the place of each sequence's [CLS] in the batch, as `Encoder.forward` wants it. Raises ValueError
-    for sequences without it."""
+    """[B, L] -> [B]: the index of each sequence's [CLS] in the flattened batch, for `Encoder.forward`'s output_indices.
+    Raises ValueError for sequences without it."""
     if not tokens.size(1):
         raise ValueError("sequences of 0 tokens have no [CLS]")
     return torch.arange(0, tokens.numel(), tokens.size(1), device=tokens.device)

@@ -66,10 +66,10 @@ def keep_default(head: nn.Module) -> nn.Module:
     return head
 
 
-def first_real(input_ids: Tensor, attention_mask: Tensor | None, pad: int) -> Tensor:
-    """[B]: the column of each sequence's first real token, 0 where there is none."""
-    real = input_ids != pad if attention_mask is None else (input_ids != pad) & (attention_mask != 0)
-    return real.byte().argmax(1) if input_ids.size(1) else input_ids.new_zeros(len(input_ids))
+def first_token(input_ids: Tensor, attention_mask: Tensor | None, pad: int) -> Tensor:
+    """[B]: the column of each sequence's first token that is no padding, 0 where all is."""
+    mask = input_ids != pad if attention_mask is None else (input_ids != pad) & (attention_mask != 0)
+    return mask.byte().argmax(1) if input_ids.size(1) else input_ids.new_zeros(len(input_ids))
 
 
 def shifted(x: Tensor, by: Tensor) -> Tensor:
@@ -85,7 +85,7 @@ def mean_cross_entropy(logits: Tensor, labels: Tensor, ignored: int = -100) -> T
 
 
 class TupeModel(TupePreTrainedModel):
-    """Features [B, L, C]; that of the first real token, `<s>`, stands for the whole sequence. Positions are counted
+    """Features [B, L, C]; that of the first token, `<s>`, stands for the whole sequence. Positions are counted
     from it, whatever padding there is before it; where a mask hides tokens behind it, their positions stay empty."""
 
     _auto_class = "AutoModel"
@@ -110,11 +110,11 @@ class TupeModel(TupePreTrainedModel):
     def forward(
         self, input_ids: Tensor, attention_mask: Tensor | None = None, token_type_ids: Tensor | None = None,
         output_hidden_states: bool | None = None, output_attentions: bool | None = None,
-        return_dict: bool | None = None, wanted: Tensor | None = None, **others,
+        return_dict: bool | None = None, output_indices: Tensor | None = None, **others,
     ) -> BaseModelOutput | tuple:  # fmt: skip
         """input_ids [B, L]; attention_mask [B, L], 0 at padding (padding ids are recognised without it); token_type_ids
-        [B, L] are not needed, because `</s> </s>` separates segments; wanted: see `Encoder.forward`. Raises ValueError
-        for segments that contradict that, and for inputs that this model does not have."""
+        [B, L] are not needed, because `</s> </s>` separates segments; output_indices: see `Encoder.forward`. Raises
+        ValueError for segments that contradict that, and for inputs that this model does not have."""
         if unknown := [name for name, value in others.items() if value is not None and name != "use_cache"]:
             valid = "input_ids, attention_mask, token_type_ids, labels, output_hidden_states, return_dict"
             raise ValueError(f"{', '.join(unknown)}: this model has no such input; valid: {valid}")
@@ -124,26 +124,26 @@ class TupeModel(TupePreTrainedModel):
             input_ids = input_ids.masked_fill(attention_mask == 0, self.config.pad_token_id)
         if token_type_ids is not None:
             self.check_segments(input_ids, token_type_ids)
-        first, length = first_real(input_ids, None, self.config.pad_token_id), input_ids.size(1)
+        first, length = first_token(input_ids, None, self.config.pad_token_id), input_ids.size(1)
         shift = torch.compiler.is_compiling() or torch.jit.is_tracing() or bool(first.any())
         if shift:
             input_ids = shifted(input_ids, first)
-            if wanted is not None:
-                row = wanted // length
-                wanted = row * length + (wanted - first[row]) % length
+            if output_indices is not None:
+                row = output_indices // length
+                output_indices = row * length + (output_indices - first[row]) % length
         encoder = self.encoder
         encoder.checkpoint_activations = self.gradient_checkpointing
         fused = self.config._attn_implementation == "sdpa"
         dtype = encoder.tokens.weight.dtype
         obstacle = Sdpa().refuses(encoder.positions, encoder.normaliser, input_ids.device, dtype)
-        encoder.attention = "sdpa" if fused and obstacle is None else "plain"
+        encoder.attention_backend = "sdpa" if fused and obstacle is None else "plain"
         if output_hidden_states is None:
             output_hidden_states = self.config.output_hidden_states
         if return_dict is None:
             return_dict = getattr(self.config, "return_dict", True)
-        features, hiddens = encoder(input_ids, return_all_hiddens=bool(output_hidden_states), wanted=wanted)
+        features, hiddens = encoder(input_ids, bool(output_hidden_states), output_indices=output_indices)
         if shift:
-            features = shifted(features, -first) if wanted is None else features
+            features = shifted(features, -first) if output_indices is None else features
             hiddens = [shifted(x, -first) for x in hiddens or ()]
         hidden_states = tuple(hiddens) if output_hidden_states else None
         output = BaseModelOutput(last_hidden_state=features, hidden_states=hidden_states)
@@ -151,10 +151,10 @@ class TupeModel(TupePreTrainedModel):
 
     def check_segments(self, input_ids: Tensor, token_type_ids: Tensor) -> None:
         """Tokenisers without segments return all zeros; anything else must agree with the model's segments."""
-        real = input_ids != self.config.pad_token_id
+        mask = input_ids != self.config.pad_token_id
         learned = self.config.segments == "learned"
         segments = second_segment(input_ids, self.config.eos_token_id) * learned
-        if token_type_ids[real].any() and not torch.equal(token_type_ids[real], segments[real]):
+        if token_type_ids[mask].any() and not torch.equal(token_type_ids[mask], segments[mask]):
             where = "begin after the first `</s> </s>`" if learned else "do not exist in this model"
             raise ValueError(f"token_type_ids would have no effect: segments {where}; leave them out")
 
@@ -231,8 +231,8 @@ class TupeForSequenceClassification(TupeWithHead):
         return_dict: bool | None = None,
         **options,
     ) -> SequenceClassifierOutput | tuple:
-        wanted = of_cls(input_ids) + first_real(input_ids, attention_mask, self.config.pad_token_id)
-        out = self.features(input_ids, attention_mask, options | {"wanted": wanted})
+        output_indices = of_cls(input_ids) + first_token(input_ids, attention_mask, self.config.pad_token_id)
+        out = self.features(input_ids, attention_mask, options | {"output_indices": output_indices})
         logits = self.classifier(out.last_hidden_state)  # of [B, C]
         return self.pack(return_dict, loss=self.loss(logits, labels), logits=logits, hidden_states=out.hidden_states)
 

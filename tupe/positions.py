@@ -26,7 +26,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .offsets import Places
+from .token_positions import TokenPositions
 
 SCHEMES = {}  # name -> class, family by family: the order of names in a combination
 FAMILIES = ("schemes_absolute", "schemes_bias", "schemes_content", "schemes_rotation")  # files; then those of users
@@ -58,7 +58,7 @@ def family(scheme: type) -> int:
     return FAMILIES.index(file) if file in FAMILIES else len(FAMILIES)
 
 
-def load_schemes(file: str | Path) -> None:
+def load_scheme_file(file: str | Path) -> None:
     """Run a Python file that registers schemes, once per process. Raises ValueError with the line if it fails, and if
     there is no such file."""
     path = Path(file).resolve()
@@ -84,7 +84,7 @@ def load_schemes(file: str | Path) -> None:
 
 
 def is_loaded(file: str | Path) -> bool:
-    """Whether `load_schemes` has run a file."""
+    """Whether `load_scheme_file` has run a file."""
     return Path(file).resolve() in _loaded_files
 
 
@@ -207,11 +207,11 @@ class Dims:
     input_width: int | None = None  # of what a layer's projections take, if it is not C
 
 
-class Layer(NamedTuple):
+class LayerContext(NamedTuple):
     """What the hooks that run in a layer are told of it."""
 
     index: int
-    places: Places
+    positions: TokenPositions
     project: Callable | None = None  # its own projections, of vectors [1, R, C] to q, k and v [1, H, R, D]
 
 
@@ -226,68 +226,67 @@ class PositionScheme(nn.Module):
     paper = formula = ""  # for tables of schemes
     extra_terms = 0  # number of logit terms beside q . k that share its scale
     own_projections = False  # whether each layer has parameters of its own already
-    limited = False  # whether it has vectors for max_positions tokens, and cannot compute more
+    bounded = False  # whether it has vectors for max_positions tokens, and cannot compute more
     # In `table`, one vector per position, the row of the first word: stretching keeps the rows before it, which are
     # [CLS]'s. None: there is no such table.
-    first_word: int | None = None
+    first_word_row: int | None = None
     # The distance from which on all keys are treated alike, by what training has learned if its sequences were longer
     # than that (0: all are); None: a formula gives every distance a value of its own.
-    shared_from: int | None = None
-    spared: tuple[str, ...] = ()  # its parameters without weight decay, see `undecayed`
+    saturates_at: int | None = None
+    undecayed: tuple[str, ...] = ()  # its parameters without weight decay, see `no_weight_decay`
 
     def __init__(self, dims: Dims):
         super().__init__()
 
     def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
-        if is_spared(param):
-            self.spared = *self.spared, name
+        if has_no_weight_decay(param):
+            self.undecayed = *self.undecayed, name
             del param.optim_overrides  # a new one for the parameter that stands there then: accelerate makes its own
         super().register_parameter(name, param)
-        self.mark_spared()
+        self.mark_without_decay()
 
     def __setstate__(self, state: dict) -> None:
         super().__setstate__(state)  # of a copy, whose parameters have lost the mark
-        self.mark_spared()
+        self.mark_without_decay()
 
-    def mark_spared(self) -> None:
+    def mark_without_decay(self) -> None:
         """Mark the parameters without weight decay, whichever stand there now: loaders of weights replace them."""
-        for name in self.spared:
+        for name in self.undecayed:
             if self._parameters.get(name) is not None:
-                undecayed(self._parameters[name])
+                no_weight_decay(self._parameters[name])
 
-    def embed(self, places: Places) -> Tensor | None:
+    def embed(self, positions: TokenPositions) -> Tensor | None:
         """[L, C], added to the token embeddings."""
 
-    def bias(self, places: Places, scale: float) -> Tensor | None:
+    def bias(self, positions: TokenPositions, scale: float) -> Tensor | None:
         """[H, R, L], logits that do not depend on the tokens, already multiplied by `scale` if the paper does so.
-        R is L, but where memory is short only a block of queries is asked for: `places.queries`, which `spread` heeds.
-        """
+        R is L; where memory is short, only a block of queries is asked for, `positions.queries`, as `spread` does."""
 
     def cls_bias(self, scale: float) -> Tensor | None:
         """[2, H], the logits from [CLS] and to [CLS] if [CLS] is untied from positions."""
 
-    def content(self, q: Tensor, k: Tensor, layer: Layer) -> Tensor | None:
+    def content(self, q: Tensor, k: Tensor, layer: LayerContext) -> Tensor | None:
         """[B, H, L, L], logits that depend on a layer's q and k, [B, H, L, D] each; not yet multiplied by the scale."""
 
-    def gate(self, places: Places) -> Tensor | None:
+    def gate(self, positions: TokenPositions) -> Tensor | None:
         """[H, L, L], factors of the normalised weights."""
 
-    def reach(self, layer: Layer) -> int | None:
+    def reach(self, layer: LayerContext) -> int | None:
         """The largest distance at which tokens see each other in a layer; None: they all do."""
 
-    def value(self, weights: Tensor, layer: Layer) -> Tensor | None:
+    def value(self, weights: Tensor, layer: LayerContext) -> Tensor | None:
         """[B, H, L, E], added to the mixed values; weights: [B, H, L, L]."""
 
-    def rotate(self, q: Tensor, k: Tensor, v: Tensor, layer: Layer) -> tuple[Tensor, Tensor, Tensor]:
+    def rotate(self, q: Tensor, k: Tensor, v: Tensor, layer: LayerContext) -> tuple[Tensor, Tensor, Tensor]:
         """q, k [B, H, L, D] and v [B, H, L, E], each multiplied by a matrix of its position."""
         return q, k, v
 
-    def unrotate(self, out: Tensor, layer: Layer) -> Tensor:
+    def unrotate(self, out: Tensor, layer: LayerContext) -> Tensor:
         """[B, H, L, E]: undoes at each query's position what `rotate` did to the values."""
         return out
 
 
-def undecayed(values: Tensor) -> nn.Parameter:
+def no_weight_decay(values: Tensor) -> nn.Parameter:
     """A parameter that weight decay leaves alone, for a scheme in which a value of 0 is nothing to be drawn to; see
     `parameter_groups`. values: or the parameter."""
     parameter = values if isinstance(values, nn.Parameter) else nn.Parameter(values)
@@ -295,24 +294,24 @@ def undecayed(values: Tensor) -> nn.Parameter:
     return parameter
 
 
-def is_spared(parameter: Tensor | None) -> bool:
-    """Whether a parameter is marked as `undecayed`."""
+def has_no_weight_decay(parameter: Tensor | None) -> bool:
+    """Whether a parameter is marked as `no_weight_decay`."""
     return getattr(parameter, "optim_overrides", {}).get("optimizer", {}).get("weight_decay_scale") == 0
 
 
 def parameter_groups(parameters: Iterable[nn.Parameter], weight_decay: float) -> list[dict]:
     """Parameters of a model, its heads included, as groups for any optimizer: those with weight decay and, if schemes
-    have marked any as `undecayed`, those without."""
+    have marked any as `no_weight_decay`, those without."""
     groups = [{"params": [], "weight_decay": weight_decay}, {"params": [], "weight_decay": 0.0}]
     for parameter in parameters:
-        groups[is_spared(parameter)]["params"].append(parameter)
+        groups[has_no_weight_decay(parameter)]["params"].append(parameter)
     return groups if groups[1]["params"] else groups[:1]
 
 
 # What hooks return, for messages; R differs from L where a sequence is so long that its queries are taken in blocks.
 SHAPES = {
     "embed": "[L, C]",
-    "bias": "[H, R, L], R the `places.queries`",
+    "bias": "[H, R, L], R the `positions.queries`",
     "cls_bias": "[2, H]",
     "content": "[B, H, L, L]",
     "gate": "[H, L, L]",
@@ -400,69 +399,71 @@ class Positions(nn.ModuleDict):
         ]
         return sum(terms[1:], terms[0]) if terms else None
 
-    def _shape(self, places):
+    def _shape(self, positions):
         """[H, R, L], of a bias."""
-        return self.dims.heads, places.last - places.first, places.length
+        return self.dims.heads, positions.last - positions.first, positions.length
 
-    def places(self, length: int, device: torch.device | str | None = None) -> Places:
+    def token_positions(self, length: int, device: torch.device | str | None = None) -> TokenPositions:
         """The positions 0 .. L-1. Raises ValueError for a sequence that some scheme cannot compute."""
-        if length > self.dims.max_positions and (limited := limited_schemes(self.name)):
+        if length > self.dims.max_positions and (bounded := bounded_schemes(self.name)):
             raise ValueError(
                 f"a sequence of {length} tokens exceeds the limit of {self.dims.max_positions} positions, for which "
-                f"{' and '.join(limited)} has vectors; `tupe checkpoint stretch` makes more of them"
+                f"{' and '.join(bounded)} has vectors; `tupe checkpoint stretch` makes more of them"
             )
-        return Places(length, next((p.device for p in self.parameters()), "cpu") if device is None else device)
+        return TokenPositions(length, next((p.device for p in self.parameters()), "cpu") if device is None else device)
 
-    def embed(self, places: Places | int) -> Tensor | None:
-        """[L, C], to be added to the token embeddings. places: or L. Raises ValueError as `places` does."""
-        places = self.places(places) if isinstance(places, int) else places
-        return self._sum(self.of_layer(0), "embed", (places.length, self.dims.width), places.device, places)
+    def embed(self, positions: TokenPositions | int) -> Tensor | None:
+        """[L, C], to be added to the token embeddings. positions: or L. Raises ValueError as `token_positions` does."""
+        positions = self.token_positions(positions) if isinstance(positions, int) else positions
+        return self._sum(self.of_layer(0), "embed", (positions.length, self.dims.width), positions.device, positions)
 
-    def terms(self, places: Places | int) -> list[tuple[Tensor | None, Tensor | None]]:
+    def terms(self, positions: TokenPositions | int) -> list[tuple[Tensor | None, Tensor | None]]:
         """A pair (bias, gate) for each of the N layers, [H, L, L] float32 or None each. Without per-layer schemes, all
-        are the same object. places: or L.
+        are the same object. positions: or L.
 
         Always computed in float32, whatever the precision of the model: every layer would share the rounding error.
         """
-        places = self.places(places) if isinstance(places, int) else places
-        with torch.autocast(autocast_device(torch.device(places.device).type), enabled=False):
+        positions = self.token_positions(positions) if isinstance(positions, int) else positions
+        with torch.autocast(autocast_device(torch.device(positions.device).type), enabled=False):
             shared = [m for m in self.values() if not isinstance(m, nn.ModuleList)]
-            bias, gate = self._bias_and_gate(shared, places, None, None)
+            bias, gate = self._bias_and_gate(shared, positions, None, None)
             if not self.per_layer:
-                return [(self._reset_bias(bias, shared, places), self._reset_gate(gate))] * self.dims.layers
+                return [(self._reset_bias(bias, shared, positions), self._reset_gate(gate))] * self.dims.layers
             pairs = []
             for layer in range(self.dims.layers):
                 own = [m[layer] for m in self.values() if isinstance(m, nn.ModuleList)]
-                layer_bias, layer_gate = self._bias_and_gate(own, places, bias, gate)
-                pairs.append((self._reset_bias(layer_bias, self.of_layer(layer), places), self._reset_gate(layer_gate)))
+                layer_bias, layer_gate = self._bias_and_gate(own, positions, bias, gate)
+                layer_bias = self._reset_bias(layer_bias, self.of_layer(layer), positions)
+                pairs.append((layer_bias, self._reset_gate(layer_gate)))
             return pairs
 
     def has_bias(self) -> bool:
         """Whether there are logits that do not depend on the tokens."""
         return self.cls == "untied" or any(overrides(scheme, "bias") for scheme in self.of_layer(0))
 
-    def bias_block(self, layer: int, places: Places) -> Tensor:
-        """[H, R, L], the rows of one layer's bias for the queries of `places`, a block; float32."""
-        with torch.autocast(autocast_device(torch.device(places.device).type), enabled=False):
+    def bias_block(self, layer: int, positions: TokenPositions) -> Tensor:
+        """[H, R, L], the rows of one layer's bias for the queries of `positions`, a block; float32."""
+        with torch.autocast(autocast_device(torch.device(positions.device).type), enabled=False):
             schemes = self.of_layer(layer)
-            bias = self._sum(schemes, "bias", self._shape(places), places.device, places, self.scale)
-            return self._reset_bias(bias, schemes, places)
+            bias = self._sum(schemes, "bias", self._shape(positions), positions.device, positions, self.scale)
+            return self._reset_bias(bias, schemes, positions)
 
-    def _bias_and_gate(self, schemes, places, bias, gate):
+    def _bias_and_gate(self, schemes, positions, bias, gate):
         for scheme in schemes:
-            term, factor = scheme.bias(places, self.scale), scheme.gate(places)
+            term, factor = scheme.bias(positions, self.scale), scheme.gate(positions)
             if term is not None:
-                check(term, scheme, "bias", self._shape(places), places.device)
+                check(term, scheme, "bias", self._shape(positions), positions.device)
                 bias = term if bias is None else bias + term
             if factor is not None:
-                check(factor, scheme, "gate", self._shape(places), places.device)
+                check(factor, scheme, "gate", self._shape(positions), positions.device)
                 gate = factor if gate is None else gate * factor
         return bias, gate
 
     # Resets row and column of [CLS], i = 0, in a new tensor: the inputs may be views of parameters.
-    def _reset_bias(self, bias, schemes, places):
+    def _reset_bias(self, bias, schemes, positions):
         """The bias [H, R, L] with theta, or 0, from and to [CLS], unless [CLS] is tied."""
-        length, rows, above = places.length, places.last - places.first, int(places.first == 0)  # 1: [CLS] is a query
+        length, rows = positions.length, positions.last - positions.first
+        above = int(positions.first == 0)  # 1: [CLS] is a query
         if not self.untie_cls or (bias is None and self.cls == "zero"):  # no term at all is 0 already
             return bias
         if self.cls == "zero":
@@ -470,7 +471,7 @@ class Positions(nn.ModuleDict):
         if hasattr(self, "theta"):
             theta = self.theta.float()
         else:
-            theta = self._sum(schemes, "cls_bias", (2, self.dims.heads), places.device, self.scale)
+            theta = self._sum(schemes, "cls_bias", (2, self.dims.heads), positions.device, self.scale)
         from_cls, to_cls = theta[:, :, None, None]  # [H, 1, 1] each
         if bias is None:
             bias = theta.new_zeros(self.dims.heads, rows, length)
@@ -485,7 +486,7 @@ class Positions(nn.ModuleDict):
     def _reset_gate(self, gate):
         return self._mask_cls(gate, 1.0)
 
-    def reach(self, layer: Layer) -> int | None:
+    def reach(self, layer: LayerContext) -> int | None:
         """The largest distance at which tokens see each other in a layer; None: they all do. If [CLS] is untied, it
         sees all, and all see it."""
         reaches = []
@@ -496,14 +497,14 @@ class Positions(nn.ModuleDict):
             if not isinstance(reach, int) or reach < 0:
                 raise bad_return(scheme, "reach", reach, "None, or a whole number from 0 on")
             reaches.append(reach)
-        return min(reaches) if reaches and min(reaches) < layer.places.span - 1 else None
+        return min(reaches) if reaches and min(reaches) < layer.positions.span - 1 else None
 
-    def content(self, q: Tensor, k: Tensor, layer: Layer) -> Tensor | None:
+    def content(self, q: Tensor, k: Tensor, layer: LayerContext) -> Tensor | None:
         """[B, H, L, L], the logits that depend on q and k [B, H, L, D]."""
         shape = *q.shape[:3], k.size(2)
         return self._mask_cls(self._sum(self.of_layer(layer.index), "content", shape, q.device, q, k, layer))
 
-    def value(self, weights: Tensor | None, layer: Layer) -> Tensor | None:
+    def value(self, weights: Tensor | None, layer: LayerContext) -> Tensor | None:
         """[B, H, L, E], to be added to the mixed values; weights: [B, H, L, L]."""
         schemes = [s for s in self.of_layer(layer.index) if overrides(s, "value")]
         if not schemes:  # as on all backends that compute no weights
@@ -511,7 +512,7 @@ class Positions(nn.ModuleDict):
         shape = *weights.shape[:3], self.dims.value_dim
         return self._sum(schemes, "value", shape, weights.device, self._mask_cls(weights), layer)
 
-    def rotate(self, q: Tensor, k: Tensor, v: Tensor, layer: Layer) -> tuple[Tensor, Tensor, Tensor]:
+    def rotate(self, q: Tensor, k: Tensor, v: Tensor, layer: LayerContext) -> tuple[Tensor, Tensor, Tensor]:
         """q, k [B, H, L, D] and v [B, H, L, E] as attention uses them."""
         for scheme in self.values():
             if not isinstance(scheme, nn.ModuleList):
@@ -521,7 +522,7 @@ class Positions(nn.ModuleDict):
                 q, k, v = (check(x, scheme, "rotate", y.shape, y.device) for x, y in zip(new, old, strict=True))
         return q, k, v
 
-    def unrotate(self, out: Tensor, layer: Layer) -> Tensor:
+    def unrotate(self, out: Tensor, layer: LayerContext) -> Tensor:
         """The mixed values [B, H, L, E], with the rotation of v undone."""
         for scheme in self.values():
             if not isinstance(scheme, nn.ModuleList):
@@ -535,9 +536,9 @@ def autocast_device(device: str) -> str:
     return "cpu" if device == "meta" else device
 
 
-def limited_schemes(names: str) -> list[str]:
+def bounded_schemes(names: str) -> list[str]:
     """The schemes of a combination that compute at most max_positions tokens; the others compute any number."""
-    return [part.name for part in parse(names) if SCHEMES[part.name].limited]
+    return [part.name for part in parse(names) if SCHEMES[part.name].bounded]
 
 
 def beyond_training(positions: Positions, trained: int) -> list[str]:
@@ -547,8 +548,8 @@ def beyond_training(positions: Positions, trained: int) -> list[str]:
     schemes = dict(zip(positions, positions.of_layer(0), strict=True))
     for part in parse(positions.name):
         scheme = schemes[part.name]
-        shared, last = scheme.shared_from, trained - 1
-        if scheme.limited:
+        shared, last = scheme.saturates_at, trained - 1
+        if scheme.bounded:
             line = f"has vectors for {positions.dims.max_positions} positions, and computes no more"
         elif shared is None:
             line = f"a formula continues to distances beyond {last}, which training never had"

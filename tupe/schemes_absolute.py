@@ -7,9 +7,9 @@ Position i = 0 is [CLS]; the offset of key j from query i is j - i. What a hook 
 
 from torch import Tensor, nn
 
-from .offsets import Places
 from .positions import Dims, PositionScheme, register
 from .schemes_common import LARGEST, LearnedFrequencies, Table, at_least, frequencies, layer_norm, waves
+from .token_positions import TokenPositions
 
 
 @register("nopos")
@@ -17,7 +17,7 @@ class NoPosition(PositionScheme):
     """No position information at all; the encoder becomes permutation-equivariant."""
 
     paper, formula = "(control)", "nothing"
-    shared_from = 0
+    saturates_at = 0
 
 
 @register("absolute")
@@ -28,7 +28,7 @@ class Absolute(PositionScheme):
     """
 
     paper, formula = "Devlin et al. 2019", "w_i + p_i"
-    limited, first_word = True, 1
+    bounded, first_word_row = True, 1
 
     def __init__(self, dims: Dims, std: float = 0.02, norm: bool = False, gain: float = 1.0):
         super().__init__(dims)
@@ -39,9 +39,9 @@ class Absolute(PositionScheme):
         if norm:
             nn.init.constant_(self.norm.weight, at_least(-LARGEST, gain=gain))
 
-    def embed(self, places: Places) -> Tensor:
+    def embed(self, positions: TokenPositions) -> Tensor:
         # a slice where it can be one: an index would make the backward pass slower
-        rows = self.table.weight[: places.length] if places.positions is None else self.table(places.positions)
+        rows = self.table.weight[: positions.length] if positions.drawn is None else self.table(positions.drawn)
         return rows if self.norm is None else layer_norm(rows, self.norm)
 
 
@@ -60,8 +60,8 @@ class Sinusoidal(PositionScheme):
         self.amplitude = at_least(-LARGEST, amplitude=amplitude)
         self.width = len(frequencies(dims.width)) * 2
 
-    def embed(self, places: Places) -> Tensor:
-        return self.amplitude * waves(frequencies(self.width, places.device), places.index)
+    def embed(self, positions: TokenPositions) -> Tensor:
+        return self.amplitude * waves(frequencies(self.width, positions.device), positions.index)
 
 
 @register("sinusoidal_learned")
@@ -75,5 +75,5 @@ class SinusoidalLearned(LearnedFrequencies, PositionScheme):
         self.amplitude = at_least(-LARGEST, amplitude=amplitude)
         self.start_frequencies(dims.width)
 
-    def embed(self, places: Places) -> Tensor:
-        return self.amplitude * waves(self.omega, places.index)
+    def embed(self, positions: TokenPositions) -> Tensor:
+        return self.amplitude * waves(self.omega, positions.index)

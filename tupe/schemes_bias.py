@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from .cpu import linear
-from .offsets import Places
-from .positions import Dims, Layer, PositionScheme, register, undecayed
-from .schemes_common import Bucketed, Clipped, Table, at_least, layer_norm, per_head, positive, times
+from .positions import Dims, LayerContext, PositionScheme, no_weight_decay, register
+from .schemes_common import Bucketed, Clipped, Table, at_least, layer_norm, per_head, positive, scaled
+from .token_positions import TokenPositions
 
 # The logit of a key that a head must not see. Every normaliser makes exactly 0 of it, as of -inf, of which swish would
 # make NaN; and half precision can hold it.
@@ -30,7 +30,7 @@ class Untied(PositionScheme):
     """
 
     paper, formula = "Ke et al. 2021 (TUPE)", "p_i U_Q . p_j U_K / sqrt(2D)"
-    extra_terms, limited, first_word = 1, True, 2
+    extra_terms, bounded, first_word_row = 1, True, 2
 
     def __init__(self, dims: Dims, norm: bool = True, std: float = 0.02):
         super().__init__(dims)
@@ -40,11 +40,11 @@ class Untied(PositionScheme):
         self.q = nn.Linear(dims.width, dims.heads * dims.head_dim)
         self.k = nn.Linear(dims.width, dims.heads * dims.head_dim)
 
-    def rows(self, places: Places) -> Tensor:
+    def rows(self, positions: TokenPositions) -> Tensor:
         """[L, C], the table's rows of positions."""
-        if places.positions is None:
-            return self.table.weight[1 : places.length + 1]
-        return self.table(places.positions + 1)
+        if positions.drawn is None:
+            return self.table.weight[1 : positions.length + 1]
+        return self.table(positions.drawn + 1)
 
     def project(self, rows: Tensor) -> list[Tensor]:
         """Queries and keys of rows [R, C], [H, R, D] each, see `per_head`."""
@@ -52,9 +52,9 @@ class Untied(PositionScheme):
         rows = rows if self.norm is None else layer_norm(rows, self.norm)
         return [per_head(rows, u, self.heads) for u in (self.q, self.k)]
 
-    def bias(self, places: Places, scale: float) -> Tensor:
-        q, k = self.project(self.rows(places))
-        return (q[:, places.first : places.last] * scale) @ k.transpose(1, 2)
+    def bias(self, positions: TokenPositions, scale: float) -> Tensor:
+        q, k = self.project(self.rows(positions))
+        return (q[:, positions.first : positions.last] * scale) @ k.transpose(1, 2)
 
     def cls_bias(self, scale: float) -> Tensor:
         q, k = self.project(self.table.weight[:2])
@@ -72,8 +72,8 @@ class AbsoluteDisentangled(Untied):
     paper, formula = "Ke et al. 2021 (BERT-A^d)", "(q_i . p_j U_K + p_i U_Q . k_j + p_i U_Q . p_j U_K) / sqrt(4D)"
     extra_terms = 3
 
-    def content(self, q: Tensor, k: Tensor, layer: Layer) -> Tensor:
-        pos_q, pos_k = (p.to(q.dtype) for p in self.project(self.rows(layer.places)))  # [H, L, D]
+    def content(self, q: Tensor, k: Tensor, layer: LayerContext) -> Tensor:
+        pos_q, pos_k = (p.to(q.dtype) for p in self.project(self.rows(layer.positions)))  # [H, L, D]
         return q @ pos_k.transpose(1, 2) + pos_q @ k.transpose(2, 3)
 
 
@@ -108,14 +108,14 @@ class T5(Bucketed):
         far = (exact + (log * (half - exact)).long()).clamp(max=half - 1)
         return torch.where(distance < exact, distance, far) + half * (offset > 0)
 
-    def bias(self, places: Places, scale: float) -> Tensor:
-        by_offset = self.table(self.bucket_of(places.offsets))  # [2S - 1, H]
-        return places.spread(times(by_offset.float().T, self.multiplier))
+    def bias(self, positions: TokenPositions, scale: float) -> Tensor:
+        by_offset = self.table(self.bucket_of(positions.offsets))  # [2S - 1, H]
+        return positions.spread(scaled(by_offset.float().T, self.multiplier))
 
     def cls_bias(self, scale: float) -> Tensor:
         half = self.buckets // 2
         # rows `half` and `buckets`, as a slice: a list of indices would be copied to the GPU
-        return times(self.table.weight[half::half].float(), self.multiplier)
+        return scaled(self.table.weight[half::half].float(), self.multiplier)
 
 
 @register("clipped")
@@ -130,9 +130,9 @@ class ClippedScalar(Clipped):
         self.multiplier = positive(multiplier=multiplier)
         self.table = Table(2 * max_distance + 1, dims.heads, 0.02 / multiplier)
 
-    def bias(self, places: Places, scale: float) -> Tensor:
-        by_offset = self.table(self.rows(places))  # [2S - 1, H]
-        return places.spread(times(by_offset.float().T, self.multiplier))
+    def bias(self, positions: TokenPositions, scale: float) -> Tensor:
+        by_offset = self.table(self.rows(positions))  # [2S - 1, H]
+        return positions.spread(scaled(by_offset.float().T, self.multiplier))
 
 
 @register("nonparametric")
@@ -145,19 +145,19 @@ class NonParametric(PositionScheme):
     """
 
     paper, formula = "Ke et al. 2021, app. D", "b[h, i, j]"
-    limited = True
+    bounded = True
 
     def __init__(self, dims: Dims, multiplier: float = 1.0):
         super().__init__(dims)
         self.multiplier, shape = positive(multiplier=multiplier), (dims.heads, dims.max_positions, dims.max_positions)
         self.table = nn.Parameter(torch.randn(shape) * (0.02 / multiplier))
 
-    def bias(self, places: Places, scale: float) -> Tensor:
-        if places.positions is None:
-            table = self.table[:, places.first : places.last, : places.length]
+    def bias(self, positions: TokenPositions, scale: float) -> Tensor:
+        if positions.drawn is None:
+            table = self.table[:, positions.first : positions.last, : positions.length]
         else:
-            table = self.table[:, places.queries[:, None], places.positions]
-        return times(table.float(), self.multiplier)
+            table = self.table[:, positions.queries[:, None], positions.drawn]
+        return scaled(table.float(), self.multiplier)
 
 
 @register("factored")
@@ -180,10 +180,10 @@ class Factored(Clipped):
         self.q = nn.Linear(dims.width, dims.heads * dims.head_dim, bias=False)
         self.k = nn.Linear(dims.width, dims.heads * dims.head_dim, bias=False)
 
-    def bias(self, places: Places, scale: float) -> Tensor:
-        rows = self.table(self.rows(places)).float()  # [2S - 1, C]
+    def bias(self, positions: TokenPositions, scale: float) -> Tensor:
+        rows = self.table(self.rows(positions)).float()  # [2S - 1, C]
         q, k = per_head(rows, self.q, self.heads), per_head(rows, self.k, self.heads)  # [H, 2S - 1, D]
-        return places.spread((q * k).sum(2) * scale)
+        return positions.spread((q * k).sum(2) * scale)
 
 
 @register("alibi")
@@ -210,7 +210,7 @@ class Alibi(PositionScheme):
         if multiplier != 1 and not learned:
             raise ValueError("multiplier needs learned:True")
         self.multiplier = positive(multiplier=multiplier)
-        self.log_slopes = undecayed(self.fixed_slopes().log() / multiplier) if learned else None
+        self.log_slopes = no_weight_decay(self.fixed_slopes().log() / multiplier) if learned else None
 
     @staticmethod
     def slopes_of(heads: int, device: torch.device | None = None) -> Tensor:
@@ -227,17 +227,17 @@ class Alibi(PositionScheme):
             return self.slopes_of(self.heads // 2, device).repeat(1, 2)
         return self.slopes_of(self.heads * (1 + self.sides), device).unflatten(0, (self.heads, -1)).T
 
-    def bias(self, places: Places, scale: float) -> Tensor:
-        offsets = places.offsets
+    def bias(self, positions: TokenPositions, scale: float) -> Tensor:
+        offsets = positions.offsets
         if self.log_slopes is None:
             slopes = self.fixed_slopes(offsets.device)
         else:
-            slopes = times(self.log_slopes.float(), self.multiplier).exp()
+            slopes = scaled(self.log_slopes.float(), self.multiplier).exp()
         by_offset = -per_side(slopes, offsets) * offsets.abs()  # [H, 2S - 1]
         if self.one_sided:
             left, right = by_offset.chunk(2)
             by_offset = torch.cat([left.masked_fill(offsets > 0, HIDDEN), right.masked_fill(offsets < 0, HIDDEN)])
-        return places.spread(by_offset)
+        return positions.spread(by_offset)
 
 
 def per_side(values: Tensor, offsets: Tensor) -> Tensor:
@@ -262,17 +262,17 @@ class Kerple(PositionScheme):
         self.power = power
         largest, shape = (1.0, 2.0) if power else (2.0, 1.0), (1 + sides, dims.heads)
         factor, inner = (torch.rand(shape).mul(top).clamp(min=0.01) for top in largest)
-        self.log_factor = undecayed(factor.log())
-        self.inner = undecayed(torch.logit(inner.clamp(max=1.99) / 2) if power else inner.log())
+        self.log_factor = no_weight_decay(factor.log())
+        self.inner = no_weight_decay(torch.logit(inner.clamp(max=1.99) / 2) if power else inner.log())
 
-    def bias(self, places: Places, scale: float) -> Tensor:
-        offsets = places.offsets
+    def bias(self, positions: TokenPositions, scale: float) -> Tensor:
+        offsets = positions.offsets
         distance, factor = offsets.abs(), per_side(self.log_factor.float().exp(), offsets)  # [2S - 1], [H, 1 or 2S - 1]
         if self.power:
             kernel = distance.float() ** per_side(2 * self.inner.float().sigmoid(), offsets)
         else:
             kernel = torch.log1p(per_side(self.inner.float().exp(), offsets) * distance)
-        return places.spread(-factor * kernel)
+        return positions.spread(-factor * kernel)
 
 
 @register("fire")
@@ -293,13 +293,13 @@ class Fire(PositionScheme):
         at_least(1, threshold=threshold)
         at_least(1, width=width)
         copies = 1 + sides
-        self.log_c = undecayed(torch.full((copies,), math.log(0.1)))
-        self.log_threshold = undecayed(torch.full((copies,), math.log(threshold)))
+        self.log_c = no_weight_decay(torch.full((copies,), math.log(0.1)))
+        self.log_threshold = no_weight_decay(torch.full((copies,), math.log(threshold)))
         self.hidden = nn.Parameter(torch.empty(copies, 2, width).uniform_(-1, 1))  # weights and biases
         self.out = nn.Parameter(torch.empty(copies, dims.heads, width).uniform_(-1, 1) * width**-0.5)
 
-    def bias(self, places: Places, scale: float) -> Tensor:
-        query, key = places.queries[:, None], places.index
+    def bias(self, positions: TokenPositions, scale: float) -> Tensor:
+        query, key = positions.queries[:, None], positions.index
         distance, last = (key - query).abs(), torch.maximum(key, query)  # [R, L]
         sides = [self.side(side, distance, last) for side in range(len(self.out))]
         return sides[0] if len(sides) == 1 else torch.where(key > query, sides[1], sides[0])
@@ -329,9 +329,9 @@ class ContinuousBias(PositionScheme):
         self.hidden = nn.Linear(1, at_least(1, width=width))
         self.out = nn.Linear(width, dims.heads, bias=False)
 
-    def bias(self, places: Places, scale: float) -> Tensor:
-        offsets = places.offsets
+    def bias(self, positions: TokenPositions, scale: float) -> Tensor:
+        offsets = positions.offsets
         x = offsets.sign() * torch.log1p(offsets.abs().float())
         hidden = torch.relu(linear(x[:, None], self.hidden.weight.float(), self.hidden.bias.float()))  # [2S - 1, width]
         by_offset = 8 * torch.tanh(linear(hidden, self.out.weight.float()) / 2)  # [2S - 1, H]
-        return places.spread(by_offset.T)
+        return positions.spread(by_offset.T)

@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .cpu import linear
-from .offsets import Places
-from .positions import Dims, PositionScheme, undecayed
+from .positions import Dims, PositionScheme, no_weight_decay
+from .token_positions import TokenPositions
 
 
 class Table(nn.Embedding):
@@ -52,7 +52,7 @@ def positive(**option: float) -> float:
     return at_least(1 / LARGEST, **option)
 
 
-def times(x: Tensor, multiplier: float) -> Tensor:
+def scaled(x: Tensor, multiplier: float) -> Tensor:
     """x * multiplier, without a copy for 1."""
     return x if multiplier == 1 else x * multiplier
 
@@ -85,7 +85,7 @@ class LearnedFrequencies(nn.Module):
     """
 
     def start_frequencies(self, width: int, base: float = 10000.0) -> None:
-        self.log_omega = undecayed(frequencies(width, base=base).log())
+        self.log_omega = no_weight_decay(frequencies(width, base=base).log())
         # 1, but in checkpoints from before omega was a logarithm, where steps across 0 were possible
         self.register_buffer("sign", torch.ones(len(self.log_omega)))
 
@@ -114,18 +114,18 @@ class Clipped(PositionScheme):
         self.max_distance = at_least(1, max_distance=max_distance)
 
     @property
-    def shared_from(self) -> int:
+    def saturates_at(self) -> int:
         return self.max_distance
 
-    def rows(self, places: Places) -> Tensor:
+    def rows(self, positions: TokenPositions) -> Tensor:
         """[2S - 1], the row of every offset."""
-        return places.offsets.clamp(-self.max_distance, self.max_distance) + self.max_distance
+        return positions.offsets.clamp(-self.max_distance, self.max_distance) + self.max_distance
 
 
 class Bucketed(PositionScheme):
     """Base of schemes that sort offsets into buckets, `bucket_of`; distances from max_distance on share the last."""
 
     @property
-    def shared_from(self) -> int:
+    def saturates_at(self) -> int:
         buckets = self.bucket_of(torch.arange(self.max_distance + 1, device="cpu"))
         return int((buckets == buckets[-1]).nonzero()[0])

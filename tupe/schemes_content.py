@@ -10,8 +10,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from .offsets import Places
-from .positions import Dims, Layer, PositionScheme, register
+from .positions import Dims, LayerContext, PositionScheme, register
 from .schemes_common import (
     LARGEST,
     Bucketed,
@@ -22,22 +21,23 @@ from .schemes_common import (
     frequencies,
     layer_norm,
     per_head,
-    times,
+    scaled,
     waves,
 )
+from .token_positions import TokenPositions
 
 
 class RelativeVectors(Clipped):
     """Base of Shaw et al. (2018): a vector r per clipped offset, shared by all heads. Offsets are clipped at 64 (our
     choice)."""
 
-    def vectors(self, places: Places) -> Tensor:
+    def vectors(self, positions: TokenPositions) -> Tensor:
         """[2S - 1, D], of every offset."""
         raise NotImplementedError
 
-    def content(self, q: Tensor, k: Tensor, layer: Layer) -> Tensor:
-        x = q @ self.vectors(layer.places).to(q.dtype).T  # [B, H, L, 2S - 1]
-        return layer.places.select(x)
+    def content(self, q: Tensor, k: Tensor, layer: LayerContext) -> Tensor:
+        x = q @ self.vectors(layer.positions).to(q.dtype).T  # [B, H, L, 2S - 1]
+        return layer.positions.select(x)
 
 
 @register("shaw")
@@ -50,8 +50,8 @@ class Shaw(RelativeVectors):
         super().__init__(dims, max_distance)
         self.table = Table(2 * max_distance + 1, dims.head_dim, std)
 
-    def vectors(self, places: Places) -> Tensor:
-        return self.table(self.rows(places))
+    def vectors(self, positions: TokenPositions) -> Tensor:
+        return self.table(self.rows(positions))
 
 
 @register("shaw_sinusoidal")
@@ -65,10 +65,10 @@ class ShawSinusoidal(RelativeVectors):
         self.amplitude = at_least(-LARGEST, amplitude=amplitude)
         self.width = len(frequencies(dims.head_dim)) * 2
 
-    def vectors(self, places: Places) -> Tensor:
-        clipped = torch.arange(-self.max_distance, self.max_distance + 1, device=places.device)
-        table = waves(frequencies(self.width, places.device), clipped)
-        return times(table[self.rows(places)], self.amplitude)
+    def vectors(self, positions: TokenPositions) -> Tensor:
+        clipped = torch.arange(-self.max_distance, self.max_distance + 1, device=positions.device)
+        table = waves(frequencies(self.width, positions.device), clipped)
+        return scaled(table[self.rows(positions)], self.amplitude)
 
 
 @register("shaw_sinusoidal_learned")
@@ -82,8 +82,8 @@ class ShawSinusoidalLearned(LearnedFrequencies, RelativeVectors):
         self.amplitude = at_least(-LARGEST, amplitude=amplitude)
         self.start_frequencies(dims.head_dim)
 
-    def vectors(self, places: Places) -> Tensor:
-        return times(waves(self.omega, self.rows(places) - self.max_distance), self.amplitude)
+    def vectors(self, positions: TokenPositions) -> Tensor:
+        return scaled(waves(self.omega, self.rows(positions) - self.max_distance), self.amplitude)
 
 
 @register("shaw_values")
@@ -97,9 +97,9 @@ class ShawValues(Clipped):
         super().__init__(dims, max_distance)
         self.table = Table(2 * max_distance + 1, dims.value_dim, std)
 
-    def value(self, weights: Tensor, layer: Layer) -> Tensor:
-        rows = self.table(self.rows(layer.places)).to(weights.dtype)  # [2S - 1, E]
-        return layer.places.collect(weights) @ rows
+    def value(self, weights: Tensor, layer: LayerContext) -> Tensor:
+        rows = self.table(self.rows(layer.positions)).to(weights.dtype)  # [2S - 1, E]
+        return layer.positions.collect(weights) @ rows
 
 
 @register("deberta")
@@ -117,14 +117,14 @@ class Deberta(PositionScheme):
     def __init__(self, dims: Dims, max_distance: int = 512, std: float = 0.02):
         super().__init__(dims)
         self.heads, layers = dims.heads, dims.layers if self.own_projections else 1
-        self.max_distance = self.shared_from = at_least(1, max_distance=max_distance)
+        self.max_distance = self.saturates_at = at_least(1, max_distance=max_distance)
         self.table = Table(2 * max_distance, dims.width, std)
         self.q = nn.ModuleList(nn.Linear(dims.width, dims.heads * dims.head_dim, bias=False) for _ in range(layers))
         self.k = nn.ModuleList(nn.Linear(dims.width, dims.heads * dims.head_dim, bias=False) for _ in range(layers))
 
-    def content(self, q: Tensor, k: Tensor, layer: Layer) -> Tensor:
-        select, index = layer.places.select, layer.index if self.own_projections else 0
-        delta = self.max_distance - layer.places.offsets  # falls with the offset j - i
+    def content(self, q: Tensor, k: Tensor, layer: LayerContext) -> Tensor:
+        select, index = layer.positions.select, layer.index if self.own_projections else 0
+        delta = self.max_distance - layer.positions.offsets  # falls with the offset j - i
         rows = self.table(delta.clamp(0, 2 * self.max_distance - 1))  # [2S - 1, C]
         pos_q = per_head(rows.float(), self.q[index], self.heads).to(q.dtype)  # [H, 2S - 1, D]
         pos_k = per_head(rows.float(), self.k[index], self.heads).to(q.dtype)
@@ -173,12 +173,12 @@ class DebertaV2(Bucketed):
         far = middle + torch.ceil(log * (middle - 1)).long()
         return torch.where(distance <= middle, offset, far * offset.sign())
 
-    def content(self, q: Tensor, k: Tensor, layer: Layer) -> Tensor:
+    def content(self, q: Tensor, k: Tensor, layer: LayerContext) -> Tensor:
         rows = layer_norm(self.table.weight, self.norm).to(self.table.weight.dtype)  # [R, C]
         pos_q, pos_k, _ = layer.project(rows[None])  # [1, H, R, D]
-        row = self.bucket_of(layer.places.offsets) + self.buckets - 1  # [2S - 1], by i - j
-        to_position = layer.places.select(q @ pos_k[0, :, row.flip(0)].transpose(1, 2))  # [B, H, L, L], entry (i, j)
-        from_position = layer.places.select(k @ pos_q[0, :, row].transpose(1, 2))  # entry (j, i)
+        row = self.bucket_of(layer.positions.offsets) + self.buckets - 1  # [2S - 1], by i - j
+        to_position = layer.positions.select(q @ pos_k[0, :, row.flip(0)].transpose(1, 2))  # [B, H, L, L], entry (i, j)
+        from_position = layer.positions.select(k @ pos_q[0, :, row].transpose(1, 2))  # entry (j, i)
         return to_position + from_position.transpose(2, 3)
 
 
@@ -201,8 +201,8 @@ class TransformerXL(PositionScheme):
         self.u, self.v = (nn.Parameter(torch.randn(shape) * 0.02) for _ in range(2))
         self.r = nn.ModuleList(nn.Linear(dims.width, shape[0] * shape[1], bias=False) for _ in range(dims.layers))
 
-    def content(self, q: Tensor, k: Tensor, layer: Layer) -> Tensor:
-        rows = waves(frequencies(self.width, q.device), -layer.places.offsets)  # [2S - 1, C], of i - j
+    def content(self, q: Tensor, k: Tensor, layer: LayerContext) -> Tensor:
+        rows = waves(frequencies(self.width, q.device), -layer.positions.offsets)  # [2S - 1, C], of i - j
         rows = per_head(rows, self.r[layer.index], self.heads).to(q.dtype)  # [H, 2S - 1, D]
         u, v = self.u[:, None].to(q.dtype), self.v[:, None].to(q.dtype)  # [H, 1, D]
-        return layer.places.select((q + v) @ rows.transpose(1, 2)) + u @ k.transpose(2, 3)
+        return layer.positions.select((q + v) @ rows.transpose(1, 2)) + u @ k.transpose(2, 3)

@@ -10,9 +10,9 @@ import math
 import torch
 from torch import Tensor
 
-from .offsets import Places
-from .positions import Dims, Layer, PositionScheme, register, undecayed
-from .schemes_common import Clipped, LearnedFrequencies, at_least, frequencies, positive, times
+from .positions import Dims, LayerContext, PositionScheme, no_weight_decay, register
+from .schemes_common import Clipped, LearnedFrequencies, at_least, frequencies, positive, scaled
+from .token_positions import TokenPositions
 
 
 @register("rope")
@@ -83,16 +83,16 @@ class Rope(LearnedFrequencies, PositionScheme):
             return omega * (1 - slow + slow / self.yarn)
         return omega
 
-    def rotated(self, x: Tensor, layer: Layer, sign: int = 1) -> Tensor:
+    def rotated(self, x: Tensor, layer: LayerContext, sign: int = 1) -> Tensor:
         """x [..., L, D] with each row rotated by its position times sign."""
         columns = self.columns(x.size(-1))
         omega = self.frequencies(columns, self.local_base if layer.index % self.every else self.base, x.device)
-        angle = sign * layer.places.index[:, None] * omega  # [L, columns / 2]
+        angle = sign * layer.positions.index[:, None] * omega  # [L, columns / 2]
         if columns == x.size(-1):
             return rotated(x, angle)
         return torch.cat([rotated(x[..., :columns], angle), x[..., columns:]], dim=-1)
 
-    def rotate(self, q: Tensor, k: Tensor, v: Tensor, layer: Layer) -> tuple[Tensor, Tensor, Tensor]:
+    def rotate(self, q: Tensor, k: Tensor, v: Tensor, layer: LayerContext) -> tuple[Tensor, Tensor, Tensor]:
         q, k = self.rotated(q, layer), self.rotated(k, layer)
         if self.yarn > 1:
             q, k = (x * (0.1 * math.log(self.yarn) + 1) for x in (q, k))
@@ -108,10 +108,10 @@ class RopeValues(Rope):
     def __init__(self, dims: Dims, base: float = 10000.0, fraction: float = 1.0):
         super().__init__(dims, base, fraction)
 
-    def rotate(self, q: Tensor, k: Tensor, v: Tensor, layer: Layer) -> tuple[Tensor, Tensor, Tensor]:
+    def rotate(self, q: Tensor, k: Tensor, v: Tensor, layer: LayerContext) -> tuple[Tensor, Tensor, Tensor]:
         return tuple(self.rotated(x, layer) for x in (q, k, v))
 
-    def unrotate(self, out: Tensor, layer: Layer) -> Tensor:
+    def unrotate(self, out: Tensor, layer: LayerContext) -> Tensor:
         return self.rotated(out, layer, -1)
 
 
@@ -133,11 +133,11 @@ class Urpe(Clipped):
         super().__init__(dims, max_distance)
         self.multiplier = positive(multiplier=multiplier)
         # without weight decay: 0 is no gate that all others could be drawn to, it shuts off every token
-        self.table = undecayed(torch.ones(dims.heads, 2 * max_distance + 1) / multiplier)
+        self.table = no_weight_decay(torch.ones(dims.heads, 2 * max_distance + 1) / multiplier)
 
-    def gate(self, places: Places) -> Tensor:
-        by_offset = self.table[:, self.rows(places)]  # [H, 2S - 1]
-        return places.spread(times(by_offset.float(), self.multiplier))
+    def gate(self, positions: TokenPositions) -> Tensor:
+        by_offset = self.table[:, self.rows(positions)]  # [H, 2S - 1]
+        return positions.spread(scaled(by_offset.float(), self.multiplier))
 
 
 @register("window")
@@ -151,7 +151,7 @@ class Window(PositionScheme):
     """
 
     paper, formula = "Warner et al. 2024 (ModernBERT)", "a_ij = 0 for |j - i| > size / 2, but in every third layer"
-    shared_from = 0
+    saturates_at = 0
 
     def __init__(self, dims: Dims, size: int = 128, every: int = 3):
         super().__init__(dims)
@@ -159,5 +159,5 @@ class Window(PositionScheme):
             raise ValueError(f"every must be 0 (no layer is global), or 2 or more, not {every}")
         self.distance, self.every = at_least(2, size=size) // 2, every
 
-    def reach(self, layer: Layer) -> int | None:
+    def reach(self, layer: LayerContext) -> int | None:
         return None if self.every and layer.index % self.every == 0 else self.distance

@@ -13,19 +13,19 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .attention import Backend, Batch
-from .offsets import Places
 from .packing import Packing
 from .positions import Positions
+from .token_positions import TokenPositions
 
 
 class Chunks:
     """Chunks of queries with the keys that they see. They are laid out as heads, [B, H n, c, D] and [B, H n, K, D], so
     that any kernel for attention without windows computes them."""
 
-    def __init__(self, places: Places, reach: int, from_cls: bool):
+    def __init__(self, positions: TokenPositions, reach: int, from_cls: bool):
         """reach: largest difference of positions. from_cls: whether all tokens see [CLS], the first (which itself sees
         all: that is up to the caller)."""
-        self.places, self.reach, self.from_cls, self.length = places, reach, from_cls, places.length
+        self.positions, self.reach, self.from_cls, self.length = positions, reach, from_cls, positions.length
         self.chunk = max(reach, CHUNK)
         self.chunks = -(-self.length // self.chunk)
         self.keys = self.chunk + 2 * reach
@@ -38,14 +38,15 @@ class Chunks:
     def seen(self) -> Tensor:
         """[n, c, K], whether a query sees a key. Positions increase by 1 or more, so that no key farther away in the
         sequence than `reach` is near."""
-        index, starts = self.places.index, torch.arange(self.chunks, device=self.places.device)[:, None] * self.chunk
-        query = (starts + torch.arange(self.chunk, device=self.places.device))[:, :, None]  # [n, c, 1] places
-        key = (starts - self.reach + torch.arange(self.keys, device=self.places.device))[:, None]  # [n, 1, K]
+        index, device = self.positions.index, self.positions.device
+        starts = torch.arange(self.chunks, device=device)[:, None] * self.chunk
+        query = (starts + torch.arange(self.chunk, device=device))[:, :, None]  # [n, c, 1]
+        key = (starts - self.reach + torch.arange(self.keys, device=device))[:, None]  # [n, 1, K]
         last = self.length - 1
         near = (index[key.clamp(0, last)] - index[query.clamp(max=last)]).abs() <= self.reach
         near &= (key >= int(self.from_cls)) & (key <= last)
         near = F.pad(near, (0, int(self.from_cls)), value=True)
-        return near | (query > last)  # what fills up the last chunk sees anything: without a key it would become NaN
+        return near | (query > last)  # padding of the last chunk sees any key: with none, softmax gives NaN
 
     def split_queries(self, x: Tensor) -> Tensor:
         """[B, H, L, D] -> [B, H n, c, D]"""
@@ -65,9 +66,9 @@ class Chunks:
         """[B, H n, c, E] -> [B, H, L, E]"""
         return out.unflatten(1, (-1, self.chunks)).flatten(2, 3)[:, :, : self.length]
 
-    def split_real(self, real: Tensor) -> Tensor:
+    def split_mask(self, mask: Tensor) -> Tensor:
         """[B, 1, 1, L], False at padded keys -> [B, n, 1, K]"""
-        return self.split_keys(real.transpose(2, 3)).transpose(2, 3)
+        return self.split_keys(mask.transpose(2, 3)).transpose(2, 3)
 
     def split_bias(self, bias: Tensor | Callable | None) -> Tensor:
         """[H, L, L] (or a function: queries first .. last-1 -> [H, last - first, L]) -> [H n, c, K], or [n, c, K] for
@@ -112,24 +113,24 @@ class Windowed(Backend):
     def order(self, packing: Packing) -> Packing:
         return self.inner.order(packing)
 
-    def terms(self, positions: Positions, places: Places) -> list[tuple]:
-        return self.inner.terms(positions, places)
+    def terms(self, positions: Positions, token_positions: TokenPositions) -> list[tuple]:
+        return self.inner.terms(positions, token_positions)
 
     def prepare(self, bias: Tensor | Callable | None, gate: Tensor | None, reach: int | None, batch: Batch) -> Any:
-        window = None if reach is None else Chunks(batch.places, reach, batch.untie_cls)
+        window = None if reach is None else Chunks(batch.token_positions, reach, batch.untie_cls)
         if window is None or not (window.pays or callable(bias)):
             return self.inner.prepare(bias, gate, reach, batch)
         mask, of_cls = batch.key_mask, None
-        mask = None if mask is None else window.split_real(mask)  # [B, n, 1, K]
+        mask = None if mask is None else window.split_mask(mask)  # [B, n, 1, K]
         near = self.inner.prepare_chunks(window.split_bias(bias), mask, batch, window)
         if batch.untie_cls:
             row = bias(0, 1) if callable(bias) else None if bias is None else bias[:, :1]
             of_cls = self.inner.prepare(row, None, None, batch)
         return InChunks(window, near, of_cls)
 
-    def only(self, wanted: Tensor, prepared: Any, positions: Positions, length: int) -> Any:
+    def for_outputs(self, output_indices: Tensor, prepared: Any, positions: Positions, length: int) -> Any:
         is_split = isinstance(prepared, InChunks)
-        return prepared if is_split else self.inner.only(wanted, prepared, positions, length)
+        return prepared if is_split else self.inner.for_outputs(output_indices, prepared, positions, length)
 
     def mix(
         self, q: Tensor, k: Tensor, v: Tensor, content: None, prepared: Any, scale: float, dropout: float

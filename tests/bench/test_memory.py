@@ -26,7 +26,7 @@ def test_what_a_real_forward_keeps(position):
 
     def count(encoder, tokens):
         x, outside = memory.kept(encoder, lambda: encoder.embed(tokens))
-        terms, of_bias = memory.kept(encoder, lambda: encoder.terms(tokens.size(1), Sdpa()))
+        terms, of_bias = memory.kept(encoder, lambda: encoder.layer_inputs(tokens.size(1), Sdpa()))
         _, inside = memory.kept(encoder, lambda: encoder.layers[0](x, terms[0]))
         return outside, of_bias, inside
 

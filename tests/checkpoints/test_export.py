@@ -27,11 +27,11 @@ from tupe.checkpoints.export import command, export, model_card
 from tupe.common.architectures import ARCHITECTURES, ELECTRA
 from tupe.common.record import Record, write_together
 from tupe.common.safe_load import load_safely
-from tupe.encoder import LAYERS
+from tupe.encoder import BLOCKS
 from tupe.plugin.hub import TupeHubInterface
 from tupe.plugin.model import TupeModel
 from tupe.plugin.pretrained import load_dictionary
-from tupe.positions import CLS, Dims, check_combination, limited_schemes, overrides, parse
+from tupe.positions import CLS, Dims, bounded_schemes, check_combination, overrides, parse
 from tupe.schemes import SCHEMES
 from tupe.text import TextEncoder
 
@@ -156,7 +156,7 @@ def test_every_scheme_has_the_same_logits(position, data, tmp_path):
             got = theirs(tokens, output_hidden_states=True)
             same(got.logits, logits, real)
             same(got.hidden_states[1], extra["inner_states"][1], real)
-        if not limited_schemes(position):  # longer than in training
+        if not bounded_schemes(position):  # longer than in training
             longer = tokens.repeat(1, 1 + model.cfg.max_positions // tokens.size(1))
             same(theirs(longer).logits, model(longer)[0], longer.ne(1))
     # and back
@@ -182,7 +182,7 @@ def test_cls_zero_has_the_same_logits(position, data, tmp_path):
     "layer, normaliser",
     [
         pytest.param(layer, normaliser, marks=[] if layer == "gau" or normaliser == "softmax" else pytest.mark.slow)
-        for layer in LAYERS
+        for layer in BLOCKS
         for normaliser in NORMALISERS
     ],
 )
@@ -323,7 +323,7 @@ def test_padding_anywhere(attention, exported, monkeypatch):
     mask[0, 1:3] = mask[1, 4] = mask[2, -3:] = 0
     theirs = load("AutoModelForMaskedLM", out, attn_implementation=attention)
     ids = tokens.masked_fill(mask == 0, 1)
-    assert theirs.tupe.encoder.packing(ids).places is not None
+    assert theirs.tupe.encoder.packing(ids).indices is not None
     never_pack(monkeypatch)
     same(theirs(tokens, attention_mask=mask).logits, model(ids)[0], ids.ne(1))
 

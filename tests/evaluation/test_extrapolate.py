@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from helpers import build, make_dictionary, pretrain_arguments, train, write_data
 
 from tupe.evaluation.extrapolate import Loss, command, draw_windows, extrapolation, tabulate, window_losses
-from tupe.offsets import draw_places
+from tupe.token_positions import draw_positions
 
 N, M = 10, 40
 
@@ -85,10 +85,10 @@ def test_drawn_positions(stream):
     expected, windows = [], draw_windows(stream, N, M, 20, 1)
     torch.manual_seed(1)
     for _ in range(3):
-        places = draw_places(N, 2 * N, "random")  # one batch holds all windows
-        ours.encoder.places = lambda tokens, places=places: places
+        places = draw_positions(N, 2 * N, "random")  # one batch holds all windows
+        ours.encoder.token_positions = lambda tokens, places=places: places
         expected.append(window_losses(ours, windows, N))
-        del ours.encoder.places
+        del ours.encoder.token_positions
     assert drawn[0].mean == pytest.approx(np.mean(expected), rel=1e-5) != consecutive[0].mean
     words = torch.arange(4, 4 + N)[None]
     assert torch.equal(ours(words)[0], ours(words)[0])  # as ever

@@ -64,7 +64,7 @@ def test_by_hand(dictionary):
         def max_positions(self):
             return 16
 
-        def forward(self, tokens, masked_tokens, n_real):
+        def forward(self, tokens, masked_tokens, num_tokens):
             rows, columns = masked_tokens
             left = tokens[rows, columns - 1]
             p = torch.full((len(rows), 8), 1 / 8)

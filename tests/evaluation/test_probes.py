@@ -168,7 +168,7 @@ def test_four_correlations_need_positions():
 def test_positional_logits_are_the_models():
     model = build("tupe_r_tiny", max_positions=16).eval()
     logits = positional_logits(model)
-    (terms, *_) = model.encoder.terms(16)
+    (terms, *_) = model.encoder.layer_inputs(16)
     torch.testing.assert_close(logits, terms.prepared.bias)
     assert logits.shape == (2, 16, 16)
     with pytest.raises(ValueError, match="absolute"):
@@ -262,6 +262,6 @@ def test_attention_weights_of_a_later_layer():
     tokens = torch.randint(4, 40, (2, 16))
     _, hiddens = model.encoder(tokens, return_all_hiddens=True)
     q, k, _ = model.encoder.layers[1].attention.project(hiddens[1])
-    terms = model.encoder.terms(tokens.size(1))[1]
+    terms = model.encoder.layer_inputs(tokens.size(1))[1]
     expected = Plain().weights(q, k, None, terms.prepared, terms.positions.scale)
     torch.testing.assert_close(model.encoder.attention_weights(tokens, layer=1), expected)

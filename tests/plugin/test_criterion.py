@@ -96,8 +96,8 @@ def test_compiled_code_serves_any_number_of_real_tokens(counted):
     with torch.no_grad():
         for padding in range(1, 7):
             tokens = sample(0.3, padding)["net_input"]["src_tokens"]
-            n_real = int(tokens.ne(compiled.dictionary.pad()).sum()) if counted else None
-            compiled(tokens, n_real=n_real)
+            num_tokens = int(tokens.ne(compiled.dictionary.pad()).sum()) if counted else None
+            compiled(tokens, num_tokens=num_tokens)
             graphs.append(torch._dynamo.utils.counters["stats"]["unique_graphs"])
     assert graphs[1] == graphs[-1], graphs
 

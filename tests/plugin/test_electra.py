@@ -66,7 +66,7 @@ def test_every_scheme_trains_both_networks(position, cls):
         return
     loss, size, logs = criterion()(model, batch())
     loss.backward()
-    assert size == 4 and logs["n_real"] == 17 and torch.isfinite(loss)
+    assert size == 4 and logs["num_tokens"] == 17 and torch.isfinite(loss)
     assert [name for name, p in model.named_parameters() if p.grad is None] == []
     own = [p for name, p in model.named_parameters() if name.startswith("generator.")]
     assert all(torch.isfinite(p.grad).all() for p in own) and any(p.grad.any() for p in own)
@@ -171,7 +171,7 @@ def test_a_sample_equal_to_the_original_counts_as_original():
 def test_token_wise_work_without_padding(monkeypatch):
     """The losses and all gradients are those of the padded computation."""
     model, sample = build(dropout=0.0, attention_dropout=0.0), batch()
-    assert len(model.encoder.packing(sample["net_input"]["src_tokens"]).places) == 17
+    assert len(model.encoder.packing(sample["net_input"]["src_tokens"]).indices) == 17
 
     def outcome():
         model.zero_grad()

@@ -18,7 +18,7 @@ from tupe.cli import main as tupe
 from tupe.common.architectures import ARCHITECTURES, SIZES, with_size
 from tupe.cpu import bf16_speed
 from tupe.plugin import model as tupe_model
-from tupe.plugin.model import TupeModel, run_position_file
+from tupe.plugin.model import TupeModel, load_scheme_files
 from tupe.plugin.pretrained import structure
 from tupe.schemes import SCHEMES
 
@@ -292,7 +292,7 @@ def test_a_file_that_a_checkpoint_names_is_not_run(tmp_path):
     with pytest.raises(ValueError, match=r"unknown position scheme 'own_nothing'.*own.py was not run"):
         ARCH_MODEL_REGISTRY["bert_a_tiny"].build_model(config, task)
     try:
-        run_position_file(config)
+        load_scheme_files(config)
         model = ARCH_MODEL_REGISTRY["bert_a_tiny"].build_model(config, task)
         assert model.encoder.positions.name == "own_nothing"
         with pytest.raises(ValueError, match="own_nothing .*cannot be exported"):
@@ -313,8 +313,8 @@ class Shift(PositionScheme):
         super().__init__(dims)
         self.heads, self.slope = dims.heads, slope
 
-    def bias(self, places, scale):
-        return (self.slope * places.index.float()).expand(self.heads, places.length, -1)
+    def bias(self, positions, scale):
+        return (self.slope * positions.index.float()).expand(self.heads, positions.length, -1)
 """
 
 

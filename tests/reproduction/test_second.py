@@ -90,7 +90,7 @@ def test_a_run_begins_with_the_earlier_checkpoint_once(tmp_path):
 
 def test_halved_logits_are_the_ones_of_a_lower_temperature(monkeypatch):
     monkeypatch.setattr(positions, "SCHEMES", dict(positions.SCHEMES))
-    positions.load_schemes(second.HERE / "halved.py")
+    positions.load_scheme_file(second.HERE / "halved.py")
     dims = Dims(max_positions=16, width=8, heads=2, layers=1, head_dim=4, value_dim=4)
     plain, halved = Positions("absolute", dims), Positions("absolute+halved", dims)
     assert math.isclose(halved.scale * math.sqrt(2), plain.scale)

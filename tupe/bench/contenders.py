@@ -78,9 +78,9 @@ def masked_batch(setting: Setting) -> tuple[torch.Tensor, torch.Tensor]:
     targets = torch.full_like(tokens, 1)
     count = max(1, round(MASKED * tokens.numel()))
     words = tokens.view(-1).nonzero().view(-1)  # all but [CLS]
-    places = words[torch.randperm(len(words), generator=generator)[:count]]
-    targets.view(-1)[places] = tokens.view(-1)[places]
-    tokens.view(-1)[places] = setting.vocab - 1
+    indices = words[torch.randperm(len(words), generator=generator)[:count]]
+    targets.view(-1)[indices] = tokens.view(-1)[indices]
+    tokens.view(-1)[indices] = setting.vocab - 1
     return tokens.to(setting.device), targets.to(setting.device)
 
 
@@ -160,7 +160,7 @@ class Contender:
             logits, _ = self.model(self.tokens, masked_tokens=self.masked)
             return modules.cross_entropy(logits, self.targets[self.masked], reduction="sum", ignore_index=PAD)
         masked = self.masked.nonzero(as_tuple=True)  # the same as the criterion masked_lm_chunked
-        options = {"masked_tokens": masked, "lm_targets": self.targets[masked], "n_real": self.tokens.numel()}
+        options = {"masked_tokens": masked, "lm_targets": self.targets[masked], "num_tokens": self.tokens.numel()}
         return self.model(self.tokens, **options)[0]
 
     def build_optimizer(self, name: str) -> torch.optim.Optimizer:

@@ -17,7 +17,7 @@ from ..common import options
 from ..common.options import Command, ListOf
 from ..common.tables import Table
 from ..encoder import Encoder, LMHead
-from ..offsets import Places
+from ..token_positions import TokenPositions
 from .machine import DEVICE, PRECISIONS, environment, facts
 from .turns import Step, medians, take_turns, timed
 
@@ -104,7 +104,7 @@ def attention_case(
         return Case(lambda: concatenated(*inputs, None, scale, dropout), inputs)
     bias = (pos[0] * scale @ pos[1].transpose(1, 2)).detach()
     bias[:, :, 0], bias[:, 0] = theta.detach()[1, :, None], theta.detach()[0, :, None]
-    backend, whole = BACKENDS[name](), Batch(Places(length, device), dtype, heads)
+    backend, whole = BACKENDS[name](), Batch(TokenPositions(length, device), dtype, heads)
     bias.requires_grad_()
 
     def call():
@@ -135,7 +135,7 @@ def step_cases(
     targets = tokens.view(-1)[: len(masked)]
     positions, layer, embedding = encoder.positions, encoder.layers[0], encoder.tokens.weight
     with torch.no_grad():
-        (terms,) = encoder.terms(length, encoder.choose_backend(x))
+        (terms,) = encoder.layer_inputs(length, encoder.choose_backend(x))
     bias = terms.prepared.bias.requires_grad_()
     inputs = {
         "layer": (lambda: layer(x, terms), (x, bias, *layer.parameters())),

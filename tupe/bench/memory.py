@@ -99,14 +99,14 @@ def step_bytes(
     backend = make("sdpa", body.positions)
     if reason := backend.refuses(body.positions, body.normaliser, torch.device("cuda"), dtype):
         raise ValueError(f"{arch}: {reason}; only fused attention is counted")
-    body.attention = "sdpa"
+    body.attention_backend = "sdpa"
     masked, width = count_masked(tokens), config.encoder_embed_dim
     with AsOnGpu():
         x, outside = kept(model, lambda: body.embed(tokens))
-        terms, of_bias = kept(model, lambda: body.terms(length, backend))
-        places = torch.empty(masked, dtype=torch.long, device="meta")
+        terms, of_bias = kept(model, lambda: body.layer_inputs(length, backend))
+        indices = torch.empty(masked, dtype=torch.long, device="meta")
         last = len(body.layers) - 1
-        of_last = terms[last]._replace(selection=Selection(places, places, length))
+        of_last = terms[last]._replace(selection=Selection(indices, indices, length))
         _, in_last = kept(model, lambda: body.layers[last](x, of_last))
         x, in_layer = kept(model, lambda: body.layers[0](x, terms[0]))
         rows = x.new_empty(masked, width).requires_grad_()
@@ -222,7 +222,7 @@ def forward_bytes(position: str, length: int, size: str = "base", layers: int | 
     with FakeTensorMode(allow_non_fake_inputs=True) as shapes_only, Level() as level, torch.no_grad():
         own = [shapes_only.from_tensor(x) for x in [tokens, *model.parameters(), *model.buffers()]]
         level.known.update(x.untyped_storage()._cdata for x in own)  # views of these are no new memory
-        model(tokens, n_real=length)
+        model(tokens, num_tokens=length)
     return {"weights": weights, "peak": weights + level.peak}
 
 
@@ -230,7 +230,7 @@ def measured_forward_bytes(position: str, length: int, size: str = "base", layer
     """What `forward_bytes` counts, as PyTorch allocates it on this CPU."""
     model, tokens, weights = encoder(position, length, size, layers)
     with torch.no_grad():
-        _, steps = allocations(lambda: model(tokens, n_real=length))
+        _, steps = allocations(lambda: model(tokens, num_tokens=length))
     return {"weights": weights, "peak": weights + max(itertools.accumulate(steps))}
 
 

@@ -32,13 +32,13 @@ from ..common.architectures import SIZES, with_size
 from ..common.options import Command, ListOf
 from ..common.record import command_line
 from ..common.tables import Table
-from ..offsets import Places
 from ..packing import NO_PADDING, Packing
 from ..plugin.glue import TASKS, Pairs, glue_name
 from ..plugin.model import TupeModel
 from ..plugin.optim import FusedAdamW, FusedAdamWConfig
 from ..plugin.pretrained import load_dictionary
 from ..plugin.squad_data import Encoded, Windows
+from ..token_positions import TokenPositions
 from . import contenders
 from .contenders import PAD, Setting, dictionary
 from .machine import DEVICE, PRECISIONS, environment
@@ -119,7 +119,7 @@ def build(name: str, setting: Setting) -> tuple[nn.Module, Callable[[Batch], Ten
 
     def logits(batch):
         batch = even(batch) if name == "ours-even" else batch
-        return model(batch.tokens, classification_head_name="head", n_real=batch.count)[0]
+        return model(batch.tokens, classification_head_name="head", num_tokens=batch.count)[0]
 
     return model, logits
 
@@ -132,16 +132,16 @@ def even(batch: Batch) -> Batch:
     return Batch(tokens, tokens.ne(PAD), tokens.numel(), batch.labels)
 
 
-def keep_padding(tokens: Tensor, n_real: int) -> Packing:
+def keep_padding(tokens: Tensor, num_tokens: int) -> Packing:
     """What `Encoder.packing` would return if nothing were packed: padding is masked in attention, and computed."""
-    return NO_PADDING if n_real == tokens.numel() else Packing(tokens.ne(PAD))
+    return NO_PADDING if num_tokens == tokens.numel() else Packing(tokens.ne(PAD))
 
 
 def keep_all(
-    transform: Callable, x: Tensor, places: Places, packing: Packing, hiddens: bool, wanted: Tensor
+    transform: Callable, x: Tensor, positions: TokenPositions, packing: Packing, hiddens: bool, output_indices: Tensor
 ) -> tuple[Tensor, None]:
     """`Encoder.transform` whose last layer computes all tokens, too."""
-    return transform(x, places, packing)[0].flatten(0, 1)[wanted], None
+    return transform(x, positions, packing)[0].flatten(0, 1)[output_indices], None
 
 
 def build_export(setting: Setting) -> nn.Module:
@@ -204,11 +204,11 @@ def on_batches(function: Callable[[Batch], Any], drawn: list[Batch], precision: 
 def rows(seconds: dict, counted: list[Batch], about: dict) -> list[dict]:
     """A row per contender; times_as_fast: of the first contender, as a multiple of this one's speed."""
     texts, tokens = sum(len(batch.tokens) for batch in counted), sum(batch.count for batch in counted)
-    places = sum(batch.tokens.numel() for batch in counted)
+    slots = sum(batch.tokens.numel() for batch in counted)
     first = next(iter(seconds.values()))
     return [
         {
-            **about, "contender": name, "padding": 1 - tokens / places,
+            **about, "contender": name, "padding": 1 - tokens / slots,
             "texts_per_s": texts / sum(times), "tokens_per_s": tokens / sum(times),
             "times_as_fast": statistics.median(ratios(times, first)), "seconds": times,
         }

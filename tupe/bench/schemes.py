@@ -27,7 +27,7 @@ from ..common.architectures import ARCHITECTURES
 from ..common.options import FILE, Command, ListOf
 from ..common.plotting import COLOURS, curves, save
 from ..common.tables import Table
-from ..encoder import LAYERS, Encoder, init_bert
+from ..encoder import BLOCKS, Encoder, init_bert
 from ..plugin.optim import AdamW
 from ..positions import Dims, Positions, overrides
 from ..schemes import SCHEMES
@@ -58,7 +58,7 @@ def label(position: str, cls: str) -> str:
 
 def dims(setting: Setting) -> Dims:
     layers, width, heads, _ = setting.dims()
-    return LAYERS["transformer"].dims(setting.length, width, heads, layers)
+    return BLOCKS["transformer"].dims(setting.length, width, heads, layers)
 
 
 def parameters(position: str, cls: str, setting: Setting) -> int:
@@ -104,9 +104,9 @@ def flops(position: str, cls: str, setting: Setting) -> tuple[float, float]:
         positions, tokens = encoder.positions, torch.zeros(setting.batch, setting.length, dtype=torch.long)
         if any(overrides(scheme, "reach") for scheme in positions.of_layer(0)):
             obstacle = BACKENDS["sdpa"]().refuses(positions, encoder.normaliser, tokens.device, torch.float32)
-            encoder.attention = "plain" if obstacle else "sdpa"
+            encoder.attention_backend = "plain" if obstacle else "sdpa"
         with products, rest:
-            features, _ = encoder(tokens, n_real=tokens.numel())
+            features, _ = encoder(tokens, num_tokens=tokens.numel())
             features.backward(torch.empty_like(features))
     return products.get_total_flops() / tokens.numel(), rest.total / tokens.numel()
 

@@ -12,7 +12,7 @@ from ..common import options
 from ..common.options import FILE, Command
 from ..common.safe_load import read_checkpoint
 from ..plugin.state import pack_settings, unpack_settings
-from ..positions import limited_schemes
+from ..positions import bounded_schemes
 from ..schemes import SCHEMES
 from .files import new_checkpoint, save_atomically
 
@@ -32,14 +32,14 @@ def stretch(state: dict, length: int) -> dict:
     old, names = cfg["model"]["max_positions"], cfg["model"]["position"]
     if length <= old:
         raise ValueError(f"--length {length}: the model has {old} positions already; valid: more")
-    first_word = {name: scheme.first_word for name, scheme in SCHEMES.items() if scheme.first_word}
-    if unknown := set(limited_schemes(names)) - set(first_word):
-        raise ValueError(f"{', '.join(unknown)} cannot be stretched; valid: {', '.join(first_word)}")
+    first_word_row = {name: scheme.first_word_row for name, scheme in SCHEMES.items() if scheme.first_word_row}
+    if unknown := set(bounded_schemes(names)) - set(first_word_row):
+        raise ValueError(f"{', '.join(unknown)} cannot be stretched; valid: {', '.join(first_word_row)}")
     cfg["model"]["max_positions"] = length
     model = {}
     for key, value in state["model"].items():
         table = TABLE.search(key)
-        if table and (first := first_word.get(table[1])):
+        if table and (first := first_word_row.get(table[1])):
             rows = F.interpolate(value[first:].T[None].float(), length - 1, mode="linear", align_corners=True)[0].T
             value = torch.cat([value[:first], rows.to(value.dtype)])
         elif key.endswith(f".{SETTINGS}"):  # of an encoder; without a prefix it is the dictionary's
@@ -52,7 +52,7 @@ def stretch_to(length: int, checkpoint: Path, output: Path) -> Path:
     """The checkpoint itself if it computes `length` tokens, or else `output`, which is written: the same, stretched.
     Raises ValueError as `stretch` does."""
     state = read_checkpoint(checkpoint)
-    if not limited_schemes(state["cfg"]["model"]["position"]) or length <= state["cfg"]["model"]["max_positions"]:
+    if not bounded_schemes(state["cfg"]["model"]["position"]) or length <= state["cfg"]["model"]["max_positions"]:
         return checkpoint
     save_atomically(stretch(state, length), output)
     click.echo(f"{output}: {state['cfg']['model']['max_positions']} -> {length} positions")

@@ -63,7 +63,7 @@ def list_schemes():
         hooks = ", ".join(hook for hook in HOOKS if overrides(scheme, hook)) or "none"
         options = " ".join(f"`{option}:{format_value(known.default)}`" for option, known in options_of(scheme).items())
         built = scheme(BASE)
-        shared = {None: "a formula continues", 0: "–"}.get(built.shared_from, f"as at {built.shared_from}")
+        shared = {None: "a formula continues", 0: "–"}.get(built.saturates_at, f"as at {built.saturates_at}")
         farther = "refused" if scheme.limited else shared
         rows.append([f"`{name}`", scheme.paper, f"`{scheme.formula}`", options, hooks, farther, f"{count(built):,}"])
     header = ["name", "paper", "formula", "options", "hooks", "farther", "parameters (base, 512 positions)"]

@@ -121,9 +121,9 @@ def position_file() -> list[str]:
 def load_own_schemes() -> None:
     """Run the files of `tupe --position-file FILE ... COMMAND`, if there are any."""
     for file in click.get_current_context().meta.get(__name__, ()):
-        from ..positions import load_schemes  # needs torch, which `tupe --help` does without
+        from ..positions import load_scheme_file  # needs torch, which `tupe --help` does without
 
-        load_schemes(file)
+        load_scheme_file(file)
 
 
 class Refusal(click.ClickException):

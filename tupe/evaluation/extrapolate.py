@@ -29,7 +29,7 @@ from ..common.record import write_atomically
 from ..common.tables import Table
 from ..encoder import Encoder
 from ..plugin.model import TupeModel
-from ..positions import beyond_training, limited_schemes
+from ..positions import beyond_training, bounded_schemes
 from .loading import labelled, load_model, text_block
 
 MASKED = 0.15  # share of tokens, all replaced by <mask>
@@ -91,7 +91,7 @@ def window_losses(model: TupeModel, windows: Windows, length: int, batch_tokens:
     losses = []
     for rows in torch.arange(len(tokens)).split(max(1, batch_tokens // length)):
         where = F.pad(scored[rows], (1, 1)).nonzero(as_tuple=True)
-        logits, _ = model(tokens[rows], masked_tokens=where, n_real=tokens[rows].numel())
+        logits, _ = model(tokens[rows], masked_tokens=where, num_tokens=tokens[rows].numel())
         loss = F.cross_entropy(logits.float(), words[rows][scored[rows]], reduction="none")
         losses.append(loss.view(len(rows), -1).double().mean(1) / math.log(2))
     return torch.cat(losses).numpy()
@@ -117,7 +117,7 @@ def extrapolation(
     0, 1, 2, ..., or the mean over so many draws of positions. Raises ValueError for too little text, or no length that
     can be computed."""
     lengths = [multiple * trained for multiple in sorted(multiples)]
-    limited = limited_schemes(model.encoder.positions.name)
+    limited = bounded_schemes(model.encoder.positions.name)
     possible = [length for length in lengths if not (limited or draws) or length <= model.max_positions()]
     if not possible:
         what = f"{' and '.join(limited)} has vectors for" if limited else "positions are drawn from"

@@ -20,7 +20,7 @@ from torch import Generator, Tensor, nn
 
 from ..common.options import FILE, Command, ListOf
 from ..common.tables import Table
-from ..offsets import PLACES
+from ..token_positions import SAMPLINGS
 from .synthetic import WORDS, Prober, adam, append_result, prepare_results, read_results
 
 
@@ -200,7 +200,7 @@ def tabulate(runs: Sequence[dict]) -> Table:
 @click.option("--tasks", type=ListOf(list(TASKS)), default=list(TASKS), help="default: all")
 @click.option("--positions", type=ListOf(str), default="nopos,sinusoidal,transformer_xl,alibi,rope,t5,untied",
               show_default=True)  # fmt: skip
-@click.option("--places", type=ListOf(list(PLACES)), default="consecutive,random", show_default=True)
+@click.option("--places", type=ListOf(list(SAMPLINGS)), default="consecutive,random", show_default=True)
 @click.option("--seeds", type=ListOf(int), default="1", show_default=True)
 @click.option("--lrs", type=ListOf(float), default="1e-3", show_default=True)
 @click.option("--steps", type=click.IntRange(1), default=3000, show_default=True)

@@ -104,10 +104,10 @@ def _batch(batch, prepared, dictionary) -> tuple[Tensor, Tensor, Tensor, Tensor]
     return torch.from_numpy(tokens), torch.arange(len(batch)), torch.tensor(columns), torch.tensor(targets)
 
 
-def _log_probabilities(model, tokens, places, targets) -> Tensor:
-    """log p of the targets [B] at the places (rows [B], columns [B]) of tokens [B, L], in float32."""
+def _log_probabilities(model, tokens, indices, targets) -> Tensor:
+    """log p of the targets [B] at indices (rows [B], columns [B]) of tokens [B, L], in float32."""
     device = model.encoder.tokens.weight.device
     tokens, targets = tokens.to(device), targets.to(device)
-    places = tuple(index.to(device) for index in places)
-    logits, _ = model(tokens, masked_tokens=places, n_real=tokens.numel())  # [B, V]
+    indices = tuple(index.to(device) for index in indices)
+    logits, _ = model(tokens, masked_tokens=indices, num_tokens=tokens.numel())  # [B, V]
     return torch.log_softmax(logits.float(), dim=-1).gather(1, targets[:, None]).squeeze(1)

@@ -59,10 +59,10 @@ def swap_adjacent(words: Sentence, rng: np.random.Generator) -> Sentence:
 
     Raises ValueError if all its words are equal.
     """
-    places = [i for i in range(len(words) - 2) if words[i] != words[i + 1]]
-    if not places:
+    indices = [i for i in range(len(words) - 2) if words[i] != words[i + 1]]
+    if not indices:
         raise ValueError("no two adjacent words differ")
-    i = int(rng.choice(places))
+    i = int(rng.choice(indices))
     return [*words[:i], words[i + 1], words[i], *words[i + 2 :]]
 
 
@@ -146,10 +146,10 @@ def token_losses(
     for begin in range(0, len(fitting), batch):
         sample = data.collater([data[i] for i in fitting[begin : begin + batch]])
         ids, target = sample["net_input"]["src_tokens"].to(device), sample["target"].to(device)
-        places = target.ne(pad).nonzero(as_tuple=True)
-        logits, _ = model(ids, masked_tokens=places)
-        loss = F.cross_entropy(logits.float(), target[places], reduction="none")
-        rows, columns = (index.cpu().numpy() for index in places)
+        indices = target.ne(pad).nonzero(as_tuple=True)
+        logits, _ = model(ids, masked_tokens=indices)
+        loss = F.cross_entropy(logits.float(), target[indices], reduction="none")
+        rows, columns = (index.cpu().numpy() for index in indices)
         lengths = ids.ne(pad).sum(1).cpu().numpy()
         parts.append((loss.cpu().numpy(), columns, lengths[rows], begin + rows))
         seen += int(lengths.sum())

@@ -23,7 +23,7 @@ from ..attention import NORMALISERS
 from ..common.options import FILE, Command, ListOf
 from ..common.record import naming
 from ..common.tables import Table
-from ..encoder import LAYERS, Encoder
+from ..encoder import BLOCKS, Encoder
 from ..schemes import SCHEMES
 
 PAD, CLS, SEP, WORDS = 0, 1, 2, 3  # ids from WORDS on are words
@@ -299,7 +299,7 @@ SPECIAL = {"without": False, "with": True}
 @click.option("--normalisers", type=ListOf(list(NORMALISERS)), default=list(NORMALISERS), help="default: all")
 @click.option("--special", type=ListOf(list(SPECIAL)), default=list(SPECIAL),
               help="sequences without or with [CLS] and [SEP] around them; default: both")  # fmt: skip
-@click.option("--layer", type=click.Choice(list(LAYERS)), default="transformer", show_default=True)
+@click.option("--layer", type=click.Choice(list(BLOCKS)), default="transformer", show_default=True)
 @click.option("--layers", type=click.IntRange(1), default=DEFAULTS["layers"], show_default=True)
 @click.option("--length", type=click.IntRange(1), default=DEFAULTS["n"], show_default=True, help="words of a sequence")
 @click.option("--seeds", type=ListOf(int), default=[1, 2, 3], help="default: 1,2,3")

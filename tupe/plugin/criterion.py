@@ -9,7 +9,7 @@ from fairseq.logging import metrics
 from fairseq.models import BaseFairseqModel
 
 
-def count_real(sample: dict) -> int:
+def count_tokens(sample: dict) -> int:
     """The number of tokens of a batch without padding, which the data loader counted: the GPU need not be asked."""
     return int(sample["ntokens"])
 
@@ -38,7 +38,7 @@ class ChunkedMaskedLmLoss(MaskedLmLoss):
     def forward(self, model: BaseFairseqModel, sample: dict, reduce: bool = True) -> tuple[torch.Tensor, int, dict]:
         targets = sample["target"]
         masked = targets.ne(self.padding_idx).nonzero(as_tuple=True)  # rows, columns; only this waits for the GPU
-        options = {"masked_tokens": masked, "lm_targets": targets[masked], "n_real": count_real(sample)}
+        options = {"masked_tokens": masked, "lm_targets": targets[masked], "num_tokens": count_tokens(sample)}
         loss, _ = model(**sample["net_input"], **options)
         sample_size = len(masked[0])
         logging_output = {

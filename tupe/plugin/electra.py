@@ -23,12 +23,12 @@ from torch import Tensor, nn
 from ..common.architectures import ELECTRA
 from ..encoder import Encoder, LMHead, ModelConfig, init_bert
 from ..positions import Positions, overrides
-from .criterion import count_real, nothing_masked
+from .criterion import count_tokens, nothing_masked
 from .model import (
     Masked,
     TupeConfig,
     TupeModel,
-    places_of,
+    flat_indices,
     refuse_long_blocks,
     register_architectures,
     spell_position,
@@ -65,13 +65,14 @@ class Generator(StackWithSettings):
         tie_position_vectors(self.positions, tied.positions)
 
     def forward(
-        self, tokens: Tensor, tied: Encoder, masked_tokens: Masked | None = None, n_real: int | None = None
+        self, tokens: Tensor, tied: Encoder, masked_tokens: Masked | None = None, num_tokens: int | None = None
     ) -> Tensor:
         """LM logits [B, L, V], or [masked, V] at masked_tokens. tied: the discriminator's encoder. Other
         arguments: see `TupeModel.forward`."""
-        packing, places = self.packing(tokens, n_real), self.places(tokens)
-        wanted = None if masked_tokens is None else places_of(masked_tokens, tokens)
-        x, _ = self.transform(self.project(tied.embed(tokens, packing, places)), places, packing, wanted=wanted)
+        packing, positions = self.packing(tokens, num_tokens), self.token_positions(tokens)
+        indices = None if masked_tokens is None else flat_indices(masked_tokens, tokens)
+        x = self.project(tied.embed(tokens, packing, positions))
+        x, _ = self.transform(x, positions, packing, output_indices=indices)
         return self.head(x, tied.tokens.weight)
 
 
@@ -133,7 +134,7 @@ class ElectraModel(TupeModel):
     def forward(
         self, src_tokens: Tensor, src_lengths: Tensor | None = None, features_only: bool = False,
         classification_head_name: str | None = None, masked_tokens: Masked | None = None,
-        original: Tensor | None = None, spans: bool = False, n_real: int | None = None, **options,
+        original: Tensor | None = None, spans: bool = False, num_tokens: int | None = None, **options,
     ) -> tuple:  # fmt: skip
         """src_tokens [B, L]. As TupeModel.forward, with the discriminator's features and the generator's LM logits.
 
@@ -142,18 +143,18 @@ class ElectraModel(TupeModel):
         the discriminator read under "corrupted", and the correct answers [B, L] (bool) under "replaced".
         """
         if features_only or spans or classification_head_name is not None:
-            options.update(classification_head_name=classification_head_name, spans=spans, n_real=n_real)
+            options.update(classification_head_name=classification_head_name, spans=spans, num_tokens=num_tokens)
             return super().forward(src_tokens, src_lengths, features_only, **options)
         if self.generator is None:
             raise ValueError("an ELECTRA model has a language-model head in the task masked_lm only")
         if original is None and self.training:
             raise ValueError("this criterion would train the generator alone; ELECTRA needs --criterion electra")
         with self.precision():
-            lm_logits = self.generator(src_tokens, self.encoder, masked_tokens, n_real)
+            lm_logits = self.generator(src_tokens, self.encoder, masked_tokens, num_tokens)
             if original is None:
                 return lm_logits, {"inner_states": None}
             corrupted = self.corrupt(original, masked_tokens, lm_logits)
-            features, _ = self.encoder(corrupted, n_real=n_real)
+            features, _ = self.encoder(corrupted, num_tokens=num_tokens)
             logits = self.discriminator(features)
         return (lm_logits, logits), {"corrupted": corrupted, "replaced": corrupted.ne(original)}
 
@@ -180,7 +181,7 @@ class ElectraCriterionConfig(FairseqDataclass):
 
 @register_criterion("electra", dataclass=ElectraCriterionConfig)
 class ElectraCriterion(FairseqCriterion):
-    """Mean LM loss of the masked tokens + weight * mean binary loss of all real tokens ([CLS] and </s> included).
+    """Mean LM loss of the masked tokens + weight * mean binary loss of all tokens ([CLS] and </s> included).
 
     `<s>` and `</s>` are never masked nor replaced: what the task has masked of them is undone here, for every task and
     recipe, so that [CLS] is there in every sequence. All other tokens keep the task's masks.
@@ -201,24 +202,25 @@ class ElectraCriterion(FairseqCriterion):
         original = torch.where(masked, target, tokens)
         special = original.eq(self.specials[0]) | original.eq(self.specials[1])
         masked, tokens = masked & ~special, torch.where(special, original, tokens)
-        real = original.ne(self.padding_idx)
+        not_padding = original.ne(self.padding_idx)
         positions = masked.nonzero(as_tuple=True)  # rows, columns; only this waits for the GPU
-        options = {"masked_tokens": positions, "original": original, "n_real": count_real(sample)}
+        options = {"masked_tokens": positions, "original": original, "num_tokens": count_tokens(sample)}
         (lm_logits, logits), extra = model(**{**sample["net_input"], "src_tokens": tokens}, **options)
         replaced = extra["replaced"]
         lm_loss = F.cross_entropy(lm_logits.float(), target[positions], reduction="sum")
-        disc_loss = F.binary_cross_entropy_with_logits(logits.float(), replaced.float(), real.float(), reduction="sum")
-        n_masked, n_real = len(positions[0]), real.sum()
-        loss = lm_loss + self.weight * disc_loss * n_masked / n_real
+        weight = not_padding.float()
+        disc_loss = F.binary_cross_entropy_with_logits(logits.float(), replaced.float(), weight, reduction="sum")
+        n_masked, num_tokens = len(positions[0]), not_padding.sum()
+        loss = lm_loss + self.weight * disc_loss * n_masked / num_tokens
         correct = logits.gt(0).eq(replaced)
         logs = {
             "loss": loss.data,
             "lm_loss": lm_loss.data,
             "disc_loss": disc_loss.data,
-            "n_real": n_real,
-            "n_replaced": (replaced & real).sum(),
-            "correct_replaced": (correct & replaced & real).sum(),
-            "correct_original": (correct & ~replaced & real).sum(),
+            "num_tokens": num_tokens,
+            "n_replaced": (replaced & not_padding).sum(),
+            "correct_replaced": (correct & replaced & not_padding).sum(),
+            "correct_original": (correct & ~replaced & not_padding).sum(),
             "sample_size": n_masked,
             "ntokens": sample["ntokens"],
             "nsentences": sample["nsentences"],
@@ -230,16 +232,16 @@ class ElectraCriterion(FairseqCriterion):
         """loss (as trained), lm_loss (bits per masked token), disc_loss (bits per token), the shares of replaced and of
         original tokens that were recognised, and their mean, which is 0.5 for a model that always says "original"."""
         total = {key: float(sum(log.get(key, 0) for log in logging_outputs)) for key in logging_outputs[0]}
-        masked, real, replaced = total["sample_size"], total["n_real"], total["n_replaced"]
+        masked, tokens, replaced = total["sample_size"], total["num_tokens"], total["n_replaced"]
         if not nothing_masked(logging_outputs):
             metrics.log_scalar("loss", total["loss"] / masked, masked, round=3)
         lm_loss = total["lm_loss"] / masked / math.log(2) if masked else None
         metrics.log_scalar("lm_loss", lm_loss, masked, round=3)
-        metrics.log_scalar("disc_loss", total["disc_loss"] / max(real, 1) / math.log(2), real, round=4)
-        metrics.log_scalar("replaced", replaced / max(real, 1), real, round=4)
+        metrics.log_scalar("disc_loss", total["disc_loss"] / max(tokens, 1) / math.log(2), tokens, round=4)
+        metrics.log_scalar("replaced", replaced / max(tokens, 1), tokens, round=4)
         metrics.log_scalar("recall_replaced", total["correct_replaced"] / max(replaced, 1), replaced, round=4)
         metrics.log_scalar(
-            "recall_original", total["correct_original"] / max(real - replaced, 1), real - replaced, round=4
+            "recall_original", total["correct_original"] / max(tokens - replaced, 1), tokens - replaced, round=4
         )
         metrics.log_derived(
             "balanced_accuracy", lambda meters: (meters["recall_replaced"].avg + meters["recall_original"].avg) / 2

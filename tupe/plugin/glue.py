@@ -32,7 +32,7 @@ from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
 
 from ..common.options import letters
 from ..common.record import write_atomically
-from .criterion import count_real
+from .criterion import count_tokens
 from .finetune import FinetuneConfig, FinetuneCriterion, FinetuneTask
 from .pretrained import check_split
 
@@ -305,7 +305,7 @@ class GlueCriterion(FinetuneCriterion):
 
     def forward(self, model: BaseFairseqModel, sample: dict, reduce: bool = True) -> tuple[torch.Tensor, int, dict]:
         """Returns (summed loss, number of examples, what to log)."""
-        options = {"classification_head_name": self.head, "n_real": count_real(sample)}
+        options = {"classification_head_name": self.head, "num_tokens": count_tokens(sample)}
         output, _ = model(**sample["net_input"], features_only=True, **options)
         output = output.float()  # [B, K]
         target = sample["target"].view(-1)

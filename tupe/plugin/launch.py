@@ -29,7 +29,7 @@ from ..common.options import CONFIGS, nearest, split_files
 from ..common.prepared import check_name, tasks_in
 from ..common.record import STOPPED
 from ..encoder import Encoder
-from ..positions import load_schemes
+from ..positions import load_scheme_file
 from . import worker
 from .compat import compose
 from .glue import check_glue, glue_name
@@ -221,7 +221,7 @@ def check_model(values: dict) -> None:
     if kind is None or not issubclass(kind, TupeConfig):
         return
     for file in split_files(values.get("position_file") or ""):
-        load_schemes(file)
+        load_scheme_file(file)
     config = core_config(kind(**{f.name: values[f.name] for f in fields_of(kind) if f.name in values}))
     try:
         with torch.device("meta"):  # takes no memory

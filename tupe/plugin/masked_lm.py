@@ -43,7 +43,7 @@ from fairseq.tasks.masked_lm import MaskedLMConfig, MaskedLMTask
 from omegaconf import DictConfig
 
 from ..text import JOINED, SPACE
-from .criterion import count_real
+from .criterion import count_tokens
 from .pretrained import check_split, parts_of
 from .run import RecordedTask, RecordedTaskConfig
 
@@ -373,7 +373,7 @@ class MaskedLMNextSentence(MaskedLmLoss):
     def forward(self, model: BaseFairseqModel, sample: dict, reduce: bool = True) -> tuple[torch.Tensor, int, dict]:
         masked = sample["target"].ne(self.padding_idx)
         count, sentences = masked.sum(), len(sample["next_sentence"])
-        options = {"masked_tokens": masked, "classification_head_name": HEAD, "n_real": count_real(sample)}
+        options = {"masked_tokens": masked, "classification_head_name": HEAD, "num_tokens": count_tokens(sample)}
         logits, extra = model(**sample["net_input"], **options)
         lm_loss = F.cross_entropy(logits.float(), sample["target"][masked], reduction="sum")
         classes, labels = extra["classes"].float(), sample["next_sentence"]

@@ -29,7 +29,7 @@ from ..common.options import cut_list, split_files
 from ..common.safe_load import read_checkpoint
 from ..cpu import bf16_speed
 from ..encoder import ClassificationHead, LMHead, ModelConfig, SpanHead, names_in, of_cls
-from ..positions import canonical, is_loaded, load_schemes
+from ..positions import canonical, is_loaded, load_scheme_file
 from .hub import TupeHubInterface
 from .state import EncoderWithSettings
 
@@ -38,8 +38,8 @@ logger = logging.getLogger(__name__)
 Masked = Tensor | tuple[Tensor, Tensor]  # where tokens are masked: bool [B, L], or their rows and columns
 
 
-def places_of(masked: Masked, tokens: Tensor) -> Tensor:
-    """[n]: the places of masked tokens in the batch tokens [B, L]."""
+def flat_indices(masked: Masked, tokens: Tensor) -> Tensor:
+    """[n]: the indices of masked tokens in the flattened batch, tokens [B, L]."""
     if isinstance(masked, tuple):
         return masked[0] * tokens.size(1) + masked[1]
     return masked.flatten().nonzero().squeeze(1)
@@ -100,11 +100,11 @@ def core_config(cfg: DictConfig) -> ModelConfig:
     return ModelConfig(**{name: value.value if isinstance(value, Enum) else value for name, value in values.items()})
 
 
-def run_position_file(cfg: DictConfig) -> None:
+def load_scheme_files(cfg: DictConfig) -> None:
     """Register the schemes of `--position-file`. Tasks call this for a model to train, never for one from a checkpoint:
     loading must not run a file that the checkpoint names. Whoever loads it names the file."""
     for file in split_files(cfg.position_file):
-        load_schemes(file)
+        load_scheme_file(file)
 
 
 def spell_position(cfg: DictConfig) -> None:
@@ -176,7 +176,7 @@ class TupeModel(BaseFairseqModel):
         masked_tokens: Masked | None = None,
         lm_targets: Tensor | None = None,
         spans: bool = False,
-        n_real: int | None = None,
+        num_tokens: int | None = None,
         **unused,
     ) -> tuple:
         """src_tokens [B, L] -> (output, {"inner_states": hidden states or None}).
@@ -187,15 +187,15 @@ class TupeModel(BaseFairseqModel):
         and columns. With both masked_tokens and a head, the LM logits are the output and those of the head are in the
         second result under "classes".
         With lm_targets [number of masked tokens], the sum of their cross-entropies replaces the LM logits, which are
-        then never all in memory at once. n_real: see `Encoder.packing`.
+        then never all in memory at once. num_tokens: see `Encoder.packing`.
         """
-        classifies, wanted = classification_head_name is not None, None
+        classifies, indices = classification_head_name is not None, None
         if classifies and masked_tokens is None:
-            wanted = of_cls(src_tokens)
+            indices = of_cls(src_tokens)
         elif masked_tokens is not None and not (classifies or spans or features_only or self.cfg.compile):
-            wanted = places_of(masked_tokens, src_tokens)
+            indices = flat_indices(masked_tokens, src_tokens)
         with self.precision():
-            x, hiddens = self.encoder(src_tokens, return_all_hiddens, n_real, wanted)  # [B, L, C] or [wanted, C]
+            x, hiddens = self.encoder(src_tokens, return_all_hiddens, num_tokens, indices)  # [B, L, C] or [indices, C]
         extra = {"inner_states": hiddens}
         if classifies:  # outside of autocast: rounded to bfloat16, near logits would be equal
             classes = self.classification_heads[classification_head_name](x if masked_tokens is None else x[:, 0])
@@ -205,7 +205,7 @@ class TupeModel(BaseFairseqModel):
         if spans or features_only:
             return (self.span_head(x) if spans else x), extra
         with self.precision():
-            if masked_tokens is not None and wanted is None:
+            if masked_tokens is not None and indices is None:
                 x = x[masked_tokens]  # [masked, C]
             weight = self.encoder.tokens.weight
             x = self.lm_head(x, weight) if lm_targets is None else self.lm_head.loss(x, weight, lm_targets)
@@ -316,7 +316,7 @@ class TupeModel(BaseFairseqModel):
         Raises ValueError if there is no such checkpoint or no such data.
         """
         for file in [position_file] if isinstance(position_file, str | Path) else position_file or ():
-            load_schemes(file)
+            load_scheme_file(file)
         path = Path(model_name_or_path) / checkpoint_file
         if not path.is_file():
             there = cut_list(sorted(file.name for file in path.parent.glob("*.pt")))

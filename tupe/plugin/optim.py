@@ -13,7 +13,7 @@ from fairseq.optim import AMPOptimizer, FairseqOptimizer, FP16Optimizer, registe
 from fairseq.optim.adam import FairseqAdamConfig
 from omegaconf import DictConfig
 
-from ..positions import is_spared, parameter_groups
+from ..positions import has_no_weight_decay, parameter_groups
 from .start import choose_precision
 
 
@@ -137,7 +137,7 @@ def load_state_dict(
     """As `FairseqOptimizer.load_state_dict`, whose overrides would give marked parameters the weight decay of all."""
     load(self, regrouped(state_dict, self), optimizer_overrides)
     for group in self.param_groups:
-        if all(map(is_spared, group["params"])):
+        if all(map(has_no_weight_decay, group["params"])):
             group["weight_decay"] = 0.0
 
 
@@ -181,7 +181,7 @@ def build_fp16_optimizer(
     """As `FP16Optimizer.build_optimizer`, whose one vector of all parameters could have one weight decay only."""
     choose_precision(cfg)  # for fairseq's own tasks; too late to change it
     params = list(params)
-    if any(map(is_spared, params)):
+    if any(map(has_no_weight_decay, params)):
         cfg.common.fp16_no_flatten_grads = True
     return build(cls, cfg, params, **options)
 
@@ -197,7 +197,7 @@ def build_fp32_params(
     copies = build(cls, args, params, flatten)
     if not flatten:
         for parameter, copy in zip(params, copies, strict=True):
-            if is_spared(parameter):
+            if has_no_weight_decay(parameter):
                 copy.optim_overrides = parameter.optim_overrides
     return copies
 

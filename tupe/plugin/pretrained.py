@@ -20,7 +20,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from ..common.options import cut
 from ..common.safe_load import num_updates, read_checkpoint
-from ..positions import canonical, limited_schemes
+from ..positions import bounded_schemes, canonical
 from .model import FREE, TupeConfig, TupeModel, dictionary_fingerprint, redefault, spell_position
 
 MASK = "<mask>"
@@ -120,7 +120,7 @@ def check_resumable(state: dict, model_cfg: DictConfig, dictionary: Dictionary) 
     if not has_types(state, dictionary):
         raise ValueError("the dictionary of the data has other types than the checkpoint's, or in another order")
     wrong = contradictions(saved, model_cfg)
-    tables = limited_schemes(saved["position"]) if "position" in saved else ()
+    tables = bounded_schemes(saved["position"]) if "position" in saved else ()
     if tables and saved["max_positions"] != model_cfg.max_positions:
         wrong.append(f"max_positions={saved['max_positions']} in the checkpoint, {model_cfg.max_positions} here")
     if wrong:
@@ -173,7 +173,7 @@ def adopt_structure(
         OmegaConf.set_struct(whole.model, True)
         model_cfg = whole.model
     with open_dict(model_cfg):
-        limited = limited_schemes(saved["position"])
+        limited = bounded_schemes(saved["position"])
         if limited and (length or 0) > saved["max_positions"]:
             raise ValueError(
                 f"sequences of {length} tokens: {' and '.join(limited)} of the checkpoint {path} has vectors for "

@@ -27,7 +27,7 @@ from ..common import record as records
 from ..common.record import Record
 from ..common.safe_load import num_updates, read_checkpoint
 from . import watch
-from .model import dictionary_fingerprint, run_position_file
+from .model import dictionary_fingerprint, load_scheme_files
 from .pretrained import adopt_structure, check_resumable, variant
 from .saving import LAST, remove_partial, resume_from_newest
 from .schedule import SCHEDULE, count_updates
@@ -71,7 +71,7 @@ class RecordedTask:
     def build_model(self, cfg: DictConfig, from_checkpoint: bool = False) -> BaseFairseqModel:
         self._training = not from_checkpoint  # from_checkpoint: fairseq loads the model for use, not for training
         if self._training:
-            run_position_file(cfg)
+            load_scheme_files(cfg)
         if self._training and self.cfg.finetune_from_model:
             data = self.cfg.data.split(":")[0]
             # Tasks that cut no text into blocks have no such option; they take the checkpoint's length.

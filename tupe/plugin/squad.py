@@ -24,7 +24,7 @@ from fairseq.tasks import FairseqDataclass, register_task
 from omegaconf import MISSING, DictConfig
 
 from ..common.record import write_atomically
-from .criterion import count_real
+from .criterion import count_tokens
 from .finetune import FinetuneConfig, FinetuneCriterion, FinetuneTask
 from .squad_data import FILES, VERSIONS, Encoded, Windows
 
@@ -205,7 +205,7 @@ class SquadCriterion(FinetuneCriterion):
 
     def forward(self, model: BaseFairseqModel, sample: dict, reduce: bool = True) -> tuple[torch.Tensor, int, dict]:
         """Returns (summed loss, number of windows, what to log)."""
-        spans, _ = model(**sample["net_input"], spans=True, n_real=count_real(sample))
+        spans, _ = model(**sample["net_input"], spans=True, num_tokens=count_tokens(sample))
         start, end = spans.float().unbind(-1)  # [B, L] each
         allowed = sample["inside"].clone()
         allowed[:, 0].fill_(True)

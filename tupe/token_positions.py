@@ -8,13 +8,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-PLACES = ("consecutive", "random", "shifted")  # see `draw_places`
+SAMPLINGS = ("consecutive", "random", "shifted")  # see `draw_positions`
 
 
-class Places:
+class TokenPositions:
     """The positions of L tokens: 0 .. L-1, or others that increase, such as a random subset of a longer range.
 
-    positions: [L] integers below `span`; None means 0 .. L-1, which is faster. Schemes compute what depends on offsets
+    drawn: [L] integers below `span`; None means 0 .. L-1, which is faster. Schemes compute what depends on offsets
     once for each of `offsets`, and these methods bring it to all pairs.
     """
 
@@ -22,24 +22,24 @@ class Places:
         self,
         length: int,
         device: torch.device | str = "cpu",
-        positions: Tensor | None = None,
+        drawn: Tensor | None = None,
         span: int | None = None,
     ):
-        self.length, self.positions = length, positions
-        self.device = device if positions is None else positions.device
-        self.span = length if positions is None else span
+        self.length, self.drawn = length, drawn
+        self.device = device if drawn is None else drawn.device
+        self.span = length if drawn is None else span
         self.first, self.last = 0, length  # the queries are tokens first .. last-1
 
-    def block(self, first: int, last: int) -> "Places":
+    def block(self, first: int, last: int) -> "TokenPositions":
         """The same keys, but only the queries first .. last-1."""
-        places = Places(self.length, self.device, self.positions, self.span)
-        places.first, places.last = first, last
-        return places
+        block = TokenPositions(self.length, self.device, self.drawn, self.span)
+        block.first, block.last = first, last
+        return block
 
     @property
     def index(self) -> Tensor:
         """[L], the positions."""
-        return torch.arange(self.length, device=self.device) if self.positions is None else self.positions
+        return torch.arange(self.length, device=self.device) if self.drawn is None else self.drawn
 
     @property
     def queries(self) -> Tensor:
@@ -54,7 +54,7 @@ class Places:
     @property
     def pairs(self) -> Tensor:
         """[R, L], where in `offsets` that of key j from query i is."""
-        return self.positions - self.queries[:, None] + self.span - 1
+        return self.drawn - self.queries[:, None] + self.span - 1
 
     def near(self, reach: int) -> Tensor:
         """[L, L], whether a key is at most `reach` away from a query."""
@@ -62,25 +62,25 @@ class Places:
 
     def spread(self, by_offset: Tensor) -> Tensor:
         """[..., 2S - 1] values of `offsets` -> [..., R, L], that of every pair."""
-        if self.positions is None:
+        if self.drawn is None:
             return toeplitz(by_offset, self.length, self.first, self.last)
         return by_offset.index_select(-1, self.pairs.flatten()).unflatten(-1, (-1, self.length))
 
     def select(self, x: Tensor) -> Tensor:
         """[..., L, 2S - 1], of each query by offset -> [..., L, L], entry (i, j) is x[i] at the offset of j."""
-        if self.positions is None:
+        if self.drawn is None:
             return skew(x)
         return x.gather(-1, self.pairs.expand(*x.shape[:-2], -1, -1))
 
     def collect(self, x: Tensor) -> Tensor:
         """Inverse of `select`: [..., L, L] -> [..., L, 2S - 1], 0 at offsets that do not occur in a row."""
-        if self.positions is None:
+        if self.drawn is None:
             return unskew(x)
         empty = x.new_zeros(*x.shape[:-1], 2 * self.span - 1)
         return empty.scatter(-1, self.pairs.expand(*x.shape[:-2], -1, -1), x)
 
 
-def draw_places(length: int, span: int, kind: str, device: torch.device | str = "cpu") -> Places:
+def draw_positions(length: int, span: int, kind: str, device: torch.device | str = "cpu") -> TokenPositions:
     """Random positions for training, [CLS] at 0. Raises ValueError if `length` tokens do not fit into `span` positions.
 
     kind: "random", a sorted random subset of 1 .. span-1 (Ruoss et al., 2023), from which encodings of short sequences
@@ -94,7 +94,7 @@ def draw_places(length: int, span: int, kind: str, device: torch.device | str = 
     else:
         start = torch.randint(1, span - length + 2, (), device=device)
         others = start + torch.arange(length - 1, device=device)
-    return Places(length, device, F.pad(others, (1, 0)), span)
+    return TokenPositions(length, device, F.pad(others, (1, 0)), span)
 
 
 def toeplitz(by_offset: Tensor, length: int, first: int = 0, last: int | None = None) -> Tensor:
