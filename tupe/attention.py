@@ -17,6 +17,8 @@ from .packing import NO_PADDING, Packing
 from .positions import LayerContext, Positions, overrides
 from .token_positions import TokenPositions
 
+__all__ = ["NORMALISERS", "Backend", "Batch", "Plain", "Prepared", "attend"]
+
 
 def attend(
     q: Tensor,

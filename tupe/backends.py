@@ -8,6 +8,8 @@ from .backend_sdpa import Sdpa
 from .positions import Positions, overrides
 from .windows import Windowed
 
+__all__ = ["BACKENDS", "choose", "make"]
+
 BACKENDS = {"plain": Plain, "blocked": Cpu, "sdpa": Sdpa}  # by the name that the option `attention` knows
 
 

@@ -25,6 +25,8 @@ from .positions import CLS, Dims, LayerContext, Positions, autocast_device, cano
 from .schemes import SCHEMES, Table
 from .token_positions import SAMPLINGS, TokenPositions, draw_positions
 
+__all__ = ["Encoder", "ModelConfig", "LMHead", "ClassificationHead", "SpanHead", "of_cls"]
+
 logger = logging.getLogger(__name__)
 
 

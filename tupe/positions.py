@@ -28,6 +28,11 @@ from torch import Tensor, nn
 
 from .token_positions import TokenPositions
 
+__all__ = [
+    "SCHEMES", "CLS", "register", "load_scheme_file", "canonical", "Dims", "LayerContext", "PositionScheme",
+    "Positions", "no_weight_decay", "parameter_groups",
+]  # fmt: skip
+
 SCHEMES = {}  # name -> class, family by family: the order of names in a combination
 FAMILIES = ("schemes_absolute", "schemes_bias", "schemes_content", "schemes_rotation")  # files; then those of users
 CLS = ("tied", "untied", "zero")  # see `Positions`

@@ -8,6 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+__all__ = ["SAMPLINGS", "TokenPositions", "draw_positions", "toeplitz", "skew", "unskew"]
+
 SAMPLINGS = ("consecutive", "random", "shifted")  # see `draw_positions`
 
 
