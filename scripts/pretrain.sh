@@ -8,5 +8,5 @@ set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 export PYTHONPATH=$root${PYTHONPATH:+:$PYTHONPATH}
 command -v "${PYTHON:=$root/.venv/bin/python}" > /dev/null ||
-  { echo "${0##*/}: there is no $PYTHON; scripts/setup.sh makes the environment" >&2; exit 2; }
+  { echo "${0##*/}: $PYTHON not found; scripts/setup.sh makes the environment" >&2; exit 2; }
 exec "$PYTHON" -m tupe pretrain "$@"

@@ -240,7 +240,7 @@ def test_recipes_hand_over_to_the_command(name, command, tmp_path):
 @pytest.mark.parametrize("name", ["pretrain", "finetune", "download_corpus", "glue_sweep"])
 def test_recipes_without_an_environment_say_what_makes_it(name, tmp_path):
     done = bash(SCRIPTS / f"{name}.sh", "--help", PYTHON=str(tmp_path / "python"))
-    wanted = f"{name}.sh: there is no {tmp_path}/python; scripts/setup.sh makes the environment\n"
+    wanted = f"{name}.sh: {tmp_path}/python not found; scripts/setup.sh makes the environment\n"
     assert done.returncode == 2 and done.stderr == wanted
 
 

@@ -69,7 +69,7 @@ def load_scheme_file(file: str | Path) -> None:
     path = Path(file).resolve()
     if path not in _loaded_files:
         if not path.is_file():
-            raise ValueError(f"position_file={file}: there is no such file")
+            raise ValueError(f"position_file={file}: no such file")
         digest = hashlib.sha256(str(path).encode()).hexdigest()[:8]  # two files may be called alike
         spec = importlib.util.spec_from_file_location(f"position_file_{path.stem}_{digest}", path)
         module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)  # dataclasses look for their module

@@ -184,7 +184,7 @@ def test_what_cannot_be_converted_is_said(which, tmp_path):
     path, short = save(state, tmp_path / "r.pt"), write_dictionary(tmp_path / "short.txt", vocabulary - 1)
     with pytest.raises(ValueError, match=f"{vocabulary} token vectors, the dictionary {vocabulary - 1} types"):
         convert.from_released(path, short)
-    with pytest.raises(ValueError, match="no dictionary"):
+    with pytest.raises(ValueError, match="dictionary not found"):
         convert.from_released(path, tmp_path / "none.txt")
     state["model"]["decoder.extra"] = torch.ones(1)
     with pytest.raises(ValueError, match="without a counterpart: decoder.extra"):
@@ -327,7 +327,7 @@ def test_every_command_refuses_a_malicious_pickle(name, tmp_path):
     path = malicious_checkpoint(tmp_path)
     (tmp_path / "CoLA" / "input0").mkdir(parents=True)
     (tmp_path / "CoLA" / "input0" / "test.idx").touch()
-    for message in ("is refused: it is no checkpoint, or holds more than", "there is no checkpoint|not found"):
+    for message in ("refused: not a checkpoint, or it contains", "not found"):
         arguments = [word.format(path=path, folder=tmp_path) for word in COMMANDS[name]]
         result = CliRunner().invoke(main, [*name.split(), *arguments])
         assert result.exit_code == 2 and re.search(message, result.output)
@@ -358,7 +358,7 @@ def test_files_that_are_no_checkpoints_of_ours_are_refused(tmp_path):
         "text.pt": "is refused|cannot be read",
         "half.pt": "is refused|cannot be read",
         "": "cannot be read",  # the folder
-        "none.pt": "there is no checkpoint",
+        "none.pt": "checkpoint not found",
     }
     for name, message in messages.items():
         with pytest.raises(ValueError, match=message):
@@ -395,7 +395,7 @@ def test_command(converted, tmp_path):
     assert status == 2 and "other ones or in another order" in printed
     (folder / "dict.txt").unlink()  # as in the folder of a run
     status, printed = run("again")
-    assert status == 2 and "there is no dictionary" in printed
+    assert status == 2 and "dictionary not found" in printed
     with pytest.raises(ValueError, match="--heads .* released"):
         convert.convert(folder / "checkpoint.pt", "released", None, tmp_path / "again", heads=4)
     assert not (tmp_path / "again").exists()

@@ -90,7 +90,7 @@ def test_classification_heads_stay(trained):
     [
         (["--position=nowhere"], "unknown position scheme 'nowhere'"),
         (["--position=rope", "--cls=untied"], "it has no term to drop"),
-        (["--position=t5", "--data=/nowhere"], "no dict.txt in /nowhere"),
+        (["--position=t5", "--data=/nowhere"], "dict.txt not found in /nowhere"),
     ],
 )
 def test_what_cannot_be_swapped_is_said(trained, tmp_path, words, message):

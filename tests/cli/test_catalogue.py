@@ -27,7 +27,7 @@ def test_table_of_schemes_in_docs_is_what_the_command_prints():
     for name, row in zip(SCHEMES, table, strict=True):
         assert (row[-3] == "none") == (name == "nopos")
         assert ("gate" in row[-3]) == overrides(SCHEMES[name], "gate")
-        assert (row[-2] == "refused") == SCHEMES[name].limited
+        assert (row[-2] == "refused") == SCHEMES[name].bounded
 
 
 @pytest.mark.parametrize("size, width", [("base", 768), ("tiny", 128)])

@@ -127,7 +127,7 @@ def test_finetuning_takes_its_model_from_the_checkpoint(pretrained, tmp_path):
     command = dry_run("finetune", "--task=sts_b", *common, "--lr=2e-5")
     assert {"--glue-task=STS-B", "--lr=[2e-05]", f"--finetune-from-model={pretrained}"} <= set(command)
     assert "'rte'" in dry_run("finetune", "--task=RTEE", *common)
-    assert "no checkpoint none.pt" in dry_run("finetune", "--task=RTE", *common, "--checkpoint=none.pt")
+    assert "checkpoint not found: none.pt" in dry_run("finetune", "--task=RTE", *common, "--checkpoint=none.pt")
     assert "--arch=from_checkpoint" in command and not any("position" in word for word in command)
     assert "--squad-version=2.0" in dry_run("finetune", "--task=squad-2.0", *common)
 

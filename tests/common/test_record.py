@@ -124,7 +124,7 @@ def test_states_of_a_folder(tmp_path):
 @pytest.mark.parametrize("content", ['{"task": "CoLA"', '{"task": "CoLA", "seed": ', "[1]]", "[]"])
 def test_half_a_record_is_an_open_run(content, tmp_path):
     (tmp_path / "record.json").write_text(content)
-    with pytest.raises(ValueError, match="record.json is no record"):
+    with pytest.raises(ValueError, match="record.json is not a run record"):
         read(tmp_path)
     assert state_of(tmp_path) == "open"
 

@@ -51,9 +51,9 @@ def test_the_data_is_by_default_what_the_checkpoint_names_wherever_one_is(folder
     torch.save(state, tmp_path / "ck/checkpoint_last.pt")
     with pytest.raises(ValueError, match="gone holds no dict.txt; give .* as data_name_or_path"):
         TupeModel.from_pretrained(tmp_path / "ck", "checkpoint_last.pt")
-    with pytest.raises(ValueError, match="no checkpoint .*model.pt; in that folder: checkpoint_last.pt"):
+    with pytest.raises(ValueError, match="checkpoint not found: .*model.pt; in that folder: checkpoint_last.pt"):
         TupeModel.from_pretrained(tmp_path / "ck", "model.pt")
-    with pytest.raises(ValueError, match="no checkpoint .*nowhere"):
+    with pytest.raises(ValueError, match="checkpoint not found: .*nowhere"):
         TupeModel.from_pretrained(tmp_path / "nowhere")
 
 

@@ -69,7 +69,7 @@ def test_a_contradicting_model_is_refused(override, message, learnable, pretrain
 
 
 def test_without_a_checkpoint_there_is_no_structure(learnable, tmp_path):
-    with pytest.raises(ValueError, match="there is no checkpoint"):
+    with pytest.raises(ValueError, match="checkpoint not found"):
         finetune(learnable, tmp_path / "none.pt", tmp_path, "glue=cola")
     with pytest.raises(ValueError, match="needs --finetune-from-model"):
         finetune(learnable, "", tmp_path, "glue=cola")

@@ -295,7 +295,7 @@ def from_export(config: dict, weights: dict, dictionary_file: str | Path) -> dic
 def add_lm_head(weights: dict, width: int) -> None:
     """Add an initialised language-model head if there is none."""
     if "lm_head.bias" not in weights:
-        logger.warning("there is no language-model head; a new one is initialised")
+        logger.warning("no language-model head found; a new one is initialised")
         fresh = LMHead(width, len(weights["encoder.tokens.weight"])).state_dict()
         weights.update({f"lm_head.{key}": value for key, value in fresh.items()})
 
@@ -433,7 +433,7 @@ def convert(
         return Path(folder / "dict.txt" if dictionary_file is None else dictionary_file)
 
     if codes is not None and not Path(codes).is_file():
-        raise ValueError(f"--codes {codes}: there is no such file")
+        raise ValueError(f"--codes {codes}: no such file")
     if target == "released":
         refuse("a checkpoint for the released code", "--heads", "--codes")
         file = dictionary(source.parent)

@@ -29,7 +29,7 @@ def dictionary_of(state: dict, data: str | Path | None = None) -> Dictionary:
     try:
         return tasks.setup_task(OmegaConf.create(task)).source_dictionary
     except FileNotFoundError:
-        raise ValueError(f"there is no dict.txt in {task['data']}; give the folder of the training data") from None
+        raise ValueError(f"dict.txt not found in {task['data']}; give the folder of the training data") from None
 
 
 def swap_position(

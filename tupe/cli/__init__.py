@@ -82,7 +82,7 @@ class Lazy(click.Group):
     def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple:
         if args and args[0] not in self.list_commands(ctx):
             near = nearest(args[0], self.list_commands(ctx))
-            raise click.UsageError(f"there is no command {self.prefix + args[0]!r}{near}", ctx)
+            raise click.UsageError(f"unknown command {self.prefix + args[0]!r}{near}", ctx)
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -1,4 +1,4 @@
-"""What there is to choose from: architectures, position encodings, presets. The core alone is needed."""
+"""Commands that list architectures, position encodings, presets. Needs only the core."""
 
 import click
 import torch
@@ -64,7 +64,7 @@ def list_schemes():
         options = " ".join(f"`{option}:{format_value(known.default)}`" for option, known in options_of(scheme).items())
         built = scheme(BASE)
         shared = {None: "a formula continues", 0: "–"}.get(built.saturates_at, f"as at {built.saturates_at}")
-        farther = "refused" if scheme.limited else shared
+        farther = "refused" if scheme.bounded else shared
         rows.append([f"`{name}`", scheme.paper, f"`{scheme.formula}`", options, hooks, farther, f"{count(built):,}"])
     header = ["name", "paper", "formula", "options", "hooks", "farther", "parameters (base, 512 positions)"]
     click.echo(Table.plain(header, rows, align="llllllr").markdown(), nl=False)

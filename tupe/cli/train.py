@@ -120,7 +120,7 @@ def finetune(task, data, checkpoint, output, words, **machine):
     """Fine-tune a checkpoint on a GLUE task or SQuAD, as the paper does. The model is the checkpoint's."""
     name = letters(task)
     if name not in [*GLUE, *SQUAD]:
-        raise ValueError(f"there is no task {task!r}{nearest(name, [*GLUE, *SQUAD])}")
+        raise ValueError(f"unknown task {task!r}{nearest(name, [*GLUE, *SQUAD])}")
     recipe, overrides = "finetune", [f"glue={name}"]
     if name in SQUAD:
         recipe, overrides = "squad", [f"task.squad_version='{SQUAD[name]}'"]

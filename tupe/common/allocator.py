@@ -21,7 +21,7 @@ def use_allocator(library: str | None) -> None:
     if library in (None, "none") or os.environ.get("LD_PRELOAD") or "torch" in sys.modules:
         return
     if not Path(library).exists():
-        raise ValueError(f"--allocator {library}: there is no such library")
+        raise ValueError(f"--allocator {library}: no such library")
     click.echo(f"memory from {library}", err=True)
     os.execve(sys.executable, sys.orig_argv, {**os.environ, "LD_PRELOAD": library})
 

@@ -103,7 +103,7 @@ def split_files(files: str) -> list[str]:
 def _keep_files(ctx, param, values):
     for file in (file for files in values for file in split_files(files)):
         if not Path(file).is_file():
-            raise click.BadParameter(f"there is no file {file}", ctx, param)
+            raise click.BadParameter(f"file not found: {file}", ctx, param)
         ctx.meta.setdefault(__name__, []).append(str(Path(file).resolve()))  # all contexts of a command line share it
 
 
@@ -203,7 +203,7 @@ def data(help: str = "folder of prepared data, with dict.txt", **options) -> Cal
 def checkpoint(help: str = "pre-trained checkpoint", **options) -> Callable:
     def existing(ctx, param, path):
         if path is not None and not path.exists():
-            raise click.BadParameter(f"there is no checkpoint {path}", ctx, param)
+            raise click.BadParameter(f"checkpoint not found: {path}", ctx, param)
         return path
 
     return click.option("--checkpoint", type=FILE, callback=existing, help=help, **{"required": True, **options})

@@ -193,7 +193,7 @@ def read(folder: str | Path) -> Record | None:
     except FileNotFoundError:
         return None
     except (ValueError, TypeError, RecursionError) as error:
-        raise ValueError(f"{path} is no record of a run ({error})") from None
+        raise ValueError(f"{path} is not a run record ({error})") from None
 
 
 def contents(folder: str | Path) -> bytes | None:

@@ -31,12 +31,12 @@ def load_safely(path: str | Path, mmap: bool = False) -> Any:
     try:
         return torch.load(path, map_location="cpu", weights_only=True, mmap=mmap and _can_be_mapped(path))
     except FileNotFoundError:
-        raise ValueError(f"there is no checkpoint {path}") from None
+        raise ValueError(f"checkpoint not found: {path}") from None
     except pickle.UnpicklingError as error:
         named = re.search(r"(?:GLOBAL|Unsupported (?:global|class|operand))[: ]+(\S+( \S+)?)", str(error))
         what = f" ({named.group(1).rstrip('.')})" if named else ""
         raise ValueError(
-            f"{path} is refused: it is no checkpoint, or holds more than tensors and plain data{what}"
+            f"{path} refused: not a checkpoint, or it contains objects other than tensors and plain data{what}"
         ) from error
     except Exception as error:  # reading a damaged pickle can fail in any way
         raise ValueError(f"{path} cannot be read: {' '.join(str(error).split())[:200]}") from error

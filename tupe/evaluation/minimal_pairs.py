@@ -66,7 +66,7 @@ def read_paradigms(source: str | Path, limit: int | None = None) -> list[Paradig
     """
     source = Path(source)
     if not source.exists():
-        raise ValueError(f"there is no {source}; give a .jsonl, .txt or .zip file, or a folder of them")
+        raise ValueError(f"not found: {source}; give a .jsonl, .txt or .zip file, or a folder of them")
     paradigms = [_paradigm(name, text) for name, text in _files(source)]
     if not paradigms:
         raise ValueError(f"{source} holds no .jsonl and no .txt file")

@@ -54,7 +54,7 @@ def identical_word_attention(
 def _check_layer(model, layer):
     layers = len(model.encoder.layers)
     if not 0 <= layer < layers:  # -1 would go through all layers, and then measure the last one on raw embeddings
-        raise ValueError(f"there is no layer {layer + 1}; valid, counted from 1: 1 to {layers}")
+        raise ValueError(f"unknown layer {layer + 1}; valid, counted from 1: 1 to {layers}")
 
 
 def _checked_length(model, length, least):

@@ -148,7 +148,7 @@ class ElectraModel(TupeModel):
         if self.generator is None:
             raise ValueError("an ELECTRA model has a language-model head in the task masked_lm only")
         if original is None and self.training:
-            raise ValueError("this criterion would train the generator alone; ELECTRA needs --criterion electra")
+            raise ValueError("this criterion would train only the generator; ELECTRA needs --criterion electra")
         with self.precision():
             lm_logits = self.generator(src_tokens, self.encoder, masked_tokens, num_tokens)
             if original is None:

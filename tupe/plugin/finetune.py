@@ -55,7 +55,7 @@ class FinetuneTask(RecordedTask, FairseqTask):
     def setup_task(cls, cfg: DictConfig, **kwargs) -> "FinetuneTask":
         path = Path(cfg.data) / "dict.txt"
         if not path.exists():
-            raise ValueError(f"there is no {path}: data must be a folder that `tupe prepare glue` or `squad` wrote")
+            raise ValueError(f"not found: {path}; data must be a folder that `tupe prepare glue` or `squad` wrote")
         return cls(cfg, load_dictionary(path))
 
     @property

@@ -320,7 +320,7 @@ class TupeModel(BaseFairseqModel):
         path = Path(model_name_or_path) / checkpoint_file
         if not path.is_file():
             there = cut_list(sorted(file.name for file in path.parent.glob("*.pt")))
-            raise ValueError(f"there is no checkpoint {path}" + f"; in that folder: {there}" * bool(there))
+            raise ValueError(f"checkpoint not found: {path}" + f"; in that folder: {there}" * bool(there))
         data = data_name_or_path or read_checkpoint(path, mmap=True)["cfg"]["task"]["data"]
         data = path.parent / data if str(data).startswith(".") else Path(data)
         if not (data / "dict.txt").is_file():

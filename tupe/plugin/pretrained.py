@@ -30,7 +30,7 @@ def load_dictionary(path: str | Path) -> Dictionary:
     """dict.txt with <mask> added, as in fairseq's task masked_lm. Raises ValueError if there is no such file, or it
     is none."""
     if not Path(path).is_file():
-        raise ValueError(f"there is no dictionary {path}; give the dict.txt that the model was trained with")
+        raise ValueError(f"dictionary not found: {path}; give the dict.txt that the model was trained with")
     try:
         dictionary = Dictionary.load(str(path))
     except Exception as error:  # of several kinds, with the whole line or several of them
@@ -42,7 +42,7 @@ def load_dictionary(path: str | Path) -> Dictionary:
 def check_data(folder: str | Path) -> None:
     """Raise ValueError unless it is a folder of prepared data, with the dictionary that its manifest.json describes."""
     if not Path(folder).is_dir():
-        raise ValueError(f"there is no folder of data {folder}")
+        raise ValueError(f"data folder not found: {folder}")
     if not (Path(folder) / "dict.txt").is_file():
         raise ValueError(f"{folder} is no folder of prepared data: it has no dict.txt")
     dictionary, manifest = load_dictionary(Path(folder) / "dict.txt"), Path(folder) / "manifest.json"

@@ -42,7 +42,7 @@ def read_squad(path: str | Path) -> tuple[list[str], list[Question]]:
     """(paragraphs, questions) of an official file. Raises ValueError with the place in the file, or the question's id,
     for anything unexpected."""
     if not Path(path).is_file():
-        raise ValueError(f"there is no {path}" if not Path(path).exists() else f"{path} is not a file")
+        raise ValueError(f"not found: {path}" if not Path(path).exists() else f"{path} is not a file")
     try:
         content = json.loads(Path(path).read_text(encoding="utf-8-sig"))  # with a byte-order mark, or without
     except UnicodeDecodeError as error:
