@@ -1,5 +1,5 @@
 # docker build -t tupe .                                                      newer GPUs and CPUs
-# docker build -t tupe --build-arg STACK=volta --build-arg PYTHON=3.10 .      V100s
+# docker build -t tupe --build-arg STACK=volta --build-arg PYTHON=3.10 .      the old stack
 ARG PYTHON=3.11
 FROM python:${PYTHON}-slim-bookworm
 ARG STACK=current

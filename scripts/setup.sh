@@ -1,19 +1,22 @@
 #!/usr/bin/env bash
 # Creates the virtual environment the other scripts use; does nothing (in well under a second) when it is up to date.
 #   bash scripts/setup.sh                  .venv        Python 3.11 or 3.12, current torch, fairseq-fixed (upstream main of 2024)
-#   bash scripts/setup.sh --stack volta    .venv-volta  Python 3.10, torch 2.4.1 (the last with V100 kernels), fairseq 0.12.2
+#   bash scripts/setup.sh --cuda cu126     the same with PyTorch's build for CUDA 12.6, which still has kernels for V100s
+#   bash scripts/setup.sh --stack volta    .venv-volta  Python 3.10, torch 2.4.1, fairseq 0.12.2: where the released code ran
 # PYTHON=/path/to/python3.x chooses the interpreter; an environment of another version is made anew.
 # pip's own settings (PIP_INDEX_URL, ...) choose the package index.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 source scripts/steps.bash
 
-stack=current
+stack=current cuda=
 while [ $# -gt 0 ]; do
   case $1 in
-    -h | --help) sed -n '2,6s/^# \?//p' "$0"; exit ;;
+    -h | --help) sed -n '2,7s/^# \?//p' "$0"; exit ;;
     --stack) stack=${2:-}; shift; [ $# -eq 0 ] || shift ;;
-    *) echo "setup.sh: unknown argument '$1'; usage: setup.sh [--stack current|volta]" >&2; exit 2 ;;
+    --cuda) cuda=${2:-}; shift; [ $# -eq 0 ] || shift
+      [[ $cuda =~ ^(cu[0-9]+|cpu)$ ]] || { echo "setup.sh: --cuda '$cuda'; valid: a build of PyTorch's index, such as cu126" >&2; exit 2; } ;;
+    *) echo "setup.sh: unknown argument '$1'; usage: setup.sh [--stack current|volta] [--cuda cu126]" >&2; exit 2 ;;
   esac
 done
 
@@ -39,8 +42,10 @@ if [ -n "${PYTHON:-}" ]; then
 fi
 fits() { case " $versions " in *" $(version_of "$venv/bin/python") "*) ;; *) return 1 ;; esac }
 
-# The path is part of the stamp: a copied or moved environment points at the old place.
-stamp=$(cat "$requirements" scripts/setup.sh pyproject.toml <(pwd) | sha256sum | cut -d' ' -f1)
+# The build of torch is that of the last call that named one. The path is part of the stamp: a copied or moved environment
+# points at the old place.
+cuda=${cuda:-$(cat "$venv/.cuda" 2> /dev/null || true)}
+stamp=$(cat "$requirements" scripts/setup.sh pyproject.toml <(pwd; echo -n "$cuda") | sha256sum | cut -d' ' -f1)
 up_to_date() { [ "$(cat "$venv/.ready" 2> /dev/null)" = "$stamp" ] && fits && echo "setup: $venv is up to date"; }
 if up_to_date; then exit 0; fi
 
@@ -79,7 +84,9 @@ pip() { run "$venv/bin/python" -m pip --disable-pip-version-check "$@"; }
 step "build tools"
 pip install -q -U "${build[@]}"
 step "torch (a large download on the first run)"
-pip install -q $(grep -E '^(torch|numpy)[=<>]' "$requirements")
+echo "$cuda" > "$venv/.cuda"
+pip install -q $(grep -E '^numpy[=<>]' "$requirements")
+pip install -q ${cuda:+--index-url "https://download.pytorch.org/whl/$cuda"} $(grep -E '^torch[=<>]' "$requirements")
 step "packages of $requirements"
 pip install -q -r "$requirements"
 step "$fairseq (compiled from source where there is no wheel: about 3 minutes on 2 cores)"

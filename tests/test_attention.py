@@ -444,6 +444,8 @@ def test_choice():
         ask("blocked", device="cuda")
     with pytest.raises(ValueError, match="'flash'; valid: auto, plain, blocked, sdpa"):
         ask("flash")
+    with pytest.raises(ValueError, match="exp overflows in float16 .* valid: bfloat16, float32"):
+        ask("auto", normaliser="exp", device="cuda", dtype=torch.float16)
     assert ask("blocked") == ("blocked", "as requested")
     slow = set(SCHEMES) - {name for name, _ in SOFTMAX}
     assert slow == {name for name, kind in SCHEMES.items() if overrides(kind, "content", "gate", "value")}

@@ -76,7 +76,7 @@ def test_own_files_of_a_user_are_not_tested(tmp_path):
 def test_slurm_job_starts_torchrun_once_per_node(tmp_path):
     """With stand-ins for Slurm's own commands (srun runs the task of each of two nodes) and for the interpreter, whose
     words are then run here."""
-    srun = 'for node in 0 1; do SLURM_NODEID=$node "$@"; done'
+    srun = '[ "$SRUN_CPUS_PER_TASK" = 40 ] || exit 9; for node in 0 1; do SLURM_NODEID=$node "$@"; done'
     programs = {"srun": srun, "scontrol": "echo first; echo second", "python": 'printf "%q " "$@"; echo'}
     for name, text in programs.items():
         (tmp_path / name).write_text(f"#!/bin/bash\n{text}\n")
@@ -85,6 +85,7 @@ def test_slurm_job_starts_torchrun_once_per_node(tmp_path):
         SCRIPTS / "pretrain.sbatch", "--data=DATA", f"--output={tmp_path / 'run'}", "--seed=7", "--dry-run",
         "--arch=bert_a_large", PATH=f"{tmp_path}:{os.environ['PATH']}", SLURM_SUBMIT_DIR=str(ROOT),
         SLURM_JOB_NUM_NODES="2", SLURM_JOB_ID="5", SLURM_JOB_NODELIST="x", PYTHON=str(tmp_path / "python"),
+        SLURM_CPUS_PER_TASK="40",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     commands = [shlex.split(line) for line in done.stdout.splitlines()]
@@ -284,6 +285,11 @@ def test_setup_installs_once_and_again_when_requirements_change(tmp_path):
     assert done.returncode == 2 and "3.9" in done.stderr and "3.11 or 3.12" in done.stderr and not installed
     done, installed = setup("--stack", "volta", version="3.10")
     assert done.returncode == 0 and "fairseq==0.12.2" in installed and (tmp_path / ".venv-volta").exists()
+    done, installed = setup("--cuda", "cu126")
+    assert "install -q --index-url https://download.pytorch.org/whl/cu126 torch==" in installed, done.stderr
+    assert not setup()[1]  # the build stays what it is
+    done, _ = setup("--cuda", "12.6")
+    assert done.returncode == 2 and "such as cu126" in done.stderr
     done, _ = setup("--stack", "cuda9")
     assert done.returncode == 2 and "valid: current, volta" in done.stderr
 

@@ -160,11 +160,12 @@ class Plain(Backend):
         return weights @ v, weights
 
 
-def mask_logits(bias: Tensor | None, seen: Tensor) -> Tensor:
-    """bias [H, L, L], or None for 0, with the lowest number where `seen` ([L, L], or [B, 1, 1 or L, L]) is False:
-    softmax makes 0 of it, as of -inf, but not NaN of a sequence that is all padding."""
-    bias = seen.new_zeros(1, 1, 1, dtype=torch.float32) if bias is None else bias
-    return bias.masked_fill(~seen, torch.finfo(bias.dtype).min)  # [H or 1, L or 1, L] or [B, H or 1, L or 1, L]
+def mask_logits(bias: Tensor | None, seen: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+    """bias [H, L, L], or None for 0 in this dtype, with a very low number where `seen` ([L, L], or [B, 1, 1 or L, L])
+    is False: softmax makes 0 of it, as of -inf, but not NaN of a sequence that is all padding. Half the lowest number,
+    because kernels multiply it by log2(e)."""
+    bias = seen.new_zeros(1, 1, 1, dtype=dtype) if bias is None else bias
+    return bias.masked_fill(~seen, torch.finfo(bias.dtype).min / 2)  # [H or 1, L or 1, L] or [B, H or 1, L or 1, L]
 
 
 # Normalisers: logits [B, H, L, L] and key_mask [B or 1, 1, 1 or L, L] or None -> weights.

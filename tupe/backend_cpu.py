@@ -319,7 +319,7 @@ def blocked_attention(
     # finite: in a window of padding alone, all keys are masked
     mask = None
     if key_mask is not None:
-        mask = torch.zeros(key_mask.shape).masked_fill_(~key_mask, torch.finfo(torch.float32).min)
+        mask = torch.zeros(key_mask.shape).masked_fill_(~key_mask, torch.finfo(torch.float32).min / 2)
     with torch.autocast("cpu", enabled=False):
         blocks = plan_blocks(q.size(1), q.size(0), q.size(2), k.size(2), lengths)
         if len(blocks) == 1 and not (p or torch.is_grad_enabled() or blocks[0].length):

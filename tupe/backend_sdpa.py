@@ -3,7 +3,6 @@
 B batch, L sequence length, H heads, D width of a head, E width of a value head.
 """
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -18,14 +17,19 @@ KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBacken
 
 
 class Sdpa(Backend):
-    """The kernels read the bias in the queries' precision: it is rounded once per forward pass, not in every layer."""
+    """The kernels read the bias in the queries' precision, in rows whose strides are multiples of 8: it is rounded and
+    laid out once per forward pass, or every layer would keep a copy."""
 
     name = "sdpa"
 
     def prepare(self, bias: Tensor | None, gate: Tensor | None, reach: int | None, batch: Batch) -> Prepared:
-        bias = None if bias is None else bias.to(batch.dtype)
         seen = batch.seen(reach)
-        return Prepared(bias if seen is None else mask_logits(bias, seen))
+        if bias is None and seen is None:
+            return Prepared()
+        bias = None if bias is None else aligned(bias.to(batch.dtype))
+        if seen is not None:
+            bias = mask_logits(bias, aligned(seen), batch.dtype)
+        return Prepared(bias[..., : batch.token_positions.length])
 
     def prepare_chunks(self, bias: Tensor, mask: Tensor | None, batch: Batch, window: Chunks) -> Prepared:
         """bias [H n or n, c, K], mask [B, n, 1, K] or None of a window's n chunks."""
@@ -34,14 +38,19 @@ class Sdpa(Backend):
             bias = bias.repeat(batch.heads, 1, 1)
         if mask is not None:
             mask = mask.repeat(1, batch.heads, 1, 1)
-            bias = bias.masked_fill(~mask, torch.finfo(bias.dtype).min)  # [B, H n, c, K]
-        return Prepared(bias)
+            bias = mask_logits(bias, mask)  # [B, H n, c, K]
+        return Prepared(aligned(bias)[..., : bias.size(-1)])
 
     def mix(
         self, q: Tensor, k: Tensor, v: Tensor, content: None, prepared: Prepared, scale: float, dropout: float
     ) -> tuple[Tensor, None]:
-        bias = None if prepared.bias is None else prepared.bias.to(q.dtype)  # no copy, but under a mask alone
+        bias = prepared.bias
         if bias is not None and bias.dim() == 3:
             bias = bias[None]  # the kernels accept masks of two or four dimensions
         with sdpa_kernel(KERNELS):
             return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=dropout, scale=scale), None
+
+
+def aligned(x: Tensor) -> Tensor:
+    """x [..., L] in contiguous rows of a multiple of 8 numbers: CUDA's fused kernels copy or refuse others."""
+    return F.pad(x, (0, -x.size(-1) % 8)).contiguous()

@@ -26,10 +26,13 @@ def choose(
 ) -> tuple[Backend, str]:
     """(backend, reason) for a forward pass; request: a name from BACKENDS, or "auto".
 
-    Raises ValueError, with the reason, if the requested backend cannot compute what the model needs.
+    dtype: of the queries. Raises ValueError, with the reason, if the requested backend cannot compute what the model
+    needs, or none can in this precision.
     """
     if request not in ("auto", *BACKENDS):
         raise ValueError(f"unknown attention backend {request!r}; valid: auto, {', '.join(BACKENDS)}")
+    if normaliser == "exp" and dtype == torch.float16:
+        raise ValueError("normaliser exp overflows in float16 from logits of 11 on; valid: bfloat16, float32")
     name, reason = request, "as requested"
     if request == "auto":
         name, reason = {"cpu": "blocked", "cuda": "sdpa"}.get(device.type, "plain"), f"the default on {device.type}"

@@ -303,8 +303,9 @@ class Stack(nn.Module):
         return (x if output_indices is None else x.flatten(0, 1)[output_indices]), hiddens
 
     def choose_backend(self, x: Tensor) -> Backend:
-        """How attention is computed on x's device and in its dtype; logs it when it changes."""
-        backend, reason = choose(self.attention_backend, self.positions, self.normaliser, x.device, x.dtype)
+        """How attention is computed on x's device; logs it when it changes."""
+        dtype = self.precision()
+        backend, reason = choose(self.attention_backend, self.positions, self.normaliser, x.device, dtype)
         if self.backend is None or backend.name != self.backend.name:
             self.backend = backend
             logger.info(f"attention backend: {backend.name} ({reason})")

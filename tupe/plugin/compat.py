@@ -2,7 +2,7 @@
 differently; imported before the rest.
 
 Two stacks are supported: Python 3.11/3.12 with current torch and Hydra 1.3, and Python 3.10 with torch 2.4,
-fairseq 0.12.2 and Hydra 1.0 (the last combination for V100 GPUs). No other file asks for a version.
+fairseq 0.12.2 and Hydra 1.0 (the time of the released code). No other file asks for a version.
 """
 
 import argparse

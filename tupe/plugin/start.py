@@ -21,9 +21,12 @@ class NoGPU(ValueError, SystemExit):
 
 def choose_precision(config: DictConfig | FairseqConfig) -> None:
     """Under Hydra, train in float32 where there is no GPU: its recipes, the same on all machines, say fp16. Raises
-    NoGPU where the user says so. config: the whole configuration."""
+    NoGPU where the user says so, ValueError for a model that fp16 cannot train. config: the whole configuration."""
     common = config.common
-    if not common.fp16 or torch.cuda.is_available() and not common.cpu:
+    on_gpu = torch.cuda.is_available() and not common.cpu
+    if common.fp16 and on_gpu and getattr(config.model, "normaliser", "") == "exp":
+        raise ValueError("normaliser exp overflows under --fp16; valid: --autocast bf16, or float32")
+    if not common.fp16 or on_gpu:
         return
     if not HydraConfig.initialized():
         raise NoGPU(NO_GPU)

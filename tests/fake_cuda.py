@@ -1,0 +1,191 @@
+"""Forward and backward passes on fake CUDA tensors: shapes, dtypes, strides and devices as on a GPU, without data and
+without a GPU. `test_gpu.py` runs this file, with fake_cuda.cpp compiled to argv[1], in a process of its own.
+
+Prints a JSON object of {case: [what a GPU would refuse, wait for or compute slowly]}, and one of {mutant: [the same of
+one case with this mistake]}.
+"""
+
+import ctypes
+import json
+import os
+import sys
+import traceback
+
+ctypes.CDLL(sys.argv[1])  # before torch
+import torch  # noqa: E402
+import torch.nn.functional as F  # noqa: E402
+from torch import Tensor, nn  # noqa: E402
+from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
+from torch.utils._pytree import tree_leaves  # noqa: E402
+
+from tupe import backend_sdpa, encoder, packing, token_positions, windows  # noqa: E402
+from tupe.encoder import Encoder, LMHead  # noqa: E402
+from tupe.positions import CLS, SCHEMES  # noqa: E402
+
+torch.cuda.amp.common.amp_definitely_not_available = lambda: False  # else autocast("cuda") switches itself off
+torch.cuda.is_bf16_supported = lambda *options: True
+aten = torch.ops.aten
+WAITS = {
+    aten._local_scalar_dense.default, aten.equal.default, aten.nonzero.default, aten.masked_select.default,
+}  # fmt: skip
+BY_INDEX = {aten.index.Tensor, aten.index_put_.default, aten.index_put.default, aten._index_put_impl_.default}
+
+
+def line(frames):
+    """The innermost line of the package, as "file:line"."""
+    ours = [frame for frame in frames if "/tupe/" in frame.filename and "/tests/" not in frame.filename]
+    return f"{ours[-1].filename.rpartition('/tupe/')[2]}:{ours[-1].lineno}" if ours else "?"
+
+
+class Transfers(TorchDispatchMode):
+    """Notes what waits for the GPU (`item`, `bool`, `nonzero`, a mask as an index) and what mixes or copies between
+    devices."""
+
+    def __init__(self):
+        super().__init__()
+        self.found = []
+
+    def __torch_dispatch__(self, function, types, args=(), options=None):
+        options = options or {}
+        tensors = [x for x in tree_leaves((args, options)) if isinstance(x, Tensor)]
+        target = str(options.get("device", "")) if function is aten._to_copy.default else ""
+        if any(x.is_cuda for x in tensors):
+            by_mask = function in BY_INDEX and any(i is not None and i.dtype == torch.bool for i in args[1])
+            mixed = any(x.device.type == "cpu" and x.dim() for x in tensors)
+            if function in WAITS or by_mask or mixed or target == "cpu":
+                self.found.append(f"{function} at {line(traceback.extract_stack())}")
+        elif target.startswith("cuda"):
+            self.found.append(f"a copy to the GPU at {line(traceback.extract_stack())}")
+        return function(*args, **options)
+
+
+class Kernels:
+    """In place of `F.scaled_dot_product_attention`: what CUDA's kernels take (sdp_utils.cpp, preprocess_mask)."""
+
+    def __init__(self):
+        self.found = []
+
+    def __call__(self, q, k, v, attn_mask=None, dropout_p=0.0, scale=None):
+        if torch.is_autocast_enabled("cuda"):
+            q, k, v = (x.to(torch.get_autocast_dtype("cuda")) for x in (q, k, v))
+        if len({x.dtype for x in (q, k, v, q if attn_mask is None else attn_mask)}) > 1:
+            self.found.append(f"bias and queries in {attn_mask.dtype}, {q.dtype}, {k.dtype}, {v.dtype}")
+        if any(x.stride(-1) != 1 or x.size(-1) % 8 or x.storage_offset() % 8 for x in (q, k, v)):
+            self.found.append("q, k or v: only the kernel that holds all weights takes them")
+        if attn_mask is None:
+            return aten._scaled_dot_product_flash_attention(q, k, v, dropout_p, False, False, scale=scale)[0]
+        *others, last = attn_mask.stride()
+        if last != 1:
+            self.found.append(
+                f"a bias with strides {attn_mask.stride()}: only the kernel that holds all weights takes it"
+            )
+        elif any(stride % 8 for stride in others):
+            self.found.append(f"a bias with strides {attn_mask.stride()}: every layer copies it")
+        bias = attn_mask.contiguous().expand(*q.shape[:3], k.size(2))
+        return aten._scaled_dot_product_efficient_attention(q, k, v, bias, True, dropout_p, False, scale=scale)[0]
+
+
+def to_fake_gpu(modules, mode, dtype):
+    """Replace all parameters and buffers by fake ones on the GPU; tied ones stay tied. dtype: None, to keep theirs."""
+    fakes = {}
+    for module in (m for root in modules for m in root.modules()):
+        for table in (module._parameters, module._buffers):
+            for name, x in table.items():
+                if x is not None and id(x) not in fakes:
+                    fake = mode.from_tensor(x.detach())
+                    with mode:
+                        fake = fake.to("cuda", dtype if x.is_floating_point() else x.dtype)
+                    fakes[id(x)] = nn.Parameter(fake) if isinstance(x, nn.Parameter) else fake
+                if x is not None:
+                    table[name] = fakes[id(x)]
+
+
+def faults(options, precision="fp16", length=40, padded=True):
+    """Of a training step of a model with two layers; all tokens beside 3 sequences' padding are counted beforehand."""
+    torch.manual_seed(0)
+    sizes = {"layers": 2, "width": 64, "heads": 4, "ffn": 128, "max_positions": 80}
+    model, head, mode = Encoder(100, 1, **{**sizes, **options}).train(), LMHead(64, 100), FakeTensorMode()
+    to_fake_gpu([model, head], mode, torch.float16 if precision == "fp16" else None)
+    transfers, kernels, original = Transfers(), Kernels(), F.scaled_dot_product_attention
+    F.scaled_dot_product_attention = kernels  # no mode of functions reaches autograd's thread, which recomputes layers
+    try:
+        with mode, transfers:
+            tokens, read = torch.full((3, length), 5, device="cuda"), torch.arange(7, device="cuda")
+            count = 2 * length if padded else 3 * length
+            with torch.autocast("cuda", torch.bfloat16, enabled=precision == "bf16"):
+                x, _ = model(tokens, num_tokens=count, output_indices=read)
+                loss = head.loss(x, model.tokens.weight, torch.zeros(7, dtype=torch.long, device="cuda"))
+            loss.backward()
+        idle = [f"{name} has no gradient: DDP refuses it" for name, p in model.named_parameters() if p.grad is None]
+        return sorted({*transfers.found, *kernels.found, *idle})
+    except Exception as error:
+        return [f"{type(error).__name__}: {str(error)[:200]} at {line(traceback.extract_tb(error.__traceback__))}"]
+    finally:
+        F.scaled_dot_product_attention = original
+
+
+def cases():
+    """(name, options, precision, length, padded): every scheme, [CLS] treatment, precision, with and without padding;
+    then the rest of the options, with one scheme each."""
+    sums = [
+        "untied+t5",
+        "absolute+t5",
+        "shaw+shaw_values",
+        "t5+window",
+        "fire+window",
+        "untied+t5:layer",
+        "rope:yarn:4",
+    ]
+    for position in [*SCHEMES, *sums]:
+        for cls in CLS[:2]:
+            options = {"position": position, "cls": cls}
+            try:
+                Encoder(9, 1, layers=1, width=8, heads=2, ffn=8, **options)
+            except ValueError:
+                continue  # that is refused
+            for rest in ("fp16", 40, False), ("fp16", 40, True), ("bf16", 40, True), ("fp16", 37, True):
+                yield " ".join(map(str, (position, cls, *rest))), options, *rest
+    tupe_r = {"position": "untied+t5", "cls": "untied"}
+    for places in ("random", "shifted"):
+        yield f"places {places}", {**tupe_r, "places": places}, "fp16", 40, True
+    yield "checkpointed", {**tupe_r, "checkpoint_activations": True}, "fp16", 40, True
+    for normaliser in encoder.NORMALISERS:
+        precision = "bf16" if normaliser == "exp" else "fp16"
+        yield f"normaliser {normaliser}", {"position": "rope", "normaliser": normaliser}, precision, 40, True
+    for cls in CLS[:2]:
+        for length in (40, 37):
+            yield f"chunks {cls} {length}", {"position": "t5+window:size:8", "cls": cls}, "fp16", length, True
+    yield "window of the plain backend", {"position": "shaw+window:size:8", "cls": "untied"}, "fp16", 40, True
+    yield "gau", {"position": "rope", "layer": "gau", "normaliser": "relu2"}, "fp16", 40, True
+
+
+def offsets_on_the_host(self):
+    return torch.arange(1 - self.span, self.span)
+
+
+def of_counted(cls, mask, count):
+    return cls(mask) if int(mask.sum()) < mask.numel() else packing.NO_PADDING
+
+
+MUTANTS = {  # mistakes that a GPU would show: where, which attribute, what it becomes, and a scheme that has it
+    "on the host": (token_positions.TokenPositions, "offsets", property(offsets_on_the_host), "t5"),
+    "a wait": (packing.Packing, "of", classmethod(of_counted), "rope"),
+    "a copy": (backend_sdpa, "aligned", lambda x: x, "t5"),
+    "no gradient": (encoder.Positions, "embed", lambda self, positions: None, "absolute"),
+}
+
+
+def faults_of(owner, attribute, mistake, position):
+    original = owner.__dict__[attribute]
+    setattr(owner, attribute, mistake)
+    found = faults({"position": position}, length=37)
+    setattr(owner, attribute, original)
+    return found
+
+
+if __name__ == "__main__":
+    windows.CHUNK = 8  # so that windows pay in short sequences
+    found = {name: faults(*case) for name, *case in cases()}
+    print(json.dumps([found, {name: faults_of(*mutant) for name, mutant in MUTANTS.items()}]), flush=True)
+    os._exit(0)  # autograd's thread of a device that is none would abort the process

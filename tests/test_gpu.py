@@ -1,0 +1,36 @@
+"""What a GPU would refuse, wait for or compute slowly, found without one: training steps on fake CUDA tensors."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+HERE = Path(__file__).parent
+pytestmark = pytest.mark.skipif(
+    torch.backends.cuda.is_built() or not shutil.which("g++") or torch.__version__ < "2.6", reason="a build for CPUs"
+)
+
+
+MUTANTS = {  # of fake_cuda.py: what shows them
+    "on the host": "at schemes_",
+    "a wait": "_local_scalar_dense.default at",
+    "a copy": "every layer copies it",
+    "no gradient": "has no gradient: DDP refuses it",
+}
+
+
+def test_every_scheme_trains_without_a_wait_or_a_copy(tmp_path):
+    """And mistakes that a GPU would show are found. One test, so that one worker computes it: half a minute."""
+    library, root = tmp_path / "fake_cuda.so", Path(torch.__file__).parent
+    flags = ["-std=c++20", "-O0", "-shared", "-fPIC", f"-I{root}/include", f"-L{root}/lib", f"-Wl,-rpath,{root}/lib"]
+    subprocess.run(["g++", *flags, HERE / "fake_cuda.cpp", "-o", library, "-lc10", "-ltorch_cpu"], check=True)
+    run = [sys.executable, "-W", "ignore", HERE / "fake_cuda.py", library]
+    cases, mutants = json.loads(subprocess.run(run, check=True, stdout=subprocess.PIPE, text=True).stdout)
+    assert len(cases) > 200
+    assert {case: faults for case, faults in cases.items() if faults} == {}
+    for mutant, message in MUTANTS.items():
+        assert any(message in fault for fault in mutants[mutant]), mutants[mutant]
