@@ -20,9 +20,11 @@ from omegaconf import open_dict
 
 from ..common.options import Command, Refusal
 from ..common.record import DISK, DIVERGED
-from . import watch
+from . import patches, watch
 from .run import recorded, true_reason
 from .stop import stoppable
+
+patches.apply(patches.BY_TUPE)
 
 
 def train(arguments: list) -> None:
@@ -59,14 +61,6 @@ def _is_ours(error):
     """Whether this package raised the error, not a library that it called."""
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     return frames[-1].f_globals["__name__"].startswith("tupe.")
-
-
-def _with_time_left(stats, original=fairseq_train.get_training_stats):
-    left = watch.time_left(stats["num_updates"])
-    return {**original(stats), **({"left": left} if left else {})}
-
-
-fairseq_train.get_training_stats = _with_time_left  # every progress line
 
 
 @click.command(cls=Command, context_settings={"ignore_unknown_options": True, "help_option_names": []})
