@@ -116,9 +116,7 @@ def test_empty_batches_are_left_out_unless_there_is_no_other(samples, kept):
 
 def test_the_mean_of_weights_along_training_copies_integers():
     model = build("tupe_r_tiny")
-    config = SimpleNamespace(
-        ema_decay=0.5, ema_start_update=0, ema_seed_model=None, ema_update_freq=1, ema_fp32=False
-    )
+    config = SimpleNamespace(ema_decay=0.5, ema_start_update=0, ema_seed_model=None, ema_update_freq=1, ema_fp32=False)
     ema = EMA(model, config)
     with torch.no_grad():
         model.encoder.tokens.weight += 1

@@ -16,9 +16,12 @@ from typing import Any
 import hydra
 import numpy as np
 import torch
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
 from omegaconf import AnyNode, DictConfig, ListConfig
 from omegaconf.base import ContainerMetadata, Metadata
 
@@ -74,6 +77,15 @@ def compose(config_dir: str | os.PathLike, config_name: str, overrides: Iterable
             return _compose(config_name=config_name, overrides=list(overrides))
     finally:
         store.update(schemas)
+
+
+def override(config: DictConfig, words: Iterable[str]) -> None:
+    """Change values of what was composed, as if `compose` had got these overrides too (not of groups)."""
+    overrides = OverridesParser.create().parse_overrides(list(words))
+    for each in overrides:
+        if each.is_sweep_override():
+            raise HydraException(f"{each.input_line} is several values; give one")
+    ConfigLoaderImpl._apply_overrides_to_config(overrides, config)
 
 
 def drop_schemas() -> None:
