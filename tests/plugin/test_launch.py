@@ -10,7 +10,7 @@ from collections import Counter
 import fairseq.options
 import pytest
 import torch
-from helpers import CONFIGS, pretrain_arguments
+from helpers import CONFIGS, fairseq_arguments, pretrain_arguments
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from omegaconf import OmegaConf
 
@@ -20,7 +20,6 @@ from tupe.plugin import electra, worker
 from tupe.plugin.compat import compose
 from tupe.plugin.launch import (
     configuration,
-    fairseq_arguments,
     launch,
     split_batch,
     training_options,

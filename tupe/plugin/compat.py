@@ -84,7 +84,7 @@ def override(config: DictConfig, words: Iterable[str]) -> None:
     overrides = OverridesParser.create().parse_overrides(list(words))
     for each in overrides:
         if each.is_sweep_override():
-            raise HydraException(f"{each.input_line} is several values; give one")
+            raise HydraException(f"{each.key_or_group} has several values; give one")
     ConfigLoaderImpl._apply_overrides_to_config(overrides, config)
 
 

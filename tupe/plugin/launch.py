@@ -52,7 +52,7 @@ def launch(
     master_addr: str = "localhost", master_port: int = 29500, dry_run: bool = False, own_options: tuple = (),
     micro_batch_size: int | None = None,
 ) -> None:  # fmt: skip
-    """Train as the recipe says; see `fairseq_arguments` for the first three.
+    """Train as the recipe says; see `training_options` for the first three.
 
     gpus: GPUs of this node to use; None for all that are visible, 0 for the CPU (one process per node, which speak
     gloo). micro_batch_size: most sequences of a process in one step. dry_run: only print the command of fairseq-train
@@ -75,7 +75,7 @@ def launch(
     values, actions = training_options(
         CONFIGS, recipe, overrides, arguments, processes, gpus > 0, dry_run, own_options, micro_batch_size
     )
-    values["user_dir"] = str(Path(__file__).parents[1])
+    values = {"user_dir": str(Path(__file__).parents[1]), **values}
     if nodes > 1:
         values.setdefault("heartbeat_timeout", SECONDS_WITHOUT_PROGRESS)
     words = words_of(values, actions)
@@ -125,11 +125,6 @@ def run_torchrun(arguments: list) -> None:
 
 
 # ------------------------------------------------------------------------------------------------ options of a recipe
-
-
-def fairseq_arguments(*args, **kwargs) -> list:
-    """`training_options` as arguments of `fairseq-train`."""
-    return words_of(*training_options(*args, **kwargs))
 
 
 def training_options(
@@ -343,7 +338,7 @@ def parse(words: list, own_options: Sequence[str] = ()) -> tuple:
 
     Raises ValueError with one line for bad arguments, for which fairseq-train would print three screens.
     """
-    parser, given = options.get_training_parser(), set()
+    parser, given = options.get_training_parser(), {}
     parser.exit_on_error = False
 
     def convert(action, text, original=parser._get_value):
@@ -352,7 +347,7 @@ def parse(words: list, own_options: Sequence[str] = ()) -> tuple:
         return original(action, text)
 
     def note(action, texts, original=parser._get_values):  # of what was given; defaults do not pass here
-        given.add(action.dest)
+        given[action.dest] = None
         return original(action, texts)
 
     parser._get_value, parser._get_values = convert, note
