@@ -213,10 +213,15 @@ def build(arch="tupe_r_tiny", dictionary=None, **options):
 # ----------------------------------------------------------------------------------------------------------- training
 
 
+def fairseq_arguments(*args, **kwargs):
+    """What `--dry-run` shows of a training."""
+    from tupe.plugin.launch import training_options, words_of
+
+    return words_of(*training_options(*args, **kwargs))
+
+
 def pretrain_arguments(data, save_dir, *more, processes=1, arch="tupe_r_tiny"):
     """What `tupe pretrain` passes to fairseq-train, at a size for tests: 6 updates of 4 short sequences an epoch."""
-    from tupe.plugin.launch import fairseq_arguments
-
     tiny = ["--tokens-per-sample=24", "--lr=[0.01]", "--warmup-updates=2", "--log-interval=1", "--max-update=14"]
     tiny += [f"--arch={arch}", "--batch-size=4", "--update-freq=1"]
     words = [str(data), f"--user-dir={PLUGIN}", f"--save-dir={save_dir}", *tiny, *more]

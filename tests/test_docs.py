@@ -100,19 +100,6 @@ def test_files_that_a_page_names_exist(page):
         assert any(ROOT.glob(name.rstrip("/"))), name
 
 
-def test_what_is_replaced_in_fairseq_is_listed():
-    """docs/fairseq.md names every assignment to something that was imported, with its file."""
-    replaced = set()
-    for path in (ROOT / "tupe" / "plugin").glob("*.py"):
-        for owner, name in re.findall(r"^(\w+)\.(\w+) = ", path.read_text(), re.MULTILINE):
-            replaced.add((f"{owner}.{name}", path.name))
-    section = (ROOT / "docs" / "fairseq.md").read_text().partition("## What is replaced")[2]
-    rows = [line.split("|")[1:3] for line in section.splitlines() if line.startswith("| `")]
-    pairs = [(re.findall("`(.*?)`", names), re.findall(r"\w+\.py", files)) for names, files in rows]
-    listed = {(name, file) for names, files in pairs for name in names for file in files}
-    assert listed == replaced and len(listed) > 15
-
-
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_a_page_is_short(page):
     assert len(page.read_text().splitlines()) <= {"README.md": 150, "api.md": 350}.get(page.name, 200)

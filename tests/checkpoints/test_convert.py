@@ -15,7 +15,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 from fairseq.data import Dictionary
-from helpers import our_checkpoint
+from helpers import fairseq_arguments, our_checkpoint
 
 from tupe.checkpoints import convert
 from tupe.checkpoints import files as checkpoints
@@ -239,8 +239,6 @@ def test_bpe_codes_of_the_released_code(converted, tmp_path, style):
 def test_a_released_model_is_fine_tuned_with_its_own_codes(tmp_path):
     """Converted with --codes, prepared and fine-tuned."""
     from helpers import CONFIGS, PLUGIN, train
-
-    from tupe.plugin.launch import fairseq_arguments
 
     state = released("tupe_r")
     dictionary = with_pieces(write_dictionary(tmp_path / "dict.txt", len(state["model"]["decoder.lm_head.bias"])))

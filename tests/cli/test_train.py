@@ -41,7 +41,7 @@ def pretrain(folder, *words):
         (["--preset=shaw", "--arch=bert_a_mini"], ["--arch=bert_a_mini", "--position=shaw+shaw_values"]),
         (["model.position=rope", "--arch=bert_a", "--lr", "0.5"], ["--position=rope", "--lr=[0.5]"]),
         (["--max-update=50", "common.seed=7"], ["--max-update=50", "--total-num-update=50", "--seed=7"]),
-        (["+model.dropout=0"], ["--dropout=0", "--cpu"]),
+        (["+model.dropout=0"], ["--dropout=0.0", "--cpu"]),
     ],
 )
 def test_recipe_options_and_overrides_reach_the_trainer(words, expected, tmp_path):

@@ -10,11 +10,10 @@ import pytest
 import torch
 from fairseq.data import Dictionary, indexed_dataset
 from fairseq.models import MODEL_DATACLASS_REGISTRY, MODEL_REGISTRY
-from helpers import CONFIGS, PLUGIN, Waits, load, never_pack, train, write_data
+from helpers import CONFIGS, PLUGIN, Waits, fairseq_arguments, load, never_pack, train, write_data
 
 from tupe.common.record import read
 from tupe.plugin.electra import ElectraConfig, ElectraCriterion, ElectraModel, sample_gumbel
-from tupe.plugin.launch import fairseq_arguments
 from tupe.schemes import SCHEMES
 
 V, PAD, MASK = 30, 1, 29

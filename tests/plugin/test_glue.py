@@ -13,13 +13,12 @@ import numpy as np
 import pytest
 import torch
 from fairseq.data import Dictionary
-from helpers import finetune, table
+from helpers import fairseq_arguments, finetune, table
 
 from tupe.common.record import read
 from tupe.evaluation.predict import predict_glue, zip_submission
 from tupe.plugin.compat import compose
 from tupe.plugin.glue import TASKS, Pairs, glue_name, score
-from tupe.plugin.launch import fairseq_arguments
 
 ROOT = Path(__file__).parents[2]
 

@@ -5,18 +5,26 @@ import functools
 import itertools
 import json
 from argparse import Namespace
+from collections import Counter
 
+import fairseq.options
 import pytest
 import torch
-from helpers import CONFIGS, pretrain_arguments
+from helpers import CONFIGS, fairseq_arguments, pretrain_arguments
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from omegaconf import OmegaConf
 
 from tupe.common import architectures
 from tupe.common.architectures import ELECTRA, SIZES, with_size
-from tupe.plugin import electra
+from tupe.plugin import electra, worker
 from tupe.plugin.compat import compose
-from tupe.plugin.launch import fairseq_arguments, split_batch
+from tupe.plugin.launch import (
+    configuration,
+    launch,
+    split_batch,
+    training_options,
+    words_of,
+)
 from tupe.schemes import SCHEMES
 
 ARCHITECTURES = {**architectures.ARCHITECTURES, **ELECTRA}
@@ -192,6 +200,66 @@ def test_batch_size_is_what_an_update_trains_on(name, batch, processes):
     args = parse(recipe(f"--batch-size={batch}", name=name, processes=processes))
     assert args.batch_size * args.update_freq[0] * processes == batch
     assert args.batch_size <= OmegaConf.load(CONFIGS / "shared/scored.yaml").dataset.batch_size == 32
+
+
+SOME_MODELS = ["bert_a", "electra_tupe_r", "gau_l2", "tupe_r_large", "wang_ape_rpe"]
+HANDED = [
+    ("pretrain", ["model.dropout=0", "+model.position=rope", "model.cls=tied"], ["--lr", "0.5", "--autocast=bf16"]),
+    ("pretrain", [], ["--optimizer=adamw_fused", "--criterion=masked_lm_chunked", "--lr=[1,2]", "--update-freq=2,1"]),
+    ("pretrain", [], ["--max-tokens=100", "--adam-betas=(0.9,0.98)", "--no-epoch-checkpoints", "--store-ema"]),
+    ("pretrain", ["~dataset.update_epoch_batch_itr", "dataset.grouped_shuffling=true"], ["--save-dir=x y'z"]),
+    ("pretrain", ["common.memory_efficient_fp16=true"], ["--data-buffer-size=3", "--bpe=gpt2", "--user-dir=tupe"]),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "overrides", "words"),
+    [
+        *HANDED,
+        *((name, name.split()[1:], []) for name in PINNED),
+        *(("pretrain", [f"model={m}"], []) for m in SOME_MODELS),
+    ],
+)
+def test_what_is_handed_to_fairseq_is_what_it_makes_of_the_words(name, overrides, words):
+    """Each value and its type, on one process and on two; also when it was sent to another process."""
+
+    def contents(config):
+        return json.dumps(OmegaConf.to_container(config), sort_keys=True)
+
+    for processes, cuda in (1, True), (2, False):
+        options = training_options(CONFIGS, name.split()[0], overrides, ["A:B", *words], processes, cuda)
+        config = configuration(options[0])
+        assert contents(config) == contents(worker.parsed(words_of(*options)))
+        sent = worker.from_text(worker.to_text(config))
+        assert sent == config and OmegaConf.is_struct(sent) and OmegaConf.is_struct(config)
+
+
+@pytest.mark.parametrize("word", ["--arch=roberta_base", "--optimizer=lamb"])
+def test_a_part_without_a_dataclass_is_made_of_words(word, monkeypatch, tmp_path):
+    values, _ = training_options(CONFIGS, "pretrain", ["~optimizer.adam_betas", "~optimizer.adam_eps"], ["DATA", word])
+    assert configuration(values) is None
+
+
+def test_a_start_composes_once_and_parses_once(monkeypatch, data, tmp_path):
+    """An override does not compose again, and nothing is spelled out for fairseq's parser or Hydra's."""
+    counts, started = Counter(), []
+
+    def count(owner, name):
+        original = getattr(owner, name)
+
+        def counted(*args, **kwargs):
+            counts[name] += 1
+            return original(*args, **kwargs)
+
+        monkeypatch.setattr(owner, name, counted)
+
+    count(ConfigLoaderImpl, "load_configuration")
+    count(fairseq.options, "parse_args_and_arch")
+    monkeypatch.setattr(worker, "train", started.append)
+    launch("pretrain", ["model.dropout=0.3"], [str(data), f"--save-dir={tmp_path}", "--lr=0.5"], gpus=0)
+    assert counts == {"load_configuration": 1, "parse_args_and_arch": 1}
+    ((config,),) = [started]
+    assert (config.model.dropout, config.optimization.lr, config.task.data) == (0.3, [0.5], str(data))
 
 
 def test_no_option_stands_twice():

@@ -9,7 +9,17 @@ import pytest
 import torch
 import torch.nn.functional as F
 from fairseq.data import Dictionary, TokenBlockDataset, data_utils, indexed_dataset
-from helpers import CONFIGS, PLUGIN, build, load, pretrain_arguments, split_documents, train, write_data
+from helpers import (
+    CONFIGS,
+    PLUGIN,
+    build,
+    fairseq_arguments,
+    load,
+    pretrain_arguments,
+    split_documents,
+    train,
+    write_data,
+)
 from omegaconf import OmegaConf
 
 from tupe.common.record import read
@@ -192,8 +202,6 @@ def test_left_out_as_by_fairseq(start, tmp_path):
     ids=["masked_lm", "chunked", "electra"],
 )  # fmt: skip
 def test_batches_without_a_masked_token_are_counted(options, tmp_path, caplog):
-    from tupe.plugin.launch import fairseq_arguments
-
     data = write_data(tmp_path / "data", valid_lines=200)
     recipe = "pretrain_electra" if "electra" in options[0] else "pretrain"
     words = [str(data), f"--user-dir={PLUGIN}", f"--save-dir={tmp_path / 'run'}", "--arch=tupe_r_tiny", *options]
@@ -261,8 +269,6 @@ def start(tmp_path_factory):
 
 
 def arguments(data, checkpoint, save_dir, *more, next_sentence=True, **options):
-    from tupe.plugin.launch import fairseq_arguments
-
     objective = ["task.next_sentence=true", "criterion._name=masked_lm_next_sentence"] if next_sentence else []
     words = [f"--save-dir={save_dir}", f"--finetune-from-model={checkpoint}", f"--user-dir={PLUGIN}"]
     words += ["--tokens-per-sample=24", "--max-epoch=2", "--lr=[0.001]", "--num-workers=0", "--log-interval=1"]

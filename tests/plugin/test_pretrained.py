@@ -3,12 +3,11 @@
 import pytest
 import torch
 from fairseq import models
-from helpers import CONFIGS, PLUGIN, finetune, load, train
+from helpers import CONFIGS, PLUGIN, fairseq_arguments, finetune, load, train
 
 from tupe import positions
 from tupe.checkpoints.convert import architecture_of
 from tupe.plugin.electra import ElectraConfig
-from tupe.plugin.launch import fairseq_arguments
 from tupe.plugin.model import FREE, TupeModel
 from tupe.plugin.pretrained import FromCheckpointConfig, structure, variant
 from tupe.schemes import SCHEMES

@@ -4,9 +4,8 @@ import logging
 
 import pytest
 import torch
-from helpers import CONFIGS, fork, pretrain_arguments, train
+from helpers import CONFIGS, fairseq_arguments, fork, pretrain_arguments, train
 
-from tupe.plugin.launch import fairseq_arguments
 from tupe.plugin.start import choose_precision
 
 

@@ -61,7 +61,7 @@ def test_time_left():
 
 def test_a_run_that_diverges_has_its_own_status(data, tmp_path):
     with pytest.raises(Refusal, match="training failed: FloatingPointError: ") as refusal:
-        worker.train([*arguments(data, tmp_path), "--lr=[1e38]"])  # which `tupe` refuses
+        worker.train(worker.parsed([*arguments(data, tmp_path), "--lr=[1e38]"]))  # which `tupe` refuses
     assert refusal.value.exit_code == DIVERGED and state_of(tmp_path) == "failed"
     failure = read(tmp_path).failure
     assert failure["status"] == DIVERGED and failure["reason"].startswith("diverged: ")
@@ -80,7 +80,7 @@ def test_a_run_whose_loss_jumps(data, tmp_path, monkeypatch):
 def test_a_process_that_hangs_ends_itself(data, tmp_path):
     def run():
         with mock.patch.object(Trainer, "_reduce_and_log_stats", lambda *args: time.sleep(600)):
-            worker.train(arguments(data, tmp_path, "--heartbeat-timeout=1"))
+            worker.train(worker.parsed(arguments(data, tmp_path, "--heartbeat-timeout=1")))
 
     process = fork(run, "tupe")
     process.join()
@@ -90,7 +90,7 @@ def test_a_process_that_hangs_ends_itself(data, tmp_path):
 
 def test_progress_lines_without_a_terminal_show_the_time_left(data, tmp_path, caplog, capfd):
     with caplog.at_level(logging.INFO):
-        worker.train(arguments(data, tmp_path, "--log-format=tqdm"))
+        worker.train(worker.parsed(arguments(data, tmp_path, "--log-format=tqdm")))
     lines = [record.getMessage() for record in caplog.records if record.name == "train_inner"]
     assert len(lines) == 8 and all(re.search(r", left=0:00:\d\d", line) for line in lines[1:])
     written = capfd.readouterr()

@@ -151,7 +151,7 @@ def train_two(data, folder, *more, on_step=lambda rank, update: None):
 
     def run():
         Trainer.train_step = train_step
-        worker.train(arguments)
+        worker.train(worker.parsed(arguments))
 
     processes = [fork(run, "tupe", RANK=str(rank), LOCAL_RANK=str(rank), **place) for rank in range(2)]
     for process in processes:

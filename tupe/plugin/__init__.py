@@ -1,9 +1,10 @@
 """What fairseq sees: importing this package registers models, tasks, criterions, optimizer and schedule."""
 
 from . import compat  # isort: skip  (before anything that loads a checkpoint or starts Hydra)
-from . import criterion, electra, glue, masked_lm, optim, resume, schedule, squad  # noqa: F401
+from . import criterion, electra, glue, masked_lm, optim, patches, schedule, squad  # noqa: F401
 from .model import TupeModel
 
 compat.drop_schemas()
+patches.apply(patches.ON_IMPORT)
 
 __all__ = ["TupeModel"]

@@ -1,5 +1,4 @@
-"""Everything that differs between the supported versions of torch, numpy and Hydra, and what fairseq itself needs
-differently; imported before the rest.
+"""Everything that differs between the supported versions of torch, numpy and Hydra; imported before the rest.
 
 Two stacks are supported: Python 3.11/3.12 with current torch and Hydra 1.3, and Python 3.10 with torch 2.4,
 fairseq 0.12.2 and Hydra 1.0 (the time of the released code). No other file asks for a version.
@@ -17,9 +16,12 @@ from typing import Any
 import hydra
 import numpy as np
 import torch
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
 from omegaconf import AnyNode, DictConfig, ListConfig
 from omegaconf.base import ContainerMetadata, Metadata
 
@@ -27,11 +29,7 @@ from ..common.options import CONFIGS, quiet_imports
 
 with quiet_imports():
     importlib.import_module("fairseq.models")
-from fairseq import utils
-from fairseq.distributed import utils as distributed_utils
 from fairseq.distributed.utils import _TensorPlaceholder
-from fairseq.models.ema.ema import EMA
-from fairseq.trainer import Trainer
 
 
 def _version(module):
@@ -81,6 +79,15 @@ def compose(config_dir: str | os.PathLike, config_name: str, overrides: Iterable
         store.update(schemas)
 
 
+def override(config: DictConfig, words: Iterable[str]) -> None:
+    """Change values of what was composed, as if `compose` had got these overrides too (not of groups)."""
+    overrides = OverridesParser.create().parse_overrides(list(words))
+    for each in overrides:
+        if each.is_sweep_override():
+            raise HydraException(f"{each.key_or_group} has several values; give one")
+    ConfigLoaderImpl._apply_overrides_to_config(overrides, config)
+
+
 def drop_schemas() -> None:
     """Under Hydra, remove the schemas of our models from its store; call this when all models are registered.
 
@@ -109,48 +116,3 @@ def _allow_harmless_globals():
 
 
 _allow_harmless_globals()
-
-
-class SetTorchSeed(utils.set_torch_seed):
-    """As fairseq's, by which the trainer seeds every update. Without a GPU `torch.manual_seed` notes down the call
-    stack for each kind of accelerator, lest one be used later: 1.2 ms of a tiny model's update of 18 in fine-tuning."""
-
-    def __init__(self, seed: int):
-        if torch.cuda.is_available() or utils.xm is not None:
-            super().__init__(seed)
-        else:
-            self.rng_state = utils.get_rng_state()
-            torch.default_generator.manual_seed(seed)
-
-
-utils.set_torch_seed = SetTorchSeed  # the trainer looks it up when it calls it
-
-
-def _train_step(trainer, samples, *args, original=Trainer.train_step, **kwargs):
-    """Without the empty batches by which fairseq fills up a process that has fewer than others at the end of an epoch:
-    where one comes last, fairseq counts the process's whole update as nothing, but for its gradients."""
-    return original(trainer, [sample for sample in samples if sample] or samples[:1], *args, **kwargs)
-
-
-Trainer.train_step = _train_step
-
-
-def _all_gather_list(data, group=None, *args, original=distributed_utils.all_gather_list, **kwargs):
-    """Also on CPUs, where fairseq would make tensors for a GPU."""
-    if torch.cuda.is_available():
-        return original(data, group, *args, **kwargs)
-    gathered = [None] * distributed_utils.get_world_size(group)
-    torch.distributed.all_gather_object(gathered, data, group=group)
-    return gathered
-
-
-distributed_utils.all_gather_list = _all_gather_list
-
-
-def _init_ema(ema, model, *args, original=EMA.__init__, **kwargs):
-    """Integers in a model's state (a fingerprint, settings) have no mean: they are copied."""
-    original(ema, model, *args, **kwargs)
-    ema.skip_keys |= {key for key, value in model.state_dict().items() if not value.is_floating_point()}
-
-
-EMA.__init__ = _init_ema

@@ -2,6 +2,8 @@
 how much padding there is. (fairseq resumes no run with another criterion, not even a run of `masked_lm` with this
 one.) Also for fairseq's own: batches in which nothing is masked have no loss."""
 
+from collections.abc import Callable
+
 import torch
 from fairseq.criterions import register_criterion
 from fairseq.criterions.masked_lm import MaskedLmConfig, MaskedLmLoss
@@ -22,13 +24,10 @@ def nothing_masked(logging_outputs: list[dict]) -> bool:
     return True
 
 
-def _reduce_metrics(logging_outputs, original=MaskedLmLoss.reduce_metrics):
+def reduce_metrics(logging_outputs: list[dict], original: Callable) -> None:
     """As fairseq's, which divides by the number of masked tokens, even if that is 0."""
     if not nothing_masked(logging_outputs):
         original(logging_outputs)
-
-
-MaskedLmLoss.reduce_metrics = staticmethod(_reduce_metrics)
 
 
 @register_criterion("masked_lm_chunked", dataclass=MaskedLmConfig)

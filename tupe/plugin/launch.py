@@ -1,4 +1,4 @@
-"""A recipe of configs/ and the user's options -> arguments of `fairseq-train` -> training, in this process or under
+"""A recipe of configs/ and the user's options -> the configuration of fairseq -> training, in this process or under
 torchrun. The commands are in `tupe/cli/train.py`."""
 
 import argparse
@@ -12,13 +12,16 @@ from collections.abc import Iterable, Sequence
 from dataclasses import fields as fields_of
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from fairseq import options
 from fairseq.dataclass.configs import FairseqConfig
 from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_DATACLASS_REGISTRY
+from fairseq.registry import REGISTRIES
+from fairseq.tasks import TASK_DATACLASS_REGISTRY
 from hydra.errors import HydraException
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from torch.distributed import run as torchrun
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -31,7 +34,7 @@ from ..common.record import STOPPED
 from ..encoder import Encoder
 from ..positions import load_scheme_file
 from . import worker
-from .compat import compose
+from .compat import compose, override
 from .glue import check_glue, glue_name
 from .model import TupeConfig, core_config
 from .pretrained import check_data, check_split, parts_of
@@ -49,7 +52,7 @@ def launch(
     master_addr: str = "localhost", master_port: int = 29500, dry_run: bool = False, own_options: tuple = (),
     micro_batch_size: int | None = None,
 ) -> None:  # fmt: skip
-    """Train as the recipe says; see `fairseq_arguments` for the first three.
+    """Train as the recipe says; see `training_options` for the first three.
 
     gpus: GPUs of this node to use; None for all that are visible, 0 for the CPU (one process per node, which speak
     gloo). micro_batch_size: most sequences of a process in one step. dry_run: only print the command of fairseq-train
@@ -69,25 +72,27 @@ def launch(
             check_name(folder)
             check_data(folder)
     processes = max(gpus, 1) * nodes
-    train_arguments = [
-        f"--user-dir={Path(__file__).parents[1]}",
-        *([f"--heartbeat-timeout={SECONDS_WITHOUT_PROGRESS}"] if nodes > 1 else []),
-        *fairseq_arguments(CONFIGS, recipe, overrides, arguments, processes, gpus > 0, dry_run, own_options,
-                           micro_batch_size),
-    ]
+    values, actions = training_options(
+        CONFIGS, recipe, overrides, arguments, processes, gpus > 0, dry_run, own_options, micro_batch_size
+    )
+    values = {"user_dir": str(Path(__file__).parents[1]), **values}
+    if nodes > 1:
+        values.setdefault("heartbeat_timeout", SECONDS_WITHOUT_PROGRESS)
+    words = words_of(values, actions)
     torchrun_arguments = [f"--nproc-per-node={max(gpus, 1)}", f"--nnodes={nodes}", f"--node-rank={node_rank}"]
     torchrun_arguments += [f"--master-addr={master_addr}", f"--master-port={master_port}"]
     torchrun_arguments += ["-m", worker.__name__, "--command", shlex.join(sys.argv)]
     program = ["fairseq-train"] if processes == 1 else ["torchrun", *torchrun_arguments]
-    command = [*program, *train_arguments]
+    command = shlex.join([*program, *words])
     if dry_run:
-        print(shlex.join(command))
+        print(command)
         return
-    logger.info(shlex.join(command))
+    logger.info(command)
+    config = configuration(values)
     if processes == 1:
-        worker.train(train_arguments)
-        return
-    run_torchrun(command[1:])
+        worker.train(worker.parsed(words) if config is None else config)
+    else:
+        run_torchrun([*torchrun_arguments, *(words if config is None else ["--config", worker.to_text(config)])])
 
 
 def run_torchrun(arguments: list) -> None:
@@ -119,10 +124,10 @@ def run_torchrun(arguments: list) -> None:
         sys.exit(max(status, 1))  # a signal's number is negative
 
 
-# ---------------------------------------------------------------------------------------------- arguments of a recipe
+# ------------------------------------------------------------------------------------------------ options of a recipe
 
 
-def fairseq_arguments(
+def training_options(
     config_dir: str | Path,
     recipe: str,
     overrides: Iterable[str],
@@ -132,8 +137,9 @@ def fairseq_arguments(
     dry_run: bool = False,
     own_options: Sequence[str] = (),
     micro_batch_size: int | None = None,
-) -> list:
-    """Arguments that make `fairseq-train` follow the recipe on `processes` processes.
+) -> tuple[dict, dict]:
+    """({name: value} of the options of fairseq-train that make it follow the recipe on `processes` processes, {name:
+    action} of its parser).
 
     recipe, overrides: as for `fairseq-hydra-train --config-dir config_dir --config-name recipe overrides...`; no
     override needs a leading `+`. user_arguments: more arguments of fairseq-train, the data folder first. They win
@@ -161,7 +167,8 @@ def fairseq_arguments(
 
     parts = [(name, places[0]) for name, places in places_of.items() if places[0].endswith("._name")]
     chosen = [f"{_option(name)}={OmegaConf.select(config, place)}" for name, place in parts]
-    actions, given = parse([*chosen, *user_arguments], own_options)
+    parser, given = parse([*chosen, *user_arguments], own_options)
+    actions = {action.dest: action for action in parser._actions}
     for name, places in places_of.items():
         for place in places if name in given else ():
             OmegaConf.update(config, place, given[name], merge=False)
@@ -178,7 +185,7 @@ def fairseq_arguments(
         values[name] = candidates[0]
 
     limits.check_all({**given, **values})
-    if tpu := [name for name in ("tpu", "bf16", "memory_efficient_bf16") if given.get(name)]:
+    if tpu := [name for name in ("tpu", "bf16", "memory_efficient_bf16") if {**given, **values}.get(name)]:
         raise ValueError(f"{_option(tpu[0])} is for TPUs in fairseq; valid here: --autocast bf16")
     if "update_freq" not in given:
         size, steps = raw["dataset"]["batch_size"], raw["optimization"]["update_freq"]
@@ -203,16 +210,48 @@ def fairseq_arguments(
         if given.get("fp16"):
             raise ValueError(NO_GPU if chosen_values.get("cpu") else "--fp16 beside --amp or --autocast: give one")
         values["fp16"] = False
+    if chosen_values.get("memory_efficient_fp16"):
+        values["fp16"] = True
     chosen = {**given, **values}  # the recipe's values already include the user's
     if not dry_run:
         check_restore(chosen)
     if Path(folder := given["data"].split(":")[0], "dict.txt").is_file():
         check_splits(chosen, folder)
-    words = (word for name, value in chosen.items() if name != "data" for word in _words(actions[name], value))
-    arguments = [given["data"], *words]
-    parse(arguments)  # a value of the recipe may be none of its option's choices
+    chosen = {name: converted(parser, actions[name], value) for name, value in chosen.items()}
     check_model(chosen)
-    return arguments
+    return chosen, actions
+
+
+def configuration(values: dict) -> DictConfig | None:
+    """The configuration that fairseq makes of these options (a test compares them), which takes it half a second, for
+    Hydra parses every value. None for parts that it can only make of words: other models, and parts without a
+    dataclass."""
+    parts = {"task": (values["task"], TASK_DATACLASS_REGISTRY), "model": (values["arch"], MODEL_DATACLASS_REGISTRY)}
+    for name, known in REGISTRIES.items():
+        parts[name] = values.get(name, known["default"]), known["dataclass_registry"]
+    if not _is_ours(values["arch"]):
+        return None
+    config = OmegaConf.create({"_name": None})
+    for name, section in FairseqConfig.__dataclass_fields__.items():
+        if name in parts:
+            chosen, known = parts[name]
+            if chosen is not None and chosen not in known:
+                return None
+            config[name] = None if chosen is None else _filled(known[chosen], {**values, "_name": chosen})
+        elif name != "_name":
+            config[name] = _filled(section.type, values)
+    config = OmegaConf.create(OmegaConf.to_container(config, resolve=True, enum_to_str=True))
+    OmegaConf.set_struct(config, True)
+    return config
+
+
+def _filled(dataclass, values):
+    """A section with the values of its fields; those not given are the default."""
+    section = OmegaConf.structured(dataclass)
+    for field in fields_of(dataclass):
+        if field.name in values:
+            section[field.name] = values[field.name]
+    return section
 
 
 def check_model(values: dict) -> None:
@@ -264,12 +303,10 @@ def compose_recipe(config_dir: str | Path, recipe: str, overrides: Iterable[str]
         section = group.partition(".")[0]
         if "." in group and section.lstrip("~") not in FairseqConfig.__dataclass_fields__:
             raise ValueError(f"{word}: no section {section!r}{nearest(section, FairseqConfig.__dataclass_fields__)}")
+    groups = [word for word in overrides if "." not in word.partition("=")[0]]
     try:
-        if any("." in word.partition("=")[0] for word in overrides):
-            groups = [word for word in overrides if "." not in word.partition("=")[0]]
-            named = compose(config_dir, recipe, groups)
-            overrides = [_with_plus(word, named) for word in overrides]
-        config = compose(config_dir, recipe, overrides)
+        config = compose(config_dir, recipe, groups)
+        override(config, [_with_plus(word, config) for word in overrides if word not in groups])
     except HydraException as error:
         raise ValueError(f"{recipe}: " + str(error).partition("\n")[0]) from error
     OmegaConf.set_struct(config, False)
@@ -297,11 +334,11 @@ def _with_plus(word, config):
 
 
 def parse(words: list, own_options: Sequence[str] = ()) -> tuple:
-    """({destination: action} of fairseq-train's parser, {destination: value} of the arguments `words`).
+    """(fairseq-train's parser, {destination: value} of the arguments `words`).
 
     Raises ValueError with one line for bad arguments, for which fairseq-train would print three screens.
     """
-    parser = options.get_training_parser()
+    parser, given = options.get_training_parser(), {}
     parser.exit_on_error = False
 
     def convert(action, text, original=parser._get_value):
@@ -309,7 +346,11 @@ def parse(words: list, own_options: Sequence[str] = ()) -> tuple:
             limits.check(action.dest, text)
         return original(action, text)
 
-    parser._get_value = convert
+    def note(action, texts, original=parser._get_values):  # of what was given; defaults do not pass here
+        given[action.dest] = None
+        return original(action, texts)
+
+    parser._get_value, parser._get_values = convert, note
     try:
         args, unknown = options.parse_args_and_arch(parser, words, parse_known=True)
     except argparse.ArgumentError as error:
@@ -321,15 +362,17 @@ def parse(words: list, own_options: Sequence[str] = ()) -> tuple:
             raise ValueError(f"there is no option {name}{nearest(name, valid, own_options)}")
     if unknown:
         raise ValueError(f"{unknown[0]!r} is the value of no option")
-    actions = {action.dest: action for action in parser._actions}
-    # Given values, without defaults. (Switches keep their defaults in `actions`, which `set_defaults` changes.)
-    without_defaults = argparse.ArgumentParser(add_help=False, parents=[parser])
-    defaults = {action: action.default for action in actions.values()}
-    without_defaults.set_defaults(**dict.fromkeys(vars(args)))
-    given = {name: value for name, value in vars(without_defaults.parse_args(words)).items() if value is not None}
-    for action, default in defaults.items():
-        action.default = default
-    return actions, given
+    return parser, {name: getattr(args, name) for name in given}
+
+
+def converted(parser: argparse.ArgumentParser, action: argparse.Action, value: Any) -> Any:
+    """A value as the parser makes it of its text. Raises ValueError for none of its option's choices."""
+    if action.nargs == 0:
+        return bool(value)
+    try:
+        return parser._get_values(action, [f"{value}"])
+    except argparse.ArgumentError as error:
+        raise ValueError(_explain(error, parser)) from None
 
 
 def _explain(error, parser):
@@ -344,19 +387,27 @@ def _explain(error, parser):
     if not choices or not wrong:
         return f"{name}: {error.message}"
     if name == "--arch":
-        choices = [arch for arch in choices if ARCH_MODEL_REGISTRY[arch].__module__.startswith("tupe.")]
+        choices = filter(_is_ours, choices)
     return f"{name}: there is no {wrong[1]!r}{nearest(wrong[1], choices)}"
+
+
+def _is_ours(arch):
+    return ARCH_MODEL_REGISTRY[arch].__module__.startswith("tupe.")
 
 
 def _option(name):
     return "--" + name.replace("_", "-")
 
 
-def _words(action, value):
-    """A value as arguments of a command line: ["--lr=[0.1]"]; a switch as ["--fp16"] or []."""
-    if action.nargs == 0:
-        return [_option(action.dest)] if bool(value) != bool(action.default) else []
-    return [f"{_option(action.dest)}={value}"]
+def words_of(values: dict, actions: dict) -> list[str]:
+    """Options as arguments of a command line, the data first: "--lr=[0.1]"; a switch as "--fp16" or nothing."""
+    words = [values["data"]]
+    for name, value in values.items():
+        if actions[name].nargs != 0 and name != "data":
+            words.append(f"{_option(name)}={value}")
+        elif name != "data" and value != bool(actions[name].default):
+            words.append(_option(name))
+    return words
 
 
 def split_batch(batch: int, processes: int, limit: int) -> tuple[int, int]:

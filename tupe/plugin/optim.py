@@ -8,7 +8,7 @@ from itertools import islice
 from typing import Any
 
 import torch
-from fairseq import optim, utils
+from fairseq import utils
 from fairseq.optim import AMPOptimizer, FairseqOptimizer, FP16Optimizer, register_optimizer
 from fairseq.optim.adam import FairseqAdamConfig
 from omegaconf import DictConfig
@@ -125,17 +125,16 @@ def amp_step(optimizer: AMPOptimizer) -> None:
     optimizer.scaler.update()
 
 
-AMPOptimizer.step = amp_step
-
 
 def load_state_dict(
     self: FairseqOptimizer,
     state_dict: dict,
     optimizer_overrides: dict | None = None,
-    load: Callable = FairseqOptimizer.load_state_dict,
+    *,
+    original: Callable,
 ) -> None:
     """As `FairseqOptimizer.load_state_dict`, whose overrides would give marked parameters the weight decay of all."""
-    load(self, regrouped(state_dict, self), optimizer_overrides)
+    original(self, regrouped(state_dict, self), optimizer_overrides)
     for group in self.param_groups:
         if all(map(has_no_weight_decay, group["params"])):
             group["weight_decay"] = 0.0
@@ -156,16 +155,15 @@ def regrouped(state_dict: dict, optimizer: FairseqOptimizer) -> dict:
     }
 
 
-FairseqOptimizer.load_state_dict = load_state_dict
 
-
-def build_optimizer(
-    cfg: DictConfig, params: Iterable, *args, build: Callable = optim.build_optimizer, **options
-) -> FairseqOptimizer:
+def build_optimizer(cfg: DictConfig, params: Iterable, *args, original: Callable, **options) -> FairseqOptimizer:
     """fairseq's function of this name, for every optimizer but `composite`, which reads the mark itself: marked
-    parameters form a second group, without weight decay. A model without any has one group, and states as ever."""
+    parameters form a second group, without weight decay. A model without any has one group, and states as ever.
+
+    It is the one place where all parameters pass before the optimizer's state is loaded, whatever the optimizer, the
+    task and the launcher: fairseq's trainer and its optimizers for mixed precision look it up when they call it."""
     params = list(params)
-    optimizer = build(cfg, params, *args, **options)
+    optimizer = original(cfg, params, *args, **options)
     if cfg._name != "composite":
         first = optimizer.optimizer.param_groups[0]
         decayed, *spared = parameter_groups(first["params"], first.get("weight_decay", 0.0))
@@ -176,34 +174,23 @@ def build_optimizer(
 
 
 def build_fp16_optimizer(
-    cls: type, cfg: DictConfig, params: Iterable, build: Callable = FP16Optimizer.build_optimizer.__func__, **options
+    cls: type, cfg: DictConfig, params: Iterable, *, original: Callable, **options
 ) -> FP16Optimizer:
     """As `FP16Optimizer.build_optimizer`, whose one vector of all parameters could have one weight decay only."""
     choose_precision(cfg)  # for fairseq's own tasks; too late to change it
     params = list(params)
     if any(map(has_no_weight_decay, params)):
         cfg.common.fp16_no_flatten_grads = True
-    return build(cls, cfg, params, **options)
+    return original(cls, cfg, params, **options)
 
 
 def build_fp32_params(
-    cls: type,
-    args: DictConfig,
-    params: list,
-    flatten: bool = True,
-    build: Callable = FP16Optimizer.build_fp32_params.__func__,
+    cls: type, args: DictConfig, params: list, flatten: bool = True, *, original: Callable
 ) -> list | dict:
     """As `FP16Optimizer.build_fp32_params`, which leaves the mark behind in fairseq 0.12."""
-    copies = build(cls, args, params, flatten)
+    copies = original(cls, args, params, flatten)
     if not flatten:
         for parameter, copy in zip(params, copies, strict=True):
             if has_no_weight_decay(parameter):
                 copy.optim_overrides = parameter.optim_overrides
     return copies
-
-
-# fairseq's trainer and its optimizers for mixed precision look these up when they call them: the one place where all
-# parameters pass before the optimizer's state is loaded, whatever the optimizer, the task and the launcher.
-optim.build_optimizer = build_optimizer
-FP16Optimizer.build_optimizer = classmethod(build_fp16_optimizer)
-FP16Optimizer.build_fp32_params = classmethod(build_fp32_params)

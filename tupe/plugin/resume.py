@@ -1,7 +1,7 @@
 """Makes a resumed run continue at the right place in the data, or fail with the reason."""
 
 import logging
-from functools import wraps
+from collections.abc import Callable
 
 from fairseq.data.iterators import EpochBatchIterator
 
@@ -40,22 +40,12 @@ def position_in_epoch(state: dict, num_shards: int, num_batches: int, grouped_sh
     return consumed // num_shards
 
 
-def _guard(iterator_class):
-    """Make its state dict hold the numbers of processes and of batches, and check them on loading."""
-    state_dict, load_state_dict = iterator_class.state_dict, iterator_class.load_state_dict
-
-    @wraps(state_dict)
-    def guarded_state_dict(self):
-        return {**state_dict(self), "num_shards": self.num_shards, "num_batches": len(self.frozen_batches)}
-
-    @wraps(load_state_dict)
-    def guarded_load_state_dict(self, state):
-        if "num_shards" in state:  # absent from checkpoints that were written without this plugin
-            position = position_in_epoch(state, self.num_shards, len(self.frozen_batches), self.grouped_shuffling)
-            state = {**state, "iterations_in_epoch": position}
-        return load_state_dict(self, state)
-
-    iterator_class.state_dict, iterator_class.load_state_dict = guarded_state_dict, guarded_load_state_dict
+def state_dict(self: EpochBatchIterator, original: Callable) -> dict:
+    return {**original(self), "num_shards": self.num_shards, "num_batches": len(self.frozen_batches)}
 
 
-_guard(EpochBatchIterator)
+def load_state_dict(self: EpochBatchIterator, state: dict, original: Callable) -> None:
+    if "num_shards" in state:  # absent from checkpoints that were written without this plugin
+        position = position_in_epoch(state, self.num_shards, len(self.frozen_batches), self.grouped_shuffling)
+        state = {**state, "iterations_in_epoch": position}
+    original(self, state)

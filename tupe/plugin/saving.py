@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from fairseq import checkpoint_utils
 from fairseq.file_io import PathManager
 from omegaconf import DictConfig
 
@@ -58,12 +57,10 @@ def _written_whole(path):
         raise ValueError(f"{path} cannot be written: {reason}; all others are as they were") from error
 
 
-class _Paths(PathManager):
+class Paths(PathManager):
+    """fairseq's, but for `copy`."""
+
     copy = staticmethod(copy)
-
-
-checkpoint_utils.torch_persistent_save = save
-checkpoint_utils.PathManager = _Paths
 
 
 def remove_partial(folder: Path) -> None:

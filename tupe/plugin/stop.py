@@ -10,14 +10,16 @@ import logging
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from fairseq import checkpoint_utils
+from fairseq.data.iterators import EpochBatchIterator
+from fairseq.tasks import FairseqTask
 from fairseq.trainer import Trainer
-from fairseq_cli import train as fairseq_train
+from omegaconf import DictConfig
 
 from ..common.record import STOPPED
 
@@ -83,12 +85,12 @@ def _end_at_parents_request(parent):
 os.register_at_fork(after_in_child=_shield_child)
 
 
-def _local_training_time(trainer, original=Trainer._local_cumulative_training_time):
+def local_training_time(trainer: Trainer, original: Callable) -> float:
     asked = _stop is not None and _stop.signal is not None and trainer.data_parallel_world_size > 1
     return original(trainer) + REQUEST * asked
 
 
-def _train_step(trainer, *args, original=Trainer.train_step, **kwargs):
+def train_step(trainer: Trainer, *args, original: Callable, **kwargs) -> Any:
     if _stop is not None:
         _stop.training = True
     return original(trainer, *args, **kwargs)
@@ -110,9 +112,10 @@ def is_at(updates: int, interval: int) -> bool:
     return interval > 0 and updates % interval == 0
 
 
-def _validate_and_save(
-    cfg, trainer, task, epoch_itr, valid_subsets, end_of_epoch, original=fairseq_train.validate_and_save
-):
+def validate_and_save(
+    cfg: DictConfig, trainer: Trainer, task: FairseqTask, epoch_itr: EpochBatchIterator, valid_subsets: list,
+    end_of_epoch: bool, *, original: Callable,
+) -> tuple[list, bool]:  # fmt: skip
     stops, updates, losses = _all_stop(trainer), trainer.get_num_updates(), [None]
     if not stops:
         return original(cfg, trainer, task, epoch_itr, valid_subsets, end_of_epoch)
@@ -127,8 +130,3 @@ def _validate_and_save(
     if _stop is not None:
         _stop.stopped = True
     return losses, True
-
-
-Trainer._local_cumulative_training_time = _local_training_time
-Trainer.train_step = _train_step
-fairseq_train.validate_and_save = _validate_and_save

@@ -14,6 +14,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from fairseq.trainer import Trainer
@@ -129,7 +130,7 @@ def waits_for() -> str:
     return "; the other processes: " + ", ".join(f"rank {n} on {_watch.hosts[n]}" for n in ranks)
 
 
-def _train_step(trainer, *args, original=Trainer.train_step, **kwargs):
+def train_step(trainer: Trainer, *args, original: Callable, **kwargs) -> Any:
     if _watch is None:
         return original(trainer, *args, **kwargs)
     if _watch.first is None:
@@ -140,24 +141,20 @@ def _train_step(trainer, *args, original=Trainer.train_step, **kwargs):
     return output
 
 
-def _valid_step(trainer, *args, original=Trainer.valid_step, **kwargs):
+def valid_step(trainer: Trainer, *args, original: Callable, **kwargs) -> Any:
     if _watch is not None:
         _watch.move()
     return original(trainer, *args, **kwargs)
 
 
-def _save_checkpoint(trainer, *args, original=Trainer.save_checkpoint, **kwargs):
+def save_checkpoint(trainer: Trainer, *args, original: Callable, **kwargs) -> Any:
     saved = original(trainer, *args, **kwargs)
     if _watch is not None:
         _watch.move()
     return saved
 
 
-def time_left(updates: int) -> str | None:
-    """`Watch.time_left` of this process's run."""
-    return _watch.time_left(updates) if _watch is not None else None
-
-
-Trainer.train_step = _train_step
-Trainer.valid_step = _valid_step
-Trainer.save_checkpoint = _save_checkpoint
+def training_stats(stats: dict, original: Callable) -> dict:
+    """What a progress line says, with the time left of this process's run."""
+    left = _watch.time_left(stats["num_updates"]) if _watch is not None else None
+    return {**original(stats), **({"left": left} if left else {})}

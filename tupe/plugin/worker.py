@@ -1,10 +1,12 @@
 """One process of a training run: fairseq-train's own training.
 
-    python -m tupe.plugin.worker --command "tupe pretrain ..." [arguments of fairseq-train]
+    python -m tupe.plugin.worker --command "tupe pretrain ..." --config CONFIGURATION
 
-is what torchrun starts for every GPU; a run of one process calls `train` directly.
+is what torchrun starts for every GPU, or with arguments of fairseq-train in place of --config; a run of one process
+calls `train` directly.
 """
 
+import json
 import os
 import shlex
 import sys
@@ -16,25 +18,41 @@ from fairseq import options
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.distributed import utils as distributed_utils
 from fairseq_cli import train as fairseq_train  # sets up logging, as fairseq-train does
-from omegaconf import open_dict
+from omegaconf import DictConfig, OmegaConf, open_dict
 
 from ..common.options import Command, Refusal
 from ..common.record import DISK, DIVERGED
-from . import watch
+from . import patches, watch
 from .run import recorded, true_reason
 from .stop import stoppable
 
+patches.apply(patches.BY_TUPE)
 
-def train(arguments: list) -> None:
-    """Do in this process what `fairseq-train` does with these arguments.
+
+def parsed(arguments: list) -> DictConfig:
+    """The configuration that `fairseq-train` makes of its arguments."""
+    return convert_namespace_to_omegaconf(options.parse_args_and_arch(options.get_training_parser(), arguments))
+
+
+def to_text(cfg: DictConfig) -> str:
+    """A configuration as an argument; numbers keep every digit."""
+    return json.dumps(OmegaConf.to_container(cfg))
+
+
+def from_text(text: str) -> DictConfig:
+    cfg = OmegaConf.create(json.loads(text))
+    OmegaConf.set_struct(cfg, True)
+    return cfg
+
+
+def train(cfg: DictConfig) -> None:
+    """Do in this process what `fairseq-train` does with this configuration.
 
     Raises ValueError for a mistake of the user that this package detects, BlockingIOError if another process trains in
     that folder, OSError if the disk is full or read-only, and SystemExit with `record.STOPPED` if a signal stopped it.
     For any other error it prints the traceback and raises `Refusal` with one line, whose status is `record.DIVERGED` if
     the loss was not finite.
     """
-    parser = options.get_training_parser()
-    cfg = convert_namespace_to_omegaconf(options.parse_args_and_arch(parser, arguments))
     if torch.distributed.is_torchelastic_launched():
         # fairseq recognises torchrun by its environment too, but divides by the number of GPUs, which may be 0.
         with open_dict(cfg):
@@ -61,20 +79,13 @@ def _is_ours(error):
     return frames[-1].f_globals["__name__"].startswith("tupe.")
 
 
-def _with_time_left(stats, original=fairseq_train.get_training_stats):
-    left = watch.time_left(stats["num_updates"])
-    return {**original(stats), **({"left": left} if left else {})}
-
-
-fairseq_train.get_training_stats = _with_time_left  # every progress line
-
-
 @click.command(cls=Command, context_settings={"ignore_unknown_options": True, "help_option_names": []})
 @click.option("--command", required=True)
+@click.option("--config")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
-def main(command, arguments):
+def main(command, config, arguments):
     sys.argv = shlex.split(command)  # the record of the run has the command that was typed, not torchrun's
-    train(arguments)
+    train(from_text(config) if config else parsed(arguments))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,142 @@
+"""What is replaced in fairseq: all of it in one table, and each row does what it says."""
+
+import ast
+import inspect
+import os
+import pkgutil
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+from fairseq import utils
+from fairseq.models.ema.ema import EMA
+from helpers import PLUGIN, build
+
+from tupe.plugin import patches, worker  # noqa: F401  (the second: `tupe` is about to train)
+from tupe.plugin.patches import BY_TUPE, ON_IMPORT, PATCHES
+
+
+def installed(attribute):
+    """Our functions around an attribute, from the outermost."""
+    function, found = pkgutil.resolve_name(attribute), []
+    while function is not None:
+        found.append(getattr(function, "replacement", function))
+        function = getattr(function, "__wrapped__", None)
+    return found
+
+
+@pytest.mark.parametrize("patch", PATCHES, ids=lambda patch: patch.replacement.__qualname__)
+def test_every_row_is_installed(patch):
+    assert installed(patch.attribute).count(patch.replacement) == 1
+
+
+@pytest.mark.parametrize("attribute", {patch.attribute for patch in PATCHES})
+def test_rows_of_one_attribute_are_wrapped_around_each_other(attribute):
+    ours = [patch.replacement for patch in PATCHES if patch.attribute == attribute]
+    assert installed(attribute)[: len(ours)] == ours[::-1]
+
+
+def test_fairseq_train_gets_what_the_table_says():
+    """It loads the user-dir, and no launcher."""
+    program = f"""
+from argparse import Namespace
+from fairseq import utils
+from fairseq_cli import train
+utils.import_user_module(Namespace(user_dir={str(PLUGIN)!r}))
+from tupe.plugin.patches import PATCHES
+from test_patches import installed
+print([patch.replacement in installed(patch.attribute) for patch in PATCHES])
+"""
+    source = inspect.getsource(installed)  # this file itself would load the launcher
+    program = program.replace("from test_patches import installed", f"import pkgutil\n{source}")
+    done = subprocess.run(
+        [sys.executable, "-c", program], env={**os.environ, "PYTHONPATH": str(PLUGIN.parent)}, capture_output=True,
+        text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert ast.literal_eval(done.stdout.splitlines()[-1]) == [patch.when == ON_IMPORT for patch in PATCHES]
+    assert {patch.when for patch in PATCHES} == {ON_IMPORT, BY_TUPE}
+
+
+LIBRARIES = ("fairseq", "fairseq_cli", "torch", "hydra", "omegaconf")
+
+
+def replaced_in(path):
+    """Lines of a file that give an attribute of a library's module, class or function another value."""
+    tree = ast.parse(path.read_text())
+    theirs = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names = [(alias.asname or alias.name.partition(".")[0], alias.name) for alias in node.names]
+            theirs |= {name for name, module in names if module.partition(".")[0] in LIBRARIES}
+        elif isinstance(node, ast.ImportFrom) and not node.level and node.module.partition(".")[0] in LIBRARIES:
+            theirs |= {alias.asname or alias.name for alias in node.names}
+
+    def is_theirs(target):
+        while isinstance(target, ast.Attribute):
+            target = target.value
+        return isinstance(target, ast.Name) and target.id in theirs
+
+    for node in ast.walk(tree):
+        targets = node.targets if isinstance(node, (ast.Assign, ast.Delete)) else [getattr(node, "target", None)]
+        targets = [part for target in targets for part in getattr(target, "elts", [target])]
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("setattr", "delattr"):
+            targets = [ast.Attribute(node.args[0])]
+        yield from (node.lineno for part in targets if isinstance(part, ast.Attribute) and is_theirs(part))
+
+
+@pytest.mark.parametrize(
+    "code", ["utils.seed = f", "Trainer.step, x = f, 1", "del m.optim.sgd", "setattr(m, 'x', f)", "Trainer.n += 1"]
+)
+def test_a_replacement_is_noticed(tmp_path, code):
+    imports = "import fairseq.models as m\nfrom fairseq import utils\nfrom fairseq.trainer import Trainer\n"
+    (tmp_path / "x.py").write_text(f"{imports}own = utils.find()\nown.x = 1\n{code}\n")
+    assert [*replaced_in(tmp_path / "x.py")] == [6]
+
+
+def test_only_the_table_replaces_anything():
+    files = [*PLUGIN.rglob("*.py")]
+    assert len(files) > 80 and [(path, line) for path in files for line in replaced_in(path)] == []
+
+
+def test_the_page_shows_the_table():
+    """docs/fairseq.md has what `python -c "from tupe.plugin.patches import table; print(table())"` prints."""
+    page = (PLUGIN.parent / "docs" / "fairseq.md").read_text()
+    assert page.partition(patches.BEGIN)[2].partition(patches.END)[0].strip() == patches.table().strip()
+
+
+@pytest.mark.parametrize("samples, kept", [([1, {}], [1]), ([1, 2], [1, 2]), ([{}, {}], [{}]), ([None], [None])])
+def test_empty_batches_are_left_out_unless_there_is_no_other(samples, kept):
+    seen = []
+    patches.without_empty_batches(None, samples, original=lambda trainer, given: seen.append(given))
+    assert seen == [kept]
+
+
+def test_the_mean_of_weights_along_training_copies_integers():
+    model = build("tupe_r_tiny")
+    config = SimpleNamespace(ema_decay=0.5, ema_start_update=0, ema_seed_model=None, ema_update_freq=1, ema_fp32=False)
+    ema = EMA(model, config)
+    with torch.no_grad():
+        model.encoder.tokens.weight += 1
+    ema.step(model, 1)
+    change = ema.get_model().encoder.tokens.weight - model.encoder.tokens.weight
+    torch.testing.assert_close(change, torch.full_like(change, -0.5))
+    integers = {key for key, value in model.state_dict().items() if not value.is_floating_point()}
+    assert integers and all(torch.equal(ema.get_model().state_dict()[key], model.state_dict()[key]) for key in integers)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="with a GPU it is fairseq's own")
+def test_an_update_is_seeded_as_by_fairseq_and_notes_down_no_stack(monkeypatch):
+    (theirs,) = patches.SetTorchSeed.__bases__
+    before = torch.get_rng_state()
+    with theirs(7):
+        expected = torch.rand(3)
+    assert torch.equal(torch.get_rng_state(), before)
+    monkeypatch.setattr("traceback.format_stack", None)  # fails where it is called
+    with utils.set_torch_seed(7):
+        assert torch.equal(torch.rand(3), expected)
+    assert torch.equal(torch.get_rng_state(), before)
+    with pytest.raises(TypeError, match="NoneType"):
+        theirs(7)

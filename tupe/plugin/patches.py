@@ -1,0 +1,146 @@
+"""Every attribute of fairseq that is replaced: one table, and the only place that replaces any.
+
+A replacement with a parameter `original` gets what it replaces, and does a little more. Several rows of one attribute
+are wrapped around each other, the last outermost. docs/fairseq.md shows the table (`table`).
+"""
+
+import inspect
+import pkgutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import wraps
+from typing import Any
+
+import torch
+from fairseq import utils
+from fairseq.distributed import utils as distributed_utils
+from fairseq.models import BaseFairseqModel
+from fairseq.models.ema.ema import EMA
+from fairseq.trainer import Trainer
+
+from ..common.tables import Table
+from . import criterion, optim, resume, saving, stop, watch
+
+BEGIN, END = "<!-- written by tupe.plugin.patches.table(), not by hand -->", "<!-- end of the table -->"
+ON_IMPORT, BY_TUPE = "always", "`tupe` only"
+UNFIXED = "not fixed in fairseq 0.12.3.1"  # the newest there is
+OURS = "for good: no fault, a feature of `tupe`"
+
+
+@dataclass(frozen=True)
+class Patch:
+    """attribute: its dotted name. until: the version from which the row can go. when: ON_IMPORT of the user-dir, so
+    that fairseq-train gets it too; or BY_TUPE, when one of the commands of `tupe` is about to train."""
+
+    attribute: str
+    replacement: Callable
+    reason: str
+    until: str
+    when: str = ON_IMPORT
+
+    def install(self) -> None:
+        owner, _, name = self.attribute.rpartition(".")
+        owner = pkgutil.resolve_name(owner)
+        theirs, ours = inspect.getattr_static(owner, name), self.replacement
+        if "original" in inspect.signature(ours).parameters:
+            decorator = type(theirs) if isinstance(theirs, (classmethod, staticmethod)) else lambda function: function
+            ours = decorator(_around(getattr(theirs, "__func__", theirs), self.replacement))
+        setattr(owner, name, ours)
+
+
+def _around(original, replacement):
+    @wraps(original)
+    def replaced(*args, **kwargs):
+        return replacement(*args, original=original, **kwargs)
+
+    replaced.replacement = replacement
+    return replaced
+
+
+class SetTorchSeed(utils.set_torch_seed):
+    """As fairseq's, by which the trainer seeds every update. Without a GPU `torch.manual_seed` notes down the call
+    stack for each kind of accelerator, lest one be used later: 1.2 ms of a tiny model's update of 18 in fine-tuning."""
+
+    def __init__(self, seed: int):
+        if torch.cuda.is_available() or utils.xm is not None:
+            super().__init__(seed)
+        else:
+            self.rng_state = utils.get_rng_state()
+            torch.default_generator.manual_seed(seed)
+
+
+def without_empty_batches(trainer: Trainer, samples: list, *args, original: Callable, **kwargs) -> Any:
+    """fairseq fills up a process that has fewer batches than others at the end of an epoch with empty ones: where one
+    comes last, it counts the process's whole update as nothing, but for its gradients."""
+    return original(trainer, [sample for sample in samples if sample] or samples[:1], *args, **kwargs)
+
+
+def all_gather_list(data: Any, group: Any = None, *args, original: Callable, **kwargs) -> list:
+    if torch.cuda.is_available():
+        return original(data, group, *args, **kwargs)
+    gathered = [None] * distributed_utils.get_world_size(group)
+    torch.distributed.all_gather_object(gathered, data, group=group)
+    return gathered
+
+
+def init_ema(ema: EMA, model: BaseFairseqModel, *args, original: Callable, **kwargs) -> None:
+    original(ema, model, *args, **kwargs)
+    ema.skip_keys |= {key for key, value in model.state_dict().items() if not value.is_floating_point()}
+
+
+PATCHES = [
+    Patch("fairseq.utils.set_torch_seed", SetTorchSeed,
+          "without a GPU, torch records a call stack at every update", "not fixed in torch 2.13"),
+    Patch("fairseq.trainer.Trainer.train_step", without_empty_batches,
+          "an empty batch at the end of an epoch discards the update of its process", UNFIXED),
+    Patch("fairseq.trainer.Trainer.train_step", watch.train_step,
+          "a loss that is not finite or has jumped ends the run; stalls are noticed", OURS),
+    Patch("fairseq.trainer.Trainer.train_step", stop.train_step,
+          "from the first update on, a signal ends the run after its update", OURS, BY_TUPE),
+    Patch("fairseq.trainer.Trainer.valid_step", watch.valid_step,
+          "a batch of validation is progress for `--heartbeat-timeout`", OURS),
+    Patch("fairseq.trainer.Trainer.save_checkpoint", watch.save_checkpoint,
+          "a checkpoint is progress for `--heartbeat-timeout`", OURS),
+    Patch("fairseq.trainer.Trainer._local_cumulative_training_time", stop.local_training_time,
+          "a process that received a signal tells the others", OURS, BY_TUPE),
+    Patch("fairseq_cli.train.validate_and_save", stop.validate_and_save,
+          "after a signal, all processes save and stop at the same update", OURS, BY_TUPE),
+    Patch("fairseq_cli.train.get_training_stats", watch.training_stats,
+          "every progress line tells the time left", OURS, BY_TUPE),
+    Patch("fairseq.distributed.utils.all_gather_list", all_gather_list,
+          "on CPUs it makes tensors for a GPU", UNFIXED),
+    Patch("fairseq.data.iterators.EpochBatchIterator.state_dict", resume.state_dict,
+          "a position in an epoch is stored without the numbers of processes and batches", UNFIXED),
+    Patch("fairseq.data.iterators.EpochBatchIterator.load_state_dict", resume.load_state_dict,
+          "with other numbers of processes or batches, a run would go on at another place in the data", UNFIXED),
+    Patch("fairseq.checkpoint_utils.torch_persistent_save", saving.save,
+          "a kill or a full disk leaves half a checkpoint", UNFIXED),
+    Patch("fairseq.checkpoint_utils.PathManager", saving.Paths,
+          "a checkpoint is copied into the file that is to be resumed from", UNFIXED),
+    Patch("fairseq.models.ema.ema.EMA.__init__", init_ema,
+          "integers in a model's state have no mean: they are copied", UNFIXED),
+    Patch("fairseq.criterions.masked_lm.MaskedLmLoss.reduce_metrics", criterion.reduce_metrics,
+          "a batch in which nothing is masked has the loss 0 / 0", UNFIXED),
+    Patch("fairseq.optim.AMPOptimizer.step", optim.amp_step,
+          "with `--amp`, clipped gradients are divided by the scale twice", UNFIXED),
+    Patch("fairseq.optim.build_optimizer", optim.build_optimizer,
+          "parameters that an encoding marks have no weight decay", OURS),
+    Patch("fairseq.optim.FP16Optimizer.build_optimizer", optim.build_fp16_optimizer,
+          "one vector of all parameters has one weight decay; and without a GPU, `--fp16` is refused", OURS),
+    Patch("fairseq.optim.FP16Optimizer.build_fp32_params", optim.build_fp32_params,
+          "copies in float32 lose the mark", "fairseq 0.12.3"),
+    Patch("fairseq.optim.FairseqOptimizer.load_state_dict", optim.load_state_dict,
+          "a checkpoint gives marked parameters the weight decay of all", OURS),
+]  # fmt: skip
+
+
+def apply(when: str) -> None:
+    for patch in PATCHES:
+        if patch.when == when:
+            patch.install()
+
+
+def table() -> str:
+    """The list in docs/fairseq.md."""
+    rows = [[f"`{patch.attribute}`", patch.when, patch.reason, patch.until] for patch in PATCHES]
+    return Table.plain(["attribute", "replaced", "because", "needed until"], rows, align="llll").markdown()
