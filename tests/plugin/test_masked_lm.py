@@ -335,7 +335,7 @@ def test_loss_is_the_mean_of_words_plus_the_mean_of_pairs(start):
     words = F.cross_entropy(logits.flatten(0, 1), sample["target"].flatten(), ignore_index=1)
     pairs = F.cross_entropy(classes, sample["next_sentence"])
     assert (loss / size).item() == pytest.approx((words + pairs).item(), rel=1e-5)
-    assert log["loss"].item() == pytest.approx(words.item() * size.item(), rel=1e-5)
+    assert log["loss"].item() == pytest.approx(words.item() * size, rel=1e-5)
     assert log["correct"] == (classes.argmax(1) == sample["next_sentence"]).sum()
     assert math.isfinite(log["nsp"])
 

@@ -32,7 +32,7 @@ def test_every_row_is_installed(patch):
     assert installed(patch.attribute).count(patch.replacement) == 1
 
 
-@pytest.mark.parametrize("attribute", {patch.attribute for patch in PATCHES})
+@pytest.mark.parametrize("attribute", sorted({patch.attribute for patch in PATCHES}))
 def test_rows_of_one_attribute_are_wrapped_around_each_other(attribute):
     ours = [patch.replacement for patch in PATCHES if patch.attribute == attribute]
     assert installed(attribute)[: len(ours)] == ours[::-1]

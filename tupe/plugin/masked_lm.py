@@ -371,8 +371,8 @@ class MaskedLMNextSentence(MaskedLmLoss):
     tokens alone, comparable with the criterion masked_lm; `nsp_loss` is that of the pairs."""
 
     def forward(self, model: BaseFairseqModel, sample: dict, reduce: bool = True) -> tuple[torch.Tensor, int, dict]:
-        masked = sample["target"].ne(self.padding_idx)
-        count, sentences = masked.sum(), len(sample["next_sentence"])
+        masked = sample["target"].ne(self.padding_idx).nonzero(as_tuple=True)  # rows, columns; only this waits
+        count, sentences = len(masked[0]), len(sample["next_sentence"])
         options = {"masked_tokens": masked, "classification_head_name": HEAD, "num_tokens": count_tokens(sample)}
         logits, extra = model(**sample["net_input"], **options)
         lm_loss = F.cross_entropy(logits.float(), sample["target"][masked], reduction="sum")

@@ -88,7 +88,9 @@ FREE = frozenset(option.name for option in fields(TupeConfig) if option.metadata
 
 @functools.cache  # once per process
 def warn_of_slow_bf16(device: str) -> None:
-    """Warn if a CPU multiplies more slowly in bfloat16 than in float32."""
+    """Warn if a CPU multiplies more slowly in bfloat16 than in float32, or a card only emulates it."""
+    if device == "cuda" and torch.version.cuda and torch.cuda.get_device_capability() < (8, 0):
+        logger.warning("--autocast bf16: this card emulates bfloat16, slowly; --fp16 is faster")
     if device == "cpu" and (speed := bf16_speed()) < 0.8:
         times = f"{1 / speed:.1f} times as long as in float32"
         logger.warning(f"--autocast bf16: on this CPU products take {times}; --autocast none is faster")

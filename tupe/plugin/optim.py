@@ -8,7 +8,6 @@ from itertools import islice
 from typing import Any
 
 import torch
-from fairseq import utils
 from fairseq.optim import AMPOptimizer, FairseqOptimizer, FP16Optimizer, register_optimizer
 from fairseq.optim.adam import FairseqAdamConfig
 from omegaconf import DictConfig
@@ -112,7 +111,11 @@ class FusedAdamW(FairseqOptimizer):
         self._optimizer.divisor = (self._optimizer.divisor / c).float()
 
     def clip_grad_norm(self, max_norm: float, aggregate_norm_fn: Callable | None = None) -> torch.Tensor:
-        norm = utils.clip_grad_norm_(self.params, 0, aggregate_norm_fn) / self._optimizer.divisor
+        """As fairseq's, whose norm is a kernel for each parameter without apex: here one for all of them."""
+        gradients = [parameter.grad for parameter in self.params if parameter.grad is not None]
+        norms = torch._foreach_norm(gradients, 2, torch.float32) if gradients else [torch.zeros(1)]
+        norm = torch.stack(norms).norm()
+        norm = (norm if aggregate_norm_fn is None else aggregate_norm_fn(norm)) / self._optimizer.divisor
         if max_norm > 0:
             self.multiply_grads((max_norm / (norm + 1e-6)).clamp(max=1))
         return norm
