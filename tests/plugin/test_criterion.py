@@ -1,5 +1,6 @@
 """`masked_lm_chunked` against fairseq's `masked_lm`, and the model options that only change how fast numbers come."""
 
+import socket
 from types import SimpleNamespace
 
 import pytest
@@ -8,7 +9,7 @@ from fairseq.criterions import CRITERION_REGISTRY
 from fairseq.criterions.masked_lm import MaskedLmLoss
 from fairseq.data import Dictionary
 from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_DATACLASS_REGISTRY
-from helpers import Waits
+from helpers import Waits, fork
 
 from tupe.plugin.criterion import ChunkedMaskedLmLoss
 from tupe.plugin.glue import TASKS, GlueCriterion
@@ -100,6 +101,40 @@ def test_compiled_code_serves_any_number_of_real_tokens(counted):
             compiled(tokens, num_tokens=num_tokens)
             graphs.append(torch._dynamo.utils.counters["stats"]["unique_graphs"])
     assert graphs[1] == graphs[-1], graphs
+
+
+def gradients_of_one_process(rank, port, folder, options):
+    """With PyTorch's DDP, as recipes have it on GPUs, and two steps in an update, the first without communication."""
+    torch.distributed.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+    net = model(**options)
+    ddp = torch.nn.parallel.DistributedDataParallel(net)
+    criterion = ChunkedMaskedLmLoss(SimpleNamespace(tpu=False), TASK)
+    with ddp.no_sync():
+        criterion(ddp, sample(0.3, padding=rank))[0].backward()
+    criterion(ddp, sample(0.5, padding=3 + rank))[0].backward()
+    torch.save({name: p.grad for name, p in net.named_parameters()}, folder / f"{rank}.pt")
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"attention": "sdpa", "checkpoint_activations": True}, {"autocast": "bf16"}], ids=str
+)
+def test_two_processes_under_pytorchs_ddp(options, tmp_path):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    ranks = [fork(lambda rank=rank: gradients_of_one_process(rank, port, tmp_path, options), "test") for rank in (0, 1)]
+    for process in ranks:
+        process.join(60)
+    assert [process.exitcode for process in ranks] == [0, 0]
+    net, criterion = model(**options), ChunkedMaskedLmLoss(SimpleNamespace(tpu=False), TASK)
+    for batch in [sample(0.3, padding) for padding in (0, 1)] + [sample(0.5, padding) for padding in (3, 4)]:
+        criterion(net, batch)[0].backward()
+    rtol, atol = (2e-2, 2e-2) if "autocast" in options else (1e-4, 1e-5)
+    for rank in (0, 1):
+        found = torch.load(tmp_path / f"{rank}.pt", weights_only=True)
+        for name, p in net.named_parameters():
+            torch.testing.assert_close(2 * found[name], p.grad, rtol=rtol, atol=atol * float(p.grad.abs().max()))
 
 
 @pytest.mark.parametrize("padding", [0, 5])

@@ -197,6 +197,40 @@ def test_memory_efficient_fp16_is_refused():
         assert optimizer.supports_memory_efficient_fp16 == (dtype == torch.float32)
 
 
+def halves(name, flat, overflow=()):
+    """A model's float32 copies after 6 updates in half precision, as on a GPU; some updates' gradients overflow."""
+    config = OmegaConf.structured(FairseqConfig)
+    config.optimizer = {"_name": name, **SETTINGS}
+    config.common.fp16, config.common.fp16_no_flatten_grads = True, not flat
+    model = build_model("tupe_r_tiny").half()
+    optimizer = optim.FP16Optimizer.build_optimizer(config, list(model.parameters()))
+    assert optimizer.has_flat_params == flat
+    generator = torch.Generator().manual_seed(0)
+    for step in range(6):
+        for p in model.parameters():
+            p.grad = (torch.randn(p.shape, generator=generator) * optimizer.scaler.loss_scale).half()
+            p.grad[...] = torch.inf if step in overflow else p.grad
+        optimizer._needs_sync = True  # as `backward` says
+        try:
+            optimizer.clip_grad_norm(1.0)
+            optimizer.step()
+        except OverflowError:
+            assert step in overflow
+        optimizer.zero_grad()
+    return torch.cat([p.detach().float().flatten() for p in model.parameters()])
+
+
+@pytest.mark.parametrize("overflow", [(), (2, 3)])
+def test_flat_half_precision(overflow, monkeypatch):
+    """One vector of all parameters, which a GPU has and a CPU's fairseq never reaches."""
+    monkeypatch.setattr("tupe.plugin.optim.choose_precision", lambda config: None)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: None)
+    theirs, start = halves("adam", True, overflow), halves("adam", True, range(6))
+    assert (theirs - start).abs().mean() > 1e-3
+    for name, flat in [("adam", False), ("adamw_fused", True), ("adamw_fused", False)]:
+        torch.testing.assert_close(halves(name, flat, overflow), theirs, rtol=1e-3, atol=1e-4)
+
+
 # ---- parameters without weight decay ----
 
 LEARNED = "sinusoidal_learned+shaw_sinusoidal_learned"
