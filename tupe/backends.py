@@ -5,12 +5,14 @@ import torch
 from .attention import Backend, Plain
 from .backend_cpu import Cpu
 from .backend_sdpa import Sdpa
+from .backend_triton import Triton, wins
 from .positions import Positions, overrides
 from .windows import Windowed
 
 __all__ = ["BACKENDS", "choose", "make"]
 
-BACKENDS = {"plain": Plain, "blocked": Cpu, "sdpa": Sdpa}  # by the name that the option `attention` knows
+# By the name that the option `attention` knows.
+BACKENDS = {"plain": Plain, "blocked": Cpu, "sdpa": Sdpa, "triton": Triton}
 
 
 def make(name: str, positions: Positions, normaliser: str = "softmax") -> Backend:
@@ -18,7 +20,8 @@ def make(name: str, positions: Positions, normaliser: str = "softmax") -> Backen
     if name == "plain":
         return Plain(normaliser)
     has_window = any(overrides(scheme, "reach") for scheme in positions.of_layer(0))
-    return Windowed(BACKENDS[name]()) if has_window else BACKENDS[name]()
+    in_chunks = has_window and hasattr(BACKENDS[name], "prepare_chunks")
+    return Windowed(BACKENDS[name]()) if in_chunks else BACKENDS[name]()
 
 
 def choose(
@@ -36,7 +39,19 @@ def choose(
     name, reason = request, "as requested"
     if request == "auto":
         name, reason = {"cpu": "blocked", "cuda": "sdpa"}.get(device.type, "plain"), f"the default on {device.type}"
+        if name == "sdpa" and triton_wins(positions, normaliser, device, dtype):
+            name, reason = "triton", "measured to be the fastest here"
     obstacle = BACKENDS[name]().refuses(positions, normaliser, device, dtype)
     if obstacle and request != "auto":
         raise ValueError(f"attention={request} is not possible: {obstacle}; valid here: auto, plain")
     return make("plain" if obstacle else name, positions, normaliser), obstacle or reason
+
+
+def triton_wins(positions: Positions, normaliser: str, device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether a model with a bias is faster with Triton's kernels: measured on the card, at its first forward pass."""
+    if torch.compiler.is_compiling() or not torch.cuda.is_initialized() or dtype == torch.float32:
+        return False
+    has_window = any(overrides(scheme, "reach") for scheme in positions.of_layer(0))
+    if has_window or not positions.has_bias() or Triton().refuses(positions, normaliser, device, dtype):
+        return False
+    return wins(positions.dims.heads, positions.dims.head_dim, dtype, torch.cuda.get_device_name(device))

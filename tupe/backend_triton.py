@@ -1,0 +1,76 @@
+"""Triton's kernels on NVIDIA cards, for a bias that the whole batch shares: see `triton_attention`.
+
+B batch, L sequence length, H heads, D width of a head, E width of a value head.
+"""
+
+import functools
+import time
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from . import triton_attention
+from .attention import Backend, Batch, mask_logits
+from .backend_sdpa import Sdpa
+from .positions import Positions
+from .token_positions import TokenPositions
+
+
+class SharedBias(NamedTuple):
+    bias: Tensor | None  # [H, L, L]
+    mask: Tensor | None  # [B, L], False at padding
+
+
+class Triton(Backend):
+    name = "triton"
+
+    def refuses(self, positions: Positions, normaliser: str, device: torch.device, dtype: torch.dtype) -> str | None:
+        dims = positions.dims
+        if triton_attention.triton is None:
+            return "triton is not installed"
+        if device.type != "cuda" and not interpreted():
+            return f"it is for NVIDIA cards, not for {device.type}"
+        if max(dims.head_dim, dims.value_dim) > triton_attention.WIDEST:
+            return f"heads are wider than {triton_attention.WIDEST}"
+        return super().refuses(positions, normaliser, device, dtype)
+
+    def prepare(self, bias: Tensor | None, gate: Tensor | None, reach: int | None, batch: Batch) -> SharedBias:
+        """A window hides pairs in the bias: all pairs are computed."""
+        if reach is not None:
+            bias = mask_logits(bias, batch.near(reach)).expand(batch.heads, -1, -1)
+        return SharedBias(None if bias is None else bias.to(batch.dtype), batch.packing.mask)
+
+    def mix(
+        self, q: Tensor, k: Tensor, v: Tensor, content: None, prepared: SharedBias, scale: float, dropout: float
+    ) -> tuple[Tensor, None]:
+        return triton_attention.attention(q, k, v, *prepared, scale, dropout), None
+
+
+def interpreted() -> bool:
+    """Whether kernels run on a CPU, in Triton's interpreter (TRITON_INTERPRET=1 before they are imported)."""
+    return type(triton_attention._forward).__name__ == "InterpretedFunction"
+
+
+@functools.cache
+def wins(heads: int, head_dim: int, dtype: torch.dtype, card: str) -> bool:
+    """Whether Triton's kernels take less time than PyTorch's on this card, forward and backward: measured once per
+    process, on 16 sequences of 512 tokens. Draws inside do not change the run's."""
+    with torch.random.fork_rng(["cuda"]), torch.enable_grad(), torch.autocast("cuda", enabled=False):
+        return seconds_of(Triton(), heads, head_dim, dtype) < seconds_of(Sdpa(), heads, head_dim, dtype)
+
+
+def seconds_of(backend: Backend, heads: int, head_dim: int, dtype: torch.dtype) -> float:
+    """Of the fastest of 5 passes, forward and backward."""
+    q, k, v = (torch.randn(16, heads, 512, head_dim, device="cuda", dtype=dtype, requires_grad=True) for _ in "qkv")
+    bias = torch.zeros(heads, 512, 512, device="cuda", requires_grad=True)
+    batch = Batch(TokenPositions(512, "cuda"), dtype, heads)
+    seconds = []
+    for _ in range(6):  # the first compiles
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        out, _ = backend.mix(q, k, v, None, backend.prepare(bias, None, None, batch), head_dim**-0.5, 0.1)
+        out.sum().backward()
+        torch.cuda.synchronize()
+        seconds.append(time.perf_counter() - begin)
+    return min(seconds[1:])
