@@ -36,7 +36,7 @@ def parsed(arguments: list) -> DictConfig:
 
 def to_text(cfg: DictConfig) -> str:
     """A configuration as an argument; numbers keep every digit."""
-    return json.dumps(OmegaConf.to_container(cfg))
+    return json.dumps(OmegaConf.to_container(cfg), allow_nan=False)
 
 
 def from_text(text: str) -> DictConfig:
