@@ -19,9 +19,9 @@ from tupe.common import options, record
 from tupe.common.options import ListOf
 from tupe.common.tables import Table
 from tupe.experiments import collect, runner
-from tupe.experiments.evidence import train
-from tupe.experiments.plan import CLAIMS, Trial, final_losses
+from tupe.experiments.plan import PLAN, Trial, final_losses
 from tupe.experiments.statistics import contrast
+from tupe.experiments.training import train
 from tupe.positions import load_scheme_file
 
 from . import statistics
@@ -29,7 +29,7 @@ from . import statistics
 HERE = Path(__file__).parent
 FIRST, TABLES = HERE.parent / "docs/evidence", HERE.parent / "docs/evidence/second"
 PROTOCOL = yaml.safe_load((HERE / "second.yaml").read_text(encoding="utf-8"))
-PROTOCOL["models"] |= CLAIMS["models"]
+PROTOCOL["models"] |= PLAN["models"]
 for model in PROTOCOL["models"].values():
     if "position-file" in model:
         model["position-file"] = str(HERE / model["position-file"])
@@ -210,7 +210,7 @@ def again(losses: dict[Trial, float]) -> list[str]:
     mine, rows = seeds["tupe_a_tie_cls"], []
     for model, theirs in seeds.items():
         if model != "tupe_a_tie_cls":
-            mean, low, high, p = statistics.welch_interval(theirs.values(), mine.values())
+            mean, low, high, p = statistics.welch(theirs.values(), mine.values())
             verdict = "not resolved" if low <= 0 <= high else "lower" if mean < 0 else "higher"
             rows.append(("", [f"`{model}` - `tupe_a_tie_cls`", f"{len(theirs)}, {len(mine)}",
                               f"{mean:.3f} [{low:.3f}, {high:.3f}]", f"{p:.2g}", verdict]))  # fmt: skip
@@ -238,12 +238,7 @@ def page() -> str:
 # --------------------------------------------------------------------------------------------------------- the commands
 
 
-@click.group()
-def main():
-    """The second protocol (docs/second-protocol.md)."""
-
-
-@main.command(cls=options.QuietCommand, context_settings={"ignore_unknown_options": True})
+@click.command(cls=options.QuietCommand, context_settings={"ignore_unknown_options": True})
 @options.data("prepared text; the protocol's is in docs/reproduction.md")
 @options.output("folder of the runs; an existing one is resumed")
 @click.option("--stages", type=ListOf(list(PROTOCOL["stages"])), help="only these")
@@ -270,7 +265,7 @@ def run(data, output, stages, jobs, dry_run, further):
                 train_length(data, output, of_length, jobs, further)
 
 
-@main.command("page", cls=options.QuietCommand)
+@click.command("page", cls=options.QuietCommand)
 @click.option("--runs", type=options.FOLDER, help="folder of `run`, whose finished runs are added")
 @click.option("--data", type=options.FOLDER, help="folder of data; default: the one that a run's weights name")
 def write_page(runs, data):
