@@ -13,7 +13,7 @@ import yaml
 from tupe.evaluation.minimal_pairs import MINIMUM
 from tupe.experiments import collect
 from tupe.experiments.evidence import Evidence
-from tupe.experiments.plan import BITS, Trial, lengths_of
+from tupe.experiments.plan import BITS, PLAN, Trial
 from tupe.experiments.statistics import ALPHA, FEWEST, Contrast, Seeds, contrast, holm, paired
 
 from .statistics import pooled, share_of_schedule, share_of_updates, welch
@@ -149,7 +149,7 @@ def schedule_shares(evidence: Evidence, model: str) -> Seeds:
     bert = {trial.seed: trial for trial in trials if trial.model == "bert_a"}
     for seed, trial in bert.items():
         finals = {t.updates / trial.updates: evidence.loss(t) for t in trials if (t.model, t.seed) == (model, seed)}
-        if set(finals) >= {updates / trial.updates for updates in (*lengths_of("share"), trial.updates)}:
+        if set(finals) >= {updates / trial.updates for updates in (*PLAN["stages"]["share"]["updates"], trial.updates)}:
             shares[seed] = share_of_schedule(finals, evidence.loss(trial))
     return shares
 

@@ -19,7 +19,7 @@ from tupe.common import options, record
 from tupe.common.options import ListOf
 from tupe.common.tables import Table
 from tupe.experiments import collect, runner
-from tupe.experiments.plan import PLAN, Trial, final_losses
+from tupe.experiments.plan import PLAN, Trial, final_losses, lengths_of
 from tupe.experiments.statistics import contrast
 from tupe.experiments.training import train
 from tupe.positions import load_scheme_file
@@ -40,11 +40,6 @@ def precision(stage: str) -> str:
     return collect.PRECISIONS[PROTOCOL["stages"][stage].get("autocast", PROTOCOL["autocast"])]
 
 
-def lengths(plan: dict) -> list[int]:
-    """The numbers of updates for which a stage trains, the shortest first."""
-    return plan["updates"] if isinstance(plan["updates"], list) else [plan["updates"]]
-
-
 def known(folder: Path) -> dict[tuple[Trial, str], float]:
     """{(trial, precision): final loss} of the finished runs in tables, infinite for one that diverged."""
     losses = {}
@@ -59,7 +54,7 @@ def adopted(losses: dict[tuple[Trial, str], float]) -> dict[Trial, float]:
     found = {}
     for stage, plan in PROTOCOL["stages"].items():
         for (trial, of), loss in losses.items():
-            same = trial.size == plan["size"] and trial.updates in lengths(plan) and of == precision(stage)
+            same = trial.size == plan["size"] and trial.updates in lengths_of(plan) and of == precision(stage)
             if same and trial.stage in plan.get("counts", ()):
                 found[replace(trial, stage=stage)] = loss
     return found
@@ -103,7 +98,7 @@ def trials(stage: str, losses: dict[Trial, float]) -> list[Trial]:
         rates = {model: [best[of]] for model in plan["models"] if (of := like.get(model, model)) in best}
     return [
         Trial(stage, model, plan["size"], updates, rate, seed)
-        for updates in lengths(plan)
+        for updates in lengths_of(plan)
         for seed in plan["seeds"]
         for rank in range(max(map(len, rates.values()), default=0))
         for model, values in rates.items()
@@ -161,7 +156,7 @@ def train_length(data: Path, output: Path, planned: list[Trial], jobs: int | Non
     the next shorter length."""
     branches = [trial for trial in planned if cooldown_of(trial)]
     for trial in branches:
-        shorter = [updates for updates in lengths(PROTOCOL["stages"][trial.stage]) if updates < trial.updates]
+        shorter = [updates for updates in lengths_of(PROTOCOL["stages"][trial.stage]) if updates < trial.updates]
         if shorter:
             begin(trunk(trial, output), trunk(replace(trial, updates=max(shorter)), output))
     trunks = [trunk_job(trial, data, output, further) for trial in branches]

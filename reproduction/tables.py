@@ -38,7 +38,7 @@ from .statistics import geometric_mean_interval
 
 SHARES = {  # stages that shares of updates are shown of, and how they are called there
     "main": "mini", "slower": "mini, one rate", "controls": "tiny",
-    "longer": f"tiny, {lengths_of('longer')[0]:,} updates",
+    "longer": f"tiny, {PLAN['stages']['longer']['updates']:,} updates",
 }  # fmt: skip
 AT_BOTH_RATES = {"main": "main stage", "slower": "one rate"}
 
@@ -232,7 +232,7 @@ def coverage(evidence: Evidence) -> str:
         planned = [
             trial
             for trial in finished
-            if trial.seed in plan["seeds"] and trial.updates in lengths_of(stage) and evidence.has_planned_rate(trial)
+            if trial.seed in plan["seeds"] and trial.updates in lengths_of(plan) and evidence.has_planned_rate(trial)
         ]
         more = f" and {len(finished) - len(planned)} more" if len(finished) > len(planned) else ""
         used = {evidence.runs[trial]["precision"] for trial in finished} - {""}
@@ -306,7 +306,7 @@ def share_table(evidence: Evidence) -> Table:
         for stage, size in SHARES.items():
             paper, rest = (paper_shares(evidence, stage, model, off) for off in (False, True))
             fair = schedule_shares(evidence, model) if stage == "controls" else {}
-            least = min(lengths_of("share")) / lengths_of("controls")[0]
+            least = min(PLAN["stages"]["share"]["updates"]) / PLAN["stages"]["controls"]["updates"]
             rows.append([f"{model}, {size}", share_cell(paper), share_cell(fair, least), share_cell(rest)])
     return Table.plain(["", "(a) running loss", "(b) full decay", "(c) exit updates taken off"], rows)
 

@@ -1,6 +1,7 @@
 """Statistics against scipy and numbers computed by hand."""
 
 import math
+import warnings
 
 import numpy as np
 import pytest
@@ -27,6 +28,9 @@ def test_contrasts_without_an_interval():
     same = dict.fromkeys((1, 2, 3), 2.0)
     alike = contrast(same, dict.fromkeys((1, 2, 3), 1.0))
     assert (alike.interval, alike.p) == ((1.0, 1.0), 0.0) and contrast(same, same).p == 1.0  # no variation at all
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert contrast({1: 5.2, 2: 5.3, 3: 5.4}, {1: 5.1, 2: 5.2, 3: 5.3}).p == 0.0  # but rounding
     with pytest.raises(ValueError, match="no common seed"):
         contrast({1: 2.0}, {2: 2.0})
 

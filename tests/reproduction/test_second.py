@@ -103,5 +103,5 @@ def test_the_protocol_names_the_models_of_its_yaml():
     own = yaml.safe_load((second.HERE / "second.yaml").read_text(encoding="utf-8"))
     for stage, plan in own["stages"].items():
         assert f"`{stage}`" in text or stage == "again_bf16"
-        assert all(f"{updates:,}" in text for updates in second.lengths(plan))
+        assert all(f"{updates:,}" in text for updates in second.lengths_of(plan))
     assert all(f"`{model}`" in text for model in own["models"])

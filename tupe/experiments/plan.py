@@ -98,7 +98,7 @@ def trials(
         Trial(stage, name, plan["size"], updates, lr, seed)
         for seed in seeds or plan["seeds"]
         for name, lr in pairs
-        for updates in lengths_of(stage)
+        for updates in lengths_of(plan)
     ]
 
 
@@ -111,10 +111,9 @@ def planned_models(stage: str, models: list[str] | None = None, own: dict | None
     return [name for name in names if not models or name in models]
 
 
-def lengths_of(stage: str) -> list[int]:
-    """The numbers of updates for which a stage trains."""
-    updates = PLAN["stages"][stage]["updates"]
-    return updates if isinstance(updates, list) else [updates]
+def lengths_of(plan: dict) -> list[int]:
+    """The numbers of updates for which a stage trains, the shortest first. plan: the stage's, of a protocol."""
+    return plan["updates"] if isinstance(plan["updates"], list) else [plan["updates"]]
 
 
 def final_losses(output: Path) -> dict[Trial, float]:

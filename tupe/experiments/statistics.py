@@ -47,7 +47,7 @@ def t_test(values: list[float]) -> tuple[float, tuple[float, float] | None, floa
     mean = float(np.mean(values))
     if len(values) < FEWEST:
         return mean, None, None
-    if not np.ptp(values):  # no variation: scipy has a p-value of nan for a mean of 0
+    if np.ptp(values) <= 1e-9 * abs(mean):  # no variation but rounding, of which scipy warns; with a mean of 0 p is nan
         return mean, (mean, mean), float(mean == 0)
     test = stats.ttest_1samp(values, 0)
     low, high = test.confidence_interval(0.95)
