@@ -162,7 +162,7 @@ def claims_command(runs, folder, data):
     evidence = Evidence(collect.read(folder))
     click.echo(f"{folder}: {len(evidence.runs)} runs")
     if lacking := missing(evidence):
-        click.echo(f"no pages yet; not there: {'; '.join(lacking)}")
+        click.echo(f"no pages yet; missing: {'; '.join(lacking)}")
         return
     ours = folder.resolve() == EVIDENCE
     page = ROOT / "docs/results.md" if ours else folder / "results.md"

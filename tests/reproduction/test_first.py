@@ -125,7 +125,7 @@ def test_of_a_part_of_the_runs_there_are_tables_only(tmp_path):
         write_run(tmp_path / "out", Trial("pilot", "nopos", "tiny", 5000, lr, 101), 7 + number)
     result = invoke("claims", "--evidence", tmp_path / "mine", "--runs", tmp_path / "out")
     assert result.exit_code == 0, result.output
-    assert "no pages yet; not there: first (bert_a, " in result.output and "longer (bert_a, bert_r" in result.output
+    assert "no pages yet; missing: first (bert_a, " in result.output and "longer (bert_a, bert_r" in result.output
     assert {path.suffix for path in (tmp_path / "mine").iterdir()} == {".gz"}
     result = invoke("claims", "--evidence", tmp_path / "empty")
     assert result.exit_code == 2 and "no table of finished runs" in result.output
