@@ -107,7 +107,7 @@ def missing(evidence: Evidence) -> list[str]:
     """What the pages need and the tables lack."""
     lacking = []
     for stage in PLAN["stages"]:
-        there = evidence.finals(stage)
+        there = evidence.best_rates if stage == "pilot" else evidence.finals(stage)
         if models := [model for model in planned_models(stage) if model not in there]:
             lacking.append(f"{stage} ({options.cut_list(models)})")
     if not any(credits(evidence, trial, trial.updates, only_order=False) for trial in evidence.trials("main")):
@@ -117,26 +117,26 @@ def missing(evidence: Evidence) -> list[str]:
     return lacking
 
 
-def pages(evidence: Evidence, place: str = "evidence") -> dict[str, str]:
-    """{name: text} of every page, and of the parts that stand between the markers of others: "results", "readme".
-    place: where the tables are, as the page of results names it. The evidence has to be whole (see `missing`)."""
+def page(evidence: Evidence, name: str, place: str = "evidence") -> str:
+    """The text of one of `PAGES`, or what stands between the markers of another page: "results", "readme". place: where
+    the tables are, as the page of results names it. The evidence has to be whole (see `missing`)."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).with_name("pages")), undefined=jinja2.StrictUndefined,
         trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True,
         finalize=lambda value: value.markdown() if isinstance(value, Table) else value,
     )  # fmt: skip
     names = {**vars(tables), "evidence": evidence, "plan": PLAN["stages"], "tables": place}
-    return {name: environment.get_template(f"{name}.jinja").render(names) for name in (*PAGES, "results", "readme")}
+    return environment.get_template(f"{name}.jinja").render(names)
 
 
-def fill_in(page: Path, text: str) -> None:
+def fill_in(file: Path, text: str) -> None:
     """Replace what stands between the markers of a page. Raises ValueError if they are not there."""
-    content = page.read_text(encoding="utf-8")
+    content = file.read_text(encoding="utf-8")
     if content.count(BEGIN) != 1 or content.count(END) != 1:
-        raise ValueError(f"{page} needs the lines {BEGIN!r} and {END!r}, once each")
+        raise ValueError(f"{file} needs the lines {BEGIN!r} and {END!r}, once each")
     before, _, rest = content.partition(BEGIN)
     after = rest.partition(END)[2]
-    record.write_atomically(page, f"{before}{BEGIN}\n\n{text}\n{END}{after}")
+    record.write_atomically(file, f"{before}{BEGIN}\n\n{text}\n{END}{after}")
 
 
 @click.command("claims", cls=options.QuietCommand)
@@ -165,14 +165,13 @@ def claims_command(runs, folder, data):
         click.echo(f"no pages yet; missing: {'; '.join(lacking)}")
         return
     ours = folder.resolve() == EVIDENCE
-    page = ROOT / "docs/results.md" if ours else folder / "results.md"
-    if not page.exists():
-        record.write_atomically(page, f"# Results\n\n{BEGIN}\n{END}\n")
+    results = ROOT / "docs/results.md" if ours else folder / "results.md"
+    if not results.exists():
+        record.write_atomically(results, f"# Results\n\n{BEGIN}\n{END}\n")
     for figure in FIGURES:
-        plotting.save(figure(evidence), page.parent / "figures" / f"claims_{figure.__name__}.png")
-    texts = pages(evidence, os.path.relpath(folder, page.parent))
+        plotting.save(figure(evidence), results.parent / "figures" / f"claims_{figure.__name__}.png")
     for name in PAGES:
-        record.write_atomically(folder / f"{name}.md", texts[name])
-    fill_in(page, texts["results"])
+        record.write_atomically(folder / f"{name}.md", page(evidence, name))
+    fill_in(results, page(evidence, "results", os.path.relpath(folder, results.parent)))
     if ours:
-        fill_in(ROOT / "README.md", texts["readme"])
+        fill_in(ROOT / "README.md", page(evidence, "readme"))

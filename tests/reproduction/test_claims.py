@@ -313,25 +313,21 @@ def text_of(name):
     return (ROOT / name).read_text(encoding="utf-8")
 
 
-@pytest.fixture(scope="module")
-def pages(committed):
-    return first.pages(committed)
-
-
-def test_the_pages_are_those_of_the_tables(committed, pages):
+def test_the_pages_are_those_of_the_tables(committed):
     assert first.missing(committed) == []
-    for page, name in (("docs/results.md", "results"), ("README.md", "readme")):
-        assert f"\n\n{pages[name]}\n{first.END}" in text_of(page)
+    for file, name in (("docs/results.md", "results"), ("README.md", "readme")):
+        assert f"{first.BEGIN}\n\n{first.page(committed, name)}\n{first.END}" in text_of(file)
     for name in first.PAGES:
-        assert text_of(f"docs/evidence/{name}.md") == pages[name]
+        assert text_of(f"docs/evidence/{name}.md") == first.page(committed, name)
 
 
-def test_the_readme_has_five_rows_and_three_sentences(committed, pages):
+def test_the_readme_has_five_rows_and_three_sentences(committed):
     """... that hold: exits of one model are all before the other's, an interval is not below 0, less than half of a
     lead is left."""
-    *_, sentences = pages["readme"].strip().split("\n")
+    text = first.page(committed, "readme")
+    *_, sentences = text.strip().split("\n")
     assert len(re.findall(r"\.(?= [A-Z]|$)", sentences)) == 3
-    assert len([line for line in pages["readme"].splitlines() if line.startswith("|")]) == 2 + 5
+    assert len([line for line in text.splitlines() if line.startswith("|")]) == 2 + 5
     assert claims.judged(committed, "main")[0].verdict == "confirmed"
     exits = committed.by_seed("main", committed.exit)
     assert max(exits["tupe_a_tie_cls"].values()) < min(exits["bert_a"].values())
