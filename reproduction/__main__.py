@@ -1,5 +1,19 @@
-"""`python -m reproduction run | page`: the second protocol (docs/second-protocol.md)."""
+"""`python -m reproduction COMMAND`, in a clone of the repository: the first protocol (docs/reproduction.md) by
+`evidence`, `claims` and `release`, the second one (docs/second-protocol.md) by `run` and `page`."""
 
-from .second import main
+import click
 
-main()
+from . import first, release, second
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+def main() -> None:
+    """The experiments on TUPE's claims: `evidence`, `claims` and `release` are of the first protocol
+    (docs/reproduction.md), `run` and `page` of the second (docs/second-protocol.md)."""
+
+
+for command in (first.evidence_command, first.claims_command, release.command, second.run, second.write_page):
+    main.add_command(command)
+
+if __name__ == "__main__":
+    main(prog_name="python -m reproduction")

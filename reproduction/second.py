@@ -19,9 +19,9 @@ from tupe.common import options, record
 from tupe.common.options import ListOf
 from tupe.common.tables import Table
 from tupe.experiments import collect, runner
-from tupe.experiments.evidence import train
-from tupe.experiments.plan import CLAIMS, Trial, final_losses
+from tupe.experiments.plan import PLAN, Trial, final_losses, lengths_of
 from tupe.experiments.statistics import contrast
+from tupe.experiments.training import train
 from tupe.positions import load_scheme_file
 
 from . import statistics
@@ -29,7 +29,7 @@ from . import statistics
 HERE = Path(__file__).parent
 FIRST, TABLES = HERE.parent / "docs/evidence", HERE.parent / "docs/evidence/second"
 PROTOCOL = yaml.safe_load((HERE / "second.yaml").read_text(encoding="utf-8"))
-PROTOCOL["models"] |= CLAIMS["models"]
+PROTOCOL["models"] |= PLAN["models"]
 for model in PROTOCOL["models"].values():
     if "position-file" in model:
         model["position-file"] = str(HERE / model["position-file"])
@@ -38,11 +38,6 @@ for model in PROTOCOL["models"].values():
 def precision(stage: str) -> str:
     """What a stage trains in, as the tables call it."""
     return collect.PRECISIONS[PROTOCOL["stages"][stage].get("autocast", PROTOCOL["autocast"])]
-
-
-def lengths(plan: dict) -> list[int]:
-    """The numbers of updates for which a stage trains, the shortest first."""
-    return plan["updates"] if isinstance(plan["updates"], list) else [plan["updates"]]
 
 
 def known(folder: Path) -> dict[tuple[Trial, str], float]:
@@ -59,7 +54,7 @@ def adopted(losses: dict[tuple[Trial, str], float]) -> dict[Trial, float]:
     found = {}
     for stage, plan in PROTOCOL["stages"].items():
         for (trial, of), loss in losses.items():
-            same = trial.size == plan["size"] and trial.updates in lengths(plan) and of == precision(stage)
+            same = trial.size == plan["size"] and trial.updates in lengths_of(plan) and of == precision(stage)
             if same and trial.stage in plan.get("counts", ()):
                 found[replace(trial, stage=stage)] = loss
     return found
@@ -103,7 +98,7 @@ def trials(stage: str, losses: dict[Trial, float]) -> list[Trial]:
         rates = {model: [best[of]] for model in plan["models"] if (of := like.get(model, model)) in best}
     return [
         Trial(stage, model, plan["size"], updates, rate, seed)
-        for updates in lengths(plan)
+        for updates in lengths_of(plan)
         for seed in plan["seeds"]
         for rank in range(max(map(len, rates.values()), default=0))
         for model, values in rates.items()
@@ -161,7 +156,7 @@ def train_length(data: Path, output: Path, planned: list[Trial], jobs: int | Non
     the next shorter length."""
     branches = [trial for trial in planned if cooldown_of(trial)]
     for trial in branches:
-        shorter = [updates for updates in lengths(PROTOCOL["stages"][trial.stage]) if updates < trial.updates]
+        shorter = [updates for updates in lengths_of(PROTOCOL["stages"][trial.stage]) if updates < trial.updates]
         if shorter:
             begin(trunk(trial, output), trunk(replace(trial, updates=max(shorter)), output))
     trunks = [trunk_job(trial, data, output, further) for trial in branches]
@@ -210,7 +205,7 @@ def again(losses: dict[Trial, float]) -> list[str]:
     mine, rows = seeds["tupe_a_tie_cls"], []
     for model, theirs in seeds.items():
         if model != "tupe_a_tie_cls":
-            mean, low, high, p = statistics.welch_interval(theirs.values(), mine.values())
+            mean, low, high, p = statistics.welch(theirs.values(), mine.values())
             verdict = "not resolved" if low <= 0 <= high else "lower" if mean < 0 else "higher"
             rows.append(("", [f"`{model}` - `tupe_a_tie_cls`", f"{len(theirs)}, {len(mine)}",
                               f"{mean:.3f} [{low:.3f}, {high:.3f}]", f"{p:.2g}", verdict]))  # fmt: skip
@@ -238,12 +233,7 @@ def page() -> str:
 # --------------------------------------------------------------------------------------------------------- the commands
 
 
-@click.group()
-def main():
-    """The second protocol (docs/second-protocol.md)."""
-
-
-@main.command(cls=options.QuietCommand, context_settings={"ignore_unknown_options": True})
+@click.command(cls=options.QuietCommand, context_settings={"ignore_unknown_options": True})
 @options.data("prepared text; the protocol's is in docs/reproduction.md")
 @options.output("folder of the runs; an existing one is resumed")
 @click.option("--stages", type=ListOf(list(PROTOCOL["stages"])), help="only these")
@@ -270,7 +260,7 @@ def run(data, output, stages, jobs, dry_run, further):
                 train_length(data, output, of_length, jobs, further)
 
 
-@main.command("page", cls=options.QuietCommand)
+@click.command("page", cls=options.QuietCommand)
 @click.option("--runs", type=options.FOLDER, help="folder of `run`, whose finished runs are added")
 @click.option("--data", type=options.FOLDER, help="folder of data; default: the one that a run's weights name")
 def write_page(runs, data):

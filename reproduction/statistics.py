@@ -1,17 +1,43 @@
-"""Tests of the second protocol beside those of `tupe.experiments.statistics`."""
+"""Statistics of the two protocols beside those of `tupe.experiments.statistics`."""
 
+import math
 from collections.abc import Iterable
 
 import numpy as np
 from scipy import stats
 
+from tupe.experiments.statistics import Seeds, first_below, mean_interval
 
-def welch_interval(a: Iterable[float], b: Iterable[float]) -> tuple[float, float, float, float]:
-    """(mean of a - mean of b, the ends of its 95 % interval, two-sided p), with unequal variances."""
+Blocks = dict[int, tuple]  # seed -> (summed loss of each held-out block, tokens of each)
+
+
+def geometric_mean_interval(values: Iterable[float]) -> tuple[float, tuple[float, float] | None]:
+    """`mean_interval` of the logarithms, taken back: for ratios. Of infinite ones there is no interval."""
+    values = list(values)
+    if math.inf in values:
+        return math.inf, None
+    mean, interval = mean_interval(map(math.log, values))
+    return math.exp(mean), interval and (math.exp(interval[0]), math.exp(interval[1]))
+
+
+# ------------------------------------------------------------------------------------- other tests of the same contrast
+
+
+def welch(a: Iterable[float], b: Iterable[float]) -> tuple[float, float, float, float]:
+    """(mean of a - mean of b, the ends of its 95 % interval, two-sided p): not paired, variances may differ."""
     a, b = np.array(list(a)), np.array(list(b))
     test = stats.ttest_ind(a, b, equal_var=False)
     low, high = test.confidence_interval(0.95)
     return float(a.mean() - b.mean()), float(low), float(high), float(test.pvalue)
+
+
+def pooled(a: Seeds, b: Seeds, groups: list[Seeds]) -> float:
+    """p-value of the unpaired t-test whose variance is that within all `groups` (models), which are taken to vary
+    alike."""
+    freedom = sum(len(group) - 1 for group in groups)
+    variance = sum((len(group) - 1) * np.var([*group.values()], ddof=1) for group in groups if len(group) > 1) / freedom
+    difference = np.mean([*a.values()]) - np.mean([*b.values()])
+    return float(2 * stats.t.sf(abs(difference) / math.sqrt(variance * (1 / len(a) + 1 / len(b))), freedom))
 
 
 def equivalence(differences: Iterable[float], margin: float) -> float:
@@ -21,3 +47,47 @@ def equivalence(differences: Iterable[float], margin: float) -> float:
     below = stats.ttest_1samp(values, margin, alternative="less").pvalue
     above = stats.ttest_1samp(values, -margin, alternative="greater").pvalue
     return float(max(below, above))
+
+
+def bootstrap(a: Blocks, b: Blocks, resamples: int = 2000, seed: int = 1) -> tuple[float, tuple[float, float]]:
+    """(mean of a - b, 95 % percentile interval) of losses per token, where seeds and held-out blocks are both drawn
+    anew (Sellam et al., 2022): what other seeds and another text might have given. Paired by seed and by block.
+
+    With few seeds it is too narrow (its variance over n seeds is that of n, not n - 1): beside a t-interval over seeds
+    it shows what the text adds. Raises ValueError without a common seed, or if runs differ in their blocks.
+    """
+    shared = sorted(set(a) & set(b))
+    if not shared:
+        raise ValueError(f"no common seed: {sorted(a)} and {sorted(b)}")
+    runs = [blocks[s] for blocks in (a, b) for s in shared]
+    counts = np.asarray(runs[0][1], dtype=float)
+    if any(not np.array_equal(counts, tokens) for _, tokens in runs):
+        raise ValueError("runs do not have the same held-out blocks")
+    sums = np.array([losses for losses, _ in runs], dtype=float)
+    differences = sums[: len(shared)] - sums[len(shared) :]  # [seeds, blocks]
+    rng = np.random.default_rng(seed)
+    drawn = rng.multinomial(len(counts), np.full(len(counts), 1 / len(counts)), size=resamples)  # times of each block
+    losses = (drawn @ differences.T) / (drawn @ counts)[:, None]  # [resamples, seeds]
+    seeds = rng.integers(len(shared), size=losses.shape)
+    low, high = np.percentile(np.take_along_axis(losses, seeds, axis=1).mean(axis=1), [2.5, 97.5])
+    return float(differences.sum(axis=1).mean() / counts.sum()), (float(low), float(high))
+
+
+# ---------------------------------------------------------------------------------------------- curves: loss by updates
+
+
+def share_of_updates(updates: list[int], losses: list[float], target: float, total: int) -> float:
+    """Share of `total` updates after which a curve reaches `target`: math.inf if it never does ("> 100 %")."""
+    reached = first_below(updates, losses, target)
+    return math.inf if reached is None else reached / total
+
+
+def share_of_schedule(finals: dict[float, float], target: float) -> float:
+    """Share of the updates with which a run, trained with full decay, would end at `target`.
+
+    finals: {share of the updates: final loss of a run of that length}. Linear in log(share) between runs; a target
+    above the shortest run's loss gives the shortest share (an upper bound), one below all gives math.inf.
+    """
+    shares = sorted(finals)
+    reached = first_below([math.log(share) for share in shares], [finals[share] for share in shares], target)
+    return math.inf if reached is None else math.exp(reached)

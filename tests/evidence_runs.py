@@ -1,12 +1,14 @@
-"""Run folders as `tupe evidence` leaves them, without training: every number follows from a formula."""
+"""Run folders as training leaves them, without training: every number follows from a formula."""
 
 import json
 
 import numpy as np
 
 from tupe.common import record
+from tupe.experiments import collect
 from tupe.experiments.collect import SCORED
-from tupe.experiments.plan import CLAIMS, Trial
+from tupe.experiments.evidence import Evidence
+from tupe.experiments.plan import PLAN, Trial
 
 BITS = 1 / np.log(2)
 
@@ -65,16 +67,16 @@ def write_run(output, trial: Trial, loss: float, exit: int = 1000, state="finish
         (place / SCORED).touch()
 
 
-def write_experiment(output, stages=("pilot", "main", "controls", "longer", "share"), seeds=3):
+def write_experiment(output, stages=tuple(PLAN["stages"]), seeds=3):
     """Every run of the plan, at rates that follow from the pilot, where 1e-3 is best (so 5e-4 has run, too). The final
     loss of a model is 6 bits for the first one and 0.1 less for each further one, plus 0.01 times the seed, plus a
     little of its own."""
     rng = np.random.default_rng(0)
-    models = list(CLAIMS["models"])
+    models = list(PLAN["models"])
     for stage in stages:
-        plan = CLAIMS["stages"][stage]
+        plan = PLAN["stages"][stage]
         shares = [0.5, 1, 2, 4] if stage == "pilot" else plan.get("shares", [1])
-        rates = [share * 1e-3 for share in shares]
+        rates = [plan["lr"]] if "lr" in plan else [share * 1e-3 for share in shares]
         lengths = plan["updates"] if isinstance(plan["updates"], list) else [plan["updates"]]
         for seed in plan["seeds"][:seeds]:
             for model in models if plan["models"] == "all" else plan["models"]:
@@ -87,3 +89,16 @@ def write_experiment(output, stages=("pilot", "main", "controls", "longer", "sha
                         loss = 7.5 + 0.01 * off if model == "nopos" else loss
                         along = (1500, updates) if stage == "main" else ()
                         write_run(output, trial, loss, exit=500 + 100 * models.index(model), along=along)
+
+
+def read_back(out):
+    """The evidence of the runs in a folder."""
+    tables = out.parent / "tables"
+    collect.write(collect.collect(out, collect.read(tables)), tables)
+    return Evidence(collect.read(tables))
+
+
+def write_plateau(out, loss):
+    """The pilot of nopos, whose best rate has this loss."""
+    for number, lr in enumerate(PLAN["learning_rates"]):
+        write_run(out, Trial("pilot", "nopos", "tiny", 5000, lr, 101), loss + 0.1 * number)

@@ -5,14 +5,17 @@ import shlex
 
 from helpers import PLUGIN
 
+from reproduction.__main__ import main as laboratory
 from tupe import cli
 
+COMMANDS = {"tupe": cli.main, "python -m reproduction": laboratory}
+NAMES = {program: {*group.list_commands(None)} for program, group in COMMANDS.items()}
 ROOT = PLUGIN.parent
 DOCS = sorted((ROOT / "docs").glob("*.md"))
 TOUR = ROOT / "docs" / "tour.ipynb"
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS]
 PROGRAM = re.compile(
-    r"(?:^|[|;&(]|\bdo )\s*(?:\w+=\S+ +)*(tupe|bash|sbatch|fairseq-train|fairseq-hydra-train) "
+    r"(?:^|[|;&(]|\bdo )\s*(?:\w+=\S+ +)*(tupe|python -m reproduction|bash|sbatch|fairseq-train|fairseq-hydra-train) "
     r"""((?:'[^']*'|"[^"]*"|[^|;&)'"])*)"""
 )
 
@@ -44,5 +47,8 @@ def commands_of(page):
                 yield "tupe", [script.partition(".")[0], *words[1:]]
             elif script in ("glue_sweep.sh", "download_corpus.sh") and words[1:]:
                 yield "tupe", [{"glue_sweep.sh": "sweep", "download_corpus.sh": "download"}[script], *words[1:]]
-            elif program.startswith("fairseq-") or {*words[before(words) :][:1]} & {*cli.main.list_commands(None)}:
+            elif script == "jobs.sbatch" and words[1:]:
+                ours = words[1] == "reproduction"
+                yield ("python -m reproduction", words[2:]) if ours else ("tupe", words[1:])
+            elif program.startswith("fairseq-") or {*words[before(words) :][:1]} & NAMES.get(program, set()):
                 yield program, words

@@ -14,7 +14,7 @@ import click
 import pytest
 import torch
 from helpers import CONFIGS
-from pages import DOCS, PAGES, ROOT, TOUR, code_of, commands_of
+from pages import COMMANDS, DOCS, PAGES, ROOT, TOUR, code_of, commands_of
 from test_house import run
 
 from tupe import __version__, cli, positions, schemes_bias
@@ -29,10 +29,13 @@ def shown(program):
     return [pytest.param(words, id=f"{page.stem}: {shlex.join(words)[:80]}") for page, words in commands]
 
 
-@pytest.mark.parametrize("words", shown("tupe"))
-def test_a_command_parses(words):
+@pytest.mark.parametrize(
+    ("program", "words"),
+    [pytest.param(name, *case.values, id=case.id) for name in COMMANDS for case in shown(name)],
+)
+def test_a_command_parses(program, words):
     """Its options are known, valid and complete. Nothing runs; the files need not be there."""
-    command, name = cli.main, "tupe"
+    command, name = COMMANDS[program], program
     while isinstance(command, click.Group) and words:
         context = click.Context(command, info_name=name)
         words = command.make_parser(context).parse_args(words)[1]  # without options of `tupe` itself

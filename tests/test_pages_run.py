@@ -24,9 +24,7 @@ pytestmark = pytest.mark.slow
 
 ELSEWHERE = {
     "tupe download ": "tests/corpus/test_download.py, without a network",
-    "tupe evidence ": "tests/experiments/test_evidence.py",
-    "tupe claims ": "tests/experiments/test_claims.py",
-    "tupe release ": "tests/experiments/test_release.py",
+    "python -m reproduction": "tests/reproduction",
     " compare --": "tests/experiments/test_compare.py",
     "tupe bench ": "tests/bench: a page's figures need its machine for itself",
     "--engine dask": "tests/corpus/test_engine.py, with a scheduler",

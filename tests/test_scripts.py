@@ -112,18 +112,20 @@ def test_slurm_job_that_a_signal_stopped_is_queued_again(tmp_path, status, reque
     assert done.returncode == status and (tmp_path / "requeued").exists() == requeued
 
 
-@pytest.mark.parametrize("status", [138, 1, 0])
-def test_many_jobs_are_a_slurm_job_that_is_queued_again_when_its_time_is_up(status, tmp_path):
+@pytest.mark.parametrize(("status", "words", "module"), [
+    (138, ["sweep"], "tupe"), (1, ["reproduction", "evidence"], "reproduction"), (0, ["sweep"], "tupe"),
+])  # fmt: skip
+def test_many_jobs_are_a_slurm_job_that_is_queued_again_when_its_time_is_up(status, words, module, tmp_path):
     requeue = f'[ $1 != requeue ] || echo "$2" > {tmp_path}/requeued'
     for name, text in {"srun": f'"$@"; exit {status}', "scontrol": requeue, "python": 'printf "<%s>" "$@"'}.items():
         (tmp_path / name).write_text(f"#!/bin/bash\n{text}\n")
         (tmp_path / name).chmod(0o755)
     done = bash(
-        SCRIPTS / "jobs.sbatch", "evidence", "--data", "a b", PATH=f"{tmp_path}:{os.environ['PATH']}",
+        SCRIPTS / "jobs.sbatch", *words, "--data", "a b", PATH=f"{tmp_path}:{os.environ['PATH']}",
         SLURM_SUBMIT_DIR=str(ROOT), SLURM_JOB_ID="7", SLURM_ARRAY_JOB_ID="5", SLURM_ARRAY_TASK_ID="2",
         PYTHON=str(tmp_path / "python"),
     )  # fmt: skip
-    assert done.returncode == status and done.stdout == "<-m><tupe><evidence><--data><a b>"
+    assert done.returncode == status and done.stdout == f"<-m><{module}><{words[-1]}><--data><a b>"
     assert not (tmp_path / "requeued").exists() or (tmp_path / "requeued").read_text() == "5_2\n"
     assert (tmp_path / "requeued").exists() == (status == 138)
 

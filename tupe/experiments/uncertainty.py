@@ -15,7 +15,7 @@ from ..common.tables import Table
 from ..plugin import squad
 from ..plugin.glue import METRICS, TASKS
 from .runs import Collection, Model, Run, settings_of, settings_text
-from .statistics import mean_interval
+from .statistics import Contrast, contrast
 from .summary import Summary, score_name
 
 RESAMPLES = 200
@@ -135,9 +135,9 @@ def uncertainty_tables(collection: Collection, summaries: dict[Model, dict[str, 
 
 def interval_of(a: dict[int, float], b: dict[int, float]) -> tuple[float, str]:
     """(mean of a - b over the seeds of both, its 95 % t-interval and their number as text); 0 without such a seed."""
-    seeds = sorted(set(a) & set(b))
-    mean, interval = mean_interval([a[seed] - b[seed] for seed in seeds]) if seeds else (0.0, None)
-    return mean, ("?" if interval is None else f"{interval[0]:+.2f} to {interval[1]:+.2f}") + f" ({len(seeds)})"
+    one = contrast(a, b) if set(a) & set(b) else Contrast(0.0, None, None, {})
+    bounds = "?" if one.interval is None else "{:+.2f} to {:+.2f}".format(*one.interval)
+    return one.mean, f"{bounds} ({len(one.differences)})"
 
 
 def reference_of(model: Model, models: Iterable[Model]) -> Model | None:

@@ -9,13 +9,14 @@ import torch
 from click.testing import CliRunner
 from evidence_runs import write_experiment, write_run
 
+from reproduction.release import card, command
 from tupe import __version__
 from tupe.checkpoints.convert import convert
 from tupe.evaluation.loading import load_model
-from tupe.experiments import claims, collect
-from tupe.experiments.evidence import save_half
+from tupe.experiments import collect
+from tupe.experiments.evidence import Evidence
 from tupe.experiments.plan import Trial
-from tupe.experiments.release import card, command
+from tupe.experiments.training import save_half
 
 transformers = pytest.importorskip("transformers")
 ROOT = Path(__file__).resolve().parents[2]
@@ -75,7 +76,7 @@ class TestReleased:
         text = (folder / "README.md").read_text()
         trial = Trial.parse(re.search(r"one run, `(.*)`", text).group(1))
         version = re.search(r", tupe ([\w.]+)\. ", text).group(1)
-        expected = card(claims.Evidence(collect.read(ROOT / "docs" / "evidence")), trial)
+        expected = card(Evidence(collect.read(ROOT / "docs" / "evidence")), trial)
         assert text == expected.replace(f", tupe {__version__}. ", f", tupe {version}. ")
         assert folder.name == f"{trial.model}_{trial.size}"
 

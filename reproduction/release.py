@@ -1,5 +1,5 @@
-"""A trained model of the experiment as a Hugging Face folder with a model card: `tupe release`. The weights are those
-that `tupe evidence` keeps, in half precision; the scores of the card come from the tables in docs/evidence."""
+"""A trained model of the experiment as a Hugging Face folder with a model card. The weights are those that training
+keeps, in half precision; the scores of the card come from the tables in docs/evidence."""
 
 from pathlib import Path
 
@@ -7,14 +7,17 @@ import click
 import jinja2
 import numpy as np
 
-from .. import __version__
-from ..checkpoints.export import export
-from ..common import options
-from ..common.record import write_atomically
-from . import collect
-from .claims import Evidence
-from .claims_tables import number
-from .plan import CLAIMS, Trial
+from tupe import __version__
+from tupe.checkpoints.export import export
+from tupe.common import options
+from tupe.common.record import write_atomically
+from tupe.experiments import collect
+from tupe.experiments.evidence import Evidence
+from tupe.experiments.plan import PLAN, Trial
+from tupe.experiments.statistics import number
+
+from .claims import credits, pairs_accuracy
+from .first import EVIDENCE
 
 TITLES = {
     "bert_a": "BERT-A: learned absolute positions, added to the words",
@@ -36,9 +39,9 @@ def card(evidence: Evidence, trial: Trial) -> str:
         "original sentence preferred to two swapped words": order("accuracy"),
         "by (nats)": order("margin"),
     }
-    every, only_order = (evidence.pairs_accuracy(trial, trial.updates, only) for only in (False, True))
+    every, only_order = (pairs_accuracy(evidence, trial, trial.updates, only) for only in (False, True))
     if every is not None:
-        count = sum(map(len, evidence.credits(trial, trial.updates, only_order=False).values()))
+        count = sum(map(len, credits(evidence, trial, trial.updates, only_order=False).values()))
         scores[f"BLiMP, {count:,} pairs, macro average"] = f"{100 * every:.1f} %"
         scores["BLiMP, pairs whose words differ in order alone"] = f"{100 * only_order:.1f} %"
     attention = [float(row["value"]) for row in evidence.measures(trial, "cls attention")]
@@ -46,28 +49,28 @@ def card(evidence: Evidence, trial: Trial) -> str:
     template = jinja2.Environment(loader=loader, trim_blocks=True, lstrip_blocks=True).get_template("card.jinja")
     return template.render(
         title=TITLES.get(trial.model, trial.model), name=f"{trial.model}_{trial.size}", trial=trial,
-        position=CLAIMS["models"][trial.model],
+        position=PLAN["models"][trial.model],
         row=evidence.runs[trial], scores=scores, version=__version__,
         cls=f"{np.mean(attention):.2f}" if attention else "not measured",
     )  # fmt: skip
 
 
-@click.command(cls=options.Command)
-@click.option("--runs", type=options.FOLDER, required=True, help="folder of `tupe evidence`")
+@click.command("release", cls=options.Command)
+@click.option("--runs", type=options.FOLDER, required=True, help="folder of `evidence`")
 @click.option("--run", required=True, metavar="STAGE/MODEL/SIZE_UPDATES_lrRATE_seedSEED", help="a folder in it")
-@click.option("--evidence", type=options.FOLDER, default="docs/evidence", show_default=True, help="tables of scores")
+@click.option("--evidence", type=options.FOLDER, default=EVIDENCE, help="tables of scores (default: docs/evidence)")
 @options.data("folder with dict.txt and the pieces")
 @options.output("folder to write")
 def command(runs, run, evidence, data, output):
     """Write a trained model of the experiment as a Hugging Face folder with a model card, in half precision.
 
-    tupe release --runs evidence --run main/tupe_r/mini_5000_lr0.002_seed1 --data DATA --output tupe_r_mini
+    python -m reproduction release --runs evidence --run main/tupe_r/mini_5000_lr0.002_seed1 --data DATA --output out
     """
     trial = Trial.parse(run)
     text = card(Evidence(collect.read(evidence)), trial)
     weights = trial.folder(runs) / "model.pt"
     if not weights.exists():
-        raise ValueError(f"there is no {weights}: give the folder that `tupe evidence` wrote")
+        raise ValueError(f"{weights} not found: give the folder that `python -m reproduction evidence` wrote")
     export(weights, output, data, code=False)
     write_atomically(output / "README.md", text)
     size = sum(path.stat().st_size for path in output.iterdir())

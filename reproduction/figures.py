@@ -1,0 +1,191 @@
+"""The figures of the first protocol's pages. Each takes the tables of a whole experiment."""
+
+import numpy as np
+import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from tupe.common import plotting
+from tupe.evaluation import figures
+from tupe.experiments.evidence import Evidence
+from tupe.experiments.plan import PLAN, Trial
+
+from .claims import CLAIMS, COMPARED, judged, pairs_accuracy
+
+SHOWN = ("main", "slower", "controls")  # stages that the contrasts are drawn of
+TITLES = {"main": "main stage", "slower": "one learning rate"}  # of stages, instead of the name
+
+
+def loss(evidence: Evidence) -> Figure:
+    """Training loss against updates, mean over seeds with a band from the lowest to the highest: the paper's 5a. Of the
+    controls, the models of the contrasts alone."""
+    drawn = {
+        stage: [trial for trial in evidence.trials(stage) if stage != "controls" or trial.model in {*COMPARED, "nopos"}]
+        for stage in (*SHOWN, "longer")
+    }
+    figure, axes = plotting.curves(len(drawn), rows=1 + len(drawn) // 4)
+    looks = looks_of([trial for trials in drawn.values() for trial in trials])
+    for (stage, trials), axis in zip(drawn.items(), axes, strict=True):
+        for model in dict.fromkeys(trial.model for trial in trials):
+            lines = [evidence.curve(trial) for trial in trials if trial.model == model]
+            band(axis, model, lines, looks[model])
+        label = f"nopos's final loss - {PLAN['threshold']:g}"
+        axis.axhline(evidence.threshold(stage), color="0.5", linewidth=0.8, label=label)
+        axis.set(xlabel="updates", title=f"{TITLES.get(stage, stage)}, {trials[0].size}", ylim=(None, 11))
+        axis.set_ylabel("training loss (bits per masked token)")
+    plotting.legend(figure, columns=3)
+    return figure
+
+
+def looks_of(trials: list[Trial]) -> dict[str, dict]:
+    """{model: what its line looks like}, all different in a figure of up to nine models; the first lie on top, so that
+    `nopos` hides none."""
+    there = {trial.model for trial in trials}
+    models = [model for model in PLAN["models"] if model in there]
+    return {model: {**plotting.style(n), "zorder": 3 - n / 100} for n, model in enumerate(models)}
+
+
+def band(axis: Axes, model: str, lines: list, look: dict) -> None:
+    """Mean of lines (x, y) that share their x, and the range between their lowest and highest."""
+    lines = [line for line in lines if line[0]]
+    if not lines:
+        return
+    x = sorted(set.intersection(*(set(line[0]) for line in lines)))
+    values = np.array([[dict(zip(*line, strict=True))[point] for point in x] for line in lines])
+    look = {**look, "marker": None if len(x) > 20 else "o"}
+    axis.plot(x, values.mean(0), label=model, **look)
+    axis.fill_between(x, values.min(0), values.max(0), color=look["color"], alpha=0.15, linewidth=0)
+
+
+def along(evidence: Evidence) -> Figure:
+    """Order sensitivity and minimal pairs along training: the paper's 5b, for what needs no fine-tuning."""
+    trials = evidence.trials("main")
+
+    def order(trial):
+        rows = [row for row in evidence.measures(trial, "along") if row["part"] == "accuracy"]
+        rows.sort(key=lambda row: int(row["updates"]))
+        return [int(row["updates"]) for row in rows], [100 * float(row["value"]) for row in rows]
+
+    def pairs(only_order):
+        def line(trial):
+            updates = sorted({int(row["updates"]) for row in evidence.rows["pairs"][str(trial)]})
+            scored = {update: pairs_accuracy(evidence, trial, update, only_order) for update in updates}
+            scored = {update: 100 * value for update, value in scored.items() if value is not None}
+            return list(scored), list(scored.values())
+
+        return line
+
+    figure, axes = plotting.curves(3, width=3.4)
+    looks = looks_of(trials)
+    panels = {"original preferred to swap": order, "BLiMP, all": pairs(False), "BLiMP, only order": pairs(True)}
+    for axis, (title, line) in zip(axes, panels.items(), strict=True):
+        for model in dict.fromkeys(trial.model for trial in trials):
+            band(axis, model, [line(trial) for trial in trials if trial.model == model], looks[model])
+        axis.axhline(50, color="0.5", linewidth=0.8)
+        seeds = sorted({trial.seed for trial in trials if line(trial)[0]})
+        axis.set(xlabel="updates", title=f"{title} (seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))})")
+    axes[0].set_ylabel("%")
+    plotting.legend(figure, columns=3)
+    return figure
+
+
+def contrasts(evidence: Evidence) -> Figure:
+    """Mean and 95 % interval of each contrast, and every seed: a line for each stage."""
+    stages = {stage: judged(evidence, stage) for stage in SHOWN}
+    every = stages["main"]
+    figure, (axis,) = plotting.curves(width=7.2, height=0.9 + len(every) * (0.25 + 0.2 * len(stages)))
+    for index, (stage, results) in enumerate(stages.items()):
+        colour = plotting.COLOURS[1:][index]
+        label = f"{TITLES.get(stage, stage)}, {PLAN['stages'][stage]['size']} models"
+        for row, result in enumerate(results):
+            one, y = result.contrast, row + index / (1 + len(stages))
+            differences = list(one.differences.values())
+            axis.plot(differences, [y + 0.1] * len(differences), "o", color=colour, markersize=3)
+            if one.interval:
+                axis.plot(one.interval, [y, y], color=colour, linewidth=2, marker="|", markersize=8)
+            axis.plot(one.mean, y, "D", color="black", markersize=3.5)
+            place = {"xycoords": ("axes fraction", "data"), "fontsize": 8, "va": "center", "color": colour}
+            axis.annotate(result.verdict, (1.01, y), **place)
+        axis.plot([], [], color=colour, linewidth=2, marker="|", label=label)
+    axis.axvline(0, color="0.5", linewidth=0.8)
+    middle = (len(stages) - 1) / 2 / (1 + len(stages))
+    axis.set_yticks([row + middle for row in range(len(every))], [f"{result.a} - {result.b}" for result in every])
+    axis.set_ylim(len(every) - 0.25, -0.25)  # the first one on top
+    axis.set_xlabel("final loss of the first model minus the second's (bits per masked token); dots: seeds")
+    axis.grid(axis="y", visible=False)
+    plotting.legend(figure, columns=3)
+    return figure
+
+
+def positional(evidence: Evidence) -> Figure:
+    """Positional logits of the heads of a trained TUPE-A: the paper's figure 6."""
+    runs = {row["run"] for row in evidence.tables["positional"]}
+    run = max(runs, key=lambda name: Trial.parse(name).stage == "main")
+    rows = [row for row in evidence.tables["positional"] if row["run"] == run]
+    heads = max(int(row["head"]) for row in rows) + 1
+    logits = np.array([[float(value) for value in row["logits"].split()] for row in rows])
+    trial = Trial.parse(run)
+    title = f"{trial.model}, {trial.size}, {trial.updates:,} updates at {trial.lr:g} (seed {trial.seed})"
+    return figures.positional(torch.from_numpy(logits).view(heads, -1, logits.shape[1]), title)
+
+
+def cls(evidence: Evidence) -> Figure:
+    """Attention of [CLS] to the first positions over uniform: a point per head of every layer and seed."""
+    trials = [trial for trial in evidence.trials("main") if evidence.measures(trial, "cls attention")]
+    figure, (axis,) = plotting.curves()
+    models = list(dict.fromkeys(trial.model for trial in trials))
+    layers = sorted({int(row["part"].split(".")[0]) for row in evidence.measures(trials[0], "cls attention")})
+    for number in layers:
+        points = [
+            (models.index(trial.model) + 0.15 * (number - np.mean(layers)), float(row["value"]))
+            for trial in trials
+            for row in evidence.measures(trial, "cls attention")
+            if row["part"].startswith(f"{number}.")
+        ]
+        look = {**plotting.style(number), "linestyle": "none", "alpha": 0.7}
+        axis.plot(*zip(*points, strict=True), label=f"layer {number}", **look)
+    axis.axhline(1, color="0.5", linewidth=0.8)
+    axis.set_title(f"main stage, {trials[0].size}; a point per head and seed")
+    axis.set_xticks(range(len(models)), models, rotation=20)
+    axis.set_ylabel("attention of [CLS] to the\nfirst 8 positions / uniform")
+    plotting.legend(figure, columns=4)
+    return figure
+
+
+def scale(evidence: Evidence) -> Figure:
+    """Final loss at tiny size against the scale of p."""
+    finals = evidence.finals("controls")
+    figure, (axis,) = plotting.curves()
+    for index, (label, points) in enumerate(CLAIMS["scales"].items()):
+        for number, (model, sd) in enumerate(points):
+            values, look = list(finals[model].values()), {**plotting.style(index), "linestyle": "none"}
+            axis.plot([sd] * len(values), values, label=label if number == 0 else None, **look)
+            axis.annotate(model, (sd, np.mean(values)), xytext=(5, 0), textcoords="offset points", fontsize=7)
+        # the line takes the first model of a scale
+        means = {sd: float(np.mean(list(finals[model].values()))) for model, sd in reversed(points)}
+        axis.plot(*zip(*sorted(means.items()), strict=True), **{**plotting.style(index), "marker": None})
+    axis.set(xscale="log", xlabel="standard deviation of p at the start", ylabel="final loss (bits), every seed")
+    axis.set_xlim(0.013, 4)
+    plotting.legend(figure, columns=2)
+    return figure
+
+
+def learning_rates(evidence: Evidence) -> Figure:
+    """Final loss of the pilot against the learning rate: the models of the main stage, and the controls."""
+    trials = evidence.trials("pilot")
+    rates = sorted({trial.lr for trial in trials})
+    main = PLAN["stages"]["main"]["models"]
+    figure, axes = plotting.curves(2, width=3.8, height=4.6, sharey=True)
+    for axis, of_main in zip(axes, (True, False), strict=True):
+        for index, model in enumerate(name for name in PLAN["models"] if (name in main) == of_main):
+            points = sorted((trial.lr, evidence.loss(trial)) for trial in trials if trial.model == model)
+            axis.plot(*zip(*points, strict=True), label=model, **plotting.style(index))
+        axis.set(xscale="log", xlabel="learning rate", title=f"pilot, {trials[0].size}, {trials[0].updates:,} updates")
+        axis.set_xticks(rates, [f"{rate:g}" for rate in rates])
+        axis.minorticks_off()
+        axis.legend(fontsize=7, frameon=False, ncols=2, loc="upper left", bbox_to_anchor=(0, -0.15))
+    axes[0].set_ylabel("final loss (bits per masked token)")
+    return figure
+
+
+FIGURES = (loss, along, contrasts, positional, cls, scale, learning_rates)

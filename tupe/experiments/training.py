@@ -1,0 +1,116 @@
+"""Trains and evaluates trials of a plan, and keeps of each what is needed to draw conclusions.
+
+OUT/<stage>/<model>/<size>_<updates>_lr<lr>_seed<seed>/ is a run. When it is finished, evaluation.json holds its
+evaluation and model.pt its weights in half precision; the checkpoint with the optimizer's state goes. Stages with
+`weights_every` also keep model_<updates>.pt along training.
+"""
+
+import functools
+import json
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from ..checkpoints.files import save_atomically, strip
+from ..common import record
+from ..common.safe_load import read_checkpoint
+from ..evaluation.loading import load_model
+from ..evaluation.order import evaluate
+from ..plugin.pretrained import load_split
+from ..text import TextEncoder
+from . import collect, runner
+from .plan import PLAN, Trial, final_losses, pilot_trials, with_models
+
+SENTENCES, TOKENS = 2000, 400_000  # of the evaluation: order sensitivity, loss
+
+
+def keep_weights(trial: Trial, folder: Path) -> None:
+    """Make model_<updates>.pt of the checkpoints that training has left, if the stage keeps weights."""
+    every = PLAN["stages"].get(trial.stage, {}).get("weights_every")
+    for path in folder.glob("checkpoint_*_*.pt") if every else ():
+        updates = int(path.stem.rpartition("_")[2])
+        weights = folder / f"model_{updates}.pt"
+        if updates % every == 0 and updates < trial.updates and not weights.exists():
+            save_half(path, weights)
+
+
+def save_half(checkpoint: Path, output: Path) -> None:
+    """Write a checkpoint's weights in half precision, without the optimizer's state."""
+    state = strip(read_checkpoint(checkpoint))
+    half = {name: value.half() if value.is_floating_point() else value for name, value in state["model"].items()}
+    save_atomically({**state, "model": half}, output)
+
+
+def conclude(data: Path, trial: Trial, folder: Path, state: str) -> None:
+    """Keep the weights of a finished run in half precision and evaluate them; its checkpoints are deleted. Waits for
+    another process that does so."""
+    checkpoint, weights = folder / "checkpoint_last.pt", folder / "model.pt"
+    if state != "finished":
+        return
+    while not record.lock(folder):
+        time.sleep(1)
+    if checkpoint.exists():
+        keep_weights(trial, folder)
+        save_half(checkpoint, weights)
+        for path in sorted(folder.glob("checkpoint*.pt"), key=checkpoint.__eq__):  # that one last: it brings us here
+            path.unlink()
+    if not (folder / "evaluation.json").exists():
+        model, task = load_model(weights, data)
+        content = evaluate(model, task, TextEncoder(data), SENTENCES, TOKENS)
+        record.write_atomically(folder / "evaluation.json", json.dumps(content, indent=1, allow_nan=False) + "\n")
+    record.unlock(folder)
+
+
+def check_data(data: Path, output: Path) -> None:
+    """Note in a folder of runs what data they are trained on: OUT/data.json.
+
+    Raises ValueError if its runs were trained on other data, or if the evaluation needs more held-out text.
+    """
+    ours, path = collect.fingerprint(data), output / "data.json"
+    if path.exists():
+        if (theirs := json.loads(path.read_text())["fingerprint"]) != ours:
+            raise ValueError(f"{output} has runs on other data ({theirs}) than {data} ({ours}); name another folder")
+        return
+    held_out = load_split(data / "valid")
+    tokens = int(held_out.sizes.sum())  # sizes are read from its mapped file: it must be alive
+    if tokens < TOKENS:
+        raise ValueError(f"{data}/valid holds {tokens:,} tokens, fewer than the {TOKENS:,} of the evaluation")
+    output.mkdir(parents=True, exist_ok=True)
+    content = {"data": str(data), "fingerprint": ours}
+    record.write_atomically(path, json.dumps(content, indent=1, allow_nan=False) + "\n")
+
+
+def train(
+    data: Path, output: Path, planned: list[Trial], jobs: int | None, further: Sequence[str],
+    job: Callable[[Trial, Path, Path, Sequence[str]], runner.Job] = Trial.job,
+) -> None:  # fmt: skip
+    """Run what is left of the planned trainings of one stage; conclude each as it ends. That a run diverged is a
+    result; one that failed otherwise is tried again. Raises ValueError for the reasons of `check_data`."""
+    plan = {job(trial, data, output, further): trial for trial in planned}
+    if not plan:
+        return
+    check_data(data, output)
+    if further:
+        runner.check(next(iter(plan)))
+    results = final_losses(output)
+    for job, trial in plan.items():
+        if trial not in results and record.state_of(job.folder) == "failed":
+            record.clear_failure(job.folder)
+    states = runner.run(
+        list(plan), runner.slots(jobs), title=planned[0].stage,
+        ended=lambda job, state: conclude(data, plan[job], job.folder, state),
+    )  # fmt: skip
+    results = final_losses(output)
+    states = {job: "finished" if plan[job] in results else state for job, state in states.items()}
+    runner.exit_if_unfinished(states, planned[0].stage)
+
+
+def train_pilot(
+    data: Path, output: Path, jobs: int | None, further: Sequence[str], seeds: list[int] | None = None,
+    models: list[str] | None = None, own: dict | None = None,
+) -> None:  # fmt: skip
+    """Train the pilot until the best rate of every model lies between two others."""
+    planned, job = set(), functools.partial(Trial.job, protocol=with_models(own))
+    while set(current := pilot_trials(final_losses(output), seeds, models, own)) - planned:
+        planned = set(current)
+        train(data, output, current, jobs, further, job)
