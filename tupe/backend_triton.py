@@ -10,11 +10,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from . import triton_attention
 from .attention import Backend, Batch, mask_logits
 from .backend_sdpa import Sdpa
 from .positions import Positions
 from .token_positions import TokenPositions
+from .triton_attention import WIDEST, attention, interpreted, triton
 
 
 class SharedBias(NamedTuple):
@@ -27,12 +27,12 @@ class Triton(Backend):
 
     def refuses(self, positions: Positions, normaliser: str, device: torch.device, dtype: torch.dtype) -> str | None:
         dims = positions.dims
-        if triton_attention.triton is None:
+        if triton is None:
             return "triton is not installed"
         if device.type != "cuda" and not interpreted():
             return f"it is for NVIDIA cards, not for {device.type}"
-        if max(dims.head_dim, dims.value_dim) > triton_attention.WIDEST:
-            return f"heads are wider than {triton_attention.WIDEST}"
+        if max(dims.head_dim, dims.value_dim) > WIDEST:
+            return f"heads are wider than {WIDEST}"
         return super().refuses(positions, normaliser, device, dtype)
 
     def prepare(self, bias: Tensor | None, gate: Tensor | None, reach: int | None, batch: Batch) -> SharedBias:
@@ -44,12 +44,7 @@ class Triton(Backend):
     def mix(
         self, q: Tensor, k: Tensor, v: Tensor, content: None, prepared: SharedBias, scale: float, dropout: float
     ) -> tuple[Tensor, None]:
-        return triton_attention.attention(q, k, v, *prepared, scale, dropout), None
-
-
-def interpreted() -> bool:
-    """Whether kernels run on a CPU, in Triton's interpreter (TRITON_INTERPRET=1 before they are imported)."""
-    return type(triton_attention._forward).__name__ == "InterpretedFunction"
+        return attention(q, k, v, *prepared, scale, dropout), None
 
 
 @functools.cache

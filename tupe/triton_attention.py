@@ -256,3 +256,8 @@ def by_offset(x: Tensor) -> Tensor:
 
 
 attention = SharedBiasAttention.apply
+
+
+def interpreted() -> bool:
+    """Whether kernels run on a CPU, in Triton's interpreter (TRITON_INTERPRET=1 before they are imported)."""
+    return type(_forward).__name__ == "InterpretedFunction"
