@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import click
-import matplotlib.ticker
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -27,7 +26,7 @@ from torch import Tensor, nn
 from ..checkpoints import convert
 from ..checkpoints.export import export
 from ..checkpoints.files import configuration, new_checkpoint
-from ..common import options, plotting
+from ..common import options
 from ..common.architectures import SIZES, with_size
 from ..common.options import Command, ListOf
 from ..common.record import command_line
@@ -39,7 +38,7 @@ from ..plugin.optim import FusedAdamW, FusedAdamWConfig
 from ..plugin.pretrained import load_dictionary
 from ..plugin.squad_data import Encoded, Windows
 from ..token_positions import TokenPositions
-from . import contenders
+from . import contenders, report
 from .contenders import PAD, Setting, dictionary
 from .machine import DEVICE, PRECISIONS, environment
 from .turns import Step, ratios, take_turns, timed, totals, write
@@ -231,27 +230,13 @@ def table(measured: list[dict]) -> Table:
 
 
 def picture(measured: list[dict]) -> Figure:
-    """The same: a line per setting, the first contender's speed over each of the others on a logarithmic axis."""
-    keys = ("size", "task", "batch", "precision")
-    settings = list(dict.fromkeys(tuple(row[key] for key in keys) for row in measured))
-    names = list(dict.fromkeys(row["contender"] for row in measured))
-    figure, (axis,) = plotting.curves(width=6, height=0.22 * len(settings) + 0.8)
-    for index, name in enumerate(names[1:]):
-        points = [
-            (row["times_as_fast"], settings.index(tuple(row[key] for key in keys)))
-            for row in measured if row["contender"] == name
-        ]  # fmt: skip
-        look = {**plotting.style(index), "linestyle": "none", "markersize": 5}
-        axis.plot(*zip(*points, strict=True), label=name, **look)
-    axis.axvline(1, color="0.5", linewidth=0.8)
-    axis.set_yticks(range(len(settings)), [f"{s}, {task}, batch {b}, {kind}" for s, task, b, kind in settings])
-    axis.invert_yaxis()
-    axis.set(xscale="log", xlabel=f"{names[0]}: times as fast")
-    axis.xaxis.set_major_locator(matplotlib.ticker.LogLocator(subs=[1, 1.5, 2, 3, 4, 5, 7]))
-    axis.xaxis.set_major_formatter(matplotlib.ticker.FormatStrFormatter("%g"))
-    axis.xaxis.set_minor_formatter(matplotlib.ticker.NullFormatter())
-    plotting.legend(figure, columns=5)
-    return figure
+    """The same, a line per setting."""
+    ratios, first = {}, measured[0]["contender"]
+    for row in measured:
+        others = ratios.setdefault(f"{row['size']}, {row['task']}, batch {row['batch']}, {row['precision']}", {})
+        if row["contender"] != first:
+            others[row["contender"]] = row["times_as_fast"]
+    return report.picture(first, ratios)
 
 
 def shared(tasks: str, size: str, batch: str, names: list[str]) -> Callable:

@@ -14,10 +14,12 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from concurrent.futures import BrokenExecutor
+from contextlib import ExitStack
 from dataclasses import asdict, replace
-from multiprocessing.connection import Connection
-from multiprocessing.context import BaseContext
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import click
@@ -27,6 +29,7 @@ from fairseq.tasks.masked_lm import MaskedLMConfig, MaskedLMTask
 
 from ..common import options
 from ..common.options import Command, ListOf
+from ..common.processes import workers
 from ..common.record import command_line
 from . import report
 from .contenders import (
@@ -45,6 +48,8 @@ from .contenders import (
 from .machine import DEVICE, PRECISIONS, environment, memory_available, memory_peak, release_memory
 from .turns import Lost, medians, ratios, take_turns, totals, write
 
+START = "forkserver"  # CUDA works in none that is forked from this process
+
 
 def libraries(names: list[str]) -> list[str]:
     """Modules that contenders import. Every process imports all of them, so that none alone has their memory."""
@@ -61,52 +66,25 @@ def memory_needed(names: list[str], setting: Setting) -> int:
     return 12 * weights * len(names) + 4 * weights + step
 
 
-def work(name: str, names: list[str], setting: Setting, pipe: Connection) -> None:
-    """The process of a contender: build the model, then answer every turn with the times of a step and the peak memory.
-    An untimed step precedes each timed one."""
-    try:
-        if setting.threads:
-            torch.set_num_threads(setting.threads)
-        for module in libraries(names):
-            importlib.import_module(module)
-        before = memory_peak(setting.device)
-        step = matrix_peak(setting) if name == "peak" else Contender(name, setting).step
-        pipe.send((None, 0.0))
-        while True:
-            turn = pipe.recv()
-            step(turn)  # untimed: it allocates the released memory again
-            times = step(turn)
-            release_memory(setting.device)
-            pipe.send((times, memory_peak(setting.device) - before))
-    except Exception as error:
-        pipe.send(error)
+own = SimpleNamespace(step=None, memory=0.0)  # of this process: its contender's step, and its peak memory before it
 
 
-class Process:
-    """A contender in a process of its own. `memory`: its peak in MiB."""
+def begin(name: str, names: list[str], setting: Setting) -> None:
+    """Build a contender in a process of its own."""
+    if setting.threads:
+        torch.set_num_threads(setting.threads)
+    for module in libraries(names):
+        importlib.import_module(module)
+    own.memory = memory_peak(setting.device)
+    own.step = matrix_peak(setting) if name == "peak" else Contender(name, setting).step
 
-    def __init__(self, context: BaseContext, name: str, names: list[str], setting: Setting):
-        self.name, (self.pipe, other_end) = name, context.Pipe()
-        self.process = context.Process(target=work, args=(name, names, setting, other_end), daemon=True)
-        self.process.start()
-        other_end.close()  # so that reading from the pipe fails when the process dies
 
-    def receive(self) -> list[float] | None:
-        """The times of a step; first None, when the model is built. Raises the process's own error."""
-        answer = self.pipe.recv()
-        if isinstance(answer, Exception):
-            raise answer
-        seconds, self.memory = answer
-        return seconds
-
-    def step(self, turn: int) -> list[float]:
-        try:
-            self.pipe.send(turn)
-            return self.receive()
-        except (EOFError, OSError) as error:
-            raise Lost(f"the process of {self.name} ended, probably because memory ran out") from error
-        except RuntimeError as error:  # such as CUDA's memory
-            raise Lost(f"{self.name}: {error}") from error
+def take_turn(device: str, turn: int) -> tuple[list[float], float]:
+    """(times of a step, peak memory in MiB) of this process's contender."""
+    own.step(turn)  # untimed: it allocates the released memory again
+    times = own.step(turn)
+    release_memory(device)
+    return times, memory_peak(device) - own.memory
 
 
 def measure(
@@ -125,20 +103,24 @@ def measure(
             f"{needed / 2**30:.0f} GiB of memory, {free / 2**30:.0f} GiB are free; "
             "use fewer models, tokens or layers"
         )
-    context = multiprocessing.get_context("forkserver")  # libraries are imported once
-    context.set_forkserver_preload(libraries(names))
-    processes = {}
-    try:
-        for name in ["peak", *names]:
-            processes[name] = Process(context, name, names, setting)
-        for process in processes.values():
-            process.receive()
-        steps = take_turns({name: process.step for name, process in processes.items()}, rounds, warmup, say)
-    finally:
-        for process in processes.values():
-            process.process.kill()
-            process.process.join()
-    return {name: {"steps": steps[name], "memory": process.memory} for name, process in processes.items()}
+    multiprocessing.set_forkserver_preload(libraries(names))  # imported once
+    memory = {}
+
+    def step(name, turn):
+        try:
+            times, memory[name] = processes[name].submit(take_turn, setting.device, turn).result()
+        except BrokenExecutor as error:
+            raise Lost(f"the process of {name} ended, probably because memory ran out") from error
+        except RuntimeError as error:  # such as CUDA's memory
+            raise Lost(f"{name}: {error}") from error
+        return times
+
+    with ExitStack() as stack:
+        processes = {name: stack.enter_context(workers(1, method=START)) for name in ["peak", *names]}
+        for built in [process.submit(begin, name, names, setting) for name, process in processes.items()]:
+            built.result()
+        steps = take_turns({name: partial(step, name) for name in processes}, rounds, warmup, say)
+    return {name: {"steps": steps[name], "memory": memory[name]} for name in processes}
 
 
 def cross(base: Setting, lengths: list[int], layers: list[int], tokens: int) -> list[Setting]:
@@ -153,25 +135,6 @@ def cross(base: Setting, lengths: list[int], layers: list[int], tokens: int) -> 
         replace(base, layers=replace(base, layers=n).dims()[0]).of_length(length, tokens)
         for n, length in dict.fromkeys(pairs)
     ]
-
-
-def run(
-    names: list[str],
-    settings: list[Setting],
-    rounds: int,
-    warmup: int,
-    done: Callable[[list[dict]], Any],
-    say: Callable[[str], Any] = click.echo,
-) -> list[dict]:
-    """Measure all settings and return their rows; calls `done(rows)` after each with the rows so far, and `say` after
-    every turn with a line that includes the time left for the setting."""
-    rows = []
-    for number, setting in enumerate(settings, 1):
-        about = f"{setting.precision} L={setting.length} N={setting.dims()[0]} (setting {number}/{len(settings)})"
-        results = measure(names, setting, rounds, warmup, lambda line, about=about: say(f"{about} {line}"))
-        rows += summary(results, names, setting)
-        done(rows)
-    return rows
 
 
 def summary(results: dict, names: list[str], setting: Setting) -> list[dict]:
@@ -270,7 +233,10 @@ def command(
     settings = cross(base, lengths, layers, tokens)
     settings = [replace(setting, precision=name) for name in precision for setting in settings]
 
-    def done(rows):
-        write(output, {"about": about, "rows": rows}, report.markdown(rows, about, project), report.picture(rows))
-
-    click.echo(report.markdown(run(models, settings, rounds, warmup, done), about, project))
+    rows = []
+    for number, setting in enumerate(settings, 1):
+        label = f"{setting.precision} L={setting.length} N={setting.dims()[0]} (setting {number}/{len(settings)})"
+        results = measure(models, setting, rounds, warmup, lambda line, label=label: click.echo(f"{label} {line}"))
+        rows += summary(results, models, setting)
+        write(output, {"about": about, "rows": rows}, report.markdown(rows, about, project), report.of_steps(rows))
+    click.echo(report.markdown(rows, about, project))
