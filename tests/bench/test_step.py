@@ -4,6 +4,7 @@ import json
 import os
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 
@@ -61,9 +62,9 @@ def rows(names, settings, peak=0.25):
     """Summaries of made-up times: contender i takes 1 + i seconds a step, and so on; turns vary by a common factor."""
     made = []
     for setting in settings:
-        results = {"peak": {"steps": [[2 * peak], [peak]], "memory": 1.0}}
+        results = {"peak": {"steps": np.array([[2 * peak], [peak]]), "memory": 1.0}}
         for index, name in enumerate(names):
-            steps = [[0.2 * f, 0.3 * f, 0.5 * f] for f in (1.0 + index, 3.0 + 3 * index)]
+            steps = np.array([[0.2 * f, 0.3 * f, 0.5 * f] for f in (1.0 + index, 3.0 + 3 * index)])
             results[name] = {"steps": steps, "memory": 100.0}
         made += bench.summary(results, names, setting)
     return made

@@ -148,7 +148,7 @@ class Contender:
         self.tokens, self.targets = masked_batch(setting)
         self.model = build(name, setting)
         self.masked = self.targets.ne(PAD)
-        self.optimizer = self.build_optimizer(name)
+        self.optimizers = [self.build_optimizer(name)]
         self.step = timed(setting.device, self.forward, self.backward, self.update)
 
     def loss(self) -> torch.Tensor:
@@ -179,8 +179,9 @@ class Contender:
 
     def update(self) -> None:
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
+        for optimizer in self.optimizers:
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
 
 
 def matrix_peak(setting: Setting) -> Step:

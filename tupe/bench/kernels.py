@@ -6,6 +6,7 @@ B batch, L sequence length, H heads, D width of a head, C = H D.
 from collections.abc import Callable, Iterable, Sequence
 
 import click
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -19,7 +20,7 @@ from ..common.tables import Table
 from ..encoder import Encoder, LMHead
 from ..token_positions import TokenPositions
 from .machine import DEVICE, PRECISIONS, environment, facts
-from .turns import Step, medians, take_turns, timed
+from .turns import Step, take_turns, timed
 
 
 class Case:
@@ -95,7 +96,7 @@ def milliseconds(steps: dict[tuple[str, str], Step], turns: int) -> dict[str, li
     """{row: medians of each part of the steps of its columns}, all measured in turns. steps: {(row, column): step}"""
     rows = {row: [] for row, _ in steps}
     for (row, _), times in take_turns(steps, turns).items():
-        rows[row] += [1e3 * seconds for seconds in medians(times)]
+        rows[row] += (1e3 * np.median(times, axis=0)).tolist()
     return rows
 
 

@@ -1,4 +1,4 @@
-"""The machine that a benchmark runs on: what it is, its clock and its memory."""
+"""The machine that a benchmark runs on: what it is, and its memory."""
 
 import ctypes
 import os
@@ -30,29 +30,6 @@ def environment() -> dict:
 def facts(about: dict) -> str:
     """The same on one line."""
     return ", ".join(f"{key} {value}" for key, value in about.items() if value is not None)
-
-
-class Clock:
-    """Seconds between laps. On a GPU, laps are events in its queue, so that only `seconds` waits for it."""
-
-    def __init__(self, device: str):
-        self.cuda, self.laps = device == "cuda", []
-        if self.cuda:
-            torch.cuda.synchronize()
-        self.lap()
-
-    def lap(self) -> None:
-        if self.cuda:
-            self.laps.append(torch.cuda.Event(enable_timing=True))
-            self.laps[-1].record()
-        else:
-            self.laps.append(time.perf_counter())
-
-    def seconds(self) -> list[float]:
-        if not self.cuda:
-            return [b - a for a, b in zip(self.laps, self.laps[1:], strict=False)]
-        torch.cuda.synchronize()
-        return [a.elapsed_time(b) / 1000 for a, b in zip(self.laps, self.laps[1:], strict=False)]
 
 
 def memory_peak(device: str) -> float:

@@ -23,6 +23,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import click
+import numpy as np
 import torch
 from fairseq.data import indexed_dataset
 from fairseq.tasks.masked_lm import MaskedLMConfig, MaskedLMTask
@@ -46,7 +47,7 @@ from .contenders import (
     matrix_peak,
 )
 from .machine import DEVICE, PRECISIONS, environment, memory_available, memory_peak, release_memory
-from .turns import Lost, medians, ratios, take_turns, totals, write
+from .turns import Lost, take_turns, write
 
 START = "forkserver"  # CUDA works in none that is forked from this process
 
@@ -140,23 +141,21 @@ def cross(base: Setting, lengths: list[int], layers: list[int], tokens: int) -> 
 def summary(results: dict, names: list[str], setting: Setting) -> list[dict]:
     """One row (dict) per contender."""
     tokens = setting.batch * setting.length
-    peak = 2 * PEAK_SIZE[setting.device] ** 3 / min(min(products) for products in results["peak"]["steps"])
-    seconds = {name: totals(results[name]["steps"]) for name in names}
+    peak = 2 * PEAK_SIZE[setting.device] ** 3 / results["peak"]["steps"].min()
+    seconds = {name: results[name]["steps"].sum(axis=1) for name in names}
     rows = []
     for name in names:
         steps = results[name]["steps"]
         speed = tokens / statistics.median(seconds[name])
-        forward, backward, optimizer = medians(steps)
+        forward, backward, optimizer = np.median(steps, axis=0).tolist()
         rows.append({
             "contender": name, **asdict(setting), "layers": setting.dims()[0], "rounds": len(steps),
             "tokens_per_s": speed,
-            "forward_s": forward, "backward_s": backward, "optimizer_s": optimizer, "steps": steps,
+            "forward_s": forward, "backward_s": backward, "optimizer_s": optimizer, "steps": steps.tolist(),
             "memory_mib": results[name]["memory"],
             "flops_per_token": flops_per_token(setting, name), "peak_flops": peak,
             "share_of_peak": speed * flops_per_token(setting, name) / peak,
-            "times_as_fast": {
-                b: statistics.median(ratios(seconds[b], seconds[name])) for b in names if b != name
-            },
+            "times_as_fast": {b: statistics.median(seconds[b] / seconds[name]) for b in names if b != name},
         })  # fmt: skip
     return rows
 
