@@ -1,9 +1,6 @@
 """Contenders take turns, all once in each. No claims about time."""
 
-import numpy as np
-import pytest
-
-from tupe.bench.turns import Lost, take_turns, timed
+from tupe.bench.turns import take_turns, timed
 
 
 def test_every_contender_has_one_step_in_every_turn():
@@ -19,21 +16,6 @@ def test_every_contender_has_one_step_in_every_turn():
     assert {*kept} == {*"abc"} and kept["b"].tolist() == [[float(turn), 1.0] for turn in range(2, 7)]
     assert len(lines) == 7 and lines[0].startswith("warm-up: a 1.00 s  b 1.00 s")
     assert lines[6].startswith("turn 5/5: a 7.00 s") and lines[6].endswith("; 0.0 minutes left for these turns")
-
-
-@pytest.mark.parametrize("error, kept", [(Lost("gone"), 1), (ValueError("wrong"), None)])
-def test_of_a_lost_contender_whole_turns_remain(error, kept, capsys):
-    def step(turn):
-        if turn == 2:
-            raise error
-        return [1.0]
-
-    if kept is None:  # any other error is one
-        with pytest.raises(ValueError, match="wrong"):
-            take_turns({"a": step}, 5)
-    else:
-        assert take_turns({"a": step, "b": lambda turn: [1.0]}, 5) == {"a": np.ones((1, 1)), "b": np.ones((1, 1))}
-        assert capsys.readouterr().err == "stopped in turn 2/5: gone\n"
 
 
 def test_parts_of_a_step_are_called_in_order():

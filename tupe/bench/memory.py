@@ -8,8 +8,7 @@ same for long sequences, except that number; so a step there checks the count (`
 
 import tupe.plugin  # noqa: F401  isort: skip  (first: registers the architectures, keeps fairseq's import quiet)
 import itertools
-import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import click
@@ -21,8 +20,6 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.function import FunctionCtx
 from torch.autograd.profiler_util import MEMORY_EVENT_NAME
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from .. import backend_cpu
 from ..backends import make
@@ -33,6 +30,7 @@ from ..encoder import Encoder
 from ..packing import Selection
 from ..windows import InChunks
 from .contenders import build_ours
+from .machine import Level
 
 GIB = 2**30
 RESERVE = 1.5 * GIB  # CUDA's context, communication buffers and fragmentation: an allowance, not a measurement
@@ -177,30 +175,6 @@ def measured_bytes(
         _, backward = allocations(loss.backward)
         levels += itertools.islice(itertools.accumulate([*forward, *backward], initial=levels[-1]), 1, None)
     return {"activations": activations, "peak": max(levels)}
-
-
-class Level(TorchDispatchMode):
-    """The bytes of the tensors that operations have returned and that are still there, and their highest sum. own:
-    tensors whose bytes, and those of their views, do not count."""
-
-    def __init__(self, own: Iterable[Tensor]):
-        super().__init__()
-        self.level = self.peak = 0
-        self.known = {tensor.untyped_storage()._cdata for tensor in own}
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        result = func(*args, **(kwargs or {}))
-        for tensor in tree_leaves(result):
-            if isinstance(tensor, Tensor) and (storage := tensor.untyped_storage())._cdata not in self.known:
-                self.known.add(storage._cdata)
-                self.level += storage.nbytes()
-                self.peak = max(self.peak, self.level)
-                weakref.finalize(storage, self.remove, storage._cdata, storage.nbytes())
-        return result
-
-    def remove(self, key: int, size: int) -> None:
-        self.known.discard(key)
-        self.level -= size
 
 
 def forward_bytes(

@@ -17,11 +17,10 @@ recomputation, embeddings, position terms, element-wise operations, the optimize
 
 Every contender has the same sizes, tokens, masked positions, dropout 0.1 and precision (bf16: autocast with float32
 weights), and clips gradients at 1; ours and Hugging Face's use PyTorch's fused AdamW, fairseq's RoBERTa uses
-fairseq's Adam, as their users do. Contenders take turns, each in a new random order: first a step that is not timed,
-because contenders release unused memory between turns, then a step that is timed.
+fairseq's Adam, as their users do. Contenders take turns in one process, each turn in a new random order.
 Times are medians over turns; `x NAME` is the median over turns of tokens/s divided by NAME's in the same turn. MiB:
-peak memory of the contender's process (on a GPU: allocated) beyond the libraries. Matrix peak: the fastest square
-product of size 2048 (on a GPU 8192), three in every turn."""
+the most that a contender's tensors take at once in a step, weights, gradients and moments included. Matrix peak: the
+fastest square product of size 2048 (on a GPU 8192), three in every turn."""
 
 
 def markdown(rows: list[dict], about: dict, devices: int) -> str:

@@ -1,25 +1,18 @@
 """Measures training steps of our encoders and of the common alternatives, side by side.
 
-Every contender has its own process (and so its own peak memory), and all take turns with the same tokens and the same
-masked positions.
+All contenders take turns with the same tokens and the same masked positions.
 
 B batch, L sequence length, N layers.
 """
 
 import tupe.plugin  # noqa: F401  isort: skip  (first: keeps fairseq's import quiet)
-import importlib
-import multiprocessing
 import os
 import statistics
 import tempfile
 import time
 from collections.abc import Callable
-from concurrent.futures import BrokenExecutor
-from contextlib import ExitStack
 from dataclasses import asdict, replace
-from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import click
@@ -30,12 +23,10 @@ from fairseq.tasks.masked_lm import MaskedLMConfig, MaskedLMTask
 
 from ..common import options
 from ..common.options import Command, ListOf
-from ..common.processes import workers
 from ..common.record import command_line
 from . import report
 from .contenders import (
     CONTENDERS,
-    HF,
     MASKED,
     PEAK_SIZE,
     Contender,
@@ -46,15 +37,8 @@ from .contenders import (
     flops_per_token,
     matrix_peak,
 )
-from .machine import DEVICE, PRECISIONS, environment, memory_available, memory_peak, release_memory
-from .turns import Lost, take_turns, write
-
-START = "forkserver"  # CUDA works in none that is forked from this process
-
-
-def libraries(names: list[str]) -> list[str]:
-    """Modules that contenders import. Every process imports all of them, so that none alone has their memory."""
-    return ["tupe.bench.step"] + ["transformers.models.bert.modeling_bert"] * bool(set(HF) & set(names))
+from .machine import DEVICE, PRECISIONS, Level, environment, memory_available
+from .turns import take_turns, write
 
 
 def memory_needed(names: list[str], setting: Setting) -> int:
@@ -67,35 +51,11 @@ def memory_needed(names: list[str], setting: Setting) -> int:
     return 12 * weights * len(names) + 4 * weights + step
 
 
-own = SimpleNamespace(step=None, memory=0.0)  # of this process: its contender's step, and its peak memory before it
-
-
-def begin(name: str, names: list[str], setting: Setting) -> None:
-    """Build a contender in a process of its own."""
-    if setting.threads:
-        torch.set_num_threads(setting.threads)
-    for module in libraries(names):
-        importlib.import_module(module)
-    own.memory = memory_peak(setting.device)
-    own.step = matrix_peak(setting) if name == "peak" else Contender(name, setting).step
-
-
-def take_turn(device: str, turn: int) -> tuple[list[float], float]:
-    """(times of a step, peak memory in MiB) of this process's contender."""
-    own.step(turn)  # untimed: it allocates the released memory again
-    times = own.step(turn)
-    release_memory(device)
-    return times, memory_peak(device) - own.memory
-
-
 def measure(
     names: list[str], setting: Setting, rounds: int, warmup: int = 1, say: Callable[[str], Any] = click.echo
-) -> dict:
-    """{name: {"steps": seconds [rounds][3], "memory": MiB}}, and the times of the large product under "peak".
-
-    say: called with a line after every turn. Raises ValueError for contenders that cannot be built or do not fit into
-    memory.
-    """
+) -> list[dict]:
+    """A row (dict) per contender. say: called with a line after every turn. Raises ValueError for contenders that
+    cannot be built or do not fit into memory."""
     check_available(names)
     needed, free = memory_needed(names, setting), memory_available()
     if setting.device == "cpu" and free is not None and needed > free:
@@ -104,24 +64,15 @@ def measure(
             f"{needed / 2**30:.0f} GiB of memory, {free / 2**30:.0f} GiB are free; "
             "use fewer models, tokens or layers"
         )
-    multiprocessing.set_forkserver_preload(libraries(names))  # imported once
-    memory = {}
-
-    def step(name, turn):
-        try:
-            times, memory[name] = processes[name].submit(take_turn, setting.device, turn).result()
-        except BrokenExecutor as error:
-            raise Lost(f"the process of {name} ended, probably because memory ran out") from error
-        except RuntimeError as error:  # such as CUDA's memory
-            raise Lost(f"{name}: {error}") from error
-        return times
-
-    with ExitStack() as stack:
-        processes = {name: stack.enter_context(workers(1, method=START)) for name in ["peak", *names]}
-        for built in [process.submit(begin, name, names, setting) for name, process in processes.items()]:
-            built.result()
-        steps = take_turns({name: partial(step, name) for name in processes}, rounds, warmup, say)
-    return {name: {"steps": steps[name], "memory": memory[name]} for name in processes}
+    if setting.threads:
+        torch.set_num_threads(setting.threads)
+    steps, memory = {"peak": matrix_peak(setting)}, {}
+    for name in names:
+        with Level() as level:
+            contender = Contender(name, setting)
+            contender.step(0)
+        steps[name], memory[name] = contender.step, level.peak / 2**20
+    return summary(take_turns(steps, rounds, warmup, say), memory, setting)
 
 
 def cross(base: Setting, lengths: list[int], layers: list[int], tokens: int) -> list[Setting]:
@@ -138,24 +89,24 @@ def cross(base: Setting, lengths: list[int], layers: list[int], tokens: int) -> 
     ]
 
 
-def summary(results: dict, names: list[str], setting: Setting) -> list[dict]:
-    """One row (dict) per contender."""
+def summary(times: dict[str, np.ndarray], memory: dict[str, float], setting: Setting) -> list[dict]:
+    """The rows of the contenders in `memory`, {name: MiB}, of their times and those of the large product ("peak")."""
     tokens = setting.batch * setting.length
-    peak = 2 * PEAK_SIZE[setting.device] ** 3 / results["peak"]["steps"].min()
-    seconds = {name: results[name]["steps"].sum(axis=1) for name in names}
+    peak = 2 * PEAK_SIZE[setting.device] ** 3 / times["peak"].min()
+    seconds = {name: times[name].sum(axis=1) for name in memory}
     rows = []
-    for name in names:
-        steps = results[name]["steps"]
+    for name, mib in memory.items():
+        steps = times[name]
         speed = tokens / statistics.median(seconds[name])
         forward, backward, optimizer = np.median(steps, axis=0).tolist()
         rows.append({
             "contender": name, **asdict(setting), "layers": setting.dims()[0], "rounds": len(steps),
             "tokens_per_s": speed,
             "forward_s": forward, "backward_s": backward, "optimizer_s": optimizer, "steps": steps.tolist(),
-            "memory_mib": results[name]["memory"],
+            "memory_mib": mib,
             "flops_per_token": flops_per_token(setting, name), "peak_flops": peak,
             "share_of_peak": speed * flops_per_token(setting, name) / peak,
-            "times_as_fast": {b: statistics.median(seconds[b] / seconds[name]) for b in names if b != name},
+            "times_as_fast": {b: statistics.median(seconds[b] / seconds[name]) for b in memory if b != name},
         })  # fmt: skip
     return rows
 
@@ -235,7 +186,6 @@ def command(
     rows = []
     for number, setting in enumerate(settings, 1):
         label = f"{setting.precision} L={setting.length} N={setting.dims()[0]} (setting {number}/{len(settings)})"
-        results = measure(models, setting, rounds, warmup, lambda line, label=label: click.echo(f"{label} {line}"))
-        rows += summary(results, models, setting)
+        rows += measure(models, setting, rounds, warmup, lambda line, label=label: click.echo(f"{label} {line}"))
         write(output, {"about": about, "rows": rows}, report.markdown(rows, about, project), report.of_steps(rows))
     click.echo(report.markdown(rows, about, project))

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import click
 import numpy as np
 import torch
 from matplotlib.figure import Figure
@@ -18,10 +17,6 @@ from ..common import plotting
 from ..common.record import write_atomically
 
 Step = Callable[[int], list[float]]  # number of the turn, from 0 and with warm-ups -> seconds of each part of the step
-
-
-class Lost(ValueError):
-    """A contender cannot go on, such as one whose process the system has killed."""
 
 
 def timed(device: str, *parts: Callable[[], Any]) -> Step:
@@ -53,21 +48,12 @@ def take_turns(
     steps: dict[Any, Step], turns: int, warmup: int = 1, say: Callable[[str], Any] = lambda line: None
 ) -> dict[Any, np.ndarray]:
     """{contender: seconds of its step [turns, parts]}. Every turn has a new random order; the first
-    `warmup` turns are not kept. say: called with a line after each turn.
-
-    If a contender is `Lost` after the first turn that is kept, what was measured before remains.
-    """
+    `warmup` turns are not kept. say: called with a line after each turn."""
     kept, order, shuffle = {name: [] for name in steps}, list(steps), random.Random(0)
     start = time.monotonic()
     for turn in range(warmup + turns):
         shuffle.shuffle(order)
-        try:
-            seconds = {name: steps[name](turn) for name in order}
-        except Lost as error:
-            if turn <= warmup:
-                raise
-            click.echo(f"stopped in turn {turn - warmup + 1}/{turns}: {error}", err=True)
-            break
+        seconds = {name: steps[name](turn) for name in order}
         if turn >= warmup:
             for name in steps:
                 kept[name].append(seconds[name])

@@ -12,19 +12,16 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def workers(
-    count: int, start: Callable | None = None, *arguments, method: str = "fork"
-) -> Iterator[concurrent.futures.Executor]:
+def workers(count: int, start: Callable = lambda: None, *arguments) -> Iterator[concurrent.futures.Executor]:
     """`count` copies of this process, each of which calls start(*arguments) first; all have ended afterwards. After an
     exception, tasks that run are finished and no others are begun; a signal ends the workers too. Raises
-    `concurrent.futures.BrokenExecutor` if one of them dies. method: of `multiprocessing`; forked ones inherit all
-    imports.
+    `concurrent.futures.BrokenExecutor` if one of them dies.
 
     Not a `multiprocessing.Pool`: that waits for ever for a task whose worker was killed; and it ends its workers with
     SIGTERM, which a worker that is just being forked may not notice where the signal has a handler.
     """
-    context = multiprocessing.get_context(method)
-    pool = concurrent.futures.ProcessPoolExecutor(count, context, initializer=_begin, initargs=(start, *arguments))
+    fork = multiprocessing.get_context("fork")  # workers inherit all imports
+    pool = concurrent.futures.ProcessPoolExecutor(count, fork, initializer=_begin, initargs=(start, *arguments))
     # Every way out waits for the workers: left to the end of the process they get no word where that is itself a child
     # of multiprocessing, which closes their queue first and then waits for them for ever.
     shut_down = _shutting_down(pool)
@@ -66,8 +63,7 @@ def _begin(start, *arguments):
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     parent = multiprocessing.parent_process().sentinel
     threading.Thread(target=lambda: (multiprocessing.connection.wait([parent]), os._exit(1)), daemon=True).start()
-    if start:
-        start(*arguments)
+    start(*arguments)
 
 
 def _end_workers(seconds=5):
