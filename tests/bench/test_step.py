@@ -82,7 +82,7 @@ def test_command(tmp_path, monkeypatch):
     monkeypatch.setitem(bench.PEAK_SIZE, "cpu", 64)
     words = "--models tupe_r --size tiny --vocab-size 60 --tokens 40 --lengths 20 --layers 1,2 --rounds 2"
     output = tmp_path / "new" / "b"
-    options = ["--threads=1", "--device=cpu", f"--output={output}"]
+    options = ["--device=cpu", f"--output={output}"]
     result = CliRunner().invoke(bench.command, [*words.split(), *options])
     assert result.exit_code == 0, result.output
     assert result.output.count("warm-up") == 2 and "float32 L=20 N=2 (setting 2/2) turn 2/2: peak" in result.output

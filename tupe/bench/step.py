@@ -31,7 +31,6 @@ from .contenders import (
     PEAK_SIZE,
     Contender,
     Setting,
-    check_available,
     default_models,
     dictionary,
     flops_per_token,
@@ -51,12 +50,9 @@ def memory_needed(names: list[str], setting: Setting) -> int:
     return 12 * weights * len(names) + 4 * weights + step
 
 
-def measure(
-    names: list[str], setting: Setting, rounds: int, warmup: int = 1, say: Callable[[str], Any] = click.echo
-) -> list[dict]:
+def measure(names: list[str], setting: Setting, rounds: int, say: Callable[[str], Any] = click.echo) -> list[dict]:
     """A row (dict) per contender. say: called with a line after every turn. Raises ValueError for contenders that
     cannot be built or do not fit into memory."""
-    check_available(names)
     needed, free = memory_needed(names, setting), memory_available()
     if setting.device == "cpu" and free is not None and needed > free:
         raise ValueError(
@@ -64,15 +60,13 @@ def measure(
             f"{needed / 2**30:.0f} GiB of memory, {free / 2**30:.0f} GiB are free; "
             "use fewer models, tokens or layers"
         )
-    if setting.threads:
-        torch.set_num_threads(setting.threads)
     steps, memory = {"peak": matrix_peak(setting)}, {}
     for name in names:
         with Level() as level:
             contender = Contender(name, setting)
             contender.step(0)
         steps[name], memory[name] = contender.step, level.peak / 2**20
-    return summary(take_turns(steps, rounds, warmup, say), memory, setting)
+    return summary(take_turns(steps, rounds, say=say), memory, setting)
 
 
 def cross(base: Setting, lengths: list[int], layers: list[int], tokens: int) -> list[Setting]:
@@ -152,15 +146,12 @@ def loader_speed(
 @options.vocab_size()
 @click.option("--precision", type=ListOf(list(PRECISIONS)), default="float32", show_default=True)
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), default=DEVICE, help="default: a GPU if there is one")
-@click.option("--threads", default=0, help="of each process; 0: PyTorch's default")
 @click.option("--rounds", type=click.IntRange(1), default=7, show_default=True, help="measured steps of each model")
-@click.option("--warmup", type=click.IntRange(0), default=1, show_default=True, help="steps of each before these")
 @click.option("--project", default=0, metavar="DEVICES", help="project the days of the paper's pre-training")
 @click.option("--loader", type=click.IntRange(0), metavar="WORKERS", help="measure the data loader alone")
 @click.option("--output", type=Path, default=Path("bench"), show_default=True, help="OUTPUT.json, .md and .png")
 def command(
-    models, size, lengths, layers, tokens, vocab_size, precision, device, threads, rounds, warmup, project, loader,
-    output,
+    models, size, lengths, layers, tokens, vocab_size, precision, device, rounds, project, loader, output
 ):  # fmt: skip
     """Compare masked-LM training steps: our encoders, fairseq's RoBERTa, Hugging Face's BERT.
 
@@ -177,15 +168,14 @@ def command(
         click.echo(f"{speed:.0f} tokens/s from {loader} workers")
         return
     models = models or default_models()
-    check_available(models)
     about = {"command": command_line(), **environment()}
-    base = Setting(size, vocab=vocab_size, device=device, threads=threads)
+    base = Setting(size, vocab=vocab_size, device=device)
     settings = cross(base, lengths, layers, tokens)
     settings = [replace(setting, precision=name) for name in precision for setting in settings]
 
     rows = []
     for number, setting in enumerate(settings, 1):
         label = f"{setting.precision} L={setting.length} N={setting.dims()[0]} (setting {number}/{len(settings)})"
-        rows += measure(models, setting, rounds, warmup, lambda line, label=label: click.echo(f"{label} {line}"))
+        rows += measure(models, setting, rounds, lambda line, label=label: click.echo(f"{label} {line}"))
         write(output, {"about": about, "rows": rows}, report.markdown(rows, about, project), report.of_steps(rows))
     click.echo(report.markdown(rows, about, project))
