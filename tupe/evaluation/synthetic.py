@@ -64,18 +64,9 @@ class Prober(nn.Module):
     """
 
     def __init__(
-        self,
-        position: str,
-        n: int,
-        words: int,
-        classes: int,
-        special: bool = False,
-        layers: int = 2,
-        width: int = 64,
-        heads: int = 4,
-        ffn: int = 256,
-        **options,
-    ):
+        self, position: str, n: int, words: int, classes: int, special: bool = False, layers: int = 2, width: int = 64,
+        heads: int = 4, ffn: int = 256, **options,
+    ):  # fmt: skip
         super().__init__()
         self.special = special
         self.encoder = Encoder(
@@ -121,18 +112,9 @@ def verdict(distinct: int, n: int) -> str:
 
 
 def train(
-    task: str,
-    position: str,
-    *,
-    n: int = 64,
-    words: int = 16,
-    batch: int = 32,
-    steps: int = 1000,
-    lr: float = 1e-3,
-    seed: int = 1,
-    special: bool = False,
-    **options,
-) -> tuple:
+    task: str, position: str, *, n: int = 64, words: int = 16, batch: int = 32, steps: int = 1000, lr: float = 1e-3,
+    seed: int = 1, special: bool = False, **options,
+) -> tuple[float, int]:  # fmt: skip
     """Train a `Prober` and return (accuracy per word, steps taken). It ends early once 100 sequences on end were right
     (`equal` has only one sequence: once that is right).
 
