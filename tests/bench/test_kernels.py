@@ -4,15 +4,16 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from tupe.backends import BACKENDS
 from tupe.bench import kernels as bench_kernels
 from tupe.encoder import Encoder, LMHead
+
+PATHS = ("plain", "sdpa", "blocked")
 
 
 def test_cases_of_the_benchmark_agree():
     """What is measured side by side is one function."""
     outs = {}
-    for name in BACKENDS:
+    for name in PATHS:
         case = bench_kernels.attention_case(name, 2, 9, torch.float32, "cpu", 0.0, heads=2, width=8)
         case.forward()
         case.backward()
@@ -45,7 +46,7 @@ def test_command():
     printed = result.output
     assert result.exit_code == 0
     for dtype in ("float32", "bfloat16"):
-        for name in BACKENDS:
+        for name in PATHS:
             assert f"| {name}, {dtype}, B 2, L 8 | " in printed and f"| {name}, {dtype}, B 1, L 16 | " in printed
     assert printed.count("| product, ") == 2
     for part in ("layer", "position terms", "token embeddings", "LM head and loss"):
@@ -54,3 +55,5 @@ def test_command():
         assert len(half) == 2 and ratio == pytest.approx((forward + backward) / sum(half), rel=0.2, abs=0.02)
     plain_rows = [line for line in printed.splitlines() if line.startswith("| plain, ")]
     assert len(plain_rows) == 4 and all(row.endswith("| 1.00 |") for row in plain_rows)
+    result = CliRunner().invoke(bench_kernels.command, ["--device=cpu", "--paths=plain,triton"])
+    assert result.exit_code == 2 and "--paths triton: not for cpu" in result.output

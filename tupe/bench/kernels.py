@@ -159,6 +159,8 @@ def parts_table(tokens: int, width: int, ffn: int, device: str, turns: int) -> T
 
 # ---- the command
 
+ELSEWHERE = {"cpu": "triton", "cuda": "blocked"}  # device -> the backend that it has not
+
 
 @click.command(cls=Command)
 @click.option("--paths", type=ListOf(list(BACKENDS)), help=f"of {', '.join(BACKENDS)}; default: all for the device")
@@ -176,7 +178,9 @@ def command(paths, lengths, tokens, vocab_size, precision, dropout, device, turn
     tupe bench kernels
     tupe bench kernels --paths plain,blocked --lengths 2048 --precision float32
     """
-    paths = paths or [name for name in BACKENDS if device == "cpu" or name != "blocked"]
+    paths = paths or [name for name in BACKENDS if name != ELSEWHERE[device]]
+    if ELSEWHERE[device] in paths:
+        raise ValueError(f"--paths {ELSEWHERE[device]}: not for {device}; valid: the others")
     precisions = {name: PRECISIONS[name] for name in precision}
     shapes = [(max(1, tokens // length), length) for length in lengths]
     click.echo(facts(environment()) + "\n")
