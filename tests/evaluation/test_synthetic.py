@@ -1,5 +1,6 @@
 """What each position encoding can tell apart: structure in float64, training where it takes seconds, and the tasks."""
 
+import itertools
 import shutil
 from pathlib import Path
 
@@ -127,14 +128,18 @@ def test_even_tokens_can_be_learned_with_positions_only():
     assert train("even", "nopos", **options)[0] < 0.8
 
 
+def cells(task, positions, normalisers, specials, seeds):
+    return list(itertools.product([task], ["transformer"], positions, normalisers, specials, seeds))
+
+
 def test_finished_runs_are_not_repeated(tmp_path):
     path = tmp_path / "runs.jsonl"
     positions = ["absolute", "nopos"]
     wanted = {"task": "equal", "positions": positions, "normalisers": ["softmax"], "specials": [False], "seeds": [1]}
     options = {"n": 8, "steps": 40, "lr": 3e-3}
-    assert len(list(sweep(path, **wanted, **options))) == 2
-    assert list(sweep(path, **wanted, **options)) == []
-    runs = list(sweep(path, **{**wanted, "seeds": [1, 2]}, **options))
+    assert len(list(sweep(path, cells(**wanted), **options))) == 2
+    assert list(sweep(path, cells(**wanted), **options)) == []
+    runs = list(sweep(path, cells(**{**wanted, "seeds": [1, 2]}), **options))
     assert [(run["position"], run["seed"]) for run in runs] == [("absolute", 2), ("nopos", 2)]
     assert len(path.read_text().splitlines()) == 4
 
@@ -143,12 +148,12 @@ def test_a_line_that_was_cut_off_is_run_again(tmp_path):
     path = tmp_path / "runs.jsonl"
     wanted = {"task": "even", "positions": ["nopos"], "normalisers": ["softmax"], "specials": [False], "seeds": [1, 2]}
     options = {"n": 8, "words": 4, "layers": 1, "steps": 2}
-    assert len(list(sweep(path, **wanted, **options))) == 2
+    assert len(list(sweep(path, cells(**wanted), **options))) == 2
     whole = path.read_text()
     for cut in (1, 30):
         path.write_text(whole[:-cut])
         assert len(read_results(path)) == 1
-        assert [run["seed"] for run in sweep(path, **wanted, **options)] == [2]
+        assert [run["seed"] for run in sweep(path, cells(**wanted), **options)] == [2]
         assert path.read_text() == whole
 
 
@@ -157,9 +162,9 @@ def test_runs_with_other_options_are_runs_of_their_own(tmp_path):
     wanted = {"task": "even", "positions": ["nopos"], "normalisers": ["softmax"], "specials": [False], "seeds": [1]}
     options = {"n": 8, "words": 4, "layers": 1, "steps": 2, "lr": 1e-3}
     for changed in ({}, {"n": 6}, {"words": 5}, {"layers": 2}, {"steps": 3}, {"lr": 2e-3}):
-        (run,) = sweep(path, **wanted, **{**options, **changed})
+        (run,) = sweep(path, cells(**wanted), **{**options, **changed})
         assert run["options"] == options_of(run) == {**options, **changed}
-        assert list(sweep(path, **wanted, **{**options, **changed})) == []
+        assert list(sweep(path, cells(**wanted), **{**options, **changed})) == []
 
 
 def test_the_published_runs_count_as_runs_with_the_defaults(tmp_path):
@@ -167,18 +172,18 @@ def test_the_published_runs_count_as_runs_with_the_defaults(tmp_path):
     runs = read_results(path)
     assert len(runs) == 870 and all(options_of(run) == DEFAULTS for run in runs)
     wanted = {"positions": ["alibi"], "normalisers": list(NORMALISERS), "specials": [False, True], "seeds": [1, 2, 3]}
-    assert next(sweep(path, "equal", **wanted), None) is None
+    assert next(sweep(path, cells("equal", **wanted)), None) is None
 
 
 def test_effort_follows_the_structure(tmp_path):
     path = tmp_path / "runs.jsonl"
     wanted = {"task": "equal", "positions": ["t5", "nopos"], "normalisers": ["l2"], "specials": [False], "seeds": [1]}
-    t5, nopos = sweep(path, **wanted, n=8, steps=30, lr=1e-6)
+    t5, nopos = sweep(path, cells(**wanted), n=8, steps=30, lr=1e-6)
     assert t5["steps"] == 30 + 60 and nopos["steps"] == 10
-    t5, nopos = sweep(path, **wanted, n=8, steps=1, lr=1e-6)
+    t5, nopos = sweep(path, cells(**wanted), n=8, steps=1, lr=1e-6)
     assert t5["steps"] == 1 + 2 and nopos["steps"] == 1
     with pytest.raises(ValueError, match="0 steps of training; valid: 1 or more"):
-        next(sweep(path, **wanted, n=8, steps=0, lr=1e-6))
+        next(sweep(path, cells(**wanted), n=8, steps=0, lr=1e-6))
 
 
 def test_deviations_from_the_structure():

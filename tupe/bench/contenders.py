@@ -48,7 +48,6 @@ class Setting:
     vocab: int = 32768
     precision: str = "float32"  # a name from machine.PRECISIONS; bf16: autocast, float32 weights
     device: str = "cpu"
-    threads: int = 0  # 0: PyTorch's default
 
     def of_length(self, length: int, tokens: int) -> "Setting":
         """The same with a batch of so many tokens, of at least one sequence."""
@@ -118,6 +117,8 @@ def build(name: str, setting: Setting, classes: int = 0) -> nn.Module:
         )  # fmt: skip
         model = RobertaModel.build_model(config, SimpleNamespace(source_dictionary=dictionary(setting.vocab)))
     elif name in HF or name == "modernbert":
+        if importlib.util.find_spec("transformers") is None:
+            raise ValueError(f"the contender {name!r} needs `pip install transformers`")
         import transformers
 
         kind = "ModernBert" if name == "modernbert" else "Bert"
@@ -148,7 +149,7 @@ class Contender:
         self.tokens, self.targets = masked_batch(setting)
         self.model = build(name, setting)
         self.masked = self.targets.ne(PAD)
-        self.optimizer = self.build_optimizer(name)
+        self.optimizers = [self.build_optimizer(name)]
         self.step = timed(setting.device, self.forward, self.backward, self.update)
 
     def loss(self) -> torch.Tensor:
@@ -179,8 +180,9 @@ class Contender:
 
     def update(self) -> None:
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
+        for optimizer in self.optimizers:
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
 
 
 def matrix_peak(setting: Setting) -> Step:
@@ -188,13 +190,6 @@ def matrix_peak(setting: Setting) -> Step:
     size, dtype = PEAK_SIZE[setting.device], torch.bfloat16 if setting.precision == "bf16" else torch.float32
     a = torch.randn(size, size, device=setting.device, dtype=dtype)
     return timed(setting.device, *[lambda: multiply(a, a)] * 3)
-
-
-def check_available(names: list[str]) -> None:
-    """Raise ValueError for a contender whose library is not installed."""
-    hugging_face = [name for name in names if name in HF]
-    if hugging_face and importlib.util.find_spec("transformers") is None:
-        raise ValueError(f"the contender {hugging_face[0]!r} needs `pip install transformers`")
 
 
 def default_models() -> list[str]:

@@ -6,6 +6,7 @@ B batch, L sequence length, H heads, D width of a head, C = H D.
 from collections.abc import Callable, Iterable, Sequence
 
 import click
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -19,45 +20,7 @@ from ..common.tables import Table
 from ..encoder import Encoder, LMHead
 from ..token_positions import TokenPositions
 from .machine import DEVICE, PRECISIONS, environment, facts
-from .turns import Step, medians, take_turns, timed
-
-
-def concatenated(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    pos_q: Tensor,
-    pos_k: Tensor,
-    theta: Tensor,
-    real: Tensor | None,
-    scale: float,
-    dropout: float,
-) -> Tensor:
-    """TUPE-A's attention without a bias: its position term has rank D, so longer queries and keys can compute it.
-
-    q, k, v [B, H, L, D]; pos_q, pos_k [H, L, D], the projections of positions; theta [2, H], logits from and to [CLS];
-    real [B, 1, 1, L] or None, False at padded keys. Returns [B, H, L, D].
-
-        [q_i, pos_q_i, i = 0, i > 0, 1] . [k_j, pos_k_j, theta_1 / scale, theta_2 / scale if j = 0, -3e4 if padded]
-
-    with pos_q_0 = pos_k_0 = 0. Fused kernels need values as wide as keys: 2 D + 3, rounded up to a multiple of 8.
-    A candidate only, which the encoder does not use (see docs/performance.md).
-    """
-    batch, heads, length, width = q.shape
-    others = torch.ones(length, 1, dtype=q.dtype, device=q.device)
-    others[0] = 0  # [CLS]
-    others = others.expand(heads, -1, -1)
-    from_cls, to_cls = (theta / scale).to(q.dtype)[:, :, None, None]  # [H, 1, 1] each
-    padded = q.new_zeros(batch, 1, length, 1)
-    if real is not None:
-        padded = padded.masked_fill(~real.transpose(2, 3), -3e4)
-    left = torch.cat([pos_q.to(q.dtype) * others, 1 - others, others, torch.ones_like(others)], 2)  # [H, L, D + 3]
-    right = torch.cat([pos_k.to(q.dtype) * others, from_cls.expand(-1, length, -1), to_cls * (1 - others)], 2)
-    q = torch.cat([q, left.expand(batch, -1, -1, -1)], 3)
-    k = torch.cat([k, right.expand(batch, -1, -1, -1), padded.expand(-1, heads, -1, -1)], 3)
-    missing = -k.size(3) % 8
-    q, k, v = F.pad(q, (0, missing)), F.pad(k, (0, missing)), F.pad(v, (0, k.size(3) + missing - width))
-    return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, scale=scale)[..., :width]
+from .turns import Step, take_turns, timed
 
 
 class Case:
@@ -76,39 +39,22 @@ class Case:
 
 
 def attention_case(
-    name: str,
-    batch: int,
-    length: int,
-    dtype: torch.dtype,
-    device: str,
-    dropout: float,
-    heads: int = 12,
+    path: str, batch: int, length: int, dtype: torch.dtype, device: str, dropout: float, heads: int = 12,
     width: int = 64,
-) -> Case:
-    """One kind of attention on random inputs.
-
-    name: a path, or "concatenated". The paths read TUPE-A's bias, computed beforehand as in the encoder (whose layers
-    share it), and return its gradient.
-    """
+) -> Case:  # fmt: skip
+    """Attention by one path on random inputs. The bias [H, L, L] is given, as layers share it, and gets a gradient."""
+    generator = torch.Generator(device).manual_seed(0)
 
     def random(*shape, dtype=dtype):
         return torch.randn(*shape, device=device, dtype=dtype, generator=generator).requires_grad_()
 
-    generator = torch.Generator(device).manual_seed(0)
-    scale = (2 * width) ** -0.5
     qkv = [random(batch, heads, length, width) for _ in range(3)]
-    pos = [random(heads, length, width, dtype=torch.float32) for _ in range(2)]
-    theta = random(2, heads, dtype=torch.float32)
-    if name == "concatenated":
-        inputs = (*qkv, *pos, theta)
-        return Case(lambda: concatenated(*inputs, None, scale, dropout), inputs)
-    bias = (pos[0] * scale @ pos[1].transpose(1, 2)).detach()
-    bias[:, :, 0], bias[:, 0] = theta.detach()[1, :, None], theta.detach()[0, :, None]
-    backend, whole = BACKENDS[name](), Batch(TokenPositions(length, device), dtype, heads)
-    bias.requires_grad_()
+    bias = random(heads, length, length, dtype=torch.float32)
+    backend, whole = BACKENDS[path](), Batch(TokenPositions(length, device), dtype, heads)
 
     def call():
-        return backend.mix(*qkv, None, backend.prepare(bias, None, None, whole), scale, dropout)[0]
+        prepared = backend.prepare(bias, None, None, whole)
+        return backend.mix(*qkv, None, prepared, (2 * width) ** -0.5, dropout)[0]
 
     return Case(call, (*qkv, bias))
 
@@ -150,7 +96,7 @@ def milliseconds(steps: dict[tuple[str, str], Step], turns: int) -> dict[str, li
     """{row: medians of each part of the steps of its columns}, all measured in turns. steps: {(row, column): step}"""
     rows = {row: [] for row, _ in steps}
     for (row, _), times in take_turns(steps, turns).items():
-        rows[row] += [1e3 * seconds for seconds in medians(times)]
+        rows[row] += (1e3 * np.median(times, axis=0)).tolist()
     return rows
 
 
@@ -159,13 +105,9 @@ def table_of(header: list[str], rows: dict[str, list[float]]) -> Table:
 
 
 def attention_table(
-    names: Sequence[str],
-    shapes: list[tuple[int, int]],
-    dtypes: list[torch.dtype],
-    device: str,
-    turns: int,
+    names: Sequence[str], shapes: list[tuple[int, int]], dtypes: Iterable[torch.dtype], device: str, turns: int,
     dropout: float,
-) -> Table:
+) -> Table:  # fmt: skip
     """A row per dtype, (batch, length), path: milliseconds forward and backward, and how many times as fast as the
     first path."""
     rows = {}
@@ -217,11 +159,11 @@ def parts_table(tokens: int, width: int, ffn: int, device: str, turns: int) -> T
 
 # ---- the command
 
-CANDIDATES = [*BACKENDS, "concatenated"]
+ELSEWHERE = {"cpu": "triton", "cuda": "blocked"}  # device -> the backend that it has not
 
 
 @click.command(cls=Command)
-@click.option("--paths", type=ListOf(CANDIDATES), help=f"of {', '.join(CANDIDATES)}; default: all for the device")
+@click.option("--paths", type=ListOf(list(BACKENDS)), help=f"of {', '.join(BACKENDS)}; default: all for the device")
 @click.option("--lengths", type=ListOf(int), default="512,128", show_default=True, metavar="L,...")
 @click.option("--tokens", default=2048, show_default=True, help="tokens of a batch; B = tokens / L")
 @options.vocab_size()
@@ -236,7 +178,9 @@ def command(paths, lengths, tokens, vocab_size, precision, dropout, device, turn
     tupe bench kernels
     tupe bench kernels --paths plain,blocked --lengths 2048 --precision float32
     """
-    paths = paths or [name for name in CANDIDATES if device == "cpu" or name != "blocked"]
+    paths = paths or [name for name in BACKENDS if name != ELSEWHERE[device]]
+    if ELSEWHERE[device] in paths:
+        raise ValueError(f"--paths {ELSEWHERE[device]}: not for {device}; valid: the others")
     precisions = {name: PRECISIONS[name] for name in precision}
     shapes = [(max(1, tokens // length), length) for length in lengths]
     click.echo(facts(environment()) + "\n")

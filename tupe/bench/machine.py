@@ -1,12 +1,15 @@
-"""The machine that a benchmark runs on: what it is, its clock and its memory."""
+"""The machine that a benchmark runs on: what it is, and its memory."""
 
-import ctypes
 import os
 import platform
-import resource
 import time
+import weakref
+from collections.abc import Iterable
 
 import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 PRECISIONS = {"float32": torch.float32, "bf16": torch.bfloat16}
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -32,36 +35,6 @@ def facts(about: dict) -> str:
     return ", ".join(f"{key} {value}" for key, value in about.items() if value is not None)
 
 
-class Clock:
-    """Seconds between laps. On a GPU, laps are events in its queue, so that only `seconds` waits for it."""
-
-    def __init__(self, device: str):
-        self.cuda, self.laps = device == "cuda", []
-        if self.cuda:
-            torch.cuda.synchronize()
-        self.lap()
-
-    def lap(self) -> None:
-        if self.cuda:
-            self.laps.append(torch.cuda.Event(enable_timing=True))
-            self.laps[-1].record()
-        else:
-            self.laps.append(time.perf_counter())
-
-    def seconds(self) -> list[float]:
-        if not self.cuda:
-            return [b - a for a, b in zip(self.laps, self.laps[1:], strict=False)]
-        torch.cuda.synchronize()
-        return [a.elapsed_time(b) / 1000 for a, b in zip(self.laps, self.laps[1:], strict=False)]
-
-
-def memory_peak(device: str) -> float:
-    """Peak memory so far in MiB: allocated on the GPU, or resident in this process."""
-    if device == "cuda":
-        return torch.cuda.max_memory_allocated() / 2**20
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-
-
 def memory_available() -> int | None:
     """Free bytes of main memory, or None if the system does not tell."""
     if not os.path.exists("/proc/meminfo"):
@@ -70,12 +43,25 @@ def memory_available() -> int | None:
         return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
 
 
-def release_memory(device: str) -> None:
-    """Release memory that is allocated but not in use, which other contenders may need in their turn."""
-    if device == "cuda":
-        torch.cuda.empty_cache()
-    process = ctypes.CDLL(None)
-    if hasattr(process, "malloc_trim"):  # glibc
-        process.malloc_trim(0)
-    if hasattr(process, "MallocExtension_ReleaseFreeMemory"):  # tcmalloc
-        process.MallocExtension_ReleaseFreeMemory()
+class Level(TorchDispatchMode):
+    """The bytes of the tensors that operations have returned and that are still there, and their highest sum. own:
+    tensors whose bytes, and those of their views, do not count."""
+
+    def __init__(self, own: Iterable[Tensor] = ()):
+        super().__init__()
+        self.level = self.peak = 0
+        self.known = {tensor.untyped_storage()._cdata for tensor in own}
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, Tensor) and (storage := tensor.untyped_storage())._cdata not in self.known:
+                self.known.add(storage._cdata)
+                self.level += storage.nbytes()
+                self.peak = max(self.peak, self.level)
+                weakref.finalize(storage, self.remove, storage._cdata, storage.nbytes())
+        return result
+
+    def remove(self, key: int, size: int) -> None:
+        self.known.discard(key)
+        self.level -= size

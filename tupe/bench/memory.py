@@ -8,7 +8,6 @@ same for long sequences, except that number; so a step there checks the count (`
 
 import tupe.plugin  # noqa: F401  isort: skip  (first: registers the architectures, keeps fairseq's import quiet)
 import itertools
-import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -21,7 +20,6 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.function import FunctionCtx
 from torch.autograd.profiler_util import MEMORY_EVENT_NAME
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from .. import backend_cpu
 from ..backends import make
@@ -32,6 +30,7 @@ from ..encoder import Encoder
 from ..packing import Selection
 from ..windows import InChunks
 from .contenders import build_ours
+from .machine import Level
 
 GIB = 2**30
 RESERVE = 1.5 * GIB  # CUDA's context, communication buffers and fragmentation: an allowance, not a measurement
@@ -49,10 +48,6 @@ class Fused(torch.autograd.Function):
         ctx.save_for_backward(q, k, v, bias, out, per_query)
         return out
 
-    @staticmethod
-    def backward(ctx: FunctionCtx, grad: Tensor) -> None:
-        raise NotImplementedError
-
 
 class Dropout(torch.autograd.Function):
     """The shapes of dropout on a GPU, which keeps one byte per entry."""
@@ -61,10 +56,6 @@ class Dropout(torch.autograd.Function):
     def forward(ctx: FunctionCtx, x: Tensor) -> Tensor:
         ctx.save_for_backward(torch.empty_like(x, dtype=torch.bool))
         return torch.empty_like(x)
-
-    @staticmethod
-    def backward(ctx: FunctionCtx, grad: Tensor) -> None:
-        raise NotImplementedError
 
 
 class AsOnGpu(TorchFunctionMode):
@@ -186,61 +177,25 @@ def measured_bytes(
     return {"activations": activations, "peak": max(levels)}
 
 
-class Level(TorchDispatchMode):
-    """The bytes of the tensors that operations have returned and that are still there, and their highest sum."""
-
-    def __init__(self):
-        super().__init__()
-        self.level = self.peak = 0
-        self.known = set()
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        result = func(*args, **(kwargs or {}))
-        for tensor in result if isinstance(result, tuple | list) else [result]:
-            if isinstance(tensor, Tensor):
-                self.add(tensor.untyped_storage())
-        return result
-
-    def add(self, storage: torch.UntypedStorage) -> None:
-        key, size = storage._cdata, storage.nbytes()
-        if key not in self.known:
-            self.known.add(key)
-            self.level += size
-            self.peak = max(self.peak, self.level)
-            weakref.finalize(storage, self.remove, key, size)
-
-    def remove(self, key: int, size: int) -> None:
-        self.known.discard(key)
-        self.level -= size
-
-
-def forward_bytes(position: str, length: int, size: str = "base", layers: int | None = None) -> dict[str, int]:
+def forward_bytes(
+    position: str, length: int, size: str = "base", layers: int | None = None, measure: bool = False
+) -> dict[str, int]:
     """{"weights": bytes, "peak": bytes} of the encoder's forward pass for one sequence on a CPU, in float32 and without
     gradients; the peak includes the weights. Counted without data, so that any length takes seconds: memory that an
-    operation needs inside of itself is left out."""
-    model, tokens, weights = encoder(position, length, size, layers)
-    with FakeTensorMode(allow_non_fake_inputs=True) as shapes_only, Level() as level, torch.no_grad():
-        own = [shapes_only.from_tensor(x) for x in [tokens, *model.parameters(), *model.buffers()]]
-        level.known.update(x.untyped_storage()._cdata for x in own)  # views of these are no new memory
-        model(tokens, num_tokens=length)
-    return {"weights": weights, "peak": weights + level.peak}
-
-
-def measured_forward_bytes(position: str, length: int, size: str = "base", layers: int | None = None) -> dict[str, int]:
-    """What `forward_bytes` counts, as PyTorch allocates it on this CPU."""
-    model, tokens, weights = encoder(position, length, size, layers)
-    with torch.no_grad():
-        _, steps = allocations(lambda: model(tokens, num_tokens=length))
-    return {"weights": weights, "peak": weights + max(itertools.accumulate(steps))}
-
-
-def encoder(position: str, length: int, size: str, layers: int | None) -> tuple[nn.Module, Tensor, int]:
-    """(encoder in evaluation mode with vocabulary 32,768 and the position tables that `length` tokens need, tokens,
-    bytes of its weights)."""
+    operation needs inside of itself is left out. measure: as PyTorch allocates it on this CPU."""
     depth, width, heads, ffn = SIZES[size]
     sizes = {"layers": layers or depth, "width": width, "heads": heads, "ffn": ffn, "max_positions": length}
-    model = Encoder(32768, 1, position=position, **sizes).eval()
-    return model, torch.full((1, length), 4), sum(p.numel() * p.element_size() for p in model.parameters())
+    model, tokens = Encoder(32768, 1, position=position, **sizes).eval(), torch.full((1, length), 4)
+    weights = sum(p.numel() * p.element_size() for p in model.parameters())
+    with torch.no_grad():
+        if measure:
+            _, steps = allocations(lambda: model(tokens, num_tokens=length))
+            return {"weights": weights, "peak": weights + max(itertools.accumulate(steps))}
+        with FakeTensorMode(allow_non_fake_inputs=True) as shapes_only:
+            own = [shapes_only.from_tensor(x) for x in [tokens, *model.parameters(), *model.buffers()]]
+            with Level(own) as level:
+                model(tokens, num_tokens=length)
+    return {"weights": weights, "peak": weights + level.peak}
 
 
 def allocations(function: Callable) -> tuple[Any, list[int]]:
@@ -293,7 +248,7 @@ def table_of_forwards(positions: list[str], length: int, check: bool) -> Table:
     for position in positions:
         counted = forward_bytes(position, length)
         numbers = [counted["weights"], counted["peak"]]
-        numbers += [measured_forward_bytes(position, length)["peak"]] if check else []
+        numbers += [forward_bytes(position, length, measure=True)["peak"]] if check else []
         rows.append([f"`{position}`", *(f"{number / 1e9:.2f}" for number in numbers)])
     header = ["encoding", "weights, GB", f"peak for {length} tokens: counted", *["measured"] * check]
     return Table.plain(header, rows)

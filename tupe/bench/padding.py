@@ -9,14 +9,12 @@ B batch, L length of its longest text, V vocabulary.
 
 import tupe.plugin  # noqa: F401  isort: skip  (first: keeps fairseq's import quiet)
 import statistics
-import tempfile
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import click
-import matplotlib.ticker
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -24,11 +22,8 @@ from fairseq.data import data_utils
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 
-from ..checkpoints import convert
-from ..checkpoints.export import export
-from ..checkpoints.files import configuration, new_checkpoint
-from ..common import options, plotting
-from ..common.architectures import SIZES, with_size
+from ..common import options
+from ..common.architectures import SIZES
 from ..common.options import Command, ListOf
 from ..common.record import command_line
 from ..common.tables import Table
@@ -39,10 +34,10 @@ from ..plugin.optim import FusedAdamW, FusedAdamWConfig
 from ..plugin.pretrained import load_dictionary
 from ..plugin.squad_data import Encoded, Windows
 from ..token_positions import TokenPositions
-from . import contenders
-from .contenders import PAD, Setting, dictionary
+from . import contenders, report
+from .contenders import PAD, Setting
 from .machine import DEVICE, PRECISIONS, environment
-from .turns import Step, ratios, take_turns, timed, totals, write
+from .turns import Step, take_turns, timed, write
 
 LONGEST = 512
 FINETUNE = ["ours", "ours-padded", "fairseq", "hf"]
@@ -145,19 +140,16 @@ def keep_all(
 
 
 def build_export(setting: Setting) -> nn.Module:
-    """TUPE-R as `tupe checkpoint export` writes it for the transformers library."""
-    import transformers
+    """TUPE-R as the transformers library loads it from what `tupe checkpoint export` writes."""
+    from .. import hf  # needs transformers
 
     torch.manual_seed(0)
-    with tempfile.TemporaryDirectory() as folder:
-        options = {"max_positions": setting.length, "encoder_layers": setting.dims()[0]}
-        words, cfg = dictionary(setting.vocab), configuration(with_size("tupe_r", setting.size), options)
-        words.save(f"{folder}/dict.txt")
-        torch.save(new_checkpoint(cfg, convert.build_model(cfg, words).state_dict()), f"{folder}/checkpoint.pt")
-        export(f"{folder}/checkpoint.pt", f"{folder}/export")
-        return transformers.AutoModelForSequenceClassification.from_pretrained(
-            f"{folder}/export", trust_remote_code=True, num_labels=2
-        ).to(setting.device)
+    layers, width, heads, ffn = setting.dims()
+    config = hf.TupeConfig(
+        setting.vocab, num_hidden_layers=layers, hidden_size=width, num_attention_heads=heads, intermediate_size=ffn,
+        max_position_embeddings=setting.length, position="untied+t5", cls_position="untied",
+    )  # fmt: skip
+    return hf.TupeForSequenceClassification(config).to(setting.device)
 
 
 # -------------------------------------------------------------------------------------------------------- measurement
@@ -209,8 +201,8 @@ def rows(seconds: dict, counted: list[Batch], about: dict) -> list[dict]:
     return [
         {
             **about, "contender": name, "padding": 1 - tokens / slots,
-            "texts_per_s": texts / sum(times), "tokens_per_s": tokens / sum(times),
-            "times_as_fast": statistics.median(ratios(times, first)), "seconds": times,
+            "texts_per_s": texts / times.sum(), "tokens_per_s": tokens / times.sum(),
+            "times_as_fast": statistics.median(times / first), "seconds": times.tolist(),
         }
         for name, times in seconds.items()
     ]  # fmt: skip
@@ -231,27 +223,13 @@ def table(measured: list[dict]) -> Table:
 
 
 def picture(measured: list[dict]) -> Figure:
-    """The same: a line per setting, the first contender's speed over each of the others on a logarithmic axis."""
-    keys = ("size", "task", "batch", "precision")
-    settings = list(dict.fromkeys(tuple(row[key] for key in keys) for row in measured))
-    names = list(dict.fromkeys(row["contender"] for row in measured))
-    figure, (axis,) = plotting.curves(width=6, height=0.22 * len(settings) + 0.8)
-    for index, name in enumerate(names[1:]):
-        points = [
-            (row["times_as_fast"], settings.index(tuple(row[key] for key in keys)))
-            for row in measured if row["contender"] == name
-        ]  # fmt: skip
-        look = {**plotting.style(index), "linestyle": "none", "markersize": 5}
-        axis.plot(*zip(*points, strict=True), label=name, **look)
-    axis.axvline(1, color="0.5", linewidth=0.8)
-    axis.set_yticks(range(len(settings)), [f"{s}, {task}, batch {b}, {kind}" for s, task, b, kind in settings])
-    axis.invert_yaxis()
-    axis.set(xscale="log", xlabel=f"{names[0]}: times as fast")
-    axis.xaxis.set_major_locator(matplotlib.ticker.LogLocator(subs=[1, 1.5, 2, 3, 4, 5, 7]))
-    axis.xaxis.set_major_formatter(matplotlib.ticker.FormatStrFormatter("%g"))
-    axis.xaxis.set_minor_formatter(matplotlib.ticker.NullFormatter())
-    plotting.legend(figure, columns=5)
-    return figure
+    """The same, a line per setting."""
+    ratios, first = {}, measured[0]["contender"]
+    for row in measured:
+        others = ratios.setdefault(f"{row['size']}, {row['task']}, batch {row['batch']}, {row['precision']}", {})
+        if row["contender"] != first:
+            others[row["contender"]] = row["times_as_fast"]
+    return report.picture(first, ratios)
 
 
 def shared(tasks: str, size: str, batch: str, names: list[str]) -> Callable:
@@ -294,7 +272,7 @@ def measure(
             for number, kind in ((b, p) for b in batch for p in precision):
                 drawn = list(batches(of_task[task].sizes, pieces[task], number, turns + 1, vocab_size, device, seed))
                 steps = {name: on_batches(function, drawn, kind, device) for name, function in functions.items()}
-                seconds = {name: totals(times) for name, times in take_turns(steps, turns).items()}
+                seconds = {name: times.sum(axis=1) for name, times in take_turns(steps, turns).items()}
                 measured += rows(seconds, drawn[1:], {"size": size, "task": task, "batch": number, "precision": kind})
                 click.echo(f"{size}, {task}, batch {number}, {kind}: measured", err=True)
         write(output, {"about": about, "rows": measured}, table(measured).markdown(), picture(measured))

@@ -9,13 +9,14 @@ B batch, L sequence length, N layers.
 
 import json
 import statistics
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
+import numpy as np
 import torch
 from matplotlib.figure import Figure
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -33,7 +34,7 @@ from ..positions import Dims, Positions, overrides
 from ..schemes import SCHEMES
 from .contenders import Contender, Setting
 from .machine import PRECISIONS, environment, facts
-from .turns import ratios, take_turns, totals, write
+from .turns import take_turns, write
 
 SUMS = ["shaw+shaw_values"]  # combinations that no architecture has
 CONTROL = "nopos, a second time"  # its difference from 1 is noise
@@ -48,12 +49,8 @@ def cases(names: list[str] | None = None) -> dict[str, tuple[str, str]]:
     default: every registered scheme, every architecture, and SUMS."""
     names = [*SCHEMES, *ARCHITECTURES, *SUMS] if names is None else names
     pairs = dict.fromkeys([("nopos", "tied"), *(ARCHITECTURES.get(name, (name, "tied")) for name in names)])
-    paper_name = {pair: PAPER_NAMES[arch] for arch, pair in ARCHITECTURES.items()}
-    return {label(*pair) + (f" ({paper_name[pair]})" if pair in paper_name else ""): pair for pair in pairs}
-
-
-def label(position: str, cls: str) -> str:
-    return position if cls == "tied" else f"{position}, [CLS] untied"
+    paper_name = {pair: f" ({PAPER_NAMES[arch]})" for arch, pair in ARCHITECTURES.items()}
+    return {p + ", [CLS] untied" * (cls != "tied") + paper_name.get((p, cls), ""): (p, cls) for p, cls in pairs}
 
 
 def dims(setting: Setting) -> Dims:
@@ -114,59 +111,41 @@ def flops(position: str, cls: str, setting: Setting) -> tuple[float, float]:
 # ---- time
 
 
-class Together:
-    """Several optimizers as one."""
-
-    def __init__(self, *optimizers):
-        self.optimizers = optimizers
-
-    def step(self) -> None:
-        for optimizer in self.optimizers:
-            optimizer.step()
-
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        for optimizer in self.optimizers:
-            optimizer.zero_grad(set_to_none=set_to_none)
-
-
 class Stage:
     """One model whose position encoding can be exchanged. encodings: {label: (position, cls)}"""
 
     def __init__(self, encodings: dict, setting: Setting):
         self.contender = Contender("nopos", setting)
-        shared = self.contender.optimizer
+        shared = self.contender.optimizers
         self.parts = {}
         for name, (position, cls) in encodings.items():
             positions = Positions(position, dims(setting), cls).apply(init_bert).to(setting.device)
             own = list(positions.parameters())
-            self.parts[name] = positions, Together(shared, AdamW(own, lr=1e-4)) if own else shared
+            self.parts[name] = positions, [*shared, AdamW(own, lr=1e-4)] if own else shared
 
     def step(self, name: str, precision: str, turn: int) -> list[float]:
         """Train for a step with one encoding; returns the seconds of its parts."""
-        self.contender.model.encoder.positions, self.contender.optimizer = self.parts[name]
+        self.contender.model.encoder.positions, self.contender.optimizers = self.parts[name]
         self.contender.setting = replace(self.contender.setting, precision=precision)
         return self.contender.step(turn)
-
-
-def with_precisions(names: Iterable[str], precisions: list[str]) -> dict[str, tuple[str, str]]:
-    """{row: (encoding, precision)}: "t5" in the first precision, "t5, bf16" in another one."""
-    return {name + f", {kind}" * (kind != precisions[0]): (name, kind) for kind in precisions for name in names}
 
 
 def shown(ours: list[float], theirs: list[float]) -> tuple[str, str]:
     """The ratios of two lists of seconds as text: the median (and range) over rounds of the ratio within a round, and
     the ratio of the fastest steps, which is more stable if disturbances come in bursts."""
-    within = ratios(ours, theirs)
+    within = np.divide(ours, theirs)
     return f"{statistics.median(within):.3f} ({min(within):.2f} to {max(within):.2f})", f"{min(ours) / min(theirs):.3f}"
 
 
 def rows(
     encodings: dict, setting: Setting, rounds: int, precisions: list[str], say: Callable[[str], Any] = print
 ) -> list[dict]:
-    """One dict per encoding and precision: parameters and operations in excess of those of `nopos`, and the seconds of
-    all steps. In every round each encoding takes one step in each precision, `nopos` twice; an uncounted round comes
-    first. encodings: {label: (position, cls)}, `nopos` first; say: called with a line after each round."""
-    steps = with_precisions([*encodings, CONTROL], precisions)
+    """One dict per encoding and precision ("t5", and "t5, bf16" in one after the first): parameters and operations in
+    excess of those of `nopos`, and the seconds of all steps. In every round each encoding takes one step in each
+    precision, `nopos` twice; an uncounted round comes first. encodings: {label: (position, cls)}, `nopos` first; say:
+    called with a line after each round."""
+    names = [*encodings, CONTROL]
+    steps = {name + f", {kind}" * (kind != precisions[0]): (name, kind) for kind in precisions for name in names}
     stage = Stage({**encodings, CONTROL: next(iter(encodings.values()))}, setting)
     times = take_turns({row: partial(stage.step, *step) for row, step in steps.items()}, rounds, say=say)
     counted = {name: (parameters(*pair, setting), *flops(*pair, setting)) for name, pair in encodings.items()}
@@ -175,7 +154,7 @@ def rows(
         extra = [a - b for a, b in zip(counted.get(encoding, base), base, strict=True)]
         results.append({
             "encoding": name, "parameters": extra[0], "products": extra[1], "element_wise": extra[2],
-            "seconds": totals(times[name]),
+            "seconds": times[name].sum(axis=1).tolist(),
         })  # fmt: skip
     return results
 
@@ -223,7 +202,7 @@ def draw(result: dict) -> Figure:
     within = {}  # {length: {encoding: ratio of each round}}
     for length in lengths:
         rows = result["lengths"][length]["rows"]
-        within[length] = {row["encoding"]: ratios(row["seconds"], rows[0]["seconds"]) for row in rows}
+        within[length] = {row["encoding"]: np.divide(row["seconds"], rows[0]["seconds"]) for row in rows}
     order = sorted(within[lengths[-1]], key=lambda name: statistics.median(within[lengths[-1]][name]))
     for axis, length in zip(axes, lengths, strict=True):
         for place, name in enumerate(order):
@@ -238,23 +217,6 @@ def draw(result: dict) -> Figure:
 
 
 # ---- the command
-
-
-def read_earlier(path: Path, settings: dict, names: Collection[str]) -> dict:
-    """{length: results} of an earlier run with the same settings; {} if there is none. names: of its rows.
-
-    Raises ValueError if the file has results of other settings or encodings.
-    """
-    if not path.exists():
-        return {}
-    earlier = json.loads(path.read_text())
-    if earlier["options"] != settings:
-        raise ValueError(f"{path} holds other measurements ({earlier['options']}); choose another --output")
-    for length, measured in earlier["lengths"].items():
-        theirs = [row["encoding"] for row in measured["rows"]]
-        if {*theirs} != {*names}:
-            raise ValueError(f"{path} has other encodings ({', '.join(theirs)} at L={length}); choose another --output")
-    return earlier["lengths"]
 
 
 @click.command(cls=Command)
@@ -278,7 +240,7 @@ def command(size, layers, lengths, tokens, rounds, positions, precision, threads
     tupe bench schemes                            base size, L = 128, 512, 1024, every encoding
     tupe bench schemes --lengths 512 --positions bert_a,tupe_a,tupe_r --rounds 9 --output target
 
-    Step times need a machine that is otherwise idle. Lengths that OUTPUT.json has already are not measured again.
+    Step times need a machine that is otherwise idle. Results are written after every length.
     """
     if drawn:
         result = json.loads(drawn.read_text())
@@ -293,12 +255,8 @@ def command(size, layers, lengths, tokens, rounds, positions, precision, threads
         "size": size, "tokens": tokens, "rounds": rounds, "precision": ",".join(precision), "vocab": vocab_size,
         "layers": base.dims()[0], "encodings": len(encodings),
     }  # fmt: skip
-    path = Path(f"{output}.json")
-    earlier = read_earlier(path, settings, with_precisions([*encodings, CONTROL], precision))
-    result = {"about": environment(), "options": settings, "lengths": earlier}
+    result = {"about": environment(), "options": settings, "lengths": {}}
     for length in lengths:
-        if str(length) in result["lengths"]:
-            continue
         setting = base.of_length(length, tokens)
         measured = rows(encodings, setting, rounds, precision, lambda line, L=length: click.echo(f"L={L} {line}"))
         products = flops("nopos", "tied", setting)[0]

@@ -1,26 +1,22 @@
 """Measures training steps of our encoders and of the common alternatives, side by side.
 
-Every contender has its own process (and so its own peak memory), and all take turns with the same tokens and the same
-masked positions.
+All contenders take turns with the same tokens and the same masked positions.
 
 B batch, L sequence length, N layers.
 """
 
 import tupe.plugin  # noqa: F401  isort: skip  (first: keeps fairseq's import quiet)
-import importlib
-import multiprocessing
 import os
 import statistics
 import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
-from multiprocessing.connection import Connection
-from multiprocessing.context import BaseContext
 from pathlib import Path
 from typing import Any
 
 import click
+import numpy as np
 import torch
 from fairseq.data import indexed_dataset
 from fairseq.tasks.masked_lm import MaskedLMConfig, MaskedLMTask
@@ -31,24 +27,17 @@ from ..common.record import command_line
 from . import report
 from .contenders import (
     CONTENDERS,
-    HF,
     MASKED,
     PEAK_SIZE,
     Contender,
     Setting,
-    check_available,
     default_models,
     dictionary,
     flops_per_token,
     matrix_peak,
 )
-from .machine import DEVICE, PRECISIONS, environment, memory_available, memory_peak, release_memory
-from .turns import Lost, medians, ratios, take_turns, totals, write
-
-
-def libraries(names: list[str]) -> list[str]:
-    """Modules that contenders import. Every process imports all of them, so that none alone has their memory."""
-    return ["tupe.bench.step"] + ["transformers.models.bert.modeling_bert"] * bool(set(HF) & set(names))
+from .machine import DEVICE, PRECISIONS, Level, environment, memory_available
+from .turns import take_turns, write
 
 
 def memory_needed(names: list[str], setting: Setting) -> int:
@@ -61,63 +50,9 @@ def memory_needed(names: list[str], setting: Setting) -> int:
     return 12 * weights * len(names) + 4 * weights + step
 
 
-def work(name: str, names: list[str], setting: Setting, pipe: Connection) -> None:
-    """The process of a contender: build the model, then answer every turn with the times of a step and the peak memory.
-    An untimed step precedes each timed one."""
-    try:
-        if setting.threads:
-            torch.set_num_threads(setting.threads)
-        for module in libraries(names):
-            importlib.import_module(module)
-        before = memory_peak(setting.device)
-        step = matrix_peak(setting) if name == "peak" else Contender(name, setting).step
-        pipe.send((None, 0.0))
-        while True:
-            turn = pipe.recv()
-            step(turn)  # untimed: it allocates the released memory again
-            times = step(turn)
-            release_memory(setting.device)
-            pipe.send((times, memory_peak(setting.device) - before))
-    except Exception as error:
-        pipe.send(error)
-
-
-class Process:
-    """A contender in a process of its own. `memory`: its peak in MiB."""
-
-    def __init__(self, context: BaseContext, name: str, names: list[str], setting: Setting):
-        self.name, (self.pipe, other_end) = name, context.Pipe()
-        self.process = context.Process(target=work, args=(name, names, setting, other_end), daemon=True)
-        self.process.start()
-        other_end.close()  # so that reading from the pipe fails when the process dies
-
-    def receive(self) -> list[float] | None:
-        """The times of a step; first None, when the model is built. Raises the process's own error."""
-        answer = self.pipe.recv()
-        if isinstance(answer, Exception):
-            raise answer
-        seconds, self.memory = answer
-        return seconds
-
-    def step(self, turn: int) -> list[float]:
-        try:
-            self.pipe.send(turn)
-            return self.receive()
-        except (EOFError, OSError) as error:
-            raise Lost(f"the process of {self.name} ended, probably because memory ran out") from error
-        except RuntimeError as error:  # such as CUDA's memory
-            raise Lost(f"{self.name}: {error}") from error
-
-
-def measure(
-    names: list[str], setting: Setting, rounds: int, warmup: int = 1, say: Callable[[str], Any] = click.echo
-) -> dict:
-    """{name: {"steps": seconds [rounds][3], "memory": MiB}}, and the times of the large product under "peak".
-
-    say: called with a line after every turn. Raises ValueError for contenders that cannot be built or do not fit into
-    memory.
-    """
-    check_available(names)
+def measure(names: list[str], setting: Setting, rounds: int, say: Callable[[str], Any] = click.echo) -> list[dict]:
+    """A row (dict) per contender. say: called with a line after every turn. Raises ValueError for contenders that
+    cannot be built or do not fit into memory."""
     needed, free = memory_needed(names, setting), memory_available()
     if setting.device == "cpu" and free is not None and needed > free:
         raise ValueError(
@@ -125,20 +60,13 @@ def measure(
             f"{needed / 2**30:.0f} GiB of memory, {free / 2**30:.0f} GiB are free; "
             "use fewer models, tokens or layers"
         )
-    context = multiprocessing.get_context("forkserver")  # libraries are imported once
-    context.set_forkserver_preload(libraries(names))
-    processes = {}
-    try:
-        for name in ["peak", *names]:
-            processes[name] = Process(context, name, names, setting)
-        for process in processes.values():
-            process.receive()
-        steps = take_turns({name: process.step for name, process in processes.items()}, rounds, warmup, say)
-    finally:
-        for process in processes.values():
-            process.process.kill()
-            process.process.join()
-    return {name: {"steps": steps[name], "memory": process.memory} for name, process in processes.items()}
+    steps, memory = {"peak": matrix_peak(setting)}, {}
+    for name in names:
+        with Level() as level:
+            contender = Contender(name, setting)
+            contender.step(0)
+        steps[name], memory[name] = contender.step, level.peak / 2**20
+    return summary(take_turns(steps, rounds, say=say), memory, setting)
 
 
 def cross(base: Setting, lengths: list[int], layers: list[int], tokens: int) -> list[Setting]:
@@ -155,45 +83,24 @@ def cross(base: Setting, lengths: list[int], layers: list[int], tokens: int) -> 
     ]
 
 
-def run(
-    names: list[str],
-    settings: list[Setting],
-    rounds: int,
-    warmup: int,
-    done: Callable[[list[dict]], Any],
-    say: Callable[[str], Any] = click.echo,
-) -> list[dict]:
-    """Measure all settings and return their rows; calls `done(rows)` after each with the rows so far, and `say` after
-    every turn with a line that includes the time left for the setting."""
-    rows = []
-    for number, setting in enumerate(settings, 1):
-        about = f"{setting.precision} L={setting.length} N={setting.dims()[0]} (setting {number}/{len(settings)})"
-        results = measure(names, setting, rounds, warmup, lambda line, about=about: say(f"{about} {line}"))
-        rows += summary(results, names, setting)
-        done(rows)
-    return rows
-
-
-def summary(results: dict, names: list[str], setting: Setting) -> list[dict]:
-    """One row (dict) per contender."""
+def summary(times: dict[str, np.ndarray], memory: dict[str, float], setting: Setting) -> list[dict]:
+    """The rows of the contenders in `memory`, {name: MiB}, of their times and those of the large product ("peak")."""
     tokens = setting.batch * setting.length
-    peak = 2 * PEAK_SIZE[setting.device] ** 3 / min(min(products) for products in results["peak"]["steps"])
-    seconds = {name: totals(results[name]["steps"]) for name in names}
+    peak = 2 * PEAK_SIZE[setting.device] ** 3 / times["peak"].min()
+    seconds = {name: times[name].sum(axis=1) for name in memory}
     rows = []
-    for name in names:
-        steps = results[name]["steps"]
+    for name, mib in memory.items():
+        steps = times[name]
         speed = tokens / statistics.median(seconds[name])
-        forward, backward, optimizer = medians(steps)
+        forward, backward, optimizer = np.median(steps, axis=0).tolist()
         rows.append({
             "contender": name, **asdict(setting), "layers": setting.dims()[0], "rounds": len(steps),
             "tokens_per_s": speed,
-            "forward_s": forward, "backward_s": backward, "optimizer_s": optimizer, "steps": steps,
-            "memory_mib": results[name]["memory"],
+            "forward_s": forward, "backward_s": backward, "optimizer_s": optimizer, "steps": steps.tolist(),
+            "memory_mib": mib,
             "flops_per_token": flops_per_token(setting, name), "peak_flops": peak,
             "share_of_peak": speed * flops_per_token(setting, name) / peak,
-            "times_as_fast": {
-                b: statistics.median(ratios(seconds[b], seconds[name])) for b in names if b != name
-            },
+            "times_as_fast": {b: statistics.median(seconds[b] / seconds[name]) for b in memory if b != name},
         })  # fmt: skip
     return rows
 
@@ -239,15 +146,12 @@ def loader_speed(
 @options.vocab_size()
 @click.option("--precision", type=ListOf(list(PRECISIONS)), default="float32", show_default=True)
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), default=DEVICE, help="default: a GPU if there is one")
-@click.option("--threads", default=0, help="of each process; 0: PyTorch's default")
 @click.option("--rounds", type=click.IntRange(1), default=7, show_default=True, help="measured steps of each model")
-@click.option("--warmup", type=click.IntRange(0), default=1, show_default=True, help="steps of each before these")
 @click.option("--project", default=0, metavar="DEVICES", help="project the days of the paper's pre-training")
 @click.option("--loader", type=click.IntRange(0), metavar="WORKERS", help="measure the data loader alone")
 @click.option("--output", type=Path, default=Path("bench"), show_default=True, help="OUTPUT.json, .md and .png")
 def command(
-    models, size, lengths, layers, tokens, vocab_size, precision, device, threads, rounds, warmup, project, loader,
-    output,
+    models, size, lengths, layers, tokens, vocab_size, precision, device, rounds, project, loader, output
 ):  # fmt: skip
     """Compare masked-LM training steps: our encoders, fairseq's RoBERTa, Hugging Face's BERT.
 
@@ -264,13 +168,14 @@ def command(
         click.echo(f"{speed:.0f} tokens/s from {loader} workers")
         return
     models = models or default_models()
-    check_available(models)
     about = {"command": command_line(), **environment()}
-    base = Setting(size, vocab=vocab_size, device=device, threads=threads)
+    base = Setting(size, vocab=vocab_size, device=device)
     settings = cross(base, lengths, layers, tokens)
     settings = [replace(setting, precision=name) for name in precision for setting in settings]
 
-    def done(rows):
-        write(output, {"about": about, "rows": rows}, report.markdown(rows, about, project), report.picture(rows))
-
-    click.echo(report.markdown(run(models, settings, rounds, warmup, done), about, project))
+    rows = []
+    for number, setting in enumerate(settings, 1):
+        label = f"{setting.precision} L={setting.length} N={setting.dims()[0]} (setting {number}/{len(settings)})"
+        rows += measure(models, setting, rounds, lambda line, label=label: click.echo(f"{label} {line}"))
+        write(output, {"about": about, "rows": rows}, report.markdown(rows, about, project), report.of_steps(rows))
+    click.echo(report.markdown(rows, about, project))

@@ -16,12 +16,12 @@ import click
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Generator, Tensor, nn
+from torch import Generator, Tensor
 
 from ..common.options import FILE, Command, ListOf
 from ..common.tables import Table
 from ..token_positions import SAMPLINGS
-from .synthetic import WORDS, Prober, adam, append_result, prepare_results, read_results
+from .synthetic import WORDS, Prober, adam, append_result, finished, unfinished
 
 
 def symbols(count: int, n: int, batch: int, generator: Generator | None) -> Tensor:
@@ -131,14 +131,10 @@ def train(
     torch.manual_seed(seed)
     generator = torch.Generator().manual_seed(seed)
     model = Prober(position, span, task.symbols + 1, task.classes, places=places, **sizes)
-    optimizer, schedule = adam(model, steps, lr)
+    update = adam(model, steps, lr)
     for n in torch.randint(1, trained + 1, (steps,), generator=generator).tolist():
         logits, answers = answer_logits(model, task, n, batch, generator)
-        optimizer.zero_grad()
-        F.cross_entropy(logits.flatten(0, 1), answers.flatten()).backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        schedule.step()
+        update(F.cross_entropy(logits.flatten(0, 1), answers.flatten()))
     return model
 
 
@@ -161,21 +157,13 @@ def sweep(path: str | Path, cells: Sequence[tuple], tests: int, longest: int, **
     to the file and yield it."""
     lengths = np.unique(np.linspace(options["trained"] + 1, longest, tests).round().astype(int)).tolist()
     settings = {**options, "tests": tests, "longest": longest}
-    prepare_results(path)
-    done = {tuple(run[key] for key in KEYS) for run in read_results(path) if run["options"] == settings}
-    for cell in cells:
-        if cell in done:
-            continue
+    for cell in unfinished(path, KEYS, cells, settings):
         task, position, places, lr, seed = cell
         model = train(task, position, places, lr=lr, seed=seed, **options)
         short = list(accuracies(model, task, range(1, options["trained"] + 1), options["batch"]).values())
         shares = accuracies(model, task, lengths, options["batch"])
-        run = {
-            **dict(zip(KEYS, cell, strict=True)), "score": float(np.mean(list(shares.values()))),
-            "short": float(np.mean(short)), "accuracies": shares, "options": settings,
-        }  # fmt: skip
-        append_result(path, run)
-        yield run
+        scores = {"score": float(np.mean(list(shares.values()))), "short": float(np.mean(short))}
+        yield append_result(path, KEYS, cell, settings, **scores, accuracies=shares)
 
 
 def tabulate(runs: Sequence[dict]) -> Table:
@@ -230,6 +218,5 @@ def command(tasks, positions, places, seeds, lrs, steps, batch, trained, longest
     for run in sweep(output, cells, tests, longest, **options):
         shown = " ".join(str(run[key]) for key in KEYS)
         click.echo(f"{shown} accuracy {run['score']:.3f}, up to {trained} symbols {run['short']:.3f}")
-    settings = {**options, "tests": tests, "longest": longest}
-    runs = [run for run in read_results(output) if run["options"] == settings]
-    click.echo(tabulate([run for run in runs if tuple(run[key] for key in KEYS) in set(cells)]).markdown(), nl=False)
+    found = finished(output, KEYS, {**options, "tests": tests, "longest": longest})
+    click.echo(tabulate([found[cell] for cell in cells]).markdown(), nl=False)

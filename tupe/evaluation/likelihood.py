@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import Tensor
+import torch.nn.functional as F
 
 from ..plugin.model import TupeModel
 
@@ -61,53 +61,35 @@ def pseudo_log_likelihoods(
     """
     if model.training:
         raise ValueError("call eval() first: dropout would make the scores random")
-    sentences = list(sentences)
     longest = model.max_positions() - 2
-    todo = []  # (length, sentence, copy, first, last masked piece, target)
-    prepared = []
+    prepared, by_length = [], {}  # {length: [(sentence, copy, first, last masked piece)]}: no batch needs padding
     for number, words in enumerate(sentences):
         pieces, spans, of_word, of_single = masked_copies(words)
         if not 0 < len(pieces) <= longest:
             raise ValueError(f"sentence {number + 1} has {len(pieces)} pieces; valid: 1 to {longest}")
-        prepared.append((pieces, spans, of_word, of_single, np.zeros(len(spans))))
-        todo += [(len(pieces), number, copy, *span) for copy, span in enumerate(spans)]
-    todo.sort(key=lambda entry: entry[0])
-    begin = 0
-    while begin < len(todo):
-        end = begin + 1
-        length = todo[begin][0]  # one for the whole batch: no padding
-        while end < len(todo) and todo[end][0] == length and (length + 2) * (end - begin + 1) <= batch_tokens:
-            end += 1
-        batch = todo[begin:end]
-        begin = end
-        tokens, rows, columns, targets = _batch(batch, prepared, model.dictionary)
-        log_p = _log_probabilities(model, tokens, (rows, columns), targets)
-        for (_, number, copy, *_), value in zip(batch, log_p.tolist(), strict=True):
-            prepared[number][4][copy] = value
-    for pieces, _, of_word, of_single, values in prepared:
+        prepared.append((pieces, of_word, of_single, np.zeros(len(spans))))
+        by_length.setdefault(len(pieces), []).extend((number, copy, *span) for copy, span in enumerate(spans))
+    for length, copies in sorted(by_length.items()):
+        size = max(1, batch_tokens // (length + 2))
+        for begin in range(0, len(copies), size):
+            batch = copies[begin : begin + size]
+            log_p = _log_probabilities(model, [prepared[number][0] for number, *_ in batch], batch)
+            for (number, copy, *_), value in zip(batch, log_p, strict=True):
+                prepared[number][3][copy] = value
+    for pieces, of_word, of_single, values in prepared:
         yield Score(float(values[of_word].sum()), float(values[of_single].sum()), len(pieces))
 
 
-def _batch(batch, prepared, dictionary) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Masked copies of one length -> tokens [B, L], and of each copy the row, the column of the first masked piece, and
-    that piece."""
-    length = batch[0][0]
-    tokens = np.empty((len(batch), length + 2), dtype=int)
-    tokens[:, 0], tokens[:, -1] = dictionary.bos(), dictionary.eos()
-    mask, columns, targets = dictionary.index("<mask>"), [], []
-    for row, (_, number, _, first, last) in enumerate(batch):
-        pieces = prepared[number][0]
-        tokens[row, 1:-1] = pieces
-        tokens[row, 1 + first : 2 + last] = mask
-        columns.append(1 + first)
-        targets.append(pieces[first])
-    return torch.from_numpy(tokens), torch.arange(len(batch)), torch.tensor(columns), torch.tensor(targets)
-
-
-def _log_probabilities(model, tokens, indices, targets) -> Tensor:
-    """log p of the targets [B] at indices (rows [B], columns [B]) of tokens [B, L], in float32."""
-    device = model.encoder.tokens.weight.device
-    tokens, targets = tokens.to(device), targets.to(device)
-    indices = tuple(index.to(device) for index in indices)
+def _log_probabilities(model, sentences, copies):
+    """log p of the first masked piece of each copy, in float32. sentences: the pieces of each, all of one length."""
+    dictionary, device = model.dictionary, model.encoder.tokens.weight.device
+    pieces = torch.tensor(sentences)
+    rows, first, last = torch.arange(len(pieces)), *torch.tensor([copy[2:] for copy in copies]).T
+    column = torch.arange(pieces.size(1))
+    masked = (column >= first[:, None]) & (column <= last[:, None])
+    tokens = F.pad(pieces.masked_fill(masked, dictionary.index("<mask>")), (1, 0), value=dictionary.bos())
+    tokens = F.pad(tokens, (0, 1), value=dictionary.eos()).to(device)
+    indices = rows.to(device), (1 + first).to(device)
     logits, _ = model(tokens, masked_tokens=indices, num_tokens=tokens.numel())  # [B, V]
-    return torch.log_softmax(logits.float(), dim=-1).gather(1, targets[:, None]).squeeze(1)
+    targets = pieces[rows, first].to(device)
+    return torch.log_softmax(logits.float(), dim=-1).gather(1, targets[:, None]).squeeze(1).tolist()

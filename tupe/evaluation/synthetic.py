@@ -6,11 +6,12 @@
 B batch, L sequence length ([CLS] and [SEP] included, if there), n number of words, C model width, K classes.
 """
 
+import functools
 import itertools
 import json
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -63,18 +64,9 @@ class Prober(nn.Module):
     """
 
     def __init__(
-        self,
-        position: str,
-        n: int,
-        words: int,
-        classes: int,
-        special: bool = False,
-        layers: int = 2,
-        width: int = 64,
-        heads: int = 4,
-        ffn: int = 256,
-        **options,
-    ):
+        self, position: str, n: int, words: int, classes: int, special: bool = False, layers: int = 2, width: int = 64,
+        heads: int = 4, ffn: int = 256, **options,
+    ):  # fmt: skip
         super().__init__()
         self.special = special
         self.encoder = Encoder(
@@ -120,18 +112,9 @@ def verdict(distinct: int, n: int) -> str:
 
 
 def train(
-    task: str,
-    position: str,
-    *,
-    n: int = 64,
-    words: int = 16,
-    batch: int = 32,
-    steps: int = 1000,
-    lr: float = 1e-3,
-    seed: int = 1,
-    special: bool = False,
-    **options,
-) -> tuple:
+    task: str, position: str, *, n: int = 64, words: int = 16, batch: int = 32, steps: int = 1000, lr: float = 1e-3,
+    seed: int = 1, special: bool = False, **options,
+) -> tuple[float, int]:  # fmt: skip
     """Train a `Prober` and return (accuracy per word, steps taken). It ends early once 100 sequences on end were right
     (`equal` has only one sequence: once that is right).
 
@@ -144,7 +127,7 @@ def train(
     torch.manual_seed(seed)
     generator = torch.Generator().manual_seed(seed)
     model = Prober(position, n, words, classes(n, words), special, **options)
-    optimizer, schedule = adam(model, steps, lr)
+    update = adam(model, steps, lr)
     right, step = 0, 0
     while True:
         step += 1
@@ -154,40 +137,56 @@ def train(
         right = right + len(tokens) if accuracy == 1 else 0
         if right >= (1 if task == "equal" else 100) or step == steps:
             return accuracy, step
-        optimizer.zero_grad()
-        F.cross_entropy(logits.flatten(0, 1), targets.flatten()).backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        schedule.step()
+        update(F.cross_entropy(logits.flatten(0, 1), targets.flatten()))
 
 
-def adam(model: nn.Module, steps: int, lr: float) -> tuple:
-    """(Adam, its schedule): the learning rate falls linearly to 0 after a short warm-up."""
+def adam(model: nn.Module, steps: int, lr: float) -> Callable[[torch.Tensor], None]:
+    """A function that takes a step of Adam for a loss; the learning rate falls linearly to 0 after a short warm-up."""
     optimizer = torch.optim.Adam(model.parameters(), lr=lr, fused=True)
     warmup = max(steps // 20, 1)
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda step: min((step + 1) / warmup, (steps - step) / max(steps - warmup, 1))
     )
-    return optimizer, schedule
+
+    def update(loss):
+        optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+
+    return update
 
 
 def read_results(path: str | Path) -> list:
-    """Runs stored by `sweep`, one JSON object per line; a last line that was cut off is none."""
+    """Runs stored by a sweep, one JSON object per line; a last line that was cut off is none."""
     lines = Path(path).read_text().splitlines(keepends=True) if Path(path).exists() else []
     return [json.loads(line) for line in lines if line.endswith("\n")]
 
 
-def prepare_results(path: str | Path) -> None:
-    """Make the file's folder, and take away what a killed process had not written to its end."""
+def finished(path: str | Path, keys: Sequence[str], options: dict) -> dict[tuple, dict]:
+    """{values of the keys: stored run} of the runs with these options."""
+    options = {**DEFAULTS, **options}
+    return {tuple(run[key] for key in keys): run for run in read_results(path) if options_of(run) == options}
+
+
+def unfinished(path: str | Path, keys: Sequence[str], cells: Iterable[tuple], options: dict) -> list[tuple]:
+    """The cells, values of the keys, that have no stored run with these options. Makes the file's folder, and takes
+    away what a killed process had not written to its end."""
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     if Path(path).exists():
         whole = Path(path).read_bytes().rpartition(b"\n")
         os.truncate(path, len(whole[0] + whole[1]))
+    done = finished(path, keys, options)
+    return [cell for cell in cells if cell not in done]
 
 
-def append_result(path: str | Path, run: dict) -> None:
+def append_result(path: str | Path, keys: Sequence[str], cell: tuple, options: dict, **outcome) -> dict:
+    """Store a run, and return it."""
+    run = {**dict(zip(keys, cell, strict=True)), **outcome, "options": options}
     with naming(path), open(path, "a") as file:
         file.write(json.dumps(run, allow_nan=False) + "\n")
+    return run
 
 
 def options_of(run: dict) -> dict:
@@ -195,41 +194,28 @@ def options_of(run: dict) -> dict:
     return {**DEFAULTS, **run.get("options", {})}
 
 
-def sweep(
-    path: str | Path,
-    task: str,
-    positions: Sequence[str],
-    normalisers: Sequence[str],
-    specials: Sequence[bool],
-    seeds: Sequence[int],
-    layer: str = "transformer",
-    **options,
-) -> Iterator:
-    """Train every combination that the file does not hold yet, with these options; append each to it and yield it.
+def sweep(path: str | Path, cells: Iterable[tuple], **options) -> Iterator[dict]:
+    """Train every cell, a tuple of KEYS, that the file does not hold yet with these options; append each run to it and
+    yield it.
 
     For `equal` the effort follows `structure`. Where training is proven to be in vain, it takes a third of the steps.
     Where it should succeed and the accuracy stays below 0.99, the run is repeated once with half the learning rate and
     twice the steps: the question is what a model can do, not how fast.
     """
     options = {**DEFAULTS, **options}
-    prepare_results(path)
-    done = {tuple(run[key] for key in KEYS) for run in read_results(path) if options_of(run) == options}
-    for position, normaliser, special, seed in itertools.product(positions, normalisers, specials, seeds):
-        key = (task, layer, position, normaliser, special, seed)
-        if key in done:
-            continue
-        cell = {"special": special, "normaliser": normaliser, "layer": layer, "seed": seed, **options}
-        model = {key: value for key, value in cell.items() if key not in ("words", "steps", "lr", "seed")}
-        effort = verdict(structure(position, **model).distinct, cell["n"]) if task == "equal" else None
-        if effort == "fail":
-            cell["steps"] = math.ceil(cell["steps"] / 3)
-        accuracy, steps = train(task, position, **cell)
-        if effort == "pass" and accuracy < 0.99:
-            second, more = train(task, position, **{**cell, "lr": cell["lr"] / 2, "steps": cell["steps"] * 2})
+    for cell in unfinished(path, KEYS, cells, options):
+        task, layer, position, normaliser, special, seed = cell
+        model = {"special": special, "normaliser": normaliser, "layer": layer, "layers": options["layers"]}
+        effort = dict(options)
+        expected = verdict(structure(position, options["n"], **model).distinct, options["n"]) if task == "equal" else ""
+        if expected == "fail":
+            effort["steps"] = math.ceil(options["steps"] / 3)
+        accuracy, steps = train(task, position, seed=seed, **model | effort)
+        if expected == "pass" and accuracy < 0.99:
+            effort |= {"lr": options["lr"] / 2, "steps": options["steps"] * 2}
+            second, more = train(task, position, seed=seed, **model | effort)
             accuracy, steps = max(accuracy, second), steps + more
-        run = {**dict(zip(KEYS, key, strict=True)), "accuracy": accuracy, "steps": steps, "options": options}
-        append_result(path, run)
-        yield run
+        yield append_result(path, KEYS, cell, options, accuracy=accuracy, steps=steps)
 
 
 def agrees(accuracy: float, distinct: int, n: int) -> bool:
@@ -242,12 +228,13 @@ def agrees(accuracy: float, distinct: int, n: int) -> bool:
 
 def deviations(runs: list[dict], n: int = 64, **options) -> list:
     """[(run, the structure's verdict)] of the runs of `equal` that ended otherwise. options: those of `structure`."""
-    cells = {(run["position"], run["normaliser"], run["special"], run["layer"]) for run in runs}
-    distinct = {
-        cell: structure(cell[0], n, normaliser=cell[1], special=cell[2], layer=cell[3], **options).distinct
-        for cell in cells
-    }
-    pairs = [(run, distinct[run["position"], run["normaliser"], run["special"], run["layer"]]) for run in runs]
+
+    @functools.cache
+    def distinct(position, **model):
+        return structure(position, n, **model, **options).distinct
+
+    model = ("position", "normaliser", "special", "layer")
+    pairs = [(run, distinct(**{key: run[key] for key in model})) for run in runs]
     return [(run, verdict(number, n)) for run, number in pairs if not agrees(run["accuracy"], number, n)]
 
 
@@ -323,13 +310,11 @@ def command(task, positions, normalisers, special, layer, layers, length, seeds,
     for position in positions:
         Prober(position, length, 1, length)  # an unknown name is refused before anything is trained
     options = {**DEFAULTS, "n": length, "layers": layers, "steps": steps, "lr": lr}
-    for run in sweep(output, task, positions, normalisers, specials, seeds, layer, **options):
+    cells = list(itertools.product([task], [layer], positions, normalisers, specials, seeds))  # in the order of KEYS
+    for run in sweep(output, cells, **options):
         click.echo(f"{name_of(run, KEYS)} accuracy {run['accuracy']:.3f} after {run['steps']} steps")
-    wanted = set(itertools.product([task], [layer], positions, normalisers, specials, seeds))  # in the order of KEYS
-    runs = [
-        run for run in read_results(output)
-        if tuple(run[key] for key in KEYS) in wanted and options_of(run) == options
-    ]  # fmt: skip
+    found = finished(output, KEYS, options)
+    runs = [found[cell] for cell in cells]
     click.echo(accuracies(runs).markdown(), nl=False)
     if task == "equal":
         others = deviations(runs, n=length, layers=layers)
