@@ -15,7 +15,7 @@ from tupe.backends import choose
 
 ROOT = Path(__file__).parents[1]
 triton = pytest.importorskip("triton")
-pytestmark = pytest.mark.skipif(not triton_attention.interpreted(), reason="Triton was imported without its interpreter")
+pytestmark = pytest.mark.skipif(not triton_attention.interpreted(), reason="it was imported without its interpreter")
 
 
 @pytest.fixture(autouse=True)

@@ -123,9 +123,14 @@ def test_command(tmp_path):
     assert "| nopos | 0 | 0.0 | 0.0 | 1.000 (1.00 to 1.00) | 1.000 |" in printed
     assert rows[0]["parameters"] == rows[4]["parameters"] == 0
     assert rows[1]["parameters"] == 16 * 128 and all(len(row["seconds"]) == 2 for row in rows)
+    with mock.patch.object(cost, "rows", side_effect=AssertionError):  # finished lengths are read
+        assert "| shaw | 8,256 |" in run(*options, "--lengths=16")[1]
     image = out.with_suffix(".png").read_bytes()
     with mock.patch.object(cost, "rows", side_effect=AssertionError):
         assert "| shaw | 8,256 |" in run(f"--draw={out.with_suffix('.json')}")[1]
     assert out.with_suffix(".png").read_bytes() == image and len(image) > 1000
+    for words in ([*options[:-1], "--positions=bert_a,tupe_r,t5"], [*options, "--rounds=3"]):
+        status, printed = run(*words, "--lengths=16")
+        assert status == 2 and "holds other measurements" in printed and "choose another --output" in printed
     status, printed = run("--positions=tupe_x", "--size=tiny", "--vocab-size=100", f"--output={tmp_path}/none")
     assert status == 2 and "tupe_x" in printed

@@ -84,7 +84,7 @@ def test_the_title_names_the_layer_of_encodings_that_differ_by_layer(
     result = tupe("plot", figure, f"--checkpoint={runs[0][model]}", "--output", tmp_path / "x", *words)
     assert result.exit_code == 0 and list(drawn) == [title], result.output
     other = tupe("plot", figure, f"--checkpoint={runs[0][model]}", "--output", tmp_path / "y", "--layer=3")
-    assert other.exit_code == 2 and "no layer 3; valid, counted from 1: 1 to 2" in other.output
+    assert other.exit_code == 2 and "unknown layer 3; valid, counted from 1: 1 to 2" in other.output
 
 
 def test_the_layer_that_is_named_is_drawn(runs):

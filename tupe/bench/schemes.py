@@ -219,6 +219,15 @@ def draw(result: dict) -> Figure:
 # ---- the command
 
 
+def measured_before(path: Path, settings: dict, encodings: dict) -> dict:
+    """{length: results} of an earlier run. Raises ValueError if the file has other settings or encodings."""
+    result = json.loads(path.read_text()) if path.exists() else {"options": settings, "lengths": {}}
+    names = {row["encoding"] for part in result["lengths"].values() for row in part["rows"]} or {*encodings}
+    if result["options"] != settings or not {*encodings} <= names:
+        raise ValueError(f"{path} holds other measurements ({result['options']}); choose another --output")
+    return result["lengths"]
+
+
 @click.command(cls=Command)
 @options.size()
 @click.option("--layers", type=click.IntRange(0), default=0, help="default: those of the size")
@@ -240,7 +249,8 @@ def command(size, layers, lengths, tokens, rounds, positions, precision, threads
     tupe bench schemes                            base size, L = 128, 512, 1024, every encoding
     tupe bench schemes --lengths 512 --positions bert_a,tupe_a,tupe_r --rounds 9 --output target
 
-    Step times need a machine that is otherwise idle. Results are written after every length.
+    Step times need a machine that is otherwise idle. Results are written after every length; those that
+    OUTPUT.json has already are not measured again.
     """
     if drawn:
         result = json.loads(drawn.read_text())
@@ -255,8 +265,9 @@ def command(size, layers, lengths, tokens, rounds, positions, precision, threads
         "size": size, "tokens": tokens, "rounds": rounds, "precision": ",".join(precision), "vocab": vocab_size,
         "layers": base.dims()[0], "encodings": len(encodings),
     }  # fmt: skip
-    result = {"about": environment(), "options": settings, "lengths": {}}
-    for length in lengths:
+    earlier = measured_before(Path(f"{output}.json"), settings, encodings)
+    result = {"about": environment(), "options": settings, "lengths": earlier}
+    for length in [length for length in lengths if str(length) not in earlier]:
         setting = base.of_length(length, tokens)
         measured = rows(encodings, setting, rounds, precision, lambda line, L=length: click.echo(f"L={L} {line}"))
         products = flops("nopos", "tied", setting)[0]
