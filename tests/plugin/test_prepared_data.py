@@ -8,9 +8,10 @@ from click.testing import CliRunner
 from helpers import squad_file
 
 from tupe.cli import main
+from tupe.common.blocks import check_split
 from tupe.evaluation.loading import load_model, text_block
 from tupe.plugin import squad_data
-from tupe.plugin.pretrained import check_data, check_split
+from tupe.plugin.pretrained import check_data
 
 HERE = ["--gpus=0", "--num-workers=0", "--allocator=none"]
 PRETRAIN = [

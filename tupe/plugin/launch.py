@@ -28,6 +28,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
 from ..common import limits
 from ..common.architectures import SIZES, split_size, with_size
+from ..common.blocks import check_split, parts_of
 from ..common.options import CONFIGS, nearest, split_files
 from ..common.prepared import check_name, tasks_in
 from ..common.record import STOPPED
@@ -37,7 +38,7 @@ from . import worker
 from .compat import compose, override
 from .glue import check_glue, glue_name
 from .model import TupeConfig, core_config
-from .pretrained import check_data, check_split, parts_of
+from .pretrained import check_data
 from .saving import check_asserts, check_restore
 from .squad_data import FILES, Encoded
 from .start import NO_GPU

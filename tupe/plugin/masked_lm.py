@@ -7,6 +7,7 @@ With `next_sentence` a sequence is `<s> A </s> </s> B </s>`, where B follows A i
 import logging
 import math
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -23,6 +24,7 @@ from fairseq.data import (
     Dictionary,
     FairseqDataset,
     IdDataset,
+    LRUCacheDataset,
     MaskTokensDataset,
     NestedDictionaryDataset,
     NumelDataset,
@@ -42,9 +44,8 @@ from fairseq.tasks import register_task
 from fairseq.tasks.masked_lm import MaskedLMConfig, MaskedLMTask
 from omegaconf import DictConfig
 
-from ..text import JOINED, SPACE
+from ..common.blocks import check_split, cut_long, parts_of
 from .criterion import count_tokens
-from .pretrained import check_split, parts_of
 from .run import RecordedTask, RecordedTaskConfig
 
 logger = logging.getLogger(__name__)
@@ -218,6 +219,16 @@ class TupeMaskedLMTask(RecordedTask, MaskedLMTask):
 register_task("continued_lm", dataclass=TupeMaskedLMConfig)(type("ContinuedLMTask", (TupeMaskedLMTask,), {}))
 
 
+def forget_masks(dataset: LRUCacheDataset, epoch: int, original: Callable = LRUCacheDataset.set_epoch) -> None:
+    """As fairseq's `set_epoch`, whose cache gives the items that it holds the masks of an earlier epoch: to the first
+    block, which `load_dataset` looks at, in every epoch."""
+    LRUCacheDataset.__getitem__.cache_clear()
+    original(dataset, epoch)
+
+
+LRUCacheDataset.set_epoch = forget_masks
+
+
 class Parts(FairseqDataset):
     """Stretches of the items of a data set: item i is sizes[i] tokens of dataset[index[i]], from start[i] on."""
 
@@ -243,30 +254,10 @@ def cut_sentences(sentences: FairseqDataset, room: int, dictionary: Dictionary |
     """The same sentences, those of more than `room` tokens in parts: cut where the last possible word begins, or within
     a word that is longer than that. end: number of tokens at the end of each sentence that are left out."""
     sizes = np.asarray(sentences.sizes, dtype=np.int64) - end
-    (long,) = np.nonzero(sizes > room)
-    if not len(long) and not end:
+    if not end and not (sizes > room).any():
         return sentences
-    symbols = dictionary.symbols if len(long) else []
-    spaced = np.array([symbol.startswith(SPACE) for symbol in symbols])
-    joined = np.array([symbol.endswith(JOINED) for symbol in symbols])  # the word goes on
-    borders = []
-    for i in long:
-        ids = np.asarray(sentences[i])[: sizes[i]]
-        begins = spaced[ids] if spaced.any() else np.append(True, ~joined[ids[:-1]])
-        borders.append([0])
-        while (left := len(ids) - borders[-1][-1]) > room:
-            start = borders[-1][-1]
-            stop = start + max(room - (left == room + 1), 1)  # the separator does not stand alone
-            (words,) = np.nonzero(begins[start + 1 : stop + 1])
-            borders[-1].append(start + 1 + int(words[-1]) if len(words) else stop)
-        borders[-1].append(len(ids))
-    counts = np.ones(len(sizes), dtype=np.int64)
-    counts[long] = [len(border) - 1 for border in borders]
-    index, first = np.repeat(np.arange(len(sizes)), counts), np.cumsum(counts) - counts
-    starts, sizes = np.zeros(len(index), dtype=np.int64), sizes[index]
-    for i, border in zip(long, borders, strict=True):
-        part = slice(first[i], first[i] + counts[i])
-        starts[part], sizes[part] = border[:-1], np.diff(border)
+    symbols = dictionary.symbols if dictionary else []
+    index, starts, sizes = cut_long(sizes, lambda i: np.asarray(sentences[i]), room, symbols)
     return Parts(sentences, index, starts, sizes)
 
 

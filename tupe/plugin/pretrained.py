@@ -1,23 +1,19 @@
 """The checkpoint that a run starts from: its dictionary, and the structure of its model, which fine-tuning keeps."""
 
 import hashlib
-import itertools
 import json
-import os
-import sys
 from collections.abc import Mapping
 from dataclasses import make_dataclass
 from pathlib import Path
 
-import numpy as np
 import torch
 from fairseq import models
 from fairseq.data import Dictionary, FairseqDataset, data_utils
-from fairseq.data.indexed_dataset import _code_to_dtype as CODES
 from fairseq.dataclass import FairseqDataclass
 from fairseq.tasks import FairseqTask
 from omegaconf import DictConfig, OmegaConf, open_dict
 
+from ..common.blocks import check_split
 from ..common.options import cut
 from ..common.safe_load import num_updates, read_checkpoint
 from ..positions import bounded_schemes, canonical
@@ -49,42 +45,6 @@ def check_data(folder: str | Path) -> None:
     types = json.loads(manifest.read_text(encoding="utf-8")).get("vocab_size") if manifest.is_file() else None
     if types not in (None, len(dictionary)):
         raise ValueError(f"{folder}/dict.txt makes {len(dictionary)} types, not the {types} of manifest.json: cut off?")
-
-
-def check_split(prefix: str | Path) -> int | None:
-    """The number of sequences of a split, by the head of its index, in fairseq's mmap format; None in the older ones.
-
-    Raises ValueError, naming the file, if index or data is missing, or is not as long as the index says.
-    """
-    index, data = Path(f"{prefix}.idx"), Path(f"{prefix}.bin")
-    if not index.is_file():
-        raise ValueError(f"{index.parent} has no split {Path(prefix).name!r}")
-    if not data.is_file():
-        raise ValueError(f"{data} not found; prepare the data again")
-    with index.open("rb") as file:
-        head = file.read(26)  # magic, version, type of the ids, count; then an int32 and an int64 of each sequence
-        if head.startswith(b"TNTIDX"):
-            return None
-        code, count = head[17:18], int.from_bytes(head[18:], "little")
-        if not head.startswith(b"MMIDIDX\0\0") or not code or code[0] not in CODES:
-            raise ValueError(f"{index} is no index of fairseq's, or cut off; prepare the data again")
-        end, expected = 0, 26 + 12 * count
-        if count and index.stat().st_size == expected:
-            file.seek(26 + 4 * (count - 1))
-            size = int.from_bytes(file.read(4), "little") * np.dtype(CODES[code[0]]).itemsize
-            file.seek(-8, os.SEEK_END)
-            end = int.from_bytes(file.read(8), "little") + size
-    for file, length in ((index, expected), (data, end)):
-        if file.stat().st_size != length:
-            actual = file.stat().st_size
-            raise ValueError(f"{file} has {actual:,} bytes, by its index {length:,}; prepare the data again")
-    return count
-
-
-def parts_of(prefix: str, combine: bool = True) -> list[str]:
-    """What fairseq reads of a split: PREFIX and, if it combines them, PREFIX1, PREFIX2, ...."""
-    names = (f"{prefix}{number or ''}" for number in range(sys.maxsize if combine else 1))
-    return list(itertools.takewhile(lambda name: Path(f"{name}.idx").is_file(), names))
 
 
 def load_split(prefix: str | Path, dictionary: Dictionary | None = None, **options) -> FairseqDataset:

@@ -1,0 +1,85 @@
+"""Prepared text on the disk, fairseq's mmap format, and where its sentences are cut. Needs numpy alone."""
+
+import itertools
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from ..text import JOINED, SPACE
+
+CODES = {  # of the types of ids in an index
+    1: np.uint8, 2: np.int8, 3: np.int16, 4: np.int32, 5: np.int64, 6: np.float64, 7: np.float64, 8: np.uint16,
+    9: np.uint32, 10: np.uint64,
+}  # fmt: skip
+HEAD = 26  # bytes of an index: magic, version, type of the ids, count; then an int32 and an int64 of each sequence
+
+
+def check_split(prefix: str | Path) -> int | None:
+    """The number of sequences of a split, by the head of its index, in fairseq's mmap format; None in the older ones.
+
+    Raises ValueError, naming the file, if index or data is missing, or is not as long as the index says.
+    """
+    index, data = Path(f"{prefix}.idx"), Path(f"{prefix}.bin")
+    if not index.is_file():
+        raise ValueError(f"{index.parent} has no split {Path(prefix).name!r}")
+    if not data.is_file():
+        raise ValueError(f"{data} not found; prepare the data again")
+    with index.open("rb") as file:
+        head = file.read(HEAD)
+        if head.startswith(b"TNTIDX"):
+            return None
+        code, count = head[17:18], int.from_bytes(head[18:], "little")
+        if not head.startswith(b"MMIDIDX\0\0") or not code or code[0] not in CODES:
+            raise ValueError(f"{index} is no index of fairseq's, or cut off; prepare the data again")
+        end, expected = 0, HEAD + 12 * count
+        if count and index.stat().st_size == expected:
+            file.seek(HEAD + 4 * (count - 1))
+            size = int.from_bytes(file.read(4), "little") * np.dtype(CODES[code[0]]).itemsize
+            file.seek(-8, os.SEEK_END)
+            end = int.from_bytes(file.read(8), "little") + size
+    for file, length in ((index, expected), (data, end)):
+        if file.stat().st_size != length:
+            actual = file.stat().st_size
+            raise ValueError(f"{file} has {actual:,} bytes, by its index {length:,}; prepare the data again")
+    return count
+
+
+def parts_of(prefix: str, combine: bool = True) -> list[str]:
+    """What fairseq reads of a split: PREFIX and, if it combines them, PREFIX1, PREFIX2, ...."""
+    names = (f"{prefix}{number or ''}" for number in range(sys.maxsize if combine else 1))
+    return list(itertools.takewhile(lambda name: Path(f"{name}.idx").is_file(), names))
+
+
+def cut_long(
+    sizes: np.ndarray, ids_of: Callable[[int], np.ndarray], room: int, symbols: list[str]
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(sentence, start, size) of the parts of all sentences: one of more than `room` tokens is cut where the last
+    possible word begins, or within a word that is longer than that.
+
+    sizes: of the sentences; ids_of: the ids of one; symbols: the dictionary's, which show where words begin.
+    """
+    (long,) = np.nonzero(sizes > room)
+    spaced = np.array([symbol.startswith(SPACE) for symbol in symbols if len(long)], dtype=bool)
+    joined = np.array([symbol.endswith(JOINED) for symbol in symbols if len(long)], dtype=bool)  # the word goes on
+    borders = []
+    for i in long:
+        ids = ids_of(i)[: sizes[i]]
+        begins = spaced[ids] if spaced.any() else np.append(True, ~joined[ids[:-1]])
+        borders.append([0])
+        while (left := len(ids) - borders[-1][-1]) > room:
+            start = borders[-1][-1]
+            stop = start + max(room - (left == room + 1), 1)  # the separator does not stand alone
+            (words,) = np.nonzero(begins[start + 1 : stop + 1])
+            borders[-1].append(start + 1 + int(words[-1]) if len(words) else stop)
+        borders[-1].append(len(ids))
+    counts = np.ones(len(sizes), dtype=np.int64)
+    counts[long] = [len(border) - 1 for border in borders]
+    index, first = np.repeat(np.arange(len(sizes)), counts), np.cumsum(counts) - counts
+    starts, parts = np.zeros(len(index), dtype=np.int64), sizes[index]
+    for i, border in zip(long, borders, strict=True):
+        part = slice(first[i], first[i] + counts[i])
+        starts[part], parts[part] = border[:-1], np.diff(border)
+    return index, starts, parts

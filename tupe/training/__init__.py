@@ -1,0 +1,1 @@
+"""The second engine: pre-training and fine-tuning through transformers' Trainer. Knows no fairseq."""
