@@ -238,8 +238,8 @@ def train(arguments, on_step=lambda samples: None):
     from fairseq.trainer import Trainer
     from fairseq_cli import train as cli
 
+    from tupe.common.stop import stoppable
     from tupe.plugin.run import recorded
-    from tupe.plugin.stop import stoppable
 
     losses, reduce, step = [], Trainer._reduce_and_log_stats, Trainer.train_step
 

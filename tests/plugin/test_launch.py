@@ -16,12 +16,12 @@ from omegaconf import OmegaConf
 
 from tupe.common import architectures
 from tupe.common.architectures import ELECTRA, SIZES, with_size
+from tupe.common.limits import split_batch
 from tupe.plugin import electra, worker
 from tupe.plugin.compat import compose
 from tupe.plugin.launch import (
     configuration,
     launch,
-    split_batch,
     training_options,
     words_of,
 )

@@ -141,3 +141,20 @@ def check_all(values: Mapping[str, Any]) -> None:
     shares = [float(values.get(name, 0)) for name in ("leave_unmasked_prob", "random_token_prob")]
     if sum(shares) > 1:
         raise ValueError(f"--leave-unmasked-prob {shares[0]:g} and --random-token-prob {shares[1]:g}: more than 1")
+
+
+def split_batch(batch: int, processes: int, limit: int) -> tuple[int, int]:
+    """(sequences per process and step, steps per update), whose product times `processes` is exactly `batch`.
+
+    limit: most sequences of a process in one step; the result has as few steps as possible. Raises ValueError if there
+    is no such split.
+    """
+    if batch % processes:
+        divisors = [n for n in range(1, batch + 1) if batch % n == 0]
+        raise ValueError(
+            f"a batch of {batch} sequences cannot be split evenly over {processes} processes; use one of {divisors} "
+            "processes, or choose another --batch-size"
+        )
+    share = batch // processes
+    steps = next(n for n in range(1, share + 1) if share % n == 0 and share // n <= limit)
+    return share // steps, steps

@@ -6,7 +6,6 @@ import logging
 import os
 import re
 import shlex
-import signal
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import fields as fields_of
@@ -22,16 +21,14 @@ from fairseq.registry import REGISTRIES
 from fairseq.tasks import TASK_DATACLASS_REGISTRY
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
-from torch.distributed import run as torchrun
-from torch.distributed.elastic.multiprocessing.api import SignalException
-from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
 from ..common import limits
 from ..common.architectures import SIZES, split_size, with_size
 from ..common.blocks import check_split, parts_of
+from ..common.limits import split_batch
 from ..common.options import CONFIGS, nearest, split_files
 from ..common.prepared import check_name, tasks_in
-from ..common.record import STOPPED
+from ..common.torchrun import run_torchrun
 from ..encoder import Encoder
 from ..positions import load_scheme_file
 from . import worker
@@ -94,35 +91,6 @@ def launch(
         worker.train(worker.parsed(words) if config is None else config)
     else:
         run_torchrun([*torchrun_arguments, *(words if config is None else ["--config", worker.to_text(config)])])
-
-
-def run_torchrun(arguments: list) -> None:
-    """Run torchrun in this process. Raises SystemExit with the status of the first process that failed.
-
-    torchrun passes SIGTERM, SIGINT and SIGHUP on to its processes, and kills those that have not ended 30 s later.
-    SIGUSR1, with which Slurm announces the end of the time, is passed on here, and training takes the time it needs.
-    """
-    announced = False
-
-    def pass_on(number, frame):
-        nonlocal announced
-        announced = True
-        processes = Path("/proc/self/task", str(os.getpid()), "children").read_text().split()
-        if not processes:  # torchrun still waits for the other nodes
-            sys.exit(STOPPED)
-        for process in processes:
-            os.kill(int(process), number)
-
-    signal.signal(signal.SIGUSR1, pass_on)
-    try:
-        torchrun.run(torchrun.parse_args(arguments))
-    except SignalException:
-        sys.exit(STOPPED)
-    except ChildFailedError as error:
-        status = error.get_first_failure()[1].exitcode
-        if announced and status == -signal.SIGUSR1:  # it had not begun to train
-            sys.exit(STOPPED)
-        sys.exit(max(status, 1))  # a signal's number is negative
 
 
 # ------------------------------------------------------------------------------------------------ options of a recipe
@@ -409,20 +377,3 @@ def words_of(values: dict, actions: dict) -> list[str]:
         elif name != "data" and value != bool(actions[name].default):
             words.append(_option(name))
     return words
-
-
-def split_batch(batch: int, processes: int, limit: int) -> tuple[int, int]:
-    """(sequences per process and step, steps per update), whose product times `processes` is exactly `batch`.
-
-    limit: most sequences of a process in one step; the result has as few steps as possible. Raises ValueError if there
-    is no such split.
-    """
-    if batch % processes:
-        divisors = [n for n in range(1, batch + 1) if batch % n == 0]
-        raise ValueError(
-            f"a batch of {batch} sequences cannot be split evenly over {processes} processes; use one of {divisors} "
-            "processes, or choose another --batch-size"
-        )
-    share = batch // processes
-    steps = next(n for n in range(1, share + 1) if share % n == 0 and share // n <= limit)
-    return share // steps, steps

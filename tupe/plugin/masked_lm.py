@@ -219,14 +219,11 @@ class TupeMaskedLMTask(RecordedTask, MaskedLMTask):
 register_task("continued_lm", dataclass=TupeMaskedLMConfig)(type("ContinuedLMTask", (TupeMaskedLMTask,), {}))
 
 
-def forget_masks(dataset: LRUCacheDataset, epoch: int, original: Callable = LRUCacheDataset.set_epoch) -> None:
+def forget_masks(dataset: LRUCacheDataset, epoch: int, original: Callable) -> None:
     """As fairseq's `set_epoch`, whose cache gives the items that it holds the masks of an earlier epoch: to the first
     block, which `load_dataset` looks at, in every epoch."""
     LRUCacheDataset.__getitem__.cache_clear()
     original(dataset, epoch)
-
-
-LRUCacheDataset.set_epoch = forget_masks
 
 
 class Parts(FairseqDataset):

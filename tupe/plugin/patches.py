@@ -19,7 +19,7 @@ from fairseq.models.ema.ema import EMA
 from fairseq.trainer import Trainer
 
 from ..common.tables import Table
-from . import criterion, optim, resume, saving, stop, watch
+from . import criterion, masked_lm, optim, resume, saving, stop, watch
 
 BEGIN, END = "<!-- written by tupe.plugin.patches.table(), not by hand -->", "<!-- end of the table -->"
 ON_IMPORT, BY_TUPE = "always", "`tupe` only"
@@ -109,6 +109,8 @@ PATCHES = [
           "every progress line tells the time left", OURS, BY_TUPE),
     Patch("fairseq.distributed.utils.all_gather_list", all_gather_list,
           "on CPUs it makes tensors for a GPU", UNFIXED),
+    Patch("fairseq.data.LRUCacheDataset.set_epoch", masked_lm.forget_masks,
+          "blocks that a cache holds keep the masks of an earlier epoch", UNFIXED),
     Patch("fairseq.data.iterators.EpochBatchIterator.state_dict", resume.state_dict,
           "a position in an epoch is stored without the numbers of processes and batches", UNFIXED),
     Patch("fairseq.data.iterators.EpochBatchIterator.load_state_dict", resume.load_state_dict,

@@ -22,9 +22,9 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from ..common.options import Command, Refusal
 from ..common.record import DISK, DIVERGED
+from ..common.stop import stoppable
 from . import patches, watch
 from .run import recorded, true_reason
-from .stop import stoppable
 
 patches.apply(patches.BY_TUPE)
 
