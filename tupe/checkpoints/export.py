@@ -10,12 +10,12 @@ import click
 from ..common import options as choices
 from ..common import record
 from ..common.options import FOLDER, Command, cut_list
+from ..common.prepared import tokenizer_files
 from ..common.safe_load import num_updates, read_checkpoint
 from ..encoder import names_in
 from ..plugin.pretrained import check_dictionary
 from ..positions import parse
 from ..schemes import SCHEMES
-from ..text import TextEncoder
 
 logger = logging.getLogger(__name__)
 SCHEMES_MODULE = f"{__name__.partition('.')[0]}.schemes"  # `_bias` and so on: the families
@@ -79,7 +79,7 @@ def export(
         config["auto_map"]["AutoConfig"] = "configuration_tupe.TupeConfig"
     card = model_card(state, Path(checkpoint_file).parent, data)
     tensors = save({key: value.contiguous() for key, value in weights.items()}, {"format": "pt"})
-    files = {**tokenizer(data, config["max_position_embeddings"], code), "model.safetensors": tensors}
+    files = {**tokenizer_files(data, config["max_position_embeddings"], code), "model.safetensors": tensors}
     files |= {"README.md": card, "config.json": json.dumps(config, indent=2, allow_nan=False) + "\n"}
     record.write_together(output, {**(modelling_code() if code else {}), **files})
 
@@ -194,24 +194,6 @@ def check_finite(weights: dict) -> None:
 def modelling_code() -> dict[str, bytes]:
     """The files of the model, as they are: {name: content}."""
     return {file.name: file.read_bytes() for file in ROOT.glob("*.py") if file.stem not in NOT_EXPORTED}
-
-
-def tokenizer(data: Path, max_positions: int, code: bool = True) -> dict[str, str | bytes]:
-    """The text encoder's files and, if there are pieces, tokenizer_config.json: {name: content}."""
-    files = {name: (data / name).read_bytes() for name in TextEncoder.FILES if (data / name).is_file()}
-    if "manifest.json" in files:  # it lists every input of the data; the text encoder reads this alone
-        read = {"spacy_model": json.loads(files["manifest.json"]).get("spacy_model")}
-        files["manifest.json"] = json.dumps(read, allow_nan=False) + "\n"
-    if not files.keys() & {"sentencepiece.bpe.model", "bpe.codes"}:
-        logger.warning(f"{data} has neither sentencepiece.bpe.model nor bpe.codes: exporting without a tokeniser")
-        return files
-    settings = {
-        "tokenizer_class": "TupeTokenizer",
-        **({"auto_map": {"AutoTokenizer": ["tokenization_tupe.TupeTokenizer", None]}} if code else {}),
-        "model_max_length": max_positions,
-        "clean_up_tokenization_spaces": False,
-    }
-    return {**files, "tokenizer_config.json": json.dumps(settings, indent=2, allow_nan=False) + "\n"}
 
 
 def weights_from_export(config: dict, weights: dict) -> tuple[dict, dict]:

@@ -3,6 +3,7 @@ the memory allocator is chosen."""
 
 import re
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from typing import Any
 
 import click
@@ -14,6 +15,7 @@ from ..common.options import CONFIGS, Command, ListOf, letters, nearest
 RECIPES = sorted({path.stem for path in CONFIGS.glob("*.yaml")} - {"continue", "finetune", "squad"})  # from scratch
 GLUE = sorted(path.stem for path in (CONFIGS / "glue").glob("*.yaml"))  # cola, mnli, ...
 SQUAD = {"squad11": "1.1", "squad20": "2.0"}
+ENGINES = {"fairseq": "plugin", "transformers": "training"}  # where they are
 FURTHER = """\b
 Further words:
   --lr 1e-4 ...       any option of fairseq-train; wins over the recipe
@@ -63,8 +65,10 @@ def launcher(function: Callable) -> Callable:
 @click.option("--recipe", type=click.Choice(RECIPES), default="pretrain", show_default=True, help="file of configs/")
 @click.option("--preset", metavar="NAME", help="model of configs/model, see `tupe list presets`")
 @click.option("--arch", metavar="NAME", help="architecture, see `tupe list models` (default: the recipe's)")
+@click.option("--engine", type=click.Choice(list(ENGINES)), default="fairseq", show_default=True, help="what trains; "
+              "transformers: Trainer, which needs no fairseq (see docs/engines.md)")  # fmt: skip
 @launcher
-def pretrain(data, output, recipe, preset, arch, words, **machine):
+def pretrain(data, output, recipe, preset, arch, engine, words, **machine):
     """Train a masked language model or an ELECTRA from scratch, as the paper does.
 
     An update trains on the same batch whatever the number of GPUs: the recipe's, or --batch-size sequences. Mixed
@@ -75,7 +79,7 @@ def pretrain(data, output, recipe, preset, arch, words, **machine):
     """
     chosen = [f"model={preset}"] if preset else []
     named = [f"--arch={arch}"] if arch else []
-    run(recipe, chosen, [data, f"--save-dir={output}", *named], words, machine)
+    run(recipe, chosen, [data, f"--save-dir={output}", *named], words, machine, engine)
 
 
 @click.command("continue", cls=Train)
@@ -127,9 +131,12 @@ def finetune(task, data, checkpoint, output, words, **machine):
     run(recipe, overrides, [data, f"--save-dir={output}", f"--finetune-from-model={checkpoint}"], words, machine)
 
 
-def run(recipe: str, overrides: list[str], arguments: list, words: Sequence[str], machine: dict) -> None:
+def run(
+    recipe: str, overrides: list[str], arguments: list, words: Sequence[str], machine: dict, engine: str = "fairseq"
+) -> None:  # fmt: skip
     """Sort the further words and train. Words of the form a.b=c are overrides."""
-    from ..plugin.launch import launch  # only now: `use_allocator` starts the process again if torch is not there yet
+    # Only now: `use_allocator` starts the process again if torch is not there yet.
+    launch = import_module(f"..{ENGINES[engine]}.launch", __package__).launch
 
     is_override = [bool(re.match(r"(~|\+{0,2}[A-Za-z_][\w./@]*=)", word)) for word in words]
     overrides = [*overrides, *(word for word, override in zip(words, is_override, strict=True) if override)]

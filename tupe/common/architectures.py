@@ -27,6 +27,17 @@ SIZES = {  # layers, width, heads, feed-forward width
 }
 
 
+def preset(architecture: str) -> dict:
+    """{option of `ModelConfig`: value} that a name stands for. Raises ValueError for an unknown one."""
+    (name, size), known = split_size(architecture), {**ARCHITECTURES, **GAU, **ELECTRA}
+    if name not in known:
+        sizes = ", ".join(f"_{size}" for size in SIZES if size != "base")
+        raise ValueError(f"there is no architecture {architecture!r}; valid: {', '.join(known)}, and with {sizes}")
+    (position, cls), (layers, width, heads, ffn) = known[name], SIZES[size]
+    gated = {"layers": 2 * layers, "layer": "gau", "normaliser": "relu2"} if name in GAU else {"layers": layers}
+    return {"position": position, "cls": cls, **gated, "width": width, "heads": heads, "ffn": ffn}
+
+
 def with_size(name: str, size: str) -> str:
     """("tupe_r", "mini") -> "tupe_r_mini"; base has no suffix."""
     return name if size == "base" else f"{name}_{size}"

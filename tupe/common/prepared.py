@@ -2,6 +2,8 @@
 
 import filecmp
 import functools
+import json
+import logging
 import os
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import BrokenExecutor
@@ -12,6 +14,7 @@ from types import SimpleNamespace
 from ..text import TextEncoder
 from . import processes, record
 
+logger = logging.getLogger(__name__)
 worker = SimpleNamespace(encoder=None)  # the text encoder of this process
 
 
@@ -79,3 +82,21 @@ def _copy_encoder(vocabulary, output, kept):
             (output / name).unlink()  # else the encoder would read it
     for name in new:
         record.write_atomically(output / name, (vocabulary / name).read_bytes())
+
+
+def tokenizer_files(data: Path, max_positions: int, code: bool = True) -> dict[str, str | bytes]:
+    """The text encoder's files and, if there are pieces, tokenizer_config.json: {name: content}."""
+    files = {name: (data / name).read_bytes() for name in TextEncoder.FILES if (data / name).is_file()}
+    if "manifest.json" in files:  # it lists every input of the data; the text encoder reads this alone
+        read = {"spacy_model": json.loads(files["manifest.json"]).get("spacy_model")}
+        files["manifest.json"] = json.dumps(read, allow_nan=False) + "\n"
+    if not files.keys() & {"sentencepiece.bpe.model", "bpe.codes"}:
+        logger.warning(f"{data} has neither sentencepiece.bpe.model nor bpe.codes: exporting without a tokeniser")
+        return files
+    settings = {
+        "tokenizer_class": "TupeTokenizer",
+        **({"auto_map": {"AutoTokenizer": ["tokenization_tupe.TupeTokenizer", None]}} if code else {}),
+        "model_max_length": max_positions,
+        "clean_up_tokenization_spaces": False,
+    }
+    return {**files, "tokenizer_config.json": json.dumps(settings, indent=2, allow_nan=False) + "\n"}

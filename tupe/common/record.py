@@ -155,6 +155,18 @@ class Record:
         best = [entry for entry in self.scores if entry["best"] and entry["split"] == self.splits[0]]
         return self.metric, best[-1][self.metric]
 
+    def add_scores(self, epoch: int, updates: int, split: str, scores: dict) -> bool:
+        """Add the scores of a validation. Returns whether that validation is the best so far."""
+        same = [entry for entry in self.scores if entry["num_updates"] == updates]
+        if same:  # as in fairseq, the first split alone decides ...
+            best = same[0]["best"]
+        else:  # ... and the later of equals wins
+            name, sign = (self.metrics[0], 1) if self.metrics else ("loss", -1)
+            earlier = [sign * entry[name] for entry in self.scores if entry["split"] == split]
+            best = not earlier or sign * scores[name] >= max(earlier)
+        self.scores.append({"epoch": epoch, "num_updates": updates, "split": split, **scores, "best": best})
+        return best
+
     def save(self, folder: str | Path) -> None:
         try:
             text = json.dumps(asdict(self), indent=1, allow_nan=False)

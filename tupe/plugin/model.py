@@ -24,7 +24,7 @@ from fairseq.tasks.masked_lm import MaskedLMTask
 from omegaconf import DictConfig
 from torch import Tensor, nn
 
-from ..common.architectures import ARCHITECTURES, GAU, SIZES, with_size
+from ..common.architectures import ARCHITECTURES, GAU, SIZES, preset, with_size
 from ..common.options import cut_list, split_files
 from ..common.safe_load import read_checkpoint
 from ..cpu import bf16_speed
@@ -333,25 +333,20 @@ class TupeModel(BaseFairseqModel):
         return TupeHubInterface(loaded["args"], loaded["task"], loaded["models"][0], loaded["args"].task.data)
 
 
-def register_architectures(model: type, config: type, architectures: dict, layers_of_size: int = 1, **options) -> None:
+def register_architectures(model: type, config: type, architectures: Iterable[str]) -> None:
     """Register every architecture in every size as a model of its own.
 
     fairseq's launchers disagree about named architectures (fairseq-hydra-train ignores their presets), but both read a
     model's dataclass. So each name gets a dataclass whose defaults are the preset, and a class to carry it.
-    layers_of_size: layers for each one that the size names. options: more of `ModelConfig`.
     """
-    for arch, (position, cls) in architectures.items():
-        for size, (layers, width, heads, ffn) in SIZES.items():
-            preset = {"position": position, "cls": cls, **options, "layers": layers_of_size * layers}
-            preset |= {"width": width, "heads": heads, "ffn": ffn}
-            preset = {NAMES[option]: value for option, value in preset.items()}
-            name, doc = with_size(arch, size), f"{model.__name__} with {preset}"
-            types = config.__dataclass_fields__
-            fields = [(key, types[key].type, redefault(config, key, value)) for key, value in preset.items()]
-            dc = make_dataclass(f"{name}_config", fields, bases=(config,), namespace={"__module__": config.__module__})
-            kind = type(name, (model,), {"__module__": model.__module__, "__doc__": doc})
-            vars(sys.modules[model.__module__]).update({dc.__name__: dc, kind.__name__: kind})  # for pickle
-            register_model(name, dataclass=dc)(kind)
+    for name in (with_size(arch, size) for arch in architectures for size in SIZES):
+        defaults = {NAMES[option]: value for option, value in preset(name).items()}
+        types, doc = config.__dataclass_fields__, f"{model.__name__} with {defaults}"
+        fields = [(key, types[key].type, redefault(config, key, value)) for key, value in defaults.items()]
+        dc = make_dataclass(f"{name}_config", fields, bases=(config,), namespace={"__module__": config.__module__})
+        kind = type(name, (model,), {"__module__": model.__module__, "__doc__": doc})
+        vars(sys.modules[model.__module__]).update({dc.__name__: dc, kind.__name__: kind})  # for pickle
+        register_model(name, dataclass=dc)(kind)
 
 
 def redefault(config: type, key: str, value: Any) -> Any:
@@ -359,5 +354,4 @@ def redefault(config: type, key: str, value: Any) -> Any:
     return field(default=value, metadata=dict(config.__dataclass_fields__[key].metadata))
 
 
-register_architectures(TupeModel, TupeConfig, ARCHITECTURES)
-register_architectures(TupeModel, TupeConfig, GAU, layers_of_size=2, layer="gau", normaliser="relu2")
+register_architectures(TupeModel, TupeConfig, [*ARCHITECTURES, *GAU])

@@ -169,19 +169,10 @@ class Run:
 
     def add_scores(self, epoch: int, updates: int, split: str, scores: dict) -> bool:
         """Add the scores of a validation to the record. Returns whether that validation is the best so far."""
-        entries = self.record.scores
         if self._resumed:  # later scores are from before the run was started over
-            entries[:] = [entry for entry in entries if entry["num_updates"] < updates]
+            self.record.scores[:] = [entry for entry in self.record.scores if entry["num_updates"] < updates]
             self._resumed = False
-        same = [entry for entry in entries if entry["num_updates"] == updates]
-        if same:  # as in fairseq, the first split alone decides ...
-            best = same[0]["best"]
-        else:  # ... and the later of equals wins
-            name, sign = (self.record.metrics[0], 1) if self.record.metrics else ("loss", -1)
-            earlier = [sign * entry[name] for entry in entries if entry["split"] == split]
-            best = not earlier or sign * scores[name] >= max(earlier)
-        entries.append({"epoch": epoch, "num_updates": updates, "split": split, **scores, "best": best})
-        return best
+        return self.record.add_scores(epoch, updates, split, scores)
 
     def is_scored(self) -> bool:
         """Whether every split has scores from the end of the run."""

@@ -1,0 +1,181 @@
+"""From a command of `tupe` to training by the second engine, in this process or under torchrun.
+
+    python -m tupe.training.launch --command "tupe pretrain ..." --plan JSON
+
+is what torchrun starts for every GPU.
+"""
+
+import json
+import logging
+import math
+import shlex
+import sys
+import traceback
+from importlib import metadata
+from pathlib import Path
+
+import click
+import torch
+import yaml
+
+from ..common import record
+from ..common.options import Command, Refusal, split_files
+from ..common.prepared import check_name
+from ..common.record import Record
+from ..common.stop import stoppable
+from ..common.torchrun import run_torchrun
+from ..positions import load_scheme_file
+from .data import Batches, Blocks, fingerprint_of, read_symbols
+from .recipe import OPTIONS, Recipe, read
+from .run import Run, differences, newest, publish
+
+logger = logging.getLogger("tupe.training")
+
+NO_GPU = "--fp16 needs a GPU; valid here: --autocast bf16, or float32 without --fp16"
+# Of the record, in fields of their own, or of no consequence for the numbers.
+LEFT_OUT = {
+    "common.seed", "common.cpu", "optimization.lr", "optimization.max_update", "optimization.max_epoch",
+    "dataset.valid_subset", "checkpoint.save_dir", "model.position_file",
+}  # fmt: skip
+DEFAULTS = {"engine": "fairseq", **OPTIONS}
+
+
+def launch(
+    recipe: str, overrides: list, arguments: list, *, gpus: int | None = None, nodes: int = 1, node_rank: int = 0,
+    master_addr: str = "localhost", master_port: int = 29500, dry_run: bool = False, own_options: tuple = (),
+    micro_batch_size: int | None = None,
+) -> None:  # fmt: skip
+    """As `tupe.plugin.launch.launch`, through this engine."""
+    if node_rank >= nodes:
+        raise ValueError(f"--node-rank {node_rank}: valid with --nodes {nodes}: 0 to {nodes - 1}")
+    visible = torch.cuda.device_count()
+    gpus = visible if gpus is None else gpus
+    if gpus > visible and not dry_run:
+        raise ValueError(f"--gpus {gpus}: this machine has {visible}")
+    data, *words = arguments
+    processes = max(gpus, 1) * nodes
+    plan = {"recipe": recipe, "overrides": list(overrides), "words": words, "processes": processes,
+            "micro_batch_size": micro_batch_size, "data": str(data), "gpus": gpus}  # fmt: skip
+    settled, folder = settle(**plan)
+    if dry_run:
+        print(yaml.safe_dump({**settled.values, "model._name": settled.architecture}, sort_keys=True), end="")
+        return
+    check_name(data)
+    about = new_record(settled, Path(data), read_symbols(data), processes)
+    differences(about, folder, DEFAULTS)  # a folder of another run is refused before anything is started
+    if processes == 1:
+        train(**plan)
+        return
+    torchrun = [f"--nproc-per-node={max(gpus, 1)}", f"--nnodes={nodes}", f"--node-rank={node_rank}"]
+    torchrun += [f"--master-addr={master_addr}", f"--master-port={master_port}", "-m", __name__]
+    run_torchrun([*torchrun, "--command", shlex.join(sys.argv), "--plan", json.dumps(plan)])
+
+
+def settle(
+    recipe: str, overrides: list, words: list, processes: int, micro_batch_size: int | None, data: str, gpus: int
+) -> tuple[Recipe, Path]:
+    """(the recipe with everything that the user says, the run's folder). Raises ValueError for what makes no sense."""
+    files = [word.partition("=")[2] for word in words if word.startswith("--position-file=")]
+    for file in (file for value in files for file in split_files(value)):
+        load_scheme_file(file)
+    settled = read(recipe, overrides, words, processes, micro_batch_size)
+    if settled["fp16"] and (not gpus or settled["cpu"]):
+        if "common.fp16" in settled.given:
+            raise ValueError(NO_GPU)
+        settled.values["common.fp16"] = False
+    if settled["tokens_per_sample"] > settled["max_positions"]:
+        raise ValueError(
+            f"sequences of {settled['tokens_per_sample']} tokens: the model has {settled['max_positions']} positions"
+        )
+    return settled, Path(settled["save_dir"]).resolve()
+
+
+def new_record(settled: Recipe, data: Path, symbols: list[str], processes: int) -> Record:
+    """The record of a run before it begins. Raises ValueError for a split that is not there."""
+    splits = [] if settled["disable_validation"] else settled["valid_subset"].split(",")
+    names = [settled["train_subset"], *splits]
+    files = [data / f"{name}.{end}" for name in names for end in ("bin", "idx")]
+    if missing := [path for path in files if not path.is_file()]:
+        known = ", ".join(sorted(path.stem for path in data.glob("*.idx"))) or "none is prepared there"
+        raise ValueError(f"{data} has no split {missing[0].stem!r}; valid: {known}")
+    config = {name: value for name, value in settled.changed().items() if name not in LEFT_OUT}
+    config["optimization.update_freq"] = [steps * processes for steps in settled["update_freq"]]
+    if own := split_files(settled["position_file"]):
+        config["model.position_file"] = record.fingerprint(own)
+    return Record(
+        task="masked_lm", architecture=settled.architecture, variant=settled.variant, seed=settled["seed"],
+        lr=settled["lr"][0], length={name: settled[name] for name in ("max_epoch", "max_update") if settled[name] > 0},
+        splits=splits, data=record.fingerprint(files), dictionary=fingerprint_of(symbols),
+        config={"engine": "transformers", **config},
+    )  # fmt: skip
+
+
+def train(recipe: str, data: str, processes: int, **plan) -> None:
+    """Train in this process, as one of several if torchrun started it.
+
+    Raises ValueError for a mistake of the user, BlockingIOError if another process trains in the folder, OSError if the
+    disk is full or read-only, and SystemExit with `record.STOPPED` if a signal stopped it. For any other error it
+    prints the traceback and raises `Refusal` with one line, whose status is `record.DIVERGED` if the loss was not
+    finite.
+    """
+    from .pretrain import Pretraining, arguments  # imports transformers, which takes seconds
+
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s | %(levelname)s | %(name)s | %(message)s")
+    settled, folder = settle(recipe, processes=processes, data=data, **plan)
+    data, symbols = Path(data), read_symbols(data)
+    try:
+        with stoppable():
+            updates = _length(settled, data, symbols, processes)
+            args = arguments(settled, folder, updates, plan["gpus"])  # joins the other processes
+            about = new_record(settled, data, symbols, processes)
+            run = Run(about, folder, args.process_index == 0, DEFAULTS)
+            if args.world_size > 1:
+                torch.distributed.barrier()  # the first has tidied up the folder
+            start, checkpoint = newest(folder)
+            if start >= updates and run.earlier and run.earlier.state == "finished":
+                logger.warning(f"{folder} holds the finished run already: nothing to train")
+                return
+            about.versions |= {name: metadata.version(name) for name in ("transformers", "accelerate")}
+            with run.recorded():
+                trainer = Pretraining(settled, data, symbols, run, args, updates, start)
+                trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+                if trainer.stopped:
+                    raise SystemExit(record.STOPPED)
+                if run.writes:
+                    publish(newest(folder)[1], folder)
+    except Exception as error:
+        disk = isinstance(error, OSError) and error.errno in record.DISK
+        if disk or isinstance(error, BlockingIOError) or isinstance(error, ValueError) and _is_ours(error):
+            raise error
+        traceback.print_exc()
+        status = record.DIVERGED if isinstance(error, FloatingPointError) else 1
+        raise Refusal(f"training failed: {type(error).__name__}: {error}", status) from error
+
+
+def _length(settled, data, symbols, processes):
+    """The number of updates of a run."""
+    updates, epochs = settled["max_update"] or math.inf, settled["max_epoch"]
+    if epochs:
+        sizes = Blocks(data / settled["train_subset"], settled["tokens_per_sample"], symbols).sizes
+        steps = settled["update_freq"][0]
+        batches = Batches(sizes, settled["seed"], settled["batch_size"], 0, steps, processes=processes)
+        updates = min(updates, epochs * batches.updates_per_epoch)
+    return updates
+
+
+def _is_ours(error):
+    """Whether this package raised the error, not a library that it called."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return frames[-1].f_globals["__name__"].startswith("tupe.")
+
+
+@click.command(cls=Command, context_settings={"help_option_names": []})
+@click.option("--command", required=True)
+@click.option("--plan", required=True)
+def main(command, plan):
+    sys.argv = shlex.split(command)  # the record of the run has the command that was typed, not torchrun's
+    train(**json.loads(plan))
+
+
+if __name__ == "__main__":
+    main()

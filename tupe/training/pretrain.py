@@ -1,0 +1,297 @@
+"""Masked-LM pre-training through transformers' Trainer, with the numbers of the first engine.
+
+Ours: data, the normalisation of the loss, optimizer, schedule, when to validate and save, and the run's folder. The
+loop, devices, mixed precision, DDP, FSDP, DeepSpeed and reports are those of Trainer and accelerate.
+"""
+
+import logging
+import math
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed import is_torchelastic_launched
+from torch.optim.lr_scheduler import LambdaLR
+from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerCallback, TrainingArguments
+
+from .. import hf  # noqa: F401  (what is written here is read through the Auto classes)
+from ..common import stop
+from ..common.adamw import AdamW
+from ..common.prepared import tokenizer_files
+from ..configuration_tupe import NAMES, TupeConfig
+from ..encoder import Encoder, LMHead, ModelConfig
+from ..modeling_tupe import TupeForMaskedLM
+from .data import HELD_OUT_SEED, UNMASKED, Batches, Blocks, MaskedBlocks, held_out, loader
+from .recipe import Recipe
+from .run import PARTIAL, Run, keep, put_in_place
+
+logger = logging.getLogger("tupe.training")
+
+
+class ForPretraining(TupeForMaskedLM):
+    """The sum of the losses of masked tokens alone, without the logits of all at once: input_ids [B, L],
+    output_indices [n] of masked tokens in the flattened batch, labels [n]; see `data.collate`."""
+
+    _auto_class = None
+
+    def forward(
+        self, input_ids: Tensor, output_indices: Tensor, labels: Tensor, num_tokens: int | None = None
+    ) -> Tensor:  # fmt: skip
+        encoder = self.tupe.encoder
+        x, _ = encoder(input_ids, False, num_tokens, output_indices)
+        return self.lm_head.loss(x, encoder.tokens.weight, labels)
+
+
+ForPretraining.__name__ = TupeForMaskedLM.__name__  # what config.json calls it
+
+
+def new_model(config: ModelConfig, types: int, seed: int, compiles: bool = False) -> ForPretraining:
+    """A model with the weights that the first engine gives it for this seed."""
+    torch.manual_seed(seed)
+    encoder, head = Encoder(types, 1, 2, config), LMHead(config.width, types, eps=config.layer_norm_eps)
+    options = {theirs: getattr(config, ours) for ours, theirs in NAMES.items()}
+    model = ForPretraining(TupeConfig(vocab_size=types, architectures=["TupeForMaskedLM"], **options))
+    model.tupe.encoder.load_state_dict(encoder.state_dict())
+    model.lm_head.load_state_dict(head.state_dict())
+    encoder = model.tupe.encoder
+    encoder.config.places, encoder.attention_backend = config.places, config.attention
+    encoder.checkpoint_activations = config.checkpoint_activations
+    if compiles:
+        encoder.compile()
+    return model
+
+
+def arguments(recipe: Recipe, folder: Path, updates: int, gpus: int) -> TrainingArguments:
+    """Trainer's. When it logs, validates and saves is up to `Course`."""
+    reports = {"tensorboard": recipe["tensorboard_logdir"], "wandb": recipe["wandb_project"]}
+    if reports["wandb"]:
+        os.environ.setdefault("WANDB_PROJECT", reports["wandb"])
+    if reports["tensorboard"]:
+        os.environ["TENSORBOARD_LOGGING_DIR"] = reports["tensorboard"]
+    args = TrainingArguments(
+        output_dir=str(folder), max_steps=updates, per_device_train_batch_size=recipe["batch_size"],
+        gradient_accumulation_steps=recipe["update_freq"][0], learning_rate=recipe["lr"][0],
+        max_grad_norm=recipe["clip_norm"], seed=recipe["seed"], bf16=recipe["autocast"] == "bf16",
+        fp16=recipe["fp16"] or recipe["amp"], use_cpu=not gpus or recipe["cpu"],
+        ddp_backend="gloo" if is_torchelastic_launched() and not gpus else None, ddp_find_unused_parameters=False,
+        ddp_broadcast_buffers=False,
+        dataloader_num_workers=recipe["num_workers"], report_to=[name for name, value in reports.items() if value],
+        logging_strategy="no", save_strategy="no", eval_strategy="no", logging_nan_inf_filter=False,
+        ignore_data_skip=True, remove_unused_columns=False, disable_tqdm=True, log_level="error",
+        average_tokens_across_devices=False,
+    )  # fmt: skip
+    args._n_gpu = min(args.n_gpu, 1)  # further GPUs are for further processes
+    return args
+
+
+def decay(recipe: Recipe) -> Any:
+    """Number of updates -> factor of the learning rate: fairseq's polynomial decay."""
+    (lr,), warmup, total = recipe["lr"], recipe["warmup_updates"], recipe["total_num_update"]
+    end, power = recipe["end_learning_rate"], recipe["power"]
+
+    def factor(updates):
+        if warmup > 0 and updates <= warmup:
+            return max(updates, 1) / warmup
+        if updates >= total:
+            return end / lr
+        return ((lr - end) * (1 - (updates - warmup) / (total - warmup)) ** power + end) / lr
+
+    return factor
+
+
+class Course(TrainerCallback):
+    """What is due after an update."""
+
+    def __init__(self, trainer: "Pretraining"):
+        self.trainer, self.began = trainer, None
+
+    def on_step_begin(self, args, state, control, **kwargs):
+        self.began = self.began or (time.monotonic(), state.global_step)
+
+    def on_step_end(self, args, state, control, **kwargs):
+        recipe, updates, last = self.trainer.recipe, state.global_step, state.global_step >= state.max_steps
+        self.trainer.run.reach(updates)
+        stops = self.trainer.is_asked_to_stop() and not last
+        control.should_log = last or _is_at(updates, recipe["log_interval"])
+        due = last or _is_at(updates, recipe["validate_interval_updates"])
+        control.should_evaluate = due and not recipe["disable_validation"]
+        control.should_save = last or stops or _is_at(updates, recipe["save_interval_updates"])
+        control.should_training_stop = last or stops
+        self.trainer.stopped = stops
+        return control
+
+    def on_log(self, args, state, control, logs=None, **kwargs):
+        if "loss" in logs and state.is_world_process_zero:
+            now, first = self.began
+            speed = (state.global_step - first) / max(time.monotonic() - now, 1e-9)
+            left = round((state.max_steps - state.global_step) / max(speed, 1e-9))
+            logger.info(
+                f"update {state.global_step}/{state.max_steps}: loss {logs['loss']:.3f} bits, gradient norm "
+                f"{logs.get('grad_norm') or 0:.3f}, lr {logs['learning_rate']:.4g}, {speed:.2f} updates/s, "
+                f"{left // 3600}:{left // 60 % 60:02}:{left % 60:02} left"
+            )
+
+
+def _is_at(updates, interval):
+    return interval > 0 and updates % interval == 0
+
+
+class Pretraining(Trainer):
+    """transformers' Trainer on prepared text. updates: of the whole run; start: from where it goes on."""
+
+    def __init__(
+        self, recipe: Recipe, data: Path, symbols: list[str], run: Run, args: TrainingArguments, updates: int,
+        start: int,
+    ):  # fmt: skip
+        model = new_model(recipe.model, len(symbols), recipe["seed"], recipe["compile"])
+        super().__init__(model=model, args=args)
+        self.remove_callback(PrinterCallback)
+        self.remove_callback(ProgressCallback)
+        self.add_callback(Course(self))
+        self.recipe, self.data, self.run, self.start, self.stopped = recipe, data, run, start, False
+        names = ("mask_prob", "leave_unmasked_prob", "random_token_prob")
+        masks = {name: recipe[name] for name in names}
+        length, seed = recipe["tokens_per_sample"], recipe["seed"]
+        self.masked = MaskedBlocks(Blocks(data / recipe["train_subset"], length, symbols), symbols, seed, **masks)
+        self.splits = {} if recipe["disable_validation"] else {
+            split: MaskedBlocks(Blocks(data / split, length, symbols), symbols, HELD_OUT_SEED, **masks)
+            for split in recipe["valid_subset"].split(",")
+        }  # fmt: skip
+        self.batches = Batches(
+            self.masked.blocks.sizes, seed, recipe["batch_size"], updates, recipe["update_freq"][0], args.process_index,
+            args.world_size, start,
+        )  # fmt: skip
+        self.sums, self.asked, self.saves = torch.zeros(2, dtype=torch.float64), False, False
+
+    # ------------------------------------------------------------------------------------------------ of an update
+
+    def get_train_dataloader(self) -> Any:
+        return loader(self.masked, self.batches, self.args.dataloader_num_workers)
+
+    def get_batch_samples(self, epoch_iterator: Iterator, num_batches: int, *args) -> tuple:
+        """The batches of an update, and the number of masked tokens in them, of all processes."""
+        samples = [sample for _, sample in zip(range(num_batches), epoch_iterator, strict=False)]
+        if not samples:
+            return [], None
+        stop.begin()
+        count = torch.tensor([sum(len(s["labels"]) for s in samples), stop.asked()], device=self.args.device)
+        self.asked = bool(self._summed(count)[1]) if self.args.world_size > 1 else False
+        torch.manual_seed(self.recipe["seed"] + self.state.global_step)  # of dropout: a resumed run draws the same
+        return samples, count[0].clamp(min=1)
+
+    def _summed(self, values):
+        """A tensor, summed in place over all processes."""
+        if self.args.world_size > 1:
+            torch.distributed.all_reduce(values)
+        return values
+
+    def is_asked_to_stop(self) -> bool:
+        """Whether training stops after this update. Of several processes, all get the same answer."""
+        return self.asked if self.args.world_size > 1 else stop.asked()
+
+    def training_step(self, model: nn.Module, inputs: dict, num_items_in_batch: Tensor | None = None) -> Tensor:
+        """The gradients of an update are those of the mean over its masked tokens, of all steps and processes."""
+        model.train()
+        with self.compute_loss_context_manager():
+            total = model(**self._prepare_inputs(inputs))
+        loss = total / num_items_in_batch * self.args.world_size  # DDP takes the mean over processes
+        self.accelerator.backward(loss * self.accelerator.gradient_accumulation_steps)  # by which it divides
+        self.sums = self.sums.to(total.device)
+        self.sums += torch.stack([total.detach().double(), total.new_tensor(len(inputs["labels"])).double()])
+        return loss.detach()
+
+    def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
+        if self.optimizer is None:
+            groups = TupeForMaskedLM.parameter_groups(model or self.model, self.recipe["weight_decay"])
+            betas = tuple(float(beta) for beta in self.recipe["adam_betas"].strip("()[] ").split(","))
+            self.optimizer = AdamW(groups, lr=self.recipe["lr"][0], betas=betas, eps=self.recipe["adam_eps"])
+        return self.optimizer
+
+    def create_scheduler(self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None) -> LambdaLR:
+        if self.lr_scheduler is None:
+            self.lr_scheduler = LambdaLR(optimizer or self.optimizer, decay(self.recipe))
+            self._created_lr_scheduler = True
+        return self.lr_scheduler
+
+    def log(self, logs: dict, *args) -> None:
+        if "loss" in logs:  # in bits per masked token, unrounded
+            total, count = self._summed(self.sums).tolist()
+            self.sums = torch.zeros_like(self.sums)
+            logs["loss"] = total / max(count, 1) / math.log(2)
+            if not math.isfinite(logs["loss"]):
+                raise FloatingPointError(f"the loss is {logs['loss']} at update {self.state.global_step}")
+        self.state.epoch = self.batches.epoch_of(max(self.state.global_step - 1, 0))
+        super().log(logs, *args)
+
+    # --------------------------------------------------------------------------------------------------- validation
+
+    @torch.no_grad()
+    def evaluate(self, *args, **kwargs) -> dict[str, float]:
+        """The loss on held-out text, always of the same masks, in bits per masked token."""
+        self.model_wrapped.eval()
+        found, rank, processes = {}, self.args.process_index, self.args.world_size
+        for split, dataset in self.splits.items():
+            size, most = self.recipe["batch_size_valid"], self.recipe["max_valid_steps"]
+            batches = held_out(dataset.blocks, size, most or None)
+            batches += [[(UNMASKED, i) for _, i in batches[0]]] * (-len(batches) % processes)
+            sums = torch.zeros(2, dtype=torch.float64, device=self.args.device)
+            for batch in loader(dataset, batches[rank::processes]):
+                with self.compute_loss_context_manager():
+                    loss = self.model_wrapped(**self._prepare_inputs(batch))
+                sums += torch.stack([loss.double(), loss.new_tensor(len(batch["labels"])).double()])
+            total, count = self._summed(sums).tolist()
+            if not count:
+                raise ValueError(
+                    "nothing is masked in what was validated on: raise max_valid_steps, or hold out more text"
+                )
+            found[split] = total / count / math.log(2)
+            if not math.isfinite(found[split]):
+                raise FloatingPointError(f"the loss on {split!r} is {found[split]} at update {self.state.global_step}")
+            epoch = self.batches.epoch_of(max(self.state.global_step - 1, 0))
+            self.run.add_scores(epoch, self.state.global_step, split, found[split])
+            if self.args.process_index == 0:
+                logger.info(f"update {self.state.global_step}: loss on {split!r} {found[split]:.3f} bits")
+        metrics = {f"eval_{split}_loss": loss for split, loss in found.items()}
+        self.log(metrics)
+        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+        return metrics
+
+    # ------------------------------------------------------------------------------------------------------- saving
+
+    def _get_output_dir(self, trial: Any) -> str:
+        return str(self.run.folder / PARTIAL if self.saves else self.run.folder)
+
+    def _save_checkpoint(self, model: nn.Module, trial: Any, **kwargs) -> None:
+        """As Trainer's, but a checkpoint is there whole or not at all."""
+        path = self.run.folder / f"checkpoint-{self.state.global_step}"
+        partial = self.run.folder / PARTIAL / path.name
+        if self.run.writes:
+            shutil.rmtree(path, ignore_errors=True)  # of a run that started over
+        self.saves = True
+        try:
+            super()._save_checkpoint(model, trial, **kwargs)
+            self.accelerator.wait_for_everyone()
+            if self.run.writes:
+                for name, content in tokenizer_files(self.data, self.recipe["max_positions"], code=False).items():
+                    (partial / name).write_bytes(content.encode() if isinstance(content, str) else content)
+                put_in_place(partial, path)
+                keep(self.run.folder, *(self.recipe[f"keep_interval_updates{end}"] for end in ("", "_pattern")))
+        except (OSError, RuntimeError) as error:  # RuntimeError: of torch, when it cannot write
+            if shutil.disk_usage(self.run.folder).free > 2**20:
+                raise
+            shutil.rmtree(partial, ignore_errors=True)
+            raise ValueError(f"{path} cannot be written: the disk is full; all others are as they were") from error
+        finally:
+            self.saves = False
+        self.accelerator.wait_for_everyone()
+
+    def _save_rng_state(self, output_dir: str) -> None:
+        """There is none: random numbers follow from the seed and the update."""
+
+    def _load_rng_state(self, checkpoint: str) -> None:
+        pass
