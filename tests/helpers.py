@@ -303,6 +303,28 @@ def train_recipe(config, *overrides):
     return cfg
 
 
+def fairseq_task(folder, length=20, split="train", **options):
+    """The task of pre-training with a split loaded."""
+    from omegaconf import OmegaConf
+
+    from tupe.plugin.masked_lm import TupeMaskedLMConfig, TupeMaskedLMTask
+
+    settings = {"data": str(folder), "tokens_per_sample": length, "sample_break_mode": "complete", "seed": 3}
+    defaults = {"shorten_data_split_list": "", "finetune_from_model": None, **settings, **options}
+    task = TupeMaskedLMTask.setup_task(OmegaConf.merge(OmegaConf.structured(TupeMaskedLMConfig), defaults))
+    task.load_dataset(split)
+    return task
+
+
+def draws_as_here():
+    """Whether this fairseq draws masks as its main branch does."""
+    import inspect
+
+    from fairseq.data import MaskTokensDataset
+
+    return "default_rng" in inspect.getsource(MaskTokensDataset)
+
+
 def finetune(data, checkpoint, save_dir, *overrides):
     """Fine-tune on prepared GLUE data, in batches of 12; overrides: those of `train_recipe`, "glue=cola" among them."""
     return train_recipe(

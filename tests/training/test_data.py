@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from helpers import split_documents, write_data
-from omegaconf import OmegaConf
+from helpers import draws_as_here, fairseq_task, split_documents, write_data
 
 from tupe.training import data as training_data
 from tupe.training.data import IGNORED, PAD, Batches, Blocks, MaskedBlocks, collate, held_out, loader, read_symbols
@@ -18,16 +17,6 @@ def folder(request, tmp_path_factory):
     if request.param == "documents":
         split_documents(folder)
     return folder
-
-
-def fairseq_task(folder, length=LENGTH, split="train", **options):
-    from tupe.plugin.masked_lm import TupeMaskedLMConfig, TupeMaskedLMTask
-
-    settings = {"data": str(folder), "tokens_per_sample": length, "sample_break_mode": "complete", "seed": 3}
-    defaults = {"shorten_data_split_list": "", "finetune_from_model": None, **settings, **options}
-    task = TupeMaskedLMTask.setup_task(OmegaConf.merge(OmegaConf.structured(TupeMaskedLMConfig), defaults))
-    task.load_dataset(split)
-    return task
 
 
 @pytest.mark.parametrize("length", [6, 9, LENGTH, 64])  # 6: sentences are cut
@@ -47,15 +36,6 @@ def test_some_sentences_are_cut(folder):
     assert Blocks(folder / "train", 6, symbols).sizes.max() == 6
     sizes = np.fromfile(folder / "train.idx", dtype=np.int32, offset=26, count=200)
     assert sizes.max() > 6
-
-
-def draws_as_here():
-    """Whether this fairseq draws masks as its main branch does."""
-    import inspect
-
-    from fairseq.data import MaskTokensDataset
-
-    return "default_rng" in inspect.getsource(MaskTokensDataset)
 
 
 SHARES = [(0.1, 0.1), (0.0, 0.0), (0.3, 0.0), (0.0, 0.3)]

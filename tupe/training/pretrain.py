@@ -96,7 +96,7 @@ def decay(recipe: Recipe) -> Any:
 
     def factor(updates):
         if warmup > 0 and updates <= warmup:
-            return max(updates, 1) / warmup
+            return updates / warmup  # 0 in the first update, as fairseq
         if updates >= total:
             return end / lr
         return ((lr - end) * (1 - (updates - warmup) / (total - warmup)) ** power + end) / lr
@@ -119,6 +119,7 @@ class Course(TrainerCallback):
         stops = self.trainer.is_asked_to_stop() and not last
         control.should_log = last or _is_at(updates, recipe["log_interval"])
         due = last or _is_at(updates, recipe["validate_interval_updates"])
+        due |= _is_at(updates, self.trainer.batches.updates_per_epoch)
         control.should_evaluate = due and not recipe["disable_validation"]
         control.should_save = last or stops or _is_at(updates, recipe["save_interval_updates"])
         control.should_training_stop = last or stops

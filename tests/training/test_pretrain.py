@@ -1,0 +1,356 @@
+"""`tupe pretrain --engine transformers`: the numbers of the first engine, resuming, signals, several processes."""
+
+import json
+import logging
+import math
+import os
+import random
+import signal
+import sys
+
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner
+from helpers import (
+    descendants,
+    draws_as_here,
+    fairseq_task,
+    fork,
+    has_ended,
+    load,
+    pretrain_arguments,
+    train,
+    wait_until,
+    write_data,
+)
+from safetensors.torch import load_file
+
+import tupe.hf  # noqa: F401
+from tupe.cli import main
+from tupe.common.record import BUSY, DIVERGED, REFUSED, STOPPED, lock, read, state_of, unlock
+from tupe.training import data as training_data
+from tupe.training import launch, pretrain
+from tupe.training.run import checkpoints, newest
+
+TINY = ["--arch=tupe_r_tiny", "--tokens-per-sample=24", "--lr=0.01", "--warmup-updates=2", "--log-interval=1"]
+TINY += ["--batch-size=4", "--max-update=14", "--gpus=0", "--allocator=none", "--num-workers=0"]
+
+
+def begin(data, folder, *words, log=os.devnull, **environment):
+    """`tupe pretrain --engine transformers` in a copy of this process, which has begun."""
+
+    def run():
+        os.setsid()
+        sys.stdout = sys.stderr = open(log, "a", buffering=1)  # noqa: SIM115
+        for descriptor in (1, 2):
+            os.dup2(sys.stderr.fileno(), descriptor)
+        logging.root.handlers.clear()
+        main()
+
+    command = ["pretrain", "--engine=transformers", f"--data={data}", f"--output={folder}", *TINY, *words]
+    return fork(run, "tupe", *command, **environment)
+
+
+def ended(process):
+    process.join()
+    return process.exitcode
+
+
+def refused(data, folder, *words):
+    """The one line of a command that is refused."""
+    command = ["pretrain", "--engine=transformers", f"--data={data}", f"--output={folder}", *TINY, *map(str, words)]
+    result = CliRunner().invoke(main, command)
+    assert result.exit_code == REFUSED, result.output
+    assert len(result.output.splitlines()) == 1
+    return result.output
+
+
+def weights(folder):
+    return {name.removeprefix("tupe."): value for name, value in load_file(folder / "model.safetensors").items()}
+
+
+def logged(folder):
+    """[(loss in bits, gradient norm)] of every update."""
+    history = json.loads((newest(folder)[1] / "trainer_state.json").read_text())["log_history"]
+    return [(entry["loss"], entry["grad_norm"]) for entry in history if "loss" in entry]
+
+
+def same(one, two):
+    """Whether two runs are equal to the bit, in weights, losses and scores."""
+    a, b = weights(one), weights(two)
+    return all(torch.equal(a[k], b[k]) for k in a | b) and logged(one) == logged(two) and (
+        read(one).scores == read(two).scores
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def whole(data, tmp_path_factory):
+    """Folder of an undisturbed run of 14 updates, with dropout: two epochs and a bit."""
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    assert ended(begin(data, folder, "--save-interval-updates=3")) == 0
+    return folder
+
+
+# ------------------------------------------------------------------------------------------------- the same numbers
+
+
+def masks_of_this_fairseq(folder):
+    """Items of `MaskedBlocks`, with the masks of a fairseq that draws other ones."""
+    if draws_as_here():
+        return None
+    tasks = {seed: fairseq_task(folder, 24, split, seed=seed) for seed, split in ((5, "train"), (1, "valid"))}
+
+    def item(masked, key):
+        epoch, index = key
+        if epoch == training_data.UNMASKED:
+            return own(masked, key)
+        dataset = tasks[masked.seed].datasets["train" if masked.seed == 5 else "valid"]
+        dataset.set_epoch(epoch)
+        found = dataset[index]
+        target = found["target"].numpy()
+        return found["net_input.src_tokens"].numpy(), np.where(target == 1, training_data.IGNORED, target)
+
+    own = training_data.MaskedBlocks.__getitem__
+    return item
+
+
+@pytest.mark.parametrize(
+    "arch, more",
+    [
+        ("tupe_r_tiny", ["--dropout=0", "--attention-dropout=0", "--max-update=100"]),
+        ("bert_a_tiny", ["--dropout=0", "--attention-dropout=0", "--max-update=100"]),
+        ("tupe_r_tiny", ["--max-update=12", "--update-freq=3"]),  # with dropout; updates that are filled up
+    ],
+)  # fmt: skip
+def test_both_engines_compute_the_same(arch, more, data, tmp_path, monkeypatch):
+    """Same data, recipe and seed: the same losses, gradients and weights to rounding, update by update."""
+    words = [f"--arch={arch}", "--seed=5", "--total-num-update=100", "--lr=0.001", *more]
+    theirs = train(pretrain_arguments(data, tmp_path / "fairseq", "--num-workers=0", *words, arch=arch))
+    if item := masks_of_this_fairseq(data):
+        monkeypatch.setattr(training_data.MaskedBlocks, "__getitem__", item)
+    assert ended(begin(data, tmp_path / "here", *words)) == 0
+    ours = logged(tmp_path / "here")
+    assert len(ours) == len(theirs) >= 12
+    expected = [(loss / math.log(2), norm) for loss, norm in theirs]
+    np.testing.assert_allclose(ours, expected, rtol=2e-4)
+    model, own = load(tmp_path / "fairseq" / "checkpoint_last.pt")["model"], weights(tmp_path / "here")
+    assert own.keys() == {key for key in model if not key.endswith("_extra_state")}
+    assert {key for key in own if not torch.allclose(own[key], model[key], atol=2e-5)} == set()
+    one, two = (read(tmp_path / folder) for folder in ("fairseq", "here"))
+    scores = [[(s["epoch"], s["num_updates"], s["split"]) for s in run.scores] for run in (one, two)]
+    assert scores[0] == scores[1]
+    assert all(abs(a["loss"] - b["loss"]) < 1e-3 for a, b in zip(one.scores, two.scores, strict=True))
+    names = ("task", "architecture", "variant", "seed", "lr", "length", "splits", "data", "dictionary", "left_out")
+    assert {name: getattr(one, name) for name in names} == {name: getattr(two, name) for name in names}
+
+
+# ----------------------------------------------------------------------------------------------------------- resuming
+
+
+def test_what_a_run_leaves_behind(whole, data):
+    names = {path.name for path in whole.iterdir()}
+    assert names == {"checkpoint-14", "config.json", "dict.txt", "lock", "model.safetensors", "partial", "record.json"}
+    record = read(whole)
+    assert record.state == "finished" and record.config["engine"] == "transformers" and record.scores[-1]["best"]
+    assert {"transformers", "accelerate"} <= record.versions.keys()
+    assert (whole / "dict.txt").read_bytes() == (data / "dict.txt").read_bytes()
+
+
+def test_the_model_loads_in_transformers(whole):
+    from transformers import AutoModelForMaskedLM
+
+    model = AutoModelForMaskedLM.from_pretrained(whole)
+    assert type(model).__module__ == "tupe.modeling_tupe"
+    own, theirs = weights(whole), model.state_dict()
+    assert all(torch.equal(value, own[name.removeprefix("tupe.")]) for name, value in theirs.items())
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_signal_stops_after_the_update_and_the_run_resumes_exactly(number, data, whole, tmp_path, monkeypatch):
+    step = pretrain.Pretraining.training_step
+
+    def training_step(self, *args, **kwargs):
+        if self.state.global_step == 6:
+            os.kill(os.getpid(), number)
+        return step(self, *args, **kwargs)
+
+    folder = tmp_path / "run"
+    with monkeypatch.context() as patch:
+        patch.setattr(pretrain.Pretraining, "training_step", training_step)
+        assert ended(begin(data, folder, "--save-interval-updates=3")) == STOPPED
+    assert newest(folder)[0] == 7 and state_of(folder) == "open"
+    assert read(folder).failure["status"] == STOPPED and not (folder / "model.safetensors").exists()
+    assert ended(begin(data, folder, "--save-interval-updates=3")) == 0
+    assert same(folder, whole)
+
+
+def killed_and_resumed(data, folder, kills, seed, words):
+    """Kill a run at random moments, and let it end. Returns at how many updates it was."""
+    chance, found, longest = random.Random(seed), [], 6.0
+    while True:
+        process = begin(data, folder, *words, log=folder.parent / "log")
+        if len(found) < kills:
+            process.join(chance.uniform(0.5, longest))
+        else:
+            process.join()
+        if process.exitcode is not None:
+            assert process.exitcode == 0, (folder.parent / "log").read_text()
+            return found
+        tree = descendants(process.pid)
+        for pid in tree:
+            os.kill(pid, signal.SIGKILL)
+        wait_until(lambda tree=tree: all(has_ended(pid) for pid in tree))
+        process.join()
+        found.append(newest(folder)[0])
+
+
+@pytest.mark.parametrize("kills", [pytest.param(20, marks=pytest.mark.slow), 2])
+def test_a_killed_run_resumes_exactly(kills, data, tmp_path):
+    words = ["--max-update=400", "--save-interval-updates=2", "--num-workers=2", "--keep-interval-updates=1"]
+    whole, folder = tmp_path / "whole", tmp_path / "killed" / "run"
+    assert ended(begin(data, whole, *words)) == 0
+    folder.parent.mkdir()
+    found = killed_and_resumed(data, folder, kills, kills, words)
+    assert same(folder, whole), found
+    assert len(checkpoints(folder)) == 1 and not list((folder / "partial").iterdir())
+
+
+def test_half_a_checkpoint_is_none(data, whole, tmp_path):
+    """Killed while it wrote one, or while it deleted one."""
+    folder = tmp_path / "run"
+    assert ended(begin(data, folder, "--save-interval-updates=3", "--max-update=6", "--total-num-update=14")) == 0
+    (folder / "partial" / "checkpoint-9").mkdir()
+    (folder / "partial" / "checkpoint-9" / "trainer_state.json").write_text("{")
+    (folder / "checkpoint-12").mkdir()
+    assert newest(folder)[0] == 6
+    assert ended(begin(data, folder, "--save-interval-updates=3")) == 0
+    a, b = weights(folder), weights(whole)
+    assert all(torch.equal(a[key], b[key]) for key in a)
+
+
+# ----------------------------------------------------------------------------------------------- one folder, one run
+
+
+def test_a_folder_belongs_to_one_run(data, whole, tmp_path):
+    before = (whole / "record.json").read_text()
+    other = write_data(tmp_path / "other", seed=7)
+    assert "holds another run (lr 0.01 there, 0.02 here)" in refused(data, whole, "--lr=0.02")
+    assert "data " in refused(other, whole) and "seed 1 there, 2 here" in refused(data, whole, "--seed=2")
+    assert "dataset.batch_size 4 there, 2 here" in refused(data, whole, "--micro-batch-size=2")
+    assert (whole / "record.json").read_text() == before
+
+
+def test_a_folder_belongs_to_one_engine(data, whole, tmp_path):
+    command = [word for word in TINY if word != "--allocator=none"]
+    theirs = CliRunner().invoke(main, ["pretrain", f"--data={data}", f"--output={whole}", "--allocator=none", *command])
+    assert theirs.exit_code == REFUSED and "engine transformers there" in theirs.output
+    train(pretrain_arguments(data, tmp_path / "run", "--num-workers=0", "--max-update=2"))
+    assert "engine fairseq there, transformers here" in refused(data, tmp_path / "run", "--max-update=2")
+
+
+def test_a_finished_run_is_left_alone_and_a_busy_folder_has_its_status(data, whole):
+    before = (whole / "record.json").read_text()
+    assert ended(begin(data, whole, "--save-interval-updates=3")) == 0
+    assert lock(whole)
+    try:
+        assert ended(begin(data, whole, "--save-interval-updates=3")) == BUSY
+    finally:
+        unlock(whole)
+    assert (whole / "record.json").read_text() == before
+
+
+def test_a_loss_that_is_not_finite_ends_the_run(data, tmp_path, monkeypatch):
+    monkeypatch.setattr(pretrain.ForPretraining, "forward", lambda self, input_ids, **rest: self.lm_head.bias.sum() / 0)
+    assert ended(begin(data, tmp_path)) == DIVERGED
+    assert read(tmp_path).failure["reason"].startswith("diverged") and not checkpoints(tmp_path)
+
+
+# ------------------------------------------------------------------------------------------------- several processes
+
+
+def begin_two(data, folder, port, *words):
+    place = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    plan = {
+        "recipe": "pretrain", "overrides": [], "data": str(data), "processes": 2, "micro_batch_size": None, "gpus": 0,
+        "words": [f"--save-dir={folder}", *(word for word in (*TINY, *words) if word[:5] not in ("--gpu", "--all"))],
+    }  # fmt: skip
+    return [
+        fork(lambda: launch.train(**plan), "tupe", RANK=str(rank), LOCAL_RANK=str(rank), TORCHELASTIC_RUN_ID="none",
+             **place) for rank in range(2)
+    ]  # fmt: skip
+
+
+def free_port():
+    import socket
+
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+def test_two_processes_equal_one_with_twice_the_steps(data, tmp_path, monkeypatch):
+    words = ["--dropout=0", "--attention-dropout=0", "--max-update=12"]
+    two = begin_two(data, tmp_path / "two", free_port(), *words, "--batch-size=2", "--update-freq=2")
+    assert [ended(process) for process in two] == [0, 0]
+    assert ended(begin(data, tmp_path / "one", *words, "--batch-size=2", "--update-freq=4")) == 0
+    np.testing.assert_allclose(logged(tmp_path / "two"), logged(tmp_path / "one"), rtol=1e-4)
+    a, b = weights(tmp_path / "two"), weights(tmp_path / "one")
+    assert all(torch.allclose(a[key], b[key], atol=1e-4) for key in a)
+    pairs = zip(read(tmp_path / "two").scores, read(tmp_path / "one").scores, strict=True)
+    assert all(abs(x["loss"] - y["loss"]) < 1e-4 for x, y in pairs)
+    differences = read(tmp_path / "two").differences(read(tmp_path / "one"))
+    assert not differences, "one may go on with the other's run"
+
+
+def test_a_signal_to_one_process_stops_both_after_the_same_update(data, tmp_path, monkeypatch):
+    step = pretrain.Pretraining.training_step
+
+    def training_step(self, *args, **kwargs):
+        if self.state.global_step == 4 and self.args.process_index == 1:
+            os.kill(os.getpid(), signal.SIGUSR1)
+        return step(self, *args, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(pretrain.Pretraining, "training_step", training_step)
+        two = begin_two(data, tmp_path / "two", free_port(), "--batch-size=2")
+        assert [ended(process) for process in two] == [STOPPED, STOPPED]
+    assert newest(tmp_path / "two")[0] == 6
+    assert [ended(process) for process in begin_two(data, tmp_path / "two", free_port(), "--batch-size=2")] == [0, 0]
+    assert [ended(process) for process in begin_two(data, tmp_path / "whole", free_port(), "--batch-size=2")] == [0, 0]
+    assert same(tmp_path / "two", tmp_path / "whole")
+
+
+# ------------------------------------------------------------------------------------------------------ what is refused
+
+
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        (["--lr-shrink=0.5"], "--lr-shrink is not known to --engine transformers"),
+        (["task.next_sentence=true"], "task.next_sentence is not known to --engine transformers"),
+        (["--recipe=pretrain_electra"], "an ELECTRA, which only --engine fairseq does"),
+        (["--arch=electra_tupe_r_tiny"], "an ELECTRA, which only --engine fairseq does"),
+        (["--optimizer=sgd"], "optimizer._name=sgd: valid with --engine transformers: adam, adamw_fused"),
+        (["--long-sentences=skip"], "long_sentences=skip: valid with --engine transformers: cut"),
+        (["--fp16"], "--fp16 needs a GPU"),
+        (["--lr=[0.1,0.2]"], "one number for each epoch is for --engine fairseq"),
+        (["--dropout=2"], "--dropout is 2; valid: 0 to 0.99"),
+        (["--preset=nothing"], "there is no model=nothing"),
+        (["--preset=rope"], "model=rope is bert_a, not tupe_r_tiny"),
+        (["--position=nothing"], "nothing"),
+        (["--max-positions=8"], "sequences of 24 tokens: the model has 8 positions"),
+        (["--valid-subset=test"], "has no split 'test'; valid: train, valid"),
+        (["--gpus=9"], "--gpus 9: this machine has"),
+    ],
+)  # fmt: skip
+def test_what_it_does_not_have_is_refused_by_name(words, message, data, tmp_path):
+    assert message in refused(data, tmp_path / "run", *words)
+    assert not (tmp_path / "run").exists()
+
+
+def test_dry_run_shows_the_settings(data, tmp_path):
+    command = ["pretrain", "--engine=transformers", f"--data={data}", f"--output={tmp_path / 'run'}"]
+    result = CliRunner().invoke(main, [*command, *TINY, "--dry-run"])
+    assert result.exit_code == 0 and "optimization.max_update: 14\n" in result.output
+    assert not (tmp_path / "run").exists()
