@@ -48,6 +48,8 @@ def export(
     from safetensors.torch import save
 
     output, data = Path(output), Path(data or Path(checkpoint_file).parent)
+    if Path(checkpoint_file).is_dir():
+        raise ValueError(f"{checkpoint_file} is a folder of transformers already")
     state = read_checkpoint(checkpoint_file)
     model = state["cfg"]["model"]
     refuse_own_schemes(model["position"])

@@ -15,6 +15,7 @@ from ..plugin.state import pack_settings, unpack_settings
 from ..positions import bounded_schemes
 from ..schemes import SCHEMES
 from .files import new_checkpoint, save_atomically
+from .folders import as_file
 
 TABLE = re.compile(r"positions\.(\w+)\.(?:\d+\.)?table\.weight$")
 SETTINGS = "_extra_state"  # of an encoder, see plugin/state.py
@@ -51,7 +52,7 @@ def stretch(state: dict, length: int) -> dict:
 def stretch_to(length: int, checkpoint: Path, output: Path) -> Path:
     """The checkpoint itself if it computes `length` tokens, or else `output`, which is written: the same, stretched.
     Raises ValueError as `stretch` does."""
-    state = read_checkpoint(checkpoint)
+    state = read_checkpoint(as_file(checkpoint))
     if not bounded_schemes(state["cfg"]["model"]["position"]) or length <= state["cfg"]["model"]["max_positions"]:
         return checkpoint
     save_atomically(stretch(state, length), output)
@@ -70,6 +71,6 @@ def command(checkpoint, length, output):
     tupe checkpoint stretch --checkpoint checkpoint_last.pt --length 512 --output stretched.pt
     tupe continue --checkpoint stretched.pt --lengths 512 --epochs 2 ...
     """
-    state = read_checkpoint(checkpoint)
+    state = read_checkpoint(as_file(checkpoint))
     save_atomically(stretch(state, length), output)
     click.echo(f"{output}: {state['cfg']['model']['max_positions']} -> {length} positions")

@@ -19,6 +19,7 @@ from ..common.options import FILE, FOLDER, Command
 from ..common.safe_load import read_checkpoint
 from ..positions import CLS
 from .files import new_checkpoint, save_atomically
+from .folders import as_file
 
 SEGMENTS, SETTINGS = "encoder.segments.weight", "encoder._extra_state"
 
@@ -85,7 +86,7 @@ def command(checkpoint, position, cls, segments, output, data, keep, seed):
     tupe continue --checkpoint swapped.pt ...
     tupe checkpoint swap --checkpoint checkpoint_last.pt --position rope:yarn:4+t5 --keep --output longer.pt
     """
-    state = read_checkpoint(checkpoint)
+    state = read_checkpoint(as_file(checkpoint))
     swapped = swap_position(state, dictionary_of(state, data), position, cls, segments, seed, keep)
     save_atomically(swapped, output)
     old, new = (f"{s['cfg']['model']['position']}, [CLS] {s['cfg']['model']['cls']}" for s in (state, swapped))

@@ -4,6 +4,7 @@ the memory allocator is chosen."""
 import re
 from collections.abc import Callable, Sequence
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import click
@@ -94,6 +95,7 @@ def pretrain(data, output, recipe, preset, arch, engine, words, **machine):
 @launcher
 def continue_(data, checkpoint, output, lengths, epochs, next_sentence, stretch, words, **machine):
     """Train a checkpoint further, after Wang et al. (2021): 5 epochs at length 128, then 2 at length 512."""
+    checkpoint = file_of(checkpoint)
     if len(lengths) != len(epochs) or len(set(lengths)) != len(lengths):
         raise ValueError(f"--lengths {lengths}, --epochs {epochs}: give one number of epochs for each length")
     for length, count in zip(lengths, epochs, strict=True):  # before the first of them is trained
@@ -122,13 +124,23 @@ def continue_(data, checkpoint, output, lengths, epochs, next_sentence, stretch,
 @launcher
 def finetune(task, data, checkpoint, output, words, **machine):
     """Fine-tune a checkpoint on a GLUE task or SQuAD, as the paper does. The model is the checkpoint's."""
-    name = letters(task)
+    checkpoint, name = file_of(checkpoint), letters(task)
     if name not in [*GLUE, *SQUAD]:
         raise ValueError(f"unknown task {task!r}{nearest(name, [*GLUE, *SQUAD])}")
     recipe, overrides = "finetune", [f"glue={name}"]
     if name in SQUAD:
         recipe, overrides = "squad", [f"task.squad_version='{SQUAD[name]}'"]
     run(recipe, overrides, [data, f"--save-dir={output}", f"--finetune-from-model={checkpoint}"], words, machine)
+
+
+def file_of(checkpoint: Path) -> Path:
+    """The file to train from, of a folder of transformers too."""
+    if not checkpoint.is_dir():
+        return checkpoint
+    with options.quiet_imports():
+        from ..checkpoints.folders import as_file  # only now, for the same reason as in `run`
+
+    return as_file(checkpoint)
 
 
 def run(

@@ -204,9 +204,12 @@ def checkpoint(help: str = "pre-trained checkpoint", **options) -> Callable:
     def existing(ctx, param, path):
         if path is not None and not path.exists():
             raise click.BadParameter(f"checkpoint not found: {path}", ctx, param)
+        if path is not None and path.is_dir() and not (path / "config.json").is_file():
+            raise click.BadParameter(f"{path} is a folder, and none of transformers: it has no config.json", ctx, param)
         return path
 
-    return click.option("--checkpoint", type=FILE, callback=existing, help=help, **{"required": True, **options})
+    more = {"required": True, **options}
+    return click.option("--checkpoint", type=click.Path(path_type=Path), callback=existing, help=help, **more)
 
 
 def size(default: Any = "base", **options) -> Callable:

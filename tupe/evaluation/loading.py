@@ -9,6 +9,7 @@ from fairseq import checkpoint_utils
 from fairseq.tasks import FairseqTask
 
 from .. import plugin  # noqa: F401  (registers the architectures)
+from ..checkpoints.folders import as_file
 from ..common.safe_load import read_checkpoint
 from ..plugin.masked_lm import TupeMaskedLMTask
 from ..plugin.pretrained import load_split
@@ -21,6 +22,7 @@ def load_model(checkpoint: str | Path, data: str | Path | None = None) -> tuple:
     often smaller than the rounding of bfloat16.
     Raises ValueError if the checkpoint cannot be read, or the dictionary is not there.
     """
+    checkpoint = as_file(checkpoint)
     trained = read_checkpoint(checkpoint, mmap=True)  # its errors name what is wrong; fairseq reads it then
     changes = {"autocast": "none"} if data is None else {"autocast": "none", "data": str(data)}
     try:

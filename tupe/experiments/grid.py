@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..checkpoints.folders import as_file
 from ..common import limits, record
 from ..common.options import CONFIGS, letters
 from ..common.prepared import tasks_in
@@ -55,7 +56,7 @@ class Sweep:
         if recipe == "finetune":
             grid = _with_paper_search(grid, common)
             if "--checkpoint" in common:
-                updates = num_updates(read_checkpoint(common["--checkpoint"], mmap=True))
+                updates = num_updates(read_checkpoint(as_file(common["--checkpoint"]), mmap=True))
         elif keep_best:
             raise ValueError("--keep-best is for fine-tuning; other recipes keep their checkpoints")
         if not grid:

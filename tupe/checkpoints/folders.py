@@ -1,0 +1,40 @@
+"""Folders of transformers wherever a checkpoint's file is read: what `tupe pretrain --engine transformers` and
+`tupe checkpoint export` write, and what `save_pretrained` makes of them."""
+
+import re
+from pathlib import Path
+
+from ..common import record
+from .convert import from_export, read_hugging_face
+from .files import save_atomically
+
+CONVERTED = "as_fairseq.pt"
+
+
+def as_file(checkpoint: str | Path) -> Path:
+    """The file of a checkpoint: of a folder, the same model as fairseq reads it, which is written into the folder when
+    it is first asked for. Raises ValueError for a folder without such a model."""
+    folder = Path(checkpoint)
+    if not folder.is_dir():
+        return folder
+    config, weights = read_hugging_face(folder)
+    if config.get("model_type") != "tupe":
+        kind = config.get("model_type")
+        raise ValueError(f"{folder}: model_type is {kind!r}, not 'tupe'; `tupe checkpoint convert` reads 'bert' too")
+    file = folder / CONVERTED
+    sources = (path for name in ("*.json", "*.safetensors", "*.bin", "dict.txt") for path in folder.glob(name))
+    newest = max(path.stat().st_mtime_ns for path in sources)
+    if not file.is_file() or file.stat().st_mtime_ns <= newest:
+        state = from_export(config, weights, folder / "dict.txt")
+        state["cfg"]["task"]["data"] = str(folder.resolve())  # where dict.txt and the pieces are
+        state["optimizer_history"][-1]["num_updates"] = _updates(folder)
+        save_atomically(state, file)
+    return file
+
+
+def _updates(folder):
+    """After how many updates the model of a folder was written, as far as it says so."""
+    if number := re.fullmatch(r"checkpoint-(\d+)", folder.resolve().name):
+        return int(number[1])
+    about = record.read(folder)
+    return max((entry["num_updates"] for entry in about.scores), default=0) if about else 0
