@@ -5,6 +5,7 @@ import logging
 import math
 import os
 import random
+import shutil
 import signal
 import sys
 
@@ -28,7 +29,7 @@ from safetensors.torch import load_file
 
 import tupe.hf  # noqa: F401
 from tupe.cli import main
-from tupe.common.record import BUSY, DIVERGED, REFUSED, STOPPED, lock, read, state_of, unlock
+from tupe.common.record import BUSY, DIVERGED, REFUSED, STOPPED, locked, read, state_of
 from tupe.training import data as training_data
 from tupe.training import launch, pretrain
 from tupe.training.run import checkpoints, newest
@@ -229,6 +230,16 @@ def test_half_a_checkpoint_is_none(data, whole, tmp_path):
     assert all(torch.equal(a[key], b[key]) for key in a)
 
 
+def test_a_run_that_was_killed_after_its_last_checkpoint_is_finished(data, whole, tmp_path):
+    folder = shutil.copytree(whole, tmp_path / "run")
+    record = read(folder)
+    record.state, record.finished_at = "running", None
+    record.save(folder)
+    (folder / "model.safetensors").unlink()
+    assert ended(begin(data, folder, "--save-interval-updates=3")) == 0
+    assert same(folder, whole) and read(folder).state == "finished"
+
+
 # ----------------------------------------------------------------------------------------------- one folder, one run
 
 
@@ -252,11 +263,8 @@ def test_a_folder_belongs_to_one_engine(data, whole, tmp_path):
 def test_a_finished_run_is_left_alone_and_a_busy_folder_has_its_status(data, whole):
     before = (whole / "record.json").read_text()
     assert ended(begin(data, whole, "--save-interval-updates=3")) == 0
-    assert lock(whole)
-    try:
+    with locked(whole / "lock"):
         assert ended(begin(data, whole, "--save-interval-updates=3")) == BUSY
-    finally:
-        unlock(whole)
     assert (whole / "record.json").read_text() == before
 
 

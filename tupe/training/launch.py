@@ -134,13 +134,15 @@ def train(recipe: str, data: str, processes: int, **plan) -> None:
             start, checkpoint = newest(folder)
             if start >= updates and run.earlier and run.earlier.state == "finished":
                 logger.warning(f"{folder} holds the finished run already: nothing to train")
+                record.unlock(folder)
                 return
             about.versions |= {name: metadata.version(name) for name in ("transformers", "accelerate")}
             with run.recorded():
-                trainer = Pretraining(settled, data, symbols, run, args, updates, start)
-                trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
-                if trainer.stopped:
-                    raise SystemExit(record.STOPPED)
+                if start < updates:  # else it was killed after its last checkpoint
+                    trainer = Pretraining(settled, data, symbols, run, args, updates, start)
+                    trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+                    if trainer.stopped:
+                        raise SystemExit(record.STOPPED)
                 if run.writes:
                     publish(newest(folder)[1], folder)
     except Exception as error:

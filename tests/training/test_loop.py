@@ -1,0 +1,83 @@
+"""The loops of docs/engines.md, as they stand there, in every way that the page names: the same losses."""
+
+import importlib
+import json
+import re
+import socket
+import sys
+
+import pytest
+import torch
+from helpers import PLUGIN, fork
+
+PAGE = PLUGIN.parent / "docs" / "engines.md"
+NAMES = ("loop", "with_accelerate")
+UPDATES = "4"
+
+
+@pytest.fixture(scope="module")
+def scripts(tmp_path_factory):
+    """Folder of the page's scripts."""
+    pytest.importorskip("accelerate")
+    folder = tmp_path_factory.mktemp("scripts")
+    for name, block in zip(NAMES, re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL), strict=True):
+        (folder / f"{name}.py").write_text(block)
+    return folder
+
+
+def losses(scripts, name, processes, *words):
+    """Of a script in so many copies of this process, for each of them."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(listener.getsockname()[1])}
+    place |= {"WORLD_SIZE": str(processes), "ACCELERATE_USE_CPU": "true"} if processes > 1 else {}
+
+    def run():
+        import os
+
+        sys.path.insert(0, str(scripts))
+        module = importlib.import_module(name)
+        found = module.main(*map(str, words))
+        (scripts / f"losses{os.environ.get('RANK', 0)}.json").write_text(json.dumps(found))
+
+    copies = [
+        fork(run, name, **place, **({"RANK": str(n), "LOCAL_RANK": str(n)} if processes > 1 else {}))
+        for n in range(processes)
+    ]
+    for copy in copies:
+        copy.join()
+    assert [copy.exitcode for copy in copies] == [0] * processes
+    return [json.loads((scripts / f"losses{n}.json").read_text()) for n in range(processes)]
+
+
+@pytest.fixture(scope="module")
+def alone(scripts, data):
+    (found,) = losses(scripts, "loop", 1, data, UPDATES)
+    assert len(found) == int(UPDATES) and found[-1] < found[0]
+    return found
+
+
+fsdp = pytest.param(
+    2, "fsdp", marks=pytest.mark.skipif(torch.__version__ < "2.6", reason="FSDP2 is elsewhere in older versions")
+)
+
+
+@pytest.mark.parametrize(
+    "processes, how", [(1, "checkpoint"), (2, "ddp"), fsdp, pytest.param(1, "compile", marks=pytest.mark.slow)]
+)
+def test_every_way_computes_the_same(processes, how, scripts, data, alone):
+    for found in losses(scripts, "loop", processes, data, UPDATES, how):
+        assert found == pytest.approx(alone, rel=1e-5)
+
+
+def test_with_accelerate(scripts, data, monkeypatch):
+    """Two processes take twice the blocks of one per update."""
+    (one,) = losses(scripts, "with_accelerate", 1, data, UPDATES)
+    assert one[-1] < one[0]
+    text = (scripts / "loop.py").read_text()
+    (scripts / "loop.py").write_text(text.replace("BATCH, STEPS = 128, 16, 2", "BATCH, STEPS = 128, 4, 2"))
+    try:
+        two = losses(scripts, "with_accelerate", 2, data, UPDATES)
+    finally:
+        (scripts / "loop.py").write_text(text)
+    assert two[0] == pytest.approx(two[1]) and two[0][-1] < two[0][0]
