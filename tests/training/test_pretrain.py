@@ -1,5 +1,6 @@
 """`tupe pretrain --engine transformers`: the numbers of the first engine, resuming, signals, several processes."""
 
+import importlib
 import json
 import logging
 import math
@@ -238,6 +239,21 @@ def test_a_run_that_was_killed_after_its_last_checkpoint_is_finished(data, whole
     (folder / "model.safetensors").unlink()
     assert ended(begin(data, folder, "--save-interval-updates=3")) == 0
     assert same(folder, whole) and read(folder).state == "finished"
+
+
+def test_it_needs_no_fairseq(data, whole, tmp_path):
+    """Where fairseq, Hydra and OmegaConf cannot be imported."""
+
+    def run():
+        import logging
+
+        logging.root.handlers.clear()
+        sys.modules.update(dict.fromkeys(["fairseq", "fairseq_cli", "hydra", "omegaconf"]))
+        importlib.import_module("tupe.cli").main()
+
+    command = ["pretrain", "--engine=transformers", f"--data={data}", f"--output={tmp_path / 'run'}", *TINY]
+    assert ended(fork(run, "tupe", *command, "--save-interval-updates=3", anew=True)) == 0
+    assert same(tmp_path / "run", whole)
 
 
 # ----------------------------------------------------------------------------------------------- one folder, one run
