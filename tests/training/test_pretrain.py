@@ -18,6 +18,7 @@ from helpers import (
     descendants,
     draws_as_here,
     fairseq_task,
+    file_system,
     fork,
     has_ended,
     load,
@@ -288,6 +289,35 @@ def test_a_loss_that_is_not_finite_ends_the_run(data, tmp_path, monkeypatch):
     monkeypatch.setattr(pretrain.ForPretraining, "forward", lambda self, input_ids, **rest: self.lm_head.bias.sum() / 0)
     assert ended(begin(data, tmp_path)) == DIVERGED
     assert read(tmp_path).failure["reason"].startswith("diverged") and not checkpoints(tmp_path)
+
+
+def test_a_full_disk_stops_the_run_and_harms_no_checkpoint(data, whole, tmp_path, monkeypatch):
+    save = pretrain.Pretraining._save_checkpoint
+    with file_system(tmp_path / "disk", 40) as disk:
+
+        def full(self, *args, **kwargs):
+            if self.state.global_step == 9:
+                (disk / "filler").write_bytes(bytes(shutil.disk_usage(disk).free - 2**20))
+            return save(self, *args, **kwargs)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(pretrain.Pretraining, "_save_checkpoint", full)
+            log = tmp_path / "log"
+            assert ended(begin(data, disk / "run", "--save-interval-updates=3", log=log)) == REFUSED
+        last = log.read_text().splitlines()[-1]
+        assert last.endswith("checkpoint-9 cannot be written: the disk is full; all others are as they were")
+        assert newest(disk / "run")[0] == 6 and state_of(disk / "run") == "failed"
+        (disk / "filler").unlink()
+        assert ended(begin(data, disk / "run", "--save-interval-updates=3")) == 0
+        assert same(disk / "run", whole)
+
+
+def test_tensorboard_gets_what_is_logged(data, tmp_path):
+    pytest.importorskip("tensorboardX")
+    more = [f"--tensorboard-logdir={tmp_path / 'board'}", "--max-update=3"]
+    assert ended(begin(data, tmp_path / "run", *more)) == 0
+    written = b"".join(path.read_bytes() for path in (tmp_path / "board").rglob("events*"))
+    assert b"train/loss" in written and b"eval/valid_loss" in written
 
 
 # ------------------------------------------------------------------------------------------------- several processes

@@ -85,6 +85,8 @@ def arguments(recipe: Recipe, folder: Path, updates: int, gpus: int) -> Training
         ignore_data_skip=True, remove_unused_columns=False, disable_tqdm=True, log_level="error",
         average_tokens_across_devices=False,
     )  # fmt: skip
+    if reports["tensorboard"]:  # of transformers 4
+        args.logging_dir = reports["tensorboard"]
     args._n_gpu = min(args.n_gpu, 1)  # further GPUs are for further processes
     return args
 
@@ -282,8 +284,8 @@ class Pretraining(Trainer):
                     (partial / name).write_bytes(content.encode() if isinstance(content, str) else content)
                 put_in_place(partial, path)
                 keep(self.run.folder, *(self.recipe[f"keep_interval_updates{end}"] for end in ("", "_pattern")))
-        except (OSError, RuntimeError) as error:  # RuntimeError: of torch, when it cannot write
-            if shutil.disk_usage(self.run.folder).free > 2**20:
+        except Exception as error:  # of torch and safetensors, where a disk is full, of many kinds
+            if "No space left" not in str(error) and shutil.disk_usage(self.run.folder).free > 2**20:
                 raise
             shutil.rmtree(partial, ignore_errors=True)
             raise ValueError(f"{path} cannot be written: the disk is full; all others are as they were") from error
