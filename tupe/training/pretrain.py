@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.distributed import is_torchelastic_launched
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerCallback, TrainingArguments
+from transformers.utils.logging import disable_progress_bar
 
 from .. import hf  # noqa: F401  (what is written here is read through the Auto classes)
 from ..common import stop
@@ -66,6 +67,14 @@ def new_model(config: ModelConfig, types: int, seed: int, compiles: bool = False
     return model
 
 
+class Arguments(TrainingArguments):
+    @property
+    def device(self) -> torch.device:
+        """Of several processes on a CPU, accelerate says cpu:0, to which torch 2.4 maps no checkpoint."""
+        device = super().device
+        return torch.device("cpu") if device.type == "cpu" else device
+
+
 def arguments(recipe: Recipe, folder: Path, updates: int, gpus: int) -> TrainingArguments:
     """Trainer's. When it logs, validates and saves is up to `Course`."""
     reports = {"tensorboard": recipe["tensorboard_logdir"], "wandb": recipe["wandb_project"]}
@@ -73,7 +82,7 @@ def arguments(recipe: Recipe, folder: Path, updates: int, gpus: int) -> Training
         os.environ.setdefault("WANDB_PROJECT", reports["wandb"])
     if reports["tensorboard"]:
         os.environ["TENSORBOARD_LOGGING_DIR"] = reports["tensorboard"]
-    args = TrainingArguments(
+    args = Arguments(
         output_dir=str(folder), max_steps=updates, per_device_train_batch_size=recipe["batch_size"],
         gradient_accumulation_steps=recipe["update_freq"][0], learning_rate=recipe["lr"][0],
         max_grad_norm=recipe["clip_norm"], seed=recipe["seed"], bf16=recipe["autocast"] == "bf16",
@@ -87,6 +96,7 @@ def arguments(recipe: Recipe, folder: Path, updates: int, gpus: int) -> Training
     )  # fmt: skip
     if reports["tensorboard"]:  # of transformers 4
         args.logging_dir = reports["tensorboard"]
+    disable_progress_bar()
     args._n_gpu = min(args.n_gpu, 1)  # further GPUs are for further processes
     return args
 
@@ -156,7 +166,8 @@ class Pretraining(Trainer):
         self.remove_callback(PrinterCallback)
         self.remove_callback(ProgressCallback)
         self.add_callback(Course(self))
-        self.recipe, self.data, self.run, self.start, self.stopped = recipe, data, run, start, False
+        self.recipe, self.run, self.stopped = recipe, run, False
+        self.files = tokenizer_files(data, recipe["max_positions"], code=False) if run.writes else {}
         names = ("mask_prob", "leave_unmasked_prob", "random_token_prob")
         masks = {name: recipe[name] for name in names}
         length, seed = recipe["tokens_per_sample"], recipe["seed"]
@@ -280,7 +291,7 @@ class Pretraining(Trainer):
             super()._save_checkpoint(model, trial, **kwargs)
             self.accelerator.wait_for_everyone()
             if self.run.writes:
-                for name, content in tokenizer_files(self.data, self.recipe["max_positions"], code=False).items():
+                for name, content in self.files.items():
                     (partial / name).write_bytes(content.encode() if isinstance(content, str) else content)
                 put_in_place(partial, path)
                 keep(self.run.folder, *(self.recipe[f"keep_interval_updates{end}"] for end in ("", "_pattern")))
