@@ -25,6 +25,7 @@ from tupe.checkpoints import export as exports
 from tupe.checkpoints import files as checkpoints
 from tupe.checkpoints.export import command, export, model_card
 from tupe.common.architectures import ARCHITECTURES, ELECTRA
+from tupe.common.prepared import tokenizer_files
 from tupe.common.record import Record, write_together
 from tupe.common.safe_load import load_safely
 from tupe.encoder import BLOCKS
@@ -224,7 +225,7 @@ def test_of_the_manifest_the_text_encoder_s_part_travels(vocabulary, tmp_path):
     data, out = shutil.copytree(vocabulary, tmp_path / "data"), tmp_path / "out"
     manifest = {"settings": {"inputs": [["books/1.txt", "text", 1, 1]] * 99}, "spacy_model": "en_core_web_sm"}
     (data / "manifest.json").write_text(json.dumps(manifest))
-    write_together(out, exports.tokenizer(data, 16))
+    write_together(out, tokenizer_files(data, 16))
     assert json.loads((out / "manifest.json").read_text()) == {"spacy_model": "en_core_web_sm"}
     assert (out / "sentencepiece.bpe.model").read_bytes() == (data / "sentencepiece.bpe.model").read_bytes()
 
@@ -295,7 +296,7 @@ def test_added_tokens(exported, tmp_path):
 
 def test_tokens_that_were_added(vocabulary, tmp_path):
     """The longest that fits, back and forth, in another process too; ids that mean nothing are <unk>."""
-    write_together(tmp_path, {**exports.tokenizer(vocabulary, 64), **exports.modelling_code()})
+    write_together(tmp_path, {**tokenizer_files(vocabulary, 64), **exports.modelling_code()})
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path, trust_remote_code=True)
     tokenizer.add_tokens(["new", "newer"])
     ids = tokenizer("the newer mat new <mask>")["input_ids"]

@@ -68,7 +68,7 @@ def launch(
         return
     torchrun = [f"--nproc-per-node={max(gpus, 1)}", f"--nnodes={nodes}", f"--node-rank={node_rank}"]
     torchrun += [f"--master-addr={master_addr}", f"--master-port={master_port}", "-m", __name__]
-    run_torchrun([*torchrun, "--command", shlex.join(sys.argv), "--plan", json.dumps(plan)])
+    run_torchrun([*torchrun, "--command", shlex.join(sys.argv), "--plan", json.dumps(plan, allow_nan=False)])
 
 
 def settle(

@@ -17,13 +17,22 @@ import torch
 from torch import Tensor, nn
 from torch.distributed import is_torchelastic_launched
 from torch.optim.lr_scheduler import LambdaLR
-from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerCallback, TrainingArguments
+from transformers import (
+    PrinterCallback,
+    ProgressCallback,
+    Trainer,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+)
 from transformers.utils.logging import disable_progress_bar
 
 from .. import hf  # noqa: F401  (what is written here is read through the Auto classes)
 from ..common import stop
 from ..common.adamw import AdamW
 from ..common.prepared import tokenizer_files
+from ..common.record import write_atomically
 from ..configuration_tupe import NAMES, TupeConfig
 from ..encoder import Encoder, LMHead, ModelConfig
 from ..modeling_tupe import TupeForMaskedLM
@@ -122,10 +131,14 @@ class Course(TrainerCallback):
     def __init__(self, trainer: "Pretraining"):
         self.trainer, self.began = trainer, None
 
-    def on_step_begin(self, args, state, control, **kwargs):
+    def on_step_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs
+    ) -> None:  # fmt: skip
         self.began = self.began or (time.monotonic(), state.global_step)
 
-    def on_step_end(self, args, state, control, **kwargs):
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs
+    ) -> TrainerControl:  # fmt: skip
         recipe, updates, last = self.trainer.recipe, state.global_step, state.global_step >= state.max_steps
         self.trainer.run.reach(updates)
         stops = self.trainer.is_asked_to_stop() and not last
@@ -138,7 +151,9 @@ class Course(TrainerCallback):
         self.trainer.stopped = stops
         return control
 
-    def on_log(self, args, state, control, logs=None, **kwargs):
+    def on_log(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, logs: dict, **kwargs
+    ) -> None:  # fmt: skip
         if "loss" in logs and state.is_world_process_zero:
             now, first = self.began
             speed = (state.global_step - first) / max(time.monotonic() - now, 1e-9)
@@ -292,7 +307,7 @@ class Pretraining(Trainer):
             self.accelerator.wait_for_everyone()
             if self.run.writes:
                 for name, content in self.files.items():
-                    (partial / name).write_bytes(content.encode() if isinstance(content, str) else content)
+                    write_atomically(partial / name, content)
                 put_in_place(partial, path)
                 keep(self.run.folder, *(self.recipe[f"keep_interval_updates{end}"] for end in ("", "_pattern")))
         except Exception as error:  # of torch and safetensors, where a disk is full, of many kinds
