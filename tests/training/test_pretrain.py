@@ -380,17 +380,17 @@ def test_two_nodes_under_torchrun_stop_on_a_signal_to_one_and_resume(data, tmp_p
     """As Slurm does it: a command on each node, USR1 to torchrun, the same commands again."""
 
     def nodes(folder, *words):
-        more = ["--nodes=2", "--batch-size=2", "--max-update=200", f"--master-port={free_port()}", *words]
+        more = ["--nodes=2", "--batch-size=2", "--max-update=60", f"--master-port={free_port()}", *words]
         logs = [tmp_path / f"log{rank}" for rank in range(2)]
         for log in logs:
             log.touch()
         return [begin(data, folder, *more, f"--node-rank={rank}", log=logs[rank]) for rank in range(2)]
 
     first = nodes(tmp_path / "two")
-    wait_until(lambda: "update 5/200" in (tmp_path / "log0").read_text(), 120)
+    wait_until(lambda: "update 5/60" in (tmp_path / "log0").read_text(), 120)
     os.kill(first[1].pid, signal.SIGUSR1)
     assert [ended(process) for process in first] == [STOPPED, STOPPED]
-    assert 5 <= newest(tmp_path / "two")[0] < 200 and state_of(tmp_path / "two") == "open"
+    assert 5 <= newest(tmp_path / "two")[0] < 60 and state_of(tmp_path / "two") == "open"
     for folder in ("two", "whole"):
         assert [ended(process) for process in nodes(tmp_path / folder)] == [0, 0]
     assert same(tmp_path / "two", tmp_path / "whole")
