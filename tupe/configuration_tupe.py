@@ -52,6 +52,7 @@ class TupeConfig(PretrainedConfig):
         self.vocab_size = vocab_size
         self.classifier_inner = classifier_inner or self.hidden_size
         self.classifier_name = classifier_name
+        options.setdefault("tie_word_embeddings", True)  # transformers 5 has no default
         options.setdefault("tokenizer_class", "TupeTokenizer")  # else `pipeline` of transformers 4 loads no tokeniser
         super().__init__(bos_token_id=bos_token_id, pad_token_id=pad_token_id, eos_token_id=eos_token_id, **options)
 

@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 class LayerInputs(NamedTuple):
     """What a layer gets beside its input: what all layers share is an argument, because no layer owns it."""
 
-    positions: Positions
+    positions: Callable[[], Positions]  # a function: accelerate moves every module among the arguments of another one
     token_positions: TokenPositions  # where the tokens stand
     packing: Packing  # what makes [B, L, C] of the layer's tokens, in the order in which the backend takes sequences
     backend: Backend
@@ -45,7 +45,7 @@ class LayerInputs(NamedTuple):
         """[B, L, C] or [T, C] -> mixed values [B, H, L, E]. project: a layer's own projections, to q, k and v."""
         q, k, v = project(x, self.packing)
         layer = LayerContext(self.index, self.token_positions, project)
-        return attend(q, k, v, self.positions, self.prepared, layer, self.backend, dropout)
+        return attend(q, k, v, self.positions(), self.prepared, layer, self.backend, dropout)
 
     def outputs(self, mixed: Tensor) -> Tensor:
         """The rows of mixed values [B, L, C] whose output is read: [T, C], [B, L, C] or [m, C]."""
@@ -327,7 +327,8 @@ class Stack(nn.Module):
             reach = self.positions.reach(LayerContext(index, token_positions))
             if (own, reach) not in prepared:
                 prepared[own, reach] = backend.prepare(*pairs[own], reach, batch)
-            inputs.append(LayerInputs(self.positions, token_positions, packing, backend, prepared[own, reach], index))
+            of_layer = backend, prepared[own, reach], index
+            inputs.append(LayerInputs(lambda: self.positions, token_positions, packing, *of_layer))
         return inputs
 
     def inputs_for(self, output_indices: Tensor, inputs: LayerInputs, packing: Packing) -> LayerInputs:
@@ -495,9 +496,11 @@ class LMHead(nn.Module):
         self.bias = nn.Parameter(torch.zeros(vocab))
         self.apply(init_bert)
 
-    def forward(self, x: Tensor, weight: Tensor) -> Tensor:
-        """x [..., inputs], weight [V, C] -> [..., V]."""
-        return linear(self.norm(F.gelu(self.dense(x))), weight, self.bias)
+    def forward(self, x: Tensor, weight: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
+        """x [..., inputs], weight [V, C] -> [..., V]. Without the weight: x [..., C] to be multiplied by it, and the
+        bias [V]."""
+        x = self.norm(F.gelu(self.dense(x)))
+        return (x, self.bias) if weight is None else linear(x, weight, self.bias)
 
     def loss(self, x: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
         """The sum of the cross-entropies of targets [n]: that of `forward(x, weight)` for x [n, inputs]."""

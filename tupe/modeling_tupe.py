@@ -4,8 +4,11 @@ this file and its neighbours, which needs nothing but torch and transformers.
 B batch, L sequence length, C width, V vocabulary.
 """
 
+import warnings
+
 import torch
 import torch.nn.functional as F
+import transformers
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.modeling_outputs import (
@@ -18,6 +21,7 @@ from transformers.utils import ModelOutput
 
 from .backend_sdpa import Sdpa
 from .configuration_tupe import TupeConfig
+from .cpu import Linear, linear
 from .encoder import ClassificationHead, Encoder, LMHead, SpanHead, init_bert, of_cls, second_segment
 from .positions import parameter_groups
 
@@ -180,17 +184,35 @@ class TupeWithHead(TupePreTrainedModel):
         return output if return_dict else output.to_tuple()
 
 
+class Decoder(Linear):
+    """The product with the input embeddings, whose weight it shares: the head's own bias is an argument."""
+
+    def forward(self, x: Tensor, bias: Tensor) -> Tensor:
+        return linear(x, self.weight, bias)
+
+
+IS_5 = int(transformers.__version__.partition(".")[0]) >= 5
+TIED = {"decoder.weight": "tupe.encoder.tokens.weight"}  # transformers 4 takes the first names alone
+
+
 class TupeForMaskedLM(TupeWithHead):
     """Logits [B, L, V]; with labels [B, L] (-100: ignored), the mean cross-entropy."""
 
     output_class = MaskedLMOutput
     _auto_class = "AutoModelForMaskedLM"
+    _tied_weights_keys = TIED if IS_5 else list(TIED)
 
     def add_head(self, config: TupeConfig) -> None:
+        if not config.tie_word_embeddings:
+            raise ValueError("tie_word_embeddings=False: the head of this model multiplies by the input embeddings")
         self.lm_head = LMHead(config.hidden_size, config.vocab_size, eps=config.layer_norm_eps)
+        self.decoder = Decoder(config.hidden_size, config.vocab_size, bias=False)
 
-    def get_output_embeddings(self) -> None:
-        """There are none: the head multiplies by the input embeddings."""
+    def get_output_embeddings(self) -> nn.Module:
+        return self.decoder
+
+    def set_output_embeddings(self, value: nn.Module) -> None:
+        self.decoder = value
 
     def resize_token_embeddings(self, *args, **options) -> nn.Module:
         tokens = super().resize_token_embeddings(*args, **options)
@@ -206,8 +228,11 @@ class TupeForMaskedLM(TupeWithHead):
         return_dict: bool | None = None,
         **options,
     ) -> MaskedLMOutput | tuple:
+        if hasattr(self.get_input_embeddings(), "merge"):  # peft itself warns of two names of modules, not ours
+            what = "an adapter of `tokens` changes the logits when it is merged"
+            warnings.warn(f"tie_word_embeddings=True: {what}", stacklevel=2)
         out = self.features(input_ids, attention_mask, options)
-        logits = self.lm_head(out.last_hidden_state, self.tupe.encoder.tokens.weight)
+        logits = self.decoder(*self.lm_head(out.last_hidden_state))
         loss = None if labels is None else mean_cross_entropy(logits.flatten(0, 1), labels.flatten())
         return self.pack(return_dict, loss=loss, logits=logits, hidden_states=out.hidden_states)
 

@@ -1,0 +1,137 @@
+"""The models of transformers: adapters, quantised weights, weights that are elsewhere or in shards."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from tupe.positions import check_combination, parse
+from tupe.schemes import SCHEMES
+
+transformers = pytest.importorskip("transformers")
+from tupe.configuration_tupe import TupeConfig  # noqa: E402
+from tupe.modeling_tupe import TupeForMaskedLM  # noqa: E402
+
+IDS = torch.tensor([[0, 5, 3, 9, 7, 2, 1, 1], [0, 6, 7, 2, 2, 3, 8, 2]])
+SUMS = ["untied+t5", "untied:norm:False+t5:layer", "shaw+shaw_values", "rope+window:size:4"]
+
+
+def config(position="untied+t5", **options):
+    """Of a tiny model; [CLS] is untied where that has a meaning."""
+    cls = "untied"
+    try:
+        check_combination(position, parse(position), cls)
+    except ValueError:
+        cls = "tied"
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
+    sizes |= {"vocab_size": 40, "max_position_embeddings": 40}
+    return TupeConfig(**{**sizes, "position": position, "cls_position": cls, **options})
+
+
+def make(kind=TupeForMaskedLM, position="untied+t5", **options):
+    """A tiny model whose every parameter matters."""
+    torch.manual_seed(0)
+    model = kind(config(position, **options)).eval()
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(torch.randn(p.shape) * 0.1)
+    return model
+
+
+def first_output(model, ids=IDS, **options):
+    """Where tokens are real."""
+    out = model(ids, **options)[0]
+    return out[ids != 1] if out.shape[:2] == ids.shape else out
+
+
+@pytest.mark.parametrize("position", [*SCHEMES, *SUMS])
+@pytest.mark.parametrize("layer", ["transformer", "gau"])
+def test_weights_that_come_from_a_disk_for_their_module_s_call(position, layer, tmp_path):
+    """No weight is read past its module: outside of its call, it has no values."""
+    accelerate = pytest.importorskip("accelerate")
+    model = make(position=position, layer=layer, normaliser="relu2" if layer == "gau" else "softmax")
+    with torch.no_grad():
+        expected = first_output(model)
+        accelerate.disk_offload(model, str(tmp_path), execution_device=torch.device("cpu"))
+        assert all(p.device.type == "meta" for p in model.parameters())
+        torch.testing.assert_close(first_output(model), expected, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("position", ["untied+t5", "absolute_d", "factored", "cpb", "deberta", "transformer_xl"])
+def test_hooks_see_every_projection_of_positions(position):
+    """Adapters, shards and quantised weights are modules that stand where the projection stood, and must be called."""
+    model, called = make(position=position), set()
+    for name, module in model.named_modules():
+        module.register_forward_hook(lambda *_, name=name: called.add(name))
+    model(IDS)
+    with_weights = {name for name, module in model.named_modules() if module._parameters}
+    assert any("positions" in name for name in with_weights) and with_weights <= called
+
+
+@pytest.mark.parametrize("kind", ["lora", "dora", "ia3"])
+@pytest.mark.parametrize("position", ["untied+t5", "deberta", "factored", "transformer_xl", "cpb", "deberta_v2"])
+def test_adapters_train(kind, position):
+    """On every linear module, those of positions too; merged, they give the same."""
+    peft = pytest.importorskip("peft")
+    model = make(position=position)
+    linear = [name for name, m in model.named_modules() if isinstance(m, nn.Linear) and m is not model.decoder]
+    assert any("positions" in name for name in linear) or position == "deberta_v2"
+    if kind == "ia3":
+        options = peft.IA3Config(target_modules=linear, feedforward_modules=[])
+    else:
+        options = peft.LoraConfig(target_modules="all-linear", use_dora=kind == "dora", init_lora_weights=False)
+    adapted = peft.get_peft_model(model, options)
+    adapted(IDS, labels=IDS).loss.backward()
+    trained = {name: p for name, p in adapted.named_parameters() if p.requires_grad}
+    assert len(trained) == len(linear) * {"lora": 2, "dora": 3, "ia3": 1}[kind]
+    without = [name for name, p in trained.items() if p.grad is None or not p.grad.any()]
+    assert not without
+    with torch.no_grad():
+        logits = adapted(IDS).logits
+        torch.testing.assert_close(adapted.merge_and_unload()(IDS).logits, logits, rtol=1e-4, atol=1e-5)
+
+
+def test_an_adapter_of_the_tied_embedding_is_warned_of():
+    peft = pytest.importorskip("peft")
+    model = make()
+    assert model.config.tie_word_embeddings and model.decoder.weight is model.tupe.encoder.tokens.weight
+    adapted = peft.get_peft_model(model, peft.LoraConfig(target_modules=["tokens"]))
+    with pytest.warns(UserWarning, match="tie_word_embeddings"):
+        adapted(IDS)
+
+
+def test_linear_weights_become_int8():
+    quantize = pytest.importorskip("torch.ao.quantization").quantize_dynamic
+    model = make(hidden_size=64, intermediate_size=128)
+    for module in model.modules():  # PyTorch exchanges this very class alone
+        if isinstance(module, nn.Linear) and "weight" in module._parameters and module is not model.decoder:
+            module.__class__ = nn.Linear
+    small = quantize(copy.deepcopy(model), {nn.Linear}, dtype=torch.qint8)
+    names = {name for name, module in small.named_modules() if "quantized" in type(module).__module__}
+    assert {"tupe.encoder.positions.untied.q", "tupe.encoder.layers.0.attention.qkv", "lm_head.dense"} <= names
+    with torch.no_grad():
+        ours, theirs = first_output(model), first_output(small)
+    assert 0 < (ours - theirs).abs().max() < 0.1 * ours.abs().max()
+
+
+@pytest.mark.parametrize("position", ["untied+t5", "deberta", "deberta_v2", "kerple+urpe", "cpb", "transformer_xl"])
+def test_shards_have_the_same_gradients(position, tmp_path):
+    """FSDP, whose unit may be a layer or a projection of positions."""
+    fully_shard = getattr(pytest.importorskip("torch.distributed.fsdp"), "fully_shard", None)
+    if fully_shard is None:
+        pytest.skip("an older FSDP")
+    model, sharded = make(position=position), make(position=position)
+    model(IDS, labels=IDS).loss.backward()
+    torch.distributed.init_process_group("gloo", f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        mesh = torch.distributed.init_device_mesh("cpu", (1,))
+        encoder = sharded.tupe.encoder
+        units = [m for m in encoder.positions.modules() if type(m).__name__ in ("Linear", "LayerNorm")]
+        for unit in (*units, *encoder.layers, sharded):
+            fully_shard(unit, mesh=mesh)
+        sharded(IDS, labels=IDS).loss.backward()
+        for (name, p), q in zip(model.named_parameters(), sharded.parameters(), strict=True):
+            torch.testing.assert_close(q.grad.full_tensor(), p.grad, rtol=1e-5, atol=1e-6, msg=name)
+    finally:
+        torch.distributed.destroy_process_group()
