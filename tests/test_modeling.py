@@ -135,3 +135,24 @@ def test_shards_have_the_same_gradients(position, tmp_path):
             torch.testing.assert_close(q.grad.full_tensor(), p.grad, rtol=1e-5, atol=1e-6, msg=name)
     finally:
         torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("position", ["kerple+urpe", "fire", "sinusoidal_learned", "shaw_sinusoidal_learned", "shaw"])
+def test_loading_into_a_model_without_memory(position, tmp_path):
+    """Also by accelerate, and what weight decay must leave alone is known afterwards."""
+    accelerate = pytest.importorskip("accelerate")
+    model = make(position=position)
+    model.save_pretrained(tmp_path)
+    with accelerate.init_empty_weights():
+        empty = TupeForMaskedLM(model.config)
+    with torch.device("meta"):
+        on_meta = TupeForMaskedLM(model.config)
+    for other in (empty, on_meta):
+        other.tie_weights()
+        other = accelerate.load_checkpoint_and_dispatch(other, str(tmp_path), device_map={"": "cpu"})
+    loaded = [TupeForMaskedLM.from_pretrained(tmp_path, device_map=to) for to in (None, "cpu")]
+    groups = [[p.shape for p in group["params"]] for group in model.parameter_groups(0.1)]
+    assert len(groups) == 2 - (position == "shaw")
+    for other in (empty, on_meta, *loaded):
+        assert torch.equal(first_output(other.eval()), first_output(model))
+        assert [[p.shape for p in group["params"]] for group in other.parameter_groups(0.1)] == groups

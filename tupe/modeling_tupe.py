@@ -23,7 +23,7 @@ from .backend_sdpa import Sdpa
 from .configuration_tupe import TupeConfig
 from .cpu import Linear, linear
 from .encoder import ClassificationHead, Encoder, LMHead, SpanHead, init_bert, of_cls, second_segment
-from .positions import parameter_groups
+from .positions import PositionScheme, parameter_groups
 
 
 class TupePreTrainedModel(PreTrainedModel):
@@ -45,6 +45,9 @@ class TupePreTrainedModel(PreTrainedModel):
 
     def parameter_groups(self, weight_decay: float) -> list[dict]:
         """Parameters for an optimizer; see positions.py. Trainer's own would decay those that must not be."""
+        for module in self.modules():
+            if isinstance(module, PositionScheme):
+                module.mark_without_decay()  # accelerate puts parameters where PyTorch does not see it
         return parameter_groups(self.parameters(), weight_decay)
 
     @classmethod
