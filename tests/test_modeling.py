@@ -10,6 +10,7 @@ from tupe.positions import check_combination, parse
 from tupe.schemes import SCHEMES
 
 transformers = pytest.importorskip("transformers")
+from tupe import modeling_tupe as modeling  # noqa: E402
 from tupe.configuration_tupe import TupeConfig  # noqa: E402
 from tupe.modeling_tupe import TupeForMaskedLM  # noqa: E402
 
@@ -156,3 +157,105 @@ def test_loading_into_a_model_without_memory(position, tmp_path):
     for other in (empty, on_meta, *loaded):
         assert torch.equal(first_output(other.eval()), first_output(model))
         assert [[p.shape for p in group["params"]] for group in other.parameter_groups(0.1)] == groups
+
+
+KINDS = [modeling.TupeModel, TupeForMaskedLM, modeling.TupeForSequenceClassification]
+KINDS += [modeling.TupeForQuestionAnswering, modeling.TupeForTokenClassification]
+LEFT = torch.tensor([[1, 1, 0, 5, 3, 9, 7, 2], [0, 6, 7, 2, 2, 3, 8, 2]])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("ids", [IDS, LEFT])
+def test_vectors_in_place_of_ids(kind, ids):
+    model, mask = make(kind), (ids != 1).long()
+    vectors = model.get_input_embeddings()(ids)
+    expected = first_output(model, ids)
+    torch.testing.assert_close(first_output(model, ids, attention_mask=mask), expected)
+    for inputs in ({"inputs_embeds": vectors}, {"input_ids": vectors}):  # captum has the latter
+        got = model(**inputs, attention_mask=mask)[0]
+        torch.testing.assert_close(got[ids != 1] if got.shape[:2] == ids.shape else got, expected)
+    with pytest.raises(ValueError, match="give input_ids or inputs_embeds, and not both"):
+        model(ids, inputs_embeds=vectors)
+    with pytest.raises(ValueError, match="give input_ids or inputs_embeds, and not both"):
+        model()
+
+
+@pytest.mark.parametrize("position", ["untied+t5", "untied+t5:layer", "shaw+shaw_values", "rope", "deberta"])
+@pytest.mark.parametrize("ids", [IDS, LEFT])
+def test_attention_weights_and_the_two_parts_of_their_logits(position, ids):
+    model, real = make(position=position), ids != 1
+    out = model(ids, output_attentions=True, output_attention_logits=True)
+    torch.testing.assert_close(out.logits[real], model(ids).logits[real])
+    assert len(out.attentions) == len(out.attention_logits) == 2
+    for weights, (words, positions) in zip(out.attentions, out.attention_logits, strict=True):
+        expected = (words + positions).masked_fill(~real[:, None, None], -1e9).softmax(-1)
+        for row, tokens in enumerate(real):
+            torch.testing.assert_close(weights[row][:, tokens], expected[row][:, tokens])
+    if ids is IDS:
+        encoder = model.tupe.encoder
+        torch.testing.assert_close(encoder.attention_weights(ids, 1)[real.any(1)], out.attentions[1])
+        bias = encoder.positions.terms(8)[1][0]
+        assert torch.equal(positions[0], torch.zeros_like(words[0]) if bias is None else bias)
+    model.config._attn_implementation = "eager"  # transformers refuses the setting beside another one
+    model.config.output_attentions = True
+    assert len(model(ids).attentions) == 2 and "attention_logits" not in model(ids)
+
+
+@pytest.mark.parametrize("shape", [(2, 8, 8), (2, 1, 8, 8)])
+def test_masks_of_pairs_are_refused_in_a_line(shape):
+    with pytest.raises(ValueError, match=r"attention_mask must be \[batch, length\], 0 at padding, not \[2, "):
+        make()(IDS, attention_mask=torch.ones(shape))
+
+
+def test_heads_for_tokens_and_choices():
+    """Trained on what only they can do: a label for each token, and the one of three texts with a 9."""
+    torch.manual_seed(0)
+    still = dict.fromkeys(["hidden_dropout_prob", "attention_probs_dropout_prob", "classifier_dropout"], 0.0)
+    tokens = modeling.TupeForTokenClassification(config(num_labels=5, **still)).train()
+    labels = torch.where(IDS == 1, -100, IDS % 5)
+    choice = modeling.TupeForMultipleChoice(config(**still)).train()
+    texts = torch.randint(10, 40, (16, 3, 6))
+    texts[..., 0], right = 0, torch.randint(3, (16,))
+    texts[torch.arange(16), right, 3] = 9
+    for model, inputs, target in ((tokens, IDS, labels), (choice, texts, right)):
+        optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
+        for _ in range(30):
+            optimizer.zero_grad()
+            loss = model(inputs, labels=target).loss
+            loss.backward()
+            optimizer.step()
+        logits = model.eval()(inputs).logits
+        assert loss < 0.5 and (logits.argmax(-1) == target)[target != -100].all()
+    assert logits.shape == (16, 3)
+    vectors = choice.get_input_embeddings()(texts)
+    torch.testing.assert_close(choice(inputs_embeds=vectors).logits, logits)
+
+
+def test_prompts_are_tuned():
+    peft = pytest.importorskip("peft")
+    model = make(modeling.TupeForSequenceClassification)
+    options = peft.PromptTuningConfig(task_type="SEQ_CLS", num_virtual_tokens=3, num_layers=2, token_dim=32)
+    tuned = peft.get_peft_model(model, options)
+    tuned(input_ids=IDS, attention_mask=(IDS != 1).long(), labels=torch.tensor([0, 1])).loss.backward()
+    prompt = tuned.prompt_encoder["default"].embedding.weight
+    assert prompt.grad.abs().sum() > 0
+
+
+def test_captum_attributes_to_words():
+    captum = pytest.importorskip("captum.attr")
+    model = make(modeling.TupeForSequenceClassification)
+    layer = captum.LayerIntegratedGradients(lambda ids: model(ids).logits[:, 1], model.tupe.encoder.tokens)
+    baseline = torch.where(IDS > 2, 3, IDS)
+    expected = layer.attribute(IDS, baseline, n_steps=100)
+    total = (model(IDS).logits - model(baseline).logits)[:, 1]
+    torch.testing.assert_close(expected.sum((1, 2)), total, atol=2e-2, rtol=0)
+    vectors = model.get_input_embeddings()(torch.stack([IDS, baseline]))
+    mask = (IDS != 1).long()
+    integrated = captum.IntegratedGradients(lambda x: model(inputs_embeds=x, attention_mask=mask).logits[:, 1])
+    torch.testing.assert_close(integrated.attribute(*vectors, n_steps=100), expected, atol=1e-4, rtol=1e-3)
+    embedding = captum.configure_interpretable_embedding_layer(model, "tupe.encoder.tokens")
+    vectors = embedding.indices_to_embeddings(IDS)
+    again = captum.IntegratedGradients(lambda x: model(x, attention_mask=mask).logits[:, 1])
+    got = again.attribute(vectors, embedding.indices_to_embeddings(baseline), n_steps=100)
+    torch.testing.assert_close(got, expected, atol=1e-4, rtol=1e-3)
+    captum.remove_interpretable_embedding_layer(model, embedding)

@@ -21,6 +21,7 @@ from .schemes_common import Table  # noqa: F401
 from .schemes_content import Shaw  # noqa: F401
 from .schemes_rotation import Rope  # noqa: F401
 from .token_positions import TokenPositions  # noqa: F401
+from .tracing import is_traced  # noqa: F401
 from .windows import Chunks  # noqa: F401
 
 NAMES = names_in("hugging_face")  # our option -> its name in config.json

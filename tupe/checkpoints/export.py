@@ -27,6 +27,8 @@ AUTO = {
     "TupeForMaskedLM": "AutoModelForMaskedLM",
     "TupeForSequenceClassification": "AutoModelForSequenceClassification",
     "TupeForQuestionAnswering": "AutoModelForQuestionAnswering",
+    "TupeForTokenClassification": "AutoModelForTokenClassification",
+    "TupeForMultipleChoice": "AutoModelForMultipleChoice",
 }
 # fairseq's name of an option -> its name in config.json; values are the same
 OPTIONS = {names_in("fairseq")[option]: theirs for option, theirs in names_in("hugging_face").items()}
@@ -221,7 +223,11 @@ def weights_from_export(config: dict, weights: dict) -> tuple[dict, dict]:
         options["segments"] = "learned" if options["segments"] else "none"
     ours = {}
     for key, value in weights.items():
-        if key.startswith("qa_outputs."):
+        if key.startswith("token_classifier."):
+            logger.warning(f"leaving out {key}: there is no task of tokens here")
+        elif key == "decoder.weight":  # in a pickle: the token embeddings again
+            continue
+        elif key.startswith("qa_outputs."):
             ours[f"span_head.{key.removeprefix('qa_outputs.')}"] = value
         elif key.startswith("classifier."):
             ours[f"{HEAD}{config['classifier_name']}.{key.removeprefix('classifier.')}"] = value
