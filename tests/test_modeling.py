@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from tupe import cpu
 from tupe.positions import check_combination, parse
 from tupe.schemes import SCHEMES
 
@@ -259,3 +260,91 @@ def test_captum_attributes_to_words():
     got = again.attribute(vectors, embedding.indices_to_embeddings(baseline), n_steps=100)
     torch.testing.assert_close(got, expected, atol=1e-4, rtol=1e-3)
     captum.remove_interpretable_embedding_layer(model, embedding)
+
+
+# Which have all ways of spreading what is known by offset; the other schemes are slow.
+TRACED = ["untied+t5", "shaw+shaw_values", "window:size:4", "nonparametric"]
+ALL = [*TRACED, *(pytest.param(name, marks=pytest.mark.slow) for name in SCHEMES if name not in TRACED)]
+
+
+def texts(batch, length):
+    """Of a length of their own, with padding on both sides."""
+    ids = torch.randint(3, 40, (batch, length), generator=torch.Generator().manual_seed(length))
+    ids[:, 0] = 0
+    ids[1:2, length // 2 :], ids[2:3, :2] = 1, 1
+    return ids, (ids != 1).long()
+
+
+def same_at_other_sizes(model, run):
+    for batch, length in ((1, 5), (3, 13)):
+        ids, mask = texts(batch, length)
+        torch.testing.assert_close(run(ids, mask)[mask == 1], model(ids, mask)[0][mask == 1], rtol=1e-4, atol=1e-5)
+
+
+@pytest.fixture(params=["sdpa", "eager"])
+def traceable(request):
+    def build(position):
+        model = make(position=position)
+        model.config._attn_implementation, model.config.return_dict = request.param, False
+        return model
+
+    with torch.no_grad():
+        yield build
+
+
+def sizes():
+    size = {0: torch.export.Dim("batch", min=1, max=64), 1: torch.export.Dim("length", min=3, max=40)}
+    return size, size
+
+
+@pytest.mark.parametrize("position", [*SCHEMES, *SUMS])
+@pytest.mark.parametrize("onednn", [True, False])
+def test_traced_code_has_any_length(position, onednn, traceable, monkeypatch):
+    monkeypatch.setattr("tupe.cpu.ONEDNN", onednn and cpu.HAS_ONEDNN)
+    model = traceable(position)
+    traced = torch.jit.trace(model, texts(2, 8), check_trace=False)
+    same_at_other_sizes(model, lambda *inputs: traced(*inputs)[0])
+
+
+@pytest.mark.skipif(torch.__version__ < "2.6", reason="an older torch.export")
+@pytest.mark.parametrize("position", ALL)
+def test_exported_programs_have_any_length(position, traceable):
+    model = traceable(position)
+    program = torch.export.export(model, texts(2, 8), dynamic_shapes=sizes(), strict=False).module()
+    same_at_other_sizes(model, lambda *inputs: program(*inputs)[0])
+
+
+@pytest.mark.parametrize("dynamo", [True, False])
+@pytest.mark.parametrize("position", ALL)
+def test_onnx_has_any_length(position, dynamo, traceable, tmp_path):
+    for name in ("onnx", "onnxscript"):
+        pytest.importorskip(name)
+    runtime = pytest.importorskip("onnxruntime")
+    model, file, names = traceable(position), str(tmp_path / "model.onnx"), ["ids", "mask"]
+    axes = {name: {0: "batch", 1: "length"} for name in names}
+    dynamic = {"dynamic_shapes": sizes()} if dynamo else {"dynamic_axes": axes, "opset_version": 18}
+    program = torch.onnx.export(
+        model, texts(2, 8), *([] if dynamo else [file]), dynamo=dynamo, input_names=names, verbose=False, **dynamic
+    )
+    if dynamo:
+        program.save(file)
+    session = runtime.InferenceSession(file)
+    same_at_other_sizes(
+        model, lambda ids, mask: torch.tensor(session.run(None, {"ids": ids.numpy(), "mask": mask.numpy()})[0])
+    )
+
+
+def test_compiled_code_is_one_graph_in_the_first_call_and_few_over_lengths():
+    model, graphs = make(), []
+
+    def count(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    torch._dynamo.reset()
+    compiled = torch.compile(model, backend=count, fullgraph=True)
+    for length in (8, 5, 13, 21, 34):
+        ids, mask = texts(2, length)
+        out = compiled(ids, mask).logits
+        torch.testing.assert_close(out[mask == 1], model(ids, mask).logits[mask == 1], rtol=1e-4, atol=1e-5)
+    assert 1 <= len(graphs) <= 3

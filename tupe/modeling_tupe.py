@@ -84,13 +84,16 @@ def keep_default(head: nn.Module) -> nn.Module:
 def first_token(input_ids: Tensor, attention_mask: Tensor | None, pad: int) -> Tensor:
     """[B]: the column of each sequence's first token that is no padding, 0 where all is."""
     mask = input_ids != pad if attention_mask is None else (input_ids != pad) & (attention_mask != 0)
-    return mask.byte().argmax(1) if input_ids.size(1) else input_ids.new_zeros(len(input_ids))
+    return mask.byte().argmax(1) if input_ids.size(1) else input_ids.new_zeros(input_ids.size(0))
 
 
 def shifted(x: Tensor, by: Tensor) -> Tensor:
-    """x [B, L, ...] with each row moved to the left by as many columns, [B], those of its beginning to its end."""
-    columns = torch.arange(x.size(1), device=x.device) + by[:, None]
-    return x[torch.arange(len(x), device=x.device)[:, None], columns % x.size(1)]
+    """x [B, L, ...] with each row moved to the left by as many columns, [B] from 1-L to L-1, those of its beginning to
+    its end."""
+    length = x.size(1)  # ONNX knows no remainder of a length, and traced code takes len for a constant
+    columns = torch.arange(length, device=x.device) + by[:, None]
+    columns = torch.where(columns < 0, columns + length, torch.where(columns < length, columns, columns - length))
+    return x[torch.arange(x.size(0), device=x.device)[:, None], columns]
 
 
 def mean_cross_entropy(logits: Tensor, labels: Tensor, ignored: int = -100) -> Tensor:

@@ -27,6 +27,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .token_positions import TokenPositions
+from .tracing import is_traced
 
 __all__ = [
     "SCHEMES", "CLS", "register", "load_scheme_file", "canonical", "Dims", "LayerContext", "PositionScheme",
@@ -510,7 +511,7 @@ class Positions(nn.ModuleDict):
             if not isinstance(reach, int) or reach < 0:
                 raise bad_return(scheme, "reach", reach, "None, or a whole number from 0 on")
             reaches.append(reach)
-        return min(reaches) if reaches and min(reaches) < layer.positions.span - 1 else None
+        return min(reaches) if reaches and (is_traced() or min(reaches) < layer.positions.span - 1) else None
 
     def content(self, q: Tensor, k: Tensor, layer: LayerContext) -> Tensor | None:
         """[B, H, L, L], the logits that depend on q and k [B, H, L, D]."""

@@ -150,10 +150,10 @@ class NonParametric(PositionScheme):
         self.table = nn.Parameter(torch.randn(shape) * (0.02 / multiplier))
 
     def bias(self, positions: TokenPositions, scale: float) -> Tensor:
-        if positions.drawn is None:
-            table = self.table[:, positions.first : positions.last, : positions.length]
+        if positions.by_index:
+            table = self.table[:, positions.queries[:, None], positions.index]
         else:
-            table = self.table[:, positions.queries[:, None], positions.drawn]
+            table = self.table[:, positions.first : positions.last, : positions.length]
         return scaled(table.float(), self.multiplier)
 
 

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .tracing import is_traced
+from .tracing import is_exported, is_traced
 
 __all__ = ["SAMPLINGS", "TokenPositions", "draw_positions", "toeplitz", "skew", "unskew"]
 
@@ -80,7 +80,10 @@ class TokenPositions:
         """[..., L, 2S - 1], of each query by offset -> [..., L, L], entry (i, j) is x[i] at the offset of j."""
         if not self.by_index:
             return skew(x)
-        return x.gather(-1, self.pairs.expand(*x.shape[:-2], -1, -1))
+        pairs = self.pairs
+        if is_exported():  # torch.jit.trace takes the batch of `expand` for a constant
+            return x.gather(-1, pairs + torch.zeros_like(x[..., : self.length], dtype=pairs.dtype))
+        return x.gather(-1, pairs.expand(*x.shape[:-2], -1, -1))
 
     def collect(self, x: Tensor) -> Tensor:
         """Inverse of `select`: [..., L, L] -> [..., L, 2S - 1], 0 at offsets that do not occur in a row."""

@@ -1,8 +1,10 @@
 """Checkpoint -> folder that the transformers library loads without fairseq, and back. With the model's code, which is
 the files of this package's root, it is loaded without this package too."""
 
+import importlib.util
 import json
 import logging
+import tempfile
 from pathlib import Path
 
 import click
@@ -37,13 +39,14 @@ HEAD = "classification_heads."
 
 def export(
     checkpoint_file: str | Path, output: str | Path, data: str | Path | None = None, head: str | None = None,
-    code: bool = True,
+    code: bool = True, onnx: bool = False,
 ) -> None:  # fmt: skip
     """Write config.json, model.safetensors, the tokeniser's files, a model card and the code into the folder `output`.
 
     data: folder with dict.txt and the model or codes of the pieces, without which no tokeniser is exported (default:
     the folder of the checkpoint). head: the classification head that becomes the classifier, if there are several.
-    code: without it, the folder is loaded where this package is installed (`import tupe.hf`).
+    code: without it, the folder is loaded where this package is installed (`import tupe.hf`). onnx: write model.onnx
+    too, see `onnx_file`.
     Raises ValueError for a checkpoint that cannot be exported, another model's dictionary, or a folder that has a
     model already.
     """
@@ -83,7 +86,49 @@ def export(
     tensors = save({key: value.contiguous() for key, value in weights.items()}, {"format": "pt"})
     files = {**tokenizer(data, config["max_position_embeddings"], code), "model.safetensors": tensors}
     files |= {"README.md": card, "config.json": json.dumps(config, indent=2, allow_nan=False) + "\n"}
+    if onnx:
+        files["model.onnx"] = onnx_file(config, weights)
     record.write_together(output, {**(modelling_code() if code else {}), **files})
+
+
+def onnx_file(config: dict, weights: dict) -> bytes:
+    """The first of the architectures as ONNX, for any batch and any length up to max_position_embeddings. Raises
+    ValueError where a package is missing, and where onnxruntime's results differ from PyTorch's."""
+    missing = [name for name in ("onnx", "onnxscript", "onnxruntime") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ValueError(f"--onnx needs {', '.join(missing)}: pip install {' '.join(missing)}")
+    import onnxruntime
+    import torch
+
+    from .. import modeling_tupe
+    from ..configuration_tupe import TupeConfig
+
+    model = getattr(modeling_tupe, config["architectures"][0])(TupeConfig(**config, return_dict=False)).eval()
+    if (lack := model.load_state_dict(weights, strict=False).missing_keys) not in ([], ["decoder.weight"]):  # tied
+        raise ValueError(f"the checkpoint has no {cut_list(lack)}")
+    longest, names = config["max_position_embeddings"], ["input_ids", "attention_mask"]
+
+    def example(batch, length):
+        ids = torch.randint(3, config["vocab_size"], (batch, length))
+        ids[:, 0], ids[1:, length // 2 :] = config["bos_token_id"], config["pad_token_id"]
+        return ids, (ids != config["pad_token_id"]).long()
+
+    with torch.no_grad(), tempfile.TemporaryDirectory() as folder:
+        size = {0: torch.export.Dim("batch", min=1), 1: torch.export.Dim("length", min=3, max=longest)}
+        program = torch.onnx.export(
+            model, example(2, min(8, longest)), dynamo=True, dynamic_shapes=(size, size), input_names=names,
+            output_names=["logits"], verbose=False,
+        )  # fmt: skip
+        program.save(f"{folder}/model.onnx", external_data=False)
+        session = onnxruntime.InferenceSession(f"{folder}/model.onnx", providers=["CPUExecutionProvider"])
+        for batch, length in ((1, min(5, longest)), (3, longest)):
+            ids, mask = example(batch, length)
+            expected = model(ids, mask)[0]
+            got = session.run(None, {names[0]: ids.numpy(), names[1]: mask.numpy()})[0]
+            difference = (torch.from_numpy(got) - expected)[mask.bool()].abs().max()
+            if difference > 1e-3 * max(1, expected.abs().max()):
+                raise ValueError(f"onnxruntime and PyTorch differ by {difference:.2g} in a batch of {batch} x {length}")
+        return Path(folder, "model.onnx").read_bytes()
 
 
 CARD = """---
@@ -244,7 +289,8 @@ def weights_from_export(config: dict, weights: dict) -> tuple[dict, dict]:
 @click.option("--data", type=FOLDER, help="folder of dict.txt and sentencepiece.bpe.model (default: the checkpoint's)")
 @click.option("--head", help="classification head to export, if there are several")
 @click.option("--code/--no-code", default=True, show_default=True, help="copy the model's code into the folder")
-def command(checkpoint, output, data, head, code):
+@click.option("--onnx", is_flag=True, help="write model.onnx too, checked with onnxruntime (needs tupe[onnx])")
+def command(checkpoint, output, data, head, code, onnx):
     """Write a folder that the transformers library loads without fairseq; with the code in it, also without this
     project.
 
@@ -258,5 +304,5 @@ def command(checkpoint, output, data, head, code):
 
     Back: tupe checkpoint convert --from OUT --output DIR
     """
-    export(checkpoint, output, data, head, code)
+    export(checkpoint, output, data, head, code, onnx)
     click.echo(f"wrote {output}")
