@@ -4,6 +4,8 @@ the files of this package's root, it is loaded without this package too."""
 import importlib.util
 import json
 import logging
+import os
+import shlex
 import tempfile
 from pathlib import Path
 
@@ -186,10 +188,22 @@ def model_card(state: dict, run: Path, data: Path) -> str:
     elif updates and extra.get("val_loss") is not None:
         facts["loss, validation"] = f"{extra['val_loss']:.4g}"
     if known:
-        facts["command"] = f"`{known.command}`"
+        facts["command"] = f"`{without_folders(known.command)}`"
         facts["versions"] = ", ".join(f"{name} {version}" for name, version in known.versions.items())
     rows = "".join(f"| {name} | {value} |\n" for name, value in facts.items())
     return CARD.format(name=model["_name"], position=model["position"], cls=model["cls"], rows=rows)
+
+
+def without_folders(command: str) -> str:
+    """A command line with the last part alone of every absolute path: the rest is the machine's, and may name a
+    person."""
+
+    def shortened(word):
+        option, equals, value = word.rpartition("=")
+        parts = [Path(part).name if part.startswith(("/", "~")) else part for part in value.split(os.pathsep)]
+        return f"{option}{equals}{os.pathsep.join(parts)}"
+
+    return shlex.join(map(shortened, shlex.split(command)))
 
 
 def refuse_own_schemes(position: str) -> None:
