@@ -37,6 +37,7 @@ AUTO = {
 # fairseq's name of an option -> its name in config.json; values are the same
 OPTIONS = {names_in("fairseq")[option]: theirs for option, theirs in names_in("hugging_face").items()}
 HEAD = "classification_heads."
+OF_BERT = "tokenizer.json", "tokenizer_config.json"  # what `checkpoint convert` writes of a BERT's tokeniser
 
 
 def export(
@@ -263,6 +264,8 @@ def tokenizer(data: Path, max_positions: int, code: bool = True) -> dict[str, st
     if "manifest.json" in files:  # it lists every input of the data; the text encoder reads this alone
         read = {"spacy_model": json.loads(files["manifest.json"]).get("spacy_model")}
         files["manifest.json"] = json.dumps(read, allow_nan=False) + "\n"
+    if (data / OF_BERT[0]).is_file():  # a converted BERT's
+        return {**files, **{name: (data / name).read_bytes() for name in OF_BERT}}
     if not files.keys() & {"sentencepiece.bpe.model", "bpe.codes"}:
         logger.warning(f"{data} has neither sentencepiece.bpe.model nor bpe.codes: exporting without a tokeniser")
         return files
