@@ -56,4 +56,4 @@ class Sdpa(Backend):
 
 def aligned(x: Tensor) -> Tensor:
     """x [..., L] in contiguous rows of a multiple of 8 numbers: CUDA's fused kernels copy or refuse others."""
-    return F.pad(x, (0, -x.size(-1) % 8)).contiguous()
+    return x if is_exported() else F.pad(x, (0, -x.size(-1) % 8)).contiguous()

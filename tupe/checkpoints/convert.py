@@ -345,7 +345,7 @@ def bert_vocabulary(folder: Path) -> list[str]:
     if (folder / "vocab.txt").is_file():
         return (folder / "vocab.txt").read_text(encoding="utf-8").removesuffix("\n").split("\n")
     if not (folder / "tokenizer.json").is_file():
-        raise ValueError(f"{folder} has no vocab.txt and no tokenizer.json; BERT's tokenizer.save_pretrained writes one")
+        raise ValueError(f"{folder} has neither vocab.txt nor tokenizer.json, one of which a tokenizer writes")
     model = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))["model"]
     ids = model["vocab"]
     if model.get("type") != "WordPiece" or sorted(ids.values()) != list(range(len(ids))):
