@@ -375,7 +375,7 @@ def bert_tokenizer(folder: Path, order: torch.Tensor, longest: int) -> dict[str,
     special = {f"{token[1:-1].lower()}_token": token for token in BERT_SPECIAL}
     names = {"tokenizer_class": "PreTrainedTokenizerFast", "model_input_names": ["input_ids", "attention_mask"]}
     files = {"tokenizer.json": content, "tokenizer_config.json": {**names, **special, "model_max_length": longest}}
-    return {name: json.dumps(value, ensure_ascii=False).encode() for name, value in files.items()}
+    return {name: json.dumps(value, ensure_ascii=False, allow_nan=False).encode() for name, value in files.items()}
 
 
 def from_bert(folder: str | Path) -> tuple[dict, Dictionary]:
