@@ -70,8 +70,8 @@ class Batch(NamedTuple):
             return self.key_mask
         near = self.near(reach)
         if self.key_mask is not None:  # a query of padding without a key would become NaN, so it sees itself
-            near = near & self.key_mask | torch.eye(len(near), dtype=torch.bool, device=near.device)
-        return near.expand(len(near) if near.dim() == 4 else 1, 1, -1, -1)
+            near = near & self.key_mask | self.token_positions.near(0)
+        return near.expand(near.size(0) if near.dim() == 4 else 1, 1, -1, -1)
 
 
 class Backend:

@@ -3,11 +3,14 @@
 B batch, L sequence length, H heads, D width of a head, E width of a value head.
 """
 
+from contextlib import nullcontext
+
 import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from .attention import Backend, Batch, Prepared, mask_logits
+from .tracing import is_exported
 from .windows import Chunks
 
 # Flash attention takes no bias, the memory-efficient kernel does, the plain one is for what both refuse. cuDNN's, which
@@ -47,10 +50,10 @@ class Sdpa(Backend):
         bias = prepared.bias
         if bias is not None and bias.dim() == 3:
             bias = bias[None]  # the kernels accept masks of two or four dimensions
-        with sdpa_kernel(KERNELS):
+        with nullcontext() if is_exported() else sdpa_kernel(KERNELS):  # other engines have kernels of their own
             return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=dropout, scale=scale), None
 
 
 def aligned(x: Tensor) -> Tensor:
     """x [..., L] in contiguous rows of a multiple of 8 numbers: CUDA's fused kernels copy or refuse others."""
-    return F.pad(x, (0, -x.size(-1) % 8)).contiguous()
+    return x if is_exported() else F.pad(x, (0, -x.size(-1) % 8)).contiguous()

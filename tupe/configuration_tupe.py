@@ -21,6 +21,7 @@ from .schemes_common import Table  # noqa: F401
 from .schemes_content import Shaw  # noqa: F401
 from .schemes_rotation import Rope  # noqa: F401
 from .token_positions import TokenPositions  # noqa: F401
+from .tracing import is_traced  # noqa: F401
 from .windows import Chunks  # noqa: F401
 
 NAMES = names_in("hugging_face")  # our option -> its name in config.json
@@ -52,6 +53,7 @@ class TupeConfig(PretrainedConfig):
         self.vocab_size = vocab_size
         self.classifier_inner = classifier_inner or self.hidden_size
         self.classifier_name = classifier_name
+        options.setdefault("tie_word_embeddings", True)  # transformers 5 has no default
         options.setdefault("tokenizer_class", "TupeTokenizer")  # else `pipeline` of transformers 4 loads no tokeniser
         super().__init__(bos_token_id=bos_token_id, pad_token_id=pad_token_id, eos_token_id=eos_token_id, **options)
 

@@ -15,6 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import FunctionCtx, once_differentiable
 
+from .tracing import is_traced
+
 
 def is_amd() -> bool:
     """Whether this machine's processor is one of AMD's."""
@@ -96,7 +98,7 @@ class OneDnnLinear(torch.autograd.Function):
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """`F.linear`, with oneDNN in float32 on a CPU: x [..., C], weight [K, C], bias [K] -> [..., K]."""
-    if torch.compiler.is_compiling() or not on_onednn(x, weight) or torch.is_autocast_enabled("cpu"):
+    if is_traced() or not on_onednn(x, weight) or torch.is_autocast_enabled("cpu"):
         return F.linear(x, weight, bias)
     rows = x.reshape(-1, x.size(-1))
     y = OneDnnLinear.apply(rows, weight, bias) if torch.is_grad_enabled() else product_of_rows(rows, weight, bias)
@@ -158,7 +160,7 @@ class Dropout(torch.autograd.Function):
 
 def dropout(x: Tensor, p: float, training: bool) -> Tensor:
     """`F.dropout`, several times as fast on a CPU."""
-    if not training or not 0 < p < 1 or x.device.type != "cpu" or torch.compiler.is_compiling():
+    if not training or not 0 < p < 1 or x.device.type != "cpu" or is_traced():
         return F.dropout(x, p, training)
     return Dropout.apply(x, p)
 
@@ -182,7 +184,7 @@ class SplitHeads(torch.autograd.Function):
 
 def split_heads(x: Tensor, heads: int) -> tuple[Tensor, Tensor, Tensor]:
     """Queries, keys and values [B, H, L, D] of their joint projection x [B, L, 3 C]."""
-    if torch.compiler.is_compiling() or not torch.is_grad_enabled():
+    if is_traced() or not torch.is_grad_enabled():
         return x.unflatten(2, (3, heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
     return SplitHeads.apply(x, heads)
 

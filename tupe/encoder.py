@@ -24,6 +24,7 @@ from .packing import NO_PADDING, Packing, Selection
 from .positions import CLS, Dims, LayerContext, Positions, autocast_device, canonical
 from .schemes import SCHEMES, Table
 from .token_positions import SAMPLINGS, TokenPositions, draw_positions
+from .tracing import is_traced
 
 __all__ = ["Encoder", "ModelConfig", "LMHead", "ClassificationHead", "SpanHead", "of_cls"]
 
@@ -33,7 +34,7 @@ logger = logging.getLogger(__name__)
 class LayerInputs(NamedTuple):
     """What a layer gets beside its input: what all layers share is an argument, because no layer owns it."""
 
-    positions: Positions
+    positions: Callable[[], Positions]  # a function: accelerate moves every module among the arguments of another one
     token_positions: TokenPositions  # where the tokens stand
     packing: Packing  # what makes [B, L, C] of the layer's tokens, in the order in which the backend takes sequences
     backend: Backend
@@ -45,7 +46,7 @@ class LayerInputs(NamedTuple):
         """[B, L, C] or [T, C] -> mixed values [B, H, L, E]. project: a layer's own projections, to q, k and v."""
         q, k, v = project(x, self.packing)
         layer = LayerContext(self.index, self.token_positions, project)
-        return attend(q, k, v, self.positions, self.prepared, layer, self.backend, dropout)
+        return attend(q, k, v, self.positions(), self.prepared, layer, self.backend, dropout)
 
     def outputs(self, mixed: Tensor) -> Tensor:
         """The rows of mixed values [B, L, C] whose output is read: [T, C], [B, L, C] or [m, C]."""
@@ -269,12 +270,12 @@ class Stack(nn.Module):
         """Where the tokens of [B, L] are. num_tokens: how many are no padding; without it the encoder counts, and waits
         for the GPU. On a CPU it always counts, and raises ValueError for another number: tokens would be taken for
         padding."""
-        on_cpu = tokens.device.type == "cpu"
+        on_cpu, traced = tokens.device.type == "cpu", is_traced()
         if num_tokens == tokens.numel() and not on_cpu:
             return NO_PADDING
         mask = tokens.ne(self.pad)
         has_values = on_cpu and type(mask) is Tensor  # and is no fake one
-        if not torch.compiler.is_compiling() and (num_tokens is None or has_values):  # compiled code does without
+        if not traced and (num_tokens is None or has_values):  # compiled code does without
             counted = int((mask.numpy() if has_values else mask).sum())
             if num_tokens not in (None, counted):
                 raise ValueError(f"num_tokens={num_tokens}: the batch has {counted} tokens beside padding")
@@ -289,7 +290,7 @@ class Stack(nn.Module):
         inputs = self.layer_inputs(token_positions, self.choose_backend(x), packing)
         recompute = self.checkpoint_activations and self.training and torch.is_grad_enabled()
         # All hidden states include the last one; compiled code would be made anew for every n.
-        selects = not (output_indices is None or return_all_hiddens or torch.compiler.is_compiling())
+        selects = not (output_indices is None or return_all_hiddens or is_traced())
         if selects:
             inputs[-1] = self.inputs_for(output_indices, inputs[-1], packing)
         hiddens = [x]
@@ -304,9 +305,11 @@ class Stack(nn.Module):
 
     def choose_backend(self, x: Tensor) -> Backend:
         """How attention is computed on x's device; logs it when it changes."""
+        if isinstance(self.attention_backend, Backend):
+            return self.attention_backend
         dtype = self.precision()
         backend, reason = choose(self.attention_backend, self.positions, self.normaliser, x.device, dtype)
-        if self.backend is None or backend.name != self.backend.name:
+        if not is_traced() and (self.backend is None or backend.name != self.backend.name):
             self.backend = backend
             logger.info(f"attention backend: {backend.name} ({reason})")
         return backend
@@ -327,7 +330,8 @@ class Stack(nn.Module):
             reach = self.positions.reach(LayerContext(index, token_positions))
             if (own, reach) not in prepared:
                 prepared[own, reach] = backend.prepare(*pairs[own], reach, batch)
-            inputs.append(LayerInputs(self.positions, token_positions, packing, backend, prepared[own, reach], index))
+            of_layer = backend, prepared[own, reach], index
+            inputs.append(LayerInputs(lambda: self.positions, token_positions, packing, *of_layer))
         return inputs
 
     def inputs_for(self, output_indices: Tensor, inputs: LayerInputs, packing: Packing) -> LayerInputs:
@@ -374,24 +378,27 @@ class Encoder(Stack):
         return_all_hiddens: bool = False,
         num_tokens: int | None = None,
         output_indices: Tensor | None = None,
+        vectors: Tensor | None = None,
     ) -> tuple[Tensor, list[Tensor] | None]:
         """Returns features [B, L, C] and, with return_all_hiddens, the list of N + 1 hidden states [B, L, C]
         (embeddings first); at padding they mean nothing. Padding stands on the right: the first column is position 0,
         also where it is padding. num_tokens: see `packing`. output_indices: [n], into the flattened batch [B L]: only
-        these features are returned, as [n, C]; the last layer skips the rest."""
-        if not tokens.numel():  # no sequence, or sequences of no tokens: nothing to compute
+        these features are returned, as [n, C]; the last layer skips the rest. vectors: [B, L, C], of the tokens, in
+        place of the table's."""
+        if not is_traced() and not tokens.numel():  # no sequence, or sequences of no tokens: nothing to compute
             x = self.tokens(tokens)
             hiddens = [x] * (len(self.layers) + 1) if return_all_hiddens else None
             return (x if output_indices is None else x.flatten(0, 1)[output_indices]), hiddens
         packing, positions = self.packing(tokens, num_tokens), self.token_positions(tokens)
-        x = self.embed(tokens, packing, positions)
+        x = self.embed(tokens, packing, positions, vectors)
         return self.transform(x, positions, packing, return_all_hiddens, output_indices)
 
     def embed(
-        self, tokens: Tensor, packing: Packing = NO_PADDING, token_positions: TokenPositions | None = None
-    ) -> Tensor:
+        self, tokens: Tensor, packing: Packing = NO_PADDING, token_positions: TokenPositions | None = None,
+        vectors: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
         """[B, L] -> [B, L, C] or [T, C], the input of the first layer."""
-        x = self.tokens(tokens)
+        x = self.tokens(tokens) if vectors is None else vectors
         position_vectors = self.positions.embed(token_positions or self.token_positions(tokens))
         if position_vectors is not None:
             x = x + position_vectors.to(x.dtype)
@@ -495,9 +502,11 @@ class LMHead(nn.Module):
         self.bias = nn.Parameter(torch.zeros(vocab))
         self.apply(init_bert)
 
-    def forward(self, x: Tensor, weight: Tensor) -> Tensor:
-        """x [..., inputs], weight [V, C] -> [..., V]."""
-        return linear(self.norm(F.gelu(self.dense(x))), weight, self.bias)
+    def forward(self, x: Tensor, weight: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
+        """x [..., inputs], weight [V, C] -> [..., V]. Without the weight: x [..., C] to be multiplied by it, and the
+        bias [V]."""
+        x = self.norm(F.gelu(self.dense(x)))
+        return (x, self.bias) if weight is None else linear(x, weight, self.bias)
 
     def loss(self, x: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
         """The sum of the cross-entropies of targets [n]: that of `forward(x, weight)` for x [n, inputs]."""

@@ -5,18 +5,27 @@ from transformers import (
     AutoConfig,
     AutoModel,
     AutoModelForMaskedLM,
+    AutoModelForMultipleChoice,
     AutoModelForQuestionAnswering,
     AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
     AutoTokenizer,
 )
 
 from .configuration_tupe import TupeConfig
-from .modeling_tupe import TupeForMaskedLM, TupeForQuestionAnswering, TupeForSequenceClassification, TupeModel
+from .modeling_tupe import (
+    TupeForMaskedLM,
+    TupeForMultipleChoice,
+    TupeForQuestionAnswering,
+    TupeForSequenceClassification,
+    TupeForTokenClassification,
+    TupeModel,
+)
 from .tokenization_tupe import TupeTokenizer
 
 __all__ = [
-    "TupeConfig", "TupeForMaskedLM", "TupeForQuestionAnswering", "TupeForSequenceClassification", "TupeModel",
-    "TupeTokenizer",
+    "TupeConfig", "TupeForMaskedLM", "TupeForMultipleChoice", "TupeForQuestionAnswering",
+    "TupeForSequenceClassification", "TupeForTokenClassification", "TupeModel", "TupeTokenizer",
 ]  # fmt: skip
 
 AutoConfig.register(TupeConfig.model_type, TupeConfig)
@@ -24,4 +33,6 @@ AutoModel.register(TupeConfig, TupeModel)
 AutoModelForMaskedLM.register(TupeConfig, TupeForMaskedLM)
 AutoModelForSequenceClassification.register(TupeConfig, TupeForSequenceClassification)
 AutoModelForQuestionAnswering.register(TupeConfig, TupeForQuestionAnswering)
+AutoModelForTokenClassification.register(TupeConfig, TupeForTokenClassification)
+AutoModelForMultipleChoice.register(TupeConfig, TupeForMultipleChoice)
 AutoTokenizer.register(TupeConfig, slow_tokenizer_class=TupeTokenizer)

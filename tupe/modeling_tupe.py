@@ -4,22 +4,32 @@ this file and its neighbours, which needs nothing but torch and transformers.
 B batch, L sequence length, C width, V vocabulary.
 """
 
+import warnings
+from dataclasses import dataclass
+
 import torch
 import torch.nn.functional as F
+import transformers
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.modeling_outputs import (
     BaseModelOutput,
     MaskedLMOutput,
+    MultipleChoiceModelOutput,
     QuestionAnsweringModelOutput,
     SequenceClassifierOutput,
+    TokenClassifierOutput,
 )
 from transformers.utils import ModelOutput
 
+from .attention import Plain, Prepared
 from .backend_sdpa import Sdpa
 from .configuration_tupe import TupeConfig
+from .cpu import Linear, linear
 from .encoder import ClassificationHead, Encoder, LMHead, SpanHead, init_bert, of_cls, second_segment
-from .positions import parameter_groups
+from .positions import Positions, PositionScheme, parameter_groups
+from .token_positions import TokenPositions
+from .tracing import is_traced
 
 
 class TupePreTrainedModel(PreTrainedModel):
@@ -31,7 +41,9 @@ class TupePreTrainedModel(PreTrainedModel):
     accepts_loss_kwargs = False
     _supports_sdpa = True
     _no_split_modules = ["TransformerLayer", "GatedAttentionLayer"]
-    _keys_to_ignore_on_load_unexpected = [r"^lm_head\.", r"^classifier\.", r"^qa_outputs\."]  # of the other models
+    _keys_to_ignore_on_load_unexpected = [  # of the other models
+        r"^lm_head\.", r"^classifier\.", r"^qa_outputs\.", r"^token_classifier\."
+    ]  # fmt: skip
 
     def _init_weights(self, module):
         if getattr(module, "of_head", False):
@@ -41,6 +53,9 @@ class TupePreTrainedModel(PreTrainedModel):
 
     def parameter_groups(self, weight_decay: float) -> list[dict]:
         """Parameters for an optimizer; see positions.py. Trainer's own would decay those that must not be."""
+        for module in self.modules():
+            if isinstance(module, PositionScheme):
+                module.mark_without_decay()  # accelerate puts parameters where PyTorch does not see it
         return parameter_groups(self.parameters(), weight_decay)
 
     @classmethod
@@ -69,19 +84,65 @@ def keep_default(head: nn.Module) -> nn.Module:
 def first_token(input_ids: Tensor, attention_mask: Tensor | None, pad: int) -> Tensor:
     """[B]: the column of each sequence's first token that is no padding, 0 where all is."""
     mask = input_ids != pad if attention_mask is None else (input_ids != pad) & (attention_mask != 0)
-    return mask.byte().argmax(1) if input_ids.size(1) else input_ids.new_zeros(len(input_ids))
+    return mask.byte().argmax(1) if input_ids.size(1) else input_ids.new_zeros(input_ids.size(0))
 
 
 def shifted(x: Tensor, by: Tensor) -> Tensor:
-    """x [B, L, ...] with each row moved to the left by as many columns, [B], those of its beginning to its end."""
-    columns = torch.arange(x.size(1), device=x.device) + by[:, None]
-    return x[torch.arange(len(x), device=x.device)[:, None], columns % x.size(1)]
+    """x [B, L, ...] with each row moved to the left by as many columns, [B] from 1-L to L-1, those of its beginning to
+    its end."""
+    length = x.size(1)  # ONNX knows no remainder of a length, and traced code takes len for a constant
+    columns = torch.arange(length, device=x.device) + by[:, None]
+    columns = torch.where(columns < 0, columns + length, torch.where(columns < length, columns, columns - length))
+    return x[torch.arange(x.size(0), device=x.device)[:, None], columns]
 
 
 def mean_cross_entropy(logits: Tensor, labels: Tensor, ignored: int = -100) -> Tensor:
     """Over the labels that are not ignored; 0, not NaN, which would destroy the model, if all are."""
     total = F.cross_entropy(logits.float(), labels, ignore_index=ignored, reduction="sum")
     return total / labels.ne(ignored).sum().clamp(min=1)
+
+
+class Recorder(Plain):
+    """The plain backend, which keeps of every layer the weights [B, H, L, L] and the two parts of their logits: that of
+    the words [B, H, L, L] and that of the positions alone [H, L, L], both multiplied by the scale."""
+
+    def __init__(self, normaliser: str):
+        super().__init__(normaliser)
+        self.weights_of_layers, self.words, self.biases = [], [], []
+
+    def terms(self, positions: Positions, token_positions: TokenPositions) -> list[tuple]:
+        pairs = super().terms(positions, token_positions)
+        self.biases = [bias for bias, _ in pairs]
+        return pairs
+
+    def mix(
+        self, q: Tensor, k: Tensor, v: Tensor, content: Tensor | None, prepared: Prepared, scale: float, dropout: float
+    ) -> tuple[Tensor, Tensor]:
+        words = ((q * scale) @ k.transpose(2, 3)).float()
+        self.words.append(words if content is None else words + content.float() * scale)
+        out, weights = super().mix(q, k, v, content, prepared, scale, dropout)
+        self.weights_of_layers.append(weights)
+        return out, weights
+
+    def logits(self) -> list[tuple[Tensor, Tensor]]:
+        """(words, positions), [B, H, L, L] each, of every layer."""
+        zero = self.words[0].new_zeros(())
+        biases = [zero if bias is None else bias for bias in self.biases]
+        return [(words, bias.expand_as(words)) for words, bias in zip(self.words, biases, strict=True)]
+
+
+def shifted_back(x: Tensor, by: Tensor) -> Tensor:
+    """x [B, H, L, L] of shifted rows, with queries and keys in the columns where they were."""
+    x = shifted(x.permute(0, 2, 3, 1), -by)  # [B, L, L, H], queries
+    return shifted(x.transpose(1, 2), -by).permute(0, 3, 2, 1)
+
+
+@dataclass
+class TupeOutput(BaseModelOutput):
+    """attention_logits: for each layer the logits of the weights as a pair (words, positions), [B, H, L, L] each; their
+    sum, at keys that are no padding, is what the normaliser gets."""
+
+    attention_logits: tuple | None = None
 
 
 class TupeModel(TupePreTrainedModel):
@@ -108,46 +169,79 @@ class TupeModel(TupePreTrainedModel):
         self.encoder.tokens = value
 
     def forward(
-        self, input_ids: Tensor, attention_mask: Tensor | None = None, token_type_ids: Tensor | None = None,
+        self, input_ids: Tensor | None = None, attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None, inputs_embeds: Tensor | None = None,
         output_hidden_states: bool | None = None, output_attentions: bool | None = None,
-        return_dict: bool | None = None, output_indices: Tensor | None = None, **others,
+        output_attention_logits: bool = False, return_dict: bool | None = None,
+        output_indices: Tensor | None = None, **others,
     ) -> BaseModelOutput | tuple:  # fmt: skip
         """input_ids [B, L]; attention_mask [B, L], 0 at padding (padding ids are recognised without it); token_type_ids
-        [B, L] are not needed, because `</s> </s>` separates segments; output_indices: see `Encoder.forward`. Raises
-        ValueError for segments that contradict that, and for inputs that this model does not have."""
+        [B, L] are not needed, because `</s> </s>` separates segments; inputs_embeds [B, L, C], the tokens' vectors in
+        place of ids (no ids: all are of segment A, and the mask alone tells padding); output_attentions,
+        output_attention_logits: see `Recorder`; output_indices: see `Encoder.forward`. Raises ValueError for segments
+        that contradict that, and for inputs that this model does not have."""
         if unknown := [name for name, value in others.items() if value is not None and name != "use_cache"]:
-            valid = "input_ids, attention_mask, token_type_ids, labels, output_hidden_states, return_dict"
+            valid = (
+                "input_ids, attention_mask, token_type_ids, inputs_embeds, labels, output_hidden_states, "
+                "output_attentions, output_attention_logits, return_dict"
+            )
             raise ValueError(f"{', '.join(unknown)}: this model has no such input; valid: {valid}")
-        if output_attentions:
-            raise ValueError("attention weights are not kept; see Encoder.attention_weights in encoder.py")
+        input_ids, vectors = self.ids_and_vectors(input_ids, inputs_embeds)
         if attention_mask is not None:
+            if attention_mask.dim() != 2:
+                shape = list(attention_mask.shape)
+                raise ValueError(f"attention_mask must be [batch, length], 0 at padding, not {shape}: all see all")
             input_ids = input_ids.masked_fill(attention_mask == 0, self.config.pad_token_id)
         if token_type_ids is not None:
             self.check_segments(input_ids, token_type_ids)
         first, length = first_token(input_ids, None, self.config.pad_token_id), input_ids.size(1)
-        shift = torch.compiler.is_compiling() or torch.jit.is_tracing() or bool(first.any())
+        shift = is_traced() or bool(first.any())
         if shift:
             input_ids = shifted(input_ids, first)
+            vectors = None if vectors is None else shifted(vectors, first)
             if output_indices is not None:
                 row = output_indices // length
                 output_indices = row * length + (output_indices - first[row]) % length
         encoder = self.encoder
         encoder.checkpoint_activations = self.gradient_checkpointing
         fused = self.config._attn_implementation == "sdpa"
-        dtype = encoder.tokens.weight.dtype
+        dtype = next(encoder.layers.parameters()).dtype
         obstacle = Sdpa().refuses(encoder.positions, encoder.normaliser, input_ids.device, dtype)
         encoder.attention_backend = "sdpa" if fused and obstacle is None else "plain"
+        if output_attentions is None:
+            output_attentions = self.config.output_attentions
+        recorder = Recorder(encoder.normaliser) if output_attentions or output_attention_logits else None
+        encoder.attention_backend = recorder or encoder.attention_backend
         if output_hidden_states is None:
             output_hidden_states = self.config.output_hidden_states
         if return_dict is None:
             return_dict = getattr(self.config, "return_dict", True)
-        features, hiddens = encoder(input_ids, bool(output_hidden_states), output_indices=output_indices)
+        features, hiddens = encoder(
+            input_ids, bool(output_hidden_states), output_indices=output_indices, vectors=vectors
+        )
+        weights, logits = (recorder.weights_of_layers, recorder.logits()) if recorder else ([], [])
         if shift:
             features = shifted(features, -first) if output_indices is None else features
             hiddens = [shifted(x, -first) for x in hiddens or ()]
-        hidden_states = tuple(hiddens) if output_hidden_states else None
-        output = BaseModelOutput(last_hidden_state=features, hidden_states=hidden_states)
+            weights = [shifted_back(x, first) for x in weights]
+            logits = [tuple(shifted_back(x, first) for x in pair) for pair in logits]
+        output = TupeOutput(
+            last_hidden_state=features,
+            hidden_states=tuple(hiddens) if output_hidden_states else None,
+            attentions=tuple(weights) if output_attentions else None,
+            attention_logits=tuple(logits) if output_attention_logits else None,
+        )
         return output if return_dict else output.to_tuple()
+
+    def ids_and_vectors(self, input_ids: Tensor | None, inputs_embeds: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """Ids [B, L], where vectors [B, L, C] are given those of a token that is no padding. captum hands the vectors
+        over as ids. Raises ValueError for both, and for none."""
+        if (input_ids is None) == (inputs_embeds is None):
+            raise ValueError("give input_ids or inputs_embeds, and not both")
+        if inputs_embeds is None and not input_ids.is_floating_point():
+            return input_ids, None
+        vectors = input_ids if inputs_embeds is None else inputs_embeds
+        return vectors.new_full(vectors.shape[:2], self.config.bos_token_id, dtype=torch.long), vectors
 
     def check_segments(self, input_ids: Tensor, token_type_ids: Tensor) -> None:
         """Tokenisers without segments return all zeros; anything else must agree with the model's segments."""
@@ -170,14 +264,33 @@ class TupeWithHead(TupePreTrainedModel):
         self.add_head(config)
         self.post_init()
 
-    def features(self, input_ids: Tensor, attention_mask: Tensor | None, options: dict) -> BaseModelOutput:
+    def features(self, input_ids: Tensor | None, attention_mask: Tensor | None, options: dict) -> TupeOutput:
         return self.tupe(input_ids, attention_mask, **{**options, "return_dict": True})
 
-    def pack(self, return_dict: bool | None, **fields) -> ModelOutput | tuple:
-        output = self.output_class(**fields)
+    def features_of_cls(self, input_ids: Tensor | None, attention_mask: Tensor | None, options: dict) -> TupeOutput:
+        """Those [B, C] of each sequence's first token."""
+        ids, _ = self.tupe.ids_and_vectors(input_ids, options.get("inputs_embeds"))
+        output_indices = of_cls(ids) + first_token(ids, attention_mask, self.config.pad_token_id)
+        return self.features(input_ids, attention_mask, options | {"output_indices": output_indices})
+
+    def pack(self, return_dict: bool | None, out: TupeOutput, **fields) -> ModelOutput | tuple:
+        output = self.output_class(**fields, hidden_states=out.hidden_states, attentions=out.attentions)
+        if out.attention_logits is not None:
+            output["attention_logits"] = out.attention_logits
         if return_dict is None:
             return_dict = getattr(self.config, "return_dict", True)
         return output if return_dict else output.to_tuple()
+
+
+class Decoder(Linear):
+    """The product with the input embeddings, whose weight it shares: the head's own bias is an argument."""
+
+    def forward(self, x: Tensor, bias: Tensor) -> Tensor:
+        return linear(x, self.weight, bias)
+
+
+IS_5 = int(transformers.__version__.partition(".")[0]) >= 5
+TIED = {"decoder.weight": "tupe.encoder.tokens.weight"}  # transformers 4 takes the first names alone
 
 
 class TupeForMaskedLM(TupeWithHead):
@@ -185,12 +298,19 @@ class TupeForMaskedLM(TupeWithHead):
 
     output_class = MaskedLMOutput
     _auto_class = "AutoModelForMaskedLM"
+    _tied_weights_keys = TIED if IS_5 else list(TIED)
 
     def add_head(self, config: TupeConfig) -> None:
+        if not config.tie_word_embeddings:
+            raise ValueError("tie_word_embeddings=False: the head of this model multiplies by the input embeddings")
         self.lm_head = LMHead(config.hidden_size, config.vocab_size, eps=config.layer_norm_eps)
+        self.decoder = Decoder(config.hidden_size, config.vocab_size, bias=False)
 
-    def get_output_embeddings(self) -> None:
-        """There are none: the head multiplies by the input embeddings."""
+    def get_output_embeddings(self) -> nn.Module:
+        return self.decoder
+
+    def set_output_embeddings(self, value: nn.Module) -> None:
+        self.decoder = value
 
     def resize_token_embeddings(self, *args, **options) -> nn.Module:
         tokens = super().resize_token_embeddings(*args, **options)
@@ -200,16 +320,19 @@ class TupeForMaskedLM(TupeWithHead):
 
     def forward(
         self,
-        input_ids: Tensor,
+        input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
         labels: Tensor | None = None,
         return_dict: bool | None = None,
         **options,
     ) -> MaskedLMOutput | tuple:
+        if hasattr(self.get_input_embeddings(), "merge"):  # peft itself warns of two names of modules, not ours
+            what = "an adapter of `tokens` changes the logits when it is merged"
+            warnings.warn(f"tie_word_embeddings=True: {what}", stacklevel=2)
         out = self.features(input_ids, attention_mask, options)
-        logits = self.lm_head(out.last_hidden_state, self.tupe.encoder.tokens.weight)
+        logits = self.decoder(*self.lm_head(out.last_hidden_state))
         loss = None if labels is None else mean_cross_entropy(logits.flatten(0, 1), labels.flatten())
-        return self.pack(return_dict, loss=loss, logits=logits, hidden_states=out.hidden_states)
+        return self.pack(return_dict, out, loss=loss, logits=logits)
 
 
 class TupeForSequenceClassification(TupeWithHead):
@@ -225,16 +348,15 @@ class TupeForSequenceClassification(TupeWithHead):
 
     def forward(
         self,
-        input_ids: Tensor,
+        input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
         labels: Tensor | None = None,
         return_dict: bool | None = None,
         **options,
     ) -> SequenceClassifierOutput | tuple:
-        output_indices = of_cls(input_ids) + first_token(input_ids, attention_mask, self.config.pad_token_id)
-        out = self.features(input_ids, attention_mask, options | {"output_indices": output_indices})
+        out = self.features_of_cls(input_ids, attention_mask, options)
         logits = self.classifier(out.last_hidden_state)  # of [B, C]
-        return self.pack(return_dict, loss=self.loss(logits, labels), logits=logits, hidden_states=out.hidden_states)
+        return self.pack(return_dict, out, loss=self.loss(logits, labels), logits=logits)
 
     def loss(self, logits: Tensor, labels: Tensor | None) -> Tensor | None:
         if labels is None:
@@ -260,7 +382,7 @@ class TupeForQuestionAnswering(TupeWithHead):
 
     def forward(
         self,
-        input_ids: Tensor,
+        input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
         start_positions: Tensor | None = None,
         end_positions: Tensor | None = None,
@@ -271,7 +393,58 @@ class TupeForQuestionAnswering(TupeWithHead):
         start, end = self.qa_outputs(out.last_hidden_state).unbind(-1)
         loss = None
         if start_positions is not None and end_positions is not None:
-            length = input_ids.size(1)  # a position beyond it, of a cut text, is left out
+            length = start.size(1)  # a position beyond it, of a cut text, is left out
             pairs = (start, start_positions), (end, end_positions)
             loss = sum(mean_cross_entropy(x, y.flatten().clamp(0, length), length) for x, y in pairs) / 2
-        return self.pack(return_dict, loss=loss, start_logits=start, end_logits=end, hidden_states=out.hidden_states)
+        return self.pack(return_dict, out, loss=loss, start_logits=start, end_logits=end)
+
+
+class TupeForTokenClassification(TupeWithHead):
+    """Logits [B, L, num_labels]; with labels [B, L] (-100: ignored), the mean cross-entropy."""
+
+    output_class = TokenClassifierOutput
+    _auto_class = "AutoModelForTokenClassification"
+
+    def add_head(self, config: TupeConfig) -> None:
+        self.dropout = nn.Dropout(config.classifier_dropout)
+        self.token_classifier = keep_default(nn.Linear(config.hidden_size, config.num_labels))
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        labels: Tensor | None = None,
+        return_dict: bool | None = None,
+        **options,
+    ) -> TokenClassifierOutput | tuple:
+        out = self.features(input_ids, attention_mask, options)
+        logits = self.token_classifier(self.dropout(out.last_hidden_state))
+        loss = None if labels is None else mean_cross_entropy(logits.flatten(0, 1), labels.flatten())
+        return self.pack(return_dict, out, loss=loss, logits=logits)
+
+
+class TupeForMultipleChoice(TupeWithHead):
+    """input_ids [B, N, L], N texts to choose from -> logits [B, N]; with labels [B], the mean cross-entropy."""
+
+    output_class = MultipleChoiceModelOutput
+    _auto_class = "AutoModelForMultipleChoice"
+
+    def add_head(self, config: TupeConfig) -> None:
+        sizes = config.hidden_size, config.classifier_inner, 1
+        self.classifier = keep_default(ClassificationHead(*sizes, config.classifier_dropout))
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        labels: Tensor | None = None,
+        return_dict: bool | None = None,
+        **options,
+    ) -> MultipleChoiceModelOutput | tuple:
+        inputs = {"input_ids": input_ids, "attention_mask": attention_mask, **options}
+        batch, choices = next(x for x in inputs.values() if isinstance(x, Tensor)).shape[:2]
+        inputs = {key: x.flatten(0, 1) if isinstance(x, Tensor) else x for key, x in inputs.items()}
+        out = self.features_of_cls(inputs.pop("input_ids"), inputs.pop("attention_mask"), inputs)
+        logits = self.classifier(out.last_hidden_state).view(batch, choices)
+        loss = None if labels is None else mean_cross_entropy(logits, labels.flatten())
+        return self.pack(return_dict, out, loss=loss, logits=logits)

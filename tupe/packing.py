@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.autograd.function import FunctionCtx, once_differentiable
 
 from .cpu import rounded_up
+from .tracing import is_traced
 
 
 class Packing(NamedTuple):
@@ -28,10 +29,12 @@ class Packing(NamedTuple):
     @classmethod
     def of(cls, mask: Tensor, count: int) -> "Packing":
         """mask: [B, L], False at padding; count: of its True, so that a GPU need not be asked."""
+        # Compiled code is made for one shape, and every batch has another T; the tests below alone would be a new one.
+        if is_traced():
+            return cls(mask)
         if count == mask.numel():
             return NO_PADDING
-        # Compiled code is made for one shape, and every batch has another T; the first test alone would be a new one.
-        if torch.compiler.is_compiling() or (size := rounded_up(count)) >= mask.numel():
+        if (size := rounded_up(count)) >= mask.numel():
             return cls(mask)
         indices = mask.logical_not().flatten().byte().argsort(stable=True)[:size]  # padding last
         return cls(mask, indices, rows_of(indices, mask))

@@ -27,6 +27,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .token_positions import TokenPositions
+from .tracing import is_traced
 
 __all__ = [
     "SCHEMES", "CLS", "register", "load_scheme_file", "canonical", "Dims", "LayerContext", "PositionScheme",
@@ -260,6 +261,10 @@ class PositionScheme(nn.Module):
             if self._parameters.get(name) is not None:
                 no_weight_decay(self._parameters[name])
 
+    def forward(self, hook: str, *args) -> Any:
+        """A hook, called through the module: what wraps modules (offloading, shards, PyTorch's hooks) sees the call."""
+        return getattr(self, hook)(*args)
+
     def embed(self, positions: TokenPositions) -> Tensor | None:
         """[L, C], added to the token embeddings."""
 
@@ -385,6 +390,10 @@ class Positions(nn.ModuleDict):
             self.theta = nn.Parameter(torch.randn(2, dims.heads) * 0.02)
         self.scale = 1 / math.sqrt((1 + sum(scheme.extra_terms for scheme in schemes)) * dims.head_dim)
 
+    def forward(self) -> Tensor:
+        """[2, H], theta: read in a call of the module that owns it, see `PositionScheme.forward`."""
+        return self.theta.float()
+
     def in_order_of(self, names: str) -> None:
         """Put the schemes, and so their parameters, in the order of another spelling of the same name."""
         self.name = names
@@ -400,7 +409,7 @@ class Positions(nn.ModuleDict):
         terms = [
             check(term, scheme, hook, shape, device)
             for scheme in schemes
-            if (term := getattr(scheme, hook)(*args)) is not None
+            if (term := scheme(hook, *args)) is not None
         ]
         return sum(terms[1:], terms[0]) if terms else None
 
@@ -455,7 +464,7 @@ class Positions(nn.ModuleDict):
 
     def _bias_and_gate(self, schemes, positions, bias, gate):
         for scheme in schemes:
-            term, factor = scheme.bias(positions, self.scale), scheme.gate(positions)
+            term, factor = scheme("bias", positions, self.scale), scheme("gate", positions)
             if term is not None:
                 check(term, scheme, "bias", self._shape(positions), positions.device)
                 bias = term if bias is None else bias + term
@@ -474,7 +483,7 @@ class Positions(nn.ModuleDict):
         if self.cls == "zero":
             return F.pad(bias[:, above:, 1:], (1, 0, above, 0))
         if hasattr(self, "theta"):
-            theta = self.theta.float()
+            theta = self()
         else:
             theta = self._sum(schemes, "cls_bias", (2, self.dims.heads), positions.device, self.scale)
         from_cls, to_cls = theta[:, :, None, None]  # [H, 1, 1] each
@@ -502,7 +511,7 @@ class Positions(nn.ModuleDict):
             if not isinstance(reach, int) or reach < 0:
                 raise bad_return(scheme, "reach", reach, "None, or a whole number from 0 on")
             reaches.append(reach)
-        return min(reaches) if reaches and min(reaches) < layer.positions.span - 1 else None
+        return min(reaches) if reaches and (is_traced() or min(reaches) < layer.positions.span - 1) else None
 
     def content(self, q: Tensor, k: Tensor, layer: LayerContext) -> Tensor | None:
         """[B, H, L, L], the logits that depend on q and k [B, H, L, D]."""
@@ -521,7 +530,7 @@ class Positions(nn.ModuleDict):
         """q, k [B, H, L, D] and v [B, H, L, E] as attention uses them."""
         for scheme in self.values():
             if not isinstance(scheme, nn.ModuleList):
-                old, new = (q, k, v), scheme.rotate(q, k, v, layer)
+                old, new = (q, k, v), scheme("rotate", q, k, v, layer)
                 if not isinstance(new, tuple | list) or len(new) != 3:
                     raise bad_return(scheme, "rotate", type(new).__name__, SHAPES["rotate"])
                 q, k, v = (check(x, scheme, "rotate", y.shape, y.device) for x, y in zip(new, old, strict=True))
@@ -531,7 +540,7 @@ class Positions(nn.ModuleDict):
         """The mixed values [B, H, L, E], with the rotation of v undone."""
         for scheme in self.values():
             if not isinstance(scheme, nn.ModuleList):
-                out = check(scheme.unrotate(out, layer), scheme, "unrotate", out.shape, out.device)
+                out = check(scheme("unrotate", out, layer), scheme, "unrotate", out.shape, out.device)
         return out
 
 

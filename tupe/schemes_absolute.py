@@ -8,7 +8,7 @@ Position i = 0 is [CLS]; the offset of key j from query i is j - i. What a hook 
 from torch import Tensor, nn
 
 from .positions import Dims, PositionScheme, register
-from .schemes_common import LARGEST, LearnedFrequencies, Table, at_least, frequencies, layer_norm, waves
+from .schemes_common import LARGEST, LayerNorm, LearnedFrequencies, Table, at_least, frequencies, waves
 from .token_positions import TokenPositions
 
 
@@ -35,14 +35,13 @@ class Absolute(PositionScheme):
         if gain != 1 and not norm:
             raise ValueError("gain is the gain of the layer norm: it needs norm:True")
         self.table = Table(dims.max_positions, dims.width, std)
-        self.norm = nn.LayerNorm(dims.width) if norm else None
+        self.norm = LayerNorm(dims.width) if norm else None
         if norm:
             nn.init.constant_(self.norm.weight, at_least(-LARGEST, gain=gain))
 
     def embed(self, positions: TokenPositions) -> Tensor:
-        # a slice where it can be one: an index would make the backward pass slower
-        rows = self.table.weight[: positions.length] if positions.drawn is None else self.table(positions.drawn)
-        return rows if self.norm is None else layer_norm(rows, self.norm)
+        rows = self.table(slice(positions.length) if positions.drawn is None else positions.drawn)
+        return rows if self.norm is None else self.norm(rows)
 
 
 @register("sinusoidal")

@@ -10,9 +10,8 @@ import math
 import torch
 from torch import Tensor, nn
 
-from .cpu import linear
 from .positions import Dims, LayerContext, PositionScheme, no_weight_decay, register
-from .schemes_common import Bucketed, Clipped, Table, at_least, layer_norm, per_head, positive, scaled
+from .schemes_common import Bucketed, Clipped, LayerNorm, Linear, Table, at_least, per_head, positive, scaled
 from .token_positions import TokenPositions
 
 # The logit of a key that a head must not see. Every normaliser makes exactly 0 of it, as of -inf, of which swish would
@@ -36,20 +35,18 @@ class Untied(PositionScheme):
         super().__init__(dims)
         self.heads = dims.heads
         self.table = Table(dims.max_positions + 1, dims.width, std)
-        self.norm = nn.LayerNorm(dims.width) if norm else None
-        self.q = nn.Linear(dims.width, dims.heads * dims.head_dim)
-        self.k = nn.Linear(dims.width, dims.heads * dims.head_dim)
+        self.norm = LayerNorm(dims.width) if norm else None
+        self.q = Linear(dims.width, dims.heads * dims.head_dim)
+        self.k = Linear(dims.width, dims.heads * dims.head_dim)
 
     def rows(self, positions: TokenPositions) -> Tensor:
         """[L, C], the table's rows of positions."""
-        if positions.drawn is None:
-            return self.table.weight[1 : positions.length + 1]
-        return self.table(positions.drawn + 1)
+        return self.table(slice(1, positions.length + 1) if positions.drawn is None else positions.drawn + 1)
 
     def project(self, rows: Tensor) -> list[Tensor]:
         """Queries and keys of rows [R, C], [H, R, D] each, see `per_head`."""
         rows = rows.float()
-        rows = rows if self.norm is None else layer_norm(rows, self.norm)
+        rows = rows if self.norm is None else self.norm(rows)
         return [per_head(rows, u, self.heads) for u in (self.q, self.k)]
 
     def bias(self, positions: TokenPositions, scale: float) -> Tensor:
@@ -57,7 +54,7 @@ class Untied(PositionScheme):
         return (q[:, positions.first : positions.last] * scale) @ k.transpose(1, 2)
 
     def cls_bias(self, scale: float) -> Tensor:
-        q, k = self.project(self.table.weight[:2])
+        q, k = self.project(self.table(slice(2)))
         return (q * k).sum(2).T * scale  # [2, H]
 
 
@@ -115,7 +112,7 @@ class T5(Bucketed):
     def cls_bias(self, scale: float) -> Tensor:
         half = self.buckets // 2
         # rows `half` and `buckets`, as a slice: a list of indices would be copied to the GPU
-        return scaled(self.table.weight[half::half].float(), self.multiplier)
+        return scaled(self.table(slice(half, None, half)).float(), self.multiplier)
 
 
 @register("clipped")
@@ -153,10 +150,10 @@ class NonParametric(PositionScheme):
         self.table = nn.Parameter(torch.randn(shape) * (0.02 / multiplier))
 
     def bias(self, positions: TokenPositions, scale: float) -> Tensor:
-        if positions.drawn is None:
-            table = self.table[:, positions.first : positions.last, : positions.length]
+        if positions.by_index:
+            table = self.table[:, positions.queries[:, None], positions.index]
         else:
-            table = self.table[:, positions.queries[:, None], positions.drawn]
+            table = self.table[:, positions.first : positions.last, : positions.length]
         return scaled(table.float(), self.multiplier)
 
 
@@ -177,8 +174,8 @@ class Factored(Clipped):
         super().__init__(dims, max_distance)
         self.heads = dims.heads
         self.table = Table(2 * max_distance + 1, dims.width, std)
-        self.q = nn.Linear(dims.width, dims.heads * dims.head_dim, bias=False)
-        self.k = nn.Linear(dims.width, dims.heads * dims.head_dim, bias=False)
+        self.q = Linear(dims.width, dims.heads * dims.head_dim, bias=False)
+        self.k = Linear(dims.width, dims.heads * dims.head_dim, bias=False)
 
     def bias(self, positions: TokenPositions, scale: float) -> Tensor:
         rows = self.table(self.rows(positions)).float()  # [2S - 1, C]
@@ -326,12 +323,11 @@ class ContinuousBias(PositionScheme):
 
     def __init__(self, dims: Dims, width: int = 512):
         super().__init__(dims)
-        self.hidden = nn.Linear(1, at_least(1, width=width))
-        self.out = nn.Linear(width, dims.heads, bias=False)
+        self.hidden = Linear(1, at_least(1, width=width))
+        self.out = Linear(width, dims.heads, bias=False)
 
     def bias(self, positions: TokenPositions, scale: float) -> Tensor:
         offsets = positions.offsets
         x = offsets.sign() * torch.log1p(offsets.abs().float())
-        hidden = torch.relu(linear(x[:, None], self.hidden.weight.float(), self.hidden.bias.float()))  # [2S - 1, width]
-        by_offset = 8 * torch.tanh(linear(hidden, self.out.weight.float()) / 2)  # [2S - 1, H]
+        by_offset = 8 * torch.tanh(self.out(torch.relu(self.hidden(x[:, None]))) / 2)  # [2S - 1, H]
         return positions.spread(by_offset.T)

@@ -28,6 +28,24 @@ class Table(nn.Embedding):
     def reset_parameters(self) -> None:
         nn.init.normal_(self.weight, std=self.std)
 
+    def forward(self, rows: Tensor | slice) -> Tensor:
+        """Rows by their index, or a slice, whose backward pass is the faster one."""
+        return self.weight[rows] if isinstance(rows, slice) else super().forward(rows)
+
+
+class Linear(nn.Linear):
+    """A projection of positions, in float32 whatever the precision of its parameters; in a layer as autocast has it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return linear(x.float(), self.weight.float(), None if self.bias is None else self.bias.float())
+
+
+class LayerNorm(nn.LayerNorm):
+    """A layer norm in float32, whatever the precision of its parameters."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.layer_norm(x.float(), self.normalized_shape, self.weight.float(), self.bias.float(), self.eps)
+
 
 LARGEST = 10**6  # of an option: float32 parameters stay far from infinity, a table can be held in memory
 
@@ -55,11 +73,6 @@ def positive(**option: float) -> float:
 def scaled(x: Tensor, multiplier: float) -> Tensor:
     """x * multiplier, without a copy for 1."""
     return x if multiplier == 1 else x * multiplier
-
-
-def layer_norm(rows: Tensor, norm: nn.LayerNorm) -> Tensor:
-    """A layer norm in float32, whatever the precision of its parameters."""
-    return F.layer_norm(rows.float(), norm.normalized_shape, norm.weight.float(), norm.bias.float(), norm.eps)
 
 
 def frequencies(width: int, device: torch.device | None = None, base: float = 10000.0) -> Tensor:
@@ -100,10 +113,10 @@ class LearnedFrequencies(nn.Module):
         super()._load_from_state_dict(state_dict, prefix, *args)
 
 
-def per_head(rows: Tensor, module: nn.Linear, heads: int) -> Tensor:
-    """[rows, C] through a Linear, split into heads: [H, rows, D]. In float32, but in a layer as autocast has it."""
-    bias = module.bias.float() if module.bias is not None else None
-    return linear(rows, module.weight.float(), bias).unflatten(1, (heads, -1)).transpose(0, 1)
+def per_head(rows: Tensor, projection: nn.Module, heads: int) -> Tensor:
+    """[rows, C], projected and split into heads: [H, rows, D]. The projection is called, its weight never read: it may
+    be an adapter, quantised, or a shard."""
+    return projection(rows).unflatten(1, (heads, -1)).transpose(0, 1)
 
 
 class Clipped(PositionScheme):

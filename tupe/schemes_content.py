@@ -15,11 +15,12 @@ from .schemes_common import (
     LARGEST,
     Bucketed,
     Clipped,
+    LayerNorm,
     LearnedFrequencies,
+    Linear,
     Table,
     at_least,
     frequencies,
-    layer_norm,
     per_head,
     scaled,
     waves,
@@ -119,8 +120,8 @@ class Deberta(PositionScheme):
         self.heads, layers = dims.heads, dims.layers if self.own_projections else 1
         self.max_distance = self.saturates_at = at_least(1, max_distance=max_distance)
         self.table = Table(2 * max_distance, dims.width, std)
-        self.q = nn.ModuleList(nn.Linear(dims.width, dims.heads * dims.head_dim, bias=False) for _ in range(layers))
-        self.k = nn.ModuleList(nn.Linear(dims.width, dims.heads * dims.head_dim, bias=False) for _ in range(layers))
+        self.q = nn.ModuleList(Linear(dims.width, dims.heads * dims.head_dim, bias=False) for _ in range(layers))
+        self.k = nn.ModuleList(Linear(dims.width, dims.heads * dims.head_dim, bias=False) for _ in range(layers))
 
     def content(self, q: Tensor, k: Tensor, layer: LayerContext) -> Tensor:
         select, index = layer.positions.select, layer.index if self.own_projections else 0
@@ -162,7 +163,7 @@ class DebertaV2(Bucketed):
             raise ValueError(f"max_distance must be more than buckets / 2 + 1, not {max_distance}")
         self.buckets, self.max_distance = at_least(4, buckets=buckets), at_least(1, max_distance=max_distance)
         width = dims.input_width or dims.width
-        self.table, self.norm = Table(2 * buckets - 1, width, std), nn.LayerNorm(width)
+        self.table, self.norm = Table(2 * buckets - 1, width, std), LayerNorm(width)
 
     def bucket_of(self, offset: Tensor) -> Tensor:
         """-(buckets - 1) .. buckets - 1, with the sign of the offset."""
@@ -174,8 +175,8 @@ class DebertaV2(Bucketed):
         return torch.where(distance <= middle, offset, far * offset.sign())
 
     def content(self, q: Tensor, k: Tensor, layer: LayerContext) -> Tensor:
-        rows = layer_norm(self.table.weight, self.norm).to(self.table.weight.dtype)  # [R, C]
-        pos_q, pos_k, _ = layer.project(rows[None])  # [1, H, R, D]
+        rows = self.table(slice(None))  # [R, C]
+        pos_q, pos_k, _ = layer.project(self.norm(rows).to(rows.dtype)[None])  # [1, H, R, D]
         row = self.bucket_of(layer.positions.offsets) + self.buckets - 1  # [2S - 1], by i - j
         to_position = layer.positions.select(q @ pos_k[0, :, row.flip(0)].transpose(1, 2))  # [B, H, L, L], entry (i, j)
         from_position = layer.positions.select(k @ pos_q[0, :, row].transpose(1, 2))  # entry (j, i)
@@ -199,7 +200,7 @@ class TransformerXL(PositionScheme):
         self.heads, self.width = dims.heads, len(frequencies(dims.width)) * 2
         shape = dims.heads, dims.head_dim
         self.u, self.v = (nn.Parameter(torch.randn(shape) * 0.02) for _ in range(2))
-        self.r = nn.ModuleList(nn.Linear(dims.width, shape[0] * shape[1], bias=False) for _ in range(dims.layers))
+        self.r = nn.ModuleList(Linear(dims.width, shape[0] * shape[1], bias=False) for _ in range(dims.layers))
 
     def content(self, q: Tensor, k: Tensor, layer: LayerContext) -> Tensor:
         rows = waves(frequencies(self.width, q.device), -layer.positions.offsets)  # [2S - 1, C], of i - j

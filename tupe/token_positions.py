@@ -8,6 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .tracing import is_exported, is_traced
+
 __all__ = ["SAMPLINGS", "TokenPositions", "draw_positions", "toeplitz", "skew", "unskew"]
 
 SAMPLINGS = ("consecutive", "random", "shifted")  # see `draw_positions`
@@ -54,9 +56,14 @@ class TokenPositions:
         return torch.arange(1 - self.span, self.span, device=self.device)
 
     @property
+    def by_index(self) -> bool:
+        """Whether pairs are looked up: the faster ways would make the length a constant of traced code."""
+        return self.drawn is not None or is_traced()
+
+    @property
     def pairs(self) -> Tensor:
         """[R, L], where in `offsets` that of key j from query i is."""
-        return self.drawn - self.queries[:, None] + self.span - 1
+        return self.index - self.queries[:, None] + self.span - 1
 
     def near(self, reach: int) -> Tensor:
         """[L, L], whether a key is at most `reach` away from a query."""
@@ -64,19 +71,23 @@ class TokenPositions:
 
     def spread(self, by_offset: Tensor) -> Tensor:
         """[..., 2S - 1] values of `offsets` -> [..., R, L], that of every pair."""
-        if self.drawn is None:
+        if not self.by_index:
             return toeplitz(by_offset, self.length, self.first, self.last)
-        return by_offset.index_select(-1, self.pairs.flatten()).unflatten(-1, (-1, self.length))
+        pairs = self.pairs
+        return by_offset.index_select(-1, pairs.flatten()).view(*by_offset.shape[:-1], *pairs.shape)
 
     def select(self, x: Tensor) -> Tensor:
         """[..., L, 2S - 1], of each query by offset -> [..., L, L], entry (i, j) is x[i] at the offset of j."""
-        if self.drawn is None:
+        if not self.by_index:
             return skew(x)
-        return x.gather(-1, self.pairs.expand(*x.shape[:-2], -1, -1))
+        pairs = self.pairs
+        if is_exported():  # torch.jit.trace takes the batch of `expand` for a constant
+            return x.gather(-1, pairs + torch.zeros_like(x[..., : self.length], dtype=pairs.dtype))
+        return x.gather(-1, pairs.expand(*x.shape[:-2], -1, -1))
 
     def collect(self, x: Tensor) -> Tensor:
         """Inverse of `select`: [..., L, L] -> [..., L, 2S - 1], 0 at offsets that do not occur in a row."""
-        if self.drawn is None:
+        if not self.by_index:
             return unskew(x)
         empty = x.new_zeros(*x.shape[:-1], 2 * self.span - 1)
         return empty.scatter(-1, self.pairs.expand(*x.shape[:-2], -1, -1), x)

@@ -16,6 +16,7 @@ from .attention import Backend, Batch
 from .packing import Packing
 from .positions import Positions
 from .token_positions import TokenPositions
+from .tracing import is_traced
 
 
 class Chunks:
@@ -118,7 +119,7 @@ class Windowed(Backend):
 
     def prepare(self, bias: Tensor | Callable | None, gate: Tensor | None, reach: int | None, batch: Batch) -> Any:
         window = None if reach is None else Chunks(batch.token_positions, reach, batch.untie_cls)
-        if window is None or not (window.pays or callable(bias)):
+        if window is None or is_traced() or not (window.pays or callable(bias)):
             return self.inner.prepare(bias, gate, reach, batch)
         mask, of_cls = batch.key_mask, None
         mask = None if mask is None else window.split_mask(mask)  # [B, n, 1, K]

@@ -247,6 +247,38 @@ def test_the_model_card_has_settings_data_scores_and_licence(exported, tmp_path)
         assert "validation |" not in model_card({**state, "extra_state": {}}, tmp_path, tmp_path)
 
 
+def test_a_card_names_no_folder_of_the_machine(exported, tmp_path):
+    command = (
+        "tupe pretrain --data /home/me/data --output='/srv/my x/run' task.data=/a/b:/c/d lr=1/2 "
+        "model.position=t5+rope:base:1"
+    )
+    Record("x", command=command).save(tmp_path)
+    card = model_card(load_safely(exported[1]), tmp_path, tmp_path)
+    expected = "`tupe pretrain --data data --output=run task.data=b:d lr=1/2 model.position=t5+rope:base:1`"
+    assert expected in card
+
+
+def test_onnx_is_written_and_checked(exported, data, tmp_path):
+    for name in ("onnx", "onnxscript"):
+        pytest.importorskip(name)
+    runtime = pytest.importorskip("onnxruntime")
+    model, checkpoint, _ = exported
+    export(checkpoint, tmp_path / "out", data, onnx=True)
+    session = runtime.InferenceSession(str(tmp_path / "out/model.onnx"))
+    tokens, real = batch(model)
+    got = session.run(None, {"input_ids": tokens.numpy(), "attention_mask": real.long().numpy()})[0]
+    with torch.no_grad():
+        same(torch.from_numpy(got), model(tokens)[0], real)
+
+
+def test_onnx_without_its_packages_is_refused_in_a_line(exported, data, tmp_path, monkeypatch):
+    find = exports.importlib.util.find_spec
+    monkeypatch.setattr(exports.importlib.util, "find_spec", lambda name: None if "onnx" in name else find(name))
+    with pytest.raises(ValueError, match="--onnx needs onnx, onnxscript, onnxruntime: pip install onnx onnxscript"):
+        export(exported[1], tmp_path / "out", data, onnx=True)
+    assert not (tmp_path / "out").exists()
+
+
 def test_all_auto_classes(exported):
     model, _, out = exported
     tokens, real = batch(model)

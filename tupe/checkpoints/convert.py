@@ -23,6 +23,7 @@ from torch import nn
 from ..common import options
 from ..common.architectures import ARCHITECTURES, GAU, SIZES, with_size
 from ..common.options import FILE, Command
+from ..common.prepared import OF_BERT
 from ..common.record import write_together
 from ..common.safe_load import load_safely, read_checkpoint
 from ..encoder import LMHead, names_in
@@ -339,11 +340,51 @@ def bert_token_order(vocabulary: list[str]) -> tuple[torch.Tensor, Dictionary]:
     return torch.tensor([ids[symbol] for symbol in dictionary.symbols]), dictionary
 
 
+def bert_vocabulary(folder: Path) -> list[str]:
+    """A BERT's tokens by id, from vocab.txt or from tokenizer.json, the only file of transformers 5. Raises ValueError
+    for a folder without either, and for one of another kind of tokeniser."""
+    if (folder / "vocab.txt").is_file():
+        return (folder / "vocab.txt").read_text(encoding="utf-8").removesuffix("\n").split("\n")
+    if not (folder / "tokenizer.json").is_file():
+        raise ValueError(f"{folder} has neither vocab.txt nor tokenizer.json, one of which a tokenizer writes")
+    model = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))["model"]
+    ids = model["vocab"]
+    if model.get("type") != "WordPiece" or sorted(ids.values()) != list(range(len(ids))):
+        raise ValueError(f"{folder / 'tokenizer.json'} is not a BERT's: it must be WordPiece, with ids without gaps")
+    return sorted(ids, key=ids.get)
+
+
+def bert_tokenizer(folder: Path, order: torch.Tensor, longest: int) -> dict[str, bytes]:
+    """{name: contents} of BERT's own tokeniser with the ids of the converted model, if the folder has tokenizer.json.
+    order: see `bert_token_order`. Both texts of a pair are of the one segment that the model has."""
+    if not (folder / "tokenizer.json").is_file():
+        return {}
+    new = {old: index for index, old in enumerate(order.tolist())}
+    content = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
+    content["model"]["vocab"] = {token: new[old] for token, old in content["model"]["vocab"].items()}
+    for token in content["added_tokens"]:
+        token["id"] = new[token["id"]]
+    processor = content["post_processor"]
+    for token in processor.get("special_tokens", {}).values():
+        token["ids"] = [new[old] for old in token["ids"]]
+    for part in (*processor.get("single", ()), *processor.get("pair", ())):
+        next(iter(part.values()))["type_id"] = 0
+    for name in {"cls", "sep"} & processor.keys():
+        processor[name][1] = new[processor[name][1]]
+    if content.get("padding"):
+        content["padding"]["pad_id"] = new[content["padding"]["pad_id"]]
+    special = {f"{token[1:-1].lower()}_token": token for token in BERT_SPECIAL}
+    names = {"tokenizer_class": "PreTrainedTokenizerFast", "model_input_names": ["input_ids", "attention_mask"]}
+    files = {"tokenizer.json": content, "tokenizer_config.json": {**names, **special, "model_max_length": longest}}
+    return {name: json.dumps(value, ensure_ascii=False, allow_nan=False).encode() for name, value in files.items()}
+
+
 def from_bert(folder: str | Path) -> tuple[dict, Dictionary]:
     """A Hugging Face BERT -> (a `bert_a` checkpoint, its dictionary).
 
     The vector of token type 0 is added to the positions. Token ids change to fairseq's order: see `bert_token_order`.
-    BERT's next-sentence head is left out. A classifier with a pooler becomes the head sentence_classification_head;
+    BERT's next-sentence head is left out. A classifier with a pooler becomes the head sentence_classification_head, the
+    head of QuestionAnswering the span head;
     a token classifier is left out with a warning. Raises ValueError for a model with anything else.
     """
     config, state = read_hugging_face(folder)
@@ -353,12 +394,7 @@ def from_bert(folder: str | Path) -> tuple[dict, Dictionary]:
             raise ValueError(f"{folder}: {key} is {config[key]!r}, only {value!r} can be converted")
     if missing := [key for key in BERT_OPTIONS if key not in config]:
         raise ValueError(f"{folder}: config.json has no {', '.join(missing)}")
-    vocabulary_file = Path(folder) / "vocab.txt"
-    if not vocabulary_file.is_file():
-        raise ValueError(
-            f"{folder} has no vocab.txt (a BERT tokenizer's save_pretrained or save_vocabulary writes one)"
-        )
-    order, dictionary = bert_token_order(vocabulary_file.read_text(encoding="utf-8").removesuffix("\n").split("\n"))
+    order, dictionary = bert_token_order(bert_vocabulary(Path(folder)))
     state = {key.removeprefix("bert."): value.float() for key, value in state.items() if value.is_floating_point()}
     state = {
         key.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias"): value
@@ -384,6 +420,9 @@ def from_bert(folder: str | Path) -> tuple[dict, Dictionary]:
         if classifier is not None and pooler[kind] is not None:
             weights[f"classification_heads.sentence_classification_head.dense.{kind}"] = pooler[kind]
             weights[f"classification_heads.sentence_classification_head.out_proj.{kind}"] = classifier
+        span = state.pop(f"qa_outputs.{kind}", None)
+        if span is not None:
+            weights[f"span_head.{kind}"] = span
         state.pop(f"cls.seq_relationship.{kind}", None)
         decoder = state.pop(f"cls.predictions.decoder.{kind}", None)
         tied = {"weight": "embeddings.word_embeddings.weight", "bias": "cls.predictions.bias"}[kind]
@@ -394,7 +433,7 @@ def from_bert(folder: str | Path) -> tuple[dict, Dictionary]:
     weights.update({rename(key, BERT): value for key, value in state.items()})
     if len(weights["encoder.tokens.weight"]) < len(order):
         raise ValueError(
-            f"{folder}: vocab.txt has {len(order)} tokens, the model {len(weights['encoder.tokens.weight'])}"
+            f"{folder}: the vocabulary has {len(order)} tokens, the model {len(weights['encoder.tokens.weight'])}"
         )
     weights["encoder.positions.absolute.table.weight"] = (
         weights["encoder.positions.absolute.table.weight"] + token_types[0]
@@ -450,7 +489,8 @@ def convert(
         refuse("an export, which has its own", "--heads", "--codes")
         file = dictionary(source)
         checkpoint = from_export(config, weights, file)
-        others = [source / name for name in TextEncoder.FILES if name != "dict.txt" and (source / name).is_file()]
+        names = [*TextEncoder.FILES, *(OF_BERT if (source / OF_BERT[0]).is_file() else ())]
+        others = [source / name for name in names if name != "dict.txt" and (source / name).is_file()]
         return write(checkpoint, {"dict.txt": file.read_bytes(), **{o.name: o.read_bytes() for o in others}}, output)
     if config.get("model_type") == "bert":
         refuse("a BERT, whose folder has its own", "--dict", "--heads", "--codes")
@@ -458,7 +498,9 @@ def convert(
         symbols.symbols.remove(MASK)  # whoever reads the file adds it again
         text = io.StringIO()
         symbols.save(text)
-        return write(checkpoint, {"dict.txt": text.getvalue().encode()}, output)
+        order, _ = bert_token_order(bert_vocabulary(source))
+        tokenizer = bert_tokenizer(source, order, config["max_position_embeddings"])
+        return write(checkpoint, {"dict.txt": text.getvalue().encode(), **tokenizer}, output)
     raise ValueError(f"{source}: model_type is {config.get('model_type')!r}; 'bert' and 'tupe' can be converted")
 
 

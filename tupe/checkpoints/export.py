@@ -1,8 +1,12 @@
 """Checkpoint -> folder that the transformers library loads without fairseq, and back. With the model's code, which is
 the files of this package's root, it is loaded without this package too."""
 
+import importlib.util
 import json
 import logging
+import os
+import shlex
+import tempfile
 from pathlib import Path
 
 import click
@@ -27,6 +31,8 @@ AUTO = {
     "TupeForMaskedLM": "AutoModelForMaskedLM",
     "TupeForSequenceClassification": "AutoModelForSequenceClassification",
     "TupeForQuestionAnswering": "AutoModelForQuestionAnswering",
+    "TupeForTokenClassification": "AutoModelForTokenClassification",
+    "TupeForMultipleChoice": "AutoModelForMultipleChoice",
 }
 # fairseq's name of an option -> its name in config.json; values are the same
 OPTIONS = {names_in("fairseq")[option]: theirs for option, theirs in names_in("hugging_face").items()}
@@ -35,13 +41,14 @@ HEAD = "classification_heads."
 
 def export(
     checkpoint_file: str | Path, output: str | Path, data: str | Path | None = None, head: str | None = None,
-    code: bool = True,
+    code: bool = True, onnx: bool = False,
 ) -> None:  # fmt: skip
     """Write config.json, model.safetensors, the tokeniser's files, a model card and the code into the folder `output`.
 
     data: folder with dict.txt and the model or codes of the pieces, without which no tokeniser is exported (default:
     the folder of the checkpoint). head: the classification head that becomes the classifier, if there are several.
-    code: without it, the folder is loaded where this package is installed (`import tupe.hf`).
+    code: without it, the folder is loaded where this package is installed (`import tupe.hf`). onnx: write model.onnx
+    too, see `onnx_file`.
     Raises ValueError for a checkpoint that cannot be exported, another model's dictionary, or a folder that has a
     model already.
     """
@@ -83,7 +90,49 @@ def export(
     tensors = save({key: value.contiguous() for key, value in weights.items()}, {"format": "pt"})
     files = {**tokenizer_files(data, config["max_position_embeddings"], code), "model.safetensors": tensors}
     files |= {"README.md": card, "config.json": json.dumps(config, indent=2, allow_nan=False) + "\n"}
+    if onnx:
+        files["model.onnx"] = onnx_file(config, weights)
     record.write_together(output, {**(modelling_code() if code else {}), **files})
+
+
+def onnx_file(config: dict, weights: dict) -> bytes:
+    """The first of the architectures as ONNX, for any batch and any length up to max_position_embeddings. Raises
+    ValueError where a package is missing, and where onnxruntime's results differ from PyTorch's."""
+    missing = [name for name in ("onnx", "onnxscript", "onnxruntime") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ValueError(f"--onnx needs {', '.join(missing)}: pip install {' '.join(missing)}")
+    import onnxruntime
+    import torch
+
+    from .. import modeling_tupe
+    from ..configuration_tupe import TupeConfig
+
+    model = getattr(modeling_tupe, config["architectures"][0])(TupeConfig(**config, return_dict=False)).eval()
+    if (lack := model.load_state_dict(weights, strict=False).missing_keys) not in ([], ["decoder.weight"]):  # tied
+        raise ValueError(f"the checkpoint has no {cut_list(lack)}")
+    longest, names = config["max_position_embeddings"], ["input_ids", "attention_mask"]
+
+    def example(batch, length):
+        ids = torch.randint(3, config["vocab_size"], (batch, length))
+        ids[:, 0], ids[1:, length // 2 :] = config["bos_token_id"], config["pad_token_id"]
+        return ids, (ids != config["pad_token_id"]).long()
+
+    with torch.no_grad(), tempfile.TemporaryDirectory() as folder:
+        size = {0: torch.export.Dim("batch", min=1), 1: torch.export.Dim("length", min=3, max=longest)}
+        program = torch.onnx.export(
+            model, example(2, min(8, longest)), dynamo=True, dynamic_shapes=(size, size), input_names=names,
+            output_names=["logits"], verbose=False,
+        )  # fmt: skip
+        program.save(f"{folder}/model.onnx", external_data=False)
+        session = onnxruntime.InferenceSession(f"{folder}/model.onnx", providers=["CPUExecutionProvider"])
+        for batch, length in ((1, min(5, longest)), (3, longest)):
+            ids, mask = example(batch, length)
+            expected = model(ids, mask)[0]
+            got = session.run(None, {names[0]: ids.numpy(), names[1]: mask.numpy()})[0]
+            difference = (torch.from_numpy(got) - expected)[mask.bool()].abs().max()
+            if difference > 1e-3 * max(1, expected.abs().max()):
+                raise ValueError(f"onnxruntime and PyTorch differ by {difference:.2g} in a batch of {batch} x {length}")
+        return Path(folder, "model.onnx").read_bytes()
 
 
 CARD = """---
@@ -141,10 +190,22 @@ def model_card(state: dict, run: Path, data: Path) -> str:
     elif updates and extra.get("val_loss") is not None:
         facts["loss, validation"] = f"{extra['val_loss']:.4g}"
     if known:
-        facts["command"] = f"`{known.command}`"
+        facts["command"] = f"`{without_folders(known.command)}`"
         facts["versions"] = ", ".join(f"{name} {version}" for name, version in known.versions.items())
     rows = "".join(f"| {name} | {value} |\n" for name, value in facts.items())
     return CARD.format(name=model["_name"], position=model["position"], cls=model["cls"], rows=rows)
+
+
+def without_folders(command: str) -> str:
+    """A command line with the last part alone of every absolute path: the rest is the machine's, and may name a
+    person."""
+
+    def shortened(word):
+        option, equals, value = word.rpartition("=")
+        parts = [Path(part).name if part.startswith(("/", "~")) else part for part in value.split(os.pathsep)]
+        return f"{option}{equals}{os.pathsep.join(parts)}"
+
+    return shlex.join(map(shortened, shlex.split(command)))
 
 
 def refuse_own_schemes(position: str) -> None:
@@ -205,7 +266,11 @@ def weights_from_export(config: dict, weights: dict) -> tuple[dict, dict]:
         options["segments"] = "learned" if options["segments"] else "none"
     ours = {}
     for key, value in weights.items():
-        if key.startswith("qa_outputs."):
+        if key.startswith("token_classifier."):
+            logger.warning(f"leaving out {key}: there is no task of tokens here")
+        elif key == "decoder.weight":  # in a pickle: the token embeddings again
+            continue
+        elif key.startswith("qa_outputs."):
             ours[f"span_head.{key.removeprefix('qa_outputs.')}"] = value
         elif key.startswith("classifier."):
             ours[f"{HEAD}{config['classifier_name']}.{key.removeprefix('classifier.')}"] = value
@@ -222,7 +287,8 @@ def weights_from_export(config: dict, weights: dict) -> tuple[dict, dict]:
 @click.option("--data", type=FOLDER, help="folder of dict.txt and sentencepiece.bpe.model (default: the checkpoint's)")
 @click.option("--head", help="classification head to export, if there are several")
 @click.option("--code/--no-code", default=True, show_default=True, help="copy the model's code into the folder")
-def command(checkpoint, output, data, head, code):
+@click.option("--onnx", is_flag=True, help="write model.onnx too, checked with onnxruntime (needs tupe[onnx])")
+def command(checkpoint, output, data, head, code, onnx):
     """Write a folder that the transformers library loads without fairseq; with the code in it, also without this
     project.
 
@@ -236,5 +302,5 @@ def command(checkpoint, output, data, head, code):
 
     Back: tupe checkpoint convert --from OUT --output DIR
     """
-    export(checkpoint, output, data, head, code)
+    export(checkpoint, output, data, head, code, onnx)
     click.echo(f"wrote {output}")

@@ -15,6 +15,7 @@ from ..text import TextEncoder
 from . import processes, record
 
 logger = logging.getLogger(__name__)
+OF_BERT = "tokenizer.json", "tokenizer_config.json"  # what `checkpoint convert` writes of a BERT's tokeniser
 worker = SimpleNamespace(encoder=None)  # the text encoder of this process
 
 
@@ -90,6 +91,8 @@ def tokenizer_files(data: Path, max_positions: int, code: bool = True) -> dict[s
     if "manifest.json" in files:  # it lists every input of the data; the text encoder reads this alone
         read = {"spacy_model": json.loads(files["manifest.json"]).get("spacy_model")}
         files["manifest.json"] = json.dumps(read, allow_nan=False) + "\n"
+    if (data / OF_BERT[0]).is_file():  # a converted BERT's
+        return {**files, **{name: (data / name).read_bytes() for name in OF_BERT}}
     if not files.keys() & {"sentencepiece.bpe.model", "bpe.codes"}:
         logger.warning(f"{data} has neither sentencepiece.bpe.model nor bpe.codes: exporting without a tokeniser")
         return files

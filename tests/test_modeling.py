@@ -1,0 +1,352 @@
+"""The models of transformers: adapters, quantised weights, weights that are elsewhere or in shards."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from tupe import cpu
+from tupe.positions import check_combination, parse
+from tupe.schemes import SCHEMES
+
+transformers = pytest.importorskip("transformers")
+from tupe import modeling_tupe as modeling  # noqa: E402
+from tupe.configuration_tupe import TupeConfig  # noqa: E402
+from tupe.modeling_tupe import TupeForMaskedLM  # noqa: E402
+
+IDS = torch.tensor([[0, 5, 3, 9, 7, 2, 1, 1], [0, 6, 7, 2, 2, 3, 8, 2]])
+SUMS = ["untied+t5", "untied:norm:False+t5:layer", "shaw+shaw_values", "rope+window:size:4"]
+
+
+def config(position="untied+t5", **options):
+    """Of a tiny model; [CLS] is untied where that has a meaning."""
+    cls = "untied"
+    try:
+        check_combination(position, parse(position), cls)
+    except ValueError:
+        cls = "tied"
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
+    sizes |= {"vocab_size": 40, "max_position_embeddings": 40}
+    return TupeConfig(**{**sizes, "position": position, "cls_position": cls, **options})
+
+
+def make(kind=TupeForMaskedLM, position="untied+t5", **options):
+    """A tiny model whose every parameter matters."""
+    torch.manual_seed(0)
+    model = kind(config(position, **options)).eval()
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(torch.randn(p.shape) * 0.1)
+    return model
+
+
+def first_output(model, ids=IDS, **options):
+    """Where tokens are real."""
+    out = model(ids, **options)[0]
+    return out[ids != 1] if out.shape[:2] == ids.shape else out
+
+
+@pytest.mark.parametrize("position", [*SCHEMES, *SUMS])
+@pytest.mark.parametrize("layer", ["transformer", "gau"])
+def test_weights_that_come_from_a_disk_for_their_module_s_call(position, layer, tmp_path):
+    """No weight is read past its module: outside of its call, it has no values."""
+    accelerate = pytest.importorskip("accelerate")
+    model = make(position=position, layer=layer, normaliser="relu2" if layer == "gau" else "softmax")
+    with torch.no_grad():
+        expected = first_output(model)
+        accelerate.disk_offload(model, str(tmp_path), execution_device=torch.device("cpu"))
+        assert all(p.device.type == "meta" for p in model.parameters())
+        torch.testing.assert_close(first_output(model), expected, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("position", ["untied+t5", "absolute_d", "factored", "cpb", "deberta", "transformer_xl"])
+def test_hooks_see_every_projection_of_positions(position):
+    """Adapters, shards and quantised weights are modules that stand where the projection stood, and must be called."""
+    model, called = make(position=position), set()
+    for name, module in model.named_modules():
+        module.register_forward_hook(lambda *_, name=name: called.add(name))
+    model(IDS)
+    with_weights = {name for name, module in model.named_modules() if module._parameters}
+    assert any("positions" in name for name in with_weights) and with_weights <= called
+
+
+@pytest.mark.parametrize("kind", ["lora", "dora", "ia3"])
+@pytest.mark.parametrize("position", ["untied+t5", "deberta", "factored", "transformer_xl", "cpb", "deberta_v2"])
+def test_adapters_train(kind, position):
+    """On every linear module, those of positions too; merged, they give the same."""
+    peft = pytest.importorskip("peft")
+    model = make(position=position)
+    linear = [name for name, m in model.named_modules() if isinstance(m, nn.Linear) and m is not model.decoder]
+    assert any("positions" in name for name in linear) or position == "deberta_v2"
+    if kind == "ia3":
+        options = peft.IA3Config(target_modules=linear, feedforward_modules=[])
+    else:
+        options = peft.LoraConfig(target_modules="all-linear", use_dora=kind == "dora", init_lora_weights=False)
+    adapted = peft.get_peft_model(model, options)
+    adapted(IDS, labels=IDS).loss.backward()
+    trained = {name: p for name, p in adapted.named_parameters() if p.requires_grad}
+    assert len(trained) == len(linear) * {"lora": 2, "dora": 3, "ia3": 1}[kind]
+    without = [name for name, p in trained.items() if p.grad is None or not p.grad.any()]
+    assert not without
+    with torch.no_grad():
+        logits = adapted(IDS).logits
+        torch.testing.assert_close(adapted.merge_and_unload()(IDS).logits, logits, rtol=1e-4, atol=1e-5)
+
+
+def test_an_adapter_of_the_tied_embedding_is_warned_of():
+    peft = pytest.importorskip("peft")
+    model = make()
+    assert model.config.tie_word_embeddings and model.decoder.weight is model.tupe.encoder.tokens.weight
+    adapted = peft.get_peft_model(model, peft.LoraConfig(target_modules=["tokens"]))
+    with pytest.warns(UserWarning, match="tie_word_embeddings"):
+        adapted(IDS)
+
+
+def test_linear_weights_become_int8():
+    quantize = pytest.importorskip("torch.ao.quantization").quantize_dynamic
+    model = make(hidden_size=64, intermediate_size=128)
+    for module in model.modules():  # PyTorch exchanges this very class alone
+        if isinstance(module, nn.Linear) and "weight" in module._parameters and module is not model.decoder:
+            module.__class__ = nn.Linear
+    small = quantize(copy.deepcopy(model), {nn.Linear}, dtype=torch.qint8)
+    names = {name for name, module in small.named_modules() if "quantized" in type(module).__module__}
+    assert {"tupe.encoder.positions.untied.q", "tupe.encoder.layers.0.attention.qkv", "lm_head.dense"} <= names
+    with torch.no_grad():
+        ours, theirs = first_output(model), first_output(small)
+    assert 0 < (ours - theirs).abs().max() < 0.1 * ours.abs().max()
+
+
+@pytest.mark.parametrize("position", ["untied+t5", "deberta", "deberta_v2", "kerple+urpe", "cpb", "transformer_xl"])
+def test_shards_have_the_same_gradients(position, tmp_path):
+    """FSDP, whose unit may be a layer or a projection of positions."""
+    fully_shard = getattr(pytest.importorskip("torch.distributed.fsdp"), "fully_shard", None)
+    if fully_shard is None:
+        pytest.skip("an older FSDP")
+    model, sharded = make(position=position), make(position=position)
+    model(IDS, labels=IDS).loss.backward()
+    torch.distributed.init_process_group("gloo", f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        mesh = torch.distributed.init_device_mesh("cpu", (1,))
+        encoder = sharded.tupe.encoder
+        units = [m for m in encoder.positions.modules() if type(m).__name__ in ("Linear", "LayerNorm")]
+        for unit in (*units, *encoder.layers, sharded):
+            fully_shard(unit, mesh=mesh)
+        sharded(IDS, labels=IDS).loss.backward()
+        for (name, p), q in zip(model.named_parameters(), sharded.parameters(), strict=True):
+            torch.testing.assert_close(q.grad.full_tensor(), p.grad, rtol=1e-5, atol=1e-6, msg=name)
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("position", ["kerple+urpe", "fire", "sinusoidal_learned", "shaw_sinusoidal_learned", "shaw"])
+def test_loading_into_a_model_without_memory(position, tmp_path):
+    """Also by accelerate, and what weight decay must leave alone is known afterwards."""
+    accelerate = pytest.importorskip("accelerate")
+    model = make(position=position)
+    model.save_pretrained(tmp_path)
+    with accelerate.init_empty_weights():
+        empty = TupeForMaskedLM(model.config)
+    with torch.device("meta"):
+        on_meta = TupeForMaskedLM(model.config)
+    for other in (empty, on_meta):
+        other.tie_weights()
+        other = accelerate.load_checkpoint_and_dispatch(other, str(tmp_path), device_map={"": "cpu"})
+    loaded = [TupeForMaskedLM.from_pretrained(tmp_path, device_map=to) for to in (None, "cpu")]
+    groups = [[p.shape for p in group["params"]] for group in model.parameter_groups(0.1)]
+    assert len(groups) == 2 - (position == "shaw")
+    for other in (empty, on_meta, *loaded):
+        assert torch.equal(first_output(other.eval()), first_output(model))
+        assert [[p.shape for p in group["params"]] for group in other.parameter_groups(0.1)] == groups
+
+
+KINDS = [modeling.TupeModel, TupeForMaskedLM, modeling.TupeForSequenceClassification]
+KINDS += [modeling.TupeForQuestionAnswering, modeling.TupeForTokenClassification]
+LEFT = torch.tensor([[1, 1, 0, 5, 3, 9, 7, 2], [0, 6, 7, 2, 2, 3, 8, 2]])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("ids", [IDS, LEFT])
+def test_vectors_in_place_of_ids(kind, ids):
+    model, mask = make(kind), (ids != 1).long()
+    vectors = model.get_input_embeddings()(ids)
+    expected = first_output(model, ids)
+    torch.testing.assert_close(first_output(model, ids, attention_mask=mask), expected)
+    for inputs in ({"inputs_embeds": vectors}, {"input_ids": vectors}):  # captum has the latter
+        got = model(**inputs, attention_mask=mask)[0]
+        torch.testing.assert_close(got[ids != 1] if got.shape[:2] == ids.shape else got, expected)
+    with pytest.raises(ValueError, match="give input_ids or inputs_embeds, and not both"):
+        model(ids, inputs_embeds=vectors)
+    with pytest.raises(ValueError, match="give input_ids or inputs_embeds, and not both"):
+        model()
+
+
+@pytest.mark.parametrize("position", ["untied+t5", "untied+t5:layer", "shaw+shaw_values", "rope", "deberta"])
+@pytest.mark.parametrize("ids", [IDS, LEFT])
+def test_attention_weights_and_the_two_parts_of_their_logits(position, ids):
+    model, real = make(position=position), ids != 1
+    out = model(ids, output_attentions=True, output_attention_logits=True)
+    torch.testing.assert_close(out.logits[real], model(ids).logits[real])
+    assert len(out.attentions) == len(out.attention_logits) == 2
+    for weights, (words, positions) in zip(out.attentions, out.attention_logits, strict=True):
+        expected = (words + positions).masked_fill(~real[:, None, None], -1e9).softmax(-1)
+        for row, tokens in enumerate(real):
+            torch.testing.assert_close(weights[row][:, tokens], expected[row][:, tokens])
+    if ids is IDS:
+        encoder = model.tupe.encoder
+        torch.testing.assert_close(encoder.attention_weights(ids, 1)[real.any(1)], out.attentions[1])
+        bias = encoder.positions.terms(8)[1][0]
+        assert torch.equal(positions[0], torch.zeros_like(words[0]) if bias is None else bias)
+    model.config._attn_implementation = "eager"  # transformers refuses the setting beside another one
+    model.config.output_attentions = True
+    assert len(model(ids).attentions) == 2 and "attention_logits" not in model(ids)
+
+
+@pytest.mark.parametrize("shape", [(2, 8, 8), (2, 1, 8, 8)])
+def test_masks_of_pairs_are_refused_in_a_line(shape):
+    with pytest.raises(ValueError, match=r"attention_mask must be \[batch, length\], 0 at padding, not \[2, "):
+        make()(IDS, attention_mask=torch.ones(shape))
+
+
+def test_heads_for_tokens_and_choices():
+    """Trained on what only they can do: a label for each token, and the one of three texts with a 9."""
+    torch.manual_seed(0)
+    still = dict.fromkeys(["hidden_dropout_prob", "attention_probs_dropout_prob", "classifier_dropout"], 0.0)
+    tokens = modeling.TupeForTokenClassification(config(num_labels=5, **still)).train()
+    labels = torch.where(IDS == 1, -100, IDS % 5)
+    choice = modeling.TupeForMultipleChoice(config(**still)).train()
+    texts = torch.randint(10, 40, (16, 3, 6))
+    texts[..., 0], right = 0, torch.randint(3, (16,))
+    texts[torch.arange(16), right, 3] = 9
+    for model, inputs, target in ((tokens, IDS, labels), (choice, texts, right)):
+        optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
+        for _ in range(30):
+            optimizer.zero_grad()
+            loss = model(inputs, labels=target).loss
+            loss.backward()
+            optimizer.step()
+        logits = model.eval()(inputs).logits
+        assert loss < 0.5 and (logits.argmax(-1) == target)[target != -100].all()
+    assert logits.shape == (16, 3)
+    vectors = choice.get_input_embeddings()(texts)
+    torch.testing.assert_close(choice(inputs_embeds=vectors).logits, logits)
+
+
+def test_prompts_are_tuned():
+    peft = pytest.importorskip("peft")
+    model = make(modeling.TupeForSequenceClassification)
+    options = peft.PromptTuningConfig(task_type="SEQ_CLS", num_virtual_tokens=3, num_layers=2, token_dim=32)
+    tuned = peft.get_peft_model(model, options)
+    tuned(input_ids=IDS, attention_mask=(IDS != 1).long(), labels=torch.tensor([0, 1])).loss.backward()
+    prompt = tuned.prompt_encoder["default"].embedding.weight
+    assert prompt.grad.abs().sum() > 0
+
+
+def test_captum_attributes_to_words():
+    captum = pytest.importorskip("captum.attr")
+    model = make(modeling.TupeForSequenceClassification)
+    layer = captum.LayerIntegratedGradients(lambda ids: model(ids).logits[:, 1], model.tupe.encoder.tokens)
+    baseline = torch.where(IDS > 2, 3, IDS)
+    expected = layer.attribute(IDS, baseline, n_steps=100)
+    total = (model(IDS).logits - model(baseline).logits)[:, 1]
+    torch.testing.assert_close(expected.sum((1, 2)), total, atol=2e-2, rtol=0)
+    vectors = model.get_input_embeddings()(torch.stack([IDS, baseline]))
+    mask = (IDS != 1).long()
+    integrated = captum.IntegratedGradients(lambda x, m: model(inputs_embeds=x, attention_mask=m).logits[:, 1])
+    got = integrated.attribute(*vectors, n_steps=100, additional_forward_args=mask)
+    torch.testing.assert_close(got, expected, atol=1e-4, rtol=1e-3)
+    embedding = captum.configure_interpretable_embedding_layer(model, "tupe.encoder.tokens")
+    vectors = embedding.indices_to_embeddings(IDS)
+    again = captum.IntegratedGradients(lambda x, m: model(x, attention_mask=m).logits[:, 1])
+    start = embedding.indices_to_embeddings(baseline)
+    got = again.attribute(vectors, start, n_steps=100, additional_forward_args=mask)
+    torch.testing.assert_close(got, expected, atol=1e-4, rtol=1e-3)
+    captum.remove_interpretable_embedding_layer(model, embedding)
+
+
+# Which have all ways of spreading what is known by offset; the other schemes are slow.
+TRACED = ["untied+t5", "shaw+shaw_values", "window:size:4", "nonparametric"]
+ALL = [*TRACED, *(pytest.param(name, marks=pytest.mark.slow) for name in SCHEMES if name not in TRACED)]
+
+
+def texts(batch, length):
+    """Of a length of their own, with padding on both sides."""
+    ids = torch.randint(3, 40, (batch, length), generator=torch.Generator().manual_seed(length))
+    ids[:, 0] = 0
+    ids[1:2, length // 2 :], ids[2:3, :2] = 1, 1
+    return ids, (ids != 1).long()
+
+
+def same_at_other_sizes(model, run):
+    for batch, length in ((1, 5), (3, 13)):
+        ids, mask = texts(batch, length)
+        torch.testing.assert_close(run(ids, mask)[mask == 1], model(ids, mask)[0][mask == 1], rtol=1e-4, atol=1e-5)
+
+
+@pytest.fixture(params=["sdpa", "eager"])
+def traceable(request):
+    def build(position):
+        model = make(position=position)
+        model.config._attn_implementation, model.config.return_dict = request.param, False
+        return model
+
+    with torch.no_grad():
+        yield build
+
+
+def sizes():
+    size = {0: torch.export.Dim("batch", min=1, max=64), 1: torch.export.Dim("length", min=3, max=40)}
+    return size, size
+
+
+@pytest.mark.parametrize("position", [*SCHEMES, *SUMS])
+@pytest.mark.parametrize("onednn", [True, False])
+def test_traced_code_has_any_length(position, onednn, traceable, monkeypatch):
+    monkeypatch.setattr("tupe.cpu.ONEDNN", onednn and cpu.HAS_ONEDNN)
+    model = traceable(position)
+    traced = torch.jit.trace(model, texts(2, 8), check_trace=False)
+    same_at_other_sizes(model, lambda *inputs: traced(*inputs)[0])
+
+
+@pytest.mark.skipif(torch.__version__ < "2.6", reason="an older torch.export")
+@pytest.mark.parametrize("position", ALL)
+def test_exported_programs_have_any_length(position, traceable):
+    model = traceable(position)
+    program = torch.export.export(model, texts(2, 8), dynamic_shapes=sizes(), strict=False).module()
+    same_at_other_sizes(model, lambda *inputs: program(*inputs)[0])
+
+
+@pytest.mark.parametrize("dynamo", [True, False])
+@pytest.mark.parametrize("position", ALL)
+def test_onnx_has_any_length(position, dynamo, traceable, tmp_path):
+    for name in ("onnx", "onnxscript"):
+        pytest.importorskip(name)
+    runtime = pytest.importorskip("onnxruntime")
+    model, file, names = traceable(position), str(tmp_path / "model.onnx"), ["ids", "mask"]
+    axes = {name: {0: "batch", 1: "length"} for name in names}
+    dynamic = {"dynamic_shapes": sizes()} if dynamo else {"dynamic_axes": axes, "opset_version": 18}
+    program = torch.onnx.export(
+        model, texts(2, 8), *([] if dynamo else [file]), dynamo=dynamo, input_names=names, verbose=False, **dynamic
+    )
+    if dynamo:
+        program.save(file)
+    session = runtime.InferenceSession(file)
+    same_at_other_sizes(
+        model, lambda ids, mask: torch.tensor(session.run(None, {"ids": ids.numpy(), "mask": mask.numpy()})[0])
+    )
+
+
+def test_compiled_code_is_one_graph_in_the_first_call_and_few_over_lengths():
+    model, graphs = make(), []
+
+    def count(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    torch._dynamo.reset()
+    compiled = torch.compile(model, backend=count, fullgraph=True)
+    for length in (8, 5, 13, 21, 34):
+        ids, mask = texts(2, length)
+        out = compiled(ids, mask).logits
+        torch.testing.assert_close(out[mask == 1], model(ids, mask).logits[mask == 1], rtol=1e-4, atol=1e-5)
+    assert 1 <= len(graphs) <= 3

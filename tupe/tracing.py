@@ -1,0 +1,13 @@
+"""Whether the model's code is read, not run: what depends on values, or on the length, must wait till it runs."""
+
+import torch
+
+
+def is_traced() -> bool:
+    """In torch.compile, torch.export and torch.jit.trace, and so in torch.onnx.export."""
+    return torch.compiler.is_compiling() or torch.jit.is_tracing()
+
+
+def is_exported() -> bool:
+    """As `is_traced`, but for other engines alone."""
+    return torch.jit.is_tracing() or getattr(torch.compiler, "is_exporting", torch.compiler.is_compiling)()
