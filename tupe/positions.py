@@ -318,6 +318,12 @@ def parameter_groups(parameters: Iterable[nn.Parameter], weight_decay: float) ->
     return groups if groups[1]["params"] else groups[:1]
 
 
+def ask(scheme: PositionScheme, hook: str, *args) -> Any:
+    """What a hook returns, through a call of the module if the scheme has this hook: PyTorch's hooks on modules, such
+    as fairseq's search for NaN, expect a tensor of it."""
+    return scheme(hook, *args) if overrides(scheme, hook) else getattr(scheme, hook)(*args)
+
+
 # What hooks return, for messages; R differs from L where a sequence is so long that its queries are taken in blocks.
 SHAPES = {
     "embed": "[L, C]",
@@ -409,7 +415,7 @@ class Positions(nn.ModuleDict):
         terms = [
             check(term, scheme, hook, shape, device)
             for scheme in schemes
-            if (term := scheme(hook, *args)) is not None
+            if (term := ask(scheme, hook, *args)) is not None
         ]
         return sum(terms[1:], terms[0]) if terms else None
 
@@ -464,7 +470,7 @@ class Positions(nn.ModuleDict):
 
     def _bias_and_gate(self, schemes, positions, bias, gate):
         for scheme in schemes:
-            term, factor = scheme("bias", positions, self.scale), scheme("gate", positions)
+            term, factor = ask(scheme, "bias", positions, self.scale), ask(scheme, "gate", positions)
             if term is not None:
                 check(term, scheme, "bias", self._shape(positions), positions.device)
                 bias = term if bias is None else bias + term
@@ -530,7 +536,7 @@ class Positions(nn.ModuleDict):
         """q, k [B, H, L, D] and v [B, H, L, E] as attention uses them."""
         for scheme in self.values():
             if not isinstance(scheme, nn.ModuleList):
-                old, new = (q, k, v), scheme("rotate", q, k, v, layer)
+                old, new = (q, k, v), ask(scheme, "rotate", q, k, v, layer)
                 if not isinstance(new, tuple | list) or len(new) != 3:
                     raise bad_return(scheme, "rotate", type(new).__name__, SHAPES["rotate"])
                 q, k, v = (check(x, scheme, "rotate", y.shape, y.device) for x, y in zip(new, old, strict=True))
@@ -540,7 +546,7 @@ class Positions(nn.ModuleDict):
         """The mixed values [B, H, L, E], with the rotation of v undone."""
         for scheme in self.values():
             if not isinstance(scheme, nn.ModuleList):
-                out = check(scheme("unrotate", out, layer), scheme, "unrotate", out.shape, out.device)
+                out = check(ask(scheme, "unrotate", out, layer), scheme, "unrotate", out.shape, out.device)
         return out
 
 

@@ -263,5 +263,5 @@ def test_attention_weights_of_a_later_layer():
     _, hiddens = model.encoder(tokens, return_all_hiddens=True)
     q, k, _ = model.encoder.layers[1].attention.project(hiddens[1])
     terms = model.encoder.layer_inputs(tokens.size(1))[1]
-    expected = Plain().weights(q, k, None, terms.prepared, terms.positions.scale)
+    expected = Plain().weights(q, k, None, terms.prepared, model.encoder.positions.scale)
     torch.testing.assert_close(model.encoder.attention_weights(tokens, layer=1), expected)

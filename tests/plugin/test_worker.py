@@ -13,8 +13,9 @@ from fairseq.trainer import Trainer
 from helpers import PLUGIN, descendants, fork, load, pretrain_arguments, train
 
 from tupe.cli import main
+from tupe.common import torchrun
 from tupe.common.record import BUSY, STOPPED, locked, read, state_of
-from tupe.plugin import launch, worker
+from tupe.plugin import worker
 
 TWO_GPUS = "import torch; torch.cuda.device_count = lambda: 2\nfrom tupe.cli import main\nmain()"  # or so it believes
 QUIET = ["--dropout=0", "--attention-dropout=0", "--max-update=6", "--total-num-update=14"]
@@ -64,7 +65,7 @@ def forked_workers(arguments):
 
 def pretrain_with_two_gpus():
     torch.cuda.device_count = lambda: 2
-    launch.torchrun.run = forked_workers  # torchrun itself: below
+    torchrun.torchrun.run = forked_workers  # torchrun itself: below
     main()
 
 

@@ -167,6 +167,7 @@ def test_the_model_loads_in_transformers(whole):
     model = AutoModelForMaskedLM.from_pretrained(whole)
     assert type(model).__module__ == "tupe.modeling_tupe"
     own, theirs = weights(whole), model.state_dict()
+    theirs.pop("decoder.weight")  # the token embeddings
     assert all(torch.equal(value, own[name.removeprefix("tupe.")]) for name, value in theirs.items())
 
 
