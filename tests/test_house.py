@@ -160,3 +160,12 @@ def test_a_fresh_environment(tmp_path):
             assert (folder / file.removeprefix("tupe/")).is_file(), file
     command = [str(python.parent / "tupe"), "--help"]
     assert "pretrain" in subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def test_the_configuration_names_every_file_of_the_model():
+    """transformers 4 copies no others from a folder with code."""
+    tree = ast.parse((PLUGIN / "configuration_tupe.py").read_text(encoding="utf-8"))
+    named = {node.module for node in tree.body if isinstance(node, ast.ImportFrom) and node.level == 1}
+    model = {file.stem for file in PLUGIN.glob("*.py")} - {"__init__", "__main__", "hf"}
+    others = {"configuration_tupe", "modeling_tupe", "tokenization_tupe", "text"}  # the classes, and what they name
+    assert model - others == named
