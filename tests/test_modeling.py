@@ -336,6 +336,7 @@ def test_onnx_has_any_length(position, dynamo, traceable, tmp_path):
     )
 
 
+@pytest.mark.skipif(torch.__version__ < "2.6", reason="older compilers break the graph at torch's own functions")
 def test_compiled_code_is_one_graph_in_the_first_call_and_few_over_lengths():
     model, graphs = make(), []
 
