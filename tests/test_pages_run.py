@@ -43,12 +43,13 @@ ELSEWHERE = {
     "constant_cooldown": "tests/plugin/test_schedule.py: a cool-down of two updates is none",
     "--restore-file": "a part of a command",
     "fairseq-train data --task masked_lm": "the same",
+    "--onnx": "tests/checkpoints/test_export.py: needs three more packages",
     "...": "the same",
 }
 
 # What the pages call a thing -> what it is in the folder of these tests; the first that fits.
 OF_NAMES = [
-    (r"^(raw/\w+|wiki\.xml\.bz2|enwiki-\*\.bz2|books.*|stubs.*|eltec.*|wiki.*|speeches|reviews)$", "text"),
+    (r"^(raw(/\w+)?|wiki\.xml\.bz2|enwiki-\*\.bz2|books.*|stubs.*|eltec.*|wiki.*|speeches|reviews)$", "text"),
     (r"^(GLUE_FOLDER|GLUE)$", "official/glue"),
     (r"^SQUAD_FOLDER$", "official/squad"),
     (r"^(PRETRAINING_DATA|DATA|data8k|data)$", "data"),
