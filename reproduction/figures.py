@@ -24,11 +24,10 @@ def loss(evidence: Evidence) -> Figure:
         for stage in (*SHOWN, "longer")
     }
     figure, axes = plotting.curves(len(drawn), rows=1 + len(drawn) // 4)
-    looks = looks_of([trial for trials in drawn.values() for trial in trials])
     for (stage, trials), axis in zip(drawn.items(), axes, strict=True):
         for model in dict.fromkeys(trial.model for trial in trials):
             lines = [evidence.curve(trial) for trial in trials if trial.model == model]
-            band(axis, model, lines, looks[model])
+            band(axis, model, lines)
         label = f"nopos's final loss - {PLAN['threshold']:g}"
         axis.axhline(evidence.threshold(stage), color="0.5", linewidth=0.8, label=label)
         axis.set(xlabel="updates", title=f"{TITLES.get(stage, stage)}, {trials[0].size}", ylim=(None, 11))
@@ -37,23 +36,35 @@ def loss(evidence: Evidence) -> Figure:
     return figure
 
 
-def looks_of(trials: list[Trial]) -> dict[str, dict]:
-    """{model: what its line looks like}, all different in a figure of up to nine models; the first lie on top, so that
-    `nopos` hides none."""
-    there = {trial.model for trial in trials}
-    models = [model for model in PLAN["models"] if model in there]
-    return {model: {**plotting.style(n), "zorder": 3 - n / 100} for n, model in enumerate(models)}
+def lasting(evidence: Evidence) -> Figure:
+    """Training loss of tiny models against updates, on a logarithmic axis: the plateau, who leaves it when, and how
+    near the losses are in the end. One colour per model, seeds as a band; without positions, from the shorter stage."""
+    figure, (axis,) = plotting.curves(width=6.4, height=3.4)
+    for model, name in CLAIMS["names"].items():
+        trials = [trial for trial in evidence.trials("longer") if trial.model == model]
+        trials = trials or [trial for trial in evidence.trials("controls") if trial.model == model == "nopos"]
+        if trials:
+            band(axis, model, [evidence.curve(trial) for trial in trials], label=name, linewidth=1.6)
+    axis.annotate("the plateau: word order\nis not used yet", (1100, 8.85), (900, 9.9), fontsize=8, ha="center",
+                  arrowprops={"arrowstyle": "-", "color": "0.5"})  # fmt: skip
+    axis.set(xscale="log", xlim=(100, 21000), ylim=(4.3, 10.6), xlabel="updates (logarithmic)")
+    ticks = [100, 300, 1000, 3000, 10000, 20000]
+    axis.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
+    axis.minorticks_off()
+    axis.set_ylabel("training loss (bits per masked token)")
+    axis.legend(fontsize=8, frameon=False, loc="lower left")
+    return figure
 
 
-def band(axis: Axes, model: str, lines: list, look: dict) -> None:
-    """Mean of lines (x, y) that share their x, and the range between their lowest and highest."""
+def band(axis: Axes, model: str, lines: list, **look) -> None:
+    """Mean of lines (x, y) that share their x, and the range between their lowest and highest. `nopos` hides none."""
     lines = [line for line in lines if line[0]]
     if not lines:
         return
     x = sorted(set.intersection(*(set(line[0]) for line in lines)))
     values = np.array([[dict(zip(*line, strict=True))[point] for point in x] for line in lines])
-    look = {**look, "marker": None if len(x) > 20 else "o"}
-    axis.plot(x, values.mean(0), label=model, **look)
+    look = {"label": model, **plotting.of_model(model), "marker": None if len(x) > 20 else "o", **look}
+    axis.plot(x, values.mean(0), zorder=2 if model == "nopos" else 3, **look)
     axis.fill_between(x, values.min(0), values.max(0), color=look["color"], alpha=0.15, linewidth=0)
 
 
@@ -76,11 +87,10 @@ def along(evidence: Evidence) -> Figure:
         return line
 
     figure, axes = plotting.curves(3, width=3.4)
-    looks = looks_of(trials)
     panels = {"original preferred to swap": order, "BLiMP, all": pairs(False), "BLiMP, only order": pairs(True)}
     for axis, (title, line) in zip(axes, panels.items(), strict=True):
         for model in dict.fromkeys(trial.model for trial in trials):
-            band(axis, model, [line(trial) for trial in trials if trial.model == model], looks[model])
+            band(axis, model, [line(trial) for trial in trials if trial.model == model])
         axis.axhline(50, color="0.5", linewidth=0.8)
         seeds = sorted({trial.seed for trial in trials if line(trial)[0]})
         axis.set(xlabel="updates", title=f"{title} (seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))})")
@@ -188,4 +198,4 @@ def learning_rates(evidence: Evidence) -> Figure:
     return figure
 
 
-FIGURES = (loss, along, contrasts, positional, cls, scale, learning_rates)
+FIGURES = (lasting, loss, along, contrasts, positional, cls, scale, learning_rates)

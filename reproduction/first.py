@@ -26,7 +26,7 @@ from .figures import FIGURES
 ROOT = Path(__file__).parents[1]
 EVIDENCE = ROOT / "docs/evidence"
 BEGIN, END = "<!-- results: written by `python -m reproduction claims`, not by hand -->", "<!-- end of the results -->"
-PAGES = ["pilot", "first", "controls", "main", "longer"]  # beside docs/results.md, in the tables' folder
+PAGES = ["contrasts", "pilot", "first", "controls", "main", "longer"]  # beside docs/results.md, in the tables' folder
 
 # ------------------------------------------------------------------------------------------------------------ the runs
 
@@ -117,15 +117,15 @@ def missing(evidence: Evidence) -> list[str]:
     return lacking
 
 
-def page(evidence: Evidence, name: str, place: str = "evidence") -> str:
-    """The text of one of `PAGES`, or what stands between the markers of another page: "results", "readme". place: where
-    the tables are, as the page of results names it. The evidence has to be whole (see `missing`)."""
+def page(evidence: Evidence, name: str, figures: str = "../figures") -> str:
+    """The text of one of `PAGES`, or what stands between the markers of another page: "results", "readme". figures:
+    where they are, as the page names the folder. The evidence has to be whole (see `missing`)."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).with_name("pages")), undefined=jinja2.StrictUndefined,
         trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True,
         finalize=lambda value: value.markdown() if isinstance(value, Table) else value,
     )  # fmt: skip
-    names = {**vars(tables), "evidence": evidence, "plan": PLAN["stages"], "tables": place}
+    names = {**vars(tables), "evidence": evidence, "plan": PLAN["stages"], "figures": figures}
     return environment.get_template(f"{name}.jinja").render(names)
 
 
@@ -171,7 +171,8 @@ def claims_command(runs, folder, data):
     for figure in FIGURES:
         plotting.save(figure(evidence), results.parent / "figures" / f"claims_{figure.__name__}.png")
     for name in PAGES:
-        record.write_atomically(folder / f"{name}.md", page(evidence, name))
-    fill_in(results, page(evidence, "results", os.path.relpath(folder, results.parent)))
+        place = os.path.relpath(results.parent / "figures", folder)
+        record.write_atomically(folder / f"{name}.md", page(evidence, name, place))
+    fill_in(results, page(evidence, "results", "figures"))
     if ours:
         fill_in(ROOT / "README.md", page(evidence, "readme"))

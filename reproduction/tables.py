@@ -348,15 +348,44 @@ def pair_errors(evidence: Evidence) -> tuple[list[str], list[str], bool]:
     return *errors, all(abs(mean - 0.5) < 2 * over_paradigms for mean, _, over_paradigms in scores[True])
 
 
-def summary_table(evidence: Evidence) -> Table:
-    """For the README: the five contrasts of the main stage."""
-    rows = [
-        [result.claim, f"`{result.a}` - `{result.b}`", of_contrast(result.contrast, 2), result.verdict,
-         f"{number(other.contrast.mean, 2)} {other.verdict}"]
-        for result, other in zip(judged(evidence, "main"), judged(evidence, "slower"), strict=True)
-    ]  # fmt: skip
-    header = ["what is added", "difference of two models", "bits [95 % interval]", "verdict", "at one rate"]
-    return Table.plain(header, rows, align="llrlr")
+def claims_table(evidence: Evidence) -> Table:
+    """The five contrasts as gains, so that positive is good for the claim, and the paper's 30 %."""
+    rows, told = [], {"lower": "helps", "higher": "hurts"}
+    for main, slower in zip(judged(evidence, "main"), judged(evidence, "slower"), strict=True):
+        cells = of_gain(main.contrast), main.verdict, of_gain(slower.contrast), told.get(slower.verdict, slower.verdict)
+        rows.append([main.claim, f"`{main.a}` over `{main.b}`", *cells])
+    shares = [share_cell(paper_shares(evidence, stage, "tupe_r")).partition(" (")[0] for stage in AT_BOTH_RATES]
+    rows.append(["updates needed, of BERT-A's (paper: 30 %)", "`tupe_r`, `bert_a`", shares[0], "", shares[1], ""])
+    header = ["what is added", "models", "gain, bits [95 %]", "verdict", "at one rate", ""]
+    return Table.plain(header, rows, align="llrlrl")
+
+
+def lasting_table(evidence: Evidence) -> Table:
+    """Exit updates and losses of tiny models after the shorter and the longer training, and what is left of their gain
+    over BERT-A with the seeds that have both."""
+    short, long, rows = (*(evidence.finals(stage) for stage in ("controls", "longer")), [])
+    exits, seeds = evidence.by_seed("controls", evidence.exit), sorted(long["bert_a"])
+    for model, name in CLAIMS["names"].items():
+        if model == "nopos":
+            continue
+        gains = []
+        for finals in (short, long):
+            one = paired(finals, "bert_a", model) if model in finals and model != "bert_a" else None
+            gains.append(", ".join(number(one.differences[seed], 2) for seed in seeds) if one else "")
+        means = [number(np.mean(list(of[model].values())), 2) if model in of else "not run" for of in (short, long)]
+        rows.append([name, span(exits[model].values()), *means, *gains])
+    updates = [f"{PLAN['stages'][stage]['updates']:,}" for stage in ("controls", "longer")]
+    counts = [len(of["bert_a"]) for of in (short, long)]
+    header = ["tiny model", "leaves the plateau at update"]
+    header += [f"loss after {n} ({count} seeds)" for n, count in zip(updates, counts, strict=True)]
+    header += [f"gain after {n} (seeds {', '.join(map(str, seeds))})" for n in updates]
+    return Table.plain(header, rows)
+
+
+def of_gain(one: Contrast) -> str:
+    """ "0.56 [0.35, 0.78]": how much lower the first model's loss is."""
+    low, high = sorted(-bound for bound in one.interval)
+    return f"{number(-one.mean, 2)} [{number(low, 2)}, {number(high, 2)}]"
 
 
 def span(values: Iterable[float]) -> str:

@@ -96,9 +96,11 @@ def test_one_command_writes_pages_and_figures(root, vocabulary, monkeypatch):
     readme, page = ((root / name).read_text() for name in ("README.md", "docs/results.md"))
     for text in (readme, page):
         assert text.startswith("# Title\n") and text.endswith("rest\n") and "STALE" not in text
-    assert all(f"(figures/{name})" in page for name in drawn) and "(evidence/pilot.md)" in page
-    assert "| tupe_a_tie_cls - bert_a | positions apart from words |" in page
-    assert "| positions apart from words | `tupe_a_tie_cls` - `bert_a` |" in readme
+    every = (root / "docs/evidence/contrasts.md").read_text()
+    assert all(f"(../figures/{name})" in every for name in drawn - {"claims_lasting.png"})
+    assert "(figures/claims_lasting.png)" in page and "(two seeds" in readme
+    assert "| tupe_a_tie_cls - bert_a | positions apart from words |" in every
+    assert "| positions apart from words | `tupe_a_tie_cls` over `bert_a` |" in page
     assert {path.stem for path in (root / "docs/evidence").glob("*.md")} == {*first.PAGES}
     shutil.rmtree(root / "out")  # the tables alone give the same pages
     (root / "docs/evidence/main.md").unlink()
@@ -114,7 +116,8 @@ def test_tables_of_ones_own_leave_the_pages_of_the_project_alone(root, vocabular
     monkeypatch.setattr(first, "FIGURES", ())
     result = invoke("claims", "--evidence", root / "mine", "--runs", root / "out", "--data", vocabulary)
     assert result.exit_code == 0, result.output
-    assert "(./controls.md)" in (root / "mine/results.md").read_text() and (root / "mine/controls.md").exists()
+    assert "(figures/claims_lasting.png)" in (root / "mine/results.md").read_text()
+    assert "(figures/claims_loss.png)" in (root / "mine/contrasts.md").read_text()
     assert all("STALE" in (root / page).read_text() for page in ("README.md", "docs/results.md"))
     assert invoke("claims", "--runs", root / "nowhere").exit_code == 2
 

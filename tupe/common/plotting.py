@@ -61,6 +61,14 @@ def style(index: int) -> dict:
     }
 
 
+MODELS = ("bert_a", "tupe_r", "tupe_a", "bert_r", "bert_a_d", "tupe_a_tie_cls", "", "", "nopos")  # nopos: the palest
+
+
+def of_model(name: str) -> dict:
+    """What the line of a model looks like that many figures show: one colour for each."""
+    return style(MODELS.index(name))
+
+
 def curves(panels: int = 1, width: float = 5.0, height: float = 3.2, rows: int = 1, **options) -> tuple:
     """(figure, array of axes) for lines and bars: panels in rows, `width` and `height` inches each."""
     columns = -(-panels // rows)
