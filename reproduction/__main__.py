@@ -9,10 +9,11 @@ from . import first, release, second
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 def main() -> None:
     """The experiments on TUPE's claims: `evidence`, `claims` and `release` are of the first protocol
-    (docs/reproduction.md), `run` and `page` of the second (docs/second-protocol.md)."""
+    (docs/reproduction.md), `run`, `page` and `zorro` of the second (docs/second-protocol.md)."""
 
 
-for command in (first.evidence_command, first.claims_command, release.command, second.run, second.write_page):
+commands = first.evidence_command, first.claims_command, release.command
+for command in (*commands, second.run, second.write_page, second.score_zorro):
     main.add_command(command)
 
 if __name__ == "__main__":

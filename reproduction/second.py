@@ -2,10 +2,14 @@
 
     python -m reproduction run --data DATA --output OUT     train and evaluate what is left; an OUT is resumed
     python -m reproduction page --runs OUT                  add finished runs to docs/evidence/second, write second.md
+    python -m reproduction zorro --runs OUT --pairs ZORRO   score kept weights on Zorro's minimal pairs, for the page
 
 Runs, their evaluation and their tables are those of the first protocol (`tupe.experiments`).
 """
 
+import csv
+import gzip
+import io
 import math
 from collections import defaultdict
 from collections.abc import Sequence
@@ -13,21 +17,26 @@ from dataclasses import replace
 from pathlib import Path
 
 import click
+import numpy as np
 import yaml
 
 from tupe.common import options, record
 from tupe.common.options import ListOf
 from tupe.common.tables import Table
+from tupe.evaluation import minimal_pairs
+from tupe.evaluation.loading import load_model
 from tupe.experiments import collect, runner
 from tupe.experiments.plan import PLAN, Trial, final_losses, lengths_of
-from tupe.experiments.statistics import contrast
+from tupe.experiments.statistics import contrast, with_interval
 from tupe.experiments.training import train
 from tupe.positions import load_scheme_file
+from tupe.text import TextEncoder
 
 from . import statistics
 
 HERE = Path(__file__).parent
 FIRST, TABLES = HERE.parent / "docs/evidence", HERE.parent / "docs/evidence/second"
+ZORRO, PAIRS = TABLES / "zorro.csv.gz", 200  # pairs of each paradigm, the first ones
 PROTOCOL = yaml.safe_load((HERE / "second.yaml").read_text(encoding="utf-8"))
 PROTOCOL["models"] |= PLAN["models"]
 for model in PROTOCOL["models"].values():
@@ -217,6 +226,29 @@ def again(losses: dict[Trial, float]) -> list[str]:
     return lines
 
 
+def zorro_scores() -> dict[str, dict[str, float]]:
+    """{run, or folder of a released model: {paradigm: accuracy}}, as committed."""
+    scores = defaultdict(dict)
+    if ZORRO.exists():
+        for row in csv.DictReader(io.StringIO(gzip.decompress(ZORRO.read_bytes()).decode())):
+            scores[row["run"]][row["paradigm"]] = float(row["accuracy"])
+    return dict(scores)
+
+
+def zorro_table() -> list[str]:
+    """Macro averages over Zorro's paradigms, a row for each model, size, stage and rate."""
+    groups = defaultdict(list)
+    for name, by_paradigm in sorted(zorro_scores().items()):
+        groups[name.rpartition("_seed")[0] or name].append(100 * np.mean(list(by_paradigm.values())))
+    rows = [
+        ("", [f"`{name}`", str(len(values)), ", ".join(f"{value:.1f}" for value in values), with_interval(values, 1)])
+        for name, values in groups.items()
+    ]
+    text = f"Per cent right of the first {PAIRS} pairs of each paradigm (`phueb/Zorro`), macro average; chance is 50.\n"
+    header = ["weights", "seeds", "accuracy", "mean [95 % interval]"]
+    return ["## Zorro\n", text, Table(header, rows, align="lrrr").markdown()] if rows else []
+
+
 def page() -> str:
     """docs/evidence/second.md, from the committed tables alone."""
     losses = ended(None)
@@ -226,6 +258,7 @@ def page() -> str:
         "[the protocol](../second-protocol.md) says what they decide.\n",
         *again(losses),
         *tables_of_losses(losses),
+        *zorro_table(),
     ]
     return "\n".join(lines)
 
@@ -268,4 +301,27 @@ def write_page(runs, data):
     if runs:
         tables = collect.read(TABLES)
         collect.write(collect.merge(tables, collect.collect(runs, tables, data)), TABLES)
+    record.write_atomically(FIRST / "second.md", page())
+
+
+@click.command("zorro", cls=options.QuietCommand)
+@click.option("--runs", type=options.FOLDER, required=True, help="folder of `run`; released models are scored, too")
+@options.data("folder with dict.txt and the pieces")
+@click.option("--pairs", type=options.FOLDER, required=True, help="sentences/babyberta of phueb/Zorro")
+def score_zorro(runs, data, pairs):
+    """Score kept weights on Zorro's minimal pairs; then write the page."""
+    weights = {str(trial): trial.folder(runs) / "model.pt" for trial in final_losses(runs)}
+    weights |= {f"models/{path.name}": path for path in sorted((HERE.parent / "models").iterdir())}
+    paradigms, encoder, scores = minimal_pairs.read_paradigms(pairs, PAIRS), TextEncoder(data), zorro_scores()
+    for name, path in weights.items():
+        if path.exists():
+            click.echo(name)
+            results = minimal_pairs.evaluate(load_model(path, data)[0], encoder, paradigms, runs / "zorro" / name)
+            credits = minimal_pairs.accuracies(results)
+            scores[name] = {paradigm: float(credit.mean()) for paradigm, credit in credits.items()}
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    rows = [(name, paradigm, f"{value:.4f}") for name in scores for paradigm, value in scores[name].items()]
+    writer.writerows([("run", "paradigm", "accuracy"), *sorted(rows)])
+    record.write_atomically(ZORRO, gzip.compress(text.getvalue().encode(), mtime=0))
     record.write_atomically(FIRST / "second.md", page())

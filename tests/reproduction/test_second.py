@@ -1,6 +1,11 @@
 import math
+import re
+import shutil
 
+import pytest
 import yaml
+from click.testing import CliRunner
+from evidence_runs import write_run
 
 from reproduction import second
 from tupe import positions
@@ -105,3 +110,27 @@ def test_the_protocol_names_the_models_of_its_yaml():
         assert f"`{stage}`" in text or stage == "again_bf16"
         assert all(f"{updates:,}" in text for updates in second.lengths_of(plan))
     assert all(f"`{model}`" in text for model in own["models"])
+
+
+def test_zorro_is_scored_of_what_is_kept_and_shown_by_seed(pretrained, vocabulary, tmp_path, monkeypatch):
+    monkeypatch.setattr(second, "ZORRO", tmp_path / "tables/zorro.csv.gz")
+    monkeypatch.setattr(second, "FIRST", tmp_path)
+    monkeypatch.setattr(second, "HERE", tmp_path / "here")
+    monkeypatch.setattr(second, "page", lambda: "\n".join(second.zorro_table()))
+    (tmp_path / "models").mkdir()
+    (tmp_path / "tables").mkdir()
+    (tmp_path / "zorro").mkdir()
+    for name in ("case", "order"):
+        (tmp_path / f"zorro/{name}.txt").write_text("cat the sat on a mat .\nthe cat sat on a mat .\n" * 2)
+    for seed in (4, 5, 6):
+        trial = Trial("again", "tupe_a_tie_cls", "tiny", 5000, 4e-3, seed)
+        write_run(tmp_path / "out", trial, 5.7)
+        if seed != 6:
+            shutil.copy(pretrained, trial.folder(tmp_path / "out") / "model.pt")
+    words = ["--runs", tmp_path / "out", "--data", vocabulary, "--pairs", tmp_path / "zorro"]
+    result = CliRunner().invoke(second.score_zorro, list(map(str, words)))
+    assert result.exit_code == 0, result.output
+    scores = second.zorro_scores()
+    assert [name[-1] for name in scores] == ["4", "5"] and all(set(of) == {"case", "order"} for of in scores.values())
+    (row,) = re.findall(r"\| `again/tupe_a_tie_cls/tiny_5000_lr0.004` \| 2 \| (\S+), (\S+) \|", second.page())
+    assert [float(value) for value in row] == pytest.approx([100 * sum(of.values()) / 2 for of in scores.values()])
