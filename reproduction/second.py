@@ -300,7 +300,7 @@ def write_page(runs, data):
     """Add finished runs to the tables, then write docs/evidence/second.md from them."""
     if runs:
         tables = collect.read(TABLES)
-        collect.write(collect.merge(tables, collect.collect(runs, tables, data)), TABLES)
+        collect.write(collect.merge(tables, collect.collect(runs, data)), TABLES)
     record.write_atomically(FIRST / "second.md", page())
 
 

@@ -13,7 +13,7 @@ from tupe.common.safe_load import read_checkpoint
 from tupe.encoder import Encoder
 from tupe.experiments import collect, training
 from tupe.experiments.plan import PLAN, Trial, best_rates, final_losses, trials
-from tupe.experiments.training import conclude, keep_weights
+from tupe.experiments.training import conclude, save_half
 
 RATES = dict.fromkeys(PLAN["models"], 1e-3)
 
@@ -172,30 +172,23 @@ def test_the_pilot_of_some_models_ends_where_another_still_needs_a_rate(tmp_path
     assert [max(trial.lr for trial in planned) for planned in rounds] == [4e-3, 8e-3, 16e-3, 32e-3]
 
 
-def test_weights_are_kept_in_half_precision_along_training(pretrained, tmp_path):
-    trial = Trial("main", "tupe_r", "mini", 5000, 1e-3, 1)
-    for updates in (500, 600, 1000, 5000):  # 600: where training was interrupted
-        shutil.copy(pretrained, tmp_path / f"checkpoint_1_{updates}.pt")
-    keep_weights(trial, tmp_path)
-    assert sorted(path.name for path in tmp_path.glob("model*")) == ["model_1000.pt", "model_500.pt"]
-    full, half = (read_checkpoint(path) for path in (pretrained, tmp_path / "model_500.pt"))
+def test_weights_are_kept_in_half_precision(pretrained, tmp_path):
+    save_half(pretrained, tmp_path / "model.pt")
+    full, half = (read_checkpoint(path) for path in (pretrained, tmp_path / "model.pt"))
     assert half["last_optimizer_state"] is None
     for name, value in full["model"].items():
         expected = value.half() if value.is_floating_point() else value
         assert torch.equal(half["model"][name], expected) and half["model"][name].dtype == expected.dtype
-    keep_weights(Trial("controls", "tupe_r", "tiny", 5000, 1e-3, 1), tmp_path / "controls")
-    assert not (tmp_path / "controls").exists()
 
 
 def test_finished_runs_are_evaluated(pretrained, vocabulary, tmp_path, monkeypatch):
     monkeypatch.setattr(training, "SENTENCES", 10)
     monkeypatch.setattr(training, "TOKENS", 300)
-    trial = Trial("main", "tupe_r", "mini", 1500, 1e-3, 1)
-    for name in ("checkpoint_1_500.pt", "checkpoint_1_1000.pt", "checkpoint_last.pt"):
+    for name in ("checkpoint_1_500.pt", "checkpoint_last.pt"):
         shutil.copy(pretrained, tmp_path / name)
-    conclude(vocabulary, trial, tmp_path, "finished")
+    conclude(vocabulary, tmp_path, "finished")
     assert not list(tmp_path.glob("checkpoint*"))
     content = json.loads((tmp_path / "evaluation.json").read_text())
     (tmp_path / "evaluation.json").unlink()
-    conclude(vocabulary, trial, tmp_path, "finished")  # again, of the weights that were kept
+    conclude(vocabulary, tmp_path, "finished")  # again, of the weights that were kept
     assert json.loads((tmp_path / "evaluation.json").read_text()) == content

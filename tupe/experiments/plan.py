@@ -72,8 +72,6 @@ class Trial:
             "--log-format": "json", "--log-interval": 50, "--num-workers": 1,
             "--long-sentences": "skip",  # as in the committed runs
         }  # fmt: skip
-        if "weights_every" in plan:  # `training.keep_weights` halves them at the end
-            words |= {"--save-interval-updates": plan["weights_every"], "--keep-interval-updates": -1}
         name = f"{self.stage} {self.model} {self.size} lr {self.lr:g} seed {self.seed}"
         return runner.Job(name, self.folder(output), (*runner.tupe("pretrain", words), *further))
 

@@ -67,7 +67,7 @@ def run(data: Path, output: Path, position: str, arch: str, jobs: int | None, fu
     cost = Trial("cost", "bert_a", "tiny", COST, best[name], 1)
     planned = [*trials("controls", best, models=[name], own=own), cost]
     train(data, output, planned, jobs, further, functools.partial(Trial.job, protocol=with_models(own)))
-    tables = collect.merge(known, collect.collect(output, known, data))
+    tables = collect.merge(known, collect.collect(output, data))
     text = report(Evidence(tables, own), name, position)
     write_atomically(output / "protocol.md", text)
     click.echo(text)

@@ -1,8 +1,7 @@
 """Trains and evaluates trials of a plan, and keeps of each what is needed to draw conclusions.
 
 OUT/<stage>/<model>/<size>_<updates>_lr<lr>_seed<seed>/ is a run. When it is finished, evaluation.json holds its
-evaluation and model.pt its weights in half precision; the checkpoint with the optimizer's state goes. Stages with
-`weights_every` also keep model_<updates>.pt along training.
+evaluation and model.pt its weights in half precision; the checkpoint with the optimizer's state goes.
 """
 
 import functools
@@ -19,19 +18,9 @@ from ..evaluation.order import evaluate
 from ..plugin.pretrained import load_split
 from ..text import TextEncoder
 from . import collect, runner
-from .plan import PLAN, Trial, final_losses, pilot_trials, with_models
+from .plan import Trial, final_losses, pilot_trials, with_models
 
 SENTENCES, TOKENS = 2000, 400_000  # of the evaluation: order sensitivity, loss
-
-
-def keep_weights(trial: Trial, folder: Path) -> None:
-    """Make model_<updates>.pt of the checkpoints that training has left, if the stage keeps weights."""
-    every = PLAN["stages"].get(trial.stage, {}).get("weights_every")
-    for path in folder.glob("checkpoint_*_*.pt") if every else ():
-        updates = int(path.stem.rpartition("_")[2])
-        weights = folder / f"model_{updates}.pt"
-        if updates % every == 0 and updates < trial.updates and not weights.exists():
-            save_half(path, weights)
 
 
 def save_half(checkpoint: Path, output: Path) -> None:
@@ -41,7 +30,7 @@ def save_half(checkpoint: Path, output: Path) -> None:
     save_atomically({**state, "model": half}, output)
 
 
-def conclude(data: Path, trial: Trial, folder: Path, state: str) -> None:
+def conclude(data: Path, folder: Path, state: str) -> None:
     """Keep the weights of a finished run in half precision and evaluate them; its checkpoints are deleted. Waits for
     another process that does so."""
     checkpoint, weights = folder / "checkpoint_last.pt", folder / "model.pt"
@@ -50,7 +39,6 @@ def conclude(data: Path, trial: Trial, folder: Path, state: str) -> None:
     while not record.lock(folder):
         time.sleep(1)
     if checkpoint.exists():
-        keep_weights(trial, folder)
         save_half(checkpoint, weights)
         for path in sorted(folder.glob("checkpoint*.pt"), key=checkpoint.__eq__):  # that one last: it brings us here
             path.unlink()
@@ -98,7 +86,7 @@ def train(
             record.clear_failure(job.folder)
     states = runner.run(
         list(plan), runner.slots(jobs), title=planned[0].stage,
-        ended=lambda job, state: conclude(data, plan[job], job.folder, state),
+        ended=lambda job, state: conclude(data, job.folder, state),
     )  # fmt: skip
     results = final_losses(output)
     states = {job: "finished" if plan[job] in results else state for job, state in states.items()}
