@@ -1,5 +1,6 @@
 """The first protocol (docs/reproduction.md): its runs, which are those of tupe/experiments/plan.yaml, and its pages."""
 
+import functools
 from pathlib import Path
 
 import click
@@ -10,8 +11,8 @@ from tupe.common.options import ListOf
 from tupe.common.tables import Table
 from tupe.experiments import collect
 from tupe.experiments.evidence import Evidence
-from tupe.experiments.plan import PLAN, best_rates, final_losses, pilot_trials, planned_models, trials
-from tupe.experiments.training import train, train_pilot
+from tupe.experiments.plan import PLAN, final_losses, planned_models, trials
+from tupe.experiments.training import train, train_stage
 
 from . import tables
 from .figures import FIGURES
@@ -29,7 +30,7 @@ PAGES = ["contrasts", "pilot", "first", "controls", "main", "longer"]  # beside 
 @options.output("folder of the experiment; an existing one is resumed")
 @click.option("--stages", type=ListOf(list(PLAN["stages"])), default=",".join(PLAN["stages"]), show_default=True)
 @click.option("--models", type=ListOf(), help="only these")
-@click.option("--seeds", type=ListOf(int), help="only these, instead of the stage's")
+@click.option("--seeds", type=ListOf(int), help="only these of the stage's")
 @options.jobs()
 @click.option("--dry-run", is_flag=True, help="print the commands and run none")
 @click.argument("further", nargs=-1, type=click.UNPROCESSED, metavar="[OPTIONS OF EVERY TRAINING]...")
@@ -39,24 +40,23 @@ def evidence_command(data, output, stages, models, seeds, jobs, dry_run, further
     python -m reproduction evidence --data DATA --output evidence --stages pilot --jobs 2
     """
     data, output = data.resolve(), output.resolve()
-    chosen = {stage: planned_models(stage, models) for stage in stages}
+    valid = [name for stage in stages for name in planned_models(stage)]
     for model in models or ():
-        if not any(model in names for names in chosen.values()):
-            valid = [name for stage in stages for name in planned_models(stage)]
+        if model not in valid:
             raise ValueError(f"no stage of {', '.join(stages)} has a model {model!r}{options.nearest(model, valid)}")
-    for stage in [stage for stage, names in chosen.items() if names]:
-        losses = final_losses(output)
-        if stage == "pilot":
-            planned = pilot_trials(losses, seeds, models)
-        else:
-            planned = trials(stage, best_rates(losses)[0], seeds, models)
+
+    def planned(stage):
+        found, names = trials(stage, final_losses(output), models=models, seeds=seeds), planned_models(stage)
+        if unknown := {name for name in names if not models or name in models} - {trial.model for trial in found}:
+            raise ValueError(f"no learning rate for {', '.join(sorted(unknown))}: finish the stage pilot first")
+        return found
+
+    for stage in stages:
         if dry_run:
-            for trial in planned:
+            for trial in planned(stage):
                 click.echo(" ".join(map(str, trial.job(data, output, further).command)))
-        elif stage == "pilot":
-            train_pilot(data, output, jobs, further, seeds, models)
         else:
-            train(data, output, planned, jobs, further)
+            train_stage(functools.partial(planned, stage), lambda new: train(data, output, new, jobs, further))
 
 
 # ----------------------------------------------------------------------------------------------------------- the pages

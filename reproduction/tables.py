@@ -10,7 +10,7 @@ import numpy as np
 from tupe.common.tables import Table
 from tupe.evaluation.minimal_pairs import macro_average
 from tupe.experiments.evidence import Evidence, worst_minus_best
-from tupe.experiments.plan import PLAN, Trial, lengths_of, trials
+from tupe.experiments.plan import PLAN, Trial, lengths_of, planned_models
 from tupe.experiments.statistics import (
     Contrast,
     Seeds,
@@ -227,7 +227,8 @@ def coverage(evidence: Evidence) -> str:
     """What has run, of what is planned, and in which precision."""
     parts = []
     for stage, plan in PLAN["stages"].items():
-        all_planned = trials(stage, dict.fromkeys(PLAN["models"], 0.0))  # at whatever rate
+        rates = PLAN["learning_rates"] if stage == "pilot" else plan.get("shares", [1])
+        all_planned = len(planned_models(stage)) * len(plan["seeds"]) * len(lengths_of(plan)) * len(rates)
         finished = [trial for trial in evidence.runs if trial.stage == stage]
         planned = [
             trial
@@ -237,7 +238,7 @@ def coverage(evidence: Evidence) -> str:
         more = f" and {len(finished) - len(planned)} more" if len(finished) > len(planned) else ""
         used = {evidence.runs[trial]["precision"] for trial in finished} - {""}
         precision = f" ({', '.join(sorted(used))})" if used else ""
-        parts.append(f"{stage} {len(planned)} of {len(all_planned)}{more}{precision}")
+        parts.append(f"{stage} {len(planned)} of {all_planned}{more}{precision}")
     failed = "".join(f" Failed: `{trial}` ({reason})." for trial, reason in evidence.failed.items())
     return f"Finished runs: {'; '.join(parts)}.{failed}"
 

@@ -4,7 +4,6 @@ OUT/<stage>/<model>/<size>_<updates>_lr<lr>_seed<seed>/ is a run. When it is fin
 evaluation and model.pt its weights in half precision; the checkpoint with the optimizer's state goes.
 """
 
-import functools
 import json
 import time
 from collections.abc import Callable, Sequence
@@ -18,7 +17,7 @@ from ..evaluation.order import evaluate
 from ..plugin.pretrained import load_split
 from ..text import TextEncoder
 from . import collect, runner
-from .plan import Trial, final_losses, pilot_trials, with_models
+from .plan import Trial, final_losses
 
 SENTENCES, TOKENS = 2000, 400_000  # of the evaluation: order sensitivity, loss
 
@@ -93,12 +92,9 @@ def train(
     runner.exit_if_unfinished(states, planned[0].stage)
 
 
-def train_pilot(
-    data: Path, output: Path, jobs: int | None, further: Sequence[str], seeds: list[int] | None = None,
-    models: list[str] | None = None, own: dict | None = None,
-) -> None:  # fmt: skip
-    """Train the pilot until the best rate of every model lies between two others."""
-    planned, job = set(), functools.partial(Trial.job, protocol=with_models(own))
-    while set(current := pilot_trials(final_losses(output), seeds, models, own)) - planned:
-        planned = set(current)
-        train(data, output, current, jobs, further, job)
+def train_stage(planned: Callable[[], list[Trial]], train: Callable[[list[Trial]], None]) -> None:
+    """Train what is planned, until nothing new is: a best rate at the edge of those that have run asks for another."""
+    known = set()
+    while new := [trial for trial in planned() if trial not in known]:
+        train(new)
+        known.update(new)
