@@ -283,18 +283,8 @@ def share_cell(shares: Seeds, least: float = 0) -> str:
     at which a share is only known to be at most as large."""
     if not shares:
         return ""
-
-    def one(share: float) -> str:
-        if not math.isfinite(share):
-            return "> 100" if math.isinf(share) else "–"
-        return ("≤ " if share < 1.001 * least else "") + f"{100 * share:.0f}"
-
-    texts = [one(share) for share in shares.values()]
-    if "–" in texts:
-        return f"– ({', '.join(texts)})"
+    texts = ["≤ " * (share < 1.001 * least) + f"{100 * share:.0f}" for share in shares.values()]
     mean, interval = geometric_mean_interval(shares.values())
-    if math.isinf(mean):
-        return f"> 100 % ({', '.join(texts)})"
     at_most = any(text.startswith("≤") for text in texts)
     bounds = f" [{100 * interval[0]:.0f}, {100 * interval[1]:.0f}]" if interval and not at_most else ""
     return f"{'≤ ' * at_most}{100 * mean:.0f} %{bounds} ({', '.join(texts)})"
