@@ -16,11 +16,19 @@ from tupe.experiments.plan import PLAN, Trial
 LOSSES = {1: 5.3, 2: 5.32, 3: 5.31}
 
 
+@pytest.fixture(scope="module")
+def tables(tmp_path_factory):
+    """Of the pilot and the controls."""
+    folder = tmp_path_factory.mktemp("experiment")
+    write_experiment(folder / "runs", ["pilot", "controls"])
+    collect.write(collect.collect(folder / "runs"), folder / "tables")
+    return folder / "tables"
+
+
 @pytest.fixture
-def place(tmp_path, monkeypatch):
-    """Tables of the pilot and the controls, and finished runs of `rope`; every planned run has to be one of these."""
-    write_experiment(tmp_path / "runs", ["pilot", "controls"])
-    collect.write(collect.collect(tmp_path / "runs"), tmp_path / "tables")
+def place(tables, tmp_path, monkeypatch):
+    """These tables, and finished runs of `rope`; every planned run has to be one of these."""
+    shutil.copytree(tables, tmp_path / "tables")
     name = protocol.name_of("rope", "bert_a")
     for lr in PLAN["learning_rates"]:
         write_run(tmp_path / "out", Trial("pilot", name, "tiny", 5000, lr, 101), 5.5 + (lr - 2e-3) ** 2 * 1e5)

@@ -9,6 +9,7 @@ from helpers import PLUGIN
 
 from reproduction import first
 from reproduction.__main__ import main
+from tupe.common import plotting
 from tupe.experiments.plan import PLAN, Trial
 
 
@@ -62,7 +63,8 @@ def clone(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_one_command_writes_the_committed_pages_and_the_figures(clone):
+def test_one_command_writes_the_committed_pages_and_the_figures(clone, monkeypatch):
+    monkeypatch.setitem(plotting.plt.rcParams, "figure.dpi", 30)  # most of the time goes into pixels
     words = ["claims", "--evidence", clone / "docs/evidence"]
     result = invoke(*words)
     assert result.exit_code == 0, result.output

@@ -201,7 +201,7 @@ def draw_positions(checkpoint, data, length, layer):
 @drawing
 @click.argument("sources", nargs=-1, required=True, metavar="[LABEL=]RUN ...")
 def draw_loss(sources):
-    """Validation loss by updates. RUN: folder of a pre-training, or the log of fairseq-train."""
+    """Validation loss by updates. RUN: folder of a pre-training."""
     return losses({label: probes.losses_of(path) for label, path in labelled(sources).items()}), ""
 
 

@@ -7,9 +7,7 @@ words. The formulas of the four measures below are this project's own.
 """
 
 import io
-import json
 import math
-import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -261,31 +259,14 @@ def only(model: TupeModel, name: str, layer: int = 0) -> PositionScheme:
 # ------------------------------------------------------------------------------------------------- losses of a training
 
 
-def losses_of(path: str | Path) -> tuple:
-    """(updates, validation losses in bits per masked token), two lists, of a pre-training: its folder, or the log of
-    fairseq-train. Raises ValueError if there are none."""
-    path = Path(path)
-    if path.is_dir():
-        run = record.read(path)
-        entries = [entry for entry in run.scores if entry["split"] == run.splits[0]] if run else []
-        updates, losses = [entry["num_updates"] for entry in entries], [entry["loss"] for entry in entries]
-    else:
-        updates, losses = validation_losses(path.read_text(encoding="utf-8"))
-    if not updates:
-        raise ValueError(f"{path} has no validation losses; valid: the folder or the log of a pre-training")
-    return updates, losses
-
-
-def validation_losses(log: str) -> tuple:
-    """The same from the text of a log, JSON or simple."""
-    losses = {}
-    for line in log.splitlines():
-        if '"valid_loss"' in line:
-            stats = json.loads(line[line.index("{") :])
-            losses[int(stats["valid_num_updates"])] = float(stats["valid_loss"])
-        elif match := re.search(r"valid on .* subset.*\| loss (\S+) .*\| num_updates (\d+)", line):
-            losses[int(match.group(2))] = float(match.group(1))
-    return list(losses), list(losses.values())
+def losses_of(folder: str | Path) -> tuple:
+    """(updates, validation losses in bits per masked token), two lists, of the folder of a pre-training. Raises
+    ValueError if there are none."""
+    run = record.read(folder)
+    entries = [entry for entry in run.scores if entry["split"] == run.splits[0]] if run else []
+    if not entries:
+        raise ValueError(f"{folder} has no validation losses; valid: the folder of a pre-training")
+    return [entry["num_updates"] for entry in entries], [entry["loss"] for entry in entries]
 
 
 # --------------------------------------------------------------------------------------------------------- the command
