@@ -18,7 +18,7 @@ TITLES = {"main": "main stage", "slower": "one learning rate"}  # of stages, ins
 
 def loss(evidence: Evidence) -> Figure:
     """Training loss against updates, mean over seeds with a band from the lowest to the highest: the paper's 5a. Of the
-    controls, the models of the contrasts alone."""
+    controls, only the models of the contrasts."""
     drawn = {
         stage: [trial for trial in evidence.trials(stage) if stage != "controls" or trial.model in {*COMPARED, "nopos"}]
         for stage in (*SHOWN, "longer")

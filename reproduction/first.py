@@ -8,7 +8,7 @@ import jinja2
 
 from tupe.common import options, plotting, record
 from tupe.common.options import ListOf
-from tupe.common.tables import Table
+from tupe.common.tables import TextTable
 from tupe.experiments import collect
 from tupe.experiments.evidence import Evidence
 from tupe.experiments.plan import PLAN, final_losses, planned_models, trials
@@ -43,7 +43,8 @@ def evidence_command(data, output, stages, models, seeds, jobs, dry_run, further
     valid = [name for stage in stages for name in planned_models(stage)]
     for model in models or ():
         if model not in valid:
-            raise ValueError(f"no stage of {', '.join(stages)} has a model {model!r}{options.nearest(model, valid)}")
+            near = options.did_you_mean(model, valid)
+            raise ValueError(f"no stage of {', '.join(stages)} has a model {model!r}{near}")
 
     def planned(stage):
         found, names = trials(stage, final_losses(output), models=models, seeds=seeds), planned_models(stage)
@@ -67,7 +68,7 @@ def page(evidence: Evidence, name: str) -> str:
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).with_name("pages")), undefined=jinja2.StrictUndefined,
         trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True,
-        finalize=lambda value: value.markdown() if isinstance(value, Table) else value,
+        finalize=lambda value: value.markdown() if isinstance(value, TextTable) else value,
     )  # fmt: skip
     names = {**vars(tables), "evidence": evidence, "plan": PLAN["stages"]}
     return environment.get_template(f"{name}.jinja").render(names)

@@ -22,7 +22,7 @@ import yaml
 
 from tupe.common import options, record
 from tupe.common.options import ListOf
-from tupe.common.tables import Table
+from tupe.common.tables import TextTable
 from tupe.evaluation import minimal_pairs
 from tupe.evaluation.loading import load_model
 from tupe.experiments import collect, runner
@@ -69,7 +69,7 @@ def adopted(losses: dict[tuple[Trial, str], float]) -> dict[Trial, float]:
     return found
 
 
-def ended(output: Path | None) -> dict[Trial, float]:
+def known_losses(output: Path | None) -> dict[Trial, float]:
     """{trial: final loss} of all runs that count: of the first protocol, of the tables, and of a folder."""
     mine = {trial: loss for (trial, _), loss in known(TABLES).items()} if TABLES.exists() else {}
     return adopted(known(FIRST)) | mine | (final_losses(output) if output else {})
@@ -147,7 +147,7 @@ def tables_of_losses(losses: dict[Trial, float]) -> list[str]:
         if rows:
             header = ["model", "rate", "updates", *(f"seed {seed}" for seed in plan["seeds"])]
             cells = [("", [*key, *(row.get(seed, "–") for seed in plan["seeds"])]) for key, row in rows.items()]
-            lines.append(Table(header, cells, align="lrr" + "r" * len(plan["seeds"])).markdown())
+            lines.append(TextTable(header, cells, align="lrr" + "r" * len(plan["seeds"])).markdown())
     return lines
 
 
@@ -174,7 +174,7 @@ def again(losses: dict[Trial, float]) -> list[str]:
             rows.append(("", [f"`{model}` - `tupe_a_tie_cls`", f"{len(theirs)}, {len(mine)}",
                               f"{mean:.3f} [{low:.3f}, {high:.3f}]", f"{p:.2g}", verdict]))  # fmt: skip
     header = ["difference, all seeds in float32", "seeds", "mean [95 % interval], Welch", "p", "result"]
-    lines = ["## A: are three equal seeds luck?\n", Table(header, rows, align="lrrrl").markdown()]
+    lines = ["## A: are three equal seeds luck?\n", TextTable(header, rows, align="lrrrl").markdown()]
     one = contrast(by_seed(losses, "again_bf16", "tupe_a_tie_cls"), by_seed(first, "controls", "tupe_a_tie_cls"))
     seen, (low, high) = ", ".join(f"{value:.3f}" for value in one.differences.values()), one.interval
     lines.append(f"`tupe_a_tie_cls` in bfloat16 minus float32: {seen}; mean {one.mean:.3f} [{low:.3f}, {high:.3f}].\n")
@@ -201,12 +201,12 @@ def zorro_table() -> list[str]:
     ]
     text = f"Per cent right of the first {PAIRS} pairs of each paradigm (`phueb/Zorro`), macro average; chance is 50.\n"
     header = ["weights", "seeds", "accuracy", "mean [95 % interval]"]
-    return ["## Zorro\n", text, Table(header, rows, align="lrrr").markdown()] if rows else []
+    return ["## Zorro\n", text, TextTable(header, rows, align="lrrr").markdown()] if rows else []
 
 
 def page() -> str:
-    """docs/evidence/second.md, from the committed tables alone."""
-    losses = ended(None)
+    """docs/evidence/second.md, only from the committed tables."""
+    losses = known_losses(None)
     lines = [
         "# The second protocol: runs\n",
         "Final losses, bits per masked token, written by `python -m reproduction page` from the tables in `second/`;\n"
@@ -236,7 +236,7 @@ def run(data, output, stages, jobs, dry_run, further):
             load_scheme_file(model["position-file"])  # for the evaluation
 
     def planned(stage):
-        losses = ended(output)
+        losses = known_losses(output)
         return [trial for trial in trials(stage, losses, PROTOCOL) if trial not in losses]
 
     def train_lengths(new):

@@ -27,7 +27,7 @@ export CUDA_VISIBLE_DEVICES="" OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false PA
 SECONDS=0
 precision=$(python -m tupe.experiments.quickstart precision)
 settings="$updates updates, $precision"
-# One that was interrupted goes on. Of one that came to its end, or had other settings, downloads and data alone are kept.
+# One that was interrupted goes on. Of one that came to its end, or had other settings, only downloads and data are kept.
 if [ -e "$out/table.md" ] || [ "$(cat "$out/quickstart" 2> /dev/null)" != "$settings" ]; then
   rm -rf "$out/models" "$out/order" "$out/table.md"
 fi

@@ -473,7 +473,7 @@ def write_run(
     ]
     values = {
         "task": task, "architecture": architecture, "variant": "", "seed": seed, "lr": lr,
-        "length": {"max_epoch": epochs}, "splits": splits, "pretrained": f"/runs/{architecture}.pt",
+        "budget": {"max_epoch": epochs}, "splits": splits, "pretrained": f"/runs/{architecture}.pt",
         "pretrained_updates": updates, "metrics": list(TASKS[task].metrics), "command": "tupe finetune --a '<b>'",
         "versions": {"torch": "2"}, "commit": "abc", "device": "CPU", "started_at": "yesterday",
         "finished_at": "today", "state": state, "scores": scores,

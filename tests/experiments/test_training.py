@@ -13,7 +13,7 @@ from tupe.common.safe_load import read_checkpoint
 from tupe.encoder import Encoder
 from tupe.experiments import collect, training
 from tupe.experiments.plan import PLAN, Trial, best_rates, final_losses, trials
-from tupe.experiments.training import conclude, save_half
+from tupe.experiments.training import evaluate_and_prune, save_half
 
 # The pilot's losses where every model's best rate is 1e-3, and half of it has run, too
 PILOT = {
@@ -106,7 +106,7 @@ def test_a_folder_that_holds_another_run_than_its_name_says(tmp_path):
     finish(tmp_path, "bert_a", 1e-3, 6.0)
     folder = Trial("pilot", "bert_a", "tiny", 5000, 1e-3, 101).folder(tmp_path)
     run = record.read(folder)
-    run.length = {"max_update": 20}
+    run.budget = {"max_update": 20}
     run.save(folder)
     with pytest.raises(ValueError, match=r"pilot/bert_a/.* was trained for \{'max_update': 20\} at 0.001 with"):
         final_losses(tmp_path)
@@ -183,9 +183,9 @@ def test_finished_runs_are_evaluated(pretrained, vocabulary, tmp_path, monkeypat
     monkeypatch.setattr(training, "TOKENS", 300)
     for name in ("checkpoint_1_500.pt", "checkpoint_last.pt"):
         shutil.copy(pretrained, tmp_path / name)
-    conclude(vocabulary, tmp_path, "finished")
+    evaluate_and_prune(vocabulary, tmp_path, "finished")
     assert not list(tmp_path.glob("checkpoint*"))
     content = json.loads((tmp_path / "evaluation.json").read_text())
     (tmp_path / "evaluation.json").unlink()
-    conclude(vocabulary, tmp_path, "finished")  # again, of the weights that were kept
+    evaluate_and_prune(vocabulary, tmp_path, "finished")  # again, of the weights that were kept
     assert json.loads((tmp_path / "evaluation.json").read_text()) == content

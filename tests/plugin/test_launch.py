@@ -284,7 +284,7 @@ def test_an_override_outside_of_a_section_is_refused():
 
 
 def test_unknown_names_are_refused(tmp_path):
-    with pytest.raises(ValueError, match="--arch: there is no 'tupe_x'; did you mean 'tupe_"):
+    with pytest.raises(ValueError, match="--arch: unknown value 'tupe_x'; did you mean 'tupe_"):
         recipe("--arch=tupe_x")
     with pytest.raises(ValueError, match="no option --warmup-upd; did you mean '--warmup-updates'"):
         recipe("--warmup-upd=3")

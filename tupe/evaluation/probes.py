@@ -17,7 +17,7 @@ import torch
 
 from ..common import record
 from ..common.options import FILE, FOLDER, QuietCommand, seed
-from ..common.tables import Table
+from ..common.tables import TextTable
 from ..plugin.model import TupeModel
 from ..positions import PositionScheme, overrides
 from ..schemes import frequencies
@@ -33,7 +33,7 @@ def identical_word_attention(
     """A [L, L] float64: weights of one layer, averaged over heads and over sequences `<s> w w ... w </s>`.
 
     words: number of random words w, without replacement where there are enough. length: L, at least 3, default the
-    longest. layer: counted from 0. Raises ValueError if there is no such layer or length.
+    longest. layer: counted from 0. Raises ValueError for another layer or length.
     """
     _check_layer(model, layer)
     dictionary = model.dictionary
@@ -81,7 +81,7 @@ def measures(attention: np.ndarray) -> dict:
 
 def monotonicity_violation(attention: np.ndarray, offsets: int | None = None) -> float:
     """Share of the triples (x, m, n), 1 <= m < n <= offsets, for which A[x, x + n] > A[x, x + m], and likewise to the
-    left: weights should fall with the distance. NaN if there is no such triple."""
+    left: weights should fall with the distance. NaN without such a triple."""
     violations = triples = 0
     for matrix in (attention, attention[::-1, ::-1]):  # to the right, to the left
         for x, row in enumerate(matrix):
@@ -294,7 +294,7 @@ def command(checkpoints, data, words, length, layer, seed, output):
         record.write_atomically(output if output.suffix == ".npz" else f"{output}.npz", buffer.getvalue())
 
 
-def properties_table(values: dict) -> Table:
+def properties_table(values: dict) -> TextTable:
     """A row per measure and a column per model. values: {label: what `measures` returns}."""
     names = list(next(iter(values.values())))
-    return Table.plain(["", *values], [[name, *(f"{v[name]:.4g}" for v in values.values())] for name in names])
+    return TextTable.plain(["", *values], [[name, *(f"{v[name]:.4g}" for v in values.values())] for name in names])

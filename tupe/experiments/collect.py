@@ -1,5 +1,5 @@
 """Runs of a plan as compressed tables, which the repository keeps (docs/evidence): all numbers and figures of
-docs/results.md come from them alone.
+docs/results.md come only from them.
 
 A table is FOLDER/<name>.csv.gz. Collecting again replaces what is there of a run and leaves other runs alone, so that
 runs of several machines come together.
@@ -69,7 +69,7 @@ def fingerprint(data: Path) -> str:
     for name in ("dict.txt", "valid.idx", "valid.bin", "train.bin"):
         path = data / name
         if not path.exists():
-            raise ValueError(f"there is no {path}: {data} is no folder of pre-training data")
+            raise ValueError(f"{path} not found: {data} is not a folder of pre-training data")
         digest.update(str(path.stat().st_size).encode() if name == "train.bin" else path.read_bytes())
     return digest.hexdigest()[:12]
 

@@ -20,7 +20,7 @@ Measure = Callable[[Trial], float | None]
 class Evidence:
     """Tables of `collect`, by run. own: a model beside the plan's, whose runs count too.
 
-    Raises ValueError if there is no finished run, if runs had different data, or if those of one seed that are to be
+    Raises ValueError without a finished run, if runs had different data, or if those of one seed that are to be
     compared have different precisions."""
 
     def __init__(self, tables: dict[str, list[dict]], own: str | None = None):
@@ -112,7 +112,7 @@ class Evidence:
         return lowest - PLAN["threshold"] if math.isfinite(lowest) else None
 
     def exit(self, trial: Trial) -> float | None:
-        """The update at which the model leaves the plateau; None: it never does, or there is no threshold."""
+        """The update at which the model leaves the plateau; None: it never does, or the threshold is unknown."""
         threshold = self.threshold(trial.stage)
         return None if threshold is None else first_below(*self.curve(trial), threshold)
 

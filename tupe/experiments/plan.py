@@ -19,7 +19,7 @@ from . import runner
 PLAN = yaml.safe_load(Path(__file__).with_name("plan.yaml").read_text(encoding="utf-8"))
 BITS = 1 / math.log(2)  # of a nat
 # What a training may be given beyond its plan: where it runs, and in which precision. The rest is the protocol's.
-FREE = (
+ALLOWED_OPTIONS = (
     "--autocast", "model.autocast", "--position-file", "--gpus", "--cpu", "--micro-batch-size", "--num-workers",
     "--allocator", "--heartbeat-timeout", "--log-file", "--tensorboard-logdir", "--wandb-project",
 )  # fmt: skip
@@ -53,11 +53,12 @@ class Trial:
 
     def job(self, data: Path, output: Path, further: Sequence[str] = (), protocol: dict = PLAN) -> runner.Job:
         """The command that trains it. further: more words for it; protocol: what plan.yaml is for this one. Raises
-        ValueError for a word that is not `FREE`."""
+        ValueError for a word that is not `ALLOWED_OPTIONS`."""
         for word in further:
             name = word.partition("=")[0]
-            if name not in FREE and (word.startswith("--") or "=" in word):
-                raise ValueError(f"{name}: the protocol of docs/reproduction.md fixes it; valid: {', '.join(FREE)}")
+            if name not in ALLOWED_OPTIONS and (word.startswith("--") or "=" in word):
+                valid = ", ".join(ALLOWED_OPTIONS)
+                raise ValueError(f"{name}: the protocol of docs/reproduction.md fixes it; valid: {valid}")
         model, plan = protocol["models"][self.model], protocol["stages"].get(self.stage, {})
         chosen = {f"--{name}": model[name] for name in ("position", "position-file", "cls") if name in model}
         words = {
@@ -143,8 +144,8 @@ def records(output: Path) -> dict[Trial, record.Record]:
             found[Trial.parse("/".join(folder.parts[-3:]))] = run
     for trial, run in found.items():
         planned = trial.updates, trial.lr, trial.seed
-        if run.length and (run.length.get("max_update"), run.lr, run.seed) != planned:
-            raise ValueError(f"{trial.folder(output)} was trained for {run.length} at {run.lr:g} with seed {run.seed}")
+        if run.budget and (run.budget.get("max_update"), run.lr, run.seed) != planned:
+            raise ValueError(f"{trial.folder(output)} was trained for {run.budget} at {run.lr:g} with seed {run.seed}")
     return found
 
 

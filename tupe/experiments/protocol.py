@@ -10,7 +10,7 @@ import click
 import numpy as np
 
 from ..common.record import write_atomically
-from ..common.tables import Table
+from ..common.tables import TextTable
 from . import collect
 from .evidence import Evidence, worst_minus_best
 from .plan import PLAN, Trial, final_losses, trials
@@ -111,7 +111,7 @@ def report(evidence: Evidence, name: str, position: str) -> str:
     lines = [
         f"# {position}, by the protocol of docs/reproduction.md (tiny)\n",
         "Means over pre-training seeds with 95 % t-intervals; differences are paired by seed, corrected by Holm.\n",
-        Table(header, rows, align="lrrrlrrrr").markdown(),
+        TextTable(header, rows, align="lrrrlrrrr").markdown(),
         f"It diverged with seed {', '.join(map(str, seeds))}.\n" if seeds else "",
         f"Time of an update here, over BERT-A's: {cost:.2f}.\n" if cost else "",
     ]

@@ -29,7 +29,7 @@ def save_half(checkpoint: Path, output: Path) -> None:
     save_atomically({**state, "model": half}, output)
 
 
-def conclude(data: Path, folder: Path, state: str) -> None:
+def evaluate_and_prune(data: Path, folder: Path, state: str) -> None:
     """Keep the weights of a finished run in half precision and evaluate them; its checkpoints are deleted. Waits for
     another process that does so."""
     checkpoint, weights = folder / "checkpoint_last.pt", folder / "model.pt"
@@ -71,7 +71,7 @@ def train(
     data: Path, output: Path, planned: list[Trial], jobs: int | None, further: Sequence[str],
     job: Callable[[Trial, Path, Path, Sequence[str]], runner.Job] = Trial.job,
 ) -> None:  # fmt: skip
-    """Run what is left of the planned trainings of one stage; conclude each as it ends. That a run diverged is a
+    """Run what is left of the planned trainings of one stage; evaluate each as it ends. That a run diverged is a
     result; one that failed otherwise is tried again. Raises ValueError for the reasons of `check_data`."""
     plan = {job(trial, data, output, further): trial for trial in planned}
     if not plan:
@@ -85,7 +85,7 @@ def train(
             record.clear_failure(job.folder)
     states = runner.run(
         list(plan), runner.slots(jobs), title=planned[0].stage,
-        ended=lambda job, state: conclude(data, job.folder, state),
+        on_done=lambda job, state: evaluate_and_prune(data, job.folder, state),
     )  # fmt: skip
     results = final_losses(output)
     states = {job: "finished" if plan[job] in results else state for job, state in states.items()}

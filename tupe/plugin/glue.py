@@ -30,7 +30,7 @@ from omegaconf import II, MISSING, DictConfig
 from scipy.stats import pearsonr, spearmanr
 from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
 
-from ..common.options import letters
+from ..common.options import task_key
 from ..common.record import write_atomically
 from .criterion import count_tokens
 from .finetune import FinetuneConfig, FinetuneCriterion, FinetuneTask
@@ -90,7 +90,7 @@ TASKS = {
 def glue_name(name: str) -> str:
     """The official spelling of a task's name: "sts_b" and "stsb" are "STS-B". Raises ValueError for an unknown one."""
     for official in TASKS:
-        if letters(official) == letters(name):
+        if task_key(official) == task_key(name):
             return official
     raise ValueError(f"unknown GLUE task {name!r}; valid: {', '.join(TASKS)}")
 

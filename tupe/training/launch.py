@@ -104,7 +104,7 @@ def new_record(settled: Recipe, data: Path, symbols: list[str], processes: int) 
         config["model.position_file"] = record.fingerprint(own)
     return Record(
         task="masked_lm", architecture=settled.architecture, variant=settled.variant, seed=settled["seed"],
-        lr=settled["lr"][0], length={name: settled[name] for name in ("max_epoch", "max_update") if settled[name] > 0},
+        lr=settled["lr"][0], budget={name: settled[name] for name in ("max_epoch", "max_update") if settled[name] > 0},
         splits=splits, data=record.fingerprint(files), dictionary=fingerprint_of(symbols),
         config={"engine": "transformers", **config}, left_out=dict.fromkeys(names, 0.0),
     )  # fmt: skip

@@ -11,7 +11,7 @@ import yaml
 
 from ..common import limits
 from ..common.architectures import ELECTRA, SIZES, preset, split_size, with_size
-from ..common.options import CONFIGS, nearest
+from ..common.options import CONFIGS, did_you_mean
 from ..encoder import ModelConfig, names_in
 
 NAMES = names_in("fairseq")  # our option of a model -> fairseq's
@@ -42,7 +42,7 @@ ALWAYS_SO = {  # in the recipes for fairseq's sake: this engine knows no other w
 ARCH = "model._name"
 PLACES = {key.partition(".")[2]: key for key in (*OPTIONS, *PARTS) if not key.endswith("._name")}
 PLACES |= {key.partition(".")[0]: key for key in PARTS if key.endswith("._name")} | {"arch": ARCH}
-FREE = {NAMES[f.name] for f in fields(ModelConfig) if f.metadata["free"]}
+TUNABLE = {NAMES[f.name] for f in fields(ModelConfig) if f.metadata["free"]}
 
 
 @dataclass
@@ -91,7 +91,8 @@ def read(
     if values.get("criterion._name") == "electra" or split_size(values[ARCH])[0] in ELECTRA:
         raise ValueError(f"--recipe {recipe}, --arch {values[ARCH]}: an ELECTRA, which only --engine fairseq does")
     if unknown := [key for key in values if key not in {*OPTIONS, *PARTS, *ALWAYS_SO, ARCH}]:
-        raise ValueError(f"{unknown[0]} is not known to --engine transformers{nearest(unknown[0], PLACES.values())}")
+        near = did_you_mean(unknown[0], PLACES.values())
+        raise ValueError(f"{unknown[0]} is not known to --engine transformers{near}")
     for key, valid in PARTS.items():
         if key in values and values[key] not in valid:
             raise ValueError(f"{key}={values[key]}: valid with --engine transformers: {', '.join(valid)}")
@@ -121,7 +122,7 @@ def read(
     values["model.position"] = model.position
     plain = vars(ModelConfig(**preset(architecture)))
     differs = {NAMES[name]: value for name, value in vars(model).items() if str(value) != str(plain[name])}
-    variant = ", ".join(f"{name} {differs[name]}" for name in sorted(differs) if name not in FREE)
+    variant = ", ".join(f"{name} {differs[name]}" for name in sorted(differs) if name not in TUNABLE)
     return Recipe(values, architecture, model, variant, set(given))
 
 
@@ -136,7 +137,7 @@ def _compose(recipe, groups):
             path = CONFIGS / group / f"{groups.get(group, name)}.yaml"
             if not path.is_file():
                 choices = sorted(path.stem for path in path.parent.glob("*.yaml"))
-                raise ValueError(f"there is no {group}={path.stem}{nearest(path.stem, choices)}")
+                raise ValueError(f"{group}={path.stem} not found{did_you_mean(path.stem, choices)}")
             text = path.read_text(encoding="utf-8")
             content, package = yaml.safe_load(text), re.search("^# @package (.+)$", text, re.M)[1]
         for section, part in (content if package == "_global_" else {package: content}).items():
@@ -163,7 +164,7 @@ def _options(words):
         place = PLACES.get(key) or next((place for place in ALWAYS_SO if place.endswith(f".{key}")), None)
         if place is None:
             raise ValueError(f"{name} is not known to --engine transformers"
-                             f"{nearest(name, ['--' + key.replace('_', '-') for key in PLACES])}")
+                             f"{did_you_mean(name, ['--' + key.replace('_', '-') for key in PLACES])}")
         if not equals and isinstance(OPTIONS.get(place), bool):
             value = True
         elif not equals:
