@@ -11,7 +11,7 @@ from tupe import backend_cpu, cpu, losses, windows
 from tupe.attention import NORMALISERS, Batch
 from tupe.backends import BACKENDS, choose, make
 from tupe.bench import memory
-from tupe.encoder import Encoder, LMHead, of_cls
+from tupe.encoder import BLOCKS, Encoder, LMHead, of_cls
 from tupe.packing import NO_PADDING
 from tupe.positions import overrides
 from tupe.schemes import SCHEMES
@@ -151,7 +151,8 @@ READ = {"[CLS]": of_cls, "some": lambda tokens: tokens.ne(PAD).flatten().nonzero
         *({"position": position, "cls": cls} for position, cls in SOFTMAX),
         *({"position": position} for position in SCHEMES if (position, "tied") not in SOFTMAX),
         *({"normaliser": normaliser} for normaliser in NORMALISERS),
-        {"layer": "gau", "normaliser": "relu2"},
+        {"block": "gau", "normaliser": "relu2"},
+        {"block": "modern"},
         {"checkpoint_activations": True},
     ],
     ids=lambda options: "-".join(map(str, options.values())),
@@ -237,17 +238,17 @@ def test_gated_attention_unit(path, device):
 
 
 @pytest.mark.parametrize("padding", [(), (0, 3, 9)], ids=["full", "padded"])
-@pytest.mark.parametrize("layer", ["transformer", "gau"])
+@pytest.mark.parametrize("block", BLOCKS)
 @pytest.mark.parametrize("path, device", PATHS_ON)
-def test_autocast(path, device, layer, padding):
+def test_autocast(path, device, block, padding):
     """A forward and backward pass in bf16 against the plain one in float32; tolerance: of the relative error."""
     tokens = batch(padding=padding)
-    features, expected = outcome(encoder("untied+t5", layer=layer, attention="plain"), tokens)
+    features, expected = outcome(encoder("untied+t5", block=block, attention="plain"), tokens)
     with torch.autocast(device, torch.bfloat16):
-        ours, gradients = outcome(encoder("untied+t5", layer=layer, attention=path).to(device), tokens)
+        ours, gradients = outcome(encoder("untied+t5", block=block, attention=path).to(device), tokens)
     assert (ours - features).norm() < 0.1 * features.norm()
     assert gradients.keys() == expected.keys()
-    out = "layers.0.attention.out.weight" if layer == "transformer" else "layers.0.out.weight"
+    out = "layers.0.out.weight" if block == "gau" else "layers.0.attention.out.weight"
     for name in ("positions.untied.q.weight", "positions.t5.table.weight", out):
         assert (gradients[name] - expected[name]).norm() < 0.2 * expected[name].norm(), name
 

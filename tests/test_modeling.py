@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from tupe import cpu
+from tupe.encoder import BLOCKS
 from tupe.positions import check_combination, parse
 from tupe.schemes import SCHEMES
 
@@ -48,11 +49,11 @@ def first_output(model, ids=IDS, **options):
 
 
 @pytest.mark.parametrize("position", [*SCHEMES, *SUMS])
-@pytest.mark.parametrize("layer", ["transformer", "gau"])
-def test_weights_that_come_from_a_disk_for_their_module_s_call(position, layer, tmp_path):
+@pytest.mark.parametrize("block", BLOCKS)
+def test_weights_that_come_from_a_disk_for_their_module_s_call(position, block, tmp_path):
     """No weight is read past its module: outside of its call, it has no values."""
     accelerate = pytest.importorskip("accelerate")
-    model = make(position=position, layer=layer, normaliser="relu2" if layer == "gau" else "softmax")
+    model = make(position=position, block=block, normaliser="relu2" if block == "gau" else "softmax")
     with torch.no_grad():
         expected = first_output(model)
         accelerate.disk_offload(model, str(tmp_path), execution_device=torch.device("cpu"))

@@ -115,15 +115,15 @@ def test_every_parameter_learns(position, cls):
 
 
 in_all_layers = pytest.mark.parametrize(
-    ("position", "cls", "layer", "normaliser"),
+    ("position", "cls", "block", "normaliser"),
     [(position, cls, "transformer", "softmax") for position, cls in SETTINGS]
-    + [(*s, layer, norm) for s in [("nopos", "tied"), ("urpe", "untied")] for layer in BLOCKS for norm in NORMALISERS],
+    + [(*s, block, norm) for s in [("nopos", "tied"), ("urpe", "untied")] for block in BLOCKS for norm in NORMALISERS],
 )
 
 
 @in_all_layers
-def test_padding_changes_nothing(position, cls, layer, normaliser):
-    model = scramble(encoder(position, cls, layer=layer, normaliser=normaliser)).eval()
+def test_padding_changes_nothing(position, cls, block, normaliser):
+    model = scramble(encoder(position, cls, block=block, normaliser=normaliser)).eval()
     padded = tokens()
     padded[1, 6:] = PAD
     both, _ = model(padded)
@@ -136,9 +136,9 @@ def test_padding_changes_nothing(position, cls, layer, normaliser):
 
 @in_all_layers
 @pytest.mark.parametrize("recompute", [False, True], ids=["", "recompute"])
-def test_token_wise_work_without_padding(position, cls, layer, normaliser, recompute, monkeypatch):
+def test_token_wise_work_without_padding(position, cls, block, normaliser, recompute, monkeypatch):
     """Features, hidden states and all gradients are those of the padded computation, wherever the padding is."""
-    options = {"layer": layer, "normaliser": normaliser, "checkpoint_activations": recompute}
+    options = {"block": block, "normaliser": normaliser, "checkpoint_activations": recompute}
     model = scramble(encoder(position, cls, **options))
     batch = tokens(batch=5)
     batch[0, 6:] = batch[2, :3] = batch[3, 4] = batch[1, -1] = PAD
@@ -711,11 +711,11 @@ def test_no_tokens(position, path):
     assert model(tokens(5, 0), output_indices=torch.zeros(0, dtype=torch.long))[0].shape == (0, 16)
 
 
-def test_unknown_layer_and_normaliser():
+def test_unknown_block_and_normaliser():
     with pytest.raises(ValueError, match="valid: softmax, l2"):
         encoder("untied", normaliser="softmin")
-    with pytest.raises(ValueError, match="valid: transformer, gau"):
-        encoder("untied", layer="rnn")
+    with pytest.raises(ValueError, match="valid: transformer, gau, modern"):
+        encoder("untied", block="rnn")
 
 
 def test_sizes_without_meaning():

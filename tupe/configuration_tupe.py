@@ -49,6 +49,8 @@ class TupeConfig(PretrainedConfig):
         eos_token_id: int = 2,
         **options,
     ):
+        if "layer" in options:  # of earlier exports
+            options["block"] = options.pop("layer")
         for option in fields(ModelConfig):
             if option.name in NAMES:
                 setattr(self, NAMES[option.name], options.pop(NAMES[option.name], option.default))

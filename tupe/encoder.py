@@ -1,5 +1,5 @@
-"""A post-layer-norm BERT encoder. It names no position scheme: it gets the terms from `Positions` and hands them to
-every layer. `ModelConfig` is the one list of a model's options.
+"""BERT-like encoders, of the blocks of 2018 and of today. They name no position scheme: they get the terms from
+`Positions` and hand them to every layer. `ModelConfig` is the one list of a model's options.
 
 B batch, L sequence length, C model width, H heads, D = C / H, N layers; T rows of token-wise work: where there is
 padding, x [B, L, C] becomes [T, C] after the embeddings (`packing.Packing`), and so it stays outside of attention.
@@ -8,7 +8,8 @@ padding, x [B, L, C] becomes [T, C] after the embeddings (`packing.Packing`), an
 import logging
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import InitVar, dataclass, field, fields, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -57,14 +58,34 @@ class LayerInputs(NamedTuple):
         return x if self.selection is None else self.selection.take_packed(x)
 
 
+class RMSNorm(nn.RMSNorm):
+    """x / sqrt(mean(x^2) + eps) times a gain, in no less than float32: squares overflow in half precision."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        dtype = torch.promote_types(x.dtype, torch.float32)
+        return F.rms_norm(x.to(dtype), self.normalized_shape, self.weight.to(dtype), self.eps).to(x.dtype)
+
+
+NORMS = {
+    "layer": nn.LayerNorm, "layer_no_bias": partial(nn.LayerNorm, bias=False),
+    "layer_plain": partial(nn.LayerNorm, elementwise_affine=False), "rms": RMSNorm,
+}  # fmt: skip
+ACTIVATIONS = {  # name -> (function, whether it is of one half of the columns only, a factor of the other half)
+    "gelu": (F.gelu, False), "geglu": (F.gelu, True), "geglu_tanh": (partial(F.gelu, approximate="tanh"), True),
+    "swiglu": (F.silu, True),
+}  # fmt: skip
+
+
 class Attention(nn.Module):
     """Multi-head self-attention."""
 
     def __init__(self, dims: Dims, config: "ModelConfig"):
         super().__init__()
         self.heads, self.dropout = dims.heads, config.attention_dropout
-        self.qkv = Linear(dims.width, 3 * dims.width)
-        self.out = Linear(dims.width, dims.width)
+        bias = config.part("linear_bias") != "no"
+        self.qkv = Linear(dims.width, 3 * dims.width, bias)
+        self.out = Linear(dims.width, dims.width, bias)
+        self.norm = nn.LayerNorm(dims.width) if config.part("inner_norms") == "yes" else nn.Identity()
 
     def project(self, x: Tensor, packing: Packing = NO_PADDING) -> tuple[Tensor, Tensor, Tensor]:
         """[B, L, C] or [T, C] -> q, k, v, [B, H, L, D] each."""
@@ -72,20 +93,25 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, inputs: LayerInputs) -> Tensor:
         mixed = inputs.attend(x, self.project, self.dropout if self.training else 0.0)  # [B, H, L, D]
-        return self.out(inputs.outputs(mixed.transpose(1, 2).flatten(2)))
+        return self.norm(self.out(inputs.outputs(mixed.transpose(1, 2).flatten(2))))
 
 
 class TransformerLayer(nn.Module):
-    """Attention and feed-forward block, each followed by dropout, residual sum and layer norm (post-LN, as BERT)."""
+    """Attention and feed-forward block, each followed by dropout and residual sum, with a norm behind the sum (post, as
+    BERT) or before the block (pre, as ModernBERT). See `PARTS`."""
 
     def __init__(self, dims: Dims, config: "ModelConfig"):
         super().__init__()
         self.dropout, self.activation_dropout = config.dropout, config.activation_dropout
+        self.pre, norm = config.part("norm_order") == "pre", NORMS[config.part("norm")]
+        self.activation, self.gated = ACTIVATIONS[config.part("activation")]
+        bias = config.part("linear_bias") == "yes"
         self.attention = Attention(dims, config)
-        self.attention_norm = nn.LayerNorm(dims.width)
-        self.fc1 = Linear(dims.width, config.ffn)
-        self.fc2 = Linear(config.ffn, dims.width)
-        self.ffn_norm = nn.LayerNorm(dims.width)
+        self.attention_norm = norm(dims.width)
+        self.fc1 = Linear(dims.width, config.ffn * (2 if self.gated else 1), bias)
+        self.inner_norm = norm(config.ffn) if config.part("inner_norms") == "yes" else nn.Identity()
+        self.fc2 = Linear(config.ffn, dims.width, bias)
+        self.ffn_norm = norm(dims.width)
 
     @staticmethod
     def dims(max_positions: int, width: int, heads: int, layers: int) -> Dims:
@@ -96,10 +122,25 @@ class TransformerLayer(nn.Module):
 
     def forward(self, x: Tensor, inputs: LayerInputs) -> Tensor:
         """[B, L, C] or [T, C] -> the same shape, or of a selection [m, C]."""
-        y = self.attention(x, inputs)
-        x = self.attention_norm(inputs.residual(x) + dropout(y, self.dropout, self.training))
-        y = dropout(F.gelu(self.fc1(x)), self.activation_dropout, self.training)
-        return self.ffn_norm(x + dropout(self.fc2(y), self.dropout, self.training))
+        y = self.attention(self.attention_input(x), inputs)
+        x = inputs.residual(x) + dropout(y, self.dropout, self.training)
+        x = x if self.pre else self.attention_norm(x)
+        y = self.feed_forward(self.ffn_norm(x) if self.pre else x)
+        x = x + dropout(y, self.dropout, self.training)
+        return x if self.pre else self.ffn_norm(x)
+
+    def attention_input(self, x: Tensor) -> Tensor:
+        """Of the layer's input [..., C], what attention projects."""
+        return self.attention_norm(x) if self.pre else x
+
+    def feed_forward(self, x: Tensor) -> Tensor:
+        """[..., C] -> [..., C]"""
+        x = self.fc1(x)  # [..., F], or [..., 2F]
+        if self.gated:
+            x, factor = x.chunk(2, dim=-1)  # [..., F] each
+        x = self.activation(x)
+        x = x * factor if self.gated else x
+        return self.fc2(dropout(self.inner_norm(x), self.activation_dropout, self.training))
 
 
 class GatedAttentionLayer(nn.Module):
@@ -107,8 +148,8 @@ class GatedAttentionLayer(nn.Module):
 
     u, v = silu(x W_u), silu(x W_v) of width E = 2C; z = silu(x W_z) of width D = 128; q, k = z scaled and shifted per
     column; output (u * (weights v)) W_o, then dropout, residual sum and layer norm. Two of them cost about one
-    Transformer layer. `ffn` and the number of heads have no meaning here, `activation_dropout` is refused; the paper's
-    normaliser is relu2.
+    Transformer layer. `ffn` and the number of heads have no meaning here, `activation_dropout` and the parts of a block
+    are refused; the paper's normaliser is relu2.
     """
 
     head_dim = 128
@@ -116,6 +157,8 @@ class GatedAttentionLayer(nn.Module):
     def __init__(self, dims: Dims, config: "ModelConfig"):
         if config.activation_dropout:
             raise ValueError(f"activation_dropout={config.activation_dropout} has no meaning in a gated attention unit")
+        if own := [part for part in PARTS["gau"] if getattr(config, part) != "auto"]:
+            raise ValueError(f"{own[0]}={config.part(own[0])} has no meaning in a gated attention unit; valid: auto")
         super().__init__()
         self.dropout, self.attention_dropout = config.dropout, config.attention_dropout
         self.u = Linear(dims.width, dims.value_dim)
@@ -147,7 +190,18 @@ class GatedAttentionLayer(nn.Module):
         return self.norm(x + dropout(y, self.dropout, self.training))
 
 
-BLOCKS = {"transformer": TransformerLayer, "gau": GatedAttentionLayer}
+BLOCKS = {"transformer": TransformerLayer, "gau": GatedAttentionLayer, "modern": TransformerLayer}
+PARTS = {  # of a block, where its option is auto
+    "transformer": {
+        "norm_order": "post", "norm": "layer", "activation": "gelu", "linear_bias": "yes", "embed_norm": "yes",
+        "inner_norms": "no",
+    },
+    "modern": {
+        "norm_order": "pre", "norm": "layer_no_bias", "activation": "geglu", "linear_bias": "no", "embed_norm": "yes",
+        "inner_norms": "no",
+    },
+}  # fmt: skip
+PARTS["gau"] = PARTS["transformer"]
 
 
 def option(
@@ -177,7 +231,28 @@ class ModelConfig:
         choices=CLS, hugging_face="cls_position",
     )  # fmt: skip
     normaliser: str = option("softmax", "how logits become attention weights", choices=NORMALISERS)
-    layer: str = option("transformer", "gau: gated attention units (their paper's normaliser is relu2)", choices=BLOCKS)
+    block: str = option(
+        "transformer", "what a layer is. transformer: BERT's; modern: ModernBERT's, with a norm before attention and "
+        "feed-forward block, GeGLU, no biases; gau: gated attention units (their paper's normaliser is relu2)",
+        choices=BLOCKS,
+    )  # fmt: skip
+    # Words, not bools: see `plugin.model.fairseq_fields`.
+    norm_order: str = option(
+        "auto", "norms behind residual sums (post), or before what is added, and one behind the last layer (pre); "
+        "auto, here and below: as in the block's paper", choices=("auto", "post", "pre"),
+    )  # fmt: skip
+    norm: str = option("auto", "layer norm, without bias, without gain and bias; or RMSNorm", choices=("auto", *NORMS))
+    activation: str = option(
+        "auto", "of the feed-forward block; of a GLU, `ffn` is the width behind it", choices=("auto", *ACTIVATIONS)
+    )
+    linear_bias: str = option(
+        "auto", "whether linear layers have biases", choices=("auto", "yes", "no", "attention")
+    )
+    embed_norm: str = option("auto", "whether the embeddings are normalised", choices=("auto", "yes", "no"))
+    inner_norms: str = option(
+        "auto", "further norms behind attention and before the last matrix of the feed-forward block, as LTG-BERT's",
+        choices=("auto", "yes", "no"),
+    )
     segments: str = option(
         "none", "learned: a vector for each segment of a pair is added to its tokens", choices=("none", "learned")
     )
@@ -201,11 +276,11 @@ class ModelConfig:
     attention_dropout: float = option(
         0.1, "dropout of attention probabilities", free=True, hugging_face="attention_probs_dropout_prob"
     )
-    activation_dropout: float = option(0.0, "dropout after GELU", free=True)
+    activation_dropout: float = option(0.0, "dropout after the activation", free=True)
     pooler_dropout: float = option(
         0.1, "dropout inside classification heads", free=True, hugging_face="classifier_dropout"
     )
-    layer_norm_eps: float = option(1e-5, "epsilon of every layer norm (Google's BERT: 1e-12)")
+    layer_norm_eps: float = option(1e-5, "epsilon of every norm (Google's BERT: 1e-12)")
     attention: str = option(
         "auto", "how attention is computed; auto: the fastest way here, which is logged", choices=("auto", *BACKENDS),
         free=True, hugging_face="",
@@ -213,8 +288,10 @@ class ModelConfig:
     checkpoint_activations: bool = option(
         False, "save memory: compute the inside of layers again in the backward pass", free=True, hugging_face=""
     )
+    layer: InitVar[str | None] = None  # the name of `block` in earlier versions
 
-    def __post_init__(self):
+    def __post_init__(self, layer: str | None):
+        self.block = layer or self.block
         self.position = canonical(self.position)
         for f in fields(self):
             value, choices = getattr(self, f.name), f.metadata["choices"]
@@ -222,6 +299,15 @@ class ModelConfig:
                 raise ValueError(f"unknown {f.name} {value!r}; valid: {', '.join(choices)}")
             if f.type is int and value < 1:
                 raise ValueError(f"{f.name}={value}; valid: 1 or more")
+
+    def part(self, name: str) -> str:
+        """What a part of the block is: its option, or as in the block's paper."""
+        word = getattr(self, name)
+        return PARTS[self.block][name] if word == "auto" else word
+
+    def other_parts(self) -> dict[str, str]:
+        """The parts of the block that are not as BERT's."""
+        return {name: self.part(name) for name, word in PARTS["transformer"].items() if self.part(name) != word}
 
 
 def names_in(host: str) -> dict[str, str]:
@@ -240,7 +326,7 @@ class Stack(nn.Module):
     def __init__(self, config: ModelConfig, pad: int, *, position_width: int | None = None):
         super().__init__()
         self.config, self.pad, self.dropout, self.normaliser = config, pad, config.dropout, config.normaliser
-        kind = BLOCKS[config.layer]
+        kind = BLOCKS[config.block]
         dims = kind.dims(config.max_positions, config.width, config.heads, config.layers)
         self.attention_backend, self.backend = config.attention, None
         self.checkpoint_activations = config.checkpoint_activations
@@ -249,10 +335,11 @@ class Stack(nn.Module):
             position_dims = replace(dims, width=position_width or config.width, input_width=config.width)
             self.positions = Positions(config.position, position_dims, config.cls).apply(init_bert)
         self.layers = nn.ModuleList(kind(dims, config) for _ in range(config.layers))
+        self.final_norm = NORMS[config.part("norm")](config.width) if config.part("norm_order") == "pre" else None
 
     def reset_parameters(self) -> None:
         """Initialise everything but the positions, as BERT does."""
-        if self.config.layer == "transformer" and self.normaliser in ("l2", "swish_l2"):
+        if self.config.block != "gau" and self.normaliser in ("l2", "swish_l2"):
             self.apply(shrink_values(self.config.max_positions))
         for name, module in self.named_children():
             if name != "positions":
@@ -296,6 +383,8 @@ class Stack(nn.Module):
         hiddens = [x]
         for layer, of_layer in zip(self.layers, inputs, strict=True):
             x = checkpoint(layer, x, of_layer, use_reentrant=False) if recompute else layer(x, of_layer)
+            if self.final_norm is not None and layer is self.layers[-1]:
+                x = self.final_norm(x)
             if return_all_hiddens:
                 hiddens.append(x)
         if selects:
@@ -366,8 +455,12 @@ class Encoder(Stack):
         super().__init__(config, pad)
         self.tokens, self.separator = tokens, separator
         self.segments = nn.Embedding(2, config.width) if config.segments == "learned" else None
-        self.embed_norm = nn.LayerNorm(config.width)
-        for name in ("positions", "segments", "embed_norm", "layers"):  # the order in which saved optimizers count
+        self.embed_norm = NORMS[config.part("norm")](config.width)
+        if config.part("embed_norm") == "no":
+            self.embed_norm = nn.Identity()
+        elif config.part("norm_order") == "pre":  # the first layer's would come right after it
+            self.layers[0].attention_norm = nn.Identity()
+        for name in ("positions", "segments", "embed_norm", "layers", "final_norm"):  # as saved optimizers count
             if name in self._modules:
                 self._modules[name] = self._modules.pop(name)
         self.reset_parameters()
@@ -415,9 +508,10 @@ class Encoder(Stack):
         for index in range(layer):
             x = self.layers[index](x, inputs[index])
         block, inputs = self.layers[layer], inputs[layer]
-        project = (block.attention if hasattr(block, "attention") else block).project
-        q, k, v = project(x, packing)
-        context = LayerContext(layer, inputs.token_positions, project)
+        if isinstance(block, TransformerLayer):
+            x, block = block.attention_input(x), block.attention
+        q, k, v = block.project(x, packing)
+        context = LayerContext(layer, inputs.token_positions, block.project)
         content = self.positions.content(q, k, context)
         q, k, _ = self.positions.rotate(q, k, v, context)
         return inputs.backend.weights(q, k, content, inputs.prepared, self.positions.scale)
@@ -466,10 +560,10 @@ def init_bert(module: nn.Module) -> None:
 
 
 def set_norm_eps(eps: float) -> Callable:
-    """A function for `module.apply` that gives every layer norm this epsilon."""
+    """A function for `module.apply` that gives every norm this epsilon."""
 
     def set_eps(module):
-        if isinstance(module, nn.LayerNorm):
+        if isinstance(module, nn.LayerNorm | nn.RMSNorm):
             module.eps = eps
 
     return set_eps
@@ -492,13 +586,15 @@ def shrink_values(max_positions: int) -> Callable:
 
 
 class LMHead(nn.Module):
-    """Logits over the vocabulary: dense, GELU, layer norm, then the token embedding's weight (tied) plus a bias."""
+    """Logits over the vocabulary: dense, GELU, norm, then the token embedding's weight (tied) plus a bias."""
 
-    def __init__(self, width: int, vocab: int, inputs: int | None = None, eps: float = 1e-5):
-        """inputs: width of the features, if it differs from the embedding's. eps: of the layer norm."""
+    def __init__(self, width: int, vocab: int, inputs: int | None = None, config: ModelConfig | None = None):
+        """inputs: width of the features, if it differs from the embedding's. config: of the model whose norm and bias
+        the head shares."""
+        config = config or ModelConfig()
         super().__init__()
-        self.dense = Linear(inputs or width, width)
-        self.norm = nn.LayerNorm(width, eps)
+        self.dense = Linear(inputs or width, width, config.part("linear_bias") != "no")
+        self.norm = NORMS[config.part("norm")](width, config.layer_norm_eps)
         self.bias = nn.Parameter(torch.zeros(vocab))
         self.apply(init_bert)
 

@@ -303,7 +303,7 @@ class TupeForMaskedLM(TupeWithHead):
     def add_head(self, config: TupeConfig) -> None:
         if not config.tie_word_embeddings:
             raise ValueError("tie_word_embeddings=False: the head of this model multiplies by the input embeddings")
-        self.lm_head = LMHead(config.hidden_size, config.vocab_size, eps=config.layer_norm_eps)
+        self.lm_head = LMHead(config.hidden_size, config.vocab_size, config=self.tupe.encoder.config)
         self.decoder = Decoder(config.hidden_size, config.vocab_size, bias=False)
 
     def get_output_embeddings(self) -> nn.Module:

@@ -44,6 +44,7 @@ def test_what_a_real_forward_keeps(position):
     [
         ("bert_a_tiny", True),
         ("tupe_r_tiny", False),
+        ("modernbert_tiny", False),
         pytest.param("bert_a_tiny", False, marks=pytest.mark.slow),
         pytest.param("tupe_r_tiny", True, marks=pytest.mark.slow),
     ],

@@ -403,14 +403,14 @@ def test_command(converted, tmp_path):
     "position, cls, more, expected",
     [
         ("untied+t5", "untied", {}, "tupe_r"), ("absolute_d", "tied", {}, "bert_a_d"), ("rope", "tied", {}, "bert_a"),
-        ("rope", "untied", {}, "tupe_a"), ("rope", "tied", {"layer": "gau", "normaliser": "relu2"}, "gau"),
+        ("rope", "untied", {}, "tupe_a"), ("rope", "tied", {"block": "gau", "normaliser": "relu2"}, "gau"),
     ],
 )  # fmt: skip
 def test_the_name_says_nothing_that_is_not_so(position, cls, more, expected):
     """A converted model gets the nearest architecture, as if it had been trained by that name with other options."""
     for size, (layers, width, heads, ffn) in SIZES.items():
         options = dict(zip(convert.SIZED, (layers * (2 if more else 1), width, heads, ffn), strict=True))
-        options |= {"position": position, "cls": cls, "layer": "transformer", "normaliser": "softmax", **more}
+        options |= {"position": position, "cls": cls, "block": "transformer", "normaliser": "softmax", **more}
         assert convert.architecture_of(options) == with_size(expected, size)
         assert convert.architecture_of({**options, convert.SIZED[1]: 96}) == expected
 

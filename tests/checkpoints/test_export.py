@@ -180,19 +180,19 @@ def test_cls_zero_has_the_same_logits(position, data, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "layer, normaliser",
+    "block, normaliser",
     [
-        pytest.param(layer, normaliser, marks=[] if layer == "gau" or normaliser == "softmax" else pytest.mark.slow)
-        for layer in BLOCKS
+        pytest.param(block, normaliser, marks=[] if block == "gau" or normaliser == "softmax" else pytest.mark.slow)
+        for block in BLOCKS
         for normaliser in NORMALISERS
     ],
 )
-def test_every_layer_and_normaliser_has_the_same_logits(layer, normaliser, data, tmp_path):
-    options = {"layer": layer, "normaliser": normaliser, "segments": "learned", "layer_norm_eps": 1e-3}
+def test_every_block_and_normaliser_has_the_same_logits(block, normaliser, data, tmp_path):
+    options = {"block": block, "normaliser": normaliser, "segments": "learned", "layer_norm_eps": 1e-3}
     model = write_checkpoint(tmp_path / "c.pt", data, position="absolute+t5", cls="untied", **options)
-    export(tmp_path / "c.pt", tmp_path / f"out_{layer}_{normaliser}", data)
+    export(tmp_path / "c.pt", tmp_path / f"out_{block}_{normaliser}", data)
     tokens, real = batch(model)
-    theirs = load("AutoModelForMaskedLM", tmp_path / f"out_{layer}_{normaliser}")
+    theirs = load("AutoModelForMaskedLM", tmp_path / f"out_{block}_{normaliser}")
     with torch.no_grad():
         same(theirs(tokens, attention_mask=real.long()).logits, model(tokens)[0], real)
 

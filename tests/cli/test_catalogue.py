@@ -8,7 +8,7 @@ from helpers import CONFIGS, PLUGIN
 from omegaconf import OmegaConf
 
 from tupe.cli import catalogue
-from tupe.common.architectures import ARCHITECTURES
+from tupe.common.architectures import ARCHITECTURES, OTHER_BLOCKS
 from tupe.positions import overrides
 from tupe.schemes import SCHEMES
 
@@ -33,13 +33,13 @@ def test_table_of_schemes_in_docs_is_what_the_command_prints():
 @pytest.mark.parametrize("size, width", [("base", 768), ("tiny", 128)])
 def test_models_are_counted(size, width):
     printed, table = rows(catalogue.list_models, f"--size={size}")
-    assert [row[0].strip("`").removesuffix("_tiny") for row in table] == list(ARCHITECTURES)
-    numbers = {row[0].strip("`").removesuffix("_tiny"): int(row[3].replace(",", "")) for row in table}
+    assert [row[0].strip("`").removesuffix("_tiny") for row in table] == [*ARCHITECTURES, *OTHER_BLOCKS]
+    numbers = {row[0].strip("`").removesuffix("_tiny"): int(row[4].replace(",", "")) for row in table}
     # TUPE-A: U_Q and U_K with biases, a layer norm on p, and one more row, theta's
     assert numbers["tupe_a"] - numbers["bert_a"] == 2 * (width * width + width) + 2 * width + width
-    items = printed[printed.index("\ntupe_r") :]  # the parameters of positions, one by one
+    items = printed[printed.index("\ntupe_r") : printed.index("\ngau")]  # the parameters of positions, one by one
     counted = sum(int(number.replace(",", "")) for number in re.findall(r" = ([\d,]+)$", items, re.MULTILINE))
-    assert table[-1][0].startswith("`tupe_r") and f"{counted:,}" == table[-1][4]
+    assert f"{counted:,}" == next(row[5] for row in table if row[0].startswith("`tupe_r"))
 
 
 def test_presets_are_the_files():

@@ -339,7 +339,7 @@ def test_gated_attention_units_are_two_for_each_layer_of_the_size(size):
     shell = [convert_namespace_to_omegaconf(parse(words)) for words in [*launched, plain]]
     for config in [*hydra, *shell]:
         model = config.model
-        assert (model.encoder_layers, str(model.layer), model.position) == (layers, "gau", "rope")
+        assert (model.encoder_layers, str(model.block), model.position) == (layers, "gau", "rope")
         assert (model.encoder_embed_dim, model._name) == (SIZES[size][1], name)
     normalisers = [str(config.model.normaliser) for config in [*hydra, *shell]]
     assert normalisers == [*GAU_PRESETS.values()] * 2 + ["relu2"]
@@ -398,6 +398,7 @@ def test_model_group_has_every_architecture():
 def test_every_scheme_has_a_preset():
     presets = [OmegaConf.load(path) for path in (CONFIGS / "model").glob("*.yaml")]
     named = [position for position, _ in ARCHITECTURES.values()] + [preset.get("position") or "" for preset in presets]
+    named += [options["position"] for options in architectures.OTHER_BLOCKS.values()]
     assert set(SCHEMES) <= {part.partition(":")[0] for part in "+".join(named).split("+")}
 
 

@@ -3,10 +3,11 @@
 import pytest
 import torch
 from fairseq import models
-from helpers import CONFIGS, PLUGIN, fairseq_arguments, finetune, load, train
+from helpers import CONFIGS, PLUGIN, fairseq_arguments, finetune, load, train, train_recipe
 
 from tupe import positions
 from tupe.checkpoints.convert import architecture_of
+from tupe.common.safe_load import read_checkpoint
 from tupe.plugin.electra import ElectraConfig
 from tupe.plugin.model import TUNABLE, TupeModel
 from tupe.plugin.pretrained import FromCheckpointConfig, structure, variant
@@ -17,12 +18,13 @@ def test_every_model_option_is_either_structure_or_free():
     """A new option fails here until somebody has decided: may fine-tuning change it?"""
     fields = {key for key in ElectraConfig.__dataclass_fields__ if not key.startswith("_")}
     assert set(structure(dict.fromkeys(fields))) == fields - set(TUNABLE) == {
-        "position", "cls", "normaliser", "layer", "layer_norm_eps", "encoder_layers", "encoder_embed_dim",
+        "position", "cls", "normaliser", "block", "layer_norm_eps", "encoder_layers", "encoder_embed_dim",
         "encoder_ffn_embed_dim", "encoder_attention_heads", "generator_fraction", "segments",
+        "norm_order", "norm", "activation", "linear_bias", "embed_norm", "inner_norms",
     }  # fmt: skip
     assert set(TUNABLE) <= fields
     free = {key for key in FromCheckpointConfig.__dataclass_fields__ if not key.startswith("_")}
-    assert free == set(TUNABLE) - {"max_positions"}
+    assert free == set(TUNABLE) - {"max_positions", "layer"}
 
 
 def test_the_order_of_the_registry_makes_no_variant(monkeypatch):
@@ -83,3 +85,19 @@ def test_another_dictionary_is_refused(change, learnable, pretrained, tmp_path):
     (tmp_path / "dict.txt").write_text("\n".join(lines) + "\n")
     with pytest.raises(ValueError, match="makes .* types" if change == "longer" else "other ones"):
         finetune(tmp_path, pretrained, tmp_path / "run", "glue=cola")
+
+
+def test_the_earlier_name_of_a_block(data, tmp_path):
+    """`layer` in a checkpoint, a recipe and on the command line is today's `block`."""
+    words = [f"task.data={data}", "optimization.max_update=1", "task.tokens_per_sample=20"]
+    train_recipe("pretrain", "model._name=bert_a_tiny", "model.layer=gau", *words, f"checkpoint.save_dir={tmp_path}")
+    state = torch.load(tmp_path / "checkpoint_last.pt", weights_only=True)
+    saved = state["cfg"]["model"]
+    assert (saved["block"], saved["layer"]) == ("gau", "")
+    del saved["block"]
+    saved["layer"] = "gau"
+    torch.save(state, tmp_path / "old.pt")
+    assert structure(read_checkpoint(tmp_path / "old.pt")["cfg"]["model"])["block"] == "gau"
+    loaded = TupeModel.from_pretrained(tmp_path, "old.pt", data).model
+    assert loaded.cfg.block == "gau" and not loaded.cfg.layer and hasattr(loaded.encoder.layers[0], "shift")
+    assert "--layer=gau" in fairseq_arguments(CONFIGS, "pretrain", [], ["DATA", "--layer=gau"], cuda=False)

@@ -37,6 +37,7 @@ def full_run(data, tmp_path_factory):
 SOME = [
     ["--position=absolute"], ["--position=deberta"], ["--position=rope_values"], ["--position=shaw+shaw_values"],
     ["--position=t5:layer+urpe"], ["--normaliser=l2"], ["--layer=gau", "--normaliser=relu2"],
+    ["--block=modern"],
 ]  # fmt: skip
 OTHERS = [
     *([f"--position={name}"] for name in SCHEMES),

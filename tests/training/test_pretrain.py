@@ -123,6 +123,7 @@ def masks_of_this_fairseq(folder):
     [
         ("tupe_r_tiny", ["--dropout=0", "--attention-dropout=0", "--max-update=100"]),
         ("bert_a_tiny", ["--dropout=0", "--attention-dropout=0", "--max-update=100"]),
+        ("modernbert_tiny", ["--dropout=0", "--attention-dropout=0", "--max-update=30"]),
         ("tupe_r_tiny", ["--max-update=12", "--update-freq=3"]),  # with dropout; updates that are filled up
     ],
 )  # fmt: skip

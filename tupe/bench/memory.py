@@ -9,12 +9,12 @@ same for long sequences, except that number; so a step there checks the count (`
 import tupe.plugin  # noqa: F401  isort: skip  (first: registers the architectures, keeps fairseq's import quiet)
 import itertools
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import click
 import torch
 import torch.nn.functional as F
-from fairseq.models import MODEL_REGISTRY
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.function import FunctionCtx
@@ -23,7 +23,7 @@ from torch.overrides import TorchFunctionMode
 
 from .. import backend_cpu
 from ..backends import make
-from ..common.architectures import SIZES
+from ..common.architectures import ARCHITECTURES, OTHER_BLOCKS, SIZES, split_size
 from ..common.options import Command, ListOf
 from ..common.tables import TextTable
 from ..encoder import Encoder
@@ -99,28 +99,29 @@ def step_bytes(
         last = len(body.layers) - 1
         of_last = terms[last]._replace(selection=Selection(indices, indices, length))
         _, in_last = kept(model, lambda: body.layers[last](x, of_last))
-        x, in_layer = kept(model, lambda: body.layers[0](x, terms[0]))
-        rows = x.new_empty(masked, width).requires_grad_()
-        _, head = kept(model, lambda: log_probabilities(model.lm_head(rows, body.tokens.weight)))
+        others = [partial(layer, x, of) for layer, of in zip(body.layers[:last], terms[:last], strict=True)]
+        in_layers = [kept(model, layer)[1] for layer in others] + [in_last]
+        rows, final_norm = x.new_empty(masked, width).requires_grad_(), body.final_norm or nn.Identity()
+        _, head = kept(model, lambda: log_probabilities(model.lm_head(final_norm(rows), body.tokens.weight)))
     recomputed = config.checkpoint_activations
     prepared = terms[0].prepared.near if isinstance(terms[0].prepared, InChunks) else terms[0].prepared
     bias = 0 if prepared.bias is None else prepared.bias.numel()  # [H, L, L]
-    inside = 4 * bias + len(body.layers) * x.numel() * item if recomputed else last * in_layer + in_last
+    inside = 4 * bias + len(body.layers) * x.numel() * item if recomputed else sum(in_layers)
     bias_gradient = item * batch * bias
-    ffn_gradient = 2 * item * batch * length * config.encoder_ffn_embed_dim
+    ffn_gradient = 2 * item * batch * length * body.layers[0].fc1.out_features
     logit_gradient = (4 + item) * masked * vocabulary + item * vocabulary * width
     parameters = sum(p.numel() for p in model.parameters())
     return {
         "parameters": parameters,
         "state": STATE_BYTES[dtype] * parameters,
         "activations": outside + of_bias + inside + head,
-        "transient": max(logit_gradient, max(bias_gradient, ffn_gradient) + (in_layer if recomputed else 0)),
+        "transient": max(logit_gradient, max(bias_gradient, ffn_gradient) + (max(in_layers) if recomputed else 0)),
     }
 
 
 def build(arch: str, batch: int, length: int, vocabulary: int, options: dict) -> tuple[nn.Module, Tensor]:
     """(model in training mode, token ids [B, L]) for masked-LM training. Raises ValueError for an unknown name."""
-    if arch not in MODEL_REGISTRY or not arch.startswith(("tupe_", "bert_")):
+    if split_size(arch)[0] not in {*ARCHITECTURES, *OTHER_BLOCKS}:
         raise ValueError(f"unknown architecture {arch!r} for masked-LM training")
     return build_ours(arch, length, vocabulary, **options).train(), torch.full((batch, length), 4)
 

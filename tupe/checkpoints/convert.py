@@ -1,4 +1,4 @@
-"""Weights from and to other code: the released TUPE code, Hugging Face BERT, and our own Hugging Face export.
+"""Weights from and to other code: the released TUPE code, Hugging Face's BERT and ModernBERT, and our own export.
 
 Conversion renames tensors; comments explain the exceptions. Before a converted model is written, it is built and loads
 the tensors strictly.
@@ -21,15 +21,15 @@ from omegaconf import OmegaConf
 from torch import nn
 
 from ..common import options
-from ..common.architectures import ARCHITECTURES, GAU, SIZES, with_size
+from ..common.architectures import ARCHITECTURES, OTHER_BLOCKS, SIZES, with_size
 from ..common.options import FILE, Command
 from ..common.prepared import OF_BERT
 from ..common.record import write_together
 from ..common.safe_load import load_safely, read_checkpoint
-from ..encoder import LMHead, names_in
+from ..encoder import PARTS, LMHead, ModelConfig, names_in
 from ..plugin.model import NAMES
 from ..plugin.pretrained import MASK, check_dictionary, load_dictionary
-from ..positions import canonical, same_position
+from ..positions import canonical, parse, same_position
 from ..text import TextEncoder
 from .export import check_finite, weights_from_export
 from .files import configuration, new_checkpoint, save_atomically
@@ -46,7 +46,7 @@ SIZED = [NAMES[option] for option in ("layers", "width", "heads", "ffn")]  # wha
 def architecture_of(options: dict) -> str:
     """The named architecture that differs from these model options in the fewest, of its very size or else base; the
     first of several."""
-    names = [with_size(name, size) for name in (*ARCHITECTURES, *GAU) for size in SIZES]
+    names = [with_size(name, size) for name in (*ARCHITECTURES, *OTHER_BLOCKS) for size in SIZES]
 
     options = {**options, "position": canonical(options["position"])}
 
@@ -240,10 +240,11 @@ def to_released(path: str | Path, dictionary_file: str | Path) -> dict:
     """
     checkpoint = read_checkpoint(path)
     model = checkpoint["cfg"]["model"]
-    kind = {key: model[key] for key in ("position", "cls", "layer", "normaliser", "layer_norm_eps")}
-    possible = {"cls": "untied", "layer": "transformer", "normaliser": "softmax", "layer_norm_eps": 1e-5}
+    possible = {"cls": "untied", "block": "transformer", "normaliser": "softmax", "layer_norm_eps": 1e-5}
+    parts = [name for name in PARTS["transformer"] if model.get(name, "auto") != "auto"]
+    kind = {key: model[key] for key in ("position", *possible, *parts)}
     relative = same_position(kind["position"], "untied+t5")
-    if not (relative or kind["position"] == "untied") or any(kind[key] != value for key, value in possible.items()):
+    if {**kind, "position": ""} != {**possible, "position": ""} or not (relative or kind["position"] == "untied"):
         raise ValueError(f"the released code has TUPE-A and TUPE-R only, not {kind}")
     if model["_name"].startswith("electra"):
         raise ValueError("the released code has no ELECTRA")
@@ -289,15 +290,15 @@ def from_export(config: dict, weights: dict, dictionary_file: str | Path) -> dic
     """An export of `tupe checkpoint export`, or what transformers saved of it -> our checkpoint; a missing LM head is
     initialised."""
     weights, options = weights_from_export(config, floats(weights))
-    add_lm_head(weights, options[NAMES["width"]])
+    add_lm_head(weights, ModelConfig(**{ours: options[name] for ours, name in NAMES.items() if name in options}))
     return build_checkpoint(weights, options, load_dictionary(dictionary_file))
 
 
-def add_lm_head(weights: dict, width: int) -> None:
-    """Add an initialised language-model head if there is none."""
+def add_lm_head(weights: dict, config: ModelConfig) -> None:
+    """Add an initialised language-model head if there is none. config: what the head needs of it."""
     if "lm_head.bias" not in weights:
         logger.warning("no language-model head found; a new one is initialised")
-        fresh = LMHead(width, len(weights["encoder.tokens.weight"])).state_dict()
+        fresh = LMHead(config.width, len(weights["encoder.tokens.weight"]), config=config).state_dict()
         weights.update({f"lm_head.{key}": value for key, value in fresh.items()})
 
 
@@ -340,17 +341,18 @@ def bert_token_order(vocabulary: list[str]) -> tuple[torch.Tensor, Dictionary]:
     return torch.tensor([ids[symbol] for symbol in dictionary.symbols]), dictionary
 
 
-def bert_vocabulary(folder: Path) -> list[str]:
-    """A BERT's tokens by id, from vocab.txt or from tokenizer.json, the only file of transformers 5. Raises ValueError
-    for a folder without either, and for one of another kind of tokeniser."""
+def bert_vocabulary(folder: Path, kind: str = "WordPiece") -> list[str]:
+    """A BERT's tokens by id, from vocab.txt or from tokenizer.json, the only file of transformers 5. kind: of its model
+    (ModernBERT's: BPE). Raises ValueError for a folder without either, and for one of another kind of tokeniser."""
     if (folder / "vocab.txt").is_file():
         return (folder / "vocab.txt").read_text(encoding="utf-8").removesuffix("\n").split("\n")
     if not (folder / "tokenizer.json").is_file():
         raise ValueError(f"{folder} has neither vocab.txt nor tokenizer.json, one of which a tokenizer writes")
-    model = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))["model"]
-    ids = model["vocab"]
-    if model.get("type") != "WordPiece" or sorted(ids.values()) != list(range(len(ids))):
-        raise ValueError(f"{folder / 'tokenizer.json'} is not a BERT's: it must be WordPiece, with ids without gaps")
+    content = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
+    model = content["model"]
+    ids = {**model["vocab"], **{token["content"]: token["id"] for token in content.get("added_tokens", ())}}
+    if model.get("type") != kind or sorted(ids.values()) != list(range(len(ids))):
+        raise ValueError(f"{folder / 'tokenizer.json'} is not a BERT's: it must be {kind}, with ids without gaps")
     return sorted(ids, key=ids.get)
 
 
@@ -441,9 +443,127 @@ def from_bert(folder: str | Path) -> tuple[dict, Dictionary]:
     for key in ("encoder.tokens.weight", "lm_head.bias"):
         if key in weights:
             weights[key] = weights[key][order]
-    add_lm_head(weights, config["hidden_size"])
+    add_lm_head(weights, ModelConfig(width=config["hidden_size"]))
     options = {"position": "absolute", "cls": "tied", **{ours: config[key] for key, ours in BERT_OPTIONS.items()}}
     return build_checkpoint(weights, options, dictionary), dictionary
+
+
+MODERNBERT = [  # (a part of a name in ModernBERT, the same part in ours)
+    ("embeddings.tok_embeddings.", "encoder.tokens."),
+    ("embeddings.norm.", "encoder.embed_norm."),
+    ("layers.", "encoder.layers."),
+    (".attn_norm.", ".attention_norm."),
+    (".attn.Wqkv.", ".attention.qkv."),
+    (".attn.Wo.", ".attention.out."),
+    (".mlp_norm.", ".ffn_norm."),
+    (".mlp.Wi.", ".fc1."),
+    (".mlp.Wo.", ".fc2."),
+    ("final_norm.", "encoder.final_norm."),
+    ("decoder.bias", "lm_head.bias"),
+    ("head.", "lm_head."),
+]
+MODERNBERT_OPTIONS = {  # name in its config.json -> our option
+    "num_hidden_layers": "layers", "hidden_size": "width", "intermediate_size": "ffn", "num_attention_heads": "heads",
+    "max_position_embeddings": "max_positions", "norm_eps": "layer_norm_eps", "embedding_dropout": "dropout",
+    "attention_dropout": "attention_dropout", "mlp_dropout": "activation_dropout",
+}  # fmt: skip
+MODERNBERT_ALWAYS = {
+    "model_type": "modernbert", "hidden_activation": "gelu", "classifier_activation": "gelu", "norm_bias": False,
+    "attention_bias": False, "mlp_bias": False, "classifier_bias": False, "decoder_bias": True,
+}  # fmt: skip
+
+
+def rotated_columns(qkv: torch.Tensor, heads: int, back: bool = False) -> torch.Tensor:
+    """W_Q, W_K, W_V [3C, C] of a ModernBERT, which rotates columns m and m + D/2 of a head together, in the order of
+    ours, which are 2m and 2m + 1; or back."""
+    rows = qkv.unflatten(0, (3, heads, *((-1, 2) if back else (2, -1)))).transpose(2, 3)  # [3, H, D/2, 2, C]
+    return torch.cat([rows[:2].flatten(0, 3), qkv[2 * len(qkv) // 3 :]])
+
+
+def from_modernbert(folder: str | Path) -> tuple[dict, Dictionary]:
+    """A Hugging Face ModernBERT -> (a `modernbert` checkpoint, its dictionary). Token ids change to fairseq's order:
+    see `bert_token_order`. Raises ValueError for a model with other parts than the released ones, or another head than
+    the language model's."""
+    config, state = read_hugging_face(folder)
+    for key, value in MODERNBERT_ALWAYS.items():
+        if config.get(key, value) != value:
+            raise ValueError(f"{folder}: {key} is {config[key]!r}, only {value!r} can be converted")
+    if missing := [key for key in (*MODERNBERT_OPTIONS, "local_attention", "vocab_size") if key not in config]:
+        raise ValueError(f"{folder}: config.json has no {', '.join(missing)}")
+    order, dictionary = bert_token_order(bert_vocabulary(Path(folder), "BPE"))
+    state = {key.removeprefix("model."): value for key, value in floats(state).items()}
+    if not torch.equal(state.pop("decoder.weight", (table := state["embeddings.tok_embeddings.weight"])), table):
+        raise ValueError(f"{folder}: decoder.weight is not embeddings.tok_embeddings.weight: here they are one")
+    if unknown := sorted(key for key in state if rename(key, MODERNBERT) == key or key.startswith("classifier")):
+        raise ValueError(f"{folder}: tensors without a counterpart: {', '.join(unknown[:5])}")
+    weights = {rename(key, MODERNBERT): value for key, value in state.items()}
+    if len(table) < len(order):
+        raise ValueError(f"{folder}: the vocabulary has {len(order)} tokens, the model {len(table)}")
+    for key in ("encoder.tokens.weight", "lm_head.bias"):
+        if key in weights:
+            weights[key] = weights[key][order]
+    options = {NAMES[ours]: config[theirs] for theirs, ours in MODERNBERT_OPTIONS.items()}
+    bases = [
+        config[older] if older in config else config["rope_parameters"][kind]["rope_theta"]
+        for older, kind in (("global_rope_theta", "full_attention"), ("local_rope_theta", "sliding_attention"))
+    ]
+    kinds = config.get("layer_types") or [
+        "sliding_attention" if i % config["global_attn_every_n_layers"] else "full_attention"
+        for i in range(config["num_hidden_layers"])
+    ]
+    every = config.get("global_attn_every_n_layers") or (*kinds[1:], "full_attention").index("full_attention") + 1
+    if kinds != ["sliding_attention" if i % every else "full_attention" for i in range(len(kinds))] or every == 1:
+        raise ValueError(f"{folder}: only models where every n-th layer is global, the first one too, can be converted")
+    for key in [key for key in weights if key.endswith("qkv.weight")]:
+        weights[key] = rotated_columns(weights[key], config["num_attention_heads"])
+    parts = [f"rope:base:{bases[0]}:local_base:{bases[1]}:every:{every}", f"window:size:{config['local_attention']}"]
+    options |= {"position": canonical("+".join(parts) + f":every:{every}"), "cls": "tied", "block": "modern"}
+    add_lm_head(weights, ModelConfig(block="modern", width=config["hidden_size"]))
+    return build_checkpoint(weights, options, dictionary), dictionary
+
+
+def to_modernbert(path: str | Path, dictionary_file: str | Path) -> dict[str, bytes]:
+    """Our checkpoint -> {name: contents} of the files of transformers' ModernBertForMaskedLM, with our order of tokens.
+    Raises ValueError for a model that is none, and for another model's dictionary."""
+    from safetensors.torch import save
+
+    checkpoint = read_checkpoint(path)
+    check_dictionary(checkpoint, dictionary_file)
+    saved = checkpoint["cfg"]["model"]
+    model = ModelConfig(**{ours: saved[theirs] for ours, theirs in NAMES.items() if theirs in saved})
+    schemes = {part.name: part.options for part in parse(model.position)}
+    rope = {"base": 10000.0, "local_base": 0.0, "every": 3, **schemes.get("rope", {})}
+    window = {"size": 128, "every": 3, **schemes.get("window", {})}
+    wrong = [f"position {model.position}"] * (
+        schemes.keys() != {"rope", "window"} or rope.keys() != {"base", "local_base", "every"}
+        or rope["every"] != window["every"] or not window["every"] or window["size"] % 2 > 0
+    )  # fmt: skip
+    options = vars(model)
+    wanted = {"cls": "tied", "normaliser": "softmax", "segments": "none"}
+    wrong += [f"{key} {options[key]}" for key, value in wanted.items() if options[key] != value]
+    wrong += [f"{part} {model.part(part)}" for part, word in PARTS["modern"].items() if model.part(part) != word]
+    if wrong or model.block == "gau" or saved["_name"].startswith("electra"):
+        raise ValueError(f"{path} is no ModernBERT: {', '.join(wrong) or saved['_name']}")
+    check_finite(checkpoint["model"])
+    state, table = {}, [(ours, theirs) for theirs, ours in MODERNBERT]
+    for key, value in floats(checkpoint["model"]).items():
+        if key.startswith(("encoder.", "lm_head.")) and not key.endswith("_extra_state"):
+            value = rotated_columns(value, model.heads, back=True) if key.endswith("qkv.weight") else value
+            theirs = rename(key, table)
+            state[theirs if theirs.startswith(("head.", "decoder.")) else f"model.{theirs}"] = value.contiguous()
+    layers = ["sliding_attention" if i % window["every"] else "full_attention" for i in range(model.layers)]
+    bases = {"full_attention": rope["base"], "sliding_attention": rope["local_base"] or rope["base"]}
+    config = {
+        **MODERNBERT_ALWAYS, **{theirs: options[ours] for theirs, ours in MODERNBERT_OPTIONS.items()},
+        "architectures": ["ModernBertForMaskedLM"], "local_attention": window["size"], "layer_types": layers,
+        "global_attn_every_n_layers": window["every"], "global_rope_theta": bases["full_attention"],
+        "local_rope_theta": bases["sliding_attention"], "tie_word_embeddings": True,
+        "rope_parameters": {kind: {"rope_theta": base, "rope_type": "default"} for kind, base in bases.items()},
+        "vocab_size": len(state["model.embeddings.tok_embeddings.weight"]), "bos_token_id": 0, "cls_token_id": 0,
+        "pad_token_id": 1, "eos_token_id": 2, "sep_token_id": 2,
+    }  # fmt: skip
+    text = json.dumps(config, indent=2, allow_nan=False) + "\n"
+    return {"config.json": text.encode(), "model.safetensors": save(state, {"format": "pt"})}
 
 
 # ------------------------------------------------------------------------------------------------------ one entry point
@@ -477,6 +597,15 @@ def convert(
         refuse("a checkpoint for the released code", "--heads", "--codes")
         file = dictionary(source.parent)
         return write(to_released(source, file), {"dict.txt": file.read_bytes()}, output)
+    if target == "modernbert":
+        refuse("a checkpoint for transformers", "--heads", "--codes")
+        file = dictionary(source.parent)
+        files = {**to_modernbert(source, file), "dict.txt": file.read_bytes()}
+        files |= {name: (file.parent / name).read_bytes() for name in OF_BERT if (file.parent / name).is_file()}
+        if (Path(output) / "config.json").exists():
+            raise ValueError(f"{output} has a config.json already; choose another folder or remove it")
+        write_together(Path(output), files)
+        return Path(output)
     if not source.is_dir():
         file = dictionary(source.parent)
         checkpoint = from_released(source, file, heads)
@@ -492,21 +621,23 @@ def convert(
         names = [*TextEncoder.FILES, *(OF_BERT if (source / OF_BERT[0]).is_file() else ())]
         others = [source / name for name in names if name != "dict.txt" and (source / name).is_file()]
         return write(checkpoint, {"dict.txt": file.read_bytes(), **{o.name: o.read_bytes() for o in others}}, output)
-    if config.get("model_type") == "bert":
+    if config.get("model_type") in ("bert", "modernbert"):
         refuse("a BERT, whose folder has its own", "--dict", "--heads", "--codes")
-        checkpoint, symbols = from_bert(source)
+        modern = config["model_type"] == "modernbert"
+        checkpoint, symbols = (from_modernbert if modern else from_bert)(source)
         symbols.symbols.remove(MASK)  # whoever reads the file adds it again
         text = io.StringIO()
         symbols.save(text)
-        order, _ = bert_token_order(bert_vocabulary(source))
+        order, _ = bert_token_order(bert_vocabulary(source, "BPE" if modern else "WordPiece"))
         tokenizer = bert_tokenizer(source, order, config["max_position_embeddings"])
         return write(checkpoint, {"dict.txt": text.getvalue().encode(), **tokenizer}, output)
-    raise ValueError(f"{source}: model_type is {config.get('model_type')!r}; 'bert' and 'tupe' can be converted")
+    raise ValueError(f"{source}: model_type is {config.get('model_type')!r}; valid: 'bert', 'modernbert', 'tupe'")
 
 
 @click.command(cls=Command)
 @click.option("--from", "source", type=click.Path(), required=True, help="checkpoint, or Hugging Face folder")
-@click.option("--to", "target", type=click.Choice(["tupe", "released"]), default="tupe", show_default=True)
+@click.option("--to", "target", type=click.Choice(["tupe", "released", "modernbert"]), default="tupe",
+              show_default=True)  # fmt: skip
 @click.option("--dict", "dictionary", type=FILE, help="dict.txt of the model (default: beside it)")
 @click.option("--codes", type=FILE, help="the released model's BPE codes (fastBPE or subword-nmt), copied to OUTPUT")
 @click.option("--heads", type=click.IntRange(1), help="attention heads, if the checkpoint does not give them")
@@ -517,7 +648,8 @@ def command(source, target, dictionary, codes, heads, output):
     \b
     tupe checkpoint convert --from released.pt --dict dict.txt --output DIR     the released TUPE code
     tupe checkpoint convert --from checkpoint_best.pt --to released --dict DATA/dict.txt --output DIR
-    tupe checkpoint convert --from BERT_FOLDER --output DIR                     a Hugging Face BERT
+    tupe checkpoint convert --from BERT_FOLDER --output DIR                     a Hugging Face BERT or ModernBERT
+    tupe checkpoint convert --from checkpoint_best.pt --to modernbert --dict DATA/dict.txt --output DIR
     tupe checkpoint convert --from EXPORT_FOLDER --output DIR                   what `tupe checkpoint export` wrote
 
     With --codes, OUTPUT also serves `tupe prepare glue` as --data. Use the checkpoint with

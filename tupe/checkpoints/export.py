@@ -264,6 +264,8 @@ def weights_from_export(config: dict, weights: dict) -> tuple[dict, dict]:
     options = {ours: config[theirs] for ours, theirs in OPTIONS.items() if theirs in config}
     if isinstance(options["segments"], bool):  # earlier exports
         options["segments"] = "learned" if options["segments"] else "none"
+    if "layer" in config:
+        options["block"] = config["layer"]
     ours = {}
     for key, value in weights.items():
         if key.startswith("token_classifier."):

@@ -14,7 +14,7 @@ from fairseq.data import Dictionary
 from omegaconf import OmegaConf
 
 from ..common import options
-from ..common.architectures import ARCHITECTURES, GAU, split_size
+from ..common.architectures import ARCHITECTURES, OTHER_BLOCKS, split_size
 from ..common.options import FILE, FOLDER, Command
 from ..common.safe_load import read_checkpoint
 from ..positions import CLS
@@ -46,7 +46,7 @@ def swap_position(
     belongs to the old parameters. Raises ValueError for another kind of model, another dictionary, or a bad position.
     """
     cfg = copy.deepcopy(state["cfg"])
-    valid = [*ARCHITECTURES, *GAU]
+    valid = [*ARCHITECTURES, *OTHER_BLOCKS]
     if split_size(cfg["model"]["_name"])[0] not in valid:
         raise ValueError(f"positions can be swapped in {', '.join(valid)}, not in {cfg['model']['_name']}")
     cfg["model"].update(position=position, cls=cls or cfg["model"]["cls"])

@@ -4,7 +4,7 @@ import click
 import torch
 
 from ..common import options
-from ..common.architectures import ARCHITECTURES, SIZES, with_size
+from ..common.architectures import ARCHITECTURES, OTHER_BLOCKS, preset, with_size
 from ..common.options import CONFIGS, Command
 from ..common.tables import TextTable
 from ..encoder import Encoder, LMHead
@@ -29,20 +29,16 @@ def list_models(size):
     are itemised below the table. `electra_a`, `electra_r`, `electra_tupe_a` and `electra_tupe_r` train two of these
     encoders, the generator narrower. `gau` has two gated attention units for each layer.
     """
-    layers, width, heads, ffn = SIZES[size]
     rows, items = [], {}
-    for name, (position, cls) in ARCHITECTURES.items():
+    for arch in (with_size(name, size) for name in (*ARCHITECTURES, *OTHER_BLOCKS)):
         with torch.device("meta"):  # shapes only
-            encoder = Encoder(
-                VOCAB, PAD, layers=layers, width=width, ffn=ffn, heads=heads, max_positions=MAX_POSITIONS,
-                position=position, cls=cls,
-            )  # fmt: skip
-            total = count(encoder) + count(LMHead(width, VOCAB))
-        arch = with_size(name, size)
+            encoder = Encoder(VOCAB, PAD, max_positions=MAX_POSITIONS, **preset(arch))
+            total = count(encoder) + count(LMHead(encoder.config.width, VOCAB, config=encoder.config))
         items[arch] = {name: parameter.shape for name, parameter in encoder.positions.named_parameters()}
-        rows.append([f"`{arch}`", position, cls, f"{total:,}", f"{count(encoder.positions):,}"])
-    header = ["architecture", "position", "[CLS]", "parameters", "of these, position"]
-    click.echo(TextTable.plain(header, rows, align="lllrr").markdown(), nl=False)
+        config, own = encoder.config, f"{count(encoder.positions):,}"
+        rows.append([f"`{arch}`", config.block, config.position, config.cls, f"{total:,}", own])
+    header = ["architecture", "block", "position", "[CLS]", "parameters", "of these, position"]
+    click.echo(TextTable.plain(header, rows, align="llllrr").markdown(), nl=False)
     for arch, shapes in items.items():
         click.echo(f"\n{arch}:")
         for name, shape in shapes.items():

@@ -55,6 +55,9 @@ def read_checkpoint(path: str | Path, mmap: bool = False) -> dict:
     state = load_safely(path, mmap)
     if not isinstance(state, dict) or not state.get("cfg") or "model" not in state:
         raise ValueError(f"{path} is {NOT_OURS}")
+    options = state["cfg"].get("model")
+    if isinstance(options, dict) and "layer" in options and "block" not in options:  # its name in earlier versions
+        options["block"] = options.pop("layer")
     return state
 
 

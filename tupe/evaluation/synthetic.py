@@ -286,7 +286,7 @@ SPECIAL = {"without": False, "with": True}
 @click.option("--normalisers", type=ListOf(list(NORMALISERS)), default=list(NORMALISERS), help="default: all")
 @click.option("--special", type=ListOf(list(SPECIAL)), default=list(SPECIAL),
               help="sequences without or with [CLS] and [SEP] around them; default: both")  # fmt: skip
-@click.option("--layer", type=click.Choice(list(BLOCKS)), default="transformer", show_default=True)
+@click.option("--block", "--layer", "layer", type=click.Choice(list(BLOCKS)), default="transformer", show_default=True)
 @click.option("--layers", type=click.IntRange(1), default=DEFAULTS["layers"], show_default=True)
 @click.option("--length", type=click.IntRange(1), default=DEFAULTS["n"], show_default=True, help="words of a sequence")
 @click.option("--seeds", type=ListOf(int), default=[1, 2, 3], help="default: 1,2,3")

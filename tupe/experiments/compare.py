@@ -18,7 +18,8 @@ from click.core import ParameterSource
 from omegaconf import OmegaConf
 
 from ..common import limits, options, record
-from ..common.architectures import ARCHITECTURES, ELECTRA, GAU, split_size, with_size
+from ..common.architectures import ARCHITECTURES, ELECTRA, OTHER_BLOCKS, split_size, with_size
+from ..common.architectures import preset as preset_of
 from ..common.options import CONFIGS, FOLDER, ListOf, did_you_mean
 from ..common.tables import TextTable
 from ..positions import Dims, Positions
@@ -31,10 +32,10 @@ ARCHITECTURE = "bert_a"  # of what is given as a position: nothing but the posit
 
 def buildable(position: str, arch: str) -> str:
     """The canonical name of a position encoding. Raises ValueError for one that cannot be built in an architecture."""
-    known = ARCHITECTURES | ELECTRA | GAU
+    known = ARCHITECTURES | ELECTRA | OTHER_BLOCKS
     if arch not in known:
         raise ValueError(f"--arch {arch}: unknown{did_you_mean(arch, known)}")
-    return Positions(position, Dims(8, 8, 2, 1, 4, 4), known[arch][1]).name
+    return Positions(position, Dims(8, 8, 2, 1, 4, 4), preset_of(arch)["cls"]).name
 
 
 def plan_pretraining(

@@ -31,7 +31,7 @@ from .model import (
     flat_indices,
     refuse_long_blocks,
     register_architectures,
-    spell_position,
+    spell_names,
 )
 from .state import StackWithSettings
 
@@ -60,7 +60,7 @@ class Generator(StackWithSettings):
         super().__init__(own, tied.pad, position_width=config.width)
         self.reset_parameters()
         self.project = nn.Linear(config.width, width)
-        self.head = LMHead(config.width, len(tied.tokens.weight), inputs=width, eps=config.layer_norm_eps)
+        self.head = LMHead(config.width, len(tied.tokens.weight), inputs=width, config=config)
         self.project.apply(init_bert)
         tie_position_vectors(self.positions, tied.positions)
 
@@ -128,7 +128,7 @@ class ElectraModel(TupeModel):
     @classmethod
     def build_model(cls, cfg: DictConfig, task: FairseqTask) -> "ElectraModel":
         refuse_long_blocks(cfg, task)
-        spell_position(cfg)
+        spell_names(cfg)
         return cls(cfg, task.source_dictionary, pretraining=isinstance(task, MaskedLMTask))
 
     def forward(

@@ -24,7 +24,7 @@ from fairseq.tasks.masked_lm import MaskedLMTask
 from omegaconf import DictConfig
 from torch import Tensor, nn
 
-from ..common.architectures import ARCHITECTURES, GAU, SIZES, preset, with_size
+from ..common.architectures import ARCHITECTURES, OTHER_BLOCKS, SIZES, preset, with_size
 from ..common.options import shorten_list, split_files
 from ..common.safe_load import read_checkpoint
 from ..cpu import bf16_speed
@@ -57,6 +57,7 @@ class TrainingConfig(FairseqDataclass):
         default="",
         metadata={"help": "Python files that register position schemes of your own, joined by ':'", "free": True},
     )
+    layer: str = field(default="", metadata={"help": "the name of --block in earlier versions", "free": True})
     compile: bool = field(default=False, metadata={"help": "torch.compile the encoder", "free": True})
     load_checkpoint_heads: bool = field(
         default=False,
@@ -99,7 +100,8 @@ def warn_of_slow_bf16(device: str) -> None:
 def core_config(cfg: DictConfig) -> ModelConfig:
     """The `ModelConfig` of a model's configuration in fairseq. Raises ValueError for values without meaning."""
     values = {option: getattr(cfg, name) for option, name in NAMES.items()}
-    return ModelConfig(**{name: value.value if isinstance(value, Enum) else value for name, value in values.items()})
+    values = {name: value.value if isinstance(value, Enum) else value for name, value in values.items()}
+    return ModelConfig(**values, layer=cfg.layer)
 
 
 def load_scheme_files(cfg: DictConfig) -> None:
@@ -109,9 +111,9 @@ def load_scheme_files(cfg: DictConfig) -> None:
         load_scheme_file(file)
 
 
-def spell_position(cfg: DictConfig) -> None:
-    """Replace `position` by its canonical spelling in a model's configuration and in the whole one, which checkpoints
-    keep. Raises ValueError for an unknown scheme."""
+def spell_names(cfg: DictConfig) -> None:
+    """Replace `position` by its canonical spelling, and the option `layer` by `block`, in a model's configuration and
+    in the whole one, which checkpoints keep. Raises ValueError for an unknown scheme or block."""
     try:
         cfg.position = canonical(cfg.position)
     except ValueError as error:
@@ -121,9 +123,11 @@ def spell_position(cfg: DictConfig) -> None:
         remedy = "give it with `tupe --position-file FILE COMMAND` or as position_file of from_pretrained"
         reason = f"{missing} was not run: to train, take a task of this plugin; {remedy} to load a checkpoint"
         raise ValueError(f"{error} ({reason})") from None
+    if getattr(cfg, "layer", ""):  # not of `from_checkpoint`, which has no block
+        cfg.block, cfg.layer = cfg.layer, ""
     root = cfg._get_parent() if isinstance(cfg, DictConfig) else None
     if root is not None and "model" in root:
-        root.model.position = cfg.position
+        root.model.update({key: cfg[key] for key in ("position", "block", "layer") if key in root.model})
 
 
 def refuse_long_blocks(cfg: DictConfig, task: FairseqTask) -> None:
@@ -160,12 +164,12 @@ class TupeModel(BaseFairseqModel):
 
     def build_lm_head(self, config: ModelConfig) -> LMHead | None:
         """The head on the encoder's features; None for a model without one."""
-        return LMHead(config.width, len(self.dictionary), eps=config.layer_norm_eps)
+        return LMHead(config.width, len(self.dictionary), config=config)
 
     @classmethod
     def build_model(cls, cfg: DictConfig, task: FairseqTask) -> "TupeModel":
         refuse_long_blocks(cfg, task)
-        spell_position(cfg)
+        spell_names(cfg)
         return cls(cfg, task.source_dictionary)
 
     def forward(
@@ -354,4 +358,4 @@ def redefault(config: type, key: str, value: Any) -> Any:
     return field(default=value, metadata=dict(config.__dataclass_fields__[key].metadata))
 
 
-register_architectures(TupeModel, TupeConfig, [*ARCHITECTURES, *GAU])
+register_architectures(TupeModel, TupeConfig, [*ARCHITECTURES, *OTHER_BLOCKS])

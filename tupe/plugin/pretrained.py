@@ -17,7 +17,7 @@ from ..common.blocks import check_split
 from ..common.options import shorten
 from ..common.safe_load import num_updates, read_checkpoint
 from ..positions import bounded_schemes, canonical
-from .model import TUNABLE, TupeConfig, TupeModel, dictionary_fingerprint, redefault, spell_position
+from .model import TUNABLE, TupeConfig, TupeModel, dictionary_fingerprint, redefault, spell_names
 
 MASK = "<mask>"
 
@@ -119,7 +119,7 @@ def adopt_structure(
     saved = state["cfg"]["model"]
     check_dictionary(state, Path(data) / "dict.txt")
     if "position" in model_cfg:
-        spell_position(model_cfg)
+        spell_names(model_cfg)
     if wrong := contradictions(saved, model_cfg):
         raise ValueError(
             f"the model contradicts the checkpoint {path} (architecture {saved['_name']}): {'; '.join(wrong)}"
@@ -165,7 +165,7 @@ FROM_CHECKPOINT = "from_checkpoint"
 free_fields = [
     (name, field.type, redefault(TupeConfig, name, field.default))
     for name, field in TupeConfig.__dataclass_fields__.items()
-    if name in TUNABLE and name != "max_positions"
+    if name in TUNABLE and name not in ("max_positions", "layer")
 ]
 FromCheckpointConfig = make_dataclass(
     "FromCheckpointConfig", free_fields, bases=(FairseqDataclass,), namespace={"__module__": __name__}

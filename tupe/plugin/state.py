@@ -28,9 +28,10 @@ class StackWithSettings(Stack):
     def settings(self) -> dict[str, str]:
         config = self.config
         settings = {
-            "position": self.positions.name, "cls": config.cls, "layer": config.layer, "normaliser": config.normaliser,
+            "position": self.positions.name, "cls": config.cls, "layer": config.block, "normaliser": config.normaliser,
             "heads": str(self.positions.dims.heads), "layer_norm_eps": format_value(float(config.layer_norm_eps)),
         }  # fmt: skip
+        settings |= config.other_parts()
         return settings if self.stretched_from is None else {**settings, "stretched_from": self.stretched_from}
 
     def get_extra_state(self) -> Tensor:

@@ -63,7 +63,7 @@ ForPretraining.__name__ = TupeForMaskedLM.__name__  # what config.json calls it
 def new_model(config: ModelConfig, types: int, seed: int, compiles: bool = False) -> ForPretraining:
     """A model with the weights that the first engine gives it for this seed."""
     torch.manual_seed(seed)
-    encoder, head = Encoder(types, 1, 2, config), LMHead(config.width, types, eps=config.layer_norm_eps)
+    encoder, head = Encoder(types, 1, 2, config), LMHead(config.width, types, config=config)
     options = {theirs: getattr(config, ours) for ours, theirs in NAMES.items()}
     model = ForPretraining(TupeConfig(vocab_size=types, architectures=["TupeForMaskedLM"], **options))
     model.tupe.encoder.load_state_dict(encoder.state_dict())

@@ -27,7 +27,7 @@ OPTIONS = {  # "section.key" -> the default where a recipe does not say, which i
     "lr_scheduler.warmup_updates": 0, "lr_scheduler.total_num_update": 1e6, "lr_scheduler.end_learning_rate": 0.0,
     "lr_scheduler.power": 1.0, "checkpoint.save_dir": "checkpoints", "checkpoint.save_interval_updates": 0,
     "checkpoint.keep_interval_updates": -1, "checkpoint.keep_interval_updates_pattern": -1, "model.autocast": "none",
-    "model.compile": False, "model.position_file": "",
+    "model.compile": False, "model.position_file": "", "model.layer": "",
     **{f"model.{NAMES[f.name]}": f.default for f in fields(ModelConfig)},
 }  # fmt: skip
 PARTS = {  # which of each kind this engine has; all of one kind compute the same numbers here
@@ -118,8 +118,9 @@ def read(
         values["common.fp16"] = not (values["common.amp"] or values["model.autocast"] == "bf16")
     elif values["common.fp16"] and (values["common.amp"] or values["model.autocast"] == "bf16"):
         raise ValueError("--fp16 beside --amp or --autocast: give one")
-    model = ModelConfig(**{ours: values[f"model.{theirs}"] for ours, theirs in NAMES.items()})
-    values["model.position"] = model.position
+    options = {ours: values[f"model.{theirs}"] for ours, theirs in NAMES.items()}
+    model = ModelConfig(**options, layer=values["model.layer"])
+    values.update({"model.position": model.position, "model.block": model.block, "model.layer": ""})
     plain = vars(ModelConfig(**preset(architecture)))
     differs = {NAMES[name]: value for name, value in vars(model).items() if str(value) != str(plain[name])}
     variant = ", ".join(f"{name} {differs[name]}" for name in sorted(differs) if name not in TUNABLE)
