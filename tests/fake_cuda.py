@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 from torch.utils._pytree import tree_leaves  # noqa: E402
 
 from tupe import backend_sdpa, encoder, packing, token_positions, windows  # noqa: E402
+from tupe.common.architectures import OTHER_BLOCKS, preset  # noqa: E402
 from tupe.encoder import Encoder, LMHead  # noqa: E402
 from tupe.positions import CLS, SCHEMES  # noqa: E402
 
@@ -157,7 +158,10 @@ def cases():
         for length in (40, 37):
             yield f"chunks {cls} {length}", {"position": "t5+window:size:8", "cls": cls}, "fp16", length, True
     yield "window of the plain backend", {"position": "shaw+window:size:8", "cls": "untied"}, "fp16", 40, True
-    yield "gau", {"position": "rope", "layer": "gau", "normaliser": "relu2"}, "fp16", 40, True
+    yield "gau", {"position": "rope", "block": "gau", "normaliser": "relu2"}, "fp16", 40, True
+    for name in OTHER_BLOCKS.keys() - {"gau"}:
+        options = {**preset(f"{name}_tiny"), "width": 64, "heads": 4, "ffn": 128}
+        yield name, options, "fp16", 40, True
 
 
 def offsets_on_the_host(self):

@@ -30,11 +30,17 @@ class Formula:
     def __init__(self, s, o):
         self.s, self.o = s, o
 
+    def read(self, h, q, k, x):
+        """A sequence, before its single positions: q and k [L, D] of head h, and the layer's input [L, C]."""
+
     def embed(self, i):
         return 0.0
 
     def bias(self, h, i, j, scale):
         return 0.0
+
+    def factor(self, h):
+        return 1.0
 
     def content(self, h, i, j, q, k, layer):
         return 0.0
@@ -296,6 +302,8 @@ class RopeFormula(Formula):
         """The first columns of x as complex numbers times e^{i theta}."""
         columns = 2 * round(len(x) * self.o.get("fraction", 1) / 2)
         base = self.o.get("base", 10000)
+        if self.o.get("local") and self.layer % self.o.get("every", 3) == 0:
+            return x
         if "local_base" in self.o and self.layer % self.o.get("every", 3):
             base = self.o["local_base"]
         if "ntk" in self.o:
@@ -325,6 +333,86 @@ class WindowFormula(Formula):
         return is_global or 2 * abs(i - j) <= self.o["size"]
 
 
+def softplus(x):
+    return math.log(1 + math.exp(x))
+
+
+class FopeFormula(Formula):
+    def read(self, h, q, k, x):
+        self.h = h
+
+    def rotate_qk(self, x, i):
+        omega = vaswani(D, self.o.get("base", 10000)).tolist()
+        out = x.clone()
+        for m, column in enumerate(omega):
+            if column * DIMS.max_positions < 2 * math.pi:
+                continue
+            seen = [(f, w) for f, w in enumerate(omega) if w * DIMS.max_positions >= 2 * math.pi]
+            cos, sin = (
+                sum(self.s.mixtures[part, self.h, f, m].double() * wave(i * w) for f, w in seen)
+                for part, wave in enumerate((math.cos, math.sin))
+            )
+            even, odd = x[2 * m], x[2 * m + 1]
+            out[2 * m], out[2 * m + 1] = even * cos - odd * sin, odd * cos + even * sin
+        return out
+
+
+class SelectiveRopeFormula(Formula):
+    def read(self, h, q, k, x):
+        up, down = (part[self.layer].weight.double() for part in (self.s.up, self.s.down))
+        self.phi = [up.unflatten(0, (H, -1))[h] @ (down @ row) for row in x]
+
+    def rotate_qk(self, x, i):
+        angle = sum(self.phi[: i + 1]) * vaswani(D, self.o.get("base", 500000))
+        turned = torch.view_as_complex(x.unflatten(0, (-1, 2)).contiguous()) * torch.exp(1j * angle)
+        return torch.view_as_real(turned).flatten()
+
+
+class LogLengthFormula(Formula):
+    def factor(self, h):
+        return 1 if self.layer % self.o.get("every", 1) else self.s.scale[self.layer, h].double() * math.log(L)
+
+
+class WaveletsFormula(Formula):
+    def content(self, h, i, j, q, k, layer):
+        scales, total = int(self.o.get("scales", 8)), 0
+        for c in range(D):
+            shift = c // scales - ((D - 1) // scales) / 2
+            t = (j - i - shift) / 2 ** (c % scales)
+            total += self.o.get("amplitude", 1) * q[c] * (1 - t * t) * math.exp(-t * t / 2)
+        return total
+
+
+class CopeFormula(Formula):
+    def read(self, h, q, k, x):
+        self.k = k
+
+    def content(self, h, i, j, q, k, layer):
+        between = range(min(i, j), max(i, j) + 1)
+        p = sum(torch.sigmoid(q @ self.k[m] / math.sqrt(D)).item() for m in between)
+        p = min(p, self.o.get("positions", 64) - 1)
+        below, above = (q @ self.s.table[int(j > i), round(end(p))] for end in (math.floor, math.ceil))
+        return below + (p - math.floor(p)) * (above - below)
+
+
+class CableFormula(Formula):
+    def read(self, h, q, k, x):
+        linear, rows = self.s.project[self.layer], [h, H + h] if self.o.get("sides") else [h, h]
+        self.steps = [
+            [softplus((linear.weight[row] @ token + linear.bias[row]).item()) for token in x] for row in rows
+        ]
+
+    def content(self, h, i, j, q, k, layer):
+        return -sum(self.steps[int(j > i)][min(i, j) + 1 : max(i, j) + 1]) * math.sqrt(D)
+
+
+class GrapeAFormula(Formula):
+    def content(self, h, i, j, q, k, layer):
+        u = self.s.direction[h].double()
+        gate = softplus((u / u.norm() @ (q if self.o.get("query") else k) / math.sqrt(D)).item())
+        return -abs(i - j) * [1 / 16, 1 / 256][h] * softplus(self.s.omega[h].item()) * gate * math.sqrt(D)
+
+
 FORMULAS = {
     "nopos": Formula,
     "absolute": AbsoluteFormula,
@@ -352,6 +440,13 @@ FORMULAS = {
     "rope_values": RopeValuesFormula,
     "urpe": UrpeFormula,
     "window": WindowFormula,
+    "fope": FopeFormula,
+    "selective_rope": SelectiveRopeFormula,
+    "log_length": LogLengthFormula,
+    "wavelets": WaveletsFormula,
+    "cope": CopeFormula,
+    "cable": CableFormula,
+    "grape_a": GrapeAFormula,
 }
 SMALL = {"buckets:8": SmallT5Formula, "buckets:6": SmallDebertaV2Formula}
 EXTRA_TERMS = {"untied": 1, "absolute_d": 3, "deberta": 2, "deberta_shared": 2, "deberta_v2": 2}
@@ -362,6 +457,8 @@ def naive_attention(formulas, q, k, v, scale, layer):
     out = torch.zeros_like(v)
     for b in range(q.size(0)):
         for h in range(H):
+            for f in formulas:
+                f.read(h, q[b, h], k[b, h], INPUT[b])
             for i in range(L):
                 logits, values, gates = [], [], []
                 for j in range(L):
@@ -372,6 +469,7 @@ def naive_attention(formulas, q, k, v, scale, layer):
                         bias = torch.tensor(-math.inf, dtype=torch.float64)
                     for f in formulas:
                         q_i, k_j, v_j = f.rotate_qk(q_i, i), f.rotate_qk(k_j, j), f.rotate_v(v_j, j)
+                    q_i = q_i * math.prod(f.factor(h) for f in formulas)
                     logits.append((q_i @ k_j + content) * scale + bias)
                     values.append((v_j, sum(f.value(i, j) for f in formulas)))
                     gates.append(math.prod(f.gate(h, i, j) for f in formulas))
@@ -408,6 +506,10 @@ OPTIONS = [  # every option of every family
     "kerple:power:True", "kerple:sides:True", "kerple:power:True:sides:True",
     "kerple:layer", "fire:threshold:4:width:8", "fire:threshold:4:sides:True", "cpb:width:8",
     "deberta_v2:buckets:6:max_distance:8", "deberta_v2:layer:std:0.1",
+    "fope:base:100:std:0.3", "fope:learned:True", "selective_rope:base:100:rank:3", "rope:local:True:every:2",
+    "log_length:learned:False", "rope+log_length:every:2", "wavelets:scales:2:amplitude:0.3", "cope:positions:3",
+    "cope:layer", "cable:sides:True", "grape_a:query:True", "grape_a:layer",
+    "rope:local:True+log_length:every:3+window",
     "window:size:3:every:2", "untied+t5+window:size:4:every:0", "rope:local_base:100+window:size:6", "shaw+urpe+window",
 ]  # fmt: skip
 
@@ -430,8 +532,11 @@ def formulas_of(names, positions, layer):
     return formulas
 
 
+INPUT = torch.randn(B, L, H * D, generator=torch.Generator().manual_seed(6), dtype=torch.float64)
+
+
 def in_layer(positions, index):
-    return LayerContext(index, positions.token_positions(L), project)
+    return LayerContext(index, positions.token_positions(L), project, lambda: INPUT)
 
 
 @pytest.mark.parametrize("layer", [0, 2])
@@ -476,7 +581,31 @@ def test_every_shipped_scheme_has_a_formula_and_every_option_a_case():
     assert missing == {("absolute_d", "std"), ("deberta", "std")}  # which change initial values alone: see below
 
 
-@pytest.mark.parametrize("names", [*SCHEMES, "untied+t5", "fire:threshold:4:sides:True"])
+COUNTING = "cope", "cable", "selective_rope", "log_length"  # count tokens, wherever these stand
+
+
+@pytest.mark.parametrize("name", COUNTING)
+def test_tokens_are_counted_without_padding(name):
+    """Among padding, tokens meet each other as they do without it; positions that are drawn change nothing."""
+    real = torch.tensor([0, 1, 3, 4, 7])
+    mask = torch.zeros(B, L, dtype=torch.bool)
+    mask[:, real] = True
+    positions = scramble(Positions(name, DIMS).double())
+    drawn = TokenPositions(5, drawn=torch.tensor([0, 2, 3, 5, 9]), span=16)
+    whole = LayerContext(1, positions.token_positions(L), project, lambda: INPUT, mask)
+    part = LayerContext(1, drawn, project, lambda: INPUT[:, real])
+    q, k, v = random_qkv()
+    some = [x[:, :, real] for x in (q, k, v)]
+    if overrides(SCHEMES[name], "content"):
+        ours, theirs = positions.content(*some[:2], part), positions.content(q, k, whole)
+        torch.testing.assert_close(ours, theirs[:, :, real[:, None], real])
+    for ours, theirs in zip(positions.rotate(*some, part), positions.rotate(q, k, v, whole), strict=True):
+        torch.testing.assert_close(ours, theirs[:, :, real])
+
+
+@pytest.mark.parametrize(
+    "names", [*(name for name in SCHEMES if name not in COUNTING), "untied+t5", "fire:threshold:4:sides:True"]
+)
 def test_other_positions(names):
     """Tokens at 0, 3, 4 and 9 meet each other as the tokens 0, 3, 4 and 9 of a longer sequence do."""
     names, at = short(names), torch.tensor([0, 3, 4, 9])
@@ -754,3 +883,79 @@ def test_norm_starts_with_its_gain():
     dims = Dims(max_positions=20, width=64, heads=8, layers=1, head_dim=8, value_dim=8)
     vectors = Positions("absolute:norm:True:gain:0.1", dims).embed(20)
     torch.testing.assert_close(vectors.std(1, correction=0), torch.full((20,), 0.1), rtol=0.1, atol=0)
+
+
+# ---- papers that are options of these schemes: docs/schemes.md ----
+
+
+def rope_logits(option, q, k, dims):
+    """[L, L], of q and k [L, D] rotated."""
+    positions = Positions(option, dims).double()
+    layer = LayerContext(0, positions.token_positions(len(q)))
+    q, k, _ = positions.rotate(q[None, None], k[None, None], q[None, None], layer)
+    return (q @ k.transpose(2, 3))[0, 0]
+
+
+WIDE = Dims(max_positions=128, width=64, heads=1, layers=1, head_dim=64, value_dim=64)
+
+
+def wide_qk():
+    return torch.randn(2, 20, 64, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+
+
+@pytest.mark.parametrize(
+    "option, p", [("rope:fraction:0.75:base:1000", 24 / 32), ("rope:fraction:0.34375:base:23.714", 11 / 32)]
+)
+def test_p_rope_and_hope_are_options_of_rope(option, p):
+    """Barbero et al. rotate the highest frequencies of 10,000; Chen et al. those whose period fits into the length."""
+    q, k = wide_qk()
+    omega = vaswani(64)
+    pairs = round(32 * p)
+    assert p > 0.5 or pairs == sum(2 * math.pi / omega <= 128)
+    expected = torch.zeros(20, 20, dtype=torch.float64)
+    for i in range(20):
+        for j in range(20):
+            for m in range(32):
+                angle = (i - j) * omega[m] if m < pairs else torch.zeros(())
+                (a, b), (c, d) = q[i, 2 * m : 2 * m + 2], k[j, 2 * m : 2 * m + 2]
+                expected[i, j] += (a * c + b * d) * angle.cos() + (a * d - b * c) * angle.sin()
+    torch.testing.assert_close(rope_logits(option, q, k, WIDE), expected, atol=1e-3, rtol=1e-3)
+
+
+def test_rotations_by_a_skew_matrix_are_rope_with_learned_frequencies():
+    """LieRE, STRING, ComRoPE in one dimension: exp(i A) q . exp(j A) k, in A's own basis, which W_Q and W_K absorb."""
+    q, k = (x[:, :4] for x in wide_qk())
+    a = torch.randn(4, 4, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
+    a = (a - a.T) / 2
+    values, vectors = torch.linalg.eigh(1j * a)  # pairs +-omega
+    omega, vectors = values[2:].real, vectors[:, 2:]
+    # A u = -i omega u: the plane of the real and the imaginary part of u turns by omega
+    basis = torch.stack([vectors.real.T, vectors.imag.T], 1).flatten(0, 1) * 2**0.5
+    positions = Positions("rope:learned:True", DIMS)
+    positions["rope"].log_omega.data = omega.log().float()
+    layer = LayerContext(0, positions.token_positions(20))
+    ours_q, ours_k, _ = positions.rotate((q @ basis.T)[None, None], (k @ basis.T)[None, None], q[None, None], layer)
+    turned = [torch.stack([torch.matrix_exp(i * a) @ row for i, row in enumerate(x)]) for x in (q, k)]
+    torch.testing.assert_close((ours_q @ ours_k.transpose(2, 3))[0, 0], turned[0] @ turned[1].T, atol=1e-4, rtol=1e-4)
+
+
+def test_imaginary_heads_are_rope_of_queries_turned_by_a_quarter():
+    """RoPE++: the imaginary part of the complex product, in place of the real one."""
+    q, k = wide_qk()
+    omega, at = vaswani(64), torch.arange(20.0, dtype=torch.float64)
+    complex_q, complex_k = (torch.view_as_complex(x.unflatten(1, (-1, 2)).contiguous()) for x in (q, k))
+    turned = [x * torch.exp(1j * at[:, None] * omega) for x in (complex_q, complex_k)]
+    imaginary = -(turned[0] @ turned[1].conj().T).imag
+    quarter = torch.view_as_real(complex_q * 1j).flatten(1)
+    torch.testing.assert_close(rope_logits("rope", quarter, k, WIDE), imaginary, atol=1e-4, rtol=1e-4)
+
+
+def test_the_prior_of_bam_is_the_power_kernel_of_kerple():
+    """-|d / alpha|^beta around mu = 0."""
+    kerple = scramble(Positions("kerple:power:True", DIMS))
+    bias = kerple.terms(L)[0][0]
+    factor, power = kerple["kerple"].log_factor[0].exp(), 2 * kerple["kerple"].inner[0].sigmoid()
+    alpha = factor ** (-1 / power)
+    d = (torch.arange(L) - torch.arange(L)[:, None]).abs()
+    expected = -((d / alpha[:, None, None]) ** power[:, None, None])
+    torch.testing.assert_close(bias, expected, atol=1e-5, rtol=1e-4)

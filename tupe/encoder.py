@@ -46,7 +46,8 @@ class LayerInputs(NamedTuple):
     def attend(self, x: Tensor, project: Callable, dropout: float) -> Tensor:
         """[B, L, C] or [T, C] -> mixed values [B, H, L, E]. project: a layer's own projections, to q, k and v."""
         q, k, v = project(x, self.packing)
-        layer = LayerContext(self.index, self.token_positions, project)
+        tokens = partial(self.packing.unpack, x), self.packing.mask
+        layer = LayerContext(self.index, self.token_positions, project, *tokens)
         return attend(q, k, v, self.positions(), self.prepared, layer, self.backend, dropout)
 
     def outputs(self, mixed: Tensor) -> Tensor:
@@ -511,7 +512,8 @@ class Encoder(Stack):
         if isinstance(block, TransformerLayer):
             x, block = block.attention_input(x), block.attention
         q, k, v = block.project(x, packing)
-        context = LayerContext(layer, inputs.token_positions, block.project)
+        tokens = partial(packing.unpack, x), packing.mask
+        context = LayerContext(layer, inputs.token_positions, block.project, *tokens)
         content = self.positions.content(q, k, context)
         q, k, _ = self.positions.rotate(q, k, v, context)
         return inputs.backend.weights(q, k, content, inputs.prepared, self.positions.scale)

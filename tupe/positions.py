@@ -219,6 +219,13 @@ class LayerContext(NamedTuple):
     index: int
     positions: TokenPositions
     project: Callable | None = None  # its own projections, of vectors [1, R, C] to q, k and v [1, H, R, D]
+    input: Callable | None = None  # () -> [B, L, C], what it projects to q, k and v
+    mask: Tensor | None = None  # [B, L], False at padding; None: there is none
+    scale: float = 1.0  # of q . k and content
+
+    def counted(self, x: Tensor) -> Tensor:
+        """x [B, L, ...], 0 at padding: for sums over tokens."""
+        return x if self.mask is None else x * self.mask.view(*self.mask.shape, *[1] * (x.dim() - 2))
 
 
 class PositionScheme(nn.Module):
@@ -239,6 +246,7 @@ class PositionScheme(nn.Module):
     # The distance from which on all keys are treated alike, by what training has learned if its sequences were longer
     # than that (0: all are); None: a formula gives every distance a value of its own.
     saturates_at: int | None = None
+    only_scales = False  # whether `rotate` only multiplies q and k by numbers, and so goes with any rotation
     undecayed: tuple[str, ...] = ()  # its parameters without weight decay, see `no_weight_decay`
 
     def __init__(self, dims: Dims):
@@ -521,7 +529,7 @@ class Positions(nn.ModuleDict):
 
     def content(self, q: Tensor, k: Tensor, layer: LayerContext) -> Tensor | None:
         """[B, H, L, L], the logits that depend on q and k [B, H, L, D]."""
-        shape = *q.shape[:3], k.size(2)
+        shape, layer = (*q.shape[:3], k.size(2)), layer._replace(scale=self.scale)
         return self._mask_cls(self._sum(self.of_layer(layer.index), "content", shape, q.device, q, k, layer))
 
     def value(self, weights: Tensor | None, layer: LayerContext) -> Tensor | None:
@@ -586,7 +594,7 @@ def check_combination(names: str, parts: list[Part], cls: str) -> None:
     if cls not in CLS:
         raise ValueError(f"cls must be one of {', '.join(CLS)}, not {cls!r}")
     schemes = {part.name: SCHEMES[part.name] for part in parts}
-    rotating = [name for name, scheme in schemes.items() if overrides(scheme, "rotate")]
+    rotating = [name for name, scheme in schemes.items() if overrides(scheme, "rotate") and not scheme.only_scales]
     if "nopos" in schemes and len(parts) > 1:
         raise ValueError(f"position={names}: nopos means no position information and cannot be combined")
     if len(rotating) > 1:

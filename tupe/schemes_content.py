@@ -8,9 +8,11 @@ Position i = 0 is [CLS]; the offset of key j from query i is j - i. What a hook 
 import math
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .positions import Dims, LayerContext, PositionScheme, register
+from .positions import Dims, LayerContext, PositionScheme, no_weight_decay, register
+from .schemes_bias import Alibi
 from .schemes_common import (
     LARGEST,
     Bucketed,
@@ -207,3 +209,119 @@ class TransformerXL(PositionScheme):
         rows = per_head(rows, self.r[layer.index], self.heads).to(q.dtype)  # [H, 2S - 1, D]
         u, v = self.u[:, None].to(q.dtype), self.v[:, None].to(q.dtype)  # [H, 1, D]
         return layer.positions.select((q + v) @ rows.transpose(1, 2)) + u @ k.transpose(2, 3)
+
+
+@register("wavelets")
+class Wavelets(PositionScheme):
+    """Relative vectors that are wavelets of the offset (Oka et al., 2025): column c of r is psi((j - i - b_c) / a_c)
+    with Ricker's psi(t) = (1 - t^2) e^{-t^2 / 2}.
+
+    The widths a are 2^0 .. 2^{scales - 1}; each has as many shifts b, one apart, as the head has columns for. Theirs
+    begin at 0; here they are centred, because keys stand on both sides. No parameters.
+    """
+
+    paper, formula = "Oka et al. 2025", "q_i . psi((j - i - b) / a) / sqrt(D), psi Ricker's wavelet"
+
+    def __init__(self, dims: Dims, scales: int = 8, amplitude: float = 1.0):
+        super().__init__(dims)
+        self.scales, self.width = int(at_least(1, 64, scales=scales)), dims.head_dim
+        self.amplitude = at_least(-LARGEST, amplitude=amplitude)
+
+    def content(self, q: Tensor, k: Tensor, layer: LayerContext) -> Tensor:
+        column = torch.arange(self.width, device=q.device)
+        shift = column // self.scales - ((self.width - 1) // self.scales) / 2
+        t = (layer.positions.offsets[:, None] - shift) / 2.0 ** (column % self.scales)  # [2S - 1, D]
+        vectors = (1 - t.square()) * torch.exp(-t.square() / 2)
+        return layer.positions.select(q @ scaled(vectors, self.amplitude).to(q.dtype).T)
+
+
+@register("cope")
+class Cope(PositionScheme):
+    """CoPE (Golovneva et al., 2024): every query chooses which tokens count, and how far a key is, is the number of
+    those between them.
+
+    p_ij is the sum of the gates sigmoid(q_i . k_m / sqrt(D)) over m from j to i, at most `positions` - 1; between two
+    whole numbers, the logit is interpolated. Vectors e start at 0, as the authors'; their model is causal, ours has
+    vectors for keys on the left and on the right. Each layer has its own in theirs: cope:layer.
+    """
+
+    paper, formula = "Golovneva et al. 2024 (CoPE)", "q_i . e[p_ij] / sqrt(D), p_ij = sum_{m = j..i} sigmoid(q_i . k_m)"
+
+    def __init__(self, dims: Dims, positions: int = 64):
+        super().__init__(dims)
+        self.positions = int(at_least(2, 10**4, positions=positions))
+        self.table = nn.Parameter(torch.zeros(2, self.positions, dims.head_dim))  # left, right
+
+    def content(self, q: Tensor, k: Tensor, layer: LayerContext) -> Tensor:
+        dtype = torch.promote_types(q.dtype, torch.float32)
+        gates = torch.sigmoid((q @ k.transpose(2, 3)).to(dtype) * q.size(-1) ** -0.5)  # [B, H, L, L]
+        gates = layer.counted(gates.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)  # of keys
+        to_left = gates.tril().flip(-1).cumsum(-1).flip(-1)  # j .. i
+        to_right = gates.triu().cumsum(-1)  # i .. j
+        index = torch.arange(q.size(2), device=q.device)
+        on_right = index > index[:, None]  # [L, L]
+        place = torch.where(on_right, to_right, to_left).clamp(max=self.positions - 1)
+        logits = (q @ self.table.flatten(0, 1).to(q.dtype).T).to(dtype)  # [B, H, L, 2P]
+        first = on_right * self.positions
+        below, above = (logits.gather(-1, end.long() + first) for end in (place.floor(), place.ceil()))
+        return below + (place - place.floor()) * (above - below)
+
+
+class ContentDecay(PositionScheme):
+    """Base of logits that fall with a distance which the tokens between, or at, the ends decide."""
+
+    def decay(self, q: Tensor, k: Tensor, layer: LayerContext) -> Tensor:
+        """[B, H, L, L], at least 0, not multiplied by the scale of logits."""
+        raise NotImplementedError
+
+    def content(self, q: Tensor, k: Tensor, layer: LayerContext) -> Tensor:
+        return -self.decay(q, k, layer) / layer.scale
+
+
+@register("cable")
+class Cable(ContentDecay):
+    """CABLE (Veisi et al., 2025), and FoX's forget gates (Lin et al., 2025), with the other sign of w: each token adds
+    softplus(w_h x + c_h) to the distance of all that it stands between, -|b_i - b_j| with b the sums up to a token.
+
+    The later of two tokens counts, the earlier does not. x is the layer's input, w and c are each layer's own. sides: w
+    and c of their own for keys on the right. FoX's gate of the output and norms of q and k are not part of it.
+    """
+
+    paper, formula = "Veisi et al. 2025 (CABLE)", "-|b_i - b_j|, b_i = sum_{l <= i} softplus(w_h x_l + c_h)"
+    own_projections = True
+
+    def __init__(self, dims: Dims, sides: bool = False):
+        super().__init__(dims)
+        self.sides, inputs = sides, dims.input_width or dims.width
+        self.project = nn.ModuleList(Linear(inputs, dims.heads * (1 + sides)) for _ in range(dims.layers))
+
+    def decay(self, q: Tensor, k: Tensor, layer: LayerContext) -> Tensor:
+        steps = layer.counted(F.softplus(self.project[layer.index](layer.input())))  # [B, L, H] or [B, L, 2H]
+        place = steps.cumsum(1).transpose(1, 2)
+        distance = (place[..., :, None] - place[..., None, :]).abs()  # [B, H or 2H, L, L]
+        if not self.sides:
+            return distance
+        left, right = distance.chunk(2, dim=1)
+        return left.tril() + right.triu()  # both 0 between
+
+
+@register("grape_a")
+class GrapeA(ContentDecay):
+    """GRAPE-A (Zhang et al., 2025), key-gated: ALiBi, whose slopes the keys decide, omega_h m_h softplus(u_h . k_j /
+    sqrt(D)) per token of distance, with u_h of length 1, ALiBi's slopes m and omega, which starts at 1. query: the
+    queries decide. Each layer has its own in theirs: grape_a:layer."""
+
+    paper, formula = "Zhang et al. 2025 (GRAPE)", "-|j - i| omega_h m_h softplus(u_h . k_j / sqrt(D))"
+
+    def __init__(self, dims: Dims, query: bool = False):
+        super().__init__(dims)
+        self.query = query
+        self.omega = no_weight_decay(torch.full((dims.heads,), math.log(math.e - 1)))  # softplus of it is 1
+        self.direction = no_weight_decay(torch.randn(dims.heads, dims.head_dim) * dims.head_dim**-0.5)
+
+    def decay(self, q: Tensor, k: Tensor, layer: LayerContext) -> Tensor:
+        x = (q if self.query else k).float() * q.size(-1) ** -0.5
+        gate = F.softplus(x @ F.normalize(self.direction.float(), dim=-1)[:, :, None])  # [B, H, L, 1]
+        slope = F.softplus(self.omega.float()) * Alibi.slopes_of(len(self.omega), q.device)
+        distance = (layer.positions.index - layer.positions.index[:, None]).abs()  # [L, L]
+        return distance * slope[:, None, None] * (gate if self.query else gate.transpose(2, 3))

@@ -8,10 +8,10 @@ Position i = 0 is [CLS]; the offset of key j from query i is j - i. What a hook 
 import math
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from .positions import Dims, LayerContext, PositionScheme, no_weight_decay, register
-from .schemes_common import Clipped, LearnedFrequencies, at_least, frequencies, positive, scaled
+from .schemes_common import Clipped, LearnedFrequencies, Linear, at_least, frequencies, positive, scaled
 from .token_positions import TokenPositions
 
 
@@ -22,7 +22,9 @@ class Rope(LearnedFrequencies, PositionScheme):
 
     fraction: the share of the columns that is rotated, the first ones (GPT-NeoX: 0.25); their number is rounded to an
     even one, at least 2. learned: the frequencies are learned, from the fixed ones on. local_base: that of all layers
-    but every `every`th, counted from the first (ModernBERT: base 160000, local_base 10000, beside windows).
+    but every `every`th, counted from the first (ModernBERT: base 160000, local_base 10000, beside windows). local: no
+    rotation in every `every`th layer, which sees all beside windows (RNoPE: Yang et al., 2025; SWAN: Puvvada et al.,
+    2025, with `log_length`).
 
     For sequences s times as long as those of the training, three ways, to be given after it. interpolate:s divides
     positions by s (Chen et al., 2023). ntk:s multiplies the base by s^{d / (d - 2)}, d being the rotated columns, which
@@ -37,7 +39,7 @@ class Rope(LearnedFrequencies, PositionScheme):
 
     def __init__(
         self, dims: Dims, base: float = 10000.0, fraction: float = 1.0, learned: bool = False, local_base: float = 0.0,
-        every: int = 3, interpolate: float = 1.0, ntk: float = 1.0, yarn: float = 1.0,
+        every: int = 3, interpolate: float = 1.0, ntk: float = 1.0, yarn: float = 1.0, local: bool = False,
     ):  # fmt: skip
         super().__init__(dims)
         for name, value in {"base": base, "local_base": local_base or base}.items():
@@ -52,7 +54,10 @@ class Rope(LearnedFrequencies, PositionScheme):
             raise ValueError("only one of interpolate, ntk and yarn can be more than 1")
         if learned and local_base:
             raise ValueError("learned:True has no bases; local_base has no meaning beside it")
-        self.base, self.fraction, self.learned = base, fraction, learned
+        if local and (local_base or every == 1):
+            raise ValueError("local:True leaves only local layers, which have one base: every must be more than 1, "
+                             "without local_base")  # fmt: skip
+        self.base, self.fraction, self.learned, self.local = base, fraction, learned, local
         self.local_base, self.every = local_base or base, every
         self.interpolate, self.ntk, self.yarn = interpolate, ntk, yarn
         for width in (dims.head_dim, dims.value_dim):
@@ -93,6 +98,8 @@ class Rope(LearnedFrequencies, PositionScheme):
         return torch.cat([rotated(x[..., :columns], angle), x[..., columns:]], dim=-1)
 
     def rotate(self, q: Tensor, k: Tensor, v: Tensor, layer: LayerContext) -> tuple[Tensor, Tensor, Tensor]:
+        if self.local and layer.index % self.every == 0:
+            return q, k, v
         q, k = self.rotated(q, layer), self.rotated(k, layer)
         if self.yarn > 1:
             q, k = (x * (0.1 * math.log(self.yarn) + 1) for x in (q, k))
@@ -116,10 +123,112 @@ class RopeValues(Rope):
 
 
 def rotated(x: Tensor, angle: Tensor) -> Tensor:
-    """x [..., L, D] with columns (2m, 2m + 1) of row i rotated by angle[i, m]; angle: [L, D / 2]."""
-    cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
+    """x [..., L, D] with columns (2m, 2m + 1) of row i rotated by angle[i, m]; angle: [L, D / 2], or one for each head
+    [H, L, D / 2], or for each sequence and head [B, H, L, D / 2]."""
+    return turned(x, angle.cos(), angle.sin())
+
+
+def turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """`rotated`, given the cosines and sines of the angles; others stretch the columns, too."""
+    cos, sin = cos.to(x.dtype), sin.to(x.dtype)
     even, odd = x[..., ::2], x[..., 1::2]
     return torch.stack([even * cos - odd * sin, odd * cos + even * sin], dim=-1).flatten(-2)
+
+
+@register("fope")
+class Fope(PositionScheme):
+    """FoPE (Hua et al., 2025): RoPE, whose cosines and sines are sums over all frequencies.
+
+    Of columns (2m, 2m + 1) of head h the cosine is sum_f A[h, f, m] cos(omega_f i), the sine likewise with B. A and B
+    start as 1 on the diagonal plus noise of standard deviation std, and stay so, as the authors' (theirs comes from a
+    Xavier normal of three dimensions, 0.01 for a head of 128), or are learned. Frequencies with a period longer than
+    the max_positions that the model had when it got the option, which stay with its weights, are left out, and their
+    columns are not rotated.
+    """
+
+    paper, formula = "Hua et al. 2025 (FoPE)", "as rope, cos and sin sums over all frequencies, those of long periods 0"
+
+    def __init__(self, dims: Dims, base: float = 10000.0, std: float = 0.01, learned: bool = False):
+        super().__init__(dims)
+        if not base > 1:
+            raise ValueError(f"base must be more than 1, not {base}")
+        self.base, self.width = at_least(1, 1e30, base=base), dims.head_dim
+        pairs = len(frequencies(dims.head_dim))
+        mixtures = torch.eye(pairs) + at_least(0, std=std) * torch.randn(2, dims.heads, pairs, pairs)
+        self.register_buffer("trained", torch.tensor(dims.max_positions))
+        if learned:
+            self.mixtures = no_weight_decay(mixtures)
+        else:
+            self.register_buffer("mixtures", mixtures)
+
+    def rotate(self, q: Tensor, k: Tensor, v: Tensor, layer: LayerContext) -> tuple[Tensor, Tensor, Tensor]:
+        omega = frequencies(self.width, q.device, self.base)
+        kept = omega * self.trained >= 2 * math.pi  # [D / 2]
+        angle = layer.positions.index[:, None] * omega  # [L, D / 2]
+        waves = zip((angle.cos(), angle.sin()), self.mixtures.float(), strict=True)
+        cos, sin = (wave * kept @ mixture for wave, mixture in waves)  # [H, L, D / 2] each
+        cos, sin = torch.where(kept, cos, 1.0), torch.where(kept, sin, 0.0)
+        return turned(q, cos, sin), turned(k, cos, sin), v
+
+
+@register("selective_rope")
+class SelectiveRope(PositionScheme):
+    """Selective RoPE (Movahedi et al., 2026): RoPE, where each token decides how far it turns all that come after it.
+
+    The angle of token i is omega_m times the sum of phi_hm(x_l) over the tokens l up to i; phi is a projection of the
+    layer's input through `rank` numbers, each layer's own. So the phase between two tokens is the sum over those
+    between them, to the left as to the right. phi = 1 would be RoPE. The authors' code has a short convolution before
+    the sum, which is left out here, and its base.
+    """
+
+    paper, formula = "Movahedi et al. 2026 (Selective RoPE)", "rope, by the angle omega sum_{l <= i} phi_h(x_l)"
+    own_projections = True
+
+    def __init__(self, dims: Dims, base: float = 500000.0, rank: int = 16):
+        super().__init__(dims)
+        if not base > 1:
+            raise ValueError(f"base must be more than 1, not {base}")
+        self.base, self.heads, self.width = at_least(1, 1e30, base=base), dims.heads, dims.head_dim
+        pairs, rank = len(frequencies(dims.head_dim)), int(at_least(1, 10**4, rank=rank))
+        inputs = dims.input_width or dims.width
+        self.down = nn.ModuleList(Linear(inputs, rank, bias=False) for _ in range(dims.layers))
+        self.up = nn.ModuleList(Linear(rank, dims.heads * pairs, bias=False) for _ in range(dims.layers))
+
+    def rotate(self, q: Tensor, k: Tensor, v: Tensor, layer: LayerContext) -> tuple[Tensor, Tensor, Tensor]:
+        steps = layer.counted(self.up[layer.index](self.down[layer.index](layer.input())))  # [B, L, C / 2]
+        phase = steps.cumsum(1).unflatten(2, (self.heads, -1)).transpose(1, 2)  # [B, H, L, D / 2]
+        angle = phase * frequencies(self.width, q.device, self.base)
+        return rotated(q, angle), rotated(k, angle), v
+
+
+@register("log_length")
+class LogLength(PositionScheme):
+    """Logits of words that grow with the logarithm of the number of tokens, so that attention stays as sharp in longer
+    sequences: SSMax (Nakanishi, 2025), and with learned:False Su (2022).
+
+    q . k times s ln n, s for each layer and head, which starts at 1 / ln(max_positions): at that length nothing
+    changes. every: only in every `every`th layer, counted from the first (SWAN: in those that see all). Terms of other
+    schemes are not scaled. Says nothing about positions: beside another scheme.
+    """
+
+    paper, formula = "Nakanishi 2025 (SSMax)", "s_h ln(n) q_i . k_j / sqrt(D), n tokens"
+    only_scales = True
+
+    def __init__(self, dims: Dims, learned: bool = True, every: int = 1):
+        super().__init__(dims)
+        self.every = at_least(1, every=every)
+        scale = torch.full((dims.layers, dims.heads), 1 / math.log(max(2, dims.max_positions)))
+        if learned:
+            self.scale = no_weight_decay(scale)  # 0 would be equal weights for all
+        else:
+            self.register_buffer("scale", scale)
+
+    def rotate(self, q: Tensor, k: Tensor, v: Tensor, layer: LayerContext) -> tuple[Tensor, Tensor, Tensor]:
+        if layer.index % self.every:
+            return q, k, v
+        count = layer.counted(torch.ones_like(q[:, 0, :, 0], dtype=torch.float32)).sum(1)  # [B]
+        factor = self.scale[layer.index].float() * count.clamp(min=1).log()[:, None]  # [B, H]
+        return q * factor[:, :, None, None].to(q.dtype), k, v
 
 
 @register("urpe")

