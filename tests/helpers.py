@@ -255,7 +255,8 @@ def train(arguments, on_step=lambda samples: None):
         return step(self, samples, raise_oom)
 
     parsed = options.parse_args_and_arch(options.get_training_parser(), arguments)
-    config = configuration(vars(parsed)) or convert_namespace_to_omegaconf(parsed)  # equal; ours takes a sixth
+    given = {name: value for name, value in vars(parsed).items() if value is not None}
+    config = configuration(given) or convert_namespace_to_omegaconf(parsed)  # equal; ours takes a sixth of the time
     patches = [
         mock.patch.object(Trainer, "_reduce_and_log_stats", record),
         mock.patch.object(Trainer, "train_step", train_step),
