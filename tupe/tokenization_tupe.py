@@ -2,25 +2,23 @@
 model), and sentencepiece or subword-nmt."""
 
 import itertools
-import shutil
 from pathlib import Path
 
 from transformers import PreTrainedTokenizer
 
-from .text import TextEncoder
+from .text import PaperText
 
 
 class TupeTokenizer(PreTrainedTokenizer):
     """Raw text -> ids, as in training: `<s> A </s>`, or `<s> A </s> </s> B </s>`. `<mask>` is the mask token."""
 
-    vocab_files_names = {f"{name.split('.')[0]}_file": name for name in TextEncoder.FILES}
+    vocab_files_names = {f"{name.split('.')[0]}_file": name for name in PaperText.FILES}
     model_input_names = ["input_ids", "attention_mask"]
 
     def __init__(self, dict_file: str | Path, **options):
-        self.files = [Path(dict_file).parent / name for name in self.vocab_files_names.values()]
         for name in self.vocab_files_names:
             options.pop(name, None)
-        self.text = TextEncoder(Path(dict_file).parent)
+        self.text = PaperText(Path(dict_file).parent)
         special = {
             "bos": "<s>",
             "cls": "<s>",
@@ -85,10 +83,4 @@ class TupeTokenizer(PreTrainedTokenizer):
 
     def save_vocabulary(self, save_directory: str | Path, filename_prefix: str | None = None) -> tuple[str, ...]:
         prefix = f"{filename_prefix}-" if filename_prefix else ""
-        saved = []
-        for file in filter(Path.is_file, self.files):
-            target = Path(save_directory) / (prefix + file.name)
-            if not target.exists() or not target.samefile(file):
-                shutil.copyfile(file, target)
-            saved.append(str(target))
-        return tuple(saved)
+        return tuple(map(str, self.text.save(save_directory, prefix)))
