@@ -316,9 +316,9 @@ def _blank(language):
 
 
 class _Sentencizer:
-    """The sentences of spaCy's rule-based sentencizer on a blank pipeline of a language, much faster. spaCy's tokeniser looks
-    at one blank-separated word at a time, so its result for a word is cached as the kinds of its tokens: "E" may end a
-    sentence, "P" is other punctuation, "W" anything else. A sentence starts at the first W after an E.
+    """The sentences of spaCy's rule-based sentencizer on a blank pipeline of a language, much faster. spaCy's tokeniser
+    looks at one blank-separated word at a time, so its result for a word is cached as the kinds of its tokens: "E" may
+    end a sentence, "P" is other punctuation, "W" anything else. A sentence starts at the first W after an E.
 
     One rule is added: a full stop within a word ends no sentence before a lower-case letter ("etc. and"). Moses has
     the same rule; without it the lower-case output would be cut at "mr. smith" when it is normalised again."""
@@ -500,14 +500,14 @@ def load_sentencepiece(path: Path) -> Any:
     raise ValueError(f"{path} is no model of SentencePiece, or cut off")
 
 
-# What a dictionary's symbols look like where a word begins ("\u2581the", "\u0120the"), or goes on ("##s", "hel@@"; the last
-# one says it of the next symbol).
+# What a dictionary's symbols look like where a word begins ("\u2581the", "\u0120the"), or goes on ("##s"; "hel@@" says
+# it of the next symbol).
 MARKS = {SPACE: str.startswith, "\u0120": str.startswith, "##": str.startswith, JOINED: str.endswith}
 
 
 def word_marks(symbols: list[str]) -> tuple[list[bool], list[bool]]:
-    """(whether a word can begin with a symbol, whether it goes on after it), by the mark that most symbols have. Without
-    any mark every symbol is a word."""
+    """(whether a word can begin with a symbol, whether it goes on after it), by the mark that most symbols have. If
+    none has one, every symbol is a word."""
     counts = {mark: sum(has(symbol, mark) for symbol in symbols) for mark, has in MARKS.items()}
     mark = max(counts, key=counts.get)
     marked = [MARKS[mark](symbol, mark) for symbol in symbols]
@@ -675,7 +675,7 @@ class PaperText(TextEncoder):
         return out
 
     def _hide(self, aligned, whole):
-        """Put a word that is nowhere else in place of each mark of `whole`. Returns {that word, as a token: its mark}."""
+        """Put a word that is nowhere else in place of each mark of `whole`. Returns {that word, as a token: mark}."""
         pattern = "|".join(map(re.escape, sorted(whole, key=len, reverse=True)))  # of two that fit, the longer one
         marks = dict.fromkeys(re.findall(pattern, aligned.text)) if pattern else ()
         if not marks:
@@ -728,19 +728,30 @@ class TokenizerText(TextEncoder):
     def needed(self) -> list[str]:
         return ["dict.txt", "tokenizer.json"]
 
+    @staticmethod
+    def ordinary(tokenizer: Any) -> Callable[[str], Any]:
+        """A function from text to its encoding, in which a special token is text as any other."""
+        last = tokenizer.get_vocab_size() - 1
+        names = [tokenizer.id_to_token(i) for i in (0, 1, 2, last)]
+
+        def encode(text):
+            tokenizer.encode_special_tokens = True
+            encoding = tokenizer.encode(text, add_special_tokens=False)
+            if any(name in text for name in names) and not {0, 1, 2, last}.isdisjoint(encoding.ids):
+                for name in names:  # a unigram model has them among its pieces
+                    text = text.replace(name, f"\u2039{name[1:]}")
+                encoding = tokenizer.encode(text, add_special_tokens=False)
+            return encoding
+
+        return encode
+
     def _encode(self, text, whole=()):
-        """An encoding in which `whole` alone can be special tokens."""
-        token, last = self.tokenizer.id_to_token, len(self) - 1
-        marks = [mark for mark in whole if mark in text]
-        for mark in marks:
-            text = text.replace(mark, token(last))
-        self.tokenizer.encode_special_tokens = not marks
-        encoding = self.tokenizer.encode(text, add_special_tokens=False)
-        if not marks and not {0, 1, 2, last}.isdisjoint(encoding.ids):  # a unigram model has them among its pieces
-            for name in map(token, (0, 1, 2, last)):
-                text = text.replace(name, f"\u2039{name[1:]}")
-            encoding = self.tokenizer.encode(text, add_special_tokens=False)
-        return encoding
+        if not any(mark in text for mark in whole):
+            return self.ordinary(self.tokenizer)(text)
+        for mark in whole:
+            text = text.replace(mark, self.tokenizer.id_to_token(len(self) - 1))
+        self.tokenizer.encode_special_tokens = False
+        return self.tokenizer.encode(text, add_special_tokens=False)
 
     def pieces(self, text: str, whole: Collection[str] = ()) -> list[str]:
         return [self.symbols[i] for i in self._encode(text, whole).ids]

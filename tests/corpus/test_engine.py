@@ -25,6 +25,7 @@ from tqdm import tqdm
 
 from tupe.common import plotting
 from tupe.corpus import steps as corpus
+from tupe.corpus import vocabulary
 from tupe.corpus.engine import command, prepare
 from tupe.corpus.readers import find_inputs
 from tupe.corpus.report import write_report
@@ -697,12 +698,12 @@ def test_the_valid_number_of_types_counts_all_of_them(tmp_path):
     lines = ["the cat sat on the mat and dogs ran in parks"] * 5
     for size in (500, 6):
         with pytest.raises(ValueError, match=r"cannot make \d+ types .*: valid: at (most|least) \d+;") as error:
-            corpus.train_sentencepiece(lines, size, tmp_path / "model")
+            vocabulary.train_sentencepiece(lines, size, tmp_path / "model")
         found = re.search(r"at (most|least) (\d+)", str(error.value))
         outside = 1 if found[1] == "most" else -1
-        corpus.train_sentencepiece(lines, int(found[2]), tmp_path / "model")
+        vocabulary.train_sentencepiece(lines, int(found[2]), tmp_path / "model")
         with pytest.raises(ValueError, match=f"at {found[1]} {found[2]}"):
-            corpus.train_sentencepiece(lines, int(found[2]) + outside, tmp_path / "model")
+            vocabulary.train_sentencepiece(lines, int(found[2]) + outside, tmp_path / "model")
 
 
 @pytest.mark.parametrize(

@@ -93,7 +93,7 @@ def tokenizer_files(data: Path, max_positions: int, code: bool = True) -> dict[s
         files["manifest.json"] = json.dumps(read, allow_nan=False) + "\n"
     if "tokenizer.json" in files:  # it needs none of our code
         types = {entry["id"]: entry["content"] for entry in json.loads(files["tokenizer.json"])["added_tokens"]}
-        special = dict(zip(("cls_token", "pad_token", "sep_token", "unk_token"), range(4)), mask_token=max(types))
+        special = {"cls_token": 0, "pad_token": 1, "sep_token": 2, "unk_token": 3, "mask_token": max(types)}
         settings = {
             "tokenizer_class": "PreTrainedTokenizerFast",
             "model_input_names": ["input_ids", "attention_mask"],

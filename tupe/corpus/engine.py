@@ -26,10 +26,12 @@ from ..common import options, processes
 from ..common.options import Command, shorten
 from ..common.prepared import check_name
 from ..common.record import naming, write_atomically
+from ..text import SENTENCES, PaperText, TokenizerText
 from . import steps as corpus
 from .readers import find_inputs
 from .report import write_report
 from .steps import Stats
+from .vocabulary import SPECIALS, TRAINED, read_tokenizer
 
 ENGINES = ("local", "dask")
 
@@ -261,6 +263,10 @@ def prepare(
     valid_fraction: float = 0.005,
     errors: str = "strict",
     spacy_model: str | None = None,
+    tokenizer: str = "paper",
+    language: str = "en",
+    cased: bool = False,
+    sentences: str = "rules",
     near_duplicates: float = 0.0,
     keep_words: float = 0.0,
     sample_mb: float = 200.0,
@@ -291,6 +297,20 @@ def prepare(
     ):
         if not 0 <= value <= high:
             raise ValueError(f"--{name} is {value}; valid: 0 to {high}")
+    pipeline, training = PaperText if tokenizer == "paper" else TokenizerText, None
+    text = {"spacy_model": spacy_model, "language": language, "sentences": sentences}
+    if pipeline is PaperText:
+        text["cased"] = cased
+    elif keep_words:
+        raise ValueError("--keep-words goes with --tokenizer paper alone: other tokenisers know no words")
+    elif tokenizer in TRAINED:
+        training = (tokenizer, cased)
+    elif cased:
+        raise ValueError(f"--cased does not go with --tokenizer {tokenizer}, which says itself whether case matters")
+    else:
+        training = (None, read_tokenizer(tokenizer))
+    normaliser = (pipeline.normaliser_of, *text.items())
+    corpus.load_libraries(normaliser)  # before anything is written, and before the fork: all workers share them
     sources, skipped = find_inputs(inputs, out)
     settings = {
         "version": __version__,
@@ -299,7 +319,9 @@ def prepare(
         "vocab_size": vocab_size,
         "valid_fraction": valid_fraction,
         "errors": errors,
-        "spacy_model": spacy_model,
+        **text,
+        "tokenizer": tokenizer,
+        "cased": cased,
         "near_duplicates": near_duplicates,
         "keep_words": keep_words,
         "sample_mb": sample_mb,
@@ -339,8 +361,7 @@ def prepare(
     text_folders = run.step(
         "text",
         corpus.text_shard,
-        [(n, s, (path, spacy_model, near_duplicates > 0)) for n, s, path in shards],
-        before=lambda: corpus.load_libraries(spacy_model),  # before the fork: all workers share them
+        [(n, s, (path, normaliser, near_duplicates > 0)) for n, s, path in shards],
     )
     selection = (text_folders, near_duplicates, valid_fraction, int(sample_mb * 1e6), seed)
     for folder in text_folders:
@@ -358,9 +379,9 @@ def prepare(
         )  # fmt: skip
         (kept,) = run.step("words", corpus.keep_words, [("all", total, (counts, keep_words))])
         words = kept / "words.txt"
-    training = (text_folders, selected, words, vocab_size)
-    (vocabulary,) = run.step("vocabulary", corpus.vocabulary, [("all", total, training)])
-    model = vocabulary / "sentencepiece.bpe.model"
+    sample = (text_folders, selected, words, vocab_size, training)
+    (vocabulary,) = run.step("vocabulary", corpus.vocabulary, [("all", total, sample)])
+    (model,) = vocabulary.iterdir()
     encoded = run.step(
         "encode",
         corpus.encode_shard,
@@ -372,16 +393,22 @@ def prepare(
 
     # Each file appears complete, manifest.json last: a data directory with a manifest is finished.
     write_atomically(out / "speed.json", json.dumps(run.costs, indent=2, allow_nan=False) + "\n")
-    for file in sorted(merged.iterdir()):
-        file.replace(out / file.name)
     manifest = {
         "settings": settings,
-        "vocab_size": vocab_size,
-        "spacy_model": spacy_model,
+        "vocab_size": (merged / "dict.txt").read_bytes().count(b"\n") + SPECIALS,
+        "pipeline": pipeline.name,
+        **text,
         "raw bytes": total,
         **stats.data(),
     }
+    for file in sorted(merged.iterdir()):
+        file.replace(out / file.name)
     write_report(out, manifest)
+    for reason, domains in sorted(stats.dropped.items()):
+        unit, count = reason.partition(":")[0], sum(domains.values())
+        of = stats.counts[{"document": "documents read", "paragraph": "paragraphs"}.get(unit, "")]
+        share = f" of {of:,} ({count / of:.1%})" if of else ""
+        report(f"dropped {count:,}{share}: {reason}; the first: {cut(stats.samples[reason][0])}")
     write_atomically(out / "manifest.json", json.dumps(manifest, indent=2, allow_nan=False) + "\n")
     if not keep_work:
         shutil.rmtree(out / "work")
@@ -391,7 +418,13 @@ def prepare(
 @click.command(cls=Command)
 @click.argument("inputs", nargs=-1, required=True, metavar="INPUT...")
 @options.output("folder to write: pieces, dictionary, train and valid in fairseq's mmap format, manifest, report")
-@options.vocab_size(help="types, counting <s> <pad> </s> <unk> <mask>")
+@click.option("--tokenizer", default="paper", show_default=True, metavar="KIND|PATH",
+              help=f"paper; {', '.join(TRAINED)}: trained here; a tokenizer.json or its folder")  # fmt: skip
+@options.vocab_size(help="types, counting <s> <pad> </s> <unk> <mask>; a tokenizer that is given has its own")
+@click.option("--language", default="en", show_default=True, metavar="CODE", help="of spaCy's and Moses' rules: de, he")
+@click.option("--cased", is_flag=True, help="keep capitals")
+@click.option("--sentences", type=click.Choice(SENTENCES), default="rules", show_default=True,
+              help="rules: spaCy's; lines: one per line, no filter; none: a document is one sequence")  # fmt: skip
 @click.option("--valid-fraction", default=0.005, show_default=True, help="share of the text held out")
 @click.option("--near-duplicates", default=0.0, metavar="JACCARD", help="drop near copies (MinHash), e.g. 0.8")
 @click.option("--keep-words", default=0.0, metavar="SHARE", help="rarer words become <unk>; 0.21 in the released TUPE")
