@@ -662,6 +662,10 @@ class PaperText(TextEncoder):
         return [[self.ids.get(piece, unk) for piece in pieces] for pieces in tokens]
 
     def spans(self, text: str, whole: Collection[str] = ()) -> list[Span]:
+        return [span for word in self.word_spans(text, whole) for span in word]
+
+    def word_spans(self, text: str, whole: Collection[str] = ()) -> list[list[Span]]:
+        """`spans`, word by word."""
         out, aligned = [], self.normaliser.align(text)
         back = self._hide(aligned, whole)
         hidden = re.compile(f"({'|'.join(back)})") if back else None
@@ -670,7 +674,7 @@ class PaperText(TextEncoder):
             for part in filter(None, hidden.split(token) if hidden else [token]):
                 covered = chars[start : start + len(part)]
                 mark = back.get(part)
-                out += [Span(mark, covered[0][0], covered[-1][1])] if mark else self._spans(part, covered)
+                out.append([Span(mark, covered[0][0], covered[-1][1])] if mark else [*self._spans(part, covered)])
                 start += len(part)
         return out
 

@@ -107,7 +107,7 @@ def tokenizer_files(data: Path, max_positions: int, code: bool = True) -> dict[s
         return files
     settings = {
         "tokenizer_class": "TupeTokenizer",
-        **({"auto_map": {"AutoTokenizer": ["tokenization_tupe.TupeTokenizer", None]}} if code else {}),
+        **({"auto_map": {"AutoTokenizer": [None, "tokenization_tupe.TupeTokenizer"]}} if code else {}),
         "model_max_length": max_positions,
         "clean_up_tokenization_spaces": False,
     }
