@@ -639,8 +639,8 @@ def test_vocabulary_of_the_default_size_needs_more_text(tmp_path):
 @pytest.mark.parametrize(
     "name, content, message",
     [
-        ("empty.txt", b"", "no document in .*empty.txt"),
-        ("blank.txt", b"\n \n\n", "no document in .*blank.txt"),
+        ("empty.txt", b"", "no document in .*empty.txt: white space alone"),
+        ("blank.txt", b"\n \n\n", "no document in .*blank.txt: white space alone"),
         (
             "junk.txt",
             b"1 2 3 4 5 6 7 8 9 10\n\n1 2 3 4\n",

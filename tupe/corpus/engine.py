@@ -28,7 +28,7 @@ from ..common.prepared import check_name
 from ..common.record import naming, write_atomically
 from ..text import SENTENCES, PaperText, TokenizerText
 from . import steps as corpus
-from .readers import find_inputs
+from .readers import FIELD, find_inputs
 from .report import write_report
 from .steps import Stats
 from .vocabulary import SPECIALS, TRAINED, read_tokenizer
@@ -234,6 +234,8 @@ def _too_few(left: int, place: str, stats: Stats, copies: int = 0) -> ValueError
         f"{reason} ({sum(domains.values())}, the first: {shorten(stats.samples[reason][0])})"
         for reason, domains in sorted(stats.dropped.items())
     ] + [f"copies of other documents ({copies})"] * bool(copies)
+    if not left and not reasons:
+        place += ": white space alone"
     return ValueError(
         f"{left or 'no'} document {place}"
         + "; training and validation need one each (in .txt files, empty lines separate documents)" * bool(left)
@@ -262,6 +264,7 @@ def prepare(
     vocab_size: int = 32768,
     valid_fraction: float = 0.005,
     errors: str = "strict",
+    field: str = FIELD,
     spacy_model: str | None = None,
     tokenizer: str = "paper",
     language: str = "en",
@@ -311,10 +314,11 @@ def prepare(
         training = (None, read_tokenizer(tokenizer))
     normaliser = (pipeline.normaliser_of, *text.items())
     corpus.load_libraries(normaliser)  # before anything is written, and before the fork: all workers share them
-    sources, skipped = find_inputs(inputs, out)
+    sources, skipped = find_inputs(inputs, out, field)
     settings = {
         "version": __version__,
-        "inputs": [list(source) for source in sources],
+        "inputs": [list(source)[:4] for source in sources],
+        "field": field,
         "skipped": skipped,
         "vocab_size": vocab_size,
         "valid_fraction": valid_fraction,
@@ -418,6 +422,7 @@ def prepare(
 @click.command(cls=Command)
 @click.argument("inputs", nargs=-1, required=True, metavar="INPUT...")
 @options.output("folder to write: pieces, dictionary, train and valid in fairseq's mmap format, manifest, report")
+@click.option("--field", default=FIELD, show_default=True, help="of tables and JSON: the column with the text")
 @click.option("--tokenizer", default="paper", show_default=True, metavar="KIND|PATH",
               help=f"paper; {', '.join(TRAINED)}: trained here; a tokenizer.json or its folder")  # fmt: skip
 @options.vocab_size(help="types, counting <s> <pad> </s> <unk> <mask>; a tokenizer that is given has its own")
@@ -446,9 +451,10 @@ def command(inputs, output, jobs, **choices):
     \b
     tupe prepare corpus wiki.xml.bz2 books/ --output data
 
-    INPUT: .txt (one paragraph per line, an empty line between documents), .jsonl with a "text" field, wikiextractor's
-    wiki_00, MediaWiki dumps and TEI (.xml), each also as .gz, .bz2, .xz or .zst; a folder (its .txt files are books:
-    one document each); a glob in quotes; - for text on standard input. OUTPUT/manifest.json lists what each step
+    INPUT: .txt (one paragraph per line, an empty line between documents), .jsonl, .json, .csv and .tsv (a document per
+    object or row, see --field), wikiextractor's wiki_00, MediaWiki dumps and TEI (.xml), each also as .gz, .bz2, .xz or
+    .zst; .parquet; a folder (its .txt files are books: one document each; also one of the library datasets); a glob in
+    quotes; - for text on standard input. OUTPUT/manifest.json lists what each step
     dropped and why, with examples; report.md and report.png show it.
 
     After a kill or a failure the same command continues where it stopped (with - it starts again, because the text may
