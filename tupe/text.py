@@ -251,11 +251,12 @@ def _context(next_char):
     return "a" if next_char and _moses().islower(next_char) else "X"
 
 
+_ELIDED = re.compile(r"[^\W\d_]{1,7}'")  # "l'" and "dell'" of "l'eau", "dell'acqua", which Moses cuts after the sign
 _SIMPLE = re.compile(r"""(["(\[]*)([a-z0-9]+)([,;:!?)"\]]*)""")  # only marks that Moses always splits off
 
 
 def _split(word, context, language):
-    if word in WHOLE:
+    if word in WHOLE or (language in ("fr", "it") and _ELIDED.fullmatch(word)):
         return (word,)
     simple = _SIMPLE.fullmatch(word)
     if simple:

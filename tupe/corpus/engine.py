@@ -397,16 +397,16 @@ def prepare(
 
     # Each file appears complete, manifest.json last: a data directory with a manifest is finished.
     write_atomically(out / "speed.json", json.dumps(run.costs, indent=2, allow_nan=False) + "\n")
+    for file in sorted(merged.iterdir()):
+        file.replace(out / file.name)
     manifest = {
         "settings": settings,
-        "vocab_size": (merged / "dict.txt").read_bytes().count(b"\n") + SPECIALS,
+        "vocab_size": (out / "dict.txt").read_bytes().count(b"\n") + SPECIALS,
         "pipeline": pipeline.name,
         **text,
         "raw bytes": total,
         **stats.data(),
     }
-    for file in sorted(merged.iterdir()):
-        file.replace(out / file.name)
     write_report(out, manifest)
     for reason, domains in sorted(stats.dropped.items()):
         unit, count = reason.partition(":")[0], sum(domains.values())
