@@ -56,7 +56,7 @@ def test_examples(text, sentences):
 LANGUAGES = {  # a text, and its sentences in lower case
     "fr": ("L’eau n'est pas chère, M. Dupont. Il part.", ["l' eau n' est pas chère , m. dupont .", "il part ."]),
     "de": ("Dr. Müller kam z.B. am 5. Mai. Gut!", ["dr. müller kam z.b. am 5. mai .", "gut !"]),
-    "fi": ("Hän tuli klo. 5 eteen. Niin.", ["hän tuli klo . 5 eteen .", "niin ."]),
+    "fi": ("Hän tuli klo 5, esim. tänne. Niin.", ["hän tuli klo 5 , esim. tänne .", "niin ."]),
     "ru": ("Г-н Иванов, т.е. он, пришёл. Да.", ["г-н иванов , т.е. он , пришёл .", "да ."]),
     "hi": ("वह गया। क्या वह आया?", ["वह गया ।", "क्या वह आया ?"]),
     "he": ("הוא אמר. היא הלכה?", ["הוא אמר .", "היא הלכה ?"]),
