@@ -14,6 +14,9 @@ from ..text import PLACEHOLDERS, SPACE, TextEncoder, load_sentencepiece, load_to
 SPECIALS = 5  # <s> <pad> </s> <unk> and <mask>, which the fairseq task adds
 MASK = "<mask>"
 TRAINED = ("bpe", "unigram", "wordpiece")
+# As GPT-2's, but vowels that are marks (Arabic, Bengali, Hindi) are part of a word too.
+WORDS = r" ?[\p{L}\p{M}]+| ?\p{N}+| ?[^\s\p{L}\p{M}\p{N}]+|\s+(?!\S)|\s+"
+LONG_RUN = r"(\S{128})(?=\S)"  # no blanks, as in DNA: training takes the square of a word's length
 # Of each special token of fairseq's: its names in a folder of transformers, and what it is usually called.
 ROLES = {
     "<s>": ("cls_token", "bos_token", "[CLS]", "<s>", "<cls>"),
@@ -66,7 +69,7 @@ def train_sentencepiece(sentences: Iterable[str], vocab_size: int, path: str | P
 def train_tokenizer(kind: str, sentences: Iterable[str], vocab_size: int, cased: bool) -> str:
     """The tokenizer.json of a tokeniser of one of the kinds TRAINED. Raises ValueError if the text does not allow so
     many types."""
-    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+    from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
     lower, special = [normalizers.Lowercase()] * (not cased), list(ROLES)
     options = {"vocab_size": vocab_size, "special_tokens": special, "show_progress": False}
@@ -74,7 +77,9 @@ def train_tokenizer(kind: str, sentences: Iterable[str], vocab_size: int, cased:
         model, trainer = models.BPE(), trainers.BpeTrainer(
             **options, initial_alphabet=pre_tokenizers.ByteLevel.alphabet()
         )  # fmt: skip
-        normal, words, decoder = lower, pre_tokenizers.ByteLevel(), decoders.ByteLevel()
+        parts = pre_tokenizers.Split(Regex(WORDS), "isolated")
+        words = pre_tokenizers.Sequence([parts, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+        normal, decoder = [normalizers.Prepend(" "), *lower], decoders.ByteLevel()
     elif kind == "unigram":  # as XLM-R's
         model, trainer = models.Unigram(), trainers.UnigramTrainer(**options, unk_token="<unk>")
         normal, words, decoder = [normalizers.NFKC(), *lower], pre_tokenizers.Metaspace(), decoders.Metaspace()
@@ -85,7 +90,8 @@ def train_tokenizer(kind: str, sentences: Iterable[str], vocab_size: int, cased:
     tokenizer = Tokenizer(model)
     tokenizer.normalizer, tokenizer.pre_tokenizer, tokenizer.decoder = normalizers.Sequence(normal), words, decoder
     try:
-        tokenizer.train_from_iterator(sentences, trainer)
+        cut = (re.sub(LONG_RUN, r"\1 ", sentence) for sentence in sentences)
+        tokenizer.train_from_iterator(cut, trainer)
         count = tokenizer.get_vocab_size()
     except Exception as error:  # a unigram model of too little text; the library raises nothing more precise
         raise ValueError(f"--tokenizer {kind}: {' '.join(str(error).split())[:100]}; is there enough text?") from None
