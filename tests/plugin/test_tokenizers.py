@@ -90,5 +90,7 @@ def test_export_and_back(folder, tmp_path):
     assert logits.shape[-1] == len(text)
     manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
     assert manifest["pipeline"] == "tokenizers" and "settings" not in manifest
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "language: en" in card and "words and signs; " in card and "lower-cased" not in card
     back = convert.convert(tmp_path / "out", "tupe", None, tmp_path / "back").parent
     assert TextEncoder(back).encode(SENTENCES[0]) == text.encode(SENTENCES[0])

@@ -139,7 +139,7 @@ def onnx_file(config: dict, weights: dict) -> bytes:
 
 
 CARD = """---
-language: en
+language: {language}
 license: mit
 library_name: transformers
 tags: [tupe, position-encoding]
@@ -171,12 +171,13 @@ def model_card(state: dict, run: Path, data: Path) -> str:
     updates = num_updates(state)
     if updates:
         facts["updates"] = f"{updates:,}"
-    manifest = data / "manifest.json"
+    manifest, content = data / "manifest.json", {}
     if manifest.is_file():
         content = json.loads(manifest.read_text(encoding="utf-8"))
+        lower = ", lower-cased" * (content.get("cased", False) is False and content.get("pipeline") != "tokenizers")
         if counts := content.get("counts"):  # an export's manifest has none
             facts["data"] = (
-                f"{counts['documents kept']:,} documents, {counts['tokens']:,} words and signs, lower-cased; "
+                f"{counts['documents kept']:,} documents, {counts['tokens']:,} words and signs{lower}; "
                 f"{content['vocab_size']:,} types"
             )
     averaged = extra.get("averaged")
@@ -196,7 +197,8 @@ def model_card(state: dict, run: Path, data: Path) -> str:
         facts["command"] = f"`{without_folders(known.command)}`"
         facts["versions"] = ", ".join(f"{name} {version}" for name, version in known.versions.items())
     rows = "".join(f"| {name} | {value} |\n" for name, value in facts.items())
-    return CARD.format(name=model["_name"], position=model["position"], cls=model["cls"], rows=rows)
+    language = {"xx": "multilingual"}.get(name := content.get("language", "en"), name)
+    return CARD.format(language=language, name=model["_name"], position=model["position"], cls=model["cls"], rows=rows)
 
 
 def without_folders(command: str) -> str:

@@ -325,6 +325,9 @@ def prepare(
         "errors": errors,
         **text,
         "tokenizer": tokenizer,
+        "tokenizer_hash": hashlib.sha256(repr(training).encode()).hexdigest()[
+            :12
+        ],  # of one that is given, its contents
         "cased": cased,
         "near_duplicates": near_duplicates,
         "keep_words": keep_words,

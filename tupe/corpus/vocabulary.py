@@ -117,12 +117,15 @@ def read_tokenizer(path: str | Path) -> str:
             raise ValueError(f"{file} is no tokenizer.json") from None
         for name in ("special_tokens_map.json", "tokenizer_config.json"):
             if (file.parent / name).is_file():
-                named |= json.loads((file.parent / name).read_text(encoding="utf-8"))
+                try:
+                    named.update(json.loads((file.parent / name).read_text(encoding="utf-8")))
+                except (ValueError, TypeError):
+                    raise ValueError(f"{file.parent / name} is no JSON object") from None
     else:  # vocab.txt, merges.txt, sentencepiece.bpe.model: transformers knows how to read each
         try:
             from transformers import AutoTokenizer
 
-            theirs = AutoTokenizer.from_pretrained(str(path), local_files_only=True)
+            theirs = AutoTokenizer.from_pretrained(str(path), local_files_only=True, trust_remote_code=False)
             content, named = theirs.backend_tokenizer.to_str(), theirs.special_tokens_map
         except Exception as error:
             reason = " ".join(str(error).split())[:100]
