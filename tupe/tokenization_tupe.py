@@ -2,9 +2,10 @@
 English rules, no model), and sentencepiece or subword-nmt."""
 
 import itertools
+from collections.abc import Callable
 from pathlib import Path
 
-from tokenizers import Token, Tokenizer, decoders, models, pre_tokenizers, processors
+from tokenizers import PreTokenizedString, Token, Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from .text import PaperText
@@ -14,10 +15,10 @@ class PaperWords:
     """What the library `tokenizers` calls for the words of a text, and for the text of pieces: `PaperText` does both.
     later: returns the tokens that were added to the vocabulary."""
 
-    def __init__(self, text: PaperText, later):
+    def __init__(self, text: PaperText, later: Callable[[], list[str]]):
         self.text, self.later = text, later
 
-    def pre_tokenize(self, pretok) -> None:
+    def pre_tokenize(self, pretok: PreTokenizedString) -> None:
         """Cut a text into words, and these into pieces. A piece's place in its word is counted in bytes."""
         unk, words = self.text.ids["<unk>"], []
 
@@ -96,7 +97,7 @@ class TupeTokenizer(PreTrainedTokenizerFast):
         """Tokens that were added to the vocabulary."""
         return [token for token, index in self.added_tokens_encoder.items() if index >= len(self.text)]
 
-    def convert_ids_to_tokens(self, ids, skip_special_tokens: bool = False) -> str | list[str]:
+    def convert_ids_to_tokens(self, ids: int | list[int], skip_special_tokens: bool = False) -> str | list[str]:
         """Ids that are none (-100 in labels) are <unk>."""
         many = [
             index if 0 <= index < len(self) else self.unk_token_id for index in ([ids] if isinstance(ids, int) else ids)

@@ -140,7 +140,7 @@ def read_tokenizer(path: str | Path) -> str:
     return with_our_ids(content, roles, file)
 
 
-def with_our_ids(content: str, roles: dict[str, str | None], name) -> str:
+def with_our_ids(content: str, roles: dict[str, str | None], name: str | Path) -> str:
     """A tokenizer.json with ids of ours: the special tokens, which `roles` maps to the tokeniser's own, at both ends,
     and all others in their order. It frames texts as this project does: `<s> A </s>`, `<s> A </s> </s> B </s>`."""
     from tokenizers import processors
@@ -166,13 +166,13 @@ def with_our_ids(content: str, roles: dict[str, str | None], name) -> str:
         added[token] = {"content": token, **plain, **added.get(token, {}), "special": True}
     data["added_tokens"] = sorted(({**token, "id": ids[text]} for text, token in added.items()), key=lambda t: t["id"])
     data.update(padding=None, truncation=None, post_processor=None)
-    tokenizer = load_tokenizer(json.dumps(data), name)
+    tokenizer = load_tokenizer(json.dumps(data, allow_nan=False), name)
     begin, end = roles["<s>"], roles["</s>"]
     frame = processors.TemplateProcessing(
         single=[begin, "$A", end], pair=[begin, "$A", end, end, "$B:0", end],
         special_tokens=[(begin, 0), (end, 2)],
     )  # fmt: skip
-    of_bytes = '"ByteLevel"' in json.dumps(data["pre_tokenizer"])
+    of_bytes = '"ByteLevel"' in json.dumps(data["pre_tokenizer"], allow_nan=False)
     trim = [processors.ByteLevel(trim_offsets=True)] * of_bytes  # else a word's offsets have the blank before it
     tokenizer.post_processor = processors.Sequence([*trim, frame]) if trim else frame
     return tokenizer.to_str(pretty=True)
