@@ -415,7 +415,7 @@ def prepare(
         unit, count = reason.partition(":")[0], sum(domains.values())
         of = stats.counts[{"document": "documents read", "paragraph": "paragraphs"}.get(unit, "")]
         share = f" of {of:,} ({count / of:.1%})" if of else ""
-        report(f"dropped {count:,}{share}: {reason}; the first: {cut(stats.samples[reason][0])}")
+        report(f"dropped {count:,}{share}: {reason}; the first: {shorten(stats.samples[reason][0])}")
     write_atomically(out / "manifest.json", json.dumps(manifest, indent=2, allow_nan=False) + "\n")
     if not keep_work:
         shutil.rmtree(out / "work")

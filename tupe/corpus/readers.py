@@ -296,7 +296,7 @@ def read_csv(file: BinaryIO, path: str, errors: str, stats: Stats, field: str = 
 
 def _check_field(names, field, path):
     if field not in names:
-        raise ValueError(f"{path} has no column {field!r}; it has {cut_list(map(str, names))}: choose with --field")
+        raise ValueError(f"{path} has no column {field!r}; it has {shorten_list(map(str, names))}: choose with --field")
 
 
 def read_table(file: BinaryIO, path: str, errors: str, stats: Stats, field: str = FIELD) -> Iterator[Document]:
@@ -335,7 +335,7 @@ def _records(records, path, errors, stats, field, what):
             record = {field: "x" * (MAX_DOCUMENT + 1)}
         text = record.get(field) if isinstance(record, dict) else None
         if not isinstance(text, str):
-            found = f"fields: {cut_list(map(str, record))}" if isinstance(record, dict) and record else ""
+            found = f"fields: {shorten_list(map(str, record))}" if isinstance(record, dict) and record else ""
             if errors == "strict":
                 raise ValueError(
                     f"{where}: {what}{found and f' ({found})'}; fix it, or skip such lines with --errors replace"
