@@ -53,6 +53,36 @@ def test_examples(text, sentences):
     assert [" ".join(tokens) for tokens in NORMALISER.sentences(text)] == sentences
 
 
+LANGUAGES = {  # a text, and its sentences in lower case
+    "fr": ("L’eau n'est pas chère, M. Dupont. Il part.", ["l' eau n' est pas chère , m. dupont .", "il part ."]),
+    "de": ("Dr. Müller kam z.B. am 5. Mai. Gut!", ["dr. müller kam z.b. am 5. mai .", "gut !"]),
+    "fi": ("Hän tuli klo 5, esim. tänne. Niin.", ["hän tuli klo 5 , esim. tänne .", "niin ."]),
+    "ru": ("Г-н Иванов, т.е. он, пришёл. Да.", ["г-н иванов , т.е. он , пришёл .", "да ."]),
+    "hi": ("वह गया। क्या वह आया?", ["वह गया ।", "क्या वह आया ?"]),
+    "he": ("הוא אמר. היא הלכה?", ["הוא אמר .", "היא הלכה ?"]),
+}
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_other_languages_and_capitals(language):
+    text, wanted = LANGUAGES[language]
+    assert [" ".join(tokens) for tokens in Normaliser(language=language).sentences(text)] == wanted
+    cased = Normaliser(language=language, cased=True)
+    kept = [" ".join(tokens) for tokens in cased.sentences(text)]
+    assert [sentence.lower() for sentence in kept] == wanted and (kept != wanted) == (text != text.lower())
+    assert cased.normalise(" ".join(kept)) == " ".join(kept)
+    for span in cased.spans(text):
+        assert text[span.start : span.end].replace("’", "'") == span.text
+
+
+def test_a_trained_model_or_a_language_that_is_not_there():
+    with pytest.raises(ValueError, match="unknown language 'qq'; valid: af, am, ar"):
+        Normaliser(language="qq")
+    with pytest.raises(ValueError, match="language 'th': .* or give xx, or --sentences lines or none"):
+        Normaliser(language="th")
+    assert Normaliser(language="th", sentences="none").tokens("ab. C") == ["ab.", "c"]
+
+
 @pytest.mark.parametrize(
     "text",
     [

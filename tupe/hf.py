@@ -35,4 +35,4 @@ AutoModelForSequenceClassification.register(TupeConfig, TupeForSequenceClassific
 AutoModelForQuestionAnswering.register(TupeConfig, TupeForQuestionAnswering)
 AutoModelForTokenClassification.register(TupeConfig, TupeForTokenClassification)
 AutoModelForMultipleChoice.register(TupeConfig, TupeForMultipleChoice)
-AutoTokenizer.register(TupeConfig, slow_tokenizer_class=TupeTokenizer)
+AutoTokenizer.register(TupeConfig, fast_tokenizer_class=TupeTokenizer)

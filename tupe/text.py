@@ -30,8 +30,12 @@ was made from. It keeps no hidden state: the same text gives the same result in 
 import functools
 import importlib
 import io
+import itertools
 import json
+import os
+import pkgutil
 import re
+import shutil
 import unicodedata
 from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
@@ -117,7 +121,7 @@ def _lower(cluster):
 
 
 @functools.cache
-def _moses():
+def _moses(language="en"):
     moses = _library("sacremoses").MosesTokenizer
 
     class Tokenizer(moses):
@@ -131,7 +135,7 @@ def _moses():
         def islower(self, text):
             return self.lower.issuperset(text)
 
-    return Tokenizer(lang="en")
+    return Tokenizer(lang=language)
 
 
 @functools.cache
@@ -247,24 +251,26 @@ def _context(next_char):
     return "a" if next_char and _moses().islower(next_char) else "X"
 
 
+_ELIDED = re.compile(r"[^\W\d_]{1,7}'")  # "l'" and "dell'" of "l'eau", "dell'acqua", which Moses cuts after the sign
 _SIMPLE = re.compile(r"""(["(\[]*)([a-z0-9]+)([,;:!?)"\]]*)""")  # only marks that Moses always splits off
 
 
-def _split(word, context):
-    if word in WHOLE:
+def _split(word, context, language):
+    if word in WHOLE or (language in ("fr", "it") and _ELIDED.fullmatch(word)):
         return (word,)
     simple = _SIMPLE.fullmatch(word)
     if simple:
         return (*simple[1], simple[2], *simple[3])
     # Moses looks only at the neighbouring words; "X" and the context stand for them.
-    pieces = _moses().tokenize(f"X {word} {context}", escape=False)[1:-1]
+    pieces = _moses(language).tokenize(f"X {word} {context}", escape=False)[1:-1]
     if len(pieces) == 1:
         return (word,)
     if "".join(pieces) != word:
         raise ValueError(f"Moses makes {pieces!r:.100} of {word!r:.60}, which its tokens do not spell")
     # "o'neill" -> o 'neill: split until nothing splits any more, so that tokenising tokens changes nothing.
     contexts = [_context(piece[0]) for piece in pieces[1:]] + [context]
-    return tuple(token for piece, after in zip(pieces, contexts, strict=True) for token in _split_word(piece, after))
+    pairs = zip(pieces, contexts, strict=True)
+    return tuple(token for piece, after in pairs for token in _split_word(piece, after, language))
 
 
 _split_cached = functools.lru_cache(CACHE)(_split)
@@ -273,12 +279,12 @@ _split_cached = functools.lru_cache(CACHE)(_split)
 CACHES = (_fold, _lower, _split_cached)
 
 
-def _split_word(word, context):
-    return _split_cached(word, context) if len(word) <= CACHED_LENGTH else _split(word, context)
+def _split_word(word, context, language):
+    return (_split_cached if len(word) <= CACHED_LENGTH else _split)(word, context, language)
 
 
-def tokenise(words: list[str]) -> list[tuple[str, ...]]:
-    """Moses tokens of a lower-case sentence, one tuple per word. Words are split one at a time and cached: Moses
+def tokenise(words: list[str], language: str = "en") -> list[tuple[str, ...]]:
+    """Moses tokens of a sentence, one tuple per word. Words are split one at a time and cached: Moses
     decides by the word and, if it ends in a full stop, by the character after it. The result is that of whole
     sentences, several times as fast."""
     out = []
@@ -289,23 +295,37 @@ def tokenise(words: list[str]) -> list[tuple[str, ...]]:
             context = "X"
             if word[-1] == "." and i + 1 < len(words):
                 context = _context(words[i + 1][0])
-            out.append(_split_word(word, context))
+            out.append(_split_word(word, context, language))
     return out
 
 
 # ------------------------------------------------------------------------------------------------------------ sentences
 
 
+def _blank(language):
+    """spaCy's rules for a language. Raises ValueError for one that it does not know, or that needs another package."""
+    try:
+        return _library("spacy").blank(language)
+    except ImportError as error:
+        if isinstance(error, ModuleNotFoundError) and error.name == "spacy":
+            raise
+        valid = [found.name for found in pkgutil.iter_modules(_library("spacy.lang").__path__) if len(found.name) <= 3]
+        if language in valid:
+            reason = " ".join(str(error).split())[:120]
+            raise ValueError(f"language {language!r}: {reason}; or give xx, or --sentences lines or none") from None
+        raise ValueError(f"unknown language {language!r}; valid: {', '.join(valid)}") from None
+
+
 class _Sentencizer:
-    """The sentences of spaCy's rule-based sentencizer on a blank English pipeline, much faster. spaCy's tokeniser looks
-    at one blank-separated word at a time, so its result for a word is cached as the kinds of its tokens: "E" may end a
-    sentence, "P" is other punctuation, "W" anything else. A sentence starts at the first W after an E.
+    """The sentences of spaCy's rule-based sentencizer on a blank pipeline of a language, much faster. spaCy's tokeniser
+    looks at one blank-separated word at a time, so its result for a word is cached as the kinds of its tokens: "E" may
+    end a sentence, "P" is other punctuation, "W" anything else. A sentence starts at the first W after an E.
 
     One rule is added: a full stop within a word ends no sentence before a lower-case letter ("etc. and"). Moses has
     the same rule; without it the lower-case output would be cut at "mr. smith" when it is normalised again."""
 
-    def __init__(self):
-        nlp = _library("spacy").blank("en")
+    def __init__(self, language="en"):
+        nlp = _blank(language)
         self.tokenizer = nlp.tokenizer
         self.enders = nlp.add_pipe("sentencizer").punct_chars
         self.kinds = functools.lru_cache(CACHE)(self._kinds)
@@ -355,26 +375,71 @@ class _TrainedSplitter:
         return [0, *(sentence.start_char for sentence in list(self.nlp(text).sents)[1:])]
 
 
-class Normaliser:
-    """The text contract up to tokens. `spacy_model`: None for the rule-based splitter, or the name of an installed
-    spaCy model."""
+SENTENCES = ("rules", "lines", "none")  # spaCy's; a line or paragraph is a sentence; a document is
+UNSPACED = frozenset(("bo", "ja", "km", "lo", "my", "th", "yue", "zh"))  # languages without blanks between words
 
-    def __init__(self, spacy_model: str | None = None):
-        self.spacy_model = spacy_model
-        self.split = _TrainedSplitter(spacy_model) if spacy_model else _Sentencizer()
+
+class Raw:
+    """Text as it stands, for a tokeniser that has a normaliser of its own: only sentences are found.
+
+    language: of spaCy's rules. sentences: one of SENTENCES; only "rules" takes the text for prose, in which white space
+    does not matter."""
+
+    unit = "characters"  # in which short text is counted
+
+    def __init__(self, spacy_model: str | None = None, language: str = "en", sentences: str = "rules", **unused):
+        self.mode = sentences
+        rules = sentences == "rules"
+        self.split = (_TrainedSplitter(spacy_model) if spacy_model else _Sentencizer(language)) if rules else _whole
+
+    def clean(self, text: str) -> str:
+        """The text without what no tokeniser needs."""
+        return " ".join(text.split()) if self.mode == "rules" else text.rstrip()
+
+    def sentences(self, text: str) -> list[list[str]]:
+        """The sentences of a paragraph, each cut at blanks; "" gives []."""
+        text = self.clean(text)
+        starts = self.split(text)
+        cuts = (text[start:end] for start, end in zip(starts, [*starts[1:], len(text)], strict=True))
+        return [cut.rstrip().split(" ") for cut in cuts if not cut.isspace() and cut]
+
+
+def _whole(text):
+    return [0]
+
+
+class Normaliser:
+    """The paper's text contract up to tokens.
+
+    spacy_model: None for the rule-based splitter, or the name of an installed spaCy model. language: of Moses' and
+    spaCy's rules. cased: capitals stay. sentences: one of SENTENCES.
+    """
+
+    def __init__(
+        self, spacy_model: str | None = None, language: str = "en", cased: bool = False, sentences: str = "rules"
+    ):
+        self.split = Raw(spacy_model, language, sentences).split
+        self.language, self.cased, self.mode = language, cased, sentences
+        self.unit = "characters" if language in UNSPACED else "words"
+
+    @staticmethod
+    def clean(text: str) -> str:
+        return clean(text)
 
     def aligned_sentences(self, aligned: Aligned) -> Iterator[Aligned]:
-        """The cleaned, lower-case sentences of an `Aligned` text."""
+        """The cleaned sentences of an `Aligned` text, in lower case unless `cased`."""
         aligned = aligned.clean()
         if not aligned.text:
             return
         starts = self.split(aligned.text)
         for start, end in zip(starts, [*starts[1:], len(aligned.text)], strict=True):
-            yield aligned.cut(start, end).lower()
+            sentence = aligned.cut(start, end)
+            yield sentence if self.cased else sentence.lower()
 
     def sentences(self, text: str) -> list[list[str]]:
         """The tokens of each sentence. Only invisible characters are dropped; "" gives []."""
-        sentences = (tokenise(sentence.text.split()) for sentence in self.aligned_sentences(Aligned(text)))
+        aligned = self.aligned_sentences(Aligned(text))
+        sentences = (tokenise(sentence.text.split(), self.language) for sentence in aligned)
         return [tokens for words in sentences if (tokens := [token for word in words for token in word])]
 
     def tokens(self, text: str) -> list[str]:
@@ -387,14 +452,20 @@ class Normaliser:
 
     def spans(self, text: str) -> list[Span]:
         """The tokens of `tokens`, each with the characters text[start:end] that it was made from."""
-        return [Span(token, spans[0][0], spans[-1][1]) for token, spans in self.aligned(text)]
+        return [Span(token, spans[0][0], spans[-1][1]) for token, spans in self.aligned(self.align(text))]
 
-    def aligned(self, text: str) -> list[tuple[str, list]]:
+    @staticmethod
+    def align(text: str) -> Aligned:
+        """A text, each character with its own span."""
+        return Aligned(text, [(i, i + 1) for i in range(len(text))])
+
+    def aligned(self, text: Aligned) -> list[tuple[str, list]]:
         """[(token, [(start, end) of each of its characters]), ...]."""
         out = []
-        for sentence in self.aligned_sentences(Aligned(text, [(i, i + 1) for i in range(len(text))])):
+        for sentence in self.aligned_sentences(text):
             words = list(_WORD.finditer(sentence.text))
-            for word, tokens in zip(words, tokenise([word.group() for word in words]), strict=True):
+            tokens_of = tokenise([word.group() for word in words], self.language)
+            for word, tokens in zip(words, tokens_of, strict=True):
                 start = word.start()
                 for token in tokens:
                     out.append((token, sentence.spans[start : start + len(token)]))
@@ -430,37 +501,60 @@ def load_sentencepiece(path: Path) -> Any:
     raise ValueError(f"{path} is no model of SentencePiece, or cut off")
 
 
+# What a dictionary's symbols look like where a word begins ("\u2581the", "\u0120the"), or goes on ("##s"; "hel@@" says
+# it of the next symbol).
+MARKS = {SPACE: str.startswith, "\u0120": str.startswith, "##": str.startswith, JOINED: str.endswith}
+
+
+def word_marks(symbols: list[str]) -> tuple[list[bool], list[bool]]:
+    """(whether a word can begin with a symbol, whether it goes on after it), by the mark that most symbols have. If
+    none has one, every symbol is a word."""
+    counts = {mark: sum(has(symbol, mark) for symbol in symbols) for mark, has in MARKS.items()}
+    mark = max(counts, key=counts.get)
+    marked = [MARKS[mark](symbol, mark) for symbol in symbols]
+    if mark == JOINED or not counts[mark]:
+        return [True] * len(symbols), marked
+    return [has == (mark != "##") for has in marked], [False] * len(symbols)
+
+
 class TextEncoder:
     """Raw text -> the pieces and ids of pre-training, and back, from the files that `tupe prepare corpus` wrote to
-    `data_dir`: sentencepiece.bpe.model, dict.txt and, if present, manifest.json (spaCy model) and words.txt (the words
-    that the rare-word filter kept). bpe.codes, which the released TUPE has, replaces the SentencePiece model.
+    `data_dir`. It is one of the classes below: the one that manifest.json names, else the paper's, or that of
+    tokenizer.json where there is one. Another way to make ids of text is another class.
 
-    Raises ValueError if a file is missing."""
+    normaliser: `Normaliser` or `Raw`, for text that is not encoded yet. Raises ValueError if a file is missing.
+    """
 
-    FILES = ("dict.txt", "sentencepiece.bpe.model", "bpe.codes", "words.txt", "manifest.json")
+    FILES = ("dict.txt", "sentencepiece.bpe.model", "bpe.codes", "words.txt", "tokenizer.json", "manifest.json")
     SPECIALS = ("<s>", "<pad>", "</s>", UNK)  # fairseq's first four ids; <mask> comes last, after dict.txt
+    SETTINGS = ("spacy_model", "language", "cased", "sentences")  # of a manifest, what a normaliser takes
+    name = ""
+
+    def __new__(cls, data_dir: str | Path):
+        if cls is TextEncoder:
+            kinds, folder = {kind.name: kind for kind in cls.__subclasses__()}, Path(data_dir)
+            default = "tokenizers" if (folder / "tokenizer.json").is_file() else "paper"
+            name = _manifest(folder).get("pipeline", default)
+            if name not in kinds:
+                raise ValueError(f"{folder}/manifest.json: unknown pipeline {name!r}; valid: {', '.join(kinds)}")
+            cls = kinds[name]
+        return super().__new__(cls)
 
     def __init__(self, data_dir: str | Path):
-        data_dir = Path(data_dir)
-        model, codes = data_dir / "sentencepiece.bpe.model", data_dir / "bpe.codes"
-        for file in (data_dir / "dict.txt", codes if codes.is_file() else model):
-            if not file.is_file():
-                raise ValueError(f"{data_dir} has no {file.name}; `tupe prepare corpus` makes such a folder")
-        self.codes = codes.is_file()
-        if self.codes:
-            self._cut = _bpe_codes(codes)
-        else:
-            self.model = load_sentencepiece(model)
-            self._cut = functools.partial(self.model.encode, out_type=str)
-        lines = (data_dir / "dict.txt").read_text(encoding="utf-8").split("\n")
+        self.folder = Path(data_dir)
+        for name in self.needed():
+            if not (self.folder / name).is_file():
+                raise ValueError(f"{self.folder} has no {name}; `tupe prepare corpus` makes such a folder")
+        lines = (self.folder / "dict.txt").read_text(encoding="utf-8").split("\n")
         symbols = [*self.SPECIALS, *(line.rsplit(" ", 1)[0] for line in lines if line), "<mask>"]
         self.symbols, self.ids = symbols, {symbol: i for i, symbol in enumerate(symbols)}
-        manifest, words = data_dir / "manifest.json", data_dir / "words.txt"
-        settings = json.loads(manifest.read_text(encoding="utf-8")) if manifest.is_file() else {}
-        self.normaliser = Normaliser(settings.get("spacy_model"))
-        self.words = frozenset(words.read_text(encoding="utf-8").split("\n")) if words.is_file() else None
-        self._pieces = functools.lru_cache(CACHE)(self._split)
-        self.folder = data_dir
+        manifest = _manifest(self.folder)
+        settings = {name: manifest[name] for name in self.SETTINGS if name in manifest}
+        self.normaliser = self.normaliser_of(**settings)
+
+    def needed(self) -> list[str]:
+        """Names of the files without which text cannot be encoded."""
+        raise NotImplementedError
 
     def __reduce__(self):
         """Pickled by its folder: caches cannot be."""
@@ -469,6 +563,84 @@ class TextEncoder:
     def __len__(self):
         """The number of types, <s> <pad> </s> <unk> and <mask> included: the rows of the model's embedding."""
         return len(self.symbols)
+
+    def save(self, folder: str | Path, prefix: str = "") -> list[Path]:
+        """Copy the encoder's files into a folder; returns their paths there."""
+        saved = []
+        for file in (self.folder / name for name in self.FILES):
+            if file.is_file():
+                target = Path(folder) / (prefix + file.name)
+                if not target.exists() or not target.samefile(file):
+                    shutil.copyfile(file, target)
+                saved.append(target)
+        return saved
+
+    def pieces(self, text: str, whole: Collection[str] = ()) -> list[str]:
+        """The pieces of raw text, without <s> and </s>. whole: strings, such as "<mask>", that are pieces themselves;
+        the text around one becomes what it is around a word with a capital letter, such as a name."""
+        raise NotImplementedError
+
+    def encode(self, text: str, whole: Collection[str] = ()) -> list[int]:
+        """The ids of `pieces`."""
+        unk = self.ids[UNK]
+        return [self.ids.get(piece, unk) for piece in self.pieces(text, whole)]
+
+    def spans(self, text: str, whole: Collection[str] = ()) -> list[Span]:
+        """The pieces of `pieces`, each with the characters text[start:end] that it was made from."""
+        raise NotImplementedError
+
+    def word_ids(self, text: str) -> list[list[int]]:
+        """The ids of `encode`, word by word (a punctuation mark is a word)."""
+        return self.group_words(self.encode(text))
+
+    def group_words(self, ids: list[int]) -> list[list[int]]:
+        """Ids of running text, grouped into words by the marks in the pieces (a word begins, or goes on)."""
+        words, (begins, goes_on), inside = [], self.word_marks, False
+        for i in ids:
+            if not words or (begins[i] and not inside):
+                words.append([])
+            words[-1].append(i)
+            inside = goes_on[i]
+        return words
+
+    @functools.cached_property
+    def word_marks(self) -> tuple[list[bool], list[bool]]:
+        return word_marks(self.symbols)
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text of ids, without <s>, <pad> and </s>."""
+        raise NotImplementedError
+
+
+def _manifest(folder):
+    path = folder / "manifest.json"
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+
+
+class PaperText(TextEncoder):
+    """The paper's: `Normaliser`, then the SentencePiece model of sentencepiece.bpe.model, or the merges of bpe.codes,
+    which the released TUPE has. words.txt, if it is there: the words that the rare-word filter kept."""
+
+    FILES = ("dict.txt", "sentencepiece.bpe.model", "bpe.codes", "words.txt", "manifest.json")
+    name = "paper"
+    normaliser_of = Normaliser
+
+    def __init__(self, data_dir: str | Path):
+        super().__init__(data_dir)
+        model, codes = self.folder / "sentencepiece.bpe.model", self.folder / "bpe.codes"
+        self.codes = codes.is_file()
+        if self.codes:
+            self._cut = _bpe_codes(codes)
+        else:
+            self.model = load_sentencepiece(model)
+            self._cut = functools.partial(self.model.encode, out_type=str)
+        words = self.folder / "words.txt"
+        self.words = frozenset(words.read_text(encoding="utf-8").split("\n")) if words.is_file() else None
+        self._pieces = functools.lru_cache(CACHE)(self._split)
+
+    def needed(self) -> list[str]:
+        codes = (self.folder / "bpe.codes").is_file()
+        return ["dict.txt", "bpe.codes" if codes else "sentencepiece.bpe.model"]
 
     def _split(self, token):
         if token == UNK or (self.words is not None and token not in self.words):
@@ -481,57 +653,55 @@ class TextEncoder:
         return [piece for t in tokens for piece in (self._pieces if len(t) <= CACHED_LENGTH else self._split)(t)]
 
     def pieces(self, text: str, whole: Collection[str] = ()) -> list[str]:
-        """The pieces of raw text, without <s> and </s>. whole: strings, such as "<mask>", that are pieces themselves;
-        the text around one becomes what it is around a word with a capital letter, such as a name."""
-        pattern = "|".join(map(re.escape, sorted(whole, key=len, reverse=True)))  # of two that fit, the longer one
-        marks = dict.fromkeys(re.findall(pattern, text)) if pattern else ()
-        if not marks:
-            return self.token_pieces(self.normaliser.tokens(text))
-        known, stem = clean(text).lower(), "Zq"
-        while stem.lower() in known:
-            stem += "q"
-        words = {mark: f"{stem}{number}z" for number, mark in enumerate(marks)}  # they are nowhere in the text
-        back = {word.lower(): mark for mark, word in words.items()}
-        # Between blanks, or a link would swallow it; only "'s" and the like is cut off by itself.
-        text = re.sub(f"({pattern})(['’](?=\\w))?", lambda found: f" {words[found[1]]}{found[2] or ' '}", text)
-        parts = [part for token in self.normaliser.tokens(text) for part in re.split(f"({'|'.join(back)})", token)]
-        pieces = ([back[part]] if part in back else self.token_pieces([part]) for part in parts if part)
-        return [piece for word in pieces for piece in word]
-
-    def encode(self, text: str, whole: Collection[str] = ()) -> list[int]:
-        """The ids of `pieces`."""
-        unk = self.ids[UNK]
-        return [self.ids.get(piece, unk) for piece in self.pieces(text, whole)]
+        if any(mark in text for mark in whole):
+            return [span.text for span in self.spans(text, whole)]
+        return self.token_pieces(self.normaliser.tokens(text))
 
     def word_ids(self, text: str) -> list[list[int]]:
-        """The ids of `encode`, word by word (a punctuation mark is a word)."""
         unk = self.ids[UNK]
         tokens = (self.token_pieces([token]) for token in self.normaliser.tokens(text))
         return [[self.ids.get(piece, unk) for piece in pieces] for pieces in tokens]
 
-    def group_words(self, ids: list[int]) -> list[list[int]]:
-        """Ids of running text, grouped into words by the marks in the pieces (a word begins, or goes on)."""
-        words, begins = [], True
-        for i in ids:
-            piece = self.symbols[i]
-            if begins if self.codes else piece.startswith(SPACE) or not words:
-                words.append([])
-            words[-1].append(i)
-            begins = not piece.endswith(JOINED)
-        return words
+    def spans(self, text: str, whole: Collection[str] = ()) -> list[Span]:
+        return [span for word in self.word_spans(text, whole) for span in word]
 
-    def spans(self, text: str) -> list[Span]:
-        """The pieces of `pieces`, each with the characters text[start:end] that it was made from."""
-        out = []
-        for token, chars in self.normaliser.aligned(text):
-            start, pieces = 0, self.token_pieces([token])
-            for number, piece in enumerate(pieces, 1):
-                mark = JOINED * (number < len(pieces)) if self.codes else SPACE * piece.startswith(SPACE)
-                length = len(token) if piece == UNK else len(piece) - len(mark)
-                covered = chars[start : start + max(length, 1)]  # a lone "\u2581" gets the next character's span
-                out.append(Span(piece, covered[0][0], covered[-1][1]))
-                start += length
+    def word_spans(self, text: str, whole: Collection[str] = ()) -> list[list[Span]]:
+        """`spans`, word by word."""
+        out, aligned = [], self.normaliser.align(text)
+        back = self._hide(aligned, whole)
+        hidden = re.compile(f"({'|'.join(back)})") if back else None
+        for token, chars in self.normaliser.aligned(aligned):
+            start = 0
+            for part in filter(None, hidden.split(token) if hidden else [token]):
+                covered = chars[start : start + len(part)]
+                mark = back.get(part)
+                out.append([Span(mark, covered[0][0], covered[-1][1])] if mark else [*self._spans(part, covered)])
+                start += len(part)
         return out
+
+    def _hide(self, aligned, whole):
+        """Put a word that is nowhere else in place of each mark of `whole`. Returns {that word, as a token: mark}."""
+        pattern = "|".join(map(re.escape, sorted(whole, key=len, reverse=True)))  # of two that fit, the longer one
+        marks = dict.fromkeys(re.findall(pattern, aligned.text)) if pattern else ()
+        if not marks:
+            return {}
+        known, stem = clean(aligned.text).lower(), "Zq"
+        while stem.lower() in known:
+            stem += "q"
+        words = {mark: f"{stem}{number}z" for number, mark in enumerate(marks)}
+        # Between blanks, or a link would swallow it; only "'s" and the like is cut off by itself.
+        aligned.sub(re.compile(f"(?:{pattern})(?=['’]\\w)"), lambda mark: f" {words[mark]}")
+        aligned.sub(re.compile(pattern), lambda mark: f" {words[mark]} ")
+        return {word if self.normaliser.cased else word.lower(): mark for mark, word in words.items()}
+
+    def _spans(self, token, chars):
+        start, pieces = 0, self.token_pieces([token])
+        for number, piece in enumerate(pieces, 1):
+            mark = JOINED * (number < len(pieces)) if self.codes else SPACE * piece.startswith(SPACE)
+            length = len(token) if piece == UNK else len(piece) - len(mark)
+            covered = chars[start : start + max(length, 1)]  # a lone "\u2581" gets the next character's span
+            yield Span(piece, covered[0][0], covered[-1][1])
+            start += length
 
     def decode(self, ids: Iterable[int]) -> str:
         """The tokens, joined by blanks, without <s>, <pad> and </s>."""
@@ -541,3 +711,81 @@ class TextEncoder:
             return " ".join(p for p in "".join(pieces).split() if p not in ("<s>", "<pad>", "</s>"))
         text = "".join(f" {p}" if p in (UNK, "<mask>") else p for p in pieces if p not in ("<s>", "<pad>", "</s>"))
         return " ".join(text.replace(SPACE, " ").split())
+
+
+class TokenizerText(TextEncoder):
+    """Any tokeniser of the library `tokenizers`, from a tokenizer.json with the ids of dict.txt: fairseq's special
+    tokens, then its own tokens, whatever they are called there. Special tokens in a text are ordinary text."""
+
+    FILES = ("dict.txt", "tokenizer.json", "manifest.json")
+    name = "tokenizers"
+    normaliser_of = Raw
+
+    def __init__(self, data_dir: str | Path):
+        super().__init__(data_dir)
+        file = self.folder / "tokenizer.json"
+        self.tokenizer = load_tokenizer(file.read_text(encoding="utf-8"), file)
+        if self.tokenizer.get_vocab_size() != len(self):
+            raise ValueError(f"{file} has {self.tokenizer.get_vocab_size()} tokens, dict.txt and the rest {len(self)}")
+        self.tokenizer.no_truncation()
+        self.tokenizer.no_padding()
+
+    def needed(self) -> list[str]:
+        return ["dict.txt", "tokenizer.json"]
+
+    @staticmethod
+    def ordinary(tokenizer: Any) -> Callable[[str], Any]:
+        """A function from text to its encoding, in which a special token is text as any other."""
+        last = tokenizer.get_vocab_size() - 1
+        names = [tokenizer.id_to_token(i) for i in (0, 1, 2, last)]
+
+        def encode(text):
+            tokenizer.encode_special_tokens = True
+            encoding = tokenizer.encode(text, add_special_tokens=False)
+            if any(name in text for name in names) and not {0, 1, 2, last}.isdisjoint(encoding.ids):
+                for name in names:  # a unigram model has them among its pieces
+                    text = text.replace(name, f"\u2039{name[1:]}")
+                encoding = tokenizer.encode(text, add_special_tokens=False)
+            return encoding
+
+        return encode
+
+    def _encode(self, text, whole=()):
+        if not any(mark in text for mark in whole):
+            return self.ordinary(self.tokenizer)(text)
+        for mark in whole:
+            text = text.replace(mark, self.tokenizer.id_to_token(len(self) - 1))
+        self.tokenizer.encode_special_tokens = False
+        return self.tokenizer.encode(text, add_special_tokens=False)
+
+    def pieces(self, text: str, whole: Collection[str] = ()) -> list[str]:
+        return [self.symbols[i] for i in self._encode(text, whole).ids]
+
+    def encode(self, text: str, whole: Collection[str] = ()) -> list[int]:
+        return self._encode(text, whole).ids
+
+    def word_ids(self, text: str) -> list[list[int]]:
+        encoding = self._encode(text)
+        pairs = zip(encoding.word_ids, encoding.ids, strict=True)
+        return [[i for _, i in word] for _, word in itertools.groupby(pairs, key=lambda pair: pair[0])]
+
+    def spans(self, text: str, whole: Collection[str] = ()) -> list[Span]:
+        encoding, out = self._encode(text, whole), []
+        for i, (start, end) in zip(encoding.ids, encoding.offsets, strict=True):
+            start += len(text[start:end]) - len(text[start:end].lstrip())  # some count the blank before a word
+            out.append(Span(self.symbols[i], start, max(start, end)))
+        return out
+
+    def decode(self, ids: Iterable[int]) -> str:
+        return self.tokenizer.decode([i for i in map(int, ids) if i > 2], skip_special_tokens=False).strip()
+
+
+def load_tokenizer(content: str, name: Any) -> Any:
+    """A `tokenizers.Tokenizer`. name: of the file, for the ValueError where it is none."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # threads and worker processes do not go together
+    try:
+        return _library("tokenizers").Tokenizer.from_str(content)
+    except ModuleNotFoundError:
+        raise
+    except Exception as error:  # the library raises nothing more precise
+        raise ValueError(f"{name} is no tokenizer.json: {' '.join(str(error).split())[:100]}") from None

@@ -1,27 +1,64 @@
-"""The tokeniser of `tupe.text` as one of the transformers library. It needs sacremoses, spacy (its English rules, no
-model), and sentencepiece or subword-nmt."""
+"""The paper's pipeline of `tupe.text` as a fast tokeniser of the transformers library. It needs sacremoses, spacy (its
+English rules, no model), and sentencepiece or subword-nmt."""
 
 import itertools
-import shutil
+from collections.abc import Callable
 from pathlib import Path
 
-from transformers import PreTrainedTokenizer
+from tokenizers import PreTokenizedString, Token, Tokenizer, decoders, models, pre_tokenizers, processors
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from .text import TextEncoder
+from .text import PaperText
 
 
-class TupeTokenizer(PreTrainedTokenizer):
-    """Raw text -> ids, as in training: `<s> A </s>`, or `<s> A </s> </s> B </s>`. `<mask>` is the mask token."""
+class PaperWords:
+    """What the library `tokenizers` calls for the words of a text, and for the text of pieces: `PaperText` does both.
+    later: returns the tokens that were added to the vocabulary."""
 
-    vocab_files_names = {f"{name.split('.')[0]}_file": name for name in TextEncoder.FILES}
+    def __init__(self, text: PaperText, later: Callable[[], list[str]]):
+        self.text, self.later = text, later
+
+    def pre_tokenize(self, pretok: PreTokenizedString) -> None:
+        """Cut a text into words, and these into pieces. A piece's place in its word is counted in bytes."""
+        unk, words = self.text.ids["<unk>"], []
+
+        def cut(_, part):
+            here = self.text.word_spans(str(part), ["<mask>"])
+            borders = [(min(s.start for s in word), max(s.end for s in word)) for word in here]
+            words.extend((word, start) for word, (start, _) in zip(here, borders, strict=True))
+            return [part[start:end] for start, end in borders]
+
+        pretok.split(cut)
+        rest = iter(words)
+
+        def pieces(source):
+            word, first = next(rest)
+            size = [0, *itertools.accumulate(len(sign.encode("utf-8", "surrogatepass")) for sign in source)]
+            ids = ((self.text.ids.get(s.text, unk), s) for s in word)
+            return [Token(i, s.text, (size[s.start - first], size[s.end - first])) for i, s in ids]
+
+        pretok.tokenize(pieces)
+
+    def decode_chain(self, tokens: list[str]) -> list[str]:
+        later, ids, parts = set(self.later()), self.text.ids, []
+        for is_later, group in itertools.groupby(tokens, later.__contains__):
+            group = list(group)
+            parts += group if is_later else [self.text.decode([ids.get(token, ids["<unk>"]) for token in group])]
+        return [" ".join(filter(None, parts))]
+
+
+class TupeTokenizer(PreTrainedTokenizerFast):
+    """Raw text -> ids, as in training: `<s> A </s>`, or `<s> A </s> </s> B </s>`. `<mask>` and
+    tokens added later are special in a text; "<s>" is ordinary text."""
+
+    vocab_files_names = {f"{name.split('.')[0]}_file": name for name in PaperText.FILES}
     model_input_names = ["input_ids", "attention_mask"]
 
     def __init__(self, dict_file: str | Path, **options):
-        self.files = [Path(dict_file).parent / name for name in self.vocab_files_names.values()]
         for name in self.vocab_files_names:
             options.pop(name, None)
-        self.text = TextEncoder(Path(dict_file).parent)
-        special = {
+        self.text = PaperText(Path(dict_file).parent)
+        names = {
             "bos": "<s>",
             "cls": "<s>",
             "pad": "<pad>",
@@ -30,38 +67,43 @@ class TupeTokenizer(PreTrainedTokenizer):
             "unk": "<unk>",
             "mask": "<mask>",
         }
-        super().__init__(**{**{f"{kind}_token": token for kind, token in special.items()}, **options})
+        special = {f"{kind}_token": token for kind, token in names.items()}
+        backend = Tokenizer(models.WordLevel(self.text.ids, unk_token="<unk>"))
+        backend.post_processor = processors.TemplateProcessing(
+            ["<s>", "$A", "</s>"], ["<s>", "$A", "</s>", "</s>", "$B:0", "</s>"], [("<s>", 0), ("</s>", 2)]
+        )
+        options = {**special, **options, "split_special_tokens": True}  # in a text, they are left to `PaperWords`
+        super().__init__(tokenizer_object=backend, **options)
+        self._hook()
 
-    @property
-    def vocab_size(self) -> int:
-        return len(self.text)
+    def _hook(self):
+        """Functions of Python: they cannot be copied with the backend."""
+        words = PaperWords(self.text, self.later_tokens)
+        self._tokenizer.pre_tokenizer = pre_tokenizers.PreTokenizer.custom(words)
+        self._tokenizer.decoder = decoders.Decoder.custom(words)
 
-    def get_vocab(self) -> dict[str, int]:
-        return {**self.text.ids, **self.added_tokens_encoder}
+    def __getstate__(self):
+        self._tokenizer.pre_tokenizer = self._tokenizer.decoder = None
+        try:
+            return {**self.__dict__, "_tokenizer": self._tokenizer.to_str()}
+        finally:
+            self._hook()
 
-    def tokenize(self, text: str, **unused) -> list[str]:
-        """Pieces of a text. Only <mask> and tokens added later are special in it; "<s>" is ordinary text."""
-        return self.text.pieces(text, ["<mask>", *self.later_tokens()])
+    def __setstate__(self, state):
+        self.__dict__.update(state, _tokenizer=Tokenizer.from_str(state["_tokenizer"]))
+        self._hook()
 
     def later_tokens(self) -> list[str]:
         """Tokens that were added to the vocabulary."""
         return [token for token, index in self.added_tokens_encoder.items() if index >= len(self.text)]
 
-    def _tokenize(self, text):
-        return self.text.pieces(text)
-
-    def _convert_token_to_id(self, token):
-        return self.text.ids.get(token, self.text.ids["<unk>"])
-
-    def _convert_id_to_token(self, index):
-        return self.text.symbols[index] if 0 <= index < len(self.text) else self.unk_token
-
-    def convert_tokens_to_string(self, tokens: list[str]) -> str:
-        later, parts = set(self.later_tokens()), []
-        for is_later, group in itertools.groupby(tokens, later.__contains__):
-            group = list(group)
-            parts += group if is_later else [self.text.decode(map(self._convert_token_to_id, group))]
-        return " ".join(filter(None, parts))
+    def convert_ids_to_tokens(self, ids: int | list[int], skip_special_tokens: bool = False) -> str | list[str]:
+        """Ids that are none (-100 in labels) are <unk>."""
+        many = [
+            index if 0 <= index < len(self) else self.unk_token_id for index in ([ids] if isinstance(ids, int) else ids)
+        ]
+        tokens = super().convert_ids_to_tokens(many, skip_special_tokens=skip_special_tokens)
+        return tokens[0] if isinstance(ids, int) else tokens
 
     def build_inputs_with_special_tokens(
         self, token_ids_0: list[int], token_ids_1: list[int] | None = None
@@ -78,17 +120,9 @@ class TupeTokenizer(PreTrainedTokenizer):
         mask = [1, *[0] * len(token_ids_0), 1]
         return mask if token_ids_1 is None else [*mask, 1, *[0] * len(token_ids_1), 1]
 
-    def create_token_type_ids_from_sequences(
-        self, token_ids_0: list[int], token_ids_1: list[int] | None = None
-    ) -> list[int]:
-        return [0] * len(self.build_inputs_with_special_tokens(token_ids_0, token_ids_1))
+    def _save_pretrained(self, save_directory, file_names, legacy_format=None, filename_prefix=None):
+        return PreTrainedTokenizerBase._save_pretrained(self, save_directory, file_names, None, filename_prefix)
 
     def save_vocabulary(self, save_directory: str | Path, filename_prefix: str | None = None) -> tuple[str, ...]:
         prefix = f"{filename_prefix}-" if filename_prefix else ""
-        saved = []
-        for file in filter(Path.is_file, self.files):
-            target = Path(save_directory) / (prefix + file.name)
-            if not target.exists() or not target.samefile(file):
-                shutil.copyfile(file, target)
-            saved.append(str(target))
-        return tuple(saved)
+        return tuple(map(str, self.text.save(save_directory, prefix)))

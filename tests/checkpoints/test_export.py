@@ -220,6 +220,19 @@ def exported(data, tmp_path_factory):
     return model, folder / "checkpoint.pt", folder / "out_exported"
 
 
+def test_the_classes_of_a_head_have_the_names_of_its_task(exported, data, tmp_path):
+    """In the order of the outputs, which the data has too."""
+    _, path, out = exported
+    assert json.loads((out / "config.json").read_text())["id2label"]["1"] == "LABEL_1"  # of pre-training
+    state = torch.load(path, weights_only=True)
+    state["cfg"]["task"] |= {"_name": "glue", "glue_task": "mnli", "classification_head_name": "rte"}
+    torch.save(state, tmp_path / "mnli.pt")
+    export(tmp_path / "mnli.pt", tmp_path / "out", data)
+    config = transformers.AutoConfig.from_pretrained(tmp_path / "out", trust_remote_code=True)
+    assert config.id2label == {0: "contradiction", 1: "entailment", 2: "neutral"}
+    assert config.label2id["neutral"] == 2
+
+
 def test_of_the_manifest_the_text_encoder_s_part_travels(vocabulary, tmp_path):
     """The rest lists every file that the data was made of."""
     data, out = shutil.copytree(vocabulary, tmp_path / "data"), tmp_path / "out"

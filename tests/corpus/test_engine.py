@@ -25,6 +25,7 @@ from tqdm import tqdm
 
 from tupe.common import plotting
 from tupe.corpus import steps as corpus
+from tupe.corpus import vocabulary
 from tupe.corpus.engine import command, prepare
 from tupe.corpus.readers import find_inputs
 from tupe.corpus.report import write_report
@@ -638,8 +639,8 @@ def test_vocabulary_of_the_default_size_needs_more_text(tmp_path):
 @pytest.mark.parametrize(
     "name, content, message",
     [
-        ("empty.txt", b"", "no document in .*empty.txt"),
-        ("blank.txt", b"\n \n\n", "no document in .*blank.txt"),
+        ("empty.txt", b"", "no document in .*empty.txt: white space alone"),
+        ("blank.txt", b"\n \n\n", "no document in .*blank.txt: white space alone"),
         (
             "junk.txt",
             b"1 2 3 4 5 6 7 8 9 10\n\n1 2 3 4\n",
@@ -667,7 +668,7 @@ def test_vocabulary_of_the_default_size_needs_more_text(tmp_path):
             b"These are more words than eight, and no fewer.\n\n" * 3,
             r"1 document is left .*copies of other documents \(2\)",
         ),
-        ("x.parquet", b"", "x.parquet: unknown kind of input; .*to_json"),
+        ("x.parquet", b"", "x.parquet: cannot be read after the start"),
         ("x.pdf", b"", "x.pdf: unknown kind of input; valid: .txt"),
     ],
 )
@@ -679,15 +680,15 @@ def test_bad_input(tmp_path, name, content, message):
 
 
 def test_what_is_no_text_is_named(tmp_path):
-    """JSON lines whose text has another name, and a folder that datasets saved."""
+    """JSON lines whose text has another name, and what the library datasets writes beside its data."""
     (tmp_path / "b.jsonl").write_text('{"content": "a", "id": 1}\n' * 3)
     with pytest.raises(ValueError, match=r'not a JSON object with a "text" \(3, the first: .fields: content, id.\)'):
         prepare([tmp_path / "b.jsonl"], tmp_path / "data", errors="replace")
     saved = tmp_path / "hf" / "train"
     saved.mkdir(parents=True)
-    for name in ("data-00000-of-00001.arrow", "dataset_info.json", "state.json", "../dataset_dict.json"):
+    for name in ("dataset_info.json", "state.json", "../dataset_dict.json"):
         (saved / name).write_text("{}\n")
-    with pytest.raises(ValueError, match="no input in .*hf; valid: .*Dataset.to_json"):
+    with pytest.raises(ValueError, match="no input in .*hf; valid: .*library datasets"):
         prepare([tmp_path / "hf"], tmp_path / "data")
     (tmp_path / "hf" / "a.txt").write_text("text")
     assert [Path(source.path).name for source in find_inputs([tmp_path / "hf"])[0]] == ["a.txt"]
@@ -697,12 +698,12 @@ def test_the_valid_number_of_types_counts_all_of_them(tmp_path):
     lines = ["the cat sat on the mat and dogs ran in parks"] * 5
     for size in (500, 6):
         with pytest.raises(ValueError, match=r"cannot make \d+ types .*: valid: at (most|least) \d+;") as error:
-            corpus.train_sentencepiece(lines, size, tmp_path / "model")
+            vocabulary.train_sentencepiece(lines, size, tmp_path / "model")
         found = re.search(r"at (most|least) (\d+)", str(error.value))
         outside = 1 if found[1] == "most" else -1
-        corpus.train_sentencepiece(lines, int(found[2]), tmp_path / "model")
+        vocabulary.train_sentencepiece(lines, int(found[2]), tmp_path / "model")
         with pytest.raises(ValueError, match=f"at {found[1]} {found[2]}"):
-            corpus.train_sentencepiece(lines, int(found[2]) + outside, tmp_path / "model")
+            vocabulary.train_sentencepiece(lines, int(found[2]) + outside, tmp_path / "model")
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import pytest
 import sentencepiece
 
 from tupe.corpus import steps as corpus
+from tupe.corpus import vocabulary
 from tupe.corpus.readers import Document
 from tupe.corpus.stats import SAMPLES, Stats
 from tupe.text import Normaliser
@@ -16,7 +17,8 @@ def test_paragraphs_are_cleaned_joined_and_dropped_with_a_reason():
     stats = Stats()
     good = "This is a paragraph of more than eight words in all."
     junk = "1 | 2 | 3 | 4 | 5 | 6 | 7 | 8 | 9"
-    kept = corpus.clean_paragraphs(["Chapter 1", good, good, "\u200b", junk, "x" * 1001, "The end."], stats, "a.txt")
+    texts = ["Chapter 1", good, good, "\u200b", junk, "x" * 1001, "The end."]
+    kept = corpus.clean_paragraphs(texts, stats, "a.txt", Normaliser())
     assert kept == [f"Chapter 1 {good} The end."]
     assert stats.counts == {"paragraphs": 6, "short paragraphs joined to the next": 2}
     assert stats.dropped == {
@@ -119,7 +121,7 @@ def test_keep_words_merges_many_tables(tmp_path):
 
 
 def test_a_vocabulary_has_the_signs_that_an_encyclopedia_hardly_uses(tmp_path):
-    corpus.train_sentencepiece(["the cat sat on the mat and the dog ran"] * 50, 40, tmp_path / "model")
+    vocabulary.train_sentencepiece(["the cat sat on the mat and the dog ran"] * 50, 40, tmp_path / "model")
     pieces = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "model"))
     assert pieces.unk_id() not in pieces.encode("?!")
 

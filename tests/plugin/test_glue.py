@@ -13,12 +13,13 @@ import numpy as np
 import pytest
 import torch
 from fairseq.data import Dictionary
-from helpers import fairseq_arguments, finetune, table
+from helpers import fairseq_arguments, finetune, official_folder, table
 
 from tupe.common.record import read
 from tupe.evaluation.predict import predict_glue, zip_submission
+from tupe.plugin import glue_data
 from tupe.plugin.compat import compose
-from tupe.plugin.glue import TASKS, Pairs, glue_name, score
+from tupe.plugin.glue import TASKS, Pairs, check_glue, glue_name, score
 
 ROOT = Path(__file__).parents[2]
 
@@ -31,6 +32,15 @@ def test_label_order_is_the_official_one():
         assert list(task.labels) == sorted(task.labels), name
     assert {name for name, task in TASKS.items() if not task.labels} == {"STS-B"}
     assert TASKS["MNLI"].outputs == 3 and TASKS["STS-B"].outputs == 1
+
+
+def test_labels_in_another_order_are_refused(vocabulary, tmp_path):
+    list(glue_data.prepare(official_folder(tmp_path / "glue"), vocabulary, tmp_path / "bin", ["MNLI"]))
+    order = tmp_path / "bin" / "MNLI" / "label" / "dict.txt"
+    check_glue(tmp_path / "bin" / "MNLI", "valid")
+    order.write_text("".join(reversed(order.read_text().splitlines(keepends=True))))
+    with pytest.raises(ValueError, match="labels neutral, entailment, contradiction, not contradiction, entailment, n"):
+        check_glue(tmp_path / "bin" / "MNLI", "valid")
 
 
 def test_task_names():

@@ -54,7 +54,7 @@ def steps(documents: list[Document]) -> list[tuple[str, float]]:
     normaliser.normalise("Load the libraries, é. Before the clock runs.")
     raw = timed("paragraphs of markup or text", lambda: [paragraphs(d) for d in documents])
     timed("clean (part of the next)", lambda: [clean(p) for document in raw for p in document])
-    cleaned = timed("clean, filter, join", lambda: [corpus.clean_paragraphs(p, Stats(), "") for p in raw])
+    cleaned = timed("clean, filter, join", lambda: [corpus.clean_paragraphs(p, Stats(), "", normaliser) for p in raw])
     timed("hash", lambda: [corpus.document_hash(p) for p in cleaned])
     timed("sentence starts (part of the next)", lambda: [normaliser.split(p) for document in cleaned for p in document])
     tokens = timed("sentences and tokens", lambda: [[s for p in d for s in normaliser.sentences(p)] for d in cleaned])

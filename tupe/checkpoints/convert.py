@@ -23,7 +23,6 @@ from torch import nn
 from ..common import options
 from ..common.architectures import ARCHITECTURES, OTHER_BLOCKS, SIZES, with_size
 from ..common.options import FILE, Command
-from ..common.prepared import OF_BERT
 from ..common.record import write_together
 from ..common.safe_load import load_safely, read_checkpoint
 from ..encoder import PARTS, LMHead, ModelConfig, names_in
@@ -618,8 +617,7 @@ def convert(
         refuse("an export, which has its own", "--heads", "--codes")
         file = dictionary(source)
         checkpoint = from_export(config, weights, file)
-        names = [*TextEncoder.FILES, *(OF_BERT if (source / OF_BERT[0]).is_file() else ())]
-        others = [source / name for name in names if name != "dict.txt" and (source / name).is_file()]
+        others = [source / name for name in TextEncoder.FILES if name != "dict.txt" and (source / name).is_file()]
         return write(checkpoint, {"dict.txt": file.read_bytes(), **{o.name: o.read_bytes() for o in others}}, output)
     if config.get("model_type") in ("bert", "modernbert"):
         refuse("a BERT, whose folder has its own", "--dict", "--heads", "--codes")

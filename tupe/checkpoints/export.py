@@ -7,6 +7,7 @@ import logging
 import os
 import shlex
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
@@ -17,6 +18,7 @@ from ..common.options import FOLDER, Command, shorten_list
 from ..common.prepared import tokenizer_files
 from ..common.safe_load import num_updates, read_checkpoint
 from ..encoder import names_in
+from ..plugin.glue import TASKS, glue_name
 from ..plugin.pretrained import check_dictionary
 from ..positions import parse
 from ..schemes import SCHEMES
@@ -78,8 +80,9 @@ def export(
     if head is not None:
         classes = len(weights["classifier.out_proj.weight"])
         config["classifier_inner"] = len(weights["classifier.dense.weight"])
-        config["id2label"] = {str(n): f"LABEL_{n}" for n in range(classes)}
-        config["label2id"] = {f"LABEL_{n}": n for n in range(classes)}
+        names = label_names(state["cfg"]["task"], head, classes)
+        config["id2label"] = {str(n): name for n, name in enumerate(names)}
+        config["label2id"] = {name: n for n, name in enumerate(names)}
     has_lm = "lm_head.bias" in weights
     classes = {name: auto for name, auto in AUTO.items() if has_lm or name != "TupeForMaskedLM"}
     config["architectures"] = ["TupeForMaskedLM" if has_lm else "TupeModel"]
@@ -136,7 +139,7 @@ def onnx_file(config: dict, weights: dict) -> bytes:
 
 
 CARD = """---
-language: en
+language: {language}
 license: mit
 library_name: transformers
 tags: [tupe, position-encoding]
@@ -168,12 +171,13 @@ def model_card(state: dict, run: Path, data: Path) -> str:
     updates = num_updates(state)
     if updates:
         facts["updates"] = f"{updates:,}"
-    manifest = data / "manifest.json"
+    manifest, content = data / "manifest.json", {}
     if manifest.is_file():
         content = json.loads(manifest.read_text(encoding="utf-8"))
+        lower = ", lower-cased" * (content.get("cased", False) is False and content.get("pipeline") != "tokenizers")
         if counts := content.get("counts"):  # an export's manifest has none
             facts["data"] = (
-                f"{counts['documents kept']:,} documents, {counts['tokens']:,} words and signs, lower-cased; "
+                f"{counts['documents kept']:,} documents, {counts['tokens']:,} words and signs{lower}; "
                 f"{content['vocab_size']:,} types"
             )
     averaged = extra.get("averaged")
@@ -193,7 +197,8 @@ def model_card(state: dict, run: Path, data: Path) -> str:
         facts["command"] = f"`{without_folders(known.command)}`"
         facts["versions"] = ", ".join(f"{name} {version}" for name, version in known.versions.items())
     rows = "".join(f"| {name} | {value} |\n" for name, value in facts.items())
-    return CARD.format(name=model["_name"], position=model["position"], cls=model["cls"], rows=rows)
+    language = {"xx": "multilingual"}.get(name := content.get("language", "en"), name)
+    return CARD.format(language=language, name=model["_name"], position=model["position"], cls=model["cls"], rows=rows)
 
 
 def without_folders(command: str) -> str:
@@ -225,6 +230,15 @@ def choose_head(model: dict, head: str | None) -> str | None:
     if head is not None and head not in heads:
         raise ValueError(f"the checkpoint has no head {head!r}; it has: {', '.join(heads) or 'none'}")
     return head or next(iter(heads), None)
+
+
+def label_names(task: dict, head: str, classes: int) -> Sequence[str]:
+    """The names of a head's classes in the order of its outputs: those of the task of GLUE that it was trained on."""
+    if task["_name"] == "glue" and task["classification_head_name"] == head:
+        names = TASKS[glue_name(task["glue_task"])].labels
+        if len(names) == classes:
+            return names
+    return [f"LABEL_{n}" for n in range(classes)]
 
 
 def hugging_face_weights(model: dict, head: str | None) -> dict:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ..text import JOINED, SPACE
+from ..text import word_marks
 
 CODES = {  # of the types of ids in an index
     1: np.uint8, 2: np.int8, 3: np.int16, 4: np.int32, 5: np.int64, 6: np.float64, 7: np.float64, 8: np.uint16,
@@ -62,12 +62,11 @@ def cut_long(
     sizes: of the sentences; ids_of: the ids of one; symbols: the dictionary's, which show where words begin.
     """
     (long,) = np.nonzero(sizes > room)
-    spaced = np.array([symbol.startswith(SPACE) for symbol in symbols if len(long)], dtype=bool)
-    joined = np.array([symbol.endswith(JOINED) for symbol in symbols if len(long)], dtype=bool)  # the word goes on
+    opens, inside = map(np.array, word_marks(symbols) if len(long) else ((), ()))
     borders = []
     for i in long:
         ids = ids_of(i)[: sizes[i]]
-        begins = spaced[ids] if spaced.any() else np.append(True, ~joined[ids[:-1]])
+        begins = opens[ids] & np.append(True, ~inside[ids[:-1]])
         borders.append([0])
         while (left := len(ids) - borders[-1][-1]) > room:
             start = borders[-1][-1]

@@ -15,7 +15,6 @@ from ..text import TextEncoder
 from . import processes, record
 
 logger = logging.getLogger(__name__)
-OF_BERT = "tokenizer.json", "tokenizer_config.json"  # what `checkpoint convert` writes of a BERT's tokeniser
 worker = SimpleNamespace(encoder=None)  # the text encoder of this process
 
 
@@ -88,17 +87,27 @@ def _copy_encoder(vocabulary, output, kept):
 def tokenizer_files(data: Path, max_positions: int, code: bool = True) -> dict[str, str | bytes]:
     """The text encoder's files and, if there are pieces, tokenizer_config.json: {name: content}."""
     files = {name: (data / name).read_bytes() for name in TextEncoder.FILES if (data / name).is_file()}
-    if "manifest.json" in files:  # it lists every input of the data; the text encoder reads only this
-        read = {"spacy_model": json.loads(files["manifest.json"]).get("spacy_model")}
+    if "manifest.json" in files:  # it lists every input of the data; the text encoder reads only these
+        manifest, names = json.loads(files["manifest.json"]), ("pipeline", *TextEncoder.SETTINGS)
+        read = {name: manifest[name] for name in names if name in manifest}
         files["manifest.json"] = json.dumps(read, allow_nan=False) + "\n"
-    if (data / OF_BERT[0]).is_file():  # a converted BERT's
-        return {**files, **{name: (data / name).read_bytes() for name in OF_BERT}}
+    if "tokenizer.json" in files:  # it needs none of our code
+        types = {entry["id"]: entry["content"] for entry in json.loads(files["tokenizer.json"])["added_tokens"]}
+        special = {"cls_token": 0, "pad_token": 1, "sep_token": 2, "unk_token": 3, "mask_token": max(types)}
+        settings = {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "model_input_names": ["input_ids", "attention_mask"],
+            "model_max_length": max_positions,
+            "clean_up_tokenization_spaces": False,
+            **{name: types[index] for name, index in special.items()},
+        }
+        return {**files, "tokenizer_config.json": json.dumps(settings, indent=2, allow_nan=False) + "\n"}
     if not files.keys() & {"sentencepiece.bpe.model", "bpe.codes"}:
-        logger.warning(f"{data} has neither sentencepiece.bpe.model nor bpe.codes: exporting without a tokeniser")
+        logger.warning(f"{data} has no tokeniser's file: exporting without a tokeniser")
         return files
     settings = {
         "tokenizer_class": "TupeTokenizer",
-        **({"auto_map": {"AutoTokenizer": ["tokenization_tupe.TupeTokenizer", None]}} if code else {}),
+        **({"auto_map": {"AutoTokenizer": [None, "tokenization_tupe.TupeTokenizer"]}} if code else {}),
         "model_max_length": max_positions,
         "clean_up_tokenization_spaces": False,
     }

@@ -26,10 +26,12 @@ from ..common import options, processes
 from ..common.options import Command, shorten
 from ..common.prepared import check_name
 from ..common.record import naming, write_atomically
+from ..text import SENTENCES, PaperText, TokenizerText
 from . import steps as corpus
-from .readers import find_inputs
+from .readers import FIELD, find_inputs
 from .report import write_report
 from .steps import Stats
+from .vocabulary import SPECIALS, TRAINED, read_tokenizer
 
 ENGINES = ("local", "dask")
 
@@ -232,6 +234,8 @@ def _too_few(left: int, place: str, stats: Stats, copies: int = 0) -> ValueError
         f"{reason} ({sum(domains.values())}, the first: {shorten(stats.samples[reason][0])})"
         for reason, domains in sorted(stats.dropped.items())
     ] + [f"copies of other documents ({copies})"] * bool(copies)
+    if not left and not reasons:
+        place += ": white space alone"
     return ValueError(
         f"{left or 'no'} document {place}"
         + "; training and validation need one each (in .txt files, empty lines separate documents)" * bool(left)
@@ -260,7 +264,12 @@ def prepare(
     vocab_size: int = 32768,
     valid_fraction: float = 0.005,
     errors: str = "strict",
+    field: str = FIELD,
     spacy_model: str | None = None,
+    tokenizer: str = "paper",
+    language: str = "en",
+    cased: bool = False,
+    sentences: str = "rules",
     near_duplicates: float = 0.0,
     keep_words: float = 0.0,
     sample_mb: float = 200.0,
@@ -291,15 +300,35 @@ def prepare(
     ):
         if not 0 <= value <= high:
             raise ValueError(f"--{name} is {value}; valid: 0 to {high}")
-    sources, skipped = find_inputs(inputs, out)
+    pipeline, training = PaperText if tokenizer == "paper" else TokenizerText, None
+    text = {"spacy_model": spacy_model, "language": language, "sentences": sentences}
+    if pipeline is PaperText:
+        text["cased"] = cased
+    elif keep_words:
+        raise ValueError("--keep-words goes with --tokenizer paper alone: other tokenisers know no words")
+    elif tokenizer in TRAINED:
+        training = (tokenizer, cased)
+    elif cased:
+        raise ValueError(f"--cased does not go with --tokenizer {tokenizer}, which says itself whether case matters")
+    else:
+        training = (None, read_tokenizer(tokenizer))
+    normaliser = (pipeline.normaliser_of, *text.items())
+    corpus.load_libraries(normaliser)  # before anything is written, and before the fork: all workers share them
+    sources, skipped = find_inputs(inputs, out, field)
     settings = {
         "version": __version__,
-        "inputs": [list(source) for source in sources],
+        "inputs": [list(source)[:4] for source in sources],
+        "field": field,
         "skipped": skipped,
         "vocab_size": vocab_size,
         "valid_fraction": valid_fraction,
         "errors": errors,
-        "spacy_model": spacy_model,
+        **text,
+        "tokenizer": tokenizer,
+        "tokenizer_hash": hashlib.sha256(repr(training).encode()).hexdigest()[
+            :12
+        ],  # of one that is given, its contents
+        "cased": cased,
         "near_duplicates": near_duplicates,
         "keep_words": keep_words,
         "sample_mb": sample_mb,
@@ -339,8 +368,7 @@ def prepare(
     text_folders = run.step(
         "text",
         corpus.text_shard,
-        [(n, s, (path, spacy_model, near_duplicates > 0)) for n, s, path in shards],
-        before=lambda: corpus.load_libraries(spacy_model),  # before the fork: all workers share them
+        [(n, s, (path, normaliser, near_duplicates > 0)) for n, s, path in shards],
     )
     selection = (text_folders, near_duplicates, valid_fraction, int(sample_mb * 1e6), seed)
     for folder in text_folders:
@@ -358,9 +386,9 @@ def prepare(
         )  # fmt: skip
         (kept,) = run.step("words", corpus.keep_words, [("all", total, (counts, keep_words))])
         words = kept / "words.txt"
-    training = (text_folders, selected, words, vocab_size)
-    (vocabulary,) = run.step("vocabulary", corpus.vocabulary, [("all", total, training)])
-    model = vocabulary / "sentencepiece.bpe.model"
+    sample = (text_folders, selected, words, vocab_size, training)
+    (vocabulary,) = run.step("vocabulary", corpus.vocabulary, [("all", total, sample)])
+    (model,) = vocabulary.iterdir()
     encoded = run.step(
         "encode",
         corpus.encode_shard,
@@ -376,12 +404,18 @@ def prepare(
         file.replace(out / file.name)
     manifest = {
         "settings": settings,
-        "vocab_size": vocab_size,
-        "spacy_model": spacy_model,
+        "vocab_size": (out / "dict.txt").read_bytes().count(b"\n") + SPECIALS,
+        "pipeline": pipeline.name,
+        **text,
         "raw bytes": total,
         **stats.data(),
     }
     write_report(out, manifest)
+    for reason, domains in sorted(stats.dropped.items()):
+        unit, count = reason.partition(":")[0], sum(domains.values())
+        of = stats.counts[{"document": "documents read", "paragraph": "paragraphs"}.get(unit, "")]
+        share = f" of {of:,} ({count / of:.1%})" if of else ""
+        report(f"dropped {count:,}{share}: {reason}; the first: {shorten(stats.samples[reason][0])}")
     write_atomically(out / "manifest.json", json.dumps(manifest, indent=2, allow_nan=False) + "\n")
     if not keep_work:
         shutil.rmtree(out / "work")
@@ -391,7 +425,14 @@ def prepare(
 @click.command(cls=Command)
 @click.argument("inputs", nargs=-1, required=True, metavar="INPUT...")
 @options.output("folder to write: pieces, dictionary, train and valid in fairseq's mmap format, manifest, report")
-@options.vocab_size(help="types, counting <s> <pad> </s> <unk> <mask>")
+@click.option("--field", default=FIELD, show_default=True, help="of tables and JSON: the column with the text")
+@click.option("--tokenizer", default="paper", show_default=True, metavar="KIND|PATH",
+              help=f"paper; {', '.join(TRAINED)}: trained here; a tokenizer.json or its folder")  # fmt: skip
+@options.vocab_size(help="types, counting <s> <pad> </s> <unk> <mask>; a tokenizer that is given has its own")
+@click.option("--language", default="en", show_default=True, metavar="CODE", help="of spaCy's and Moses' rules: de, he")
+@click.option("--cased", is_flag=True, help="keep capitals")
+@click.option("--sentences", type=click.Choice(SENTENCES), default="rules", show_default=True,
+              help="rules: spaCy's; lines: one per line, no filter; none: a document is one sequence")  # fmt: skip
 @click.option("--valid-fraction", default=0.005, show_default=True, help="share of the text held out")
 @click.option("--near-duplicates", default=0.0, metavar="JACCARD", help="drop near copies (MinHash), e.g. 0.8")
 @click.option("--keep-words", default=0.0, metavar="SHARE", help="rarer words become <unk>; 0.21 in the released TUPE")
@@ -413,9 +454,10 @@ def command(inputs, output, jobs, **choices):
     \b
     tupe prepare corpus wiki.xml.bz2 books/ --output data
 
-    INPUT: .txt (one paragraph per line, an empty line between documents), .jsonl with a "text" field, wikiextractor's
-    wiki_00, MediaWiki dumps and TEI (.xml), each also as .gz, .bz2, .xz or .zst; a folder (its .txt files are books:
-    one document each); a glob in quotes; - for text on standard input. OUTPUT/manifest.json lists what each step
+    INPUT: .txt (one paragraph per line, an empty line between documents), .jsonl, .json, .csv and .tsv (a document per
+    object or row, see --field), wikiextractor's wiki_00, MediaWiki dumps and TEI (.xml), each also as .gz, .bz2, .xz or
+    .zst; .parquet; a folder (its .txt files are books: one document each; also one of the library datasets); a glob in
+    quotes; - for text on standard input. OUTPUT/manifest.json lists what each step
     dropped and why, with examples; report.md and report.png show it.
 
     After a kill or a failure the same command continues where it stopped (with - it starts again, because the text may

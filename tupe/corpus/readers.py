@@ -5,6 +5,7 @@ plain text with one paragraph per line or, with wiki=True, the markup of a page,
 cleaned here."""
 
 import bz2
+import csv
 import glob
 import gzip
 import html
@@ -26,11 +27,14 @@ from .stats import Stats
 
 MAX_DOCUMENT = 20_000_000  # characters (of a line: bytes); a longer one is a broken export
 DAMAGE = (EOFError, OSError, zlib.error, lzma.LZMAError)
-ABOUT_TABLES = ("dataset_info.json", "dataset_dict.json", "state.json")  # beside those of the library datasets
+ABOUT_TABLES = ("dataset_info.json", "dataset_dict.json", "state.json")  # of a folder that `Dataset.save_to_disk` wrote
 KINDS = (
-    ".txt, .jsonl, .xml (MediaWiki or TEI), wiki_00 (wikiextractor), each also with .gz, .bz2, .xz or .zst; a folder; "
-    "a glob; - (standard input)"
+    ".txt, .jsonl, .json, .csv, .tsv, .xml (MediaWiki or TEI), wiki_00 (wikiextractor), each also with .gz, .bz2, .xz "
+    "or .zst; .parquet, .arrow; a folder, also of the library datasets; a glob; - (standard input)"
 )
+FIELD = "text"
+CHUNK = 1 << 20  # characters
+TOO_LONG = object()  # in place of a record
 
 
 class Document(NamedTuple):
@@ -45,6 +49,7 @@ class Input(NamedTuple):
     kind: str  # a name from READERS
     size: int  # bytes
     mtime: int  # nanoseconds
+    field: str = FIELD  # of a record, with its text
 
 
 # ---------------------------------------------------------------------------------------------------- finding the files
@@ -59,6 +64,8 @@ def kind_of(name: str, in_folder: bool) -> str | None:
         return "jsonl"
     if re.fullmatch(r"wiki_\d+", name):
         return "wikiextractor"
+    if name.endswith((".csv", ".tsv", ".parquet", ".arrow")):
+        return name.rpartition(".")[2]
     # dumps come in parts: ...articles1.xml-p1p41242.bz2
     return "xml" if re.search(r"\.xml(-p\w+(-\w+)*)?$", name) else None
 
@@ -68,13 +75,9 @@ def _files(folder):
     return sorted(p for p in visible if p.is_file())
 
 
-def _hint(files):
-    tables = any(file.endswith((".arrow", ".parquet", ".csv", ".tsv")) for file in files)
-    return '; turn a table into .jsonl with a field "text" (Dataset.to_json, DataFrame.to_json)' * tables
-
-
-def find_inputs(names: Iterable, out: Path | None = None) -> tuple[list[Input], list[str]]:
+def find_inputs(names: Iterable, out: Path | None = None, field: str = FIELD) -> tuple[list[Input], list[str]]:
     """(inputs, names of skipped files): inputs in the order of `names`, sorted within a folder or glob, each file once.
+    field: of records, with their text.
 
     Hidden files of a folder are left out, as a glob leaves them out, and so are files in the folder `out`. Raises
     ValueError for a name that matches nothing, or a file of unknown kind.
@@ -82,7 +85,7 @@ def find_inputs(names: Iterable, out: Path | None = None) -> tuple[list[Input], 
     inputs, skipped = {}, []
     for name in map(str, names):
         if name == "-":
-            inputs.setdefault("-", Input("-", "lines", 0, 0))
+            inputs.setdefault("-", Input("-", "lines", 0, 0, field))
             continue
         paths = [Path(name)] if Path(name).exists() else sorted(map(Path, glob.glob(name, recursive=True)))
         if not paths:
@@ -90,20 +93,21 @@ def find_inputs(names: Iterable, out: Path | None = None) -> tuple[list[Input], 
         for path in paths:
             folder = path.is_dir()
             files = _files(path) if folder else [path]
-            beside = ABOUT_TABLES if _hint(map(str, files)) else ()
+            saved = any(file.name in ABOUT_TABLES for file in files)
             for file in files:
-                kind = None if file.name in beside else kind_of(file.name, folder)
+                beside = saved and (file.name in ABOUT_TABLES or file.name.startswith("cache-"))
+                kind = None if beside else kind_of(file.name, folder)
                 if kind is None and not folder:
-                    raise ValueError(f"{file}: unknown kind of input; valid: {KINDS}{_hint([str(file)])}")
+                    raise ValueError(f"{file}: unknown kind of input; valid: {KINDS}")
                 stat, real = file.stat(), str(file.resolve())
                 if out is not None and Path(real).is_relative_to(out):
                     continue
                 if kind is None or real in inputs:
                     skipped.append(str(file))
                 else:
-                    inputs[real] = Input(str(file), kind, stat.st_size, stat.st_mtime_ns)
+                    inputs[real] = Input(str(file), kind, stat.st_size, stat.st_mtime_ns, field)
     if not inputs:
-        raise ValueError(f"no input in {', '.join(map(str, names))}; valid: {KINDS}{_hint(skipped)}")
+        raise ValueError(f"no input in {', '.join(map(str, names))}; valid: {KINDS}")
     return list(inputs.values()), skipped
 
 
@@ -231,36 +235,116 @@ def read_book(file: BinaryIO, path: str, errors: str, stats: Stats) -> Iterator[
         yield from _document(path, Path(path).parent.name, text.split("\n"), size, stats)
 
 
-def read_jsonl(file: BinaryIO, path: str, errors: str, stats: Stats) -> Iterator[Document]:
-    """An object with "text" per line; its source is "url", if present."""
-    yield from _jsonl(read_lines(file, path, errors, stats), path, errors, stats)
+def read_jsonl(file: BinaryIO, path: str, errors: str, stats: Stats, field: str = FIELD) -> Iterator[Document]:
+    """An object per line, or an array of objects."""
+    is_array = path != "-" and file.peek(64).lstrip(b"\xef\xbb\xbf \t\r\n")[:1] == b"["
+    records = _array(file, path, errors) if is_array else _json_lines(read_lines(file, path, errors, stats), path)
+    yield from _records(records, path, errors, stats, field, f'not a JSON object with a "{field}"')
 
 
-def _jsonl(lines, path, errors, stats):
+def _json_lines(lines, path):
+    """(place in words, place for short, what is there) of each line that is not blank."""
     for number, line in lines:
         if line is not None and not line.strip():
             continue
         if number == 1 and line is not None:
             line = line.removeprefix("\ufeff")  # as Windows writes it
-        where, record = f"{path}, line {number}", None
         try:
-            record = {} if line is None else json.loads(line)
-            text = "x" * (MAX_DOCUMENT + 1) if line is None else record["text"]
-            if not isinstance(text, str):
-                raise TypeError
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
-            what = 'not a JSON object with a "text"'
-            found = f"fields: {shorten_list(record)}" if isinstance(record, dict) and record else ""
+            record = TOO_LONG if line is None else json.loads(line)
+        except (ValueError, RecursionError):
+            record = line[:200]
+        yield f"{path}, line {number}", f"{path}:{number}", record
+
+
+def _array(file, path, errors):
+    """The same of the objects of a JSON array, in bounded memory."""
+    text, decoder, blank = io.TextIOWrapper(file, "utf-8-sig", errors=errors), json.JSONDecoder(), re.compile(r"[\s,]*")
+    number, buffer, at = 1, "", 0
+    try:
+        buffer = text.read(CHUNK)
+        at = buffer.index("[") + 1
+        while not buffer.startswith("]", at := blank.match(buffer, at).end()):
+            try:
+                record, end = decoder.raw_decode(buffer, at)
+            except ValueError as error:
+                more = text.read(max(CHUNK, len(buffer) - at)) if len(buffer) - at <= 4 * MAX_DOCUMENT else ""
+                if not more:
+                    raise EOFError(f"object {number} is not JSON: {error.msg}") from None
+                buffer, at = buffer[at:] + more, 0
+                continue
+            yield f"{path}, object {number}", f"{path}:{number}", record
+            number, at = number + 1, end
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"{path}, after object {number - 1}: a byte is not UTF-8 ({error.reason}); convert the file, or read such "
+            "bytes as U+FFFD with --errors replace"
+        ) from None
+
+
+def read_csv(file: BinaryIO, path: str, errors: str, stats: Stats, field: str = FIELD) -> Iterator[Document]:
+    """A table with a header line, its columns divided by commas, or in .tsv by tabs."""
+    csv.field_size_limit(MAX_DOCUMENT)
+    lines = ((line or "").removeprefix("\ufeff") + "\n" for _, line in read_lines(file, path, errors, stats))
+    rows = csv.DictReader(lines, dialect="excel-tab" if ".tsv" in path else "excel")
+    _check_field(rows.fieldnames or (), field, path)
+    try:
+        records = ((f"{path}, line {rows.line_num}", f"{path}:{rows.line_num}", row) for row in rows)
+        yield from _records(records, path, errors, stats, field, f"no text in the column {field!r}")
+    except csv.Error as error:
+        raise ValueError(f"{path}, line {rows.line_num}: {error}") from None
+
+
+def _check_field(names, field, path):
+    if field not in names:
+        raise ValueError(f"{path} has no column {field!r}; it has {shorten_list(map(str, names))}: choose with --field")
+
+
+def read_table(file: BinaryIO, path: str, errors: str, stats: Stats, field: str = FIELD) -> Iterator[Document]:
+    """A .parquet file, or an .arrow file as the library datasets saves it."""
+    try:
+        import pyarrow
+        from pyarrow import ipc, parquet
+    except ModuleNotFoundError:
+        raise ValueError(f"{path} needs pyarrow: pip install pyarrow") from None
+    try:
+        if path.endswith(".parquet"):
+            table = parquet.ParquetFile(file)
+            schema = table.schema_arrow
+        else:
+            with pyarrow.memory_map(path) as mapped:
+                is_file = mapped.read(6) == b"ARROW1"
+            table = (ipc.open_file if is_file else ipc.open_stream)(pyarrow.memory_map(path))
+            schema = table.schema
+        _check_field(schema.names, field, path)
+        columns = [name for name in (field, "url") if name in schema.names]
+        if path.endswith(".parquet"):
+            batches = table.iter_batches(batch_size=1000, columns=columns)
+        else:
+            batches = map(table.get_batch, range(table.num_record_batches)) if is_file else table
+        rows = (row for batch in batches for row in batch.select(columns).to_pylist())
+        records = ((f"{path}, row {n}", f"{path}:{n}", row) for n, row in enumerate(rows, 1))
+        yield from _records(records, path, errors, stats, field, f"no text in the column {field!r}")
+    except pyarrow.ArrowInvalid as error:
+        raise EOFError(str(error)) from error
+
+
+def _records(records, path, errors, stats, field, what):
+    """The documents of records (place in words, place for short, record)."""
+    for where, short, record in records:
+        if record is TOO_LONG:
+            record = {field: "x" * (MAX_DOCUMENT + 1)}
+        text = record.get(field) if isinstance(record, dict) else None
+        if not isinstance(text, str):
+            found = f"fields: {shorten_list(map(str, record))}" if isinstance(record, dict) and record else ""
             if errors == "strict":
                 raise ValueError(
                     f"{where}: {what}{found and f' ({found})'}; fix it, or skip such lines with --errors replace"
-                ) from error
+                )
             stats.count("documents read")
-            stats.drop("document", what, Path(path).name, found or line[:200])
+            stats.drop("document", what, Path(path).name, found or str(record)[:200])
             continue
         url = str(record.get("url") or "")
-        source = url or f"{path}:{number}"
-        yield from _document(source, _host(url) or Path(path).name, [text], len(text), stats)
+        yield from _document(url or short, _host(url) or Path(path).name, [text], len(text), stats)
 
 
 def read_wikiextractor(file: BinaryIO, path: str, errors: str, stats: Stats) -> Iterator[Document]:
@@ -271,8 +355,12 @@ def read_wikiextractor(file: BinaryIO, path: str, errors: str, stats: Stats) -> 
     if first is None:
         return
     lines = itertools.chain([first], lines)
-    is_json = first[1] is None or first[1].lstrip("\ufeff").startswith("{")
-    for document in (_jsonl if is_json else _wikiextractor)(lines, path, errors, stats):
+    if first[1] is None or first[1].lstrip("\ufeff").startswith("{"):
+        records = _json_lines(lines, path)
+        documents = _records(records, path, errors, stats, FIELD, f'not a JSON object with a "{FIELD}"')
+    else:
+        documents = _wikiextractor(lines, path, errors, stats)
+    for document in documents:
         yield document._replace(text=html.unescape(document.text))  # which it escapes
 
 
@@ -399,7 +487,12 @@ READERS = {
     "jsonl": read_jsonl,
     "wikiextractor": read_wikiextractor,
     "xml": read_xml,
+    "csv": read_csv,
+    "tsv": read_csv,
+    "parquet": read_table,
+    "arrow": read_table,
 }
+OF_RECORDS = ("jsonl", "csv", "tsv", "parquet", "arrow")  # kinds with fields
 
 
 def read(source: Input, errors: str, stats: Stats) -> Iterator[Document]:
@@ -414,7 +507,8 @@ def read(source: Input, errors: str, stats: Stats) -> Iterator[Document]:
     last = "the start"
     try:
         with open_binary(source.path) as file:
-            for document in READERS[source.kind](file, source.path, errors, stats):
+            choices = {"field": source.field} if source.kind in OF_RECORDS else {}
+            for document in READERS[source.kind](file, source.path, errors, stats, **choices):
                 last = document.source
                 yield document
     except DefusedXmlException as error:

@@ -5,8 +5,8 @@
     text      a shard          -> clean paragraphs, sentences, tokens, hashes           (one task per shard)
     select    all hashes       -> which documents are copies, which are held out, which train SentencePiece
     count     a shard          -> its words                                             (only with --keep-words)
-    vocabulary  the sample     -> the SentencePiece model
-    encode    a shard          -> ids of the model                                      (one task per shard)
+    vocabulary  the sample     -> the SentencePiece model, or another tokeniser
+    encode    a shard          -> ids of its pieces                                     (one task per shard)
     merge     all shards       -> dict.txt, train and valid in mmap format, the report, manifest.json
 
 A task fills a folder that gets its final name only when it is complete, so a kill at any moment loses no more than the
@@ -21,22 +21,22 @@ import functools
 import gzip
 import hashlib
 import heapq
-import io
 import json
 import re
+import unicodedata
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
 
-from ..text import PLACEHOLDERS, SPACE, UNK, WHOLE, Normaliser, clean, load_sentencepiece
+from ..text import UNK, WHOLE, Normaliser, Raw, TokenizerText, load_sentencepiece, load_tokenizer
 from .readers import Document, Input, paragraphs, read
 from .stats import SAMPLE_CHARS, Stats
+from .vocabulary import train_sentencepiece, train_tokenizer, write_dictionary
 
-SHORT = 8  # a paragraph of fewer words (a heading, a line of dialogue) is joined to the next one
+SHORT = {"words": 8, "characters": 16}  # a paragraph of fewer (a heading, a line of dialogue) is joined to the next one
 LONG_WORD = 1000  # characters; a paragraph with a longer word is not prose
 MIN_LETTERS = 0.6  # minimal share of letters and blanks in a paragraph's characters; tables and formulas have less
-SPECIALS = 5  # <s> <pad> </s> <unk> and <mask>, which the fairseq task adds
 PERMUTATIONS = 128  # of a MinHash
 SKETCH = {"num_perm": PERMUTATIONS, "seed": 1, "scheme": "affine32"}  # 32-bit values
 SHINGLE = 5  # tokens
@@ -81,24 +81,35 @@ def read_shards(folder: Path, inputs: list[Input], errors: str, shard_bytes: int
 _LETTERS = re.compile(r"[^\W\d_]+| ")
 
 
-def clean_paragraphs(texts: Iterable[str], stats: Stats, domain: str) -> list[str]:
-    """Clean each paragraph (tupe.text.clean), drop junk and repetitions, join short ones to the next."""
-    kept, seen, short = [], set(), ""
+def _no_prose(text, normaliser):
+    """Why a cleaned paragraph is no prose; None if it is."""
+    if normaliser.unit == "words" and len(text) > LONG_WORD and len(max(text.split(" "), key=len)) > LONG_WORD:
+        return f"a word of more than {LONG_WORD} characters"
+    letters = sum(map(len, _LETTERS.findall(text)))
+    if letters < MIN_LETTERS * len(text) and normaliser.unit == "characters":  # vowels may be marks, as in Hindi
+        letters += sum(unicodedata.category(sign)[0] == "M" for sign in text)
+    return "few letters" if letters < MIN_LETTERS * len(text) else None
+
+
+def clean_paragraphs(texts: Iterable[str], stats: Stats, domain: str, normaliser: Normaliser | Raw) -> list[str]:
+    """Clean each paragraph. Where sentences are found by rules, drop junk and repetitions, and join short ones to the
+    next; else a paragraph is a line of anything, and each is kept."""
+    kept, seen, short, prose = [], set(), "", normaliser.mode == "rules"
+    length = {"words": lambda text: text.count(" ") + 1, "characters": len}[normaliser.unit]
+    least = SHORT[normaliser.unit]
     for paragraph in texts:
-        text = clean(paragraph)
+        text = normaliser.clean(paragraph)
         if not text:
             continue
         stats.count("paragraphs")
-        if len(text) > LONG_WORD and len(max(text.split(" "), key=len)) > LONG_WORD:
-            stats.drop("paragraph", f"a word of more than {LONG_WORD} characters", domain, text)
-        elif sum(map(len, _LETTERS.findall(text))) < MIN_LETTERS * len(text):
-            stats.drop("paragraph", "few letters", domain, text)
-        elif text in seen:
+        if prose and (why := _no_prose(text, normaliser)):
+            stats.drop("paragraph", why, domain, text)
+        elif prose and text in seen:
             stats.drop("paragraph", "repeated in its document", domain, text)
         else:
             seen.add(text)
             text = f"{short} {text}" if short else text
-            short = text if text.count(" ") + 1 < SHORT else ""
+            short = text if prose and length(text) < least else ""
             if short:
                 stats.count("short paragraphs joined to the next")
             else:
@@ -106,7 +117,7 @@ def clean_paragraphs(texts: Iterable[str], stats: Stats, domain: str) -> list[st
     if short and kept:
         kept[-1] += " " + short
     elif short:
-        stats.drop("document", f"fewer than {SHORT} words", domain, short)
+        stats.drop("document", f"fewer than {least} {normaliser.unit}", domain, short)
     elif not kept:
         stats.drop("document", "no paragraph left", domain, " ".join(texts)[:SAMPLE_CHARS].strip())
     return kept
@@ -130,34 +141,39 @@ def minhash(tokens: list[str]) -> np.ndarray:
     return sketch.hashvalues.astype(np.uint32)
 
 
-def normalise_document(document: Document, normaliser: Normaliser, stats: Stats) -> tuple | None:
+def normalise_document(document: Document, normaliser: Normaliser | Raw, stats: Stats) -> tuple | None:
     """(hash, number of paragraphs, [[token, ...], ...]) of a raw document; None if cleaning leaves nothing."""
     try:
         raw = paragraphs(document)
     except ValueError as error:
         stats.drop("document", "markup that the parser gives up on", document.domain, str(error))
         return None
-    kept = clean_paragraphs(raw, stats, document.domain)
+    kept = clean_paragraphs(raw, stats, document.domain, normaliser)
     if not kept:
         return None
     sentences = [sentence for paragraph in kept for sentence in normaliser.sentences(paragraph)]
+    if normaliser.mode == "none" and sentences:
+        sentences = [[token for sentence in sentences for token in sentence]]
     return document_hash(kept), len(kept), sentences
 
 
-_normaliser = functools.cache(Normaliser)  # one per process
+@functools.cache  # one per process
+def normaliser_of(kind: type, *settings: tuple) -> Normaliser | Raw:
+    """A normaliser with settings, as pairs."""
+    return kind(**dict(settings))
 
 
-def load_libraries(spacy_model: str | None) -> None:
-    """Load what `text_shard` would load when it first runs."""
+def load_libraries(normaliser: tuple) -> None:
+    """Load what `text_shard` would load when it first runs. Raises ValueError for an unknown language or model."""
     import mwparserfromhell  # noqa: F401
 
-    _normaliser(spacy_model).normalise("A text, é.")
+    normaliser_of(*normaliser).sentences("A text, é.")
 
 
-def text_shard(folder: Path, path: Path, spacy_model: str | None, near_duplicates: float | None) -> None:
+def text_shard(folder: Path, path: Path, normaliser: tuple, near_duplicates: float | None) -> None:
     """Task: write tokens.gz (a sentence per line, an empty line after each document) and docs.npz for a shard of
-    `read_shards`."""
-    normaliser, stats = _normaliser(spacy_model), Stats()
+    `read_shards`. normaliser: the arguments of `normaliser_of`."""
+    normaliser, stats = normaliser_of(*normaliser), Stats()
     digests, paragraph_counts, tokens, chars, domains, hashes = [], [], [], [], [], []
     with gzip.open(path) as file, gzip.open(folder / "tokens.gz", "wb", compresslevel=1) as out:
         for line in file:
@@ -355,41 +371,12 @@ def _load_words(path):
 # --------------------------------------------------------------------------------------------------------- vocabulary
 
 
-def train_sentencepiece(sentences: Iterable[str], vocab_size: int, path: str | Path) -> None:
-    """Train BPE on normalised sentences. `vocab_size` includes SPECIALS, so the model has vocab_size - 5 pieces and
-    <unk>. Raises ValueError if the text does not allow so many."""
-    import sentencepiece
-
-    model = io.BytesIO()
-    try:
-        sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=iter(sentences),
-            model_writer=model,
-            model_type="bpe",
-            vocab_size=vocab_size - SPECIALS + 1,
-            user_defined_symbols=[SPACE + name for name in PLACEHOLDERS],
-            normalization_rule_name="identity",  # tupe.text has normalised already; so pieces keep their offsets
-            character_coverage=0.9995,
-            required_chars="?!",  # rare in an encyclopedia, and every second text of QQP has one
-            bos_id=-1,
-            eos_id=-1,
-            unk_id=0,
-            max_sentence_length=100_000,
-            num_threads=1,
-            minloglevel=2,
-        )
-    except RuntimeError as error:
-        hint = re.search(r"(<=|vs) (\d+)", str(error))  # SentencePiece counts only its own types
-        valid = hint and f"valid: at {'most' if hint[1] == '<=' else 'least'} {int(hint[2]) + SPECIALS - 1}"
-        raise ValueError(
-            f"SentencePiece cannot make {vocab_size} types from this text: {valid or error}; the same command with "
-            "another --vocab-size continues from here"
-        ) from error
-    Path(path).write_bytes(model.getvalue())
-
-
-def vocabulary(folder: Path, shards: list[Path], selected: Path, words_path: Path | None, vocab_size: int) -> None:
-    """Task: train sentencepiece.bpe.model on the sample."""
+def vocabulary(
+    folder: Path, shards: list[Path], selected: Path, words_path: Path | None, vocab_size: int,
+    tokenizer: tuple | None,
+) -> None:  # fmt: skip
+    """Task: train sentencepiece.bpe.model on the sample, or write tokenizer.json. tokenizer: (kind to train, cased), or
+    (None, contents of the file)."""
     words = _load_words(words_path)
 
     def sample():
@@ -402,7 +389,12 @@ def vocabulary(folder: Path, shards: list[Path], selected: Path, words_path: Pat
                         if kept:
                             yield " ".join(kept)
 
-    train_sentencepiece(sample(), vocab_size, folder / "sentencepiece.bpe.model")
+    if tokenizer is None:
+        train_sentencepiece(sample(), vocab_size, folder / "sentencepiece.bpe.model")
+        return
+    kind, choice = tokenizer
+    content = choice if kind is None else train_tokenizer(kind, sample(), vocab_size, choice)
+    (folder / "tokenizer.json").write_text(content, encoding="utf-8")
 
 
 # ------------------------------------------------------------------------------------------------------------- encode
@@ -410,7 +402,12 @@ def vocabulary(folder: Path, shards: list[Path], selected: Path, words_path: Pat
 
 @functools.lru_cache(1)
 def _encoder(model_path, words_path):
-    """(token -> ids of the SentencePiece model, number of ids). One per process."""
+    """(sentence, as tokens -> ids of the SentencePiece model or tokenizer.json, number of ids, id of <unk>). One per
+    process."""
+    if model_path.suffix == ".json":
+        tokenizer = load_tokenizer(model_path.read_text(encoding="utf-8"), model_path)
+        text = TokenizerText.ordinary(tokenizer)
+        return lambda tokens: text(" ".join(tokens)).ids, tokenizer.get_vocab_size(), 3
     model = load_sentencepiece(model_path)
     words = _load_words(words_path)
 
@@ -420,13 +417,13 @@ def _encoder(model_path, words_path):
             return (model.unk_id(),)
         return tuple(model.encode(token))
 
-    return encode, len(model)
+    return lambda tokens: [i for token in tokens for i in encode(token)], len(model), model.unk_id()
 
 
 def encode_shard(folder: Path, shard: Path, selected: Path, model_path: Path, words_path: Path | None) -> None:
-    """Task: write the SentencePiece ids of train and valid (</s> is one more id), the length of each line, and the
+    """Task: write the ids of train and valid (</s> is one more id), the length of each line, and the
     counts of the training ids."""
-    encode, count = _encoder(model_path, words_path)
+    encode, count, unk = _encoder(model_path, words_path)
     stats, eos = Stats(), count
     ids, sizes = ({TRAIN: [], VALID: []} for _ in range(2))
     use = np.load(selected / f"{shard.name}.npz")["use"]
@@ -441,7 +438,7 @@ def encode_shard(folder: Path, shard: Path, selected: Path, model_path: Path, wo
             stats.drop("document", why, domain, " ".join(document[0]))
             continue
         for sentence in document:
-            line = [i for token in sentence for i in encode(token)]
+            line = encode(sentence)
             ids[kind] += line
             ids[kind].append(eos)
             sizes[kind].append(len(line) + 1)
@@ -465,7 +462,7 @@ def encode_shard(folder: Path, shard: Path, selected: Path, model_path: Path, wo
         stats.count(f"{name}: documents", sizes[kind].count(1))
         stats.count(f"{name}: ids", len(array))
         stats.count("pieces", len(array) - lines)
-        stats.count("pieces that are <unk>", int((array == 0).sum()))
+        stats.count("pieces that are <unk>", int((array == unk).sum()))
         if kind == TRAIN:
             counts += np.bincount(array, minlength=count + 1)
         _save(folder / f"{name}-ids.npy", array)
@@ -486,7 +483,7 @@ def _save(path, array):
 
 def write_mmap(prefix: str | Path, shards: list, table: np.ndarray) -> None:
     """Write fairseq's mmap format, as fairseq-preprocess does: each sentence ends with </s>, and an empty line (only
-    </s>) ends a document. `shards`: [(ids.npy, sizes.npy), ...]; `table`: [SentencePiece id] -> id of the dictionary.
+    </s>) ends a document. `shards`: [(ids.npy, sizes.npy), ...]; `table`: [id of a shard] -> id of the dictionary.
     It never holds all data in memory."""
     # fairseq's codes for the two types, of which it chooses one by the size of the vocabulary
     code = {"uint16": 8, "int32": 4}[table.dtype.name]
@@ -506,20 +503,6 @@ def write_mmap(prefix: str | Path, shards: list, table: np.ndarray) -> None:
             start = int(ends[-1]) if len(part) else start
 
 
-def write_dictionary(model_path: str | Path, counts: np.ndarray, path: str | Path) -> np.ndarray:
-    """Write dict.txt in fairseq's format: every piece of the model, the most frequent first. Returns the table for
-    `write_mmap`."""
-    model = load_sentencepiece(model_path)
-    order = sorted((i for i in range(len(model)) if i != model.unk_id()), key=lambda i: (-counts[i], i))
-    with open(path, "w", encoding="utf-8", newline="\n") as file:
-        file.writelines(f"{model.id_to_piece(i)} {counts[i]}\n" for i in order)
-    size = len(order) + SPECIALS
-    table = np.zeros(len(model) + 1, dtype=np.uint16 if size < 65500 else np.int32)
-    table[order] = np.arange(4, 4 + len(order))
-    table[model.unk_id()], table[len(model)] = 3, 2
-    return table
-
-
 def merge(folder: Path, shards: list[Path], model_path: Path, words_path: Path | None) -> None:
     """Task: write the files of the data directory, except the report and the manifest."""
     counts = sum(np.load(shard / "counts.npy") for shard in shards)
@@ -528,6 +511,6 @@ def merge(folder: Path, shards: list[Path], model_path: Path, words_path: Path |
         write_mmap(
             folder / split, [(shard / f"{split}-ids.npy", shard / f"{split}-sizes.npy") for shard in shards], table
         )
-    (folder / "sentencepiece.bpe.model").write_bytes(Path(model_path).read_bytes())
+    (folder / model_path.name).write_bytes(model_path.read_bytes())
     if words_path:
         (folder / "words.txt").write_bytes(Path(words_path).read_bytes())

@@ -30,7 +30,7 @@ from omegaconf import II, MISSING, DictConfig
 from scipy.stats import pearsonr, spearmanr
 from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
 
-from ..common.options import task_key
+from ..common.options import shorten_list, task_key
 from ..common.record import write_atomically
 from .criterion import count_tokens
 from .finetune import FinetuneConfig, FinetuneCriterion, FinetuneTask
@@ -105,7 +105,12 @@ def label_dictionary(task: Glue) -> Dictionary:
 
 def check_glue(folder: Path, split: str) -> None:
     """Raise ValueError, naming the file, unless the data of a split is whole and of one length. folder: of the task."""
-    task, lengths = TASKS[folder.name], {}
+    task, lengths, order = TASKS[folder.name], {}, folder / "label" / "dict.txt"
+    if task.labels and order.is_file():
+        names = [line.rsplit(" ", 1)[0] for line in order.read_text(encoding="utf-8").splitlines()]
+        if tuple(names) != task.labels:  # the ids would be taken for other labels
+            wrong, right = shorten_list(names), shorten_list(task.labels)
+            raise ValueError(f"{order}: labels {wrong}, not {right}; prepare the data again")
     for number in range(len(task.text)):
         prefix = folder / f"input{number}" / split
         lengths[f"{prefix}.idx"] = check_split(prefix)

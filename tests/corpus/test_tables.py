@@ -1,0 +1,138 @@
+"""Records as input: JSON arrays, CSV, TSV, Parquet, folders of the library datasets; the field that holds the text."""
+
+import gzip
+import json
+
+import pytest
+from corpus.test_engine import ONE, run
+
+from tupe.corpus import readers
+from tupe.corpus.readers import find_inputs
+from tupe.corpus.stats import Stats
+
+TEXTS = ['He said: "no, never".\nA second line', "é, 中 and\ttabs", "third"]
+
+
+def read(path, field="text", errors="strict"):
+    inputs, _ = find_inputs([path], field=field)
+    stats = Stats()
+    return [document for source in inputs for document in readers.read(source, errors, stats)], stats
+
+
+def write(folder, name, field, texts=TEXTS):
+    """One of the kinds of files, with another column before and a `url` in the first row."""
+    rows = [{"id": n, field: text, "url": "https://example.org/x" if n == 0 else ""} for n, text in enumerate(texts)]
+    path, kind = folder / name, name.removesuffix(".gz").rpartition(".")[2]
+    if kind == "json":
+        content = json.dumps(rows, indent=2, ensure_ascii=False)
+    elif kind == "jsonl":
+        content = "\n".join(map(json.dumps, rows))
+    elif kind in ("csv", "tsv"):
+        quoted = [[str(value).replace('"', '""') for value in row.values()] for row in rows]
+        between = {"csv": '","', "tsv": '"\t"'}[kind]
+        content = "\ufeff" + "\r\n".join(f'"{between.join(row)}"' for row in [list(rows[0]), *quoted]) + "\r\n"
+    else:
+        pyarrow = pytest.importorskip("pyarrow")
+        from pyarrow import ipc, parquet
+
+        table = pyarrow.Table.from_pylist(rows)
+        if kind == "parquet":
+            parquet.write_table(table, path, row_group_size=2)
+        else:
+            with (ipc.new_stream if kind == "arrow" else ipc.new_file)(str(path), table.schema) as file:
+                file.write_table(table)
+        return path
+    path.write_bytes((gzip.compress if name.endswith(".gz") else bytes)(content.encode()))
+    return path
+
+
+@pytest.mark.parametrize(
+    "name", ["a.json", "a.jsonl", "a.csv", "a.tsv", "a.csv.gz", "a.json.gz", "a.parquet", "a.arrow"]
+)
+def test_every_kind_of_records(tmp_path, name):
+    path = write(tmp_path, name, "content")
+    documents, stats = read(path, "content")
+    assert [document.text for document in documents] == TEXTS
+    assert documents[0].domain == "example.org" and documents[2].source.startswith(f"{path}:")
+    assert stats.counts["documents read"] == 3
+    with pytest.raises(
+        ValueError, match="fields: id, content, url" if "json" in name else "has id, content, url: choose"
+    ):
+        read(path)
+
+
+def test_a_table_with_a_hole_names_its_row(tmp_path):
+    for name, place in (("a.jsonl", "line 7"), ("a.json", "object 7"), ("a.csv", "line 8"), ("a.parquet", "row 7")):
+        path = write(tmp_path, name, "text", [*"abcdef", None, *"hij"])
+        if name == "a.csv":
+            path.write_text("id,text\n" + "".join(f"{n},{t}\n" for n, t in enumerate("abcdef")) + "6\n7,h\n")
+        with pytest.raises(ValueError, match=f"{name}, {place}: .*skip such lines with --errors replace"):
+            read(path)
+        documents, stats = read(path, errors="replace")
+        assert len(documents) == (7 if name == "a.csv" else 9) and sum(map(len, stats.dropped.values())) == 1
+
+
+def test_an_array_is_read_in_pieces(tmp_path, monkeypatch):
+    monkeypatch.setattr(readers, "CHUNK", 7)
+    path = write(tmp_path, "a.json", "text", [f"text {i} " + "x" * (i % 50) for i in range(200)])
+    whole = [document.text for document in read(path)[0]]
+    assert whole == [row["text"] for row in json.loads(path.read_text())]
+    path.write_bytes(path.read_bytes()[:-30])
+    with pytest.raises(ValueError, match="a.json: cannot be read after .*a.json:199: .*object 200 is not JSON"):
+        read(path)
+    assert len(read(path, errors="replace")[0]) == 199
+    path.write_bytes(b'[{"text": "good"}, {"text": "bad \xff"}]')
+    with pytest.raises(ValueError, match="a.json, after object .: a byte is not UTF-8"):
+        read(path)
+
+
+def test_folders_of_the_library_datasets(tmp_path):
+    """What `save_to_disk` writes, as it names the files."""
+    write(tmp_path, "x.arrow", "text")
+    for split in ("train", "test"):
+        (tmp_path / "set" / split).mkdir(parents=True)
+        (tmp_path / "set" / split / "data-00000-of-00001.arrow").write_bytes((tmp_path / "x.arrow").read_bytes())
+        (tmp_path / "set" / split / "cache-0123.arrow").write_bytes(b"of a map, not data")
+        (tmp_path / "set" / split / "state.json").write_text("{}")
+        (tmp_path / "set" / split / "dataset_info.json").write_text("{}")
+    (tmp_path / "set" / "dataset_dict.json").write_text("{}")
+    assert [document.text for document in read(tmp_path / "set")[0]] == TEXTS * 2
+
+
+def test_damage(tmp_path):
+    pytest.importorskip("pyarrow")
+    for name in ("a.parquet", "a.arrow"):
+        path = write(tmp_path, name, "text")
+        path.write_bytes(path.read_bytes()[:-40])
+        if name == "a.parquet":
+            with pytest.raises(ValueError, match=f"{name}: cannot be read after the start"):
+                read(path)
+    (tmp_path / "b.csv").write_text('id,text\n1,fine\n2,"open\n')
+    assert len(read(tmp_path / "b.csv")[0]) == 2  # a quotation mark that nobody closed
+    (tmp_path / "numbers.parquet").unlink(missing_ok=True)
+    import pyarrow
+    from pyarrow import parquet
+
+    parquet.write_table(pyarrow.table({"text": [1, 2]}), tmp_path / "numbers.parquet")
+    with pytest.raises(ValueError, match="numbers.parquet, row 1: no text in the column 'text'"):
+        read(tmp_path / "numbers.parquet")
+
+
+def test_memory_is_bounded(tmp_path):
+    """A table is read in batches, not as a whole."""
+    pyarrow = pytest.importorskip("pyarrow")
+    path = write(tmp_path, "a.parquet", "text", [f"{i} " + "x" * 1000 for i in range(20_000)])
+    before, peak = pyarrow.total_allocated_bytes(), 0
+    for document in readers.read(find_inputs([path])[0][0], "strict", Stats()):
+        peak = max(peak, pyarrow.total_allocated_bytes() - before)
+        assert document.text[-1] == "x"
+    assert 0 < peak < 5_000_000
+
+
+def test_a_field_through_the_command(tmp_path):
+    sentences = [f"Sentence {i} of a document that has more than eight words in it." for i in range(40)]
+    path = write(tmp_path, "a.csv", "content", sentences)
+    run(path, "--output", tmp_path / "data", "--field", "content", "--vocab-size", 60, *ONE)
+    assert json.loads((tmp_path / "data" / "manifest.json").read_text())["counts"]["documents kept"] == 40
+    with pytest.raises(SystemExit, match="a.csv has no column 'text'; it has id, content, url: choose with --field"):
+        run(path, "--output", tmp_path / "other", *ONE)

@@ -1,0 +1,190 @@
+"""Any tokeniser of the library `tokenizers` in place of the paper's pipeline: `tupe prepare corpus --tokenizer`."""
+
+import json
+import unicodedata
+
+import pytest
+from corpus.test_engine import ONE, run, sentences, write_text
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
+
+from tupe.common.prepared import tokenizer_files
+from tupe.common.record import write_together
+from tupe.corpus.vocabulary import TRAINED, read_tokenizer
+from tupe.text import TextEncoder
+
+TEXTS = [
+    "Nobody in town didn't like the “Times”. The U.S. Senate saw http://example.org/x, 中 and a café.",
+    "  two  blanks, a\ttab and CAPITALS ",
+    "unbelievable neighbours, [ brackets ] and 12,345.67!",
+]
+BERT = {"cls_token": "[CLS]", "sep_token": "[SEP]", "pad_token": "[PAD]", "unk_token": "[UNK]", "mask_token": "[MASK]"}
+ROBERTA = {"cls_token": "<s>", "sep_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>", "mask_token": "<mask>"}
+
+
+def theirs(kind, folder, special=None):
+    """A tokeniser as others make them, saved by transformers into `folder`: that of BERT, of RoBERTa or of XLM-R."""
+    from transformers import PreTrainedTokenizerFast
+
+    special = special or (BERT if kind == "wordpiece" else ROBERTA)
+    names = list(special.values())
+    options = {"vocab_size": 400, "special_tokens": names, "show_progress": False}
+    if kind == "wordpiece":
+        made, trainer = Tokenizer(models.WordPiece(unk_token="[UNK]")), trainers.WordPieceTrainer(**options)
+        made.normalizer, made.pre_tokenizer = normalizers.BertNormalizer(), pre_tokenizers.BertPreTokenizer()
+    elif kind == "bpe":
+        alphabet = pre_tokenizers.ByteLevel.alphabet()
+        made, trainer = Tokenizer(models.BPE()), trainers.BpeTrainer(**options, initial_alphabet=alphabet)
+        made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    else:
+        made, trainer = Tokenizer(models.Unigram()), trainers.UnigramTrainer(**options, unk_token="<unk>")
+        made.pre_tokenizer = pre_tokenizers.Metaspace()
+    made.train_from_iterator([sentences(7 * i, 7) for i in range(30)], trainer)
+    if "cls_token" in special:
+        begin, end = special["cls_token"], special["sep_token"]
+        ids = [(token, made.token_to_id(token)) for token in (begin, end)]
+        made.post_processor = processors.TemplateProcessing([begin, "$A", end], [begin, "$A", end, "$B", end], ids)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=made, **special)
+    tokenizer.save_pretrained(folder)
+    return tokenizer
+
+
+@pytest.mark.parametrize("kind", TRAINED)
+def test_ids_are_those_of_transformers(tmp_path, kind):
+    """A tokeniser of others, through the corpus, for one text and in an export."""
+    from transformers import AutoTokenizer
+
+    original = theirs(kind, tmp_path / "theirs")
+    run(write_text(tmp_path), "--output", tmp_path / "data", "--tokenizer", tmp_path / "theirs", *ONE)
+    encoder, manifest = TextEncoder(tmp_path / "data"), json.loads((tmp_path / "data" / "manifest.json").read_text())
+    assert manifest["pipeline"] == encoder.name == "tokenizers"
+    assert manifest["vocab_size"] == len(encoder) == len(original)
+    vocabulary = original.get_vocab()
+    special = [original.cls_token, original.pad_token, original.sep_token, original.unk_token]
+    ordinary = sorted({*vocabulary} - {*special, original.mask_token}, key=vocabulary.get)
+    ours = {vocabulary[token]: i for i, token in enumerate([*special, *ordinary, original.mask_token])}
+    write_together(tmp_path / "export", tokenizer_files(tmp_path / "data", 64))
+    (tmp_path / "export" / "config.json").write_text('{"model_type": "bert"}')
+    exported = AutoTokenizer.from_pretrained(tmp_path / "export")
+    assert (exported.is_fast, exported.model_max_length) == (True, 64)
+    assert (exported.cls_token_id, exported.pad_token_id, exported.sep_token_id) == (0, 1, 2)
+    assert exported.mask_token_id == len(encoder) - 1 == encoder.ids["<mask>"]
+    for text in TEXTS:
+        wanted = [ours[i] for i in original.encode(text, add_special_tokens=False)]
+        assert len(wanted) > 5 and encoder.encode(text) == wanted
+        assert exported(text)["input_ids"] == [0, *wanted, 2]
+        assert exported(text, text)["input_ids"] == [0, *wanted, 2, 2, *wanted, 2]
+        spans = encoder.spans(text)
+        assert [encoder.ids[span.text] for span in spans] == wanted
+        for span in spans:
+            piece = span.text.removeprefix("##").lstrip("\u2581\u0120")
+            if piece.isascii() and piece.isalnum() and piece != "unk":
+                covered = unicodedata.normalize("NFD", text[span.start : span.end])  # BERT's drops accents
+                assert covered.encode("ascii", "ignore").decode().lower() == piece.lower()
+        assert [i for word in encoder.word_ids(text) for i in word] == wanted
+    masked = encoder.encode("the <mask> king", ["<mask>"])
+    assert masked.count(len(encoder) - 1) == 1 and encoder.encode("the <mask> king") != masked
+    assert exported(f"the {exported.mask_token} king")["input_ids"][1:-1] == masked
+
+
+@pytest.mark.parametrize("kind, size", [("bpe", 350), ("unigram", 85), ("wordpiece", 350)])
+@pytest.mark.parametrize("cased", [False, True])
+def test_trained_here(tmp_path, kind, size, cased):
+    from fairseq.data import Dictionary, data_utils
+
+    run(write_text(tmp_path), "--output", tmp_path / "data", "--tokenizer", kind, "--vocab-size", size,
+        "--valid-fraction", 0.1, *["--cased"] * cased, *ONE)  # fmt: skip
+    encoder, dictionary = TextEncoder(tmp_path / "data"), Dictionary.load(str(tmp_path / "data" / "dict.txt"))
+    dictionary.add_symbol("<mask>")
+    assert dictionary.symbols == encoder.symbols and len(encoder) == size
+    assert (encoder.encode("THE Town") == encoder.encode("the town")) != cased
+    lines = []
+    for split in ("train", "valid"):
+        for line in data_utils.load_indexed_dataset(str(tmp_path / "data" / split), dictionary):
+            assert line[-1] == 2
+            if len(line) > 1:
+                lines.append(line[:-1].tolist())
+    wanted = {" ".join(s) for d in range(30) for s in encoder.normaliser.sentences(sentences(7 * d, 7))}
+    assert {tuple(line) for line in lines} == {tuple(encoder.encode(sentence)) for sentence in wanted}
+    for text in sorted(wanted)[:10]:  # words are the same in running ids and in text; nothing is lost
+        assert [len(w) for w in encoder.word_ids(text)][:3] == [
+            len(w) for w in encoder.group_words(encoder.encode(text))
+        ][:3]
+        joined = "".join(encoder.decode(encoder.encode(text)).split())
+        assert joined == "".join((text if cased else text.lower()).split())
+
+
+def test_special_tokens_in_a_text_are_text(tmp_path):
+    """Else a web page about transformers would end documents."""
+    for kind in TRAINED:
+        theirs(kind, tmp_path / kind / "theirs")
+        run(write_text(tmp_path), "--output", tmp_path / kind / "data", "--tokenizer", tmp_path / kind / "theirs", *ONE)
+        encoder = TextEncoder(tmp_path / kind / "data")
+        for token in (*BERT.values(), *ROBERTA.values()):
+            assert not {0, 1, 2, len(encoder) - 1}.intersection(encoder.encode(f"the {token} king"))
+
+
+@pytest.mark.parametrize(
+    "special, missing",
+    [({k: v for k, v in BERT.items() if k != "mask_token"}, "mask_token"), ({"unk_token": "[UNK]"}, "cls_token, pad")],
+)
+def test_a_tokenizer_without_a_special_token_is_refused(tmp_path, special, missing):
+    theirs("wordpiece", tmp_path / "theirs", special)
+    with pytest.raises(SystemExit, match=rf"tokenizer.json has no {missing}"):
+        run(write_text(tmp_path), "--output", tmp_path / "data", "--tokenizer", tmp_path / "theirs", *ONE)
+    assert not (tmp_path / "data").exists()
+
+
+@pytest.mark.parametrize(
+    "choices, message",
+    [
+        (("--tokenizer", "nowhere"), "--tokenizer nowhere: not found; valid: paper, bpe, unigram, wordpiece, a file"),
+        (("--tokenizer", "a.txt"), "a.txt is no tokenizer.json"),
+        (("--tokenizer", "bpe", "--keep-words", "0.5"), "--keep-words goes with --tokenizer paper"),
+        (("--tokenizer", "theirs", "--cased"), "--cased does not go with --tokenizer theirs"),
+        (("--tokenizer", "unigram", "--vocab-size", "30000"), r"makes \d+ types of this text, not 30000"),
+        (("--language", "qq"), "unknown language 'qq'; valid: af, am, ar"),
+        (("--language", "th"), "language 'th': The Thai tokenizer requires"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_one_line(tmp_path, monkeypatch, choices, message):
+    monkeypatch.chdir(tmp_path)
+    write_text(tmp_path)
+    theirs("bpe", tmp_path / "theirs")
+    with pytest.raises(SystemExit, match=message) as refusal:
+        run("a.txt", "--output", "data", *choices, *ONE)
+    assert len([line for line in str(refusal.value).splitlines() if "B/s" not in line and line.strip()]) == 1
+    assert not list(tmp_path.glob("data/*.*"))
+
+
+def test_a_dictionary_holds_any_token(tmp_path):
+    """Line ends, and the names of fairseq's own special tokens."""
+    vocabulary = [*BERT.values(), "<s>", "\n", "a", "b", "<mask>"]
+    made = Tokenizer(models.WordLevel({token: i for i, token in enumerate(vocabulary)}, unk_token="[UNK]"))
+    made.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    made.save(str(tmp_path / "tokenizer.json"))
+    from fairseq.data import Dictionary
+
+    from tupe.corpus.vocabulary import write_dictionary
+
+    (tmp_path / "ours.json").write_text(read_tokenizer(tmp_path / "tokenizer.json"))
+    write_dictionary(tmp_path / "ours.json", range(20), tmp_path / "dict.txt")
+    dictionary = Dictionary.load(str(tmp_path / "dict.txt"))
+    assert dictionary.symbols[4:] == ["'<s>'", r"'\n'", "a", "b", "'<mask>'"]
+
+
+def test_lines_of_code_and_sequences(tmp_path):
+    """`--sentences lines` keeps each line as it is, `none` a document as one sequence; nothing is filtered."""
+    code = "def f(x):\n    return {\n    }\n\nx = [1, 2, 3]  # 123 + 456\n}\n"
+    (tmp_path / "code.txt").write_text(f"{code}\n\n{code[::-1]}")
+    lines = [line for line in code.splitlines() if line.strip()]
+    for mode, wanted in (("lines", {*lines}), ("none", {" ".join(lines[:3])})):
+        run(tmp_path / "code.txt", "--output", tmp_path / mode, "--tokenizer", "bpe", "--vocab-size", 262, "--cased",
+            "--sentences", mode, *ONE)  # fmt: skip
+        encoder = TextEncoder(tmp_path / mode)
+        from tupe.plugin.pretrained import load_dictionary, load_split
+
+        dictionary, found = load_dictionary(tmp_path / mode / "dict.txt"), []
+        for split in ("train", "valid"):
+            found += [line[:-1].tolist() for line in load_split(tmp_path / mode / split, dictionary)]
+        assert all(encoder.encode(line) in found for line in wanted)
+        assert json.loads((tmp_path / mode / "manifest.json").read_text())["dropped"] == {}

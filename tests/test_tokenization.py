@@ -1,0 +1,99 @@
+"""The exported tokeniser of the paper's pipeline: where pieces and words stand in a text, what tools make of it."""
+
+import copy
+import pickle
+
+import pytest
+import transformers
+
+from tupe.text import PaperText
+from tupe.tokenization_tupe import TupeTokenizer
+
+FOLDER = "models/tupe_r_mini"
+TEXT = "Nobody in town didn't like the “Times”. Mr. Smith’s café — http://example.org/x, ½ and 中 <mask>'s dog. <s>"
+CONTEXT = "The river runs through the old town. It was painted by Henri Matisse in 1905, again and again, they say."
+
+
+@pytest.fixture(scope="module")
+def tokenizer(request):
+    return TupeTokenizer(request.config.rootpath / FOLDER / "dict.txt")
+
+
+def test_every_piece_knows_its_place(tokenizer, request):
+    paper = PaperText(request.config.rootpath / FOLDER)
+    encoding = tokenizer(TEXT, return_offsets_mapping=True)
+    assert isinstance(tokenizer, transformers.PreTrainedTokenizerFast) and tokenizer.is_fast
+    assert encoding["input_ids"] == [0, *paper.encode(TEXT, ["<mask>"]), 2]
+    words = paper.word_spans(TEXT, ["<mask>"])
+    spans = [span for word in words for span in word]
+    assert encoding["offset_mapping"] == [(0, 0), *((span.start, span.end) for span in spans), (0, 0)]
+    assert encoding.word_ids() == [None, *(n for n, word in enumerate(words) for _ in word), None]
+    here = TEXT.index("café")
+    pieces = {encoding.char_to_token(place) for place in range(here, here + 4)}
+    assert "".join(TEXT[slice(*encoding.token_to_chars(i))] for i in sorted(pieces)) == "café"
+    start = TEXT.index("http")
+    assert encoding.char_to_token(start) == encoding.char_to_token(start + 10)  # one piece, <url>
+    assert encoding.tokens()[encoding.char_to_token(TEXT.index("<mask>"))] == "<mask>"
+
+
+def test_windows_with_stride_hold_the_whole_text(tokenizer):
+    """As `run_qa` makes them: the question, and overlapping windows of the paragraph."""
+    question, limit, stride = "Who painted the river?", 24, 5
+    windows = tokenizer(
+        question, CONTEXT, max_length=limit, stride=stride, truncation="only_second", return_overflowing_tokens=True,
+        return_offsets_mapping=True, padding="max_length",
+    )  # fmt: skip
+    assert windows["overflow_to_sample_mapping"] == [0] * len(windows["input_ids"]) and len(windows["input_ids"]) > 2
+    head = [0, *tokenizer.text.encode(question), 2, 2]
+    answer, seen = (CONTEXT.index("Henri"), CONTEXT.index("Matisse") + 7), set()
+    for n, ids in enumerate(windows["input_ids"]):
+        assert len(ids) == limit and ids[: len(head)] == head
+        inside = [i for i, part in enumerate(windows.sequence_ids(n)) if part == 1]
+        offsets = [windows["offset_mapping"][n][i] for i in inside]
+        seen |= set(offsets)
+        covered = [(a, b) for a, b in offsets if a >= answer[0] and b <= answer[1]]
+        if offsets[0][0] <= answer[0] and offsets[-1][1] >= answer[1]:
+            assert CONTEXT[covered[0][0] : covered[-1][1]] == "Henri Matisse"
+    assert sorted(seen) == sorted({(s.start, s.end) for s in tokenizer.text.spans(CONTEXT)})
+
+
+def test_given_words_keep_their_numbers(tokenizer):
+    """As `run_ner` aligns labels."""
+    words = ["EU", "rejects", "German-style", "call", "–", "Müller"]
+    encoding = tokenizer(words, is_split_into_words=True)
+    ids = encoding.word_ids()
+    assert [*dict.fromkeys(ids[1:-1])] == [*range(len(words))] and ids[0] is ids[-1] is None
+    for n, word in enumerate(words):
+        assert [i for i, w in zip(encoding["input_ids"], ids, strict=True) if w == n] == tokenizer.text.encode(word)
+
+
+def test_whole_words_are_masked(tokenizer):
+    if "whole_word_mask" not in transformers.DataCollatorForLanguageModeling.__dataclass_fields__:
+        pytest.skip("the collator of this transformers finds words by BERT's ##")
+    collator = transformers.DataCollatorForLanguageModeling(
+        tokenizer, mlm_probability=0.3, whole_word_mask=True, seed=1
+    )
+    rows = [tokenizer(CONTEXT, return_offsets_mapping=True) for _ in range(8)]
+    words = rows[0].word_ids()
+    batch = collator([dict(row) for row in rows])
+    many = 0
+    for labels in batch["labels"].tolist():
+        hit = {word for word, label in zip(words, labels, strict=True) if label != -100}
+        assert None not in hit
+        for word in hit:
+            pieces = [label != -100 for w, label in zip(words, labels, strict=True) if w == word]
+            assert all(pieces)
+            many += len(pieces) > 1
+    assert many > 3
+
+
+def test_copies_and_added_tokens(tokenizer, tmp_path):
+    for other in (copy.deepcopy(tokenizer), pickle.loads(pickle.dumps(tokenizer))):
+        assert other(TEXT)["input_ids"] == tokenizer(TEXT)["input_ids"]
+    other.add_tokens(["zzyzx"])
+    ids = other("a zzyzx town")["input_ids"]
+    assert ids.count(len(other) - 1) == 1 and other.decode(ids, skip_special_tokens=True) == "a zzyzx town"
+    assert len(tokenizer) == len(other) - 1
+    other.save_pretrained(tmp_path)
+    assert not (tmp_path / "tokenizer.json").exists()  # it would be taken for a tokeniser of the other kind
+    assert PaperText(tmp_path).encode(TEXT) == tokenizer.text.encode(TEXT)

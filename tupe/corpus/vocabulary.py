@@ -1,0 +1,213 @@
+"""The vocabulary of a corpus: SentencePiece of the paper's pipeline, or a tokeniser of the library `tokenizers`, which
+is trained here, or given. All have fairseq's ids: <s> <pad> </s> <unk>, the tokens, <mask>."""
+
+import io
+import json
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+
+from ..text import PLACEHOLDERS, SPACE, TextEncoder, load_sentencepiece, load_tokenizer
+
+SPECIALS = 5  # <s> <pad> </s> <unk> and <mask>, which the fairseq task adds
+MASK = "<mask>"
+TRAINED = ("bpe", "unigram", "wordpiece")
+# As GPT-2's, but vowels that are marks (Arabic, Bengali, Hindi) are part of a word too.
+WORDS = r" ?[\p{L}\p{M}]+| ?\p{N}+| ?[^\s\p{L}\p{M}\p{N}]+|\s+(?!\S)|\s+"
+LONG_RUN = r"(\S{128})(?=\S)"  # no blanks, as in DNA: training takes the square of a word's length
+# Of each special token of fairseq's: its names in a folder of transformers, and what it is usually called.
+ROLES = {
+    "<s>": ("cls_token", "bos_token", "[CLS]", "<s>", "<cls>"),
+    "<pad>": ("pad_token", "[PAD]", "<pad>"),
+    "</s>": ("sep_token", "eos_token", "[SEP]", "</s>", "<sep>", "<eos>"),
+    "<unk>": ("unk_token", "[UNK]", "<unk>"),
+    MASK: ("mask_token", "[MASK]", MASK),
+}
+
+
+# ------------------------------------------------------------------------------------------------------ the paper's
+
+
+def train_sentencepiece(sentences: Iterable[str], vocab_size: int, path: str | Path) -> None:
+    """Train BPE on normalised sentences. `vocab_size` includes SPECIALS, so the model has vocab_size - 5 pieces and
+    <unk>. Raises ValueError if the text does not allow so many."""
+    import sentencepiece
+
+    model = io.BytesIO()
+    try:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter(sentences),
+            model_writer=model,
+            model_type="bpe",
+            vocab_size=vocab_size - SPECIALS + 1,
+            user_defined_symbols=[SPACE + name for name in PLACEHOLDERS],
+            normalization_rule_name="identity",  # tupe.text has normalised already; so pieces keep their offsets
+            character_coverage=0.9995,
+            required_chars="?!",  # rare in an encyclopedia, and every second text of QQP has one
+            bos_id=-1,
+            eos_id=-1,
+            unk_id=0,
+            max_sentence_length=100_000,
+            num_threads=1,
+            minloglevel=2,
+        )
+    except RuntimeError as error:
+        hint = re.search(r"(<=|vs) (\d+)", str(error))  # SentencePiece counts its own types alone
+        valid = hint and f"valid: at {'most' if hint[1] == '<=' else 'least'} {int(hint[2]) + SPECIALS - 1}"
+        raise ValueError(
+            f"SentencePiece cannot make {vocab_size} types from this text: {valid or error}; the same command with "
+            "another --vocab-size continues from here"
+        ) from error
+    Path(path).write_bytes(model.getvalue())
+
+
+# -------------------------------------------------------------------------------------------- of the library tokenizers
+
+
+def train_tokenizer(kind: str, sentences: Iterable[str], vocab_size: int, cased: bool) -> str:
+    """The tokenizer.json of a tokeniser of one of the kinds TRAINED. Raises ValueError if the text does not allow so
+    many types."""
+    from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+
+    lower, special = [normalizers.Lowercase()] * (not cased), list(ROLES)
+    options = {"vocab_size": vocab_size, "special_tokens": special, "show_progress": False}
+    if kind == "bpe":  # of bytes, as RoBERTa's
+        model, trainer = models.BPE(), trainers.BpeTrainer(
+            **options, initial_alphabet=pre_tokenizers.ByteLevel.alphabet()
+        )  # fmt: skip
+        parts = pre_tokenizers.Split(Regex(WORDS), "isolated")
+        words = pre_tokenizers.Sequence([parts, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+        normal, decoder = [normalizers.Prepend(" "), *lower], decoders.ByteLevel()
+    elif kind == "unigram":  # as XLM-R's
+        model, trainer = models.Unigram(), trainers.UnigramTrainer(**options, unk_token="<unk>")
+        normal, words, decoder = [normalizers.NFKC(), *lower], pre_tokenizers.Metaspace(), decoders.Metaspace()
+    else:  # as BERT's, with accents
+        model, trainer = models.WordPiece(unk_token="<unk>"), trainers.WordPieceTrainer(**options)
+        normal = [normalizers.BertNormalizer(lowercase=not cased, strip_accents=False)]
+        words, decoder = pre_tokenizers.BertPreTokenizer(), decoders.WordPiece()
+    tokenizer = Tokenizer(model)
+    tokenizer.normalizer, tokenizer.pre_tokenizer, tokenizer.decoder = normalizers.Sequence(normal), words, decoder
+    try:
+        cut = (re.sub(LONG_RUN, r"\1 ", sentence) for sentence in sentences)
+        tokenizer.train_from_iterator(cut, trainer)
+        count = tokenizer.get_vocab_size()
+    except Exception as error:  # a unigram model of too little text; the library raises nothing more precise
+        raise ValueError(f"--tokenizer {kind}: {' '.join(str(error).split())[:100]}; is there enough text?") from None
+    if count < vocab_size:
+        raise ValueError(
+            f"--tokenizer {kind} makes {count} types of this text, not {vocab_size}: valid: at most {count}; the same "
+            "command with another --vocab-size continues from here"
+        )
+    return with_our_ids(tokenizer.to_str(), dict(zip(special, special, strict=True)), kind)
+
+
+def read_tokenizer(path: str | Path) -> str:
+    """A user's tokeniser with our ids: a tokenizer.json, or a folder of transformers. Raises ValueError for one that is
+    not of the library `tokenizers`, or lacks a special token that masked language models need."""
+    path, named = Path(path), {}
+    file = path / "tokenizer.json" if path.is_dir() else path
+    if not path.exists():
+        raise ValueError(f"--tokenizer {path}: not found; valid: paper, {', '.join(TRAINED)}, a file, a folder")
+    if file.is_file():
+        try:
+            content = file.read_text(encoding="utf-8")
+        except UnicodeDecodeError:
+            raise ValueError(f"{file} is no tokenizer.json") from None
+        for name in ("special_tokens_map.json", "tokenizer_config.json"):
+            if (file.parent / name).is_file():
+                try:
+                    named.update(json.loads((file.parent / name).read_text(encoding="utf-8")))
+                except (ValueError, TypeError):
+                    raise ValueError(f"{file.parent / name} is no JSON object") from None
+    else:  # vocab.txt, merges.txt, sentencepiece.bpe.model: transformers knows how to read each
+        try:
+            from transformers import AutoTokenizer
+
+            theirs = AutoTokenizer.from_pretrained(str(path), local_files_only=True, trust_remote_code=False)
+            content, named = theirs.backend_tokenizer.to_str(), theirs.special_tokens_map
+        except Exception as error:
+            reason = " ".join(str(error).split())[:100]
+            raise ValueError(f"{path} has no tokenizer.json, and transformers makes none of it: {reason}") from None
+    types, roles = load_tokenizer(content, file).get_vocab(), {}
+    for role, names in ROLES.items():
+        own = (named.get(name, name) for name in names)
+        own = [token["content"] if isinstance(token, dict) else token for token in own]
+        roles[role] = next((token for token in own if token in types), None)
+    if missing := [names[0] for role, names in ROLES.items() if roles[role] is None and role != "<unk>"]:
+        raise ValueError(f"{file} has no {', '.join(missing)}: masked language models need it: add it, save again")
+    return with_our_ids(content, roles, file)
+
+
+def with_our_ids(content: str, roles: dict[str, str | None], name: str | Path) -> str:
+    """A tokenizer.json with ids of ours: the special tokens, which `roles` maps to the tokeniser's own, at both ends,
+    and all others in their order. It frames texts as this project does: `<s> A </s>`, `<s> A </s> </s> B </s>`."""
+    from tokenizers import processors
+
+    types = load_tokenizer(content, name).get_vocab()
+    data = json.loads(content)
+    if roles["<unk>"] is None:  # bytes are never unknown
+        roles, types = {**roles, "<unk>": "<unk>"}, {**types, "<unk>": -1}
+    special = list(roles.values())
+    if len(set(special)) < len(special):
+        raise ValueError(f"{name}: one token has two roles: {', '.join(special)}")
+    others = [token for token in sorted(types, key=types.get) if token not in roles.values()]
+    order = [*special[:-1], *others, special[-1]]
+    ids, model = {token: i for i, token in enumerate(order)}, data["model"]
+    if model["type"] == "Unigram":
+        scores = dict(model["vocab"])
+        model.update(vocab=[[token, scores.get(token, min(scores.values()))] for token in order], unk_id=3)
+    else:
+        model["vocab"] = ids
+    added = {token["content"]: token for token in data["added_tokens"]}
+    plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    for token in special:
+        added[token] = {"content": token, **plain, **added.get(token, {}), "special": True}
+    data["added_tokens"] = sorted(({**token, "id": ids[text]} for text, token in added.items()), key=lambda t: t["id"])
+    data.update(padding=None, truncation=None, post_processor=None)
+    tokenizer = load_tokenizer(json.dumps(data, allow_nan=False), name)
+    begin, end = roles["<s>"], roles["</s>"]
+    frame = processors.TemplateProcessing(
+        single=[begin, "$A", end], pair=[begin, "$A", end, end, "$B:0", end],
+        special_tokens=[(begin, 0), (end, 2)],
+    )  # fmt: skip
+    of_bytes = '"ByteLevel"' in json.dumps(data["pre_tokenizer"], allow_nan=False)
+    trim = [processors.ByteLevel(trim_offsets=True)] * of_bytes  # else a word's offsets have the blank before it
+    tokenizer.post_processor = processors.Sequence([*trim, frame]) if trim else frame
+    return tokenizer.to_str(pretty=True)
+
+
+def names_in_dictionary(tokenizer: str) -> list[str]:
+    """The names in dict.txt of a tokeniser's types by id: its own, but for what a line of that file cannot hold and for
+    the special tokens."""
+    types = load_tokenizer(tokenizer, "tokenizer.json").get_vocab()
+    order, taken = sorted(types, key=types.get), {*types, *ROLES}
+    for i in range(4, len(order) - 1):
+        if order[i] in ROLES or re.search("[\r\n]", order[i]):
+            while order[i] in taken:
+                order[i] = repr(order[i])
+            taken.add(order[i])
+    return [*TextEncoder.SPECIALS, *order[4:-1], MASK]
+
+
+# ------------------------------------------------------------------------------------------------------------- dict.txt
+
+
+def write_dictionary(vocabulary: str | Path, counts: np.ndarray, path: str | Path) -> np.ndarray:
+    """Write dict.txt in fairseq's format: every piece of the SentencePiece model, the most frequent first, or every
+    token of a tokenizer.json, in its order. Returns the table [id there, and one more for </s>] -> id in dict.txt."""
+    if Path(vocabulary).suffix == ".json":
+        names = names_in_dictionary(Path(vocabulary).read_text(encoding="utf-8"))
+        order, eos = range(4, len(names) - 1), len(names)
+        places = [*range(len(names)), 2]
+    else:
+        model = load_sentencepiece(vocabulary)
+        names, unk, eos = [model.id_to_piece(i) for i in range(len(model))], model.unk_id(), len(model)
+        order = sorted((i for i in range(eos) if i != unk), key=lambda i: (-counts[i], i))
+        places = np.zeros(eos + 1, dtype=np.int64)
+        places[order] = np.arange(4, 4 + len(order))
+        places[unk], places[eos] = 3, 2
+    with open(path, "w", encoding="utf-8", newline="\n") as file:
+        file.writelines(f"{names[i]} {counts[i]}\n" for i in order)
+    return np.array(places, dtype=np.uint16 if len(order) + SPECIALS < 65500 else np.int32)
