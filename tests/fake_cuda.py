@@ -1,8 +1,8 @@
 """Forward and backward passes on fake CUDA tensors: shapes, dtypes, strides and devices as on a GPU, without data and
 without a GPU. `test_gpu.py` runs this file, with fake_cuda.cpp compiled to argv[1], in a process of its own.
 
-Prints a JSON object of {case: [what a GPU would refuse, wait for or compute slowly]}, and one of {mutant: [the same of
-one case with this mistake]}.
+Prints a JSON object of {case: [what a GPU would refuse, wait for or compute slowly]}, one of {mutant: [the same of
+one case with this mistake]}, and one of {step: [bytes that `tupe bench memory` counts, bytes of the tensors]}.
 """
 
 import ctypes
@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 from torch.utils._pytree import tree_leaves  # noqa: E402
 
 from tupe import backend_sdpa, encoder, packing, token_positions, windows  # noqa: E402
+from tupe.bench import contenders, machine, memory  # noqa: E402
 from tupe.encoder import Encoder, LMHead  # noqa: E402
 from tupe.positions import CLS, SCHEMES  # noqa: E402
 
@@ -184,8 +185,39 @@ def faults_of(owner, attribute, mistake, position):
     return found
 
 
+def step_bytes(arch, precision, padded, checkpointed):
+    """[counted, of the tensors] bytes at the peak of a step beside weights and gradients, with the default criterion."""
+    batch, length, vocabulary = 8, 64, 1000
+    options = {"encoder_layers": 3, "checkpoint_activations": checkpointed}
+    counted = memory.step_bytes(arch, batch, length, vocabulary, precision, padded, **options)
+    model, mode = contenders.build_ours(arch, length, vocabulary, **options).train(), FakeTensorMode()
+    to_fake_gpu([model], mode, torch.float16 if precision == "fp16" else None)
+    original, F.scaled_dot_product_attention = F.scaled_dot_product_attention, Kernels()
+    with mode:
+        tokens = torch.full((batch, length), 4, device="cuda")
+        masked = torch.zeros(memory.count_masked(tokens), dtype=torch.long, device="cuda")
+        for p in model.parameters():
+            p.grad = torch.zeros_like(p)
+        own = [x for p in model.parameters() for x in (p, p.grad)]
+        with machine.Level([*own, *model.buffers(), tokens, masked]) as level:
+            with torch.autocast("cuda", torch.bfloat16, enabled=precision == "bf16"):
+                out = model(tokens, masked_tokens=(masked, masked), num_tokens=tokens.numel() - padded)
+            loss = F.nll_loss(memory.log_probabilities(out[0]), masked, reduction="sum")
+            del out
+            loss.backward()
+    F.scaled_dot_product_attention = original
+    return counted["activations"] + counted["transient"], level.peak
+
+
+def steps():
+    for arch in ("tupe_r_tiny", "bert_a_tiny"):
+        for case in (("fp16", 0, 0), ("fp16", 1, 0), ("bf16", 0, 0), ("bf16", 1, 0), ("float32", 1, 0), ("fp16", 1, 1)):
+            yield arch, *case
+
+
 if __name__ == "__main__":
+    sizes = {" ".join(map(str, step)): step_bytes(*step) for step in steps()}
     windows.CHUNK = 8  # so that windows pay in short sequences
     found = {name: faults(*case) for name, *case in cases()}
-    print(json.dumps([found, {name: faults_of(*mutant) for name, mutant in MUTANTS.items()}]), flush=True)
+    print(json.dumps([found, {name: faults_of(*mutant) for name, mutant in MUTANTS.items()}, sizes]), flush=True)
     os._exit(0)  # autograd's thread of a device that is none would abort the process
