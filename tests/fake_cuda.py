@@ -186,7 +186,7 @@ def faults_of(owner, attribute, mistake, position):
 
 
 def step_bytes(arch, precision, padded, checkpointed):
-    """[counted, of the tensors] bytes at the peak of a step beside weights and gradients, with the default criterion."""
+    """(counted, of the tensors) bytes at the peak of a step beside weights and gradients, with the usual criterion."""
     batch, length, vocabulary = 8, 64, 1000
     options = {"encoder_layers": 3, "checkpoint_activations": checkpointed}
     counted = memory.step_bytes(arch, batch, length, vocabulary, precision, padded, **options)

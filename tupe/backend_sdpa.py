@@ -55,8 +55,8 @@ class Sdpa(Backend):
 
 
 def aligned(x: Tensor) -> Tensor:
-    """x [..., L] in contiguous rows of a multiple of 8 numbers: CUDA's fused kernels copy or refuse others. Compiled code,
-    which is to serve every L, always gets more than L."""
+    """x [..., L] in contiguous rows of a multiple of 8 numbers: CUDA's fused kernels copy or refuse others. In compiled
+    code, which is to serve every L, always more than L."""
     if is_exported():
         return x
     more = 8 - x.size(-1) % 8 if is_traced() else -x.size(-1) % 8
