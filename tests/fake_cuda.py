@@ -19,6 +19,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 from torch.utils._pytree import tree_leaves  # noqa: E402
 
+from helpers import line_of  # noqa: E402  isort: skip
+
 from tupe import backend_sdpa, encoder, packing, token_positions, windows  # noqa: E402
 from tupe.bench import contenders, machine, memory  # noqa: E402
 from tupe.encoder import Encoder, LMHead  # noqa: E402
@@ -31,12 +33,6 @@ WAITS = {
     aten._local_scalar_dense.default, aten.equal.default, aten.nonzero.default, aten.masked_select.default,
 }  # fmt: skip
 BY_INDEX = {aten.index.Tensor, aten.index_put_.default, aten.index_put.default, aten._index_put_impl_.default}
-
-
-def line(frames):
-    """The innermost line of the package, as "file:line"."""
-    ours = [frame for frame in frames if "/tupe/" in frame.filename and "/tests/" not in frame.filename]
-    return f"{ours[-1].filename.rpartition('/tupe/')[2]}:{ours[-1].lineno}" if ours else "?"
 
 
 class Transfers(TorchDispatchMode):
@@ -55,9 +51,9 @@ class Transfers(TorchDispatchMode):
             by_mask = function in BY_INDEX and any(i is not None and i.dtype == torch.bool for i in args[1])
             mixed = any(x.device.type == "cpu" and x.dim() for x in tensors)
             if function in WAITS or by_mask or mixed or target == "cpu":
-                self.found.append(f"{function} at {line(traceback.extract_stack())}")
+                self.found.append(f"{function} at {line_of(traceback.extract_stack())}")
         elif target.startswith("cuda"):
-            self.found.append(f"a copy to the GPU at {line(traceback.extract_stack())}")
+            self.found.append(f"a copy to the GPU at {line_of(traceback.extract_stack())}")
         return function(*args, **options)
 
 
@@ -121,7 +117,7 @@ def faults(options, precision="fp16", length=40, padded=True):
         idle = [f"{name} has no gradient: DDP refuses it" for name, p in model.named_parameters() if p.grad is None]
         return sorted({*transfers.found, *kernels.found, *idle})
     except Exception as error:
-        return [f"{type(error).__name__}: {str(error)[:200]} at {line(traceback.extract_tb(error.__traceback__))}"]
+        return [f"{type(error).__name__}: {str(error)[:200]} at {line_of(traceback.extract_tb(error.__traceback__))}"]
     finally:
         F.scaled_dot_product_attention = original
 

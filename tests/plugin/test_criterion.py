@@ -1,6 +1,8 @@
 """`masked_lm_chunked` against fairseq's `masked_lm`, and the model options that only change how fast numbers come."""
 
+import re
 import socket
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -12,8 +14,12 @@ from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_DATACLASS_REGISTRY
 from helpers import Waits, fork
 
 from tupe.plugin.criterion import ChunkedMaskedLmLoss
+from tupe.plugin.electra import ElectraConfig, ElectraCriterion, ElectraModel
 from tupe.plugin.glue import TASKS, GlueCriterion
+from tupe.plugin.masked_lm import HEAD
 from tupe.plugin.squad import SquadCriterion
+
+PAGE = Path(__file__).parents[2] / "docs/performance.md"
 
 DICTIONARY = Dictionary()
 for i in range(50):
@@ -149,6 +155,27 @@ def test_a_step_waits_once(padding):
     with Waits() as waits:
         criterion(net, batch)[0].backward()
     assert waits.operations == ["aten.nonzero.default"]
+
+
+class OnGpu(torch.Tensor):
+    """Tokens that the encoder counts as on a GPU, by an operation that waits."""
+
+
+@pytest.mark.parametrize("name", ["masked_lm", "masked_lm_chunked", "masked_lm_next_sentence", "electra"])
+def test_the_page_lists_every_wait(name):
+    rows = re.findall(r"^\| `(tupe/\S+:\d+)` \| .* \| `(\w+)` \|$", PAGE.read_text(), re.MULTILINE)
+    batch = {**sample(0.3, 5), "next_sentence": torch.tensor([0, 1, 1])}
+    batch["net_input"]["src_tokens"] = batch["net_input"]["src_tokens"].as_subclass(OnGpu)
+    if name == "electra":
+        options = {"max_positions": 16, "attention": "sdpa", "dropout": 0.0, "attention_dropout": 0.0}
+        net = ElectraModel(ElectraConfig(**options), DICTIONARY, True)
+        criterion = ElectraCriterion(TASK, 50.0)
+    else:
+        net, criterion = model(attention="sdpa"), CRITERION_REGISTRY[name](SimpleNamespace(tpu=False), TASK)
+        net.register_classification_head(HEAD, num_classes=2)
+    with Waits() as waits:
+        criterion(net, batch)[0].backward()
+    assert waits.lines - {"?"} == {line for line, criterion in rows if criterion == name} != set()  # "?": fairseq's
 
 
 @pytest.mark.parametrize("padding", [0, 5])

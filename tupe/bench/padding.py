@@ -36,7 +36,7 @@ from ..plugin.squad_data import Encoded, Windows
 from ..token_positions import TokenPositions
 from . import contenders, report
 from .contenders import PAD, Setting
-from .machine import DEVICE, PRECISIONS, environment
+from .machine import DEVICE, PRECISIONS, autocast, environment
 from .turns import Step, take_turns, timed, write
 
 LONGEST = 512
@@ -187,7 +187,7 @@ def on_batches(function: Callable[[Batch], Any], drawn: list[Batch], precision: 
     """The step of a contender: every turn has a batch."""
 
     def compute(turn):
-        with torch.autocast(device, torch.bfloat16, enabled=precision == "bf16"):
+        with autocast(device, precision):
             function(drawn[turn])
 
     return lambda turn: timed(device, partial(compute, turn))(turn)

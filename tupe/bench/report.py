@@ -8,15 +8,15 @@ from ..common.tables import TextTable
 from .machine import facts
 
 PAPER_TOKENS = 1_000_000 * 256 * 512  # updates x sequences x tokens
-BASELINES = ("nopos", "bert_a", "fairseq", "hf", "hf-eager", "hf-flash")
+BASELINES = ("nopos", "bert_a", "fairseq", "hf", "hf-eager", "hf-flash", "modernbert")
 ASSUMPTIONS = """\
 FLOP per token of one training step: 6 per weight of a matrix product (2 forward, 4 backward); 12 C L per layer for
 q . k and weights . v over the full length; LM head, and of ours the last layer after its attention, at the 15 % masked
 tokens only (Hugging Face's BERT computes its head at all, which counts as time but not as FLOP). Not counted:
 recomputation, embeddings, position terms, element-wise operations, the optimizer.
 
-Every contender has the same sizes, tokens, masked positions, dropout 0.1 and precision (bf16: autocast with float32
-weights), and clips gradients at 1; ours and Hugging Face's use PyTorch's fused AdamW, fairseq's RoBERTa uses
+Every contender has the same sizes, tokens, masked positions, dropout 0.1 and precision (half: autocast with
+float32 weights), and clips gradients at 1; ours and Hugging Face's use PyTorch's fused AdamW, fairseq's RoBERTa uses
 fairseq's Adam, as their users do. Contenders take turns in one process, each turn in a new random order.
 Times are medians over turns; `x NAME` is the median over turns of tokens/s divided by NAME's in the same turn. MiB:
 the most that a contender's tensors take at once in a step, weights, gradients and moments included. Matrix peak: the
