@@ -191,16 +191,11 @@ def step_bytes(arch, precision, padded, checkpointed):
     original, F.scaled_dot_product_attention = F.scaled_dot_product_attention, Kernels()
     with mode:
         tokens = torch.full((batch, length), 4, device="cuda")
-        masked = torch.zeros(memory.count_masked(tokens), dtype=torch.long, device="cuda")
         for p in model.parameters():
             p.grad = torch.zeros_like(p)
         own = [x for p in model.parameters() for x in (p, p.grad)]
-        with machine.Level([*own, *model.buffers(), tokens, masked]) as level:
-            with torch.autocast("cuda", torch.bfloat16, enabled=precision == "bf16"):
-                out = model(tokens, masked_tokens=(masked, masked), num_tokens=tokens.numel() - padded)
-            loss = F.nll_loss(memory.log_probabilities(out[0]), masked, reduction="sum")
-            del out
-            loss.backward()
+        with machine.Level([*own, *model.buffers(), tokens]) as level:
+            memory.masked_loss(model, tokens, precision, padded).backward()
     F.scaled_dot_product_attention = original
     return counted["activations"] + counted["transient"], level.peak
 

@@ -19,6 +19,8 @@ CPU = [name for name in contenders.CONTENDERS if name not in ("hf-flash", "moder
 
 def layers_of(contender, name):
     model = contender.model
+    if name == "export":
+        return model.tupe.encoder.layers
     if name in contenders.HF:
         return model.bert.encoder.layer
     return model.encoder.sentence_encoder.layers if name == "fairseq" else model.encoder.layers

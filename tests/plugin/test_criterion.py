@@ -19,7 +19,7 @@ from tupe.plugin.glue import TASKS, GlueCriterion
 from tupe.plugin.masked_lm import HEAD
 from tupe.plugin.squad import SquadCriterion
 
-PAGE = Path(__file__).parents[2] / "docs/performance.md"
+PAGE = Path(__file__).parents[2] / "docs/gpu.md"
 
 DICTIONARY = Dictionary()
 for i in range(50):

@@ -33,12 +33,16 @@ OURS = {  # name -> (architecture, options on top of it)
     "tupe_r-compile": ("tupe_r", {"compile": True}),
     "tupe_r-checkpoint": ("tupe_r", {"checkpoint_activations": True}),
 }
-HF = {  # name -> (kind, attention); flash: on GPUs in half precision
-    "hf": ("Bert", "sdpa"),
-    "hf-eager": ("Bert", "eager"),
-    "hf-flash": ("Bert", "flash_attention_2"),
-    "modernbert": ("ModernBert", "sdpa"),
-}
+HF = {  # of the transformers library: name -> (kind, options); flash: on GPUs in half precision
+    "hf": ("Bert", {"attn_implementation": "sdpa"}),
+    "hf-eager": ("Bert", {"attn_implementation": "eager"}),
+    "hf-flash": ("Bert", {"attn_implementation": "flash_attention_2"}),
+    "modernbert": ("ModernBert", {
+        "attn_implementation": "sdpa", "embedding_dropout": 0.1, "attention_dropout": 0.1, "mlp_dropout": 0.1,
+        "pad_token_id": 1, "eos_token_id": 2, "sep_token_id": 2, "bos_token_id": 0, "cls_token_id": 0,
+    }),
+    "export": ("Tupe", {"position": "untied+t5", "cls_position": "untied"}),  # what `tupe checkpoint export` writes
+}  # fmt: skip
 CONTENDERS = [*OURS, "fairseq", *HF]
 PAD = 1
 PEAK_SIZE = {"cpu": 2048, "cuda": 8192}  # of the square matrices of `matrix_peak`
@@ -126,20 +130,18 @@ def build(name: str, setting: Setting, classes: int = 0) -> nn.Module:
             raise ValueError(f"the contender {name!r} needs `pip install transformers`")
         import transformers
 
-        kind, attention = HF[name]
-        if not hasattr(transformers, f"{kind}Config"):
+        from .. import hf
+
+        kind, more = HF[name]
+        library = hf if kind == "Tupe" else transformers
+        if not hasattr(library, f"{kind}Config"):
             raise ValueError(f"{name} needs transformers 4.48 or newer; here is {transformers.__version__}")
-        more = {"intermediate_size": ffn}  # BERT's default ids of special tokens are others, which does not matter
-        if kind == "ModernBert":
-            more = {"intermediate_size": 2 * ffn // 3, "pad_token_id": PAD, "eos_token_id": 2, "sep_token_id": 2}
-            more |= dict.fromkeys(["bos_token_id", "cls_token_id"], 0)
-            more |= dict.fromkeys(["embedding_dropout", "attention_dropout", "mlp_dropout"], 0.1)
-        config = getattr(transformers, f"{kind}Config")(
+        config = getattr(library, f"{kind}Config")(
             vocab_size=setting.vocab, hidden_size=width, num_hidden_layers=layers, num_attention_heads=heads,
-            max_position_embeddings=setting.length, attn_implementation=attention, num_labels=classes, **more,
+            intermediate_size=2 * ffn // 3 if kind == "ModernBert" else ffn, num_labels=classes,
+            max_position_embeddings=setting.length, **more,
         )  # fmt: skip
-        head = "ForSequenceClassification" if classes else "ForMaskedLM"
-        model = getattr(transformers, kind + head)(config)
+        model = getattr(library, kind + ("ForSequenceClassification" if classes else "ForMaskedLM"))(config)
     else:
         raise ValueError(f"unknown contender {name!r}; valid: {', '.join(CONTENDERS)}")
     if classes and hasattr(model, "register_classification_head"):  # a model of fairseq's

@@ -28,6 +28,7 @@ from ..common.architectures import SIZES
 from ..common.options import Command, ListOf
 from ..common.tables import TextTable
 from ..encoder import Encoder
+from ..positions import autocast_device
 from .contenders import build_ours
 from .machine import PRECISIONS, Level
 
@@ -108,7 +109,6 @@ def step_bytes(
     with torch.device("meta"):
         model, tokens = build(arch, batch, length, vocabulary, options)
         model.to(torch.float16 if precision == "fp16" else torch.float32)
-        masked = torch.empty(count_masked(tokens), dtype=torch.long)
     body, dtype = model.encoder, PRECISIONS[precision]
     if reason := make("sdpa", body.positions).refuses(body.positions, body.normaliser, torch.device("cuda"), dtype):
         raise ValueError(f"{arch}: {reason}; only fused attention is counted")
@@ -116,11 +116,8 @@ def step_bytes(
     for p in model.parameters():
         p.grad = torch.empty_like(p)
     own = [x for p in model.parameters() for x in (p, p.grad)]
-    with as_on_gpu(), Level([*own, *model.buffers(), tokens, masked]) as level:
-        with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
-            out = model(tokens, masked_tokens=(masked, masked), num_tokens=tokens.numel() - padded)
-        loss = F.nll_loss(log_probabilities(out[0]), masked, reduction="sum")
-        del out
+    with as_on_gpu(), Level([*own, *model.buffers(), tokens]) as level:
+        loss = masked_loss(model, tokens, precision, padded)
         activations = level.level
         loss.backward()
     parameters = sum(p.numel() for p in model.parameters())
@@ -134,6 +131,14 @@ def build(arch: str, batch: int, length: int, vocabulary: int, options: dict) ->
     if arch not in MODEL_REGISTRY or not arch.startswith(("tupe_", "bert_")):
         raise ValueError(f"unknown architecture {arch!r} for masked-LM training")
     return build_ours(arch, length, vocabulary, **options).train(), torch.full((batch, length), 4)
+
+
+def masked_loss(model: nn.Module, tokens: Tensor, precision: str, padded: bool) -> Tensor:
+    """Of the usual criterion, with --fp16 or --autocast bf16; of any tokens, as only memory counts."""
+    masked = torch.zeros(count_masked(tokens), dtype=torch.long, device=tokens.device)
+    with torch.autocast(autocast_device(tokens.device.type), torch.bfloat16, enabled=precision == "bf16"):
+        logits, _ = model(tokens, masked_tokens=(masked, masked), num_tokens=tokens.numel() - padded)
+    return F.nll_loss(log_probabilities(logits), masked, reduction="sum")
 
 
 def count_masked(tokens: Tensor) -> int:

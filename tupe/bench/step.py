@@ -10,7 +10,7 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -108,18 +108,23 @@ def summary(times: dict[str, np.ndarray], memory: dict[str, float], setting: Set
 # ---- the data loader
 
 
+def write_blocks(path: str | Path, sentences: Iterable[torch.Tensor], vocab: int) -> None:
+    """PATH.bin and .idx, as fairseq reads them."""
+    builder = indexed_dataset.make_builder(f"{path}.bin", impl="mmap", vocab_size=vocab)
+    for sentence in sentences:
+        builder.add_item(sentence.int())
+    builder.finalize(f"{path}.idx")
+
+
 def loader_speed(
     folder: str, workers: int, length: int = 512, blocks: int = 2000, batch: int = 32, vocab: int = 32768
 ) -> float:
     """Tokens per second of fairseq's masked-LM data pipeline, without training."""
     words, path = dictionary(vocab), os.path.join(folder, "train")
     words.save(os.path.join(folder, "dict.txt"))
-    builder = indexed_dataset.make_builder(path + ".bin", impl="mmap", vocab_size=vocab)
     generator = torch.Generator().manual_seed(0)
-    for _ in range(blocks):
-        for part in torch.randint(5, vocab, (length - 1,), generator=generator).split(32):  # sentences
-            builder.add_item(part.int())
-    builder.finalize(path + ".idx")
+    texts = (torch.randint(5, vocab, (length - 1,), generator=generator) for _ in range(blocks))
+    write_blocks(path, (sentence for text in texts for sentence in text.split(32)), vocab)
     config = MaskedLMConfig(data=folder, tokens_per_sample=length, sample_break_mode="complete", mask_prob=MASKED)
     config.seed, config.shorten_method = 1, "none"
     task = MaskedLMTask.setup_task(config)
