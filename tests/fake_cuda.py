@@ -14,6 +14,7 @@ import traceback
 ctypes.CDLL(sys.argv[1])  # before torch
 import torch  # noqa: E402
 import torch.nn.functional as F  # noqa: E402
+import yaml  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
@@ -23,6 +24,8 @@ from helpers import line_of  # noqa: E402  isort: skip
 
 from tupe import backend_sdpa, encoder, packing, token_positions, windows  # noqa: E402
 from tupe.bench import contenders, machine, memory  # noqa: E402
+from tupe.common.architectures import preset  # noqa: E402
+from tupe.common.options import CONFIGS  # noqa: E402
 from tupe.encoder import Encoder, LMHead  # noqa: E402
 from tupe.positions import CLS, SCHEMES  # noqa: E402
 
@@ -124,7 +127,7 @@ def faults(options, precision="fp16", length=40, padded=True):
 
 def cases():
     """(name, options, precision, length, padded): every scheme, [CLS] treatment, precision, with and without padding;
-    then the rest of the options, with one scheme each."""
+    every preset; then the rest of the options, with one scheme each."""
     sums = [
         "untied+t5",
         "absolute+t5",
@@ -135,7 +138,7 @@ def cases():
         "rope:yarn:4",
     ]
     for position in [*SCHEMES, *sums]:
-        for cls in CLS[:2]:
+        for cls in CLS:
             options = {"position": position, "cls": cls}
             try:
                 Encoder(9, 1, layers=1, width=8, heads=2, ffn=8, **options)
@@ -143,6 +146,12 @@ def cases():
                 continue  # that is refused
             for rest in ("fp16", 40, False), ("fp16", 40, True), ("bf16", 40, True), ("fp16", 37, True):
                 yield " ".join(map(str, (position, cls, *rest))), options, *rest
+    for path in sorted(CONFIGS.joinpath("model").glob("*.yaml")):
+        values = yaml.safe_load(path.read_text())
+        options = {**preset(values["_name"]), **values}
+        options = {name: options[name] for name in ("position", "cls", "normaliser", "layer") if name in options}
+        precision = "bf16" if options.get("normaliser") == "exp" else "fp16"
+        yield f"preset {path.stem}", options, precision, 40, True
     tupe_r = {"position": "untied+t5", "cls": "untied"}
     for places in ("random", "shifted"):
         yield f"places {places}", {**tupe_r, "places": places}, "fp16", 40, True

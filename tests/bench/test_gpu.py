@@ -5,6 +5,7 @@ import os
 import subprocess
 from types import SimpleNamespace
 
+import pytest
 import torch
 from click.testing import CliRunner
 from helpers import fork
@@ -30,29 +31,40 @@ def rehearse(folder, *words):
     return result, (folder / "gpu.md").read_text() if (folder / "gpu.md").exists() else ""
 
 
-def test_a_rehearsal_measures_every_part_once(tmp_path, monkeypatch):
+TRAINING = ["pretraining", "resume"]  # processes that train, one after another
+
+
+@pytest.mark.parametrize(
+    "names", [[name for name in gpu.PARTS if name not in TRAINING], pytest.param(TRAINING, marks=pytest.mark.slow)]
+)
+def test_a_rehearsal_measures_every_part_once(names, tmp_path, monkeypatch):
     monkeypatch.setattr(gpu, "start", copy_of_this_process)
     monkeypatch.setattr(gpu, "UPDATES", 9)
     monkeypatch.setitem(gpu.contenders.PEAK_SIZE, "cpu", 64)
-    result, page = rehearse(tmp_path, f"--parts={','.join(gpu.PARTS)}")
-    assert result.exit_code == 0, result.output
-    assert "Not measured" not in page and "A rehearsal on a CPU" in page
-    for part in gpu.PARTS.values():
-        assert f"## {part.title}\n" in page
+    result, page = rehearse(tmp_path, f"--parts={','.join(names)}")
+    assert result.exit_code == 0 and f"{len(names)} of {len(gpu.PARTS)} parts" in result.output, result.output
+    assert "A rehearsal on a CPU" in page and page.count("Measured 2") == len(names)
     rows = {}
-    for name in gpu.PARTS:
+    for name in names:
+        assert f"## {gpu.PARTS[name].title}\n" in page
         for line in json.loads((tmp_path / f"{name}.json").read_text())["table"].splitlines()[2:]:
             what, *cells = line.strip("| ").split(" | ")
             rows[name, what] = cells
-    assert rows["tests", "exit status of pytest"] == ["0", "0"]
-    assert rows["resume", "exit statuses"] == ["(85, 0)", "(85, 0)"]
-    expected, measured = rows["resume", "losses"]
-    assert expected == measured and expected.count(",") == 2
-    assert float(rows["choice", "sdpa, fp16, L 9: error"][1]) < 4e-3
-    (tmp_path / "device.json").unlink()
-    monkeypatch.setitem(gpu.PARTS, "waits", gpu.PARTS["waits"]._replace(measure=None))  # not called again
-    result, _ = rehearse(tmp_path, "--parts=device,waits")
-    assert result.exit_code == 0 and (tmp_path / "device.json").exists()
+    if "resume" in names:
+        assert rows["resume", "exit statuses"] == ["(85, 0)", "(85, 0)"]
+        expected, measured = rows["resume", "losses"]
+        assert expected == measured and expected.count(",") == 2
+        assert rows["pretraining", "cpu_bf16, exit status 0"][1].count(",") == 2
+    else:
+        assert rows["tests", "exit status of pytest"] == ["0", "0"]
+        assert float(rows["choice", "sdpa, fp16, L 9: error"][1]) < 4e-3
+    monkeypatch.setitem(gpu.PARTS, names[1], gpu.PARTS[names[1]]._replace(measure=None))  # not called again
+    result, _ = rehearse(tmp_path, f"--parts={names[1]}")
+    assert result.exit_code == 0
+
+
+def test_all_parts_have_time():
+    assert sum(part.seconds for part in gpu.PARTS.values()) <= 25 * 60
 
 
 def test_each_part_is_a_process_with_a_limit(tmp_path, monkeypatch):
@@ -77,7 +89,7 @@ def test_each_part_is_a_process_with_a_limit(tmp_path, monkeypatch):
         monkeypatch.delitem(gpu.PARTS, name)
     result, page = rehearse(tmp_path, "--minutes=5")
     assert result.exit_code == 1 and "not measured: tests, choice, pretraining; started again" in result.output
-    assert "Not measured: longer than 240 s; see tests.log." in page and "Not measured: 1; see choice.log." in page
+    assert "Not measured: longer than 180 s; see tests.log." in page and "Not measured: 1; see choice.log." in page
     assert "Not measured: --minutes 5 are over." in page and page.count("Measured 2") == len(killed) == 1
 
 

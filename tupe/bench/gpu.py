@@ -81,7 +81,7 @@ def device(trial: Trial) -> list:
     return rows
 
 
-@part("tests", "Tests on the card", 240)
+@part("tests", "Tests on the card", 180)
 def tests(trial: Trial) -> list:
     root = Path(__file__).parents[2]
     if not (root / "tests").is_dir():
@@ -131,7 +131,7 @@ def differences(path: str, length: int, dtype: torch.dtype, on: str) -> list[flo
     return [float((a - b).norm() / b.norm()) for a, b in zip(*results, strict=True)]
 
 
-@part("memory", "Memory of a step beside the count", 120)
+@part("memory", "Memory of a step beside the count", 90)
 def memory_of_a_step(trial: Trial) -> list:
     """GiB at the peak of a padded step, beside weights and gradients."""
     rows = []
@@ -153,7 +153,7 @@ def memory_of_a_step(trial: Trial) -> list:
     return rows
 
 
-@part("kernels", "Parts of a step", 240)
+@part("kernels", "Parts of a step", 180)
 def parts_of_a_step(trial: Trial) -> list:
     words = trial.pick("--tokens=16384 --precision=fp16,bf16 --dropout=0.1",
                        "--tokens=16 --precision=bf16 --dropout=0 --lengths=8 --vocab-size=50 --turns=1")  # fmt: skip
@@ -178,7 +178,7 @@ def steps(precision: str, length: int, trial: Trial) -> list:
 
 
 for length, precision in itertools.product((512, 128), TOLERANCES):
-    part(f"step_{precision}_{length}", f"A step in {precision}, L {length}", 120)(partial(steps, precision, length))
+    part(f"step_{precision}_{length}", f"A step in {precision}, L {length}", 90)(partial(steps, precision, length))
 
 
 def pretrain(trial: Trial, name: str, *words: str, on: str = "") -> subprocess.Popen:
@@ -210,7 +210,7 @@ def losses(trial: Trial, name: str) -> str:
     return ", ".join(f"{score['loss']:.4f}" for score in run.scores) if run else ""
 
 
-@part("pretraining", f"{UPDATES} updates of pre-training: losses beside a CPU's", 360)
+@part("pretraining", f"{UPDATES} updates of pre-training: losses beside a CPU's", 300)
 def pretraining(trial: Trial) -> list:
     pretrain(trial, "cpu", "common.fp16=false", on="cpu").wait()
     runs = trial.pick(PRETRAINING, {"cpu_bf16": ["--autocast=bf16"]})
@@ -250,7 +250,7 @@ def waits(trial: Trial) -> list:
     return [("masked tokens, in contenders.py", 5, "below"), *((line, "", count) for line, count in lines.items())]
 
 
-@part("profile", "Where the time of a step goes", 90)
+@part("profile", "Where the time of a step goes", 60)
 def profile(trial: Trial) -> list:
     contender = small_step(trial)
     with torch.profiler.profile() as traced:

@@ -8,8 +8,8 @@ checks the count (`measured_bytes`).
 
 import tupe.plugin  # noqa: F401  isort: skip  (first: registers the architectures, keeps fairseq's import quiet)
 import itertools
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 from unittest import mock
 
@@ -77,18 +77,21 @@ def low(x: Tensor | None) -> Tensor | None:
     return x.bfloat16() if x is not None and torch.is_autocast_enabled("cpu") else x
 
 
-def as_on_gpu() -> AbstractContextManager:
+@contextmanager
+def as_on_gpu() -> Iterator[None]:
     """In this context PyTorch's fused attention and dropout keep the tensors that they keep on a GPU; and autocast does
     to the meta device, which it leaves alone, what it does to a GPU: products in bfloat16, layer norms in float32. (A
     mode of functions would not reach layers that are computed again.)"""
-    dropout, linear, norm = F.dropout, F.linear, F.layer_norm
-    return mock.patch.multiple(
-        F,
-        scaled_dot_product_attention=attention,
-        dropout=lambda x, p, training: Dropout.apply(x) if training and p else dropout(x, p, training),
-        linear=lambda *inputs: linear(*map(low, inputs)),
-        layer_norm=lambda x, *rest: norm(x.float() if torch.is_autocast_enabled("cpu") else x, *rest),
-    )
+    linear, norm = F.linear, F.layer_norm
+    instead = {
+        "scaled_dot_product_attention": attention,
+        "dropout": lambda x, p=0.5, training=True, *rest: Dropout.apply(x) if training and p else x,
+        "linear": lambda *inputs: linear(*map(low, inputs)),
+        "layer_norm": lambda x, *rest: norm(x.float() if torch.is_autocast_enabled("cpu") else x, *rest),
+    }
+    device = mock.patch("torch.utils.checkpoint._infer_device_type", lambda *args: "cpu")  # torch 2.4 has no torch.meta
+    with mock.patch.multiple(F, **instead), device:
+        yield
 
 
 def step_bytes(
@@ -134,21 +137,12 @@ def build(arch: str, batch: int, length: int, vocabulary: int, options: dict) ->
 
 
 def masked_loss(model: nn.Module, tokens: Tensor, precision: str, padded: bool) -> Tensor:
-    """Of the usual criterion, with --fp16 or --autocast bf16; of any tokens, as only memory counts."""
-    masked = torch.zeros(count_masked(tokens), dtype=torch.long, device=tokens.device)
+    """Of the usual criterion at 15 % masked tokens, with --fp16 or --autocast bf16: the log-probabilities are float32.
+    Which tokens is all the same: only memory counts."""
+    masked = torch.zeros(int(0.15 * tokens.numel()), dtype=torch.long, device=tokens.device)
     with torch.autocast(autocast_device(tokens.device.type), torch.bfloat16, enabled=precision == "bf16"):
         logits, _ = model(tokens, masked_tokens=(masked, masked), num_tokens=tokens.numel() - padded)
-    return F.nll_loss(log_probabilities(logits), masked, reduction="sum")
-
-
-def count_masked(tokens: Tensor) -> int:
-    """Number of masked tokens in a batch: 15 %."""
-    return int(0.15 * tokens.numel())
-
-
-def log_probabilities(logits: Tensor) -> Tensor:
-    """In single precision, as fairseq's masked-LM loss computes and keeps them."""
-    return F.log_softmax(logits, dim=-1, dtype=torch.float32)
+    return F.nll_loss(F.log_softmax(logits, dim=-1, dtype=torch.float32), masked, reduction="sum")
 
 
 def measured_bytes(
@@ -161,16 +155,11 @@ def measured_bytes(
     Comparable with `step_bytes` at lengths above `SAVE_WEIGHTS_UP_TO`, at which attention does not keep its weights.
     """
     model, tokens = build(arch, batch, length, vocabulary, options)
-    masked = torch.zeros(tokens.shape, dtype=torch.bool)
-    masked.view(-1)[: count_masked(tokens)] = True
-    targets = tokens[masked]
     for p in model.parameters():
         p.grad = torch.zeros_like(p)
     activations, levels = 0, [0]
     for _ in range(update_freq):
-        loss, forward = allocations(
-            lambda: F.nll_loss(log_probabilities(model(tokens, masked_tokens=masked)[0]), targets, reduction="sum")
-        )
+        loss, forward = allocations(lambda: masked_loss(model, tokens, "float32", padded=False))
         activations = max(activations, levels[-1] + sum(forward))
         _, backward = allocations(loss.backward)
         levels += itertools.islice(itertools.accumulate([*forward, *backward], initial=levels[-1]), 1, None)

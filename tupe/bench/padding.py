@@ -9,7 +9,6 @@ B batch, L length of its longest text, V vocabulary.
 
 import tupe.plugin  # noqa: F401  isort: skip  (first: keeps fairseq's import quiet)
 import itertools
-import statistics
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -20,7 +19,6 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from fairseq.data import data_utils
-from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 from ..common import options
@@ -38,7 +36,7 @@ from ..token_positions import TokenPositions
 from . import contenders, report
 from .contenders import PAD, Setting
 from .machine import DEVICE, PRECISIONS, autocast, environment
-from .turns import Step, take_turns, timed, write
+from .turns import Step, compared, timed, write
 
 LONGEST = 512
 FINETUNE = ["ours", "ours-padded", "fairseq", "hf"]
@@ -176,42 +174,28 @@ def on_batches(function: Callable[[Batch], Any], drawn: list[Batch], precision: 
     return lambda turn: timed(device, partial(compute, turn))(turn)
 
 
-def rows(seconds: dict, counted: list[Batch], about: dict) -> list[dict]:
-    """A row per contender; times_as_fast: of the first contender, as a multiple of this one's speed."""
-    texts, tokens = sum(len(batch.tokens) for batch in counted), sum(batch.count for batch in counted)
-    slots = sum(batch.tokens.numel() for batch in counted)
-    first = next(iter(seconds.values()))
-    return [
-        {
-            **about, "contender": name, "padding": 1 - tokens / slots,
-            "texts_per_s": texts / times.sum(), "tokens_per_s": tokens / times.sum(),
-            "times_as_fast": statistics.median(times / first), "seconds": times.tolist(),
-        }
-        for name, times in seconds.items()
-    ]  # fmt: skip
-
-
 COLUMNS = {  # of the table -> cell of a row
     "size": "{size}", "lengths": "{task}", "batch": "{batch}", "precision": "{precision}", "padding": "{padding:.0%}",
     "contender": "{contender}", "texts/s": "{texts_per_s:.1f}", "tokens/s": "{tokens_per_s:.0f}",
 }  # fmt: skip
 
 
-def table(measured: list[dict]) -> Table:
+def table(rows: list[dict]) -> Table:
     """The rows of one list, with the first contender's speed over each."""
-    columns = {**COLUMNS, f"{measured[0]['contender']}: times as fast": "{times_as_fast:.2f}"}
-    cells = [[cell.format_map(row) for cell in columns.values()] for row in measured]
-    return Table.plain(list(columns), cells, align="llrlrlrrr")
+    first = rows[0]["contender"]
+    ratios = {row["setting"]: {first: 1, **row["times_as_fast"]} for row in rows if row["contender"] == first}
+    cells = [
+        [*(cell.format_map(row) for cell in COLUMNS.values()), f"{ratios[row['setting']][row['contender']]:.2f}"]
+        for row in rows
+    ]
+    return Table.plain([*COLUMNS, f"{first}: times as fast"], cells, align="llrlrlrrr")
 
 
-def picture(measured: list[dict]) -> Figure:
-    """The same, a line per setting."""
-    ratios, first = {}, measured[0]["contender"]
-    for row in measured:
-        others = ratios.setdefault("{size}, {task}, batch {batch}, {precision}".format_map(row), {})
-        if row["contender"] != first:
-            others[row["contender"]] = row["times_as_fast"]
-    return report.picture(first, ratios)
+def quantities(row: dict, counted: list[Batch]) -> dict:
+    """What follows from a contender's times for these batches."""
+    texts, tokens = sum(len(batch.tokens) for batch in counted), sum(batch.count for batch in counted)
+    seconds, slots = sum(map(sum, row["steps"])), sum(batch.tokens.numel() for batch in counted)
+    return {"padding": 1 - tokens / slots, "texts_per_s": texts / seconds, "tokens_per_s": tokens / seconds}
 
 
 def measure(
@@ -221,21 +205,21 @@ def measure(
     """Measure every combination, print a table, and write it after every size."""
     of_task = {task: texts(data, task, split) for task in tasks}
     pieces = {task: count_pieces(of_task[task]) for task in tasks}
-    measured, about = [], {"command": command_line(), "pieces": pieces, **environment()}
+    rows, about = [], {"command": command_line(), "pieces": pieces, **environment()}
     for size in sizes:
         for task in tasks:
             functions = {}
             for name in names:
-                setting = Setting(size, length=LONGEST, vocab=vocab_size, device=device)
-                functions[name] = make_step(*build(name, setting))
+                functions[name] = make_step(*build(name, Setting(size, 0, LONGEST, vocab=vocab_size, device=device)))
             for number, kind in itertools.product(batch, precision):
                 drawn = list(batches(of_task[task].sizes, pieces[task], number, turns + 1, vocab_size, device, seed))
                 steps = {name: on_batches(function, drawn, kind, device) for name, function in functions.items()}
-                seconds = {name: times.sum(axis=1) for name, times in take_turns(steps, turns).items()}
-                measured += rows(seconds, drawn[1:], {"size": size, "task": task, "batch": number, "precision": kind})
-                click.echo(f"{size}, {task}, batch {number}, {kind}: measured", err=True)
-        write(output, {"about": about, "rows": measured}, table(measured).markdown(), picture(measured))
-    click.echo(table(measured).markdown())
+                setting = {"size": size, "task": task, "batch": number, "precision": kind}
+                setting["setting"] = "{size}, {task}, batch {batch}, {precision}".format_map(setting)
+                rows += [{**row, **quantities(row, drawn[1:])} for row in compared(steps, turns, setting)]
+                click.echo(f"{setting['setting']}: measured", err=True)
+        write(output, {"about": about, "rows": rows}, table(rows).markdown(), report.picture(rows))
+    click.echo(table(rows).markdown())
 
 
 def comparison(what: str, make_step: Callable, split: str, tasks: str, size: str, batch: str, names: list[str]):

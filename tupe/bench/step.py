@@ -37,7 +37,7 @@ from .contenders import (
     matrix_peak,
 )
 from .machine import DEVICE, PRECISIONS, Level, environment, memory_available
-from .turns import take_turns, write
+from .turns import compared, write
 
 
 def memory_needed(names: list[str], setting: Setting) -> int:
@@ -66,7 +66,25 @@ def measure(names: list[str], setting: Setting, rounds: int, say: Callable[[str]
             contender = Contender(name, setting)
             contender.step(0)
         steps[name], memory[name] = contender.step, level.peak / 2**20
-    return summary(take_turns(steps, rounds, say=say), memory, setting)
+    about = {**asdict(setting), "layers": setting.dims()[0], "rounds": rounds}
+    about["setting"] = "{precision}, N = {layers}, L = {length}".format_map(about)
+    peak, *rows = compared(steps, rounds, about, say)
+    for row in rows:
+        row.update(quantities(row, peak, setting), memory_mib=memory[row["contender"]])
+        del row["times_as_fast"]["peak"]
+    return rows
+
+
+def quantities(row: dict, peak: dict, setting: Setting) -> dict:
+    """What follows from the times of a contender and of the large products."""
+    fastest = 2 * PEAK_SIZE[setting.device] ** 3 / np.min(peak["steps"])
+    speed = setting.batch * setting.length / statistics.median(map(sum, row["steps"]))
+    flops = flops_per_token(setting, row["contender"])
+    forward, backward, optimizer = np.median(row["steps"], axis=0).tolist()
+    return {
+        "tokens_per_s": speed, "forward_s": forward, "backward_s": backward, "optimizer_s": optimizer,
+        "flops_per_token": flops, "peak_flops": fastest, "share_of_peak": speed * flops / fastest,
+    }  # fmt: skip
 
 
 def cross(base: Setting, lengths: list[int], layers: list[int], tokens: int) -> list[Setting]:
@@ -81,28 +99,6 @@ def cross(base: Setting, lengths: list[int], layers: list[int], tokens: int) -> 
         replace(base, layers=replace(base, layers=n).dims()[0]).of_length(length, tokens)
         for n, length in dict.fromkeys(pairs)
     ]
-
-
-def summary(times: dict[str, np.ndarray], memory: dict[str, float], setting: Setting) -> list[dict]:
-    """The rows of the contenders in `memory`, {name: MiB}, of their times and those of the large product ("peak")."""
-    tokens = setting.batch * setting.length
-    peak = 2 * PEAK_SIZE[setting.device] ** 3 / times["peak"].min()
-    seconds = {name: times[name].sum(axis=1) for name in memory}
-    rows = []
-    for name, mib in memory.items():
-        steps = times[name]
-        speed = tokens / statistics.median(seconds[name])
-        forward, backward, optimizer = np.median(steps, axis=0).tolist()
-        rows.append({
-            "contender": name, **asdict(setting), "layers": setting.dims()[0], "rounds": len(steps),
-            "tokens_per_s": speed,
-            "forward_s": forward, "backward_s": backward, "optimizer_s": optimizer, "steps": steps.tolist(),
-            "memory_mib": mib,
-            "flops_per_token": flops_per_token(setting, name), "peak_flops": peak,
-            "share_of_peak": speed * flops_per_token(setting, name) / peak,
-            "times_as_fast": {b: statistics.median(seconds[b] / seconds[name]) for b in memory if b != name},
-        })  # fmt: skip
-    return rows
 
 
 # ---- the data loader
@@ -182,5 +178,5 @@ def command(
     for number, setting in enumerate(settings, 1):
         label = f"{setting.precision} L={setting.length} N={setting.dims()[0]} (setting {number}/{len(settings)})"
         rows += measure(models, setting, rounds, lambda line, label=label: click.echo(f"{label} {line}"))
-        write(output, {"about": about, "rows": rows}, report.markdown(rows, about, project), report.of_steps(rows))
+        write(output, {"about": about, "rows": rows}, report.markdown(rows, about, project), report.picture(rows))
     click.echo(report.markdown(rows, about, project))
