@@ -1,5 +1,7 @@
 """The memory count against a real step on the CPU, and against what the Large recipe promises."""
 
+import functools
+
 import pytest
 from click.testing import CliRunner
 from helpers import CONFIGS
@@ -85,6 +87,7 @@ def test_command(monkeypatch):
 
 
 def test_the_large_recipe_fits_the_cards_it_names():
+    @functools.cache
     def total(batch, **options):
         sizes = memory.step_bytes("tupe_r_large", batch, 512, **options)
         return sum(sizes[part] for part in ("state", "activations", "transient")) / GIB

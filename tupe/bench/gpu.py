@@ -9,6 +9,7 @@ import itertools
 import json
 import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -183,16 +184,16 @@ for length, precision in itertools.product((512, 128), TOLERANCES):
 
 def pretrain(trial: Trial, name: str, *words: str, on: str = "") -> subprocess.Popen:
     """Start a run of UPDATES updates without dropout, or go on with it."""
-    if not (data := trial.folder / "data").is_dir():
-        random, words_of = np.random.default_rng(0), contenders.dictionary(100)
-        data.mkdir()
-        words_of.save(str(data / "dict.txt"))
+    data = trial.folder / "data"
+    if not (data / "valid.idx").exists():  # written last
+        random = np.random.default_rng(0)
+        data.mkdir(exist_ok=True)
+        contenders.dictionary(100).save(str(data / "dict.txt"))
         for split, count in (("train", 20_000), ("valid", 200)):  # of two neighbours the second has a greater number
             sentences = (4 + np.cumsum(random.integers(1, 4, size=15)) % 90 for _ in range(count))
             step.write_blocks(data / split, (torch.tensor([*sentence, 2]) for sentence in sentences), 100)
-    sizes = trial.pick("--arch=tupe_r_mini --batch-size=64 --tokens-per-sample=128",
-                       "--arch=tupe_r_tiny --batch-size=2 --tokens-per-sample=16")  # fmt: skip
-    common = f"--max-update={UPDATES} --total-num-update={UPDATES} --warmup-updates={UPDATES // 10} --lr=[0.001]"
+    sizes = trial.pick("--batch-size=64 --tokens-per-sample=64", "--batch-size=2 --tokens-per-sample=16")
+    common = f"--arch=tupe_r_tiny --max-update={UPDATES} --total-num-update={UPDATES} --warmup-updates={UPDATES // 10} --lr=[0.001]"
     common += f" --dropout=0 --attention-dropout=0 --validate-interval-updates={UPDATES // 3} --log-interval=20"
     command = ["pretrain", f"--data={data}", f"--output={trial.folder / name}", *sizes.split(), *common.split()]
     return start([*command, f"--gpus={int((on or trial.device) == 'cuda')}", *words], trial.folder / f"{name}.out")
@@ -221,6 +222,7 @@ def pretraining(trial: Trial) -> list:
 
 @part("resume", "USR1 and resume, beside a run that nothing stopped", 120)
 def resume(trial: Trial) -> list:
+    shutil.rmtree(trial.folder / "stopped", ignore_errors=True)
     process = pretrain(trial, "stopped")
     while process.poll() is None and not losses(trial, "stopped"):
         time.sleep(0.05)
@@ -321,8 +323,10 @@ def command(output, device, minutes, parts):
             process = start(words, output / f"{name}.log", start_new_session=True)
             try:
                 status = process.wait(PARTS[name].seconds)
-            except subprocess.TimeoutExpired:
+            except BaseException as error:
                 os.killpg(process.pid, signal.SIGKILL)  # and what it started
+                if not isinstance(error, subprocess.TimeoutExpired):
+                    raise
                 status = f"longer than {PARTS[name].seconds} s"
             if status:
                 reasons[name] = f"{status}; see {name}.log"
