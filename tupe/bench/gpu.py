@@ -193,8 +193,9 @@ def pretrain(trial: Trial, name: str, *words: str, on: str = "") -> subprocess.P
             sentences = (4 + np.cumsum(random.integers(1, 4, size=15)) % 90 for _ in range(count))
             step.write_blocks(data / split, (torch.tensor([*sentence, 2]) for sentence in sentences), 100)
     sizes = trial.pick("--batch-size=64 --tokens-per-sample=64", "--batch-size=2 --tokens-per-sample=16")
-    common = f"--arch=tupe_r_tiny --max-update={UPDATES} --total-num-update={UPDATES} --warmup-updates={UPDATES // 10} --lr=[0.001]"
-    common += f" --dropout=0 --attention-dropout=0 --validate-interval-updates={UPDATES // 3} --log-interval=20"
+    common = f"--max-update={UPDATES} --total-num-update={UPDATES} --warmup-updates={UPDATES // 10} --lr=[0.001]"
+    common += f" --validate-interval-updates={UPDATES // 3} --log-interval=20 --arch=tupe_r_tiny"
+    common += " --dropout=0 --attention-dropout=0"
     command = ["pretrain", f"--data={data}", f"--output={trial.folder / name}", *sizes.split(), *common.split()]
     return start([*command, f"--gpus={int((on or trial.device) == 'cuda')}", *words], trial.folder / f"{name}.out")
 
