@@ -4,6 +4,7 @@ B batch, L sequence length, C width, F feed-forward width, N layers, V vocabular
 """
 
 import tupe.plugin  # noqa: F401  isort: skip  (first: registers the architectures, keeps fairseq's import quiet)
+import importlib
 import importlib.util
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
@@ -130,10 +131,8 @@ def build(name: str, setting: Setting, classes: int = 0) -> nn.Module:
             raise ValueError(f"the contender {name!r} needs `pip install transformers`")
         import transformers
 
-        from .. import hf
-
         kind, more = HF[name]
-        library = hf if kind == "Tupe" else transformers
+        library = importlib.import_module("tupe.hf") if kind == "Tupe" else transformers
         if not hasattr(library, f"{kind}Config"):
             raise ValueError(f"{name} needs transformers 4.48 or newer; here is {transformers.__version__}")
         config = getattr(library, f"{kind}Config")(

@@ -222,7 +222,9 @@ def measure(
     click.echo(table(rows).markdown())
 
 
-def comparison(what: str, make_step: Callable, split: str, tasks: str, size: str, batch: str, names: list[str]):
+def comparison(
+    what: str, make_step: Callable, split: str, tasks: str, size: str, batch: str, names: list[str]
+) -> click.Command:  # fmt: skip
     """One of the commands."""
 
     @click.command(cls=Command, help=f"Compare {what}. Nothing else should run on the machine.")
