@@ -303,7 +303,7 @@ def command(output, device, minutes, parts):
     """Measure on a GPU what could only be computed without one, and write a page: expected beside measured.
 
     \b
-    tupe bench gpu --output runs/gpu                    on an otherwise idle card; again: what is missing
+    tupe bench gpu --output runs/gpu               on an otherwise idle card; again: what is missing
     tupe bench gpu --output try --device cpu       a rehearsal
     """
     if device == "cuda" and not torch.cuda.is_available():
