@@ -16,7 +16,7 @@ pytestmark = pytest.mark.skipif(
 
 
 MUTANTS = {  # of fake_cuda.py: what shows them
-    "on the host": "at schemes_",
+    "on the host": "at tupe/schemes_",
     "a wait": "_local_scalar_dense.default at",
     "a copy": "every layer copies it",
     "no gradient": "has no gradient: DDP refuses it",
