@@ -32,7 +32,7 @@ from .. import backend_sdpa
 from ..common import options
 from ..common.options import Command, ListOf
 from ..common.record import STOPPED, command_line, read, write_atomically
-from ..common.tables import Table
+from ..common.tables import TextTable
 from ..encoder import Encoder
 from . import contenders, kernels, memory, report, step
 from .contenders import Contender, Setting
@@ -278,7 +278,7 @@ def run(trial: Trial, name: str) -> None:
     begin, text = time.monotonic(), io.StringIO()
     with redirect_stdout(text):
         rows = PARTS[name].measure(trial)
-    table = Table.plain(["", "expected", "measured"], [list(map(str, row)) for row in rows], align="lll").markdown()
+    table = TextTable.plain(["", "expected", "measured"], [list(map(str, row)) for row in rows], align="lll").markdown()
     content = {
         "device": trial.device, "date": environment()["date"], "seconds": round(time.monotonic() - begin),
         "table": table, "text": text.getvalue().strip(),

@@ -93,14 +93,16 @@ def step_cases(
     return {name: Case(autocast(compute), tensors) for name, (compute, tensors) in inputs.items()}
 
 
-def table(header: list[str], steps: dict[tuple[str, str], Step], turns: int, ratio: Callable | None = None) -> Table:
+def table(
+    header: list[str], steps: dict[tuple[str, str], Step], turns: int, ratio: Callable | None = None
+) -> TextTable:
     """Milliseconds of each part of the steps, medians over turns, all in turns. steps: {(row, column): step}. ratio:
     makes one more cell of {row: cells} and a row."""
     rows = {row: [] for row, _ in steps}
     for (row, _), times in take_turns(steps, turns).items():
         rows[row] += (1e3 * np.median(times, axis=0)).tolist()
     more = {row: [ratio(rows, row)] if ratio else [] for row in rows}
-    return Table.plain(header, [[row, *(f"{cell:.2f}" for cell in rows[row] + more[row])] for row in rows])
+    return TextTable.plain(header, [[row, *(f"{cell:.2f}" for cell in rows[row] + more[row])] for row in rows])
 
 
 def attention_table(
@@ -134,7 +136,7 @@ def step_table(
     return table([*header, "times as fast"], steps, turns, lambda rows, row: sum(rows[row][:2]) / sum(rows[row][-2:]))
 
 
-def parts_table(tokens: int, width: int, ffn: int, device: str, turns: int) -> Table:
+def parts_table(tokens: int, width: int, ffn: int, device: str, turns: int) -> TextTable:
     """Milliseconds of one product and one dropout, by PyTorch and by `cpu`."""
     x, weight = (torch.randn(n, width, device=device) for n in (tokens, ffn))
     hidden = torch.randn(tokens, ffn, device=device)

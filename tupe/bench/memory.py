@@ -198,7 +198,7 @@ def allocations(function: Callable) -> tuple[Any, list[int]]:
 # ---- the command
 
 
-def table_of_fits(arch: str, length: int, precision: str, cards: list[float]) -> Table:
+def table_of_fits(arch: str, length: int, precision: str, cards: list[float]) -> TextTable:
     """The memory of batches of 1 to 64 sequences, and the cards (sizes in GiB) that they fit on."""
     rows = []
     for checkpointed in (False, True):

@@ -180,7 +180,7 @@ COLUMNS = {  # of the table -> cell of a row
 }  # fmt: skip
 
 
-def table(rows: list[dict]) -> Table:
+def table(rows: list[dict]) -> TextTable:
     """The rows of one list, with the first contender's speed over each."""
     first = rows[0]["contender"]
     ratios = {row["setting"]: {first: 1, **row["times_as_fast"]} for row in rows if row["contender"] == first}
@@ -188,7 +188,7 @@ def table(rows: list[dict]) -> Table:
         [*(cell.format_map(row) for cell in COLUMNS.values()), f"{ratios[row['setting']][row['contender']]:.2f}"]
         for row in rows
     ]
-    return Table.plain([*COLUMNS, f"{first}: times as fast"], cells, align="llrlrlrrr")
+    return TextTable.plain([*COLUMNS, f"{first}: times as fast"], cells, align="llrlrlrrr")
 
 
 def quantities(row: dict, counted: list[Batch]) -> dict:
