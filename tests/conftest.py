@@ -9,11 +9,13 @@ import os
 import sys
 from pathlib import Path
 
-os.environ.setdefault("TRITON_INTERPRET", "1")  # kernels run on the CPU here, where Triton is there at all
-
 import numpy as np
 import pytest
 import torch
+
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # kernels run on the CPU, where Triton is there at all
+
 from helpers import (
     CONFIGS,
     ENGLISH_WORDS,

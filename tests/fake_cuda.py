@@ -1,8 +1,8 @@
 """Forward and backward passes on fake CUDA tensors: shapes, dtypes, strides and devices as on a GPU, without data and
 without a GPU. `test_gpu.py` runs this file, with fake_cuda.cpp compiled to argv[1], in a process of its own.
 
-Prints a JSON object of {case: [what a GPU would refuse, wait for or compute slowly]}, and one of {mutant: [the same of
-one case with this mistake]}.
+Prints a JSON object of {case: [what a GPU would refuse, wait for or compute slowly]}, one of {mutant: [the same of
+one case with this mistake]}, and one of {step: [bytes that `tupe bench memory` counts, bytes of the tensors]}.
 """
 
 import ctypes
@@ -14,13 +14,18 @@ import traceback
 ctypes.CDLL(sys.argv[1])  # before torch
 import torch  # noqa: E402
 import torch.nn.functional as F  # noqa: E402
+import yaml  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 from torch.utils._pytree import tree_leaves  # noqa: E402
 
+from helpers import line_of  # noqa: E402  isort: skip
+
 from tupe import backend_sdpa, encoder, packing, token_positions, windows  # noqa: E402
+from tupe.bench import contenders, machine, memory  # noqa: E402
 from tupe.common.architectures import OTHER_BLOCKS, preset  # noqa: E402
+from tupe.common.options import CONFIGS  # noqa: E402
 from tupe.encoder import Encoder, LMHead  # noqa: E402
 from tupe.positions import CLS, SCHEMES  # noqa: E402
 
@@ -31,12 +36,6 @@ WAITS = {
     aten._local_scalar_dense.default, aten.equal.default, aten.nonzero.default, aten.masked_select.default,
 }  # fmt: skip
 BY_INDEX = {aten.index.Tensor, aten.index_put_.default, aten.index_put.default, aten._index_put_impl_.default}
-
-
-def line(frames):
-    """The innermost line of the package, as "file:line"."""
-    ours = [frame for frame in frames if "/tupe/" in frame.filename and "/tests/" not in frame.filename]
-    return f"{ours[-1].filename.rpartition('/tupe/')[2]}:{ours[-1].lineno}" if ours else "?"
 
 
 class Transfers(TorchDispatchMode):
@@ -55,9 +54,9 @@ class Transfers(TorchDispatchMode):
             by_mask = function in BY_INDEX and any(i is not None and i.dtype == torch.bool for i in args[1])
             mixed = any(x.device.type == "cpu" and x.dim() for x in tensors)
             if function in WAITS or by_mask or mixed or target == "cpu":
-                self.found.append(f"{function} at {line(traceback.extract_stack())}")
+                self.found.append(f"{function} at {line_of(traceback.extract_stack())}")
         elif target.startswith("cuda"):
-            self.found.append(f"a copy to the GPU at {line(traceback.extract_stack())}")
+            self.found.append(f"a copy to the GPU at {line_of(traceback.extract_stack())}")
         return function(*args, **options)
 
 
@@ -121,14 +120,14 @@ def faults(options, precision="fp16", length=40, padded=True):
         idle = [f"{name} has no gradient: DDP refuses it" for name, p in model.named_parameters() if p.grad is None]
         return sorted({*transfers.found, *kernels.found, *idle})
     except Exception as error:
-        return [f"{type(error).__name__}: {str(error)[:200]} at {line(traceback.extract_tb(error.__traceback__))}"]
+        return [f"{type(error).__name__}: {str(error)[:200]} at {line_of(traceback.extract_tb(error.__traceback__))}"]
     finally:
         F.scaled_dot_product_attention = original
 
 
 def cases():
     """(name, options, precision, length, padded): every scheme, [CLS] treatment, precision, with and without padding;
-    then the rest of the options, with one scheme each."""
+    every preset; then the rest of the options, with one scheme each."""
     sums = [
         "untied+t5",
         "absolute+t5",
@@ -139,14 +138,21 @@ def cases():
         "rope:yarn:4",
     ]
     for position in [*SCHEMES, *sums]:
-        for cls in CLS[:2]:
+        for cls in CLS:
             options = {"position": position, "cls": cls}
             try:
                 Encoder(9, 1, layers=1, width=8, heads=2, ffn=8, **options)
             except ValueError:
                 continue  # that is refused
-            for rest in ("fp16", 40, False), ("fp16", 40, True), ("bf16", 40, True), ("fp16", 37, True):
+            every = ("fp16", 37, True), ("fp16", 40, False), ("fp16", 40, True), ("bf16", 40, True)
+            for rest in every[:1] if cls == "zero" else every:
                 yield " ".join(map(str, (position, cls, *rest))), options, *rest
+    for path in sorted(CONFIGS.joinpath("model").glob("*.yaml")):
+        values = yaml.safe_load(path.read_text())
+        options = {**preset(values["_name"]), **values}
+        options = {name: options[name] for name in ("position", "cls", "normaliser", "layer") if name in options}
+        precision = "bf16" if options.get("normaliser") == "exp" else "fp16"
+        yield f"preset {path.stem}", options, precision, 40, True
     tupe_r = {"position": "untied+t5", "cls": "untied"}
     for places in ("random", "shifted"):
         yield f"places {places}", {**tupe_r, "places": places}, "fp16", 40, True
@@ -188,8 +194,34 @@ def faults_of(owner, attribute, mistake, position):
     return found
 
 
+def step_bytes(arch, precision, padded, checkpointed):
+    """(counted, of the tensors) bytes at the peak of a step beside weights and gradients, with the usual criterion."""
+    batch, length, vocabulary = 8, 64, 1000
+    options = {"encoder_layers": 3, "checkpoint_activations": checkpointed}
+    counted = memory.step_bytes(arch, batch, length, vocabulary, precision, padded, **options)
+    model, mode = contenders.build_ours(arch, length, vocabulary, **options).train(), FakeTensorMode()
+    to_fake_gpu([model], mode, torch.float16 if precision == "fp16" else None)
+    original, F.scaled_dot_product_attention = F.scaled_dot_product_attention, Kernels()
+    with mode:
+        tokens = torch.full((batch, length), 4, device="cuda")
+        for p in model.parameters():
+            p.grad = torch.zeros_like(p)
+        own = [x for p in model.parameters() for x in (p, p.grad)]
+        with machine.Level([*own, *model.buffers(), tokens]) as level:
+            memory.masked_loss(model, tokens, precision, padded).backward()
+    F.scaled_dot_product_attention = original
+    return counted["activations"] + counted["transient"], level.peak
+
+
+def steps():
+    for arch in ("tupe_r_tiny", "bert_a_tiny"):
+        for case in (("fp16", 0, 0), ("fp16", 1, 0), ("bf16", 0, 0), ("bf16", 1, 0), ("float32", 1, 0), ("fp16", 1, 1)):
+            yield arch, *case
+
+
 if __name__ == "__main__":
+    sizes = {" ".join(map(str, step)): step_bytes(*step) for step in steps()}
     windows.CHUNK = 8  # so that windows pay in short sequences
     found = {name: faults(*case) for name, *case in cases()}
-    print(json.dumps([found, {name: faults_of(*mutant) for name, mutant in MUTANTS.items()}]), flush=True)
+    print(json.dumps([found, {name: faults_of(*mutant) for name, mutant in MUTANTS.items()}, sizes]), flush=True)
     os._exit(0)  # autograd's thread of a device that is none would abort the process

@@ -12,6 +12,7 @@ import os
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -433,8 +434,15 @@ def load(path):
     return torch.load(path, map_location="cpu", weights_only=True)
 
 
+def line_of(frames):
+    """The innermost line of the package in a stack, as "tupe/FILE:LINE"; "?" outside of it."""
+    ours = [frame for frame in frames if "/tupe/" in frame.filename and "/tests/" not in frame.filename]
+    return f"tupe/{ours[-1].filename.rpartition('/tupe/')[2]}:{ours[-1].lineno}" if ours else "?"
+
+
 class Waits(TorchDispatchMode):
-    """Records operations whose result the host needs before it can continue: on a GPU it would wait there."""
+    """Records operations whose result the host needs before it can continue, and their lines: on a GPU it would wait
+    there."""
 
     waiting_operations = (
         "aten._local_scalar_dense", "aten.nonzero", "aten.equal", "aten.masked_select", "aten.unique",
@@ -443,13 +451,14 @@ class Waits(TorchDispatchMode):
 
     def __init__(self):
         super().__init__()
-        self.operations = []
+        self.operations, self.lines = [], set()
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         by_index = str(func).startswith(("aten.index.", "aten.index_put"))
         masks = [i for i in (args[1] if by_index else []) if i is not None]
         if str(func).startswith(self.waiting_operations) or any(i.dtype == torch.bool for i in masks):
             self.operations.append(str(func))
+            self.lines.add(line_of(traceback.extract_stack()))
         return func(*args, **(kwargs or {}))
 
 

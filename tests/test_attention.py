@@ -22,6 +22,7 @@ FAST = ["blocked", "sdpa"]
 GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 DEVICES = ["cpu", pytest.param("cuda", marks=GPU)]
 FAST_ON = [("blocked", "cpu"), ("sdpa", "cpu"), pytest.param("sdpa", "cuda", marks=GPU)]
+TRITON = pytest.param("triton", "cuda", marks=GPU)  # in its interpreter: test_triton.py
 PATHS_ON = [("plain", "cpu"), pytest.param("plain", "cuda", marks=GPU), *FAST_ON]
 
 
@@ -88,7 +89,7 @@ def assert_same(ours, plain, tolerance):
 
 @pytest.mark.parametrize("length, padding", [(MAX, ()), (39, (0, 5, 38)), (1, ())], ids=["full", "padded", "L1"])
 @pytest.mark.parametrize("position, cls", SOFTMAX)
-@pytest.mark.parametrize("path, device", FAST_ON)
+@pytest.mark.parametrize("path, device", [*FAST_ON, TRITON])
 def test_equals_plain(path, device, position, cls, length, padding, monkeypatch):
     tokens = batch(length, padding)
     monkeypatch.setattr(windows, "CHUNK", 5)
@@ -295,7 +296,7 @@ def test_everything_is_dropped(p):
 
 
 @pytest.mark.parametrize("dtype, tolerance", [(torch.bfloat16, 3e-2), (torch.float16, 4e-3)], ids=["bf16", "fp16"])
-@pytest.mark.parametrize("path, device", FAST_ON)
+@pytest.mark.parametrize("path, device", [*FAST_ON, TRITON])
 def test_attention_in_low_precision(path, device, dtype, tolerance):
     """Output and gradients of q, k, v and the bias against the same in float64; tolerance: of the relative error."""
     generator = torch.Generator().manual_seed(0)

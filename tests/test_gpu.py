@@ -16,7 +16,7 @@ pytestmark = pytest.mark.skipif(
 
 
 MUTANTS = {  # of fake_cuda.py: what shows them
-    "on the host": "at schemes_",
+    "on the host": "at tupe/schemes_",
     "a wait": "_local_scalar_dense.default at",
     "a copy": "every layer copies it",
     "no gradient": "has no gradient: DDP refuses it",
@@ -29,8 +29,10 @@ def test_every_scheme_trains_without_a_wait_or_a_copy(tmp_path):
     flags = ["-std=c++20", "-O0", "-shared", "-fPIC", f"-I{root}/include", f"-L{root}/lib", f"-Wl,-rpath,{root}/lib"]
     subprocess.run(["g++", *flags, HERE / "fake_cuda.cpp", "-o", library, "-lc10", "-ltorch_cpu"], check=True)
     run = [sys.executable, "-W", "ignore", HERE / "fake_cuda.py", library]
-    cases, mutants = json.loads(subprocess.run(run, check=True, stdout=subprocess.PIPE, text=True).stdout)
+    cases, mutants, sizes = json.loads(subprocess.run(run, check=True, stdout=subprocess.PIPE, text=True).stdout)
     assert len(cases) > 200
     assert {case: faults for case, faults in cases.items() if faults} == {}
     for mutant, message in MUTANTS.items():
         assert any(message in fault for fault in mutants[mutant]), mutants[mutant]
+    for step, (counted, tensors) in sizes.items():
+        assert tensors - 100 <= counted < 1.03 * tensors, (step, counted, tensors)  # kernels keep seeds, of 8 bytes

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from .attention import Backend, Batch, Prepared, mask_logits
-from .tracing import is_exported
+from .tracing import is_exported, is_traced
 from .windows import Chunks
 
 # Flash attention takes no bias, the memory-efficient kernel does, the plain one is for what both refuse. cuDNN's, which
@@ -55,5 +55,9 @@ class Sdpa(Backend):
 
 
 def aligned(x: Tensor) -> Tensor:
-    """x [..., L] in contiguous rows of a multiple of 8 numbers: CUDA's fused kernels copy or refuse others."""
-    return x if is_exported() else F.pad(x, (0, -x.size(-1) % 8)).contiguous()
+    """x [..., L] in contiguous rows of a multiple of 8 numbers: CUDA's fused kernels copy or refuse others. In compiled
+    code, which is to serve every L, always more than L."""
+    if is_exported():
+        return x
+    more = 8 - x.size(-1) % 8 if is_traced() else -x.size(-1) % 8
+    return F.pad(x, (0, more)).contiguous()

@@ -14,11 +14,13 @@ from tupe.bench.machine import PRECISIONS
 TINY = contenders.Setting("tiny", layers=2, length=20, batch=2, vocab=60)  # 6 of 40 tokens are masked
 MISSING = [] if importlib.util.find_spec("transformers") else contenders.HF
 # hf-flash: on GPUs only; compiling takes long
-CPU = [name for name in contenders.CONTENDERS if name not in ("hf-flash", "tupe_r-compile", *MISSING)]
+CPU = [name for name in contenders.CONTENDERS if name not in ("hf-flash", "modernbert", "tupe_r-compile", *MISSING)]
 
 
 def layers_of(contender, name):
     model = contender.model
+    if name == "export":
+        return model.tupe.encoder.layers
     if name in contenders.HF:
         return model.bert.encoder.layer
     return model.encoder.sentence_encoder.layers if name == "fairseq" else model.encoder.layers
@@ -33,7 +35,7 @@ def test_masked_batch():
 
 
 @pytest.mark.parametrize("name", CPU)
-@pytest.mark.parametrize("precision", ["float32", "bf16"])
+@pytest.mark.parametrize("precision", PRECISIONS)
 def test_contenders_are_alike(name, precision):
     """Same sizes, tokens, masked positions and loss; a step trains every weight of the layers."""
     contender = contenders.Contender(name, replace(TINY, precision=precision))
@@ -60,6 +62,14 @@ def test_contenders_are_alike(name, precision):
              for old, new in zip(before, blocks, strict=True)]  # fmt: skip
     assert [sum(p.numel() for p in some) for some in moved] == [per_layer] * layers
     assert all(p.dtype == torch.float32 for p in contender.model.parameters())
+
+
+def test_modernbert_trains():
+    pytest.importorskip("transformers", "4.48")
+    contender = contenders.Contender("modernbert", replace(TINY, precision="bf16"))
+    before = [p.detach().clone() for p in contender.model.parameters()]
+    assert min(contender.step(0)) > 0
+    assert not any(torch.equal(a, b) for a, b in zip(before, contender.model.parameters(), strict=True))
 
 
 def test_models_are_on_their_device():

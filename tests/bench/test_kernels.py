@@ -22,7 +22,7 @@ def test_cases_of_the_benchmark_agree():
         torch.testing.assert_close(out, outs["plain"], rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_parts_of_a_step_are_differentiated(dtype):
     """Every parameter of the encoder and of the LM head is in one of the parts, and gets a gradient in it."""
     cases = bench_kernels.step_cases(2, 8, 64, 96, 50, dtype, "cpu")

@@ -1,42 +1,17 @@
 """The memory count against a real step on the CPU, and against what the Large recipe promises."""
 
+import functools
+
 import pytest
-import torch
 from click.testing import CliRunner
 from helpers import CONFIGS
 from omegaconf import OmegaConf
 
 from tupe import backend_cpu, cpu
-from tupe.backend_sdpa import Sdpa
 from tupe.bench import memory
-from tupe.encoder import Encoder
 from tupe.plugin.compat import compose
 
 GIB = 2**30
-
-
-@pytest.mark.parametrize("position", ["untied+t5", "absolute"])
-def test_what_a_real_forward_keeps(position):
-    """The same layers with data: autograd keeps exactly as many bytes as on the meta device."""
-
-    def build():
-        cls = "untied" if "untied" in position else "tied"
-        sizes = {"layers": 2, "width": 64, "ffn": 128, "heads": 4, "max_positions": 32}
-        return Encoder(100, 1, position=position, cls=cls, attention="sdpa", **sizes).train()
-
-    def count(encoder, tokens):
-        x, outside = memory.kept(encoder, lambda: encoder.embed(tokens))
-        terms, of_bias = memory.kept(encoder, lambda: encoder.layer_inputs(tokens.size(1), Sdpa()))
-        _, inside = memory.kept(encoder, lambda: encoder.layers[0](x, terms[0]))
-        return outside, of_bias, inside
-
-    with memory.AsOnGpu():
-        real = count(build(), torch.full((3, 32), 5))
-    with torch.device("meta"):
-        encoder, tokens = build(), torch.zeros(3, 32, dtype=torch.long)
-    with memory.AsOnGpu():
-        assert count(encoder, tokens) == real
-    assert real[2] > 4 * 4 * 3 * 32 * 64  # q, k, v and attention's output at the least
 
 
 @pytest.mark.parametrize(
@@ -55,7 +30,7 @@ def test_the_count_against_the_allocator(arch, checkpoint_activations, monkeypat
     monkeypatch.setattr(cpu, "ONEDNN", cpu.HAS_ONEDNN)  # on every CPU the same products
     options = {"encoder_layers": 8, "dropout": 0.0, "attention_dropout": 0.0}
     options["checkpoint_activations"] = checkpoint_activations
-    counted = memory.step_bytes(arch, 4, 128, 2000, torch.float32, **options)
+    counted = memory.step_bytes(arch, 4, 128, 2000, "float32", padded=False, **options)
     peak = counted["activations"] + counted["transient"]
     one, four = (memory.measured_bytes(arch, 4, 128, 2000, update_freq, **options) for update_freq in (1, 4))
     # A GPU's kernel keeps its output in the last layer, too, where the CPU needs the masked tokens' rows alone.
@@ -63,7 +38,7 @@ def test_the_count_against_the_allocator(arch, checkpoint_activations, monkeypat
     if arch == "bert_a_tiny":
         assert one["peak"] == pytest.approx(peak, rel=0.1)
     else:  # the CPU sums the bias's gradient over the sequences as it arises, which fused kernels do not
-        assert 0.7 * peak < one["peak"] < 1.05 * peak
+        assert 0.7 * peak < one["peak"] < 1.1 * peak
     assert four["peak"] == pytest.approx(one["peak"], rel=0.02)  # --update-freq takes no more memory
     twice = memory.measured_bytes(arch, 8, 128, 2000, **options)
     assert twice["peak"] > 1.5 * one["peak"]  # ... than larger steps would
@@ -82,11 +57,13 @@ def test_a_forward_pass_against_the_allocator(position, monkeypatch):
 def test_growth():
     one, two = (memory.step_bytes("tupe_r_tiny", batch, 64, vocabulary=100) for batch in (4, 8))
     assert one["state"] == two["state"] == 20 * one["parameters"]
-    single = memory.step_bytes("tupe_r_tiny", 4, 64, 100, torch.float32)
+    single = memory.step_bytes("tupe_r_tiny", 4, 64, 100, "float32")
     assert single["state"] == 16 * one["parameters"] and single["activations"] > 1.6 * one["activations"]
     assert two["activations"] < 2 * one["activations"] < 2.2 * two["activations"]  # all but the shared bias
     checkpointed = memory.step_bytes("tupe_r_tiny", 8, 64, vocabulary=100, checkpoint_activations=True)
     assert checkpointed["activations"] < two["activations"] / 3 and checkpointed["transient"] > two["transient"]
+    padded, even = (memory.step_bytes("tupe_r_tiny", 8, 64, 100, padded=padded) for padded in (True, False))
+    assert padded["activations"] - even["activations"] == pytest.approx(2 * 7 * 2 * 64 * 64, rel=0.02)  # the bias
     with pytest.raises(ValueError, match="unknown architecture 'tupe_x'"):
         memory.step_bytes("tupe_x", 1, 64)
 
@@ -111,6 +88,7 @@ def test_command(monkeypatch):
 
 
 def test_the_large_recipe_fits_the_cards_it_names():
+    @functools.cache
     def total(batch, **options):
         sizes = memory.step_bytes("tupe_r_large", batch, 512, **options)
         return sum(sizes[part] for part in ("state", "activations", "transient")) / GIB

@@ -11,6 +11,7 @@ from helpers import squad_file
 
 from tupe.bench import padding
 from tupe.bench.contenders import Setting
+from tupe.bench.turns import compared
 from tupe.plugin.squad_data import prepare
 
 SIZES = np.array([4, 9, 30])
@@ -83,13 +84,17 @@ def test_even_texts_are_the_same_tokens():
     assert logits(batch).shape == (8, 2)
 
 
-def test_a_row_is_the_median_over_turns():
+def test_a_table_has_the_first_contenders_speed_over_each():
     batches = list(padding.batches(SIZES, 60, 4, 3, vocab=60, device="cpu", seed=1))
-    seconds = {"ours": np.array([1.0, 2.0, 4.0]), "hf": np.array([3.0, 4.0, 40.0])}
-    ours, hf = padding.rows(seconds, batches, {"size": "tiny"})
-    assert ours["times_as_fast"] == 1 and hf["times_as_fast"] == 3  # of 3, 2, 10
+    setting = {"setting": "tiny", "size": "tiny", "task": "CoLA", "batch": 4, "precision": "float32"}
+    times = {"ours": [1.0, 2.0, 4.0], "hf": [3.0, 4.0, 40.0]}
+    steps = {name: lambda turn, seconds=seconds: [seconds[turn - 1]] for name, seconds in times.items()}
+    rows = [{**row, **padding.quantities(row, batches)} for row in compared(steps, 3, setting)]
+    ours, hf = rows
     assert ours["texts_per_s"] == 12 / 7 and hf["tokens_per_s"] == sum(batch.count for batch in batches) / 47
     assert ours["padding"] == 1 - sum(batch.count for batch in batches) / sum(b.tokens.numel() for b in batches)
+    first, second = padding.table(rows).markdown().splitlines()[2:]
+    assert first.endswith("| 1.00 |") and second.endswith("| 3.00 |")  # of 3, 2, 10
 
 
 @pytest.mark.parametrize("command", [padding.finetune, padding.inference], ids=["finetune", "inference"])

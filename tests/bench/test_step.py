@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from click.testing import CliRunner
 
 from tupe.bench import report as bench_report
 from tupe.bench import step as bench
+from tupe.bench import turns
 from tupe.bench.contenders import DEFAULT, Setting, flops_per_token
 
 TINY = Setting("tiny", layers=2, length=20, batch=2, vocab=60)  # 6 of 40 tokens are masked
@@ -31,22 +33,25 @@ def test_settings_form_a_cross():
         bench.cross(Setting(), [512, 4096], [0], 2048)
 
 
-def rows(names, settings, peak=0.25):
-    """Summaries of made-up times: contender i takes 1 + i seconds a step, and so on; turns vary by a common factor."""
-    made = []
-    for setting in settings:
+def rows(names, settings, monkeypatch, peak=0.25):
+    """Of made-up times: contender i takes 1 + i seconds a step, and so on; turns vary by a common factor."""
+
+    def take_turns(steps, turns, say):
         times = {"peak": np.array([[2 * peak], [peak]])}
         for index, name in enumerate(names):
             times[name] = np.array([[0.2 * f, 0.3 * f, 0.5 * f] for f in (1.0 + index, 3.0 + 3 * index)])
-        made += bench.summary(times, dict.fromkeys(names, 100.0), setting)
-    return made
+        return times
+
+    monkeypatch.setattr(turns, "take_turns", take_turns)
+    monkeypatch.setattr(bench, "Contender", lambda name, setting: SimpleNamespace(step=lambda turn: None))
+    return [row for setting in settings for row in bench.measure(names, setting, 2)]
 
 
-def test_summary():
-    first, second = rows(["tupe_r", "nopos"], [TINY])
+def test_what_follows_from_times(monkeypatch):
+    first, second = rows(["tupe_r", "nopos"], [TINY], monkeypatch)
     assert first["tokens_per_s"] == 40 / 2 and second["tokens_per_s"] == 40 / 4  # medians of 1, 3 and 2, 6 seconds
     assert first["times_as_fast"] == {"nopos": 2.0} and second["times_as_fast"] == {"tupe_r": 0.5}
-    assert first["forward_s"] == pytest.approx(0.4) and first["memory_mib"] == 100
+    assert first["forward_s"] == pytest.approx(0.4) and first["memory_mib"] == 0
     assert first["peak_flops"] == 2 * 2048**3 / 0.25  # the fastest product
     assert first["share_of_peak"] == pytest.approx(20 * flops_per_token(TINY, "tupe_r") / first["peak_flops"])
 
@@ -56,24 +61,24 @@ def test_projection():
     assert bench_report.project(1e6 * 256 * 512 / 86400, 16) == pytest.approx(1 / 16)
 
 
-def test_tables_and_picture(tmp_path):
+def test_tables_and_picture(tmp_path, monkeypatch):
     settings = bench.cross(TINY, [20, 10, 40], [2, 4], 40)
     settings += [replace(s, precision="bf16") for s in settings]
-    made = rows(["tupe_r", "nopos", "fairseq"], settings)
+    made = rows(["tupe_r", "nopos", "fairseq"], settings, monkeypatch)
     text = bench_report.markdown(made, {"date": "today", "gpu": None}, 16)
     assert text.startswith("date today\n\nFLOP per token") and "None" not in text
     assert (
         "|  | tokens/s | x nopos | x fairseq | forward s | backward s | optimizer s | MiB | of peak | days on 16 |"
         in text
     )
-    assert "| tupe_r | 20 | 2.00 | 3.00 | 0.40 | 0.60 | 1.00 | 100 |" in text
+    assert "| tupe_r | 20 | 2.00 | 3.00 | 0.40 | 0.60 | 1.00 | 0 |" in text
     days = bench_report.project(20, 16)
     assert f"| {days:.1f} |" in text
     assert text.count("| tupe_r |") == len(settings) and "bf16, 4 layers, B = 2, L = 20, cpu, 2 turns; " in text
-    alone = bench_report.markdown(rows(["tupe_r"], [TINY]), {}, 0)
+    alone = bench_report.markdown(rows(["tupe_r"], [TINY], monkeypatch), {}, 0)
     assert "days" not in alone
-    for index, some in enumerate((made, rows(["tupe_r"], [TINY]))):
-        bench_report.of_steps(some).savefig(tmp_path / f"{index}.png")
+    for index, some in enumerate((made, rows(["tupe_r"], [TINY], monkeypatch))):
+        bench_report.picture(some).savefig(tmp_path / f"{index}.png")
         assert (tmp_path / f"{index}.png").stat().st_size > 1000
 
 

@@ -4,6 +4,7 @@ B batch, L sequence length, C width, F feed-forward width, N layers, V vocabular
 """
 
 import tupe.plugin  # noqa: F401  isort: skip  (first: registers the architectures, keeps fairseq's import quiet)
+import importlib
 import importlib.util
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
@@ -19,6 +20,7 @@ from torch import nn
 from ..common.architectures import SIZES, with_size
 from ..cpu import multiply
 from ..plugin.optim import AdamW
+from .machine import PRECISIONS, autocast
 from .turns import Step, timed
 
 MASKED = 0.15  # share of the tokens that are masked
@@ -32,7 +34,16 @@ OURS = {  # name -> (architecture, options on top of it)
     "tupe_r-compile": ("tupe_r", {"compile": True}),
     "tupe_r-checkpoint": ("tupe_r", {"checkpoint_activations": True}),
 }
-HF = {"hf": "sdpa", "hf-eager": "eager", "hf-flash": "flash_attention_2"}  # flash: on GPUs in half precision
+HF = {  # of the transformers library: name -> (kind, options); flash: on GPUs in half precision
+    "hf": ("Bert", {"attn_implementation": "sdpa"}),
+    "hf-eager": ("Bert", {"attn_implementation": "eager"}),
+    "hf-flash": ("Bert", {"attn_implementation": "flash_attention_2"}),
+    "modernbert": ("ModernBert", {
+        "attn_implementation": "sdpa", "embedding_dropout": 0.1, "attention_dropout": 0.1, "mlp_dropout": 0.1,
+        "pad_token_id": 1, "eos_token_id": 2, "sep_token_id": 2, "bos_token_id": 0, "cls_token_id": 0,
+    }),
+    "export": ("Tupe", {"position": "untied+t5", "cls_position": "untied"}),  # what `tupe checkpoint export` writes
+}  # fmt: skip
 CONTENDERS = [*OURS, "fairseq", *HF]
 PAD = 1
 PEAK_SIZE = {"cpu": 2048, "cuda": 8192}  # of the square matrices of `matrix_peak`
@@ -46,7 +57,7 @@ class Setting:
     length: int = 512
     batch: int = 4
     vocab: int = 32768
-    precision: str = "float32"  # a name from machine.PRECISIONS; bf16: autocast, float32 weights
+    precision: str = "float32"  # a name from machine.PRECISIONS; half ones: autocast, float32 weights
     device: str = "cpu"
 
     def of_length(self, length: int, tokens: int) -> "Setting":
@@ -99,8 +110,7 @@ def build_ours(arch: str, length: int, vocab: int, **options) -> nn.Module:
 
 def build(name: str, setting: Setting, classes: int = 0) -> nn.Module:
     """A model in training mode, with random weights: a masked language model, or with `classes` a classifier of texts.
-    "modernbert", which is not one of CONTENDERS, has as many weights as BERT: its feed-forward block has three
-    matrices, each of two thirds.
+    "modernbert" has as many weights as BERT: its feed-forward block has three matrices, each of two thirds.
 
     Raises ValueError for an unknown name, or one that the installed library does not have.
     """
@@ -116,23 +126,21 @@ def build(name: str, setting: Setting, classes: int = 0) -> nn.Module:
             max_positions=setting.length, dropout=0.1, attention_dropout=0.1,
         )  # fmt: skip
         model = RobertaModel.build_model(config, SimpleNamespace(source_dictionary=dictionary(setting.vocab)))
-    elif name in HF or name == "modernbert":
+    elif name in HF:
         if importlib.util.find_spec("transformers") is None:
             raise ValueError(f"the contender {name!r} needs `pip install transformers`")
         import transformers
 
-        kind = "ModernBert" if name == "modernbert" else "Bert"
-        if not hasattr(transformers, f"{kind}Config"):
-            raise ValueError(f"modernbert needs transformers 4.48 or newer; here is {transformers.__version__}")
-        ids = {"bos_token_id": 0, "cls_token_id": 0, "pad_token_id": PAD, "eos_token_id": 2, "sep_token_id": 2}
-        ids = ids if kind == "ModernBert" else {}  # BERT's default ids are others, which nothing here depends on
-        config = getattr(transformers, f"{kind}Config")(
+        kind, more = HF[name]
+        library = importlib.import_module("tupe.hf") if kind == "Tupe" else transformers
+        if not hasattr(library, f"{kind}Config"):
+            raise ValueError(f"{name} needs transformers 4.48 or newer; here is {transformers.__version__}")
+        config = getattr(library, f"{kind}Config")(
             vocab_size=setting.vocab, hidden_size=width, num_hidden_layers=layers, num_attention_heads=heads,
-            intermediate_size=ffn if kind == "Bert" else 2 * ffn // 3, max_position_embeddings=setting.length,
-            attn_implementation=HF.get(name, "sdpa"), num_labels=classes, **ids,
+            intermediate_size=2 * ffn // 3 if kind == "ModernBert" else ffn, num_labels=classes,
+            max_position_embeddings=setting.length, **more,
         )  # fmt: skip
-        head = "ForSequenceClassification" if classes else "ForMaskedLM"
-        model = getattr(transformers, kind + head)(config)
+        model = getattr(library, kind + ("ForSequenceClassification" if classes else "ForMaskedLM"))(config)
     else:
         raise ValueError(f"unknown contender {name!r}; valid: {', '.join(CONTENDERS)}")
     if classes and hasattr(model, "register_classification_head"):  # a model of fairseq's
@@ -171,7 +179,7 @@ class Contender:
         return (Adam if name == "fairseq" else AdamW)(self.model.parameters(), **options)
 
     def forward(self) -> None:
-        with torch.autocast(self.setting.device, torch.bfloat16, enabled=self.setting.precision == "bf16"):
+        with autocast(self.setting.device, self.setting.precision):
             self.sum = self.loss()
 
     def backward(self) -> None:
@@ -187,7 +195,7 @@ class Contender:
 
 def matrix_peak(setting: Setting) -> Step:
     """A step of three large matrix products in the same precision, by the fastest function available."""
-    size, dtype = PEAK_SIZE[setting.device], torch.bfloat16 if setting.precision == "bf16" else torch.float32
+    size, dtype = PEAK_SIZE[setting.device], PRECISIONS[setting.precision]
     a = torch.randn(size, size, device=setting.device, dtype=dtype)
     return timed(setting.device, *[lambda: multiply(a, a)] * 3)
 

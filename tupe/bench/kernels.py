@@ -3,6 +3,7 @@
 B batch, L sequence length, H heads, D width of a head, C = H D.
 """
 
+import itertools
 from collections.abc import Callable, Iterable, Sequence
 
 import click
@@ -92,16 +93,16 @@ def step_cases(
     return {name: Case(autocast(compute), tensors) for name, (compute, tensors) in inputs.items()}
 
 
-def milliseconds(steps: dict[tuple[str, str], Step], turns: int) -> dict[str, list[float]]:
-    """{row: medians of each part of the steps of its columns}, all measured in turns. steps: {(row, column): step}"""
+def table(
+    header: list[str], steps: dict[tuple[str, str], Step], turns: int, ratio: Callable | None = None
+) -> TextTable:
+    """Milliseconds of each part of the steps, medians over turns, all in turns. steps: {(row, column): step}. ratio:
+    makes one more cell of {row: cells} and a row."""
     rows = {row: [] for row, _ in steps}
     for (row, _), times in take_turns(steps, turns).items():
         rows[row] += (1e3 * np.median(times, axis=0)).tolist()
-    return rows
-
-
-def table_of(header: list[str], rows: dict[str, list[float]]) -> TextTable:
-    return TextTable.plain(header, [[name, *(f"{cell:.2f}" for cell in cells)] for name, cells in rows.items()])
+    more = {row: [ratio(rows, row)] if ratio else [] for row in rows}
+    return TextTable.plain(header, [[row, *(f"{cell:.2f}" for cell in rows[row] + more[row])] for row in rows])
 
 
 def attention_table(
@@ -110,17 +111,13 @@ def attention_table(
 ) -> TextTable:  # fmt: skip
     """A row per dtype, (batch, length), path: milliseconds forward and backward, and how many times as fast as the
     first path."""
-    rows = {}
-    for dtype in dtypes:
-        for batch, length in shapes:
-            setting = f"{str(dtype).removeprefix('torch.')}, B {batch}, L {length}"
-            cases = {name: attention_case(name, batch, length, dtype, device, dropout) for name in names}
-            steps = {(f"{n}, {setting}", ""): timed(device, case.forward, case.backward) for n, case in cases.items()}
-            measured = milliseconds(steps, turns)
-            first = sum(measured[f"{names[0]}, {setting}"])
-            rows |= {name: [*cells, first / sum(cells)] for name, cells in measured.items()}
+    steps = {}
+    for dtype, (batch, length), name in itertools.product(dtypes, shapes, names):
+        case = attention_case(name, batch, length, dtype, device, dropout)
+        row = f"{name}, {str(dtype).removeprefix('torch.')}, B {batch}, L {length}"
+        steps[row, ""] = timed(device, case.forward, case.backward)
     header = [f"attention, H 12, D 64, dropout {dropout}", "forward ms", "backward ms", f"times as fast as {names[0]}"]
-    return table_of(header, rows)
+    return table(header, steps, turns, lambda rows, row: sum(rows[names[0] + row[row.index(",") :]]) / sum(rows[row]))
 
 
 def step_table(
@@ -136,12 +133,11 @@ def step_table(
     }
     header = [f"of TUPE-R, B {batch}, L {length}, C {width}, V {vocab}"]
     header += [f"{precision}: {way} ms" for precision in precisions for way in ("forward", "backward")]
-    rows = {part: [*ms, sum(ms[:2]) / sum(ms[-2:])] for part, ms in milliseconds(steps, turns).items()}
-    return table_of([*header, "times as fast"], rows)
+    return table([*header, "times as fast"], steps, turns, lambda rows, row: sum(rows[row][:2]) / sum(rows[row][-2:]))
 
 
 def parts_table(tokens: int, width: int, ffn: int, device: str, turns: int) -> TextTable:
-    """Milliseconds of one product and one dropout, by PyTorch and by `kernels`."""
+    """Milliseconds of one product and one dropout, by PyTorch and by `cpu`."""
     x, weight = (torch.randn(n, width, device=device) for n in (tokens, ffn))
     hidden = torch.randn(tokens, ffn, device=device)
     half, half_weight = x.bfloat16(), weight.bfloat16()
@@ -154,7 +150,7 @@ def parts_table(tokens: int, width: int, ffn: int, device: str, turns: int) -> T
         ("dropout, float32", "here"): lambda: cpu.dropout(hidden, 0.1, True),
     }
     header = [f"{tokens} x {width} by {width} x {ffn}; dropout of {tokens} x {ffn}", "PyTorch ms", "here ms"]
-    return table_of(header, milliseconds({name: timed(device, call) for name, call in calls.items()}, turns))
+    return table(header, {name: timed(device, call) for name, call in calls.items()}, turns)
 
 
 # ---- the command

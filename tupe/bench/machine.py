@@ -11,8 +11,14 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-PRECISIONS = {"float32": torch.float32, "bf16": torch.bfloat16}
+PRECISIONS = {"float32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def autocast(device: str, precision: str) -> torch.autocast:
+    """A name from PRECISIONS as a context: half precision with float32 weights."""
+    dtype = PRECISIONS[precision]
+    return torch.autocast(device, None if dtype == torch.float32 else dtype, enabled=dtype != torch.float32)
 
 
 def environment() -> dict:

@@ -1,16 +1,17 @@
 """The GPU memory of a training step, counted without a GPU, and the same measured on a CPU.
 
-B batch, L sequence length, H heads, C width, V vocabulary. Tensors that autograd keeps for the backward pass are
-counted on PyTorch's meta device, which has shapes but no data. Attention is counted as a GPU's fused kernel: it
-keeps q, k, v, its output and one number per query, not the [B, H, L, L] weights. On a CPU the blocked path keeps the
-same for long sequences, except that number; so a step there checks the count (`measured_bytes`).
+B batch, L sequence length, H heads. The tensors of a step are counted on PyTorch's meta device, which has shapes but no
+data. Attention is counted as a GPU's fused kernel: it keeps q, k, v, its output and one number per query, not the
+[B, H, L, L] weights. On a CPU the blocked path keeps the same for long sequences, except that number; so a step there
+checks the count (`measured_bytes`).
 """
 
 import tupe.plugin  # noqa: F401  isort: skip  (first: registers the architectures, keeps fairseq's import quiet)
 import itertools
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
+from unittest import mock
 
 import click
 import torch
@@ -19,7 +20,6 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.function import FunctionCtx
 from torch.autograd.profiler_util import MEMORY_EVENT_NAME
-from torch.overrides import TorchFunctionMode
 
 from .. import backend_cpu
 from ..backends import make
@@ -27,26 +27,30 @@ from ..common.architectures import ARCHITECTURES, OTHER_BLOCKS, SIZES, split_siz
 from ..common.options import Command, ListOf
 from ..common.tables import TextTable
 from ..encoder import Encoder
-from ..packing import Selection
-from ..windows import InChunks
+from ..positions import autocast_device
 from .contenders import build_ours
-from .machine import Level
+from .machine import PRECISIONS, Level
 
 GIB = 2**30
 RESERVE = 1.5 * GIB  # CUDA's context, communication buffers and fragmentation: an allowance, not a measurement
 # Per parameter: weight, gradient and Adam's two moments in single precision; with fairseq's --fp16 also the weight and
 # the gradient in half precision.
-STATE_BYTES = {torch.float32: 4 + 4 + 4 + 4, torch.float16: 4 + 4 + 4 + 4 + 2 + 2}
+STATE_BYTES = {"float32": 4 + 4 + 4 + 4, "bf16": 4 + 4 + 4 + 4, "fp16": 4 + 4 + 4 + 4 + 2 + 2}
 
 
 class Fused(torch.autograd.Function):
-    """The shapes of fused attention without its values: the tensors it keeps."""
+    """The shapes of fused attention without its values: what it keeps, and gradients; the bias's is [B, H, L, L]."""
 
     @staticmethod
-    def forward(ctx: FunctionCtx, q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+    def forward(ctx: FunctionCtx, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
         out, per_query = torch.empty_like(v), q.new_empty(q.shape[:3], dtype=torch.float32)
         ctx.save_for_backward(q, k, v, bias, out, per_query)
         return out
+
+    @staticmethod
+    def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Tensor | None, ...]:
+        pairs = zip(ctx.saved_tensors, ctx.needs_input_grad, strict=False)
+        return tuple(torch.empty_like(x) if needed else None for x, needed in pairs)
 
 
 class Dropout(torch.autograd.Function):
@@ -57,66 +61,71 @@ class Dropout(torch.autograd.Function):
         ctx.save_for_backward(torch.empty_like(x, dtype=torch.bool))
         return torch.empty_like(x)
 
+    @staticmethod
+    def backward(ctx: FunctionCtx, grad: Tensor) -> Tensor:
+        return torch.empty_like(grad)
 
-class AsOnGpu(TorchFunctionMode):
-    """In this context PyTorch's fused attention and dropout keep the tensors that they keep on a GPU."""
 
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        kwargs = kwargs or {}
-        if func is F.scaled_dot_product_attention:
-            return Fused.apply(*args, kwargs["attn_mask"])
-        if func is F.dropout and kwargs["training"] and kwargs["p"]:
-            return Dropout.apply(*args)
-        return func(*args, **kwargs)
+def attention(q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None, **options) -> Tensor:
+    bias = attn_mask if attn_mask is None else attn_mask.expand(*q.shape[:3], k.size(2))
+    return Fused.apply(*(low(x) for x in (q, k, v)), bias)
+
+
+def low(x: Tensor | None) -> Tensor | None:
+    """As autocast casts the inputs of products."""
+    return x.bfloat16() if x is not None and torch.is_autocast_enabled("cpu") else x
+
+
+@contextmanager
+def as_on_gpu() -> Iterator[None]:
+    """In this context PyTorch's fused attention and dropout keep the tensors that they keep on a GPU; and autocast does
+    to the meta device, which it leaves alone, what it does to a GPU: products in bfloat16, layer norms in float32. (A
+    mode of functions would not reach layers that are computed again.)"""
+    linear, norm = F.linear, F.layer_norm
+    instead = {
+        "scaled_dot_product_attention": attention,
+        "dropout": lambda x, p=0.5, training=True, *rest: Dropout.apply(x) if training and p else x,
+        "linear": lambda *inputs: linear(*map(low, inputs)),
+        "layer_norm": lambda x, *rest: norm(x.float() if torch.is_autocast_enabled("cpu") else x, *rest),
+    }
+    device = mock.patch("torch.utils.checkpoint._infer_device_type", lambda *args: "cpu")  # torch 2.4 has no torch.meta
+    with mock.patch.multiple(F, **instead), device:
+        yield
 
 
 def step_bytes(
-    arch: str, batch: int, length: int, vocabulary: int = 32768, dtype: torch.dtype = torch.float16, **options
+    arch: str, batch: int, length: int, vocabulary: int = 32768, precision: str = "fp16", padded: bool = True, **options
 ) -> dict[str, int]:
-    """{"parameters": count, "state": bytes, "activations": bytes, "transient": bytes} of masked-LM training with
-    --fp16, or in single precision with dtype float32. options: of the model, for example checkpoint_activations=True.
+    """{"parameters": count, "state": bytes, "activations": bytes, "transient": bytes} of a step of masked-LM training
+    with --fp16 (half-precision weights), --autocast bf16, or in float32: a step on the meta device, tensor by tensor.
+    padded: with a token of padding, for which the bias has to be [B, H, L, L]. options: of the model, for example
+    checkpoint_activations=True.
 
     activations: kept from the forward to the backward pass, including the log-probabilities of 15 % masked tokens.
-    transient: the additional peak of the backward pass: gradients of the logits and of the token table; or, within one
-    layer, of the attention bias for every sequence or of the feed-forward block, and with checkpoint_activations all
-    that this layer keeps. Accumulated steps (--update-freq) follow each other and need no more.
-    The attention bias is counted in every layer, although layers share it if a kernel reads it as it is: an upper
-    bound. Raises ValueError for an unknown architecture, or one that needs the plain path.
+    transient: what the peak of the step takes beside them: gradients of the logits, of the attention bias for every
+    sequence, and with checkpoint_activations all that a layer keeps. Accumulated steps (--update-freq) follow each
+    other and need no more. What an operation needs inside of itself is left out, and copies are counted that a GPU's
+    kernels save: `tests/fake_cuda.py` holds that it is no less than the tensors of a step with a GPU's kernels.
+    Raises ValueError for an unknown architecture, or one that needs the plain path.
     """
     with torch.device("meta"):
         model, tokens = build(arch, batch, length, vocabulary, options)
-        model.to(dtype)
-    body, config, item = model.encoder, model.cfg, dtype.itemsize
-    backend = make("sdpa", body.positions)
-    if reason := backend.refuses(body.positions, body.normaliser, torch.device("cuda"), dtype):
+        model.to(torch.float16 if precision == "fp16" else torch.float32)
+    body, dtype = model.encoder, PRECISIONS[precision]
+    if reason := make("sdpa", body.positions).refuses(body.positions, body.normaliser, torch.device("cuda"), dtype):
         raise ValueError(f"{arch}: {reason}; only fused attention is counted")
     body.attention_backend = "sdpa"
-    masked, width = count_masked(tokens), config.encoder_embed_dim
-    with AsOnGpu():
-        x, outside = kept(model, lambda: body.embed(tokens))
-        terms, of_bias = kept(model, lambda: body.layer_inputs(length, backend))
-        indices = torch.empty(masked, dtype=torch.long, device="meta")
-        last = len(body.layers) - 1
-        of_last = terms[last]._replace(selection=Selection(indices, indices, length))
-        _, in_last = kept(model, lambda: body.layers[last](x, of_last))
-        others = [partial(layer, x, of) for layer, of in zip(body.layers[:last], terms[:last], strict=True)]
-        in_layers = [kept(model, layer)[1] for layer in others] + [in_last]
-        rows, final_norm = x.new_empty(masked, width).requires_grad_(), body.final_norm or nn.Identity()
-        _, head = kept(model, lambda: log_probabilities(model.lm_head(final_norm(rows), body.tokens.weight)))
-    recomputed = config.checkpoint_activations
-    prepared = terms[0].prepared.near if isinstance(terms[0].prepared, InChunks) else terms[0].prepared
-    bias = 0 if prepared.bias is None else prepared.bias.numel()  # [H, L, L]
-    inside = 4 * bias + len(body.layers) * x.numel() * item if recomputed else sum(in_layers)
-    bias_gradient = item * batch * bias
-    ffn_gradient = 2 * item * batch * length * body.layers[0].fc1.out_features
-    logit_gradient = (4 + item) * masked * vocabulary + item * vocabulary * width
+    for p in model.parameters():
+        p.grad = torch.empty_like(p)
+    own = [x for p in model.parameters() for x in (p, p.grad)]
+    with as_on_gpu(), Level([*own, *model.buffers(), tokens]) as level:
+        loss = masked_loss(model, tokens, precision, padded)
+        activations = level.level
+        loss.backward()
     parameters = sum(p.numel() for p in model.parameters())
-    return {
-        "parameters": parameters,
-        "state": STATE_BYTES[dtype] * parameters,
-        "activations": outside + of_bias + inside + head,
-        "transient": max(logit_gradient, max(bias_gradient, ffn_gradient) + (max(in_layers) if recomputed else 0)),
-    }
+    state = STATE_BYTES[precision] * parameters
+    transient = level.peak - activations
+    return {"parameters": parameters, "state": state, "activations": activations, "transient": transient}
 
 
 def build(arch: str, batch: int, length: int, vocabulary: int, options: dict) -> tuple[nn.Module, Tensor]:
@@ -126,30 +135,13 @@ def build(arch: str, batch: int, length: int, vocabulary: int, options: dict) ->
     return build_ours(arch, length, vocabulary, **options).train(), torch.full((batch, length), 4)
 
 
-def count_masked(tokens: Tensor) -> int:
-    """Number of masked tokens in a batch: 15 %."""
-    return int(0.15 * tokens.numel())
-
-
-def log_probabilities(logits: Tensor) -> Tensor:
-    """In single precision, as fairseq's masked-LM loss computes and keeps them."""
-    return F.log_softmax(logits, dim=-1, dtype=torch.float32)
-
-
-def kept(model: nn.Module, forward: Callable) -> tuple[Any, int]:
-    """(result of forward(), bytes that autograd keeps for it, without the model's own tensors)."""
-    own = {t.untyped_storage()._cdata for t in [*model.parameters(), *model.buffers()]}
-    seen = {}
-
-    def remember(tensor):
-        storage = tensor.untyped_storage()
-        if storage._cdata not in own:
-            seen[storage._cdata] = storage  # keeps it alive, so that no other storage gets its address
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(remember, lambda tensor: tensor):
-        result = forward()
-    return result, sum(storage.nbytes() for storage in seen.values())
+def masked_loss(model: nn.Module, tokens: Tensor, precision: str, padded: bool) -> Tensor:
+    """Of the usual criterion at 15 % masked tokens, with --fp16 or --autocast bf16: the log-probabilities are float32.
+    Which tokens is all the same: only memory counts."""
+    masked = torch.zeros(int(0.15 * tokens.numel()), dtype=torch.long, device=tokens.device)
+    with torch.autocast(autocast_device(tokens.device.type), torch.bfloat16, enabled=precision == "bf16"):
+        logits, _ = model(tokens, masked_tokens=(masked, masked), num_tokens=tokens.numel() - padded)
+    return F.nll_loss(F.log_softmax(logits, dim=-1, dtype=torch.float32), masked, reduction="sum")
 
 
 def measured_bytes(
@@ -162,16 +154,11 @@ def measured_bytes(
     Comparable with `step_bytes` at lengths above `SAVE_WEIGHTS_UP_TO`, at which attention does not keep its weights.
     """
     model, tokens = build(arch, batch, length, vocabulary, options)
-    masked = torch.zeros(tokens.shape, dtype=torch.bool)
-    masked.view(-1)[: count_masked(tokens)] = True
-    targets = tokens[masked]
     for p in model.parameters():
         p.grad = torch.zeros_like(p)
     activations, levels = 0, [0]
     for _ in range(update_freq):
-        loss, forward = allocations(
-            lambda: F.nll_loss(log_probabilities(model(tokens, masked_tokens=masked)[0]), targets, reduction="sum")
-        )
+        loss, forward = allocations(lambda: masked_loss(model, tokens, "float32", padded=False))
         activations = max(activations, levels[-1] + sum(forward))
         _, backward = allocations(loss.backward)
         levels += itertools.islice(itertools.accumulate([*forward, *backward], initial=levels[-1]), 1, None)
@@ -210,12 +197,12 @@ def allocations(function: Callable) -> tuple[Any, list[int]]:
 # ---- the command
 
 
-def table_of_fits(arch: str, length: int, cards: list[float]) -> TextTable:
+def table_of_fits(arch: str, length: int, precision: str, cards: list[float]) -> TextTable:
     """The memory of batches of 1 to 64 sequences, and the cards (sizes in GiB) that they fit on."""
     rows = []
     for checkpointed in (False, True):
         for batch in (1, 2, 4, 8, 16, 32, 64):
-            sizes = step_bytes(arch, batch, length, checkpoint_activations=checkpointed)
+            sizes = step_bytes(arch, batch, length, precision=precision, checkpoint_activations=checkpointed)
             parts = [sizes[part] for part in ("state", "activations", "transient")]
             fitting = [f"{card:g} GiB" for card in cards if sum(parts) + RESERVE <= card * GIB]
             cells = [f"{part / GIB:.2f}" for part in (*parts, sum(parts))]
@@ -232,7 +219,7 @@ def table_of_checks(arch: str, length: int) -> TextTable:
     for checkpointed in (False, True):
         options = {"dropout": 0.0, "attention_dropout": 0.0, "checkpoint_activations": checkpointed}
         for batch, update_freq in ((1, 1), (4, 1), (1, 4)):
-            sizes = step_bytes(arch, batch, length, dtype=torch.float32, **options)
+            sizes = step_bytes(arch, batch, length, precision="float32", padded=False, **options)
             counted = sizes["activations"], sizes["activations"] + sizes["transient"]
             measured = measured_bytes(arch, batch, length, update_freq=update_freq, **options)
             pairs = zip(counted, (measured["activations"], measured["peak"]), strict=True)
@@ -259,11 +246,13 @@ def table_of_forwards(positions: list[str], length: int, check: bool) -> TextTab
 @click.option("--arch", default="tupe_r_large", show_default=True, help="architecture")
 @click.option("--length", type=click.IntRange(1), default=512, show_default=True, help="tokens of a sequence")
 @click.option("--cards", type=ListOf(float), default="16,32", show_default=True, help="memory of GPUs in GiB")
+@click.option("--precision", type=click.Choice(list(PRECISIONS)), default="fp16", show_default=True,
+              help="fp16: --fp16; bf16: --autocast bf16")  # fmt: skip
 @click.option("--check", is_flag=True, help="compare with the memory allocated on this CPU (MiB)")
 @click.option("--positions", type=ListOf(str), help="count one forward pass on a CPU with these encodings instead, at "
               "base size, of a single sequence of --length tokens")  # fmt: skip
-def command(arch, length, cards, check, positions):
-    """Count how many sequences fit on a GPU in masked-LM training with --fp16; needs no GPU.
+def command(arch, length, cards, precision, check, positions):
+    """Count how many sequences fit on a GPU in masked-LM training, some of them padded; needs no GPU.
 
     \b
     tupe bench memory --arch tupe_r_large --cards 16,32
@@ -273,5 +262,5 @@ def command(arch, length, cards, check, positions):
     if positions:
         click.echo(table_of_forwards(positions, length, check).markdown(), nl=False)
         return
-    table = table_of_checks(arch, length) if check else table_of_fits(arch, length, cards)
+    table = table_of_checks(arch, length) if check else table_of_fits(arch, length, precision, cards)
     click.echo(table.markdown(), nl=False)

@@ -8,7 +8,7 @@ B batch, L length of its longest text, V vocabulary.
 """
 
 import tupe.plugin  # noqa: F401  isort: skip  (first: keeps fairseq's import quiet)
-import statistics
+import itertools
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -19,7 +19,6 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from fairseq.data import data_utils
-from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 from ..common import options
@@ -36,8 +35,8 @@ from ..plugin.squad_data import Encoded, Windows
 from ..token_positions import TokenPositions
 from . import contenders, report
 from .contenders import PAD, Setting
-from .machine import DEVICE, PRECISIONS, environment
-from .turns import Step, take_turns, timed, write
+from .machine import DEVICE, PRECISIONS, autocast, environment
+from .turns import Step, compared, timed, write
 
 LONGEST = 512
 FINETUNE = ["ours", "ours-padded", "fairseq", "hf"]
@@ -100,10 +99,7 @@ def batches(
 
 def build(name: str, setting: Setting) -> tuple[nn.Module, Callable[[Batch], Tensor]]:
     """A contender's model and the function of a batch to its logits [B, 2]."""
-    if name == "export":
-        model = build_export(setting)
-    else:
-        model = contenders.build("tupe_r" if name.startswith("ours") else name, setting, classes=2)
+    model = contenders.build("tupe_r" if name.startswith("ours") else name, setting, classes=2)
     if name == "ours-padded":
         model.encoder.packing = keep_padding  # in place of the method
         model.encoder.transform = partial(keep_all, model.encoder.transform)
@@ -139,19 +135,6 @@ def keep_all(
     return transform(x, positions, packing)[0].flatten(0, 1)[output_indices], None
 
 
-def build_export(setting: Setting) -> nn.Module:
-    """TUPE-R as the transformers library loads it from what `tupe checkpoint export` writes."""
-    from .. import hf  # needs transformers
-
-    torch.manual_seed(0)
-    layers, width, heads, ffn = setting.dims()
-    config = hf.TupeConfig(
-        setting.vocab, num_hidden_layers=layers, hidden_size=width, num_attention_heads=heads, intermediate_size=ffn,
-        max_position_embeddings=setting.length, position="untied+t5", cls_position="untied",
-    )  # fmt: skip
-    return hf.TupeForSequenceClassification(config).to(setting.device)
-
-
 # -------------------------------------------------------------------------------------------------------- measurement
 
 
@@ -159,18 +142,16 @@ def training_step(model: nn.Module, logits: Callable[[Batch], Tensor]) -> Callab
     """Forward and backward pass, clipping and AdamW: ours (`optim.FusedAdamW`), or PyTorch's fused one as in Hugging
     Face's Trainer."""
     model.train()
-    ours = isinstance(model, TupeModel)
-    if ours:
+    if isinstance(model, TupeModel):
         optimizer = FusedAdamW(FusedAdamWConfig(lr=[1e-5]), model.parameters())
+        clip = partial(optimizer.clip_grad_norm, 1.0)
     else:
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)
+        clip = partial(nn.utils.clip_grad_norm_, list(model.parameters()), 1.0)
 
     def step(batch: Batch) -> None:
         F.cross_entropy(logits(batch).float(), batch.labels).backward()
-        if ours:
-            optimizer.clip_grad_norm(1.0)
-        else:
-            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        clip()
         optimizer.step()
         optimizer.zero_grad()
 
@@ -187,109 +168,89 @@ def on_batches(function: Callable[[Batch], Any], drawn: list[Batch], precision: 
     """The step of a contender: every turn has a batch."""
 
     def compute(turn):
-        with torch.autocast(device, torch.bfloat16, enabled=precision == "bf16"):
+        with autocast(device, precision):
             function(drawn[turn])
 
     return lambda turn: timed(device, partial(compute, turn))(turn)
 
 
-def rows(seconds: dict, counted: list[Batch], about: dict) -> list[dict]:
-    """A row per contender; times_as_fast: of the first contender, as a multiple of this one's speed."""
-    texts, tokens = sum(len(batch.tokens) for batch in counted), sum(batch.count for batch in counted)
-    slots = sum(batch.tokens.numel() for batch in counted)
-    first = next(iter(seconds.values()))
-    return [
-        {
-            **about, "contender": name, "padding": 1 - tokens / slots,
-            "texts_per_s": texts / times.sum(), "tokens_per_s": tokens / times.sum(),
-            "times_as_fast": statistics.median(times / first), "seconds": times.tolist(),
-        }
-        for name, times in seconds.items()
-    ]  # fmt: skip
+COLUMNS = {  # of the table -> cell of a row
+    "size": "{size}", "lengths": "{task}", "batch": "{batch}", "precision": "{precision}", "padding": "{padding:.0%}",
+    "contender": "{contender}", "texts/s": "{texts_per_s:.1f}", "tokens/s": "{tokens_per_s:.0f}",
+}  # fmt: skip
 
 
-def table(measured: list[dict]) -> TextTable:
+def table(rows: list[dict]) -> TextTable:
     """The rows of one list, with the first contender's speed over each."""
-    header = ["size", "lengths", "batch", "precision", "padding", "contender", "texts/s", "tokens/s"]
+    first = rows[0]["contender"]
+    ratios = {row["setting"]: {first: 1, **row["times_as_fast"]} for row in rows if row["contender"] == first}
     cells = [
-        [
-            row["size"], row["task"], str(row["batch"]), row["precision"], f"{row['padding']:.0%}", row["contender"],
-            f"{row['texts_per_s']:.1f}", f"{row['tokens_per_s']:.0f}", f"{row['times_as_fast']:.2f}",
-        ]
-        for row in measured
-    ]  # fmt: skip
-    first = measured[0]["contender"]
-    return TextTable.plain([*header, f"{first}: times as fast"], cells, align="llrlrlrrr")
+        [*(cell.format_map(row) for cell in COLUMNS.values()), f"{ratios[row['setting']][row['contender']]:.2f}"]
+        for row in rows
+    ]
+    return TextTable.plain([*COLUMNS, f"{first}: times as fast"], cells, align="llrlrlrrr")
 
 
-def picture(measured: list[dict]) -> Figure:
-    """The same, a line per setting."""
-    ratios, first = {}, measured[0]["contender"]
-    for row in measured:
-        others = ratios.setdefault(f"{row['size']}, {row['task']}, batch {row['batch']}, {row['precision']}", {})
-        if row["contender"] != first:
-            others[row["contender"]] = row["times_as_fast"]
-    return report.picture(first, ratios)
-
-
-def shared(tasks: str, size: str, batch: str, names: list[str]) -> Callable:
-    """The options of both commands."""
-
-    def decorate(function: Callable) -> Callable:
-        for decorator in (
-            options.output("OUTPUT.json, .md and .png"),
-            options.seed(help="of lengths and tokens"),
-            click.option("--device", type=click.Choice(["cpu", "cuda"]), default=DEVICE, help="default: a GPU if any"),
-            click.option("--turns", type=click.IntRange(1), default=10, show_default=True, help="batches of each"),
-            click.option("--precision", type=ListOf(list(PRECISIONS)), default="float32", show_default=True),
-            click.option("--contenders", "names", type=ListOf(CONTENDERS), default=",".join(names), show_default=True),
-            options.vocab_size(),
-            click.option("--batch", type=ListOf(int), default=batch, show_default=True, metavar="B,..."),
-            click.option("--sizes", type=ListOf(list(SIZES)), default=size, show_default=True, metavar="SIZE,..."),
-            click.option("--tasks", type=ListOf(str), default=tasks, show_default=True, metavar="NAME,..."),
-            options.data("what `tupe prepare glue` (and `tupe prepare squad`) wrote"),
-        ):
-            function = decorator(function)
-        return function
-
-    return decorate
+def quantities(row: dict, counted: list[Batch]) -> dict:
+    """What follows from a contender's times for these batches."""
+    texts, tokens = sum(len(batch.tokens) for batch in counted), sum(batch.count for batch in counted)
+    seconds, slots = sum(map(sum, row["steps"])), sum(batch.tokens.numel() for batch in counted)
+    return {"padding": 1 - tokens / slots, "texts_per_s": texts / seconds, "tokens_per_s": tokens / seconds}
 
 
 def measure(
-    make_step: Callable, split: str, data: Path, tasks: list[str], sizes: list[str], batch: list[int], vocab_size: int,
-    names: list[str], precision: list[str], turns: int, device: str, seed: int, output: Path,
+    make_step: Callable, split: str, output: Path, data: Path, tasks: list[str], sizes: list[str], batch: list[int],
+    vocab_size: int, names: list[str], precision: list[str], turns: int, device: str, seed: int,
 ) -> None:  # fmt: skip
     """Measure every combination, print a table, and write it after every size."""
     of_task = {task: texts(data, task, split) for task in tasks}
     pieces = {task: count_pieces(of_task[task]) for task in tasks}
-    measured, about = [], {"command": command_line(), "pieces": pieces, **environment()}
+    rows, about = [], {"command": command_line(), "pieces": pieces, **environment()}
     for size in sizes:
         for task in tasks:
             functions = {}
             for name in names:
-                model, logits = build(name, Setting(size, length=LONGEST, vocab=vocab_size, device=device))
-                functions[name] = make_step(model, logits)
-            for number, kind in ((b, p) for b in batch for p in precision):
+                functions[name] = make_step(*build(name, Setting(size, 0, LONGEST, vocab=vocab_size, device=device)))
+            for number, kind in itertools.product(batch, precision):
                 drawn = list(batches(of_task[task].sizes, pieces[task], number, turns + 1, vocab_size, device, seed))
                 steps = {name: on_batches(function, drawn, kind, device) for name, function in functions.items()}
-                seconds = {name: times.sum(axis=1) for name, times in take_turns(steps, turns).items()}
-                measured += rows(seconds, drawn[1:], {"size": size, "task": task, "batch": number, "precision": kind})
-                click.echo(f"{size}, {task}, batch {number}, {kind}: measured", err=True)
-        write(output, {"about": about, "rows": measured}, table(measured).markdown(), picture(measured))
-    click.echo(table(measured).markdown())
+                setting = {"size": size, "task": task, "batch": number, "precision": kind}
+                setting["setting"] = "{size}, {task}, batch {batch}, {precision}".format_map(setting)
+                rows += [{**row, **quantities(row, drawn[1:])} for row in compared(steps, turns, setting)]
+                click.echo(f"{setting['setting']}: measured", err=True)
+        write(output, {"about": about, "rows": rows}, table(rows).markdown(), report.picture(rows))
+    click.echo(table(rows).markdown())
 
 
-@click.command(cls=Command)
-@shared("CoLA,RTE", "mini,base", "32", FINETUNE)
-def finetune(**arguments):
-    """Compare steps of fine-tuning on texts of real lengths: our encoder, the same with work on padding, fairseq's
-    RoBERTa, Hugging Face's BERT. Nothing else should run on the machine."""
-    measure(training_step, "train", **arguments)
+def comparison(
+    what: str, make_step: Callable, split: str, tasks: str, size: str, batch: str, names: list[str]
+) -> click.Command:  # fmt: skip
+    """One of the commands."""
+
+    @click.command(cls=Command, help=f"Compare {what}. Nothing else should run on the machine.")
+    @options.data("what `tupe prepare glue` (and `tupe prepare squad`) wrote")
+    @click.option("--tasks", type=ListOf(str), default=tasks, show_default=True, metavar="NAME,...")
+    @click.option("--sizes", type=ListOf(list(SIZES)), default=size, show_default=True, metavar="SIZE,...")
+    @click.option("--batch", type=ListOf(int), default=batch, show_default=True, metavar="B,...")
+    @options.vocab_size()
+    @click.option("--contenders", "names", type=ListOf(CONTENDERS), default=",".join(names), show_default=True)
+    @click.option("--precision", type=ListOf(list(PRECISIONS)), default="float32", show_default=True)
+    @click.option("--turns", type=click.IntRange(1), default=10, show_default=True, help="batches of each")
+    @click.option("--device", type=click.Choice(["cpu", "cuda"]), default=DEVICE, help="default: a GPU if any")
+    @options.seed(help="of lengths and tokens")
+    @options.output("OUTPUT.json, .md and .png")
+    def command(**arguments):
+        measure(make_step, split, **arguments)
+
+    return command
 
 
-@click.command(cls=Command)
-@shared("CoLA,MRPC", "base", "1,32", INFERENCE)
-def inference(**arguments):
-    """Compare forward passes over texts of real lengths: our encoder, the same with work on padding, our export for the
-    transformers library, Hugging Face's BERT and ModernBERT. Nothing else should run on the machine."""
-    measure(inference_step, "valid", **arguments)
+finetune = comparison(
+    "steps of fine-tuning on texts of real lengths: our encoder, the same with work on padding, fairseq's RoBERTa, "
+    "Hugging Face's BERT", training_step, "train", "CoLA,RTE", "mini,base", "32", FINETUNE,
+)  # fmt: skip
+inference = comparison(
+    "forward passes over texts of real lengths: our encoder, the same with work on padding, our export for the "
+    "transformers library, Hugging Face's BERT and ModernBERT", inference_step, "valid", "CoLA,MRPC", "base", "1,32",
+    INFERENCE,
+)  # fmt: skip

@@ -8,15 +8,15 @@ from ..common.tables import TextTable
 from .machine import facts
 
 PAPER_TOKENS = 1_000_000 * 256 * 512  # updates x sequences x tokens
-BASELINES = ("nopos", "bert_a", "fairseq", "hf", "hf-eager", "hf-flash")
+BASELINES = ("nopos", "bert_a", "fairseq", "hf", "hf-eager", "hf-flash", "modernbert")
 ASSUMPTIONS = """\
 FLOP per token of one training step: 6 per weight of a matrix product (2 forward, 4 backward); 12 C L per layer for
 q . k and weights . v over the full length; LM head, and of ours the last layer after its attention, at the 15 % masked
 tokens only (Hugging Face's BERT computes its head at all, which counts as time but not as FLOP). Not counted:
 recomputation, embeddings, position terms, element-wise operations, the optimizer.
 
-Every contender has the same sizes, tokens, masked positions, dropout 0.1 and precision (bf16: autocast with float32
-weights), and clips gradients at 1; ours and Hugging Face's use PyTorch's fused AdamW, fairseq's RoBERTa uses
+Every contender has the same sizes, tokens, masked positions, dropout 0.1 and precision (half: autocast with
+float32 weights), and clips gradients at 1; ours and Hugging Face's use PyTorch's fused AdamW, fairseq's RoBERTa uses
 fairseq's Adam, as their users do. Contenders take turns in one process, each turn in a new random order.
 Times are medians over turns; `x NAME` is the median over turns of tokens/s divided by NAME's in the same turn. MiB:
 the most that a contender's tensors take at once in a step, weights, gradients and moments included. Matrix peak: the
@@ -25,12 +25,9 @@ fastest square product of size 2048 (on a GPU 8192), three in every turn."""
 
 def markdown(rows: list[dict], about: dict, devices: int) -> str:
     """A table per setting. devices: number of devices to project the paper's run to, or 0."""
-    parts = [f"{facts(about)}\n", f"{ASSUMPTIONS}\n"]
-    settings = dict.fromkeys((r["precision"], r["length"], r["layers"]) for r in rows)
-    for setting in settings:
-        part = [r for r in rows if (r["precision"], r["length"], r["layers"]) == setting]
-        parts.append(contenders(part, devices).markdown())
-    return "\n".join(parts)
+    settings = dict.fromkeys(row["setting"] for row in rows)
+    tables = [contenders([row for row in rows if row["setting"] == setting], devices) for setting in settings]
+    return "\n".join([f"{facts(about)}\n", f"{ASSUMPTIONS}\n", *(table.markdown() for table in tables)])
 
 
 def contenders(rows: list[dict], devices: int) -> TextTable:
@@ -58,18 +55,10 @@ def project(tokens_per_s: float, devices: int) -> float:
     return PAPER_TOKENS / (tokens_per_s * devices) / 86400
 
 
-def of_steps(rows: list[dict]) -> Figure:
-    """`picture` of the rows of `tupe bench step`."""
+def picture(rows: list[dict]) -> Figure:
+    """A line per setting: the speed of the first contender over each of the others on a logarithmic axis."""
     first = rows[0]["contender"]
-    return picture(first, {
-        f"{r['precision']}, N = {r['layers']}, L = {r['length']}": r["times_as_fast"]
-        for r in rows if r["contender"] == first
-    })  # fmt: skip
-
-
-def picture(first: str, ratios: dict[str, dict[str, float]]) -> Figure:
-    """A line per setting: the speed of the first contender over each of the others on a logarithmic axis. ratios:
-    {setting: {other contender: times as fast}}"""
+    ratios = {row["setting"]: row["times_as_fast"] for row in rows if row["contender"] == first}
     names = list(dict.fromkeys(name for others in ratios.values() for name in others))
     figure, (axis,) = plotting.curves(width=6, height=0.22 * len(ratios) + 0.8)
     for index, name in enumerate(names):

@@ -10,7 +10,7 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,7 @@ from .contenders import (
     matrix_peak,
 )
 from .machine import DEVICE, PRECISIONS, Level, environment, memory_available
-from .turns import take_turns, write
+from .turns import compared, write
 
 
 def memory_needed(names: list[str], setting: Setting) -> int:
@@ -66,7 +66,25 @@ def measure(names: list[str], setting: Setting, rounds: int, say: Callable[[str]
             contender = Contender(name, setting)
             contender.step(0)
         steps[name], memory[name] = contender.step, level.peak / 2**20
-    return summary(take_turns(steps, rounds, say=say), memory, setting)
+    about = {**asdict(setting), "layers": setting.dims()[0], "rounds": rounds}
+    about["setting"] = "{precision}, N = {layers}, L = {length}".format_map(about)
+    peak, *rows = compared(steps, rounds, about, say)
+    for row in rows:
+        row.update(quantities(row, peak, setting), memory_mib=memory[row["contender"]])
+        del row["times_as_fast"]["peak"]
+    return rows
+
+
+def quantities(row: dict, peak: dict, setting: Setting) -> dict:
+    """What follows from the times of a contender and of the large products."""
+    fastest = 2 * PEAK_SIZE[setting.device] ** 3 / np.min(peak["steps"])
+    speed = setting.batch * setting.length / statistics.median(map(sum, row["steps"]))
+    flops = flops_per_token(setting, row["contender"])
+    forward, backward, optimizer = np.median(row["steps"], axis=0).tolist()
+    return {
+        "tokens_per_s": speed, "forward_s": forward, "backward_s": backward, "optimizer_s": optimizer,
+        "flops_per_token": flops, "peak_flops": fastest, "share_of_peak": speed * flops / fastest,
+    }  # fmt: skip
 
 
 def cross(base: Setting, lengths: list[int], layers: list[int], tokens: int) -> list[Setting]:
@@ -83,29 +101,15 @@ def cross(base: Setting, lengths: list[int], layers: list[int], tokens: int) -> 
     ]
 
 
-def summary(times: dict[str, np.ndarray], memory: dict[str, float], setting: Setting) -> list[dict]:
-    """The rows of the contenders in `memory`, {name: MiB}, of their times and those of the large product ("peak")."""
-    tokens = setting.batch * setting.length
-    peak = 2 * PEAK_SIZE[setting.device] ** 3 / times["peak"].min()
-    seconds = {name: times[name].sum(axis=1) for name in memory}
-    rows = []
-    for name, mib in memory.items():
-        steps = times[name]
-        speed = tokens / statistics.median(seconds[name])
-        forward, backward, optimizer = np.median(steps, axis=0).tolist()
-        rows.append({
-            "contender": name, **asdict(setting), "layers": setting.dims()[0], "rounds": len(steps),
-            "tokens_per_s": speed,
-            "forward_s": forward, "backward_s": backward, "optimizer_s": optimizer, "steps": steps.tolist(),
-            "memory_mib": mib,
-            "flops_per_token": flops_per_token(setting, name), "peak_flops": peak,
-            "share_of_peak": speed * flops_per_token(setting, name) / peak,
-            "times_as_fast": {b: statistics.median(seconds[b] / seconds[name]) for b in memory if b != name},
-        })  # fmt: skip
-    return rows
-
-
 # ---- the data loader
+
+
+def write_blocks(path: str | Path, sentences: Iterable[torch.Tensor], vocab: int) -> None:
+    """PATH.bin and .idx, as fairseq reads them."""
+    builder = indexed_dataset.make_builder(f"{path}.bin", impl="mmap", vocab_size=vocab)
+    for sentence in sentences:
+        builder.add_item(sentence.int())
+    builder.finalize(f"{path}.idx")
 
 
 def loader_speed(
@@ -114,12 +118,9 @@ def loader_speed(
     """Tokens per second of fairseq's masked-LM data pipeline, without training."""
     words, path = dictionary(vocab), os.path.join(folder, "train")
     words.save(os.path.join(folder, "dict.txt"))
-    builder = indexed_dataset.make_builder(path + ".bin", impl="mmap", vocab_size=vocab)
     generator = torch.Generator().manual_seed(0)
-    for _ in range(blocks):
-        for part in torch.randint(5, vocab, (length - 1,), generator=generator).split(32):  # sentences
-            builder.add_item(part.int())
-    builder.finalize(path + ".idx")
+    texts = (torch.randint(5, vocab, (length - 1,), generator=generator) for _ in range(blocks))
+    write_blocks(path, (sentence for text in texts for sentence in text.split(32)), vocab)
     config = MaskedLMConfig(data=folder, tokens_per_sample=length, sample_break_mode="complete", mask_prob=MASKED)
     config.seed, config.shorten_method = 1, "none"
     task = MaskedLMTask.setup_task(config)
@@ -177,5 +178,5 @@ def command(
     for number, setting in enumerate(settings, 1):
         label = f"{setting.precision} L={setting.length} N={setting.dims()[0]} (setting {number}/{len(settings)})"
         rows += measure(models, setting, rounds, lambda line, label=label: click.echo(f"{label} {line}"))
-        write(output, {"about": about, "rows": rows}, report.markdown(rows, about, project), report.of_steps(rows))
+        write(output, {"about": about, "rows": rows}, report.markdown(rows, about, project), report.picture(rows))
     click.echo(report.markdown(rows, about, project))

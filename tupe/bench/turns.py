@@ -4,6 +4,7 @@ machine affect all of them. Of two contenders, compare the times within a turn."
 import itertools
 import json
 import random
+import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -62,6 +63,22 @@ def take_turns(
         listed = "  ".join(f"{name} {sum(seconds[name]):.2f} s" for name in steps)
         say(f"{label}: {listed}; {left / 60:.1f} minutes left for these turns")
     return {name: np.array(seconds) for name, seconds in kept.items()}
+
+
+def compared(
+    steps: dict[str, Step], turns: int, about: dict, say: Callable[[str], Any] = lambda line: None
+) -> list[dict]:
+    """A row per contender: `about`, which names the "setting"; its "steps", seconds [turns, parts]; and for each other
+    one how many "times_as_fast" it is, the median over turns of the ratio within a turn."""
+    times = take_turns(steps, turns, say=say)
+    sums = {name: seconds.sum(axis=1) for name, seconds in times.items()}
+    return [
+        {
+            **about, "contender": name, "steps": times[name].tolist(),
+            "times_as_fast": {b: statistics.median(sums[b] / sums[name]) for b in sums if b != name},
+        }
+        for name in steps
+    ]  # fmt: skip
 
 
 def write(output: Path, result: dict, markdown: str, figure: Figure) -> None:

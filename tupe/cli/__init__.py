@@ -45,6 +45,7 @@ COMMANDS = {  # words of the command -> (module:click command, what it does)
     "bench finetune": ("bench.padding:finetune", "fine-tuning on real lengths, beside the alternatives"),
     "bench inference": ("bench.padding:inference", "texts per second, beside the alternatives"),
     "bench memory": ("bench.memory:command", "how many sequences fit on a GPU"),
+    "bench gpu": ("bench.gpu:command", "all that only a GPU can show, expected beside measured"),
     "bench corpus": ("bench.corpus:command", "speed of preparing text"),
 }
 MOVED = ("evidence", "claims", "release")  # commands of earlier versions
