@@ -208,6 +208,22 @@ def test_masks_of_pairs_are_refused_in_a_line(shape):
         make()(IDS, attention_mask=torch.ones(shape))
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_mask_says_what_is_padding(kind):
+    """An id of padding that it calls a token, as collators draw, is one, with its own vector; also the first."""
+    model, kept = make(kind), torch.tensor([[1, 1, 1, 1, 1, 1, 0, 0], [1] * 8])
+    for column in (0, 3):
+        ids, others = IDS.clone(), IDS.clone()
+        ids[0, column], others[0, column] = 1, 30
+        with torch.no_grad():
+            model.get_input_embeddings().weight[1] = model.get_input_embeddings().weight[30]
+            expected = model(others, attention_mask=kept)[0]
+            for mask in (kept, kept.bool(), kept.float()):
+                got = model(ids, attention_mask=mask)[0]
+                real = kept == 1 if got.shape[:2] == ids.shape else ...
+                torch.testing.assert_close(got[real], expected[real])
+
+
 def test_heads_for_tokens_and_choices():
     """Trained on what only they can do: a label for each token, and the one of three texts with a 9."""
     torch.manual_seed(0)
@@ -249,18 +265,18 @@ def test_captum_attributes_to_words():
     baseline = torch.where(IDS > 2, 3, IDS)
     expected = layer.attribute(IDS, baseline, n_steps=100)
     total = (model(IDS).logits - model(baseline).logits)[:, 1]
-    torch.testing.assert_close(expected.sum((1, 2)), total, atol=2e-2, rtol=0)
+    torch.testing.assert_close(expected.sum((1, 2)).float(), total, atol=2e-2, rtol=0)
     vectors = model.get_input_embeddings()(torch.stack([IDS, baseline]))
     mask = (IDS != 1).long()
     integrated = captum.IntegratedGradients(lambda x, m: model(inputs_embeds=x, attention_mask=m).logits[:, 1])
     got = integrated.attribute(*vectors, n_steps=100, additional_forward_args=mask)
-    torch.testing.assert_close(got, expected, atol=1e-4, rtol=1e-3)
+    torch.testing.assert_close(got, expected, atol=1e-4, rtol=1e-3, check_dtype=False)
     embedding = captum.configure_interpretable_embedding_layer(model, "tupe.encoder.tokens")
     vectors = embedding.indices_to_embeddings(IDS)
     again = captum.IntegratedGradients(lambda x, m: model(x, attention_mask=m).logits[:, 1])
     start = embedding.indices_to_embeddings(baseline)
     got = again.attribute(vectors, start, n_steps=100, additional_forward_args=mask)
-    torch.testing.assert_close(got, expected, atol=1e-4, rtol=1e-3)
+    torch.testing.assert_close(got, expected, atol=1e-4, rtol=1e-3, check_dtype=False)
     captum.remove_interpretable_embedding_layer(model, embedding)
 
 
