@@ -14,7 +14,7 @@ import xml.etree.ElementTree as ET
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-TEXT = ["sacremoses", "spacy", "sentencepiece", "scikit-learn", "pytest==9.2.0"]
+TEXT = ["sacremoses", "spacy", "sentencepiece", "scikit-learn", "ipython", "pytest==9.2.0"]
 # Of transformers the oldest and the newest that pyproject.toml allows, with libraries of their years.
 ENVIRONMENTS = {
     "oldest": ("python3.10", ["torch==2.4.1", "numpy<2", "transformers==4.46.3", "accelerate==1.1.1", "peft==0.15.2",

@@ -275,6 +275,7 @@ CHECKS = {
     "transformers": "assert len(best) == 5 and terms.shape == (4, 64, 64) and small(**text).logits.isfinite().all()",
     "bertviz": "assert '<script' in page.data.lower()",
     "minicons": """
+model = AutoModelForMaskedLM.from_pretrained("models/tupe_r_mini").eval()
 ids = tokenizer(sentence)["input_ids"]
 rows = torch.tensor([[*ids[:i], tokenizer.mask_token_id, *ids[i + 1:]] for i in range(1, len(ids) - 1)])
 with torch.no_grad():

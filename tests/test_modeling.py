@@ -103,20 +103,6 @@ def test_an_adapter_of_the_tied_embedding_is_warned_of():
         adapted(IDS)
 
 
-def test_linear_weights_become_int8():
-    quantize = pytest.importorskip("torch.ao.quantization").quantize_dynamic
-    model = make(hidden_size=64, intermediate_size=128)
-    for module in model.modules():  # PyTorch exchanges this very class alone
-        if isinstance(module, nn.Linear) and "weight" in module._parameters and module is not model.decoder:
-            module.__class__ = nn.Linear
-    small = quantize(copy.deepcopy(model), {nn.Linear}, dtype=torch.qint8)
-    names = {name for name, module in small.named_modules() if "quantized" in type(module).__module__}
-    assert {"tupe.encoder.positions.untied.q", "tupe.encoder.layers.0.attention.qkv", "lm_head.dense"} <= names
-    with torch.no_grad():
-        ours, theirs = first_output(model), first_output(small)
-    assert 0 < (ours - theirs).abs().max() < 0.1 * ours.abs().max()
-
-
 def in_shards(rank, kind, store, positions):
     """One of two processes: what their shards have learned is what one whole model has."""
     torch.set_num_threads(1)
@@ -193,6 +179,24 @@ def test_loading_into_a_model_without_memory(position, tmp_path):
 KINDS = [modeling.TupeModel, TupeForMaskedLM, modeling.TupeForSequenceClassification]
 KINDS += [modeling.TupeForQuestionAnswering, modeling.TupeForTokenClassification]
 LEFT = torch.tensor([[1, 1, 0, 5, 3, 9, 7, 2], [0, 6, 7, 2, 2, 3, 8, 2]])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_linear_weights_become_int8(kind):
+    quantize = pytest.importorskip("torch.ao.quantization").quantize_dynamic
+    model = make(kind, hidden_size=64, intermediate_size=128)
+    for module in model.modules():  # PyTorch exchanges this very class alone
+        if isinstance(module, nn.Linear) and module is not model.get_output_embeddings():
+            module.__class__ = nn.Linear
+    small = quantize(copy.deepcopy(model), {nn.Linear}, dtype=torch.qint8)
+    names = {name for name, module in small.named_modules() if "quantized" in type(module).__module__}
+    heads = {"lm_head.dense", "classifier.dense", "classifier.out_proj", "qa_outputs", "token_classifier"}
+    expected = {"positions.untied.q", "layers.0.attention.qkv"}
+    assert expected <= {name.rpartition("encoder.")[2] for name in names}
+    assert heads & names == heads & {name for name, _ in model.named_modules()}
+    with torch.no_grad():
+        ours, theirs = first_output(model), first_output(small)
+    assert 0 < (ours - theirs).abs().max() < 0.1 * ours.abs().max()
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -524,7 +524,7 @@ class ClassificationHead(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """The features of [CLS] [B, C] -> [B, classes]."""
-        x = torch.tanh(self.dense(x.to(self.dense.weight.dtype)))
+        x = torch.tanh(self.dense(x.to(getattr(self.dense.weight, "dtype", x.dtype))))  # of int8, weight is a method
         return self.out_proj(self.dropout(x))
 
 
