@@ -36,7 +36,7 @@ ROWS = [
      "works"),
     ("transformers", "README.md and this page's neighbour, line by line", HERE + "the_page_s_code[transformers]",
      "works"),
-    ("transformers", "inputs_embeds", MODELING + "vectors_in_place_of_ids", "works"),
+    ("transformers", "inputs_embeds; padding on either side", MODELING + "vectors_in_place_of_ids", "works"),
     ("transformers", "output_attentions, in the call and in the config; attention_logits",
      MODELING + "attention_weights_and_the_two_parts_of_their_logits", "works"),
     ("transformers", "masks [batch, length]: integers, booleans, floats; an id of padding that is a token",

@@ -116,9 +116,9 @@ def in_shards(rank, kind, store, positions):
             from torch.distributed.fsdp import fully_shard
 
             mesh = torch.distributed.init_device_mesh("cpu", (2,))
-            encoder = model.tupe.encoder
-            units = [m for m in encoder.positions.modules() if type(m).__name__ in ("Linear", "LayerNorm")]
-            for unit in (*units, *encoder.layers, model):
+            tied = model.decoder, model.tupe.encoder.tokens
+            units = [m for m in model.modules() if m._parameters and m not in tied]
+            for unit in (*reversed(units), *model.tupe.encoder.layers, model):
                 fully_shard(unit, mesh=mesh)
             optimizer = torch.optim.SGD(model.parameters(), 0.1)
             model(IDS, labels=IDS).loss.backward()
