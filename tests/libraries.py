@@ -17,12 +17,12 @@ ROOT = Path(__file__).resolve().parents[1]
 TEXT = ["sacremoses", "spacy", "sentencepiece", "scikit-learn", "ipython", "pytest==9.2.0"]
 # Of transformers the oldest and the newest that pyproject.toml allows, with libraries of their years.
 ENVIRONMENTS = {
-    "oldest": ("python3.10", ["torch==2.4.1", "numpy<2", "transformers==4.46.3", "accelerate==1.1.1", "peft==0.15.2",
-               "sentence-transformers==3.3.1", "onnx==1.17.0", "onnxruntime==1.20.1", "captum==0.7.0",
-               "bertviz==1.4.0", "minicons==0.3.19", "evaluate==0.4.3", "deepspeed==0.15.4"]),
-    "newest": ("python3.11", ["torch==2.13.0", "numpy", "transformers==5.24.0", "accelerate==1.15.0", "peft==0.21.2",
-               "sentence-transformers==6.2.0", "onnx==1.23.2", "onnxscript==0.7.2", "onnxruntime==1.32.0",
-               "captum==0.9.0", "bertviz==1.4.1", "minicons==0.3.39", "evaluate==0.4.6", "deepspeed==0.19.8"]),
+    "oldest": ["torch==2.4.1", "numpy<2", "transformers==4.46.3", "accelerate==1.1.1", "peft==0.15.2",
+        "sentence-transformers==3.3.1", "onnx==1.17.0", "onnxruntime==1.20.1", "captum==0.7.0",
+        "bertviz==1.4.0", "minicons==0.3.19", "evaluate==0.4.3", "deepspeed==0.15.4"],
+    "newest": ["torch==2.13.0", "numpy", "transformers==5.24.0", "accelerate==1.15.0", "peft==0.21.2",
+        "sentence-transformers==6.2.0", "onnx==1.23.2", "onnxscript==0.7.2", "onnxruntime==1.32.0",
+        "captum==0.9.0", "bertviz==1.4.1", "minicons==0.3.39", "evaluate==0.4.6", "deepspeed==0.19.8"],
 }  # fmt: skip
 LIBRARIES = ["torch", "transformers", "accelerate", "peft", "sentence-transformers", "onnxruntime", "captum", "bertviz"]
 LIBRARIES += ["minicons", "evaluate", "deepspeed"]
@@ -82,10 +82,9 @@ What tests do with a folder of `tupe checkpoint export` or with the models thems
 
 def environment(name: str, folder: Path) -> Path:
     """The Python of an environment, which is made unless the folder has it."""
-    python, packages = ENVIRONMENTS[name]
-    place = folder / name
+    packages, place = ENVIRONMENTS[name], folder / name
     if not (place / "done").exists():
-        subprocess.run([python, "-m", "venv", "--clear", place], check=True)
+        subprocess.run([sys.executable, "-m", "venv", "--clear", place], check=True)
         pip = [place / "bin/python", "-m", "pip", "install", "-q"]
         subprocess.run([*pip, packages[0]], check=True)  # first, so that nothing else brings another one
         subprocess.run([*pip, *packages, *TEXT], check=True, stdout=sys.stderr, env={**os.environ, "DS_BUILD_OPS": "0"})

@@ -13,7 +13,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from helpers import module_cache
 
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # some ask the hub about any folder, and wait for it
 transformers = pytest.importorskip("transformers")
 ROOT = Path(__file__).resolve().parents[1]
 IS_5 = int(transformers.__version__.partition(".")[0]) >= 5
@@ -25,9 +27,7 @@ REVIEWS = ["a good film .", "a bad film that nobody liked .", "she looked out of
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """models/tupe_r_mini as `tupe checkpoint export` writes it, with code; transformers' cache goes with the tests."""
-    from transformers import dynamic_module_utils
-
-    place, cache = tmp_path_factory.mktemp("library") / "tupe_with_code", tmp_path_factory.mktemp("modules")
+    place = tmp_path_factory.mktemp("library") / "tupe_with_code"
     shutil.copytree(ROOT / "models" / "tupe_r_mini", place)
     for file in (ROOT / "tupe").glob("*.py"):
         if file.stem not in NOT_CODE:
@@ -38,8 +38,7 @@ def folder(tmp_path_factory):
     for name, auto_map in maps.items():
         content = json.loads((place / name).read_text())
         (place / name).write_text(json.dumps({**content, "auto_map": auto_map}))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(cache))
+    with module_cache(tmp_path_factory.mktemp("modules")):
         yield str(place)
 
 
@@ -301,3 +300,14 @@ def test_the_page_s_code(library, tmp_path):
     command = [sys.executable, "script.py"]
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
+
+
+@pytest.mark.slow
+def test_the_table_is_what_was_run(tmp_path):
+    """But for its date. LIBRARIES names a folder of environments to keep; else they are made here (an hour)."""
+    import libraries
+
+    committed = (ROOT / "docs" / "libraries.md").read_text(encoding="utf-8")
+    found = libraries.page(Path(os.environ.get("LIBRARIES", tmp_path)))
+    date = re.compile(r"Run on [\d-]+")
+    assert date.sub("", found) == date.sub("", committed), found

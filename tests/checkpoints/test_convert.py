@@ -640,6 +640,12 @@ def test_nothing_is_overwritten(tmp_path, name):
     assert [path.read_text() for path in (tmp_path / "out").iterdir()] == ["theirs 1\n"]
 
 
+def test_an_adapter_must_be_merged_first(tmp_path):
+    (tmp_path / "adapter_config.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"only an adapter: save what merge_and_unload\(\) makes of it"):
+        convert.read_hugging_face(tmp_path)
+
+
 def test_options_that_a_bert_does_not_need_are_refused(tmp_path):
     small_bert(tmp_path)
     for option, value in {"dictionary_file": "dict.txt", "heads": 4, "codes": tmp_path / "vocab.txt"}.items():

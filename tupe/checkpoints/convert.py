@@ -274,7 +274,10 @@ def read_hugging_face(folder: str | Path) -> tuple[dict, dict]:
     """(config.json, tensors) of a folder that `save_pretrained` wrote. Raises ValueError for another folder."""
     folder = Path(folder)
     if not (folder / "config.json").is_file():
-        raise ValueError(f"{folder} has no config.json: not a Hugging Face checkpoint")
+        what = "no config.json: not a Hugging Face checkpoint"
+        if (folder / "adapter_config.json").is_file():
+            what = "only an adapter: save what merge_and_unload() makes of it"
+        raise ValueError(f"{folder} has {what}")
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     if (folder / "model.safetensors").is_file():
         from safetensors.torch import load
