@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import xml.etree.ElementTree as ET
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -19,7 +20,8 @@ TEXT = ["sacremoses", "spacy", "sentencepiece", "scikit-learn", "ipython", "pyte
 ENVIRONMENTS = {
     "oldest": ["torch==2.4.1", "numpy<2", "transformers==4.46.3", "accelerate==1.1.1", "peft==0.15.2",
         "sentence-transformers==3.3.1", "onnx==1.17.0", "onnxruntime==1.20.1", "captum==0.7.0",
-        "bertviz==1.4.0", "minicons==0.3.19", "evaluate==0.4.3", "deepspeed==0.15.4"],
+        "bertviz==1.4.0", "ipython==8.30.0", "minicons==0.3.19", "evaluate==0.4.3", "datasets==3.1.0",
+        "pyarrow==18.1.0", "deepspeed==0.17.6"],
     "newest": ["torch==2.13.0", "numpy", "transformers==5.24.0", "accelerate==1.15.0", "peft==0.21.2",
         "sentence-transformers==6.2.0", "onnx==1.23.2", "onnxscript==0.7.2", "onnxruntime==1.32.0",
         "captum==0.9.0", "bertviz==1.4.1", "minicons==0.3.39", "evaluate==0.4.6", "deepspeed==0.19.8"],
@@ -34,7 +36,7 @@ ROWS = [
      "refused: all tokens see all; pre-training is MaskedLM"),
     ("transformers", "pipelines: fill-mask, text and token classification, features, zero-shot", HERE + "pipelines",
      "works"),
-    ("transformers", "README.md and this page's neighbour, line by line", HERE + "the_page_s_code[transformers]",
+    ("transformers", "README.md and hugging-face.md, line by line", HERE + "the_page_s_code[transformers]",
      "works"),
     ("transformers", "inputs_embeds; padding on either side", MODELING + "vectors_in_place_of_ids", "works"),
     ("transformers", "output_attentions, in the call and in the config; attention_logits",
@@ -126,7 +128,8 @@ def page(folder: Path) -> str:
     script = f"from importlib.metadata import version; print(*map(version, {LIBRARIES}))"
     versions = [dict(zip(LIBRARIES, subprocess.check_output([python, "-c", script], text=True).split(), strict=True))
                 for python in pythons]  # fmt: skip
-    results = [outcomes(python) for python in pythons]
+    with ThreadPoolExecutor() as pool:
+        results = list(pool.map(outcomes, pythons))
     lines = [f"Run on {datetime.date.today()}, on a CPU.", "", "| library | what | oldest | newest |"]
     lines.append("|---|---|---|---|")
     for library, what, test, passed in ROWS:

@@ -89,7 +89,7 @@ def test_heads_that_do_not_exist(head, folder):
 def test_pipelines(folder, tokenizer):
     fill = transformers.pipeline("fill-mask", folder, trust_remote_code=True)
     assert "window" in [guess["token_str"] for guess in fill("she looked out of the <mask> .")]
-    assert fill("she <mask> out .", targets=["\u2581looked"])[0]["token_str"] == "\u2581looked"
+    assert fill("she <mask> out .", targets=["\u2581looked"])[0]["token_str"].endswith("looked")
     assert len(fill(["a <mask> film .", "they <mask> ."])) == 2 and len(fill("a <mask> of the <mask> .")) == 2
     long = fill("she <mask> out . " * 100, tokenizer_kwargs={"truncation": True})
     assert len(long) > 1
@@ -158,17 +158,17 @@ def test_precisions_and_places(folder, model):
 
 def test_every_scheme_of_the_folder(folder, model, tmp_path):
     """Another position in the configuration; made, saved and loaded."""
-    ids = torch.randint(3, 8000, (2, 20))
+    ids = torch.randint(3, 40, (2, 20))
+    small = {"vocab_size": 40, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1}
     for number, position in enumerate(scheme_names(model)):
-        config = load("AutoConfig", folder, position=position, cls_position="tied", num_hidden_layers=1)
+        config = load("AutoConfig", folder, position=position, cls_position="tied", **small)
         other = transformers.AutoModelForMaskedLM.from_config(config, trust_remote_code=True).eval()
         other.save_pretrained(tmp_path / f"scheme_{number}")
         again = load("AutoModelForMaskedLM", tmp_path / f"scheme_{number}").eval()
         assert again.config.position == position
         for name, value in other.state_dict().items():
             assert torch.equal(again.state_dict()[name], value), (position, name)
-        if position != "nonparametric":
-            assert torch.equal(logits(again, ids), logits(other, ids))
+        assert torch.equal(logits(again, ids), logits(other, ids))
 
 
 def test_trainer(folder, tokenizer, tmp_path):
