@@ -171,9 +171,10 @@ def test_every_scheme_of_the_folder(folder, model, tmp_path):
         assert torch.equal(logits(again, ids), logits(other, ids))
 
 
-def test_trainer(folder, tokenizer, tmp_path):
+def test_trainer(folder, tokenizer, tmp_path, monkeypatch):
     """The collator's masks, accumulation, a checkpoint that loads from its own folder, and training on from it."""
     pytest.importorskip("accelerate")
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "no")  # else bf16=True stays on, in other processes too
     collate = transformers.DataCollatorForLanguageModeling(tokenizer, mlm_probability=0.3)
     rows = [tokenizer(text) for text in REVIEWS * 4]
 
