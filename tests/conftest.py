@@ -6,7 +6,6 @@ import gc
 import importlib
 import importlib.util
 import os
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +22,7 @@ from helpers import (
     MNLI,
     make_vocabulary,
     mnli_row,
+    module_cache,
     train_recipe,
     write_data,
     write_lines,
@@ -160,19 +160,5 @@ def learnable(vocabulary, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def own_module_cache(tmp_path_factory):
-    """transformers copies an export's code into a cache and imports it from there: here one that goes away with the
-    tests of a file."""
-    from transformers import dynamic_module_utils
-
-    def forget():  # a package that was imported from another cache would be searched there
-        for name in [name for name in sys.modules if name.partition(".")[0] == "transformers_modules"]:
-            del sys.modules[name]
-        importlib.invalidate_caches()
-
-    cache, theirs = str(tmp_path_factory.mktemp("modules")), dynamic_module_utils.HF_MODULES_CACHE
-    forget()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", cache)
-        patch.setattr(sys, "path", [folder for folder in sys.path if folder != theirs])
+    with module_cache(tmp_path_factory.mktemp("modules")):
         yield
-    forget()

@@ -515,3 +515,22 @@ def file_system(folder: Path, megabytes: int) -> Iterator[Path]:
         pytest.skip(f"no file system may be mounted here: {done.stderr.strip()}")
     yield folder
     subprocess.run(["umount", "-l", folder], check=True)
+
+
+@contextmanager
+def module_cache(folder):
+    """transformers copies an export's code into a cache and imports it from there: here one that goes away."""
+    from transformers import dynamic_module_utils
+
+    def forget():  # a package that was imported from another cache would be searched there
+        for name in [name for name in sys.modules if name.partition(".")[0] == "transformers_modules"]:
+            del sys.modules[name]
+        importlib.invalidate_caches()
+
+    theirs = dynamic_module_utils.HF_MODULES_CACHE
+    forget()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(folder))
+        patch.setattr(sys, "path", [folder for folder in sys.path if folder != theirs])
+        yield
+    forget()

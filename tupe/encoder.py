@@ -602,9 +602,9 @@ class LMHead(nn.Module):
 
     def forward(self, x: Tensor, weight: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
         """x [..., inputs], weight [V, C] -> [..., V]. Without the weight: x [..., C] to be multiplied by it, and the
-        bias [V]."""
+        bias [V], a copy: shards are taken away when a module's call is over."""
         x = self.norm(F.gelu(self.dense(x)))
-        return (x, self.bias) if weight is None else linear(x, weight, self.bias)
+        return (x, self.bias.clone()) if weight is None else linear(x, weight, self.bias)
 
     def loss(self, x: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
         """The sum of the cross-entropies of targets [n]: that of `forward(x, weight)` for x [n, inputs]."""
@@ -622,7 +622,7 @@ class ClassificationHead(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """The features of [CLS] [B, C] -> [B, classes]."""
-        x = torch.tanh(self.dense(x.to(self.dense.weight.dtype)))
+        x = torch.tanh(self.dense(x.to(getattr(self.dense.weight, "dtype", x.dtype))))  # of int8, weight is a method
         return self.out_proj(self.dropout(x))
 
 

@@ -83,7 +83,7 @@ def keep_default(head: nn.Module) -> nn.Module:
 
 def first_token(input_ids: Tensor, attention_mask: Tensor | None, pad: int) -> Tensor:
     """[B]: the column of each sequence's first token that is no padding, 0 where all is."""
-    mask = input_ids != pad if attention_mask is None else (input_ids != pad) & (attention_mask != 0)
+    mask = input_ids != pad if attention_mask is None else attention_mask != 0
     return mask.byte().argmax(1) if input_ids.size(1) else input_ids.new_zeros(input_ids.size(0))
 
 
@@ -191,7 +191,7 @@ class TupeModel(TupePreTrainedModel):
             if attention_mask.dim() != 2:
                 shape = list(attention_mask.shape)
                 raise ValueError(f"attention_mask must be [batch, length], 0 at padding, not {shape}: all see all")
-            input_ids = input_ids.masked_fill(attention_mask == 0, self.config.pad_token_id)
+            input_ids, vectors = self.masked(input_ids, vectors, attention_mask != 0)
         if token_type_ids is not None:
             self.check_segments(input_ids, token_type_ids)
         first, length = first_token(input_ids, None, self.config.pad_token_id), input_ids.size(1)
@@ -204,7 +204,8 @@ class TupeModel(TupePreTrainedModel):
                 output_indices = row * length + (output_indices - first[row]) % length
         encoder = self.encoder
         encoder.checkpoint_activations = self.gradient_checkpointing
-        fused = self.config._attn_implementation == "sdpa"
+        # PyTorch 2.4 exports no scale of it to ONNX, and later ones nothing of it where gradients are computed
+        fused = self.config._attn_implementation == "sdpa" and not torch.onnx.is_in_onnx_export()
         dtype = next(encoder.layers.parameters()).dtype
         obstacle = Sdpa().refuses(encoder.positions, encoder.normaliser, input_ids.device, dtype)
         encoder.attention_backend = "sdpa" if fused and obstacle is None else "plain"
@@ -242,6 +243,15 @@ class TupeModel(TupePreTrainedModel):
             return input_ids, None
         vectors = input_ids if inputs_embeds is None else inputs_embeds
         return vectors.new_full(vectors.shape[:2], self.config.bos_token_id, dtype=torch.long), vectors
+
+    def masked(self, input_ids: Tensor, vectors: Tensor | None, mask: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Ids of padding where the mask is 0, and nowhere else: where it calls that id a token, which a collator may
+        have drawn in place of a masked one, the token's own vector goes beside the id of another."""
+        is_pad = input_ids == self.config.pad_token_id
+        if vectors is None and (is_traced() or bool((is_pad & mask).any())):
+            vectors = self.encoder.tokens(input_ids)
+        input_ids = input_ids.masked_fill(is_pad, self.config.bos_token_id)
+        return input_ids.masked_fill(~mask, self.config.pad_token_id), vectors
 
     def check_segments(self, input_ids: Tensor, token_type_ids: Tensor) -> None:
         """Tokenisers without segments return all zeros; anything else must agree with the model's segments."""

@@ -270,7 +270,8 @@ class PositionScheme(nn.Module):
                 no_weight_decay(self._parameters[name])
 
     def forward(self, hook: str, *args) -> Any:
-        """A hook, called through the module: what wraps modules (offloading, shards, PyTorch's hooks) sees the call."""
+        """A hook, called through the module: what wraps modules (offloading, shards, PyTorch's hooks) sees the call.
+        What it returns must not be a parameter, or a view of one: shards are taken away when the call is over."""
         return getattr(self, hook)(*args)
 
     def embed(self, positions: TokenPositions) -> Tensor | None:
@@ -405,8 +406,8 @@ class Positions(nn.ModuleDict):
         self.scale = 1 / math.sqrt((1 + sum(scheme.extra_terms for scheme in schemes)) * dims.head_dim)
 
     def forward(self) -> Tensor:
-        """[2, H], theta: read in a call of the module that owns it, see `PositionScheme.forward`."""
-        return self.theta.float()
+        """[2, H], a copy of theta: read in a call of the module that owns it, see `PositionScheme.forward`."""
+        return self.theta.to(torch.float32, copy=True)
 
     def in_order_of(self, names: str) -> None:
         """Put the schemes, and so their parameters, in the order of another spelling of the same name."""

@@ -154,7 +154,7 @@ class NonParametric(PositionScheme):
             table = self.table[:, positions.queries[:, None], positions.index]
         else:
             table = self.table[:, positions.first : positions.last, : positions.length]
-        return scaled(table.float(), self.multiplier)
+        return scaled(table.to(torch.float32, copy=True), self.multiplier)
 
 
 @register("factored")

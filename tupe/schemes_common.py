@@ -29,8 +29,8 @@ class Table(nn.Embedding):
         nn.init.normal_(self.weight, std=self.std)
 
     def forward(self, rows: Tensor | slice) -> Tensor:
-        """Rows by their index, or a slice, whose backward pass is the faster one."""
-        return self.weight[rows] if isinstance(rows, slice) else super().forward(rows)
+        """A copy of rows by their index, or of a slice, whose backward pass is the faster one."""
+        return self.weight[rows].clone() if isinstance(rows, slice) else super().forward(rows)
 
 
 class Linear(nn.Linear):

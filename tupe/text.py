@@ -28,7 +28,7 @@ was made from. It keeps no hidden state: the same text gives the same result in 
 "\u2581"."""
 
 import functools
-import importlib
+import importlib.util
 import io
 import itertools
 import json
@@ -46,6 +46,7 @@ UNK = "<unk>"  # as a token: a rare word that the corpus filter replaced
 SPACE = "\u2581"  # SentencePiece's mark for "a word starts here"
 # Tokens that are never split: placeholders, and the endings that Moses cuts off "don't" and "it's".
 WHOLE = frozenset((*PLACEHOLDERS, UNK, "'s", "'t", "'d", "'m", "'ll", "'re", "'ve"))
+LIBRARIES = ("sentencepiece", "sacremoses", "spacy")
 CACHE = 2**16  # results cached per function: bounds the memory of a worker, and hits almost always
 CACHED_LENGTH = 64  # characters; longer "words" are rare and not cached
 
@@ -57,11 +58,13 @@ class Span(NamedTuple):
 
 
 def _library(name):
-    """A package of the extra `text`, imported on first use: together they take seconds to import."""
+    """One of LIBRARIES, imported on first use: together they take seconds to import. If it is missing, so may others
+    be: the error names all."""
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(f"{name} is not installed; tupe.text needs: pip install 'tupe[text]'") from error
+        names = [each for each in LIBRARIES if importlib.util.find_spec(each) is None]
+        raise ModuleNotFoundError(f"text needs {', '.join(names)}: pip install {' '.join(names)}") from error
 
 
 # ----------------------------------------------------------------------------------------------------------- characters

@@ -526,27 +526,32 @@ def test_all_tokens_of_a_vocabulary_are_read(tmp_path):
 
 
 @pytest.mark.usefixtures("own_module_cache")
-@pytest.mark.parametrize("kind", ["BertForMaskedLM", "BertForQuestionAnswering"])
-def test_a_bert_with_its_own_tokeniser_there_and_back(kind, tmp_path):
-    """From text to logits, with the tokenizer.json that transformers 5 writes in place of vocab.txt."""
+@pytest.mark.parametrize("kind, cased, vocab", [
+    ("BertForMaskedLM", False, False), ("BertForMaskedLM", True, True), ("BertForQuestionAnswering", False, True),
+])  # fmt: skip
+def test_a_bert_with_its_own_tokeniser_there_and_back(kind, cased, vocab, tmp_path):
+    """From text to logits, with vocab.txt or with the tokenizer.json that transformers 5 writes in its place."""
     tokenizers, transformers = pytest.importorskip("tokenizers"), pytest.importorskip("transformers")
     from tupe import modeling_tupe
     from tupe.checkpoints.export import export
 
     bert, tokens = small_bert(tmp_path / "bert", kind)
-    (tmp_path / "bert" / "vocab.txt").unlink()
     ids = {token: index for index, token in enumerate(tokens)}
-    inner = tokenizers.implementations.BertWordPieceTokenizer(ids)
+    inner = tokenizers.implementations.BertWordPieceTokenizer(ids, lowercase=not cased)
     theirs = transformers.PreTrainedTokenizerFast(
         tokenizer_object=inner._tokenizer, cls_token="[CLS]", sep_token="[SEP]", pad_token="[PAD]", unk_token="[UNK]",
         mask_token="[MASK]",
     )  # fmt: skip
-    theirs.save_pretrained(tmp_path / "bert")
+    if vocab:
+        (tmp_path / "bert" / "tokenizer_config.json").write_text(json.dumps({"do_lower_case": not cased}))
+    else:
+        (tmp_path / "bert" / "vocab.txt").unlink()
+        theirs.save_pretrained(tmp_path / "bert")
     convert.convert(tmp_path / "bert", "tupe", None, tmp_path / "ours")
-    export(tmp_path / "ours" / "checkpoint.pt", tmp_path / "out", tmp_path / "ours", code=False)
+    export(tmp_path / "ours" / "checkpoint.pt", tmp_path / "out", tmp_path / "ours")
     ours = transformers.PreTrainedTokenizerFast.from_pretrained(tmp_path / "out")
     model = getattr(modeling_tupe, kind.replace("Bert", "Tupe")).from_pretrained(tmp_path / "out").eval()
-    texts = ["t3 t7 [MASK] T9 zebra", "t1"]
+    texts = ["t3 t7 [MASK] T9 t\u00e9 \u4e00t4 zebra", "t1"]
     mine, other = (t(texts, padding=True, return_tensors="pt") for t in (ours, theirs))
     other = {key: value for key, value in other.items() if key != "token_type_ids"}
     assert [ours.convert_ids_to_tokens(row) for row in mine["input_ids"]] == [
@@ -558,6 +563,13 @@ def test_a_bert_with_its_own_tokeniser_there_and_back(kind, tmp_path):
     if kind == "BertForMaskedLM":
         order = [tokens.index(token) for token in ours.convert_ids_to_tokens(range(len(tokens)))]
         torch.testing.assert_close(got.logits[real], expected.logits[real][:, order], rtol=1e-4, atol=1e-4)
+        guesses = [
+            [guess["token_str"] for guess in pipe("t3 [MASK] t5")] for pipe in (
+                transformers.pipeline("fill-mask", str(tmp_path / "out"), trust_remote_code=True),
+                transformers.pipeline("fill-mask", model=bert, tokenizer=theirs),
+            )
+        ]  # fmt: skip
+        assert guesses[0] == guesses[1]
     else:
         torch.testing.assert_close(got.start_logits[real], expected.start_logits[real], rtol=1e-5, atol=1e-5)
         torch.testing.assert_close(got.end_logits[real], expected.end_logits[real], rtol=1e-5, atol=1e-5)
@@ -626,6 +638,12 @@ def test_nothing_is_overwritten(tmp_path, name):
     with pytest.raises(ValueError, match=f"{name} exists already"):
         convert.convert(tmp_path / "bert", "tupe", None, tmp_path / "out")
     assert [path.read_text() for path in (tmp_path / "out").iterdir()] == ["theirs 1\n"]
+
+
+def test_an_adapter_must_be_merged_first(tmp_path):
+    (tmp_path / "adapter_config.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"only an adapter: save what merge_and_unload\(\) makes of it"):
+        convert.read_hugging_face(tmp_path)
 
 
 def test_options_that_a_bert_does_not_need_are_refused(tmp_path):

@@ -274,7 +274,10 @@ def read_hugging_face(folder: str | Path) -> tuple[dict, dict]:
     """(config.json, tensors) of a folder that `save_pretrained` wrote. Raises ValueError for another folder."""
     folder = Path(folder)
     if not (folder / "config.json").is_file():
-        raise ValueError(f"{folder} has no config.json: not a Hugging Face checkpoint")
+        what = "no config.json: not a Hugging Face checkpoint"
+        if (folder / "adapter_config.json").is_file():
+            what = "only an adapter: save what merge_and_unload() makes of it"
+        raise ValueError(f"{folder} has {what}")
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     if (folder / "model.safetensors").is_file():
         from safetensors.torch import load
@@ -355,13 +358,42 @@ def bert_vocabulary(folder: Path, kind: str = "WordPiece") -> list[str]:
     return sorted(ids, key=ids.get)
 
 
+def of_vocabulary(folder: Path) -> dict:
+    """What tokenizer.json would hold of a folder with vocab.txt alone, as older ones are."""
+    ids = {token: index for index, token in enumerate(bert_vocabulary(folder))}
+    file = folder / "tokenizer_config.json"
+    told = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    cls, sep = ({"SpecialToken": {"id": token, "type_id": 0}} for token in ("[CLS]", "[SEP]"))
+    first, second = ({"Sequence": {"id": text, "type_id": 0}} for text in "AB")
+    special = {token: {"id": token, "ids": [ids[token]], "tokens": [token]} for token in ("[CLS]", "[SEP]")}
+    plain = {"special": True, **dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)}
+    return {
+        "version": "1.0",
+        "added_tokens": [{"id": ids[token], "content": token, **plain} for token in BERT_SPECIAL],
+        "normalizer": {
+            "type": "BertNormalizer", "clean_text": True, "lowercase": told.get("do_lower_case", True),
+            "handle_chinese_chars": told.get("tokenize_chinese_chars", True),
+            "strip_accents": told.get("strip_accents"),
+        },
+        "pre_tokenizer": {"type": "BertPreTokenizer"},
+        "post_processor": {
+            "type": "TemplateProcessing", "single": [cls, first, sep], "pair": [cls, first, sep, second, sep],
+            "special_tokens": special,
+        },
+        "decoder": {"type": "WordPiece", "prefix": "##", "cleanup": True},
+        "model": {
+            "type": "WordPiece", "unk_token": "[UNK]", "continuing_subword_prefix": "##",
+            "max_input_chars_per_word": 100, "vocab": ids,
+        },
+    }  # fmt: skip
+
+
 def bert_tokenizer(folder: Path, order: torch.Tensor, longest: int) -> dict[str, bytes]:
-    """{name: contents} of BERT's own tokeniser with the ids of the converted model, if the folder has tokenizer.json.
-    order: see `bert_token_order`. Both texts of a pair are of the one segment that the model has."""
-    if not (folder / "tokenizer.json").is_file():
-        return {}
+    """{name: contents} of BERT's own tokeniser with the ids of the converted model. order: see `bert_token_order`. Both
+    texts of a pair are of the one segment that the model has."""
     new = {old: index for index, old in enumerate(order.tolist())}
-    content = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
+    file = folder / "tokenizer.json"
+    content = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else of_vocabulary(folder)
     content["model"]["vocab"] = {token: new[old] for token, old in content["model"]["vocab"].items()}
     for token in content["added_tokens"]:
         token["id"] = new[token["id"]]
