@@ -632,7 +632,8 @@ def convert(
         refuse("a checkpoint for transformers", "--heads", "--codes")
         file = dictionary(source.parent)
         files = {**to_modernbert(source, file), "dict.txt": file.read_bytes()}
-        files |= {name: (file.parent / name).read_bytes() for name in OF_BERT if (file.parent / name).is_file()}
+        others = [file.parent / name for name in ("tokenizer.json", "tokenizer_config.json")]
+        files |= {other.name: other.read_bytes() for other in others if other.is_file()}
         if (Path(output) / "config.json").exists():
             raise ValueError(f"{output} has a config.json already; choose another folder or remove it")
         write_together(Path(output), files)
