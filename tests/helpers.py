@@ -36,43 +36,33 @@ ENGLISH_WORDS = [
 
 def write_data(folder, lines=60, valid_lines=8, seed=0):
     """A data folder for masked_lm: random words in increasing order, so that there is something to learn."""
-    from fairseq.data import Dictionary, indexed_dataset
+    from tupe.common.blocks import write_split
 
     folder.mkdir(parents=True)
-    dictionary = Dictionary()
-    for word in range(WORDS):
-        dictionary.add_symbol(f"w{word}", 1000 - word)
-    dictionary.save(str(folder / "dict.txt"))
+    (folder / "dict.txt").write_text("".join(f"w{word} {1000 - word}\n" for word in range(WORDS)))
     rng = np.random.default_rng(seed)
     for split, count in [("train", lines), ("valid", valid_lines)]:
-        builder = indexed_dataset.make_builder(str(folder / f"{split}.bin"), "mmap", vocab_size=len(dictionary))
-        for _ in range(count):
-            words = np.cumsum(rng.integers(1, 4, size=rng.integers(5, 14))) % WORDS
-            builder.add_item(dictionary.encode_line(" ".join(f"w{word}" for word in words), add_if_not_exist=False))
-        builder.finalize(str(folder / f"{split}.idx"))
+        words = [np.cumsum(rng.integers(1, 4, size=rng.integers(5, 14))) % WORDS for _ in range(count)]
+        write_split(folder / split, [[*(4 + line), 2] for line in words], 4 + WORDS)
     return folder
 
 
 def split_documents(data):
     """Rewrite the data with an empty sentence, which separates documents, after every four sentences."""
-    from fairseq.data import Dictionary, data_utils, indexed_dataset
+    from tupe.common.blocks import Split, write_split
 
-    dictionary = Dictionary.load(str(data / "dict.txt"))
     for split in ("train", "valid"):
-        items = [item.clone() for item in data_utils.load_indexed_dataset(str(data / split), dictionary)]
-        builder = indexed_dataset.make_builder(str(data / f"{split}.bin"), "mmap", vocab_size=len(dictionary))
-        for index, item in enumerate(items):
-            builder.add_item(item)
-            if index % 4 == 3:
-                builder.add_item(torch.tensor([dictionary.eos()]))
-        builder.finalize(str(data / f"{split}.idx"))
+        items = []
+        for index, item in enumerate(Split(data / split)):
+            items += [item.tolist()] + [[2]] * (index % 4 == 3)
+        write_split(data / split, items, 4 + WORDS)
 
 
 def make_vocabulary(folder, lines, size):
     """Write pieces and dictionary of normalised lines, and the first lines as masked-LM data; returns the folder."""
     import sentencepiece
-    from fairseq.data import indexed_dataset
 
+    from tupe.common.blocks import write_split
     from tupe.text import TextEncoder
 
     (folder / "text").write_text("\n".join(lines))
@@ -84,10 +74,8 @@ def make_vocabulary(folder, lines, size):
     (folder / "dict.txt").write_text("".join(f"{pieces.id_to_piece(i)} 1\n" for i in range(1, len(pieces))))
     encoder = TextEncoder(folder)
     for split in ("train", "valid"):
-        builder = indexed_dataset.make_builder(str(folder / f"{split}.bin"), impl="mmap", vocab_size=len(encoder))
-        for line in lines[:64]:
-            builder.add_item(torch.IntTensor([*encoder.encode(line), encoder.ids["</s>"]]))
-        builder.finalize(str(folder / f"{split}.idx"))
+        ids = [[*encoder.encode(line), encoder.ids["</s>"]] for line in lines[:64]]
+        write_split(folder / split, ids, len(encoder))
     return folder
 
 
@@ -461,8 +449,8 @@ def write_run(
 
     more: other fields of the record. An unfinished run has no scores of its last epoch. Returns the record.
     """
+    from tupe.common.glue import TASKS
     from tupe.common.record import Record
-    from tupe.plugin.glue import TASKS
 
     splits = [split for split, _ in TASKS[task].files if split.startswith("valid")]
     scores = [

@@ -15,10 +15,11 @@ import torch
 from fairseq.data import Dictionary
 from helpers import fairseq_arguments, finetune, table
 
+from tupe.common.glue import TASKS, glue_name, score
 from tupe.common.record import read
 from tupe.evaluation.predict import predict_glue, zip_submission
 from tupe.plugin.compat import compose
-from tupe.plugin.glue import TASKS, Pairs, glue_name, score
+from tupe.plugin.glue import Pairs
 
 ROOT = Path(__file__).parents[2]
 

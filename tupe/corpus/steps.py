@@ -29,6 +29,7 @@ from pathlib import Path
 
 import numpy as np
 
+from ..common.blocks import type_of_ids, write_index
 from ..text import PLACEHOLDERS, SPACE, UNK, WHOLE, Normaliser, clean, load_sentencepiece
 from .readers import Document, Input, paragraphs, read
 from .stats import SAMPLE_CHARS, Stats
@@ -488,22 +489,10 @@ def write_mmap(prefix: str | Path, shards: list, table: np.ndarray) -> None:
     """Write fairseq's mmap format, as fairseq-preprocess does: each sentence ends with </s>, and an empty line (only
     </s>) ends a document. `shards`: [(ids.npy, sizes.npy), ...]; `table`: [SentencePiece id] -> id of the dictionary.
     It never holds all data in memory."""
-    # fairseq's codes for the two types, of which it chooses one by the size of the vocabulary
-    code = {"uint16": 8, "int32": 4}[table.dtype.name]
-    sizes = [np.load(path) for _, path in shards]
     with open(f"{prefix}.bin", "wb") as file:
         for path, _ in shards:
             file.write(table[np.load(path)])  # not numpy's tofile: as in `_save`
-    with open(f"{prefix}.idx", "wb") as file:
-        file.write(b"MMIDIDX\x00\x00" + np.uint64(1).tobytes() + np.uint8(code).tobytes())
-        file.write(np.uint64(sum(map(len, sizes))).tobytes())
-        for part in sizes:
-            file.write(part)
-        start = 0
-        for part in sizes:
-            ends = start + np.cumsum(part, dtype=np.int64) * table.itemsize
-            file.write(np.concatenate([[start], ends[:-1]]).astype(np.int64)[: len(part)])
-            start = int(ends[-1]) if len(part) else start
+    write_index(prefix, [np.load(path) for _, path in shards], table.dtype.type)
 
 
 def write_dictionary(model_path: str | Path, counts: np.ndarray, path: str | Path) -> np.ndarray:
@@ -514,7 +503,7 @@ def write_dictionary(model_path: str | Path, counts: np.ndarray, path: str | Pat
     with open(path, "w", encoding="utf-8", newline="\n") as file:
         file.writelines(f"{model.id_to_piece(i)} {counts[i]}\n" for i in order)
     size = len(order) + SPECIALS
-    table = np.zeros(len(model) + 1, dtype=np.uint16 if size < 65500 else np.int32)
+    table = np.zeros(len(model) + 1, dtype=type_of_ids(size))
     table[order] = np.arange(4, 4 + len(order))
     table[model.unk_id()], table[len(model)] = 3, 2
     return table

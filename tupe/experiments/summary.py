@@ -14,11 +14,11 @@ from fairseq.data import Dictionary
 from scipy.stats import pearsonr
 
 from ..common.architectures import split_size
+from ..common.glue import TASKS, score
 from ..common.safe_load import num_updates, read_checkpoint
 from ..evaluation.loading import load_model
 from ..evaluation.probes import identical_word_attention, measures
 from ..plugin import squad
-from ..plugin.glue import TASKS, score
 from ..plugin.pretrained import load_split
 from .runs import Model
 

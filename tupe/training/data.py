@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from ..common.blocks import CODES, HEAD, check_split, cut_long, parts_of
+from ..common.blocks import Split, cut_long, parts_of
 from ..text import TextEncoder
 
 BOS, PAD, EOS = 0, 1, 2
@@ -55,15 +55,11 @@ class Blocks:
     """
 
     def __init__(self, prefix: str | Path, length: int, symbols: list[str]):
-        if check_split(prefix) is None or len(parts_of(str(prefix))) > 1:
-            raise ValueError(f"{prefix}: in an older format, or in several parts, which --engine fairseq reads")
-        with open(f"{prefix}.idx", "rb") as file:
-            head = file.read(HEAD)
-        count, room = int.from_bytes(head[18:], "little"), length - 1
-        self.tokens = np.memmap(f"{prefix}.bin", dtype=CODES[head[17]], mode="r") if count else np.zeros(0)
-        sizes = np.fromfile(f"{prefix}.idx", dtype=np.int32, count=count, offset=HEAD).astype(np.int64)
-        ends = np.cumsum(sizes)
-        _, _, sizes = cut_long(sizes, lambda i: self.tokens[ends[i] - sizes[i] : ends[i]], room, symbols)
+        if len(parts_of(str(prefix))) > 1:
+            raise ValueError(f"{prefix} is in several parts, which only --engine fairseq reads")
+        split, room = Split(prefix), length - 1
+        self.tokens = split.tokens
+        _, _, sizes = cut_long(split.sizes, split.__getitem__, room, symbols)
         ends, borders = np.cumsum(sizes), []  # of the parts; borders: (first part, first part of the next block)
         while (first := borders[-1][1] if borders else 0) < len(sizes):
             limit = (ends[first - 1] if first else 0) + room
