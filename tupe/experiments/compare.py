@@ -14,8 +14,8 @@ from functools import partial
 from pathlib import Path
 
 import click
+import yaml
 from click.core import ParameterSource
-from omegaconf import OmegaConf
 
 from ..common import limits, options, record
 from ..common.architectures import ARCHITECTURES, ELECTRA, GAU, split_size, with_size
@@ -59,7 +59,7 @@ def plan_pretraining(
     positions = [buildable(name, arch) for name in positions]
     by_architecture = {}
     for preset in presets:
-        architecture = OmegaConf.load(CONFIGS / "model" / f"{preset}.yaml")["_name"]
+        architecture = yaml.safe_load((CONFIGS / "model" / f"{preset}.yaml").read_text(encoding="utf-8"))["_name"]
         by_architecture.setdefault(architecture, []).append(preset)
     sweeps = [plan("preset", architecture, values) for architecture, values in by_architecture.items()]
     return [*sweeps, plan("position", arch, positions)] if positions else sweeps

@@ -11,11 +11,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..checkpoints.folders import as_file
+from ..checkpoints.folders import updates_of
 from ..common import limits, record
 from ..common.options import CONFIGS, letters
 from ..common.prepared import tasks_in
-from ..common.safe_load import num_updates, read_checkpoint
 from . import runner
 from .runner import Job
 
@@ -56,7 +55,7 @@ class Sweep:
         if recipe == "finetune":
             grid = _with_paper_search(grid, common)
             if "--checkpoint" in common:
-                updates = num_updates(read_checkpoint(as_file(common["--checkpoint"]), mmap=True))
+                updates = updates_of(common["--checkpoint"])
         elif keep_best:
             raise ValueError("--keep-best is for fine-tuning; other recipes keep their checkpoints")
         if not grid:

@@ -10,16 +10,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from fairseq.data import Dictionary
 from scipy.stats import pearsonr
 
+from ..common import squad
 from ..common.architectures import split_size
+from ..common.blocks import Split
 from ..common.glue import TASKS, score
 from ..common.safe_load import num_updates, read_checkpoint
 from ..evaluation.loading import load_model
 from ..evaluation.probes import identical_word_attention, measures
-from ..plugin import squad
-from ..plugin.pretrained import load_split
 from .runs import Model
 
 PUBLISHED = Path(__file__).with_name("published.json")
@@ -209,12 +208,10 @@ def unigram_entropy(data: str | Path) -> float:
 
     data: folder of pre-training data, with dict.txt and the split `train`. Raises ValueError if that is not there.
     """
-    dictionary = Dictionary.load(str(Path(data) / "dict.txt"))
-    train = load_split(Path(data) / "train", dictionary)
-    counts = np.zeros(len(dictionary) + 1, dtype=np.int64)  # <mask> comes last
-    for start in range(0, len(train), 1000):  # the text may be larger than memory
-        ids = np.concatenate([train[i].numpy() for i in range(start, min(start + 1000, len(train)))])
-        counts += np.bincount(ids, minlength=len(counts))
+    tokens, counts = Split(Path(data) / "train").tokens, np.zeros(0)
+    for start in range(0, len(tokens), 2**20):  # the text may be larger than memory
+        found = np.bincount(tokens[start : start + 2**20], minlength=len(counts))
+        counts = found + np.pad(counts, (0, len(found) - len(counts)))
     p = counts[counts > 0] / counts.sum()
     return float(-(p * np.log(p)).sum())
 

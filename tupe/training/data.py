@@ -131,13 +131,19 @@ class MaskedBlocks(Dataset):
         return spared & stays, spared & ~stays
 
 
-def collate(items: list[tuple[np.ndarray, np.ndarray]]) -> dict[str, Tensor]:
-    """input_ids [B, L], padded on the right; output_indices [n]: where there is something to predict, in the flattened
-    batch; labels [n]; num_tokens: without padding."""
+def pad(items: list[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
+    """[B, L] of both parts of items of `MaskedBlocks`."""
     length = max(len(source) for source, _ in items)
     ids, targets = np.full((len(items), length), PAD), np.full((len(items), length), IGNORED)
     for row, (source, target) in enumerate(items):
         ids[row, : len(source)], targets[row, : len(target)] = source, target
+    return ids, targets
+
+
+def collate(items: list[tuple[np.ndarray, np.ndarray]]) -> dict[str, Tensor]:
+    """input_ids [B, L], padded on the right; output_indices [n]: where there is something to predict, in the flattened
+    batch; labels [n]; num_tokens: without padding."""
+    ids, targets = pad(items)
     targets, ids = torch.from_numpy(targets).flatten(), torch.from_numpy(ids)
     indices = targets.ne(IGNORED).nonzero().squeeze(1)
     num_tokens = sum(len(source) for source, _ in items)
