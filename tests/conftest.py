@@ -15,6 +15,8 @@ from helpers import (
     ENGLISH_WORDS,
     HEADERS,
     MNLI,
+    ended,
+    fork_tupe,
     make_vocabulary,
     mnli_row,
     train_recipe,
@@ -28,7 +30,7 @@ if not WITHOUT_FAIRSEQ:
 
 
 # Where there is no fairseq, a test that imports it is left out, and so is a file of tests. What has to work there is
-# tested everywhere, with fairseq out of reach, by tests/training/test_without_fairseq.py.
+# tested everywhere, with fairseq out of reach, by tests/training/test_commands.py.
 
 
 def skip_without_fairseq(error):
@@ -52,7 +54,7 @@ def pytest_pycollect_makemodule(module_path, parent):
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_call(item):
+def pytest_runtest_setup(item):
     try:
         return (yield)
     except ModuleNotFoundError as error:
@@ -60,13 +62,7 @@ def pytest_runtest_call(item):
         raise
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_fixture_setup(fixturedef, request):
-    try:
-        return (yield)
-    except ModuleNotFoundError as error:
-        skip_without_fairseq(error)
-        raise
+pytest_runtest_call = pytest_runtest_setup
 
 
 @pytest.fixture(scope="module")
@@ -120,6 +116,17 @@ def pretrained(vocabulary, tmp_path_factory):
         f"checkpoint.save_dir={folder}", "+model.encoder_embed_dim=32", "+model.encoder_ffn_embed_dim=32",
     )  # fmt: skip
     return folder / "checkpoint_last.pt"
+
+
+@pytest.fixture(scope="session")
+def small(vocabulary, tmp_path_factory):
+    """Folder of a tiny TUPE-R after four updates through the second engine, with its record."""
+    folder = tmp_path_factory.mktemp("small") / "run"
+    sizes = ["--arch=tupe_r_tiny", "--encoder-embed-dim=32", "--encoder-ffn-embed-dim=32", "--tokens-per-sample=20"]
+    more = ["--max-update=4", "--batch-size=8", "--num-workers=0", "--gpus=0", "--allocator=none"]
+    where = [f"--data={vocabulary}", f"--output={folder}"]
+    assert ended(fork_tupe("pretrain", "--engine=transformers", *where, *sizes, *more)) == 0
+    return folder
 
 
 @pytest.fixture(scope="session")

@@ -6,9 +6,11 @@ Functions import fairseq themselves, because that takes seconds.
 import gc
 import importlib
 import json
+import logging
 import math
 import multiprocessing
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -344,6 +346,47 @@ def fork(main, *argv, anew=False, **environment):
     process = multiprocessing.get_context("fork").Process(target=target)
     process.start()
     return process
+
+
+def fork_tupe(*words, log=os.devnull, **environment):
+    """`tupe WORDS` in a copy of this process, which has begun."""
+    from tupe.cli import main
+
+    def run():
+        os.setsid()
+        sys.stdout = sys.stderr = open(log, "a", buffering=1)  # noqa: SIM115
+        for descriptor in (1, 2):
+            os.dup2(sys.stderr.fileno(), descriptor)
+        logging.root.handlers.clear()
+        main()
+
+    return fork(run, "tupe", *words, **environment)
+
+
+def ended(process):
+    process.join()
+    return process.exitcode
+
+
+def free_port():
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+def begin_two(folder, words, data, recipe="pretrain", overrides=()):
+    """The two processes of a training by the second engine, as torchrun starts them."""
+    from tupe.training import launch
+
+    place = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    plan = {
+        "recipe": recipe, "overrides": list(overrides), "data": str(data), "processes": 2, "micro_batch_size": None,
+        "gpus": 0, "words": [f"--save-dir={folder}", *words],
+    }  # fmt: skip
+    return [
+        fork(lambda: launch.train(**plan), "tupe", RANK=str(rank), LOCAL_RANK=str(rank), TORCHELASTIC_RUN_ID="none",
+             **place) for rank in range(2)
+    ]  # fmt: skip
 
 
 def descendants(pid):

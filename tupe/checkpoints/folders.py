@@ -2,7 +2,6 @@
 `tupe checkpoint export` write, and what `save_pretrained` makes of them."""
 
 import json
-import re
 from pathlib import Path
 
 from ..common import record
@@ -28,7 +27,7 @@ def as_file(checkpoint: str | Path) -> Path:
     if not file.is_file() or file.stat().st_mtime_ns <= newest:
         state = from_export(config, weights, folder / "dict.txt")
         state["cfg"]["task"]["data"] = str(folder.resolve())  # where dict.txt and the pieces are
-        state["optimizer_history"][-1]["num_updates"] = _updates(folder)
+        state["optimizer_history"][-1]["num_updates"] = record.updates_of(folder)
         save_atomically(state, file)
     return file
 
@@ -48,13 +47,5 @@ def updates_of(checkpoint: str | Path) -> int:
     """After how many updates a checkpoint, file or folder, was written."""
     if Path(checkpoint).is_dir():
         config_of(checkpoint)
-        return _updates(Path(checkpoint))
+        return record.updates_of(checkpoint)
     return num_updates(read_checkpoint(checkpoint, mmap=True))
-
-
-def _updates(folder):
-    """As far as the folder says so."""
-    if number := re.fullmatch(r"checkpoint-(\d+)", folder.resolve().name):
-        return int(number[1])
-    about = record.read(folder)
-    return max((entry["num_updates"] for entry in about.scores), default=0) if about else 0

@@ -9,12 +9,13 @@ from types import SimpleNamespace
 
 import torch
 from torch import Tensor, nn
+from transformers.utils.logging import disable_progress_bar
 
 from ..common import record
 from ..modeling_tupe import TupeForMaskedLM
 from ..text import TextEncoder
 from ..training.data import BOS, EOS, HELD_OUT_SEED, IGNORED, PAD, Blocks, MaskedBlocks, pad, read_symbols
-from ..training.recipe import OPTIONS
+from ..training.recipe import PRETRAINING
 
 
 class Dictionary:
@@ -55,6 +56,7 @@ class Model(nn.Module):
     @classmethod
     def load(cls, folder: str | Path, data: Path) -> "Model":
         """data: folder of its dict.txt. Raises ValueError for that of another model."""
+        disable_progress_bar()
         model, dictionary = TupeForMaskedLM.from_pretrained(folder), Dictionary(data)
         if len(dictionary) != (types := model.config.vocab_size):
             raise ValueError(
@@ -82,8 +84,8 @@ class HeldOut:
         folder = Path(folder).resolve()
         about = record.read(folder) or record.read(folder.parent)  # of a run, or of its checkpoint-N
         own = about.config or {} if about else {}
-        names = [name for name in OPTIONS if name.startswith("task.")]
-        settings = {name.partition(".")[2]: own.get(name, OPTIONS[name]) for name in names}
+        known = {name: value for name, value in PRETRAINING.options.items() if name.startswith("task.")}
+        settings = {name.partition(".")[2]: own.get(name, value) for name, value in known.items()}
         fixed = {"sample_break_mode": "complete", "long_sentences": "cut"}
         unused = {"mask_whole_words": False, "mask_multiple_length": 1}
         self.cfg = SimpleNamespace(data=str(data), **settings, **fixed, **unused)

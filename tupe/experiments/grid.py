@@ -110,8 +110,10 @@ class Sweep:
         if command != self.recipe:
             options["--recipe"] = self.recipe
         if command == "finetune":
-            saving = ("--no-last-checkpoints", "--no-save-optimizer-state") if self.keep_best else ("--no-save",)
-            options.update(dict.fromkeys(saving))
+            best = () if self.common.get("--engine") == "transformers" else (
+                "--no-last-checkpoints", "--no-save-optimizer-state"
+            )  # fmt: skip
+            options.update(dict.fromkeys(best if self.keep_best else ("--no-save",)))
         return Job(str(folder.relative_to(self.output)), folder, runner.tupe(command, options))
 
     def save(self) -> None:

@@ -9,7 +9,7 @@ B batch, L sequence length, V vocabulary, n masked tokens.
 
 import hashlib
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -196,8 +196,8 @@ def held_out(blocks: Blocks, size: int, most: int | None = None) -> list[list[tu
     return [[(1, int(i)) for i in order[k : k + size]] for k in range(0, len(order), size)][:most]
 
 
-def loader(dataset: MaskedBlocks, batches: Batches | list, workers: int = 0) -> DataLoader:
-    """Batches of `collate`. Drawing them changes no random numbers of the process."""
+def loader(dataset: Dataset, batches: Batches | list, workers: int = 0, collate: Callable = collate) -> DataLoader:
+    """Drawing its batches changes no random numbers of the process."""
     generator = torch.Generator().manual_seed(0)  # else PyTorch would draw a seed for workers that draw nothing
     return DataLoader(
         dataset, batch_sampler=batches, collate_fn=collate, num_workers=workers, generator=generator,
