@@ -40,6 +40,7 @@ COMMANDS = {  # words of the command -> (module:click command, what it does)
     "list schemes": ("cli.catalogue:list_schemes", "position encodings: paper, formula, hooks, parameters"),
     "list presets": ("cli.catalogue:list_presets", "files of configs/model"),
     "bench step": ("bench.step:command", "time of a training step, beside fairseq and Hugging Face"),
+    "bench engines": ("bench.engines:command", "updates per second of both engines"),
     "bench kernels": ("bench.kernels:command", "time of the parts of a step"),
     "bench schemes": ("bench.schemes:command", "cost of every position encoding"),
     "bench finetune": ("bench.padding:finetune", "fine-tuning on real lengths, beside the alternatives"),

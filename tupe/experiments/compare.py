@@ -66,14 +66,15 @@ def plan_pretraining(
 
 
 def plan_fine_tuning(
-    checkpoint: Path, output: Path, tasks: dict, lrs: list[str], seeds: list[int], common: list[str]
+    run: Path, output: Path, tasks: dict, lrs: list[str], seeds: list[int], common: list[str]
 ) -> list:
-    """Sweeps that fine-tune one pre-trained checkpoint. tasks: {"glue" or "squad": (folder of data, tasks)}."""
+    """Sweeps that fine-tune the checkpoint of one pre-training. tasks: {"glue" or "squad": (folder of data, tasks)}."""
     sweeps = []
     for kind, (data, names) in tasks.items():
         grid = {"task": names, "lr": lrs if kind == "glue" else lrs[:1], "seed": seeds}
-        words = [f"--data={data}", f"--checkpoint={checkpoint}", *common]
-        sweeps.append(Sweep.plan("finetune", output / kind / checkpoint.parent.name, grid, words))
+        last = run / "checkpoint_last.pt"
+        words = [f"--data={data}", f"--checkpoint={last if last.is_file() else run}", *common]
+        sweeps.append(Sweep.plan("finetune", output / kind / run.name, grid, words))
     return sweeps
 
 
@@ -176,14 +177,15 @@ def command(
         presets = sorted(path.stem for path in (CONFIGS / "model").glob("wang_*.yaml"))
     tasks, common = find_data(data, glue, squad, tasks), [*common, *options.position_file()]
     sweeps = plan_pretraining(data, output, presets or [], list(position), size, recipe, common, arch)
-    fine_tuning = [*shlex.split(finetune_options), *options.position_file()]
+    engine = parse_options(common).get("--engine", "fairseq")
+    fine_tuning = [*shlex.split(finetune_options), f"--engine={engine}", *options.position_file()]
     new = [sweep for sweep in sweeps if not (sweep.output / "sweep.json").exists()]
     for sweep in new:
         runner.check(sweep.jobs[0])
     for name, values in {"lr": lrs, "seed": seeds}.items():
         for value in values:
             limits.check(name, value)
-    if new and tasks:  # a typo in these would show after the pre-training
+    if new and tasks and engine == "fairseq":  # a typo in these would show after the pre-training
         runner.check(first_fine_tuning(output, tasks, fine_tuning))
     for sweep in sweeps:
         sweep.save()
@@ -194,12 +196,11 @@ def command(
     if not tasks:
         click.echo(losses_table(finished).markdown())
     for job in finished:
-        checkpoint = job.folder / "checkpoint_last.pt"
-        sweeps += plan_fine_tuning(checkpoint, output, tasks, lrs, seeds, fine_tuning)
+        sweeps += plan_fine_tuning(job.folder, output, tasks, lrs, seeds, fine_tuning)
     for sweep in sweeps:
         sweep.save()
     if sweeps:
         sweep_of = jobs_of(sweeps, output)
         states |= run(list(sweep_of), ended=lambda job, state: settle(sweep_of[job], job, state))
-        write_report(output, with_properties=True, with_losses=True)
+        write_report(output, with_properties=True, with_losses=True, data=data)
     runner.exit_if_unfinished(states, "compare")

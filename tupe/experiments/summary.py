@@ -12,11 +12,12 @@ from pathlib import Path
 import numpy as np
 from scipy.stats import pearsonr
 
-from ..common import squad
+from ..checkpoints.folders import updates_of
+from ..common import record, squad
 from ..common.architectures import split_size
 from ..common.blocks import Split
 from ..common.glue import TASKS, score
-from ..common.safe_load import num_updates, read_checkpoint
+from ..common.safe_load import read_checkpoint
 from ..evaluation.loading import load_model
 from ..evaluation.probes import identical_word_attention, measures
 from .runs import Model
@@ -224,14 +225,19 @@ def pretraining(models: Iterable[Model], data: str | Path | None = None) -> dict
     """
     losses, entropies = {}, {}
     for model in models:
-        state = read_checkpoint(model.checkpoint)
-        if num_updates(state) != model.updates:
+        if updates_of(model.checkpoint) != model.updates:
             raise ValueError(
                 f"{model.checkpoint} is no longer the one that was fine-tuned, after {model.updates} updates"
             )
-        if not state["cfg"]["criterion"]["_name"].startswith("masked_lm"):
-            continue
-        folder, loss = str(data or state["cfg"]["task"]["data"]), state["extra_state"].get("val_loss")
+        if Path(model.checkpoint).is_dir():
+            about = record.read(model.checkpoint)
+            scores = about.scores if about else []
+            loss, folder = (scores[-1]["loss"] if scores else None), str(data or model.checkpoint)
+        else:
+            state = read_checkpoint(model.checkpoint)
+            if not state["cfg"]["criterion"]["_name"].startswith("masked_lm"):
+                continue
+            folder, loss = str(data or state["cfg"]["task"]["data"]), state["extra_state"].get("val_loss")
         if loss is None:
             raise ValueError(f"{model.checkpoint} holds no validation loss")
         if folder not in entropies:
