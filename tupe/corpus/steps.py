@@ -25,6 +25,7 @@ import io
 import json
 import re
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -150,7 +151,8 @@ _normaliser = functools.cache(Normaliser)  # one per process
 
 def load_libraries(spacy_model: str | None) -> None:
     """Load what `text_shard` would load when it first runs."""
-    import mwparserfromhell  # noqa: F401
+    with suppress(ImportError):  # which Wikipedia's dumps need
+        import mwparserfromhell  # noqa: F401
 
     _normaliser(spacy_model).normalise("A text, é.")
 

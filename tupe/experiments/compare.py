@@ -22,7 +22,7 @@ from ..common.architectures import ARCHITECTURES, ELECTRA, GAU, split_size, with
 from ..common.options import CONFIGS, FOLDER, ListOf, nearest
 from ..common.tables import Table
 from ..positions import Dims, Positions
-from . import protocol, runner
+from . import runner
 from .grid import Sweep, check_tasks, parse_options
 from .sweep import settle, write_report
 
@@ -171,6 +171,8 @@ def command(
         refuse_given(("size", "recipe", "lrs", "seeds", "finetune_options", "retry_failed"))
         name = buildable(position[0], arch)
         further = (*common, *options.position_file())
+        from . import protocol  # only here: it imports fairseq
+
         protocol.run(data.resolve(), output, name, arch, jobs, further, evidence)
         return
     if presets is None and not position:
