@@ -179,15 +179,15 @@ def command(
         presets = sorted(path.stem for path in (CONFIGS / "model").glob("wang_*.yaml"))
     tasks, common = find_data(data, glue, squad, tasks), [*common, *options.position_file()]
     sweeps = plan_pretraining(data, output, presets or [], list(position), size, recipe, common, arch)
-    engine = parse_options(common).get("--engine", "fairseq")
-    fine_tuning = [*shlex.split(finetune_options), f"--engine={engine}", *options.position_file()]
+    engine = ["--engine=transformers"] * (parse_options(common).get("--engine") == "transformers")
+    fine_tuning = [*shlex.split(finetune_options), *engine, *options.position_file()]
     new = [sweep for sweep in sweeps if not (sweep.output / "sweep.json").exists()]
     for sweep in new:
         runner.check(sweep.jobs[0])
     for name, values in {"lr": lrs, "seed": seeds}.items():
         for value in values:
             limits.check(name, value)
-    if new and tasks and engine == "fairseq":  # a typo in these would show after the pre-training
+    if new and tasks and not engine:  # a typo in these would show after the pre-training
         runner.check(first_fine_tuning(output, tasks, fine_tuning))
     for sweep in sweeps:
         sweep.save()
