@@ -2,7 +2,6 @@
 only. docs/reproduction.md says how each is computed."""
 
 import functools
-import math
 from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,16 +10,15 @@ import numpy as np
 import yaml
 
 from tupe.evaluation.minimal_pairs import MINIMUM
-from tupe.experiments import collect
 from tupe.experiments.evidence import Evidence
 from tupe.experiments.plan import BITS, PLAN, Trial
-from tupe.experiments.statistics import ALPHA, FEWEST, Contrast, Seeds, contrast, holm, paired
+from tupe.experiments.statistics import ALPHA, FEWEST, Contrast, Seeds, contrast, first_below, holm, paired
 
-from .statistics import pooled, share_of_schedule, share_of_updates, welch
+from .statistics import pooled, share_of_schedule, welch
 
 CLAIMS = yaml.safe_load(Path(__file__).with_name("claims.yaml").read_text(encoding="utf-8"))
 COMPARED = {model for entry in CLAIMS["contrasts"] for model in entry["models"]}
-CREDITS = {letter: value for value, letter in collect.LETTERS.items()}
+CREDITS = {"0": 0.0, "h": 0.5, "1": 1.0}  # of a pair, by its letter in the table
 PAIRED, WELCH, POOLED = "paired t, the protocol's", "Welch", "pooled variance"
 OTHER_SAMPLE = "paired t, other held-out sample"
 
@@ -120,11 +118,8 @@ def pairs_accuracy(evidence: Evidence, trial: Trial, updates: int, only_order: b
 
 
 def paper_shares(evidence: Evidence, stage: str, model: str, without_plateau: bool = False) -> Seeds:
-    """{seed: share of BERT-A's updates after which the validation loss of `model` is BERT-A's final one}.
-
-    math.inf: it never gets there. without_plateau: the exit updates of both models are taken off; math.nan where that
-    says nothing, because a model never left the plateau, or not before the loss was reached.
-    """
+    """{seed: share of BERT-A's updates after which the validation loss of `model` is BERT-A's final one}, which every
+    run of the experiment reaches. without_plateau: the exit updates of both models are taken off."""
     trials = {(trial.model, trial.seed): trial for trial in evidence.trials(stage)}
     shares = {}
     for (name, seed), trial in trials.items():
@@ -132,19 +127,16 @@ def paper_shares(evidence: Evidence, stage: str, model: str, without_plateau: bo
         if name != model or bert is None:
             continue
         target = evidence.curve(bert, "validation")[1][-1]
-        updates, losses = evidence.curve(trial, "validation")
-        share = share_of_updates(updates, losses, target, bert.updates)
-        if without_plateau and not math.isinf(share):
-            exits = [math.inf if update is None else update for update in (evidence.exit(trial), evidence.exit(bert))]
-            after, of = share * bert.updates - exits[0], bert.updates - exits[1]
-            share = after / of if after > 0 and of > 0 else math.nan
-        shares[seed] = share
+        after, of = first_below(*evidence.curve(trial, "validation"), target), bert.updates
+        if without_plateau:
+            after, of = after - evidence.exit(trial), of - evidence.exit(bert)
+        shares[seed] = after / of
     return shares
 
 
 def schedule_shares(evidence: Evidence, model: str) -> Seeds:
     """{seed: share of the updates with which `model`, trained with full decay, ends at BERT-A's final loss}, at tiny
-    size: the shortest share if that is enough, math.inf if all updates are not. Only seeds with all lengths."""
+    size: the shortest share if that is enough. Only seeds with all lengths."""
     trials, shares = evidence.trials("share"), {}
     bert = {trial.seed: trial for trial in trials if trial.model == "bert_a"}
     for seed, trial in bert.items():

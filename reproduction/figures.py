@@ -18,7 +18,7 @@ TITLES = {"main": "main stage", "slower": "one learning rate"}  # of stages, ins
 
 def loss(evidence: Evidence) -> Figure:
     """Training loss against updates, mean over seeds with a band from the lowest to the highest: the paper's 5a. Of the
-    controls, the models of the contrasts alone."""
+    controls, only the models of the contrasts."""
     drawn = {
         stage: [trial for trial in evidence.trials(stage) if stage != "controls" or trial.model in {*COMPARED, "nopos"}]
         for stage in (*SHOWN, "longer")
@@ -59,8 +59,6 @@ def lasting(evidence: Evidence) -> Figure:
 def band(axis: Axes, model: str, lines: list, **look) -> None:
     """Mean of lines (x, y) that share their x, and the range between their lowest and highest. `nopos` hides none."""
     lines = [line for line in lines if line[0]]
-    if not lines:
-        return
     x = sorted(set.intersection(*(set(line[0]) for line in lines)))
     values = np.array([[dict(zip(*line, strict=True))[point] for point in x] for line in lines])
     look = {"label": model, **plotting.of_model(model), "marker": None if len(x) > 20 else "o", **look}
@@ -135,8 +133,9 @@ def positional(evidence: Evidence) -> Figure:
     heads = max(int(row["head"]) for row in rows) + 1
     logits = np.array([[float(value) for value in row["logits"].split()] for row in rows])
     trial = Trial.parse(run)
-    title = f"{trial.model}, {trial.size}, {trial.updates:,} updates at {trial.lr:g} (seed {trial.seed})"
-    return figures.positional(torch.from_numpy(logits).view(heads, -1, logits.shape[1]), title)
+    figure = figures.positional(torch.from_numpy(logits).view(heads, -1, logits.shape[1]))
+    figure.suptitle(f"{trial.model}, {trial.size}, {trial.updates:,} updates at {trial.lr:g} (seed {trial.seed})")
+    return figure
 
 
 def cls(evidence: Evidence) -> Figure:

@@ -29,7 +29,7 @@ def card(evidence: Evidence, trial: Trial) -> str:
     """The text of the model card. Raises ValueError if the run is not among the finished ones."""
     if trial not in evidence.runs:
         names = [str(other) for other in evidence.runs]
-        raise ValueError(f"no finished run {str(trial)!r}{options.nearest(str(trial), names)}")
+        raise ValueError(f"no finished run {str(trial)!r}{options.did_you_mean(str(trial), names)}")
 
     def order(part):
         return number(evidence.final_measure("order", part)(trial), 3)

@@ -8,9 +8,9 @@ Runs, their evaluation and their tables are those of the first protocol (`tupe.e
 """
 
 import csv
+import functools
 import gzip
 import io
-import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
@@ -22,13 +22,13 @@ import yaml
 
 from tupe.common import options, record
 from tupe.common.options import ListOf
-from tupe.common.tables import Table
+from tupe.common.tables import TextTable
 from tupe.evaluation import minimal_pairs
 from tupe.evaluation.loading import load_model
 from tupe.experiments import collect, runner
-from tupe.experiments.plan import PLAN, Trial, final_losses, lengths_of
+from tupe.experiments.plan import PLAN, Trial, final_losses, lengths_of, trials
 from tupe.experiments.statistics import contrast, with_interval
-from tupe.experiments.training import train
+from tupe.experiments.training import train, train_stage
 from tupe.positions import load_scheme_file
 from tupe.text import TextEncoder
 
@@ -69,53 +69,7 @@ def adopted(losses: dict[tuple[Trial, str], float]) -> dict[Trial, float]:
     return found
 
 
-def best_rates(losses: dict[Trial, float], stage: str) -> tuple[dict[str, float], dict[str, float]]:
-    """({model: rate with the lowest final loss of that stage}, {model: rate that has to run first}).
-
-    A best rate at the edge of those that have run is used only once the next one has run.
-    """
-    plan, by_model = PROTOCOL["stages"][stage], defaultdict(dict)
-    for trial, loss in losses.items():
-        if trial.stage == stage and trial.seed in plan["seeds"]:
-            by_model[trial.model][trial.lr] = loss
-    best, needed = {}, {}
-    for model, by_rate in by_model.items():
-        if not all(any(math.isclose(rate, lr) for lr in by_rate) for rate in plan["rates"][model]):
-            continue
-        lr = min(by_rate, key=by_rate.get)
-        tried = [*by_rate, plan["worse"]]
-        if lr == min(tried):
-            needed[model] = lr / 2
-        elif lr == max(tried):
-            needed[model] = 2 * lr
-        else:
-            best[model] = lr
-    return best, needed
-
-
-def trials(stage: str, losses: dict[Trial, float]) -> list[Trial]:
-    """What a stage trains, by length and seed. losses: of the runs that have ended, from which rates follow; without
-    its rate, a model is left out."""
-    plan = PROTOCOL["stages"][stage]
-    if "rates" in plan:
-        rates = {model: list(values) for model, values in plan["rates"].items()}
-        if "worse" in plan:
-            for model, rate in best_rates(losses, stage)[1].items():
-                rates[model].append(rate)
-    else:
-        best, like = best_rates(losses, plan["rates_of"])[0], plan.get("like", {})
-        rates = {model: [best[of]] for model in plan["models"] if (of := like.get(model, model)) in best}
-    return [
-        Trial(stage, model, plan["size"], updates, rate, seed)
-        for updates in lengths_of(plan)
-        for seed in plan["seeds"]
-        for rank in range(max(map(len, rates.values()), default=0))
-        for model, values in rates.items()
-        for rate in values[rank : rank + 1]
-    ]
-
-
-def ended(output: Path | None) -> dict[Trial, float]:
+def known_losses(output: Path | None) -> dict[Trial, float]:
     """{trial: final loss} of all runs that count: of the first protocol, of the tables, and of a folder."""
     mine = {trial: loss for (trial, _), loss in known(TABLES).items()} if TABLES.exists() else {}
     return adopted(known(FIRST)) | mine | (final_losses(output) if output else {})
@@ -183,7 +137,7 @@ def tables_of_losses(losses: dict[Trial, float]) -> list[str]:
     """A section for each stage that has runs: final losses by model and rate, a column for each seed."""
     lines = []
     for stage, plan in PROTOCOL["stages"].items():
-        rows, planned = defaultdict(dict), trials(stage, losses)
+        rows, planned = defaultdict(dict), trials(stage, losses, PROTOCOL)
         for trial in planned:
             if trial in losses:
                 rows[trial.model, f"{trial.lr:g}", f"{trial.updates:,}"][trial.seed] = f"{losses[trial]:.3f}"
@@ -193,7 +147,7 @@ def tables_of_losses(losses: dict[Trial, float]) -> list[str]:
         if rows:
             header = ["model", "rate", "updates", *(f"seed {seed}" for seed in plan["seeds"])]
             cells = [("", [*key, *(row.get(seed, "–") for seed in plan["seeds"])]) for key, row in rows.items()]
-            lines.append(Table(header, cells, align="lrr" + "r" * len(plan["seeds"])).markdown())
+            lines.append(TextTable(header, cells, align="lrr" + "r" * len(plan["seeds"])).markdown())
     return lines
 
 
@@ -203,7 +157,8 @@ def by_seed(losses: dict[Trial, float], stage: str, model: str) -> dict[int, flo
 
 def again(losses: dict[Trial, float]) -> list[str]:
     """Stage A, once all of it has run: what the controls of `tupe_a_tie_cls` are with all seeds."""
-    if not all(trial in losses for stage in ("again", "again_bf16", "neighbours") for trial in trials(stage, losses)):
+    stages = ("again", "again_bf16", "neighbours")
+    if not all(trial in losses for stage in stages for trial in trials(stage, losses, PROTOCOL)):
         return []
     first = {trial: loss for (trial, of), loss in known(FIRST).items() if trial.stage == "controls" and of == "float32"}
     seeds = {
@@ -219,7 +174,7 @@ def again(losses: dict[Trial, float]) -> list[str]:
             rows.append(("", [f"`{model}` - `tupe_a_tie_cls`", f"{len(theirs)}, {len(mine)}",
                               f"{mean:.3f} [{low:.3f}, {high:.3f}]", f"{p:.2g}", verdict]))  # fmt: skip
     header = ["difference, all seeds in float32", "seeds", "mean [95 % interval], Welch", "p", "result"]
-    lines = ["## A: are three equal seeds luck?\n", Table(header, rows, align="lrrrl").markdown()]
+    lines = ["## A: are three equal seeds luck?\n", TextTable(header, rows, align="lrrrl").markdown()]
     one = contrast(by_seed(losses, "again_bf16", "tupe_a_tie_cls"), by_seed(first, "controls", "tupe_a_tie_cls"))
     seen, (low, high) = ", ".join(f"{value:.3f}" for value in one.differences.values()), one.interval
     lines.append(f"`tupe_a_tie_cls` in bfloat16 minus float32: {seen}; mean {one.mean:.3f} [{low:.3f}, {high:.3f}].\n")
@@ -246,12 +201,12 @@ def zorro_table() -> list[str]:
     ]
     text = f"Per cent right of the first {PAIRS} pairs of each paradigm (`phueb/Zorro`), macro average; chance is 50.\n"
     header = ["weights", "seeds", "accuracy", "mean [95 % interval]"]
-    return ["## Zorro\n", text, Table(header, rows, align="lrrr").markdown()] if rows else []
+    return ["## Zorro\n", text, TextTable(header, rows, align="lrrr").markdown()] if rows else []
 
 
 def page() -> str:
-    """docs/evidence/second.md, from the committed tables alone."""
-    losses = ended(None)
+    """docs/evidence/second.md, only from the committed tables."""
+    losses = known_losses(None)
     lines = [
         "# The second protocol: runs\n",
         "Final losses, bits per masked token, written by `python -m reproduction page` from the tables in `second/`;\n"
@@ -279,18 +234,21 @@ def run(data, output, stages, jobs, dry_run, further):
     for model in PROTOCOL["models"].values():
         if "position-file" in model:
             load_scheme_file(model["position-file"])  # for the evaluation
+
+    def planned(stage):
+        losses = known_losses(output)
+        return [trial for trial in trials(stage, losses, PROTOCOL) if trial not in losses]
+
+    def train_lengths(new):
+        for updates in sorted({trial.updates for trial in new}):
+            train_length(data, output, [trial for trial in new if trial.updates == updates], jobs, further)
+
     for stage in stages or PROTOCOL["stages"]:
-        done = None
-        while (losses := ended(output)).keys() != done:  # a best rate at the edge asks for the next one
-            done = losses.keys()
-            planned = [trial for trial in trials(stage, losses) if trial not in losses]
-            if dry_run:
-                for trial in planned:
-                    click.echo(" ".join(map(str, job(trial, data, output, further).command)))
-                break
-            for updates in sorted({trial.updates for trial in planned}):
-                of_length = [trial for trial in planned if trial.updates == updates]
-                train_length(data, output, of_length, jobs, further)
+        if dry_run:
+            for trial in planned(stage):
+                click.echo(" ".join(map(str, job(trial, data, output, further).command)))
+        else:
+            train_stage(functools.partial(planned, stage), train_lengths)
 
 
 @click.command("page", cls=options.QuietCommand)
@@ -300,7 +258,7 @@ def write_page(runs, data):
     """Add finished runs to the tables, then write docs/evidence/second.md from them."""
     if runs:
         tables = collect.read(TABLES)
-        collect.write(collect.merge(tables, collect.collect(runs, tables, data)), TABLES)
+        collect.write(collect.merge(tables, collect.collect(runs, data)), TABLES)
     record.write_atomically(FIRST / "second.md", page())
 
 

@@ -12,10 +12,7 @@ Blocks = dict[int, tuple]  # seed -> (summed loss of each held-out block, tokens
 
 
 def geometric_mean_interval(values: Iterable[float]) -> tuple[float, tuple[float, float] | None]:
-    """`mean_interval` of the logarithms, taken back: for ratios. Of infinite ones there is no interval."""
-    values = list(values)
-    if math.inf in values:
-        return math.inf, None
+    """`mean_interval` of the logarithms, taken back: for ratios."""
     mean, interval = mean_interval(map(math.log, values))
     return math.exp(mean), interval and (math.exp(interval[0]), math.exp(interval[1]))
 
@@ -74,12 +71,6 @@ def bootstrap(a: Blocks, b: Blocks, resamples: int = 2000, seed: int = 1) -> tup
 
 
 # ---------------------------------------------------------------------------------------------- curves: loss by updates
-
-
-def share_of_updates(updates: list[int], losses: list[float], target: float, total: int) -> float:
-    """Share of `total` updates after which a curve reaches `target`: math.inf if it never does ("> 100 %")."""
-    reached = first_below(updates, losses, target)
-    return math.inf if reached is None else reached / total
 
 
 def share_of_schedule(finals: dict[float, float], target: float) -> float:

@@ -7,10 +7,10 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from tupe.common.tables import Table
+from tupe.common.tables import TextTable
 from tupe.evaluation.minimal_pairs import macro_average
 from tupe.experiments.evidence import Evidence, worst_minus_best
-from tupe.experiments.plan import PLAN, Trial, lengths_of, trials
+from tupe.experiments.plan import PLAN, Trial, lengths_of, planned_models
 from tupe.experiments.statistics import (
     Contrast,
     Seeds,
@@ -60,7 +60,7 @@ def of_rate(loss: float) -> str:
 # -------------------------------------------------------------------------------------------------- losses of one stage
 
 
-def contrast_table(evidence: Evidence, stage: str) -> Table:
+def contrast_table(evidence: Evidence, stage: str) -> TextTable:
     results, rows = judged(evidence, stage), []
     seeds = sorted({seed for result in results for seed in result.contrast.differences})
     for result in results:
@@ -68,10 +68,10 @@ def contrast_table(evidence: Evidence, stage: str) -> Table:
         p = "" if result.p is None else f"{result.p:.2g}"
         rows.append([f"{result.a} - {result.b}", result.claim, *cells, of_contrast(result.contrast), p, result.verdict])
     header = ["contrast", "claim", *(f"seed {seed}" for seed in seeds), "mean [95 % interval]", "p (Holm)", "verdict"]
-    return Table.plain(header, rows, align="ll" + "r" * (len(seeds) + 2) + "l")
+    return TextTable.plain(header, rows, align="ll" + "r" * (len(seeds) + 2) + "l")
 
 
-def stage_table(evidence: Evidence, stage: str, against: str = "") -> Table:
+def stage_table(evidence: Evidence, stage: str, against: str = "") -> TextTable:
     """Final losses of every seed, mean, exit updates. against: also paired differences, "changed": from the model that
     each control changes (its architecture); a stage: from the same model there. Of the controls, which train at the
     pilot's rates, also the pilot's run."""
@@ -90,7 +90,7 @@ def stage_table(evidence: Evidence, stage: str, against: str = "") -> Table:
     header = ["model", *(f"seed {seed}" for seed in seeds), "mean [95 % interval]"]
     header += ["the pilot's run"] if stage == "controls" else []
     header += ["minus the model it changes" if against == "changed" else f"minus the {against} stage's"] * bool(against)
-    return Table.plain([*header, "exit updates"], rows)
+    return TextTable.plain([*header, "exit updates"], rows)
 
 
 def difference_from(evidence: Evidence, stage: str, model: str, against: str) -> str:
@@ -106,7 +106,7 @@ def difference_from(evidence: Evidence, stage: str, model: str, against: str) ->
     return of_contrast(paired(both, "here", "there"))
 
 
-def change_table(evidence: Evidence, stage: str) -> Table:
+def change_table(evidence: Evidence, stage: str) -> TextTable:
     """What was changed, names, difference of final losses, and where its interval lies."""
     finals, rows = evidence.finals(stage), []
     for entry in CLAIMS["changes"]:
@@ -114,7 +114,7 @@ def change_table(evidence: Evidence, stage: str) -> Table:
         if one is not None:
             names = " - ".join(f"`{name}`" for name in entry["models"])
             rows.append([entry["change"], names, of_contrast(one), side(one)])
-    return Table.plain(["change", "difference", "mean [95 % interval]", "interval is"], rows, align="llrl")
+    return TextTable.plain(["change", "difference", "mean [95 % interval]", "interval is"], rows, align="llrl")
 
 
 def side(one: Contrast) -> str:
@@ -124,7 +124,7 @@ def side(one: Contrast) -> str:
     return "below 0" if one.interval[1] < 0 else "above 0" if one.interval[0] > 0 else "includes 0"
 
 
-def exploratory_table(evidence: Evidence, stage: str) -> Table:
+def exploratory_table(evidence: Evidence, stage: str) -> TextTable:
     """Of a stage: means over pre-training seeds with 95 % intervals. What was not measured has no column."""
     of_stage = functools.partial(evidence.by_seed, stage)
     since_exit, n = after_exit(evidence, stage)
@@ -147,7 +147,7 @@ def exploratory_table(evidence: Evidence, stage: str) -> Table:
         [model, *(show(values[model].values()) if model in values else "" for values, show in columns.values())]
         for model in evidence.finals(stage)
     ]
-    return Table.plain(["model", *columns], rows)
+    return TextTable.plain(["model", *columns], rows)
 
 
 def only_seed(values: dict[str, Seeds]) -> str:
@@ -164,7 +164,7 @@ def cls_mean(evidence: Evidence, trial: Trial) -> float | None:
 # ------------------------------------------------------------------------------------------- the pilot, rates, controls
 
 
-def rates_table(evidence: Evidence) -> Table:
+def rates_table(evidence: Evidence) -> TextTable:
     """Losses of the pilot by learning rate; the best in bold once half and twice that rate have run."""
     means = evidence.by_rate("pilot")
     rates = sorted({lr for by_lr in means.values() for lr in by_lr})
@@ -174,10 +174,10 @@ def rates_table(evidence: Evidence) -> Table:
         if best := evidence.best_rates.get(model):
             cells[best] = f"**{cells[best]}**"
         rows.append([model, *(cells.get(lr, "") for lr in rates), number(worst_minus_best(by_lr), 2)])
-    return Table.plain(["model", *(f"{lr:g}" for lr in rates), "worst - best of the planned"], rows)
+    return TextTable.plain(["model", *(f"{lr:g}" for lr in rates), "worst - best of the planned"], rows)
 
 
-def rate_shares_table(evidence: Evidence) -> Table:
+def rate_shares_table(evidence: Evidence) -> TextTable:
     """Losses of the stage `rates` by the share of the pilot's rate, and their mean where all its models have run."""
     plan, losses = PLAN["stages"]["rates"], defaultdict(dict)
     runs = {trial: evidence.loss(trial) for trial in evidence.trials("rates")}
@@ -193,7 +193,7 @@ def rate_shares_table(evidence: Evidence) -> Table:
     complete = [losses[share].keys() >= set(plan["models"]) for share in shares]
     means = [of_rate(float(np.mean([loss for loss, _ in losses[share].values()]))) for share in shares]
     rows.append(["mean", *(mean if whole else "" for mean, whole in zip(means, complete, strict=True))])
-    return Table.plain(["model", *(f"{share:g}" for share in shares)], rows)
+    return TextTable.plain(["model", *(f"{share:g}" for share in shares)], rows)
 
 
 def pilot_loss(evidence: Evidence, model: str) -> float | None:
@@ -227,7 +227,8 @@ def coverage(evidence: Evidence) -> str:
     """What has run, of what is planned, and in which precision."""
     parts = []
     for stage, plan in PLAN["stages"].items():
-        all_planned = trials(stage, dict.fromkeys(PLAN["models"], 0.0))  # at whatever rate
+        rates = PLAN["learning_rates"] if stage == "pilot" else plan.get("shares", [1])
+        all_planned = len(planned_models(stage)) * len(plan["seeds"]) * len(lengths_of(plan)) * len(rates)
         finished = [trial for trial in evidence.runs if trial.stage == stage]
         planned = [
             trial
@@ -237,7 +238,7 @@ def coverage(evidence: Evidence) -> str:
         more = f" and {len(finished) - len(planned)} more" if len(finished) > len(planned) else ""
         used = {evidence.runs[trial]["precision"] for trial in finished} - {""}
         precision = f" ({', '.join(sorted(used))})" if used else ""
-        parts.append(f"{stage} {len(planned)} of {len(all_planned)}{more}{precision}")
+        parts.append(f"{stage} {len(planned)} of {all_planned}{more}{precision}")
     failed = "".join(f" Failed: `{trial}` ({reason})." for trial, reason in evidence.failed.items())
     return f"Finished runs: {'; '.join(parts)}.{failed}"
 
@@ -252,7 +253,7 @@ def rates_of(evidence: Evidence, stage: str) -> str:
     return " and ".join(f"{lr:g}" for lr in sorted({trial.lr for trial in evidence.trials(stage)}))
 
 
-def sensitivity_table(evidence: Evidence) -> Table:
+def sensitivity_table(evidence: Evidence) -> TextTable:
     """Corrected p-values of the five contrasts by other tests than the protocol's."""
     rows, tests = [], {}
     for stage, title in AT_BOTH_RATES.items():
@@ -260,10 +261,10 @@ def sensitivity_table(evidence: Evidence) -> Table:
         cells = zip(*(["" if p is None else f"{p:.2g}" for p in ps] for ps in tests.values()), strict=True)
         names = [" - ".join(entry["models"]) for entry in CLAIMS["contrasts"]]
         rows += [[f"{name}, {title}", *row] for name, row in zip(names, cells, strict=True)]
-    return Table.plain(["contrast", *tests], rows)
+    return TextTable.plain(["contrast", *tests], rows)
 
 
-def after_exit_table(evidence: Evidence) -> Table:
+def after_exit_table(evidence: Evidence) -> TextTable:
     """What is left of each model's distance from BERT-A when both are as many updates past their exits."""
     header, rows = ["minus BERT-A's"], defaultdict(list)
     for stage, title in AT_BOTH_RATES.items():
@@ -274,7 +275,7 @@ def after_exit_table(evidence: Evidence) -> Table:
             if model != "bert_a" and after and final:
                 rows[model] += [of_contrast(after), of_contrast(final), f"{100 * after.mean / final.mean:.0f} %"]
     whole = [[model, *cells] for model, cells in rows.items() if len(cells) == len(header) - 1]
-    return Table.plain(header, whole)
+    return TextTable.plain(header, whole)
 
 
 def share_cell(shares: Seeds, least: float = 0) -> str:
@@ -282,24 +283,14 @@ def share_cell(shares: Seeds, least: float = 0) -> str:
     at which a share is only known to be at most as large."""
     if not shares:
         return ""
-
-    def one(share: float) -> str:
-        if not math.isfinite(share):
-            return "> 100" if math.isinf(share) else "–"
-        return ("≤ " if share < 1.001 * least else "") + f"{100 * share:.0f}"
-
-    texts = [one(share) for share in shares.values()]
-    if "–" in texts:
-        return f"– ({', '.join(texts)})"
+    texts = ["≤ " * (share < 1.001 * least) + f"{100 * share:.0f}" for share in shares.values()]
     mean, interval = geometric_mean_interval(shares.values())
-    if math.isinf(mean):
-        return f"> 100 % ({', '.join(texts)})"
     at_most = any(text.startswith("≤") for text in texts)
     bounds = f" [{100 * interval[0]:.0f}, {100 * interval[1]:.0f}]" if interval and not at_most else ""
     return f"{'≤ ' * at_most}{100 * mean:.0f} %{bounds} ({', '.join(texts)})"
 
 
-def share_table(evidence: Evidence) -> Table:
+def share_table(evidence: Evidence) -> TextTable:
     """A row for each model and size."""
     rows = []
     for model in PLAN["stages"]["share"]["models"]:
@@ -308,7 +299,7 @@ def share_table(evidence: Evidence) -> Table:
             fair = schedule_shares(evidence, model) if stage == "controls" else {}
             least = min(PLAN["stages"]["share"]["updates"]) / PLAN["stages"]["controls"]["updates"]
             rows.append([f"{model}, {size}", share_cell(paper), share_cell(fair, least), share_cell(rest)])
-    return Table.plain(["", "(a) running loss", "(b) full decay", "(c) exit updates taken off"], rows)
+    return TextTable.plain(["", "(a) running loss", "(b) full decay", "(c) exit updates taken off"], rows)
 
 
 def largest_text_error(evidence: Evidence) -> str:
@@ -316,7 +307,7 @@ def largest_text_error(evidence: Evidence) -> str:
     return number(max(float(evidence.runs[trial]["loss_error"]) for trial in evidence.trials("main")))
 
 
-def parts_table(evidence: Evidence) -> Table:
+def parts_table(evidence: Evidence) -> TextTable:
     """Losses of the main stage by position and by length, means over seeds and half the width of their 95 %
     t-intervals."""
     values = defaultdict(lambda: defaultdict(list))
@@ -333,7 +324,7 @@ def parts_table(evidence: Evidence) -> Table:
         [model, *(plus_minus(by_part[part], 2) if part in by_part else "" for part in parts)]
         for model, by_part in values.items()
     ]
-    return Table.plain(["model", *(f"{kind} {part}" for kind, part in parts)], rows)
+    return TextTable.plain(["model", *(f"{kind} {part}" for kind, part in parts)], rows)
 
 
 def pair_errors(evidence: Evidence) -> tuple[list[str], list[str], bool]:
@@ -348,7 +339,7 @@ def pair_errors(evidence: Evidence) -> tuple[list[str], list[str], bool]:
     return *errors, all(abs(mean - 0.5) < 2 * over_paradigms for mean, _, over_paradigms in scores[True])
 
 
-def claims_table(evidence: Evidence) -> Table:
+def claims_table(evidence: Evidence) -> TextTable:
     """The five contrasts as gains, so that positive is good for the claim, and the paper's 30 %."""
     rows, told = [], {"lower": "helps", "higher": "hurts"}
     for main, slower in zip(judged(evidence, "main"), judged(evidence, "slower"), strict=True):
@@ -357,10 +348,10 @@ def claims_table(evidence: Evidence) -> Table:
     shares = [share_cell(paper_shares(evidence, stage, "tupe_r")).partition(" (")[0] for stage in AT_BOTH_RATES]
     rows.append(["updates needed, of BERT-A's (paper: 30 %)", "`tupe_r`, `bert_a`", shares[0], "", shares[1], ""])
     header = ["what is added", "models", "gain, bits [95 %]", "verdict", "at one rate", ""]
-    return Table.plain(header, rows, align="llrlrl")
+    return TextTable.plain(header, rows, align="llrlrl")
 
 
-def lasting_table(evidence: Evidence) -> Table:
+def lasting_table(evidence: Evidence) -> TextTable:
     """Exit updates and losses of tiny models after the shorter and the longer training, and what is left of their gain
     over BERT-A with the seeds that have both."""
     short, long, rows = (*(evidence.finals(stage) for stage in ("controls", "longer")), [])
@@ -379,7 +370,7 @@ def lasting_table(evidence: Evidence) -> Table:
     header = ["tiny model", "leaves the plateau at update"]
     header += [f"loss after {n} ({count} seeds)" for n, count in zip(updates, counts, strict=True)]
     header += [f"gain after {n} (seeds {', '.join(map(str, seeds))})" for n in updates]
-    return Table.plain(header, rows)
+    return TextTable.plain(header, rows)
 
 
 def of_gain(one: Contrast) -> str:

@@ -101,7 +101,7 @@ pip install -q $(grep -E '^numpy[=<>]' "$requirements")
 pip install -q ${cuda:+--index-url "https://download.pytorch.org/whl/$cuda"} $(grep -E '^torch[=<>]' "$requirements")
 step "packages of $requirements"
 pip install -q -r "$requirements"
-step "$fairseq (compiled from source where there is no wheel: about 3 minutes on 2 cores)"
+step "$fairseq (compiled from source without a wheel: about 3 minutes on 2 cores)"
 # Never with dependencies: torchaudio is unused, and a CUDA build of it beside a CPU torch breaks imports.
 case $stack in
   current)  # an isolated build would download a second, larger torch

@@ -6,16 +6,14 @@ import numpy as np
 
 from tupe.common import record
 from tupe.experiments import collect
-from tupe.experiments.collect import SCORED
 from tupe.experiments.evidence import Evidence
 from tupe.experiments.plan import PLAN, Trial
 
 BITS = 1 / np.log(2)
 
 
-def write_run(output, trial: Trial, loss: float, exit: int = 1000, state="finished", along=(), seconds=7):
-    """A run on a plateau of 8 bits until `exit`, from where it falls linearly to `loss` at the end. along: updates at
-    which minimal pairs were scored."""
+def write_run(output, trial: Trial, loss: float, exit: int = 1000, state="finished", seconds=7):
+    """A run on a plateau of 8 bits until `exit`, from where it falls linearly to `loss` at the end."""
     folder = trial.folder(output)
     folder.mkdir(parents=True)
     every = [*range(50, trial.updates + 1, 50)]
@@ -51,20 +49,6 @@ def write_run(output, trial: Trial, loss: float, exit: int = 1000, state="finish
         "cls": {"first": 8, "ratio": ratio},
     }  # fmt: skip
     (folder / "evaluation.json").write_text(json.dumps(content))
-    if not along:
-        return
-    points = {str(n): {**order, "accuracy": 0.5 + 0.2 * n / trial.updates} for n in (500, *along)}
-    (folder / "order.json").write_text(json.dumps(points))
-    for updates in along:
-        place = folder / "pairs" / str(updates)
-        place.mkdir(parents=True)
-        rng = np.random.default_rng([trial.seed, updates])
-        for number, name in enumerate(("agreement", "order")):
-            word = np.round(rng.normal(updates / trial.updates, 2, 20), 5).astype("f4")
-            word[0] = 0.0  # a tie
-            flags = {"same_words": np.full(20, number == 1), "same_pieces": np.full(20, False)}
-            np.savez(place / f"{name}.npz", word=word, mean=word / 10, single=word, **flags)
-        (place / SCORED).touch()
 
 
 def write_experiment(output, stages=tuple(PLAN["stages"]), seeds=3):
@@ -87,14 +71,13 @@ def write_experiment(output, stages=tuple(PLAN["stages"]), seeds=3):
                         off = abs(np.log2(lr / 1e-3)) if stage == "pilot" else 0
                         loss += 0.2 * off + 0.5 * np.log2(5000 / min(updates, 5000))
                         loss = 7.5 + 0.01 * off if model == "nopos" else loss
-                        along = (1500, updates) if stage == "main" else ()
-                        write_run(output, trial, loss, exit=500 + 100 * models.index(model), along=along)
+                        write_run(output, trial, loss, exit=500 + 100 * models.index(model))
 
 
 def read_back(out):
     """The evidence of the runs in a folder."""
     tables = out.parent / "tables"
-    collect.write(collect.collect(out, collect.read(tables)), tables)
+    collect.write(collect.collect(out), tables)
     return Evidence(collect.read(tables))
 
 

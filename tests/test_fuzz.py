@@ -68,7 +68,7 @@ def zipped_pairs():
 
 
 def read_any_checkpoint(path):
-    record.damage(path)  # never raises
+    record.corruption_in(path)  # never raises
     for mmap in (False, True):
         read_checkpoint(path, mmap)
 

@@ -24,7 +24,7 @@ from helpers import descendants, file_system, fork, has_ended, load, wait_until
 from tqdm import tqdm
 
 from tupe.cli import main
-from tupe.common.record import damage, read, state_of
+from tupe.common.record import corruption_in, read, state_of
 from tupe.experiments import runner
 
 MODES = ("all", "one worker", "the parent alone", "full disk")
@@ -85,7 +85,7 @@ def cut(folder, chance):
     """Cut a checkpoint_last.pt at a random byte, if the run is not over and another checkpoint of its folder is whole.
     Returns whether."""
     for last in folder.rglob("checkpoint_last.pt"):
-        others = [path for path in last.parent.glob("checkpoint*.pt") if path != last and damage(path) is None]
+        others = [path for path in last.parent.glob("checkpoint*.pt") if path != last and corruption_in(path) is None]
         if others and state_of(last.parent) != "finished":
             with last.open("r+b") as file:
                 file.truncate(chance.randrange(last.stat().st_size))

@@ -305,7 +305,7 @@ def test_quickstart_table_shows_whether_anything_was_learned(tmp_path, caplog, l
     entropy = unigram_entropy(tmp_path / "data") / math.log(2)
     counts = np.bincount(np.fromfile(tmp_path / "data" / "train.bin", dtype=np.uint16))
     assert entropy == pytest.approx(scipy.stats.entropy(counts, base=2)) == pytest.approx(4.6, abs=0.01)
-    run = {"seed": 1, "lr": 1e-3, "variant": "", "length": {"max_update": 1234}, "splits": ["valid"]}
+    run = {"seed": 1, "lr": 1e-3, "variant": "", "budget": {"max_update": 1234}, "splits": ["valid"]}
     for arch, parameters in {"bert_a": 1_230_000, "tupe_r": 1_340_000}.items():
         folder = tmp_path / "models" / "presets" / f"{arch}_tiny" / arch
         folder.mkdir(parents=True)

@@ -19,7 +19,7 @@ class _PathThatLoadsThePlugin(list):
         return super().__contains__(folder)
 
 
-if sys.modules.get("fairseq"):  # fairseq is loading its `--user-dir`; without it, the core needs torch alone
+if sys.modules.get("fairseq"):  # fairseq is loading its `--user-dir`; without it, the core needs only torch
     from . import plugin  # noqa: F401
 else:
     __path__ = _PathThatLoadsThePlugin(__path__)

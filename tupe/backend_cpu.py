@@ -316,7 +316,7 @@ def blocked_attention(
     """
     if p >= 1:
         return (q[..., :1] * 0).expand(*q.shape[:3], v.size(-1))
-    # finite: in a window of padding alone, all keys are masked
+    # finite: in a window of only padding, all keys are masked
     mask = None
     if key_mask is not None:
         mask = torch.zeros(key_mask.shape).masked_fill_(~key_mask, torch.finfo(torch.float32).min / 2)

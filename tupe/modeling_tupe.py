@@ -104,7 +104,7 @@ def mean_cross_entropy(logits: Tensor, labels: Tensor, ignored: int = -100) -> T
 
 class Recorder(Plain):
     """The plain backend, which keeps of every layer the weights [B, H, L, L] and the two parts of their logits: that of
-    the words [B, H, L, L] and that of the positions alone [H, L, L], both multiplied by the scale."""
+    the words [B, H, L, L] and that of only the positions [H, L, L], both multiplied by the scale."""
 
     def __init__(self, normaliser: str):
         super().__init__(normaliser)
@@ -177,7 +177,7 @@ class TupeModel(TupePreTrainedModel):
     ) -> BaseModelOutput | tuple:  # fmt: skip
         """input_ids [B, L]; attention_mask [B, L], 0 at padding (padding ids are recognised without it); token_type_ids
         [B, L] are not needed, because `</s> </s>` separates segments; inputs_embeds [B, L, C], the tokens' vectors in
-        place of ids (no ids: all are of segment A, and the mask alone tells padding); output_attentions,
+        place of ids (no ids: all are of segment A, and only the mask tells padding); output_attentions,
         output_attention_logits: see `Recorder`; output_indices: see `Encoder.forward`. Raises ValueError for segments
         that contradict that, and for inputs that this model does not have."""
         if unknown := [name for name, value in others.items() if value is not None and name != "use_cache"]:
@@ -290,7 +290,7 @@ class Decoder(Linear):
 
 
 IS_5 = int(transformers.__version__.partition(".")[0]) >= 5
-TIED = {"decoder.weight": "tupe.encoder.tokens.weight"}  # transformers 4 takes the first names alone
+TIED = {"decoder.weight": "tupe.encoder.tokens.weight"}  # transformers 4 takes only the first names
 
 
 class TupeForMaskedLM(TupeWithHead):

@@ -29,7 +29,7 @@ class Packing(NamedTuple):
     @classmethod
     def of(cls, mask: Tensor, count: int) -> "Packing":
         """mask: [B, L], False at padding; count: of its True, so that a GPU need not be asked."""
-        # Compiled code is made for one shape, and every batch has another T; the tests below alone would be a new one.
+        # Compiled code is made for one shape, and every batch has another T; only the tests below would be a new one.
         if is_traced():
             return cls(mask)
         if count == mask.numel():
@@ -87,7 +87,7 @@ class Selection(NamedTuple):
         return x.flatten(0, -2).index_select(0, self.rows)
 
     def take_padded(self, x: Tensor) -> Tensor:
-        """[B, L, C], or [B, 1, C] of first tokens alone -> [m, C]"""
+        """[B, L, C], or [B, 1, C] of only the first tokens -> [m, C]"""
         indices = self.indices if x.size(1) == self.length else self.indices // self.length
         return x.flatten(0, 1).index_select(0, indices)
 

@@ -63,7 +63,7 @@ class AbsoluteDisentangled(Untied):
     """BERT-A^d (TUPE, section 3.2): all four terms of words and positions; positions have projections of their own.
 
     x_i W_Q . x_j W_K + x_i W_Q . p_j U_K + p_i U_Q . x_j W_K + p_i U_Q . p_j U_K, all over sqrt(4D). It differs
-    from `untied` in the two middle terms and the scale alone.
+    from `untied` only in the two middle terms and the scale.
     """
 
     paper, formula = "Ke et al. 2021 (BERT-A^d)", "(q_i . p_j U_K + p_i U_Q . k_j + p_i U_Q . p_j U_K) / sqrt(4D)"
@@ -190,7 +190,7 @@ class Alibi(PositionScheme):
     The paper's is for attention to the left; on both sides alike it cannot tell left from right. Encoders choose among
     three ways (Press's answer on encoders, issue 5 of attention_with_linear_biases): both sides alike, the default;
     sides: slopes of their own for left and right, here those of 2H heads in turn (our choice: he learns them); half:
-    half of the heads see the left alone and the others the right, each half with the slopes of H/2 heads. learned: the
+    half of the heads see only the left and the others the right, each half with the slopes of H/2 heads. learned: the
     slopes are learned, as logarithms, from those values on; multiplier: of these logarithms. Raises ValueError for
     sides with half, half of an odd number of heads, and a multiplier of slopes that are not learned.
     """

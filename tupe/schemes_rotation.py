@@ -29,7 +29,7 @@ class Rope(LearnedFrequencies, PositionScheme):
     divides the lowest frequency by s and keeps the highest. yarn:s (Peng et al., 2024) divides the low frequencies
     alone, as the authors' code does: with a ramp over the columns between those of 32 and of 1 turns within
     the max_positions that the model had when it got the option, which stay with its weights; and multiplies q and k by
-    0.1 ln s + 1, the columns that are not rotated too (Hugging Face's scales the rotated ones alone). Raises ValueError
+    0.1 ln s + 1, the columns that are not rotated too (Hugging Face's scales only the rotated ones). Raises ValueError
     for two of these, and for options that contradict each other.
     """
 

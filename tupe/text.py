@@ -23,7 +23,7 @@ What to call:
     encoder.decode(ids)         -> "tok tok ..."
 
 A span (start, end) says that text[start:end], in characters of the text that was passed in, is what the token or piece
-was made from. There is no hidden state: the same text gives the same result in any process. `normalise` is idempotent
+was made from. It keeps no hidden state: the same text gives the same result in any process. `normalise` is idempotent
 (with spaCy's rules; a trained model may split its own output differently). A piece that starts a word starts with
 "\u2581"."""
 
@@ -73,7 +73,7 @@ _PUNCTUATION = str.maketrans(
 
 def _char_class(keep):
     """[...] of the characters for which keep(character, category) holds. Format characters, controls and marks are in
-    planes 0, 1 and 14 of Unicode alone (tests/test_text.py)."""
+    planes 0, 1 and 14 of Unicode only (tests/test_text.py)."""
     chars = map(chr, (*range(0x20000), *range(0xE0000, 0xF0000)))
     return "[" + "".join(re.escape(c) for c in chars if keep(c, unicodedata.category(c))) + "]"
 
@@ -256,7 +256,7 @@ def _split(word, context):
     simple = _SIMPLE.fullmatch(word)
     if simple:
         return (*simple[1], simple[2], *simple[3])
-    # Moses looks at the neighbouring words alone; "X" and the context stand for them.
+    # Moses looks only at the neighbouring words; "X" and the context stand for them.
     pieces = _moses().tokenize(f"X {word} {context}", escape=False)[1:-1]
     if len(pieces) == 1:
         return (word,)

@@ -9,5 +9,5 @@ def is_traced() -> bool:
 
 
 def is_exported() -> bool:
-    """As `is_traced`, but for other engines alone."""
+    """As `is_traced`, but only for other engines."""
     return torch.jit.is_tracing() or getattr(torch.compiler, "is_exporting", torch.compiler.is_compiling)()

@@ -188,7 +188,7 @@ class SharedBiasAttention(torch.autograd.Function):
     """softmax(q . k * scale + bias) v, [B, H, L, E] of q, k [B, H, L, D] and v [B, H, L, E].
 
     bias: [H, L, L], or [H, 2L - 1] by the offset of key from query, or None. mask: [B, L] bool, False at padded keys,
-    or None; a sequence of padding alone gives 0. dropout: of the weights, drawn with the device's generator.
+    or None; a sequence of only padding gives 0. dropout: of the weights, drawn with the device's generator.
     """
 
     @staticmethod

@@ -10,7 +10,7 @@ from helpers import PLUGIN
 
 from reproduction.__main__ import main as reproduction
 from tupe.cli import COMMANDS, MOVED, main
-from tupe.common.options import Command, ListOf, nearest
+from tupe.common.options import Command, ListOf, did_you_mean
 from tupe.common.record import BUSY
 
 
@@ -79,12 +79,12 @@ def test_lists():
 
 
 def test_nearest():
-    assert "'seed'" in nearest("sede", ["seed", "lr"])
-    assert nearest("xyz", ["seed", "lr"]) == "; valid: seed, lr"
-    assert nearest("xyz", map(str, range(100))) == ""
-    assert "'bos'" in nearest("jbos", ["bos", "lr"])
-    assert "'jobs'" in nearest("jbos", ["bos", "lr"], preferred=["jobs"])
-    assert "'dropout'" in nearest("dropuot", ["dropout", "lr"], preferred=["output"])
+    assert "'seed'" in did_you_mean("sede", ["seed", "lr"])
+    assert did_you_mean("xyz", ["seed", "lr"]) == "; valid: seed, lr"
+    assert did_you_mean("xyz", map(str, range(100))) == ""
+    assert "'bos'" in did_you_mean("jbos", ["bos", "lr"])
+    assert "'jobs'" in did_you_mean("jbos", ["bos", "lr"], preferred=["jobs"])
+    assert "'dropout'" in did_you_mean("dropuot", ["dropout", "lr"], preferred=["output"])
 
 
 def test_what_libraries_log_for_themselves_is_not_shown(tmp_path):

@@ -143,7 +143,7 @@ def test_any_nonsense_for_any_number_is_one_line(word):
         (["dataset.batch_size=null"], "--batch-size is None; valid: 1 to 1000000000"),
         (["common.seed=-3"], "--seed is -3; valid: 0 to 4294967295"),
         (["--bf16"], "--bf16 is for TPUs in fairseq; valid here: --autocast bf16"),
-        (["model.cls=sometimes"], "--cls: there is no 'sometimes'"),
+        (["model.cls=sometimes"], "--cls: unknown value 'sometimes'"),
         (["--position=t5:multiplier:1e-300"], "multiplier must be a number"),
         (["--encoder-embed-dim=130", "--encoder-attention-heads=2", "--preset=rope"], "need an even width, not 65"),
         (["--encoder-embed-dim=130", "--encoder-attention-heads=3"], "width 130 is not a multiple of the number of he"),

@@ -10,7 +10,7 @@ from tupe.common.record import Record, clear_failure, note_failure, read, state_
 
 
 def some_run(**changes):
-    facts = {"task": "CoLA", "architecture": "tupe_r", "seed": 1, "lr": 2e-5, "length": {"max_epoch": 3}}
+    facts = {"task": "CoLA", "architecture": "tupe_r", "seed": 1, "lr": 2e-5, "budget": {"max_epoch": 3}}
     facts.update(splits=["valid"], metrics=["matthews", "accuracy"], pretrained="c.pt")
     return Record(**{**facts, **changes})
 
@@ -33,13 +33,21 @@ def test_a_record_reads_as_it_was_written(tmp_path):
     assert read(tmp_path / "nothing") is None
 
 
+def test_the_budget_of_an_older_record_is_called_length(tmp_path):
+    run = some_run()
+    run.save(tmp_path)
+    path = tmp_path / "record.json"
+    path.write_text(path.read_text().replace('"budget"', '"length"'))
+    assert read(tmp_path) == run
+
+
 def test_what_tells_two_runs_apart():
     assert some_run().differences(some_run(command="other", device="GPU", scores=scored(1.0))) == {}
-    assert some_run().differences(some_run(seed=2, length={"max_epoch": 5})) == {
-        "seed": (2, 1), "length": ({"max_epoch": 5}, {"max_epoch": 3}),
+    assert some_run().differences(some_run(seed=2, budget={"max_epoch": 5})) == {
+        "seed": (2, 1), "budget": ({"max_epoch": 5}, {"max_epoch": 3}),
     }  # fmt: skip
     scratch = {"pretrained": None, "metrics": []}
-    assert some_run(**scratch).differences(some_run(**scratch, length={"max_update": 9})) == {}
+    assert some_run(**scratch).differences(some_run(**scratch, budget={"max_update": 9})) == {}
     # after the classes of a position file have changed their order
     one, same, other = (f"cls zero, position {name}, segments learned" for name in ("aa+bb:x:1", "bb:x:1+aa", "aa+bb"))
     assert some_run(variant=one).differences(some_run(variant=same)) == {}
@@ -57,9 +65,9 @@ def test_settings_tell_two_runs_apart():
     assert differences({}, {}, data="a", dictionary="b") == {} == differences(None, {"model.dropout": 0})
     decay = {"lr_scheduler.total_num_update": 9}
     scratch = {"pretrained": None, "metrics": []}
-    run = some_run(**scratch, config={}, length={"max_update": 5})
-    assert some_run(**scratch, config=decay, length={"max_update": 5}).differences(run).keys() == decay.keys()
-    assert some_run(**scratch, config=decay, length={"max_update": 9}).differences(run) == {}
+    run = some_run(**scratch, config={}, budget={"max_update": 5})
+    assert some_run(**scratch, config=decay, budget={"max_update": 5}).differences(run).keys() == decay.keys()
+    assert some_run(**scratch, config=decay, budget={"max_update": 9}).differences(run) == {}
 
 
 def test_what_changes_when_a_run_is_resumed_is_noted():

@@ -7,7 +7,7 @@ from html.parser import HTMLParser
 import jinja2
 import pytest
 
-from tupe.common.tables import Table
+from tupe.common.tables import TextTable
 
 HEADER = ["model", "a|b", "MNLI-m"]
 ROWS = [("ours", ["<b>&", "1.00", ""]), ("spread", ['x, "y"', "", "p|q"])]
@@ -33,18 +33,18 @@ class Cells(HTMLParser):
 
 
 def test_csv_reads_back():
-    rows = list(csv.reader(io.StringIO(Table(HEADER, ROWS).csv())))
+    rows = list(csv.reader(io.StringIO(TextTable(HEADER, ROWS).csv())))
     assert rows == [HEADER, *(cells for _, cells in ROWS)]
 
 
 def test_html_reads_back_with_dashes_for_empty_cells():
-    page = Cells(Table(HEADER, ROWS).html())
+    page = Cells(TextTable(HEADER, ROWS).html())
     assert page.rows == [["model", "a|b", "MNLI\u2011m"], ["<b>&", "1.00", "–"], ['x, "y"', "–", "p|q"]]
     assert page.kinds == [None, "ours", "spread"]
 
 
 def test_markdown():
-    head, rule, ours, spread = Table(HEADER, ROWS).markdown().splitlines()
+    head, rule, ours, spread = TextTable(HEADER, ROWS).markdown().splitlines()
     assert rule == "| --- | ---: | ---: |"
     assert head == "| model | a\\|b | MNLI-m |"
     assert ours == "| **<b>&** | **1.00** | – |"
@@ -52,18 +52,18 @@ def test_markdown():
 
 
 def test_title_and_alignment():
-    table = Table.plain(["x", "y"], [["1", "2"]], title="A & B", align="rl")
+    table = TextTable.plain(["x", "y"], [["1", "2"]], title="A & B", align="rl")
     assert table.markdown().splitlines()[:4] == ["A & B", "", "| x | y |", "| ---: | --- |"]
     assert "<caption>A &amp; B</caption>" in table.html() and '<td class="left">2</td>' in table.html()
     assert table.csv() == "x,y\n1,2\n"
 
 
 def test_a_page_that_escapes_inserts_a_table_as_it_is():
-    table = Table(HEADER, ROWS)
+    table = TextTable(HEADER, ROWS)
     template = jinja2.Environment(autoescape=True).from_string("{{ table }}{{ text }}")
     assert template.render(table=table, text="<b>") == f"{table.html()}&lt;b&gt;"
 
 
 def test_rows_of_another_width_are_a_mistake():
     with pytest.raises(AssertionError, match="one table"):
-        Table.plain(["a", "b"], [["1"]])
+        TextTable.plain(["a", "b"], [["1"]])

@@ -21,7 +21,6 @@ from tupe.evaluation.probes import (
     symmetry_violation,
     t5_bias,
     translation_violation,
-    validation_losses,
 )  # fmt: skip
 from tupe.positions import Dims
 from tupe.schemes import T5, frequencies, toeplitz
@@ -226,18 +225,6 @@ def test_position_vectors():
     assert position_vectors(untied).shape == (9, 128)
     with pytest.raises(ValueError, match="t5"):
         position_vectors(build("bert_a_tiny", position="t5"))
-
-
-def test_validation_losses_of_both_log_formats():
-    simple = (
-        "2026-01-01 | INFO | valid | epoch 001 | valid on 'valid' subset | loss 5.25 | ppl 38.05 | num_updates 10\n"
-        "2026-01-01 | INFO | train_inner | epoch 001: 3 / 9 loss=5.1, num_updates=11\n"
-        "2026-01-01 | INFO | valid | epoch 002 | valid on 'valid' subset | loss 4.5 | num_updates 20 | best_loss 4.5\n"
-    )
-    line = '2026-01-01 | INFO | valid | {"epoch": 1, "valid_loss": "%s", "valid_num_updates": "%d"}\n'
-    expected = ([10, 20], [5.25, 4.5])
-    assert validation_losses(simple) == validation_losses(line % (5.25, 10) + line % (4.5, 20)) == expected
-    assert validation_losses("nothing") == ([], [])
 
 
 # The paper's proposition 1: a Toeplitz matrix is B = G D G*, so a bias by offset is a product of position vectors.

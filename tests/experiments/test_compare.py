@@ -126,7 +126,7 @@ def test_an_encoding_whose_pre_training_fails_is_left_out(place):
         (["--position=rop"], "rop"),
         (["--position=rope", "--arch=tupe_a"], "rope rotates q and k"),
         (["--position=rope", "--arch=tupe_b"], "--arch tupe_b: unknown; did you mean 'tupe_"),
-        (["--position=rope", "--seeds=1"], "--seeds: one --position alone is trained by the protocol"),
+        (["--position=rope", "--seeds=1"], "--seeds: a single --position is trained by the protocol"),
         (["--position=rope", "--presets=rope"], "rope: both a preset and a position"),
         (["--glue=data"], "holds no prepared task"),
         (["--glue=glue", "--tasks=RTE"], "holds no data for RTE; prepared: CoLA, SST-2"),

@@ -15,7 +15,7 @@ from tupe.experiments.plan import PLAN, Trial
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("evidence")
     write_experiment(folder / "out", ["main"])
-    collect.write(collect.collect(folder / "out", collect.read(folder / "tables")), folder / "tables")
+    collect.write(collect.collect(folder / "out"), folder / "tables")
     return folder
 
 
@@ -73,33 +73,18 @@ def test_a_line_that_was_cut_off_is_left_out(tmp_path):
     assert collect.training_losses(tmp_path / "train.log") == {50: ("8.1", "7")}
 
 
-def test_pairs_that_are_not_all_scored_are_not_collected(tmp_path):
-    write_run(tmp_path / "out", run("tupe_a"), 5.7, along=(500, 5000))
-    (run("tupe_a").folder(tmp_path / "out") / "pairs" / "500" / collect.SCORED).unlink()
-    rows = collect.collect(tmp_path / "out", collect.read(tmp_path))["pairs"]
-    assert {row["updates"] for row in rows} == {"5000"}
-
-
-def test_scores_of_pairs_stay_while_they_are_scored_again(folder):
-    known = collect.read(folder / "tables")
-    new = {**known, "pairs": []}
-    assert collect.merge(known, new)["pairs"] == known["pairs"]
-
-
 def test_what_is_known_stays_where_a_copy_lacks_it(folder, tmp_path):
-    """A run that is evaluated or scored again, on a copy that has less."""
-    known, trial = collect.read(folder / "tables"), run("tupe_a")
-    out = tmp_path / "out"
-    write_run(out, trial, 5.0, along=(1000,))
-    merged = collect.merge(known, collect.collect(out, known))
-    for table, where in (("pairs", {}), ("measures", {"measure": "along"})):
-        mine, theirs = (
-            {int(row["updates"]) for row in rows[table] if row["run"] == str(trial) and where.items() <= row.items()}
-            for rows in (merged, known)
-        )
-        assert theirs and mine == theirs | ({1000} if table == "pairs" else {500, 1000}), table
+    """Scores whose weights are gone, and the loss of a run that is evaluated again."""
+    known, trial, out = collect.read(folder / "tables"), run("tupe_a"), tmp_path / "out"
+    scores = [{"run": str(trial), "updates": "500", "measure": measure} for measure in ("along", "order")]
+    known |= {"pairs": [{"run": str(trial), "paradigm": "one"}], "paradigms": [{"paradigm": "one"}]}
+    known["measures"] = [*known["measures"], *scores]
+    write_run(out, trial, 5.0)
+    merged = collect.merge(known, collect.collect(out))
+    assert all(merged[name] == known[name] for name in ("pairs", "paradigms", "positional"))
+    assert scores[0] in merged["measures"] and scores[1] not in merged["measures"]
     (trial.folder(out) / "evaluation.json").unlink()
-    merged = collect.merge(known, collect.collect(out, known))
+    merged = collect.merge(known, collect.collect(out))
     assert [row for row in merged["runs"] if row["run"] == str(trial)][0]["loss"]
 
 
@@ -133,14 +118,14 @@ def test_runs_of_several_machines_come_together(folder, tmp_path):
     write_run(tmp_path / "c", run("tupe_r"), 0.0, state="running")
     for name in "abc":
         known = collect.read(tmp_path)
-        collect.write(collect.merge(known, collect.collect(tmp_path / name, known)), tmp_path)
+        collect.write(collect.merge(known, collect.collect(tmp_path / name)), tmp_path)
     evidence = Evidence(collect.read(tmp_path))
     assert evidence.finals("main") == {"bert_a": {1: pytest.approx(5.9)}, "tupe_a": {1: pytest.approx(5.5)}}
     assert evidence.failed == {run("bert_r"): "diverged"}
     assert len(evidence.curve(run("bert_a"))[0]) == 100
     before = {path.name: path.read_bytes() for path in tmp_path.glob("*.gz")}
     known = collect.read(tmp_path)
-    collect.write(collect.merge(known, collect.collect(tmp_path / "b", known)), tmp_path)  # nothing new
+    collect.write(collect.merge(known, collect.collect(tmp_path / "b")), tmp_path)  # nothing new
     assert {path.name: path.read_bytes() for path in tmp_path.glob("*.gz")} == before
 
 

@@ -101,7 +101,7 @@ def test_every_job_that_is_over_is_announced(tmp_path):
     jobs, announced = [job(tmp_path / name) for name in "ab"], []
     for expected in (["a"], ["a", "b"]):  # the second time, a was over before
         some = jobs[: len(expected)]
-        runner.run(some, SLOT, ended=lambda job, state: announced.append((job.name, state)), echo=quiet)
+        runner.run(some, SLOT, on_done=lambda job, state: announced.append((job.name, state)), echo=quiet)
         assert announced == [(name, "finished") for name in expected]
         announced.clear()
 
@@ -242,7 +242,7 @@ def test_an_error_in_the_caller_ends_what_runs(tmp_path, monkeypatch):
         raise BrokenPipeError
 
     with pytest.raises(BrokenPipeError):
-        runner.run(jobs, SLOT * 2, ended=fail, echo=quiet)
+        runner.run(jobs, SLOT * 2, on_done=fail, echo=quiet)
     pids = [int(pid) for pid in (tmp_path / "slow" / "pids").read_text().split()]
     wait_until(lambda: all(map(has_ended, pids)))  # a signal needs a moment to kill
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL

@@ -9,7 +9,7 @@ from helpers import write_run, write_runs
 from tupe.common import record
 from tupe.common.record import Record
 from tupe.experiments.grid import Sweep
-from tupe.experiments.runs import Run, collect, with_unit
+from tupe.experiments.runs import FinishedRun, collect, with_unit
 
 
 def reasons(pairs):
@@ -174,7 +174,7 @@ def test_settings_that_change_no_score_are_none(tmp_path):
 
 
 def test_scores_of_an_epoch(tmp_path):
-    run = Run(None, write_run(tmp_path / "x", "MNLI", 2e-5, 1, 60.0, epochs=3), tmp_path)
+    run = FinishedRun(None, write_run(tmp_path / "x", "MNLI", 2e-5, 1, 60.0, epochs=3), tmp_path)
     assert [run.score("valid1", "accuracy", epoch) for epoch in ("best", "last")] == [61.0, 60.0]
 
 

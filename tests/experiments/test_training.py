@@ -13,9 +13,13 @@ from tupe.common.safe_load import read_checkpoint
 from tupe.encoder import Encoder
 from tupe.experiments import collect, training
 from tupe.experiments.plan import PLAN, Trial, best_rates, final_losses, trials
-from tupe.experiments.training import conclude, keep_weights
+from tupe.experiments.training import evaluate_and_prune, save_half
 
-RATES = dict.fromkeys(PLAN["models"], 1e-3)
+# The pilot's losses where every model's best rate is 1e-3, and half of it has run, too
+PILOT = {
+    Trial("pilot", model, "tiny", 5000, lr, 101): abs(lr - 1e-3)
+    for model in PLAN["models"] for lr in (5e-4, *PLAN["learning_rates"])
+}  # fmt: skip
 
 
 def finish(output, model, lr, loss, seed=101, stage="pilot", reason="diverged: nan"):
@@ -47,20 +51,18 @@ def test_models_can_be_built(name):
 
 
 def test_stages_are_planned_in_whole_blocks():
-    main = trials("main", RATES)
+    main = trials("main", PILOT)
     block = PLAN["stages"]["main"]["models"]
     assert [trial.model for trial in main] == block * 5
     assert [trial.seed for trial in main[:: len(block)]] == [1, 2, 3, 4, 5]
     assert {trial.size for trial in main} == {"mini"}
     pilot = trials("pilot", {}, models=["bert_a"])
     assert [trial.lr for trial in pilot] == PLAN["learning_rates"]
-    assert len(trials("share", RATES, seeds=[1])) == 8
+    assert len(trials("share", PILOT, seeds=[1])) == 8
     first = trials("first", {})  # needs no pilot
     assert {trial.lr for trial in first} == {2e-3} and {trial.updates for trial in first} == {1250}
-    with pytest.raises(ValueError, match=r"mian.*main"):
-        trials("mian", RATES)
-    with pytest.raises(ValueError, match="no learning rate for bert_r"):
-        trials("main", {"bert_a": 1e-3, **{name: 1e-3 for name in block if name != "bert_r"}})
+    without = {trial: loss for trial, loss in PILOT.items() if trial.model != "bert_r"}
+    assert {trial.model for trial in trials("main", without)} == {*block} - {"bert_r"}
 
 
 def test_no_rate_where_every_one_diverged(tmp_path):
@@ -104,7 +106,7 @@ def test_a_folder_that_holds_another_run_than_its_name_says(tmp_path):
     finish(tmp_path, "bert_a", 1e-3, 6.0)
     folder = Trial("pilot", "bert_a", "tiny", 5000, 1e-3, 101).folder(tmp_path)
     run = record.read(folder)
-    run.length = {"max_update": 20}
+    run.budget = {"max_update": 20}
     run.save(folder)
     with pytest.raises(ValueError, match=r"pilot/bert_a/.* was trained for \{'max_update': 20\} at 0.001 with"):
         final_losses(tmp_path)
@@ -136,15 +138,14 @@ def test_rates_come_from_the_pilot_and_the_search_widens_at_its_edge(widened, tm
     finish(tmp_path, "nopos", 5e-4, 9.0)
     finish(tmp_path, "factored", 5e-4, math.inf, reason="out of memory")
     rates, needed = best_rates(final_losses(tmp_path))
-    beyond = Trial("pilot", "bert_a", "tiny", 5000, 8e-3, 101)
-    below = Trial("pilot", "tupe_r", "tiny", 5000, 5e-4, 101)
     assert rates == {"tupe_r": 1e-3}  # nopos has one rate of four, and bert_a's best one is at the edge
-    assert needed == [beyond]
-    assert best_rates({t: v for t, v in final_losses(tmp_path).items() if t.lr != 5e-4})[1] == [beyond, below]
+    assert needed == {"bert_a": [8e-3]}
+    without = {trial: loss for trial, loss in final_losses(tmp_path).items() if trial.lr != 5e-4}
+    assert best_rates(without)[1] == {"bert_a": [8e-3], "tupe_r": [5e-4]}
     finish(tmp_path, "bert_a", 8e-3, widened)
-    assert best_rates(final_losses(tmp_path)) == ({"tupe_r": 1e-3, "bert_a": 4e-3}, [])
     losses = final_losses(tmp_path)
-    assert losses[beyond] == pytest.approx(widened)
+    assert best_rates(losses) == ({"tupe_r": 1e-3, "bert_a": 4e-3}, {})
+    assert losses[Trial("pilot", "bert_a", "tiny", 5000, 8e-3, 101)] == pytest.approx(widened)
     assert Trial("pilot", "factored", "tiny", 5000, 5e-4, 101) not in losses  # it may be run again
     rates = best_rates(losses)[0]
     del losses[Trial("pilot", "tupe_r", "tiny", 5000, 4e-3, 101)]
@@ -153,49 +154,38 @@ def test_rates_come_from_the_pilot_and_the_search_widens_at_its_edge(widened, tm
     assert set(best_rates(losses)[0]) == {"bert_a"}
 
 
-def test_the_pilot_of_some_models_ends_where_another_still_needs_a_rate(tmp_path, monkeypatch):
-    """bert_a was trained before, and its best rate lies at the edge; tupe_r's is followed to 0.016."""
-    for lr in PLAN["learning_rates"]:
-        finish(tmp_path, "bert_a", lr, lr)
+def test_the_pilot_ends_where_the_best_rate_lies_between_two_others():
+    """... whatever another model still needs: bert_a's best rate lies at the edge, tupe_r's is followed to 0.016."""
+    losses = {Trial("pilot", "bert_a", "tiny", 5000, lr, 101): lr for lr in PLAN["learning_rates"]}
     rounds = []
 
-    def train(data, output, planned, jobs, further, job=None):
-        rounds.append(planned)
+    def train(new):
+        rounds.append(new)
         assert len(rounds) < 10, "the pilot does not end"
-        for trial in planned:
-            if not trial.folder(output).exists():
-                finish(output, trial.model, trial.lr, abs(trial.lr - 0.016))
+        losses.update({trial: abs(trial.lr - 0.016) for trial in new})
 
-    monkeypatch.setattr(training, "train", train)
-    training.train_pilot(tmp_path, tmp_path, 1, (), models=["tupe_r"])
-    assert {trial.model for planned in rounds for trial in planned} == {"tupe_r"}
-    assert [max(trial.lr for trial in planned) for planned in rounds] == [4e-3, 8e-3, 16e-3, 32e-3]
+    training.train_stage(lambda: trials("pilot", losses, models=["tupe_r"]), train)
+    assert {trial.model for new in rounds for trial in new} == {"tupe_r"}
+    assert [max(trial.lr for trial in new) for new in rounds] == [4e-3, 8e-3, 16e-3, 32e-3]
 
 
-def test_weights_are_kept_in_half_precision_along_training(pretrained, tmp_path):
-    trial = Trial("main", "tupe_r", "mini", 5000, 1e-3, 1)
-    for updates in (500, 600, 1000, 5000):  # 600: where training was interrupted
-        shutil.copy(pretrained, tmp_path / f"checkpoint_1_{updates}.pt")
-    keep_weights(trial, tmp_path)
-    assert sorted(path.name for path in tmp_path.glob("model*")) == ["model_1000.pt", "model_500.pt"]
-    full, half = (read_checkpoint(path) for path in (pretrained, tmp_path / "model_500.pt"))
+def test_weights_are_kept_in_half_precision(pretrained, tmp_path):
+    save_half(pretrained, tmp_path / "model.pt")
+    full, half = (read_checkpoint(path) for path in (pretrained, tmp_path / "model.pt"))
     assert half["last_optimizer_state"] is None
     for name, value in full["model"].items():
         expected = value.half() if value.is_floating_point() else value
         assert torch.equal(half["model"][name], expected) and half["model"][name].dtype == expected.dtype
-    keep_weights(Trial("controls", "tupe_r", "tiny", 5000, 1e-3, 1), tmp_path / "controls")
-    assert not (tmp_path / "controls").exists()
 
 
 def test_finished_runs_are_evaluated(pretrained, vocabulary, tmp_path, monkeypatch):
     monkeypatch.setattr(training, "SENTENCES", 10)
     monkeypatch.setattr(training, "TOKENS", 300)
-    trial = Trial("main", "tupe_r", "mini", 1500, 1e-3, 1)
-    for name in ("checkpoint_1_500.pt", "checkpoint_1_1000.pt", "checkpoint_last.pt"):
+    for name in ("checkpoint_1_500.pt", "checkpoint_last.pt"):
         shutil.copy(pretrained, tmp_path / name)
-    conclude(vocabulary, trial, tmp_path, "finished")
+    evaluate_and_prune(vocabulary, tmp_path, "finished")
     assert not list(tmp_path.glob("checkpoint*"))
     content = json.loads((tmp_path / "evaluation.json").read_text())
     (tmp_path / "evaluation.json").unlink()
-    conclude(vocabulary, trial, tmp_path, "finished")  # again, of the weights that were kept
+    evaluate_and_prune(vocabulary, tmp_path, "finished")  # again, of the weights that were kept
     assert json.loads((tmp_path / "evaluation.json").read_text()) == content

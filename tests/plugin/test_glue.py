@@ -116,7 +116,7 @@ def test_training_records_unrounded_scores_and_predictions(learnable, fine_tuned
     assert cfg.lr_scheduler.total_num_update == 3 * 4  # 41 examples in batches of 12
     run = read(folder)
     assert (run.task, run.lr, run.seed, run.state) == ("MNLI", 0.01, 1, "finished")
-    assert run.metrics == ["accuracy"] and run.length == {"max_epoch": 3} and run.splits == ["valid", "valid1"]
+    assert run.metrics == ["accuracy"] and run.budget == {"max_epoch": 3} and run.splits == ["valid", "valid1"]
     assert [(entry["epoch"], entry["split"], entry["num_updates"]) for entry in run.scores] == [
         (1, "valid", 4), (1, "valid1", 4), (2, "valid", 8), (2, "valid1", 8), (3, "valid", 12), (3, "valid1", 12),
     ]  # fmt: skip

@@ -137,7 +137,7 @@ def test_what_may_change_is_noted(data, begun):
     run = read(begun)
     (change,) = run.changes
     assert change.pop("command", 1) and change == {
-        "num_updates": 4, "length": [{"max_update": 4}, {"max_update": 5}], "dataset.num_workers": [0, None],
+        "num_updates": 4, "budget": [{"max_update": 4}, {"max_update": 5}], "dataset.num_workers": [0, None],
         "checkpoint.save_interval_updates": [10000, 1], "dataset.validate_interval_updates": [10000, 1],
     }  # fmt: skip
     assert run.started_at == first.started_at and run.config["model.max_positions"] == 24 and run.state == "finished"
@@ -189,7 +189,7 @@ def test_both_doors_refuse(data, four, begun):
     assert "holds another run (model.dropout 0.1 there, 0.0 here)" in refused.output.splitlines()[-1]
     assert record.contents(begun) == before
     resumed = CliRunner().invoke(pretrain, [*words, "--max-update=5", "--log-interval=1"])
-    assert resumed.exit_code == 0 and read(begun).length == {"max_update": 5}, resumed.output
+    assert resumed.exit_code == 0 and read(begun).budget == {"max_update": 5}, resumed.output
 
 
 def test_the_default_is_a_setting_like_any_other(data, tmp_path):

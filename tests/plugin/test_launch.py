@@ -284,9 +284,9 @@ def test_an_override_outside_of_a_section_is_refused():
 
 
 def test_unknown_names_are_refused(tmp_path):
-    with pytest.raises(ValueError, match="--arch: there is no 'tupe_x'; did you mean 'tupe_"):
+    with pytest.raises(ValueError, match="--arch: unknown value 'tupe_x'; did you mean 'tupe_"):
         recipe("--arch=tupe_x")
-    with pytest.raises(ValueError, match="no option --warmup-upd; did you mean '--warmup-updates'"):
+    with pytest.raises(ValueError, match="unknown option --warmup-upd; did you mean '--warmup-updates'"):
         recipe("--warmup-upd=3")
     misspelt = (CONFIGS / "pretrain.yaml").read_text().replace("updates_pattern", "updates_patern")
     (tmp_path / "own.yaml").write_text(misspelt)

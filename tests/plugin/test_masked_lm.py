@@ -362,7 +362,7 @@ def test_from_a_checkpoint_it_runs_for_epochs(start, tmp_path):
     state, run = load(tmp_path / "checkpoint_last.pt"), read(tmp_path)
     assert state["cfg"]["lr_scheduler"]["total_num_update"] == len(losses) > 2
     assert state["cfg"]["model"]["_name"] == "tupe_r_tiny" and not any(HEAD in key for key in state["model"])
-    assert (run.state, run.length, run.pretrained_updates) == ("finished", {"max_epoch": 2}, 2)
+    assert (run.state, run.budget, run.pretrained_updates) == ("finished", {"max_epoch": 2}, 2)
     assert run.pretrained == str(checkpoint) and run.variant == "segments learned" and len(run.scores) == 2
 
 

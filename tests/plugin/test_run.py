@@ -34,7 +34,7 @@ def test_a_run_from_scratch_is_recorded(finished):
     run = read(folder)
     assert len(losses) == 4 and run.state == state_of(folder) == "finished"
     assert (run.task, run.architecture, run.variant, run.seed, run.lr) == ("masked_lm", "tupe_r_tiny", "", 1, 0.01)
-    assert (run.length, run.splits, run.pretrained, run.metrics) == ({"max_update": 4}, ["valid"], None, [])
+    assert (run.budget, run.splits, run.pretrained, run.metrics) == ({"max_update": 4}, ["valid"], None, [])
     assert run.started_at <= run.finished_at and run.failure is None
     assert [(entry["num_updates"], entry["split"]) for entry in run.scores] == [(2, "valid"), (4, "valid")]
     assert run.best() == ("loss", min(entry["loss"] for entry in run.scores))
@@ -56,7 +56,7 @@ def test_a_run_from_scratch_may_be_made_longer(data, finished, tmp_path):
         (tmp_path / name).write_bytes((folder / name).read_bytes())
     assert len(train(arguments(data, tmp_path, "--max-update=6"))) == 2
     run = read(tmp_path)
-    assert run.length == {"max_update": 6} and run.started_at == read(folder).started_at
+    assert run.budget == {"max_update": 6} and run.started_at == read(folder).started_at
     assert [entry["num_updates"] for entry in run.scores] == [2, 4, 6]
     run.state = "running"
     run.save(tmp_path)

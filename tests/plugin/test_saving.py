@@ -9,7 +9,7 @@ import sys
 import pytest
 from helpers import PLUGIN, file_system, load, pretrain_arguments, train
 
-from tupe.common.record import damage, read, state_of, write_atomically
+from tupe.common.record import corruption_in, read, state_of, write_atomically
 from tupe.plugin import saving, worker
 from tupe.plugin.masked_lm import TupeMaskedLMTask
 
@@ -36,7 +36,8 @@ def test_damage_is_seen_without_torch(whole, tmp_path):
     for name, text in files.items():
         (tmp_path / name).write_bytes(text)
     shutil.make_archive(str(tmp_path / "other"), "zip", PLUGIN / "bench")
-    script = "import sys; from tupe.common.record import damage\nfor path in sys.argv[1:]: print(damage(path))\n"
+    script = "import sys; from tupe.common.record import corruption_in\n"
+    script += "for path in sys.argv[1:]: print(corruption_in(path))\n"
     script += "assert 'torch' not in sys.modules"
     paths = [*(tmp_path / name for name in files), tmp_path / "other.zip", tmp_path, tmp_path / "missing"]
     words = [sys.executable, "-c", script, *map(str, paths)]
@@ -63,7 +64,7 @@ def test_a_kill_while_saving_leaves_the_last_checkpoint(data, whole, tmp_path, m
     with monkeypatch.context() as patch, pytest.raises(Killed):
         patch.setattr(module, name, half)
         train(arguments(data, tmp_path))
-    assert damage(tmp_path / "checkpoint_last.pt") is None and len(list(tmp_path.glob("*.tmp"))) == 1
+    assert corruption_in(tmp_path / "checkpoint_last.pt") is None and len(list(tmp_path.glob("*.tmp"))) == 1
     assert load(tmp_path / "checkpoint_last.pt")["optimizer_history"][-1]["num_updates"] == 4
     assert train(arguments(data, tmp_path)) == whole[1][4:] and not list(tmp_path.glob("*.tmp"))
 
@@ -86,7 +87,7 @@ def test_a_full_disk_stops_the_run_and_harms_no_checkpoint(data, whole, small_di
 
     with pytest.raises(ValueError, match=r"_1_8\.pt .*the disk is full"):
         train(arguments(data, folder), fill)
-    assert damage(folder / "checkpoint_last.pt") is None and not list(folder.glob("*.tmp"))
+    assert corruption_in(folder / "checkpoint_last.pt") is None and not list(folder.glob("*.tmp"))
     assert state_of(folder) == "failed" and "the disk is full" in read(folder).failure["reason"]
     os.unlink(filler)
     assert train(arguments(data, folder)) == whole[1][4:] and state_of(folder) == "finished"

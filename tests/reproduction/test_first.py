@@ -1,19 +1,16 @@
 """The commands of the first protocol: what they train, score and write."""
 
-import json
 import shutil
 
-import numpy as np
 import pytest
 from click.testing import CliRunner
 from evidence_runs import write_experiment, write_run
+from helpers import PLUGIN
 
 from reproduction import first
 from reproduction.__main__ import main
-from tupe.evaluation.minimal_pairs import Pair, Paradigm
-from tupe.experiments import collect, training
+from tupe.common import plotting
 from tupe.experiments.plan import PLAN, Trial
-from tupe.experiments.training import conclude
 
 
 def invoke(*words):
@@ -51,84 +48,49 @@ def test_dry_run_prints_every_command(tmp_path):
     assert "--arch=tupe_r_mini" in line and "--lr=0.0005" in line  # half of the pilot's best
 
 
-def test_runs_are_scored_along_training(pretrained, vocabulary, tmp_path, monkeypatch):
-    monkeypatch.setattr(training, "SENTENCES", 10)
-    monkeypatch.setattr(training, "TOKENS", 300)
-    monkeypatch.setitem(first.CLAIMS, "scoring", {"sentences": 10, "pairs": 1, "pairs_after": [500]})
-    trial = Trial("main", "tupe_r", "mini", 1500, 1e-3, 1)
-    for name in ("checkpoint_1_500.pt", "checkpoint_1_1000.pt", "checkpoint_last.pt"):
-        shutil.copy(pretrained, tmp_path / name)
-    conclude(vocabulary, trial, tmp_path, "finished")
-    paradigms = [Paradigm("order", "order", [Pair("the cat sat on a mat.", "cat the sat on a mat.")])]
-    first.score(vocabulary, trial, tmp_path, paradigms)
-    order = json.loads((tmp_path / "order.json").read_text())
-    content = json.loads((tmp_path / "evaluation.json").read_text())
-    assert list(order) == ["500", "1000", "1500"] and order["1500"] == content["order"]
-    there = sorted(path.name for path in (tmp_path / "pairs").glob("*/*"))
-    assert there == [collect.SCORED, collect.SCORED, "order.npz", "order.npz"]
-    with np.load(tmp_path / "pairs" / "1500" / "order.npz") as arrays:
-        assert arrays["same_words"].tolist() == [True]
-    monkeypatch.setattr(first, "order_scores", None)  # nothing is computed again
-    first.score(vocabulary, trial, tmp_path, paradigms)
-
-
 @pytest.fixture
-def root(tmp_path, monkeypatch, pretrained):
-    """A clone's pages, and an experiment of which all has run. Figure 6 comes from the weights of a TUPE-A, here of
-    another model with untied positions."""
-    write_experiment(tmp_path / "out")
-    trial = Trial("main", "tupe_a", "mini", 5000, 5e-4, 1)
-    shutil.copy(pretrained, trial.folder(tmp_path / "out") / "model.pt")
+def clone(tmp_path, monkeypatch):
+    """The committed tables beside pages that are out of date."""
+    (tmp_path / "docs/evidence").mkdir(parents=True)
+    for path in first.EVIDENCE.glob("*.gz"):
+        shutil.copy(path, tmp_path / "docs/evidence")
+    for page in ("README.md", "docs/results.md"):
+        content = (first.ROOT / page).read_text(encoding="utf-8")
+        before, after = content[: content.index(first.BEGIN)], content[content.index(first.END) :]
+        (tmp_path / page).write_text(f"{before}{first.BEGIN}\nSTALE\n{after}", encoding="utf-8")
     monkeypatch.setattr(first, "ROOT", tmp_path)
     monkeypatch.setattr(first, "EVIDENCE", tmp_path / "docs/evidence")
-    (tmp_path / "docs").mkdir()
-    for page in ("README.md", "docs/results.md"):
-        (tmp_path / page).write_text(f"# Title\n{first.BEGIN}\nSTALE\n{first.END}\nrest\n")
     return tmp_path
 
 
-def test_one_command_writes_pages_and_figures(root, vocabulary, monkeypatch):
-    words = ["claims", "--evidence", root / "docs/evidence"]
-    result = invoke(*words, "--runs", root / "out", "--data", vocabulary)
-    assert result.exit_code == 0, result.output
-    drawn = {path.name for path in (root / "docs/figures").iterdir()}
-    assert drawn == {f"claims_{figure.__name__}.png" for figure in first.FIGURES}
-    readme, page = ((root / name).read_text() for name in ("README.md", "docs/results.md"))
-    for text in (readme, page):
-        assert text.startswith("# Title\n") and text.endswith("rest\n") and "STALE" not in text
-    every = (root / "docs/evidence/contrasts.md").read_text()
-    assert all(f"(../figures/{name})" in every for name in drawn - {"claims_lasting.png"})
-    assert "(figures/claims_lasting.png)" in page and "(two seeds" in readme
-    assert "| tupe_a_tie_cls - bert_a | positions apart from words |" in every
-    assert "| positions apart from words | `tupe_a_tie_cls` over `bert_a` |" in page
-    assert {path.stem for path in (root / "docs/evidence").glob("*.md")} == {*first.PAGES}
-    shutil.rmtree(root / "out")  # the tables alone give the same pages
-    (root / "docs/evidence/main.md").unlink()
-    monkeypatch.setattr(first, "FIGURES", ())
-    assert invoke(*words).exit_code == 0
-    assert (root / "docs/results.md").read_text() == page and (root / "docs/evidence/main.md").exists()
-    (root / "README.md").write_text("no markers")
+def test_one_command_writes_the_committed_pages_and_the_figures(clone, monkeypatch):
+    monkeypatch.setitem(plotting.plt.rcParams, "figure.dpi", 30)  # most of the time goes into pixels
+    words = ["claims", "--evidence", clone / "docs/evidence"]
     result = invoke(*words)
-    assert result.exit_code == 2 and "README.md needs the lines" in result.output
-
-
-def test_tables_of_ones_own_leave_the_pages_of_the_project_alone(root, vocabulary, monkeypatch):
-    monkeypatch.setattr(first, "FIGURES", ())
-    result = invoke("claims", "--evidence", root / "mine", "--runs", root / "out", "--data", vocabulary)
     assert result.exit_code == 0, result.output
-    assert "(figures/claims_lasting.png)" in (root / "mine/results.md").read_text()
-    assert "(figures/claims_loss.png)" in (root / "mine/contrasts.md").read_text()
-    assert all("STALE" in (root / page).read_text() for page in ("README.md", "docs/results.md"))
-    assert invoke("claims", "--runs", root / "nowhere").exit_code == 2
+    drawn = {path.name for path in (clone / "docs/figures").iterdir()}
+    assert drawn == {f"claims_{figure.__name__}.png" for figure in first.FIGURES}
+    pages = ["README.md", "docs/results.md", *(f"docs/evidence/{name}.md" for name in first.PAGES)]
+    for page in pages:
+        assert (clone / page).read_text(encoding="utf-8") == (PLUGIN.parent / page).read_text(encoding="utf-8"), page
+    shown = "".join((clone / page).read_text() for page in pages)
+    assert all(f"figures/{name})" in shown for name in drawn)
 
 
-def test_of_a_part_of_the_runs_there_are_tables_only(tmp_path):
+def test_a_page_without_markers_is_refused(tmp_path):
+    (tmp_path / "README.md").write_text("no markers")
+    with pytest.raises(ValueError, match=r"README.md needs the lines"):
+        first.fill_in(tmp_path / "README.md", "text")
+
+
+def test_of_ones_own_runs_there_are_tables_only(clone):
     """... for `tupe compare --position` on other text."""
     for number, lr in enumerate(PLAN["learning_rates"]):
-        write_run(tmp_path / "out", Trial("pilot", "nopos", "tiny", 5000, lr, 101), 7 + number)
-    result = invoke("claims", "--evidence", tmp_path / "mine", "--runs", tmp_path / "out")
-    assert result.exit_code == 0, result.output
-    assert "no pages yet; missing: first (bert_a, " in result.output and "longer (bert_a, bert_r" in result.output
-    assert {path.suffix for path in (tmp_path / "mine").iterdir()} == {".gz"}
-    result = invoke("claims", "--evidence", tmp_path / "empty")
+        write_run(clone / "out", Trial("pilot", "nopos", "tiny", 5000, lr, 101), 7 + number)
+    result = invoke("claims", "--evidence", clone / "mine", "--runs", clone / "out")
+    assert result.exit_code == 0 and result.output.endswith("mine: 3 runs\n"), result.output
+    assert {path.suffix for path in (clone / "mine").iterdir()} == {".gz"}
+    assert all("STALE" in (clone / page).read_text() for page in ("README.md", "docs/results.md"))
+    assert invoke("claims", "--runs", clone / "nowhere").exit_code == 2
+    result = invoke("claims", "--evidence", clone / "empty")
     assert result.exit_code == 2 and "no table of finished runs" in result.output

@@ -32,9 +32,9 @@ def place(tmp_path, pretrained):
     write_experiment(tmp_path / "runs", ["main"], seeds=2)
     trial = Trial("main", "tupe_r", "mini", 5000, 5e-4, 1)
     shutil.rmtree(trial.folder(tmp_path / "runs"))
-    write_run(tmp_path / "runs", trial, 5.4321, along=(5000,))
+    write_run(tmp_path / "runs", trial, 5.4321)
     save_half(pretrained, trial.folder(tmp_path / "runs") / "model.pt")
-    collect.write(collect.collect(tmp_path / "runs", collect.read(tmp_path)), tmp_path / "tables")
+    collect.write(collect.collect(tmp_path / "runs"), tmp_path / "tables")
     return tmp_path
 
 

@@ -9,7 +9,7 @@ from evidence_runs import write_run
 
 from reproduction import second
 from tupe import positions
-from tupe.experiments.plan import Trial
+from tupe.experiments.plan import Trial, best_rates, lengths_of, trials
 from tupe.positions import Dims, Positions
 
 
@@ -18,34 +18,34 @@ def run(model, lr, seed=101, stage="mini_rates"):
 
 
 def test_every_run_of_the_protocol_is_planned_once():
-    losses = {trial: 5.0 for stage in second.PROTOCOL["stages"] for trial in second.trials(stage, {})}
-    planned = [trial for stage in second.PROTOCOL["stages"] for trial in second.trials(stage, losses)]
+    losses = {trial: 5.0 for stage in second.PROTOCOL["stages"] for trial in trials(stage, {}, second.PROTOCOL)}
+    planned = [trial for stage in second.PROTOCOL["stages"] for trial in trials(stage, losses, second.PROTOCOL)]
     assert len(planned) == len(set(planned))
-    assert len(second.trials("again", {})) == 6 and len(second.trials("neighbours", {})) == 4
-    assert second.trials("decide", {}) == []  # no rates yet
+    assert len(trials("again", {}, second.PROTOCOL)) == 6 and len(trials("neighbours", {}, second.PROTOCOL)) == 4
+    assert trials("decide", {}, second.PROTOCOL) == []  # no rates yet
 
 
 def test_a_rate_at_the_edge_is_used_once_the_next_has_run():
     losses = {run("tupe_r", 1e-3): 5.2, run("tupe_r", 5e-4): 5.1}
-    assert second.best_rates(losses, "mini_rates") == ({}, {"tupe_r": 2.5e-4})
-    assert run("tupe_r", 2.5e-4) in second.trials("mini_rates", losses)
+    assert best_rates(losses, "mini_rates", second.PROTOCOL) == ({}, {"tupe_r": [2.5e-4]})
+    assert run("tupe_r", 2.5e-4) in trials("mini_rates", losses, second.PROTOCOL)
     losses[run("tupe_r", 2.5e-4)] = 5.3
-    assert second.best_rates(losses, "mini_rates") == ({"tupe_r": 5e-4}, {})
-    assert run("tupe_r", 5e-4, 4, "decide") in second.trials("decide", losses)
+    assert best_rates(losses, "mini_rates", second.PROTOCOL) == ({"tupe_r": 5e-4}, {})
+    assert run("tupe_r", 5e-4, 4, "decide") in trials("decide", losses, second.PROTOCOL)
 
 
 def test_a_rate_is_not_chosen_before_all_planned_ones_have_run():
-    assert second.best_rates({run("tupe_r", 1e-3): 5.2}, "mini_rates") == ({}, {})
+    assert best_rates({run("tupe_r", 1e-3): 5.2}, "mini_rates", second.PROTOCOL) == ({}, {})
 
 
 def test_only_the_choosing_seed_chooses():
     losses = {run("tupe_r", 1e-3): 5.0, run("tupe_r", 5e-4): 5.1, run("tupe_r", 5e-4, 1): 4.0}
-    assert second.best_rates(losses, "mini_rates")[0] == {"tupe_r": 1e-3}
+    assert best_rates(losses, "mini_rates", second.PROTOCOL)[0] == {"tupe_r": 1e-3}
 
 
 def test_controls_of_the_bundle_train_at_their_neighbours_rates():
     losses = {run("bert_a", lr): abs(lr - 7e-4) for lr in (5e-4, 7e-4, 1e-3, 1.4e-3)}
-    rates = {trial.model: trial.lr for trial in second.trials("bundle", losses)}
+    rates = {trial.model: trial.lr for trial in trials("bundle", losses, second.PROTOCOL)}
     assert rates == {"absolute_0.06": 7e-4, "absolute_halved": 7e-4}
 
 
@@ -108,7 +108,7 @@ def test_the_protocol_names_the_models_of_its_yaml():
     own = yaml.safe_load((second.HERE / "second.yaml").read_text(encoding="utf-8"))
     for stage, plan in own["stages"].items():
         assert f"`{stage}`" in text or stage == "again_bf16"
-        assert all(f"{updates:,}" in text for updates in second.lengths_of(plan))
+        assert all(f"{updates:,}" in text for updates in lengths_of(plan))
     assert all(f"`{model}`" in text for model in own["models"])
 
 

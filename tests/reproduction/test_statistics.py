@@ -12,7 +12,6 @@ from reproduction.statistics import (
     geometric_mean_interval,
     pooled,
     share_of_schedule,
-    share_of_updates,
     welch,
 )
 
@@ -20,7 +19,6 @@ from reproduction.statistics import (
 def test_geometric_intervals():
     mean, (low, high) = geometric_mean_interval([0.25, 0.5, 1.0])
     assert mean == pytest.approx(0.5) and low * high == pytest.approx(0.25)
-    assert geometric_mean_interval([0.5, math.inf]) == (math.inf, None)
 
 
 def test_welch_is_the_textbook_formula():
@@ -76,9 +74,6 @@ def test_losses_of_other_blocks_do_not_compare():
 
 
 def test_shares():
-    updates, losses = [100, 200, 300, 400], [9.0, 8.0, 8.5, 6.0]
-    assert share_of_updates(updates, losses, 7.25, 400) == 0.875
-    assert share_of_updates(updates, losses, 5.0, 400) == math.inf
     finals = {0.25: 8.0, 0.5: 6.0, 1.0: 5.0}
     assert share_of_schedule(finals, 7.0) == pytest.approx(math.sqrt(0.25 * 0.5))
     assert share_of_schedule(finals, 5.0) == pytest.approx(1.0)

@@ -14,7 +14,7 @@ from tupe.checkpoints.folders import as_file
 from tupe.cli import main
 from tupe.common.record import REFUSED, STOPPED, read
 from tupe.experiments.grid import Sweep
-from tupe.experiments.sweep import settle
+from tupe.experiments.sweep import keep_best_checkpoint
 from tupe.modeling_tupe import TupeForSequenceClassification
 from tupe.training.run import checkpoints
 
@@ -42,7 +42,7 @@ def test_both_engines_compute_the_same(task, small, learnable, tmp_path):
     theirs, ours = (read(tmp_path / folder) for folder in ("fairseq", "here"))
     assert len(ours.scores) == len(theirs.scores) == (4 if task == "MNLI" else 2)
     assert ours.scores == [near(entry) for entry in theirs.scores]
-    names = ["task", "architecture", "variant", "seed", "lr", "length", "splits", "metrics", "data", "dictionary"]
+    names = ["task", "architecture", "variant", "seed", "lr", "budget", "splits", "metrics", "data", "dictionary"]
     names += ["pretrained_updates", "state", "shortened", "left_out"]
     assert {name: getattr(ours, name) for name in names} == {name: getattr(theirs, name) for name in names}
     for path in (tmp_path / "fairseq" / "predictions").iterdir():
@@ -134,7 +134,7 @@ def test_a_sweep_leaves_records_and_the_best_model(keep_best, small, learnable, 
     for job in sweep.jobs:
         assert ended(fork_tupe(*job.command[3:])) == 0
         assert bool(list(job.folder.glob("checkpoint-*"))) == keep_best
-        settle(sweep, job, "finished")
+        keep_best_checkpoint(sweep, job, "finished")
         assert {path.name for path in job.folder.iterdir()} <= {"record.json", "predictions", "lock"}
     best = Path(tmp_path, "CoLA", "best")
     assert best.exists() == keep_best

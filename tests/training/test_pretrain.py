@@ -135,7 +135,7 @@ def test_both_engines_compute_the_same(arch, more, data, tmp_path, monkeypatch):
     scores = [[(s["epoch"], s["num_updates"], s["split"]) for s in run.scores] for run in (one, two)]
     assert scores[0] == scores[1]
     assert all(abs(a["loss"] - b["loss"]) < 1e-3 for a, b in zip(one.scores, two.scores, strict=True))
-    names = ("task", "architecture", "variant", "seed", "lr", "length", "splits", "data", "dictionary", "left_out")
+    names = ("task", "architecture", "variant", "seed", "lr", "budget", "splits", "data", "dictionary", "left_out")
     assert {name: getattr(one, name) for name in names} == {name: getattr(two, name) for name in names}
 
 
@@ -296,7 +296,7 @@ def test_a_full_disk_stops_the_run_and_harms_no_checkpoint(data, whole, tmp_path
             log = tmp_path / "log"
             assert ended(begin(data, disk / "run", "--save-interval-updates=3", log=log)) == REFUSED
         last = log.read_text().splitlines()[-1]
-        assert last.endswith("checkpoint-9 cannot be written: the disk is full; all others are as they were")
+        assert last.endswith("checkpoint-9 cannot be written: the disk is full; existing checkpoints are unchanged")
         assert newest(disk / "run")[0] == 6 and state_of(disk / "run") == "failed"
         (disk / "filler").unlink()
         assert ended(begin(data, disk / "run", "--save-interval-updates=3")) == 0
@@ -452,7 +452,7 @@ def test_two_nodes_under_torchrun_stop_on_a_signal_to_one_and_resume(data, tmp_p
         (["--fp16"], "--fp16 needs a GPU"),
         (["--lr=[0.1,0.2]"], "one number for each epoch is for --engine fairseq"),
         (["--dropout=2"], "--dropout is 2; valid: 0 to 0.99"),
-        (["--preset=nothing"], "there is no model=nothing"),
+        (["--preset=nothing"], "model=nothing not found"),
         (["--preset=rope"], "model=rope is bert_a, not tupe_r_tiny"),
         (["--position=nothing"], "nothing"),
         (["--max-positions=8"], "sequences of 24 tokens: the model has 8 positions"),

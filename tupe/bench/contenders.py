@@ -63,7 +63,7 @@ def flops_per_token(setting: Setting, name: str = "") -> float:
     """FLOP of a contender's training step per token (default: of one that is not ours); see `report.ASSUMPTIONS`."""
     layers, width, _, ffn = setting.dims()
     weights = layers * (4 * width**2 + 2 * width * ffn) + MASKED * (width**2 + width * setting.vocab)
-    if name in OURS:  # the last layer computes masked tokens alone, from its attention on
+    if name in OURS:  # the last layer computes only masked tokens, from its attention on
         weights -= (1 - MASKED) * (width**2 + 2 * width * ffn)
     return 6 * weights + 12 * layers * width * setting.length
 

@@ -15,7 +15,7 @@ from sacremoses import MosesTokenizer
 
 from ..common import options
 from ..common.options import Command
-from ..common.tables import Table
+from ..common.tables import TextTable
 from ..corpus import steps as corpus
 from ..corpus.readers import Document, find_inputs, paragraphs, read
 from ..corpus.steps import Stats
@@ -80,7 +80,7 @@ def run(path: Path, folder: Path, jobs: int, vocab_size: int) -> tuple[float, di
     return sum(cost["seconds"] for cost in costs.values()), costs
 
 
-def whole_runs(documents: list[Document], jobs: int, times: int, vocab_size: int) -> tuple[Table, dict]:
+def whole_runs(documents: list[Document], jobs: int, times: int, vocab_size: int) -> tuple[TextTable, dict]:
     """(table, {(times, jobs): (MB/s, MB per CPU second)}) of runs on the documents with one process and with `jobs`,
     and on `times` as many documents."""
     rows, speeds = [], {}
@@ -100,7 +100,7 @@ def whole_runs(documents: list[Document], jobs: int, times: int, vocab_size: int
             cells = f"{seconds:.1f}", f"{size / seconds:.2f}", f"{cpu:.1f}", f"{size / cpu:.2f}"
             rows.append([name, *cells, str(costs["text"]["peak MB of a worker"])])
     header = ["run", "wall s", "MB/s", "CPU s", "MB per CPU s", "peak MB of a text worker"]
-    return Table.plain(header, rows), speeds
+    return TextTable.plain(header, rows), speeds
 
 
 @click.command(cls=Command)
@@ -121,7 +121,7 @@ def command(inputs, mb, jobs, times, vocab_size, target_gb, target_cores):
     documents = load(inputs, mb * 1e6)
     click.echo(f"{len(documents)} documents; {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}\n")
     rows = [[name, f"{speed:.2f}"] for name, speed in steps(documents)]
-    click.echo(Table.plain(["step, one core", "MB/s"], rows).markdown())
+    click.echo(TextTable.plain(["step, one core", "MB/s"], rows).markdown())
     table, speeds = whole_runs(documents, jobs, times, vocab_size)
     click.echo(table.markdown())
     ratio, per_core = speeds[1, jobs][0] / speeds[1, 1][0], speeds[times, jobs][1]

@@ -11,7 +11,7 @@ import click
 import numpy as np
 
 from ..common import options
-from ..common.tables import Table
+from ..common.tables import TextTable
 from .turns import take_turns
 
 ENGINES = "fairseq", "transformers"
@@ -54,4 +54,4 @@ def command(data, updates, rounds, words):
     ratio = speeds["transformers"] / speeds["fairseq"]  # within each turn
     named = [*speeds.items(), ("transformers : fairseq", ratio)]
     rows = [[name, *(f"{value:.3g}" for value in (np.median(of), of.min(), of.max()))] for name, of in named]
-    click.echo(Table.plain(["updates per second", "median of the turns", "least", "most"], rows).markdown())
+    click.echo(TextTable.plain(["updates per second", "median of the turns", "least", "most"], rows).markdown())

@@ -16,7 +16,7 @@ from ..attention import Batch
 from ..backends import BACKENDS
 from ..common import options
 from ..common.options import Command, ListOf
-from ..common.tables import Table
+from ..common.tables import TextTable
 from ..encoder import Encoder, LMHead
 from ..token_positions import TokenPositions
 from .machine import DEVICE, PRECISIONS, environment, facts
@@ -100,14 +100,14 @@ def milliseconds(steps: dict[tuple[str, str], Step], turns: int) -> dict[str, li
     return rows
 
 
-def table_of(header: list[str], rows: dict[str, list[float]]) -> Table:
-    return Table.plain(header, [[name, *(f"{cell:.2f}" for cell in cells)] for name, cells in rows.items()])
+def table_of(header: list[str], rows: dict[str, list[float]]) -> TextTable:
+    return TextTable.plain(header, [[name, *(f"{cell:.2f}" for cell in cells)] for name, cells in rows.items()])
 
 
 def attention_table(
     names: Sequence[str], shapes: list[tuple[int, int]], dtypes: Iterable[torch.dtype], device: str, turns: int,
     dropout: float,
-) -> Table:  # fmt: skip
+) -> TextTable:  # fmt: skip
     """A row per dtype, (batch, length), path: milliseconds forward and backward, and how many times as fast as the
     first path."""
     rows = {}
@@ -126,7 +126,7 @@ def attention_table(
 def step_table(
     batch: int, length: int, width: int, ffn: int, vocab: int, precisions: dict[str, torch.dtype | None], device: str,
     turns: int,
-) -> Table:  # fmt: skip
+) -> TextTable:  # fmt: skip
     """A row per part of a step: milliseconds forward and backward in each precision, and the first's over the
     last's."""
     steps = {
@@ -140,7 +140,7 @@ def step_table(
     return table_of([*header, "times as fast"], rows)
 
 
-def parts_table(tokens: int, width: int, ffn: int, device: str, turns: int) -> Table:
+def parts_table(tokens: int, width: int, ffn: int, device: str, turns: int) -> TextTable:
     """Milliseconds of one product and one dropout, by PyTorch and by `kernels`."""
     x, weight = (torch.randn(n, width, device=device) for n in (tokens, ffn))
     hidden = torch.randn(tokens, ffn, device=device)

@@ -25,7 +25,7 @@ from .. import backend_cpu
 from ..backends import make
 from ..common.architectures import SIZES
 from ..common.options import Command, ListOf
-from ..common.tables import Table
+from ..common.tables import TextTable
 from ..encoder import Encoder
 from ..packing import Selection
 from ..windows import InChunks
@@ -209,7 +209,7 @@ def allocations(function: Callable) -> tuple[Any, list[int]]:
 # ---- the command
 
 
-def table_of_fits(arch: str, length: int, cards: list[float]) -> Table:
+def table_of_fits(arch: str, length: int, cards: list[float]) -> TextTable:
     """The memory of batches of 1 to 64 sequences, and the cards (sizes in GiB) that they fit on."""
     rows = []
     for checkpointed in (False, True):
@@ -220,10 +220,10 @@ def table_of_fits(arch: str, length: int, cards: list[float]) -> Table:
             cells = [f"{part / GIB:.2f}" for part in (*parts, sum(parts))]
             rows.append([str(batch), "yes" if checkpointed else "no", *cells, ", ".join(fitting) or "none"])
     header = ["sequences", "activations checkpointed", "state", "activations", "transient", "sum in GiB", "fits on"]
-    return Table.plain(header, rows)
+    return TextTable.plain(header, rows)
 
 
-def table_of_checks(arch: str, length: int) -> Table:
+def table_of_checks(arch: str, length: int) -> TextTable:
     """Counted and measured MiB in single precision without dropout, beside weights and gradients."""
     if length <= (kept_whole := backend_cpu.SAVE_WEIGHTS_UP_TO):
         raise ValueError(f"--check compares from length {kept_whole + 1} on: a CPU keeps more for shorter ones")
@@ -239,10 +239,10 @@ def table_of_checks(arch: str, length: int) -> Table:
             rows.append([str(batch), str(update_freq), "yes" if checkpointed else "no", *cells])
     header = ["sequences", "update_freq", "activations checkpointed"]
     header += ["kept: counted", "measured", "peak: counted", "measured"]
-    return Table.plain(header, rows)
+    return TextTable.plain(header, rows)
 
 
-def table_of_forwards(positions: list[str], length: int, check: bool) -> Table:
+def table_of_forwards(positions: list[str], length: int, check: bool) -> TextTable:
     """GB of weights, and at the peak of a forward pass of one sequence; with `check` also as measured here."""
     rows = []
     for position in positions:
@@ -251,7 +251,7 @@ def table_of_forwards(positions: list[str], length: int, check: bool) -> Table:
         numbers += [forward_bytes(position, length, measure=True)["peak"]] if check else []
         rows.append([f"`{position}`", *(f"{number / 1e9:.2f}" for number in numbers)])
     header = ["encoding", "weights, GB", f"peak for {length} tokens: counted", *["measured"] * check]
-    return Table.plain(header, rows)
+    return TextTable.plain(header, rows)
 
 
 @click.command(cls=Command)

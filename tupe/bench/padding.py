@@ -27,7 +27,7 @@ from ..common.architectures import SIZES
 from ..common.glue import TASKS, glue_name
 from ..common.options import Command, ListOf
 from ..common.record import command_line
-from ..common.tables import Table
+from ..common.tables import TextTable
 from ..packing import NO_PADDING, Packing
 from ..plugin.glue import Pairs
 from ..plugin.model import TupeModel
@@ -209,7 +209,7 @@ def rows(seconds: dict, counted: list[Batch], about: dict) -> list[dict]:
     ]  # fmt: skip
 
 
-def table(measured: list[dict]) -> Table:
+def table(measured: list[dict]) -> TextTable:
     """The rows of one list, with the first contender's speed over each."""
     header = ["size", "lengths", "batch", "precision", "padding", "contender", "texts/s", "tokens/s"]
     cells = [
@@ -220,7 +220,7 @@ def table(measured: list[dict]) -> Table:
         for row in measured
     ]  # fmt: skip
     first = measured[0]["contender"]
-    return Table.plain([*header, f"{first}: times as fast"], cells, align="llrlrlrrr")
+    return TextTable.plain([*header, f"{first}: times as fast"], cells, align="llrlrlrrr")
 
 
 def picture(measured: list[dict]) -> Figure:

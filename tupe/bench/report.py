@@ -4,7 +4,7 @@ import matplotlib.ticker
 from matplotlib.figure import Figure
 
 from ..common import plotting
-from ..common.tables import Table
+from ..common.tables import TextTable
 from .machine import facts
 
 PAPER_TOKENS = 1_000_000 * 256 * 512  # updates x sequences x tokens
@@ -33,7 +33,7 @@ def markdown(rows: list[dict], about: dict, devices: int) -> str:
     return "\n".join(parts)
 
 
-def contenders(rows: list[dict], devices: int) -> Table:
+def contenders(rows: list[dict], devices: int) -> TextTable:
     """Speed and memory in one setting."""
     baselines = [name for name in BASELINES if any(r["contender"] == name for r in rows) and len(rows) > 1]
     first = rows[0]
@@ -50,7 +50,7 @@ def contenders(rows: list[dict], devices: int) -> Table:
         cells[-1] += [f"{r[key]:.2f}" for key in ("forward_s", "backward_s", "optimizer_s")]
         cells[-1] += [f"{r['memory_mib']:.0f}", f"{100 * r['share_of_peak']:.0f} %"]
         cells[-1] += [f"{project(r['tokens_per_s'], devices):.1f}"] if devices else []
-    return Table.plain([*header, "of peak", *[f"days on {devices}"] * bool(devices)], cells, title=title)
+    return TextTable.plain([*header, "of peak", *[f"days on {devices}"] * bool(devices)], cells, title=title)
 
 
 def project(tokens_per_s: float, devices: int) -> float:

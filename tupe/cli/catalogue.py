@@ -6,7 +6,7 @@ import torch
 from ..common import options
 from ..common.architectures import ARCHITECTURES, SIZES, with_size
 from ..common.options import CONFIGS, Command
-from ..common.tables import Table
+from ..common.tables import TextTable
 from ..encoder import Encoder, LMHead
 from ..positions import Dims, PositionScheme, format_value, options_of, overrides
 from ..schemes import SCHEMES
@@ -42,7 +42,7 @@ def list_models(size):
         items[arch] = {name: parameter.shape for name, parameter in encoder.positions.named_parameters()}
         rows.append([f"`{arch}`", position, cls, f"{total:,}", f"{count(encoder.positions):,}"])
     header = ["architecture", "position", "[CLS]", "parameters", "of these, position"]
-    click.echo(Table.plain(header, rows, align="lllrr").markdown(), nl=False)
+    click.echo(TextTable.plain(header, rows, align="lllrr").markdown(), nl=False)
     for arch, shapes in items.items():
         click.echo(f"\n{arch}:")
         for name, shape in shapes.items():
@@ -67,7 +67,7 @@ def list_schemes():
         farther = "refused" if scheme.bounded else shared
         rows.append([f"`{name}`", scheme.paper, f"`{scheme.formula}`", options, hooks, farther, f"{count(built):,}"])
     header = ["name", "paper", "formula", "options", "hooks", "farther", "parameters (base, 512 positions)"]
-    click.echo(Table.plain(header, rows, align="llllllr").markdown(), nl=False)
+    click.echo(TextTable.plain(header, rows, align="llllllr").markdown(), nl=False)
 
 
 @click.command(cls=Command)
@@ -79,4 +79,4 @@ def list_presets():
         comment = " ".join(line.lstrip("# ") for line in lines if line.startswith("#"))
         values = [line for line in lines if line and not line.startswith("#")]
         rows.append([f"`{path.stem}`", comment, f"`{', '.join(values)}`"])
-    click.echo(Table.plain(["preset", "what", "values"], rows, align="lll").markdown(), nl=False)
+    click.echo(TextTable.plain(["preset", "what", "values"], rows, align="lll").markdown(), nl=False)

@@ -11,7 +11,7 @@ import click
 
 from ..common import limits, options
 from ..common.allocator import use_allocator
-from ..common.options import CONFIGS, Command, ListOf, letters, nearest
+from ..common.options import CONFIGS, Command, ListOf, did_you_mean, task_key
 
 RECIPES = sorted({path.stem for path in CONFIGS.glob("*.yaml")} - {"continue", "finetune", "squad"})  # from scratch
 GLUE = sorted(path.stem for path in (CONFIGS / "glue").glob("*.yaml"))  # cola, mnli, ...
@@ -128,9 +128,9 @@ def continue_(data, checkpoint, output, lengths, epochs, next_sentence, stretch,
 @launcher
 def finetune(task, data, checkpoint, output, engine, words, **machine):
     """Fine-tune a checkpoint on a GLUE task or SQuAD, as the paper does. The model is the checkpoint's."""
-    name = letters(task)
+    name = task_key(task)
     if name not in [*GLUE, *SQUAD]:
-        raise ValueError(f"unknown task {task!r}{nearest(name, [*GLUE, *SQUAD])}")
+        raise ValueError(f"unknown task {task!r}{did_you_mean(name, [*GLUE, *SQUAD])}")
     recipe, overrides = "finetune", [f"glue={name}"]
     if engine == "transformers":
         if name in SQUAD:

@@ -1,5 +1,5 @@
 """AdamW in one fused kernel (`torch.optim`, on GPU and CPU) with the numbers of fairseq's `adam`, which both engines
-train with. Needs torch alone."""
+train with. Needs only torch."""
 
 import math
 from collections.abc import Callable, Iterable

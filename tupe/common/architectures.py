@@ -32,7 +32,7 @@ def preset(architecture: str) -> dict:
     (name, size), known = split_size(architecture), {**ARCHITECTURES, **GAU, **ELECTRA}
     if name not in known:
         sizes = ", ".join(f"_{size}" for size in SIZES if size != "base")
-        raise ValueError(f"there is no architecture {architecture!r}; valid: {', '.join(known)}, and with {sizes}")
+        raise ValueError(f"unknown architecture {architecture!r}; valid: {', '.join(known)}, and with {sizes}")
     (position, cls), (layers, width, heads, ffn) = known[name], SIZES[size]
     gated = {"layers": 2 * layers, "layer": "gau", "normaliser": "relu2"} if name in GAU else {"layers": layers}
     return {"position": position, "cls": cls, **gated, "width": width, "heads": heads, "ffn": ffn}

@@ -1,4 +1,4 @@
-"""Prepared text on the disk, fairseq's mmap format, and where its sentences are cut. Needs numpy alone."""
+"""Prepared text on the disk, fairseq's mmap format, and where its sentences are cut. Needs only numpy."""
 
 import itertools
 import os

@@ -11,7 +11,7 @@ from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
 
 from ..text import TextEncoder
 from .blocks import Split, check_split
-from .options import letters
+from .options import task_key
 from .record import write_atomically
 
 FIRST_LABEL = len(TextEncoder.SPECIALS)  # the id of a task's first label in its prepared data
@@ -70,7 +70,7 @@ TASKS = {
 def glue_name(name: str) -> str:
     """The official spelling of a task's name: "sts_b" and "stsb" are "STS-B". Raises ValueError for an unknown one."""
     for official in TASKS:
-        if letters(official) == letters(name):
+        if task_key(official) == task_key(name):
             return official
     raise ValueError(f"unknown GLUE task {name!r}; valid: {', '.join(TASKS)}")
 

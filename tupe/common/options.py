@@ -1,5 +1,5 @@
-"""What the commands of `tupe` have in common: names of options, lists, and errors that fit on a screen. Needs click
-alone.
+"""What the commands of `tupe` have in common: names of options, lists, and errors that fit on a screen. Needs only
+click.
 
 A module that offers a command defines it with `@click.command(cls=Command)`;
 `tupe/cli/__init__.py` names it in its table.
@@ -59,7 +59,7 @@ def ended_by_signals() -> Iterator[None]:
     """Inside, SIGTERM, SIGHUP and SIGUSR1 raise SystemExit, as SIGINT raises KeyboardInterrupt: what was begun is
     cleaned up. Signals that are ignored (nohup) or have a handler stay as they are."""
     numbers = []
-    if threading.current_thread() is threading.main_thread():  # Python handles signals there alone
+    if threading.current_thread() is threading.main_thread():  # Python handles signals only there
         numbers = [n for n in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1) if signal.getsignal(n) is signal.SIG_DFL]
     for number in numbers:
         signal.signal(number, _exit)
@@ -153,7 +153,7 @@ class ListOf(click.ParamType):
         if not isinstance(self.kind, type):
             for word in words:
                 if word not in self.kind:
-                    self.fail(f"{word!r} is not known{nearest(word, self.kind)}", param, ctx)
+                    self.fail(f"{word!r} is not known{did_you_mean(word, self.kind)}", param, ctx)
             return words
         try:
             return [self.kind(word) for word in words]
@@ -165,24 +165,24 @@ _cutter = reprlib.Repr()
 _cutter.maxstring = _cutter.maxother = _cutter.maxlong = 60
 
 
-def cut(value: Any) -> str:
+def shorten(value: Any) -> str:
     """A value as errors show it: its repr, the middle left out where that is long."""
     return _cutter.repr(value)
 
 
-def cut_list(words: Iterable[str]) -> str:
+def shorten_list(words: Iterable[str]) -> str:
     """ "a, b, c" in an error: the first of many, and each of them cut."""
     words = list(words)
     shown = [word if len(word) <= 30 else word[:27] + "..." for word in words[:10]]
     return ", ".join(shown) + f", ... ({len(words)} in all)" * (len(words) > len(shown))
 
 
-def letters(name: str) -> str:
+def task_key(name: str) -> str:
     """A task's name as it is compared: "STS-B", "sts_b" and "stsb" are one."""
     return re.sub(r"[^a-z0-9]", "", name.lower())
 
 
-def nearest(word: str, valid: Iterable[str], preferred: Iterable[str] = ()) -> str:
+def did_you_mean(word: str, valid: Iterable[str], preferred: Iterable[str] = ()) -> str:
     """ "; did you mean 'x'?", or the valid words if none is near and they are few. A preferred word that is a letter or
     two away comes before all others."""
     valid = list(valid)

@@ -88,7 +88,7 @@ def _copy_encoder(vocabulary, output, kept):
 def tokenizer_files(data: Path, max_positions: int, code: bool = True) -> dict[str, str | bytes]:
     """The text encoder's files and, if there are pieces, tokenizer_config.json: {name: content}."""
     files = {name: (data / name).read_bytes() for name in TextEncoder.FILES if (data / name).is_file()}
-    if "manifest.json" in files:  # it lists every input of the data; the text encoder reads this alone
+    if "manifest.json" in files:  # it lists every input of the data; the text encoder reads only this
         read = {"spacy_model": json.loads(files["manifest.json"]).get("spacy_model")}
         files["manifest.json"] = json.dumps(read, allow_nan=False) + "\n"
     if (data / OF_BERT[0]).is_file():  # a converted BERT's

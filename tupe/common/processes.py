@@ -1,4 +1,4 @@
-"""Worker processes on this machine that end with the process which started them. Needs the standard library alone."""
+"""Worker processes on this machine that end with the process which started them. Needs only the standard library."""
 
 import concurrent.futures
 import multiprocessing

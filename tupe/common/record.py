@@ -1,5 +1,5 @@
 """A run is a folder, and its record is `FOLDER/record.json`: what is run and how, and how it ended. Locks and atomic
-writes are here too. Needs the standard library alone.
+writes are here too. Needs only the standard library.
 
 States of a folder: "open" (nothing there, or stopped before its end: the next start resumes it), "running" (a process
 holds its lock), "finished", "failed". A record itself says "stopped" of a run that ended before its end, and "running"
@@ -36,7 +36,7 @@ REFUSED = 2  # of a command that did not begin, because of its options or of wha
 BUSY = 75  # exit status of a process that found its folder locked by another one (EX_TEMPFAIL)
 
 # Settings of fairseq that may change when a run is resumed: the numbers of its updates do not follow from them. Each
-# change is noted in the record. The length of pre-training may change too. All other settings tell two runs apart.
+# change is noted in the record. The budget of pre-training may change too. All other settings tell two runs apart.
 MAY_CHANGE = (
     # how long, and what is saved, scored and logged meanwhile
     "optimization.stop_time_hours", "task.stop_at_jump", "checkpoint.save_*", "checkpoint.keep_*", "checkpoint.no_*",
@@ -51,7 +51,7 @@ MAY_CHANGE = (
     # asked for in so many words: an epoch that begins again
     "checkpoint.reset_dataloader", "checkpoint.reset_meters",
 )  # fmt: skip
-OF_LENGTH = "lr_scheduler.total_num_update"  # changes with the length, and not without it
+OF_BUDGET = "lr_scheduler.total_num_update"  # changes with the budget, and not without it
 
 
 def may_change(setting: str) -> bool:
@@ -64,7 +64,7 @@ class Record:
     """One run. What tells it from another one comes first, see `differences`: a folder holds one run only.
 
     task: "masked_lm", "electra", or the data set it is fine-tuned on. variant: how the model differs from what its
-    architecture's name stands for, "" if in nothing. length: of the run, {"max_epoch": 10} or {"max_update": 5000}.
+    architecture's name stands for, "" if in nothing. budget: of the run, {"max_epoch": 10} or {"max_update": 5000}.
     pretrained: path of the checkpoint it starts from, None for a run from scratch. pretrained_weights, data,
     dictionary: fingerprints of them; the data is what it is trained and scored on. config: {"section.key": value} of
     all settings of fairseq that are neither the default nor in another field. Records of older versions have None for
@@ -82,7 +82,7 @@ class Record:
     variant: str = ""
     seed: int = 0
     lr: float = 0.0
-    length: dict = field(default_factory=dict)
+    budget: dict = field(default_factory=dict)
     splits: list = field(default_factory=list)
     pretrained: str | None = None
     pretrained_updates: int | None = None
@@ -106,17 +106,17 @@ class Record:
 
     IDENTITY = ("task", "architecture", "seed", "lr", "splits", "pretrained", "pretrained_updates")
     SINCE_CONFIG = ("pretrained_weights", "data", "dictionary", "config")  # older records lack these fields
-    OF_A_START = ("command", "versions", "commit", "device", "length")  # what else is noted when it changes
+    OF_A_START = ("command", "versions", "commit", "device", "budget")  # what else is noted when it changes
 
     def differences(self, earlier: "Record") -> dict:
         """{name: (value in `earlier`, value here)} of what tells two runs apart; None for a setting with its default.
         Pre-training may be made longer. What `earlier` does not know makes no difference."""
         names = [*self.IDENTITY, *(name for name in self.SINCE_CONFIG[:3] if getattr(earlier, name) is not None)]
-        names += ["length"] * bool(self.pretrained or self.metrics) + ["variant"] * (earlier.config is None)
+        names += ["budget"] * bool(self.pretrained or self.metrics) + ["variant"] * (earlier.config is None)
         pairs = {name: (getattr(earlier, name), getattr(self, name)) for name in names}
         if alphabetical(earlier.variant) == alphabetical(self.variant):
             pairs.pop("variant", None)
-        longer = {OF_LENGTH} if self.length != earlier.length else set()
+        longer = {OF_BUDGET} if self.budget != earlier.budget else set()
         pairs.update({name: pair for name, pair in self._settings(earlier) if not (may_change(name) or name in longer)})
         return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 
@@ -159,7 +159,7 @@ class Record:
     def add_scores(self, epoch: int, updates: int, split: str, scores: dict) -> bool:
         """Add the scores of a validation. Returns whether that validation is the best so far."""
         same = [entry for entry in self.scores if entry["num_updates"] == updates]
-        if same:  # as in fairseq, the first split alone decides ...
+        if same:  # as in fairseq, only the first split decides ...
             best = same[0]["best"]
         else:  # ... and the later of equals wins
             name, sign = (self.metrics[0], 1) if self.metrics else ("loss", -1)
@@ -202,6 +202,7 @@ def read(folder: str | Path) -> Record | None:
         content = json.loads(path.read_text(encoding="utf-8"))
         if not isinstance(content, dict):
             raise ValueError("it holds no JSON object")
+        content.setdefault("budget", content.get("length", {}))  # its name until 2026-11-25
         return Record(**{f.name: content[f.name] for f in fields(Record) if f.name in content})
     except FileNotFoundError:
         return None
@@ -380,7 +381,7 @@ def write_together(folder: str | Path, files: dict[str, str | bytes | Callable])
         raise
 
 
-def damage(checkpoint: str | Path) -> str | None:
+def corruption_in(checkpoint: str | Path) -> str | None:
     """What is wrong with the file of a checkpoint, in a few words; None if it is whole: a zip archive, as torch writes
     it, with the right checksum of every part. Needs no torch."""
     try:

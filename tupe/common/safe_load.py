@@ -1,4 +1,4 @@
-"""Reading a checkpoint without running code from it. Needs torch alone."""
+"""Reading a checkpoint without running code from it. Needs only torch."""
 
 import os
 import pickle

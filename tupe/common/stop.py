@@ -37,7 +37,7 @@ def stoppable() -> Iterator[None]:
     """Inside, signals stop training after its update, with SystemExit at the end. Signals that are ignored (nohup)
     stay ignored."""
     global _stop
-    if threading.current_thread() is not threading.main_thread():  # Python handles signals there alone
+    if threading.current_thread() is not threading.main_thread():  # Python handles signals only there
         yield
         return
     _stop, previous = Stop(), {}
@@ -55,7 +55,7 @@ def stoppable() -> Iterator[None]:
 
 
 # A signal for a whole process group (of a terminal, of Slurm) reaches the data workers too, and PyTorch would end
-# training at the death of one of them. So they heed their parent alone.
+# training at the death of one of them. So they obey only their parent.
 def _shield_child():
     if _stop is not None:
         signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)

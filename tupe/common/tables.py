@@ -1,4 +1,4 @@
-"""One table, written as Markdown, HTML or CSV. Needs the standard library alone."""
+"""One table, written as Markdown, HTML or CSV. Needs only the standard library."""
 
 import csv
 import html
@@ -10,7 +10,7 @@ ALIGNMENTS = {"l": ("---", "left"), "r": ("---:", "right")}  # -> (Markdown, HTM
 
 
 @dataclass
-class Table:
+class TextTable:
     """Rows of text under a header.
 
     rows: (kind, cells) each. A kind is a CSS class in HTML; rows of the kind "ours" are bold in Markdown; "" is an
@@ -29,7 +29,7 @@ class Table:
         assert len(widths) == 1, f"rows of {widths} cells in one table: {self.title or self.header}"
 
     @classmethod
-    def plain(cls, header: list, rows: list, **options) -> "Table":
+    def plain(cls, header: list, rows: list, **options) -> "TextTable":
         """A table of ordinary rows: lists of cells without their kind."""
         return cls(header, [("", cells) for cells in rows], **options)
 

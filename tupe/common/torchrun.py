@@ -1,4 +1,4 @@
-"""torchrun in this process, with the exit statuses of training. Needs torch alone."""
+"""torchrun in this process, with the exit statuses of training. Needs only torch."""
 
 import os
 import signal

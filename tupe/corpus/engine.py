@@ -23,7 +23,7 @@ from tqdm import tqdm
 
 from .. import __version__
 from ..common import options, processes
-from ..common.options import Command, cut
+from ..common.options import Command, shorten
 from ..common.prepared import check_name
 from ..common.record import naming, write_atomically
 from . import steps as corpus
@@ -72,7 +72,7 @@ def _executor(engine, workers, scheduler):
             yield pool
 
 
-class Run:
+class Preparation:
     """One run into the folder `out`; its intermediate files are in out/work."""
 
     def __init__(self, out: str | Path, engine: str, workers: int, scheduler: str | None):
@@ -189,7 +189,7 @@ def _claim(out, settings, overwrite):
     piped = "-" in current["inputs"]  # the text may be different this time
     if manifest.is_file() and not piped and json.loads(manifest.read_text()).get("settings") == settings:
         return True
-    # An unfinished run continues with other options too, and reuses the steps that they do not affect (see `Run.step`).
+    # An unfinished run continues with other options too, and reuses the steps that they leave as they are.
     continues = not manifest.is_file() and all(earlier.get(key) == current[key] for key in ("version", "inputs"))
     if out.is_dir() and any(out.iterdir()) and not continues:
         if not overwrite:
@@ -229,7 +229,7 @@ def _groups(inputs, shard_bytes):
 def _too_few(left: int, place: str, stats: Stats, copies: int = 0) -> ValueError:
     """The error for fewer than two documents, with the reasons why others were dropped."""
     reasons = [
-        f"{reason} ({sum(domains.values())}, the first: {cut(stats.samples[reason][0])})"
+        f"{reason} ({sum(domains.values())}, the first: {shorten(stats.samples[reason][0])})"
         for reason, domains in sorted(stats.dropped.items())
     ] + [f"copies of other documents ({copies})"] * bool(copies)
     return ValueError(
@@ -317,7 +317,7 @@ def prepare(
             + " ..." * (len(skipped) > 5)
         )
 
-    run = Run(out, engine, workers or len(os.sched_getaffinity(0)), scheduler)
+    run = Preparation(out, engine, workers or len(os.sched_getaffinity(0)), scheduler)
     shard_bytes = int(shard_mb * 1e6)
     groups = [
         (f"{i:05}", sum(source.size for source in group), (group, errors, shard_bytes))

@@ -13,7 +13,7 @@ import click
 from ..common import options
 from ..common.blocks import write_split
 from ..common.glue import FIRST_LABEL, TASKS, Glue, glue_name
-from ..common.options import cut, cut_list
+from ..common.options import shorten, shorten_list
 from ..common.prepared import check_name, encoding, worker
 from ..common.record import naming, write_atomically
 from ..text import is_blank
@@ -47,7 +47,7 @@ def read_split(name: str, split: str, path: str | Path) -> tuple[list, dict]:
     needed = task.text + ((task.label,) if labelled else ())
     missing = [column for column in needed if column not in header]
     if missing:
-        raise ValueError(f"{path}, line 1: no column {', '.join(missing)}; the columns are: {cut_list(header)}")
+        raise ValueError(f"{path}, line 1: no column {', '.join(missing)}; the columns are: {shorten_list(header)}")
     if not labelled and task.label in header:
         raise ValueError(f"{path}, line 1: a column {task.label!r}, but a test set has no labels")
     text = [header.index(column) for column in task.text]
@@ -59,7 +59,7 @@ def read_split(name: str, split: str, path: str | Path) -> tuple[list, dict]:
                 dropped[f"not {len(header)} columns"] += 1
                 continue
             raise ValueError(
-                f"{path}, line {number}: {len(fields)} columns, expected {len(header)} ({cut_list(header)})"
+                f"{path}, line {number}: {len(fields)} columns, expected {len(header)} ({shorten_list(header)})"
             )
         label = None
         if labelled:
@@ -98,14 +98,14 @@ def _lines(path):
 def _check_label(task: Glue, label, where):
     if task.labels:
         if label not in task.labels:
-            raise ValueError(f"{where}: unknown label {cut(label)}, expected one of {', '.join(task.labels)}")
+            raise ValueError(f"{where}: unknown label {shorten(label)}, expected one of {', '.join(task.labels)}")
         return label
     try:
         value = float(label)
     except ValueError:
         value = math.nan
     if not 0 <= value <= task.top:
-        raise ValueError(f"{where}: unknown score {cut(label)}, expected a number from 0 to {task.top:g}")
+        raise ValueError(f"{where}: unknown score {shorten(label)}, expected a number from 0 to {task.top:g}")
     return value / task.top
 
 

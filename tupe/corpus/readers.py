@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 from urllib.parse import urlsplit
 
-from ..common.options import cut_list
+from ..common.options import shorten_list
 from ..text import is_blank
 from .stats import Stats
 
@@ -251,7 +251,7 @@ def _jsonl(lines, path, errors, stats):
                 raise TypeError
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             what = 'not a JSON object with a "text"'
-            found = f"fields: {cut_list(record)}" if isinstance(record, dict) and record else ""
+            found = f"fields: {shorten_list(record)}" if isinstance(record, dict) and record else ""
             if errors == "strict":
                 raise ValueError(
                     f"{where}: {what}{found and f' ({found})'}; fix it, or skip such lines with --errors replace"

@@ -4,7 +4,7 @@ import logging
 from pathlib import Path
 
 from ..common.record import write_atomically
-from ..common.tables import Table
+from ..common.tables import TextTable
 from .steps import BLOCKS
 
 
@@ -76,9 +76,10 @@ def write_report(out: str | Path, manifest: dict) -> None:
         top = sorted(domains.items(), key=lambda item: (-item[1], item[0]))[:3]
         where = ", ".join(f"{domain} ({count:,})" for domain, count in top)
         dropped.append([reason, f"{sum(domains.values()):,}", where])
-    lines += [Table.plain(["documents", ""], steps).markdown(), Table.plain(["what is left", ""], kept).markdown()]
+    lines += [TextTable.plain(["documents", ""], steps).markdown()]
+    lines += [TextTable.plain(["what is left", ""], kept).markdown()]
     lines += ["## Dropped, by reason and by where it came from", ""]
-    lines += [Table.plain(["reason", "times", "most often in"], dropped, align="lrl").markdown()]
+    lines += [TextTable.plain(["reason", "times", "most often in"], dropped, align="lrl").markdown()]
     other = {
         k: v
         for k, v in counts.items()

@@ -10,7 +10,7 @@
     merge     all shards       -> dict.txt, train and valid in mmap format, the report, manifest.json
 
 A task fills a folder that gets its final name only when it is complete, so a kill at any moment loses no more than the
-tasks that were running, and the same command continues. Shards and all choices depend on the inputs and options alone:
+tasks that were running, and the same command continues. Shards and all choices depend only on the inputs and options:
 the result has the same bytes whatever the number of workers, and however often it was killed. readers.py reads,
 tupe/text.py normalises, engine.py runs the tasks. This file has the steps themselves: pure functions that keep
 statistics.
@@ -224,8 +224,8 @@ def near_copies(hashes: np.ndarray, threshold: float, skip: np.ndarray) -> np.nd
 
 
 def choose_valid(digests: np.ndarray, sizes: np.ndarray, fraction: float) -> np.ndarray:
-    """A mask of the documents to hold out: in the order of their hashes, so that their text alone decides, until they
-    have `fraction` of all tokens. A document that alone has more than twice that is skipped; if all have, the smallest
+    """A mask of the documents to hold out: in the order of their hashes, so that only their text decides, until they
+    have `fraction` of all tokens. A single one with more than twice that is skipped; if all have, the smallest
     one is taken. There are two documents or more."""
     chosen, total, target = np.zeros(len(digests), dtype=bool), 0, fraction * sizes.sum()
     for i in np.argsort(digests, kind="stable"):
@@ -382,7 +382,7 @@ def train_sentencepiece(sentences: Iterable[str], vocab_size: int, path: str | P
             minloglevel=2,
         )
     except RuntimeError as error:
-        hint = re.search(r"(<=|vs) (\d+)", str(error))  # SentencePiece counts its own types alone
+        hint = re.search(r"(<=|vs) (\d+)", str(error))  # SentencePiece counts only its own types
         valid = hint and f"valid: at {'most' if hint[1] == '<=' else 'least'} {int(hint[2]) + SPECIALS - 1}"
         raise ValueError(
             f"SentencePiece cannot make {vocab_size} types from this text: {valid or error}; the same command with "

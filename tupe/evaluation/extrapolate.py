@@ -1,7 +1,7 @@
 """Masked-LM loss on sequences longer than those of the training, the same tokens scored at every length.
 
 One draw of masks on a long window of running text serves all lengths: the scored tokens are the masked ones of its
-middle, and a shorter length cuts context, with its masks, from both ends. So the lengths differ in context alone.
+middle, and a shorter length cuts context, with its masks, from both ends. So the lengths differ only in context.
 
 A model that was trained with random positions is scored with random ones, as its authors do (Ruoss et al., 2023), and
 beside that with 0, 1, 2, ..., of which its training hardly had any.
@@ -26,7 +26,7 @@ from matplotlib.figure import Figure
 from ..common.options import FOLDER, Command, ListOf, output, seed
 from ..common.plotting import curves, legend, save, style
 from ..common.record import write_atomically
-from ..common.tables import Table
+from ..common.tables import TextTable
 from ..encoder import Encoder
 from ..positions import beyond_training, bounded_schemes
 from .loading import labelled, load_model, text_block
@@ -215,4 +215,4 @@ def tabulate(results: dict[str, list[Loss]], lengths: list[int]) -> str:
         ]
         rows.append([label, first, *change])
     header = ["model", f"bits at {lengths[0]} tokens", *(f"change at {length}" for length in lengths[1:])]
-    return Table.plain(header, rows).markdown()
+    return TextTable.plain(header, rows).markdown()

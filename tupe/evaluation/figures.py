@@ -21,7 +21,7 @@ from .loading import labelled, load_model, text_block
 # --------------------------------------------------------------------------------------------------------- the figures
 
 
-def correlations(parts: dict, title: str = "") -> Figure:
+def correlations(parts: dict) -> Figure:
     """The four correlations of word and position (and the remainder, if it is there), averaged over heads; one colour
     scale for all, its middle at 0. parts: name -> [H, L, L]. The paper's figure 2."""
     means = {name: part.mean(0).numpy() for name, part in parts.items()}
@@ -33,11 +33,10 @@ def correlations(parts: dict, title: str = "") -> Figure:
         axis.set_xlabel("key")
     axes[0].set_ylabel("query")
     figure.colorbar(image, ax=axes.tolist(), label="logit", shrink=0.8, extend="both")
-    figure.suptitle(title)
     return figure
 
 
-def positional(logits: torch.Tensor, title: str = "") -> Figure:
+def positional(logits: torch.Tensor) -> Figure:
     """Positional logits of every head, [H, L, L], without [CLS]; each head labelled by `probes.pattern` and with its
     own colour scale (printed above it). The paper's figure 6."""
     figure, axes = grid(len(logits), min(len(logits), 4))
@@ -48,11 +47,10 @@ def positional(logits: torch.Tensor, title: str = "") -> Figure:
         axis.set_title(f"head {head + 1}: {what}\nlogits {low:.3g} to {high:.3g}", fontsize=9)
     figure.supxlabel("key position")
     figure.supylabel("query position")
-    figure.suptitle(title)
     return figure
 
 
-def losses(lines: dict, title: str = "") -> Figure:
+def losses(lines: dict) -> Figure:
     """Validation losses by updates. lines: label -> (updates, losses)."""
     figure, (axis,) = curves()
     for index, (label, (updates, values)) in enumerate(lines.items()):
@@ -60,11 +58,10 @@ def losses(lines: dict, title: str = "") -> Figure:
     axis.set_xlabel("updates")
     axis.set_ylabel("validation loss\n(bits per masked token; ELECTRA: nats)")
     legend(figure)
-    figure.suptitle(title)
     return figure
 
 
-def t5(offsets: np.ndarray, bias: np.ndarray, title: str = "") -> Figure:
+def t5(offsets: np.ndarray, bias: np.ndarray) -> Figure:
     """T5's bias by offset, one line per head, a marker where a bucket begins. bias: [H, offsets]. Offsets are spaced as
     T5's buckets are: evenly up to 8, then logarithmically."""
     figure, (axis,) = curves(width=6)
@@ -79,11 +76,10 @@ def t5(offsets: np.ndarray, bias: np.ndarray, title: str = "") -> Figure:
     axis.set_xlabel("offset (key - query)")
     axis.set_ylabel("logit")
     legend(figure, columns=min(len(bias), 6))
-    figure.suptitle(title)
     return figure
 
 
-def attention(matrices: dict, title: str = "") -> Figure:
+def attention(matrices: dict) -> Figure:
     """Attention under identical-word probing, one panel per encoding: label -> A [L, L]. [CLS] and [SEP] are left out;
     the scale of each panel ends at its 99th percentile."""
     figure, axes = grid(len(matrices), min(len(matrices), 3), size=2.3, beside=0.8)
@@ -94,11 +90,10 @@ def attention(matrices: dict, title: str = "") -> Figure:
         figure.colorbar(image, ax=axis, fraction=0.046, extend="both").ax.tick_params(labelsize=7)
     figure.supxlabel("key position")
     figure.supylabel("query position")
-    figure.suptitle(title)
     return figure
 
 
-def tsne(vectors: np.ndarray, title: str = "", seed: int = 0) -> Figure:
+def tsne(vectors: np.ndarray, seed: int = 0) -> Figure:
     """Position vectors [L, C] in two dimensions by t-SNE; colour and a few numbers give the position, and a line joins
     neighbours."""
     from sklearn.manifold import TSNE  # slow to import
@@ -113,11 +108,10 @@ def tsne(vectors: np.ndarray, title: str = "", seed: int = 0) -> Figure:
     axis.set_xticks([])
     axis.set_yticks([])
     figure.colorbar(image, label="position")
-    figure.suptitle(title)
     return figure
 
 
-def phi(m: np.ndarray, before: np.ndarray, after: np.ndarray, title: str = "") -> Figure:
+def phi(m: np.ndarray, before: np.ndarray, after: np.ndarray) -> Figure:
     """phi(m) = sum cos(omega_i m) of sinusoids whose frequencies are learned."""
     figure, (axis,) = curves()
     for index, (label, values) in enumerate([("before learning", before), ("after learning", after)]):
@@ -125,11 +119,10 @@ def phi(m: np.ndarray, before: np.ndarray, after: np.ndarray, title: str = "") -
     axis.set_xlabel("offset m")
     axis.set_ylabel(r"$\phi(m) = \sum_i \cos(\omega_i m)$")
     legend(figure, columns=2)
-    figure.suptitle(title)
     return figure
 
 
-def numbering(panels: dict, title: str = "") -> Figure:
+def numbering(panels: dict) -> Figure:
     """Accuracy in numbering equal tokens, a row per encoding and a column per normaliser. panels: title -> {(position,
     normaliser, special): accuracy}; numbers stand where an accuracy is neither 1 nor chance."""
     rows = max(len({position for position, *_ in cells}) for cells in panels.values())
@@ -147,7 +140,6 @@ def numbering(panels: dict, title: str = "") -> Figure:
         axis.set_yticks(range(len(positions)), positions)
         axis.grid(False)
         axis.set_title(label, fontsize=9)
-    figure.suptitle(title)
     return figure
 
 
@@ -160,15 +152,15 @@ def command() -> None:
 
 
 def drawing(function: Callable) -> click.Command:
-    """A command of `tupe plot`, named as its function without "draw_"; what the function draws is written to --output.
-
-    The function's arguments are its options, beside `title`.
-    """
+    """A command of `tupe plot`, named as its function without "draw_". The function gets the command's options, and
+    returns a figure to write to --output and what its title says more: which layer it shows, where that matters."""
 
     @functools.wraps(function)
     def draw(output, title, **options):
         path = output if output.suffix else output.with_suffix(".png")
-        save(function(**options, title=title), path)
+        figure, layer = function(**options)
+        figure.suptitle(f"{title} ({layer})" if title and layer else title or layer)
+        save(figure, path)
         click.echo(path)
 
     draw = click.option("--title", default="", help="line above the figure")(draw)
@@ -185,21 +177,15 @@ layer = click.option("--layer", type=click.IntRange(1), default=1, show_default=
 length = click.option("--length", type=int, help="sequence length (default: the model's longest)")
 
 
-def _with_layer(title, model, layer, names=None):
-    """A title that says which layer is drawn, where that matters. layer: counted from 1."""
-    shown = probes.which_layer(model, layer - 1, names)
-    return f"{title} ({shown})" if title and shown else title or shown
-
-
 @drawing
 @one_checkpoint
 @data
 @length
-def draw_correlations(checkpoint, data, length, title):
+def draw_correlations(checkpoint, data, length):
     """Word-word, word-position, ... logits of an absolute model's first layer."""
     model, task = load_model(checkpoint, data)
     tokens = text_block(task, length or model.max_positions())
-    return correlations(probes.four_correlations(model, tokens), title)
+    return correlations(probes.four_correlations(model, tokens)), ""
 
 
 @drawing
@@ -207,27 +193,27 @@ def draw_correlations(checkpoint, data, length, title):
 @data
 @length
 @layer
-def draw_positions(checkpoint, data, length, layer, title):
+def draw_positions(checkpoint, data, length, layer):
     """Positional logits of every head (TUPE), each with its pattern."""
     model, _ = load_model(checkpoint, data)
-    return positional(probes.positional_logits(model, length, layer - 1), _with_layer(title, model, layer))
+    return positional(probes.positional_logits(model, length, layer - 1)), probes.which_layer(model, layer - 1)
 
 
 @drawing
 @click.argument("sources", nargs=-1, required=True, metavar="[LABEL=]RUN ...")
-def draw_loss(sources, title):
-    """Validation loss by updates. RUN: folder of a pre-training, or the log of fairseq-train."""
-    return losses({label: probes.losses_of(path) for label, path in labelled(sources).items()}, title)
+def draw_loss(sources):
+    """Validation loss by updates. RUN: folder of a pre-training."""
+    return losses({label: probes.losses_of(path) for label, path in labelled(sources).items()}), ""
 
 
 @drawing
 @one_checkpoint
 @data
 @layer
-def draw_t5(checkpoint, data, layer, title):
+def draw_t5(checkpoint, data, layer):
     """T5's bias by offset."""
     model, _ = load_model(checkpoint, data)
-    return t5(*probes.t5_bias(model, layer=layer - 1), _with_layer(title, model, layer, ["t5"]))
+    return t5(*probes.t5_bias(model, layer=layer - 1)), probes.which_layer(model, layer - 1, ["t5"])
 
 
 @drawing
@@ -235,38 +221,38 @@ def draw_t5(checkpoint, data, layer, title):
 @data
 @length
 @click.option("--words", type=click.IntRange(1), default=300, show_default=True, help="of identical-word probing")
-def draw_attention(sources, data, length, words, title):
+def draw_attention(sources, data, length, words):
     """First-layer attention of models under identical-word probing."""
     models = {label: load_model(path, data)[0] for label, path in labelled(sources).items()}
     matrices = {label: probes.identical_word_attention(model, words, length) for label, model in models.items()}
-    return attention(matrices, title)
+    return attention(matrices), ""
 
 
 @drawing
 @one_checkpoint
 @data
 @layer
-def draw_tsne(checkpoint, data, layer, title):
+def draw_tsne(checkpoint, data, layer):
     """Absolute position vectors in two dimensions."""
     model, _ = load_model(checkpoint, data)
     names = ["untied"] if model.encoder.positions.embed(1) is None else []
-    return tsne(probes.position_vectors(model, layer - 1), _with_layer(title, model, layer, names))
+    return tsne(probes.position_vectors(model, layer - 1)), probes.which_layer(model, layer - 1, names)
 
 
 @drawing
 @one_checkpoint
 @data
 @layer
-def draw_phi(checkpoint, data, layer, title):
+def draw_phi(checkpoint, data, layer):
     """Sum of cos(omega m), before and after learning the frequencies."""
     model, _ = load_model(checkpoint, data)
     names = ["sinusoidal_learned", "shaw_sinusoidal_learned"]
-    return phi(*probes.phi(model, layer=layer - 1), _with_layer(title, model, layer, names))
+    return phi(*probes.phi(model, layer=layer - 1)), probes.which_layer(model, layer - 1, names)
 
 
 @drawing
 @click.argument("runs", type=FILE)
-def draw_numbering(runs, title):
+def draw_numbering(runs):
     """What structure allows and training reaches on equal tokens. RUNS: of `tupe probe synthetic`."""
     chosen = [run for run in synthetic.read_results(runs) if run["task"] == "equal" and run["layer"] == "transformer"]
     if not chosen:
@@ -283,4 +269,4 @@ def draw_numbering(runs, title):
         distinct = synthetic.structure(position, normaliser=normaliser, special=special, **model).distinct
         allowed[position, normaliser, special] = distinct / model["n"]
     means = {cell: float(np.mean(values)) for cell, values in accuracies.items()}
-    return numbering({"what structure allows": allowed, "what training reaches": means}, title)
+    return numbering({"what structure allows": allowed, "what training reaches": means}), ""

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Generator, Tensor
 
 from ..common.options import FILE, Command, ListOf
-from ..common.tables import Table
+from ..common.tables import TextTable
 from ..token_positions import SAMPLINGS
 from .synthetic import WORDS, Prober, adam, append_result, finished, unfinished
 
@@ -166,7 +166,7 @@ def sweep(path: str | Path, cells: Sequence[tuple], tests: int, longest: int, **
         yield append_result(path, KEYS, cell, settings, **scores, accuracies=shares)
 
 
-def tabulate(runs: Sequence[dict]) -> Table:
+def tabulate(runs: Sequence[dict]) -> TextTable:
     """A row per task, a column per encoding and places: the best score of all rates and seeds in per cent, as in the
     paper, and in brackets that run's accuracy on lengths of the training."""
     best = {}
@@ -181,7 +181,7 @@ def tabulate(runs: Sequence[dict]) -> Table:
         return f"{100 * score:.1f} ({100 * short:.0f})"
 
     rows = [[task, *(cell(*best[task, c]) if (task, c) in best else "" for c in columns)] for task in tasks]
-    return Table.plain(["task", *columns], rows)
+    return TextTable.plain(["task", *columns], rows)
 
 
 @click.command(cls=Command)

@@ -4,7 +4,7 @@ al., 2020).
 `tupe minimal-pairs` reads BLiMP's and BabyLM's JSON lines (folder, files or zip archive) and plain text with two lines
 per pair, the bad one first. The score of a sentence is its pseudo-log-likelihood (`tupe.evaluation.likelihood`); the
 sum with the later pieces of a word masked is the primary one. A difference of at most 1e-4 nats is a tie and counts one
-half, so that a model without positions is exactly at one half on pairs that differ in the order of their words alone.
+half, so that a model without positions is exactly at one half on pairs that differ only in the order of their words.
 """
 
 import hashlib
@@ -24,9 +24,9 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from ..common.options import FOLDER, QuietCommand, cut, cut_list, output, seed
+from ..common.options import FOLDER, QuietCommand, output, seed, shorten, shorten_list
 from ..common.record import write_atomically
-from ..common.tables import Table
+from ..common.tables import TextTable
 from ..text import TextEncoder, is_blank
 from .likelihood import Sentence, pseudo_log_likelihoods
 from .loading import file_names, labelled, load_model
@@ -86,10 +86,10 @@ def _files(source: Path) -> Iterator[tuple[str, str]]:
                 for part in archive.infolist():
                     if _is_pairs(Path(part.filename)):
                         if part.file_size > LARGEST:
-                            raise ValueError(f"{cut(part.filename)} has {part.file_size:,} bytes")
+                            raise ValueError(f"{shorten(part.filename)} has {part.file_size:,} bytes")
                         files[f"{source}/{part.filename}"] = archive.read(part)
         except Exception as error:  # a damaged archive fails in many ways
-            raise ValueError(f"{source} cannot be read: {cut(str(error))}") from None
+            raise ValueError(f"{source} cannot be read: {shorten(str(error))}") from None
         for name, content in files.items():
             yield name, _decode(content, name)
         return
@@ -131,7 +131,8 @@ def _paradigm(name: str, text: str) -> Paradigm:
             raise ValueError(f'{name}, line {number}: no object with "sentence_good" and "sentence_bad"') from None
         for key in ("sentence_good", "sentence_bad", "linguistics_term", "UID"):
             if re.search("[\0\ud800-\udfff]", str(row.get(key))):  # no name of a file, and no text
-                raise ValueError(f"{name}, line {number}: {key} {cut(row[key])} has a NUL or half of a surrogate pair")
+                shown = shorten(row[key])
+                raise ValueError(f"{name}, line {number}: {key} {shown} has a NUL or half of a surrogate pair")
         pairs.append(pair)
         phenomena.add(str(row.get("linguistics_term", stem)))
         names.add(str(row.get("UID", stem)))
@@ -149,7 +150,7 @@ def differences(model: Model, words: list[list[Sentence]]) -> dict[str, np.ndarr
     """{measure: good minus bad in nats [pairs], "same_words": [pairs], "same_pieces": [pairs]}.
 
     words: the good and the bad sentence of each pair. same_words: both have the same words, each in the same pieces, so
-    that their order alone tells them apart. same_pieces: they are one and the same for the model (words that differ in
+    that only their order tells them apart. same_pieces: they are one and the same for the model (words that differ in
     case, or are unknown).
     """
     flat = [sentence for pair in words for sentence in pair]
@@ -282,7 +283,7 @@ def summary(results: dict, paradigms: list[Paradigm], seed: int = 1) -> dict:
     return content
 
 
-def tables(summaries: dict[str, dict]) -> list[Table]:
+def tables(summaries: dict[str, dict]) -> list[TextTable]:
     """Macro averages of every model, then its phenomena. summaries: {model: see `summary`}."""
     rows = []
     for label, content in summaries.items():
@@ -298,8 +299,8 @@ def tables(summaries: dict[str, dict]) -> list[Table]:
         for name in names
     ]
     return [
-        Table.plain(header, rows, align="lllrrrrr"),
-        Table.plain(["phenomenon", *summaries], by_phenomenon),
+        TextTable.plain(header, rows, align="lllrrrrr"),
+        TextTable.plain(["phenomenon", *summaries], by_phenomenon),
     ]
 
 
@@ -325,4 +326,5 @@ def command(checkpoints, pairs, data, limit, output, seed):
     for table in tables(summaries):
         click.echo(table.markdown())
     if few := {name for content in summaries.values() for name in content["too_few"]}:
-        click.echo(f"only order differs: without {cut_list(sorted(few))}, which have fewer than {MINIMUM} such pairs")
+        names = shorten_list(sorted(few))
+        click.echo(f"only order differs: without {names}, which have fewer than {MINIMUM} such pairs")

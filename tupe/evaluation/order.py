@@ -20,7 +20,7 @@ from tqdm import tqdm
 from ..common.blocks import Split
 from ..common.options import FOLDER, QuietCommand, output, seed
 from ..common.record import write_atomically
-from ..common.tables import Table
+from ..common.tables import TextTable
 from ..text import TextEncoder
 from .likelihood import Sentence, pseudo_log_likelihoods
 from .loading import file_names, labelled, load_model, text_block
@@ -220,7 +220,7 @@ def command(checkpoints, data, sentences, tokens, output, seed):
             f"{np.mean(content['cls']['ratio']):.3f}",
         ])  # fmt: skip
     header = ["model", "prefers the original, %", "by (nats)", "loss (nats)", f"[CLS] to first {FIRST} / uniform"]
-    click.echo(Table.plain(header, rows).markdown())
+    click.echo(TextTable.plain(header, rows).markdown())
 
 
 def evaluate(

@@ -7,9 +7,7 @@ words. The formulas of the four measures below are this project's own.
 """
 
 import io
-import json
 import math
-import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -19,7 +17,7 @@ import torch
 
 from ..common import record
 from ..common.options import FILE, FOLDER, QuietCommand, seed
-from ..common.tables import Table
+from ..common.tables import TextTable
 from ..positions import PositionScheme, overrides
 from ..schemes import frequencies
 from .loading import labelled, load_model
@@ -35,7 +33,7 @@ def identical_word_attention(
     """A [L, L] float64: weights of one layer, averaged over heads and over sequences `<s> w w ... w </s>`.
 
     words: number of random words w, without replacement where there are enough. length: L, at least 3, default the
-    longest. layer: counted from 0. Raises ValueError if there is no such layer or length.
+    longest. layer: counted from 0. Raises ValueError for another layer or length.
     """
     _check_layer(model, layer)
     dictionary = model.dictionary
@@ -83,7 +81,7 @@ def measures(attention: np.ndarray) -> dict:
 
 def monotonicity_violation(attention: np.ndarray, offsets: int | None = None) -> float:
     """Share of the triples (x, m, n), 1 <= m < n <= offsets, for which A[x, x + n] > A[x, x + m], and likewise to the
-    left: weights should fall with the distance. NaN if there is no such triple."""
+    left: weights should fall with the distance. NaN without such a triple."""
     violations = triples = 0
     for matrix in (attention, attention[::-1, ::-1]):  # to the right, to the left
         for x, row in enumerate(matrix):
@@ -261,31 +259,14 @@ def only(model: Model, name: str, layer: int = 0) -> PositionScheme:
 # ------------------------------------------------------------------------------------------------- losses of a training
 
 
-def losses_of(path: str | Path) -> tuple:
-    """(updates, validation losses in bits per masked token), two lists, of a pre-training: its folder, or the log of
-    fairseq-train. Raises ValueError if there are none."""
-    path = Path(path)
-    if path.is_dir():
-        run = record.read(path)
-        entries = [entry for entry in run.scores if entry["split"] == run.splits[0]] if run else []
-        updates, losses = [entry["num_updates"] for entry in entries], [entry["loss"] for entry in entries]
-    else:
-        updates, losses = validation_losses(path.read_text(encoding="utf-8"))
-    if not updates:
-        raise ValueError(f"{path} has no validation losses; valid: the folder or the log of a pre-training")
-    return updates, losses
-
-
-def validation_losses(log: str) -> tuple:
-    """The same from the text of a log, JSON or simple."""
-    losses = {}
-    for line in log.splitlines():
-        if '"valid_loss"' in line:
-            stats = json.loads(line[line.index("{") :])
-            losses[int(stats["valid_num_updates"])] = float(stats["valid_loss"])
-        elif match := re.search(r"valid on .* subset.*\| loss (\S+) .*\| num_updates (\d+)", line):
-            losses[int(match.group(2))] = float(match.group(1))
-    return list(losses), list(losses.values())
+def losses_of(folder: str | Path) -> tuple:
+    """(updates, validation losses in bits per masked token), two lists, of the folder of a pre-training. Raises
+    ValueError if there are none."""
+    run = record.read(folder)
+    entries = [entry for entry in run.scores if entry["split"] == run.splits[0]] if run else []
+    if not entries:
+        raise ValueError(f"{folder} has no validation losses; valid: the folder of a pre-training")
+    return [entry["num_updates"] for entry in entries], [entry["loss"] for entry in entries]
 
 
 # --------------------------------------------------------------------------------------------------------- the command
@@ -313,7 +294,7 @@ def command(checkpoints, data, words, length, layer, seed, output):
         record.write_atomically(output if output.suffix == ".npz" else f"{output}.npz", buffer.getvalue())
 
 
-def properties_table(values: dict) -> Table:
+def properties_table(values: dict) -> TextTable:
     """A row per measure and a column per model. values: {label: what `measures` returns}."""
     names = list(next(iter(values.values())))
-    return Table.plain(["", *values], [[name, *(f"{v[name]:.4g}" for v in values.values())] for name in names])
+    return TextTable.plain(["", *values], [[name, *(f"{v[name]:.4g}" for v in values.values())] for name in names])

@@ -23,7 +23,7 @@ from torch import nn
 from ..attention import NORMALISERS
 from ..common.options import FILE, Command, ListOf
 from ..common.record import naming
-from ..common.tables import Table
+from ..common.tables import TextTable
 from ..encoder import BLOCKS, Encoder
 from ..schemes import SCHEMES
 
@@ -243,7 +243,7 @@ KEYS = ("task", "layer", "position", "normaliser", "special", "seed")
 DEFAULTS = {"n": 64, "words": 16, "layers": 2, "steps": 3000, "lr": 1e-3}
 
 
-def accuracies(runs: list[dict]) -> Table:
+def accuracies(runs: list[dict]) -> TextTable:
     """Table of runs of one task and layer, see `table_of`.
 
     A cell is the accuracy of all seeds, lowest to highest if they differ; bold where every seed reached 0.99. Where
@@ -262,7 +262,7 @@ def summary(values: list, seeds: int) -> str:
     return text if len(values) == seeds else f"{text} ({len(values)})"
 
 
-def table_of(cells: dict) -> Table:
+def table_of(cells: dict) -> TextTable:
     """A row per scheme, a column per normaliser without and with [CLS]/[SEP].
 
     cells: (position, normaliser, special) -> text.
@@ -271,7 +271,7 @@ def table_of(cells: dict) -> Table:
     heads = [normaliser + (" +CLS/SEP" if special else "") for normaliser, special in columns]
     positions = dict.fromkeys(position for position, _, _ in cells)
     rows = [[position, *(cells.get((position, *column), "") for column in columns)] for position in positions]
-    return Table.plain(["position", *heads], rows)
+    return TextTable.plain(["position", *heads], rows)
 
 
 # --------------------------------------------------------------------------------------------------------- the command

@@ -1,5 +1,5 @@
 """Runs of a plan as compressed tables, which the repository keeps (docs/evidence): all numbers and figures of
-docs/results.md come from them alone.
+docs/results.md come only from them.
 
 A table is FOLDER/<name>.csv.gz. Collecting again replaces what is there of a run and leaves other runs alone, so that
 runs of several machines come together.
@@ -14,13 +14,9 @@ import zlib
 from contextlib import suppress
 from pathlib import Path
 
-import numpy as np
-
 from ..common import record
 from ..common.safe_load import read_checkpoint
-from ..evaluation.loading import load_model
-from ..evaluation.minimal_pairs import MEASURES, credit
-from ..evaluation.probes import positional_logits
+from ..evaluation.minimal_pairs import MEASURES
 from .plan import BITS, Trial, records
 
 RUN = ("run",)  # str(Trial)
@@ -36,16 +32,14 @@ COLUMNS = {
     "positional": RUN + ("head", "query", "logits"),
     "blocks": RUN + ("nats", "tokens"),  # summed loss and masked tokens of each held-out block of the final loss
 }  # fmt: skip
+KEPT = ("pairs", "paradigms", "positional", "along")  # tables and a measure of runs whose weights are gone
 PRECISIONS = {"none": "float32", "bf16": "bfloat16 autocast"}  # of --autocast
-LETTERS = {0.0: "0", 0.5: "h", 1.0: "1"}  # credit of a pair
-SCORED = "complete"  # a file beside the scores of minimal pairs, once all paradigms have been scored
 
 
-def collect(output: Path, known: dict[str, list[dict]], data: Path | None = None) -> dict[str, list[dict]]:
+def collect(output: Path, data: Path | None = None) -> dict[str, list[dict]]:
     """The tables of all finished and failed runs in a folder of trials: {table: rows}.
 
-    known: tables that are there already; positional logits in them are not computed again. data: folder that all runs
-    were trained on (default: the one that a run's weights name).
+    data: folder that all runs were trained on (default: the one that a run's weights name).
     """
     tables, prints = {name: [] for name in COLUMNS}, {}
     for trial, run in records(output).items():
@@ -59,16 +53,6 @@ def collect(output: Path, known: dict[str, list[dict]], data: Path | None = None
                 if path not in prints:
                     prints[path] = fingerprint(path) if (path / "dict.txt").exists() else ""
                 tables["runs"][-1] |= {"data": prints[path], "precision": precision_of(config)}
-    there = {Trial.parse(row["run"]).stage for row in known["positional"]}
-    heads = [Trial.parse(row["run"]) for row in tables["runs"] if row["state"] == "finished"]
-    heads = [trial for trial in heads if trial.model == "tupe_a" and trial.stage in {"first", "main"} - there]
-    heads = [trial for trial in heads if (trial.folder(output) / "model.pt").exists()]
-    for trial in {trial.stage: trial for trial in sorted(heads, key=lambda trial: -trial.seed)}.values():
-        model, _ = load_model(trial.folder(output) / "model.pt", data)
-        for head, matrix in enumerate(positional_logits(model).tolist()):
-            for query, logits in enumerate(matrix):
-                text = " ".join(f"{value:.2f}" for value in logits)
-                tables["positional"].append({"run": str(trial), "head": head, "query": query, "logits": text})
     return tables
 
 
@@ -85,7 +69,7 @@ def fingerprint(data: Path) -> str:
     for name in ("dict.txt", "valid.idx", "valid.bin", "train.bin"):
         path = data / name
         if not path.exists():
-            raise ValueError(f"there is no {path}: {data} is no folder of pre-training data")
+            raise ValueError(f"{path} not found: {data} is not a folder of pre-training data")
         digest.update(str(path.stat().st_size).encode() if name == "train.bin" else path.read_bytes())
     return digest.hexdigest()[:12]
 
@@ -105,9 +89,9 @@ def tables_of(trial: Trial, run: record.Record, folder: Path) -> dict[str, list[
         facts["validation_loss"] = f"{entry['loss']:.5f}"
     for updates, (loss, seconds) in training_losses(folder / "train.log").items():
         add("training", updates=updates, loss=loss, seconds=seconds)
-    evaluation, along = _json(folder / "evaluation.json"), _json(folder / "order.json")
-    if evaluation:
-        loss = evaluation["loss"]
+    if (folder / "evaluation.json").exists():
+        evaluation = json.loads((folder / "evaluation.json").read_text(encoding="utf-8"))
+        loss, order = evaluation["loss"], evaluation["order"]
         facts["loss"], facts["loss_error"] = (f"{BITS * loss[name]:.5f}" for name in ("mean", "error"))
         if "blocks" in loss:  # not in evaluations before 2026-11-25
             add("blocks", **loss["blocks"])
@@ -119,25 +103,11 @@ def tables_of(trial: Trial, run: record.Record, folder: Path) -> dict[str, list[
             for head, ratio in enumerate(ratios, 1):
                 add("measures", updates=trial.updates, measure="cls attention", part=f"{layer}.{head}",
                     value=f"{ratio:.4f}")  # fmt: skip
-    for measure, orders in (("order", {trial.updates: evaluation["order"]} if evaluation else {}), ("along", along)):
-        for updates, order in orders.items():
-            for part in ("accuracy", "margin"):
-                add("measures", updates=updates, measure=measure, part=part, value=f"{order[part]:.5f}",
-                    error=f"{order[f'{part}_error']:.5f}", count=order["sentences"])  # fmt: skip
-    complete = sorted((folder / "pairs").glob(f"*/{SCORED}"))
-    for path in [path for place in complete for path in sorted(place.parent.glob("*.npz"))]:
-        with np.load(path) as arrays:
-            credits = {name: "".join(LETTERS[value] for value in credit(arrays[name]).tolist()) for name in MEASURES}
-            tenths = " ".join(str(round(10 * value)) for value in arrays["word"].tolist())
-            add("pairs", updates=path.parent.name, paradigm=path.stem, **credits, differences=tenths)
-            flags = {name: "".join(str(int(flag)) for flag in arrays[name]) for name in ("same_words", "same_pieces")}
-            tables["paradigms"].append({"paradigm": path.stem, **flags})
+        for part in ("accuracy", "margin"):
+            add("measures", updates=trial.updates, measure="order", part=part, value=f"{order[part]:.5f}",
+                error=f"{order[f'{part}_error']:.5f}", count=order["sentences"])  # fmt: skip
     add("runs", **facts)
     return tables
-
-
-def _json(path: Path) -> dict:
-    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
 
 
 def training_losses(log: Path) -> dict[int, tuple[str, str]]:
@@ -184,28 +154,16 @@ def write(tables: dict[str, list[dict]], folder: Path) -> None:
 
 def merge(known: dict[str, list[dict]], new: dict[str, list[dict]]) -> dict[str, list[dict]]:
     """Both, sorted by run: of a run that both have, the new rows, unless they say that it failed, or has no final loss
-    yet; what is there of positional logits, and scores along training that are not in the new ones."""
+    yet. The scores of `KEPT` stay."""
     has, with_loss = {row["run"] for row in known["runs"]}, {row["run"] for row in known["runs"] if row["loss"]}
     failed = {row["run"] for row in new["runs"] if row["state"] == "failed"}
     without_loss = {row["run"] for row in new["runs"] if not row["loss"]}
     replaced = {row["run"] for row in new["runs"]} - (failed & has) - (without_loss & with_loss)
     merged = {}
     for name in COLUMNS:
-        if name == "paradigms":
-            rows = {row["paradigm"]: row for row in known[name] + new[name]}
-            merged[name] = [rows[paradigm] for paradigm in sorted(rows)]
-            continue
-        added = [row for row in new[name] if row["run"] in replaced]
-        there = {_scored(row) for row in added}
-        kept = [
-            row for row in known[name]
-            if row["run"] not in replaced or name == "positional"  # written once
-            or ((name == "pairs" or row.get("measure") == "along") and _scored(row) not in there)
-        ]  # fmt: skip
-        merged[name] = sorted(kept + added, key=lambda row: row["run"])  # the order within a run stays
+        merged[name] = known[name]
+        if name not in KEPT:
+            added = [row for row in new[name] if row["run"] in replaced]
+            kept = [row for row in known[name] if row["run"] not in replaced or row.get("measure") in KEPT]
+            merged[name] = sorted(kept + added, key=lambda row: row["run"])  # the order within a run stays
     return merged
-
-
-def _scored(row):
-    """What a row of scores along training is of."""
-    return row["run"], row.get("measure"), str(row.get("updates"))

@@ -1,6 +1,6 @@
 """Position encodings side by side: pre-train each alike, fine-tune each, one report.
 
-One encoding alone, `--position`, is trained by the protocol of the experiment on TUPE's claims, see
+A single encoding, `--position`, is trained by the protocol of the experiment on TUPE's claims, see
 `tupe.experiments.protocol`. Otherwise OUT/presets and OUT/positions hold the pre-training runs, OUT/glue/NAME and
 OUT/squad/NAME a sweep of fine-tuning for each of them. Everything is resumed by its records, and what is finished is
 left alone.
@@ -19,12 +19,12 @@ from click.core import ParameterSource
 
 from ..common import limits, options, record
 from ..common.architectures import ARCHITECTURES, ELECTRA, GAU, split_size, with_size
-from ..common.options import CONFIGS, FOLDER, ListOf, nearest
-from ..common.tables import Table
+from ..common.options import CONFIGS, FOLDER, ListOf, did_you_mean
+from ..common.tables import TextTable
 from ..positions import Dims, Positions
 from . import runner
 from .grid import Sweep, check_tasks, parse_options
-from .sweep import settle, write_report
+from .sweep import keep_best_checkpoint, write_report
 
 ARCHITECTURE = "bert_a"  # of what is given as a position: nothing but the position differs from BERT
 
@@ -33,7 +33,7 @@ def buildable(position: str, arch: str) -> str:
     """The canonical name of a position encoding. Raises ValueError for one that cannot be built in an architecture."""
     known = ARCHITECTURES | ELECTRA | GAU
     if arch not in known:
-        raise ValueError(f"--arch {arch}: unknown{nearest(arch, known)}")
+        raise ValueError(f"--arch {arch}: unknown{did_you_mean(arch, known)}")
     return Positions(position, Dims(8, 8, 2, 1, 4, 4), known[arch][1]).name
 
 
@@ -46,7 +46,7 @@ def plan_pretraining(
     valid = sorted(path.stem for path in (CONFIGS / "model").glob("*.yaml"))
     for preset in presets:
         if preset not in valid:
-            raise ValueError(f"unknown preset {preset!r}{nearest(preset, valid)} (`tupe list presets` lists them)")
+            raise ValueError(f"unknown preset {preset!r}{did_you_mean(preset, valid)} (`tupe list presets` lists them)")
     twice = sorted(set(presets) & set(positions))
     if twice:
         raise ValueError(f"{', '.join(twice)}: both a preset and a position; give one of them")
@@ -93,7 +93,7 @@ def find_data(data: Path, glue: Path | None, squad: Path | None, tasks: list | N
     folders = {kind: folder for kind, folder in (("glue", glue), ("squad", squad)) if folder}
     for folder in (data, *folders.values()):
         if not (folder / "dict.txt").exists():
-            raise ValueError(f"there is no {folder / 'dict.txt'}: {folder} is no folder of prepared data")
+            raise ValueError(f"{folder / 'dict.txt'} not found: {folder} is not a folder of prepared data")
         if not filecmp.cmp(data / "dict.txt", folder / "dict.txt", shallow=False):
             raise ValueError(f"{folder} was prepared with another vocabulary than {data}: their dict.txt differ")
     if tasks and not folders:
@@ -102,12 +102,12 @@ def find_data(data: Path, glue: Path | None, squad: Path | None, tasks: list | N
     return {kind: (folder, names[folder]) for kind, folder in folders.items() if names[folder]}
 
 
-def losses_table(jobs: list[runner.Job]) -> Table:
+def losses_table(jobs: list[runner.Job]) -> TextTable:
     """Validation losses at the end of finished pre-trainings, lowest first."""
     runs = {str(job): record.read(job.folder) for job in jobs}
     losses = sorted((run.scores[-1]["loss"], name) for name, run in runs.items())
     units = " or ".join(sorted({run.loss_unit for run in runs.values()}))
-    return Table.plain(
+    return TextTable.plain(
         ["pre-training", f"validation loss, {units}"], [[name, f"{loss:.3f}"] for loss, name in losses]
     )
 
@@ -118,7 +118,7 @@ def refuse_given(names: tuple[str, ...]) -> None:
     for name in names:
         if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
             raise ValueError(
-                f"--{name.replace('_', '-')}: one --position alone is trained by the protocol of docs/reproduction.md, "
+                f"--{name.replace('_', '-')}: a single --position is trained by the protocol of docs/reproduction.md, "
                 "which fixes it; give a second --position, --presets, --glue or --squad to compare freely"
             )
 
@@ -139,7 +139,7 @@ def jobs_of(sweeps: list, output: Path) -> dict:
 @click.option("--arch", default=ARCHITECTURE, show_default=True, help="of a position, without its size")
 @click.option(
     "--evidence", type=FOLDER, default="docs/evidence", show_default=True,
-    help="tables that one --position alone is compared with",
+    help="tables that a single --position is compared with",
 )  # fmt: skip
 @click.option("--recipe", default="pretrain_small", show_default=True, help="of the pre-training (paper's: pretrain)")
 @click.option("--glue", type=FOLDER, help="folder that `tupe prepare glue` wrote; without it, GLUE is left out")
@@ -203,6 +203,6 @@ def command(
         sweep.save()
     if sweeps:
         sweep_of = jobs_of(sweeps, output)
-        states |= run(list(sweep_of), ended=lambda job, state: settle(sweep_of[job], job, state))
+        states |= run(list(sweep_of), on_done=lambda job, state: keep_best_checkpoint(sweep_of[job], job, state))
         write_report(output, with_properties=True, with_losses=True, data=data)
     runner.exit_if_unfinished(states, "compare")

@@ -11,21 +11,20 @@ from collections.abc import Callable
 import numpy as np
 
 from ..common.record import DIVERGENCE
-from .plan import PLAN, Trial, best_rates, untried, with_models
+from .plan import PLAN, Trial, best_rates
 from .statistics import Seeds, first_below
 
 Measure = Callable[[Trial], float | None]
 
 
 class Evidence:
-    """Tables of `collect`, by run. own: models beside the plan's, whose runs count too (see `plan.with_models`).
+    """Tables of `collect`, by run. own: a model beside the plan's, whose runs count too.
 
-    Raises ValueError if there is no finished run, if runs had different data, or if those of one seed that are to be
+    Raises ValueError without a finished run, if runs had different data, or if those of one seed that are to be
     compared have different precisions."""
 
-    def __init__(self, tables: dict[str, list[dict]], own: dict | None = None):
-        self.tables, self.own = tables, own or {}
-        self.models = [*with_models(own)["models"]]
+    def __init__(self, tables: dict[str, list[dict]], own: str | None = None):
+        self.tables, self.models = tables, [*PLAN["models"], own]
         facts = {Trial.parse(row["run"]): row for row in self.tables["runs"]}
         facts = {trial: row for trial, row in facts.items() if trial.model in self.models}
         self.runs = {trial: row for trial, row in facts.items() if row["state"] == "finished" and row["loss"]}
@@ -64,9 +63,9 @@ class Evidence:
 
     @functools.cached_property
     def best_rates(self) -> dict[str, float]:
-        """{model: learning rate of its lowest loss in the pilot}, where half and twice of it have run, too."""
+        """{model: learning rate of its lowest loss in the pilot}, see `plan.best_rates`."""
         losses = {trial: self.loss(trial) for trial in self.runs} | dict.fromkeys(self.diverged, math.inf)
-        return best_rates(losses, self.own)[0]
+        return best_rates(losses)[0]
 
     def has_planned_rate(self, trial: Trial) -> bool:
         """Whether the plan names the rate of a run, as far as that is known before the pilot is over."""
@@ -108,12 +107,12 @@ class Evidence:
         """The loss below which a model of a stage has left the plateau; None without `nopos` to compare with."""
         own = PLAN["stages"].get(stage, {}).get("lr")
         by_rate = self.by_rate(stage if own else "pilot").get("nopos", {})
-        is_known = own in by_rate if own else by_rate and not untried(by_rate)
+        is_known = own in by_rate if own else "nopos" in self.best_rates
         lowest = min(by_rate.values()) if is_known else math.inf
         return lowest - PLAN["threshold"] if math.isfinite(lowest) else None
 
     def exit(self, trial: Trial) -> float | None:
-        """The update at which the model leaves the plateau; None: it never does, or there is no threshold."""
+        """The update at which the model leaves the plateau; None: it never does, or the threshold is unknown."""
         threshold = self.threshold(trial.stage)
         return None if threshold is None else first_below(*self.curve(trial), threshold)
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ..checkpoints.folders import updates_of
 from ..common import limits, record
-from ..common.options import CONFIGS, letters
+from ..common.options import CONFIGS, task_key
 from ..common.prepared import tasks_in
 from . import runner
 from .runner import Job
@@ -62,7 +62,7 @@ class Sweep:
             raise ValueError("no --grid: give at least one, such as --grid seed=1,2,3")
         for name in ["--output", *(name for name in grid if name in common)]:
             if name in grid or name in common:
-                raise ValueError(f"{name} is decided by the sweep; leave it out of the options of every job")
+                raise ValueError(f"{name} is set by the sweep; remove it from the options of every job")
         for name, values in grid.items():
             for value in values:
                 limits.check(name, value)
@@ -214,12 +214,12 @@ def check_tasks(folders: Iterable[str | Path], tasks: Iterable[str] | None = Non
     if empty := [folder for folder, names in prepared.items() if not names]:
         raise ValueError(f"{empty[0]} holds no prepared task; `tupe prepare glue` or `tupe prepare squad` makes one")
     names = list(itertools.chain(*prepared.values()))
-    spellings = {letters(name): name for name in names}
-    missing = [task for task in tasks or () if letters(task) not in spellings]
+    spellings = {task_key(name): name for name in names}
+    missing = [task for task in tasks or () if task_key(task) not in spellings]
     if missing:
         where = " or ".join(map(str, folders))
         raise ValueError(f"{where} holds no data for {', '.join(missing)}; prepared: {', '.join(names)}")
-    chosen = [spellings[letters(task)] for task in tasks or names]
+    chosen = [spellings[task_key(task)] for task in tasks or names]
     return {folder: [task for task in chosen if task in prepared[folder]] for folder in folders}
 
 

@@ -4,6 +4,7 @@ from the pilot."""
 import json
 import math
 import re
+from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -11,22 +12,17 @@ from pathlib import Path
 
 import yaml
 
-from ..common import options, record
+from ..common import record
 from ..common.architectures import with_size
 from . import runner
 
 PLAN = yaml.safe_load(Path(__file__).with_name("plan.yaml").read_text(encoding="utf-8"))
 BITS = 1 / math.log(2)  # of a nat
 # What a training may be given beyond its plan: where it runs, and in which precision. The rest is the protocol's.
-FREE = (
+ALLOWED_OPTIONS = (
     "--autocast", "model.autocast", "--position-file", "--gpus", "--cpu", "--micro-batch-size", "--num-workers",
     "--allocator", "--heartbeat-timeout", "--log-file", "--tensorboard-logdir", "--wandb-project",
 )  # fmt: skip
-
-
-def with_models(own: dict | None) -> dict:
-    """PLAN with models beside the plan's, {name: {"arch", "position"}}: what is called `own` here and elsewhere."""
-    return {**PLAN, "models": PLAN["models"] | (own or {})}
 
 
 @dataclass(frozen=True)
@@ -57,11 +53,12 @@ class Trial:
 
     def job(self, data: Path, output: Path, further: Sequence[str] = (), protocol: dict = PLAN) -> runner.Job:
         """The command that trains it. further: more words for it; protocol: what plan.yaml is for this one. Raises
-        ValueError for a word that is not `FREE`."""
+        ValueError for a word that is not `ALLOWED_OPTIONS`."""
         for word in further:
             name = word.partition("=")[0]
-            if name not in FREE and (word.startswith("--") or "=" in word):
-                raise ValueError(f"{name}: the protocol of docs/reproduction.md fixes it; valid: {', '.join(FREE)}")
+            if name not in ALLOWED_OPTIONS and (word.startswith("--") or "=" in word):
+                valid = ", ".join(ALLOWED_OPTIONS)
+                raise ValueError(f"{name}: the protocol of docs/reproduction.md fixes it; valid: {valid}")
         model, plan = protocol["models"][self.model], protocol["stages"].get(self.stage, {})
         chosen = {f"--{name}": model[name] for name in ("position", "position-file", "cls") if name in model}
         words = {
@@ -72,43 +69,53 @@ class Trial:
             "--log-format": "json", "--log-interval": 50, "--num-workers": 1,
             "--long-sentences": "skip",  # as in the committed runs
         }  # fmt: skip
-        if "weights_every" in plan:  # `training.keep_weights` halves them at the end
-            words |= {"--save-interval-updates": plan["weights_every"], "--keep-interval-updates": -1}
         name = f"{self.stage} {self.model} {self.size} lr {self.lr:g} seed {self.seed}"
         return runner.Job(name, self.folder(output), (*runner.tupe("pretrain", words), *further))
 
 
 def trials(
-    stage: str, best: dict[str, float], seeds: list[int] | None = None, models: list[str] | None = None,
-    own: dict | None = None,
-) -> list[Trial]:
-    """What a stage trains, seed by seed (the pilot: rate by rate), so that a stage that is cut short has whole blocks.
-    best: {model: learning rate}; the pilot and stages with a rate of their own do without. Raises
-    ValueError for an unknown stage, or a model without a rate."""
-    names, plan = planned_models(stage, models, own), PLAN["stages"][stage]
-    if stage == "pilot":
-        pairs = [(name, lr) for lr in PLAN["learning_rates"] for name in names]
-    elif "lr" in plan:
-        pairs = [(name, plan["lr"]) for name in names]
-    else:
-        if unknown := [name for name in names if name not in best]:
-            raise ValueError(f"no learning rate for {', '.join(unknown)}: finish the stage pilot first")
-        pairs = [(name, share * best[name]) for share in plan.get("shares", [1]) for name in names]
+    stage: str, losses: dict[Trial, float], protocol: dict = PLAN, models: list[str] | None = None,
+    seeds: list[int] | None = None,
+) -> list[Trial]:  # fmt: skip
+    """What a stage trains, by length and seed, then rate by rate, so that a stage that is cut short has whole blocks.
+    losses: of the runs that have ended (see `final_losses`), from which rates follow; without its rate, a model is left
+    out. protocol: what plan.yaml holds, or another one; models, seeds: only these of the stage's."""
+    plan = protocol["stages"][stage]
+    rates = learning_rates(stage, losses, protocol, planned_models(stage, protocol, models))
     return [
-        Trial(stage, name, plan["size"], updates, lr, seed)
-        for seed in seeds or plan["seeds"]
-        for name, lr in pairs
+        Trial(stage, model, plan["size"], updates, rate, seed)
         for updates in lengths_of(plan)
-    ]
+        for seed in plan["seeds"] if not seeds or seed in seeds
+        for rank in range(max(map(len, rates.values()), default=0))
+        for model, values in rates.items()
+        for rate in values[rank : rank + 1]
+    ]  # fmt: skip
 
 
-def planned_models(stage: str, models: list[str] | None = None, own: dict | None = None) -> list[str]:
-    """The models of a stage and `own`; models: only these of them. Raises ValueError for an unknown stage."""
-    if stage not in PLAN["stages"]:
-        raise ValueError(f"unknown stage {stage!r}{options.nearest(stage, PLAN['stages'])}")
-    names = PLAN["stages"][stage]["models"]
-    names = [*(PLAN["models"] if names == "all" else names), *(own or ())]
-    return [name for name in names if not models or name in models]
+def planned_models(stage: str, protocol: dict = PLAN, models: list[str] | None = None) -> list[str]:
+    """The models of a stage; models: only these of them."""
+    plan = protocol["stages"][stage]
+    names = plan["models"] if "models" in plan else plan["rates"]
+    return [name for name in (protocol["models"] if names == "all" else names) if not models or name in models]
+
+
+def learning_rates(
+    stage: str, losses: dict[Trial, float], protocol: dict, models: list[str]
+) -> dict[str, list[float]]:
+    """{model: the rates at which a stage trains it}: its own ones, those that it compares, or shares of the best ones
+    of the stage that does (`rates_of`), where a model may take the rate of another one (`like`)."""
+    plan, chooser = protocol["stages"][stage], "pilot"
+    if "lr" in plan:
+        return {model: [plan["lr"]] for model in models}
+    if stage == chooser or "rates" in plan:
+        rates = {model: plan["rates"][model] if "rates" in plan else protocol["learning_rates"] for model in models}
+        if any(other.get("rates_of", chooser) == stage for other in protocol["stages"].values()):
+            needed = best_rates(losses, stage, protocol)[1]
+            rates = {model: [*values, *needed.get(model, ())] for model, values in rates.items()}
+        return rates
+    best, like = best_rates(losses, plan.get("rates_of", chooser), protocol)[0], plan.get("like", {})
+    shares = plan.get("shares", [1])
+    return {model: [s * best[of] for s in shares] for model in models if (of := like.get(model, model)) in best}
 
 
 def lengths_of(plan: dict) -> list[int]:
@@ -137,45 +144,36 @@ def records(output: Path) -> dict[Trial, record.Record]:
             found[Trial.parse("/".join(folder.parts[-3:]))] = run
     for trial, run in found.items():
         planned = trial.updates, trial.lr, trial.seed
-        if run.length and (run.length.get("max_update"), run.lr, run.seed) != planned:
-            raise ValueError(f"{trial.folder(output)} was trained for {run.length} at {run.lr:g} with seed {run.seed}")
+        if run.budget and (run.budget.get("max_update"), run.lr, run.seed) != planned:
+            raise ValueError(f"{trial.folder(output)} was trained for {run.budget} at {run.lr:g} with seed {run.seed}")
     return found
 
 
-def best_rates(losses: dict[Trial, float], own: dict | None = None) -> tuple[dict[str, float], list[Trial]]:
-    """({model: learning rate with the lowest mean loss in the pilot}, trials that are still needed) for the models
-    whose best rate lies inside: half and twice the rate have run, too. losses: see `final_losses`; other stages do not
-    matter.
+def best_rates(
+    losses: dict[Trial, float], stage: str = "pilot", protocol: dict = PLAN
+) -> tuple[dict[str, float], dict[str, list[float]]]:
+    """({model: rate with the lowest mean loss in a stage that compares rates}, {model: rates that have to run first}),
+    with the stage's seeds, of models whose planned rates have all run (in the pilot half and twice the best will do).
 
-    Where the best rate so far is the plan's largest or smallest, and the one beside it has run, the next one beyond the
-    plan is needed.
+    A best rate at the edge of those that have run is used only once the next one, by a factor of 2, has run. `worse`:
+    rates that count as run. A model that diverged at every rate is in neither.
     """
-    rates, needed = {}, []
-    for model in with_models(own)["models"]:
-        mine = {trial: loss for trial, loss in losses.items() if (trial.stage, trial.model) == ("pilot", model)}
-        by_rate = {lr: [loss for trial, loss in mine.items() if trial.lr == lr] for lr in {t.lr for t in mine}}
+    plan, by_model = protocol["stages"][stage], defaultdict(lambda: defaultdict(list))
+    for trial, loss in losses.items():
+        if trial.stage == stage and trial.seed in plan["seeds"]:
+            by_model[trial.model][trial.lr].append(loss)
+    best, needed = {}, {}
+    for model, by_rate in by_model.items():
         means = {lr: sum(values) / len(values) for lr, values in by_rate.items()}
-        left = untried(means)
-        if not math.isfinite(min(means.values(), default=math.inf)):
-            continue  # it diverged at every rate
-        if not left:
-            rates[model] = min(means, key=means.get)
-        elif len(left) == 1 and not any(math.isclose(left[0], lr) for lr in PLAN["learning_rates"]):
-            plan = PLAN["stages"]["pilot"]
-            needed += [Trial("pilot", model, plan["size"], plan["updates"], left[0], seed) for seed in plan["seeds"]]
-    return rates, needed
-
-
-def untried(losses: dict[float, float]) -> list[float]:
-    """Half and twice the best rate, if they have not run. losses: {learning rate: mean final loss}."""
-    best = min(losses, key=losses.get, default=0.0)
-    return [f * best for f in (0.5, 2.0) if losses and not any(math.isclose(f * best, lr) for lr in losses)]
-
-
-def pilot_trials(
-    losses: dict[Trial, float], seeds: list[int] | None = None, models: list[str] | None = None,
-    own: dict | None = None,
-) -> list[Trial]:  # fmt: skip
-    """The trials of the pilot: those that `best_rates` still needs of these models, then all planned rates."""
-    needed = [trial for trial in best_rates(losses, own)[1] if not models or trial.model in models]
-    return needed + trials("pilot", {}, seeds, models, own=own)
+        lr, tried = min(means, key=means.get), [*means, *plan.get("worse", ())]
+        is_inside = min(tried) < lr < max(tried)
+        required = plan["rates"][model] if "rates" in plan else protocol["learning_rates"]
+        if is_inside and "rates" not in plan:
+            required = (lr / 2, 2 * lr)
+        if not math.isfinite(means[lr]) or not all(any(math.isclose(rate, run) for run in means) for rate in required):
+            continue
+        if is_inside:
+            best[model] = lr
+        else:
+            needed[model] = [lr / 2 if lr == min(tried) else 2 * lr]
+    return best, needed

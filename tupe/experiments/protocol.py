@@ -10,12 +10,12 @@ import click
 import numpy as np
 
 from ..common.record import write_atomically
-from ..common.tables import Table
+from ..common.tables import TextTable
 from . import collect
 from .evidence import Evidence, worst_minus_best
-from .plan import Trial, best_rates, final_losses, trials, with_models
+from .plan import PLAN, Trial, final_losses, trials
 from .statistics import ALPHA, holm, number, of_contrast, paired, with_interval
-from .training import train, train_pilot
+from .training import train, train_stage
 
 COST = 500  # updates of BERT-A that are trained here too, because seconds of other machines do not compare
 
@@ -59,16 +59,22 @@ def run(data: Path, output: Path, position: str, arch: str, jobs: int | None, fu
         )
     further = in_precision(further, {row["precision"] for row in baselines} - {""}, folder)
     name = name_of(position, arch)
-    own = {name: {"arch": arch, "position": position}}
-    train_pilot(data, output, jobs, further, models=[name], own=own)
-    best, _ = best_rates(final_losses(output), own)
-    if name not in best:
+    stages = {stage: {**PLAN["stages"][stage], "models": [name]} for stage in ("pilot", "controls")}
+    plan = {**PLAN, "models": {**PLAN["models"], name: {"arch": arch, "position": position}}, "stages": stages}
+
+    def planned(stage):
+        return trials(stage, final_losses(output), plan)
+
+    def train_planned(new):
+        train(data, output, new, jobs, further, functools.partial(Trial.job, protocol=plan))
+
+    train_stage(functools.partial(planned, "pilot"), train_planned)
+    controls = planned("controls")
+    if not controls:
         raise ValueError(f"{position} diverged at every learning rate of the pilot: {output / 'pilot' / name}")
-    cost = Trial("cost", "bert_a", "tiny", COST, best[name], 1)
-    planned = [*trials("controls", best, models=[name], own=own), cost]
-    train(data, output, planned, jobs, further, functools.partial(Trial.job, protocol=with_models(own)))
-    tables = collect.merge(known, collect.collect(output, known, data))
-    text = report(Evidence(tables, own), name, position)
+    train_planned([*controls, Trial("cost", "bert_a", "tiny", COST, controls[0].lr, 1)])
+    tables = collect.merge(known, collect.collect(output, data))
+    text = report(Evidence(tables, name), name, position)
     write_atomically(output / "protocol.md", text)
     click.echo(text)
 
@@ -105,7 +111,7 @@ def report(evidence: Evidence, name: str, position: str) -> str:
     lines = [
         f"# {position}, by the protocol of docs/reproduction.md (tiny)\n",
         "Means over pre-training seeds with 95 % t-intervals; differences are paired by seed, corrected by Holm.\n",
-        Table(header, rows, align="lrrrlrrrr").markdown(),
+        TextTable(header, rows, align="lrrrlrrrr").markdown(),
         f"It diverged with seed {', '.join(map(str, seeds))}.\n" if seeds else "",
         f"Time of an update here, over BERT-A's: {cost:.2f}.\n" if cost else "",
     ]

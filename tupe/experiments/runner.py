@@ -74,14 +74,14 @@ def run(
     jobs: list,
     slots: list,
     retry_failed: bool = False,
-    ended: Callable[[Job, str], Any] = lambda job, state: None,
+    on_done: Callable[[Job, str], Any] = lambda job, state: None,
     echo: Callable[[str], Any] = click.echo,
     title: str = "sweep",
 ) -> dict:
     """Run the jobs that are not finished, `len(slots)` at a time -> {job: "finished", "failed" or "open"}.
 
     slots: see `slots`. No job's failure stops the others; a failed job is run again only if `retry_failed`, one that
-    was killed always is. It waits for jobs that another process runs. ended(job, state) is called for every job that
+    was killed always is. It waits for jobs that another process runs. on_done(job, state) is called for every job that
     is over, also for those that were over before. echo: prints one line. On SIGTERM, SIGINT, SIGHUP and SIGUSR1 all
     processes are ended, and SystemExit is raised.
     """
@@ -90,16 +90,16 @@ def run(
     states.update(dict.fromkeys(retried, "open"))
     over = {job: state for job, state in states.items() if state in ("finished", "failed")}
     for job, state in over.items():
-        ended(job, state)
+        on_done(job, state)
     waiting = [job for job in jobs if job not in over]
     counts = ", ".join(f"{list(over.values()).count(state)} {state}" for state in ("finished", "failed"))
     echo(f"{title}: {len(jobs)} jobs, {counts}; {len(waiting)} to run, {len(slots)} at a time")
 
     began, to_run = time.monotonic(), len(waiting)
 
-    def conclude(job, state, what):
+    def note_end(job, state, what):
         over[job] = state
-        ended(job, state)
+        on_done(job, state)
         left = len(jobs) - len(over)
         seconds = (time.monotonic() - began) / (to_run - left) * left
         about = f"{seconds / 60:.0f} min" if seconds >= 60 else f"{seconds:.0f} s"
@@ -122,7 +122,7 @@ def run(
                         continue
                     waiting.remove(job)
                     if state == "finished" or (state == "failed" and job not in retried):  # by another runner
-                        conclude(job, state, f"{state} by another process")
+                        note_end(job, state, f"{state} by another process")
                     else:
                         slot = free.pop()
                         before = record.contents(job.folder)
@@ -138,7 +138,7 @@ def run(
                         waiting.append(job)
                     else:
                         state, what = result(job, process.returncode, before)
-                        conclude(job, state, f"{what}, {time.monotonic() - started:.0f} s")
+                        note_end(job, state, f"{what}, {time.monotonic() - started:.0f} s")
                 time.sleep(0.1)
         finally:
             end([process for process, *_ in running.values()])
@@ -319,7 +319,7 @@ def deferred_signals() -> Iterator[list[int]]:
     """A list that receives SIGTERM, SIGINT, SIGHUP and SIGUSR1 instead of their usual effect, so that none of them
     comes between the start of a process and its entry in a list. Signals that are ignored (nohup) stay ignored."""
     received, previous = [], {}
-    if threading.current_thread() is threading.main_thread():  # Python handles signals there alone
+    if threading.current_thread() is threading.main_thread():  # Python handles signals only there
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
             if signal.getsignal(number) is not signal.SIG_IGN:
                 previous[number] = signal.signal(number, lambda number, _: received.append(number))

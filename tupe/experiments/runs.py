@@ -42,9 +42,9 @@ def with_unit(updates: int) -> str:
 
 
 def settings_of(content: Record) -> dict[str, str]:
-    """{name: value} of what may change a run's scores and is in no column of its own: its length, its data, and the
-    settings that are not the default. Of a record of an older version, which has no settings, the length alone."""
-    settings = {**content.length, **({"data": content.data} if content.data else {})}
+    """{name: value} of what may change a run's scores and is in no column of its own: its budget, its data, and the
+    settings that are not the default. Of a record of an older version, which has no settings, only the budget."""
+    settings = {**content.budget, **({"data": content.data} if content.data else {})}
     settings |= {name: value for name, value in (content.config or {}).items() if not record.may_change(name)}
     return {name: str(value) for name, value in settings.items()}
 
@@ -55,7 +55,7 @@ def settings_text(settings: dict[str, str]) -> str:
 
 
 @dataclass(frozen=True)
-class Run:
+class FinishedRun:
     """A run of fine-tuning that came to its end or failed."""
 
     model: Model
@@ -81,8 +81,8 @@ class Run:
 
 @dataclass
 class Collection:
-    """finished, broken: {key: Run}; broken are failed runs that had begun. failed, missing, left_out: (folder, reason)
-    of every run that failed, that has not come to its end, and that does not count."""
+    """finished, broken: {key: FinishedRun}; broken are failed runs that had begun. failed, missing, left_out: (folder,
+    reason) of every run that failed, that has not come to its end, and that does not count."""
 
     finished: dict = field(default_factory=dict)
     broken: dict = field(default_factory=dict)
@@ -104,7 +104,7 @@ def collect(folders: Iterable[str | Path]) -> Collection:
     """Look through folders, and all that is in them, for runs of fine-tuning. Each run counts once, though its folder
     is reached twice, or was copied.
 
-    Raises ValueError if there is no finished and no failed run at all.
+    Raises ValueError if no run is finished and none failed.
     """
     collection, runs, sweeps = Collection(), {}, {}  # the last two: {folder without symbolic links: folder as given}
     for folder in map(Path, folders):
@@ -137,7 +137,7 @@ def _add_run(collection, folder):
             content.architecture, content.pretrained_updates, content.pretrained, variant,
             settings=settings_text(settings_of(content)),
         )  # fmt: skip
-        run = Run(model, content, folder)
+        run = FinishedRun(model, content, folder)
         if state in ("open", "running"):
             collection.missing.append((folder, "running" if state == "running" else "stopped before its end"))
         elif state == "failed":
@@ -175,7 +175,7 @@ def _tell_apart(collection):
     for run in [*collection.finished.values(), *collection.broken.values()]:
         groups[run.model.architecture, run.model.variant].add(replace(run.model, settings=""))
         settings[run.record.task, run.record.config is None].append(set(settings_of(run.record).items()))
-        settings[run.record.task, "length"].append(set(run.record.length.items()))
+        settings[run.record.task, "budget"].append(set(run.record.budget.items()))
     differing = {name for pairs in settings.values() for name, _ in set.union(*pairs) - set.intersection(*pairs)}
     mixed = {task for task, unknown in settings if unknown is True and (task, False) in settings}
     for models in groups.values():

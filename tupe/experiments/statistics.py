@@ -89,7 +89,7 @@ def shown(mean: float, interval: tuple[float, float] | None, digits: int) -> str
 
 
 def with_interval(values: Iterable[float], digits: int = 3) -> str:
-    """ "6.123 [6.100, 6.146]": mean and 95 % t-interval; the mean alone of fewer than three values."""
+    """ "6.123 [6.100, 6.146]": mean and 95 % t-interval; only the mean of fewer than three values."""
     return shown(*mean_interval(values), digits)
 
 

@@ -16,7 +16,7 @@ from .grid import Sweep, parse_grid
 KEPT = (record.NAME, "train.log", "lock", "predictions")  # of the folder of a fine-tuning that is over
 
 
-def settle(sweep: Sweep, job: runner.Job, state: str) -> None:
+def keep_best_checkpoint(sweep: Sweep, job: runner.Job, state: str) -> None:
     """Leave no checkpoint in the folder of a fine-tuning run that is over, and the best of its task, if wanted,
     beside the runs of that task: as checkpoint_best.pt, or of transformers in the folder best."""
     if sweep.recipe != "finetune":
@@ -85,7 +85,7 @@ def command(recipe, output, grid, keep_best, retry_failed, jobs, report, dry_run
         for job in sweep.samples:
             runner.check(job)
     sweep.save()
-    states = runner.run(sweep.jobs, runner.slots(jobs), retry_failed, partial(settle, sweep))
+    states = runner.run(sweep.jobs, runner.slots(jobs), retry_failed, partial(keep_best_checkpoint, sweep))
     if report:
         write_report(sweep.output)
     runner.exit_if_unfinished(states, "sweep")

@@ -1,11 +1,9 @@
 """Trains and evaluates trials of a plan, and keeps of each what is needed to draw conclusions.
 
 OUT/<stage>/<model>/<size>_<updates>_lr<lr>_seed<seed>/ is a run. When it is finished, evaluation.json holds its
-evaluation and model.pt its weights in half precision; the checkpoint with the optimizer's state goes. Stages with
-`weights_every` also keep model_<updates>.pt along training.
+evaluation and model.pt its weights in half precision; the checkpoint with the optimizer's state goes.
 """
 
-import functools
 import json
 import time
 from collections.abc import Callable, Sequence
@@ -19,19 +17,9 @@ from ..evaluation.loading import load_model
 from ..evaluation.order import evaluate
 from ..text import TextEncoder
 from . import collect, runner
-from .plan import PLAN, Trial, final_losses, pilot_trials, with_models
+from .plan import Trial, final_losses
 
 SENTENCES, TOKENS = 2000, 400_000  # of the evaluation: order sensitivity, loss
-
-
-def keep_weights(trial: Trial, folder: Path) -> None:
-    """Make model_<updates>.pt of the checkpoints that training has left, if the stage keeps weights."""
-    every = PLAN["stages"].get(trial.stage, {}).get("weights_every")
-    for path in folder.glob("checkpoint_*_*.pt") if every else ():
-        updates = int(path.stem.rpartition("_")[2])
-        weights = folder / f"model_{updates}.pt"
-        if updates % every == 0 and updates < trial.updates and not weights.exists():
-            save_half(path, weights)
 
 
 def save_half(checkpoint: Path, output: Path) -> None:
@@ -41,7 +29,7 @@ def save_half(checkpoint: Path, output: Path) -> None:
     save_atomically({**state, "model": half}, output)
 
 
-def conclude(data: Path, trial: Trial, folder: Path, state: str) -> None:
+def evaluate_and_prune(data: Path, folder: Path, state: str) -> None:
     """Keep the weights of a finished run in half precision and evaluate them; its checkpoints are deleted. Waits for
     another process that does so."""
     checkpoint, weights = folder / "checkpoint_last.pt", folder / "model.pt"
@@ -50,7 +38,6 @@ def conclude(data: Path, trial: Trial, folder: Path, state: str) -> None:
     while not record.lock(folder):
         time.sleep(1)
     if checkpoint.exists():
-        keep_weights(trial, folder)
         save_half(checkpoint, weights)
         for path in sorted(folder.glob("checkpoint*.pt"), key=checkpoint.__eq__):  # that one last: it brings us here
             path.unlink()
@@ -83,7 +70,7 @@ def train(
     data: Path, output: Path, planned: list[Trial], jobs: int | None, further: Sequence[str],
     job: Callable[[Trial, Path, Path, Sequence[str]], runner.Job] = Trial.job,
 ) -> None:  # fmt: skip
-    """Run what is left of the planned trainings of one stage; conclude each as it ends. That a run diverged is a
+    """Run what is left of the planned trainings of one stage; evaluate each as it ends. That a run diverged is a
     result; one that failed otherwise is tried again. Raises ValueError for the reasons of `check_data`."""
     plan = {job(trial, data, output, further): trial for trial in planned}
     if not plan:
@@ -97,19 +84,16 @@ def train(
             record.clear_failure(job.folder)
     states = runner.run(
         list(plan), runner.slots(jobs), title=planned[0].stage,
-        ended=lambda job, state: conclude(data, plan[job], job.folder, state),
+        on_done=lambda job, state: evaluate_and_prune(data, job.folder, state),
     )  # fmt: skip
     results = final_losses(output)
     states = {job: "finished" if plan[job] in results else state for job, state in states.items()}
     runner.exit_if_unfinished(states, planned[0].stage)
 
 
-def train_pilot(
-    data: Path, output: Path, jobs: int | None, further: Sequence[str], seeds: list[int] | None = None,
-    models: list[str] | None = None, own: dict | None = None,
-) -> None:  # fmt: skip
-    """Train the pilot until the best rate of every model lies between two others."""
-    planned, job = set(), functools.partial(Trial.job, protocol=with_models(own))
-    while set(current := pilot_trials(final_losses(output), seeds, models, own)) - planned:
-        planned = set(current)
-        train(data, output, current, jobs, further, job)
+def train_stage(planned: Callable[[], list[Trial]], train: Callable[[list[Trial]], None]) -> None:
+    """Train what is planned, until nothing new is: a best rate at the edge of those that have run asks for another."""
+    known = set()
+    while new := [trial for trial in planned() if trial not in known]:
+        train(new)
+        known.update(new)

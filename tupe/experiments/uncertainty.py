@@ -12,15 +12,15 @@ import numpy as np
 from ..common import record, squad
 from ..common.architectures import ELECTRA, split_size, with_size
 from ..common.glue import METRICS, TASKS
-from ..common.tables import Table
-from .runs import Collection, Model, Run, settings_of, settings_text
+from ..common.tables import TextTable
+from .runs import Collection, FinishedRun, Model, settings_of, settings_text
 from .statistics import Contrast, contrast
 from .summary import Summary, score_name
 
 RESAMPLES = 200
 
 
-def values_of(run: Run, split: str, epoch: str) -> list[tuple] | None:
+def values_of(run: FinishedRun, split: str, epoch: str) -> list[tuple] | None:
     """(prediction, target) of every example of a development set, in a fixed order; None if they were not kept.
 
     Of SQuAD: (exact match, F1) of every question. epoch: "best" or "last".
@@ -51,7 +51,7 @@ def score_of(task: str, metric: str, values: np.ndarray) -> float:
     return 100 * float(values[:, {"exact": 0, "f1": 1}[metric]].mean())
 
 
-def example_scores(runs: dict[int, Run], split: str, epoch: str) -> dict[str, dict[int, np.ndarray] | None]:
+def example_scores(runs: dict[int, FinishedRun], split: str, epoch: str) -> dict[str, dict[int, np.ndarray] | None]:
     """{metric: {seed: [RESAMPLES] scores of development sets whose examples are drawn anew}}, the same draws for all
     runs and metrics of a task; None for the seeds if predictions of a run were not kept."""
     first = next(iter(runs.values())).record
@@ -72,7 +72,9 @@ def standard_error(values: list[float]) -> float | None:
     return statistics.stdev(values) / len(values) ** 0.5 if len(values) > 1 else None
 
 
-def uncertainty_tables(collection: Collection, summaries: dict[Model, dict[str, Summary]], epoch: str) -> list[Table]:
+def uncertainty_tables(
+    collection: Collection, summaries: dict[Model, dict[str, Summary]], epoch: str
+) -> list[TextTable]:
     """[scores with standard errors, differences from each model's reference] of every task, split and metric; the
     second is left out if no model has a reference."""
     rows, compared = [], []
@@ -113,7 +115,7 @@ def uncertainty_tables(collection: Collection, summaries: dict[Model, dict[str, 
             seeds = sorted(set(by_seed) & set(theirs))
             if not seeds:
                 continue
-            alike = pretrainings[model][0] == pretrainings[reference][0]  # they differ in the seed alone
+            alike = pretrainings[model][0] == pretrainings[reference][0]  # they differ only in the seed
             mean, over_seeds = interval_of(by_seed, theirs)
             _, over_pretraining = interval_of(means, {} if alike else means_of(reference, column))
             other, error = draws[reference][column], None
@@ -124,11 +126,11 @@ def uncertainty_tables(collection: Collection, summaries: dict[Model, dict[str, 
                 over_pretraining,
             ])  # fmt: skip
     header = ["model", "score", "mean", "development examples", "fine-tuning seeds", "pre-training seeds"]
-    tables = [Table.plain(header, rows, align="llrrrr")]
+    tables = [TextTable.plain(header, rows, align="llrrrr")]
     if compared:
         header = ["model", "minus", "score", "mean", "development examples"]
         header += ["95 % over fine-tuning seeds", "95 % over pre-training seeds"]
-        tables.append(Table.plain(header, compared, align="lllrrrr"))
+        tables.append(TextTable.plain(header, compared, align="lllrrrr"))
     return tables
 
 
@@ -150,7 +152,7 @@ def reference_of(model: Model, models: Iterable[Model]) -> Model | None:
 
 
 def pretraining_of(model: Model) -> tuple[tuple, int]:
-    """(what the model shares with those that differ in the seed of pre-training alone, that seed), from the record
+    """(what the model shares with those that differ only in the seed of pre-training, that seed), from the record
     beside its checkpoint. Without one, if it is another model's, or of an older version without settings, nothing is
     known: no other model shares it."""
     try:

@@ -12,7 +12,7 @@ import yaml
 
 from ..common.architectures import ARCHITECTURES, split_size
 from ..common.options import CONFIGS
-from ..common.tables import Table
+from ..common.tables import TextTable
 from ..positions import parse
 from .runs import Model
 from .summary import Summary, mean_columns, score_lists
@@ -80,7 +80,7 @@ def published_score(row: str, column: str) -> str:
     return f"{entry['mean']:.2f} ± {entry['std']:.2f}" + f" {BETTER}" * entry["significant"]
 
 
-def score_table(summaries: dict[Model, dict[str, Summary]]) -> Table | None:
+def score_table(summaries: dict[Model, dict[str, Summary]]) -> TextTable | None:
     """A published row above each of our models that has one, in the scores that we have; None if there is none."""
     rows, lists = [], score_lists(summaries)
     models = {model: row for model in lists if (row := counterpart(model))}
@@ -94,10 +94,10 @@ def score_table(summaries: dict[Model, dict[str, Summary]]) -> Table | None:
         rows.append(("published", [f"{row} (published)", *theirs, *([str(published()["glue"][row]["mean"])] * whole)]))
         mean = [f"{statistics.mean(next(iter(lists[model].values()))):.2f}"] * whole
         rows.append(("ours", [str(model), *ours, *mean]))
-    return Table(["model", *(SCORES[name] for name in names), *(["mean"] * whole)], rows)
+    return TextTable(["model", *(SCORES[name] for name in names), *(["mean"] * whole)], rows)
 
 
-def property_table(probed: dict[Model, dict[str, float]]) -> Table | None:
+def property_table(probed: dict[Model, dict[str, float]]) -> TextTable | None:
     """The same for the measures of identical-word probing; None without a model that has a published row."""
     rows, names = [], [name for name in MEASURES if all(name in values for values in probed.values())]
     for model, values in probed.items():
@@ -105,4 +105,4 @@ def property_table(probed: dict[Model, dict[str, float]]) -> Table | None:
             theirs = published()["properties"][row]
             rows.append(("published", [f"{row} (published)", *(f"{theirs[MEASURES[name]]:.4g}" for name in names)]))
             rows.append(("ours", [str(model), *(f"{values[name]:.4g}" for name in names)]))
-    return Table(["model", *(MEASURES[name] for name in names)], rows) if rows and names else None
+    return TextTable(["model", *(MEASURES[name] for name in names)], rows) if rows and names else None

@@ -1,5 +1,5 @@
 """ELECTRA (Clark et al., 2020) with any position scheme: a generator fills in masked tokens, and a discriminator
-finds the tokens of the result that were replaced. Fine-tuning keeps the discriminator alone.
+finds the tokens of the result that were replaced. Fine-tuning keeps only the discriminator.
 
 B batch, L sequence length, C width of the discriminator, G of the generator, V vocabulary. Trained on the batches of
 the pre-training task with the criterion `electra`.
@@ -81,7 +81,7 @@ def tie_position_vectors(own: Positions, tied: Positions) -> None:
     head's width), unless its own layers project the vectors, which then have these layers' width."""
     for name, scheme in tied.items():
         if not isinstance(scheme, nn.ModuleList) and overrides(scheme, "embed"):  # such a scheme is never per layer
-            own[name] = scheme  # acts on the embeddings alone, which are shared
+            own[name] = scheme  # acts only on the embeddings, which are shared
     for name, module in tied.named_modules():
         if isinstance(module, nn.Embedding) and module.embedding_dim == tied.dims.width:
             own_table = own.get_submodule(name)
@@ -110,7 +110,7 @@ def sample_gumbel(logits: torch.Tensor) -> torch.Tensor:
 
 
 class ElectraModel(TupeModel):
-    """`encoder` is the discriminator. The generator and the discriminator's head exist in pre-training alone; other
+    """`encoder` is the discriminator. The generator and the discriminator's head exist only in pre-training; other
     tasks (fine-tuning) build the encoder only and drop the rest from the checkpoint."""
 
     def __init__(self, cfg: ElectraConfig, dictionary: Dictionary, pretraining: bool):

@@ -27,7 +27,7 @@ from ..common.architectures import SIZES, split_size, with_size
 from ..common.blocks import check_split, parts_of
 from ..common.glue import check_glue, glue_name
 from ..common.limits import split_batch
-from ..common.options import CONFIGS, nearest, split_files
+from ..common.options import CONFIGS, did_you_mean, split_files
 from ..common.prepared import check_name, tasks_in
 from ..common.torchrun import run_torchrun
 from ..encoder import Encoder
@@ -146,7 +146,7 @@ def training_options(
     for name, places in places_of.items():
         candidates = [OmegaConf.select(config, place) for place in places]
         if name not in actions:
-            near = nearest(name, actions)
+            near = did_you_mean(name, actions)
             raise ValueError(f"{recipe}: {places[0]} is no option of fairseq-train {' '.join(chosen)}{near}")
         if any(value != candidates[0] for value in candidates):
             same = " and ".join(places)
@@ -268,10 +268,11 @@ def compose_recipe(config_dir: str | Path, recipe: str, overrides: Iterable[str]
         group, _, choice = word.lstrip("+").partition("=")
         choices = [path.stem for path in Path(config_dir, group).glob("*.yaml")]
         if choices and choice not in choices:
-            raise ValueError(f"there is no {group}={choice}{nearest(choice, choices)}")
+            raise ValueError(f"{group}={choice} not found{did_you_mean(choice, choices)}")
         section = group.partition(".")[0]
         if "." in group and section.lstrip("~") not in FairseqConfig.__dataclass_fields__:
-            raise ValueError(f"{word}: no section {section!r}{nearest(section, FairseqConfig.__dataclass_fields__)}")
+            near = did_you_mean(section, FairseqConfig.__dataclass_fields__)
+            raise ValueError(f"{word}: no section {section!r}{near}")
     groups = [word for word in overrides if "." not in word.partition("=")[0]]
     try:
         config = compose(config_dir, recipe, groups)
@@ -328,9 +329,9 @@ def parse(words: list, own_options: Sequence[str] = ()) -> tuple:
     for word in unknown:
         name = word.partition("=")[0]
         if word.startswith("-"):
-            raise ValueError(f"there is no option {name}{nearest(name, valid, own_options)}")
+            raise ValueError(f"unknown option {name}{did_you_mean(name, valid, own_options)}")
     if unknown:
-        raise ValueError(f"{unknown[0]!r} is the value of no option")
+        raise ValueError(f"unexpected argument {unknown[0]!r}")
     return parser, {name: getattr(args, name) for name in given}
 
 
@@ -357,7 +358,7 @@ def _explain(error, parser):
         return f"{name}: {error.message}"
     if name == "--arch":
         choices = filter(_is_ours, choices)
-    return f"{name}: there is no {wrong[1]!r}{nearest(wrong[1], choices)}"
+    return f"{name}: unknown value {wrong[1]!r}{did_you_mean(wrong[1], choices)}"
 
 
 def _is_ours(arch):

@@ -259,7 +259,7 @@ def cut_sentences(sentences: FairseqDataset, room: int, dictionary: Dictionary |
 
 
 def with_text(blocks: TokenBlockDataset, separator: int) -> FairseqDataset:
-    """Blocks without those that hold separators alone, such as the end of a document between two full blocks."""
+    """Blocks without those that hold only separators, such as the end of a document between two full blocks."""
     lines = blocks.block_to_dataset_index[:, 2].astype(np.int64) - blocks.block_to_dataset_index[:, 0] + 1
     suspects = np.flatnonzero(blocks.sizes <= lines)
     empty = [i for i in suspects if (blocks[i] == separator).all()]
@@ -355,8 +355,8 @@ class Side(BaseWrapperDataset):
 
 @register_criterion("masked_lm_next_sentence", dataclass=MaskedLmConfig)
 class MaskedLMNextSentence(MaskedLmLoss):
-    """Mean loss of masked tokens plus mean loss of next sentences, as in BERT. `loss` in the log is that of the masked
-    tokens alone, comparable with the criterion masked_lm; `nsp_loss` is that of the pairs."""
+    """Mean loss of masked tokens plus mean loss of next sentences, as in BERT. `loss` in the log is that of the
+    masked tokens only, comparable with the criterion masked_lm; `nsp_loss` is that of the pairs."""
 
     def forward(self, model: BaseFairseqModel, sample: dict, reduce: bool = True) -> tuple[torch.Tensor, int, dict]:
         masked = sample["target"].ne(self.padding_idx).nonzero(as_tuple=True)  # rows, columns; only this waits

@@ -25,7 +25,7 @@ from omegaconf import DictConfig
 from torch import Tensor, nn
 
 from ..common.architectures import ARCHITECTURES, GAU, SIZES, preset, with_size
-from ..common.options import cut_list, split_files
+from ..common.options import shorten_list, split_files
 from ..common.safe_load import read_checkpoint
 from ..cpu import bf16_speed
 from ..encoder import ClassificationHead, LMHead, ModelConfig, SpanHead, names_in, of_cls
@@ -83,7 +83,7 @@ TupeConfig = make_dataclass(
     "TupeConfig", fairseq_fields(), bases=(TrainingConfig,), namespace={"__module__": __name__}
 )  # fmt: skip
 # Options that fine-tuning may change. All others define the function that was pre-trained.
-FREE = frozenset(option.name for option in fields(TupeConfig) if option.metadata.get("free"))
+TUNABLE = frozenset(option.name for option in fields(TupeConfig) if option.metadata.get("free"))
 
 
 @functools.cache  # once per process
@@ -315,13 +315,13 @@ class TupeModel(BaseFairseqModel):
         `sentencepiece.bpe.model` (relative to the checkpoint's folder if it starts with "."); default: the folder that
         the checkpoint names. position_file: Python file, or several, that registers the checkpoint's position scheme,
         if it is not one of this package. overrides: any configuration value.
-        Raises ValueError if there is no such checkpoint or no such data.
+        Raises ValueError if the checkpoint or the data is not found.
         """
         for file in [position_file] if isinstance(position_file, str | Path) else position_file or ():
             load_scheme_file(file)
         path = Path(model_name_or_path) / checkpoint_file
         if not path.is_file():
-            there = cut_list(sorted(file.name for file in path.parent.glob("*.pt")))
+            there = shorten_list(sorted(file.name for file in path.parent.glob("*.pt")))
             raise ValueError(f"checkpoint not found: {path}" + f"; in that folder: {there}" * bool(there))
         data = data_name_or_path or read_checkpoint(path, mmap=True)["cfg"]["task"]["data"]
         data = path.parent / data if str(data).startswith(".") else Path(data)

@@ -18,7 +18,7 @@ from fairseq.models import BaseFairseqModel
 from fairseq.models.ema.ema import EMA
 from fairseq.trainer import Trainer
 
-from ..common.tables import Table
+from ..common.tables import TextTable
 from . import criterion, masked_lm, optim, resume, saving, stop, watch
 
 BEGIN, END = "<!-- written by tupe.plugin.patches.table(), not by hand -->", "<!-- end of the table -->"
@@ -59,7 +59,7 @@ def _around(original, replacement):
 
 class SetTorchSeed(utils.set_torch_seed):
     """As fairseq's, by which the trainer seeds every update. Without a GPU `torch.manual_seed` notes down the call
-    stack for each kind of accelerator, lest one be used later: 1.2 ms of a tiny model's update of 18 in fine-tuning."""
+    stack for each kind of accelerator, in case one is used later: 1.2 of the 18 ms of a tiny model's update."""
 
     def __init__(self, seed: int):
         if torch.cuda.is_available() or utils.xm is not None:
@@ -145,4 +145,4 @@ def apply(when: str) -> None:
 def table() -> str:
     """The list in docs/fairseq.md."""
     rows = [[f"`{patch.attribute}`", patch.when, patch.reason, patch.until] for patch in PATCHES]
-    return Table.plain(["attribute", "replaced", "because", "needed until"], rows, align="llll").markdown()
+    return TextTable.plain(["attribute", "replaced", "because", "needed until"], rows, align="llll").markdown()

@@ -14,23 +14,23 @@ from fairseq.tasks import FairseqTask
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from ..common.blocks import check_split
-from ..common.options import cut
+from ..common.options import shorten
 from ..common.safe_load import num_updates, read_checkpoint
 from ..positions import bounded_schemes, canonical
-from .model import FREE, TupeConfig, TupeModel, dictionary_fingerprint, redefault, spell_position
+from .model import TUNABLE, TupeConfig, TupeModel, dictionary_fingerprint, redefault, spell_position
 
 MASK = "<mask>"
 
 
 def load_dictionary(path: str | Path) -> Dictionary:
-    """dict.txt with <mask> added, as in fairseq's task masked_lm. Raises ValueError if there is no such file, or it
-    is none."""
+    """dict.txt with <mask> added, as in fairseq's task masked_lm. Raises ValueError if the file is not
+    found, or is not a dictionary."""
     if not Path(path).is_file():
         raise ValueError(f"dictionary not found: {path}; give the dict.txt that the model was trained with")
     try:
         dictionary = Dictionary.load(str(path))
     except Exception as error:  # of several kinds, with the whole line or several of them
-        raise ValueError(f"{path} is no dictionary: {cut(str(error))}") from None
+        raise ValueError(f"{path} is not a dictionary: {shorten(str(error))}") from None
     dictionary.add_symbol(MASK)
     return dictionary
 
@@ -40,7 +40,7 @@ def check_data(folder: str | Path) -> None:
     if not Path(folder).is_dir():
         raise ValueError(f"data folder not found: {folder}")
     if not (Path(folder) / "dict.txt").is_file():
-        raise ValueError(f"{folder} is no folder of prepared data: it has no dict.txt")
+        raise ValueError(f"{folder} is not a folder of prepared data: it has no dict.txt")
     dictionary, manifest = load_dictionary(Path(folder) / "dict.txt"), Path(folder) / "manifest.json"
     types = json.loads(manifest.read_text(encoding="utf-8")).get("vocab_size") if manifest.is_file() else None
     if types not in (None, len(dictionary)):
@@ -125,7 +125,7 @@ def adopt_structure(
             f"the model contradicts the checkpoint {path} (architecture {saved['_name']}): {'; '.join(wrong)}"
         )
     if model_cfg._name == FROM_CHECKPOINT:
-        chosen = {key: value for key, value in model_cfg.items() if key in FREE}
+        chosen = {key: value for key, value in model_cfg.items() if key in TUNABLE}
         whole = model_cfg._get_parent()
         with open_dict(whole):
             del whole["model"]  # omegaconf 2.0 lets no section change its type
@@ -148,7 +148,7 @@ def adopt_structure(
 
 def structure(model_cfg: Mapping) -> dict:
     """The settings of a model that define what it computes."""
-    own = {key: value for key, value in model_cfg.items() if key not in FREE and not key.startswith("_")}
+    own = {key: value for key, value in model_cfg.items() if key not in TUNABLE and not key.startswith("_")}
     if own.get("position"):  # older checkpoints have it as it was typed
         own["position"] = canonical(own["position"])
     return own
@@ -165,7 +165,7 @@ FROM_CHECKPOINT = "from_checkpoint"
 free_fields = [
     (name, field.type, redefault(TupeConfig, name, field.default))
     for name, field in TupeConfig.__dataclass_fields__.items()
-    if name in FREE and name != "max_positions"
+    if name in TUNABLE and name != "max_positions"
 ]
 FromCheckpointConfig = make_dataclass(
     "FromCheckpointConfig", free_fields, bases=(FairseqDataclass,), namespace={"__module__": __name__}

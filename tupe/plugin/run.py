@@ -103,7 +103,7 @@ class RecordedTask:
             variant=variant(config.model),
             seed=config.common.seed,
             lr=float(config.optimization.lr[0]),
-            length={name: config.optimization[name] for name in LENGTHS if config.optimization[name] > 0},
+            budget={name: config.optimization[name] for name in BUDGETS if config.optimization[name] > 0},
             splits=splits,
             data=records.fingerprint(files),
             dictionary=dictionary,
@@ -137,7 +137,7 @@ class RecordedTask:
         """Write the model's predictions for a split. best: this validation is the best so far."""
 
 
-LENGTHS = ("max_epoch", "max_update")
+BUDGETS = ("max_epoch", "max_update")
 
 
 def check_last_checkpoint(config: DictConfig) -> None:
@@ -156,7 +156,7 @@ class Refused(ValueError, SystemExit):
     code = records.REFUSED
 
 
-class Run:
+class ActiveRun:
     """A run that this process trains. record: what is known before training; config: the whole configuration."""
 
     def __init__(self, record: Record, config: DictConfig):
@@ -201,7 +201,7 @@ class Run:
         """Whether nothing is left to train. earlier: the record in the folder."""
         options = self.config.checkpoint
         if self.record.metrics or options.no_save or options.no_last_checkpoints:
-            return earlier is not None and earlier.state == "finished" and earlier.length == self.record.length
+            return earlier is not None and earlier.state == "finished" and earlier.budget == self.record.budget
         return options.restore_file == LAST and not options.reset_optimizer and self.is_saved()
 
     def is_complete(self) -> bool:
@@ -212,8 +212,8 @@ class Run:
         return self.is_saved()
 
     def _reached(self, epochs, updates):
-        length = self.record.length
-        return epochs >= length.get("max_epoch", float("inf")) or updates >= length.get("max_update", float("inf"))
+        budget = self.record.budget
+        return epochs >= budget.get("max_epoch", float("inf")) or updates >= budget.get("max_update", float("inf"))
 
     def watch(self) -> watch.Watch:
         """What this run is to be watched for."""
@@ -278,7 +278,7 @@ _last_words = ""  # what the log ends with
 _recorded = False  # inside of `recorded`, where errors become messages
 
 
-def begin(record: Record, config: DictConfig, task: FairseqTask) -> Run | None:
+def begin(record: Record, config: DictConfig, task: FairseqTask) -> ActiveRun | None:
     """Begin or resume a run, or return None for one that is finished: nothing will be trained then.
 
     config: the whole configuration. Raises BlockingIOError if another process trains in the folder, and Refused if
@@ -287,7 +287,7 @@ def begin(record: Record, config: DictConfig, task: FairseqTask) -> Run | None:
     global _run, _last_words
     end()  # the previous run, in a process that trains several
     forget_earlier_scores()
-    run = Run(record, config)
+    run = ActiveRun(record, config)
     if run.writes and not records.lock(run.folder):  # first: the other process may be about to write its last scores
         raise BlockingIOError(f"another process is training in {run.folder}")
     try:
@@ -326,7 +326,7 @@ def _said(value):
     return "none" if value in ("", None) else value
 
 
-def compare(run: Run) -> None:
+def compare(run: ActiveRun) -> None:
     """Read the record of a run's folder. Raises Refused if it is another run's."""
     record = run.record
     try:
@@ -345,7 +345,7 @@ def compare(run: Run) -> None:
         raise Refused(f"{run.folder} holds another run ({text}); choose another folder or remove it")
 
 
-def resume(run: Run, task: FairseqTask) -> None:
+def resume(run: ActiveRun, task: FairseqTask) -> None:
     """Let a run go on from the checkpoint that fairseq will load, if there is one. Raises Refused if that is of another
     model."""
     record, config, earlier = run.record, run.config, run.earlier
@@ -368,7 +368,7 @@ def resume(run: Run, task: FairseqTask) -> None:
 
 
 def end(error: BaseException | None = None, status: int = 1) -> None:
-    """End this process's run, if there is one; see `Run.end`."""
+    """End this process's run, if there is one; see `ActiveRun.end`."""
     global _run, _last_words
     if _run is not None:
         run, _run = _run, None

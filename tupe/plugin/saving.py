@@ -13,7 +13,7 @@ import torch
 from fairseq.file_io import PathManager
 from omegaconf import DictConfig
 
-from ..common.record import damage
+from ..common.record import corruption_in
 from ..common.safe_load import num_updates, read_checkpoint
 
 logger = logging.getLogger("tupe.launch")
@@ -54,7 +54,7 @@ def _written_whole(path):
         if not isinstance(error, (OSError, RuntimeError)):  # RuntimeError: of torch, when it cannot write
             raise
         reason = "the disk is full" if full else str(error).partition("\n")[0]
-        raise ValueError(f"{path} cannot be written: {reason}; all others are as they were") from error
+        raise ValueError(f"{path} cannot be written: {reason}; existing checkpoints are unchanged") from error
 
 
 class Paths(PathManager):
@@ -105,14 +105,14 @@ def resume_from_newest(config: DictConfig) -> None:
     folder, ends = Path(options.save_dir), [f"{options.checkpoint_suffix or ''}.pt"]
     if parallel.use_sharded_state and parallel.ddp_backend == "fully_sharded":  # a file for each process
         ends = [end.replace(".pt", f"-shard{n}.pt") for n in range(parallel.distributed_world_size) for end in ends]
-    wrong = None if options.no_last_checkpoints else _damage(folder / "checkpoint_last", ends)
+    wrong = None if options.no_last_checkpoints else _corruption_in(folder / "checkpoint_last", ends)
     if wrong is None and not options.no_last_checkpoints:
         return
     stems = {path.name.removesuffix(ends[0]) for path in folder.glob(f"checkpoint*{ends[0]}")}
     stems = [folder / stem for stem in stems if WRITTEN.fullmatch(stem)]
     updates = {stem: _updates(f"{stem}{ends[0]}") for stem in stems}
     for stem in sorted(filter(updates.get, stems), key=updates.get, reverse=True):
-        if _damage(stem, ends) is None:
+        if _corruption_in(stem, ends) is None:
             last = folder / f"checkpoint_last{ends[0]}"
             reason = f"{last} is {wrong}: " if wrong else ""
             logger.warning(
@@ -135,12 +135,12 @@ def resume_from_newest(config: DictConfig) -> None:
 MISSING = "missing"
 
 
-def _damage(stem, ends):
+def _corruption_in(stem, ends):
     """What is wrong with a checkpoint, of several files if it is sharded; None if it is whole."""
     for path in (Path(f"{stem}{end}") for end in ends):
         if not path.exists():
             return MISSING
-        if wrong := damage(path):
+        if wrong := corruption_in(path):
             return f"damaged ({wrong})"
     return None
 

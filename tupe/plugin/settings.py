@@ -15,11 +15,11 @@ from omegaconf import DictConfig, OmegaConf
 
 from ..common.options import split_files
 from ..common.record import fingerprint
-from .model import FREE
+from .model import TUNABLE
 
 SECTIONS = ("common", "dataset", "optimization", "checkpoint", "bmuf", "ema")  # and what has a name:
 NAMED = ("task", "model", "criterion", "optimizer", "lr_scheduler")
-# In a field of the record, or of one process alone.
+# In a field of the record, or only of one process.
 LEFT_OUT = {
     "common.seed", "common.user_dir", "dataset.valid_subset", "optimization.max_epoch", "optimization.max_update",
     "checkpoint.save_dir", "checkpoint.finetune_from_model", "task.data", "task._name", "model._name",
@@ -66,7 +66,7 @@ def settings(config: DictConfig) -> dict[str, tuple]:
     own = config.checkpoint.restore_file == "checkpoint_last.pt" or restored.resolve().parent == folder
     found[RESTORE] = (None if own else str(restored.resolve())), None
     if config.checkpoint.finetune_from_model:
-        taken = {f"model.{key}" for key in config.model if key not in FREE or key == "max_positions"}
+        taken = {f"model.{key}" for key in config.model if key not in TUNABLE or key == "max_positions"}
         found = {name: pair for name, pair in found.items() if name not in taken}
     return found
 

@@ -18,7 +18,7 @@ from fairseq.data import Dictionary, FairseqDataset, data_utils
 from torch import nn
 
 from ..common import options
-from ..common.options import cut
+from ..common.options import shorten
 from ..common.prepared import check_name, encoding, worker
 from ..common.record import write_atomically
 from ..text import is_blank
@@ -56,13 +56,13 @@ def read_squad(path: str | Path) -> tuple[list[str], list[Question]]:
             context = _text(paragraph, "context", place)
             for i, entry in enumerate(_get(paragraph, "qas", list, place)):
                 identity = _text(entry, "id", f"{place}, question {i}")
-                where = f"{path}, question {cut(identity)}"
+                where = f"{path}, question {shorten(identity)}"
                 if identity in ids:
                     raise ValueError(f"{where} is there twice")
                 ids.add(identity)
                 text, impossible = _text(entry, "question", where), entry.get("is_impossible", False)
                 if not isinstance(impossible, bool):
-                    raise ValueError(f"{where}: 'is_impossible' must be true or false, not {cut(impossible)}")
+                    raise ValueError(f"{where}: 'is_impossible' must be true or false, not {shorten(impossible)}")
                 answers = _get(entry, "answers", list, where) if "answers" in entry or not impossible else []
                 answers = [_answer(answer, context, where) for answer in answers]
                 if bool(answers) == impossible:
@@ -80,7 +80,8 @@ def _get(entry, key, kind, place):
     value = entry.get(key) if isinstance(entry, dict) else None
     if not isinstance(value, kind) or isinstance(value, bool):
         names = {list: "list", str: "text", int: "whole number"}
-        raise ValueError(f"{place}: {key!r} must be a {names[kind]}, not {'missing' if value is None else cut(value)}")
+        shown = "missing" if value is None else shorten(value)
+        raise ValueError(f"{place}: {key!r} must be a {names[kind]}, not {shown}")
     return value
 
 
@@ -102,7 +103,7 @@ def _answer(answer, context, where):
         raise ValueError(f"{where}: an empty answer")
     if start < 0 or context[start : start + len(text)] != text:
         actual = context[max(start, 0) : max(start, 0) + len(text)]
-        raise ValueError(f"{where}: {cut(text)} is not at {start}, but {cut(actual)}")
+        raise ValueError(f"{where}: {shorten(text)} is not at {start}, but {shorten(actual)}")
     return text, start
 
 

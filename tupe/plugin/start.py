@@ -20,7 +20,7 @@ class NoGPU(ValueError, SystemExit):
 
 
 def choose_precision(config: DictConfig | FairseqConfig) -> None:
-    """Under Hydra, train in float32 where there is no GPU: its recipes, the same on all machines, say fp16. Raises
+    """Under Hydra, train in float32 without a GPU: its recipes, the same on all machines, say fp16. Raises
     NoGPU where the user says so, ValueError for a model that fp16 cannot train. config: the whole configuration."""
     common = config.common
     on_gpu = torch.cuda.is_available() and not common.cpu

@@ -1,8 +1,8 @@
 """Watching a run. It ends with a status of its own when its loss is not finite, when the loss has jumped for good, or
-when nothing moves any more. It also estimates the time left.
+when training stalls. It also estimates the time left.
 
-`Run` in run.py begins and ends the watch of this process. A loss that is not finite ends every run; the rest is asked
-for with --stop-at-jump LOSS and --heartbeat-timeout SECONDS.
+`ActiveRun` in run.py begins and ends the watch of this process. A loss that is not finite ends every run; the rest is
+asked for with --stop-at-jump LOSS and --heartbeat-timeout SECONDS.
 """
 
 import logging

@@ -112,9 +112,9 @@ def new_record(settled: Recipe, data: Path, symbols: list[str], processes: int) 
         raise ValueError(f"{data} has no split {missing[0].stem!r}; valid: {known}")
     if own := split_files(settled["position_file"]):
         about["config"]["model.position_file"] = record.fingerprint(own)
-    length = {name: settled[name] for name in ("max_epoch", "max_update") if settled[name] > 0}
+    budget = {name: settled[name] for name in ("max_epoch", "max_update") if settled[name] > 0}
     about |= {"data": record.fingerprint(files), "left_out": dict.fromkeys(names, 0.0)}
-    return Record(task="masked_lm", length=length, splits=splits, **about)
+    return Record(task="masked_lm", budget=budget, splits=splits, **about)
 
 
 def of_glue(settled: Recipe, data: Path) -> dict:
@@ -126,7 +126,7 @@ def of_glue(settled: Recipe, data: Path) -> dict:
     check_vocabulary(settled["finetune_from_model"], data)
     files = [path for split in used for path in sorted(Path(data, name).glob(f"*/{split}.*"))]
     return {
-        "task": name, "length": {"max_epoch": settled["max_epoch"]}, "splits": splits,
+        "task": name, "budget": {"max_epoch": settled["max_epoch"]}, "splits": splits,
         "metrics": list(TASKS[name].metrics), "data": record.fingerprint(files),
         **of_checkpoint(settled["finetune_from_model"]),
     }  # fmt: skip

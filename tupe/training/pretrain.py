@@ -48,7 +48,7 @@ logger = logging.getLogger("tupe.training")
 
 
 class ForPretraining(TupeForMaskedLM):
-    """The sum of the losses of masked tokens alone, without the logits of all at once: input_ids [B, L],
+    """The sum of the losses of masked tokens only, without the logits of all at once: input_ids [B, L],
     output_indices [n] of masked tokens in the flattened batch, labels [n]; see `data.collate`."""
 
     _auto_class = None
@@ -347,7 +347,8 @@ class Training(Trainer):
             if "No space left" not in str(error) and shutil.disk_usage(self.run.folder).free > 2**20:
                 raise
             shutil.rmtree(partial, ignore_errors=True)
-            raise ValueError(f"{path} cannot be written: the disk is full; all others are as they were") from error
+            unchanged = "existing checkpoints are unchanged"
+            raise ValueError(f"{path} cannot be written: the disk is full; {unchanged}") from error
         finally:
             self.saves = self.is_best = False
         self.accelerator.wait_for_everyone()

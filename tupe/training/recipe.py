@@ -14,7 +14,7 @@ import yaml
 
 from ..common import limits
 from ..common.architectures import ARCHITECTURES, ELECTRA, GAU, SIZES, preset, split_size, with_size
-from ..common.options import CONFIGS, nearest
+from ..common.options import CONFIGS, did_you_mean
 from ..encoder import ModelConfig, names_in
 
 NAMES = names_in("fairseq")  # our option of a model -> fairseq's
@@ -131,7 +131,7 @@ def read(
     if values.get("criterion._name") == "electra" or split_size(values[ARCH])[0] in ELECTRA:
         raise ValueError(f"--recipe {recipe}, --arch {values[ARCH]}: an ELECTRA, which only --engine fairseq does")
     if unknown := [key for key in values if key not in {*kind.options, *kind.parts, *ALWAYS_SO, ARCH}]:
-        near = nearest(unknown[0], kind.places.values())
+        near = did_you_mean(unknown[0], kind.places.values())
         raise ValueError(f"{unknown[0]} is not known to --engine transformers{near}")
     for key, valid in kind.parts.items():
         if key in values and values[key] not in valid:
@@ -212,7 +212,7 @@ def _compose(recipe, groups):
             path = CONFIGS / group / f"{groups.get(group, name)}.yaml"
             if not path.is_file():
                 choices = sorted(path.stem for path in path.parent.glob("*.yaml"))
-                raise ValueError(f"there is no {group}={path.stem}{nearest(path.stem, choices)}")
+                raise ValueError(f"{group}={path.stem} not found{did_you_mean(path.stem, choices)}")
             text = path.read_text(encoding="utf-8")
             content, package = yaml.safe_load(text), re.search("^# @package (.+)$", text, re.M)[1]
         for section, part in (content if package == "_global_" else {package: content}).items():
@@ -239,7 +239,7 @@ def _options(kind, words):
         place = kind.places.get(key) or next((place for place in ALWAYS_SO if place.endswith(f".{key}")), None)
         if place is None:
             raise ValueError(f"{name} is not known to --engine transformers"
-                             f"{nearest(name, ['--' + key.replace('_', '-') for key in kind.places])}")
+                             f"{did_you_mean(name, ['--' + key.replace('_', '-') for key in kind.places])}")
         if not equals and isinstance(kind.options.get(place), bool):
             value = True
         elif not equals:
