@@ -2,16 +2,20 @@
 # The idea on real text, on 2 cores: Wikipedia articles and film reviews -> pre-training of TUPE-R and of BERT-A, both
 # tiny, alike -> what each knows about word order -> fine-tuning on STS-B -> a table and two pictures (docs/start.md).
 #   bash scripts/quickstart.sh [--output FOLDER] [--updates N]      default: outputs/quickstart, 2000 updates
+#   bash scripts/quickstart.sh --engine transformers ...             the same without fairseq and without a compiler
 # Fails if a model's masked-LM loss is not clearly below what knowing the word frequencies alone would give.
 set -euo pipefail
 out=outputs/quickstart
 updates=2000
+engine=fairseq
 while [ $# -gt 0 ]; do
   case $1 in
-    -h | --help) sed -n '2,5s/^# \?//p' "$0"; exit ;;
+    -h | --help) sed -n '2,6s/^# \?//p' "$0"; exit ;;
     --output) out=${2:?quickstart.sh: --output needs a folder}; shift 2 ;;
     --updates) updates=${2:?quickstart.sh: --updates needs a number}; shift 2 ;;
-    *) echo "quickstart.sh: unknown argument '$1'; usage: quickstart.sh [--output FOLDER] [--updates N]" >&2; exit 2 ;;
+    --engine) engine=${2:-}; shift; [ $# -eq 0 ] || shift
+      [[ $engine =~ ^(fairseq|transformers)$ ]] || { echo "quickstart.sh: --engine '$engine'; valid: fairseq, transformers" >&2; exit 2; } ;;
+    *) echo "quickstart.sh: unknown argument '$1'; usage: quickstart.sh [--output FOLDER] [--updates N] [--engine ENGINE]" >&2; exit 2 ;;
   esac
 done
 cd "$(dirname "$0")/.."
@@ -22,12 +26,14 @@ if [ -e "$out" ] && [ ! -e "$out/quickstart" ]; then
 fi
 
 step "environment"
-run bash scripts/setup.sh
-export CUDA_VISIBLE_DEVICES="" OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false PATH=$PWD/.venv/bin:$PATH
+stack=current venv=.venv last=/checkpoint_last.pt
+if [ "$engine" = transformers ]; then stack=train venv=.venv-train last=; fi
+run bash scripts/setup.sh --stack $stack
+export CUDA_VISIBLE_DEVICES="" OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false PATH=$PWD/$venv/bin:$PATH
 SECONDS=0
 precision=$(python -m tupe.experiments.quickstart precision)
-settings="$updates updates, $precision"
-# One that was interrupted goes on. Of one that came to its end, or had other settings, only downloads and data are kept.
+settings="$updates updates, $precision, $engine"
+# One that was interrupted goes on. Of one that came to its end, or had other settings, downloads and data alone are kept.
 if [ -e "$out/table.md" ] || [ "$(cat "$out/quickstart" 2> /dev/null)" != "$settings" ]; then
   rm -rf "$out/models" "$out/order" "$out/table.md"
 fi
@@ -50,19 +56,19 @@ fi
 
 step "pre-training tupe_r_tiny and bert_a_tiny at the same time, one core each, $updates updates; then fine-tuning both on STS-B"
 run tupe compare --data "$out/data" --output "$out/models" --presets tupe_r,bert_a --size tiny --jobs 2 --recipe pretrain_small \
-  --autocast $precision --lr 2e-3 --batch-size 16 --update-freq 1 --max-update $updates \
+  --engine $engine --autocast $precision --lr 2e-3 --batch-size 16 --update-freq 1 --max-update $updates \
   --warmup-updates $((updates / 10)) --validate-interval-updates $((updates / 12 + 1)) \
   --save-interval-updates 100000 --num-workers 0 \
   --glue "$out/glue" --tasks STS-B --lrs 1e-4 --seeds 1 --finetune-options "--max-epoch 3 --num-workers 0 --optimizer adamw_fused"
 
 step "word order: held-out sentences and the same with two words swapped, which are the likelier ones?"
 tupe=$out/models/presets/tupe_r_tiny/tupe_r bert=$out/models/presets/bert_a_tiny/bert_a
-run tupe order "bert_a=$bert/checkpoint_last.pt" "tupe_r=$tupe/checkpoint_last.pt" --data "$out/data" --output "$out/order" \
+run tupe order "bert_a=$bert$last" "tupe_r=$tupe$last" --data "$out/data" --output "$out/order" \
   --sentences 200 --tokens 10000 > "$out/order.md"
 
 step "table and pictures"
 run tupe plot loss "TUPE-R tiny=$tupe" "BERT-A tiny=$bert" --title "Validation loss" --output "$out/validation_loss"
-run tupe plot positions --checkpoint "$tupe/checkpoint_last.pt" --data "$out/data" \
+run tupe plot positions --checkpoint "$tupe$last" --data "$out/data" \
   --title "Position terms of TUPE-R tiny" --output "$out/positions"
 run python -m tupe.experiments.quickstart table "$out" > "$out/table.md" || status=$?
 cat "$out/table.md"

@@ -3,6 +3,7 @@
 #   bash scripts/setup.sh                  .venv        Python 3.11 or 3.12, current torch, fairseq-fixed (upstream main of 2024)
 #   bash scripts/setup.sh --cuda cu126     the same with PyTorch's build for CUDA 12.6, which still has kernels for V100s
 #   bash scripts/setup.sh --stack volta    .venv-volta  Python 3.10, torch 2.4.1, fairseq 0.12.2: where the released code ran
+#   bash scripts/setup.sh --stack train    .venv-train  Python 3.10 to 3.14, no fairseq and no compiler: the second engine (docs/engines.md)
 # PYTHON=/path/to/python3.x chooses the interpreter; an environment of another version is made anew.
 # pip's own settings (PIP_INDEX_URL, ...) choose the package index.
 set -euo pipefail
@@ -12,11 +13,11 @@ source scripts/steps.bash
 stack=current cuda=
 while [ $# -gt 0 ]; do
   case $1 in
-    -h | --help) sed -n '2,7s/^# \?//p' "$0"; exit ;;
+    -h | --help) sed -n '2,8s/^# \?//p' "$0"; exit ;;
     --stack) stack=${2:-}; shift; [ $# -eq 0 ] || shift ;;
     --cuda) cuda=${2:-}; shift; [ $# -eq 0 ] || shift
       [[ $cuda =~ ^(cu[0-9]+|cpu)$ ]] || { echo "setup.sh: --cuda '$cuda'; valid: a build of PyTorch's index, such as cu126" >&2; exit 2; } ;;
-    *) echo "setup.sh: unknown argument '$1'; usage: setup.sh [--stack current|volta] [--cuda cu126]" >&2; exit 2 ;;
+    *) echo "setup.sh: unknown argument '$1'; usage: setup.sh [--stack current|volta|train] [--cuda cu126]" >&2; exit 2 ;;
   esac
 done
 
@@ -28,9 +29,11 @@ case $stack in
   volta)  # pip >= 24.1 refuses the metadata of omegaconf 2.0.6
     venv=.venv-volta; versions="3.10"; fairseq=fairseq==0.12.2
     build=("pip<24.1" "setuptools<70" wheel "cython<3") ;;
-  *) echo "setup.sh: unknown stack '$stack'; valid: current, volta" >&2; exit 2 ;;
+  train) venv=.venv-train; versions="3.13 3.12 3.14 3.11 3.10"; fairseq= build=("pip>=24" "setuptools<81" wheel) ;;
+  *) echo "setup.sh: unknown stack '$stack'; valid: current, volta, train" >&2; exit 2 ;;
 esac
 requirements=scripts/requirements/$stack.txt
+[ $stack != train ] || requirements=pyproject.toml  # the newest of all, as `pip install ".[train]"` takes them
 
 version_of() { "$1" -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2> /dev/null; }
 if [ -n "${PYTHON:-}" ]; then
@@ -85,6 +88,15 @@ step "build tools"
 pip install -q -U "${build[@]}"
 step "torch (a large download on the first run)"
 echo "$cuda" > "$venv/.cuda"
+if [ $stack = train ]; then
+  pip install -q --only-binary :all: ${cuda:+--index-url "https://download.pytorch.org/whl/$cuda"} torch
+  step "this project, editable, and what pre-training needs"
+  pip install -q --no-build-isolation --only-binary :all: --config-settings editable_mode=compat -e ".[train,dev]"
+  run "$venv/bin/python" -c "import torch, transformers; print('setup: torch', torch.__version__, 'transformers', transformers.__version__)"
+  echo "$stamp" > "$venv/.ready"
+  step "done: $venv"
+  exit
+fi
 pip install -q $(grep -E '^numpy[=<>]' "$requirements")
 pip install -q ${cuda:+--index-url "https://download.pytorch.org/whl/$cuda"} $(grep -E '^torch[=<>]' "$requirements")
 step "packages of $requirements"

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Checks style and imports, then runs the tests, in the environment of setup.sh.
-#   bash scripts/test.sh [--stack volta] [arguments of pytest]
+#   bash scripts/test.sh [--stack volta|train] [arguments of pytest]      train: without fairseq
 #   bash scripts/test.sh -k positions -n 0      -n 0: in one process, which --pdb needs
 set -euo pipefail
 case "${1:-}" in -h | --help) sed -n '2,4s/^# \?//p' "$0"; exit ;; esac

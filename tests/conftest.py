@@ -1,12 +1,9 @@
 """Fixtures that several test files use. Fixtures import fairseq themselves, because that takes seconds."""
 
-import copy
-import functools
 import gc
 import importlib
 import importlib.util
 import os
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,10 +13,11 @@ if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # kernels run on the CPU, where Triton is there at all
 
 from helpers import (
-    CONFIGS,
     ENGLISH_WORDS,
     HEADERS,
     MNLI,
+    ended,
+    fork_tupe,
     make_vocabulary,
     mnli_row,
     module_cache,
@@ -27,38 +25,46 @@ from helpers import (
     write_data,
     write_lines,
 )
-from hydra._internal.config_loader_impl import ConfigLoaderImpl
-from hydra.core.config_store import ConfigStore
-from hydra.core.override_parser.overrides_parser import OverridesParser
 
-# Whenever Hydra composes, it copies the store (one object per process), with fairseq's hundreds of schemas in it.
-ConfigStore.__deepcopy__ = lambda store, memo: store
-
-# For every training, fairseq lets Hydra parse a hundred values and put twenty files together, which takes longer than
-# the training of a test. Here each value is parsed once, and what was put together is copied when the same files are
-# asked for; Hydra's own function sets the values in the copy.
-parse = functools.cache(functools.partial(OverridesParser.parse_rule, OverridesParser.create()))
-OverridesParser.parse_rule = lambda self, text, rule: parse(text, rule)
-KEPT = [str(CONFIGS), str(Path(importlib.util.find_spec("fairseq").origin).with_name("config"))]
-COMPOSED = {}
+WITHOUT_FAIRSEQ = not importlib.util.find_spec("fairseq")
+if not WITHOUT_FAIRSEQ:
+    import hydra_cache  # noqa: F401
 
 
-def load_configuration(self, config_name, overrides, run_mode, **options):
-    files = [word for word in overrides if "." not in word.partition("=")[0]]  # model=rope, not model.dropout=0
-    folder = next(source.path for source in self.config_search_path.get_path() if source.provider == "main")
-    if folder not in KEPT or any(word.startswith("hydra.") for word in overrides):
-        return load_configuration.__wrapped__(self, config_name, overrides, run_mode, **options)
-    schemas = {group: tuple(names) for group, names in ConfigStore.instance().repo.items() if isinstance(names, dict)}
-    key = str((folder, config_name, files, run_mode, options, schemas))
-    if key not in COMPOSED:
-        COMPOSED[key] = load_configuration.__wrapped__(self, config_name, files, run_mode, **options)
-    config = copy.deepcopy(COMPOSED[key])
-    values = OverridesParser.create().parse_overrides([word for word in overrides if word not in files])
-    ConfigLoaderImpl._apply_overrides_to_config(values, config)
-    return config
+# Where there is no fairseq, a test that imports it is left out, and so is a file of tests. What has to work there is
+# tested everywhere, with fairseq out of reach, by tests/training/test_commands.py.
 
 
-ConfigLoaderImpl.load_configuration = functools.wraps(ConfigLoaderImpl.load_configuration)(load_configuration)
+def skip_without_fairseq(error):
+    """Skip, if it is fairseq, or what comes with it, that could not be imported."""
+    name = (getattr(error, "name", None) or "").partition(".")[0]
+    if WITHOUT_FAIRSEQ and name in ("fairseq", "fairseq_cli", "hydra", "omegaconf"):
+        pytest.skip("needs fairseq, which is not installed", allow_module_level=True)
+
+
+class Module(pytest.Module):
+    def collect(self):
+        try:
+            return super().collect()
+        except self.CollectError as error:
+            skip_without_fairseq(error.__cause__)
+            raise
+
+
+def pytest_pycollect_makemodule(module_path, parent):
+    return Module.from_parent(parent, path=module_path)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup(item):
+    try:
+        return (yield)
+    except ModuleNotFoundError as error:
+        skip_without_fairseq(error)
+        raise
+
+
+pytest_runtest_call = pytest_runtest_setup
 
 
 @pytest.fixture(scope="module")
@@ -115,6 +121,17 @@ def pretrained(vocabulary, tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
+def small(vocabulary, tmp_path_factory):
+    """Folder of a tiny TUPE-R after four updates through the second engine, with its record."""
+    folder = tmp_path_factory.mktemp("small") / "run"
+    sizes = ["--arch=tupe_r_tiny", "--encoder-embed-dim=32", "--encoder-ffn-embed-dim=32", "--tokens-per-sample=20"]
+    more = ["--max-update=4", "--batch-size=8", "--num-workers=0", "--gpus=0", "--allocator=none"]
+    where = [f"--data={vocabulary}", f"--output={folder}"]
+    assert ended(fork_tupe("pretrain", "--engine=transformers", *where, *sizes, *more)) == 0
+    return folder
+
+
+@pytest.fixture(scope="session")
 def nopos(vocabulary, tmp_path_factory):
     """Checkpoint of a tiny model without positions after two updates."""
     folder = tmp_path_factory.mktemp("nopos")
@@ -132,8 +149,8 @@ def learnable(vocabulary, tmp_path_factory):
 
     CoLA: is there a cat? MNLI, STS-B: how many cats are in both sentences? 41 rows each, so that batches are uneven.
     """
-    from tupe.plugin.glue import TASKS
-    from tupe.plugin.glue_data import prepare
+    from tupe.common.glue import TASKS
+    from tupe.corpus.glue import prepare
 
     folder, rng = tmp_path_factory.mktemp("learnable"), np.random.default_rng(1)
     rows = []

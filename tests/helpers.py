@@ -6,9 +6,11 @@ Functions import fairseq themselves, because that takes seconds.
 import gc
 import importlib
 import json
+import logging
 import math
 import multiprocessing
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -37,43 +39,33 @@ ENGLISH_WORDS = [
 
 def write_data(folder, lines=60, valid_lines=8, seed=0):
     """A data folder for masked_lm: random words in increasing order, so that there is something to learn."""
-    from fairseq.data import Dictionary, indexed_dataset
+    from tupe.common.blocks import write_split
 
     folder.mkdir(parents=True)
-    dictionary = Dictionary()
-    for word in range(WORDS):
-        dictionary.add_symbol(f"w{word}", 1000 - word)
-    dictionary.save(str(folder / "dict.txt"))
+    (folder / "dict.txt").write_text("".join(f"w{word} {1000 - word}\n" for word in range(WORDS)))
     rng = np.random.default_rng(seed)
     for split, count in [("train", lines), ("valid", valid_lines)]:
-        builder = indexed_dataset.make_builder(str(folder / f"{split}.bin"), "mmap", vocab_size=len(dictionary))
-        for _ in range(count):
-            words = np.cumsum(rng.integers(1, 4, size=rng.integers(5, 14))) % WORDS
-            builder.add_item(dictionary.encode_line(" ".join(f"w{word}" for word in words), add_if_not_exist=False))
-        builder.finalize(str(folder / f"{split}.idx"))
+        words = [np.cumsum(rng.integers(1, 4, size=rng.integers(5, 14))) % WORDS for _ in range(count)]
+        write_split(folder / split, [[*(4 + line), 2] for line in words], 4 + WORDS)
     return folder
 
 
 def split_documents(data):
     """Rewrite the data with an empty sentence, which separates documents, after every four sentences."""
-    from fairseq.data import Dictionary, data_utils, indexed_dataset
+    from tupe.common.blocks import Split, write_split
 
-    dictionary = Dictionary.load(str(data / "dict.txt"))
     for split in ("train", "valid"):
-        items = [item.clone() for item in data_utils.load_indexed_dataset(str(data / split), dictionary)]
-        builder = indexed_dataset.make_builder(str(data / f"{split}.bin"), "mmap", vocab_size=len(dictionary))
-        for index, item in enumerate(items):
-            builder.add_item(item)
-            if index % 4 == 3:
-                builder.add_item(torch.tensor([dictionary.eos()]))
-        builder.finalize(str(data / f"{split}.idx"))
+        items = []
+        for index, item in enumerate(Split(data / split)):
+            items += [item.tolist()] + [[2]] * (index % 4 == 3)
+        write_split(data / split, items, 4 + WORDS)
 
 
 def make_vocabulary(folder, lines, size):
     """Write pieces and dictionary of normalised lines, and the first lines as masked-LM data; returns the folder."""
     import sentencepiece
-    from fairseq.data import indexed_dataset
 
+    from tupe.common.blocks import write_split
     from tupe.text import TextEncoder
 
     (folder / "text").write_text("\n".join(lines))
@@ -85,10 +77,8 @@ def make_vocabulary(folder, lines, size):
     (folder / "dict.txt").write_text("".join(f"{pieces.id_to_piece(i)} 1\n" for i in range(1, len(pieces))))
     encoder = TextEncoder(folder)
     for split in ("train", "valid"):
-        builder = indexed_dataset.make_builder(str(folder / f"{split}.bin"), impl="mmap", vocab_size=len(encoder))
-        for line in lines[:64]:
-            builder.add_item(torch.IntTensor([*encoder.encode(line), encoder.ids["</s>"]]))
-        builder.finalize(str(folder / f"{split}.idx"))
+        ids = [[*encoder.encode(line), encoder.ids["</s>"]] for line in lines[:64]]
+        write_split(folder / split, ids, len(encoder))
     return folder
 
 
@@ -361,6 +351,47 @@ def fork(main, *argv, anew=False, **environment):
     return process
 
 
+def fork_tupe(*words, log=os.devnull, **environment):
+    """`tupe WORDS` in a copy of this process, which has begun."""
+    from tupe.cli import main
+
+    def run():
+        os.setsid()
+        sys.stdout = sys.stderr = open(log, "a", buffering=1)  # noqa: SIM115
+        for descriptor in (1, 2):
+            os.dup2(sys.stderr.fileno(), descriptor)
+        logging.root.handlers.clear()
+        main()
+
+    return fork(run, "tupe", *words, **environment)
+
+
+def ended(process):
+    process.join()
+    return process.exitcode
+
+
+def free_port():
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+def begin_two(folder, words, data, recipe="pretrain", overrides=()):
+    """The two processes of a training by the second engine, as torchrun starts them."""
+    from tupe.training import launch
+
+    place = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    plan = {
+        "recipe": recipe, "overrides": list(overrides), "data": str(data), "processes": 2, "micro_batch_size": None,
+        "gpus": 0, "words": [f"--save-dir={folder}", *words],
+    }  # fmt: skip
+    return [
+        fork(lambda: launch.train(**plan), "tupe", RANK=str(rank), LOCAL_RANK=str(rank), TORCHELASTIC_RUN_ID="none",
+             **place) for rank in range(2)
+    ]  # fmt: skip
+
+
 def descendants(pid):
     """A process and all below it."""
     below = []
@@ -472,8 +503,8 @@ def write_run(
 
     more: other fields of the record. An unfinished run has no scores of its last epoch. Returns the record.
     """
+    from tupe.common.glue import TASKS
     from tupe.common.record import Record
-    from tupe.plugin.glue import TASKS
 
     splits = [split for split, _ in TASKS[task].files if split.startswith("valid")]
     scores = [

@@ -53,7 +53,7 @@ def test_a_command_parses(program, words):
     # What is left is for fairseq-train, and in a sweep also for the recipe's command.
     further = [word for word in values.get("words") or values.get("common") or () if not word.startswith("$")]
     of_command = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    for option in ("--data", "--checkpoint", "--arch"):
+    for option in ("--data", "--checkpoint", "--arch", "--engine"):
         of_command.add_argument(option)
     further = [word for word in of_command.parse_known_args(further)[1] if not re.match(r"\w+\.\w+=", word)]
     kind = ["--task=tupe_masked_lm", "--arch=tupe_r"]

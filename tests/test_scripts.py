@@ -293,7 +293,10 @@ def test_setup_installs_once_and_again_when_requirements_change(tmp_path):
     done, _ = setup("--cuda", "12.6")
     assert done.returncode == 2 and "such as cu126" in done.stderr
     done, _ = setup("--stack", "cuda9")
-    assert done.returncode == 2 and "valid: current, volta" in done.stderr
+    assert done.returncode == 2 and "valid: current, volta, train" in done.stderr
+    done, installed = setup("--stack", "train", version="3.13")  # the newest of all, without fairseq and a compiler
+    assert done.returncode == 0 and "--only-binary :all: " in installed and "-e .[train,dev]" in installed, done.stderr
+    assert "fairseq" not in installed and not setup("--stack", "train", version="3.13")[1]
 
 
 @pytest.mark.parametrize("loss, learned", [(4.2, True), (4.4, False)])

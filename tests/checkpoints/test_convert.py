@@ -24,7 +24,7 @@ from tupe.cli import main
 from tupe.common.architectures import SIZES, with_size
 from tupe.common.record import state_of
 from tupe.common.safe_load import OLD_METERS, load_safely, read_checkpoint
-from tupe.plugin.glue_data import prepare
+from tupe.corpus.glue import prepare
 from tupe.plugin.model import TupeModel
 from tupe.text import TextEncoder
 

@@ -10,6 +10,8 @@ import pytest
 import torch
 from helpers import PLUGIN, fork
 
+pytest.importorskip("fairseq")  # of the process, too
+
 LINES = '''    colour: str = option("red", "a new option", choices=("red", "blue"), hugging_face="color")
     shade: float = option(0.5, "another one", free=True)
 '''

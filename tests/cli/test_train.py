@@ -13,6 +13,7 @@ from helpers import PLUGIN, write_data
 from tupe.cli import main
 from tupe.common.record import BUSY, locked
 
+pytest.importorskip("fairseq", reason="the commands here are fairseq's")
 ROOT = PLUGIN.parent
 
 

@@ -167,7 +167,8 @@ def test_pretraining_glue_and_squad_see_the_same_ids(tmp_path):
     """Awkward sentences survive all three ways into a model, with equal ids, or are refused with a reason."""
     from fairseq.data import Dictionary, data_utils
 
-    from tupe.plugin import glue_data, squad_data
+    from tupe.corpus import glue as glue_data
+    from tupe.plugin import squad_data
 
     filler = text(30).split("\n\n")
     monster = "It has a word of " + "x" * 100_000 + " and more words after it, in the same line of text."

@@ -180,6 +180,13 @@ def test_json_line_that_is_none(tmp_path):
         assert [d.text for d in read_documents] == ["good"] and len(stats.dropped) == 1
 
 
+def test_a_dump_of_wikipedia_names_the_package_that_it_needs(tmp_path, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    (tmp_path / "w.xml").write_bytes(wiki(page("T")))
+    with pytest.raises(ValueError, match="w.xml: a dump of Wikipedia needs the package mwparserfromhell"):
+        read_all(tmp_path / "w.xml")
+
+
 @pytest.mark.parametrize("name", ["w.xml", "w.xml.bz2", "enwiki-pages-articles1.xml-p1p41242.bz2", "w.xml.zst"])
 def test_wiki_dump(tmp_path, name):
     dump = wiki(

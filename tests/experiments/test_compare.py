@@ -76,6 +76,7 @@ def test_every_encoding_is_pre_trained_alike_and_fine_tuned(place):
     fine_tuning += [f"squad/{name}/SQuAD-1.1/lr3e-05_seed{seed}" for name in pretraining for seed in (1, 2)]
     printed = compare(place, *words)
     options = {"runs": (place / "out",), "output": place / "out/report", "with_properties": True, "with_losses": True}
+    options["data"] = place / "data"
     assert f"report {options}" in printed
     assert starts(place) == dict.fromkeys([*pretraining.values(), *fine_tuning], 1)
     for name, folder in pretraining.items():

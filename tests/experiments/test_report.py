@@ -11,6 +11,7 @@ from helpers import write_run, write_runs
 
 from tupe.cli import main
 from tupe.common import plotting
+from tupe.common.glue import TASKS
 from tupe.experiments import report
 from tupe.experiments.report import (
     NO_BETTER,
@@ -26,7 +27,6 @@ from tupe.experiments.report import (
 )
 from tupe.experiments.runs import Model, collect
 from tupe.experiments.summary import PAPER_COLUMNS, majority, summarise
-from tupe.plugin.glue import TASKS
 
 
 def tables_of(folder):

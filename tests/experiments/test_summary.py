@@ -12,6 +12,7 @@ import torch
 from helpers import write_data, write_run, write_runs
 
 from tupe.common import record
+from tupe.common.glue import TASKS
 from tupe.experiments.runs import Model, collect
 from tupe.experiments.summary import (
     PAPER_COLUMNS,
@@ -29,7 +30,6 @@ from tupe.experiments.summary import (
     summarise,
     unigram_entropy,
 )
-from tupe.plugin.glue import TASKS
 
 
 def summaries_of(folder, epoch="best"):

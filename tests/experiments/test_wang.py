@@ -6,10 +6,10 @@ import pytest
 from helpers import write_run, write_runs
 from scipy.stats import pearsonr, ttest_ind_from_stats
 
+from tupe.common.glue import TASKS
 from tupe.experiments import wang
 from tupe.experiments.runs import Model, collect
 from tupe.experiments.summary import summarise
-from tupe.plugin.glue import TASKS
 
 BORDERLINE = {("ape_sin_learned", "v2.0 F1"), ("ape_sin_learned", "v2.0 EM"), ("ape_rpe_sin_learned", "v1.1 EM")}
 

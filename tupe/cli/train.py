@@ -60,14 +60,17 @@ def launcher(function: Callable) -> Callable:
     return function
 
 
+engine = click.option("--engine", type=click.Choice(list(ENGINES)), default="fairseq", show_default=True, help="what "
+                      "trains; transformers: Trainer, which needs no fairseq (see docs/engines.md)")  # fmt: skip
+
+
 @click.command(cls=Train)
 @options.data()
 @options.output("folder of the run: checkpoints and record; an existing run is resumed")
 @click.option("--recipe", type=click.Choice(RECIPES), default="pretrain", show_default=True, help="file of configs/")
 @click.option("--preset", metavar="NAME", help="model of configs/model, see `tupe list presets`")
 @click.option("--arch", metavar="NAME", help="architecture, see `tupe list models` (default: the recipe's)")
-@click.option("--engine", type=click.Choice(list(ENGINES)), default="fairseq", show_default=True, help="what trains; "
-              "transformers: Trainer, which needs no fairseq (see docs/engines.md)")  # fmt: skip
+@engine
 @launcher
 def pretrain(data, output, recipe, preset, arch, engine, words, **machine):
     """Train a masked language model or an ELECTRA from scratch, as the paper does.
@@ -121,16 +124,23 @@ def continue_(data, checkpoint, output, lengths, epochs, next_sentence, stretch,
 @options.data("folder that `tupe prepare glue` or `tupe prepare squad` wrote")
 @options.checkpoint()
 @options.output("folder of the run: checkpoints, record with every score, predictions")
+@engine
 @launcher
-def finetune(task, data, checkpoint, output, words, **machine):
+def finetune(task, data, checkpoint, output, engine, words, **machine):
     """Fine-tune a checkpoint on a GLUE task or SQuAD, as the paper does. The model is the checkpoint's."""
-    checkpoint, name = file_of(checkpoint), task_key(task)
+    name = task_key(task)
     if name not in [*GLUE, *SQUAD]:
         raise ValueError(f"unknown task {task!r}{did_you_mean(name, [*GLUE, *SQUAD])}")
     recipe, overrides = "finetune", [f"glue={name}"]
+    if engine == "transformers":
+        if name in SQUAD:
+            raise ValueError(f"--task {task}: SQuAD is for --engine fairseq")
+    else:
+        checkpoint = file_of(checkpoint)
     if name in SQUAD:
         recipe, overrides = "squad", [f"task.squad_version='{SQUAD[name]}'"]
-    run(recipe, overrides, [data, f"--save-dir={output}", f"--finetune-from-model={checkpoint}"], words, machine)
+    arguments = [data, f"--save-dir={output}", f"--finetune-from-model={checkpoint}"]
+    run(recipe, overrides, arguments, words, machine, engine)
 
 
 def file_of(checkpoint: Path) -> Path:

@@ -3,7 +3,7 @@
 import itertools
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -45,6 +45,59 @@ def check_split(prefix: str | Path) -> int | None:
             actual = file.stat().st_size
             raise ValueError(f"{file} has {actual:,} bytes, by its index {length:,}; prepare the data again")
     return count
+
+
+class Split:
+    """The sequences of a split, each an array of ids, which stay on the disk until they are used. sizes: numbers of
+    ids; ends: where each sequence ends in `tokens`, which has them all. Raises ValueError for a split that is not there
+    or not whole."""
+
+    def __init__(self, prefix: str | Path):
+        if check_split(prefix) is None:
+            raise ValueError(f"{prefix} is in one of fairseq's older formats; valid here: mmap")
+        with open(f"{prefix}.idx", "rb") as file:
+            head = file.read(HEAD)
+        count = int.from_bytes(head[18:], "little")
+        self.tokens = np.memmap(f"{prefix}.bin", dtype=CODES[head[17]], mode="r") if count else np.zeros(0)
+        self.sizes = np.fromfile(f"{prefix}.idx", dtype=np.int32, count=count, offset=HEAD).astype(np.int64)
+        self.ends = np.cumsum(self.sizes)
+
+    def __len__(self):
+        return len(self.sizes)
+
+    def __getitem__(self, i: int) -> np.ndarray:
+        if not 0 <= i < len(self):
+            raise IndexError(i)
+        return self.tokens[self.ends[i] - self.sizes[i] : self.ends[i]]
+
+
+def type_of_ids(types: int) -> type:
+    """As fairseq chooses it, by the size of the vocabulary."""
+    return np.uint16 if types < 65500 else np.int32
+
+
+def write_index(prefix: str | Path, sizes: Iterable[np.ndarray], dtype: type) -> None:
+    """Write the index of a split whose ids are there. sizes: numbers of ids, as int32, in parts."""
+    sizes, start, code = list(sizes), 0, next(code for code, known in CODES.items() if known == dtype)
+    with open(f"{prefix}.idx", "wb") as file:
+        file.write(b"MMIDIDX\x00\x00" + np.uint64(1).tobytes() + np.uint8(code).tobytes())
+        file.write(np.uint64(sum(map(len, sizes))).tobytes())
+        for part in sizes:
+            file.write(part)
+        for part in sizes:
+            ends = start + np.cumsum(part, dtype=np.int64) * np.dtype(dtype).itemsize
+            file.write(np.concatenate([[start], ends[:-1]]).astype(np.int64)[: len(part)])
+            start = int(ends[-1]) if len(part) else start
+
+
+def write_split(prefix: str | Path, sequences: Iterable[Sequence[int]], types: int) -> None:
+    """Write sequences of ids, each with the `</s>` that closes it. types: size of the vocabulary."""
+    dtype, sizes = type_of_ids(types), []
+    with open(f"{prefix}.bin", "wb") as file:
+        for ids in sequences:
+            file.write(np.asarray(ids, dtype))
+            sizes.append(len(ids))
+    write_index(prefix, [np.array(sizes, np.int32)], dtype)
 
 
 def parts_of(prefix: str, combine: bool = True) -> list[str]:

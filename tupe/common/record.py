@@ -13,6 +13,7 @@ import importlib.metadata
 import json
 import os
 import platform
+import re
 import shlex
 import subprocess
 import sys
@@ -207,6 +208,14 @@ def read(folder: str | Path) -> Record | None:
         return None
     except (ValueError, TypeError, RecursionError) as error:
         raise ValueError(f"{path} is not a run record ({error})") from None
+
+
+def updates_of(folder: str | Path) -> int:
+    """After how many updates the model in a folder of transformers was written, as far as the folder says so."""
+    if number := re.fullmatch(r"checkpoint-(\d+)", Path(folder).resolve().name):
+        return int(number[1])
+    about = read(folder)
+    return max((entry["num_updates"] for entry in about.scores), default=0) if about else 0
 
 
 def contents(folder: str | Path) -> bytes | None:

@@ -9,6 +9,7 @@ import csv
 import glob
 import gzip
 import html
+import importlib.util
 import io
 import itertools
 import json
@@ -417,6 +418,8 @@ def read_xml(file: BinaryIO, path: str, errors: str, stats: Stats) -> Iterator[D
 
 def _mediawiki(events, root, path, errors, stats):
     """The articles, without redirects."""
+    if not importlib.util.find_spec("mwparserfromhell"):  # which has no wheel for Python 3.14
+        raise ValueError(f"{path}: a dump of Wikipedia needs the package mwparserfromhell")
     for event, element in events:
         if event == "start" or element.tag.rpartition("}")[2] != "page":
             continue

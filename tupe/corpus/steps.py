@@ -25,10 +25,12 @@ import json
 import re
 import unicodedata
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 
+from ..common.blocks import write_index
 from ..text import UNK, WHOLE, Normaliser, Raw, TokenizerText, load_sentencepiece, load_tokenizer
 from .readers import Document, Input, paragraphs, read
 from .stats import SAMPLE_CHARS, Stats
@@ -165,7 +167,8 @@ def normaliser_of(kind: type, *settings: tuple) -> Normaliser | Raw:
 
 def load_libraries(normaliser: tuple) -> None:
     """Load what `text_shard` would load when it first runs. Raises ValueError for an unknown language or model."""
-    import mwparserfromhell  # noqa: F401
+    with suppress(ImportError):  # which Wikipedia's dumps need
+        import mwparserfromhell  # noqa: F401
 
     normaliser_of(*normaliser).sentences("A text, é.")
 
@@ -485,22 +488,10 @@ def write_mmap(prefix: str | Path, shards: list, table: np.ndarray) -> None:
     """Write fairseq's mmap format, as fairseq-preprocess does: each sentence ends with </s>, and an empty line (only
     </s>) ends a document. `shards`: [(ids.npy, sizes.npy), ...]; `table`: [id of a shard] -> id of the dictionary.
     It never holds all data in memory."""
-    # fairseq's codes for the two types, of which it chooses one by the size of the vocabulary
-    code = {"uint16": 8, "int32": 4}[table.dtype.name]
-    sizes = [np.load(path) for _, path in shards]
     with open(f"{prefix}.bin", "wb") as file:
         for path, _ in shards:
             file.write(table[np.load(path)])  # not numpy's tofile: as in `_save`
-    with open(f"{prefix}.idx", "wb") as file:
-        file.write(b"MMIDIDX\x00\x00" + np.uint64(1).tobytes() + np.uint8(code).tobytes())
-        file.write(np.uint64(sum(map(len, sizes))).tobytes())
-        for part in sizes:
-            file.write(part)
-        start = 0
-        for part in sizes:
-            ends = start + np.cumsum(part, dtype=np.int64) * table.itemsize
-            file.write(np.concatenate([[start], ends[:-1]]).astype(np.int64)[: len(part)])
-            start = int(ends[-1]) if len(part) else start
+    write_index(prefix, [np.load(path) for _, path in shards], table.dtype.type)
 
 
 def merge(folder: Path, shards: list[Path], model_path: Path, words_path: Path | None) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from ..common.blocks import type_of_ids
 from ..text import PLACEHOLDERS, SPACE, TextEncoder, load_sentencepiece, load_tokenizer
 
 SPECIALS = 5  # <s> <pad> </s> <unk> and <mask>, which the fairseq task adds
@@ -210,4 +211,4 @@ def write_dictionary(vocabulary: str | Path, counts: np.ndarray, path: str | Pat
         places[unk], places[eos] = 3, 2
     with open(path, "w", encoding="utf-8", newline="\n") as file:
         file.writelines(f"{names[i]} {counts[i]}\n" for i in order)
-    return np.array(places, dtype=np.uint16 if len(order) + SPECIALS < 65500 else np.int32)
+    return np.array(places, dtype=type_of_ids(len(order) + SPECIALS))

@@ -28,9 +28,9 @@ from ..common.plotting import curves, legend, save, style
 from ..common.record import write_atomically
 from ..common.tables import TextTable
 from ..encoder import Encoder
-from ..plugin.model import TupeModel
 from ..positions import beyond_training, bounded_schemes
 from .loading import labelled, load_model, text_block
+from .model import Model
 
 MASKED = 0.15  # share of tokens, all replaced by <mask>
 
@@ -77,7 +77,7 @@ def draw_windows(stream: np.ndarray, trained: int, longest: int, count: int, see
 
 
 @torch.inference_mode()
-def window_losses(model: TupeModel, windows: Windows, length: int, batch_tokens: int = 8192) -> np.ndarray:
+def window_losses(model: Model, windows: Windows, length: int, batch_tokens: int = 8192) -> np.ndarray:
     """[W], the mean loss in bits of each window's scored tokens, in sequences of `length` around its middle."""
     if model.training:
         raise ValueError("call eval() first: dropout would make the losses random")
@@ -110,7 +110,7 @@ def drawn_positions(encoder: Encoder, seed: int) -> Iterator[None]:
 
 
 def extrapolation(
-    model: TupeModel, stream: np.ndarray, trained: int, multiples: list[int], windows: int, seed: int = 1,
+    model: Model, stream: np.ndarray, trained: int, multiples: list[int], windows: int, seed: int = 1,
     draws: int = 0,
 ) -> list[Loss]:  # fmt: skip
     """The loss at each multiple of the training length that the model can compute, the shortest first; with positions

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from matplotlib.figure import Figure
 
+from ..common import options
 from ..common.options import FILE, FOLDER, QuietCommand
 from ..common.plotting import HEAT, curves, grid, heat, legend, save, style
 from . import probes, synthetic
@@ -169,7 +170,7 @@ def drawing(function: Callable) -> click.Command:
     return command.command(cls=QuietCommand, name=function.__name__.removeprefix("draw_"))(draw)
 
 
-one_checkpoint = click.option("--checkpoint", type=FILE, required=True, help="of pre-training")
+one_checkpoint = options.checkpoint("of pre-training")
 several = click.argument("sources", nargs=-1, required=True, metavar="[LABEL=]CHECKPOINT ...")
 data = click.option("--data", type=FOLDER, help="folder with dict.txt (default: the training data's)")
 layer = click.option("--layer", type=click.IntRange(1), default=1, show_default=True, help="of encodings with `:layer`")

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from ..plugin.model import TupeModel
+from .model import Model
 
 Sentence = list[list[int]]  # words, each a list of pieces' ids
 
@@ -53,9 +53,9 @@ def masked_copies(words: Sentence) -> tuple[list[int], list[tuple[int, int]], np
 
 @torch.inference_mode()
 def pseudo_log_likelihoods(
-    model: TupeModel, sentences: Iterable[Sentence], batch_tokens: int = 4096
+    model: Model, sentences: Iterable[Sentence], batch_tokens: int = 4096
 ) -> Iterator[Score]:
-    """The `Score` of each sentence, in order. model: a `TupeModel` in evaluation mode; its dictionary frames a sentence
+    """The `Score` of each sentence, in order. model: in evaluation mode; its dictionary frames a sentence
     as in training, `<s> pieces </s>`. batch_tokens: tokens of a batch; the scores do not depend on it but for rounding.
     Raises ValueError for a sentence that is empty or longer than the model's positions.
     """

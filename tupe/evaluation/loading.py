@@ -5,24 +5,30 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import torch
-from fairseq import checkpoint_utils
-from fairseq.tasks import FairseqTask
 
-from .. import plugin  # noqa: F401  (registers the architectures)
-from ..checkpoints.folders import as_file
+from ..checkpoints.folders import config_of
+from ..common.blocks import Split
 from ..common.safe_load import read_checkpoint
-from ..plugin.masked_lm import TupeMaskedLMTask
-from ..plugin.pretrained import load_split
+from .model import HeldOut, Model
 
 
 def load_model(checkpoint: str | Path, data: str | Path | None = None) -> tuple:
-    """(model in evaluation mode, task) of a checkpoint. data: folder with dict.txt, default: where it was trained.
+    """(model in evaluation mode, task) of a checkpoint: of a file those of fairseq, of a folder that transformers reads
+    a `Model` and a `HeldOut`, without fairseq. data: folder with dict.txt, default: where a file was trained, or the
+    folder itself.
 
     The model computes in float32, also where it was trained in bfloat16 autocast: differences between two sentences are
     often smaller than the rounding of bfloat16.
     Raises ValueError if the checkpoint cannot be read, or the dictionary is not there.
     """
-    checkpoint = as_file(checkpoint)
+    if Path(checkpoint).is_dir():
+        config_of(checkpoint)
+        folder = Path(data or checkpoint).resolve()
+        return Model.load(checkpoint, folder), HeldOut(checkpoint, folder)
+    from fairseq import checkpoint_utils
+
+    from ..plugin.masked_lm import TupeMaskedLMTask
+
     trained = read_checkpoint(checkpoint, mmap=True)  # its errors name what is wrong; fairseq reads it then
     changes = {"autocast": "none"} if data is None else {"autocast": "none", "data": str(data)}
     try:
@@ -67,13 +73,7 @@ def file_names(labels: Iterable[str]) -> dict[str, str]:
     return {label: name for name, label in owners.items()}
 
 
-def text_block(task: FairseqTask, length: int, split: str = "valid") -> torch.Tensor:
+def text_block(task: HeldOut, length: int, split: str = "valid") -> torch.Tensor:
     """[L] ids: `<s>` and the first tokens of a split, at most `length` in all."""
-    data = task.cfg.data.split(":")[0]
-    lines = load_split(f"{data}/{split}", task.source_dictionary)
-    tokens = [task.source_dictionary.bos()]
-    for line in lines:
-        if len(tokens) >= length:
-            break
-        tokens += line.tolist()
-    return torch.tensor(tokens[:length])
+    tokens = Split(f"{task.cfg.data.split(':')[0]}/{split}").tokens[: length - 1]
+    return torch.tensor([task.source_dictionary.bos(), *tokens.tolist()])

@@ -27,10 +27,10 @@ from tqdm import tqdm
 from ..common.options import FOLDER, QuietCommand, output, seed, shorten, shorten_list
 from ..common.record import write_atomically
 from ..common.tables import TextTable
-from ..plugin.model import TupeModel
 from ..text import TextEncoder, is_blank
 from .likelihood import Sentence, pseudo_log_likelihoods
 from .loading import file_names, labelled, load_model
+from .model import Model
 
 TIE = 1e-4  # nats: below it, a difference is rounding
 MINIMUM = 10  # pairs of a paradigm in which only order differs: fewer (how many is chance) count as none in the average
@@ -146,7 +146,7 @@ def _paradigm(name: str, text: str) -> Paradigm:
 # ------------------------------------------------------------------------------------------------------------ scoring
 
 
-def differences(model: TupeModel, words: list[list[Sentence]]) -> dict[str, np.ndarray]:
+def differences(model: Model, words: list[list[Sentence]]) -> dict[str, np.ndarray]:
     """{measure: good minus bad in nats [pairs], "same_words": [pairs], "same_pieces": [pairs]}.
 
     words: the good and the bad sentence of each pair. same_words: both have the same words, each in the same pieces, so
@@ -200,7 +200,7 @@ def macro_average(credits: dict[str, np.ndarray], resamples: int = 1000, seed: i
     return float(means.mean()), float(over_pairs.std(ddof=1)), spread
 
 
-def fingerprint(model: TupeModel) -> str:
+def fingerprint(model: Model) -> str:
     """A hash of a model's settings, weights and dictionary (the state dict has a hash of it)."""
     digest = hashlib.sha256(repr(model.encoder.config).encode())
     for name, value in model.state_dict().items():
@@ -210,7 +210,7 @@ def fingerprint(model: TupeModel) -> str:
 
 
 def evaluate(
-    model: TupeModel, encoder: TextEncoder, paradigms: list[Paradigm], folder: Path, say: Callable[[str], Any] = print
+    model: Model, encoder: TextEncoder, paradigms: list[Paradigm], folder: Path, say: Callable[[str], Any] = print
 ) -> dict[str, dict]:
     """{paradigm: arrays of `differences`}, rounded to 1e-5 nats. They are kept in `folder`; what is there of the same
     model, tokeniser and pairs is read, the rest computed. say: gets one line if something there is not known to be."""

@@ -15,18 +15,17 @@ import click
 import numpy as np
 import torch
 import torch.nn.functional as F
-from fairseq.tasks import FairseqTask
 from tqdm import tqdm
 
+from ..common.blocks import Split
 from ..common.options import FOLDER, QuietCommand, output, seed
 from ..common.record import write_atomically
 from ..common.tables import TextTable
-from ..plugin.model import TupeModel
-from ..plugin.pretrained import load_split
 from ..text import TextEncoder
 from .likelihood import Sentence, pseudo_log_likelihoods
 from .loading import file_names, labelled, load_model, text_block
 from .minimal_pairs import credit
+from .model import HeldOut, Model
 
 FIRST = 8  # positions after [CLS] that the paper's observation is about
 WORDS = (6, 30)  # fewest and most words of a sentence whose order is tested
@@ -35,12 +34,10 @@ WORDS = (6, 30)  # fewest and most words of a sentence whose order is tested
 # ---------------------------------------------------------------------------------------------------- order sensitivity
 
 
-def held_out_sentences(task: FairseqTask, encoder: TextEncoder, count: int, seed: int = 1) -> list[Sentence]:
+def held_out_sentences(task: HeldOut, encoder: TextEncoder, count: int, seed: int = 1) -> list[Sentence]:
     """`count` sentences of the validation text as words, drawn without replacement; the same ones for every model of
     one data folder. Raises ValueError if there are fewer."""
-    sentences = load_split(f"{task.cfg.data.split(':')[0]}/valid", task.source_dictionary)
-    if sentences is None:
-        raise ValueError(f"{task.cfg.data} has no split 'valid'")
+    sentences = Split(f"{task.cfg.data.split(':')[0]}/valid")
     rng = np.random.default_rng(seed)
     chosen = []
     for index in rng.permutation(len(sentences)):
@@ -66,7 +63,7 @@ def swap_adjacent(words: Sentence, rng: np.random.Generator) -> Sentence:
     return [*words[:i], words[i + 1], words[i], *words[i + 2 :]]
 
 
-def order_scores(model: TupeModel, sentences: list[Sentence], seed: int = 1) -> dict:
+def order_scores(model: Model, sentences: list[Sentence], seed: int = 1) -> dict:
     """`order_sensitivity` as plain numbers: share of sentences whose original is preferred, mean difference in nats,
     and the standard errors of both over sentences."""
     margins = order_sensitivity(model, sentences, seed)
@@ -77,7 +74,7 @@ def order_scores(model: TupeModel, sentences: list[Sentence], seed: int = 1) -> 
     }  # fmt: skip
 
 
-def order_sensitivity(model: TupeModel, sentences: list[Sentence], seed: int = 1) -> np.ndarray:
+def order_sensitivity(model: Model, sentences: list[Sentence], seed: int = 1) -> np.ndarray:
     """[sentences]: log-likelihood of the original minus that of the swapped sentence, in nats."""
     swapped = [swap_adjacent(words, np.random.default_rng([seed, i])) for i, words in enumerate(sentences)]
     scores = list(pseudo_log_likelihoods(model, [s for pair in zip(sentences, swapped, strict=True) for s in pair]))
@@ -130,7 +127,7 @@ MASKING = (
 
 @torch.no_grad()
 def token_losses(
-    model: TupeModel, task: FairseqTask, tokens: int, split: str = "valid", batch: int = 32
+    model: Model, task: HeldOut, tokens: int, split: str = "valid", batch: int = 32
 ) -> TokenLosses:
     """Losses of the masked tokens in the first blocks of a split that hold at least `tokens` tokens, with the split's
     own masks, which are the same for every seed and model whose tasks agree in `MASKING`. Raises ValueError if the
@@ -164,7 +161,7 @@ def token_losses(
 
 
 @torch.no_grad()
-def cls_attention(model: TupeModel, tokens: torch.Tensor, first: int = FIRST) -> np.ndarray:
+def cls_attention(model: Model, tokens: torch.Tensor, first: int = FIRST) -> np.ndarray:
     """[N, H]: attention of [CLS] to the `first` positions after it, over what uniform attention would give them.
 
     tokens: [B, L] of one length, without padding. 1 means no preference; TUPE's section 3.2 finds more than that in
@@ -183,7 +180,7 @@ def cls_attention(model: TupeModel, tokens: torch.Tensor, first: int = FIRST) ->
 # -------------------------------------------------------------------------------------------------------------- command
 
 
-def blocks_of_length(task: FairseqTask, length: int, count: int, split: str = "valid") -> torch.Tensor:
+def blocks_of_length(task: HeldOut, length: int, count: int, split: str = "valid") -> torch.Tensor:
     """[count, length]: `<s>` and running validation text in each row."""
     tokens = text_block(task, count * (length - 1) + 1, split)
     if len(tokens) < count * (length - 1) + 1:
@@ -227,7 +224,7 @@ def command(checkpoints, data, sentences, tokens, output, seed):
 
 
 def evaluate(
-    model: TupeModel, task: FairseqTask, encoder: TextEncoder, sentences: int, tokens: int, seed: int = 1
+    model: Model, task: HeldOut, encoder: TextEncoder, sentences: int, tokens: int, seed: int = 1
 ) -> dict:
     """Everything above as plain numbers. Errors are standard errors: of the order measures over sentences, of the loss
     over blocks."""

@@ -9,9 +9,10 @@ import click
 import torch
 from fairseq import utils
 
+from ..common.glue import TASKS, glue_name
 from ..common.options import QuietCommand, data, output
 from ..common.record import write_atomically
-from ..plugin.glue import TASKS, GlueTask, glue_name
+from ..plugin.glue import GlueTask
 from ..plugin.model import TupeModel
 from .loading import load_model, split_label
 

@@ -18,17 +18,17 @@ import torch
 from ..common import record
 from ..common.options import FILE, FOLDER, QuietCommand, seed
 from ..common.tables import TextTable
-from ..plugin.model import TupeModel
 from ..positions import PositionScheme, overrides
 from ..schemes import frequencies
 from .loading import labelled, load_model
+from .model import Model
 
 # ----------------------------------------------------------------------------------------------- identical-word probing
 
 
 @torch.no_grad()
 def identical_word_attention(
-    model: TupeModel, words: int = 300, length: int | None = None, layer: int = 0, seed: int = 1, batch: int = 4
+    model: Model, words: int = 300, length: int | None = None, layer: int = 0, seed: int = 1, batch: int = 4
 ) -> np.ndarray:
     """A [L, L] float64: weights of one layer, averaged over heads and over sequences `<s> w w ... w </s>`.
 
@@ -124,7 +124,7 @@ def direction_balance(attention: np.ndarray) -> float:
 
 
 @torch.no_grad()
-def four_correlations(model: TupeModel, tokens: torch.Tensor) -> dict:
+def four_correlations(model: Model, tokens: torch.Tensor) -> dict:
     """First-layer logits of a model with absolute positions, split by their origin: name -> [H, L, L].
 
     tokens: [L]. The layer norm after the sum of word and position is linear once its sigma is given:
@@ -169,7 +169,7 @@ def four_correlations(model: TupeModel, tokens: torch.Tensor) -> dict:
 
 
 @torch.no_grad()
-def positional_logits(model: TupeModel, length: int | None = None, layer: int = 0) -> torch.Tensor:
+def positional_logits(model: Model, length: int | None = None, layer: int = 0) -> torch.Tensor:
     """[H, L, L] content-free logits that a model with `untied` or another bias adds. ValueError if there are none, or
     no such layer or length."""
     _check_layer(model, layer)
@@ -209,14 +209,14 @@ def pattern(logits: torch.Tensor) -> str:
 
 
 @torch.no_grad()
-def position_vectors(model: TupeModel, layer: int = 0) -> np.ndarray:
+def position_vectors(model: Model, layer: int = 0) -> np.ndarray:
     """[L, C] vectors of the absolute positions: what is added to the words, or else the table of `untied`."""
     vectors = model.encoder.positions.embed(model.max_positions())
     return only(model, "untied", layer).table.weight[1:].numpy() if vectors is None else vectors.numpy()
 
 
 @torch.no_grad()
-def t5_bias(model: TupeModel, reach: int | None = None, layer: int = 0) -> tuple:
+def t5_bias(model: Model, reach: int | None = None, layer: int = 0) -> tuple:
     """(offsets [2R + 1] from -R to R, bias [H, 2R + 1]) of `t5`. reach: R, default up to where it no longer changes."""
     scheme = only(model, "t5", layer)
     reach = min(reach or scheme.max_distance, model.max_positions() - 1)
@@ -225,7 +225,7 @@ def t5_bias(model: TupeModel, reach: int | None = None, layer: int = 0) -> tuple
 
 
 @torch.no_grad()
-def phi(model: TupeModel, reach: int = 128, layer: int = 0) -> tuple:
+def phi(model: Model, reach: int = 128, layer: int = 0) -> tuple:
     """(m [R + 1], before, after): phi(m) = sum_i cos(omega_i m) of learned frequencies, before and after learning."""
     names = ("sinusoidal_learned", "shaw_sinusoidal_learned")
     here = [name for name in names if name in model.encoder.positions]
@@ -238,7 +238,7 @@ def phi(model: TupeModel, reach: int = 128, layer: int = 0) -> tuple:
     return m.numpy(), before, after
 
 
-def which_layer(model: TupeModel, layer: int, names: Iterable[str] | None = None) -> str:
+def which_layer(model: Model, layer: int, names: Iterable[str] | None = None) -> str:
     """ "layer 2 of 4", or "" if none of these schemes (default: all) has its own parameters in each layer."""
     _check_layer(model, layer)
     own = {name for name, scheme in model.encoder.positions.items() if isinstance(scheme, torch.nn.ModuleList)}
@@ -246,7 +246,7 @@ def which_layer(model: TupeModel, layer: int, names: Iterable[str] | None = None
     return f"layer {layer + 1} of {len(model.encoder.layers)}" if of_one else ""
 
 
-def only(model: TupeModel, name: str, layer: int = 0) -> PositionScheme:
+def only(model: Model, name: str, layer: int = 0) -> PositionScheme:
     """The scheme of a model by name, of one layer."""
     _check_layer(model, layer)
     positions = model.encoder.positions

@@ -14,8 +14,8 @@ from functools import partial
 from pathlib import Path
 
 import click
+import yaml
 from click.core import ParameterSource
-from omegaconf import OmegaConf
 
 from ..common import limits, options, record
 from ..common.architectures import ARCHITECTURES, ELECTRA, OTHER_BLOCKS, split_size, with_size
@@ -23,7 +23,7 @@ from ..common.architectures import preset as preset_of
 from ..common.options import CONFIGS, FOLDER, ListOf, did_you_mean
 from ..common.tables import TextTable
 from ..positions import Dims, Positions
-from . import protocol, runner
+from . import runner
 from .grid import Sweep, check_tasks, parse_options
 from .sweep import keep_best_checkpoint, write_report
 
@@ -60,21 +60,22 @@ def plan_pretraining(
     positions = [buildable(name, arch) for name in positions]
     by_architecture = {}
     for preset in presets:
-        architecture = OmegaConf.load(CONFIGS / "model" / f"{preset}.yaml")["_name"]
+        architecture = yaml.safe_load((CONFIGS / "model" / f"{preset}.yaml").read_text(encoding="utf-8"))["_name"]
         by_architecture.setdefault(architecture, []).append(preset)
     sweeps = [plan("preset", architecture, values) for architecture, values in by_architecture.items()]
     return [*sweeps, plan("position", arch, positions)] if positions else sweeps
 
 
 def plan_fine_tuning(
-    checkpoint: Path, output: Path, tasks: dict, lrs: list[str], seeds: list[int], common: list[str]
+    run: Path, output: Path, tasks: dict, lrs: list[str], seeds: list[int], common: list[str]
 ) -> list:
-    """Sweeps that fine-tune one pre-trained checkpoint. tasks: {"glue" or "squad": (folder of data, tasks)}."""
+    """Sweeps that fine-tune the checkpoint of one pre-training. tasks: {"glue" or "squad": (folder of data, tasks)}."""
     sweeps = []
     for kind, (data, names) in tasks.items():
         grid = {"task": names, "lr": lrs if kind == "glue" else lrs[:1], "seed": seeds}
-        words = [f"--data={data}", f"--checkpoint={checkpoint}", *common]
-        sweeps.append(Sweep.plan("finetune", output / kind / checkpoint.parent.name, grid, words))
+        last = run / "checkpoint_last.pt"
+        words = [f"--data={data}", f"--checkpoint={last if last.is_file() else run}", *common]
+        sweeps.append(Sweep.plan("finetune", output / kind / run.name, grid, words))
     return sweeps
 
 
@@ -171,20 +172,23 @@ def command(
         refuse_given(("size", "recipe", "lrs", "seeds", "finetune_options", "retry_failed"))
         name = buildable(position[0], arch)
         further = (*common, *options.position_file())
+        from . import protocol  # only here: it imports fairseq
+
         protocol.run(data.resolve(), output, name, arch, jobs, further, evidence)
         return
     if presets is None and not position:
         presets = sorted(path.stem for path in (CONFIGS / "model").glob("wang_*.yaml"))
     tasks, common = find_data(data, glue, squad, tasks), [*common, *options.position_file()]
     sweeps = plan_pretraining(data, output, presets or [], list(position), size, recipe, common, arch)
-    fine_tuning = [*shlex.split(finetune_options), *options.position_file()]
+    engine = ["--engine=transformers"] * (parse_options(common).get("--engine") == "transformers")
+    fine_tuning = [*shlex.split(finetune_options), *engine, *options.position_file()]
     new = [sweep for sweep in sweeps if not (sweep.output / "sweep.json").exists()]
     for sweep in new:
         runner.check(sweep.jobs[0])
     for name, values in {"lr": lrs, "seed": seeds}.items():
         for value in values:
             limits.check(name, value)
-    if new and tasks:  # a typo in these would show after the pre-training
+    if new and tasks and not engine:  # a typo in these would show after the pre-training
         runner.check(first_fine_tuning(output, tasks, fine_tuning))
     for sweep in sweeps:
         sweep.save()
@@ -195,12 +199,11 @@ def command(
     if not tasks:
         click.echo(losses_table(finished).markdown())
     for job in finished:
-        checkpoint = job.folder / "checkpoint_last.pt"
-        sweeps += plan_fine_tuning(checkpoint, output, tasks, lrs, seeds, fine_tuning)
+        sweeps += plan_fine_tuning(job.folder, output, tasks, lrs, seeds, fine_tuning)
     for sweep in sweeps:
         sweep.save()
     if sweeps:
         sweep_of = jobs_of(sweeps, output)
         states |= run(list(sweep_of), on_done=lambda job, state: keep_best_checkpoint(sweep_of[job], job, state))
-        write_report(output, with_properties=True, with_losses=True)
+        write_report(output, with_properties=True, with_losses=True, data=data)
     runner.exit_if_unfinished(states, "compare")

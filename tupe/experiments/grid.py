@@ -11,11 +11,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..checkpoints.folders import as_file
+from ..checkpoints.folders import updates_of
 from ..common import limits, record
 from ..common.options import CONFIGS, task_key
 from ..common.prepared import tasks_in
-from ..common.safe_load import num_updates, read_checkpoint
 from . import runner
 from .runner import Job
 
@@ -56,7 +55,7 @@ class Sweep:
         if recipe == "finetune":
             grid = _with_paper_search(grid, common)
             if "--checkpoint" in common:
-                updates = num_updates(read_checkpoint(as_file(common["--checkpoint"]), mmap=True))
+                updates = updates_of(common["--checkpoint"])
         elif keep_best:
             raise ValueError("--keep-best is for fine-tuning; other recipes keep their checkpoints")
         if not grid:
@@ -111,8 +110,10 @@ class Sweep:
         if command != self.recipe:
             options["--recipe"] = self.recipe
         if command == "finetune":
-            saving = ("--no-last-checkpoints", "--no-save-optimizer-state") if self.keep_best else ("--no-save",)
-            options.update(dict.fromkeys(saving))
+            best = () if self.common.get("--engine") == "transformers" else (
+                "--no-last-checkpoints", "--no-save-optimizer-state"
+            )  # fmt: skip
+            options.update(dict.fromkeys(best if self.keep_best else ("--no-save",)))
         return Job(str(folder.relative_to(self.output)), folder, runner.tupe(command, options))
 
     def save(self) -> None:

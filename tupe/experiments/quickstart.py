@@ -6,6 +6,7 @@ import math
 from pathlib import Path
 
 import click
+from safetensors.torch import load_file
 
 from ..common import record
 from ..common.architectures import with_size
@@ -63,7 +64,8 @@ def table(output):
     for arch, name in MODELS.items():
         run = output / "models" / "presets" / with_size(arch, "tiny") / arch
         updates, losses = losses_of(run)
-        state = read_checkpoint(run / "checkpoint_last.pt", mmap=True)["model"]
+        last = run / "checkpoint_last.pt"
+        state = read_checkpoint(last, mmap=True)["model"] if last.exists() else load_file(run / "model.safetensors")
         parameters = sum(value.numel() for value in state.values() if value.is_floating_point())
         (finetuned,) = (output / "models" / "glue" / arch).rglob(record.NAME)
         scores = [entry for entry in record.read(finetuned.parent).scores if entry["split"] == "valid"]

@@ -238,7 +238,8 @@ class Fork:
 
     def __init__(self, job: Job, environment: dict):
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(IMPORTS)
+        more = ["tupe.training.finetune"] if "--engine=transformers" in job.command else []
+        context.set_forkserver_preload(IMPORTS + more)  # without what is not installed
         self.process = context.Process(target=run_tupe, args=(job.command[3:], str(job.log), environment))
         with nullcontext() if _environment else environment_of_copies(environment):
             self.process.start()

@@ -10,16 +10,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from fairseq.data import Dictionary
 from scipy.stats import pearsonr
 
+from ..checkpoints.folders import updates_of
+from ..common import record, squad
 from ..common.architectures import split_size
-from ..common.safe_load import num_updates, read_checkpoint
+from ..common.blocks import Split
+from ..common.glue import TASKS, score
+from ..common.safe_load import read_checkpoint
 from ..evaluation.loading import load_model
 from ..evaluation.probes import identical_word_attention, measures
-from ..plugin import squad
-from ..plugin.glue import TASKS, score
-from ..plugin.pretrained import load_split
 from .runs import Model
 
 PUBLISHED = Path(__file__).with_name("published.json")
@@ -209,12 +209,10 @@ def unigram_entropy(data: str | Path) -> float:
 
     data: folder of pre-training data, with dict.txt and the split `train`. Raises ValueError if that is not there.
     """
-    dictionary = Dictionary.load(str(Path(data) / "dict.txt"))
-    train = load_split(Path(data) / "train", dictionary)
-    counts = np.zeros(len(dictionary) + 1, dtype=np.int64)  # <mask> comes last
-    for start in range(0, len(train), 1000):  # the text may be larger than memory
-        ids = np.concatenate([train[i].numpy() for i in range(start, min(start + 1000, len(train)))])
-        counts += np.bincount(ids, minlength=len(counts))
+    tokens, counts = Split(Path(data) / "train").tokens, np.zeros(0)
+    for start in range(0, len(tokens), 2**20):  # the text may be larger than memory
+        found = np.bincount(tokens[start : start + 2**20], minlength=len(counts))
+        counts = found + np.pad(counts, (0, len(found) - len(counts)))
     p = counts[counts > 0] / counts.sum()
     return float(-(p * np.log(p)).sum())
 
@@ -227,14 +225,19 @@ def pretraining(models: Iterable[Model], data: str | Path | None = None) -> dict
     """
     losses, entropies = {}, {}
     for model in models:
-        state = read_checkpoint(model.checkpoint)
-        if num_updates(state) != model.updates:
+        if updates_of(model.checkpoint) != model.updates:
             raise ValueError(
                 f"{model.checkpoint} is no longer the one that was fine-tuned, after {model.updates} updates"
             )
-        if not state["cfg"]["criterion"]["_name"].startswith("masked_lm"):
-            continue
-        folder, loss = str(data or state["cfg"]["task"]["data"]), state["extra_state"].get("val_loss")
+        if Path(model.checkpoint).is_dir():
+            about = record.read(model.checkpoint)
+            scores = about.scores if about else []
+            loss, folder = (scores[-1]["loss"] if scores else None), str(data or model.checkpoint)
+        else:
+            state = read_checkpoint(model.checkpoint)
+            if not state["cfg"]["criterion"]["_name"].startswith("masked_lm"):
+                continue
+            folder, loss = str(data or state["cfg"]["task"]["data"]), state["extra_state"].get("val_loss")
         if loss is None:
             raise ValueError(f"{model.checkpoint} holds no validation loss")
         if folder not in entropies:

@@ -1,7 +1,9 @@
 """Running a sweep: `tupe sweep`."""
 
+import itertools
 import json
 import shlex
+import shutil
 from functools import partial
 from pathlib import Path
 
@@ -11,13 +13,22 @@ from ..common import options, record
 from . import runner
 from .grid import Sweep, parse_grid
 
+KEPT = (record.NAME, "train.log", "lock", "predictions")  # of the folder of a fine-tuning that is over
+
 
 def keep_best_checkpoint(sweep: Sweep, job: runner.Job, state: str) -> None:
     """Leave no checkpoint in the folder of a fine-tuning run that is over, and the best of its task, if wanted,
-    beside the runs of that task."""
+    beside the runs of that task: as checkpoint_best.pt, or of transformers in the folder best."""
     if sweep.recipe != "finetune":
         return
     checkpoint, place = job.folder / "checkpoint_best.pt", job.folder.parent
+    if sweep.common.get("--engine") == "transformers":
+        checkpoint = job.folder / "best"
+        model = [path for path in job.folder.glob("*") if path.is_file() and path.name not in KEPT]
+        if state == "finished" and model:
+            checkpoint.mkdir(exist_ok=True)
+            for path in model:
+                path.replace(checkpoint / path.name)
     if sweep.keep_best and state == "finished":
         metric, score = record.read(job.folder).best()
         best = place / "best.json"
@@ -27,10 +38,15 @@ def keep_best_checkpoint(sweep: Sweep, job: runner.Job, state: str) -> None:
                 content = {"score": score, "metric": metric, "run": job.folder.name}
                 # first: a start after a kill does the rest
                 record.write_atomically(best, json.dumps(content, allow_nan=False) + "\n")
-                checkpoint.replace(place / "checkpoint_best.pt")
+                shutil.rmtree(place / checkpoint.name, ignore_errors=True)
+                checkpoint.replace(place / checkpoint.name)
     if state in ("finished", "failed"):
-        for path in job.folder.glob("*.pt"):
-            path.unlink(missing_ok=True)
+        found = (job.folder.glob(pattern) for pattern in ("*.pt", "checkpoint-*", "best", "partial"))
+        for path in itertools.chain(*found):
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
 
 
 def write_report(folder: Path, **options) -> None:

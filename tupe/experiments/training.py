@@ -11,10 +11,10 @@ from pathlib import Path
 
 from ..checkpoints.files import save_atomically, strip
 from ..common import record
+from ..common.blocks import Split
 from ..common.safe_load import read_checkpoint
 from ..evaluation.loading import load_model
 from ..evaluation.order import evaluate
-from ..plugin.pretrained import load_split
 from ..text import TextEncoder
 from . import collect, runner
 from .plan import Trial, final_losses
@@ -58,8 +58,7 @@ def check_data(data: Path, output: Path) -> None:
         if (theirs := json.loads(path.read_text())["fingerprint"]) != ours:
             raise ValueError(f"{output} has runs on other data ({theirs}) than {data} ({ours}); name another folder")
         return
-    held_out = load_split(data / "valid")
-    tokens = int(held_out.sizes.sum())  # sizes are read from its mapped file: it must be alive
+    tokens = int(Split(data / "valid").sizes.sum())
     if tokens < TOKENS:
         raise ValueError(f"{data}/valid holds {tokens:,} tokens, fewer than the {TOKENS:,} of the evaluation")
     output.mkdir(parents=True, exist_ok=True)

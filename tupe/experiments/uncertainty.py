@@ -9,11 +9,10 @@ from pathlib import Path
 
 import numpy as np
 
-from ..common import record
+from ..common import record, squad
 from ..common.architectures import ELECTRA, split_size, with_size
+from ..common.glue import METRICS, TASKS
 from ..common.tables import TextTable
-from ..plugin import squad
-from ..plugin.glue import METRICS, TASKS
 from .runs import Collection, FinishedRun, Model, settings_of, settings_text
 from .statistics import Contrast, contrast
 from .summary import Summary, score_name

@@ -8,7 +8,7 @@ import json
 import statistics
 from pathlib import Path
 
-from omegaconf import OmegaConf
+import yaml
 
 from ..common.architectures import ARCHITECTURES, split_size
 from ..common.options import CONFIGS
@@ -57,7 +57,8 @@ def schemes_in(position: str) -> tuple[str, ...]:
 def presets() -> dict[tuple[str, ...], str]:
     """{schemes: row of the published tables} of the presets wang_*."""
     files = sorted((CONFIGS / "model").glob("wang_*.yaml"))
-    return {schemes_in(OmegaConf.load(file)["position"]): file.stem.removeprefix("wang_") for file in files}
+    positions = (yaml.safe_load(file.read_text(encoding="utf-8"))["position"] for file in files)
+    return {schemes_in(name): file.stem.removeprefix("wang_") for name, file in zip(positions, files, strict=True)}
 
 
 def counterpart(model: Model) -> str | None:

@@ -1,10 +1,9 @@
-"""GLUE: a table of its tasks, and a fairseq task and criterion with unrounded scores. The data: `glue_data`.
+"""A fairseq task and criterion for GLUE, whose tasks and scores are in `tupe.common.glue`.
 
 B batch, L length of a pair of sentences with its special tokens, K classes (1 for a regression).
 """
 
 import functools
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -27,138 +26,10 @@ from fairseq.data import (
 from fairseq.models import BaseFairseqModel
 from fairseq.tasks import FairseqDataclass, register_task
 from omegaconf import II, MISSING, DictConfig
-from scipy.stats import pearsonr, spearmanr
-from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
 
-from ..common.options import shorten_list, task_key
-from ..common.record import write_atomically
+from ..common.glue import TASKS, check_glue, glue_name, lengths, read_targets, score, write_predictions
 from .criterion import count_tokens
 from .finetune import FinetuneConfig, FinetuneCriterion, FinetuneTask
-from .pretrained import check_split
-
-
-@dataclass(frozen=True)
-class Glue:
-    """One GLUE task: the layout of its official files, and its scores."""
-
-    text: tuple  # columns of the one or two sentences
-    label: str  # column of the label
-    labels: tuple  # class names in the order of the class ids; () for a regression, with scores from 0 to `top`
-    metrics: tuple  # the first one selects the best epoch
-    header: tuple = ()  # columns of train and dev, if the files have no header line
-    columns: int = 0  # if set: rows of train and dev with another number of fields are dropped, not refused
-    top: float = 1.0
-    files: tuple = (("train", "train.tsv"), ("valid", "dev.tsv"), ("test", "test.tsv"))
-
-    @property
-    def outputs(self) -> int:
-        """Number of outputs of the model: classes, or 1 for a regression."""
-        return len(self.labels) or 1
-
-
-ENTAILMENT = ("entailment", "not_entailment")
-BINARY = ("0", "1")
-MNLI_FILES = (
-    ("train", "train.tsv"),
-    ("valid", "dev_matched.tsv"),
-    ("valid1", "dev_mismatched.tsv"),
-    ("test", "test_matched.tsv"),
-    ("test1", "test_mismatched.tsv"),
-    ("ax", "../AX/AX.tsv"),  # the diagnostic set is scored with the MNLI model
-)
-TASKS = {
-    "CoLA": Glue(
-        ("sentence",), "label", BINARY, ("matthews", "accuracy"), header=("source", "label", "mark", "sentence")
-    ),
-    "SST-2": Glue(("sentence",), "label", BINARY, ("accuracy",)),
-    "MRPC": Glue(("#1 String", "#2 String"), "Quality", BINARY, ("accuracy", "f1")),
-    "STS-B": Glue(("sentence1", "sentence2"), "score", (), ("pearson", "spearman"), top=5.0),
-    "QQP": Glue(("question1", "question2"), "is_duplicate", BINARY, ("accuracy", "f1"), columns=6),
-    "MNLI": Glue(
-        ("sentence1", "sentence2"),
-        "gold_label",
-        ("contradiction", "entailment", "neutral"),
-        ("accuracy",),
-        files=MNLI_FILES,
-    ),
-    "QNLI": Glue(("question", "sentence"), "label", ENTAILMENT, ("accuracy",)),
-    "RTE": Glue(("sentence1", "sentence2"), "label", ENTAILMENT, ("accuracy",)),
-    "WNLI": Glue(("sentence1", "sentence2"), "label", BINARY, ("accuracy",)),
-}
-
-
-def glue_name(name: str) -> str:
-    """The official spelling of a task's name: "sts_b" and "stsb" are "STS-B". Raises ValueError for an unknown one."""
-    for official in TASKS:
-        if task_key(official) == task_key(name):
-            return official
-    raise ValueError(f"unknown GLUE task {name!r}; valid: {', '.join(TASKS)}")
-
-
-def label_dictionary(task: Glue) -> Dictionary:
-    """fairseq dictionary of the class names, in the table's order."""
-    dictionary = Dictionary()
-    for label in task.labels:
-        dictionary.add_symbol(label)
-    return dictionary
-
-
-def check_glue(folder: Path, split: str) -> None:
-    """Raise ValueError, naming the file, unless the data of a split is whole and of one length. folder: of the task."""
-    task, lengths, order = TASKS[folder.name], {}, folder / "label" / "dict.txt"
-    if task.labels and order.is_file():
-        names = [line.rsplit(" ", 1)[0] for line in order.read_text(encoding="utf-8").splitlines()]
-        if tuple(names) != task.labels:  # the ids would be taken for other labels
-            wrong, right = shorten_list(names), shorten_list(task.labels)
-            raise ValueError(f"{order}: labels {wrong}, not {right}; prepare the data again")
-    for number in range(len(task.text)):
-        prefix = folder / f"input{number}" / split
-        lengths[f"{prefix}.idx"] = check_split(prefix)
-    labels = folder / "label" / split
-    if task.labels and (folder / "label" / f"{split}.idx").exists():
-        lengths[f"{labels}.idx"] = check_split(labels)
-    elif not task.labels and (scores := folder / "label" / f"{split}.label").exists():
-        lengths[scores] = scores.read_bytes().count(b"\n")
-    first, *others = lengths
-    for other in others:
-        if lengths[other] != lengths[first]:
-            raise ValueError(f"{other} has {lengths[other]} rows, {first} {lengths[first]}; prepare the data again")
-
-
-# ------------------------------------------------------------------------------------------------------------ scores
-
-
-def score(names: Sequence, predictions: Sequence, targets: Sequence) -> dict:
-    """Scores over whole lists, as plain floats times 100.
-
-    predictions, targets: class ids, or real numbers for correlations. A correlation that is undefined, because one side
-    is constant, counts as 0, as scikit-learn's Matthews coefficient does. Raises FloatingPointError for predictions
-    that are not finite.
-    """
-    predictions, targets = np.asarray(predictions), np.asarray(targets)
-    if not np.isfinite(predictions).all():
-        raise FloatingPointError("the model predicts numbers that are not finite")
-    return {name: 100 * float(METRICS[name](targets, predictions)) for name in names}
-
-
-def _correlation(function):
-    def correlate(targets, predictions):
-        constant = np.ptp(predictions) == 0 or np.ptp(targets) == 0
-        return 0.0 if constant else function(targets, predictions)[0]
-
-    return correlate
-
-
-METRICS = {
-    "accuracy": accuracy_score,
-    "f1": lambda targets, predictions: f1_score(targets, predictions, zero_division=0),
-    "matthews": matthews_corrcoef,
-    "pearson": _correlation(pearsonr),
-    "spearman": _correlation(spearmanr),
-}
-
-
-# --------------------------------------------------------------------------------------------------- task, criterion
 
 
 @dataclass
@@ -169,24 +40,15 @@ class GlueConfig(FinetuneConfig):
 
 
 class Pairs(BaseWrapperDataset):
-    """`<s> A </s>` or `<s> A </s> </s> B </s>`, at most `limit` tokens.
-
-    A pair that is too long loses tokens from the end of the longer sentence; both sentences and the separators stay.
-    """
+    """`<s> A </s>` or `<s> A </s> </s> B </s>`, at most `limit` tokens; see `lengths`."""
 
     def __init__(self, first: FairseqDataset, second: FairseqDataset | None, dictionary: Dictionary, limit: int):
         super().__init__(first)
-        self.second, self.bos, self.eos = second, dictionary.bos(), dictionary.eos()
-        special = 2 if second is None else 4
-        a = np.asarray(first.sizes) - 1  # each item ends in </s>
-        b = np.zeros_like(a) if second is None else np.asarray(second.sizes) - 1
-        if limit < special + 2:
-            raise ValueError(f"a model of {limit} positions has no room for {special} special tokens and two sentences")
-        room = limit - special
-        keep_a = np.where(a + b <= room, a, np.maximum(np.minimum(a, room - room // 2), np.minimum(a, room - b)))
-        self.keep = np.stack([keep_a, np.minimum(b, room - keep_a)], axis=1)
-        self._sizes = self.keep.sum(axis=1) + special
-        self.shortened = int((a + b > room).sum())
+        self.parts = [first] if second is None else [first, second]
+        self.bos, self.eos = dictionary.bos(), dictionary.eos()
+        # each item ends in </s>
+        self.keep, self.shortened = lengths([np.asarray(part.sizes) - 1 for part in self.parts], limit)
+        self._sizes = self.keep.sum(axis=1) + 2 * len(self.parts)
 
     @property
     def sizes(self) -> np.ndarray:
@@ -198,11 +60,10 @@ class Pairs(BaseWrapperDataset):
     size = num_tokens
 
     def __getitem__(self, index):
-        (a, b), bos, eos = self.keep[index], torch.tensor([self.bos]), torch.tensor([self.eos])
-        parts = [bos, self.dataset[index][:a], eos]
-        if self.second is not None:
-            parts += [eos, self.second[index][:b], eos]
-        return torch.cat(parts).long()
+        sentences = [part[index][:size] for part, size in zip(self.parts, self.keep[index], strict=True)]
+        bos, eos = torch.tensor([self.bos]), torch.tensor([self.eos])
+        tokens = [bos, sentences[0], eos, *(part for sentence in sentences[1:] for part in (eos, sentence, eos))]
+        return torch.cat(tokens).long()
 
 
 class SplitName(NumSamplesDataset):
@@ -225,8 +86,7 @@ class GlueTask(FinetuneTask):
         self.name = glue_name(cfg.glue_task)
         self.glue = TASKS[self.name]
         self.metrics = self.glue.metrics
-        self.label_dictionary = label_dictionary(self.glue)
-        self.targets = functools.cache(self.read_targets)
+        self.targets = functools.partial(functools.cache(read_targets), Path(cfg.data, self.name))
 
     def build_model(self, cfg: DictConfig, from_checkpoint: bool = False) -> BaseFairseqModel:
         model = super().build_model(cfg, from_checkpoint)
@@ -235,8 +95,6 @@ class GlueTask(FinetuneTask):
 
     def load_dataset(self, split: str, combine: bool = False, **kwargs) -> None:
         folder = Path(self.cfg.data) / self.name
-        if not (folder / "input0" / f"{split}.idx").exists():
-            raise FileNotFoundError(f"{folder} has no split {split!r}; `tupe prepare glue` writes it")
         check_glue(folder, split)
         inputs = [self._load_inputs(folder / f"input{i}" / split) for i in range(len(self.glue.text))]
         tokens = Pairs(inputs[0], inputs[1] if len(inputs) == 2 else None, self.dictionary, self.max_positions())
@@ -262,17 +120,6 @@ class GlueTask(FinetuneTask):
     def _load_inputs(self, prefix):
         return data_utils.load_indexed_dataset(str(prefix), self.dictionary)
 
-    def read_targets(self, split: str) -> list | None:
-        """Class ids or real numbers of a split, in file order; None for a test set."""
-        folder = Path(self.cfg.data) / self.name / "label"
-        if self.glue.labels:
-            if not (folder / f"{split}.idx").exists():
-                return None
-            labels, offset = data_utils.load_indexed_dataset(str(folder / split)), self.label_dictionary.nspecial
-            return [int(labels[i][0]) - offset for i in range(len(labels))]
-        path = folder / f"{split}.label"
-        return [float(line) for line in path.read_text().splitlines()] if path.exists() else None
-
     def evaluate(self, split: str) -> dict:
         predictions = self.predictions[split]
         return score(self.metrics, [predictions[i] for i in range(len(predictions))], self.targets(split))
@@ -284,12 +131,7 @@ class GlueTask(FinetuneTask):
         return sorted(Path(self.cfg.data, self.name).glob(f"*/{split}.*"))
 
     def write_predictions(self, split: str, stem: str | Path) -> None:
-        """Tab-separated: row number in the official file (without dropped rows), prediction, target."""
-        names = self.glue.labels or None
-        text = (lambda x: names[x]) if names else repr
-        predictions, targets = self.predictions[split], self.targets(split)
-        rows = [f"{i}\t{text(predictions[i])}\t{text(targets[i])}\n" for i in range(len(targets))]
-        write_atomically(f"{stem}.tsv", "".join(["index\tprediction\ttarget\n", *rows]))
+        write_predictions(self.glue, self.predictions[split], self.targets(split), f"{stem}.tsv")
 
 
 @dataclass

@@ -25,6 +25,7 @@ from omegaconf import DictConfig, OmegaConf
 from ..common import limits
 from ..common.architectures import SIZES, split_size, with_size
 from ..common.blocks import check_split, parts_of
+from ..common.glue import check_glue, glue_name
 from ..common.limits import split_batch
 from ..common.options import CONFIGS, did_you_mean, split_files
 from ..common.prepared import check_name, tasks_in
@@ -33,7 +34,6 @@ from ..encoder import Encoder
 from ..positions import load_scheme_file
 from . import worker
 from .compat import compose, override
-from .glue import check_glue, glue_name
 from .model import TupeConfig, core_config
 from .pretrained import check_data
 from .saving import check_asserts, check_restore

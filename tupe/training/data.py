@@ -9,7 +9,7 @@ B batch, L sequence length, V vocabulary, n masked tokens.
 
 import hashlib
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from ..common.blocks import CODES, HEAD, check_split, cut_long, parts_of
+from ..common.blocks import Split, cut_long, parts_of
 from ..text import TextEncoder
 
 BOS, PAD, EOS = 0, 1, 2
@@ -55,15 +55,11 @@ class Blocks:
     """
 
     def __init__(self, prefix: str | Path, length: int, symbols: list[str]):
-        if check_split(prefix) is None or len(parts_of(str(prefix))) > 1:
-            raise ValueError(f"{prefix}: in an older format, or in several parts, which --engine fairseq reads")
-        with open(f"{prefix}.idx", "rb") as file:
-            head = file.read(HEAD)
-        count, room = int.from_bytes(head[18:], "little"), length - 1
-        self.tokens = np.memmap(f"{prefix}.bin", dtype=CODES[head[17]], mode="r") if count else np.zeros(0)
-        sizes = np.fromfile(f"{prefix}.idx", dtype=np.int32, count=count, offset=HEAD).astype(np.int64)
-        ends = np.cumsum(sizes)
-        _, _, sizes = cut_long(sizes, lambda i: self.tokens[ends[i] - sizes[i] : ends[i]], room, symbols)
+        if len(parts_of(str(prefix))) > 1:
+            raise ValueError(f"{prefix} is in several parts, which only --engine fairseq reads")
+        split, room = Split(prefix), length - 1
+        self.tokens = split.tokens
+        _, _, sizes = cut_long(split.sizes, split.__getitem__, room, symbols)
         ends, borders = np.cumsum(sizes), []  # of the parts; borders: (first part, first part of the next block)
         while (first := borders[-1][1] if borders else 0) < len(sizes):
             limit = (ends[first - 1] if first else 0) + room
@@ -135,13 +131,19 @@ class MaskedBlocks(Dataset):
         return spared & stays, spared & ~stays
 
 
-def collate(items: list[tuple[np.ndarray, np.ndarray]]) -> dict[str, Tensor]:
-    """input_ids [B, L], padded on the right; output_indices [n]: where there is something to predict, in the flattened
-    batch; labels [n]; num_tokens: without padding."""
+def pad(items: list[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
+    """[B, L] of both parts of items of `MaskedBlocks`."""
     length = max(len(source) for source, _ in items)
     ids, targets = np.full((len(items), length), PAD), np.full((len(items), length), IGNORED)
     for row, (source, target) in enumerate(items):
         ids[row, : len(source)], targets[row, : len(target)] = source, target
+    return ids, targets
+
+
+def collate(items: list[tuple[np.ndarray, np.ndarray]]) -> dict[str, Tensor]:
+    """input_ids [B, L], padded on the right; output_indices [n]: where there is something to predict, in the flattened
+    batch; labels [n]; num_tokens: without padding."""
+    ids, targets = pad(items)
     targets, ids = torch.from_numpy(targets).flatten(), torch.from_numpy(ids)
     indices = targets.ne(IGNORED).nonzero().squeeze(1)
     num_tokens = sum(len(source) for source, _ in items)
@@ -194,8 +196,8 @@ def held_out(blocks: Blocks, size: int, most: int | None = None) -> list[list[tu
     return [[(1, int(i)) for i in order[k : k + size]] for k in range(0, len(order), size)][:most]
 
 
-def loader(dataset: MaskedBlocks, batches: Batches | list, workers: int = 0) -> DataLoader:
-    """Batches of `collate`. Drawing them changes no random numbers of the process."""
+def loader(dataset: Dataset, batches: Batches | list, workers: int = 0, collate: Callable = collate) -> DataLoader:
+    """Drawing its batches changes no random numbers of the process."""
     generator = torch.Generator().manual_seed(0)  # else PyTorch would draw a seed for workers that draw nothing
     return DataLoader(
         dataset, batch_sampler=batches, collate_fn=collate, num_workers=workers, generator=generator,

@@ -19,6 +19,8 @@ import torch
 import yaml
 
 from ..common import record
+from ..common.blocks import Split
+from ..common.glue import TASKS, check_glue, glue_name
 from ..common.options import Command, Refusal, split_files
 from ..common.prepared import check_name
 from ..common.record import Record
@@ -26,7 +28,8 @@ from ..common.stop import stoppable
 from ..common.torchrun import run_torchrun
 from ..positions import load_scheme_file
 from .data import Batches, Blocks, fingerprint_of, read_symbols
-from .recipe import OPTIONS, Recipe, read
+from .glue import check_vocabulary, of_checkpoint
+from .recipe import FINETUNING, PRETRAINING, Recipe, read
 from .run import Run, differences, newest, publish
 
 logger = logging.getLogger("tupe.training")
@@ -35,9 +38,10 @@ NO_GPU = "--fp16 needs a GPU; valid here: --autocast bf16, or float32 without --
 # Of the record, in fields of their own, or of no consequence for the numbers.
 LEFT_OUT = {
     "common.seed", "common.cpu", "optimization.lr", "optimization.max_update", "optimization.max_epoch",
-    "dataset.valid_subset", "checkpoint.save_dir", "model.position_file",
+    "dataset.valid_subset", "checkpoint.save_dir", "checkpoint.finetune_from_model", "checkpoint.no_save",
+    "task.glue_task", "model.position_file",
 }  # fmt: skip
-DEFAULTS = {"engine": "fairseq", **OPTIONS}
+DEFAULTS = {"engine": "fairseq", **FINETUNING.options, **PRETRAINING.options}
 
 
 def launch(
@@ -83,7 +87,7 @@ def settle(
         if "common.fp16" in settled.given:
             raise ValueError(NO_GPU)
         settled.values["common.fp16"] = False
-    if settled["tokens_per_sample"] > settled["max_positions"]:
+    if settled.kind is PRETRAINING and settled["tokens_per_sample"] > settled["max_positions"]:
         raise ValueError(
             f"sequences of {settled['tokens_per_sample']} tokens: the model has {settled['max_positions']} positions"
         )
@@ -92,22 +96,40 @@ def settle(
 
 def new_record(settled: Recipe, data: Path, symbols: list[str], processes: int) -> Record:
     """The record of a run before it begins. Raises ValueError for a split that is not there."""
+    config = {name: value for name, value in settled.changed().items() if name not in LEFT_OUT}
+    config["optimization.update_freq"] = [steps * processes for steps in settled["update_freq"]]
+    about = {
+        "architecture": settled.architecture, "variant": settled.variant, "seed": settled["seed"],
+        "lr": settled["lr"][0], "dictionary": fingerprint_of(symbols), "config": {"engine": "transformers", **config},
+    }  # fmt: skip
+    if settled.kind is FINETUNING:
+        return Record(**about, **of_glue(settled, data))
     splits = [] if settled["disable_validation"] else settled["valid_subset"].split(",")
     names = [settled["train_subset"], *splits]
     files = [data / f"{name}.{end}" for name in names for end in ("bin", "idx")]
     if missing := [path for path in files if not path.is_file()]:
         known = ", ".join(sorted(path.stem for path in data.glob("*.idx"))) or "none is prepared there"
         raise ValueError(f"{data} has no split {missing[0].stem!r}; valid: {known}")
-    config = {name: value for name, value in settled.changed().items() if name not in LEFT_OUT}
-    config["optimization.update_freq"] = [steps * processes for steps in settled["update_freq"]]
     if own := split_files(settled["position_file"]):
-        config["model.position_file"] = record.fingerprint(own)
-    return Record(
-        task="masked_lm", architecture=settled.architecture, variant=settled.variant, seed=settled["seed"],
-        lr=settled["lr"][0], budget={name: settled[name] for name in ("max_epoch", "max_update") if settled[name] > 0},
-        splits=splits, data=record.fingerprint(files), dictionary=fingerprint_of(symbols),
-        config={"engine": "transformers", **config}, left_out=dict.fromkeys(names, 0.0),
-    )  # fmt: skip
+        about["config"]["model.position_file"] = record.fingerprint(own)
+    budget = {name: settled[name] for name in ("max_epoch", "max_update") if settled[name] > 0}
+    about |= {"data": record.fingerprint(files), "left_out": dict.fromkeys(names, 0.0)}
+    return Record(task="masked_lm", budget=budget, splits=splits, **about)
+
+
+def of_glue(settled: Recipe, data: Path) -> dict:
+    """What the record of a fine-tuning says beside that. Raises ValueError for data, or a model, that is not there."""
+    name, splits = glue_name(settled["glue_task"]), settled["valid_subset"].split(",")
+    used = (settled["train_subset"], *splits)
+    for split in used:
+        check_glue(data / name, split)
+    check_vocabulary(settled["finetune_from_model"], data)
+    files = [path for split in used for path in sorted(Path(data, name).glob(f"*/{split}.*"))]
+    return {
+        "task": name, "budget": {"max_epoch": settled["max_epoch"]}, "splits": splits,
+        "metrics": list(TASKS[name].metrics), "data": record.fingerprint(files),
+        **of_checkpoint(settled["finetune_from_model"]),
+    }  # fmt: skip
 
 
 def train(recipe: str, data: str, processes: int, **plan) -> None:
@@ -118,7 +140,8 @@ def train(recipe: str, data: str, processes: int, **plan) -> None:
     prints the traceback and raises `Refusal` with one line, whose status is `record.DIVERGED` if the loss was not
     finite.
     """
-    from .pretrain import Pretraining, arguments  # imports transformers, which takes seconds
+    from .finetune import Finetuning  # only here: these import transformers, which takes seconds
+    from .pretrain import Pretraining, arguments
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s | %(levelname)s | %(name)s | %(message)s")
     settled, folder = settle(recipe, processes=processes, data=data, **plan)
@@ -139,11 +162,12 @@ def train(recipe: str, data: str, processes: int, **plan) -> None:
             about.versions |= {name: metadata.version(name) for name in ("transformers", "accelerate")}
             with run.recorded():
                 if start < updates:  # else it was killed after its last checkpoint
-                    trainer = Pretraining(settled, data, symbols, run, args, updates, start)
+                    kind = Finetuning if settled.kind is FINETUNING else Pretraining
+                    trainer = kind(settled, data, symbols, run, args, updates, start)
                     trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
                     if trainer.stopped:
                         raise SystemExit(record.STOPPED)
-                if run.writes:
+                if run.writes and settled.kind is PRETRAINING:
                     publish(newest(folder)[1], folder)
     except Exception as error:
         disk = isinstance(error, OSError) and error.errno in record.DISK
@@ -156,9 +180,13 @@ def train(recipe: str, data: str, processes: int, **plan) -> None:
 
 def _length(settled, data, symbols, processes):
     """The number of updates of a run."""
-    updates, epochs = settled["max_update"] or math.inf, settled["max_epoch"]
+    epochs, is_pretraining = settled["max_epoch"], settled.kind is PRETRAINING
+    updates = is_pretraining and settled["max_update"] or math.inf
     if epochs:
-        sizes = Blocks(data / settled["train_subset"], settled["tokens_per_sample"], symbols).sizes
+        if is_pretraining:
+            sizes = Blocks(data / settled["train_subset"], settled["tokens_per_sample"], symbols).sizes
+        else:
+            sizes = Split(data / glue_name(settled["glue_task"]) / "input0" / settled["train_subset"]).sizes
         steps = settled["update_freq"][0]
         batches = Batches(sizes, settled["seed"], settled["batch_size"], 0, steps, processes=processes)
         updates = min(updates, epochs * batches.updates_per_epoch)

@@ -1,4 +1,5 @@
-"""Masked-LM pre-training through transformers' Trainer, with the numbers of the first engine.
+"""Training through transformers' Trainer, with the numbers of the first engine: what both kinds share, and masked-LM
+pre-training.
 
 Ours: data, the normalisation of the loss, optimizer, schedule, when to validate and save, and the run's folder. The
 loop, devices, mixed precision, DDP, FSDP, DeepSpeed and reports are those of Trainer and accelerate.
@@ -9,14 +10,17 @@ import math
 import os
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+import transformers
 from torch import Tensor, nn
 from torch.distributed import is_torchelastic_launched
 from torch.optim.lr_scheduler import LambdaLR
+from torch.utils.data import Dataset
 from transformers import (
     PrinterCallback,
     ProgressCallback,
@@ -34,11 +38,11 @@ from ..common.adamw import AdamW
 from ..common.prepared import tokenizer_files
 from ..common.record import write_atomically
 from ..configuration_tupe import NAMES, TupeConfig
-from ..encoder import Encoder, LMHead, ModelConfig
-from ..modeling_tupe import TupeForMaskedLM
-from .data import HELD_OUT_SEED, UNMASKED, Batches, Blocks, MaskedBlocks, held_out, loader
-from .recipe import Recipe
-from .run import PARTIAL, Run, keep, put_in_place
+from ..encoder import BLOCKS, Encoder, LMHead, ModelConfig
+from ..modeling_tupe import TupeForMaskedLM, TupePreTrainedModel
+from .data import HELD_OUT_SEED, UNMASKED, Batches, Blocks, MaskedBlocks, collate, held_out, loader
+from .recipe import FINETUNING, Recipe
+from .run import PARTIAL, Run, keep, publish, put_in_place
 
 logger = logging.getLogger("tupe.training")
 
@@ -91,7 +95,12 @@ def arguments(recipe: Recipe, folder: Path, updates: int, gpus: int) -> Training
         os.environ.setdefault("WANDB_PROJECT", reports["wandb"])
     if reports["tensorboard"]:
         os.environ["TENSORBOARD_LOGGING_DIR"] = reports["tensorboard"]
+    sharded = recipe["ddp_backend"] == "fully_sharded"
+    if sharded and transformers.__version__ < "5":
+        raise ValueError("--ddp-backend fully_sharded needs transformers 5")
+    parts = {"version": 2, "transformer_layer_cls_to_wrap": [BLOCKS[recipe.model.block].__name__]}
     args = Arguments(
+        **({"fsdp": True, "fsdp_config": parts} if sharded else {}),
         output_dir=str(folder), max_steps=updates, per_device_train_batch_size=recipe["batch_size"],
         gradient_accumulation_steps=recipe["update_freq"][0], learning_rate=recipe["lr"][0],
         max_grad_norm=recipe["clip_norm"], seed=recipe["seed"], bf16=recipe["autocast"] == "bf16",
@@ -110,9 +119,12 @@ def arguments(recipe: Recipe, folder: Path, updates: int, gpus: int) -> Training
     return args
 
 
-def decay(recipe: Recipe) -> Any:
-    """Number of updates -> factor of the learning rate: fairseq's polynomial decay."""
-    (lr,), warmup, total = recipe["lr"], recipe["warmup_updates"], recipe["total_num_update"]
+def decay(recipe: Recipe, updates: int) -> Any:
+    """Number of updates -> factor of the learning rate: fairseq's polynomial decay. updates: of the whole run."""
+    if recipe.kind is FINETUNING:
+        (lr,), warmup, total = recipe["lr"], round(recipe["warmup_ratio"] * updates), updates
+    else:
+        (lr,), warmup, total = recipe["lr"], recipe["warmup_updates"], recipe["total_num_update"]
     end, power = recipe["end_learning_rate"], recipe["power"]
 
     def factor(updates):
@@ -128,7 +140,7 @@ def decay(recipe: Recipe) -> Any:
 class Course(TrainerCallback):
     """What is due after an update."""
 
-    def __init__(self, trainer: "Pretraining"):
+    def __init__(self, trainer: "Training"):
         self.trainer, self.began = trainer, None
 
     def on_step_begin(
@@ -143,10 +155,13 @@ class Course(TrainerCallback):
         self.trainer.run.reach(updates)
         stops = self.trainer.is_asked_to_stop() and not last
         control.should_log = last or _is_at(updates, recipe["log_interval"])
-        due = last or _is_at(updates, recipe["validate_interval_updates"])
-        due |= _is_at(updates, self.trainer.batches.updates_per_epoch)
-        control.should_evaluate = due and not recipe["disable_validation"]
-        control.should_save = last or stops or _is_at(updates, recipe["save_interval_updates"])
+        due = last or _is_at(updates, self.trainer.batches.updates_per_epoch)
+        if recipe.kind is FINETUNING:
+            control.should_evaluate, control.should_save = due, (due or stops) and not recipe["no_save"]
+        else:
+            due |= _is_at(updates, recipe["validate_interval_updates"])
+            control.should_evaluate = due and not recipe["disable_validation"]
+            control.should_save = last or stops or _is_at(updates, recipe["save_interval_updates"])
         control.should_training_stop = last or stops
         self.trainer.stopped = stops
         return control
@@ -159,7 +174,7 @@ class Course(TrainerCallback):
             speed = (state.global_step - first) / max(time.monotonic() - now, 1e-9)
             left = round((state.max_steps - state.global_step) / max(speed, 1e-9))
             logger.info(
-                f"update {state.global_step}/{state.max_steps}: loss {logs['loss']:.3f} bits, gradient norm "
+                f"update {state.global_step}/{state.max_steps}: loss {logs['loss']:.3f}, gradient norm "
                 f"{logs.get('grad_norm') or 0:.3f}, lr {logs['learning_rate']:.4g}, {speed:.2f} updates/s, "
                 f"{left // 3600}:{left // 60 % 60:02}:{left % 60:02} left"
             )
@@ -169,41 +184,40 @@ def _is_at(updates, interval):
     return interval > 0 and updates % interval == 0
 
 
-class Pretraining(Trainer):
-    """transformers' Trainer on prepared text. updates: of the whole run; start: from where it goes on."""
+class Training(Trainer):
+    """transformers' Trainer on prepared data. model: the sum of the losses of its inputs, or that and predictions;
+    dataset, splits: to train on and {name: to validate on}; data, longest: whose tokeniser the model gets, for inputs
+    of how many tokens; updates: of the whole run; start: from where it goes on. unit: of the losses, in nats."""
+
+    unit = math.log(2)
 
     def __init__(
-        self, recipe: Recipe, data: Path, symbols: list[str], run: Run, args: TrainingArguments, updates: int,
-        start: int,
+        self, model: nn.Module, dataset: Dataset, splits: dict[str, Dataset], collate: Callable, recipe: Recipe,
+        data: Path, longest: int, run: Run, args: TrainingArguments, updates: int, start: int, sizes: Any = None,
     ):  # fmt: skip
-        model = new_model(recipe.model, len(symbols), recipe["seed"], recipe["compile"])
         super().__init__(model=model, args=args)
         self.remove_callback(PrinterCallback)
         self.remove_callback(ProgressCallback)
         self.add_callback(Course(self))
         self.recipe, self.run, self.stopped = recipe, run, False
-        self.files = tokenizer_files(data, recipe["max_positions"], code=False) if run.writes else {}
-        names = ("mask_prob", "leave_unmasked_prob", "random_token_prob")
-        masks = {name: recipe[name] for name in names}
-        length, seed = recipe["tokens_per_sample"], recipe["seed"]
-        self.masked = MaskedBlocks(Blocks(data / recipe["train_subset"], length, symbols), symbols, seed, **masks)
-        self.splits = {} if recipe["disable_validation"] else {
-            split: MaskedBlocks(Blocks(data / split, length, symbols), symbols, HELD_OUT_SEED, **masks)
-            for split in recipe["valid_subset"].split(",")
-        }  # fmt: skip
+        self.dataset, self.splits, self.collate = dataset, splits, collate
+        self.files = tokenizer_files(data, longest, code=False) if run.writes else {}
         self.batches = Batches(
-            self.masked.blocks.sizes, seed, recipe["batch_size"], updates, recipe["update_freq"][0], args.process_index,
-            args.world_size, start,
+            np.ones(len(dataset)) if sizes is None else sizes, recipe["seed"], recipe["batch_size"], updates,
+            recipe["update_freq"][0], args.process_index, args.world_size, start,
         )  # fmt: skip
         self.sums, self.asked, self.saves = torch.zeros(2, dtype=torch.float64), False, False
+        names = ("keep_interval_updates", "keep_interval_updates_pattern")
+        self.kept = (1, -1) if recipe.kind is FINETUNING else [recipe[name] for name in names]
+        self.is_best = False  # of the checkpoint to write: whether the run's folder gets its model at once
 
     # ------------------------------------------------------------------------------------------------ of an update
 
     def get_train_dataloader(self) -> Any:
-        return loader(self.masked, self.batches, self.args.dataloader_num_workers)
+        return loader(self.dataset, self.batches, self.args.dataloader_num_workers, self.collate)
 
     def get_batch_samples(self, epoch_iterator: Iterator, num_batches: int, *args) -> tuple:
-        """The batches of an update, and the number of masked tokens in them, of all processes."""
+        """The batches of an update, and the number of what is predicted in them, of all processes."""
         samples = [sample for _, sample in zip(range(num_batches), epoch_iterator, strict=False)]
         if not samples:
             return [], None
@@ -224,71 +238,88 @@ class Pretraining(Trainer):
         return self.asked if self.args.world_size > 1 else stop.asked()
 
     def training_step(self, model: nn.Module, inputs: dict, num_items_in_batch: Tensor | None = None) -> Tensor:
-        """The gradients of an update are those of the mean over its masked tokens, of all steps and processes."""
+        """The gradients of an update are those of the mean over what it predicts, of all steps and processes."""
         model.train()
-        with self.compute_loss_context_manager():
-            total = model(**self._prepare_inputs(inputs))
+        total, _ = self.losses_of(model, inputs)
         loss = total / num_items_in_batch * self.args.world_size  # DDP takes the mean over processes
         self.accelerator.backward(loss * self.accelerator.gradient_accumulation_steps)  # by which it divides
         self.sums = self.sums.to(total.device)
         self.sums += torch.stack([total.detach().double(), total.new_tensor(len(inputs["labels"])).double()])
         return loss.detach()
 
+    def losses_of(self, model: nn.Module, inputs: dict) -> tuple[Tensor, Tensor | None]:
+        """(sum of the losses, predictions) of a batch."""
+        with self.compute_loss_context_manager():
+            out = model(**self._prepare_inputs({name: value for name, value in inputs.items() if name != "rows"}))
+        return out if isinstance(out, tuple) else (out, None)
+
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
         if self.optimizer is None:
-            groups = TupeForMaskedLM.parameter_groups(model or self.model, self.recipe["weight_decay"])
+            groups = TupePreTrainedModel.parameter_groups(model or self.model, self.recipe["weight_decay"])
             betas = tuple(float(beta) for beta in self.recipe["adam_betas"].strip("()[] ").split(","))
             self.optimizer = AdamW(groups, lr=self.recipe["lr"][0], betas=betas, eps=self.recipe["adam_eps"])
         return self.optimizer
 
     def create_scheduler(self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None) -> LambdaLR:
         if self.lr_scheduler is None:
-            self.lr_scheduler = LambdaLR(optimizer or self.optimizer, decay(self.recipe))
+            self.lr_scheduler = LambdaLR(optimizer or self.optimizer, decay(self.recipe, self.args.max_steps))
             self._created_lr_scheduler = True
         return self.lr_scheduler
 
     def log(self, logs: dict, *args) -> None:
-        if "loss" in logs:  # in bits per masked token, unrounded
+        if "loss" in logs:  # the mean, unrounded
             total, count = self._summed(self.sums).tolist()
             self.sums = torch.zeros_like(self.sums)
-            logs["loss"] = total / max(count, 1) / math.log(2)
+            logs["loss"] = total / max(count, 1) / self.unit
             if not math.isfinite(logs["loss"]):
                 raise FloatingPointError(f"the loss is {logs['loss']} at update {self.state.global_step}")
-        self.state.epoch = self.batches.epoch_of(max(self.state.global_step - 1, 0))
+        self.state.epoch = self.epoch()
         super().log(logs, *args)
+
+    def epoch(self) -> int:
+        """That of the last update, counted from 1."""
+        return self.batches.epoch_of(max(self.state.global_step - 1, 0))
 
     # --------------------------------------------------------------------------------------------------- validation
 
-    @torch.no_grad()
     def evaluate(self, *args, **kwargs) -> dict[str, float]:
-        """The loss on held-out text, always of the same masks, in bits per masked token."""
-        self.model_wrapped.eval()
-        found, rank, processes = {}, self.args.process_index, self.args.world_size
+        metrics = {}
         for split, dataset in self.splits.items():
-            size, most = self.recipe["batch_size_valid"], self.recipe["max_valid_steps"]
-            batches = held_out(dataset.blocks, size, most or None)
-            batches += [[(UNMASKED, i) for _, i in batches[0]]] * (-len(batches) % processes)
-            sums = torch.zeros(2, dtype=torch.float64, device=self.args.device)
-            for batch in loader(dataset, batches[rank::processes]):
-                with self.compute_loss_context_manager():
-                    loss = self.model_wrapped(**self._prepare_inputs(batch))
-                sums += torch.stack([loss.double(), loss.new_tensor(len(batch["labels"])).double()])
-            total, count = self._summed(sums).tolist()
-            if not count:
-                raise ValueError(
-                    "nothing is masked in what was validated on: raise max_valid_steps, or hold out more text"
-                )
-            found[split] = total / count / math.log(2)
-            if not math.isfinite(found[split]):
-                raise FloatingPointError(f"the loss on {split!r} is {found[split]} at update {self.state.global_step}")
-            epoch = self.batches.epoch_of(max(self.state.global_step - 1, 0))
-            self.run.add_scores(epoch, self.state.global_step, split, found[split])
+            scores = self.scores_of(split, dataset)
+            metrics |= {f"eval_{split}_{name}": value for name, value in scores.items()}
             if self.args.process_index == 0:
-                logger.info(f"update {self.state.global_step}: loss on {split!r} {found[split]:.3f} bits")
-        metrics = {f"eval_{split}_loss": loss for split, loss in found.items()}
+                said = ", ".join(f"{name} {value:.3f}" for name, value in scores.items())
+                logger.info(f"update {self.state.global_step}: {said} on {split!r}")
         self.log(metrics)
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
+
+    def scores_of(self, split: str, dataset: Dataset) -> dict[str, float]:
+        """Of a split, which the run's record gets too."""
+        raise NotImplementedError
+
+    @torch.no_grad()
+    def measure(self, dataset: Dataset, batches: list) -> tuple[float, dict]:
+        """(mean loss, {row: prediction}) of batches, which the processes share."""
+        self.model_wrapped.eval()
+        rank, processes, found = self.args.process_index, self.args.world_size, {}
+        batches = batches + [[(UNMASKED, i) for _, i in batches[0]]] * (-len(batches) % processes)
+        sums = torch.zeros(2, dtype=torch.float64, device=self.args.device)
+        for batch in loader(dataset, batches[rank::processes], collate=self.collate):
+            loss, predictions = self.losses_of(self.model_wrapped, batch)
+            sums += torch.stack([loss.double(), loss.new_tensor(len(batch["labels"])).double()])
+            if predictions is not None:
+                found.update(zip(batch["rows"], predictions.tolist(), strict=False))
+        if processes > 1:
+            parts = [None] * processes
+            torch.distributed.all_gather_object(parts, found)
+            found = {row: value for part in parts for row, value in part.items()}
+        total, count = self._summed(sums).tolist()
+        if not count:
+            raise ValueError("nothing is masked in what was validated on: raise max_valid_steps, or hold out more text")
+        if not math.isfinite(total):
+            raise FloatingPointError(f"the loss on held-out data is {total} at update {self.state.global_step}")
+        return total / count / self.unit, found
 
     # ------------------------------------------------------------------------------------------------------- saving
 
@@ -308,8 +339,10 @@ class Pretraining(Trainer):
             if self.run.writes:
                 for name, content in self.files.items():
                     write_atomically(partial / name, content)
+                if self.is_best:
+                    publish(partial, self.run.folder)
                 put_in_place(partial, path)
-                keep(self.run.folder, *(self.recipe[f"keep_interval_updates{end}"] for end in ("", "_pattern")))
+                keep(self.run.folder, *self.kept)
         except Exception as error:  # of torch and safetensors, where a disk is full, of many kinds
             if "No space left" not in str(error) and shutil.disk_usage(self.run.folder).free > 2**20:
                 raise
@@ -317,11 +350,40 @@ class Pretraining(Trainer):
             unchanged = "existing checkpoints are unchanged"
             raise ValueError(f"{path} cannot be written: the disk is full; {unchanged}") from error
         finally:
-            self.saves = False
+            self.saves = self.is_best = False
         self.accelerator.wait_for_everyone()
+
+    def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
+        """Without the second name of a tied weight, which FSDP adds."""
+        for name in state_dict and getattr(self.model, "_tied_weights_keys", None) or ():
+            state_dict.pop(name, None)
+        super()._save(output_dir, state_dict=state_dict)
 
     def _save_rng_state(self, output_dir: str) -> None:
         """There is none: random numbers follow from the seed and the update."""
 
     def _load_rng_state(self, checkpoint: str) -> None:
         pass
+
+
+class Pretraining(Training):
+    def __init__(
+        self, recipe: Recipe, data: Path, symbols: list[str], run: Run, args: TrainingArguments, updates: int,
+        start: int,
+    ):  # fmt: skip
+        masks = {name: recipe[name] for name in ("mask_prob", "leave_unmasked_prob", "random_token_prob")}
+        length, seed, longest = recipe["tokens_per_sample"], recipe["seed"], recipe["max_positions"]
+        masked = MaskedBlocks(Blocks(data / recipe["train_subset"], length, symbols), symbols, seed, **masks)
+        splits = {} if recipe["disable_validation"] else {
+            split: MaskedBlocks(Blocks(data / split, length, symbols), symbols, HELD_OUT_SEED, **masks)
+            for split in recipe["valid_subset"].split(",")
+        }  # fmt: skip
+        model = new_model(recipe.model, len(symbols), seed, recipe["compile"])
+        sizes = masked.blocks.sizes
+        super().__init__(model, masked, splits, collate, recipe, data, longest, run, args, updates, start, sizes)
+
+    def scores_of(self, split: str, dataset: MaskedBlocks) -> dict:
+        size, most = self.recipe["batch_size_valid"], self.recipe["max_valid_steps"]
+        loss, _ = self.measure(dataset, held_out(dataset.blocks, size, most or None))
+        self.run.add_scores(self.epoch(), self.state.global_step, split, {"loss": loss})
+        return {"loss": loss}

@@ -2,55 +2,94 @@
 it refuses."""
 
 import ast
+import functools
+import json
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
 from typing import Any
 
 import yaml
 
 from ..common import limits
-from ..common.architectures import ELECTRA, SIZES, preset, split_size, with_size
+from ..common.architectures import ARCHITECTURES, ELECTRA, OTHER_BLOCKS, SIZES, preset, split_size, with_size
 from ..common.options import CONFIGS, did_you_mean
 from ..encoder import ModelConfig, names_in
 
 NAMES = names_in("fairseq")  # our option of a model -> fairseq's
-OPTIONS = {  # "section.key" -> the default where a recipe does not say, which is fairseq's
+EXPORTED = names_in("hugging_face")  # -> its name in config.json
+FREE = {f.name for f in fields(ModelConfig) if f.metadata["free"]}
+COMMON = {  # "section.key" -> the default where a recipe does not say, which is fairseq's
     "common.seed": 1, "common.log_interval": 100, "common.fp16": False, "common.amp": False, "common.cpu": False,
-    "common.tensorboard_logdir": "", "common.wandb_project": "", "task.tokens_per_sample": 512, "task.mask_prob": 0.15,
-    "task.leave_unmasked_prob": 0.1, "task.random_token_prob": 0.1, "dataset.batch_size": 32,
+    "common.tensorboard_logdir": "", "common.wandb_project": "", "distributed_training.ddp_backend": "pytorch_ddp",
+    "dataset.batch_size": 32,
     "dataset.batch_size_valid": 0, "dataset.num_workers": 1, "dataset.train_subset": "train",
-    "dataset.valid_subset": "valid", "dataset.max_valid_steps": 0, "dataset.validate_interval_updates": 0,
-    "dataset.disable_validation": False, "optimization.max_update": 0, "optimization.max_epoch": 0,
-    "optimization.update_freq": [1], "optimization.lr": [0.25], "optimization.clip_norm": 0.0,
-    "optimizer.adam_betas": "(0.9, 0.999)", "optimizer.adam_eps": 1e-8, "optimizer.weight_decay": 0.0,
-    "lr_scheduler.warmup_updates": 0, "lr_scheduler.total_num_update": 1e6, "lr_scheduler.end_learning_rate": 0.0,
-    "lr_scheduler.power": 1.0, "checkpoint.save_dir": "checkpoints", "checkpoint.save_interval_updates": 0,
-    "checkpoint.keep_interval_updates": -1, "checkpoint.keep_interval_updates_pattern": -1, "model.autocast": "none",
-    "model.compile": False, "model.position_file": "", "model.layer": "",
-    **{f"model.{NAMES[f.name]}": f.default for f in fields(ModelConfig)},
+    "dataset.valid_subset": "valid", "optimization.max_epoch": 0, "optimization.update_freq": [1],
+    "optimization.lr": [0.25], "optimization.clip_norm": 0.0, "optimizer.adam_betas": "(0.9, 0.999)",
+    "optimizer.adam_eps": 1e-8, "optimizer.weight_decay": 0.0, "lr_scheduler.end_learning_rate": 0.0,
+    "lr_scheduler.power": 1.0, "checkpoint.save_dir": "checkpoints", "model.autocast": "none", "model.compile": False,
 }  # fmt: skip
-PARTS = {  # which of each kind this engine has; all of one kind compute the same numbers here
-    "task._name": ("tupe_masked_lm",), "criterion._name": ("masked_lm", "masked_lm_chunked"),
-    "optimizer._name": ("adam", "adamw_fused"), "lr_scheduler._name": ("polynomial_decay",),
-    "task.sample_break_mode": ("complete",), "task.long_sentences": ("cut",), "model.autocast": ("none", "bf16"),
+COMMON_PARTS = {
+    "optimizer._name": ("adam", "adamw_fused"), "model.autocast": ("none", "bf16"),
+    "distributed_training.ddp_backend": ("pytorch_ddp", "fully_sharded"),
 }  # fmt: skip
 ALWAYS_SO = {  # in the recipes for fairseq's sake: this engine knows no other way, or has no use for them
-    "common.user_dir", "common.log_format", "dataset.required_batch_size_multiple", "dataset.update_epoch_batch_itr",
-    "dataset.skip_invalid_size_inputs_valid_test", "checkpoint.no_epoch_checkpoints", "task.data",
+    "common.user_dir", "common.log_format", "common.fp16_init_scale", "common.fp16_scale_window",
+    "common.threshold_loss_scale", "dataset.required_batch_size_multiple", "dataset.update_epoch_batch_itr",
+    "dataset.skip_invalid_size_inputs_valid_test", "distributed_training.find_unused_parameters",
+    "checkpoint.no_epoch_checkpoints", "checkpoint.best_checkpoint_metric",
+    "checkpoint.maximize_best_checkpoint_metric", "task.data",
 }  # fmt: skip
-ARCH = "model._name"
-PLACES = {key.partition(".")[2]: key for key in (*OPTIONS, *PARTS) if not key.endswith("._name")}
-PLACES |= {key.partition(".")[0]: key for key in PARTS if key.endswith("._name")} | {"arch": ARCH}
-TUNABLE = {NAMES[f.name] for f in fields(ModelConfig) if f.metadata["free"]}
+ARCH, FROM_CHECKPOINT = "model._name", "from_checkpoint"
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What can be trained. options: {"section.key": default}; parts: {"section.key": valid names}, all of which compute
+    the same numbers here."""
+
+    options: dict
+    parts: dict
+
+    @functools.cached_property
+    def places(self) -> dict:
+        """{"key", as of an option: "section.key"}"""
+        named = {key.partition(".")[0]: key for key in self.parts if key.endswith("._name")}
+        keys = {key.partition(".")[2]: key for key in (*self.options, *self.parts) if not key.endswith("._name")}
+        return {**keys, **named, "arch": ARCH}
+
+
+PRETRAINING = Kind({
+    **COMMON, "task.tokens_per_sample": 512, "task.mask_prob": 0.15, "task.leave_unmasked_prob": 0.1,
+    "task.random_token_prob": 0.1, "dataset.max_valid_steps": 0, "dataset.validate_interval_updates": 0,
+    "dataset.disable_validation": False, "optimization.max_update": 0, "lr_scheduler.warmup_updates": 0,
+    "lr_scheduler.total_num_update": 1e6, "checkpoint.save_interval_updates": 0, "checkpoint.keep_interval_updates": -1,
+    "checkpoint.keep_interval_updates_pattern": -1, "model.position_file": "", "model.layer": "",
+    **{f"model.{NAMES[f.name]}": f.default for f in fields(ModelConfig)},
+}, {
+    **COMMON_PARTS, "task._name": ("tupe_masked_lm",), "criterion._name": ("masked_lm", "masked_lm_chunked"),
+    "lr_scheduler._name": ("polynomial_decay",), "task.sample_break_mode": ("complete",),
+    "task.long_sentences": ("cut",),
+})  # fmt: skip
+FINETUNING = Kind({  # the structure of the model, and its longest input, are the checkpoint's
+    **COMMON, "task.glue_task": "", "lr_scheduler.warmup_ratio": 0.06, "checkpoint.finetune_from_model": "",
+    "checkpoint.no_save": False,
+    **{f"model.{NAMES[f.name]}": f.default for f in fields(ModelConfig)
+       if f.name in FREE - {"max_positions", "places"}},
+}, {
+    **COMMON_PARTS, "task._name": ("glue",), "criterion._name": ("glue",),
+    "lr_scheduler._name": ("polynomial_decay_ratio",),
+})  # fmt: skip
 
 
 @dataclass
 class Recipe:
-    """values: {"section.key": value} of every option in `OPTIONS`; variant: how the model differs from what its
+    """values: {"section.key": value} of every option of its kind; variant: how the model differs from what its
     architecture's name stands for, in the words of a run's record; given: the keys that the user names. `recipe["lr"]`
     is a value."""
 
+    kind: Kind
     values: dict
     architecture: str
     model: ModelConfig
@@ -58,11 +97,11 @@ class Recipe:
     given: set
 
     def __getitem__(self, name: str) -> Any:
-        return self.values[PLACES[name]]
+        return self.values[self.kind.places[name]]
 
     def changed(self) -> dict:
         """What is not the default of its option, or of the architecture."""
-        defaults = {**OPTIONS, **{f"model.{NAMES[name]}": v for name, v in preset(self.architecture).items()}}
+        defaults = {**self.kind.options, **_of_model(preset(self.architecture))}
         return {name: value for name, value in self.values.items() if value != defaults[name]}
 
 
@@ -75,36 +114,41 @@ def read(
 
     Raises ValueError, naming it, for what this engine does not have, and for values without meaning.
     """
-    given, presets = _options(words), []
+    kind = FINETUNING if recipe == "finetune" else PRETRAINING
+    given, groups = _options(kind, words), {}
     for word in overrides:
         key, _, value = word.lstrip("+").partition("=")
         if "." in key:
             given.setdefault(key, yaml.safe_load(value))
-        elif key == "model":
-            presets.append(value)
+        elif key in ("model", "glue"):
+            groups[key] = value
         else:
             raise ValueError(f"{word}: valid with --engine transformers: model=PRESET and section.key=value")
-    values = _compose(recipe, {"model": presets[-1]} if presets else {})
+    values = _compose(recipe, groups)
     size, steps = values["dataset.batch_size"], values["optimization.update_freq"][0]
     values.setdefault("dataset.batch_size_valid", size)
     values.update(given)
     if values.get("criterion._name") == "electra" or split_size(values[ARCH])[0] in ELECTRA:
         raise ValueError(f"--recipe {recipe}, --arch {values[ARCH]}: an ELECTRA, which only --engine fairseq does")
-    if unknown := [key for key in values if key not in {*OPTIONS, *PARTS, *ALWAYS_SO, ARCH}]:
-        near = did_you_mean(unknown[0], PLACES.values())
+    if unknown := [key for key in values if key not in {*kind.options, *kind.parts, *ALWAYS_SO, ARCH}]:
+        near = did_you_mean(unknown[0], kind.places.values())
         raise ValueError(f"{unknown[0]} is not known to --engine transformers{near}")
-    for key, valid in PARTS.items():
+    for key, valid in kind.parts.items():
         if key in values and values[key] not in valid:
             raise ValueError(f"{key}={values[key]}: valid with --engine transformers: {', '.join(valid)}")
-    architecture = values[ARCH]
-    if presets:
-        _check_preset(presets[-1], architecture)
-    model_defaults = {f"model.{NAMES[name]}": value for name, value in preset(architecture).items()}
-    values = {**OPTIONS, **model_defaults, **{key: _resolved(values, key) for key in values if key in OPTIONS}}
-    limits.check_all({key.rpartition(".")[2]: value for key, value in values.items() if value != OPTIONS[key]} |
-                     {"lr_scheduler": "polynomial_decay", "max_update": values["optimization.max_update"],
-                      "max_epoch": values["optimization.max_epoch"]})
-    values = {key: _converted(key, value) for key, value in values.items()}
+    if kind is PRETRAINING:
+        architecture, config = values[ARCH], {}
+        if "model" in groups:
+            _check_preset(groups["model"], architecture)
+    else:
+        config = config_of(values["checkpoint.finetune_from_model"])
+        architecture = architecture_of(ModelConfig(**config))
+    known = {name: value for name, value in _of_model(preset(architecture)).items() if name in kind.options}
+    values = {**kind.options, **known, **{key: _resolved(kind, values, key) for key in values if key in kind.options}}
+    ends = {"max_update": values.get("optimization.max_update", 0), "max_epoch": values["optimization.max_epoch"]}
+    changed = {key.rpartition(".")[2]: value for key, value in values.items() if value != kind.options[key]}
+    limits.check_all(changed | {"lr_scheduler": "polynomial_decay", **ends})
+    values = {key: _converted(kind, key, value) for key, value in values.items()}
     for key in ("optimization.lr", "optimization.update_freq"):
         if len(values[key]) != 1:
             raise ValueError(f"{key}={values[key]}: one number for each epoch is for --engine fairseq; give one")
@@ -118,13 +162,43 @@ def read(
         values["common.fp16"] = not (values["common.amp"] or values["model.autocast"] == "bf16")
     elif values["common.fp16"] and (values["common.amp"] or values["model.autocast"] == "bf16"):
         raise ValueError("--fp16 beside --amp or --autocast: give one")
-    options = {ours: values[f"model.{theirs}"] for ours, theirs in NAMES.items()}
-    model = ModelConfig(**options, layer=values["model.layer"])
-    values.update({"model.position": model.position, "model.block": model.block, "model.layer": ""})
+    options = {ours: values[f"model.{theirs}"] for ours, theirs in NAMES.items() if f"model.{theirs}" in values}
+    model = ModelConfig(**{**config, **options}, layer=values.get("model.layer", ""))
+    if kind is PRETRAINING:
+        values.update({"model.position": model.position, "model.block": model.block, "model.layer": ""})
     plain = vars(ModelConfig(**preset(architecture)))
     differs = {NAMES[name]: value for name, value in vars(model).items() if str(value) != str(plain[name])}
-    variant = ", ".join(f"{name} {differs[name]}" for name in sorted(differs) if name not in TUNABLE)
-    return Recipe(values, architecture, model, variant, set(given))
+    free = {NAMES[name] for name in FREE}
+    variant = ", ".join(f"{name} {differs[name]}" for name in sorted(differs) if name not in free)
+    return Recipe(kind, values, architecture, model, variant, set(given))
+
+
+def _of_model(options):
+    return {f"model.{NAMES[name]}": value for name, value in options.items()}
+
+
+def config_of(folder: str) -> dict:
+    """{option of `ModelConfig`: value} of a folder that transformers reads. Raises ValueError for anything else."""
+    path = Path(folder) / "config.json"
+    if not path.is_file():
+        what = "starts from a folder of transformers, with config.json; `tupe checkpoint export` makes one of a file"
+        raise ValueError(f"{folder or '--checkpoint'}: --engine transformers {what}")
+    config = json.loads(path.read_text(encoding="utf-8"))
+    if config.get("model_type") != "tupe":
+        raise ValueError(f"{folder}: model_type is {config.get('model_type')!r}, not 'tupe'")
+    return {ours: config[theirs] for ours, theirs in EXPORTED.items() if theirs in config}
+
+
+def architecture_of(model: ModelConfig) -> str:
+    """The name of the architecture that differs from a model in the fewest options that define it, of its very size or
+    else base."""
+
+    def differing(name):
+        other, sizes = asdict(ModelConfig(**preset(name))), {"layers", "width", "heads", "ffn"}
+        wrong = {option for option, value in asdict(model).items() if option not in FREE and value != other[option]}
+        return len(wrong - sizes), bool(wrong & sizes)
+
+    return min((with_size(name, size) for name in (*ARCHITECTURES, *OTHER_BLOCKS) for size in SIZES), key=differing)
 
 
 def _compose(recipe, groups):
@@ -146,15 +220,15 @@ def _compose(recipe, groups):
     return found
 
 
-def _resolved(values, key):
+def _resolved(kind, values, key):
     """A value; of `${section.key}`, that of the other setting."""
     value = values[key]
     while isinstance(value, str) and (other := re.fullmatch(r"\$\{(\w+\.\w+)\}", value)):
-        value = values.get(other[1], OPTIONS.get(other[1]))
+        value = values.get(other[1], kind.options.get(other[1]))
     return value
 
 
-def _options(words):
+def _options(kind, words):
     """{"section.key": text} of `--name value`, `--name=value` and `--switch`."""
     given, words = {}, list(words)
     while words:
@@ -162,11 +236,11 @@ def _options(words):
         if not name.startswith("--"):
             raise ValueError(f"{name!r} is the value of no option")
         key = name[2:].replace("-", "_")
-        place = PLACES.get(key) or next((place for place in ALWAYS_SO if place.endswith(f".{key}")), None)
+        place = kind.places.get(key) or next((place for place in ALWAYS_SO if place.endswith(f".{key}")), None)
         if place is None:
             raise ValueError(f"{name} is not known to --engine transformers"
-                             f"{did_you_mean(name, ['--' + key.replace('_', '-') for key in PLACES])}")
-        if not equals and isinstance(OPTIONS.get(place), bool):
+                             f"{did_you_mean(name, ['--' + key.replace('_', '-') for key in kind.places])}")
+        if not equals and isinstance(kind.options.get(place), bool):
             value = True
         elif not equals:
             if not words:
@@ -176,9 +250,9 @@ def _options(words):
     return given
 
 
-def _converted(key, value):
+def _converted(kind, key, value):
     """A value in the type of its option's default."""
-    default = OPTIONS[key]
+    default = kind.options[key]
     if isinstance(value, str) and not isinstance(default, str):
         try:
             value = ast.literal_eval(value.capitalize() if value in ("true", "false") else value)

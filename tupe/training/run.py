@@ -16,7 +16,10 @@ logger = logging.getLogger(__name__)
 
 PARTIAL = "partial"  # a folder in a run's, of what is being written
 STATE = "trainer_state.json"
-NOT_THE_MODEL = ("optimizer", "scheduler", "scaler", "rng_state", "trainer_state", "training_args", "global_step")
+NOT_THE_MODEL = (
+    "optimizer", "scheduler", "scaler", "rng_state", "trainer_state", "training_args", "global_step",
+    "pytorch_model_fsdp",
+)  # fmt: skip
 
 
 def checkpoints(folder: Path) -> dict[int, Path]:
@@ -115,10 +118,12 @@ class Run:
             self.record.started_at = self.record.started_at or self.began_at
             self.record.save(self.folder)
 
-    def add_scores(self, epoch: int, updates: int, split: str, loss: float) -> None:
+    def add_scores(self, epoch: int, updates: int, split: str, scores: dict) -> bool:
+        """Returns whether this validation is the best so far."""
+        best = self.record.add_scores(epoch, updates, split, scores)
         if self.writes:
-            self.record.add_scores(epoch, updates, split, {"loss": loss})
             self.record.save(self.folder)
+        return best
 
     @contextmanager
     def recorded(self) -> Iterator[None]:

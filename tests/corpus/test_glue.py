@@ -10,8 +10,8 @@ from fairseq.data import Dictionary, data_utils
 from fairseq.tasks.sentence_prediction import SentencePredictionConfig, SentencePredictionTask
 from helpers import HEADERS, ROWS, official_folder, write_lines
 
-from tupe.plugin.glue import TASKS, GlueConfig, GlueTask
-from tupe.plugin.glue_data import command, prepare, read_split
+from tupe.common.glue import TASKS
+from tupe.corpus.glue import command, prepare, read_split
 from tupe.text import TextEncoder
 
 # ---------------------------------------------------------------------------------------------------- official files
@@ -140,6 +140,8 @@ def test_fairseqs_own_task_reads_the_data_alike(prepared, name):
 
 
 def glue_task(folder, name, max_positions=64):
+    from tupe.plugin.glue import GlueConfig, GlueTask
+
     cfg = GlueConfig(
         data=str(folder), glue_task=name, seed=1, finetune_from_model=None, classification_head_name="head"
     )

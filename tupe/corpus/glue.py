@@ -1,5 +1,6 @@
 """Reads GLUE's official files and prepares them: the text encoder of pre-training, fairseq's binary format."""
 
+import itertools
 import json
 import math
 import shutil
@@ -8,15 +9,14 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import click
-import torch
-from fairseq.data import indexed_dataset
 
 from ..common import options
+from ..common.blocks import write_split
+from ..common.glue import FIRST_LABEL, TASKS, Glue, glue_name
 from ..common.options import shorten, shorten_list
 from ..common.prepared import check_name, encoding, worker
 from ..common.record import naming, write_atomically
 from ..text import is_blank
-from .glue import TASKS, Glue, glue_name, label_dictionary
 
 TEST_ROWS = {  # of the official test sets
     ("CoLA", "test"): 1063, ("SST-2", "test"): 1821, ("MRPC", "test"): 1725, ("STS-B", "test"): 1379,
@@ -180,37 +180,28 @@ def _write_task(name, source, vocabulary, folder, map_rows):
         (folder / part).mkdir(parents=True)
         if part != "label":
             shutil.copyfile(vocabulary / "dict.txt", folder / part / "dict.txt")
-    labels = label_dictionary(task)
     if task.labels:
-        labels.save(str(folder / "label" / "dict.txt"))
+        write_atomically(folder / "label" / "dict.txt", "".join(f"{label} 1\n" for label in task.labels))
     manifest = {"task": name, "splits": {}}
     for split, path in _files_of(name, source):
         rows, dropped = read_split(name, split, path)
         blank = sum(is_blank(text) for texts, _ in rows for text in texts)
         counts = {"rows": len(rows), "dropped": dropped, "blank": blank, "tokens": 0, "unknown": 0, "longest": 0}
-        builders = [_builder(folder / f"input{i}" / split, len(worker.encoder)) for i in range(len(task.text))]
-        for items in map_rows(_encode, [texts for texts, _ in rows]):
-            for builder, ids in zip(builders, items, strict=True):
-                builder.add_item(torch.IntTensor(ids))
-            counts["tokens"] += sum(len(ids) for ids in items)
-            counts["unknown"] += sum(ids.count(worker.encoder.ids["<unk>"]) for ids in items)
-            counts["longest"] = max(counts["longest"], sum(len(ids) for ids in items) + len(items))
-        for i, builder in enumerate(builders):
-            builder.finalize(str(folder / f"input{i}" / split) + ".idx")
+        items = list(map_rows(_encode, [texts for texts, _ in rows]))
+        for i, sentences in enumerate(zip(*items, strict=True)):
+            write_split(folder / f"input{i}" / split, sentences, len(worker.encoder))
+        ids = [list(itertools.chain(*sentences)) for sentences in items]
+        counts["tokens"] = sum(map(len, ids))
+        counts["unknown"] = sum(some.count(worker.encoder.ids["<unk>"]) for some in ids)
+        counts["longest"] = max(len(some) + len(task.text) for some in ids)
         if rows[0][1] is not None and task.labels:
-            builder = _builder(folder / "label" / split, len(labels))
-            for _, label in rows:
-                builder.add_item(torch.IntTensor([labels.index(label), labels.eos()]))
-            builder.finalize(str(folder / "label" / split) + ".idx")
+            labels = [[FIRST_LABEL + task.labels.index(label), worker.encoder.ids["</s>"]] for _, label in rows]
+            write_split(folder / "label" / split, labels, FIRST_LABEL + len(task.labels))
         elif rows[0][1] is not None:
             write_atomically(folder / "label" / f"{split}.label", "".join(f"{label!r}\n" for _, label in rows))
         manifest["splits"][split] = counts
     write_atomically(folder / "manifest.json", json.dumps(manifest, indent=1, allow_nan=False) + "\n")
     return manifest
-
-
-def _builder(prefix, size):
-    return indexed_dataset.make_builder(f"{prefix}.bin", impl="mmap", vocab_size=size)
 
 
 # ------------------------------------------------------------------------------------------------------- the command

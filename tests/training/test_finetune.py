@@ -1,0 +1,158 @@
+"""`tupe finetune --engine transformers`: the first engine's numbers, resuming, sweeps."""
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+from click.testing import CliRunner
+from helpers import ended, finetune, fork_tupe, table
+
+from tupe.checkpoints.folders import as_file
+from tupe.cli import main
+from tupe.common.record import REFUSED, STOPPED, read
+from tupe.experiments.grid import Sweep
+from tupe.experiments.sweep import keep_best_checkpoint
+from tupe.modeling_tupe import TupeForSequenceClassification
+from tupe.training.run import checkpoints
+
+TINY = ["--gpus=0", "--allocator=none", "--num-workers=0", "--batch-size=12", "--lr=1e-3", "--max-epoch=2"]
+
+
+def begin(data, checkpoint, folder, *words, task="CoLA"):
+    where = [f"--data={data}", f"--checkpoint={checkpoint}", f"--output={folder}", f"--task={task}"]
+    return fork_tupe("finetune", "--engine=transformers", *where, *TINY, *words)
+
+
+def near(entry):
+    """The scores of an epoch, to rounding."""
+    return {key: pytest.approx(value, rel=1e-3) if isinstance(value, float) else value for key, value in entry.items()}
+
+
+@pytest.mark.parametrize("task", ["CoLA", "MNLI", "STS-B"])
+def test_both_engines_compute_the_same(task, small, learnable, tmp_path):
+    """The same scores and losses after every epoch, to rounding, and the same predictions; MNLI has two splits."""
+    words = ["model.dropout=0", "model.attention_dropout=0", "model.pooler_dropout=0"]
+    glue = task.lower().replace("-", "")
+    overrides = [f"glue={glue}", "optimization.max_epoch=2", "optimization.lr=[1e-3]", *(f"+{word}" for word in words)]
+    finetune(learnable, as_file(small), tmp_path / "fairseq", *overrides)
+    assert ended(begin(learnable, small, tmp_path / "here", *words, task=task)) == 0
+    theirs, ours = (read(tmp_path / folder) for folder in ("fairseq", "here"))
+    assert len(ours.scores) == len(theirs.scores) == (4 if task == "MNLI" else 2)
+    assert ours.scores == [near(entry) for entry in theirs.scores]
+    names = ["task", "architecture", "variant", "seed", "lr", "budget", "splits", "metrics", "data", "dictionary"]
+    names += ["pretrained_updates", "state", "shortened", "left_out"]
+    assert {name: getattr(ours, name) for name in names} == {name: getattr(theirs, name) for name in names}
+    for path in (tmp_path / "fairseq" / "predictions").iterdir():
+        one, two = table(path), table(tmp_path / "here" / "predictions" / path.name)
+        assert [row[::2] for row in one] == [row[::2] for row in two]
+        same = [a[1] == b[1] if task != "STS-B" else abs(float(a[1]) - float(b[1])) < 1e-3
+                for a, b in zip(one, two, strict=True)]  # fmt: skip
+        assert all(same)
+
+
+@pytest.fixture(scope="module")
+def whole(small, learnable, tmp_path_factory):
+    """Folder of a run with dropout that nobody disturbed."""
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    assert ended(begin(learnable, small, folder)) == 0
+    return folder
+
+
+def test_what_comes_out_is_the_best_model(whole, small):
+    model = TupeForSequenceClassification.from_pretrained(whole)
+    assert model.config.id2label == {0: "0", 1: "1"} and model.config.hidden_dropout_prob == 0.1
+    record = read(whole)
+    best = max(entry["num_updates"] for entry in record.scores if entry["best"])
+    assert record.pretrained == str(small) and record.config["engine"] == "transformers"
+    assert list(checkpoints(whole)) == [record.scores[-1]["num_updates"]]  # of what is left, to resume
+    if best in checkpoints(whole):
+        own = TupeForSequenceClassification.from_pretrained(checkpoints(whole)[best]).state_dict()
+        assert all(torch.equal(value, own[name]) for name, value in model.state_dict().items())
+
+
+def test_a_signal_stops_after_the_update_and_the_run_resumes_exactly(small, learnable, whole, tmp_path, monkeypatch):
+    from tupe.training import finetune as tuning
+
+    step = tuning.Finetuning.training_step
+
+    def training_step(self, *args, **kwargs):
+        if self.state.global_step == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return step(self, *args, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(tuning.Finetuning, "training_step", training_step)
+        assert ended(begin(learnable, small, tmp_path)) == STOPPED
+    assert list(checkpoints(tmp_path)) == [3] and not (tmp_path / "model.safetensors").exists()
+    assert ended(begin(learnable, small, tmp_path)) == 0
+    assert read(tmp_path).scores == read(whole).scores
+    assert (tmp_path / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--task=SQuAD-1.1"], "SQuAD is for --engine fairseq"),
+        (["--position=rope"], "--position is not known to --engine transformers"),
+        (["--max-update=3"], "--max-update is not known to --engine transformers"),
+        (["--max-epoch=0"], "training would have no end"),
+        (["--task=RTE"], "has no split 'train'"),
+    ],
+)
+def test_what_it_does_not_have_is_refused(words, message, small, learnable, tmp_path):
+    where = [f"--data={learnable}", f"--checkpoint={small}", f"--output={tmp_path / 'run'}", "--task=CoLA"]
+    result = CliRunner().invoke(main, ["finetune", "--engine=transformers", *where, *TINY, *words])
+    assert result.exit_code == REFUSED and message in result.output and len(result.output.splitlines()) == 1
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_file_of_fairseq_s_and_another_vocabulary_are_refused(small, learnable, tmp_path):
+    def said(checkpoint):
+        where = [f"--data={learnable}", f"--checkpoint={checkpoint}", f"--output={tmp_path / 'run'}", "--task=CoLA"]
+        result = CliRunner().invoke(main, ["finetune", "--engine=transformers", *where, *TINY])
+        assert result.exit_code == REFUSED
+        return result.output
+
+    (tmp_path / "model.pt").touch()
+    assert "`tupe checkpoint export` makes one of a file" in said(tmp_path / "model.pt")
+    other = tmp_path / "other"
+    other.mkdir()
+    for path in small.glob("*.*"):
+        if path.is_file():
+            (other / path.name).write_bytes(path.read_bytes())
+    (other / "dict.txt").write_text("".join(reversed((small / "dict.txt").read_text().splitlines(keepends=True))))
+    assert "was prepared with another vocabulary than" in said(other)
+
+
+@pytest.mark.parametrize("keep_best", [False, True])
+def test_a_sweep_leaves_records_and_the_best_model(keep_best, small, learnable, tmp_path):
+    words = [f"--data={learnable}", f"--checkpoint={small}", "--engine=transformers", *TINY[:4], "--max-epoch=1"]
+    sweep = Sweep.plan("finetune", tmp_path, {"task": ["CoLA"], "lr": ["1e-3"], "seed": ["1", "2"]}, words, keep_best)
+    for job in sweep.jobs:
+        assert ended(fork_tupe(*job.command[3:])) == 0
+        assert bool(list(job.folder.glob("checkpoint-*"))) == keep_best
+        keep_best_checkpoint(sweep, job, "finished")
+        assert {path.name for path in job.folder.iterdir()} <= {"record.json", "predictions", "lock"}
+    best = Path(tmp_path, "CoLA", "best")
+    assert best.exists() == keep_best
+    if keep_best:
+        TupeForSequenceClassification.from_pretrained(best)
+        scores = [read(job.folder).best()[1] for job in sweep.jobs]
+        assert json.loads((best.parent / "best.json").read_text())["score"] == max(scores)
+
+
+def test_two_processes_equal_one(small, learnable, tmp_path):
+    from helpers import begin_two
+
+    words = ["--lr=1e-3", "--max-epoch=2", "--dropout=0", "--attention-dropout=0", "--pooler-dropout=0"]
+    more = [f"--finetune-from-model={small}", "--num-workers=0"]
+    plan = {"recipe": "finetune", "overrides": ["glue=cola"], "data": str(learnable)}
+    two = begin_two(tmp_path / "two", [*words, *more, "--batch-size=6", "--update-freq=1"], **plan)
+    assert [ended(process) for process in two] == [0, 0]
+    assert ended(begin(learnable, small, tmp_path / "one", *words, "--batch-size=6", "--update-freq=2")) == 0
+    one, both = read(tmp_path / "one"), read(tmp_path / "two")
+    assert len(one.scores) == 2 and both.scores == [near(entry) for entry in one.scores]
+

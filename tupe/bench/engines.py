@@ -1,0 +1,57 @@
+"""Updates per second of both engines, of whole trainings by `tupe pretrain`."""
+
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+import numpy as np
+
+from ..common import options
+from ..common.tables import TextTable
+from .turns import take_turns
+
+ENGINES = "fairseq", "transformers"
+
+
+def seconds(engine: str, data: Path, updates: int, words: Sequence[str]) -> float:
+    """Of a training from its start to its end. Raises ValueError with its last line if it fails."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "tupe", "pretrain", f"--engine={engine}", f"--data={data}"]
+        command += [f"--output={folder}/run", f"--max-update={updates}", "--disable-validation", *words]
+        began = time.perf_counter()
+        done = subprocess.run(command, capture_output=True, text=True)
+        took = time.perf_counter() - began
+    if done.returncode:
+        raise ValueError((done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1])
+    return took
+
+
+@click.command(cls=options.Command, context_settings={"ignore_unknown_options": True})
+@options.data()
+@click.option("--updates", type=click.IntRange(1), default=200, show_default=True, help="measured in each turn")
+@click.option("--rounds", type=click.IntRange(1), default=5, show_default=True, help="turns of each engine")
+@click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="[OPTIONS OF THE PRE-TRAINING]...")
+def command(data, updates, rounds, words):
+    """Updates per second of both engines, which take turns. Nothing else should run on the machine.
+
+    \b
+    tupe bench engines --data DATA --arch tupe_r_tiny --recipe pretrain_small
+    tupe bench engines --data DATA --arch tupe_r --updates 10 --batch-size 8
+
+    A turn of an engine is two trainings, of which one is so many updates longer: start and end cancel out.
+    """
+
+    def turn_of(engine):
+        return lambda turn: [seconds(engine, data, n, words) * sign for n, sign in ((updates + 10, 1), (10, -1))]
+
+    steps = {engine: turn_of(engine) for engine in ENGINES}
+    kept = take_turns(steps, rounds, warmup=0, say=lambda line: click.echo(line, err=True))
+    speeds = {engine: updates / kept[engine].sum(axis=1) for engine in ENGINES}
+    ratio = speeds["transformers"] / speeds["fairseq"]  # within each turn
+    named = [*speeds.items(), ("transformers : fairseq", ratio)]
+    rows = [[name, *(f"{value:.3g}" for value in (np.median(of), of.min(), of.max()))] for name, of in named]
+    click.echo(TextTable.plain(["updates per second", "median of the turns", "least", "most"], rows).markdown())

@@ -1,0 +1,167 @@
+"""GLUE, for both engines: a table of its tasks, their prepared data, unrounded scores and files of predictions. The
+official files: `tupe.corpus.glue`."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from scipy.stats import pearsonr, spearmanr
+from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
+
+from ..text import TextEncoder
+from .blocks import Split, check_split
+from .options import shorten_list, task_key
+from .record import write_atomically
+
+FIRST_LABEL = len(TextEncoder.SPECIALS)  # the id of a task's first label in its prepared data
+
+
+@dataclass(frozen=True)
+class Glue:
+    """One GLUE task: the layout of its official files, and its scores."""
+
+    text: tuple  # columns of the one or two sentences
+    label: str  # column of the label
+    labels: tuple  # class names in the order of the class ids; () for a regression, with scores from 0 to `top`
+    metrics: tuple  # the first one selects the best epoch
+    header: tuple = ()  # columns of train and dev, if the files have no header line
+    columns: int = 0  # if set: rows of train and dev with another number of fields are dropped, not refused
+    top: float = 1.0
+    files: tuple = (("train", "train.tsv"), ("valid", "dev.tsv"), ("test", "test.tsv"))
+
+    @property
+    def outputs(self) -> int:
+        """Number of outputs of the model: classes, or 1 for a regression."""
+        return len(self.labels) or 1
+
+
+ENTAILMENT = ("entailment", "not_entailment")
+BINARY = ("0", "1")
+MNLI_FILES = (
+    ("train", "train.tsv"),
+    ("valid", "dev_matched.tsv"),
+    ("valid1", "dev_mismatched.tsv"),
+    ("test", "test_matched.tsv"),
+    ("test1", "test_mismatched.tsv"),
+    ("ax", "../AX/AX.tsv"),  # the diagnostic set is scored with the MNLI model
+)
+TASKS = {
+    "CoLA": Glue(
+        ("sentence",), "label", BINARY, ("matthews", "accuracy"), header=("source", "label", "mark", "sentence")
+    ),
+    "SST-2": Glue(("sentence",), "label", BINARY, ("accuracy",)),
+    "MRPC": Glue(("#1 String", "#2 String"), "Quality", BINARY, ("accuracy", "f1")),
+    "STS-B": Glue(("sentence1", "sentence2"), "score", (), ("pearson", "spearman"), top=5.0),
+    "QQP": Glue(("question1", "question2"), "is_duplicate", BINARY, ("accuracy", "f1"), columns=6),
+    "MNLI": Glue(
+        ("sentence1", "sentence2"),
+        "gold_label",
+        ("contradiction", "entailment", "neutral"),
+        ("accuracy",),
+        files=MNLI_FILES,
+    ),
+    "QNLI": Glue(("question", "sentence"), "label", ENTAILMENT, ("accuracy",)),
+    "RTE": Glue(("sentence1", "sentence2"), "label", ENTAILMENT, ("accuracy",)),
+    "WNLI": Glue(("sentence1", "sentence2"), "label", BINARY, ("accuracy",)),
+}
+
+
+def glue_name(name: str) -> str:
+    """The official spelling of a task's name: "sts_b" and "stsb" are "STS-B". Raises ValueError for an unknown one."""
+    for official in TASKS:
+        if task_key(official) == task_key(name):
+            return official
+    raise ValueError(f"unknown GLUE task {name!r}; valid: {', '.join(TASKS)}")
+
+
+# -------------------------------------------------------------------------------------------------------- prepared data
+
+
+def check_glue(folder: Path, split: str) -> None:
+    """Raise ValueError, naming the file, unless the data of a split is there, whole and of one length. folder: of the
+    task."""
+    task, lengths, order = TASKS[folder.name], {}, folder / "label" / "dict.txt"
+    if task.labels and order.is_file():
+        names = [line.rsplit(" ", 1)[0] for line in order.read_text(encoding="utf-8").splitlines()]
+        if tuple(names) != task.labels:  # the ids would be taken for other labels
+            wrong, right = shorten_list(names), shorten_list(task.labels)
+            raise ValueError(f"{order}: labels {wrong}, not {right}; prepare the data again")
+    for number in range(len(task.text)):
+        prefix = folder / f"input{number}" / split
+        lengths[f"{prefix}.idx"] = check_split(prefix)
+    labels = folder / "label" / split
+    if task.labels and (folder / "label" / f"{split}.idx").exists():
+        lengths[f"{labels}.idx"] = check_split(labels)
+    elif not task.labels and (scores := folder / "label" / f"{split}.label").exists():
+        lengths[scores] = scores.read_bytes().count(b"\n")
+    first, *others = lengths
+    for other in others:
+        if lengths[other] != lengths[first]:
+            raise ValueError(f"{other} has {lengths[other]} rows, {first} {lengths[first]}; prepare the data again")
+
+
+def read_targets(folder: Path, split: str) -> list | None:
+    """Class ids or real numbers of a split, in file order; None for a test set. folder: of the task."""
+    prefix = folder / "label" / split
+    if not TASKS[folder.name].labels:
+        path = Path(f"{prefix}.label")
+        return [float(line) for line in path.read_text().splitlines()] if path.exists() else None
+    return [int(ids[0]) - FIRST_LABEL for ids in Split(prefix)] if Path(f"{prefix}.idx").exists() else None
+
+
+def lengths(sizes: Sequence, limit: int) -> tuple[np.ndarray, int]:
+    """(how many tokens of each sentence are kept [examples, sentences], how many examples lose some): at most `limit`
+    of `<s> A </s>` or `<s> A </s> </s> B </s>`.
+
+    A pair that is too long loses tokens from the end of the longer sentence; both sentences and the separators stay.
+    sizes: of the first sentences and, if there are any, of the second ones.
+    """
+    special = 2 * len(sizes)
+    if limit < special + 2:
+        raise ValueError(f"a model of {limit} positions has no room for {special} special tokens and two sentences")
+    a, *b = (np.asarray(some) for some in sizes)
+    b, room = b[0] if b else np.zeros_like(a), limit - special
+    keep = np.where(a + b <= room, a, np.maximum(np.minimum(a, room - room // 2), np.minimum(a, room - b)))
+    return np.stack([keep, np.minimum(b, room - keep)], axis=1)[:, : len(sizes)], int((a + b > room).sum())
+
+
+def write_predictions(glue: Glue, predictions: Mapping, targets: Sequence, path: str | Path) -> None:
+    """Tab-separated: row number in the official file (without dropped rows), prediction, target. predictions: of each
+    row."""
+    text = glue.labels.__getitem__ if glue.labels else repr
+    rows = [f"{i}\t{text(predictions[i])}\t{text(target)}\n" for i, target in enumerate(targets)]
+    write_atomically(path, "".join(["index\tprediction\ttarget\n", *rows]))
+
+
+# ------------------------------------------------------------------------------------------------------------ scores
+
+
+def score(names: Sequence, predictions: Sequence, targets: Sequence) -> dict:
+    """Scores over whole lists, as plain floats times 100.
+
+    predictions, targets: class ids, or real numbers for correlations. A correlation that is undefined, because one side
+    is constant, counts as 0, as scikit-learn's Matthews coefficient does. Raises FloatingPointError for predictions
+    that are not finite.
+    """
+    predictions, targets = np.asarray(predictions), np.asarray(targets)
+    if not np.isfinite(predictions).all():
+        raise FloatingPointError("the model predicts numbers that are not finite")
+    return {name: 100 * float(METRICS[name](targets, predictions)) for name in names}
+
+
+def _correlation(function):
+    def correlate(targets, predictions):
+        constant = np.ptp(predictions) == 0 or np.ptp(targets) == 0
+        return 0.0 if constant else function(targets, predictions)[0]
+
+    return correlate
+
+
+METRICS = {
+    "accuracy": accuracy_score,
+    "f1": lambda targets, predictions: f1_score(targets, predictions, zero_division=0),
+    "matthews": matthews_corrcoef,
+    "pearson": _correlation(pearsonr),
+    "spearman": _correlation(spearmanr),
+}

@@ -1,0 +1,114 @@
+"""What evaluations ask of a model, its dictionary and its held-out text, for a folder that transformers reads. Models,
+dictionaries and tasks of fairseq answer to the same names.
+
+B batch, L sequence length, V vocabulary.
+"""
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import torch
+from torch import Tensor, nn
+from transformers.utils.logging import disable_progress_bar
+
+from ..common import record
+from ..modeling_tupe import TupeForMaskedLM
+from ..text import TextEncoder
+from ..training.data import BOS, EOS, HELD_OUT_SEED, IGNORED, PAD, Blocks, MaskedBlocks, pad, read_symbols
+from ..training.recipe import PRETRAINING
+
+
+class Dictionary:
+    """The types of dict.txt with the special ones."""
+
+    nspecial, unk_word = len(TextEncoder.SPECIALS), "<unk>"
+
+    def __init__(self, folder: Path):
+        self.symbols = read_symbols(folder)
+
+    def __len__(self):
+        return len(self.symbols)
+
+    def __getitem__(self, i):
+        return self.symbols[i]
+
+    def index(self, symbol: str) -> int:
+        return self.symbols.index(symbol)
+
+    def bos(self) -> int:
+        return BOS
+
+    def pad(self) -> int:
+        return PAD
+
+    def eos(self) -> int:
+        return EOS
+
+
+class Model(nn.Module):
+    """Encoder and head of a masked language model."""
+
+    def __init__(self, model: TupeForMaskedLM, dictionary: Dictionary):
+        super().__init__()
+        self.encoder, self.lm_head, self.dictionary = model.tupe.encoder, model.lm_head, dictionary
+        self.longest = model.config.max_position_embeddings
+
+    @classmethod
+    def load(cls, folder: str | Path, data: Path) -> "Model":
+        """data: folder of its dict.txt. Raises ValueError for that of another model."""
+        disable_progress_bar()
+        model, dictionary = TupeForMaskedLM.from_pretrained(folder), Dictionary(data)
+        if len(dictionary) != (types := model.config.vocab_size):
+            raise ValueError(
+                f"{data}/dict.txt makes {len(dictionary)} types, the model has {types}: another model's dictionary; "
+                "take the dict.txt of its own pre-training data"
+            )
+        return cls(model, dictionary).float().eval()
+
+    def forward(
+        self, src_tokens: Tensor, masked_tokens: tuple[Tensor, Tensor] | None = None, num_tokens: int | None = None
+    ) -> tuple:
+        """src_tokens [B, L] -> (logits [B, L, V], or [n, V] at masked_tokens, a pair of rows and columns [n]; None)."""
+        indices = None if masked_tokens is None else masked_tokens[0] * src_tokens.size(1) + masked_tokens[1]
+        x, _ = self.encoder(src_tokens, False, num_tokens, indices)
+        return self.lm_head(x, self.encoder.tokens.weight), None
+
+    def max_positions(self) -> int:
+        return self.longest
+
+
+class HeldOut:
+    """Held-out text in blocks with the masks of pre-training, as far as a folder says what those were."""
+
+    def __init__(self, folder: str | Path, data: Path):
+        folder = Path(folder).resolve()
+        about = record.read(folder) or record.read(folder.parent)  # of a run, or of its checkpoint-N
+        own = about.config or {} if about else {}
+        known = {name: value for name, value in PRETRAINING.options.items() if name.startswith("task.")}
+        settings = {name.partition(".")[2]: own.get(name, value) for name, value in known.items()}
+        fixed = {"sample_break_mode": "complete", "long_sentences": "cut"}
+        unused = {"mask_whole_words": False, "mask_multiple_length": 1}
+        self.cfg = SimpleNamespace(data=str(data), **settings, **fixed, **unused)
+        self.source_dictionary, self.splits = Dictionary(data), {}
+
+    def load_dataset(self, split: str) -> None:
+        cfg, symbols = self.cfg, self.source_dictionary.symbols
+        masks = {name: getattr(cfg, name) for name in ("mask_prob", "leave_unmasked_prob", "random_token_prob")}
+        blocks = Blocks(f"{cfg.data}/{split}", cfg.tokens_per_sample, symbols)
+        self.splits[split] = HeldOutBlocks(blocks, symbols, HELD_OUT_SEED, **masks)
+
+    def dataset(self, split: str) -> "HeldOutBlocks":
+        return self.splits[split]
+
+
+class HeldOutBlocks(MaskedBlocks):
+    @property
+    def sizes(self) -> list:
+        return self.blocks.sizes
+
+    def __getitem__(self, i: int) -> tuple:
+        return super().__getitem__((1, i))
+
+    def collater(self, items: list) -> dict:
+        ids, targets = (torch.from_numpy(part) for part in pad(items))
+        return {"net_input": {"src_tokens": ids}, "target": targets.masked_fill(targets == IGNORED, PAD)}

@@ -1,0 +1,90 @@
+"""Fine-tuning on GLUE through transformers' Trainer, with the numbers of the first engine."""
+
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from transformers import TrainingArguments
+from transformers.utils.logging import disable_progress_bar, set_verbosity_error
+
+from ..common.glue import TASKS, glue_name, score, write_predictions
+from ..configuration_tupe import NAMES, TupeConfig
+from ..encoder import ClassificationHead, Encoder, LMHead, of_cls
+from ..modeling_tupe import TupeForSequenceClassification
+from .glue import Examples, collate
+from .pretrain import Training
+from .recipe import Recipe
+from .run import Run
+
+
+class ForGlue(TupeForSequenceClassification):
+    """The sum of the losses, of classes or of a regression, and the predictions: input_ids [B, L], labels [B]."""
+
+    _auto_class = None
+
+    def forward(self, input_ids: Tensor, labels: Tensor, num_tokens: int | None = None) -> tuple[Tensor, Tensor]:
+        x, _ = self.tupe.encoder(input_ids, False, num_tokens, of_cls(input_ids))
+        with torch.autocast(x.device.type, enabled=False):  # rounded to bfloat16, near logits would be equal
+            logits = self.classifier(x.float())[: len(labels)].float()
+        if self.config.num_labels == 1:
+            logits = logits.squeeze(1)
+            return F.mse_loss(logits, labels.float(), reduction="sum"), logits
+        return F.cross_entropy(logits, labels.long(), reduction="sum"), logits.argmax(dim=1)
+
+
+ForGlue.__name__ = TupeForSequenceClassification.__name__  # what config.json calls it
+
+
+def new_model(recipe: Recipe, task: str) -> ForGlue:
+    """The pre-trained model with a new head, whose weights are those that the first engine gives it for this seed."""
+    set_verbosity_error()  # it would report that the head is new
+    disable_progress_bar()
+    model, glue = recipe.model, TASKS[task]
+    labels = dict(enumerate(glue.labels or ["score"]))
+    folder, options = recipe["finetune_from_model"], {theirs: getattr(model, ours) for ours, theirs in NAMES.items()}
+    config = TupeConfig.from_pretrained(folder, id2label=labels, label2id={v: k for k, v in labels.items()}, **options)
+    torch.manual_seed(recipe["seed"])
+    Encoder(config.vocab_size, 1, 2, model)  # whose random numbers the head's come after
+    LMHead(model.width, config.vocab_size, config=model)
+    head = ClassificationHead(model.width, config.classifier_inner, glue.outputs, model.pooler_dropout)
+    found = ForGlue.from_pretrained(folder, config=config, ignore_mismatched_sizes=True).float()
+    found.classifier.load_state_dict(head.state_dict())
+    encoder = found.tupe.encoder
+    encoder.attention_backend = model.attention
+    encoder.checkpoint_activations = model.checkpoint_activations
+    if recipe["compile"]:
+        encoder.compile(dynamic=True)
+    return found
+
+
+class Finetuning(Training):
+    unit = 1.0  # nats, or a squared error
+
+    def __init__(
+        self, recipe: Recipe, data: Path, symbols: list[str], run: Run, args: TrainingArguments, updates: int,
+        start: int,
+    ):  # fmt: skip
+        self.name = glue_name(recipe["glue_task"])
+        folder, longest = data / self.name, recipe.model.max_positions
+        splits = {split: Examples(folder, split, longest) for split in recipe["valid_subset"].split(",")}
+        train = Examples(folder, recipe["train_subset"], longest)
+        model = new_model(recipe, self.name)
+        super().__init__(model, train, splits, collate, recipe, data, longest, run, args, updates, start)
+        parts = {recipe["train_subset"]: train, **splits}
+        run.record.shortened = {split: part.shortened for split, part in parts.items() if part.shortened}
+
+    def scores_of(self, split: str, dataset: Examples) -> dict:
+        batches = dataset.longest_first(self.recipe["batch_size_valid"])
+        loss, predictions = self.measure(dataset, batches)
+        metrics = TASKS[self.name].metrics
+        scores = {"loss": loss, **score(metrics, [predictions[i] for i in range(len(dataset))], dataset.targets)}
+        best = self.run.add_scores(self.epoch(), self.state.global_step, split, scores)
+        if split == next(iter(self.splits)):
+            self.is_best = best
+        if self.run.writes:
+            folder = self.run.folder / "predictions"
+            folder.mkdir(exist_ok=True)
+            for tag in ["last"] + ["best"] * self.is_best:
+                write_predictions(TASKS[self.name], predictions, dataset.targets, folder / f"{split}_{tag}.tsv")
+        return scores

@@ -1,0 +1,70 @@
+"""Prepared tasks of GLUE as examples in batches, and what a run's record says of one, for the second engine. The
+batches are those of the first."""
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset
+
+from ..common import record
+from ..common.blocks import Split
+from ..common.glue import check_glue, lengths, read_targets
+from .data import BOS, EOS, PAD, UNMASKED, fingerprint_of, read_symbols
+
+
+class Examples(Dataset):
+    """Item (epoch, i) is (i, `<s> A </s>` or `<s> A </s> </s> B </s>`, target); no target for `UNMASKED`.
+
+    folder: of the task; limit: most tokens of an example. shortened: number of examples that lost some. Raises
+    ValueError for data that is not there or not whole.
+    """
+
+    def __init__(self, folder: Path, split: str, limit: int):
+        check_glue(folder, split)
+        self.parts = [Split(path / split) for path in sorted(folder.glob("input*"))]
+        self.targets = read_targets(folder, split)
+        self.keep, self.shortened = lengths([part.sizes - 1 for part in self.parts], limit)  # each ends in </s>
+
+    def __len__(self):
+        return len(self.keep)
+
+    def __getitem__(self, item: tuple[int, int]) -> tuple[int, list, float | None]:
+        epoch, i = item
+        (first, *second) = (part[i][:size] for part, size in zip(self.parts, self.keep[i], strict=True))
+        tokens = [BOS, *first, EOS, *(token for part in second for token in (EOS, *part, EOS))]
+        return i, tokens, None if epoch == UNMASKED else self.targets[i]
+
+    def longest_first(self, size: int) -> list[list[tuple[int, int]]]:
+        """Batches with little padding."""
+        order = np.argsort(-self.keep.sum(axis=1), kind="stable")
+        return [[(1, int(i)) for i in order[k : k + size]] for k in range(0, len(order), size)]
+
+
+def collate(items: list[tuple]) -> dict:
+    """input_ids [B, L], padded on the right; labels [B], [0] of a batch that only fills up an update; num_tokens:
+    without padding; rows: numbers of the examples."""
+    rows, tokens, targets = zip(*items, strict=True)
+    ids = np.full((len(rows), max(map(len, tokens))), PAD)
+    for row, some in enumerate(tokens):
+        ids[row, : len(some)] = some
+    labels = torch.tensor([target for target in targets if target is not None])
+    return {"input_ids": torch.from_numpy(ids), "labels": labels, "num_tokens": sum(map(len, tokens)), "rows": rows}
+
+
+def check_vocabulary(checkpoint: str, data: Path) -> None:
+    """Raise ValueError unless the data of a task was prepared with the model's dictionary."""
+    ours, theirs = (fingerprint_of(read_symbols(folder)) for folder in (data, checkpoint))
+    if ours != theirs:
+        raise ValueError(f"{data} was prepared with another vocabulary than {checkpoint}: their dict.txt differ")
+
+
+def of_checkpoint(folder: str) -> dict:
+    """What a run's record says of the folder that it starts from."""
+    weights = [path for path in sorted(Path(folder).iterdir()) if path.suffix in (".safetensors", ".bin")]
+    if not weights:
+        raise ValueError(f"{folder} holds no model: it has no model.safetensors")
+    return {
+        "pretrained": str(Path(folder).resolve()), "pretrained_updates": record.updates_of(folder),
+        "pretrained_weights": record.fingerprint(weights),
+    }  # fmt: skip
