@@ -29,8 +29,8 @@ def test_parameters_are_the_papers():
 @pytest.mark.parametrize(
     ("position", "products", "element_wise"),
     [
-        # added once, and its gradient summed over the batch
-        ("absolute", 0, 2 * C),
+        # added once, its gradient summed over the batch, and the rows copied, once for the batch
+        ("absolute", 0, 2 * C + C / B),
         # four for each offset's bucket; table reordered; bias added in each layer, its gradient summed over the batch;
         # those of the layers added up
         ("t5", 0, 2 * N * H * L + (N - 1) * H * L / B + (H + 4) * (2 * L - 1) / (B * L)),

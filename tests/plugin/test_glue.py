@@ -17,8 +17,8 @@ from helpers import fairseq_arguments, finetune, official_folder, table
 
 from tupe.common.glue import TASKS, check_glue, glue_name, score
 from tupe.common.record import read
+from tupe.corpus import glue as glue_data
 from tupe.evaluation.predict import predict_glue, zip_submission
-from tupe.plugin import glue_data
 from tupe.plugin.compat import compose
 from tupe.plugin.glue import Pairs
 

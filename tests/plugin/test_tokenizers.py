@@ -10,8 +10,9 @@ import torch
 
 from tupe.checkpoints import convert
 from tupe.checkpoints.export import export
+from tupe.corpus import glue as glue_data
 from tupe.corpus.engine import prepare
-from tupe.plugin import glue_data, squad_data
+from tupe.plugin import squad_data
 from tupe.plugin.model import TupeModel
 from tupe.text import TextEncoder
 from tupe.training.data import read_symbols

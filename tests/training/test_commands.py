@@ -53,7 +53,7 @@ def test_the_numbers_are_those_of_the_same_model_in_fairseq(small, vocabulary, t
 
     file, found = convert(small, "tupe", None, tmp_path / "file"), {}
     state = load(file)
-    state["cfg"]["task"]["tokens_per_sample"] = 20  # which the record of the folder says
+    state["cfg"]["task"] |= {"tokens_per_sample": 20, "sample_break_mode": "complete"}  # as the folder's record says
     torch.save(state, file)
     for label, model in (("folder", small), ("file", file)):
         words = ["order", f"m={model}", f"--data={vocabulary}", "--sentences=4", "--tokens=60"]

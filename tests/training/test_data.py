@@ -103,8 +103,8 @@ def test_batches_are_those_of_fairseq(folder, batch, steps):
     ours = Batches(sizes, 3, batch, len(theirs), steps)
     mine = iter(list(ours))
     grouped = [[next(mine) for _ in range(steps)] for _ in theirs]
-    epochs = [{epoch for step in group for epoch, _ in step if epoch} for group in grouped]
-    assert [[[i for _, i in step] for step in group if step[0][0]] for group in grouped] == theirs
+    epochs = [{epoch for step in group for epoch, _ in step if epoch > 0} for group in grouped]
+    assert [[[i for _, i in step] for step in group if step[0][0] > 0] for group in grouped] == theirs
     assert len(theirs) == 3 * ours.updates_per_epoch
     assert epochs == [{n // ours.updates_per_epoch + 1} for n in range(len(theirs))]
 

@@ -107,7 +107,7 @@ class HeldOutBlocks(MaskedBlocks):
         return self.blocks.sizes
 
     def __getitem__(self, i: int) -> tuple:
-        return super().__getitem__((1, i))
+        return super().__getitem__((0, i))  # as fairseq masks where nothing is trained
 
     def collater(self, items: list) -> dict:
         ids, targets = (torch.from_numpy(part) for part in pad(items))

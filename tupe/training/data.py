@@ -24,7 +24,7 @@ BOS, PAD, EOS = 0, 1, 2
 MASK = "<mask>"
 HELD_OUT_SEED = 1  # of the masks of held-out text, so that all models and seeds predict the same tokens
 IGNORED = -100
-UNMASKED = 0  # an epoch: of batches that fill up an update, in which nothing is predicted
+UNMASKED = -1  # an epoch: of batches that fill up an update, in which nothing is predicted
 
 
 def read_symbols(folder: str | Path) -> list[str]:
