@@ -118,7 +118,7 @@ def test_updates_are_the_same_for_any_number_of_processes_and_from_any_start():
         turns = [batch for k in range(len(shares[0])) for batch in (share[k] for share in shares)]
         assert turns == one
     assert list(Batches(sizes, 1, 4, 9, steps=4, start=5)) == one[5 * 4 :]
-    assert any(epoch == 0 for batch in one for epoch, _ in batch), "no update is filled up"
+    assert any(epoch == training_data.UNMASKED for batch in one for epoch, _ in batch), "no update is filled up"
 
 
 @pytest.mark.parametrize("workers", [0, 2])
