@@ -162,6 +162,7 @@ class OnGpu(torch.Tensor):
     """Tokens that the encoder counts as on a GPU, by an operation that waits."""
 
 
+@pytest.mark.skipif(torch.__version__ < "2.6", reason="makes no tensor of a class anew that it knows already")
 @pytest.mark.parametrize("name", ["masked_lm", "masked_lm_chunked", "masked_lm_next_sentence", "electra"])
 def test_the_page_lists_every_wait(name):
     rows = re.findall(r"^\| `(tupe/\S+:\d+)` \| .* \| `(\w+)` \|$", PAGE.read_text(), re.MULTILINE)
