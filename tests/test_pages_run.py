@@ -32,6 +32,7 @@ ELSEWHERE = {
     "sweep --engine": "the same",
     "--engine dask": "tests/corpus/test_engine.py, with a scheduler",
     "hydra/launcher=slurm": "needs Slurm; the same sweep without it: tests/plugin/test_launchers.py",
+    "--to modernbert": "tests/test_encoder_blocks.py",
     "released.pt": "tests/checkpoints/test_convert.py, with the released code's files",
     "--to released": "the same",
     "-shard": "tests/checkpoints/test_files.py, with shards",
