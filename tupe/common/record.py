@@ -186,6 +186,19 @@ class Record:
         self.failure = {"reason": failure, "status": status} if failure else None
 
 
+class Reached:
+    """Of what writes the record of a run in this process, in either engine. It has `record`, `folder`, `writes`,
+    `began_at`, and `updates`, None until the first one."""
+
+    def reach(self, updates: int) -> None:
+        """Take note of an update. With the first one the run has begun, or goes on: until then any failure is that of a
+        start, and changes no run's record."""
+        first, self.updates = self.updates is None, updates
+        if first and self.writes:
+            self.record.started_at = self.record.started_at or self.began_at
+            self.record.save(self.folder)
+
+
 def alphabetical(variant: str) -> str:
     """A variant in a spelling to compare: the order of a position's schemes is that of the registry of its time, which
     changes where classes change places in a file."""

@@ -5,11 +5,30 @@ import signal
 import sys
 from pathlib import Path
 
+import torch
 from torch.distributed import run as torchrun
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
 from .record import STOPPED
+
+
+def gpus_to_use(gpus: int | None, nodes: int, node_rank: int, dry_run: bool) -> int:
+    """GPUs of this node: those asked for, or for None all that are visible. Raises ValueError for more than there are,
+    unless nothing is to run, and for a node that there is not."""
+    if node_rank >= nodes:
+        raise ValueError(f"--node-rank {node_rank}: valid with --nodes {nodes}: 0 to {nodes - 1}")
+    visible = torch.cuda.device_count()
+    gpus = visible if gpus is None else gpus
+    if gpus > visible and not dry_run:
+        raise ValueError(f"--gpus {gpus}: this machine has {visible}")
+    return gpus
+
+
+def words_of_nodes(gpus: int, nodes: int, node_rank: int, master_addr: str, master_port: int) -> list[str]:
+    """torchrun's options: a process for each GPU of this node, or one on a CPU, and how nodes find each other."""
+    words = [f"--nproc-per-node={max(gpus, 1)}", f"--nnodes={nodes}", f"--node-rank={node_rank}"]
+    return [*words, f"--master-addr={master_addr}", f"--master-port={master_port}"]
 
 
 def run_torchrun(arguments: list) -> None:

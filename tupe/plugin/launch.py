@@ -29,7 +29,7 @@ from ..common.glue import check_glue, glue_name
 from ..common.limits import split_batch
 from ..common.options import CONFIGS, did_you_mean, split_files
 from ..common.prepared import check_name, tasks_in
-from ..common.torchrun import run_torchrun
+from ..common.torchrun import gpus_to_use, run_torchrun, words_of_nodes
 from ..encoder import Encoder
 from ..positions import load_scheme_file
 from . import worker
@@ -59,12 +59,7 @@ def launch(
     Raises ValueError for bad options, and SystemExit with the status of the first process that failed.
     """
     check_asserts()
-    if node_rank >= nodes:
-        raise ValueError(f"--node-rank {node_rank}: valid with --nodes {nodes}: 0 to {nodes - 1}")
-    visible = torch.cuda.device_count()
-    gpus = visible if gpus is None else gpus
-    if gpus > visible and not dry_run:
-        raise ValueError(f"--gpus {gpus}: this machine has {visible}")
+    gpus = gpus_to_use(gpus, nodes, node_rank, dry_run)
     if not dry_run:
         for folder in [arguments[0]] if os.path.isdir(arguments[0]) else arguments[0].split(":"):
             check_name(folder)
@@ -77,8 +72,7 @@ def launch(
     if nodes > 1:
         values.setdefault("heartbeat_timeout", SECONDS_WITHOUT_PROGRESS)
     words = words_of(values, actions)
-    torchrun_arguments = [f"--nproc-per-node={max(gpus, 1)}", f"--nnodes={nodes}", f"--node-rank={node_rank}"]
-    torchrun_arguments += [f"--master-addr={master_addr}", f"--master-port={master_port}"]
+    torchrun_arguments = words_of_nodes(gpus, nodes, node_rank, master_addr, master_port)
     torchrun_arguments += ["-m", worker.__name__, "--command", shlex.join(sys.argv)]
     program = ["fairseq-train"] if processes == 1 else ["torchrun", *torchrun_arguments]
     command = shlex.join([*program, *words])

@@ -156,7 +156,7 @@ class Refused(ValueError, SystemExit):
     code = records.REFUSED
 
 
-class ActiveRun:
+class ActiveRun(records.Reached):
     """A run that this process trains. record: what is known before training; config: the whole configuration."""
 
     def __init__(self, record: Record, config: DictConfig):
@@ -227,14 +227,6 @@ class ActiveRun:
         section = self.config.distributed_training
         timeout, section.heartbeat_timeout = section.heartbeat_timeout, -1
         return watch.Watch(timeout, self.config.task.stop_at_jump, updates, self.note_stall, self.reach)
-
-    def reach(self, updates: int) -> None:
-        """Take note of an update. With the first one the run has begun, or goes on: until then any failure is that of a
-        start, and changes no run's record."""
-        first, self.updates = self.updates is None, updates
-        if first and self.writes:
-            self.record.started_at = self.record.started_at or self.began_at
-            self.record.save(self.folder)
 
     def note_stall(self, reason: str) -> None:
         if self.writes and (self.updates or not self.earlier):

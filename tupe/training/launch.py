@@ -25,7 +25,7 @@ from ..common.options import Command, Refusal, split_files
 from ..common.prepared import check_name
 from ..common.record import Record
 from ..common.stop import stoppable
-from ..common.torchrun import run_torchrun
+from ..common.torchrun import gpus_to_use, run_torchrun, words_of_nodes
 from ..positions import load_scheme_file
 from .data import Batches, Blocks, fingerprint_of, read_symbols
 from .glue import check_vocabulary, of_checkpoint
@@ -50,12 +50,7 @@ def launch(
     micro_batch_size: int | None = None,
 ) -> None:  # fmt: skip
     """As `tupe.plugin.launch.launch`, through this engine."""
-    if node_rank >= nodes:
-        raise ValueError(f"--node-rank {node_rank}: valid with --nodes {nodes}: 0 to {nodes - 1}")
-    visible = torch.cuda.device_count()
-    gpus = visible if gpus is None else gpus
-    if gpus > visible and not dry_run:
-        raise ValueError(f"--gpus {gpus}: this machine has {visible}")
+    gpus = gpus_to_use(gpus, nodes, node_rank, dry_run)
     data, *words = arguments
     processes = max(gpus, 1) * nodes
     plan = {"recipe": recipe, "overrides": list(overrides), "words": words, "processes": processes,
@@ -70,8 +65,7 @@ def launch(
     if processes == 1:
         train(**plan)
         return
-    torchrun = [f"--nproc-per-node={max(gpus, 1)}", f"--nnodes={nodes}", f"--node-rank={node_rank}"]
-    torchrun += [f"--master-addr={master_addr}", f"--master-port={master_port}", "-m", __name__]
+    torchrun = [*words_of_nodes(gpus, nodes, node_rank, master_addr, master_port), "-m", __name__]
     run_torchrun([*torchrun, "--command", shlex.join(sys.argv), "--plan", json.dumps(plan, allow_nan=False)])
 
 

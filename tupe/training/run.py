@@ -87,7 +87,7 @@ def _said(value):
     return "none" if value in ("", None) else value
 
 
-class Run:
+class Run(records.Reached):
     """A run that this process trains. record: what is known before training; writes: whether this process is the one
     that writes into the folder."""
 
@@ -109,14 +109,6 @@ class Run:
         if self.earlier:
             record.go_on(self.earlier, start)
             record.scores = [entry for entry in record.scores if entry["num_updates"] <= start]
-
-    def reach(self, updates: int) -> None:
-        """Take note of an update. With the first one the run has begun, or goes on: until then any failure is that of a
-        start, and changes no run's record."""
-        first, self.updates = self.updates is None, updates
-        if first and self.writes:
-            self.record.started_at = self.record.started_at or self.began_at
-            self.record.save(self.folder)
 
     def add_scores(self, epoch: int, updates: int, split: str, scores: dict) -> bool:
         """Returns whether this validation is the best so far."""
