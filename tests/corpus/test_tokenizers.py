@@ -181,10 +181,12 @@ def test_lines_of_code_and_sequences(tmp_path):
         run(tmp_path / "code.txt", "--output", tmp_path / mode, "--tokenizer", "bpe", "--vocab-size", 262, "--cased",
             "--sentences", mode, *ONE)  # fmt: skip
         encoder = TextEncoder(tmp_path / mode)
-        from tupe.plugin.pretrained import load_dictionary, load_split
+        from fairseq.data.data_utils import load_indexed_dataset
+
+        from tupe.plugin.pretrained import load_dictionary
 
         dictionary, found = load_dictionary(tmp_path / mode / "dict.txt"), []
         for split in ("train", "valid"):
-            found += [line[:-1].tolist() for line in load_split(tmp_path / mode / split, dictionary)]
+            found += [line[:-1].tolist() for line in load_indexed_dataset(f"{tmp_path}/{mode}/{split}", dictionary)]
         assert all(encoder.encode(line) in found for line in wanted)
         assert json.loads((tmp_path / mode / "manifest.json").read_text())["dropped"] == {}

@@ -14,6 +14,7 @@ CODES = {  # of the types of ids in an index
     1: np.uint8, 2: np.int8, 3: np.int16, 4: np.int32, 5: np.int64, 6: np.float64, 7: np.float64, 8: np.uint16,
     9: np.uint32, 10: np.uint64,
 }  # fmt: skip
+HELD_OUT_SEED = 1  # of the masks of every split but `train`, so that all models and seeds predict the same tokens
 HEAD = 26  # bytes of an index: magic, version, type of the ids, count; then an int32 and an int64 of each sequence
 
 

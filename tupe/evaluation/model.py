@@ -12,9 +12,10 @@ from torch import Tensor, nn
 from transformers.utils.logging import disable_progress_bar
 
 from ..common import record
+from ..common.blocks import HELD_OUT_SEED
 from ..modeling_tupe import TupeForMaskedLM
 from ..text import TextEncoder
-from ..training.data import BOS, EOS, HELD_OUT_SEED, IGNORED, PAD, Blocks, MaskedBlocks, pad, read_symbols
+from ..training.data import BOS, EOS, IGNORED, PAD, Blocks, MaskedBlocks, pad, read_symbols
 from ..training.recipe import PRETRAINING
 
 

@@ -44,7 +44,7 @@ from fairseq.tasks import register_task
 from fairseq.tasks.masked_lm import MaskedLMConfig, MaskedLMTask
 from omegaconf import DictConfig
 
-from ..common.blocks import check_split, cut_long, parts_of
+from ..common.blocks import HELD_OUT_SEED, check_split, cut_long, parts_of
 from .criterion import count_tokens
 from .run import RecordedTask, RecordedTaskConfig
 
@@ -52,7 +52,6 @@ logger = logging.getLogger(__name__)
 
 HEAD = "next_sentence"
 MOST_LEFT_OUT = 0.05  # of the tokens of the training text, in sentences that are too long
-HELD_OUT_SEED = 1  # of the masks of every split but `train`, so that all models and seeds predict the same tokens
 
 
 @dataclass

@@ -8,12 +8,11 @@ from pathlib import Path
 
 import torch
 from fairseq import models
-from fairseq.data import Dictionary, FairseqDataset, data_utils
+from fairseq.data import Dictionary
 from fairseq.dataclass import FairseqDataclass
 from fairseq.tasks import FairseqTask
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from ..common.blocks import check_split
 from ..common.options import shorten
 from ..common.safe_load import num_updates, read_checkpoint
 from ..positions import bounded_schemes, canonical
@@ -45,12 +44,6 @@ def check_data(folder: str | Path) -> None:
     types = json.loads(manifest.read_text(encoding="utf-8")).get("vocab_size") if manifest.is_file() else None
     if types not in (None, len(dictionary)):
         raise ValueError(f"{folder}/dict.txt makes {len(dictionary)} types, not the {types} of manifest.json: cut off?")
-
-
-def load_split(prefix: str | Path, dictionary: Dictionary | None = None, **options) -> FairseqDataset:
-    """fairseq's `load_indexed_dataset` of a split that is whole; see `check_split`."""
-    check_split(prefix)
-    return data_utils.load_indexed_dataset(str(prefix), dictionary, **options)
 
 
 def check_dictionary(state: dict, path: str | Path) -> None:

@@ -17,12 +17,11 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from ..common.blocks import Split, cut_long, parts_of
+from ..common.blocks import HELD_OUT_SEED, Split, cut_long, parts_of
 from ..text import TextEncoder
 
 BOS, PAD, EOS = 0, 1, 2
 MASK = "<mask>"
-HELD_OUT_SEED = 1  # of the masks of held-out text, so that all models and seeds predict the same tokens
 IGNORED = -100
 UNMASKED = -1  # an epoch: of batches that fill up an update, in which nothing is predicted
 

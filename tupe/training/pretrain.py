@@ -35,12 +35,13 @@ from transformers.utils.logging import disable_progress_bar
 from .. import hf  # noqa: F401  (what is written here is read through the Auto classes)
 from ..common import stop
 from ..common.adamw import AdamW
+from ..common.blocks import HELD_OUT_SEED
 from ..common.prepared import tokenizer_files
 from ..common.record import write_atomically
 from ..configuration_tupe import NAMES, TupeConfig
 from ..encoder import BLOCKS, Encoder, LMHead, ModelConfig
 from ..modeling_tupe import TupeForMaskedLM, TupePreTrainedModel
-from .data import HELD_OUT_SEED, UNMASKED, Batches, Blocks, MaskedBlocks, collate, held_out, loader
+from .data import UNMASKED, Batches, Blocks, MaskedBlocks, collate, held_out, loader
 from .recipe import FINETUNING, Recipe
 from .run import PARTIAL, Run, keep, publish, put_in_place
 
