@@ -45,7 +45,7 @@ def lasting(evidence: Evidence) -> Figure:
         trials = trials or [trial for trial in evidence.trials("controls") if trial.model == model == "nopos"]
         if trials:
             band(axis, model, [evidence.curve(trial) for trial in trials], label=name, linewidth=1.6)
-    axis.annotate("the plateau: word order\nis not used yet", (1100, 8.85), (900, 9.9), fontsize=8, ha="center",
+    axis.annotate("the plateau: word order\nis hardly used yet", (1100, 8.85), (900, 9.9), fontsize=8, ha="center",
                   arrowprops={"arrowstyle": "-", "color": "0.5"})  # fmt: skip
     axis.set(xscale="log", xlim=(100, 21000), ylim=(4.3, 10.6), xlabel="updates (logarithmic)")
     ticks = [100, 300, 1000, 3000, 10000, 20000]
