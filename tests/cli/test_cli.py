@@ -1,5 +1,6 @@
 """The command `tupe`: quick, complete, and short when something is wrong."""
 
+import re
 import subprocess
 import sys
 
@@ -92,6 +93,13 @@ def test_what_libraries_log_for_themselves_is_not_shown(tmp_path):
     words = ["checkpoint", "convert", f"--from={PLUGIN.parent}/models/bert_a_mini", f"--output={tmp_path / 'x'}"]
     shown = subprocess.run([sys.executable, "-m", "tupe", *words], capture_output=True, text=True, cwd=PLUGIN.parent)
     assert shown.stdout == f"wrote {tmp_path}/x/checkpoint.pt\n" and not shown.stderr
+
+
+def test_a_checkpoint_of_fairseq_is_evaluated_without_its_log(pretrained, vocabulary, tmp_path):
+    """Its modules are imported only then, and matplotlib would list every font."""
+    words = ["plot", "positions", f"--checkpoint={pretrained}", f"--data={vocabulary}", f"--output={tmp_path / 'x'}"]
+    shown = subprocess.run([sys.executable, "-m", "tupe", *words], capture_output=True, text=True, cwd=PLUGIN.parent)
+    assert shown.returncode == 0 and not re.search("DEBUG|INFO", shown.stderr), shown.stderr[:500]
 
 
 def test_a_closed_pipe_ends_quietly():

@@ -8,6 +8,7 @@ import torch
 
 from ..checkpoints.folders import config_of
 from ..common.blocks import Split
+from ..common.options import quiet_imports
 from ..common.safe_load import read_checkpoint
 from .model import HeldOut, Model
 
@@ -25,9 +26,10 @@ def load_model(checkpoint: str | Path, data: str | Path | None = None) -> tuple:
         config_of(checkpoint)
         folder = Path(data or checkpoint).resolve()
         return Model.load(checkpoint, folder), HeldOut(checkpoint, folder)
-    from fairseq import checkpoint_utils
+    with quiet_imports():
+        from fairseq import checkpoint_utils
 
-    from ..plugin.masked_lm import TupeMaskedLMTask
+        from ..plugin.masked_lm import TupeMaskedLMTask
 
     trained = read_checkpoint(checkpoint, mmap=True)  # its errors name what is wrong; fairseq reads it then
     changes = {"autocast": "none"} if data is None else {"autocast": "none", "data": str(data)}
