@@ -338,6 +338,12 @@ class Stack(nn.Module):
         self.layers = nn.ModuleList(kind(dims, config) for _ in range(config.layers))
         self.final_norm = NORMS[config.part("norm")](config.width) if config.part("norm_order") == "pre" else None
 
+    def compile(self, **options) -> None:
+        """`torch.compile` in place, for lengths that change with every batch. Raises ValueError for an old torch."""
+        if torch.__version__ < "2.6":  # they break the graph at each of its own functions, and fail at a bias by offset
+            raise ValueError(f"compile needs torch 2.6 or later, this is {torch.__version__}")
+        super().compile(dynamic=True, **options)
+
     def reset_parameters(self) -> None:
         """Initialise everything but the positions, as BERT does."""
         if self.config.block != "gau" and self.normaliser in ("l2", "swish_l2"):

@@ -83,7 +83,11 @@ def test_it_does_not_look_for_padding(monkeypatch):
     assert asked != []
 
 
+needs_newer_torch = pytest.mark.skipif(torch.__version__ < "2.6", reason="a compiled encoder needs it")
+
+
 @pytest.mark.slow
+@needs_newer_torch
 def test_compiled_encoder():
     batch = sample(0.3)
     loss, *_, gradients = run("masked_lm_chunked", batch, compile=True)
@@ -94,7 +98,7 @@ def test_compiled_encoder():
     assert model(compile=True).state_dict().keys() == model().state_dict().keys()
 
 
-@pytest.mark.skipif(torch.__version__ < "2.6", reason="older compilers break the graph at torch's own functions")
+@needs_newer_torch
 @pytest.mark.parametrize("position", ["untied+t5", "shaw", "rope"])
 def test_compiled_code_is_three_graphs_at_most(position, monkeypatch):
     """For five lengths, with and without padding, as a GPU computes them: eight are the most that a function gets."""
@@ -112,6 +116,12 @@ def test_compiled_code_is_three_graphs_at_most(position, monkeypatch):
         compiled(tokens, **where)[0].backward()
     assert 1 <= torch._dynamo.utils.counters["stats"]["unique_graphs"] <= 3
     assert not torch._dynamo.utils.counters["graph_break"]
+
+
+def test_an_old_compiler_is_refused(monkeypatch):
+    monkeypatch.setattr(torch, "__version__", torch.torch_version.TorchVersion("2.4.1"))
+    with pytest.raises(ValueError, match="compile needs torch 2.6 or later, this is 2.4.1"):
+        model(compile=True)
 
 
 def gradients_of_one_process(rank, port, folder, options):

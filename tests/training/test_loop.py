@@ -57,14 +57,11 @@ def alone(scripts, data):
     return found
 
 
-fsdp = pytest.param(
-    2, "fsdp", marks=pytest.mark.skipif(torch.__version__ < "2.6", reason="FSDP2 is elsewhere in older versions")
-)
+newer = pytest.mark.skipif(torch.__version__ < "2.6", reason="FSDP2 is elsewhere in older versions, compile refused")
+fsdp, compiled = pytest.param(2, "fsdp", marks=newer), pytest.param(1, "compile", marks=[newer, pytest.mark.slow])
 
 
-@pytest.mark.parametrize(
-    "processes, how", [(1, "checkpoint"), (2, "ddp"), fsdp, pytest.param(1, "compile", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("processes, how", [(1, "checkpoint"), (2, "ddp"), fsdp, compiled])
 def test_every_way_computes_the_same(processes, how, scripts, data, alone):
     for found in losses(scripts, "loop", processes, data, UPDATES, how):
         assert found == pytest.approx(alone, rel=1e-5)

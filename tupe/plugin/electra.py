@@ -119,7 +119,7 @@ class ElectraModel(TupeModel):
         if pretraining:
             self.generator = Generator(self.encoder, cfg.generator_fraction)
             if cfg.compile:
-                self.generator.compile(dynamic=True)
+                self.generator.compile()
             self.discriminator = DiscriminatorHead(cfg.encoder_embed_dim)
 
     def build_lm_head(self, config: ModelConfig) -> None:

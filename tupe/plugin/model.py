@@ -157,7 +157,7 @@ class TupeModel(BaseFairseqModel):
         config = core_config(cfg)
         self.encoder = EncoderWithSettings(len(dictionary), dictionary.pad(), dictionary.eos(), config)
         if cfg.compile:
-            self.encoder.compile(dynamic=True)  # nearly every batch has another length
+            self.encoder.compile()
         self.lm_head = self.build_lm_head(config)
         self.classification_heads = nn.ModuleDict()
         self.register_module("span_head", None)

@@ -54,7 +54,7 @@ def new_model(recipe: Recipe, task: str) -> ForGlue:
     encoder.attention_backend = model.attention
     encoder.checkpoint_activations = model.checkpoint_activations
     if recipe["compile"]:
-        encoder.compile(dynamic=True)
+        encoder.compile()
     return found
 
 

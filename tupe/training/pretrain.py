@@ -77,7 +77,7 @@ def new_model(config: ModelConfig, types: int, seed: int, compiles: bool = False
     encoder.config.places, encoder.attention_backend = config.places, config.attention
     encoder.checkpoint_activations = config.checkpoint_activations
     if compiles:
-        encoder.compile(dynamic=True)
+        encoder.compile()
     return model
 
 
