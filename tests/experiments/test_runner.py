@@ -207,7 +207,7 @@ def test_a_signal_ends_all_that_was_started(tmp_path, number):
     jobs = [job(tmp_path / name, STUBBORN + "time.sleep(600)") for name in "ab"]
     process, pids = start_runner(*jobs, job(tmp_path / "c"))
     os.kill(process.pid, number)
-    process.join(60)
+    process.join()
     assert process.exitcode == 128 + number and "start it again" in (tmp_path / "output").read_text()
     assert len(pids) == 4
     wait_until(lambda: all(map(has_ended, pids)))  # a signal needs a moment to kill

@@ -245,7 +245,7 @@ def test_a_terminated_sweep_leaves_nothing_running_and_can_be_resumed(place):
     process = fork(command, "sweep", *words, *ONE_TASK, "--grid=seed=1,2")
     wait_until((folder / "starts").exists)
     process.terminate()
-    process.join(60)
+    process.join()
     assert process.exitcode == 128 + signal.SIGTERM
     assert not Path("/proc", (folder / "starts").read_text().strip()).exists()
     assert record.state_of(folder) == "open"

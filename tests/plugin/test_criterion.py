@@ -1,7 +1,7 @@
 """`masked_lm_chunked` against fairseq's `masked_lm`, and the model options that only change how fast numbers come."""
 
+import faulthandler
 import re
-import socket
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,7 +11,7 @@ from fairseq.criterions import CRITERION_REGISTRY
 from fairseq.criterions.masked_lm import MaskedLmLoss
 from fairseq.data import Dictionary
 from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_DATACLASS_REGISTRY
-from helpers import Waits, fork
+from helpers import Waits, ended, fork
 
 from tupe.common.glue import TASKS
 from tupe.plugin.criterion import ChunkedMaskedLmLoss
@@ -124,9 +124,11 @@ def test_an_old_compiler_is_refused(monkeypatch):
         model(compile=True)
 
 
-def gradients_of_one_process(rank, port, folder, options):
+def gradients_of_one_process(rank, folder, options):
     """With PyTorch's DDP, as recipes have it on GPUs, and two steps in an update, the first without communication."""
-    torch.distributed.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+    faulthandler.dump_traceback_later(200, exit=True)  # says where it hangs, before pytest ends all tests
+    # A file outlives the process that ends first, which a server in it does not.
+    torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
     net = model(**options)
     ddp = torch.nn.parallel.DistributedDataParallel(net)
     criterion = ChunkedMaskedLmLoss(SimpleNamespace(tpu=False), TASK)
@@ -141,13 +143,8 @@ def gradients_of_one_process(rank, port, folder, options):
     "options", [{}, {"attention": "sdpa", "checkpoint_activations": True}, {"autocast": "bf16"}], ids=str
 )
 def test_two_processes_under_pytorchs_ddp(options, tmp_path):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    ranks = [fork(lambda rank=rank: gradients_of_one_process(rank, port, tmp_path, options), "test") for rank in (0, 1)]
-    for process in ranks:
-        process.join(60)
-    assert [process.exitcode for process in ranks] == [0, 0]
+    ranks = [fork(lambda rank=rank: gradients_of_one_process(rank, tmp_path, options), "test") for rank in (0, 1)]
+    assert [ended(process) for process in ranks] == [0, 0]
     net, criterion = model(**options), ChunkedMaskedLmLoss(SimpleNamespace(tpu=False), TASK)
     for batch in [sample(0.3, padding) for padding in (0, 1)] + [sample(0.5, padding) for padding in (3, 4)]:
         criterion(net, batch)[0].backward()

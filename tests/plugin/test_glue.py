@@ -3,7 +3,6 @@
 import math
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import zipfile
@@ -13,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from fairseq.data import Dictionary
-from helpers import fairseq_arguments, finetune, official_folder, table
+from helpers import fairseq_arguments, finetune, free_port, official_folder, table
 
 from tupe.common.glue import TASKS, check_glue, glue_name, score
 from tupe.common.record import read
@@ -196,10 +195,7 @@ cli_main()
 @pytest.mark.slow  # two processes in every run: tests/plugin/test_worker.py
 def test_two_processes_score_what_one_does(learnable, pretrained, tmp_path):
     """Training and validation on two processes: every development example once, and the scores of one process."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    started = []
+    port, started = free_port(), []
     for rank, processes in ((0, 1), (0, 2), (1, 2)):  # two runs at the same time
         folder = tmp_path / str(processes)
         arguments = fairseq_arguments(

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from fairseq.trainer import Trainer
-from helpers import PLUGIN, descendants, fork, load, pretrain_arguments, train
+from helpers import PLUGIN, descendants, fork, free_port, load, pretrain_arguments, train
 
 from tupe.cli import main
 from tupe.common import torchrun
@@ -32,12 +31,6 @@ def words(data, folder, *more):
     given += ["--warmup-updates=2", *QUIET, "--batch-size=4", "--update-freq=1"]
     given += ["--gpus=2", "--cpu", "--distributed-backend=gloo", "--ddp-backend=legacy_ddp"]
     return [*given, f"--master-port={free_port()}", *more]
-
-
-def free_port():
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return str(free.getsockname()[1])
 
 
 def command(data, folder, *more):
@@ -143,7 +136,8 @@ def train_two(data, folder, *more, on_step=lambda rank, update: None):
     on_step: called with the rank and the number of every update, before it.
     """
     arguments = pretrain_arguments(data, folder, *QUIET, "--num-workers=0", *more, processes=2)
-    place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), "TORCHELASTIC_RUN_ID": "none"}
+    place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    place["TORCHELASTIC_RUN_ID"] = "none"
     step = Trainer.train_step
 
     def train_step(trainer, samples):

@@ -3,12 +3,11 @@
 import importlib
 import json
 import re
-import socket
 import sys
 
 import pytest
 import torch
-from helpers import PLUGIN, fork
+from helpers import PLUGIN, fork, free_port
 
 PAGE = PLUGIN.parent / "docs" / "engines.md"
 NAMES = ("loop", "with_accelerate")
@@ -27,9 +26,7 @@ def scripts(tmp_path_factory):
 
 def losses(scripts, name, processes, *words):
     """Of a script in so many copies of this process, for each of them."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(listener.getsockname()[1])}
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     place |= {"WORLD_SIZE": str(processes), "ACCELERATE_USE_CPU": "true"} if processes > 1 else {}
 
     def run():
