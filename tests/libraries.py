@@ -29,6 +29,7 @@ ENVIRONMENTS = {
 LIBRARIES = ["torch", "transformers", "accelerate", "peft", "sentence-transformers", "onnxruntime", "captum", "bertviz"]
 LIBRARIES += ["minicons", "evaluate", "deepspeed"]
 MODELING, HERE = "tests/test_modeling.py::test_", "tests/test_libraries.py::test_"
+TOKENS = "tests/test_tokenization.py::test_"
 # (library, what is done, its tests, what it means that they pass)
 ROWS = [
     ("transformers", "Auto classes: model, masks, sequences, tokens, choices, spans", HERE + "auto_classes", "works"),
@@ -52,6 +53,11 @@ ROWS = [
     ("transformers", "float16, bfloat16, float64, device_map, low_cpu_mem_usage", HERE + "precisions_and_places",
      "works"),
     ("transformers", "every encoding by its name: made, saved, loaded", HERE + "every_scheme_of_the_folder", "works"),
+    ("transformers", "tokeniser: offsets, word_ids, char_to_token", TOKENS + "every_piece_knows_its_place", "works"),
+    ("transformers", "tokeniser: windows with stride", TOKENS + "windows_with_stride_hold_the_whole_text", "works"),
+    ("transformers", "tokeniser: text that is split into words", TOKENS + "given_words_keep_their_numbers", "works"),
+    ("transformers", "tokeniser: copied, pickled, tokens added, saved", TOKENS + "copies_and_added_tokens", "works"),
+    ("transformers", "DataCollatorForLanguageModeling, whole words", TOKENS + "whole_words_are_masked", "works"),
     ("transformers", "Trainer: masks, accumulation, bfloat16, resume", HERE + "trainer", "works"),
     ("torch", "torch.compile, fullgraph in the first call", MODELING + "compiled_code_is_one_graph", "works"),
     ("torch", "torch.export, other lengths", MODELING + "exported_programs_have_any_length", "works"),

@@ -43,6 +43,8 @@ ELSEWHERE = {
     "tupe plot phi": "tests/evaluation/test_figures.py: needs learned frequencies",
     "tupe plot numbering": "tests/evaluation/test_figures.py: the figure takes a minute",
     "tupe predict ": "tests/evaluation/test_predict.py: needs a fine-tuned CoLA",
+    "tupe prepare labels ": "tests/corpus/test_labels.py",
+    "--task reviews ": "the same",
     "tupe report ": "tests/experiments/test_report.py",
     "constant_cooldown": "tests/plugin/test_schedule.py: a cool-down of two updates is none",
     "--restore-file": "a part of a command",

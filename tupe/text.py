@@ -525,7 +525,8 @@ class TextEncoder:
     `data_dir`. It is one of the classes below: the one that manifest.json names, else the paper's, or that of
     tokenizer.json where there is one. Another way to make ids of text is another class.
 
-    normaliser: `Normaliser` or `Raw`, for text that is not encoded yet. Raises ValueError if a file is missing.
+    normaliser: `Normaliser` or `Raw`, for text that is not encoded yet. has_words: False for a language without blanks
+    between words. Raises ValueError if a file is missing.
     """
 
     FILES = ("dict.txt", "sentencepiece.bpe.model", "bpe.codes", "words.txt", "tokenizer.json", "manifest.json")
@@ -552,6 +553,7 @@ class TextEncoder:
         symbols = [*self.SPECIALS, *(line.rsplit(" ", 1)[0] for line in lines if line), "<mask>"]
         self.symbols, self.ids = symbols, {symbol: i for i, symbol in enumerate(symbols)}
         manifest = _manifest(self.folder)
+        self.has_words = manifest.get("language") not in UNSPACED
         settings = {name: manifest[name] for name in self.SETTINGS if name in manifest}
         self.normaliser = self.normaliser_of(**settings)
 
@@ -593,11 +595,14 @@ class TextEncoder:
         raise NotImplementedError
 
     def word_ids(self, text: str) -> list[list[int]]:
-        """The ids of `encode`, word by word (a punctuation mark is a word)."""
+        """The ids of `encode`, word by word (a punctuation mark is a word, and a piece where `has_words` is False)."""
         return self.group_words(self.encode(text))
 
     def group_words(self, ids: list[int]) -> list[list[int]]:
-        """Ids of running text, grouped into words by the marks in the pieces (a word begins, or goes on)."""
+        """Ids of running text, grouped into words by the marks in the pieces (a word begins, or goes on). Where words
+        have no blanks between them, a piece is a word."""
+        if not self.has_words:
+            return [[i] for i in ids]
         words, (begins, goes_on), inside = [], self.word_marks, False
         for i in ids:
             if not words or (begins[i] and not inside):
@@ -661,6 +666,8 @@ class PaperText(TextEncoder):
         return self.token_pieces(self.normaliser.tokens(text))
 
     def word_ids(self, text: str) -> list[list[int]]:
+        if not self.has_words:
+            return super().word_ids(text)
         unk = self.ids[UNK]
         tokens = (self.token_pieces([token]) for token in self.normaliser.tokens(text))
         return [[self.ids.get(piece, unk) for piece in pieces] for pieces in tokens]
@@ -768,6 +775,8 @@ class TokenizerText(TextEncoder):
         return self._encode(text, whole).ids
 
     def word_ids(self, text: str) -> list[list[int]]:
+        if not self.has_words:
+            return super().word_ids(text)
         encoding = self._encode(text)
         pairs = zip(encoding.word_ids, encoding.ids, strict=True)
         return [[i for _, i in word] for _, word in itertools.groupby(pairs, key=lambda pair: pair[0])]

@@ -1,5 +1,8 @@
 """What a model knows about word order: against plain computations, and models for which the answer is known."""
 
+import json
+import shutil
+
 import numpy as np
 import pytest
 import torch
@@ -42,6 +45,26 @@ def test_sentences_are_held_out_text(pretrained, vocabulary):
     assert sentences[0] == encoder.word_ids(texts[0])
     with pytest.raises(ValueError, match="not 1000"):
         held_out_sentences(task, encoder, 1000)
+
+
+def test_without_blanks_between_words_pieces_are_swapped(pretrained, vocabulary, tmp_path):
+    """Of one language by its name; another one is told what to do."""
+    _, task = load_model(pretrained, vocabulary)
+    for name in ("dict.txt", "sentencepiece.bpe.model", "valid.idx", "valid.bin"):
+        shutil.copy(vocabulary / name, tmp_path)
+    (tmp_path / "manifest.json").write_text(json.dumps({"language": "zh"}))
+    encoder, text = TextEncoder(tmp_path), "The old cat sat on a mat."
+    assert encoder.word_ids(text) == [[i] for i in encoder.encode(text)]
+    sentences = held_out_sentences(task, encoder, 5)
+    assert all(len(word) == 1 for words in sentences for word in words)
+    assert sorted(swap_adjacent(sentences[0], np.random.default_rng(1))) == sorted(sentences[0])
+    out = CliRunner().invoke(command, [str(pretrained), f"--data={tmp_path}", "--sentences=5", "--tokens=100",
+                                       f"--output={tmp_path / 'out'}"])  # fmt: skip
+    assert out.exit_code == 0 and "pieces are swapped: the language has no blanks" in out.output, out.output
+    encoder = TextEncoder(vocabulary)
+    encoder.word_marks = [False] * len(encoder), [False] * len(encoder)  # as where no piece begins with a blank
+    with pytest.raises(ValueError, match="0 sentences of 6 to 30 words, not 5; a word has .* --language of the text"):
+        held_out_sentences(task, encoder, 5)
 
 
 def test_without_positions_the_order_makes_no_difference(nopos, pretrained, vocabulary):

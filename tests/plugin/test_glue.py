@@ -243,7 +243,7 @@ def test_predictions_for_the_server(learnable, fine_tuned, tmp_path):
     written = []
     for name, (_, folder) in fine_tuned.items():
         files = predict_glue(name, folder / "checkpoint_last.pt", data, tmp_path / "out", batch_size=7)
-        written += [path for path, _ in files]
+        written += [path for path, *_ in files]
     files = ["CoLA.tsv", "MNLI-m.tsv", "MNLI-mm.tsv", "AX.tsv", "STS-B.tsv"]
     for count in (1, 5):  # what is in the folder from another run stays out
         with zipfile.ZipFile(zip_submission(tmp_path / "out", written[:count])) as archive:
@@ -263,7 +263,7 @@ def test_predictions_for_the_server(learnable, fine_tuned, tmp_path):
 
 
 def test_every_glue_group_names_its_task():
-    files = sorted((ROOT / "configs" / "glue").glob("*.yaml"))
+    files = [path for path in (ROOT / "configs" / "glue").glob("*.yaml") if path.stem != "own"]  # see test_labels.py
     tasks = {path.stem: compose(ROOT / "configs", "finetune", [f"glue={path.stem}"]) for path in files}
     assert {cfg.task.glue_task for cfg in tasks.values()} == set(TASKS)
     for stem, cfg in tasks.items():

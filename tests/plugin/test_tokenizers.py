@@ -7,9 +7,11 @@ import helpers
 import numpy as np
 import pytest
 import torch
+from click.testing import CliRunner
 
 from tupe.checkpoints import convert
 from tupe.checkpoints.export import export
+from tupe.cli import main
 from tupe.corpus import glue as glue_data
 from tupe.corpus.engine import prepare
 from tupe.plugin import squad_data
@@ -31,7 +33,7 @@ def folder(request, tmp_path_factory):
     text = "\n\n".join(" ".join(f"{s} Number {i}." for s in SENTENCES) for i in range(40))
     (folder / "a.txt").write_text(text, encoding="utf-8")
     size = {"bpe": 300, "unigram": 60, "wordpiece": 100}[request.param]
-    choices = {"tokenizer": request.param, "vocab_size": size, "valid_fraction": 0.1, "cased": True, "workers": 1}
+    choices = {"tokenizer": request.param, "vocab_size": size, "valid_fraction": 0.5, "cased": True, "workers": 1}
     prepare([str(folder / "a.txt")], str(folder / "data"), **choices)
     helpers.train(
         helpers.pretrain_arguments(folder / "data", folder / "ck", "--max-update=2", "--tokens-per-sample=64")
@@ -70,6 +72,38 @@ def test_fine_tuning_data(folder, tmp_path):
         assert ids == text.encode(encoded.contexts[question.context])
         first, last = np.flatnonzero(inside)[[0, -1]]
         assert encoded.contexts[question.context][begins[first] : ends[last]].startswith(answer.split()[0])
+
+
+def test_minimal_pairs_and_order(folder, tmp_path):
+    """Words are those of the tokeniser; both commands give what the hub's model gives."""
+    pairs = "Painted in town nobody the river again.\nNobody in town painted the river again.\nA dog.\nA cat.\n"
+    (tmp_path / "pairs.txt").write_text(pairs)
+    checkpoint, text = folder / "ck" / "checkpoint_last.pt", TextEncoder(folder / "data")
+
+    def run(*words):
+        done = CliRunner().invoke(main, [*map(str, words), "--output", str(tmp_path / words[0])])
+        assert done.exit_code == 0, done.output
+        return done
+
+    assert "accuracy" in run("minimal-pairs", checkpoint, "--pairs", tmp_path / "pairs.txt").output
+    scores = np.load(next((tmp_path / "minimal-pairs").rglob("pairs.npz")))
+    bad, good, *_ = pairs.split("\n")
+    model = TupeModel.from_pretrained(folder / "ck", "checkpoint_last.pt", folder / "data").model.eval()
+    single = []
+    for sentence in (good, bad):
+        ids = torch.tensor([0, *text.encode(sentence), 2])
+        rows = ids.repeat(len(ids) - 2, 1)
+        rows[range(len(rows)), range(1, len(ids) - 1)] = len(text) - 1
+        with torch.no_grad():
+            log_p = model(rows)[0].float().log_softmax(-1)
+        single.append(log_p[range(len(rows)), range(1, len(ids) - 1), ids[1:-1]].sum().item())
+    assert scores["single"][0] == pytest.approx(single[0] - single[1], abs=1e-3)
+    for sentence in (good, bad):
+        words = [[text.symbols[i].strip("\u2581\u0120").removeprefix("##") for i in w] for w in text.word_ids(sentence)]
+        assert len(words) in (7, 8) and "".join(map("".join, words)) == "".join(sentence.split())
+    run("order", checkpoint, "--sentences=10", "--tokens=300")
+    content = json.loads(next((tmp_path / "order").glob("*.json")).read_text())
+    assert content["order"]["sentences"] == 10 and 0 <= content["order"]["accuracy"] <= 1
 
 
 def test_export_and_back(folder, tmp_path):

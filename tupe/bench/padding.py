@@ -62,7 +62,7 @@ def texts(data: Path, task: str, split: str) -> Windows | Pairs:
     if task.startswith("SQuAD-"):
         encoded = Encoded.load(data, {"train": "train", "valid": "dev"}[split], task.removeprefix("SQuAD-"))
         return Windows(encoded, words, LONGEST, stride=128, max_query=64)
-    name = glue_name(task)
+    name = glue_name(task, data)
     parts = [data / name / f"input{i}" / split for i in range(len(TASKS[name].text))]
     if not parts[0].with_suffix(".idx").exists():
         raise ValueError(f"{data} holds no {name}; `tupe prepare glue` writes it")

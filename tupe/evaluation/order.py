@@ -21,7 +21,7 @@ from ..common.blocks import Split
 from ..common.options import FOLDER, QuietCommand, output, seed
 from ..common.record import write_atomically
 from ..common.tables import TextTable
-from ..text import TextEncoder
+from ..text import UNSPACED, TextEncoder
 from .likelihood import Sentence, pseudo_log_likelihoods
 from .loading import file_names, labelled, load_model, text_block
 from .minimal_pairs import credit
@@ -29,26 +29,33 @@ from .model import HeldOut, Model
 
 FIRST = 8  # positions after [CLS] that the paper's observation is about
 WORDS = (6, 30)  # fewest and most words of a sentence whose order is tested
+LONG = 8  # pieces of a mean word that is none
 
 
 # ---------------------------------------------------------------------------------------------------- order sensitivity
 
 
 def held_out_sentences(task: HeldOut, encoder: TextEncoder, count: int, seed: int = 1) -> list[Sentence]:
-    """`count` sentences of the validation text as words, drawn without replacement; the same ones for every model of
-    one data folder. Raises ValueError if there are fewer."""
+    """`count` sentences of the validation text as words (pieces, in a language without blanks), drawn without
+    replacement; the same ones for every model of one data folder. Raises ValueError if there are fewer."""
     sentences = Split(f"{task.cfg.data.split(':')[0]}/valid")
     rng = np.random.default_rng(seed)
-    chosen = []
+    chosen, sizes = [], [0]
     for index in rng.permutation(len(sentences)):
         words = encoder.group_words(sentences[index][:-1].tolist())  # without </s>
+        sizes += map(len, words)
         if WORDS[0] <= len(words) <= WORDS[1] and not any(encoder.ids["<unk>"] in word for word in words):
             chosen.append(words)
             if len(chosen) == count:
                 return chosen
-    raise ValueError(
-        f"{task.cfg.data}/valid has {len(chosen)} sentences of {WORDS[0]} to {WORDS[1]} words, not {count}"
-    )
+    remedy = ""
+    if np.mean(sizes) > LONG:
+        remedy = (
+            f"; a word has {np.mean(sizes):.0f} pieces, so blanks do not tell words here: prepare the data with the "
+            f"--language of the text, where a piece counts as a word for {', '.join(sorted(UNSPACED))}"
+        )
+    where = f"{task.cfg.data}/valid has {len(chosen)} sentences of {WORDS[0]} to {WORDS[1]} words, not {count}"
+    raise ValueError(where + remedy)
 
 
 def swap_adjacent(words: Sentence, rng: np.random.Generator) -> Sentence:
@@ -208,7 +215,10 @@ def command(checkpoints, data, sentences, tokens, output, seed):
         first = first or masking
         if differs := [f"{name} {value}, not {first[name]}" for name, value in masking.items() if value != first[name]]:
             click.echo(f"{label}: other masks or blocks, its loss does not compare ({'; '.join(differs)})", err=True)
-        content = evaluate(model, task, TextEncoder(task.cfg.data), sentences, tokens, seed)
+        encoder = TextEncoder(task.cfg.data)
+        if not encoder.has_words:
+            click.echo(f"{label}: pieces are swapped: the language has no blanks between words", err=True)
+        content = evaluate(model, task, encoder, sentences, tokens, seed)
         output.mkdir(parents=True, exist_ok=True)
         write_atomically(output / f"{names[label]}.json", json.dumps(content, indent=1, allow_nan=False) + "\n")
         order, loss = content["order"], content["loss"]

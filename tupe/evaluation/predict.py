@@ -2,21 +2,25 @@
 
 import io
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import click
 import torch
-from fairseq import utils
+from transformers.utils.logging import disable_progress_bar
 
-from ..common.glue import TASKS, glue_name
-from ..common.options import QuietCommand, data, output
+from ..common import record
+from ..common.glue import TASKS, check_glue, glue_name, read_targets, score
+from ..common.options import QuietCommand, data, output, shorten_list
 from ..common.record import write_atomically
-from ..plugin.glue import GlueTask
-from ..plugin.model import TupeModel
+from ..configuration_tupe import TupeConfig
+from ..modeling_tupe import TupeForSequenceClassification
+from ..training.data import PAD, UNMASKED
+from ..training.glue import Examples, check_vocabulary, collate
 from .loading import load_model, split_label
 
-# (task, split) -> file name; the server expects the official label names, and STS-B scores from 0 to 5.
+# (task, split) -> file name; the server expects the official label names, and STS-B scores from 0 to 5. A task with
+# labels of its own has one test set.
 FILES = {
     **{(name, "test"): f"{name}.tsv" for name in TASKS if name != "MNLI"},
     ("MNLI", "test"): "MNLI-m.tsv",
@@ -27,74 +31,117 @@ FILES = {
 
 @click.command(cls=QuietCommand)
 @click.argument("checkpoints", nargs=-1, required=True, metavar="TASK=CHECKPOINT ...")
-@data(help="what `tupe prepare glue` wrote, with the test sets")
+@data(help="what `tupe prepare glue` or `labels` wrote, with the test sets")
 @output(help="folder to write")
 @click.option("--batch-size", type=click.IntRange(1), default=64, show_default=True)
 def command(checkpoints, data, output, batch_size):
     """Write the files that the GLUE server takes: one per test set, with the official names and labels, and all of them
     in submission.zip.
 
-    TASK=CHECKPOINT: a task of GLUE and its fine-tuned checkpoint. MNLI gives MNLI-m.tsv, MNLI-mm.tsv and, if it was
-    prepared, AX.tsv. Tasks without a checkpoint are left out.
+    TASK=CHECKPOINT: a task of GLUE, or of `tupe prepare labels`, and its fine-tuned checkpoint, a file or a folder.
+    MNLI gives MNLI-m.tsv, MNLI-mm.tsv and, if it was prepared, AX.tsv. Tasks without a checkpoint are left out.
     """
     for given in checkpoints:
         if "=" not in given:
             raise ValueError(f"{given!r} is not of the form TASK=CHECKPOINT")
     paths = []
     for task, checkpoint in [split_label(given) for given in checkpoints]:
-        for path, count in predict_glue(task, checkpoint, data, output, batch_size):
+        for path, count, scores in predict_glue(task, checkpoint, data, output, batch_size):
             paths.append(path)
-            click.echo(f"{path}: {count} predictions")
+            shown = "".join(f", {name} {value:.2f}" for name, value in (scores or {}).items())
+            click.echo(f"{path}: {count} predictions{shown}")
     click.echo(zip_submission(output, paths))
 
 
 def predict_glue(name: str, checkpoint: str | Path, data: str | Path, output: Path, batch_size: int = 64) -> Iterator:
-    """Write a checkpoint's predictions on the test sets of its task. Yields (path, number of predictions).
+    """Write a checkpoint's predictions on the test sets of its task. Yields (path, number of predictions, scores: None
+    of a test set without labels).
 
-    Raises ValueError for a checkpoint that cannot be read or is of another task, and when no test set was prepared.
+    Raises ValueError for a checkpoint that cannot be read or is of another task or other labels, and when no test set
+    was prepared.
     """
-    name = glue_name(name)
-    splits = [split for task, split in FILES if task == name and _prepared(data, name, split)]
+    name = glue_name(name, data)
+    glue, folder = TASKS[name], Path(data) / name
+    known = ["test"] if glue.own else [split for task, split in FILES if task == name]
+    splits = [split for split in known if (folder / "input0" / f"{split}.idx").exists()]
     if not splits:
-        raise ValueError(f"{data} holds no test set of {name}; put its test.tsv beside train.tsv and prepare it again")
+        how = "--test FILE" if glue.own else "its test.tsv beside train.tsv"
+        raise ValueError(f"{data} holds no test set of {name}; prepare it again with {how}")
+    predict = (of_folder if Path(checkpoint).is_dir() else of_file)(name, checkpoint, Path(data), batch_size)
+    Path(output).mkdir(parents=True, exist_ok=True)
+    for split in splits:
+        check_glue(folder, split)
+        values, targets = predict(split), read_targets(folder, split)
+        path = Path(output) / (f"{name}.tsv" if glue.own else FILES[name, split])
+        rows = "".join(f"{index}\t{_label(glue, value)}\n" for index, value in enumerate(values))
+        write_atomically(path, "index\tprediction\n" + rows)
+        yield path, len(values), None if targets is None else score(glue.metrics, values, targets)
+
+
+def of_file(name: str, checkpoint: str | Path, data: Path, batch_size: int) -> Callable[[str], list]:
+    """A function from a split to the class ids or real numbers of its examples, in file order."""
+    from fairseq import utils  # only here: a folder needs no fairseq
+
+    from ..plugin.glue import GlueTask
+
     model, task = load_model(checkpoint, data)
     trained_on = task.name if isinstance(task, GlueTask) else "something else"
     if trained_on != name:
         raise ValueError(f"{checkpoint} was not fine-tuned on {name}, but on {trained_on}")
-    if torch.cuda.is_available():
-        model.cuda()
-    Path(output).mkdir(parents=True, exist_ok=True)
-    for split in splits:
-        labels = [_label(task.glue, value) for value in predict(model, task, split, batch_size)]
-        path = Path(output) / FILES[name, split]
-        rows = "".join(f"{index}\t{label}\n" for index, label in enumerate(labels))
-        write_atomically(path, "index\tprediction\n" + rows)
-        yield path, len(labels)
+    move = utils.move_to_cuda if torch.cuda.is_available() else lambda sample: sample
+    model = model.cuda() if torch.cuda.is_available() else model
+    head = task.cfg.classification_head_name
+
+    @torch.no_grad()
+    def predict(split):
+        task.load_dataset(split)
+        batches = task.get_batch_iterator(task.dataset(split), max_sentences=batch_size, disable_iterator_cache=True)
+        values_of = {}
+        for sample in map(move, batches.next_epoch_itr(shuffle=False)):
+            output, _ = model(**sample["net_input"], features_only=True, classification_head_name=head)
+            values_of.update(zip(sample["id"].tolist(), _values(task.glue, output), strict=True))
+        return [values_of[index] for index in range(len(values_of))]
+
+    return predict
 
 
-def _prepared(data, name, split):
-    return (Path(data) / name / "input0" / f"{split}.idx").exists()
+def of_folder(name: str, folder: str | Path, data: Path, batch_size: int) -> Callable[[str], list]:
+    """The same of a folder of transformers, such as `tupe finetune --engine transformers` leaves."""
+    glue, about = TASKS[name], record.read(folder) or record.read(Path(folder).parent)
+    if about and about.task != name:
+        raise ValueError(f"{folder} was not fine-tuned on {name}, but on {about.task}")
+    names = [label for _, label in sorted(TupeConfig.from_pretrained(folder).id2label.items())]
+    if names != [*glue.names]:
+        ours, theirs = shorten_list(glue.names), shorten_list(names)
+        raise ValueError(f"{name}: the labels are {theirs} in {folder}, {ours} in the data")
+    check_vocabulary(str(folder), data)
+    disable_progress_bar()
+    model = TupeForSequenceClassification.from_pretrained(folder).float().eval()
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    model.to(device)
+
+    @torch.no_grad()
+    def predict(split):
+        examples = Examples(data / name, split, model.config.max_position_embeddings)
+        values_of = {}
+        for batch in examples.longest_first(batch_size):
+            batch = collate([examples[UNMASKED, i] for _, i in batch])
+            ids = batch["input_ids"].to(device)
+            values_of.update(zip(batch["rows"], _values(glue, model(ids, (ids != PAD).long()).logits), strict=True))
+        return [values_of[index] for index in range(len(values_of))]
+
+    return predict
 
 
-@torch.no_grad()
-def predict(model: TupeModel, task: GlueTask, split: str, batch_size: int) -> list:
-    """Class ids or real numbers for every example of a split, in file order."""
-    task.load_dataset(split)
-    batches = task.get_batch_iterator(task.dataset(split), max_sentences=batch_size, disable_iterator_cache=True)
-    values_of = {}
-    for sample in batches.next_epoch_itr(shuffle=False):
-        if torch.cuda.is_available():
-            sample = utils.move_to_cuda(sample)
-        head = task.cfg.classification_head_name
-        output, _ = model(**sample["net_input"], features_only=True, classification_head_name=head)
-        values = output.argmax(dim=1) if task.glue.labels else output.float().squeeze(1)
-        values_of.update(zip(sample["id"].tolist(), values.tolist(), strict=True))
-    return [values_of[index] for index in range(len(values_of))]
+def _values(glue, output):
+    return (output.argmax(dim=1) if glue.labels else output.float().squeeze(1)).tolist()
 
 
 def _label(glue, value):
     if glue.labels:
         return glue.labels[value]
+    if glue.own:
+        return f"{glue.bottom + value * (glue.top - glue.bottom):.6g}"
     return f"{min(max(value, 0.0), 1.0) * glue.top:.3f}"
 
 

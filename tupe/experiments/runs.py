@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ..common import record
+from ..common.glue import TASKS, own_task
 from ..common.record import Record
 from .grid import Sweep
 
@@ -90,6 +91,7 @@ class Collection:
     missing: list = field(default_factory=list)
     left_out: list = field(default_factory=list)
     spellings: dict = field(default_factory=dict)  # of variants
+    layouts: dict = field(default_factory=dict)  # {task: `Glue`} of those with labels of their own
 
     def models(self) -> list:
         """The models with finished runs, in order."""
@@ -131,6 +133,13 @@ def _add_run(collection, folder):
             collection.failed.append((folder, content.failure["reason"]))
         if content.started_at is None or not content.metrics:
             return  # the failure of a process that could not begin, or a pre-training
+        if content.layout:
+            own = own_task(content.layout)
+            known = collection.layouts.setdefault(content.task, own)
+            if replace(own, text=known.text, label=known.label) != known:
+                collection.left_out.append((folder, f"other labels of {content.task} than those of earlier runs"))
+                return
+            TASKS[content.task] = own
         # Runs of one model have one name, the first one's, whatever the order of schemes was at their time.
         variant = collection.spellings.setdefault(record.alphabetical(content.variant), content.variant)
         model = Model(

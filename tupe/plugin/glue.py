@@ -27,15 +27,16 @@ from fairseq.models import BaseFairseqModel
 from fairseq.tasks import FairseqDataclass, register_task
 from omegaconf import II, MISSING, DictConfig
 
-from ..common.glue import TASKS, check_glue, glue_name, lengths, read_targets, score, write_predictions
+from ..common.glue import TASKS, check_glue, glue_name, lengths, own_task, read_targets, score, write_predictions
+from ..common.options import shorten_list
 from .criterion import count_tokens
 from .finetune import FinetuneConfig, FinetuneCriterion, FinetuneTask
 
 
 @dataclass
 class GlueConfig(FinetuneConfig):
-    data: str = field(default=MISSING, metadata={"help": "folder that `tupe prepare glue` wrote"})
-    glue_task: str = field(default=MISSING, metadata={"help": f"one of {', '.join(TASKS)}"})
+    data: str = field(default=MISSING, metadata={"help": "folder that `tupe prepare glue` or `labels` wrote"})
+    glue_task: str = field(default=MISSING, metadata={"help": f"{', '.join(TASKS)}, or one of `tupe prepare labels`"})
     classification_head_name: str = II("criterion.classification_head_name")
 
 
@@ -83,12 +84,44 @@ class GlueTask(FinetuneTask):
 
     def __init__(self, cfg: DictConfig, dictionary: Dictionary):
         super().__init__(cfg, dictionary)
-        self.name = glue_name(cfg.glue_task)
-        self.glue = TASKS[self.name]
-        self.metrics = self.glue.metrics
+        self.name, self.glue = cfg.glue_task, None
+        try:
+            self.name = glue_name(cfg.glue_task, cfg.data)
+            self.glue = TASKS[self.name]
+        except ValueError as error:  # a checkpoint says what it is: `load_state_dict`
+            self.unknown = error
         self.targets = functools.partial(functools.cache(read_targets), Path(cfg.data, self.name))
 
+    @property
+    def metrics(self) -> tuple:
+        return self.glue.metrics
+
+    @property
+    def layout(self) -> dict | None:
+        return self.glue.plain()
+
+    def state_dict(self) -> dict:
+        """Into the checkpoint: what the outputs of the head stand for."""
+        labels = {self.cfg.classification_head_name: list(self.glue.names)}
+        return {**super().state_dict(), "labels": labels, "layout": self.layout}
+
+    def load_state_dict(self, state_dict: dict) -> None:
+        """Raises ValueError if the labels of the data are not those of the checkpoint, in its order."""
+        state_dict = dict(state_dict)
+        labels, layout = state_dict.pop("labels", {}), state_dict.pop("layout", None)
+        if self.glue is None and layout:
+            self.glue = TASKS[self.name] = own_task(layout)
+        if self.glue is None:
+            raise self.unknown
+        theirs = labels.get(self.cfg.classification_head_name, self.glue.names)
+        if [*theirs] != [*self.glue.names]:
+            ours, theirs = shorten_list(self.glue.names), shorten_list(theirs)
+            raise ValueError(f"{self.name}: the labels are {theirs} in the checkpoint, {ours} in the data")
+        super().load_state_dict(state_dict)
+
     def build_model(self, cfg: DictConfig, from_checkpoint: bool = False) -> BaseFairseqModel:
+        if self.glue is None:
+            raise self.unknown
         model = super().build_model(cfg, from_checkpoint)
         model.register_classification_head(self.cfg.classification_head_name, num_classes=self.glue.outputs)
         return model

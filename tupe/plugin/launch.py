@@ -236,7 +236,7 @@ def check_splits(values: dict, folder: str) -> None:
     """Raise ValueError if a split that a run reads is not in a folder of data, or not whole. values: of all options."""
     names = [values.get("train_subset", "train")]
     names += [] if values.get("disable_validation") else values.get("valid_subset", "valid").split(",")
-    root = Path(folder, glue_name(values["glue_task"]), "input0") if values["task"] == "glue" else Path(folder)
+    root = Path(folder, glue_name(values["glue_task"], folder), "input0") if values["task"] == "glue" else Path(folder)
     if values["task"] == "glue" and not root.is_dir():
         raise ValueError(f"{folder} has no {root.parent.name}; prepared there: {', '.join(tasks_in(folder)) or 'none'}")
     known = [*FILES] if values["task"] == "squad" else sorted(path.stem for path in root.glob("*.idx"))
@@ -246,7 +246,7 @@ def check_splits(values: dict, folder: str) -> None:
         if values["task"] == "squad":
             Encoded.check(Path(folder), FILES[name], str(values["squad_version"]))
         elif values["task"] == "glue":
-            check_glue(Path(folder, glue_name(values["glue_task"])), name)
+            check_glue(root.parent, name)
         else:
             for part in (part for path in values["data"].split(":") for part in parts_of(f"{path}/{name}")):
                 check_split(part)

@@ -59,6 +59,7 @@ class RecordedTask:
     run = None  # while training
     _pretrained = {}  # fields of the record about the checkpoint that training starts from
     _training = False
+    layout = None  # of a task with labels of its own
 
     def record_name(self, config: DictConfig) -> str:
         """What the record calls this task. config: the whole configuration."""
@@ -109,6 +110,7 @@ class RecordedTask:
             dictionary=dictionary,
             config={name: value for name, (value, default) in settings(config).items() if value != default},
             metrics=list(self.metrics),
+            layout=self.layout,
             **self._pretrained,
         )
 

@@ -41,7 +41,7 @@ def new_model(recipe: Recipe, task: str) -> ForGlue:
     set_verbosity_error()  # it would report that the head is new
     disable_progress_bar()
     model, glue = recipe.model, TASKS[task]
-    labels = dict(enumerate(glue.labels or ["score"]))
+    labels = dict(enumerate(glue.names))
     folder, options = recipe["finetune_from_model"], {theirs: getattr(model, ours) for ours, theirs in NAMES.items()}
     config = TupeConfig.from_pretrained(folder, id2label=labels, label2id={v: k for k, v in labels.items()}, **options)
     torch.manual_seed(recipe["seed"])
@@ -65,7 +65,7 @@ class Finetuning(Training):
         self, recipe: Recipe, data: Path, symbols: list[str], run: Run, args: TrainingArguments, updates: int,
         start: int,
     ):  # fmt: skip
-        self.name = glue_name(recipe["glue_task"])
+        self.name = glue_name(recipe["glue_task"], data)
         folder, longest = data / self.name, recipe.model.max_positions
         splits = {split: Examples(folder, split, longest) for split in recipe["valid_subset"].split(",")}
         train = Examples(folder, recipe["train_subset"], longest)

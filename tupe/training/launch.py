@@ -113,7 +113,7 @@ def new_record(settled: Recipe, data: Path, symbols: list[str], processes: int) 
 
 def of_glue(settled: Recipe, data: Path) -> dict:
     """What the record of a fine-tuning says beside that. Raises ValueError for data, or a model, that is not there."""
-    name, splits = glue_name(settled["glue_task"]), settled["valid_subset"].split(",")
+    name, splits = glue_name(settled["glue_task"], data), settled["valid_subset"].split(",")
     used = (settled["train_subset"], *splits)
     for split in used:
         check_glue(data / name, split)
@@ -121,7 +121,7 @@ def of_glue(settled: Recipe, data: Path) -> dict:
     files = [path for split in used for path in sorted(Path(data, name).glob(f"*/{split}.*"))]
     return {
         "task": name, "budget": {"max_epoch": settled["max_epoch"]}, "splits": splits,
-        "metrics": list(TASKS[name].metrics), "data": record.fingerprint(files),
+        "metrics": list(TASKS[name].metrics), "data": record.fingerprint(files), "layout": TASKS[name].plain(),
         **of_checkpoint(settled["finetune_from_model"]),
     }  # fmt: skip
 
@@ -180,7 +180,7 @@ def _length(settled, data, symbols, processes):
         if is_pretraining:
             sizes = Blocks(data / settled["train_subset"], settled["tokens_per_sample"], symbols).sizes
         else:
-            sizes = Split(data / glue_name(settled["glue_task"]) / "input0" / settled["train_subset"]).sizes
+            sizes = Split(data / glue_name(settled["glue_task"], data) / "input0" / settled["train_subset"]).sizes
         steps = settled["update_freq"][0]
         batches = Batches(sizes, settled["seed"], settled["batch_size"], 0, steps, processes=processes)
         updates = min(updates, epochs * batches.updates_per_epoch)

@@ -1,0 +1,310 @@
+"""`tupe prepare labels`: a table of one's own becomes a task as GLUE's are, for both engines, reports and exports."""
+
+import csv
+import io
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from helpers import ENGLISH_WORDS, ended, fork_tupe, table
+
+from tupe.checkpoints.folders import as_file
+from tupe.cli import main
+from tupe.common import glue
+from tupe.common.blocks import Split
+from tupe.common.glue import FIRST_LABEL, TASKS, check_glue, read_targets
+from tupe.common.record import read
+
+CLASSES = ("none", "one", "two or more")  # of the cats
+
+
+@pytest.fixture(autouse=True)
+def own_tasks(monkeypatch):
+    """No test knows another's tasks."""
+    monkeypatch.setattr(glue, "TASKS", TASKS)
+    known = dict(TASKS)
+    yield
+    TASKS.clear()
+    TASKS.update(known)
+
+
+def cats(count=60, seed=1):
+    """[{"question", "text", "cats", "how_often"}]."""
+    rng, rows = np.random.default_rng(seed), []
+    for _ in range(count):
+        both = rng.integers(2, size=2)
+        first, second = (" ".join(rng.choice(ENGLISH_WORDS[2:], 5)) + " the cat" * int(cat) for cat in both)
+        number = int(both.sum())
+        rows.append({"question": first, "text": second, "cats": CLASSES[number], "how_often": 2.5 * number - 1})
+    return rows
+
+
+def write(path, rows):
+    if path.suffix in (".csv", ".tsv"):
+        file = io.StringIO()
+        writer = csv.DictWriter(file, rows[0], dialect="excel-tab" if path.suffix == ".tsv" else "excel")
+        writer.writeheader()
+        writer.writerows(rows)
+        path.write_text(file.getvalue(), encoding="utf-8", newline="")
+    elif path.suffix == ".parquet":
+        pyarrow = pytest.importorskip("pyarrow")
+        pytest.importorskip("pyarrow.parquet").write_table(pyarrow.Table.from_pylist(rows), path)
+    elif path.suffix == ".json":
+        path.write_text(json.dumps(rows))
+    else:
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def run(*words):
+    return CliRunner().invoke(main, [*map(str, words)])
+
+
+def prepare(file, data, output, *words, text="question,text", label="cats"):
+    where = [file, "--data", data, "--output", output, "--text", text, "--label", label, "--jobs=1"]
+    return run("prepare", "labels", *where, *words)
+
+
+def ids_of(folder, split, part="input0"):
+    return [item.tolist() for item in Split(folder / part / split)]
+
+
+# ---------------------------------------------------------------------------------------------------------- preparing
+
+
+@pytest.mark.parametrize("kind", ["csv", "tsv", "jsonl", "json", "parquet"])
+def test_every_kind_of_table_gives_the_same_data(kind, vocabulary, tmp_path):
+    file = write(tmp_path / f"cats.{kind}", cats())
+    done = prepare(file, vocabulary, tmp_path / "bin", "--test", write(tmp_path / "t.jsonl", cats(9, seed=2)))
+    assert done.exit_code == 0, done.output
+    assert "cats: 3 classes, in this order: none (" in done.output and "cats valid: 6 rows" in done.output
+    task = glue.task_of(tmp_path / "bin" / "cats")
+    assert (task.text, task.labels, task.metrics) == (("question", "text"), CLASSES, ("accuracy", "macro_f1"))
+    for split in ("train", "valid", "test"):
+        check_glue(tmp_path / "bin" / "cats", split)
+    held = read_targets(tmp_path / "bin" / "cats", "valid")
+    assert len(held) == 6 and set(held) == {0, 1, 2}
+    assert len(read_targets(tmp_path / "bin" / "cats", "train")) == 54
+    other = tmp_path / "other"
+    assert prepare(write(tmp_path / "same.csv", cats()), vocabulary, other, "--name=cats").exit_code == 0
+    for part in ("input0", "input1", "label"):
+        assert ids_of(tmp_path / "bin/cats", "train", part) == ids_of(other / "cats", "train", part)
+
+
+def test_held_out_rows_have_all_classes_in_their_shares(vocabulary, tmp_path):
+    rows = [{"a": f"{word} mat", "y": label} for label, n in (("x", 40), ("y", 20), ("z", 2)) for word in ["cat"] * n]
+    assert prepare(write(tmp_path / "t.csv", rows), vocabulary, tmp_path / "bin", text="a", label="y").exit_code == 0
+    targets = [read_targets(tmp_path / "bin" / "t", split) for split in ("train", "valid")]
+    assert [[side.count(i) for i in range(3)] for side in targets] == [[36, 18, 1], [4, 2, 1]]
+    assert not (tmp_path / "bin/t/input1").exists()
+    again = [tmp_path / "bin", "--overwrite", "--seed=2", "--held-out=0.5"]
+    assert prepare(tmp_path / "t.csv", vocabulary, *again, text="a", label="y").exit_code == 0
+    assert read_targets(tmp_path / "bin" / "t", "valid").count(0) == 20
+    assert sorted(path.name for path in (tmp_path / "bin").glob(".*")) == []
+
+
+def test_the_order_of_labels_is_written_down_and_checked(vocabulary, tmp_path):
+    file = write(tmp_path / "cats.csv", cats())
+    order = ["--labels", "two or more,none,one", "--metrics=matthews"]
+    assert prepare(file, vocabulary, tmp_path / "bin", *order).exit_code == 0
+    folder = tmp_path / "bin" / "cats"
+    assert json.loads((folder / "manifest.json").read_text())["layout"]["labels"] == ["two or more", "none", "one"]
+    assert (folder / "label" / "dict.txt").read_text() == "two or more 1\nnone 1\none 1\n"
+    assert TASKS.get("cats") is None or glue.task_of(folder).metrics == ("matthews",)
+    assert {ids[0] - FIRST_LABEL for ids in ids_of(folder, "train", "label")} == {0, 1, 2}
+    (folder / "label" / "dict.txt").write_text("none 1\none 1\ntwo or more 1\n")
+    with pytest.raises(ValueError, match="labels none, one, two or more, not two or more, none, one"):
+        check_glue(folder, "train")
+
+
+def test_numbers_are_scaled_by_those_of_training(vocabulary, tmp_path):
+    file, valid = write(tmp_path / "often.csv", cats()), write(tmp_path / "v.jsonl", [{**cats(1)[0], "how_often": 9}])
+    done = prepare(file, vocabulary, tmp_path / "bin", "--valid", valid, label="how_often")
+    assert "often: numbers from -1 to 4" in done.output
+    assert set(read_targets(tmp_path / "bin" / "often", "train")) == {0.0, 0.5, 1.0}
+    assert read_targets(tmp_path / "bin" / "often", "valid") == [2.0]
+    assert glue.task_of(tmp_path / "bin" / "often").metrics == ("pearson", "spearman")
+    whole = [{"a": "cat", "y": n % 3} for n in range(30)]  # codes of classes
+    assert (
+        "3 classes, in this order: 0 ("
+        in prepare(write(tmp_path / "w.jsonl", whole), vocabulary, tmp_path / "bin", text="a", label="y").output
+    )
+
+
+GOOD = "a,y\n" + "cat,yes\nmat,no\n" * 4
+BAD = {  # content of the table -> (words, what the error says)
+    GOOD + "cat\n": ((), "t.csv, line 10: no 'y'; the fields there: a"),
+    GOOD + "cat,\n": ((), "t.csv, line 10: no label in 'y'"),
+    GOOD + "cat,dog,no\n": ((), "t.csv, line 10: more fields than columns"),
+    GOOD + '"cat,no\nmat,yes\n': ((), "t.csv, line 10: unexpected end of data"),
+    GOOD.replace("y\n", "z\n", 1): ((), "t.csv has no column 'y'; it has a, z: choose with --label"),
+    GOOD: (("--text", "b"), "t.csv has no column 'b'; it has a, y: choose with --text"),
+    GOOD + "x,no\n": (("--labels", "yes"), "line 3: unknown label 'no'; valid: yes"),
+    GOOD + "dog,yes\n": (("--valid", "v.csv"), "v.csv, line 3: unknown label 'maybe'; valid: no, yes"),
+    GOOD + "pig,yes\n": (("--kind", "numbers"), "t.csv, line 2: 'yes' is no number"),
+    "a,y\n" + "cat,1.5\nmat,2.5\n" * 4 + "cat,many\n": ((), "t.csv, line 10: 'many' is no number"),
+    "a,y\n" + "cat,1\n" * 9: ((), "'y' is '1' in all 9 rows: nothing to learn"),
+    "a,y\n" + "".join(f"cat,id{n}\n" for n in range(50)): ((), "'y' has 50 different values in 50 rows"),
+    "a,y\n": ((), "t.csv has no row"),
+    "a,y\ncat,yes\nmat,no\n": ((), "t.csv has 2 rows, too few to hold some out; give --valid"),
+    GOOD + "p,yes\n": (("--metrics", "pearson"), "--metrics pearson: valid for these labels: accuracy, f1, macro_f1"),
+    GOOD + "q,yes\n": (("--name", "rte"), "'rte' would be taken for the task RTE"),
+    GOOD + "r,yes\n": (("--name", "a b"), "a task cannot be called 'a b'"),
+    GOOD + "s,yes\n": (("--label", "a"), "give one or two columns of text and another one"),
+}
+
+
+@pytest.mark.parametrize("content", BAD)
+def test_bad_input_is_one_line_with_its_place_and_writes_nothing(content, vocabulary, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words, message = BAD[content]
+    Path("t.csv").write_text(content)
+    Path("v.csv").write_text("a,y\ncat,yes\ndog,maybe\n")
+    done = run("prepare", "labels", "t.csv", "--data", vocabulary, "--output=bin", "--text=a", "--label=y", *words)
+    assert done.exit_code == 2 and message in done.output and done.output.strip().count("\n") == 0, done.output
+    assert not Path("bin").exists()
+
+
+def test_mixed_encodings_and_other_kinds(vocabulary, tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_bytes(GOOD.encode() + "caf\xe9,yes\n".encode("latin-1"))
+    done = prepare(path, vocabulary, tmp_path / "bin", text="a", label="y")
+    assert f"{path}, line 10: byte 0xe9 at column 4 is not UTF-8; convert the file\n" in done.output
+    lines = [*(json.dumps({"a": "cat", "y": n % 2}) for n in range(6)), '{"a": "mat"}', '{"a": 1, "y": 0}']
+    path = tmp_path / "t.jsonl"
+    path.write_text("\n".join(lines))
+    assert (
+        "line 7: no 'y'; the fields there: a" in prepare(path, vocabulary, tmp_path / "b", text="a", label="y").output
+    )
+    path.write_text("\n".join([*lines[:6], lines[7]]))
+    assert "line 7: 'a' is no text: 1" in prepare(path, vocabulary, tmp_path / "b", text="a", label="y").output
+    path.write_text("\n".join([*lines[:6], "{"]))
+    assert "line 7: not a JSON object" in prepare(path, vocabulary, tmp_path / "b", text="a", label="y").output
+    done = prepare(tmp_path / "t.txt", vocabulary, tmp_path / "b", text="a", label="y")
+    assert "t.txt: not a file with fields; valid: .csv" in done.output and not (tmp_path / "b").exists()
+
+
+# ----------------------------------------------------------------------------------------------- trained and exported
+
+TINY = ["--gpus=0", "--allocator=none", "--num-workers=0", "--batch-size=12", "--lr=0.01", "--max-epoch=3"]
+
+
+@pytest.fixture(scope="module")
+def prepared(vocabulary, tmp_path_factory):
+    """Three tasks; "cats" has its labels in an order of its own, and a test set with labels, "often" one without."""
+    folder = tmp_path_factory.mktemp("own")
+    file, test = write(folder / "cats.csv", cats(90)), write(folder / "test.csv", cats(12, seed=2))
+    bare = write(folder / "bare.jsonl", [{key: row[key] for key in ("question", "text")} for row in cats(12, seed=2)])
+    for words, label in (
+        (["--name=cats", "--labels", "two or more,none,one", "--test", test], "cats"),
+        (["--name=often", "--test", bare], "how_often"),
+    ):
+        assert prepare(file, vocabulary, folder / "bin", *words, label=label).exit_code == 0
+    return folder / "bin"
+
+
+@pytest.fixture(scope="module")
+def tuned(prepared, small, tmp_path_factory):
+    """{(task, engine): folder of the run}."""
+    folder, runs = tmp_path_factory.mktemp("tuned"), {}
+    for task, engine in (("cats", "fairseq"), ("cats", "transformers"), ("often", "fairseq")):
+        runs[task, engine] = folder / f"{task}_{engine}"
+        where = [f"--data={prepared}", f"--checkpoint={small}", f"--output={runs[task, engine]}", f"--task={task}"]
+        started = fork_tupe("finetune", f"--engine={engine}", *where, *TINY, log=folder / "log")
+        assert ended(started) == 0, (folder / "log").read_text()[-3000:]
+    return runs
+
+
+def test_both_engines_fine_tune_and_the_record_says_the_labels(tuned):
+    runs = {key: read(folder) for key, folder in tuned.items()}
+    assert {run.state for run in runs.values()} == {"finished"}
+    assert runs["cats", "fairseq"].metrics == runs["cats", "transformers"].metrics == ["accuracy", "macro_f1"]
+    for engine in ("fairseq", "transformers"):
+        assert runs["cats", engine].layout["labels"] == ["two or more", "none", "one"]
+        rows = table(tuned["cats", engine] / "predictions" / "valid_last.tsv")
+        right = sum(row[1] == row[2] for row in rows)
+        assert runs["cats", engine].scores[-1]["accuracy"] == pytest.approx(100 * right / len(rows))
+    assert runs["often", "fairseq"].metrics == ["pearson", "spearman"]
+
+
+def checkpoint_of(folder):
+    return next(iter(sorted(folder.glob("checkpoint_last.pt")) or sorted(folder.glob("checkpoint-*"))[-1:]))
+
+
+def test_label_names_travel_into_exports_and_back(tuned, prepared, tmp_path):
+    transformers = pytest.importorskip("transformers")
+    words = ["--data", prepared, "--output", tmp_path / "hf", "--no-code"]
+    done = run("checkpoint", "export", "--checkpoint", tuned["cats", "fairseq"] / "checkpoint_last.pt", *words)
+    assert done.exit_code == 0, done.output
+    names = ["two or more", "none", "one"]
+    for folder in (tmp_path / "hf", checkpoint_of(tuned["cats", "transformers"])):
+        config = json.loads((folder / "config.json").read_text())
+        assert [config["id2label"][str(n)] for n in range(3)] == names
+        assert [*config["label2id"]] == names or config["label2id"]["none"] == 1
+    from tupe.modeling_tupe import TupeForSequenceClassification
+    from tupe.tokenization_tupe import TupeTokenizer
+
+    model = TupeForSequenceClassification.from_pretrained(tmp_path / "hf").eval()
+    tokenizer = TupeTokenizer.from_pretrained(tmp_path / "hf")
+    pipe = transformers.pipeline("text-classification", model=model, tokenizer=tokenizer)
+    stored = table(tuned["cats", "fairseq"] / "predictions" / "valid_last.tsv")
+    ids = [Split(prepared / "cats" / f"input{i}" / "valid") for i in (0, 1)]
+    texts = [tuple(tokenizer.decode(part[n][:-1].tolist()) for part in ids) for n in range(len(stored))]
+    found = [pipe({"text": a, "text_pair": b}) for a, b in texts]
+    found = [(each[0] if isinstance(each, list) else each)["label"] for each in found]
+    assert found == [row[1] for row in stored]
+    back = run("checkpoint", "convert", "--from", tmp_path / "hf", "--output", tmp_path / "back")
+    assert back.exit_code == 0, back.output
+    words = ["--data", prepared, "--output", tmp_path / "again", "--no-code"]
+    assert run("checkpoint", "export", "--checkpoint", tmp_path / "back/checkpoint.pt", *words).exit_code == 0
+    assert json.loads((tmp_path / "again/config.json").read_text())["id2label"] == {str(n): names[n] for n in range(3)}
+
+
+def test_a_checkpoint_needs_no_data_to_know_its_labels(tuned, vocabulary, prepared):
+    from tupe.evaluation.loading import load_model
+
+    _, task = load_model(tuned["cats", "fairseq"] / "checkpoint_last.pt", vocabulary)  # which has no task
+    assert task.glue.labels == ("two or more", "none", "one")
+
+
+def test_predict_writes_labels_and_numbers(tuned, prepared, tmp_path):
+    for engine in ("fairseq", "transformers"):
+        checkpoint = checkpoint_of(tuned["cats", engine])
+        done = run("predict", f"cats={checkpoint}", "--data", prepared, "--output", tmp_path / engine)
+        assert done.exit_code == 0, done.output
+        rows = table(tmp_path / engine / "cats.tsv")
+        right = sum(row[1] == each["cats"] for row, each in zip(rows, cats(12, seed=2), strict=True))
+        assert f"12 predictions, accuracy {100 * right / 12:.2f}, macro_f1 " in done.output
+    checkpoint = checkpoint_of(tuned["often", "fairseq"])
+    done = run("predict", f"often={checkpoint}", "--data", prepared, "--output", tmp_path / "often")
+    values = [float(row[1]) for row in table(tmp_path / "often" / "often.tsv")]
+    assert len(values) == 12 and "12 predictions\n" in done.output
+    wrong = run("predict", f"often={checkpoint_of(tuned['cats', 'fairseq'])}", "--data", prepared, "--output", tmp_path)
+    assert "was not fine-tuned on often, but on cats" in wrong.output
+
+
+@pytest.mark.parametrize("engine", ["fairseq", "transformers"])
+def test_labels_in_another_order_are_refused(engine, tuned, prepared, vocabulary, tmp_path):
+    """The head's outputs would stand for others."""
+    file = write(tmp_path / "cats.csv", cats())
+    assert prepare(file, vocabulary, tmp_path / "bin", "--test", file).exit_code == 0
+    checkpoint = checkpoint_of(tuned["cats", engine])
+    done = run("predict", f"cats={checkpoint}", "--data", tmp_path / "bin", "--output", tmp_path / "out")
+    assert done.exit_code == 2 and "cats: the labels are two or more, none, one in " in done.output
+    assert not (tmp_path / "out").exists()
+
+
+def test_report_and_sweep_take_them_as_any_other(tuned, prepared, small, tmp_path):
+    folder = next(iter(tuned.values())).parent
+    done = run("report", folder, "--output", tmp_path / "report")
+    assert done.exit_code == 0, done.output
+    text = "".join(path.read_text() for path in (tmp_path / "report").glob("*.md"))
+    assert "cats accuracy" in text and "often pearson" in text and "majority" in text
+    assert "cats macro_f1" in text
+    words = ["--data", prepared, "--checkpoint", as_file(small), "--output", tmp_path / "sweep"]
+    done = run("sweep", *words, "--gpus=0", "--dry-run", "--grid", "lr=1e-3")
+    assert done.exit_code == 0 and done.output.count("--task=cats") == done.output.count("--task=often") == 5
+    wrong = run("finetune", "--task=catz", *words, "--gpus=0", "--dry-run")
+    assert "unknown task 'catz'; did you mean 'cats'?" in wrong.output

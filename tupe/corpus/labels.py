@@ -1,0 +1,233 @@
+"""A table with labels of one's own -> data for fine-tuning, as GLUE's tasks have it."""
+
+import re
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import click
+import numpy as np
+
+from ..common import options
+from ..common.glue import METRICS, TASKS, Glue
+from ..common.options import shorten, shorten_list, task_key
+from ..common.prepared import check_name, encoding, tasks_in
+from .glue import describe, prepare_task, remove_partial
+from .readers import read_fields
+
+MOST = 20  # different whole numbers that count as classes
+KINDS = {"classes": ("accuracy", "f1", "macro_f1", "matthews"), "numbers": ("pearson", "spearman")}  # their metrics
+
+
+def read_table(path: Path, text: Sequence[str], label: str, is_labelled: bool | None = True) -> list[tuple]:
+    """[(place, texts, label as text, or None)] of a file. is_labelled: None where the first row decides.
+
+    Raises ValueError, with the place, for a row without one of them.
+    """
+    fields, rows = dict.fromkeys(text, "--text"), []
+    needed = fields | ({label: "--label"} if is_labelled else {})
+    for where, record in read_fields(path, needed, [label]):
+        if is_labelled is None:
+            is_labelled = record.get(label) not in (None, "")
+        for name in text:
+            if not isinstance(record[name], str):
+                raise ValueError(f"{where}: {name!r} is no text: {shorten(record[name])}")
+            if re.search("[\0\ud800-\udfff]", record[name]):
+                raise ValueError(f"{where}: {name!r} has a NUL or half of a surrogate pair: {shorten(record[name])}")
+        found = None
+        if is_labelled:
+            value = record.get(label)
+            found = str(value).lower() if isinstance(value, bool) else str("" if value is None else value).strip()
+            if not found or found == "nan":
+                raise ValueError(f"{where}: no label in {label!r}")
+            if re.search(r"[\x00-\x1f\x7f]", found):  # files of labels and predictions have one in a line
+                raise ValueError(f"{where}: the label {shorten(found)} has a line break, a tab or another control sign")
+        rows.append((where, tuple(record[name] for name in text), found))
+    if not rows:
+        raise ValueError(f"{path} has no row")
+    return rows
+
+
+def is_number(text: str) -> bool:
+    try:
+        return np.isfinite(float(text))
+    except ValueError:
+        return False
+
+
+def kind_of_labels(rows: list[tuple], label: str) -> str:
+    """ "numbers" if the labels are numbers that are not all whole, or many; else "classes". Raises ValueError for some
+    numbers among other words, and for as many classes as a name or a number of a row would have."""
+    values = Counter(found for _, _, found in rows)
+    numbers = [value for value in values if is_number(value)]
+    parts = [value for value in numbers if not re.fullmatch("[+-]?[0-9]+", value)]
+    if len(numbers) < len(values) and (parts or len(numbers) > MOST):
+        odd = next((where, found) for where, _, found in rows if not is_number(found))
+        raise ValueError(f"{odd[0]}: {shorten(odd[1])} is no number, as other labels are; or give --kind classes")
+    if len(numbers) == len(values) and (parts or len(values) > MOST):
+        return "numbers"
+    if len(values) > max(MOST, len(rows) / 2):
+        raise ValueError(f"{label!r} has {len(values)} different values in {len(rows)} rows; choose another --label")
+    return "classes"
+
+
+def order_of(rows: list[tuple], given: Sequence[str] | None) -> tuple[str, ...]:
+    """The classes in the order of their ids: the given one, that of numbers, or of the alphabet."""
+    if given:
+        if len({*given}) < len(given):
+            raise ValueError(f"--labels {','.join(given)}: a label twice")
+        return tuple(given)
+    found = {value for _, _, value in rows}
+    numeric = all(map(is_number, found))
+    return tuple(sorted(found, key=lambda each: (float(each) if numeric else 0, each)))
+
+
+def values_of(rows: list[tuple], task: Glue) -> list[tuple]:
+    """[(texts, label)] as `prepare_task` takes them. Raises ValueError, with the place, for an unknown label."""
+    values = []
+    for where, texts, found in rows:
+        if found is None:
+            values.append((texts, None))
+        elif task.labels:
+            if found not in task.labels:
+                raise ValueError(f"{where}: unknown label {shorten(found)}; valid: {shorten_list(task.labels)}")
+            values.append((texts, found))
+        else:
+            if not is_number(found):
+                raise ValueError(f"{where}: {shorten(found)} is no number")
+            values.append((texts, (float(found) - task.bottom) / (task.top - task.bottom)))
+    return values
+
+
+def hold_out(rows: list[tuple], share: float, seed: int, by_class: bool) -> tuple[list[tuple], list[tuple]]:
+    """(rows for training, rows held out), each in the order of the file: `share` of each class, rounded, at least one
+    where it has two."""
+    rng, groups = np.random.default_rng(seed), {}
+    for i, (_, _, found) in enumerate(rows):
+        groups.setdefault(found if by_class else "", []).append(i)
+    held = set()
+    for _, indices in sorted(groups.items()):
+        count = min(max(round(share * len(indices)), 1), len(indices) - 1)
+        held.update(rng.permutation(indices)[:count].tolist())
+    return [row for i, row in enumerate(rows) if i not in held], [rows[i] for i in sorted(held)]
+
+
+def check_task_name(name: str, output: Path) -> None:
+    """Raise ValueError for a name that no task can have, or that would be taken for another's."""
+    if not re.fullmatch(r"[A-Za-z][\w-]*", name, re.ASCII):
+        raise ValueError(f"a task cannot be called {name!r}: give letters, digits, - and _ with --name")
+    others = [other for other in tasks_in(output) if other != name] if output.is_dir() else []
+    official = [other for other, task in TASKS.items() if not task.own]
+    for other in (*official, "SQuAD-1.1", "SQuAD-2.0", *others):
+        if task_key(other) == task_key(name):
+            raise ValueError(f"{name!r} would be taken for the task {other}: give another --name")
+
+
+def task_from(
+    rows: list[tuple], text: Sequence[str], label: str, kind: str | None, order: Sequence[str] | None,
+    metrics: Sequence[str] | None,
+) -> Glue:  # fmt: skip
+    """The task that the rows for training are of."""
+    kind = kind or ("classes" if order else kind_of_labels(rows, label))
+    values = {found for _, _, found in rows}
+    if len(values) == 1:
+        raise ValueError(f"{label!r} is {shorten(values.pop())} in all {len(rows)} rows: nothing to learn")
+    if kind == "numbers":
+        if order:
+            raise ValueError("--labels is for classes, not for --kind numbers")
+        if odd := [(where, found) for where, _, found in rows if not is_number(found)]:
+            raise ValueError(f"{odd[0][0]}: {shorten(odd[0][1])} is no number")
+        numbers = [float(found) for _, _, found in rows]
+        labels, more = (), {"bottom": min(numbers), "top": max(numbers)}
+    else:
+        labels, more = order_of(rows, order), {}
+    default = KINDS[kind] if kind == "numbers" else ("accuracy", "f1") if len(labels) == 2 else ("accuracy", "macro_f1")
+    for metric in metrics or ():
+        if metric not in KINDS[kind] or metric == "f1" and len(labels) != 2:
+            valid = [name for name in KINDS[kind] if name != "f1" or len(labels) == 2]
+            raise ValueError(f"--metrics {metric}: valid for these labels: {', '.join(valid)}")
+    return Glue(tuple(text), label, labels, tuple(metrics or default), own=True, **more)
+
+
+def prepare(
+    file: Path, vocabulary: Path, output: Path, name: str, text: Sequence[str], label: str,
+    valid: Path | None = None, test: Path | None = None, share: float = 0.1, seed: int = 1, kind: str | None = None,
+    order: Sequence[str] | None = None, metrics: Sequence[str] | None = None, workers: int | None = 1,
+    overwrite: bool = False, say: Callable = click.echo,
+) -> dict:  # fmt: skip
+    """Write the folder `output`/`name`; returns its manifest. vocabulary: folder of the pre-training data. valid: file
+    of the held-out rows; else they are a share of `file`. say: gets lines about the labels.
+
+    Raises ValueError, before anything is written, for whatever is wrong in one of the files.
+    """
+    check_name(output)
+    check_task_name(name, output)
+    if not 1 <= len(text) <= 2 or len({*text, label}) < len(text) + 1:
+        raise ValueError(f"--text {','.join(text)}, --label {label}: give one or two columns of text and another one")
+    if (output / name).exists():
+        if not overwrite:
+            raise ValueError(f"{output / name} exists already; pass --overwrite to replace it")
+        if name not in tasks_in(output):
+            raise ValueError(f"{output / name} is no prepared task: give another --name")
+    rows = read_table(file, text, label)
+    task = task_from(rows, text, label, kind, order, metrics)
+    values_of(rows, task)
+    tables = {"train": rows, "valid": read_table(valid, text, label) if valid else None}
+    if not valid:
+        if len(rows) < 2 * max(2, len(task.labels)):
+            raise ValueError(f"{file} has {len(rows)} rows, too few to hold some out; give --valid")
+        tables["train"], tables["valid"] = hold_out(rows, share, seed, bool(task.labels))
+    if test:
+        tables["test"] = read_table(test, text, label, None)
+    splits = [(split, values_of(rows, task), {}) for split, rows in tables.items()]
+    if task.labels:
+        counts = Counter(found for _, _, found in tables["train"])
+        shown = [f"{each} ({counts[each] / counts.total():.1%} of training)" for each in task.labels]
+        say(f"{name}: {len(task.labels)} classes, in this order: {shorten_list(shown)}")
+        if lonely := [each for each in task.labels if not counts[each]]:
+            say(f"{name}: no row of training has the label {shorten_list(lonely)}")
+    else:
+        say(f"{name}: numbers from {task.bottom:g} to {task.top:g}")
+    known = {texts for texts, _ in splits[0][1]}
+    if again := sum(texts in known for texts, _ in splits[1][1]):
+        say(f"{name}: {again} of {len(splits[1][1])} held-out texts stand in training too")
+    with encoding(vocabulary, output, [name], workers) as map_rows:
+        remove_partial(output)
+        return prepare_task(name, task, splits, vocabulary, output, map_rows)
+
+
+@click.command(cls=options.Command)
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("--text", type=options.ListOf(), required=True, help="one or two columns (keys) with the texts: a,b")
+@click.option("--label", required=True, help="column of the labels")
+@options.data("pre-training data: its dictionary and pieces are used")
+@options.output("folder to write, one folder per task")
+@click.option("--name", help="of the task (default: the file's)")
+@click.option("--valid", type=click.Path(path_type=Path), help="file of the held-out rows (default: a share of FILE)")
+@click.option("--test", type=click.Path(path_type=Path), help="file to predict; it may have labels, or none")
+@click.option(
+    "--held-out", type=click.FloatRange(0, 0.5, min_open=True), default=0.1, show_default=True,
+    help="share of each class that is held out",
+)  # fmt: skip
+@options.seed(help="of the choice of held-out rows")
+@click.option("--kind", type=click.Choice(list(KINDS)), help="of the labels (default: numbers if they are no whole "
+              f"ones, or more than {MOST})")  # fmt: skip
+@click.option("--labels", type=options.ListOf(), help="the classes in the order of their ids (default: sorted)")
+@click.option("--metrics", type=options.ListOf(), help="scores, the first of which chooses the best epoch; of "
+              f"{', '.join(METRICS)}")  # fmt: skip
+@options.jobs("processes that encode text (default: one per core)")
+@click.option("--overwrite", is_flag=True, help="replace a task that was prepared before")
+def command(
+    file, text, label, data, output, name, valid, test, held_out, seed, kind, labels, metrics, jobs, overwrite
+):  # fmt: skip
+    """Turn a table with labels of your own into a task for fine-tuning, beside those of GLUE.
+
+    FILE: .csv, .tsv (with a header line), .jsonl, .json, .parquet or .arrow. Each row has one or two texts and a class
+    or a number. `tupe finetune --task NAME`, `tupe sweep`, `tupe report` and `tupe predict` take the task as any other.
+    """
+    name = name or Path(file).name.partition(".")[0]
+    manifest = prepare(
+        Path(file), Path(data), Path(output), name, text, label, valid, test, held_out, seed, kind, labels, metrics,
+        jobs, overwrite,
+    )  # fmt: skip
+    describe(name, manifest)
