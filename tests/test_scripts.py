@@ -76,6 +76,7 @@ def test_own_files_of_a_user_are_not_tested(tmp_path):
 def test_slurm_job_starts_torchrun_once_per_node(tmp_path):
     """With stand-ins for Slurm's own commands (srun runs the task of each of two nodes) and for the interpreter, whose
     words are then run here."""
+    pytest.importorskip("fairseq")  # whose command it shows
     srun = '[ "$SRUN_CPUS_PER_TASK" = 40 ] || exit 9; for node in 0 1; do SLURM_NODEID=$node "$@"; done'
     programs = {"srun": srun, "scontrol": "echo first; echo second", "python": 'printf "%q " "$@"; echo'}
     for name, text in programs.items():

@@ -2,18 +2,17 @@
 
 import io
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import click
 import torch
-from fairseq import utils
 
+from ..checkpoints.folders import config_of
+from ..common import record
 from ..common.glue import TASKS, glue_name
-from ..common.options import QuietCommand, data, output
+from ..common.options import QuietCommand, data, output, quiet_imports
 from ..common.record import write_atomically
-from ..plugin.glue import GlueTask
-from ..plugin.model import TupeModel
 from .loading import load_model, split_label
 
 # (task, split) -> file name; the server expects the official label names, and STS-B scores from 0 to 5.
@@ -57,15 +56,10 @@ def predict_glue(name: str, checkpoint: str | Path, data: str | Path, output: Pa
     splits = [split for task, split in FILES if task == name and _prepared(data, name, split)]
     if not splits:
         raise ValueError(f"{data} holds no test set of {name}; put its test.tsv beside train.tsv and prepare it again")
-    model, task = load_model(checkpoint, data)
-    trained_on = task.name if isinstance(task, GlueTask) else "something else"
-    if trained_on != name:
-        raise ValueError(f"{checkpoint} was not fine-tuned on {name}, but on {trained_on}")
-    if torch.cuda.is_available():
-        model.cuda()
+    values_of = (of_folder if Path(checkpoint).is_dir() else of_file)(name, checkpoint, Path(data), batch_size)
     Path(output).mkdir(parents=True, exist_ok=True)
     for split in splits:
-        labels = [_label(task.glue, value) for value in predict(model, task, split, batch_size)]
+        labels = [_label(TASKS[name], value) for value in values_of(split)]
         path = Path(output) / FILES[name, split]
         rows = "".join(f"{index}\t{label}\n" for index, label in enumerate(labels))
         write_atomically(path, "index\tprediction\n" + rows)
@@ -76,20 +70,72 @@ def _prepared(data, name, split):
     return (Path(data) / name / "input0" / f"{split}.idx").exists()
 
 
-@torch.no_grad()
-def predict(model: TupeModel, task: GlueTask, split: str, batch_size: int) -> list:
-    """Class ids or real numbers for every example of a split, in file order."""
-    task.load_dataset(split)
-    batches = task.get_batch_iterator(task.dataset(split), max_sentences=batch_size, disable_iterator_cache=True)
-    values_of = {}
-    for sample in batches.next_epoch_itr(shuffle=False):
-        if torch.cuda.is_available():
-            sample = utils.move_to_cuda(sample)
-        head = task.cfg.classification_head_name
-        output, _ = model(**sample["net_input"], features_only=True, classification_head_name=head)
-        values = output.argmax(dim=1) if task.glue.labels else output.float().squeeze(1)
-        values_of.update(zip(sample["id"].tolist(), values.tolist(), strict=True))
-    return [values_of[index] for index in range(len(values_of))]
+def of_file(name: str, checkpoint: str | Path, data: Path, batch_size: int) -> Callable[[str], list]:
+    """Split -> class ids or real numbers of its examples, in file order, by a checkpoint of fairseq."""
+    model, task = load_model(checkpoint, data)
+    with quiet_imports():
+        from fairseq import utils
+
+        from ..plugin.glue import GlueTask
+    _check_task(checkpoint, task.name if isinstance(task, GlueTask) else None, name)
+    if torch.cuda.is_available():
+        model.cuda()
+
+    @torch.no_grad()
+    def values_of(split):
+        task.load_dataset(split)
+        batches = task.get_batch_iterator(task.dataset(split), max_sentences=batch_size, disable_iterator_cache=True)
+        found = {}
+        for sample in batches.next_epoch_itr(shuffle=False):
+            if torch.cuda.is_available():
+                sample = utils.move_to_cuda(sample)
+            head = task.cfg.classification_head_name
+            logits, _ = model(**sample["net_input"], features_only=True, classification_head_name=head)
+            found.update(zip(sample["id"].tolist(), _values(name, logits), strict=True))
+        return [found[index] for index in range(len(found))]
+
+    return values_of
+
+
+def of_folder(name: str, folder: str | Path, data: Path, batch_size: int) -> Callable[[str], list]:
+    """The same by a folder of transformers, without fairseq."""
+    from transformers.utils.logging import disable_progress_bar
+
+    from ..modeling_tupe import TupeForSequenceClassification
+    from ..training.data import PAD, UNMASKED
+    from ..training.glue import Examples, check_vocabulary, collate
+
+    config_of(folder)
+    trained = record.read(folder)
+    _check_task(folder, trained.task if trained else name, name)
+    check_vocabulary(folder, data)
+    disable_progress_bar()
+    model = TupeForSequenceClassification.from_pretrained(folder).float().eval()
+    if model.config.num_labels != TASKS[name].outputs:
+        _check_task(folder, None, name)
+    if torch.cuda.is_available():
+        model.cuda()
+
+    @torch.no_grad()
+    def values_of(split):
+        examples, found = Examples(data / name, split, model.config.max_position_embeddings), {}
+        for batch in examples.longest_first(batch_size):
+            inputs = collate([examples[UNMASKED, i] for _, i in batch])
+            ids = inputs["input_ids"].to(model.device)
+            found.update(zip(inputs["rows"], _values(name, model(ids, ids.ne(PAD)).logits), strict=True))
+        return [found[index] for index in range(len(found))]
+
+    return values_of
+
+
+def _check_task(checkpoint, trained_on, name):
+    if trained_on != name:
+        raise ValueError(f"{checkpoint} was not fine-tuned on {name}, but on {trained_on or 'something else'}")
+
+
+def _values(name, logits):
+    """Class ids, or real numbers."""
+    return (logits.argmax(dim=1) if TASKS[name].labels else logits.float().squeeze(1)).tolist()
 
 
 def _label(glue, value):
