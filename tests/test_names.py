@@ -22,7 +22,8 @@ PIPELINE = [  # run in a folder of that name; {0}: its path
     "pretrain --data data --output {0}/run --arch=tupe_r_tiny --recipe=pretrain_small --max-update=2 "
     f"--tokens-per-sample=32 --batch-size=4 --engine={{engine}} {TRAIN}",
     "prepare glue --glue glue --data {0}/data --output bin --tasks=RTE --jobs=1",
-    f"finetune --task=RTE --data bin --checkpoint {{model}} --output {{0}}/tuned --max-epoch=1 --engine={{engine}} {TRAIN}",
+    "finetune --task=RTE --data bin --checkpoint {model} --output {0}/tuned --max-epoch=1 --engine={engine} "
+    f"{TRAIN}",
     "checkpoint export --checkpoint run/checkpoint_last.pt --data data --output {0}/hf",
     "checkpoint convert --from {0}/hf --output back",
     "minimal-pairs X={0}/{again} {model} --data data --pairs raw/pairs.txt --output pairs",
@@ -64,8 +65,8 @@ def check_pipeline(folder, name, raw, run, engine="fairseq"):
 
 @pytest.mark.parametrize("engine", MODELS)
 def test_every_name_of_a_folder_works(engine, raw, tmp_path, monkeypatch):
-    """Bytes that are not UTF-8, which safetensors does not take, and characters that mean something to Hydra, to a shell
-    or to `LABEL=PATH`."""
+    """Bytes that are not UTF-8 (safetensors does not take them), and characters that mean something to Hydra, to a
+    shell or to `LABEL=PATH`."""
     if engine == "fairseq":
         pytest.importorskip("fairseq")
     name = "légal,lr=1 '[x]{y}%".encode("latin-1" if engine == "fairseq" else "utf-8")
