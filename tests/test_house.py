@@ -103,10 +103,17 @@ def test_text_names_all_packages_that_it_lacks(missing):
     assert line == f"text needs {', '.join(missing.split())}: pip install {missing}"
 
 
-def test_a_command_names_the_package_that_it_lacks():
+@pytest.mark.parametrize(
+    ("words", "end"), [("bench memory", ""), ("pretrain --data=x --output=y", "; --engine transformers does without")]
+)
+def test_a_command_names_the_package_that_it_lacks(words, end):
+    """What comes with fairseq is fairseq."""
     script = "from click.testing import CliRunner\nfrom tupe.cli import main\n"
-    script += "result = CliRunner().invoke(main, ['bench', 'memory'])\nprint(result.exit_code, result.output)"
-    assert "1 Error: `tupe bench memory` needs fairseq" in run(BLOCK.format(names=["fairseq"]) + script)
+    script += f"result = CliRunner().invoke(main, {words.split()})\nprint(result.exit_code, result.output)"
+    said = run(BLOCK.format(names=["fairseq", "fairseq_cli", "hydra", "omegaconf"]) + script)
+    command = words.partition(" --")[0]
+    there = "which is not installed; scripts/setup.sh installs all"
+    assert said.strip() == f"1 Error: `tupe {command}` needs fairseq, {there}{end}"
 
 
 @pytest.mark.slow  # as in every `tupe pretrain`, see tests/plugin/test_resume.py

@@ -13,19 +13,23 @@ from helpers import PLUGIN, official_folder, squad_file
 from tupe.cli import main
 
 TRAIN = "--gpus=0 --num-workers=0 --allocator=none"
+MODELS = {  # of the pipeline's engine: what it trains, and what that is when it was exported and converted back
+    "fairseq": {"model": "run/checkpoint_last.pt", "again": "back/checkpoint.pt"},
+    "transformers": {"model": "run", "again": "run"},
+}
 PIPELINE = [  # run in a folder of that name; {0}: its path
     "prepare corpus raw/a.txt --output {0}/data --vocab-size=60 --jobs=2 --valid-fraction=0.3",
     "pretrain --data data --output {0}/run --arch=tupe_r_tiny --recipe=pretrain_small --max-update=2 "
-    f"--tokens-per-sample=32 --batch-size=4 {TRAIN}",
+    f"--tokens-per-sample=32 --batch-size=4 --engine={{engine}} {TRAIN}",
     "prepare glue --glue glue --data {0}/data --output bin --tasks=RTE --jobs=1",
-    "finetune --task=RTE --data bin --checkpoint run/checkpoint_last.pt --output {0}/tuned --max-epoch=1 "
+    "finetune --task=RTE --data bin --checkpoint {model} --output {0}/tuned --max-epoch=1 --engine={engine} "
     f"{TRAIN}",
     "checkpoint export --checkpoint run/checkpoint_last.pt --data data --output {0}/hf",
     "checkpoint convert --from {0}/hf --output back",
-    "minimal-pairs X={0}/back/checkpoint.pt run/checkpoint_last.pt --data back --pairs raw/pairs.txt --output pairs",
+    "minimal-pairs X={0}/{again} {model} --data data --pairs raw/pairs.txt --output pairs",
     "plot loss X={0}/run run --output {0}/loss.png",
-    "plot tsne --checkpoint={0}/run/checkpoint_last.pt --output tsne.svg",
-    "probe properties run/checkpoint_last.pt --words=2 --output {0}/p.npz",
+    "plot tsne --checkpoint={0}/{model} --output tsne.svg",
+    "probe properties {model} --words=2 --output {0}/p.npz",
     "report {0} --output report",
 ]
 
@@ -45,22 +49,27 @@ def raw(tmp_path_factory):
     return folder
 
 
-def check_pipeline(folder, name, raw, run):
+def check_pipeline(folder, name, raw, run, engine="fairseq"):
     """run(words): a result of the command `tupe`, with exit_code, stdout and stderr as bytes, run in that folder."""
     shutil.copytree(raw, folder / "raw")
     official_folder(folder / "glue")
-    for words in PIPELINE:
-        status, stdout, stderr = run(words.format(shlex.quote(str(folder))))
+    pipeline = [words for words in PIPELINE if engine == "fairseq" or not words.startswith("checkpoint ")]
+    for words in pipeline:
+        status, stdout, stderr = run(words.format(shlex.quote(str(folder)), engine=engine, **MODELS[engine]))
         assert status == 0 and b"Traceback" not in stderr, (words, stdout, stderr)
         assert not words.startswith("plot loss") or name in stdout  # as it is, not a replacement
-    assert {"data", "run", "bin", "tuned", "hf", "back", "pairs", "loss.png", "tsne.svg", "p.npz", "report"} <= {
-        path.name for path in folder.iterdir()
-    }
+    made = {"data", "run", "bin", "tuned", "pairs", "loss.png", "tsne.svg", "p.npz", "report"}
+    made |= {"hf", "back"} if engine == "fairseq" else set()
+    assert made <= {path.name for path in folder.iterdir()}
 
 
-def test_every_name_of_a_folder_works(raw, tmp_path, monkeypatch):
-    """Bytes that are not UTF-8, and characters that mean something to Hydra, to a shell or to `LABEL=PATH`."""
-    name = b"l\xe9gal,lr=1 '[x]{y}%"
+@pytest.mark.parametrize("engine", MODELS)
+def test_every_name_of_a_folder_works(engine, raw, tmp_path, monkeypatch):
+    """Bytes that are not UTF-8 (safetensors does not take them), and characters that mean something to Hydra, to a
+    shell or to `LABEL=PATH`."""
+    if engine == "fairseq":
+        pytest.importorskip("fairseq")
+    name = "légal,lr=1 '[x]{y}%".encode("latin-1" if engine == "fairseq" else "utf-8")
     folder = tmp_path / os.fsdecode(name)
 
     def run(words):
@@ -69,7 +78,7 @@ def test_every_name_of_a_folder_works(raw, tmp_path, monkeypatch):
 
     folder.mkdir()
     monkeypatch.chdir(folder)
-    check_pipeline(folder, name, raw, run)
+    check_pipeline(folder, name, raw, run, engine)
 
 
 @pytest.mark.slow

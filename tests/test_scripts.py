@@ -17,11 +17,13 @@ import scipy.stats
 import torch
 from click.testing import CliRunner
 from helpers import PLUGIN, descendants, has_ended, load, wait_until, write_data
+from safetensors.torch import load_file
 
 from tupe.cli import main as tupe
 from tupe.common.record import STOPPED, Record, read, state_of
 from tupe.experiments import quickstart
 from tupe.experiments.summary import unigram_entropy
+from tupe.training.run import newest
 
 ROOT = PLUGIN.parent
 SCRIPTS = ROOT / "scripts"
@@ -76,6 +78,7 @@ def test_own_files_of_a_user_are_not_tested(tmp_path):
 def test_slurm_job_starts_torchrun_once_per_node(tmp_path):
     """With stand-ins for Slurm's own commands (srun runs the task of each of two nodes) and for the interpreter, whose
     words are then run here."""
+    pytest.importorskip("fairseq")  # whose command it shows
     srun = '[ "$SRUN_CPUS_PER_TASK" = 40 ] || exit 9; for node in 0 1; do SLURM_NODEID=$node "$@"; done'
     programs = {"srun": srun, "scontrol": "echo first; echo second", "python": 'printf "%q " "$@"; echo'}
     for name, text in programs.items():
@@ -131,8 +134,10 @@ def test_many_jobs_are_a_slurm_job_that_is_queued_again_when_its_time_is_up(stat
 
 
 @pytest.mark.slow
-def test_a_slurm_job_whose_time_is_up_goes_on_exactly_when_it_is_queued_again(data, tmp_path):
+@pytest.mark.parametrize(("engine", "line"), [("fairseq", "num_updates=5,"), ("transformers", "update 5/60")])
+def test_a_slurm_job_whose_time_is_up_goes_on_exactly_when_it_is_queued_again(engine, line, data, tmp_path):
     """A real training on two nodes, which are two tasks on this machine. Slurm signals all processes of the tasks."""
+    pytest.importorskip(engine)
     srun = 'for SLURM_NODEID in 0 1; do export SLURM_NODEID; "$@" & tasks+=($!); done\n'
     srun += "status=0; for task in ${tasks[@]}; do wait $task || status=$?; done; exit $status"
     scontrol = f"echo localhost; [ $1 != requeue ] || echo $2 >> {tmp_path}/requeued"
@@ -146,6 +151,7 @@ def test_a_slurm_job_whose_time_is_up_goes_on_exactly_when_it_is_queued_again(da
     }  # fmt: skip
     words = [f"--data={data}", "--gpus=0", "--arch=tupe_r_tiny", "--tokens-per-sample=24", "--lr=0.01"]
     words += ["--warmup-updates=2", "--max-update=60", "--batch-size=4", "--update-freq=1", "--log-interval=1"]
+    words.append(f"--engine={engine}")
 
     def job(name):
         return subprocess.Popen(
@@ -153,24 +159,31 @@ def test_a_slurm_job_whose_time_is_up_goes_on_exactly_when_it_is_queued_again(da
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment,
         )  # fmt: skip
 
+    def left(name):
+        """(updates, weights) of a run's checkpoint."""
+        if engine == "transformers":
+            updates, checkpoint = newest(tmp_path / name)
+            return updates, load_file(checkpoint / "model.safetensors")
+        state = load(tmp_path / name / "checkpoint_last.pt")
+        return state["optimizer_history"][-1]["num_updates"], state["model"]
+
     whole = job("whole")
     shown = whole.communicate()[0]
     assert whole.returncode == 0, shown[-3000:]
     first = job("stopped")
-    assert any("num_updates=5," in line for line in first.stdout)
+    assert any(line in shown for shown in first.stdout)
     script, srun, *tasks = descendants(first.pid)
     for pid in tasks:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGUSR1)
     first.communicate()
     assert first.returncode == STOPPED and (tmp_path / "requeued").read_text() == f"{os.getpid()}\n"
-    updates = load(tmp_path / "stopped" / "checkpoint_last.pt")["optimizer_history"][-1]["num_updates"]
-    assert 5 <= updates < 60 and state_of(tmp_path / "stopped") == "open"
+    assert 5 <= left("stopped")[0] < 60 and state_of(tmp_path / "stopped") == "open"
     second = job("stopped")
     second.communicate()
     assert second.returncode == 0 and state_of(tmp_path / "stopped") == "finished"
-    one, two = (load(tmp_path / name / "checkpoint_last.pt") for name in ("whole", "stopped"))
-    assert all(torch.equal(one["model"][key], two["model"][key]) for key in one["model"])
+    (updates, one), (_, two) = left("whole"), left("stopped")
+    assert updates == 60 and all(torch.equal(one[key], two[key]) for key in one)
     assert read(tmp_path / "whole").scores == read(tmp_path / "stopped").scores
 
 

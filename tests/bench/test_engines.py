@@ -1,5 +1,7 @@
 """Both engines in turns. No claims about time."""
 
+import time
+
 from click.testing import CliRunner
 
 from tupe.bench import engines
@@ -7,9 +9,10 @@ from tupe.cli import main
 
 
 def test_what_one_training_takes_longer_than_the_other_is_measured(data, monkeypatch):
-    calls = []
+    calls, clocks = [], set()
 
-    def seconds(engine, data, updates, words):
+    def seconds(engine, data, updates, words, clock):
+        clocks.add(clock)
         calls.append((engine, updates, words))
         return 3.0 + updates * (0.02 if engine == "fairseq" else 0.01)
 
@@ -24,6 +27,8 @@ def test_what_one_training_takes_longer_than_the_other_is_measured(data, monkeyp
     assert sorted(calls) == sorted(
         2 * [(engine, n, ("--arch=tupe_r_tiny",)) for engine in engines.ENGINES for n in (110, 10)]
     )
+    assert CliRunner().invoke(main, ["bench", "engines", f"--data={data}", *words, "--cpu"]).exit_code == 0
+    assert clocks == {time.perf_counter, engines.processor_time}
 
 
 def test_a_training_that_fails_says_why(data):

@@ -68,6 +68,8 @@ def test_the_numbers_are_those_of_the_same_model_in_fairseq(small, vocabulary, t
 
 
 def test_it_is_changed_and_converted_both_ways(small, vocabulary, tmp_path):
+    pytest.importorskip("fairseq")
+
     def run(*words):
         result = CliRunner().invoke(main, [*map(str, words)])
         assert result.exit_code == 0, result.output
@@ -111,9 +113,12 @@ def test_own_text_to_a_fine_tuned_and_evaluated_model_without_fairseq(small, voc
     for name in COMMANDS:
         without(*words_of(name, model=tmp_path / "run", data=tmp_path / "data", output=tmp_path / name))
     official_folder(tmp_path / "official")
+    test_set = "index\tsentence1\tsentence2\n0\tThe cat sat .\tDogs ran .\n"
+    (tmp_path / "official" / "RTE" / "test.tsv").write_text(test_set)
     glue = ["--glue", tmp_path / "official", "--data", tmp_path / "data", "--output", tmp_path / "glue"]
     without("prepare", "glue", *glue, "--tasks=RTE", "--jobs=1")
     tune = ["--task=RTE", "--engine=transformers", "--data", tmp_path / "glue", "--checkpoint", tmp_path / "run"]
     without("finetune", *tune, "--output", tmp_path / "runs" / "rte", "--max-epoch=1", *tiny)
+    without("predict", "--data", tmp_path / "glue", "--output", tmp_path / "sent", f"RTE={tmp_path / 'runs' / 'rte'}")
     without("report", tmp_path / "runs", "--output", tmp_path / "report")
     assert "RTE" in (tmp_path / "report" / "report.md").read_text()

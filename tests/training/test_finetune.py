@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 from pathlib import Path
 
@@ -71,6 +72,24 @@ def test_what_comes_out_is_the_best_model(whole, small):
     if best in checkpoints(whole):
         own = TupeForSequenceClassification.from_pretrained(checkpoints(whole)[best]).state_dict()
         assert all(torch.equal(value, own[name]) for name, value in model.state_dict().items())
+
+
+def test_predictions_for_the_server(whole, small, learnable, tmp_path):
+    """Those of its own best epoch, in file order; the number of examples in a batch does not matter."""
+    data = shutil.copytree(learnable, tmp_path / "bin")
+    for name in ("CoLA", "MNLI"):
+        for part in (data / name).glob("input*"):
+            for kind in ("bin", "idx"):
+                shutil.copy(part / f"valid.{kind}", part / f"test.{kind}")
+    words = ["predict", f"CoLA={whole}", f"--data={data}", f"--output={tmp_path / 'out'}", "--batch-size=7"]
+    result = CliRunner().invoke(main, words)
+    assert result.exit_code == 0, result.output
+    lines = (tmp_path / "out" / "CoLA.tsv").read_text().splitlines()
+    stored = [row[:2] for row in table(whole / "predictions" / "valid_best.tsv")]
+    assert [line.split("\t") for line in lines[1:]] == stored and len(stored) == 41
+    for task, folder in (("MNLI", whole), ("CoLA", small)):
+        result = CliRunner().invoke(main, ["predict", f"{task}={folder}", *words[2:]])
+        assert result.exit_code == REFUSED and f"was not fine-tuned on {task}, but on " in result.output
 
 
 def test_a_signal_stops_after_the_update_and_the_run_resumes_exactly(small, learnable, whole, tmp_path, monkeypatch):

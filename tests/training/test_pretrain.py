@@ -262,6 +262,7 @@ def test_a_folder_belongs_to_one_run(data, whole, tmp_path):
 
 
 def test_a_folder_belongs_to_one_engine(data, whole, tmp_path):
+    pytest.importorskip("fairseq")
     command = [word for word in TINY if word != "--allocator=none"]
     theirs = CliRunner().invoke(main, ["pretrain", f"--data={data}", f"--output={whole}", "--allocator=none", *command])
     assert theirs.exit_code == REFUSED and "engine transformers there" in theirs.output

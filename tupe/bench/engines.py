@@ -1,10 +1,11 @@
 """Updates per second of both engines, of whole trainings by `tupe pretrain`."""
 
+import os
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import click
@@ -17,14 +18,22 @@ from .turns import take_turns
 ENGINES = "fairseq", "transformers"
 
 
-def seconds(engine: str, data: Path, updates: int, words: Sequence[str]) -> float:
+def processor_time() -> float:
+    """Seconds, of all processes that this one has started and that have ended."""
+    times = os.times()
+    return times.children_user + times.children_system
+
+
+def seconds(
+    engine: str, data: Path, updates: int, words: Sequence[str], clock: Callable[[], float] = time.perf_counter
+) -> float:  # fmt: skip
     """Of a training from its start to its end. Raises ValueError with its last line if it fails."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "tupe", "pretrain", f"--engine={engine}", f"--data={data}"]
         command += [f"--output={folder}/run", f"--max-update={updates}", "--disable-validation", *words]
-        began = time.perf_counter()
+        began = clock()
         done = subprocess.run(command, capture_output=True, text=True)
-        took = time.perf_counter() - began
+        took = clock() - began
     if done.returncode:
         raise ValueError((done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1])
     return took
@@ -34,9 +43,10 @@ def seconds(engine: str, data: Path, updates: int, words: Sequence[str]) -> floa
 @options.data()
 @click.option("--updates", type=click.IntRange(1), default=200, show_default=True, help="measured in each turn")
 @click.option("--rounds", type=click.IntRange(1), default=5, show_default=True, help="turns of each engine")
+@click.option("--cpu", is_flag=True, help="seconds of the processor, which other work changes little")
 @click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="[OPTIONS OF THE PRE-TRAINING]...")
-def command(data, updates, rounds, words):
-    """Updates per second of both engines, which take turns. Nothing else should run on the machine.
+def command(data, updates, rounds, cpu, words):
+    """Updates per second of both engines, which take turns. Nothing else should run on the machine, or give --cpu.
 
     \b
     tupe bench engines --data DATA --arch tupe_r_tiny --recipe pretrain_small
@@ -46,7 +56,8 @@ def command(data, updates, rounds, words):
     """
 
     def turn_of(engine):
-        return lambda turn: [seconds(engine, data, n, words) * sign for n, sign in ((updates + 10, 1), (10, -1))]
+        clock = processor_time if cpu else time.perf_counter
+        return lambda turn: [seconds(engine, data, n, words, clock) * sign for n, sign in ((updates + 10, 1), (10, -1))]
 
     steps = {engine: turn_of(engine) for engine in ENGINES}
     kept = take_turns(steps, rounds, warmup=0, say=lambda line: click.echo(line, err=True))

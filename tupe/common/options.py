@@ -12,7 +12,7 @@ import re
 import reprlib
 import signal
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
@@ -44,10 +44,27 @@ class Command(click.Command):
             raise
         except BlockingIOError as error:
             raise Refusal(f"{ctx.command_path}: {error}", BUSY) from error
+        except ModuleNotFoundError as error:
+            if package_of(error) != "fairseq":
+                raise
+            raise needs(ctx.command_path, error, [option.name for option in self.params]) from error
         except (ValueError, OSError) as error:
             full = isinstance(error, OSError) and error.errno in FULL
             what = f"{error.filename or 'a file'} cannot be written: the disk is full" if full else str(error)
             raise Refusal(f"{ctx.command_path}: {' '.join(what.splitlines())}") from error
+
+
+def package_of(error: ModuleNotFoundError) -> str:
+    """What has to be installed; what comes with fairseq is fairseq."""
+    name = (error.name or "").partition(".")[0]
+    return "fairseq" if name in ("fairseq_cli", "hydra", "omegaconf") else name
+
+
+def needs(command: str, error: ModuleNotFoundError, options: Sequence[str] = ()) -> click.ClickException:
+    """What a command says without a package; options: its own."""
+    other = "; --engine transformers does without" if "engine" in options else ""
+    what = f"`{command}` needs {package_of(error)}, which is not installed; scripts/setup.sh installs all{other}"
+    return click.ClickException(what)
 
 
 def _exit(number, frame):

@@ -26,12 +26,12 @@ def load_model(checkpoint: str | Path, data: str | Path | None = None) -> tuple:
         config_of(checkpoint)
         folder = Path(data or checkpoint).resolve()
         return Model.load(checkpoint, folder), HeldOut(checkpoint, folder)
+    trained = read_checkpoint(checkpoint, mmap=True)  # its errors name what is wrong; fairseq reads it then
     with quiet_imports():
         from fairseq import checkpoint_utils
 
         from ..plugin.masked_lm import TupeMaskedLMTask
 
-    trained = read_checkpoint(checkpoint, mmap=True)  # its errors name what is wrong; fairseq reads it then
     changes = {"autocast": "none"} if data is None else {"autocast": "none", "data": str(data)}
     try:
         models, _, task = checkpoint_utils.load_model_ensemble_and_task([str(checkpoint)], arg_overrides=changes)

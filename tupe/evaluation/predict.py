@@ -7,16 +7,12 @@ from pathlib import Path
 
 import click
 import torch
-from transformers.utils.logging import disable_progress_bar
 
+from ..checkpoints.folders import config_of
 from ..common import record
 from ..common.glue import TASKS, check_glue, glue_name, read_targets, score
-from ..common.options import QuietCommand, data, output, shorten_list
+from ..common.options import QuietCommand, data, output, quiet_imports, shorten_list
 from ..common.record import write_atomically
-from ..configuration_tupe import TupeConfig
-from ..modeling_tupe import TupeForSequenceClassification
-from ..training.data import PAD, UNMASKED
-from ..training.glue import Examples, check_vocabulary, collate
 from .loading import load_model, split_label
 
 # (task, split) -> file name; the server expects the official label names, and STS-B scores from 0 to 5. A task with
@@ -80,11 +76,11 @@ def predict_glue(name: str, checkpoint: str | Path, data: str | Path, output: Pa
 
 def of_file(name: str, checkpoint: str | Path, data: Path, batch_size: int) -> Callable[[str], list]:
     """A function from a split to the class ids or real numbers of its examples, in file order."""
-    from fairseq import utils  # only here: a folder needs no fairseq
-
-    from ..plugin.glue import GlueTask
-
     model, task = load_model(checkpoint, data)
+    with quiet_imports():  # only here: a folder needs no fairseq
+        from fairseq import utils
+
+        from ..plugin.glue import GlueTask
     trained_on = task.name if isinstance(task, GlueTask) else "something else"
     if trained_on != name:
         raise ValueError(f"{checkpoint} was not fine-tuned on {name}, but on {trained_on}")
@@ -107,10 +103,17 @@ def of_file(name: str, checkpoint: str | Path, data: Path, batch_size: int) -> C
 
 def of_folder(name: str, folder: str | Path, data: Path, batch_size: int) -> Callable[[str], list]:
     """The same of a folder of transformers, such as `tupe finetune --engine transformers` leaves."""
+    from transformers.utils.logging import disable_progress_bar
+
+    from ..modeling_tupe import TupeForSequenceClassification
+    from ..training.data import PAD, UNMASKED
+    from ..training.glue import Examples, check_vocabulary, collate
+
+    config = config_of(folder)
     glue, about = TASKS[name], record.read(folder) or record.read(Path(folder).parent)
     if about and about.task != name:
         raise ValueError(f"{folder} was not fine-tuned on {name}, but on {about.task}")
-    names = [label for _, label in sorted(TupeConfig.from_pretrained(folder).id2label.items())]
+    names = [label for _, label in sorted(config.id2label.items())]
     if names != [*glue.names]:
         ours, theirs = shorten_list(glue.names), shorten_list(names)
         raise ValueError(f"{name}: the labels are {theirs} in {folder}, {ours} in the data")
