@@ -32,8 +32,10 @@ def seconds(engine: str, data: Path, updates: int, words: Sequence[str]) -> floa
 
 @click.command(cls=options.Command, context_settings={"ignore_unknown_options": True})
 @options.data()
-@click.option("--updates", type=click.IntRange(1), default=200, show_default=True, help="measured in each turn")
-@click.option("--rounds", type=click.IntRange(1), default=5, show_default=True, help="turns of each engine")
+@click.option(
+    "--updates", type=click.IntRange(1), default=200, show_default=True, help="Updates that are measured in each turn."
+)
+@click.option("--rounds", type=click.IntRange(1), default=5, show_default=True, help="Turns of each engine.")
 @click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="[OPTIONS OF THE PRE-TRAINING]...")
 def command(data, updates, rounds, words):
     """Updates per second of both engines, which take turns. Nothing else should run on the machine.

@@ -38,38 +38,41 @@ def launcher(function: Callable) -> Callable:
     """The options of every command that trains: where it trains, and the further words."""
     for decorator in (
         click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="[--OPTION VALUE] [SECTION.KEY=VALUE] ..."),
-        click.option("--dry-run", is_flag=True, help="print the command of fairseq-train that does the same, and end"),
-        click.option("--allocator", help="library to take main memory from, or none (default: tcmalloc on CPUs)"),
+        click.option("--dry-run", is_flag=True, help="Print the command of fairseq-train that does the same, and end."),
+        click.option("--allocator", help="The library to take main memory from, or none (default: tcmalloc on CPUs)."),
         click.option(
-            "--micro-batch-size", type=click.IntRange(1), help="most sequences that a GPU takes at a time; the batch "
-            "stays the same (default: the recipe's)"
-        ),
+            "--micro-batch-size", type=click.IntRange(1),
+            help="How many sequences a GPU takes at a time, at most; the batch stays the same (default: the recipe's).",
+        ),  # fmt: skip
         click.option(
             "--master-port", type=click.IntRange(1, 65535), default=29500, show_default=True,
-            help="a free port of that node",
+            help="A free port of that machine.",
         ),  # fmt: skip
-        click.option("--master-addr", default="localhost", show_default=True, help="name of the first node"),
-        click.option("--node-rank", type=click.IntRange(0), default=0, help="which of them this one is, from 0"),
-        click.option("--nodes", type=click.IntRange(1), default=1, help="number of machines"),
+        click.option("--master-addr", default="localhost", show_default=True, help="The name of the first machine."),
+        click.option("--node-rank", type=click.IntRange(0), default=0, help="The number of this machine, from 0."),
+        click.option("--nodes", type=click.IntRange(1), default=1, help="The number of machines."),
         click.option(
             "--outer-options", type=ListOf(), default=[], hidden=True, help="of the command that starts this one"
         ),
-        click.option("--gpus", type=click.IntRange(0), help="GPUs of this machine (default: all visible); 0: the CPU"),
+        click.option(
+            "--gpus", type=click.IntRange(0), help="GPUs of this machine (default: all visible); 0 takes the CPU."
+        ),
     ):
         function = decorator(function)
     return function
 
 
-engine = click.option("--engine", type=click.Choice(list(ENGINES)), default="fairseq", show_default=True, help="what "
-                      "trains; transformers: Trainer, which needs no fairseq (see docs/engines.md)")  # fmt: skip
+engine = click.option("--engine", type=click.Choice(list(ENGINES)), default="fairseq", show_default=True, help="What "
+                      "trains: fairseq, or the Trainer of transformers, which needs no fairseq.")  # fmt: skip
 
 
 @click.command(cls=Train)
 @options.data()
-@options.output("folder of the run: checkpoints and record; an existing run is resumed")
-@click.option("--recipe", type=click.Choice(RECIPES), default="pretrain", show_default=True, help="file of configs/")
-@click.option("--preset", metavar="NAME", help="model of configs/model, see `tupe list presets`")
-@click.option("--arch", metavar="NAME", help="architecture, see `tupe list models` (default: the recipe's)")
+@options.output("The folder of the run: checkpoints, record and train.log. An existing run is resumed.")
+@click.option("--recipe", type=click.Choice(RECIPES), default="pretrain", show_default=True,
+              help="The recipe: a file of configs/.")  # fmt: skip
+@click.option("--preset", metavar="NAME", help="A model of configs/model; see `tupe list presets`.")
+@click.option("--arch", metavar="NAME", help="The architecture; see `tupe list models` (default: the recipe's).")
 @engine
 @launcher
 def pretrain(data, output, recipe, preset, arch, engine, words, **machine):
@@ -88,13 +91,13 @@ def pretrain(data, output, recipe, preset, arch, engine, words, **machine):
 
 @click.command("continue", cls=Train)
 @options.data()
-@options.checkpoint("checkpoint to go on from, for example of `tupe checkpoint swap`")
-@options.output("folder of the runs: a folder for each length")
-@click.option("--lengths", type=ListOf(int), default="128,512", show_default=True, help="tokens per sequence, in turn")
-@click.option("--epochs", type=ListOf(int), default="5,2", show_default=True, help="epochs at each length")
-@click.option("--next-sentence", is_flag=True, help="predict next sentences too; needs segment embeddings")
-@click.option("--stretch", is_flag=True, help="make more vectors of tables that are shorter than a length, as "
-              "`tupe checkpoint stretch` does")  # fmt: skip
+@options.checkpoint("The checkpoint to go on from, for example of `tupe checkpoint swap`.")
+@options.output("The folder of the runs, with a folder for each length.")
+@click.option("--lengths", type=ListOf(int), default="128,512", show_default=True, help="Tokens per sequence, in turn.")
+@click.option("--epochs", type=ListOf(int), default="5,2", show_default=True, help="Epochs at each length.")
+@click.option("--next-sentence", is_flag=True, help="Predict next sentences too, which needs segment embeddings.")
+@click.option("--stretch", is_flag=True, help="Make more vectors of tables that are shorter than a length, as "
+              "`tupe checkpoint stretch` does.")  # fmt: skip
 @launcher
 def continue_(data, checkpoint, output, lengths, epochs, next_sentence, stretch, words, **machine):
     """Train a checkpoint further, after Wang et al. (2021): 5 epochs at length 128, then 2 at length 512."""
@@ -120,10 +123,10 @@ def continue_(data, checkpoint, output, lengths, epochs, next_sentence, stretch,
 
 
 @click.command(cls=Train)
-@click.option("--task", required=True, metavar="NAME", help="RTE, STS-B, ... of GLUE, SQuAD-1.1 or SQuAD-2.0")
-@options.data("folder that `tupe prepare glue` or `tupe prepare squad` wrote")
+@click.option("--task", required=True, metavar="NAME", help="A task of GLUE (RTE, STS-B ...), SQuAD-1.1 or SQuAD-2.0.")
+@options.data("The folder that `tupe prepare glue` or `tupe prepare squad` wrote.")
 @options.checkpoint()
-@options.output("folder of the run: checkpoints, record with every score, predictions")
+@options.output("The folder of the run: checkpoints, record with every score, predictions and train.log.")
 @engine
 @launcher
 def finetune(task, data, checkpoint, output, engine, words, **machine):

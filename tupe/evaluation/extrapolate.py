@@ -155,14 +155,16 @@ def draw(results: dict[str, list[Loss]], title: str = "") -> Figure:
 
 @click.command(cls=Command)
 @click.argument("checkpoints", nargs=-1, required=True, metavar="[LABEL=]CHECKPOINT...")
-@click.option("--data", type=FOLDER, help="pre-training data with a split valid (default: the training data's)")
-@click.option("--multiples", type=ListOf(int), default="1,2,4,8,16", show_default=True, help="of the training length")
-@click.option("--length", type=click.IntRange(4), help="training length (default: the first model's max_positions)")
-@click.option("--windows", type=click.IntRange(2), default=200, show_default=True, help="stretches of text to score")
+@click.option("--data", type=FOLDER, help="Prepared data with a split valid (default: that of the training).")
+@click.option("--multiples", type=ListOf(int), default="1,2,4,8,16", show_default=True,
+              help="Lengths to score, as multiples of the training length; smaller ones need less data.")  # fmt: skip
+@click.option("--length", type=click.IntRange(4), help="The training length (default: the first model's longest).")
+@click.option("--windows", type=click.IntRange(2), default=200, show_default=True,
+              help="Stretches of text to score; lower it for small data.")  # fmt: skip
 @click.option("--draws", type=click.IntRange(1), default=8, show_default=True,
-              help="of positions, for models trained with random or shifted ones")  # fmt: skip
-@output("folder of the results: extrapolation.json, .md and .png")
-@seed(help="of the masks")
+              help="Draws of positions, for models trained with random or shifted ones.")  # fmt: skip
+@output("The folder of the results: extrapolation.json, .md and .png.")
+@seed(help="The seed of the masks.")
 def command(checkpoints, data, multiples, length, windows, draws, output, seed):
     """Masked-LM loss on longer sequences than in training, the same tokens scored at every length.
 

@@ -126,9 +126,7 @@ MASKING = (
 
 
 @torch.no_grad()
-def token_losses(
-    model: Model, task: HeldOut, tokens: int, split: str = "valid", batch: int = 32
-) -> TokenLosses:
+def token_losses(model: Model, task: HeldOut, tokens: int, split: str = "valid", batch: int = 32) -> TokenLosses:
     """Losses of the masked tokens in the first blocks of a split that hold at least `tokens` tokens, with the split's
     own masks, which are the same for every seed and model whose tasks agree in `MASKING`. Raises ValueError if the
     split holds fewer."""
@@ -190,13 +188,13 @@ def blocks_of_length(task: HeldOut, length: int, count: int, split: str = "valid
 
 @click.command(cls=QuietCommand)
 @click.argument("checkpoints", nargs=-1, required=True, metavar="[LABEL=]CHECKPOINT...")
-@click.option("--data", type=FOLDER, help="pre-training data with a split valid (default: the training data's)")
-@click.option("--sentences", type=click.IntRange(2), default=2000, show_default=True, help="held-out sentences")
-@click.option(
-    "--tokens", type=click.IntRange(1), default=400_000, show_default=True, help="held-out tokens of the loss"
-)
-@output("folder of the results, one .json per model")
-@seed(help="of the choice of sentences and swaps")
+@click.option("--data", type=FOLDER, help="Prepared data with a split valid (default: that of the training).")
+@click.option("--sentences", type=click.IntRange(2), default=2000, show_default=True,
+              help="Held-out sentences; lower it for small data.")  # fmt: skip
+@click.option("--tokens", type=click.IntRange(1), default=400_000, show_default=True,
+              help="Held-out tokens that the loss is measured on; lower it for small data.")  # fmt: skip
+@output("The folder of the results, with a .json file for each model.")
+@seed(help="The seed of the choice of sentences and swaps.")
 def command(checkpoints, data, sentences, tokens, output, seed):
     """Order sensitivity, losses by position and length, and the attention of [CLS]."""
     paths = labelled(checkpoints)
@@ -223,9 +221,7 @@ def command(checkpoints, data, sentences, tokens, output, seed):
     click.echo(TextTable.plain(header, rows).markdown())
 
 
-def evaluate(
-    model: Model, task: HeldOut, encoder: TextEncoder, sentences: int, tokens: int, seed: int = 1
-) -> dict:
+def evaluate(model: Model, task: HeldOut, encoder: TextEncoder, sentences: int, tokens: int, seed: int = 1) -> dict:
     """Everything above as plain numbers. Errors are standard errors: of the order measures over sentences, of the loss
     over blocks."""
     losses = token_losses(model, task, tokens)

@@ -27,9 +27,9 @@ FILES = {
 
 @click.command(cls=QuietCommand)
 @click.argument("checkpoints", nargs=-1, required=True, metavar="TASK=CHECKPOINT ...")
-@data(help="what `tupe prepare glue` wrote, with the test sets")
-@output(help="folder to write")
-@click.option("--batch-size", type=click.IntRange(1), default=64, show_default=True)
+@data(help="The folder that `tupe prepare glue` wrote, with the test sets.")
+@output(help="The folder to write.")
+@click.option("--batch-size", type=click.IntRange(1), default=64, show_default=True, help="Texts at a time.")
 def command(checkpoints, data, output, batch_size):
     """Write the files that the GLUE server takes: one per test set, with the official names and labels, and all of them
     in submission.zip.
