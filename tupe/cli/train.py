@@ -41,11 +41,15 @@ def launcher(function: Callable) -> Callable:
         click.option("--dry-run", is_flag=True, help="Print the command of fairseq-train that does the same, and end."),
         click.option("--allocator", help="The library to take main memory from, or none (default: tcmalloc on CPUs)."),
         click.option(
-            "--micro-batch-size", type=click.IntRange(1),
+            "--micro-batch-size",
+            type=click.IntRange(1),
             help="How many sequences a GPU takes at a time, at most; the batch stays the same (default: the recipe's).",
         ),  # fmt: skip
         click.option(
-            "--master-port", type=click.IntRange(1, 65535), default=29500, show_default=True,
+            "--master-port",
+            type=click.IntRange(1, 65535),
+            default=29500,
+            show_default=True,
             help="A free port of that machine.",
         ),  # fmt: skip
         click.option("--master-addr", default="localhost", show_default=True, help="The name of the first machine."),

@@ -62,7 +62,8 @@ def write_report(folder: Path, **options) -> None:
 @click.option(
     "--grid", multiple=True, metavar="NAME=A,B,...",
     help="An option (task, lr, seed, preset, max-epoch ...) or a value of the recipe (model.dropout), and what it "
-    "takes. Can be repeated. Fine-tuning's defaults: all prepared tasks, the paper's lr 2e-5 to 5e-5, and its seeds 1 to 5.",
+    "takes. Can be repeated. Fine-tuning's defaults: all prepared tasks, the paper's lr 2e-5 to 5e-5, and its "
+    "seeds 1 to 5.",
 )  # fmt: skip
 @click.option(
     "--keep-best", is_flag=True, help="Keep the best checkpoint of each task. Otherwise fine-tuning leaves none."
