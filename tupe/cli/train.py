@@ -5,13 +5,13 @@ import re
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 import click
 
 from ..common import limits, options
 from ..common.allocator import use_allocator
 from ..common.options import CONFIGS, Command, ListOf, did_you_mean, task_key
+from . import checks
 
 RECIPES = sorted({path.stem for path in CONFIGS.glob("*.yaml")} - {"continue", "finetune", "squad"})  # from scratch
 GLUE = sorted(path.stem for path in (CONFIGS / "glue").glob("*.yaml"))  # cola, mnli, ...
@@ -29,9 +29,11 @@ class Train(Command):
     def __init__(self, *args, **kwargs):
         super().__init__(*args, epilog=FURTHER, context_settings={"ignore_unknown_options": True}, **kwargs)
 
-    def invoke(self, ctx: click.Context) -> Any:
+    def begin(self, ctx: click.Context) -> None:
+        checks.check(ctx.info_name, ctx.params, options.own_options(), bool(options.position_file()))
         use_allocator(ctx.params.pop("allocator"))
-        return super().invoke(ctx)
+        super().begin(ctx)
+        checks.check_options_of_schemes(ctx.params["words"])
 
 
 def launcher(function: Callable) -> Callable:

@@ -35,10 +35,14 @@ class Command(click.Command):
         super().__init__(*args, **kwargs)
         self.params.append(own_files(hidden=True))  # behind the command's name, as before it
 
+    def begin(self, ctx: click.Context) -> None:
+        """What comes before the command's own function; its errors are the command's."""
+        load_own_schemes()
+
     def invoke(self, ctx: click.Context) -> Any:
         try:
             with ended_by_signals():
-                load_own_schemes()
+                self.begin(ctx)
                 return super().invoke(ctx)
         except BrokenPipeError:  # `tupe list models | head`: click ends quietly
             raise
