@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from ..common import limits, options
+from ..common import console, limits, options
 from ..common.allocator import use_allocator
 from ..common.options import CONFIGS, Command, ListOf, did_you_mean, task_key
 from . import checks
@@ -175,4 +175,5 @@ def run(
     machine = dict(machine)  # the caller's serves its next run too
     own = [*options.own_options(), *machine.pop("outer_options")]
     arguments = [*map(str, arguments), *options.position_file(), *further]
-    launch(recipe, overrides, arguments, own_options=tuple(own), **machine)
+    with console.logged():
+        launch(recipe, overrides, arguments, own_options=tuple(own), **machine)
