@@ -5,12 +5,14 @@ import subprocess
 import sys
 
 import click
+import commands
 import pytest
 from click.testing import CliRunner
 from helpers import PLUGIN
 
 from reproduction.__main__ import main as reproduction
 from tupe.cli import COMMANDS, GROUPS, MOVED, main
+from tupe.cli.train import everyday
 from tupe.common.options import Command, ListOf, did_you_mean
 from tupe.common.record import BUSY
 
@@ -61,6 +63,30 @@ def test_texts_of_options_are_sentences(name):
             text = option.help or ""
             assert re.fullmatch(r"[A-Z].*\.", text) and not re.search(SHORTHAND, text), f"{option.opts[0]}: {text!r}"
             assert len(text) <= 250 or option.name in ("grid", "models"), option.opts[0]
+
+
+def test_help_of_training_names_what_everybody_needs_with_the_values_of_recipes():
+    """As the engines would train: both of them know the options."""
+    from tupe.training.recipe import PRETRAINING, read
+
+    rows = dict(everyday("pretrain", "pretrain_small"))
+    assert len(rows) == 12
+    for name, text in rows.items():
+        key = name[2:].partition(" ")[0].replace("-", "_")
+        assert key in PRETRAINING.places and re.fullmatch(r"[A-Z].*\.  \[.+\]", text), name
+        values = [f"{read(recipe, [], [])[key]}".strip("[]") for recipe in ("pretrain", "pretrain_small")]
+        if key == "batch_size":
+            values = [f"{n * read(r, [], [])['update_freq'][0]}" for n, r in ((32, "pretrain"), (32, "pretrain_small"))]
+        assert text.rpartition("[")[2] == f"{values[0] if values[0] == values[1] else '; '.join(values)}]", name
+    page = tupe("pretrain", "--help").output
+    assert all(f"\n  {name}  " in page for name in rows) and "Any other option of fairseq-train" in page
+    assert [len(everyday(recipe)) for recipe in ("continue", "finetune")] == [6, 6]
+
+
+def test_the_page_of_commands_is_what_the_command_prints():
+    assert commands.page() == (PLUGIN.parent / "docs" / "commands.md").read_text(), (
+        "tests/commands.py > docs/commands.md"
+    )
 
 
 def test_every_command_is_a_sentence():

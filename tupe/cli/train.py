@@ -10,24 +10,63 @@ import click
 
 from ..common import console, limits, options
 from ..common.allocator import use_allocator
+from ..common.architectures import ARCHITECTURES
 from ..common.options import CONFIGS, Command, ListOf, did_you_mean, task_key
+from ..common.recipes import compose, resolved
 from . import checks
 
 RECIPES = sorted({path.stem for path in CONFIGS.glob("*.yaml")} - {"continue", "finetune", "squad"})  # from scratch
 GLUE = sorted(path.stem for path in (CONFIGS / "glue").glob("*.yaml"))  # cola, mnli, ...
 SQUAD = {"squad11": "1.1", "squad20": "2.0"}
 ENGINES = {"fairseq": "plugin", "transformers": "training"}  # where they are
-FURTHER = """\b
-Further words:
-  --lr 1e-4 ...       any option of fairseq-train; wins over the recipe
-  model.dropout=0 ... any value of the recipe, as for Hydra (no leading + needed)"""
+EVERYDAY = {  # options of the recipe that most runs change: the option -> (its place in a recipe, what it is)
+    "--position NAME": ("model.position", "The position encoding; see `tupe list schemes`."),
+    "--lr X": ("optimization.lr", "The highest learning rate."),
+    "--batch-size N": ("dataset.batch_size", "Sequences of an update, on all GPUs together."),
+    "--max-update N": ("optimization.max_update", "The length of the run in updates."),
+    "--max-epoch N": ("optimization.max_epoch", "The length of the run in epochs."),
+    "--warmup-updates N": ("lr_scheduler.warmup_updates", "Updates in which the learning rate rises."),
+    "--warmup-ratio X": ("lr_scheduler.warmup_ratio", "The share of the updates in which it rises."),
+    "--tokens-per-sample N": ("task.tokens_per_sample", "Tokens of a sequence."),
+    "--mask-prob X": ("task.mask_prob", "The share of the tokens that is predicted."),
+    "--seed N": ("common.seed", "The seed of weights, order, masks and dropout."),
+    "--validate-interval-updates N": ("dataset.validate_interval_updates", "Updates between validations."),
+    "--save-interval-updates N": ("checkpoint.save_interval_updates", "Updates between checkpoints."),
+    "--num-workers N": ("dataset.num_workers", "Processes that load data."),
+    "--autocast bf16": ("model.autocast", "Mixed precision without --fp16, for CPUs that are faster so."),
+}
+OF_A_LENGTH = ("optimization.max_epoch", "task.tokens_per_sample")
+FURTHER = """Any other option of fairseq-train is valid too, and wins over the recipe. So is any value of the recipe
+(configs/RECIPE.yaml), for example model.dropout=0."""
+
+
+def everyday(*recipes: str) -> list[tuple[str, str]]:
+    """(option, text with the values of these recipes) of what most runs change. `continue` has its own for lengths."""
+    rows, composed = [], [compose(recipe) for recipe in recipes]
+    for values in composed:
+        values["dataset.batch_size"] *= values["optimization.update_freq"][0]
+        values["optimization.lr"] = values["optimization.lr"][0]
+        if values["model._name"] in ARCHITECTURES:
+            values |= {"model.position": ARCHITECTURES[values["model._name"]][0], "model.autocast": "none"}
+    for option, (place, text) in EVERYDAY.items():
+        found = [f"{resolved(values, place)}" for values in composed if place in values]
+        if len(found) == len(recipes) and not (recipes == ("continue",) and place in OF_A_LENGTH):
+            rows.append((option, f"{text}  [{found[0] if len({*found}) == 1 else '; '.join(found)}]"))
+    return rows
 
 
 class Train(Command):
-    """A command with further words: options of fairseq-train and overrides of the recipe."""
+    """A command with further words: options of fairseq-train and overrides of the recipe. recipes: those whose values
+    its help shows."""
 
-    def __init__(self, *args, **kwargs):
+    def __init__(self, *args, recipes: tuple = (), **kwargs):
         super().__init__(*args, epilog=FURTHER, context_settings={"ignore_unknown_options": True}, **kwargs)
+        self.recipes = recipes
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section(f"Options of the recipe [value of {'; '.join(self.recipes)}]"):
+            formatter.write_dl(everyday(*self.recipes))
+        super().format_epilog(ctx, formatter)
 
     def begin(self, ctx: click.Context) -> None:
         checks.check(ctx.info_name, ctx.params, options.own_options(), bool(options.position_file()))
@@ -72,7 +111,7 @@ engine = click.option("--engine", type=click.Choice(list(ENGINES)), default="fai
                       "trains: fairseq, or the Trainer of transformers, which needs no fairseq.")  # fmt: skip
 
 
-@click.command(cls=Train)
+@click.command(cls=Train, recipes=("pretrain", "pretrain_small"))
 @options.data()
 @options.output("The folder of the run: checkpoints, record and train.log. An existing run is resumed.")
 @click.option("--recipe", type=click.Choice(RECIPES), default="pretrain", show_default=True,
@@ -95,7 +134,7 @@ def pretrain(data, output, recipe, preset, arch, engine, words, **machine):
     run(recipe, chosen, [data, f"--save-dir={output}", *named], words, machine, engine)
 
 
-@click.command("continue", cls=Train)
+@click.command("continue", cls=Train, recipes=("continue",))
 @options.data()
 @options.checkpoint("The checkpoint to go on from, for example of `tupe checkpoint swap`.")
 @options.output("The folder of the runs, with a folder for each length.")
@@ -128,7 +167,7 @@ def continue_(data, checkpoint, output, lengths, epochs, next_sentence, stretch,
         checkpoint = folder / "checkpoint_last.pt"
 
 
-@click.command(cls=Train)
+@click.command(cls=Train, recipes=("finetune",))
 @click.option("--task", required=True, metavar="NAME", help="A task of GLUE (RTE, STS-B ...), SQuAD-1.1 or SQuAD-2.0.")
 @options.data("The folder that `tupe prepare glue` or `tupe prepare squad` wrote.")
 @options.checkpoint()

@@ -61,9 +61,9 @@ def draw_windows(stream: np.ndarray, trained: int, longest: int, count: int, see
     middle, size = trained - 2, longest - 2
     available = (len(stream) - size) // middle + 1 if len(stream) >= size else 0
     if available < count:
-        raise ValueError(
-            f"{len(stream)} tokens of text hold {available} windows of {longest} tokens, fewer than {count}"
-        )
+        what = f"{len(stream)} tokens of text hold {available} windows of {longest} tokens, fewer than {count}"
+        fewer = f"--windows {available} or fewer, or " if available > 1 else ""
+        raise ValueError(f"{what}; valid here: {fewer}smaller --multiples of the training length, {trained}")
     starts = np.linspace(0, available - 1, count).astype(int) * middle
     words = np.stack([stream[start : start + size] for start in starts])
     rng, begin = np.random.default_rng(seed), (size - middle) // 2
@@ -170,6 +170,8 @@ def command(checkpoints, data, multiples, length, windows, draws, output, seed):
 
     A model trained with random or shifted positions is scored as it was trained, over several draws of them, and has a
     second row with positions 0, 1, 2, ...
+
+    For small data: --windows 20 --multiples 1,2,4, or what the error says.
 
     \b
     tupe extrapolate T5=runs/t5/checkpoint_last.pt ALiBi=runs/alibi/checkpoint_last.pt --output extrapolation
