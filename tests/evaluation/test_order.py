@@ -134,8 +134,8 @@ def test_small_data_are_told_the_options_that_serve_them(pretrained, vocabulary,
     assert refused.exit_code == 2 and list(options) == ["--sentences", "--tokens"] and not (tmp_path / "out").exists()
     done = CliRunner().invoke(main, [*words, *(f"{name}={value}" for name, value in options.items())])
     assert done.exit_code == 0, done.output
-    for command in ("order", "extrapolate"):
-        assert "For small data: --" in CliRunner().invoke(main, [command, "--help"]).output
+    for name in ("order", "extrapolate"):
+        assert "For small data: --" in CliRunner().invoke(main, [name, "--help"]).output
 
 
 def test_losses_on_other_masks_are_named(pretrained, vocabulary, tmp_path):
