@@ -26,13 +26,14 @@ PAGES = ["contrasts", "pilot", "first", "controls", "main", "longer"]  # beside 
 
 
 @click.command("evidence", cls=options.QuietCommand, context_settings={"ignore_unknown_options": True})
-@options.data("prepared text; the protocol's is in docs/reproduction.md")
-@options.output("folder of the experiment; an existing one is resumed")
-@click.option("--stages", type=ListOf(list(PLAN["stages"])), default=",".join(PLAN["stages"]), show_default=True)
-@click.option("--models", type=ListOf(), help="only these")
-@click.option("--seeds", type=ListOf(int), help="only these of the stage's")
+@options.data("The prepared text; docs/corpus.md says how the protocol's is made.")
+@options.output("The folder of the experiment. An existing one is resumed.")
+@click.option("--stages", type=ListOf(list(PLAN["stages"])), default=",".join(PLAN["stages"]), show_default=True,
+              help="Stages of the experiment to run.")  # fmt: skip
+@click.option("--models", type=ListOf(), help="Run only these models.")
+@click.option("--seeds", type=ListOf(int), help="Run only these seeds of a stage.")
 @options.jobs()
-@click.option("--dry-run", is_flag=True, help="print the commands and run none")
+@click.option("--dry-run", is_flag=True, help="Print the commands, and run none.")
 @click.argument("further", nargs=-1, type=click.UNPROCESSED, metavar="[OPTIONS OF EVERY TRAINING]...")
 def evidence_command(data, output, stages, models, seeds, jobs, dry_run, further):
     """Train and evaluate what the first protocol says, or a part of it.
@@ -85,15 +86,11 @@ def fill_in(file: Path, text: str) -> None:
 
 
 @click.command("claims", cls=options.QuietCommand)
-@click.option(
-    "--runs", type=click.Path(path_type=Path, exists=True, file_okay=False), multiple=True,
-    help="folder of `evidence`, whose finished runs are added first; repeatable",
-)  # fmt: skip
-@click.option(
-    "--evidence", "folder", type=options.FOLDER, default=EVIDENCE,
-    help="folder of the compressed tables (default: docs/evidence, of which the pages are made)",
-)  # fmt: skip
-@options.data("with --runs: folder of their data (default: the one that each run names)", required=False)
+@click.option("--runs", type=click.Path(path_type=Path, exists=True, file_okay=False), multiple=True,
+              help="A folder of `evidence`, whose finished runs are added first. Can be repeated.")  # fmt: skip
+@click.option("--evidence", "folder", type=options.FOLDER, default=EVIDENCE,
+    help="The folder of the compressed tables (default: docs/evidence, of which the pages are made).")  # fmt: skip
+@options.data("The data of --runs (default: what each run names).", required=False)
 def claims_command(runs, folder, data):
     """The first protocol's pages, from the compressed tables of its runs; of runs of your own, the tables only.
 

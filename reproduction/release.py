@@ -56,11 +56,13 @@ def card(evidence: Evidence, trial: Trial) -> str:
 
 
 @click.command("release", cls=options.Command)
-@click.option("--runs", type=options.FOLDER, required=True, help="folder of `evidence`")
-@click.option("--run", required=True, metavar="STAGE/MODEL/SIZE_UPDATES_lrRATE_seedSEED", help="a folder in it")
-@click.option("--evidence", type=options.FOLDER, default=EVIDENCE, help="tables of scores (default: docs/evidence)")
-@options.data("folder with dict.txt and the pieces")
-@options.output("folder to write")
+@click.option("--runs", type=options.FOLDER, required=True, help="The folder of `evidence`.")
+@click.option("--run", required=True, metavar="STAGE/MODEL/SIZE_UPDATES_lrRATE_seedSEED", help="A folder in it.")
+@click.option(
+    "--evidence", type=options.FOLDER, default=EVIDENCE, help="The tables of scores (default: docs/evidence)."
+)
+@options.data("The folder of dict.txt and the pieces.")
+@options.output("The folder to write.")
 def command(runs, run, evidence, data, output):
     """Write a trained model of the experiment as a Hugging Face folder with a model card, in half precision.
 

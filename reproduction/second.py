@@ -222,11 +222,11 @@ def page() -> str:
 
 
 @click.command(cls=options.QuietCommand, context_settings={"ignore_unknown_options": True})
-@options.data("prepared text; the protocol's is in docs/reproduction.md")
-@options.output("folder of the runs; an existing one is resumed")
-@click.option("--stages", type=ListOf(list(PROTOCOL["stages"])), help="only these")
+@options.data("The prepared text; docs/corpus.md says how the protocol's is made.")
+@options.output("The folder of the runs. An existing one is resumed.")
+@click.option("--stages", type=ListOf(list(PROTOCOL["stages"])), help="Run only these stages.")
 @options.jobs()
-@click.option("--dry-run", is_flag=True, help="print the commands and run none")
+@click.option("--dry-run", is_flag=True, help="Print the commands, and run none.")
 @click.argument("further", nargs=-1, type=click.UNPROCESSED, metavar="[OPTIONS OF EVERY TRAINING]...")
 def run(data, output, stages, jobs, dry_run, further):
     """Train and evaluate what is left, stage by stage."""
@@ -252,8 +252,8 @@ def run(data, output, stages, jobs, dry_run, further):
 
 
 @click.command("page", cls=options.QuietCommand)
-@click.option("--runs", type=options.FOLDER, help="folder of `run`, whose finished runs are added")
-@click.option("--data", type=options.FOLDER, help="folder of data; default: the one that a run's weights name")
+@click.option("--runs", type=options.FOLDER, help="The folder of `run`, whose finished runs are added.")
+@click.option("--data", type=options.FOLDER, help="The folder of data (default: what the weights of a run name).")
 def write_page(runs, data):
     """Add finished runs to the tables, then write docs/evidence/second.md from them."""
     if runs:
@@ -263,9 +263,13 @@ def write_page(runs, data):
 
 
 @click.command("zorro", cls=options.QuietCommand)
-@click.option("--runs", type=options.FOLDER, required=True, help="folder of `run`; released models are scored, too")
-@options.data("folder with dict.txt and the pieces")
-@click.option("--pairs", type=options.FOLDER, required=True, help="sentences/babyberta of phueb/Zorro")
+@click.option(
+    "--runs", type=options.FOLDER, required=True, help="The folder of `run`. Released models are scored, too."
+)
+@options.data("The folder of dict.txt and the pieces.")
+@click.option(
+    "--pairs", type=options.FOLDER, required=True, help="The folder sentences/babyberta of the repository phueb/Zorro."
+)
 def score_zorro(runs, data, pairs):
     """Score kept weights on Zorro's minimal pairs; then write the page."""
     weights = {str(trial): trial.folder(runs) / "model.pt" for trial in final_losses(runs)}

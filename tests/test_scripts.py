@@ -134,8 +134,8 @@ def test_many_jobs_are_a_slurm_job_that_is_queued_again_when_its_time_is_up(stat
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("engine", "line"), [("fairseq", "num_updates=5,"), ("transformers", "update 5/60")])
-def test_a_slurm_job_whose_time_is_up_goes_on_exactly_when_it_is_queued_again(engine, line, data, tmp_path):
+@pytest.mark.parametrize("engine", ["fairseq", "transformers"])
+def test_a_slurm_job_whose_time_is_up_goes_on_exactly_when_it_is_queued_again(engine, data, tmp_path):
     """A real training on two nodes, which are two tasks on this machine. Slurm signals all processes of the tasks."""
     pytest.importorskip(engine)
     srun = 'for SLURM_NODEID in 0 1; do export SLURM_NODEID; "$@" & tasks+=($!); done\n'
@@ -171,7 +171,7 @@ def test_a_slurm_job_whose_time_is_up_goes_on_exactly_when_it_is_queued_again(en
     shown = whole.communicate()[0]
     assert whole.returncode == 0, shown[-3000:]
     first = job("stopped")
-    assert any(line in shown for shown in first.stdout)
+    assert any(line.startswith("update 5") or " update 5" in line for line in first.stdout)
     script, srun, *tasks = descendants(first.pid)
     for pid in tasks:
         with suppress(ProcessLookupError):

@@ -5,12 +5,14 @@ import subprocess
 import sys
 
 import click
+import commands
 import pytest
 from click.testing import CliRunner
 from helpers import PLUGIN
 
 from reproduction.__main__ import main as reproduction
-from tupe.cli import COMMANDS, MOVED, main
+from tupe.cli import COMMANDS, GROUPS, MOVED, main
+from tupe.cli.train import everyday
 from tupe.common.options import Command, ListOf, did_you_mean
 from tupe.common.record import BUSY
 
@@ -24,9 +26,72 @@ def test_help_names_every_command_without_torch():
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=PLUGIN.parent).stdout
     page, modules = shown.split("['", 1)
     for words, (_, what) in COMMANDS.items():
-        assert f"\n  {words} " in page and f" {what}\n" in page, words
+        assert page.count(f"\n  {words} ") == 1 and f" {what}\n" in page, words
     for heavy in ("torch", "numpy", "fairseq", "hydra", "tupe.cli.train", "tupe.plugin"):
         assert f"'{heavy}'" not in modules
+
+
+def test_commands_are_shown_in_groups():
+    assert list(GROUPS) == ["Data", "Train", "Evaluate", "Checkpoints", "Look", "Measure"]
+    assert sorted(COMMANDS) == sorted(words for group in GROUPS.values() for words in group)
+    page = tupe("--help").output
+    for title, group in GROUPS.items():
+        shown = page.partition(f"\n{title}:\n")[2].partition("\n\n")[0]
+        assert re.findall("^  (.+?)  ", shown, re.MULTILINE) == list(group)
+    assert re.findall("^(.+):$", tupe("prepare", "--help").output, re.MULTILINE) == ["Options", "Data"]
+
+
+def commands_below(command, name):
+    """(name, command) of a command, or of all that a group has."""
+    if not isinstance(command, click.Group):
+        yield name, command
+        return
+    context = click.Context(command)
+    for word in command.list_commands(context):
+        yield from commands_below(command.get_command(context, word), f"{name} {word}")
+
+
+SHORTHAND = r"\be\.g\.|\bi\.e\.|\betc\.|; default|->|\brepeatable\b| = |\baka\b"
+ALL = {**dict(commands_below(main, "tupe")), **dict(commands_below(reproduction, "reproduction"))}
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_texts_of_options_are_sentences(name):
+    """Which a reader understands who has not read the option's name: a capital letter, a full stop, no shorthand."""
+    for option in ALL[name].params:
+        if isinstance(option, click.Option) and not option.hidden:
+            text = option.help or ""
+            assert re.fullmatch(r"[A-Z].*\.", text) and not re.search(SHORTHAND, text), f"{option.opts[0]}: {text!r}"
+            assert len(text) <= 250 or option.name in ("grid", "models"), option.opts[0]
+
+
+def test_help_of_training_names_what_everybody_needs_with_the_values_of_recipes():
+    """As the engines would train: both of them know the options."""
+    from tupe.training.recipe import PRETRAINING, read
+
+    rows = dict(everyday("pretrain", "pretrain_small"))
+    assert len(rows) == 12
+    for name, text in rows.items():
+        key = name[2:].partition(" ")[0].replace("-", "_")
+        assert key in PRETRAINING.places and re.fullmatch(r"[A-Z].*\.  \[.+\]", text), name
+        values = [f"{read(recipe, [], [])[key]}".strip("[]") for recipe in ("pretrain", "pretrain_small")]
+        if key == "batch_size":
+            values = [f"{n * read(r, [], [])['update_freq'][0]}" for n, r in ((32, "pretrain"), (32, "pretrain_small"))]
+        assert text.rpartition("[")[2] == f"{values[0] if values[0] == values[1] else '; '.join(values)}]", name
+    page = tupe("pretrain", "--help").output
+    assert all(f"\n  {name}  " in page for name in rows) and "Any other option of fairseq-train" in page
+    assert [len(everyday(recipe)) for recipe in ("continue", "finetune")] == [6, 6]
+
+
+def test_the_page_of_commands_is_what_the_command_prints():
+    assert commands.page() == (PLUGIN.parent / "docs" / "commands.md").read_text(), (
+        "tests/commands.py > docs/commands.md"
+    )
+
+
+def test_every_command_is_a_sentence():
+    for name, (_, what) in COMMANDS.items():
+        assert re.fullmatch(r"[A-Z].{10,56}\.", what), name
 
 
 @pytest.mark.parametrize("words", ["", "bench", "checkpoint", "list", "prepare", "probe", *COMMANDS])

@@ -48,8 +48,10 @@ def test_windows(stream):
     assert all(b - a >= N - 2 for a, b in zip(places, places[1:], strict=False))  # no token is scored twice
     assert places[0] == begin and places[-1] > len(stream) - M  # from the first to the last word
     assert np.array_equal(drawn.masked, draw_windows(stream, N, M, 20).masked)
-    with pytest.raises(ValueError, match="hold 46 windows of 40 tokens, fewer than 47"):
+    with pytest.raises(ValueError, match="46 windows of 40 tokens, fewer than 47; valid here: --windows 46 or fewer"):
         draw_windows(stream, N, M, 47)
+    with pytest.raises(ValueError, match=f"fewer than 2; valid here: smaller --multiples of the training length, {N}$"):
+        draw_windows(stream, N, len(stream), 2)
 
 
 @pytest.mark.parametrize("length", [N, 2 * N, M])

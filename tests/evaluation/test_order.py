@@ -1,6 +1,7 @@
 """What a model knows about word order: against plain computations, and models for which the answer is known."""
 
 import json
+import re
 import shutil
 
 import numpy as np
@@ -10,6 +11,7 @@ import torch.nn.functional as F
 from click.testing import CliRunner
 from helpers import build
 
+from tupe.cli import main
 from tupe.common.safe_load import read_checkpoint
 from tupe.evaluation.loading import load_model
 from tupe.evaluation.order import (
@@ -144,6 +146,18 @@ def test_models_trained_in_autocast_are_evaluated_in_float32(nopos, vocabulary, 
     model, task = load_model(tmp_path / "autocast.pt", vocabulary)
     scores = order_scores(model, held_out_sentences(task, TextEncoder(vocabulary), 8))
     assert scores["accuracy"] == 0.5 and abs(scores["margin"]) < 1e-4
+
+
+def test_small_data_are_told_the_options_that_serve_them(pretrained, vocabulary, tmp_path):
+    """All at once, not one obstacle after the other; with what is named the command runs."""
+    words = ["order", str(pretrained), f"--data={vocabulary}", f"--output={tmp_path / 'out'}"]
+    refused = CliRunner().invoke(main, words)
+    options = dict(re.findall(r"valid here: (--\w+) (\d+) or fewer", refused.output))
+    assert refused.exit_code == 2 and list(options) == ["--sentences", "--tokens"] and not (tmp_path / "out").exists()
+    done = CliRunner().invoke(main, [*words, *(f"{name}={value}" for name, value in options.items())])
+    assert done.exit_code == 0, done.output
+    for name in ("order", "extrapolate"):
+        assert "For small data: --" in CliRunner().invoke(main, [name, "--help"]).output
 
 
 def test_losses_on_other_masks_are_named(pretrained, vocabulary, tmp_path):

@@ -105,12 +105,13 @@ def whole_runs(documents: list[Document], jobs: int, times: int, vocab_size: int
 
 @click.command(cls=Command)
 @click.argument("inputs", nargs=-1, required=True, metavar="INPUT...")
-@click.option("--mb", default=8.0, show_default=True, help="size of the sample")
-@options.jobs("processes of the larger runs", default=2, show_default=True)
-@click.option("--times", type=click.IntRange(2), default=10, show_default=True, help="growth of the last run's input")
+@click.option("--mb", default=8.0, show_default=True, help="Megabytes of the sample.")
+@options.jobs("Processes of the larger runs.", default=2, show_default=True)
+@click.option("--times", type=click.IntRange(2), default=10, show_default=True,
+              help="How many times the sample the last run reads.")  # fmt: skip
 @options.vocab_size(4096)
-@click.option("--target-gb", default=16.0, show_default=True, help="size of the corpus to project to")
-@click.option("--target-cores", default=32, show_default=True)
+@click.option("--target-gb", default=16.0, show_default=True, help="Gigabytes of the corpus to project to.")
+@click.option("--target-cores", default=32, show_default=True, help="Cores of the machine to project to.")
 def command(inputs, mb, jobs, times, vocab_size, target_gb, target_cores):
     """Measure how fast this machine prepares text.
 

@@ -41,9 +41,11 @@ def seconds(
 
 @click.command(cls=options.Command, context_settings={"ignore_unknown_options": True})
 @options.data()
-@click.option("--updates", type=click.IntRange(1), default=200, show_default=True, help="measured in each turn")
-@click.option("--rounds", type=click.IntRange(1), default=5, show_default=True, help="turns of each engine")
-@click.option("--cpu", is_flag=True, help="seconds of the processor, which other work changes little")
+@click.option(
+    "--updates", type=click.IntRange(1), default=200, show_default=True, help="Updates that are measured in each turn."
+)
+@click.option("--rounds", type=click.IntRange(1), default=5, show_default=True, help="Turns of each engine.")
+@click.option("--cpu", is_flag=True, help="Count seconds of the processor, which other work changes little.")
 @click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="[OPTIONS OF THE PRE-TRAINING]...")
 def command(data, updates, rounds, cpu, words):
     """Updates per second of both engines, which take turns. Nothing else should run on the machine, or give --cpu.

@@ -294,11 +294,13 @@ def write_page(trial: Trial, reasons: dict[str, str]) -> None:
 
 
 @click.command(cls=Command)
-@options.output("folder of the page gpu.md, of each part's results, and of what they leave")
+@options.output("The folder of the page gpu.md, of each part's results, and of what they leave.")
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cuda", show_default=True,
-              help="cpu: a rehearsal at tiny sizes")  # fmt: skip
-@click.option("--minutes", default=25.0, show_default=True, help="parts that might last longer wait for the next start")
-@click.option("--parts", type=ListOf(list(PARTS)), help="only these, in this process")
+              help="Where to measure; on the CPU it is a rehearsal at tiny sizes.")  # fmt: skip
+@click.option(
+    "--minutes", default=25.0, show_default=True, help="Parts that might last longer wait for the next start."
+)
+@click.option("--parts", type=ListOf(list(PARTS)), help="Run only these parts, in this process.")
 def command(output, device, minutes, parts):
     """Measure on a GPU what could only be computed without one, and write a page: expected beside measured.
 

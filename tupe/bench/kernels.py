@@ -159,14 +159,22 @@ ELSEWHERE = {"cpu": "triton", "cuda": "blocked"}  # device -> the backend that i
 
 
 @click.command(cls=Command)
-@click.option("--paths", type=ListOf(list(BACKENDS)), help=f"of {', '.join(BACKENDS)}; default: all for the device")
-@click.option("--lengths", type=ListOf(int), default="512,128", show_default=True, metavar="L,...")
-@click.option("--tokens", default=2048, show_default=True, help="tokens of a batch; B = tokens / L")
+@click.option(
+    "--paths", type=ListOf(list(BACKENDS)), help=f"Paths of {', '.join(BACKENDS)} (default: all for the device)."
+)
+@click.option(
+    "--lengths", type=ListOf(int), default="512,128", show_default=True, metavar="L,...", help="Tokens of a sequence."
+)
+@click.option("--tokens", default=2048, show_default=True, help="Tokens of a batch.")
 @options.vocab_size()
-@click.option("--precision", type=ListOf(list(PRECISIONS)), default="float32,bf16", show_default=True)
-@click.option("--dropout", type=ListOf(float), default="0.1,0", show_default=True, help="of the attention weights")
-@click.option("--device", type=click.Choice(["cpu", "cuda"]), default=DEVICE, help="default: a GPU if there is one")
-@click.option("--turns", type=click.IntRange(1), default=9, show_default=True, help="measured calls of each function")
+@click.option("--precision", type=ListOf(list(PRECISIONS)), default="float32,bf16", show_default=True,
+              help="Precisions to measure in.")  # fmt: skip
+@click.option(
+    "--dropout", type=ListOf(float), default="0.1,0", show_default=True, help="Dropout of the attention weights."
+)
+@click.option("--device", type=click.Choice(["cpu", "cuda"]), default=DEVICE,
+              help="Where to measure (default: a GPU if there is one).")  # fmt: skip
+@click.option("--turns", type=click.IntRange(1), default=9, show_default=True, help="Measured calls of each function.")
 def command(paths, lengths, tokens, vocab_size, precision, dropout, device, turns):
     """Measure the parts of a training step at base size: products, dropout, a layer, attention by every path.
 

@@ -243,14 +243,14 @@ def table_of_forwards(positions: list[str], length: int, check: bool) -> TextTab
 
 
 @click.command(cls=Command)
-@click.option("--arch", default="tupe_r_large", show_default=True, help="architecture")
-@click.option("--length", type=click.IntRange(1), default=512, show_default=True, help="tokens of a sequence")
-@click.option("--cards", type=ListOf(float), default="16,32", show_default=True, help="memory of GPUs in GiB")
+@click.option("--arch", default="tupe_r_large", show_default=True, help="The architecture.")
+@click.option("--length", type=click.IntRange(1), default=512, show_default=True, help="Tokens of a sequence.")
+@click.option("--cards", type=ListOf(float), default="16,32", show_default=True, help="Memory of the GPUs in GiB.")
 @click.option("--precision", type=click.Choice(list(PRECISIONS)), default="fp16", show_default=True,
-              help="fp16: --fp16; bf16: --autocast bf16")  # fmt: skip
-@click.option("--check", is_flag=True, help="compare with the memory allocated on this CPU (MiB)")
-@click.option("--positions", type=ListOf(str), help="count one forward pass on a CPU with these encodings instead, at "
-              "base size, of a single sequence of --length tokens")  # fmt: skip
+              help="The precision, as of --fp16 or --autocast bf16.")  # fmt: skip
+@click.option("--check", is_flag=True, help="Compare with the memory that this CPU allocates, in MiB.")
+@click.option("--positions", type=ListOf(str), help="Count instead one forward pass on a CPU with these encodings, at "
+              "base size, of a single sequence of --length tokens.")  # fmt: skip
 def command(arch, length, cards, precision, check, positions):
     """Count how many sequences fit on a GPU in masked-LM training, some of them padded; needs no GPU.
 

@@ -229,17 +229,24 @@ def comparison(
     """One of the commands."""
 
     @click.command(cls=Command, help=f"Compare {what}. Nothing else should run on the machine.")
-    @options.data("what `tupe prepare glue` (and `tupe prepare squad`) wrote")
-    @click.option("--tasks", type=ListOf(str), default=tasks, show_default=True, metavar="NAME,...")
-    @click.option("--sizes", type=ListOf(list(SIZES)), default=size, show_default=True, metavar="SIZE,...")
-    @click.option("--batch", type=ListOf(int), default=batch, show_default=True, metavar="B,...")
+    @options.data("The folder that `tupe prepare glue` and `tupe prepare squad` wrote.")
+    @click.option("--tasks", type=ListOf(str), default=tasks, show_default=True, metavar="NAME,...",
+                  help="Tasks whose texts are taken.")  # fmt: skip
+    @click.option("--sizes", type=ListOf(list(SIZES)), default=size, show_default=True, metavar="SIZE,...",
+                  help="Sizes of the models.")  # fmt: skip
+    @click.option(
+        "--batch", type=ListOf(int), default=batch, show_default=True, metavar="B,...", help="Texts of a batch."
+    )
     @options.vocab_size()
-    @click.option("--contenders", "names", type=ListOf(CONTENDERS), default=",".join(names), show_default=True)
-    @click.option("--precision", type=ListOf(list(PRECISIONS)), default="float32", show_default=True)
-    @click.option("--turns", type=click.IntRange(1), default=10, show_default=True, help="batches of each")
-    @click.option("--device", type=click.Choice(["cpu", "cuda"]), default=DEVICE, help="default: a GPU if any")
-    @options.seed(help="of lengths and tokens")
-    @options.output("OUTPUT.json, .md and .png")
+    @click.option("--contenders", "names", type=ListOf(CONTENDERS), default=",".join(names), show_default=True,
+                  help="What is measured.")  # fmt: skip
+    @click.option("--precision", type=ListOf(list(PRECISIONS)), default="float32", show_default=True,
+                  help="Precisions to measure in.")  # fmt: skip
+    @click.option("--turns", type=click.IntRange(1), default=10, show_default=True, help="Measured batches of each.")
+    @click.option("--device", type=click.Choice(["cpu", "cuda"]), default=DEVICE,
+                  help="Where to measure (default: a GPU if there is one).")  # fmt: skip
+    @options.seed(help="The seed of lengths and tokens.")
+    @options.output("The files to write: OUTPUT.json, .md and .png.")
     def command(**arguments):
         measure(make_step, split, **arguments)
 

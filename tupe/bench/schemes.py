@@ -230,18 +230,20 @@ def measured_before(path: Path, settings: dict, encodings: dict) -> dict:
 
 @click.command(cls=Command)
 @options.size()
-@click.option("--layers", type=click.IntRange(0), default=0, help="default: those of the size")
-@click.option("--lengths", type=ListOf(int), default="128,512,1024", show_default=True, metavar="L,...")
-@click.option("--tokens", default=1024, show_default=True, help="tokens of a batch; B = tokens / L")
-@click.option("--rounds", type=click.IntRange(1), default=5, show_default=True, help="measured steps of each encoding")
-@click.option("--positions", type=ListOf(), help="schemes joined by '+', or architectures; default: all")
+@click.option("--layers", type=click.IntRange(0), default=0, help="The number of layers (default: those of the size).")
+@click.option("--lengths", type=ListOf(int), default="128,512,1024", show_default=True, metavar="L,...",
+              help="Tokens of a sequence.")  # fmt: skip
+@click.option("--tokens", default=1024, show_default=True, help="Tokens of a batch.")
+@click.option("--rounds", type=click.IntRange(1), default=5, show_default=True, help="Measured steps of each encoding.")
+@click.option("--positions", type=ListOf(), help="Schemes joined by '+', or architectures (default: all).")
 @click.option("--precision", type=ListOf(list(PRECISIONS)), default="float32", show_default=True,
-              help="one, or two to compare in one model")  # fmt: skip
-@click.option("--threads", default=0, help="0: PyTorch's default")
+              help="The precision, or two to compare in one model.")  # fmt: skip
+@click.option("--threads", default=0, help="Threads of PyTorch; 0 takes its default.")
 @options.vocab_size()
-@click.option("--output", type=Path, default=Path("scheme_cost"), show_default=True, help="OUTPUT.json, .md and .png")
+@click.option("--output", type=Path, default=Path("scheme_cost"), show_default=True,
+              help="The files to write: OUTPUT.json, .md and .png.")  # fmt: skip
 @click.option("--draw", "drawn", type=FILE, metavar="FILE.json",
-              help="measure nothing: draw FILE.png from these measurements, and print their tables")  # fmt: skip
+              help="Measure nothing. Draw FILE.png from these measurements, and print their tables.")  # fmt: skip
 def command(size, layers, lengths, tokens, rounds, positions, precision, threads, vocab_size, output, drawn):
     """Measure what position encodings cost beside `nopos`: parameters, operations per token, time of a step.
 

@@ -139,18 +139,30 @@ def loader_speed(
 
 
 @click.command(cls=Command)
-@click.option("--models", type=ListOf(CONTENDERS), help=f"of {', '.join(CONTENDERS)}; default: no variants of tupe_r")
+@click.option("--models", type=ListOf(CONTENDERS),
+              help=f"Models of {', '.join(CONTENDERS)} (default: without variants of tupe_r).")  # fmt: skip
 @options.size()
-@click.option("--lengths", type=ListOf(int), default="512", show_default=True, metavar="L,...")
-@click.option("--layers", type=ListOf(int), default="0", show_default=True, metavar="N,...", help="0: of the size")
-@click.option("--tokens", default=2048, show_default=True, help="tokens of a batch; B = tokens / L")
+@click.option(
+    "--lengths", type=ListOf(int), default="512", show_default=True, metavar="L,...", help="Tokens of a sequence."
+)
+@click.option("--layers", type=ListOf(int), default="0", show_default=True, metavar="N,...",
+              help="The number of layers; 0 takes those of the size.")  # fmt: skip
+@click.option("--tokens", default=2048, show_default=True, help="Tokens of a batch.")
 @options.vocab_size()
-@click.option("--precision", type=ListOf(list(PRECISIONS)), default="float32", show_default=True)
-@click.option("--device", type=click.Choice(["cpu", "cuda"]), default=DEVICE, help="default: a GPU if there is one")
-@click.option("--rounds", type=click.IntRange(1), default=7, show_default=True, help="measured steps of each model")
-@click.option("--project", default=0, metavar="DEVICES", help="project the days of the paper's pre-training")
-@click.option("--loader", type=click.IntRange(0), metavar="WORKERS", help="measure only the data loader")
-@click.option("--output", type=Path, default=Path("bench"), show_default=True, help="OUTPUT.json, .md and .png")
+@click.option(
+    "--precision", type=ListOf(list(PRECISIONS)), default="float32", show_default=True, help="Precisions to measure in."
+)
+@click.option("--device", type=click.Choice(["cpu", "cuda"]), default=DEVICE,
+              help="Where to measure (default: a GPU if there is one).")  # fmt: skip
+@click.option("--rounds", type=click.IntRange(1), default=7, show_default=True, help="Measured steps of each model.")
+@click.option(
+    "--project", default=0, metavar="DEVICES", help="Project the days of the paper's pre-training on so many."
+)
+@click.option(
+    "--loader", type=click.IntRange(0), metavar="WORKERS", help="Measure only the data loader, with so many processes."
+)
+@click.option("--output", type=Path, default=Path("bench"), show_default=True,
+              help="The files to write: OUTPUT.json, .md and .png.")  # fmt: skip
 def command(
     models, size, lengths, layers, tokens, vocab_size, precision, device, rounds, project, loader, output
 ):  # fmt: skip

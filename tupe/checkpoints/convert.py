@@ -678,13 +678,17 @@ def convert(
 
 
 @click.command(cls=Command)
-@click.option("--from", "source", type=click.Path(), required=True, help="checkpoint, or Hugging Face folder")
+@click.option(
+    "--from", "source", type=click.Path(), required=True, help="The checkpoint, or the folder of a Hugging Face model."
+)
 @click.option("--to", "target", type=click.Choice(["tupe", "released", "modernbert"]), default="tupe",
-              show_default=True)  # fmt: skip
-@click.option("--dict", "dictionary", type=FILE, help="dict.txt of the model (default: beside it)")
-@click.option("--codes", type=FILE, help="the released model's BPE codes (fastBPE or subword-nmt), copied to OUTPUT")
-@click.option("--heads", type=click.IntRange(1), help="attention heads, if the checkpoint does not give them")
-@options.output("folder to write: checkpoint.pt, dict.txt and an export's tokeniser")
+              show_default=True, help="What to write: a checkpoint of this project, or of another.")  # fmt: skip
+@click.option("--dict", "dictionary", type=FILE, help="The model's dict.txt (default: the one beside it).")
+@click.option("--codes", type=FILE, help="The released model's BPE codes, which are copied to OUTPUT.")
+@click.option(
+    "--heads", type=click.IntRange(1), help="The number of attention heads, if the checkpoint does not say it."
+)
+@options.output("The folder to write: checkpoint.pt, dict.txt and an export's tokeniser.")
 def command(source, target, dictionary, codes, heads, output):
     """Convert checkpoints of other code to this project's, and back. The contents of --from tell its kind.
 

@@ -298,12 +298,12 @@ def weights_from_export(config: dict, weights: dict) -> tuple[dict, dict]:
 
 
 @click.command(cls=Command)
-@choices.checkpoint("checkpoint to export")
-@choices.output("folder to write")
-@click.option("--data", type=FOLDER, help="folder of dict.txt and sentencepiece.bpe.model (default: the checkpoint's)")
-@click.option("--head", help="classification head to export, if there are several")
-@click.option("--code/--no-code", default=True, show_default=True, help="copy the model's code into the folder")
-@click.option("--onnx", is_flag=True, help="write model.onnx too, checked with onnxruntime (needs tupe[onnx])")
+@choices.checkpoint("The checkpoint to export.")
+@choices.output("The folder to write.")
+@click.option("--data", type=FOLDER, help="The folder of dict.txt and the pieces (default: the checkpoint's).")
+@click.option("--head", help="The classification head to export, if there are several.")
+@click.option("--code/--no-code", default=True, show_default=True, help="Copy the model's code into the folder.")
+@click.option("--onnx", is_flag=True, help="Write model.onnx too, and check it with onnxruntime (needs tupe[onnx]).")
 def command(checkpoint, output, data, head, code, onnx):
     """Write a folder that the transformers library loads without fairseq; with the code in it, also without this
     project.

@@ -142,12 +142,14 @@ def merge_shards(paths: Sequence) -> dict:
 # ------------------------------------------------------------------------------------------------------- the commands
 
 INPUT = click.Path(path_type=Path)
-OUTPUT = click.option("--output", type=choices.FILE, required=True, help="file to write")
+OUTPUT = click.option("--output", type=choices.FILE, required=True, help="The file to write.")
 
 
 @click.command("average", cls=choices.Command)
 @click.argument("checkpoints", nargs=-1, required=True, type=INPUT)
-@click.option("--last", type=click.IntRange(2), metavar="K", help="CHECKPOINTS is the folder of a run: its last K")
+@click.option(
+    "--last", type=click.IntRange(2), metavar="K", help="Average the last K of a run. CHECKPOINTS is its folder."
+)
 @OUTPUT
 def average_command(checkpoints, last, output):
     """Average the weights of several checkpoints (without optimizer state)."""

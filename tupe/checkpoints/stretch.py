@@ -61,9 +61,9 @@ def stretch_to(length: int, checkpoint: Path, output: Path) -> Path:
 
 
 @click.command(cls=Command)
-@options.checkpoint("checkpoint to stretch")
-@click.option("--length", type=click.IntRange(3), required=True, help="tokens of the longest sequence, [CLS] included")
-@click.option("--output", type=FILE, required=True, help="checkpoint to write")
+@options.checkpoint("The checkpoint to stretch.")
+@click.option("--length", type=click.IntRange(3), required=True, help="Tokens of the longest sequence, [CLS] included.")
+@click.option("--output", type=FILE, required=True, help="The checkpoint to write.")
 def command(checkpoint, length, output):
     """Give a trained model longer tables of positions, by interpolation of its vectors.
 

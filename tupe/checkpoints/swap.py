@@ -34,7 +34,12 @@ def dictionary_of(state: dict, data: str | Path | None = None) -> Dictionary:
 
 
 def swap_position(
-    state: dict, dictionary: Dictionary, position: str, cls: str | None = None, segments: bool = False, seed: int = 1,
+    state: dict,
+    dictionary: Dictionary,
+    position: str,
+    cls: str | None = None,
+    segments: bool = False,
+    seed: int = 1,
     keep: bool = False,
 ) -> dict:
     """A checkpoint with the weights of `state`, but the position schemes `position` with new parameters.
@@ -70,14 +75,14 @@ def is_position(key: str) -> bool:
 
 
 @click.command(cls=Command)
-@options.checkpoint("checkpoint of a masked language model")
-@click.option("--position", required=True, help="schemes joined by '+'; `tupe list schemes` shows them")
-@click.option("--cls", type=click.Choice(CLS), help="default: as in the checkpoint")
-@click.option("--segments", is_flag=True, help="add segment embeddings (next-sentence objective)")
-@click.option("--output", type=FILE, required=True, help="checkpoint to write")
-@click.option("--data", type=FOLDER, help="folder with dict.txt (default: that of its training)")
-@click.option("--keep", is_flag=True, help="positions' parameters of the same name and shape stay, too")
-@options.seed(help="of the new parameters")
+@options.checkpoint("The checkpoint of a masked language model.")
+@click.option("--position", required=True, help="Schemes joined by '+'; `tupe list schemes` shows them.")
+@click.option("--cls", type=click.Choice(CLS), help="How [CLS] is treated (default: as in the checkpoint).")
+@click.option("--segments", is_flag=True, help="Add segment embeddings, which the next-sentence objective needs.")
+@click.option("--output", type=FILE, required=True, help="The checkpoint to write.")
+@click.option("--data", type=FOLDER, help="The folder of dict.txt (default: that of the training).")
+@click.option("--keep", is_flag=True, help="Keep those parameters of positions that have the same name and shape.")
+@options.seed(help="The seed of the new parameters.")
 def command(checkpoint, position, cls, segments, output, data, keep, seed):
     """Give a trained model another position encoding and keep every other weight.
 

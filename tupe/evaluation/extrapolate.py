@@ -61,9 +61,9 @@ def draw_windows(stream: np.ndarray, trained: int, longest: int, count: int, see
     middle, size = trained - 2, longest - 2
     available = (len(stream) - size) // middle + 1 if len(stream) >= size else 0
     if available < count:
-        raise ValueError(
-            f"{len(stream)} tokens of text hold {available} windows of {longest} tokens, fewer than {count}"
-        )
+        what = f"{len(stream)} tokens of text hold {available} windows of {longest} tokens, fewer than {count}"
+        fewer = f"--windows {available} or fewer, or " if available > 1 else ""
+        raise ValueError(f"{what}; valid here: {fewer}smaller --multiples of the training length, {trained}")
     starts = np.linspace(0, available - 1, count).astype(int) * middle
     words = np.stack([stream[start : start + size] for start in starts])
     rng, begin = np.random.default_rng(seed), (size - middle) // 2
@@ -155,19 +155,23 @@ def draw(results: dict[str, list[Loss]], title: str = "") -> Figure:
 
 @click.command(cls=Command)
 @click.argument("checkpoints", nargs=-1, required=True, metavar="[LABEL=]CHECKPOINT...")
-@click.option("--data", type=FOLDER, help="pre-training data with a split valid (default: the training data's)")
-@click.option("--multiples", type=ListOf(int), default="1,2,4,8,16", show_default=True, help="of the training length")
-@click.option("--length", type=click.IntRange(4), help="training length (default: the first model's max_positions)")
-@click.option("--windows", type=click.IntRange(2), default=200, show_default=True, help="stretches of text to score")
+@click.option("--data", type=FOLDER, help="Prepared data with a split valid (default: that of the training).")
+@click.option("--multiples", type=ListOf(int), default="1,2,4,8,16", show_default=True,
+              help="Lengths to score, as multiples of the training length; smaller ones need less data.")  # fmt: skip
+@click.option("--length", type=click.IntRange(4), help="The training length (default: the first model's longest).")
+@click.option("--windows", type=click.IntRange(2), default=200, show_default=True,
+              help="Stretches of text to score; lower it for small data.")  # fmt: skip
 @click.option("--draws", type=click.IntRange(1), default=8, show_default=True,
-              help="of positions, for models trained with random or shifted ones")  # fmt: skip
-@output("folder of the results: extrapolation.json, .md and .png")
-@seed(help="of the masks")
+              help="Draws of positions, for models trained with random or shifted ones.")  # fmt: skip
+@output("The folder of the results: extrapolation.json, .md and .png.")
+@seed(help="The seed of the masks.")
 def command(checkpoints, data, multiples, length, windows, draws, output, seed):
     """Masked-LM loss on longer sequences than in training, the same tokens scored at every length.
 
     A model trained with random or shifted positions is scored as it was trained, over several draws of them, and has a
     second row with positions 0, 1, 2, ...
+
+    For small data: --windows 20 --multiples 1,2,4, or what the error says.
 
     \b
     tupe extrapolate T5=runs/t5/checkpoint_last.pt ALiBi=runs/alibi/checkpoint_last.pt --output extrapolation

@@ -163,18 +163,19 @@ def drawing(function: Callable) -> click.Command:
         save(figure, path)
         click.echo(path)
 
-    draw = click.option("--title", default="", help="line above the figure")(draw)
+    draw = click.option("--title", default="", help="The line above the figure.")(draw)
     draw = click.option(
-        "--output", type=FILE, required=True, help="file to write; .png (the default), .svg or .pdf"
+        "--output", type=FILE, required=True, help="The file to write: .png (the default), .svg or .pdf."
     )(draw)  # fmt: skip
     return command.command(cls=QuietCommand, name=function.__name__.removeprefix("draw_"))(draw)
 
 
-one_checkpoint = options.checkpoint("of pre-training")
+one_checkpoint = options.checkpoint("The checkpoint of a pre-training.")
 several = click.argument("sources", nargs=-1, required=True, metavar="[LABEL=]CHECKPOINT ...")
-data = click.option("--data", type=FOLDER, help="folder with dict.txt (default: the training data's)")
-layer = click.option("--layer", type=click.IntRange(1), default=1, show_default=True, help="of encodings with `:layer`")
-length = click.option("--length", type=int, help="sequence length (default: the model's longest)")
+data = click.option("--data", type=FOLDER, help="The folder of dict.txt (default: that of the training).")
+layer = click.option("--layer", type=click.IntRange(1), default=1, show_default=True,
+                     help="The layer to draw, of encodings with `:layer`.")  # fmt: skip
+length = click.option("--length", type=int, help="Tokens of a sequence (default: as many as the model takes).")
 
 
 @drawing
@@ -220,7 +221,8 @@ def draw_t5(checkpoint, data, layer):
 @several
 @data
 @length
-@click.option("--words", type=click.IntRange(1), default=300, show_default=True, help="of identical-word probing")
+@click.option("--words", type=click.IntRange(1), default=300, show_default=True,
+              help="The number of random words; each makes a sequence.")  # fmt: skip
 def draw_attention(sources, data, length, words):
     """First-layer attention of models under identical-word probing."""
     models = {label: load_model(path, data)[0] for label, path in labelled(sources).items()}

@@ -185,22 +185,32 @@ def tabulate(runs: Sequence[dict]) -> TextTable:
 
 
 @click.command(cls=Command)
-@click.option("--tasks", type=ListOf(list(TASKS)), default=list(TASKS), help="default: all")
+@click.option("--tasks", type=ListOf(list(TASKS)), default=list(TASKS), help="Tasks to train (default: all).")
 @click.option("--positions", type=ListOf(str), default="nopos,sinusoidal,transformer_xl,alibi,rope,t5,untied",
-              show_default=True)  # fmt: skip
-@click.option("--places", type=ListOf(list(SAMPLINGS)), default="consecutive,random", show_default=True)
-@click.option("--seeds", type=ListOf(int), default="1", show_default=True)
-@click.option("--lrs", type=ListOf(float), default="1e-3", show_default=True)
-@click.option("--steps", type=click.IntRange(1), default=3000, show_default=True)
-@click.option("--batch", type=click.IntRange(1), default=32, show_default=True, help="strings")
-@click.option("--trained", type=click.IntRange(1), default=40, show_default=True, help="longest string of the training")
-@click.option("--longest", type=click.IntRange(2), default=500, show_default=True, help="longest string of the tests")
-@click.option("--tests", type=click.IntRange(1), default=24, show_default=True, help="tested lengths, evenly spaced")
+              show_default=True, help="Position encodings.")  # fmt: skip
+@click.option("--places", type=ListOf(list(SAMPLINGS)), default="consecutive,random", show_default=True,
+              help="Positions in a row, or drawn at random.")  # fmt: skip
+@click.option("--seeds", type=ListOf(int), default="1", show_default=True, help="A run for each of these seeds.")
+@click.option(
+    "--lrs", type=ListOf(float), default="1e-3", show_default=True, help="Learning rates; the best one counts."
+)
+@click.option("--steps", type=click.IntRange(1), default=3000, show_default=True, help="Updates of a run.")
+@click.option("--batch", type=click.IntRange(1), default=32, show_default=True, help="Strings of an update.")
+@click.option(
+    "--trained", type=click.IntRange(1), default=40, show_default=True, help="The longest string of the training."
+)
+@click.option(
+    "--longest", type=click.IntRange(2), default=500, show_default=True, help="The longest string of the tests."
+)
+@click.option("--tests", type=click.IntRange(1), default=24, show_default=True,
+              help="The number of tested lengths, evenly spaced.")  # fmt: skip
 @click.option("--span", type=click.IntRange(2), default=2048, show_default=True,
-              help="positions that there are, of which random ones are drawn")  # fmt: skip
-@click.option("--layers", type=click.IntRange(1), default=5, show_default=True)
-@click.option("--width", type=click.IntRange(8), default=64, show_default=True, help="8 heads; feed-forward: 4 x width")
-@click.option("--output", type=FILE, required=True, help="file of finished runs, JSON lines; they are not repeated")
+              help="The number of positions that random ones are drawn from.")  # fmt: skip
+@click.option("--layers", type=click.IntRange(1), default=5, show_default=True, help="The number of layers.")
+@click.option("--width", type=click.IntRange(8), default=64, show_default=True,
+              help="The width of the model, with 8 heads and a feed-forward network of 4 x width.")  # fmt: skip
+@click.option("--output", type=FILE, required=True,
+              help="The file of finished runs, in JSON lines. What it holds is not trained again.")  # fmt: skip
 def command(tasks, positions, places, seeds, lrs, steps, batch, trained, longest, tests, span, layers, width, output):
     """Which encodings solve tasks on longer strings than they were trained on (Ruoss et al., 2023).
 

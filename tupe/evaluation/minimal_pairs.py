@@ -306,11 +306,13 @@ def tables(summaries: dict[str, dict]) -> list[TextTable]:
 
 @click.command(cls=QuietCommand)
 @click.argument("checkpoints", nargs=-1, required=True, metavar="[LABEL=]CHECKPOINT...")
-@click.option("--pairs", required=True, type=click.Path(path_type=Path), help="zip archive, folder, or file")
-@click.option("--data", type=FOLDER, help="folder with dict.txt and the pieces (default: the training data's)")
-@click.option("--limit", type=click.IntRange(1), help="pairs of each paradigm, the first ones (default: all)")
-@output("folder of the results, one per model; what is there of the same model and pairs is kept")
-@seed(help="of the bootstrap")
+@click.option(
+    "--pairs", required=True, type=click.Path(path_type=Path), help="The pairs: a zip archive, a folder or a file."
+)
+@click.option("--data", type=FOLDER, help="The folder of dict.txt and the pieces (default: that of the training).")
+@click.option("--limit", type=click.IntRange(1), help="Score only the first pairs of each paradigm (default: all).")
+@output("The folder of the results. What it holds of the same models and pairs is kept.")
+@seed(help="The seed of the bootstrap.")
 def command(checkpoints, pairs, data, limit, output, seed):
     """Accuracy on minimal pairs: per paradigm, per phenomenon, and where only the order of the words differs."""
     paths = labelled(checkpoints)

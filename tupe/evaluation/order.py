@@ -9,6 +9,7 @@ B batch, L sequence length, H heads, N layers.
 """
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import click
@@ -48,7 +49,7 @@ def held_out_sentences(task: HeldOut, encoder: TextEncoder, count: int, seed: in
             chosen.append(words)
             if len(chosen) == count:
                 return chosen
-    remedy = ""
+    remedy = f"; valid here: --sentences {len(chosen)} or fewer"
     if np.mean(sizes) > LONG:
         remedy = (
             f"; a word has {np.mean(sizes):.0f} pieces, so blanks do not tell words here: prepare the data with the "
@@ -133,9 +134,7 @@ MASKING = (
 
 
 @torch.no_grad()
-def token_losses(
-    model: Model, task: HeldOut, tokens: int, split: str = "valid", batch: int = 32
-) -> TokenLosses:
+def token_losses(model: Model, task: HeldOut, tokens: int, split: str = "valid", batch: int = 32) -> TokenLosses:
     """Losses of the masked tokens in the first blocks of a split that hold at least `tokens` tokens, with the split's
     own masks, which are the same for every seed and model whose tasks agree in `MASKING`. Raises ValueError if the
     split holds fewer."""
@@ -144,7 +143,8 @@ def token_losses(
     sizes = np.asarray(data.sizes).reshape(-1)
     (fitting,) = np.nonzero(sizes <= model.max_positions())  # training leaves longer sentences out, too
     if sizes[fitting].sum() < tokens:
-        raise ValueError(f"{split} holds {sizes[fitting].sum()} tokens, fewer than {tokens}")
+        there = sizes[fitting].sum()
+        raise ValueError(f"{split} holds {there} tokens, fewer than {tokens}; valid here: --tokens {there} or fewer")
     device, pad = model.encoder.tokens.weight.device, task.source_dictionary.pad()
     bar = tqdm(total=tokens, unit="token", disable=None, leave=False)
     for begin in range(0, len(fitting), batch):
@@ -188,24 +188,29 @@ def cls_attention(model: Model, tokens: torch.Tensor, first: int = FIRST) -> np.
 
 
 def blocks_of_length(task: HeldOut, length: int, count: int, split: str = "valid") -> torch.Tensor:
-    """[count, length]: `<s>` and running validation text in each row."""
+    """[count, length]: `<s>` and running validation text in each row; fewer rows of a short text, but at least one."""
     tokens = text_block(task, count * (length - 1) + 1, split)
-    if len(tokens) < count * (length - 1) + 1:
-        raise ValueError(f"{split} holds {len(tokens)} tokens: too few for {count} blocks of {length}")
+    count = min(count, (len(tokens) - 1) // (length - 1))
+    if not count:
+        raise ValueError(f"{split} holds {len(tokens)} tokens, fewer than one block of the model, {length}")
+    tokens = tokens[: count * (length - 1) + 1]
     return F.pad(tokens[1:].view(count, length - 1), (1, 0), value=int(tokens[0]))
 
 
 @click.command(cls=QuietCommand)
 @click.argument("checkpoints", nargs=-1, required=True, metavar="[LABEL=]CHECKPOINT...")
-@click.option("--data", type=FOLDER, help="pre-training data with a split valid (default: the training data's)")
-@click.option("--sentences", type=click.IntRange(2), default=2000, show_default=True, help="held-out sentences")
-@click.option(
-    "--tokens", type=click.IntRange(1), default=400_000, show_default=True, help="held-out tokens of the loss"
-)
-@output("folder of the results, one .json per model")
-@seed(help="of the choice of sentences and swaps")
+@click.option("--data", type=FOLDER, help="Prepared data with a split valid (default: that of the training).")
+@click.option("--sentences", type=click.IntRange(2), default=2000, show_default=True,
+              help="Held-out sentences; lower it for small data.")  # fmt: skip
+@click.option("--tokens", type=click.IntRange(1), default=400_000, show_default=True,
+              help="Held-out tokens that the loss is measured on; lower it for small data.")  # fmt: skip
+@output("The folder of the results, with a .json file for each model.")
+@seed(help="The seed of the choice of sentences and swaps.")
 def command(checkpoints, data, sentences, tokens, output, seed):
-    """Order sensitivity, losses by position and length, and the attention of [CLS]."""
+    """Order sensitivity, losses by position and length, and the attention of [CLS].
+
+    The defaults need 400,000 held-out tokens. For small data: --sentences 200 --tokens 10000, or what the error says.
+    """
     paths = labelled(checkpoints)
     names = file_names(paths)
     rows, first = [], None
@@ -233,18 +238,31 @@ def command(checkpoints, data, sentences, tokens, output, seed):
     click.echo(TextTable.plain(header, rows).markdown())
 
 
-def evaluate(
-    model: Model, task: HeldOut, encoder: TextEncoder, sentences: int, tokens: int, seed: int = 1
-) -> dict:
+def both(*functions: Callable) -> list:
+    """What these functions return. Raises one ValueError with all that they object to."""
+    values, errors = [], []
+    for function in functions:
+        try:
+            values.append(function())
+        except ValueError as error:
+            errors.append(str(error))
+    if errors:
+        raise ValueError("; ".join(errors))
+    return values
+
+
+def evaluate(model: Model, task: HeldOut, encoder: TextEncoder, sentences: int, tokens: int, seed: int = 1) -> dict:
     """Everything above as plain numbers. Errors are standard errors: of the order measures over sentences, of the loss
     over blocks."""
-    losses = token_losses(model, task, tokens)
+    chosen, losses = both(
+        lambda: held_out_sentences(task, encoder, sentences, seed), lambda: token_losses(model, task, tokens)
+    )
     longest = model.max_positions()
     edges = [0, *(2**k for k in range(20) if 2**k < longest), longest]
     ratio = cls_attention(model, blocks_of_length(task, longest, 16))
     sums, counts = losses.by_block()
     return {
-        "order": order_scores(model, held_out_sentences(task, encoder, sentences, seed), seed),
+        "order": order_scores(model, chosen, seed),
         "loss": {
             "tokens": int(len(losses.loss)), "left_out": losses.left_out,
             "mean": losses.mean(), "error": losses.standard_error(),

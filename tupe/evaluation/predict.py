@@ -27,9 +27,9 @@ FILES = {
 
 @click.command(cls=QuietCommand)
 @click.argument("checkpoints", nargs=-1, required=True, metavar="TASK=CHECKPOINT ...")
-@data(help="what `tupe prepare glue` or `labels` wrote, with the test sets")
-@output(help="folder to write")
-@click.option("--batch-size", type=click.IntRange(1), default=64, show_default=True)
+@data(help="The folder that `tupe prepare glue` or `labels` wrote, with the test sets.")
+@output(help="The folder to write.")
+@click.option("--batch-size", type=click.IntRange(1), default=64, show_default=True, help="Texts at a time.")
 def command(checkpoints, data, output, batch_size):
     """Write the files that the GLUE server takes: one per test set, with the official names and labels, and all of them
     in submission.zip.
@@ -105,15 +105,16 @@ def of_folder(name: str, folder: str | Path, data: Path, batch_size: int) -> Cal
     """The same of a folder of transformers, such as `tupe finetune --engine transformers` leaves."""
     from transformers.utils.logging import disable_progress_bar
 
+    from ..configuration_tupe import TupeConfig
     from ..modeling_tupe import TupeForSequenceClassification
     from ..training.data import PAD, UNMASKED
     from ..training.glue import Examples, check_vocabulary, collate
 
-    config = config_of(folder)
+    config_of(folder)
     glue, about = TASKS[name], record.read(folder) or record.read(Path(folder).parent)
     if about and about.task != name:
         raise ValueError(f"{folder} was not fine-tuned on {name}, but on {about.task}")
-    names = [label for _, label in sorted(config.id2label.items())]
+    names = [label for _, label in sorted(TupeConfig.from_pretrained(folder).id2label.items())]
     if names != [*glue.names]:
         ours, theirs = shorten_list(glue.names), shorten_list(names)
         raise ValueError(f"{name}: the labels are {theirs} in {folder}, {ours} in the data")

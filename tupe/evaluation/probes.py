@@ -274,12 +274,13 @@ def losses_of(folder: str | Path) -> tuple:
 
 @click.command(cls=QuietCommand)
 @click.argument("checkpoints", nargs=-1, required=True, metavar="[LABEL=]CHECKPOINT ...")
-@click.option("--data", type=FOLDER, help="folder with dict.txt (default: the training data's)")
-@click.option("--words", type=click.IntRange(1), default=300, show_default=True, help="random words, a sequence each")
-@click.option("--length", type=int, help="sequence length (default: the model's longest)")
-@click.option("--layer", type=int, default=1, show_default=True, help="layer, counted from 1")
-@seed(help="of the choice of words")
-@click.option("--output", type=FILE, help="write the averaged attention matrices there (.npz)")
+@click.option("--data", type=FOLDER, help="The folder of dict.txt (default: that of the training).")
+@click.option("--words", type=click.IntRange(1), default=300, show_default=True,
+              help="The number of random words; each makes a sequence.")  # fmt: skip
+@click.option("--length", type=int, help="Tokens of a sequence (default: as many as the model takes).")
+@click.option("--layer", type=int, default=1, show_default=True, help="The layer, counted from 1.")
+@seed(help="The seed of the choice of words.")
+@click.option("--output", type=FILE, help="The .npz file to write the averaged attention matrices to.")
 def command(checkpoints, data, words, length, layer, seed, output):
     """Properties of position encodings under identical-word probing (Wang et al.), as a Markdown table."""
     matrices = {}

@@ -281,20 +281,27 @@ SPECIAL = {"without": False, "with": True}
 
 
 @click.command(cls=Command)
-@click.option("--task", type=click.Choice(list(TASKS)), default="equal", show_default=True)
-@click.option("--positions", type=ListOf(str), default=[*SCHEMES, *COMBINED], help="default: all, and a few sums")
-@click.option("--normalisers", type=ListOf(list(NORMALISERS)), default=list(NORMALISERS), help="default: all")
+@click.option("--task", type=click.Choice(list(TASKS)), default="equal", show_default=True, help="The question to ask.")
+@click.option("--positions", type=ListOf(str), default=[*SCHEMES, *COMBINED],
+              help="Position encodings (default: all, and a few sums).")  # fmt: skip
+@click.option("--normalisers", type=ListOf(list(NORMALISERS)), default=list(NORMALISERS),
+              help="Normalisers of the attention (default: all).")  # fmt: skip
 @click.option("--special", type=ListOf(list(SPECIAL)), default=list(SPECIAL),
-              help="sequences without or with [CLS] and [SEP] around them; default: both")  # fmt: skip
-@click.option("--block", "--layer", "layer", type=click.Choice(list(BLOCKS)), default="transformer", show_default=True)
-@click.option("--layers", type=click.IntRange(1), default=DEFAULTS["layers"], show_default=True)
-@click.option("--length", type=click.IntRange(1), default=DEFAULTS["n"], show_default=True, help="words of a sequence")
-@click.option("--seeds", type=ListOf(int), default=[1, 2, 3], help="default: 1,2,3")
-@click.option("--steps", type=int, default=DEFAULTS["steps"], show_default=True)
-@click.option("--lr", type=float, default=DEFAULTS["lr"], show_default=True)
+              help="Sequences without or with [CLS] and [SEP] around them (default: both).")  # fmt: skip
+@click.option("--block", "--layer", "layer", type=click.Choice(list(BLOCKS)), default="transformer", show_default=True,
+              help="The kind of layer.")  # fmt: skip
+@click.option(
+    "--layers", type=click.IntRange(1), default=DEFAULTS["layers"], show_default=True, help="The number of layers."
+)
+@click.option("--length", type=click.IntRange(1), default=DEFAULTS["n"], show_default=True, help="Words of a sequence.")
+@click.option("--seeds", type=ListOf(int), default=[1, 2, 3], help="A run for each of these seeds (default: 1,2,3).")
+@click.option("--steps", type=int, default=DEFAULTS["steps"], show_default=True, help="Updates of a run.")
+@click.option("--lr", type=float, default=DEFAULTS["lr"], show_default=True, help="The learning rate.")
 @click.option("--structure", "only_structure", is_flag=True,
-              help="the same question without training, in seconds: float64 and random weights")  # fmt: skip
-@click.option("--output", type=FILE, help="file of finished runs, JSON lines; what it holds is not trained again")
+              help="Ask without training, of random weights in float64: a matter of seconds.")  # fmt: skip
+@click.option(
+    "--output", type=FILE, help="The file of finished runs, in JSON lines. What it holds is not trained again."
+)
 def command(task, positions, normalisers, special, layer, layers, length, seeds, steps, lr, only_structure, output):
     """Which position encodings and normalisers can number equal tokens (Su's probe), or solve URPE's two tasks.
 

@@ -66,9 +66,7 @@ def plan_pretraining(
     return [*sweeps, plan("position", arch, positions)] if positions else sweeps
 
 
-def plan_fine_tuning(
-    run: Path, output: Path, tasks: dict, lrs: list[str], seeds: list[int], common: list[str]
-) -> list:
+def plan_fine_tuning(run: Path, output: Path, tasks: dict, lrs: list[str], seeds: list[int], common: list[str]) -> list:
     """Sweeps that fine-tune the checkpoint of one pre-training. tasks: {"glue" or "squad": (folder of data, tasks)}."""
     sweeps = []
     for kind, (data, names) in tasks.items():
@@ -132,24 +130,26 @@ def jobs_of(sweeps: list, output: Path) -> dict:
 
 
 @click.command(cls=options.Command, context_settings={"ignore_unknown_options": True})
-@options.data("folder of the pre-training data")
-@options.output("folder of all runs; an existing one is resumed")
-@click.option("--presets", type=ListOf(), help="files of configs/model (default: the thirteen of Wang et al., wang_*)")
-@click.option("--position", multiple=True, help="a position encoding by its name, in place of BERT's; repeatable")
-@options.size("tiny", help="of all models")
-@click.option("--arch", default=ARCHITECTURE, show_default=True, help="of a position, without its size")
+@options.data("The folder of the pre-training data.")
+@options.output("The folder of all runs. An existing one is resumed.")
+@click.option("--presets", type=ListOf(), help="Files of configs/model (default: the thirteen of Wang et al., wang_*).")
+@click.option("--position", multiple=True, help="A position encoding by its name, in place of BERT's. Can be repeated.")
+@options.size("tiny", help="The size of all models.")
 @click.option(
-    "--evidence", type=FOLDER, default="docs/evidence", show_default=True,
-    help="tables that a single --position is compared with",
-)  # fmt: skip
-@click.option("--recipe", default="pretrain_small", show_default=True, help="of the pre-training (paper's: pretrain)")
-@click.option("--glue", type=FOLDER, help="folder that `tupe prepare glue` wrote; without it, GLUE is left out")
-@click.option("--squad", type=FOLDER, help="folder that `tupe prepare squad` wrote; without it, SQuAD is left out")
-@click.option("--tasks", type=ListOf(), help="of GLUE and SQuAD (default: all that are prepared)")
-@click.option("--lrs", type=ListOf(), default="5e-5", show_default=True, help="of fine-tuning; SQuAD takes the first")
-@click.option("--seeds", type=ListOf(int), default="1,2,3", show_default=True, help="of fine-tuning")
-@click.option("--finetune-options", default="", help='more options of every fine-tuning: "--max-epoch 3"')
-@click.option("--retry-failed", is_flag=True, help="run failed jobs again (killed ones always are)")
+    "--arch", default=ARCHITECTURE, show_default=True, help="The architecture of each --position, without its size."
+)
+@click.option("--evidence", type=FOLDER, default="docs/evidence", show_default=True,
+              help="The tables that a single --position is compared with.")  # fmt: skip
+@click.option("--recipe", default="pretrain_small", show_default=True,
+              help="The recipe of the pre-training (the paper's: pretrain).")  # fmt: skip
+@click.option("--glue", type=FOLDER, help="The folder that `tupe prepare glue` wrote. Without it, GLUE is left out.")
+@click.option("--squad", type=FOLDER, help="The folder that `tupe prepare squad` wrote. Without it, SQuAD is left out.")
+@click.option("--tasks", type=ListOf(), help="Tasks of GLUE and SQuAD (default: all that are prepared).")
+@click.option("--lrs", type=ListOf(), default="5e-5", show_default=True,
+              help="Learning rates of fine-tuning; SQuAD takes the first.")  # fmt: skip
+@click.option("--seeds", type=ListOf(int), default="1,2,3", show_default=True, help="Seeds of fine-tuning.")
+@click.option("--finetune-options", default="", help='More options of every fine-tuning, for example "--max-epoch 3".')
+@click.option("--retry-failed", is_flag=True, help="Run failed jobs again, as killed ones always are.")
 @options.jobs()
 @click.argument("common", nargs=-1, type=click.UNPROCESSED, metavar="[OPTIONS AND OVERRIDES OF THE PRE-TRAINING]...")
 def command(

@@ -451,10 +451,10 @@ def write_report(
 
 @click.command(cls=options.QuietCommand)
 @click.argument("runs", nargs=-1, required=True, type=options.FOLDER, metavar="FOLDER ...")
-@options.output("folder to write: index.html, report.md and runs.csv")
-@click.option("--properties", "with_properties", is_flag=True, help="probe the pre-trained checkpoints too")
-@click.option("--pretraining", "with_losses", is_flag=True, help="show masked-LM losses beside the unigram entropy")
-@options.data("for these two: folder of the pre-training data (default: the checkpoint's own)", required=False)
+@options.output("The folder to write: index.html, report.md and runs.csv.")
+@click.option("--properties", "with_properties", is_flag=True, help="Probe the pre-trained checkpoints too.")
+@click.option("--pretraining", "with_losses", is_flag=True, help="Show masked-LM losses beside the unigram entropy.")
+@options.data("The pre-training data, for these two (default: the checkpoint's own).", required=False)
 def command(runs, output, with_properties, with_losses, data):
     """Fine-tuning runs in one page beside the published numbers. FOLDER: of a run, of a sweep, or of several; all that
     is in it is looked through."""

@@ -57,19 +57,21 @@ def write_report(folder: Path, **options) -> None:
 
 
 @click.command(cls=options.Command, context_settings={"ignore_unknown_options": True})
-@click.option("--recipe", default="finetune", show_default=True, help="file of configs/, without .yaml")
-@options.output("folder of the sweep; an existing one is resumed, and a wider grid extends it")
+@click.option("--recipe", default="finetune", show_default=True, help="The recipe: a file of configs/, without .yaml.")
+@options.output("The folder of the sweep. An existing one is resumed, and a wider grid extends it.")
 @click.option(
     "--grid", multiple=True, metavar="NAME=A,B,...",
-    help="an option of the recipe's command (task, lr, seed, preset, max-epoch ...) or a Hydra override "
-    "(model.dropout), and its values; repeatable. Fine-tuning's defaults: all prepared tasks, the paper's lr 2e-5 to "
-    "5e-5, and its seeds 1 to 5",
+    help="An option (task, lr, seed, preset, max-epoch ...) or a value of the recipe (model.dropout), and what it "
+    "takes. Can be repeated. Fine-tuning's defaults: all prepared tasks, the paper's lr 2e-5 to 5e-5, and its "
+    "seeds 1 to 5.",
 )  # fmt: skip
-@click.option("--keep-best", is_flag=True, help="keep the best checkpoint of each task; else fine-tuning leaves none")
-@click.option("--retry-failed", is_flag=True, help="run failed jobs again (killed ones always are)")
+@click.option(
+    "--keep-best", is_flag=True, help="Keep the best checkpoint of each task. Otherwise fine-tuning leaves none."
+)
+@click.option("--retry-failed", is_flag=True, help="Run failed jobs again, as killed ones always are.")
 @options.jobs()
-@click.option("--report", is_flag=True, help="write OUTPUT/report at the end")
-@click.option("--dry-run", is_flag=True, help="print the commands of all jobs and run none")
+@click.option("--report", is_flag=True, help="Write OUTPUT/report at the end.")
+@click.option("--dry-run", is_flag=True, help="Print the commands of all jobs, and run none.")
 @click.argument("common", nargs=-1, type=click.UNPROCESSED, metavar="[OPTIONS AND OVERRIDES OF EVERY JOB]...")
 def command(recipe, output, grid, keep_best, retry_failed, jobs, report, dry_run, common):
     """Run a recipe with every combination of the values of --grid, each in a process of its own.

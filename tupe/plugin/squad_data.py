@@ -202,11 +202,12 @@ def prepare(
 
 
 @click.command(cls=options.Command)
-@click.option("--squad", required=True, type=options.FOLDER, help="train-v1.1.json and dev-v1.1.json, or v2.0, or both")
-@options.data("pre-training data: its dictionary and pieces are used")
-@options.output("folder to write")
-@options.jobs("processes that encode text (default: one per core)")
-@click.option("--overwrite", is_flag=True, help="replace what was prepared before")
+@click.option("--squad", required=True, type=options.FOLDER,
+              help="The folder of train-v1.1.json and dev-v1.1.json, of those of v2.0, or of both.")  # fmt: skip
+@options.data("The pre-training data, whose dictionary and pieces are used.")
+@options.output("The folder to write.")
+@options.jobs("The number of processes that encode text (default: one per core).")
+@click.option("--overwrite", is_flag=True, help="Replace what was prepared before.")
 def command(squad, data, output, jobs, overwrite):
     """Turn the official SQuAD files into data for fine-tuning, with the vocabulary of the pre-training data."""
     for name, encoded in prepare(squad, data, output, jobs, overwrite):

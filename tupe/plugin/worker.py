@@ -20,6 +20,7 @@ from fairseq.distributed import utils as distributed_utils
 from fairseq_cli import train as fairseq_train  # sets up logging, as fairseq-train does
 from omegaconf import DictConfig, OmegaConf, open_dict
 
+from ..common import console
 from ..common.options import Command, Refusal
 from ..common.record import DISK, DIVERGED
 from ..common.stop import stoppable
@@ -50,7 +51,7 @@ def train(cfg: DictConfig) -> None:
 
     Raises ValueError for a mistake of the user that this package detects, BlockingIOError if another process trains in
     that folder, OSError if the disk is full or read-only, and SystemExit with `record.STOPPED` if a signal stopped it.
-    For any other error it prints the traceback and raises `Refusal` with one line, whose status is `record.DIVERGED` if
+    For any other error it logs the traceback and raises `Refusal` with one line, whose status is `record.DIVERGED` if
     the loss was not finite.
     """
     if torch.distributed.is_torchelastic_launched():
@@ -68,9 +69,9 @@ def train(cfg: DictConfig) -> None:
         disk = isinstance(error, OSError) and error.errno in DISK
         if disk or isinstance(error, BlockingIOError) or isinstance(error, ValueError) and _is_ours(error):
             raise error
-        traceback.print_exc()
+        where = console.keep_traceback()
         status = DIVERGED if isinstance(error, FloatingPointError) else 1
-        raise Refusal(f"training failed: {type(error).__name__}: {error}{watch.waits_for()}", status) from error
+        raise Refusal(f"training failed: {type(error).__name__}: {error}{watch.waits_for()}{where}", status) from error
 
 
 def _is_ours(error):
@@ -85,7 +86,8 @@ def _is_ours(error):
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def main(command, config, arguments):
     sys.argv = shlex.split(command)  # the record of the run has the command that was typed, not torchrun's
-    train(from_text(config) if config else parsed(arguments))
+    with console.logged():
+        train(from_text(config) if config else parsed(arguments))
 
 
 if __name__ == "__main__":

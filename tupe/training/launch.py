@@ -18,7 +18,7 @@ import click
 import torch
 import yaml
 
-from ..common import record
+from ..common import console, record
 from ..common.blocks import Split
 from ..common.glue import TASKS, check_glue, glue_name
 from ..common.options import Command, Refusal, split_files
@@ -131,13 +131,12 @@ def train(recipe: str, data: str, processes: int, **plan) -> None:
 
     Raises ValueError for a mistake of the user, BlockingIOError if another process trains in the folder, OSError if the
     disk is full or read-only, and SystemExit with `record.STOPPED` if a signal stopped it. For any other error it
-    prints the traceback and raises `Refusal` with one line, whose status is `record.DIVERGED` if the loss was not
+    logs the traceback and raises `Refusal` with one line, whose status is `record.DIVERGED` if the loss was not
     finite.
     """
     from .finetune import Finetuning  # only here: these import transformers, which takes seconds
     from .pretrain import Pretraining, arguments
 
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s | %(levelname)s | %(name)s | %(message)s")
     settled, folder = settle(recipe, processes=processes, data=data, **plan)
     data, symbols = Path(data), read_symbols(data)
     try:
@@ -167,9 +166,9 @@ def train(recipe: str, data: str, processes: int, **plan) -> None:
         disk = isinstance(error, OSError) and error.errno in record.DISK
         if disk or isinstance(error, BlockingIOError) or isinstance(error, ValueError) and _is_ours(error):
             raise error
-        traceback.print_exc()
+        where = console.keep_traceback()
         status = record.DIVERGED if isinstance(error, FloatingPointError) else 1
-        raise Refusal(f"training failed: {type(error).__name__}: {error}", status) from error
+        raise Refusal(f"training failed: {type(error).__name__}: {error}{where}", status) from error
 
 
 def _length(settled, data, symbols, processes):
@@ -198,7 +197,8 @@ def _is_ours(error):
 @click.option("--plan", required=True)
 def main(command, plan):
     sys.argv = shlex.split(command)  # the record of the run has the command that was typed, not torchrun's
-    train(**json.loads(plan))
+    with console.logged():
+        train(**json.loads(plan))
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@ it refuses."""
 import ast
 import functools
 import json
-import re
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -15,6 +14,7 @@ import yaml
 from ..common import limits
 from ..common.architectures import ARCHITECTURES, ELECTRA, OTHER_BLOCKS, SIZES, preset, split_size, with_size
 from ..common.options import CONFIGS, did_you_mean
+from ..common.recipes import compose, resolved
 from ..encoder import ModelConfig, names_in
 
 NAMES = names_in("fairseq")  # our option of a model -> fairseq's
@@ -124,7 +124,7 @@ def read(
             groups[key] = value
         else:
             raise ValueError(f"{word}: valid with --engine transformers: model=PRESET and section.key=value")
-    values = _compose(recipe, groups)
+    values = compose(recipe, groups)
     size, steps = values["dataset.batch_size"], values["optimization.update_freq"][0]
     values.setdefault("dataset.batch_size_valid", size)
     values.update(given)
@@ -144,7 +144,8 @@ def read(
         config = config_of(values["checkpoint.finetune_from_model"])
         architecture = architecture_of(ModelConfig(**config))
     known = {name: value for name, value in _of_model(preset(architecture)).items() if name in kind.options}
-    values = {**kind.options, **known, **{key: _resolved(kind, values, key) for key in values if key in kind.options}}
+    given_here = {key: resolved(values, key, kind.options) for key in values if key in kind.options}
+    values = {**kind.options, **known, **given_here}
     ends = {"max_update": values.get("optimization.max_update", 0), "max_epoch": values["optimization.max_epoch"]}
     changed = {key.rpartition(".")[2]: value for key, value in values.items() if value != kind.options[key]}
     limits.check_all(changed | {"lr_scheduler": "polynomial_decay", **ends})
@@ -199,33 +200,6 @@ def architecture_of(model: ModelConfig) -> str:
         return len(wrong - sizes), bool(wrong & sizes)
 
     return min((with_size(name, size) for name in (*ARCHITECTURES, *OTHER_BLOCKS) for size in SIZES), key=differing)
-
-
-def _compose(recipe, groups):
-    """{"section.key": value} of a file of configs/ and those of its `defaults`, as Hydra puts them together. groups:
-    {group: file} instead of the recipe's."""
-    own, found = yaml.safe_load((CONFIGS / f"{recipe}.yaml").read_text(encoding="utf-8")), {}
-    for entry in own.pop("defaults"):
-        group, name = ("", entry) if isinstance(entry, str) else next(iter(entry.items()))
-        content, package = own, "_global_"
-        if name != "_self_":
-            path = CONFIGS / group / f"{groups.get(group, name)}.yaml"
-            if not path.is_file():
-                choices = sorted(path.stem for path in path.parent.glob("*.yaml"))
-                raise ValueError(f"{group}={path.stem} not found{did_you_mean(path.stem, choices)}")
-            text = path.read_text(encoding="utf-8")
-            content, package = yaml.safe_load(text), re.search("^# @package (.+)$", text, re.M)[1]
-        for section, part in (content if package == "_global_" else {package: content}).items():
-            found |= {f"{section}.{key}": value for key, value in part.items() if section != "hydra"}
-    return found
-
-
-def _resolved(kind, values, key):
-    """A value; of `${section.key}`, that of the other setting."""
-    value = values[key]
-    while isinstance(value, str) and (other := re.fullmatch(r"\$\{(\w+\.\w+)\}", value)):
-        value = values.get(other[1], kind.options.get(other[1]))
-    return value
 
 
 def _options(kind, words):

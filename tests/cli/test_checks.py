@@ -1,0 +1,143 @@
+"""What is refused before torch and fairseq are imported, and that nothing valid is."""
+
+import shutil
+import subprocess
+import sys
+import zipfile
+
+import pytest
+from helpers import PLUGIN, write_data
+
+from tupe.cli import checks
+from tupe.schemes import SCHEMES
+
+PROGRAM = """
+import builtins, sys
+original = builtins.__import__
+def guarded(name, *args):
+    if name.partition(".")[0] in ("torch", "fairseq", "hydra", "transformers", "sklearn"):
+        raise RuntimeError(name)
+    return original(name, *args)
+builtins.__import__ = guarded
+from tupe.cli import main
+main(sys.argv[1:], prog_name="tupe")
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Data, raw text, and a file that is a checkpoint as far as its head shows."""
+    folder = tmp_path_factory.mktemp("mistakes")
+    write_data(folder / "data")
+    (folder / "raw").mkdir()
+    (folder / "raw" / "a.txt").write_text("Some text.")
+    with zipfile.ZipFile(folder / "whole.pt", "w") as archive:
+        archive.writestr("whole/data.pkl", b"")
+    return folder
+
+
+PRETRAIN, FINETUNE = "pretrain --recipe=pretrain_small", "finetune --task=RTE --checkpoint={}/whole.pt"
+MISTAKES = {  # words, with the folder in place of {} -> what is said
+    PRETRAIN + " --data={}/data --max-updat=5": "unknown option --max-updat; did you mean '--max-update'?",
+    PRETRAIN + " --data={}/data --arhc tupe_r": "unknown option --arhc; did you mean '--arch'?",
+    PRETRAIN + " --data={}/none": "data folder not found: {}/none",
+    PRETRAIN + " --data={}/raw": "`tupe prepare corpus` makes one of raw text",
+    PRETRAIN + " --data={}/data --arch=tupe_rr": "--arch: unknown value 'tupe_rr'; did you mean 'tupe_r'?",
+    PRETRAIN + " --data={}/data --engine=transformers --arch=tupe_rr": "did you mean 'tupe_r'?",
+    PRETRAIN
+    + " --data={}/data --position alibii": "unknown position scheme 'alibii' in 'alibii'; did you mean 'alibi'?",
+    PRETRAIN + " --data={}/data --preset ropee": "model=ropee not found; did you mean 'rope'?",
+    PRETRAIN + " --data={}/data --lr abc": "--lr is abc; valid: numbers from 0 to 100",
+    PRETRAIN + " --data={}/data --engine transformers --lr abc": "--lr is abc; valid: numbers from 0 to 100",
+    PRETRAIN + " --data={}/data optimization.max_updat=5": "did you mean 'max_update'?",
+    PRETRAIN + " --data={}/data optimisation.max_update=5": "no section 'optimisation'; did you mean 'optimization'?",
+    PRETRAIN + " --data={}/data model.dropout=2": "--dropout is 2; valid: 0 to 0.99",
+    FINETUNE + " --data={}/data": "has no RTE; prepared there: none",
+    FINETUNE + " --data={}/data --checkpoint={}/raw/a.txt": "is no checkpoint: torch did not write it",
+    "continue --data={}/data --checkpoint={}/none.pt": "checkpoint not found: {}/none.pt",
+}
+
+
+@pytest.mark.parametrize("words", MISTAKES)
+def test_a_mistake_is_refused_before_torch_is_imported(words, folder):
+    pytest.importorskip("fairseq")
+    command = [word.replace("{}", str(folder)) for word in words.split()] + [f"--output={folder / 'run'}"]
+    done = subprocess.run([sys.executable, "-c", PROGRAM, *command], capture_output=True, text=True, cwd=PLUGIN.parent)
+    assert (done.returncode, done.stdout) == (2, "")
+    said = done.stderr.splitlines()
+    assert MISTAKES[words].replace("{}", str(folder)) in said[-1], done.stderr
+    assert len(said) == 1 or said[0].startswith("Usage:") and len(said) <= 4
+    assert not (folder / "run").exists()
+
+
+def test_an_option_of_an_encoding_is_refused_before_an_engine_is_imported(folder):
+    words = ["pretrain", f"--data={folder / 'data'}", f"--output={folder / 'run'}", "--position=untied+alibi:slop:2"]
+    program = PROGRAM.replace('"torch", "fairseq"', '"fairseq"')
+    done = subprocess.run([sys.executable, "-c", program, *words], capture_output=True, text=True, cwd=PLUGIN.parent)
+    assert done.returncode == 2 and "unknown option 'slop' of alibi in 'untied+alibi:slop:2'" in done.stderr
+
+
+def test_a_folder_of_another_run_is_refused_before_torch_is_imported(folder):
+    run = folder / "other"
+    run.mkdir()
+    record = '{"architecture": "tupe_r_tiny", "seed": 1, "lr": 0.001, "started_at": "2026-01-01 00:00:00+0000"}'
+    (run / "record.json").write_text(record)
+    words = ["--recipe=pretrain_small", f"--data={folder / 'data'}", f"--output={run}", "--lr=2e-3", "--seed", "2"]
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, "pretrain", *words], capture_output=True, text=True, cwd=PLUGIN.parent
+    )
+    there = "architecture tupe_r_tiny there, tupe_r here; seed 1 there, 2 here; lr 0.001 there, 0.002 here"
+    assert f"{run} holds another run ({there})" in done.stderr
+    values = {"options": {}, "overrides": {"model._name": "tupe_r_tiny"}, "arch": None}
+    checks.check_folder(run, "pretrain_small", **values)  # the same run
+    shutil.rmtree(run)
+
+
+PARTS = {
+    "tupe_masked_lm": ["--arch=tupe_r", "--criterion=masked_lm", "--optimizer=adam", "--lr-scheduler=polynomial_decay"],
+    "continued_lm": [
+        "--arch=electra_tupe_r",
+        "--criterion=electra",
+        "--optimizer=adamw_fused",
+        "--lr-scheduler=cosine",
+    ],
+    "glue": ["--arch=from_checkpoint", "--criterion=glue", "--optimizer=lamb", "--lr-scheduler=polynomial_decay_ratio"],
+    "squad": ["--arch=from_checkpoint", "--criterion=squad", "--optimizer=composite", "--lr-scheduler=tri_stage"],
+}
+
+
+@pytest.mark.parametrize("task", PARTS)
+def test_every_option_of_our_runs_is_known(task):
+    """The files name all that the parsers take: nothing valid is refused."""
+    pytest.importorskip("fairseq")
+    from tupe.plugin.launch import parse
+
+    parser, _ = parse(["data", f"--task={task}", *PARTS[task]])
+    assert not parser.allow_abbrev
+    words = [word for word in parser._option_string_actions if word.startswith("--")]
+    found = {*dict(checks.options_in(words)), *(action.dest for action in parser._actions if action.option_strings)}
+    assert len(found) > 150 and sorted(found - checks.known_options()) == []
+    assert not {"max_updat", "arhc", "prest", "batchsize"} & checks.known_options(everywhere=True)
+
+
+def test_every_architecture_of_fairseq_is_known():
+    pytest.importorskip("fairseq")
+    from fairseq import models
+
+    from tupe.plugin import compat  # noqa: F401
+
+    theirs = [name for name, model in models.ARCH_MODEL_REGISTRY.items() if model.__module__.startswith("fairseq.")]
+    assert len(theirs) > 50 and [name for name in theirs[::9] if not checks.is_of_fairseq(name)] == []
+    assert {name for name in models.ARCH_MODEL_REGISTRY if name not in theirs} <= {*checks.OURS}
+    assert not checks.is_of_fairseq("tupe_rr")
+
+
+def test_every_encoding_is_known():
+    checks.check_schemes("+".join(f"{name}:layer" for name in SCHEMES))
+
+
+@pytest.mark.parametrize("words", ["--criterion masked_lm", "task.data=x", "+model.dropout=0", "--user-dir=mine --any"])
+def test_what_is_left_to_the_engines(words, folder):
+    pytest.importorskip("fairseq")
+    values = {"words": words.split(), "dry_run": True, "outer_options": [], "recipe": "pretrain"}
+    checks.check("pretrain", values, [], False)

@@ -1,0 +1,110 @@
+"""A few lines on the console, everything in the run's log, and an error as one line at the end."""
+
+import logging
+import subprocess
+import sys
+
+import pytest
+from helpers import PLUGIN, write_data
+
+from tupe.common import console, record
+
+SIMPLE = (
+    "epoch 001:     50 / 90 loss=5.365, ppl=41.2, wps=238.3, ups=3.15, wpb=75.5, bsz=4, num_updates=50, lr=0.0009, "
+)
+SIMPLE += "gnorm=7.556, clip=100, train_wall=0, wall=1, left=0:00:04"
+JSON = '{"epoch": 1, "update": 0.5, "loss": "5.365", "ups": "3.15", "num_updates": "50", "lr": "0.0009", '
+JSON += '"gnorm": "7.556", "left": "0:00:04"}'
+
+
+@pytest.mark.parametrize("message", [SIMPLE, JSON])
+def test_progress_is_the_same_line_in_both_formats(message):
+    line = "update 50: loss 5.365, gradient norm 7.556, lr 0.0009, 3.15 updates/s, 0:00:04 left"
+    assert console.progress("train_inner", message) == line
+    assert console.progress("tupe.training", line.replace("50:", "50/90:")) == line.replace("50:", "50/90:")
+    assert console.progress("train", message) is None and console.progress("tupe.training", "a warning") is None
+
+
+def test_scores_are_one_line():
+    line = "epoch 001 | valid on 'valid' subset | loss 5.369 | ppl 41.31 | wps 0 | wpb 75 | bsz 4 | num_updates 4"
+    assert console.scores("valid", line + " | best_loss 5.2") == "update 4: loss 5.369 on 'valid'"
+    line = '{"epoch": 1, "valid_loss": "0.7", "valid_accuracy": "52.1", "valid_wps": "0", "valid_num_updates": "9"}'
+    assert console.scores("valid", line) == "update 9: loss 0.7, accuracy 52.1 on 'valid'"
+    assert console.scores("train", line) is None and console.scores("valid", "something else") is None
+
+
+def test_lines_of_progress_become_rare(tmp_path, capsys, monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr(console.time, "monotonic", lambda: clock[0])
+    with console.logged():
+        record.lock(tmp_path)
+        for number in range(100):
+            clock[0] += 1
+            logging.getLogger("train_inner").info(SIMPLE.replace("num_updates=50", f"num_updates={number}"))
+    record.unlock(tmp_path)
+    shown = [int(line.split()[2].rstrip(":")) for line in capsys.readouterr().out.splitlines() if "left" in line]
+    assert shown[:5] == [0, 1, 2, 3, 4] and shown[5:] == list(range(14, 100, 10))
+    assert (tmp_path / "train.log").read_text().count("num_updates=") == 100
+
+
+def test_a_traceback_is_in_the_log_once_there_is_one(tmp_path, capsys):
+    def fail():
+        try:
+            raise RuntimeError("so it is")
+        except RuntimeError:
+            return console.keep_traceback()
+
+    with console.logged():
+        logging.getLogger("fairseq").info("before")
+        assert fail() == "" and "Traceback" in capsys.readouterr().err
+        record.lock(tmp_path)
+        assert fail() == "" or (tmp_path / "train.log").exists()
+        logging.getLogger("fairseq").info("x" * 8000)
+        assert fail() == f"; see {tmp_path / 'train.log'}"
+    record.unlock(tmp_path)
+    said, log = capsys.readouterr(), (tmp_path / "train.log").read_text()
+    assert "Traceback" in log and "RuntimeError: so it is" in log and "x" * 8000 in log and "| before\n" in log
+    assert log.startswith("$ ") and "x" * 8000 not in said.out and len(said.out.splitlines()) == 1
+
+
+def test_the_root_logger_is_as_before(capsys):
+    root = logging.getLogger()
+    handler = logging.StreamHandler(sys.stderr)
+    root.addHandler(handler)
+    before = list(root.handlers), root.level
+    try:
+        with console.logged(), console.logged():
+            assert handler not in root.handlers
+            logging.getLogger("fairseq").info("unimportant")
+            logging.getLogger("fairseq").warning("important")
+        assert (sorted(root.handlers, key=id), root.level) == (sorted(before[0], key=id), before[1])
+    finally:
+        root.removeHandler(handler)
+    said = capsys.readouterr()
+    assert said.out.endswith("warning: important\n") and "unimportant" not in said.out and not said.err
+
+
+@pytest.mark.parametrize("engine", ["fairseq", "transformers"])
+@pytest.mark.parametrize("into_log", [False, True])
+def test_a_training_says_little(engine, into_log, tmp_path):
+    """In a sweep, whose output is the run's log, nothing stands there twice."""
+    pytest.importorskip(engine)
+    run, data = tmp_path / "run", write_data(tmp_path / "data")
+    words = ["pretrain", f"--engine={engine}", f"--data={data}", f"--output={run}", "--recipe=pretrain_small"]
+    words += ["--arch=tupe_r_tiny", "--tokens-per-sample=24", "--max-update=3", "--warmup-updates=1"]
+    words += ["--batch-size=4", "--num-workers=0", "--log-interval=1", "--allocator=none", "--gpus=0"]
+    output = tmp_path / "output"
+    if into_log:
+        run.mkdir()
+        output = run / "train.log"
+    with output.open("a") as file:
+        program = [sys.executable, "-m", "tupe", *words]
+        done = subprocess.run(program, stdout=file, stderr=subprocess.STDOUT, cwd=PLUGIN.parent)
+    shown, log = output.read_text().splitlines(), (run / "train.log").read_text()
+    assert done.returncode == 0, shown[-5:]
+    assert log.count("update 1") + log.count("num_updates=1,") + log.count("num_updates=1 ") == 1
+    assert ("'_name': 'tupe_masked_lm'" in log) == (engine == "fairseq")
+    assert log.startswith("$ ") != into_log
+    if not into_log:
+        assert len(shown) <= 16 and max(map(len, shown)) <= 200
+        assert sum(line.endswith(" left") for line in shown) == 3 and "the whole log is in" in shown[0]

@@ -1,0 +1,233 @@
+"""What the commands that train refuse at once: mistakes that show without torch and fairseq, whose imports take
+seconds. The engines check all of it again, and more, in the same words."""
+
+import functools
+import importlib.util
+import json
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from ..common import limits, record
+from ..common.architectures import ARCHITECTURES, ELECTRA, OTHER_BLOCKS, SIZES, with_size
+from ..common.options import CONFIGS, did_you_mean, task_key
+from ..common.recipes import compose, resolved
+
+PACKAGE = CONFIGS.parent
+OVERRIDE = re.compile(r"(~|\+{0,2}[A-Za-z_][\w./@]*=)")  # the beginning of section.key=value
+OURS = [with_size(name, size) for name in (*ARCHITECTURES, *OTHER_BLOCKS, *ELECTRA) for size in SIZES]
+OURS += ["from_checkpoint"]
+OPTIONS = (
+    "dataclass",
+    "optim",
+    "scoring",
+    "tasks",
+    "criterions",
+    "options.py",
+)  # of fairseq: where the options of our runs are
+
+
+def check(command: str, values: dict[str, Any], own: list[str], has_own_schemes: bool) -> None:
+    """Raise ValueError for a mistake in what a command that trains was given, BlockingIOError if another process trains
+    in its folder. values: of the command's own options; own: the names of these; has_own_schemes: whether a file of
+    position encodings is given."""
+    words, engine, dry_run = values["words"], values.get("engine", "fairseq"), values["dry_run"]
+    recipe = values.get("recipe") or {"continue": "continue"}.get(command, "finetune")
+    options = dict(options_in(words))
+    overrides = dict(overrides_in(words))
+    if values.get("preset"):
+        overrides = {"model": values["preset"], **overrides}
+    for group, choice in overrides.items():
+        choices = sorted(path.stem for path in CONFIGS.joinpath(group).glob("*.yaml"))
+        if choices and choice not in choices:
+            raise ValueError(f"{group}={choice} not found{did_you_mean(choice, choices)}")
+    if engine == "fairseq" and "user_dir" not in options:
+        check_names(recipe, options, overrides, [*own, *values["outer_options"]])
+    for name, value in [*options.items(), *overrides.items()]:
+        if value and "$" not in value and value != "null":
+            limits.check(name, value)
+    arch = values.get("arch") or options.get("arch") or overrides.get("model._name")
+    if arch and arch not in OURS and (engine != "fairseq" or "user_dir" not in options and not is_of_fairseq(arch)):
+        raise ValueError(f"--arch: unknown value {arch!r}{did_you_mean(arch, OURS)}")
+    position = position_in(words)
+    if position and not has_own_schemes and not options.keys() & {"position_file", "user_dir"}:
+        check_schemes(position)
+    if not dry_run:
+        if checkpoint := values.get("checkpoint"):
+            check_checkpoint(checkpoint)
+        check_data(command, values, options)
+        if command == "pretrain":
+            check_folder(values["output"], recipe, arch, options, overrides)
+
+
+def check_options_of_schemes(words: Iterable[str]) -> None:
+    """Raise ValueError for an option of a position encoding that it does not have. Needs torch, but no engine."""
+    position = position_in(words)
+    if position and ":" in position:
+        from .. import schemes  # noqa: F401  (registers them)
+        from ..positions import parse
+
+        parse(position)
+
+
+def position_in(words: Iterable[str]) -> str | None:
+    """The position encoding that the words name, if they name one."""
+    return dict(options_in(words)).get("position") or dict(overrides_in(words)).get("model.position")
+
+
+def overrides_in(words: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """(key, value) of the words that are values of the recipe."""
+    for word in words:
+        if OVERRIDE.match(word) and not word.startswith("~"):
+            key, _, value = word.lstrip("+").partition("=")
+            yield key, value
+
+
+def options_in(words: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """(name as in Python, value, "" where none is known) of the words that are options. Which take none, only the
+    engines know: the next word is taken as the value of those that surely have one."""
+    words = list(words)
+    for word, following in zip(words, [*words[1:], "--"], strict=False):
+        if word.startswith("--") and not OVERRIDE.match(word):
+            name, equals, value = word[2:].partition("=")
+            name = name.replace("-", "_")
+            if not equals and (limits.knows(name) or name in ("position", "arch", "user_dir", "position_file")):
+                value = "" if following.startswith("--") else following
+            yield name, value
+
+
+# ------------------------------------------------------------------------------------- what fairseq knows, by its files
+
+
+def fairseq() -> Path | None:
+    """The folder of fairseq, which is not imported; None if it is not installed."""
+    found = importlib.util.find_spec("fairseq")
+    return Path(found.origin).parent if found and found.origin else None
+
+
+def check_names(recipe: str, options: dict, overrides: dict, own: list[str]) -> None:
+    """Raise ValueError for an option, a section or a key that no file of fairseq or of the plugin names."""
+    if fairseq() is None:
+        return
+    sections = sections_of_fairseq()
+    for name in options:
+        if name not in known_options() and name not in known_options(everywhere=True):
+            word, valid = _option(name), [*own, *map(_option, sorted(known_options()))]
+            raise ValueError(f"unknown option {word}{did_you_mean(word, valid, own)}")
+    for key, value in overrides.items():
+        section, dot, name = key.partition(".")
+        if not dot:
+            continue
+        if section not in sections:
+            raise ValueError(f"{key}={value}: no section {section!r}{did_you_mean(section, sections)}")
+        if name != "_name" and name not in known_options() and name not in known_options(everywhere=True):
+            near = did_you_mean(name, sorted(known_options()))
+            raise ValueError(f"{recipe}: {key} is no option of fairseq-train{near}")
+
+
+@functools.cache
+def known_options(everywhere: bool = False) -> set[str]:
+    """The options that the files of fairseq and of the plugin name, and fields that look like one. everywhere: in all
+    of fairseq's files, which takes longer."""
+    roots = [fairseq()] if everywhere else [fairseq() / name for name in OPTIONS]
+    roots += [PACKAGE / "plugin", PACKAGE / "encoder.py"]  # the latter has the options of models
+    names = {"help"}
+    for path in (path for root in roots for path in ([root] if root.suffix else root.rglob("*.py"))):
+        text = path.read_text(encoding="utf-8", errors="replace")
+        names.update(re.findall(r"^    (\w+): ", text, re.MULTILINE))
+        names.update(re.findall(r'fairseq="(\w+)"', text))
+        names.update(name.replace("-", "_") for name in re.findall(r"""["']--([\w-]+)["']""", text))
+    return names
+
+
+def sections_of_fairseq() -> list[str]:
+    text = (fairseq() / "dataclass" / "configs.py").read_text(encoding="utf-8")
+    return re.findall(r"^    (\w+): ", text.partition("\nclass FairseqConfig(")[2], re.MULTILINE)
+
+
+def is_of_fairseq(arch: str) -> bool:
+    """Whether a file of fairseq names an architecture so."""
+    root = fairseq()
+    name = re.compile(rf"""register_model(_architecture)?\([^)]*["']{re.escape(arch)}["']""")
+    return root is not None and any(name.search(path.read_text(errors="replace")) for path in root.rglob("*.py"))
+
+
+def _option(name):
+    return "--" + name.replace("_", "-")
+
+
+# -------------------------------------------------------------------------------------------------- what is on the disk
+
+
+def check_schemes(position: str) -> None:
+    """Raise ValueError for a position encoding that no file of the package registers. Options of encodings are for
+    `positions.parse`, which needs torch."""
+    registered = re.compile(r'^@register\("(\w+)"\)', re.MULTILINE)
+    known = [name for path in sorted(PACKAGE.glob("schemes*.py")) for name in registered.findall(path.read_text())]
+    for name in (part.partition(":")[0] for part in position.split("+")):
+        if name not in known:
+            near = did_you_mean(name, sorted(known)) or f"; valid: {', '.join(sorted(known))}"
+            own = "; one of your own also needs --position-file FILE"
+            raise ValueError(f"unknown position scheme {name!r:.60} in {position!r:.100}{near}{own}")
+
+
+def check_data(command: str, values: dict, options: dict) -> None:
+    """Raise ValueError for a folder that holds no prepared data, or not the kind that the command needs."""
+    given = str(values["data"])
+    folders = [Path(given)] if Path(given).is_dir() else [Path(part) for part in given.split(":")]
+    for folder in folders:
+        if not folder.is_dir():
+            raise ValueError(f"data folder not found: {folder}")
+        if not (folder / "dict.txt").is_file():
+            what = "; `tupe prepare corpus` makes one of raw text" if command != "finetune" else ""
+            raise ValueError(f"{folder} is not a folder of prepared data: it has no dict.txt{what}")
+    if command == "finetune":
+        task, found = task_key(values["task"]), {path.parent.name for path in folders[0].glob("[!.]*/input0")}
+        if (CONFIGS / "glue" / f"{task}.yaml").is_file() and task not in map(task_key, found):
+            there = ", ".join(sorted(found)) or "none"
+            raise ValueError(f"{folders[0]} has no {values['task']}; prepared there: {there}")
+    elif not options.keys() & {"train_subset", "valid_subset", "dataset_impl", "disable_validation"}:
+        for name in ("train", "valid"):
+            if not any((folders[0] / file).is_file() for file in (f"{name}.idx", name)):
+                there = ", ".join(sorted(path.stem for path in folders[0].glob("*.idx"))) or "none is prepared there"
+                raise ValueError(f"{folders[0]} has no split {name!r}; valid: {there}")
+
+
+def check_checkpoint(path: Path) -> None:
+    """Raise ValueError for a file that torch cannot have written: a zip archive or a pickle."""
+    if path.is_file():
+        with path.open("rb") as file:
+            head = file.read(2)
+        if head != b"PK" and head[:1] != b"\x80":
+            raise ValueError(f"{path} is no checkpoint: torch did not write it, or it is cut off")
+
+
+def check_folder(folder: Path, recipe: str, arch: str | None, options: dict, overrides: dict) -> None:
+    """Raise ValueError if a folder holds a pre-training of another model, seed or learning rate, BlockingIOError if
+    another process trains in it."""
+    if record.is_locked(folder):
+        raise BlockingIOError(f"another process is training in {folder}")
+    try:
+        earlier = record.read(folder)
+    except ValueError:  # which the engines deal with
+        return
+    if earlier is None or not earlier.started_at or "$" in json.dumps(overrides, allow_nan=False):
+        return
+    groups = {group: choice for group, choice in overrides.items() if "." not in group}
+    values = {**compose(recipe, groups), **{key: value for key, value in overrides.items() if "." in key}}
+    here = {
+        "architecture": arch or values["model._name"],
+        "seed": int(options.get("seed") or resolved(values, "common.seed")),
+        "lr": _first_number(options.get("lr") or resolved(values, "optimization.lr")),
+    }
+    differing = {name: value for name, value in here.items() if value is not None and getattr(earlier, name) != value}
+    if differing:
+        said = "; ".join(f"{name} {getattr(earlier, name)} there, {value} here" for name, value in differing.items())
+        raise ValueError(f"{folder} holds another run ({said}); choose another folder or remove it")
+
+
+def _first_number(lr):
+    """The learning rate of a run that has one."""
+    numbers = re.findall(r"[-+.\deE]+", str(lr))
+    return float(numbers[0]) if len(numbers) == 1 else None
