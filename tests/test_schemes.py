@@ -206,6 +206,11 @@ class AlibiFormula(Formula):
         return -self.slope(h, int(j > i)) * abs(i - j)
 
 
+class DirectionsFormula(Formula):
+    def bias(self, h, i, j, scale):
+        return -1e9 if (j > i if h < H / 2 else j < i) else 0.0
+
+
 class KerpleFormula(Formula):
     def bias(self, h, i, j, scale):
         side = int(j > i) if self.o.get("sides") else 0
@@ -298,6 +303,9 @@ class TransformerXLFormula(Formula):
 
 
 class RopeFormula(Formula):
+    def read(self, h, q, k, x):
+        self.h = h
+
     def rotate_qk(self, x, i):
         """The first columns of x as complex numbers times e^{i theta}."""
         columns = 2 * round(len(x) * self.o.get("fraction", 1) / 2)
@@ -309,6 +317,7 @@ class RopeFormula(Formula):
         if "ntk" in self.o:
             base *= self.o["ntk"] ** (columns / (columns - 2))
         omega = learned(self.s) if self.o.get("learned") else vaswani(columns, base)
+        omega = omega[self.h] if self.o.get("heads") else omega
         omega, yarn = omega / self.o.get("interpolate", 1), self.o.get("yarn", 1)
         omega[1:] /= yarn  # the ramp of so few columns keeps the first pair, divides the second
         turned = torch.view_as_complex(x[:columns].unflatten(0, (-1, 2)).contiguous()) * torch.exp(1j * i * omega)
@@ -355,6 +364,16 @@ class FopeFormula(Formula):
             even, odd = x[2 * m], x[2 * m + 1]
             out[2 * m], out[2 * m + 1] = even * cos - odd * sin, odd * cos + even * sin
         return out
+
+
+class PopeFormula(Formula):
+    def content(self, h, i, j, q, k, layer):
+        """The sum over columns in place of the product of words."""
+        total, base = -q @ k, self.o.get("base", 10000)
+        for c in range(D):
+            angle = base ** (-c / D) * (j - i) + min(0, max(-2 * math.pi, self.s.delta[h, c].item()))
+            total += softplus(q[c].item()) * softplus(k[c].item()) * math.cos(angle)
+        return total
 
 
 class SelectiveRopeFormula(Formula):
@@ -447,6 +466,8 @@ FORMULAS = {
     "cope": CopeFormula,
     "cable": CableFormula,
     "grape_a": GrapeAFormula,
+    "directions": DirectionsFormula,
+    "pope": PopeFormula,
 }
 SMALL = {"buckets:8": SmallT5Formula, "buckets:6": SmallDebertaV2Formula}
 EXTRA_TERMS = {"untied": 1, "absolute_d": 3, "deberta": 2, "deberta_shared": 2, "deberta_v2": 2}
@@ -510,6 +531,8 @@ OPTIONS = [  # every option of every family
     "log_length:learned:False", "rope+log_length:every:2", "wavelets:scales:2:amplitude:0.3", "cope:positions:3",
     "cope:layer", "cable:sides:True", "grape_a:query:True", "grape_a:layer",
     "rope:local:True+log_length:every:3+window",
+    "rope:learned:True:heads:True", "rope:layer:learned:True:heads:True:fraction:0.5", "fope:layer:learned:True",
+    "rope+directions", "pope:base:100", "pope:layer", "pope+t5",
     "window:size:3:every:2", "untied+t5+window:size:4:every:0", "rope:local_base:100+window:size:6", "shaw+urpe+window",
 ]  # fmt: skip
 
