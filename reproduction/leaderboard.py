@@ -19,7 +19,7 @@ KEPT = ("order", "length", "encoding")  # measures in the tables
 TITLES = {"bert": "The paper's block", "modern": "A modern block"}
 
 @click.command("leaderboard", cls=options.QuietCommand, context_settings={"ignore_unknown_options": True})
-@options.data("prepared text; the leaderboard's is in docs/reproduction.md")
+@options.data("prepared text; the leaderboard's is in docs/leaderboard.md")
 @options.output("folder of the runs; an existing one is resumed")
 @click.option("--encodings", type=ListOf(), help="only these, in this order")
 @click.option("--blocks", type=ListOf(list(BLOCKS)), default=",".join(BLOCKS), show_default=True)
@@ -75,6 +75,7 @@ def page(tables: dict[str, list[dict]]) -> str:
     lengths = [str(multiple * LENGTH) for multiple in PROTOCOL["multiples"]]
     facts = {
         **PROTOCOL, "updates": f"{PROTOCOL['updates']:,}", "rates": ", ".join(rates), "first": lengths[0],
+        "data": ", ".join(sorted({row["data"] for row in tables["runs"]} - {""})) or "no runs yet",
         "others": ", ".join(lengths[1:]), "tokens": f"{PROTOCOL['tokens']:,}", "options": " ".join(PROTOCOL["options"]),
     }  # fmt: skip
     text = Path(__file__).with_name("pages").joinpath("leaderboard.md").read_text(encoding="utf-8").format(**facts)

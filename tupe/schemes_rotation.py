@@ -23,9 +23,10 @@ class Rope(LearnedFrequencies, PositionScheme):
 
     fraction: the share of the columns that is rotated, the first ones (GPT-NeoX: 0.25); their number is rounded to an
     even one, at least 2. learned: the frequencies are learned, from the fixed ones on; with heads, those of each head
-    (GRAPE-M: Zhang et al., 2025, where each layer has its own: rope:layer). local_base: that of all layers but every `every`th, counted from the first (ModernBERT: base 160000, local_base 10000, beside windows). local: no
-    rotation in every `every`th layer, which sees all beside windows (RNoPE: Yang et al., 2025; SWAN: Puvvada et al.,
-    2025, with `log_length`).
+    (GRAPE-M: Zhang et al., 2025, where each layer has its own: rope:layer). local_base: that of all layers but every
+    `every`th, counted from the first (ModernBERT: base 160000, local_base 10000, beside windows). local: no rotation in
+    every `every`th layer, which sees all beside windows (RNoPE: Yang et al., 2025; SWAN: Puvvada et al., 2025, with
+    `log_length`).
 
     For sequences s times as long as those of the training, three ways, to be given after it. interpolate:s divides
     positions by s (Chen et al., 2023). ntk:s multiplies the base by s^{d / (d - 2)}, d being the rotated columns, which
@@ -233,7 +234,7 @@ class Pope(PositionScheme):
 
 
 def in_the_plane(x: Tensor, angle: Tensor) -> Tensor:
-    """x [B, H, L, D] -> [B, H, L, 2D], points at distances softplus(x) in the directions `angle` [L, D] or [H, L, D]."""
+    """x [B, H, L, D] -> [B, H, L, 2D], points at distances softplus(x), in the directions `angle` [L or H, L, D]."""
     length = F.softplus(x.to(torch.promote_types(x.dtype, torch.float32)))
     return torch.cat([length * angle.cos(), length * angle.sin()], dim=-1).to(x.dtype)
 

@@ -168,8 +168,8 @@ class Standings:
 
     def exit(self, trial: Trial) -> float | None:
         """The update at which a run leaves the plateau; None: it never does."""
-        nopos = self.losses[self.best("nopos", trial.stage)]
-        return first_below(*zip(*self.curves[str(trial)], strict=True), nopos - PROTOCOL["threshold"])
+        nopos, curve = self.losses[self.best("nopos", trial.stage)], self.curves[str(trial)]
+        return first_below(*([point[part] for point in curve] for part in (0, 1)), nopos - PROTOCOL["threshold"])
 
     def of_runs(self, runs: list[Trial], measure: str, part: str) -> list[float]:
         keys = [(str(trial), measure, part) for trial in runs]
@@ -242,7 +242,7 @@ def run(data: Path, output: Path, position: str, arch: str, jobs: int | None, fu
     if theirs and theirs != {ours}:
         raise ValueError(
             f"{data} (fingerprint {ours}) is not the data of {folder} ({', '.join(theirs)}): losses do not compare; "
-            "prepare the same text (docs/corpus.md), or train encodings on yours with "
+            "prepare the same text (docs/leaderboard.md), or train encodings on yours with "
             "`python -m reproduction leaderboard`"
         )
     name = name_of(position, arch)
