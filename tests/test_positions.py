@@ -648,6 +648,11 @@ def test_hooks_that_return_what_is_valid(own):
     own.returns = {"rotate": lambda x: x[:2]}
     with pytest.raises(ValueError, match="rotate of position scheme Mine returned tuple; valid: q and k"):
         encoder("own")(tokens())
+    own.returns = {"rotate": lambda x: (x[0].repeat(1, 1, 1, 2), *x[1:])}  # q alone wider
+    with pytest.raises(ValueError, match="rotate of position scheme Mine returned .* 8]; valid: .* 16] floats"):
+        encoder("own")(tokens())
+    own.returns = {"rotate": lambda x: (*(y.repeat(1, 1, 1, 2) for y in x[:2]), x[2])}
+    assert encoder("own")(tokens())[0].shape == (B, L, 16)
 
 
 @pytest.mark.parametrize("cls", ["tied", "untied"])

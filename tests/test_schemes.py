@@ -3,6 +3,7 @@
 B batch, L sequence length, H heads, D width of a head, E width of a value head.
 """
 
+import functools
 import math
 from dataclasses import replace
 
@@ -971,6 +972,18 @@ def test_imaginary_heads_are_rope_of_queries_turned_by_a_quarter():
     imaginary = -(turned[0] @ turned[1].conj().T).imag
     quarter = torch.view_as_real(complex_q * 1j).flatten(1)
     torch.testing.assert_close(rope_logits("rope", quarter, k, WIDE), imaginary, atol=1e-4, rtol=1e-4)
+
+
+def test_directions_are_causal_attention_to_both_sides():
+    """Each half of the heads is PyTorch's causal attention, the second of the reversed sequence."""
+    positions = Positions("directions", DIMS)
+    q, k, v = random_qkv()
+    ours = attend(q, k, v, positions, Prepared(*positions.terms(L)[0]), in_layer(positions, 0), Plain())
+    causal = functools.partial(torch.nn.functional.scaled_dot_product_attention, is_causal=True)
+    torch.testing.assert_close(ours[:, :1], causal(q[:, :1], k[:, :1], v[:, :1]))
+    torch.testing.assert_close(ours[:, 1:], causal(*(x[:, 1:].flip(2) for x in (q, k, v))).flip(2))
+    with pytest.raises(ValueError, match="directions: it needs an even number of heads, not 1"):
+        Positions("directions", replace(DIMS, heads=1))
 
 
 def test_the_prior_of_bam_is_the_power_kernel_of_kerple():
