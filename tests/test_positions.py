@@ -393,6 +393,9 @@ def test_what_happens_beyond_training():
         ("t5+alibi:layer", "tied", "alibi has no parameters; it cannot be per layer"),
         ("shaw_sinusoidal:layer", "tied", "shaw_sinusoidal has no parameters; it cannot be per layer"),
         ("deberta:layer", "tied", "deberta has projections of its own in every layer already"),
+        ("log_length:layer", "tied", "log_length has projections of its own in every layer already"),
+        ("rope:layer", "tied", "rope has no parameters; it cannot be per layer"),
+        ("rope:heads:True", "tied", "rope: heads:True needs learned:True"),
         ("absolute", "untied", "attention has no position term"),
         ("nopos", "untied", "attention has no position term"),
         ("absolute", "zero", "cls=zero .* no position term"),
@@ -645,6 +648,11 @@ def test_hooks_that_return_what_is_valid(own):
     own.returns = {"rotate": lambda x: x[:2]}
     with pytest.raises(ValueError, match="rotate of position scheme Mine returned tuple; valid: q and k"):
         encoder("own")(tokens())
+    own.returns = {"rotate": lambda x: (x[0].repeat(1, 1, 1, 2), *x[1:])}  # q alone wider
+    with pytest.raises(ValueError, match="rotate of position scheme Mine returned .* 8]; valid: .* 16] floats"):
+        encoder("own")(tokens())
+    own.returns = {"rotate": lambda x: (*(y.repeat(1, 1, 1, 2) for y in x[:2]), x[2])}
+    assert encoder("own")(tokens())[0].shape == (B, L, 16)
 
 
 @pytest.mark.parametrize("cls", ["tied", "untied"])

@@ -3,6 +3,7 @@
 B batch, L sequence length, H heads, D width of a head, E width of a value head.
 """
 
+import functools
 import math
 from dataclasses import replace
 
@@ -206,6 +207,11 @@ class AlibiFormula(Formula):
         return -self.slope(h, int(j > i)) * abs(i - j)
 
 
+class DirectionsFormula(Formula):
+    def bias(self, h, i, j, scale):
+        return -1e9 if (j > i if h < H / 2 else j < i) else 0.0
+
+
 class KerpleFormula(Formula):
     def bias(self, h, i, j, scale):
         side = int(j > i) if self.o.get("sides") else 0
@@ -298,6 +304,9 @@ class TransformerXLFormula(Formula):
 
 
 class RopeFormula(Formula):
+    def read(self, h, q, k, x):
+        self.h = h
+
     def rotate_qk(self, x, i):
         """The first columns of x as complex numbers times e^{i theta}."""
         columns = 2 * round(len(x) * self.o.get("fraction", 1) / 2)
@@ -309,6 +318,7 @@ class RopeFormula(Formula):
         if "ntk" in self.o:
             base *= self.o["ntk"] ** (columns / (columns - 2))
         omega = learned(self.s) if self.o.get("learned") else vaswani(columns, base)
+        omega = omega[self.h] if self.o.get("heads") else omega
         omega, yarn = omega / self.o.get("interpolate", 1), self.o.get("yarn", 1)
         omega[1:] /= yarn  # the ramp of so few columns keeps the first pair, divides the second
         turned = torch.view_as_complex(x[:columns].unflatten(0, (-1, 2)).contiguous()) * torch.exp(1j * i * omega)
@@ -355,6 +365,16 @@ class FopeFormula(Formula):
             even, odd = x[2 * m], x[2 * m + 1]
             out[2 * m], out[2 * m + 1] = even * cos - odd * sin, odd * cos + even * sin
         return out
+
+
+class PopeFormula(Formula):
+    def content(self, h, i, j, q, k, layer):
+        """The sum over columns in place of the product of words."""
+        total, base = -q @ k, self.o.get("base", 10000)
+        for c in range(D):
+            angle = base ** (-c / D) * (j - i) + min(0, max(-2 * math.pi, self.s.delta[h, c].item()))
+            total += softplus(q[c].item()) * softplus(k[c].item()) * math.cos(angle)
+        return total
 
 
 class SelectiveRopeFormula(Formula):
@@ -447,6 +467,8 @@ FORMULAS = {
     "cope": CopeFormula,
     "cable": CableFormula,
     "grape_a": GrapeAFormula,
+    "directions": DirectionsFormula,
+    "pope": PopeFormula,
 }
 SMALL = {"buckets:8": SmallT5Formula, "buckets:6": SmallDebertaV2Formula}
 EXTRA_TERMS = {"untied": 1, "absolute_d": 3, "deberta": 2, "deberta_shared": 2, "deberta_v2": 2}
@@ -510,6 +532,8 @@ OPTIONS = [  # every option of every family
     "log_length:learned:False", "rope+log_length:every:2", "wavelets:scales:2:amplitude:0.3", "cope:positions:3",
     "cope:layer", "cable:sides:True", "grape_a:query:True", "grape_a:layer",
     "rope:local:True+log_length:every:3+window",
+    "rope:learned:True:heads:True", "rope:layer:learned:True:heads:True:fraction:0.5", "fope:layer:learned:True",
+    "rope+directions", "pope:base:100", "pope:layer", "pope+t5",
     "window:size:3:every:2", "untied+t5+window:size:4:every:0", "rope:local_base:100+window:size:6", "shaw+urpe+window",
 ]  # fmt: skip
 
@@ -948,6 +972,18 @@ def test_imaginary_heads_are_rope_of_queries_turned_by_a_quarter():
     imaginary = -(turned[0] @ turned[1].conj().T).imag
     quarter = torch.view_as_real(complex_q * 1j).flatten(1)
     torch.testing.assert_close(rope_logits("rope", quarter, k, WIDE), imaginary, atol=1e-4, rtol=1e-4)
+
+
+def test_directions_are_causal_attention_to_both_sides():
+    """Each half of the heads is PyTorch's causal attention, the second of the reversed sequence."""
+    positions = Positions("directions", DIMS)
+    q, k, v = random_qkv()
+    ours = attend(q, k, v, positions, Prepared(*positions.terms(L)[0]), in_layer(positions, 0), Plain())
+    causal = functools.partial(torch.nn.functional.scaled_dot_product_attention, is_causal=True)
+    torch.testing.assert_close(ours[:, :1], causal(q[:, :1], k[:, :1], v[:, :1]))
+    torch.testing.assert_close(ours[:, 1:], causal(*(x[:, 1:].flip(2) for x in (q, k, v))).flip(2))
+    with pytest.raises(ValueError, match="directions: it needs an even number of heads, not 1"):
+        Positions("directions", replace(DIMS, heads=1))
 
 
 def test_the_prior_of_bam_is_the_power_kernel_of_kerple():

@@ -297,7 +297,8 @@ class PositionScheme(nn.Module):
         """[B, H, L, E], added to the mixed values; weights: [B, H, L, L]."""
 
     def rotate(self, q: Tensor, k: Tensor, v: Tensor, layer: LayerContext) -> tuple[Tensor, Tensor, Tensor]:
-        """q, k [B, H, L, D] and v [B, H, L, E], each multiplied by a matrix of its position."""
+        """q, k [B, H, L, D] and v [B, H, L, E], each multiplied by a matrix of its position; q and k may become wider
+        or narrower, both alike, the scale of logits stays."""
         return q, k, v
 
     def unrotate(self, out: Tensor, layer: LayerContext) -> Tensor:
@@ -341,7 +342,7 @@ SHAPES = {
     "content": "[B, H, L, L]",
     "gate": "[H, L, L]",
     "value": "[B, H, L, E]",
-    "rotate": "q and k [B, H, L, D], v [B, H, L, E]",
+    "rotate": "q and k [B, H, L, D], both of another width, too, v [B, H, L, E]",
     "unrotate": "[B, H, L, E]",
 }
 
@@ -543,19 +544,19 @@ class Positions(nn.ModuleDict):
 
     def rotate(self, q: Tensor, k: Tensor, v: Tensor, layer: LayerContext) -> tuple[Tensor, Tensor, Tensor]:
         """q, k [B, H, L, D] and v [B, H, L, E] as attention uses them."""
-        for scheme in self.values():
-            if not isinstance(scheme, nn.ModuleList):
-                old, new = (q, k, v), ask(scheme, "rotate", q, k, v, layer)
-                if not isinstance(new, tuple | list) or len(new) != 3:
-                    raise bad_return(scheme, "rotate", type(new).__name__, SHAPES["rotate"])
-                q, k, v = (check(x, scheme, "rotate", y.shape, y.device) for x, y in zip(new, old, strict=True))
+        for scheme in self.of_layer(layer.index):
+            new = ask(scheme, "rotate", q, k, v, layer)
+            if not isinstance(new, tuple | list) or len(new) != 3:
+                raise bad_return(scheme, "rotate", type(new).__name__, SHAPES["rotate"])
+            width = new[0].shape[-1:] if isinstance(new[0], Tensor) else q.shape[-1:]
+            shapes = q.shape[:3] + width, k.shape[:3] + width, v.shape
+            q, k, v = (check(x, scheme, "rotate", shape, v.device) for x, shape in zip(new, shapes, strict=True))
         return q, k, v
 
     def unrotate(self, out: Tensor, layer: LayerContext) -> Tensor:
         """The mixed values [B, H, L, E], with the rotation of v undone."""
-        for scheme in self.values():
-            if not isinstance(scheme, nn.ModuleList):
-                out = check(ask(scheme, "unrotate", out, layer), scheme, "unrotate", out.shape, out.device)
+        for scheme in self.of_layer(layer.index):
+            out = check(ask(scheme, "unrotate", out, layer), scheme, "unrotate", out.shape, out.device)
         return out
 
 
@@ -601,8 +602,8 @@ def check_combination(names: str, parts: list[Part], cls: str) -> None:
     if len(rotating) > 1:
         raise ValueError(f"position={names}: {' and '.join(rotating)} would both rotate the same queries and keys")
     for name in (part.name for part in parts if part.per_layer):
-        if overrides(schemes[name], "embed", "rotate"):
-            raise ValueError(f"position={names}: {name} changes embeddings or rotates q and k; it cannot be per layer")
+        if overrides(schemes[name], "embed"):
+            raise ValueError(f"position={names}: {name} changes embeddings; it cannot be per layer")
         if schemes[name].own_projections:
             raise ValueError(f"position={names}: {name} has projections of its own in every layer already")
     if cls != "tied":

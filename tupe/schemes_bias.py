@@ -231,10 +231,37 @@ class Alibi(PositionScheme):
         else:
             slopes = scaled(self.log_slopes.float(), self.multiplier).exp()
         by_offset = -per_side(slopes, offsets) * offsets.abs()  # [H, 2S - 1]
-        if self.one_sided:
-            left, right = by_offset.chunk(2)
-            by_offset = torch.cat([left.masked_fill(offsets > 0, HIDDEN), right.masked_fill(offsets < 0, HIDDEN)])
-        return positions.spread(by_offset)
+        return positions.spread(one_sided(by_offset, offsets) if self.one_sided else by_offset)
+
+
+def one_sided(logits: Tensor, offsets: Tensor) -> Tensor:
+    """[H, 2S - 1] logits, of which the first half of the heads keeps those of keys on the left, the others on the
+    right, each with the query's own."""
+    left, right = logits.chunk(2)
+    return torch.cat([left.masked_fill(offsets > 0, HIDDEN), right.masked_fill(offsets < 0, HIDDEN)])
+
+
+@register("directions")
+class Directions(PositionScheme):
+    """Dual Triangle Attention (2604.18603): the first half of the heads sees the keys up to the query, the others those
+    from it on. No other position, no parameters; alone or beside a rotation, as there.
+
+    Theirs splits each of H heads into two of half the width: a model with twice as many heads. Hidden pairs are
+    computed, too: that of their kernel takes half as many logits. Raises ValueError for an odd number of heads.
+    """
+
+    paper, formula = "Dual Triangle, 2026", "a_ij = 0 for j > i in half of the heads, for j < i in the others"
+    saturates_at = 0
+
+    def __init__(self, dims: Dims):
+        super().__init__(dims)
+        if dims.heads % 2:
+            raise ValueError(f"it needs an even number of heads, not {dims.heads}")
+        self.heads = dims.heads
+
+    def bias(self, positions: TokenPositions, scale: float) -> Tensor:
+        offsets = positions.offsets
+        return positions.spread(one_sided(torch.zeros(self.heads, len(offsets), device=offsets.device), offsets))
 
 
 def per_side(values: Tensor, offsets: Tensor) -> Tensor:

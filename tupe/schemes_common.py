@@ -97,10 +97,12 @@ class LearnedFrequencies(nn.Module):
     parameters are (omega by up to 0.4 %); --amp and --autocast bf16 keep it.
     """
 
-    def start_frequencies(self, width: int, base: float = 10000.0) -> None:
-        self.log_omega = no_weight_decay(frequencies(width, base=base).log())
+    def start_frequencies(self, width: int, base: float = 10000.0, heads: int = 0) -> None:
+        """heads: each has its own, omega [H, width / 2]; 0: all have the same."""
+        log_omega = frequencies(width, base=base).log()
+        self.log_omega = no_weight_decay(log_omega.repeat(heads, 1) if heads else log_omega)
         # 1, but in checkpoints from before omega was a logarithm, where steps across 0 were possible
-        self.register_buffer("sign", torch.ones(len(self.log_omega)))
+        self.register_buffer("sign", torch.ones_like(self.log_omega.detach()))
 
     @property
     def omega(self) -> Tensor:

@@ -8,6 +8,7 @@ Position i = 0 is [CLS]; the offset of key j from query i is j - i. What a hook 
 import math
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .positions import Dims, LayerContext, PositionScheme, no_weight_decay, register
@@ -21,10 +22,11 @@ class Rope(LearnedFrequencies, PositionScheme):
     parameters.
 
     fraction: the share of the columns that is rotated, the first ones (GPT-NeoX: 0.25); their number is rounded to an
-    even one, at least 2. learned: the frequencies are learned, from the fixed ones on. local_base: that of all layers
-    but every `every`th, counted from the first (ModernBERT: base 160000, local_base 10000, beside windows). local: no
-    rotation in every `every`th layer, which sees all beside windows (RNoPE: Yang et al., 2025; SWAN: Puvvada et al.,
-    2025, with `log_length`).
+    even one, at least 2. learned: the frequencies are learned, from the fixed ones on; with heads, those of each head
+    (GRAPE-M: Zhang et al., 2025, where each layer has its own: rope:layer). local_base: that of all layers but every
+    `every`th, counted from the first (ModernBERT: base 160000, local_base 10000, beside windows). local: no rotation in
+    every `every`th layer, which sees all beside windows (RNoPE: Yang et al., 2025; SWAN: Puvvada et al., 2025, with
+    `log_length`).
 
     For sequences s times as long as those of the training, three ways, to be given after it. interpolate:s divides
     positions by s (Chen et al., 2023). ntk:s multiplies the base by s^{d / (d - 2)}, d being the rotated columns, which
@@ -40,6 +42,7 @@ class Rope(LearnedFrequencies, PositionScheme):
     def __init__(
         self, dims: Dims, base: float = 10000.0, fraction: float = 1.0, learned: bool = False, local_base: float = 0.0,
         every: int = 3, interpolate: float = 1.0, ntk: float = 1.0, yarn: float = 1.0, local: bool = False,
+        heads: bool = False,
     ):  # fmt: skip
         super().__init__(dims)
         for name, value in {"base": base, "local_base": local_base or base}.items():
@@ -54,6 +57,8 @@ class Rope(LearnedFrequencies, PositionScheme):
             raise ValueError("only one of interpolate, ntk and yarn can be more than 1")
         if learned and local_base:
             raise ValueError("learned:True has no bases; local_base has no meaning beside it")
+        if heads and not learned:
+            raise ValueError("heads:True needs learned:True")
         if local and (local_base or every == 1):
             raise ValueError("local:True leaves only local layers, which have one base: every must be more than 1, "
                              "without local_base")  # fmt: skip
@@ -65,18 +70,18 @@ class Rope(LearnedFrequencies, PositionScheme):
         if yarn > 1:
             self.register_buffer("trained", torch.tensor(dims.max_positions))
         if learned:
-            self.start_frequencies(self.columns(dims.head_dim), base)
+            self.start_frequencies(self.columns(dims.head_dim), base, dims.heads if heads else 0)
 
     def columns(self, width: int) -> int:
         """How many columns of vectors of this width are rotated."""
         return width if self.fraction == 1 else max(2, 2 * round(width * self.fraction / 2))
 
     def frequencies(self, columns: int, base: float, device: torch.device) -> Tensor:
-        """[columns / 2], those of the training or, for longer sequences, lower ones."""
+        """[columns / 2] or [H, columns / 2], those of the training or, for longer sequences, lower ones."""
         omega = self.omega if self.learned else frequencies(columns, device, base)
         if self.interpolate > 1:
             return omega / self.interpolate
-        m = torch.arange(len(omega), device=device)
+        m = torch.arange(omega.size(-1), device=device)
         if self.ntk > 1 and columns > 2:
             return omega * self.ntk ** (-2 * m / (columns - 2))
         if self.yarn > 1:
@@ -92,7 +97,7 @@ class Rope(LearnedFrequencies, PositionScheme):
         """x [..., L, D] with each row rotated by its position times sign."""
         columns = self.columns(x.size(-1))
         omega = self.frequencies(columns, self.local_base if layer.index % self.every else self.base, x.device)
-        angle = sign * layer.positions.index[:, None] * omega  # [L, columns / 2]
+        angle = sign * layer.positions.index[:, None] * omega[..., None, :]  # [L or H, L, columns / 2]
         if columns == x.size(-1):
             return rotated(x, angle)
         return torch.cat([rotated(x[..., :columns], angle), x[..., columns:]], dim=-1)
@@ -201,6 +206,39 @@ class SelectiveRope(PositionScheme):
         return rotated(q, angle), rotated(k, angle), v
 
 
+@register("pope")
+class Pope(PositionScheme):
+    """PoPE (Gopalakrishnan et al., 2025): every column is a number in polar coordinates, its length softplus(q_c) or
+    softplus(k_c), and its angle the position's, omega_c i; for keys delta_hc more.
+
+    The logit is sum_c softplus(q_c) softplus(k_c) cos(omega_c (j - i) + delta_c), so that what is looked for says
+    nothing about where. delta starts at 0 and stays within [-2 pi, 0], as in the authors' code; each layer has its own
+    in theirs: pope:layer. The backends compute it as products of vectors twice as wide.
+    """
+
+    paper = "Gopalakrishnan et al. 2025 (PoPE)"
+    formula = "sum_c softplus(q_ic) softplus(k_jc) cos(omega_c (j - i) + delta_hc) / sqrt(D)"
+
+    def __init__(self, dims: Dims, base: float = 10000.0):
+        super().__init__(dims)
+        if not base > 1:
+            raise ValueError(f"base must be more than 1, not {base}")
+        self.base = at_least(1, 1e30, base=base)
+        self.delta = no_weight_decay(torch.zeros(dims.heads, dims.head_dim))
+
+    def rotate(self, q: Tensor, k: Tensor, v: Tensor, layer: LayerContext) -> tuple[Tensor, Tensor, Tensor]:
+        omega = frequencies(2 * q.size(-1), q.device, self.base)  # [D]
+        angle = layer.positions.index[:, None] * omega  # [L, D]
+        delta = self.delta.float().clamp(-2 * math.pi, 0)[:, None]  # [H, 1, D]
+        return in_the_plane(q, angle), in_the_plane(k, angle + delta), v
+
+
+def in_the_plane(x: Tensor, angle: Tensor) -> Tensor:
+    """x [B, H, L, D] -> [B, H, L, 2D], points at distances softplus(x), in the directions `angle` [L or H, L, D]."""
+    length = F.softplus(x.to(torch.promote_types(x.dtype, torch.float32)))
+    return torch.cat([length * angle.cos(), length * angle.sin()], dim=-1).to(x.dtype)
+
+
 @register("log_length")
 class LogLength(PositionScheme):
     """Logits of words that grow with the logarithm of the number of tokens, so that attention stays as sharp in longer
@@ -212,7 +250,7 @@ class LogLength(PositionScheme):
     """
 
     paper, formula = "Nakanishi 2025 (SSMax)", "s_h ln(n) q_i . k_j / sqrt(D), n tokens"
-    only_scales = True
+    only_scales = own_projections = True
 
     def __init__(self, dims: Dims, learned: bool = True, every: int = 1):
         super().__init__(dims)

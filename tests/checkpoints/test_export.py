@@ -138,6 +138,7 @@ PER_LAYER = [name for name in SCHEMES if can_be_per_layer(name)]
 
 # Which together fill in every hook of a scheme. The export has the same file of schemes: the others are slow.
 SOME = ["nopos", "absolute", "untied+t5:layer", "deberta", "rope_values", "shaw_values", "urpe", "window:size:4"]
+SOME += ["pope:layer"]  # which makes q and k wider
 SOME += ["+".join(f"{name}:layer" for name in PER_LAYER)]
 
 

@@ -128,7 +128,7 @@ def pretrain(data, output, recipe, preset, arch, engine, words, **machine):
     An update trains on the same batch whatever the number of GPUs: the recipe's, or --batch-size sequences. Mixed
     precision is --fp16; --amp or --autocast bf16 choose another.
 
-    The encoding is that of the architecture, or what --position, --cls, --normaliser and --layer say (`tupe list
+    The encoding is that of the architecture, or what --position, --cls, --normaliser and --block say (`tupe list
     schemes`).
     """
     chosen = [f"model={preset}"] if preset else []

@@ -198,25 +198,29 @@ def prepare(
 
 @click.command(cls=options.Command)
 @click.argument("file", type=click.Path(path_type=Path))
-@click.option("--text", type=options.ListOf(), required=True, help="one or two columns (keys) with the texts: a,b")
-@click.option("--label", required=True, help="column of the labels")
-@options.data("pre-training data: its dictionary and pieces are used")
-@options.output("folder to write, one folder per task")
-@click.option("--name", help="of the task (default: the file's)")
-@click.option("--valid", type=click.Path(path_type=Path), help="file of the held-out rows (default: a share of FILE)")
-@click.option("--test", type=click.Path(path_type=Path), help="file to predict; it may have labels, or none")
+@click.option("--text", type=options.ListOf(), required=True, help="The column (key) of the text, or two: a,b.")
+@click.option("--label", required=True, help="The column of the labels.")
+@options.data("The folder of the pre-training data, whose dictionary and pieces are used.")
+@options.output("The folder to write. Each task has a folder in it.")
+@click.option("--name", help="The name of the task (default: the file's).")
+@click.option("--valid", type=click.Path(path_type=Path), help="A file of held-out rows (default: a share of FILE).")
+@click.option("--test", type=click.Path(path_type=Path), help="A file to predict, with labels or without.")
 @click.option(
     "--held-out", type=click.FloatRange(0, 0.5, min_open=True), default=0.1, show_default=True,
-    help="share of each class that is held out",
+    help="The share of each class that is held out.",
 )  # fmt: skip
-@options.seed(help="of the choice of held-out rows")
-@click.option("--kind", type=click.Choice(list(KINDS)), help="of the labels (default: numbers if they are no whole "
-              f"ones, or more than {MOST})")  # fmt: skip
-@click.option("--labels", type=options.ListOf(), help="the classes in the order of their ids (default: sorted)")
-@click.option("--metrics", type=options.ListOf(), help="scores, the first of which chooses the best epoch; of "
-              f"{', '.join(METRICS)}")  # fmt: skip
-@options.jobs("processes that encode text (default: one per core)")
-@click.option("--overwrite", is_flag=True, help="replace a task that was prepared before")
+@options.seed(help="The seed of the choice of held-out rows.")
+@click.option(
+    "--kind", type=click.Choice(list(KINDS)),
+    help=f"The kind of the labels (default: numbers if some are no whole ones, or more than {MOST} differ).",
+)  # fmt: skip
+@click.option("--labels", type=options.ListOf(), help="The classes in the order of their ids (default: sorted).")
+@click.option(
+    "--metrics", type=options.ListOf(),
+    help=f"The scores, of {', '.join(METRICS)}. The first chooses the best epoch.",
+)  # fmt: skip
+@options.jobs("Processes that encode text (default: one per core).")
+@click.option("--overwrite", is_flag=True, help="Replace a task that was prepared before.")
 def command(
     file, text, label, data, output, name, valid, test, held_out, seed, kind, labels, metrics, jobs, overwrite
 ):  # fmt: skip

@@ -106,6 +106,9 @@ def tables_of(trial: Trial, run: record.Record, folder: Path) -> dict[str, list[
         for part in ("accuracy", "margin"):
             add("measures", updates=trial.updates, measure="order", part=part, value=f"{order[part]:.5f}",
                 error=f"{order[f'{part}_error']:.5f}", count=order["sentences"])  # fmt: skip
+        for measure, parts in evaluation.get("further", {}).items():
+            for part, value in parts.items():
+                add("measures", updates=trial.updates, measure=measure, part=part, value=f"{value:.10g}")
     add("runs", **facts)
     return tables
 

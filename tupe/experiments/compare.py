@@ -1,7 +1,7 @@
 """Position encodings side by side: pre-train each alike, fine-tune each, one report.
 
-A single encoding, `--position`, is trained by the protocol of the experiment on TUPE's claims, see
-`tupe.experiments.protocol`. Otherwise OUT/presets and OUT/positions hold the pre-training runs, OUT/glue/NAME and
+A single encoding, `--position`, is trained by the protocol of the leaderboard, see `tupe.experiments.leaderboard`.
+Otherwise OUT/presets and OUT/positions hold the pre-training runs, OUT/glue/NAME and
 OUT/squad/NAME a sweep of fine-tuning for each of them. Everything is resumed by its records, and what is finished is
 left alone.
 """
@@ -138,8 +138,10 @@ def jobs_of(sweeps: list, output: Path) -> dict:
 @click.option(
     "--arch", default=ARCHITECTURE, show_default=True, help="The architecture of each --position, without its size."
 )
-@click.option("--evidence", type=FOLDER, default="docs/evidence", show_default=True,
-              help="The tables that a single --position is compared with.")  # fmt: skip
+@click.option(
+    "--tables", type=FOLDER, default="docs/evidence/leaderboard", show_default=True,
+    help="The tables of the leaderboard, in which a single --position gets a row.",
+)  # fmt: skip
 @click.option("--recipe", default="pretrain_small", show_default=True,
               help="The recipe of the pre-training (the paper's: pretrain).")  # fmt: skip
 @click.option("--glue", type=FOLDER, help="The folder that `tupe prepare glue` wrote. Without it, GLUE is left out.")
@@ -153,7 +155,7 @@ def jobs_of(sweeps: list, output: Path) -> dict:
 @options.jobs()
 @click.argument("common", nargs=-1, type=click.UNPROCESSED, metavar="[OPTIONS AND OVERRIDES OF THE PRE-TRAINING]...")
 def command(
-    data, output, presets, position, size, arch, evidence, recipe, glue, squad, tasks, lrs, seeds, finetune_options,
+    data, output, presets, position, size, arch, tables, recipe, glue, squad, tasks, lrs, seeds, finetune_options,
     retry_failed, jobs, common,
 ):  # fmt: skip
     """Pre-train position encodings alike, fine-tune each on GLUE and SQuAD, and write OUTPUT/report.
@@ -162,8 +164,8 @@ def command(
 
     Without --glue and --squad it ends with a table of the validation losses.
 
-    One --position without --presets, --glue and --squad is trained by the protocol of docs/reproduction.md at tiny
-    size, and stands beside the committed runs of that experiment in OUTPUT/protocol.md:
+    One --position without --presets, --glue and --squad is trained by the protocol of docs/leaderboard.md, and gets a
+    row beside the committed ones in OUTPUT/leaderboard.md; --arch modernbert for the modern block:
 
     tupe compare --data corpus-bin --output mine --position rope --jobs 2
     """
@@ -172,9 +174,9 @@ def command(
         refuse_given(("size", "recipe", "lrs", "seeds", "finetune_options", "retry_failed"))
         name = buildable(position[0], arch)
         further = (*common, *options.position_file())
-        from . import protocol  # only here: it imports fairseq
+        from . import leaderboard  # only here: it imports fairseq
 
-        protocol.run(data.resolve(), output, name, arch, jobs, further, evidence)
+        leaderboard.run(data.resolve(), output, name, arch, jobs, further, tables)
         return
     if presets is None and not position:
         presets = sorted(path.stem for path in (CONFIGS / "model").glob("wang_*.yaml"))

@@ -18,13 +18,13 @@ Measure = Callable[[Trial], float | None]
 
 
 class Evidence:
-    """Tables of `collect`, by run. own: a model beside the plan's, whose runs count too.
+    """Tables of `collect`, by run.
 
     Raises ValueError without a finished run, if runs had different data, or if those of one seed that are to be
     compared have different precisions."""
 
-    def __init__(self, tables: dict[str, list[dict]], own: str | None = None):
-        self.tables, self.models = tables, [*PLAN["models"], own]
+    def __init__(self, tables: dict[str, list[dict]]):
+        self.tables, self.models = tables, list(PLAN["models"])
         facts = {Trial.parse(row["run"]): row for row in self.tables["runs"]}
         facts = {trial: row for trial, row in facts.items() if trial.model in self.models}
         self.runs = {trial: row for trial, row in facts.items() if row["state"] == "finished" and row["loss"]}

@@ -8,6 +8,7 @@ import json
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from ..checkpoints.files import save_atomically, strip
 from ..common import record
@@ -29,7 +30,14 @@ def save_half(checkpoint: Path, output: Path) -> None:
     save_atomically({**state, "model": half}, output)
 
 
-def evaluate_and_prune(data: Path, folder: Path, state: str) -> None:
+Evaluation = Callable[[Any, Any, Path], dict]  # (model, task, data) -> the content of evaluation.json
+
+
+def evaluation(model: Any, task: Any, data: Path) -> dict:
+    return evaluate(model, task, TextEncoder(data), SENTENCES, TOKENS)
+
+
+def evaluate_and_prune(data: Path, folder: Path, state: str, evaluate: Evaluation = evaluation) -> None:
     """Keep the weights of a finished run in half precision and evaluate them; its checkpoints are deleted. Waits for
     another process that does so."""
     checkpoint, weights = folder / "checkpoint_last.pt", folder / "model.pt"
@@ -42,13 +50,12 @@ def evaluate_and_prune(data: Path, folder: Path, state: str) -> None:
         for path in sorted(folder.glob("checkpoint*.pt"), key=checkpoint.__eq__):  # that one last: it brings us here
             path.unlink()
     if not (folder / "evaluation.json").exists():
-        model, task = load_model(weights, data)
-        content = evaluate(model, task, TextEncoder(data), SENTENCES, TOKENS)
+        content = evaluate(*load_model(weights, data), data)
         record.write_atomically(folder / "evaluation.json", json.dumps(content, indent=1, allow_nan=False) + "\n")
     record.unlock(folder)
 
 
-def check_data(data: Path, output: Path) -> None:
+def check_data(data: Path, output: Path, needed: int | None = None) -> None:
     """Note in a folder of runs what data they are trained on: OUT/data.json.
 
     Raises ValueError if its runs were trained on other data, or if the evaluation needs more held-out text.
@@ -59,8 +66,8 @@ def check_data(data: Path, output: Path) -> None:
             raise ValueError(f"{output} has runs on other data ({theirs}) than {data} ({ours}); name another folder")
         return
     tokens = int(Split(data / "valid").sizes.sum())
-    if tokens < TOKENS:
-        raise ValueError(f"{data}/valid holds {tokens:,} tokens, fewer than the {TOKENS:,} of the evaluation")
+    if tokens < (needed := needed or TOKENS):
+        raise ValueError(f"{data}/valid holds {tokens:,} tokens, fewer than the {needed:,} of the evaluation")
     output.mkdir(parents=True, exist_ok=True)
     content = {"data": str(data), "fingerprint": ours}
     record.write_atomically(path, json.dumps(content, indent=1, allow_nan=False) + "\n")
@@ -68,14 +75,16 @@ def check_data(data: Path, output: Path) -> None:
 
 def train(
     data: Path, output: Path, planned: list[Trial], jobs: int | None, further: Sequence[str],
-    job: Callable[[Trial, Path, Path, Sequence[str]], runner.Job] = Trial.job,
+    job: Callable[[Trial, Path, Path, Sequence[str]], runner.Job] = Trial.job, evaluate: Evaluation = evaluation,
+    needed: int | None = None,
 ) -> None:  # fmt: skip
     """Run what is left of the planned trainings of one stage; evaluate each as it ends. That a run diverged is a
-    result; one that failed otherwise is tried again. Raises ValueError for the reasons of `check_data`."""
+    result; one that failed otherwise is tried again. evaluate, needed: how, and held-out tokens it takes. Raises
+    ValueError for the reasons of `check_data`."""
     plan = {job(trial, data, output, further): trial for trial in planned}
     if not plan:
         return
-    check_data(data, output)
+    check_data(data, output, needed)
     if further:
         runner.check(next(iter(plan)))
     results = final_losses(output)
@@ -84,7 +93,7 @@ def train(
             record.clear_failure(job.folder)
     states = runner.run(
         list(plan), runner.slots(jobs), title=planned[0].stage,
-        on_done=lambda job, state: evaluate_and_prune(data, job.folder, state),
+        on_done=lambda job, state: evaluate_and_prune(data, job.folder, state, evaluate),
     )  # fmt: skip
     results = final_losses(output)
     states = {job: "finished" if plan[job] in results else state for job, state in states.items()}

@@ -1,0 +1,90 @@
+"""The leaderboard (docs/leaderboard.md): every encoding by one protocol, `tupe.experiments.leaderboard`.
+
+    python -m reproduction leaderboard --data DATA --output OUT     train and evaluate what is left; an OUT is resumed
+    python -m reproduction standings --runs OUT                     add finished runs to the tables, write the page
+"""
+
+from pathlib import Path
+
+import click
+
+from tupe.common import options, record
+from tupe.common.options import ListOf, did_you_mean
+from tupe.experiments import collect, leaderboard
+from tupe.experiments.leaderboard import BLOCKS, ENCODINGS, LENGTH, PROTOCOL, Standings
+
+DOCS = Path(__file__).parents[1] / "docs"
+TABLES = DOCS / "evidence/leaderboard"
+KEPT = ("order", "length", "encoding")  # measures in the tables
+TITLES = {"bert": "The paper's block", "modern": "A modern block"}
+
+@click.command("leaderboard", cls=options.QuietCommand, context_settings={"ignore_unknown_options": True})
+@options.data("The folder of prepared text. docs/leaderboard.md says which text is the leaderboard's.")
+@options.output("The folder of the runs. An existing one is resumed.")
+@click.option("--encodings", type=ListOf(), help="Run only these, in this order.")
+@click.option(
+    "--blocks", type=ListOf(list(BLOCKS)), default=",".join(BLOCKS), show_default=True, help="Run only these blocks."
+)
+@options.jobs()
+@click.option("--dry-run", is_flag=True, help="Print the commands that are known, and run none.")
+@click.argument("further", nargs=-1, type=click.UNPROCESSED, metavar="[OPTIONS OF EVERY TRAINING]...")
+def command(data, output, encodings, blocks, jobs, dry_run, further):
+    """Train and evaluate what is left of the leaderboard, encoding by encoding. Stop it at any time.
+
+    OMP_NUM_THREADS=1 python -m reproduction leaderboard --data DATA --output leaderboard --jobs 2
+    """
+    data, output = data.resolve(), output.resolve()
+    for name in encodings or ():
+        if name not in ENCODINGS:
+            raise ValueError(f"unknown encoding {name!r}{did_you_mean(name, ENCODINGS)}")
+    entries = [(name, block) for name in encodings or ENCODINGS for block in blocks]
+    if not dry_run:
+        leaderboard.train_entries(data, output, entries, jobs, further)
+        return
+    losses = leaderboard.final_losses(output)
+    for trial in (trial for entry in entries for trial in leaderboard.planned(losses, *entry)):
+        if trial not in losses:
+            click.echo(" ".join(map(str, leaderboard.job(trial, data, output, further).command)))
+
+
+@click.command("standings", cls=options.QuietCommand)
+@click.option(
+    "--runs", type=options.FOLDER, multiple=True,
+    help="A folder of `leaderboard`, whose finished runs are added first. Can be repeated.",
+)  # fmt: skip
+@click.option(
+    "--tables", type=options.FOLDER, default=TABLES,
+    help="The folder of the compressed tables (default: docs/evidence/leaderboard, of which the page is made).",
+)  # fmt: skip
+@options.data("The folder of the data of --runs (default: the one that each run names).", required=False)
+def standings(runs, tables, data):
+    """The leaderboard's page, from the compressed tables of its runs; of runs of your own, the tables only.
+
+    python -m reproduction standings --runs leaderboard
+    """
+    for output in runs:
+        new = collect.collect(output.resolve(), data)
+        new["blocks"] = []  # of every run 3,000 numbers
+        new["measures"] = [row for row in new["measures"] if row["measure"] in KEPT]
+        merged = collect.merge(collect.read(tables), new)
+        Standings(merged)  # refuses what does not belong together, before it is written
+        collect.write(merged, tables)
+    known = collect.read(tables)
+    click.echo(f"{tables}: {len(known['runs'])} runs")
+    if tables.resolve() == TABLES:
+        record.write_atomically(DOCS / "leaderboard.md", page(known))
+
+
+def page(tables: dict[str, list[dict]]) -> str:
+    """docs/leaderboard.md, only from the committed tables."""
+    board, rates = Standings(tables), [f"{rate:g}" for rate in sorted(PROTOCOL["learning_rates"])]
+    lengths = [str(multiple * LENGTH) for multiple in PROTOCOL["multiples"]]
+    facts = {
+        **PROTOCOL, "updates": f"{PROTOCOL['updates']:,}", "rates": ", ".join(rates), "first": lengths[0],
+        "data": ", ".join(sorted({row["data"] for row in tables["runs"]} - {""})) or "no runs yet",
+        "others": ", ".join(lengths[1:]), "tokens": f"{PROTOCOL['tokens']:,}", "options": " ".join(PROTOCOL["options"]),
+    }  # fmt: skip
+    text = Path(__file__).with_name("pages").joinpath("leaderboard.md").read_text(encoding="utf-8").format(**facts)
+    for block, arch in BLOCKS.items():
+        text += f"\n## {TITLES[block]}: `{arch}_{PROTOCOL['size']}`\n\n{board.table(block).markdown()}"
+    return text
