@@ -12,6 +12,7 @@ from typing import Any
 from ..common import limits, record
 from ..common.architectures import ARCHITECTURES, ELECTRA, OTHER_BLOCKS, SIZES, with_size
 from ..common.options import CONFIGS, did_you_mean, task_key
+from ..common.prepared import check_name
 from ..common.recipes import compose, resolved
 
 PACKAGE = CONFIGS.parent
@@ -184,6 +185,7 @@ def check_data(command: str, values: dict, options: dict) -> None:
     given = str(values["data"])
     folders = [Path(given)] if Path(given).is_dir() else [Path(part) for part in given.split(":")]
     for folder in folders:
+        check_name(folder)
         if not folder.is_dir():
             raise ValueError(f"data folder not found: {folder}")
         if not (folder / "dict.txt").is_file():
