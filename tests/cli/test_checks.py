@@ -70,11 +70,18 @@ def test_a_mistake_is_refused_before_torch_is_imported(words, folder):
     assert not (folder / "run").exists()
 
 
-def test_an_option_of_an_encoding_is_refused_before_an_engine_is_imported(folder):
-    words = ["pretrain", f"--data={folder / 'data'}", f"--output={folder / 'run'}", "--position=untied+alibi:slop:2"]
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("--position=untied+alibi:slop:2", "unknown option 'slop' of alibi in 'untied+alibi:slop:2'"),
+        ("--fp16", "--fp16 needs a GPU; valid here: float32 without --fp16, or --autocast bf16"),
+    ],
+)
+def test_what_torch_shows_is_refused_before_an_engine_is_imported(word, said, folder):
+    words = ["pretrain", f"--data={folder / 'data'}", f"--output={folder / 'run'}", "--gpus=0", word]
     program = PROGRAM.replace('"torch", "fairseq"', '"fairseq"')
     done = subprocess.run([sys.executable, "-c", program, *words], capture_output=True, text=True, cwd=PLUGIN.parent)
-    assert done.returncode == 2 and "unknown option 'slop' of alibi in 'untied+alibi:slop:2'" in done.stderr
+    assert done.returncode == 2 and said in done.stderr
 
 
 def test_a_folder_of_another_run_is_refused_before_torch_is_imported(folder):

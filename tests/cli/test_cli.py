@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+from contextlib import suppress
 
 import click
 import commands
@@ -42,13 +43,14 @@ def test_commands_are_shown_in_groups():
 
 
 def commands_below(command, name):
-    """(name, command) of a command, or of all that a group has."""
+    """(name, command) of a command, or of all that a group has and whose libraries are installed."""
     if not isinstance(command, click.Group):
         yield name, command
         return
     context = click.Context(command)
     for word in command.list_commands(context):
-        yield from commands_below(command.get_command(context, word), f"{name} {word}")
+        with suppress(click.ClickException):
+            yield from commands_below(command.get_command(context, word), f"{name} {word}")
 
 
 SHORTHAND = r"\be\.g\.|\bi\.e\.|\betc\.|; default|->|\brepeatable\b| = |\baka\b"
@@ -84,6 +86,7 @@ def test_help_of_training_names_what_everybody_needs_with_the_values_of_recipes(
 
 
 def test_the_page_of_commands_is_what_the_command_prints():
+    pytest.importorskip("fairseq")  # which some commands need
     assert commands.page() == (PLUGIN.parent / "docs" / "commands.md").read_text(), (
         "tests/commands.py > docs/commands.md"
     )

@@ -12,6 +12,7 @@ from typing import Any
 from ..common import limits, record
 from ..common.architectures import ARCHITECTURES, ELECTRA, OTHER_BLOCKS, SIZES, with_size
 from ..common.options import CONFIGS, did_you_mean, task_key
+from ..common.prepared import check_name
 from ..common.recipes import compose, resolved
 
 PACKAGE = CONFIGS.parent
@@ -61,14 +62,21 @@ def check(command: str, values: dict[str, Any], own: list[str], has_own_schemes:
             check_folder(values["output"], recipe, arch, options, overrides)
 
 
-def check_options_of_schemes(words: Iterable[str]) -> None:
-    """Raise ValueError for an option of a position encoding that it does not have. Needs torch, but no engine."""
-    position = position_in(words)
+def check_with_torch(values: dict[str, Any]) -> None:
+    """Raise ValueError for what needs torch to see, but no engine: an option of a position encoding that it does not
+    have, and half precision without a GPU. values: of the command's own options."""
+    words = values["words"]
+    position, asks = position_in(words), "fp16" in dict(options_in(words)) and not values["dry_run"]
     if position and ":" in position:
         from .. import schemes  # noqa: F401  (registers them)
         from ..positions import parse
 
         parse(position)
+    if asks:
+        import torch
+
+        if values["gpus"] == 0 or not torch.cuda.is_available():
+            raise ValueError("--fp16 needs a GPU; valid here: float32 without --fp16, or --autocast bf16")
 
 
 def position_in(words: Iterable[str]) -> str | None:
@@ -177,6 +185,7 @@ def check_data(command: str, values: dict, options: dict) -> None:
     given = str(values["data"])
     folders = [Path(given)] if Path(given).is_dir() else [Path(part) for part in given.split(":")]
     for folder in folders:
+        check_name(folder)
         if not folder.is_dir():
             raise ValueError(f"data folder not found: {folder}")
         if not (folder / "dict.txt").is_file():

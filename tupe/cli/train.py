@@ -74,7 +74,7 @@ class Train(Command):
         checks.check(ctx.info_name, ctx.params, options.own_options(), bool(options.position_file()))
         use_allocator(ctx.params.pop("allocator"))
         super().begin(ctx)
-        checks.check_options_of_schemes(ctx.params["words"])
+        checks.check_with_torch(ctx.params)
 
 
 def launcher(function: Callable) -> Callable:
