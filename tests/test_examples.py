@@ -95,8 +95,9 @@ def test_the_script_runs_unchanged(script, tmp_path):
     common = ["--model_name_or_path", ROOT / "models" / "tupe_r_mini", "--train_file", data, "--validation_file", data]
     common += ["--do_train", "--do_eval", "--output_dir=out", "--max_steps=8", "--use_cpu", "--report_to=none"]
     common += ["--per_device_train_batch_size=8", "--learning_rate=1e-3", "--warmup_steps=1", "--seed=1"]
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     environment = {
-        **os.environ, "PYTHONPATH": str(ROOT), "HF_HOME": str(tmp_path / "cache"), "HF_HUB_OFFLINE": "1",
+        **os.environ, "PYTHONPATH": path, "HF_HOME": str(tmp_path / "cache"), "HF_HUB_OFFLINE": "1",
         "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1",
     }  # fmt: skip
     command = [sys.executable, "runner.py", Path(EXAMPLES, script), *common, *options]
