@@ -190,6 +190,10 @@ def test_a_slurm_job_whose_time_is_up_goes_on_exactly_when_it_is_queued_again(en
 STEP = "{ sleep 600 & echo $! > $STARTED; sleep 600; }"  # with a process of its own
 STAND_INS = {  # of the programs that the script runs, by the step to be ended
     "quickstart.sh": {"scripts/setup.sh": STEP},
+    "quickstart.sh: table": {
+        "scripts/setup.sh": "", "outputs/quickstart/quickstart": "", "outputs/quickstart/raw/reviews/imdb.jsonl": "",
+        ".venv/bin/tupe": "", ".venv/bin/python": f"case $* in *' table '*) {STEP} ;; esac",
+    },
     "test.sh": {"scripts/setup.sh": STEP},
     "test.sh: pytest": {
         "scripts/setup.sh": "", ".venv/bin/lint-imports": "",
@@ -230,6 +234,7 @@ def test_a_signal_to_a_script_ends_its_step(name, number, tmp_path):
     assert process.wait(60) == 128 + number
     wait_until(lambda: has_ended(int(started.read_text())))
     assert not (tmp_path / ".venv/.ready").exists()
+    assert not (tmp_path / "outputs/quickstart/table.md").exists(), "the next call would begin anew"
 
 
 @pytest.mark.parametrize(
