@@ -222,7 +222,7 @@ def page() -> str:
 
 
 @click.command(cls=options.QuietCommand, context_settings={"ignore_unknown_options": True})
-@options.data("prepared text; the protocol's is in docs/reproduction.md")
+@options.data("prepared text; the protocol's is in docs/protocol.md")
 @options.output("folder of the runs; an existing one is resumed")
 @click.option("--stages", type=ListOf(list(PROTOCOL["stages"])), help="only these")
 @options.jobs()

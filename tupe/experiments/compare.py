@@ -119,7 +119,7 @@ def refuse_given(names: tuple[str, ...]) -> None:
     for name in names:
         if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
             raise ValueError(
-                f"--{name.replace('_', '-')}: a single --position is trained by the protocol of docs/reproduction.md, "
+                f"--{name.replace('_', '-')}: a single --position is trained by the protocol of docs/protocol.md, "
                 "which fixes it; give a second --position, --presets, --glue or --squad to compare freely"
             )
 
@@ -162,7 +162,7 @@ def command(
 
     Without --glue and --squad it ends with a table of the validation losses.
 
-    One --position without --presets, --glue and --squad is trained by the protocol of docs/reproduction.md at tiny
+    One --position without --presets, --glue and --squad is trained by the protocol of docs/protocol.md at tiny
     size, and stands beside the committed runs of that experiment in OUTPUT/protocol.md:
 
     tupe compare --data corpus-bin --output mine --position rope --jobs 2

@@ -58,7 +58,7 @@ class Trial:
             name = word.partition("=")[0]
             if name not in ALLOWED_OPTIONS and (word.startswith("--") or "=" in word):
                 valid = ", ".join(ALLOWED_OPTIONS)
-                raise ValueError(f"{name}: the protocol of docs/reproduction.md fixes it; valid: {valid}")
+                raise ValueError(f"{name}: the protocol of docs/protocol.md fixes it; valid: {valid}")
         model, plan = protocol["models"][self.model], protocol["stages"].get(self.stage, {})
         chosen = {f"--{name}": model[name] for name in ("position", "position-file", "cls") if name in model}
         words = {

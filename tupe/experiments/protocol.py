@@ -1,4 +1,4 @@
-"""A new position encoding by the protocol of docs/reproduction.md: tiny, every learning rate of the pilot, then the
+"""A new position encoding by the protocol of docs/protocol.md: tiny, every learning rate of the pilot, then the
 three seeds of the controls at the best one. The result stands beside the committed runs, seed by seed."""
 
 import functools
@@ -54,7 +54,7 @@ def run(data: Path, output: Path, position: str, arch: str, jobs: int | None, fu
     if theirs and theirs != {ours}:
         raise ValueError(
             f"{data} (fingerprint {ours}) is not the data of {folder} ({', '.join(theirs)}): losses do not compare; "
-            "prepare the same text (docs/corpus.md), or train pilot and controls on yours with "
+            "prepare the same text (docs/data.md), or train pilot and controls on yours with "
             "`python -m reproduction evidence`"
         )
     further = in_precision(further, {row["precision"] for row in baselines} - {""}, folder)
@@ -109,7 +109,7 @@ def report(evidence: Evidence, name: str, position: str) -> str:
     ]  # fmt: skip
     cost = cost_of(evidence, name)
     lines = [
-        f"# {position}, by the protocol of docs/reproduction.md (tiny)\n",
+        f"# {position}, by the protocol of docs/protocol.md (tiny)\n",
         "Means over pre-training seeds with 95 % t-intervals; differences are paired by seed, corrected by Holm.\n",
         TextTable(header, rows, align="lrrrlrrrr").markdown(),
         f"It diverged with seed {', '.join(map(str, seeds))}.\n" if seeds else "",

@@ -24,7 +24,7 @@ FOOTER = """
 Loss and entropy in bits per masked token. Order: of held-out sentences, how many are likelier than the same with two
 adjacent words swapped (50 is chance). STS-B: Pearson correlation x 100 on the dev set, best epoch; it needs hardly any
 word order. One run each, tiny, on three million words: it shows which of the two finds positions earlier here, and
-says nothing of models that are trained to the end. The experiment with seeds and controls: docs/reproduction.md."""
+says nothing of models that are trained to the end. The experiment with seeds and controls: docs/protocol.md."""
 
 
 @click.group()
