@@ -1,4 +1,4 @@
-"""`python -m reproduction COMMAND`, in a clone of the repository: the first protocol (docs/reproduction.md) by
+"""`python -m reproduction COMMAND`, in a clone of the repository: the first protocol (docs/protocol.md) by
 `evidence`, `claims` and `release`, the second one (docs/second-protocol.md) by `run`, `page` and `zorro`, and
 docs/leaderboard.md by `leaderboard` and `standings`."""
 
@@ -10,7 +10,7 @@ from . import diagrams, first, leaderboard, release, second
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 def main() -> None:
     """The experiments on TUPE's claims: `evidence`, `claims` and `release` are of the first protocol
-    (docs/reproduction.md), `run`, `page` and `zorro` of the second (docs/second-protocol.md), `leaderboard` and
+    (docs/protocol.md), `run`, `page` and `zorro` of the second (docs/second-protocol.md), `leaderboard` and
     `standings` of docs/leaderboard.md. `diagrams` explains."""
 
 

@@ -1,5 +1,5 @@
 """What the runs of the first protocol say of TUPE's claims: the numbers of its pages, from the tables in docs/evidence
-only. docs/reproduction.md says how each is computed."""
+only. docs/protocol.md says how each is computed."""
 
 import functools
 from collections import defaultdict

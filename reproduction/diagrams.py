@@ -1,8 +1,10 @@
-"""The two pictures that explain: the logits of BERT beside those of TUPE, and where each kind of encoding acts.
+"""The two pictures that explain: the logits of BERT beside those of TUPE, and where each kind of encoding acts. And the
+one of long inputs, from its numbers.
 
 python -m reproduction diagrams
 """
 
+import json
 from pathlib import Path
 
 import click
@@ -12,9 +14,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from tupe.common import options, plotting
+from tupe.evaluation import extrapolate
 from tupe.positions import SCHEMES, overrides
 
-FIGURES = Path(__file__).parents[1] / "docs/figures"
+DOCS = Path(__file__).parents[1] / "docs"
+FIGURES = DOCS / "figures"
 TOKENS = ["[CLS]", "she", "looked", "out", "of", "the", "window"]
 HOOKS = {  # hook: where it acts, from the input of a layer to its output
     "embed": "the input\nbefore layer 1",
@@ -94,8 +98,15 @@ def hooks() -> Figure:
     return figure
 
 
+def long_inputs() -> Figure:
+    """The seventeen models of docs/long-inputs.md, as `tupe extrapolate` draws them."""
+    models = json.loads((DOCS / "extrapolation.json").read_text(encoding="utf-8"))["models"]
+    return extrapolate.draw({label: [extrapolate.Loss(**loss) for loss in losses] for label, losses in models.items()})
+
+
 @click.command("diagrams", cls=options.QuietCommand)
 def command():
-    """Draw docs/figures/idea.png and docs/figures/hooks.png."""
+    """Draw docs/figures/idea.png, docs/figures/hooks.png and docs/extrapolation.png."""
     for figure in (idea, hooks):
         plotting.save(figure(), FIGURES / f"{figure.__name__}.png")
+    plotting.save(long_inputs(), DOCS / "extrapolation.png")

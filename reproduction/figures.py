@@ -1,5 +1,7 @@
 """The figures of the first protocol's pages. Each takes the tables of a whole experiment."""
 
+import textwrap
+
 import numpy as np
 import torch
 from matplotlib.axes import Axes
@@ -10,7 +12,7 @@ from tupe.evaluation import figures
 from tupe.experiments.evidence import Evidence
 from tupe.experiments.plan import PLAN, Trial
 
-from .claims import CLAIMS, COMPARED, judged, pairs_accuracy
+from .claims import CLAIMS, COMPARED, Judged, judged, pairs_accuracy
 
 SHOWN = ("main", "slower", "controls")  # stages that the contrasts are drawn of
 TITLES = {"main": "main stage", "slower": "one learning rate"}  # of stages, instead of the name
@@ -53,6 +55,40 @@ def lasting(evidence: Evidence) -> Figure:
     axis.minorticks_off()
     axis.set_ylabel("training loss (bits per masked token)")
     axis.legend(fontsize=8, frameon=False, loc="lower left")
+    return figure
+
+
+def gains(evidence: Evidence) -> Figure:
+    """How far ahead of BERT-A tiny models are: along trainings of 20,000 updates, and at the end of trainings of either
+    length. Seeds share data and masks, so their losses can be subtracted update by update."""
+    figure, (axis,) = plotting.curves(width=6.4, height=3.4)
+    finals = {PLAN["stages"][stage]["updates"]: evidence.finals(stage) for stage in ("controls", "longer")}
+    for model in ("bert_r", "tupe_a", "tupe_r"):
+        lines = []
+        for trial in (trial for trial in evidence.trials("longer") if trial.model == model):
+            (base,) = (one for one in evidence.trials("longer") if (one.model, one.seed) == ("bert_a", trial.seed))
+            (updates, losses), (_, behind) = evidence.curve(trial), evidence.curve(base)
+            smooth = np.convolve(np.subtract(behind, losses), np.ones(5) / 5, "valid")
+            lines.append((updates[2:-2], list(smooth)))
+        band(axis, model, lines, label=CLAIMS["names"][model], linewidth=1.2)
+        for shift, (updates, losses) in enumerate(finals.items()):
+            seeds = losses[model].keys() & losses["bert_a"].keys()
+            values = [losses["bert_a"][seed] - losses[model][seed] for seed in sorted(seeds)]
+            place = updates * (0.97, 1.03)[shift]
+            colour = plotting.of_model(model)["color"]
+            axis.plot([place] * len(values), values, "D", color=colour, markersize=5, markeredgecolor="white", zorder=5)
+    axis.axhline(0, color="0.5", linewidth=0.8)
+    axis.annotate("trained for 5,000", (4850, 1.0), (2000, 0.35), fontsize=8, ha="center",
+                  arrowprops={"arrowstyle": "-", "color": "0.5"})  # fmt: skip
+    axis.annotate("trained for 20,000", (20600, 0.1), (12000, 0.75), fontsize=8, ha="center",
+                  arrowprops={"arrowstyle": "-", "color": "0.5"})  # fmt: skip
+    axis.set(xscale="log", xlim=(100, 24000), xlabel="updates (logarithmic)")
+    ticks = [100, 300, 1000, 3000, 5000, 10000, 20000]
+    axis.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
+    axis.minorticks_off()
+    axis.set_ylabel("lead over BERT-A (bits per masked token)")
+    title = "lines: along 20,000 updates\ndiamonds: final losses, a seed each"
+    axis.legend(fontsize=8, frameon=False, loc="upper left", title=title, title_fontsize=7.5)
     return figure
 
 
@@ -117,12 +153,17 @@ def contrasts(evidence: Evidence) -> Figure:
         axis.plot([], [], color=colour, linewidth=2, marker="|", label=label)
     axis.axvline(0, color="0.5", linewidth=0.8)
     middle = (len(stages) - 1) / 2 / (1 + len(stages))
-    axis.set_yticks([row + middle for row in range(len(every))], [f"{result.a} - {result.b}" for result in every])
+    axis.set_yticks([row + middle for row in range(len(every))], [labelled(result) for result in every])
     axis.set_ylim(len(every) - 0.25, -0.25)  # the first one on top
     axis.set_xlabel("final loss of the first model minus the second's (bits per masked token); dots: seeds")
     axis.grid(axis="y", visible=False)
     plotting.legend(figure, columns=3)
     return figure
+
+
+def labelled(result: Judged) -> str:
+    """What a contrast changes, in words, and its models."""
+    return f"{textwrap.fill(result.claim, 24)}\n({result.a} - {result.b})"
 
 
 def positional(evidence: Evidence) -> Figure:
@@ -188,7 +229,8 @@ def learning_rates(evidence: Evidence) -> Figure:
     for axis, of_main in zip(axes, (True, False), strict=True):
         for index, model in enumerate(name for name in PLAN["models"] if (name in main) == of_main):
             points = sorted((trial.lr, evidence.loss(trial)) for trial in trials if trial.model == model)
-            axis.plot(*zip(*points, strict=True), label=model, **plotting.style(index))
+            look = plotting.of_model(model) if of_main else plotting.style(index)
+            axis.plot(*zip(*points, strict=True), label=model, **look)
         axis.set(xscale="log", xlabel="learning rate", title=f"pilot, {trials[0].size}, {trials[0].updates:,} updates")
         axis.set_xticks(rates, [f"{rate:g}" for rate in rates])
         axis.minorticks_off()
@@ -197,4 +239,4 @@ def learning_rates(evidence: Evidence) -> Figure:
     return figure
 
 
-FIGURES = (lasting, loss, along, contrasts, positional, cls, scale, learning_rates)
+FIGURES = (lasting, gains, loss, along, contrasts, positional, cls, scale, learning_rates)

@@ -1,4 +1,4 @@
-"""The first protocol (docs/reproduction.md): its runs, which are those of tupe/experiments/plan.yaml, and its pages."""
+"""The first protocol (docs/protocol.md): its runs, which are those of tupe/experiments/plan.yaml, and its pages."""
 
 import functools
 from pathlib import Path
@@ -26,7 +26,7 @@ PAGES = ["contrasts", "pilot", "first", "controls", "main", "longer"]  # beside 
 
 
 @click.command("evidence", cls=options.QuietCommand, context_settings={"ignore_unknown_options": True})
-@options.data("The prepared text; docs/corpus.md says how the protocol's is made.")
+@options.data("The prepared text; docs/protocol.md says how the protocol's is made.")
 @options.output("The folder of the experiment. An existing one is resumed.")
 @click.option("--stages", type=ListOf(list(PLAN["stages"])), default=",".join(PLAN["stages"]), show_default=True,
               help="Stages of the experiment to run.")  # fmt: skip

@@ -36,21 +36,24 @@ def card(evidence: Evidence, trial: Trial) -> str:
 
     scores = {
         "validation loss, bits per masked token": f"{evidence.loss(trial):.3f}",
-        "original sentence preferred to two swapped words": order("accuracy"),
-        "by (nats)": order("margin"),
+        "original sentence preferred to two swapped words (0.5: chance)": order("accuracy"),
+        "... by how much, nats per sentence": order("margin"),
     }
     every, only_order = (pairs_accuracy(evidence, trial, trial.updates, only) for only in (False, True))
     if every is not None:
         count = sum(map(len, credits(evidence, trial, trial.updates, only_order=False).values()))
         scores[f"BLiMP, {count:,} pairs, macro average"] = f"{100 * every:.1f} %"
-        scores["BLiMP, pairs whose words differ in order alone"] = f"{100 * only_order:.1f} %"
+        scores["BLiMP, pairs whose words differ in order alone (50 %: chance)"] = f"{100 * only_order:.1f} %"
+    same = {"stage", "model", "size", "updates", "seed"}
+    others = [run for run in evidence.runs if run != trial and all(getattr(run, n) == getattr(trial, n) for n in same)]
     attention = [float(row["value"]) for row in evidence.measures(trial, "cls attention")]
     loader = jinja2.FileSystemLoader(Path(__file__).parent)
     template = jinja2.Environment(loader=loader, trim_blocks=True, lstrip_blocks=True).get_template("card.jinja")
     return template.render(
         title=TITLES.get(trial.model, trial.model), name=f"{trial.model}_{trial.size}", trial=trial,
         position=PLAN["models"][trial.model],
-        row=evidence.runs[trial], scores=scores, version=__version__,
+        row=evidence.runs[trial], scores=scores, version=__version__, only_order=every is not None,
+        others=others, losses={run: evidence.loss(run) for run in others},
         cls=f"{np.mean(attention):.2f}" if attention else "not measured",
     )  # fmt: skip
 

@@ -222,7 +222,7 @@ def page() -> str:
 
 
 @click.command(cls=options.QuietCommand, context_settings={"ignore_unknown_options": True})
-@options.data("The prepared text; docs/corpus.md says how the protocol's is made.")
+@options.data("The prepared text; docs/protocol.md says how the protocol's is made.")
 @options.output("The folder of the runs. An existing one is resumed.")
 @click.option("--stages", type=ListOf(list(PROTOCOL["stages"])), help="Run only these stages.")
 @options.jobs()

@@ -5,6 +5,7 @@ python tests/api.py > docs/api.md
 
 import ast
 import re
+import textwrap
 from pathlib import Path
 
 PACKAGE = Path(__file__).parents[1] / "tupe"
@@ -109,7 +110,18 @@ def page():
             if not any(node is each for each in shown):  # names that one line imports are one entry
                 shown.append(node)
                 lines += [*entry(node, path), ""]
-    return "\n".join(line.rstrip() for line in lines).replace("\n\n\n", "\n\n").rstrip() + "\n"
+    text = "\n".join(line.rstrip() for line in lines).replace("\n\n\n", "\n\n").rstrip()
+    return "\n".join(map(wrapped, text.splitlines())) + "\n"
+
+
+def wrapped(line):
+    """A paragraph, or a point of a list, in lines of at most 120 columns; code and headings stay as they are."""
+    if len(line) <= 120 or line.startswith("#"):
+        return line
+    whole = re.sub(r"`[^`]{1,80}`", lambda code: code[0].replace(" ", "\0"), line)  # a line ends in no code
+    indent = "  " if line.startswith("- ") else ""
+    lines = textwrap.wrap(whole, 120, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+    return "\n".join(lines).replace("\0", " ")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Attention on a CPU, under softmax: a few [L, L] blocks of logits at a time, which stay in a core's cache.
 
 B batch, L sequence length, R queries and K keys (L each, but under a window), H heads, D width of a head, E width of a
-value head. docs/performance.md has the measurement that justifies each trick.
+value head. docs/dev/kernels.md has the measurement that justifies each trick.
 """
 
 import math

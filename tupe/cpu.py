@@ -1,7 +1,7 @@
 """What a CPU computes faster than PyTorch's own functions: a float32 product, dropout, and the split into heads.
 
 B batch, L sequence length, T rows of token-wise work, H heads, D width of a head, C model width. Tests compare each
-function with its plain counterpart, and docs/performance.md has the measurement that justifies it.
+function with its plain counterpart, and docs/dev/kernels.md has the measurement that justifies it.
 """
 
 import math

@@ -20,7 +20,7 @@ from tupe.plugin.glue import GlueCriterion
 from tupe.plugin.masked_lm import HEAD
 from tupe.plugin.squad import SquadCriterion
 
-PAGE = Path(__file__).parents[2] / "docs/gpu.md"
+PAGE = Path(__file__).parents[2] / "docs/dev/gpu.md"
 
 DICTIONARY = Dictionary()
 for i in range(50):

@@ -102,8 +102,8 @@ def test_only_the_table_replaces_anything():
 
 
 def test_the_page_shows_the_table():
-    """docs/fairseq.md has what `python -c "from tupe.plugin.patches import table; print(table())"` prints."""
-    page = (PLUGIN.parent / "docs" / "fairseq.md").read_text()
+    """docs/dev/patches.md has what `python -c "from tupe.plugin.patches import table; print(table())"` prints."""
+    page = (PLUGIN.parent / "docs/dev/patches.md").read_text()
     assert page.partition(patches.BEGIN)[2].partition(patches.END)[0].strip() == patches.table().strip()
 
 

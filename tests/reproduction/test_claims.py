@@ -463,7 +463,7 @@ FORBIDDEN = (
     "[0.141, 0.154]", "projections count", "is level with", "ends level",
 )  # fmt: skip
 REPEATS = ["README.md", "CITATION.cff", "docs/tour.ipynb", "reproduction/card.jinja"]
-REPEATS += [f"docs/{name}.md" for name in ("index", "results", "paper", "probes", "schemes", "start")]
+REPEATS += [f"docs/{name}.md" for name in ("index", "results", "paper", "inspect", "other-results", "schemes", "start")]
 REPEATS += [f"docs/evidence/{name}.md" for name in (*first.PAGES, "details")]
 REPEATS += [str(path.relative_to(ROOT)) for path in ROOT.glob("models/*/README.md")]
 
@@ -487,6 +487,6 @@ def test_no_interval_comes_from_two_seeds(committed):
 def test_dated_changes_are_as_many_as_the_pages_say():
     changes = re.findall(r"^\| (\d+) \| 2026-11-2\d \|", text_of("docs/evidence/changes.md"), re.MULTILINE)
     assert [int(number) for number in changes] == list(range(1, 13))
-    for name in ("docs/results.md", "docs/evidence/details.md", "docs/reproduction.md"):
+    for name in ("docs/results.md", "docs/evidence/details.md", "docs/protocol.md"):
         assert "twelve dated changes" in " ".join(text_of(name).lower().split())
         assert "The paper measures GLUE scores" in text_of(name)

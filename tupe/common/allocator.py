@@ -13,7 +13,7 @@ def use_allocator(library: str | None) -> None:
     """Take main memory from this library: start the process again with LD_PRELOAD.
 
     glibc returns a step's memory to the system, which clears every page anew for the next one; what that costs on a CPU
-    is in docs/performance.md. library: path, "none", or None for tcmalloc on machines that have it and no GPU. Someone
+    is in docs/benchmarks.md. library: path, "none", or None for tcmalloc on machines that have it and no GPU. Someone
     else's LD_PRELOAD stays, and a process that has loaded torch cannot change any more.
     """
     if library is None and not Path("/dev/nvidiactl").exists():

@@ -64,9 +64,15 @@ def style(index: int) -> dict:
 MODELS = ("bert_a", "tupe_r", "tupe_a", "bert_r", "bert_a_d", "tupe_a_tie_cls", "", "", "nopos")  # nopos: the palest
 
 
-def of_model(name: str) -> dict:
-    """What the line of a model looks like that many figures show: one colour for each."""
-    return style(MODELS.index(name))
+def of_model(name: str, otherwise: int | None = None) -> dict:
+    """What the line of a model looks like that many figures show: one colour for each. "TUPE-R" is `tupe_r`, also with
+    a size behind it. otherwise: the number of the line of any other model."""
+    known = name.lower().replace("-", "_").replace("^", "_")
+    for size in ("_tiny", "_mini", "_small", "_large", " tiny", " mini"):
+        known = known.removesuffix(size)
+    if otherwise is not None and known not in MODELS:
+        return style(otherwise)
+    return style(MODELS.index(known))
 
 
 def curves(panels: int = 1, width: float = 5.0, height: float = 3.2, rows: int = 1, **options) -> tuple:

@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from matplotlib.figure import Figure
 
 from ..common.options import FOLDER, Command, ListOf, output, seed
-from ..common.plotting import curves, legend, save, style
+from ..common.plotting import curves, save, style
 from ..common.record import write_atomically
 from ..common.tables import TextTable
 from ..encoder import Encoder
@@ -137,19 +137,35 @@ def extrapolation(
     return by_length
 
 
+TOGETHER = 6  # lines of a panel, which can still be told apart
+
+
 def draw(results: dict[str, list[Loss]], title: str = "") -> Figure:
-    """Loss by length, a line per model, with 95 % intervals over windows."""
-    figure, (axis,) = curves(1)
-    for index, (label, losses) in enumerate(results.items()):
-        lengths, means = [loss.length for loss in losses], [loss.mean for loss in losses]
-        axis.errorbar(lengths, means, [1.96 * loss.error for loss in losses], label=label, capsize=2, **style(index))
+    """Loss by length with 95 % intervals over windows. A few models to a panel, in their order, all others in grey."""
+    labels = list(results)
+    groups = [labels[start : start + TOGETHER] for start in range(0, len(labels), TOGETHER)]
+    figure, axes = curves(len(groups), width=5.0 if len(groups) == 1 else 3.6, height=3.4, sharey=True)
     every = sorted({loss.length for losses in results.values() for loss in losses})
-    axis.set_xscale("log", base=2)
-    axis.set_xticks(every, [str(length) for length in every])
-    axis.set_xlabel("tokens")
-    axis.set_ylabel("masked-LM loss (bits per token)")
-    axis.set_title(title)
-    legend(figure, 2)
+    for axis, group in zip(axes, groups, strict=True):
+        for label in sorted(results, key=group.__contains__):
+            losses = results[label]
+            line = [loss.length for loss in losses], [loss.mean for loss in losses]
+            if label in group:
+                errors = [1.96 * loss.error for loss in losses]
+                axis.errorbar(*line, errors, label=label, capsize=2, **style(group.index(label)))
+            else:
+                axis.plot(*line, color="0.88", linewidth=0.8, marker="o" if len(losses) == 1 else None, markersize=2)
+        axis.set_xscale("log", base=2)
+        axis.set_xticks(every, [f"{length:,}" for length in every])
+        axis.minorticks_off()
+        axis.set_xlabel("tokens")
+        handles, names = axis.get_legend_handles_labels()
+        order = [names.index(label) for label in group]
+        axis.legend(
+            [handles[n] for n in order], group, fontsize=7.5, frameon=False, loc="upper left", bbox_to_anchor=(0, -0.16)
+        )
+    axes[0].set_ylabel("masked-LM loss (bits per token)")
+    figure.suptitle(title)
     return figure
 
 

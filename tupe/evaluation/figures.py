@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 
 from ..common import options
 from ..common.options import FILE, FOLDER, QuietCommand
-from ..common.plotting import HEAT, curves, grid, heat, legend, save, style
+from ..common.plotting import HEAT, MODELS, curves, grid, heat, legend, of_model, save, style
 from . import probes, synthetic
 from .loading import labelled, load_model, text_block
 
@@ -54,7 +54,7 @@ def losses(lines: dict) -> Figure:
     """Validation losses by updates. lines: label -> (updates, losses)."""
     figure, (axis,) = curves()
     for index, (label, (updates, values)) in enumerate(lines.items()):
-        axis.plot(updates, values, label=label, **style(index))
+        axis.plot(updates, values, label=label, **of_model(label, len(MODELS) + index))
     axis.set_xlabel("updates")
     axis.set_ylabel("validation loss\n(bits per masked token; ELECTRA: nats)")
     legend(figure)

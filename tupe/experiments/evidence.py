@@ -1,6 +1,6 @@
 """What the runs of a plan show: the numbers that follow from their compressed tables (`collect`) and from nothing else.
 
-docs/reproduction.md says how each number is computed. Losses are in bits per masked token.
+docs/protocol.md says how each number is computed. Losses are in bits per masked token.
 """
 
 import functools

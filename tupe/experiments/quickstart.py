@@ -22,7 +22,7 @@ MARGIN = 0.3  # bits below the unigram entropy from which on something other tha
 FOOTER = """
 Loss and entropy in bits per masked token. Order: per cent of held-out sentences that are likelier than the same with
 two adjacent words swapped (50 is chance). One run each, tiny, on three million words: it shows which of the two finds
-positions earlier here, and says nothing of models that are trained to the end. The experiment: docs/reproduction.md."""
+positions earlier here, and says nothing of models that are trained to the end. The experiment: docs/protocol.md."""
 PAGE = CONFIGS.parents[1] / "docs" / "start.md"
 BEGIN, END = (
     "<!-- written by python -m tupe.experiments.quickstart page, not by hand -->\n\n",

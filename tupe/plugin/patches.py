@@ -1,7 +1,7 @@
 """Every attribute of fairseq that is replaced: one table, and the only place that replaces any.
 
 A replacement with a parameter `original` gets what it replaces, and does a little more. Several rows of one attribute
-are wrapped around each other, the last outermost. docs/fairseq.md shows the table (`table`).
+are wrapped around each other, the last outermost. docs/dev/patches.md shows the table (`table`).
 """
 
 import inspect
@@ -143,6 +143,6 @@ def apply(when: str) -> None:
 
 
 def table() -> str:
-    """The list in docs/fairseq.md."""
+    """The list in docs/dev/patches.md."""
     rows = [[f"`{patch.attribute}`", patch.when, patch.reason, patch.until] for patch in PATCHES]
     return TextTable.plain(["attribute", "replaced", "because", "needed until"], rows, align="llll").markdown()
