@@ -53,6 +53,8 @@ def first_output(model, ids=IDS, **options):
 def test_weights_that_come_from_a_disk_for_their_module_s_call(position, block, tmp_path):
     """No weight is read past its module: outside of its call, it has no values."""
     accelerate = pytest.importorskip("accelerate")
+    if (position, block) == ("directions", "gau"):
+        pytest.skip("GAU has one head, and this encoding needs two")
     model = make(position=position, block=block, normaliser="relu2" if block == "gau" else "softmax")
     with torch.no_grad():
         expected = first_output(model)

@@ -260,8 +260,8 @@ class Directions(PositionScheme):
         self.heads = dims.heads
 
     def bias(self, positions: TokenPositions, scale: float) -> Tensor:
-        offsets = positions.offsets
-        return positions.spread(one_sided(torch.zeros(self.heads, len(offsets), device=offsets.device), offsets))
+        zeros = (positions.offsets * 0.0).expand(self.heads, -1)  # of any length in traced code, unlike torch.zeros
+        return positions.spread(one_sided(zeros, positions.offsets))
 
 
 def per_side(values: Tensor, offsets: Tensor) -> Tensor:
