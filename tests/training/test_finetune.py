@@ -118,7 +118,7 @@ def test_a_signal_stops_after_the_update_and_the_run_resumes_exactly(small, lear
         (["--position=rope"], "--position is not known to --engine transformers"),
         (["--max-update=3"], "--max-update is not known to --engine transformers"),
         (["--max-epoch=0"], "training would have no end"),
-        (["--task=RTE"], "has no split 'train'"),
+        (["--task=RTE"], "has no RTE; prepared there: CoLA"),
     ],
 )
 def test_what_it_does_not_have_is_refused(words, message, small, learnable, tmp_path):
@@ -135,7 +135,7 @@ def test_a_file_of_fairseq_s_and_another_vocabulary_are_refused(small, learnable
         assert result.exit_code == REFUSED
         return result.output
 
-    (tmp_path / "model.pt").touch()
+    torch.save({"model": {}}, tmp_path / "model.pt")
     assert "`tupe checkpoint export` makes one of a file" in said(tmp_path / "model.pt")
     other = tmp_path / "other"
     other.mkdir()
@@ -154,7 +154,7 @@ def test_a_sweep_leaves_records_and_the_best_model(keep_best, small, learnable, 
         assert ended(fork_tupe(*job.command[3:])) == 0
         assert bool(list(job.folder.glob("checkpoint-*"))) == keep_best
         keep_best_checkpoint(sweep, job, "finished")
-        assert {path.name for path in job.folder.iterdir()} <= {"record.json", "predictions", "lock"}
+        assert {path.name for path in job.folder.iterdir()} <= {"record.json", "predictions", "lock", "train.log"}
     best = Path(tmp_path, "CoLA", "best")
     assert best.exists() == keep_best
     if keep_best:
