@@ -1,5 +1,6 @@
 """Odd names of folders, odd locales, and closed standard streams, with commands as they are typed."""
 
+import logging
 import os
 import shlex
 import shutil
@@ -78,6 +79,7 @@ def test_every_name_of_a_folder_works(engine, raw, tmp_path, monkeypatch):
 
     folder.mkdir()
     monkeypatch.chdir(folder)
+    monkeypatch.setattr(logging.root, "handlers", [])  # pytest's, whose text xdist cannot send: it is no UTF-8
     check_pipeline(folder, name, raw, run, engine)
 
 
