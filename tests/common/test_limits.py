@@ -138,7 +138,7 @@ def test_any_nonsense_for_any_number_is_one_line(word):
         (["--update-epoch-batch-itr=perhaps"], "--update-epoch-batch-itr is perhaps; valid: True, False"),
         (["--random-token-prob=0.9", "--leave-unmasked-prob=0.2"], "--leave-unmasked-prob 0.2 and"),
         (["--adam-betas=0.9"], "--adam-betas is 0.9; valid: two numbers from 0 to 0.999999"),
-        (["optimization.lr=[abc]"], "--lr is ['abc']; valid: numbers from 0 to 100"),
+        (["optimization.lr=[abc]"], "--lr is [abc]; valid: numbers from 0 to 100"),
         (["optimization.max_update=many"], "--max-update is many; valid: 1 to 1000000000, or 0"),
         (["dataset.batch_size=null"], "--batch-size is None; valid: 1 to 1000000000"),
         (["common.seed=-3"], "--seed is -3; valid: 0 to 4294967295"),
