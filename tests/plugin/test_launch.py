@@ -102,7 +102,7 @@ PINNED = json.loads((CONFIGS.parent / "tests" / "recipes.json").read_text())
 
 
 def test_every_recipe_is_pinned():
-    tasks = {f"finetune glue={path.stem}" for path in (CONFIGS / "glue").glob("*.yaml")}
+    tasks = {f"finetune glue={path.stem}" for path in (CONFIGS / "glue").glob("*.yaml") if path.stem != "own"}
     assert set(PINNED) == {path.stem for path in CONFIGS.glob("*.yaml")} | tasks
 
 
