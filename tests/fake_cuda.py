@@ -73,8 +73,10 @@ class Kernels:
             self.found.append(f"bias and queries in {attn_mask.dtype}, {q.dtype}, {k.dtype}, {v.dtype}")
         if any(x.stride(-1) != 1 or x.size(-1) % 8 or x.storage_offset() % 8 for x in (q, k, v)):
             self.found.append("q, k or v: only the kernel that holds all weights takes them")
-        if attn_mask is None:
+        if attn_mask is None and q.size(-1) == v.size(-1):  # others, as PoPE's, are not flash attention's
             return aten._scaled_dot_product_flash_attention(q, k, v, dropout_p, False, False, scale=scale)[0]
+        if attn_mask is None:
+            return aten._scaled_dot_product_efficient_attention(q, k, v, None, True, dropout_p, False, scale=scale)[0]
         *others, last = attn_mask.stride()
         if last != 1:
             self.found.append(

@@ -106,10 +106,12 @@ def test_text_names_all_packages_that_it_lacks(missing):
 @pytest.mark.parametrize(
     ("words", "end"), [("bench memory", ""), ("pretrain --data=x --output=y", "; --engine transformers does without")]
 )
-def test_a_command_names_the_package_that_it_lacks(words, end):
+def test_a_command_names_the_package_that_it_lacks(words, end, tmp_path):
     """What comes with fairseq is fairseq."""
+    write_data(tmp_path / "x")
     script = "from click.testing import CliRunner\nfrom tupe.cli import main\n"
-    script += f"result = CliRunner().invoke(main, {words.split()})\nprint(result.exit_code, result.output)"
+    script += f"import os; os.chdir({str(tmp_path)!r})\nresult = CliRunner().invoke(main, {words.split()})\n"
+    script += "print(result.exit_code, result.output)"
     said = run(BLOCK.format(names=["fairseq", "fairseq_cli", "hydra", "omegaconf"]) + script)
     command = words.partition(" --")[0]
     there = "which is not installed; scripts/setup.sh installs all"

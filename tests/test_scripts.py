@@ -318,7 +318,8 @@ def test_setup_installs_once_and_again_when_requirements_change(tmp_path):
 
 
 def quickstart_rows(text):
-    return [[cell.strip() for cell in row.split("|")[1:-1]] for row in text.splitlines() if row.startswith("| ")]
+    rows = [row for row in text.splitlines() if row.startswith("| ") and not row.startswith("| ---")]
+    return [[cell.strip() for cell in row.split("|")[1:-1]] for row in rows]
 
 
 def test_quickstart_writes_its_table_into_the_page(monkeypatch, tmp_path):
