@@ -12,7 +12,7 @@ COMMANDS = {"tupe": cli.main, "python -m reproduction": laboratory}
 NAMES = {program: {*group.list_commands(None)} for program, group in COMMANDS.items()}
 ROOT = PLUGIN.parent
 DOCS = sorted(path for folder in ("", "dev", "appendix") for path in (ROOT / "docs" / folder).glob("*.md"))
-GENERATED = {"commands.md", "api.md"}  # by tests/commands.py and tests/api.py
+GENERATED = {"commands.md", "api.md", "encodings.md"}  # by tests/commands.py, tests/api.py, tests/cards.py
 TOUR = ROOT / "docs" / "tour.ipynb"
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(page for page in DOCS if page.name != "commands.md")]
 PROGRAM = re.compile(

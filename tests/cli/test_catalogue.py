@@ -2,6 +2,7 @@
 
 import re
 
+import cards
 import pytest
 from click.testing import CliRunner
 from helpers import CONFIGS, PLUGIN
@@ -28,6 +29,20 @@ def test_table_of_schemes_in_docs_is_what_the_command_prints():
         assert (row[-3] == "none") == (name == "nopos")
         assert ("gate" in row[-3]) == overrides(SCHEMES[name], "gate")
         assert (row[-2] == "refused") == SCHEMES[name].bounded
+
+
+def test_a_card_says_what_the_class_says():
+    printed, _ = rows(catalogue.list_schemes, "shaw", "rope")
+    assert printed == catalogue.card("shaw") + "\n" + catalogue.card("rope")
+    assert printed.count("`fraction:1`") == 1 and "- Presets: `shaw`" in printed and "`rope_l2`" in printed
+    assert " ".join(SCHEMES["rope"].__doc__.split()) in " ".join(printed.split())
+    refused = CliRunner().invoke(catalogue.list_schemes, ["rop"])
+    assert refused.exit_code == 2 and "unknown position encoding 'rop'; did you mean 'rope'?" in refused.output
+
+
+def test_the_page_of_cards_is_up_to_date():
+    page = PLUGIN.parent / "docs" / "encodings.md"
+    assert cards.page() == page.read_text(), "python tests/cards.py > docs/encodings.md"
 
 
 @pytest.mark.parametrize("size, width", [("base", 768), ("tiny", 128)])

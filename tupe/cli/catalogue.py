@@ -1,14 +1,18 @@
 """Commands that list architectures, position encodings, presets. Needs only the core."""
 
+import inspect
+from collections.abc import Iterator
+
 import click
 import torch
+import yaml
 
 from ..common import options
 from ..common.architectures import ARCHITECTURES, OTHER_BLOCKS, preset, with_size
-from ..common.options import CONFIGS, Command
+from ..common.options import CONFIGS, Command, did_you_mean
 from ..common.tables import TextTable
 from ..encoder import Encoder, LMHead
-from ..positions import Dims, PositionScheme, format_value, options_of, overrides
+from ..positions import Dims, PositionScheme, format_value, options_of, overrides, parse
 from ..schemes import SCHEMES
 
 VOCAB, PAD, MAX_POSITIONS = 32768, 1, 512
@@ -45,25 +49,61 @@ def list_models(size):
             click.echo(f"  {name:24} {' x '.join(map(str, shape)):>12} = {shape.numel():,}")
 
 
-@click.command(cls=Command)
-def list_schemes():
-    """Every position encoding: name, paper, formula, options with defaults, hooks, what happens farther away than in
-    training, parameters at BERT-Base size.
+def facts(name: str) -> tuple[str, str, int]:
+    """(hooks, what happens farther away than in training, parameters at BERT-Base size) of a scheme."""
+    scheme, built = SCHEMES[name], SCHEMES[name](BASE)
+    hooks = ", ".join(hook for hook in HOOKS if overrides(scheme, hook)) or "none"
+    farther = {None: "a formula continues", 0: "–"}.get(built.saturates_at, f"as at {built.saturates_at}")
+    return hooks, "refused" if scheme.bounded else farther, count(built)
 
-    farther: sequences with more positions are refused; or all distances from some number on are treated as that one
-    (which training must have had); or a formula continues to any distance.
-    The table in docs/schemes.md is this command's output.
+
+def card(name: str) -> str:
+    """What its class says of a scheme, its options with their defaults, and its presets, as Markdown."""
+    scheme, (hooks, farther, parameters) = SCHEMES[name], facts(name)
+    options = ", ".join(f"`{option}:{format_value(known.default)}`" for option, known in options_of(scheme).items())
+    presets = ", ".join(f"`{preset}`" for preset, values in preset_files() if name in names_in(values))
+    lines = [
+        f"### {name}", "", f"`{scheme.formula}`", "", inspect.getdoc(scheme), "", f"- From: {scheme.paper}.",
+        f"- Options: {options or 'none'}.", f"- Hooks: {hooks}. Farther away than in training: {farther}.",
+        f"- Parameters at base size, 512 positions: {parameters:,}.",
+    ]  # fmt: skip
+    return "\n".join(lines + [f"- Presets: {presets}."] * bool(presets)) + "\n"
+
+
+def preset_files() -> Iterator[tuple[str, dict]]:
+    """(name, values) of the files of configs/model."""
+    for path in sorted((CONFIGS / "model").glob("*.yaml")):
+        yield path.stem, yaml.safe_load(path.read_text(encoding="utf-8"))
+
+
+def names_in(values: dict) -> list[str]:
+    """Of the schemes of a preset's values."""
+    position = values.get("position") or preset(values["_name"])["position"]
+    return [part.name for part in parse(position)]
+
+
+@click.command(cls=Command)
+@click.argument("names", nargs=-1)
+def list_schemes(names):
+    """Every position encoding in a table, or what NAMES are, one by one, with their options.
+
+    farther: sequences with more positions than in training are refused; or all distances from some number on are
+    treated as that one (which training must have had); or a formula continues to any distance. Parameters are those
+    at BERT-Base size with 512 positions. The table in docs/schemes.md is this command's output, docs/encodings.md
+    holds what it prints of every name.
     """
+    for name in names:
+        if name not in SCHEMES:
+            raise ValueError(f"unknown position encoding {name!r}{did_you_mean(name, SCHEMES)}")
+    if names:
+        click.echo("\n".join(map(card, names)), nl=False)
+        return
     rows = []
     for name, scheme in SCHEMES.items():
-        hooks = ", ".join(hook for hook in HOOKS if overrides(scheme, hook)) or "none"
-        options = " ".join(f"`{option}:{format_value(known.default)}`" for option, known in options_of(scheme).items())
-        built = scheme(BASE)
-        shared = {None: "a formula continues", 0: "–"}.get(built.saturates_at, f"as at {built.saturates_at}")
-        farther = "refused" if scheme.bounded else shared
-        rows.append([f"`{name}`", scheme.paper, f"`{scheme.formula}`", options, hooks, farther, f"{count(built):,}"])
-    header = ["name", "paper", "formula", "options", "hooks", "farther", "parameters (base, 512 positions)"]
-    click.echo(TextTable.plain(header, rows, align="llllllr").markdown(), nl=False)
+        hooks, farther, parameters = facts(name)
+        rows.append([f"`{name}`", scheme.paper, f"`{scheme.formula}`", hooks, farther, f"{parameters:,}"])
+    header = ["name", "paper", "formula", "hooks", "farther", "parameters"]
+    click.echo(TextTable.plain(header, rows, align="lllllr").markdown(), nl=False)
 
 
 @click.command(cls=Command)
