@@ -208,6 +208,7 @@ def prepared(vocabulary, tmp_path_factory):
 @pytest.fixture(scope="module")
 def tuned(prepared, small, tmp_path_factory):
     """{(task, engine): folder of the run}."""
+    pytest.importorskip("fairseq")
     folder, runs = tmp_path_factory.mktemp("tuned"), {}
     for task, engine in (("cats", "fairseq"), ("cats", "transformers"), ("often", "fairseq")):
         runs[task, engine] = folder / f"{task}_{engine}"
