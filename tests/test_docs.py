@@ -206,7 +206,7 @@ def test_the_first_python_of_the_readme_runs():
     transformers never forgets what `tupe.hf` registers."""
     pytest.importorskip("transformers")
     core, hf, *_ = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    core = core.replace("encoder = Encoder(32768, 1, ", "encoder = Encoder(32768, 1, layers=1, ")
+    core = core.replace("encoder = Encoder(", "encoder = Encoder(layers=1, ")
     hf = hf.replace('pipeline("fill-mask"', 'filled = pipeline("fill-mask"')
     printed = run(f"{core}\n{hf}\nprint(len(filled))").splitlines()
     assert printed[-2:] == [core.rpartition("# ")[2].strip(), "5"]
