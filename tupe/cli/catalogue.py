@@ -62,9 +62,10 @@ def card(name: str) -> str:
     scheme, (hooks, farther, parameters) = SCHEMES[name], facts(name)
     options = ", ".join(f"`{option}:{format_value(known.default)}`" for option, known in options_of(scheme).items())
     presets = ", ".join(f"`{preset}`" for preset, values in preset_files() if name in names_in(values))
+    farther = "" if farther == "–" else f" Farther away than in training: {farther}."
     lines = [
-        f"### {name}", "", f"`{scheme.formula}`", "", inspect.getdoc(scheme), "", f"- From: {scheme.paper}.",
-        f"- Options: {options or 'none'}.", f"- Hooks: {hooks}. Farther away than in training: {farther}.",
+        f"### {name}", "", f"`{scheme.formula}`", "", inspect.getdoc(scheme), "", f"- Paper: {scheme.paper}.",
+        f"- Options: {options or 'none'}.", f"- Hooks: {hooks}.{farther}",
         f"- Parameters at base size, 512 positions: {parameters:,}.",
     ]  # fmt: skip
     return "\n".join(lines + [f"- Presets: {presets}."] * bool(presets)) + "\n"
