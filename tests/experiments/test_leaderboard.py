@@ -110,7 +110,7 @@ def test_a_row_is_what_its_runs_say(place):
     assert [int(number.replace(",", "")) for number in rows["tupe_r"][5].split(", ")] == [
         pytest.approx(update, abs=1) for update in exits
     ]
-    assert rows["tupe_r"][6].startswith("62.0 [")  # 60 and the seed
+    assert rows["tupe_r"][6] == "61.0, 62.0, 63.0"  # 60 and the seed
     assert rows["tupe_r"][7:] == ["refused", "refused", "refused", "1,234", "3.25"]
     assert rows["nopos"][5] == "never, never, never" and rows["nopos"][7:10] == ["+0.10", "+0.30", "+1.50"]
     assert rows_of(standings.table("modern").markdown())["tupe_r"][2:] == ["0 of 5", *"–" * 9]

@@ -145,14 +145,17 @@ def read(folder: Path) -> dict[str, list[dict]]:
 
 
 def write(tables: dict[str, list[dict]], folder: Path) -> None:
-    """Write tables; the same rows give the same bytes."""
+    """Write tables, but no new one without rows; the same rows give the same bytes."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, columns in COLUMNS.items():
+        path = folder / f"{name}.csv.gz"
+        if not tables[name] and not path.exists():
+            continue
         text = io.StringIO()
         writer = csv.DictWriter(text, columns, restval="", lineterminator="\n")
         writer.writeheader()
         writer.writerows(tables[name])
-        record.write_atomically(folder / f"{name}.csv.gz", gzip.compress(text.getvalue().encode(), mtime=0))
+        record.write_atomically(path, gzip.compress(text.getvalue().encode(), mtime=0))
 
 
 def merge(known: dict[str, list[dict]], new: dict[str, list[dict]]) -> dict[str, list[dict]]:
