@@ -1,5 +1,8 @@
 """Every faster path against the plain one: outputs, all gradients, dropout, and what a step allocates."""
 
+import functools
+import itertools
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -87,18 +90,27 @@ def assert_same(ours, plain, tolerance):
         assert off < 10 * tolerance, f"{name}: relative error {off:.1e}"
 
 
-@pytest.mark.parametrize("length, padding", [(MAX, ()), (39, (0, 5, 38)), (1, ())], ids=["full", "padded", "L1"])
+# Of the blocked backend, (logits of a block, longest sequence whose weights are kept): one [L, L] block at a time, some
+# heads at a time, or all; weights computed again in the backward pass, or kept.
+BLOCKINGS = {"full": [(1, MAX), (2**14, 0)], "padded": [(1, 0), (2**18, MAX)], "L1": [(1, 0)]}
+
+
+@functools.cache  # two backends are compared with it
+def plain_outcome(position, cls, length, padding):
+    return outcome(encoder(position, cls, attention="plain"), batch(length, padding))
+
+
+@pytest.mark.parametrize("length, padding", [(MAX, ()), (39, (0, 5, 38)), (1, ())], ids=BLOCKINGS)
 @pytest.mark.parametrize("position, cls", SOFTMAX)
 @pytest.mark.parametrize("path, device", [*FAST_ON, TRITON])
 def test_equals_plain(path, device, position, cls, length, padding, monkeypatch):
-    tokens = batch(length, padding)
+    expected = plain_outcome(position, cls, length, padding)
     monkeypatch.setattr(windows, "CHUNK", 5)
-    expected = outcome(encoder(position, cls, attention="plain"), tokens)
-    # One [L, L] block at a time, some heads at a time, or all; weights computed again in the backward pass, or kept.
-    for block, short in [(1, 0), (1, MAX), (2**14, 0), (2**18, MAX)] if path == "blocked" else [(1, 0)]:
+    blockings = BLOCKINGS["L1" if length == 1 else "padded" if padding else "full"]
+    for block, short in blockings if path == "blocked" else blockings[:1]:
         monkeypatch.setattr(backend_cpu, "BLOCK_LOGITS", block)
         monkeypatch.setattr(backend_cpu, "SAVE_WEIGHTS_UP_TO", short)
-        ours = outcome(encoder(position, cls, attention=path).to(device), tokens)
+        ours = outcome(encoder(position, cls, attention=path).to(device), batch(length, padding))
         assert_same(ours, expected, 1e-5 if device == "cpu" else 1e-4)
 
 
@@ -144,24 +156,31 @@ def test_long_sequences_in_evaluation(position, cls, padding, monkeypatch):
 READ = {"[CLS]": of_cls, "some": lambda tokens: tokens.ne(PAD).flatten().nonzero().squeeze(1)[[7, 0, 3]]}
 
 
-@pytest.mark.parametrize("read", READ.values(), ids=READ)
-@pytest.mark.parametrize("padding", [(), (5, 33, 0)], ids=["full", "padded"])
+WHOLE = [  # the options of a model, whichever terms and layers it has
+    *({"position": position, "cls": cls} for position, cls in SOFTMAX),
+    *({"position": position} for position in SCHEMES if (position, "tied") not in SOFTMAX),
+    *({"normaliser": normaliser} for normaliser in NORMALISERS),
+    {"block": "gau", "normaliser": "relu2"},
+    {"block": "modern"},
+    {"checkpoint_activations": True},
+]
+# With each of them, [CLS] of full or of padded sequences, in turns, and some tokens of the others.
+CASES = [
+    (options, padding, read)
+    for options, turn in zip(WHOLE, itertools.cycle([[(), (5, 33, 0)], [(5, 33, 0), ()]]), strict=False)
+    for padding, read in zip(turn, READ, strict=True)
+]
+
+
 @pytest.mark.parametrize(
-    "options",
-    [
-        *({"position": position, "cls": cls} for position, cls in SOFTMAX),
-        *({"position": position} for position in SCHEMES if (position, "tied") not in SOFTMAX),
-        *({"normaliser": normaliser} for normaliser in NORMALISERS),
-        {"block": "gau", "normaliser": "relu2"},
-        {"block": "modern"},
-        {"checkpoint_activations": True},
-    ],
-    ids=lambda options: "-".join(map(str, options.values())),
+    "options, padding, read",
+    CASES,
+    ids=lambda x: "-".join(map(str, x.values())) if isinstance(x, dict) else x if isinstance(x, str) else str(bool(x)),
 )
-def test_the_last_layer_computes_only_what_is_read(options, padding, read, monkeypatch):
+def test_the_last_layer_computes_only_what_is_read(options, padding, read):
     """Features and all gradients are those of the whole batch; the last layer's products have few rows."""
     tokens, model, outcomes = batch(35, padding), encoder(**options), []
-    indices, last = read(tokens), model.layers[-1]
+    indices, last = READ[read](tokens), model.layers[-1]
     rows = []
     (last.fc2 if hasattr(last, "fc2") else last.u).register_forward_hook(lambda *a: rows.append(a[2].flatten(0, -2)))
     for chosen in (None, indices):
@@ -489,10 +508,10 @@ def big_tensors(position, path, tokens, **options):
     return sizes.large
 
 
-@pytest.mark.parametrize("position", ["untied", "untied+t5"])
-def test_no_bias_per_sequence(position, monkeypatch):
+def test_no_bias_per_sequence(monkeypatch):
     """B H L L = 12 * 4 * 40 * 40 entries: more than any other tensor of this model."""
-    monkeypatch.setattr(backend_cpu, "BLOCK_LOGITS", 40 * 40)  # else all of it would be one block
+    position = "untied+t5"
+    monkeypatch.setattr(backend_cpu, "BLOCK_LOGITS", H * 40 * 40)  # a sequence; else all of it would be one block
     full, padded = batch(size=12), batch(size=12, padding=(0, 3, 7))
     for tokens in (full, padded):
         kept = big_tensors("nopos", "blocked", tokens)  # one per layer: short sequences keep their weights
