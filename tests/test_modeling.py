@@ -1,6 +1,7 @@
 """The models of transformers: adapters, quantised weights, weights that are elsewhere or in shards."""
 
 import copy
+import itertools
 
 import pytest
 import torch
@@ -8,7 +9,7 @@ from torch import nn
 
 from tupe import cpu
 from tupe.encoder import BLOCKS
-from tupe.positions import check_combination, parse
+from tupe.positions import Dims, Positions, check_combination, parse
 from tupe.schemes import SCHEMES
 
 transformers = pytest.importorskip("transformers")
@@ -48,13 +49,15 @@ def first_output(model, ids=IDS, **options):
     return out[ids != 1] if out.shape[:2] == ids.shape else out
 
 
-@pytest.mark.parametrize("position", [*SCHEMES, *SUMS])
-@pytest.mark.parametrize("block", BLOCKS)
+# Every scheme in the usual block; in the others, some with modules of their own or of the layer's.
+BLOCKS_TRIED = [(position, "transformer") for position in [*SCHEMES, *SUMS]]
+BLOCKS_TRIED += [(name, block) for name in [*SUMS, "deberta_v2", "cable"] for block in BLOCKS if block != "transformer"]
+
+
+@pytest.mark.parametrize("position, block", BLOCKS_TRIED)
 def test_weights_that_come_from_a_disk_for_their_module_s_call(position, block, tmp_path):
     """No weight is read past its module: outside of its call, it has no values."""
     accelerate = pytest.importorskip("accelerate")
-    if (position, block) == ("directions", "gau"):
-        pytest.skip("GAU has one head, and this encoding needs two")
     model = make(position=position, block=block, normaliser="relu2" if block == "gau" else "softmax")
     with torch.no_grad():
         expected = first_output(model)
@@ -143,6 +146,10 @@ def in_shards(rank, kind, store, positions):
     torch.distributed.destroy_process_group()
 
 
+def has_parameters(position):
+    return any(True for _ in Positions(position, Dims(40, 32, 4, 2, head_dim=8, value_dim=8)).parameters())
+
+
 @pytest.mark.parametrize("kind", ["fsdp", "zero"])
 def test_shards_have_the_same_gradients(kind, tmp_path, monkeypatch):
     """FSDP2, whose unit may be a layer or a projection of positions, and ZeRO-3, which gathers what a module's call
@@ -153,8 +160,10 @@ def test_shards_have_the_same_gradients(kind, tmp_path, monkeypatch):
         pytest.skip("an older torch: FSDP2 is not there")
     for name, value in {"DS_ACCELERATOR": "cpu", "LOCAL_RANK": "0", "LOCAL_SIZE": "2", "OMP_NUM_THREADS": "1"}.items():
         monkeypatch.setenv(name, value)
-    arguments = kind, str(tmp_path / "store"), [*SCHEMES, *SUMS]
-    torch.multiprocessing.spawn(in_shards, arguments, nprocs=2)
+    arguments = kind, str(tmp_path / "store"), ["nopos", *filter(has_parameters, [*SCHEMES, *SUMS])]
+    # Copies of this process, which need not import anything again; deepspeed wants processes of its own.
+    way = "fork" if kind == "fsdp" else "spawn"
+    torch.multiprocessing.start_processes(in_shards, arguments, nprocs=2, start_method=way)
 
 
 @pytest.mark.parametrize("position", ["kerple+urpe", "fire", "sinusoidal_learned", "shaw_sinusoidal_learned", "shaw"])
@@ -317,12 +326,14 @@ def test_captum_attributes_to_words():
 
 
 # Which have all ways of spreading what is known by offset; the other schemes are slow.
-TRACED = ["untied+t5", "shaw+shaw_values", "window:size:4", "nonparametric"]
+TRACED = [("untied+t5", "sdpa"), ("shaw+shaw_values", "eager"), ("window:size:4", "eager"), ("nonparametric", "sdpa")]
 
 
-def slow_but(names):
-    others = (name for name in [*SCHEMES, *TRACED] if name not in names)
-    return [*names, *(pytest.param(name, marks=pytest.mark.slow) for name in dict.fromkeys(others))]
+def slow_but(quick, *axes):
+    """Every encoding on both attention paths, and the product with other axes: what is not in `quick` is slow."""
+    names = dict.fromkeys([*SCHEMES, *(name for name, _ in TRACED)])
+    cases = itertools.product(names, ("sdpa", "eager"), *axes)
+    return [*quick, *(pytest.param(*case, marks=pytest.mark.slow) for case in cases if case not in quick)]
 
 
 def texts(batch, length):
@@ -339,15 +350,13 @@ def same_at_other_sizes(model, run):
         torch.testing.assert_close(run(ids, mask)[mask == 1], model(ids, mask)[0][mask == 1], rtol=1e-4, atol=1e-5)
 
 
-@pytest.fixture(params=["sdpa", "eager"])
-def traceable(request):
-    def build(position):
-        model = make(position=position)
-        model.config._attn_implementation, model.config.return_dict = request.param, False
-        return model
-
+@pytest.fixture
+def traceable(position, path):
+    """The model, whose attention takes this path; nothing is recorded for a backward pass."""
+    model = make(position=position)
+    model.config._attn_implementation, model.config.return_dict = path, False
     with torch.no_grad():
-        yield build
+        yield model
 
 
 def sizes():
@@ -355,43 +364,47 @@ def sizes():
     return size, size
 
 
-@pytest.mark.parametrize("position", [*SCHEMES, *SUMS])
-@pytest.mark.parametrize("onednn", [True, False])
-def test_traced_code_has_any_length(position, onednn, traceable, monkeypatch):
+# Products of oneDNN's and others: with every encoding on one path each, with some on both.
+@pytest.mark.parametrize(
+    "position, path, onednn",
+    [(name, path, onednn) for name in [*SCHEMES, *SUMS] for path, onednn in (("sdpa", True), ("eager", False))]
+    + [(name, path, onednn) for name in SUMS for path, onednn in (("sdpa", False), ("eager", True))],
+)
+def test_traced_code_has_any_length(position, path, onednn, traceable, monkeypatch):
     monkeypatch.setattr("tupe.cpu.ONEDNN", onednn and cpu.HAS_ONEDNN)
-    model = traceable(position)
-    traced = torch.jit.trace(model, texts(2, 8), check_trace=False)
-    same_at_other_sizes(model, lambda *inputs: traced(*inputs)[0])
+    traced = torch.jit.trace(traceable, texts(2, 8), check_trace=False)
+    same_at_other_sizes(traceable, lambda *inputs: traced(*inputs)[0])
 
 
 @pytest.mark.skipif(torch.__version__ < "2.6", reason="an older torch.export")
-@pytest.mark.parametrize("position", slow_but(TRACED))
-def test_exported_programs_have_any_length(position, traceable):
-    model = traceable(position)
-    program = torch.export.export(model, texts(2, 8), dynamic_shapes=sizes(), strict=False).module()
-    same_at_other_sizes(model, lambda *inputs: program(*inputs)[0])
+@pytest.mark.parametrize("position, path", slow_but(TRACED))
+def test_exported_programs_have_any_length(position, path, traceable):
+    program = torch.export.export(traceable, texts(2, 8), dynamic_shapes=sizes(), strict=False).module()
+    same_at_other_sizes(traceable, lambda *inputs: program(*inputs)[0])
 
 
-@pytest.mark.parametrize("dynamo", [True, False])
-@pytest.mark.parametrize("position", slow_but(TRACED[:2]))
-def test_onnx_has_any_length(position, dynamo, traceable, tmp_path):
+@pytest.mark.parametrize(
+    "position, path, dynamo", slow_but([(*TRACED[0], False), (*TRACED[1], True)], (True, False))
+)
+def test_onnx_has_any_length(position, path, dynamo, traceable, tmp_path):
     for name in ("onnx", *(["onnxscript"] if dynamo else [])):
         pytest.importorskip(name)
     runtime = pytest.importorskip("onnxruntime")
     if dynamo and torch.__version__ < "2.6":
         pytest.skip("an older torch.export")
-    model, file, names = traceable(position), str(tmp_path / "model.onnx"), ["ids", "mask"]
+    file, names = str(tmp_path / "model.onnx"), ["ids", "mask"]
     axes = {name: {0: "batch", 1: "length"} for name in names}
     dynamic = {"dynamic_shapes": sizes()} if dynamo else {"dynamic_axes": axes, "opset_version": 18}
     with torch.set_grad_enabled(dynamo):  # not only where gradients are off
         program = torch.onnx.export(
-            model, texts(2, 8), *([] if dynamo else [file]), dynamo=dynamo, input_names=names, verbose=False, **dynamic
+            traceable, texts(2, 8), *([] if dynamo else [file]), dynamo=dynamo, input_names=names, verbose=False,
+            **dynamic,
         )
     if dynamo:
         program.save(file)
     session = runtime.InferenceSession(file)
     same_at_other_sizes(
-        model, lambda ids, mask: torch.tensor(session.run(None, {"ids": ids.numpy(), "mask": mask.numpy()})[0])
+        traceable, lambda ids, mask: torch.tensor(session.run(None, {"ids": ids.numpy(), "mask": mask.numpy()})[0])
     )
 
 
