@@ -1,5 +1,6 @@
 """What is refused before torch and fairseq are imported, and that nothing valid is."""
 
+import json
 import shutil
 import subprocess
 import sys
@@ -58,14 +59,26 @@ MISTAKES = {  # words, with the folder in place of {} -> what is said
 }
 
 
+@pytest.fixture(scope="module")
+def refusals(folder):
+    """{words: (status, standard output, lines of standard error)} of all mistakes, made in one interpreter."""
+    commands = [[*words.replace("{}", str(folder)).split(), f"--output={folder / 'run'}"] for words in MISTAKES]
+    call = "import json\nfrom click.testing import CliRunner\nfor words in json.loads(sys.argv[1]):\n"
+    call += "    done = CliRunner().invoke(main, words, prog_name='tupe')\n"
+    call += "    print(json.dumps([done.exit_code, done.stdout, done.stderr.splitlines()]))\n"
+    program = PROGRAM.replace('main(sys.argv[1:], prog_name="tupe")\n', call)
+    words = [sys.executable, "-c", program, json.dumps(commands)]
+    done = subprocess.run(words, capture_output=True, text=True, cwd=PLUGIN.parent)
+    assert done.returncode == 0 and not done.stderr, done.stderr
+    return dict(zip(MISTAKES, map(json.loads, done.stdout.splitlines()), strict=True))
+
+
 @pytest.mark.parametrize("words", MISTAKES)
-def test_a_mistake_is_refused_before_torch_is_imported(words, folder):
+def test_a_mistake_is_refused_before_torch_is_imported(words, folder, refusals):
     pytest.importorskip("fairseq")
-    command = [word.replace("{}", str(folder)) for word in words.split()] + [f"--output={folder / 'run'}"]
-    done = subprocess.run([sys.executable, "-c", PROGRAM, *command], capture_output=True, text=True, cwd=PLUGIN.parent)
-    assert (done.returncode, done.stdout) == (2, "")
-    said = done.stderr.splitlines()
-    assert MISTAKES[words].replace("{}", str(folder)) in said[-1], done.stderr
+    status, shown, said = refusals[words]
+    assert (status, shown) == (2, "")
+    assert MISTAKES[words].replace("{}", str(folder)) in said[-1], said
     assert len(said) == 1 or said[0].startswith("Usage:") and len(said) <= 4
     assert not (folder / "run").exists()
 

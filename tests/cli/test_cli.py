@@ -156,18 +156,18 @@ def test_nearest():
     assert "'dropout'" in did_you_mean("dropuot", ["dropout", "lr"], preferred=["output"])
 
 
-def test_what_libraries_log_for_themselves_is_not_shown(tmp_path):
-    """A module of fairseq's sets the root logger to DEBUG, and Hydra then tells of every configuration."""
-    words = ["checkpoint", "convert", f"--from={PLUGIN.parent}/models/bert_a_mini", f"--output={tmp_path / 'x'}"]
-    shown = subprocess.run([sys.executable, "-m", "tupe", *words], capture_output=True, text=True, cwd=PLUGIN.parent)
-    assert shown.stdout == f"wrote {tmp_path}/x/checkpoint.pt\n" and not shown.stderr
-
-
-def test_a_checkpoint_of_fairseq_is_evaluated_without_its_log(pretrained, vocabulary, tmp_path):
-    """Its modules are imported only then, and matplotlib would list every font."""
-    words = ["plot", "positions", f"--checkpoint={pretrained}", f"--data={vocabulary}", f"--output={tmp_path / 'x'}"]
-    shown = subprocess.run([sys.executable, "-m", "tupe", *words], capture_output=True, text=True, cwd=PLUGIN.parent)
-    assert shown.returncode == 0 and not re.search("DEBUG|INFO", shown.stderr), shown.stderr[:500]
+def test_what_libraries_log_for_themselves_is_not_shown(pretrained, vocabulary, tmp_path):
+    """A module of fairseq's sets the root logger to DEBUG, and Hydra then tells of every configuration, matplotlib of
+    every font. Two commands in one interpreter, of which the second looks at a checkpoint of fairseq's."""
+    commands = [
+        ["checkpoint", "convert", f"--from={PLUGIN.parent}/models/bert_a_mini", f"--output={tmp_path / 'x'}"],
+        ["plot", "positions", f"--checkpoint={pretrained}", f"--data={vocabulary}", f"--output={tmp_path / 'y'}"],
+    ]
+    code = f"import sys\nfrom tupe.cli import main\nfor words in {commands}:\n"
+    code += "    main(words, prog_name='tupe', standalone_mode=False)\n    print('done', file=sys.stderr)"
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=PLUGIN.parent)
+    assert shown.stdout.startswith(f"wrote {tmp_path}/x/checkpoint.pt\n") and shown.stderr.startswith("done\n")
+    assert shown.returncode == 0 and not re.search("DEBUG|INFO", shown.stdout + shown.stderr), shown.stderr[:500]
 
 
 def test_a_closed_pipe_ends_quietly():

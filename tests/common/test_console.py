@@ -1,11 +1,10 @@
 """A few lines on the console, everything in the run's log, and an error as one line at the end."""
 
 import logging
-import subprocess
 import sys
 
 import pytest
-from helpers import PLUGIN, write_data
+from helpers import ended, fork_tupe, write_data
 
 from tupe.common import console, record
 
@@ -96,11 +95,9 @@ def test_a_training_says_little(engine, into_log, tmp_path):
     if into_log:
         run.mkdir()
         output = run / "train.log"
-    with output.open("a") as file:
-        program = [sys.executable, "-m", "tupe", *words]
-        done = subprocess.run(program, stdout=file, stderr=subprocess.STDOUT, cwd=PLUGIN.parent)
+    status = ended(fork_tupe(*words, log=output))
     shown, log = output.read_text().splitlines(), (run / "train.log").read_text()
-    assert done.returncode == 0, shown[-5:]
+    assert status == 0, shown[-5:]
     assert log.count("update 1") + log.count("num_updates=1,") + log.count("num_updates=1 ") == 1
     assert ("'_name': 'tupe_masked_lm'" in log) == (engine == "fairseq")
     assert log.startswith("$ ") != into_log
