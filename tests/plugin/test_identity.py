@@ -41,34 +41,41 @@ def other_text(data, folder):
     return folder
 
 
-OTHERS = {
-    "--dropout=0": "model.dropout 0.1 there, 0.0 here",
-    "--weight-decay=0.3": "optimizer.weight_decay 0.01 there, 0.3 here",
-    "--mask-prob=0.5": "task.mask_prob 0.15 there, 0.5 here",
-    "--update-freq=2": "optimization.update_freq [1] there, [2] here",
-    "--batch-size=2": "dataset.batch_size 4 there, 2 here",
-    "--warmup-updates=3": "lr_scheduler.warmup_updates 2 there, 3 here",
-    "--clip-norm=0": "optimization.clip_norm 1.0 there, 0.0 here",
-    "--lr=[0.01,0.02]": "optimization.lr",
-    "--adam-betas=(0.9, 0.98)": "optimizer.adam_betas [0.9, 0.999] there, [0.9, 0.98] here",
-    "--optimizer=adamw_fused": "optimizer._name adam there, adamw_fused here",
-    "--criterion=masked_lm_chunked": "criterion._name masked_lm there, masked_lm_chunked here",
-    "--autocast=bf16": "model.autocast none there, bf16 here",
-    "--seed=3": "seed 1 there, 3 here",
-    "--tokens-per-sample=16": "model.max_positions 24 there, 16 here; task.tokens_per_sample 24 there, 16 here",
-    "--position=t5": "model.position t5+untied there, t5 here",
-    "--max-valid-steps=1": "dataset.max_valid_steps none there, 1 here",
-    "--reset-optimizer": "checkpoint.reset_optimizer False there, True here",
-    "--ddp-comm-hook=fp16": "distributed_training.ddp_comm_hook none there, fp16 here",
-}
+OTHERS = [  # what is set, several at a time, and what is said of each
+    {
+        "--dropout=0": "model.dropout 0.1 there, 0.0 here",
+        "--weight-decay=0.3": "optimizer.weight_decay 0.01 there, 0.3 here",
+        "--mask-prob=0.5": "task.mask_prob 0.15 there, 0.5 here",
+        "--update-freq=2": "optimization.update_freq [1] there, [2] here",
+        "--batch-size=2": "dataset.batch_size 4 there, 2 here",
+        "--warmup-updates=3": "lr_scheduler.warmup_updates 2 there, 3 here",
+        "--clip-norm=0": "optimization.clip_norm 1.0 there, 0.0 here",
+        "--lr=[0.01,0.02]": "optimization.lr",
+        "--adam-betas=(0.9, 0.98)": "optimizer.adam_betas [0.9, 0.999] there, [0.9, 0.98] here",
+        "--autocast=bf16": "model.autocast none there, bf16 here",
+    },
+    {
+        "--optimizer=adamw_fused": "optimizer._name adam there, adamw_fused here",
+        "--position=t5": "model.position t5+untied there, t5 here",
+        "--ddp-comm-hook=fp16": "distributed_training.ddp_comm_hook none there, fp16 here",
+    },
+    {
+        "--criterion=masked_lm_chunked": "criterion._name masked_lm there, masked_lm_chunked here",
+        "--seed=3": "seed 1 there, 3 here",
+        "--tokens-per-sample=16": "model.max_positions 24 there, 16 here; task.tokens_per_sample 24 there, 16 here",
+        "--max-valid-steps=1": "dataset.max_valid_steps none there, 1 here",
+        "--reset-optimizer": "checkpoint.reset_optimizer False there, True here",
+    },
+]
 
 
-@pytest.mark.parametrize("option", OTHERS)
-def test_another_setting_is_another_run(option, data, begun):
+@pytest.mark.parametrize("others", OTHERS, ids=lambda others: " ".join(others))
+def test_another_setting_is_another_run(others, data, begun):
     before = record.contents(begun)
     with pytest.raises(ValueError, match="holds another run") as refused:
-        train(pretrain_arguments(data, begun, *LONGER, option))
-    assert OTHERS[option] in str(refused.value) and "\n" not in str(refused.value) and refused.value.code == 2
+        train(pretrain_arguments(data, begun, *LONGER, *others))
+    assert [said for said in others.values() if said not in str(refused.value)] == []
+    assert "\n" not in str(refused.value) and refused.value.code == 2
     assert record.contents(begun) == before and not record.is_locked(begun)
 
 
