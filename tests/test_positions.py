@@ -114,14 +114,12 @@ def test_every_parameter_learns(position, cls):
     assert silent == ({f"positions.{name}.k.bias" for name in copies + whole} if cls == "tied" else set())
 
 
-in_all_layers = pytest.mark.parametrize(
-    ("position", "cls", "block", "normaliser"),
-    [(position, cls, "transformer", "softmax") for position, cls in SETTINGS]
-    + [(*s, block, norm) for s in [("nopos", "tied"), ("urpe", "untied")] for block in BLOCKS for norm in NORMALISERS],
-)
+IN_ALL_LAYERS = [(position, cls, "transformer", "softmax") for position, cls in SETTINGS] + [
+    (*s, block, norm) for s in [("nopos", "tied"), ("urpe", "untied")] for block in BLOCKS for norm in NORMALISERS
+]
 
 
-@in_all_layers
+@pytest.mark.parametrize(("position", "cls", "block", "normaliser"), IN_ALL_LAYERS)
 def test_padding_changes_nothing(position, cls, block, normaliser):
     model = scramble(encoder(position, cls, block=block, normaliser=normaliser)).eval()
     padded = tokens()
@@ -134,8 +132,14 @@ def test_padding_changes_nothing(position, cls, block, normaliser):
     torch.testing.assert_close(model(other)[0][1], both[1], rtol=1e-9, atol=1e-9)  # nor do the other rows of the batch
 
 
-@in_all_layers
-@pytest.mark.parametrize("recompute", [False, True], ids=["", "recompute"])
+AGAIN = [("untied+t5", "untied"), ("rope", "tied"), ("deberta", "tied"), ("shaw+shaw_values", "tied")]
+
+
+@pytest.mark.parametrize(
+    ("position", "cls", "block", "normaliser", "recompute"),
+    [(*case, False) for case in IN_ALL_LAYERS]
+    + [(*setting, block, "softmax", True) for setting in AGAIN for block in BLOCKS],
+)
 def test_token_wise_work_without_padding(position, cls, block, normaliser, recompute, monkeypatch):
     """Features, hidden states and all gradients are those of the padded computation, wherever the padding is."""
     options = {"block": block, "normaliser": normaliser, "checkpoint_activations": recompute}

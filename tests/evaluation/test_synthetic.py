@@ -61,9 +61,14 @@ def predicted(position, normaliser, special):
     return "fail" if normaliser == "softmax" else None
 
 
+# Softmax and a normaliser that is none of a row's sum, for every scheme; the other ones for some of each verdict.
+SOME = ["nopos", "absolute", "alibi", "rope", "urpe", "untied+t5"]
+NORMALISED = [(name, kind) for name in [*SCHEMES, "shaw+shaw_values", "untied+t5"] for kind in NORMALISERS
+              if kind in ("softmax", "l2") or name in SOME]  # fmt: skip
+
+
 @pytest.mark.parametrize("special", [False, True])
-@pytest.mark.parametrize("normaliser", list(NORMALISERS))
-@pytest.mark.parametrize("position", [*SCHEMES, "shaw+shaw_values", "untied+t5"])
+@pytest.mark.parametrize("position, normaliser", NORMALISED)
 def test_structure_is_what_the_hooks_predict(position, normaliser, special):
     spread, asymmetry, distinct = structure(position, n=16, special=special, normaliser=normaliser)
     expected = predicted(position, normaliser, special)
