@@ -86,20 +86,26 @@ def test_it_is_changed_and_converted_both_ways(small, vocabulary, tmp_path):
 
 
 def test_own_text_to_a_fine_tuned_and_evaluated_model_without_fairseq(small, vocabulary, tmp_path):
-    """The README's commands in processes that cannot import fairseq, Hydra and OmegaConf."""
+    """The README's commands in three processes that cannot import fairseq, Hydra and OmegaConf."""
     from helpers import official_folder
 
-    def without(*words):
-        def run():
-            logging.root.handlers.clear()
-            sys.stdout = sys.stderr = open(tmp_path / "log", "a", buffering=1)  # noqa: SIM115
-            sys.modules.update(dict.fromkeys(["fairseq", "fairseq_cli", "hydra", "omegaconf"]))
-            from tupe.cli import main
+    commands = []
 
-            main()
+    def run():
+        logging.root.handlers.clear()
+        sys.stdout = sys.stderr = open(tmp_path / "log", "a", buffering=1)  # noqa: SIM115
+        sys.modules.update(dict.fromkeys(["fairseq", "fairseq_cli", "hydra", "omegaconf"]))
+        from tupe.cli import main
 
-        process = fork(run, "tupe", *words, anew=True)
-        assert ended(process) == 0, (tmp_path / "log").read_text()
+        for words in commands:
+            sys.argv[1:] = words
+            main(standalone_mode=False)
+
+    def without(*words, last=False):
+        commands.append(list(map(str, words)))
+        if last:
+            assert ended(fork(run, "tupe", anew=True)) == 0, (tmp_path / "log").read_text()
+            commands.clear()
 
     text = tmp_path / "text.txt"
     text.write_text("\n\n".join(f"The cats sat on {n} old mats . Dogs ran in parks ." for n in range(400)))
@@ -108,7 +114,7 @@ def test_own_text_to_a_fine_tuned_and_evaluated_model_without_fairseq(small, voc
     tiny = ["--gpus=0", "--allocator=none", "--num-workers=0"]
     more = ["--arch=tupe_r_tiny", "--max-update=2", "--batch-size=4", "--tokens-per-sample=32", *tiny]
     engine = ["--engine=transformers", "--data", tmp_path / "data"]
-    without("pretrain", *engine, "--output", tmp_path / "run", *more)
+    without("pretrain", *engine, "--output", tmp_path / "run", *more, last=True)
     write_pairs(tmp_path / "minimal-pairs.jsonl")
     for name in COMMANDS:
         without(*words_of(name, model=tmp_path / "run", data=tmp_path / "data", output=tmp_path / name))
@@ -118,7 +124,7 @@ def test_own_text_to_a_fine_tuned_and_evaluated_model_without_fairseq(small, voc
     glue = ["--glue", tmp_path / "official", "--data", tmp_path / "data", "--output", tmp_path / "glue"]
     without("prepare", "glue", *glue, "--tasks=RTE", "--jobs=1")
     tune = ["--task=RTE", "--engine=transformers", "--data", tmp_path / "glue", "--checkpoint", tmp_path / "run"]
-    without("finetune", *tune, "--output", tmp_path / "runs" / "rte", "--max-epoch=1", *tiny)
+    without("finetune", *tune, "--output", tmp_path / "runs" / "rte", "--max-epoch=1", *tiny, last=True)
     without("predict", "--data", tmp_path / "glue", "--output", tmp_path / "sent", f"RTE={tmp_path / 'runs' / 'rte'}")
-    without("report", tmp_path / "runs", "--output", tmp_path / "report")
+    without("report", tmp_path / "runs", "--output", tmp_path / "report", last=True)
     assert "RTE" in (tmp_path / "report" / "report.md").read_text()
