@@ -212,26 +212,25 @@ HANDED = [
 ]
 
 
+HANDED += [(name, name.split()[1:], []) for name in PINNED] + [("pretrain", [f"model={m}"], []) for m in SOME_MODELS]
+PROCESSES = itertools.cycle([(1, True), (2, False)])  # with or without GPUs
+
+
 @pytest.mark.parametrize(
-    ("name", "overrides", "words"),
-    [
-        *HANDED,
-        *((name, name.split()[1:], []) for name in PINNED),
-        *(("pretrain", [f"model={m}"], []) for m in SOME_MODELS),
-    ],
+    ("name", "overrides", "words", "processes", "cuda"),
+    [(*case, *processes) for case, processes in zip(HANDED, PROCESSES, strict=False)],
 )
-def test_what_is_handed_to_fairseq_is_what_it_makes_of_the_words(name, overrides, words):
-    """Each value and its type, on one process and on two; also when it was sent to another process."""
+def test_what_is_handed_to_fairseq_is_what_it_makes_of_the_words(name, overrides, words, processes, cuda):
+    """Each value and its type, on one process or on two; also when it was sent to another process."""
 
     def contents(config):
         return json.dumps(OmegaConf.to_container(config), sort_keys=True)
 
-    for processes, cuda in (1, True), (2, False):
-        options = training_options(CONFIGS, name.split()[0], overrides, ["A:B", *words], processes, cuda)
-        config = configuration(options[0])
-        assert contents(config) == contents(worker.parsed(words_of(*options)))
-        sent = worker.from_text(worker.to_text(config))
-        assert sent == config and OmegaConf.is_struct(sent) and OmegaConf.is_struct(config)
+    options = training_options(CONFIGS, name.split()[0], overrides, ["A:B", *words], processes, cuda)
+    config = configuration(options[0])
+    assert contents(config) == contents(worker.parsed(words_of(*options)))
+    sent = worker.from_text(worker.to_text(config))
+    assert sent == config and OmegaConf.is_struct(sent) and OmegaConf.is_struct(config)
 
 
 @pytest.mark.parametrize("word", ["--arch=roberta_base", "--optimizer=lamb"])
