@@ -16,7 +16,7 @@ from tupe.backends import BACKENDS, choose, make
 from tupe.bench import memory
 from tupe.encoder import BLOCKS, Encoder, LMHead, of_cls
 from tupe.packing import NO_PADDING
-from tupe.positions import overrides
+from tupe.positions import Dims, Positions, overrides
 from tupe.schemes import SCHEMES
 from tupe.token_positions import TokenPositions
 
@@ -53,8 +53,9 @@ def mix(path, q, k, v, bias, p=0.0):
 
 
 def has_fast_path(position, cls):
+    dims = Dims(MAX, C, H, N, head_dim=C // H, value_dim=C // H)
     try:
-        return fast_backend_refuses(encoder(position, cls).positions) is None
+        return fast_backend_refuses(Positions(position, dims, cls)) is None
     except ValueError:  # no position term in attention to untie [CLS] from
         return False
 
