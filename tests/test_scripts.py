@@ -1,6 +1,7 @@
 """The shell scripts: commands they would run, refusals, and the installations of setup.sh."""
 
 import functools
+import itertools
 import json
 import math
 import os
@@ -209,8 +210,13 @@ STAND_INS = {  # of the programs that the script runs, by the step to be ended
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1])
-@pytest.mark.parametrize("name", STAND_INS)
+# Every signal at one step, and at the others one of them in turns.
+SIGNALS = [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1]
+SENT = [("quickstart.sh", number) for number in SIGNALS]
+SENT += [(name, number) for name, number in zip(STAND_INS, itertools.cycle(SIGNALS), strict=False)][1:]
+
+
+@pytest.mark.parametrize("name, number", SENT)
 def test_a_signal_to_a_script_ends_its_step(name, number, tmp_path):
     shutil.copytree(SCRIPTS, tmp_path / "scripts")
     shutil.copy(ROOT / "pyproject.toml", tmp_path)

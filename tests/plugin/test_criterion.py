@@ -98,7 +98,7 @@ def test_compiled_encoder():
 
 
 @needs_newer_torch
-@pytest.mark.parametrize("position", ["untied+t5", "shaw", "rope"])
+@pytest.mark.parametrize("position", ["untied+t5", "shaw", pytest.param("rope", marks=pytest.mark.slow)])
 def test_compiled_code_is_three_graphs_at_most(position, monkeypatch):
     """For five lengths, with and without padding, as a GPU computes them: eight are the most that a function gets."""
     whole = torch.nn.Module.compile
@@ -138,8 +138,13 @@ def gradients_of_one_process(rank, folder, options):
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"attention": "sdpa", "checkpoint_activations": True}, {"autocast": "bf16"}], ids=str
-)
+    "options",
+    [
+        {"attention": "sdpa", "checkpoint_activations": True}, pytest.param({}, marks=pytest.mark.slow),
+        pytest.param({"autocast": "bf16"}, marks=pytest.mark.slow),
+    ],
+    ids=str,
+)  # fmt: skip
 def test_two_processes_under_pytorchs_ddp(options, tmp_path):
     ranks = [fork(lambda rank=rank: gradients_of_one_process(rank, tmp_path, options), "test") for rank in (0, 1)]
     for process in ranks:

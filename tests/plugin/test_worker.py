@@ -62,7 +62,10 @@ def pretrain_with_two_gpus():
     main()
 
 
-@pytest.mark.parametrize("options", [[], ["--criterion=masked_lm_chunked", "--optimizer=adamw_fused"]])
+@pytest.mark.parametrize(
+    "options",
+    [pytest.param([], marks=pytest.mark.slow), ["--criterion=masked_lm_chunked", "--optimizer=adamw_fused"]],
+)
 def test_two_processes_equal_one_with_twice_the_steps(options, data, tmp_path):
     one, two = tmp_path / "one", tmp_path / "two"
     assert len(train(pretrain_arguments(data, one, *QUIET, "--update-freq=2"))) == 6
