@@ -351,16 +351,21 @@ def fork(main, *argv, anew=False, **environment):
     return process
 
 
+def print_into(log):
+    """From now on, all that this process prints goes to the end of a file, and what it logs not to pytest."""
+    sys.stdout = sys.stderr = open(log, "a", buffering=1)  # noqa: SIM115
+    for descriptor in (1, 2):
+        os.dup2(sys.stderr.fileno(), descriptor)
+    logging.root.handlers.clear()
+
+
 def fork_tupe(*words, log=os.devnull, **environment):
     """`tupe WORDS` in a copy of this process, which has begun."""
     from tupe.cli import main
 
     def run():
         os.setsid()
-        sys.stdout = sys.stderr = open(log, "a", buffering=1)  # noqa: SIM115
-        for descriptor in (1, 2):
-            os.dup2(sys.stderr.fileno(), descriptor)
-        logging.root.handlers.clear()
+        print_into(log)
         main()
 
     return fork(run, "tupe", *words, **environment)

@@ -10,7 +10,6 @@ import os
 import random
 import shutil
 import signal
-import sys
 import threading
 import time
 from contextlib import suppress
@@ -20,7 +19,7 @@ import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
-from helpers import descendants, file_system, fork, has_ended, load, wait_until
+from helpers import descendants, file_system, fork, has_ended, load, print_into, wait_until
 from tqdm import tqdm
 
 from tupe.cli import main
@@ -51,9 +50,7 @@ def start(words, log):
 
     def run():
         os.setsid()
-        sys.stdout = sys.stderr = open(log, "a", buffering=1)  # noqa: SIM115
-        for descriptor in (1, 2):
-            os.dup2(sys.stderr.fileno(), descriptor)
+        print_into(log)
         logging.basicConfig(level=logging.WARNING, force=True)
         tqdm.set_lock(threading.RLock())  # not the one that a killed process holds for ever
         main()

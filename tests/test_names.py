@@ -119,7 +119,9 @@ def test_names_that_fairseq_does_not_take_are_refused(sign, raw, vocabulary, pre
     assert result.exit_code == 2 and "choose another path" in result.stderr and result.stderr.count("\n") == 1
 
 
-@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize(
+    "closed", [">&-", "<&- >&- 2>&-", *(pytest.param(one, marks=pytest.mark.slow) for one in ("<&-", "2>&-"))]
+)
 def test_standard_streams_may_be_closed(closed, tmp_path):
     if closed == ">&-":
         done = tupe("list presets", redirect=closed)
@@ -129,11 +131,12 @@ def test_standard_streams_may_be_closed(closed, tmp_path):
     assert b"document" in done.stderr or "2>&-" in closed
 
 
-def test_nothing_that_is_printed_ends_up_in_a_file(raw, tmp_path):
+@pytest.mark.parametrize("jobs", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_nothing_that_is_printed_ends_up_in_a_file(jobs, raw, tmp_path):
     """The first file that is opened would get the number of a stream that is closed."""
-    words, written = f"prepare corpus {raw}/a.txt --vocab-size=60 --jobs=2 --valid-fraction=0.3 --output", []
-    assert CliRunner().invoke(main, [*words.split(), str(tmp_path / "open")]).exit_code == 0
-    assert tupe(f"{words} {tmp_path / 'closed'}", redirect="<&- >&- 2>&-").returncode == 0
+    words, written = f"prepare corpus {raw}/a.txt --vocab-size=60 --valid-fraction=0.3", []
+    assert CliRunner().invoke(main, [*words.split(), f"--output={tmp_path}/open", "--jobs=1"]).exit_code == 0
+    assert tupe(f"{words} --output={tmp_path}/closed --jobs={jobs}", redirect="<&- >&- 2>&-").returncode == 0
     for name in ("open", "closed"):
         files = [path for path in (tmp_path / name).iterdir() if path.suffix in (".bin", ".idx", ".txt", ".model")]
         written.append({path.name: path.read_bytes() for path in files})

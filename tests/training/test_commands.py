@@ -1,14 +1,13 @@
 """Every command that reads a model, on a folder that the second engine wrote, with and without fairseq."""
 
 import json
-import logging
 import sys
 
 import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
-from helpers import ended, fork, load
+from helpers import ended, fork, load, print_into
 
 from tupe.cli import main
 from tupe.training.run import newest
@@ -92,8 +91,7 @@ def test_own_text_to_a_fine_tuned_and_evaluated_model_without_fairseq(small, voc
     commands = []
 
     def run():
-        logging.root.handlers.clear()
-        sys.stdout = sys.stderr = open(tmp_path / "log", "a", buffering=1)  # noqa: SIM115
+        print_into(tmp_path / "log")
         sys.modules.update(dict.fromkeys(["fairseq", "fairseq_cli", "hydra", "omegaconf"]))
         from tupe.cli import main
 
