@@ -1,18 +1,15 @@
 """What is replaced in fairseq: all of it in one table, and each row does what it says."""
 
 import ast
-import inspect
-import os
 import pkgutil
-import subprocess
-import sys
+from argparse import Namespace
 from types import SimpleNamespace
 
 import pytest
 import torch
 from fairseq import utils
 from fairseq.models.ema.ema import EMA
-from helpers import PLUGIN, build
+from helpers import PLUGIN, build, ended, fork
 
 from tupe.plugin import patches, worker  # noqa: F401  (the second: `tupe` is about to train)
 from tupe.plugin.patches import BY_TUPE, ON_IMPORT, PATCHES
@@ -40,23 +37,18 @@ def test_rows_of_one_attribute_are_wrapped_around_each_other(attribute):
 
 def test_fairseq_train_gets_what_the_table_says():
     """It loads the user-dir, and no launcher."""
-    program = f"""
-from argparse import Namespace
-from fairseq import utils
-from fairseq_cli import train
-utils.import_user_module(Namespace(user_dir={str(PLUGIN)!r}))
-from tupe.plugin.patches import PATCHES
-from test_patches import installed
-print([patch.replacement in installed(patch.attribute) for patch in PATCHES])
-"""
-    source = inspect.getsource(installed)  # this file itself would load the launcher
-    program = program.replace("from test_patches import installed", f"import pkgutil\n{source}")
-    done = subprocess.run(
-        [sys.executable, "-c", program], env={**os.environ, "PYTHONPATH": str(PLUGIN.parent)}, capture_output=True,
-        text=True,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert ast.literal_eval(done.stdout.splitlines()[-1]) == [patch.when == ON_IMPORT for patch in PATCHES]
+
+    def look():
+        from fairseq import utils
+        from fairseq_cli import train  # noqa: F401
+
+        utils.import_user_module(Namespace(user_dir=str(PLUGIN)))
+        from tupe.plugin import patches as loaded
+
+        found = [patch.replacement in installed(patch.attribute) for patch in loaded.PATCHES]
+        assert loaded is not patches and found == [patch.when == ON_IMPORT for patch in PATCHES], found
+
+    assert ended(fork(look, "fairseq-train", anew=True)) == 0
     assert {patch.when for patch in PATCHES} == {ON_IMPORT, BY_TUPE}
 
 
