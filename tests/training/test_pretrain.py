@@ -112,8 +112,8 @@ def masks_of_this_fairseq(folder):
 @pytest.mark.parametrize(
     "arch, more",
     [
-        ("tupe_r_tiny", [*NO_DROPOUT, "--max-update=40"]), ("modernbert_tiny", [*NO_DROPOUT, "--max-update=30"]),
-        pytest.param("bert_a_tiny", [*NO_DROPOUT, "--max-update=100"], marks=pytest.mark.slow),
+        ("tupe_r_tiny", [*NO_DROPOUT, "--max-update=100"]), ("bert_a_tiny", [*NO_DROPOUT, "--max-update=100"]),
+        ("modernbert_tiny", [*NO_DROPOUT, "--max-update=30"]),
         ("tupe_r_tiny", ["--max-update=12", "--update-freq=3"]),  # with dropout; updates that are filled up
     ],
 )  # fmt: skip
