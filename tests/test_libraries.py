@@ -98,6 +98,14 @@ def test_pipelines(folder, tokenizer):
         results = transformers.pipeline(kind, folder, trust_remote_code=True)(REVIEWS)
         assert len(results) == len(REVIEWS)
         assert key in (results[0][0] if isinstance(results[0], list) else results[0])
+    if not IS_5:  # which has no such pipeline
+        answer = transformers.pipeline("question-answering", folder, trust_remote_code=True)(
+            question="who looked ?", context=f"{REVIEWS[2]} " * 40
+        )
+        assert answer["answer"] == (f"{REVIEWS[2]} " * 40)[answer["start"] : answer["end"]].strip()
+    for way in ("simple", "first"):  # by word
+        groups = transformers.pipeline("ner", folder, trust_remote_code=True, aggregation_strategy=way)(REVIEWS[2])
+        assert groups[0]["start"] == 0 and "<unk>" not in " ".join(group["word"] for group in groups)
     features = transformers.pipeline("feature-extraction", folder, trust_remote_code=True)(REVIEWS[0])
     assert len(features[0][0]) == 256
     names = {"entailment": 0, "neutral": 1, "contradiction": 2}

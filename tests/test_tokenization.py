@@ -97,3 +97,12 @@ def test_copies_and_added_tokens(tokenizer, tmp_path):
     other.save_pretrained(tmp_path)
     assert not (tmp_path / "tokenizer.json").exists()  # it would be taken for a tokeniser of the other kind
     assert PaperText(tmp_path).encode(TEXT) == tokenizer.text.encode(TEXT)
+
+
+def test_a_pipeline_s_words_are_no_unknown_pieces(tokenizer):
+    """`aggregation_strategy="first"` decodes the pieces of each word, and then the words."""
+    pieces = tokenizer.tokenize("she didn't look out")
+    words = [tokenizer.convert_tokens_to_string([piece]) for piece in pieces]
+    assert tokenizer.convert_tokens_to_string(["Matisse", "Café"]) == "Matisse Café"
+    assert "<unk>" not in tokenizer.convert_tokens_to_string(words)
+    assert tokenizer.convert_tokens_to_string(["<unk>", *pieces[:1]]) == "<unk> she"

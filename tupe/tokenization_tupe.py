@@ -40,10 +40,11 @@ class PaperWords:
         pretok.tokenize(pieces)
 
     def decode_chain(self, tokens: list[str]) -> list[str]:
+        """Added tokens, and words that a pipeline of token classification has joined before, are text already."""
         later, ids, parts = set(self.later()), self.text.ids, []
-        for is_later, group in itertools.groupby(tokens, later.__contains__):
+        for is_piece, group in itertools.groupby(tokens, lambda token: token in ids and token not in later):
             group = list(group)
-            parts += group if is_later else [self.text.decode([ids.get(token, ids["<unk>"]) for token in group])]
+            parts += [self.text.decode([ids[token] for token in group])] if is_piece else group
         return [" ".join(filter(None, parts))]
 
 

@@ -453,6 +453,29 @@ def test_a_damaged_file_is_replaced_and_the_rest_is_kept(undisturbed, tmp_path):
     assert (tmp_path / "data" / "manifest.json").exists()
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+def test_bad_input_leaves_nothing_but_what_is_finished(workers, tmp_path):
+    """So that the next command may read another file. A folder that was there stays."""
+    rows = [{"text": sentences(7 * i, 4)} for i in range(12)]
+    (tmp_path / "good.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    rows[6] = {"body": "without the field"}
+    (tmp_path / "bad.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "mixed.txt").write_bytes("Größe.\n\n".encode() * 3 + "Größe.\n".encode("latin-1"))
+    before = sorted(path.name for path in tmp_path.iterdir())
+    out, options = tmp_path / "data", {"vocab_size": 100, "workers": workers}
+    for name, place in (("bad.jsonl", "bad.jsonl, line 7: "), ("mixed.txt", "mixed.txt, line 7: byte 0xf6")):
+        with pytest.raises(ValueError, match=place):
+            prepare([tmp_path / name], out, **options)
+        assert sorted(path.name for path in tmp_path.iterdir()) == before
+    out.mkdir()
+    with pytest.raises(ValueError, match="line 7"):
+        prepare([tmp_path / "bad.jsonl"], out, **options)
+    assert not any(out.iterdir())
+    with pytest.raises(ValueError, match="line 7"):
+        prepare([tmp_path / "good.jsonl", tmp_path / "bad.jsonl"], out, **options, shard_mb=0.0001)
+    assert finished_tasks(out) == 1
+
+
 @pytest.mark.slow
 def test_dask_cluster_of_two_workers(undisturbed, tmp_path):
     distributed = pytest.importorskip("distributed")

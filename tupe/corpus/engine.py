@@ -250,10 +250,25 @@ def _alone(function):
     def locked(inputs, out, **choices):
         check_name(out)
         out = Path(out).resolve()
+        existed = out.exists()
         with _locked(out):
-            return function(inputs, out, **choices)
+            try:
+                return function(inputs, out, **choices)
+            except ValueError:
+                if choices.get("engine") != "dask":  # a task of a cluster may still be writing
+                    _remove_if_nothing_is_finished(out, keep=existed)
+                raise
 
     return locked
+
+
+def _remove_if_nothing_is_finished(out, keep):
+    """Bad input leaves the tasks that are finished, from which the same command continues, and else nothing."""
+    work = out / "work"
+    if (work / "command.json").is_file() and not any(work.glob("*/[!.]*")):
+        shutil.rmtree(work)
+        if not keep and not any(out.iterdir()):
+            out.rmdir()
 
 
 @_alone
