@@ -161,8 +161,8 @@ def test_shards_have_the_same_gradients(kind, tmp_path, monkeypatch):
     for name, value in {"DS_ACCELERATOR": "cpu", "LOCAL_RANK": "0", "LOCAL_SIZE": "2", "OMP_NUM_THREADS": "1"}.items():
         monkeypatch.setenv(name, value)
     arguments = kind, str(tmp_path / "store"), ["nopos", *filter(has_parameters, [*SCHEMES, *SUMS])]
-    # Copies of this process, which need not import anything again; deepspeed wants processes of its own.
-    way = "fork" if kind == "fsdp" else "spawn"
+    # Not copies of this process, whose compiler has threads: one of them may hold what a copy waits for.
+    way = "forkserver" if kind == "fsdp" else "spawn"  # deepspeed wants interpreters of its own
     torch.multiprocessing.start_processes(in_shards, arguments, nprocs=2, start_method=way)
 
 

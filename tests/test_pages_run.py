@@ -55,7 +55,8 @@ ELSEWHERE = {
 
 # What the pages call a thing -> what it is in the folder of these tests; the first that fits.
 OF_NAMES = [
-    (r"^(FOLDER_OF_TEXT|raw(/\w+)?|wiki\.xml\.bz2|enwiki-\*\.bz2|books.*|stubs.*|eltec.*|wiki.*|speeches|reviews)$", "text"),
+    (r"^FOLDER_OF_TEXT$", "text"),
+    (r"^(raw(/\w+)?|wiki\.xml\.bz2|enwiki-\*\.bz2|books.*|stubs.*|eltec.*|wiki.*|speeches|reviews)$", "text"),
     (r"^(GLUE_FOLDER|GLUE)$", "official/glue"),
     (r"^SQUAD_FOLDER$", "official/squad"),
     (r"^(PRETRAINING_DATA|DATA|data8k|data)$", "data"),
