@@ -14,12 +14,11 @@ import click
 
 from ..common import options as choices
 from ..common import record
+from ..common.glue import TASKS, glue_name
 from ..common.options import FOLDER, Command, shorten_list
 from ..common.prepared import tokenizer_files
 from ..common.safe_load import num_updates, read_checkpoint
 from ..encoder import names_in
-from ..plugin.glue import TASKS, glue_name
-from ..plugin.pretrained import check_dictionary
 from ..positions import parse
 from ..schemes import SCHEMES
 
@@ -71,6 +70,8 @@ def export(
         raise ValueError(f"--data and --output are both {output}; choose another folder to write")
     if not (data / "dict.txt").is_file():
         raise ValueError(f"{data} has no dict.txt; give the folder of the pre-training data with --data")
+    from ..plugin.pretrained import check_dictionary  # and with it fairseq, which refusals do without
+
     check_dictionary(state, data / "dict.txt")
     config = {theirs: model[ours] for ours, theirs in OPTIONS.items() if ours in model}
     config.update(model_type="tupe", vocab_size=len(weights["tupe.encoder.tokens.weight"]))

@@ -328,8 +328,8 @@ def prepare(
     else:
         training = (None, read_tokenizer(tokenizer))
     normaliser = (pipeline.normaliser_of, *text.items())
-    corpus.load_libraries(normaliser)  # before anything is written, and before the fork: all workers share them
     sources, skipped = find_inputs(inputs, out, field)
+    corpus.load_libraries(normaliser)  # before anything is written, and before the fork: all workers share them
     settings = {
         "version": __version__,
         "inputs": [list(source)[:4] for source in sources],

@@ -9,11 +9,9 @@ from types import SimpleNamespace
 
 import torch
 from torch import Tensor, nn
-from transformers.utils.logging import disable_progress_bar
 
 from ..common import record
 from ..common.blocks import HELD_OUT_SEED
-from ..modeling_tupe import TupeForMaskedLM
 from ..text import TextEncoder
 from ..training.data import BOS, EOS, IGNORED, PAD, Blocks, MaskedBlocks, pad, read_symbols
 from ..training.recipe import PRETRAINING
@@ -47,9 +45,9 @@ class Dictionary:
 
 
 class Model(nn.Module):
-    """Encoder and head of a masked language model."""
+    """Encoder and head of a `TupeForMaskedLM`."""
 
-    def __init__(self, model: TupeForMaskedLM, dictionary: Dictionary):
+    def __init__(self, model: nn.Module, dictionary: Dictionary):
         super().__init__()
         self.encoder, self.lm_head, self.dictionary = model.tupe.encoder, model.lm_head, dictionary
         self.longest = model.config.max_position_embeddings
@@ -57,6 +55,10 @@ class Model(nn.Module):
     @classmethod
     def load(cls, folder: str | Path, data: Path) -> "Model":
         """data: folder of its dict.txt. Raises ValueError for that of another model."""
+        from transformers.utils.logging import disable_progress_bar  # takes as long as torch: not before it is needed
+
+        from ..modeling_tupe import TupeForMaskedLM
+
         disable_progress_bar()
         model, dictionary = TupeForMaskedLM.from_pretrained(folder), Dictionary(data)
         if len(dictionary) != (types := model.config.vocab_size):
