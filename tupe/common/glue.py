@@ -8,8 +8,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
-from scipy.stats import pearsonr, spearmanr
-from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
 
 from ..text import TextEncoder
 from .blocks import Split, check_split
@@ -184,19 +182,30 @@ def score(names: Sequence, predictions: Sequence, targets: Sequence) -> dict:
     return {name: 100 * float(METRICS[name](targets, predictions)) for name in names}
 
 
-def _correlation(function):
+def _scikit(name, **options):
+    def score(targets, predictions):
+        from sklearn import metrics  # takes as long as torch: not before it is needed
+
+        return getattr(metrics, name)(targets, predictions, **options)
+
+    return score
+
+
+def _correlation(name):
     def correlate(targets, predictions):
+        from scipy import stats
+
         constant = np.ptp(predictions) == 0 or np.ptp(targets) == 0
-        return 0.0 if constant else function(targets, predictions)[0]
+        return 0.0 if constant else getattr(stats, name)(targets, predictions)[0]
 
     return correlate
 
 
 METRICS = {
-    "accuracy": accuracy_score,
-    "f1": lambda targets, predictions: f1_score(targets, predictions, zero_division=0),
-    "macro_f1": lambda targets, predictions: f1_score(targets, predictions, average="macro", zero_division=0),
-    "matthews": matthews_corrcoef,
-    "pearson": _correlation(pearsonr),
-    "spearman": _correlation(spearmanr),
+    "accuracy": _scikit("accuracy_score"),
+    "f1": _scikit("f1_score", zero_division=0),
+    "macro_f1": _scikit("f1_score", average="macro", zero_division=0),
+    "matthews": _scikit("matthews_corrcoef"),
+    "pearson": _correlation("pearsonr"),
+    "spearman": _correlation("spearmanr"),
 }
