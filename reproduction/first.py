@@ -19,7 +19,7 @@ from .figures import FIGURES
 
 ROOT = Path(__file__).parents[1]
 EVIDENCE = ROOT / "docs/evidence"
-BEGIN, END = "<!-- results: written by `python -m reproduction claims`, not by hand -->", "<!-- end of the results -->"
+BEGIN, END = "<!-- written by `python -m reproduction claims` -->", "<!-- end -->"
 PAGES = ["contrasts", "pilot", "first", "controls", "main", "longer"]  # beside docs/results.md, in the tables' folder
 
 # ------------------------------------------------------------------------------------------------------------ the runs
