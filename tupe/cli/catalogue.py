@@ -1,7 +1,7 @@
 """Commands that list architectures, position encodings, presets. Needs only the core."""
 
+import functools
 import inspect
-from collections.abc import Iterator
 
 import click
 import torch
@@ -9,7 +9,7 @@ import yaml
 
 from ..common import options
 from ..common.architectures import ARCHITECTURES, OTHER_BLOCKS, preset, with_size
-from ..common.options import CONFIGS, Command, did_you_mean
+from ..common.options import CONFIGS, Command
 from ..common.tables import TextTable
 from ..encoder import Encoder, LMHead
 from ..positions import Dims, PositionScheme, format_value, options_of, overrides, parse
@@ -61,7 +61,7 @@ def card(name: str) -> str:
     """What its class says of a scheme, its options with their defaults, and its presets, as Markdown."""
     scheme, (hooks, farther, parameters) = SCHEMES[name], facts(name)
     options = ", ".join(f"`{option}:{format_value(known.default)}`" for option, known in options_of(scheme).items())
-    presets = ", ".join(f"`{preset}`" for preset, values in preset_files() if name in names_in(values))
+    presets = ", ".join(f"`{preset}`" for preset, names in schemes_of_presets().items() if name in names)
     farther = "" if farther == "–" else f" Farther away than in training: {farther}."
     lines = [
         f"### {name}", "", f"`{scheme.formula}`", "", inspect.getdoc(scheme), "", f"- Paper: {scheme.paper}.",
@@ -71,33 +71,30 @@ def card(name: str) -> str:
     return "\n".join(lines + [f"- Presets: {presets}."] * bool(presets)) + "\n"
 
 
-def preset_files() -> Iterator[tuple[str, dict]]:
-    """(name, values) of the files of configs/model."""
-    for path in sorted((CONFIGS / "model").glob("*.yaml")):
-        yield path.stem, yaml.safe_load(path.read_text(encoding="utf-8"))
+def preset_files() -> dict[str, str]:
+    """{name: content} of the files of configs/model."""
+    return {path.stem: path.read_text(encoding="utf-8") for path in sorted((CONFIGS / "model").glob("*.yaml"))}
 
 
-def names_in(values: dict) -> list[str]:
-    """Of the schemes of a preset's values."""
-    position = values.get("position") or preset(values["_name"])["position"]
-    return [part.name for part in parse(position)]
+@functools.cache
+def schemes_of_presets() -> dict[str, list[str]]:
+    values = {name: yaml.safe_load(text) for name, text in preset_files().items()}
+    positions = {name: own.get("position") or preset(own["_name"])["position"] for name, own in values.items()}
+    return {name: [part.name for part in parse(position)] for name, position in positions.items()}
 
 
 @click.command(cls=Command)
 @click.argument("names", nargs=-1)
 def list_schemes(names):
-    """Every position encoding in a table, or what NAMES are, one by one, with their options.
+    """Every position encoding in a table, or a card for each in NAMES, with its options.
 
     farther: sequences with more positions than in training are refused; or all distances from some number on are
     treated as that one (which training must have had); or a formula continues to any distance. Parameters are those
     at BERT-Base size with 512 positions. The table in docs/schemes.md is this command's output, docs/encodings.md
     holds what it prints of every name.
     """
-    for name in names:
-        if name not in SCHEMES:
-            raise ValueError(f"unknown position encoding {name!r}{did_you_mean(name, SCHEMES)}")
     if names:
-        click.echo("\n".join(map(card, names)), nl=False)
+        click.echo("\n".join(card(part.name) for name in names for part in parse(name)), nl=False)
         return
     rows = []
     for name, scheme in SCHEMES.items():
@@ -111,9 +108,9 @@ def list_schemes(names):
 def list_presets():
     """Every model of configs/model, for `tupe pretrain --preset NAME`, or model=NAME."""
     rows = []
-    for path in sorted((CONFIGS / "model").glob("*.yaml")):
-        lines = path.read_text(encoding="utf-8").splitlines()[1:]  # the first one is Hydra's
+    for name, text in preset_files().items():
+        lines = text.splitlines()[1:]  # the first one is Hydra's
         comment = " ".join(line.lstrip("# ") for line in lines if line.startswith("#"))
         values = [line for line in lines if line and not line.startswith("#")]
-        rows.append([f"`{path.stem}`", comment, f"`{', '.join(values)}`"])
+        rows.append([f"`{name}`", comment, f"`{', '.join(values)}`"])
     click.echo(TextTable.plain(["preset", "what", "values"], rows, align="lll").markdown(), nl=False)
