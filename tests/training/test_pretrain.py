@@ -136,7 +136,7 @@ def test_both_engines_compute_the_same(arch, more, data, tmp_path, monkeypatch):
     scores = [[(s["epoch"], s["num_updates"], s["split"]) for s in run.scores] for run in (one, two)]
     assert scores[0] == scores[1]
     losses = [[score["loss"] for score in run.scores] for run in (one, two)]
-    np.testing.assert_allclose(*losses, rtol=2e-4)
+    np.testing.assert_allclose(*losses, rtol=0, atol=1e-3)
     names = ("task", "architecture", "variant", "seed", "lr", "budget", "splits", "data", "dictionary", "left_out")
     assert {name: getattr(one, name) for name in names} == {name: getattr(two, name) for name in names}
 
