@@ -55,6 +55,8 @@ def export(
     """
     from safetensors.torch import save
 
+    from ..plugin.pretrained import check_dictionary  # allows what fairseq's checkpoints hold, before one is read
+
     output, data = Path(output), Path(data or Path(checkpoint_file).parent)
     if Path(checkpoint_file).is_dir():
         raise ValueError(f"{checkpoint_file} is a folder of transformers already")
@@ -70,8 +72,6 @@ def export(
         raise ValueError(f"--data and --output are both {output}; choose another folder to write")
     if not (data / "dict.txt").is_file():
         raise ValueError(f"{data} has no dict.txt; give the folder of the pre-training data with --data")
-    from ..plugin.pretrained import check_dictionary  # and with it fairseq, which refusals do without
-
     check_dictionary(state, data / "dict.txt")
     config = {theirs: model[ours] for ours, theirs in OPTIONS.items() if ours in model}
     config.update(model_type="tupe", vocab_size=len(weights["tupe.encoder.tokens.weight"]))

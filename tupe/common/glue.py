@@ -183,12 +183,12 @@ def score(names: Sequence, predictions: Sequence, targets: Sequence) -> dict:
 
 
 def _scikit(name, **options):
-    def score(targets, predictions):
+    def measure(targets, predictions):
         from sklearn import metrics  # takes as long as torch: not before it is needed
 
         return getattr(metrics, name)(targets, predictions, **options)
 
-    return score
+    return measure
 
 
 def _correlation(name):
