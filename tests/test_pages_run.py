@@ -55,7 +55,7 @@ ELSEWHERE = {
 
 # What the pages call a thing -> what it is in the folder of these tests; the first that fits.
 OF_NAMES = [
-    (r"^FOLDER_OF_TEXT$", "text"),
+    (r"^FOLDER(_OF_TEXT)?$", "text"),
     (r"^(raw(/\w+)?|wiki\.xml\.bz2|enwiki-\*\.bz2|books.*|stubs.*|eltec.*|wiki.*|speeches|reviews)$", "text"),
     (r"^(GLUE_FOLDER|GLUE)$", "official/glue"),
     (r"^SQUAD_FOLDER$", "official/squad"),
