@@ -27,7 +27,7 @@ echo "test: pytest on the $stack stack ($("${python[@]}" --version), torch $("${
 tests=("${python[@]}" -m pytest -c pyproject.toml --rootdir . --confcutdir tests -n 2 --durations 15 "$@")
 case " $* " in
   # A slow test that hangs fails after an hour (pyproject.toml), with the stacks of its threads, and the others go on.
-  *" -m "*) tests+=(--dist load) ;;
+  *" -m slow "*) tests+=(--dist load) ;;
   # Two files at a time, in the order of the folders: the last ones are quick, so that both processes end together. A test
   # that hangs ends the run after 5 minutes.
   *) tests+=(--dist loadfile --no-loadscope-reorder --max-worker-restart 0 -o faulthandler_timeout=300) ;;

@@ -6,12 +6,14 @@ one case with this mistake]}, and one of {step: [bytes that `tupe bench memory` 
 """
 
 import ctypes
+import itertools
 import json
 import os
 import sys
 import traceback
 
-ctypes.CDLL(sys.argv[1])  # before torch
+LIBRARY, EVERY = sys.argv[1], sys.argv[2] == "every"
+ctypes.CDLL(LIBRARY)  # before torch
 import torch  # noqa: E402
 import torch.nn.functional as F  # noqa: E402
 import yaml  # noqa: E402
@@ -136,7 +138,8 @@ def takes(position, cls):
 
 def cases():
     """(name, options, precision, length, padded): every scheme, [CLS] treatment, precision, with and without padding;
-    every preset; then the rest of the options, with one scheme each."""
+    every preset; then the rest of the options, with one scheme each. Without EVERY, schemes and [CLS] treatments
+    take the settings of precision and padding in turns."""
     sums = [
         "untied+t5",
         "absolute+t5",
@@ -147,9 +150,10 @@ def cases():
         "rope:yarn:4",
     ]
     settings = [("fp16", 37, True), ("fp16", 40, False), ("bf16", 40, True)]
+    turns = itertools.cycle(settings)
     for position in [*SCHEMES, *sums]:
         for cls in (cls for cls in CLS if takes(position, cls)):
-            for setting in settings[:1] if cls == "zero" else settings:
+            for setting in settings[:1] if cls == "zero" else settings if EVERY else [next(turns)]:
                 yield " ".join(map(str, (position, cls, *setting))), {"position": position, "cls": cls}, *setting
     for path in sorted(CONFIGS.joinpath("model").glob("*.yaml")):
         values = yaml.safe_load(path.read_text())

@@ -143,6 +143,7 @@ def test_the_pages_stay_small():
     assert not [path for path in files if path.suffix in (".html", ".svg", ".csv")]
 
 
+@pytest.mark.thorough
 def test_the_site_builds(tmp_path):
     """Strictly: a broken link or anchor, or a page that `mkdocs.yml` names and nobody wrote, raises. No link of what
     was built leads nowhere, which the build does not see for folders."""
@@ -201,6 +202,7 @@ def test_every_page_is_in_the_list_of_pages():
     assert [name for name in names if f": {name}\n" not in nav] == []
 
 
+@pytest.mark.thorough
 def test_the_first_python_of_the_readme_runs():
     """It prints what it says. The core's encoder with one layer, the rest as it stands; in a process of its own, since
     transformers never forgets what `tupe.hf` registers."""

@@ -23,6 +23,7 @@ print(json.dumps(out))
 """
 
 
+@pytest.mark.thorough
 def test_folders_need_no_code_where_the_package_is_installed():
     folders = sorted(str(path) for path in (ROOT / "models").glob("*"))
     out = json.loads(run(ASK % list(AUTO.values()), *folders).splitlines()[-1])

@@ -179,6 +179,7 @@ def test_every_scheme_of_the_folder(folder, model, tmp_path):
         assert torch.equal(logits(again, ids), logits(other, ids))
 
 
+@pytest.mark.thorough
 def test_trainer(folder, tokenizer, tmp_path, monkeypatch):
     """The collator's masks, accumulation, a checkpoint that loads from its own folder, and training on from it."""
     pytest.importorskip("accelerate")
@@ -295,6 +296,7 @@ assert abs(score - of_pieces.sum().item()) < 1e-3, (score, of_pieces.sum())
 
 
 @pytest.mark.parametrize("library", CHECKS)
+@pytest.mark.thorough
 def test_the_page_s_code(library, tmp_path):
     """That of docs/hugging-face.md, but for what is another library's, and of README.md; where `tupe.hf` is."""
     for name in ("accelerate", "sentencepiece", "sacremoses", "spacy", library):

@@ -367,7 +367,8 @@ def sizes():
 # Products of oneDNN's and others: with every encoding on one path each, with some on both.
 @pytest.mark.parametrize(
     "position, path, onednn",
-    [(name, path, onednn) for name in [*SCHEMES, *SUMS] for path, onednn in (("sdpa", True), ("eager", False))]
+    [(name, "sdpa", True) for name in [*SCHEMES, *SUMS]]
+    + [pytest.param(name, "eager", False, marks=pytest.mark.thorough) for name in [*SCHEMES, *SUMS]]
     + [(name, path, onednn) for name in SUMS for path, onednn in (("sdpa", False), ("eager", True))],
 )
 def test_traced_code_has_any_length(position, path, onednn, traceable, monkeypatch):
@@ -386,6 +387,7 @@ def test_exported_programs_have_any_length(position, path, traceable):
 @pytest.mark.parametrize(
     "position, path, dynamo", slow_but([(*TRACED[0], False), (*TRACED[1], True)], (True, False))
 )
+@pytest.mark.thorough
 def test_onnx_has_any_length(position, path, dynamo, traceable, tmp_path):
     for name in ("onnx", *(["onnxscript"] if dynamo else [])):
         pytest.importorskip(name)
@@ -409,6 +411,7 @@ def test_onnx_has_any_length(position, path, dynamo, traceable, tmp_path):
 
 
 @pytest.mark.skipif(torch.__version__ < "2.6", reason="older compilers break the graph at torch's own functions")
+@pytest.mark.thorough
 def test_compiled_code_is_one_graph_in_the_first_call_and_few_over_lengths():
     model, graphs = make(), []
 

@@ -122,6 +122,7 @@ def test_names_that_fairseq_does_not_take_are_refused(sign, raw, vocabulary, pre
 @pytest.mark.parametrize(
     "closed", [">&-", "<&- >&- 2>&-", *(pytest.param(one, marks=pytest.mark.slow) for one in ("<&-", "2>&-"))]
 )
+@pytest.mark.thorough
 def test_standard_streams_may_be_closed(closed, tmp_path):
     if closed == ">&-":
         done = tupe("list presets", redirect=closed)
@@ -132,6 +133,7 @@ def test_standard_streams_may_be_closed(closed, tmp_path):
 
 
 @pytest.mark.parametrize("jobs", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.thorough
 def test_nothing_that_is_printed_ends_up_in_a_file(jobs, raw, tmp_path):
     """The first file that is opened would get the number of a stream that is closed."""
     words, written = f"prepare corpus {raw}/a.txt --vocab-size=60 --valid-fraction=0.3", []

@@ -164,6 +164,7 @@ def test_a_placeholder_covers_all_that_it_stands_for(text, token, source):
 
 
 @pytest.mark.parametrize("sparse", [pytest.param(1, marks=pytest.mark.slow), 9])
+@pytest.mark.thorough
 def test_every_character_alone(sparse):
     """All of Unicode (one in fifty of what is many and alike; sparse: then one in so many of the letters without case
     and the symbols): folding and lower-casing are stable, blanks part words, the invisible goes, and nothing visible

@@ -37,6 +37,7 @@ TRAINING = ["pretraining", "resume"]  # processes that train, one after another
 @pytest.mark.parametrize(
     "names", [[name for name in gpu.PARTS if name not in TRAINING], pytest.param(TRAINING, marks=pytest.mark.slow)]
 )
+@pytest.mark.thorough
 def test_a_rehearsal_measures_every_part_once(names, tmp_path, monkeypatch):
     monkeypatch.setattr(gpu, "start", copy_of_this_process)
     monkeypatch.setattr(gpu, "UPDATES", 9)

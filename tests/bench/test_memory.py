@@ -68,6 +68,7 @@ def test_growth():
         memory.step_bytes("tupe_x", 1, 64)
 
 
+@pytest.mark.thorough
 def test_command(monkeypatch):
     def run(*words):
         result = CliRunner().invoke(memory.command, words)
@@ -87,6 +88,7 @@ def test_command(monkeypatch):
         assert result.exit_code == 2 and message in result.output
 
 
+@pytest.mark.thorough
 def test_the_large_recipe_fits_the_cards_it_names():
     @functools.cache
     def total(batch, **options):

@@ -272,6 +272,7 @@ def test_a_card_names_no_folder_of_the_machine(exported, tmp_path):
     assert expected in card
 
 
+@pytest.mark.thorough
 def test_onnx_is_written_and_checked(exported, data, tmp_path):
     for name in ("onnx", "onnxscript"):
         pytest.importorskip(name)
@@ -466,6 +467,7 @@ def test_a_hole_in_a_mask_keeps_its_positions(exported):
     assert (model(torch.tensor([[0, 5, 8, 2]])).logits[0] - expected).abs().max() > 0.01
 
 
+@pytest.mark.thorough
 def test_padding_on_the_left_in_compiled_code(exported):
     model = load("AutoModelForSequenceClassification", exported[2])
     ids = torch.tensor([[1, 1, 0, 5, 6, 2], [0, 5, 6, 7, 8, 2]])
@@ -738,6 +740,7 @@ def test_what_cannot_be_exported_is_said(exported, data, tmp_path):
     assert (config.num_labels, config.classifier_name) == (3, "b")
 
 
+@pytest.mark.thorough
 def test_an_export_has_the_code_as_it_is_and_runs_where_this_package_is_not(exported, tmp_path):
     model, _, folder = exported
     for file in folder.glob("*.py"):

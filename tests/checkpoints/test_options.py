@@ -53,6 +53,7 @@ def use(folder):
     assert (back["colour"], back["shade"]) == ("blue", 0.25)
 
 
+@pytest.mark.thorough
 def test_a_new_option_is_one_line(tmp_path):
     pytest.importorskip("safetensors")
     shutil.copytree(PLUGIN, tmp_path / "tupe", ignore=shutil.ignore_patterns("__pycache__", "configs"))

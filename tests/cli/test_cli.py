@@ -157,6 +157,7 @@ def test_nearest():
 
 
 @pytest.mark.parametrize("new", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.thorough
 def test_what_libraries_log_for_themselves_is_not_shown(new, pretrained, vocabulary, tmp_path):
     """A module of fairseq's sets the root logger to DEBUG, and Hydra then tells of every configuration, matplotlib of
     every font. Two commands in one process, of which the second looks at a checkpoint of fairseq's. new: it is an

@@ -218,6 +218,7 @@ def tuned(prepared, small, tmp_path_factory):
     return runs
 
 
+@pytest.mark.thorough
 def test_both_engines_fine_tune_and_the_record_says_the_labels(tuned):
     runs = {key: read(folder) for key, folder in tuned.items()}
     assert {run.state for run in runs.values()} == {"finished"}

@@ -99,6 +99,7 @@ def test_compiled_encoder():
 
 @needs_newer_torch
 @pytest.mark.parametrize("position", ["untied+t5", "shaw", pytest.param("rope", marks=pytest.mark.slow)])
+@pytest.mark.thorough
 def test_compiled_code_is_three_graphs_at_most(position, monkeypatch):
     """For five lengths, with and without padding, as a GPU computes them: eight are the most that a function gets."""
     whole = torch.nn.Module.compile

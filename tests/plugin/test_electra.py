@@ -277,6 +277,7 @@ def arguments(data, save_dir, *more):
     return fairseq_arguments(CONFIGS, "pretrain_electra", overrides, words, cuda=False)
 
 
+@pytest.mark.thorough
 def test_resuming_is_exact(tmp_path):
     data = write_data(tmp_path / "data")
     until = ["--max-update=8", "--save-interval-updates=5", "--keep-interval-updates=-1"]

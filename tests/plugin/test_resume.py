@@ -56,7 +56,9 @@ def test_every_scheme_trains_through_fairseq_train(data, tmp_path, options):
     assert len(losses) == 2 and all(0 < loss < 10 and 0 < norm < math.inf for loss, norm in losses)
 
 
-@pytest.mark.parametrize("done", [4, EPOCH, EPOCH + 3], ids=["middle", "boundary", "second epoch"])
+@pytest.mark.parametrize(
+    "done", [4, pytest.param(EPOCH, marks=pytest.mark.thorough), EPOCH + 3], ids=["middle", "boundary", "second epoch"]
+)
 def test_resuming_is_exact(data, full_run, tmp_path, done):
     save_dir, losses = full_run
     if done == EPOCH:  # stop at the end of the epoch, in the way a time limit does
@@ -82,6 +84,7 @@ def masks(data, save_dir, *more):
     return first, second
 
 
+@pytest.mark.thorough
 def test_masks_differ_between_epochs_with_workers(data, tmp_path):
     first, second = masks(data, tmp_path / "recipe")
     assert sum(first[key] == second[key] for key in first) < len(first) / 4
@@ -264,6 +267,7 @@ def hydra_train():
         pytest.param("pretrain_electra", "electra_tupe_r_tiny", True, marks=pytest.mark.slow),
     ],
 )  # fmt: skip
+@pytest.mark.thorough
 def test_both_launchers_train_the_same_model(recipe, arch, new, data, tmp_path):
     """new: fairseq-hydra-train is a new interpreter, not a copy of this one."""
     words = [f"--recipe={recipe}", f"--arch={arch}", f"--data={data}", f"--output={tmp_path / 'tupe'}", "--gpus=0"]

@@ -70,6 +70,7 @@ def test_a_cooldown_fits_into_the_run(warmup, cooldown, any_optimizer):
         ConstantCooldown(OmegaConf.structured(ConstantCooldownConfig(lr=[1.0], **values)), any_optimizer)
 
 
+@pytest.mark.thorough
 def test_a_branch_is_the_shorter_run(tmp_path):
     """From the long run's checkpoint at which its own cool-down begins: losses and weights of a run of that length."""
     data = write_data(tmp_path / "data")

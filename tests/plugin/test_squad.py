@@ -186,6 +186,7 @@ def pretrain(data, folder, positions):
         pytest.param("1.1", 50, 0, marks=pytest.mark.slow),
     ],
 )  # fmt: skip
+@pytest.mark.thorough
 def test_a_tiny_model_overfits_its_questions(version, count, impossible, vocabulary, longer, tmp_path):
     """Guards the offsets: answers are scored on the original characters, paragraphs are longer than the model."""
     file = squad_file(tmp_path / "squad", version, count, impossible)

@@ -22,6 +22,7 @@ def fairseq_hydra_train():
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a machine without a GPU is the point")
+@pytest.mark.thorough
 def test_half_precision_without_a_gpu_is_one_line_of_fairseq_train(data, tmp_path, capfd):
     words = [word for word in pretrain_arguments(data, tmp_path / "run") if word != "--cpu"]
     process = fork(fairseq_train, "fairseq-train", *words, "--fp16", anew=True)
@@ -32,6 +33,7 @@ def test_half_precision_without_a_gpu_is_one_line_of_fairseq_train(data, tmp_pat
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a machine without a GPU is the point")
+@pytest.mark.thorough
 def test_recipes_choose_float32_without_a_gpu_through_hydra(data, tmp_path):
     """The line of the README, at a small size."""
     words = ["--config-dir", str(CONFIGS), "--config-name", "pretrain", "model=tupe_r", "model._name=tupe_r_tiny"]

@@ -172,6 +172,7 @@ def whole(data, tmp_path_factory):
         pytest.param(1, signal.SIGHUP, 5, marks=pytest.mark.slow),
     ],
 )  # fmt: skip
+@pytest.mark.thorough
 def test_a_signal_to_one_process_stops_both_after_the_same_update(data, whole, tmp_path, rank, number, update):
     """In the middle of an epoch, and at its end (5). The other process never receives a signal."""
 

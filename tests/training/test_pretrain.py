@@ -112,8 +112,9 @@ def masks_of_this_fairseq(folder):
 @pytest.mark.parametrize(
     "arch, more",
     [
-        ("tupe_r_tiny", [*NO_DROPOUT, "--max-update=100"]), ("bert_a_tiny", [*NO_DROPOUT, "--max-update=100"]),
-        ("modernbert_tiny", [*NO_DROPOUT, "--max-update=30"]),
+        ("tupe_r_tiny", [*NO_DROPOUT, "--max-update=100"]),
+        pytest.param("bert_a_tiny", [*NO_DROPOUT, "--max-update=100"], marks=pytest.mark.thorough),
+        pytest.param("modernbert_tiny", [*NO_DROPOUT, "--max-update=30"], marks=pytest.mark.thorough),
         ("tupe_r_tiny", ["--max-update=12", "--update-freq=3"]),  # with dropout; updates that are filled up
     ],
 )  # fmt: skip
@@ -205,7 +206,10 @@ def killed_and_resumed(data, folder, kills, updates, words):
         found.append(newest(folder)[0])
 
 
-@pytest.mark.parametrize("kills, updates", [pytest.param(20, 400, marks=pytest.mark.slow), (2, 60)])
+@pytest.mark.parametrize(
+    "kills, updates",
+    [pytest.param(20, 400, marks=pytest.mark.slow), pytest.param(2, 60, marks=pytest.mark.thorough)],
+)
 def test_a_killed_run_resumes_exactly(kills, updates, data, tmp_path):
     words = [f"--max-update={updates}", "--save-interval-updates=2", "--num-workers=2", "--keep-interval-updates=1"]
     whole, folder = tmp_path / "whole", tmp_path / "killed" / "run"
@@ -369,6 +373,7 @@ def test_two_processes_equal_one_with_twice_the_steps(data, tmp_path, monkeypatc
     assert not differences, "one may go on with the other's run"
 
 
+@pytest.mark.thorough
 def test_a_signal_to_one_process_stops_both_after_the_same_update(data, tmp_path, monkeypatch):
     step = pretrain.Pretraining.training_step
 
@@ -388,6 +393,7 @@ def test_a_signal_to_one_process_stops_both_after_the_same_update(data, tmp_path
 
 
 @pytest.mark.skipif(torch.__version__ < "2.6", reason="FSDP2 is elsewhere in older versions")
+@pytest.mark.thorough
 def test_a_model_that_is_spread_over_two_processes_is_the_same(data, tmp_path, monkeypatch):
     """FSDP2 of accelerate, which is made to believe that these processes have GPUs: else it spreads no model. Losses,
     gradients and weights are those of two processes with all of the model; it resumes; the checkpoint loads in one."""
