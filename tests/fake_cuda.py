@@ -139,7 +139,7 @@ def takes(position, cls):
 def cases():
     """(name, options, precision, length, padded): every scheme, [CLS] treatment, precision, with and without padding;
     every preset; then the rest of the options, with one scheme each. Without EVERY, schemes and [CLS] treatments
-    take the settings of precision and padding in turns."""
+    take the settings of precision and padding in turns, and presets and sizes are left out."""
     sums = [
         "untied+t5",
         "absolute+t5",
@@ -155,7 +155,7 @@ def cases():
         for cls in (cls for cls in CLS if takes(position, cls)):
             for setting in settings[:1] if cls == "zero" else settings if EVERY else [next(turns)]:
                 yield " ".join(map(str, (position, cls, *setting))), {"position": position, "cls": cls}, *setting
-    for path in sorted(CONFIGS.joinpath("model").glob("*.yaml")):
+    for path in sorted(CONFIGS.joinpath("model").glob("*.yaml")) if EVERY else ():
         values = yaml.safe_load(path.read_text())
         options = {**preset(values["_name"]), **values}
         options = {name: options[name] for name in ("position", "cls", "normaliser", "layer") if name in options}
@@ -230,7 +230,7 @@ def steps():
 
 
 if __name__ == "__main__":
-    sizes = {" ".join(map(str, step)): step_bytes(*step) for step in steps()}
+    sizes = {" ".join(map(str, step)): step_bytes(*step) for step in steps() if EVERY}
     windows.CHUNK = 8  # so that windows pay in short sequences
     found = {name: faults(*case) for name, *case in cases()}
     print(json.dumps([found, {name: faults_of(*mutant) for name, mutant in MUTANTS.items()}, sizes]), flush=True)

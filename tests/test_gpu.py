@@ -24,7 +24,7 @@ MUTANTS = {  # of fake_cuda.py: what shows them
 
 
 @pytest.mark.parametrize(
-    "settings, least", [("in turns", 120), pytest.param("every", 200, marks=pytest.mark.thorough)]
+    "settings, least", [("in turns", 100), pytest.param("every", 200, marks=pytest.mark.thorough)]
 )
 def test_every_scheme_trains_without_a_wait_or_a_copy(settings, least, tmp_path):
     """And mistakes that a GPU would show are found. One test, so that one worker computes it."""

@@ -378,6 +378,7 @@ def test_traced_code_has_any_length(position, path, onednn, traceable, monkeypat
 
 
 @pytest.mark.skipif(torch.__version__ < "2.6", reason="an older torch.export")
+@pytest.mark.thorough
 @pytest.mark.parametrize("position, path", slow_but(TRACED))
 def test_exported_programs_have_any_length(position, path, traceable):
     program = torch.export.export(traceable, texts(2, 8), dynamic_shapes=sizes(), strict=False).module()

@@ -23,8 +23,8 @@ def epochs(count):
     return ["glue=cola", f"optimization.max_epoch={count}", "optimization.lr=[0.003]"]
 
 
-@pytest.mark.parametrize("grouped", [False, True], ids=["", "by length"])
-@pytest.mark.parametrize("optimizer", ["adam", "adamw_fused"])
+@pytest.mark.parametrize("grouped", [pytest.param(False, marks=pytest.mark.thorough), True], ids=["", "by length"])
+@pytest.mark.parametrize("optimizer", [pytest.param("adam", marks=pytest.mark.thorough), "adamw_fused"])
 def test_a_killed_run_resumes_with_the_same_scores(optimizer, grouped, learnable, pretrained, tmp_path, monkeypatch):
     options = [*epochs(3), f"task.group_by_length={grouped}", f"optimizer._name={optimizer}"]
     finetune(learnable, pretrained, tmp_path / "whole", *options)

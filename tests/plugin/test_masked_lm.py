@@ -198,7 +198,11 @@ def test_left_out_as_by_fairseq(start, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "options", [["--criterion=masked_lm"], ["--criterion=masked_lm_chunked"], ["--arch=electra_tupe_r_tiny"]],
+    "options",
+    [
+        ["--criterion=masked_lm"], ["--criterion=masked_lm_chunked"],
+        pytest.param(["--arch=electra_tupe_r_tiny"], marks=pytest.mark.thorough),
+    ],
     ids=["masked_lm", "chunked", "electra"],
 )  # fmt: skip
 def test_batches_without_a_masked_token_are_counted(options, tmp_path, caplog):

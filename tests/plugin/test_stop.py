@@ -46,7 +46,8 @@ def stop(arguments, update, number):
 @pytest.mark.parametrize(
     "update, number",
     [
-        pytest.param(3, signal.SIGTERM, marks=pytest.mark.slow), ("epoch", signal.SIGHUP),
+        pytest.param(3, signal.SIGTERM, marks=pytest.mark.slow),
+        pytest.param("epoch", signal.SIGHUP, marks=pytest.mark.thorough),
         pytest.param(5, signal.SIGUSR1, marks=pytest.mark.thorough),
         pytest.param(13, signal.SIGINT, marks=pytest.mark.slow),
     ],

@@ -41,6 +41,7 @@ def folder(request, tmp_path_factory):
     return folder
 
 
+@pytest.mark.thorough
 def test_hub(folder):
     hub, text = (
         TupeModel.from_pretrained(folder / "ck", "checkpoint_last.pt", folder / "data"),

@@ -55,7 +55,8 @@ def alone(scripts, data):
 
 
 newer = pytest.mark.skipif(torch.__version__ < "2.6", reason="FSDP2 is elsewhere in older versions, compile refused")
-fsdp, compiled = pytest.param(2, "fsdp", marks=newer), pytest.param(1, "compile", marks=[newer, pytest.mark.slow])
+fsdp = pytest.param(2, "fsdp", marks=[newer, pytest.mark.thorough])
+compiled = pytest.param(1, "compile", marks=[newer, pytest.mark.slow])
 
 
 @pytest.mark.parametrize("processes, how", [(1, "checkpoint"), (2, "ddp"), fsdp, compiled])
