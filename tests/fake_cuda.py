@@ -6,7 +6,6 @@ one case with this mistake]}, and one of {step: [bytes that `tupe bench memory` 
 """
 
 import ctypes
-import itertools
 import json
 import os
 import sys
@@ -138,8 +137,8 @@ def takes(position, cls):
 
 def cases():
     """(name, options, precision, length, padded): every scheme, [CLS] treatment, precision, with and without padding;
-    every preset; then the rest of the options, with one scheme each. Without EVERY, schemes and [CLS] treatments
-    take the settings of precision and padding in turns, and presets and sizes are left out."""
+    every preset; then the rest of the options, with one scheme each. Without EVERY, one case of each scheme, in
+    turns, and neither presets nor sizes."""
     sums = [
         "untied+t5",
         "absolute+t5",
@@ -150,11 +149,11 @@ def cases():
         "rope:yarn:4",
     ]
     settings = [("fp16", 37, True), ("fp16", 40, False), ("bf16", 40, True)]
-    turns = itertools.cycle(settings)
-    for position in [*SCHEMES, *sums]:
-        for cls in (cls for cls in CLS if takes(position, cls)):
-            for setting in settings[:1] if cls == "zero" else settings if EVERY else [next(turns)]:
-                yield " ".join(map(str, (position, cls, *setting))), {"position": position, "cls": cls}, *setting
+    for turn, position in enumerate([*SCHEMES, *sums]):
+        treatments = [cls for cls in CLS if takes(position, cls)]
+        pairs = [(cls, setting) for cls in treatments for setting in settings[: 1 if cls == "zero" else None]]
+        for cls, setting in pairs if EVERY else [pairs[turn % len(pairs)]]:
+            yield " ".join(map(str, (position, cls, *setting))), {"position": position, "cls": cls}, *setting
     for path in sorted(CONFIGS.joinpath("model").glob("*.yaml")) if EVERY else ():
         values = yaml.safe_load(path.read_text())
         options = {**preset(values["_name"]), **values}

@@ -150,7 +150,7 @@ def has_parameters(position):
     return any(True for _ in Positions(position, Dims(40, 32, 4, 2, head_dim=8, value_dim=8)).parameters())
 
 
-@pytest.mark.parametrize("kind", ["fsdp", "zero"])
+@pytest.mark.parametrize("kind", [pytest.param("fsdp", marks=pytest.mark.thorough), "zero"])
 def test_shards_have_the_same_gradients(kind, tmp_path, monkeypatch):
     """FSDP2, whose unit may be a layer or a projection of positions, and ZeRO-3, which gathers what a module's call
     reads, by hooks: in two processes."""

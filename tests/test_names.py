@@ -64,7 +64,8 @@ def check_pipeline(folder, name, raw, run, engine="fairseq"):
     assert made <= {path.name for path in folder.iterdir()}
 
 
-@pytest.mark.parametrize("engine", ["fairseq", pytest.param("transformers", marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("engine", MODELS)
+@pytest.mark.thorough
 def test_every_name_of_a_folder_works(engine, raw, tmp_path, monkeypatch):
     """Bytes that are not UTF-8 (safetensors does not take them), and characters that mean something to Hydra, to a
     shell or to `LABEL=PATH`."""

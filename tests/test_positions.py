@@ -680,6 +680,7 @@ def test_a_bias_that_ignores_the_queries_fails_with_the_reason(own, monkeypatch)
         model.eval()(tokens())
 
 
+@pytest.mark.thorough
 def test_hooks_are_checked_in_compiled_code(own):
     for hook in ("rotate", "unrotate"):
         setattr(own, hook, getattr(PositionScheme, hook))

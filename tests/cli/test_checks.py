@@ -86,7 +86,10 @@ def test_a_mistake_is_refused_before_torch_is_imported(words, folder, refusals):
 @pytest.mark.parametrize(
     ("word", "said"),
     [
-        ("--position=untied+alibi:slop:2", "unknown option 'slop' of alibi in 'untied+alibi:slop:2'"),
+        pytest.param(
+            "--position=untied+alibi:slop:2", "unknown option 'slop' of alibi in 'untied+alibi:slop:2'",
+            marks=pytest.mark.thorough,
+        ),
         ("--fp16", "--fp16 needs a GPU; valid here: float32 without --fp16, or --autocast bf16"),
     ],
 )

@@ -235,6 +235,7 @@ def checkpoint_of(folder):
     return next(iter(sorted(folder.glob("checkpoint_last.pt")) or sorted(folder.glob("checkpoint-*"))[-1:]))
 
 
+@pytest.mark.thorough
 def test_label_names_travel_into_exports_and_back(tuned, prepared, tmp_path):
     transformers = pytest.importorskip("transformers")
     words = ["--data", prepared, "--output", tmp_path / "hf", "--no-code"]
@@ -264,6 +265,7 @@ def test_label_names_travel_into_exports_and_back(tuned, prepared, tmp_path):
     assert json.loads((tmp_path / "again/config.json").read_text())["id2label"] == {str(n): names[n] for n in range(3)}
 
 
+@pytest.mark.thorough
 def test_a_checkpoint_needs_no_data_to_know_its_labels(tuned, vocabulary, prepared):
     from tupe.evaluation.loading import load_model
 
@@ -271,6 +273,7 @@ def test_a_checkpoint_needs_no_data_to_know_its_labels(tuned, vocabulary, prepar
     assert task.glue.labels == ("two or more", "none", "one")
 
 
+@pytest.mark.thorough
 def test_predict_writes_labels_and_numbers(tuned, prepared, tmp_path):
     for engine in ("fairseq", "transformers"):
         checkpoint = checkpoint_of(tuned["cats", engine])
@@ -288,6 +291,7 @@ def test_predict_writes_labels_and_numbers(tuned, prepared, tmp_path):
 
 
 @pytest.mark.parametrize("engine", ["fairseq", "transformers"])
+@pytest.mark.thorough
 def test_labels_in_another_order_are_refused(engine, tuned, prepared, vocabulary, tmp_path):
     """The head's outputs would stand for others."""
     file = write(tmp_path / "cats.csv", cats())
@@ -298,6 +302,7 @@ def test_labels_in_another_order_are_refused(engine, tuned, prepared, vocabulary
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.thorough
 def test_report_and_sweep_take_them_as_any_other(tuned, prepared, small, tmp_path):
     folder = next(iter(tuned.values())).parent
     done = run("report", folder, "--output", tmp_path / "report")

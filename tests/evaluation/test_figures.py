@@ -54,8 +54,8 @@ def texts_are_whole(monkeypatch):
         ("correlations", ["--checkpoint={bert_a}", "--length=20"]),
         ("positions", ["--checkpoint={tupe_a}"]),
         ("t5", ["--checkpoint={bert_r}"]),
-        ("attention", ["T5={bert_r}", "TUPE-A={tupe_a}", "--words=3"]),
-        ("tsne", ["--checkpoint={tupe_a}"]),
+        pytest.param("attention", ["T5={bert_r}", "TUPE-A={tupe_a}", "--words=3"], marks=pytest.mark.thorough),
+        pytest.param("tsne", ["--checkpoint={tupe_a}"], marks=pytest.mark.thorough),
         ("phi", ["--checkpoint={bert_a}"]),
     ],
 )

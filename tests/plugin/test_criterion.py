@@ -147,6 +147,7 @@ def gradients_of_one_process(rank, folder, options):
     ],
     ids=str,
 )  # fmt: skip
+@pytest.mark.thorough
 def test_two_processes_under_pytorchs_ddp(options, tmp_path):
     # Not copies of this process, whose compiler has threads: one of them may hold what a copy waits for.
     way = {"nprocs": 2, "start_method": "forkserver"}

@@ -212,13 +212,18 @@ HANDED = [
 ]
 
 
-HANDED += [(name, name.split()[1:], []) for name in PINNED] + [("pretrain", [f"model={m}"], []) for m in SOME_MODELS]
+HANDED += [("pretrain", [f"model={m}"], []) for m in SOME_MODELS]
+QUICK = len(HANDED)
+HANDED += [(name, name.split()[1:], []) for name in PINNED]
 PROCESSES = itertools.cycle([(1, True), (2, False)])  # with or without GPUs
 
 
 @pytest.mark.parametrize(
     ("name", "overrides", "words", "processes", "cuda"),
-    [(*case, *processes) for case, processes in zip(HANDED, PROCESSES, strict=False)],
+    [
+        pytest.param(*case, *processes, marks=[] if number < QUICK else pytest.mark.thorough)
+        for number, (case, processes) in enumerate(zip(HANDED, PROCESSES, strict=False))
+    ],
 )
 def test_what_is_handed_to_fairseq_is_what_it_makes_of_the_words(name, overrides, words, processes, cuda):
     """Each value and its type, on one process or on two; also when it was sent to another process."""

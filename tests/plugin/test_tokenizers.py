@@ -26,7 +26,10 @@ SENTENCES = [
 ]
 
 
-@pytest.fixture(scope="module", params=["bpe", "unigram", "wordpiece"])
+OTHERS = [pytest.param(name, marks=pytest.mark.thorough) for name in ("unigram", "wordpiece")]
+
+
+@pytest.fixture(scope="module", params=["bpe", *OTHERS])
 def folder(request, tmp_path_factory):
     """data/ with text and ck/ with a tiny model after two updates."""
     folder = tmp_path_factory.mktemp(request.param)

@@ -359,6 +359,7 @@ def begin_two(data, folder, *words):
     return helpers.begin_two(folder, own, data)
 
 
+@pytest.mark.thorough
 def test_two_processes_equal_one_with_twice_the_steps(data, tmp_path, monkeypatch):
     words = ["--dropout=0", "--attention-dropout=0", "--max-update=12"]
     two = begin_two(data, tmp_path / "two", *words, "--batch-size=2", "--update-freq=2")
