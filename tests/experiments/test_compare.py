@@ -60,6 +60,7 @@ def words_of(folder):
     return (folder / "train.log").read_text().splitlines()[0].split()
 
 
+@pytest.mark.thorough
 def test_every_encoding_is_pre_trained_alike_and_fine_tuned(place):
     words = [
         "--presets=wang_rpe,tupe_a", "--position=t5+rope", "--jobs=2", f"--glue={place / 'glue'}",

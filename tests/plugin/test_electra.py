@@ -317,6 +317,7 @@ def test_special_tokens_are_not_masked_in_training(tmp_path, monkeypatch):
     assert masked / others == pytest.approx(0.15, abs=0.03)
 
 
+@pytest.mark.thorough
 def test_the_discriminator_is_fine_tuned_on_glue(learnable, vocabulary, tmp_path):
     """What scripts/finetune.sh does with an ELECTRA checkpoint is what it does with any."""
     train(arguments(vocabulary, tmp_path / "electra", "--max-update=2"))

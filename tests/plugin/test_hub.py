@@ -32,6 +32,7 @@ def hub(folder):
     return TupeModel.from_pretrained(folder / "ck", "checkpoint_last.pt", folder / "data")
 
 
+@pytest.mark.thorough
 def test_encode_is_the_training_text(hub, folder):
     text = TextEncoder(folder / "data")
     one, two = (text.encode(s) for s in SENTENCES[:2])

@@ -344,6 +344,7 @@ def test_loss_is_the_mean_of_words_plus_the_mean_of_pairs(start):
     assert math.isfinite(log["nsp"])
 
 
+@pytest.mark.thorough
 def test_from_scratch_it_is_fairseqs_masked_lm(start, tmp_path):
     """The same batches, masks, losses and weights, with data workers and into the second epoch."""
     data, _ = start
