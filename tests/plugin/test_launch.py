@@ -209,21 +209,19 @@ HANDED = [
     ("pretrain", [], ["--max-tokens=100", "--adam-betas=(0.9,0.98)", "--no-epoch-checkpoints", "--store-ema"]),
     ("pretrain", ["~dataset.update_epoch_batch_itr", "dataset.grouped_shuffling=true"], ["--save-dir=x y'z"]),
     ("pretrain", ["common.memory_efficient_fp16=true"], ["--data-buffer-size=3", "--bpe=gpt2", "--user-dir=tupe"]),
+    *(("pretrain", [f"model={m}"], []) for m in SOME_MODELS),
 ]
-
-
-HANDED += [("pretrain", [f"model={m}"], []) for m in SOME_MODELS]
-QUICK = len(HANDED)
-HANDED += [(name, name.split()[1:], []) for name in PINNED]
+RECIPES = [(name, name.split()[1:], []) for name in PINNED]
 PROCESSES = itertools.cycle([(1, True), (2, False)])  # with or without GPUs
+
+
+def handed(cases, *marks):
+    return [pytest.param(*case, *next(PROCESSES), marks=marks) for case in cases]
 
 
 @pytest.mark.parametrize(
     ("name", "overrides", "words", "processes", "cuda"),
-    [
-        pytest.param(*case, *processes, marks=[] if number < QUICK else pytest.mark.thorough)
-        for number, (case, processes) in enumerate(zip(HANDED, PROCESSES, strict=False))
-    ],
+    [*handed(HANDED), *handed(RECIPES, pytest.mark.thorough)],
 )
 def test_what_is_handed_to_fairseq_is_what_it_makes_of_the_words(name, overrides, words, processes, cuda):
     """Each value and its type, on one process or on two; also when it was sent to another process."""
