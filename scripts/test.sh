@@ -23,7 +23,8 @@ if [ "$stack" != volta ]; then
   run "../$venv/bin/lint-imports" --config ../pyproject.toml --no-logo --no-cache
   cd ..
 fi
-echo "test: pytest on the $stack stack ($("${python[@]}" --version), torch $("${python[@]}" -c 'import torch; print(torch.__version__)'))"
+torch=$("${python[@]}" -c 'from importlib import metadata; print(metadata.version("torch"))')
+echo "test: pytest on the $stack stack ($("${python[@]}" --version), torch $torch)"
 tests=("${python[@]}" -m pytest -c pyproject.toml --rootdir . --confcutdir tests -n 2 --durations 15 "$@")
 case " $* " in
   # A slow test that hangs fails after an hour (pyproject.toml), with the stacks of its threads, and the others go on.

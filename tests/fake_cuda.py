@@ -24,7 +24,6 @@ from torch.utils._pytree import tree_leaves  # noqa: E402
 from helpers import line_of  # noqa: E402  isort: skip
 
 from tupe import backend_sdpa, encoder, packing, token_positions, windows  # noqa: E402
-from tupe.bench import contenders, machine, memory  # noqa: E402
 from tupe.common.architectures import OTHER_BLOCKS, preset  # noqa: E402
 from tupe.common.options import CONFIGS  # noqa: E402
 from tupe.encoder import Encoder, LMHead  # noqa: E402
@@ -105,9 +104,10 @@ def to_fake_gpu(modules, mode, dtype):
 
 
 def faults(options, precision="fp16", length=40, padded=True):
-    """Of a training step of a model with two layers; all tokens beside 3 sequences' padding are counted beforehand."""
+    """Of a training step of a model with one layer, with EVERY two; all tokens beside 3 sequences' padding are counted
+    beforehand."""
     torch.manual_seed(0)
-    sizes = {"layers": 2, "width": 64, "heads": 4, "ffn": 128, "max_positions": 80}
+    sizes = {"layers": 1 + EVERY, "width": 64, "heads": 4, "ffn": 128, "max_positions": 80}
     model, head, mode = Encoder(100, 1, **{**sizes, **options}).train(), LMHead(64, 100), FakeTensorMode()
     to_fake_gpu([model, head], mode, torch.float16 if precision == "fp16" else None)
     transfers, kernels, original = Transfers(), Kernels(), F.scaled_dot_product_attention
@@ -205,6 +205,8 @@ def faults_of(owner, attribute, mistake, position):
 
 def step_bytes(arch, precision, padded, checkpointed):
     """(counted, of the tensors) bytes at the peak of a step beside weights and gradients, with the usual criterion."""
+    from tupe.bench import contenders, machine, memory  # with fairseq, which takes seconds
+
     batch, length, vocabulary = 8, 64, 1000
     options = {"encoder_layers": 3, "checkpoint_activations": checkpointed}
     counted = memory.step_bytes(arch, batch, length, vocabulary, precision, padded, **options)

@@ -45,6 +45,7 @@ def run(script, *arguments, python=sys.executable, cwd=ROOT):
     return done.stdout
 
 
+@pytest.mark.thorough
 def test_the_core_trains_where_there_is_torch_and_numpy_alone():
     run(BLOCK.format(names=OPTIONAL) + TRAIN)
 

@@ -214,6 +214,7 @@ def test_same_output_as_the_libraries_on_any_order_of_words(words):
     assert NORMALISER.sentences(text) == [tokens for tokens in moses_and_spacy(text) if tokens]
 
 
+@pytest.mark.thorough
 def test_long_and_hostile_texts_take_linear_time():
     for part in ("a", "a-", ".", "a.", "http://", "a@", "'", "x\u0301", "a_.jpg", "中"):
         text = part * (100_000 // len(part))

@@ -18,7 +18,7 @@ GIB = 2**30
     "arch, checkpoint_activations",
     [
         ("bert_a_tiny", True),
-        ("tupe_r_tiny", False),
+        pytest.param("tupe_r_tiny", False, marks=pytest.mark.thorough),
         pytest.param("modernbert_tiny", False, marks=pytest.mark.thorough),
         pytest.param("bert_a_tiny", False, marks=pytest.mark.slow),
         pytest.param("tupe_r_tiny", True, marks=pytest.mark.slow),

@@ -31,6 +31,7 @@ def test_every_worker_begins_with_start(tmp_path):
         assert {pool.submit(os.getcwd).result() for _ in range(4)} == {str(tmp_path)} != {os.getcwd()}
 
 
+@pytest.mark.thorough
 def test_workers_that_have_hardly_begun_end_all_the_same():
     """While a command handles SIGTERM, a worker that is being forked would not notice one."""
 

@@ -235,6 +235,7 @@ def inputs_of(folder):
     return [folder / "in", folder / "b.txt.gz"]
 
 
+@pytest.mark.thorough
 def test_another_number_of_workers(undisturbed, tmp_path):
     prepare(inputs_of(undisturbed), tmp_path / "data", workers=3, **OPTIONS)
     assert same_files(undisturbed / "data", tmp_path / "data")

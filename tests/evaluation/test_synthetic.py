@@ -129,6 +129,7 @@ def test_tasks_of_urpe():
         assert (targets[:, 3:] == 4).all()
 
 
+@pytest.mark.thorough
 def test_even_tokens_can_be_learned_with_positions_only():
     options = {"n": 8, "words": 4, "steps": 250, "lr": 3e-3, "layers": 1}
     assert train("even", "absolute", **options)[0] > 0.99

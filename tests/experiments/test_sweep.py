@@ -254,7 +254,9 @@ def test_a_terminated_sweep_leaves_nothing_running_and_can_be_resumed(place):
     assert starts(place) == {"CoLA/lr2e-05_seed1": 2, "CoLA/lr2e-05_seed2": 1}
 
 
-@pytest.mark.parametrize("shell", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "shell", [pytest.param(False, marks=pytest.mark.thorough), pytest.param(True, marks=pytest.mark.slow)]
+)
 def test_real_runs(shell, learnable, pretrained, tmp_path, monkeypatch):
     """Two fine-tunings and their report, also by scripts/glue_sweep.sh; started again, neither is run again. Jobs in
     copies of a process that has done the imports: each scores and predicts as a run does that it had no part in."""

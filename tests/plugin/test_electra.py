@@ -289,6 +289,7 @@ def test_resuming_is_exact(tmp_path):
     assert saved["cfg"]["model"]["_name"] == "electra_tupe_r_tiny" and saved["cfg"]["criterion"]["_name"] == "electra"
 
 
+@pytest.mark.thorough
 def test_special_tokens_are_not_masked_in_training(tmp_path, monkeypatch):
     """The batches of the task mask 15 % of all tokens, <s> and </s> among them; the model sees 15 % of the others."""
     data, offered, used = write_data(tmp_path / "data"), [], []

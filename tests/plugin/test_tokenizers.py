@@ -58,6 +58,7 @@ def test_hub(folder):
     assert read_symbols(folder / "data") == text.symbols == hub.task.source_dictionary.symbols
 
 
+@pytest.mark.thorough
 def test_fine_tuning_data(folder, tmp_path):
     from fairseq.data import data_utils
 

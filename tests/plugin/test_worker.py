@@ -64,7 +64,10 @@ def pretrain_with_two_gpus():
 
 @pytest.mark.parametrize(
     "options",
-    [pytest.param([], marks=pytest.mark.slow), ["--criterion=masked_lm_chunked", "--optimizer=adamw_fused"]],
+    [
+        pytest.param([], marks=pytest.mark.slow),
+        pytest.param(["--criterion=masked_lm_chunked", "--optimizer=adamw_fused"], marks=pytest.mark.thorough),
+    ],
 )
 def test_two_processes_equal_one_with_twice_the_steps(options, data, tmp_path):
     one, two = tmp_path / "one", tmp_path / "two"

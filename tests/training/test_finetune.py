@@ -165,6 +165,7 @@ def test_a_sweep_leaves_records_and_the_best_model(keep_best, small, learnable, 
         assert json.loads((best.parent / "best.json").read_text())["score"] == max(scores)
 
 
+@pytest.mark.thorough
 def test_two_processes_equal_one(small, learnable, tmp_path):
     from helpers import begin_two
 
