@@ -34,6 +34,7 @@ from helpers import (
 from safetensors.torch import load_file
 
 import tupe.hf  # noqa: F401
+from tupe import cpu
 from tupe.cli import main
 from tupe.common.record import BUSY, DIVERGED, REFUSED, STOPPED, locked, read, state_of
 from tupe.modeling_tupe import TupeForMaskedLM
@@ -395,24 +396,35 @@ def test_a_signal_to_one_process_stops_both_after_the_same_update(data, tmp_path
 
 @pytest.mark.skipif(torch.__version__ < "2.6", reason="FSDP2 is elsewhere in older versions")
 @pytest.mark.thorough
-def test_a_model_that_is_spread_over_two_processes_is_the_same(data, tmp_path, monkeypatch):
-    """FSDP2 of accelerate, which is made to believe that these processes have GPUs: else it spreads no model. Losses,
-    gradients and weights are those of two processes with all of the model; it resumes; the checkpoint loads in one."""
+@pytest.mark.parametrize("how, stage", [("fully_sharded", ""), ("deepspeed", "2"), ("deepspeed", "3")])
+def test_a_model_that_is_spread_over_two_processes_is_the_same(how, stage, data, tmp_path, monkeypatch):
+    """FSDP2, or DeepSpeed, of accelerate, which is made to believe that these processes have GPUs: else it spreads no
+    model. Losses, gradients and weights are those of two processes with all of the model; it resumes; the checkpoint
+    loads in one."""
+    if how == "deepspeed" and not importlib.util.find_spec("deepspeed"):
+        pytest.skip("needs deepspeed, which is not installed")
     from accelerate import PartialState
     from accelerate.utils import DistributedType
 
     own = pretrain.arguments
 
-    def arguments(recipe, *rest):
-        args = own(recipe, *rest)
+    def arguments(recipe, folder, updates, gpus):
+        if recipe["ddp_backend"] == "deepspeed":
+            gpus, PartialState.set_device = 1, lambda self: setattr(self, "device", torch.device("cpu"))
+            PartialState._prepare_backend = lambda *args: ("gloo", DistributedType.MULTI_GPU)
+        args = own(recipe, folder, updates, gpus)
         assert args.device.type == "cpu"  # the processes have met
         if recipe["ddp_backend"] == "fully_sharded":
             PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU
         return args
 
     monkeypatch.setattr(pretrain, "arguments", arguments)
-    words = ["--dropout=0", "--attention-dropout=0", "--batch-size=2", "--total-num-update=6"]
-    sharded = ["--ddp-backend=fully_sharded", *words]
+    if how == "deepspeed":
+        monkeypatch.setenv("DS_ACCELERATOR", "cpu")
+        monkeypatch.setenv("ACCELERATE_DEEPSPEED_ZERO_STAGE", stage)
+        monkeypatch.setattr(cpu, "ONEDNN", False)  # which refuses empty batches: gradients come in another order then
+    words = ["--dropout=0", "--attention-dropout=0", "--batch-size=2", "--update-freq=2", "--total-num-update=6"]
+    sharded = [f"--ddp-backend={how}", *words]
     for folder, more in (("whole", words), ("sharded", [*sharded, "--max-update=3"]), ("sharded", sharded)):
         two = begin_two(data, tmp_path / folder, "--max-update=6", *more)
         assert [ended(process) for process in two] == [0, 0]
@@ -420,7 +432,7 @@ def test_a_model_that_is_spread_over_two_processes_is_the_same(data, tmp_path, m
     a, b = weights(tmp_path / "sharded"), weights(tmp_path / "whole")
     assert a.keys() == b.keys() and all(torch.allclose(a[key], b[key], atol=1e-5) for key in a)
     TupeForMaskedLM.from_pretrained(tmp_path / "sharded")
-    assert "ddp_backend fully_sharded there" in refused(data, tmp_path / "sharded", *words, "--micro-batch-size=2")
+    assert f"ddp_backend {how} there" in refused(data, tmp_path / "sharded", *words)
 
 
 @pytest.mark.slow
@@ -465,6 +477,8 @@ def test_two_nodes_under_torchrun_stop_on_a_signal_to_one_and_resume(data, tmp_p
         (["--max-positions=8"], "sequences of 24 tokens: the model has 8 positions"),
         (["--valid-subset=test"], "has no split 'test'; valid: train, valid"),
         (["--gpus=9"], "--gpus 9: this machine has"),
+        (["--ddp-backend=deepspeed"], "--ddp-backend deepspeed needs several GPUs"),
+        (["--ddp-backend=slowmo"], "valid with --engine transformers: pytorch_ddp, fully_sharded, deepspeed"),
     ],
 )  # fmt: skip
 def test_what_it_does_not_have_is_refused_by_name(words, message, data, tmp_path):

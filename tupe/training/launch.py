@@ -11,6 +11,7 @@ import math
 import shlex
 import sys
 import traceback
+import warnings
 from importlib import metadata
 from pathlib import Path
 
@@ -196,6 +197,7 @@ def _is_ours(error):
 @click.option("--command", required=True)
 @click.option("--plan", required=True)
 def main(command, plan):
+    warnings.simplefilter("ignore", FutureWarning)  # of accelerate and DeepSpeed, about each other and torch
     sys.argv = shlex.split(command)  # the record of the run has the command that was typed, not torchrun's
     with console.logged():
         train(**json.loads(plan))

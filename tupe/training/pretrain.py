@@ -96,9 +96,12 @@ def arguments(recipe: Recipe, folder: Path, updates: int, gpus: int) -> Training
         os.environ.setdefault("WANDB_PROJECT", reports["wandb"])
     if reports["tensorboard"]:
         os.environ["TENSORBOARD_LOGGING_DIR"] = reports["tensorboard"]
-    sharded = recipe["ddp_backend"] == "fully_sharded"
+    sharded, deepspeed = (recipe["ddp_backend"] == name for name in ("fully_sharded", "deepspeed"))
     if sharded and transformers.__version__ < "5":
         raise ValueError("--ddp-backend fully_sharded needs transformers 5")
+    if deepspeed and not (gpus and is_torchelastic_launched()):
+        raise ValueError("--ddp-backend deepspeed needs several GPUs")
+    os.environ["ACCELERATE_USE_DEEPSPEED"] = str(deepspeed).lower()
     parts = {"version": 2, "transformer_layer_cls_to_wrap": [BLOCKS[recipe.model.block].__name__]}
     args = Arguments(
         **({"fsdp": True, "fsdp_config": parts} if sharded else {}),
@@ -115,6 +118,12 @@ def arguments(recipe: Recipe, folder: Path, updates: int, gpus: int) -> Training
     )  # fmt: skip
     if reports["tensorboard"]:  # of transformers 4
         args.logging_dir = reports["tensorboard"]
+    if deepspeed:  # the rest of its configuration is accelerate's; these are the recipe's
+        theirs = args.deepspeed_plugin.deepspeed_config
+        theirs["train_micro_batch_size_per_gpu"] = recipe["batch_size"]
+        theirs["gradient_accumulation_steps"] = recipe["update_freq"][0]
+        theirs["gradient_clipping"] = recipe["clip_norm"]
+        theirs["zero_optimization"]["stage3_gather_16bit_weights_on_model_save"] = True  # else no model is saved
     disable_progress_bar()
     args._n_gpu = min(args.n_gpu, 1)  # further GPUs are for further processes
     return args

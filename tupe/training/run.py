@@ -18,7 +18,7 @@ PARTIAL = "partial"  # a folder in a run's, of what is being written
 STATE = "trainer_state.json"
 NOT_THE_MODEL = (
     "optimizer", "scheduler", "scaler", "rng_state", "trainer_state", "training_args", "global_step",
-    "pytorch_model_fsdp",
+    "pytorch_model_fsdp", "latest", "zero_to_",
 )  # fmt: skip
 
 
