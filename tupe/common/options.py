@@ -11,9 +11,8 @@ import os
 import re
 import reprlib
 import signal
-import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import IO, Any
 
@@ -21,6 +20,7 @@ import click
 
 from .architectures import SIZES
 from .record import BUSY, FULL
+from .stop import handled
 
 CONFIGS = Path(__file__).parents[1] / "configs"  # the recipes, from a checkout as from an installed wheel
 FOLDER = click.Path(path_type=Path, file_okay=False)
@@ -75,20 +75,11 @@ def _exit(number, frame):
     raise SystemExit(128 + number)
 
 
-@contextmanager
-def ended_by_signals() -> Iterator[None]:
+def ended_by_signals() -> AbstractContextManager[None]:
     """Inside, SIGTERM, SIGHUP and SIGUSR1 raise SystemExit, as SIGINT raises KeyboardInterrupt: what was begun is
     cleaned up. Signals that are ignored (nohup) or have a handler stay as they are."""
-    numbers = []
-    if threading.current_thread() is threading.main_thread():  # Python handles signals only there
-        numbers = [n for n in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1) if signal.getsignal(n) is signal.SIG_DFL]
-    for number in numbers:
-        signal.signal(number, _exit)
-    try:
-        yield
-    finally:
-        for number in numbers:
-            signal.signal(number, signal.SIG_DFL)
+    numbers = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+    return handled([number for number in numbers if signal.getsignal(number) is signal.SIG_DFL], _exit)
 
 
 @contextmanager

@@ -1,10 +1,10 @@
-"""Signals that ask training to stop after its update, with the exit status `record.STOPPED`."""
+"""Handlers of signals, and those that ask training to stop after its update, with the exit status `record.STOPPED`."""
 
 import logging
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,6 +13,22 @@ from .record import STOPPED
 logger = logging.getLogger(__name__)
 
 SIGNALS = signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1
+
+
+@contextmanager
+def handled(numbers: Iterable[int], handler: Callable | signal.Handlers) -> Iterator[None]:
+    """Inside, signals have this handler; those that are ignored (nohup) stay ignored. Beside the main thread, where
+    Python handles no signals, all stay as they are."""
+    previous = {}
+    if threading.current_thread() is threading.main_thread():
+        for number in numbers:
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                previous[number] = signal.signal(number, handler)
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
 
 
 class Stop:
@@ -34,24 +50,16 @@ _stop = None
 
 @contextmanager
 def stoppable() -> Iterator[None]:
-    """Inside, signals stop training after its update, with SystemExit at the end. Signals that are ignored (nohup)
-    stay ignored."""
+    """Inside, signals stop training after its update, with SystemExit at the end; see `handled`."""
     global _stop
-    if threading.current_thread() is not threading.main_thread():  # Python handles signals only there
-        yield
-        return
-    _stop, previous = Stop(), {}
-    for number in SIGNALS:
-        if signal.getsignal(number) is not signal.SIG_IGN:
-            previous[number] = signal.signal(number, _stop.receive)
+    _stop = Stop()
     try:
-        yield
-        if _stop.stopped:
-            raise SystemExit(STOPPED)
+        with handled(SIGNALS, _stop.receive):
+            yield
+            if _stop.stopped:
+                raise SystemExit(STOPPED)
     finally:
         _stop = None
-        for number, handler in previous.items():
-            signal.signal(number, handler)
 
 
 # A signal for a whole process group (of a terminal, of Slurm) reaches the data workers too, and PyTorch would end

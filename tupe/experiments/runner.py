@@ -11,7 +11,6 @@ import shlex
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
@@ -22,7 +21,7 @@ from typing import Any
 import click
 import torch
 
-from ..common import record
+from ..common import record, stop
 from ..common.allocator import tcmalloc
 from ..common.options import own_options
 
@@ -105,8 +104,9 @@ def run(
         about = f"{seconds / 60:.0f} min" if seconds >= 60 else f"{seconds:.0f} s"
         echo(f"{title}: {len(over)}/{len(jobs)} {job}: {what}" + f"; about {about} left" * (left > 0))
 
-    free, running, next_look = list(slots), {}, {}
-    with deferred_signals() as received:
+    free, running, next_look, received = list(slots), {}, {}, []
+    # Noted down, so that none of them comes between the start of a process and its entry in `running`.
+    with stop.handled(stop.SIGNALS, lambda number, frame: received.append(number)):
         try:
             while (waiting or running) and not received:
                 for job in list(waiting):
@@ -265,19 +265,15 @@ def environment_of_copies(environment: dict) -> Iterator[None]:
     allocator that its command would choose. Signals to our group leave that process alone: it has to tell us how its
     copies end."""
     before = dict(os.environ)
-    handlers = {}
-    if threading.current_thread() is threading.main_thread():
-        handlers = {number: signal.signal(number, signal.SIG_IGN) for number in GROUP_SIGNALS}
     library = None if os.environ.get("LD_PRELOAD") else tcmalloc()
     os.environ.update(environment, **({"LD_PRELOAD": library} if library else {}))
     _environment.update(environment)
     try:
-        yield
+        with stop.handled(GROUP_SIGNALS, signal.SIG_IGN):
+            yield
     finally:
         os.environ.clear()
         os.environ.update(before)
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
 
 
 def run_tupe(words: tuple, log: str, environment: dict) -> None:
@@ -312,19 +308,3 @@ def kill(process: subprocess.Popen, signal_number: int = signal.SIGKILL) -> None
     """Send a signal to the process group of a process, if anything of it is left."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal_number)
-
-
-@contextmanager
-def deferred_signals() -> Iterator[list[int]]:
-    """A list that receives SIGTERM, SIGINT, SIGHUP and SIGUSR1 instead of their usual effect, so that none of them
-    comes between the start of a process and its entry in a list. Signals that are ignored (nohup) stay ignored."""
-    received, previous = [], {}
-    if threading.current_thread() is threading.main_thread():  # Python handles signals only there
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
-            if signal.getsignal(number) is not signal.SIG_IGN:
-                previous[number] = signal.signal(number, lambda number, _: received.append(number))
-    try:
-        yield received
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
