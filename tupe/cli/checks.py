@@ -230,10 +230,9 @@ def check_folder(folder: Path, recipe: str, arch: str | None, options: dict, ove
         "seed": int(options.get("seed") or resolved(values, "common.seed")),
         "lr": _first_number(options.get("lr") or resolved(values, "optimization.lr")),
     }
-    differing = {name: value for name, value in here.items() if value is not None and getattr(earlier, name) != value}
-    if differing:
-        said = "; ".join(f"{name} {getattr(earlier, name)} there, {value} here" for name, value in differing.items())
-        raise ValueError(f"{folder} holds another run ({said}); choose another folder or remove it")
+    pairs = {name: (getattr(earlier, name), value) for name, value in here.items() if value is not None}
+    if differing := {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}:
+        raise ValueError(record.another(folder, differing))
 
 
 def _first_number(lr):

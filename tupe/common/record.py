@@ -11,6 +11,7 @@ import fcntl
 import hashlib
 import importlib.metadata
 import json
+import logging
 import os
 import platform
 import re
@@ -26,6 +27,8 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 from .. import __version__
+
+logger = logging.getLogger(__name__)
 
 NAME = "record.json"
 STOPPED = 85  # exit status of training that a signal stopped: the same command resumes it (ERESTART)
@@ -188,19 +191,6 @@ class Record:
         self.failure = {"reason": failure, "status": status} if failure else None
 
 
-class Reached:
-    """Of what writes the record of a run in this process, in either engine. It has `record`, `folder`, `writes`,
-    `began_at`, and `updates`, None until the first one."""
-
-    def reach(self, updates: int) -> None:
-        """Take note of an update. With the first one the run has begun, or goes on: until then any failure is that of a
-        start, and changes no run's record."""
-        first, self.updates = self.updates is None, updates
-        if first and self.writes:
-            self.record.started_at = self.record.started_at or self.began_at
-            self.record.save(self.folder)
-
-
 def alphabetical(variant: str) -> str:
     """A variant in a spelling to compare: the order of a position's schemes is that of the registry of its time, which
     changes where classes change places in a file."""
@@ -223,6 +213,27 @@ def read(folder: str | Path) -> Record | None:
         return None
     except (ValueError, TypeError, RecursionError) as error:
         raise ValueError(f"{path} is not a run record ({error})") from None
+
+
+def begun(folder: str | Path) -> Record | None:
+    """The record of the run that has begun in a folder, if there is one; one that is not readable is none."""
+    try:
+        record = read(folder)
+    except ValueError as error:  # truncated by a power failure, for example
+        logger.warning(f"{error}: a new one is begun")
+        return None
+    return record if record and record.started_at else None
+
+
+def another(folder: str | Path, differences: dict, defaults: dict | None = None) -> str:
+    """What to say of a folder that holds another run. differences: see `Record`; defaults: {name: default}."""
+
+    def said(name, value):
+        value = (defaults or {}).get(name) if value is None else value
+        return "none" if value in ("", None) else value
+
+    parts = [f"{name} {said(name, old)} there, {said(name, new)} here" for name, (old, new) in differences.items()]
+    return f"{folder} holds another run ({'; '.join(parts)}); choose another folder or remove it"
 
 
 def updates_of(folder: str | Path) -> int:

@@ -16,8 +16,9 @@ from fairseq.models import BaseFairseqModel
 from fairseq.tasks import FairseqTask
 from omegaconf import II, DictConfig
 
+from ..common.active import is_out_of_memory
 from .pretrained import load_dictionary
-from .run import RecordedTask, RecordedTaskConfig, is_out_of_memory
+from .run import RecordedTask, RecordedTaskConfig
 
 logger = logging.getLogger(__name__)
 

@@ -24,6 +24,7 @@ from fairseq.tasks import FairseqTask
 from omegaconf import II, DictConfig
 
 from ..common import record as records
+from ..common.active import Active, device, status_of
 from ..common.record import Record
 from ..common.safe_load import num_updates, read_checkpoint
 from . import watch
@@ -158,12 +159,12 @@ class Refused(ValueError, SystemExit):
     code = records.REFUSED
 
 
-class ActiveRun(records.Reached):
+class ActiveRun(Active):
     """A run that this process trains. record: what is known before training; config: the whole configuration."""
 
     def __init__(self, record: Record, config: DictConfig):
         self.record, self.config = record, config
-        self.earlier = None  # the record that this process goes on from; the file stays as it is until the first update
+        self.earlier = None
         self.updates, self.began_at = None, records.now()  # updates: after the last one of this process
         self.folder = Path(config.checkpoint.save_dir).resolve()
         self.writes = distributed_utils.get_global_rank() == 0  # one process writes the record and holds the lock
@@ -247,22 +248,7 @@ class ActiveRun(records.Reached):
             self.record.end()
         elif error is None and self.record.metrics:
             self.record.end("stopped before its last epoch was scored: see its log")
-        elif isinstance(error, Exception):
-            self.record.end(reason(error), status)
-        else:  # interrupted, or at a time limit: it continues when it is started again
-            self.record.state = "stopped"
-            if isinstance(error, SystemExit) and error.code == records.STOPPED:
-                self.record.failure = {"reason": "stopped by a signal", "status": records.STOPPED}
-        if self.folder.is_dir() and (self.updates is not None or error is None or not self.earlier):
-            try:
-                self.record.save(self.folder)
-            except OSError as full:  # which may be what ended the process
-                logger.error(f"{self.folder / records.NAME} cannot be written: {full}")
-        records.unlock(self.folder)
-        if self.record.state == "stopped":
-            kept = not options.no_save and (self.updates or self.earlier)
-            when = "before its first update" if self.updates is None else f"after update {self.updates}"
-            logger.warning(f"stopped {when}; the same command {'resumes' if kept else 'starts it again'}")
+        self.close(true_reason(error), status, not options.no_save and bool(self.updates or self.earlier))
 
 
 # ------------------------------------------------------------------------------------- the one run of this process
@@ -316,27 +302,15 @@ def begin(record: Record, config: DictConfig, task: FairseqTask) -> ActiveRun | 
     return run
 
 
-def _said(value):
-    return "none" if value in ("", None) else value
-
-
 def compare(run: ActiveRun) -> None:
     """Read the record of a run's folder. Raises Refused if it is another run's."""
     record = run.record
-    try:
-        earlier = records.read(run.folder)
-    except ValueError as error:  # truncated by a power failure, for example
-        logger.warning(f"{error}: a new one is begun")
-        earlier = None
-    run.earlier = earlier = earlier if earlier and earlier.started_at else None
+    run.earlier = earlier = records.begun(run.folder)
     if earlier and RESTORE in (earlier.config or ()) and any(run.folder.glob("checkpoint*.pt")):
         record.config.setdefault(RESTORE, earlier.config[RESTORE])  # where the run began, which goes on from its own
-    differences = record.differences(earlier) if earlier else {}
-    if differences:
+    if earlier and (differences := record.differences(earlier)):
         defaults = {name: default for name, (_, default) in settings(run.config).items()}
-        pairs = [(name, *(defaults.get(name) if v is None else v for v in pair)) for name, pair in differences.items()]
-        text = "; ".join(f"{name} {_said(old)} there, {_said(new)} here" for name, old, new in pairs)
-        raise Refused(f"{run.folder} holds another run ({text}); choose another folder or remove it")
+        raise Refused(records.another(run.folder, differences, defaults))
 
 
 def resume(run: ActiveRun, task: FairseqTask) -> None:
@@ -351,9 +325,7 @@ def resume(run: ActiveRun, task: FairseqTask) -> None:
             check_resumable(state, config.model, task.source_dictionary)
         except ValueError as error:
             raise Refused(f"{run.folder if restored == LAST else restored}: {error}") from None
-    gpu = torch.cuda.is_available()
-    threads = torch.get_num_threads()
-    record.begin(torch.cuda.get_device_name() if gpu else f"CPU, {threads} thread{'s' * (threads != 1)}")
+    record.begin(device())
     if earlier or own:
         unknown = ", ".join((earlier or Record(pretrained=record.pretrained)).unknown())
         if unknown:
@@ -381,7 +353,7 @@ def recorded() -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        end(error, records.DIVERGED if isinstance(error, FloatingPointError) else 1)
+        end(error, status_of(error))
         raise
     finally:
         _recorded = False
@@ -410,24 +382,6 @@ def forget_earlier_scores() -> None:
 # ------------------------------------------------------------------------------------------------------------ failures
 
 
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error means that a GPU or the machine ran out of memory."""
-    return isinstance(error, (MemoryError, torch.cuda.OutOfMemoryError)) or (
-        isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
-    )
-
-
-def true_reason(error: BaseException) -> BaseException:
+def true_reason(error: BaseException | None) -> BaseException | None:
     """The error behind fairseq's "please ensure that the architectures match", which it says of any in loading."""
     return error.__context__ if type(error) is Exception and error.__context__ is not None else error
-
-
-def reason(error: Exception) -> str:
-    """Why a run failed, in one line of at most 200 characters."""
-    error = true_reason(error)
-    kind = type(error).__name__
-    if is_out_of_memory(error):
-        kind = "out of memory"
-    elif isinstance(error, FloatingPointError):
-        kind = records.DIVERGENCE
-    return f"{kind}: {' '.join(str(error).split())}"[:200]

@@ -10,7 +10,6 @@ import json
 import os
 import shlex
 import sys
-import traceback
 
 import click
 import torch
@@ -21,8 +20,8 @@ from fairseq_cli import train as fairseq_train  # sets up logging, as fairseq-tr
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from ..common import console
-from ..common.options import Command, Refusal
-from ..common.record import DISK, DIVERGED
+from ..common.active import refuse
+from ..common.options import Command
 from ..common.stop import stoppable
 from . import patches, watch
 from .run import recorded, true_reason
@@ -51,8 +50,7 @@ def train(cfg: DictConfig) -> None:
 
     Raises ValueError for a mistake of the user that this package detects, BlockingIOError if another process trains in
     that folder, OSError if the disk is full or read-only, and SystemExit with `record.STOPPED` if a signal stopped it.
-    For any other error it logs the traceback and raises `Refusal` with one line, whose status is `record.DIVERGED` if
-    the loss was not finite.
+    Any other error is a `Refusal`, see `active.refuse`.
     """
     if torch.distributed.is_torchelastic_launched():
         # fairseq recognises torchrun by its environment too, but divides by the number of GPUs, which may be 0.
@@ -66,18 +64,8 @@ def train(cfg: DictConfig) -> None:
             distributed_utils.call_main(cfg, fairseq_train.main)
     except Exception as error:
         error = true_reason(error)
-        disk = isinstance(error, OSError) and error.errno in DISK
-        if disk or isinstance(error, BlockingIOError) or isinstance(error, ValueError) and _is_ours(error):
-            raise error
-        where = console.keep_traceback()
-        status = DIVERGED if isinstance(error, FloatingPointError) else 1
-        raise Refusal(f"training failed: {type(error).__name__}: {error}{watch.waits_for()}{where}", status) from error
-
-
-def _is_ours(error):
-    """Whether this package raised the error, not a library that it called."""
-    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    return frames[-1].f_globals["__name__"].startswith("tupe.")
+        refuse(error, watch.waits_for)
+        raise error
 
 
 @click.command(cls=Command, context_settings={"ignore_unknown_options": True, "help_option_names": []})

@@ -10,7 +10,6 @@ import logging
 import math
 import shlex
 import sys
-import traceback
 import warnings
 from importlib import metadata
 from pathlib import Path
@@ -20,9 +19,10 @@ import torch
 import yaml
 
 from ..common import console, record
+from ..common.active import refuse
 from ..common.blocks import Split
 from ..common.glue import TASKS, check_glue, glue_name
-from ..common.options import Command, Refusal, split_files
+from ..common.options import Command, split_files
 from ..common.prepared import check_name
 from ..common.record import Record
 from ..common.stop import stoppable
@@ -131,9 +131,8 @@ def train(recipe: str, data: str, processes: int, **plan) -> None:
     """Train in this process, as one of several if torchrun started it.
 
     Raises ValueError for a mistake of the user, BlockingIOError if another process trains in the folder, OSError if the
-    disk is full or read-only, and SystemExit with `record.STOPPED` if a signal stopped it. For any other error it
-    logs the traceback and raises `Refusal` with one line, whose status is `record.DIVERGED` if the loss was not
-    finite.
+    disk is full or read-only, and SystemExit with `record.STOPPED` if a signal stopped it. Any other error is a
+    `Refusal`, see `active.refuse`.
     """
     from .finetune import Finetuning  # only here: these import transformers, which takes seconds
     from .pretrain import Pretraining, arguments
@@ -164,12 +163,8 @@ def train(recipe: str, data: str, processes: int, **plan) -> None:
                 if run.writes and settled.kind is PRETRAINING:
                     publish(newest(folder)[1], folder)
     except Exception as error:
-        disk = isinstance(error, OSError) and error.errno in record.DISK
-        if disk or isinstance(error, BlockingIOError) or isinstance(error, ValueError) and _is_ours(error):
-            raise error
-        where = console.keep_traceback()
-        status = record.DIVERGED if isinstance(error, FloatingPointError) else 1
-        raise Refusal(f"training failed: {type(error).__name__}: {error}{where}", status) from error
+        refuse(error)
+        raise
 
 
 def _length(settled, data, symbols, processes):
@@ -185,12 +180,6 @@ def _length(settled, data, symbols, processes):
         batches = Batches(sizes, settled["seed"], settled["batch_size"], 0, steps, processes=processes)
         updates = min(updates, epochs * batches.updates_per_epoch)
     return updates
-
-
-def _is_ours(error):
-    """Whether this package raised the error, not a library that it called."""
-    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    return frames[-1].f_globals["__name__"].startswith("tupe.")
 
 
 @click.command(cls=Command, context_settings={"help_option_names": []})

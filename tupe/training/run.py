@@ -1,18 +1,14 @@
 """The folder of a run of the second engine: its lock, its record, and its checkpoints, whole or not there."""
 
-import logging
 import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import torch
-
 from ..common import record as records
+from ..common.active import Active, device, status_of
 from ..common.record import Record
-
-logger = logging.getLogger(__name__)
 
 PARTIAL = "partial"  # a folder in a run's, of what is being written
 STATE = "trainer_state.json"
@@ -66,28 +62,13 @@ def publish(checkpoint: Path, folder: Path) -> None:
 
 def differences(record: Record, folder: Path, defaults: dict) -> Record | None:
     """The record of the run that a folder holds, if it has begun. Raises ValueError if it is another run."""
-    try:
-        earlier = records.read(folder)
-    except ValueError as error:  # truncated by a power failure, for example
-        logger.warning(f"{error}: a new one is begun")
-        return None
-    if earlier is None or not earlier.started_at:
-        return None
-    pairs = record.differences(earlier)
-    said = [
-        f"{name} {_said(defaults.get(name) if old is None else old)} there, "
-        f"{_said(defaults.get(name) if new is None else new)} here" for name, (old, new) in pairs.items()
-    ]  # fmt: skip
-    if said:
-        raise ValueError(f"{folder} holds another run ({'; '.join(said)}); choose another folder or remove it")
+    earlier = records.begun(folder)
+    if earlier and (pairs := record.differences(earlier)):
+        raise ValueError(records.another(folder, pairs, defaults))
     return earlier
 
 
-def _said(value):
-    return "none" if value in ("", None) else value
-
-
-class Run(records.Reached):
+class Run(Active):
     """A run that this process trains. record: what is known before training; writes: whether this process is the one
     that writes into the folder."""
 
@@ -103,8 +84,7 @@ class Run(records.Reached):
         start, _ = newest(folder)
         if writes:
             shutil.rmtree(folder / PARTIAL, ignore_errors=True)
-            gpu, threads = torch.cuda.is_available(), torch.get_num_threads()
-            record.begin(torch.cuda.get_device_name() if gpu else f"CPU, {threads} thread{'s' * (threads != 1)}")
+            record.begin(device())
         self.began_at = records.now()
         if self.earlier:
             record.go_on(self.earlier, start)
@@ -130,29 +110,7 @@ class Run(records.Reached):
     def _end(self, error):
         if not self.writes:
             return
-        record = self.record
         if error is None:
-            record.started_at = record.started_at or self.began_at
-            record.end()
-        elif isinstance(error, Exception):
-            record.end(reason(error), records.DIVERGED if isinstance(error, FloatingPointError) else 1)
-        else:
-            record.state = "stopped"
-            if isinstance(error, SystemExit) and error.code == records.STOPPED:
-                record.failure = {"reason": "stopped by a signal", "status": records.STOPPED}
-            when = "before its first update" if self.updates is None else f"after update {self.updates}"
-            logger.warning(f"stopped {when}; the same command {'resumes' if newest(self.folder)[0] else 'starts'} it")
-        if error is None or self.updates is not None or not self.earlier:
-            try:
-                record.save(self.folder)
-            except OSError as full:  # which may be what ended the process
-                logger.error(f"{self.folder / records.NAME} cannot be written: {full}")
-        records.unlock(self.folder)
-
-
-def reason(error: Exception) -> str:
-    """Why a run failed, in one line of at most 200 characters."""
-    kind = records.DIVERGENCE if isinstance(error, FloatingPointError) else type(error).__name__
-    if isinstance(error, (MemoryError, torch.cuda.OutOfMemoryError)) or "DefaultCPUAllocator" in str(error):
-        kind = "out of memory"
-    return f"{kind}: {' '.join(str(error).split())}"[:200]
+            self.record.started_at = self.record.started_at or self.began_at
+            self.record.end()
+        self.close(error, status_of(error), newest(self.folder)[0] > 0)
