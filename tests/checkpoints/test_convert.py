@@ -25,6 +25,7 @@ from tupe.common.architectures import SIZES, with_size
 from tupe.common.record import state_of
 from tupe.common.safe_load import OLD_METERS, load_safely, read_checkpoint
 from tupe.corpus.glue import prepare
+from tupe.encoder import ModelConfig
 from tupe.plugin.model import TupeModel
 from tupe.text import TextEncoder
 
@@ -409,10 +410,10 @@ def test_command(converted, tmp_path):
 def test_the_name_says_nothing_that_is_not_so(position, cls, more, expected):
     """A converted model gets the nearest architecture, as if it had been trained by that name with other options."""
     for size, (layers, width, heads, ffn) in SIZES.items():
-        options = dict(zip(convert.SIZED, (layers * (2 if more else 1), width, heads, ffn), strict=True))
-        options |= {"position": position, "cls": cls, "block": "transformer", "normaliser": "softmax", **more}
-        assert convert.architecture_of(options) == with_size(expected, size)
-        assert convert.architecture_of({**options, convert.SIZED[1]: 96}) == expected
+        options = {"layers": layers * (2 if more else 1), "width": width, "heads": heads, "ffn": ffn}
+        options |= {"position": position, "cls": cls, **more}
+        assert convert.architecture_of(ModelConfig(**options)) == with_size(expected, size)
+        assert convert.architecture_of(ModelConfig(**{**options, "width": 96})) == expected
 
 
 # ---- BERT ----

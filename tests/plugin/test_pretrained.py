@@ -6,7 +6,7 @@ from fairseq import models
 from helpers import CONFIGS, PLUGIN, fairseq_arguments, finetune, load, train, train_recipe
 
 from tupe import positions
-from tupe.checkpoints.convert import architecture_of
+from tupe.checkpoints.convert import architecture_of, core_options
 from tupe.common.safe_load import read_checkpoint
 from tupe.plugin.electra import ElectraConfig
 from tupe.plugin.model import TUNABLE, TupeModel
@@ -29,13 +29,13 @@ def test_every_model_option_is_either_structure_or_free():
 
 def test_the_order_of_the_registry_makes_no_variant(monkeypatch):
     config = vars(models.MODEL_DATACLASS_REGISTRY["tupe_r"]()) | {"_name": "tupe_r", "cls": "zero"}
-    assert variant(config) == "cls zero" and architecture_of({**config, "cls": "untied"}) == "tupe_r"
+    assert variant(config) == "cls zero" and architecture_of(core_options({**config, "cls": "untied"})) == "tupe_r"
     order = sorted(SCHEMES.items(), reverse=True)  # t5 before untied, too
     monkeypatch.setattr(positions, "SCHEMES", dict(sorted(order, key=lambda item: item[0] != "t5")))
     assert positions.canonical("untied+t5") == "t5+untied" == positions.canonical("t5+untied")
     assert variant(config) == variant({**config, "position": "t5+untied"}) == "cls zero"
     assert variant({**config, "position": "t5"}) == "cls zero, position t5"
-    assert architecture_of({**config, "position": "absolute+t5", "cls": "tied"}) == "bert_r"
+    assert architecture_of(core_options({**config, "position": "absolute+t5", "cls": "tied"})) == "bert_r"
 
 
 @pytest.mark.parametrize("launcher", ["options", "recipe"])

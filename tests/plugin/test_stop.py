@@ -9,8 +9,7 @@ import torch
 from helpers import load, pretrain_arguments, train
 
 from tupe.common.record import STOPPED, read, state_of
-from tupe.common.stop import SIGNALS
-from tupe.plugin.stop import is_at
+from tupe.common.stop import SIGNALS, is_at
 
 
 @pytest.fixture(scope="module")

@@ -10,6 +10,7 @@ import io
 import json
 import logging
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 import click
@@ -21,7 +22,6 @@ from omegaconf import OmegaConf
 from torch import nn
 
 from ..common import options
-from ..common.architectures import ARCHITECTURES, OTHER_BLOCKS, SIZES, with_size
 from ..common.options import FILE, Command
 from ..common.record import write_together
 from ..common.safe_load import load_safely, read_checkpoint
@@ -30,6 +30,7 @@ from ..plugin.model import NAMES
 from ..plugin.pretrained import MASK, check_dictionary, load_dictionary
 from ..positions import canonical, parse, same_position
 from ..text import TextEncoder
+from ..training.recipe import architecture_of
 from .export import check_finite, weights_from_export
 from .files import configuration, new_checkpoint, save_atomically
 
@@ -39,23 +40,9 @@ logger = logging.getLogger(__name__)
 # ------------------------------------------------------------------------------------------------- what all ways share
 
 
-SIZED = [NAMES[option] for option in ("layers", "width", "heads", "ffn")]  # what a size fixes
-
-
-def architecture_of(options: dict) -> str:
-    """The named architecture that differs from these model options in the fewest, of its very size or else base; the
-    first of several."""
-    names = [with_size(name, size) for name in (*ARCHITECTURES, *OTHER_BLOCKS) for size in SIZES]
-
-    options = {**options, "position": canonical(options["position"])}
-
-    def differing(name):
-        preset = vars(models.MODEL_DATACLASS_REGISTRY[name]())
-        preset = {**preset, "position": canonical(preset["position"])}
-        wrong = {option for option, value in options.items() if str(value) != str(preset[option])}
-        return len(wrong - {*SIZED}), bool(wrong & {*SIZED})
-
-    return min(names, key=differing)
+def core_options(options: Mapping) -> ModelConfig:
+    """Of model options under fairseq's names; those that are not given are the default."""
+    return ModelConfig(**{ours: options[theirs] for ours, theirs in NAMES.items() if theirs in options})
 
 
 def build_checkpoint(weights: dict, options: dict, dictionary: Dictionary) -> dict:
@@ -68,7 +55,7 @@ def build_checkpoint(weights: dict, options: dict, dictionary: Dictionary) -> di
             "special tokens included); give the dict.txt that the model was trained with"
         )
     kind = ("squad", "squad") if "span_head.weight" in weights else ()  # task, criterion
-    cfg = configuration(architecture_of(options), options, *kind)
+    cfg = configuration(architecture_of(core_options(options)), options, *kind)
     model = build_model(cfg, dictionary)
     settings = {key: value for key, value in model.state_dict().items() if key.endswith("_extra_state")}
     try:
@@ -292,7 +279,7 @@ def from_export(config: dict, weights: dict, dictionary_file: str | Path) -> dic
     """An export of `tupe checkpoint export`, or what transformers saved of it -> our checkpoint; a missing LM head is
     initialised."""
     weights, options = weights_from_export(config, floats(weights))
-    add_lm_head(weights, ModelConfig(**{ours: options[name] for ours, name in NAMES.items() if name in options}))
+    add_lm_head(weights, core_options(options))
     checkpoint = build_checkpoint(weights, options, load_dictionary(dictionary_file))
     keep_labels(checkpoint, config, config.get("classifier_name", "sentence_classification_head"))
     return checkpoint
@@ -573,7 +560,7 @@ def to_modernbert(path: str | Path, dictionary_file: str | Path) -> dict[str, by
     checkpoint = read_checkpoint(path)
     check_dictionary(checkpoint, dictionary_file)
     saved = checkpoint["cfg"]["model"]
-    model = ModelConfig(**{ours: saved[theirs] for ours, theirs in NAMES.items() if theirs in saved})
+    model = core_options(saved)
     schemes = {part.name: part.options for part in parse(model.position)}
     rope = {"base": 10000.0, "local_base": 0.0, "every": 3, **schemes.get("rope", {})}
     window = {"size": 128, "every": 3, **schemes.get("window", {})}

@@ -1,10 +1,12 @@
-"""The recipes of configs/ without Hydra. Needs only PyYAML."""
+"""The recipes of configs/ and their presets, without Hydra. Needs only PyYAML."""
 
 import re
+from pathlib import Path
 from typing import Any
 
 import yaml
 
+from .architectures import SIZES, split_size, with_size
 from .options import CONFIGS, did_you_mean
 
 
@@ -25,6 +27,16 @@ def compose(recipe: str, groups: dict[str, str] | None = None) -> dict[str, Any]
         for section, part in (content if package == "_global_" else {package: content}).items():
             found |= {f"{section}.{key}": value for key, value in part.items() if section != "hydra"}
     return found
+
+
+def check_preset(name: str, architecture: str, configs: str | Path = CONFIGS) -> None:
+    """Raise ValueError if a file of configs/model stands for another model than `architecture` (which may choose the
+    size that the preset leaves open): the preset's options would change that other model."""
+    own = yaml.safe_load(Path(configs, "model", f"{name}.yaml").read_text(encoding="utf-8"))["_name"]
+    (stem, size), (other, other_size) = split_size(own), split_size(architecture)
+    if stem != other or size not in ("base", other_size):
+        sizes = f"; valid: {', '.join(with_size(stem, s) for s in SIZES)}" if size == "base" else ""
+        raise ValueError(f"model={name} is {own}, not {architecture}; give one of them{sizes}")
 
 
 def resolved(values: dict[str, Any], key: str, defaults: dict[str, Any] | None = None) -> Any:

@@ -90,6 +90,11 @@ def asked() -> bool:
     return _stop is not None and _stop.signal is not None
 
 
+def is_at(updates: int, interval: int) -> bool:
+    """Whether something is done after this update that is done every `interval` updates (0: never)."""
+    return interval > 0 and updates % interval == 0
+
+
 def end() -> None:
     """Training has stopped as asked: `stoppable` ends with `record.STOPPED`."""
     if _stop is not None:

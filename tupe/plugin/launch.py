@@ -23,12 +23,12 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 
 from ..common import limits
-from ..common.architectures import SIZES, split_size, with_size
 from ..common.blocks import check_split, parts_of
 from ..common.glue import check_glue, glue_name
 from ..common.limits import split_batch
 from ..common.options import CONFIGS, did_you_mean, split_files
 from ..common.prepared import check_name, tasks_in
+from ..common.recipes import check_preset
 from ..common.torchrun import gpus_to_use, run_torchrun, words_of_nodes
 from ..encoder import Encoder
 from ..positions import load_scheme_file
@@ -135,7 +135,9 @@ def training_options(
     for name, places in places_of.items():
         for place in places if name in given else ():
             OmegaConf.update(config, place, given[name], merge=False)
-    check_presets(config_dir, overrides, given.get("arch") or raw["model"]["_name"])
+    for group, _, name in (word.lstrip("+").partition("=") for word in overrides):
+        if group == "model":
+            check_preset(name, given.get("arch") or raw["model"]["_name"], config_dir)
     values = {}
     for name, places in places_of.items():
         candidates = [OmegaConf.select(config, place) for place in places]
@@ -275,19 +277,6 @@ def compose_recipe(config_dir: str | Path, recipe: str, overrides: Iterable[str]
         raise ValueError(f"{recipe}: " + str(error).partition("\n")[0]) from error
     OmegaConf.set_struct(config, False)
     return config
-
-
-def check_presets(config_dir: str | Path, overrides: Iterable[str], architecture: str) -> None:
-    """Raise ValueError if `model=PRESET` is among the overrides and stands for another model than `architecture` (which
-    may choose the size that the preset leaves open): the preset's options would change that other model."""
-    for word in overrides:
-        word = word.lstrip("+")
-        if word.startswith("model="):
-            preset = OmegaConf.load(Path(config_dir, "model", f"{word.removeprefix('model=')}.yaml"))
-            (name, size), (other, other_size) = split_size(preset._name), split_size(architecture)
-            if name != other or size not in ("base", other_size):
-                sizes = f"; valid: {', '.join(with_size(name, s) for s in SIZES)}" if size == "base" else ""
-                raise ValueError(f"{word} is {preset._name}, not {architecture}; give one of them{sizes}")
 
 
 def _with_plus(word, config):

@@ -42,11 +42,6 @@ def _all_stop(trainer):
     return requests > 0
 
 
-def is_at(updates: int, interval: int) -> bool:
-    """Whether something is done after this update that is done every `interval` updates (0: never)."""
-    return interval > 0 and updates % interval == 0
-
-
 def validate_and_save(
     cfg: DictConfig, trainer: Trainer, task: FairseqTask, epoch_itr: EpochBatchIterator, valid_subsets: list,
     end_of_epoch: bool, *, original: Callable,
@@ -54,9 +49,9 @@ def validate_and_save(
     stops, updates, losses = _all_stop(trainer), trainer.get_num_updates(), [None]
     if not stops:
         return original(cfg, trainer, task, epoch_itr, valid_subsets, end_of_epoch)
-    saves = is_at(updates, cfg.checkpoint.save_interval_updates) or 0 < cfg.optimization.max_update <= updates
+    saves = stop.is_at(updates, cfg.checkpoint.save_interval_updates) or 0 < cfg.optimization.max_update <= updates
     saves |= end_of_epoch and epoch_itr.epoch % cfg.checkpoint.save_interval == 0
-    if saves or end_of_epoch or is_at(updates, cfg.dataset.validate_interval_updates):
+    if saves or end_of_epoch or stop.is_at(updates, cfg.dataset.validate_interval_updates):
         losses, _ = original(cfg, trainer, task, epoch_itr, valid_subsets, end_of_epoch)
     if not saves:
         checkpoint_utils.save_checkpoint(cfg.checkpoint, trainer, epoch_itr, None)

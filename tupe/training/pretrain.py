@@ -164,14 +164,14 @@ class Course(TrainerCallback):
         recipe, updates, last = self.trainer.recipe, state.global_step, state.global_step >= state.max_steps
         self.trainer.run.reach(updates)
         stops = self.trainer.is_asked_to_stop() and not last
-        control.should_log = last or _is_at(updates, recipe["log_interval"])
-        due = last or _is_at(updates, self.trainer.batches.updates_per_epoch)
+        control.should_log = last or stop.is_at(updates, recipe["log_interval"])
+        due = last or stop.is_at(updates, self.trainer.batches.updates_per_epoch)
         if recipe.kind is FINETUNING:
             control.should_evaluate, control.should_save = due, (due or stops) and not recipe["no_save"]
         else:
-            due |= _is_at(updates, recipe["validate_interval_updates"])
+            due |= stop.is_at(updates, recipe["validate_interval_updates"])
             control.should_evaluate = due and not recipe["disable_validation"]
-            control.should_save = last or stops or _is_at(updates, recipe["save_interval_updates"])
+            control.should_save = last or stops or stop.is_at(updates, recipe["save_interval_updates"])
         control.should_training_stop = last or stops
         self.trainer.stopped = stops
         return control
@@ -188,10 +188,6 @@ class Course(TrainerCallback):
                 f"{logs.get('grad_norm') or 0:.3f}, lr {logs['learning_rate']:.4g}, {speed:.2f} updates/s, "
                 f"{left // 3600}:{left // 60 % 60:02}:{left % 60:02} left"
             )
-
-
-def _is_at(updates, interval):
-    return interval > 0 and updates % interval == 0
 
 
 class Training(Trainer):

@@ -13,8 +13,8 @@ import yaml
 
 from ..common import limits
 from ..common.architectures import ARCHITECTURES, ELECTRA, OTHER_BLOCKS, SIZES, preset, split_size, with_size
-from ..common.options import CONFIGS, did_you_mean
-from ..common.recipes import compose, resolved
+from ..common.options import did_you_mean
+from ..common.recipes import check_preset, compose, resolved
 from ..encoder import ModelConfig, names_in
 
 NAMES = names_in("fairseq")  # our option of a model -> fairseq's
@@ -139,7 +139,7 @@ def read(
     if kind is PRETRAINING:
         architecture, config = values[ARCH], {}
         if "model" in groups:
-            _check_preset(groups["model"], architecture)
+            check_preset(groups["model"], architecture)
     else:
         config = config_of(values["checkpoint.finetune_from_model"])
         architecture = architecture_of(ModelConfig(**config))
@@ -236,12 +236,3 @@ def _converted(kind, key, value):
         return [float(v) if isinstance(default[0], float) else v
                 for v in (value if isinstance(value, (list, tuple)) else [value])]
     return str(value or default) if isinstance(default, str) else type(default)(default if value is None else value)
-
-
-def _check_preset(name, architecture):
-    """Raise ValueError if a preset stands for another model than the architecture: its options would change that."""
-    own = yaml.safe_load((CONFIGS / "model" / f"{name}.yaml").read_text(encoding="utf-8"))["_name"]
-    (stem, size), (other, other_size) = split_size(own), split_size(architecture)
-    if stem != other or size not in ("base", other_size):
-        sizes = f"; valid: {', '.join(with_size(stem, s) for s in SIZES)}" if size == "base" else ""
-        raise ValueError(f"model={name} is {own}, not {architecture}; give one of them{sizes}")
