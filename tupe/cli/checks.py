@@ -121,7 +121,7 @@ def check_names(recipe: str, options: dict, overrides: dict, own: list[str]) -> 
     sections = sections_of_fairseq()
     for name in options:
         if name not in known_options() and name not in known_options(everywhere=True):
-            word, valid = _option(name), [*own, *map(_option, sorted(known_options()))]
+            word, valid = limits.option(name), [*own, *map(limits.option, sorted(known_options()))]
             raise ValueError(f"unknown option {word}{did_you_mean(word, valid, own)}")
     for key, value in overrides.items():
         section, dot, name = key.partition(".")
@@ -159,10 +159,6 @@ def is_of_fairseq(arch: str) -> bool:
     root = fairseq()
     name = re.compile(rf"""register_model(_architecture)?\([^)]*["']{re.escape(arch)}["']""")
     return root is not None and any(name.search(path.read_text(errors="replace")) for path in root.rglob("*.py"))
-
-
-def _option(name):
-    return "--" + name.replace("_", "-")
 
 
 # -------------------------------------------------------------------------------------------------- what is on the disk

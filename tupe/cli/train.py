@@ -1,7 +1,6 @@
 """The commands that train: pretrain, continue, finetune. torch and fairseq are imported when one of them runs, after
 the memory allocator is chosen."""
 
-import re
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
@@ -214,9 +213,8 @@ def run(
     # Only now: `use_allocator` starts the process again if torch is not there yet.
     launch = import_module(f"..{ENGINES[engine]}.launch", __package__).launch
 
-    is_override = [bool(re.match(r"(~|\+{0,2}[A-Za-z_][\w./@]*=)", word)) for word in words]
-    overrides = [*overrides, *(word for word, override in zip(words, is_override, strict=True) if override)]
-    further = [word for word, override in zip(words, is_override, strict=True) if not override]
+    overrides = [*overrides, *filter(checks.OVERRIDE.match, words)]
+    further = [word for word in words if not checks.OVERRIDE.match(word)]
     machine = dict(machine)  # the caller's serves its next run too
     own = [*options.own_options(), *machine.pop("outer_options")]
     arguments = [*map(str, arguments), *options.position_file(), *further]

@@ -67,6 +67,11 @@ SWITCHES = ("update_epoch_batch_itr",)  # which fairseq takes as text
 FILES = ("quantization_config_path", "ema_seed_model")  # which have to be there
 
 
+def option(name: str) -> str:
+    """ "--batch-size" for "batch_size"."""
+    return "--" + name.replace("_", "-")
+
+
 def valid(name: str) -> str:
     """What an option may be given, in a few words."""
     least, greatest, *none = LIMITS[name]
@@ -109,7 +114,7 @@ def check(name: str, value: Any) -> None:
             if number not in none and (tiny or not math.isfinite(number) or not least <= number <= greatest):
                 raise ValueError
     except (ValueError, TypeError, SyntaxError, OverflowError, RecursionError, MemoryError):
-        raise ValueError(f"--{name.replace('_', '-')} is {shown(value)}; valid: {valid(name)}") from None
+        raise ValueError(f"{option(name)} is {shown(value)}; valid: {valid(name)}") from None
 
 
 def shown(value: Any) -> str:
@@ -126,10 +131,10 @@ def check_all(values: Mapping[str, Any]) -> None:
         check(name, values[name])
     for name in (name for name in SWITCHES if name in values):
         if str(values[name]).lower() not in ("true", "false"):
-            raise ValueError(f"--{name.replace('_', '-')} is {shown(values[name])}; valid: True, False")
+            raise ValueError(f"{option(name)} is {shown(values[name])}; valid: True, False")
     for name in (name for name in FILES if name in values):
         if not Path(values[name]).is_file():
-            raise ValueError(f"--{name.replace('_', '-')} {shown(values[name])}: no such file")
+            raise ValueError(f"{option(name)} {shown(values[name])}: no such file")
     if "log_file" in values:
         path = Path(values["log_file"]).absolute()
         if path.is_dir() or not path.parent.is_dir():

@@ -25,7 +25,7 @@ from omegaconf import DictConfig, OmegaConf
 from ..common import limits
 from ..common.blocks import check_split, parts_of
 from ..common.glue import check_glue, glue_name
-from ..common.limits import split_batch
+from ..common.limits import option, split_batch
 from ..common.options import CONFIGS, did_you_mean, split_files
 from ..common.prepared import check_name, tasks_in
 from ..common.recipes import check_preset
@@ -129,7 +129,7 @@ def training_options(
                 places_of.setdefault(name, []).append(f"{section}.{key}")
 
     parts = [(name, places[0]) for name, places in places_of.items() if places[0].endswith("._name")]
-    chosen = [f"{_option(name)}={OmegaConf.select(config, place)}" for name, place in parts]
+    chosen = [f"{option(name)}={OmegaConf.select(config, place)}" for name, place in parts]
     parser, given = parse([*chosen, *user_arguments], own_options)
     actions = {action.dest: action for action in parser._actions}
     for name, places in places_of.items():
@@ -146,12 +146,12 @@ def training_options(
             raise ValueError(f"{recipe}: {places[0]} is no option of fairseq-train {' '.join(chosen)}{near}")
         if any(value != candidates[0] for value in candidates):
             same = " and ".join(places)
-            raise ValueError(f"{recipe}: {same} share the option {_option(name)} but differ: {candidates}")
+            raise ValueError(f"{recipe}: {same} share the option {option(name)} but differ: {candidates}")
         values[name] = candidates[0]
 
     limits.check_all({**given, **values})
     if tpu := [name for name in ("tpu", "bf16", "memory_efficient_bf16") if {**given, **values}.get(name)]:
-        raise ValueError(f"{_option(tpu[0])} is for TPUs in fairseq; valid here: --autocast bf16")
+        raise ValueError(f"{option(tpu[0])} is for TPUs in fairseq; valid here: --autocast bf16")
     if "update_freq" not in given:
         size, steps = raw["dataset"]["batch_size"], raw["optimization"]["update_freq"]
         limits.check("batch_size", size)
@@ -348,16 +348,12 @@ def _is_ours(arch):
     return ARCH_MODEL_REGISTRY[arch].__module__.startswith("tupe.")
 
 
-def _option(name):
-    return "--" + name.replace("_", "-")
-
-
 def words_of(values: dict, actions: dict) -> list[str]:
     """Options as arguments of a command line, the data first: "--lr=[0.1]"; a switch as "--fp16" or nothing."""
     words = [values["data"]]
     for name, value in values.items():
         if actions[name].nargs != 0 and name != "data":
-            words.append(f"{_option(name)}={value}")
+            words.append(f"{option(name)}={value}")
         elif name != "data" and value != bool(actions[name].default):
-            words.append(_option(name))
+            words.append(option(name))
     return words

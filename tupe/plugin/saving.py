@@ -13,6 +13,7 @@ import torch
 from fairseq.file_io import PathManager
 from omegaconf import DictConfig
 
+from ..common.limits import option
 from ..common.record import corruption_in
 from ..common.safe_load import num_updates, read_checkpoint
 
@@ -81,8 +82,8 @@ def check_restore(options: Mapping) -> None:
         if path and path != LAST:
             path = path.replace(".pt", f"{options.get('checkpoint_suffix') or ''}.pt")
             if not PathManager.exists(path):
-                option = f"--{name.replace('_', '-')}"
-                raise ValueError(f"{option} {path}: no such file; without the option a run resumes its own folder")
+                given = f"{option(name)} {path}"
+                raise ValueError(f"{given}: no such file; without the option a run resumes its own folder")
 
 
 def check_asserts() -> None:

@@ -212,8 +212,8 @@ def _options(kind, words):
         key = name[2:].replace("-", "_")
         place = kind.places.get(key) or next((place for place in ALWAYS_SO if place.endswith(f".{key}")), None)
         if place is None:
-            raise ValueError(f"{name} is not known to --engine transformers"
-                             f"{did_you_mean(name, ['--' + key.replace('_', '-') for key in kind.places])}")
+            near = did_you_mean(name, map(limits.option, kind.places))
+            raise ValueError(f"{name} is not known to --engine transformers{near}")
         if not equals and isinstance(kind.options.get(place), bool):
             value = True
         elif not equals:
