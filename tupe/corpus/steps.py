@@ -21,6 +21,7 @@ import functools
 import gzip
 import hashlib
 import heapq
+import itertools
 import json
 import re
 import unicodedata
@@ -327,15 +328,8 @@ def _read_counts(path):
 
 def _add_counts(tables):
     """(word, count) pairs of several sorted tables, added up, in order."""
-    last, total = None, 0
-    for word, count in heapq.merge(*tables):
-        if word != last:
-            if last is not None:
-                yield last, total
-            last, total = word, 0
-        total += count
-    if last is not None:
-        yield last, total
+    for word, same in itertools.groupby(heapq.merge(*tables), key=lambda pair: pair[0]):
+        yield word, sum(count for _, count in same)
 
 
 def keep_words(folder: Path, shards: list[Path], fraction: float) -> None:
