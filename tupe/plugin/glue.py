@@ -129,7 +129,8 @@ class GlueTask(FinetuneTask):
     def load_dataset(self, split: str, combine: bool = False, **kwargs) -> None:
         folder = Path(self.cfg.data) / self.name
         check_glue(folder, split)
-        inputs = [self._load_inputs(folder / f"input{i}" / split) for i in range(len(self.glue.text))]
+        prefixes = [str(folder / f"input{i}" / split) for i in range(len(self.glue.text))]
+        inputs = [data_utils.load_indexed_dataset(prefix, self.dictionary) for prefix in prefixes]
         tokens = Pairs(inputs[0], inputs[1] if len(inputs) == 2 else None, self.dictionary, self.max_positions())
         data = {
             "id": IdDataset(),
@@ -149,9 +150,6 @@ class GlueTask(FinetuneTask):
         self.datasets[split] = NestedDictionaryDataset(data, sizes=[tokens.sizes])
         self.set_batch_order(split, self.datasets[split], tokens.sizes, shuffled)
         self.note_shortened(split, tokens.shortened, len(tokens))
-
-    def _load_inputs(self, prefix):
-        return data_utils.load_indexed_dataset(str(prefix), self.dictionary)
 
     def evaluate(self, split: str) -> dict:
         predictions = self.predictions[split]

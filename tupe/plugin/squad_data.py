@@ -251,7 +251,7 @@ class Windows(FairseqDataset):
         fitting = {q for q, start, end in self.windows if (s := self.spans[q]) and start <= s[0] and s[1] < end}
         self.answered = sum(bool(question.answers) for question in self.questions)
         self.left_out = self.answered - len(fitting)  # answers that training never sees
-        self._sizes = np.array([len(self.queries[q]) + 4 + end - start for q, start, end in self.windows])
+        self.sizes = np.array([len(self.queries[q]) + 4 + end - start for q, start, end in self.windows])
         self.best_window = self._best_windows()
 
     def _best_windows(self):
@@ -329,11 +329,7 @@ class Windows(FairseqDataset):
             "ntokens": int(lengths.sum()),
         }
 
-    @property
-    def sizes(self) -> np.ndarray:
-        return self._sizes
-
     def num_tokens(self, w: int) -> int:
-        return int(self._sizes[w])
+        return int(self.sizes[w])
 
     size = num_tokens
