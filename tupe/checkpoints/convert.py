@@ -613,23 +613,19 @@ def convert(
     does not apply to this source and target.
     """
     source, given = Path(source), {"--dict": dictionary_file, "--heads": heads, "--codes": codes}
+    file = Path(dictionary_file or (source if source.is_dir() else source.parent) / "dict.txt")
 
     def refuse(kind, *names):
         if wrong := [name for name in names if given[name] is not None]:
             raise ValueError(f"{' and '.join(wrong)} cannot be given for {kind}: leave it out")
 
-    def dictionary(folder):
-        return Path(folder / "dict.txt" if dictionary_file is None else dictionary_file)
-
     if codes is not None and not Path(codes).is_file():
         raise ValueError(f"--codes {codes}: no such file")
     if target == "released":
         refuse("a checkpoint for the released code", "--heads", "--codes")
-        file = dictionary(source.parent)
         return write(to_released(source, file), {"dict.txt": file.read_bytes()}, output)
     if target == "modernbert":
         refuse("a checkpoint for transformers", "--heads", "--codes")
-        file = dictionary(source.parent)
         files = {**to_modernbert(source, file), "dict.txt": file.read_bytes()}
         others = [file.parent / name for name in ("tokenizer.json", "tokenizer_config.json")]
         files |= {other.name: other.read_bytes() for other in others if other.is_file()}
@@ -638,7 +634,6 @@ def convert(
         write_together(Path(output), files)
         return Path(output)
     if not source.is_dir():
-        file = dictionary(source.parent)
         checkpoint = from_released(source, file, heads)
         files = {"dict.txt": file.read_bytes()}
         if codes is not None:
@@ -647,7 +642,6 @@ def convert(
     config, weights = read_hugging_face(source)
     if config.get("model_type") == "tupe":
         refuse("an export, which has its own", "--heads", "--codes")
-        file = dictionary(source)
         checkpoint = from_export(config, weights, file)
         others = [source / name for name in TextEncoder.FILES if name != "dict.txt" and (source / name).is_file()]
         return write(checkpoint, {"dict.txt": file.read_bytes(), **{o.name: o.read_bytes() for o in others}}, output)
