@@ -63,7 +63,7 @@ def public_functions(tree):
             if not isinstance(node, ast.FunctionDef) or (node.name[0] == "_" and node.name != "__init__"):
                 continue
             marks = [ast.unparse(mark) for mark in node.decorator_list]
-            if not any("command(" in mark or mark == "drawing" for mark in marks):
+            if not any("command(" in mark or mark in ("drawing", "of_layer") for mark in marks):
                 bound = owner is not tree and "staticmethod" not in marks
                 yield node, [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs][bound:]
 

@@ -178,6 +178,11 @@ layer = click.option("--layer", type=click.IntRange(1), default=1, show_default=
 length = click.option("--length", type=int, help="Tokens of a sequence (default: as many as the model takes).")
 
 
+def of_layer(function: Callable) -> click.Command:
+    """A `drawing` of one layer of a checkpoint."""
+    return drawing(one_checkpoint(data(layer(function))))
+
+
 @drawing
 @one_checkpoint
 @data
@@ -189,11 +194,8 @@ def draw_correlations(checkpoint, data, length):
     return correlations(probes.four_correlations(model, tokens)), ""
 
 
-@drawing
-@one_checkpoint
-@data
+@of_layer
 @length
-@layer
 def draw_positions(checkpoint, data, length, layer):
     """Positional logits of every head (TUPE), each with its pattern."""
     model, _ = load_model(checkpoint, data)
@@ -207,10 +209,7 @@ def draw_loss(sources):
     return losses({label: probes.losses_of(path) for label, path in labelled(sources).items()}), ""
 
 
-@drawing
-@one_checkpoint
-@data
-@layer
+@of_layer
 def draw_t5(checkpoint, data, layer):
     """T5's bias by offset."""
     model, _ = load_model(checkpoint, data)
@@ -230,10 +229,7 @@ def draw_attention(sources, data, length, words):
     return attention(matrices), ""
 
 
-@drawing
-@one_checkpoint
-@data
-@layer
+@of_layer
 def draw_tsne(checkpoint, data, layer):
     """Absolute position vectors in two dimensions."""
     model, _ = load_model(checkpoint, data)
@@ -241,10 +237,7 @@ def draw_tsne(checkpoint, data, layer):
     return tsne(probes.position_vectors(model, layer - 1)), probes.which_layer(model, layer - 1, names)
 
 
-@drawing
-@one_checkpoint
-@data
-@layer
+@of_layer
 def draw_phi(checkpoint, data, layer):
     """Sum of cos(omega m), before and after learning the frequencies."""
     model, _ = load_model(checkpoint, data)
