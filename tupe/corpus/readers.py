@@ -6,7 +6,6 @@ cleaned here."""
 
 import bz2
 import csv
-import functools
 import glob
 import gzip
 import html
@@ -238,19 +237,18 @@ def read_book(file: BinaryIO, path: str, errors: str, stats: Stats) -> Iterator[
         yield from _document(path, Path(path).parent.name, text.split("\n"), size, stats)
 
 
-def read_jsonl(file: BinaryIO, path: str, errors: str, stats: Stats, field: str = FIELD) -> Iterator[Document]:
+# The functions of RECORDS yield (place in words, place for short, what is there). fields: names of what has to be
+# there, with the option that chooses each; further: of what is read beside it.
+
+
+def _json(file, path, errors, stats, fields, further):
     """An object per line, or an array of objects."""
-    records = _json(file, path, errors, stats)
-    yield from _records(records, path, errors, stats, field, f'not a JSON object with a "{field}"')
-
-
-def _json(file, path, errors, stats, fields=()):
     is_array = path != "-" and file.peek(64).lstrip(b"\xef\xbb\xbf \t\r\n")[:1] == b"["
     return _array(file, path, errors) if is_array else _json_lines(read_lines(file, path, errors, stats), path)
 
 
 def _json_lines(lines, path):
-    """(place in words, place for short, what is there) of each line that is not blank."""
+    """The records of lines that are not blank."""
     for number, line in lines:
         if line is not None and not line.strip():
             continue
@@ -264,7 +262,7 @@ def _json_lines(lines, path):
 
 
 def _array(file, path, errors):
-    """The same of the objects of a JSON array, in bounded memory."""
+    """Those of a JSON array, in bounded memory."""
     text = io.TextIOWrapper(file, "utf-8-sig", errors="replace" if errors == "replace" else "strict")
     decoder, blank = json.JSONDecoder(), re.compile(r"[\s,]*")
     number, buffer, at = 1, "", 0
@@ -289,13 +287,8 @@ def _array(file, path, errors):
         ) from None
 
 
-def read_csv(file: BinaryIO, path: str, errors: str, stats: Stats, field: str = FIELD) -> Iterator[Document]:
+def _csv(file, path, errors, stats, fields, further, **options):
     """A table with a header line, its columns divided by commas, or in .tsv by tabs."""
-    records = _csv(file, path, errors, stats, {field: "--field"})
-    yield from _records(records, path, errors, stats, field, f"no text in the column {field!r}")
-
-
-def _csv(file, path, errors, stats, fields, **options):
     csv.field_size_limit(MAX_DOCUMENT)
     lines = ((line or "").removeprefix("\ufeff") + "\n" for _, line in read_lines(file, path, errors, stats))
     rows = csv.DictReader(lines, dialect="excel-tab" if ".tsv" in path else "excel", **options)
@@ -316,13 +309,8 @@ def _check_fields(names, fields, path):
             raise ValueError(f"{path} has no column {field!r}; it has {found}: choose with {option}")
 
 
-def read_table(file: BinaryIO, path: str, errors: str, stats: Stats, field: str = FIELD) -> Iterator[Document]:
+def _table(file, path, errors, stats, fields, further):
     """A .parquet file, or an .arrow file as the library datasets saves it."""
-    records = _table(file, path, errors, stats, {field: "--field"}, ["url"])
-    yield from _records(records, path, errors, stats, field, f"no text in the column {field!r}")
-
-
-def _table(file, path, errors, stats, fields, further=()):
     try:
         import pyarrow
         from pyarrow import ipc, parquet
@@ -347,6 +335,17 @@ def _table(file, path, errors, stats, fields, further=()):
         yield from ((f"{path}, row {n}", f"{path}:{n}", row) for n, row in enumerate(rows, 1))
     except pyarrow.ArrowInvalid as error:
         raise EOFError(str(error)) from error
+
+
+RECORDS = {"jsonl": _json, "csv": _csv, "tsv": _csv, "parquet": _table, "arrow": _table}  # kinds with fields
+
+
+def read_records(file: BinaryIO, path: str, errors: str, stats: Stats, field: str = FIELD) -> Iterator[Document]:
+    """The documents of a file with fields, one of which has their text."""
+    reader = RECORDS[kind_of(Path(path).name, False)]
+    what = f'not a JSON object with a "{field}"' if reader is _json else f"no text in the column {field!r}"
+    records = reader(file, path, errors, stats, {field: "--field"}, ["url"])
+    yield from _records(records, path, errors, stats, field, what)
 
 
 def _records(records, path, errors, stats, field, what):
@@ -507,15 +506,10 @@ XML = {"mediawiki": _mediawiki, "TEI": _tei, "teiCorpus": _tei}
 READERS = {
     "lines": read_paragraph_lines,
     "book": read_book,
-    "jsonl": read_jsonl,
     "wikiextractor": read_wikiextractor,
     "xml": read_xml,
-    "csv": read_csv,
-    "tsv": read_csv,
-    "parquet": read_table,
-    "arrow": read_table,
+    **dict.fromkeys(RECORDS, read_records),
 }
-OF_RECORDS = ("jsonl", "csv", "tsv", "parquet", "arrow")  # kinds with fields
 
 
 def read(source: Input, errors: str, stats: Stats) -> Iterator[Document]:
@@ -530,7 +524,7 @@ def read(source: Input, errors: str, stats: Stats) -> Iterator[Document]:
     last = "the start"
     try:
         with open_binary(source.path) as file:
-            choices = {"field": source.field} if source.kind in OF_RECORDS else {}
+            choices = {"field": source.field} if source.kind in RECORDS else {}
             for document in READERS[source.kind](file, source.path, errors, stats, **choices):
                 last = document.source
                 yield document
@@ -553,13 +547,12 @@ def read_fields(path: str | Path, fields: dict, further: Sequence[str] = ()) -> 
     damage."""
     path, last = str(path), "the start"
     kind = kind_of(Path(path).name, False)
-    if kind not in OF_RECORDS:
+    if kind not in RECORDS:
         raise ValueError(f"{path}: not a file with fields; valid: .csv, .tsv, .jsonl, .json, .parquet, .arrow")
-    reader = {"jsonl": _json, "parquet": _table, "arrow": _table}.get(kind, functools.partial(_csv, strict=True))
-    options = {"further": further} if reader is _table else {}
+    options = {"strict": True} if RECORDS[kind] is _csv else {}
     try:
         with open_binary(path) as file:
-            for where, _, record in reader(file, path, "refuse", Stats(), fields, **options):
+            for where, _, record in RECORDS[kind](file, path, "refuse", Stats(), fields, further, **options):
                 if not isinstance(record, dict):
                     raise ValueError(f"{where}: not a JSON object")
                 if None in record:  # of the library csv
