@@ -54,12 +54,11 @@ class Split:
     or not whole."""
 
     def __init__(self, prefix: str | Path):
-        if check_split(prefix) is None:
+        count = check_split(prefix)
+        if count is None:
             raise ValueError(f"{prefix} is in one of fairseq's older formats; valid here: mmap")
-        with open(f"{prefix}.idx", "rb") as file:
-            head = file.read(HEAD)
-        count = int.from_bytes(head[18:], "little")
-        self.tokens = np.memmap(f"{prefix}.bin", dtype=CODES[head[17]], mode="r") if count else np.zeros(0)
+        (code,) = np.fromfile(f"{prefix}.idx", dtype=np.uint8, count=1, offset=17)
+        self.tokens = np.memmap(f"{prefix}.bin", dtype=CODES[code], mode="r") if count else np.zeros(0)
         self.sizes = np.fromfile(f"{prefix}.idx", dtype=np.int32, count=count, offset=HEAD).astype(np.int64)
         self.ends = np.cumsum(self.sizes)
 

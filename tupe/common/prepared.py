@@ -91,24 +91,17 @@ def tokenizer_files(data: Path, max_positions: int, code: bool = True) -> dict[s
         manifest, names = json.loads(files["manifest.json"]), ("pipeline", *TextEncoder.SETTINGS)
         read = {name: manifest[name] for name in names if name in manifest}
         files["manifest.json"] = json.dumps(read, allow_nan=False) + "\n"
+    settings = {"model_max_length": max_positions, "clean_up_tokenization_spaces": False}
     if "tokenizer.json" in files:  # it needs none of our code
         types = {entry["id"]: entry["content"] for entry in json.loads(files["tokenizer.json"])["added_tokens"]}
         special = {"cls_token": 0, "pad_token": 1, "sep_token": 2, "unk_token": 3, "mask_token": max(types)}
-        settings = {
-            "tokenizer_class": "PreTrainedTokenizerFast",
-            "model_input_names": ["input_ids", "attention_mask"],
-            "model_max_length": max_positions,
-            "clean_up_tokenization_spaces": False,
-            **{name: types[index] for name, index in special.items()},
-        }
-        return {**files, "tokenizer_config.json": json.dumps(settings, indent=2, allow_nan=False) + "\n"}
-    if not files.keys() & {"sentencepiece.bpe.model", "bpe.codes"}:
+        settings["tokenizer_class"] = "PreTrainedTokenizerFast"
+        settings["model_input_names"] = ["input_ids", "attention_mask"]
+        settings |= {name: types[index] for name, index in special.items()}
+    elif files.keys() & {"sentencepiece.bpe.model", "bpe.codes"}:
+        settings["tokenizer_class"] = "TupeTokenizer"
+        settings |= {"auto_map": {"AutoTokenizer": [None, "tokenization_tupe.TupeTokenizer"]}} if code else {}
+    else:
         logger.warning(f"{data} has no tokeniser's file: exporting without a tokeniser")
         return files
-    settings = {
-        "tokenizer_class": "TupeTokenizer",
-        **({"auto_map": {"AutoTokenizer": [None, "tokenization_tupe.TupeTokenizer"]}} if code else {}),
-        "model_max_length": max_positions,
-        "clean_up_tokenization_spaces": False,
-    }
     return {**files, "tokenizer_config.json": json.dumps(settings, indent=2, allow_nan=False) + "\n"}

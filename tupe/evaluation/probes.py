@@ -8,7 +8,7 @@ words. The formulas of the four measures below are this project's own.
 
 import io
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 
 import click
@@ -38,8 +38,9 @@ def identical_word_attention(
     _check_layer(model, layer)
     dictionary = model.dictionary
     length = _checked_length(model, length, 3)
-    specials = {"<mask>", dictionary.unk_word}
-    ordinary = [i for i in range(dictionary.nspecial, len(dictionary)) if not is_special(dictionary[i], specials)]
+    symbols = {i: dictionary[i] for i in range(dictionary.nspecial, len(dictionary))}
+    specials = ("<mask>", dictionary.unk_word)
+    ordinary = [i for i, word in symbols.items() if word not in specials and not word.startswith("madeupword")]
     chosen = np.random.default_rng(seed).choice(ordinary, words, replace=words > len(ordinary))
     tokens = torch.from_numpy(chosen)[:, None].repeat(1, length)  # [words, L]
     tokens[:, 0], tokens[:, -1] = dictionary.bos(), dictionary.eos()
@@ -60,10 +61,6 @@ def _checked_length(model, length, least):
     if length is not None and not least <= length <= longest:
         raise ValueError(f"a length of {length}; valid: {least} to {longest}, the model's longest")
     return length or longest
-
-
-def is_special(symbol: str, names: Sequence[str]) -> bool:
-    return symbol in names or symbol.startswith("madeupword")
 
 
 def measures(attention: np.ndarray) -> dict:

@@ -113,12 +113,7 @@ class SquadTask(FinetuneTask):
         write_atomically(f"{stem}.json", json.dumps(texts, ensure_ascii=False, indent=1, allow_nan=False) + "\n")
 
 
-@dataclass
-class SquadCriterionConfig(FairseqDataclass):
-    pass
-
-
-@register_criterion("squad", dataclass=SquadCriterionConfig)
+@register_criterion("squad", dataclass=FairseqDataclass)  # it has no options
 class SquadCriterion(FinetuneCriterion):
     """Mean cross-entropy (nats) of the answer's first and last position; [CLS] where the window has no answer."""
 
