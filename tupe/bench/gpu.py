@@ -30,6 +30,7 @@ import torch
 
 from .. import backend_sdpa
 from ..common import options
+from ..common.blocks import write_split
 from ..common.options import Command, ListOf
 from ..common.record import STOPPED, command_line, read, write_atomically
 from ..common.tables import TextTable
@@ -191,7 +192,7 @@ def pretrain(trial: Trial, name: str, *words: str, on: str = "") -> subprocess.P
         contenders.dictionary(100).save(str(data / "dict.txt"))
         for split, count in (("train", 20_000), ("valid", 200)):  # of two neighbours the second has a greater number
             sentences = (4 + np.cumsum(random.integers(1, 4, size=15)) % 90 for _ in range(count))
-            step.write_blocks(data / split, (torch.tensor([*sentence, 2]) for sentence in sentences), 100)
+            write_split(data / split, ([*sentence, 2] for sentence in sentences), 100)
     sizes = trial.pick("--batch-size=64 --tokens-per-sample=64", "--batch-size=2 --tokens-per-sample=16")
     common = f"--max-update={UPDATES} --total-num-update={UPDATES} --warmup-updates={UPDATES // 10} --lr=[0.001]"
     common += f" --validate-interval-updates={UPDATES // 3} --log-interval=20 --arch=tupe_r_tiny"

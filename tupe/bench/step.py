@@ -10,7 +10,7 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -18,10 +18,10 @@ from typing import Any
 import click
 import numpy as np
 import torch
-from fairseq.data import indexed_dataset
 from fairseq.tasks.masked_lm import MaskedLMConfig, MaskedLMTask
 
 from ..common import options
+from ..common.blocks import write_split
 from ..common.options import Command, ListOf
 from ..common.record import command_line
 from . import report
@@ -104,14 +104,6 @@ def cross(base: Setting, lengths: list[int], layers: list[int], tokens: int) -> 
 # ---- the data loader
 
 
-def write_blocks(path: str | Path, sentences: Iterable[torch.Tensor], vocab: int) -> None:
-    """PATH.bin and .idx, as fairseq reads them."""
-    builder = indexed_dataset.make_builder(f"{path}.bin", impl="mmap", vocab_size=vocab)
-    for sentence in sentences:
-        builder.add_item(sentence.int())
-    builder.finalize(f"{path}.idx")
-
-
 def loader_speed(
     folder: str, workers: int, length: int = 512, blocks: int = 2000, batch: int = 32, vocab: int = 32768
 ) -> float:
@@ -120,7 +112,7 @@ def loader_speed(
     words.save(os.path.join(folder, "dict.txt"))
     generator = torch.Generator().manual_seed(0)
     texts = (torch.randint(5, vocab, (length - 1,), generator=generator) for _ in range(blocks))
-    write_blocks(path, (sentence for text in texts for sentence in text.split(32)), vocab)
+    write_split(path, (sentence for text in texts for sentence in text.split(32)), vocab)
     config = MaskedLMConfig(data=folder, tokens_per_sample=length, sample_break_mode="complete", mask_prob=MASKED)
     config.seed, config.shorten_method = 1, "none"
     task = MaskedLMTask.setup_task(config)
