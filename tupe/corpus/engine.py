@@ -393,22 +393,19 @@ def prepare(
     except corpus.TooFew as error:
         left, copies = error.args
         raise _too_few(left, f"is left of {names}", stats, copies) from error
+
+    def of_shards(*more):
+        return [(name, size, (text, *more)) for (name, size, _), text in zip(shards, text_folders, strict=True)]
+
     words = None
     if keep_words:
-        counts = run.step(
-            "count", corpus.count_shard,
-            [(n, s, (t, selected)) for (n, s, _), t in zip(shards, text_folders, strict=True)],
-        )  # fmt: skip
+        counts = run.step("count", corpus.count_shard, of_shards(selected))
         (kept,) = run.step("words", corpus.keep_words, [("all", total, (counts, keep_words))])
         words = kept / "words.txt"
     sample = (text_folders, selected, words, vocab_size, training)
     (vocabulary,) = run.step("vocabulary", corpus.vocabulary, [("all", total, sample)])
     (model,) = vocabulary.iterdir()
-    encoded = run.step(
-        "encode",
-        corpus.encode_shard,
-        [(n, s, (t, selected, model, words)) for (n, s, _), t in zip(shards, text_folders, strict=True)],
-    )
+    encoded = run.step("encode", corpus.encode_shard, of_shards(selected, model, words))
     for folder in encoded:
         stats += Stats.load(folder)
     (merged,) = run.step("merge", corpus.merge, [("all", total, (encoded, model, words))])

@@ -81,6 +81,9 @@ def tables_of(trial: Trial, run: record.Record, folder: Path) -> dict[str, list[
     def add(table, **cells):
         tables[table].append({"run": str(trial), **cells})
 
+    def measure(name, part, value, **more):
+        add("measures", updates=trial.updates, measure=name, part=part, value=value, **more)
+
     facts = dict.fromkeys(COLUMNS["runs"][1:], "")
     facts |= {name: getattr(run, name) for name in ("state", "device", "commit", "started_at", "finished_at")}
     facts["reason"] = run.failure["reason"] if run.failure else ""
@@ -97,18 +100,16 @@ def tables_of(trial: Trial, run: record.Record, folder: Path) -> dict[str, list[
             add("blocks", **loss["blocks"])
         for kind in ("position", "length"):
             for part, (value, count) in loss[f"by_{kind}"].items():
-                add("measures", updates=trial.updates, measure=f"loss by {kind}", part=part,
-                    value=f"{BITS * value:.5f}", count=count)  # fmt: skip
+                measure(f"loss by {kind}", part, f"{BITS * value:.5f}", count=count)
         for layer, ratios in enumerate(evaluation["cls"]["ratio"], 1):
             for head, ratio in enumerate(ratios, 1):
-                add("measures", updates=trial.updates, measure="cls attention", part=f"{layer}.{head}",
-                    value=f"{ratio:.4f}")  # fmt: skip
+                measure("cls attention", f"{layer}.{head}", f"{ratio:.4f}")
         for part in ("accuracy", "margin"):
-            add("measures", updates=trial.updates, measure="order", part=part, value=f"{order[part]:.5f}",
-                error=f"{order[f'{part}_error']:.5f}", count=order["sentences"])  # fmt: skip
-        for measure, parts in evaluation.get("further", {}).items():
+            error = f"{order[f'{part}_error']:.5f}"
+            measure("order", part, f"{order[part]:.5f}", error=error, count=order["sentences"])
+        for name, parts in evaluation.get("further", {}).items():
             for part, value in parts.items():
-                add("measures", updates=trial.updates, measure=measure, part=part, value=f"{value:.10g}")
+                measure(name, part, f"{value:.10g}")
     add("runs", **facts)
     return tables
 
