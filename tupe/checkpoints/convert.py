@@ -357,32 +357,19 @@ def bert_vocabulary(folder: Path, kind: str = "WordPiece") -> list[str]:
 
 def of_vocabulary(folder: Path) -> dict:
     """What tokenizer.json would hold of a folder with vocab.txt alone, as older ones are."""
+    from tokenizers import BertWordPieceTokenizer, processors
+
     ids = {token: index for index, token in enumerate(bert_vocabulary(folder))}
     file = folder / "tokenizer_config.json"
     told = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-    cls, sep = ({"SpecialToken": {"id": token, "type_id": 0}} for token in ("[CLS]", "[SEP]"))
-    first, second = ({"Sequence": {"id": text, "type_id": 0}} for text in "AB")
-    special = {token: {"id": token, "ids": [ids[token]], "tokens": [token]} for token in ("[CLS]", "[SEP]")}
-    plain = {"special": True, **dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)}
-    return {
-        "version": "1.0",
-        "added_tokens": [{"id": ids[token], "content": token, **plain} for token in BERT_SPECIAL],
-        "normalizer": {
-            "type": "BertNormalizer", "clean_text": True, "lowercase": told.get("do_lower_case", True),
-            "handle_chinese_chars": told.get("tokenize_chinese_chars", True),
-            "strip_accents": told.get("strip_accents"),
-        },
-        "pre_tokenizer": {"type": "BertPreTokenizer"},
-        "post_processor": {
-            "type": "TemplateProcessing", "single": [cls, first, sep], "pair": [cls, first, sep, second, sep],
-            "special_tokens": special,
-        },
-        "decoder": {"type": "WordPiece", "prefix": "##", "cleanup": True},
-        "model": {
-            "type": "WordPiece", "unk_token": "[UNK]", "continuing_subword_prefix": "##",
-            "max_input_chars_per_word": 100, "vocab": ids,
-        },
-    }  # fmt: skip
+    tokenizer = BertWordPieceTokenizer(
+        ids, lowercase=told.get("do_lower_case", True), strip_accents=told.get("strip_accents"),
+        handle_chinese_chars=told.get("tokenize_chinese_chars", True),
+    )  # fmt: skip
+    frames = {"single": "[CLS] $A [SEP]", "pair": "[CLS] $A [SEP] $B [SEP]"}
+    special = [(token, ids[token]) for token in ("[CLS]", "[SEP]")]
+    tokenizer.post_processor = processors.TemplateProcessing(**frames, special_tokens=special)
+    return json.loads(tokenizer.to_str())
 
 
 def bert_tokenizer(folder: Path, order: torch.Tensor, longest: int) -> dict[str, bytes]:
