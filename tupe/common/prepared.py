@@ -69,8 +69,7 @@ def _start(vocabulary):
 def _copy_encoder(vocabulary, output, kept):
     """Copy the encoder's files, unless `kept`, tasks that stay, were prepared with others."""
     new, old = ([name for name in TextEncoder.FILES if (folder / name).exists()] for folder in (vocabulary, output))
-    both = [name for name in new if name in old]
-    same = [name for name in both if filecmp.cmp(vocabulary / name, output / name, shallow=False)]
+    same, _, _ = filecmp.cmpfiles(vocabulary, output, TextEncoder.FILES, shallow=False)
     different = [name for name in TextEncoder.FILES if name in new + old and name not in same]
     if different and kept:
         raise ValueError(
