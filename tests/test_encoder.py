@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from tupe.attention import NORMALISERS, Plain, Prepared
-from tupe.checkpoints.convert import our_name, weights_from_released
+from tupe.checkpoints.convert import RELEASED, rename, weights_from_released
 from tupe.encoder import ClassificationHead, Encoder, GatedAttentionLayer, LayerInputs, LMHead, ModelConfig
 from tupe.packing import NO_PADDING
 from tupe.positions import Positions
@@ -69,7 +69,7 @@ def test_equals_released_implementation(which, case):
     parameters = dict(parts["encoder"].named_parameters())
     assert {k for k in expected if not k.startswith("grad/")} == set() and len(expected) >= 4
     for key, gradient in expected.items():
-        name = our_name("decoder.sentence_encoder." + key[len("grad/") :])
+        name = rename("decoder.sentence_encoder." + key[len("grad/") :], RELEASED)
         close(parameters[name.removeprefix("encoder.")].grad, gradient)
 
 

@@ -127,14 +127,6 @@ def rename(name: str, table: list) -> str:
     return name
 
 
-def our_name(name: str) -> str:
-    return rename(name, RELEASED)
-
-
-def released_name(name: str) -> str:
-    return rename(name, [(ours, theirs) for theirs, ours in RELEASED])
-
-
 def weights_from_released(state: dict) -> tuple[dict, dict]:
     """Model state of the released code -> (our weights, the model options that follow from the tensors).
 
@@ -158,7 +150,7 @@ def weights_from_released(state: dict) -> tuple[dict, dict]:
         if f"classification_heads.{head}.dense.weight" not in state:
             logger.warning(f"leaving out the head {head!r}: it has no dense layer, and heads here have one")
             state = {key: value for key, value in state.items() if not key.startswith(f"classification_heads.{head}.")}
-    weights = {our_name(key): value for key, value in state.items()}
+    weights = {rename(key, RELEASED): value for key, value in state.items()}
     unknown = sorted(key for key in weights if not key.startswith(("encoder.", "lm_head.", "classification_heads.")))
     if unknown:
         raise ValueError(f"tensors without a counterpart: {', '.join(unknown)}")
@@ -179,7 +171,8 @@ def weights_from_released(state: dict) -> tuple[dict, dict]:
 
 def weights_to_released(weights: dict) -> dict:
     """Our model state -> that of the released code. Raises ValueError if the tensors are not those of TUPE-A or -R."""
-    state = {released_name(key): value for key, value in weights.items() if not key.endswith("_extra_state")}
+    table = [(ours, theirs) for theirs, ours in RELEASED]
+    state = {rename(key, table): value for key, value in weights.items() if not key.endswith("_extra_state")}
     if unknown := sorted(key for key in state if not key.startswith(("decoder.", "classification_heads."))):
         raise ValueError(f"the released code has no counterpart of: {', '.join(unknown[:5])}")
     state["decoder.lm_head.weight"] = state[BODY + "embed_tokens.weight"]

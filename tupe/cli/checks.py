@@ -118,7 +118,8 @@ def check_names(recipe: str, options: dict, overrides: dict, own: list[str]) -> 
     """Raise ValueError for an option, a section or a key that no file of fairseq or of the plugin names."""
     if fairseq() is None:
         return
-    sections = sections_of_fairseq()
+    text = (fairseq() / "dataclass" / "configs.py").read_text(encoding="utf-8")
+    sections = re.findall(r"^    (\w+): ", text.partition("\nclass FairseqConfig(")[2], re.MULTILINE)
     for name in options:
         if name not in known_options() and name not in known_options(everywhere=True):
             word, valid = limits.option(name), [*own, *map(limits.option, sorted(known_options()))]
@@ -147,11 +148,6 @@ def known_options(everywhere: bool = False) -> set[str]:
         names.update(re.findall(r'fairseq="(\w+)"', text))
         names.update(name.replace("-", "_") for name in re.findall(r"""["']--([\w-]+)["']""", text))
     return names
-
-
-def sections_of_fairseq() -> list[str]:
-    text = (fairseq() / "dataclass" / "configs.py").read_text(encoding="utf-8")
-    return re.findall(r"^    (\w+): ", text.partition("\nclass FairseqConfig(")[2], re.MULTILINE)
 
 
 def is_of_fairseq(arch: str) -> bool:

@@ -36,8 +36,12 @@ class Command(click.Command):
         self.params.append(own_files(hidden=True))  # behind the command's name, as before it
 
     def begin(self, ctx: click.Context) -> None:
-        """What comes before the command's own function; its errors are the command's."""
-        load_own_schemes()
+        """What comes before the command's own function, and whose errors are the command's: the files of
+        `tupe --position-file FILE ... COMMAND` are run."""
+        for file in ctx.meta.get(__name__, ()):
+            from ..positions import load_scheme_file  # needs torch, which `tupe --help` does without
+
+            load_scheme_file(file)
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -128,14 +132,6 @@ def position_file() -> list[str]:
     an option that is repeated, fairseq and sweeps take the last."""
     files = click.get_current_context().meta.get(__name__)
     return [f"--position-file={os.pathsep.join(files)}"] if files else []
-
-
-def load_own_schemes() -> None:
-    """Run the files of `tupe --position-file FILE ... COMMAND`, if there are any."""
-    for file in click.get_current_context().meta.get(__name__, ()):
-        from ..positions import load_scheme_file  # needs torch, which `tupe --help` does without
-
-        load_scheme_file(file)
 
 
 class Refusal(click.ClickException):
