@@ -3,6 +3,7 @@
 Functions import fairseq themselves, because that takes seconds.
 """
 
+import functools
 import gc
 import importlib
 import json
@@ -567,6 +568,9 @@ def module_cache(folder):
     forget()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(folder))
+        # transformers 4 reads a file once for every path of imports that leads to it.
+        once = functools.cache(dynamic_module_utils.get_relative_imports)
+        patch.setattr(dynamic_module_utils, "get_relative_imports", once)
         patch.setattr(sys, "path", [folder for folder in sys.path if folder != theirs])
         yield
     forget()
