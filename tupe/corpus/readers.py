@@ -6,6 +6,7 @@ cleaned here."""
 
 import bz2
 import csv
+import functools
 import glob
 import gzip
 import html
@@ -17,7 +18,7 @@ import lzma
 import re
 import sys
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 from urllib.parse import urlsplit
@@ -340,9 +341,10 @@ def _table(file, path, errors, stats, fields, further):
 RECORDS = {"jsonl": _json, "csv": _csv, "tsv": _csv, "parquet": _table, "arrow": _table}  # kinds with fields
 
 
-def read_records(file: BinaryIO, path: str, errors: str, stats: Stats, field: str = FIELD) -> Iterator[Document]:
-    """The documents of a file with fields, one of which has their text."""
-    reader = RECORDS[kind_of(Path(path).name, False)]
+def read_records(
+    reader: Callable, file: BinaryIO, path: str, errors: str, stats: Stats, field: str = FIELD
+) -> Iterator[Document]:
+    """The documents of a file with fields, one of which has their text. reader: of RECORDS."""
     what = f'not a JSON object with a "{field}"' if reader is _json else f"no text in the column {field!r}"
     records = reader(file, path, errors, stats, {field: "--field"}, ["url"])
     yield from _records(records, path, errors, stats, field, what)
@@ -508,7 +510,7 @@ READERS = {
     "book": read_book,
     "wikiextractor": read_wikiextractor,
     "xml": read_xml,
-    **dict.fromkeys(RECORDS, read_records),
+    **{kind: functools.partial(read_records, reader) for kind, reader in RECORDS.items()},
 }
 
 

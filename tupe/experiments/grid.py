@@ -184,7 +184,7 @@ def parse_grid(texts: Iterable[str]) -> dict:
 
 def _option(name):
     """A name of the grid as it stands on a command line: "max_epoch" -> "--max-epoch", "model.dropout" as it is."""
-    return name if "." in name else "--" + name.lstrip("-").replace("_", "-")
+    return name if "." in name else limits.option(name.lstrip("-"))
 
 
 def _canonical(value):
