@@ -59,11 +59,12 @@ def known(folder: Path) -> dict[tuple[Trial, str], float]:
 
 
 def adopted(losses: dict[tuple[Trial, str], float]) -> dict[Trial, float]:
-    """{trial of this protocol: final loss} of the runs of the first one that count here."""
+    """{trial: final loss} of the runs of other stages, of the first protocol or of this one, that count for one."""
     found = {}
     for stage, plan in PROTOCOL["stages"].items():
         for (trial, of), loss in losses.items():
             same = trial.size == plan["size"] and trial.updates in lengths_of(plan) and of == precision(stage)
+            same = same and trial.seed in plan["seeds"]
             if same and trial.stage in plan.get("counts", ()):
                 found[replace(trial, stage=stage)] = loss
     return found
@@ -72,7 +73,7 @@ def adopted(losses: dict[tuple[Trial, str], float]) -> dict[Trial, float]:
 def known_losses(output: Path | None) -> dict[Trial, float]:
     """{trial: final loss} of all runs that count: of the first protocol, of the tables, and of a folder."""
     mine = {trial: loss for (trial, _), loss in known(TABLES).items()} if TABLES.exists() else {}
-    return adopted(known(FIRST)) | mine | (final_losses(output) if output else {})
+    return adopted(known(FIRST) | known(TABLES)) | mine | (final_losses(output) if output else {})
 
 
 # ----------------------------------------------------------------------------------------------------------- the jobs
@@ -225,10 +226,12 @@ def page() -> str:
 @options.data("The prepared text; docs/protocol.md says how the protocol's is made.")
 @options.output("The folder of the runs. An existing one is resumed.")
 @click.option("--stages", type=ListOf(list(PROTOCOL["stages"])), help="Run only these stages.")
+@click.option("--models", type=ListOf(list(PROTOCOL["models"])), help="Run only these models.")
+@click.option("--seeds", type=ListOf(int), help="Run only these seeds.")
 @options.jobs()
 @click.option("--dry-run", is_flag=True, help="Print the commands, and run none.")
 @click.argument("further", nargs=-1, type=click.UNPROCESSED, metavar="[OPTIONS OF EVERY TRAINING]...")
-def run(data, output, stages, jobs, dry_run, further):
+def run(data, output, stages, models, seeds, jobs, dry_run, further):
     """Train and evaluate what is left, stage by stage."""
     data, output = data.resolve(), output.resolve()
     for model in PROTOCOL["models"].values():
@@ -237,7 +240,7 @@ def run(data, output, stages, jobs, dry_run, further):
 
     def planned(stage):
         losses = known_losses(output)
-        return [trial for trial in trials(stage, losses, PROTOCOL) if trial not in losses]
+        return [trial for trial in trials(stage, losses, PROTOCOL, models, seeds) if trial not in losses]
 
     def train_lengths(new):
         for updates in sorted({trial.updates for trial in new}):
