@@ -11,7 +11,7 @@ from tupe.common.options import ListOf
 from tupe.common.tables import TextTable
 from tupe.experiments import collect
 from tupe.experiments.evidence import Evidence
-from tupe.experiments.plan import PLAN, final_losses, planned_models, trials
+from tupe.experiments.plan import PLAN, check_models, final_losses, planned_models, trials
 from tupe.experiments.training import train, train_stage
 
 from . import tables
@@ -41,11 +41,7 @@ def evidence_command(data, output, stages, models, seeds, jobs, dry_run, further
     python -m reproduction evidence --data DATA --output evidence --stages pilot --jobs 2
     """
     data, output = data.resolve(), output.resolve()
-    valid = [name for stage in stages for name in planned_models(stage)]
-    for model in models or ():
-        if model not in valid:
-            near = options.did_you_mean(model, valid)
-            raise ValueError(f"no stage of {', '.join(stages)} has a model {model!r}{near}")
+    check_models(models, stages)
 
     def planned(stage):
         found, names = trials(stage, final_losses(output), models=models, seeds=seeds), planned_models(stage)

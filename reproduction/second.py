@@ -11,70 +11,24 @@ import csv
 import functools
 import gzip
 import io
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import click
-import numpy as np
-import yaml
 
 from tupe.common import options, record
 from tupe.common.options import ListOf
-from tupe.common.tables import TextTable
 from tupe.evaluation import minimal_pairs
 from tupe.evaluation.loading import load_model
 from tupe.experiments import collect, runner
-from tupe.experiments.plan import PLAN, Trial, final_losses, lengths_of, trials
-from tupe.experiments.statistics import contrast, with_interval
+from tupe.experiments.plan import Trial, check_models, final_losses, lengths_of, trials
 from tupe.experiments.training import train, train_stage
 from tupe.positions import load_scheme_file
 from tupe.text import TextEncoder
 
-from . import statistics
-
-HERE = Path(__file__).parent
-FIRST, TABLES = HERE.parent / "docs/evidence", HERE.parent / "docs/evidence/second"
-ZORRO, PAIRS = TABLES / "zorro.csv.gz", 200  # pairs of each paradigm, the first ones
-PROTOCOL = yaml.safe_load((HERE / "second.yaml").read_text(encoding="utf-8"))
-PROTOCOL["models"] |= PLAN["models"]
-for model in PROTOCOL["models"].values():
-    if "position-file" in model:
-        model["position-file"] = str(HERE / model["position-file"])
-
-
-def precision(stage: str) -> str:
-    """What a stage trains in, as the tables call it."""
-    return collect.PRECISIONS[PROTOCOL["stages"][stage].get("autocast", PROTOCOL["autocast"])]
-
-
-def known(folder: Path) -> dict[tuple[Trial, str], float]:
-    """{(trial, precision): final loss} of the finished runs in tables, infinite for one that diverged."""
-    losses = {}
-    for row in collect.read(folder)["runs"]:
-        if row["loss"] or row["reason"].startswith(record.DIVERGENCE):
-            losses[Trial.parse(row["run"]), row["precision"]] = float(row["loss"] or "inf")
-    return losses
-
-
-def adopted(losses: dict[tuple[Trial, str], float]) -> dict[Trial, float]:
-    """{trial: final loss} of the runs of other stages, of the first protocol or of this one, that count for one."""
-    found = {}
-    for stage, plan in PROTOCOL["stages"].items():
-        for (trial, of), loss in losses.items():
-            same = trial.size == plan["size"] and trial.updates in lengths_of(plan) and of == precision(stage)
-            same = same and trial.seed in plan["seeds"]
-            if same and trial.stage in plan.get("counts", ()):
-                found[replace(trial, stage=stage)] = loss
-    return found
-
-
-def known_losses(output: Path | None) -> dict[Trial, float]:
-    """{trial: final loss} of all runs that count: of the first protocol, of the tables, and of a folder."""
-    mine = {trial: loss for (trial, _), loss in known(TABLES).items()} if TABLES.exists() else {}
-    return adopted(known(FIRST) | known(TABLES)) | mine | (final_losses(output) if output else {})
-
+from .second_page import PAIRS, ZORRO, page, zorro_scores
+from .second_plan import FIRST, HERE, PROTOCOL, TABLES, cooldown_of, known_losses
 
 # ----------------------------------------------------------------------------------------------------------- the jobs
 
@@ -99,9 +53,11 @@ def trunk(trial: Trial, output: Path) -> Path:
     return output / "trunks" / f"{trial.model}_{trial.size}_{until}_lr{trial.lr:g}_seed{trial.seed}"
 
 
-def cooldown_of(trial: Trial) -> int:
-    """Updates of its cool-down, 0 if its stage has none."""
-    return round(PROTOCOL["stages"][trial.stage].get("cooldown", 0) * trial.updates)
+def trunks_of(trial: Trial, output: Path) -> list[Path]:
+    """The trunks of a trial and of the shorter ones of its stage, as far as they are there, the trial's last."""
+    lengths = [updates for updates in lengths_of(PROTOCOL["stages"][trial.stage]) if updates <= trial.updates]
+    folders = [trunk(replace(trial, updates=updates), output) for updates in lengths]
+    return [folder for folder in folders[:-1] if (folder / "checkpoint_last.pt").exists()] + folders[-1:]
 
 
 def constant(cooldown: int) -> tuple[str, ...]:
@@ -120,103 +76,14 @@ def train_length(data: Path, output: Path, planned: list[Trial], jobs: int | Non
     the next shorter length."""
     branches = [trial for trial in planned if cooldown_of(trial)]
     for trial in branches:
-        shorter = [updates for updates in lengths_of(PROTOCOL["stages"][trial.stage]) if updates < trial.updates]
-        if shorter:
-            begin(trunk(trial, output), trunk(replace(trial, updates=max(shorter)), output))
+        for shorter in trunks_of(trial, output)[-2:-1]:
+            begin(trunk(trial, output), shorter)
     trunks = [trunk_job(trial, data, output, further) for trial in branches]
     if trunks:
         runner.exit_if_unfinished(runner.run(trunks, runner.slots(jobs), title="trunks"), "trunks")
     for trial in branches:
         begin(trial.folder(output), trunk(trial, output))
     train(data, output, planned, jobs, further, job)
-
-
-# ------------------------------------------------------------------------------------------------------------- the page
-
-
-def tables_of_losses(losses: dict[Trial, float]) -> list[str]:
-    """A section for each stage that has runs: final losses by model and rate, a column for each seed."""
-    lines = []
-    for stage, plan in PROTOCOL["stages"].items():
-        rows, planned = defaultdict(dict), trials(stage, losses, PROTOCOL)
-        for trial in planned:
-            if trial in losses:
-                rows[trial.model, f"{trial.lr:g}", f"{trial.updates:,}"][trial.seed] = f"{losses[trial]:.3f}"
-        done = sum(trial in losses for trial in planned)
-        lines.append(f"## {stage}: {plan['size']}, {precision(stage)}\n")
-        lines.append(f"{done} of {len(planned)} runs.\n")
-        if rows:
-            header = ["model", "rate", "updates", *(f"seed {seed}" for seed in plan["seeds"])]
-            cells = [("", [*key, *(row.get(seed, "–") for seed in plan["seeds"])]) for key, row in rows.items()]
-            lines.append(TextTable(header, cells, align="lrr" + "r" * len(plan["seeds"])).markdown())
-    return lines
-
-
-def by_seed(losses: dict[Trial, float], stage: str, model: str) -> dict[int, float]:
-    return {trial.seed: loss for trial, loss in losses.items() if (trial.stage, trial.model) == (stage, model)}
-
-
-def again(losses: dict[Trial, float]) -> list[str]:
-    """Stage A, once all of it has run: what the controls of `tupe_a_tie_cls` are with all seeds."""
-    stages = ("again", "again_bf16", "neighbours")
-    if not all(trial in losses for stage in stages for trial in trials(stage, losses, PROTOCOL)):
-        return []
-    first = {trial: loss for (trial, of), loss in known(FIRST).items() if trial.stage == "controls" and of == "float32"}
-    seeds = {
-        model: by_seed(first, "controls", model) | by_seed(losses, stage, model)
-        for stage in ("again", "neighbours")
-        for model in PROTOCOL["stages"][stage]["rates"]
-    }
-    mine, rows = seeds["tupe_a_tie_cls"], []
-    for model, theirs in seeds.items():
-        if model != "tupe_a_tie_cls":
-            mean, low, high, p = statistics.welch(theirs.values(), mine.values())
-            verdict = "not resolved" if low <= 0 <= high else "lower" if mean < 0 else "higher"
-            rows.append(("", [f"`{model}` - `tupe_a_tie_cls`", f"{len(theirs)}, {len(mine)}",
-                              f"{mean:.3f} [{low:.3f}, {high:.3f}]", f"{p:.2g}", verdict]))  # fmt: skip
-    header = ["difference, all seeds in float32", "seeds", "mean [95 % interval], Welch", "p", "result"]
-    lines = ["## A: are three equal seeds luck?\n", TextTable(header, rows, align="lrrrl").markdown()]
-    one = contrast(by_seed(losses, "again_bf16", "tupe_a_tie_cls"), by_seed(first, "controls", "tupe_a_tie_cls"))
-    seen, (low, high) = ", ".join(f"{value:.3f}" for value in one.differences.values()), one.interval
-    lines.append(f"`tupe_a_tie_cls` in bfloat16 minus float32: {seen}; mean {one.mean:.3f} [{low:.3f}, {high:.3f}].\n")
-    return lines
-
-
-def zorro_scores() -> dict[str, dict[str, float]]:
-    """{run, or folder of a released model: {paradigm: accuracy}}, as committed."""
-    scores = defaultdict(dict)
-    if ZORRO.exists():
-        for row in csv.DictReader(io.StringIO(gzip.decompress(ZORRO.read_bytes()).decode())):
-            scores[row["run"]][row["paradigm"]] = float(row["accuracy"])
-    return dict(scores)
-
-
-def zorro_table() -> list[str]:
-    """Macro averages over Zorro's paradigms, a row for each model, size, stage and rate."""
-    groups = defaultdict(list)
-    for name, by_paradigm in sorted(zorro_scores().items()):
-        groups[name.rpartition("_seed")[0] or name].append(100 * np.mean(list(by_paradigm.values())))
-    rows = [
-        ("", [f"`{name}`", str(len(values)), ", ".join(f"{value:.1f}" for value in values), with_interval(values, 1)])
-        for name, values in groups.items()
-    ]
-    text = f"Per cent right of the first {PAIRS} pairs of each paradigm (`phueb/Zorro`), macro average; chance is 50.\n"
-    header = ["weights", "seeds", "accuracy", "mean [95 % interval]"]
-    return ["## Zorro\n", text, TextTable(header, rows, align="lrrr").markdown()] if rows else []
-
-
-def page() -> str:
-    """docs/evidence/second.md, only from the committed tables."""
-    losses = known_losses(None)
-    lines = [
-        "# The second protocol: runs\n",
-        "Final losses, bits per masked token, written by `python -m reproduction page` from the tables in `second/`;\n"
-        "[the protocol](../second-protocol.md) says what they decide.\n",
-        *again(losses),
-        *tables_of_losses(losses),
-        *zorro_table(),
-    ]
-    return "\n".join(lines)
 
 
 # --------------------------------------------------------------------------------------------------------- the commands
@@ -233,7 +100,8 @@ def page() -> str:
 @click.argument("further", nargs=-1, type=click.UNPROCESSED, metavar="[OPTIONS OF EVERY TRAINING]...")
 def run(data, output, stages, models, seeds, jobs, dry_run, further):
     """Train and evaluate what is left, stage by stage."""
-    data, output = data.resolve(), output.resolve()
+    data, output, stages = data.resolve(), output.resolve(), stages or list(PROTOCOL["stages"])
+    check_models(models, stages, PROTOCOL)
     for model in PROTOCOL["models"].values():
         if "position-file" in model:
             load_scheme_file(model["position-file"])  # for the evaluation
@@ -246,12 +114,23 @@ def run(data, output, stages, models, seeds, jobs, dry_run, further):
         for updates in sorted({trial.updates for trial in new}):
             train_length(data, output, [trial for trial in new if trial.updates == updates], jobs, further)
 
-    for stage in stages or PROTOCOL["stages"]:
+    for stage in stages:
         if dry_run:
             for trial in planned(stage):
                 click.echo(" ".join(map(str, job(trial, data, output, further).command)))
         else:
             train_stage(functools.partial(planned, stage), train_lengths)
+
+
+def whole_curve(trial: Trial, found: dict[str, list[dict]], output: Path) -> list[dict]:
+    """The rows of a run in the table `training`; of one that branches off, from the start of its trunk."""
+    rows = [row for row in found["training"] if row["run"] == str(trial)]
+    if cooldown_of(trial):
+        of_trunks = [collect.training_losses(folder / "train.log") for folder in trunks_of(trial, output)]
+        earlier = {n: row for log in of_trunks for n, row in log.items() if n <= trial.updates - cooldown_of(trial)}
+        rows = [{"run": str(trial), "updates": n, "loss": loss, "seconds": seconds}
+                for n, (loss, seconds) in sorted(earlier.items())] + rows  # fmt: skip
+    return rows
 
 
 @click.command("page", cls=options.QuietCommand)
@@ -260,8 +139,11 @@ def run(data, output, stages, models, seeds, jobs, dry_run, further):
 def write_page(runs, data):
     """Add finished runs to the tables, then write docs/evidence/second.md from them."""
     if runs:
-        tables = collect.read(TABLES)
-        collect.write(collect.merge(tables, collect.collect(runs, data)), TABLES)
+        found = collect.collect(runs, data)
+        found["training"] = [
+            row for name in found["runs"] for row in whole_curve(Trial.parse(name["run"]), found, runs)
+        ]
+        collect.write(collect.merge(collect.read(TABLES), found), TABLES)
     record.write_atomically(FIRST / "second.md", page())
 
 

@@ -12,12 +12,12 @@ from tupe.experiments.plan import PLAN, Trial
 BITS = 1 / np.log(2)
 
 
-def write_run(output, trial: Trial, loss: float, exit: int = 1000, state="finished", seconds=7):
-    """A run on a plateau of 8 bits until `exit`, from where it falls linearly to `loss` at the end."""
+def write_run(output, trial: Trial, loss: float, exit: int = 1000, state="finished", seconds=7, plateau=8):
+    """A run on a plateau (bits) until `exit`, from where it falls linearly to `loss` at the end."""
     folder = trial.folder(output)
     folder.mkdir(parents=True)
     every = [*range(50, trial.updates + 1, 50)]
-    curve = np.interp(every, [0, exit, trial.updates], [8, 8, loss])
+    curve = np.interp(every, [0, exit, trial.updates], [plateau, plateau, loss])
     lines = [
         "2026-01-01 00:00:00 | INFO | train_inner | "
         + json.dumps({"epoch": 1, "loss": f"{bits:.3f}", "num_updates": str(n), "train_wall": str(seconds)})

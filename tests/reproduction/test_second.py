@@ -1,14 +1,20 @@
+import json
 import math
 import re
 import shutil
+from dataclasses import replace
 
+import numpy as np
 import pytest
 import yaml
 from click.testing import CliRunner
 from evidence_runs import write_run
+from scipy import stats
 
-from reproduction import second
+from reproduction import second, second_page, second_plan
 from tupe import positions
+from tupe.experiments import collect
+from tupe.experiments.evidence import Evidence
 from tupe.experiments.plan import Trial, best_rates, lengths_of, trials
 from tupe.positions import Dims, Positions
 
@@ -56,7 +62,7 @@ def test_runs_of_the_first_protocol_count_in_their_precision_and_length():
         (Trial("main", "tupe_a", "mini", 10000, 2e-3, 2), "bfloat16 autocast"): 5.1,
         (Trial("longer", "tupe_a", "tiny", 5000, 1e-3, 2), "bfloat16 autocast"): 5.0,
     }
-    assert second.adopted(losses) == {Trial("decide", "tupe_a", "mini", 5000, 1e-3, 2): 5.2}
+    assert second_plan.adopted(losses) == {Trial("decide", "tupe_a", "mini", 5000, 1e-3, 2): 5.2}
 
 
 def test_commands_are_of_the_protocol(tmp_path):
@@ -100,7 +106,7 @@ def test_halved_logits_are_the_ones_of_a_lower_temperature(monkeypatch):
 
 
 def test_the_committed_page_is_the_one_of_the_committed_tables():
-    assert (second.FIRST / "second.md").read_text(encoding="utf-8") == second.page()
+    assert (second.FIRST / "second.md").read_text(encoding="utf-8") == second_page.page()
 
 
 def test_the_protocol_names_the_models_of_its_yaml():
@@ -112,11 +118,146 @@ def test_the_protocol_names_the_models_of_its_yaml():
     assert all(f"`{model}`" in text for model in own["models"])
 
 
+def tables_of(tmp_path, losses):
+    """Tables of finished runs, {trial: final loss}: plateau at 9 bits until update 1,000, BERT-A's until 2,000."""
+    for trial, loss in losses.items():
+        write_run(tmp_path / "out", trial, loss, exit=2000 if trial.model == "bert_a" else 1000, plateau=9)
+    collect.write(collect.collect(tmp_path / "out"), tmp_path / "tables")
+    return second_page.Runs(tmp_path / "tables")
+
+
+def rows_of(lines):
+    """[cells] of the first table in lines, without its header."""
+    rows = [line.split(" | ") for text in lines for line in text.splitlines() if line.startswith("| ")]
+    return [[cell.strip("| ") for cell in row] for row in rows[2:]]
+
+
+def losses_of(stage, of_model, seeds=(4, 5, 6, 7, 8)):
+    plan = second.PROTOCOL["stages"][stage]
+    return {
+        Trial(stage, model, "tiny", updates, plan["rates"][model][0], seed): of_model[model](updates, seed)
+        for model in of_model
+        for updates in lengths_of(plan)
+        for seed in seeds
+    }
+
+
+def noise(model, seed):
+    """A little, of which no two models have the same."""
+    return 0.02 * np.random.default_rng([seed, len(model)]).normal()
+
+
+def test_five_seeds_decide_the_contrasts_and_the_bundle(tmp_path):
+    means = {"bert_a": 6.5, "bert_a_d": 5.7, "tupe_a_tie_cls": 5.71, "tupe_a": 5.7, "bert_r": 5.9, "tupe_r": 6.0}
+    parts = {"absolute_0.06": 6.2, "untied_raw": 5.705, "both": 6.51, "absolute_halved": 6.49}
+    d = losses_of("tiny_decide", {m: lambda _, seed, m=m: means[m] + noise(m, seed) for m in means})
+    c = losses_of("tiny_bundle", {m: lambda _, seed, m=m: parts[m] + noise(m, seed) for m in parts})
+    runs = tables_of(tmp_path, d | c)
+    found = {row[0]: row for row in rows_of(second_page.decided(runs, "tiny_decide"))}
+    assert {name: row[-1] for name, row in found.items()} == {
+        "`tupe_a_tie_cls` - `bert_a`": "confirmed",
+        "`tupe_a` - `tupe_a_tie_cls`": "no more than 0.1 bits",
+        "`bert_r` - `bert_a`": "confirmed",
+        "`tupe_r` - `bert_r`": "refuted",
+        "`tupe_r` - `tupe_a`": "refuted",
+        "`tupe_a_tie_cls` - `bert_a_d`": "no more than 0.1 bits",
+    }
+    each = [0.01 + noise("tupe_a_tie_cls", seed) - noise("bert_a_d", seed) for seed in (4, 5, 6, 7, 8)]
+    row = found["`tupe_a_tie_cls` - `bert_a_d`"]
+    assert [float(value) for value in row[2].split(", ")] == pytest.approx(each, abs=6e-4)
+    assert float(row[5]) == pytest.approx(stats.ttest_1samp(each, 0).pvalue, rel=0.1)
+    results = [row[-1] for row in rows_of(second_page.bundle(runs, "tiny_bundle", "tiny_decide"))]
+    assert results == ["lower", "not resolved", "not resolved", "lower", "not resolved"]
+
+
+def test_a_stage_is_read_once_all_of_it_has_run(tmp_path):
+    losses = losses_of("tiny_decide", {m: lambda _, seed: 6 for m in second.PROTOCOL["stages"]["tiny_decide"]["rates"]})
+    losses.popitem()
+    runs = tables_of(tmp_path, losses)
+    assert second_page.decided(runs, "tiny_decide") == [] == second_page.bundle(runs, "tiny_bundle", "tiny_decide")
+
+
+@pytest.mark.parametrize(
+    ("left", "seeds", "verdict"),
+    [
+        (0.2, (4, 5, 6, 7, 8), "the gain lasts: 0.20 bits are left"),
+        (0.0, (4, 5, 6, 7, 8), "no more than 0.1 bits are left"),
+        (0.2, (4, 5, 6), "–"),
+    ],
+)
+def test_what_lasts_is_the_gap_at_the_largest_budget(left, seeds, verdict, tmp_path):
+    bert = {4000: 6.8, 8000: 6.0, 16000: 5.0}
+    gap = {4000: 1.0, 8000: 0.5, 16000: left}
+    models = {
+        "bert_a": lambda updates, seed: bert[updates] + noise("bert_a", seed),
+        "tupe_a": lambda updates, seed: bert[updates] - gap[updates] + noise("bert_a", seed) + 0.001 * (seed - 6),
+    }
+    runs = tables_of(tmp_path, losses_of("tiny_lasting", models, seeds))
+    lines = second_page.lasting(runs, "tiny_lasting")
+    rows = rows_of(lines[:3])
+    assert [row[1] for row in rows] == ["4,000", "8,000", "16,000"]
+    assert [float(row[3].split()[0]) for row in rows] == pytest.approx(list(gap.values()), abs=2e-3)
+    assert [row[-1] for row in rows] == ["–", "–", verdict]
+    assert float(rows[-1][5].split()[0]) == pytest.approx(1 - left, abs=2e-3)  # of the first gap
+    # at 4,000 TUPE-A is below BERT-A's loss in its shortest run; BERT-A's 8,000 lies between TUPE-A's 5.8 and 5.5
+    assert rows[0][6] == ", ".join(["≤ 100"] * len(seeds)) and rows[1][6] == ", ".join(["≤ 50"] * len(seeds))
+
+
+def test_after_the_exit_models_are_compared_at_equal_updates_of_a_constant_rate(tmp_path):
+    finals = {"bert_a": 5.0, "tupe_a": 4.8}
+    models = {m: lambda updates, seed, m=m: finals[m] + noise("bert_a", seed) for m in finals}
+    runs = tables_of(tmp_path, losses_of("tiny_lasting", models, (4, 5, 6)))
+    (row,) = second_page.after_exit(runs, "tiny_lasting")
+    threshold, exits, slopes = Evidence(runs.first).threshold("controls"), {}, {}
+    for model, start in (("bert_a", 2000), ("tupe_a", 1000)):
+        slopes[model] = (9 - finals[model]) / (16000 - start)
+        exits[model] = start + (9 - threshold) / slopes[model]
+    n = (12800 - exits["bert_a"]) // 50 * 50
+    assert row[:3] == ["`tupe_a`", "3", f"{n:,.0f}"]
+    assert float(row[-1].split()[0]) == pytest.approx((slopes["tupe_a"] - slopes["bert_a"]) * n, abs=0.01)
+
+
+def test_the_curve_of_a_branch_begins_with_its_trunks(tmp_path):
+    branch = Trial("tiny_lasting", "tupe_a", "tiny", 8000, 4e-3, 4)
+    write_run(tmp_path, branch, 5.0)
+    for updates in (4000, 8000):
+        folder = second.trunk(replace(branch, updates=updates), tmp_path)
+        folder.mkdir(parents=True)
+        (folder / "checkpoint_last.pt").touch()
+        first = 50 if updates == 4000 else 3250
+        logged = [
+            {"num_updates": str(n), "loss": "9", "train_wall": "7"} for n in range(first, updates * 4 // 5 + 1, 50)
+        ]
+        (folder / "train.log").write_text("".join(f"| train_inner | {json.dumps(row)}\n" for row in logged))
+    found = collect.collect(tmp_path)
+    found["training"] = [row for row in found["training"] if int(row["updates"]) > 6400]
+    rows = second.whole_curve(branch, found, tmp_path)
+    assert [int(row["updates"]) for row in rows] == list(range(50, 8001, 50))
+    assert {row["loss"] for row in rows[:128]} == {"9"} and "9" not in {row["loss"] for row in rows[128:]}
+
+
+def test_a_trunk_that_is_lost_begins_anew(tmp_path):
+    branch = Trial("tiny_lasting", "tupe_a", "tiny", 8000, 4e-3, 4)
+    mine = second.trunk(branch, tmp_path)
+    assert second.trunks_of(branch, tmp_path) == [mine]
+    earlier = second.trunk(replace(branch, updates=4000), tmp_path)
+    earlier.mkdir(parents=True)
+    (earlier / "checkpoint_last.pt").touch()
+    assert second.trunks_of(branch, tmp_path) == [earlier, mine]
+
+
+def test_a_model_that_no_stage_has_is_refused(tmp_path):
+    words = ["--data", tmp_path, "--output", tmp_path / "out", "--stages", "tiny_lasting", "--models", "both"]
+    result = CliRunner().invoke(second.run, list(map(str, words)))
+    assert result.exit_code and "no stage of tiny_lasting has a model 'both'" in result.output
+
+
 def test_zorro_is_scored_of_what_is_kept_and_shown_by_seed(pretrained, vocabulary, tmp_path, monkeypatch):
-    monkeypatch.setattr(second, "ZORRO", tmp_path / "tables/zorro.csv.gz")
+    for module in (second, second_page):
+        monkeypatch.setattr(module, "ZORRO", tmp_path / "tables/zorro.csv.gz")
     monkeypatch.setattr(second, "FIRST", tmp_path)
     monkeypatch.setattr(second, "HERE", tmp_path / "here")
-    monkeypatch.setattr(second, "page", lambda: "\n".join(second.zorro_table()))
+    monkeypatch.setattr(second, "page", lambda: "\n".join(second_page.zorro_table()))
     (tmp_path / "models").mkdir()
     (tmp_path / "tables").mkdir()
     (tmp_path / "zorro").mkdir()
@@ -130,7 +271,7 @@ def test_zorro_is_scored_of_what_is_kept_and_shown_by_seed(pretrained, vocabular
     words = ["--runs", tmp_path / "out", "--data", vocabulary, "--pairs", tmp_path / "zorro"]
     result = CliRunner().invoke(second.score_zorro, list(map(str, words)))
     assert result.exit_code == 0, result.output
-    scores = second.zorro_scores()
+    scores = second_page.zorro_scores()
     assert [name[-1] for name in scores] == ["4", "5"] and all(set(of) == {"case", "order"} for of in scores.values())
     (row,) = re.findall(r"\| `again/tupe_a_tie_cls/tiny_5000_lr0.004` \| 2 \| (\S+), (\S+) \|", second.page())
     assert [float(value) for value in row] == pytest.approx([100 * sum(of.values()) / 2 for of in scores.values()])

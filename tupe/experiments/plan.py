@@ -14,6 +14,7 @@ import yaml
 
 from ..common import record
 from ..common.architectures import with_size
+from ..common.options import did_you_mean
 from . import runner
 
 PLAN = yaml.safe_load(Path(__file__).with_name("plan.yaml").read_text(encoding="utf-8"))
@@ -97,6 +98,14 @@ def planned_models(stage: str, protocol: dict = PLAN, models: list[str] | None =
     plan = protocol["stages"][stage]
     names = plan["models"] if "models" in plan else plan["rates"]
     return [name for name in (protocol["models"] if names == "all" else names) if not models or name in models]
+
+
+def check_models(models: list[str] | None, stages: list[str], protocol: dict = PLAN) -> None:
+    """Raises ValueError for a model that is in none of the stages."""
+    valid = [name for stage in stages for name in planned_models(stage, protocol)]
+    for model in models or ():
+        if model not in valid:
+            raise ValueError(f"no stage of {', '.join(stages)} has a model {model!r}{did_you_mean(model, valid)}")
 
 
 def learning_rates(

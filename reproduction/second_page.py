@@ -1,0 +1,331 @@
+"""What the runs of the second protocol decide (docs/second-protocol.md): the sections of docs/evidence/second.md, from
+the committed tables and nothing else. Losses in bits per masked token; a run that diverged has no difference."""
+
+import csv
+import gzip
+import io
+import math
+from collections import defaultdict
+from pathlib import Path
+
+import numpy as np
+
+from tupe.common.tables import TextTable
+from tupe.experiments import collect
+from tupe.experiments.evidence import Evidence
+from tupe.experiments.plan import BITS, Trial, lengths_of, trials
+from tupe.experiments.statistics import (
+    ALPHA,
+    FEWEST,
+    Contrast,
+    Seeds,
+    contrast,
+    first_below,
+    holm,
+    number,
+    of_contrast,
+    paired,
+    shown,
+    with_interval,
+)
+
+from . import statistics
+from .claims import CLAIMS
+from .second_plan import FIRST, PROTOCOL, TABLES, adopted, cooldown_of, known, known_losses, precision
+
+ZORRO, PAIRS = TABLES / "zorro.csv.gz", 200  # pairs of each paradigm, the first ones
+MARGIN = 0.1  # bits, of equivalence
+DECIDED = {"tiny_decide": "tiny_bundle", "decide": "bundle"}  # stages of D, and those of C that are compared with them
+BESIDE = ("tupe_a_tie_cls", "bert_a_d")  # a difference of D that is none of the five contrasts
+EQUIVALENT = (("tupe_a", "tupe_a_tie_cls"), ("tupe_r", "tupe_a"), BESIDE)
+LASTING = ("tiny_lasting", "lasting")
+
+
+class Runs:
+    """What the tables hold of this protocol's runs: `losses`, `blocks` and `curves`, each by trial."""
+
+    def __init__(self, tables: Path = TABLES):
+        first, mine = collect.read(FIRST), collect.read(tables)
+        self.losses, self.first = known_losses(tables=tables), first
+        precisions = {Trial.parse(row["run"]): row["precision"] for row in first["runs"] + mine["runs"]}
+        blocks, self.curves = {}, defaultdict(lambda: ([], []))
+        for row in first["blocks"] + mine["blocks"]:
+            losses, tokens = BITS * np.array(row["nats"].split(), float), np.array(row["tokens"].split(), int)
+            blocks[Trial.parse(row["run"])] = losses, tokens
+        self.blocks = blocks | adopted({(trial, precisions[trial]): block for trial, block in blocks.items()})
+        for row in mine["training"]:
+            updates, losses = self.curves[Trial.parse(row["run"])]
+            updates.append(int(row["updates"]))
+            losses.append(float(row["loss"]))
+
+    def planned(self, stage: str, updates: int | None = None) -> list[Trial]:
+        """Trials of a stage, at the rates of the plan; updates: of this length only."""
+        return [t for t in trials(stage, self.losses, PROTOCOL) if updates is None or t.updates == updates]
+
+    def is_complete(self, stage: str) -> bool:
+        """Whether every model of a stage has its rate, and every run has ended."""
+        plan, planned = PROTOCOL["stages"][stage], self.planned(stage)
+        models = plan["models"] if "models" in plan else plan["rates"]
+        return {t.model for t in planned} == set(models) and all(t in self.losses for t in planned)
+
+    def finals(self, *stages: str, updates: int | None = None) -> dict[str, Seeds]:
+        """{model: {seed: final loss}} of the runs that have one."""
+        found = defaultdict(dict)
+        for stage in stages:
+            for trial in self.planned(stage, updates):
+                if math.isfinite(self.losses.get(trial, math.inf)):
+                    found[trial.model][trial.seed] = self.losses[trial]
+        return dict(found)
+
+    def resampled(self, a: str, b: str, *stages: str, updates: int | None = None) -> str:
+        """The interval of a - b over seeds and held-out blocks, drawn together; "" where blocks are not stored."""
+        of = {a: {}, b: {}}
+        for stage in stages:
+            for trial in self.planned(stage, updates):
+                if trial.model in of and trial in self.blocks:
+                    of[trial.model][trial.seed] = self.blocks[trial]
+        if len(of[a].keys() & of[b].keys()) < FEWEST:
+            return ""
+        return "[{:.3f}, {:.3f}]".format(*statistics.bootstrap(of[a], of[b])[1])
+
+
+# -------------------------------------------------------------------------------------------------------------- A, C, D
+
+
+def again(runs: Runs) -> list[str]:
+    """Stage A, once all of it has run: what the controls of `tupe_a_tie_cls` are with all seeds."""
+    if not all(runs.is_complete(stage) for stage in ("again", "again_bf16", "neighbours")):
+        return []
+    losses = {trial: loss for (trial, of), loss in known(runs.first).items() if of == "float32"}
+    first = defaultdict(dict)
+    for trial, loss in losses.items():
+        if trial.stage == "controls":
+            first[trial.model][trial.seed] = loss
+    later = runs.finals("again", "neighbours")
+    seeds = {model: first[model] | later[model] for model in later}
+    mine, rows = seeds["tupe_a_tie_cls"], []
+    for model, theirs in seeds.items():
+        if model != "tupe_a_tie_cls":
+            mean, low, high, p = statistics.welch(theirs.values(), mine.values())
+            verdict = "not resolved" if low <= 0 <= high else "lower" if mean < 0 else "higher"
+            rows.append([f"`{model}` - `tupe_a_tie_cls`", f"{len(theirs)}, {len(mine)}",
+                         shown(mean, (low, high), 3), f"{p:.2g}", verdict])  # fmt: skip
+    header = ["difference, all seeds in float32", "seeds", "mean [95 % interval], Welch", "p", "result"]
+    one = contrast(runs.finals("again_bf16")["tupe_a_tie_cls"], first["tupe_a_tie_cls"])
+    seen = ", ".join(f"{value:.3f}" for value in one.differences.values())
+    return [
+        "## A: are three equal seeds luck?\n",
+        TextTable.plain(header, rows, align="lrrrl").markdown(),
+        f"`tupe_a_tie_cls` in bfloat16 minus float32: {seen}; mean {of_contrast(one)}.\n",
+    ]
+
+
+def decided(runs: Runs, stage: str) -> list[str]:
+    """A stage of D, once all of it has run: the five contrasts, corrected by Holm, and one beside them."""
+    if not runs.is_complete(stage):
+        return []
+    finals, names = runs.finals(stage), [tuple(entry["models"]) for entry in CLAIMS["contrasts"]]
+    of = {pair: paired(finals, *pair) for pair in (*names, BESIDE)}
+    by_welch = {(a, b): statistics.welch(finals[a].values(), finals[b].values())[-1] for a, b in of}
+    firsts = dict(zip(names, holm([of[pair].p for pair in names]), strict=True)) | {BESIDE: of[BESIDE].p}
+    seconds = dict(zip(names, holm([by_welch[pair] for pair in names]), strict=True)) | {BESIDE: by_welch[BESIDE]}
+    claims, rows = {tuple(entry["models"]): entry["claim"] for entry in CLAIMS["contrasts"]}, []
+    for (a, b), one in of.items():
+        same = statistics.equivalence(one.differences.values(), MARGIN) if (a, b) in EQUIVALENT else None
+        rows.append([
+            f"`{a}` - `{b}`", claims.get((a, b), "no terms of words and positions together"), *shown_by_seed(one),
+            runs.resampled(a, b, stage), *(f"{p:.2g}" for p in (firsts[a, b], seconds[a, b])),
+            "" if same is None else f"{same:.2g}", verdict_of_claim(one, firsts[a, b], seconds[a, b], same),
+        ])  # fmt: skip
+    header = ["contrast", "what is added", "differences by seed", "mean [95 % interval]", "seeds and text",
+              "p, paired", "p, Welch", "p, equivalence", "verdict"]  # fmt: skip
+    text = f"The last row is not corrected. Equivalence: within {MARGIN} bits.\n"
+    table = TextTable.plain(header, rows, align="lllrrrrrl").markdown()
+    return [f"## D, {PROTOCOL['stages'][stage]['size']}: the contrasts\n", text, table]
+
+
+def verdict_of_claim(one: Contrast, p: float, by_welch: float, same: float | None) -> str:
+    """The word of the protocol for a contrast whose claim is that it is below 0."""
+    if max(p, by_welch) <= ALPHA:
+        return "confirmed" if one.mean < 0 else "refuted"
+    return f"no more than {MARGIN} bits" if same is not None and same <= ALPHA else "not resolved"
+
+
+def bundle(runs: Runs, stage: str, neighbours: str) -> list[str]:
+    """A stage of C, once it and that of its neighbours have run: differences, two-sided, corrected by Holm."""
+    if not (runs.is_complete(stage) and runs.is_complete(neighbours)):
+        return []
+    finals, entries = runs.finals(stage, neighbours), PROTOCOL["differences"]
+    of = [paired(finals, *entry["models"]) for entry in entries]
+    rows = []
+    for entry, one, p in zip(entries, of, holm([one.p for one in of]), strict=True):
+        a, b = entry["models"]
+        result = "not resolved" if p > ALPHA else "lower" if one.mean < 0 else "higher"
+        found = runs.resampled(a, b, stage, neighbours)
+        rows.append([f"`{a}` - `{b}`", entry["asks"], *shown_by_seed(one), found, f"{p:.2g}", result])
+    header = ["difference", "asks", "by seed", "mean [95 % interval]", "seeds and text", "p (Holm)", "result"]
+    table = TextTable.plain(header, rows, align="lllrrrl").markdown()
+    return [f"## C, {PROTOCOL['stages'][stage]['size']}: the bundle\n", table]
+
+
+def shown_by_seed(one: Contrast) -> tuple[str, str]:
+    """(every seed's difference, mean and interval)."""
+    return ", ".join(number(value) for value in one.differences.values()), of_contrast(one)
+
+
+# -------------------------------------------------------------------------------------------------------------------- E
+
+
+def gaps(runs: Runs, stage: str) -> dict[str, dict[int, Contrast]]:
+    """{model: {budget: BERT-A's final loss minus the model's}}, where at least `FEWEST` seeds have both."""
+    found = defaultdict(dict)
+    for updates in lengths_of(PROTOCOL["stages"][stage]):
+        finals = runs.finals(stage, updates=updates)
+        for model in finals.keys() - {"bert_a"}:
+            one = paired(finals, "bert_a", model)
+            if one is not None and len(one.differences) >= FEWEST:
+                found[model][updates] = one
+    order = list(PROTOCOL["stages"][stage].get("models", PROTOCOL["stages"][stage].get("rates")))
+    return {model: found[model] for model in sorted(found, key=order.index)}
+
+
+def lasting(runs: Runs, stage: str) -> list[str]:
+    """A stage of E: the gap to BERT-A by budget, what of it is gone at the largest one, and shares of updates."""
+    of = gaps(runs, stage)
+    if not of:
+        return []
+    rows, after = [], after_exit(runs, stage)
+    for model, by_budget in of.items():
+        shortest, largest = min(by_budget), max(by_budget)
+        for updates, one in by_budget.items():
+            gone = ""
+            if updates > shortest:
+                gone = of_contrast(contrast(by_budget[shortest].differences, one.differences))
+            found = runs.resampled("bert_a", model, stage, updates=updates)
+            verdict = verdict_of_gap(one, stage) if updates == largest else ""
+            cells = *shown_by_seed(one), found, gone, updates_share(runs, stage, model, updates), verdict
+            rows.append([f"`{model}`", f"{updates:,}", *cells])
+    header = ["model", "updates", "gap by seed", "mean [95 % interval]", "seeds and text", "less than at first",
+              "updates needed, %", "verdict"]  # fmt: skip
+    lines = [f"## E, {PROTOCOL['stages'][stage]['size']}: does it last?\n", LASTING_TEXT]
+    lines.append(TextTable.plain(header, rows, align="lrlrrrrl").markdown())
+    if after:
+        lines.append("At equal numbers of updates after each model's exit, both at a constant rate:\n")
+        lines.append(TextTable.plain(["model", "seeds", "updates after exit", "gap by seed", "mean"], after).markdown())
+    return lines
+
+
+LASTING_TEXT = """The gap is BERT-A's final loss minus the model's. *Less than at first*: the gap at the shortest budget
+minus this one, the part of the earlier exit. *Updates needed*: the share of BERT-A's updates after which the model has
+BERT-A's loss, between its own budgets; ≤ and > where it is outside of them.
+"""
+
+
+def verdict_of_gap(one: Contrast, stage: str) -> str:
+    """The protocol's word for the gap at the largest budget; "" while seeds are missing."""
+    if len(one.differences) < len(PROTOCOL["stages"][stage]["seeds"]):
+        return ""
+    if one.interval[0] > 0:
+        return f"the gain lasts: {one.mean:.2f} bits are left"
+    same = statistics.equivalence(one.differences.values(), MARGIN) <= ALPHA
+    return f"no more than {MARGIN} bits are left" if same else "not resolved"
+
+
+def updates_share(runs: Runs, stage: str, model: str, updates: int) -> str:
+    """ "≤ 50, 61, 58": by seed, the per cent of BERT-A's updates that a model needs for BERT-A's loss."""
+    by_length = {length: runs.finals(stage, updates=length) for length in lengths_of(PROTOCOL["stages"][stage])}
+    texts = []
+    for seed, target in sorted(by_length[updates].get("bert_a", {}).items()):
+        finals = {length: of[model][seed] for length, of in by_length.items() if seed in of.get(model, ())}
+        if finals:
+            share = statistics.share_of_schedule({length / updates: loss for length, loss in finals.items()}, target)
+            least, most = min(finals) / updates, max(finals) / updates
+            if math.isinf(share):
+                texts.append(f"> {100 * most:.0f}")
+            else:
+                texts.append("≤ " * (share < 1.001 * least) + f"{100 * share:.0f}")
+    return ", ".join(texts)
+
+
+def after_exit(runs: Runs, stage: str) -> list[list[str]]:
+    """Rows of the gap at equal numbers of updates after the exits of both models, along their longest runs, before any
+    cool-down."""
+    threshold, curves = Evidence(runs.first).threshold("controls"), {}
+    for trial in runs.planned(stage):
+        updates, losses = runs.curves.get(trial, ([], []))
+        kept = [(n, loss) for n, loss in zip(updates, losses, strict=True) if n <= trial.updates - cooldown_of(trial)]
+        if kept and kept[0][0] == 50:  # whole from the start
+            curves[trial.model, trial.seed] = tuple(zip(*kept, strict=True))  # the longest one comes last
+    exits = {key: first_below(*curve, threshold) for key, curve in curves.items()}
+    rows = []
+    for model in dict.fromkeys(model for model, _ in curves if model != "bert_a"):
+        seeds = [seed for of, seed in curves if of == model and exits.get(("bert_a", seed)) and exits[model, seed]]
+        ends = [curves[key][0][-1] - exits[key] for seed in seeds for key in ((model, seed), ("bert_a", seed))]
+        if len(seeds) < FEWEST or min(ends) < 50:
+            continue
+        n = int(min(ends) // 50 * 50)
+        at = {key: float(np.interp(exits[key] + n, *curves[key])) for key in curves if exits[key]}
+        one = contrast({s: at["bert_a", s] for s in seeds}, {s: at[model, s] for s in seeds})
+        rows.append([f"`{model}`", str(len(seeds)), f"{n:,}", *shown_by_seed(one)])
+    return rows
+
+
+# ----------------------------------------------------------------------------------------------------- every run, Zorro
+
+
+def tables_of_losses(runs: Runs) -> list[str]:
+    """A section for each stage: final losses by model and rate, a column for each seed."""
+    lines = []
+    for stage, plan in PROTOCOL["stages"].items():
+        rows, planned = defaultdict(dict), runs.planned(stage)
+        for trial in planned:
+            if trial in runs.losses:
+                rows[trial.model, f"{trial.lr:g}", f"{trial.updates:,}"][trial.seed] = number(runs.losses[trial])
+        done = sum(trial in runs.losses for trial in planned)
+        lines.append(f"## {stage}: {plan['size']}, {precision(stage)}\n")
+        lines.append(f"{done} of {len(planned)} runs.\n")
+        if rows:
+            header = ["model", "rate", "updates", *(f"seed {seed}" for seed in plan["seeds"])]
+            cells = [[*key, *(row.get(seed, "–") for seed in plan["seeds"])] for key, row in rows.items()]
+            lines.append(TextTable.plain(header, cells, align="lrr" + "r" * len(plan["seeds"])).markdown())
+    return lines
+
+
+def zorro_scores() -> dict[str, dict[str, float]]:
+    """{run, or folder of a released model: {paradigm: accuracy}}, as committed."""
+    scores = defaultdict(dict)
+    if ZORRO.exists():
+        for row in csv.DictReader(io.StringIO(gzip.decompress(ZORRO.read_bytes()).decode())):
+            scores[row["run"]][row["paradigm"]] = float(row["accuracy"])
+    return dict(scores)
+
+
+def zorro_table() -> list[str]:
+    """Macro averages over Zorro's paradigms, a row for each model, size, stage and rate."""
+    groups = defaultdict(list)
+    for name, by_paradigm in sorted(zorro_scores().items()):
+        groups[name.rpartition("_seed")[0] or name].append(100 * np.mean(list(by_paradigm.values())))
+    rows = [
+        [f"`{name}`", str(len(values)), ", ".join(f"{value:.1f}" for value in values), with_interval(values, 1)]
+        for name, values in groups.items()
+    ]
+    text = f"Per cent right of the first {PAIRS} pairs of each paradigm (`phueb/Zorro`), macro average; chance is 50.\n"
+    header = ["weights", "seeds", "accuracy", "mean [95 % interval]"]
+    return ["## Zorro\n", text, TextTable.plain(header, rows, align="lrrr").markdown()] if rows else []
+
+
+def page() -> str:
+    """docs/evidence/second.md, only from the committed tables."""
+    runs = Runs()
+    lines = [
+        "# The second protocol: runs\n",
+        "Final losses, bits per masked token, written by `python -m reproduction page` from the tables in `second/`;\n"
+        "[the protocol](../second-protocol.md) says what they decide.\n",
+        *again(runs),
+        *(line for stage in LASTING for line in lasting(runs, stage)),
+        *(line for stage in DECIDED for line in decided(runs, stage)),
+        *(line for stage, other in DECIDED.items() for line in bundle(runs, other, stage)),
+        *tables_of_losses(runs),
+        *zorro_table(),
+    ]
+    return "\n".join(lines)
