@@ -99,7 +99,7 @@ def test_files_are_written_by_what_names_them():
 
 @pytest.mark.parametrize("missing", ["spacy", "sentencepiece sacremoses spacy"])
 def test_text_names_all_packages_that_it_lacks(missing):
-    script = "from tupe.text import Normaliser\ntry: Normaliser().normalise('a b')\nexcept ImportError as e: print(e)"
+    script = "from tupe.normaliser import Normaliser as N\ntry: N().normalise('a b')\nexcept ImportError as e: print(e)"
     (line,) = run(BLOCK.format(names=missing.split()) + script).splitlines()
     assert line == f"text needs {', '.join(missing.split())}: pip install {missing}"
 
@@ -170,10 +170,14 @@ def test_a_fresh_environment(tmp_path):
     assert "pretrain" in subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
-def test_the_configuration_names_every_file_of_the_model():
+def test_the_classes_for_transformers_name_every_file_of_the_model():
     """transformers 4 copies no others from a folder with code."""
-    tree = ast.parse((PLUGIN / "configuration_tupe.py").read_text(encoding="utf-8"))
-    named = {node.module for node in tree.body if isinstance(node, ast.ImportFrom) and node.level == 1}
+
+    def named(module):
+        tree = ast.parse((PLUGIN / f"{module}.py").read_text(encoding="utf-8"))
+        return {node.module for node in tree.body if isinstance(node, ast.ImportFrom) and node.level == 1}
+
     model = {file.stem for file in PLUGIN.glob("*.py")} - {"__init__", "__main__", "hf"}
-    others = {"configuration_tupe", "modeling_tupe", "tokenization_tupe", "text"}  # the classes, and what they name
-    assert model - others == named
+    classes, text = {"configuration_tupe", "modeling_tupe", "tokenization_tupe"}, {"text", "normaliser"}
+    assert named("configuration_tupe") == model - classes - text
+    assert named("tokenization_tupe") == text

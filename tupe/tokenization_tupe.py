@@ -8,6 +8,8 @@ from pathlib import Path
 from tokenizers import PreTokenizedString, Token, Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
+# Of a folder with code, transformers 4 copies only the files that are named here.
+from .normaliser import Normaliser  # noqa: F401
 from .text import PaperText
 
 

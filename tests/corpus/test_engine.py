@@ -492,7 +492,7 @@ def test_dask_cluster_of_two_workers(undisturbed, tmp_path):
 
 @pytest.mark.slow
 def test_memory_of_a_worker_does_not_grow_with_the_corpus(tmp_path):
-    """The same documents again and again: of new words, a worker remembers more and more, up to tupe.text.CACHE."""
+    """The same documents again and again: a worker remembers more and more words, up to tupe.normaliser.CACHE."""
     peaks = []
     body = "\n\n".join(sentences(70 * j, 70) for j in range(100)) + "\n\n"
     for times in (1, 10):

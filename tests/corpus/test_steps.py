@@ -10,7 +10,7 @@ from tupe.corpus import steps as corpus
 from tupe.corpus import vocabulary
 from tupe.corpus.readers import Document
 from tupe.corpus.stats import SAMPLES, Stats
-from tupe.text import Normaliser
+from tupe.normaliser import Normaliser
 
 
 def test_paragraphs_are_cleaned_joined_and_dropped_with_a_reason():

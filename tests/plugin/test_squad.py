@@ -14,9 +14,9 @@ from tupe.checkpoints import convert
 from tupe.checkpoints import files as checkpoints
 from tupe.common.record import read
 from tupe.common.squad import best_over_golds, constant_scores, exact_match, f1, normalise_answer, official_scores
+from tupe.normaliser import Normaliser
 from tupe.plugin.squad import ANSWER_PIECES, SquadCriterion, best_spans
 from tupe.plugin.squad_data import prepare, read_squad
-from tupe.text import Normaliser
 
 # --------------------------------------------------------------------------------------------------- official scores
 

@@ -19,7 +19,7 @@ from ..common.tables import TextTable
 from ..corpus import steps as corpus
 from ..corpus.readers import Document, find_inputs, paragraphs, read
 from ..corpus.steps import Stats
-from ..text import CACHES, Aligned, Normaliser, clean, tokenise
+from ..normaliser import CACHES, Aligned, Normaliser, clean, tokenise
 
 
 def load(inputs: Sequence, limit: float) -> list[Document]:

@@ -26,7 +26,8 @@ from ..common import options, processes
 from ..common.options import Command, shorten
 from ..common.prepared import check_name
 from ..common.record import naming, write_atomically
-from ..text import SENTENCES, PaperText, TokenizerText
+from ..normaliser import SENTENCES
+from ..text import PaperText, TokenizerText
 from . import steps as corpus
 from .readers import FIELD, find_inputs
 from .report import write_report

@@ -16,7 +16,7 @@ from ..common.glue import FIRST_LABEL, TASKS, Glue, glue_name
 from ..common.options import shorten, shorten_list
 from ..common.prepared import check_name, encoding, worker
 from ..common.record import naming, write_atomically
-from ..text import is_blank
+from ..normaliser import is_blank
 
 TEST_ROWS = {  # of the official test sets
     ("CoLA", "test"): 1063, ("SST-2", "test"): 1821, ("MRPC", "test"): 1725, ("STS-B", "test"): 1379,

@@ -24,7 +24,7 @@ from typing import BinaryIO, NamedTuple
 from urllib.parse import urlsplit
 
 from ..common.options import shorten_list
-from ..text import is_blank
+from ..normaliser import is_blank
 from .stats import Stats
 
 MAX_DOCUMENT = 20_000_000  # characters (of a line: bytes); a longer one is a broken export

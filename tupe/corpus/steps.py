@@ -12,7 +12,7 @@
 A task fills a folder that gets its final name only when it is complete, so a kill at any moment loses no more than the
 tasks that were running, and the same command continues. Shards and all choices depend only on the inputs and options:
 the result has the same bytes whatever the number of workers, and however often it was killed. readers.py reads,
-tupe/text.py normalises, engine.py runs the tasks. This file has the steps themselves: pure functions that keep
+tupe/normaliser.py normalises, engine.py runs the tasks. This file has the steps themselves: pure functions that keep
 statistics.
 """
 
@@ -32,7 +32,8 @@ from pathlib import Path
 import numpy as np
 
 from ..common.blocks import write_index
-from ..text import UNK, WHOLE, Normaliser, Raw, TokenizerText, load_sentencepiece, load_tokenizer
+from ..normaliser import UNK, WHOLE, Normaliser, Raw
+from ..text import TokenizerText, load_sentencepiece, load_tokenizer
 from .readers import Document, Input, paragraphs, read
 from .stats import SAMPLE_CHARS, Stats
 from .vocabulary import train_sentencepiece, train_tokenizer, write_dictionary

@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 
 from ..common.blocks import type_of_ids
-from ..text import PLACEHOLDERS, SPACE, TextEncoder, load_sentencepiece, load_tokenizer
+from ..normaliser import PLACEHOLDERS, SPACE
+from ..text import TextEncoder, load_sentencepiece, load_tokenizer
 
 SPECIALS = 5  # <s> <pad> </s> <unk> and <mask>, which the fairseq task adds
 MASK = "<mask>"

@@ -27,7 +27,8 @@ from tqdm import tqdm
 from ..common.options import FOLDER, QuietCommand, output, seed, shorten, shorten_list
 from ..common.record import write_atomically
 from ..common.tables import TextTable
-from ..text import TextEncoder, is_blank
+from ..normaliser import is_blank
+from ..text import TextEncoder
 from .likelihood import Sentence, pseudo_log_likelihoods
 from .loading import file_names, labelled, load_model
 from .model import Model

@@ -22,7 +22,8 @@ from ..common.blocks import Split
 from ..common.options import FOLDER, QuietCommand, output, seed
 from ..common.record import write_atomically
 from ..common.tables import TextTable
-from ..text import UNSPACED, TextEncoder
+from ..normaliser import UNSPACED
+from ..text import TextEncoder
 from .likelihood import Sentence, pseudo_log_likelihoods
 from .loading import file_names, labelled, load_model, text_block
 from .minimal_pairs import credit

@@ -21,7 +21,7 @@ from ..common import options
 from ..common.options import shorten
 from ..common.prepared import check_name, encoding, worker
 from ..common.record import write_atomically
-from ..text import is_blank
+from ..normaliser import is_blank
 
 VERSIONS = ("1.1", "2.0")
 FILES = {"train": "train", "valid": "dev"}  # split -> official file
