@@ -341,9 +341,9 @@ def pair_errors(evidence: Evidence) -> tuple[list[str], list[str], bool]:
 
 def claims_table(evidence: Evidence) -> TextTable:
     """The five contrasts as gains, so that positive is good for the claim, and the paper's 30 %."""
-    rows, told = [], {"lower": "helps", "higher": "hurts"}
+    rows = []
     for main, slower in zip(judged(evidence, "main"), judged(evidence, "slower"), strict=True):
-        cells = of_gain(main.contrast), main.verdict, of_gain(slower.contrast), told.get(slower.verdict, slower.verdict)
+        cells = of_gain(main.contrast), main.verdict, of_gain(slower.contrast), slower.verdict
         rows.append([main.claim, f"`{main.a}` over `{main.b}`", *cells])
     shares = [share_cell(paper_shares(evidence, stage, "tupe_r")).partition(" (")[0] for stage in AT_BOTH_RATES]
     rows.append(["updates needed, of BERT-A's (paper: 30 %)", "`tupe_r`, `bert_a`", shares[0], "", shares[1], ""])

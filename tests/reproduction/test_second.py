@@ -16,6 +16,7 @@ from tupe import positions
 from tupe.experiments import collect
 from tupe.experiments.evidence import Evidence
 from tupe.experiments.plan import Trial, best_rates, lengths_of, trials
+from tupe.experiments.statistics import contrast
 from tupe.positions import Dims, Positions
 
 
@@ -181,7 +182,9 @@ def test_a_stage_is_read_once_all_of_it_has_run(tmp_path):
     ("left", "seeds", "verdict"),
     [
         (0.2, (4, 5, 6, 7, 8), "the gain lasts: 0.20 bits are left"),
+        (0.05, (4, 5, 6, 7, 8), "the gain lasts: 0.05 bits are left, no more than 0.1"),
         (0.0, (4, 5, 6, 7, 8), "no more than 0.1 bits are left"),
+        (-0.2, (4, 5, 6, 7, 8), "reversed"),
         (0.2, (4, 5, 6), "–"),
     ],
 )
@@ -191,16 +194,33 @@ def test_what_lasts_is_the_gap_at_the_largest_budget(left, seeds, verdict, tmp_p
     models = {
         "bert_a": lambda updates, seed: bert[updates] + noise("bert_a", seed),
         "tupe_a": lambda updates, seed: bert[updates] - gap[updates] + noise("bert_a", seed) + 0.001 * (seed - 6),
+        "tupe_r": lambda updates, seed: bert[updates] - 0.5 + noise("tupe_r", seed),
     }
     runs = tables_of(tmp_path, losses_of("tiny_lasting", models, seeds))
     lines = second_page.lasting(runs, "tiny_lasting")
-    rows = rows_of(lines[:3])
-    assert [row[1] for row in rows] == ["4,000", "8,000", "16,000"]
+    rows = rows_of(lines[:3])[:3]
+    assert [row[:2] for row in rows] == [["`tupe_a`", "4,000"], ["`tupe_a`", "8,000"], ["`tupe_a`", "16,000"]]
     assert [float(row[3].split()[0]) for row in rows] == pytest.approx(list(gap.values()), abs=2e-3)
     assert [row[-1] for row in rows] == ["–", "–", verdict]
     assert float(rows[-1][5].split()[0]) == pytest.approx(1 - left, abs=2e-3)  # of the first gap
-    # at 4,000 TUPE-A is below BERT-A's loss in its shortest run; BERT-A's 8,000 lies between TUPE-A's 5.8 and 5.5
+    # TUPE-A has BERT-A's losses of 4,000 and 8,000 updates, 6.8 and 6.0, in its shortest run already, which ends at 5.8
     assert rows[0][6] == ", ".join(["≤ 100"] * len(seeds)) and rows[1][6] == ", ".join(["≤ 50"] * len(seeds))
+
+
+def test_the_updates_needed_lie_between_the_budgets(tmp_path):
+    finals = {"bert_a": {4000: 7.0, 8000: 6.0, 16000: 4.0}, "tupe_a": {4000: 6.5, 8000: 5.5, 16000: 5.0}}
+    models = {m: lambda updates, seed, m=m: finals[m][updates] for m in finals}
+    runs = tables_of(tmp_path, losses_of("tiny_lasting", models, (4, 5, 6)))
+    at = {n: second_page.updates_share(runs, "tiny_lasting", "tupe_a", n).split(", ")[0] for n in finals["bert_a"]}
+    # 6.0 bits are half way from 6.5 to 5.5, so after 4,000 x sqrt(2) updates
+    assert at == {4000: "≤ 100", 8000: f"{100 * 4000 * 2**0.5 / 8000:.0f}", 16000: "> 100"}
+
+
+def test_seeds_that_were_known_do_not_confirm_alone():
+    one = contrast({1: 5.0, 2: 5.0, 4: 5.0, 5: 5.3}, {1: 6.0, 2: 6.0, 4: 6.0, 5: 5.2})
+    assert second_page.verdict_of_claim(one, 0.01, None, False, fresh=(4, 5)) == "not resolved"
+    assert second_page.verdict_of_claim(one, 0.01, None, False, fresh=(4,)) == "confirmed"
+    assert second_page.verdict_of_claim(one, 0.01, None, True) == "lower, uncorrected"
 
 
 def test_after_the_exit_models_are_compared_at_equal_updates_of_a_constant_rate(tmp_path):
