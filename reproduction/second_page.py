@@ -222,6 +222,23 @@ def lasting(runs: Runs, stage: str) -> list[str]:
     return lines
 
 
+def lasting_summary(runs: "Runs | None" = None) -> TextTable | str:
+    """For docs/results.md: what E, at tiny size, has so far of the models that it decides. "" before two budgets."""
+    of = gaps(runs or Runs(), LASTING[0])
+    budgets = sorted({updates for model in LASTING_MODELS for updates in of.get(model, ())})
+    if len(budgets) < 2:
+        return ""
+    rows = [
+        [f"{updates:,}"] + [
+            f"{of_contrast(one, 2)} ({len(one.differences)} seeds)" if (one := of.get(model, {}).get(updates)) else ""
+            for model in LASTING_MODELS
+        ]
+        for updates in budgets
+    ]  # fmt: skip
+    header = ["updates", *(f"{CLAIMS['names'][model]} over BERT-A, bits [95 %]" for model in LASTING_MODELS)]
+    return TextTable.plain(header, rows, align="r" * len(header))
+
+
 LASTING_TEXT = """The gap is BERT-A's final loss minus the model's. *Gone*: the gap at the shortest budget minus this
 one. *Updates needed*: the share of BERT-A's updates after which the model has BERT-A's loss, between its own budgets; ≤
 and > where it is outside of them. A verdict needs all seeds.

@@ -207,6 +207,17 @@ def test_what_lasts_is_the_gap_at_the_largest_budget(left, seeds, verdict, tmp_p
     assert rows[0][6] == ", ".join(["≤ 100"] * len(seeds)) and rows[1][6] == ", ".join(["≤ 50"] * len(seeds))
 
 
+def test_the_results_show_what_e_has_so_far(tmp_path):
+    models = {m: lambda updates, seed, gap=gap: gap - updates / 1e4 for m, gap in (("bert_a", 7.0), ("tupe_a", 6.5))}
+    losses = losses_of("tiny_lasting", models, (4, 5, 6))
+    first = {trial: loss for trial, loss in losses.items() if trial.updates == 4000}
+    assert second_page.lasting_summary(tables_of(tmp_path / "first", first)) == ""
+    table = second_page.lasting_summary(tables_of(tmp_path / "all", losses)).markdown()
+    assert [row[:2] for row in rows_of([table])] == [
+        [f"{n:,}", "0.50 [0.50, 0.50] (3 seeds)"] for n in (4000, 8000, 16000)
+    ]
+
+
 def test_the_updates_needed_lie_between_the_budgets(tmp_path):
     finals = {"bert_a": {4000: 7.0, 8000: 6.0, 16000: 4.0}, "tupe_a": {4000: 6.5, 8000: 5.5, 16000: 5.0}}
     models = {m: lambda updates, seed, m=m: finals[m][updates] for m in finals}
