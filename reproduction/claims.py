@@ -11,7 +11,7 @@ import yaml
 
 from tupe.evaluation.minimal_pairs import MINIMUM
 from tupe.experiments.evidence import Evidence
-from tupe.experiments.plan import BITS, PLAN, Trial
+from tupe.experiments.plan import PLAN, Trial
 from tupe.experiments.statistics import ALPHA, FEWEST, Contrast, Seeds, contrast, first_below, holm, paired
 
 from .statistics import pooled, share_of_schedule, welch
@@ -79,13 +79,6 @@ def validation_loss(evidence: Evidence, trial: Trial) -> float | None:
     """The final loss on the other held-out sample, which training uses."""
     text = evidence.runs[trial].get("validation_loss")
     return float(text) if text else None
-
-
-def block_losses(evidence: Evidence, trial: Trial) -> tuple[np.ndarray, np.ndarray] | None:
-    """(summed loss, masked tokens) of each held-out block, for `statistics.bootstrap`; None if not stored."""
-    for row in evidence.rows["blocks"][str(trial)]:
-        return BITS * np.array(row["nats"].split(), dtype=float), np.array(row["tokens"].split(), dtype=int)
-    return None
 
 
 # ------------------------------------------------------------------------------------------------------- minimal pairs

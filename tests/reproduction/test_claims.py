@@ -14,7 +14,6 @@ from helpers import PLUGIN
 from scipy import stats
 
 from reproduction import claims, first, tables
-from reproduction.statistics import bootstrap
 from tupe.experiments import collect
 from tupe.experiments.evidence import Evidence
 from tupe.experiments.plan import Trial
@@ -244,22 +243,6 @@ def test_longer_runs_have_no_intervals(tmp_path):
     assert not re.search(r"\[-?[\d.]+, ", text) and "| tupe_a | 4.900 | 5.000 | 4.950 |" in text
     shares = [row for row in tables.share_table(evidence).markdown().splitlines() if "20,000 updates" in row]
     assert len(shares) == 2 and "[" not in "".join(shares)
-
-
-def test_losses_of_blocks_come_back(folder, evidence):
-    """... for the bootstrap; a run that was evaluated before they were stored has none."""
-    trial = run("tupe_a", seed=2)
-    losses, tokens = claims.block_losses(evidence, trial)
-    assert tokens.tolist() == [20] * 5
-    assert losses.sum() / tokens.sum() == pytest.approx(evidence.loss(trial), abs=1e-3)
-    blocks = [
-        {n: claims.block_losses(evidence, run(model, seed=n)) for n in (1, 2, 3)} for model in ("tupe_a", "bert_a")
-    ]
-    mean, (low, high) = bootstrap(*blocks)
-    difference = paired(evidence.finals("main"), "tupe_a", "bert_a").mean
-    assert low <= mean <= high and mean == pytest.approx(difference, abs=1e-3)
-    known = collect.read(folder / "tables") | {"blocks": []}
-    assert claims.block_losses(Evidence(known), trial) is None
 
 
 @pytest.mark.parametrize("changed", [None, "Welch", "other sample"])

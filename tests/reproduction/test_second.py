@@ -16,7 +16,7 @@ from tupe import positions
 from tupe.experiments import collect
 from tupe.experiments.evidence import Evidence
 from tupe.experiments.plan import Trial, best_rates, lengths_of, trials
-from tupe.experiments.statistics import contrast
+from tupe.experiments.statistics import contrast, paired
 from tupe.positions import Dims, Positions
 
 
@@ -169,6 +169,18 @@ def test_five_seeds_decide_the_contrasts_and_the_bundle(tmp_path):
     assert float(row[5]) == pytest.approx(stats.ttest_1samp(each, 0).pvalue, rel=0.1)
     results = [row[-1] for row in rows_of(second_page.bundle(runs, "tiny_bundle", "tiny_decide"))]
     assert results == ["lower", "not resolved", "not resolved", "lower", "not resolved"]
+
+
+def test_intervals_of_seeds_and_text_are_of_the_stored_blocks(tmp_path):
+    models = {
+        m: lambda _, seed, m=m, loss=loss: loss + noise(m, seed) for m, loss in (("bert_a", 6.5), ("tupe_r", 6.0))
+    }
+    runs = tables_of(tmp_path, losses_of("tiny_decide", models))
+    low, high = map(float, re.findall(r"-?\d\.\d+", runs.resampled("tupe_r", "bert_a", "tiny_decide")))
+    of_seeds = paired(runs.finals("tiny_decide"), "tupe_r", "bert_a")
+    assert of_seeds.interval[0] < low < of_seeds.mean < high < of_seeds.interval[1] < 0  # these blocks are all alike
+    runs.blocks.clear()
+    assert runs.resampled("tupe_r", "bert_a", "tiny_decide") == ""
 
 
 def test_a_stage_is_read_once_all_of_it_has_run(tmp_path):
