@@ -27,6 +27,7 @@ TITLES = {
 
 
 def of_both_protocols() -> Evidence:
+    """The committed runs of the first protocol and of the second."""
     first, second = collect.read(FIRST), collect.read(TABLES)
     return Evidence({name: rows + second[name] for name, rows in first.items()})
 

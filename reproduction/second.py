@@ -93,7 +93,7 @@ def train_length(data: Path, output: Path, planned: list[Trial], jobs: int | Non
 @options.data("The prepared text; docs/protocol.md says how the protocol's is made.")
 @options.output("The folder of the runs. An existing one is resumed.")
 @click.option("--stages", type=ListOf(list(PROTOCOL["stages"])), help="Run only these stages.")
-@click.option("--models", type=ListOf(list(PROTOCOL["models"])), help="Run only these models.")
+@click.option("--models", type=ListOf(), help="Run only these models.")
 @click.option("--seeds", type=ListOf(int), help="Run only these seeds.")
 @options.jobs()
 @click.option("--dry-run", is_flag=True, help="Print the commands, and run none.")

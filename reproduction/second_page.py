@@ -14,7 +14,7 @@ import numpy as np
 from tupe.common.tables import TextTable
 from tupe.experiments import collect
 from tupe.experiments.evidence import Evidence
-from tupe.experiments.plan import BITS, Trial, lengths_of, trials
+from tupe.experiments.plan import BITS, Trial, lengths_of, planned_models, trials
 from tupe.experiments.statistics import (
     ALPHA,
     FEWEST,
@@ -32,7 +32,7 @@ from tupe.experiments.statistics import (
 
 from . import statistics
 from .claims import CLAIMS
-from .second_plan import FIRST, PROTOCOL, TABLES, adopted, cooldown_of, known, known_losses, precision
+from .second_plan import FIRST, PROTOCOL, TABLES, adopted, cooldown_of, known, losses_in, precision
 
 ZORRO, PAIRS = TABLES / "zorro.csv.gz", 200  # pairs of each paradigm, the first ones
 MARGIN = 0.1  # bits, of equivalence
@@ -47,7 +47,7 @@ class Runs:
 
     def __init__(self, tables: Path = TABLES):
         first, mine = collect.read(FIRST), collect.read(tables)
-        self.losses, self.first = known_losses(tables=tables), first
+        self.losses, self.first = losses_in(first, mine), first
         precisions = {Trial.parse(row["run"]): row["precision"] for row in first["runs"] + mine["runs"]}
         blocks, self.curves = {}, defaultdict(lambda: ([], []))
         for row in first["blocks"] + mine["blocks"]:
@@ -65,9 +65,8 @@ class Runs:
 
     def is_complete(self, stage: str) -> bool:
         """Whether every model of a stage has its rate, and every run has ended."""
-        plan, planned = PROTOCOL["stages"][stage], self.planned(stage)
-        models = plan["models"] if "models" in plan else plan["rates"]
-        return {t.model for t in planned} == set(models) and all(t in self.losses for t in planned)
+        planned, models = self.planned(stage), set(planned_models(stage, PROTOCOL))
+        return {t.model for t in planned} == models and all(t in self.losses for t in planned)
 
     def finals(self, *stages: str, updates: int | None = None) -> dict[str, Seeds]:
         """{model: {seed: final loss}} of the runs that have one."""
@@ -192,8 +191,7 @@ def gaps(runs: Runs, stage: str) -> dict[str, dict[int, Contrast]]:
             one = paired(finals, "bert_a", model)
             if one is not None and len(one.differences) >= FEWEST:
                 found[model][updates] = one
-    order = list(PROTOCOL["stages"][stage].get("models", PROTOCOL["stages"][stage].get("rates")))
-    return {model: found[model] for model in sorted(found, key=order.index)}
+    return {model: found[model] for model in planned_models(stage, PROTOCOL) if model in found}
 
 
 def lasting(runs: Runs, stage: str) -> list[str]:
@@ -222,7 +220,7 @@ def lasting(runs: Runs, stage: str) -> list[str]:
     return lines
 
 
-def lasting_summary(runs: "Runs | None" = None) -> TextTable | str:
+def lasting_summary(runs: Runs | None = None) -> TextTable | str:
     """For docs/results.md: what E, at tiny size, has so far of the models that it decides. "" before two budgets."""
     of = gaps(runs or Runs(), LASTING[0])
     budgets = sorted({updates for model in LASTING_MODELS for updates in of.get(model, ())})

@@ -19,7 +19,7 @@ for model in PROTOCOL["models"].values():
     if "position-file" in model:
         model["position-file"] = str(HERE / model["position-file"])
 
-Runs = dict[tuple[Trial, str], Any]  # (trial, precision) -> something of that run
+ByRun = dict[tuple[Trial, str], Any]  # (trial, precision) -> something of that run
 
 
 def precision(stage: str) -> str:
@@ -32,7 +32,7 @@ def cooldown_of(trial: Trial) -> int:
     return round(PROTOCOL["stages"][trial.stage].get("cooldown", 0) * trial.updates)
 
 
-def known(tables: dict[str, list[dict]]) -> Runs:
+def known(tables: dict[str, list[dict]]) -> ByRun:
     """{(trial, precision): final loss} of the finished runs in tables, infinite for one that diverged."""
     losses = {}
     for row in tables["runs"]:
@@ -41,7 +41,7 @@ def known(tables: dict[str, list[dict]]) -> Runs:
     return losses
 
 
-def adopted(runs: Runs) -> dict[Trial, Any]:
+def adopted(runs: ByRun) -> dict[Trial, Any]:
     """The same by trial of this protocol, of runs of other stages, in either protocol, that count for one of its."""
     found = {}
     for stage, plan in PROTOCOL["stages"].items():
@@ -52,8 +52,12 @@ def adopted(runs: Runs) -> dict[Trial, Any]:
     return found
 
 
-def known_losses(output: Path | None = None, first: Path = FIRST, tables: Path = TABLES) -> dict[Trial, float]:
-    """{trial: final loss} of all runs that count: of the first protocol, of this one's tables, and of a folder."""
-    mine = known(collect.read(tables))
-    by_trial = {trial: loss for (trial, _), loss in mine.items()}
-    return adopted(known(collect.read(first)) | mine) | by_trial | (final_losses(output) if output else {})
+def losses_in(first: dict[str, list[dict]], tables: dict[str, list[dict]]) -> dict[Trial, float]:
+    """{trial: final loss} of all runs that count, of the first protocol's tables and of this one's."""
+    mine = known(tables)
+    return adopted(known(first) | mine) | {trial: loss for (trial, _), loss in mine.items()}
+
+
+def known_losses(output: Path) -> dict[Trial, float]:
+    """The same of the committed tables and of a folder of runs."""
+    return losses_in(collect.read(FIRST), collect.read(TABLES)) | final_losses(output)
