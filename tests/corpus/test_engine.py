@@ -254,6 +254,10 @@ def start(*args, **kwargs):
     return process
 
 
+def without_work(data, copy):
+    return shutil.copytree(data, copy, ignore=shutil.ignore_patterns("work"))
+
+
 def finished_tasks(out):
     try:
         return len(list((out / "work").glob("*/[!.]*")))
@@ -572,6 +576,47 @@ def test_folder_of_another_run(undisturbed, tmp_path):
     assert len(TextEncoder(tmp_path / "data")) == 310
 
 
+def test_replaced_data_stay_until_the_new_are_complete(tmp_path, monkeypatch):
+    """Whether the input is bad or a step fails; then the same command continues, and leaves nothing of the old data."""
+    output, options = tmp_path / "data", {"vocab_size": 310, "tokenizer": "wordpiece", "shard_mb": 0.002, "workers": 1}
+    prepare([write_text(tmp_path)], output, vocab_size=300, workers=1)
+    shutil.copytree(output, tmp_path / "old")
+    (tmp_path / "bad.txt").write_bytes(text(20).encode() + b"\n\n\xff bad\n\n" + text(20).encode())
+    with pytest.raises(ValueError, match="bad.txt"):
+        prepare([tmp_path / "bad.txt"], output, overwrite=True, **options)
+    assert same_files(tmp_path / "old", output)
+    with monkeypatch.context() as patch, pytest.raises(ValueError, match="step 'vocabulary'"):
+        patch.setattr(corpus, "vocabulary", fail_once)
+        prepare([tmp_path / "a.txt"], output, overwrite=True, **options)
+    assert finished_tasks(output) > 2 and same_files(tmp_path / "old", without_work(output, tmp_path / "copy"))
+    with pytest.raises(ValueError, match="--overwrite"):
+        prepare([tmp_path / "a.txt"], output, **options)
+    with monkeypatch.context() as patch:
+        patch.setattr(corpus, "read_shards", None)  # finished already
+        prepare([tmp_path / "a.txt"], output, overwrite=True, **options)
+    prepare([tmp_path / "a.txt"], tmp_path / "fresh", **options)
+    assert same_files(tmp_path / "fresh", output)
+
+
+def test_files_that_a_kill_left_half_moved_are_written_anew(tmp_path, monkeypatch):
+    first, second = ({"vocab_size": size, "workers": 1, "keep_work": True} for size in (300, 310))
+    inputs, output, move = [write_text(tmp_path)], tmp_path / "data", Path.replace
+
+    def killed(path, target):
+        if path.name == "train.bin":
+            raise KeyboardInterrupt
+        return move(path, target)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Path, "replace", killed)
+        prepare(inputs, output, **first)
+    assert (output / "dict.txt").exists() and not (output / "train.bin").exists()
+    for name, options in {"1": second, "2": first, "3": first}.items():  # the last is finished already
+        prepare(inputs, output, overwrite=True, **options)
+        prepare(inputs, tmp_path / "fresh", overwrite=True, **{**options, "keep_work": False})
+        assert same_files(tmp_path / "fresh", without_work(output, tmp_path / name))
+
+
 def test_one_folder_is_prepared_by_one_process(undisturbed, tmp_path):
     process = start(inputs_of(undisturbed), tmp_path / "data", workers=1, **OPTIONS)
     while process.is_alive() and finished_tasks(tmp_path / "data") < 2:
@@ -719,16 +764,16 @@ def test_what_is_no_text_is_named(tmp_path):
     assert [Path(source.path).name for source in find_inputs([tmp_path / "hf"])[0]] == ["a.txt"]
 
 
-def test_the_valid_number_of_types_counts_all_of_them(tmp_path):
+def test_the_valid_number_of_types_counts_all_of_them():
     lines = ["the cat sat on the mat and dogs ran in parks"] * 5
     for size in (500, 6):
         with pytest.raises(ValueError, match=r"cannot make \d+ types .*: valid: at (most|least) \d+;") as error:
-            vocabulary.train_sentencepiece(lines, size, tmp_path / "model")
+            vocabulary.train_papers(lines, size)
         found = re.search(r"at (most|least) (\d+)", str(error.value))
         outside = 1 if found[1] == "most" else -1
-        vocabulary.train_sentencepiece(lines, int(found[2]), tmp_path / "model")
+        vocabulary.train_papers(lines, int(found[2]))
         with pytest.raises(ValueError, match=f"at {found[1]} {found[2]}"):
-            vocabulary.train_sentencepiece(lines, int(found[2]) + outside, tmp_path / "model")
+            vocabulary.train_papers(lines, int(found[2]) + outside)
 
 
 @pytest.mark.parametrize(

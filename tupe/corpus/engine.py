@@ -190,21 +190,24 @@ def _claim(out, settings, overwrite):
     manifest, begun = out / "manifest.json", out / "work" / "command.json"
     current, earlier = _command(settings), json.loads(begun.read_text()) if begun.is_file() else {}
     piped = "-" in current["inputs"]  # the text may be different this time
-    if manifest.is_file() and not piped and json.loads(manifest.read_text()).get("settings") == settings:
+    finished = manifest.is_file()
+    if finished and not piped and json.loads(manifest.read_text()).get("settings") == settings:
         return True
     # An unfinished run continues with other options too, and reuses the steps that they leave as they are.
-    continues = not manifest.is_file() and all(earlier.get(key) == current[key] for key in ("version", "inputs"))
-    if out.is_dir() and any(out.iterdir()) and not continues:
+    continues = all(earlier.get(key) == current[key] for key in ("version", "inputs"))
+    if out.is_dir() and any(out.iterdir()) and (finished or not continues):
         if not overwrite:
             raise ValueError(
                 f"{out} is not empty, and its files come from other inputs or options; choose another folder, or "
                 "replace them with --overwrite"
             )
-        if not ((manifest.is_file() and (out / "train.idx").is_file()) or begun.is_file()):
+        if not ((finished and (out / "train.idx").is_file()) or begun.is_file()):
             raise ValueError(f"{out} is not a data directory: empty it yourself, or choose another folder")
-        shutil.rmtree(out)
+        if not continues:  # finished data stay until the new ones are complete: see `_remove_finished`
+            shutil.rmtree(begun.parent if finished else out, ignore_errors=True)
     if continues and earlier != current:
-        for path in out.glob("*.*"):  # final files, but not out/work
+        shutil.rmtree(begun.parent / "merge", ignore_errors=True)  # its files may have been moved out
+        for path in [] if finished else out.glob("*.*"):  # those files, but not out/work
             path.unlink()
     begun.parent.mkdir(parents=True, exist_ok=True)
     # Remove half-written folders; for piped text, which may be different this time, all of them.
@@ -214,6 +217,14 @@ def _claim(out, settings, overwrite):
         stale.unlink()
     write_atomically(begun, json.dumps(current, allow_nan=False))
     return False
+
+
+def _remove_finished(out):
+    """Remove the data that --overwrite replaces, the manifest last: after a kill the same command still knows them."""
+    if (out / "manifest.json").is_file():
+        for path in sorted(out.iterdir(), key=lambda path: path.name == "manifest.json"):
+            if path.name != "work":
+                shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
 
 
 def _groups(inputs, shard_bytes):
@@ -412,6 +423,7 @@ def prepare(
     (merged,) = run.step("merge", corpus.merge, [("all", total, (encoded, model, words))])
 
     # Each file appears complete, manifest.json last: a data directory with a manifest is finished.
+    _remove_finished(out)
     write_atomically(out / "speed.json", json.dumps(run.costs, indent=2, allow_nan=False) + "\n")
     for file in sorted(merged.iterdir()):
         file.replace(out / file.name)

@@ -36,7 +36,7 @@ from ..normaliser import UNK, WHOLE, Normaliser, Raw
 from ..text import TokenizerText, load_sentencepiece, load_tokenizer
 from .readers import Document, Input, paragraphs, read
 from .stats import SAMPLE_CHARS, Stats
-from .vocabulary import train_sentencepiece, train_tokenizer, write_dictionary
+from .vocabulary import train_papers, train_tokenizer, write_dictionary
 
 SHORT = {"words": 8, "characters": 16}  # a paragraph of fewer (a heading, a line of dialogue) is joined to the next one
 LONG_WORD = 1000  # characters; a paragraph with a longer word is not prose
@@ -388,10 +388,10 @@ def vocabulary(
                             yield " ".join(kept)
 
     if tokenizer is None:
-        train_sentencepiece(sample(), vocab_size, folder / "sentencepiece.bpe.model")
+        (folder / "sentencepiece.bpe.model").write_bytes(train_papers(sample(), vocab_size))
         return
     kind, choice = tokenizer
-    content = choice if kind is None else train_tokenizer(kind, sample(), vocab_size, choice)
+    content = choice if kind is None else train_tokenizer(kind, sample, vocab_size, choice)
     (folder / "tokenizer.json").write_text(content, encoding="utf-8")
 
 

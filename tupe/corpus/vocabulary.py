@@ -4,7 +4,7 @@ is trained here, or given. All have fairseq's ids: <s> <pad> </s> <unk>, the tok
 import io
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import numpy as np
@@ -32,9 +32,9 @@ ROLES = {
 # ------------------------------------------------------------------------------------------------------ the paper's
 
 
-def train_sentencepiece(sentences: Iterable[str], vocab_size: int, path: str | Path) -> None:
-    """Train BPE on normalised sentences. `vocab_size` includes SPECIALS, so the model has vocab_size - 5 pieces and
-    <unk>. Raises ValueError if the text does not allow so many."""
+def train_sentencepiece(sentences: Iterable[str], vocab_size: int, kind: str = "bpe", **options) -> bytes:
+    """Train a model of SentencePiece on normalised sentences. `vocab_size` includes SPECIALS, so it has
+    vocab_size - 5 pieces and <unk>. Raises ValueError if the text does not allow so many."""
     import sentencepiece
 
     model = io.BytesIO()
@@ -42,18 +42,16 @@ def train_sentencepiece(sentences: Iterable[str], vocab_size: int, path: str | P
         sentencepiece.SentencePieceTrainer.train(
             sentence_iterator=iter(sentences),
             model_writer=model,
-            model_type="bpe",
+            model_type=kind,
             vocab_size=vocab_size - SPECIALS + 1,
-            user_defined_symbols=[SPACE + name for name in PLACEHOLDERS],
-            normalization_rule_name="identity",  # tupe.text has normalised already; so pieces keep their offsets
+            normalization_rule_name="identity",  # the text is normalised already; so pieces keep their offsets
             character_coverage=0.9995,
-            required_chars="?!",  # rare in an encyclopedia, and every second text of QQP has one
             bos_id=-1,
             eos_id=-1,
             unk_id=0,
-            max_sentence_length=100_000,
             num_threads=1,
             minloglevel=2,
+            **options,
         )
     except RuntimeError as error:
         hint = re.search(r"(<=|vs) (\d+)", str(error))  # SentencePiece counts its own types alone
@@ -62,47 +60,69 @@ def train_sentencepiece(sentences: Iterable[str], vocab_size: int, path: str | P
             f"SentencePiece cannot make {vocab_size} types from this text: {valid or error}; the same command with "
             "another --vocab-size continues from here"
         ) from error
-    Path(path).write_bytes(model.getvalue())
+    return model.getvalue()
+
+
+def train_papers(sentences: Iterable[str], vocab_size: int) -> bytes:
+    """The model of the paper's pipeline: BPE."""
+    return train_sentencepiece(
+        sentences,
+        vocab_size,
+        user_defined_symbols=[SPACE + name for name in PLACEHOLDERS],
+        required_chars="?!",  # rare in an encyclopedia, and every second text of QQP has one
+        max_sentence_length=100_000,
+    )
 
 
 # -------------------------------------------------------------------------------------------- of the library tokenizers
 
 
-def train_tokenizer(kind: str, sentences: Iterable[str], vocab_size: int, cased: bool) -> str:
-    """The tokenizer.json of a tokeniser of one of the kinds TRAINED. Raises ValueError if the text does not allow so
-    many types."""
+def train_tokenizer(kind: str, sentences: Callable[[], Iterable[str]], vocab_size: int, cased: bool) -> str:
+    """The tokenizer.json of a tokeniser of one of the kinds TRAINED. sentences: WordPiece reads them twice. Raises
+    ValueError if the text does not allow so many types."""
+    import sentencepiece
     from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-    lower, special = [normalizers.Lowercase()] * (not cased), list(ROLES)
-    options = {"vocab_size": vocab_size, "special_tokens": special, "show_progress": False}
+    def cut():
+        return (re.sub(LONG_RUN, r"\1 ", sentence) for sentence in sentences())
+
+    def train(trainer, size, special=(), **options):
+        options |= {"vocab_size": size, "special_tokens": [*ROLES, *special], "show_progress": False}
+        tokenizer.train_from_iterator(cut(), trainer(**options))
+        return tokenizer.get_vocab()
+
+    lower = [normalizers.Lowercase()] * (not cased)
     if kind == "bpe":  # of bytes, as RoBERTa's
-        model, trainer = models.BPE(), trainers.BpeTrainer(
-            **options, initial_alphabet=pre_tokenizers.ByteLevel.alphabet()
-        )  # fmt: skip
-        parts = pre_tokenizers.Split(Regex(WORDS), "isolated")
+        model, parts = models.BPE(), pre_tokenizers.Split(Regex(WORDS), "isolated")
         words = pre_tokenizers.Sequence([parts, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
         normal, decoder = [normalizers.Prepend(" "), *lower], decoders.ByteLevel()
     elif kind == "unigram":  # as XLM-R's
-        model, trainer = models.Unigram(), trainers.UnigramTrainer(**options, unk_token="<unk>")
+        model = models.Unigram()
         normal, words, decoder = [normalizers.NFKC(), *lower], pre_tokenizers.Metaspace(), decoders.Metaspace()
     else:  # as BERT's, with accents
-        model, trainer = models.WordPiece(unk_token="<unk>"), trainers.WordPieceTrainer(**options)
+        model = models.WordPiece(unk_token="<unk>")
         normal = [normalizers.BertNormalizer(lowercase=not cased, strip_accents=False)]
         words, decoder = pre_tokenizers.BertPreTokenizer(), decoders.WordPiece()
     tokenizer = Tokenizer(model)
     tokenizer.normalizer, tokenizer.pre_tokenizer, tokenizer.decoder = normalizers.Sequence(normal), words, decoder
-    try:
-        cut = (re.sub(LONG_RUN, r"\1 ", sentence) for sentence in sentences)
-        tokenizer.train_from_iterator(cut, trainer)
-        count = tokenizer.get_vocab_size()
-    except Exception as error:  # a unigram model of too little text; the library raises nothing more precise
-        raise ValueError(f"--tokenizer {kind}: {' '.join(str(error).split())[:100]}; is there enough text?") from None
-    if count < vocab_size:
+    if kind == "unigram":  # by SentencePiece: the library's trainer gives other scores each time
+        text = map(tokenizer.normalizer.normalize_str, cut())
+        trained = train_sentencepiece(text, vocab_size, kind, remove_extra_whitespaces=False, max_sentence_length=2**30)
+        pieces = sentencepiece.SentencePieceProcessor(model_proto=trained)
+        tokenizer.model = models.Unigram([(pieces.id_to_piece(i), pieces.get_score(i)) for i in range(len(pieces))], 0)
+        types = vocab_size
+    elif kind == "bpe":
+        types = len(train(trainers.BpeTrainer, vocab_size, initial_alphabet=pre_tokenizers.ByteLevel.alphabet()))
+    else:  # it breaks ties by id, and gives "##a", "##b", ... other ids each time, unless they are special tokens
+        later = [token for token in train(trainers.WordPieceTrainer, 0) if token.startswith("##")]
+        types = len(train(trainers.WordPieceTrainer, vocab_size, sorted(later)))
+    if types < vocab_size:
         raise ValueError(
-            f"--tokenizer {kind} makes {count} types of this text, not {vocab_size}: valid: at most {count}; the same "
+            f"--tokenizer {kind} makes {types} types of this text, not {vocab_size}: valid: at most {types}; the same "
             "command with another --vocab-size continues from here"
         )
-    return with_our_ids(tokenizer.to_str(), dict(zip(special, special, strict=True)), kind)
+    content = json.loads(tokenizer.to_str())
+    return with_our_ids(json.dumps({**content, "added_tokens": []}), dict(zip(ROLES, ROLES, strict=True)), kind)
 
 
 def read_tokenizer(path: str | Path) -> str:
