@@ -180,6 +180,14 @@ def test_encodings_that_are_spelt_alike_have_folders_of_their_own():
     assert len(names) == 2 and all(re.fullmatch(r"[\w.]+", name) for name in names)
 
 
+def test_an_encoding_s_file_that_has_changed_is_another_encoding(tmp_path):
+    names, file = [], tmp_path / "mine.py"
+    for text in ("slope = 1", "slope = 2", "slope = 1"):
+        file.write_text(text)
+        names.append(leaderboard.name_of("mine", "bert_a", [f"--position-file={file}"]))
+    assert names[0] == names[2] != names[1]
+
+
 def test_cost_leaves_the_model_as_it_is():
     encoder = Encoder(20, 1, layers=1, width=8, ffn=8, heads=2, max_positions=8, position="t5")
     model = Model.__new__(Model)

@@ -105,7 +105,7 @@ def test_job_is_the_command_that_a_person_would_paste(place):
             "pretrain --arch=bert_a model.dropout=0.1 --seed=1",
             [f"{arch}_dropout0.1_seed{seed}" for seed in (1, 2) for arch in ("bert_a", "tupe_r")],
         ),
-        ("continue", ["checkpoint=a/x.pt,b/x.pt"], "continue --checkpoint=a/x.pt", ["a-x.pt", "b-x.pt"]),
+        ("continue", ["checkpoint=/a/x.pt,/b/x.pt"], "continue --checkpoint=/a/x.pt", ["a-x.pt", "b-x.pt"]),
         ("pretrain", ["position=t5:buckets:8+rope", "adam_betas=(0.9,0.98),(0.9,0.999)"],
          "pretrain --adam-betas=(0.9,0.98) --position=t5:buckets:8+rope",
          ["adam-betas-0.9-0.98-_t5:buckets:8+rope", "adam-betas-0.9-0.999-_t5:buckets:8+rope"]),
@@ -181,6 +181,40 @@ def test_a_folder_of_another_sweep_is_refused_and_a_wider_grid_extends_it(place)
     (place / "out" / "sweep.json").write_text('{"tasks": []}')
     with pytest.raises(ValueError, match="sweep.json does not describe a sweep"):
         Sweep.read(place / "out")
+
+
+def test_what_the_runs_read_must_be_what_they_read_before(place):
+    """Else a table would have old scores beside a new encoding, checkpoint or text, all called finished."""
+    (place / "mine.py").write_text("slope = 1\n")
+    (place / "data" / "dict.txt").write_text("word 1\n")
+    (place / "data" / "CoLA" / "input0").mkdir()
+    (place / "data" / "CoLA" / "input0" / "train.bin").write_bytes(b"text")
+    words = (*ONE_TASK, "--grid=seed=1", f"--position-file={place / 'mine.py'}")
+    sweep(place, *words)
+    files = [place / name for name in ("mine.py", "pretrained.pt", "data/dict.txt", "data/CoLA/input0/train.bin")]
+    for path in files:
+        before = path.read_bytes()
+        path.write_bytes(before.replace(b"1", b"2") if path.suffix != ".bin" else b"more")
+        changed = path.parent if path.parent != place else path
+        assert f"{changed} has changed since the runs of {place / 'out'} began" in sweep(place, *words, status=2)
+        path.write_bytes(before)
+    assert "1 finished, 0 failed; 0 to run" in sweep(place, *words)
+
+
+def test_files_of_a_grid_are_known_by_their_whole_paths(place, monkeypatch):
+    for name in ("a", "b"):
+        (place / name / "runs").mkdir(parents=True)
+        (place / name / "runs" / "last.pt").write_bytes((place / "pretrained.pt").read_bytes())
+    monkeypatch.chdir(place / "a")
+    grid = {"checkpoint": ["runs/last.pt"], "task": ["CoLA"], "lr": ["2e-5"], "seed": ["1"]}
+    first = Sweep.plan("finetune", place / "out", grid, [f"--data={place / 'data'}"])
+    first.save()
+    assert first.grid["--checkpoint"] == [str(place / "a" / "runs" / "last.pt")]
+    monkeypatch.chdir(place / "b")
+    other = Sweep.plan("finetune", place / "out", grid, [f"--data={place / 'data'}"])
+    with pytest.raises(ValueError, match="two jobs would share a folder of .*out, named by the last two parts"):
+        other.save()
+    assert Sweep.read(place / "out").grid == first.grid
 
 
 # ------------------------------------------------------------------------------------------------------------- running

@@ -64,6 +64,26 @@ def test_one_folder_has_one_vocabulary(vocabulary, tmp_path):
         list(glue_data.prepare(glue, other, output, ["RTE"], overwrite=True))
 
 
+def test_no_task_of_an_earlier_vocabulary_stays_after_a_kill(vocabulary, tmp_path):
+    """Its ids would be read with the new dictionary: other words, and nothing would tell."""
+    glue, other, output = official_folder(tmp_path / "glue"), tmp_path / "other", tmp_path / "bin"
+    shutil.copytree(vocabulary, other)
+    with (other / "dict.txt").open("a") as file:
+        file.write("more 1\n")
+    squad_file(tmp_path / "squad", count=3)
+    list(glue_data.prepare(glue, vocabulary, output, ["CoLA", "RTE"]))
+    killed = glue_data.prepare(glue, other, output, ["CoLA", "RTE"], overwrite=True)
+    assert next(killed)[0] == "CoLA"
+    killed.close()
+    assert tasks_in(output) == ["CoLA"]
+    shutil.rmtree(output)
+    list(prepare(tmp_path / "squad", vocabulary, output))
+    killed = prepare(tmp_path / "squad", other, output, overwrite=True)
+    assert next(killed)[0] == "train-v1.1"
+    killed.close()
+    assert list(output.glob("train-v1.1.*")) and not list(output.glob("dev-v1.1.*"))
+
+
 def test_a_folder_in_use_is_left_alone(vocabulary, tmp_path):
     squad_file(tmp_path / "squad", count=3)
     (tmp_path / "bin").mkdir()

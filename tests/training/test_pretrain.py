@@ -287,6 +287,17 @@ def test_a_finished_run_is_left_alone_and_a_busy_folder_has_its_status(data, who
     assert (whole / "record.json").read_text() == before
 
 
+def test_a_finished_run_is_left_alone_without_its_checkpoints(data, whole, tmp_path):
+    """Who has the model may delete the checkpoints, which are three times as large."""
+    folder = shutil.copytree(whole, tmp_path / "run")
+    for checkpoint in folder.glob("checkpoint-*"):
+        shutil.rmtree(checkpoint)
+    before = [(folder / name).read_bytes() for name in ("record.json", "model.safetensors")]
+    assert ended(begin(data, folder, "--save-interval-updates=3")) == 0
+    assert ended(begin(data, folder, "--save-interval-updates=3", "--max-update=20")) == REFUSED
+    assert [(folder / name).read_bytes() for name in ("record.json", "model.safetensors")] == before
+
+
 def test_a_loss_that_is_not_finite_ends_the_run(data, tmp_path, monkeypatch):
     monkeypatch.setattr(pretrain.ForPretraining, "forward", lambda self, input_ids, **rest: self.lm_head.bias.sum() / 0)
     assert ended(begin(data, tmp_path)) == DIVERGED
@@ -488,6 +499,7 @@ def test_what_it_does_not_have_is_refused_by_name(words, message, data, tmp_path
 
 def test_dry_run_shows_the_settings(data, tmp_path):
     command = ["pretrain", "--engine=transformers", f"--data={data}", f"--output={tmp_path / 'run'}"]
-    result = CliRunner().invoke(main, [*command, *TINY, "--dry-run"])
+    result = CliRunner().invoke(main, [*command, *TINY, "--dry-run", "model.dropout=0.3", "model.dropout=0.2"])
     assert result.exit_code == 0 and "optimization.max_update: 14\n" in result.output
+    assert "model.dropout: 0.2\n" in result.output  # the last, as with the other engine
     assert not (tmp_path / "run").exists()

@@ -5,6 +5,7 @@ import functools
 import json
 import logging
 import os
+import shutil
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import BrokenExecutor
 from contextlib import contextmanager
@@ -48,7 +49,7 @@ def encoding(
     if not record.lock(output):
         raise BlockingIOError(f"another process prepares data in {output}")
     try:
-        _copy_encoder(vocabulary, output, [name for name in tasks_in(output) if name not in replaced])
+        _copy_encoder(vocabulary, output, replaced)
         if workers == 1:
             yield map
         else:
@@ -66,16 +67,21 @@ def _start(vocabulary):
     worker.encoder = TextEncoder(vocabulary)
 
 
-def _copy_encoder(vocabulary, output, kept):
-    """Copy the encoder's files, unless `kept`, tasks that stay, were prepared with others."""
+def _copy_encoder(vocabulary, output, replaced):
+    """Copy the encoder's files, unless tasks that are not replaced were prepared with others."""
     new, old = ([name for name in TextEncoder.FILES if (folder / name).exists()] for folder in (vocabulary, output))
     same, _, _ = filecmp.cmpfiles(vocabulary, output, TextEncoder.FILES, shallow=False)
     different = [name for name in TextEncoder.FILES if name in new + old and name not in same]
-    if different and kept:
+    there = tasks_in(output) if different else []
+    if kept := [name for name in there if name not in replaced]:
         raise ValueError(
             f"{output} holds {', '.join(kept)} prepared with another vocabulary ({', '.join(different)} differ from "
             f"{vocabulary}); choose another output folder"
         )
+    for name in there:  # else, after a kill, their old ids would stand beside the new dictionary
+        kind, _, version = name.partition("SQuAD-")
+        for path in output.glob(f"*-v{version}.*") if version else [output / kind]:
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
     for name in old:
         if name not in new:
             (output / name).unlink()  # else the encoder would read it

@@ -6,9 +6,10 @@ done; so a sweep can be killed, started again, extended, and started twice at th
 
 import itertools
 import json
+import os
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ..checkpoints.folders import updates_of
@@ -20,7 +21,9 @@ from .runner import Job
 
 COMMANDS = ("pretrain", "continue", "finetune")
 PAPER = {"lr": ["2e-05", "3e-05", "4e-05", "5e-05"], "seed": ["1", "2", "3", "4", "5"]}  # its search, for every task
-FILES = ("--data", "--checkpoint")  # made absolute, so that a sweep can go on from another working directory
+FILES = ("--data", "--checkpoint", "--position-file")  # made absolute: a sweep goes on from another working directory
+# What tells whether such a folder is still the same.
+READ = ("dict.txt", "train.bin", "train.idx", "train.label", "train-v*.npz", "model.safetensors")
 
 
 @dataclass(frozen=True)
@@ -28,7 +31,7 @@ class Sweep:
     """recipe: name of a file in configs/, such as finetune. grid: {option of its command, or Hydra override with a dot:
     values}, all as text. common: {option or override: value} of every job, see `parse_options`. keep_best: whether the
     best checkpoint of each task is kept; otherwise fine-tuning leaves none. updates: of the common checkpoint when the
-    sweep began, None without one."""
+    sweep began, None without one. files: {path: fingerprint} of what the runs read then."""
 
     recipe: str
     output: Path
@@ -36,6 +39,7 @@ class Sweep:
     common: dict
     keep_best: bool = False
     updates: int | None = None
+    files: dict = field(default_factory=dict)
 
     @classmethod
     def plan(
@@ -51,6 +55,7 @@ class Sweep:
             raise ValueError(f"unknown recipe {recipe!r}; valid: {', '.join(recipes)}")
         common = parse_options(common)
         grid = {_option(name): [_canonical(value) for value in values] for name, values in grid.items()}
+        grid |= {name: [_absolute(value) for value in grid[name]] for name in FILES if name in grid}
         updates = None
         if recipe == "finetune":
             grid = _with_paper_search(grid, common)
@@ -69,10 +74,8 @@ class Sweep:
         names = sorted(grid, key=lambda name: (name != "--task", name == "--seed", name))
         grid = {name: grid[name] for name in names}  # folders have the same names whatever the order of the options
         sweep = cls(recipe, Path(output).resolve(), grid, common, keep_best, updates)
-        folders = [job.folder for job in sweep.jobs]
-        if len(set(folders)) < len(folders):
-            raise ValueError(f"two jobs would share a folder of {sweep.output}; give every value of the grid once")
-        return sweep
+        sweep._refuse_shared_folders()
+        return replace(sweep, files=sweep._fingerprints())
 
     @classmethod
     def read(cls, folder: Path) -> "Sweep | None":
@@ -84,6 +87,28 @@ class Sweep:
             return None
         except (ValueError, TypeError) as error:
             raise ValueError(f"{path} does not describe a sweep ({error})") from None
+
+    def _refuse_shared_folders(self):
+        folders = [job.folder for job in self.jobs]
+        if len(set(folders)) < len(folders):
+            raise ValueError(
+                f"two jobs would share a folder of {self.output}, named by the last two parts of a path; give every "
+                "value of the grid once, and files in folders of other names"
+            )
+
+    def _values(self, name):
+        return self.grid.get(name) or [value for value in [self.common.get(name)] if value]
+
+    def _fingerprints(self):
+        """{path: fingerprint} of the files that the jobs read, and of the folders of their tasks."""
+        paths = [Path(path) for name in FILES for value in self._values(name) for path in value.split(os.pathsep)]
+        parts = itertools.product(paths, self._values("--task"), ("input0", "label"))
+        files = {}
+        for path in [*paths, *itertools.starmap(Path, parts)]:
+            read = [path] if path.is_file() else [file for name in READ for file in sorted(path.glob(name))]
+            if read:
+                files[str(path)] = record.fingerprint(read)
+        return files
 
     @property
     def jobs(self) -> list:
@@ -127,9 +152,10 @@ class Sweep:
             if earlier:
                 self._refuse_another(earlier)
                 grid = {name: list(dict.fromkeys(earlier.grid[name] + grid[name])) for name in earlier.grid}
+                replace(self, grid=grid)._refuse_shared_folders()
             content = {
                 "recipe": self.recipe, "grid": grid, "common": self.common, "keep_best": self.keep_best,
-                "updates": self.updates,
+                "updates": self.updates, "files": {**(earlier.files if earlier else {}), **self.files},
             }  # fmt: skip
             record.write_atomically(self.output / "sweep.json", json.dumps(content, indent=1, allow_nan=False) + "\n")
 
@@ -147,6 +173,9 @@ class Sweep:
         ]
         if different:
             raise ValueError(f"{self.output} holds another sweep ({'; '.join(different)}); choose another folder")
+        for path, fingerprint in self.files.items():
+            if earlier.files.get(path, fingerprint) != fingerprint:
+                raise ValueError(f"{path} has changed since the runs of {self.output} began; choose another folder")
 
 
 # ---------------------------------------------------------------------------------------------------- words and values
@@ -162,8 +191,12 @@ def parse_options(words: Iterable[str]) -> dict:
             value = words.pop(0) if words and not words[0].startswith("--") and not _is_override(words[0]) else None
         elif not equals or not (name.startswith("--") or _is_override(word)):
             raise ValueError(f"{word!r} is neither an option (--name value) nor an override (section.key=value)")
-        options[name] = str(Path(value).resolve()) if name in FILES and value else value
+        options[name] = _absolute(value) if name in FILES and value else value
     return options
+
+
+def _absolute(paths):
+    return os.pathsep.join(str(Path(path).resolve()) for path in paths.split(os.pathsep))
 
 
 def _is_override(word):

@@ -7,6 +7,7 @@ Runs are those of `tupe.experiments.training`. A trial's stage is the block, its
 import functools
 import hashlib
 import math
+import os
 import re
 import statistics
 import sys
@@ -21,7 +22,7 @@ import torch
 import yaml
 
 from ..common.architectures import ELECTRA, preset
-from ..common.record import DIVERGENCE, write_atomically
+from ..common.record import DIVERGENCE, fingerprint, write_atomically
 from ..common.tables import TextTable
 from ..evaluation import order
 from ..evaluation.extrapolate import extrapolation
@@ -30,6 +31,7 @@ from ..evaluation.model import HeldOut, Model
 from ..positions import Positions
 from ..text import TextEncoder
 from . import collect, runner
+from .grid import parse_options
 from .plan import Trial, final_losses
 from .statistics import first_below, with_interval
 from .training import train, train_stage
@@ -216,9 +218,11 @@ class Standings:
 # ------------------------------------------------------------------------------------------------------ a user's own
 
 
-def name_of(position: str, arch: str) -> str:
-    """The name that the runs of an encoding get."""
-    digest = hashlib.sha256(f"{position} {arch}".encode()).hexdigest()[:6]  # `a+b` and `a:b` are spelt alike below
+def name_of(position: str, arch: str, further: Sequence[str] = ()) -> str:
+    """The name that the runs of an encoding get. further: with an option --position-file, its runs are of that text."""
+    files = parse_options(further).get("--position-file")
+    about = f"{position} {arch}" + (f" {fingerprint(files.split(os.pathsep))}" if files else "")
+    digest = hashlib.sha256(about.encode()).hexdigest()[:6]  # `a+b` and `a:b` are spelt alike below
     return f"own_{re.sub(r'[^A-Za-z0-9.]+', '_', position)}_{digest}"
 
 
@@ -245,7 +249,7 @@ def run(data: Path, output: Path, position: str, arch: str, jobs: int | None, fu
             "prepare the same text (docs/leaderboard.md), or train encodings on yours with "
             "`python -m reproduction leaderboard`"
         )
-    name = name_of(position, arch)
+    name = name_of(position, arch, further)
     encodings = {**ENCODINGS, name: {"position": position, "cls": about["cls"]}}
     train_entries(data, output, [(name, block)], jobs, further, encodings)
     standings = Standings(collect.merge(known, collect.collect(output, data)), encodings)

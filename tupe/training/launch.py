@@ -148,10 +148,16 @@ def train(recipe: str, data: str, processes: int, **plan) -> None:
             if args.world_size > 1:
                 torch.distributed.barrier()  # the first has tidied up the folder
             start, checkpoint = newest(folder)
-            if start >= updates and run.earlier and run.earlier.state == "finished":
+            finished = run.earlier and run.earlier.state == "finished"
+            if finished and (start >= updates or run.earlier.budget == about.budget):  # even if only the model is left
                 logger.warning(f"{folder} holds the finished run already: nothing to train")
                 record.unlock(folder)
                 return
+            if finished and not checkpoint:
+                record.unlock(folder)
+                raise ValueError(
+                    f"{folder} holds a finished run, but no checkpoint-N to continue it from; choose another folder"
+                )
             about.versions |= {name: metadata.version(name) for name in ("transformers", "accelerate")}
             with run.recorded():
                 if start < updates:  # else it was killed after its last checkpoint

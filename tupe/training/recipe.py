@@ -115,11 +115,11 @@ def read(
     Raises ValueError, naming it, for what this engine does not have, and for values without meaning.
     """
     kind = FINETUNING if recipe == "finetune" else PRETRAINING
-    given, groups = _options(kind, words), {}
+    options, given, groups = _options(kind, words), {}, {}
     for word in overrides:
         key, _, value = word.lstrip("+").partition("=")
         if "." in key:
-            given.setdefault(key, yaml.safe_load(value))
+            given[key] = yaml.safe_load(value)  # given twice, the last counts, as in Hydra
         elif key in ("model", "glue"):
             groups[key] = value
         else:
@@ -127,6 +127,7 @@ def read(
     values = compose(recipe, groups)
     size, steps = values["dataset.batch_size"], values["optimization.update_freq"][0]
     values.setdefault("dataset.batch_size_valid", size)
+    given |= options
     values.update(given)
     if values.get("criterion._name") == "electra" or split_size(values[ARCH])[0] in ELECTRA:
         raise ValueError(f"--recipe {recipe}, --arch {values[ARCH]}: an ELECTRA, which only --engine fairseq does")
