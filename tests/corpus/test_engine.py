@@ -617,6 +617,44 @@ def test_files_that_a_kill_left_half_moved_are_written_anew(tmp_path, monkeypatc
         assert same_files(tmp_path / "fresh", without_work(output, tmp_path / name))
 
 
+def test_overwriting_leaves_what_is_not_its_own(tmp_path, monkeypatch):
+    """Of finished data, and of those that a kill left behind; and a kill while it removes deceives neither command."""
+    old, new = ({"vocab_size": size, "workers": 1} for size in (300, 310))
+    inputs, output, unlink = [write_text(tmp_path)], tmp_path / "data", Path.unlink
+    prepare(inputs, output, **old)
+    others = {"runs/best.pt": "weights", "NOTES.md": "a note", "x.partial": "a download", "report.md.txt": "a copy"}
+    for name, content in others.items():
+        (output / name).parent.mkdir(exist_ok=True)
+        (output / name).write_text(content)
+
+    def killed(path, **options):
+        if path.parent == output and path.name == "dict.txt":
+            raise KeyboardInterrupt
+        unlink(path, **options)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Path, "unlink", killed)
+        prepare(inputs, output, overwrite=True, **new)
+    for options in (old, new):
+        with pytest.raises(ValueError, match="not all are there; .*--overwrite"):
+            prepare(inputs, output, **options)
+    with monkeypatch.context() as patch:
+        patch.setattr(corpus, "text_shard", None)  # finished already
+        prepare(inputs, output, overwrite=True, **new)
+    assert len(TextEncoder(output)) == 310
+    (tmp_path / "b.txt").write_text(text(20))
+    with monkeypatch.context() as patch, pytest.raises(ValueError, match="step 'vocabulary'"):
+        patch.setattr(corpus, "vocabulary", fail_once)
+        prepare(inputs, output, overwrite=True, **old)
+    (output / "manifest.json").unlink()  # as after a kill while files are put in place
+    prepare([tmp_path / "b.txt"], output, overwrite=True, **old)
+    assert {name: (output / name).read_text() for name in others} == others
+    (output / "RTE" / "input0").mkdir(parents=True)
+    (output / "RTE" / "manifest.json").write_text("{}")
+    with pytest.raises(ValueError, match="data also holds RTE, prepared with the vocabulary that --overwrite would"):
+        prepare(inputs, output, overwrite=True, **new)
+
+
 def test_one_folder_is_prepared_by_one_process(undisturbed, tmp_path):
     process = start(inputs_of(undisturbed), tmp_path / "data", workers=1, **OPTIONS)
     while process.is_alive() and finished_tasks(tmp_path / "data") < 2:

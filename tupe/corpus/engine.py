@@ -24,10 +24,10 @@ from tqdm import tqdm
 from .. import __version__
 from ..common import options, processes
 from ..common.options import Command, shorten
-from ..common.prepared import check_name
+from ..common.prepared import check_name, tasks_in
 from ..common.record import naming, write_atomically
 from ..normaliser import SENTENCES
-from ..text import PaperText, TokenizerText
+from ..text import PaperText, TextEncoder, TokenizerText
 from . import steps as corpus
 from .readers import FIELD, find_inputs
 from .report import write_report
@@ -35,6 +35,9 @@ from .steps import Stats
 from .vocabulary import SPECIALS, TRAINED, read_tokenizer
 
 ENGINES = ("local", "dask")
+INDICES = ("train.idx", "valid.idx")
+# All that a run puts into its folder beside `work`. What else is there is another's.
+WRITTEN = (*INDICES, "train.bin", "valid.bin", *TextEncoder.FILES, "report.md", "report.png", "speed.json")
 
 
 def run_task(function: Callable, target: Path, args: tuple) -> dict:
@@ -191,40 +194,46 @@ def _claim(out, settings, overwrite):
     current, earlier = _command(settings), json.loads(begun.read_text()) if begun.is_file() else {}
     piped = "-" in current["inputs"]  # the text may be different this time
     finished = manifest.is_file()
-    if finished and not piped and json.loads(manifest.read_text()).get("settings") == settings:
+    whole = finished and all((out / name).is_file() for name in INDICES)  # see `_remove`
+    if whole and not piped and json.loads(manifest.read_text()).get("settings") == settings:
         return True
     # An unfinished run continues with other options too, and reuses the steps that they leave as they are.
     continues = all(earlier.get(key) == current[key] for key in ("version", "inputs"))
     if out.is_dir() and any(out.iterdir()) and (finished or not continues):
         if not overwrite:
             raise ValueError(
-                f"{out} is not empty, and its files come from other inputs or options; choose another folder, or "
-                "replace them with --overwrite"
+                f"{out} is not empty, and its files come from other inputs or options, or not all are there; choose "
+                "another folder, or replace them with --overwrite"
             )
-        if not ((finished and (out / "train.idx").is_file()) or begun.is_file()):
+        if not (whole or begun.is_file()):
             raise ValueError(f"{out} is not a data directory: empty it yourself, or choose another folder")
-        if not continues:  # finished data stay until the new ones are complete: see `_remove_finished`
-            shutil.rmtree(begun.parent if finished else out, ignore_errors=True)
+        if tasks := [name for name in tasks_in(out) if name.startswith("SQuAD") or (out / name / "input0").is_dir()]:
+            raise ValueError(
+                f"{out} also holds {', '.join(tasks)}, prepared with the vocabulary that --overwrite would replace; "
+                "move them, or choose another folder"
+            )
+        if not continues:
+            shutil.rmtree(begun.parent, ignore_errors=True)
     if continues and earlier != current:
         shutil.rmtree(begun.parent / "merge", ignore_errors=True)  # its files may have been moved out
-        for path in [] if finished else out.glob("*.*"):  # those files, but not out/work
-            path.unlink()
+    if not finished and earlier != current:  # finished data stay until the new ones are complete
+        _remove(out)
     begun.parent.mkdir(parents=True, exist_ok=True)
     # Remove half-written folders; for piped text, which may be different this time, all of them.
     for stale in begun.parent.glob("*/*" if piped else "*/.*"):
         shutil.rmtree(stale)
-    for stale in out.glob("*.partial"):
-        stale.unlink()
+    for name in WRITTEN:
+        for stale in out.glob(f"{name}.*.partial"):
+            stale.unlink()
     write_atomically(begun, json.dumps(current, allow_nan=False))
     return False
 
 
-def _remove_finished(out):
-    """Remove the data that --overwrite replaces, the manifest last: after a kill the same command still knows them."""
-    if (out / "manifest.json").is_file():
-        for path in sorted(out.iterdir(), key=lambda path: path.name == "manifest.json"):
-            if path.name != "work":
-                shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+def _remove(out):
+    """Remove what a run has put into `out`, an index first and the manifest last: after a kill the data are not whole,
+    and the same command still knows them."""
+    for name in sorted(WRITTEN, key=lambda name: name == "manifest.json"):
+        (out / name).unlink(missing_ok=True)
 
 
 def _groups(inputs, shard_bytes):
@@ -423,7 +432,8 @@ def prepare(
     (merged,) = run.step("merge", corpus.merge, [("all", total, (encoded, model, words))])
 
     # Each file appears complete, manifest.json last: a data directory with a manifest is finished.
-    _remove_finished(out)
+    if (out / "manifest.json").is_file():
+        _remove(out)
     write_atomically(out / "speed.json", json.dumps(run.costs, indent=2, allow_nan=False) + "\n")
     for file in sorted(merged.iterdir()):
         file.replace(out / file.name)
