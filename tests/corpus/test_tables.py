@@ -107,8 +107,6 @@ def test_damage(tmp_path):
         if name == "a.parquet":
             with pytest.raises(ValueError, match=f"{name}: cannot be read after the start"):
                 read(path)
-    (tmp_path / "b.csv").write_text('id,text\n1,fine\n2,"open\n')
-    assert len(read(tmp_path / "b.csv")[0]) == 2  # a quotation mark that nobody closed
     (tmp_path / "numbers.parquet").unlink(missing_ok=True)
     import pyarrow
     from pyarrow import parquet
@@ -116,6 +114,29 @@ def test_damage(tmp_path):
     parquet.write_table(pyarrow.table({"text": [1, 2]}), tmp_path / "numbers.parquet")
     with pytest.raises(ValueError, match="numbers.parquet, row 1: no text in the column 'text'"):
         read(tmp_path / "numbers.parquet")
+
+
+@pytest.mark.parametrize(
+    "name, content, place, kept, dropped",
+    [
+        ("a.tsv", 'text\tid\none\t1\n\n"two\t2\nthree\t3\nfour\t4\n', "4: unexpected end", "2 one 5 three 6 four", 1),
+        ("a.tsv", 'text\tid\n"one", he said\t1\ntwo "2"\t2\n', "2: .* expected after", '3 two "2"', 1),
+        ("a.csv", 'id,text\n1,"one ""a"""\n2,"two\n3,"three"\n4,"fo', "3: .* expected after", '2 one "a" 4 three', 2),
+    ],
+)  # fmt: skip
+def test_a_quotation_mark_that_stays_open_swallows_no_row(tmp_path, name, content, place, kept, dropped):
+    (tmp_path / name).write_text(content)
+    with pytest.raises(ValueError, match=f"{name}, line {place}.*; a text that begins .*skip such rows with --errors"):
+        read(tmp_path / name)
+    documents, stats = read(tmp_path / name, errors="replace")
+    assert " ".join(f"{each.source.rpartition(':')[2]} {each.text}" for each in documents) == kept
+    assert stats.dropped == {"document: no row of a table": {name: dropped}}
+    assert stats.counts["documents read"] == len(documents) + dropped
+
+
+def test_the_sign_between_columns_is_that_of_the_file_not_of_its_folder(tmp_path):
+    (tmp_path / "x.tsv.d").mkdir()
+    assert [document.text for document in read(write(tmp_path / "x.tsv.d", "c.csv", "text"))[0]] == TEXTS
 
 
 def test_memory_is_bounded(tmp_path):

@@ -5,6 +5,7 @@ plain text with one paragraph per line or, with wiki=True, the markup of a page,
 cleaned here."""
 
 import bz2
+import collections
 import csv
 import functools
 import glob
@@ -288,19 +289,51 @@ def _array(file, path, errors):
         ) from None
 
 
-def _csv(file, path, errors, stats, fields, further, **options):
-    """A table with a header line, its columns divided by commas, or in .tsv by tabs."""
+def _csv(file, path, errors, stats, fields, further):
+    """A table with a header line, its columns divided by commas, or in .tsv by tabs. A row that is none takes only its
+    first line with it: what a quotation mark has swallowed is read again."""
     csv.field_size_limit(MAX_DOCUMENT)
-    lines = ((line or "").removeprefix("\ufeff") + "\n" for _, line in read_lines(file, path, errors, stats))
-    rows = csv.DictReader(lines, dialect="excel-tab" if ".tsv" in path else "excel", **options)
-    begin = 1
-    try:
-        _check_fields(rows.fieldnames or (), fields, path)
-        for row in rows:
-            yield f"{path}, line {rows.line_num}", f"{path}:{rows.line_num}", row
-            begin = rows.line_num + 1
-    except csv.Error as error:
-        raise ValueError(f"{path}, line {begin}: {error}") from None
+    lines = read_lines(file, path, errors, stats)
+    dialect = "excel-tab" if kind_of(Path(path).name, False) == "tsv" else "excel"
+    again, taken, begin, names = collections.deque(), [], 1, None  # taken: the lines of this row, from line `begin`
+
+    def feed():
+        while again:
+            taken.append(again.popleft())
+            yield taken[-1]
+        for _, line in lines:
+            taken.append((line or "").removeprefix("\ufeff") + "\n")
+            yield taken[-1]
+
+    while True:
+        rows = csv.DictReader(feed(), names, dialect=dialect, strict=True)
+        try:
+            if names is None:
+                names = rows.fieldnames or ()
+                _check_fields(names, fields, path)
+                begin += len(taken)
+                taken.clear()
+            for row in rows:
+                number = begin + len(taken) - 1
+                yield f"{path}, line {number}", f"{path}:{number}", row
+                begin += len(taken)
+                taken.clear()
+            return
+        except csv.Error as error:
+            while taken[0] == "\n":  # which is no row
+                begin += 1
+                del taken[0]
+            place = f"{path}, line {begin}: {error}"
+            if errors != "replace" or names is None:
+                raise ValueError(
+                    f"{place}; a text that begins with a quotation mark is quoted as a whole, and has two for each in it"
+                    + ": fix it, or skip such rows with --errors replace" * (errors == "strict")
+                ) from None
+            stats.count("documents read")
+            stats.drop("document", "no row of a table", Path(path).name, f"{place}: {taken[0].strip()}")
+            again.extendleft(reversed(taken[1:]))
+            begin += 1
+            taken.clear()
 
 
 def _check_fields(names, fields, path):
@@ -551,10 +584,9 @@ def read_fields(path: str | Path, fields: dict, further: Sequence[str] = ()) -> 
     kind = kind_of(Path(path).name, False)
     if kind not in RECORDS:
         raise ValueError(f"{path}: not a file with fields; valid: .csv, .tsv, .jsonl, .json, .parquet, .arrow")
-    options = {"strict": True} if RECORDS[kind] is _csv else {}
     try:
         with open_binary(path) as file:
-            for where, _, record in RECORDS[kind](file, path, "refuse", Stats(), fields, further, **options):
+            for where, _, record in RECORDS[kind](file, path, "refuse", Stats(), fields, further):
                 if not isinstance(record, dict):
                     raise ValueError(f"{where}: not a JSON object")
                 if None in record:  # of the library csv
