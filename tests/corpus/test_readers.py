@@ -1,8 +1,10 @@
 import bz2
+import errno
 import gzip
 import io
 import json
 import lzma
+import os
 import sys
 
 import pytest
@@ -134,6 +136,29 @@ def test_hidden_files_and_the_output_are_no_inputs(tmp_path):
     for inputs in ([tmp_path], [f"{tmp_path}/**/*.txt"]):
         read_documents, skipped = find_inputs(inputs, tmp_path / "out")
         assert [source.path for source in read_documents] == [str(tmp_path / "a.txt")] and not skipped
+
+
+def test_links_to_folders_are_followed(tmp_path, monkeypatch):
+    """Each folder once, by its name without links if it has one; a circle ends. One that cannot be read is named."""
+    for name in ("in/b/1.txt", "in/2.txt", "else/3.txt", "else/sub/4.txt", "else/.git/5.txt"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("text")
+    links = {"in/a": "b", "in/more": "../else", "else/round": "../in", "in/b/up": "..", "in/.c": "b"}
+    for name, target in links.items():
+        (tmp_path / name).symlink_to(target)
+    inputs, skipped = find_inputs([tmp_path / "in"])
+    found = [source.path.removeprefix(f"{tmp_path}/in/") for source in inputs]
+    assert found == ["2.txt", "b/1.txt", "more/3.txt", "more/sub/4.txt"] and not skipped
+    scan = os.scandir
+
+    def closed(path):
+        if str(path).endswith("more/sub"):
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", closed)
+    with pytest.raises(ValueError, match="in/more/sub: cannot be read: Permission denied"):
+        find_inputs([tmp_path / "in"])
 
 
 def test_glob_is_sorted_and_each_file_is_read_once(tmp_path):

@@ -16,6 +16,7 @@ import io
 import itertools
 import json
 import lzma
+import os
 import re
 import sys
 import zlib
@@ -75,8 +76,22 @@ def kind_of(name: str, in_folder: bool) -> str | None:
 
 
 def _files(folder):
-    visible = (p for p in folder.rglob("*") if not any(part.startswith(".") for part in p.relative_to(folder).parts))
-    return sorted(p for p in visible if p.is_file())
+    """The files in a folder and below. Links to folders are followed last: where two ways lead to a folder, its files
+    have the names without links. No folder is read twice, so links may go round in circles."""
+
+    def refuse(error):
+        raise ValueError(f"{error.filename}: cannot be read: {error.strerror}")
+
+    files, seen, starts = [], set(), [folder]
+    for start in starts:
+        for place, folders, names in os.walk(start, onerror=refuse):
+            real = os.path.realpath(place)
+            folders[:] = sorted(name for name in folders if not name.startswith(".") and real not in seen)
+            if real not in seen:
+                seen.add(real)
+                starts += [Path(place, name) for name in folders if Path(place, name).is_symlink()]
+                files += [Path(place, name) for name in names if not name.startswith(".")]
+    return sorted(path for path in files if path.is_file())
 
 
 def find_inputs(names: Iterable, out: Path | None = None, field: str = FIELD) -> tuple[list[Input], list[str]]:
@@ -326,7 +341,7 @@ def _csv(file, path, errors, stats, fields, further):
             place = f"{path}, line {begin}: {error}"
             if errors != "replace" or names is None:
                 raise ValueError(
-                    f"{place}; a text that begins with a quotation mark is quoted as a whole, and has two for each in it"
+                    f"{place}; a text that begins with a quotation mark is quoted as a whole, each in it doubled"
                     + ": fix it, or skip such rows with --errors replace" * (errors == "strict")
                 ) from None
             stats.count("documents read")
