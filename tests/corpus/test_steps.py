@@ -126,6 +126,22 @@ def test_a_vocabulary_has_the_signs_that_an_encyclopedia_hardly_uses():
     assert pieces.unk_id() not in pieces.encode("?!")
 
 
+def test_a_sentence_of_any_length_trains_the_vocabulary():
+    """Cut between words, so that the pieces are those of the same text in short sentences."""
+    words, other = "abc bca cab acb bac cba", "xyz zyx yéx xzy zxy éxz"
+    short = [" ".join([words] * 50), *[" ".join([other] * 600)] * 10]
+    long = [short[0], " ".join([other] * 6000)]
+    assert len(long[1].encode()) > vocabulary.LONGEST > max(map(len, short))
+    one, two = (
+        sentencepiece.SentencePieceProcessor(model_proto=vocabulary.train_papers(lines, 30)) for lines in (short, long)
+    )
+    pieces = [[(model.id_to_piece(i), model.get_score(i)) for i in range(len(model))] for model in (one, two)]
+    assert pieces[0] == pieces[1] and any("xyz" in piece for piece, _ in pieces[1])
+    run = "\u4e2d\u6587" * 40_000  # without a blank
+    model = sentencepiece.SentencePieceProcessor(model_proto=vocabulary.train_papers([short[0], run], 24))
+    assert model.unk_id() not in model.encode("\u4e2d\u6587")
+
+
 def test_an_array_that_does_not_fit_says_why(tmp_path):
     with pytest.raises(OSError) as caught:
         corpus._save("/dev/full", np.arange(10**5))

@@ -2,6 +2,7 @@
 is trained here, or given. All have fairseq's ids: <s> <pad> </s> <unk>, the tokens, <mask>."""
 
 import io
+import itertools
 import json
 import re
 from collections.abc import Callable, Iterable
@@ -18,6 +19,8 @@ MASK = "<mask>"
 TRAINED = ("bpe", "unigram", "wordpiece")
 # As GPT-2's, but vowels that are marks (Arabic, Bengali, Hindi) are part of a word too.
 WORDS = r" ?[\p{L}\p{M}]+| ?\p{N}+| ?[^\s\p{L}\p{M}\p{N}]+|\s+(?!\S)|\s+"
+LONGEST = 100_000  # bytes of a sentence: SentencePiece leaves longer ones out and says nothing
+PART = r"\S.{0,24998}(?!\S)|\S{24999}"  # of such a sentence: no sign has more than four bytes
 LONG_RUN = r"(\S{128})(?=\S)"  # no blanks, as in DNA: training takes the square of a word's length
 # Of each special token of fairseq's: its names in a folder of transformers, and what it is usually called.
 ROLES = {
@@ -64,13 +67,15 @@ def train_sentencepiece(sentences: Iterable[str], vocab_size: int, kind: str = "
 
 
 def train_papers(sentences: Iterable[str], vocab_size: int) -> bytes:
-    """The model of the paper's pipeline: BPE."""
+    """The model of the paper's pipeline: BPE. A sentence that is too long is cut between words, of which alone BPE
+    knows."""
+    parts = ([text] if len(text.encode()) <= LONGEST else re.findall(PART, text) for text in sentences)
     return train_sentencepiece(
-        sentences,
+        itertools.chain.from_iterable(parts),
         vocab_size,
         user_defined_symbols=[SPACE + name for name in PLACEHOLDERS],
         required_chars="?!",  # rare in an encyclopedia, and every second text of QQP has one
-        max_sentence_length=100_000,
+        max_sentence_length=LONGEST,  # also written into the model
     )
 
 
