@@ -1,6 +1,7 @@
 """`tupe prepare corpus`, from raw text to data directory: what comes out, restarts after real kills, bad input."""
 
 import bz2
+import concurrent.futures
 import contextlib
 import gzip
 import io
@@ -24,8 +25,8 @@ from helpers import descendants, fork, has_ended, wait_until
 from tqdm import tqdm
 
 from tupe.common import plotting
+from tupe.corpus import engine, vocabulary
 from tupe.corpus import steps as corpus
-from tupe.corpus import vocabulary
 from tupe.corpus.engine import command, prepare
 from tupe.corpus.readers import find_inputs
 from tupe.corpus.report import write_report
@@ -494,6 +495,33 @@ def test_dask_cluster_of_two_workers(undisturbed, tmp_path):
     assert same_files(undisturbed / "data", tmp_path / "data")
 
 
+def test_workers_in_another_folder_read_the_same_files(tmp_path, monkeypatch):
+    """And work that was begun before goes on: the names of tasks, and of documents, are as the user wrote the paths."""
+    elsewhere, here = tmp_path / "elsewhere", tmp_path / "here"
+    options = {"vocab_size": 300, "keep_work": True}
+    for folder, count in ((elsewhere, 20), (here, 30)):
+        folder.mkdir()
+        write_text(folder, count)
+    monkeypatch.chdir(here)
+    prepare(["a.txt"], "one", workers=1, **options)
+    names = sorted(path.name for path in (here / "one" / "work").glob("*/*"))
+
+    class Cluster:
+        def submit(self, function, *arguments):
+            future = concurrent.futures.Future()
+            with monkeypatch.context() as patch:
+                patch.chdir(elsewhere)
+                future.set_result(function(*arguments))
+            return future
+
+    monkeypatch.setattr(engine, "_executor", lambda *_: contextlib.nullcontext(Cluster()))
+    prepare(["a.txt"], "two", workers=2, **options)
+    assert same_files(without_work(here / "one", tmp_path / "1"), without_work(here / "two", tmp_path / "2"))
+    assert names == sorted(path.name for path in (here / "two" / "work").glob("*/*"))
+    read = json.loads(gzip.open(next((here / "two" / "work" / "read").glob("*/0000.gz"))).readline())
+    assert read[0] == "a.txt:1"
+
+
 @pytest.mark.slow
 def test_memory_of_a_worker_does_not_grow_with_the_corpus(tmp_path):
     """The same documents again and again: a worker remembers more and more words, up to tupe.normaliser.CACHE."""
@@ -592,7 +620,7 @@ def test_replaced_data_stay_until_the_new_are_complete(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="--overwrite"):
         prepare([tmp_path / "a.txt"], output, **options)
     with monkeypatch.context() as patch:
-        patch.setattr(corpus, "read_shards", None)  # finished already
+        patch.setattr(corpus, "read_shards", fail_once)  # finished already
         prepare([tmp_path / "a.txt"], output, overwrite=True, **options)
     prepare([tmp_path / "a.txt"], tmp_path / "fresh", **options)
     assert same_files(tmp_path / "fresh", output)

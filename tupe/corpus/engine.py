@@ -389,7 +389,9 @@ def prepare(
         for i, group in enumerate(_groups(sources, shard_bytes))
     ]
     piped = any(source.path == "-" for source in sources)  # worker processes have no standard input
-    read_folders = run.step("read", corpus.read_shards, groups, in_process=piped)
+    # A worker of a cluster has another working folder. This one is no argument: where it is called makes no difference.
+    read_shards = functools.partial(corpus.read_shards, base=os.getcwd())
+    read_folders = run.step("read", read_shards, groups, in_process=piped)
     shards = []
     for folder in read_folders:
         for i, size in enumerate(json.loads((folder / "shards.json").read_text())):

@@ -167,10 +167,11 @@ class _Zstd(io.RawIOBase):
         return count
 
 
-def open_binary(path: str) -> BinaryIO:
-    """The decompressed bytes of a file, or standard input for "-"."""
+def open_binary(path: str, base: str | Path = "") -> BinaryIO:
+    """The decompressed bytes of a file, or standard input for "-". base: the folder that `path` is relative to."""
     if path == "-":
         return sys.stdin.buffer
+    path = os.path.join(base, path)
     if path.endswith(".zst"):
         return io.BufferedReader(_Zstd(open(path, "rb")), 1 << 20)
     for suffix, module in ((".gz", gzip), (".bz2", bz2), (".xz", lzma)):
@@ -370,9 +371,10 @@ def _table(file, path, errors, stats, fields, further):
             table = parquet.ParquetFile(file)
             schema = table.schema_arrow
         else:
-            with pyarrow.memory_map(path) as mapped:
+            place = getattr(file, "name", path)  # what is compressed has none, and is no table either
+            with pyarrow.memory_map(place) as mapped:
                 is_file = mapped.read(6) == b"ARROW1"
-            table = (ipc.open_file if is_file else ipc.open_stream)(pyarrow.memory_map(path))
+            table = (ipc.open_file if is_file else ipc.open_stream)(pyarrow.memory_map(place))
             schema = table.schema
         _check_fields(schema.names, fields, path)
         columns = [*fields, *(name for name in further if name in schema.names and name not in fields)]
@@ -562,8 +564,8 @@ READERS = {
 }
 
 
-def read(source: Input, errors: str, stats: Stats) -> Iterator[Document]:
-    """The documents of an input.
+def read(source: Input, errors: str, stats: Stats, base: str | Path = "") -> Iterator[Document]:
+    """The documents of an input. base: the folder that its path is relative to.
 
     Raises ValueError for damage, with the file and the last good document; with errors="replace", damage ends the file
     and is counted.
@@ -573,7 +575,7 @@ def read(source: Input, errors: str, stats: Stats) -> Iterator[Document]:
 
     last = "the start"
     try:
-        with open_binary(source.path) as file:
+        with open_binary(source.path, base) as file:
             choices = {"field": source.field} if source.kind in RECORDS else {}
             for document in READERS[source.kind](file, source.path, errors, stats, **choices):
                 last = document.source

@@ -57,13 +57,13 @@ class TooFew(Exception):
 # --------------------------------------------------------------------------------------------------------------- read
 
 
-def read_shards(folder: Path, inputs: list[Input], errors: str, shard_bytes: int) -> None:
+def read_shards(folder: Path, inputs: list[Input], errors: str, shard_bytes: int, base: str | Path = "") -> None:
     """Task: write the documents of `inputs` to 0000.gz, 0001.gz ... of about `shard_bytes` of text each, and their
-    sizes to shards.json."""
+    sizes to shards.json. base: the folder that their paths are relative to."""
     stats, sizes, shard = Stats(), [], None
     try:
         for source in inputs:
-            for document in read(source, errors, stats):
+            for document in read(source, errors, stats, base):
                 if shard is None:
                     shard = gzip.open(folder / f"{len(sizes):04}.gz", "wb", compresslevel=1)  # noqa: SIM115
                     sizes.append(0)
