@@ -518,8 +518,42 @@ def test_workers_in_another_folder_read_the_same_files(tmp_path, monkeypatch):
     prepare(["a.txt"], "two", workers=2, **options)
     assert same_files(without_work(here / "one", tmp_path / "1"), without_work(here / "two", tmp_path / "2"))
     assert names == sorted(path.name for path in (here / "two" / "work").glob("*/*"))
-    read = json.loads(gzip.open(next((here / "two" / "work" / "read").glob("*/0000.gz"))).readline())
-    assert read[0] == "a.txt:1"
+    (shard,) = (here / "two" / "work" / "read").glob("*/0000.gz")
+    assert json.loads(gzip.decompress(shard.read_bytes()).splitlines()[0])[0] == "a.txt:1"
+
+
+def test_a_worker_of_a_cluster_dies(tmp_path, monkeypatch):
+    distributed = pytest.importorskip("distributed")
+
+    class Cluster(contextlib.nullcontext):
+        def get_executor(self, **options):
+            return self
+
+        def submit(self, *task):
+            future = concurrent.futures.Future()
+            future.set_exception(distributed.KilledWorker("a task", None, 3))
+            return future
+
+    monkeypatch.setattr(distributed, "Client", lambda *_, **options: Cluster(Cluster()))
+    with pytest.raises(ValueError, match="a worker process of the step 'read' died .*the same command continues"):
+        prepare([write_text(tmp_path)], tmp_path / "data", engine="dask", scheduler="tcp://127.0.0.1:1")
+
+
+def test_a_missing_package_is_named_before_anything_is_written(tmp_path, monkeypatch):
+    """That the inputs and options need, and no other."""
+    for name in ("zstandard", "datasketch", "distributed", "defusedxml", "pyarrow"):
+        monkeypatch.setitem(sys.modules, name, None)
+    names = [write_text(tmp_path), *(tmp_path / name for name in ("b.txt.zst", "c.txt.zst", "d.xml", "e.parquet"))]
+    for path in names[1:]:
+        path.touch()
+    message = (
+        f"{names[4]} needs pyarrow, {names[3]} needs defusedxml, {names[1]} needs zstandard, --near-duplicates needs "
+        "datasketch, --engine dask needs distributed: pip install pyarrow defusedxml zstandard datasketch distributed"
+    )
+    with pytest.raises(ValueError) as error:
+        prepare(names, tmp_path / "data", near_duplicates=0.8, engine="dask", scheduler="tcp://127.0.0.1:1")
+    assert str(error.value) == message and not (tmp_path / "data").exists()
+    assert prepare(names[:1], tmp_path / "data", vocab_size=300, workers=1)["counts"]["documents read"] == 30
 
 
 @pytest.mark.slow
@@ -848,6 +882,10 @@ def test_the_valid_number_of_types_counts_all_of_them():
         ({"engine": "spark"}, "engine 'spark'.*valid: local.*dask"),
         ({"engine": "dask"}, "dask with the address of a scheduler"),
         ({"near_duplicates": 80}, "--near-duplicates is 80; valid: 0 to 1"),
+        ({"sample_mb": float("inf")}, "--sample-mb is inf; valid: a number above 0"),
+        ({"shard_mb": float("nan")}, "--shard-mb is nan; valid"),
+        ({"shard_mb": 0.0}, "--shard-mb is 0.0; valid"),
+        ({"shard_mb": -1.0}, "--shard-mb is -1.0; valid"),
         ({"seed": -1}, "--seed is -1; valid: 0 to 18446744073709551615"),
     ],
 )

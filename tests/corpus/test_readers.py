@@ -108,6 +108,14 @@ def test_corrupt_zst_file(tmp_path):
     assert stats.dropped["file: damaged, read up to there"] == {"a.txt.zst": 1}
 
 
+def test_a_table_names_the_package_that_unpacks_it(tmp_path, monkeypatch):
+    """For `prepare labels`, which asks for no package before."""
+    monkeypatch.setitem(sys.modules, "zstandard", None)
+    (tmp_path / "a.csv.zst").touch()
+    with pytest.raises(ValueError, match="a.csv.zst needs zstandard: pip install zstandard"):
+        list(documents.read_fields(tmp_path / "a.csv.zst", {"text": "--text"}))
+
+
 def test_standard_input(monkeypatch):
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(LINES)))
     assert texts("-") == DOCUMENTS

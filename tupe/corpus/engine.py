@@ -7,6 +7,7 @@ import errno
 import fcntl
 import functools
 import hashlib
+import importlib.util
 import json
 import os
 import resource
@@ -29,7 +30,7 @@ from ..common.record import naming, write_atomically
 from ..normaliser import SENTENCES
 from ..text import PaperText, TextEncoder, TokenizerText
 from . import steps as corpus
-from .readers import FIELD, find_inputs
+from .readers import FIELD, find_inputs, packages
 from .report import write_report
 from .steps import Stats
 from .vocabulary import SPECIALS, TRAINED, read_tokenizer
@@ -66,10 +67,13 @@ def run_task(function: Callable, target: Path, args: tuple) -> dict:
 def _executor(engine, workers, scheduler):
     """An executor as in concurrent.futures, or None to run the tasks in this process."""
     if engine == "dask":
-        from distributed import Client
+        from distributed import Client, KilledWorker
 
-        with Client(scheduler, set_as_default=False) as client:
-            yield client.get_executor(pure=False)
+        try:
+            with Client(scheduler, set_as_default=False) as client:
+                yield client.get_executor(pure=False)
+        except KilledWorker as error:
+            raise concurrent.futures.BrokenExecutor from error
     elif workers == 1:
         yield None
     else:
@@ -264,6 +268,15 @@ def _too_few(left: int, place: str, stats: Stats, copies: int = 0) -> ValueError
     )
 
 
+def _check_packages(sources, near_duplicates, engine):
+    needed = {name: source.path for source in reversed(sources) for name in packages(source)}
+    needed |= {"datasketch": "--near-duplicates"} if near_duplicates else {}
+    needed |= {"distributed": "--engine dask"} if engine == "dask" else {}
+    if missing := [name for name in needed if importlib.util.find_spec(name) is None]:
+        what = ", ".join(f"{needed[name]} needs {name}" for name in missing)
+        raise ValueError(f"{what}: pip install {' '.join(missing)}")
+
+
 def _alone(function):
     """While a function works on the folder `out`, no other process does."""
 
@@ -336,6 +349,9 @@ def prepare(
     ):
         if not 0 <= value <= high:
             raise ValueError(f"--{name} is {value}; valid: 0 to {high}")
+    for name, value in (("sample-mb", sample_mb), ("shard-mb", shard_mb)):
+        if not 0 < value < float("inf"):
+            raise ValueError(f"--{name} is {value}; valid: a number above 0")
     pipeline, training = PaperText if tokenizer == "paper" else TokenizerText, None
     text = {"spacy_model": spacy_model, "language": language, "sentences": sentences}
     if pipeline is PaperText:
@@ -350,6 +366,7 @@ def prepare(
         training = (None, read_tokenizer(tokenizer))
     normaliser = (pipeline.normaliser_of, *text.items())
     sources, skipped = find_inputs(inputs, out, field)
+    _check_packages(sources, near_duplicates, engine)
     corpus.load_libraries(normaliser)  # before anything is written, and before the fork: all workers share them
     settings = {
         "version": __version__,

@@ -133,11 +133,20 @@ def find_inputs(names: Iterable, out: Path | None = None, field: str = FIELD) ->
 # ------------------------------------------------------------------------------------------------------- opening a file
 
 
+def packages(source: Input) -> list[str]:
+    """The packages that reading an input needs and that not every installation has."""
+    tables = ["pyarrow"] * (source.kind in ("parquet", "arrow"))
+    return ["zstandard"] * source.path.endswith(".zst") + ["defusedxml"] * (source.kind == "xml") + tables
+
+
 class _Zstd(io.RawIOBase):
     """A .zst file of one or more frames; unlike zstandard's own stream_reader, it notices a truncated last frame."""
 
     def __init__(self, file):
-        import zstandard
+        try:
+            import zstandard
+        except ModuleNotFoundError:
+            raise ValueError(f"{file.name} needs zstandard: pip install zstandard") from None
 
         self.file, self.new_frame = file, lambda: zstandard.ZstdDecompressor().decompressobj()
         self.error = zstandard.ZstdError
@@ -477,14 +486,18 @@ def _host(url):
 
 def read_xml(file: BinaryIO, path: str, errors: str, stats: Stats) -> Iterator[Document]:
     """A MediaWiki XML dump, or a TEI document (or several in a teiCorpus). Raises ValueError for other XML."""
+    from defusedxml import DefusedXmlException
     from defusedxml.ElementTree import iterparse
 
-    events = iter(iterparse(file, events=("start", "end"), forbid_dtd=True))
-    _, root = next(events)
-    kind = root.tag.rpartition("}")[2]
-    if kind not in XML:
-        raise ValueError(f"{path}: <{kind}> is not a known kind of document; valid: {', '.join(XML)}")
-    yield from XML[kind](events, root, path, errors, stats)
+    try:
+        events = iter(iterparse(file, events=("start", "end"), forbid_dtd=True))
+        _, root = next(events)
+        kind = root.tag.rpartition("}")[2]
+        if kind not in XML:
+            raise ValueError(f"{path}: <{kind}> is not a known kind of document; valid: {', '.join(XML)}")
+        yield from XML[kind](events, root, path, errors, stats)
+    except DefusedXmlException as error:
+        raise ValueError(f"{path}: refused, because it defines its own entities ({error!r})") from error
 
 
 def _mediawiki(events, root, path, errors, stats):
@@ -570,9 +583,6 @@ def read(source: Input, errors: str, stats: Stats, base: str | Path = "") -> Ite
     Raises ValueError for damage, with the file and the last good document; with errors="replace", damage ends the file
     and is counted.
     """
-    from defusedxml import DefusedXmlException
-    from defusedxml.ElementTree import ParseError
-
     last = "the start"
     try:
         with open_binary(source.path, base) as file:
@@ -580,9 +590,7 @@ def read(source: Input, errors: str, stats: Stats, base: str | Path = "") -> Ite
             for document in READERS[source.kind](file, source.path, errors, stats, **choices):
                 last = document.source
                 yield document
-    except DefusedXmlException as error:
-        raise ValueError(f"{source.path}: refused, because it defines its own entities ({error!r})") from error
-    except (*DAMAGE, ParseError) as error:
+    except (*DAMAGE, SyntaxError) as error:  # which an XML parser's error is
         if errors == "strict":
             raise ValueError(
                 f"{source.path}: cannot be read after {last}: {error!r}; "
