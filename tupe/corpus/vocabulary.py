@@ -127,7 +127,9 @@ def train_tokenizer(kind: str, sentences: Callable[[], Iterable[str]], vocab_siz
             "command with another --vocab-size continues from here"
         )
     content = json.loads(tokenizer.to_str())
-    return with_our_ids(json.dumps({**content, "added_tokens": []}), dict(zip(ROLES, ROLES, strict=True)), kind)
+    return with_our_ids(
+        json.dumps({**content, "added_tokens": []}, allow_nan=False), dict(zip(ROLES, ROLES, strict=True)), kind
+    )
 
 
 def read_tokenizer(path: str | Path) -> str:
