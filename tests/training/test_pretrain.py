@@ -234,6 +234,13 @@ def test_half_a_checkpoint_is_none(data, whole, tmp_path):
     assert all(torch.equal(a[key], b[key]) for key in a)
 
 
+def test_a_copy_of_a_checkpoint_under_another_name_is_none(tmp_path):
+    for name in ("checkpoint-2", "checkpoint-2-backup", "checkpoint-best"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "trainer_state.json").touch()
+    assert checkpoints(tmp_path) == {2: tmp_path / "checkpoint-2"}
+
+
 def test_a_run_that_was_killed_after_its_last_checkpoint_is_finished(data, whole, tmp_path):
     folder = shutil.copytree(whole, tmp_path / "run")
     record = read(folder)

@@ -1,6 +1,7 @@
 """The folder of a run of the second engine: its lock, its record, and its checkpoints, whole or not there."""
 
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,8 +21,8 @@ NOT_THE_MODEL = (
 
 def checkpoints(folder: Path) -> dict[int, Path]:
     """{updates: folder} of a run's checkpoints, in order."""
-    found = {int(path.name.partition("-")[2]): path for path in folder.glob("checkpoint-*") if (path / STATE).is_file()}
-    return dict(sorted(found.items()))
+    named = ((re.fullmatch(r"checkpoint-(\d+)", path.name), path) for path in folder.glob("checkpoint-*"))
+    return dict(sorted((int(name[1]), path) for name, path in named if name and (path / STATE).is_file()))
 
 
 def newest(folder: Path) -> tuple[int, Path | None]:
