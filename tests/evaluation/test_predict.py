@@ -25,6 +25,14 @@ def test_refusals(tmp_path, monkeypatch, argument, message):
     assert not (tmp_path / "out").exists()
 
 
+def test_a_task_given_twice_is_refused(tmp_path):
+    for name in ("a.pt", "b.pt"):
+        (tmp_path / name).touch()
+    words = [f"RTE={tmp_path / 'a.pt'}", f"rte={tmp_path / 'b.pt'}", f"--data={tmp_path}", f"--output={tmp_path}"]
+    result = CliRunner().invoke(command, words)
+    assert result.exit_code == 2 and f"RTE is given twice, {tmp_path / 'a.pt'} and" in result.output
+
+
 def test_a_submission_holds_only_the_files_of_this_run(tmp_path):
     paths = [tmp_path / name for name in ("CoLA.tsv", "RTE.tsv")]
     for path in paths:

@@ -40,8 +40,12 @@ def command(checkpoints, data, output, batch_size):
     for given in checkpoints:
         if "=" not in given:
             raise ValueError(f"{given!r} is not of the form TASK=CHECKPOINT")
-    paths = []
-    for task, checkpoint in [split_label(given) for given in checkpoints]:
+    paths, chosen = [], {}
+    for task, checkpoint in map(split_label, checkpoints):
+        if (name := glue_name(task, data)) in chosen:
+            raise ValueError(f"{name} is given twice, {chosen[name]} and {checkpoint}; valid: one of each task")
+        chosen[name] = checkpoint
+    for task, checkpoint in chosen.items():
         for path, count, scores in predict_glue(task, checkpoint, data, output, batch_size):
             paths.append(path)
             shown = "".join(f", {name} {value:.2f}" for name, value in (scores or {}).items())
