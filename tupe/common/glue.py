@@ -47,6 +47,14 @@ class Glue:
         kept = ("text", "label", "labels", "metrics", "bottom", "top", "own")
         return {name: value for name, value in asdict(self).items() if name in kept} if self.own else None
 
+    def check_range(self, layout: dict | None, name: str, model: str | Path) -> None:
+        """Raise ValueError if a regression of the data has another range than that of a model, which would rescale its
+        predictions. layout: `plain` of the model, None if it is not known; name: of the task."""
+        theirs = own_task(layout) if layout else self
+        if not self.labels and (theirs.bottom, theirs.top) != (self.bottom, self.top):
+            ours, theirs = (f"{task.bottom:g} to {task.top:g}" for task in (self, theirs))
+            raise ValueError(f"{name}: the range is {theirs} in {model}, {ours} in the data")
+
 
 ENTAILMENT = ("entailment", "not_entailment")
 BINARY = ("0", "1")

@@ -106,7 +106,7 @@ class GlueTask(FinetuneTask):
         return {**super().state_dict(), "labels": labels, "layout": self.layout}
 
     def load_state_dict(self, state_dict: dict) -> None:
-        """Raises ValueError if the labels of the data are not those of the checkpoint, in its order."""
+        """Raises ValueError if the labels of the data are not those of the checkpoint, in its order, or its range."""
         state_dict = dict(state_dict)
         labels, layout = state_dict.pop("labels", {}), state_dict.pop("layout", None)
         if self.glue is None and layout:
@@ -117,6 +117,7 @@ class GlueTask(FinetuneTask):
         if [*theirs] != [*self.glue.names]:
             ours, theirs = shorten_list(self.glue.names), shorten_list(theirs)
             raise ValueError(f"{self.name}: the labels are {theirs} in the checkpoint, {ours} in the data")
+        self.glue.check_range(layout, self.name, "the checkpoint")
         super().load_state_dict(state_dict)
 
     def build_model(self, cfg: DictConfig, from_checkpoint: bool = False) -> BaseFairseqModel:
