@@ -14,8 +14,8 @@ from tupe.checkpoints.folders import as_file
 from tupe.cli import main
 from tupe.common import glue
 from tupe.common.blocks import Split
-from tupe.common.glue import FIRST_LABEL, TASKS, check_glue, read_targets
-from tupe.common.record import read
+from tupe.common.glue import FIRST_LABEL, TASKS, check_glue, read_targets, task_of
+from tupe.common.record import Record, read
 
 CLASSES = ("none", "one", "two or more")  # of the cats
 
@@ -300,6 +300,31 @@ def test_labels_in_another_order_are_refused(engine, tuned, prepared, vocabulary
     done = run("predict", f"cats={checkpoint}", "--data", tmp_path / "bin", "--output", tmp_path / "out")
     assert done.exit_code == 2 and "cats: the labels are two or more, none, one in " in done.output
     assert not (tmp_path / "out").exists()
+
+
+def test_numbers_of_another_range_are_refused(vocabulary, tmp_path):
+    """They would be rescaled by the range of the data, not of the model."""
+    rows = cats()
+    for name, factor in (("model", 1), ("data", 10)):
+        file = write(tmp_path / f"{name}.csv", [{**row, "how_often": factor * row["how_often"]} for row in rows])
+        done = prepare(file, vocabulary, tmp_path / name, "--name=often", "--test", file, label="how_often")
+        assert done.exit_code == 0, done.output
+    theirs, message = task_of(tmp_path / "model" / "often").plain(), "often: the range is -1 to 4 in "
+    (tmp_path / "run").mkdir()
+    Record(task="often", layout=theirs).save(tmp_path / "run")
+    (tmp_path / "run" / "config.json").write_text('{"model_type": "tupe", "id2label": {"0": "score"}}')
+    words = ["--data", tmp_path / "data", "--output", tmp_path / "out"]
+    done = run("predict", f"often={tmp_path / 'run'}", *words)
+    assert done.exit_code == 2 and f"{message}{tmp_path / 'run'}, -10 to 40 in the data" in done.output
+    assert not (tmp_path / "out").exists()
+    pytest.importorskip("fairseq")
+    from corpus.test_glue import glue_task
+
+    tasks = {name: glue_task(tmp_path / name, "often") for name in ("model", "data")}
+    state = {"layout": theirs, "labels": {"head": ["score"]}}
+    with pytest.raises(ValueError, match=f"{message}the checkpoint, -10 to 40 in the data"):
+        tasks["data"].load_state_dict(dict(state))
+    tasks["model"].load_state_dict(dict(state))
 
 
 @pytest.mark.thorough

@@ -122,6 +122,7 @@ def of_folder(name: str, folder: str | Path, data: Path, batch_size: int) -> Cal
     if names != [*glue.names]:
         ours, theirs = shorten_list(glue.names), shorten_list(names)
         raise ValueError(f"{name}: the labels are {theirs} in {folder}, {ours} in the data")
+    glue.check_range(about and about.layout, name, folder)
     check_vocabulary(str(folder), data)
     disable_progress_bar()
     model = TupeForSequenceClassification.from_pretrained(folder).float().eval()
