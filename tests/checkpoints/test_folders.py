@@ -8,6 +8,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 from helpers import load
+from safetensors.torch import load_file, save_file
 
 from tupe.checkpoints.convert import convert
 from tupe.checkpoints.export import export
@@ -45,8 +46,16 @@ def test_it_is_converted_once_and_anew_for_another_model(folder, tmp_path):
     first = file.stat().st_mtime_ns
     assert as_file(copy) == file == copy / CONVERTED and file.stat().st_mtime_ns == first
     assert load(file)["optimizer_history"][-1]["num_updates"] == 70 and load(file)["last_optimizer_state"] is None
-    os.utime(copy / "model.safetensors")
-    assert as_file(copy).stat().st_mtime_ns > first
+    weights = load_file(copy / "model.safetensors")
+    name, value = next(iter(weights.items()))
+    save_file({**weights, name: value + 1}, copy / "model.safetensors", {"format": "pt"})
+    os.utime(copy / "model.safetensors", ns=(first - 10**9, first - 10**9))  # as `cp -p` and `rsync -a` leave it
+    assert torch.equal(load(as_file(copy))["model"][name.removeprefix("tupe.")], value + 1)
+    moved = copy.rename(tmp_path / "checkpoint-80")
+    state = load(as_file(moved))
+    assert state["cfg"]["task"]["data"] == str(moved) and state["optimizer_history"][-1]["num_updates"] == 80
+    (moved / CONVERTED).write_bytes((moved / CONVERTED).read_bytes()[:1000])  # a copy that was cut off
+    assert load(as_file(moved))["cfg"] == state["cfg"]
 
 
 def test_a_file_is_itself(pretrained):

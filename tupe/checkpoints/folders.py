@@ -1,6 +1,7 @@
 """Folders of transformers wherever a checkpoint's file is read: what `tupe pretrain --engine transformers` and
 `tupe checkpoint export` write, and what `save_pretrained` makes of them."""
 
+import hashlib
 import json
 from pathlib import Path
 
@@ -8,11 +9,13 @@ from ..common import record
 from ..common.safe_load import num_updates, read_checkpoint
 
 CONVERTED = "as_fairseq.pt"
+SOURCES = ("config.json", "dict.txt", record.NAME, "model.safetensors", "pytorch_model.bin")
 
 
 def as_file(checkpoint: str | Path) -> Path:
     """The file of a checkpoint: of a folder, the same model as fairseq reads it, which is written into the folder when
-    it is first asked for. Raises ValueError for a folder without such a model."""
+    it is first asked for, and anew for other contents or in another place. Raises ValueError for a folder without such
+    a model."""
     folder = Path(checkpoint)
     if not folder.is_dir():
         return folder
@@ -20,16 +23,24 @@ def as_file(checkpoint: str | Path) -> Path:
     from .convert import from_export, read_hugging_face  # only here: they import fairseq
     from .files import save_atomically
 
-    config, weights = read_hugging_face(folder)
-    file = folder / CONVERTED
-    sources = (path for name in ("*.json", "*.safetensors", "*.bin", "dict.txt") for path in folder.glob(name))
-    newest = max(path.stat().st_mtime_ns for path in sources)
-    if not file.is_file() or file.stat().st_mtime_ns <= newest:
-        state = from_export(config, weights, folder / "dict.txt")
-        state["cfg"]["task"]["data"] = str(folder.resolve())  # where dict.txt and the pieces are
+    file, place, digest = folder / CONVERTED, str(folder.resolve()), hashlib.sha256()
+    for source in (folder / name for name in SOURCES):
+        digest.update(f"{source.name} ".encode() + (source.read_bytes() if source.is_file() else b""))
+    made_from = {"contents": digest.hexdigest(), "place": place}  # a copy or a move keeps no order of times
+    if _made_from(file) != made_from:
+        state = from_export(*read_hugging_face(folder), folder / "dict.txt")
+        state["cfg"]["task"]["data"] = place  # where dict.txt and the pieces are
         state["optimizer_history"][-1]["num_updates"] = record.updates_of(folder)
+        state["extra_state"]["made_from"] = made_from
         save_atomically(state, file)
     return file
+
+
+def _made_from(file):
+    try:
+        return read_checkpoint(file, mmap=True)["extra_state"].get("made_from")
+    except ValueError:  # not there, or cut off by whatever copied it
+        return None
 
 
 def config_of(folder: str | Path) -> dict:
