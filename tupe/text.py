@@ -18,6 +18,7 @@ import re
 import shutil
 from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from .normaliser import CACHE, CACHED_LENGTH, SPACE, UNK, UNSPACED, Normaliser, Raw, Span, clean, library
@@ -307,10 +308,27 @@ class TokenizerText(TextEncoder):
     def _encode(self, text, whole=()):
         if not any(mark in text for mark in whole):
             return self.ordinary(self.tokenizer)(text)
+        mask, added = len(self) - 1, self.tokenizer.get_added_tokens_decoder()
+        others = {token.content for token in added.values() if token.special}.difference(whole)
+        if any(name in text for name in others):
+            return self._encode_parts(text, whole, mask, added.get(mask))
         for mark in whole:
-            text = text.replace(mark, self.tokenizer.id_to_token(len(self) - 1))
+            text = text.replace(mark, self.tokenizer.id_to_token(mask))
         self.tokenizer.encode_special_tokens = False
         return self.tokenizer.encode(text, add_special_tokens=False)
+
+    def _encode_parts(self, text, whole, mask, token):
+        """Of a text with other special tokens, which the library would take for such: what stands between the marks is
+        ordinary. token: that of the mask, which says whether it takes the blanks around it."""
+        marks = "|".join(map(re.escape, sorted(whole, key=len, reverse=True)))
+        left, right = (r"\s*" * getattr(token, side, False) for side in ("lstrip", "rstrip"))
+        encode, ids, offsets, start = self.ordinary(self.tokenizer), [], [], 0
+        for number, part in enumerate(re.split(f"({left}(?:{marks}){right})", text)):
+            here = SimpleNamespace(ids=[mask], offsets=[(0, len(part))]) if number % 2 else encode(part)
+            ids += here.ids
+            offsets += [(start + first, start + last) for first, last in here.offsets]
+            start += len(part)
+        return SimpleNamespace(ids=ids, offsets=offsets)
 
     def pieces(self, text: str, whole: Collection[str] = ()) -> list[str]:
         return [self.symbols[i] for i in self._encode(text, whole).ids]

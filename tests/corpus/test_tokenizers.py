@@ -84,6 +84,12 @@ def test_ids_are_those_of_transformers(tmp_path, kind):
     masked = encoder.encode("the <mask> king", ["<mask>"])
     assert masked.count(len(encoder) - 1) == 1 and encoder.encode("the <mask> king") != masked
     assert exported(f"the {exported.mask_token} king")["input_ids"][1:-1] == masked
+    text = f"the {original.sep_token} <mask> king{original.cls_token}."  # the mask alone is special
+    found, (before, after) = encoder.encode(text, ["<mask>"]), text.split("<mask>")
+    assert found == [*encoder.encode(before), exported.mask_token_id, *encoder.encode(after)]
+    assert {0, 1, 2}.isdisjoint(found)
+    (span,) = [span for span in encoder.spans(text, ["<mask>"]) if span.text == "<mask>"]
+    assert text[span.start : span.end] == "<mask>"
 
 
 @pytest.mark.parametrize("kind, size", [("bpe", 350), ("unigram", 85), ("wordpiece", 350)])
