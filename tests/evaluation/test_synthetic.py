@@ -158,11 +158,19 @@ def test_a_line_that_was_cut_off_is_run_again(tmp_path):
     options = {"n": 8, "words": 4, "layers": 1, "steps": 2}
     assert len(list(sweep(path, cells(**wanted), **options))) == 2
     whole = path.read_text()
-    for cut in (1, 30):
+    for cut, again in ((1, []), (30, [2])):  # a whole line that lacks its end alone is kept
         path.write_text(whole[:-cut])
-        assert len(read_results(path)) == 1
-        assert [run["seed"] for run in sweep(path, cells(**wanted), **options)] == [2]
+        assert len(read_results(path)) == 2 - len(again)
+        assert [run["seed"] for run in sweep(path, cells(**wanted), **options)] == again
         assert path.read_text() == whole
+
+
+@pytest.mark.parametrize("content", ["notes", '{"a": 1}', '{"a": 1}\n\n'])
+def test_a_file_of_something_else_is_refused(content, tmp_path):
+    (tmp_path / "notes").write_text(content)
+    with pytest.raises(ValueError, match="notes holds no runs, but something else"):
+        next(sweep(tmp_path / "notes", cells("even", ["nopos"], ["softmax"], [False], [1]), n=8, steps=1))
+    assert (tmp_path / "notes").read_text() == content
 
 
 def test_runs_with_other_options_are_runs_of_their_own(tmp_path):

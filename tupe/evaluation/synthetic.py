@@ -160,8 +160,19 @@ def adam(model: nn.Module, steps: int, lr: float) -> Callable[[torch.Tensor], No
 
 def read_results(path: str | Path) -> list:
     """Runs stored by a sweep, one JSON object per line; a last line that was cut off is none."""
-    lines = Path(path).read_text().splitlines(keepends=True) if Path(path).exists() else []
-    return [json.loads(line) for line in lines if line.endswith("\n")]
+    lines = Path(path).read_text().splitlines() if Path(path).exists() else []
+    if lines and not is_whole(lines[-1]):
+        lines.pop()
+    return [json.loads(line) for line in lines]
+
+
+def is_whole(line: str | bytes) -> bool:
+    """Whether a line is JSON, to its end."""
+    try:
+        json.loads(line)
+    except ValueError:
+        return False
+    return True
 
 
 def finished(path: str | Path, keys: Sequence[str], options: dict) -> dict[tuple, dict]:
@@ -172,11 +183,16 @@ def finished(path: str | Path, keys: Sequence[str], options: dict) -> dict[tuple
 
 def unfinished(path: str | Path, keys: Sequence[str], cells: Iterable[tuple], options: dict) -> list[tuple]:
     """The cells, values of the keys, that have no stored run with these options. Makes the file's folder, and takes
-    away what a killed process had not written to its end."""
+    away what a killed process had not written to its end. Raises ValueError for a file of something else."""
     Path(path).parent.mkdir(parents=True, exist_ok=True)
-    if Path(path).exists():
-        whole = Path(path).read_bytes().rpartition(b"\n")
-        os.truncate(path, len(whole[0] + whole[1]))
+    content, begins = Path(path).read_bytes() if Path(path).exists() else b"", f'{{"{keys[0]}": '.encode()
+    if not content.startswith(begins[: len(content)]):
+        raise ValueError(f"{path} holds no runs, but something else; choose another file")
+    *whole, last = content.rpartition(b"\n")
+    if last and is_whole(last):
+        _append(path, "\n")
+    elif last:
+        os.truncate(path, sum(map(len, whole)))
     done = finished(path, keys, options)
     return [cell for cell in cells if cell not in done]
 
@@ -184,9 +200,13 @@ def unfinished(path: str | Path, keys: Sequence[str], cells: Iterable[tuple], op
 def append_result(path: str | Path, keys: Sequence[str], cell: tuple, options: dict, **outcome) -> dict:
     """Store a run, and return it."""
     run = {**dict(zip(keys, cell, strict=True)), **outcome, "options": options}
-    with naming(path), open(path, "a") as file:
-        file.write(json.dumps(run, allow_nan=False) + "\n")
+    _append(path, json.dumps(run, allow_nan=False) + "\n")
     return run
+
+
+def _append(path, text):
+    with naming(path), open(path, "a") as file:
+        file.write(text)
 
 
 def options_of(run: dict) -> dict:
