@@ -39,6 +39,13 @@ def test_it_is_the_same_model(folder, pretrained):
     assert task.cfg.data == str(folder.resolve())
 
 
+def test_blocks_of_an_export_fit_into_its_model(folder, vocabulary):
+    """It has no record that says how long those of pre-training were."""
+    model, task = load_model(folder, vocabulary)
+    task.load_dataset("valid")
+    assert 0 < max(task.dataset("valid").sizes) <= model.max_positions() < 512
+
+
 def test_it_is_converted_once_and_anew_for_another_model(folder, tmp_path):
     copy = shutil.copytree(folder, tmp_path / "checkpoint-70")
     (copy / CONVERTED).unlink(missing_ok=True)

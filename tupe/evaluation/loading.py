@@ -25,7 +25,8 @@ def load_model(checkpoint: str | Path, data: str | Path | None = None) -> tuple:
     if Path(checkpoint).is_dir():
         config_of(checkpoint)
         folder = Path(data or checkpoint).resolve()
-        return Model.load(checkpoint, folder), HeldOut(checkpoint, folder)
+        model = Model.load(checkpoint, folder)
+        return model, HeldOut(checkpoint, folder, model.max_positions())
     trained = read_checkpoint(checkpoint, mmap=True)  # its errors name what is wrong; fairseq reads it then
     with quiet_imports():
         from fairseq import checkpoint_utils

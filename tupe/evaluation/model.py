@@ -81,14 +81,16 @@ class Model(nn.Module):
 
 
 class HeldOut:
-    """Held-out text in blocks with the masks of pre-training, as far as a folder says what those were."""
+    """Held-out text in blocks with the masks of pre-training, as far as a folder says what those were. longest: the
+    longest block, whatever it says."""
 
-    def __init__(self, folder: str | Path, data: Path):
+    def __init__(self, folder: str | Path, data: Path, longest: int):
         folder = Path(folder).resolve()
         about = record.read(folder) or record.read(folder.parent)  # of a run, or of its checkpoint-N
         own = about.config or {} if about else {}
         known = {name: value for name, value in PRETRAINING.options.items() if name.startswith("task.")}
         settings = {name.partition(".")[2]: own.get(name, value) for name, value in known.items()}
+        settings["tokens_per_sample"] = min(settings["tokens_per_sample"], longest)  # of an export nothing is known
         fixed = {"sample_break_mode": "complete", "long_sentences": "cut"}
         unused = {"mask_whole_words": False, "mask_multiple_length": 1}
         self.cfg = SimpleNamespace(data=str(data), **settings, **fixed, **unused)
