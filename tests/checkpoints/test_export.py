@@ -719,6 +719,11 @@ def test_what_cannot_be_exported_is_said(exported, data, tmp_path):
     _, checkpoint, out = exported
     with pytest.raises(ValueError, match=r"config\.json already"):
         export(checkpoint, out, data)
+    (tmp_path / "clone").mkdir()
+    (tmp_path / "clone" / "README.md").write_text("theirs")
+    with pytest.raises(ValueError, match=r"README\.md exists already in .*clone; choose"):
+        export(checkpoint, tmp_path / "clone", data)
+    assert [path.read_text() for path in (tmp_path / "clone").iterdir()] == ["theirs"]
     with pytest.raises(ValueError, match="no head 'cola'; it has: rte"):
         export(checkpoint, tmp_path / "x", data, head="cola")
     with pytest.raises(ValueError, match=r"no dict\.txt"):

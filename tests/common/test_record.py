@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from tupe.common import record
-from tupe.common.record import Record, clear_failure, note_failure, read, state_of
+from tupe.common.record import Record, clear_failure, note_failure, read, state_of, write_together
 
 
 def some_run(**changes):
@@ -173,3 +173,19 @@ def test_a_record_holds_no_nan(tmp_path):
     with pytest.raises(ValueError, match="record.json would not be JSON"):
         run.save(tmp_path)
     assert record.contents(tmp_path) == before
+
+
+def test_files_written_together_replace_none(tmp_path):
+    for name in ("README.md", "dict.txt", "same"):
+        (tmp_path / name).write_text("theirs")
+    files = {"same": "theirs", "new": b"ours", "README.md": "ours", "dict.txt": b"ours"}
+    with pytest.raises(ValueError, match=r"^README\.md, dict\.txt exist already in .*; choose another folder or "):
+        write_together(tmp_path, files)
+    assert not (tmp_path / "new").exists() and {path.read_text() for path in tmp_path.iterdir()} == {"theirs"}
+
+    def fail(path):
+        raise OSError("full")
+
+    with pytest.raises(OSError, match="full"):
+        write_together(tmp_path, {"same": "theirs", "new": b"ours", "more": fail})
+    assert {path.name for path in tmp_path.iterdir()} == {"README.md", "dict.txt", "same"}

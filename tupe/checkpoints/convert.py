@@ -79,16 +79,8 @@ def write(checkpoint: dict, files: dict[str, bytes], output: str | Path) -> Path
     and for weights that are not finite.
     """
     check_finite(checkpoint["model"])
-    output = Path(output)
-    path = output / "checkpoint.pt"
-    if path.exists():
-        raise ValueError(f"{path} exists already; choose another folder or remove it")
-    for name, contents in files.items():
-        if (output / name).exists() and (output / name).read_bytes() != contents:
-            raise ValueError(f"{output / name} exists already, with other contents; choose another folder or remove it")
-    new = {name: contents for name, contents in files.items() if not (output / name).exists()}
-    write_together(output, {**new, path.name: functools.partial(save_atomically, checkpoint)})
-    return path
+    write_together(output, {**files, "checkpoint.pt": functools.partial(save_atomically, checkpoint)})
+    return Path(output) / "checkpoint.pt"
 
 
 def floats(weights: dict) -> dict:

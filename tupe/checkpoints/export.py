@@ -51,7 +51,7 @@ def export(
     code: without it, the folder is loaded where this package is installed (`import tupe.hf`). onnx: write model.onnx
     too, see `onnx_file`.
     Raises ValueError for a checkpoint that cannot be exported, another model's dictionary, or a folder that has a
-    model already.
+    model already, or one of the files with another content.
     """
     from safetensors.torch import save
 

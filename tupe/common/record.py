@@ -388,12 +388,19 @@ def write_atomically(path: str | Path, content: str | bytes) -> None:
 
 def write_together(folder: str | Path, files: dict[str, str | bytes | Callable]) -> None:
     """Write all of these files, {name: content}, into a folder, or none. A content may be a function that writes the
-    file of a given path whole or not at all. Raises OSError with the file's name."""
+    file of a given path whole or not at all. Files that are there stay: raises ValueError, before anything is written,
+    unless they have the same content. Raises OSError with the file's name."""
     folder, written = Path(folder), []
+    there = {name for name in files if (folder / name).exists()}
+    if other := [name for name in files if name in there and not _holds(folder / name, files[name])]:
+        verb, them = ("exists", "it") if len(other) == 1 else ("exist", "them")
+        raise ValueError(f"{', '.join(other)} {verb} already in {folder}; choose another folder or remove {them}")
     is_new = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
     try:
         for name, content in files.items():
+            if name in there:
+                continue
             if callable(content):
                 content(folder / name)
             else:
@@ -405,6 +412,12 @@ def write_together(folder: str | Path, files: dict[str, str | bytes | Callable])
         if is_new:
             folder.rmdir()
         raise
+
+
+def _holds(path, content):
+    if callable(content) or not path.is_file():
+        return False
+    return path.read_bytes() == (content.encode("utf-8", "backslashreplace") if isinstance(content, str) else content)
 
 
 def corruption_in(checkpoint: str | Path) -> str | None:
