@@ -6,7 +6,10 @@ from click.testing import CliRunner
 from helpers import our_checkpoint
 
 from tupe.checkpoints import files as checkpoints
+from tupe.checkpoints import swap
 from tupe.checkpoints.files import average_command, merge_command, strip_command
+from tupe.checkpoints.stretch import command as stretch_command
+from tupe.checkpoints.swap import command as swap_command
 from tupe.common.safe_load import num_updates
 
 
@@ -47,6 +50,35 @@ def test_strip_command_prints_sizes(tmp_path):
     before, after = (torch.load(p, weights_only=True) for p in (path, small))
     assert after["last_optimizer_state"] is None
     assert all(torch.equal(after["model"][key], value) for key, value in before["model"].items())
+
+
+@pytest.mark.parametrize(
+    "command, words",
+    [
+        (average_command, ["{path}", "{path}"]), (strip_command, ["{path}"]), (merge_command, ["{path}"]),
+        (swap_command, ["--checkpoint={path}", "--position=t5"]),
+        (stretch_command, ["--checkpoint={path}", "--length=9"]),
+    ],
+)  # fmt: skip
+def test_nothing_is_overwritten_and_weights_are_finite(command, words, tmp_path, monkeypatch):
+    path = our_checkpoint(tmp_path / "a.pt", 1.0, 3)
+    state = torch.load(path, weights_only=True)
+    monkeypatch.setattr(checkpoints, "merge_shards", lambda paths: checkpoints.read_checkpoint(paths[0]))
+    monkeypatch.setattr(swap, "dictionary_of", lambda state, data: None)
+    monkeypatch.setattr(swap, "swap_position", lambda state, *options: state)
+
+    def refused(output):
+        arguments = [word.format(path=path) for word in words]
+        result = CliRunner().invoke(command, [*arguments, f"--output={output}"])
+        assert result.exit_code == 2 and result.output.count("\n") == 1, result.output
+        return result.output
+
+    before = path.read_bytes()
+    assert f"{path} exists already; choose another file" in refused(path) and path.read_bytes() == before
+    state["model"]["encoder.tokens.weight"][3] = float("nan")
+    torch.save(state, path)
+    assert "NaN or infinite, in encoder.tokens.weight" in refused(tmp_path / "new.pt")
+    assert not (tmp_path / "new.pt").exists()
 
 
 def test_shards_are_merged(tmp_path):

@@ -13,12 +13,22 @@ from omegaconf import OmegaConf
 from ..common import options as choices
 from ..common.safe_load import num_updates, read_checkpoint
 from ..plugin.saving import save
+from .export import check_finite
 
 
 def save_atomically(state: dict, path: str | Path) -> None:
     """Write a checkpoint, and its folder, so that readers see the old file or the new one, never half a file."""
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     save(state, str(path))
+
+
+def save_new(state: dict, path: str | Path) -> None:
+    """`save_atomically` where there is no file yet. Raises ValueError if there is one, and for weights that are not
+    finite."""
+    if Path(path).exists():
+        raise ValueError(f"{path} exists already; choose another file or remove it")
+    check_finite(state["model"])
+    save_atomically(state, path)
 
 
 def configuration(arch: str, model_options: dict, task: str = "tupe_masked_lm", criterion: str = "masked_lm") -> dict:
@@ -178,7 +188,7 @@ def merge_command(shards, output):
 
 def write(state: dict, paths: Sequence, output: Path) -> None:
     """Write a checkpoint and print its size and those of the files it was made from."""
-    save_atomically(state, output)
+    save_new(state, output)
     for path in paths:
         click.echo(f"read  {path}: {path.stat().st_size:,} bytes")
     click.echo(f"wrote {output}: {output.stat().st_size:,} bytes")

@@ -14,7 +14,7 @@ from ..common.safe_load import read_checkpoint
 from ..plugin.state import pack_settings, unpack_settings
 from ..positions import bounded_schemes
 from ..schemes import SCHEMES
-from .files import new_checkpoint, save_atomically
+from .files import new_checkpoint, save_atomically, save_new
 from .folders import as_file
 
 TABLE = re.compile(r"positions\.(\w+)\.(?:\d+\.)?table\.weight$")
@@ -72,5 +72,5 @@ def command(checkpoint, length, output):
     tupe continue --checkpoint stretched.pt --lengths 512 --epochs 2 ...
     """
     state = read_checkpoint(as_file(checkpoint))
-    save_atomically(stretch(state, length), output)
+    save_new(stretch(state, length), output)
     click.echo(f"{output}: {state['cfg']['model']['max_positions']} -> {length} positions")

@@ -18,7 +18,7 @@ from ..common.architectures import ARCHITECTURES, OTHER_BLOCKS, split_size
 from ..common.options import FILE, FOLDER, Command
 from ..common.safe_load import read_checkpoint
 from ..positions import CLS
-from .files import new_checkpoint, save_atomically
+from .files import new_checkpoint, save_new
 from .folders import as_file
 
 SEGMENTS, SETTINGS = "encoder.segments.weight", "encoder._extra_state"
@@ -93,6 +93,6 @@ def command(checkpoint, position, cls, segments, output, data, keep, seed):
     """
     state = read_checkpoint(as_file(checkpoint))
     swapped = swap_position(state, dictionary_of(state, data), position, cls, segments, seed, keep)
-    save_atomically(swapped, output)
+    save_new(swapped, output)
     old, new = (f"{s['cfg']['model']['position']}, [CLS] {s['cfg']['model']['cls']}" for s in (state, swapped))
     click.echo(f"{output}: {old} -> {new}")
