@@ -37,7 +37,9 @@ def test_reads_every_kind(tmp_path):
     (folder / ".hidden").mkdir(parents=True)
     write_rows(folder / "a.jsonl", [ROW, {**ROW, "sentence_good": "The dog ran."}])
     write_rows(folder / ".hidden" / "b.jsonl", [ROW])
-    (folder / "c.txt").write_text("Cat the sat.\nThe cat sat.\n\nRan dogs.\nDogs ran.\n")
+    (tmp_path / "elsewhere").mkdir()
+    (folder / "more").symlink_to(tmp_path / "elsewhere")
+    (folder / "more" / "c.txt").write_text("Cat the sat.\nThe cat sat.\n\nRan dogs.\nDogs ran.\n")
     with zipfile.ZipFile(tmp_path / "pairs.zip", "w") as archive:
         archive.write(folder / "a.jsonl", "data/a.jsonl")
         archive.write(folder / "a.jsonl", "__MACOSX/data/._a.jsonl")

@@ -41,6 +41,9 @@ def test_a_run_counts_once(tmp_path):
     folders = [tmp_path / "sweep", tmp_path / "link", tmp_path / "sweep" / "first", tmp_path]
     collection = collect(folders)
     assert [run.folder for run in collection.finished.values()] == [tmp_path / "sweep" / "first"]
+    (tmp_path / "linked").mkdir()
+    (tmp_path / "linked" / "runs").symlink_to(tmp_path / "sweep")
+    assert len(collect([tmp_path / "linked"]).finished) == 1
     left_out = reasons(collection.left_out)
     assert set(left_out) == {"copied", "repeated"}
     assert "same scores" in left_out["copied"] and "OTHER scores" in left_out["repeated"]

@@ -352,6 +352,26 @@ def fingerprint(files: Iterable[str | Path]) -> str:
 # ------------------------------------------------------------------------------------------------------ files and locks
 
 
+def files_below(folder: str | Path) -> list[Path]:
+    """The files in a folder and below, sorted, without hidden ones. Links to folders are followed last: where two ways
+    lead to a folder, its files have the names without links. No folder is read twice, so links may go round in circles.
+    Raises ValueError for a folder that cannot be read."""
+
+    def refuse(error):
+        raise ValueError(f"{error.filename}: cannot be read: {error.strerror}")
+
+    files, seen, starts = [], set(), [folder]
+    for start in starts:
+        for place, folders, names in os.walk(start, onerror=refuse):
+            real = os.path.realpath(place)
+            folders[:] = sorted(name for name in folders if not name.startswith(".") and real not in seen)
+            if real not in seen:
+                seen.add(real)
+                starts += [Path(place, name) for name in folders if Path(place, name).is_symlink()]
+                files += [Path(place, name) for name in names if not name.startswith(".")]
+    return sorted(path for path in files if path.is_file())
+
+
 FULL = (errno.ENOSPC, errno.EDQUOT)
 DISK = (*FULL, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO)  # not a mistake of this program
 

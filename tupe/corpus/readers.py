@@ -26,6 +26,7 @@ from typing import BinaryIO, NamedTuple
 from urllib.parse import urlsplit
 
 from ..common.options import shorten_list
+from ..common.record import files_below
 from ..normaliser import is_blank
 from .stats import Stats
 
@@ -75,25 +76,6 @@ def kind_of(name: str, in_folder: bool) -> str | None:
     return "xml" if re.search(r"\.xml(-p\w+(-\w+)*)?$", name) else None
 
 
-def _files(folder):
-    """The files in a folder and below. Links to folders are followed last: where two ways lead to a folder, its files
-    have the names without links. No folder is read twice, so links may go round in circles."""
-
-    def refuse(error):
-        raise ValueError(f"{error.filename}: cannot be read: {error.strerror}")
-
-    files, seen, starts = [], set(), [folder]
-    for start in starts:
-        for place, folders, names in os.walk(start, onerror=refuse):
-            real = os.path.realpath(place)
-            folders[:] = sorted(name for name in folders if not name.startswith(".") and real not in seen)
-            if real not in seen:
-                seen.add(real)
-                starts += [Path(place, name) for name in folders if Path(place, name).is_symlink()]
-                files += [Path(place, name) for name in names if not name.startswith(".")]
-    return sorted(path for path in files if path.is_file())
-
-
 def find_inputs(names: Iterable, out: Path | None = None, field: str = FIELD) -> tuple[list[Input], list[str]]:
     """(inputs, names of skipped files): inputs in the order of `names`, sorted within a folder or glob, each file once.
     field: of records, with their text.
@@ -111,7 +93,7 @@ def find_inputs(names: Iterable, out: Path | None = None, field: str = FIELD) ->
             raise ValueError(f"{name}: no such file or folder, and no file matches")
         for path in paths:
             folder = path.is_dir()
-            files = _files(path) if folder else [path]
+            files = files_below(path) if folder else [path]
             saved = any(file.name in ABOUT_TABLES for file in files)
             for file in files:
                 beside = saved and (file.name in ABOUT_TABLES or file.name.startswith("cache-"))

@@ -25,7 +25,7 @@ import torch
 from tqdm import tqdm
 
 from ..common.options import FOLDER, QuietCommand, output, seed, shorten, shorten_list
-from ..common.record import write_atomically
+from ..common.record import files_below, write_atomically
 from ..common.tables import TextTable
 from ..normaliser import is_blank
 from ..text import TextEncoder
@@ -94,7 +94,7 @@ def _files(source: Path) -> Iterator[tuple[str, str]]:
         for name, content in files.items():
             yield name, _decode(content, name)
         return
-    for path in sorted(source.rglob("*")) if source.is_dir() else [source]:
+    for path in files_below(source) if source.is_dir() else [source]:
         if path.is_file() and _is_pairs(path.relative_to(source if source.is_dir() else source.parent)):
             yield str(path), _decode(path.read_bytes(), str(path))
 

@@ -112,8 +112,8 @@ def collect(folders: Iterable[str | Path]) -> Collection:
     for folder in map(Path, folders):
         if not folder.is_dir():
             raise ValueError(f"{folder} is not a folder")
-        for name, there in ((record.NAME, runs), ("sweep.json", sweeps)):
-            for path in sorted(folder.rglob(name)):
+        for path in record.files_below(folder):
+            if (there := {record.NAME: runs, "sweep.json": sweeps}.get(path.name)) is not None:
                 there.setdefault(path.parent.resolve(), path.parent)
     for folder in runs.values():
         _add_run(collection, folder)
