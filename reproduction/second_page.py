@@ -216,24 +216,27 @@ def lasting(runs: Runs, stage: str) -> list[str]:
     lines.append(TextTable.plain(header, rows, align="lrlrrrrl").markdown())
     if after:
         lines.append("At equal numbers of updates after each model's exit, both at a constant rate:\n")
-        lines.append(TextTable.plain(["model", "seeds", "updates after exit", "gap by seed", "mean"], after).markdown())
+        rows = [[f"`{m}`", str(len(one.differences)), f"{n:,}", *shown_by_seed(one)] for m, (n, one) in after.items()]
+        lines.append(TextTable.plain(["model", "seeds", "updates after exit", "gap by seed", "mean"], rows).markdown())
     return lines
 
 
 def lasting_summary(runs: Runs | None = None) -> TextTable | str:
     """For docs/results.md: what E, at tiny size, has so far of the models that it decides. "" before two budgets."""
-    of = gaps(runs or Runs(), LASTING[0])
+    runs = runs or Runs()
+    of, after = gaps(runs, LASTING[0]), after_exit(runs, LASTING[0])
     budgets = sorted({updates for model in LASTING_MODELS for updates in of.get(model, ())})
     if len(budgets) < 2:
         return ""
-    rows = [
-        [f"{updates:,}"] + [
-            f"{of_contrast(one, 2)} ({len(one.differences)} seeds)" if (one := of.get(model, {}).get(updates)) else ""
-            for model in LASTING_MODELS
-        ]
-        for updates in budgets
-    ]  # fmt: skip
-    header = ["updates", *(f"{CLAIMS['names'][model]} over BERT-A, bits [95 %]" for model in LASTING_MODELS)]
+
+    def row(label, found):
+        seeds = dict.fromkeys(str(len(one.differences)) for one in found if one)
+        return [label, ", ".join(seeds), *(of_contrast(one, 2) if one else "" for one in found)]
+
+    rows = [row(f"{n:,}", [of.get(model, {}).get(n) for model in LASTING_MODELS]) for n in budgets]
+    for n in dict.fromkeys(n for n, _ in after.values()):
+        rows.append(row(f"{n:,} after exit", [after[m][1] if after.get(m, (0,))[0] == n else None for m in LASTING_MODELS]))
+    header = ["updates", "seeds", *(f"{CLAIMS['names'][model]} over BERT-A" for model in LASTING_MODELS)]
     return TextTable.plain(header, rows, align="r" * len(header))
 
 
@@ -278,8 +281,8 @@ def updates_share(runs: Runs, stage: str, model: str, updates: int) -> str:
     return ", ".join(texts)
 
 
-def after_exit(runs: Runs, stage: str) -> list[list[str]]:
-    """Rows of the gap at equal numbers of updates after the exits of both models, along their longest runs, before any
+def after_exit(runs: Runs, stage: str) -> dict[str, tuple[int, Contrast]]:
+    """{model: (n, the gap to BERT-A n updates after the exits of both)}, along their longest runs, before any
     cool-down."""
     threshold, curves = Evidence(runs.first).threshold("controls"), {}
     for trial in runs.planned(stage):
@@ -288,7 +291,7 @@ def after_exit(runs: Runs, stage: str) -> list[list[str]]:
         if kept and kept[0][0] == 50:  # whole from the start
             curves[trial.model, trial.seed] = tuple(zip(*kept, strict=True))  # the longest one comes last
     exits = {key: first_below(*curve, threshold) for key, curve in curves.items()}
-    rows = []
+    found = {}
     for model in dict.fromkeys(model for model, _ in curves if model != "bert_a"):
         seeds = [seed for of, seed in curves if of == model and exits.get(("bert_a", seed)) and exits[model, seed]]
         ends = [curves[key][0][-1] - exits[key] for seed in seeds for key in ((model, seed), ("bert_a", seed))]
@@ -296,9 +299,8 @@ def after_exit(runs: Runs, stage: str) -> list[list[str]]:
             continue
         n = int(min(ends) // 50 * 50)
         at = {key: float(np.interp(exits[key] + n, *curves[key])) for key in curves if exits[key]}
-        one = contrast({s: at["bert_a", s] for s in seeds}, {s: at[model, s] for s in seeds})
-        rows.append([f"`{model}`", str(len(seeds)), f"{n:,}", *shown_by_seed(one)])
-    return rows
+        found[model] = n, contrast({s: at["bert_a", s] for s in seeds}, {s: at[model, s] for s in seeds})
+    return found
 
 
 # ----------------------------------------------------------------------------------------------------- every run, Zorro

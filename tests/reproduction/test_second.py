@@ -223,10 +223,12 @@ def test_the_results_show_what_e_has_so_far(tmp_path):
     losses = losses_of("tiny_lasting", models, (4, 5, 6))
     first = {trial: loss for trial, loss in losses.items() if trial.updates == 4000}
     assert second_page.lasting_summary(tables_of(tmp_path / "first", first)) == ""
-    table = second_page.lasting_summary(tables_of(tmp_path / "all", losses)).markdown()
-    assert [row[:2] for row in rows_of([table])] == [
-        [f"{n:,}", "0.50 [0.50, 0.50] (3 seeds)"] for n in (4000, 8000, 16000)
-    ]
+    runs = tables_of(tmp_path / "all", losses)
+    table = second_page.lasting_summary(runs).markdown()
+    *budgets, after = rows_of([table])
+    assert [row[:3] for row in budgets] == [[f"{n:,}", "3", "0.50 [0.50, 0.50]"] for n in (4000, 8000, 16000)]
+    n, one = second_page.after_exit(runs, "tiny_lasting")["tupe_a"]
+    assert after[:2] == [f"{n:,} after exit", "3"] and after[2].startswith(f"{one.mean:.2f} [")
 
 
 def test_the_updates_needed_lie_between_the_budgets(tmp_path):
@@ -249,14 +251,14 @@ def test_after_the_exit_models_are_compared_at_equal_updates_of_a_constant_rate(
     finals = {"bert_a": 5.0, "tupe_a": 4.8}
     models = {m: lambda updates, seed, m=m: finals[m] + noise("bert_a", seed) for m in finals}
     runs = tables_of(tmp_path, losses_of("tiny_lasting", models, (4, 5, 6)))
-    (row,) = second_page.after_exit(runs, "tiny_lasting")
+    ((model, (updates, one)),) = second_page.after_exit(runs, "tiny_lasting").items()
     threshold, exits, slopes = Evidence(runs.first).threshold("controls"), {}, {}
     for model, start in (("bert_a", 2000), ("tupe_a", 1000)):
         slopes[model] = (9 - finals[model]) / (16000 - start)
         exits[model] = start + (9 - threshold) / slopes[model]
     n = (12800 - exits["bert_a"]) // 50 * 50
-    assert row[:3] == ["`tupe_a`", "3", f"{n:,.0f}"]
-    assert float(row[-1].split()[0]) == pytest.approx((slopes["tupe_a"] - slopes["bert_a"]) * n, abs=0.01)
+    assert (model, updates, [*one.differences]) == ("tupe_a", n, [4, 5, 6])
+    assert one.mean == pytest.approx((slopes["tupe_a"] - slopes["bert_a"]) * n, abs=0.01)
 
 
 def test_the_curve_of_a_branch_begins_with_its_trunks(tmp_path):
