@@ -235,7 +235,8 @@ def lasting_summary(runs: Runs | None = None) -> TextTable | str:
 
     rows = [row(f"{n:,}", [of.get(model, {}).get(n) for model in LASTING_MODELS]) for n in budgets]
     for n in dict.fromkeys(n for n, _ in after.values()):
-        rows.append(row(f"{n:,} after exit", [after[m][1] if after.get(m, (0,))[0] == n else None for m in LASTING_MODELS]))
+        found = [after[model][1] if after.get(model, (0,))[0] == n else None for model in LASTING_MODELS]
+        rows.append(row(f"{n:,} after exit", found))
     header = ["updates", "seeds", *(f"{CLAIMS['names'][model]} over BERT-A" for model in LASTING_MODELS)]
     return TextTable.plain(header, rows, align="r" * len(header))
 
