@@ -79,9 +79,11 @@ def _copy_encoder(vocabulary, output, replaced):
             f"{vocabulary}); choose another output folder"
         )
     for name in there:  # else, after a kill, their old ids would stand beside the new dictionary
-        kind, _, version = name.partition("SQuAD-")
-        for path in output.glob(f"*-v{version}.*") if version else [output / kind]:
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        if name.startswith("SQuAD-"):
+            for path in output.glob(f"*-v{name.removeprefix('SQuAD-')}.*"):
+                path.unlink()
+        else:
+            shutil.rmtree(output / name)
     for name in old:
         if name not in new:
             (output / name).unlink()  # else the encoder would read it

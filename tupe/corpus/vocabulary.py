@@ -126,10 +126,8 @@ def train_tokenizer(kind: str, sentences: Callable[[], Iterable[str]], vocab_siz
             f"--tokenizer {kind} makes {types} types of this text, not {vocab_size}: valid: at most {types}; the same "
             "command with another --vocab-size continues from here"
         )
-    content = json.loads(tokenizer.to_str())
-    return with_our_ids(
-        json.dumps({**content, "added_tokens": []}, allow_nan=False), dict(zip(ROLES, ROLES, strict=True)), kind
-    )
+    content = {**json.loads(tokenizer.to_str()), "added_tokens": []}  # else "##a" would stay special
+    return with_our_ids(json.dumps(content, allow_nan=False), dict(zip(ROLES, ROLES, strict=True)), kind)
 
 
 def read_tokenizer(path: str | Path) -> str:
