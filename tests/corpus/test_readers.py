@@ -169,6 +169,19 @@ def test_links_to_folders_are_followed(tmp_path, monkeypatch):
         find_inputs([tmp_path / "in"])
 
 
+def test_a_link_to_nothing_is_refused_if_it_would_be_read(tmp_path):
+    (tmp_path / "a.txt").write_text("text")
+    for name in ("latest.log", "round.log"):
+        (tmp_path / name).symlink_to(name.replace("latest", "gone"))
+    inputs, skipped = find_inputs([tmp_path])
+    assert [source.path for source in inputs] == [str(tmp_path / "a.txt")]
+    assert skipped == [str(tmp_path / name) for name in ("latest.log", "round.log")]
+    (tmp_path / "b.txt").symlink_to("../gone.txt")
+    for name in (tmp_path, f"{tmp_path}/*.txt"):
+        with pytest.raises(ValueError, match=r"b\.txt: a link to \.\./gone\.txt, which is not there"):
+            find_inputs([name])
+
+
 def test_glob_is_sorted_and_each_file_is_read_once(tmp_path):
     for name in "cab":
         (tmp_path / f"{name}.txt").write_text(name)
@@ -305,6 +318,7 @@ def test_a_document_that_is_too_long_is_dropped_whatever_it_is(tmp_path, monkeyp
         json.dumps({"text": "good"}) + "\n" + json.dumps({"text": long}) + '\n{"text": "3"}\n'
     )
     (tmp_path / "a.xml").write_bytes(wiki(page(text="good"), page("Long", text=long)))
+    (tmp_path / "a.csv").write_text(f"text,id\ngood,1\n{long},2\n3,3\n")
     (tmp_path / "books").mkdir()
     (tmp_path / "books" / "long.txt").write_text(long)
     (tmp_path / "books" / "short.txt").write_text("good")
@@ -312,12 +326,15 @@ def test_a_document_that_is_too_long_is_dropped_whatever_it_is(tmp_path, monkeyp
         ("a.txt", ["good", "good, too"], 2),
         ("a.jsonl", ["good", "3"], 1),
         ("a.xml", ["good"], 1),
+        ("a.csv", ["good", "3"], 1),
         ("books", ["good"], 1),
     ):
         read_documents, stats = read_all(tmp_path / name)
         assert [d.text for d in read_documents] == kept
         assert sum(stats.dropped["document: longer than 1000 characters"].values()) == lost
         assert stats.counts["documents read"] == len(kept) + lost
+    with pytest.raises(ValueError, match=r"a\.csv:3: a line longer than 1000 characters"):
+        list(documents.read_fields(tmp_path / "a.csv", {"text": "--text"}))
 
 
 DOCS = """<doc id="12" url="https://en.wikipedia.org/wiki?curid=12" title="Tom &amp; Jerry">

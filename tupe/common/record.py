@@ -353,9 +353,9 @@ def fingerprint(files: Iterable[str | Path]) -> str:
 
 
 def files_below(folder: str | Path) -> list[Path]:
-    """The files in a folder and below, sorted, without hidden ones. Links to folders are followed last: where two ways
-    lead to a folder, its files have the names without links. No folder is read twice, so links may go round in circles.
-    Raises ValueError for a folder that cannot be read."""
+    """The files in a folder and below, sorted, without hidden ones, but with links to what is not there. Links to
+    folders are followed last: where two ways lead to a folder, its files have the names without links. No folder is
+    read twice, so links may go round in circles. Raises ValueError for a folder that cannot be read."""
 
     def refuse(error):
         raise ValueError(f"{error.filename}: cannot be read: {error.strerror}")
@@ -369,7 +369,7 @@ def files_below(folder: str | Path) -> list[Path]:
                 seen.add(real)
                 starts += [Path(place, name) for name in folders if Path(place, name).is_symlink()]
                 files += [Path(place, name) for name in names if not name.startswith(".")]
-    return sorted(path for path in files if path.is_file())
+    return sorted(path for path in files if path.is_file() or not path.exists())
 
 
 FULL = (errno.ENOSPC, errno.EDQUOT)

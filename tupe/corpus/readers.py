@@ -100,6 +100,11 @@ def find_inputs(names: Iterable, out: Path | None = None, field: str = FIELD) ->
                 kind = None if beside else kind_of(file.name, folder)
                 if kind is None and not folder:
                     raise ValueError(f"{file}: unknown kind of input; valid: {KINDS}")
+                if not file.exists():
+                    if kind:
+                        raise ValueError(f"{file}: a link to {os.readlink(file)}, which is not there")
+                    skipped.append(str(file))
+                    continue
                 stat, real = file.stat(), str(file.resolve())
                 if out is not None and Path(real).is_relative_to(out):
                     continue
@@ -308,7 +313,13 @@ def _csv(file, path, errors, stats, fields, further):
         while again:
             taken.append(again.popleft())
             yield taken[-1]
-        for _, line in lines:
+        for number, line in lines:
+            if line is None:
+                place, what = f"{path}:{number}", f"longer than {MAX_DOCUMENT} characters"
+                if errors == "refuse":
+                    raise ValueError(f"{place}: a line {what}")
+                stats.count("documents read")
+                stats.drop("document", what, Path(path).name, place)
             taken.append((line or "").removeprefix("\ufeff") + "\n")
             yield taken[-1]
 

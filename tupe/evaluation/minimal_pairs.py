@@ -95,7 +95,7 @@ def _files(source: Path) -> Iterator[tuple[str, str]]:
             yield name, _decode(content, name)
         return
     for path in files_below(source) if source.is_dir() else [source]:
-        if path.is_file() and _is_pairs(path.relative_to(source if source.is_dir() else source.parent)):
+        if _is_pairs(path.relative_to(source if source.is_dir() else source.parent)):
             yield str(path), _decode(path.read_bytes(), str(path))
 
 
