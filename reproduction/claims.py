@@ -64,8 +64,7 @@ def corrected(evidence: Evidence, stage: str) -> dict[str, list[float | None]]:
         for entry in CLAIMS["contrasts"]:
             a, b = (losses.get(model, {}) for model in entry["models"])
             ps.append(test(a, b) if min(len(a), len(b)) >= FEWEST else None)
-        adjusted = holm([1.0 if p is None else p for p in ps])
-        return [None if p is None else q for p, q in zip(ps, adjusted, strict=True)]
+        return holm(ps)
 
     return {
         PAIRED: of(lambda a, b: contrast(a, b).p, finals),

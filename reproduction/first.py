@@ -68,7 +68,7 @@ def page(evidence: Evidence, name: str) -> str:
         finalize=lambda value: value.markdown() if isinstance(value, TextTable) else value,
     )  # fmt: skip
     names = {**vars(tables), "evidence": evidence, "plan": PLAN["stages"]}
-    names["lasting_summary"] = second_page.lasting_summary
+    names |= {name: getattr(second_page, name) for name in ("decided_summary", "lasting_summary")}
     return environment.get_template(f"{name}.jinja").render(names)
 
 

@@ -73,17 +73,29 @@ def begin(folder: Path, earlier: Path) -> None:
 
 def train_length(data: Path, output: Path, planned: list[Trial], jobs: int | None, further: Sequence[str]) -> None:
     """Train what is left of one stage and length; where there is a cool-down, first the trunks, each from the one of
-    the next shorter length."""
-    branches = [trial for trial in planned if cooldown_of(trial)]
-    for trial in branches:
+    the next shorter length. A run whose trunk diverged has diverged; one whose trunk failed otherwise waits for it."""
+    trunks = {trial: trunk_job(trial, data, output, further) for trial in planned if cooldown_of(trial)}
+    for trial, made in trunks.items():
         for shorter in trunks_of(trial, output)[-2:-1]:
-            begin(trunk(trial, output), shorter)
-    trunks = [trunk_job(trial, data, output, further) for trial in branches]
-    if trunks:
-        runner.exit_if_unfinished(runner.run(trunks, runner.slots(jobs), title="trunks"), "trunks")
-    for trial in branches:
-        begin(trial.folder(output), trunk(trial, output))
-    train(data, output, planned, jobs, further, job)
+            begin(made.folder, shorter)
+        if not divergence_of(made.folder):
+            record.clear_failure(made.folder)
+    states = runner.run([*trunks.values()], runner.slots(jobs), title="trunks") if trunks else {}
+    for trial, made in trunks.items():
+        if states[made] == "finished":
+            begin(trial.folder(output), made.folder)
+        elif reason := divergence_of(made.folder):
+            trial.folder(output).mkdir(parents=True, exist_ok=True)
+            record.note_failure(trial.folder(output), reason, record.DIVERGED)
+            del states[made]
+    train(data, output, [t for t in planned if states.get(trunks.get(t)) != "failed"], jobs, further, job)
+    runner.exit_if_unfinished(states, "trunks")
+
+
+def divergence_of(folder: Path) -> str:
+    """The reason of a run that diverged, else ""."""
+    run = record.read(folder) if record.state_of(folder) == "failed" else None
+    return run.failure["reason"] if run and run.failure["reason"].startswith(record.DIVERGENCE) else ""
 
 
 # --------------------------------------------------------------------------------------------------------- the commands

@@ -38,8 +38,13 @@ ZORRO, PAIRS = TABLES / "zorro.csv.gz", 200  # pairs of each paradigm, the first
 MARGIN = 0.1  # bits, of equivalence
 DECIDED = {"tiny_decide": "tiny_bundle", "decide": "bundle"}  # stages of D, and those of C that are compared with them
 BESIDE = ("tupe_a_tie_cls", "bert_a_d")  # a difference of D that is none of the five contrasts
+TOO_FEW = "too few seeds"  # the word where too many runs diverged
 EQUIVALENT = (("tupe_a", "tupe_a_tie_cls"), ("tupe_r", "tupe_a"), BESIDE)
 LASTING, LASTING_MODELS = ("tiny_lasting", "lasting"), ("tupe_a", "tupe_r")  # stages of E, and what is decided of
+
+
+def stage_of(name: str) -> dict:
+    return PROTOCOL["stages"][name]
 
 
 class Runs:
@@ -124,26 +129,49 @@ def decided(runs: Runs, stage: str) -> list[str]:
     """A stage of D, once all of it has run: the five contrasts, corrected by Holm, and one beside them."""
     if not runs.is_complete(stage):
         return []
-    finals, names = runs.finals(stage), [tuple(entry["models"]) for entry in CLAIMS["contrasts"]]
-    of = {pair: paired(finals, *pair) for pair in (*names, BESIDE)}
-    by_welch = {(a, b): statistics.welch(finals[a].values(), finals[b].values())[-1] for a, b in of}
-    firsts = dict(zip(names, holm([of[pair].p for pair in names]), strict=True)) | {BESIDE: of[BESIDE].p}
-    seconds = dict(zip(names, holm([by_welch[pair] for pair in names]), strict=True)) | {BESIDE: by_welch[BESIDE]}
-    fresh = PROTOCOL["stages"][stage].get("fresh", ())
-    claims, rows = {tuple(entry["models"]): entry["claim"] for entry in CLAIMS["contrasts"]}, []
-    for (a, b), one in of.items():
-        same = statistics.equivalence(one.differences.values(), MARGIN) if (a, b) in EQUIVALENT else None
+    claims, plan, rows = {tuple(each["models"]): each["claim"] for each in CLAIMS["contrasts"]}, stage_of(stage), []
+    for (a, b), (one, ps, same, verdict) in contrasts(runs, stage).items():
         rows.append([
-            f"`{a}` - `{b}`", claims.get((a, b), "no terms of words and positions together"), *shown_by_seed(one),
-            runs.resampled(a, b, stage), *(f"{p:.2g}" for p in (firsts[a, b], seconds[a, b])),
-            "" if same is None else f"{same:.2g}",
-            verdict_of_claim(one, max(firsts[a, b], seconds[a, b]), same, (a, b) == BESIDE, fresh),
+            f"`{a}` - `{b}`", claims.get((a, b), "no terms of words and positions together"),
+            *shown_by_seed(one, plan["seeds"]), runs.resampled(a, b, stage), *map(of_p, (*ps, same)), verdict,
         ])  # fmt: skip
     header = ["contrast", "what is added", "differences by seed", "mean [95 % interval]", "seeds and text",
-              "p, paired", "p, Welch", "p, equivalence", "verdict"]  # fmt: skip
+              "p, paired (Holm)", "p, Welch (Holm)", "p, equivalence", "verdict"]  # fmt: skip
     text = f"The last row is not corrected. Equivalence: within {MARGIN} bits.\n"
     table = TextTable.plain(header, rows, align="lllrrrrrl").markdown()
-    return [f"## D, {PROTOCOL['stages'][stage]['size']}: the contrasts\n", text, table]
+    return [f"## D, {plan['size']}: the contrasts\n", text, table]
+
+
+Decision = tuple[Contrast | None, tuple[float | None, float | None], float | None, str]
+
+
+def contrasts(runs: Runs, stage: str) -> dict[tuple[str, str], Decision]:
+    """{models of a contrast: (the contrast, its p-values by both tests, that of equivalence, the protocol's word)}, of
+    a stage of D that is complete."""
+    finals, names = runs.finals(stage), [tuple(entry["models"]) for entry in CLAIMS["contrasts"]]
+    of = {pair: paired(finals, *pair) for pair in (*names, BESIDE)}
+    enough = [pair for pair, one in of.items() if one and one.p is not None]
+    by_t = {pair: of[pair].p for pair in enough}
+    by_welch = {(a, b): statistics.welch(finals[a].values(), finals[b].values())[-1] for a, b in enough}
+    for test in (by_t, by_welch):
+        test |= zip(names, holm([test.get(pair) for pair in names]), strict=True)
+    found = {}
+    for pair, one in of.items():
+        ps, same = (by_t.get(pair), by_welch.get(pair)), None
+        if pair in EQUIVALENT and pair in enough:
+            same = statistics.equivalence(one.differences.values(), MARGIN)
+        fresh = stage_of(stage).get("fresh", ())
+        verdict = verdict_of_claim(one, max(ps), same, pair == BESIDE, fresh) if pair in enough else TOO_FEW
+        found[pair] = one, ps, same, verdict
+    return found
+
+
+def decided_summary(runs: Runs | None = None) -> dict[tuple[str, str], tuple[Contrast | None, str]]:
+    """For docs/results.md: {models of a contrast: (the contrast, the protocol's word)} of D at tiny size, once all of
+    it has run."""
+    runs, stage = runs or Runs(), next(iter(DECIDED))
+    found = contrasts(runs, stage) if runs.is_complete(stage) else {}
+    return {pair: (one, verdict) for pair, (one, _, _, verdict) in found.items()}
 
 
 def verdict_of_claim(one: Contrast, p: float, same: float | None, beside: bool, fresh: Sequence[int] = ()) -> str:
@@ -162,21 +190,27 @@ def bundle(runs: Runs, stage: str, neighbours: str) -> list[str]:
     if not (runs.is_complete(stage) and runs.is_complete(neighbours)):
         return []
     finals, entries = runs.finals(stage, neighbours), PROTOCOL["differences"]
-    of = [paired(finals, *entry["models"]) for entry in entries]
-    rows = []
-    for entry, one, p in zip(entries, of, holm([one.p for one in of]), strict=True):
-        a, b = entry["models"]
-        result = "not resolved" if p > ALPHA else "lower" if one.mean < 0 else "higher"
+    of, rows = [paired(finals, *entry["models"]) for entry in entries], []
+    for entry, one, p in zip(entries, of, holm([one and one.p for one in of]), strict=True):
+        (a, b), result = entry["models"], TOO_FEW
+        if p is not None:
+            result = "not resolved" if p > ALPHA else "lower" if one.mean < 0 else "higher"
         found = runs.resampled(a, b, stage, neighbours)
-        rows.append([f"`{a}` - `{b}`", entry["asks"], *shown_by_seed(one), found, f"{p:.2g}", result])
+        seeds = stage_of(stage)["seeds"]
+        rows.append([f"`{a}` - `{b}`", entry["asks"], *shown_by_seed(one, seeds), found, of_p(p), result])
     header = ["difference", "asks", "by seed", "mean [95 % interval]", "seeds and text", "p (Holm)", "result"]
     table = TextTable.plain(header, rows, align="lllrrrl").markdown()
-    return [f"## C, {PROTOCOL['stages'][stage]['size']}: the bundle\n", table]
+    return [f"## C, {stage_of(stage)['size']}: the bundle\n", table]
 
 
-def shown_by_seed(one: Contrast) -> tuple[str, str]:
-    """(every seed's difference, mean and interval)."""
-    return ", ".join(number(value) for value in one.differences.values()), of_contrast(one)
+def of_p(p: float | None) -> str:
+    return "" if p is None else f"{p:.2g}"
+
+
+def shown_by_seed(one: Contrast | None, seeds: Sequence[int]) -> tuple[str, str]:
+    """(the difference of each seed, a dash for one that has none; mean and interval)."""
+    of = one.differences if one else {}
+    return ", ".join(number(of[seed]) if seed in of else "–" for seed in seeds), of_contrast(one)
 
 
 # -------------------------------------------------------------------------------------------------------------------- E
@@ -185,7 +219,7 @@ def shown_by_seed(one: Contrast) -> tuple[str, str]:
 def gaps(runs: Runs, stage: str) -> dict[str, dict[int, Contrast]]:
     """{model: {budget: BERT-A's final loss minus the model's}}, where at least `FEWEST` seeds have both."""
     found = defaultdict(dict)
-    for updates in lengths_of(PROTOCOL["stages"][stage]):
+    for updates in lengths_of(stage_of(stage)):
         finals = runs.finals(stage, updates=updates)
         for model in finals.keys() - {"bert_a"}:
             one = paired(finals, "bert_a", model)
@@ -199,7 +233,8 @@ def lasting(runs: Runs, stage: str) -> list[str]:
     of = gaps(runs, stage)
     if not of:
         return []
-    rows, after, verdicts = [], after_exit(runs, stage), verdicts_of_gaps(of, stage)
+    rows, after, seeds = [], after_exit(runs, stage), stage_of(stage)["seeds"]
+    verdicts, largest = verdicts_of_gaps(runs, stage), lengths_of(stage_of(stage))[-1]
     for model, by_budget in of.items():
         shortest = min(by_budget)
         for updates, one in by_budget.items():
@@ -207,17 +242,17 @@ def lasting(runs: Runs, stage: str) -> list[str]:
             if updates > shortest:
                 gone = of_contrast(contrast(by_budget[shortest].differences, one.differences))
             found = runs.resampled("bert_a", model, stage, updates=updates)
-            verdict = verdicts.get((model, updates), "")
-            cells = *shown_by_seed(one), found, gone, updates_share(runs, stage, model, updates), verdict
+            verdict = verdicts.get(model, "") if updates == largest else ""
+            cells = *shown_by_seed(one, seeds), found, gone, updates_share(runs, stage, model, updates), verdict
             rows.append([f"`{model}`", f"{updates:,}", *cells])
     header = ["model", "updates", "gap by seed", "mean [95 % interval]", "seeds and text", "gone since the first",
               "updates needed, %", "verdict"]  # fmt: skip
-    lines = [f"## E, {PROTOCOL['stages'][stage]['size']}: does it last?\n", LASTING_TEXT]
+    lines = [f"## E, {stage_of(stage)['size']}: does it last?\n", LASTING_TEXT]
     lines.append(TextTable.plain(header, rows, align="lrlrrrrl").markdown())
     if after:
         lines.append("At equal numbers of updates after each model's exit, both at a constant rate:\n")
-        rows = [[f"`{m}`", str(len(one.differences)), f"{n:,}", *shown_by_seed(one)] for m, (n, one) in after.items()]
-        lines.append(TextTable.plain(["model", "seeds", "updates after exit", "gap by seed", "mean"], rows).markdown())
+        rows = [[f"`{m}`", f"{n:,}", *shown_by_seed(one, seeds)] for m, (n, one) in after.items()]
+        lines.append(TextTable.plain(["model", "updates after exit", "gap by seed", "mean"], rows).markdown())
     return lines
 
 
@@ -234,9 +269,11 @@ def lasting_summary(runs: Runs | None = None) -> TextTable | str:
         return [label, ", ".join(seeds), *(of_contrast(one, 2) if one else "" for one in found)]
 
     rows = [row(f"{n:,}", [of.get(model, {}).get(n) for model in LASTING_MODELS]) for n in budgets]
-    for n in dict.fromkeys(n for n, _ in after.values()):
+    for n in dict.fromkeys(after[model][0] for model in LASTING_MODELS if model in after):
         found = [after[model][1] if after.get(model, (0,))[0] == n else None for model in LASTING_MODELS]
         rows.append(row(f"{n:,} after exit", found))
+    if verdicts := verdicts_of_gaps(runs, LASTING[0]):
+        rows.append(["verdict", "", *(verdicts[model] for model in LASTING_MODELS)])
     header = ["updates", "seeds", *(f"{CLAIMS['names'][model]} over BERT-A" for model in LASTING_MODELS)]
     return TextTable.plain(header, rows, align="r" * len(header))
 
@@ -247,28 +284,29 @@ and > where it is outside of them. A verdict needs all seeds.
 """
 
 
-def verdicts_of_gaps(of: dict[str, dict[int, Contrast]], stage: str) -> dict[tuple[str, int], str]:
-    """{(model, largest budget): the protocol's word}, once all seeds of `LASTING_MODELS` have it."""
-    plan = PROTOCOL["stages"][stage]
-    largest = max(lengths_of(plan))
-    ends = {model: of.get(model, {}).get(largest) for model in LASTING_MODELS}
-    if any(one is None or len(one.differences) < len(plan["seeds"]) for one in ends.values()):
+def verdicts_of_gaps(runs: Runs, stage: str) -> dict[str, str]:
+    """{model: the protocol's word for its gap at the largest budget}, once all runs of it have ended that
+    `LASTING_MODELS` and BERT-A have there."""
+    largest = lengths_of(stage_of(stage))[-1]
+    of = [trial for trial in runs.planned(stage, largest) if trial.model in ("bert_a", *LASTING_MODELS)]
+    if not of or any(trial not in runs.losses for trial in of):
         return {}
-    words = {}
-    for (model, one), p in zip(ends.items(), holm([one.p for one in ends.values()]), strict=True):
-        same = statistics.equivalence(one.differences.values(), MARGIN) <= ALPHA
-        if p <= ALPHA and one.mean > 0:
-            words[model, largest] = f"the gain lasts: {one.mean:.2f} bits are left{f', no more than {MARGIN}' * same}"
+    ends, words = {model: gaps(runs, stage).get(model, {}).get(largest) for model in LASTING_MODELS}, {}
+    for (model, one), p in zip(ends.items(), holm([one and one.p for one in ends.values()]), strict=True):
+        same = one and statistics.equivalence(one.differences.values(), MARGIN) <= ALPHA
+        if p is None:
+            words[model] = TOO_FEW
         elif p <= ALPHA:
-            words[model, largest] = "reversed"
+            lasts = f"the gain lasts: {one.mean:.2f} bits are left{f', no more than {MARGIN}' * same}"
+            words[model] = lasts if one.mean > 0 else "reversed"
         else:
-            words[model, largest] = f"no more than {MARGIN} bits are left" if same else "not resolved"
+            words[model] = f"no more than {MARGIN} bits are left" if same else "not resolved"
     return words
 
 
 def updates_share(runs: Runs, stage: str, model: str, updates: int) -> str:
     """ "≤ 50, 61, 58": by seed, the per cent of BERT-A's updates that a model needs for BERT-A's loss."""
-    by_length = {length: runs.finals(stage, updates=length) for length in lengths_of(PROTOCOL["stages"][stage])}
+    by_length = {length: runs.finals(stage, updates=length) for length in lengths_of(stage_of(stage))}
     texts = []
     for seed, target in sorted(by_length[updates].get("bert_a", {}).items()):
         finals = {length: of[model][seed] for length, of in by_length.items() if seed in of.get(model, ())}
@@ -283,24 +321,23 @@ def updates_share(runs: Runs, stage: str, model: str, updates: int) -> str:
 
 
 def after_exit(runs: Runs, stage: str) -> dict[str, tuple[int, Contrast]]:
-    """{model: (n, the gap to BERT-A n updates after the exits of both)}, along their longest runs, before any
-    cool-down."""
-    threshold, curves = Evidence(runs.first).threshold("controls"), {}
+    """{model: (n, the gap to BERT-A n updates after the exits of both)}, along the longest runs that at least `FEWEST`
+    seeds of both have, before any cool-down."""
+    threshold, curves, found = Evidence(runs.first).threshold("controls"), defaultdict(dict), {}
     for trial in runs.planned(stage):
         updates, losses = runs.curves.get(trial, ([], []))
         kept = [(n, loss) for n, loss in zip(updates, losses, strict=True) if n <= trial.updates - cooldown_of(trial)]
-        if kept and kept[0][0] == 50:  # whole from the start
-            curves[trial.model, trial.seed] = tuple(zip(*kept, strict=True))  # the longest one comes last
-    exits = {key: first_below(*curve, threshold) for key, curve in curves.items()}
-    found = {}
-    for model in dict.fromkeys(model for model, _ in curves if model != "bert_a"):
-        seeds = [seed for of, seed in curves if of == model and exits.get(("bert_a", seed)) and exits[model, seed]]
-        ends = [curves[key][0][-1] - exits[key] for seed in seeds for key in ((model, seed), ("bert_a", seed))]
-        if len(seeds) < FEWEST or min(ends) < 50:
-            continue
-        n = int(min(ends) // 50 * 50)
-        at = {key: float(np.interp(exits[key] + n, *curves[key])) for key in curves if exits[key]}
-        found[model] = n, contrast({s: at["bert_a", s] for s in seeds}, {s: at[model, s] for s in seeds})
+        curve = tuple(zip(*kept, strict=True))
+        if kept and kept[0][0] == 50 and (exit := first_below(*curve, threshold)) is not None:  # whole from the start
+            curves[trial.model, trial.updates][trial.seed] = exit, curve
+    for (model, updates), mine in curves.items():  # of each model the longest ones come last
+        bert = curves.get(("bert_a", updates), {})
+        seeds = mine.keys() & bert.keys()
+        ends = [of[seed][1][0][-1] - of[seed][0] for of in (mine, bert) for seed in seeds]
+        if model != "bert_a" and len(seeds) >= FEWEST and min(ends) >= 50:
+            n = int(min(ends) // 50 * 50)
+            at = ({seed: float(np.interp(of[seed][0] + n, *of[seed][1])) for seed in seeds} for of in (bert, mine))
+            found[model] = n, contrast(*at)
     return found
 
 
@@ -314,7 +351,8 @@ def tables_of_losses(runs: Runs) -> list[str]:
         rows, planned = defaultdict(dict), runs.planned(stage)
         for trial in planned:
             if trial in runs.losses:
-                rows[trial.model, f"{trial.lr:g}", f"{trial.updates:,}"][trial.seed] = number(runs.losses[trial])
+                cell = number(runs.losses[trial]) if math.isfinite(runs.losses[trial]) else "diverged"
+                rows[trial.model, f"{trial.lr:g}", f"{trial.updates:,}"][trial.seed] = cell
         done = sum(trial in runs.losses for trial in planned)
         lines.append(f"## {stage}: {plan['size']}, {precision(stage)}\n")
         lines.append(f"{done} of {len(planned)} runs.\n")

@@ -55,7 +55,8 @@ def adopted(runs: ByRun) -> dict[Trial, Any]:
 def losses_in(first: dict[str, list[dict]], tables: dict[str, list[dict]]) -> dict[Trial, float]:
     """{trial: final loss} of all runs that count, of the first protocol's tables and of this one's."""
     mine = known(tables)
-    return adopted(known(first) | mine) | {trial: loss for (trial, _), loss in mine.items()}
+    own = {trial: loss for (trial, of), loss in mine.items() if of in (precision(trial.stage), "")}  # "": it diverged
+    return adopted(known(first) | mine) | own
 
 
 def known_losses(output: Path) -> dict[Trial, float]:

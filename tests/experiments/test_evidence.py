@@ -88,6 +88,18 @@ def test_what_is_known_stays_where_a_copy_lacks_it(folder, tmp_path):
     assert [row for row in merged["runs"] if row["run"] == str(trial)][0]["loss"]
 
 
+def test_a_run_that_failed_and_then_diverged_has_diverged(folder):
+    known, name = collect.read(folder / "tables"), str(run("tupe_a"))
+
+    def failed(reason):
+        mine = [{**row, "state": "failed", "reason": reason, "loss": ""} for row in known["runs"] if row["run"] == name]
+        return {**known, "runs": mine}
+
+    for before, reason in ((failed("out of memory"), "diverged"), (known, "")):
+        merged = collect.merge(before, failed("diverged"))
+        assert [row["reason"] for row in merged["runs"] if row["run"] == name] == [reason]
+
+
 def test_a_block_has_one_precision(tmp_path):
     tables = collect.read(tmp_path)
     for model, precision in (("bert_a", "float32"), ("tupe_a", "bfloat16 autocast")):

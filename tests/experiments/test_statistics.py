@@ -47,6 +47,7 @@ def test_holm_by_hand():
     """Sorted 0.01, 0.02, 0.03, 0.4: times 4, 3, 2, 1, and never less than the one before."""
     assert holm([0.03, 0.01, 0.4, 0.02]) == pytest.approx([0.06, 0.04, 0.4, 0.06])
     assert holm([0.9, 0.8]) == [1.0, 1.0]
+    assert holm([0.01, None, 0.03]) == [pytest.approx(0.03), None, pytest.approx(0.06)]
 
 
 def test_curves():

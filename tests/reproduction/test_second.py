@@ -13,9 +13,10 @@ from scipy import stats
 
 from reproduction import second, second_page, second_plan
 from tupe import positions
+from tupe.common import record
 from tupe.experiments import collect
 from tupe.experiments.evidence import Evidence
-from tupe.experiments.plan import Trial, best_rates, lengths_of, trials
+from tupe.experiments.plan import Trial, best_rates, final_losses, lengths_of, trials
 from tupe.experiments.statistics import contrast, paired
 from tupe.positions import Dims, Positions
 
@@ -120,9 +121,11 @@ def test_the_protocol_names_the_models_of_its_yaml():
 
 
 def tables_of(tmp_path, losses):
-    """Tables of finished runs, {trial: final loss}: plateau at 9 bits until update 1,000, BERT-A's until 2,000."""
+    """Tables of runs, {trial: final loss, infinite if it diverged}: plateau at 9 bits until update 1,000, BERT-A's
+    until 2,000."""
     for trial, loss in losses.items():
-        write_run(tmp_path / "out", trial, loss, exit=2000 if trial.model == "bert_a" else 1000, plateau=9)
+        exit, state = 2000 if trial.model == "bert_a" else 1000, "failed" if math.isinf(loss) else "finished"
+        write_run(tmp_path / "out", trial, min(loss, 8), exit, state, plateau=9)
     collect.write(collect.collect(tmp_path / "out"), tmp_path / "tables")
     return second_page.Runs(tmp_path / "tables")
 
@@ -171,6 +174,43 @@ def test_five_seeds_decide_the_contrasts_and_the_bundle(tmp_path):
     assert results == ["lower", "not resolved", "not resolved", "lower", "not resolved"]
 
 
+@pytest.mark.parametrize("lost", [1, 3, 5])
+def test_a_model_with_runs_that_diverged_is_tested_on_the_other_seeds(lost, tmp_path):
+    """... if these are three; it takes nothing from the other contrasts but its part in Holm's."""
+    stages = [second.PROTOCOL["stages"][name]["rates"] for name in ("tiny_decide", "tiny_bundle")]
+    models = [model for rates in stages for model in rates]
+
+    def loss(model, number):
+        draw = {seed: 0.02 * np.random.default_rng([seed, number]).normal() for seed in range(4, 9)}
+        lost_seeds = range(9 - lost, 9) if model == "bert_a" else ()
+        return lambda _, seed: math.inf if seed in lost_seeds else 6 - 0.2 * number + draw[seed]
+
+    of = {model: loss(model, number) for number, model in enumerate(models)}
+    names = "tiny_decide", "tiny_bundle"
+    d, c = (losses_of(name, {m: of[m] for m in rates}) for name, rates in zip(names, stages, strict=True))
+    runs = tables_of(tmp_path, d | c)
+    rows = {row[0]: row for row in rows_of(second_page.decided(runs, "tiny_decide"))}
+    bundle = {row[0]: row for row in rows_of(second_page.bundle(runs, "tiny_bundle", "tiny_decide"))}
+    mine = rows["`bert_r` - `bert_a`"]
+    assert [cell == "–" for cell in mine[2].split(", ")] == [False] * (5 - lost) + [True] * lost
+    assert mine[-1] == ("confirmed" if lost == 1 else "too few seeds")
+    assert bundle["`both` - `bert_a`"][-1] == ("lower" if lost == 1 else "too few seeds")
+    other = rows["`tupe_r` - `tupe_a`"]
+    p = stats.ttest_1samp([float(value) for value in other[2].split(", ")], 0).pvalue
+    assert other[-1] == "confirmed" and float(other[5]) <= 5.1 * p
+    (line,) = [line for line in second_page.tables_of_losses(runs) if "| bert_a | 0.002 | 5,000" in line][:1]
+    assert line.count("diverged") == lost
+    assert second_page.decided_summary(runs)["tupe_r", "tupe_a"][1] == "confirmed"
+
+
+def test_a_run_in_another_precision_does_not_count(tmp_path):
+    trial = Trial("tiny_decide", "bert_a", "tiny", 5000, 2e-3, 6)
+    row = {"run": str(trial), "loss": "5.1", "reason": ""}
+    for of, counts in (("float32", True), ("bfloat16 autocast", False)):
+        tables = {"runs": [row | {"precision": of}]}
+        assert (trial in second_plan.losses_in({"runs": []}, tables)) == counts
+
+
 def test_intervals_of_seeds_and_text_are_of_the_stored_blocks(tmp_path):
     means = {"bert_a": 6.5, "tupe_a_tie_cls": 6.0}
     models = {m: lambda _, seed, m=m: means[m] + noise(m, seed) for m in means}
@@ -197,22 +237,31 @@ def test_a_stage_is_read_once_all_of_it_has_run(tmp_path):
         (0.0, (4, 5, 6, 7, 8), "no more than 0.1 bits are left"),
         (-0.2, (4, 5, 6, 7, 8), "reversed"),
         (0.2, (4, 5, 6), "–"),
+        (0.2, (4, 5, 6, 7, -8), "the gain lasts: 0.20 bits are left"),  # -8: BERT-A's longest run diverged
     ],
 )
 def test_what_lasts_is_the_gap_at_the_largest_budget(left, seeds, verdict, tmp_path):
     bert = {4000: 6.8, 8000: 6.0, 16000: 5.0}
     gap = {4000: 1.0, 8000: 0.5, 16000: left}
     models = {
-        "bert_a": lambda updates, seed: bert[updates] + noise("bert_a", seed),
+        "bert_a": lambda updates, seed: (
+            math.inf if updates == 16000 and -seed in seeds else bert[updates] + noise("bert_a", seed)
+        ),
         "tupe_a": lambda updates, seed: bert[updates] - gap[updates] + noise("bert_a", seed) + 0.001 * (seed - 6),
         "tupe_r": lambda updates, seed: bert[updates] - 0.5 + noise("tupe_r", seed),
     }
-    runs = tables_of(tmp_path, losses_of("tiny_lasting", models, seeds))
+    all_seeds = sorted(map(abs, seeds))
+    runs = tables_of(tmp_path, losses_of("tiny_lasting", models, all_seeds))
     lines = second_page.lasting(runs, "tiny_lasting")
     rows = rows_of(lines[:3])[:3]
     assert [row[:2] for row in rows] == [["`tupe_a`", "4,000"], ["`tupe_a`", "8,000"], ["`tupe_a`", "16,000"]]
     assert [float(row[3].split()[0]) for row in rows] == pytest.approx(list(gap.values()), abs=2e-3)
     assert [row[-1] for row in rows] == ["–", "–", verdict]
+    summary = rows_of([second_page.lasting_summary(runs).markdown()])
+    assert [row[2] for row in summary if row[0] == "verdict"] == [verdict] * (verdict != "–")
+    if min(seeds) < 0:
+        assert rows[-1][2].split(", ")[-1] == "–" and rows[1][2].split(", ")[-1] != "–"
+        return
     assert float(rows[-1][5].split()[0]) == pytest.approx(1 - left, abs=2e-3)  # of the first gap
     # TUPE-A has BERT-A's losses of 4,000 and 8,000 updates, 6.8 and 6.0, in its shortest run already, which ends at 5.8
     assert rows[0][6] == ", ".join(["≤ 100"] * len(seeds)) and rows[1][6] == ", ".join(["≤ 50"] * len(seeds))
@@ -259,6 +308,14 @@ def test_after_the_exit_models_are_compared_at_equal_updates_of_a_constant_rate(
     n = (12800 - exits["bert_a"]) // 50 * 50
     assert (model, updates, [*one.differences]) == ("tupe_a", n, [4, 5, 6])
     assert one.mean == pytest.approx((slopes["tupe_a"] - slopes["bert_a"]) * n, abs=0.01)
+    # What has begun changes nothing: a further seed's first budget, a further model's.
+    begun = losses_of("tiny_lasting", models, (7,)) | losses_of("tiny_lasting", {"absolute_0.06": models["tupe_a"]})
+    runs = tables_of(tmp_path / "begun", {t: loss for t, loss in begun.items() if t.updates == 4000})
+    again = tables_of(tmp_path / "again", losses_of("tiny_lasting", models, (4, 5, 6)))
+    runs.curves |= again.curves
+    runs.losses |= again.losses
+    assert second_page.after_exit(runs, "tiny_lasting")["tupe_a"] == (updates, one)
+    assert len(second_page.lasting_summary(runs).markdown().splitlines()) == 2 + 3 + 1
 
 
 def test_the_curve_of_a_branch_begins_with_its_trunks(tmp_path):
@@ -278,6 +335,30 @@ def test_the_curve_of_a_branch_begins_with_its_trunks(tmp_path):
     rows = second.whole_curve(branch, found, tmp_path)
     assert [int(row["updates"]) for row in rows] == list(range(50, 8001, 50))
     assert {row["loss"] for row in rows[:128]} == {"9"} and "9" not in {row["loss"] for row in rows[128:]}
+
+
+def test_a_trunk_that_diverged_takes_its_branch_along_and_no_other(tmp_path, monkeypatch):
+    planned = [Trial("tiny_lasting", "tupe_a", "tiny", 4000, 4e-3, seed) for seed in (4, 5, 6)]
+    reasons = {5: (f"{record.DIVERGENCE}: nan", record.DIVERGED), 6: ("out of memory", 1)}
+    trained = []
+
+    def run(jobs, slots, title):
+        of = dict(zip(jobs, planned, strict=True))
+        for job, trial in of.items():
+            assert record.state_of(job.folder) != "failed" or trial.seed == 5  # what failed otherwise is tried again
+            job.folder.mkdir(parents=True, exist_ok=True)
+            (job.folder / "checkpoint_last.pt").touch()
+            if trial.seed in reasons:
+                record.note_failure(job.folder, *reasons[trial.seed])
+        return {job: "failed" if trial.seed in reasons else "finished" for job, trial in of.items()}
+
+    monkeypatch.setattr(second.runner, "run", run)
+    monkeypatch.setattr(second, "train", lambda data, output, left, *rest: trained.append(left))
+    for _ in range(2):
+        with pytest.raises(SystemExit, match="trunks: 1 of 2 jobs did not finish: .*seed 6"):
+            second.train_length(tmp_path, tmp_path, planned, 1, ())
+        assert trained.pop() == planned[:2]
+        assert final_losses(tmp_path) == {planned[1]: math.inf}
 
 
 def test_a_trunk_that_is_lost_begins_anew(tmp_path):

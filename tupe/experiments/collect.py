@@ -160,9 +160,10 @@ def write(tables: dict[str, list[dict]], folder: Path) -> None:
 
 
 def merge(known: dict[str, list[dict]], new: dict[str, list[dict]]) -> dict[str, list[dict]]:
-    """Both, sorted by run: of a run that both have, the new rows, unless they say that it failed, or has no final loss
-    yet. The scores of `KEPT` stay."""
-    has, with_loss = {row["run"] for row in known["runs"]}, {row["run"] for row in known["runs"] if row["loss"]}
+    """Both, sorted by run: of a run that both have, the new rows, unless they alone say that it failed, or has no final
+    loss yet. The scores of `KEPT` stay."""
+    has = {row["run"] for row in known["runs"] if row["state"] != "failed"}
+    with_loss = {row["run"] for row in known["runs"] if row["loss"]}
     failed = {row["run"] for row in new["runs"] if row["state"] == "failed"}
     without_loss = {row["run"] for row in new["runs"] if not row["loss"]}
     replaced = {row["run"] for row in new["runs"]} - (failed & has) - (without_loss & with_loss)

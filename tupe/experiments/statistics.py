@@ -54,13 +54,15 @@ def t_test(values: list[float]) -> tuple[float, tuple[float, float] | None, floa
     return mean, (float(low), float(high)), float(test.pvalue)
 
 
-def holm(p_values: list[float]) -> list[float]:
-    """Adjusted p-values (Holm, 1979): those at most alpha are significant with a family-wise error of at most alpha."""
-    order = np.argsort(p_values)
-    adjusted, largest = [0.0] * len(p_values), 0.0
-    for rank, index in enumerate(order):
-        largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[index]))
-        adjusted[index] = largest
+def holm(p_values: list[float | None]) -> list[float | None]:
+    """Adjusted p-values (Holm, 1979): those at most alpha are significant with a family-wise error of at most alpha.
+    None, of a test with too few seeds, counts as 1 and stays None."""
+    counted = [1.0 if p is None else p for p in p_values]
+    adjusted, largest = [*p_values], 0.0
+    for rank, index in enumerate(np.argsort(counted)):
+        largest = max(largest, min(1.0, (len(counted) - rank) * counted[index]))
+        if p_values[index] is not None:
+            adjusted[index] = largest
     return adjusted
 
 
