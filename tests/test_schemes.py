@@ -684,12 +684,44 @@ def test_t5_buckets_equal_hugging_face():
 def test_deberta_v2_buckets_equal_hugging_face():
     deberta_v2 = pytest.importorskip("transformers.models.deberta_v2.modeling_deberta_v2")
     offsets = torch.arange(-511, 512)
-    for buckets, longest in [(256, 512), (32, 512), (6, 8)]:
+    # ... (32, 25) and after it: rounding of the logarithm goes beyond the last bucket
+    for buckets, longest in [(256, 512), (32, 512), (6, 8), (32, 25), (32, 91), (256, 300)]:
         scheme = SCHEMES["deberta_v2"](DIMS, buckets=buckets, max_distance=longest)
         ours = scheme.bucket_of(offsets)
         theirs = deberta_v2.make_log_bucket_position(offsets.clamp(1 - longest, longest - 1), buckets, longest)
+        theirs = theirs.clamp(1 - buckets, buckets - 1)  # theirs are clamped where they choose rows
         assert torch.equal(ours, theirs.long()) and ours.max() == -ours.min() == buckets - 1
         assert len(scheme.table.weight) == 2 * buckets - 1
+
+
+@pytest.mark.parametrize("options", ["", ":learned:True", ":base:100:std:0.3"])
+def test_the_mixtures_of_fope_are_shares(options):
+    """They sum to 1 over the frequencies that are kept, so that the cosine at position 0 is 1, as the authors' code."""
+    (scheme,) = Positions(f"fope{options}", DIMS).values()
+    kept = scheme.kept(torch.tensor(vaswani(D, scheme.base)))
+    assert 0 < kept.sum() < len(kept) or "base" not in options
+    torch.testing.assert_close(scheme.mixtures[..., kept, :].sum(-2)[..., kept], torch.ones(2, H, int(kept.sum())))
+
+
+def test_sums_over_tokens_are_float32_under_autocast():
+    """A sum in bfloat16 stands still: 512 + 1 = 512. With steps of 1, offsets and RoPE are the oracle."""
+    long = 700
+    x, (q, k, v) = torch.ones(1, long, DIMS.width), torch.randn(3, 1, H, long, D)
+    layer = LayerContext(1, Positions("rope", DIMS).token_positions(long), project, lambda: x)
+    cable, selective = SCHEMES["cable"](DIMS), SCHEMES["selective_rope"](DIMS, base=10000, rank=DIMS.width)
+    with torch.no_grad():
+        cable.project[1].weight.zero_()
+        cable.project[1].bias.fill_(math.log(math.e - 1))  # softplus of it is 1
+        for linear in (selective.down[1], selective.up[1]):
+            linear.weight.fill_(1 / DIMS.width)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        distances, (ours_q, ours_k, _) = cable.decay(q, k, layer), selective.rotate(q, k, v, layer)
+    index = torch.arange(long)
+    offsets = (index - index[:, None]).abs().float().expand_as(distances)
+    torch.testing.assert_close(distances.float(), offsets, atol=0.1, rtol=0.01)
+    theirs_q, theirs_k, _ = SCHEMES["rope"](DIMS).rotate(q, k, v, layer)
+    ours, theirs = ours_q @ ours_k.transpose(2, 3), theirs_q @ theirs_k.transpose(2, 3)
+    torch.testing.assert_close(ours, theirs, atol=0.02, rtol=0.01)
 
 
 @pytest.mark.parametrize("name", ["kerple", "kerple:power:True", "fire", "alibi:learned:True", "alibi"])

@@ -60,7 +60,7 @@ class Untied(PositionScheme):
 
 @register("absolute_d")
 class AbsoluteDisentangled(Untied):
-    """BERT-A^d (TUPE, section 3.2): all four terms of words and positions; positions have projections of their own.
+    """BERT-A^d (TUPE, section 4.3): all four terms of words and positions; positions have projections of their own.
 
     x_i W_Q . x_j W_K + x_i W_Q . p_j U_K + p_i U_Q . x_j W_K + p_i U_Q . p_j U_K, all over sqrt(4D). It differs
     from `untied` only in the two middle terms and the scale.
@@ -306,8 +306,9 @@ class Fire(PositionScheme):
     The paper's n is max(threshold, i), the number of keys of a causal query. An encoder's query sees keys on both
     sides; the batch's length as n would make outputs depend on padding, so n is max(threshold, i, j): our form for
     encoders. c and the threshold are learned, as logarithms without weight decay, from 0.1 and `threshold` on. f has
-    `width` hidden units with ReLU, PyTorch's initial values, and no last bias, which softmax would not see. sides: left
-    and right have parameters of their own, without which |j - i| cannot tell them apart.
+    `width` hidden units with ReLU, PyTorch's initial values, and no last bias, which softmax would not see. One f
+    serves all layers, as their FIRE-S; each layer has its own in FIRE: fire:layer. sides: left and right have
+    parameters of their own, without which |j - i| cannot tell them apart.
     """
 
     paper, formula = "Li et al. 2024", "MLP_h(log(1 + c |j - i|) / log(1 + c max(threshold, i, j)))"
@@ -343,7 +344,8 @@ class ContinuousBias(PositionScheme):
 
     g_h(sign(j - i) log(1 + |j - i|)), with `width` hidden units and ReLU. As in the authors' code the logit is bounded,
     16 sigmoid(g); here 8 lower, 8 tanh(g / 2), which softmax does not see, so that it starts near 0. They divide
-    offsets by the size of the window, which a text has not, and give the logarithm another base.
+    offsets by the size of the window, which a text has not, give the logarithm another base, and each layer its own
+    MLP: cpb:layer.
     """
 
     paper, formula = "Liu et al. 2022 (Swin v2)", "8 tanh(MLP_h(sign(j - i) log(1 + |j - i|)) / 2)"

@@ -75,6 +75,11 @@ def scaled(x: Tensor, multiplier: float) -> Tensor:
     return x if multiplier == 1 else x * multiplier
 
 
+def in_float32(x: Tensor) -> Tensor:
+    """x, of half precision in float32: where sums are long."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
 def frequencies(width: int, device: torch.device | None = None, base: float = 10000.0) -> Tensor:
     """omega_i = base^(-2i/width), i = 0 .. width/2 - 1. Raises ValueError for an odd width."""
     if width % 2:

@@ -23,6 +23,7 @@ from .schemes_common import (
     Table,
     at_least,
     frequencies,
+    in_float32,
     per_head,
     scaled,
     waves,
@@ -45,7 +46,11 @@ class RelativeVectors(Clipped):
 
 @register("shaw")
 class Shaw(RelativeVectors):
-    """Relative vectors added to the keys (Shaw et al., 2018; the fully learnable RPE of Wang et al., 2021)."""
+    """Relative vectors added to the keys (Shaw et al., 2018; the fully learnable RPE of Wang et al., 2021).
+
+    One table serves all layers and heads. In Shaw et al. each layer has its own (shaw:layer), in their base model each
+    head too.
+    """
 
     paper, formula = "Shaw et al. 2018", "q_i . r_{clip(j - i)} / sqrt(D)"
 
@@ -173,7 +178,8 @@ class DebertaV2(Bucketed):
         distance = offset.abs().clamp(max=self.max_distance - 1)
         # float32, because bfloat16 would move the borders
         log = torch.log(distance.clamp(min=1).float() / middle) / math.log((self.max_distance - 1) / middle)
-        far = middle + torch.ceil(log * (middle - 1)).long()
+        # at most the last one, which rounding may exceed
+        far = (middle + torch.ceil(log * (middle - 1)).long()).clamp(max=self.buckets - 1)
         return torch.where(distance <= middle, offset, far * offset.sign())
 
     def content(self, q: Tensor, k: Tensor, layer: LayerContext) -> Tensor:
@@ -241,8 +247,9 @@ class Cope(PositionScheme):
     those between them.
 
     p_ij is the sum of the gates sigmoid(q_i . k_m / sqrt(D)) over m from j to i, at most `positions` - 1; between two
-    whole numbers, the logit is interpolated. Vectors e start at 0, as the authors'; their model is causal, ours has
-    vectors for keys on the left and on the right. Each layer has its own in theirs: cope:layer.
+    whole numbers, the logit is interpolated. All of it is over sqrt(D); in their code q_i . k_j is, and this term is
+    not. Vectors e start at 0, as the authors'; their model is causal, ours has vectors for keys on the left and on the
+    right. Each layer has its own in theirs: cope:layer.
     """
 
     paper, formula = "Golovneva et al. 2024 (CoPE)", "q_i . e[p_ij] / sqrt(D), p_ij = sum_{m = j..i} sigmoid(q_i . k_m)"
@@ -250,6 +257,7 @@ class Cope(PositionScheme):
     def __init__(self, dims: Dims, positions: int = 64):
         super().__init__(dims)
         self.positions = int(at_least(2, 10**4, positions=positions))
+        self.saturates_at = self.positions - 1  # counted tokens
         self.table = nn.Parameter(torch.zeros(2, self.positions, dims.head_dim))  # left, right
 
     def content(self, q: Tensor, k: Tensor, layer: LayerContext) -> Tensor:
@@ -296,7 +304,8 @@ class Cable(ContentDecay):
         self.project = nn.ModuleList(Linear(inputs, dims.heads * (1 + sides)) for _ in range(dims.layers))
 
     def decay(self, q: Tensor, k: Tensor, layer: LayerContext) -> Tensor:
-        steps = layer.counted(F.softplus(self.project[layer.index](layer.input())))  # [B, L, H] or [B, L, 2H]
+        steps = F.softplus(in_float32(self.project[layer.index](layer.input())))
+        steps = layer.counted(steps)  # [B, L, H] or [B, L, 2H]
         place = steps.cumsum(1).transpose(1, 2)
         distance = (place[..., :, None] - place[..., None, :]).abs()  # [B, H or 2H, L, L]
         if not self.sides:

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .positions import Dims, LayerContext, PositionScheme, no_weight_decay, register
-from .schemes_common import Clipped, LearnedFrequencies, Linear, at_least, frequencies, positive, scaled
+from .schemes_common import Clipped, LearnedFrequencies, Linear, at_least, frequencies, in_float32, positive, scaled
 from .token_positions import TokenPositions
 
 
@@ -113,9 +113,9 @@ class Rope(LearnedFrequencies, PositionScheme):
 
 @register("rope_values")
 class RopeValues(Rope):
-    """RoPE on the values too: o_i = R_i^-1 sum_j a_ij R_j v_j, so that the output depends on offsets too (Su, 2022)."""
+    """RoPE on the values too: o_i = R_i^-1 sum_j a_ij R_j v_j, so that the output depends on offsets too (Su, 2025)."""
 
-    paper, formula = "Su 2022", "rope, and o_i = sum_j a_ij R_{j-i} v_j"
+    paper, formula = "Su 2025", "rope, and o_i = sum_j a_ij R_{j-i} v_j"
 
     def __init__(self, dims: Dims, base: float = 10000.0, fraction: float = 1.0):
         super().__init__(dims, base, fraction)
@@ -145,8 +145,9 @@ class Fope(PositionScheme):
     """FoPE (Hua et al., 2025): RoPE, whose cosines and sines are sums over all frequencies.
 
     Of columns (2m, 2m + 1) of head h the cosine is sum_f A[h, f, m] cos(omega_f i), the sine likewise with B. A and B
-    start as 1 on the diagonal plus noise of standard deviation std, and stay so, as the authors' (theirs comes from a
-    Xavier normal of three dimensions, 0.01 for a head of 128), or are learned. Frequencies with a period longer than
+    start as 1 on the diagonal plus noise of standard deviation std, divided by their sums over f, and stay so, as the
+    authors' (their noise comes from a Xavier normal of three dimensions, 0.01 for a head of 128), or are learned. The
+    paper's equation 13 has no such sums. Frequencies with a period longer than
     the max_positions that the model had when it got the option, which stay with its weights, are left out, and their
     columns are not rotated.
     """
@@ -161,6 +162,8 @@ class Fope(PositionScheme):
         pairs = len(frequencies(dims.head_dim))
         mixtures = torch.eye(pairs) + at_least(0, std=std) * torch.randn(2, dims.heads, pairs, pairs)
         self.register_buffer("trained", torch.tensor(dims.max_positions))
+        kept = self.kept(frequencies(self.width, base=self.base))
+        mixtures = mixtures / torch.where(kept, (mixtures * kept[:, None]).sum(-2, keepdim=True), 1.0)
         if learned:
             self.mixtures = no_weight_decay(mixtures)
         else:
@@ -168,12 +171,16 @@ class Fope(PositionScheme):
 
     def rotate(self, q: Tensor, k: Tensor, v: Tensor, layer: LayerContext) -> tuple[Tensor, Tensor, Tensor]:
         omega = frequencies(self.width, q.device, self.base)
-        kept = omega * self.trained >= 2 * math.pi  # [D / 2]
+        kept = self.kept(omega)
         angle = layer.positions.index[:, None] * omega  # [L, D / 2]
         waves = zip((angle.cos(), angle.sin()), self.mixtures.float(), strict=True)
         cos, sin = (wave * kept @ mixture for wave, mixture in waves)  # [H, L, D / 2] each
         cos, sin = torch.where(kept, cos, 1.0), torch.where(kept, sin, 0.0)
         return turned(q, cos, sin), turned(k, cos, sin), v
+
+    def kept(self, omega: Tensor) -> Tensor:
+        """Whether a frequency has a period that training saw, [D / 2]."""
+        return omega * self.trained >= 2 * math.pi
 
 
 @register("selective_rope")
@@ -182,8 +189,8 @@ class SelectiveRope(PositionScheme):
 
     The angle of token i is omega_m times the sum of phi_hm(x_l) over the tokens l up to i; phi is a projection of the
     layer's input through `rank` numbers, each layer's own. So the phase between two tokens is the sum over those
-    between them, to the left as to the right. phi = 1 would be RoPE. The authors' code has a short convolution before
-    the sum, which is left out here, and its base.
+    between them, to the left as to the right. phi = 1 would be RoPE. The base is that of the authors' code, which also
+    projects each head's part of x, at length 1, and has a short convolution before the sum: left out here.
     """
 
     paper, formula = "Movahedi et al. 2026 (Selective RoPE)", "rope, by the angle omega sum_{l <= i} phi_h(x_l)"
@@ -200,7 +207,8 @@ class SelectiveRope(PositionScheme):
         self.up = nn.ModuleList(Linear(rank, dims.heads * pairs, bias=False) for _ in range(dims.layers))
 
     def rotate(self, q: Tensor, k: Tensor, v: Tensor, layer: LayerContext) -> tuple[Tensor, Tensor, Tensor]:
-        steps = layer.counted(self.up[layer.index](self.down[layer.index](layer.input())))  # [B, L, C / 2]
+        steps = self.up[layer.index](self.down[layer.index](layer.input()))
+        steps = layer.counted(in_float32(steps))  # [B, L, C / 2]
         phase = steps.cumsum(1).unflatten(2, (self.heads, -1)).transpose(1, 2)  # [B, H, L, D / 2]
         angle = phase * frequencies(self.width, q.device, self.base)
         return rotated(q, angle), rotated(k, angle), v
@@ -235,14 +243,14 @@ class Pope(PositionScheme):
 
 def in_the_plane(x: Tensor, angle: Tensor) -> Tensor:
     """x [B, H, L, D] -> [B, H, L, 2D], points at distances softplus(x), in the directions `angle` [L or H, L, D]."""
-    length = F.softplus(x.to(torch.promote_types(x.dtype, torch.float32)))
+    length = F.softplus(in_float32(x))
     return torch.cat([length * angle.cos(), length * angle.sin()], dim=-1).to(x.dtype)
 
 
 @register("log_length")
 class LogLength(PositionScheme):
     """Logits of words that grow with the logarithm of the number of tokens, so that attention stays as sharp in longer
-    sequences: SSMax (Nakanishi, 2025), and with learned:False Su (2022).
+    sequences: SSMax (Nakanishi, 2025), and with learned:False Su (2021).
 
     q . k times s ln n, s for each layer and head, which starts at 1 / ln(max_positions): at that length nothing
     changes. every: only in every `every`th layer, counted from the first (SWAN: in those that see all). Terms of other
