@@ -32,6 +32,8 @@ def test_average_of_the_last(tmp_path):
     run(average_command, "--last", 3, tmp_path, "--output", tmp_path / "mean.pt")
     written = torch.load(tmp_path / "mean.pt", weights_only=True)["model"]
     assert all(torch.equal(written[key], value) for key, value in mean["model"].items())
+    torch.save({**mean, "optimizer_history": [{"num_updates": 12}]}, tmp_path / "checkpoint_averaged.pt")
+    assert checkpoints.newest(tmp_path, 3) == paths
     last = torch.load(paths[-1], weights_only=True)["model"]
     settings = [key for key in last if key.endswith("_extra_state")]
     assert settings and all(torch.equal(mean["model"][key], last[key]) for key in settings)

@@ -107,8 +107,33 @@ def test_loss_curves_of_runs(tmp_path, monkeypatch):
     assert (tmp_path / "loss.png").stat().st_size > 1000
 
 
+def test_no_two_lines_look_alike():
+    names = "BERT-A tiny", "BERT-A mini", "bert_a", "TUPE-R", "mine", "other"
+    lines = {label: ([1, 2], [2.0, 1.0]) for label in names}
+    (axis,) = figures.losses(lines).axes
+    looks = {(line.get_color(), line.get_linestyle(), line.get_marker()) for line in axis.lines}
+    assert len(looks) == len(lines)
+
+
+def test_positions_are_counted_from_cls(tmp_path):
+    """[CLS], which is position 0, is not drawn; the largest logit stands where its query and key are."""
+    logits = torch.zeros(1, 8, 8)
+    logits[0, 3, 5] = 1.0
+    (axis,) = figures.positional(logits).axes
+    (image,) = axis.images
+    row, column = np.unravel_index(image.get_array().argmax(), image.get_array().shape)
+    left, right, bottom, top = image.get_extent()
+    assert (column + left + 0.5, row + top + 0.5) == (5, 3) and (right, bottom) == (7.5, 7.5)
+
+
 def test_no_losses_no_figure(tmp_path):
     (tmp_path / "folder").mkdir()
+    entry = {"num_updates": 5, "split": "valid", "loss": 4.0, "accuracy": 70.0}
+    finetuned = Record("RTE", "tupe_r", "", 1, 1e-4, {"max_epoch": 1}, ["valid"], scores=[entry], metrics=["accuracy"])
+    finetuned.save(tmp_path / "folder")
+    result = tupe("plot", "loss", tmp_path / "folder", "--output", tmp_path / "none")
+    assert result.exit_code == 2 and "valid: the folder of a pre-training" in result.output
+    (tmp_path / "folder" / "record.json").unlink()
     result = tupe("plot", "loss", tmp_path / "folder", "--output", tmp_path / "none")
     assert result.exit_code == 2 and "no validation losses" in result.output
     assert not (tmp_path / "none.png").exists()
@@ -121,6 +146,7 @@ def test_no_losses_no_figure(tmp_path):
         (["correlations", "--checkpoint={tupe_a}"], "absolute ones only"),
         (["phi", "--checkpoint={bert_r}"], "no learned frequencies"),
         (["positions", "--checkpoint=missing.pt"], "missing.pt"),
+        (["correlations", "--checkpoint={tupe_a}", "--length=0"], "--length"),
         (["positions", "--checkpoint={tupe_a}", "--data=/nowhere"], "/nowhere"),
         (["attention", "A={tupe_a}", "A={bert_r}"], "each its own label"),
     ],

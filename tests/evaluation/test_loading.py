@@ -1,9 +1,14 @@
 """Models as users name them, and the text they are shown."""
 
+import math
+import shutil
+
 import pytest
 import torch
 
+from tupe.evaluation.likelihood import pseudo_log_likelihoods
 from tupe.evaluation.loading import file_names, labelled, load_model, text_block
+from tupe.evaluation.model import Dictionary
 
 
 def test_labels(tmp_path, monkeypatch):
@@ -21,6 +26,8 @@ def test_labels(tmp_path, monkeypatch):
         assert labelled([source]) == {label: path}
     with pytest.raises(ValueError, match="x stands for both a.pt and a=b.pt"):
         labelled(["x=a.pt", "x=a=b.pt"])
+    with pytest.raises(ValueError, match="_x: figures leave out"):
+        labelled(["_x=a.pt"])
     for missing in ("x=b.pt", "b.pt", "o/lr=1,seed=3/checkpoint_last.pt", "=a.pt", "x=", ""):
         with pytest.raises(ValueError, match=f"^{missing} not found"):
             labelled([missing])
@@ -39,3 +46,33 @@ def test_text_block(pretrained, vocabulary):
     assert torch.equal(text_block(task, 10), tokens[:10])
     with pytest.raises(ValueError, match="has no split 'test'"):
         text_block(task, 24, split="test")
+
+
+def test_a_folder_is_scored_with_its_own_dictionary_and_its_own_head(vocabulary, tmp_path):
+    pytest.importorskip("transformers")
+    from tupe.configuration_tupe import TupeConfig
+    from tupe.modeling_tupe import TupeForMaskedLM, TupeForSequenceClassification
+
+    types = len(Dictionary(vocabulary))
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    config = TupeConfig(**sizes, vocab_size=types, max_position_embeddings=24)
+    for name, kind in (("words", TupeForMaskedLM), ("classes", TupeForSequenceClassification)):
+        kind(config).save_pretrained(tmp_path / name)
+        shutil.copy(vocabulary / "dict.txt", tmp_path / name)
+    model, _ = load_model(tmp_path / "words", vocabulary)
+    (score,) = pseudo_log_likelihoods(model, [[[7], [8, 9]]])
+    assert score.word < 0
+    with torch.no_grad():
+        model.lm_head.bias.fill_(math.nan)
+    with pytest.raises(ValueError, match="scores are not finite"):
+        list(pseudo_log_likelihoods(model, [[[7]]]))
+    model, _ = load_model(tmp_path / "classes", vocabulary)
+    assert model.encoder(torch.tensor([[0, 7, 2]]))[0].isfinite().all()  # for probes
+    with pytest.raises(ValueError, match="classes has no head of a masked language model"):
+        list(pseudo_log_likelihoods(model, [[[7]]]))
+    other = tmp_path / "other"
+    other.mkdir()
+    first, *rest = (vocabulary / "dict.txt").read_text().splitlines()
+    (other / "dict.txt").write_text("\n".join([*rest, first]) + "\n")
+    with pytest.raises(ValueError, match=r"other/dict\.txt has other types than .*words/dict\.txt"):
+        load_model(tmp_path / "words", other)

@@ -8,6 +8,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 
+from tupe import positions
 from tupe.attention import NORMALISERS
 from tupe.evaluation.synthetic import (
     DEFAULTS,
@@ -152,6 +153,19 @@ def test_finished_runs_are_not_repeated(tmp_path):
     assert len(path.read_text().splitlines()) == 4
 
 
+def test_a_users_encoding_that_was_edited_is_trained_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(positions, "SCHEMES", dict(positions.SCHEMES))
+    path, file = tmp_path / "runs.jsonl", tmp_path / "mine.py"
+    file.write_text("from tupe import positions as p\np.register('mine')(type('Mine', (p.PositionScheme,), {}))\n")
+    positions.load_scheme_file(file)
+    wanted = {"task": "even", "positions": ["nopos", "mine", "mine+t5"], "normalisers": ["softmax"]}
+    wanted |= {"specials": [False], "seeds": [1]}
+    options = {"n": 8, "words": 4, "layers": 1, "steps": 2}
+    assert [len(list(sweep(path, cells(**wanted), **options))) for _ in range(2)] == [3, 0]
+    file.write_text(file.read_text() + "# edited\n")
+    assert [run["position"] for run in sweep(path, cells(**wanted), **options)] == ["mine", "mine+t5"]
+
+
 def test_a_line_that_was_cut_off_is_run_again(tmp_path):
     path = tmp_path / "runs.jsonl"
     wanted = {"task": "even", "positions": ["nopos"], "normalisers": ["softmax"], "specials": [False], "seeds": [1, 2]}
@@ -200,6 +214,13 @@ def test_effort_follows_the_structure(tmp_path):
     assert t5["steps"] == 1 + 2 and nopos["steps"] == 1
     with pytest.raises(ValueError, match="0 steps of training; valid: 1 or more"):
         next(sweep(path, cells(**wanted), n=8, steps=0, lr=1e-6))
+
+
+@pytest.mark.parametrize("n", [2, 3, 4, 64])
+def test_chance_is_no_deviation(n):
+    cell = {"position": "nopos", "normaliser": "softmax", "special": False, "layer": "transformer"}
+    assert deviations([{**cell, "accuracy": 1 / n}], n=n) == []
+    assert len(deviations([{**cell, "accuracy": 0.9}], n=n)) == 1
 
 
 def test_deviations_from_the_structure():

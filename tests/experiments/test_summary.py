@@ -25,6 +25,7 @@ from tupe.experiments.summary import (
     mean_columns,
     paper_row,
     pretraining,
+    properties,
     published,
     score_lists,
     summarise,
@@ -205,8 +206,9 @@ def test_pretraining_is_judged_by_the_unigram_entropy(tmp_path):
     write(cfg={**checkpoint["cfg"], "criterion": {"_name": "electra"}})  # its loss is another one
     assert pretraining(models) == {}
     write(optimizer_history=[{"num_updates": 7}])
-    with pytest.raises(ValueError, match="no longer the one that was fine-tuned"):
-        pretraining(models)
+    for of in (pretraining, properties):
+        with pytest.raises(ValueError, match="no longer the one that was fine-tuned"):
+            of(models)
     (tmp_path / "data" / "train.idx").unlink()
     with pytest.raises(ValueError, match="has no split 'train'"):
         unigram_entropy(data)

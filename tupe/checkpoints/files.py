@@ -63,13 +63,16 @@ def strip(state: dict) -> dict:
 
 
 def newest(folder: str | Path, count: int) -> list[Path]:
-    """The `count` checkpoints of a run's folder with the most updates, oldest first; copies (best, last) count once.
+    """The `count` checkpoints of a run's folder with the most updates, oldest first; copies (best, last) count once,
+    averages not at all.
 
     Raises ValueError if there are fewer than `count`.
     """
     paths = {}  # updates -> checkpoint
     for path in sorted(Path(folder).glob("checkpoint*.pt")):
-        paths.setdefault(num_updates(read_checkpoint(path, mmap=True)), path)
+        state = read_checkpoint(path, mmap=True)
+        if "averaged" not in state["extra_state"]:
+            paths.setdefault(num_updates(state), path)
     if len(paths) < count:
         raise ValueError(f"{folder} has checkpoints after {sorted(paths)} updates: {len(paths)}, not {count}")
     return [paths[updates] for updates in sorted(paths)[-count:]]

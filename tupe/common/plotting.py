@@ -5,6 +5,7 @@ in dash and marker too.
 """
 
 import io
+from collections.abc import Iterable
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -75,6 +76,16 @@ def of_model(name: str, otherwise: int | None = None) -> dict:
     return style(MODELS.index(known))
 
 
+def of_models(labels: Iterable[str]) -> dict[str, dict]:
+    """{label: what its line looks like}, no two alike: `of_model`, of a second size of a model the next one."""
+    looks = {}
+    for label in labels:
+        others = map(style, range(len(MODELS), len(MODELS) + 100))
+        of_label = (look for look in (of_model(label, len(MODELS)), *others) if look not in looks.values())
+        looks[label] = next(of_label, style(len(looks)))
+    return looks
+
+
 def curves(panels: int = 1, width: float = 5.0, height: float = 3.2, rows: int = 1, **options) -> tuple:
     """(figure, array of axes) for lines and bars: panels in rows, `width` and `height` inches each."""
     columns = -(-panels // rows)
@@ -114,8 +125,10 @@ def grid(panels: int, columns: int, size: float = 2.2, beside: float = 0.0) -> t
     return figure, axes.flatten()
 
 
-def heat(axis: Axes, matrix: np.ndarray, **options) -> AxesImage:
-    """Show a matrix; returns the image, for a colour bar."""
-    image = axis.imshow(matrix, cmap=HEAT, interpolation="nearest", **options)
+def heat(axis: Axes, matrix: np.ndarray, first: int = 0, **options) -> AxesImage:
+    """Show a matrix, whose rows and columns are counted from `first`; returns the image, for a colour bar."""
+    rows, columns = matrix.shape
+    extent = (first - 0.5, first + columns - 0.5, first + rows - 0.5, first - 0.5)
+    image = axis.imshow(matrix, cmap=HEAT, interpolation="nearest", extent=extent, **options)
     axis.tick_params(labelsize=7)
     return image

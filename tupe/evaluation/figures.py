@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 
 from ..common import options
 from ..common.options import FILE, FOLDER, QuietCommand
-from ..common.plotting import HEAT, MODELS, curves, grid, heat, legend, of_model, save, style
+from ..common.plotting import HEAT, curves, grid, heat, legend, of_models, save, style
 from . import probes, synthetic
 from .loading import labelled, load_model, text_block
 
@@ -42,7 +42,7 @@ def positional(logits: torch.Tensor) -> Figure:
     figure, axes = grid(len(logits), min(len(logits), 4))
     for head, (axis, matrix) in enumerate(zip(axes, logits, strict=False)):
         words = matrix[1:, 1:].numpy()
-        heat(axis, words)
+        heat(axis, words, first=1)
         what, low, high = probes.pattern(matrix), words.min(), words.max()
         axis.set_title(f"head {head + 1}: {what}\nlogits {low:.3g} to {high:.3g}", fontsize=9)
     figure.supxlabel("key position")
@@ -53,8 +53,9 @@ def positional(logits: torch.Tensor) -> Figure:
 def losses(lines: dict) -> Figure:
     """Validation losses by updates. lines: label -> (updates, losses)."""
     figure, (axis,) = curves()
-    for index, (label, (updates, values)) in enumerate(lines.items()):
-        axis.plot(updates, values, label=label, **of_model(label, len(MODELS) + index))
+    looks = of_models(lines)
+    for label, (updates, values) in lines.items():
+        axis.plot(updates, values, label=label, **looks[label])
     axis.set_xlabel("updates")
     axis.set_ylabel("validation loss\n(bits per masked token; ELECTRA: nats)")
     legend(figure)
@@ -85,7 +86,7 @@ def attention(matrices: dict) -> Figure:
     figure, axes = grid(len(matrices), min(len(matrices), 3), size=2.3, beside=0.8)
     for axis, (label, matrix) in zip(axes, matrices.items(), strict=False):
         words = matrix[1:-1, 1:-1]
-        image = heat(axis, words, vmin=np.percentile(words, 1), vmax=np.percentile(words, 99))
+        image = heat(axis, words, first=1, vmin=np.percentile(words, 1), vmax=np.percentile(words, 99))
         axis.set_title(label, fontsize=9)
         figure.colorbar(image, ax=axis, fraction=0.046, extend="both").ax.tick_params(labelsize=7)
     figure.supxlabel("key position")
@@ -175,7 +176,8 @@ several = click.argument("sources", nargs=-1, required=True, metavar="[LABEL=]CH
 data = click.option("--data", type=FOLDER, help="The folder of dict.txt (default: that of the training).")
 layer = click.option("--layer", type=click.IntRange(1), default=1, show_default=True,
                      help="The layer to draw, of encodings with `:layer`.")  # fmt: skip
-length = click.option("--length", type=int, help="Tokens of a sequence (default: as many as the model takes).")
+length = click.option("--length", type=click.IntRange(3),
+                      help="Tokens of a sequence (default: as many as the model takes).")  # fmt: skip
 
 
 def of_layer(function: Callable) -> click.Command:

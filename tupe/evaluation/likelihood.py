@@ -57,7 +57,8 @@ def pseudo_log_likelihoods(
 ) -> Iterator[Score]:
     """The `Score` of each sentence, in order. model: in evaluation mode; its dictionary frames a sentence
     as in training, `<s> pieces </s>`. batch_tokens: tokens of a batch; the scores do not depend on it but for rounding.
-    Raises ValueError for a sentence that is empty or longer than the model's positions.
+    Raises ValueError for a sentence that is empty or longer than the model's positions, and for a score that is not
+    finite.
     """
     if model.training:
         raise ValueError("call eval() first: dropout would make the scores random")
@@ -74,6 +75,8 @@ def pseudo_log_likelihoods(
         for begin in range(0, len(copies), size):
             batch = copies[begin : begin + size]
             log_p = _log_probabilities(model, [prepared[number][0] for number, *_ in batch], batch)
+            if not np.isfinite(log_p).all():
+                raise ValueError("the model's scores are not finite; its training may have diverged")
             for (number, copy, *_), value in zip(batch, log_p, strict=True):
                 prepared[number][3][copy] = value
     for pieces, of_word, of_single, values in prepared:

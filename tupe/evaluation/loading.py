@@ -54,11 +54,14 @@ def split_label(source: str) -> tuple[str, str]:
 
 
 def labelled(sources: Iterable) -> dict:
-    """{label: path} of "LABEL=PATH" or "PATH", which is its own label then. ValueError for a repeated label."""
+    """{label: path} of "LABEL=PATH" or "PATH", which is its own label then. ValueError for a repeated label, and for
+    one that figures would leave out."""
     paths = {}
     for source in sources:
         label, path = split_label(source)
         label = label or source
+        if label.startswith("_"):
+            raise ValueError(f"{label}: figures leave out what begins with _; give another label: LABEL={path}")
         if label in paths:
             raise ValueError(f"{label} stands for both {paths[label]} and {path}; give each its own label")
         paths[label] = path

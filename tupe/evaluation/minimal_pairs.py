@@ -24,10 +24,12 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
+from ..common import record
 from ..common.options import FOLDER, QuietCommand, output, seed, shorten, shorten_list
 from ..common.record import files_below, write_atomically
 from ..common.tables import TextTable
 from ..normaliser import is_blank
+from ..positions import files_behind
 from ..text import TextEncoder
 from .likelihood import Sentence, pseudo_log_likelihoods
 from .loading import file_names, labelled, load_model
@@ -202,8 +204,12 @@ def macro_average(credits: dict[str, np.ndarray], resamples: int = 1000, seed: i
 
 
 def fingerprint(model: Model) -> str:
-    """A hash of a model's settings, weights and dictionary (the state dict has a hash of it)."""
-    digest = hashlib.sha256(repr(model.encoder.config).encode())
+    """A hash of a model's settings, weights and dictionary (the state dict has a hash of it), and of a user's own
+    encoding."""
+    config = model.encoder.config
+    digest = hashlib.sha256(repr(config).encode())
+    if files := files_behind(config.position):
+        digest.update(record.fingerprint(files).encode())
     for name, value in model.state_dict().items():
         digest.update(f"{name} {value.dtype} {list(value.shape)}".encode())
         digest.update(value.cpu().flatten().view(torch.uint8).numpy())

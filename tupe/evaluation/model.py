@@ -49,6 +49,7 @@ class Model(nn.Module):
 
     def __init__(self, model: nn.Module, dictionary: Dictionary):
         super().__init__()
+        self.without_head = ""  # its folder, if that has no head of a masked language model
         self.encoder, self.lm_head, self.dictionary = model.tupe.encoder, model.lm_head, dictionary
         self.longest = model.config.max_position_embeddings
 
@@ -60,19 +61,27 @@ class Model(nn.Module):
         from ..modeling_tupe import TupeForMaskedLM
 
         disable_progress_bar()
-        model, dictionary = TupeForMaskedLM.from_pretrained(folder), Dictionary(data)
-        if len(dictionary) != (types := model.config.vocab_size):
+        loaded, found = TupeForMaskedLM.from_pretrained(folder, output_loading_info=True)
+        dictionary, own = Dictionary(data), Path(folder, "dict.txt")
+        if len(dictionary) != (types := loaded.config.vocab_size):
             raise ValueError(
                 f"{data}/dict.txt makes {len(dictionary)} types, the model has {types}: another model's dictionary; "
                 "take the dict.txt of its own pre-training data"
             )
-        return cls(model, dictionary).float().eval()
+        if own.exists() and Dictionary(Path(folder)).symbols != dictionary.symbols:
+            raise ValueError(f"{data}/dict.txt has other types than {own}: another model's dictionary")
+        model = cls(loaded, dictionary).float().eval()
+        if any(name.startswith("lm_head.") for name in found["missing_keys"]):
+            model.without_head = str(folder)
+        return model
 
     def forward(
         self, src_tokens: Tensor, masked_tokens: tuple[Tensor, Tensor] | None = None, num_tokens: int | None = None
     ) -> tuple:
         """src_tokens [B, L] -> (logits [B, L, V], or [n, V] at masked_tokens, a pair of rows and columns [n]; None)."""
         indices = None if masked_tokens is None else masked_tokens[0] * src_tokens.size(1) + masked_tokens[1]
+        if self.without_head:
+            raise ValueError(f"{self.without_head} has no head of a masked language model: it predicts no words")
         x, _ = self.encoder(src_tokens, False, num_tokens, indices)
         return self.lm_head(x, self.encoder.tokens.weight), None
 

@@ -258,9 +258,10 @@ def only(model: Model, name: str, layer: int = 0) -> PositionScheme:
 
 def losses_of(folder: str | Path) -> tuple:
     """(updates, validation losses in bits per masked token), two lists, of the folder of a pre-training. Raises
-    ValueError if there are none."""
+    ValueError if there are none, also of a fine-tuning."""
     run = record.read(folder)
-    entries = [entry for entry in run.scores if entry["split"] == run.splits[0]] if run else []
+    is_pretraining = run is not None and not run.metrics
+    entries = [entry for entry in run.scores if entry["split"] == run.splits[0]] if is_pretraining else []
     if not entries:
         raise ValueError(f"{folder} has no validation losses; valid: the folder of a pre-training")
     return [entry["num_updates"] for entry in entries], [entry["loss"] for entry in entries]

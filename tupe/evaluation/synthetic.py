@@ -22,9 +22,10 @@ from torch import nn
 
 from ..attention import NORMALISERS
 from ..common.options import FILE, Command, ListOf
-from ..common.record import naming
+from ..common.record import fingerprint, naming
 from ..common.tables import TextTable
 from ..encoder import BLOCKS, Encoder
+from ..positions import files_behind
 from ..schemes import SCHEMES
 
 PAD, CLS, SEP, WORDS = 0, 1, 2, 3  # ids from WORDS on are words
@@ -176,9 +177,18 @@ def is_whole(line: str | bytes) -> bool:
 
 
 def finished(path: str | Path, keys: Sequence[str], options: dict) -> dict[tuple, dict]:
-    """{values of the keys: stored run} of the runs with these options."""
+    """{values of the keys: stored run} of the runs with these options, and with a user's own encoding as it is now."""
     options = {**DEFAULTS, **options}
-    return {tuple(run[key] for key in keys): run for run in read_results(path) if options_of(run) == options}
+    return {
+        tuple(run[key] for key in keys): run
+        for run in read_results(path) if options_of(run) == with_files(options, run["position"])
+    }  # fmt: skip
+
+
+def with_files(options: dict, position: str) -> dict:
+    """The options, and what tells a user's own encoding from what its file said earlier."""
+    files = files_behind(position)
+    return {**options, "position_file": fingerprint(files)} if files else options
 
 
 def unfinished(path: str | Path, keys: Sequence[str], cells: Iterable[tuple], options: dict) -> list[tuple]:
@@ -199,7 +209,8 @@ def unfinished(path: str | Path, keys: Sequence[str], cells: Iterable[tuple], op
 
 def append_result(path: str | Path, keys: Sequence[str], cell: tuple, options: dict, **outcome) -> dict:
     """Store a run, and return it."""
-    run = {**dict(zip(keys, cell, strict=True)), **outcome, "options": options}
+    named = dict(zip(keys, cell, strict=True))
+    run = {**named, **outcome, "options": with_files(options, named["position"])}
     _append(path, json.dumps(run, allow_nan=False) + "\n")
     return run
 
@@ -239,11 +250,16 @@ def sweep(path: str | Path, cells: Iterable[tuple], **options) -> Iterator[dict]
 
 
 def agrees(accuracy: float, distinct: int, n: int) -> bool:
-    """Whether a training ended as the structure says: below 0.2 where all positions are alike, from 0.99 on where none
-    are, else at half of what is possible or more, but for luck no higher."""
+    """Whether a training ended as the structure says: below `at_chance` where all positions are alike, from 0.99 on
+    where none are, else at half of what is possible or more, but for luck no higher."""
     if distinct == 1:
-        return accuracy < 0.2
+        return accuracy < at_chance(n)
     return accuracy >= 0.99 if distinct == n else 0.5 * distinct / n <= accuracy <= (distinct + 1) / n
+
+
+def at_chance(n: int) -> float:
+    """An accuracy that only numbers without a clue stay below: 1 / n is chance."""
+    return max(0.2, 1.5 / n)
 
 
 def deviations(runs: list[dict], n: int = 64, **options) -> list:
@@ -347,7 +363,7 @@ def command(task, positions, normalisers, special, layer, layers, length, seeds,
         others = deviations(runs, n=length, layers=layers)
         click.echo(f"\n{len(runs) - len(others)} of {len(runs)} runs end as the structure predicts:")
         click.echo(
-            "fail (accuracy below 0.2), pass (from 0.99), or at least half of what is possible."
+            f"fail (accuracy below {at_chance(length):.2g}), pass (from 0.99), or at least half of what is possible."
             + " The others:" * bool(others)
         )
         for run, expected in others:

@@ -144,7 +144,7 @@ def _add_run(collection, folder):
         variant = collection.spellings.setdefault(record.alphabetical(content.variant), content.variant)
         model = Model(
             content.architecture, content.pretrained_updates, content.pretrained, variant,
-            settings=settings_text(settings_of(content)),
+            settings=settings_text({**settings_of(content), "weights": content.pretrained_weights or ""}),
         )  # fmt: skip
         run = FinishedRun(model, content, folder)
         if state in ("open", "running"):
@@ -177,12 +177,14 @@ def _tell_apart(collection):
 
     Of the settings of fine-tuning, those stay that differ between the runs of a task, of whichever models: scores of
     other settings are no seeds of one configuration, and rows to compare should show them. Runs whose settings are not
-    recorded are told from those whose are, no more. Where checkpoints of two
-    pre-trainings would have one name, all of that name get their folders added.
+    recorded are told from those whose are, no more. Where checkpoints of two pre-trainings would have one name, all of
+    that name get their folders added, and their weights where a checkpoint held others later.
     """
-    groups, names, settings = defaultdict(set), {}, defaultdict(list)
+    groups, names, settings, weights = defaultdict(set), {}, defaultdict(list), defaultdict(set)
     for run in [*collection.finished.values(), *collection.broken.values()]:
-        groups[run.model.architecture, run.model.variant].add(replace(run.model, settings=""))
+        model = replace(run.model, settings="")
+        groups[model.architecture, model.variant].add(model)
+        weights[model].add(run.record.pretrained_weights or "not recorded")
         settings[run.record.task, run.record.config is None].append(set(settings_of(run.record).items()))
         settings[run.record.task, "budget"].append(set(run.record.budget.items()))
     differing = {name for pairs in settings.values() for name, _ in set.union(*pairs) - set.intersection(*pairs)}
@@ -200,7 +202,10 @@ def _tell_apart(collection):
             shown = {name: value for name, value in settings_of(run.record).items() if name in differing}
             if run.record.config is None and run.record.task in mixed:
                 shown["other settings"] = "not recorded"
-            folder = names.get(replace(run.model, settings=""), "")
+            model = replace(run.model, settings="")
+            if len(weights[model] - {"not recorded"}) > 1:
+                shown["weights"] = run.record.pretrained_weights or "not recorded"
+            folder = names.get(model, "")
             renamed.append(replace(run, model=replace(run.model, folder=folder, settings=settings_text(shown))))
         runs.clear()
         runs.update({run.key: run for run in renamed})

@@ -225,10 +225,7 @@ def pretraining(models: Iterable[Model], data: str | Path | None = None) -> dict
     """
     losses, entropies = {}, {}
     for model in models:
-        if updates_of(model.checkpoint) != model.updates:
-            raise ValueError(
-                f"{model.checkpoint} is no longer the one that was fine-tuned, after {model.updates} updates"
-            )
+        check_unchanged(model)
         if Path(model.checkpoint).is_dir():
             about = record.read(model.checkpoint)
             scores = about.scores if about else []
@@ -246,8 +243,18 @@ def pretraining(models: Iterable[Model], data: str | Path | None = None) -> dict
     return losses
 
 
+def check_unchanged(model: Model) -> None:
+    """Raise ValueError for a checkpoint that was trained on since its fine-tuning."""
+    if updates_of(model.checkpoint) != model.updates:
+        raise ValueError(f"{model.checkpoint} is no longer the one that was fine-tuned, after {model.updates} updates")
+
+
 def properties(models: Iterable[Model], data: str | Path | None = None) -> dict:
-    """{model: {measure: value}}: identical-word probing of each model's pre-trained checkpoint."""
+    """{model: {measure: value}}: identical-word probing of each model's pre-trained checkpoint. Raises ValueError for a
+    checkpoint that was trained on since."""
+    models = list(models)
+    for model in models:
+        check_unchanged(model)
     return {model: measures(identical_word_attention(load_model(model.checkpoint, data)[0])) for model in models}
 
 
