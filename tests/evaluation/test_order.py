@@ -1,8 +1,10 @@
 """What a model knows about word order: against plain computations, and models for which the answer is known."""
 
+import itertools
 import json
 import re
 import shutil
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ from helpers import build
 
 from tupe.cli import main
 from tupe.common.safe_load import read_checkpoint
+from tupe.evaluation import order
 from tupe.evaluation.loading import load_model
 from tupe.evaluation.order import (
     TokenLosses,
@@ -47,6 +50,17 @@ def test_sentences_are_held_out_text(pretrained, vocabulary):
     assert sentences[0] == encoder.word_ids(texts[0])
     with pytest.raises(ValueError, match="not 1000"):
         held_out_sentences(task, encoder, 1000)
+
+
+def test_a_sentence_of_one_repeated_word_is_not_drawn(monkeypatch):
+    words = [[[5, 6]] * 8 + [[9]], [[5]] * 7 + [[6], [9]]]
+    sentences = [np.array([*itertools.chain(*each), 2]) for each in words]
+    encoder = SimpleNamespace(ids={"<unk>": 3}, group_words=lambda ids: words[len(ids) == 9])
+    monkeypatch.setattr(order, "Split", lambda name: sentences)
+    task = SimpleNamespace(cfg=SimpleNamespace(data="data"))
+    assert held_out_sentences(task, encoder, 1) == words[1:]
+    with pytest.raises(ValueError, match="1 sentences of"):
+        held_out_sentences(task, encoder, 2)
 
 
 def test_without_blanks_between_words_pieces_are_swapped(pretrained, vocabulary, tmp_path):

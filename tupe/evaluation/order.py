@@ -46,7 +46,8 @@ def held_out_sentences(task: HeldOut, encoder: TextEncoder, count: int, seed: in
     for index in rng.permutation(len(sentences)):
         words = encoder.group_words(sentences[index][:-1].tolist())  # without </s>
         sizes += map(len, words)
-        if WORDS[0] <= len(words) <= WORDS[1] and not any(encoder.ids["<unk>"] in word for word in words):
+        known = not any(encoder.ids["<unk>"] in word for word in words)
+        if WORDS[0] <= len(words) <= WORDS[1] and known and to_swap(words):
             chosen.append(words)
             if len(chosen) == count:
                 return chosen
@@ -60,12 +61,17 @@ def held_out_sentences(task: HeldOut, encoder: TextEncoder, count: int, seed: in
     raise ValueError(where + remedy)
 
 
+def to_swap(words: Sentence) -> list[int]:
+    """Numbers of the words that a different one follows; never the last one, which is mostly a full stop."""
+    return [i for i in range(len(words) - 2) if words[i] != words[i + 1]]
+
+
 def swap_adjacent(words: Sentence, rng: np.random.Generator) -> Sentence:
-    """The sentence with two adjacent, different words exchanged; never the last one, which is mostly a full stop.
+    """The sentence with two adjacent, different words exchanged, one of `to_swap`.
 
     Raises ValueError if all its words are equal.
     """
-    indices = [i for i in range(len(words) - 2) if words[i] != words[i + 1]]
+    indices = to_swap(words)
     if not indices:
         raise ValueError("no two adjacent words differ")
     i = int(rng.choice(indices))
