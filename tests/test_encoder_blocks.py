@@ -238,8 +238,19 @@ def test_equals_modernbert_of_transformers_both_ways(tmp_path):
 
 @pytest.mark.parametrize(
     ("key", "value", "message"),
-    [("norm_bias", True, "norm_bias is True"), ("layer_types", ["sliding_attention"] * 5, "every n-th layer")],
-)
+    [
+        ("norm_bias", True, "norm_bias is True"), ("layer_types", ["sliding_attention"] * 5, "every n-th layer"),
+        ("rope_scaling", {"type": "dynamic", "factor": 2}, "rotations of the kind 'dynamic'"),
+        (
+            "rope_parameters",
+            {
+                "full_attention": {"rope_type": "linear", "factor": 8, "rope_theta": 160000},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 10000},
+            },
+            "rotations of the kind 'linear'; only 'default' is converted",
+        ),
+    ],
+)  # fmt: skip
 def test_another_modernbert_is_refused(key, value, message, tmp_path):
     convert = pytest.importorskip("tupe.checkpoints.convert")
     hugging_face_modernbert(tmp_path)

@@ -18,6 +18,7 @@ from tupe.configuration_tupe import TupeConfig  # noqa: E402
 from tupe.modeling_tupe import TupeForMaskedLM  # noqa: E402
 
 IDS = torch.tensor([[0, 5, 3, 9, 7, 2, 1, 1], [0, 6, 7, 2, 2, 3, 8, 2]])
+SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
 SUMS = ["untied+t5", "untied:norm:False+t5:layer", "shaw+shaw_values", "rope+window:size:4"]
 
 
@@ -28,9 +29,8 @@ def config(position="untied+t5", **options):
         check_combination(position, parse(position), cls)
     except ValueError:
         cls = "tied"
-    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
-    sizes |= {"vocab_size": 40, "max_position_embeddings": 40}
-    return TupeConfig(**{**sizes, "position": position, "cls_position": cls, **options})
+    sizes = {"vocab_size": 40, "max_position_embeddings": 40}
+    return TupeConfig(**{**SIZES, **sizes, "position": position, "cls_position": cls, **options})
 
 
 def make(kind=TupeForMaskedLM, position="untied+t5", **options):
@@ -242,6 +242,7 @@ def test_attention_weights_and_the_two_parts_of_their_logits(position, ids):
         torch.testing.assert_close(encoder.attention_weights(ids, 1)[real.any(1)], out.attentions[1])
         bias = encoder.positions.terms(8)[1][0]
         assert torch.equal(positions[0], torch.zeros_like(words[0]) if bias is None else bias)
+    copy.deepcopy(model)  # nothing of what was recorded stays
     model.config._attn_implementation = "eager"  # transformers refuses the setting beside another one
     model.config.output_attentions = True
     assert len(model(ids).attentions) == 2 and "attention_logits" not in model(ids)
@@ -291,6 +292,32 @@ def test_heads_for_tokens_and_choices():
     assert logits.shape == (16, 3)
     vectors = choice.get_input_embeddings()(texts)
     torch.testing.assert_close(choice(inputs_embeds=vectors).logits, logits)
+
+
+@pytest.mark.parametrize(
+    ("labels", "kind"),
+    [
+        (torch.tensor([0, 2]), "single_label_classification"),
+        (torch.tensor([[0.0, 1.0, 1.0], [1.0, 0.0, 0.0]]), "multi_label_classification"),
+        (torch.tensor([0.5, 2.0]), "regression"),
+    ],
+)
+def test_the_configuration_notes_the_kind_of_scores(labels, kind, tmp_path):
+    """As BERT's, of what was trained: from it a pipeline takes softmax, sigmoid or nothing."""
+    outputs = 1 if kind == "regression" else 3
+    bert = transformers.BertConfig(**SIZES, vocab_size=40, num_labels=outputs)
+    for model in (
+        make(modeling.TupeForSequenceClassification, num_labels=outputs),
+        transformers.BertForSequenceClassification(bert),
+    ):
+        model(IDS, labels=labels)
+        model.config.save_pretrained(tmp_path)
+        assert type(model.config).from_pretrained(tmp_path).problem_type == kind
+
+
+def test_names_of_another_place_are_no_settings():
+    with pytest.raises(ValueError, match="cls is cls_position here, layers is num_hidden_layers here"):
+        TupeConfig(position="untied+t5", cls="untied", layers=2)
 
 
 def test_prompts_are_tuned():

@@ -36,6 +36,14 @@ def test_every_piece_knows_its_place(tokenizer, request):
     assert encoding.tokens()[encoding.char_to_token(TEXT.index("<mask>"))] == "<mask>"
 
 
+@pytest.mark.parametrize("text", ["the man <mask> .", "<mask>", "<mask>'s <mask>, <mask>"])
+def test_a_mask_is_where_it_stands(text, tokenizer):
+    encoding = tokenizer(text, return_offsets_mapping=True)
+    spans = [text[slice(*span)] for span in encoding["offset_mapping"]]
+    masks = [span for span, index in zip(spans, encoding["input_ids"], strict=True) if index == tokenizer.mask_token_id]
+    assert masks == ["<mask>"] * text.count("<mask>") and encoding.char_to_token(text.index("<mask>")) is not None
+
+
 def test_windows_with_stride_hold_the_whole_text(tokenizer):
     """As `run_qa` makes them: the question, and overlapping windows of the paragraph."""
     question, limit, stride = "Who painted the river?", 24, 5
@@ -97,6 +105,27 @@ def test_copies_and_added_tokens(tokenizer, tmp_path):
     other.save_pretrained(tmp_path)
     assert not (tmp_path / "tokenizer.json").exists()  # it would be taken for a tokeniser of the other kind
     assert PaperText(tmp_path).encode(TEXT) == tokenizer.text.encode(TEXT)
+
+
+@pytest.mark.parametrize("way", ["add_tokens", "add_special_tokens", "from_pretrained"])
+def test_special_tokens_that_are_added_are_whole(way, tokenizer, request, tmp_path):
+    """... before they are saved as afterwards, wherever transformers keeps them."""
+    other, folder = copy.deepcopy(tokenizer), request.config.rootpath / FOLDER
+    if way == "add_tokens":
+        other.add_tokens(["<ent>"], special_tokens=True)
+    elif way == "add_special_tokens":
+        other.add_special_tokens({"additional_special_tokens": ["<ent>"]})
+    else:
+        other = TupeTokenizer.from_pretrained(folder, additional_special_tokens=["<ent>"])
+    text = "The <ent> man met<ent>, <mask>."
+    other.save_pretrained(tmp_path)
+    again = TupeTokenizer.from_pretrained(tmp_path)
+    for each in (other, again, copy.deepcopy(other), pickle.loads(pickle.dumps(other))):
+        encoding = each(text, return_offsets_mapping=True)
+        assert encoding["input_ids"].count(len(tokenizer)) == 2 and each.unk_token_id not in encoding["input_ids"]
+        spans = [text[slice(*span)] for span in encoding["offset_mapping"]]
+        assert spans.count("<ent>") == 2 and spans.count("<mask>") == 1
+        assert each.decode(encoding["input_ids"], skip_special_tokens=False).count("<ent>") == 2
 
 
 def test_a_pipeline_s_words_are_no_unknown_pieces(tokenizer):

@@ -51,6 +51,9 @@ class TupeConfig(PretrainedConfig):
     ):
         if "layer" in options:  # of earlier exports
             options["block"] = options.pop("layer")
+        wrong = [f"{ours} is {theirs} here" for ours, theirs in NAMES.items() if ours != theirs and ours in options]
+        if wrong:  # transformers would keep it beside the default
+            raise ValueError(f"TupeConfig: {', '.join(wrong)}")
         for option in fields(ModelConfig):
             if option.name in NAMES:
                 setattr(self, NAMES[option.name], options.pop(NAMES[option.name], option.default))

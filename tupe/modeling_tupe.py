@@ -140,7 +140,7 @@ def shifted_back(x: Tensor, by: Tensor) -> Tensor:
 @dataclass
 class TupeOutput(BaseModelOutput):
     """attention_logits: for each layer the logits of the weights as a pair (words, positions), [B, H, L, L] each; their
-    sum, at keys that are no padding, is what the normaliser gets."""
+    sum is what the normaliser gets, at keys that are no padding and that no window hides."""
 
     attention_logits: tuple | None = None
 
@@ -217,9 +217,13 @@ class TupeModel(TupePreTrainedModel):
             output_hidden_states = self.config.output_hidden_states
         if return_dict is None:
             return_dict = getattr(self.config, "return_dict", True)
-        features, hiddens = encoder(
-            input_ids, bool(output_hidden_states), output_indices=output_indices, vectors=vectors
-        )
+        try:
+            features, hiddens = encoder(
+                input_ids, bool(output_hidden_states), output_indices=output_indices, vectors=vectors
+            )
+        finally:
+            if recorder:
+                encoder.attention_backend = "plain"  # else a copy of the model would hold what was recorded
         weights, logits = (recorder.weights_of_layers, recorder.logits()) if recorder else ([], [])
         if shift:
             features = shifted(features, -first) if output_indices is None else features
@@ -347,7 +351,8 @@ class TupeForMaskedLM(TupeWithHead):
 
 class TupeForSequenceClassification(TupeWithHead):
     """Logits [B, num_labels]; with labels, the loss that transformers has for them: of one label the squared error, of
-    classes [B] the cross-entropy, of several labels at a time, floats [B, num_labels], the binary one."""
+    classes [B] the cross-entropy, of several labels at a time, floats [B, num_labels], the binary one. Which of them it
+    was is noted in the configuration, from which a pipeline takes the kind of its scores."""
 
     output_class = SequenceClassifierOutput
     _auto_class = "AutoModelForSequenceClassification"
@@ -371,9 +376,10 @@ class TupeForSequenceClassification(TupeWithHead):
     def loss(self, logits: Tensor, labels: Tensor | None) -> Tensor | None:
         if labels is None:
             return None
+        if self.config.problem_type is None:
+            several = "multi_label_classification" if labels.is_floating_point() else "single_label_classification"
+            self.config.problem_type = several if logits.size(1) > 1 else "regression"
         kind = self.config.problem_type
-        if kind is None and logits.size(1) > 1:
-            kind = "multi_label_classification" if labels.is_floating_point() else "single_label_classification"
         if kind == "multi_label_classification":
             return F.binary_cross_entropy_with_logits(logits.float(), labels.float())
         if kind == "single_label_classification":

@@ -166,9 +166,9 @@ class Aligned:
     def __init__(self, text: str, spans: list | None = None):
         self.text, self.spans = text, spans
 
-    def sub(self, pattern: re.Pattern, replacement: str | Callable[[str], str]) -> None:
+    def sub(self, pattern: re.Pattern, replacement: str | Callable[[str], str], as_one: bool = False) -> None:
         """`replacement`: a string, or a function from the matched string to its replacement. A new character gets the
-        span of the whole match; if a function keeps the length, each character keeps its own span."""
+        span of the whole match; if a function keeps the length, and not as_one, each character keeps its own span."""
         if self.spans is None:
             plain = isinstance(replacement, str)
             self.text = pattern.sub(replacement if plain else lambda match: replacement(match.group()), self.text)
@@ -180,7 +180,7 @@ class Aligned:
             new = make(match.group())
             text += (self.text[last:start], new)
             spans += self.spans[last:start]
-            same = callable(replacement) and len(new) == end - start
+            same = callable(replacement) and len(new) == end - start and not as_one
             spans += self.spans[start:end] if same else [(self.spans[start][0], self.spans[end - 1][1])] * len(new)
             last = end
         self.text = "".join((*text, self.text[last:]))

@@ -245,8 +245,8 @@ class PaperText(TextEncoder):
             stem += "q"
         words = {mark: f"{stem}{number}z" for number, mark in enumerate(marks)}
         # Between blanks, or a link would swallow it; only "'s" and the like is cut off by itself.
-        aligned.sub(re.compile(f"(?:{pattern})(?=['’]\\w)"), lambda mark: f" {words[mark]}")
-        aligned.sub(re.compile(pattern), lambda mark: f" {words[mark]} ")
+        aligned.sub(re.compile(f"(?:{pattern})(?=['’]\\w)"), lambda mark: f" {words[mark]}", as_one=True)
+        aligned.sub(re.compile(pattern), lambda mark: f" {words[mark]} ", as_one=True)
         return {word if self.normaliser.cased else word.lower(): mark for mark, word in words.items()}
 
     def _spans(self, token, chars):

@@ -15,17 +15,17 @@ from .text import PaperText
 
 class PaperWords:
     """What the library `tokenizers` calls for the words of a text, and for the text of pieces: `PaperText` does both.
-    later: returns the tokens that were added to the vocabulary."""
+    later: returns the tokens that were added to the vocabulary, with their ids."""
 
-    def __init__(self, text: PaperText, later: Callable[[], list[str]]):
+    def __init__(self, text: PaperText, later: Callable[[], dict[str, int]]):
         self.text, self.later = text, later
 
     def pre_tokenize(self, pretok: PreTokenizedString) -> None:
         """Cut a text into words, and these into pieces. A piece's place in its word is counted in bytes."""
-        unk, words = self.text.ids["<unk>"], []
+        unk, words, later = self.text.ids["<unk>"], [], self.later()
 
         def cut(_, part):
-            here = self.text.word_spans(str(part), ["<mask>"])
+            here = self.text.word_spans(str(part), ["<mask>", *later])
             borders = [(min(s.start for s in word), max(s.end for s in word)) for word in here]
             words.extend((word, start) for word, (start, _) in zip(here, borders, strict=True))
             return [part[start:end] for start, end in borders]
@@ -36,14 +36,14 @@ class PaperWords:
         def pieces(source):
             word, first = next(rest)
             size = [0, *itertools.accumulate(len(sign.encode("utf-8", "surrogatepass")) for sign in source)]
-            ids = ((self.text.ids.get(s.text, unk), s) for s in word)
+            ids = ((later.get(s.text, self.text.ids.get(s.text, unk)), s) for s in word)
             return [Token(i, s.text, (size[s.start - first], size[s.end - first])) for i, s in ids]
 
         pretok.tokenize(pieces)
 
     def decode_chain(self, tokens: list[str]) -> list[str]:
         """Added tokens, and words that a pipeline of token classification has joined before, are text already."""
-        later, ids, parts = set(self.later()), self.text.ids, []
+        later, ids, parts = self.later(), self.text.ids, []
         for is_piece, group in itertools.groupby(tokens, lambda token: token in ids and token not in later):
             group = list(group)
             parts += [self.text.decode([ids[token] for token in group])] if is_piece else group
@@ -96,9 +96,9 @@ class TupeTokenizer(PreTrainedTokenizerFast):
         self.__dict__.update(state, _tokenizer=Tokenizer.from_str(state["_tokenizer"]))
         self._hook()
 
-    def later_tokens(self) -> list[str]:
-        """Tokens that were added to the vocabulary."""
-        return [token for token, index in self.added_tokens_encoder.items() if index >= len(self.text)]
+    def later_tokens(self) -> dict[str, int]:
+        """Tokens that were added to the vocabulary, with their ids."""
+        return {token: index for token, index in self.added_tokens_encoder.items() if index >= len(self.text)}
 
     def convert_ids_to_tokens(self, ids: int | list[int], skip_special_tokens: bool = False) -> str | list[str]:
         """Ids that are none (-100 in labels) are <unk>."""

@@ -509,6 +509,11 @@ def from_modernbert(folder: str | Path) -> tuple[dict, Dictionary]:
         config[older] if older in config else config["rope_parameters"][kind]["rope_theta"]
         for older, kind in (("global_rope_theta", "full_attention"), ("local_rope_theta", "sliding_attention"))
     ]
+    rotations = config.get("rope_parameters") or {}
+    scalings = [config.get("rope_scaling"), rotations, *rotations.values()]
+    types = {of.get("rope_type", of.get("type", "default")) for of in scalings if isinstance(of, dict)}
+    if scaled := types - {"default"}:
+        raise ValueError(f"{folder}: rotations of the kind {', '.join(map(repr, scaled))}; only 'default' is converted")
     kinds = config.get("layer_types") or [
         "sliding_attention" if i % config["global_attn_every_n_layers"] else "full_attention"
         for i in range(config["num_hidden_layers"])

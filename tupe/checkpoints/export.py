@@ -84,6 +84,7 @@ def export(
         names = label_names(state, head, classes)
         config["id2label"] = {str(n): name for n, name in enumerate(names)}
         config["label2id"] = {name: n for n, name in enumerate(names)}
+        config["problem_type"] = "single_label_classification" if classes > 1 else "regression"
     has_lm = "lm_head.bias" in weights
     classes = {name: auto for name, auto in AUTO.items() if has_lm or name != "TupeForMaskedLM"}
     config["architectures"] = ["TupeForMaskedLM" if has_lm else "TupeModel"]

@@ -43,7 +43,9 @@ def new_model(recipe: Recipe, task: str) -> ForGlue:
     model, glue = recipe.model, TASKS[task]
     labels = dict(enumerate(glue.names))
     folder, options = recipe["finetune_from_model"], {theirs: getattr(model, ours) for ours, theirs in NAMES.items()}
-    config = TupeConfig.from_pretrained(folder, id2label=labels, label2id={v: k for k, v in labels.items()}, **options)
+    kind = "single_label_classification" if glue.labels else "regression"
+    names = {"id2label": labels, "label2id": {name: number for number, name in labels.items()}, "problem_type": kind}
+    config = TupeConfig.from_pretrained(folder, **names, **options)
     torch.manual_seed(recipe["seed"])
     Encoder(config.vocab_size, 1, 2, model)  # whose random numbers the head's come after
     LMHead(model.width, config.vocab_size, config=model)
