@@ -68,7 +68,7 @@ def page(evidence: Evidence, name: str) -> str:
         finalize=lambda value: value.markdown() if isinstance(value, TextTable) else value,
     )  # fmt: skip
     names = {**vars(tables), "evidence": evidence, "plan": PLAN["stages"]}
-    names |= {name: getattr(second_page, name) for name in ("decided_summary", "lasting_summary")}
+    names["second"] = second_page
     return environment.get_template(f"{name}.jinja").render(names)
 
 

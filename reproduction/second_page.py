@@ -8,6 +8,7 @@ import math
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -125,53 +126,56 @@ def again(runs: Runs) -> list[str]:
     ]
 
 
-def decided(runs: Runs, stage: str) -> list[str]:
-    """A stage of D, once all of it has run: the five contrasts, corrected by Holm, and one beside them."""
-    if not runs.is_complete(stage):
-        return []
-    claims, plan, rows = {tuple(each["models"]): each["claim"] for each in CLAIMS["contrasts"]}, stage_of(stage), []
-    for (a, b), (one, ps, same, verdict) in contrasts(runs, stage).items():
-        rows.append([
-            f"`{a}` - `{b}`", claims.get((a, b), "no terms of words and positions together"),
-            *shown_by_seed(one, plan["seeds"]), runs.resampled(a, b, stage), *map(of_p, (*ps, same)), verdict,
-        ])  # fmt: skip
-    header = ["contrast", "what is added", "differences by seed", "mean [95 % interval]", "seeds and text",
-              "p, paired (Holm)", "p, Welch (Holm)", "p, equivalence", "verdict"]  # fmt: skip
-    text = f"The last row is not corrected. Equivalence: within {MARGIN} bits.\n"
-    table = TextTable.plain(header, rows, align="lllrrrrrl").markdown()
-    return [f"## D, {plan['size']}: the contrasts\n", text, table]
+class Decision(NamedTuple):
+    """What came out of a contrast of D. paired, welch, same: p-values of both tests and of equivalence, None where
+    there is none; verdict: the protocol's word."""
 
-
-Decision = tuple[Contrast | None, tuple[float | None, float | None], float | None, str]
+    contrast: Contrast | None
+    paired: float | None
+    welch: float | None
+    same: float | None
+    verdict: str
 
 
 def contrasts(runs: Runs, stage: str) -> dict[tuple[str, str], Decision]:
-    """{models of a contrast: (the contrast, its p-values by both tests, that of equivalence, the protocol's word)}, of
-    a stage of D that is complete."""
+    """{two models: what came out} of a stage of D, once all of it has run: the five contrasts, corrected by Holm, and
+    one beside them."""
+    if not runs.is_complete(stage):
+        return {}
     finals, names = runs.finals(stage), [tuple(entry["models"]) for entry in CLAIMS["contrasts"]]
     of = {pair: paired(finals, *pair) for pair in (*names, BESIDE)}
     enough = [pair for pair, one in of.items() if one and one.p is not None]
     by_t = {pair: of[pair].p for pair in enough}
     by_welch = {(a, b): statistics.welch(finals[a].values(), finals[b].values())[-1] for a, b in enough}
     for test in (by_t, by_welch):
-        test |= zip(names, holm([test.get(pair) for pair in names]), strict=True)
-    found = {}
+        test.update(zip(names, holm([test.get(pair) for pair in names]), strict=True))
+    found, fresh = {}, stage_of(stage).get("fresh", ())
     for pair, one in of.items():
-        ps, same = (by_t.get(pair), by_welch.get(pair)), None
-        if pair in EQUIVALENT and pair in enough:
-            same = statistics.equivalence(one.differences.values(), MARGIN)
-        fresh = stage_of(stage).get("fresh", ())
-        verdict = verdict_of_claim(one, max(ps), same, pair == BESIDE, fresh) if pair in enough else TOO_FEW
-        found[pair] = one, ps, same, verdict
+        p, q, same, verdict = by_t.get(pair), by_welch.get(pair), None, TOO_FEW
+        if pair in enough:
+            same = statistics.equivalence(one.differences.values(), MARGIN) if pair in EQUIVALENT else None
+            verdict = verdict_of_claim(one, max(p, q), same, pair == BESIDE, fresh)
+        found[pair] = Decision(one, p, q, same, verdict)
     return found
 
 
-def decided_summary(runs: Runs | None = None) -> dict[tuple[str, str], tuple[Contrast | None, str]]:
-    """For docs/results.md: {models of a contrast: (the contrast, the protocol's word)} of D at tiny size, once all of
-    it has run."""
-    runs, stage = runs or Runs(), next(iter(DECIDED))
-    found = contrasts(runs, stage) if runs.is_complete(stage) else {}
-    return {pair: (one, verdict) for pair, (one, _, _, verdict) in found.items()}
+def decided(runs: Runs, stage: str) -> list[str]:
+    """The section of a stage of D."""
+    of, plan, rows = contrasts(runs, stage), stage_of(stage), []
+    if not of:
+        return []
+    claims = {tuple(entry["models"]): entry["claim"] for entry in CLAIMS["contrasts"]}
+    for (a, b), one in of.items():
+        rows.append([
+            f"`{a}` - `{b}`", claims.get((a, b), "no terms of words and positions together"),
+            *shown_by_seed(one.contrast, plan["seeds"]), runs.resampled(a, b, stage),
+            of_p(one.paired), of_p(one.welch), of_p(one.same), one.verdict,
+        ])  # fmt: skip
+    header = ["contrast", "what is added", "differences by seed", "mean [95 % interval]", "seeds and text",
+              "p, paired (Holm)", "p, Welch (Holm)", "p, equivalence", "verdict"]  # fmt: skip
+    text = f"The last row is not corrected. Equivalence: within {MARGIN} bits.\n"
+    table = TextTable.plain(header, rows, align="lllrrrrrl").markdown()
+    return [f"## D, {plan['size']}: the contrasts\n", text, table]
 
 
 def verdict_of_claim(one: Contrast, p: float, same: float | None, beside: bool, fresh: Sequence[int] = ()) -> str:
@@ -190,13 +194,12 @@ def bundle(runs: Runs, stage: str, neighbours: str) -> list[str]:
     if not (runs.is_complete(stage) and runs.is_complete(neighbours)):
         return []
     finals, entries = runs.finals(stage, neighbours), PROTOCOL["differences"]
-    of, rows = [paired(finals, *entry["models"]) for entry in entries], []
+    of, seeds, rows = [paired(finals, *entry["models"]) for entry in entries], stage_of(stage)["seeds"], []
     for entry, one, p in zip(entries, of, holm([one and one.p for one in of]), strict=True):
         (a, b), result = entry["models"], TOO_FEW
         if p is not None:
             result = "not resolved" if p > ALPHA else "lower" if one.mean < 0 else "higher"
         found = runs.resampled(a, b, stage, neighbours)
-        seeds = stage_of(stage)["seeds"]
         rows.append([f"`{a}` - `{b}`", entry["asks"], *shown_by_seed(one, seeds), found, of_p(p), result])
     header = ["difference", "asks", "by seed", "mean [95 % interval]", "seeds and text", "p (Holm)", "result"]
     table = TextTable.plain(header, rows, align="lllrrrl").markdown()
@@ -234,7 +237,7 @@ def lasting(runs: Runs, stage: str) -> list[str]:
     if not of:
         return []
     rows, after, seeds = [], after_exit(runs, stage), stage_of(stage)["seeds"]
-    verdicts, largest = verdicts_of_gaps(runs, stage), lengths_of(stage_of(stage))[-1]
+    verdicts, largest = verdicts_of_gaps(runs, of, stage), lengths_of(stage_of(stage))[-1]
     for model, by_budget in of.items():
         shortest = min(by_budget)
         for updates, one in by_budget.items():
@@ -256,9 +259,8 @@ def lasting(runs: Runs, stage: str) -> list[str]:
     return lines
 
 
-def lasting_summary(runs: Runs | None = None) -> TextTable | str:
+def lasting_summary(runs: Runs) -> TextTable | str:
     """For docs/results.md: what E, at tiny size, has so far of the models that it decides. "" before two budgets."""
-    runs = runs or Runs()
     of, after = gaps(runs, LASTING[0]), after_exit(runs, LASTING[0])
     budgets = sorted({updates for model in LASTING_MODELS for updates in of.get(model, ())})
     if len(budgets) < 2:
@@ -272,7 +274,7 @@ def lasting_summary(runs: Runs | None = None) -> TextTable | str:
     for n in dict.fromkeys(after[model][0] for model in LASTING_MODELS if model in after):
         found = [after[model][1] if after.get(model, (0,))[0] == n else None for model in LASTING_MODELS]
         rows.append(row(f"{n:,} after exit", found))
-    if verdicts := verdicts_of_gaps(runs, LASTING[0]):
+    if verdicts := verdicts_of_gaps(runs, of, LASTING[0]):
         rows.append(["verdict", "", *(verdicts[model] for model in LASTING_MODELS)])
     header = ["updates", "seeds", *(f"{CLAIMS['names'][model]} over BERT-A" for model in LASTING_MODELS)]
     return TextTable.plain(header, rows, align="r" * len(header))
@@ -284,14 +286,14 @@ and > where it is outside of them. A verdict needs all seeds.
 """
 
 
-def verdicts_of_gaps(runs: Runs, stage: str) -> dict[str, str]:
+def verdicts_of_gaps(runs: Runs, of: dict[str, dict[int, Contrast]], stage: str) -> dict[str, str]:
     """{model: the protocol's word for its gap at the largest budget}, once all runs of it have ended that
     `LASTING_MODELS` and BERT-A have there."""
     largest = lengths_of(stage_of(stage))[-1]
-    of = [trial for trial in runs.planned(stage, largest) if trial.model in ("bert_a", *LASTING_MODELS)]
-    if not of or any(trial not in runs.losses for trial in of):
+    needed = [trial for trial in runs.planned(stage, largest) if trial.model in ("bert_a", *LASTING_MODELS)]
+    if not needed or any(trial not in runs.losses for trial in needed):
         return {}
-    ends, words = {model: gaps(runs, stage).get(model, {}).get(largest) for model in LASTING_MODELS}, {}
+    ends, words = {model: of.get(model, {}).get(largest) for model in LASTING_MODELS}, {}
     for (model, one), p in zip(ends.items(), holm([one and one.p for one in ends.values()]), strict=True):
         same = one and statistics.equivalence(one.differences.values(), MARGIN) <= ALPHA
         if p is None:

@@ -147,9 +147,8 @@ class Fope(PositionScheme):
     Of columns (2m, 2m + 1) of head h the cosine is sum_f A[h, f, m] cos(omega_f i), the sine likewise with B. A and B
     start as 1 on the diagonal plus noise of standard deviation std, divided by their sums over f, and stay so, as the
     authors' (their noise comes from a Xavier normal of three dimensions, 0.01 for a head of 128), or are learned. The
-    paper's equation 13 has no such sums. Frequencies with a period longer than
-    the max_positions that the model had when it got the option, which stay with its weights, are left out, and their
-    columns are not rotated.
+    paper's equation 13 has no such sums. Frequencies with a period longer than the max_positions that the model had
+    when it got the option, which stay with its weights, are left out, and their columns are not rotated.
     """
 
     paper, formula = "Hua et al. 2025 (FoPE)", "as rope, cos and sin sums over all frequencies, those of long periods 0"

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from evidence_runs import write_run
 from scipy import stats
 
-from reproduction import second, second_page, second_plan
+from reproduction import second, second_page, second_plan, tables
 from tupe import positions
 from tupe.common import record
 from tupe.experiments import collect
@@ -198,12 +198,17 @@ def test_a_model_with_runs_that_diverged_is_tested_on_the_other_seeds(lost, tmp_
     other = rows["`tupe_r` - `tupe_a`"]
     p = stats.ttest_1samp([float(value) for value in other[2].split(", ")], 0).pvalue
     assert other[-1] == "confirmed" and float(other[5]) <= 5.1 * p
-    (line,) = [line for line in second_page.tables_of_losses(runs) if "| bert_a | 0.002 | 5,000" in line][:1]
+    line = next(line for line in second_page.tables_of_losses(runs) if "| bert_a | 0.002 | 5,000" in line)
     assert line.count("diverged") == lost
-    assert second_page.decided_summary(runs)["tupe_r", "tupe_a"][1] == "confirmed"
+    decisions = second_page.contrasts(runs, "tiny_decide")
+    assert decisions["tupe_r", "tupe_a"].verdict == "confirmed"
+    *shown, _ = rows_of([tables.claims_table(Evidence(runs.first), decisions).markdown()])  # without the last row
+    for row, (pair, one) in zip(shown, decisions.items(), strict=False):  # ... of docs/results.md
+        assert row[1] == "`{}` over `{}`".format(*pair) and row[-1] == one.verdict
+        assert row[-2] == ("–" if one.paired is None else tables.of_gain(one.contrast))
 
 
-def test_a_run_in_another_precision_does_not_count(tmp_path):
+def test_a_run_in_another_precision_does_not_count():
     trial = Trial("tiny_decide", "bert_a", "tiny", 5000, 2e-3, 6)
     row = {"run": str(trial), "loss": "5.1", "reason": ""}
     for of, counts in (("float32", True), ("bfloat16 autocast", False)):

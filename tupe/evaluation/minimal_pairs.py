@@ -26,7 +26,6 @@ from tqdm import tqdm
 
 from ..common import record
 from ..common.options import FOLDER, QuietCommand, output, seed, shorten, shorten_list
-from ..common.record import files_below, write_atomically
 from ..common.tables import TextTable
 from ..normaliser import is_blank
 from ..positions import files_behind
@@ -96,7 +95,7 @@ def _files(source: Path) -> Iterator[tuple[str, str]]:
         for name, content in files.items():
             yield name, _decode(content, name)
         return
-    for path in files_below(source) if source.is_dir() else [source]:
+    for path in record.files_below(source) if source.is_dir() else [source]:
         if _is_pairs(path.relative_to(source if source.is_dir() else source.parent)):
             yield str(path), _decode(path.read_bytes(), str(path))
 
@@ -243,7 +242,7 @@ def evaluate(
         rounded = {name: np.round(v, 5).astype("f4") if v.dtype == float else v for name, v in arrays.items()}
         buffer = io.BytesIO()
         np.savez_compressed(buffer, **rounded, **{ORIGIN: origin})
-        write_atomically(path, buffer.getvalue())
+        record.write_atomically(path, buffer.getvalue())
         results[paradigm.name] = rounded
     return results
 
@@ -331,7 +330,7 @@ def command(checkpoints, pairs, data, limit, output, seed):
         folder = output / names[label]
         results = evaluate(model, TextEncoder(task.cfg.data), paradigms, folder, say=click.echo)
         summaries[label] = summary(results, paradigms, seed)
-        write_atomically(folder / "summary.json", json.dumps(summaries[label], indent=1, allow_nan=False) + "\n")
+        record.write_atomically(folder / "summary.json", json.dumps(summaries[label], indent=1, allow_nan=False) + "\n")
     for table in tables(summaries):
         click.echo(table.markdown())
     if few := {name for content in summaries.values() for name in content["too_few"]}:
