@@ -11,8 +11,9 @@ engine=fairseq
 while [ $# -gt 0 ]; do
   case $1 in
     -h | --help) sed -n '2,6s/^# \?//p' "$0"; exit ;;
-    --output) out=${2:?quickstart.sh: --output needs a folder}; shift 2 ;;
-    --updates) updates=${2:?quickstart.sh: --updates needs a number}; shift 2 ;;
+    --output) out=${2:?quickstart.sh: --output needs a folder}; [[ $out = /* ]] || out=$PWD/$out; shift 2 ;;
+    --updates) updates=${2:?quickstart.sh: --updates needs a number}; shift 2
+      [[ $updates =~ ^[1-9][0-9]*$ ]] || { echo "quickstart.sh: --updates '$updates'; valid: a whole number from 1 on" >&2; exit 2; } ;;
     --engine) engine=${2:-}; shift; [ $# -eq 0 ] || shift
       [[ $engine =~ ^(fairseq|transformers)$ ]] || { echo "quickstart.sh: --engine '$engine'; valid: fairseq, transformers" >&2; exit 2; } ;;
     *) echo "quickstart.sh: unknown argument '$1'; usage: quickstart.sh [--output FOLDER] [--updates N] [--engine ENGINE]" >&2; exit 2 ;;

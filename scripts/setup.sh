@@ -87,6 +87,8 @@ pip() { run "$venv/bin/python" -m pip --disable-pip-version-check "$@"; }
 step "build tools"
 pip install -q -U "${build[@]}"
 step "torch (a large download on the first run)"
+# pip takes any build of a version for that version.
+[ "$(cat "$venv/.cuda" 2> /dev/null)" = "$cuda" ] || pip uninstall -q -y torch
 echo "$cuda" > "$venv/.cuda"
 if [ $stack = train ]; then
   pip install -q --only-binary :all: ${cuda:+--index-url "https://download.pytorch.org/whl/$cuda"} torch

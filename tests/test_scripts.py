@@ -117,7 +117,8 @@ def test_slurm_job_that_a_signal_stopped_is_queued_again(tmp_path, status, reque
 
 
 @pytest.mark.parametrize(("status", "words", "module"), [
-    (138, ["sweep"], "tupe"), (1, ["reproduction", "evidence"], "reproduction"), (0, ["sweep"], "tupe"),
+    (138, ["sweep"], "tupe"), (143, ["sweep"], "tupe"), (0, ["sweep"], "tupe"),
+    (1, ["reproduction", "evidence"], "reproduction"),
 ])  # fmt: skip
 def test_many_jobs_are_a_slurm_job_that_is_queued_again_when_its_time_is_up(status, words, module, tmp_path):
     requeue = f'[ $1 != requeue ] || echo "$2" > {tmp_path}/requeued'
@@ -131,7 +132,7 @@ def test_many_jobs_are_a_slurm_job_that_is_queued_again_when_its_time_is_up(stat
     )  # fmt: skip
     assert done.returncode == status and done.stdout == f"<-m><{module}><{words[-1]}><--data><a b>"
     assert not (tmp_path / "requeued").exists() or (tmp_path / "requeued").read_text() == "5_2\n"
-    assert (tmp_path / "requeued").exists() == (status == 138)
+    assert (tmp_path / "requeued").exists() == (status in (138, 143))
 
 
 @pytest.mark.slow
@@ -313,6 +314,7 @@ def test_setup_installs_once_and_again_when_requirements_change(tmp_path):
     assert done.returncode == 0 and "fairseq==0.12.2" in installed and (tmp_path / ".venv-volta").exists()
     done, installed = setup("--cuda", "cu126")
     assert "install -q --index-url https://download.pytorch.org/whl/cu126 torch==" in installed, done.stderr
+    assert installed.index("uninstall -q -y torch") < installed.index("cu126")  # to pip, any build will do
     assert not setup()[1]  # the build stays what it is
     done, _ = setup("--cuda", "12.6")
     assert done.returncode == 2 and "such as cu126" in done.stderr

@@ -13,7 +13,8 @@ from tupe.cli import main
 def prepare_here(words, **options):
     """Instead of `subprocess.run`: the command `tupe prepare corpus`, in this process."""
     assert words[:3] == [sys.executable, "-m", "tupe"]
-    CliRunner().invoke(main, words[3:], catch_exceptions=False)
+    done = CliRunner().invoke(main, words[3:], catch_exceptions=False)
+    return subprocess.CompletedProcess(words, done.exit_code, "", done.output)
 
 
 @pytest.mark.usefixtures("undrawn")
@@ -28,3 +29,5 @@ def test_command(run, tmp_path, monkeypatch):
         (row,) = (line for line in result.output.splitlines() if line.startswith(f"| {step}"))
         assert float(row.split("|")[2]) > 0
     assert result.output.count(" MB, 2 processes |") == 2 and "hours on 32 cores" in result.output
+    result = CliRunner().invoke(corpus.command, [str(tmp_path / "a.txt"), "--mb=0.02", "--vocab-size=8192"])
+    assert result.exit_code == 2 and "vocab" in result.output.splitlines()[-1]

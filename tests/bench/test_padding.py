@@ -63,6 +63,22 @@ def test_contenders_ignore_padding(name):
         torch.testing.assert_close(logits(alone)[0], whole[row], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("name", ["ours", "fairseq"])
+def test_backward_passes_are_outside_of_autocast(name):
+    (batch,) = padding.batches(SIZES, 60, 3, 1, vocab=60, device="cpu", seed=2)
+    model, logits = padding.build(name, TINY)
+    half = {}
+
+    def noted(batch):
+        half["forward"] = torch.is_autocast_enabled("cpu")
+        out = logits(batch)
+        out.register_hook(lambda grad: half.update(backward=torch.is_autocast_enabled("cpu")))
+        return out
+
+    padding.on_batches(padding.training_step(model, noted), [batch], "bf16", "cpu")(0)
+    assert half == {"forward": True, "backward": False}
+
+
 def test_which_of_ours_packs():
     (batch,) = padding.batches(SIZES, 60, 8, 1, vocab=60, device="cpu", seed=2)
     rows = {}

@@ -132,5 +132,13 @@ def test_command(tmp_path):
     for words in ([*options[:-1], "--positions=bert_a,tupe_r,t5"], [*options, "--rounds=3"]):
         status, printed = run(*words, "--lengths=16")
         assert status == 2 and "holds other measurements" in printed and "choose another --output" in printed
+    threads = torch.get_num_threads()
+    try:
+        status, printed = run(*options, "--lengths=16", f"--threads={threads + 1}")
+    finally:
+        torch.set_num_threads(threads)
+    assert status == 2 and f"holds measurements with threads {threads}; choose another --output" in printed
+    status, printed = run(*options, "--lengths=0")
+    assert status == 2 and "0 is too small; valid: 1 or more" in printed
     status, printed = run("--positions=tupe_x", "--size=tiny", "--vocab-size=100", f"--output={tmp_path}/none")
     assert status == 2 and "tupe_x" in printed

@@ -6,12 +6,13 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 from click.testing import CliRunner
 
 from tupe.bench import report as bench_report
 from tupe.bench import step as bench
 from tupe.bench import turns
-from tupe.bench.contenders import DEFAULT, Setting, flops_per_token
+from tupe.bench.contenders import DEFAULT, Contender, Setting, flops_per_token
 
 TINY = Setting("tiny", layers=2, length=20, batch=2, vocab=60)  # 6 of 40 tokens are masked
 
@@ -43,7 +44,7 @@ def rows(names, settings, monkeypatch, peak=0.25):
         return times
 
     monkeypatch.setattr(turns, "take_turns", take_turns)
-    monkeypatch.setattr(bench, "Contender", lambda name, setting: SimpleNamespace(step=lambda turn: None))
+    monkeypatch.setattr(bench, "Contender", lambda name, setting: SimpleNamespace(step=lambda turn: None, kept=list))
     return [row for setting in settings for row in bench.measure(names, setting, 2)]
 
 
@@ -54,6 +55,25 @@ def test_what_follows_from_times(monkeypatch):
     assert first["forward_s"] == pytest.approx(0.4) and first["memory_mib"] == 0
     assert first["peak_flops"] == 2 * 2048**3 / 0.25  # the fastest product
     assert first["share_of_peak"] == pytest.approx(20 * flops_per_token(TINY, "tupe_r") / first["peak_flops"])
+
+
+@pytest.mark.skipif(torch.__version__ < "2.6", reason="compile needs torch 2.6")
+def test_what_is_to_be_compiled_is_compiled(monkeypatch):
+    """Code that is first met inside a mode of dispatch never is."""
+    original, frames = torch.nn.Module.compile, torch._dynamo.utils.counters["frames"]
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda self, **more: original(self, **{**more, "backend": "eager"}))
+    monkeypatch.setitem(bench.PEAK_SIZE, "cpu", 64)
+    frames.clear()
+    bench.measure(["tupe_r-compile"], TINY, 1, say=str)
+    assert frames["ok"] > 0
+
+
+def test_memory_is_of_a_step_with_moments():
+    contender = Contender("tupe_r", TINY)
+    weights = sum(p.nbytes for p in contender.model.parameters())
+    assert sum(x.nbytes for x in contender.kept()) < 1.1 * weights
+    contender.step(0)
+    assert 3 * weights <= sum(x.nbytes for x in contender.kept()) < 3.1 * weights
 
 
 def test_projection():

@@ -102,6 +102,10 @@ def test_thirteen_encodings_by_default(place):
     glue = [f"--glue={place / 'glue'}", "--finetune-options=--arhc=x"]
     refused = compare(place, *glue, status=2)  # before anything is trained
     assert "no such option --arhc" in refused and not list(place.glob("out/**/sweep.json"))
+    refused = compare(place, glue[0], "--finetune-options=--lr 1e-4", status=2)
+    assert "--lr is set by this command, see --tasks, --lrs" in refused and not list(place.glob("out/**/sweep.json"))
+    refused = compare(place, f"--squad={place / 'squad'}", "--engine=transformers", status=2)
+    assert "SQuAD is for --engine fairseq" in refused and not list(place.glob("out/**/sweep.json"))
     printed = compare(place, "--jobs=4")
     assert "| presets/bert_a_tiny/wang_ape | 5.000 |" in printed
     assert len(starts(place)) == 13 and all("/wang_" in name for name in starts(place))

@@ -12,7 +12,7 @@ import pytest
 import torch
 from helpers import fork, has_ended, wait_until
 
-from tupe.common import record
+from tupe.common import record, stop
 from tupe.experiments import runner
 
 STAND_IN = Path(__file__).parents[1] / "stand_in.py"
@@ -213,6 +213,37 @@ def test_a_signal_ends_all_that_was_started(tmp_path, number):
     wait_until(lambda: all(map(has_ended, pids)))  # a signal needs a moment to kill
     assert [record.state_of(job.folder) for job in jobs] == ["open", "open"]
     assert not (tmp_path / "c" / "starts").exists()
+
+
+def test_before_slurm_s_time_is_up_jobs_have_time_to_save(tmp_path):
+    save = """
+def save(*signal):
+    time.sleep(2)
+    (folder / "saved").touch()
+    os._exit(85)
+signal.signal(signal.SIGTERM, save)
+"""
+    behave = STUBBORN.replace("signal.signal(signal.SIGTERM, signal.SIG_IGN)", save) + "time.sleep(600)"
+    jobs = [job(tmp_path / name, behave) for name in "ab"]
+    process, pids = start_runner(*jobs)
+    os.kill(process.pid, signal.SIGUSR1)
+    process.join()
+    assert process.exitcode == 128 + signal.SIGUSR1 and all((each.folder / "saved").exists() for each in jobs)
+    wait_until(lambda: all(map(has_ended, pids)))
+
+
+def test_a_signal_is_not_lost_while_the_first_copy_begins(monkeypatch):
+    """That takes seconds, and the process to be copied is to ignore the signal."""
+    monkeypatch.setattr(runner, "_environment", {})
+    received = []
+    handler = stop.handled(runner.GROUP_SIGNALS, lambda number, frame: received.append(number))
+    with handler, runner.environment_of_copies({}):
+        os.kill(os.getpid(), signal.SIGTERM)
+        child = subprocess.run(["cat", "/proc/self/status"], capture_output=True, text=True, check=True).stdout
+        assert received == []
+        (blocked,) = [int(line.split()[1], 16) for line in child.splitlines() if line.startswith("SigBlk")]
+        assert blocked & 1 << signal.SIGTERM - 1
+    assert received == [signal.SIGTERM]
 
 
 def test_a_runner_that_is_killed_leaves_processes_that_the_next_one_waits_for(tmp_path, monkeypatch):

@@ -76,6 +76,13 @@ def test_fine_tuning_s_default_is_the_paper_s_search_of_every_prepared_task(plac
     assert not (place / "out").exists()
 
 
+def test_rates_and_seeds_in_the_spelling_of_the_recipe_replace_the_paper_s(place):
+    words = ["--grid=task=CoLA", "optimization.lr=[1e-5]", "--grid=common.seed=7,8"]
+    lines = sweep(place, "--dry-run", *words).splitlines()
+    assert len(lines) == 2 and all("optimization.lr=[1e-5]" in line for line in lines)
+    assert not any("--lr" in line or "--seed" in line for line in lines)
+
+
 def test_squad_is_a_task_like_others(place):
     (place / "data" / "train-v2.0.npz").touch()
     lines = sweep(place, "--dry-run", "--grid=task=squad2.0,cola", "--grid=lr=3e-5", "--grid=seed=1").splitlines()
@@ -144,6 +151,8 @@ def test_words_are_options_or_overrides():
         (["--grid=lr"], "--grid lr: give each name once"),
         (["--grid=lr=2e-5,0.00002"], "two jobs would share a folder"),
         (["--grid=lr=1", "--lr=2"], "--lr is set by the sweep"),
+        (["--grid=lr=1", "optimization.lr=[2]"], "optimization.lr is set by the sweep"),
+        (["--grid=lr=1", "--grid=optimization.lr=[2]"], "give each option once"),
         (["--grid=output=a,b"], "--output is set by the sweep"),
         (["--recipe=finetunes"], "unknown recipe 'finetunes'; valid: continue"),
         (["--recipe=pretrain"], "no --grid"),

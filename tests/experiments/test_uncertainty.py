@@ -93,9 +93,11 @@ def write_pretraining(folder, seed, data="corpus", lr=1e-3, arch="bert_a_tiny", 
     return str(folder / "checkpoint_last.pt")
 
 
-def test_several_runs_of_pre_training_show_what_it_varies(tmp_path):
+@pytest.mark.parametrize("engine", ["fairseq", "transformers"])
+def test_several_runs_of_pre_training_show_what_it_varies(tmp_path, engine):
     for seed, score in enumerate((60.0, 62.0), 1):
         path = write_pretraining(tmp_path / "pretrained" / str(seed), seed)
+        path = path if engine == "fairseq" else str(tmp_path / "pretrained" / str(seed))  # the folder is the model
         write_run(tmp_path / str(seed), "RTE", 2e-5, 1, score, architecture="bert_a_tiny", pretrained=path)
     rows, _ = tables_of(tmp_path)
     assert [row["pre-training seeds"] for row in rows] == ["1.00 (2)"] * 2

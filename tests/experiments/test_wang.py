@@ -40,6 +40,13 @@ def test_our_mean_stands_beside_theirs_and_is_of_the_same_columns(tmp_path):
     assert table.header[-1] == "mean" and (theirs[-1], ours[-1]) == ("82.2", "60.00")  # MNLI-mm, 61, is not in it
 
 
+def test_a_mean_over_tasks_without_a_common_seed_stays_empty(tmp_path):
+    for seed, task in enumerate(sorted(set(TASKS) - {"WNLI"}), 1):
+        write_run(tmp_path / task, task, 2e-5, seed, 60, architecture="bert_a")
+    (_, theirs), (_, ours) = wang.score_table(summarise(collect([tmp_path]).finished, "best")).rows
+    assert (theirs[-1], ours[-1]) == ("82.2", "")
+
+
 def test_their_marks_are_a_welch_test_but_for_three_borderline_cells():
     differ, squad = set(), wang.published()["squad"]
     for row, columns in squad.items():

@@ -160,6 +160,11 @@ class Contender:
         self.optimizers = [self.build_optimizer(name)]
         self.step = timed(setting.device, self.forward, self.backward, self.update)
 
+    def kept(self) -> list[torch.Tensor]:
+        """The tensors that stay between two steps: weights and, after the first step, moments."""
+        moments = (x for optimizer in self.optimizers for state in optimizer.state.values() for x in state.values())
+        return [*self.model.parameters(), *self.model.buffers(), *filter(torch.is_tensor, moments)]
+
     def loss(self) -> torch.Tensor:
         """The sum over masked tokens."""
         if self.name in HF:

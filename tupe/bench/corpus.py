@@ -70,12 +70,15 @@ def steps(documents: list[Document]) -> list[tuple[str, float]]:
 
 
 def run(path: Path, folder: Path, jobs: int, vocab_size: int) -> tuple[float, dict]:
-    """(seconds of all steps, {step: cost}) of a whole run, in a separate process, so that its memory is its own."""
+    """(seconds of all steps, {step: cost}) of a whole run, in a separate process, so that its memory is its own. Raises
+    ValueError with its last line if it fails."""
     choices = {
         "output": folder, "vocab-size": vocab_size, "valid-fraction": 0.02, "jobs": jobs, "shard-mb": 1, "sample-mb": 5,
     }  # fmt: skip
     command = [sys.executable, "-m", "tupe", "prepare", "corpus", path, *(f"--{k}={v}" for k, v in choices.items())]
-    subprocess.run(list(map(str, command)), check=True, capture_output=True)
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True)
+    if done.returncode:
+        raise ValueError((done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1])
     costs = json.loads((folder / "speed.json").read_text())
     return sum(cost["seconds"] for cost in costs.values()), costs
 

@@ -162,9 +162,8 @@ ELSEWHERE = {"cpu": "triton", "cuda": "blocked"}  # device -> the backend that i
 @click.option(
     "--paths", type=ListOf(list(BACKENDS)), help=f"Paths of {', '.join(BACKENDS)} (default: all for the device)."
 )
-@click.option(
-    "--lengths", type=ListOf(int), default="512,128", show_default=True, metavar="L,...", help="Tokens of a sequence."
-)
+@click.option("--lengths", type=ListOf(int, least=1), default="512,128", show_default=True, metavar="L,...",
+              help="Tokens of a sequence.")  # fmt: skip
 @click.option("--tokens", default=2048, show_default=True, help="Tokens of a batch.")
 @options.vocab_size()
 @click.option("--precision", type=ListOf(list(PRECISIONS)), default="float32,bf16", show_default=True,

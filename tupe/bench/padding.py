@@ -12,7 +12,7 @@ import itertools
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import click
 import numpy as np
@@ -139,9 +139,9 @@ def keep_all(
 # -------------------------------------------------------------------------------------------------------- measurement
 
 
-def training_step(model: nn.Module, logits: Callable[[Batch], Tensor]) -> Callable[[Batch], None]:
-    """Forward and backward pass, clipping and AdamW: ours (`optim.FusedAdamW`), or PyTorch's fused one as in Hugging
-    Face's Trainer."""
+def training_step(model: nn.Module, logits: Callable[[Batch], Tensor]) -> Callable[[Batch, torch.autocast], None]:
+    """Forward pass under autocast, backward pass outside it, clipping and AdamW: ours (`optim.FusedAdamW`), or
+    PyTorch's fused one as in Hugging Face's Trainer."""
     model.train()
     if isinstance(model, TupeModel):
         optimizer = FusedAdamW(FusedAdamWConfig(lr=[1e-5]), model.parameters())
@@ -150,8 +150,10 @@ def training_step(model: nn.Module, logits: Callable[[Batch], Tensor]) -> Callab
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)
         clip = partial(nn.utils.clip_grad_norm_, list(model.parameters()), 1.0)
 
-    def step(batch: Batch) -> None:
-        F.cross_entropy(logits(batch).float(), batch.labels).backward()
+    def step(batch: Batch, precision: torch.autocast) -> None:
+        with precision:
+            loss = F.cross_entropy(logits(batch).float(), batch.labels)
+        loss.backward()
         clip()
         optimizer.step()
         optimizer.zero_grad()
@@ -159,20 +161,20 @@ def training_step(model: nn.Module, logits: Callable[[Batch], Tensor]) -> Callab
     return step
 
 
-def inference_step(model: nn.Module, logits: Callable[[Batch], Tensor]) -> Callable[[Batch], None]:
+def inference_step(model: nn.Module, logits: Callable[[Batch], Tensor]) -> Callable[[Batch, torch.autocast], None]:
     """A forward pass without gradients."""
     model.eval()
-    return torch.inference_mode()(logits)
+
+    def step(batch: Batch, precision: torch.autocast) -> None:
+        with torch.inference_mode(), precision:
+            logits(batch)
+
+    return step
 
 
-def on_batches(function: Callable[[Batch], Any], drawn: list[Batch], precision: str, device: str) -> Step:
+def on_batches(function: Callable[[Batch, torch.autocast], None], drawn: list[Batch], kind: str, device: str) -> Step:
     """The step of a contender: every turn has a batch."""
-
-    def compute(turn):
-        with autocast(device, precision):
-            function(drawn[turn])
-
-    return lambda turn: timed(device, partial(compute, turn))(turn)
+    return lambda turn: timed(device, lambda: function(drawn[turn], autocast(device, kind)))(turn)
 
 
 COLUMNS = {  # of the table -> cell of a row
@@ -234,9 +236,8 @@ def comparison(
                   help="Tasks whose texts are taken.")  # fmt: skip
     @click.option("--sizes", type=ListOf(list(SIZES)), default=size, show_default=True, metavar="SIZE,...",
                   help="Sizes of the models.")  # fmt: skip
-    @click.option(
-        "--batch", type=ListOf(int), default=batch, show_default=True, metavar="B,...", help="Texts of a batch."
-    )
+    @click.option("--batch", type=ListOf(int, least=1), default=batch, show_default=True, metavar="B,...",
+                  help="Texts of a batch.")  # fmt: skip
     @options.vocab_size()
     @click.option("--contenders", "names", type=ListOf(CONTENDERS), default=",".join(names), show_default=True,
                   help="What is measured.")  # fmt: skip

@@ -219,19 +219,25 @@ def draw(result: dict) -> Figure:
 # ---- the command
 
 
-def measured_before(path: Path, settings: dict, encodings: dict) -> dict:
-    """{length: results} of an earlier run. Raises ValueError if the file has other settings or encodings."""
-    result = json.loads(path.read_text()) if path.exists() else {"options": settings, "lengths": {}}
+MACHINE = ("cpu", "cores", "threads", "gpu", "torch")  # of what `environment` tells, what a time depends on
+
+
+def measured_before(path: Path, about: dict, settings: dict, encodings: dict) -> dict:
+    """{length: results} of an earlier run. Raises ValueError if the file has other settings or encodings, or is of
+    another machine."""
+    result = json.loads(path.read_text()) if path.exists() else {"about": about, "options": settings, "lengths": {}}
     names = {row["encoding"] for part in result["lengths"].values() for row in part["rows"]} or {*encodings}
     if result["options"] != settings or not {*encodings} <= names:
         raise ValueError(f"{path} holds other measurements ({result['options']}); choose another --output")
+    if different := [f"{key} {result['about'].get(key)}" for key in MACHINE if result["about"].get(key) != about[key]]:
+        raise ValueError(f"{path} holds measurements with {', '.join(different)}; choose another --output")
     return result["lengths"]
 
 
 @click.command(cls=Command)
 @options.size()
 @click.option("--layers", type=click.IntRange(0), default=0, help="The number of layers (default: those of the size).")
-@click.option("--lengths", type=ListOf(int), default="128,512,1024", show_default=True, metavar="L,...",
+@click.option("--lengths", type=ListOf(int, least=1), default="128,512,1024", show_default=True, metavar="L,...",
               help="Tokens of a sequence.")  # fmt: skip
 @click.option("--tokens", default=1024, show_default=True, help="Tokens of a batch.")
 @click.option("--rounds", type=click.IntRange(1), default=5, show_default=True, help="Measured steps of each encoding.")
@@ -267,8 +273,9 @@ def command(size, layers, lengths, tokens, rounds, positions, precision, threads
         "size": size, "tokens": tokens, "rounds": rounds, "precision": ",".join(precision), "vocab": vocab_size,
         "layers": base.dims()[0], "encodings": len(encodings),
     }  # fmt: skip
-    earlier = measured_before(Path(f"{output}.json"), settings, encodings)
-    result = {"about": environment(), "options": settings, "lengths": earlier}
+    about = environment()
+    earlier = measured_before(Path(f"{output}.json"), about, settings, encodings)
+    result = {"about": about, "options": settings, "lengths": earlier}
     for length in [length for length in lengths if str(length) not in earlier]:
         setting = base.of_length(length, tokens)
         measured = rows(encodings, setting, rounds, precision, lambda line, L=length: click.echo(f"L={L} {line}"))

@@ -62,10 +62,13 @@ def measure(names: list[str], setting: Setting, rounds: int, say: Callable[[str]
         )
     steps, memory = {"peak": matrix_peak(setting)}, {}
     for name in names:
-        with Level() as level:
-            contender = Contender(name, setting)
+        contender = Contender(name, setting)
+        contender.step(0)  # not in a mode, in which nothing would ever be compiled
+        kept = contender.kept()
+        with Level(kept) as level:
             contender.step(0)
-        steps[name], memory[name] = contender.step, level.peak / 2**20
+        memory[name] = (level.peak + sum(tensor.nbytes for tensor in kept)) / 2**20
+        steps[name] = contender.step
     about = {**asdict(setting), "layers": setting.dims()[0], "rounds": rounds}
     about["setting"] = "{precision}, N = {layers}, L = {length}".format_map(about)
     peak, *rows = compared(steps, rounds, about, say)
@@ -134,10 +137,9 @@ def loader_speed(
 @click.option("--models", type=ListOf(CONTENDERS),
               help=f"Models of {', '.join(CONTENDERS)} (default: without variants of tupe_r).")  # fmt: skip
 @options.size()
-@click.option(
-    "--lengths", type=ListOf(int), default="512", show_default=True, metavar="L,...", help="Tokens of a sequence."
-)
-@click.option("--layers", type=ListOf(int), default="0", show_default=True, metavar="N,...",
+@click.option("--lengths", type=ListOf(int, least=1), default="512", show_default=True, metavar="L,...",
+              help="Tokens of a sequence.")  # fmt: skip
+@click.option("--layers", type=ListOf(int, least=0), default="0", show_default=True, metavar="N,...",
               help="The number of layers; 0 takes those of the size.")  # fmt: skip
 @click.option("--tokens", default=2048, show_default=True, help="Tokens of a batch.")
 @options.vocab_size()

@@ -7,6 +7,7 @@ A module that offers a command defines it with `@click.command(cls=Command)`;
 
 import difflib
 import logging
+import math
 import os
 import re
 import reprlib
@@ -146,10 +147,11 @@ class Refusal(click.ClickException):
 
 
 class ListOf(click.ParamType):
-    """Values separated by commas: `--seeds 1,2,3`. kind: int, float, str, or a list of the valid words."""
+    """Values separated by commas: `--seeds 1,2,3`. kind: int, float, str, or a list of the valid words; least: the
+    least valid number."""
 
-    def __init__(self, kind: type | list[str] = str):
-        self.kind = kind
+    def __init__(self, kind: type | list[str] = str, least: float = -math.inf):
+        self.kind, self.least = kind, least
         self.name = "a,b,..." if not isinstance(kind, type) else f"{kind.__name__},..."
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> list:
@@ -164,9 +166,12 @@ class ListOf(click.ParamType):
                     self.fail(f"{word!r} is not known{did_you_mean(word, self.kind)}", param, ctx)
             return words
         try:
-            return [self.kind(word) for word in words]
+            values = [self.kind(word) for word in words]
         except ValueError:
             self.fail(f"{value!r} is not a list of {self.kind.__name__}s separated by commas", param, ctx)
+        if self.kind is not str and min(values) < self.least:
+            self.fail(f"{min(values)} is too small; valid: {self.least} or more", param, ctx)
+        return values
 
 
 _cutter = reprlib.Repr()

@@ -24,7 +24,7 @@ from ..common.options import CONFIGS, FOLDER, ListOf, did_you_mean
 from ..common.tables import TextTable
 from ..positions import Dims, Positions
 from . import runner
-from .grid import Sweep, check_tasks, parse_options
+from .grid import Sweep, check_tasks, option_of, parse_options
 from .sweep import keep_best_checkpoint, write_report
 
 ARCHITECTURE = "bert_a"  # of what is given as a position: nothing but the position differs from BERT
@@ -184,6 +184,11 @@ def command(
     sweeps = plan_pretraining(data, output, presets or [], list(position), size, recipe, common, arch)
     engine = ["--engine=transformers"] * (parse_options(common).get("--engine") == "transformers")
     fine_tuning = [*shlex.split(finetune_options), *engine, *options.position_file()]
+    if engine and "squad" in tasks:
+        raise ValueError("--squad: SQuAD is for --engine fairseq")
+    for name in parse_options(fine_tuning):
+        if option_of(name) in ("--task", "--lr", "--seed", "--data", "--checkpoint", "--output"):
+            raise ValueError(f"--finetune-options: {name} is set by this command, see --tasks, --lrs and --seeds")
     new = [sweep for sweep in sweeps if not (sweep.output / "sweep.json").exists()]
     for sweep in new:
         runner.check(sweep.jobs[0])

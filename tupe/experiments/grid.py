@@ -65,9 +65,12 @@ class Sweep:
             raise ValueError("--keep-best is for fine-tuning; other recipes keep their checkpoints")
         if not grid:
             raise ValueError("no --grid: give at least one, such as --grid seed=1,2,3")
-        for name in ["--output", *(name for name in grid if name in common)]:
-            if name in grid or name in common:
+        in_grid = [option_of(name) for name in grid]
+        for name in (*common, *grid):
+            if option_of(name) == "--output" or (name in common and option_of(name) in in_grid):
                 raise ValueError(f"{name} is set by the sweep; remove it from the options of every job")
+        if len(set(in_grid)) < len(in_grid):
+            raise ValueError(f"--grid {', '.join(grid)}: give each option once")
         for name, values in grid.items():
             for value in values:
                 limits.check(name, value)
@@ -220,6 +223,11 @@ def _option(name):
     return name if "." in name else limits.option(name.lstrip("-"))
 
 
+def option_of(name: str) -> str:
+    """The option that a name stands for: "--lr" also for the override "optimization.lr"."""
+    return limits.option(name.rpartition(".")[2]) if "." in name else name
+
+
 def _canonical(value):
     """One spelling for one value: "2e-5" and "0.00002" -> "2e-05"."""
     value = str(value)
@@ -260,4 +268,5 @@ def _with_paper_search(grid, common):
     if "--data" in common and "--task" not in common:
         data = common["--data"]
         grid = {**grid, "--task": check_tasks([data], grid.get("--task"))[data]}
-    return {**{f"--{name}": values for name, values in PAPER.items() if f"--{name}" not in common}, **grid}
+    given = {option_of(name) for name in (*grid, *common)}
+    return {**{f"--{name}": values for name, values in PAPER.items() if f"--{name}" not in given}, **grid}

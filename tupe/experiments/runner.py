@@ -26,6 +26,7 @@ from ..common.allocator import tcmalloc
 from ..common.options import own_options
 
 SECONDS_TO_END = 8  # between asking a process to end and killing it
+SECONDS_AFTER_USR1 = 150  # the same after Slurm's word that 180 seconds are left (scripts/jobs.sbatch)
 SECONDS_TO_NEXT_LOOK = 5  # at a folder that another process holds
 
 
@@ -141,7 +142,8 @@ def run(
                         note_end(job, state, f"{what}, {time.monotonic() - started:.0f} s")
                 time.sleep(0.1)
         finally:
-            end([process for process, *_ in running.values()])
+            patience = SECONDS_AFTER_USR1 if received == [signal.SIGUSR1] else SECONDS_TO_END
+            end([process for process, *_ in running.values()], patience)
     if received:
         echo(f"{title}: stopped by signal {received[0]}; start it again to go on")
         raise SystemExit(128 + received[0])
@@ -262,25 +264,25 @@ class Fork:
 @contextmanager
 def environment_of_copies(environment: dict) -> Iterator[None]:
     """The environment in which multiprocessing starts the process to be copied, at the first job: that job's, with the
-    allocator that its command would choose. Signals to our group leave that process alone: it has to tell us how its
-    copies end."""
+    allocator that its command would choose. Signals to our group wait until it is there, and leave it alone: it has to
+    tell us how its copies end."""
     before = dict(os.environ)
     library = None if os.environ.get("LD_PRELOAD") else tcmalloc()
     os.environ.update(environment, **({"LD_PRELOAD": library} if library else {}))
     _environment.update(environment)
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, GROUP_SIGNALS)  # which it keeps, and we do not
     try:
-        with stop.handled(GROUP_SIGNALS, signal.SIG_IGN):
-            yield
+        yield
     finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         os.environ.clear()
         os.environ.update(before)
 
 
 def run_tupe(words: tuple, log: str, environment: dict) -> None:
     """Become `tupe WORDS` in a process group of its own."""
-    for number in GROUP_SIGNALS:
-        signal.signal(number, signal.SIG_DFL)
     os.setsid()
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, GROUP_SIGNALS)
     with open(log, "a") as file:
         for descriptor in (1, 2):
             os.dup2(file.fileno(), descriptor)
@@ -292,11 +294,11 @@ def run_tupe(words: tuple, log: str, environment: dict) -> None:
     runpy.run_module("tupe", run_name="__main__", alter_sys=True)
 
 
-def end(processes: list) -> None:
-    """Ask processes, and all that they started, to end; kill what is left after `SECONDS_TO_END`."""
+def end(processes: list, seconds: float) -> None:
+    """Ask processes, and all that they started, to end; kill what is left after so many seconds."""
     for process in processes:
         kill(process, signal.SIGTERM)
-    deadline = time.monotonic() + SECONDS_TO_END
+    deadline = time.monotonic() + seconds
     for process in processes:
         with suppress(subprocess.TimeoutExpired):
             process.wait(max(0, deadline - time.monotonic()))

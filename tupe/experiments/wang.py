@@ -92,7 +92,8 @@ def score_table(summaries: dict[Model, dict[str, Summary]]) -> TextTable | None:
         theirs = [published_score(row, SCORES[name]) for name in names]
         ours = [f"{statistics.mean(lists[model][name]):.2f}" if lists[model].get(name) else "" for name in names]
         rows.append(("published", [f"{row} (published)", *theirs, *([str(published()["glue"][row]["mean"])] * whole)]))
-        mean = [f"{statistics.mean(next(iter(lists[model].values()))):.2f}"] * whole
+        means = next(iter(lists[model].values()))  # by seed: none, if the tasks have no seed in common
+        mean = [f"{statistics.mean(means):.2f}" if means else ""] * whole
         rows.append(("ours", [str(model), *ours, *mean]))
     return TextTable(["model", *(SCORES[name] for name in names), *(["mean"] * whole)], rows)
 
