@@ -182,6 +182,9 @@ def test_a_run_that_stops_early_is_not_finished(learnable, pretrained, tmp_path)
         ("optimization.stop_time_hours=1", "stop_time_hours=1"),
         ("checkpoint.patience=1", "patience=1"),
         ("optimization.max_epoch=0", "needs optimization.max_epoch"),
+        ("dataset.disable_validation=true", "disable_validation, .*: fine-tuning is scored at the end of each epoch"),
+        ("dataset.validate_interval=2", "validate_interval that divides max_epoch"),
+        ("dataset.validate_after_updates=2", "validate_after_updates"),
     ],
 )
 def test_another_end_than_the_last_epoch_is_refused(override, message):

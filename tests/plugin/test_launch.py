@@ -156,6 +156,8 @@ def test_precision():
     for word in ("--amp", "--autocast=bf16"):
         with pytest.raises(ValueError, match="--fp16 beside --amp or --autocast: give one"):
             recipe("--fp16", word)
+    with pytest.raises(ValueError, match="--write-checkpoints-asynchronously: here a checkpoint is whole"):
+        recipe("--write-checkpoints-asynchronously")
     on_cpu = parse(recipe(cuda=False))
     assert on_cpu.cpu and not on_cpu.fp16
 
@@ -168,6 +170,8 @@ def test_held_out_text_is_the_same_for_any_batch(processes, limit):
     assert int(args.batch_size_valid) * processes == 32 and args.max_valid_steps == 30
     args = parse(recipe("--batch-size-valid=5", name="pretrain_small", processes=processes))
     assert int(args.batch_size_valid) == 5
+    override = ["dataset.batch_size_valid=5"]
+    assert int(parse(recipe(name="pretrain_small", processes=processes, overrides=override)).batch_size_valid) == 5
 
 
 @pytest.mark.parametrize("processes", [1, 2, 8, 16, 64, 256])

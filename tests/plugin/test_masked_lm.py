@@ -312,6 +312,20 @@ def test_pairs_and_masks_change_with_the_epoch(start, tmp_path):
     assert len(first & second) < len(first) / 4
 
 
+def test_masks_of_pairs_are_as_long_as_they_are_to_be(start, tmp_path):
+    data, checkpoint = start
+    lengths = []
+    for number, more in enumerate(([], ["--mask-multiple-length=3"])):
+        batches = []
+        train(arguments(data, checkpoint, tmp_path / str(number), "--no-save", *more), on_step=batches.extend)
+        masked = [np.pad(batch["target"].ne(1).numpy(), ((0, 0), (1, 1))).astype(int) for batch in batches]
+        begun = sum((np.diff(row) == 1).sum() for row in masked)
+        lengths.append(sum(row.sum() for row in masked) / begun)
+    assert lengths[1] > 1.5 * lengths[0]
+    with pytest.raises(ValueError, match="mask_whole_words: not supported"):
+        train(arguments(data, checkpoint, tmp_path / "words", "--mask-whole-words"))
+
+
 def rows(batch):
     return batch["net_input"]["src_tokens"].numpy()
 
@@ -430,7 +444,7 @@ def test_updates_are_counted_in_the_shard_of_each_epoch(start, tmp_path):
         dataset = {"train_subset": "train", "max_tokens": None, "batch_size": 4, "required_batch_size_multiple": 1}
         whole = {
             "dataset": dataset,
-            "optimization": {"max_epoch": epochs, "update_freq": [1]}, "common": {"seed": 1},
+            "optimization": {"max_epoch": epochs, "max_update": 0, "update_freq": [1]}, "common": {"seed": 1},
             "distributed_training": {"distributed_world_size": 1},
         }  # fmt: skip
         return count_updates(TupeMaskedLMTask.setup_task(OmegaConf.structured(config)), OmegaConf.create(whole))

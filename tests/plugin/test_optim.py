@@ -231,6 +231,54 @@ def test_flat_half_precision(overflow, monkeypatch):
         torch.testing.assert_close(halves(name, flat, overflow), theirs, rtol=1e-3, atol=1e-4)
 
 
+# ---- the scale of the loss ----
+
+
+def skipped(optimizer, batches, limit=2**10):
+    """Those of the batches at which the loss overflows, because its scale is above `limit`."""
+    found = []
+    for batch in batches:
+        try:
+            optimizer.scaler.check_overflow(torch.inf if optimizer.scaler.loss_scale > limit else 1.0)
+            optimizer.scaler.update()
+        except OverflowError:
+            found.append(batch)
+    return found
+
+
+@pytest.mark.parametrize("efficient", [False, True])
+def test_the_scale_grows_at_the_same_updates_after_a_resume(efficient, monkeypatch):
+    monkeypatch.setattr("tupe.plugin.optim.choose_precision", lambda config: None)
+    kind = optim.MemoryEfficientFP16Optimizer if efficient else optim.FP16Optimizer
+
+    def new():
+        config = OmegaConf.structured(FairseqConfig)
+        config.optimizer = {"_name": "adam", **SETTINGS}
+        config.common.fp16, config.common.fp16_no_flatten_grads, config.common.fp16_scale_window = True, True, 8
+        config.common.memory_efficient_fp16 = efficient
+        return kind.build_optimizer(config, [torch.nn.Parameter(p.detach().half()) for p in parameters()])
+
+    first, resumed = new(), new()
+    assert skipped(first, range(55))
+    resumed.load_state_dict(first.state_dict())
+    assert skipped(resumed, range(55, 150)) == skipped(first, range(55, 150)) != []
+    plain = first.state_dict()
+    del plain["loss_scaler"]  # of fairseq without the plugin
+    new().load_state_dict(plain)
+
+
+def test_the_scale_of_amp_is_resumed():
+    def new():
+        amp = AMPOptimizer.__new__(AMPOptimizer)
+        amp.fp32_optimizer, amp._grad_scaler = build(FusedAdamW, parameters()), torch.amp.GradScaler("cpu")
+        return amp
+
+    first, resumed = new(), new()
+    first._grad_scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
+    resumed.load_state_dict(first.state_dict())
+    assert resumed.scaler.get_scale() == 64.0 and resumed.scaler.state_dict() == first.scaler.state_dict()
+
+
 # ---- parameters without weight decay ----
 
 LEARNED = "sinusoidal_learned+shaw_sinusoidal_learned"

@@ -76,6 +76,14 @@ def test_without_a_checkpoint_there_is_no_structure(learnable, tmp_path):
         finetune(learnable, "", tmp_path, "glue=cola")
 
 
+def test_weights_of_another_model_are_refused(learnable, pretrained, tmp_path):
+    state = torch.load(pretrained, weights_only=True)
+    for wrong in ({"model": {"encoder.sentence_encoder.x": torch.zeros(1)}}, {"cfg": {"model": {"_name": "roberta"}}}):
+        torch.save({**state, **wrong}, tmp_path / "foreign.pt")
+        with pytest.raises(ValueError, match=r"foreign.pt is no checkpoint of this project"):
+            finetune(learnable, tmp_path / "foreign.pt", tmp_path / "run")
+
+
 @pytest.mark.parametrize("change", ["longer", "swapped"])
 def test_another_dictionary_is_refused(change, learnable, pretrained, tmp_path):
     """Longer by a word, and of the same length with two words swapped."""

@@ -11,7 +11,7 @@ import sys
 import pytest
 import torch
 from click.testing import CliRunner
-from helpers import CONFIGS, PLUGIN, fork, load, pretrain_arguments, train
+from helpers import CONFIGS, PLUGIN, fork, free_port, load, pretrain_arguments, train
 
 from tupe.attention import NORMALISERS
 from tupe.cli.train import pretrain
@@ -68,6 +68,14 @@ def test_resuming_is_exact(data, full_run, tmp_path, done):
     else:
         restore = [f"--restore-file={save_dir}/checkpoint_{1 + done // EPOCH}_{done}.pt"]
     assert train(pretrain_arguments(data, tmp_path, *restore)) == losses[done:]
+
+
+def test_a_run_that_began_with_a_file_goes_on_from_its_own_checkpoints(data, full_run, tmp_path):
+    words = [f"--restore-file={full_run[0]}/checkpoint_1_4.pt", "--num-workers=0"]
+    short = ["--max-update=6", "--total-num-update=14"]
+    assert train(pretrain_arguments(data, tmp_path, *words, *short)) == full_run[1][4:6]
+    assert train(pretrain_arguments(data, tmp_path, *words)) == full_run[1][6:]
+    assert train(pretrain_arguments(data, tmp_path, *words)) == []
 
 
 def masks(data, save_dir, *more):
@@ -182,6 +190,22 @@ def test_a_missing_last_checkpoint_is_that_of_the_newest(data, full_run, tmp_pat
         assert train(pretrain_arguments(data, tmp_path, *words)) == losses[done:]
     assert ("is missing: resuming from" in caplog.text) == (case in list(MISSING_LAST)[:3])
     assert (tmp_path / "checkpoint_last.pt").exists() == (case not in list(MISSING_LAST)[2:5])
+
+
+@pytest.mark.slow
+def test_two_processes_resume_without_a_last_checkpoint(data, tmp_path):
+    """The first of them chooses the newest; the other one takes the same, or both wait for each other for ever."""
+
+    def start(updates):
+        words = [f"--data={data}", f"--output={tmp_path / 'run'}", "--gpus=0", "--nodes=2", "--arch=tupe_r_tiny"]
+        words += ["--tokens-per-sample=24", "--batch-size=2", f"--max-update={updates}", "--save-interval-updates=2"]
+        words += ["--no-last-checkpoints", "--num-workers=0", "--warmup-updates=1", f"--master-port={free_port()}"]
+        command = [sys.executable, "-m", "tupe", "pretrain", *words]
+        both = [subprocess.Popen([*command, f"--node-rank={rank}"], cwd=PLUGIN.parent) for rank in range(2)]
+        return [process.wait(240) for process in both]
+
+    assert start(2) == [0, 0] and start(4) == [0, 0]
+    assert load(tmp_path / "run" / "checkpoint_1_4.pt")["optimizer_history"][-1]["num_updates"] == 4
 
 
 def test_a_checkpoint_without_the_optimizer_starts_nothing(data, full_run, tmp_path, caplog):

@@ -81,6 +81,9 @@ def test_no_answer_threshold():
     assert equal["f1"] == 75.0 and equal["threshold"] == 1.0
     nothing = official_scores(dict.fromkeys(golds, "wrong"), golds, dict.fromkeys(golds, 0.0))
     assert nothing["f1"] == 50.0 and nothing["threshold"] < 0
+    # When the official script looks for the threshold, an article is an answer where there is none.
+    article = official_scores({"a": "the", "b": "dog"}, {"a": [], "b": ["dog"]}, {"a": -5.0, "b": 1.0})
+    assert article["f1"] == article["exact"] == 50.0
 
 
 # --------------------------------------------------------------------------------------------------------- the model

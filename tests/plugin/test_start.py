@@ -57,11 +57,16 @@ def test_what_an_update_trains_on_is_said(data, tmp_path, caplog):
         train(arguments, lambda samples: sizes.append([sample["nsentences"] for sample in samples]))
     assert "an update: 8 sequences = 4 x 2 steps x 1 process" in caplog.text and sizes[0] == [4, 4]
     assert "a warm-up of 3 updates in a run of 3: the learning rate only rises, to 0.5; --warmup" in caplog.text
+    assert "the rate falls until" not in caplog.text
     caplog.clear()
     with caplog.at_level(logging.INFO, "tupe.launch"):
         train([*arguments, "--warmup-updates=2", "--max-tokens=40", f"--save-dir={tmp_path / 'other'}"])
     assert "an update: at most 40 tokens and 4 sequences x 2 steps x 1 process" in caplog.text
     assert "only rises" not in caplog.text
+    caplog.clear()
+    with caplog.at_level(logging.WARNING, "tupe.launch"):
+        train([*arguments, "--warmup-updates=2", "--max-epoch=1", f"--save-dir={tmp_path / 'third'}"])
+    assert "the rate falls until update 3, whatever --max-epoch 1 is; --max-update chooses the end" in caplog.text
 
 
 def test_half_precision_with_a_gpu_is_left_alone(monkeypatch):

@@ -47,10 +47,10 @@ class Active:
             logger.warning(f"stopped {when}; the same command {'resumes' if resumes else 'starts it again'}")
 
 
-def device() -> str:
-    """What this process trains on."""
-    threads = torch.get_num_threads()
-    return torch.cuda.get_device_name() if torch.cuda.is_available() else f"CPU, {threads} thread{'s' * (threads != 1)}"
+def device(cpu: bool = False) -> str:
+    """What this process trains on. cpu: on the CPU even if there is a GPU."""
+    threads, gpu = torch.get_num_threads(), torch.cuda.is_available() and not cpu
+    return torch.cuda.get_device_name() if gpu else f"CPU, {threads} thread{'s' * (threads != 1)}"
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -51,7 +51,7 @@ MAY_CHANGE = (
     "distributed_training.distributed_world_size", "dataset.num_workers", "dataset.data_buffer_size", "common.cpu",
     "common.empty_cache_freq", "common.all_gather_list_size", "common.use_plasma_view", "common.plasma_path",
     "model.attention", "model.compile", "model.checkpoint_activations",
-    # asked for in so many words: an epoch that begins again
+    # asked for in so many words: the data from epoch 1 again
     "checkpoint.reset_dataloader", "checkpoint.reset_meters",
 )  # fmt: skip
 OF_BUDGET = "lr_scheduler.total_num_update"  # changes with the budget, and not without it

@@ -58,6 +58,10 @@ def official_scores(predictions: dict, golds: dict, no_answer: dict | None = Non
     empty = np.array([best_over_golds(f1, "", golds[qid]) for qid in ids])
     answered, threshold = len(ids), None
     if no_answer:
+        # When it looks for the threshold, no answer is right where there is none, and any other text is wrong.
+        empty = np.array([float(not golds[qid]) for qid in ids])
+        for values in given.values():
+            values[empty == 1] = [not predictions[qid] for qid in ids if not golds[qid]]
         # F1 if the first k questions are answered, for k = 0 ... n; equal values are answered together.
         totals = np.concatenate([[0], np.cumsum(given[f1])]) + empty.sum() - np.concatenate([[0], np.cumsum(empty)])
         values = [no_answer[qid] for qid in ids]

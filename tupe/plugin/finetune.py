@@ -210,6 +210,12 @@ def check_end(config: DictConfig) -> None:
     for section, key in ((config.dataset, "validate_interval_updates"), (config.checkpoint, "save_interval_updates")):
         if section[key] > 0:
             raise ValueError(f"{key}={section[key]}: fine-tuning is scored at the end of each epoch; leave it at 0")
+    epochs, every = config.optimization.max_epoch, config.dataset.validate_interval
+    if config.dataset.disable_validation or config.dataset.validate_after_updates > 0 or epochs > 0 and epochs % every:
+        raise ValueError(
+            "disable_validation, validate_after_updates, validate_interval: fine-tuning is scored at the end of each "
+            "epoch, or of every nth with a validate_interval that divides max_epoch"
+        )
     if getattr(config.optimization, "skip_remainder_batch", False):
         raise ValueError("skip_remainder_batch: fine-tuning trains on all examples of an epoch; leave it out")
     if not config.optimization.max_epoch > 0:

@@ -102,6 +102,8 @@ class TupeMaskedLMTask(RecordedTask, MaskedLMTask):
     def build_criterion(self, cfg: DictConfig, **kwargs) -> FairseqCriterion:
         if self.cfg.next_sentence != (cfg._name == "masked_lm_next_sentence"):
             raise ValueError(f"next_sentence={self.cfg.next_sentence} does not go with criterion {cfg._name}")
+        if self.cfg.mask_whole_words:  # fairseq's own task fails in the middle of loading
+            raise ValueError("mask_whole_words: not supported; masks are drawn piece by piece")
         criterion = super().build_criterion(cfg, **kwargs)
         if self.run is not None:
             self.run.record.left_out = self.left_out
@@ -180,13 +182,16 @@ class TupeMaskedLMTask(RecordedTask, MaskedLMTask):
         pairs = SentencePairs(sentences, self.cfg.tokens_per_sample, self.cfg.seed, cuts)
         self._note_left_out(split, pairs.left_out, pairs.total)
 
+        more = ("mask_multiple_length", "mask_stdev", "skip_masking")  # the last one is not in fairseq 0.12.2
+        more = {name: getattr(self.cfg, name) for name in more if hasattr(self.cfg, name)}
+
         def masked(side, targets):
             return MaskTokensDataset(
                 Side(pairs, side), d, d.pad(), self.mask_idx, return_masked_tokens=targets,
                 seed=2 * self.cfg.seed + side,  # else A and B would be masked at the same positions
                 mask_prob=self.cfg.mask_prob, leave_unmasked_prob=self.cfg.leave_unmasked_prob,
                 random_token_prob=self.cfg.random_token_prob,
-                freq_weighted_replacement=self.cfg.freq_weighted_replacement,
+                freq_weighted_replacement=self.cfg.freq_weighted_replacement, **more,
             )  # fmt: skip
 
         def framed(targets, start, stop):

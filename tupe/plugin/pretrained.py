@@ -14,7 +14,7 @@ from fairseq.tasks import FairseqTask
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from ..common.options import shorten
-from ..common.safe_load import num_updates, read_checkpoint
+from ..common.safe_load import NOT_OURS, num_updates, read_checkpoint
 from ..positions import bounded_schemes, canonical
 from .model import TUNABLE, TupeConfig, TupeModel, dictionary_fingerprint, redefault, spell_names
 
@@ -109,7 +109,10 @@ def adopt_structure(
     checkpoint). Raises ValueError if the configuration or the dictionary contradicts the checkpoint.
     """
     state = read_checkpoint(path, mmap=True)
-    saved = state["cfg"]["model"]
+    saved = state["cfg"].get("model")
+    known = isinstance(saved, Mapping) and {"_name", "position", "max_positions"} <= saved.keys()
+    if not known or "encoder.tokens.weight" not in state["model"]:
+        raise ValueError(f"{path} is {NOT_OURS}")
     check_dictionary(state, Path(data) / "dict.txt")
     if "position" in model_cfg:
         spell_names(model_cfg)

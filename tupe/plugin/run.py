@@ -277,6 +277,8 @@ def begin(record: Record, config: DictConfig, task: FairseqTask) -> ActiveRun | 
             describe(config)
         if torch.distributed.is_initialized():  # the others look at the folder too
             torch.distributed.barrier()
+        if not run.writes and config.checkpoint.no_last_checkpoints:
+            resume_from_newest(config)  # which chooses the same file
         resume(run, task)
     except Refused as refusal:
         if run.writes:
@@ -303,14 +305,19 @@ def begin(record: Record, config: DictConfig, task: FairseqTask) -> ActiveRun | 
 
 
 def compare(run: ActiveRun) -> None:
-    """Read the record of a run's folder. Raises Refused if it is another run's."""
-    record = run.record
+    """Read the record of a run's folder. Raises Refused if it is another run's. A run that began with a --restore-file
+    goes on from a checkpoint of its own."""
+    record, options = run.record, run.config.checkpoint
     run.earlier = earlier = records.begun(run.folder)
-    if earlier and RESTORE in (earlier.config or ()) and any(run.folder.glob("checkpoint*.pt")):
-        record.config.setdefault(RESTORE, earlier.config[RESTORE])  # where the run began, which goes on from its own
+    goes_on = earlier and RESTORE in (earlier.config or ()) and any(run.folder.glob("checkpoint*.pt"))
+    if goes_on:
+        record.config.setdefault(RESTORE, earlier.config[RESTORE])
     if earlier and (differences := record.differences(earlier)):
         defaults = {name: default for name, (_, default) in settings(run.config).items()}
         raise Refused(records.another(run.folder, differences, defaults))
+    if goes_on and record.config[RESTORE] == str(Path(options.restore_file).resolve()):  # what the start was told
+        options.restore_file, options.reset_optimizer, options.reset_lr_scheduler = LAST, False, False
+        options.reset_dataloader = options.reset_meters = False
 
 
 def resume(run: ActiveRun, task: FairseqTask) -> None:
@@ -325,7 +332,7 @@ def resume(run: ActiveRun, task: FairseqTask) -> None:
             check_resumable(state, config.model, task.source_dictionary)
         except ValueError as error:
             raise Refused(f"{run.folder if restored == LAST else restored}: {error}") from None
-    record.begin(device())
+    record.begin(device(config.common.cpu))
     if earlier or own:
         unknown = ", ".join((earlier or Record(pretrained=record.pretrained)).unknown())
         if unknown:

@@ -86,7 +86,8 @@ class ConstantCooldown(FairseqLRScheduler):
 
 
 def count_updates(task: FairseqTask, config: DictConfig) -> int:
-    """Updates in `max_epoch` epochs, counted from the batches that fairseq will make. config: the whole one."""
+    """Updates in `max_epoch` epochs, counted from the batches that fairseq will make, or `max_update` if that is less.
+    config: the whole one."""
     data, freq, updates = config.dataset, config.optimization.update_freq, 0
     for epoch in range(config.optimization.max_epoch):
         if epoch == 0 or task.has_sharded_data(data.train_subset):  # as the trainer: a shard per epoch
@@ -103,4 +104,5 @@ def count_updates(task: FairseqTask, config: DictConfig) -> int:
                 disable_iterator_cache=True,
             )
         updates += math.ceil(len(batches) / freq[min(epoch, len(freq) - 1)])
-    return updates
+    most = config.optimization.max_update
+    return min(updates, most) if most > 0 else updates

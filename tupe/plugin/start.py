@@ -44,6 +44,11 @@ def describe(config: DictConfig) -> None:
     else:
         sequences = f" and {data.batch_size} sequences" if data.batch_size else ""
         logger.info(f"an update: at most {data.max_tokens} tokens{sequences} x {split}")
+    if length.max_epoch > 0 and config.lr_scheduler._name == "polynomial_decay":
+        logger.warning(
+            f"the rate falls until update {config.lr_scheduler.total_num_update:.0f}, whatever --max-epoch "
+            f"{length.max_epoch} is; --max-update chooses the end of both"
+        )
     if 0 < length.max_update <= warmup:
         last = length.lr[0] * length.max_update / warmup
         logger.warning(
