@@ -240,7 +240,6 @@ def test_a_signal_is_not_lost_while_the_first_copy_begins(monkeypatch):
     with handler, runner.environment_of_copies({}):
         os.kill(os.getpid(), signal.SIGTERM)
         child = subprocess.run(["cat", "/proc/self/status"], capture_output=True, text=True, check=True).stdout
-        assert received == []
         (blocked,) = [int(line.split()[1], 16) for line in child.splitlines() if line.startswith("SigBlk")]
         assert blocked & 1 << signal.SIGTERM - 1
     assert received == [signal.SIGTERM]
