@@ -55,11 +55,10 @@ def official_scores(predictions: dict, golds: dict, no_answer: dict | None = Non
         m: np.array([best_over_golds(m, predictions[qid], golds[qid], version) for qid in ids])
         for m in (exact_match, f1)
     }
-    empty = np.array([best_over_golds(f1, "", golds[qid]) for qid in ids])
+    empty = np.array([float(not golds[qid]) for qid in ids])
     answered, threshold = len(ids), None
     if no_answer:
         # When it looks for the threshold, no answer is right where there is none, and any other text is wrong.
-        empty = np.array([float(not golds[qid]) for qid in ids])
         for values in given.values():
             values[empty == 1] = [not predictions[qid] for qid in ids if not golds[qid]]
         # F1 if the first k questions are answered, for k = 0 ... n; equal values are answered together.

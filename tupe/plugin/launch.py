@@ -149,17 +149,18 @@ def training_options(
             raise ValueError(f"{recipe}: {same} share the option {option(name)} but differ: {candidates}")
         values[name] = candidates[0]
 
-    limits.check_all({**given, **values})
-    if tpu := [name for name in ("tpu", "bf16", "memory_efficient_bf16") if {**given, **values}.get(name)]:
+    named = {**given, **values}  # by the user or the recipe
+    limits.check_all(named)
+    if tpu := [name for name in ("tpu", "bf16", "memory_efficient_bf16") if named.get(name)]:
         raise ValueError(f"{option(tpu[0])} is for TPUs in fairseq; valid here: --autocast bf16")
-    if {**given, **values}.get("write_checkpoints_asynchronously"):
+    if named.get("write_checkpoints_asynchronously"):
         raise ValueError("--write-checkpoints-asynchronously: here a checkpoint is whole before training goes on")
     if "update_freq" not in given:
         size, steps = raw["dataset"]["batch_size"], raw["optimization"]["update_freq"]
         limits.check("batch_size", size)
         if len(steps) != 1:
             raise ValueError(f"optimization.update_freq={steps}: one number for each epoch is given as --update-freq")
-        if values.get("max_valid_steps") and "batch_size_valid" not in {**given, **values} and size % processes == 0:
+        if values.get("max_valid_steps") and "batch_size_valid" not in named and size % processes == 0:
             values["batch_size_valid"] = size // processes  # held-out losses are of the same text on any machine
         batch = given.get("batch_size", size * steps[0])
         values["batch_size"], steps = split_batch(batch, processes, micro_batch_size or size)
@@ -171,7 +172,7 @@ def training_options(
         values["cpu"] = True
         if processes > 1:
             backends = {"distributed_backend": "gloo", "ddp_backend": "legacy_ddp"}
-            values.update({name: value for name, value in backends.items() if name not in {**given, **values}})
+            values.update({name: value for name, value in backends.items() if name not in named})
     chosen_values = {**values, **given}
     if chosen_values.get("cpu") or chosen_values.get("amp") or str(chosen_values.get("autocast")) == "bf16":
         if given.get("fp16"):
