@@ -8,6 +8,7 @@ from click.testing import CliRunner
 
 from tupe.bench import corpus
 from tupe.cli import main
+from tupe.common import processes
 
 
 def prepare_here(words, **options):
@@ -20,7 +21,7 @@ def prepare_here(words, **options):
 @pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize("run", [prepare_here, pytest.param(subprocess.run, marks=pytest.mark.slow)])
 def test_command(run, tmp_path, monkeypatch):
-    monkeypatch.setattr(corpus.subprocess, "run", run)
+    monkeypatch.setattr(processes.subprocess, "run", run)
     lines = [f"The old man number {i} bought a {i % 7} dollar ship, and {i * i} sails for it." for i in range(400)]
     (tmp_path / "a.txt").write_text("\n\n".join(" ".join(lines[i : i + 4]) for i in range(0, 400, 4)))
     result = CliRunner().invoke(corpus.command, [str(tmp_path / "a.txt"), "--mb=0.02", "--times=3", "--vocab-size=200"])

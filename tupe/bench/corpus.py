@@ -2,8 +2,6 @@
 
 import json
 import os
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -15,6 +13,7 @@ from sacremoses import MosesTokenizer
 
 from ..common import options
 from ..common.options import Command
+from ..common.processes import complete
 from ..common.tables import TextTable
 from ..corpus import steps as corpus
 from ..corpus.readers import Document, find_inputs, paragraphs, read
@@ -75,10 +74,7 @@ def run(path: Path, folder: Path, jobs: int, vocab_size: int) -> tuple[float, di
     choices = {
         "output": folder, "vocab-size": vocab_size, "valid-fraction": 0.02, "jobs": jobs, "shard-mb": 1, "sample-mb": 5,
     }  # fmt: skip
-    command = [sys.executable, "-m", "tupe", "prepare", "corpus", path, *(f"--{k}={v}" for k, v in choices.items())]
-    done = subprocess.run(list(map(str, command)), capture_output=True, text=True)
-    if done.returncode:
-        raise ValueError((done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1])
+    complete(["prepare", "corpus", path, *(f"--{k}={v}" for k, v in choices.items())])
     costs = json.loads((folder / "speed.json").read_text())
     return sum(cost["seconds"] for cost in costs.values()), costs
 

@@ -1,8 +1,6 @@
 """Updates per second of both engines, of whole trainings by `tupe pretrain`."""
 
 import os
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -12,6 +10,7 @@ import click
 import numpy as np
 
 from ..common import options
+from ..common.processes import complete
 from ..common.tables import TextTable
 from .turns import take_turns
 
@@ -29,14 +28,11 @@ def seconds(
 ) -> float:  # fmt: skip
     """Of a training from its start to its end. Raises ValueError with its last line if it fails."""
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "tupe", "pretrain", f"--engine={engine}", f"--data={data}"]
-        command += [f"--output={folder}/run", f"--max-update={updates}", "--disable-validation", *words]
+        command = ["pretrain", f"--engine={engine}", f"--data={data}", f"--output={folder}/run"]
+        command += [f"--max-update={updates}", "--disable-validation", *words]
         began = clock()
-        done = subprocess.run(command, capture_output=True, text=True)
-        took = clock() - began
-    if done.returncode:
-        raise ValueError((done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1])
-    return took
+        complete(command)
+        return clock() - began
 
 
 @click.command(cls=options.Command, context_settings={"ignore_unknown_options": True})

@@ -1,14 +1,24 @@
-"""Worker processes on this machine that end with the process which started them. Needs only the standard library."""
+"""Processes on this machine: workers that end with the process which started them, and commands of `tupe`. Needs only
+the standard library."""
 
 import concurrent.futures
 import multiprocessing
 import multiprocessing.connection
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+
+
+def complete(words: Iterable) -> None:
+    """Run a command of `tupe` to its end, and show nothing of it. Raises ValueError with its last line if it fails."""
+    done = subprocess.run([sys.executable, "-m", "tupe", *map(str, words)], capture_output=True, text=True)
+    if done.returncode:
+        raise ValueError((done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1])
 
 
 @contextmanager
