@@ -157,6 +157,7 @@ _BLANKS = re.compile(r"\s{2,}|[^\S ]")
 _BLANK_OR_CONTROL = re.compile(r"[\x00-\x1f\x7f]|  ")
 _UPPER = re.compile(r"[A-Z]+")
 _WORD = re.compile(r"\S+")
+_HALVES = re.compile("[\ud800-\udfff]")
 
 
 class Aligned:
@@ -382,7 +383,8 @@ class Raw:
         self.split = (_TrainedSplitter(spacy_model) if spacy_model else _Sentencizer(language)) if rules else _whole
 
     def clean(self, text: str) -> str:
-        """The text without what no tokeniser needs."""
+        """The text without what no tokeniser needs. Halves of surrogate pairs, which JSON may have, become U+FFFD."""
+        text = text if text.isascii() else _HALVES.sub("\ufffd", text)
         return " ".join(text.split()) if self.mode == "rules" else text.rstrip()
 
     def sentences(self, text: str) -> list[list[str]]:

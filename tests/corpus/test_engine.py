@@ -597,6 +597,15 @@ def test_the_same_command_again_keeps_the_work_on_request(tmp_path, keep_work):
     assert (tmp_path / "data" / "work" / "text").exists() == keep_work
 
 
+def test_an_index_that_was_lost_is_made_again_of_the_work_that_was_kept(tmp_path):
+    inputs, output, options = [write_text(tmp_path)], tmp_path / "data", {"vocab_size": 300, "workers": 1}
+    prepare(inputs, output, keep_work=True, **options)
+    shutil.copytree(output, tmp_path / "whole")
+    (output / "train.idx").unlink()
+    prepare(inputs, output, overwrite=True, **options)
+    assert same_files(without_work(tmp_path / "whole", tmp_path / "1"), output)
+
+
 def test_standard_input(undisturbed, tmp_path, monkeypatch):
     body = text(40).encode()
     for workers in (1, 2):

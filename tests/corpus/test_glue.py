@@ -167,6 +167,15 @@ def test_an_output_in_the_way_is_refused(prepared, vocabulary, tmp_path):
         list(prepare(official, other, tmp_path / "bin", ["RTE"], overwrite=True))
 
 
+def test_the_official_files_are_never_replaced(vocabulary, tmp_path):
+    official = official_folder(tmp_path / "official")
+    content = (official / "RTE" / "train.tsv").read_bytes()
+    for overwrite in (False, True):
+        with pytest.raises(ValueError, match="CoLA is no prepared task: choose another output folder"):
+            list(prepare(official, vocabulary, official, overwrite=overwrite))
+    assert (official / "RTE" / "train.tsv").read_bytes() == content and not (official / "dict.txt").exists()
+
+
 def test_no_file_of_an_earlier_vocabulary_stays(vocabulary, tmp_path):
     """A list of kept words that the new vocabulary lacks would still make <unk> of the others."""
     official, old = official_folder(tmp_path / "official"), tmp_path / "old"

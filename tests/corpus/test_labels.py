@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -103,6 +104,19 @@ def test_held_out_rows_have_all_classes_in_their_shares(vocabulary, tmp_path):
     assert prepare(tmp_path / "t.csv", vocabulary, *again, text="a", label="y").exit_code == 0
     assert read_targets(tmp_path / "bin" / "t", "valid").count(0) == 20
     assert sorted(path.name for path in (tmp_path / "bin").glob(".*")) == []
+
+
+def test_data_for_pretraining_are_no_task(vocabulary, tmp_path):
+    """They have a manifest, too: neither are they replaced by one, nor do they stand in the way of one."""
+    file = write(tmp_path / "cats.csv", cats())
+    shutil.copytree(vocabulary, tmp_path / "bin" / "cats")
+    (tmp_path / "bin" / "cats" / "manifest.json").write_text("{}")
+    names = sorted(path.name for path in (tmp_path / "bin" / "cats").iterdir())
+    for more in ((), ("--overwrite",)):
+        done = prepare(file, tmp_path / "bin" / "cats", tmp_path / "bin", *more)
+        assert done.exit_code == 2 and "cats is no prepared task: choose another output folder" in done.output
+    assert names == sorted(path.name for path in (tmp_path / "bin" / "cats").iterdir())
+    assert prepare(file, tmp_path / "bin" / "cats", tmp_path / "bin", "--name=others").exit_code == 0
 
 
 def test_the_order_of_labels_is_written_down_and_checked(vocabulary, tmp_path):

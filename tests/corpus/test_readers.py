@@ -200,9 +200,35 @@ def test_json_lines_and_wikiextractor(tmp_path):
         assert [d.domain for d in read_documents] == ["en.wikipedia.org", name]
 
 
-def test_json_lines_may_begin_with_a_byte_order_mark(tmp_path):
-    (tmp_path / "a.jsonl").write_text('{"text": "One."}\n{"text": "Two."}\n', encoding="utf-8-sig")
-    assert texts(tmp_path / "a.jsonl") == ["One.", "Two."]
+def test_a_byte_order_mark_is_no_text(tmp_path):
+    contents = {"a.jsonl": '{"text": "One."}\n{"text": "Two."}\n', "b.csv": "text\nOne.\nTwo.\n",
+                "c.txt": "One.\n\nTwo.\n"}  # fmt: skip
+    for name, content in contents.items():
+        (tmp_path / name).write_text(content, encoding="utf-8-sig")
+        assert texts(tmp_path / name) == ["One.", "Two."], name
+
+
+def test_nothing_after_an_array_is_left_out(tmp_path, monkeypatch):
+    array = json.dumps([{"text": "One."}, {"text": "Two]."}])
+    path = tmp_path / "a.json"
+    for chunk in (documents.CHUNK, 5):
+        monkeypatch.setattr(documents, "CHUNK", chunk)
+        path.write_text(array + "\n" * 9)
+        assert texts(path) == ["One.", "Two]."]
+        path.write_text(f"{array}\n{array}")
+        with pytest.raises(ValueError, match=r"a.json: cannot be read after .*:2: .*after the array.*end comes"):
+            texts(path)
+        read_documents, stats = read_all(path, errors="replace")
+        assert len(read_documents) == 2 and stats.dropped == {"file: damaged, read up to there": {"a.json": 1}}
+
+
+def test_what_lies_in_the_output_folder_is_refused_by_its_name(tmp_path):
+    (tmp_path / "out").mkdir()
+    for name in ("a.txt", "out/b.txt"):
+        (tmp_path / name).write_text("One.")
+    assert len(find_inputs([tmp_path], tmp_path / "out")[0]) == 1
+    with pytest.raises(ValueError, match=r"out/b\.txt lies in .*out, which is to be written"):
+        find_inputs([tmp_path / "a.txt", tmp_path / "out" / "b.txt"], tmp_path / "out")
 
 
 def test_links_to_other_languages_and_magic_words_are_no_text():

@@ -10,7 +10,7 @@ from tupe.corpus import steps as corpus
 from tupe.corpus import vocabulary
 from tupe.corpus.readers import Document
 from tupe.corpus.stats import SAMPLES, Stats
-from tupe.normaliser import Normaliser
+from tupe.normaliser import Normaliser, Raw
 
 
 def test_paragraphs_are_cleaned_joined_and_dropped_with_a_reason():
@@ -55,6 +55,23 @@ def test_stats_add_up_in_order():
 def test_copies_differ_in_case_and_punctuation_only():
     assert corpus.document_hash(["Hello, World!", "x"]) == corpus.document_hash(["hello world", "-- X."])
     assert corpus.document_hash(["Hello, World!"]) != corpus.document_hash(["Hello, Worlds!"])
+
+
+def test_code_that_differs_in_a_sign_is_no_copy():
+    hashes = set()
+    for normaliser in (Raw(sentences="lines"), Normaliser(cased=True, sentences="none")):
+        for text in ("return a + b", "return a - b", "return a[b]"):
+            hashes.add(corpus.normalise_document(Document("s", "d", False, text), normaliser, Stats())[0])
+    assert len(hashes) == 3
+
+
+def test_vowels_that_are_marks_count_as_letters():
+    words = "മനുഷ്യരെല്ലാവരും തുല്യാവകാശങ്ങളോടും അന്തസ്സോടും സ്വാതന്ത്ര്യത്തോടുംകൂടി ജനിച്ചിട്ടുള്ളവരാണ് അന്യോന്യം"
+    malayalam = f"{words} {words}"
+    assert sum(sign.isalpha() or sign == " " for sign in malayalam) < 0.6 * len(malayalam)
+    for normaliser in (Normaliser(language="ml"), Raw(language="ml")):
+        stats = Stats()
+        assert corpus.clean_paragraphs([malayalam], stats, "a", normaliser) and not stats.dropped
 
 
 def test_near_copies_are_found_once_and_the_first_stays():

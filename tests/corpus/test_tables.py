@@ -72,6 +72,23 @@ def test_a_table_with_a_hole_names_its_row(tmp_path):
         assert len(documents) == (7 if name == "a.csv" else 9) and sum(map(len, stats.dropped.values())) == 1
 
 
+def test_no_text_of_a_row_is_left_out(tmp_path):
+    """Commas that are not quoted, columns of one name, and a file without any."""
+    path = tmp_path / "a.csv"
+    path.write_text("id,text\n1,One\n2,Two, and more, too\n3,Three\n")
+    with pytest.raises(ValueError, match=r"a.csv, line 3: more fields than columns \( and more,  too\); fix it"):
+        read(path)
+    documents, stats = read(path, errors="replace")
+    assert len(documents) == 2 and stats.dropped == {"document: more fields than columns": {"a.csv": 1}}
+    for content, message in (("text,id,text\na,1,b\n", "more than one column 'text'"), ("", "no column: it is empty")):
+        path.write_text(content)
+        with pytest.raises(ValueError, match=f"a.csv has {message}"):
+            read(path)
+    path = write(tmp_path, "a.jsonl", "text", ["One.", 5])
+    with pytest.raises(ValueError, match=r"a.jsonl, line 2: not a JSON object with a \"text\" \('text' is 5\)"):
+        read(path)
+
+
 def test_an_array_is_read_in_pieces(tmp_path, monkeypatch):
     monkeypatch.setattr(readers, "CHUNK", 7)
     path = write(tmp_path, "a.json", "text", [f"text {i} " + "x" * (i % 50) for i in range(200)])

@@ -7,6 +7,7 @@ import pytest
 from corpus.test_engine import ONE, run, sentences, write_text
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 
+from tupe.common.blocks import Split
 from tupe.common.prepared import tokenizer_files
 from tupe.common.record import write_together
 from tupe.corpus.vocabulary import TRAINED, read_tokenizer, train_tokenizer
@@ -18,6 +19,7 @@ TEXTS = [
     "unbelievable neighbours, [ brackets ] and 12,345.67!",
 ]
 BERT = {"cls_token": "[CLS]", "sep_token": "[SEP]", "pad_token": "[PAD]", "unk_token": "[UNK]", "mask_token": "[MASK]"}
+NOTHING = " \u200b\ufffd"  # to BERT's normaliser
 ROBERTA = {"cls_token": "<s>", "sep_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>", "mask_token": "<mask>"}
 
 
@@ -103,6 +105,10 @@ def test_trained_here(tmp_path, kind, size, cased):
     dictionary.add_symbol("<mask>")
     assert dictionary.symbols == encoder.symbols and len(encoder) == size
     assert (encoder.encode("THE Town") == encoder.encode("the town")) != cased
+    text = "\n the\u00a0old\t man \n\nin town\r\n"  # as pre-training has seen it
+    assert encoder.encode(text) == encoder.encode("the old man in town") and 3 not in encoder.encode(text)
+    covered = "".join(text[span.start : span.end] for span in encoder.spans(text))
+    assert "".join(covered.split()) == "".join(text.split())
     lines = []
     for split in ("train", "valid"):
         for line in data_utils.load_indexed_dataset(str(tmp_path / "data" / split), dictionary):
@@ -124,6 +130,37 @@ def test_trained_twice_a_tokenizer_is_the_same(kind, size):
     """Ties between tokens must not be broken by the order of a hash map: numbers of two runs could not be compared."""
     lines = [sentences(7 * i, 4) for i in range(30)]
     assert len({train_tokenizer(kind, lambda: lines, size, cased=False) for _ in range(4)}) == 1
+
+
+def test_a_sentence_without_pieces_ends_no_document(tmp_path):
+    """BERT's normaliser drops invisible characters; a document of nothing else is dropped, and counted."""
+    theirs("wordpiece", tmp_path / "theirs")
+    path = write_text(tmp_path, 20)
+    lines = [line and f"{line}{NOTHING}" for line in path.read_text().splitlines()]  # at the end of each paragraph
+    path.write_text("\n".join([*lines, "", NOTHING * 9]))
+    run(path, "--output", tmp_path / "data", "--tokenizer", tmp_path / "theirs", "--valid-fraction", 0.1, *ONE)
+    manifest = json.loads((tmp_path / "data" / "manifest.json").read_text())
+    counts, ids = manifest["counts"], [Split(tmp_path / "data" / split) for split in ("train", "valid")]
+    assert counts["train: documents"] + counts["valid: documents"] == counts["documents kept"] == 20
+    assert sum(len(line) == 1 for split in ids for line in split) == 20
+
+
+def test_a_file_of_an_early_version_of_the_library_is_read(tmp_path):
+    """It names no type of the model: those of bert-base-uncased and others are like that."""
+    theirs("wordpiece", tmp_path / "theirs")
+    file = tmp_path / "theirs" / "tokenizer.json"
+    content, wanted = json.loads(file.read_text()), read_tokenizer(tmp_path / "theirs")
+    del content["model"]["type"]
+    file.write_text(json.dumps(content))
+    assert read_tokenizer(tmp_path / "theirs") == wanted
+
+
+@pytest.mark.parametrize("tokenizer", ["paper", "bpe"])
+def test_half_of_a_surrogate_pair_stops_no_tokenizer(tokenizer, tmp_path):
+    with (tmp_path / "a.jsonl").open("w") as file:
+        file.writelines(json.dumps({"text": sentences(7 * i, 7) + " cut \ud83d"}) + "\n" for i in range(9))
+    run(tmp_path / "a.jsonl", "--output", tmp_path / "data", "--tokenizer", tokenizer, "--vocab-size", 300, *ONE)
+    assert (tmp_path / "data" / "manifest.json").is_file()
 
 
 def test_special_tokens_in_a_text_are_text(tmp_path):

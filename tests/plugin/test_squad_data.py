@@ -64,6 +64,30 @@ def test_one_folder_has_one_vocabulary(vocabulary, tmp_path):
         list(glue_data.prepare(glue, other, output, ["RTE"], overwrite=True))
 
 
+def test_the_official_files_are_never_replaced(vocabulary, tmp_path):
+    file = squad_file(tmp_path / "squad", count=3)
+    content = file.read_bytes()
+    for overwrite in (False, True):
+        with pytest.raises(ValueError, match="train-v1.1.json is no prepared file: choose another output folder"):
+            list(prepare(tmp_path / "squad", vocabulary, tmp_path / "squad", overwrite=overwrite))
+    assert file.read_bytes() == content and not (tmp_path / "squad" / "dict.txt").exists()
+
+
+@pytest.mark.parametrize("file", ["train.idx", "config.json"])
+def test_data_for_pretraining_and_models_keep_their_vocabulary(file, vocabulary, tmp_path):
+    squad_file(tmp_path / "squad", count=3)
+    for name in ("same", "other"):
+        (tmp_path / name).mkdir()
+        for part in ("dict.txt", "sentencepiece.bpe.model"):
+            shutil.copy(vocabulary / part, tmp_path / name)
+        (tmp_path / name / file).write_text("{}")
+    (tmp_path / "other" / "dict.txt").write_text("cat 1\n")
+    list(prepare(tmp_path / "squad", vocabulary, tmp_path / "same"))
+    with pytest.raises(ValueError, match=rf"holds {file} prepared with another vocabulary \(dict.txt differ"):
+        list(prepare(tmp_path / "squad", vocabulary, tmp_path / "other", overwrite=True))
+    assert (tmp_path / "other" / "dict.txt").read_text() == "cat 1\n" and not tasks_in(tmp_path / "other")
+
+
 def test_no_task_of_an_earlier_vocabulary_stays_after_a_kill(vocabulary, tmp_path):
     """Its ids would be read with the new dictionary: other words, and nothing would tell."""
     glue, other, output = official_folder(tmp_path / "glue"), tmp_path / "other", tmp_path / "bin"

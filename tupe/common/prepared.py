@@ -17,11 +17,12 @@ from . import processes, record
 
 logger = logging.getLogger(__name__)
 worker = SimpleNamespace(encoder=None)  # the text encoder of this process
+OTHERS = ("train.idx", "valid.idx", "config.json")  # of data for pre-training, and of an exported model
 
 
 def tasks_in(folder: str | Path) -> list[str]:
     """Names of the tasks that are prepared in a folder, sorted: "CoLA", "SQuAD-1.1"."""
-    glue = [path.parent.name for path in Path(folder).glob("[!.]*/manifest.json")]
+    glue = [path.parent.name for path in Path(folder).glob("[!.]*/manifest.json") if (path.parent / "input0").is_dir()]
     squad = [f"SQuAD-{path.stem.removeprefix('train-v')}" for path in Path(folder).glob("train-v*.npz")]
     return sorted(glue + squad)
 
@@ -34,6 +35,14 @@ def check_name(folder: str | Path) -> None:
             raise ValueError(f"{path}: in a path of data, fairseq takes {sign!r} as {meaning}; choose another name")
 
 
+def check_replaced(folder: Path, name: str, overwrite: bool) -> None:
+    """Raise ValueError if something is where a task is to be written: a task, without `overwrite`, or anything else."""
+    if (folder / name).exists() and name not in tasks_in(folder):
+        raise ValueError(f"{folder / name} is no prepared task: choose another output folder")
+    if (folder / name).exists() and not overwrite:
+        raise ValueError(f"{folder / name} exists already; pass --overwrite to replace it")
+
+
 @contextmanager
 def encoding(
     vocabulary: str | Path, output: str | Path, replaced: Collection[str], workers: int | None
@@ -41,8 +50,9 @@ def encoding(
     """Inside, `output` is this process's own and has the files of the text encoder of the folder `vocabulary`, and the
     value is a `map` for functions that use `worker.encoder`, in several processes (workers=None: one per core).
 
-    replaced: names of the tasks that will be written. Raises ValueError if other tasks are there that were prepared
-    with another vocabulary, and if a worker dies; BlockingIOError if another process prepares data in `output`.
+    replaced: names of the tasks that will be written. Raises ValueError if other tasks, data for pre-training or a
+    model with another vocabulary are there, and if a worker dies; BlockingIOError if another process prepares data in
+    `output`.
     """
     vocabulary, output = Path(vocabulary), Path(output)
     _start(vocabulary)  # also checks the folder
@@ -68,12 +78,13 @@ def _start(vocabulary):
 
 
 def _copy_encoder(vocabulary, output, replaced):
-    """Copy the encoder's files, unless tasks that are not replaced were prepared with others."""
+    """Copy the encoder's files, unless what is there and not replaced was prepared with others."""
     new, old = ([name for name in TextEncoder.FILES if (folder / name).exists()] for folder in (vocabulary, output))
     same, _, _ = filecmp.cmpfiles(vocabulary, output, TextEncoder.FILES, shallow=False)
     different = [name for name in TextEncoder.FILES if name in new + old and name not in same]
     there = tasks_in(output) if different else []
-    if kept := [name for name in there if name not in replaced]:
+    others = [name for name in OTHERS if (output / name).exists()] if different else []
+    if kept := [name for name in there if name not in replaced] + others:
         raise ValueError(
             f"{output} holds {', '.join(kept)} prepared with another vocabulary ({', '.join(different)} differ from "
             f"{vocabulary}); choose another output folder"

@@ -211,7 +211,7 @@ def _claim(out, settings, overwrite):
             )
         if not (whole or begun.is_file()):
             raise ValueError(f"{out} is not a data directory: empty it yourself, or choose another folder")
-        if tasks := [name for name in tasks_in(out) if name.startswith("SQuAD") or (out / name / "input0").is_dir()]:
+        if tasks := tasks_in(out):
             raise ValueError(
                 f"{out} also holds {', '.join(tasks)}, prepared with the vocabulary that --overwrite would replace; "
                 "move them, or choose another folder"
@@ -359,7 +359,7 @@ def prepare(
     elif keep_words:
         raise ValueError("--keep-words goes with --tokenizer paper alone: other tokenisers know no words")
     elif tokenizer in TRAINED:
-        training = (tokenizer, cased)
+        training = (tokenizer, {"cased": cased, "prose": sentences == "rules"})
     elif cased:
         raise ValueError(f"--cased does not go with --tokenizer {tokenizer}, which says itself whether case matters")
     else:
@@ -456,6 +456,7 @@ def prepare(
     write_atomically(out / "speed.json", json.dumps(run.costs, indent=2, allow_nan=False) + "\n")
     for file in sorted(merged.iterdir()):
         file.replace(out / file.name)
+    merged.rmdir()  # else this step would count as finished, for ever
     manifest = {
         "settings": settings,
         "vocab_size": (out / "dict.txt").read_bytes().count(b"\n") + SPECIALS,

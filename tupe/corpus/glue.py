@@ -14,7 +14,7 @@ from ..common import options
 from ..common.blocks import write_split
 from ..common.glue import FIRST_LABEL, TASKS, Glue, glue_name
 from ..common.options import shorten, shorten_list
-from ..common.prepared import check_name, encoding, worker
+from ..common.prepared import check_name, check_replaced, encoding, worker
 from ..common.record import naming, write_atomically
 from ..normaliser import is_blank
 
@@ -135,8 +135,7 @@ def prepare(
     for name in names:
         if not (source / name).is_dir():
             raise ValueError(f"{source} has no folder {name}")
-        if (output / name).exists() and not overwrite:
-            raise ValueError(f"{output / name} exists already; pass --overwrite to replace it")
+        check_replaced(output, name, overwrite)
         for split, path in _files_of(name, source / name):
             read_split(name, split, path)
     with encoding(vocabulary, output, names, workers) as map_rows:

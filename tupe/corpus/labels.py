@@ -11,7 +11,7 @@ import numpy as np
 from ..common import options
 from ..common.glue import METRICS, TASKS, Glue
 from ..common.options import shorten, shorten_list, task_key
-from ..common.prepared import check_name, encoding, tasks_in
+from ..common.prepared import check_name, check_replaced, encoding, tasks_in
 from .glue import describe, prepare_task, remove_partial
 from .readers import read_fields
 
@@ -164,11 +164,7 @@ def prepare(
     check_task_name(name, output)
     if not 1 <= len(text) <= 2 or len({*text, label}) < len(text) + 1:
         raise ValueError(f"--text {','.join(text)}, --label {label}: give one or two columns of text and another one")
-    if (output / name).exists():
-        if not overwrite:
-            raise ValueError(f"{output / name} exists already; pass --overwrite to replace it")
-        if name not in tasks_in(output):
-            raise ValueError(f"{output / name} is no prepared task: give another --name")
+    check_replaced(output, name, overwrite)
     rows = read_table(file, text, label)
     task = task_from(rows, text, label, kind, order, metrics)
     values_of(rows, task)

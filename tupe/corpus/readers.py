@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 from urllib.parse import urlsplit
 
-from ..common.options import shorten_list
+from ..common.options import shorten, shorten_list
 from ..common.record import files_below
 from ..normaliser import is_blank
 from .stats import Stats
@@ -41,6 +41,7 @@ REPLACE = ", or read such bytes as U+FFFD with --errors replace"
 FIELD = "text"
 CHUNK = 1 << 20  # characters
 TOO_LONG = object()  # in place of a record
+MORE_FIELDS = "more fields than columns"
 
 
 class Document(NamedTuple):
@@ -107,6 +108,8 @@ def find_inputs(names: Iterable, out: Path | None = None, field: str = FIELD) ->
                     continue
                 stat, real = file.stat(), str(file.resolve())
                 if out is not None and Path(real).is_relative_to(out):
+                    if path == Path(name) and not folder:
+                        raise ValueError(f"{file} lies in {out}, which is to be written; choose another output folder")
                     continue
                 if kind is None or real in inputs:
                     skipped.append(str(file))
@@ -203,6 +206,7 @@ def read_lines(file: BinaryIO, path: str, errors: str, stats: Stats) -> Iterator
                 ) from error
             stats.count("lines with bytes replaced by U+FFFD")
             text = line.decode("utf-8", "replace")
+        text = text.removeprefix("\ufeff") if number == 1 else text  # a byte-order mark, as Windows writes it
         for part in text.rstrip("\r\n").split("\r"):
             yield number, part
     if skipping:
@@ -266,8 +270,6 @@ def _json_lines(lines, path):
     for number, line in lines:
         if line is not None and not line.strip():
             continue
-        if number == 1 and line is not None:
-            line = line.removeprefix("\ufeff")  # as Windows writes it
         try:
             record = TOO_LONG if line is None else json.loads(line)
         except (ValueError, RecursionError):
@@ -294,6 +296,11 @@ def _array(file, path, errors):
                 continue
             yield f"{path}, object {number}", f"{path}:{number}", record
             number, at = number + 1, end
+        rest = buffer[at + 1 :]
+        while not rest or rest.isspace():
+            if not (rest := text.read(CHUNK)):
+                return
+        raise EOFError(f"after the array's end comes {shorten(rest.strip())}")
     except UnicodeDecodeError as error:
         raise ValueError(
             f"{path}, after object {number - 1}: a byte is not UTF-8 ({error.reason}); convert the file"
@@ -320,7 +327,7 @@ def _csv(file, path, errors, stats, fields, further):
                     raise ValueError(f"{place}: a line {what}")
                 stats.count("documents read")
                 stats.drop("document", what, Path(path).name, place)
-            taken.append((line or "").removeprefix("\ufeff") + "\n")
+            taken.append((line or "") + "\n")
             yield taken[-1]
 
     while True:
@@ -355,7 +362,11 @@ def _csv(file, path, errors, stats, fields, further):
 
 
 def _check_fields(names, fields, path):
+    if not names:
+        raise ValueError(f"{path} has no column: it is empty")
     for field, option in fields.items():
+        if list(names).count(field) > 1:
+            raise ValueError(f"{path} has more than one column {field!r}: rename one")
         if field not in names:
             found = shorten_list(map(str, names))
             raise ValueError(f"{path} has no column {field!r}; it has {found}: choose with {option}")
@@ -407,15 +418,19 @@ def _records(records, path, errors, stats, field, what):
     for where, short, record in records:
         if record is TOO_LONG:
             record = {field: "x" * (MAX_DOCUMENT + 1)}
-        text = record.get(field) if isinstance(record, dict) else None
+        text, why = record.get(field) if isinstance(record, dict) else None, what
+        found = f"fields: {shorten_list(map(str, record))}" if isinstance(record, dict) and record else ""
+        if isinstance(record, dict) and None in record:  # of the library csv
+            text, why, found = None, MORE_FIELDS, shorten_list(record[None])
+        elif text is not None and not isinstance(text, str):
+            found = f"{field!r} is {shorten(text)}"
         if not isinstance(text, str):
-            found = f"fields: {shorten_list(map(str, record))}" if isinstance(record, dict) and record else ""
             if errors == "strict":
                 raise ValueError(
-                    f"{where}: {what}{found and f' ({found})'}; fix it, or skip such lines with --errors replace"
+                    f"{where}: {why}{found and f' ({found})'}; fix it, or skip such lines with --errors replace"
                 )
             stats.count("documents read")
-            stats.drop("document", what, Path(path).name, found or str(record)[:200])
+            stats.drop("document", why, Path(path).name, found or str(record)[:200])
             continue
         url = str(record.get("url") or "")
         yield from _document(url or short, _host(url) or Path(path).name, [text], len(text), stats)
@@ -429,7 +444,7 @@ def read_wikiextractor(file: BinaryIO, path: str, errors: str, stats: Stats) -> 
     if first is None:
         return
     lines = itertools.chain([first], lines)
-    if first[1] is None or first[1].lstrip("\ufeff").startswith("{"):
+    if first[1] is None or first[1].startswith("{"):
         records = _json_lines(lines, path)
         documents = _records(records, path, errors, stats, FIELD, f'not a JSON object with a "{FIELD}"')
     else:
@@ -608,7 +623,7 @@ def read_fields(path: str | Path, fields: dict, further: Sequence[str] = ()) -> 
                 if not isinstance(record, dict):
                     raise ValueError(f"{where}: not a JSON object")
                 if None in record:  # of the library csv
-                    raise ValueError(f"{where}: more fields than columns; quote a field that has the sign between them")
+                    raise ValueError(f"{where}: {MORE_FIELDS}; quote a field that has the sign between them")
                 if missing := [field for field in fields if record.get(field) is None]:
                     found = shorten_list(str(name) for name, value in record.items() if value is not None)
                     raise ValueError(f"{where}: no {missing[0]!r}; the fields there: {found or 'none'}")

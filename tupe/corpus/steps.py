@@ -48,6 +48,7 @@ BLOCKS = (128, 512)  # tokens of a sequence, of the recipes
 
 # what `select` decides about a document
 COPY, NEAR_COPY, TRAIN, VALID = range(4)
+SPLITS = {TRAIN: "train", VALID: "valid"}
 
 
 class TooFew(Exception):
@@ -90,7 +91,7 @@ def _no_prose(text, normaliser):
     if normaliser.unit == "words" and len(text) > LONG_WORD and len(max(text.split(" "), key=len)) > LONG_WORD:
         return f"a word of more than {LONG_WORD} characters"
     letters = sum(map(len, _LETTERS.findall(text)))
-    if letters < MIN_LETTERS * len(text) and normaliser.unit == "characters":  # vowels may be marks, as in Hindi
+    if letters < MIN_LETTERS * len(text) and not text.isascii():  # vowels may be marks, as in Hindi
         letters += sum(unicodedata.category(sign)[0] == "M" for sign in text)
     return "few letters" if letters < MIN_LETTERS * len(text) else None
 
@@ -127,9 +128,9 @@ def clean_paragraphs(texts: Iterable[str], stats: Stats, domain: str, normaliser
     return kept
 
 
-def document_hash(texts: Iterable[str]) -> bytes:
-    """16 bytes that two copies of a document share: the hash of its letters and digits, in lower case."""
-    text = re.sub(r"[\W_]+", "", "".join(texts).lower())
+def document_hash(texts: Iterable[str], exact: bool = False) -> bytes:
+    """16 bytes that two copies of a document share: the hash of its letters and digits, in lower case, or of all."""
+    text = "\n".join(texts) if exact else re.sub(r"[\W_]+", "", "".join(texts).lower())
     return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 
@@ -158,7 +159,7 @@ def normalise_document(document: Document, normaliser: Normaliser | Raw, stats: 
     sentences = [sentence for paragraph in kept for sentence in normaliser.sentences(paragraph)]
     if normaliser.mode == "none" and sentences:
         sentences = [[token for sentence in sentences for token in sentence]]
-    return document_hash(kept), len(kept), sentences
+    return document_hash(kept, exact=normaliser.mode != "rules"), len(kept), sentences
 
 
 @functools.cache  # one per process
@@ -373,8 +374,8 @@ def vocabulary(
     folder: Path, shards: list[Path], selected: Path, words_path: Path | None, vocab_size: int,
     tokenizer: tuple | None,
 ) -> None:  # fmt: skip
-    """Task: train sentencepiece.bpe.model on the sample, or write tokenizer.json. tokenizer: (kind to train, cased), or
-    (None, contents of the file)."""
+    """Task: train sentencepiece.bpe.model on the sample, or write tokenizer.json. tokenizer: (kind to train, options of
+    `train_tokenizer`), or (None, contents of the file)."""
     words = _load_words(words_path)
 
     def sample():
@@ -391,7 +392,7 @@ def vocabulary(
         (folder / "sentencepiece.bpe.model").write_bytes(train_papers(sample(), vocab_size))
         return
     kind, choice = tokenizer
-    content = choice if kind is None else train_tokenizer(kind, sample, vocab_size, choice)
+    content = choice if kind is None else train_tokenizer(kind, sample, vocab_size, **choice)
     (folder / "tokenizer.json").write_text(content, encoding="utf-8")
 
 
@@ -435,8 +436,11 @@ def encode_shard(folder: Path, shard: Path, selected: Path, model_path: Path, wo
             why = "a copy of an earlier document" if kind == COPY else "nearly a copy of an earlier document"
             stats.drop("document", why, domain, " ".join(document[0]))
             continue
-        for sentence in document:
-            line = encode(sentence)
+        lines = [(sentence, line) for sentence in document if (line := encode(sentence))]
+        if not lines:  # it would be an empty line, which ends a document
+            stats.drop("document", "the tokeniser leaves nothing of it", domain, " ".join(document[0]))
+            continue
+        for sentence, line in lines:
             ids[kind] += line
             ids[kind].append(eos)
             sizes[kind].append(len(line) + 1)
@@ -449,15 +453,15 @@ def encode_shard(folder: Path, shard: Path, selected: Path, model_path: Path, wo
         if len(ids[kind]) > 1_000_000:
             blocks[kind].append(np.array(ids[kind], dtype=np.int32))
             ids[kind] = []
-        words = sum(map(len, document))
+        words = sum(len(sentence) for sentence, _ in lines)
         stats.length("tokens per document, power of 2", words.bit_length() - 1)
         stats.count("documents kept")
-        stats.count("sentences", len(document))
+        stats.count(f"{SPLITS[kind]}: documents")
+        stats.count("sentences", len(lines))
         stats.count("tokens", words)
-    for kind, name in ((TRAIN, "train"), (VALID, "valid")):
+    for kind, name in SPLITS.items():
         array = np.concatenate([*blocks[kind], np.array(ids[kind], dtype=np.int32)])
         lines = len(sizes[kind])
-        stats.count(f"{name}: documents", sizes[kind].count(1))
         stats.count(f"{name}: ids", len(array))
         stats.count("pieces", len(array) - lines)
         stats.count("pieces that are <unk>", int((array == unk).sum()))

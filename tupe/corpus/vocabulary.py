@@ -82,9 +82,12 @@ def train_papers(sentences: Iterable[str], vocab_size: int) -> bytes:
 # -------------------------------------------------------------------------------------------- of the library tokenizers
 
 
-def train_tokenizer(kind: str, sentences: Callable[[], Iterable[str]], vocab_size: int, cased: bool) -> str:
-    """The tokenizer.json of a tokeniser of one of the kinds TRAINED. sentences: WordPiece reads them twice. Raises
-    ValueError if the text does not allow so many types."""
+def train_tokenizer(
+    kind: str, sentences: Callable[[], Iterable[str]], vocab_size: int, cased: bool, prose: bool = True
+) -> str:
+    """The tokenizer.json of a tokeniser of one of the kinds TRAINED. sentences: WordPiece reads them twice. prose: all
+    white space is single blanks, as `Raw.clean` made it in what it is trained on. Raises ValueError if the text does
+    not allow so many types."""
     import sentencepiece
     from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
@@ -97,13 +100,15 @@ def train_tokenizer(kind: str, sentences: Callable[[], Iterable[str]], vocab_siz
         return tokenizer.get_vocab()
 
     lower = [normalizers.Lowercase()] * (not cased)
+    blanks = [normalizers.Replace(Regex(r"\s{2,}|[^\S ]"), " "), normalizers.Strip()] * prose
     if kind == "bpe":  # of bytes, as RoBERTa's
         model, parts = models.BPE(), pre_tokenizers.Split(Regex(WORDS), "isolated")
         words = pre_tokenizers.Sequence([parts, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
-        normal, decoder = [normalizers.Prepend(" "), *lower], decoders.ByteLevel()
+        normal, decoder = [*blanks, normalizers.Prepend(" "), *lower], decoders.ByteLevel()
     elif kind == "unigram":  # as XLM-R's
         model = models.Unigram()
-        normal, words, decoder = [normalizers.NFKC(), *lower], pre_tokenizers.Metaspace(), decoders.Metaspace()
+        normal = [normalizers.NFKC(), *blanks, *lower]  # which makes blanks of other signs
+        words, decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
     else:  # as BERT's, with accents
         model = models.WordPiece(unk_token="<unk>")
         normal = [normalizers.BertNormalizer(lowercase=not cased, strip_accents=False)]
@@ -172,8 +177,8 @@ def with_our_ids(content: str, roles: dict[str, str | None], name: str | Path) -
     and all others in their order. It frames texts as this project does: `<s> A </s>`, `<s> A </s> </s> B </s>`."""
     from tokenizers import processors
 
-    types = load_tokenizer(content, name).get_vocab()
-    data = json.loads(content)
+    tokenizer = load_tokenizer(content, name)
+    types, data = tokenizer.get_vocab(), json.loads(tokenizer.to_str())  # which has what older files leave out
     if roles["<unk>"] is None:  # bytes are never unknown
         roles, types = {**roles, "<unk>": "<unk>"}, {**types, "<unk>": -1}
     special = list(roles.values())

@@ -190,6 +190,8 @@ def prepare(
     if not given:
         raise ValueError(f"{source} has none of the files {', '.join(f'{files[0]}.json' for files in names.values())}")
     older = [name for name in given if (output / f"{name}.json").exists()]
+    if official := [name for name in older if not (output / f"{name}.npz").exists()]:
+        raise ValueError(f"{output / official[0]}.json is no prepared file: choose another output folder")
     if older and not overwrite:
         raise ValueError(f"{output} has {', '.join(older)} already; pass --overwrite to replace it")
     files = {name: read_squad(source / f"{name}.json") for name in given}
