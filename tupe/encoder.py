@@ -317,6 +317,14 @@ def names_in(host: str) -> dict[str, str]:
     return {ours: ours if theirs is None else theirs for ours, theirs in names.items() if theirs != ""}
 
 
+def of_today(config: dict) -> dict:
+    """A config.json with what earlier exports called otherwise under today's names."""
+    config = {"block" if name == "layer" else name: value for name, value in config.items()}
+    if isinstance(config.get("segments"), bool):
+        config["segments"] = "learned" if config["segments"] else "none"
+    return config
+
+
 class Stack(nn.Module):
     """Positions and layers: embedded tokens -> features. Whoever adds embeddings calls `reset_parameters` last.
 

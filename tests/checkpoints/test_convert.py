@@ -526,6 +526,30 @@ def test_all_tokens_of_a_vocabulary_are_read(tmp_path):
     assert tokens[-1] in convert.from_bert(tmp_path)[1]
 
 
+@pytest.mark.parametrize("file", ["tokenizer.json", "added_tokens.json"])
+def test_tokens_that_were_added_to_a_bert_stay(file, tmp_path, caplog):
+    """transformers 4 leaves vocab.txt as it was, beside either file."""
+    transformers = pytest.importorskip("transformers")
+    bert, tokens = small_bert(tmp_path / "bert", "BertForMaskedLM")
+    theirs = transformers.BertTokenizerFast(vocab_file=str(tmp_path / "bert" / "vocab.txt")) if (
+        transformers.__version__ < "5"
+    ) else transformers.BertTokenizerFast(vocab={token: index for index, token in enumerate(tokens)})  # fmt: skip
+    theirs.add_tokens(["covid", "vaccine"])
+    bert.resize_token_embeddings(len(tokens) + 4)
+    bert.save_pretrained(tmp_path / "bert")
+    if file == "tokenizer.json":
+        theirs.backend_tokenizer.save(str(tmp_path / "bert" / file))
+    else:
+        (tmp_path / "bert" / file).write_text(json.dumps({"vaccine": len(tokens) + 1, "covid": len(tokens)}))
+    convert.convert(tmp_path / "bert", "tupe", None, tmp_path / "ours")
+    assert "leaving out 2 vectors that belong to no token" in caplog.text
+    encoder, weights = TextEncoder(tmp_path / "ours"), load_safely(tmp_path / "ours" / "checkpoint.pt")["model"]
+    table, old = weights["encoder.tokens.weight"], bert.get_input_embeddings().weight
+    for number, token in enumerate(("covid", "vaccine")):
+        assert encoder.pieces(f"t3 {token} t5") == ["t3", token, "t5"]
+        assert torch.equal(table[encoder.ids[token]], old[len(tokens) + number])
+
+
 @pytest.mark.usefixtures("own_module_cache")
 @pytest.mark.parametrize("kind, cased, vocab", [
     ("BertForMaskedLM", False, False), ("BertForMaskedLM", True, True), ("BertForQuestionAnswering", False, True),

@@ -255,6 +255,8 @@ def test_the_model_card_has_settings_data_scores_and_licence(exported, tmp_path)
     Record("STS-B", splits=["valid"], metrics=["pearson"], scores=scores, command="tupe finetune").save(tmp_path)
     state = {**load_safely(checkpoint), "optimizer_history": [{"num_updates": 5}]}
     card = model_card(state, tmp_path, tmp_path)
+    assert "`AutoModel.from_pretrained(FOLDER, trust_remote_code=True)`" in card
+    assert "`import tupe.hf; AutoModel.from_pretrained(FOLDER)`" in model_card(state, tmp_path, tmp_path, code=False)
     assert "1,234 documents, 56,789 words" in card and "| pearson on STS-B, validation | 81.25 |" in card
     for updates in (0, 7):  # stretched, averaged; from another folder
         state["optimizer_history"][0]["num_updates"] = updates

@@ -39,6 +39,9 @@ def test_average_of_the_last(tmp_path):
     assert settings and all(torch.equal(mean["model"][key], last[key]) for key in settings)
     with pytest.raises(ValueError, match="4, not 5"):
         checkpoints.newest(tmp_path, 5)
+    torch.save({**mean, "fsdp_metadata": {}}, tmp_path / "checkpoint_1_9-shard0.pt")
+    with pytest.raises(ValueError, match="shard0.pt is a part of a checkpoint; `tupe checkpoint merge`"):
+        checkpoints.newest(tmp_path, 3)
     other = our_checkpoint(tmp_path / "other.pt", 1.0, 1, types=13)
     with pytest.raises(ValueError, match=r"another model .* encoder\.tokens\.weight"):
         checkpoints.average([paths[0], other])

@@ -9,6 +9,7 @@ import torch
 from click.testing import CliRunner
 from helpers import PLUGIN, load, make_dictionary, pretrain_arguments, split_documents, train, write_data
 
+from tupe.checkpoints.stretch import stretch
 from tupe.checkpoints.swap import command, dictionary_of, swap_position
 from tupe.common.safe_load import read_checkpoint
 from tupe.evaluation.loading import load_model
@@ -81,9 +82,12 @@ def test_classification_heads_stay(trained):
     model, _ = load_model(trained[1])
     model.register_classification_head("topic", num_classes=3)
     state["model"] = model.state_dict()
+    state["task_state"] = {"labels": {"topic": ["a", "b", "c"]}, "layout": None, "other": 1}
     swapped = swap_position(state, dictionary_of(state), "alibi")
     key = "classification_heads.topic.out_proj.weight"
     assert torch.equal(swapped["model"][key], state["model"][key])
+    for other in (swapped, stretch(state, 100)):
+        assert other["task_state"] == {"labels": {"topic": ["a", "b", "c"]}, "layout": None}
 
 
 @pytest.mark.parametrize(

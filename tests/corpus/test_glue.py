@@ -10,7 +10,7 @@ from fairseq.data import Dictionary, data_utils
 from fairseq.tasks.sentence_prediction import SentencePredictionConfig, SentencePredictionTask
 from helpers import HEADERS, ROWS, official_folder, write_lines
 
-from tupe.common.glue import TASKS
+from tupe.common.glue import TASKS, check_glue
 from tupe.corpus.glue import command, prepare, read_split
 from tupe.text import TextEncoder
 
@@ -148,6 +148,14 @@ def glue_task(folder, name, max_positions=64):
     task = GlueTask.setup_task(cfg)
     task._max_positions = max_positions
     return task
+
+
+def test_a_split_without_labels_is_none_to_train_on(prepared):
+    for folder in (prepared[0] / "CoLA", prepared[0] / "MNLI"):
+        check_glue(folder, "test")
+        with pytest.raises(ValueError, match="the split 'test' has no labels"):
+            check_glue(folder, "test", labelled=True)
+        check_glue(folder, "valid", labelled=True)
 
 
 def test_an_output_in_the_way_is_refused(prepared, vocabulary, tmp_path):

@@ -4,27 +4,31 @@ import json
 import os
 import shutil
 import signal
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 import torch
 from click.testing import CliRunner
 from helpers import ended, finetune, fork_tupe, table
+from safetensors.torch import load_file, save_file
 
 from tupe.checkpoints.folders import as_file
 from tupe.cli import main
-from tupe.common.record import REFUSED, STOPPED, read
+from tupe.common.record import REFUSED, STOPPED, fingerprint, read, updates_of
 from tupe.experiments.grid import Sweep
 from tupe.experiments.sweep import keep_best_checkpoint
 from tupe.modeling_tupe import TupeForSequenceClassification
+from tupe.training.finetune import new_model
+from tupe.training.recipe import read as read_recipe
 from tupe.training.run import checkpoints
 
 TINY = ["--gpus=0", "--allocator=none", "--num-workers=0", "--batch-size=12", "--lr=1e-3", "--max-epoch=2"]
 
 
-def begin(data, checkpoint, folder, *words, task="CoLA"):
+def begin(data, checkpoint, folder, *words, task="CoLA", **options):
     where = [f"--data={data}", f"--checkpoint={checkpoint}", f"--output={folder}", f"--task={task}"]
-    return fork_tupe("finetune", "--engine=transformers", *where, *TINY, *words)
+    return fork_tupe("finetune", "--engine=transformers", *where, *TINY, *words, **options)
 
 
 def near(entry):
@@ -69,6 +73,7 @@ def test_what_comes_out_is_the_best_model(whole, small):
     assert model.config.id2label == {0: "0", 1: "1"} and model.config.hidden_dropout_prob == 0.1
     record = read(whole)
     best = max(entry["num_updates"] for entry in record.scores if entry["best"])
+    assert updates_of(whole) == best
     assert record.pretrained == str(small) and record.config["engine"] == "transformers"
     assert list(checkpoints(whole)) == [record.scores[-1]["num_updates"]]  # of what is left, to resume
     if best in checkpoints(whole):
@@ -130,6 +135,25 @@ def test_what_it_does_not_have_is_refused(words, message, small, learnable, tmp_
     assert not (tmp_path / "run").exists()
 
 
+def test_a_model_that_is_not_all_there_is_refused_and_an_earlier_export_read(small, learnable, tmp_path):
+    copy = shutil.copytree(small, tmp_path / "copy")
+    config = json.loads((copy / "config.json").read_text())
+    config["layer"], config["segments"] = config.pop("block"), False
+    (copy / "config.json").write_text(json.dumps(config))
+    model = new_model(read_recipe("finetune", ["glue=cola"], [f"--finetune-from-model={copy}"]), "CoLA")
+    assert model.config.block == "transformer" and model.config.segments == "none"
+    weights = load_file(copy / "model.safetensors")
+    save_file({name: weights[name] for name in weights if ".layers.1." not in name}, copy / "model.safetensors",
+              {"format": "pt"})  # fmt: skip
+    assert ended(begin(learnable, copy, tmp_path / "run", "--max-epoch=1", log=tmp_path / "log")) == REFUSED
+    assert "has no tupe.encoder.layers.1." in (tmp_path / "log").read_text().splitlines()[-1]
+    (copy / "model.safetensors").write_bytes((copy / "model.safetensors").read_bytes()[:-100])
+    for engine in ("transformers", *["fairseq"] * bool(find_spec("fairseq"))):
+        where = [f"--data={learnable}", f"--checkpoint={copy}", f"--output={tmp_path / engine}", "--task=CoLA"]
+        result = CliRunner().invoke(main, ["finetune", f"--engine={engine}", *where, *TINY])
+        assert result.exit_code == REFUSED and "model.safetensors cannot be read" in result.output, engine
+
+
 def test_a_file_of_fairseq_s_and_another_vocabulary_are_refused(small, learnable, tmp_path):
     def said(checkpoint):
         where = [f"--data={learnable}", f"--checkpoint={checkpoint}", f"--output={tmp_path / 'run'}", "--task=CoLA"]
@@ -178,3 +202,21 @@ def test_two_processes_equal_one(small, learnable, tmp_path):
     one, both = read(tmp_path / "one"), read(tmp_path / "two")
     assert len(one.scores) == 2 and both.scores == [near(entry) for entry in one.scores]
 
+
+
+OWN = """from tupe.positions import PositionScheme, register
+@register("own_nothing_at_all")
+class Own(PositionScheme):
+    paper, formula = "(test)", "0"
+"""
+
+
+def test_a_model_with_an_encoding_of_ones_own(vocabulary, learnable, tmp_path):
+    """The file is needed again, and its contents are part of the record."""
+    file, model = tmp_path / "own.py", tmp_path / "model"
+    file.write_text(OWN)
+    own = ["--position-file", file, "pretrain", "--engine=transformers", f"--data={vocabulary}", f"--output={model}"]
+    sizes = ["--arch=bert_a_tiny", "--position=absolute+own_nothing_at_all", "--tokens-per-sample=24", "--max-update=1"]
+    assert ended(fork_tupe(*own, *sizes, "--lr=1e-3", "--gpus=0", "--allocator=none", "--num-workers=0")) == 0
+    assert ended(begin(learnable, model, tmp_path / "run", f"--position-file={file}", "--max-epoch=1")) == 0
+    assert read(tmp_path / "run").config["model.position_file"] == fingerprint([file])

@@ -36,11 +36,13 @@ from safetensors.torch import load_file
 import tupe.hf  # noqa: F401
 from tupe import cpu
 from tupe.cli import main
-from tupe.common.record import BUSY, DIVERGED, REFUSED, STOPPED, locked, read, state_of
+from tupe.common.options import CONFIGS
+from tupe.common.record import BUSY, DIVERGED, REFUSED, STOPPED, locked, read, state_of, updates_of
 from tupe.modeling_tupe import TupeForMaskedLM
 from tupe.training import data as training_data
 from tupe.training import pretrain
-from tupe.training.run import checkpoints, newest
+from tupe.training.recipe import read as read_recipe
+from tupe.training.run import SUMS, checkpoints, newest
 
 TINY = ["--arch=tupe_r_tiny", "--tokens-per-sample=24", "--lr=0.01", "--warmup-updates=2", "--log-interval=1"]
 TINY += ["--batch-size=4", "--max-update=14", "--gpus=0", "--allocator=none", "--num-workers=0"]
@@ -148,7 +150,8 @@ def test_both_engines_compute_the_same(arch, more, data, tmp_path, monkeypatch):
 
 def test_what_a_run_leaves_behind(whole, data):
     names = {path.name for path in whole.iterdir()}
-    weights = {"checkpoint-14", "config.json", "dict.txt", "model.safetensors", "partial"}
+    weights = {"checkpoint-14", "config.json", "dict.txt", "model.safetensors", "partial", "trainer_state.json"}
+    assert updates_of(whole) == 14
     assert names == weights | {"lock", "record.json", "train.log"}
     record = read(whole)
     assert record.state == "finished" and record.config["engine"] == "transformers" and record.scores[-1]["best"]
@@ -234,6 +237,57 @@ def test_half_a_checkpoint_is_none(data, whole, tmp_path):
     assert all(torch.equal(a[key], b[key]) for key in a)
 
 
+def test_a_damaged_checkpoint_is_set_aside_and_the_one_before_taken(data, whole, tmp_path):
+    folder, words = tmp_path / "run", ["--save-interval-updates=3", "--keep-interval-updates=2"]
+    assert ended(begin(data, folder, "--max-update=9", "--total-num-update=14", *words)) == 0
+    for name in ("model.safetensors", "optimizer.pt"):  # a bit of it is wrong; it is cut off
+        file = newest(folder)[1] / name
+        content = bytearray(file.read_bytes()[: -1000 if name == "optimizer.pt" else None])
+        content[-100] ^= 1
+        file.unlink()  # the model has a second name
+        file.write_bytes(content)
+        assert ended(begin(data, folder, *words, log=tmp_path / "log")) == 0
+        assert f"({name} is not what was written)" in (tmp_path / "log").read_text()
+        a, b = weights(folder), weights(whole)
+        assert all(torch.equal(a[key], b[key]) for key in a)
+        record = read(folder)
+        record.state, record.finished_at = "running", None
+        record.save(folder)
+    assert {path.name for path in folder.glob("damaged-*")} == {"damaged-checkpoint-9", "damaged-checkpoint-14"}
+    for path in checkpoints(folder).values():
+        (path / "scheduler.pt").unlink()
+    assert ended(begin(data, folder, *words, log=tmp_path / "log")) == REFUSED
+    assert "(scheduler.pt is missing), and no other there is whole" in (tmp_path / "log").read_text().splitlines()[-1]
+    assert newest(folder)[0] == 14
+
+
+class Poison:
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.path),)
+
+
+@pytest.mark.parametrize("name", ["optimizer.pt", "scheduler.pt"])
+def test_nothing_of_a_checkpoint_is_run(name, data, tmp_path):
+    folder = tmp_path / "run"
+    assert ended(begin(data, folder, "--max-update=2")) == 0
+    path = newest(folder)[1]
+    torch.save(Poison(tmp_path / "ran"), path / name)
+    (path / SUMS).unlink()
+    assert ended(begin(data, folder, "--max-update=3")) not in (0, REFUSED)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_prolonged_run_has_the_rate_of_its_new_schedule_at_once(data, tmp_path):
+    for updates in (4, 8):
+        assert ended(begin(data, tmp_path, f"--max-update={updates}")) == 0
+    history = json.loads((newest(tmp_path)[1] / "trainer_state.json").read_text())["log_history"]
+    rates = [entry["learning_rate"] for entry in history if "loss" in entry]
+    assert rates[4:] == pytest.approx([0.01 * (8 - n) / 6 for n in range(4, 8)])
+
+
 def test_a_copy_of_a_checkpoint_under_another_name_is_none(tmp_path):
     for name in ("checkpoint-2", "checkpoint-2-backup", "checkpoint-best"):
         (tmp_path / name).mkdir()
@@ -309,6 +363,20 @@ def test_a_loss_that_is_not_finite_ends_the_run(data, tmp_path, monkeypatch):
     monkeypatch.setattr(pretrain.ForPretraining, "forward", lambda self, input_ids, **rest: self.lm_head.bias.sum() / 0)
     assert ended(begin(data, tmp_path)) == DIVERGED
     assert read(tmp_path).failure["reason"].startswith("diverged") and not checkpoints(tmp_path)
+
+
+def test_no_model_is_saved_after_a_loss_that_is_not_finite(data, tmp_path, monkeypatch):
+    """It would take the place of the last good one."""
+    losses = pretrain.Pretraining.losses_of
+
+    def losses_of(self, *args):
+        total, predictions = losses(self, *args)
+        return total * (math.nan if self.state.global_step == 7 and self.model.training else 1), predictions
+
+    monkeypatch.setattr(pretrain.Pretraining, "losses_of", losses_of)
+    words = ["--log-interval=100", "--save-interval-updates=3", "--keep-interval-updates=1"]
+    assert ended(begin(data, tmp_path, *words)) == DIVERGED
+    assert list(checkpoints(tmp_path)) == [6] and "update 9" in read(tmp_path).failure["reason"]
 
 
 def test_a_full_disk_stops_the_run_and_harms_no_checkpoint(data, whole, tmp_path, monkeypatch):
@@ -496,12 +564,42 @@ def test_two_nodes_under_torchrun_stop_on_a_signal_to_one_and_resume(data, tmp_p
         (["--valid-subset=test"], "has no split 'test'; valid: train, valid"),
         (["--gpus=9"], "--gpus 9: this machine has"),
         (["--ddp-backend=deepspeed"], "--ddp-backend deepspeed needs several GPUs"),
+        (["--ddp-backend=fully_sharded"], "--ddp-backend fully_sharded needs"),
+        (["--wandb-project=x"], "--wandb-project needs wandb: pip install wandb"),
+        (["--tensorboard-logdir", "--seed=9"], "--tensorboard-logdir: expected one argument"),
+        (["--required-batch-size-multiple=8"], "size_multiple is 8; valid with --engine transformers: 1"),
+        (["common.fp16_init_scale=4"], "common.fp16_init_scale is not known to --engine transformers"),
         (["--ddp-backend=slowmo"], "valid with --engine transformers: pytorch_ddp, fully_sharded, deepspeed"),
     ],
 )  # fmt: skip
 def test_what_it_does_not_have_is_refused_by_name(words, message, data, tmp_path):
     assert message in refused(data, tmp_path / "run", *words)
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("processes", [1, 2, 4])
+@pytest.mark.parametrize("words", [
+    [], ["dataset.batch_size=12"], ["--batch-size=12"], ["optimization.update_freq=[4]"],
+    ["--update-freq=2", "--batch-size=6"], ["dataset.batch_size_valid=10"],
+    ["--batch-size-valid=10", "--batch-size=48"],
+])  # fmt: skip
+@pytest.mark.parametrize("recipe", ["pretrain", "pretrain_small"])
+def test_batches_mean_the_same_to_both_engines(recipe, words, processes, data):
+    """Of an update, and of the held-out text that is scored."""
+    launch = pytest.importorskip("tupe.plugin.launch")
+    overrides, options = ([word for word in words if word.startswith("--") is option] for option in (False, True))
+    arguments = (recipe, [*overrides, "dataset.max_valid_steps=5"])
+    theirs, _ = launch.training_options(CONFIGS, *arguments, [str(data), *options], processes, True, True)
+    ours = read_recipe(*arguments, options, processes).values
+    assert ours["dataset.batch_size"] == theirs["batch_size"]
+    assert ours["optimization.update_freq"] == list(theirs["update_freq"])
+    held_out = int(theirs.get("batch_size_valid") or theirs["batch_size"])
+    assert ours["dataset.batch_size_valid"] * ours["dataset.max_valid_steps"] == held_out * processes * 5
+
+
+def test_what_makes_no_difference_makes_no_other_run(data, whole):
+    for words in (["--disable-validation"], ["--batch-size-valid=2"], ["--adam-betas=(0.9,0.999)"]):
+        assert ended(begin(data, whole, "--save-interval-updates=3", *words)) == 0
 
 
 def test_dry_run_shows_the_settings(data, tmp_path):

@@ -24,7 +24,7 @@ from torch import nn
 from ..common import options
 from ..common.options import FILE, Command
 from ..common.record import write_together
-from ..common.safe_load import load_safely, read_checkpoint
+from ..common.safe_load import load_safely, read_checkpoint, read_config
 from ..encoder import PARTS, LMHead, ModelConfig, names_in
 from ..plugin.model import NAMES
 from ..plugin.pretrained import MASK, check_dictionary, load_dictionary
@@ -250,11 +250,15 @@ def read_hugging_face(folder: str | Path) -> tuple[dict, dict]:
         if (folder / "adapter_config.json").is_file():
             what = "only an adapter: save what merge_and_unload() makes of it"
         raise ValueError(f"{folder} has {what}")
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    if (folder / "model.safetensors").is_file():
+    config = read_config(folder / "config.json")
+    if (tensors := folder / "model.safetensors").is_file():
+        from safetensors import SafetensorError
         from safetensors.torch import load
 
-        return config, load((folder / "model.safetensors").read_bytes())
+        try:
+            return config, load(tensors.read_bytes())
+        except SafetensorError as error:
+            raise ValueError(f"{tensors} cannot be read: {error}") from None
     if (folder / "pytorch_model.bin").is_file():
         return config, load_safely(folder / "pytorch_model.bin")
     raise ValueError(f"{folder} has neither model.safetensors nor pytorch_model.bin (shards: save them as one)")
@@ -326,31 +330,54 @@ def bert_token_order(vocabulary: list[str]) -> tuple[torch.Tensor, Dictionary]:
 
 
 def bert_vocabulary(folder: Path, kind: str = "WordPiece") -> list[str]:
-    """A BERT's tokens by id, from vocab.txt or from tokenizer.json, the only file of transformers 5. kind: of its model
+    """A BERT's tokens by id, with those that were added, from tokenizer.json or else from vocab.txt. kind: of its model
     (ModernBERT's: BPE). Raises ValueError for a folder without either, and for one of another kind of tokeniser."""
-    if (folder / "vocab.txt").is_file():
-        return (folder / "vocab.txt").read_text(encoding="utf-8").removesuffix("\n").split("\n")
-    if not (folder / "tokenizer.json").is_file():
+    if (file := folder / "tokenizer.json").is_file():
+        content = json.loads(file.read_text(encoding="utf-8"))
+        model, added = content["model"], {token["content"]: token["id"] for token in content.get("added_tokens", ())}
+        vocabulary, found = model["vocab"], model.get("type", kind)  # which early versions of the library leave out
+    elif (file := folder / "vocab.txt").is_file():
+        tokens = file.read_text(encoding="utf-8").removesuffix("\n").split("\n")
+        vocabulary, found, added = {token: index for index, token in enumerate(tokens)}, kind, added_tokens(folder)
+        if len(vocabulary) < len(tokens):
+            raise ValueError(f"{file} has a token twice")
+    else:
         raise ValueError(f"{folder} has neither vocab.txt nor tokenizer.json, one of which a tokenizer writes")
-    content = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
-    model = content["model"]
-    ids = {**model["vocab"], **{token["content"]: token["id"] for token in content.get("added_tokens", ())}}
-    if model.get("type") != kind or sorted(ids.values()) != list(range(len(ids))):
-        raise ValueError(f"{folder / 'tokenizer.json'} is not a BERT's: it must be {kind}, with ids without gaps")
+    ids = {**vocabulary, **added}
+    if found != kind or sorted(ids.values()) != list(range(len(ids))):
+        raise ValueError(f"{file} is not a BERT's: it must be {kind}, with ids without gaps")
     return sorted(ids, key=ids.get)
+
+
+def added_tokens(folder: Path) -> dict[str, int]:
+    """{token: id} of added_tokens.json, which tokenisers in Python write beside vocab.txt."""
+    file = folder / "added_tokens.json"
+    return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+
+
+def check_rows(folder: str | Path, rows: int, tokens: int) -> None:
+    """Raise ValueError for a model with fewer vectors of tokens than its vocabulary has; of more, say so."""
+    if rows < tokens:
+        raise ValueError(f"{folder}: the vocabulary has {tokens} tokens, the model {rows}")
+    if rows > tokens:
+        logger.warning(f"{folder}: leaving out {rows - tokens} vectors that belong to no token")
 
 
 def of_vocabulary(folder: Path) -> dict:
     """What tokenizer.json would hold of a folder with vocab.txt alone, as older ones are."""
     from tokenizers import BertWordPieceTokenizer, processors
 
+    added = added_tokens(folder)
     ids = {token: index for index, token in enumerate(bert_vocabulary(folder))}
     file = folder / "tokenizer_config.json"
     told = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    later = [token for token in sorted(added, key=added.get) if token not in BERT_SPECIAL]
     tokenizer = BertWordPieceTokenizer(
-        ids, lowercase=told.get("do_lower_case", True), strip_accents=told.get("strip_accents"),
+        {token: index for token, index in ids.items() if token not in later},
+        lowercase=told.get("do_lower_case", True), strip_accents=told.get("strip_accents"),
         handle_chinese_chars=told.get("tokenize_chinese_chars", True),
     )  # fmt: skip
+    tokenizer.add_tokens(later)
     frames = {"single": "[CLS] $A [SEP]", "pair": "[CLS] $A [SEP] $B [SEP]"}
     special = [(token, ids[token]) for token in ("[CLS]", "[SEP]")]
     tokenizer.post_processor = processors.TemplateProcessing(**frames, special_tokens=special)
@@ -363,7 +390,8 @@ def bert_tokenizer(folder: Path, order: torch.Tensor, longest: int) -> dict[str,
     new = {old: index for index, old in enumerate(order.tolist())}
     file = folder / "tokenizer.json"
     content = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else of_vocabulary(folder)
-    content["model"]["vocab"] = {token: new[old] for token, old in content["model"]["vocab"].items()}
+    added = {token["content"]: token["id"] for token in content["added_tokens"]}  # in the model too, or they come last
+    content["model"]["vocab"] = {token: new[old] for token, old in {**content["model"]["vocab"], **added}.items()}
     for token in content["added_tokens"]:
         token["id"] = new[token["id"]]
     processor = content["post_processor"]
@@ -433,10 +461,7 @@ def from_bert(folder: str | Path) -> tuple[dict, Dictionary]:
     if unknown := sorted(key for key in state if rename(key, BERT) == key):
         raise ValueError(f"{folder}: tensors without a counterpart: {', '.join(unknown[:5])}")
     weights.update({rename(key, BERT): value for key, value in state.items()})
-    if len(weights["encoder.tokens.weight"]) < len(order):
-        raise ValueError(
-            f"{folder}: the vocabulary has {len(order)} tokens, the model {len(weights['encoder.tokens.weight'])}"
-        )
+    check_rows(folder, len(weights["encoder.tokens.weight"]), len(order))
     weights["encoder.positions.absolute.table.weight"] = (
         weights["encoder.positions.absolute.table.weight"] + token_types[0]
     )
@@ -499,8 +524,7 @@ def from_modernbert(folder: str | Path) -> tuple[dict, Dictionary]:
     if unknown := sorted(key for key in state if rename(key, MODERNBERT) == key or key.startswith("classifier")):
         raise ValueError(f"{folder}: tensors without a counterpart: {', '.join(unknown[:5])}")
     weights = {rename(key, MODERNBERT): value for key, value in state.items()}
-    if len(table) < len(order):
-        raise ValueError(f"{folder}: the vocabulary has {len(order)} tokens, the model {len(table)}")
+    check_rows(folder, len(table), len(order))
     for key in ("encoder.tokens.weight", "lm_head.bias"):
         if key in weights:
             weights[key] = weights[key][order]

@@ -91,7 +91,7 @@ def export(
     if code:
         config["auto_map"] = {auto: f"modeling_tupe.{name}" for name, auto in classes.items()}
         config["auto_map"]["AutoConfig"] = "configuration_tupe.TupeConfig"
-    card = model_card(state, Path(checkpoint_file).parent, data)
+    card = model_card(state, Path(checkpoint_file).parent, data, code)
     tensors = save({key: value.contiguous() for key, value in weights.items()}, {"format": "pt"})
     files = {**tokenizer_files(data, config["max_position_embeddings"], code), "model.safetensors": tensors}
     files |= {"README.md": card, "config.json": json.dumps(config, indent=2, allow_nan=False) + "\n"}
@@ -150,7 +150,7 @@ tags: [tupe, position-encoding]
 # {name}
 
 A text encoder with the position encoding `{position}` ([CLS] {cls}), exported from the project tupe. Load it with
-`AutoModel.from_pretrained(FOLDER, trust_remote_code=True)`, or with another of the classes in `config.json`.
+`{load}`, or with another of the classes in `config.json`.
 
 | | |
 |---|---|
@@ -159,8 +159,9 @@ Licence: the code in this folder is MIT. What the weights may be used for also d
 """
 
 
-def model_card(state: dict, run: Path, data: Path) -> str:
-    """The text of README.md: settings, data and scores, as far as checkpoint, record and manifest know them."""
+def model_card(state: dict, run: Path, data: Path, code: bool = True) -> str:
+    """The text of README.md: settings, data and scores, as far as checkpoint, record and manifest know them. code:
+    whether the folder has the model's."""
     model, extra = state["cfg"]["model"], state.get("extra_state") or {}
     sizes = ", ".join(
         f"{model[name]} {what}" for name, what in (
@@ -200,7 +201,10 @@ def model_card(state: dict, run: Path, data: Path) -> str:
         facts["versions"] = ", ".join(f"{name} {version}" for name, version in known.versions.items())
     rows = "".join(f"| {name} | {value} |\n" for name, value in facts.items())
     language = {"xx": "multilingual"}.get(name := content.get("language", "en"), name)
-    return CARD.format(language=language, name=model["_name"], position=model["position"], cls=model["cls"], rows=rows)
+    load = f"{'' if code else 'import tupe.hf; '}AutoModel.from_pretrained(FOLDER{', trust_remote_code=True' * code})"
+    return CARD.format(
+        language=language, name=model["_name"], position=model["position"], cls=model["cls"], rows=rows, load=load
+    )  # fmt: skip
 
 
 def without_folders(command: str) -> str:
@@ -278,10 +282,6 @@ def modelling_code() -> dict[str, bytes]:
 def weights_from_export(config: dict, weights: dict) -> tuple[dict, dict]:
     """config.json and tensors of an export, or of what transformers saved of it -> (our weights, model options)."""
     options = {ours: config[theirs] for ours, theirs in OPTIONS.items() if theirs in config}
-    if isinstance(options["segments"], bool):  # earlier exports
-        options["segments"] = "learned" if options["segments"] else "none"
-    if "layer" in config:
-        options["block"] = config["layer"]
     ours = {}
     for key, value in weights.items():
         if key.startswith("token_classifier."):

@@ -41,9 +41,9 @@ def configuration(arch: str, model_options: dict, task: str = "tupe_masked_lm", 
     return OmegaConf.to_container(convert_namespace_to_omegaconf(parsed), resolve=True, enum_to_str=True)
 
 
-def new_checkpoint(cfg: dict, model: dict) -> dict:
+def new_checkpoint(cfg: dict, model: dict, task_state: dict | None = None) -> dict:
     """A checkpoint with this configuration and model state, from which training starts at update 0 with a new
-    optimizer."""
+    optimizer. task_state: of the checkpoint that it is made of, whose labels stay."""
     history = {"criterion_name": "", "optimizer_name": "", "lr_scheduler_state": {}, "num_updates": 0}
     return {
         "args": None,
@@ -51,7 +51,7 @@ def new_checkpoint(cfg: dict, model: dict) -> dict:
         "model": model,
         "criterion": {},
         "optimizer_history": [history],
-        "task_state": {},
+        "task_state": {name: value for name, value in (task_state or {}).items() if name in ("labels", "layout")},
         "extra_state": {"train_iterator": {"epoch": 1, "iterations_in_epoch": 0, "shuffle": True}, "val_loss": None},
         "last_optimizer_state": None,
     }
@@ -71,6 +71,8 @@ def newest(folder: str | Path, count: int) -> list[Path]:
     paths = {}  # updates -> checkpoint
     for path in sorted(Path(folder).glob("checkpoint*.pt")):
         state = read_checkpoint(path, mmap=True)
+        if "fsdp_metadata" in state:
+            raise ValueError(f"{path} is a part of a checkpoint; `tupe checkpoint merge` makes one file of its parts")
         if "averaged" not in state["extra_state"]:
             paths.setdefault(num_updates(state), path)
     if len(paths) < count:

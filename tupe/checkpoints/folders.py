@@ -2,11 +2,10 @@
 `tupe checkpoint export` write, and what `save_pretrained` makes of them."""
 
 import hashlib
-import json
 from pathlib import Path
 
 from ..common import record
-from ..common.safe_load import num_updates, read_checkpoint
+from ..common.safe_load import num_updates, read_checkpoint, read_config
 
 CONVERTED = "as_fairseq.pt"
 SOURCES = ("config.json", "dict.txt", record.NAME, "model.safetensors", "pytorch_model.bin")
@@ -48,7 +47,7 @@ def config_of(folder: str | Path) -> dict:
     path = Path(folder) / "config.json"
     if not path.is_file():
         raise ValueError(f"{folder} has no config.json: not a Hugging Face checkpoint")
-    config = json.loads(path.read_text(encoding="utf-8"))
+    config = read_config(path)
     if (kind := config.get("model_type")) != "tupe":
         raise ValueError(f"{folder}: model_type is {kind!r}, not 'tupe'; `tupe checkpoint convert` reads 'bert' too")
     return config

@@ -46,7 +46,7 @@ def stretch(state: dict, length: int) -> dict:
         elif key.endswith(f".{SETTINGS}"):  # of an encoder; without a prefix it is the dictionary's
             value = pack_settings({"stretched_from": str(old), **unpack_settings(value)})
         model[key] = value
-    return new_checkpoint(cfg, model)
+    return new_checkpoint(cfg, model, state.get("task_state"))
 
 
 def stretch_to(length: int, checkpoint: Path, output: Path) -> Path:

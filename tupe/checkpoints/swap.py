@@ -66,7 +66,7 @@ def swap_position(
     old = {k: v for k, v in state["model"].items() if keep and k in new and k != SETTINGS and v.shape == new[k].shape}
     model.load_state_dict({**kept, **new, **old})
     cfg["model"]["position"] = model.encoder.positions.name
-    return new_checkpoint(cfg, model.state_dict())
+    return new_checkpoint(cfg, model.state_dict(), state.get("task_state"))
 
 
 def is_position(key: str) -> bool:

@@ -118,9 +118,9 @@ def glue_name(name: str, data: str | Path | None = None) -> str:
 # -------------------------------------------------------------------------------------------------------- prepared data
 
 
-def check_glue(folder: Path, split: str) -> None:
+def check_glue(folder: Path, split: str, labelled: bool = False) -> None:
     """Raise ValueError, naming the file, unless the data of a split is there, whole and of one length. folder: of the
-    task."""
+    task; labelled: labels have to be there, too."""
     task, lengths, order = task_of(folder), {}, folder / "label" / "dict.txt"
     if task.labels and order.is_file():
         names = [line.rsplit(" ", 1)[0] for line in order.read_text(encoding="utf-8").splitlines()]
@@ -135,6 +135,8 @@ def check_glue(folder: Path, split: str) -> None:
         lengths[f"{labels}.idx"] = check_split(labels)
     elif not task.labels and (scores := folder / "label" / f"{split}.label").exists():
         lengths[scores] = scores.read_bytes().count(b"\n")
+    elif labelled:
+        raise ValueError(f"{folder}: the split {split!r} has no labels; train and validate on one that has")
     first, *others = lengths
     for other in others:
         if lengths[other] != lengths[first]:

@@ -240,6 +240,10 @@ def updates_of(folder: str | Path) -> int:
     """After how many updates the model in a folder of transformers was written, as far as the folder says so."""
     if number := re.fullmatch(r"checkpoint-(\d+)", Path(folder).resolve().name):
         return int(number[1])
+    try:
+        return int(json.loads((Path(folder) / "trainer_state.json").read_text(encoding="utf-8"))["global_step"])
+    except (OSError, ValueError, KeyError, TypeError):  # an export, or of an earlier version
+        pass
     about = read(folder)
     return max((entry["num_updates"] for entry in about.scores), default=0) if about else 0
 

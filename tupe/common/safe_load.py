@@ -1,5 +1,6 @@
 """Reading a checkpoint without running code from it. Needs only torch."""
 
+import json
 import os
 import pickle
 import re
@@ -8,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
+from ..encoder import of_today
 
 NOT_OURS = (
     "no checkpoint of this project: it holds no configuration or no model (`tupe checkpoint convert` makes one of what "
@@ -59,6 +62,17 @@ def read_checkpoint(path: str | Path, mmap: bool = False) -> dict:
     if isinstance(options, dict) and "layer" in options and "block" not in options:  # its name in earlier versions
         options["block"] = options.pop("layer")
     return state
+
+
+def read_config(path: str | Path) -> dict:
+    """A config.json of a folder of transformers, `of_today`. Raises ValueError, naming it, if it is no JSON object."""
+    try:
+        config = json.loads(Path(path).read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} cannot be read: {error}") from None
+    if not isinstance(config, dict):
+        raise ValueError(f"{path} holds no JSON object")
+    return of_today(config)
 
 
 def num_updates(state: dict) -> int:

@@ -251,7 +251,7 @@ def check_splits(values: dict, folder: str) -> None:
         if values["task"] == "squad":
             Encoded.check(Path(folder), FILES[name], str(values["squad_version"]))
         elif values["task"] == "glue":
-            check_glue(root.parent, name)
+            check_glue(root.parent, name, labelled=True)
         else:
             for part in (part for path in values["data"].split(":") for part in parts_of(f"{path}/{name}")):
                 check_split(part)

@@ -93,20 +93,24 @@ def new_record(settled: Recipe, data: Path, symbols: list[str], processes: int) 
     """The record of a run before it begins. Raises ValueError for a split that is not there."""
     config = {name: value for name, value in settled.changed().items() if name not in LEFT_OUT}
     config["optimization.update_freq"] = [steps * processes for steps in settled["update_freq"]]
+    if settled.kind is FINETUNING or not settled["max_valid_steps"]:
+        config.pop("dataset.batch_size_valid", None)  # then it makes no difference
+    if own := split_files(settled["position_file"]):
+        config["model.position_file"] = record.fingerprint(own)
     about = {
         "architecture": settled.architecture, "variant": settled.variant, "seed": settled["seed"],
         "lr": settled["lr"][0], "dictionary": fingerprint_of(symbols), "config": {"engine": "transformers", **config},
     }  # fmt: skip
     if settled.kind is FINETUNING:
         return Record(**about, **of_glue(settled, data))
-    splits = [] if settled["disable_validation"] else settled["valid_subset"].split(",")
+    splits = settled["valid_subset"].split(",")
+    if settled["disable_validation"]:  # what the folder holds is the same run
+        splits = [name for name in splits if (data / f"{name}.idx").is_file()]
     names = [settled["train_subset"], *splits]
     files = [data / f"{name}.{end}" for name in names for end in ("bin", "idx")]
     if missing := [path for path in files if not path.is_file()]:
         known = ", ".join(sorted(path.stem for path in data.glob("*.idx"))) or "none is prepared there"
         raise ValueError(f"{data} has no split {missing[0].stem!r}; valid: {known}")
-    if own := split_files(settled["position_file"]):
-        about["config"]["model.position_file"] = record.fingerprint(own)
     budget = {name: settled[name] for name in ("max_epoch", "max_update") if settled[name] > 0}
     about |= {"data": record.fingerprint(files), "left_out": dict.fromkeys(names, 0.0)}
     return Record(task="masked_lm", budget=budget, splits=splits, **about)
@@ -117,7 +121,7 @@ def of_glue(settled: Recipe, data: Path) -> dict:
     name, splits = glue_name(settled["glue_task"], data), settled["valid_subset"].split(",")
     used = (settled["train_subset"], *splits)
     for split in used:
-        check_glue(data / name, split)
+        check_glue(data / name, split, labelled=True)
     check_vocabulary(settled["finetune_from_model"], data)
     files = [path for split in used for path in sorted(Path(data, name).glob(f"*/{split}.*"))]
     return {
@@ -144,7 +148,8 @@ def train(recipe: str, data: str, processes: int, **plan) -> None:
             updates = _length(settled, data, symbols, processes)
             args = arguments(settled, folder, updates, plan["gpus"])  # joins the other processes
             about = new_record(settled, data, symbols, processes)
-            run = Run(about, folder, args.process_index == 0, DEFAULTS)
+            cpu = not plan["gpus"] or settled["cpu"]
+            run = Run(about, folder, args.process_index == 0, DEFAULTS, cpu)
             if args.world_size > 1:
                 torch.distributed.barrier()  # the first has tidied up the folder
             start, checkpoint = newest(folder)

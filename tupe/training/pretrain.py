@@ -5,6 +5,7 @@ Ours: data, the normalisation of the loss, optimizer, schedule, when to validate
 loop, devices, mixed precision, DDP, FSDP, DeepSpeed and reports are those of Trainer and accelerate.
 """
 
+import importlib.util
 import logging
 import math
 import os
@@ -42,10 +43,11 @@ from ..configuration_tupe import NAMES, TupeConfig
 from ..encoder import BLOCKS, Encoder, LMHead, ModelConfig
 from ..modeling_tupe import TupeForMaskedLM, TupePreTrainedModel
 from .data import UNMASKED, Batches, Blocks, MaskedBlocks, collate, held_out, loader
-from .recipe import FINETUNING, Recipe
-from .run import PARTIAL, Run, keep, publish, put_in_place
+from .recipe import FINETUNING, Recipe, adam_betas
+from .run import PARTIAL, Run, keep, publish, put_in_place, seal
 
 logger = logging.getLogger("tupe.training")
+WEIGHTS_ONLY = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
 
 
 class ForPretraining(TupeForMaskedLM):
@@ -93,12 +95,16 @@ def arguments(recipe: Recipe, folder: Path, updates: int, gpus: int) -> Training
     """Trainer's. When it logs, validates and saves is up to `Course`."""
     reports = {"tensorboard": recipe["tensorboard_logdir"], "wandb": recipe["wandb_project"]}
     if reports["wandb"]:
-        os.environ.setdefault("WANDB_PROJECT", reports["wandb"])
+        if importlib.util.find_spec("wandb") is None:
+            raise ValueError("--wandb-project needs wandb: pip install wandb")
+        os.environ["WANDB_PROJECT"] = reports["wandb"]
     if reports["tensorboard"]:
         os.environ["TENSORBOARD_LOGGING_DIR"] = reports["tensorboard"]
     sharded, deepspeed = (recipe["ddp_backend"] == name for name in ("fully_sharded", "deepspeed"))
     if sharded and transformers.__version__ < "5":
         raise ValueError("--ddp-backend fully_sharded needs transformers 5")
+    if sharded and not is_torchelastic_launched():
+        raise ValueError("--ddp-backend fully_sharded needs several processes: --gpus or --nodes")
     if deepspeed and not (gpus and is_torchelastic_launched()):
         raise ValueError("--ddp-backend deepspeed needs several GPUs")
     os.environ["ACCELERATE_USE_DEEPSPEED"] = str(deepspeed).lower()
@@ -138,6 +144,8 @@ def decay(recipe: Recipe, updates: int) -> Any:
     end, power = recipe["end_learning_rate"], recipe["power"]
 
     def factor(updates):
+        if not lr:
+            return 0.0
         if warmup > 0 and updates <= warmup:
             return updates / warmup  # 0 in the first update, as fairseq
         if updates >= total:
@@ -262,7 +270,7 @@ class Training(Trainer):
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
         if self.optimizer is None:
             groups = TupePreTrainedModel.parameter_groups(model or self.model, self.recipe["weight_decay"])
-            betas = tuple(float(beta) for beta in self.recipe["adam_betas"].strip("()[] ").split(","))
+            betas = adam_betas(self.recipe["adam_betas"])
             self.optimizer = AdamW(groups, lr=self.recipe["lr"][0], betas=betas, eps=self.recipe["adam_eps"])
         return self.optimizer
 
@@ -271,6 +279,30 @@ class Training(Trainer):
             self.lr_scheduler = LambdaLR(optimizer or self.optimizer, decay(self.recipe, self.args.max_steps))
             self._created_lr_scheduler = True
         return self.lr_scheduler
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        """Of tensors and plain data alone; transformers 4 would run a file's code. The rate is that of this run's
+        schedule, which may be longer than the checkpoint's."""
+        before = os.environ.get(WEIGHTS_ONLY)
+        if not self.is_deepspeed_enabled:  # whose files hold objects
+            os.environ[WEIGHTS_ONLY] = "1"
+        try:
+            super()._load_optimizer_and_scheduler(checkpoint)
+        finally:
+            os.environ.pop(WEIGHTS_ONLY, None)
+            os.environ.update({WEIGHTS_ONLY: before} if before is not None else {})
+        if checkpoint and not self.is_deepspeed_enabled:
+            factor = decay(self.recipe, self.args.max_steps)(self.lr_scheduler.last_epoch)
+            rates = [base * factor for base in self.lr_scheduler.base_lrs]
+            for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
+                group["lr"] = rate
+            self.lr_scheduler._last_lr = rates
+
+    def check_finite(self) -> None:
+        """Raise FloatingPointError for a loss, or weights, that are not: what was saved before is better."""
+        parts = [self.sums, *(parameter.detach() for parameter in self.model.parameters())]
+        if not all(torch.isfinite(part).all() for part in parts):
+            raise FloatingPointError(f"the loss or the weights are not finite at update {self.state.global_step}")
 
     def log(self, logs: dict, *args) -> None:
         if "loss" in logs:  # the mean, unrounded
@@ -334,6 +366,7 @@ class Training(Trainer):
 
     def _save_checkpoint(self, model: nn.Module, trial: Any, **kwargs) -> None:
         """As Trainer's, but a checkpoint is there whole or not at all."""
+        self.check_finite()
         path = self.run.folder / f"checkpoint-{self.state.global_step}"
         partial = self.run.folder / PARTIAL / path.name
         if self.run.writes:
@@ -347,6 +380,7 @@ class Training(Trainer):
                     write_atomically(partial / name, content)
                 if self.is_best:
                     publish(partial, self.run.folder)
+                seal(partial)
                 put_in_place(partial, path)
                 keep(self.run.folder, *self.kept)
         except Exception as error:  # of torch and safetensors, where a disk is full, of many kinds

@@ -3,7 +3,6 @@ it refuses."""
 
 import ast
 import functools
-import json
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -15,6 +14,7 @@ from ..common import limits
 from ..common.architectures import ARCHITECTURES, ELECTRA, OTHER_BLOCKS, SIZES, preset, split_size, with_size
 from ..common.options import did_you_mean
 from ..common.recipes import check_preset, compose, resolved
+from ..common.safe_load import read_config
 from ..encoder import ModelConfig, names_in
 
 NAMES = names_in("fairseq")  # our option of a model -> fairseq's
@@ -74,7 +74,7 @@ PRETRAINING = Kind({
 })  # fmt: skip
 FINETUNING = Kind({  # the structure of the model, and its longest input, are the checkpoint's
     **COMMON, "task.glue_task": "", "lr_scheduler.warmup_ratio": 0.06, "checkpoint.finetune_from_model": "",
-    "checkpoint.no_save": False,
+    "checkpoint.no_save": False, "model.position_file": "",
     **{f"model.{NAMES[f.name]}": f.default for f in fields(ModelConfig)
        if f.name in FREE - {"max_positions", "places"}},
 }, {
@@ -110,28 +110,32 @@ def read(
     micro_batch_size: int | None = None,
 ) -> Recipe:  # fmt: skip
     """A recipe with the user's overrides (`section.key=value`, `model=PRESET`) and options (`--lr 1e-4`), which win.
-    The batch is split over the processes as by the first engine.
+    The batch is split over the processes as by the first engine, and as many held-out texts are scored.
 
     Raises ValueError, naming it, for what this engine does not have, and for values without meaning.
     """
     kind = FINETUNING if recipe == "finetune" else PRETRAINING
-    options, given, groups = _options(kind, words), {}, {}
+    overridden, groups = {}, {}
     for word in overrides:
         key, _, value = word.lstrip("+").partition("=")
         if "." in key:
-            given[key] = yaml.safe_load(value)  # given twice, the last counts, as in Hydra
+            overridden[key] = yaml.safe_load(value)  # given twice, the last counts, as in Hydra
         elif key in ("model", "glue"):
             groups[key] = value
         else:
             raise ValueError(f"{word}: valid with --engine transformers: model=PRESET and section.key=value")
     values = compose(recipe, groups)
-    size, steps = values["dataset.batch_size"], values["optimization.update_freq"][0]
-    values.setdefault("dataset.batch_size_valid", size)
-    given |= options
-    values.update(given)
+    options, always = _options(kind, words, values), {key: values[key] for key in values if key in ALWAYS_SO}
+    given = {**overridden, **options}
+    for key in (key for key in given if key in always):
+        if yaml.safe_load(str(given[key])) != always[key]:
+            raise ValueError(f"{key} is {given[key]}; valid with --engine transformers: {always[key]}")
+    values.update(overridden)
+    size, steps = (_converted(kind, key, values[key]) for key in ("dataset.batch_size", "optimization.update_freq"))
+    values.update(options)
     if values.get("criterion._name") == "electra" or split_size(values[ARCH])[0] in ELECTRA:
         raise ValueError(f"--recipe {recipe}, --arch {values[ARCH]}: an ELECTRA, which only --engine fairseq does")
-    if unknown := [key for key in values if key not in {*kind.options, *kind.parts, *ALWAYS_SO, ARCH}]:
+    if unknown := [key for key in values if key not in {*kind.options, *kind.parts, *always, ARCH}]:
         near = did_you_mean(unknown[0], kind.places.values())
         raise ValueError(f"{unknown[0]} is not known to --engine transformers{near}")
     for key, valid in kind.parts.items():
@@ -154,16 +158,24 @@ def read(
     for key in ("optimization.lr", "optimization.update_freq"):
         if len(values[key]) != 1:
             raise ValueError(f"{key}={values[key]}: one number for each epoch is for --engine fairseq; give one")
-    if "optimization.update_freq" not in given:
-        batch = values["dataset.batch_size"] if "dataset.batch_size" in given else size * steps
+    is_split, most = "optimization.update_freq" not in options, values.get("dataset.max_valid_steps")
+    if is_split:
+        batch = values["dataset.batch_size"] if "dataset.batch_size" in options else size * steps[0]
         values["dataset.batch_size"], steps = limits.split_batch(batch, processes, micro_batch_size or size)
         values["optimization.update_freq"] = [steps]
     elif micro_batch_size:
         raise ValueError("--micro-batch-size, --update-freq: give one; beside --update-freq, --batch-size is per step")
+    if most and not values["dataset.batch_size_valid"] and is_split and size % processes == 0:
+        values["dataset.batch_size_valid"] = size  # of all processes: the same text on any machine
+    else:
+        values["dataset.batch_size_valid"] = values["dataset.batch_size_valid"] or values["dataset.batch_size"]
+        if most:  # fairseq counts the steps of a process
+            values["dataset.max_valid_steps"] = most * processes
     if values["common.fp16"] and values["common.fp16"] is not given.get("common.fp16"):
         values["common.fp16"] = not (values["common.amp"] or values["model.autocast"] == "bf16")
     elif values["common.fp16"] and (values["common.amp"] or values["model.autocast"] == "bf16"):
         raise ValueError("--fp16 beside --amp or --autocast: give one")
+    values["optimizer.adam_betas"] = str(adam_betas(values["optimizer.adam_betas"]))
     options = {ours: values[f"model.{theirs}"] for ours, theirs in NAMES.items() if f"model.{theirs}" in values}
     model = ModelConfig(**{**config, **options}, layer=values.get("model.layer", ""))
     if kind is PRETRAINING:
@@ -173,6 +185,11 @@ def read(
     free = {NAMES[name] for name in FREE}
     variant = ", ".join(f"{name} {differs[name]}" for name in sorted(differs) if name not in free)
     return Recipe(kind, values, architecture, model, variant, set(given))
+
+
+def adam_betas(text: str) -> tuple[float, ...]:
+    """Of "(0.9, 0.98)", however it is spaced."""
+    return tuple(float(beta) for beta in text.strip("()[] ").split(","))
 
 
 def _of_model(options):
@@ -185,7 +202,7 @@ def config_of(folder: str) -> dict:
     if not path.is_file():
         what = "starts from a folder of transformers, with config.json; `tupe checkpoint export` makes one of a file"
         raise ValueError(f"{folder or '--checkpoint'}: --engine transformers {what}")
-    config = json.loads(path.read_text(encoding="utf-8"))
+    config = read_config(path)
     if config.get("model_type") != "tupe":
         raise ValueError(f"{folder}: model_type is {config.get('model_type')!r}, not 'tupe'")
     return {ours: config[theirs] for ours, theirs in EXPORTED.items() if theirs in config}
@@ -203,22 +220,23 @@ def architecture_of(model: ModelConfig) -> str:
     return min((with_size(name, size) for name in (*ARCHITECTURES, *OTHER_BLOCKS) for size in SIZES), key=differing)
 
 
-def _options(kind, words):
-    """{"section.key": text} of `--name value`, `--name=value` and `--switch`."""
+def _options(kind, words, recipe):
+    """{"section.key": text} of `--name value`, `--name=value` and `--switch`. recipe: the values of the recipe."""
     given, words = {}, list(words)
     while words:
         name, equals, value = words.pop(0).partition("=")
         if not name.startswith("--"):
             raise ValueError(f"{name!r} is the value of no option")
         key = name[2:].replace("-", "_")
-        place = kind.places.get(key) or next((place for place in ALWAYS_SO if place.endswith(f".{key}")), None)
+        always = (place for place in ALWAYS_SO if place in recipe and place.endswith(f".{key}"))
+        place = kind.places.get(key) or next(always, None)
         if place is None:
             near = did_you_mean(name, map(limits.option, kind.places))
             raise ValueError(f"{name} is not known to --engine transformers{near}")
-        if not equals and isinstance(kind.options.get(place), bool):
+        if not equals and isinstance(kind.options.get(place, recipe.get(place)), bool):
             value = True
         elif not equals:
-            if not words:
+            if not words or words[0].startswith("--"):
                 raise ValueError(f"{name}: expected one argument")
             value = words.pop(0)
         given[place] = value

@@ -1,5 +1,7 @@
 """The folder of a run of the second engine: its lock, its record, and its checkpoints, whole or not there."""
 
+import hashlib
+import logging
 import os
 import re
 import shutil
@@ -11,11 +13,14 @@ from ..common import record as records
 from ..common.active import Active, device, status_of
 from ..common.record import Record
 
+logger = logging.getLogger("tupe.training")
+
 PARTIAL = "partial"  # a folder in a run's, of what is being written
 STATE = "trainer_state.json"
+SUMS = "SHA256SUMS"
 NOT_THE_MODEL = (
-    "optimizer", "scheduler", "scaler", "rng_state", "trainer_state", "training_args", "global_step",
-    "pytorch_model_fsdp", "latest", "zero_to_",
+    "optimizer", "scheduler", "scaler", "rng_state", "training_args", "global_step", "pytorch_model_fsdp", "latest",
+    "zero_to_", SUMS,
 )  # fmt: skip
 
 
@@ -28,6 +33,46 @@ def checkpoints(folder: Path) -> dict[int, Path]:
 def newest(folder: Path) -> tuple[int, Path | None]:
     """(updates, folder) of a run's last checkpoint; (0, None) without one."""
     return next(reversed(checkpoints(folder).items()), (0, None))
+
+
+def seal(folder: Path) -> None:
+    """Note the checksums of a checkpoint's files, for `damage_in`, as the command sha256sum does."""
+    files = sorted(path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
+    sums = "".join(f"{_sha256(folder / path)}  {path}\n" for path in files)
+    records.write_atomically(folder / SUMS, sums)
+
+
+def damage_in(folder: Path) -> str | None:
+    """What is wrong with a checkpoint, in a few words; None if nothing is, or if an earlier version wrote it."""
+    for line in (folder / SUMS).read_text().splitlines() if (folder / SUMS).is_file() else ():
+        checksum, name = line.split("  ", 1)
+        if not (folder / name).is_file() or _sha256(folder / name) != checksum:
+            return f"{name} is {'not what was written' if (folder / name).is_file() else 'missing'}"
+    return None
+
+
+def _sha256(path):
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while part := file.read(1 << 20):
+            digest.update(part)
+    return digest.hexdigest()
+
+
+def set_damaged_aside(folder: Path) -> None:
+    """Rename the newest checkpoints until one is whole. Raises ValueError if none is: the run would start over."""
+    damaged = []
+    for path in reversed(checkpoints(folder).values()):
+        if not (wrong := damage_in(path)):
+            break
+        damaged.append((path, wrong))
+    else:
+        if damaged:
+            path, wrong = damaged[0]
+            raise ValueError(f"{path} is damaged ({wrong}), and no other there is whole; move them away to start over")
+    for path, wrong in damaged:
+        aside = path.rename(folder / f"damaged-{path.name}")
+        logger.warning(f"{path} is damaged ({wrong}): it is called {aside.name} now; resuming from one before it")
 
 
 def keep(folder: Path, count: int, pattern: int) -> None:
@@ -49,7 +94,8 @@ def put_in_place(partial: Path, path: Path) -> None:
 
 
 def publish(checkpoint: Path, folder: Path) -> None:
-    """Give the model of a checkpoint, without what only training needs, its place in the run's folder."""
+    """Give the model of a checkpoint, without what only training needs, its place in the run's folder, and its number
+    of updates, which `record.updates_of` reads."""
     for file in checkpoint.iterdir():
         if not file.name.startswith(NOT_THE_MODEL):
             temporary = folder / f"{file.name}.{PARTIAL}"
@@ -73,19 +119,21 @@ class Run(Active):
     """A run that this process trains. record: what is known before training; writes: whether this process is the one
     that writes into the folder."""
 
-    def __init__(self, record: Record, folder: Path, writes: bool, defaults: dict):
+    def __init__(self, record: Record, folder: Path, writes: bool, defaults: dict, cpu: bool = False):
         self.record, self.folder, self.writes, self.updates = record, folder, writes, None
         if writes and not records.lock(folder):
             raise BlockingIOError(f"another process is training in {folder}")
         try:
             self.earlier = differences(record, folder, defaults)
+            if writes and self.earlier and (self.earlier.state, self.earlier.budget) != ("finished", record.budget):
+                set_damaged_aside(folder)
         except ValueError:
             records.unlock(folder)
             raise
-        start, _ = newest(folder)
         if writes:
             shutil.rmtree(folder / PARTIAL, ignore_errors=True)
-            record.begin(device())
+            record.begin(device(cpu))
+        start, _ = newest(folder)
         self.began_at = records.now()
         if self.earlier:
             record.go_on(self.earlier, start)
