@@ -14,6 +14,7 @@ import helpers
 import numpy as np
 import pytest
 import torch
+import transformers
 from click.testing import CliRunner
 from helpers import (
     descendants,
@@ -285,7 +286,8 @@ def test_a_prolonged_run_has_the_rate_of_its_new_schedule_at_once(data, tmp_path
         assert ended(begin(data, tmp_path, f"--max-update={updates}")) == 0
     history = json.loads((newest(tmp_path)[1] / "trainer_state.json").read_text())["log_history"]
     rates = [entry["learning_rate"] for entry in history if "loss" in entry]
-    assert rates[4:] == pytest.approx([0.01 * (8 - n) / 6 for n in range(4, 8)])
+    done = 4 if transformers.__version__ >= "5" else 5  # which logs the rate of the next update
+    assert rates[4:] == pytest.approx([0.01 * (8 - n) / 6 for n in range(done, done + 4)])
 
 
 def test_a_copy_of_a_checkpoint_under_another_name_is_none(tmp_path):
