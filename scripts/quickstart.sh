@@ -22,7 +22,7 @@ done
 cd "$(dirname "$0")/.."
 source scripts/steps.bash
 step() { echo; echo "quickstart: [$((SECONDS / 60))m$((SECONDS % 60))s] $*"; }
-if [ -e "$out" ] && [ ! -e "$out/quickstart" ]; then
+if [ -n "$(ls -A "$out" 2> /dev/null)" ] && [ ! -e "$out/quickstart" ]; then
   echo "quickstart.sh: $out holds something else; name another folder" >&2; exit 2
 fi
 

@@ -1,6 +1,11 @@
 # For scripts of several steps, which source this: `run COMMAND` runs a step, and a signal to the script ends the step too.
 set -m  # every step is a process group of its own
-run() { "$@" & local status=0; wait $! || status=$?; return $status; }
+run() {
+  "$@" & local pid=$! status=0
+  wait $pid || status=$?
+  while kill -0 $pid 2> /dev/null; do sleep 1; status=0; wait $pid || status=$?; done  # it was only suspended
+  return $status
+}
 end() {  # with a signal
   trap - HUP INT USR1 TERM
   local group

@@ -35,6 +35,7 @@ def line_of(option: click.Option) -> str:
     """One item of a list: "`--name VALUE` (required): its text Default: this."."""
     context = click.Context(click.Command("x"))
     names, text = option.get_help_record(context)
+    names = names.replace(" / ", ", ")  # --code / --no-code
     name, _, value = names.rpartition(", ")[2].partition(" ")
     value = WORDS.get(value, value)
     text = " ".join(text.split())
@@ -42,7 +43,7 @@ def line_of(option: click.Option) -> str:
     text = text[: notes.start()] if notes else text
     default = re.search(r"default: (.*?)(; [\d.]*<?=?x[<>=\d.]*|; required)?$", notes[1]) if notes else None
     text = re.sub(r"(<\w+>)", r"`\1`", text) + (f" Default: {default[1]}." if default else "")
-    both = ", ".join(f"`{each}`" for each in names.partition(" ")[0].split(", "))
+    both = ", ".join(f"`{each}`" for each in names.split(", "))
     both = both if option.is_flag or not value else f"`{name} {value}`"
     return wrapped(f"- {both}{' (required)' * option.required}: {text}")
 

@@ -159,7 +159,9 @@ def test_every_encoding_is_known():
     checks.check_schemes("+".join(f"{name}:layer" for name in SCHEMES))
 
 
-@pytest.mark.parametrize("words", ["--criterion masked_lm", "task.data=x", "+model.dropout=0", "--user-dir=mine --any"])
+@pytest.mark.parametrize(
+    "words", ["--criterion masked_lm", "task.mask_prob=0.2", "+model.dropout=0", "--user-dir=mine --any"]
+)
 def test_what_is_left_to_the_engines(words, folder):
     pytest.importorskip("fairseq")
     values = {"words": words.split(), "dry_run": True, "outer_options": [], "recipe": "pretrain"}

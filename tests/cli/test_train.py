@@ -74,6 +74,44 @@ def test_a_file_of_schemes_that_fails_is_one_line(tmp_path):
     assert refused.exit_code == 2 and refused.output == f"tupe list models: {file}:2: SyntaxError: invalid syntax\n"
 
 
+@pytest.mark.parametrize(
+    "words, wanted",
+    [
+        (["--tensorboard-logdir", "runs/lr=1e-4"], "--tensorboard-logdir=runs/lr=1e-4"),
+        (["--restore-file", "model.seed=1/checkpoint_last.pt"], "--restore-file=model.seed=1/checkpoint_last.pt"),
+        (["--lr", "1e-3", "model.dropout=0.3"], "--dropout=0.3"),
+    ],
+)
+def test_the_value_of_an_option_is_no_value_of_the_recipe(words, wanted, tmp_path):
+    assert wanted in pretrain(tmp_path, *words)
+
+
+@pytest.mark.parametrize(
+    "command, words, message",
+    [
+        ("pretrain", ["--save-dir=other"], "--save-dir: give --output instead"),
+        ("pretrain", ["checkpoint.save_dir=other"], "checkpoint.save_dir: give --output instead"),
+        ("pretrain", ["task.data=other"], "task.data: give --data instead"),
+        ("pretrain", ["common.user_dir=other"], "common.user_dir: give --user-dir instead"),
+        ("pretrain", ["--recipe=pretrain_electra", "--arch=tupe_r"], "--arch tupe_r is no ELECTRA; valid with"),
+        ("continue", ["--tokens-per-sample", "64"], "--tokens-per-sample: give --lengths instead"),
+        ("continue", ["--max-epoch=1"], "--max-epoch: give --epochs instead"),
+        ("finetune", ["--task=CoLA", "--finetune-from-model=x"], "--finetune-from-model: give --checkpoint instead"),
+    ],
+)
+def test_what_a_command_sets_itself_is_refused(command, words, message, tmp_path):
+    (tmp_path / "model.pt").write_bytes(b"PK")
+    start = [f"--checkpoint={tmp_path / 'model.pt'}"] * (command != "pretrain")
+    where = [f"--data={tmp_path}", f"--output={tmp_path / 'run'}", *start, "--dry-run"]
+    result = CliRunner().invoke(main, [command, *where, *words])
+    assert result.exit_code == 2 and message in result.output, result.output
+
+
+def test_an_empty_path_is_not_this_folder(tmp_path):
+    result = CliRunner().invoke(main, ["pretrain", f"--data={tmp_path}", "--output=", "--dry-run"])
+    assert result.exit_code == 2 and "'--output': is empty" in result.output
+
+
 def test_several_gpus_are_torchrun_s(tmp_path):
     command = pretrain(tmp_path, "--gpus=8", "--nodes=2", "--node-rank=1", "--master-addr=first", "--arch=bert_a_large")
     assert command[0] == "torchrun"
@@ -154,7 +192,9 @@ def test_memory_allocator_is_preloaded(tmp_path):
 
     assert preloaded(str(library)) == str(library)
     assert preloaded("none") == "None"
-    assert preloaded("/other.so", LD_PRELOAD=str(library)) == str(library)  # someone else's stays
+    other = str(library.with_name("libc.so.6"))
+    assert preloaded(None, LD_PRELOAD=other) == other  # someone else's stays
+    assert preloaded(str(library), LD_PRELOAD=other) == f"{library}:{other}"
     assert "no such library" in preloaded("/nothing.so")
 
     ldconfig = tmp_path / "ldconfig"  # as on a system that has tcmalloc

@@ -2,11 +2,12 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from tupe.common import record
-from tupe.common.record import Record, clear_failure, note_failure, read, state_of, write_together
+from tupe.common.record import Record, clear_failure, git_commit, note_failure, read, state_of, write_together
 
 
 def some_run(**changes):
@@ -189,3 +190,16 @@ def test_files_written_together_replace_none(tmp_path):
     with pytest.raises(OSError, match="full"):
         write_together(tmp_path, {"same": "theirs", "new": b"ours", "more": fail})
     assert {path.name for path in tmp_path.iterdir()} == {"README.md", "dict.txt", "same"}
+
+
+def test_the_commit_is_that_of_this_source_alone(tmp_path, monkeypatch):
+    """Not of a project in whose folder tupe is installed."""
+    if not (Path(record.__file__).parents[2] / ".git").exists():
+        pytest.skip("not a checkout")
+    assert git_commit()
+    for words in (["init", "-q"], ["-c", "user.name=x", "-c", "user.email=x", "commit", "-q", "--allow-empty", "-mx"]):
+        subprocess.run(["git", "-C", tmp_path, *words], check=True)
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib" / "record.py").touch()
+    monkeypatch.setattr(record, "__file__", str(tmp_path / "lib" / "record.py"))
+    assert git_commit() is None

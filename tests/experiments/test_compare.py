@@ -29,7 +29,7 @@ def print_options(**given):
 @pytest.fixture
 def place(tmp_path, monkeypatch):
     """Data for pre-training, GLUE and SQuAD. Jobs are processes of tests/stand_in.py."""
-    for folder in ("data", "glue/CoLA", "glue/SST-2", "squad", "other"):
+    for folder in ("data", "glue/CoLA/input0", "glue/SST-2/input0", "squad", "other"):
         (tmp_path / folder).mkdir(parents=True)
     for file in ("glue/CoLA/manifest.json", "glue/SST-2/manifest.json", "squad/train-v1.1.npz", "squad/train-v2.0.npz"):
         (tmp_path / file).touch()
@@ -144,6 +144,13 @@ def test_an_encoding_whose_pre_training_fails_is_left_out(place):
 def test_mistakes_are_refused_before_anything_is_trained(place, monkeypatch, words, message):
     monkeypatch.chdir(place)
     assert message in compare(place, *words, status=2)
+    assert not (place / "out").exists()
+
+
+def test_a_dry_run_prints_commands_and_writes_nothing(place):
+    printed = compare(place, "--position=rope", "--position=t5", "--dry-run", "--max-update=3")
+    assert [f"--position={name}" in line and "--max-update=3" in line
+            for name, line in zip(("rope", "t5"), printed.splitlines(), strict=True)] == [True, True]  # fmt: skip
     assert not (place / "out").exists()
 
 

@@ -37,7 +37,7 @@ def place(tmp_path):
     state = {"cfg": {"model": {}}, "model": {}, "optimizer_history": [{"num_updates": 7}]}
     torch.save(state, tmp_path / "pretrained.pt")
     for task in ("CoLA", "SST-2"):
-        (tmp_path / "data" / task).mkdir(parents=True)
+        (tmp_path / "data" / task / "input0").mkdir(parents=True)
         (tmp_path / "data" / task / "manifest.json").touch()
     return tmp_path
 
@@ -140,6 +140,8 @@ def test_words_are_options_or_overrides():
         "--data": str(Path("d").resolve()), "--fp16": None, "model.dropout": "0", "--lr": "-1",
         "--betas": "(0.9, 0.98)", "+a.b": "c", "model": "rope",
     }  # fmt: skip
+    words = ["--checkpoint", "m/seed=1", "--log-file", "lr=1.txt", "--amp", "model.dropout=0"]
+    assert list(parse_options(words)) == ["--checkpoint", "--log-file", "--amp", "model.dropout"]
     with pytest.raises(ValueError, match="'DATA' is neither"):
         parse_options(["--lr=1", "DATA"])
 
@@ -154,6 +156,7 @@ def test_words_are_options_or_overrides():
         (["--grid=lr=1", "optimization.lr=[2]"], "optimization.lr is set by the sweep"),
         (["--grid=lr=1", "--grid=optimization.lr=[2]"], "give each option once"),
         (["--grid=output=a,b"], "--output is set by the sweep"),
+        (["--save-dir=x"], "--save-dir is set by the sweep"),
         (["--recipe=finetunes"], "unknown recipe 'finetunes'; valid: continue"),
         (["--recipe=pretrain"], "no --grid"),
         (["--recipe=pretrain", "--grid=seed=1", "--keep-best"], "--keep-best is for fine-tuning"),
@@ -196,7 +199,7 @@ def test_what_the_runs_read_must_be_what_they_read_before(place):
     """Else a table would have old scores beside a new encoding, checkpoint or text, all called finished."""
     (place / "mine.py").write_text("slope = 1\n")
     (place / "data" / "dict.txt").write_text("word 1\n")
-    (place / "data" / "CoLA" / "input0").mkdir()
+    (place / "data" / "CoLA" / "input0").mkdir(exist_ok=True)
     (place / "data" / "CoLA" / "input0" / "train.bin").write_bytes(b"text")
     words = (*ONE_TASK, "--grid=seed=1", f"--position-file={place / 'mine.py'}")
     sweep(place, *words)

@@ -5,7 +5,6 @@ import inspect
 
 import click
 import torch
-import yaml
 
 from ..common import options
 from ..common.architectures import ARCHITECTURES, OTHER_BLOCKS, preset, with_size
@@ -78,6 +77,8 @@ def preset_files() -> dict[str, str]:
 
 @functools.cache
 def schemes_of_presets() -> dict[str, list[str]]:
+    import yaml  # which the core does without
+
     values = {name: yaml.safe_load(text) for name, text in preset_files().items()}
     positions = {name: own.get("position") or preset(own["_name"])["position"] for name, own in values.items()}
     return {name: [part.name for part in parse(position)] for name, position in positions.items()}

@@ -11,14 +11,19 @@ from typing import Any
 
 from ..common import limits, record
 from ..common.architectures import ARCHITECTURES, ELECTRA, OTHER_BLOCKS, SIZES, with_size
-from ..common.options import CONFIGS, did_you_mean, task_key
+from ..common.options import CONFIGS, OVERRIDE, did_you_mean, task_key
 from ..common.prepared import check_name
 from ..common.recipes import compose, resolved
 
 PACKAGE = CONFIGS.parent
-OVERRIDE = re.compile(r"(~|\+{0,2}[A-Za-z_][\w./@]*=)")  # the beginning of section.key=value
 OURS = [with_size(name, size) for name in (*ARCHITECTURES, *OTHER_BLOCKS, *ELECTRA) for size in SIZES]
 OURS += ["from_checkpoint"]
+# What a command gives to the engine itself: a key of the recipe -> the command's own option.
+SET = {"save_dir": "--output", "data": "--data"}
+SET_BY = {
+    "continue": {"finetune_from_model": "--checkpoint", "tokens_per_sample": "--lengths", "max_epoch": "--epochs"},
+    "finetune": {"finetune_from_model": "--checkpoint", "glue_task": "--task"},
+}
 OPTIONS = (
     "dataclass",
     "optim",
@@ -37,6 +42,11 @@ def check(command: str, values: dict[str, Any], own: list[str], has_own_schemes:
     recipe = values.get("recipe") or {"continue": "continue"}.get(command, "finetune")
     options = dict(options_in(words))
     overrides = dict(overrides_in(words))
+    for name in (*options, *overrides):
+        if of := {**SET, **SET_BY.get(command, {})}.get(name.rpartition(".")[2]):
+            raise ValueError(f"{name if '.' in name else limits.option(name)}: give {of} instead")
+    if "common.user_dir" in overrides:
+        raise ValueError("common.user_dir: give --user-dir instead")
     if values.get("preset"):
         overrides = {"model": values["preset"], **overrides}
     for group, choice in overrides.items():
@@ -84,10 +94,20 @@ def position_in(words: Iterable[str]) -> str | None:
     return dict(options_in(words)).get("position") or dict(overrides_in(words)).get("model.position")
 
 
+def sort_words(words: Iterable[str]) -> tuple[list[str], list[str]]:
+    """(values of the recipe, section.key=value; the other words). What follows an option that takes a value is one."""
+    overrides, others, option = [], [], ""
+    for word in words:
+        is_value = option.startswith("--") and "=" not in option and limits.takes_value(option)
+        (overrides if OVERRIDE.match(word) and not is_value else others).append(word)
+        option = "" if is_value else word
+    return overrides, others
+
+
 def overrides_in(words: Iterable[str]) -> Iterator[tuple[str, str]]:
     """(key, value) of the words that are values of the recipe."""
-    for word in words:
-        if OVERRIDE.match(word) and not word.startswith("~"):
+    for word in sort_words(words)[0]:
+        if not word.startswith("~"):
             key, _, value = word.lstrip("+").partition("=")
             yield key, value
 
@@ -95,12 +115,12 @@ def overrides_in(words: Iterable[str]) -> Iterator[tuple[str, str]]:
 def options_in(words: Iterable[str]) -> Iterator[tuple[str, str]]:
     """(name as in Python, value, "" where none is known) of the words that are options. Which take none, only the
     engines know: the next word is taken as the value of those that surely have one."""
-    words = list(words)
+    words = sort_words(words)[1]
     for word, following in zip(words, [*words[1:], "--"], strict=False):
-        if word.startswith("--") and not OVERRIDE.match(word):
+        if word.startswith("--"):
             name, equals, value = word[2:].partition("=")
             name = name.replace("-", "_")
-            if not equals and (limits.knows(name) or name in ("position", "arch", "user_dir", "position_file")):
+            if not equals and limits.takes_value(name):
                 value = "" if following.startswith("--") else following
             yield name, value
 

@@ -213,8 +213,8 @@ def run(
     # Only now: `use_allocator` starts the process again if torch is not there yet.
     launch = import_module(f"..{ENGINES[engine]}.launch", __package__).launch
 
-    overrides = [*overrides, *filter(checks.OVERRIDE.match, words)]
-    further = [word for word in words if not checks.OVERRIDE.match(word)]
+    own_overrides, further = checks.sort_words(words)
+    overrides = [*overrides, *own_overrides]
     machine = dict(machine)  # the caller's serves its next run too
     own = [*options.own_options(), *machine.pop("outer_options")]
     arguments = [*map(str, arguments), *options.position_file(), *further]

@@ -13,17 +13,21 @@ def use_allocator(library: str | None) -> None:
     """Take main memory from this library: start the process again with LD_PRELOAD.
 
     glibc returns a step's memory to the system, which clears every page anew for the next one; what that costs on a CPU
-    is in docs/benchmarks.md. library: path, "none", or None for tcmalloc on machines that have it and no GPU. Someone
-    else's LD_PRELOAD stays, and a process that has loaded torch cannot change any more.
+    is in docs/benchmarks.md. library: path, "none", or None for tcmalloc on machines that have it and no GPU. Where
+    there is an LD_PRELOAD already, only a library that is named is added. A process that has loaded torch stays as it
+    is.
     """
-    if library is None and not Path("/dev/nvidiactl").exists():
+    if (is_default := library is None) and not Path("/dev/nvidiactl").exists():
         library = tcmalloc()
-    if library in (None, "none") or os.environ.get("LD_PRELOAD") or "torch" in sys.modules:
+    others = os.environ.get("LD_PRELOAD", "")
+    if library in (None, "none") or (others and is_default) or "torch" in sys.modules:
         return
     if not Path(library).exists():
         raise ValueError(f"--allocator {library}: no such library")
+    if library in re.split("[ :]", others):
+        return
     click.echo(f"memory from {library}", err=True)
-    os.execve(sys.executable, sys.orig_argv, {**os.environ, "LD_PRELOAD": library})
+    os.execve(sys.executable, sys.orig_argv, {**os.environ, "LD_PRELOAD": f"{library}:{others}".rstrip(":")})
 
 
 def tcmalloc() -> str | None:

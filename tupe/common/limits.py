@@ -65,6 +65,10 @@ PAIRS = ("adam_betas", "adamax_betas", "lamb_betas", "adafactor_eps")
 LISTS = ("lr", "update_freq", "phase_ratio")  # one number, or one for each epoch or phase
 SWITCHES = ("update_epoch_batch_itr",)  # which fairseq takes as text
 FILES = ("quantization_config_path", "ema_seed_model")  # which have to be there
+TEXTS = (  # further options that take a value
+    "data", "checkpoint", "output", "save_dir", "restore_file", "finetune_from_model", "position_file", "user_dir",
+    "log_file", "tensorboard_logdir", "wandb_project", "train_subset", "valid_subset", "arch", "position",
+)  # fmt: skip
 
 
 def option(name: str) -> str:
@@ -86,6 +90,11 @@ def valid(name: str) -> str:
 def knows(name: str) -> bool:
     """Whether it is one of `LIMITS`, in any spelling: "--batch-size", "batch_size" or "dataset.batch_size"."""
     return _key(name) in LIMITS
+
+
+def takes_value(option: str) -> bool:
+    """Whether an option, which has none behind a "=", surely has the next word as its value."""
+    return knows(option) or _key(option) in (*TEXTS, *FILES)
 
 
 def _key(name):
@@ -155,7 +164,7 @@ def split_batch(batch: int, processes: int, limit: int) -> tuple[int, int]:
     is no such split.
     """
     if batch % processes:
-        divisors = [n for n in range(1, batch + 1) if batch % n == 0]
+        divisors = [n for n in range(1, min(batch, 1024) + 1) if batch % n == 0]
         raise ValueError(
             f"a batch of {batch} sequences cannot be split evenly over {processes} processes; use one of {divisors} "
             "processes, or choose another --batch-size"

@@ -24,8 +24,20 @@ from .record import BUSY, FULL
 from .stop import handled
 
 CONFIGS = Path(__file__).parents[1] / "configs"  # the recipes, from a checkout as from an installed wheel
-FOLDER = click.Path(path_type=Path, file_okay=False)
-FILE = click.Path(path_type=Path, dir_okay=False)
+OVERRIDE = re.compile(r"(~|\+{0,2}[A-Za-z_][\w.@]*=)")  # the beginning of section.key=value
+
+
+class NamedPath(click.Path):
+    """A path that is not empty, as that of a variable which is not set: it would be this folder."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if value == "":
+            self.fail("is empty", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+FOLDER = NamedPath(path_type=Path, file_okay=False)
+FILE = NamedPath(path_type=Path, dir_okay=False)
 
 
 class Command(click.Command):
@@ -51,6 +63,8 @@ class Command(click.Command):
                 return super().invoke(ctx)
         except BrokenPipeError:  # `tupe list models | head`: click ends quietly
             raise
+        except KeyboardInterrupt:  # click would end with status 1
+            raise SystemExit(128 + signal.SIGINT) from None
         except BlockingIOError as error:
             raise Refusal(f"{ctx.command_path}: {error}", BUSY) from error
         except ModuleNotFoundError as error:

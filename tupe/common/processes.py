@@ -13,10 +13,12 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
+TEXT = {"text": True, "encoding": "utf-8", "errors": "surrogateescape"}  # as `tupe` prints, in any locale
+
 
 def complete(words: Iterable) -> None:
     """Run a command of `tupe` to its end, and show nothing of it. Raises ValueError with its last line if it fails."""
-    done = subprocess.run([sys.executable, "-m", "tupe", *map(str, words)], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-m", "tupe", *map(str, words)], capture_output=True, **TEXT)
     if done.returncode:
         raise ValueError((done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1])
 

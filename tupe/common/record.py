@@ -323,12 +323,17 @@ def versions() -> dict:
 
 def git_commit() -> str | None:
     """Commit of this source tree, marked if files differ from it; None outside of a repository."""
-    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=12"]
+    here = Path(__file__)
+
+    def said(*words):
+        return subprocess.run(["git", "-C", str(here.parent), *words], capture_output=True, text=True, check=False)
+
     try:
-        described = subprocess.run(command, capture_output=True, text=True, check=False)
+        if said("ls-files", "--error-unmatch", here.name).returncode:  # installed in another project's folder
+            return None
+        return said("describe", "--always", "--dirty", "--abbrev=12").stdout.strip() or None
     except FileNotFoundError:
         return None
-    return described.stdout.strip() or None
 
 
 SAMPLES, SAMPLE = 256, 2**16  # of large files a fingerprint reads so many blocks of so many bytes
@@ -434,7 +439,8 @@ def write_together(folder: str | Path, files: dict[str, str | bytes | Callable])
         for path in written:
             path.unlink()
         if is_new:
-            folder.rmdir()
+            with suppress(OSError):  # a function has left something
+                folder.rmdir()
         raise
 
 

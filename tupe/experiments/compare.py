@@ -151,12 +151,13 @@ def jobs_of(sweeps: list, output: Path) -> dict:
               help="Learning rates of fine-tuning; SQuAD takes the first.")  # fmt: skip
 @click.option("--seeds", type=ListOf(int), default="1,2,3", show_default=True, help="Seeds of fine-tuning.")
 @click.option("--finetune-options", default="", help='More options of every fine-tuning, for example "--max-epoch 3".')
+@click.option("--dry-run", is_flag=True, help="Print the commands of the pre-trainings, and run none.")
 @click.option("--retry-failed", is_flag=True, help="Run failed jobs again, as killed ones always are.")
 @options.jobs()
 @click.argument("common", nargs=-1, type=click.UNPROCESSED, metavar="[OPTIONS AND OVERRIDES OF THE PRE-TRAINING]...")
 def command(
     data, output, presets, position, size, arch, tables, recipe, glue, squad, tasks, lrs, seeds, finetune_options,
-    retry_failed, jobs, common,
+    dry_run, retry_failed, jobs, common,
 ):  # fmt: skip
     """Pre-train position encodings alike, fine-tune each on GLUE and SQuAD, and write OUTPUT/report.
 
@@ -171,7 +172,7 @@ def command(
     """
     output = output.resolve()
     if len(position) == 1 and not (presets or glue or squad or tasks):
-        refuse_given(("size", "recipe", "lrs", "seeds", "finetune_options", "retry_failed"))
+        refuse_given(("size", "recipe", "lrs", "seeds", "finetune_options", "dry_run", "retry_failed"))
         name = buildable(position[0], arch)
         further = (*common, *options.position_file())
         from . import leaderboard  # only here: it imports fairseq
@@ -197,6 +198,10 @@ def command(
             limits.check(name, value)
     if new and tasks and not engine:  # a typo in these would show after the pre-training
         runner.check(first_fine_tuning(output, tasks, fine_tuning))
+    if dry_run:
+        for job in jobs_of(sweeps, output):
+            click.echo(shlex.join(map(str, job.command)))
+        return
     for sweep in sweeps:
         sweep.save()
     run = partial(runner.run, slots=runner.slots(jobs), retry_failed=retry_failed, title="compare")

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ..checkpoints.folders import updates_of
 from ..common import limits, record
-from ..common.options import CONFIGS, task_key
+from ..common.options import CONFIGS, OVERRIDE, task_key
 from ..common.prepared import tasks_in
 from . import runner
 from .runner import Job
@@ -67,7 +67,7 @@ class Sweep:
             raise ValueError("no --grid: give at least one, such as --grid seed=1,2,3")
         in_grid = [option_of(name) for name in grid]
         for name in (*common, *grid):
-            if option_of(name) == "--output" or (name in common and option_of(name) in in_grid):
+            if option_of(name) in ("--output", "--save-dir") or (name in common and option_of(name) in in_grid):
                 raise ValueError(f"{name} is set by the sweep; remove it from the options of every job")
         if len(set(in_grid)) < len(in_grid):
             raise ValueError(f"--grid {', '.join(grid)}: give each option once")
@@ -191,8 +191,9 @@ def parse_options(words: Iterable[str]) -> dict:
         word = words.pop(0)
         name, equals, value = word.partition("=")
         if not equals and name.startswith("--"):
-            value = words.pop(0) if words and not words[0].startswith("--") and not _is_override(words[0]) else None
-        elif not equals or not (name.startswith("--") or _is_override(word)):
+            follows = words and not words[0].startswith("--")
+            value = words.pop(0) if follows and (limits.takes_value(name) or not OVERRIDE.match(words[0])) else None
+        elif not equals or not (name.startswith("--") or OVERRIDE.match(word)):
             raise ValueError(f"{word!r} is neither an option (--name value) nor an override (section.key=value)")
         options[name] = _absolute(value) if name in FILES and value else value
     return options
@@ -200,10 +201,6 @@ def parse_options(words: Iterable[str]) -> dict:
 
 def _absolute(paths):
     return os.pathsep.join(str(Path(path).resolve()) for path in paths.split(os.pathsep))
-
-
-def _is_override(word):
-    return re.match(r"[+~]{0,2}[\w./@]+=", word) is not None
 
 
 def parse_grid(texts: Iterable[str]) -> dict:

@@ -24,6 +24,7 @@ import torch
 from ..common import record, stop
 from ..common.allocator import tcmalloc
 from ..common.options import own_options
+from ..common.processes import TEXT
 
 SECONDS_TO_END = 8  # between asking a process to end and killing it
 SECONDS_AFTER_USR1 = 150  # the same after Slurm's word that 180 seconds are left (scripts/jobs.sbatch)
@@ -195,7 +196,7 @@ def check(job: Job) -> None:
     """Let a job's command check its options, without running it. Raises ValueError with its message, which suggests the
     options of the running command too."""
     outer = [f"--outer-options={','.join(own_options())}"]
-    done = subprocess.run([*job.command, *outer, "--dry-run"], capture_output=True, text=True)
+    done = subprocess.run([*job.command, *outer, "--dry-run"], capture_output=True, **TEXT)
     if done.returncode:
         said = done.stderr.strip() or done.stdout.strip()
         raise ValueError(said.splitlines()[-1] if said else f"exit status {done.returncode}")
@@ -207,7 +208,7 @@ def check(job: Job) -> None:
 def start(job: Job, environment: dict) -> "subprocess.Popen | Fork":
     """Start a job in a process group of its own; what it prints is added to its log."""
     job.folder.mkdir(parents=True, exist_ok=True)
-    with job.log.open("a") as log:
+    with job.log.open("a", encoding="utf-8", errors="surrogateescape") as log:
         log.write(f"$ {shlex.join(job.command)}\n")
         log.flush()
         if can_fork(job, environment):

@@ -23,6 +23,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 
 from ..common import limits
+from ..common.architectures import ELECTRA, split_size
 from ..common.blocks import check_split, parts_of
 from ..common.glue import check_glue, glue_name
 from ..common.limits import option, split_batch
@@ -153,6 +154,9 @@ def training_options(
     limits.check_all(named)
     if tpu := [name for name in ("tpu", "bf16", "memory_efficient_bf16") if named.get(name)]:
         raise ValueError(f"{option(tpu[0])} is for TPUs in fairseq; valid here: --autocast bf16")
+    arch = named["arch"]
+    if named.get("criterion") == "electra" and _is_ours(arch) and split_size(arch)[0] not in ELECTRA:
+        raise ValueError(f"--arch {arch} is no ELECTRA; valid with --criterion electra: {', '.join(ELECTRA)}")
     if named.get("write_checkpoints_asynchronously"):
         raise ValueError("--write-checkpoints-asynchronously: here a checkpoint is whole before training goes on")
     if "update_freq" not in given:
