@@ -127,6 +127,48 @@ def test_a_sequence_that_is_all_padding_makes_no_nan(position, path):
     assert encoder(position, cls, attention=path)(tokens, output_indices=of_cls(tokens))[0].isfinite().all()
 
 
+@pytest.mark.parametrize("path", ["plain", *FAST])
+@pytest.mark.parametrize("shape", [(1, 1), (1, 6), (2, 6), (3, 1)])
+def test_a_batch_that_is_all_padding_has_the_usual_shapes(shape, path):
+    """As the baseline of an attribution."""
+    model, tokens = encoder(attention=path), torch.full(shape, PAD)
+    assert model(tokens)[0].shape == (*shape, C)
+    features, _ = model(tokens, output_indices=of_cls(tokens))
+    assert features.shape == (shape[0], C) and features.isfinite().all()
+
+
+@pytest.mark.skipif(torch.__version__ < "2.6", reason="compile needs a newer torch")
+@pytest.mark.parametrize("position, cls", [("t5+window:size:4", "tied"), ("untied+window:size:4", "untied")])
+def test_compiled_code_of_long_windows_in_evaluation(position, cls, monkeypatch):
+    monkeypatch.setattr(backend_cpu, "BLOCKED_BIAS_FROM", 8)
+    model, tokens = encoder(position, cls).eval(), batch(30)
+    with torch.no_grad():
+        expected, _ = model(tokens)
+        model.compile(backend="eager")
+        torch.testing.assert_close(model(tokens)[0], expected, rtol=1e-5, atol=1e-5)
+
+
+def test_second_derivatives_by_the_plain_way():
+    model, tokens = encoder(attention="plain").eval(), batch(17, padding=(0, 3))
+    weight = model.layers[0].attention.qkv.weight
+    (first,) = torch.autograd.grad(model(tokens)[0].square().sum(), weight, create_graph=True)
+    direction = torch.randn_like(weight)
+    (second,) = torch.autograd.grad((first * direction).sum(), weight)
+
+    def gradient(step):
+        with torch.no_grad():
+            weight.add_(direction, alpha=step)
+        (found,) = torch.autograd.grad(model(tokens)[0].square().sum(), weight)
+        with torch.no_grad():
+            weight.add_(direction, alpha=-step)
+        return found
+
+    model.double()
+    weight, direction = model.layers[0].attention.qkv.weight, direction.double()
+    expected = (gradient(1e-5) - gradient(-1e-5)) / 2e-5
+    torch.testing.assert_close(second.double(), expected, rtol=1e-3, atol=1e-2)
+
+
 @pytest.mark.parametrize("normaliser", sorted(NORMALISERS))
 def test_padding_alone_makes_no_nan_with_any_normaliser(normaliser, monkeypatch):
     model, tokens = encoder("t5", "tied", normaliser=normaliser), batch(17, padding=(17, 1))

@@ -2,6 +2,7 @@
 
 import copy
 import itertools
+import threading
 
 import pytest
 import torch
@@ -318,6 +319,39 @@ def test_the_configuration_notes_the_kind_of_scores(labels, kind, tmp_path):
 def test_names_of_another_place_are_no_settings():
     with pytest.raises(ValueError, match="cls is cls_position here, layers is num_hidden_layers here"):
         TupeConfig(position="untied+t5", cls="untied", layers=2)
+    for name, value, instead in (
+        ("attention", "sdpa", "attn_implementation"), ("checkpoint_activations", True, "gradient_checkpointing_enable"),
+        ("places", "random", "encoder.config.places"),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=f"TupeConfig has no {name}.*{instead}"):
+            TupeConfig(**{name: value})
+
+
+def test_a_frozen_bias_stays_frozen_and_threads_do_not_disturb_each_other():
+    model = make()
+    model.lm_head.bias.requires_grad_(False)
+    model.resize_token_embeddings(44)
+    assert not model.lm_head.bias.requires_grad and len(model.lm_head.bias) == 44
+    expected, errors = model(IDS).logits, []
+
+    def ask(**options):
+        for _ in range(20):
+            errors.append(float((model(IDS, **options).logits - expected).abs().max()))
+
+    others = [threading.Thread(target=ask, kwargs={"output_attentions": True}), threading.Thread(target=ask)]
+    for thread in others:
+        thread.start()
+    for thread in others:
+        thread.join()
+    assert len(errors) == 40 and max(errors) < 1e-4
+
+
+def test_the_last_layer_may_be_counted_from_the_end():
+    model = make()
+    weights = model.tupe.encoder.attention_weights(IDS, -1)
+    assert torch.equal(weights, model.tupe.encoder.attention_weights(IDS, 1))
+    with pytest.raises(IndexError):
+        model.tupe.encoder.attention_weights(IDS, 2)
 
 
 def test_prompts_are_tuned():

@@ -128,6 +128,30 @@ def test_auto_takes_it_where_it_was_measured_to_win(faster, monkeypatch):
     assert backends.BACKENDS["triton"] is backend_triton.Triton
 
 
+def test_it_is_measured_inside_inference_mode_too(monkeypatch):
+    def seconds(backend, *sizes):
+        torch.ones(2, requires_grad=True).sum().backward()
+        return 1.0
+
+    monkeypatch.setattr(backend_triton, "seconds_of", seconds)
+    monkeypatch.setattr(torch.random, "fork_rng", lambda devices: torch.enable_grad())
+    backend_triton.wins.cache_clear()
+    with torch.inference_mode():
+        assert backend_triton.wins(12, 64, torch.bfloat16, "a card") is False
+    backend_triton.wins.cache_clear()
+
+
+@pytest.mark.thorough
+def test_heads_may_be_two_gigabytes_apart():
+    """Offsets of 32 bits would point elsewhere. The pages between are never touched."""
+    q, k, v = (torch.randn(1, 3, 20, 16) for _ in range(3))
+    bias, far = torch.randn(3, 20, 20), 1_100_000_000
+    apart = torch.empty(2 * far + 400, dtype=torch.float16).as_strided((3, 20, 20), (far, 20, 1))
+    apart.copy_(bias)
+    expected = triton_attention.attention(q, k, v, apart.float(), None, 0.2, 0.0)
+    torch.testing.assert_close(triton_attention.attention(q, k, v, apart, None, 0.2, 0.0), expected)
+
+
 COMPILE = """
 import inspect, sys
 import triton

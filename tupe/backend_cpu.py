@@ -62,7 +62,10 @@ class Cpu(Backend):
         self, bias: Tensor | Callable | None, gate: Tensor | None, reach: int | None, batch: Batch
     ) -> CpuPrepared:
         if reach is not None:
-            bias = mask_logits(bias, batch.near(reach))
+            near, rows = batch.near(reach), bias
+            bias = (lambda first, last: mask_logits(rows(first, last), near[first:last])) if callable(rows) else (
+                mask_logits(rows, near)
+            )  # fmt: skip
         return CpuPrepared(bias, batch.key_mask, batch.packing.lengths)
 
     def prepare_chunks(self, bias: Tensor, mask: Tensor | None, batch: Batch, window: Chunks) -> CpuPrepared:

@@ -40,8 +40,9 @@ def dense(x: Tensor) -> Tensor:
 
 
 def on_onednn(*tensors) -> bool:
-    """Whether `product` can multiply these tensors; it refuses empty ones."""
-    return ONEDNN and all(t.device.type == "cpu" and t.dtype == torch.float32 and t.numel() for t in tensors)
+    """Whether `product` can multiply these tensors; it refuses empty ones, and knows no subclasses."""
+    plain = ONEDNN and all(type(t) in (Tensor, torch.nn.Parameter) for t in tensors)
+    return plain and all(t.device.type == "cpu" and t.dtype == torch.float32 and t.numel() for t in tensors)
 
 
 def rounded_up(rows: int) -> int:
@@ -173,7 +174,6 @@ class SplitHeads(torch.autograd.Function):
         return x.unflatten(2, (3, heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: FunctionCtx, *grads) -> tuple[Tensor, None]:
         batch, heads, length, width = grads[0].shape
         out = grads[0].new_empty(batch, length, 3, heads, width)

@@ -224,7 +224,8 @@ def option(
 @dataclass
 class ModelConfig:
     """Every option of a model. fairseq's options, what fine-tuning may change, the converters and the export's
-    config.json all follow from this list. Raises ValueError for an unknown choice, or a size below 1."""
+    config.json all follow from this list. Raises ValueError for an unknown choice, or a size below 1, or a dropout
+    that is none."""
 
     position: str = option("absolute", f"position schemes joined by '+', from: {', '.join(sorted(SCHEMES))}")
     cls: str = option(
@@ -300,6 +301,8 @@ class ModelConfig:
                 raise ValueError(f"unknown {f.name} {value!r}; valid: {', '.join(choices)}")
             if f.type is int and value < 1:
                 raise ValueError(f"{f.name}={value}; valid: 1 or more")
+            if "dropout" in f.name and not 0 <= value <= 1:
+                raise ValueError(f"{f.name}={value}; valid: 0 to 1")
 
     def part(self, name: str) -> str:
         """What a part of the block is: its option, or as in the block's paper."""
@@ -386,10 +389,10 @@ class Stack(nn.Module):
 
     def transform(
         self, x: Tensor, token_positions: TokenPositions, packing: Packing, return_all_hiddens: bool = False,
-        output_indices: Tensor | None = None,
+        output_indices: Tensor | None = None, backend: Backend | str | None = None,
     ) -> tuple[Tensor, list[Tensor] | None]:  # fmt: skip
         """Run all layers on embedded tokens x [B, L, C] or [T, C]; returns what `forward` does."""
-        inputs = self.layer_inputs(token_positions, self.choose_backend(x), packing)
+        inputs = self.layer_inputs(token_positions, self.choose_backend(x, backend), packing)
         recompute = self.checkpoint_activations and self.training and torch.is_grad_enabled()
         # All hidden states include the last one; compiled code would be made anew for every n.
         selects = not (output_indices is None or return_all_hiddens or is_traced())
@@ -407,12 +410,13 @@ class Stack(nn.Module):
         x, hiddens = packing.unpack(x), [packing.unpack(h) for h in hiddens] if return_all_hiddens else None
         return (x if output_indices is None else x.flatten(0, 1)[output_indices]), hiddens
 
-    def choose_backend(self, x: Tensor) -> Backend:
+    def choose_backend(self, x: Tensor, backend: Backend | str | None = None) -> Backend:
         """How attention is computed on x's device; logs it when it changes."""
-        if isinstance(self.attention_backend, Backend):
-            return self.attention_backend
+        backend = backend or self.attention_backend
+        if isinstance(backend, Backend):
+            return backend
         dtype = self.precision()
-        backend, reason = choose(self.attention_backend, self.positions, self.normaliser, x.device, dtype)
+        backend, reason = choose(backend, self.positions, self.normaliser, x.device, dtype)
         if not is_traced() and (self.backend is None or backend.name != self.backend.name):
             self.backend = backend
             logger.info(f"attention backend: {backend.name} ({reason})")
@@ -447,7 +451,7 @@ class Stack(nn.Module):
 
     def precision(self) -> torch.dtype:
         """The dtype of queries and keys."""
-        weight = next(self.layers.parameters())
+        weight = next(p for p in self.layers.parameters() if p.is_floating_point())  # others are quantised
         device = autocast_device(weight.device.type)
         return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype
 
@@ -487,19 +491,20 @@ class Encoder(Stack):
         num_tokens: int | None = None,
         output_indices: Tensor | None = None,
         vectors: Tensor | None = None,
+        backend: Backend | str | None = None,
     ) -> tuple[Tensor, list[Tensor] | None]:
         """Returns features [B, L, C] and, with return_all_hiddens, the list of N + 1 hidden states [B, L, C]
         (embeddings first); at padding they mean nothing. Padding stands on the right: the first column is position 0,
         also where it is padding. num_tokens: see `packing`. output_indices: [n], into the flattened batch [B L]: only
         these features are returned, as [n, C]; the last layer skips the rest. vectors: [B, L, C], of the tokens, in
-        place of the table's."""
+        place of the table's. backend: in place of `attention_backend`."""
         if not is_traced() and not tokens.numel():  # no sequence, or sequences of no tokens: nothing to compute
             x = self.tokens(tokens)
             hiddens = [x] * (len(self.layers) + 1) if return_all_hiddens else None
             return (x if output_indices is None else x.flatten(0, 1)[output_indices]), hiddens
         packing, positions = self.packing(tokens, num_tokens), self.token_positions(tokens)
         x = self.embed(tokens, packing, positions, vectors)
-        return self.transform(x, positions, packing, return_all_hiddens, output_indices)
+        return self.transform(x, positions, packing, return_all_hiddens, output_indices, backend)
 
     def embed(
         self, tokens: Tensor, packing: Packing = NO_PADDING, token_positions: TokenPositions | None = None,
@@ -518,8 +523,8 @@ class Encoder(Stack):
         """The weights [B, H, L, L] of one layer, for probes and figures (without dropout)."""
         if self.training:
             raise ValueError("call eval() first: dropout would make the weights random")
-        packing = self.packing(tokens)
-        x, inputs = self.embed(tokens, packing), self.layer_inputs(self.token_positions(tokens), packing=packing)
+        packing, positions, layer = self.packing(tokens), self.token_positions(tokens), range(len(self.layers))[layer]
+        x, inputs = self.embed(tokens, packing, positions), self.layer_inputs(positions, packing=packing)
         for index in range(layer):
             x = self.layers[index](x, inputs[index])
         block, inputs = self.layers[layer], inputs[layer]

@@ -206,24 +206,20 @@ class TupeModel(TupePreTrainedModel):
         encoder.checkpoint_activations = self.gradient_checkpointing
         # PyTorch 2.4 exports no scale of it to ONNX, and later ones nothing of it where gradients are computed
         fused = self.config._attn_implementation == "sdpa" and not torch.onnx.is_in_onnx_export()
-        dtype = next(encoder.layers.parameters()).dtype
+        dtype = encoder.precision()
         obstacle = Sdpa().refuses(encoder.positions, encoder.normaliser, input_ids.device, dtype)
-        encoder.attention_backend = "sdpa" if fused and obstacle is None else "plain"
+        backend = "sdpa" if fused and obstacle is None else "plain"
         if output_attentions is None:
             output_attentions = self.config.output_attentions
         recorder = Recorder(encoder.normaliser) if output_attentions or output_attention_logits else None
-        encoder.attention_backend = recorder or encoder.attention_backend
         if output_hidden_states is None:
             output_hidden_states = self.config.output_hidden_states
         if return_dict is None:
             return_dict = getattr(self.config, "return_dict", True)
-        try:
-            features, hiddens = encoder(
-                input_ids, bool(output_hidden_states), output_indices=output_indices, vectors=vectors
-            )
-        finally:
-            if recorder:
-                encoder.attention_backend = "plain"  # else a copy of the model would hold what was recorded
+        features, hiddens = encoder(
+            input_ids, bool(output_hidden_states), output_indices=output_indices, vectors=vectors,
+            backend=recorder or backend,
+        )  # fmt: skip
         weights, logits = (recorder.weights_of_layers, recorder.logits()) if recorder else ([], [])
         if shift:
             features = shifted(features, -first) if output_indices is None else features
@@ -329,7 +325,8 @@ class TupeForMaskedLM(TupeWithHead):
     def resize_token_embeddings(self, *args, **options) -> nn.Module:
         tokens = super().resize_token_embeddings(*args, **options)
         added = len(tokens.weight) - len(self.lm_head.bias)
-        self.lm_head.bias = nn.Parameter(F.pad(self.lm_head.bias.detach(), (0, added)))  # cut, if it is below 0
+        old = self.lm_head.bias
+        self.lm_head.bias = nn.Parameter(F.pad(old.detach(), (0, added)), old.requires_grad)  # cut, if it is below 0
         return tokens
 
     def forward(

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import FunctionCtx, once_differentiable
+from torch.autograd.function import FunctionCtx
 
 from .cpu import rounded_up
 from .tracing import is_traced
@@ -34,7 +34,7 @@ class Packing(NamedTuple):
             return cls(mask)
         if count == mask.numel():
             return NO_PADDING
-        if (size := rounded_up(count)) >= mask.numel():
+        if (size := max(1, rounded_up(count))) >= mask.numel():  # one row at least, for `select`
             return cls(mask)
         indices = mask.logical_not().flatten().byte().argsort(stable=True)[:size]  # padding last
         return cls(mask, indices, rows_of(indices, mask))
@@ -106,7 +106,6 @@ class Pack(torch.autograd.Function):
         return x.index_select(0, indices)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Tensor, None, None]:
         return spread(grad, *ctx.saved_tensors), None, None
 
@@ -120,6 +119,5 @@ class Unpack(torch.autograd.Function):
         return spread(x, rows)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Tensor, None, None]:
         return grad.index_select(0, *ctx.saved_tensors), None, None

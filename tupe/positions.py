@@ -42,6 +42,9 @@ CLS = ("tied", "untied", "zero")  # see `Positions`
 def register(name: str) -> Callable[[type], type]:
     """Class decorator: make a scheme available as `--position NAME`."""
 
+    if not name.isidentifier() or hasattr(Positions, name):
+        raise ValueError(f"{name!r:.60} cannot name a position scheme; valid: letters, digits, _, no part of Positions")
+
     def add(cls):
         known = SCHEMES.get(name, cls)  # in a notebook, the class that the same cell defined before
         if (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):

@@ -22,6 +22,12 @@ jit, constexpr = getattr(triton, "jit", lambda function: function), getattr(tl, 
 
 
 @jit
+def _sequence_and_head():
+    """In 64 bits: a head's bias, or a sequence's queries, may begin beyond 2^31."""
+    return tl.program_id(0).to(tl.int64), tl.program_id(2).to(tl.int64)
+
+
+@jit
 def _load_rows(X, base, rows, stride, L, width: constexpr, columns: constexpr):
     """[M, columns] of X at base: rows below L, 0 from `width` columns on."""
     column = tl.arange(0, columns)
@@ -55,7 +61,7 @@ def _logits(
 @jit
 def _kept(SEED, b, h, H, i, j, L, dropout):
     """[M, N], whether a weight stays: the same in every kernel, because it depends on its place only."""
-    return tl.rand(tl.load(SEED) + b * H + h, i[:, None] * L + j[None]) >= dropout
+    return tl.rand(tl.load(SEED) + (b * H + h).to(tl.int32), i[:, None] * L + j[None]) >= dropout
 
 
 @jit
@@ -65,7 +71,7 @@ def _forward(
     D: constexpr, E: constexpr, DD: constexpr, EE: constexpr, M: constexpr, N: constexpr,
     HAS_BIAS: constexpr, HAS_MASK: constexpr, DROPS: constexpr,
 ):  # fmt: skip
-    b, h = tl.program_id(0), tl.program_id(2)  # sequences first: they share a tile of the bias in the cache
+    b, h = _sequence_and_head()  # sequences first: they share a tile of the bias in the cache
     i = tl.program_id(1) * M + tl.arange(0, M)
     q = _load_rows(Q, b * q_b + h * q_h, i, q_i, L, D, DD)
     top = tl.full([M], float("-inf"), tl.float32)
@@ -118,7 +124,7 @@ def _backward_q(
     D: constexpr, E: constexpr, DD: constexpr, EE: constexpr, M: constexpr, N: constexpr,
     HAS_BIAS: constexpr, HAS_MASK: constexpr, DROPS: constexpr,
 ):  # fmt: skip
-    b, h = tl.program_id(0), tl.program_id(2)
+    b, h = _sequence_and_head()
     i = tl.program_id(1) * M + tl.arange(0, M)
     q = _load_rows(Q, b * q_b + h * q_h, i, q_i, L, D, DD)
     grad = _load_rows(GRAD, (b * H + h) * L * E, i, E, L, E, EE)
@@ -142,7 +148,7 @@ def _backward_kv(
     D: constexpr, E: constexpr, DD: constexpr, EE: constexpr, M: constexpr, N: constexpr,
     HAS_BIAS: constexpr, HAS_MASK: constexpr, DROPS: constexpr,
 ):  # fmt: skip
-    b, h = tl.program_id(0), tl.program_id(2)
+    b, h = _sequence_and_head()
     j = tl.program_id(1) * N + tl.arange(0, N)
     k = _load_rows(K, b * k_b + h * k_h, j, k_i, L, D, DD)
     v = _load_rows(V, b * v_b + h * v_h, j, v_i, L, E, EE)
@@ -168,10 +174,11 @@ def _backward_bias(
     D: constexpr, E: constexpr, DD: constexpr, EE: constexpr, M: constexpr, N: constexpr,
     HAS_BIAS: constexpr, HAS_MASK: constexpr, DROPS: constexpr,
 ):  # fmt: skip
-    h = tl.program_id(2)
+    _, h = _sequence_and_head()
     i, j = tl.program_id(0) * M + tl.arange(0, M), tl.program_id(1) * N + tl.arange(0, N)
     total = tl.zeros([M, N], tl.float32)
-    for b in range(B):
+    for sequence in range(B):
+        b = h * 0 + sequence  # 64 bits
         q = _load_rows(Q, b * q_b + h * q_h, i, q_i, L, D, DD)
         k = _load_rows(K, b * k_b + h * k_h, j, k_i, L, D, DD)
         v = _load_rows(V, b * v_b + h * v_h, j, v_i, L, E, EE)

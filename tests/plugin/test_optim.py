@@ -172,6 +172,23 @@ def test_overriding_weight_decay_spares_what_has_none():
     assert [group["weight_decay"] for group in optimizer.param_groups] == [0.1, 0.0]
 
 
+def test_a_copy_goes_on_as_the_original():
+    """A deep one, and a pickle."""
+    weights = [torch.nn.Parameter(torch.ones(3)) for _ in range(2)]
+    one = AdamW([weights[0]], lr=0.1)
+    for _ in range(3):
+        weights[0].grad = torch.arange(3.0)
+        one.step()
+    for make in (copy.deepcopy, lambda o: pickle.loads(pickle.dumps(o))):
+        other = make(one)
+        (weight,) = other.param_groups[0]["params"]
+        expected = copy.deepcopy(one)
+        weight.grad = expected.param_groups[0]["params"][0].grad = torch.arange(3.0)
+        other.step()
+        expected.step()
+        assert other.updates == 4 and torch.equal(weight, expected.param_groups[0]["params"][0])
+
+
 def test_parameters_without_gradient_stay():
     params, start = parameters(), parameters()
     optimizer = build(FusedAdamW, params)

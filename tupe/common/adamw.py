@@ -29,6 +29,12 @@ class AdamW(torch.optim.AdamW):
         super().__init__(params, fused=True, **options)
         self.updates, self.divisor = 0, torch.ones(())
 
+    def __setstate__(self, state: dict) -> None:
+        """Of a copy, or from a pickle."""
+        super().__setstate__(state)
+        self.divisor = torch.ones(())
+        self.updates = int(max((float(of["step"]) for of in self.state.values() if "step" in of), default=0))
+
     def step(self, closure: Callable | None = None) -> Any:
         # With --amp, the scaler has the kernel leave out a step whose gradients are not finite, be it the first one.
         left_out = getattr(self, "found_inf", None)
