@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from contextlib import suppress
 
 import numpy as np
@@ -242,6 +243,19 @@ def test_a_signal_to_a_script_ends_its_step(name, number, tmp_path):
     wait_until(lambda: has_ended(int(started.read_text())))
     assert not (tmp_path / ".venv/.ready").exists()
     assert not (tmp_path / "outputs/quickstart/table.md").exists(), "the next call would begin anew"
+
+
+def test_a_step_that_is_suspended_goes_on(tmp_path):
+    """As by `scontrol suspend`: bash's `wait` ends when a job is stopped."""
+    step = f"echo $BASHPID > {tmp_path / 'started'}; sleep 0.5; sleep 0.5; exit 7"
+    text = f"source {SCRIPTS / 'steps.bash'}\nrun bash -c '{step}' || echo status $?\n"
+    process = subprocess.Popen(["bash", "-c", text], stdout=subprocess.PIPE, text=True, stdin=subprocess.DEVNULL)
+    wait_until(lambda: (tmp_path / "started").exists() and (tmp_path / "started").read_text())
+    group = int((tmp_path / "started").read_text())
+    os.killpg(group, signal.SIGSTOP)
+    time.sleep(0.3)
+    os.killpg(group, signal.SIGCONT)
+    assert process.communicate(timeout=60)[0] == "status 7\n"
 
 
 @pytest.mark.parametrize(
