@@ -8,6 +8,7 @@ import os
 import numpy as np
 import pytest
 import torch
+from tqdm import tqdm
 
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # kernels run on the CPU, where Triton is there at all
@@ -26,6 +27,7 @@ from helpers import (
     write_lines,
 )
 
+tqdm.monitor_interval = 0  # no monitor thread: tests fork, and a copy has no thread that frees its locks
 WITHOUT_FAIRSEQ = not importlib.util.find_spec("fairseq")
 if not WITHOUT_FAIRSEQ:
     import hydra_cache  # noqa: F401

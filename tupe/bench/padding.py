@@ -12,7 +12,7 @@ import itertools
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import click
 import numpy as np
@@ -130,10 +130,11 @@ def keep_padding(tokens: Tensor, num_tokens: int) -> Packing:
 
 
 def keep_all(
-    transform: Callable, x: Tensor, positions: TokenPositions, packing: Packing, hiddens: bool, output_indices: Tensor
-) -> tuple[Tensor, None]:
+    transform: Callable, x: Tensor, positions: TokenPositions, packing: Packing, hiddens: bool, output_indices: Tensor,
+    backend: Any,
+) -> tuple[Tensor, None]:  # fmt: skip
     """`Encoder.transform` whose last layer computes all tokens, too."""
-    return transform(x, positions, packing)[0].flatten(0, 1)[output_indices], None
+    return transform(x, positions, packing, backend=backend)[0].flatten(0, 1)[output_indices], None
 
 
 # -------------------------------------------------------------------------------------------------------- measurement

@@ -311,7 +311,7 @@ def _array(file, path, errors):
 def _csv(file, path, errors, stats, fields, further):
     """A table with a header line, its columns divided by commas, or in .tsv by tabs. A row that is none takes only its
     first line with it: what a quotation mark has swallowed is read again."""
-    csv.field_size_limit(MAX_DOCUMENT)
+    csv.field_size_limit(max(csv.field_size_limit(), MAX_DOCUMENT))  # of the whole process
     lines = read_lines(file, path, errors, stats)
     dialect = "excel-tab" if kind_of(Path(path).name, False) == "tsv" else "excel"
     again, taken, begin, names = collections.deque(), [], 1, None  # taken: the lines of this row, from line `begin`
