@@ -62,10 +62,7 @@ class Cpu(Backend):
         self, bias: Tensor | Callable | None, gate: Tensor | None, reach: int | None, batch: Batch
     ) -> CpuPrepared:
         if reach is not None:
-            near, rows = batch.near(reach), bias
-            bias = (lambda first, last: mask_logits(rows(first, last), near[first:last])) if callable(rows) else (
-                mask_logits(rows, near)
-            )  # fmt: skip
+            bias = without_far(bias, batch.near(reach))
         return CpuPrepared(bias, batch.key_mask, batch.packing.lengths)
 
     def prepare_chunks(self, bias: Tensor, mask: Tensor | None, batch: Batch, window: Chunks) -> CpuPrepared:
@@ -93,6 +90,13 @@ class Cpu(Backend):
             return attention_by_queries(q, k, v, bias, key_mask, scale), None
         lengths = lengths if q.size(2) == k.size(2) else None
         return blocked_attention(q, k, v, bias, key_mask, scale, dropout, lengths), None
+
+
+def without_far(bias: Tensor | Callable | None, near: Tensor) -> Tensor | Callable:
+    """A bias as `CpuPrepared` has it, and -inf where near [L, L] is False."""
+    if not callable(bias):
+        return mask_logits(bias, near)
+    return lambda first, last: mask_logits(bias(first, last), near[first:last])
 
 
 # torch.compiler.disable imports the whole compiler, which takes as long as torch itself; torch's own form of it does so

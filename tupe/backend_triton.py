@@ -51,8 +51,12 @@ class Triton(Backend):
 def wins(heads: int, head_dim: int, dtype: torch.dtype, card: str) -> bool:
     """Whether Triton's kernels take less time than PyTorch's on this card, forward and backward: measured once per
     process, on 16 sequences of 512 tokens. Draws inside do not change the run's."""
-    grads = torch.inference_mode(False), torch.enable_grad()
-    with torch.random.fork_rng(["cuda"]), grads[0], grads[1], torch.autocast("cuda", enabled=False):
+    with (
+        torch.random.fork_rng(["cuda"]),
+        torch.inference_mode(False),
+        torch.enable_grad(),
+        torch.autocast("cuda", enabled=False),
+    ):
         return seconds_of(Triton(), heads, head_dim, dtype) < seconds_of(Sdpa(), heads, head_dim, dtype)
 
 

@@ -55,8 +55,8 @@ class TupeConfig(PretrainedConfig):
             raise ValueError(f"TupeConfig: {', '.join(wrong)}")
         others = {"attention": "attn_implementation", "checkpoint_activations": "gradient_checkpointing_enable()"}
         for name in (f.name for f in fields(ModelConfig) if f.name not in NAMES and f.name in options):
-            instead = f"; use {others[name]}" if name in others else ": set encoder.config.places of the model"
-            raise ValueError(f"TupeConfig has no {name}{instead}")
+            instead = f"use {others[name]}" if name in others else f"set encoder.config.{name} of the model"
+            raise ValueError(f"TupeConfig has no {name}: {instead}")
         for option in fields(ModelConfig):
             if option.name in NAMES:
                 setattr(self, NAMES[option.name], options.pop(NAMES[option.name], option.default))

@@ -13,7 +13,7 @@ from sacremoses import MosesTokenizer
 
 from ..common import options
 from ..common.options import Command
-from ..common.processes import complete
+from ..common.processes import PROGRAM, complete
 from ..common.tables import TextTable
 from ..corpus import steps as corpus
 from ..corpus.readers import Document, find_inputs, paragraphs, read
@@ -74,7 +74,7 @@ def run(path: Path, folder: Path, jobs: int, vocab_size: int) -> tuple[float, di
     choices = {
         "output": folder, "vocab-size": vocab_size, "valid-fraction": 0.02, "jobs": jobs, "shard-mb": 1, "sample-mb": 5,
     }  # fmt: skip
-    complete(["prepare", "corpus", path, *(f"--{k}={v}" for k, v in choices.items())])
+    complete([*PROGRAM, "prepare", "corpus", path, *(f"--{k}={v}" for k, v in choices.items())])
     costs = json.loads((folder / "speed.json").read_text())
     return sum(cost["seconds"] for cost in costs.values()), costs
 

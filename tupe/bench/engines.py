@@ -10,7 +10,7 @@ import click
 import numpy as np
 
 from ..common import options
-from ..common.processes import complete
+from ..common.processes import PROGRAM, complete
 from ..common.tables import TextTable
 from .turns import take_turns
 
@@ -28,7 +28,7 @@ def seconds(
 ) -> float:  # fmt: skip
     """Of a training from its start to its end. Raises ValueError with its last line if it fails."""
     with tempfile.TemporaryDirectory() as folder:
-        command = ["pretrain", f"--engine={engine}", f"--data={data}", f"--output={folder}/run"]
+        command = [*PROGRAM, "pretrain", f"--engine={engine}", f"--data={data}", f"--output={folder}/run"]
         command += [f"--max-update={updates}", "--disable-validation", *words]
         began = clock()
         complete(command)

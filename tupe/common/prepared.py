@@ -37,9 +37,11 @@ def check_name(folder: str | Path) -> None:
 
 def check_replaced(folder: Path, name: str, overwrite: bool) -> None:
     """Raise ValueError if something is where a task is to be written: a task, without `overwrite`, or anything else."""
-    if (folder / name).exists() and name not in tasks_in(folder):
+    if not (folder / name).exists():
+        return
+    if name not in tasks_in(folder):
         raise ValueError(f"{folder / name} is no prepared task: choose another output folder")
-    if (folder / name).exists() and not overwrite:
+    if not overwrite:
         raise ValueError(f"{folder / name} exists already; pass --overwrite to replace it")
 
 

@@ -13,14 +13,16 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
-TEXT = {"text": True, "encoding": "utf-8", "errors": "surrogateescape"}  # as `tupe` prints, in any locale
+PROGRAM = (sys.executable, "-m", "tupe")
 
 
-def complete(words: Iterable) -> None:
-    """Run a command of `tupe` to its end, and show nothing of it. Raises ValueError with its last line if it fails."""
-    done = subprocess.run([sys.executable, "-m", "tupe", *map(str, words)], capture_output=True, **TEXT)
+def complete(command: Iterable) -> None:
+    """Run a command to its end, and show nothing of it. Raises ValueError with its last line if it fails."""
+    as_printed = {"encoding": "utf-8", "errors": "surrogateescape"}  # by `tupe`, in any locale
+    done = subprocess.run([*map(str, command)], capture_output=True, **as_printed)
     if done.returncode:
-        raise ValueError((done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1])
+        said = done.stderr.strip() or done.stdout.strip()
+        raise ValueError(said.splitlines()[-1] if said else f"exit status {done.returncode}")
 
 
 @contextmanager

@@ -24,7 +24,7 @@ import torch
 from ..common import record, stop
 from ..common.allocator import tcmalloc
 from ..common.options import own_options
-from ..common.processes import TEXT
+from ..common.processes import PROGRAM, complete
 
 SECONDS_TO_END = 8  # between asking a process to end and killing it
 SECONDS_AFTER_USR1 = 150  # the same after Slurm's word that 180 seconds are left (scripts/jobs.sbatch)
@@ -45,9 +45,6 @@ class Job:
 
     def __str__(self):
         return self.name
-
-
-PROGRAM = (sys.executable, "-m", "tupe")
 
 
 def tupe(command: str, options: dict) -> tuple:
@@ -196,10 +193,7 @@ def check(job: Job) -> None:
     """Let a job's command check its options, without running it. Raises ValueError with its message, which suggests the
     options of the running command too."""
     outer = [f"--outer-options={','.join(own_options())}"]
-    done = subprocess.run([*job.command, *outer, "--dry-run"], capture_output=True, **TEXT)
-    if done.returncode:
-        said = done.stderr.strip() or done.stdout.strip()
-        raise ValueError(said.splitlines()[-1] if said else f"exit status {done.returncode}")
+    complete([*job.command, *outer, "--dry-run"])
 
 
 # ----------------------------------------------------------------------------------------------------------- processes

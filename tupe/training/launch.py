@@ -148,8 +148,7 @@ def train(recipe: str, data: str, processes: int, **plan) -> None:
             updates = _length(settled, data, symbols, processes)
             args = arguments(settled, folder, updates, plan["gpus"])  # joins the other processes
             about = new_record(settled, data, symbols, processes)
-            cpu = not plan["gpus"] or settled["cpu"]
-            run = Run(about, folder, args.process_index == 0, DEFAULTS, cpu)
+            run = Run(about, folder, args.process_index == 0, DEFAULTS, args.use_cpu)
             if args.world_size > 1:
                 torch.distributed.barrier()  # the first has tidied up the folder
             start, checkpoint = newest(folder)

@@ -125,9 +125,9 @@ def read(
         else:
             raise ValueError(f"{word}: valid with --engine transformers: model=PRESET and section.key=value")
     values = compose(recipe, groups)
-    options, always = _options(kind, words, values), {key: values[key] for key in values if key in ALWAYS_SO}
-    given = {**overridden, **options}
-    for key in (key for key in given if key in always):
+    options = _options(kind, words, values)
+    given, always = {**overridden, **options}, {key: values[key] for key in ALWAYS_SO & values.keys()}
+    for key in sorted(given.keys() & always.keys()):
         if yaml.safe_load(str(given[key])) != always[key]:
             raise ValueError(f"{key} is {given[key]}; valid with --engine transformers: {always[key]}")
     values.update(overridden)

@@ -117,7 +117,7 @@ def differences(record: Record, folder: Path, defaults: dict) -> Record | None:
 
 class Run(Active):
     """A run that this process trains. record: what is known before training; writes: whether this process is the one
-    that writes into the folder."""
+    that writes into the folder; cpu: whether it trains there even if there is a GPU."""
 
     def __init__(self, record: Record, folder: Path, writes: bool, defaults: dict, cpu: bool = False):
         self.record, self.folder, self.writes, self.updates = record, folder, writes, None
