@@ -105,6 +105,10 @@ def test_copies_and_added_tokens(tokenizer, tmp_path):
     other.save_pretrained(tmp_path)
     assert not (tmp_path / "tokenizer.json").exists()  # it would be taken for a tokeniser of the other kind
     assert PaperText(tmp_path).encode(TEXT) == tokenizer.text.encode(TEXT)
+    moved = TupeTokenizer.from_pretrained(tmp_path)
+    tmp_path.rename(tmp_path.with_suffix(".moved"))
+    with pytest.raises(FileNotFoundError, match="dict.txt"):
+        moved.save_pretrained(tmp_path)
 
 
 @pytest.mark.parametrize("way", ["add_tokens", "add_special_tokens", "from_pretrained"])

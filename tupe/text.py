@@ -115,10 +115,11 @@ class TextEncoder:
         return len(self.symbols)
 
     def save(self, folder: str | Path, prefix: str = "") -> list[Path]:
-        """Copy the encoder's files into a folder; returns their paths there."""
+        """Copy the encoder's files into a folder; returns their paths there. Raises FileNotFoundError for one that is
+        needed and gone, such as that of a folder which no longer exists."""
         saved = []
         for file in (self.folder / name for name in self.FILES):
-            if file.is_file():
+            if file.is_file() or file.name in self.needed():
                 target = Path(folder) / (prefix + file.name)
                 if not target.exists() or not target.samefile(file):
                     shutil.copyfile(file, target)

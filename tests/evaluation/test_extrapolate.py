@@ -124,7 +124,7 @@ def test_command(tmp_path):
     options[-1:] = ["--position=alibi", "--places=random", "--max-positions=24"]
     train(pretrain_arguments(data, tmp_path / "random", *options, arch="bert_a_tiny"))
     words[0] = f"ALiBi={tmp_path}/random/checkpoint_last.pt"
-    result = CliRunner().invoke(command, [*words, "--length=12", "--draws=3"])
+    result = CliRunner().invoke(command, [*words, "--draws=3"])
     assert result.exit_code == 0, result.output
     assert "- ALiBi: scored with random positions of 24, as trained: 3 draws; `alibi`: " in result.output
     rows = [line.split(" | ") for line in result.output.splitlines() if line.startswith("| ALiBi")]

@@ -174,7 +174,7 @@ def draw(results: dict[str, list[Loss]], title: str = "") -> Figure:
 @click.option("--data", type=FOLDER, help="Prepared data with a split valid (default: that of the training).")
 @click.option("--multiples", type=ListOf(int), default="1,2,4,8,16", show_default=True,
               help="Lengths to score, as multiples of the training length; smaller ones need less data.")  # fmt: skip
-@click.option("--length", type=click.IntRange(4), help="The training length (default: the first model's longest).")
+@click.option("--length", type=click.IntRange(4), help="The training length (default: that of the first model).")
 @click.option("--windows", type=click.IntRange(2), default=200, show_default=True,
               help="Stretches of text to score; lower it for small data.")  # fmt: skip
 @click.option("--draws", type=click.IntRange(1), default=8, show_default=True,
@@ -197,7 +197,8 @@ def command(checkpoints, data, multiples, length, windows, draws, output, seed):
     results, beyond, scored = {}, {}, {}
     for label, path in labelled(checkpoints).items():
         model, task = load_model(path, data)
-        length = length or model.max_positions()
+        # Random positions are drawn from more than a block has, and tables can be longer than it.
+        length = length or min(model.max_positions(), task.cfg.tokens_per_sample)
         longest = max(multiples) * length
         stream = text_block(task, sys.maxsize).numpy()[1:]  # all of the split, over which windows are spread
         places, row = model.encoder.config.places, label
