@@ -46,8 +46,8 @@ def commands_of(page):
             script = words[0].removeprefix("scripts/") if program in ("bash", "sbatch") else ""
             if script in ("pretrain.sh", "pretrain.sbatch", "finetune.sh") and words[1:]:
                 yield "tupe", [script.partition(".")[0], *words[1:]]
-            elif script in ("glue_sweep.sh", "download_corpus.sh") and words[1:]:
-                yield "tupe", [{"glue_sweep.sh": "sweep", "download_corpus.sh": "download"}[script], *words[1:]]
+            elif script == "glue_sweep.sh" and words[1:]:
+                yield "tupe", ["sweep", *words[1:]]
             elif script == "jobs.sbatch" and words[1:]:
                 ours = words[1] == "reproduction"
                 yield ("python -m reproduction", words[2:]) if ours else ("tupe", words[1:])

@@ -259,12 +259,8 @@ def test_a_step_that_is_suspended_goes_on(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "command"),
-    [
-        ("pretrain", "pretrain"), ("finetune", "finetune"), ("download_corpus", "download"),
-        ("glue_sweep", "sweep><--report"),
-    ],
-)  # fmt: skip
+    ("name", "command"), [("pretrain", "pretrain"), ("finetune", "finetune"), ("glue_sweep", "sweep><--report")]
+)
 def test_recipes_hand_over_to_the_command(name, command, tmp_path):
     """The process is the interpreter's, so that a signal reaches it; the words arrive as they were."""
     python = tmp_path / "python"
@@ -279,7 +275,7 @@ def test_recipes_hand_over_to_the_command(name, command, tmp_path):
     assert shown == f"{process.pid}\n<-m><tupe><{command}><--data><a b><model.dropout=0>"
 
 
-@pytest.mark.parametrize("name", ["pretrain", "finetune", "download_corpus", "glue_sweep"])
+@pytest.mark.parametrize("name", ["pretrain", "finetune", "glue_sweep"])
 def test_recipes_without_an_environment_say_what_makes_it(name, tmp_path):
     done = bash(SCRIPTS / f"{name}.sh", "--help", PYTHON=str(tmp_path / "python"))
     wanted = f"{name}.sh: {tmp_path}/python not found; scripts/setup.sh makes the environment\n"

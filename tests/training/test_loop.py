@@ -59,7 +59,7 @@ fsdp = pytest.param(2, "fsdp", marks=[newer, pytest.mark.thorough])
 compiled = pytest.param(1, "compile", marks=[newer, pytest.mark.slow])
 
 
-@pytest.mark.parametrize("processes, how", [(1, "checkpoint"), (2, "ddp"), fsdp, compiled])
+@pytest.mark.parametrize("processes, how", [(1, "checkpoint"), (2, "ddp"), (4, "ddp"), fsdp, compiled])
 def test_every_way_computes_the_same(processes, how, scripts, data, alone):
     for found in losses(scripts, "loop", processes, data, UPDATES, how):
         assert found == pytest.approx(alone, rel=1e-5)
@@ -70,7 +70,7 @@ def test_with_accelerate(scripts, data, monkeypatch):
     (one,) = losses(scripts, "with_accelerate", 1, data, UPDATES)
     assert one[-1] < one[0]
     text = (scripts / "loop.py").read_text()
-    (scripts / "loop.py").write_text(text.replace("BATCH, STEPS = 128, 16, 2", "BATCH, STEPS = 128, 4, 2"))
+    (scripts / "loop.py").write_text(text.replace("BATCH, STEPS = 128, 4, 8", "BATCH, STEPS = 128, 2, 8"))
     try:
         two = losses(scripts, "with_accelerate", 2, data, UPDATES)
     finally:

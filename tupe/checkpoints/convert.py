@@ -670,7 +670,7 @@ def convert(
 @click.option(
     "--heads", type=click.IntRange(1), help="The number of attention heads, if the checkpoint does not say it."
 )
-@options.output("The folder to write: checkpoint.pt, dict.txt and an export's tokeniser.")
+@options.output("The folder to write: checkpoint.pt, dict.txt and the tokeniser.")
 def command(source, target, dictionary, codes, heads, output):
     """Convert checkpoints of other code to this project's, and back. The contents of --from tell its kind.
 
