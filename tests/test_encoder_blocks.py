@@ -188,10 +188,10 @@ def hugging_face_modernbert(folder, layers=5, every=3):
     for p in model.parameters():
         p.data += torch.randn(p.shape) * 0.2
     model.save_pretrained(folder)
-    added = [{"content": word, "id": index} for index, word in enumerate(words) if word.startswith("[")]
-    vocab = {word: index for index, word in enumerate(words)}
-    tokenizer = {"model": {"type": "BPE", "vocab": vocab}, "added_tokens": added, "post_processor": {}}
-    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    tokenizers = pytest.importorskip("tokenizers")
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE({word: index for index, word in enumerate(words)}, []))
+    tokenizer.add_special_tokens([word for word in words if word.startswith("[")])
+    tokenizer.save(str(folder / "tokenizer.json"))
     return model, words
 
 
@@ -208,7 +208,7 @@ def test_equals_modernbert_of_transformers_both_ways(tmp_path):
     model.eval()
     assert state["cfg"]["model"]["_name"].startswith("modernbert") and state["cfg"]["model"]["layer_norm_eps"] == 1e-3
 
-    order, _ = convert.bert_token_order(words)
+    order, *_ = convert.bert_tokens(tmp_path / "theirs", 64)
     ids = torch.randint(2, len(words), (2, 40))
     ids[:, 0], ids[1, 25:] = 3, 0
     real, mine = ids.ne(0), order.argsort()[ids]
@@ -240,6 +240,7 @@ def test_equals_modernbert_of_transformers_both_ways(tmp_path):
     ("key", "value", "message"),
     [
         ("norm_bias", True, "norm_bias is True"), ("layer_types", ["sliding_attention"] * 5, "every n-th layer"),
+        ("rope_parameters", {}, "no rope_parameters of both kinds"), ("layer_types", None, "no layer_types"),
         ("rope_scaling", {"type": "dynamic", "factor": 2}, "rotations of the kind 'dynamic'"),
         (
             "rope_parameters",
@@ -255,6 +256,9 @@ def test_another_modernbert_is_refused(key, value, message, tmp_path):
     convert = pytest.importorskip("tupe.checkpoints.convert")
     hugging_face_modernbert(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
+    older = {"rope_parameters": ["global_rope_theta", "local_rope_theta"], "layer_types": ["global_attn_every_n_layers"]}
+    for name in older.get(key, []):
+        config.pop(name, None)
     (tmp_path / "config.json").write_text(json.dumps({**config, key: value}))
     with pytest.raises(ValueError, match=message):
         convert.from_modernbert(tmp_path)

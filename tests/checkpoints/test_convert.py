@@ -457,7 +457,7 @@ def test_bert_has_equal_hidden_states(tmp_path, kind):
     for mine, other in zip(extra["inner_states"], theirs.hidden_states, strict=True):
         torch.testing.assert_close(mine[real], other[real], rtol=1e-5, atol=1e-5)
     if kind == "BertForPreTraining":
-        order, _ = convert.bert_token_order(tokens)
+        order, *_ = convert.bert_tokens(tmp_path, 20)
         torch.testing.assert_close(model(ours)[0][real], theirs.prediction_logits[real][:, order], rtol=1e-4, atol=1e-4)
     else:
         logits, _ = model(ours, classification_head_name="sentence_classification_head")
@@ -465,18 +465,21 @@ def test_bert_has_equal_hidden_states(tmp_path, kind):
 
 
 def test_the_correlations_of_any_bert_can_be_drawn(tmp_path):
-    """The commands of docs/checkpoints.md: convert, make data of BERT's own pieces, draw."""
-    from fairseq import options
-    from fairseq_cli import preprocess
-
+    """The commands of docs/checkpoints.md: convert, make data with BERT's own tokeniser, draw."""
     _, tokens = small_bert(tmp_path / "bert")
-    checkpoint = convert.convert(tmp_path / "bert", "tupe", None, tmp_path / "out")
-    (tmp_path / "pieces").write_text("".join(f"{' '.join(tokens[i : i + 6])}\n" for i in range(6, 24)))
-    data = ["--only-source", f"--srcdict={tmp_path}/out/dict.txt", f"--validpref={tmp_path}/pieces"]
-    preprocess.main(options.get_preprocessing_parser().parse_args([*data, f"--destdir={tmp_path}/out"]))
-    sources = [f"--checkpoint={checkpoint}", f"--data={tmp_path}/out"]
-    result = CliRunner().invoke(main, ["plot", "correlations", *sources, f"--output={tmp_path}/figure2"])
-    assert result.exit_code == 0, result.output
+    (tmp_path / "text").mkdir()
+    for name in "ab":
+        lines = [f"{' '.join(tokens[i : i + 6])} {name}.\n" for i in range(6, 24)]
+        (tmp_path / "text" / f"{name}.txt").write_text("".join(lines))
+    for command in (
+        ["checkpoint", "convert", f"--from={tmp_path}/bert", f"--output={tmp_path}/ours"],
+        ["prepare", "corpus", f"{tmp_path}/text", f"--tokenizer={tmp_path}/bert", f"--output={tmp_path}/data",
+         "--valid-fraction=0.5", "--jobs=1"],
+        ["plot", "correlations", f"--checkpoint={tmp_path}/ours/checkpoint.pt", f"--data={tmp_path}/data",
+         f"--output={tmp_path}/figure2"],
+    ):  # fmt: skip
+        result = CliRunner().invoke(main, command)
+        assert result.exit_code == 0, result.output
     assert (tmp_path / "figure2.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -516,7 +519,7 @@ def test_bert_that_cannot_be_converted(tmp_path):
         convert.from_bert(tmp_path)
     (tmp_path / "config.json").write_text(config)
     (tmp_path / "vocab.txt").unlink()
-    with pytest.raises(ValueError, match=r"neither vocab\.txt nor tokenizer\.json"):
+    with pytest.raises(ValueError, match=r"neither tokenizer\.json nor a vocabulary|transformers makes none of it"):
         convert.from_bert(tmp_path)
 
 
@@ -602,6 +605,26 @@ def test_a_bert_with_its_own_tokeniser_there_and_back(kind, cased, vocab, tmp_pa
     assert pair == ["[CLS]", "t1", "[SEP]", "t2", "[SEP]"]
     convert.convert(tmp_path / "out", "tupe", None, tmp_path / "back")
     assert (tmp_path / "back/tokenizer.json").read_bytes() == (tmp_path / "ours/tokenizer.json").read_bytes()
+
+
+@pytest.mark.parametrize("frame", ["none", "bert", "sequence"])
+def test_a_bert_frames_texts_whatever_its_file_says(frame, tmp_path):
+    """... with our ids, also where its tokenizer.json does so in another way, or leaves it to Python."""
+    tokenizers, transformers = pytest.importorskip("tokenizers"), pytest.importorskip("transformers")
+    _, tokens = small_bert(tmp_path / "bert", "BertForMaskedLM")
+    (tmp_path / "bert" / "vocab.txt").unlink()
+    ids = {token: index for index, token in enumerate(tokens)}
+    theirs = tokenizers.implementations.BertWordPieceTokenizer(ids)._tokenizer  # whose frame is BertProcessing
+    if frame == "sequence":
+        theirs.post_processor = tokenizers.processors.Sequence([theirs.post_processor])
+    content = json.loads(theirs.to_str())
+    if frame == "none":
+        content["post_processor"] = None
+    (tmp_path / "bert" / "tokenizer.json").write_text(json.dumps(content))
+    convert.convert(tmp_path / "bert", "tupe", None, tmp_path / "ours")
+    ours = transformers.PreTrainedTokenizerFast.from_pretrained(tmp_path / "ours")
+    assert ours("t1", "t2")["input_ids"] == [0, ours.vocab["t1"], 2, ours.vocab["t2"], 2]
+    assert ours.cls_token == "[CLS]" and ours.mask_token_id == len(tokens) - 1
 
 
 def test_other_kinds_of_bert(tmp_path, caplog):

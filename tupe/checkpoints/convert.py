@@ -10,7 +10,7 @@ import io
 import json
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import click
@@ -25,11 +25,12 @@ from ..common import options
 from ..common.options import FILE, Command
 from ..common.record import write_together
 from ..common.safe_load import load_safely, read_checkpoint, read_config
+from ..corpus.vocabulary import ROLES, names_in_dictionary, their_tokenizer, tokens_by_id, with_our_ids
 from ..encoder import PARTS, LMHead, ModelConfig, names_in
 from ..plugin.model import NAMES
 from ..plugin.pretrained import MASK, check_dictionary, load_dictionary
 from ..positions import canonical, parse, same_position
-from ..text import TextEncoder
+from ..text import TextEncoder, load_tokenizer
 from ..training.recipe import architecture_of
 from .export import check_finite, weights_from_export
 from .files import configuration, new_checkpoint, save_atomically
@@ -304,127 +305,74 @@ BERT = [  # (a part of a name in BERT, the same part in ours)
     ("cls.predictions.transform.LayerNorm.", "lm_head.norm."),
     ("cls.predictions.bias", "lm_head.bias"),
 ]
+BERT_ALWAYS = {"model_type": "bert", "hidden_act": "gelu", "position_embedding_type": "absolute"}
 BERT_OPTIONS = {  # name in config.json, which is also that of our export -> our option
     names_in("hugging_face")[option]: NAMES[option]
     for option in ("layers", "width", "ffn", "heads", "max_positions", "dropout", "attention_dropout", "layer_norm_eps")
 }
-# BERT's name of a special token -> fairseq's.
-BERT_SPECIAL = {"[CLS]": "<s>", "[PAD]": "<pad>", "[SEP]": "</s>", "[UNK]": "<unk>", "[MASK]": MASK}
 
 
-def bert_token_order(vocabulary: list[str]) -> tuple[torch.Tensor, Dictionary]:
-    """(BERT's ids in the order of our dictionary, the dictionary). vocabulary: BERT's tokens by id. Raises ValueError
-    for a vocabulary without BERT's special tokens, or with a token twice."""
-    missing = [token for token in BERT_SPECIAL if token not in vocabulary]
-    if missing:
-        raise ValueError(f"the vocabulary has no {', '.join(missing)}")
-    dictionary = Dictionary()
-    for token in vocabulary:
-        if token not in BERT_SPECIAL:
-            if token in dictionary:
-                raise ValueError(f"the vocabulary has {token!r} twice, or as one of fairseq's special tokens")
-            dictionary.add_symbol(token)
-    dictionary.add_symbol(MASK)
-    ids = {BERT_SPECIAL.get(token, token): index for index, token in enumerate(vocabulary)}
-    return torch.tensor([ids[symbol] for symbol in dictionary.symbols]), dictionary
+def bert_tokens(folder: str | Path, longest: int) -> tuple[torch.Tensor, Dictionary, dict[str, bytes]]:
+    """Of a BERT's folder: its ids in the order of our dictionary, the dictionary, and {name: contents} of its tokeniser
+    with our ids. Both texts of a pair are of the one segment that the model has. longest: tokens of a text. Raises
+    ValueError for a folder without a tokeniser of the library `tokenizers`, and for ids with gaps."""
+    from tokenizers import processors
+
+    content, roles, file = their_tokenizer(folder)
+    theirs, tokenizer = (load_tokenizer(text, file) for text in (content, with_our_ids(content, roles, file)))
+    ids, begin, end = theirs.get_vocab(), roles["<s>"], roles["</s>"]
+    if roles["<unk>"] is None or sorted(ids.values()) != list(range(len(ids))):
+        raise ValueError(f"{file} is not a BERT's: it must have an unknown token, and ids without gaps")
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=[begin, "$A", end], pair=[begin, "$A", end, "$B:0", end], special_tokens=[(begin, 0), (end, 2)]
+    )
+    ours, dictionary = tokenizer.to_str(), Dictionary()
+    for name in names_in_dictionary(ours)[dictionary.nspecial :]:
+        dictionary.add_symbol(name)
+    names = {"tokenizer_class": "PreTrainedTokenizerFast", "model_input_names": ["input_ids", "attention_mask"]}
+    names |= {**{ROLES[role][0]: token for role, token in roles.items()}, "model_max_length": longest}
+    files = {"tokenizer.json": ours, "tokenizer_config.json": json.dumps(names, allow_nan=False)}
+    order = torch.tensor([ids[token] for token in tokens_by_id(ours)])
+    return order, dictionary, {name: text.encode() for name, text in files.items()}
 
 
-def bert_vocabulary(folder: Path, kind: str = "WordPiece") -> list[str]:
-    """A BERT's tokens by id, with those that were added, from tokenizer.json or else from vocab.txt. kind: of its model
-    (ModernBERT's: BPE). Raises ValueError for a folder without either, and for one of another kind of tokeniser."""
-    if (file := folder / "tokenizer.json").is_file():
-        content = json.loads(file.read_text(encoding="utf-8"))
-        model, added = content["model"], {token["content"]: token["id"] for token in content.get("added_tokens", ())}
-        vocabulary, found = model["vocab"], model.get("type", kind)  # which early versions of the library leave out
-    elif (file := folder / "vocab.txt").is_file():
-        tokens = file.read_text(encoding="utf-8").removesuffix("\n").split("\n")
-        vocabulary, found, added = {token: index for index, token in enumerate(tokens)}, kind, added_tokens(folder)
-        if len(vocabulary) < len(tokens):
-            raise ValueError(f"{file} has a token twice")
-    else:
-        raise ValueError(f"{folder} has neither vocab.txt nor tokenizer.json, one of which a tokenizer writes")
-    ids = {**vocabulary, **added}
-    if found != kind or sorted(ids.values()) != list(range(len(ids))):
-        raise ValueError(f"{file} is not a BERT's: it must be {kind}, with ids without gaps")
-    return sorted(ids, key=ids.get)
+def read_known(folder: str | Path, always: dict, needed: Iterable[str]) -> tuple[dict, dict]:
+    """`read_hugging_face`, of a model whose settings are those of `always`, or not named, and which names all `needed`.
+    Raises ValueError for another one."""
+    config, state = read_hugging_face(folder)
+    for key, value in always.items():
+        if config.get(key, value) != value:
+            raise ValueError(f"{folder}: {key} is {config[key]!r}, only {value!r} can be converted")
+    if missing := [key for key in needed if key not in config]:
+        raise ValueError(f"{folder}: config.json has no {', '.join(missing)}")
+    return config, state
 
 
-def added_tokens(folder: Path) -> dict[str, int]:
-    """{token: id} of added_tokens.json, which tokenisers in Python write beside vocab.txt."""
-    file = folder / "added_tokens.json"
-    return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-
-
-def check_rows(folder: str | Path, rows: int, tokens: int) -> None:
-    """Raise ValueError for a model with fewer vectors of tokens than its vocabulary has; of more, say so."""
+def renamed(folder: str | Path, state: dict, names: list[tuple[str, str]], order: torch.Tensor) -> dict:
+    """A BERT's tensors under our names, with token rows in our order. Raises ValueError for one that has no counterpart
+    here, and for a model with fewer vectors of tokens than its vocabulary has; of more, says so."""
+    if unknown := sorted(key for key in state if rename(key, names) == key or key.startswith("classifier")):
+        raise ValueError(f"{folder}: tensors without a counterpart: {', '.join(unknown[:5])}")
+    weights = {rename(key, names): value for key, value in state.items()}
+    rows, tokens = len(weights["encoder.tokens.weight"]), len(order)
     if rows < tokens:
         raise ValueError(f"{folder}: the vocabulary has {tokens} tokens, the model {rows}")
     if rows > tokens:
         logger.warning(f"{folder}: leaving out {rows - tokens} vectors that belong to no token")
-
-
-def of_vocabulary(folder: Path) -> dict:
-    """What tokenizer.json would hold of a folder with vocab.txt alone, as older ones are."""
-    from tokenizers import BertWordPieceTokenizer, processors
-
-    added = added_tokens(folder)
-    ids = {token: index for index, token in enumerate(bert_vocabulary(folder))}
-    file = folder / "tokenizer_config.json"
-    told = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-    later = [token for token in sorted(added, key=added.get) if token not in BERT_SPECIAL]
-    tokenizer = BertWordPieceTokenizer(
-        {token: index for token, index in ids.items() if token not in later},
-        lowercase=told.get("do_lower_case", True), strip_accents=told.get("strip_accents"),
-        handle_chinese_chars=told.get("tokenize_chinese_chars", True),
-    )  # fmt: skip
-    tokenizer.add_tokens(later)
-    frames = {"single": "[CLS] $A [SEP]", "pair": "[CLS] $A [SEP] $B [SEP]"}
-    special = [(token, ids[token]) for token in ("[CLS]", "[SEP]")]
-    tokenizer.post_processor = processors.TemplateProcessing(**frames, special_tokens=special)
-    return json.loads(tokenizer.to_str())
-
-
-def bert_tokenizer(folder: Path, order: torch.Tensor, longest: int) -> dict[str, bytes]:
-    """{name: contents} of BERT's own tokeniser with the ids of the converted model. order: see `bert_token_order`. Both
-    texts of a pair are of the one segment that the model has."""
-    new = {old: index for index, old in enumerate(order.tolist())}
-    file = folder / "tokenizer.json"
-    content = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else of_vocabulary(folder)
-    added = {token["content"]: token["id"] for token in content["added_tokens"]}  # in the model too, or they come last
-    content["model"]["vocab"] = {token: new[old] for token, old in {**content["model"]["vocab"], **added}.items()}
-    for token in content["added_tokens"]:
-        token["id"] = new[token["id"]]
-    processor = content["post_processor"]
-    for token in processor.get("special_tokens", {}).values():
-        token["ids"] = [new[old] for old in token["ids"]]
-    for part in (*processor.get("single", ()), *processor.get("pair", ())):
-        next(iter(part.values()))["type_id"] = 0
-    for name in {"cls", "sep"} & processor.keys():
-        processor[name][1] = new[processor[name][1]]
-    if content.get("padding"):
-        content["padding"]["pad_id"] = new[content["padding"]["pad_id"]]
-    special = {f"{token[1:-1].lower()}_token": token for token in BERT_SPECIAL}
-    names = {"tokenizer_class": "PreTrainedTokenizerFast", "model_input_names": ["input_ids", "attention_mask"]}
-    files = {"tokenizer.json": content, "tokenizer_config.json": {**names, **special, "model_max_length": longest}}
-    return {name: json.dumps(value, ensure_ascii=False, allow_nan=False).encode() for name, value in files.items()}
+    by_token = {"encoder.tokens.weight", "lm_head.bias"} & weights.keys()
+    return {**weights, **{key: weights[key][order] for key in by_token}}
 
 
 def from_bert(folder: str | Path) -> tuple[dict, Dictionary]:
     """A Hugging Face BERT -> (a `bert_a` checkpoint, its dictionary).
 
-    The vector of token type 0 is added to the positions. Token ids change to fairseq's order: see `bert_token_order`.
+    The vector of token type 0 is added to the positions. Token ids change to fairseq's order: see `bert_tokens`.
     BERT's next-sentence head is left out. A classifier with a pooler becomes the head sentence_classification_head, the
     head of QuestionAnswering the span head;
     a token classifier is left out with a warning. Raises ValueError for a model with anything else.
     """
-    config, state = read_hugging_face(folder)
-    known = {"model_type": "bert", "hidden_act": "gelu", "position_embedding_type": "absolute"}
-    for key, value in known.items():
-        if config.get(key, value) != value:
-            raise ValueError(f"{folder}: {key} is {config[key]!r}, only {value!r} can be converted")
-    if missing := [key for key in BERT_OPTIONS if key not in config]:
-        raise ValueError(f"{folder}: config.json has no {', '.join(missing)}")
-    order, dictionary = bert_token_order(bert_vocabulary(Path(folder)))
+    config, state = read_known(folder, BERT_ALWAYS, BERT_OPTIONS)
+    order, dictionary, _ = bert_tokens(folder, config["max_position_embeddings"])
     state = {key.removeprefix("bert."): value.float() for key, value in state.items() if value.is_floating_point()}
     state = {
         key.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias"): value
@@ -458,16 +406,10 @@ def from_bert(folder: str | Path) -> tuple[dict, Dictionary]:
         tied = {"weight": "embeddings.word_embeddings.weight", "bias": "cls.predictions.bias"}[kind]
         if decoder is not None and (tied not in state or not torch.equal(decoder, state[tied])):
             raise ValueError(f"{folder}: cls.predictions.decoder.{kind} is not {tied}: here they are one")
-    if unknown := sorted(key for key in state if rename(key, BERT) == key):
-        raise ValueError(f"{folder}: tensors without a counterpart: {', '.join(unknown[:5])}")
-    weights.update({rename(key, BERT): value for key, value in state.items()})
-    check_rows(folder, len(weights["encoder.tokens.weight"]), len(order))
+    weights.update(renamed(folder, state, BERT, order))
     weights["encoder.positions.absolute.table.weight"] = (
         weights["encoder.positions.absolute.table.weight"] + token_types[0]
     )
-    for key in ("encoder.tokens.weight", "lm_head.bias"):
-        if key in weights:
-            weights[key] = weights[key][order]
     add_lm_head(weights, ModelConfig(width=config["hidden_size"]))
     options = {"position": "absolute", "cls": "tied", **{ours: config[key] for key, ours in BERT_OPTIONS.items()}}
     checkpoint = build_checkpoint(weights, options, dictionary)
@@ -509,35 +451,30 @@ def rotated_columns(qkv: torch.Tensor, heads: int, back: bool = False) -> torch.
 
 def from_modernbert(folder: str | Path) -> tuple[dict, Dictionary]:
     """A Hugging Face ModernBERT -> (a `modernbert` checkpoint, its dictionary). Token ids change to fairseq's order:
-    see `bert_token_order`. Raises ValueError for a model with other parts than the released ones, or another head than
+    see `bert_tokens`. Raises ValueError for a model with other parts than the released ones, or another head than
     the language model's."""
-    config, state = read_hugging_face(folder)
-    for key, value in MODERNBERT_ALWAYS.items():
-        if config.get(key, value) != value:
-            raise ValueError(f"{folder}: {key} is {config[key]!r}, only {value!r} can be converted")
-    if missing := [key for key in (*MODERNBERT_OPTIONS, "local_attention", "vocab_size") if key not in config]:
-        raise ValueError(f"{folder}: config.json has no {', '.join(missing)}")
-    order, dictionary = bert_token_order(bert_vocabulary(Path(folder), "BPE"))
+    config, state = read_known(folder, MODERNBERT_ALWAYS, (*MODERNBERT_OPTIONS, "local_attention", "vocab_size"))
+    order, dictionary, _ = bert_tokens(folder, config["max_position_embeddings"])
     state = {key.removeprefix("model."): value for key, value in floats(state).items()}
-    if not torch.equal(state.pop("decoder.weight", (table := state["embeddings.tok_embeddings.weight"])), table):
+    if (table := state.get("embeddings.tok_embeddings.weight")) is None:
+        raise ValueError(f"{folder}: the model has no embeddings.tok_embeddings.weight")
+    if not torch.equal(state.pop("decoder.weight", table), table):
         raise ValueError(f"{folder}: decoder.weight is not embeddings.tok_embeddings.weight: here they are one")
-    if unknown := sorted(key for key in state if rename(key, MODERNBERT) == key or key.startswith("classifier")):
-        raise ValueError(f"{folder}: tensors without a counterpart: {', '.join(unknown[:5])}")
-    weights = {rename(key, MODERNBERT): value for key, value in state.items()}
-    check_rows(folder, len(table), len(order))
-    for key in ("encoder.tokens.weight", "lm_head.bias"):
-        if key in weights:
-            weights[key] = weights[key][order]
+    weights = renamed(folder, state, MODERNBERT, order)
     options = {NAMES[ours]: config[theirs] for theirs, ours in MODERNBERT_OPTIONS.items()}
+    rotations = config.get("rope_parameters") or {}
     bases = [
-        config[older] if older in config else config["rope_parameters"][kind]["rope_theta"]
+        config.get(older, rotations.get(kind, {}).get("rope_theta"))
         for older, kind in (("global_rope_theta", "full_attention"), ("local_rope_theta", "sliding_attention"))
     ]
-    rotations = config.get("rope_parameters") or {}
+    if None in bases:
+        raise ValueError(f"{folder}: config.json has no rope_parameters of both kinds of layers")
     scalings = [config.get("rope_scaling"), rotations, *rotations.values()]
     types = {of.get("rope_type", of.get("type", "default")) for of in scalings if isinstance(of, dict)}
     if scaled := types - {"default"}:
         raise ValueError(f"{folder}: rotations of the kind {', '.join(map(repr, scaled))}; only 'default' is converted")
+    if not config.get("layer_types") and not config.get("global_attn_every_n_layers"):
+        raise ValueError(f"{folder}: config.json has no layer_types")
     kinds = config.get("layer_types") or [
         "sliding_attention" if i % config["global_attn_every_n_layers"] else "full_attention"
         for i in range(config["num_hidden_layers"])
@@ -653,8 +590,7 @@ def convert(
         symbols.symbols.remove(MASK)  # whoever reads the file adds it again
         text = io.StringIO()
         symbols.save(text)
-        order, _ = bert_token_order(bert_vocabulary(source, "BPE" if modern else "WordPiece"))
-        tokenizer = bert_tokenizer(source, order, config["max_position_embeddings"])
+        *_, tokenizer = bert_tokens(source, config["max_position_embeddings"])
         return write(checkpoint, {"dict.txt": text.getvalue().encode(), **tokenizer}, output)
     raise ValueError(f"{source}: model_type is {config.get('model_type')!r}; valid: 'bert', 'modernbert', 'tupe'")
 

@@ -497,7 +497,7 @@ def prepare(
 @click.option("--near-duplicates", default=0.0, metavar="JACCARD",
               help="Drop documents as similar as this to an earlier one, for example 0.8 (default: none).")  # fmt: skip
 @click.option("--keep-words", default=0.0, metavar="SHARE",
-              help="Keep this share of word types; others become <unk> (default: keep all; released TUPE: 0.21).")  # fmt: skip
+              help="Share of word types to keep; others become <unk> (default: all; released TUPE: 0.21).")  # fmt: skip
 @click.option("--spacy-model", help="An installed model of spaCy that finds sentences (default: its rules).")
 @click.option("--errors", type=click.Choice(["strict", "replace"]), default="strict", show_default=True,
               help="Stop at bad bytes and damaged files, or count them and go on.")  # fmt: skip

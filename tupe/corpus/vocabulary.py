@@ -136,8 +136,14 @@ def train_tokenizer(
 
 
 def read_tokenizer(path: str | Path) -> str:
-    """A user's tokeniser with our ids: a tokenizer.json, or a folder of transformers. Raises ValueError for one that is
-    not of the library `tokenizers`, or lacks a special token that masked language models need."""
+    """A user's tokeniser with our ids: a tokenizer.json, or a folder of transformers. Raises ValueError as
+    `their_tokenizer` does."""
+    return with_our_ids(*their_tokenizer(path))
+
+
+def their_tokenizer(path: str | Path) -> tuple[str, dict[str, str | None], Path]:
+    """(the tokenizer.json as it is, its token for each of ROLES, the file). Raises ValueError for one that is not of
+    the library `tokenizers`, or lacks a special token that masked language models need."""
     path, named = Path(path), {}
     file = path / "tokenizer.json" if path.is_dir() else path
     if not path.exists():
@@ -169,7 +175,9 @@ def read_tokenizer(path: str | Path) -> str:
         roles[role] = next((token for token in own if token in types), None)
     if missing := [names[0] for role, names in ROLES.items() if roles[role] is None and role != "<unk>"]:
         raise ValueError(f"{file} has no {', '.join(missing)}: masked language models need it: add it, save again")
-    return with_our_ids(content, roles, file)
+    if types.keys() <= set(roles.values()):  # what transformers 5 makes of a folder without a tokeniser's files
+        raise ValueError(f"{path} has neither tokenizer.json nor a vocabulary that transformers reads")
+    return content, roles, file
 
 
 def with_our_ids(content: str, roles: dict[str, str | None], name: str | Path) -> str:
@@ -210,11 +218,17 @@ def with_our_ids(content: str, roles: dict[str, str | None], name: str | Path) -
     return tokenizer.to_str(pretty=True)
 
 
+def tokens_by_id(tokenizer: str) -> list[str]:
+    """All tokens of a tokenizer.json."""
+    types = load_tokenizer(tokenizer, "tokenizer.json").get_vocab()
+    return sorted(types, key=types.get)
+
+
 def names_in_dictionary(tokenizer: str) -> list[str]:
     """The names in dict.txt of a tokeniser's types by id: its own, but for what a line of that file cannot hold and for
     the special tokens."""
-    types = load_tokenizer(tokenizer, "tokenizer.json").get_vocab()
-    order, taken = sorted(types, key=types.get), {*types, *ROLES}
+    order = tokens_by_id(tokenizer)
+    taken = {*order, *ROLES}
     for i in range(4, len(order) - 1):
         if order[i] in ROLES or re.search("[\r\n]", order[i]):
             while order[i] in taken:
