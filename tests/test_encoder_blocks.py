@@ -256,8 +256,8 @@ def test_another_modernbert_is_refused(key, value, message, tmp_path):
     convert = pytest.importorskip("tupe.checkpoints.convert")
     hugging_face_modernbert(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
-    older = {"rope_parameters": ["global_rope_theta", "local_rope_theta"], "layer_types": ["global_attn_every_n_layers"]}
-    for name in older.get(key, []):
+    old = {"rope_parameters": ["global_rope_theta", "local_rope_theta"], "layer_types": ["global_attn_every_n_layers"]}
+    for name in old.get(key, []):
         config.pop(name, None)
     (tmp_path / "config.json").write_text(json.dumps({**config, key: value}))
     with pytest.raises(ValueError, match=message):
