@@ -5,7 +5,7 @@ import pytest
 from hypothesis import example, given
 from test_normaliser import MANY, NORMALISER, TEXTS
 
-from tupe.text import TextEncoder
+from tupe.text import TextEncoder, read_dictionary
 
 ENCODER = TextEncoder(Path(__file__).resolve().parent.parent / "models" / "tupe_r_mini")
 
@@ -27,6 +27,17 @@ def test_around_a_mask_the_text_is_what_it_is_around_a_word(text):
         pieces = [["<mask>"] if s.start == word.start() else ENCODER.token_pieces([s.text]) for s in spans]
         assert ENCODER.pieces(masked, ["<mask>"]) == sum(pieces, []), masked
     assert ENCODER.pieces("a <mask> b", ["<mask>"]) != ENCODER.pieces("a <mask> b")  # without that it is text
+
+
+def test_a_dictionary_with_a_mask_of_its_own(tmp_path):
+    """Its <mask> is the one: the model has no other."""
+    for count, text in ((7, "a 2\nb 1\n"), (7, "<mask> 0\na 2\nb 1\n")):
+        (tmp_path / "dict.txt").write_text(text)
+        assert len(read_dictionary(tmp_path / "dict.txt")) == count
+    assert read_dictionary(tmp_path / "dict.txt")[4] == "<mask>"
+    (tmp_path / "dict.txt").write_text("a 2\n\nb 1\n")
+    with pytest.raises(ValueError, match="is no dictionary: '' is no symbol and its count"):
+        read_dictionary(tmp_path / "dict.txt")
 
 
 @MANY

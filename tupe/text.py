@@ -23,6 +23,7 @@ from typing import Any
 
 from .normaliser import CACHE, CACHED_LENGTH, SPACE, UNK, UNSPACED, Normaliser, Raw, Span, clean, library
 
+MASK = "<mask>"
 JOINED = "@@"  # subword-nmt's and fastBPE's mark for "the word goes on"
 
 
@@ -65,6 +66,15 @@ def word_marks(symbols: list[str]) -> tuple[list[bool], list[bool]]:
     return [has == (mark != "##") for has in marked], [False] * len(symbols)
 
 
+def read_dictionary(path: Path) -> list[str]:
+    """The types of a dict.txt with the special ones, in the order of their ids. Raises ValueError for another file."""
+    lines = path.read_text(encoding="utf-8").rstrip("\n").split("\n")
+    if wrong := [line for line in lines if not line.rpartition(" ")[2].isdigit()]:
+        raise ValueError(f"{path} is no dictionary: {wrong[0][:60]!r} is no symbol and its count")
+    symbols = [*TextEncoder.SPECIALS, *(line.rsplit(" ", 1)[0] for line in lines)]
+    return symbols if MASK in symbols else [*symbols, MASK]  # as fairseq's task adds it
+
+
 class TextEncoder:
     """Raw text -> the pieces and ids of pre-training, and back, from the files that `tupe prepare corpus` wrote to
     `data_dir`. It is one of the classes below: the one that manifest.json names, else the paper's, or that of
@@ -94,9 +104,8 @@ class TextEncoder:
         for name in self.needed():
             if not (self.folder / name).is_file():
                 raise ValueError(f"{self.folder} has no {name}; `tupe prepare corpus` makes such a folder")
-        lines = (self.folder / "dict.txt").read_text(encoding="utf-8").split("\n")
-        symbols = [*self.SPECIALS, *(line.rsplit(" ", 1)[0] for line in lines if line), "<mask>"]
-        self.symbols, self.ids = symbols, {symbol: i for i, symbol in enumerate(symbols)}
+        self.symbols = read_dictionary(self.folder / "dict.txt")
+        self.ids = {symbol: i for i, symbol in enumerate(self.symbols)}
         manifest = _manifest(self.folder)
         self.has_words = manifest.get("language") not in UNSPACED
         settings = {name: manifest[name] for name in self.SETTINGS if name in manifest}

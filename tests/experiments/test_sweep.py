@@ -142,6 +142,7 @@ def test_words_are_options_or_overrides():
     }  # fmt: skip
     words = ["--checkpoint", "m/seed=1", "--log-file", "lr=1.txt", "--amp", "model.dropout=0"]
     assert list(parse_options(words)) == ["--checkpoint", "--log-file", "--amp", "model.dropout"]
+    assert parse_options(["--checkpoint=/x/a:b/c.pt"])["--checkpoint"] == "/x/a:b/c.pt"
     with pytest.raises(ValueError, match="'DATA' is neither"):
         parse_options(["--lr=1", "DATA"])
 
@@ -156,6 +157,7 @@ def test_words_are_options_or_overrides():
         (["--grid=lr=1", "optimization.lr=[2]"], "optimization.lr is set by the sweep"),
         (["--grid=lr=1", "--grid=optimization.lr=[2]"], "give each option once"),
         (["--grid=output=a,b"], "--output is set by the sweep"),
+        (["--grid=engine=fairseq,transformers"], "a sweep of fine-tuning takes one"),
         (["--save-dir=x"], "--save-dir is set by the sweep"),
         (["--recipe=finetunes"], "unknown recipe 'finetunes'; valid: continue"),
         (["--recipe=pretrain"], "no --grid"),

@@ -28,9 +28,9 @@ from ..common.safe_load import load_safely, read_checkpoint, read_config
 from ..corpus.vocabulary import ROLES, names_in_dictionary, their_tokenizer, tokens_by_id, with_our_ids
 from ..encoder import PARTS, LMHead, ModelConfig, names_in
 from ..plugin.model import NAMES
-from ..plugin.pretrained import MASK, check_dictionary, load_dictionary
+from ..plugin.pretrained import check_dictionary, load_dictionary
 from ..positions import canonical, parse, same_position
-from ..text import TextEncoder, load_tokenizer
+from ..text import MASK, TextEncoder, load_tokenizer
 from ..training.recipe import architecture_of
 from .export import check_finite, weights_from_export
 from .files import configuration, new_checkpoint, save_atomically

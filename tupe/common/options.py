@@ -127,8 +127,9 @@ def own_options() -> list[str]:
 
 
 def split_files(files: str) -> list[str]:
-    """The files of a --position-file, joined as in $PATH. One whose own name has the separator stands alone."""
-    return [files] if Path(files).is_file() else files.split(os.pathsep) if files else []
+    """The files of a --position-file (or the folders of --data), joined as in $PATH. One whose own name has the
+    separator stands alone."""
+    return [files] if files and Path(files).exists() else files.split(os.pathsep) if files else []
 
 
 def _keep_files(ctx, param, values):

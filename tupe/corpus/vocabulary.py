@@ -12,10 +12,9 @@ import numpy as np
 
 from ..common.blocks import type_of_ids
 from ..normaliser import PLACEHOLDERS, SPACE
-from ..text import TextEncoder, load_sentencepiece, load_tokenizer
+from ..text import MASK, TextEncoder, load_sentencepiece, load_tokenizer
 
 SPECIALS = 5  # <s> <pad> </s> <unk> and <mask>, which the fairseq task adds
-MASK = "<mask>"
 TRAINED = ("bpe", "unigram", "wordpiece")
 # As GPT-2's, but vowels that are marks (Arabic, Bengali, Hindi) are part of a word too.
 WORDS = r" ?[\p{L}\p{M}]+| ?\p{N}+| ?[^\s\p{L}\p{M}\p{N}]+|\s+(?!\S)|\s+"

@@ -197,8 +197,8 @@ def command(checkpoints, data, multiples, length, windows, draws, output, seed):
     results, beyond, scored = {}, {}, {}
     for label, path in labelled(checkpoints).items():
         model, task = load_model(path, data)
-        # Random positions are drawn from more than a block has, and tables can be longer than it.
-        length = length or min(model.max_positions(), task.cfg.tokens_per_sample)
+        # Random positions are drawn from more than a block has, and tables can be longer than it. Fine-tuning has none.
+        length = length or min(model.max_positions(), getattr(task.cfg, "tokens_per_sample", sys.maxsize))
         longest = max(multiples) * length
         stream = text_block(task, sys.maxsize).numpy()[1:]  # all of the split, over which windows are spread
         places, row = model.encoder.config.places, label

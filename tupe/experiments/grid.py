@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ..checkpoints.folders import updates_of
 from ..common import limits, record
-from ..common.options import CONFIGS, OVERRIDE, task_key
+from ..common.options import CONFIGS, OVERRIDE, split_files, task_key
 from ..common.prepared import tasks_in
 from . import runner
 from .runner import Job
@@ -55,9 +55,11 @@ class Sweep:
             raise ValueError(f"unknown recipe {recipe!r}; valid: {', '.join(recipes)}")
         common = parse_options(common)
         grid = {_option(name): [_canonical(value) for value in values] for name, values in grid.items()}
-        grid |= {name: [_absolute(value) for value in grid[name]] for name in FILES if name in grid}
+        grid |= {name: [_absolute(name, value) for value in grid[name]] for name in FILES if name in grid}
         updates = None
         if recipe == "finetune":
+            if "--engine" in grid:  # which decides what a job leaves behind
+                raise ValueError("--grid engine: a sweep of fine-tuning takes one, --engine, for every job")
             grid = _with_paper_search(grid, common)
             if "--checkpoint" in common:
                 updates = updates_of(common["--checkpoint"])
@@ -104,7 +106,7 @@ class Sweep:
 
     def _fingerprints(self):
         """{path: fingerprint} of the files that the jobs read, and of the folders of their tasks."""
-        paths = [Path(path) for name in FILES for value in self._values(name) for path in value.split(os.pathsep)]
+        paths = [Path(path) for name in FILES for value in self._values(name) for path in _paths(name, value)]
         parts = itertools.product(paths, self._values("--task"), ("input0", "label"))
         files = {}
         for path in [*paths, *itertools.starmap(Path, parts)]:
@@ -195,12 +197,16 @@ def parse_options(words: Iterable[str]) -> dict:
             value = words.pop(0) if follows and (limits.takes_value(name) or not OVERRIDE.match(words[0])) else None
         elif not equals or not (name.startswith("--") or OVERRIDE.match(word)):
             raise ValueError(f"{word!r} is neither an option (--name value) nor an override (section.key=value)")
-        options[name] = _absolute(value) if name in FILES and value else value
+        options[name] = _absolute(name, value) if name in FILES and value else value
     return options
 
 
-def _absolute(paths):
-    return os.pathsep.join(str(Path(path).resolve()) for path in paths.split(os.pathsep))
+def _paths(name, value):
+    return [value] if name == "--checkpoint" else split_files(value)
+
+
+def _absolute(name, value):
+    return os.pathsep.join(str(Path(path).resolve()) for path in _paths(name, value))
 
 
 def parse_grid(texts: Iterable[str]) -> dict:

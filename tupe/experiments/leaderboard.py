@@ -7,7 +7,6 @@ Runs are those of `tupe.experiments.training`. A trial's stage is the block, its
 import functools
 import hashlib
 import math
-import os
 import re
 import statistics
 import sys
@@ -22,6 +21,7 @@ import torch
 import yaml
 
 from ..common.architectures import ELECTRA, preset
+from ..common.options import split_files
 from ..common.record import DIVERGENCE, fingerprint, write_atomically
 from ..common.tables import TextTable
 from ..evaluation import order
@@ -221,7 +221,7 @@ class Standings:
 def name_of(position: str, arch: str, further: Sequence[str] = ()) -> str:
     """The name that the runs of an encoding get. further: with an option --position-file, its runs are of that text."""
     files = parse_options(further).get("--position-file")
-    about = f"{position} {arch}" + (f" {fingerprint(files.split(os.pathsep))}" if files else "")
+    about = f"{position} {arch}" + (f" {fingerprint(split_files(files))}" if files else "")
     digest = hashlib.sha256(about.encode()).hexdigest()[:6]  # `a+b` and `a:b` are spelt alike below
     return f"own_{re.sub(r'[^A-Za-z0-9.]+', '_', position)}_{digest}"
 

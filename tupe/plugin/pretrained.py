@@ -16,9 +16,8 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from ..common.options import shorten
 from ..common.safe_load import NOT_OURS, num_updates, read_checkpoint
 from ..positions import bounded_schemes, canonical
+from ..text import MASK
 from .model import TUNABLE, TupeConfig, TupeModel, dictionary_fingerprint, redefault, spell_names
-
-MASK = "<mask>"
 
 
 def load_dictionary(path: str | Path) -> Dictionary:

@@ -18,10 +18,9 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from ..common.blocks import HELD_OUT_SEED, Split, cut_long, parts_of
-from ..text import TextEncoder
+from ..text import MASK, TextEncoder, read_dictionary
 
 BOS, PAD, EOS = 0, 1, 2
-MASK = "<mask>"
 IGNORED = -100
 UNMASKED = -1  # an epoch: of batches that fill up an update, in which nothing is predicted
 
@@ -29,16 +28,11 @@ UNMASKED = -1  # an epoch: of batches that fill up an update, in which nothing i
 def read_symbols(folder: str | Path) -> list[str]:
     """The types of a folder's dict.txt with the special ones, in the order of their ids. Raises ValueError if there is
     none."""
-    path = Path(folder) / "dict.txt"
     if not Path(folder).is_dir():
         raise ValueError(f"data folder not found: {folder}")
-    if not path.is_file():
+    if not Path(folder, "dict.txt").is_file():
         raise ValueError(f"{folder} is no folder of prepared data: it has no dict.txt")
-    lines = path.read_text(encoding="utf-8").rstrip("\n").split("\n")
-    if wrong := [line for line in lines if not line.rpartition(" ")[2].isdigit()]:
-        raise ValueError(f"{path} is no dictionary: {wrong[0][:60]!r} is no symbol and its count")
-    symbols = [*TextEncoder.SPECIALS, *(line.rsplit(" ", 1)[0] for line in lines)]
-    return symbols if MASK in symbols else [*symbols, MASK]
+    return read_dictionary(Path(folder, "dict.txt"))
 
 
 def fingerprint_of(symbols: list[str]) -> str:
