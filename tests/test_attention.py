@@ -638,16 +638,6 @@ def test_blocked_keeps_less_memory_than_plain(short, share, monkeypatch):
     assert saved_bytes("untied+t5", "blocked", tokens) < share * saved_bytes("untied+t5", "plain", tokens)
 
 
-@pytest.mark.parametrize("fused", [True, False])
-def test_softmax_backward(fused, monkeypatch):
-    if not fused:
-        monkeypatch.setattr(backend_cpu, "FUSED_SOFTMAX_BACKWARD", None)
-    logits, dweights = torch.randn(2, 3, 5, requires_grad=True), torch.randn(2, 3, 5)
-    weights = torch.softmax(logits, -1)
-    (expected,) = torch.autograd.grad(weights, logits, dweights)
-    torch.testing.assert_close(backend_cpu.softmax_backward(dweights, weights.detach()), expected)
-
-
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 def test_select(dtype):
     x, kept = torch.randn(7, 5, dtype=dtype), torch.rand(7, 5) < 0.5

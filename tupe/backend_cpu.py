@@ -190,7 +190,7 @@ class BlockedAttention(torch.autograd.Function):
             if kept is not None:
                 dweights, dropped = (select(x, block.weights(kept)) for x in (dweights, weights))
             block.put(dv, transposed_matmul(dropped, g))
-            dlogits = softmax_backward(dweights, weights)
+            dlogits = torch.ops.aten._softmax_backward_data(dweights, weights, -1, weights.dtype)
             if dbias is not None:
                 part = dlogits[:, 0] if dlogits.size(1) == 1 else dlogits.sum(1, dtype=torch.float32)
                 add_cyclic(dbias[:, : part.size(1), : part.size(2)], block.heads, part)
@@ -283,17 +283,6 @@ def block_weights(
     if mask is not None:
         logits += cyclic(mask[block.rows, ..., :keys].transpose(0, 1), block.heads)
     return torch.softmax(logits, -1)
-
-
-FUSED_SOFTMAX_BACKWARD = getattr(torch, "_softmax_backward_data", None)  # private: there is a plain way below
-
-
-def softmax_backward(dweights: Tensor, weights: Tensor) -> Tensor:
-    """The gradient of softmax's logits from that of its weights, [..., L] both: w (dw - sum(dw w))."""
-    if FUSED_SOFTMAX_BACKWARD is not None:
-        return FUSED_SOFTMAX_BACKWARD(dweights, weights, -1, weights.dtype)
-    products = dweights.float() * weights.float()
-    return (products - weights.float() * products.sum(-1, keepdim=True)).to(weights.dtype)
 
 
 def matmul(a: Tensor, b: Tensor) -> Tensor:

@@ -58,8 +58,5 @@ class AdamW(torch.optim.AdamW):
         super().load_state_dict(state_dict)
         for group in self.param_groups:
             group["fused"], group["foreach"] = True, None
-        steps = []
         for parameter, state in self.state.items():
             state["step"] = torch.as_tensor(state["step"], dtype=torch.float32, device=parameter.device)
-            steps.append(int(state["step"]))
-        self.updates = max(steps, default=0)

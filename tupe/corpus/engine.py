@@ -90,14 +90,12 @@ class Preparation:
         self.engine, self.workers, self.scheduler = engine, workers, scheduler
         self.costs = {}
 
-    def step(
-        self, name: str, function: Callable, tasks: list, in_process: bool = False, before: Callable | None = None
-    ) -> list[Path]:
+    def step(self, name: str, function: Callable, tasks: list, in_process: bool = False) -> list[Path]:
         """Run the tasks of a step that are not finished yet; returns the folders of all, in order.
 
         `tasks`: [(task name, bytes of raw text, arguments), ...]. The name of a folder has a hash of the arguments,
         which include the folders of earlier steps: so results from other inputs or options are never taken for these.
-        `in_process`: run in this process. `before`: a function to call once if there is a task to run.
+        `in_process`: run in this process.
         Raises ValueError if a worker dies or the disk fails; finished tasks are kept.
         """
         targets = [self.work / name / f"{task}-{self._key(args)}" for task, _, args in tasks]
@@ -112,16 +110,11 @@ class Preparation:
         )
         with bar:
             try:
-                if before is not None and todo:
-                    before()
-                if in_process:
-                    self._run_in_process(function, todo, bar, costs)
-                elif todo:
-                    with _executor(self.engine, self.workers, self.scheduler) as pool:
-                        if pool is None:
-                            self._run_in_process(function, todo, bar, costs)
-                        else:
-                            self._run_in_pool(pool, function, todo, bar, costs)
+                if todo:
+                    executor = _executor(self.engine, self.workers, self.scheduler)
+                    with contextlib.nullcontext() if in_process else executor as pool:
+                        run = functools.partial(self._run_in_pool, pool) if pool else self._run_in_process
+                        run(function, todo, bar, costs)
             except concurrent.futures.BrokenExecutor as error:
                 raise ValueError(
                     f"a worker process of the step {name!r} died (killed, or out of memory?); what is finished is "
