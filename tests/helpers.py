@@ -217,7 +217,7 @@ def pretrain_arguments(data, save_dir, *more, processes=1, arch="tupe_r_tiny"):
     tiny = ["--tokens-per-sample=24", "--lr=[0.01]", "--warmup-updates=2", "--log-interval=1", "--max-update=14"]
     tiny += [f"--arch={arch}", "--batch-size=4", "--update-freq=1"]
     words = [str(data), f"--user-dir={PLUGIN}", f"--save-dir={save_dir}", *tiny, *more]
-    return fairseq_arguments(CONFIGS, "pretrain", [], words, processes=processes, cuda=False)
+    return fairseq_arguments("pretrain", [], words, processes=processes, cuda=False)
 
 
 def train(arguments, on_step=lambda samples: None):
@@ -272,6 +272,29 @@ def train(arguments, on_step=lambda samples: None):
     return losses
 
 
+def compose(recipe, overrides=()):
+    """What `fairseq-hydra-train --config-dir configs --config-name recipe overrides...` reads from the files, before
+    fairseq fills in defaults. Interpolations are not resolved."""
+    import hydra
+    from hydra.core.config_store import ConfigStore
+    from hydra.core.global_hydra import GlobalHydra
+
+    old = hydra.__version__.startswith("1.0")
+    if old:
+        import hydra.experimental as hydra
+    # Hydra completes a file with the schema registered under the same name, if there is one. fairseq-hydra-train has
+    # not imported this package yet when it reads the files; to read the same here, hide its schemas meanwhile.
+    store = ConfigStore.instance().repo
+    groups = [name for name in store if isinstance(store[name], dict) and name != "hydra"]
+    schemas = {name: store.pop(name) for name in [*groups, f"{recipe}.yaml"] if name in store}
+    GlobalHydra.instance().clear()
+    try:
+        with hydra.initialize_config_dir(str(CONFIGS), **({} if old else {"version_base": "1.1"})):
+            return hydra.compose(config_name=recipe, overrides=list(overrides))
+    finally:
+        store.update(schemas)
+
+
 def train_recipe(config, *overrides):
     """Train a recipe of configs/ in this process as fairseq-hydra-train does. Returns the configuration."""
     from fairseq.dataclass.configs import FairseqConfig
@@ -279,13 +302,12 @@ def train_recipe(config, *overrides):
     from fairseq_cli.train import main
     from omegaconf import OmegaConf
 
-    from tupe.plugin.compat import compose
     from tupe.plugin.run import recorded
 
     # no workers: here they would end 5 s late each, when Python collects their loaders
     values = ["common.fp16=false", "common.cpu=true", "dataset.num_workers=0"]
     values += [word.lstrip("+") for word in overrides if "." in word.split("=")[0]]
-    recipe = compose(CONFIGS, config, [word for word in overrides if "." not in word.split("=")[0]])
+    recipe = compose(config, [word for word in overrides if "." not in word.split("=")[0]])
     recipe = OmegaConf.to_container(recipe, resolve=False)
     recipe["common"]["user_dir"] = str(PLUGIN)  # Hydra would resolve it
     cfg = OmegaConf.merge(OmegaConf.structured(FairseqConfig), recipe, OmegaConf.from_dotlist(values))

@@ -4,12 +4,11 @@ import functools
 
 import pytest
 from click.testing import CliRunner
-from helpers import CONFIGS
+from helpers import CONFIGS, compose
 from omegaconf import OmegaConf
 
 from tupe import backend_cpu, cpu
 from tupe.bench import memory
-from tupe.plugin.compat import compose
 
 GIB = 2**30
 
@@ -95,7 +94,7 @@ def test_the_large_recipe_fits_the_cards_it_names():
         sizes = memory.step_bytes("tupe_r_large", batch, 512, **options)
         return sum(sizes[part] for part in ("state", "activations", "transient")) / GIB
 
-    recipe = compose(CONFIGS, "pretrain_large")
+    recipe = compose("pretrain_large")
     assert recipe.dataset.batch_size * recipe.optimization.update_freq[0] == 256
     text = (CONFIGS / "pretrain_large.yaml").read_text()
     for batch, options in ((recipe.dataset.batch_size, {}), (32, {"checkpoint_activations": True})):
@@ -105,7 +104,7 @@ def test_the_large_recipe_fits_the_cards_it_names():
 
 def test_large_differs_from_base_in_size_and_batch_split_only():
     names = ("pretrain_large", "pretrain")
-    large, base = (OmegaConf.to_container(compose(CONFIGS, name), resolve=False) for name in names)
+    large, base = (OmegaConf.to_container(compose(name), resolve=False) for name in names)
     assert large["model"]["_name"] == "tupe_r_large" and base["model"]["_name"] == "tupe_r"
     for config in (large, base):
         del config["model"]["_name"], config["dataset"]["batch_size"], config["optimization"]["update_freq"]

@@ -239,7 +239,7 @@ def test_bpe_codes_of_the_released_code(converted, tmp_path, style):
 
 def test_a_released_model_is_fine_tuned_with_its_own_codes(tmp_path):
     """Converted with --codes, prepared and fine-tuned."""
-    from helpers import CONFIGS, PLUGIN, train
+    from helpers import PLUGIN, train
 
     state = released("tupe_r")
     dictionary = with_pieces(write_dictionary(tmp_path / "dict.txt", len(state["model"]["decoder.lm_head.bias"])))
@@ -261,7 +261,7 @@ def test_a_released_model_is_fine_tuned_with_its_own_codes(tmp_path):
     assert (tmp_path / "bin" / "bpe.codes").read_text() == codes.read_text()
     run = [str(tmp_path / "bin"), f"--user-dir={PLUGIN}", f"--save-dir={tmp_path / 'run'}"]
     run += [f"--finetune-from-model={checkpoint}", "--max-epoch=1", "--lr=[1e-3]", "--num-workers=0"]
-    losses = train(fairseq_arguments(CONFIGS, "finetune", ["glue=rte"], run, cuda=False))
+    losses = train(fairseq_arguments("finetune", ["glue=rte"], run, cuda=False))
     assert len(losses) == 1 and state_of(tmp_path / "run") == "finished"
 
 

@@ -144,7 +144,7 @@ def test_nodes_without_gpus_have_a_process_each_which_speak_gloo(tmp_path):
         (["--preset=gau", "--arch=bert_a_mini"], "model=gau is gau, not bert_a_mini"),
         (["model=gau", "model._name=bert_a_mini"], "model=gau is gau, not bert_a_mini"),
         (["--preset=tupe_r_large", "--arch=tupe_r_mini"], "model=tupe_r_large is tupe_r_large"),
-        (["+seed=3"], "seed=3 belongs to no section"),
+        (["+seed=3"], "seed=3: valid: SECTION.KEY=VALUE, model=NAME"),
         (["comon.fp16=false"], "'common'"),
         (["common.fp61=false"], "'fp16'"),
         (["model._name=tupe_x"], "'tupe_"),

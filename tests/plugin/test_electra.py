@@ -10,7 +10,7 @@ import pytest
 import torch
 from fairseq.data import Dictionary, indexed_dataset
 from fairseq.models import MODEL_DATACLASS_REGISTRY, MODEL_REGISTRY
-from helpers import CONFIGS, PLUGIN, Waits, fairseq_arguments, load, never_pack, train, write_data
+from helpers import PLUGIN, Waits, fairseq_arguments, load, never_pack, train, write_data
 
 from tupe.common.record import read
 from tupe.plugin.electra import ElectraConfig, ElectraCriterion, ElectraModel, sample_gumbel
@@ -274,7 +274,7 @@ def arguments(data, save_dir, *more):
     overrides = ["model._name=electra_tupe_r_tiny", "dataset.batch_size=4", "optimization.update_freq=[1]"]
     tiny = ["--tokens-per-sample=24", "--lr=[0.001]", "--warmup-updates=2", "--log-interval=1", "--max-update=12"]
     words = [str(data), f"--user-dir={PLUGIN}", f"--save-dir={save_dir}", *tiny, *more]
-    return fairseq_arguments(CONFIGS, "pretrain_electra", overrides, words, cuda=False)
+    return fairseq_arguments("pretrain_electra", overrides, words, cuda=False)
 
 
 @pytest.mark.thorough
@@ -331,7 +331,7 @@ def test_the_discriminator_is_fine_tuned_on_glue(learnable, vocabulary, tmp_path
         "--max-epoch=2",
     ]
     run += [f"--finetune-from-model={checkpoint}", "--lr=[1e-9]"]
-    losses = train(fairseq_arguments(CONFIGS, "finetune", ["glue=cola"], run, cuda=False))
+    losses = train(fairseq_arguments("finetune", ["glue=cola"], run, cuda=False))
     run = read(tmp_path / "cola")
     assert run.task == "CoLA" and run.architecture == "electra_tupe_r_tiny" and len(losses) == 4
     assert [entry["epoch"] for entry in run.scores] == [1, 2] and run.pretrained_updates == 2

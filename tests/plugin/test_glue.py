@@ -12,13 +12,12 @@ import numpy as np
 import pytest
 import torch
 from fairseq.data import Dictionary
-from helpers import fairseq_arguments, finetune, free_port, official_folder, table
+from helpers import compose, fairseq_arguments, finetune, free_port, official_folder, table
 
 from tupe.common.glue import TASKS, check_glue, glue_name, score
 from tupe.common.record import read
 from tupe.corpus import glue as glue_data
 from tupe.evaluation.predict import predict_glue, zip_submission
-from tupe.plugin.compat import compose
 from tupe.plugin.glue import Pairs
 
 ROOT = Path(__file__).parents[2]
@@ -264,7 +263,7 @@ def test_predictions_for_the_server(learnable, fine_tuned, tmp_path):
 
 def test_every_glue_group_names_its_task():
     files = [path for path in (ROOT / "configs" / "glue").glob("*.yaml") if path.stem != "own"]  # see test_labels.py
-    tasks = {path.stem: compose(ROOT / "configs", "finetune", [f"glue={path.stem}"]) for path in files}
+    tasks = {path.stem: compose("finetune", [f"glue={path.stem}"]) for path in files}
     assert {cfg.task.glue_task for cfg in tasks.values()} == set(TASKS)
     for stem, cfg in tasks.items():
         assert glue_name(stem) == cfg.task.glue_task

@@ -10,15 +10,15 @@ from collections import Counter
 import fairseq.options
 import pytest
 import torch
-from helpers import CONFIGS, fairseq_arguments, pretrain_arguments
+from helpers import CONFIGS, compose, fairseq_arguments, pretrain_arguments
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from omegaconf import OmegaConf
 
 from tupe.common import architectures
 from tupe.common.architectures import ELECTRA, SIZES, with_size
 from tupe.common.limits import split_batch
+from tupe.common.recipes import value_of
 from tupe.plugin import electra, worker
-from tupe.plugin.compat import compose
 from tupe.plugin.launch import (
     configuration,
     launch,
@@ -44,12 +44,12 @@ def parse(arguments):
 
 def recipe(*user_arguments, name="pretrain", overrides=(), processes=1, cuda=True, micro=None):
     words = ["DATA", *user_arguments]
-    return fairseq_arguments(CONFIGS, name, overrides, words, processes, cuda, micro_batch_size=micro)
+    return fairseq_arguments(name, overrides, words, processes, cuda, micro_batch_size=micro)
 
 
 @functools.cache
 def composed(name, *overrides):
-    return compose(CONFIGS, name, overrides)
+    return compose(name, overrides)
 
 
 def recipe_with(name, *overrides):
@@ -233,7 +233,7 @@ def test_what_is_handed_to_fairseq_is_what_it_makes_of_the_words(name, overrides
     def contents(config):
         return json.dumps(OmegaConf.to_container(config), sort_keys=True)
 
-    options = training_options(CONFIGS, name.split()[0], overrides, ["A:B", *words], processes, cuda)
+    options = training_options(name.split()[0], overrides, ["A:B", *words], processes, cuda)
     config = configuration(options[0])
     assert contents(config) == contents(worker.parsed(words_of(*options)))
     sent = worker.from_text(worker.to_text(config))
@@ -242,12 +242,12 @@ def test_what_is_handed_to_fairseq_is_what_it_makes_of_the_words(name, overrides
 
 @pytest.mark.parametrize("word", ["--arch=roberta_base", "--optimizer=lamb"])
 def test_a_part_without_a_dataclass_is_made_of_words(word, monkeypatch, tmp_path):
-    values, _ = training_options(CONFIGS, "pretrain", ["~optimizer.adam_betas", "~optimizer.adam_eps"], ["DATA", word])
+    values, _ = training_options("pretrain", ["~optimizer.adam_betas", "~optimizer.adam_eps"], ["DATA", word])
     assert configuration(values) is None
 
 
-def test_a_start_composes_once_and_parses_once(monkeypatch, data, tmp_path):
-    """An override does not compose again, and nothing is spelled out for fairseq's parser or Hydra's."""
+def test_a_start_parses_once_and_without_hydra(monkeypatch, data, tmp_path):
+    """Nothing is spelled out for fairseq's parser or Hydra's."""
     counts, started = Counter(), []
 
     def count(owner, name):
@@ -263,7 +263,7 @@ def test_a_start_composes_once_and_parses_once(monkeypatch, data, tmp_path):
     count(fairseq.options, "parse_args_and_arch")
     monkeypatch.setattr(worker, "train", started.append)
     launch("pretrain", ["model.dropout=0.3"], [str(data), f"--save-dir={tmp_path}", "--lr=0.5"], gpus=0)
-    assert counts == {"load_configuration": 1, "parse_args_and_arch": 1}
+    assert counts == {"parse_args_and_arch": 1}
     ((config,),) = [started]
     assert (config.model.dropout, config.optimization.lr, config.task.data) == (0.3, [0.5], str(data))
 
@@ -283,13 +283,30 @@ def test_hydra_takes_the_name_of_a_scheme(overrides):
     assert parse(recipe(overrides=overrides)).position == "rope"
 
 
+@pytest.mark.parametrize(
+    "text",
+    ["1e-4", "-1", "inf", "true", "False", "null", "[1e-4]", "[1, 2.5]", "'a b'", '"7"', "", "1:30", "0x10",
+     "*.pt", "2026-01-01", "alibi:sides:True+t5", "${optimization.max_update}", "- x"],
+)  # fmt: skip
+def test_an_override_has_the_value_that_hydra_gives_it(text):
+    value = OmegaConf.to_container(compose("pretrain", [f"+task.x={text}"]), resolve=False)["task"]["x"]
+    assert repr(value_of(f"task.x={text}")) == repr(value)
+
+
+def test_overrides_without_a_value_are_refused():
+    with pytest.raises(ValueError, match=r"optimization.lr=\[1e-4: brackets or quotes do not end"):
+        recipe(overrides=["optimization.lr=[1e-4"])
+    with pytest.raises(ValueError, match="--fp16 is 'no'; valid: true, false"):
+        recipe(overrides=["common.fp16=no"])
+
+
 def test_an_override_outside_of_a_section_is_refused():
-    valid = "checkpoint, common, criterion, dataset, lr_scheduler, model, optimization, optimizer, task"
-    with pytest.raises(ValueError, match=f"seed=3 belongs to no section; valid: {valid}$"):
-        recipe(overrides=["+seed=3"])
+    for word in ("seed=3", "glue=rte"):
+        with pytest.raises(ValueError, match=f"pretrain: {word}: valid: SECTION.KEY=VALUE, model=NAME$"):
+            recipe(overrides=[word])
 
 
-def test_unknown_names_are_refused(tmp_path):
+def test_unknown_names_are_refused(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="--arch: unknown value 'tupe_x'; did you mean 'tupe_"):
         recipe("--arch=tupe_x")
     with pytest.raises(ValueError, match="unknown option --warmup-upd; did you mean '--warmup-updates'"):
@@ -298,8 +315,9 @@ def test_unknown_names_are_refused(tmp_path):
     (tmp_path / "own.yaml").write_text(misspelt)
     for group in ("model", "shared"):
         (tmp_path / group).symlink_to(CONFIGS / group)
+    monkeypatch.setattr("tupe.common.recipes.CONFIGS", tmp_path)
     with pytest.raises(ValueError, match="own: checkpoint.keep_interval_updates_patern is no option"):
-        fairseq_arguments(tmp_path, "own", [], ["DATA"])
+        fairseq_arguments("own", [], ["DATA"])
 
 
 # Every architecture in one size and every size in some architecture; all pairs are slow.
@@ -338,7 +356,7 @@ def test_gated_attention_units_are_two_for_each_layer_of_the_size(size):
     layers = {"base": 24, "large": 48, "small": 16, "mini": 8, "tiny": 4}[size]
     hydra = [hydra_config("pretrain", [f"model={p}", f"model._name={name}", "task.data=DATA"]) for p in GAU_PRESETS]
     launched = [
-        fairseq_arguments(CONFIGS, "pretrain", [f"model={preset}"], ["DATA", f"--arch={name}"], cuda=False)
+        fairseq_arguments("pretrain", [f"model={preset}"], ["DATA", f"--arch={name}"], cuda=False)
         for preset in GAU_PRESETS
     ]
     plain = ["DATA", "--task=masked_lm", f"--arch={name}", "--batch-size=1"]

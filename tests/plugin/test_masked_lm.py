@@ -10,7 +10,6 @@ import torch
 import torch.nn.functional as F
 from fairseq.data import Dictionary, TokenBlockDataset, data_utils, indexed_dataset
 from helpers import (
-    CONFIGS,
     PLUGIN,
     build,
     fairseq_arguments,
@@ -212,7 +211,7 @@ def test_batches_without_a_masked_token_are_counted(options, tmp_path, caplog):
     words += ["--tokens-per-sample=24", "--mask-prob=0.01", "--batch-size=1", "--update-freq=2", "--max-update=15"]
     words += ["--lr=[0.01]", "--warmup-updates=2", "--num-workers=0", "--log-interval=1", "--batch-size-valid=32"]
     with caplog.at_level("INFO"):
-        losses = train(fairseq_arguments(CONFIGS, recipe, [], words, cuda=False))
+        losses = train(fairseq_arguments(recipe, [], words, cuda=False))
     missing = [math.isnan(loss) for loss, _ in losses]
     assert len(losses) == 15 and 3 < sum(missing) < 15 and all(math.isfinite(norm) for _, norm in losses)
     assert [norm == 0 for _, norm in losses] == missing
@@ -277,7 +276,7 @@ def arguments(data, checkpoint, save_dir, *more, next_sentence=True, **options):
     words = [f"--save-dir={save_dir}", f"--finetune-from-model={checkpoint}", f"--user-dir={PLUGIN}"]
     words += ["--tokens-per-sample=24", "--max-epoch=2", "--lr=[0.001]", "--num-workers=0", "--log-interval=1"]
     overrides = ["dataset.batch_size=4", "optimization.update_freq=[1]", *objective]
-    return fairseq_arguments(CONFIGS, "continue", overrides, [str(data), *words, *more], cuda=False)
+    return fairseq_arguments("continue", overrides, [str(data), *words, *more], cuda=False)
 
 
 def test_next_sentences_through_fairseq_train(start, tmp_path):

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from fairseq import models
-from helpers import CONFIGS, PLUGIN, fairseq_arguments, finetune, load, train, train_recipe
+from helpers import PLUGIN, fairseq_arguments, finetune, load, train, train_recipe
 
 from tupe import positions
 from tupe.checkpoints.convert import architecture_of, core_options
@@ -45,7 +45,7 @@ def test_the_structure_is_the_checkpoints(launcher, learnable, pretrained, tmp_p
     if launcher == "options":
         words = [str(learnable), f"--user-dir={PLUGIN}", f"--finetune-from-model={pretrained}", "--max-epoch=1"]
         words += [f"--save-dir={tmp_path}", "--num-workers=0", "--dropout=0.2"]
-        train(fairseq_arguments(CONFIGS, "finetune", ["glue=cola"], words, cuda=False))
+        train(fairseq_arguments("finetune", ["glue=cola"], words, cuda=False))
     else:
         finetune(learnable, pretrained, tmp_path, "glue=cola", "optimization.max_epoch=1", "model.dropout=0.2")
     before, after = (load(path)["cfg"]["model"] for path in (pretrained, tmp_path / "checkpoint_last.pt"))
@@ -108,4 +108,4 @@ def test_the_earlier_name_of_a_block(data, tmp_path):
     assert structure(read_checkpoint(tmp_path / "old.pt")["cfg"]["model"])["block"] == "gau"
     loaded = TupeModel.from_pretrained(tmp_path, "old.pt", data).model
     assert loaded.cfg.block == "gau" and not loaded.cfg.layer and hasattr(loaded.encoder.layers[0], "shift")
-    assert "--layer=gau" in fairseq_arguments(CONFIGS, "pretrain", [], ["DATA", "--layer=gau"], cuda=False)
+    assert "--layer=gau" in fairseq_arguments("pretrain", [], ["DATA", "--layer=gau"], cuda=False)

@@ -51,7 +51,7 @@ def test_recipes_choose_float32_without_a_gpu_through_hydra(data, tmp_path):
 def test_what_an_update_trains_on_is_said(data, tmp_path, caplog):
     words = [str(data), f"--save-dir={tmp_path / 'run'}", "--arch=tupe_r_tiny", "--tokens-per-sample=24", "--no-save"]
     words += ["--max-update=3", "--warmup-updates=3", "--num-workers=0", "--lr=0.5", "--batch-size=8"]
-    arguments = fairseq_arguments(CONFIGS, "pretrain_small", [], words, cuda=False, micro_batch_size=4)
+    arguments = fairseq_arguments("pretrain_small", [], words, cuda=False, micro_batch_size=4)
     sizes = []
     with caplog.at_level(logging.INFO, "tupe.launch"):
         train(arguments, lambda samples: sizes.append([sample["nsentences"] for sample in samples]))

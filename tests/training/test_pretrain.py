@@ -37,7 +37,6 @@ from safetensors.torch import load_file
 import tupe.hf  # noqa: F401
 from tupe import cpu
 from tupe.cli import main
-from tupe.common.options import CONFIGS
 from tupe.common.record import BUSY, DIVERGED, REFUSED, STOPPED, locked, read, state_of, updates_of
 from tupe.modeling_tupe import TupeForMaskedLM
 from tupe.training import data as training_data
@@ -591,7 +590,7 @@ def test_batches_mean_the_same_to_both_engines(recipe, words, processes, data):
     launch = pytest.importorskip("tupe.plugin.launch")
     overrides, options = ([word for word in words if word.startswith("--") is option] for option in (False, True))
     arguments = (recipe, [*overrides, "dataset.max_valid_steps=5"])
-    theirs, _ = launch.training_options(CONFIGS, *arguments, [str(data), *options], processes, True, True)
+    theirs, _ = launch.training_options(*arguments, [str(data), *options], processes, True, True)
     ours = read_recipe(*arguments, options, processes).values
     assert ours["dataset.batch_size"] == theirs["batch_size"]
     assert ours["optimization.update_freq"] == list(theirs["update_freq"])

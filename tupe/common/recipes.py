@@ -1,6 +1,7 @@
 """The recipes of configs/ and their presets, without Hydra. Needs only PyYAML."""
 
 import re
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,11 @@ from .options import CONFIGS, did_you_mean
 
 def compose(recipe: str, groups: dict[str, str] | None = None) -> dict[str, Any]:
     """{"section.key": value} of a file of configs/ and those of its `defaults`, as Hydra puts them together. groups:
-    {group: file} instead of the recipe's. Raises ValueError for a file that is not there."""
+    {group: file} instead of the recipe's. Raises ValueError for a file that is not there, and another group."""
     own, found = yaml.safe_load((CONFIGS / f"{recipe}.yaml").read_text(encoding="utf-8")), {}
+    known = [group for entry in own["defaults"] if isinstance(entry, dict) for group in entry]
+    if unknown := [f"{group}={name}" for group, name in (groups or {}).items() if group not in known]:
+        raise ValueError(f"{recipe}: {unknown[0]}: valid: SECTION.KEY=VALUE{''.join(f', {g}=NAME' for g in known)}")
     for entry in own.pop("defaults"):
         group, name = ("", entry) if isinstance(entry, str) else next(iter(entry.items()))
         content, package = own, "_global_"
@@ -37,6 +41,24 @@ def check_preset(name: str, architecture: str, configs: str | Path = CONFIGS) ->
     if stem != other or size not in ("base", other_size):
         sizes = f"; valid: {', '.join(with_size(stem, s) for s in SIZES)}" if size == "base" else ""
         raise ValueError(f"model={name} is {own}, not {architecture}; give one of them{sizes}")
+
+
+def value_of(override: str) -> Any:
+    """What stands behind the = of an override: a number, true, false, null, a list or a quoted text, as in Hydra; of
+    anything else the text, as it is. Raises ValueError for brackets or quotes that do not end."""
+    text = override.partition("=")[2]
+    for kind in (int, float):
+        with suppress(ValueError):
+            return kind(text)
+    if text[:1] not in ("[", "'", '"') and text.lower() not in ("true", "false", "null"):
+        return text
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError:
+        raise ValueError(f"{override}: brackets or quotes do not end") from None
+    if isinstance(value, list):  # YAML takes 1e-4 for a text
+        value = [value_of(f"={each}") if isinstance(each, str) else each for each in value]
+    return value
 
 
 def resolved(values: dict[str, Any], key: str, defaults: dict[str, Any] | None = None) -> Any:

@@ -10,18 +10,12 @@ import importlib
 import os
 import warnings
 from collections import defaultdict
-from collections.abc import Iterable
 from typing import Any
 
-import hydra
 import numpy as np
 import torch
-from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.config_store import ConfigStore
-from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.errors import HydraException
 from omegaconf import AnyNode, DictConfig, ListConfig
 from omegaconf.base import ContainerMetadata, Metadata
 
@@ -50,42 +44,6 @@ warnings.filterwarnings(
 # By default Hydra shortens the traceback of an error and ends the process, so that the run's record would not get the
 # error. (And Hydra 1.0 crashes on Python 3.10 while it does so.)
 os.environ.setdefault("HYDRA_FULL_ERROR", "1")
-
-if _version(hydra) < (1, 1):
-    from hydra.experimental import compose as _compose
-    from hydra.experimental import initialize_config_dir as _initialize_config_dir
-else:
-    from hydra import compose as _compose
-    from hydra import initialize_config_dir as _initialize_config_dir
-
-# Later versions ask for the version whose defaults to use; fairseq's own entry point uses those of 1.1.
-_VERSION_BASE = {"version_base": "1.1"} if _version(hydra) >= (1, 2) else {}
-
-
-def compose(config_dir: str | os.PathLike, config_name: str, overrides: Iterable[str] = ()) -> DictConfig:
-    """What `fairseq-hydra-train --config-dir config_dir --config-name config_name overrides...` reads from the files,
-    before fairseq fills in defaults. Interpolations are not resolved.
-    """
-    # Hydra completes a file with the schema registered under the same name, if there is one. fairseq-hydra-train has
-    # not imported this package yet when it reads the files; to read the same here, hide its schemas meanwhile.
-    store = ConfigStore.instance().repo
-    groups = [name for name in store if isinstance(store[name], dict) and name != "hydra"]
-    schemas = {name: store.pop(name) for name in [*groups, f"{config_name}.yaml"] if name in store}
-    GlobalHydra.instance().clear()
-    try:
-        with _initialize_config_dir(config_dir=os.path.abspath(config_dir), **_VERSION_BASE):
-            return _compose(config_name=config_name, overrides=list(overrides))
-    finally:
-        store.update(schemas)
-
-
-def override(config: DictConfig, words: Iterable[str]) -> None:
-    """Change values of what was composed, as if `compose` had got these overrides too (not of groups)."""
-    overrides = OverridesParser.create().parse_overrides(list(words))
-    for each in overrides:
-        if each.is_sweep_override():
-            raise HydraException(f"{each.key_or_group} has several values; give one")
-    ConfigLoaderImpl._apply_overrides_to_config(overrides, config)
 
 
 def drop_schemas() -> None:

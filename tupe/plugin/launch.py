@@ -19,7 +19,6 @@ from fairseq.dataclass.configs import FairseqConfig
 from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_DATACLASS_REGISTRY
 from fairseq.registry import REGISTRIES
 from fairseq.tasks import TASK_DATACLASS_REGISTRY
-from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 
 from ..common import limits
@@ -27,14 +26,13 @@ from ..common.architectures import ELECTRA, split_size
 from ..common.blocks import check_split, parts_of
 from ..common.glue import check_glue, glue_name
 from ..common.limits import option, split_batch
-from ..common.options import CONFIGS, did_you_mean, split_files
+from ..common.options import did_you_mean, split_files
 from ..common.prepared import check_name, tasks_in
-from ..common.recipes import check_preset
+from ..common.recipes import check_preset, compose, value_of
 from ..common.torchrun import gpus_to_use, run_torchrun, words_of_nodes
 from ..encoder import Encoder
 from ..positions import load_scheme_file
 from . import worker
-from .compat import compose, override
 from .model import TupeConfig, core_config
 from .pretrained import check_data
 from .saving import check_asserts, check_restore
@@ -67,7 +65,7 @@ def launch(
             check_data(folder)
     processes = max(gpus, 1) * nodes
     values, actions = training_options(
-        CONFIGS, recipe, overrides, arguments, processes, gpus > 0, dry_run, own_options, micro_batch_size
+        recipe, overrides, arguments, processes, gpus > 0, dry_run, own_options, micro_batch_size
     )
     values = {"user_dir": str(Path(__file__).parents[1]), **values}
     if nodes > 1:
@@ -92,7 +90,6 @@ def launch(
 
 
 def training_options(
-    config_dir: str | Path,
     recipe: str,
     overrides: Iterable[str],
     user_arguments: list[str],
@@ -105,7 +102,7 @@ def training_options(
     """({name: value} of the options of fairseq-train that make it follow the recipe on `processes` processes, {name:
     action} of its parser).
 
-    recipe, overrides: as for `fairseq-hydra-train --config-dir config_dir --config-name recipe overrides...`; no
+    recipe, overrides: as for `fairseq-hydra-train --config-dir configs --config-name recipe overrides...`; no
     override needs a leading `+`. user_arguments: more arguments of fairseq-train, the data folder first. They win
     over the recipe, and values of the recipe that refer to another value follow it. Two things are adjusted. The
     batch, the user's --batch-size or the recipe's batch_size times update_freq, is split over the processes, in steps
@@ -117,13 +114,10 @@ def training_options(
     for word in user_arguments:
         if "${" in word:
             raise ValueError(f"{word}: Hydra takes '${{' as the name of another setting; choose another path")
-    config = compose_recipe(config_dir, recipe, overrides)
+    config = compose_recipe(recipe, overrides)
     raw = OmegaConf.to_container(config, resolve=False)
     places_of = {}  # destination in fairseq's parser -> its keys in the configuration
     for section, fields in raw.items():
-        if not isinstance(fields, dict):
-            sections = sorted(name for name, content in raw.items() if isinstance(content, dict))
-            raise ValueError(f"{recipe}: {section}={fields} belongs to no section; valid: {', '.join(sections)}")
         for key, value in fields.items():
             if value != "???" and key not in ("data", "user_dir"):  # these come from the launcher
                 name = key if key != "_name" else "arch" if section == "model" else section
@@ -138,7 +132,7 @@ def training_options(
             OmegaConf.update(config, place, given[name], merge=False)
     for group, _, name in (word.lstrip("+").partition("=") for word in overrides):
         if group == "model":
-            check_preset(name, given.get("arch") or raw["model"]["_name"], config_dir)
+            check_preset(name, given.get("arch") or raw["model"]["_name"])
     values = {}
     for name, places in places_of.items():
         candidates = [OmegaConf.select(config, place) for place in places]
@@ -261,36 +255,23 @@ def check_splits(values: dict, folder: str) -> None:
                 check_split(part)
 
 
-def compose_recipe(config_dir: str | Path, recipe: str, overrides: Iterable[str]) -> OmegaConf:
-    """The recipe with its overrides. A value that the YAML does not name needs no leading `+` here.
-
-    Raises ValueError for an unknown name.
-    """
-    overrides = list(overrides)
-    for word in overrides:
-        group, _, choice = word.lstrip("+").partition("=")
-        choices = [path.stem for path in Path(config_dir, group).glob("*.yaml")]
-        if choices and choice not in choices:
-            raise ValueError(f"{group}={choice} not found{did_you_mean(choice, choices)}")
-        section = group.partition(".")[0]
-        if "." in group and section.lstrip("~") not in FairseqConfig.__dataclass_fields__:
+def compose_recipe(recipe: str, overrides: Iterable[str]) -> OmegaConf:
+    """The recipe with its overrides. A value that it does not name needs no leading `+` here; `~section.key` takes one
+    out. Raises ValueError for an unknown name, and for what is no value."""
+    words = {word: word.lstrip("+~").partition("=")[0].partition(".") for word in overrides}
+    groups = dict(word.lstrip("+").split("=", 1) for word, (_, dot, _) in words.items() if not dot)
+    config = OmegaConf.create({})
+    for place, value in compose(recipe, groups).items():
+        OmegaConf.update(config, place, value, merge=False)
+    for word, (section, dot, key) in words.items():
+        if dot and section not in FairseqConfig.__dataclass_fields__:
             near = did_you_mean(section, FairseqConfig.__dataclass_fields__)
             raise ValueError(f"{word}: no section {section!r}{near}")
-    groups = [word for word in overrides if "." not in word.partition("=")[0]]
-    try:
-        config = compose(config_dir, recipe, groups)
-        override(config, [_with_plus(word, config) for word in overrides if word not in groups])
-    except HydraException as error:
-        raise ValueError(f"{recipe}: " + str(error).partition("\n")[0]) from error
-    OmegaConf.set_struct(config, False)
+        if word.startswith("~"):
+            config[section].pop(key, None)
+        elif dot:
+            OmegaConf.update(config, f"{section}.{key}", value_of(word), merge=False)
     return config
-
-
-def _with_plus(word, config):
-    """An override as Hydra requires it: with a leading + if the configuration does not name the value yet."""
-    section, _, key = word.partition("=")[0].partition(".")
-    known = word.startswith(("+", "~")) or not key or (section in config and key in config[section])
-    return word if known else f"+{word}"
 
 
 def parse(words: list, own_options: Sequence[str] = ()) -> tuple:
@@ -328,6 +309,8 @@ def parse(words: list, own_options: Sequence[str] = ()) -> tuple:
 def converted(parser: argparse.ArgumentParser, action: argparse.Action, value: Any) -> Any:
     """A value as the parser makes it of its text. Raises ValueError for none of its option's choices."""
     if action.nargs == 0:
+        if value not in (True, False, None):
+            raise ValueError(f"{option(action.dest)} is {value!r}; valid: true, false")
         return bool(value)
     try:
         return parser._get_values(action, [f"{value}"])

@@ -13,7 +13,7 @@ import yaml
 from ..common import limits
 from ..common.architectures import ARCHITECTURES, ELECTRA, OTHER_BLOCKS, SIZES, preset, split_size, with_size
 from ..common.options import did_you_mean
-from ..common.recipes import check_preset, compose, resolved
+from ..common.recipes import check_preset, compose, resolved, value_of
 from ..common.safe_load import read_config
 from ..encoder import ModelConfig, names_in
 
@@ -119,7 +119,7 @@ def read(
     for word in overrides:
         key, _, value = word.lstrip("+").partition("=")
         if "." in key:
-            overridden[key] = yaml.safe_load(value)  # given twice, the last counts, as in Hydra
+            overridden[key] = value_of(word)  # given twice, the last counts, as in Hydra
         elif key in ("model", "glue"):
             groups[key] = value
         else:
