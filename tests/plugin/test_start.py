@@ -29,7 +29,7 @@ def test_half_precision_without_a_gpu_is_one_line_of_fairseq_train(data, tmp_pat
     process.join()
     said = capfd.readouterr().err
     assert process.exitcode and "Traceback" not in said and not (tmp_path / "run" / "record.json").exists()
-    assert said.splitlines()[-1].startswith("--fp16 needs a GPU; valid here: --cpu without --fp16")
+    assert said.splitlines()[-1].startswith("--fp16 needs a GPU; valid here: float32 without --fp16")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a machine without a GPU is the point")

@@ -86,7 +86,7 @@ def check_with_torch(values: dict[str, Any]) -> None:
         import torch
 
         if values["gpus"] == 0 or not torch.cuda.is_available():
-            raise ValueError("--fp16 needs a GPU; valid here: float32 without --fp16, or --autocast bf16")
+            raise ValueError(limits.NO_GPU)
 
 
 def position_in(words: Iterable[str]) -> str | None:

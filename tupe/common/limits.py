@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+NO_GPU = "--fp16 needs a GPU; valid here: float32 without --fp16, or --autocast bf16"
 MANY = 10**9
 TINY = 1e-30  # what is nearer to 0, but not 0, would vanish or overflow in float32 products
 SEEDS = 2**32 - 1  # numpy's

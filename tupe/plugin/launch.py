@@ -37,7 +37,6 @@ from .model import TupeConfig, core_config
 from .pretrained import check_data
 from .saving import check_asserts, check_restore
 from .squad_data import FILES, Encoded
-from .start import NO_GPU
 
 logger = logging.getLogger("tupe.launch")
 
@@ -171,12 +170,12 @@ def training_options(
         if processes > 1:
             backends = {"distributed_backend": "gloo", "ddp_backend": "legacy_ddp"}
             values.update({name: value for name, value in backends.items() if name not in named})
-    chosen_values = {**values, **given}
-    if chosen_values.get("cpu") or chosen_values.get("amp") or str(chosen_values.get("autocast")) == "bf16":
+    so_far = {**values, **given}
+    if so_far.get("cpu") or so_far.get("amp") or str(so_far.get("autocast")) == "bf16":
         if given.get("fp16"):
-            raise ValueError(NO_GPU if chosen_values.get("cpu") else "--fp16 beside --amp or --autocast: give one")
+            raise ValueError(limits.NO_GPU if so_far.get("cpu") else "--fp16 beside --amp or --autocast: give one")
         values["fp16"] = False
-    if chosen_values.get("memory_efficient_fp16"):
+    if so_far.get("memory_efficient_fp16"):
         values["fp16"] = True
     chosen = {**given, **values}  # the recipe's values already include the user's
     if not dry_run:

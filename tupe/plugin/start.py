@@ -7,16 +7,15 @@ from fairseq.dataclass.configs import FairseqConfig
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
+from ..common import limits
+
 logger = logging.getLogger("tupe.launch")
-
-
-NO_GPU = "--fp16 needs a GPU; valid here: --cpu without --fp16 (float32), or --autocast bf16"
 
 
 class NoGPU(ValueError, SystemExit):
     """--fp16 on a CPU. As a SystemExit it is one line of fairseq-train too."""
 
-    code = NO_GPU
+    code = limits.NO_GPU
 
 
 def choose_precision(config: DictConfig | FairseqConfig) -> None:
@@ -29,7 +28,7 @@ def choose_precision(config: DictConfig | FairseqConfig) -> None:
     if not common.fp16 or on_gpu:
         return
     if not HydraConfig.initialized():
-        raise NoGPU(NO_GPU)
+        raise NoGPU(limits.NO_GPU)
     logger.warning("no GPU: common.fp16=false common.cpu=true")
     common.fp16, common.cpu = False, True
 

@@ -18,7 +18,7 @@ import click
 import torch
 import yaml
 
-from ..common import console, record
+from ..common import console, limits, record
 from ..common.active import refuse
 from ..common.blocks import Split
 from ..common.glue import TASKS, check_glue, glue_name
@@ -35,7 +35,6 @@ from .run import Run, differences, newest, publish
 
 logger = logging.getLogger("tupe.training")
 
-NO_GPU = "--fp16 needs a GPU; valid here: --autocast bf16, or float32 without --fp16"
 # Of the record, in fields of their own, or of no consequence for the numbers.
 LEFT_OUT = {
     "common.seed", "common.cpu", "optimization.lr", "optimization.max_update", "optimization.max_epoch",
@@ -80,7 +79,7 @@ def settle(
     settled = read(recipe, overrides, words, processes, micro_batch_size)
     if settled["fp16"] and (not gpus or settled["cpu"]):
         if "common.fp16" in settled.given:
-            raise ValueError(NO_GPU)
+            raise ValueError(limits.NO_GPU)
         settled.values["common.fp16"] = False
     if settled.kind is PRETRAINING and settled["tokens_per_sample"] > settled["max_positions"]:
         raise ValueError(
