@@ -15,7 +15,7 @@ import numpy as np
 from tupe.common.tables import TextTable
 from tupe.experiments import collect
 from tupe.experiments.evidence import Evidence
-from tupe.experiments.plan import BITS, Trial, lengths_of, planned_models, trials
+from tupe.experiments.plan import BITS, Trial, best_rates, lengths_of, planned_models, trials
 from tupe.experiments.statistics import (
     ALPHA,
     FEWEST,
@@ -124,6 +124,14 @@ def again(runs: Runs) -> list[str]:
         TextTable.plain(header, rows, align="lrrrl").markdown(),
         f"`tupe_a_tie_cls` in bfloat16 minus float32: {seen}; mean {of_contrast(one)}.\n",
     ]
+
+
+def rates(runs: Runs) -> list[str]:
+    """Stage B: the rate of every model that has one."""
+    best, needed = best_rates(runs.losses, "mini_rates", PROTOCOL)
+    models = planned_models("mini_rates", PROTOCOL)
+    rows = [[f"`{model}`", f"{best[model]:g}" if model in best else ""] for model in models]
+    return ["## B: rates of mini models\n", TextTable.plain(["model", "rate"], rows).markdown()] if best else []
 
 
 class Decision(NamedTuple):
@@ -397,6 +405,7 @@ def page() -> str:
         "[the protocol](../second-protocol.md) says what they decide. *Seeds and text*: an interval that draws both\n"
         "anew; with so few seeds it is too narrow, and no verdict uses it.\n",
         *again(runs),
+        *rates(runs),
         *(line for stage in LASTING for line in lasting(runs, stage)),
         *(line for stage in DECIDED for line in decided(runs, stage)),
         *(line for stage, other in DECIDED.items() for line in bundle(runs, other, stage)),

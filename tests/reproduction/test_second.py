@@ -3,6 +3,7 @@ import math
 import re
 import shutil
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -49,6 +50,13 @@ def test_a_rate_is_not_chosen_before_all_planned_ones_have_run():
 def test_only_the_choosing_seed_chooses():
     losses = {run("tupe_r", 1e-3): 5.0, run("tupe_r", 5e-4): 5.1, run("tupe_r", 5e-4, 1): 4.0}
     assert best_rates(losses, "mini_rates", second.PROTOCOL)[0] == {"tupe_r": 1e-3}
+
+
+def test_the_page_shows_the_rates_that_are_chosen():
+    losses = {run("tupe_r", 1e-3): 5.0, run("tupe_r", 5e-4): 5.1, run("bert_r", 1e-3): 5.5}
+    rows = dict(rows_of(second_page.rates(SimpleNamespace(losses=losses))))
+    assert len(rows) == 6 and rows["`tupe_r`"] == "0.001" and rows["`bert_r`"] == "–"
+    assert second_page.rates(SimpleNamespace(losses={})) == []
 
 
 def test_controls_of_the_bundle_train_at_their_neighbours_rates():
