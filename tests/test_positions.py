@@ -468,6 +468,9 @@ def test_names_of_registered_options_are_checked():
     with pytest.raises(ValueError, match="option 'size' of .*Wrong.* must be a bool, int or float with a default"):
         register("wrong")(Wrong)
     assert "wrong" not in SCHEMES
+    for name in ("a:b", "a+b", "a.b", "", "a b", "embed"):
+        with pytest.raises(ValueError, match="is no name of a position scheme"):
+            register(name)
 
 
 OWN_FILE = """

@@ -224,8 +224,8 @@ def option(
 @dataclass
 class ModelConfig:
     """Every option of a model. fairseq's options, what fine-tuning may change, the converters and the export's
-    config.json all follow from this list. Raises ValueError for an unknown choice, or a size below 1, or a dropout
-    that is none."""
+    config.json all follow from this list. Raises ValueError for an unknown choice, a size below 1, and a dropout
+    outside of 0 to 1."""
 
     position: str = option("absolute", f"position schemes joined by '+', from: {', '.join(sorted(SCHEMES))}")
     cls: str = option(
@@ -301,7 +301,7 @@ class ModelConfig:
                 raise ValueError(f"unknown {f.name} {value!r}; valid: {', '.join(choices)}")
             if f.type is int and value < 1:
                 raise ValueError(f"{f.name}={value}; valid: 1 or more")
-            if "dropout" in f.name and not 0 <= value <= 1:
+            if "dropout" in f.name and not (isinstance(value, (int, float)) and 0 <= value <= 1):
                 raise ValueError(f"{f.name}={value}; valid: 0 to 1")
 
     def part(self, name: str) -> str:

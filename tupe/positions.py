@@ -15,6 +15,7 @@ import importlib
 import importlib.util
 import inspect
 import math
+import re
 import sys
 import traceback
 from collections.abc import Callable, Iterable
@@ -42,8 +43,8 @@ CLS = ("tied", "untied", "zero")  # see `Positions`
 def register(name: str) -> Callable[[type], type]:
     """Class decorator: make a scheme available as `--position NAME`."""
 
-    if not name.isidentifier() or hasattr(Positions, name):
-        raise ValueError(f"{name!r:.60} cannot name a position scheme; valid: letters, digits, _, no part of Positions")
+    if not re.fullmatch(r"[\w-]+", name) or hasattr(Positions, name):
+        raise ValueError(f"{name!r:.60} is no name of a position scheme; valid: [A-Za-z0-9_-]+, no part of Positions")
 
     def add(cls):
         known = SCHEMES.get(name, cls)  # in a notebook, the class that the same cell defined before

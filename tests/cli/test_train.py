@@ -196,6 +196,8 @@ def test_memory_allocator_is_preloaded(tmp_path):
     assert preloaded(None, LD_PRELOAD=other) == other  # someone else's stays
     assert preloaded(str(library), LD_PRELOAD=other) == f"{library}:{other}"
     assert "no such library" in preloaded("/nothing.so")
+    (tmp_path / "my lib.so").touch()
+    assert "LD_PRELOAD takes no path with a blank" in preloaded(f"{tmp_path}/my lib.so")
 
     ldconfig = tmp_path / "ldconfig"  # as on a system that has tcmalloc
     ldconfig.write_text(f"#!/bin/bash\necho 'libtcmalloc_minimal.so.4 (libc6,x86-64) => {library}'\n")

@@ -99,6 +99,13 @@ def test_truncated_compressed_file(tmp_path, suffix):
     assert [d.text for d in kept] == content.decode().split("\n\n")[: len(kept)]
 
 
+def test_a_zst_file_is_read_nearly_up_to_the_damage(tmp_path):
+    lines = "".join(f"Document {i} {i**7}.\n\n" for i in range(9_000)).encode()
+    (tmp_path / "a.txt.zst").write_bytes(COMPRESSIONS[".zst"](lines)[:-20])
+    kept, _ = read_all(tmp_path / "a.txt.zst", errors="replace")
+    assert len(kept) > 5_000
+
+
 def test_corrupt_zst_file(tmp_path):
     (tmp_path / "a.txt.zst").write_bytes(COMPRESSIONS[".zst"](LINES) + b"no frame at all")
     with pytest.raises(ValueError, match="a.txt.zst: cannot be read after .*--errors replace"):

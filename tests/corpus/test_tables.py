@@ -80,6 +80,8 @@ def test_no_text_of_a_row_is_left_out(tmp_path):
         read(path)
     documents, stats = read(path, errors="replace")
     assert len(documents) == 2 and stats.dropped == {"document: more fields than columns": {"a.csv": 1}}
+    path.write_text("\n\r\nid,text\n1,One,\n\n2,Two\n")  # blank lines, and a comma too many that loses nothing
+    assert [document.text for document in read(path)[0]] == ["One", "Two"]
     for content, message in (("text,id,text\na,1,b\n", "more than one column 'text'"), ("", "no column: it is empty")):
         path.write_text(content)
         with pytest.raises(ValueError, match=f"a.csv has {message}"):

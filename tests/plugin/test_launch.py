@@ -293,6 +293,23 @@ def test_an_override_has_the_value_that_hydra_gives_it(text):
     assert repr(value_of(f"task.x={text}")) == repr(value)
 
 
+@pytest.mark.parametrize(
+    "word, message",
+    [
+        ("~optimizer.weight_decy", "pretrain has none to take out; did you mean 'weight_decay'"),
+        ("~ema.x", "has none"), ("~dataset.batch_size", "has none"), ("~model._name", "has none"),
+        ("~model", "valid: ~SECTION.KEY"),
+    ],
+)  # fmt: skip
+def test_what_is_not_there_cannot_be_taken_out(word, message):
+    with pytest.raises(ValueError, match=message):
+        recipe(overrides=[word])
+
+
+def test_a_number_of_steps_is_a_list_of_one():
+    assert parse(recipe(overrides=["optimization.update_freq=2"])).batch_size == 32  # of 64
+
+
 def test_overrides_without_a_value_are_refused():
     with pytest.raises(ValueError, match=r"optimization.lr=\[1e-4: brackets or quotes do not end"):
         recipe(overrides=["optimization.lr=[1e-4"])

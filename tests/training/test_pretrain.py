@@ -37,12 +37,12 @@ from safetensors.torch import load_file
 import tupe.hf  # noqa: F401
 from tupe import cpu
 from tupe.cli import main
-from tupe.common.record import BUSY, DIVERGED, REFUSED, STOPPED, locked, read, state_of, updates_of
+from tupe.common.record import BUSY, DIVERGED, REFUSED, STOPPED, Record, locked, read, state_of, updates_of
 from tupe.modeling_tupe import TupeForMaskedLM
 from tupe.training import data as training_data
 from tupe.training import pretrain
 from tupe.training.recipe import read as read_recipe
-from tupe.training.run import SUMS, checkpoints, newest
+from tupe.training.run import SUMS, checkpoints, differences, newest, seal, set_damaged_aside
 
 TINY = ["--arch=tupe_r_tiny", "--tokens-per-sample=24", "--lr=0.01", "--warmup-updates=2", "--log-interval=1"]
 TINY += ["--batch-size=4", "--max-update=14", "--gpus=0", "--allocator=none", "--num-workers=0"]
@@ -235,6 +235,32 @@ def test_half_a_checkpoint_is_none(data, whole, tmp_path):
     assert ended(begin(data, folder, "--save-interval-updates=3")) == 0
     a, b = weights(folder), weights(whole)
     assert all(torch.equal(a[key], b[key]) for key in a)
+
+
+@pytest.mark.parametrize("content", [b"", b"\0" * 80, b"\xff" * 80, b"not a sum"])
+def test_damaged_checksums_are_damage(content, tmp_path):
+    """Also for the second time: the first damaged checkpoint keeps its name."""
+    for updates in (5, 10, 10):
+        path = tmp_path / f"checkpoint-{updates}"
+        path.mkdir()
+        (path / "trainer_state.json").touch()
+        seal(path)
+        if updates == 10:
+            (path / SUMS).write_bytes(content)
+            set_damaged_aside(tmp_path)
+    assert {path.name for path in tmp_path.glob("*")} == {
+        "checkpoint-5", "damaged-checkpoint-10", "damaged-checkpoint-10-2"
+    }  # fmt: skip
+
+
+def test_what_earlier_versions_noted_makes_no_difference(tmp_path):
+    earlier = Record(task="masked_lm", config={"dataset.batch_size_valid": 32, "optimizer.adam_betas": "(0.9,0.98)"})
+    now = Record(task="masked_lm", config={"optimizer.adam_betas": "(0.9, 0.98)"})
+    earlier.started_at = "2026-01-01T00:00:00+00:00"
+    earlier.save(tmp_path)
+    assert differences(now, tmp_path, {}).started_at == earlier.started_at
+    with pytest.raises(ValueError, match="holds another run"):
+        differences(Record(task="masked_lm", config={"optimizer.adam_betas": "(0.9, 0.9)"}), tmp_path, {})
 
 
 def test_a_damaged_checkpoint_is_set_aside_and_the_one_before_taken(data, whole, tmp_path):
@@ -570,6 +596,8 @@ def test_two_nodes_under_torchrun_stop_on_a_signal_to_one_and_resume(data, tmp_p
         (["--tensorboard-logdir", "--seed=9"], "--tensorboard-logdir: expected one argument"),
         (["--required-batch-size-multiple=8"], "size_multiple is 8; valid with --engine transformers: 1"),
         (["common.fp16_init_scale=4"], "common.fp16_init_scale is not known to --engine transformers"),
+        (["dataset.disable_validation=3"], "dataset.disable_validation is 3; valid: true, false"),
+        (["~optimizer.adam_eps"], "taking values out of a recipe is for --engine fairseq"),
         (["--ddp-backend=slowmo"], "valid with --engine transformers: pytorch_ddp, fully_sharded, deepspeed"),
     ],
 )  # fmt: skip

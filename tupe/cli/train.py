@@ -80,7 +80,7 @@ def launcher(function: Callable) -> Callable:
     """The options of every command that trains: where it trains, and the further words."""
     for decorator in (
         click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="[--OPTION VALUE] [SECTION.KEY=VALUE] ..."),
-        click.option("--dry-run", is_flag=True, help="Print the command of fairseq-train (or settings), and end."),
+        click.option("--dry-run", is_flag=True, help="Print what would run: a command of fairseq-train, or settings."),
         click.option("--allocator", help="The library to take main memory from, or none (default: tcmalloc on CPUs)."),
         click.option(
             "--micro-batch-size",

@@ -44,7 +44,7 @@ def check_preset(name: str, architecture: str, configs: str | Path = CONFIGS) ->
 
 
 def value_of(override: str) -> Any:
-    """What stands behind the = of an override: a number, true, false, null, a list or a quoted text, as in Hydra; of
+    """What stands behind the = of an override: a number, true, false, null, a list or a quoted text, as for Hydra; of
     anything else the text, as it is. Raises ValueError for brackets or quotes that do not end."""
     text = override.partition("=")[2]
     for kind in (int, float):

@@ -143,7 +143,8 @@ def open_binary(path: str, base: str | Path = "") -> BinaryIO:
         return sys.stdin.buffer
     path = os.path.join(base, path)
     if path.endswith(".zst"):
-        return io.BufferedReader(_pyarrow(path).CompressedInputStream(open(path, "rb"), "zstd"), 1 << 20)
+        # What it has read when it meets damage is lost: the buffer is small.
+        return io.BufferedReader(_pyarrow(path).CompressedInputStream(open(path, "rb"), "zstd"), 1 << 13)
     for suffix, module in ((".gz", gzip), (".bz2", bz2), (".xz", lzma)):
         if path.endswith(suffix):
             return module.open(path, "rb")
@@ -299,7 +300,8 @@ def _csv(file, path, errors, stats, fields, further):
                 stats.count("documents read")
                 stats.drop("document", what, Path(path).name, place)
             taken.append((line or "") + "\n")
-            yield taken[-1]
+            if names is not None or taken[-1].strip():  # blank lines before the header are none
+                yield taken[-1]
 
     while True:
         rows = csv.DictReader(feed(), names, dialect=dialect, strict=True)
@@ -359,7 +361,7 @@ def _table(file, path, errors, stats, fields, further):
             table = (ipc.open_file if is_file else ipc.open_stream)(pyarrow.memory_map(place))
             schema = table.schema
         _check_fields(schema.names, fields, path)
-        columns = [*fields, *(name for name in further if name in schema.names and name not in fields)]
+        columns = [*fields, *(name for name in further if schema.names.count(name) == 1 and name not in fields)]
         if path.endswith(".parquet"):
             batches = table.iter_batches(batch_size=1000, columns=columns)
         else:
@@ -389,7 +391,7 @@ def _records(records, path, errors, stats, field, what):
             record = {field: "x" * (MAX_DOCUMENT + 1)}
         text, why = record.get(field) if isinstance(record, dict) else None, what
         found = f"fields: {shorten_list(map(str, record))}" if isinstance(record, dict) and record else ""
-        if isinstance(record, dict) and None in record:  # of the library csv
+        if isinstance(record, dict) and any(record.get(None, ())):  # of the library csv; a last comma loses nothing
             text, why, found = None, MORE_FIELDS, shorten_list(record[None])
         elif text is not None and not isinstance(text, str):
             found = f"{field!r} is {shorten(text)}"
@@ -591,7 +593,7 @@ def read_fields(path: str | Path, fields: dict, further: Sequence[str] = ()) -> 
             for where, _, record in RECORDS[kind](file, path, "refuse", Stats(), fields, further):
                 if not isinstance(record, dict):
                     raise ValueError(f"{where}: not a JSON object")
-                if None in record:  # of the library csv
+                if any(record.get(None, ())):  # of the library csv
                     raise ValueError(f"{where}: {MORE_FIELDS}; quote a field that has the sign between them")
                 if missing := [field for field in fields if record.get(field) is None]:
                     found = shorten_list(str(name) for name, value in record.items() if value is not None)

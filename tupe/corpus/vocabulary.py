@@ -163,7 +163,7 @@ def their_tokenizer(path: str | Path) -> tuple[str, dict[str, str | None], Path]
             from transformers import AutoTokenizer
 
             theirs = AutoTokenizer.from_pretrained(str(path), local_files_only=True, trust_remote_code=False)
-            content, named = theirs.backend_tokenizer.to_str(), theirs.special_tokens_map
+            content, named, file = theirs.backend_tokenizer.to_str(), theirs.special_tokens_map, path
         except Exception as error:
             reason = " ".join(str(error).split())[:100]
             raise ValueError(f"{path} has no tokenizer.json, and transformers makes none of it: {reason}") from None

@@ -118,7 +118,7 @@ def refuse_given(names: tuple[str, ...]) -> None:
         if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
             raise ValueError(
                 f"--{name.replace('_', '-')}: a single --position is trained by the protocol of docs/leaderboard.md, "
-                "which fixes it; give a second --position, --presets, --glue or --squad to compare freely"
+                "which has no such choice; give a second --position, --presets, --glue or --squad to compare freely"
             )
 
 

@@ -40,6 +40,7 @@ from .squad_data import FILES, Encoded
 
 logger = logging.getLogger("tupe.launch")
 
+NEEDED = ("dataset.batch_size", "optimization.update_freq")  # of a recipe
 SECONDS_WITHOUT_PROGRESS = 600  # after which processes of several nodes end: one of the nodes may be gone (as for NCCL)
 
 
@@ -154,6 +155,7 @@ def training_options(
         raise ValueError("--write-checkpoints-asynchronously: here a checkpoint is whole before training goes on")
     if "update_freq" not in given:
         size, steps = raw["dataset"]["batch_size"], raw["optimization"]["update_freq"]
+        steps = steps if isinstance(steps, list) else [steps]
         limits.check("batch_size", size)
         if len(steps) != 1:
             raise ValueError(f"optimization.update_freq={steps}: one number for each epoch is given as --update-freq")
@@ -258,6 +260,8 @@ def compose_recipe(recipe: str, overrides: Iterable[str]) -> OmegaConf:
     """The recipe with its overrides. A value that it does not name needs no leading `+` here; `~section.key` takes one
     out. Raises ValueError for an unknown name, and for what is no value."""
     words = {word: word.lstrip("+~").partition("=")[0].partition(".") for word in overrides}
+    if wrong := [word for word, (_, dot, _) in words.items() if not dot and "=" not in word]:
+        raise ValueError(f"{wrong[0]}: valid: ~SECTION.KEY")
     groups = dict(word.lstrip("+").split("=", 1) for word, (_, dot, _) in words.items() if not dot)
     config = OmegaConf.create({})
     for place, value in compose(recipe, groups).items():
@@ -267,7 +271,11 @@ def compose_recipe(recipe: str, overrides: Iterable[str]) -> OmegaConf:
             near = did_you_mean(section, FairseqConfig.__dataclass_fields__)
             raise ValueError(f"{word}: no section {section!r}{near}")
         if word.startswith("~"):
-            config[section].pop(key, None)
+            known = config.get(section, {})
+            if key not in known or f"{section}.{key}" in NEEDED or key == "_name":
+                near = did_you_mean(key, [name for name in known if f"{section}.{name}" not in NEEDED])
+                raise ValueError(f"{word}: {recipe} has none to take out{near}")
+            del known[key]
         elif dot:
             OmegaConf.update(config, f"{section}.{key}", value_of(word), merge=False)
     return config

@@ -301,7 +301,8 @@ class Training(Trainer):
     def check_finite(self) -> None:
         """Raise FloatingPointError for a loss, or weights, that are not: what was saved before is better."""
         parts = [self.sums, *(parameter.detach() for parameter in self.model.parameters())]
-        if not all(torch.isfinite(part).all() for part in parts):
+        wrong = [not torch.isfinite(part.to_local() if hasattr(part, "to_local") else part).all() for part in parts]
+        if self._summed(torch.tensor(sum(wrong), device=self.args.device)):  # each process may hold a part of them
             raise FloatingPointError(f"the loss or the weights are not finite at update {self.state.global_step}")
 
     def log(self, logs: dict, *args) -> None:

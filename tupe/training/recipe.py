@@ -118,6 +118,8 @@ def read(
     overridden, groups = {}, {}
     for word in overrides:
         key, _, value = word.lstrip("+").partition("=")
+        if word.startswith("~"):
+            raise ValueError(f"{word}: taking values out of a recipe is for --engine fairseq")
         if "." in key:
             overridden[key] = value_of(word)  # given twice, the last counts, as in Hydra
         elif key in ("model", "glue"):
@@ -251,6 +253,8 @@ def _converted(kind, key, value):
             value = ast.literal_eval(value.capitalize() if value in ("true", "false") else value)
         except (ValueError, SyntaxError):
             raise ValueError(f"{key} is {value!r}; valid: {type(default).__name__}") from None
+    if isinstance(default, bool) and value not in (True, False, None):
+        raise ValueError(f"{key} is {value!r}; valid: true, false")
     if isinstance(default, list):
         return [float(v) if isinstance(default[0], float) else v
                 for v in (value if isinstance(value, (list, tuple)) else [value])]

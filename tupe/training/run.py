@@ -1,6 +1,7 @@
 """The folder of a run of the second engine: its lock, its record, and its checkpoints, whole or not there."""
 
 import hashlib
+import itertools
 import logging
 import os
 import re
@@ -12,6 +13,7 @@ from pathlib import Path
 from ..common import record as records
 from ..common.active import Active, device, status_of
 from ..common.record import Record
+from .recipe import adam_betas
 
 logger = logging.getLogger("tupe.training")
 
@@ -44,8 +46,12 @@ def seal(folder: Path) -> None:
 
 def damage_in(folder: Path) -> str | None:
     """What is wrong with a checkpoint, in a few words; None if nothing is, or if an earlier version wrote it."""
-    for line in (folder / SUMS).read_text().splitlines() if (folder / SUMS).is_file() else ():
-        checksum, name = line.split("  ", 1)
+    if not (folder / SUMS).is_file():
+        return None
+    lines = (folder / SUMS).read_text(errors="replace").splitlines()
+    if not lines or not all(re.match("[0-9a-f]{64}  .", line) for line in lines):
+        return f"{SUMS} is not what was written"
+    for checksum, name in (line.split("  ", 1) for line in lines):
         if not (folder / name).is_file() or _sha256(folder / name) != checksum:
             return f"{name} is {'not what was written' if (folder / name).is_file() else 'missing'}"
     return None
@@ -71,7 +77,8 @@ def set_damaged_aside(folder: Path) -> None:
             path, wrong = damaged[0]
             raise ValueError(f"{path} is damaged ({wrong}), and no other there is whole; move them away to start over")
     for path, wrong in damaged:
-        aside = path.rename(folder / f"damaged-{path.name}")
+        names = (f"damaged-{path.name}{f'-{n}' if n > 1 else ''}" for n in itertools.count(1))
+        aside = path.rename(next(folder / name for name in names if not (folder / name).exists()))
         logger.warning(f"{path} is damaged ({wrong}): it is called {aside.name} now; resuming from one before it")
 
 
@@ -110,6 +117,11 @@ def publish(checkpoint: Path, folder: Path) -> None:
 def differences(record: Record, folder: Path, defaults: dict) -> Record | None:
     """The record of the run that a folder holds, if it has begun. Raises ValueError if it is another run."""
     earlier = records.begun(folder)
+    if earlier and (config := earlier.config):  # earlier versions noted what makes no difference
+        if earlier.metrics or "dataset.max_valid_steps" not in config:
+            config.pop("dataset.batch_size_valid", None)
+        if "optimizer.adam_betas" in config:
+            config["optimizer.adam_betas"] = str(adam_betas(config["optimizer.adam_betas"]))
     if earlier and (pairs := record.differences(earlier)):
         raise ValueError(records.another(folder, pairs, defaults))
     return earlier
@@ -127,7 +139,7 @@ class Run(Active):
             self.earlier = differences(record, folder, defaults)
             if writes and self.earlier and (self.earlier.state, self.earlier.budget) != ("finished", record.budget):
                 set_damaged_aside(folder)
-        except ValueError:
+        except (ValueError, OSError):
             records.unlock(folder)
             raise
         if writes:
