@@ -1,6 +1,7 @@
 """A trained model of either protocol as a Hugging Face folder with a model card. The weights are those that training
 keeps, in half precision; the scores of the card come from the tables in docs/evidence."""
 
+import re
 from pathlib import Path
 
 import click
@@ -67,6 +68,13 @@ def card(evidence: Evidence, trial: Trial) -> str:
         others=others, runs=evidence.runs, losses={run: evidence.loss(run) for run in others},
         cls=f"{np.mean(attention):.2f}" if attention else "not measured",
     )  # fmt: skip
+
+
+def renewed(text: str) -> str:
+    """The card of a released model as the tables are now, from its own text. The version that wrote it stays."""
+    trial = Trial.parse(re.search(r"one run, `(.*)`", text)[1])
+    version = re.search(r", tupe ([\w.]+)\. ", text)[1]
+    return card(of_both_protocols(), trial).replace(f", tupe {__version__}. ", f", tupe {version}. ")
 
 
 @click.command("release", cls=options.Command)

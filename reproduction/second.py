@@ -1,7 +1,7 @@
 """The second protocol (docs/second-protocol.md): what it trains, as second.yaml says, and the page of what came out.
 
     python -m reproduction run --data DATA --output OUT     train and evaluate what is left; an OUT is resumed
-    python -m reproduction page --runs OUT                  add finished runs to docs/evidence/second, write second.md
+    python -m reproduction page --runs OUT                  add finished runs to docs/evidence/second, write pages
     python -m reproduction zorro --runs OUT --pairs ZORRO   score kept weights on Zorro's minimal pairs, for the page
 
 Runs, their evaluation and their tables are those of the first protocol (`tupe.experiments`).
@@ -27,6 +27,7 @@ from tupe.experiments.training import train, train_stage
 from tupe.positions import load_scheme_file
 from tupe.text import TextEncoder
 
+from .release import renewed
 from .second_page import PAIRS, ZORRO, page, zorro_scores
 from .second_plan import FIRST, HERE, PROTOCOL, TABLES, cooldown_of, known_losses
 
@@ -149,7 +150,7 @@ def whole_curve(trial: Trial, found: dict[str, list[dict]], output: Path) -> lis
 @click.option("--runs", type=options.FOLDER, help="The folder of `run`, whose finished runs are added.")
 @click.option("--data", type=options.FOLDER, help="The folder of data (default: what the weights of a run name).")
 def write_page(runs, data):
-    """Add finished runs to the tables, then write docs/evidence/second.md from them."""
+    """Add finished runs to the tables, then write docs/evidence/second.md and the cards of models/ from them."""
     if runs:
         found = collect.collect(runs, data)
         found["training"] = [
@@ -157,6 +158,8 @@ def write_page(runs, data):
         ]
         collect.write(collect.merge(collect.read(TABLES), found), TABLES)
     record.write_atomically(FIRST / "second.md", page())
+    for card in sorted(HERE.parent.glob("models/*/README.md")):  # which names the other runs of its seed
+        record.write_atomically(card, renewed(card.read_text(encoding="utf-8")))
 
 
 @click.command("zorro", cls=options.QuietCommand)
