@@ -70,11 +70,11 @@ def card(evidence: Evidence, trial: Trial) -> str:
     )  # fmt: skip
 
 
-def renewed(text: str) -> str:
+def renewed(evidence: Evidence, text: str) -> str:
     """The card of a released model as the tables are now, from its own text. The version that wrote it stays."""
     trial = Trial.parse(re.search(r"one run, `(.*)`", text)[1])
     version = re.search(r", tupe ([\w.]+)\. ", text)[1]
-    return card(of_both_protocols(), trial).replace(f", tupe {__version__}. ", f", tupe {version}. ")
+    return card(evidence, trial).replace(f", tupe {__version__}. ", f", tupe {version}. ")
 
 
 @click.command("release", cls=options.Command)

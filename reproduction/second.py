@@ -27,7 +27,7 @@ from tupe.experiments.training import train, train_stage
 from tupe.positions import load_scheme_file
 from tupe.text import TextEncoder
 
-from .release import renewed
+from .release import of_both_protocols, renewed
 from .second_page import PAIRS, ZORRO, page, zorro_scores
 from .second_plan import FIRST, HERE, PROTOCOL, TABLES, cooldown_of, known_losses
 
@@ -158,8 +158,9 @@ def write_page(runs, data):
         ]
         collect.write(collect.merge(collect.read(TABLES), found), TABLES)
     record.write_atomically(FIRST / "second.md", page())
+    evidence = of_both_protocols()
     for card in sorted(HERE.parent.glob("models/*/README.md")):  # which names the other runs of its seed
-        record.write_atomically(card, renewed(card.read_text(encoding="utf-8")))
+        record.write_atomically(card, renewed(evidence, card.read_text(encoding="utf-8")))
 
 
 @click.command("zorro", cls=options.QuietCommand)

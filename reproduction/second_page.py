@@ -128,7 +128,7 @@ def again(runs: Runs) -> list[str]:
 
 def rates(runs: Runs) -> list[str]:
     """Stage B: the rate of every model that has one."""
-    best, needed = best_rates(runs.losses, "mini_rates", PROTOCOL)
+    best, _ = best_rates(runs.losses, "mini_rates", PROTOCOL)
     models = planned_models("mini_rates", PROTOCOL)
     rows = [[f"`{model}`", f"{best[model]:g}" if model in best else ""] for model in models]
     return ["## B: rates of mini models\n", TextTable.plain(["model", "rate"], rows).markdown()] if best else []

@@ -441,7 +441,7 @@ def small_bert(folder, kind="BertForPreTraining", eps=1e-3):
 @pytest.mark.parametrize("kind", ["BertForPreTraining", "BertForSequenceClassification"])
 def test_bert_has_equal_hidden_states(tmp_path, kind):
     bert, tokens = small_bert(tmp_path, kind)
-    state, dictionary = convert.from_bert(tmp_path)
+    state, dictionary, _ = convert.from_bert(tmp_path)
     assert state["cfg"]["model"]["layer_norm_eps"] == 1e-3
     model = convert.build_model(state["cfg"], dictionary)
     model.load_state_dict(state["model"], strict=True, model_cfg=model.cfg)
@@ -629,7 +629,7 @@ def test_a_bert_frames_texts_whatever_its_file_says(frame, tmp_path):
 
 def test_other_kinds_of_bert(tmp_path, caplog):
     small_bert(tmp_path / "tokens", "BertForTokenClassification")
-    state, _ = convert.from_bert(tmp_path / "tokens")
+    state, *_ = convert.from_bert(tmp_path / "tokens")
     assert "leaving out the classifier" in caplog.text
     assert not any(key.startswith("classification_heads.") for key in state["model"])
 

@@ -541,14 +541,14 @@ def test_a_worker_of_a_cluster_dies(tmp_path, monkeypatch):
 
 def test_a_missing_package_is_named_before_anything_is_written(tmp_path, monkeypatch):
     """That the inputs and options need, and no other."""
-    for name in ("datasketch", "distributed", "defusedxml", "pyarrow"):
+    for name in ("zstandard", "datasketch", "distributed", "defusedxml", "pyarrow"):
         monkeypatch.setitem(sys.modules, name, None)
     names = [write_text(tmp_path), *(tmp_path / name for name in ("b.txt.zst", "c.txt.zst", "d.xml", "e.parquet"))]
     for path in names[1:]:
         path.touch()
     message = (
-        f"{names[1]} needs pyarrow, {names[3]} needs defusedxml, --near-duplicates needs datasketch, --engine dask "
-        "needs distributed: pip install pyarrow defusedxml datasketch distributed"
+        f"{names[4]} needs pyarrow, {names[3]} needs defusedxml, {names[1]} needs zstandard, --near-duplicates needs "
+        "datasketch, --engine dask needs distributed: pip install pyarrow defusedxml zstandard datasketch distributed"
     )
     with pytest.raises(ValueError) as error:
         prepare(names, tmp_path / "data", near_duplicates=0.8, engine="dask", scheduler="tcp://127.0.0.1:1")

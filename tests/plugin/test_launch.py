@@ -310,6 +310,10 @@ def test_a_number_of_steps_is_a_list_of_one():
     assert parse(recipe(overrides=["optimization.update_freq=2"])).batch_size == 32  # of 64
 
 
+def test_of_an_override_given_twice_the_last_counts():
+    assert parse(recipe(overrides=["common.seed=1", "common.seed=2", "common.seed=1"])).seed == 1
+
+
 def test_overrides_without_a_value_are_refused():
     with pytest.raises(ValueError, match=r"optimization.lr=\[1e-4: brackets or quotes do not end"):
         recipe(overrides=["optimization.lr=[1e-4"])

@@ -25,7 +25,7 @@ from ..common import options
 from ..common.options import FILE, Command
 from ..common.record import write_together
 from ..common.safe_load import load_safely, read_checkpoint, read_config
-from ..corpus.vocabulary import ROLES, names_in_dictionary, their_tokenizer, tokens_by_id, with_our_ids
+from ..corpus.vocabulary import ROLES, names_in_dictionary, their_tokenizer, with_our_ids
 from ..encoder import PARTS, LMHead, ModelConfig, names_in
 from ..plugin.model import NAMES
 from ..plugin.pretrained import check_dictionary, load_dictionary
@@ -326,13 +326,13 @@ def bert_tokens(folder: str | Path, longest: int) -> tuple[torch.Tensor, Diction
     tokenizer.post_processor = processors.TemplateProcessing(
         single=[begin, "$A", end], pair=[begin, "$A", end, "$B:0", end], special_tokens=[(begin, 0), (end, 2)]
     )
-    ours, dictionary = tokenizer.to_str(), Dictionary()
+    ours, dictionary, types = tokenizer.to_str(), Dictionary(), tokenizer.get_vocab()
     for name in names_in_dictionary(ours)[dictionary.nspecial :]:
         dictionary.add_symbol(name)
     names = {"tokenizer_class": "PreTrainedTokenizerFast", "model_input_names": ["input_ids", "attention_mask"]}
     names |= {**{ROLES[role][0]: token for role, token in roles.items()}, "model_max_length": longest}
     files = {"tokenizer.json": ours, "tokenizer_config.json": json.dumps(names, allow_nan=False)}
-    order = torch.tensor([ids[token] for token in tokens_by_id(ours)])
+    order = torch.tensor([ids[token] for token in sorted(types, key=types.get)])
     return order, dictionary, {name: text.encode() for name, text in files.items()}
 
 
@@ -363,8 +363,8 @@ def renamed(folder: str | Path, state: dict, names: list[tuple[str, str]], order
     return {**weights, **{key: weights[key][order] for key in by_token}}
 
 
-def from_bert(folder: str | Path) -> tuple[dict, Dictionary]:
-    """A Hugging Face BERT -> (a `bert_a` checkpoint, its dictionary).
+def from_bert(folder: str | Path) -> tuple[dict, Dictionary, dict[str, bytes]]:
+    """A Hugging Face BERT -> (a `bert_a` checkpoint, its dictionary, {name: contents} of its tokeniser).
 
     The vector of token type 0 is added to the positions. Token ids change to fairseq's order: see `bert_tokens`.
     BERT's next-sentence head is left out. A classifier with a pooler becomes the head sentence_classification_head, the
@@ -372,7 +372,7 @@ def from_bert(folder: str | Path) -> tuple[dict, Dictionary]:
     a token classifier is left out with a warning. Raises ValueError for a model with anything else.
     """
     config, state = read_known(folder, BERT_ALWAYS, BERT_OPTIONS)
-    order, dictionary, _ = bert_tokens(folder, config["max_position_embeddings"])
+    order, dictionary, tokenizer = bert_tokens(folder, config["max_position_embeddings"])
     state = {key.removeprefix("bert."): value.float() for key, value in state.items() if value.is_floating_point()}
     state = {
         key.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias"): value
@@ -414,7 +414,7 @@ def from_bert(folder: str | Path) -> tuple[dict, Dictionary]:
     options = {"position": "absolute", "cls": "tied", **{ours: config[key] for key, ours in BERT_OPTIONS.items()}}
     checkpoint = build_checkpoint(weights, options, dictionary)
     keep_labels(checkpoint, config, "sentence_classification_head")
-    return checkpoint, dictionary
+    return checkpoint, dictionary, tokenizer
 
 
 MODERNBERT = [  # (a part of a name in ModernBERT, the same part in ours)
@@ -449,12 +449,12 @@ def rotated_columns(qkv: torch.Tensor, heads: int, back: bool = False) -> torch.
     return torch.cat([rows[:2].flatten(0, 3), qkv[2 * len(qkv) // 3 :]])
 
 
-def from_modernbert(folder: str | Path) -> tuple[dict, Dictionary]:
-    """A Hugging Face ModernBERT -> (a `modernbert` checkpoint, its dictionary). Token ids change to fairseq's order:
-    see `bert_tokens`. Raises ValueError for a model with other parts than the released ones, or another head than
+def from_modernbert(folder: str | Path) -> tuple[dict, Dictionary, dict[str, bytes]]:
+    """A Hugging Face ModernBERT -> (a `modernbert` checkpoint, and the same). Token ids change to fairseq's order: see
+    `bert_tokens`. Raises ValueError for a model with other parts than the released ones, or another head than
     the language model's."""
     config, state = read_known(folder, MODERNBERT_ALWAYS, (*MODERNBERT_OPTIONS, "local_attention", "vocab_size"))
-    order, dictionary, _ = bert_tokens(folder, config["max_position_embeddings"])
+    order, dictionary, tokenizer = bert_tokens(folder, config["max_position_embeddings"])
     state = {key.removeprefix("model."): value for key, value in floats(state).items()}
     if (table := state.get("embeddings.tok_embeddings.weight")) is None:
         raise ValueError(f"{folder}: the model has no embeddings.tok_embeddings.weight")
@@ -487,7 +487,7 @@ def from_modernbert(folder: str | Path) -> tuple[dict, Dictionary]:
     parts = [f"rope:base:{bases[0]}:local_base:{bases[1]}:every:{every}", f"window:size:{config['local_attention']}"]
     options |= {"position": canonical("+".join(parts) + f":every:{every}"), "cls": "tied", "block": "modern"}
     add_lm_head(weights, ModelConfig(block="modern", width=config["hidden_size"]))
-    return build_checkpoint(weights, options, dictionary), dictionary
+    return build_checkpoint(weights, options, dictionary), dictionary, tokenizer
 
 
 def to_modernbert(path: str | Path, dictionary_file: str | Path) -> dict[str, bytes]:
@@ -586,11 +586,10 @@ def convert(
     if config.get("model_type") in ("bert", "modernbert"):
         refuse("a BERT, whose folder has its own", "--dict", "--heads", "--codes")
         modern = config["model_type"] == "modernbert"
-        checkpoint, symbols = (from_modernbert if modern else from_bert)(source)
+        checkpoint, symbols, tokenizer = (from_modernbert if modern else from_bert)(source)
         symbols.symbols.remove(MASK)  # whoever reads the file adds it again
         text = io.StringIO()
         symbols.save(text)
-        *_, tokenizer = bert_tokens(source, config["max_position_embeddings"])
         return write(checkpoint, {"dict.txt": text.getvalue().encode(), **tokenizer}, output)
     raise ValueError(f"{source}: model_type is {config.get('model_type')!r}; valid: 'bert', 'modernbert', 'tupe'")
 

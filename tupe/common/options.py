@@ -129,7 +129,9 @@ def own_options() -> list[str]:
 def split_files(files: str) -> list[str]:
     """The files of a --position-file (or the folders of --data), joined as in $PATH. One whose own name has the
     separator stands alone."""
-    return [files] if files and Path(files).exists() else files.split(os.pathsep) if files else []
+    if not files:
+        return []
+    return [files] if Path(files).exists() else files.split(os.pathsep)
 
 
 def _keep_files(ctx, param, values):

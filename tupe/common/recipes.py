@@ -2,7 +2,6 @@
 
 import re
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import yaml
@@ -33,10 +32,10 @@ def compose(recipe: str, groups: dict[str, str] | None = None) -> dict[str, Any]
     return found
 
 
-def check_preset(name: str, architecture: str, configs: str | Path = CONFIGS) -> None:
+def check_preset(name: str, architecture: str) -> None:
     """Raise ValueError if a file of configs/model stands for another model than `architecture` (which may choose the
     size that the preset leaves open): the preset's options would change that other model."""
-    own = yaml.safe_load(Path(configs, "model", f"{name}.yaml").read_text(encoding="utf-8"))["_name"]
+    own = yaml.safe_load((CONFIGS / "model" / f"{name}.yaml").read_text(encoding="utf-8"))["_name"]
     (stem, size), (other, other_size) = split_size(own), split_size(architecture)
     if stem != other or size not in ("base", other_size):
         sizes = f"; valid: {', '.join(with_size(stem, s) for s in SIZES)}" if size == "base" else ""
@@ -47,9 +46,8 @@ def value_of(override: str) -> Any:
     """What stands behind the = of an override: a number, true, false, null, a list or a quoted text, as for Hydra; of
     anything else the text, as it is. Raises ValueError for brackets or quotes that do not end."""
     text = override.partition("=")[2]
-    for kind in (int, float):
-        with suppress(ValueError):
-            return kind(text)
+    if not isinstance(number := _number(text), str):
+        return number
     if text[:1] not in ("[", "'", '"') and text.lower() not in ("true", "false", "null"):
         return text
     try:
@@ -57,8 +55,16 @@ def value_of(override: str) -> Any:
     except yaml.YAMLError:
         raise ValueError(f"{override}: brackets or quotes do not end") from None
     if isinstance(value, list):  # YAML takes 1e-4 for a text
-        value = [value_of(f"={each}") if isinstance(each, str) else each for each in value]
+        value = [_number(each) if isinstance(each, str) else each for each in value]
     return value
+
+
+def _number(text):
+    """The number that a text is, else the text."""
+    for kind in (int, float):
+        with suppress(ValueError):
+            return kind(text)
+    return text
 
 
 def resolved(values: dict[str, Any], key: str, defaults: dict[str, Any] | None = None) -> Any:

@@ -125,16 +125,45 @@ def find_inputs(names: Iterable, out: Path | None = None, field: str = FIELD) ->
 
 def packages(source: Input) -> list[str]:
     """The packages that reading an input needs and that not every installation has."""
-    by_pyarrow = source.kind in ("parquet", "arrow") or source.path.endswith(".zst")
-    return ["defusedxml"] * (source.kind == "xml") + ["pyarrow"] * by_pyarrow
+    tables = ["pyarrow"] * (source.kind in ("parquet", "arrow"))
+    return ["zstandard"] * source.path.endswith(".zst") + ["defusedxml"] * (source.kind == "xml") + tables
 
 
-def _pyarrow(path):
-    try:
-        import pyarrow
-    except ModuleNotFoundError:
-        raise ValueError(f"{path} needs pyarrow: pip install pyarrow") from None
-    return pyarrow
+class _Zstd(io.RawIOBase):
+    """A .zst file of one or more frames; unlike zstandard's own stream_reader, it notices a truncated last frame."""
+
+    def __init__(self, file):
+        try:
+            import zstandard
+        except ModuleNotFoundError:
+            raise ValueError(f"{file.name} needs zstandard: pip install zstandard") from None
+
+        self.file, self.new_frame = file, lambda: zstandard.ZstdDecompressor().decompressobj()
+        self.error = zstandard.ZstdError
+        self.frame, self.rest = None, b""
+
+    def readable(self):
+        return True
+
+    def readinto(self, buffer):
+        while not self.rest:
+            if self.frame is not None and self.frame.eof:
+                data, self.frame = self.frame.unused_data, None
+            else:
+                data = b""
+            data = data or self.file.read(1 << 16)
+            if not data:
+                if self.frame is not None:
+                    raise EOFError("the last frame is truncated")
+                return 0
+            self.frame = self.frame or self.new_frame()
+            try:
+                self.rest = self.frame.decompress(data)
+            except self.error as error:
+                raise OSError(str(error)) from error
+        count = min(len(buffer), len(self.rest))
+        buffer[:count], self.rest = self.rest[:count], self.rest[count:]
+        return count
 
 
 def open_binary(path: str, base: str | Path = "") -> BinaryIO:
@@ -143,8 +172,7 @@ def open_binary(path: str, base: str | Path = "") -> BinaryIO:
         return sys.stdin.buffer
     path = os.path.join(base, path)
     if path.endswith(".zst"):
-        # What it has read when it meets damage is lost: the buffer is small.
-        return io.BufferedReader(_pyarrow(path).CompressedInputStream(open(path, "rb"), "zstd"), 1 << 13)
+        return io.BufferedReader(_Zstd(open(path, "rb")), 1 << 20)
     for suffix, module in ((".gz", gzip), (".bz2", bz2), (".xz", lzma)):
         if path.endswith(suffix):
             return module.open(path, "rb")
@@ -347,9 +375,11 @@ def _check_fields(names, fields, path):
 
 def _table(file, path, errors, stats, fields, further):
     """A .parquet file, or an .arrow file as the library datasets saves it."""
-    pyarrow = _pyarrow(path)
-    from pyarrow import ipc, parquet
-
+    try:
+        import pyarrow
+        from pyarrow import ipc, parquet
+    except ModuleNotFoundError:
+        raise ValueError(f"{path} needs pyarrow: pip install pyarrow") from None
     try:
         if path.endswith(".parquet"):
             table = parquet.ParquetFile(file)

@@ -217,17 +217,11 @@ def with_our_ids(content: str, roles: dict[str, str | None], name: str | Path) -
     return tokenizer.to_str(pretty=True)
 
 
-def tokens_by_id(tokenizer: str) -> list[str]:
-    """All tokens of a tokenizer.json."""
-    types = load_tokenizer(tokenizer, "tokenizer.json").get_vocab()
-    return sorted(types, key=types.get)
-
-
 def names_in_dictionary(tokenizer: str) -> list[str]:
     """The names in dict.txt of a tokeniser's types by id: its own, but for what a line of that file cannot hold and for
     the special tokens."""
-    order = tokens_by_id(tokenizer)
-    taken = {*order, *ROLES}
+    types = load_tokenizer(tokenizer, "tokenizer.json").get_vocab()
+    order, taken = sorted(types, key=types.get), {*types, *ROLES}
     for i in range(4, len(order) - 1):
         if order[i] in ROLES or re.search("[\r\n]", order[i]):
             while order[i] in taken:

@@ -259,14 +259,14 @@ def check_splits(values: dict, folder: str) -> None:
 def compose_recipe(recipe: str, overrides: Iterable[str]) -> OmegaConf:
     """The recipe with its overrides. A value that it does not name needs no leading `+` here; `~section.key` takes one
     out. Raises ValueError for an unknown name, and for what is no value."""
-    words = {word: word.lstrip("+~").partition("=")[0].partition(".") for word in overrides}
-    if wrong := [word for word, (_, dot, _) in words.items() if not dot and "=" not in word]:
+    words = [(word, word.lstrip("+~").partition("=")[0].partition(".")) for word in overrides]
+    if wrong := [word for word, (_, dot, _) in words if not dot and "=" not in word]:
         raise ValueError(f"{wrong[0]}: valid: ~SECTION.KEY")
-    groups = dict(word.lstrip("+").split("=", 1) for word, (_, dot, _) in words.items() if not dot)
+    groups = dict(word.lstrip("+").split("=", 1) for word, (_, dot, _) in words if not dot)
     config = OmegaConf.create({})
     for place, value in compose(recipe, groups).items():
         OmegaConf.update(config, place, value, merge=False)
-    for word, (section, dot, key) in words.items():
+    for word, (section, dot, key) in words:
         if dot and section not in FairseqConfig.__dataclass_fields__:
             near = did_you_mean(section, FairseqConfig.__dataclass_fields__)
             raise ValueError(f"{word}: no section {section!r}{near}")

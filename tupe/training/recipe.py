@@ -122,10 +122,8 @@ def read(
             raise ValueError(f"{word}: taking values out of a recipe is for --engine fairseq")
         if "." in key:
             overridden[key] = value_of(word)  # given twice, the last counts, as in Hydra
-        elif key in ("model", "glue"):
-            groups[key] = value
         else:
-            raise ValueError(f"{word}: valid with --engine transformers: model=PRESET and section.key=value")
+            groups[key] = value
     values = compose(recipe, groups)
     options = _options(kind, words, values)
     given, always = {**overridden, **options}, {key: values[key] for key in ALWAYS_SO & values.keys()}
