@@ -98,6 +98,7 @@ def test_files_that_a_page_names_exist(page):
     for target, anchor in re.findall(r"\]\((?!http)([^)#]*)#?([^)]*)\)", text):
         file = (page.parent / target).resolve() if target else page
         assert file.exists(), target
+        assert (ROOT / "docs" in file.parents) >= (ROOT / "docs" in page.parents), f"{target} is no page of the site"
         assert not anchor or anchor in headings(file), f"{target}#{anchor}"
     folders = "tupe|scripts|configs|tests|hydra_plugins"
     for name in re.findall(rf"(?<![\w/.$])(?:{folders})/[\w./*-]*[\w*/]", "\n".join(code_of(page))):
