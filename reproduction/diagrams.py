@@ -99,7 +99,7 @@ def hooks() -> Figure:
 
 
 def long_inputs() -> Figure:
-    """The seventeen models of docs/long-inputs.md, as `tupe extrapolate` draws them."""
+    """The twelve models of docs/long-inputs.md, as `tupe extrapolate` draws them."""
     models = json.loads((DOCS / "extrapolation.json").read_text(encoding="utf-8"))["models"]
     return extrapolate.draw({label: [extrapolate.Loss(**loss) for loss in losses] for label, losses in models.items()})
 

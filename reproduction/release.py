@@ -43,7 +43,7 @@ def card(evidence: Evidence, trial: Trial) -> str:
         return number(evidence.final_measure("order", part)(trial), 3)
 
     scores = {
-        "validation loss, bits per masked token": f"{evidence.loss(trial):.3f}",
+        "held-out loss, bits per masked token": f"{evidence.loss(trial):.3f}",
         "original sentence preferred to two swapped words (0.5: chance)": order("accuracy"),
         "... by how much, nats per sentence": order("margin"),
     }

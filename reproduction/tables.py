@@ -352,7 +352,7 @@ def claims_table(evidence: Evidence, decided: dict[tuple[str, str], Decision]) -
             rows[-1] += ["" if tiny.paired is None else of_gain(tiny.contrast), tiny.verdict]
     shares = [share_cell(paper_shares(evidence, stage, "tupe_r")).partition(" (")[0] for stage in AT_BOTH_RATES]
     further = ["tiny, five other seeds", "verdict"] if decided else []
-    last = ["updates needed, of BERT-A's (paper: 30 %)", "`tupe_r`, `bert_a`", shares[0], "", shares[1], ""]
+    last = ["running loss at BERT-A's last (paper, on GLUE: 30 %)", "`tupe_r`, `bert_a`", shares[0], "", shares[1], ""]
     rows.append(last + [""] * len(further))
     return TextTable.plain(header + further, rows, align="llrlrl" + "rl"[: len(further)])
 

@@ -53,7 +53,7 @@ def test_the_folder_computes_what_the_weights_do(place, vocabulary, pretrained):
         difference = (theirs(ids).logits - model(ids)[0]).abs().max()
     assert 0 < difference < 0.01  # of half precision
     card = (place / "out" / "README.md").read_text()
-    assert "| validation loss, bits per masked token | 5.432 |" in card and "{{" not in card
+    assert "| held-out loss, bits per masked token | 5.432 |" in card and "{{" not in card
     assert "learning rate\n0.0005, warm-up" in card
 
 
