@@ -48,6 +48,26 @@ def rows(names, settings, monkeypatch, peak=0.25):
     return [row for setting in settings for row in bench.measure(names, setting, 2)]
 
 
+def test_a_contender_that_runs_out_of_memory_is_left_out(monkeypatch):
+    def out_of_memory(turn):
+        raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to\nallocate")
+
+    def take_turns(steps, turns, say):
+        return {name: np.ones((turns, 3)) for name in steps}
+
+    def contender(name, setting):
+        return SimpleNamespace(step=out_of_memory if name.startswith("hf") else lambda turn: None, kept=list)
+
+    monkeypatch.setattr(turns, "take_turns", take_turns)
+    monkeypatch.setattr(bench, "Contender", contender)
+    lines = []
+    made = bench.measure(["hf", "tupe_r", "nopos"], TINY, 2, say=lines.append)
+    assert [row["contender"] for row in made] == ["tupe_r", "nopos"] and made[0]["times_as_fast"] == {"nopos": 1}
+    assert lines == ["hf is left out: out of memory: CUDA out of memory. Tried to allocate"]
+    with pytest.raises(ValueError, match="no contender fits into memory at L = 20, N = 2"):
+        bench.measure(["hf"], TINY, 2, say=str)
+
+
 def test_what_follows_from_times(monkeypatch):
     first, second = rows(["tupe_r", "nopos"], [TINY], monkeypatch)
     assert first["tokens_per_s"] == 40 / 2 and second["tokens_per_s"] == 40 / 4  # medians of 1, 3 and 2, 6 seconds

@@ -21,6 +21,7 @@ import torch
 from fairseq.tasks.masked_lm import MaskedLMConfig, MaskedLMTask
 
 from ..common import options
+from ..common.active import is_out_of_memory, reason
 from ..common.blocks import write_split
 from ..common.options import Command, ListOf
 from ..common.record import command_line
@@ -51,8 +52,8 @@ def memory_needed(names: list[str], setting: Setting) -> int:
 
 
 def measure(names: list[str], setting: Setting, rounds: int, say: Callable[[str], Any] = click.echo) -> list[dict]:
-    """A row (dict) per contender. say: called with a line after every turn. Raises ValueError for contenders that
-    cannot be built or do not fit into memory."""
+    """A row (dict) per contender, but for those that alone run out of memory. say: called with a line for each of
+    these, and after every turn. Raises ValueError for contenders that cannot be built, and if none fits."""
     needed, free = memory_needed(names, setting), memory_available()
     if setting.device == "cpu" and free is not None and needed > free:
         raise ValueError(
@@ -62,13 +63,22 @@ def measure(names: list[str], setting: Setting, rounds: int, say: Callable[[str]
         )
     steps, memory = {"peak": matrix_peak(setting)}, {}
     for name in names:
-        contender = Contender(name, setting)
-        contender.step(0)  # not in a mode, in which nothing would ever be compiled
-        kept = contender.kept()
-        with Level(kept) as level:
-            contender.step(0)
+        contender = kept = None
+        try:
+            contender = Contender(name, setting)
+            contender.step(0)  # not in a mode, in which nothing would ever be compiled
+            kept = contender.kept()
+            with Level(kept) as level:
+                contender.step(0)
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            say(f"{name} is left out: {reason(error)}")
+            continue
         memory[name] = (level.peak + sum(tensor.nbytes for tensor in kept)) / 2**20
         steps[name] = contender.step
+    if not memory:
+        raise ValueError(f"no contender fits into memory at L = {setting.length}, N = {setting.dims()[0]}")
     about = {**asdict(setting), "layers": setting.dims()[0], "rounds": rounds}
     about["setting"] = "{precision}, N = {layers}, L = {length}".format_map(about)
     peak, *rows = compared(steps, rounds, about, say)
