@@ -145,7 +145,10 @@ class Decision(NamedTuple):
     verdict: str
 
 
-def contrasts(runs: Runs, stage: str) -> dict[tuple[str, str], Decision]:
+Decisions = dict[tuple[str, str], Decision]  # of two models
+
+
+def contrasts(runs: Runs, stage: str) -> Decisions:
     """{two models: what came out} of a stage of D, once all of it has run: the five contrasts, corrected by Holm, and
     one beside them."""
     if not runs.is_complete(stage):

@@ -34,7 +34,7 @@ from .claims import (
     paper_shares,
     schedule_shares,
 )
-from .second_page import Decision
+from .second_page import Decisions
 from .statistics import geometric_mean_interval
 
 SHARES = {  # stages that shares of updates are shown of, and how they are called there
@@ -340,20 +340,21 @@ def pair_errors(evidence: Evidence) -> tuple[list[str], list[str], bool]:
     return *errors, all(abs(mean - 0.5) < 2 * over_paradigms for mean, _, over_paradigms in scores[True])
 
 
-def claims_table(evidence: Evidence, decided: dict[tuple[str, str], Decision]) -> TextTable:
-    """The five contrasts as gains, so that positive is good for the claim, and the paper's 30 %. decided: what came out
-    of tiny models in the second protocol, {} before it has."""
-    rows, header = [], ["what is added", "models", "gain, bits [95 %]", "verdict", "at one rate", ""]
+def claims_table(evidence: Evidence, mini: Decisions, tiny: Decisions) -> TextTable:
+    """The five contrasts as gains, so that positive is good for the claim, and the paper's 30 %. mini, tiny: what came
+    out of these models in the second protocol, {} before it has."""
+    rows, header = [], ["what is added", "models", "gain, bits [95 %]", "verdict"]
+    header += ["mini, five seeds", "verdict"] if mini else ["at one rate", ""]
     for main, slower in zip(judged(evidence, "main"), judged(evidence, "slower"), strict=True):
-        cells = of_gain(main.contrast), main.verdict, of_gain(slower.contrast), slower.verdict
+        cells = [of_gain(main.contrast), main.verdict] + [of_gain(slower.contrast), slower.verdict] * (not mini)
+        for of in filter(None, (mini, tiny)):
+            one = of[main.a, main.b]
+            cells += ["" if one.paired is None else of_gain(one.contrast), one.verdict]
         rows.append([main.claim, f"`{main.a}` over `{main.b}`", *cells])
-        if decided:
-            tiny = decided[main.a, main.b]
-            rows[-1] += ["" if tiny.paired is None else of_gain(tiny.contrast), tiny.verdict]
     shares = [share_cell(paper_shares(evidence, stage, "tupe_r")).partition(" (")[0] for stage in AT_BOTH_RATES]
-    further = ["tiny, five other seeds", "verdict"] if decided else []
-    last = ["running loss at BERT-A's last (paper, on GLUE: 30 %)", "`tupe_r`, `bert_a`", shares[0], "", shares[1], ""]
-    rows.append(last + [""] * len(further))
+    further = ["tiny, five other seeds", "verdict"] if tiny else []
+    last = ["running loss at BERT-A's last (paper, on GLUE: 30 %)", "`tupe_r`, `bert_a`", shares[0], ""]
+    rows.append([*last, "" if mini else shares[1], *[""] * (1 + len(further))])
     return TextTable.plain(header + further, rows, align="llrlrl" + "rl"[: len(further)])
 
 

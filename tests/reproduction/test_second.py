@@ -210,10 +210,12 @@ def test_a_model_with_runs_that_diverged_is_tested_on_the_other_seeds(lost, tmp_
     assert line.count("diverged") == lost
     decisions = second_page.contrasts(runs, "tiny_decide")
     assert decisions["tupe_r", "tupe_a"].verdict == "confirmed"
-    *shown, _ = rows_of([tables.claims_table(Evidence(runs.first), decisions).markdown()])  # without the last row
-    for row, (pair, one) in zip(shown, decisions.items(), strict=False):  # ... of docs/results.md
-        assert row[1] == "`{}` over `{}`".format(*pair) and row[-1] == one.verdict
-        assert row[-2] == ("–" if one.paired is None else tables.of_gain(one.contrast))
+    for decided, columns in ((({}, decisions), 8), ((decisions, {}), 6), ((decisions, decisions), 8)):
+        *shown, _ = rows_of([tables.claims_table(Evidence(runs.first), *decided).markdown()])  # without the last row
+        for row, (pair, one) in zip(shown, decisions.items(), strict=False):  # ... of docs/results.md
+            assert row[1] == "`{}` over `{}`".format(*pair) and len(row) == columns
+            gain = "–" if one.paired is None else tables.of_gain(one.contrast)
+            assert all(row[4 + 2 * n : 6 + 2 * n] == [gain, one.verdict] for n, of in enumerate(decided) if of)
 
 
 def test_a_run_in_another_precision_does_not_count():
