@@ -65,11 +65,11 @@ def section_of(words: str, what: str, before: set[str]) -> list[str]:
         }
         lines += ["", *(wrapped(f"- {words} {name}: {text}") for name, text in about.items()), "", "Options of these:"]
     elif arguments := [each for each in command.params if isinstance(each, click.Argument)]:
-        lines[-1] += f" Behind the options: `{' '.join(each.metavar or each.name.upper() for each in arguments)}`"
+        lines[-1] += f" After the options: `{' '.join(each.metavar or each.name.upper() for each in arguments)}`"
     items = [line_of(option) for option in options]
     lines += ["", *(item for item in items if item not in before)]
     if known := [item.partition("`:")[0].split()[1].strip("`") for item in items if item in before]:
-        lines += ["", wrapped(f"As of `tupe pretrain`: {', '.join(f'`{name}`' for name in known)}.")]
+        lines += ["", wrapped(f"As in `tupe pretrain`: {', '.join(f'`{name}`' for name in known)}.")]
     if recipes := getattr(command, "recipes", ()):
         of_recipe = [f"`{name}`: {' '.join(text.split())}" for name, text in everyday(*recipes)]
         lines += ["", f"Options of the recipe [value of {'; '.join(recipes)}], and any other of fairseq-train:", ""]

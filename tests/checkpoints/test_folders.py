@@ -100,4 +100,4 @@ def test_other_folders_are_refused_in_one_line(folder, tmp_path):
     result = CliRunner().invoke(main, [*words, str(other)])
     assert result.exit_code == 2 and "model_type is 'gpt2', not 'tupe'" in result.output
     result = CliRunner().invoke(main, ["checkpoint", "export", "--checkpoint", str(folder), "--output", str(tmp_path)])
-    assert result.exit_code == 2 and "is a folder of transformers already" in result.output
+    assert result.exit_code == 2 and "is a Hugging Face folder already" in result.output

@@ -455,7 +455,7 @@ def of_results():
     yield f"a norm on TUPE's small ones {gain(tie, 'untied_raw')}). Not resolved:"
     yield f"Not resolved: taking positions out {gain(tie, 'both')})"
     yield f"word logits over sqrt(2D) {gain('absolute_halved', bert)})"
-    yield f"dropping terms of words and positions together {gain(tie, 'bert_a_d')})"
+    yield f"dropping the word-position cross terms {gain(tie, 'bert_a_d')})"
     rows = rows_of("docs/evidence/second.md", "## C, tiny")
     resolved = ["the scale of p", "projections, norm, every layer, sqrt(2D)", "the layer norm on p"]
     assert [row[1] for row in rows if row[-1] == "lower"] == resolved
@@ -475,7 +475,7 @@ def test_what_is_said_in_words_are_the_numbers_of_the_tables(committed):
         words = " ".join(text_of(page).split())
         assert [sentence for sentence in said if sentence not in words] == []
     bundle = claims.corrected(committed, "main")[claims.OTHER_SAMPLE][0]
-    assert f"one test (other text: bundle's p {bundle:.2g})" in words
+    assert f"one test (bundle on other text: p {bundle:.2g})" in words
 
 
 def test_the_papers_own_table_is_quoted():

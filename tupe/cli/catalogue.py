@@ -89,10 +89,10 @@ def schemes_of_presets() -> dict[str, list[str]]:
 def list_schemes(names):
     """Every position encoding in a table, or a card for each in NAMES, with its options.
 
-    farther: sequences with more positions than in training are refused; or all distances from some number on are
-    treated as that one (which training must have had); or a formula continues to any distance. Parameters are those
-    at BERT-Base size with 512 positions. The table in docs/schemes.md is this command's output, docs/encodings.md
-    holds what it prints of every name.
+    farther: sequences with more positions than in training are refused; or every larger distance counts as the one
+    named (which training must have included); or a formula continues to any distance. Parameters are those at
+    BERT-Base size with 512 positions. The table in docs/schemes.md is this command's output, docs/encodings.md holds
+    what it prints of every name.
     """
     if names:
         click.echo("\n".join(card(part.name) for name in names for part in parse(name)), nl=False)

@@ -27,14 +27,14 @@ EVERYDAY = {  # options of the recipe that most runs change: the option -> (its 
     "--max-update N": ("optimization.max_update", "The length of the run in updates."),
     "--max-epoch N": ("optimization.max_epoch", "The length of the run in epochs."),
     "--warmup-updates N": ("lr_scheduler.warmup_updates", "Updates in which the learning rate rises."),
-    "--warmup-ratio X": ("lr_scheduler.warmup_ratio", "The share of the updates in which it rises."),
+    "--warmup-ratio X": ("lr_scheduler.warmup_ratio", "The share of updates in which the rate rises."),
     "--tokens-per-sample N": ("task.tokens_per_sample", "Tokens of a sequence."),
     "--mask-prob X": ("task.mask_prob", "The share of the tokens that is predicted."),
     "--seed N": ("common.seed", "The seed of weights, order, masks and dropout."),
     "--validate-interval-updates N": ("dataset.validate_interval_updates", "Updates between validations."),
     "--save-interval-updates N": ("checkpoint.save_interval_updates", "Updates between checkpoints."),
     "--num-workers N": ("dataset.num_workers", "Processes that load data."),
-    "--autocast bf16": ("model.autocast", "Mixed precision without --fp16, for CPUs that are faster so."),
+    "--autocast bf16": ("model.autocast", "Mixed precision without --fp16, for CPUs that it speeds up."),
 }
 OF_A_LENGTH = ("optimization.max_epoch", "task.tokens_per_sample")
 FURTHER = """Any other option of fairseq-train is valid too, and wins over the recipe. So is any value of the recipe
@@ -81,7 +81,7 @@ def launcher(function: Callable) -> Callable:
     for decorator in (
         click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="[--OPTION VALUE] [SECTION.KEY=VALUE] ..."),
         click.option("--dry-run", is_flag=True, help="Print what would run: a command of fairseq-train, or settings."),
-        click.option("--allocator", help="The library to take main memory from, or none (default: tcmalloc on CPUs)."),
+        click.option("--allocator", help="The memory allocator to preload, or none (default: tcmalloc on CPUs)."),
         click.option(
             "--micro-batch-size",
             type=click.IntRange(1),
@@ -197,7 +197,7 @@ def finetune(task, data, checkpoint, output, engine, words, **machine):
 
 
 def file_of(checkpoint: Path) -> Path:
-    """The file to train from, of a folder of transformers too."""
+    """The file to train from, of a Hugging Face folder too."""
     if not checkpoint.is_dir():
         return checkpoint
     with options.quiet_imports():

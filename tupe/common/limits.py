@@ -155,7 +155,7 @@ def check_all(values: Mapping[str, Any]) -> None:
         raise ValueError("--total-num-update is 0; valid for polynomial_decay: at least 1")
     shares = [float(values.get(name, 0)) for name in ("leave_unmasked_prob", "random_token_prob")]
     if sum(shares) > 1:
-        raise ValueError(f"--leave-unmasked-prob {shares[0]:g} and --random-token-prob {shares[1]:g}: more than 1")
+        raise ValueError(f"--leave-unmasked-prob {shares[0]:g} and --random-token-prob {shares[1]:g}: sum above 1")
 
 
 def split_batch(batch: int, processes: int, limit: int) -> tuple[int, int]:

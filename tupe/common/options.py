@@ -235,7 +235,7 @@ def checkpoint(help: str = "The pre-trained checkpoint.", **options) -> Callable
         if path is not None and not path.exists():
             raise click.BadParameter(f"checkpoint not found: {path}", ctx, param)
         if path is not None and path.is_dir() and not (path / "config.json").is_file():
-            raise click.BadParameter(f"{path} is a folder, and none of transformers: it has no config.json", ctx, param)
+            raise click.BadParameter(f"{path} is not a Hugging Face folder: it has no config.json", ctx, param)
         return path
 
     more = {"required": True, **options}

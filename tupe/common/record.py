@@ -237,7 +237,7 @@ def another(folder: str | Path, differences: dict, defaults: dict | None = None)
 
 
 def updates_of(folder: str | Path) -> int:
-    """After how many updates the model in a folder of transformers was written, as far as the folder says so."""
+    """After how many updates the model in a Hugging Face folder was written, as far as the folder says so."""
     if number := re.fullmatch(r"checkpoint-(\d+)", Path(folder).resolve().name):
         return int(number[1])
     try:

@@ -65,7 +65,7 @@ def read_checkpoint(path: str | Path, mmap: bool = False) -> dict:
 
 
 def read_config(path: str | Path) -> dict:
-    """A config.json of a folder of transformers, `of_today`. Raises ValueError, naming it, if it is no JSON object."""
+    """A config.json of a Hugging Face folder, `of_today`. Raises ValueError, naming it, if it is no JSON object."""
     try:
         config = json.loads(Path(path).read_text(encoding="utf-8"))
     except ValueError as error:

@@ -41,7 +41,7 @@ def read_table(path: Path, text: Sequence[str], label: str, is_labelled: bool | 
             if not found or found == "nan":
                 raise ValueError(f"{where}: no label in {label!r}")
             if re.search(r"[\x00-\x1f\x7f]", found):  # files of labels and predictions have one in a line
-                raise ValueError(f"{where}: the label {shorten(found)} has a line break, a tab or another control sign")
+                raise ValueError(f"{where}: the label {shorten(found)} has a line break, a tab or a control character")
         rows.append((where, tuple(record[name] for name in text), found))
     if not rows:
         raise ValueError(f"{path} has no row")
@@ -208,7 +208,7 @@ def prepare(
 @options.seed(help="The seed of the choice of held-out rows.")
 @click.option(
     "--kind", type=click.Choice(list(KINDS)),
-    help=f"The kind of the labels (default: numbers if some are no whole ones, or more than {MOST} differ).",
+    help=f"The kind of the labels (default: numbers if some are not whole, or more than {MOST} differ).",
 )  # fmt: skip
 @click.option("--labels", type=options.ListOf(), help="The classes in the order of their ids (default: sorted).")
 @click.option(

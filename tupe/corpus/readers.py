@@ -352,7 +352,7 @@ def _csv(file, path, errors, stats, fields, further):
             place = f"{path}, line {begin}: {error}"
             if errors != "replace" or names is None:
                 raise ValueError(
-                    f"{place}; a text that begins with a quotation mark is quoted as a whole, each in it doubled"
+                    f"{place}; a field that begins with a quotation mark must end with one, and double those inside"
                     + ": fix it, or skip such rows with --errors replace" * (errors == "strict")
                 ) from None
             stats.count("documents read")
@@ -624,7 +624,7 @@ def read_fields(path: str | Path, fields: dict, further: Sequence[str] = ()) -> 
                 if not isinstance(record, dict):
                     raise ValueError(f"{where}: not a JSON object")
                 if any(record.get(None, ())):  # of the library csv
-                    raise ValueError(f"{where}: {MORE_FIELDS}; quote a field that has the sign between them")
+                    raise ValueError(f"{where}: {MORE_FIELDS}; quote a field that contains the separator")
                 if missing := [field for field in fields if record.get(field) is None]:
                     found = shorten_list(str(name) for name, value in record.items() if value is not None)
                     raise ValueError(f"{where}: no {missing[0]!r}; the fields there: {found or 'none'}")

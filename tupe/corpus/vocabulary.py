@@ -21,7 +21,7 @@ WORDS = r" ?[\p{L}\p{M}]+| ?\p{N}+| ?[^\s\p{L}\p{M}\p{N}]+|\s+(?!\S)|\s+"
 LONGEST = 100_000  # bytes of a sentence: SentencePiece leaves longer ones out and says nothing
 PART = r"\S.{0,24998}(?!\S)|\S{24999}"  # of such a sentence: no sign has more than four bytes
 LONG_RUN = r"(\S{128})(?=\S)"  # no blanks, as in DNA: training takes the square of a word's length
-# Of each special token of fairseq's: its names in a folder of transformers, and what it is usually called.
+# Of each special token of fairseq's: its names in a Hugging Face folder, and what it is usually called.
 ROLES = {
     "<s>": ("cls_token", "bos_token", "[CLS]", "<s>", "<cls>"),
     "<pad>": ("pad_token", "[PAD]", "<pad>"),
@@ -135,7 +135,7 @@ def train_tokenizer(
 
 
 def read_tokenizer(path: str | Path) -> str:
-    """A user's tokeniser with our ids: a tokenizer.json, or a folder of transformers. Raises ValueError as
+    """A user's tokeniser with our ids: a tokenizer.json, or a Hugging Face folder. Raises ValueError as
     `their_tokenizer` does."""
     return with_our_ids(*their_tokenizer(path))
 

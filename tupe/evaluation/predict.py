@@ -106,7 +106,7 @@ def of_file(name: str, checkpoint: str | Path, data: Path, batch_size: int) -> C
 
 
 def of_folder(name: str, folder: str | Path, data: Path, batch_size: int) -> Callable[[str], list]:
-    """The same of a folder of transformers, such as `tupe finetune --engine transformers` leaves."""
+    """The same of a Hugging Face folder, such as `tupe finetune --engine transformers` leaves."""
     from transformers.utils.logging import disable_progress_bar
 
     from ..configuration_tupe import TupeConfig

@@ -120,7 +120,7 @@ class TupeMaskedLMTask(RecordedTask, MaskedLMTask):
 
     def post_validate(self, model: BaseFairseqModel, stats: dict, agg: MetersDict) -> None:
         if agg["loss"].avg is None:
-            raise ValueError("nothing is masked in what was validated on: raise max_valid_steps, or hold out more text")
+            raise ValueError("no validated token was masked: raise max_valid_steps, or hold out more text")
         super().post_validate(model, stats, agg)
 
     def load_dataset(self, split: str, epoch: int = 1, combine: bool = False, **kwargs) -> None:

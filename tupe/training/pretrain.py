@@ -355,7 +355,7 @@ class Training(Trainer):
             found = {row: value for part in parts for row, value in part.items()}
         total, count = self._summed(sums).tolist()
         if not count:
-            raise ValueError("nothing is masked in what was validated on: raise max_valid_steps, or hold out more text")
+            raise ValueError("no validated token was masked: raise max_valid_steps, or hold out more text")
         if not math.isfinite(total):
             raise FloatingPointError(f"the loss on held-out data is {total} at update {self.state.global_step}")
         return total / count / self.unit, found

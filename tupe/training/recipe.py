@@ -200,7 +200,7 @@ def config_of(folder: str) -> dict:
     """{option of `ModelConfig`: value} of a folder that transformers reads. Raises ValueError for anything else."""
     path = Path(folder) / "config.json"
     if not path.is_file():
-        what = "starts from a folder of transformers, with config.json; `tupe checkpoint export` makes one of a file"
+        what = "starts from a Hugging Face folder, with config.json; `tupe checkpoint export` makes one of a file"
         raise ValueError(f"{folder or '--checkpoint'}: --engine transformers {what}")
     config = read_config(path)
     if config.get("model_type") != "tupe":
