@@ -264,9 +264,9 @@ def lasting(runs: Runs, stage: str) -> list[str]:
     lines = [f"## E, {stage_of(stage)['size']}: does it last?\n", LASTING_TEXT]
     lines.append(TextTable.plain(header, rows, align="lrlrrrrl").markdown())
     if after:
-        rates = {f"{t.model}`, {t.lr:g}": "" for t in runs.planned(stage) if t.model in ("bert_a", *after)}
-        rates = "; ".join(f"`{rate}" for rate in rates)
-        lines.append(f"At equal numbers of updates after each model's exit, each at its constant rate ({rates}):\n")
+        rates = dict.fromkeys(f"`{t.model}` {t.lr:g}" for t in runs.planned(stage) if t.model in ("bert_a", *after))
+        constant = f"each at its constant rate ({', '.join(rates)})"
+        lines.append(f"At equal numbers of updates after each model's exit, {constant}:\n")
         rows = [[f"`{m}`", f"{n:,}", *shown_by_seed(one, seeds)] for m, (n, one) in after.items()]
         lines.append(TextTable.plain(["model", "updates after exit", "gap by seed", "mean"], rows).markdown())
     return lines
