@@ -889,7 +889,7 @@ def test_the_valid_number_of_types_counts_all_of_them():
     "options, message",
     [
         ({"engine": "spark"}, "engine 'spark'.*valid: local.*dask"),
-        ({"engine": "dask"}, "dask with the address of a scheduler"),
+        ({"engine": "dask"}, "dask with its address"),
         ({"near_duplicates": 80}, "--near-duplicates is 80; valid: 0 to 1"),
         ({"sample_mb": float("inf")}, "--sample-mb is inf; valid: a number above 0"),
         ({"shard_mb": float("nan")}, "--shard-mb is nan; valid"),

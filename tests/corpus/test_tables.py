@@ -145,7 +145,7 @@ def test_damage(tmp_path):
 )  # fmt: skip
 def test_a_quotation_mark_that_stays_open_swallows_no_row(tmp_path, name, content, place, kept, dropped):
     (tmp_path / name).write_text(content)
-    with pytest.raises(ValueError, match=f"{name}, line {place}.*; a text that begins .*skip such rows with --errors"):
+    with pytest.raises(ValueError, match=f"{name}, line {place}.*; a field that begins .*skip such rows with --errors"):
         read(tmp_path / name)
     documents, stats = read(tmp_path / name, errors="replace")
     assert " ".join(f"{each.source.rpartition(':')[2]} {each.text}" for each in documents) == kept

@@ -332,7 +332,7 @@ def prepare(
     """
     if engine not in ENGINES or (engine == "dask") != (scheduler is not None):
         raise ValueError(
-            f"engine {engine!r}, scheduler {scheduler!r}; valid: local without a scheduler, dask with one"
+            f"engine {engine!r}, scheduler {scheduler!r}; valid: local without a scheduler, dask with its address"
         )
     for name, value, high in (
         ("near-duplicates", near_duplicates, 1),
