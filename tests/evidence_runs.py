@@ -85,3 +85,9 @@ def write_plateau(out, loss):
     """The pilot of nopos, whose best rate has this loss."""
     for number, lr in enumerate(PLAN["learning_rates"]):
         write_run(out, Trial("pilot", "nopos", "tiny", 5000, lr, 101), loss + 0.1 * number)
+
+
+def rows_of(lines):
+    """[cells] of the first table in lines, without its header."""
+    rows = [line.split(" | ") for text in lines for line in text.splitlines() if line.startswith("| ")]
+    return [[cell.strip("| ") for cell in row] for row in rows[2:]]

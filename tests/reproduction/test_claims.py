@@ -9,7 +9,7 @@ import shutil
 
 import numpy as np
 import pytest
-from evidence_runs import read_back, write_experiment, write_plateau, write_run
+from evidence_runs import read_back, rows_of, write_experiment, write_plateau, write_run
 from helpers import PLUGIN
 from scipy import stats
 
@@ -456,18 +456,12 @@ def of_results():
     yield f"Not resolved: taking positions out {gain(tie, 'both')})"
     yield f"word logits over sqrt(2D) {gain('absolute_halved', bert)})"
     yield f"dropping the word-position cross terms {gain(tie, 'bert_a_d')})"
-    rows = rows_of("docs/evidence/second.md", "## C, tiny")
+    rows = rows_of(second_page.bundle(runs, "tiny_bundle", "tiny_decide"))
     resolved = ["the scale of p", "projections, norm, every layer, sqrt(2D)", "the layer norm on p"]
     assert [row[1] for row in rows if row[-1] == "lower"] == resolved
     after = second_page.after_exit(runs, "tiny_lasting")
     left = (number(after[model][1].mean, 2) for model in ("tupe_a", "tupe_r"))
     yield "counted from exits, {} (TUPE-A) and {} bits (TUPE-R) are left".format(*left)
-
-
-def rows_of(page, heading):
-    """The cells of the first table below a heading."""
-    table = text_of(page).partition(heading)[2].partition("| ---")[2].partition("\n\n")[0]
-    return [line.strip("| ").split(" | ") for line in table.splitlines()[1:]]
 
 
 def test_what_is_said_in_words_are_the_numbers_of_the_tables(committed):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import yaml
 from click.testing import CliRunner
-from evidence_runs import write_run
+from evidence_runs import rows_of, write_run
 from scipy import stats
 
 from reproduction import second, second_page, second_plan, tables
@@ -136,12 +136,6 @@ def tables_of(tmp_path, losses):
         write_run(tmp_path / "out", trial, min(loss, 8), exit, state, plateau=9)
     collect.write(collect.collect(tmp_path / "out"), tmp_path / "tables")
     return second_page.Runs(tmp_path / "tables")
-
-
-def rows_of(lines):
-    """[cells] of the first table in lines, without its header."""
-    rows = [line.split(" | ") for text in lines for line in text.splitlines() if line.startswith("| ")]
-    return [[cell.strip("| ") for cell in row] for row in rows[2:]]
 
 
 def losses_of(stage, of_model, seeds=(4, 5, 6, 7, 8)):

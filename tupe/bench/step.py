@@ -52,8 +52,8 @@ def memory_needed(names: list[str], setting: Setting) -> int:
 
 
 def measure(names: list[str], setting: Setting, rounds: int, say: Callable[[str], Any] = click.echo) -> list[dict]:
-    """A row (dict) per contender, but for those that alone run out of memory. say: called with a line for each of
-    these, and after every turn. Raises ValueError for contenders that cannot be built, and if none fits."""
+    """A row (dict) per contender, but for those that run out of memory. say: called with a line for each of these, and
+    after every turn. Raises ValueError for contenders that cannot be built, and if none fits."""
     needed, free = memory_needed(names, setting), memory_available()
     if setting.device == "cpu" and free is not None and needed > free:
         raise ValueError(
