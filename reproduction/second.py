@@ -102,6 +102,13 @@ def divergence_of(folder: Path) -> str:
 # --------------------------------------------------------------------------------------------------------- the commands
 
 
+def load_scheme_files():
+    """Whose encodings the models of the plan have: an evaluation builds them."""
+    for model in PROTOCOL["models"].values():
+        if "position-file" in model:
+            load_scheme_file(model["position-file"])
+
+
 @click.command(cls=options.QuietCommand, context_settings={"ignore_unknown_options": True})
 @options.data("The prepared text; docs/protocol.md says how the protocol's is made.")
 @options.output("The folder of the runs. An existing one is resumed.")
@@ -115,9 +122,7 @@ def run(data, output, stages, models, seeds, jobs, dry_run, further):
     """Train and evaluate what is left, stage by stage."""
     data, output, stages = data.resolve(), output.resolve(), stages or list(PROTOCOL["stages"])
     check_models(models, stages, PROTOCOL)
-    for model in PROTOCOL["models"].values():
-        if "position-file" in model:
-            load_scheme_file(model["position-file"])  # for the evaluation
+    load_scheme_files()
 
     def planned(stage):
         losses = known_losses(output)
@@ -173,6 +178,7 @@ def write_page(runs, data):
 )
 def score_zorro(runs, data, pairs):
     """Score kept weights on Zorro's minimal pairs; then write the page."""
+    load_scheme_files()
     weights = {str(trial): trial.folder(runs) / "model.pt" for trial in final_losses(runs)}
     weights |= {f"models/{path.name}": path for path in sorted((HERE.parent / "models").iterdir())}
     paradigms, encoder, scores = minimal_pairs.read_paradigms(pairs, PAIRS), TextEncoder(data), zorro_scores()
