@@ -117,6 +117,7 @@ def test_groups_and_errors_of_losses():
     loss = 2 + rng.normal(size=400)[block]  # one value per block: five tokens are worth one
     losses = TokenLosses(loss, np.tile([1, 2, 3, 4, 9], 400), np.full(2000, 10), block)
     assert losses.standard_error() == pytest.approx(1 / 20, rel=0.1)
+    assert TokenLosses(loss[:5], np.arange(5), np.full(5, 5), block[:5]).standard_error() is None
     grouped = losses.by(losses.position, [1, 2, 4, 8, 16])
     assert {name: count for name, (_, count) in grouped.items()} == {"1": 400, "2-3": 800, "4-7": 400, "8-15": 400}
     assert grouped["8-15"][0] == pytest.approx(loss[4::5].mean())

@@ -112,9 +112,11 @@ class TokenLosses:
     def mean(self) -> float:
         return float(self.loss.mean())
 
-    def standard_error(self, resamples: int = 1000, seed: int = 1) -> float:
-        """Of the mean, by the bootstrap over blocks: tokens of one block share their context."""
+    def standard_error(self, resamples: int = 1000, seed: int = 1) -> float | None:
+        """Of the mean, by the bootstrap over blocks: tokens of one block share their context. None if there is one."""
         sums, counts = self.by_block()
+        if len(sums) == 1:
+            return None
         drawn = np.random.default_rng(seed).integers(len(sums), size=(resamples, len(sums)))
         return float((sums[drawn].sum(axis=1) / counts[drawn].sum(axis=1)).std(ddof=1))
 
@@ -234,11 +236,12 @@ def command(checkpoints, data, sentences, tokens, output, seed):
         output.mkdir(parents=True, exist_ok=True)
         write_atomically(output / f"{names[label]}.json", json.dumps(content, indent=1, allow_nan=False) + "\n")
         order, loss = content["order"], content["loss"]
+        error = "" if loss["error"] is None else f" ± {loss['error']:.4f}"
         if loss["left_out"]:
             click.echo(f"{label}: {loss['left_out']:.2%} of the held-out tokens are in too long sentences", err=True)
         rows.append([
             label, f"{100 * order['accuracy']:.2f} ± {100 * order['accuracy_error']:.2f}",
-            f"{order['margin']:.3f} ± {order['margin_error']:.3f}", f"{loss['mean']:.4f} ± {loss['error']:.4f}",
+            f"{order['margin']:.3f} ± {order['margin_error']:.3f}", f"{loss['mean']:.4f}{error}",
             f"{np.mean(content['cls']['ratio']):.3f}",
         ])  # fmt: skip
     header = ["model", "prefers the original, %", "by (nats)", "loss (nats)", f"[CLS] to first {FIRST} / uniform"]

@@ -95,7 +95,9 @@ def tables_of(trial: Trial, run: record.Record, folder: Path) -> dict[str, list[
     if (folder / "evaluation.json").exists():
         evaluation = json.loads((folder / "evaluation.json").read_text(encoding="utf-8"))
         loss, order = evaluation["loss"], evaluation["order"]
-        facts["loss"], facts["loss_error"] = (f"{BITS * loss[name]:.5f}" for name in ("mean", "error"))
+        facts["loss"] = f"{BITS * loss['mean']:.5f}"
+        if loss["error"] is not None:  # as it is of one block
+            facts["loss_error"] = f"{BITS * loss['error']:.5f}"
         if "blocks" in loss:  # not in evaluations before 2026-11-25
             add("blocks", **loss["blocks"])
         for kind in ("position", "length"):
