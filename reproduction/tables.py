@@ -342,43 +342,36 @@ def pair_errors(evidence: Evidence) -> tuple[list[str], list[str], bool]:
 
 def claims_table(evidence: Evidence, mini: Decisions, tiny: Decisions) -> TextTable:
     """The five contrasts as gains, so that positive is good for the claim, and the paper's 30 %. mini, tiny: what came
-    out of these models in the second protocol, {} before it has."""
-    rows, header = [], ["what is added", "models", "gain, bits [95 %]", "verdict"]
-    header += ["mini, five seeds", "verdict"] if mini else ["at one rate", ""]
-    for main, slower in zip(judged(evidence, "main"), judged(evidence, "slower"), strict=True):
+    out of these models in the second protocol."""
+    rows = []
+    for main in judged(evidence, "main"):
         cells = [of_gain(main.contrast), main.verdict]
-        if not mini:
-            cells += [of_gain(slower.contrast), slower.verdict]
-        for of in filter(None, (mini, tiny)):
-            one = of[main.a, main.b]
+        for one in (mini[main.a, main.b], tiny[main.a, main.b]):
             cells += ["" if one.paired is None else of_gain(one.contrast), one.verdict]
         rows.append([main.claim, f"`{main.a}` over `{main.b}`", *cells])
-    shares = [share_cell(paper_shares(evidence, stage, "tupe_r")).partition(" (")[0] for stage in AT_BOTH_RATES]
-    further = ["tiny, five other seeds", "verdict"] if tiny else []
-    last = ["running loss at BERT-A's last (paper, on GLUE: 30 %)", "`tupe_r`, `bert_a`", shares[0], ""]
-    rows.append([*last, "" if mini else shares[1], *[""] * (1 + len(further))])
-    return TextTable.plain(header + further, rows, align="llrlrl" + "rl"[: len(further)])
+    share = share_cell(paper_shares(evidence, "main", "tupe_r")).partition(" (")[0]
+    rows.append(["running loss at BERT-A's last (paper, on GLUE: 30 %)", "`tupe_r`, `bert_a`", share, *[""] * 5])
+    header = ["what is added", "models", "gain, bits [95 %]", "verdict"]
+    header += ["mini, five seeds", "verdict", "tiny, five seeds", "verdict"]
+    return TextTable.plain(header, rows, align="llrlrlrl")
 
 
 def lasting_table(evidence: Evidence) -> TextTable:
-    """Exit updates and losses of tiny models after the shorter and the longer training, and what is left of their gain
-    over BERT-A with the seeds that have both."""
+    """Exit updates of tiny models, their gains over BERT-A after the shorter and the longer training, with the seeds
+    that have both, and the loss after the longer one."""
     short, long, rows = (*(evidence.finals(stage) for stage in ("controls", "longer")), [])
     exits, seeds = evidence.by_seed("controls", evidence.exit), sorted(long["bert_a"])
     for model, name in CLAIMS["names"].items():
-        if model == "nopos":
+        if model not in long:
             continue
         gains = []
         for finals in (short, long):
-            one = paired(finals, "bert_a", model) if model in finals and model != "bert_a" else None
+            one = paired(finals, "bert_a", model) if model != "bert_a" else None
             gains.append(", ".join(number(one.differences[seed], 2) for seed in seeds) if one else "")
-        means = [number(np.mean(list(of[model].values())), 2) if model in of else "not run" for of in (short, long)]
-        rows.append([name, span(exits[model].values()), *means, *gains])
+        rows.append([name, span(exits[model].values()), *gains, number(np.mean(list(long[model].values())), 2)])
     updates = [f"{PLAN['stages'][stage]['updates']:,}" for stage in ("controls", "longer")]
-    counts = [len(of["bert_a"]) for of in (short, long)]
     header = ["tiny model", "leaves the plateau at update"]
-    header += [f"loss after {n} ({count} seeds)" for n, count in zip(updates, counts, strict=True)]
-    header += [f"gain after {n} (seeds {', '.join(map(str, seeds))})" for n in updates]
+    header += [*(f"gain after {n} (seeds {', '.join(map(str, seeds))})" for n in updates), f"loss after {updates[1]}"]
     return TextTable.plain(header, rows)
 
 
