@@ -135,8 +135,8 @@ def rates(runs: Runs) -> list[str]:
 
 
 class Decision(NamedTuple):
-    """What came out of a contrast of D. paired, welch, same: p-values of both tests and of equivalence, None where
-    there is none; verdict: the protocol's word."""
+    """What came out of a difference of C or D. paired, welch, same: p-values of both tests and of equivalence, None
+    where there is none; verdict: the protocol's word."""
 
     contrast: Contrast | None
     paired: float | None
@@ -200,18 +200,30 @@ def verdict_of_claim(one: Contrast, p: float, same: float | None, beside: bool, 
     return f"no more than {MARGIN} bits" if same is not None and same <= ALPHA else "not resolved"
 
 
-def bundle(runs: Runs, stage: str, neighbours: str) -> list[str]:
-    """A stage of C, once it and that of its neighbours have run: differences, two-sided, corrected by Holm."""
+def differences(runs: Runs, stage: str, neighbours: str) -> Decisions:
+    """{two models: what came out} of a stage of C, once it and that of its neighbours have run: two-sided, corrected by
+    Holm."""
     if not (runs.is_complete(stage) and runs.is_complete(neighbours)):
-        return []
-    finals, entries = runs.finals(stage, neighbours), PROTOCOL["differences"]
-    of, seeds, rows = [paired(finals, *entry["models"]) for entry in entries], stage_of(stage)["seeds"], []
-    for entry, one, p in zip(entries, of, holm([one and one.p for one in of]), strict=True):
-        (a, b), result = entry["models"], TOO_FEW
+        return {}
+    finals, found = runs.finals(stage, neighbours), {}
+    of = {(a, b): paired(finals, a, b) for a, b in (entry["models"] for entry in PROTOCOL["differences"])}
+    for (pair, one), p in zip(of.items(), holm([one and one.p for one in of.values()]), strict=True):
+        result = TOO_FEW
         if p is not None:
             result = "not resolved" if p > ALPHA else "lower" if one.mean < 0 else "higher"
+        found[pair] = Decision(one, p, None, None, result)
+    return found
+
+
+def bundle(runs: Runs, stage: str, neighbours: str) -> list[str]:
+    """The section of a stage of C."""
+    of, rows = differences(runs, stage, neighbours), []
+    if not of:
+        return []
+    for entry, ((a, b), one) in zip(PROTOCOL["differences"], of.items(), strict=True):
+        shown = shown_by_seed(one.contrast, stage_of(stage)["seeds"])
         found = runs.resampled(a, b, stage, neighbours)
-        rows.append([f"`{a}` - `{b}`", entry["asks"], *shown_by_seed(one, seeds), found, of_p(p), result])
+        rows.append([f"`{a}` - `{b}`", entry["asks"], *shown, found, of_p(one.paired), one.verdict])
     header = ["difference", "asks", "by seed", "mean [95 % interval]", "seeds and text", "p (Holm)", "result"]
     table = TextTable.plain(header, rows, align="lllrrrl").markdown()
     return [f"## C, {stage_of(stage)['size']}: the bundle\n", table]

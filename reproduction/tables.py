@@ -34,7 +34,17 @@ from .claims import (
     paper_shares,
     schedule_shares,
 )
-from .second_page import LASTING_MODELS, Decisions
+from .second_page import (
+    BESIDE,
+    DECIDED,
+    LASTING_MODELS,
+    Decision,
+    Decisions,
+    Runs,
+    contrasts,
+    differences,
+)
+from .second_plan import PROTOCOL
 from .statistics import geometric_mean_interval
 
 SHARES = {  # stages that shares of updates are shown of, and how they are called there
@@ -346,8 +356,8 @@ def claims_table(evidence: Evidence, mini: Decisions, tiny: Decisions) -> TextTa
     rows = []
     for main in judged(evidence, "main"):
         cells = [of_gain(main.contrast), main.verdict]
-        for one in (mini[main.a, main.b], tiny[main.a, main.b]):
-            cells += ["" if one.paired is None else of_gain(one.contrast), one.verdict]
+        for of in (mini, tiny):
+            cells += cells_of(of[main.a, main.b])
         rows.append([main.claim, f"`{main.a}` over `{main.b}`", *cells])
     share = share_cell(paper_shares(evidence, "main", "tupe_r")).partition(" (")[0]
     rows.append(["running loss at BERT-A's last (paper, on GLUE: 30 %)", "`tupe_r`, `bert_a`", share, *[""] * 5])
@@ -356,9 +366,19 @@ def claims_table(evidence: Evidence, mini: Decisions, tiny: Decisions) -> TextTa
     return TextTable.plain(header, rows, align="llrlrlrl")
 
 
+def changes_table(runs: Runs) -> TextTable:
+    """What parts of the bundle bring, as gains: stage C of the second protocol at both sizes, and a difference of D."""
+    changes = {tuple(entry["models"]): entry["change"] for entry in PROTOCOL["differences"]}
+    changes[BESIDE], rows = "no cross terms of words and positions", []
+    sizes = [contrasts(runs, stage) | differences(runs, of, stage) for stage, of in reversed(DECIDED.items())]
+    for pair, change in changes.items():
+        rows.append([change, *(cell for of in sizes for cell in cells_of(of[pair]))])
+    return TextTable.plain(["part of the bundle", "mini", "result", "tiny", "result"], rows, align="lrlrl")
+
+
 def lasting_table(evidence: Evidence) -> TextTable:
-    """Exit updates of tiny models, their gains over BERT-A after the shorter and the longer training, with the seeds
-    that have both, and the loss after the longer one."""
+    """Exit updates of tiny models, and their gains over BERT-A after the shorter and the longer training, with seeds that
+    have both."""
     short, long, rows = (*(evidence.finals(stage) for stage in ("controls", "longer")), [])
     exits, seeds = evidence.by_seed("controls", evidence.exit), sorted(long["bert_a"])
     for model, name in CLAIMS["names"].items():
@@ -368,11 +388,15 @@ def lasting_table(evidence: Evidence) -> TextTable:
         for finals in (short, long):
             one = paired(finals, "bert_a", model) if model != "bert_a" else None
             gains.append(", ".join(number(one.differences[seed], 2) for seed in seeds) if one else "")
-        rows.append([name, span(exits[model].values()), *gains, number(np.mean(list(long[model].values())), 2)])
+        rows.append([name, span(exits[model].values()), *gains])
     updates = [f"{PLAN['stages'][stage]['updates']:,}" for stage in ("controls", "longer")]
     header = ["tiny model", "leaves the plateau at update"]
-    header += [*(f"gain after {n} (seeds {', '.join(map(str, seeds))})" for n in updates), f"loss after {updates[1]}"]
+    header += [f"gain after {n} (seeds {', '.join(map(str, seeds))})" for n in updates]
     return TextTable.plain(header, rows)
+
+
+def cells_of(one: Decision) -> tuple[str, str]:
+    return "" if one.paired is None else of_gain(one.contrast), one.verdict
 
 
 def of_gain(one: Contrast) -> str:

@@ -2,7 +2,6 @@
 
 import csv
 import gzip
-import itertools
 import json
 import math
 import re
@@ -19,7 +18,7 @@ from reproduction.release import of_both_protocols
 from tupe.experiments import collect
 from tupe.experiments.evidence import Evidence
 from tupe.experiments.plan import Trial
-from tupe.experiments.statistics import mean_interval, number, paired
+from tupe.experiments.statistics import mean_interval, paired
 
 ROOT = PLUGIN.parent
 
@@ -307,16 +306,23 @@ def test_what_the_readme_says_holds(committed):
 def test_gains_are_losses_turned_round(committed):
     runs = second_page.Runs()
     decided = {stage: second_page.contrasts(runs, stage) for stage in ("decide", "tiny_decide")}
-    *rows, share = rows_of([tables.claims_table(committed, *decided.values()).markdown()])
-    finals = [committed.finals("main"), *(runs.finals(stage) for stage in decided)]
-    for row, (of, column) in itertools.product(rows, zip(finals, (2, 4, 6), strict=True)):
-        a, b = re.findall(r"`(\w+)`", row[1])
-        test = stats.ttest_rel(*([of[model][seed] for seed in sorted(of[a])] for model in (b, a)))
-        low, high = test.confidence_interval()
-        mean = np.mean([of[b][seed] - of[a][seed] for seed in of[a]])
-        shown = [float(number) for number in re.findall(r"-?\d+\.\d+", row[column])]
-        assert shown == pytest.approx([mean, low, high], abs=0.0051)
-    assert len(rows) == 5 and rows[0][3] == "confirmed" and share[2].startswith("55 % [")
+    mini, tiny = runs.finals("decide", "bundle"), runs.finals("tiny_decide", "tiny_bundle")
+    *of_claims, share = rows_of([tables.claims_table(committed, *decided.values()).markdown()])
+    of_changes = rows_of([tables.changes_table(runs).markdown()])
+    changed = [*(entry["models"] for entry in second_page.PROTOCOL["differences"]), ("tupe_a_tie_cls", "bert_a_d")]
+    shown = [(of, re.findall(r"`(\w+)`", row[1]), cell)
+             for row in of_claims for of, cell in zip((committed.finals("main"), mini, tiny), row[2::2], strict=True)]
+    shown += [(of, pair, cell) for row, pair in zip(of_changes, changed, strict=True)
+              for of, cell in zip((mini, tiny), row[1::2], strict=True)]  # fmt: skip
+    for of, (a, b), cell in shown:
+        seeds = sorted(of[a].keys() & of[b].keys())
+        test = stats.ttest_rel(*([of[model][seed] for seed in seeds] for model in (b, a)))
+        numbers = [np.mean([of[b][seed] - of[a][seed] for seed in seeds]), *test.confidence_interval()]
+        assert [float(value) for value in re.findall(r"-?\d+\.\d+", cell)] == pytest.approx(numbers, abs=0.0051)
+    assert len(shown) == 5 * 3 + 6 * 2 and of_claims[0][3] == "confirmed" and share[2].startswith("55 % [")
+    lower = ({row[0] for row in of_changes if row[column] == "lower"} for column in (2, 4))  # as the page says in words
+    both = {"position logits, beside positions in the input", "the norm on TUPE's position vectors"}
+    assert set.intersection(*lower) == both and of_changes[-1][2] == "no more than 0.1 bits"
 
 
 def in_words(evidence):
@@ -335,6 +341,7 @@ def in_words(evidence):
     tie, bert = "tupe_a_tie_cls", "bert_a"
     exits = {model: evidence.by_seed("main", evidence.exit)[model].values() for model in (bert, tie)}
     yield f"{tie}` ends {cell(of('main', tie, bert), -1)} bits below BERT-A"
+    yield f"on the other held-out sample p is {claims.corrected(evidence, 'main')[claims.OTHER_SAMPLE][0]:.2g}"
     yield f"{cell(of('slower', tie, 'bert_a_d'))} at one rate; with two more seeds"
     yield f"{cell(of('main', tie, 'bert_a_d'))}, which is worse"
     yield f"leaves it after {span(exits[bert])} of 5,000 updates, `{tie}` after {span(exits[tie])}."
@@ -462,43 +469,9 @@ def in_words(evidence):
     yield "ended at {:.3f} in bfloat16, at {:.3f} at 2e-3".format(*others)
 
 
-def of_results():
-    """What docs/results.md says of the second experiment and of other text, in its words."""
-    runs = second_page.Runs()
-    sizes = [(runs.finals("tiny_decide", "tiny_bundle"), "tiny_bundle"), (runs.finals("decide", "bundle"), "bundle")]
-
-    def gain(size, a, b):
-        of = sizes[size][0]
-        seeds = sorted(of[a].keys() & of[b].keys())
-        test = stats.ttest_rel(*([of[model][seed] for seed in seeds] for model in (b, a)))
-        low, high = test.confidence_interval()
-        return f"{np.mean([of[b][seed] - of[a][seed] for seed in seeds]):.2f} [{low:.2f}, {high:.2f}]"
-
-    def gains(a, b):
-        return f"({gain(0, a, b)}, {gain(1, a, b)}"
-
-    tie, bert = "tupe_a_tie_cls", "bert_a"
-    yield f"even beside positions in the input {gains('both', bert)} over BERT-A); a norm on TUPE's small vectors"
-    yield f"small vectors {gains(tie, 'untied_raw')}); larger"
-    yield f"if tiny ({gain(0, 'absolute_0.06', bert)}; mini not resolved: {gain(1, 'absolute_0.06', bert)})"
-    yield f"Resolved at neither: taking positions out {gains(tie, 'both')}); word"
-    yield f"word logits over sqrt(2D) {gains('absolute_halved', bert)})."
-    yield f"not resolved ({gain(0, tie, 'bert_a_d')}); mini: no more than 0.1 bits ({gain(1, tie, 'bert_a_d')})"
-    resolved = [["the scale of p"], []]
-    for (_, stage), neighbours, scale in zip(sizes, ("tiny_decide", "decide"), resolved, strict=True):
-        lower = [row[1] for row in rows_of(second_page.bundle(runs, stage, neighbours)) if row[-1] == "lower"]
-        assert lower == [*scale, "projections, norm, every layer, sqrt(2D)", "the layer norm on p"]
-    after = second_page.after_exit(runs, "tiny_lasting")
-    left = (number(after[model][1].mean, 2) for model in ("tupe_a", "tupe_r"))
-    yield "counted from exits, {} (TUPE-A) and {} bits (TUPE-R) are left".format(*left)
-
-
 def test_what_is_said_in_words_are_the_numbers_of_the_tables(committed):
-    for page, said in (("docs/evidence/details.md", in_words(committed)), ("docs/results.md", of_results())):
-        words = " ".join(text_of(page).split())
-        assert [sentence for sentence in said if sentence not in words] == []
-    bundle = claims.corrected(committed, "main")[claims.OTHER_SAMPLE][0]
-    assert f"one test (bundle on other text: p {bundle:.2g})" in words
+    words = " ".join(text_of("docs/evidence/details.md").split())
+    assert [sentence for sentence in in_words(committed) if sentence not in words] == []
 
 
 def test_the_papers_own_table_is_quoted():
