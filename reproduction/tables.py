@@ -377,8 +377,8 @@ def changes_table(runs: Runs) -> TextTable:
 
 
 def lasting_table(evidence: Evidence) -> TextTable:
-    """Exit updates of tiny models, and their gains over BERT-A after the shorter and the longer training, with seeds that
-    have both."""
+    """Exit updates of tiny models, and their gains over BERT-A after the shorter and the longer training, with seeds
+    that have both."""
     short, long, rows = (*(evidence.finals(stage) for stage in ("controls", "longer")), [])
     exits, seeds = evidence.by_seed("controls", evidence.exit), sorted(long["bert_a"])
     for model, name in CLAIMS["names"].items():
