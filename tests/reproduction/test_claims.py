@@ -463,6 +463,16 @@ def in_words(evidence):
     most = max(ahead.values())
     assert round(mean * len(ahead) / most) == 3
     yield "{:.1f} [{:.1f}, {:.1f}] over paradigms, a third of it from one (+{:.1f})".format(mean, *interval, most)
+    of_tiny = {
+        model: {
+            seed: 100 * np.mean([*scores[f"tiny_decide/{model}/tiny_5000_lr{lr}_seed{seed}"].values()])
+            for seed in (6, 7, 8)
+        }
+        for model, lr in (("bert_a", 0.002), ("tupe_a", 0.004), ("tupe_r", 0.004))
+    }
+    ahead = [paired(of_tiny, model, "bert_a") for model in ("tupe_a", "tupe_r")]
+    assert all(one.interval[0] < 0 < one.interval[1] for one in ahead)  # not resolved
+    yield "TUPE-A scores {} points above BERT-A on Zorro, TUPE-R {}".format(*(cell(one, digits=1) for one in ahead))
     mine = Trial("released", "tupe_r", "mini", 5000, 1e-3, 101)
     yield f"run at 1e-3 in float32 ({of_both_protocols().loss(mine):.3f} bits)"
     others = (evidence.loss(Trial("rates", "tupe_r", "mini", 5000, lr, 101)) for lr in (1e-3, 2e-3))
