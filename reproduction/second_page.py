@@ -39,6 +39,7 @@ ZORRO, PAIRS = TABLES / "zorro.csv.gz", 200  # pairs of each paradigm, the first
 MARGIN = 0.1  # bits, of equivalence
 DECIDED = {"tiny_decide": "tiny_bundle", "decide": "bundle"}  # stages of D, and those of C that are compared with them
 BESIDE = ("tupe_a_tie_cls", "bert_a_d")  # a difference of D that is none of the five contrasts
+(CHANGE_BESIDE,) = (entry["change"] for entry in CLAIMS["changes"] if tuple(entry["models"]) == BESIDE)
 TOO_FEW = "too few seeds"  # the word where too many runs diverged
 EQUIVALENT = (("tupe_a", "tupe_a_tie_cls"), ("tupe_r", "tupe_a"), BESIDE)
 LASTING, LASTING_MODELS = ("tiny_lasting", "lasting"), ("tupe_a", "tupe_r")  # stages of E, and what is decided of
@@ -178,7 +179,7 @@ def decided(runs: Runs, stage: str) -> list[str]:
     claims = {tuple(entry["models"]): entry["claim"] for entry in CLAIMS["contrasts"]}
     for (a, b), one in of.items():
         rows.append([
-            f"`{a}` - `{b}`", claims.get((a, b), "no terms of words and positions together"),
+            f"`{a}` - `{b}`", claims.get((a, b), CHANGE_BESIDE),
             *shown_by_seed(one.contrast, plan["seeds"]), runs.resampled(a, b, stage),
             of_p(one.paired), of_p(one.welch), of_p(one.same), one.verdict,
         ])  # fmt: skip
@@ -221,9 +222,9 @@ def bundle(runs: Runs, stage: str, neighbours: str) -> list[str]:
     if not of:
         return []
     for entry, ((a, b), one) in zip(PROTOCOL["differences"], of.items(), strict=True):
-        shown = shown_by_seed(one.contrast, stage_of(stage)["seeds"])
         found = runs.resampled(a, b, stage, neighbours)
-        rows.append([f"`{a}` - `{b}`", entry["asks"], *shown, found, of_p(one.paired), one.verdict])
+        cells = *shown_by_seed(one.contrast, stage_of(stage)["seeds"]), found, of_p(one.paired), one.verdict
+        rows.append([f"`{a}` - `{b}`", entry["asks"], *cells])
     header = ["difference", "asks", "by seed", "mean [95 % interval]", "seeds and text", "p (Holm)", "result"]
     table = TextTable.plain(header, rows, align="lllrrrl").markdown()
     return [f"## C, {stage_of(stage)['size']}: the bundle\n", table]

@@ -36,6 +36,7 @@ from .claims import (
 )
 from .second_page import (
     BESIDE,
+    CHANGE_BESIDE,
     DECIDED,
     LASTING_MODELS,
     Decision,
@@ -369,7 +370,7 @@ def claims_table(evidence: Evidence, mini: Decisions, tiny: Decisions) -> TextTa
 def changes_table(runs: Runs) -> TextTable:
     """What parts of the bundle bring, as gains: stage C of the second protocol at both sizes, and a difference of D."""
     changes = {tuple(entry["models"]): entry["change"] for entry in PROTOCOL["differences"]}
-    changes[BESIDE], rows = "no cross terms of words and positions", []
+    changes[BESIDE], rows = CHANGE_BESIDE, []
     sizes = [contrasts(runs, stage) | differences(runs, of, stage) for stage, of in reversed(DECIDED.items())]
     for pair, change in changes.items():
         rows.append([change, *(cell for of in sizes for cell in cells_of(of[pair]))])
