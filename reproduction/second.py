@@ -1,8 +1,8 @@
 """The second protocol (docs/second-protocol.md): what it trains, as second.yaml says, and the page of what came out.
 
-    python -m reproduction run --data DATA --output OUT     train and evaluate what is left; an OUT is resumed
-    python -m reproduction page --runs OUT                  add finished runs to docs/evidence/second, write pages
-    python -m reproduction zorro --runs OUT --pairs ZORRO   score kept weights on Zorro's minimal pairs, for the page
+    python -m reproduction run --data DATA --output OUT                  train and evaluate what is left; resumes OUT
+    python -m reproduction page --runs OUT                               add finished runs to the tables, write pages
+    python -m reproduction zorro --runs OUT --data DATA --pairs ZORRO    score kept weights on Zorro, write the page
 
 Runs, their evaluation and their tables are those of the first protocol (`tupe.experiments`).
 """
