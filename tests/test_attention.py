@@ -485,13 +485,22 @@ def test_blocked_is_the_same_without_gradients(block, dtype, monkeypatch):
     assert without.shape == q.shape and torch.equal(mix(), without)
 
 
+@GPU
+@pytest.mark.parametrize(("dtype", "most"), [(torch.bfloat16, 2e-2), (torch.float16, 2e-3)])
+@pytest.mark.parametrize("length", [512, 509])
+def test_triton_with_dropout_on_cuda(dtype, most, length):
+    from test_triton import dropout_case
+
+    assert max(dropout_case("cuda", dtype, length, 64)) < most
+
+
 def test_choice():
     model = encoder()
 
     def ask(request, **o):
         backend, reason = choose(
             request, o.get("positions", model.positions), o.get("normaliser", "softmax"),
-            torch.device(o.get("device", "cpu")), o.get("dtype", torch.float32),
+            torch.device(o.get("device", "cpu")), o.get("dtype", torch.float32), 512,
         )  # fmt: skip
         return backend.name, reason
 

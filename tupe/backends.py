@@ -25,12 +25,12 @@ def make(name: str, positions: Positions, normaliser: str = "softmax") -> Backen
 
 
 def choose(
-    request: str, positions: Positions, normaliser: str, device: torch.device, dtype: torch.dtype
+    request: str, positions: Positions, normaliser: str, device: torch.device, dtype: torch.dtype, length: int
 ) -> tuple[Backend, str]:
     """(backend, reason) for a forward pass; request: a name from BACKENDS, or "auto".
 
-    dtype: of the queries. Raises ValueError, with the reason, if the requested backend cannot compute what the model
-    needs, or none can in this precision.
+    dtype: of the queries. length: of the sequences. Raises ValueError, with the reason, if the requested backend cannot
+    compute what the model needs, or none can in this precision.
     """
     if request not in ("auto", *BACKENDS):
         raise ValueError(f"unknown attention backend {request!r}; valid: auto, {', '.join(BACKENDS)}")
@@ -39,7 +39,7 @@ def choose(
     name, reason = request, "as requested"
     if request == "auto":
         name, reason = {"cpu": "blocked", "cuda": "sdpa"}.get(device.type, "plain"), f"the default on {device.type}"
-        if name == "sdpa" and triton_wins(positions, normaliser, device, dtype):
+        if name == "sdpa" and triton_wins(positions, normaliser, device, dtype, length):
             name, reason = "triton", "measured to be the fastest here"
     obstacle = BACKENDS[name]().refuses(positions, normaliser, device, dtype)
     if obstacle and request != "auto":
@@ -47,11 +47,15 @@ def choose(
     return make("plain" if obstacle else name, positions, normaliser), obstacle or reason
 
 
-def triton_wins(positions: Positions, normaliser: str, device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether a model with a bias is faster with Triton's kernels: measured on the card, at its first forward pass."""
+def triton_wins(
+    positions: Positions, normaliser: str, device: torch.device, dtype: torch.dtype, length: int
+) -> bool:  # fmt: skip
+    """Whether a model with a bias is faster with Triton's kernels: measured on the card, at the first forward pass of
+    about this length (the next power of 2, of 64 to 2048)."""
     if torch.compiler.is_compiling() or not torch.cuda.is_initialized() or dtype == torch.float32:
         return False
     has_window = any(overrides(scheme, "reach") for scheme in positions.of_layer(0))
     if has_window or not positions.has_bias() or Triton().refuses(positions, normaliser, device, dtype):
         return False
-    return wins(positions.dims.heads, positions.dims.head_dim, dtype, torch.cuda.get_device_name(device))
+    about = min(max(64, 1 << (length - 1).bit_length()), 2048)
+    return wins(positions.dims.heads, positions.dims.head_dim, dtype, about, torch.cuda.get_device_name(device))

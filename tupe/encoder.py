@@ -340,7 +340,7 @@ class Stack(nn.Module):
         self.config, self.pad, self.dropout, self.normaliser = config, pad, config.dropout, config.normaliser
         kind = BLOCKS[config.block]
         dims = kind.dims(config.max_positions, config.width, config.heads, config.layers)
-        self.attention_backend, self.backend = config.attention, None
+        self.attention_backend, self.backends = config.attention, []  # as requested; taken so far
         self.checkpoint_activations = config.checkpoint_activations
         self.draws_in_evaluation = False  # positions, as in training, if `config.places` says so
         with separate_random_numbers():
@@ -392,7 +392,7 @@ class Stack(nn.Module):
         output_indices: Tensor | None = None, backend: Backend | str | None = None,
     ) -> tuple[Tensor, list[Tensor] | None]:  # fmt: skip
         """Run all layers on embedded tokens x [B, L, C] or [T, C]; returns what `forward` does."""
-        inputs = self.layer_inputs(token_positions, self.choose_backend(x, backend), packing)
+        inputs = self.layer_inputs(token_positions, self.choose_backend(x, backend, token_positions.length), packing)
         recompute = self.checkpoint_activations and self.training and torch.is_grad_enabled()
         # All hidden states include the last one; compiled code would be made anew for every n.
         selects = not (output_indices is None or return_all_hiddens or is_traced())
@@ -410,15 +410,15 @@ class Stack(nn.Module):
         x, hiddens = packing.unpack(x), [packing.unpack(h) for h in hiddens] if return_all_hiddens else None
         return (x if output_indices is None else x.flatten(0, 1)[output_indices]), hiddens
 
-    def choose_backend(self, x: Tensor, backend: Backend | str | None = None) -> Backend:
-        """How attention is computed on x's device; logs it when it changes."""
+    def choose_backend(self, x: Tensor, backend: Backend | str | None, length: int) -> Backend:
+        """How attention is computed on x's device; logs each that is taken."""
         backend = backend or self.attention_backend
         if isinstance(backend, Backend):
             return backend
         dtype = self.precision()
-        backend, reason = choose(backend, self.positions, self.normaliser, x.device, dtype)
-        if not is_traced() and (self.backend is None or backend.name != self.backend.name):
-            self.backend = backend
+        backend, reason = choose(backend, self.positions, self.normaliser, x.device, dtype, length)
+        if not is_traced() and backend.name not in self.backends:
+            self.backends.append(backend.name)
             logger.info(f"attention backend: {backend.name} ({reason})")
         return backend
 

@@ -6,6 +6,8 @@ it over the batch in registers and writes [H, L, L] once, without atomic additio
 B batch, L sequence length, H heads, D width of a head, E width of a value head; M queries and N keys of a tile.
 """
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 from torch.autograd.function import FunctionCtx, once_differentiable
@@ -17,178 +19,230 @@ except ImportError:  # no kernel is called then
     triton = tl = None
 
 WIDEST = 128  # of a head
-TILE = 64  # queries, or keys
 jit, constexpr = getattr(triton, "jit", lambda function: function), getattr(tl, "constexpr", None)
 
 
-@jit
-def _sequence_and_head():
-    """In 64 bits: a head's bias, or a sequence's queries, may begin beyond 2^31."""
-    return tl.program_id(0).to(tl.int64), tl.program_id(2).to(tl.int64)
+class Tile(NamedTuple):
+    queries: int
+    keys: int
+    warps: int
+    stages: int  # loads that are under way at a time
+
+
+TILES = {  # of a kernel: the fastest of 7 or 8 on an H200, together at L = 512 and 128, heads 64 wide, dropout 0.1
+    "forward": Tile(64, 64, 4, 2),
+    "backward_q": Tile(64, 32, 4, 3),
+    "backward_kv": Tile(64, 64, 4, 3),
+    "backward_bias": Tile(64, 64, 4, 3),
+}
+SMALL = Tile(64, 64, 4, 1)  # of heads whose rows are wider than 128 bytes
+PROGRAMS = 768  # that fill a card: of `backward_bias`, which shares a short sequence's few tiles over the batch
 
 
 @jit
-def _load_rows(X, base, rows, stride, L, width: constexpr, columns: constexpr):
+def _load_rows(X, base, rows, stride, L, width: constexpr, columns: constexpr, EVEN: constexpr):
     """[M, columns] of X at base: rows below L, 0 from `width` columns on."""
     column = tl.arange(0, columns)
-    inside = (rows[:, None] < L) & (column[None] < width)
-    return tl.load(X + base + rows[:, None] * stride + column[None], mask=inside, other=0.0)
+    at = X + base + rows[:, None] * stride + column[None]
+    if EVEN and width == columns:
+        x = tl.load(at)
+    else:
+        x = tl.load(at, mask=(rows[:, None] < L) & (column[None] < width), other=0.0)
+    return x
 
 
 @jit
-def _store_rows(X, base, rows, values, L, width: constexpr, columns: constexpr):
+def _store_rows(X, base, rows, stride, values, L, width: constexpr, columns: constexpr):
     column = tl.arange(0, columns)
     inside = (rows[:, None] < L) & (column[None] < width)
-    tl.store(X + base + rows[:, None] * width + column[None], values.to(X.dtype.element_ty), mask=inside)
+    tl.store(X + base + rows[:, None] * stride + column[None], values.to(X.dtype.element_ty), mask=inside)
 
 
 @jit
 def _logits(
     q, k, BIAS, MASK, b, h, i, j, scale, L, bias_h, bias_i, bias_j, bias_0,
-    HAS_BIAS: constexpr, HAS_MASK: constexpr,
+    HAS_BIAS: constexpr, HAS_MASK: constexpr, EVEN: constexpr,
 ):  # fmt: skip
     """[M, N] float32; -inf at keys that are padding, or beyond the sequence."""
     x = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
-    seen = (i[:, None] < L) & (j[None] < L)
     if HAS_BIAS:
-        bias = tl.load(BIAS + bias_0 + h * bias_h + i[:, None] * bias_i + j[None] * bias_j, mask=seen, other=0.0)
+        at = BIAS + bias_0 + h * bias_h + i[:, None] * bias_i + j[None] * bias_j
+        if EVEN:  # noqa: SIM108  (the compiler knows no such expression)
+            bias = tl.load(at)
+        else:
+            bias = tl.load(at, mask=(i[:, None] < L) & (j[None] < L), other=0.0)
         x += bias.to(tl.float32)
     if HAS_MASK:
-        seen = seen & (tl.load(MASK + b * L + j, mask=j < L, other=0)[None] != 0)
-    return tl.where(seen, x, float("-inf"))
+        x = tl.where(tl.load(MASK + b * L + j, mask=j < L, other=0)[None] != 0, x, float("-inf"))
+    elif not EVEN:
+        x = tl.where(j[None] < L, x, float("-inf"))
+    return x
 
 
 @jit
-def _kept(SEED, b, h, H, i, j, L, dropout):
-    """[M, N], whether a weight stays: the same in every kernel, because it depends on its place only."""
-    return tl.rand(tl.load(SEED) + (b * H + h).to(tl.int32), i[:, None] * L + j[None]) >= dropout
+def _exp(x, shift):
+    """e^x 2^-shift, [M, N] of x [M, N] and shift [M]."""
+    return tl.exp2(x * 1.4426950408889634 - shift[:, None])
+
+
+@jit
+def _hash(x):
+    """32 bits that look random, of 32 bits."""
+    x = (x ^ (x >> 16)) * 0x21F0AAAD
+    x = (x ^ (x >> 15)) * 0x735A2D97
+    return x ^ (x >> 15)
+
+
+@jit
+def _kept(SEED, b, h, H, i, j, limit):
+    """[M, N], whether a weight stays: the same in every kernel, because it depends on its place only. Not `tl.rand`,
+    which takes ten times as many instructions: more than all else in a kernel."""
+    head = _hash(tl.load(SEED).to(tl.uint32) + (b * H + h).to(tl.uint32))
+    row, column = _hash(head ^ i.to(tl.uint32)), _hash(head + 0x1E3779B9 + j.to(tl.uint32))
+    bits = _hash(row[:, None] + column[None])
+    return (bits >> 8).to(tl.int32) >= limit
 
 
 @jit
 def _forward(
-    Q, K, V, BIAS, MASK, SEED, OUT, LSE, scale, dropout, H, L,
-    q_b, q_h, q_i, k_b, k_h, k_i, v_b, v_h, v_i, bias_h, bias_i, bias_j, bias_0,
+    Q, K, V, BIAS, MASK, SEED, OUT, LSE, scale, limit, gain, H, L,
+    q_b, q_h, q_i, k_b, k_h, k_i, v_b, v_h, v_i, out_b, out_h, out_i, bias_h, bias_i, bias_j, bias_0,
     D: constexpr, E: constexpr, DD: constexpr, EE: constexpr, M: constexpr, N: constexpr,
-    HAS_BIAS: constexpr, HAS_MASK: constexpr, DROPS: constexpr,
+    HAS_BIAS: constexpr, HAS_MASK: constexpr, DROPS: constexpr, EVEN: constexpr,
 ):  # fmt: skip
-    b, h = _sequence_and_head()  # sequences first: they share a tile of the bias in the cache
-    i = tl.program_id(1) * M + tl.arange(0, M)
-    q = _load_rows(Q, b * q_b + h * q_h, i, q_i, L, D, DD)
+    b, h = tl.program_id(0).to(tl.int64), tl.program_id(2).to(tl.int64)  # 64 bits: a head may begin beyond 2^31
+    i = tl.program_id(1) * M + tl.arange(0, M)  # sequences come first: they share a tile of the bias in the cache
+    q = _load_rows(Q, b * q_b + h * q_h, i, q_i, L, D, DD, EVEN)
     top = tl.full([M], float("-inf"), tl.float32)
     total = tl.zeros([M], tl.float32)
     out = tl.zeros([M, EE], tl.float32)
     for n in range(0, L, N):
         j = n + tl.arange(0, N)
-        k = _load_rows(K, b * k_b + h * k_h, j, k_i, L, D, DD)
-        v = _load_rows(V, b * v_b + h * v_h, j, v_i, L, E, EE)
+        k = _load_rows(K, b * k_b + h * k_h, j, k_i, L, D, DD, EVEN)
+        v = _load_rows(V, b * v_b + h * v_h, j, v_i, L, E, EE, EVEN)
         x = _logits(
-            q, k, BIAS, MASK, b, h, i, j, scale, L, bias_h, bias_i, bias_j, bias_0, HAS_BIAS, HAS_MASK
+            q, k, BIAS, MASK, b, h, i, j, scale, L, bias_h, bias_i, bias_j, bias_0, HAS_BIAS, HAS_MASK, EVEN
         )  # fmt: skip
-        new = tl.maximum(top, tl.max(x, 1))
+        new = tl.maximum(top, tl.max(x, 1) * 1.4426950408889634)
         shift = tl.where(new == float("-inf"), 0.0, new)  # no key so far
-        weights, fade = tl.exp(x - shift[:, None]), tl.exp(top - shift)
+        weights, fade = _exp(x, shift), tl.exp2(top - shift)
         total = total * fade + tl.sum(weights, 1)
         if DROPS:
-            weights = tl.where(_kept(SEED, b, h, H, i, j, L, dropout), weights / (1 - dropout), 0.0)
+            weights = tl.where(_kept(SEED, b, h, H, i, j, limit), weights, 0.0)
         out = out * fade[:, None] + tl.dot(weights.to(v.dtype), v, input_precision="ieee")
         top = new
     empty = total == 0.0
     total = tl.where(empty, 1.0, total)
-    _store_rows(OUT, (b * H + h) * L * E, i, out / total[:, None], L, E, EE)
-    lse = tl.where(empty, 0.0, top + tl.log(total))
+    if DROPS:
+        out = out * gain
+    _store_rows(OUT, b * out_b + h * out_h, i, out_i, out / total[:, None], L, E, EE)
+    lse = tl.where(empty, 0.0, top + tl.log2(total))
     tl.store(LSE + (b * H + h) * L + i, lse, mask=i < L)
 
 
 @jit
 def _gradient_of_logits(
-    q, k, v, grad, BIAS, MASK, SEED, LSE, DELTA, b, h, H, i, j, scale, dropout, L, bias_h, bias_i, bias_j, bias_0,
-    HAS_BIAS: constexpr, HAS_MASK: constexpr, DROPS: constexpr,
+    q, k, v, grad, lse, delta, BIAS, MASK, SEED, b, h, H, i, j, scale, limit, gain, L, bias_h, bias_i, bias_j, bias_0,
+    HAS_BIAS: constexpr, HAS_MASK: constexpr, DROPS: constexpr, EVEN: constexpr,
 ):  # fmt: skip
-    """(gradient of the logits, weights after dropout), [M, N] each."""
-    x = _logits(q, k, BIAS, MASK, b, h, i, j, scale, L, bias_h, bias_i, bias_j, bias_0, HAS_BIAS, HAS_MASK)
-    row = (b * H + h) * L + i
-    lse, delta = tl.load(LSE + row, mask=i < L, other=0.0), tl.load(DELTA + row, mask=i < L, other=0.0)
-    weights = tl.exp(x - lse[:, None])
+    """(gradient of the logits, weights that stay, without their factor), [M, N] each."""
+    x = _logits(q, k, BIAS, MASK, b, h, i, j, scale, L, bias_h, bias_i, bias_j, bias_0, HAS_BIAS, HAS_MASK, EVEN)
+    weights = _exp(x, lse)
     dropped, of_weights = weights, tl.dot(grad, tl.trans(v), input_precision="ieee")
     if DROPS:
-        kept = _kept(SEED, b, h, H, i, j, L, dropout)
-        dropped = tl.where(kept, weights / (1 - dropout), 0.0)
-        of_weights = tl.where(kept, of_weights / (1 - dropout), 0.0)
+        kept = _kept(SEED, b, h, H, i, j, limit)
+        dropped = tl.where(kept, weights, 0.0)
+        of_weights = tl.where(kept, of_weights * gain, 0.0)
     return weights * (of_weights - delta[:, None]), dropped
 
 
 @jit
 def _backward_q(
-    Q, K, V, GRAD, BIAS, MASK, SEED, LSE, DELTA, DQ, scale, dropout, H, L,
-    q_b, q_h, q_i, k_b, k_h, k_i, v_b, v_h, v_i, bias_h, bias_i, bias_j, bias_0,
+    Q, K, V, OUT, GRAD, BIAS, MASK, SEED, LSE, DELTA, DQ, scale, limit, gain, H, L,
+    q_b, q_h, q_i, k_b, k_h, k_i, v_b, v_h, v_i, out_b, out_h, out_i, grad_b, grad_h, grad_i, dq_b, dq_h, dq_i,
+    bias_h, bias_i, bias_j, bias_0,
     D: constexpr, E: constexpr, DD: constexpr, EE: constexpr, M: constexpr, N: constexpr,
-    HAS_BIAS: constexpr, HAS_MASK: constexpr, DROPS: constexpr,
+    HAS_BIAS: constexpr, HAS_MASK: constexpr, DROPS: constexpr, EVEN: constexpr,
 ):  # fmt: skip
-    b, h = _sequence_and_head()
+    """And DELTA, out . grad, which the other kernels read."""
+    b, h = tl.program_id(0).to(tl.int64), tl.program_id(2).to(tl.int64)
     i = tl.program_id(1) * M + tl.arange(0, M)
-    q = _load_rows(Q, b * q_b + h * q_h, i, q_i, L, D, DD)
-    grad = _load_rows(GRAD, (b * H + h) * L * E, i, E, L, E, EE)
+    q = _load_rows(Q, b * q_b + h * q_h, i, q_i, L, D, DD, EVEN)
+    grad = _load_rows(GRAD, b * grad_b + h * grad_h, i, grad_i, L, E, EE, EVEN)
+    out = _load_rows(OUT, b * out_b + h * out_h, i, out_i, L, E, EE, EVEN)
+    row = (b * H + h) * L + i
+    lse, delta = tl.load(LSE + row, mask=i < L, other=0.0), tl.sum(out.to(tl.float32) * grad.to(tl.float32), 1)
+    tl.store(DELTA + row, delta, mask=i < L)
     dq = tl.zeros([M, DD], tl.float32)
     for n in range(0, L, N):
         j = n + tl.arange(0, N)
-        k = _load_rows(K, b * k_b + h * k_h, j, k_i, L, D, DD)
-        v = _load_rows(V, b * v_b + h * v_h, j, v_i, L, E, EE)
+        k = _load_rows(K, b * k_b + h * k_h, j, k_i, L, D, DD, EVEN)
+        v = _load_rows(V, b * v_b + h * v_h, j, v_i, L, E, EE, EVEN)
         dx, _ = _gradient_of_logits(
-            q, k, v, grad, BIAS, MASK, SEED, LSE, DELTA, b, h, H, i, j, scale, dropout, L,
-            bias_h, bias_i, bias_j, bias_0, HAS_BIAS, HAS_MASK, DROPS,
+            q, k, v, grad, lse, delta, BIAS, MASK, SEED, b, h, H, i, j, scale, limit, gain, L,
+            bias_h, bias_i, bias_j, bias_0, HAS_BIAS, HAS_MASK, DROPS, EVEN,
         )  # fmt: skip
         dq += tl.dot(dx.to(k.dtype), k, input_precision="ieee")
-    _store_rows(DQ, (b * H + h) * L * D, i, dq * scale, L, D, DD)
+    _store_rows(DQ, b * dq_b + h * dq_h, i, dq_i, dq * scale, L, D, DD)
 
 
 @jit
 def _backward_kv(
-    Q, K, V, GRAD, BIAS, MASK, SEED, LSE, DELTA, DK, DV, scale, dropout, H, L,
-    q_b, q_h, q_i, k_b, k_h, k_i, v_b, v_h, v_i, bias_h, bias_i, bias_j, bias_0,
+    Q, K, V, GRAD, BIAS, MASK, SEED, LSE, DELTA, DK, DV, scale, limit, gain, H, L,
+    q_b, q_h, q_i, k_b, k_h, k_i, v_b, v_h, v_i, grad_b, grad_h, grad_i, dk_b, dk_h, dk_i, dv_b, dv_h, dv_i,
+    bias_h, bias_i, bias_j, bias_0,
     D: constexpr, E: constexpr, DD: constexpr, EE: constexpr, M: constexpr, N: constexpr,
-    HAS_BIAS: constexpr, HAS_MASK: constexpr, DROPS: constexpr,
+    HAS_BIAS: constexpr, HAS_MASK: constexpr, DROPS: constexpr, EVEN: constexpr,
 ):  # fmt: skip
-    b, h = _sequence_and_head()
+    b, h = tl.program_id(0).to(tl.int64), tl.program_id(2).to(tl.int64)
     j = tl.program_id(1) * N + tl.arange(0, N)
-    k = _load_rows(K, b * k_b + h * k_h, j, k_i, L, D, DD)
-    v = _load_rows(V, b * v_b + h * v_h, j, v_i, L, E, EE)
+    k = _load_rows(K, b * k_b + h * k_h, j, k_i, L, D, DD, EVEN)
+    v = _load_rows(V, b * v_b + h * v_h, j, v_i, L, E, EE, EVEN)
     dk, dv = tl.zeros([N, DD], tl.float32), tl.zeros([N, EE], tl.float32)
     for m in range(0, L, M):
         i = m + tl.arange(0, M)
-        q = _load_rows(Q, b * q_b + h * q_h, i, q_i, L, D, DD)
-        grad = _load_rows(GRAD, (b * H + h) * L * E, i, E, L, E, EE)
+        q = _load_rows(Q, b * q_b + h * q_h, i, q_i, L, D, DD, EVEN)
+        grad = _load_rows(GRAD, b * grad_b + h * grad_h, i, grad_i, L, E, EE, EVEN)
+        row = (b * H + h) * L + i
+        lse, delta = tl.load(LSE + row, mask=i < L, other=0.0), tl.load(DELTA + row, mask=i < L, other=0.0)
         dx, dropped = _gradient_of_logits(
-            q, k, v, grad, BIAS, MASK, SEED, LSE, DELTA, b, h, H, i, j, scale, dropout, L,
-            bias_h, bias_i, bias_j, bias_0, HAS_BIAS, HAS_MASK, DROPS,
+            q, k, v, grad, lse, delta, BIAS, MASK, SEED, b, h, H, i, j, scale, limit, gain, L,
+            bias_h, bias_i, bias_j, bias_0, HAS_BIAS, HAS_MASK, DROPS, EVEN,
         )  # fmt: skip
         dk += tl.dot(tl.trans(dx.to(q.dtype)), q, input_precision="ieee")
         dv += tl.dot(tl.trans(dropped.to(grad.dtype)), grad, input_precision="ieee")
-    _store_rows(DK, (b * H + h) * L * D, j, dk * scale, L, D, DD)
-    _store_rows(DV, (b * H + h) * L * E, j, dv, L, E, EE)
+    if DROPS:
+        dv = dv * gain
+    _store_rows(DK, b * dk_b + h * dk_h, j, dk_i, dk * scale, L, D, DD)
+    _store_rows(DV, b * dv_b + h * dv_h, j, dv_i, dv, L, E, EE)
 
 
 @jit
 def _backward_bias(
-    Q, K, V, GRAD, BIAS, MASK, SEED, LSE, DELTA, DBIAS, scale, dropout, B, H, L,
-    q_b, q_h, q_i, k_b, k_h, k_i, v_b, v_h, v_i, bias_h, bias_i, bias_j, bias_0,
+    Q, K, V, GRAD, BIAS, MASK, SEED, LSE, DELTA, DBIAS, scale, limit, gain, B, sequences, H, L,
+    q_b, q_h, q_i, k_b, k_h, k_i, v_b, v_h, v_i, grad_b, grad_h, grad_i, bias_h, bias_i, bias_j, bias_0,
     D: constexpr, E: constexpr, DD: constexpr, EE: constexpr, M: constexpr, N: constexpr,
-    HAS_BIAS: constexpr, HAS_MASK: constexpr, DROPS: constexpr,
+    HAS_BIAS: constexpr, HAS_MASK: constexpr, DROPS: constexpr, EVEN: constexpr,
 ):  # fmt: skip
-    _, h = _sequence_and_head()
+    """Of so many sequences, from the number of the program's part on."""
+    part, h = tl.program_id(2).to(tl.int64) // H, tl.program_id(2).to(tl.int64) % H
     i, j = tl.program_id(0) * M + tl.arange(0, M), tl.program_id(1) * N + tl.arange(0, N)
     total = tl.zeros([M, N], tl.float32)
-    for sequence in range(B):
-        b = h * 0 + sequence  # 64 bits
-        q = _load_rows(Q, b * q_b + h * q_h, i, q_i, L, D, DD)
-        k = _load_rows(K, b * k_b + h * k_h, j, k_i, L, D, DD)
-        v = _load_rows(V, b * v_b + h * v_h, j, v_i, L, E, EE)
-        grad = _load_rows(GRAD, (b * H + h) * L * E, i, E, L, E, EE)
+    for number in range(0, sequences):
+        b = tl.minimum(part * sequences + number, B - 1)
+        q = _load_rows(Q, b * q_b + h * q_h, i, q_i, L, D, DD, EVEN)
+        k = _load_rows(K, b * k_b + h * k_h, j, k_i, L, D, DD, EVEN)
+        v = _load_rows(V, b * v_b + h * v_h, j, v_i, L, E, EE, EVEN)
+        grad = _load_rows(GRAD, b * grad_b + h * grad_h, i, grad_i, L, E, EE, EVEN)
+        row = (b * H + h) * L + i
+        lse, delta = tl.load(LSE + row, mask=i < L, other=0.0), tl.load(DELTA + row, mask=i < L, other=0.0)
         dx, _ = _gradient_of_logits(
-            q, k, v, grad, BIAS, MASK, SEED, LSE, DELTA, b, h, H, i, j, scale, dropout, L,
-            bias_h, bias_i, bias_j, bias_0, HAS_BIAS, HAS_MASK, DROPS,
+            q, k, v, grad, lse, delta, BIAS, MASK, SEED, b, h, H, i, j, scale, limit, gain, L,
+            bias_h, bias_i, bias_j, bias_0, HAS_BIAS, HAS_MASK, DROPS, EVEN,
         )  # fmt: skip
-        total += dx
-    tl.store(DBIAS + h * L * L + i[:, None] * L + j[None], total, mask=(i[:, None] < L) & (j[None] < L))
+        total += tl.where(part * sequences + number < B, dx, 0.0)
+    inside = (i[:, None] < L) & (j[None] < L)
+    tl.store(DBIAS + (part * H + h) * L * L + i[:, None] * L + j[None], total, mask=inside)
 
 
 class SharedBiasAttention(torch.autograd.Function):
@@ -203,15 +257,15 @@ class SharedBiasAttention(torch.autograd.Function):
         ctx: FunctionCtx, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, mask: Tensor | None, scale: float,
         dropout: float,
     ) -> Tensor:  # fmt: skip
-        (B, H, L, D), E = q.shape, v.size(-1)
-        q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
+        B, H, L, _ = q.shape
+        q, k, v = (in_rows(x) for x in (q, k, v))
         mask = None if mask is None else mask.to(torch.int8).contiguous()
         seed = torch.randint(2**30, (1,), device=q.device) if dropout else None
-        out, lse = q.new_empty(B, H, L, E), q.new_empty(B, H, L, dtype=torch.float32)
-        ctx.scale, ctx.dropout = scale, dropout
-        grid = B, triton.cdiv(L, TILE), H
-        _forward[grid](q, k, v, bias, mask, seed, out, lse, scale, dropout, H, L, *strides(q, k, v, bias, L),
-                       **sizes(D, E, bias, mask, dropout))  # fmt: skip
+        out, lse = empty_like(v), q.new_empty(B, H, L, dtype=torch.float32)
+        ctx.dropout, ctx.numbers = dropout, (scale, round(dropout * 2**24), 1 / (1 - dropout) if dropout < 1 else 0.0)
+        grid, options = launch("forward", q, v, bias, mask, dropout)
+        _forward[B, grid[0], H](q, k, v, bias, mask, seed, out, lse, *ctx.numbers, H, L,
+                                *strides(q, k, v, out), *bias_strides(bias, L), **options)  # fmt: skip
         ctx.save_for_backward(q, k, v, bias, mask, seed, out, lse)
         return out
 
@@ -219,39 +273,66 @@ class SharedBiasAttention(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, bias, mask, seed, out, lse = ctx.saved_tensors
-        (B, H, L, D), E = q.shape, v.size(-1)
-        grad = grad.contiguous()
-        delta = (grad.float() * out.float()).sum(-1)
-        shared = q, k, v, grad, bias, mask, seed, lse, delta
-        rest, options = strides(q, k, v, bias, L), sizes(D, E, bias, mask, ctx.dropout)
-        dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
-        tiles = triton.cdiv(L, TILE)
-        _backward_q[B, tiles, H](*shared, dq, ctx.scale, ctx.dropout, H, L, *rest, **options)
-        _backward_kv[B, tiles, H](*shared, dk, dv, ctx.scale, ctx.dropout, H, L, *rest, **options)
+        B, H, L, _ = q.shape
+        grad, of_bias, delta = in_rows(grad), bias_strides(bias, L), torch.empty_like(lse)
+        shared, numbers = (grad, bias, mask, seed, lse, delta), ctx.numbers
+        dq, dk, dv = (empty_like(x) for x in (q, k, v))
+
+        grid, options = launch("backward_q", q, v, bias, mask, ctx.dropout)
+        _backward_q[B, grid[0], H](q, k, v, out, *shared, dq, *numbers, H, L,
+                                   *strides(q, k, v, out, grad, dq), *of_bias, **options)  # fmt: skip
+        grid, options = launch("backward_kv", q, v, bias, mask, ctx.dropout)
+        _backward_kv[B, grid[1], H](q, k, v, *shared, dk, dv, *numbers, H, L,
+                                    *strides(q, k, v, grad, dk, dv), *of_bias, **options)  # fmt: skip
         dbias = None
         if bias is not None and ctx.needs_input_grad[3]:
-            dbias = q.new_empty(H, L, L, dtype=torch.float32)
-            _backward_bias[tiles, tiles, H](*shared, dbias, ctx.scale, ctx.dropout, B, H, L, *rest, **options)
+            grid, options = launch("backward_bias", q, v, bias, mask, ctx.dropout)
+            sequences = triton.cdiv(B, triton.cdiv(PROGRAMS, grid[0] * grid[1] * H))
+            parts = triton.cdiv(B, sequences)
+            dbias = q.new_empty(parts, H, L, L, dtype=torch.float32)
+            _backward_bias[(*grid, parts * H)](q, k, v, *shared, dbias, *numbers, B, sequences, H, L,
+                                             *strides(q, k, v, grad), *of_bias, **options)  # fmt: skip
+            dbias = dbias.sum(0) if parts > 1 else dbias[0]
             dbias = (by_offset(dbias) if bias.dim() == 2 else dbias).to(bias.dtype)
         return dq, dk, dv, dbias, None, None, None
 
 
-def strides(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, length: int) -> list[int]:
-    """Of q, k and v those of sequence, head and row; of the bias those of head, query and key, and where it begins."""
-    of_bias = [0, 0, 0, 0]
-    if bias is not None and bias.dim() == 3:
-        of_bias = [*bias.stride(), 0]
-    elif bias is not None:  # the entry of offset j - i is number L - 1 + j - i
-        head, step = bias.stride()
-        of_bias = [head, -step, step, (length - 1) * step]
-    return [stride for x in (q, k, v) for stride in x.stride()[:3]] + of_bias
+def in_rows(x: Tensor) -> Tensor:
+    """x, copied only where the columns of a row are not neighbours."""
+    return x if x.stride(-1) == 1 else x.contiguous()
 
 
-def sizes(D: int, E: int, bias: Tensor | None, mask: Tensor | None, dropout: float) -> dict:
-    """What kernels are compiled for."""
-    padded = {"DD": max(16, triton.next_power_of_2(D)), "EE": max(16, triton.next_power_of_2(E))}
-    flags = {"HAS_BIAS": bias is not None, "HAS_MASK": mask is not None, "DROPS": dropout > 0}
-    return {"D": D, "E": E, **padded, "M": TILE, "N": TILE, **flags}
+def empty_like(x: Tensor) -> Tensor:
+    """[B, H, L, D] as what [B, L, H, D] is a view of: that is how the model reads it on."""
+    return torch.empty(x.transpose(1, 2).shape, dtype=x.dtype, device=x.device).transpose(1, 2)
+
+
+def strides(*tensors: Tensor) -> list[int]:
+    """Of sequence, head and row."""
+    return [stride for x in tensors for stride in x.stride()[:3]]
+
+
+def bias_strides(bias: Tensor | None, length: int) -> list[int]:
+    """Of head, query and key, and where it begins."""
+    if bias is None:
+        return [0, 0, 0, 0]
+    if bias.dim() == 3:
+        return [*bias.stride(), 0]
+    head, step = bias.stride()  # the entry of offset j - i is number L - 1 + j - i
+    return [head, -step, step, (length - 1) * step]
+
+
+def launch(
+    kernel: str, q: Tensor, v: Tensor, bias: Tensor | None, mask: Tensor | None, dropout: float
+) -> tuple[tuple[int, int], dict]:
+    """(tiles of queries and of keys, what the kernel is compiled for)."""
+    (L, D), E = q.shape[2:], v.size(-1)
+    tile = TILES[kernel] if max(D, E) * q.element_size() <= 128 else SMALL
+    options = {"D": D, "E": E, "DD": max(16, triton.next_power_of_2(D)), "EE": max(16, triton.next_power_of_2(E))}
+    options |= {"HAS_BIAS": bias is not None, "HAS_MASK": mask is not None, "DROPS": dropout > 0}
+    options |= {"M": tile.queries, "N": tile.keys, "EVEN": L % tile.queries == L % tile.keys == 0}
+    grid = triton.cdiv(L, tile.queries), triton.cdiv(L, tile.keys)
+    return grid, options | {"num_warps": tile.warps, "num_stages": tile.stages}
 
 
 def by_offset(x: Tensor) -> Tensor:

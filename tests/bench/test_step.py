@@ -108,10 +108,10 @@ def test_tables_and_picture(tmp_path, monkeypatch):
     text = bench_report.markdown(made, {"date": "today", "gpu": None}, 16)
     assert text.startswith("date today\n\nFLOP per token") and "None" not in text
     assert (
-        "|  | tokens/s | x nopos | x fairseq | forward s | backward s | optimizer s | MiB | of peak | days on 16 |"
+        "|  | tokens/s | x nopos | x fairseq | forward ms | backward ms | optimizer ms | MiB | of peak | days on 16 |"
         in text
     )
-    assert "| tupe_r | 20 | 2.00 | 3.00 | 0.40 | 0.60 | 1.00 | 0 |" in text
+    assert "| tupe_r | 20 | 2.00 | 3.00 | 400.0 | 600.0 | 1000.0 | 0 |" in text
     days = bench_report.project(20, 16)
     assert f"| {days:.1f} |" in text
     assert text.count("| tupe_r |") == len(settings) and "bf16, 4 layers, B = 2, L = 20, cpu, 2 turns; " in text

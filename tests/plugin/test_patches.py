@@ -1,6 +1,7 @@
 """What is replaced in fairseq: all of it in one table, and each row does what it says."""
 
 import ast
+import inspect
 import pkgutil
 import threading
 import time
@@ -164,6 +165,20 @@ def test_a_fork_leaves_the_lock_behind():
     finally:
         child.kill()
         free.set()
+
+
+def test_gradients_of_a_cpu_are_clipped_beside_a_gpu(monkeypatch):
+    """fairseq takes their norm to the GPU."""
+    parameters = [torch.nn.Parameter(torch.randn(3)) for _ in range(2)]
+    for p in parameters:
+        p.grad = 5 * torch.randn(3)
+    gradients = torch.cat([p.grad for p in parameters])
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    assert utils.clip_grad_norm_(iter(parameters), 1.0).item() == pytest.approx(gradients.norm().item())
+    assert torch.cat([p.grad for p in parameters]).norm().item() == pytest.approx(1, abs=1e-4)
+    with pytest.raises((RuntimeError, AssertionError), match="accelerator|CUDA"):
+        inspect.unwrap(utils.clip_grad_norm_)(parameters, 1.0)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="with a GPU it is fairseq's own")

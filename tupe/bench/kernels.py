@@ -82,7 +82,7 @@ def step_cases(
     targets = tokens.view(-1)[: len(masked)]
     positions, layer, embedding = encoder.positions, encoder.layers[0], encoder.tokens.weight
     with torch.no_grad():
-        (terms,) = encoder.layer_inputs(length, encoder.choose_backend(x))
+        (terms,) = encoder.layer_inputs(length, encoder.choose_backend(x, None, length))
     bias = terms.prepared.bias.requires_grad_()
     inputs = {
         "layer": (lambda: layer(x, terms), (x, bias, *layer.parameters())),

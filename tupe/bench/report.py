@@ -39,12 +39,12 @@ def contenders(rows: list[dict], devices: int) -> TextTable:
         f"{first['device']}, {first['rounds']} turns; {first['flops_per_token'] / 1e6:.0f} MFLOP per token, "
         f"matrix peak {first['peak_flops'] / 1e9:.0f} GFLOP/s"
     )
-    header = ["", "tokens/s", *(f"x {name}" for name in baselines), "forward s", "backward s", "optimizer s", "MiB"]
+    header = ["", "tokens/s", *(f"x {name}" for name in baselines), "forward ms", "backward ms", "optimizer ms", "MiB"]
     cells = []
     for r in rows:
         cells.append([r["contender"], f"{r['tokens_per_s']:.0f}"])
         cells[-1] += [f"{r['times_as_fast'][b]:.2f}" if b in r["times_as_fast"] else "1" for b in baselines]
-        cells[-1] += [f"{r[key]:.2f}" for key in ("forward_s", "backward_s", "optimizer_s")]
+        cells[-1] += [f"{1e3 * r[key]:.1f}" for key in ("forward_s", "backward_s", "optimizer_s")]
         cells[-1] += [f"{r['memory_mib']:.0f}", f"{100 * r['share_of_peak']:.0f} %"]
         cells[-1] += [f"{project(r['tokens_per_s'], devices):.1f}"] if devices else []
     return TextTable.plain([*header, "of peak", *[f"days on {devices}"] * bool(devices)], cells, title=title)

@@ -4,6 +4,7 @@
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from itertools import islice
+from unittest import mock
 
 import torch
 from fairseq.optim import AMPOptimizer, FairseqOptimizer, FP16Optimizer, register_optimizer
@@ -75,6 +76,14 @@ def amp_step(optimizer: AMPOptimizer) -> None:
     optimizer.scaler.step(optimizer.optimizer)
     optimizer.scaler.update()
 
+
+def clip_grad_norm(params: Iterable, *args, original: Callable, **kwargs) -> torch.Tensor:
+    """fairseq's collects the norms on a GPU wherever there is one, and then cannot scale the gradients of a CPU."""
+    params = [params] if torch.is_tensor(params) else list(params)
+    if any(p.grad is not None and p.grad.is_cuda for p in params):
+        return original(params, *args, **kwargs)
+    with mock.patch.object(torch.cuda, "is_available", return_value=False):
+        return original(params, *args, **kwargs)
 
 
 def load_state_dict(

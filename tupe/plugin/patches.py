@@ -140,6 +140,8 @@ PATCHES = [
           "integers in a model's state have no mean: they are copied", UNFIXED),
     Patch("fairseq.criterions.masked_lm.MaskedLmLoss.reduce_metrics", criterion.reduce_metrics,
           "a batch in which nothing is masked has the loss 0 / 0", UNFIXED),
+    Patch("fairseq.utils.clip_grad_norm_", optim.clip_grad_norm,
+          "training on the CPU of a machine with a GPU fails at its first update", UNFIXED),
     Patch("fairseq.optim.AMPOptimizer.step", optim.amp_step,
           "with `--amp`, clipped gradients are divided by the scale twice", UNFIXED),
     Patch("fairseq.optim.build_optimizer", optim.build_optimizer,

@@ -1,0 +1,49 @@
+"""That Triton's compiler makes the kernels for two cards, on a machine without one.
+
+A file of its own, because the interpreter of `test_triton.py` and a compiler of today are not on the same stack.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+triton = pytest.importorskip("triton")
+ROOT = Path(__file__).parents[1]
+COMPILE = """
+import inspect, sys
+import torch, triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from tupe import triton_attention
+
+card, dtype, length, padded = int(sys.argv[1]), sys.argv[2], int(sys.argv[3]), sys.argv[4] == "padded"
+q = torch.empty(1, 12, length, 64, dtype={"bf16": torch.bfloat16, "fp16": torch.float16}[dtype])
+kinds = dict.fromkeys(["Q", "K", "V", "GRAD", "BIAS", "OUT", "DQ", "DK", "DV"], "*" + dtype)
+kinds |= dict.fromkeys(["LSE", "DELTA", "DBIAS"], "*fp32") | {"MASK": "*i8", "SEED": "*i64"}
+kinds |= dict.fromkeys(["scale", "gain"], "fp32")
+for name in triton_attention.TILES:
+    kernel = getattr(triton_attention, "_" + name)
+    _, chosen = triton_attention.launch(name, q, q, q, q if padded else None, 0.1)
+    options = {each: chosen.pop(each) for each in ("num_warps", "num_stages")}
+    names = inspect.signature(kernel.fn).parameters
+    kind = {each: "constexpr" if each in chosen else kinds.get(each, "i32") for each in names}
+    values = {each: chosen[each] for each in names if each in chosen}
+    made = triton.compile(ASTSource(kernel, kind, values), target=GPUTarget("cuda", card, 32), options=options)
+    print(name, "mma" in made.asm["ptx"])
+"""
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(("card", "dtype"), [(80, "bf16"), (90, "bf16"), (80, "fp16")])  # A100, H100
+@pytest.mark.parametrize(("length", "padded"), [(512, "full"), (509, "padded")])
+def test_kernels_compile_for_a_card(card, dtype, length, padded, tmp_path):
+    """With products on tensor cores."""
+    if tuple(map(int, triton.__version__.split(".")[:2])) < (3, 4):
+        pytest.skip("older compilers look for a card")
+    environment = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
+    command = [sys.executable, "-c", COMPILE, str(card), dtype, str(length), padded]
+    done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout.split()[1::2] == ["True"] * 4, done.stderr
