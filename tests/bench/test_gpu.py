@@ -90,7 +90,7 @@ def test_each_part_is_a_process_with_a_limit(tmp_path, monkeypatch):
         monkeypatch.delitem(gpu.PARTS, name)
     result, page = rehearse(tmp_path, "--minutes=5")
     assert result.exit_code == 1 and "not measured: tests, choice, pretraining; started again" in result.output
-    assert "Not measured: longer than 180 s; see tests.log." in page and "Not measured: 1; see choice.log." in page
+    assert "Not measured: longer than 150 s; see tests.log." in page and "Not measured: 1; see choice.log." in page
     assert "Not measured: --minutes 5 are over." in page and page.count("Measured 2") == len(killed) == 1
 
 
