@@ -1,5 +1,7 @@
 """Triton's kernels in its interpreter, on a CPU, against the plain backend. `test_triton_compiler.py` compiles them."""
 
+import contextlib
+
 import pytest
 import torch
 from test_attention import MAX, SOFTMAX, H, assert_same, batch, encoder, outcome
@@ -100,8 +102,10 @@ def dropout_case(device, dtype, length, width):
     return [float((a.double() - b).norm() / b.norm()) for a, b in pairs]
 
 
-def test_dropout_drops_the_same_weights_in_all_kernels():
-    assert max(dropout_case("cpu", torch.float32, 40, 16)) < 1e-5  # tiles of 16
+@pytest.mark.parametrize("width", [16, 24, pytest.param(128, marks=pytest.mark.thorough)])
+def test_dropout_drops_the_same_weights_in_all_kernels(width):
+    """In tiles of 16, and those of wide heads."""
+    assert max(dropout_case("cpu", torch.float32, 40, width)) < 1e-5
 
 
 def test_what_it_refuses():
@@ -123,6 +127,9 @@ def card(monkeypatch):
 
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a card")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(torch.random, "fork_rng", lambda devices: torch.enable_grad())
     backend_triton.wins.cache_clear()
     yield pretend
@@ -138,6 +145,7 @@ def test_auto_takes_it_where_it_was_measured_to_win(faster, card):
     card(lambda name, length: 2.0 if name == "sdpa" else 1.0 if faster else 3.0)
     assert chosen("untied+t5") == ("triton" if faster else "sdpa")
     assert chosen("rope") == chosen("t5+window:size:8") == chosen("untied", dtype=torch.float32) == "sdpa"
+    assert chosen("pope+t5") == "sdpa"  # whose queries become wider
     assert backends.BACKENDS["triton"] is backend_triton.Triton
 
 
@@ -146,6 +154,33 @@ def test_it_is_measured_at_about_the_length_of_the_sequences(card):
     card(lambda name, length: measured.append(length) or (length if name == "sdpa" else 200))
     assert [chosen("untied", length) for length in (1, 64, 65, 128, 129, 500, 9999)] == ["sdpa"] * 4 + ["triton"] * 3
     assert measured == [64, 64, 128, 128, 256, 256, 512, 512, 2048, 2048]
+
+
+def test_a_tie_is_not_decided_by_chance(card):
+    card(lambda name, length: 0.95 if name == "triton" else 1.0)
+    assert chosen("untied") == "sdpa"
+
+
+def test_without_memory_it_is_measured_later(card):
+    full = [True]
+
+    def seconds(name, length):
+        if full:
+            raise torch.cuda.OutOfMemoryError
+        return 1.0 if name == "triton" else 2.0
+
+    card(seconds)
+    assert chosen("untied") == "sdpa"
+    full.clear()
+    assert chosen("untied") == "triton"
+
+
+def test_an_older_card_is_refused(card, monkeypatch):
+    card(lambda name, length: 1.0 if name == "triton" else 2.0)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 0))
+    assert chosen("untied") == "sdpa"
+    with pytest.raises(ValueError, match="compute capability 8.0 or later; valid here: auto, plain"):
+        choose("triton", encoder().positions, "softmax", torch.device("cuda"), torch.float16, 512)
 
 
 def test_kernels_that_cannot_be_made_do_not_win(card, caplog):

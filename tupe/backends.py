@@ -7,6 +7,7 @@ from .backend_cpu import Cpu
 from .backend_sdpa import Sdpa
 from .backend_triton import Triton, wins
 from .positions import Positions, overrides
+from .tracing import is_traced
 from .windows import Windowed
 
 __all__ = ["BACKENDS", "choose", "make"]
@@ -52,10 +53,16 @@ def triton_wins(
 ) -> bool:  # fmt: skip
     """Whether a model with a bias is faster with Triton's kernels: measured on the card, at the first forward pass of
     about this length (the next power of 2, of 64 to 2048)."""
-    if torch.compiler.is_compiling() or not torch.cuda.is_initialized() or dtype == torch.float32:
+    if is_traced() or not torch.cuda.is_initialized() or dtype == torch.float32:
         return False
-    has_window = any(overrides(scheme, "reach") for scheme in positions.of_layer(0))
-    if has_window or not positions.has_bias() or Triton().refuses(positions, normaliser, device, dtype):
+    changes = any(overrides(scheme, "reach", "rotate") for scheme in positions.of_layer(0))  # the work, or the widths
+    if changes or not positions.has_bias() or Triton().refuses(positions, normaliser, device, dtype):
         return False
     about = min(max(64, 1 << (length - 1).bit_length()), 2048)
-    return wins(positions.dims.heads, positions.dims.head_dim, dtype, about, torch.cuda.get_device_name(device))
+    with torch.cuda.device(device):
+        if torch.cuda.is_current_stream_capturing():
+            return False
+        try:
+            return wins(positions.dims.heads, positions.dims.head_dim, dtype, about, torch.cuda.get_device_name(device))
+        except torch.cuda.OutOfMemoryError:  # to be measured when there is room
+            return False

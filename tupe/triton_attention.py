@@ -264,8 +264,9 @@ class SharedBiasAttention(torch.autograd.Function):
         out, lse = empty_like(v), q.new_empty(B, H, L, dtype=torch.float32)
         ctx.dropout, ctx.numbers = dropout, (scale, round(dropout * 2**24), 1 / (1 - dropout) if dropout < 1 else 0.0)
         grid, options = launch("forward", q, v, bias, mask, dropout)
-        _forward[B, grid[0], H](q, k, v, bias, mask, seed, out, lse, *ctx.numbers, H, L,
-                                *strides(q, k, v, out), *bias_strides(bias, L), **options)  # fmt: skip
+        with torch.cuda.device_of(q):  # Triton launches on the current card; autograd makes it that of the gradient
+            _forward[B, grid[0], H](q, k, v, bias, mask, seed, out, lse, *ctx.numbers, H, L,
+                                    *strides(q, k, v, out), *bias_strides(bias, L), **options)  # fmt: skip
         ctx.save_for_backward(q, k, v, bias, mask, seed, out, lse)
         return out
 

@@ -80,7 +80,7 @@ def amp_step(optimizer: AMPOptimizer) -> None:
 def clip_grad_norm(params: Iterable, *args, original: Callable, **kwargs) -> torch.Tensor:
     """fairseq's collects the norms on a GPU wherever there is one, and then cannot scale the gradients of a CPU."""
     params = [params] if torch.is_tensor(params) else list(params)
-    if any(p.grad is not None and p.grad.is_cuda for p in params):
+    if any(getattr(p, "grad", None) is not None and p.grad.is_cuda for p in params):
         return original(params, *args, **kwargs)
     with mock.patch.object(torch.cuda, "is_available", return_value=False):
         return original(params, *args, **kwargs)
