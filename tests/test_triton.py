@@ -19,7 +19,7 @@ def small_tiles(monkeypatch):
     """Three tiles of a sequence, the last one not full."""
     small = dict.fromkeys(triton_attention.TILES, triton_attention.Tile(16, 16, 4, 1))
     monkeypatch.setattr(triton_attention, "TILES", small)
-    monkeypatch.setattr(triton_attention, "PROGRAMS", 40)  # of the bias: two parts of the batch
+    monkeypatch.setattr(triton_attention, "PROGRAMS", 40)  # of the bias: several parts of the batch
 
 
 EVERYDAY = ("untied", "untied"), ("t5", "tied"), ("rope", "tied")  # the interpreter takes seconds for each

@@ -27,7 +27,7 @@ kinds |= dict.fromkeys(["LSE", "DELTA", "DBIAS"], "*fp32") | {"MASK": "*i8", "SE
 kinds |= dict.fromkeys(["scale", "gain"], "fp32")
 for name in triton_attention.TILES:
     kernel = getattr(triton_attention, "_" + name)
-    _, chosen = triton_attention.launch(name, q, q, q, q if padded else None, 0.1)
+    _, chosen = triton_attention.launch(name, q, q, q, q if padded else None, q)
     options = {each: chosen.pop(each) for each in ("num_warps", "num_stages")}
     names = inspect.signature(kernel.fn).parameters
     kind = {each: "constexpr" if each in chosen else kinds.get(each, "i32") for each in names}

@@ -262,8 +262,8 @@ class SharedBiasAttention(torch.autograd.Function):
         mask = None if mask is None else mask.to(torch.int8).contiguous()
         seed = torch.randint(2**30, (1,), device=q.device) if dropout else None
         out, lse = empty_like(v), q.new_empty(B, H, L, dtype=torch.float32)
-        ctx.dropout, ctx.numbers = dropout, (scale, round(dropout * 2**24), 1 / (1 - dropout) if dropout < 1 else 0.0)
-        grid, options = launch("forward", q, v, bias, mask, dropout)
+        ctx.numbers = scale, round(dropout * 2**24), 1 / (1 - dropout) if dropout < 1 else 0.0
+        grid, options = launch("forward", q, v, bias, mask, seed)
         with torch.cuda.device_of(q):  # Triton launches on the current card; autograd makes it that of the gradient
             _forward[B, grid[0], H](q, k, v, bias, mask, seed, out, lse, *ctx.numbers, H, L,
                                     *strides(q, k, v, out), *bias_strides(bias, L), **options)  # fmt: skip
@@ -276,22 +276,22 @@ class SharedBiasAttention(torch.autograd.Function):
         q, k, v, bias, mask, seed, out, lse = ctx.saved_tensors
         B, H, L, _ = q.shape
         grad, of_bias, delta = in_rows(grad), bias_strides(bias, L), torch.empty_like(lse)
-        shared, numbers = (grad, bias, mask, seed, lse, delta), ctx.numbers
+        shared = grad, bias, mask, seed, lse, delta
         dq, dk, dv = (empty_like(x) for x in (q, k, v))
 
-        grid, options = launch("backward_q", q, v, bias, mask, ctx.dropout)
-        _backward_q[B, grid[0], H](q, k, v, out, *shared, dq, *numbers, H, L,
+        grid, options = launch("backward_q", q, v, bias, mask, seed)
+        _backward_q[B, grid[0], H](q, k, v, out, *shared, dq, *ctx.numbers, H, L,
                                    *strides(q, k, v, out, grad, dq), *of_bias, **options)  # fmt: skip
-        grid, options = launch("backward_kv", q, v, bias, mask, ctx.dropout)
-        _backward_kv[B, grid[1], H](q, k, v, *shared, dk, dv, *numbers, H, L,
+        grid, options = launch("backward_kv", q, v, bias, mask, seed)
+        _backward_kv[B, grid[1], H](q, k, v, *shared, dk, dv, *ctx.numbers, H, L,
                                     *strides(q, k, v, grad, dk, dv), *of_bias, **options)  # fmt: skip
         dbias = None
         if bias is not None and ctx.needs_input_grad[3]:
-            grid, options = launch("backward_bias", q, v, bias, mask, ctx.dropout)
+            grid, options = launch("backward_bias", q, v, bias, mask, seed)
             sequences = triton.cdiv(B, triton.cdiv(PROGRAMS, grid[0] * grid[1] * H))
             parts = triton.cdiv(B, sequences)
             dbias = q.new_empty(parts, H, L, L, dtype=torch.float32)
-            _backward_bias[(*grid, parts * H)](q, k, v, *shared, dbias, *numbers, B, sequences, H, L,
+            _backward_bias[(*grid, parts * H)](q, k, v, *shared, dbias, *ctx.numbers, B, sequences, H, L,
                                              *strides(q, k, v, grad), *of_bias, **options)  # fmt: skip
             dbias = dbias.sum(0) if parts > 1 else dbias[0]
             dbias = (by_offset(dbias) if bias.dim() == 2 else dbias).to(bias.dtype)
@@ -305,7 +305,7 @@ def in_rows(x: Tensor) -> Tensor:
 
 def empty_like(x: Tensor) -> Tensor:
     """[B, H, L, D] as what [B, L, H, D] is a view of: that is how the model reads it on."""
-    return torch.empty(x.transpose(1, 2).shape, dtype=x.dtype, device=x.device).transpose(1, 2)
+    return x.new_empty(x.transpose(1, 2).shape).transpose(1, 2)
 
 
 def strides(*tensors: Tensor) -> list[int]:
@@ -324,13 +324,13 @@ def bias_strides(bias: Tensor | None, length: int) -> list[int]:
 
 
 def launch(
-    kernel: str, q: Tensor, v: Tensor, bias: Tensor | None, mask: Tensor | None, dropout: float
+    kernel: str, q: Tensor, v: Tensor, bias: Tensor | None, mask: Tensor | None, seed: Tensor | None
 ) -> tuple[tuple[int, int], dict]:
     """(tiles of queries and of keys, what the kernel is compiled for)."""
     (L, D), E = q.shape[2:], v.size(-1)
     tile = TILES[kernel] if max(D, E) * q.element_size() <= 128 else SMALL
     options = {"D": D, "E": E, "DD": max(16, triton.next_power_of_2(D)), "EE": max(16, triton.next_power_of_2(E))}
-    options |= {"HAS_BIAS": bias is not None, "HAS_MASK": mask is not None, "DROPS": dropout > 0}
+    options |= {"HAS_BIAS": bias is not None, "HAS_MASK": mask is not None, "DROPS": seed is not None}
     options |= {"M": tile.queries, "N": tile.keys, "EVEN": L % tile.queries == L % tile.keys == 0}
     grid = triton.cdiv(L, tile.queries), triton.cdiv(L, tile.keys)
     return grid, options | {"num_warps": tile.warps, "num_stages": tile.stages}

@@ -316,7 +316,6 @@ def command(output, device, minutes, parts):
     if device == "cuda" and not torch.cuda.is_available():
         raise ValueError("--device cuda: this PyTorch sees no GPU; valid here: cpu")
     trial, begin, reasons = Trial(output.resolve(), device), time.monotonic(), {}
-    held = torch.zeros(1, device=device)  # noqa: F841  (a card that nobody holds takes long to start, for every part)
     output.mkdir(parents=True, exist_ok=True)
     for name in parts or PARTS:
         left = 60 * minutes - (time.monotonic() - begin)
