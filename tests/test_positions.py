@@ -718,6 +718,34 @@ def test_a_wrong_number_of_real_tokens_is_refused():
         assert model(batch, num_tokens=18)[0].shape == (B, L, 16)
 
 
+TRANSFORMED = [(position, {}) for position in [*NAMES, "untied+t5"]] + [
+    ("untied+t5", {name: value}) for name, valid in (("normaliser", NORMALISERS), ("block", BLOCKS)) for value in valid
+]
+
+
+@pytest.mark.parametrize("position, options", TRANSFORMED)
+def test_gradients_of_each_sequence_by_torch_func(position, options):
+    """In one call of `vmap`, as influence functions and Fisher information want them; and forward derivatives."""
+    model, batch = encoder(position, **options), tokens(batch=3)
+    batch[1, 5:] = PAD
+    weights, parameters = torch.randn(16).double(), dict(model.named_parameters())
+
+    def score(parameters, sequence):
+        features = torch.func.functional_call(model, parameters, (sequence[None],))[0][0]
+        return (features * sequence.ne(PAD)[:, None] @ weights).sum()
+
+    each = torch.func.vmap(torch.func.grad(score), (None, 0))(parameters, batch)
+    step, along = {name: torch.ones_like(p) for name, p in parameters.items()}, 0
+    for sequence, expected in enumerate(batch):
+        found = torch.autograd.grad(score(parameters, expected), parameters.values(), allow_unused=True)
+        for name, gradient in zip(parameters, found, strict=True):
+            gradient = torch.zeros_like(parameters[name]) if gradient is None else gradient
+            torch.testing.assert_close(each[name][sequence], gradient, msg=name)
+            along += gradient.sum()
+    slope = torch.func.jvp(lambda p: sum(score(p, sequence) for sequence in batch), (parameters,), (step,))[1]
+    torch.testing.assert_close(slope, along)
+
+
 @pytest.mark.parametrize("path", ["auto", "plain"])
 @pytest.mark.parametrize("position", NAMES)
 def test_no_tokens(position, path):

@@ -7,7 +7,7 @@ from .backend_cpu import Cpu
 from .backend_sdpa import Sdpa
 from .backend_triton import Triton, wins
 from .positions import Positions, overrides
-from .tracing import is_traced
+from .tracing import is_traced, is_transformed
 from .windows import Windowed
 
 __all__ = ["BACKENDS", "choose", "make"]
@@ -40,7 +40,9 @@ def choose(
     name, reason = request, "as requested"
     if request == "auto":
         name, reason = {"cpu": "blocked", "cuda": "sdpa"}.get(device.type, "plain"), f"the default on {device.type}"
-        if name == "sdpa" and triton_wins(positions, normaliser, device, dtype, length):
+        if is_transformed():
+            name, reason = "plain", "which torch.func can transform"
+        elif name == "sdpa" and triton_wins(positions, normaliser, device, dtype, length):
             name, reason = "triton", "measured to be the fastest here"
     obstacle = BACKENDS[name]().refuses(positions, normaliser, device, dtype)
     if obstacle and request != "auto":

@@ -4,8 +4,13 @@ import torch
 
 
 def is_traced() -> bool:
-    """In torch.compile, torch.export and torch.jit.trace, and so in torch.onnx.export."""
-    return torch.compiler.is_compiling() or torch.jit.is_tracing()
+    """In torch.compile, torch.export and torch.jit.trace, and so in torch.onnx.export; and in torch.func."""
+    return torch.compiler.is_compiling() or torch.jit.is_tracing() or is_transformed()
+
+
+def is_transformed() -> bool:
+    """In torch.func's `grad`, `vmap`, `jvp` and the like, which know no `autograd.Function` of ours."""
+    return torch._C._are_functorch_transforms_active()
 
 
 def is_exported() -> bool:
