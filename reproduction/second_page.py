@@ -288,7 +288,7 @@ def lasting(runs: Runs, stage: str) -> list[str]:
 def lasting_summary(runs: Runs) -> TextTable | str:
     """For docs/results.md: what E has so far of the models that it decides, of each size that has two budgets."""
     rows = [row for stage in LASTING for row in rows_of_summary(runs, stage)]
-    header = ["size", "updates", "seeds", *(f"{CLAIMS['names'][model]} over BERT-A" for model in LASTING_MODELS)]
+    header = ["size", "updates", "seeds", *(f"{CLAIMS['names'][model]}'s gain" for model in LASTING_MODELS)]
     return TextTable.plain(header, rows, align="l" + "r" * (len(header) - 1)) if rows else ""
 
 

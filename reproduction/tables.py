@@ -377,25 +377,6 @@ def changes_table(runs: Runs) -> TextTable:
     return TextTable.plain(["part of the bundle", "mini", "result", "tiny", "result"], rows, align="lrlrl")
 
 
-def lasting_table(evidence: Evidence) -> TextTable:
-    """Exit updates of tiny models, and their gains over BERT-A after the shorter and the longer training, with seeds
-    that have both."""
-    short, long, rows = (*(evidence.finals(stage) for stage in ("controls", "longer")), [])
-    exits, seeds = evidence.by_seed("controls", evidence.exit), sorted(long["bert_a"])
-    for model, name in CLAIMS["names"].items():
-        if model not in long:
-            continue
-        gains = []
-        for finals in (short, long):
-            one = paired(finals, "bert_a", model) if model != "bert_a" else None
-            gains.append(", ".join(number(one.differences[seed], 2) for seed in seeds) if one else "")
-        rows.append([name, span(exits[model].values()), *gains])
-    updates = [f"{PLAN['stages'][stage]['updates']:,}" for stage in ("controls", "longer")]
-    header = ["tiny model", "leaves the plateau at update"]
-    header += [f"gain after {n} (seeds {', '.join(map(str, seeds))})" for n in updates]
-    return TextTable.plain(header, rows)
-
-
 def cells_of(one: Decision) -> tuple[str, str]:
     return "" if one.paired is None else of_gain(one.contrast), one.verdict
 
