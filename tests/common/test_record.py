@@ -64,7 +64,7 @@ def test_settings_tell_two_runs_apart():
     assert differences({}, {"task.mask_prob": 0.5}) == {"task.mask_prob": (None, 0.5)}
     assert differences({}, {"dataset.num_workers": 0, "checkpoint.no_save": True}) == {}
     assert differences({}, {}, data="a", dictionary="b") == {} == differences(None, {"model.dropout": 0})
-    decay = {"lr_scheduler.total_num_update": 9}
+    decay = {"lr_scheduler.total_num_update": 9, "lr_scheduler.cooldown_updates": 2}
     scratch = {"pretrained": None, "metrics": []}
     run = some_run(**scratch, config={}, budget={"max_update": 5})
     assert some_run(**scratch, config=decay, budget={"max_update": 5}).differences(run).keys() == decay.keys()

@@ -61,6 +61,9 @@ def test_the_rate_is_constant_up_to_the_cooldown(any_optimizer):
     assert lrs[:4] == pytest.approx([0.5, 1.0, 1.5, 2.0])
     assert lrs[4:15] == [2.0] * 11
     assert lrs[15:] == pytest.approx([1.6, 1.2, 0.8, 0.4, 0.0])
+    constant = pytest.importorskip("tupe.training.pretrain").constant
+    assert [2 * constant(update, 4, 5, 20) for update in range(1, 21)] == lrs  # the other engine's
+    assert 2 * constant(0, 4, 5, 20) == 0.5
 
 
 @pytest.mark.parametrize("warmup, cooldown", [(6, 5), (-1, 5), (0, -1)])

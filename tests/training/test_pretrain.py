@@ -315,6 +315,33 @@ def test_a_prolonged_run_has_the_rate_of_its_new_schedule_at_once(data, tmp_path
     assert rates[4:] == pytest.approx([0.01 * (8 - n) / 6 for n in range(done, done + 4)])
 
 
+CONSTANT = ["--lr-scheduler=constant_cooldown", "--warmup-updates=1", "--cooldown-updates=2"]
+
+
+def test_a_branch_is_the_shorter_run(data, tmp_path):
+    """A copy of the long run, with its checkpoint of the update at which the shorter one's cool-down begins."""
+    long, short, branch = (tmp_path / name for name in ("long", "short", "branch"))
+    keeping = ["--save-interval-updates=3", "--keep-interval-updates=-1"]
+    assert ended(begin(data, long, *CONSTANT, "--max-update=8", *keeping)) == 0
+    assert ended(begin(data, short, *CONSTANT, "--max-update=5")) == 0
+    shutil.copytree(long / "checkpoint-3", branch / "checkpoint-3")
+    assert ended(begin(data, branch, *CONSTANT, "--max-update=5")) == 0
+    assert same(branch, short) and not same(branch, long)
+
+
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        (["--cooldown-updates=3"], "cooldown_updates=3: polynomial_decay has no such option"),
+        ([*CONSTANT, "--power=2"], "power=2.0: constant_cooldown has no such option"),
+        ([*CONSTANT, "--cooldown-updates=14"], "1 updates of warm-up and 14 of cool-down: valid: at most 14 in all"),
+    ],
+)
+def test_a_schedule_takes_its_own_options(words, message, data, tmp_path):
+    assert message in refused(data, tmp_path / "run", *words)
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_copy_of_a_checkpoint_under_another_name_is_none(tmp_path):
     for name in ("checkpoint-2", "checkpoint-2-backup", "checkpoint-best"):
         (tmp_path / name).mkdir()

@@ -54,7 +54,7 @@ MAY_CHANGE = (
     # asked for in so many words: the data from epoch 1 again
     "checkpoint.reset_dataloader", "checkpoint.reset_meters",
 )  # fmt: skip
-OF_BUDGET = "lr_scheduler.total_num_update"  # changes with the budget, and not without it
+OF_BUDGET = {"lr_scheduler.total_num_update", "lr_scheduler.cooldown_updates"}  # change with it, and not without it
 
 
 def may_change(setting: str) -> bool:
@@ -121,7 +121,7 @@ class Record:
         pairs = {name: (getattr(earlier, name), getattr(self, name)) for name in names}
         if alphabetical(earlier.variant) == alphabetical(self.variant):
             pairs.pop("variant", None)
-        longer = {OF_BUDGET} if self.budget != earlier.budget else set()
+        longer = OF_BUDGET if self.budget != earlier.budget else set()
         pairs.update({name: pair for name, pair in self._settings(earlier) if not (may_change(name) or name in longer)})
         return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 

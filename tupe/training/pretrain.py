@@ -5,6 +5,7 @@ Ours: data, the normalisation of the loss, optimizer, schedule, when to validate
 loop, devices, mixed precision, DDP, FSDP, DeepSpeed and reports are those of Trainer and accelerate.
 """
 
+import functools
 import importlib.util
 import logging
 import math
@@ -136,11 +137,14 @@ def arguments(recipe: Recipe, folder: Path, updates: int, gpus: int) -> Training
 
 
 def decay(recipe: Recipe, updates: int) -> Any:
-    """Number of updates -> factor of the learning rate: fairseq's polynomial decay. updates: of the whole run."""
+    """Number of updates -> factor of the learning rate: fairseq's polynomial decay, or the constant rate and cool-down
+    of `plugin.schedule.ConstantCooldown`. updates: of the whole run."""
     if recipe.kind is FINETUNING:
         (lr,), warmup, total = recipe["lr"], round(recipe["warmup_ratio"] * updates), updates
     else:
         (lr,), warmup, total = recipe["lr"], recipe["warmup_updates"], recipe["total_num_update"]
+    if recipe.kind is not FINETUNING and recipe["lr_scheduler"] == "constant_cooldown":
+        return functools.partial(constant, warmup=warmup, cooldown=recipe["cooldown_updates"], total=total)
     end, power = recipe["end_learning_rate"], recipe["power"]
 
     def factor(updates):
@@ -153,6 +157,12 @@ def decay(recipe: Recipe, updates: int) -> Any:
         return ((lr - end) * (1 - (updates - warmup) / (total - warmup)) ** power + end) / lr
 
     return factor
+
+
+def constant(updates: int, warmup: int, cooldown: int, total: int) -> float:
+    if updates < warmup:
+        return max(updates, 1) / warmup
+    return max(total - updates, 0) / cooldown if total - updates < cooldown else 1.0
 
 
 class Course(TrainerCallback):

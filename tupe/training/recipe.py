@@ -34,6 +34,7 @@ COMMON_PARTS = {
     "optimizer._name": ("adam", "adamw_fused"), "model.autocast": ("none", "bf16"),
     "distributed_training.ddp_backend": ("pytorch_ddp", "fully_sharded", "deepspeed"),
 }  # fmt: skip
+OF_SCHEDULES = ("warmup_updates", "cooldown_updates", "total_num_update", "power", "end_learning_rate")
 ALWAYS_SO = {  # in the recipes for fairseq's sake: this engine knows no other way, or has no use for them
     "common.user_dir", "common.log_format", "common.fp16_init_scale", "common.fp16_scale_window",
     "common.threshold_loss_scale", "dataset.required_batch_size_multiple", "dataset.update_epoch_batch_itr",
@@ -64,12 +65,13 @@ PRETRAINING = Kind({
     **COMMON, "task.tokens_per_sample": 512, "task.mask_prob": 0.15, "task.leave_unmasked_prob": 0.1,
     "task.random_token_prob": 0.1, "dataset.max_valid_steps": 0, "dataset.validate_interval_updates": 0,
     "dataset.disable_validation": False, "optimization.max_update": 0, "lr_scheduler.warmup_updates": 0,
-    "lr_scheduler.total_num_update": 1e6, "checkpoint.save_interval_updates": 0, "checkpoint.keep_interval_updates": -1,
+    "lr_scheduler.total_num_update": 1e6, "lr_scheduler._name": "polynomial_decay", "lr_scheduler.cooldown_updates": 0,
+    "checkpoint.save_interval_updates": 0, "checkpoint.keep_interval_updates": -1,
     "checkpoint.keep_interval_updates_pattern": -1, "model.position_file": "", "model.layer": "",
     **{f"model.{NAMES[f.name]}": f.default for f in fields(ModelConfig)},
 }, {
     **COMMON_PARTS, "task._name": ("tupe_masked_lm",), "criterion._name": ("masked_lm", "masked_lm_chunked"),
-    "lr_scheduler._name": ("polynomial_decay",), "task.sample_break_mode": ("complete",),
+    "lr_scheduler._name": ("polynomial_decay", "constant_cooldown"), "task.sample_break_mode": ("complete",),
     "task.long_sentences": ("cut",),
 })  # fmt: skip
 FINETUNING = Kind({  # the structure of the model, and its longest input, are the checkpoint's
@@ -153,8 +155,11 @@ def read(
     values = {**kind.options, **known, **given_here}
     ends = {"max_update": values.get("optimization.max_update", 0), "max_epoch": values["optimization.max_epoch"]}
     changed = {key.rpartition(".")[2]: value for key, value in values.items() if value != kind.options[key]}
-    limits.check_all(changed | {"lr_scheduler": "polynomial_decay", **ends})
+    schedule = values.get("lr_scheduler._name", "polynomial_decay")
+    limits.check_all(changed | {"lr_scheduler": schedule, **ends})
     values = {key: _converted(kind, key, value) for key, value in values.items()}
+    if kind is PRETRAINING:
+        _check_schedule(schedule, {name: values[f"lr_scheduler.{name}"] for name in OF_SCHEDULES})
     for key in ("optimization.lr", "optimization.update_freq"):
         if len(values[key]) != 1:
             raise ValueError(f"{key}={values[key]}: one number for each epoch is for --engine fairseq; give one")
@@ -185,6 +190,16 @@ def read(
     free = {NAMES[name] for name in FREE}
     variant = ", ".join(f"{name} {differs[name]}" for name in sorted(differs) if name not in free)
     return Recipe(kind, values, architecture, model, variant, set(given))
+
+
+def _check_schedule(name, values):
+    """Raise ValueError for what fairseq's schedule of this name does not take."""
+    is_constant, (warmup, cooldown, total, *_) = name == "constant_cooldown", values.values()
+    for key in ("power", "end_learning_rate") if is_constant else ("cooldown_updates",):
+        if values[key] != PRETRAINING.options[f"lr_scheduler.{key}"]:
+            raise ValueError(f"lr_scheduler.{key}={values[key]}: {name} has no such option")
+    if is_constant and warmup + cooldown > total:
+        raise ValueError(f"{warmup} updates of warm-up and {cooldown} of cool-down: valid: at most {total:.0f} in all")
 
 
 def adam_betas(text: str) -> tuple[float, ...]:
