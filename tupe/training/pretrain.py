@@ -143,8 +143,8 @@ def decay(recipe: Recipe, updates: int) -> Any:
         (lr,), warmup, total = recipe["lr"], round(recipe["warmup_ratio"] * updates), updates
     else:
         (lr,), warmup, total = recipe["lr"], recipe["warmup_updates"], recipe["total_num_update"]
-    if recipe.kind is not FINETUNING and recipe["lr_scheduler"] == "constant_cooldown":
-        return functools.partial(constant, warmup=warmup, cooldown=recipe["cooldown_updates"], total=total)
+        if recipe["lr_scheduler"] == "constant_cooldown":
+            return functools.partial(constant, warmup=warmup, cooldown=recipe["cooldown_updates"], total=total)
     end, power = recipe["end_learning_rate"], recipe["power"]
 
     def factor(updates):
@@ -160,6 +160,7 @@ def decay(recipe: Recipe, updates: int) -> Any:
 
 
 def constant(updates: int, warmup: int, cooldown: int, total: int) -> float:
+    """The factor after so many updates: it rises, is 1, and falls to 0 in the last `cooldown` of all `total`."""
     if updates < warmup:
         return max(updates, 1) / warmup
     return max(total - updates, 0) / cooldown if total - updates < cooldown else 1.0

@@ -34,7 +34,6 @@ COMMON_PARTS = {
     "optimizer._name": ("adam", "adamw_fused"), "model.autocast": ("none", "bf16"),
     "distributed_training.ddp_backend": ("pytorch_ddp", "fully_sharded", "deepspeed"),
 }  # fmt: skip
-OF_SCHEDULES = ("warmup_updates", "cooldown_updates", "total_num_update", "power", "end_learning_rate")
 ALWAYS_SO = {  # in the recipes for fairseq's sake: this engine knows no other way, or has no use for them
     "common.user_dir", "common.log_format", "common.fp16_init_scale", "common.fp16_scale_window",
     "common.threshold_loss_scale", "dataset.required_batch_size_multiple", "dataset.update_epoch_batch_itr",
@@ -159,7 +158,7 @@ def read(
     limits.check_all(changed | {"lr_scheduler": schedule, **ends})
     values = {key: _converted(kind, key, value) for key, value in values.items()}
     if kind is PRETRAINING:
-        _check_schedule(schedule, {name: values[f"lr_scheduler.{name}"] for name in OF_SCHEDULES})
+        _check_schedule(values)
     for key in ("optimization.lr", "optimization.update_freq"):
         if len(values[key]) != 1:
             raise ValueError(f"{key}={values[key]}: one number for each epoch is for --engine fairseq; give one")
@@ -192,12 +191,16 @@ def read(
     return Recipe(kind, values, architecture, model, variant, set(given))
 
 
-def _check_schedule(name, values):
-    """Raise ValueError for what fairseq's schedule of this name does not take."""
-    is_constant, (warmup, cooldown, total, *_) = name == "constant_cooldown", values.values()
-    for key in ("power", "end_learning_rate") if is_constant else ("cooldown_updates",):
-        if values[key] != PRETRAINING.options[f"lr_scheduler.{key}"]:
-            raise ValueError(f"lr_scheduler.{key}={values[key]}: {name} has no such option")
+def _check_schedule(values):
+    """Raise ValueError for what fairseq's schedule of the same name does not take."""
+    name = values["lr_scheduler._name"]
+    is_constant = name == "constant_cooldown"
+    for option in ("power", "end_learning_rate") if is_constant else ("cooldown_updates",):
+        key = f"lr_scheduler.{option}"
+        if values[key] != PRETRAINING.options[key]:
+            raise ValueError(f"{key}={values[key]}: {name} has no such option")
+    names = "warmup_updates", "cooldown_updates", "total_num_update"
+    warmup, cooldown, total = (values[f"lr_scheduler.{name}"] for name in names)
     if is_constant and warmup + cooldown > total:
         raise ValueError(f"{warmup} updates of warm-up and {cooldown} of cool-down: valid: at most {total:.0f} in all")
 
