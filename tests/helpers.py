@@ -11,6 +11,7 @@ import logging
 import math
 import multiprocessing
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -353,11 +354,20 @@ def finetune(data, checkpoint, save_dir, *overrides):
 STATEFUL = ["fairseq", "fairseq_cli", "hydra", "hydra_plugins", "omegaconf", "tupe"]
 
 
+class Copy(multiprocessing.get_context("fork").Process):
+    """A copy of this process. One that hangs is ended and says where it was: its test fails, the others run."""
+
+    def join(self, timeout=None):
+        super().join(600 if timeout is None else timeout)
+        if timeout is None and self.is_alive():
+            os.kill(self.pid, signal.SIGABRT)  # pytest has told it to print its stacks then
+            super().join()
+
+
 def fork(main, *argv, anew=False, **environment):
     """A process that calls `main` with what this one has imported, which takes seconds in a new interpreter.
 
-    argv: its sys.argv; anew: it imports `STATEFUL` itself; environment: variables. Returns the
-    `multiprocessing.Process`, which has begun.
+    argv: its sys.argv; anew: it imports `STATEFUL` itself; environment: variables. Returns the `Copy`, which has begun.
     """
 
     def target():
@@ -369,7 +379,7 @@ def fork(main, *argv, anew=False, **environment):
         main()
 
     importlib.import_module("torch._dynamo")  # as every optimizer does, which takes seconds: once for all copies
-    process = multiprocessing.get_context("fork").Process(target=target)
+    process = Copy(target=target)
     process.start()
     return process
 
