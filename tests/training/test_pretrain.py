@@ -625,6 +625,8 @@ def test_two_nodes_under_torchrun_stop_on_a_signal_to_one_and_resume(data, tmp_p
         (["common.fp16_init_scale=4"], "common.fp16_init_scale is not known to --engine transformers"),
         (["dataset.disable_validation=3"], "dataset.disable_validation is 3; valid: true, false"),
         (["~optimizer.adam_eps"], "taking values out of a recipe is for --engine fairseq"),
+        (["optimization.clip_norm=${optimization.nix}"], "clip_norm=${optimization.nix}: optimization.nix not found"),
+        (["optimization.clip_norm=${optimization.clip_norm}"], "clip_norm=${optimization.clip_norm} leads back to"),
         (["--ddp-backend=slowmo"], "valid with --engine transformers: pytorch_ddp, fully_sharded, deepspeed"),
     ],
 )  # fmt: skip
@@ -651,6 +653,11 @@ def test_batches_mean_the_same_to_both_engines(recipe, words, processes, data):
     assert ours["optimization.update_freq"] == list(theirs["update_freq"])
     held_out = int(theirs.get("batch_size_valid") or theirs["batch_size"])
     assert ours["dataset.batch_size_valid"] * ours["dataset.max_valid_steps"] == held_out * processes * 5
+
+
+def test_a_reference_is_to_the_value_of_the_architecture():
+    overrides = ["model.encoder_ffn_embed_dim=${model.encoder_embed_dim}"]
+    assert read_recipe("pretrain", overrides, ["--arch=bert_a_tiny"]).model.ffn == 128
 
 
 def test_what_makes_no_difference_makes_no_other_run(data, whole):

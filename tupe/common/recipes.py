@@ -68,8 +68,14 @@ def _number(text):
 
 
 def resolved(values: dict[str, Any], key: str, defaults: dict[str, Any] | None = None) -> Any:
-    """A value; of `${section.key}`, that of the other setting."""
-    value = values[key]
+    """A value; of `${section.key}`, that of the other setting. Raises ValueError if there is none, or one that leads
+    back."""
+    known, value, passed = {**(defaults or {}), **values}, values[key], [key]
     while isinstance(value, str) and (other := re.fullmatch(r"\$\{(\w+\.\w+)\}", value)):
-        value = values.get(other[1], (defaults or {}).get(other[1]))
+        passed.append(other[1])
+        if other[1] not in known:
+            raise ValueError(f"{key}={values[key]}: {other[1]} not found{did_you_mean(other[1], known)}")
+        if other[1] in passed[:-1]:
+            raise ValueError(f"{key}={values[key]} leads back to itself: {' -> '.join(passed)}")
+        value = known[other[1]]
     return value
