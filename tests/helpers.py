@@ -371,9 +371,11 @@ def fork(main, *argv, anew=False, **environment):
     """
 
     def target():
-        os.environ.update(environment)
+        # The threads of this process are not in the other, which would wait for them; without the variable accelerate
+        # asks for some.
+        os.environ.update({"OMP_NUM_THREADS": "1"} | environment)
+        torch.set_num_threads(1)
         sys.argv = list(map(str, argv))
-        torch.set_num_threads(1)  # the threads of this process are not in the other
         for name in [name for name in sys.modules if anew and name.partition(".")[0] in STATEFUL]:
             del sys.modules[name]
         main()
