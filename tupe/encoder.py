@@ -299,7 +299,7 @@ class ModelConfig:
             value, choices = getattr(self, f.name), f.metadata["choices"]
             if choices and value not in choices:
                 raise ValueError(f"unknown {f.name} {value!r}; valid: {', '.join(choices)}")
-            if f.type is int and value < 1:
+            if f.type is int and not (isinstance(value, int) and value >= 1):
                 raise ValueError(f"{f.name}={value}; valid: 1 or more")
             if "dropout" in f.name and not (isinstance(value, (int, float)) and 0 <= value <= 1):
                 raise ValueError(f"{f.name}={value}; valid: 0 to 1")

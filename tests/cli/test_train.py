@@ -97,6 +97,10 @@ def test_the_value_of_an_option_is_no_value_of_the_recipe(words, wanted, tmp_pat
         ("continue", ["--tokens-per-sample", "64"], "--tokens-per-sample: give --lengths instead"),
         ("continue", ["--max-epoch=1"], "--max-epoch: give --epochs instead"),
         ("finetune", ["--task=CoLA", "--finetune-from-model=x"], "--finetune-from-model: give --checkpoint instead"),
+        ("finetune", ["--task=CoLA", "glue=mnli"], "glue: give --task instead"),
+        ("pretrain", ["--arch="], "--arch: unknown value ''"),
+        ("pretrain", ["--preset="], "model= not found"),
+        ("pretrain", ["optimization.update_freq=null"], "--update-freq is [None]; valid: numbers from 1"),
     ],
 )
 def test_what_a_command_sets_itself_is_refused(command, words, message, tmp_path):
@@ -105,6 +109,10 @@ def test_what_a_command_sets_itself_is_refused(command, words, message, tmp_path
     where = [f"--data={tmp_path}", f"--output={tmp_path / 'run'}", *start, "--dry-run"]
     result = CliRunner().invoke(main, [command, *where, *words])
     assert result.exit_code == 2 and message in result.output, result.output
+
+
+def test_steps_of_an_update_may_be_written_as_2_0(tmp_path):
+    assert "--update-freq=[2]" in pretrain(tmp_path, "optimization.update_freq=[2.0]", "dataset.batch_size=4")
 
 
 def test_an_empty_path_is_not_this_folder(tmp_path):

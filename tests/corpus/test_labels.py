@@ -119,6 +119,11 @@ def test_data_for_pretraining_are_no_task(vocabulary, tmp_path):
     assert prepare(file, tmp_path / "bin" / "cats", tmp_path / "bin", "--name=others").exit_code == 0
 
 
+def test_a_folder_of_a_task_that_has_another_name_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="cola: neither the name of a task of GLUE nor one with labels of its own"):
+        glue.task_of(tmp_path / "cola")
+
+
 def test_the_order_of_labels_is_written_down_and_checked(vocabulary, tmp_path):
     file = write(tmp_path / "cats.csv", cats())
     order = ["--labels", "two or more,none,one", "--metrics=matthews"]

@@ -17,6 +17,7 @@ from tupe.checkpoints.export import refuse_own_schemes
 from tupe.cli import main as tupe
 from tupe.common.architectures import ARCHITECTURES, SIZES, with_size
 from tupe.cpu import bf16_speed
+from tupe.encoder import ModelConfig
 from tupe.plugin import model as tupe_model
 from tupe.plugin.model import TupeModel, load_scheme_files
 from tupe.plugin.pretrained import structure
@@ -243,6 +244,8 @@ def test_a_checkpoint_that_does_not_name_its_heads_is_loaded():
 def test_a_model_without_positions_for_its_tokens_is_refused():
     with pytest.raises(ValueError, match="max_positions=0; valid: 1 or more"):
         build(max_positions=0)
+    with pytest.raises(ValueError, match="max_positions=64; valid: 1 or more"):
+        ModelConfig(max_positions="64")  # of a config.json
     task = MaskedLMTask(SimpleNamespace(tokens_per_sample=33, seed=1), make_dictionary())
     for arch in ("tupe_r_tiny", "electra_tupe_r_tiny"):
         config = OmegaConf.structured(MODEL_DATACLASS_REGISTRY[arch](max_positions=32))

@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from helpers import PLUGIN, file_system, load, pretrain_arguments, train
+from helpers import PLUGIN, ended, file_system, fork, load, pretrain_arguments, train
 
 from tupe.common.record import corruption_in, read, state_of, write_atomically
 from tupe.plugin import saving, worker
@@ -67,6 +67,15 @@ def test_a_kill_while_saving_leaves_the_last_checkpoint(data, whole, tmp_path, m
     assert corruption_in(tmp_path / "checkpoint_last.pt") is None and len(list(tmp_path.glob("*.tmp"))) == 1
     assert load(tmp_path / "checkpoint_last.pt")["optimizer_history"][-1]["num_updates"] == 4
     assert train(arguments(data, tmp_path)) == whole[1][4:] and not list(tmp_path.glob("*.tmp"))
+
+
+def test_two_processes_may_write_the_same_file(tmp_path):
+    (tmp_path / "other").write_bytes(b"other")
+    with saving._written_whole(tmp_path / "x.pt") as file:
+        file.write(b"mine")
+        assert ended(fork(lambda: saving.copy(tmp_path / "other", tmp_path / "x.pt"), "x")) == 0
+        assert (tmp_path / "x.pt").read_bytes() == b"other"
+    assert (tmp_path / "x.pt").read_bytes() == b"mine" and not list(tmp_path.glob("*.tmp"))
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ import logging
 import math
 import os
 import random
+import re
 import shutil
 import signal
 import sys
@@ -616,6 +617,7 @@ def test_two_nodes_under_torchrun_stop_on_a_signal_to_one_and_resume(data, tmp_p
         (["--position=nothing"], "nothing"),
         (["--max-positions=8"], "sequences of 24 tokens: the model has 8 positions"),
         (["--valid-subset=test"], "has no split 'test'; valid: train, valid"),
+        (["dataset.valid_subset=test"], "has no split 'test'; valid: train, valid"),
         (["--gpus=9"], "--gpus 9: this machine has"),
         (["--ddp-backend=deepspeed"], "--ddp-backend deepspeed needs several GPUs"),
         (["--ddp-backend=fully_sharded"], "--ddp-backend fully_sharded needs"),
@@ -627,12 +629,46 @@ def test_two_nodes_under_torchrun_stop_on_a_signal_to_one_and_resume(data, tmp_p
         (["~optimizer.adam_eps"], "taking values out of a recipe is for --engine fairseq"),
         (["optimization.clip_norm=${optimization.nix}"], "clip_norm=${optimization.nix}: optimization.nix not found"),
         (["optimization.clip_norm=${optimization.clip_norm}"], "clip_norm=${optimization.clip_norm} leads back to"),
+        (["optimization.clip_norm=null"], "optimization.clip_norm is None; valid: float"),
+        (["model.embed_norm=false"], "model.embed_norm is False; valid: a text"),
+        (["--valid-subset="], "dataset.valid_subset is ''; valid: a text"),
+        (["--position="], "model.position is ''; valid: a text"),
+        (["--arch="], "--arch: unknown value ''"),
+        (["--preset="], "model= not found"),
+        (["optimization.update_freq=[1.5]"], "--update-freq is [1.5]; valid: numbers from 1"),
+        (["common.tensorboard_logdir=${oc.env:HOME}/x"], "logdir=${oc.env:HOME}/x: valid: ${section.key}"),
         (["--ddp-backend=slowmo"], "valid with --engine transformers: pytorch_ddp, fully_sharded, deepspeed"),
     ],
 )  # fmt: skip
 def test_what_it_does_not_have_is_refused_by_name(words, message, data, tmp_path):
     assert message in refused(data, tmp_path / "run", *words)
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    "name", ["checkpoint-5/trainer_state.json", "config.json", "own.safetensors", "checkpoint_last.pt"]
+)
+def test_a_folder_of_another_program_is_left_alone(name, data, tmp_path):
+    """One without a record: a model, or checkpoints of anybody's Trainer, which this one would go on from."""
+    file, own = tmp_path / "run" / name, tmp_path / "run" / "partial" / "notes.txt"
+    for path in (file, own):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("{}")
+    assert f"holds {name.partition('/')[0]}, which is of no run known here" in refused(data, tmp_path / "run")
+    assert file.read_text() == own.read_text() == "{}" and len(list((tmp_path / "run").rglob("*.*"))) == 2
+
+
+def test_fewer_updates_than_a_stopped_run_has_are_refused(data, whole, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(whole, run)
+    record = json.loads((run / "record.json").read_text())
+    (run / "record.json").write_text(json.dumps(record | {"state": "stopped"}))
+    assert "has 14 updates already; valid: at least 14, or another folder" in refused(data, run, "--max-update=9")
+
+
+def test_other_processes_in_the_environment_are_refused(data, tmp_path, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert "WORLD_SIZE=2, the command 1" in refused(data, tmp_path / "run")
 
 
 @pytest.mark.parametrize("processes", [1, 2, 4])
@@ -658,6 +694,31 @@ def test_batches_mean_the_same_to_both_engines(recipe, words, processes, data):
 def test_a_reference_is_to_the_value_of_the_architecture():
     overrides = ["model.encoder_ffn_embed_dim=${model.encoder_embed_dim}"]
     assert read_recipe("pretrain", overrides, ["--arch=bert_a_tiny"]).model.ffn == 128
+
+
+@pytest.mark.parametrize(
+    "overrides, options, message",
+    [
+        (["optimization.lr=null"], [], "optimization.lr is None; valid: numbers"),
+        (["optimization.update_freq=null"], [], "optimization.update_freq is None; valid: whole numbers"),
+        ([], ["--fp16=true", "--amp"], "--fp16 beside --amp or --autocast: give one"),
+        (["common.fp16=1"], ["--autocast=bf16"], "--fp16 beside --amp or --autocast: give one"),
+        ([], ["--log-format=%s"], "common.log_format is %s; valid with --engine transformers: simple"),
+    ],
+)
+def test_values_that_make_no_recipe(overrides, options, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        read_recipe("pretrain", overrides, options)
+
+
+def test_whole_numbers_may_be_written_otherwise():
+    assert read_recipe("pretrain", ["optimization.update_freq=[2.0]"], [])["update_freq"] == [2]
+
+
+def test_references_are_replaced_inside_of_texts_and_before_batches_are_split():
+    words = ["common.tensorboard_logdir=${checkpoint.save_dir}/board", "dataset.batch_size=${optimization.max_update}"]
+    recipe = read_recipe("pretrain_small", words, ["--arch=bert_a_tiny", "--max-update=12", "--save-dir=here"])
+    assert recipe["tensorboard_logdir"] == "here/board"
 
 
 def test_what_makes_no_difference_makes_no_other_run(data, whole):

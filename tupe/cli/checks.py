@@ -22,7 +22,7 @@ OURS += ["from_checkpoint"]
 SET = {"save_dir": "--output", "data": "--data"}
 SET_BY = {
     "continue": {"finetune_from_model": "--checkpoint", "tokens_per_sample": "--lengths", "max_epoch": "--epochs"},
-    "finetune": {"finetune_from_model": "--checkpoint", "glue_task": "--task"},
+    "finetune": {"finetune_from_model": "--checkpoint", "glue_task": "--task", "glue": "--task"},
 }
 OPTIONS = (
     "dataclass",
@@ -47,7 +47,7 @@ def check(command: str, values: dict[str, Any], own: list[str], has_own_schemes:
             raise ValueError(f"{name if '.' in name else limits.option(name)}: give {of} instead")
     if "common.user_dir" in overrides:
         raise ValueError("common.user_dir: give --user-dir instead")
-    if values.get("preset"):
+    if values.get("preset") is not None:
         overrides = {"model": values["preset"], **overrides}
     for group, choice in overrides.items():
         choices = sorted(path.stem for path in CONFIGS.joinpath(group).glob("*.yaml"))
@@ -58,8 +58,10 @@ def check(command: str, values: dict[str, Any], own: list[str], has_own_schemes:
     for name, value in [*options.items(), *overrides.items()]:
         if value and "$" not in value and value != "null":
             limits.check(name, value)
-    arch = values.get("arch") or options.get("arch") or overrides.get("model._name")
-    if arch and arch not in OURS and (engine != "fairseq" or "user_dir" not in options and not is_of_fairseq(arch)):
+    named = (values.get("arch"), options.get("arch"), overrides.get("model._name"))
+    arch = next((name for name in named if name is not None), None)
+    unknown = arch is not None and arch not in OURS
+    if unknown and (engine != "fairseq" or "user_dir" not in options and not is_of_fairseq(arch)):
         raise ValueError(f"--arch: unknown value {arch!r}{did_you_mean(arch, OURS)}")
     position = position_in(words)
     if position and not has_own_schemes and not options.keys() & {"position_file", "user_dir"}:
@@ -67,7 +69,7 @@ def check(command: str, values: dict[str, Any], own: list[str], has_own_schemes:
     if not dry_run:
         if checkpoint := values.get("checkpoint"):
             check_checkpoint(checkpoint)
-        check_data(command, values, options)
+        check_data(command, values, {*options, *(name.rpartition(".")[2] for name in overrides)})
         if command == "pretrain":
             check_folder(values["output"], recipe, arch, options, overrides)
 
@@ -192,8 +194,9 @@ def check_schemes(position: str) -> None:
             raise ValueError(f"unknown position scheme {name!r:.60} in {position!r:.100}{near}{own}")
 
 
-def check_data(command: str, values: dict, options: dict) -> None:
-    """Raise ValueError for a folder that holds no prepared data, or not the kind that the command needs."""
+def check_data(command: str, values: dict, named: set) -> None:
+    """Raise ValueError for a folder that holds no prepared data, or not the kind that the command needs. named: the
+    further options and values of the recipe that are given, without sections."""
     given = str(values["data"])
     folders = [Path(given)] if Path(given).is_dir() else [Path(part) for part in given.split(":")]
     for folder in folders:
@@ -208,7 +211,7 @@ def check_data(command: str, values: dict, options: dict) -> None:
         if (CONFIGS / "glue" / f"{task}.yaml").is_file() and task not in map(task_key, found):
             there = ", ".join(sorted(found)) or "none"
             raise ValueError(f"{folders[0]} has no {values['task']}; prepared there: {there}")
-    elif not options.keys() & {"train_subset", "valid_subset", "dataset_impl", "disable_validation"}:
+    elif not named & {"train_subset", "valid_subset", "dataset_impl", "disable_validation"}:
         for name in ("train", "valid"):
             if not any((folders[0] / file).is_file() for file in (f"{name}.idx", name)):
                 there = ", ".join(sorted(path.stem for path in folders[0].glob("*.idx"))) or "none is prepared there"

@@ -130,8 +130,8 @@ def pretrain(data, output, recipe, preset, arch, engine, words, **machine):
     The encoding is that of the architecture, or what --position, --cls, --normaliser and --block say (`tupe list
     schemes`).
     """
-    chosen = [f"model={preset}"] if preset else []
-    named = [f"--arch={arch}"] if arch else []
+    chosen = [f"model={preset}"] if preset is not None else []
+    named = [f"--arch={arch}"] if arch is not None else []
     run(recipe, chosen, [data, f"--save-dir={output}", *named], words, machine, engine)
 
 

@@ -99,6 +99,8 @@ def task_of(folder: Path) -> Glue:
     content = json.loads(manifest.read_text(encoding="utf-8")).get("layout") if manifest.is_file() else None
     if content:
         TASKS[folder.name] = own_task(content)
+    if folder.name not in TASKS:
+        raise ValueError(f"{folder}: neither the name of a task of GLUE nor one with labels of its own")
     return TASKS[folder.name]
 
 

@@ -9,6 +9,8 @@ import yaml
 from .architectures import SIZES, split_size, with_size
 from .options import CONFIGS, did_you_mean
 
+REFERENCE = re.compile(r"\$\{(\w+\.\w+)\}")
+
 
 def compose(recipe: str, groups: dict[str, str] | None = None) -> dict[str, Any]:
     """{"section.key": value} of a file of configs/ and those of its `defaults`, as Hydra puts them together. groups:
@@ -68,14 +70,26 @@ def _number(text):
 
 
 def resolved(values: dict[str, Any], key: str, defaults: dict[str, Any] | None = None) -> Any:
-    """A value; of `${section.key}`, that of the other setting. Raises ValueError if there is none, or one that leads
-    back."""
-    known, value, passed = {**(defaults or {}), **values}, values[key], [key]
-    while isinstance(value, str) and (other := re.fullmatch(r"\$\{(\w+\.\w+)\}", value)):
-        passed.append(other[1])
-        if other[1] not in known:
-            raise ValueError(f"{key}={values[key]}: {other[1]} not found{did_you_mean(other[1], known)}")
-        if other[1] in passed[:-1]:
-            raise ValueError(f"{key}={values[key]} leads back to itself: {' -> '.join(passed)}")
-        value = known[other[1]]
-    return value
+    """A value; instead of `${section.key}`, or in a text, that of the other setting. Raises ValueError if there is
+    none, or one that leads back."""
+    known = {**(defaults or {}), **values}
+
+    def of(key, passed):
+        def other(found):
+            if found[1] not in known:
+                raise ValueError(f"{key}={known[key]}: {found[1]} not found{did_you_mean(found[1], known)}")
+            if found[1] in passed:
+                raise ValueError(f"{key}={known[key]} leads back to itself: {' -> '.join((*passed, found[1]))}")
+            return of(found[1], (*passed, found[1]))
+
+        value = known[key]
+        if not isinstance(value, str):
+            return value
+        if whole := REFERENCE.fullmatch(value):
+            return other(whole)
+        value = REFERENCE.sub(lambda found: str(other(found)), value)
+        if "${" in value:
+            raise ValueError(f"{key}={value}: valid: ${{section.key}}")
+        return value
+
+    return of(key, (key,))

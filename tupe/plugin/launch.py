@@ -157,11 +157,12 @@ def training_options(
         size, steps = raw["dataset"]["batch_size"], raw["optimization"]["update_freq"]
         steps = steps if isinstance(steps, list) else [steps]
         limits.check("batch_size", size)
+        limits.check("update_freq", steps)
         if len(steps) != 1:
             raise ValueError(f"optimization.update_freq={steps}: one number for each epoch is given as --update-freq")
         if values.get("max_valid_steps") and "batch_size_valid" not in named and size % processes == 0:
             values["batch_size_valid"] = size // processes  # held-out losses are of the same text on any machine
-        batch = given.get("batch_size", size * steps[0])
+        batch = given.get("batch_size", int(size) * int(steps[0]))
         values["batch_size"], steps = split_batch(batch, processes, micro_batch_size or size)
         values["update_freq"] = [steps]
     elif micro_batch_size:

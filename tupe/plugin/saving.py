@@ -41,7 +41,7 @@ def copy(source: str, path: str, overwrite: bool = True) -> str:
 @contextmanager
 def _written_whole(path):
     """A file to write, which is on the disk and then replaces `path` if nothing fails, and is deleted otherwise."""
-    partial = Path(f"{path}{PARTIAL}")
+    partial = Path(f"{path}.{os.getpid()}{PARTIAL}")  # two processes may write the same file
     try:
         with partial.open("wb") as file:
             yield file
@@ -66,7 +66,7 @@ class Paths(PathManager):
 
 def remove_partial(folder: Path) -> None:
     """Delete what a killed process had begun to write."""
-    for path in folder.glob(f"*.pt{PARTIAL}"):
+    for path in folder.glob(f"*.pt*{PARTIAL}"):
         path.unlink()
 
 

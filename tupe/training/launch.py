@@ -8,6 +8,7 @@ is what torchrun starts for every GPU.
 import json
 import logging
 import math
+import os
 import shlex
 import sys
 import warnings
@@ -140,6 +141,11 @@ def train(recipe: str, data: str, processes: int, **plan) -> None:
     from .finetune import Finetuning  # only here: these import transformers, which takes seconds
     from .pretrain import Pretraining, arguments
 
+    if (others := os.environ.get("WORLD_SIZE", str(processes))) != str(processes):
+        raise ValueError(
+            f"the environment says WORLD_SIZE={others}, the command {processes} (--gpus, --nodes): unset WORLD_SIZE; "
+            "`tupe` calls torchrun itself"
+        )
     settled, folder = settle(recipe, processes=processes, data=data, **plan)
     data, symbols = Path(data), read_symbols(data)
     try:
@@ -161,6 +167,9 @@ def train(recipe: str, data: str, processes: int, **plan) -> None:
                 raise ValueError(
                     f"{folder} holds a finished run, but no checkpoint-N to continue it from; choose another folder"
                 )
+            if start > updates:
+                record.unlock(folder)
+                raise ValueError(f"{folder} has {start} updates already; valid: at least {start}, or another folder")
             about.versions |= {name: metadata.version(name) for name in ("transformers", "accelerate")}
             with run.recorded():
                 if start < updates:  # else it was killed after its last checkpoint

@@ -109,6 +109,7 @@ def arguments(recipe: Recipe, folder: Path, updates: int, gpus: int) -> Training
     if deepspeed and not (gpus and is_torchelastic_launched()):
         raise ValueError("--ddp-backend deepspeed needs several GPUs")
     os.environ["ACCELERATE_USE_DEEPSPEED"] = str(deepspeed).lower()
+    os.environ["ACCELERATE_MIXED_PRECISION"] = "no"  # which Trainer would take before the recipe's
     parts = {"version": 2, "transformer_layer_cls_to_wrap": [BLOCKS[recipe.model.block].__name__]}
     args = Arguments(
         **({"fsdp": True, "fsdp_config": parts} if sharded else {}),

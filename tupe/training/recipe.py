@@ -8,8 +8,6 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from ..common import limits
 from ..common.architectures import ARCHITECTURES, ELECTRA, OTHER_BLOCKS, SIZES, preset, split_size, with_size
 from ..common.options import did_you_mean
@@ -129,10 +127,11 @@ def read(
     options = _options(kind, words, values)
     given, always = {**overridden, **options}, {key: values[key] for key in ALWAYS_SO & values.keys()}
     for key in sorted(given.keys() & always.keys()):
-        if yaml.safe_load(str(given[key])) != always[key]:
+        if value_of(f"={given[key]}") != always[key]:
             raise ValueError(f"{key} is {given[key]}; valid with --engine transformers: {always[key]}")
     values.update(overridden)
-    size, steps = (_converted(kind, key, values[key]) for key in ("dataset.batch_size", "optimization.update_freq"))
+    of_batch = ("dataset.batch_size", "optimization.update_freq")
+    size, steps = (_converted(kind, key, resolved(values, key, kind.options)) for key in of_batch)
     values.update(options)
     if values.get("criterion._name") == "electra" or split_size(values[ARCH])[0] in ELECTRA:
         raise ValueError(f"--recipe {recipe}, --arch {values[ARCH]}: an ELECTRA, which only --engine fairseq does")
@@ -175,7 +174,7 @@ def read(
         values["dataset.batch_size_valid"] = values["dataset.batch_size_valid"] or values["dataset.batch_size"]
         if most:  # fairseq counts the steps of a process
             values["dataset.max_valid_steps"] = most * processes
-    if values["common.fp16"] and values["common.fp16"] is not given.get("common.fp16"):
+    if values["common.fp16"] and "common.fp16" not in given:
         values["common.fp16"] = not (values["common.amp"] or values["model.autocast"] == "bf16")
     elif values["common.fp16"] and (values["common.amp"] or values["model.autocast"] == "bf16"):
         raise ValueError("--fp16 beside --amp or --autocast: give one")
@@ -262,16 +261,26 @@ def _options(kind, words, recipe):
 
 
 def _converted(kind, key, value):
-    """A value in the type of its option's default."""
+    """A value in the type of its option's default. Raises ValueError if it is of another one."""
     default = kind.options[key]
     if isinstance(value, str) and not isinstance(default, str):
         try:
             value = ast.literal_eval(value.capitalize() if value in ("true", "false") else value)
         except (ValueError, SyntaxError):
             raise ValueError(f"{key} is {value!r}; valid: {type(default).__name__}") from None
-    if isinstance(default, bool) and value not in (True, False, None):
-        raise ValueError(f"{key} is {value!r}; valid: true, false")
+    if isinstance(default, bool):
+        if value not in (True, False):
+            raise ValueError(f"{key} is {value!r}; valid: true, false")
+        return bool(value)
     if isinstance(default, list):
-        return [float(v) if isinstance(default[0], float) else v
-                for v in (value if isinstance(value, (list, tuple)) else [value])]
-    return str(value or default) if isinstance(default, str) else type(default)(default if value is None else value)
+        numbers, of = value if isinstance(value, (list, tuple)) else [value], type(default[0])
+        if not numbers or not all(isinstance(n, (int, float)) and of(n) == n for n in numbers):
+            raise ValueError(f"{key} is {value!r}; valid: {'numbers' if of is float else 'whole numbers'}")
+        return [of(n) for n in numbers]
+    if isinstance(default, str):
+        if value is None or isinstance(value, (bool, list)) or default and value == "":
+            raise ValueError(f"{key} is {value!r}; valid: a text")
+        return str(value)
+    if value is None or isinstance(value, (list, tuple, dict)):
+        raise ValueError(f"{key} is {value!r}; valid: {type(default).__name__}")
+    return type(default)(value)

@@ -13,6 +13,7 @@ from pathlib import Path
 from ..common import record as records
 from ..common.active import Active, device, status_of
 from ..common.record import Record
+from ..common.safe_load import read_config
 from .recipe import adam_betas
 
 logger = logging.getLogger("tupe.training")
@@ -114,9 +115,25 @@ def publish(checkpoint: Path, folder: Path) -> None:
             temporary.replace(folder / file.name)
 
 
+def foreign(folder: Path) -> str | None:
+    """What a folder without a record holds of another program, which a run would go on from, or replace; a copied
+    checkpoint of a run is none."""
+    if (folder / records.NAME).exists():
+        return None
+    for path in checkpoints(folder).values():
+        config = path / "config.json"
+        if not (path / SUMS).is_file() and not (config.is_file() and read_config(config).get("model_type") == "tupe"):
+            return path.name
+    models = () if checkpoints(folder) else ("config.json", "*.safetensors", "pytorch_model*.bin", "checkpoint*.pt")
+    return next((path.name for pattern in models for path in sorted(folder.glob(pattern))), None)
+
+
 def differences(record: Record, folder: Path, defaults: dict) -> Record | None:
-    """The record of the run that a folder holds, if it has begun. Raises ValueError if it is another run."""
+    """The record of the run that a folder holds, if it has begun. Raises ValueError if it is another run, or of another
+    program."""
     earlier = records.begun(folder)
+    if not earlier and (found := foreign(folder)):
+        raise ValueError(f"{folder} holds {found}, which is of no run known here; choose another folder")
     if earlier and (config := earlier.config):  # earlier versions noted what makes no difference
         if earlier.metrics or "dataset.max_valid_steps" not in config:
             config.pop("dataset.batch_size_valid", None)
@@ -143,7 +160,8 @@ class Run(Active):
             records.unlock(folder)
             raise
         if writes:
-            shutil.rmtree(folder / PARTIAL, ignore_errors=True)
+            for path in (folder / PARTIAL).glob("checkpoint-*"):
+                shutil.rmtree(path, ignore_errors=True)
             record.begin(device(cpu))
         start, _ = newest(folder)
         self.began_at = records.now()
