@@ -160,6 +160,14 @@ def train_two(data, folder, *more, on_step=lambda rank, update: None):
     return [process.exitcode for process in processes]
 
 
+def test_other_processes_in_the_environment_are_refused(data, tmp_path, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    arguments = pretrain_arguments(data, tmp_path / "run", *QUIET)
+    with pytest.raises(ValueError, match="WORLD_SIZE=2, --gpus and --nodes make 1: unset it"):
+        worker.train(worker.parsed(arguments))
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.fixture(scope="module")
 def whole(data, tmp_path_factory):
     """Folder of an undisturbed run of 10 updates with two processes: two epochs and a bit."""

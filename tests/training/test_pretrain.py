@@ -668,7 +668,7 @@ def test_fewer_updates_than_a_stopped_run_has_are_refused(data, whole, tmp_path)
 
 def test_other_processes_in_the_environment_are_refused(data, tmp_path, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
-    assert "WORLD_SIZE=2, the command 1" in refused(data, tmp_path / "run")
+    assert "WORLD_SIZE=2, --gpus and --nodes make 1: unset it" in refused(data, tmp_path / "run")
 
 
 @pytest.mark.parametrize("processes", [1, 2, 4])

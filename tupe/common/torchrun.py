@@ -25,6 +25,14 @@ def gpus_to_use(gpus: int | None, nodes: int, node_rank: int, dry_run: bool) -> 
     return gpus
 
 
+def check_environment(processes: int) -> None:
+    """Raise ValueError if the environment promises other processes than a training has: it would wait for them, or
+    train on as many times its batch."""
+    if (others := os.environ.get("WORLD_SIZE", str(processes))) != str(processes):
+        here = f"the environment says WORLD_SIZE={others}, --gpus and --nodes make {processes}"
+        raise ValueError(f"{here}: unset it; `tupe` starts all processes of a node itself, without torchrun")
+
+
 def words_of_nodes(gpus: int, nodes: int, node_rank: int, master_addr: str, master_port: int) -> list[str]:
     """torchrun's options: a process for each GPU of this node, or one on a CPU, and how nodes find each other."""
     words = [f"--nproc-per-node={max(gpus, 1)}", f"--nnodes={nodes}", f"--node-rank={node_rank}"]

@@ -23,6 +23,7 @@ from ..common import console
 from ..common.active import refuse
 from ..common.options import Command
 from ..common.stop import stoppable
+from ..common.torchrun import check_environment
 from . import patches, watch
 from .run import recorded, true_reason
 
@@ -52,12 +53,12 @@ def train(cfg: DictConfig) -> None:
     that folder, OSError if the disk is full or read-only, and SystemExit with `record.STOPPED` if a signal stopped it.
     Any other error is a `Refusal`, see `active.refuse`.
     """
+    check_environment(cfg.distributed_training.distributed_world_size)
     if torch.distributed.is_torchelastic_launched():
         # fairseq recognises torchrun by its environment too, but divides by the number of GPUs, which may be 0.
         with open_dict(cfg):
             section = cfg.distributed_training
             section.distributed_init_method, section.distributed_no_spawn = "env://", True
-            section.distributed_world_size = int(os.environ["WORLD_SIZE"])
             section.distributed_rank, section.device_id = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
     try:
         with recorded(), stoppable():

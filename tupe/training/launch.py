@@ -8,7 +8,6 @@ is what torchrun starts for every GPU.
 import json
 import logging
 import math
-import os
 import shlex
 import sys
 import warnings
@@ -27,7 +26,7 @@ from ..common.options import Command, split_files
 from ..common.prepared import check_name
 from ..common.record import Record
 from ..common.stop import stoppable
-from ..common.torchrun import gpus_to_use, run_torchrun, words_of_nodes
+from ..common.torchrun import check_environment, gpus_to_use, run_torchrun, words_of_nodes
 from ..positions import load_scheme_file
 from .data import Batches, Blocks, fingerprint_of, read_symbols
 from .glue import check_vocabulary, of_checkpoint
@@ -141,11 +140,7 @@ def train(recipe: str, data: str, processes: int, **plan) -> None:
     from .finetune import Finetuning  # only here: these import transformers, which takes seconds
     from .pretrain import Pretraining, arguments
 
-    if (others := os.environ.get("WORLD_SIZE", str(processes))) != str(processes):
-        raise ValueError(
-            f"the environment says WORLD_SIZE={others}, the command {processes} (--gpus, --nodes): unset WORLD_SIZE; "
-            "`tupe` calls torchrun itself"
-        )
+    check_environment(processes)
     settled, folder = settle(recipe, processes=processes, data=data, **plan)
     data, symbols = Path(data), read_symbols(data)
     try:
