@@ -10,6 +10,7 @@ from tupe.checkpoints import swap
 from tupe.checkpoints.files import average_command, merge_command, strip_command
 from tupe.checkpoints.stretch import command as stretch_command
 from tupe.checkpoints.swap import command as swap_command
+from tupe.cli import main
 from tupe.common.safe_load import num_updates
 
 
@@ -133,3 +134,18 @@ def test_shards_are_merged(tmp_path):
         checkpoints.merge_shards(paths)
     with pytest.raises(ValueError, match="not a shard"):
         checkpoints.merge_shards([tmp_path / "whole.pt"])
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["export --checkpoint", "stretch --length=9 --checkpoint", "swap --position=rope --checkpoint",
+     "convert --to=released --dict={0}/dict.txt --from", "convert --to=modernbert --dict={0}/dict.txt --from"],
+)  # fmt: skip
+def test_another_model_of_fairseq_is_refused(words, tmp_path):
+    state = {"cfg": {"model": {"_name": "roberta"}, "task": {}}, "model": {"encoder.weight": torch.ones(1)}}
+    torch.save(state, tmp_path / "roberta.pt")
+    (tmp_path / "dict.txt").write_text("a 1\n")
+    command = ["checkpoint", *words.format(tmp_path).split(), f"{tmp_path / 'roberta.pt'}", f"--output={tmp_path}/out"]
+    result = CliRunner().invoke(main, command)
+    assert result.exit_code == 2 and "roberta.pt is no checkpoint of this project" in result.output, result.output
+    assert not (tmp_path / "out").exists()

@@ -210,7 +210,7 @@ def to_released(path: str | Path, dictionary_file: str | Path) -> dict:
     The released code has only TUPE-A and TUPE-R with untied [CLS], Transformer layers and softmax. Raises ValueError
     for other models, and for another model's dictionary.
     """
-    checkpoint = read_checkpoint(path)
+    checkpoint = read_checkpoint(path, ours=True)
     model = checkpoint["cfg"]["model"]
     possible = {"cls": "untied", "block": "transformer", "normaliser": "softmax", "layer_norm_eps": 1e-5}
     parts = [name for name in PARTS["transformer"] if model.get(name, "auto") != "auto"]
@@ -495,7 +495,7 @@ def to_modernbert(path: str | Path, dictionary_file: str | Path) -> dict[str, by
     Raises ValueError for a model that is none, and for another model's dictionary."""
     from safetensors.torch import save
 
-    checkpoint = read_checkpoint(path)
+    checkpoint = read_checkpoint(path, ours=True)
     check_dictionary(checkpoint, dictionary_file)
     saved = checkpoint["cfg"]["model"]
     model = core_options(saved)

@@ -60,7 +60,7 @@ def export(
     output, data = Path(output), Path(data or Path(checkpoint_file).parent)
     if Path(checkpoint_file).is_dir():
         raise ValueError(f"{checkpoint_file} is a Hugging Face folder already")
-    state = read_checkpoint(checkpoint_file)
+    state = read_checkpoint(checkpoint_file, ours=True)
     model = state["cfg"]["model"]
     refuse_own_schemes(model["position"])
     head = choose_head(state["model"], head)

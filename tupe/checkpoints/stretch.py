@@ -52,7 +52,7 @@ def stretch(state: dict, length: int) -> dict:
 def stretch_to(length: int, checkpoint: Path, output: Path) -> Path:
     """The checkpoint itself if it computes `length` tokens, or else `output`, which is written: the same, stretched.
     Raises ValueError as `stretch` does."""
-    state = read_checkpoint(as_file(checkpoint))
+    state = read_checkpoint(as_file(checkpoint), ours=True)
     if not bounded_schemes(state["cfg"]["model"]["position"]) or length <= state["cfg"]["model"]["max_positions"]:
         return checkpoint
     save_atomically(stretch(state, length), output)
@@ -71,6 +71,6 @@ def command(checkpoint, length, output):
     tupe checkpoint stretch --checkpoint checkpoint_last.pt --length 512 --output stretched.pt
     tupe continue --checkpoint stretched.pt --lengths 512 --epochs 2 ...
     """
-    state = read_checkpoint(as_file(checkpoint))
+    state = read_checkpoint(as_file(checkpoint), ours=True)
     save_new(stretch(state, length), output)
     click.echo(f"{output}: {state['cfg']['model']['max_positions']} -> {length} positions")

@@ -91,7 +91,7 @@ def command(checkpoint, position, cls, segments, output, data, keep, seed):
     tupe continue --checkpoint swapped.pt ...
     tupe checkpoint swap --checkpoint checkpoint_last.pt --position rope:yarn:4+t5 --keep --output longer.pt
     """
-    state = read_checkpoint(as_file(checkpoint))
+    state = read_checkpoint(as_file(checkpoint), ours=True)
     swapped = swap_position(state, dictionary_of(state, data), position, cls, segments, seed, keep)
     save_new(swapped, output)
     old, new = (f"{s['cfg']['model']['position']}, [CLS] {s['cfg']['model']['cls']}" for s in (state, swapped))

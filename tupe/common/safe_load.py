@@ -53,12 +53,15 @@ def _can_be_mapped(path):
     return zipfile.is_zipfile(path) and str(path).encode("utf-8", "ignore") == os.fsencode(path)
 
 
-def read_checkpoint(path: str | Path, mmap: bool = False) -> dict:
-    """`load_safely` for a checkpoint of this project; anything else is a ValueError."""
+def read_checkpoint(path: str | Path, mmap: bool = False, ours: bool = False) -> dict:
+    """`load_safely` for a checkpoint of fairseq; anything else is a ValueError. ours: so is another model than this
+    project's."""
     state = load_safely(path, mmap)
     if not isinstance(state, dict) or not state.get("cfg") or "model" not in state:
         raise ValueError(f"{path} is {NOT_OURS}")
     options = state["cfg"].get("model")
+    if ours and "position" not in (options or ()):
+        raise ValueError(f"{path} is {NOT_OURS}")
     if isinstance(options, dict) and "layer" in options and "block" not in options:  # its name in earlier versions
         options["block"] = options.pop("layer")
     return state
