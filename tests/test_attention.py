@@ -148,27 +148,6 @@ def test_compiled_code_of_long_windows_in_evaluation(position, cls, monkeypatch)
         torch.testing.assert_close(model(tokens)[0], expected, rtol=1e-5, atol=1e-5)
 
 
-def test_second_derivatives_by_the_plain_way():
-    model, tokens = encoder(attention="plain").eval(), batch(17, padding=(0, 3))
-    weight = model.layers[0].attention.qkv.weight
-    (first,) = torch.autograd.grad(model(tokens)[0].square().sum(), weight, create_graph=True)
-    direction = torch.randn_like(weight)
-    (second,) = torch.autograd.grad((first * direction).sum(), weight)
-
-    def gradient(step):
-        with torch.no_grad():
-            weight.add_(direction, alpha=step)
-        (found,) = torch.autograd.grad(model(tokens)[0].square().sum(), weight)
-        with torch.no_grad():
-            weight.add_(direction, alpha=-step)
-        return found
-
-    model.double()
-    weight, direction = model.layers[0].attention.qkv.weight, direction.double()
-    expected = (gradient(1e-5) - gradient(-1e-5)) / 2e-5
-    torch.testing.assert_close(second.double(), expected, rtol=1e-3, atol=1e-2)
-
-
 @pytest.mark.parametrize("normaliser", sorted(NORMALISERS))
 def test_padding_alone_makes_no_nan_with_any_normaliser(normaliser, monkeypatch):
     model, tokens = encoder("t5", "tied", normaliser=normaliser), batch(17, padding=(17, 1))
@@ -700,6 +679,34 @@ def test_linear_uses_onednn_where_it_should(onednn):
     assert cpu.linear(x.double(), w.double()).dtype == torch.float64
     with torch.autocast("cpu", torch.bfloat16):
         assert cpu.linear(x, w).dtype == torch.bfloat16
+
+
+def test_second_derivatives_by_the_plain_way(onednn):
+    model, tokens = encoder(attention="plain").eval(), batch(17, padding=(0, 3))
+    weight = model.layers[0].attention.qkv.weight
+    (first,) = torch.autograd.grad(model(tokens)[0].square().sum(), weight, create_graph=True)
+    direction = torch.randn_like(weight)
+    (second,) = torch.autograd.grad((first * direction).sum(), weight)
+
+    def gradient(step):
+        with torch.no_grad():
+            weight.add_(direction, alpha=step)
+        (found,) = torch.autograd.grad(model(tokens)[0].square().sum(), weight)
+        with torch.no_grad():
+            weight.add_(direction, alpha=-step)
+        return found
+
+    model.double()
+    weight, direction = model.layers[0].attention.qkv.weight, direction.double()
+    expected = (gradient(1e-5) - gradient(-1e-5)) / 2e-5
+    torch.testing.assert_close(second.double(), expected, rtol=1e-3, atol=1e-2)
+
+
+def test_second_derivatives_of_dropout():
+    x = torch.randn(64, requires_grad=True)
+    (first,) = torch.autograd.grad(cpu.dropout(x.square(), 0.5, True).sum(), x, create_graph=True)
+    (second,) = torch.autograd.grad(first.sum(), x)
+    assert torch.allclose(second * x, first) and second.any()
 
 
 @NO_ONEDNN

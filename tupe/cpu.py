@@ -13,7 +13,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import FunctionCtx, once_differentiable
+from torch.autograd.function import FunctionCtx
 
 from .tracing import is_traced
 
@@ -85,10 +85,11 @@ class OneDnnLinear(torch.autograd.Function):
         return product_of_rows(x, weight, bias)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
         needs_x, needs_weight, needs_bias = ctx.needs_input_grad
+        if torch.is_grad_enabled():  # to be differentiated again
+            return grad @ weight, grad.t() @ x, grad.sum(0) if needs_bias else None
         padded_grad = padded(grad)
         return (
             product(padded_grad, weight.t())[: len(x)] if needs_x else None,
@@ -153,9 +154,10 @@ class Dropout(torch.autograd.Function):
         return select(x, kept).mul_(ctx.scale)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Tensor, None]:
         (kept,) = ctx.saved_tensors
+        if torch.is_grad_enabled():  # to be differentiated again
+            return grad * kept * ctx.scale, None
         return select(grad, kept).mul_(ctx.scale), None
 
 
