@@ -315,6 +315,9 @@ def test_what_the_readme_says_holds(committed):
             if stage == "lasting":
                 kept += [100 * long.differences[seed] / short.differences[seed] for seed in seeds]
     assert min(kept) > 50
+    tiny = [second_page.gaps(runs, "tiny_lasting")[model][8000].mean for model in ("absolute_0.06", "tupe_a")]
+    said = "tiny BERT-A with larger position vectors gained {:.2f}, TUPE-A {:.2f}".format(*tiny)
+    assert said in " ".join(text_of("docs/results.md").split())
     for page in ("results", "index"):
         assert f"{tables.span(kept)} % from 4,000 to 8,000" in " ".join(text_of(f"docs/{page}.md").split())
     exits = {model: [] for model in ("bert_a", "tupe_r")}
@@ -436,6 +439,9 @@ def in_words(evidence):
     pairs = [(a4, a8), (r4, r8), *([of_tiny[model][n] for n in (4000, 8000)] for model in second_page.LASTING_MODELS)]
     gone = [cell(contrast(short.differences, long.differences)) for short, long in pairs]
     yield "What is gone is {} and {}, at tiny size {} and {}".format(*gone)
+    finals = {n: runs.finals("tiny_lasting", updates=n) for n in (4000, 8000)}
+    larger = [cell(paired(finals[n], "absolute_0.06", model)) for model in ("tupe_a", "tupe_r") for n in (4000, 8000)]
+    yield "TUPE-A gains {} bits after 4,000 updates and {} after 8,000. TUPE-R gains {} and {}.".format(*larger)
     shares = [f"{100 * long.mean / short.mean:.0f}" for short, long in pairs]
     yield "mini models kept {} and {} % of the mean gap, tiny ones {} and {} %".format(*shares)
     ends = {(trial.model, trial.seed): evidence.curve(trial, "training")[1][-1] for trial in evidence.trials("longer")}
