@@ -6,7 +6,6 @@ import contextlib
 import gzip
 import io
 import json
-import multiprocessing
 import os
 import random
 import re
@@ -21,7 +20,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from helpers import descendants, fork, has_ended, wait_until
+from helpers import Copy, descendants, fork, has_ended, wait_until
 from tqdm import tqdm
 
 from tupe.common import plotting
@@ -250,7 +249,7 @@ def start(*args, **kwargs):
         tqdm.set_lock(threading.RLock())  # not the shared one, with which a killed process would block all others
         prepare(*args, **kwargs)
 
-    process = multiprocessing.get_context("fork").Process(target=target)
+    process = Copy(target=target)
     process.start()
     return process
 
@@ -396,9 +395,7 @@ def fail_with(error):
 def test_no_room_for_a_file(undisturbed, tmp_path):
     target = fail_with("step '[a-z]+': cannot read or write: .*File too large.*what is finished is kept")
     arguments = (inputs_of(undisturbed), tmp_path / "data")
-    process = multiprocessing.get_context("fork").Process(
-        target=target, args=arguments, kwargs={"workers": 1, **OPTIONS}
-    )
+    process = Copy(target=target, args=arguments, kwargs={"workers": 1, **OPTIONS})
     process.start()
     process.join()
     assert process.exitcode == 0

@@ -666,6 +666,12 @@ def test_fewer_updates_than_a_stopped_run_has_are_refused(data, whole, tmp_path)
     assert "has 14 updates already; valid: at least 14, or another folder" in refused(data, run, "--max-update=9")
 
 
+def test_the_environment_does_not_choose_the_precision(data, whole, tmp_path, monkeypatch):
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
+    assert ended(begin(data, tmp_path / "run", "--save-interval-updates=3")) == 0
+    assert same(tmp_path / "run", whole)
+
+
 def test_other_processes_in_the_environment_are_refused(data, tmp_path, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert "WORLD_SIZE=2, --gpus and --nodes make 1: unset it" in refused(data, tmp_path / "run")

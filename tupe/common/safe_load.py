@@ -54,13 +54,13 @@ def _can_be_mapped(path):
 
 
 def read_checkpoint(path: str | Path, mmap: bool = False, ours: bool = False) -> dict:
-    """`load_safely` for a checkpoint of fairseq; anything else is a ValueError. ours: so is another model than this
-    project's."""
+    """`load_safely` for a checkpoint of fairseq. Raises ValueError for anything else; ours: for the models of others,
+    too."""
     state = load_safely(path, mmap)
     if not isinstance(state, dict) or not state.get("cfg") or "model" not in state:
         raise ValueError(f"{path} is {NOT_OURS}")
     options = state["cfg"].get("model")
-    if ours and "position" not in (options or ()):
+    if ours and not (isinstance(options, dict) and {"_name", "position", "max_positions"} <= options.keys()):
         raise ValueError(f"{path} is {NOT_OURS}")
     if isinstance(options, dict) and "layer" in options and "block" not in options:  # its name in earlier versions
         options["block"] = options.pop("layer")

@@ -107,10 +107,9 @@ def adopt_structure(
     of an architecture. data: folder with the dict.txt. Returns (configuration, fields of the record about the
     checkpoint). Raises ValueError if the configuration or the dictionary contradicts the checkpoint.
     """
-    state = read_checkpoint(path, mmap=True)
-    saved = state["cfg"].get("model")
-    known = isinstance(saved, Mapping) and {"_name", "position", "max_positions"} <= saved.keys()
-    if not known or "encoder.tokens.weight" not in state["model"]:
+    state = read_checkpoint(path, mmap=True, ours=True)
+    saved = state["cfg"]["model"]
+    if "encoder.tokens.weight" not in state["model"]:
         raise ValueError(f"{path} is {NOT_OURS}")
     check_dictionary(state, Path(data) / "dict.txt")
     if "position" in model_cfg:

@@ -148,9 +148,9 @@ def read(
     else:
         config = config_of(values["checkpoint.finetune_from_model"])
         architecture = architecture_of(ModelConfig(**config))
-    known = {name: value for name, value in _of_model(preset(architecture)).items() if name in kind.options}
-    given_here = {key: resolved(values, key, {**kind.options, **known}) for key in values if key in kind.options}
-    values = {**kind.options, **known, **given_here}
+    of_architecture = _of_model(preset(architecture))
+    defaults = {name: of_architecture.get(name, value) for name, value in kind.options.items()}
+    values = defaults | {key: resolved(values, key, defaults) for key in values if key in defaults}
     ends = {"max_update": values.get("optimization.max_update", 0), "max_epoch": values["optimization.max_epoch"]}
     changed = {key.rpartition(".")[2]: value for key, value in values.items() if value != kind.options[key]}
     schedule = values.get("lr_scheduler._name", "polynomial_decay")

@@ -120,12 +120,15 @@ def foreign(folder: Path) -> str | None:
     checkpoint of a run is none."""
     if (folder / records.NAME).exists():
         return None
-    for path in checkpoints(folder).values():
-        config = path / "config.json"
-        if not (path / SUMS).is_file() and not (config.is_file() and read_config(config).get("model_type") == "tupe"):
-            return path.name
-    models = () if checkpoints(folder) else ("config.json", "*.safetensors", "pytorch_model*.bin", "checkpoint*.pt")
+    if there := checkpoints(folder).values():
+        return next((path.name for path in there if not _is_ours(path)), None)
+    models = ("config.json", "*.safetensors", "pytorch_model*.bin", "checkpoint*.pt")
     return next((path.name for pattern in models for path in sorted(folder.glob(pattern))), None)
+
+
+def _is_ours(checkpoint):
+    config = checkpoint / "config.json"
+    return (checkpoint / SUMS).is_file() or config.is_file() and read_config(config).get("model_type") == "tupe"
 
 
 def differences(record: Record, folder: Path, defaults: dict) -> Record | None:
