@@ -1,9 +1,8 @@
-# docker build -t tupe .                                                      newer GPUs and CPUs
-# docker build -t tupe --build-arg STACK=volta --build-arg PYTHON=3.10 .      the old stack
+# docker build -t tupe .                                                      GPUs and CPUs
 # docker build -t tupe --build-arg STACK=train --build-arg PYTHON=3.13 .      without fairseq (docs/engines.md)
 ARG PYTHON=3.11
 FROM python:${PYTHON}-slim-bookworm
-ARG STACK=current
+ARG STACK=fairseq
 RUN apt-get update && apt-get install -y --no-install-recommends g++ git libtcmalloc-minimal4 && rm -rf /var/lib/apt/lists/*
 WORKDIR /tupe
 COPY . .

@@ -2,7 +2,6 @@
 # Creates the virtual environment the other scripts use; does nothing (in well under a second) when it is up to date.
 #   bash scripts/setup.sh                  .venv        Python 3.11 or 3.12, current torch, fairseq-fixed (upstream main of 2024)
 #   bash scripts/setup.sh --cuda cu126     the same with PyTorch's build for CUDA 12.6, which still has kernels for V100s
-#   bash scripts/setup.sh --stack volta    .venv-volta  Python 3.10, torch 2.4.1, fairseq 0.12.2: where the released code ran
 #   bash scripts/setup.sh --stack train    .venv-train  Python 3.10 to 3.14, no fairseq and no compiler: the second engine (docs/engines.md)
 # PYTHON=/path/to/python3.x chooses the interpreter; an environment of another version is made anew.
 # pip's own settings (PIP_INDEX_URL, ...) choose the package index.
@@ -10,30 +9,27 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 source scripts/steps.bash
 
-stack=current cuda=
+stack=fairseq cuda=
 while [ $# -gt 0 ]; do
   case $1 in
-    -h | --help) sed -n '2,8s/^# \?//p' "$0"; exit ;;
+    -h | --help) sed -n '2,7s/^# \?//p' "$0"; exit ;;
     --stack) stack=${2:-}; shift; [ $# -eq 0 ] || shift ;;
     --cuda) cuda=${2:-}; shift; [ $# -eq 0 ] || shift
       [[ $cuda =~ ^(cu[0-9]+|cpu)$ ]] || { echo "setup.sh: --cuda '$cuda'; valid: a build of PyTorch's index, such as cu126" >&2; exit 2; } ;;
-    *) echo "setup.sh: unknown argument '$1'; usage: setup.sh [--stack current|volta|train] [--cuda cu126]" >&2; exit 2 ;;
+    *) echo "setup.sh: unknown argument '$1'; usage: setup.sh [--stack fairseq|train] [--cuda cu126]" >&2; exit 2 ;;
   esac
 done
 
-# setuptools < 81 still has pkg_resources, which hydra 1.0 and fairseq's build import.
+# setuptools < 81 still has pkg_resources, which fairseq's build imports.
 case $stack in
-  current)
-    venv=.venv; versions="3.11 3.12"; fairseq=fairseq-fixed==0.12.3.1
+  fairseq)
+    venv=.venv; versions="3.11 3.12"; requirements=scripts/requirements.txt
     build=("pip<26" "setuptools<81" wheel "cython==3.3.1") ;;
-  volta)  # pip >= 24.1 refuses the metadata of omegaconf 2.0.6
-    venv=.venv-volta; versions="3.10"; fairseq=fairseq==0.12.2
-    build=("pip<24.1" "setuptools<70" wheel "cython<3") ;;
-  train) venv=.venv-train; versions="3.13 3.12 3.14 3.11 3.10"; fairseq= build=("pip>=24" "setuptools<81" wheel) ;;
-  *) echo "setup.sh: unknown stack '$stack'; valid: current, volta, train" >&2; exit 2 ;;
+  train)  # the newest of all, as `pip install ".[train]"` takes them
+    venv=.venv-train; versions="3.13 3.12 3.14 3.11 3.10"; requirements=pyproject.toml
+    build=("pip>=24" "setuptools<81" wheel) ;;
+  *) echo "setup.sh: unknown stack '$stack'; valid: fairseq, train" >&2; exit 2 ;;
 esac
-requirements=scripts/requirements/$stack.txt
-[ $stack != train ] || requirements=pyproject.toml  # the newest of all, as `pip install ".[train]"` takes them
 
 version_of() { "$1" -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2> /dev/null; }
 if [ -n "${PYTHON:-}" ]; then
@@ -103,15 +99,10 @@ pip install -q $(grep -E '^numpy[=<>]' "$requirements")
 pip install -q ${cuda:+--index-url "https://download.pytorch.org/whl/$cuda"} $(grep -E '^torch[=<>]' "$requirements")
 step "packages of $requirements"
 pip install -q -r "$requirements"
-step "$fairseq (compiled from source without a wheel: about 3 minutes on 2 cores)"
-# Never with dependencies: torchaudio is unused, and a CUDA build of it beside a CPU torch breaks imports.
-case $stack in
-  current)  # an isolated build would download a second, larger torch
-    pip install -q --no-build-isolation --no-deps "$fairseq" ;;
-  volta)  # built where torch is not importable: the released archive lacks the sources of the extensions that are added when it is
-    printf '%s\n' "${build[@]:1}" "$(grep ^numpy= "$requirements")" > "$venv/build-constraints.txt"
-    PIP_CONSTRAINT=$PWD/$venv/build-constraints.txt pip install -q --no-deps "$fairseq" ;;
-esac
+step "fairseq (compiled from source without a wheel: about 3 minutes on 2 cores)"
+# Never with dependencies: torchaudio is unused, and a CUDA build of it beside a CPU torch breaks imports. An isolated build
+# would download a second, larger torch.
+pip install -q --no-build-isolation --no-deps fairseq-fixed==0.12.3.1
 step "this project, editable"
 pip install -q --no-build-isolation --no-deps --config-settings editable_mode=compat -e .
 run "$venv/bin/python" -c "import torch, fairseq, hydra; print('setup: torch', torch.__version__, 'fairseq', fairseq.__version__, 'hydra', hydra.__version__)"

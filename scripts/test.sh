@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
 # Checks style and imports, then runs the tests, in the environment of setup.sh.
-#   bash scripts/test.sh [--stack volta|train] [arguments of pytest]      train: without fairseq
+#   bash scripts/test.sh [--stack train] [arguments of pytest]      train: without fairseq
 #   bash scripts/test.sh -k positions -n 0      -n 0: in one process, which --pdb needs
 set -euo pipefail
 case "${1:-}" in -h | --help) sed -n '2,4s/^# \?//p' "$0"; exit ;; esac
 cd "$(dirname "$0")/.."
 source scripts/steps.bash
-stack=current
+stack=fairseq
 if [ "${1:-}" = --stack ]; then stack=${2:-}; shift $(($# > 1 ? 2 : 1)); fi
 run bash scripts/setup.sh --stack "$stack"
-venv=.venv; [ "$stack" = current ] || venv=.venv-$stack
+venv=.venv; [ "$stack" = fairseq ] || venv=.venv-$stack
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} TOKENIZERS_PARALLELISM=false
 unset PYTHONDONTWRITEBYTECODE  # else every process compiles what it imports: 13 s of a processor, not 5, before its first test
 # A user's own files beside the project's are not looked at: -I imports nothing from the working folder, and each tool is
@@ -17,12 +17,10 @@ unset PYTHONDONTWRITEBYTECODE  # else every process compiles what it imports: 13
 python=("$venv/bin/python" -I)
 echo "test: ruff"
 run "${python[@]}" -m ruff check --config pyproject.toml tupe reproduction tests hydra_plugins setup.py
-echo "test: import contracts"  # needs Python > 3.10, and imports from the folder that it is called in
-if [ "$stack" != volta ]; then
-  cd scripts
-  run "../$venv/bin/lint-imports" --config ../pyproject.toml --no-logo --no-cache
-  cd ..
-fi
+echo "test: import contracts"  # imports from the folder that it is called in
+cd scripts
+run "../$venv/bin/lint-imports" --config ../pyproject.toml --no-logo --no-cache
+cd ..
 torch=$("${python[@]}" -c 'from importlib import metadata; print(metadata.version("torch"))')
 echo "test: pytest on the $stack stack ($("${python[@]}" --version), torch $torch)"
 tests=("${python[@]}" -m pytest -c pyproject.toml --rootdir . --confcutdir tests -n 2 --durations 15 "$@")

@@ -280,9 +280,6 @@ def compose(recipe, overrides=()):
     from hydra.core.config_store import ConfigStore
     from hydra.core.global_hydra import GlobalHydra
 
-    old = hydra.__version__.startswith("1.0")
-    if old:
-        import hydra.experimental as hydra
     # Hydra completes a file with the schema registered under the same name, if there is one. fairseq-hydra-train has
     # not imported this package yet when it reads the files; to read the same here, hide its schemas meanwhile.
     store = ConfigStore.instance().repo
@@ -290,7 +287,7 @@ def compose(recipe, overrides=()):
     schemas = {name: store.pop(name) for name in [*groups, f"{recipe}.yaml"] if name in store}
     GlobalHydra.instance().clear()
     try:
-        with hydra.initialize_config_dir(str(CONFIGS), **({} if old else {"version_base": "1.1"})):
+        with hydra.initialize_config_dir(str(CONFIGS), version_base="1.1"):
             return hydra.compose(config_name=recipe, overrides=list(overrides))
     finally:
         store.update(schemas)
@@ -331,15 +328,6 @@ def fairseq_task(folder, length=20, split="train", **options):
     task = TupeMaskedLMTask.setup_task(OmegaConf.merge(OmegaConf.structured(TupeMaskedLMConfig), defaults))
     task.load_dataset(split)
     return task
-
-
-def draws_as_here():
-    """Whether this fairseq draws masks as its main branch does."""
-    import inspect
-
-    from fairseq.data import MaskTokensDataset
-
-    return "default_rng" in inspect.getsource(MaskTokensDataset)
 
 
 def finetune(data, checkpoint, save_dir, *overrides):

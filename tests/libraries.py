@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[1]
 TEXT = ["sacremoses", "spacy", "sentencepiece", "scikit-learn", "ipython", "pytest==9.2.0"]
 # Of transformers the oldest and the newest that pyproject.toml allows, with libraries of their years.
 ENVIRONMENTS = {
-    "oldest": ["torch==2.4.1", "numpy<2", "transformers==4.46.3", "accelerate==1.1.1", "peft==0.15.2",
+    "oldest": ["torch==2.6.0", "numpy<2", "transformers==4.57.0", "accelerate==1.1.1", "peft==0.15.2",
         "sentence-transformers==3.3.1", "onnx==1.17.0", "onnxruntime==1.20.1", "captum==0.7.0",
         "bertviz==1.4.0", "ipython==8.30.0", "minicons==0.3.19", "evaluate==0.4.3", "datasets==3.1.0",
         "pyarrow==18.1.0", "deepspeed==0.17.6"],

@@ -137,7 +137,6 @@ def test_a_batch_that_is_all_padding_has_the_usual_shapes(shape, path):
     assert features.shape == (shape[0], C) and features.isfinite().all()
 
 
-@pytest.mark.skipif(torch.__version__ < "2.6", reason="compile needs a newer torch")
 @pytest.mark.parametrize("position, cls", [("t5+window:size:4", "tied"), ("untied+window:size:4", "untied")])
 def test_compiled_code_of_long_windows_in_evaluation(position, cls, monkeypatch):
     monkeypatch.setattr(backend_cpu, "BLOCKED_BIAS_FROM", 8)

@@ -184,7 +184,6 @@ def test_trainer(folder, tokenizer, tmp_path, monkeypatch):
     """The collator's masks, accumulation, a checkpoint that loads from its own folder, and training on from it."""
     pytest.importorskip("accelerate")
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "no")  # else bf16=True stays on, in other processes too
-    monkeypatch.delenv("TORCH_FORCE_WEIGHTS_ONLY_LOAD", raising=False)  # older torch: the plugin sets it
     collate = transformers.DataCollatorForLanguageModeling(tokenizer, mlm_probability=0.3)
     rows = [tokenizer(text) for text in REVIEWS * 4]
 

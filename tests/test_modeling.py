@@ -157,8 +157,6 @@ def test_shards_have_the_same_gradients(kind, tmp_path, monkeypatch):
     reads, by hooks: in two processes."""
     if kind == "zero":
         pytest.importorskip("deepspeed")
-    elif not hasattr(pytest.importorskip("torch.distributed.fsdp"), "fully_shard"):
-        pytest.skip("an older torch: FSDP2 is not there")
     for name, value in {"DS_ACCELERATOR": "cpu", "LOCAL_RANK": "0", "LOCAL_SIZE": "2", "OMP_NUM_THREADS": "1"}.items():
         monkeypatch.setenv(name, value)
     arguments = kind, str(tmp_path / "store"), ["nopos", *filter(has_parameters, [*SCHEMES, *SUMS])]
@@ -438,7 +436,6 @@ def test_traced_code_has_any_length(position, path, onednn, traceable, monkeypat
     same_at_other_sizes(traceable, lambda *inputs: traced(*inputs)[0])
 
 
-@pytest.mark.skipif(torch.__version__ < "2.6", reason="an older torch.export")
 @pytest.mark.thorough
 @pytest.mark.parametrize("position, path", slow_but(TRACED))
 def test_exported_programs_have_any_length(position, path, traceable):
@@ -454,8 +451,6 @@ def test_onnx_has_any_length(position, path, dynamo, traceable, tmp_path):
     for name in ("onnx", *(["onnxscript"] if dynamo else [])):
         pytest.importorskip(name)
     runtime = pytest.importorskip("onnxruntime")
-    if dynamo and torch.__version__ < "2.6":
-        pytest.skip("an older torch.export")
     file, names = str(tmp_path / "model.onnx"), ["ids", "mask"]
     axes = {name: {0: "batch", 1: "length"} for name in names}
     dynamic = {"dynamic_shapes": sizes()} if dynamo else {"dynamic_axes": axes, "opset_version": 18}
@@ -472,7 +467,6 @@ def test_onnx_has_any_length(position, path, dynamo, traceable, tmp_path):
     )
 
 
-@pytest.mark.skipif(torch.__version__ < "2.6", reason="older compilers break the graph at torch's own functions")
 @pytest.mark.thorough
 def test_compiled_code_is_one_graph_in_the_first_call_and_few_over_lengths():
     model, graphs = make(), []

@@ -310,18 +310,15 @@ def test_setup_installs_once_and_again_when_requirements_change(tmp_path):
 
     done, installed = setup()
     assert done.returncode == 0, done.stderr
-    torch_first, everything = installed.index("torch=="), installed.index("-r scripts/requirements/current.txt")
+    torch_first, everything = installed.index("torch=="), installed.index("-r scripts/requirements.txt")
     assert torch_first < everything < installed.index("--no-deps fairseq-fixed==") < installed.index("-e .")
     done, installed = setup()
     assert done.stdout == "setup: .venv is up to date\n" and not installed
-    with (tmp_path / "scripts/requirements/current.txt").open("a") as file:
+    with (tmp_path / "scripts/requirements.txt").open("a") as file:
         file.write("another==1.0\n")
-    assert "-r scripts/requirements/current.txt" in setup()[1]
-    assert not (tmp_path / ".venv-volta").exists()
+    assert "-r scripts/requirements.txt" in setup()[1]
     done, installed = setup(version="3.9")  # refused aloud, and not replaced by another interpreter
     assert done.returncode == 2 and "3.9" in done.stderr and "3.11 or 3.12" in done.stderr and not installed
-    done, installed = setup("--stack", "volta", version="3.10")
-    assert done.returncode == 0 and "fairseq==0.12.2" in installed and (tmp_path / ".venv-volta").exists()
     done, installed = setup("--cuda", "cu126")
     assert "install -q --index-url https://download.pytorch.org/whl/cu126 torch==" in installed, done.stderr
     assert installed.index("uninstall -q -y torch") < installed.index("cu126")  # to pip, any build will do
@@ -329,7 +326,7 @@ def test_setup_installs_once_and_again_when_requirements_change(tmp_path):
     done, _ = setup("--cuda", "12.6")
     assert done.returncode == 2 and "such as cu126" in done.stderr
     done, _ = setup("--stack", "cuda9")
-    assert done.returncode == 2 and "valid: current, volta, train" in done.stderr
+    assert done.returncode == 2 and "valid: fairseq, train" in done.stderr
     done, installed = setup("--stack", "train", version="3.13")  # the newest of all, without fairseq and a compiler
     assert done.returncode == 0 and "--only-binary :all: " in installed and "-e .[train,dev]" in installed, done.stderr
     assert "fairseq" not in installed and not setup("--stack", "train", version="3.13")[1]

@@ -350,9 +350,7 @@ class Stack(nn.Module):
         self.final_norm = NORMS[config.part("norm")](config.width) if config.part("norm_order") == "pre" else None
 
     def compile(self, **options) -> None:
-        """`torch.compile` in place, for lengths that change with every batch. Raises ValueError for an old torch."""
-        if torch.__version__ < "2.6":  # they break the graph at each of its own functions, and fail at a bias by offset
-            raise ValueError(f"compile needs torch 2.6 or later, this is {torch.__version__}")
+        """`torch.compile` in place, for lengths that change with every batch."""
         super().compile(dynamic=True, **options)
 
     def reset_parameters(self) -> None:

@@ -204,7 +204,7 @@ class TupeModel(TupePreTrainedModel):
                 output_indices = row * length + (output_indices - first[row]) % length
         encoder = self.encoder
         encoder.checkpoint_activations = self.gradient_checkpointing
-        # PyTorch 2.4 exports no scale of it to ONNX, and later ones nothing of it where gradients are computed
+        # PyTorch exports nothing of it to ONNX where gradients are computed
         fused = self.config._attn_implementation == "sdpa" and not torch.onnx.is_in_onnx_export()
         dtype = encoder.precision()
         obstacle = Sdpa().refuses(encoder.positions, encoder.normaliser, input_ids.device, dtype)

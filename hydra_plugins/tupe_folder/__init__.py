@@ -15,7 +15,4 @@ def resolve(what):
     return str(find_spec("tupe").submodule_search_locations[0])
 
 
-if hasattr(OmegaConf, "register_new_resolver"):
-    OmegaConf.register_new_resolver("tupe", resolve, replace=True)
-else:  # omegaconf 2.0
-    OmegaConf.register_resolver("tupe", resolve)
+OmegaConf.register_new_resolver("tupe", resolve, replace=True)

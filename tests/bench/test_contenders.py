@@ -57,7 +57,6 @@ def test_contenders_are_alike(name, precision):
     times = contender.step(0)
     assert seen == {PRECISIONS[precision]}
     assert len(times) == 3 and min(times) > 0
-    # fairseq 0.12.2 holds a second copy of each weight for inference, which is not trained
     moved = [[p for a, p in zip(old, new.parameters(), strict=True) if not a.equal(p)]
              for old, new in zip(before, blocks, strict=True)]  # fmt: skip
     assert [sum(p.numel() for p in some) for some in moved] == [per_layer] * layers

@@ -77,7 +77,6 @@ def test_what_follows_from_times(monkeypatch):
     assert first["share_of_peak"] == pytest.approx(20 * flops_per_token(TINY, "tupe_r") / first["peak_flops"])
 
 
-@pytest.mark.skipif(torch.__version__ < "2.6", reason="compile needs torch 2.6")
 def test_what_is_to_be_compiled_is_compiled(monkeypatch):
     """Code that is first met inside a mode of dispatch never is."""
     original, frames = torch.nn.Module.compile, torch._dynamo.utils.counters["frames"]

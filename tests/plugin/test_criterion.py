@@ -82,11 +82,7 @@ def test_it_does_not_look_for_padding(monkeypatch):
     assert asked != []
 
 
-needs_newer_torch = pytest.mark.skipif(torch.__version__ < "2.6", reason="a compiled encoder needs it")
-
-
 @pytest.mark.slow
-@needs_newer_torch
 def test_compiled_encoder():
     batch = sample(0.3)
     loss, *_, gradients = run("masked_lm_chunked", batch, compile=True)
@@ -97,7 +93,6 @@ def test_compiled_encoder():
     assert model(compile=True).state_dict().keys() == model().state_dict().keys()
 
 
-@needs_newer_torch
 @pytest.mark.parametrize("position", ["untied+t5", "shaw", pytest.param("rope", marks=pytest.mark.slow)])
 @pytest.mark.thorough
 def test_compiled_code_is_three_graphs_at_most(position, monkeypatch):
@@ -116,12 +111,6 @@ def test_compiled_code_is_three_graphs_at_most(position, monkeypatch):
         compiled(tokens, **where)[0].backward()
     assert 1 <= torch._dynamo.utils.counters["stats"]["unique_graphs"] <= 3
     assert not torch._dynamo.utils.counters["graph_break"]
-
-
-def test_an_old_compiler_is_refused(monkeypatch):
-    monkeypatch.setattr(torch, "__version__", torch.torch_version.TorchVersion("2.4.1"))
-    with pytest.raises(ValueError, match="compile needs torch 2.6 or later, this is 2.4.1"):
-        model(compile=True)
 
 
 def gradients_of_one_process(rank, folder, options):
@@ -176,7 +165,6 @@ class OnGpu(torch.Tensor):
     """Tokens that the encoder counts as on a GPU, by an operation that waits."""
 
 
-@pytest.mark.skipif(torch.__version__ < "2.6", reason="makes no tensor of a class anew that it knows already")
 @pytest.mark.parametrize("name", ["masked_lm", "masked_lm_chunked", "masked_lm_next_sentence", "electra"])
 def test_the_page_lists_every_wait(name):
     rows = re.findall(r"^\| `(tupe/\S+:\d+)` \| .* \| `(\w+)` \|$", PAGE.read_text(), re.MULTILINE)

@@ -57,7 +57,6 @@ def test_the_other_optimizer_continues_a_run_in_half_precision(precision, data, 
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(torch.__version__ < "2.6", reason="a compiled encoder needs it")
 @pytest.mark.skipif(not shutil.which("g++"), reason="torch.compile needs a C++ compiler")
 @pytest.mark.parametrize("dropout, tolerance", [(0, 1e-3), (0.1, 0.5)])
 def test_compiled(data, dropout, tolerance, tmp_path):

@@ -149,7 +149,7 @@ def test_amp_unscales_gradients_once(kind, overflow, max_norm):
 
 
 def test_a_scaler_that_sets_grad_scale_to_none():
-    """... once gradients are unscaled, as that of torch 2.4 does, and deletes it after the step."""
+    """... once gradients are unscaled, as older ones of torch do, and deletes it after the step."""
     ours, theirs = parameters(), parameters()
     optimizers = build(FusedAdamW, ours), build(FairseqAdam, theirs)
     for optimizer, params in zip(optimizers, (ours, theirs), strict=True):

@@ -3,16 +3,12 @@
 import ast
 import inspect
 import pkgutil
-import threading
-import time
 from argparse import Namespace
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 from fairseq import utils
-from fairseq.data import data_utils
 from fairseq.models.ema.ema import EMA
 from helpers import PLUGIN, build, ended, fork
 
@@ -122,49 +118,6 @@ def test_the_mean_of_weights_along_training_copies_integers():
     torch.testing.assert_close(change, torch.full_like(change, -0.5))
     integers = {key for key, value in model.state_dict().items() if not value.is_floating_point()}
     assert integers and all(torch.equal(ema.get_model().state_dict()[key], model.state_dict()[key]) for key in integers)
-
-
-def test_threads_that_seed_numpy_draw_their_own_numbers():
-    def draw(seed, found):
-        for _ in range(5):
-            with data_utils.numpy_seed(seed, 1):
-                first = np.random.rand()
-                time.sleep(0.01)
-                found.append((first, np.random.rand()))
-
-    drawn = {seed: [] for seed in range(3)}
-    threads = [threading.Thread(target=draw, args=item) for item in drawn.items()]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    alone = {seed: [] for seed in drawn}
-    for item in alone.items():
-        draw(*item)
-    assert drawn == alone
-
-
-def test_a_fork_leaves_the_lock_behind():
-    held, free = threading.Event(), threading.Event()
-
-    def hold():
-        with data_utils.numpy_seed(1):
-            held.set()
-            free.wait()
-
-    def draw():
-        with data_utils.numpy_seed(2):
-            pass
-
-    threading.Thread(target=hold).start()
-    held.wait()
-    try:
-        child = fork(draw, "a child")
-        child.join(20)
-        assert child.exitcode == 0
-    finally:
-        child.kill()
-        free.set()
 
 
 def test_gradients_of_a_cpu_are_clipped_beside_a_gpu(monkeypatch):

@@ -45,9 +45,7 @@ def test_it_is_read(name, small, vocabulary, tmp_path):
 
 
 def test_the_numbers_are_those_of_the_same_model_in_fairseq(small, vocabulary, tmp_path):
-    """Blocks and masks too, but for fairseq 0.12.2, which draws others."""
-    from helpers import draws_as_here
-
+    """Blocks and masks too."""
     from tupe.checkpoints.convert import convert
 
     file, found = convert(small, "tupe", None, tmp_path / "file"), {}
@@ -61,9 +59,8 @@ def test_the_numbers_are_those_of_the_same_model_in_fairseq(small, vocabulary, t
         found[label] = json.loads((tmp_path / label / "m.json").read_text())
     assert found["folder"]["order"] == pytest.approx(found["file"]["order"], rel=1e-4)
     np.testing.assert_allclose(found["folder"]["cls"]["ratio"], found["file"]["cls"]["ratio"], rtol=1e-4)
-    if draws_as_here():
-        ours, theirs = (found[label]["loss"] for label in ("folder", "file"))
-        assert ours["tokens"] == theirs["tokens"] and ours["mean"] == pytest.approx(theirs["mean"], rel=1e-4)
+    ours, theirs = (found[label]["loss"] for label in ("folder", "file"))
+    assert ours["tokens"] == theirs["tokens"] and ours["mean"] == pytest.approx(theirs["mean"], rel=1e-4)
 
 
 def test_it_is_changed_and_converted_both_ways(small, vocabulary, tmp_path):

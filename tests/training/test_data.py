@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from helpers import draws_as_here, fairseq_task, split_documents, write_data
+from helpers import fairseq_task, split_documents, write_data
 
 from tupe.training import data as training_data
 from tupe.training.data import IGNORED, PAD, Batches, Blocks, MaskedBlocks, collate, held_out, loader, read_symbols
@@ -43,8 +43,6 @@ SHARES = [(0.1, 0.1), (0.0, 0.0), (0.3, 0.0), (0.0, 0.3)]
 
 @pytest.mark.parametrize("left, drawn", SHARES)
 def test_masks_are_those_of_the_fairseq_task(folder, left, drawn):
-    if not draws_as_here():
-        pytest.skip("fairseq 0.12.2 draws other masks")
     symbols, shares = read_symbols(folder), {"leave_unmasked_prob": left, "random_token_prob": drawn}
     theirs = fairseq_task(folder, **shares).datasets["train"]
     ours = MaskedBlocks(Blocks(folder / "train", LENGTH, symbols), symbols, seed=3, **shares)

@@ -6,7 +6,6 @@ import re
 import sys
 
 import pytest
-import torch
 from helpers import PLUGIN, ended, fork, free_port
 
 PAGE = PLUGIN.parent / "docs" / "engines.md"
@@ -56,9 +55,8 @@ def alone(scripts, data):
     return found
 
 
-newer = pytest.mark.skipif(torch.__version__ < "2.6", reason="FSDP2 is elsewhere in older versions, compile refused")
-fsdp = pytest.param(2, "fsdp", marks=[newer, pytest.mark.thorough])
-compiled = pytest.param(1, "compile", marks=[newer, pytest.mark.slow])
+fsdp = pytest.param(2, "fsdp", marks=pytest.mark.thorough)
+compiled = pytest.param(1, "compile", marks=pytest.mark.slow)
 
 
 @pytest.mark.parametrize("processes, how", [(1, "checkpoint"), (2, "ddp"), (4, "ddp"), fsdp, compiled])

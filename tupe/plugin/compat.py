@@ -1,8 +1,4 @@
-"""Everything that differs between the supported versions of torch, numpy and Hydra; imported before the rest.
-
-Two stacks are supported: Python 3.11/3.12 with current torch and Hydra 1.3, and Python 3.10 with torch 2.4,
-fairseq 0.12.2 and Hydra 1.0 (the time of the released code). No other file asks for a version.
-"""
+"""What fairseq, which is no longer developed, needs to run beside today's torch and Hydra; imported before the rest."""
 
 import argparse
 import codecs
@@ -25,15 +21,6 @@ with quiet_imports():
     importlib.import_module("fairseq.models")
 from fairseq.distributed.utils import _TensorPlaceholder
 
-
-def _version(module):
-    return tuple(int(part) for part in module.__version__.split(".")[:2])
-
-
-# Checkpoints are loaded without running code from them: the default since torch 2.6; earlier versions need this.
-if _version(torch) < (2, 6):
-    os.environ.setdefault("TORCH_FORCE_WEIGHTS_ONLY_LOAD", "1")
-
 # fairseq calls torch and Hydra by older names: nothing a user can change, and dozens of lines before every training.
 warnings.filterwarnings(
     "ignore",
@@ -42,7 +29,7 @@ warnings.filterwarnings(
 )
 
 # By default Hydra shortens the traceback of an error and ends the process, so that the run's record would not get the
-# error. (And Hydra 1.0 crashes on Python 3.10 while it does so.)
+# error.
 os.environ.setdefault("HYDRA_FULL_ERROR", "1")
 
 
@@ -65,9 +52,9 @@ def _allow_harmless_globals():
     the others when it has read a checkpoint: its configuration, and placeholders for the tensors."""
     scalar = np.float64(0).__reduce__()[0]  # numpy.core.multiarray.scalar; numpy._core... since numpy 2
     dtypes = {type(np.dtype(name)) for name in ("float64", "float32", "int64")}
-    allowed = [argparse.Namespace, np.dtype, scalar, *dtypes, codecs.encode]  # the last: how pickle writes bytes
-    if _version(torch) >= (2, 6):  # accepts (object, name) too, so that either numpy loads what the other one wrote
-        allowed += [(scalar, "numpy.core.multiarray.scalar"), (scalar, "numpy._core.multiarray.scalar")]
+    allowed = [argparse.Namespace, np.dtype, *dtypes, codecs.encode]  # the last: how pickle writes bytes
+    # By both names, so that either numpy loads what the other one wrote.
+    allowed += [(scalar, "numpy.core.multiarray.scalar"), (scalar, "numpy._core.multiarray.scalar")]
     allowed += [DictConfig, ListConfig, AnyNode, ContainerMetadata, Metadata, Any, dict, list, int, defaultdict]
     allowed += [_TensorPlaceholder]
     torch.serialization.add_safe_globals(allowed)

@@ -33,7 +33,7 @@ class FinetuneConfig(RecordedTaskConfig):
     )
     # Taken from other sections of the configuration; not options of their own.
     seed: int = II("common.seed")
-    batch_size: Optional[int] = II("dataset.batch_size")  # noqa: UP045  (omegaconf 2.0)
+    batch_size: Optional[int] = II("dataset.batch_size")  # noqa: UP045  (fairseq reads this spelling)
 
 
 class FinetuneTask(RecordedTask, FairseqTask):

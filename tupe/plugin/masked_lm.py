@@ -182,8 +182,7 @@ class TupeMaskedLMTask(RecordedTask, MaskedLMTask):
         pairs = SentencePairs(sentences, self.cfg.tokens_per_sample, self.cfg.seed, cuts)
         self._note_left_out(split, pairs.left_out, pairs.total)
 
-        more = ("mask_multiple_length", "mask_stdev", "skip_masking")  # the last one is not in fairseq 0.12.2
-        more = {name: getattr(self.cfg, name) for name in more if hasattr(self.cfg, name)}
+        more = {name: getattr(self.cfg, name) for name in ("mask_multiple_length", "mask_stdev", "skip_masking")}
 
         def masked(side, targets):
             return MaskTokensDataset(

@@ -133,7 +133,6 @@ def spell_names(cfg: DictConfig) -> None:
 def refuse_long_blocks(cfg: DictConfig, task: FairseqTask) -> None:
     """Raise ValueError if the task's blocks are longer than the model's positions: fairseq would skip every block that
     does not fit, which is nearly all."""
-    # older checkpoints' tasks lack it, and fairseq 0.12.2's default is None
     length = getattr(task.cfg, "tokens_per_sample", None) if isinstance(task, MaskedLMTask) else None
     if length is not None and length > cfg.max_positions:
         raise ValueError(f"sequences of {length} tokens: the model has {cfg.max_positions} positions")

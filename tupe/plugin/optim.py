@@ -142,15 +142,3 @@ def build_fp16_optimizer(
     if any(map(has_no_weight_decay, params)):
         cfg.common.fp16_no_flatten_grads = True
     return original(cls, cfg, params, **options)
-
-
-def build_fp32_params(
-    cls: type, args: DictConfig, params: list, flatten: bool = True, *, original: Callable
-) -> list | dict:
-    """As `FP16Optimizer.build_fp32_params`, which leaves the mark behind in fairseq 0.12."""
-    copies = original(cls, args, params, flatten)
-    if not flatten:
-        for parameter, copy in zip(params, copies, strict=True):
-            if has_no_weight_decay(parameter):
-                copy.optim_overrides = parameter.optim_overrides
-    return copies

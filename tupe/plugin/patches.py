@@ -5,11 +5,8 @@ are wrapped around each other, the last outermost. docs/dev/patches.md shows the
 """
 
 import inspect
-import os
 import pkgutil
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import wraps
 from typing import Any
@@ -72,18 +69,6 @@ class SetTorchSeed(utils.set_torch_seed):
             torch.default_generator.manual_seed(seed)
 
 
-SEEDED = threading.RLock()  # whose holder has seeded numpy's one generator
-os.register_at_fork(after_in_child=SEEDED._at_fork_reinit)  # the thread that held it is not in the child
-
-
-@contextmanager
-def numpy_seed(*args, original: Callable, **kwargs) -> Iterator[None]:
-    """Without data workers a thread reads batches ahead, while another one reads those of the validation. Both draw
-    masks from numpy's one generator in fairseq 0.12.2, as whichever seeded it last."""
-    with SEEDED, original(*args, **kwargs):
-        yield
-
-
 def without_empty_batches(trainer: Trainer, samples: list, *args, original: Callable, **kwargs) -> Any:
     """fairseq fills up a process that has fewer batches than others at the end of an epoch with empty ones: where one
     comes last, it counts the process's whole update as nothing, but for its gradients."""
@@ -124,8 +109,6 @@ PATCHES = [
           "every progress line tells the time left", OURS, BY_TUPE),
     Patch("fairseq.distributed.utils.all_gather_list", all_gather_list,
           "on CPUs it makes tensors for a GPU", UNFIXED),
-    Patch("fairseq.data.data_utils.numpy_seed", numpy_seed,
-          "two threads that draw masks at a time draw each other's", "fairseq 0.12.3"),
     Patch("fairseq.data.LRUCacheDataset.set_epoch", masked_lm.forget_masks,
           "blocks that a cache holds keep the masks of an earlier epoch", UNFIXED),
     Patch("fairseq.data.iterators.EpochBatchIterator.state_dict", resume.state_dict,
@@ -148,8 +131,6 @@ PATCHES = [
           "parameters that an encoding marks have no weight decay", OURS),
     Patch("fairseq.optim.FP16Optimizer.build_optimizer", optim.build_fp16_optimizer,
           "one vector of all parameters has one weight decay; and without a GPU, `--fp16` is refused", OURS),
-    Patch("fairseq.optim.FP16Optimizer.build_fp32_params", optim.build_fp32_params,
-          "copies in float32 lose the mark", "fairseq 0.12.3"),
     Patch("fairseq.optim.FairseqOptimizer.load_state_dict", optim.load_state_dict,
           "a checkpoint gives marked parameters the weight decay of all", OURS),
     *(Patch(f"fairseq.optim.{kind}.{function.__name__}", function,

@@ -122,7 +122,6 @@ def adopt_structure(
         chosen = {key: value for key, value in model_cfg.items() if key in TUNABLE}
         whole = model_cfg._get_parent()
         with open_dict(whole):
-            del whole["model"]  # omegaconf 2.0 lets no section change its type
             whole.model = {**chosen, **structure(saved), "_name": saved["_name"]}
         OmegaConf.set_struct(whole.model, True)
         model_cfg = whole.model

@@ -45,7 +45,7 @@ class RecordedTaskConfig(FairseqDataclass):
         metadata={"help": "end the run if its loss is this far above its lowest mean in 100 updates (bits or nats)"},
     )
     # Taken from another section of the configuration; not an option of its own.
-    finetune_from_model: Optional[str] = II("checkpoint.finetune_from_model")  # noqa: UP045  (omegaconf 2.0)
+    finetune_from_model: Optional[str] = II("checkpoint.finetune_from_model")  # noqa: UP045  (fairseq reads this spelling)
 
 
 class RecordedTask:

@@ -51,7 +51,7 @@ class ConstantCooldownConfig(FairseqDataclass):
     warmup_updates: int = field(default=0, metadata={"help": "updates with a rising learning rate"})
     cooldown_updates: int = field(default=0, metadata={"help": "last updates, with a rate that falls to 0; 0: none"})
     total_num_update: int = field(default=II("optimization.max_update"), metadata={"help": "number of all updates"})
-    lr: List[float] = II("optimization.lr")  # noqa: UP006  (omegaconf 2.0)
+    lr: List[float] = II("optimization.lr")  # noqa: UP006  (fairseq reads this spelling)
 
 
 @register_lr_scheduler("constant_cooldown", dataclass=ConstantCooldownConfig)

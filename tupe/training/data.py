@@ -1,8 +1,8 @@
 """Prepared text -> masked blocks in batches: those of fairseq's tasks, without fairseq.
 
-Blocks, their order and their batches are those of the first engine, and on fairseq's main branch the masks too (fairseq
-0.12.2 draws others). All of it follows from the seed, the epoch and the block: nothing depends on the number of data
-workers or processes, and nothing has to be stored to resume a run.
+Blocks, their order and their batches are those of the first engine, and the masks too. All of it follows from the seed,
+the epoch and the block: nothing depends on the number of data workers or processes, and nothing has to be stored to
+resume a run.
 
 B batch, L sequence length, V vocabulary, n masked tokens.
 """

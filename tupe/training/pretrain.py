@@ -84,14 +84,6 @@ def new_model(config: ModelConfig, types: int, seed: int, compiles: bool = False
     return model
 
 
-class Arguments(TrainingArguments):
-    @property
-    def device(self) -> torch.device:
-        """Of several processes on a CPU, accelerate says cpu:0, to which torch 2.4 maps no checkpoint."""
-        device = super().device
-        return torch.device("cpu") if device.type == "cpu" else device
-
-
 def arguments(recipe: Recipe, folder: Path, updates: int, gpus: int) -> TrainingArguments:
     """Trainer's. When it logs, validates and saves is up to `Course`."""
     reports = {"tensorboard": recipe["tensorboard_logdir"], "wandb": recipe["wandb_project"]}
@@ -111,7 +103,7 @@ def arguments(recipe: Recipe, folder: Path, updates: int, gpus: int) -> Training
     os.environ["ACCELERATE_USE_DEEPSPEED"] = str(deepspeed).lower()
     os.environ["ACCELERATE_MIXED_PRECISION"] = "no"  # which Trainer would take before the recipe's
     parts = {"version": 2, "transformer_layer_cls_to_wrap": [BLOCKS[recipe.model.block].__name__]}
-    args = Arguments(
+    args = TrainingArguments(
         **({"fsdp": True, "fsdp_config": parts} if sharded else {}),
         output_dir=str(folder), max_steps=updates, per_device_train_batch_size=recipe["batch_size"],
         gradient_accumulation_steps=recipe["update_freq"][0], learning_rate=recipe["lr"][0],
