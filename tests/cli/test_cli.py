@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from helpers import PLUGIN, ended, fork, print_into
 
 from reproduction.__main__ import main as reproduction
-from tupe.cli import COMMANDS, GROUPS, MOVED, main
+from tupe.cli import COMMANDS, GROUPS, main
 from tupe.cli.train import everyday
 from tupe.common.options import Command, ListOf, did_you_mean
 from tupe.common.record import BUSY
@@ -111,14 +111,6 @@ def test_every_command_explains_itself(words):
 def test_wrong_words_name_the_nearest(words, near):
     shown = tupe(*words.split())
     assert shown.exit_code == 2 and near in shown.stderr and len(shown.stderr.splitlines()) <= 5
-
-
-@pytest.mark.parametrize("name", MOVED)
-def test_commands_of_earlier_versions_say_where_they_went(name):
-    shown = tupe(name, "--help")
-    where = f"`python -m reproduction {name}`, from a clone of the repository"
-    assert (shown.exit_code, shown.stderr) == (2, f"tupe {name}: moved: {where}\n")
-    assert name in reproduction.commands
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from .. import __version__
-from ..common.options import Refusal, did_you_mean, needs, own_files, quiet_imports
+from ..common.options import did_you_mean, needs, own_files, quiet_imports
 
 GROUPS = {  # as `tupe --help` shows them: words of a command -> (module:click command, what it does)
     "Data": {
@@ -63,7 +63,6 @@ GROUPS = {  # as `tupe --help` shows them: words of a command -> (module:click c
     },
 }
 COMMANDS = {words: entry for group in GROUPS.values() for words, entry in group.items()}
-MOVED = ("evidence", "claims", "release")  # commands of earlier versions
 
 
 class Lazy(click.Group):
@@ -93,8 +92,6 @@ class Lazy(click.Group):
         return None
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple:
-        if args and not self.prefix and args[0] in MOVED:
-            raise Refusal(f"tupe {args[0]}: moved: `python -m reproduction {args[0]}`, from a clone of the repository")
         if args and args[0] not in self.list_commands(ctx):
             near = did_you_mean(args[0], self.list_commands(ctx))
             raise click.UsageError(f"unknown command {self.prefix + args[0]!r}{near}", ctx)
@@ -110,23 +107,15 @@ class Lazy(click.Group):
 
 
 class Tupe(Lazy):
-    def main(self, *args: Any, **options: Any) -> Any:
-        open_standard_streams()
-        return super().main(*args, **options)
-
-
-def open_standard_streams() -> None:
-    """Open those that are closed (`<&-`): else a file that a command opens would get the number of one, and what a
-    library prints would end up in it. All locales print UTF-8, and the names of files with their own bytes."""
-    while (number := os.open(os.devnull, os.O_RDWR)) < 3:
-        os.set_inheritable(number, True)
-    os.close(number)
-    for number, name in enumerate(("stdin", "stdout", "stderr")):
-        if getattr(sys, name) is None:
-            setattr(sys, name, os.fdopen(number, "w" if number else "r", closefd=False))
-    for stream, errors in ((sys.stdout, "surrogateescape"), (sys.stderr, "backslashreplace")):
-        if hasattr(stream, "reconfigure"):
-            stream.reconfigure(encoding="utf-8", errors=errors)
+    def main(self, args: list[str] | None = None, *more: Any, **options: Any) -> Any:
+        for stream in (sys.stdout, sys.stderr):  # whatever the locale
+            if hasattr(stream, "reconfigure"):
+                stream.reconfigure(encoding="utf-8", errors="backslashreplace")
+        for word in [*(sys.argv[1:] if args is None else args), os.getcwd()]:
+            if not word.isprintable() and any("\ud800" <= sign <= "\udfff" for sign in word):
+                click.echo(f"tupe: {word!r} is not UTF-8; rename the file or folder", err=True)
+                sys.exit(2)
+        return super().main(args, *more, **options)
 
 
 main = Tupe(

@@ -18,8 +18,7 @@ PROGRAM = (sys.executable, "-m", "tupe")
 
 def complete(command: Iterable) -> None:
     """Run a command to its end, and show nothing of it. Raises ValueError with its last line if it fails."""
-    as_printed = {"encoding": "utf-8", "errors": "surrogateescape"}  # by `tupe`, in any locale
-    done = subprocess.run([*map(str, command)], capture_output=True, **as_printed)
+    done = subprocess.run([*map(str, command)], capture_output=True, encoding="utf-8", errors="backslashreplace")
     if done.returncode:
         said = done.stderr.strip() or done.stdout.strip()
         raise ValueError(said.splitlines()[-1] if said else f"exit status {done.returncode}")

@@ -202,7 +202,7 @@ def check(job: Job) -> None:
 def start(job: Job, environment: dict) -> "subprocess.Popen | Fork":
     """Start a job in a process group of its own; what it prints is added to its log."""
     job.folder.mkdir(parents=True, exist_ok=True)
-    with job.log.open("a", encoding="utf-8", errors="surrogateescape") as log:
+    with job.log.open("a", encoding="utf-8") as log:
         log.write(f"$ {shlex.join(job.command)}\n")
         log.flush()
         if can_fork(job, environment):
