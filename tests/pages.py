@@ -12,9 +12,8 @@ COMMANDS = {"tupe": cli.main, "python -m reproduction": laboratory}
 NAMES = {program: {*group.list_commands(None)} for program, group in COMMANDS.items()}
 ROOT = PLUGIN.parent
 DOCS = sorted(path for folder in ("", "dev", "appendix") for path in (ROOT / "docs" / folder).glob("*.md"))
-GENERATED = {"commands.md", "api.md", "encodings.md"}  # by tests/commands.py, tests/api.py, tests/cards.py
 TOUR = ROOT / "docs" / "tour.ipynb"
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(page for page in DOCS if page.name != "commands.md")]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS]
 PROGRAM = re.compile(
     r"(?:^|[|;&(]|\bdo )\s*(?:\w+=\S+ +)*(tupe|python -m reproduction|bash|sbatch|fairseq-train|fairseq-hydra-train) "
     r"""((?:'[^']*'|"[^"]*"|[^|;&)'"])*)"""
@@ -53,27 +52,3 @@ def commands_of(page):
                 yield ("python -m reproduction", words[2:]) if ours else ("tupe", words[1:])
             elif program.startswith("fairseq-") or {*words[before(words) :][:1]} & NAMES.get(program, set()):
                 yield program, words
-
-
-def prose_of(page):
-    """Paragraphs and points of lists, without code, tables, headings, pictures and addresses."""
-    text = re.sub(r"^```.*?^```|<!--.*?-->|^---.*?^---", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
-    text = re.sub(r"^( {4,}|\||#|<|!\[).*$", "", text, flags=re.MULTILINE)
-    text = re.sub(r"\]\([^)]*\)", "]", text)
-    parts = re.split(r"\n\s*\n|\n\s*(?:[-*]|\d+\.) ", f"\n{text}")
-    return [" ".join(part.split()) for part in parts if part.strip()]
-
-
-def sentences_of(page):
-    """Lists of words. A colon or semicolon ends no sentence, and code is one word."""
-    for part in prose_of(page):
-        plain = re.sub(r"`[^`]*`", "code", part)
-        for sentence in re.split(r"(?<=[.!?])[\"*)_]* +(?=[\"*(\[_]*[A-Z0-9])", plain):
-            if words := [word for word in sentence.split() if re.search(r"\w", word)]:
-                yield words
-
-
-def words_of(page):
-    """How many words a reader meets: prose, tables and commands, without addresses and marks of tables."""
-    text = re.sub(r"<!--.*?-->|\]\([^)]*\)|<[^>]*>", " ", page.read_text(), flags=re.DOTALL)
-    return len([word for word in text.split() if re.search(r"\w", word)])

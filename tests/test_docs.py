@@ -10,12 +10,11 @@ import shlex
 import subprocess
 from urllib.parse import unquote
 
-import api
 import click
 import pytest
 import torch
 from helpers import CONFIGS
-from pages import COMMANDS, DOCS, GENERATED, PAGES, ROOT, TOUR, code_of, commands_of, sentences_of, words_of
+from pages import COMMANDS, DOCS, PAGES, ROOT, TOUR, code_of, commands_of
 from test_house import run
 
 from tupe import __version__, cli, positions, schemes_bias
@@ -99,44 +98,15 @@ def test_files_that_a_page_names_exist(page):
         file = (page.parent / target).resolve() if target else page
         assert file.exists(), target
         assert (ROOT / "docs" in file.parents) >= (ROOT / "docs" in page.parents), f"{target} is no page of the site"
-        assert not anchor or anchor in headings(file), f"{target}#{anchor}"
+        if anchor and not re.search(r"^(:::|<!-- the) ", file.read_text(), re.MULTILINE):  # else made with the site
+            assert anchor in headings(file), f"{target}#{anchor}"
     folders = "tupe|scripts|configs|tests|hydra_plugins"
     for name in re.findall(rf"(?<![\w/.$])(?:{folders})/[\w./*-]*[\w*/]", "\n".join(code_of(page))):
         assert any(ROOT.glob(name.rstrip("/"))), name
 
 
-WRITTEN = [page for page in PAGES if page.name not in GENERATED and "report" not in page.name]
-LIMITS = {  # words of a page that has more than 1,200
-    "measurements.md": 3400, "schemes.md": 1800, "protocol.md": 2100, "CONTRIBUTING.md": 1800, "other-results.md": 1500,
-    "text.md": 1600, "second-protocol.md": 1800, "engines.md": 1300,
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("page", WRITTEN, ids=lambda page: page.stem)
-def test_a_page_is_short(page):
-    """In words, not in lines: these made pages grow sideways."""
-    assert words_of(page) <= LIMITS.get(page.name, 1200)
-
-
-NAMED = re.findall(r": (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
-NAVIGATION = [ROOT / "docs" / name for name in NAMED if name not in GENERATED]
-
-
-@pytest.mark.parametrize("page", [*PAGES[:2], *NAVIGATION], ids=lambda page: page.stem)
-def test_sentences_are_short(page):
-    """At most 25 words, on average; of the appendix, too."""
-    lengths = [len(sentence) for sentence in sentences_of(page)]
-    assert sum(lengths) <= 25 * len(lengths)
-
-
-@pytest.mark.parametrize("page", WRITTEN, ids=lambda page: page.stem)
-def test_lines_of_prose_fit_a_window(page):
-    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
-    assert [line for line in text.splitlines() if len(line) > 200 and not re.match(r"[|<]|!\[| {4}", line)] == []
-
-
 def test_the_pages_stay_small():
-    """Generated pages and vector graphics of old sweeps are not kept."""
+    """Vector graphics of old sweeps are not kept."""
     files = [path for path in (ROOT / "docs").rglob("*") if path.is_file()]
     evidence = {path for path in files if "evidence" in path.relative_to(ROOT).parts}
     for part in evidence, set(files) - evidence:
@@ -181,11 +151,9 @@ def test_the_version_has_one_place():
     assert not [name for name in ("pyproject.toml", "CITATION.cff") if f'"{__version__}"' in (ROOT / name).read_text()]
 
 
-def test_the_interface_is_that_of_the_code():
-    """docs/api.md is what `python tests/api.py` prints, of every name in `__all__` and no others."""
-    assert api.page() == (ROOT / "docs" / "api.md").read_text(), "python tests/api.py > docs/api.md"
-    for name in api.MODULES:
-        module = importlib.import_module(f"tupe.{name}")
+def test_public_names_exist():
+    for page in re.findall(r"^::: (tupe\.\w+)$", (ROOT / "docs" / "api.md").read_text(), re.MULTILINE):
+        module = importlib.import_module(page)
         assert all(hasattr(module, public) for public in module.__all__)
 
 

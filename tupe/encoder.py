@@ -638,7 +638,7 @@ class ClassificationHead(nn.Module):
         self.out_proj = nn.Linear(inner, classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The features of [CLS] [B, C] -> [B, classes]."""
+        """Features [B, C] of the first token -> logits [B, classes]."""
         x = torch.tanh(self.dense(x.to(getattr(self.dense.weight, "dtype", x.dtype))))  # of int8, weight is a method
         return self.out_proj(self.dropout(x))
 

@@ -2,10 +2,9 @@
 
 import re
 
-import cards
 import pytest
 from click.testing import CliRunner
-from helpers import CONFIGS, PLUGIN
+from helpers import CONFIGS
 from omegaconf import OmegaConf
 
 from tupe.cli import catalogue
@@ -21,9 +20,8 @@ def rows(command, *words):
     return shown.output, table[2:]
 
 
-def test_table_of_schemes_in_docs_is_what_the_command_prints():
-    printed, table = rows(catalogue.list_schemes)
-    assert printed in (PLUGIN.parent / "docs" / "schemes.md").read_text()
+def test_the_table_of_schemes_is_that_of_the_registry():
+    _, table = rows(catalogue.list_schemes)
     assert [row[0] for row in table] == [f"`{name}`" for name in SCHEMES]
     for name, row in zip(SCHEMES, table, strict=True):
         assert (row[-3] == "none") == (name == "nopos")
@@ -38,12 +36,6 @@ def test_a_card_says_what_the_class_says():
     assert " ".join(SCHEMES["rope"].__doc__.split()) in " ".join(printed.split())
     refused = CliRunner().invoke(catalogue.list_schemes, ["rop"])
     assert refused.exit_code == 2 and "unknown position scheme 'rop' in 'rop'; valid" in refused.output
-
-
-def test_the_page_of_cards_is_up_to_date():
-    page = PLUGIN.parent / "docs" / "encodings.md"
-    assert cards.page() == page.read_text(), "python tests/cards.py > docs/encodings.md"
-    assert sorted(re.findall("^### (.*)$", cards.page(), re.MULTILINE)) == sorted(SCHEMES)  # no family is left out
 
 
 @pytest.mark.parametrize("size, width", [("base", 768), ("tiny", 128)])

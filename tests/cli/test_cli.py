@@ -6,7 +6,6 @@ import sys
 from contextlib import suppress
 
 import click
-import commands
 import pytest
 from click.testing import CliRunner
 from helpers import PLUGIN, ended, fork, print_into
@@ -83,13 +82,6 @@ def test_help_of_training_names_what_everybody_needs_with_the_values_of_recipes(
     page = tupe("pretrain", "--help").output
     assert all(f"\n  {name}  " in page for name in rows) and "Any other option of fairseq-train" in page
     assert [len(everyday(recipe)) for recipe in ("continue", "finetune")] == [6, 6]
-
-
-def test_the_page_of_commands_is_what_the_command_prints():
-    pytest.importorskip("fairseq")  # which some commands need
-    assert commands.page() == (PLUGIN.parent / "docs" / "commands.md").read_text(), (
-        "tests/commands.py > docs/commands.md"
-    )
 
 
 def test_every_command_is_a_sentence():

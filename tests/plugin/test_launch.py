@@ -25,7 +25,6 @@ from tupe.plugin.launch import (
     training_options,
     words_of,
 )
-from tupe.schemes import SCHEMES
 
 ARCHITECTURES = {**architectures.ARCHITECTURES, **ELECTRA}
 PAPER = {  # the recipe as the paper states it
@@ -439,13 +438,6 @@ def test_model_group_has_every_architecture():
         assert path.read_text().startswith("# @package model\n"), path
         known = {path.stem, "bert_a", "gau", "modernbert"}  # the last: of presets, with other options
         assert OmegaConf.load(path)._name in known
-
-
-def test_every_scheme_has_a_preset():
-    presets = [OmegaConf.load(path) for path in (CONFIGS / "model").glob("*.yaml")]
-    named = [position for position, _ in ARCHITECTURES.values()] + [preset.get("position") or "" for preset in presets]
-    named += [options["position"] for options in architectures.OTHER_BLOCKS.values()]
-    assert set(SCHEMES) <= {part.partition(":")[0] for part in "+".join(named).split("+")}
 
 
 def test_presets_of_wang_et_al():

@@ -94,12 +94,6 @@ def test_only_the_table_replaces_anything():
     assert len(files) > 80 and [(path, line) for path in files for line in replaced_in(path)] == []
 
 
-def test_the_page_shows_the_table():
-    """docs/dev/patches.md has what `python -c "from tupe.plugin.patches import table; print(table())"` prints."""
-    page = (PLUGIN.parent / "docs/dev/patches.md").read_text()
-    assert page.partition(patches.BEGIN)[2].partition(patches.END)[0].strip() == patches.table().strip()
-
-
 @pytest.mark.parametrize("samples, kept", [([1, {}], [1]), ([1, 2], [1, 2]), ([{}, {}], [{}]), ([None], [None])])
 def test_empty_batches_are_left_out_unless_there_is_no_other(samples, kept):
     seen = []

@@ -91,8 +91,7 @@ def list_schemes(names):
 
     farther: sequences with more positions than in training are refused; or every larger distance counts as the one
     named (which training must have included); or a formula continues to any distance. Parameters are those at
-    BERT-Base size with 512 positions. The table in docs/schemes.md is this command's output, docs/encodings.md holds
-    what it prints of every name.
+    BERT-Base size with 512 positions.
     """
     if names:
         click.echo("\n".join(card(part.name) for name in names for part in parse(name)), nl=False)

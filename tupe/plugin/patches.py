@@ -1,7 +1,7 @@
 """Every attribute of fairseq that is replaced: one table, and the only place that replaces any.
 
 A replacement with a parameter `original` gets what it replaces, and does a little more. Several rows of one attribute
-are wrapped around each other, the last outermost. docs/dev/patches.md shows the table (`table`).
+are wrapped around each other, the last outermost. The site shows the table (`table`).
 """
 
 import inspect
@@ -21,7 +21,6 @@ from fairseq.trainer import Trainer
 from ..common.tables import TextTable
 from . import criterion, masked_lm, optim, resume, saving, scale, stop, watch
 
-BEGIN, END = "<!-- written by tupe.plugin.patches.table(), not by hand -->", "<!-- end of the table -->"
 ON_IMPORT, BY_TUPE = "always", "`tupe` only"
 UNFIXED = "not fixed in fairseq 0.12.3.1"  # the newest there is
 OURS = "for good: no fault, a feature of `tupe`"
@@ -147,6 +146,6 @@ def apply(when: str) -> None:
 
 
 def table() -> str:
-    """The list in docs/dev/patches.md."""
+    """The table of docs/dev/patches.md on the site."""
     rows = [[f"`{patch.attribute}`", patch.when, patch.reason, patch.until] for patch in PATCHES]
     return TextTable.plain(["attribute", "replaced", "because", "needed until"], rows, align="llll").markdown()
