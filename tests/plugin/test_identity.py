@@ -140,12 +140,14 @@ def test_a_checkpoint_of_another_model_is_refused_with_the_reason(place, data, b
 def test_what_may_change_is_noted(data, begun):
     first = read(begun)
     words = ["--max-update=5", "--total-num-update=5", "--num-workers=1", "--save-interval-updates=1"]
-    assert len(train(pretrain_arguments(data, begun, *words, "--validate-interval-updates=1"))) == 1
+    words += ["--validate-interval-updates=1", "--update-epoch-batch-itr=True"]
+    assert len(train(pretrain_arguments(data, begun, *words))) == 1
     run = read(begun)
     (change,) = run.changes
     assert change.pop("command", 1) and change == {
         "num_updates": 4, "budget": [{"max_update": 4}, {"max_update": 5}], "dataset.num_workers": [0, None],
         "checkpoint.save_interval_updates": [10000, 1], "dataset.validate_interval_updates": [10000, 1],
+        "dataset.update_epoch_batch_itr": [None, True],
     }  # fmt: skip
     assert run.started_at == first.started_at and run.config["model.max_positions"] == 24 and run.state == "finished"
 

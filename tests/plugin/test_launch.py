@@ -93,7 +93,6 @@ def test_recipe_is_the_papers():
     args = parse(recipe())
     assert {key: getattr(args, key) for key in PAPER} == PAPER
     assert args.batch_size * args.update_freq[0] == 256
-    assert str(args.update_epoch_batch_itr) == "True"  # see test_masks_differ_between_epochs_with_workers
     kept = range(0, 1_000_001, args.keep_interval_updates_pattern)
     assert all(updates in kept and updates % args.save_interval_updates == 0 for updates in (100e3, 300e3, 600e3, 1e6))
 
@@ -135,7 +134,7 @@ def test_electra_and_large_are_the_papers():
     model = electra.ElectraConfig()
     assert (model.generator_fraction, model.dropout, model.attention_dropout) == (3, 0.1, 0.1)
     for args, updates in ((large, 300_000), (electra_args, 600_000)):  # Tables 3 and 4
-        assert args.batch_size * args.update_freq[0] == 256 and str(args.update_epoch_batch_itr) == "True"
+        assert args.batch_size * args.update_freq[0] == 256
         for kept in (updates, 1_000_000):
             assert kept % args.keep_interval_updates_pattern == 0 and kept % args.save_interval_updates == 0
 
@@ -211,7 +210,7 @@ HANDED = [
     ("pretrain", ["model.dropout=0", "+model.position=rope", "model.cls=tied"], ["--lr", "0.5", "--autocast=bf16"]),
     ("pretrain", [], ["--optimizer=adamw_fused", "--criterion=masked_lm_chunked", "--lr=[1,2]", "--update-freq=2,1"]),
     ("pretrain", [], ["--max-tokens=100", "--adam-betas=(0.9,0.98)", "--no-epoch-checkpoints", "--store-ema"]),
-    ("pretrain", ["~dataset.update_epoch_batch_itr", "dataset.grouped_shuffling=true"], ["--save-dir=x y'z"]),
+    ("pretrain", ["~dataset.required_batch_size_multiple", "dataset.grouped_shuffling=true"], ["--save-dir=x y'z"]),
     ("pretrain", ["common.memory_efficient_fp16=true"], ["--data-buffer-size=3", "--bpe=gpt2", "--user-dir=tupe"]),
     *(("pretrain", [f"model={m}"], []) for m in SOME_MODELS),
 ]

@@ -48,9 +48,9 @@ MAY_CHANGE = (
     "common.no_progress_bar", "common.tensorboard_logdir", "common.wandb_project", "common.azureml_logging",
     "common.aim_*", "common.profile", "common.reset_logging", "common.suppress_crashes",
     # where it runs; `optimization.update_freq` is compared times the number of processes
-    "distributed_training.distributed_world_size", "dataset.num_workers", "dataset.data_buffer_size", "common.cpu",
-    "common.empty_cache_freq", "common.all_gather_list_size", "common.use_plasma_view", "common.plasma_path",
-    "model.attention", "model.compile", "model.checkpoint_activations",
+    "distributed_training.distributed_world_size", "dataset.num_workers", "dataset.data_buffer_size",
+    "dataset.update_epoch_batch_itr", "common.cpu", "common.empty_cache_freq", "common.all_gather_list_size",
+    "common.use_plasma_view", "common.plasma_path", "model.attention", "model.compile", "model.checkpoint_activations",
     # asked for in so many words: the data from epoch 1 again
     "checkpoint.reset_dataloader", "checkpoint.reset_meters",
 )  # fmt: skip

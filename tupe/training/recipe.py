@@ -34,7 +34,7 @@ COMMON_PARTS = {
 }  # fmt: skip
 ALWAYS_SO = {  # in the recipes for fairseq's sake: this engine knows no other way, or has no use for them
     "common.user_dir", "common.log_format", "common.fp16_init_scale", "common.fp16_scale_window",
-    "common.threshold_loss_scale", "dataset.required_batch_size_multiple", "dataset.update_epoch_batch_itr",
+    "common.threshold_loss_scale", "dataset.required_batch_size_multiple",
     "dataset.skip_invalid_size_inputs_valid_test", "distributed_training.find_unused_parameters",
     "checkpoint.no_epoch_checkpoints", "checkpoint.best_checkpoint_metric",
     "checkpoint.maximize_best_checkpoint_metric", "task.data",
