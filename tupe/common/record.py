@@ -225,15 +225,42 @@ def begun(folder: str | Path) -> Record | None:
     return record if record and record.started_at else None
 
 
-def another(folder: str | Path, differences: dict, defaults: dict | None = None) -> str:
-    """What to say of a folder that holds another run. differences: see `Record`; defaults: {name: default}."""
+BATCH = {"dataset.batch_size", "optimization.update_freq"}  # the second times the number of processes
+BY_FLAGS = "--batch-size {} --update-freq {}"
+
+
+def another(
+    folder: str | Path, differences: dict, defaults: dict | None = None, processes: int = 1, typed: str | None = None
+) -> str:  # fmt: skip
+    """What to say of a folder that holds another run. differences: see `Record`; defaults: {name: default}. processes:
+    of the run here; typed: how it is told the size of its batches and the number of its steps, if not as `tupe` is."""
+
+    def filled(name, value):
+        return (defaults or {}).get(name) if value is None else value
 
     def said(name, value):
-        value = (defaults or {}).get(name) if value is None else value
+        value = filled(name, value)
         return "none" if value in ("", None) else value
 
+    if differences.keys() == BATCH:
+        sizes, steps = ([filled(name, value) for value in differences[name]] for name in sorted(BATCH))
+        if all(sizes) and [len(each) for each in steps] == [1, 1] and sizes[0] * steps[0][0] == sizes[1] * steps[1][0]:
+            return _split_otherwise(folder, sizes, [each[0] for each in steps], processes, typed)
     parts = [f"{name} {said(name, old)} there, {said(name, new)} here" for name, (old, new) in differences.items()]
     return f"{folder} holds another run ({'; '.join(parts)}); choose another folder or remove it"
+
+
+def _split_otherwise(folder, sizes, batches, processes, typed):
+    """What to say of a run with as many sequences in an update, but other batches, which are what is shuffled. sizes,
+    batches: (there, here)."""
+    begun = f"{folder} holds a run with {batches[0]} batches of {sizes[0]} sequences in an update, here {batches[1]} of"
+    if batches[0] % processes:
+        valid = ", ".join(str(n) for n in range(1, batches[0] + 1) if batches[0] % n == 0)
+        return f"{begun} {sizes[1]}; {processes} processes cannot go on with it; valid: {valid}"
+    if typed is None:
+        by_step = any(word.partition("=")[0] == "--update-freq" for word in sys.argv)
+        typed = BY_FLAGS if by_step else "--micro-batch-size {}"
+    return f"{begun} {sizes[1]}; to go on with it: {typed.format(sizes[0], batches[0] // processes)}"
 
 
 def updates_of(folder: str | Path) -> int:
