@@ -382,7 +382,9 @@ def test_a_folder_belongs_to_one_run(data, whole, tmp_path):
     other = write_data(tmp_path / "other", seed=7)
     assert "holds another run (lr 0.01 there, 0.02 here)" in refused(data, whole, "--lr=0.02")
     assert "data " in refused(other, whole) and "seed 1 there, 2 here" in refused(data, whole, "--seed=2")
-    assert "dataset.batch_size 4 there, 2 here" in refused(data, whole, "--micro-batch-size=2")
+    assert "1 x 4 sequences in an update, here of 2 x 2; to go on with it: --micro-batch-size 4" in refused(
+        data, whole, "--micro-batch-size=2"
+    )
     assert (whole / "record.json").read_text() == before
 
 

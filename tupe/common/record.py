@@ -253,14 +253,15 @@ def another(
 def _split_otherwise(folder, sizes, batches, processes, typed):
     """What to say of a run with as many sequences in an update, but other batches, which are what is shuffled. sizes,
     batches: (there, here)."""
-    begun = f"{folder} holds a run with {batches[0]} batches of {sizes[0]} sequences in an update, here {batches[1]} of"
+    there, here = (f"{count} x {size}" for count, size in zip(batches, sizes, strict=True))
+    begun = f"{folder} holds a run with batches of {there} sequences in an update, here of {here}"
     if batches[0] % processes:
         valid = ", ".join(str(n) for n in range(1, batches[0] + 1) if batches[0] % n == 0)
-        return f"{begun} {sizes[1]}; {processes} processes cannot go on with it; valid: {valid}"
+        return f"{begun}; to go on with it: a number of processes of {valid}, not {processes}"
     if typed is None:
         by_step = any(word.partition("=")[0] == "--update-freq" for word in sys.argv)
         typed = BY_FLAGS if by_step else "--micro-batch-size {}"
-    return f"{begun} {sizes[1]}; to go on with it: {typed.format(sizes[0], batches[0] // processes)}"
+    return f"{begun}; to go on with it: {typed.format(sizes[0], batches[0] // processes)}"
 
 
 def updates_of(folder: str | Path) -> int:

@@ -311,9 +311,11 @@ def compare(run: ActiveRun) -> None:
         record.config.setdefault(RESTORE, earlier.config[RESTORE])
     if earlier and (differences := record.differences(earlier)):
         defaults = {name: default for name, (_, default) in settings(run.config).items()}
-        processes = distributed_utils.get_global_world_size()
+        processes, data = distributed_utils.get_global_world_size(), run.config.dataset
         typed = None if _recorded else records.BY_FLAGS  # `tupe`, or fairseq-train
-        typed = "dataset.batch_size={} optimization.update_freq=[{}]" if under_hydra(run.config) else typed
+        if under_hydra(run.config):
+            typed = "dataset.batch_size={} optimization.update_freq=[{}]"
+            typed += f" dataset.batch_size_valid={data.batch_size_valid}" if data.max_valid_steps else ""
         raise Refused(records.another(run.folder, differences, defaults, processes, typed))
     if goes_on and record.config[RESTORE] == str(Path(options.restore_file).resolve()):  # what the start was told
         options.restore_file, options.reset_optimizer, options.reset_lr_scheduler = LAST, False, False
