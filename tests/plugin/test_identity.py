@@ -15,6 +15,7 @@ from helpers import (
     fork_tupe,
     load,
     pretrain_arguments,
+    print_into,
     train,
     train_recipe,
     write_data,
@@ -280,12 +281,13 @@ def test_batches_are_counted_over_all_processes(data, tmp_path, monkeypatch):
     assert "distributed_training.distributed_world_size" in differ and config["optimization.update_freq"] == [4]
 
 
-def test_a_run_in_other_batches_is_told_what_to_type(data, begun, capfd):
+def test_a_run_in_other_batches_is_told_what_to_type(data, begun):
     """With as many sequences in an update, as on another number of processes."""
     log, flags = begun / "log", ["--batch-size=2", "--update-freq=2"]
     said = f"{begun} holds a run with batches of 1 x 4 sequences in an update, here of 2 x 2; to go on with it: "
-    assert ended(fork(cli_main, "fairseq-train", *pretrain_arguments(data, begun, *LONGER, *flags))) == 2
-    assert f"{said}--batch-size 4 --update-freq 1\n" in capfd.readouterr().err
+    words = pretrain_arguments(data, begun, *LONGER, *flags)
+    assert ended(fork(lambda: (print_into(log), cli_main()), "fairseq-train", *words)) == 2
+    assert f"{said}--batch-size 4 --update-freq 1\n" in log.read_text()
     tupe = ["pretrain", f"--data={data}", f"--output={begun}", "--gpus=0", "--arch=tupe_r_tiny", "--allocator=none"]
     tupe += ["--tokens-per-sample=24", "--lr=[0.01]", "--warmup-updates=2", "--num-workers=0", "--max-update=5"]
     assert ended(fork_tupe(*tupe, *flags, log=log)) == 2

@@ -131,7 +131,7 @@ def _is_ours(checkpoint):
     return (checkpoint / SUMS).is_file() or config.is_file() and read_config(config).get("model_type") == "tupe"
 
 
-def differences(record: Record, folder: Path, defaults: dict, processes: int) -> Record | None:
+def differences(record: Record, folder: Path, defaults: dict, processes: int = 1) -> Record | None:
     """The record of the run that a folder holds, if it has begun. Raises ValueError if it is another run, or of another
     program."""
     earlier = records.begun(folder)
