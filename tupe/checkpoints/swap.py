@@ -66,7 +66,7 @@ def swap_position(
     new = {k: v for k, v in model.state_dict().items() if is_position(k) or (k == SEGMENTS and k not in kept)}
     old = {k: v for k, v in state["model"].items() if keep and k in new and k != SETTINGS and v.shape == new[k].shape}
     model.load_state_dict({**kept, **new, **old})
-    cfg["model"].update(position=model.encoder.positions.name, _name=config._name)
+    cfg["model"].update(position=model.encoder.positions.name, _name=model.cfg._name)
     return new_checkpoint(cfg, model.state_dict(), state.get("task_state"))
 
 

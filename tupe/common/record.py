@@ -229,6 +229,8 @@ def another(folder: str | Path, differences: dict, defaults: dict | None = None)
     """What to say of a folder that holds another run. differences: see `Record`; defaults: {name: default}."""
 
     def said(name, value):
+        if value is None and name.startswith("model.") and "architecture" in differences:
+            return "the architecture's"  # `defaults` are those of the one here
         value = (defaults or {}).get(name) if value is None else value
         return "none" if value in ("", None) else value
 
