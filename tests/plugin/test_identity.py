@@ -45,6 +45,20 @@ def begun(four, tmp_path):
     return shutil.copytree(four, tmp_path / "run", ignore=shutil.ignore_patterns("lock"))
 
 
+def test_a_run_with_another_position_is_called_what_it_is(data, tmp_path):
+    """ALiBi in TUPE-R is BERT with ALiBi: in the record, in the checkpoint, and when it is resumed."""
+    train(pretrain_arguments(data, tmp_path, *OPTIONS, "--position=alibi"))
+    run, model = read(tmp_path), load(tmp_path / "checkpoint_last.pt")["cfg"]["model"]
+    assert (run.architecture, run.variant) == ("bert_a_tiny", "position alibi")
+    assert (model["_name"], model["position"], model["cls"]) == ("bert_a_tiny", "alibi", "tied")
+    assert "model.cls" not in run.config
+    train(pretrain_arguments(data, tmp_path, *LONGER, "--position=alibi"))
+    train(pretrain_arguments(data, tmp_path, *LONGER, "--position=alibi", arch="bert_a_tiny"))  # the same run
+    assert read(tmp_path).budget == {"max_update": 5}
+    with pytest.raises(ValueError, match="architecture bert_a_tiny there, tupe_r_tiny here"):
+        train(pretrain_arguments(data, tmp_path, *LONGER, "--position=alibi", "--cls=untied"))
+
+
 def other_text(data, folder):
     """Data with the same dictionary."""
     write_data(folder, seed=1)
@@ -67,7 +81,7 @@ OTHERS = [  # what is set, several at a time, and what is said of each
     },
     {
         "--optimizer=adamw_fused": "optimizer._name adam there, adamw_fused here",
-        "--position=t5": "model.position t5+untied there, t5 here",
+        "--position=t5": "model.position the architecture's there, t5 here",
         "--ddp-comm-hook=fp16": "distributed_training.ddp_comm_hook none there, fp16 here",
     },
     {

@@ -25,6 +25,7 @@ from tupe.plugin.launch import (
     training_options,
     words_of,
 )
+from tupe.plugin.model import core_config, spell_names
 from tupe.schemes import SCHEMES
 
 ARCHITECTURES = {**architectures.ARCHITECTURES, **ELECTRA}
@@ -361,10 +362,29 @@ def test_both_launchers_build_the_named_architecture(arch, size):
     models = [OmegaConf.to_container(config, resolve=True, enum_to_str=True)["model"] for config in (hydra, shell)]
     assert models[0] == models[1]
     wanted = {
-        "_name": name, "position": position, "cls": cls, "encoder_layers": layers, "encoder_embed_dim": width,
+        "_name": name, "position": position, "encoder_layers": layers, "encoder_embed_dim": width,
         "encoder_attention_heads": heads, "encoder_ffn_embed_dim": ffn,
     }  # fmt: skip
     assert {key: models[0][key] for key in wanted} == wanted
+    assert core_config(hydra.model).cls == core_config(shell.model).cls == cls
+
+
+@pytest.mark.parametrize(
+    "words, becomes",
+    [
+        (["position=rope"], ("bert_a", "rope", "tied")),
+        (["position=alibi", "cls=untied"], ("tupe_r", "alibi", "untied")),
+        (["position=t5+untied:norm:False"], ("tupe_r", "untied:norm:False+t5", "untied")),
+    ],
+)
+def test_both_launchers_replace_the_architectures_position(words, becomes):
+    from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+
+    hydra = hydra_config("pretrain", ["model=tupe_r", "task.data=DATA", *(f"+model.{word}" for word in words)])
+    options = ["DATA", "--task=masked_lm", "--arch=tupe_r", "--batch-size=1", *(f"--{word}" for word in words)]
+    for config in (hydra, convert_namespace_to_omegaconf(parse(options))):
+        spell_names(config.model)
+        assert (config.model._name, config.model.position, str(config.model.cls)) == becomes
 
 
 @pytest.mark.parametrize("size", [pytest.param(s, marks=[] if s == "mini" else pytest.mark.slow) for s in SIZES])

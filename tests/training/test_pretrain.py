@@ -699,6 +699,34 @@ def test_batches_mean_the_same_to_both_engines(recipe, words, processes, data):
     assert ours["dataset.batch_size_valid"] * ours["dataset.max_valid_steps"] == held_out * processes * 5
 
 
+@pytest.mark.parametrize(
+    "overrides, options, model",
+    [
+        ([], ["--position=rope"], ("bert_a", "rope", "tied", "position rope")),
+        (["model.position=alibi"], ["--arch=tupe_a_mini"], ("bert_a_mini", "alibi", "tied", "position alibi")),
+        ([], ["--position=absolute+t5"], ("bert_r", "absolute+t5", "tied", "")),
+        ([], ["--position=untied"], ("tupe_r", "untied", "untied", "position untied")),
+        ([], ["--position=alibi", "--cls=untied"], ("tupe_r", "alibi", "untied", "position alibi")),
+        ([], ["--position=untied+t5", "--arch=bert_a"], ("bert_a", "untied+t5", "tied", "position untied+t5")),
+        (["model=clipped"], ["--position=rope"], ("bert_a", "rope", "tied", "position rope")),
+        (["model=clipped"], ["--position=untied"], ("bert_a", "untied", "untied", "cls untied, position untied")),
+    ],
+)
+def test_a_position_replaces_the_architectures_alike_in_both_engines(overrides, options, model, data):
+    pytest.importorskip("fairseq")
+    from tupe.plugin import launch
+    from tupe.plugin.model import spell_names
+    from tupe.plugin.pretrained import variant
+
+    values, _ = launch.training_options("pretrain", overrides, [str(data), *options], 1, True, True)
+    theirs = launch.configuration(values).model
+    spell_names(theirs)
+    assert (theirs._name, theirs.position, str(theirs.cls), variant(theirs)) == model
+    ours = read_recipe("pretrain", overrides, options)
+    assert (ours.architecture, ours.model.position, ours.model.cls, ours.variant) == model
+    assert ours.values["model.cls"] == ours.model.cls and ("model.cls" in ours.changed()) == ("cls" in model[3])
+
+
 def test_a_reference_is_to_the_value_of_the_architecture():
     overrides = ["model.encoder_ffn_embed_dim=${model.encoder_embed_dim}"]
     assert read_recipe("pretrain", overrides, ["--arch=bert_a_tiny"]).model.ffn == 128

@@ -239,6 +239,8 @@ def another(
         return (defaults or {}).get(name) if value is None else value
 
     def said(name, value):
+        if value is None and name.startswith("model.") and "architecture" in differences:
+            return "the architecture's"  # `defaults` are those of the one here
         value = filled(name, value)
         return "none" if value in ("", None) else value
 
