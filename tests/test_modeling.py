@@ -78,6 +78,19 @@ def test_hooks_see_every_projection_of_positions(position):
     assert any("positions" in name for name in with_weights) and with_weights <= called
 
 
+def test_a_position_replaces_that_of_a_folder(tmp_path):
+    """And the treatment of [CLS] that belongs to it, unless one is given."""
+    TupeConfig(position="untied+t5", cls_position="untied").save_pretrained(tmp_path)
+    treated = {
+        position: TupeConfig.from_pretrained(tmp_path, position=position).cls_position
+        for position in ("rope", "alibi", "untied")
+    }
+    assert treated == {"rope": "tied", "alibi": "tied", "untied": "untied"}
+    assert TupeConfig.from_pretrained(tmp_path, position="alibi", cls_position="zero").cls_position == "zero"
+    assert TupeConfig.from_pretrained(tmp_path).cls_position == "untied"
+    assert TupeConfig(position="untied", cls_position="auto").cls_position == "untied"
+
+
 @pytest.mark.parametrize("kind", ["lora", "dora", "ia3"])
 @pytest.mark.parametrize("position", ["untied+t5", "deberta", "factored", "transformer_xl", "cpb", "deberta_v2"])
 def test_adapters_train(kind, position):

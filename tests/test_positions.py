@@ -355,7 +355,13 @@ def test_what_happens_beyond_training():
 @pytest.mark.parametrize(
     ("names", "cls", "message"),
     [
-        ("untyed", "tied", "valid, joined by '\\+': absolute, "),
+        ("xyzzy", "tied", "valid, joined by '\\+': absolute, "),
+        ("untyed", "tied", "unknown position scheme 'untyed' in 'untyed'; did you mean 'untied'"),
+        ("t5+RoPE:base:10", "tied", "did you mean 'rope'"),
+        ("ALiBi", "tied", "did you mean 'alibi'"),
+        ("tupe_r", "tied", r"tupe_r is an architecture; give --arch tupe_r, or --position untied\+t5 --cls untied"),
+        ("BERT-A_mini", "tied", "give --arch bert_a_mini, or --position absolute$"),
+        ("modernbert", "tied", "give --arch modernbert$"),
         ("untied+untied", "tied", "repeated"),
         ("untied:head", "tied", r"unknown option 'head' of untied .*valid .*: layer, norm:True, std:0.02"),
         ("untied:norm", "tied", "norm must be True or False"),
@@ -509,6 +515,8 @@ def test_a_scheme_from_a_file(own_file):
     load_scheme_file(own_file)
     load_scheme_file(own_file)  # once is enough
     assert encoder("own_distance:slope:0.50", layers=1).config.position == "own_distance:slope:0.5"
+    with pytest.raises(ValueError, match="did you mean 'own_distance'.*own.py registered own_distance"):
+        encoder("own_Distence")
     with pytest.raises(ValueError, match="no such file"):
         load_scheme_file(own_file.with_name("missing.py"))
 

@@ -13,6 +13,7 @@ from .backends import BACKENDS  # noqa: F401
 from .cpu import Linear  # noqa: F401
 from .encoder import ModelConfig, names_in, of_today
 from .losses import lm_loss  # noqa: F401
+from .names import cls_beside
 from .packing import Packing  # noqa: F401
 from .positions import Positions  # noqa: F401
 from .schemes import SCHEMES  # noqa: F401
@@ -60,12 +61,21 @@ class TupeConfig(PretrainedConfig):
         for option in fields(ModelConfig):
             if option.name in NAMES:
                 setattr(self, NAMES[option.name], options.pop(NAMES[option.name], option.default))
+        if self.cls_position == "auto":
+            self.cls_position = cls_beside(self.position)
         self.vocab_size = vocab_size
         self.classifier_inner = classifier_inner or self.hidden_size
         self.classifier_name = classifier_name
         options.setdefault("tie_word_embeddings", True)  # transformers 5 has no default
         options.setdefault("tokenizer_class", "TupeTokenizer")  # else `pipeline` of transformers 4 loads no tokeniser
         super().__init__(bos_token_id=bos_token_id, pad_token_id=pad_token_id, eos_token_id=eos_token_id, **options)
+
+    @classmethod
+    def from_dict(cls, config_dict: dict, **kwargs) -> "TupeConfig":
+        """Of a config.json; `from_pretrained(FOLDER, position="alibi")` replaces its position, see `cls_beside`."""
+        if "position" in kwargs:
+            kwargs = {"cls_position": cls_beside(kwargs["position"], config_dict.get("cls_position", "tied")), **kwargs}
+        return super().from_dict(config_dict, **kwargs)
 
     def model_options(self) -> dict:
         """{option of `ModelConfig`: value}"""

@@ -21,6 +21,7 @@ from .attention import NORMALISERS, Backend, Batch, Plain, attend
 from .backends import BACKENDS, choose
 from .cpu import Linear, dropout, linear, split_heads
 from .losses import lm_loss
+from .names import cls_beside
 from .packing import NO_PADDING, Packing, Selection
 from .positions import CLS, Dims, LayerContext, Positions, autocast_device, canonical
 from .schemes import SCHEMES, Table
@@ -229,8 +230,8 @@ class ModelConfig:
 
     position: str = option("absolute", f"position schemes joined by '+', from: {', '.join(sorted(SCHEMES))}")
     cls: str = option(
-        "tied", "untied: logits from and to [CLS] are learned and do not depend on positions; zero: they are 0",
-        choices=CLS, hugging_face="cls_position",
+        "tied", "untied: logits from and to [CLS] are learned and do not depend on positions; zero: they are 0; auto: "
+        "untied beside the scheme `untied`, else tied", choices=("auto", *CLS), hugging_face="cls_position",
     )  # fmt: skip
     normaliser: str = option("softmax", "how logits become attention weights", choices=NORMALISERS)
     block: str = option(
@@ -295,6 +296,7 @@ class ModelConfig:
     def __post_init__(self, layer: str | None):
         self.block = layer or self.block
         self.position = canonical(self.position)
+        self.cls = cls_beside(self.position) if self.cls == "auto" else self.cls
         for f in fields(self):
             value, choices = getattr(self, f.name), f.metadata["choices"]
             if choices and value not in choices:
@@ -465,7 +467,10 @@ class Encoder(Stack):
     def __init__(
         self, vocab: int, pad: int, separator: int | None = None, config: ModelConfig | None = None, **options
     ):  # fmt: skip
-        config = replace(config or ModelConfig(), **options)
+        config = config or ModelConfig()
+        if "position" in options:  # replaces that of the configuration
+            options = {"cls": cls_beside(options["position"], config.cls), **options}
+        config = replace(config, **options)
         if config.segments == "learned" and separator is None:
             raise ValueError("segments=learned needs the id of the separator </s>")
         tokens = nn.Embedding(vocab, config.width, padding_idx=pad)

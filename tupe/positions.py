@@ -27,6 +27,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from .names import unknown_scheme
 from .token_positions import TokenPositions
 from .tracing import is_traced
 
@@ -135,14 +136,12 @@ def parse(names: str) -> list[Part]:
     for text in names.split("+"):
         name, *words = text.split(":")
         if name not in SCHEMES:
-            valid = ", ".join(sorted(SCHEMES))
-            own = "".join(
-                f"; {path} registered {', '.join(given) or 'none: put @register(NAME) above the class'}"
+            own = "; ".join(
+                f"{path} registered {', '.join(given) or 'none: put @register(NAME) above the class'}"
                 for path, given in _loaded_files.items()
             )
-            own = own or "; a scheme of your own also needs position_file=FILE"
-            where = f"{name!r:.60} in {names!r:.100}"
-            raise ValueError(f"unknown position scheme {where}; valid, joined by '+': {valid}{own}")
+            own = own or "a scheme of your own also needs position_file=FILE"
+            raise ValueError(unknown_scheme(name, names, SCHEMES, own))
         if name in parts:
             raise ValueError(f"position scheme {name!r:.60} is repeated in {names!r:.100}")
         parts[name] = parse_options(name, words, names)
@@ -618,9 +617,11 @@ def check_combination(names: str, parts: list[Part], cls: str) -> None:
             raise ValueError(f"position={names}: {name} has projections of its own in every layer already")
     if cls != "tied":
         if rotating:
-            raise ValueError(f"cls={cls} with position={names}: {rotating[0]} rotates q and k, it has no term to drop")
+            why = f"{rotating[0]} rotates q and k, it has no term to drop; give cls=tied"
+            raise ValueError(f"cls={cls} with position={names}: {why}")
         if not any(overrides(scheme, "bias", "content", "gate", "reach", "value") for scheme in schemes.values()):
-            raise ValueError(f"cls={cls} with position={names}: attention has no position term to untie [CLS] from")
+            why = "attention has no position term to untie [CLS] from; give cls=tied"
+            raise ValueError(f"cls={cls} with position={names}: {why}")
 
 
 # The registry is full whoever asks it first. By name, because these files import this one.

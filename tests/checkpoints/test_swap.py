@@ -55,6 +55,20 @@ def test_everything_else_stays(trained, tmp_path, position, cls):
     assert torch.isfinite(model(tokens)[0]).all()
 
 
+@pytest.mark.parametrize(
+    ("position", "cls", "becomes"),
+    [("alibi", None, ("bert_a_tiny", "tied")), ("rope", None, ("bert_a_tiny", "tied")),
+     ("untied+clipped", None, ("tupe_r_tiny", "untied")), ("alibi", "untied", ("tupe_r_tiny", "untied"))],
+)  # fmt: skip
+def test_a_new_encoding_replaces_the_treatment_of_cls_too(trained, position, cls, becomes):
+    state = read_checkpoint(trained[1])
+    words = dictionary_of(state)
+    tupe_r = swap_position(state, words, "untied+t5", "untied")
+    tupe_r["cfg"]["model"]["_name"] = "tupe_r_tiny"
+    swapped = swap_position(tupe_r, words, position, cls)["cfg"]["model"]
+    assert (swapped["_name"], swapped["cls"]) == becomes
+
+
 def test_parameters_of_the_new_encoding_are_fresh(trained):
     state = read_checkpoint(trained[1])
     words = dictionary_of(state)

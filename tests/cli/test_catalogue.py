@@ -35,7 +35,7 @@ def test_a_card_says_what_the_class_says():
     assert printed.count("`fraction:1`") == 1 and "- Presets: `shaw`" in printed and "`rope_l2`" in printed
     assert " ".join(SCHEMES["rope"].__doc__.split()) in " ".join(printed.split())
     refused = CliRunner().invoke(catalogue.list_schemes, ["rop"])
-    assert refused.exit_code == 2 and "unknown position scheme 'rop' in 'rop'; valid" in refused.output
+    assert refused.exit_code == 2 and "unknown position scheme 'rop' in 'rop'; did you mean 'rope'?" in refused.output
 
 
 @pytest.mark.parametrize("size, width", [("base", 768), ("tiny", 128)])

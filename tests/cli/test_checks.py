@@ -47,6 +47,10 @@ MISTAKES = {  # words, with the folder in place of {} -> what is said
     PRETRAIN + " --data={}/data --engine=transformers --arch=tupe_rr": "did you mean 'tupe_r'?",
     PRETRAIN
     + " --data={}/data --position alibii": "unknown position scheme 'alibii' in 'alibii'; did you mean 'alibi'?",
+    PRETRAIN + " --data={}/data --position t5+RoPE": "in 't5+RoPE'; did you mean 'rope'?",
+    PRETRAIN + " --data={}/data --position TUPE-R": "give --arch tupe_r, or --position untied+t5 --cls untied",
+    PRETRAIN + " --data={}/data --arch TUPE_R": "--arch: unknown value 'TUPE_R'; did you mean 'tupe_r'?",
+    "pretrain --recipe=pretrain_smal --data={}/data": "'pretrain_smal' is not known; did you mean 'pretrain_small'?",
     PRETRAIN + " --data={}/data --preset ropee": "model=ropee not found; did you mean 'rope'?",
     PRETRAIN + " --data={}/data --lr abc": "--lr is abc; valid: numbers from 0 to 100",
     PRETRAIN + " --data={}/data --engine transformers --lr abc": "--lr is abc; valid: numbers from 0 to 100",

@@ -129,7 +129,9 @@ def test_an_encoding_whose_pre_training_fails_is_left_out(place):
     [
         (["--presets=wang_ape,wang_appe"], "unknown preset 'wang_appe'; did you mean 'wang_ape'?"),
         (["--position=rop"], "rop"),
-        (["--position=rope", "--arch=tupe_a"], "rope rotates q and k"),
+        (["--position=rope", "--arch=tupe_a", "--cls=untied"], "rope rotates q and k"),
+        (["--position=RoPE", "--position=t5"], "did you mean 'rope'"),
+        (["--position=tupe_a", "--position=t5"], "tupe_a is an architecture; give --arch tupe_a, or --position untied"),
         (["--position=rope", "--arch=tupe_b"], "--arch tupe_b: unknown; did you mean 'tupe_"),
         (["--position=rope", "--seeds=1"], "--seeds: a single --position is trained by the protocol"),
         (["--position=rope", "--presets=rope"], "rope: both a preset and a position"),
@@ -152,6 +154,20 @@ def test_a_dry_run_prints_commands_and_writes_nothing(place):
     assert [f"--position={name}" in line and "--max-update=3" in line
             for name, line in zip(("rope", "t5"), printed.splitlines(), strict=True)] == [True, True]  # fmt: skip
     assert not (place / "out").exists()
+
+
+def test_a_position_replaces_that_of_the_architecture_and_its_name(place):
+    """A folder says what is in it: with ALiBi, TUPE-R is BERT with ALiBi."""
+    words = ["--position=alibi", "--position=rope", "--position=untied+clipped", "--arch=tupe_r", "--dry-run"]
+    lines = compare(place, *words).splitlines()
+    said = [[word for word in line.split() if word.startswith(("--arch", "--pos", "--cls"))] for line in lines]
+    assert said == [
+        ["--position=alibi", "--arch=bert_a_tiny"], ["--position=untied+clipped", "--arch=tupe_r_tiny"],
+        ["--position=rope", "--arch=bert_a_tiny"],
+    ]  # fmt: skip
+    assert f"--output={place}/out/positions/bert_a_tiny/alibi " in lines[0]
+    untied = compare(place, "--position=alibi", "--position=t5", "--arch=tupe_r", "--cls=untied", "--dry-run")
+    assert untied.count("--cls=untied") == untied.count("--arch=tupe_r_tiny") == 2
 
 
 @pytest.mark.slow

@@ -159,7 +159,7 @@ def test_words_are_options_or_overrides():
         (["--grid=output=a,b"], "--output is set by the sweep"),
         (["--grid=engine=fairseq,transformers"], "a sweep of fine-tuning takes one"),
         (["--save-dir=x"], "--save-dir is set by the sweep"),
-        (["--recipe=finetunes"], "unknown recipe 'finetunes'; valid: continue"),
+        (["--recipe=finetunes"], "unknown recipe 'finetunes'; did you mean 'finetune'?"),
         (["--recipe=pretrain"], "no --grid"),
         (["--recipe=pretrain", "--grid=seed=1", "--keep-best"], "--keep-best is for fine-tuning"),
         (["--data=nowhere"], "nowhere holds no prepared task"),

@@ -8,7 +8,18 @@ import torch
 from click.testing import CliRunner
 from fairseq.trainer import Trainer
 from fairseq_cli.train import cli_main
-from helpers import finetune, fork, load, pretrain_arguments, train, train_recipe, write_data
+from helpers import (
+    ended,
+    finetune,
+    fork,
+    fork_tupe,
+    load,
+    pretrain_arguments,
+    print_into,
+    train,
+    train_recipe,
+    write_data,
+)
 
 from tupe.cli.train import pretrain
 from tupe.common import record
@@ -34,6 +45,20 @@ def begun(four, tmp_path):
     return shutil.copytree(four, tmp_path / "run", ignore=shutil.ignore_patterns("lock"))
 
 
+def test_a_run_with_another_position_is_called_what_it_is(data, tmp_path):
+    """ALiBi in TUPE-R is BERT with ALiBi: in the record, in the checkpoint, and when it is resumed."""
+    train(pretrain_arguments(data, tmp_path, *OPTIONS, "--position=alibi"))
+    run, model = read(tmp_path), load(tmp_path / "checkpoint_last.pt")["cfg"]["model"]
+    assert (run.architecture, run.variant) == ("bert_a_tiny", "position alibi")
+    assert (model["_name"], model["position"], model["cls"]) == ("bert_a_tiny", "alibi", "tied")
+    assert "model.cls" not in run.config
+    train(pretrain_arguments(data, tmp_path, *LONGER, "--position=alibi"))
+    train(pretrain_arguments(data, tmp_path, *LONGER, "--position=alibi", arch="bert_a_tiny"))  # the same run
+    assert read(tmp_path).budget == {"max_update": 5}
+    with pytest.raises(ValueError, match="architecture bert_a_tiny there, tupe_r_tiny here"):
+        train(pretrain_arguments(data, tmp_path, *LONGER, "--position=alibi", "--cls=untied"))
+
+
 def other_text(data, folder):
     """Data with the same dictionary."""
     write_data(folder, seed=1)
@@ -56,7 +81,7 @@ OTHERS = [  # what is set, several at a time, and what is said of each
     },
     {
         "--optimizer=adamw_fused": "optimizer._name adam there, adamw_fused here",
-        "--position=t5": "model.position t5+untied there, t5 here",
+        "--position=t5": "model.position the architecture's there, t5 here",
         "--ddp-comm-hook=fp16": "distributed_training.ddp_comm_hook none there, fp16 here",
     },
     {
@@ -140,12 +165,14 @@ def test_a_checkpoint_of_another_model_is_refused_with_the_reason(place, data, b
 def test_what_may_change_is_noted(data, begun):
     first = read(begun)
     words = ["--max-update=5", "--total-num-update=5", "--num-workers=1", "--save-interval-updates=1"]
-    assert len(train(pretrain_arguments(data, begun, *words, "--validate-interval-updates=1"))) == 1
+    words += ["--validate-interval-updates=1", "--update-epoch-batch-itr=True"]
+    assert len(train(pretrain_arguments(data, begun, *words))) == 1
     run = read(begun)
     (change,) = run.changes
     assert change.pop("command", 1) and change == {
         "num_updates": 4, "budget": [{"max_update": 4}, {"max_update": 5}], "dataset.num_workers": [0, None],
         "checkpoint.save_interval_updates": [10000, 1], "dataset.validate_interval_updates": [10000, 1],
+        "dataset.update_epoch_batch_itr": [None, True],
     }  # fmt: skip
     assert run.started_at == first.started_at and run.config["model.max_positions"] == 24 and run.state == "finished"
 
@@ -266,6 +293,38 @@ def test_batches_are_counted_over_all_processes(data, tmp_path, monkeypatch):
     differ = {name for name in {**other, **config} if other.get(name) != config.get(name)}
     assert {name for name in differ if not record.may_change(name)} == {"lr_scheduler.total_num_update"}
     assert "distributed_training.distributed_world_size" in differ and config["optimization.update_freq"] == [4]
+
+
+def test_a_run_in_other_batches_is_told_what_to_type(data, begun):
+    """With as many sequences in an update, as on another number of processes."""
+    log, flags = begun / "log", ["--batch-size=2", "--update-freq=2"]
+    said = f"{begun} holds a run with batches of 1 x 4 sequences in an update, here of 2 x 2; to go on with it: "
+    words = pretrain_arguments(data, begun, *LONGER, *flags)
+    assert ended(fork(lambda: (print_into(log), cli_main()), "fairseq-train", *words)) == 2
+    assert f"{said}--batch-size 4 --update-freq 1\n" in log.read_text()
+    tupe = ["pretrain", f"--data={data}", f"--output={begun}", "--gpus=0", "--arch=tupe_r_tiny", "--allocator=none"]
+    tupe += ["--tokens-per-sample=24", "--lr=[0.01]", "--warmup-updates=2", "--num-workers=0", "--max-update=5"]
+    assert ended(fork_tupe(*tupe, *flags, log=log)) == 2
+    assert log.read_text().endswith(f"{said}--batch-size 4 --update-freq 1\n")
+    tupe += ["--batch-size=4"]
+    assert ended(fork_tupe(*tupe, "--micro-batch-size=2", log=log)) == 2
+    assert log.read_text().endswith(f"{said}--micro-batch-size 4\n")
+    assert ended(fork_tupe(*tupe, "--micro-batch-size=4", log=log)) == 0 and read(begun).budget == {"max_update": 5}
+
+
+@pytest.mark.parametrize("processes, typed, said", [
+    (2, None, "to go on with it: --micro-batch-size 32"),
+    (4, record.BY_FLAGS, "to go on with it: --batch-size 32 --update-freq 2"),
+    (8, "dataset.batch_size={} optimization.update_freq=[{}]", "dataset.batch_size=32 optimization.update_freq=[1]"),
+    (16, None, "to go on with it: a number of processes of 1, 2, 4, 8, not 16"),
+])  # fmt: skip
+def test_the_batches_of_a_run_on_other_processes(processes, typed, said):
+    pairs = {"dataset.batch_size": (None, 16), "optimization.update_freq": ([8], [16])}
+    message = record.another("run", pairs, {"dataset.batch_size": 32}, processes, typed)
+    assert message.startswith("run holds a run with batches of 8 x 32 sequences in an update, here of 16 x 16; ")
+    assert message.endswith(said) and "remove" not in message
+    for other in ({**pairs, "seed": (1, 2)}, {**pairs, "optimization.update_freq": ([8], [8])}):
+        assert "; choose another folder or remove it" in record.another("run", other, None, processes)
 
 
 EPOCH = ["glue=cola", "optimization.lr=[1e-3]", "dataset.num_workers=0"]

@@ -25,6 +25,7 @@ from tupe.plugin.launch import (
     training_options,
     words_of,
 )
+from tupe.plugin.model import core_config, spell_names
 
 ARCHITECTURES = {**architectures.ARCHITECTURES, **ELECTRA}
 PAPER = {  # the recipe as the paper states it
@@ -92,7 +93,6 @@ def test_recipe_is_the_papers():
     args = parse(recipe())
     assert {key: getattr(args, key) for key in PAPER} == PAPER
     assert args.batch_size * args.update_freq[0] == 256
-    assert str(args.update_epoch_batch_itr) == "True"  # see test_masks_differ_between_epochs_with_workers
     kept = range(0, 1_000_001, args.keep_interval_updates_pattern)
     assert all(updates in kept and updates % args.save_interval_updates == 0 for updates in (100e3, 300e3, 600e3, 1e6))
 
@@ -134,7 +134,7 @@ def test_electra_and_large_are_the_papers():
     model = electra.ElectraConfig()
     assert (model.generator_fraction, model.dropout, model.attention_dropout) == (3, 0.1, 0.1)
     for args, updates in ((large, 300_000), (electra_args, 600_000)):  # Tables 3 and 4
-        assert args.batch_size * args.update_freq[0] == 256 and str(args.update_epoch_batch_itr) == "True"
+        assert args.batch_size * args.update_freq[0] == 256
         for kept in (updates, 1_000_000):
             assert kept % args.keep_interval_updates_pattern == 0 and kept % args.save_interval_updates == 0
 
@@ -210,7 +210,7 @@ HANDED = [
     ("pretrain", ["model.dropout=0", "+model.position=rope", "model.cls=tied"], ["--lr", "0.5", "--autocast=bf16"]),
     ("pretrain", [], ["--optimizer=adamw_fused", "--criterion=masked_lm_chunked", "--lr=[1,2]", "--update-freq=2,1"]),
     ("pretrain", [], ["--max-tokens=100", "--adam-betas=(0.9,0.98)", "--no-epoch-checkpoints", "--store-ema"]),
-    ("pretrain", ["~dataset.update_epoch_batch_itr", "dataset.grouped_shuffling=true"], ["--save-dir=x y'z"]),
+    ("pretrain", ["~dataset.required_batch_size_multiple", "dataset.grouped_shuffling=true"], ["--save-dir=x y'z"]),
     ("pretrain", ["common.memory_efficient_fp16=true"], ["--data-buffer-size=3", "--bpe=gpt2", "--user-dir=tupe"]),
     *(("pretrain", [f"model={m}"], []) for m in SOME_MODELS),
 ]
@@ -361,10 +361,29 @@ def test_both_launchers_build_the_named_architecture(arch, size):
     models = [OmegaConf.to_container(config, resolve=True, enum_to_str=True)["model"] for config in (hydra, shell)]
     assert models[0] == models[1]
     wanted = {
-        "_name": name, "position": position, "cls": cls, "encoder_layers": layers, "encoder_embed_dim": width,
+        "_name": name, "position": position, "encoder_layers": layers, "encoder_embed_dim": width,
         "encoder_attention_heads": heads, "encoder_ffn_embed_dim": ffn,
     }  # fmt: skip
     assert {key: models[0][key] for key in wanted} == wanted
+    assert core_config(hydra.model).cls == core_config(shell.model).cls == cls
+
+
+@pytest.mark.parametrize(
+    "words, becomes",
+    [
+        (["position=rope"], ("bert_a", "rope", "tied")),
+        (["position=alibi", "cls=untied"], ("tupe_r", "alibi", "untied")),
+        (["position=t5+untied:norm:False"], ("tupe_r", "untied:norm:False+t5", "untied")),
+    ],
+)
+def test_both_launchers_replace_the_architectures_position(words, becomes):
+    from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+
+    hydra = hydra_config("pretrain", ["model=tupe_r", "task.data=DATA", *(f"+model.{word}" for word in words)])
+    options = ["DATA", "--task=masked_lm", "--arch=tupe_r", "--batch-size=1", *(f"--{word}" for word in words)]
+    for config in (hydra, convert_namespace_to_omegaconf(parse(options))):
+        spell_names(config.model)
+        assert (config.model._name, config.model.position, str(config.model.cls)) == becomes
 
 
 @pytest.mark.parametrize("size", [pytest.param(s, marks=[] if s == "mini" else pytest.mark.slow) for s in SIZES])

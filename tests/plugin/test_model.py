@@ -19,7 +19,7 @@ from tupe.common.architectures import ARCHITECTURES, SIZES, with_size
 from tupe.cpu import bf16_speed
 from tupe.encoder import ModelConfig
 from tupe.plugin import model as tupe_model
-from tupe.plugin.model import TupeModel, load_scheme_files
+from tupe.plugin.model import TupeModel, core_config, load_scheme_files
 from tupe.plugin.pretrained import structure
 from tupe.schemes import SCHEMES
 
@@ -34,7 +34,8 @@ def test_preset_and_pickle(arch, size):
     name = with_size(arch, size)
     config = MODEL_DATACLASS_REGISTRY[name]()
     layers, width, heads, ffn = SIZES[size]
-    assert (config.position, config.cls) == ARCHITECTURES[arch]
+    core = core_config(config)
+    assert (core.position, core.cls) == ARCHITECTURES[arch]
     assert (config.encoder_layers, config.encoder_embed_dim) == (layers, width)
     assert (config.encoder_attention_heads, config.encoder_ffn_embed_dim) == (heads, ffn)
     assert pickle.loads(pickle.dumps(config)) == config
@@ -258,8 +259,8 @@ def test_a_model_without_positions_for_its_tokens_is_refused():
 
 
 def test_unknown_scheme_lists_the_valid_ones():
-    with pytest.raises(ValueError, match="unknown position scheme 'untyed'.* absolute, absolute_d, alibi"):
-        build(position="untyed")
+    with pytest.raises(ValueError, match="unknown position scheme 'xyzzy'.* absolute, absolute_d, alibi"):
+        build(position="xyzzy")
 
 
 def test_model_class_is_what_fairseq_expects():

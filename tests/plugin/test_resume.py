@@ -7,11 +7,13 @@ import os
 import shutil
 import subprocess
 import sys
+from unittest import mock
 
 import pytest
 import torch
 from click.testing import CliRunner
-from helpers import CONFIGS, PLUGIN, fork, free_port, load, pretrain_arguments, train
+from fairseq.trainer import Trainer
+from helpers import CONFIGS, PLUGIN, fork, free_port, load, pretrain_arguments, split_documents, train, write_data
 
 from tupe.attention import NORMALISERS
 from tupe.cli.train import pretrain
@@ -78,27 +80,63 @@ def test_a_run_that_began_with_a_file_goes_on_from_its_own_checkpoints(data, ful
     assert train(pretrain_arguments(data, tmp_path, *words)) == []
 
 
-def masks(data, save_dir, *more):
-    """Masked input of every sentence in epochs 1 and 2, with two data workers."""
-    seen = []
+def masks_of_epochs(data, save_dir, *more):
+    """What is to be predicted of every block, {id: ids}, in each of three epochs and in the validation after each, with
+    one data worker, which is fairseq's default."""
+    seen, valid_step = {"train": [], "valid": []}, Trainer.valid_step
 
-    def remember(samples):
+    def remember(split, samples):
         for sample in samples:
-            seen.extend(zip(sample["id"].tolist(), sample["net_input"]["src_tokens"].tolist(), strict=True))
+            seen[split] += zip(sample["id"].tolist(), sample["target"].tolist(), strict=True)
 
-    train(pretrain_arguments(data, save_dir, f"--max-update={2 * EPOCH}", "--no-save", *more), remember)
-    first, second = dict(seen[: len(seen) // 2]), dict(seen[len(seen) // 2 :])
-    assert first.keys() == second.keys()
-    return first, second
+    def validated(trainer, sample, *args, **kwargs):
+        remember("valid", [sample])
+        return valid_step(trainer, sample, *args, **kwargs)
+
+    words = ["--num-workers=1", "--batch-size=16", "--max-epoch=3", "--max-update=99", "--no-save", *more]
+    with mock.patch.object(Trainer, "valid_step", validated):
+        train(pretrain_arguments(data, save_dir, *words), lambda samples: remember("train", samples))
+    epochs = {}
+    for split, found in seen.items():
+        size = len(found) // 3
+        epochs[split] = [dict(found[start : start + size]) for start in range(0, len(found), size)]
+        assert size > 2 and [len(epoch) for epoch in epochs[split]] == [size] * 3
+    return epochs
 
 
-@pytest.mark.thorough
-def test_masks_differ_between_epochs_with_workers(data, tmp_path):
-    first, second = masks(data, tmp_path / "recipe")
-    assert sum(first[key] == second[key] for key in first) < len(first) / 4
-    # Without the recipe's setting every epoch repeats the masks of the first: what the test above is there to notice.
-    first, second = masks(data, tmp_path / "without", "--update-epoch-batch-itr=False")
-    assert first == second
+NEXT_SENTENCE = ["--next-sentence", "--criterion=masked_lm_next_sentence", "--segments=learned"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [[], ["--task=masked_lm"], NEXT_SENTENCE, ["--arch=electra_tupe_r_tiny", "--criterion=electra"],
+     pytest.param(["--task=masked_lm", "--num-workers=2", "--data-buffer-size=0"], marks=pytest.mark.thorough),
+     pytest.param(["--num-workers=0"], marks=pytest.mark.thorough)],
+    ids=" ".join,
+)  # fmt: skip
+def test_masks_change_from_epoch_to_epoch_and_held_out_ones_do_not(words, data, tmp_path):
+    if words is NEXT_SENTENCE:
+        data = write_data(tmp_path / "data", lines=120, valid_lines=16)
+        split_documents(data)
+    epochs = masks_of_epochs(data, tmp_path / "run", *words)
+    one, two, three = epochs["train"]
+    assert one.keys() == two.keys() == three.keys()
+    assert [key for key in one if one[key] == two[key] == three[key]] == []
+    one, two, three = epochs["valid"]
+    assert one == two == three
+
+
+def test_fairseqs_own_task_resumes_exactly_at_a_border_and_within_an_epoch(data, tmp_path):
+    words = ["--task=masked_lm", "--num-workers=1", "--batch-size=16", "--total-num-update=8", "--disable-validation"]
+
+    def train_to(updates, folder):
+        return train(pretrain_arguments(data, tmp_path / folder, *words, f"--max-update={updates}"))
+
+    whole = train_to(8, "whole")
+    assert len(whole) == 8 and train_to(3, "parts") + train_to(5, "parts") + train_to(8, "parts") == whole
+    one, two = (load(tmp_path / folder / "checkpoint_last.pt") for folder in ("whole", "parts"))
+    assert one["extra_state"]["train_iterator"]["epoch"] == 3  # of three updates
+    assert all(torch.equal(one["model"][key], two["model"][key]) for key in one["model"])
 
 
 def state(position, shards, batches=12):

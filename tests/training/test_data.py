@@ -135,6 +135,21 @@ def test_what_the_loader_gives(folder, workers):
         assert len(batch["labels"]) == len(batch["output_indices"])
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+def test_masks_change_from_epoch_to_epoch(folder, workers):
+    symbols = read_symbols(folder)
+    dataset = MaskedBlocks(Blocks(folder / "train", LENGTH, symbols), symbols, seed=1)
+    length = Batches(dataset.blocks.sizes, 1, 16, 0).updates_per_epoch
+    batches, seen = Batches(dataset.blocks.sizes, 1, 16, 3 * length), {}
+    for items, batch in zip(batches, loader(dataset, batches, workers), strict=True):
+        where = torch.zeros(batch["input_ids"].numel(), dtype=torch.bool)
+        where[batch["output_indices"]] = True
+        for (epoch, block), row in zip(items, where.view_as(batch["input_ids"]), strict=True):
+            seen.setdefault(block, {})[epoch] = row.nonzero().flatten().tolist()
+    assert seen.keys() == {*range(len(dataset))} and all(epochs.keys() == {1, 2, 3} for epochs in seen.values())
+    assert [block for block, epochs in seen.items() if epochs[1] == epochs[2] == epochs[3]] == []
+
+
 def test_held_out_batches_are_those_of_fairseq(folder):
     task = fairseq_task(folder, split="valid")
     theirs = [[int(i) for i in batch] for batch in task.get_batch_iterator(

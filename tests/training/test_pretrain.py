@@ -357,7 +357,9 @@ def test_a_folder_belongs_to_one_run(data, whole, tmp_path):
     other = write_data(tmp_path / "other", seed=7)
     assert "holds another run (lr 0.01 there, 0.02 here)" in refused(data, whole, "--lr=0.02")
     assert "data " in refused(other, whole) and "seed 1 there, 2 here" in refused(data, whole, "--seed=2")
-    assert "dataset.batch_size 4 there, 2 here" in refused(data, whole, "--micro-batch-size=2")
+    assert "1 x 4 sequences in an update, here of 2 x 2; to go on with it: --micro-batch-size 4" in refused(
+        data, whole, "--micro-batch-size=2"
+    )
     assert (whole / "record.json").read_text() == before
 
 
@@ -669,6 +671,34 @@ def test_batches_mean_the_same_to_both_engines(recipe, words, processes, data):
     assert ours["optimization.update_freq"] == list(theirs["update_freq"])
     held_out = int(theirs.get("batch_size_valid") or theirs["batch_size"])
     assert ours["dataset.batch_size_valid"] * ours["dataset.max_valid_steps"] == held_out * processes * 5
+
+
+@pytest.mark.parametrize(
+    "overrides, options, model",
+    [
+        ([], ["--position=rope"], ("bert_a", "rope", "tied", "position rope")),
+        (["model.position=alibi"], ["--arch=tupe_a_mini"], ("bert_a_mini", "alibi", "tied", "position alibi")),
+        ([], ["--position=absolute+t5"], ("bert_r", "absolute+t5", "tied", "")),
+        ([], ["--position=untied"], ("tupe_r", "untied", "untied", "position untied")),
+        ([], ["--position=alibi", "--cls=untied"], ("tupe_r", "alibi", "untied", "position alibi")),
+        ([], ["--position=untied+t5", "--arch=bert_a"], ("bert_a", "untied+t5", "tied", "position untied+t5")),
+        (["model=clipped"], ["--position=rope"], ("bert_a", "rope", "tied", "position rope")),
+        (["model=clipped"], ["--position=untied"], ("bert_a", "untied", "untied", "cls untied, position untied")),
+    ],
+)
+def test_a_position_replaces_the_architectures_alike_in_both_engines(overrides, options, model, data):
+    pytest.importorskip("fairseq")
+    from tupe.plugin import launch
+    from tupe.plugin.model import spell_names
+    from tupe.plugin.pretrained import variant
+
+    values, _ = launch.training_options("pretrain", overrides, [str(data), *options], 1, True, True)
+    theirs = launch.configuration(values).model
+    spell_names(theirs)
+    assert (theirs._name, theirs.position, str(theirs.cls), variant(theirs)) == model
+    ours = read_recipe("pretrain", overrides, options)
+    assert (ours.architecture, ours.model.position, ours.model.cls, ours.variant) == model
+    assert ours.values["model.cls"] == ours.model.cls and ("model.cls" in ours.changed()) == ("cls" in model[3])
 
 
 def test_a_reference_is_to_the_value_of_the_architecture():

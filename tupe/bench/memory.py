@@ -23,8 +23,8 @@ from torch.autograd.profiler_util import MEMORY_EVENT_NAME
 
 from .. import backend_cpu
 from ..backends import make
-from ..common.architectures import ARCHITECTURES, OTHER_BLOCKS, SIZES, split_size
-from ..common.options import Command, ListOf
+from ..common.architectures import ARCHITECTURES, OTHER_BLOCKS, SIZES, split_size, with_size
+from ..common.options import Command, ListOf, did_you_mean
 from ..common.tables import TextTable
 from ..encoder import Encoder
 from ..positions import autocast_device
@@ -131,7 +131,8 @@ def step_bytes(
 def build(arch: str, batch: int, length: int, vocabulary: int, options: dict) -> tuple[nn.Module, Tensor]:
     """(model in training mode, token ids [B, L]) for masked-LM training. Raises ValueError for an unknown name."""
     if split_size(arch)[0] not in {*ARCHITECTURES, *OTHER_BLOCKS}:
-        raise ValueError(f"unknown architecture {arch!r} for masked-LM training")
+        valid = [with_size(name, size) for name in (*ARCHITECTURES, *OTHER_BLOCKS) for size in SIZES]
+        raise ValueError(f"unknown architecture {arch!r} for masked-LM training{did_you_mean(arch, valid)}")
     return build_ours(arch, length, vocabulary, **options).train(), torch.full((batch, length), 4)
 
 

@@ -12,6 +12,7 @@ from omegaconf import OmegaConf
 
 from ..common import options as choices
 from ..common.safe_load import num_updates, read_checkpoint
+from ..plugin.model import spell_names
 from ..plugin.saving import save
 from .export import check_finite
 
@@ -38,7 +39,9 @@ def configuration(arch: str, model_options: dict, task: str = "tupe_masked_lm", 
     own = {"tupe_masked_lm": [f"--tokens-per-sample={model_options['max_positions']}"]}
     arguments += own.get(task, [])
     parsed = options.parse_args_and_arch(options.get_training_parser(), arguments)
-    return OmegaConf.to_container(convert_namespace_to_omegaconf(parsed), resolve=True, enum_to_str=True)
+    config = convert_namespace_to_omegaconf(parsed)
+    spell_names(config.model)
+    return OmegaConf.to_container(config, resolve=True, enum_to_str=True)
 
 
 def new_checkpoint(cfg: dict, model: dict, task_state: dict | None = None) -> dict:

@@ -17,6 +17,7 @@ from ..common import options
 from ..common.architectures import ARCHITECTURES, OTHER_BLOCKS, split_size
 from ..common.options import FILE, FOLDER, Command
 from ..common.safe_load import read_checkpoint
+from ..names import cls_beside
 from ..positions import CLS
 from .files import new_checkpoint, save_new
 from .folders import as_file
@@ -45,16 +46,16 @@ def swap_position(
     """A checkpoint with the weights of `state`, but the position schemes `position` with new parameters.
 
     state: from `safe_load.read_checkpoint`. dictionary: the one it was trained with. cls: one of `positions.CLS`; None
-    keeps the old one. segments: add segment embeddings, if there are none, for the next-sentence objective. All schemes
-    of `position` get new parameters, even one that the old model has too, unless keep: then parameters of the same name
-    and shape stay as well. It holds no optimizer state, because that
+    keeps the old one, where it can be kept (`cls_beside`). segments: add segment embeddings, if there are none, for the
+    next-sentence objective. All schemes of `position` get new parameters, even one that the old model has too, unless
+    keep: then parameters of the same name and shape stay as well. It holds no optimizer state, because that
     belongs to the old parameters. Raises ValueError for another kind of model, another dictionary, or a bad position.
     """
     cfg = copy.deepcopy(state["cfg"])
     valid = [*ARCHITECTURES, *OTHER_BLOCKS]
     if split_size(cfg["model"]["_name"])[0] not in valid:
         raise ValueError(f"positions can be swapped in {', '.join(valid)}, not in {cfg['model']['_name']}")
-    cfg["model"].update(position=position, cls=cls or cfg["model"]["cls"])
+    cfg["model"].update(position=position, cls=cls or cls_beside(position, cfg["model"]["cls"]))
     if segments:
         cfg["model"]["segments"] = "learned"
     torch.manual_seed(seed)
@@ -65,7 +66,7 @@ def swap_position(
     new = {k: v for k, v in model.state_dict().items() if is_position(k) or (k == SEGMENTS and k not in kept)}
     old = {k: v for k, v in state["model"].items() if keep and k in new and k != SETTINGS and v.shape == new[k].shape}
     model.load_state_dict({**kept, **new, **old})
-    cfg["model"]["position"] = model.encoder.positions.name
+    cfg["model"].update(position=model.encoder.positions.name, _name=model.cfg._name)
     return new_checkpoint(cfg, model.state_dict(), state.get("task_state"))
 
 
@@ -77,7 +78,8 @@ def is_position(key: str) -> bool:
 @click.command(cls=Command)
 @options.checkpoint("The checkpoint of a masked language model.")
 @click.option("--position", required=True, help="Schemes joined by '+'; `tupe list schemes` shows them.")
-@click.option("--cls", type=click.Choice(CLS), help="How [CLS] is treated (default: as in the checkpoint).")
+@click.option("--cls", type=click.Choice(CLS), help="How [CLS] is treated (default: as in the "
+              "checkpoint beside `untied`, else tied).")  # fmt: skip
 @click.option("--segments", is_flag=True, help="Add segment embeddings, which the next-sentence objective needs.")
 @click.option("--output", type=FILE, required=True, help="The checkpoint to write.")
 @click.option("--data", type=FOLDER, help="The folder of dict.txt (default: that of the training).")

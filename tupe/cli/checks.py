@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from ..common import limits, record
-from ..common.architectures import ARCHITECTURES, ELECTRA, OTHER_BLOCKS, SIZES, with_size
+from ..common.architectures import names
 from ..common.options import CONFIGS, OVERRIDE, did_you_mean, task_key
 from ..common.prepared import check_name
 from ..common.recipes import compose, resolved
+from ..names import schemes_in, unknown_scheme
 
 PACKAGE = CONFIGS.parent
-OURS = [with_size(name, size) for name in (*ARCHITECTURES, *OTHER_BLOCKS, *ELECTRA) for size in SIZES]
-OURS += ["from_checkpoint"]
+OURS = [*names(), "from_checkpoint"]
 # What a command gives to the engine itself: a key of the recipe -> the command's own option.
 SET = {"save_dir": "--output", "data": "--data"}
 SET_BY = {
@@ -187,11 +187,9 @@ def check_schemes(position: str) -> None:
     `positions.parse`, which needs torch."""
     registered = re.compile(r'^@register\("(\w+)"\)', re.MULTILINE)
     known = [name for path in sorted(PACKAGE.glob("schemes*.py")) for name in registered.findall(path.read_text())]
-    for name in (part.partition(":")[0] for part in position.split("+")):
+    for name in schemes_in(position):
         if name not in known:
-            near = did_you_mean(name, sorted(known)) or f"; valid: {', '.join(sorted(known))}"
-            own = "; one of your own also needs --position-file FILE"
-            raise ValueError(f"unknown position scheme {name!r:.60} in {position!r:.100}{near}{own}")
+            raise ValueError(unknown_scheme(name, position, known, "one of your own also needs --position-file FILE"))
 
 
 def check_data(command: str, values: dict, named: set) -> None:
@@ -240,8 +238,9 @@ def check_folder(folder: Path, recipe: str, arch: str | None, options: dict, ove
         return
     groups = {group: choice for group, choice in overrides.items() if "." not in group}
     values = {**compose(recipe, groups), **{key: value for key, value in overrides.items() if "." in key}}
+    replaced = "position" in options or "model.position" in overrides  # which may be that of another architecture
     here = {
-        "architecture": arch or values["model._name"],
+        "architecture": None if replaced else arch or values["model._name"],
         "seed": int(options.get("seed") or resolved(values, "common.seed")),
         "lr": _first_number(options.get("lr") or resolved(values, "optimization.lr")),
     }

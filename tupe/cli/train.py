@@ -115,7 +115,7 @@ engine = click.option("--engine", type=click.Choice(list(ENGINES)), default="fai
 @click.command(cls=Train, recipes=("pretrain", "pretrain_small"))
 @options.data()
 @options.output("The folder of the run: checkpoints, record and train.log. An existing run is resumed.")
-@click.option("--recipe", type=click.Choice(RECIPES), default="pretrain", show_default=True,
+@click.option("--recipe", type=options.OneOf(RECIPES), default="pretrain", show_default=True,
               help="The recipe: a file of configs/.")  # fmt: skip
 @click.option("--preset", metavar="NAME", help="A model of configs/model; see `tupe list presets`.")
 @click.option("--arch", metavar="NAME", help="The architecture; see `tupe list models` (default: the recipe's).")
@@ -127,8 +127,8 @@ def pretrain(data, output, recipe, preset, arch, engine, words, **machine):
     An update trains on the same batch whatever the number of GPUs: the recipe's, or --batch-size sequences. Mixed
     precision is --fp16; --amp or --autocast bf16 choose another.
 
-    The encoding is that of the architecture, or what --position, --cls, --normaliser and --block say (`tupe list
-    schemes`).
+    The encoding is that of the architecture, or what --position says instead (`tupe list schemes`). [CLS] is then as in
+    the architecture beside `untied`, and tied beside any other encoding, unless --cls says otherwise.
     """
     chosen = [f"model={preset}"] if preset is not None else []
     named = [f"--arch={arch}"] if arch is not None else []

@@ -158,17 +158,19 @@ def check_all(values: Mapping[str, Any]) -> None:
         raise ValueError(f"--leave-unmasked-prob {shares[0]:g} and --random-token-prob {shares[1]:g}: sum above 1")
 
 
-def split_batch(batch: int, processes: int, limit: int) -> tuple[int, int]:
+def split_batch(
+    batch: int, processes: int, limit: int, remedy: str = "choose another --batch-size"
+) -> tuple[int, int]:  # fmt: skip
     """(sequences per process and step, steps per update), whose product times `processes` is exactly `batch`.
 
     limit: most sequences of a process in one step; the result has as few steps as possible. Raises ValueError if there
-    is no such split.
+    is no such split; remedy: what else it says to do.
     """
     if batch % processes:
         divisors = [n for n in range(1, min(batch, 1024) + 1) if batch % n == 0]
         raise ValueError(
             f"a batch of {batch} sequences cannot be split evenly over {processes} processes; use one of {divisors} "
-            "processes, or choose another --batch-size"
+            f"processes, or {remedy}"
         )
     share = batch // processes
     steps = next(n for n in range(1, share + 1) if share % n == 0 and share // n <= limit)

@@ -5,7 +5,6 @@ A module that offers a command defines it with `@click.command(cls=Command)`;
 `tupe/cli/__init__.py` names it in its table.
 """
 
-import difflib
 import logging
 import math
 import os
@@ -19,7 +18,7 @@ from typing import IO, Any
 
 import click
 
-from .architectures import SIZES
+from ..names import SIZES, did_you_mean
 from .record import BUSY, FULL
 from .stop import handled
 
@@ -163,6 +162,15 @@ class Refusal(click.ClickException):
         click.echo(self.message, err=True, file=file)
 
 
+class OneOf(click.Choice):
+    """One of some words; instead of any other, the nearest is suggested."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        if value not in self.choices:
+            self.fail(f"{value!r} is not known{did_you_mean(value, self.choices)}", param, ctx)
+        return super().convert(value, param, ctx)
+
+
 class ListOf(click.ParamType):
     """Values separated by commas: `--seeds 1,2,3`. kind: int, float, str, or a list of the valid words; least: the
     least valid number."""
@@ -210,16 +218,6 @@ def shorten_list(words: Iterable[str]) -> str:
 def task_key(name: str) -> str:
     """A task's name as it is compared: "STS-B", "sts_b" and "stsb" are one."""
     return re.sub(r"[^a-z0-9]", "", name.lower())
-
-
-def did_you_mean(word: str, valid: Iterable[str], preferred: Iterable[str] = ()) -> str:
-    """ "; did you mean 'x'?", or the valid words if none is near and they are few. A preferred word that is a letter or
-    two away comes before all others."""
-    valid = list(valid)
-    near = difflib.get_close_matches(word, preferred, 1, 0.75) or difflib.get_close_matches(word, valid, 1, 0.5)
-    if near:
-        return f"; did you mean {near[0]!r}?"
-    return f"; valid: {', '.join(valid)}" if len(valid) <= 30 else ""
 
 
 def output(help: str, **options) -> Callable:

@@ -18,11 +18,12 @@ import yaml
 from click.core import ParameterSource
 
 from ..common import limits, options, record
-from ..common.architectures import ARCHITECTURES, ELECTRA, OTHER_BLOCKS, split_size, with_size
+from ..common.architectures import ARCHITECTURES, ELECTRA, OTHER_BLOCKS, named, split_size, with_size
 from ..common.architectures import preset as preset_of
 from ..common.options import CONFIGS, FOLDER, ListOf, did_you_mean
 from ..common.tables import TextTable
-from ..positions import Dims, Positions
+from ..encoder import ModelConfig
+from ..positions import CLS, Dims, Positions
 from . import runner
 from .grid import Sweep, check_tasks, option_of, parse_options
 from .sweep import keep_best_checkpoint, write_report
@@ -30,20 +31,23 @@ from .sweep import keep_best_checkpoint, write_report
 ARCHITECTURE = "bert_a"  # of what is given as a position: nothing but the position differs from BERT
 
 
-def buildable(position: str, arch: str) -> str:
-    """The canonical name of a position encoding. Raises ValueError for one that cannot be built in an architecture."""
+def buildable(position: str, arch: str, cls: str | None = None) -> tuple[str, str, str]:
+    """(architecture, canonical name of a position encoding, treatment of [CLS]) of a position in an architecture, which
+    may so be another one (`named`). Raises ValueError for one that cannot be built."""
     known = ARCHITECTURES | ELECTRA | OTHER_BLOCKS
     if arch not in known:
         raise ValueError(f"--arch {arch}: unknown{did_you_mean(arch, known)}")
-    return Positions(position, Dims(8, 8, 2, 1, 4, 4), preset_of(arch)["cls"]).name
+    config = ModelConfig(**{**preset_of(arch), "position": position, **({"cls": cls} if cls else {})})
+    Positions(config.position, Dims(8, 8, 2, 1, 4, 4), config.cls)
+    return named(arch, config.position, config.cls), config.position, config.cls
 
 
 def plan_pretraining(
     data: Path, output: Path, presets: list[str], positions: list[str], size: str, recipe: str, common: list[str],
-    arch: str,
+    arch: str, cls: str | None = None,
 ) -> list:  # fmt: skip
-    """Sweeps that pre-train every preset, and every position in `arch`, alike. Raises ValueError for what is not
-    known."""
+    """Sweeps that pre-train every preset, and every position in `arch`, alike. cls: of all of them; None: as these say.
+    Raises ValueError for what is not known."""
     valid = sorted(path.stem for path in (CONFIGS / "model").glob("*.yaml"))
     for preset in presets:
         if preset not in valid:
@@ -55,15 +59,18 @@ def plan_pretraining(
     def plan(kind, architecture, values):
         architecture = with_size(split_size(architecture)[0], size)
         folder, words = output / f"{kind}s" / architecture, [f"--data={data}", f"--arch={architecture}", *common]
+        words += [f"--cls={cls}"] if cls else []
         return Sweep.plan(recipe, folder, {kind: values}, words)
 
-    positions = [buildable(name, arch) for name in positions]
-    by_architecture = {}
+    by_architecture, replaced = {}, {}
+    for position in positions:
+        architecture, name, _ = buildable(position, arch, cls)
+        replaced.setdefault(architecture, []).append(name)
     for preset in presets:
         architecture = yaml.safe_load((CONFIGS / "model" / f"{preset}.yaml").read_text(encoding="utf-8"))["_name"]
         by_architecture.setdefault(architecture, []).append(preset)
     sweeps = [plan("preset", architecture, values) for architecture, values in by_architecture.items()]
-    return [*sweeps, plan("position", arch, positions)] if positions else sweeps
+    return sweeps + [plan("position", architecture, values) for architecture, values in replaced.items()]
 
 
 def plan_fine_tuning(run: Path, output: Path, tasks: dict, lrs: list[str], seeds: list[int], common: list[str]) -> list:
@@ -138,6 +145,8 @@ def jobs_of(sweeps: list, output: Path) -> dict:
 @click.option(
     "--arch", default=ARCHITECTURE, show_default=True, help="The architecture of each --position, without its size."
 )
+@click.option("--cls", type=click.Choice(CLS), help="How [CLS] is treated (default: as the architecture or preset says "
+              "beside `untied`, else tied).")  # fmt: skip
 @click.option(
     "--tables", type=FOLDER, default="docs/evidence/leaderboard", show_default=True,
     help="The tables of the leaderboard, in which a single --position gets a row.",
@@ -156,7 +165,7 @@ def jobs_of(sweeps: list, output: Path) -> dict:
 @options.jobs()
 @click.argument("common", nargs=-1, type=click.UNPROCESSED, metavar="[OPTIONS AND OVERRIDES OF THE PRE-TRAINING]...")
 def command(
-    data, output, presets, position, size, arch, tables, recipe, glue, squad, tasks, lrs, seeds, finetune_options,
+    data, output, presets, position, size, arch, cls, tables, recipe, glue, squad, tasks, lrs, seeds, finetune_options,
     dry_run, retry_failed, jobs, common,
 ):  # fmt: skip
     """Pre-train position encodings alike, fine-tune each on GLUE and SQuAD, and write OUTPUT/report.
@@ -173,16 +182,16 @@ def command(
     output = output.resolve()
     if len(position) == 1 and not (presets or glue or squad or tasks):
         refuse_given(("size", "recipe", "lrs", "seeds", "finetune_options", "dry_run", "retry_failed"))
-        name = buildable(position[0], arch)
+        architecture, name, cls = buildable(position[0], arch, cls)
         further = (*common, *options.position_file())
         from . import leaderboard  # only here: it imports fairseq
 
-        leaderboard.run(data.resolve(), output, name, arch, jobs, further, tables)
+        leaderboard.run(data.resolve(), output, name, architecture, cls, jobs, further, tables)
         return
     if presets is None and not position:
         presets = sorted(path.stem for path in (CONFIGS / "model").glob("wang_*.yaml"))
     tasks, common = find_data(data, glue, squad, tasks), [*common, *options.position_file()]
-    sweeps = plan_pretraining(data, output, presets or [], list(position), size, recipe, common, arch)
+    sweeps = plan_pretraining(data, output, presets or [], list(position), size, recipe, common, arch, cls)
     engine = ["--engine=transformers"] * (parse_options(common).get("--engine") == "transformers")
     fine_tuning = [*shlex.split(finetune_options), *engine, *options.position_file()]
     if engine and "squad" in tasks:

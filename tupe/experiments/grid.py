@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ..checkpoints.folders import updates_of
 from ..common import limits, record
-from ..common.options import CONFIGS, OVERRIDE, split_files, task_key
+from ..common.options import CONFIGS, OVERRIDE, did_you_mean, split_files, task_key
 from ..common.prepared import tasks_in
 from . import runner
 from .runner import Job
@@ -52,7 +52,7 @@ class Sweep:
         """
         recipes = sorted(path.stem for path in CONFIGS.glob("*.yaml") if path.stem.split("_")[0] in COMMANDS)
         if recipe not in recipes:
-            raise ValueError(f"unknown recipe {recipe!r}; valid: {', '.join(recipes)}")
+            raise ValueError(f"unknown recipe {recipe!r}{did_you_mean(recipe, recipes)}")
         common = parse_options(common)
         grid = {_option(name): [_canonical(value) for value in values] for name, values in grid.items()}
         grid |= {name: [_absolute(name, value) for value in grid[name]] for name in FILES if name in grid}

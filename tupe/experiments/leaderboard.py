@@ -218,15 +218,17 @@ class Standings:
 # ------------------------------------------------------------------------------------------------------ a user's own
 
 
-def name_of(position: str, arch: str, further: Sequence[str] = ()) -> str:
+def name_of(position: str, arch: str, further: Sequence[str] = (), cls: str = "tied") -> str:
     """The name that the runs of an encoding get. further: with an option --position-file, its runs are of that text."""
     files = parse_options(further).get("--position-file")
-    about = f"{position} {arch}" + (f" {fingerprint(split_files(files))}" if files else "")
-    digest = hashlib.sha256(about.encode()).hexdigest()[:6]  # `a+b` and `a:b` are spelt alike below
+    about = [position, arch] + [cls] * (cls != "tied") + ([fingerprint(split_files(files))] if files else [])
+    digest = hashlib.sha256(" ".join(about).encode()).hexdigest()[:6]  # `a+b` and `a:b` are spelt alike below
     return f"own_{re.sub(r'[^A-Za-z0-9.]+', '_', position)}_{digest}"
 
 
-def run(data: Path, output: Path, position: str, arch: str, jobs: int | None, further: tuple, folder: Path) -> None:
+def run(
+    data: Path, output: Path, position: str, arch: str, cls: str, jobs: int | None, further: tuple, folder: Path
+) -> None:  # fmt: skip
     """Train an encoding by the protocol and write OUTPUT/leaderboard.md, the table of its block with its row. folder:
     tables of the leaderboard.
 
@@ -235,7 +237,7 @@ def run(data: Path, output: Path, position: str, arch: str, jobs: int | None, fu
     about = preset(arch)
     block = next((name for name, of in BLOCKS.items() if arch not in ELECTRA and is_alike(preset(of), about)), None)
     if block is None:
-        raise ValueError(f"--arch {arch}: valid: {', '.join(BLOCKS.values())}, or tupe_a, whose [CLS] is untied")
+        raise ValueError(f"--arch {arch}: valid: {', '.join(BLOCKS.values())}; --cls unties [CLS]")
     known = collect.read(folder)
     theirs, ours = {row["data"] for row in known["runs"]} - {""}, collect.fingerprint(data)
     if not known["runs"]:
@@ -249,8 +251,8 @@ def run(data: Path, output: Path, position: str, arch: str, jobs: int | None, fu
             "prepare the same text (docs/leaderboard.md), or train encodings on yours with "
             "`python -m reproduction leaderboard`"
         )
-    name = name_of(position, arch, further)
-    encodings = {**ENCODINGS, name: {"position": position, "cls": about["cls"]}}
+    name = name_of(position, arch, further, cls)
+    encodings = {**ENCODINGS, name: {"position": position, "cls": cls}}
     train_entries(data, output, [(name, block)], jobs, further, encodings)
     standings = Standings(collect.merge(known, collect.collect(output, data)), encodings)
     text = f"# {position}, by the protocol of docs/leaderboard.md\n\n{standings.table(block, name).markdown()}"

@@ -31,6 +31,7 @@ from ..common.prepared import check_name, tasks_in
 from ..common.recipes import check_preset, compose, value_of
 from ..common.torchrun import gpus_to_use, run_torchrun, words_of_nodes
 from ..encoder import Encoder
+from ..names import cls_beside
 from ..positions import load_scheme_file
 from . import worker
 from .model import TupeConfig, core_config
@@ -130,9 +131,12 @@ def training_options(
     for name, places in places_of.items():
         for place in places if name in given else ():
             OmegaConf.update(config, place, given[name], merge=False)
-    for group, _, name in (word.lstrip("+").partition("=") for word in overrides):
-        if group == "model":
-            check_preset(name, given.get("arch") or raw["model"]["_name"])
+    pairs = [word.lstrip("+").partition("=")[::2] for word in overrides]
+    for name in (choice for group, choice in pairs if group == "model"):
+        check_preset(name, given.get("arch") or raw["model"]["_name"])
+    typed = {*given, *(key.removeprefix("model.") for key, _ in pairs)}
+    if "position" in typed and "cls" not in typed and "cls" in config.model:  # the preset's
+        config.model.cls = cls_beside(config.model.position, config.model.cls)
     values = {}
     for name, places in places_of.items():
         candidates = [OmegaConf.select(config, place) for place in places]

@@ -35,6 +35,7 @@ from fairseq.data import (
     TokenBlockDataset,
     data_utils,
 )  # fmt: skip
+from fairseq.data.iterators import CountingIterator, EpochBatchIterator
 from fairseq.data.shorten_dataset import maybe_shorten_dataset
 from fairseq.dataclass import ChoiceEnum
 from fairseq.logging import metrics
@@ -227,6 +228,16 @@ def forget_masks(dataset: LRUCacheDataset, epoch: int, original: Callable) -> No
     block, which `load_dataset` looks at, in every epoch."""
     LRUCacheDataset.__getitem__.cache_clear()
     original(dataset, epoch)
+
+
+def begin_epoch(
+    iterator: EpochBatchIterator, *args, original: Callable, set_dataset_epoch: bool = True, **kwargs
+) -> CountingIterator:  # fmt: skip
+    """As fairseq's `next_epoch_itr`, whose data workers outlive an epoch with the data set of the epoch that they began
+    with, and so with its masks: one that is told of a new epoch gets new workers. Those of a validation stay."""
+    if set_dataset_epoch:
+        iterator.dataloader = None
+    return original(iterator, *args, set_dataset_epoch=set_dataset_epoch, **kwargs)
 
 
 class Parts(FairseqDataset):

@@ -24,11 +24,12 @@ from fairseq.tasks.masked_lm import MaskedLMTask
 from omegaconf import DictConfig
 from torch import Tensor, nn
 
-from ..common.architectures import ARCHITECTURES, OTHER_BLOCKS, SIZES, preset, with_size
+from ..common.architectures import ARCHITECTURES, OTHER_BLOCKS, SIZES, named, preset, with_size
 from ..common.options import shorten_list, split_files
 from ..common.safe_load import read_checkpoint
 from ..cpu import bf16_speed
 from ..encoder import ClassificationHead, LMHead, ModelConfig, SpanHead, names_in, of_cls
+from ..names import cls_beside
 from ..positions import canonical, is_loaded, load_scheme_file
 from .hub import TupeHubInterface
 from .state import EncoderWithSettings
@@ -112,8 +113,9 @@ def load_scheme_files(cfg: DictConfig) -> None:
 
 
 def spell_names(cfg: DictConfig) -> None:
-    """Replace `position` by its canonical spelling, and the option `layer` by `block`, in a model's configuration and
-    in the whole one, which checkpoints keep. Raises ValueError for an unknown scheme or block."""
+    """Replace `position` by its canonical spelling, `cls` "auto" by what it means there, the architecture by the one
+    that comes of both (`named`), and the option `layer` by `block`, in a model's configuration and in the whole one,
+    which checkpoints keep. Raises ValueError for an unknown scheme or block."""
     try:
         cfg.position = canonical(cfg.position)
     except ValueError as error:
@@ -123,11 +125,14 @@ def spell_names(cfg: DictConfig) -> None:
         remedy = "give it with `tupe --position-file FILE COMMAND` or as position_file of from_pretrained"
         reason = f"{missing} was not run: to train, take a task of this plugin; {remedy} to load a checkpoint"
         raise ValueError(f"{error} ({reason})") from None
+    cfg.cls = cls_beside(cfg.position) if str(cfg.cls) == "auto" else cfg.cls
+    cfg._name = cfg._name and named(cfg._name, cfg.position, str(cfg.cls))
     if getattr(cfg, "layer", ""):  # not of `from_checkpoint`, which has no block
         cfg.block, cfg.layer = cfg.layer, ""
     root = cfg._get_parent() if isinstance(cfg, DictConfig) else None
     if root is not None and "model" in root:
-        root.model.update({key: cfg[key] for key in ("position", "block", "layer") if key in root.model})
+        spelled = ("_name", "position", "cls", "block", "layer")
+        root.model.update({key: cfg[key] for key in spelled if key in root.model})
 
 
 def refuse_long_blocks(cfg: DictConfig, task: FairseqTask) -> None:

@@ -110,6 +110,8 @@ PATCHES = [
           "on CPUs it makes tensors for a GPU", UNFIXED),
     Patch("fairseq.data.LRUCacheDataset.set_epoch", masked_lm.forget_masks,
           "blocks that a cache holds keep the masks of an earlier epoch", UNFIXED),
+    Patch("fairseq.data.iterators.EpochBatchIterator.next_epoch_itr", masked_lm.begin_epoch,
+          "data workers repeat the masks of their first epoch, and a resumed run has others", UNFIXED),
     Patch("fairseq.data.iterators.EpochBatchIterator.state_dict", resume.state_dict,
           "a position in an epoch is stored without the numbers of processes and batches", UNFIXED),
     Patch("fairseq.data.iterators.EpochBatchIterator.load_state_dict", resume.load_state_dict,

@@ -15,6 +15,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from ..common.options import shorten
 from ..common.safe_load import NOT_OURS, num_updates, read_checkpoint
+from ..names import cls_beside
 from ..positions import bounded_schemes, canonical
 from ..text import MASK
 from .model import TUNABLE, TupeConfig, TupeModel, dictionary_fingerprint, redefault, spell_names
@@ -142,8 +143,10 @@ def adopt_structure(
 def structure(model_cfg: Mapping) -> dict:
     """The settings of a model that define what it computes."""
     own = {key: value for key, value in model_cfg.items() if key not in TUNABLE and not key.startswith("_")}
-    if own.get("position"):  # older checkpoints have it as it was typed
+    if own.get("position"):  # older checkpoints have it as it was typed, and so have architectures
         own["position"] = canonical(own["position"])
+        if str(own.get("cls")) == "auto":
+            own["cls"] = cls_beside(own["position"])
     return own
 
 

@@ -15,7 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from ..common.options import split_files
 from ..common.record import fingerprint
-from .model import TUNABLE
+from .model import TUNABLE, spell_names
 
 SECTIONS = ("common", "dataset", "optimization", "checkpoint", "bmuf", "ema")  # and what has a name:
 NAMED = ("task", "model", "criterion", "optimizer", "lr_scheduler")
@@ -81,7 +81,10 @@ def _defaults(section, values):
     dataclass, part = parts["dataclass_registry"].get(name), parts["registry"].get(name)
     defaults = {"_name": None}
     if dataclass is not None:
-        defaults |= {key: value for key, value in vars(dataclass()).items() if key[0] != "_"}
+        plain_options = dataclass()
+        if section == "model" and hasattr(plain_options, "position"):
+            spell_names(plain_options)
+        defaults |= {key: value for key, value in vars(plain_options).items() if key[0] != "_"}
     elif hasattr(part, "add_args"):
         parser = argparse.ArgumentParser(add_help=False)
         part.add_args(parser)

@@ -61,7 +61,7 @@ def launch(
         return
     check_name(data)
     about = new_record(settled, Path(data), read_symbols(data), processes)
-    differences(about, folder, DEFAULTS)  # a folder of another run is refused before anything is started
+    differences(about, folder, DEFAULTS, processes)  # a folder of another run is refused before anything is started
     if processes == 1:
         train(**plan)
         return
@@ -148,7 +148,7 @@ def train(recipe: str, data: str, processes: int, **plan) -> None:
             updates = _length(settled, data, symbols, processes)
             args = arguments(settled, folder, updates, plan["gpus"])  # joins the other processes
             about = new_record(settled, data, symbols, processes)
-            run = Run(about, folder, args.process_index == 0, DEFAULTS, args.use_cpu)
+            run = Run(about, folder, args.process_index == 0, DEFAULTS, processes, args.use_cpu)
             if args.world_size > 1:
                 torch.distributed.barrier()  # the first has tidied up the folder
             start, checkpoint = newest(folder)

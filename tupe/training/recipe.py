@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from ..common import limits
-from ..common.architectures import ARCHITECTURES, ELECTRA, OTHER_BLOCKS, SIZES, preset, split_size, with_size
+from ..common.architectures import ARCHITECTURES, ELECTRA, OTHER_BLOCKS, SIZES, named, preset, split_size, with_size
 from ..common.options import did_you_mean
 from ..common.recipes import check_preset, compose, resolved, value_of
 from ..common.safe_load import read_config
 from ..encoder import ModelConfig, names_in
+from ..names import cls_beside
 
 NAMES = names_in("fairseq")  # our option of a model -> fairseq's
 EXPORTED = names_in("hugging_face")  # -> its name in config.json
@@ -34,7 +35,7 @@ COMMON_PARTS = {
 }  # fmt: skip
 ALWAYS_SO = {  # in the recipes for fairseq's sake: this engine knows no other way, or has no use for them
     "common.user_dir", "common.log_format", "common.fp16_init_scale", "common.fp16_scale_window",
-    "common.threshold_loss_scale", "dataset.required_batch_size_multiple", "dataset.update_epoch_batch_itr",
+    "common.threshold_loss_scale", "dataset.required_batch_size_multiple",
     "dataset.skip_invalid_size_inputs_valid_test", "distributed_training.find_unused_parameters",
     "checkpoint.no_epoch_checkpoints", "checkpoint.best_checkpoint_metric",
     "checkpoint.maximize_best_checkpoint_metric", "task.data",
@@ -100,7 +101,7 @@ class Recipe:
 
     def changed(self) -> dict:
         """What is not the default of its option, or of the architecture."""
-        defaults = {**self.kind.options, **_of_model(preset(self.architecture))}
+        defaults = {**self.kind.options, **_of_model(plain_options(self.architecture))}
         return {name: value for name, value in self.values.items() if value != defaults[name]}
 
 
@@ -133,6 +134,8 @@ def read(
     of_batch = ("dataset.batch_size", "optimization.update_freq")
     size, steps = (_converted(kind, key, resolved(values, key, kind.options)) for key in of_batch)
     values.update(options)
+    if "model.position" in given and "model.cls" in values and "model.cls" not in given:  # the preset's
+        values["model.cls"] = cls_beside(values["model.position"], values["model.cls"])
     if values.get("criterion._name") == "electra" or split_size(values[ARCH])[0] in ELECTRA:
         raise ValueError(f"--recipe {recipe}, --arch {values[ARCH]}: an ELECTRA, which only --engine fairseq does")
     if unknown := [key for key in values if key not in {*kind.options, *kind.parts, *always, ARCH}]:
@@ -182,8 +185,9 @@ def read(
     options = {ours: values[f"model.{theirs}"] for ours, theirs in NAMES.items() if f"model.{theirs}" in values}
     model = ModelConfig(**{**config, **options}, layer=values.get("model.layer", ""))
     if kind is PRETRAINING:
-        values.update({"model.position": model.position, "model.block": model.block, "model.layer": ""})
-    plain = vars(ModelConfig(**preset(architecture)))
+        values |= {f"model.{name}": getattr(model, name) for name in ("position", "cls", "block")} | {"model.layer": ""}
+        architecture = named(architecture, model.position, model.cls)
+    plain = plain_options(architecture)
     differs = {NAMES[name]: value for name, value in vars(model).items() if str(value) != str(plain[name])}
     free = {NAMES[name] for name in FREE}
     variant = ", ".join(f"{name} {differs[name]}" for name in sorted(differs) if name not in free)
@@ -207,6 +211,11 @@ def _check_schedule(values):
 def adam_betas(text: str) -> tuple[float, ...]:
     """Of "(0.9, 0.98)", however it is spaced."""
     return tuple(float(beta) for beta in text.strip("()[] ").split(","))
+
+
+def plain_options(architecture: str) -> dict:
+    """{option of `ModelConfig`: value} of an architecture as its name says."""
+    return vars(ModelConfig(**preset(architecture)))
 
 
 def _of_model(options):

@@ -131,7 +131,7 @@ def _is_ours(checkpoint):
     return (checkpoint / SUMS).is_file() or config.is_file() and read_config(config).get("model_type") == "tupe"
 
 
-def differences(record: Record, folder: Path, defaults: dict) -> Record | None:
+def differences(record: Record, folder: Path, defaults: dict, processes: int = 1) -> Record | None:
     """The record of the run that a folder holds, if it has begun. Raises ValueError if it is another run, or of another
     program."""
     earlier = records.begun(folder)
@@ -143,20 +143,22 @@ def differences(record: Record, folder: Path, defaults: dict) -> Record | None:
         if "optimizer.adam_betas" in config:
             config["optimizer.adam_betas"] = str(adam_betas(config["optimizer.adam_betas"]))
     if earlier and (pairs := record.differences(earlier)):
-        raise ValueError(records.another(folder, pairs, defaults))
+        raise ValueError(records.another(folder, pairs, defaults, processes))
     return earlier
 
 
 class Run(Active):
     """A run that this process trains. record: what is known before training; writes: whether this process is the one
-    that writes into the folder; cpu: whether it trains there even if there is a GPU."""
+    that writes into the folder; processes: how many train; cpu: whether they do so there even if there is a GPU."""
 
-    def __init__(self, record: Record, folder: Path, writes: bool, defaults: dict, cpu: bool = False):
+    def __init__(
+        self, record: Record, folder: Path, writes: bool, defaults: dict, processes: int = 1, cpu: bool = False
+    ):  # fmt: skip
         self.record, self.folder, self.writes, self.updates = record, folder, writes, None
         if writes and not records.lock(folder):
             raise BlockingIOError(f"another process is training in {folder}")
         try:
-            self.earlier = differences(record, folder, defaults)
+            self.earlier = differences(record, folder, defaults, processes)
             if writes and self.earlier and (self.earlier.state, self.earlier.budget) != ("finished", record.budget):
                 set_damaged_aside(folder)
         except (ValueError, OSError):
