@@ -27,7 +27,7 @@ if [ -n "$(ls -A "$out" 2> /dev/null)" ] && [ ! -e "$out/quickstart" ]; then
 fi
 
 step "environment"
-stack=current venv=.venv last=/checkpoint_last.pt
+stack=fairseq venv=.venv last=/checkpoint_last.pt
 if [ "$engine" = transformers ]; then stack=train venv=.venv-train last=; fi
 run bash scripts/setup.sh --stack $stack
 export CUDA_VISIBLE_DEVICES="" OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false PATH=$PWD/$venv/bin:$PATH

@@ -16,7 +16,7 @@ unset PYTHONDONTWRITEBYTECODE  # else every process compiles what it imports: 13
 # told its configuration, of which there may be a user's (ruff.toml, pytest.ini, conftest.py).
 python=("$venv/bin/python" -I)
 echo "test: ruff"
-run "${python[@]}" -m ruff check --config pyproject.toml tupe reproduction tests hydra_plugins setup.py
+run "${python[@]}" -m ruff check --config pyproject.toml tupe lab tests hydra_plugins setup.py
 echo "test: import contracts"  # imports from the folder that it is called in
 cd scripts
 run "../$venv/bin/lint-imports" --config ../pyproject.toml --no-logo --no-cache

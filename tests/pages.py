@@ -5,17 +5,17 @@ import shlex
 
 from helpers import PLUGIN
 
-from reproduction.__main__ import main as laboratory
+from lab.__main__ import main as laboratory
 from tupe import cli
 
-COMMANDS = {"tupe": cli.main, "python -m reproduction": laboratory}
+COMMANDS = {"tupe": cli.main, "python -m lab": laboratory}
 NAMES = {program: {*group.list_commands(None)} for program, group in COMMANDS.items()}
 ROOT = PLUGIN.parent
 DOCS = sorted(path for folder in ("", "dev", "appendix") for path in (ROOT / "docs" / folder).glob("*.md"))
 TOUR = ROOT / "docs" / "tour.ipynb"
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS]
 PROGRAM = re.compile(
-    r"(?:^|[|;&(]|\bdo )\s*(?:\w+=\S+ +)*(tupe|python -m reproduction|bash|sbatch|fairseq-train|fairseq-hydra-train) "
+    r"(?:^|[|;&(]|\bdo )\s*(?:\w+=\S+ +)*(tupe|python -m lab|bash|sbatch|fairseq-train|fairseq-hydra-train) "
     r"""((?:'[^']*'|"[^"]*"|[^|;&)'"])*)"""
 )
 
@@ -48,7 +48,7 @@ def commands_of(page):
             elif script == "glue_sweep.sh" and words[1:]:
                 yield "tupe", ["sweep", *words[1:]]
             elif script == "jobs.sbatch" and words[1:]:
-                ours = words[1] == "reproduction"
-                yield ("python -m reproduction", words[2:]) if ours else ("tupe", words[1:])
+                ours = words[1] == "lab"
+                yield ("python -m lab", words[2:]) if ours else ("tupe", words[1:])
             elif program.startswith("fairseq-") or {*words[before(words) :][:1]} & NAMES.get(program, set()):
                 yield program, words

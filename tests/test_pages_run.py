@@ -24,7 +24,7 @@ pytestmark = pytest.mark.slow
 
 ELSEWHERE = {
     "tupe download ": "tests/corpus/test_download.py, without a network",
-    "python -m reproduction": "tests/reproduction",
+    "python -m lab": "lab/tests",
     " compare --": "tests/experiments/test_compare.py",
     "tupe bench ": "tests/bench: a page's figures need its machine for itself",
     "--tokenizer ": "tests/corpus/test_tokenizers.py: too little text for these vocabularies",
@@ -41,7 +41,6 @@ ELSEWHERE = {
     "figure2": "the same",
     "KERPLE=": "the same command with two checkpoints, of the same page; this one needs twelve trainings",
     "tupe plot phi": "tests/evaluation/test_figures.py: needs learned frequencies",
-    "tupe plot numbering": "tests/evaluation/test_figures.py: the figure takes a minute",
     "tupe predict ": "tests/evaluation/test_predict.py: needs a fine-tuned CoLA",
     "tupe prepare labels ": "tests/corpus/test_labels.py",
     "--task reviews ": "the same",
@@ -79,9 +78,6 @@ SMALL = {
     "finetune": "--gpus 0 --num-workers 0 --max-epoch 1",
     "sweep": "--dry-run",
     "checkpoint average": "--last 2",
-    "probe lengths": "--tasks reverse_string --positions t5 --places random --seeds 1 --lrs 1e-3 --steps 2 --longest 80"
-    " --tests 2 --layers 1",
-    "probe synthetic": "--positions absolute --normalisers softmax --length 8 --steps 2 --seeds 1",
     "probe properties": "",
     "plot attention": "--words 3",
     "order": "--sentences 2 --tokens 100",

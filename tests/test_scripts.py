@@ -56,7 +56,7 @@ def test_own_files_of_a_user_are_not_tested(tmp_path):
     which imports no torch; import contracts, which need the whole package, are tried by hand."""
     shutil.copytree(SCRIPTS, tmp_path / "scripts")
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
-    for folder in ("tupe", "reproduction", "tests", "hydra_plugins", "tests_mine", ".venv/bin"):
+    for folder in ("tupe", "lab", "tests", "hydra_plugins", "tests_mine", ".venv/bin"):
         (tmp_path / folder).mkdir(parents=True)
     (tmp_path / "tests" / "test_ours.py").write_text("def test_it():\n    pass\n")
     for name in ("setup.py", "tupe/__init__.py"):
@@ -119,7 +119,7 @@ def test_slurm_job_that_a_signal_stopped_is_queued_again(tmp_path, status, reque
 
 @pytest.mark.parametrize(("status", "words", "module"), [
     (138, ["sweep"], "tupe"), (143, ["sweep"], "tupe"), (0, ["sweep"], "tupe"),
-    (1, ["reproduction", "evidence"], "reproduction"),
+    (1, ["lab", "evidence"], "lab"),
 ])  # fmt: skip
 def test_many_jobs_are_a_slurm_job_that_is_queued_again_when_its_time_is_up(status, words, module, tmp_path):
     requeue = f'[ $1 != requeue ] || echo "$2" > {tmp_path}/requeued'

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 from helpers import PLUGIN, ended, fork, print_into
 
-from reproduction.__main__ import main as reproduction
+from lab.__main__ import main as laboratory
 from tupe.cli import COMMANDS, GROUPS, main
 from tupe.cli.train import everyday
 from tupe.common.options import Command, ListOf, did_you_mean
@@ -53,7 +53,7 @@ def commands_below(command, name):
 
 
 SHORTHAND = r"\be\.g\.|\bi\.e\.|\betc\.|; default|->|\brepeatable\b| = |\baka\b"
-ALL = {**dict(commands_below(main, "tupe")), **dict(commands_below(reproduction, "reproduction"))}
+ALL = {**dict(commands_below(main, "tupe")), **dict(commands_below(laboratory, "lab"))}
 
 
 @pytest.mark.parametrize("name", ALL)

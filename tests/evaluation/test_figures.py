@@ -1,6 +1,5 @@
 """Every figure and the probe table from checkpoints of a short real training, through their commands."""
 
-import json
 
 import numpy as np
 import pytest
@@ -184,21 +183,3 @@ def test_the_legend_hides_no_curve():
     assert not legend.get_window_extent().overlaps(axis.get_window_extent())
     assert axis.get_window_extent().height > 200  # pixels: the legend took no room from the curves
     plotting.plt.close(figure)
-
-
-def test_numbering_shows_structure_beside_training(tmp_path, monkeypatch):
-    """An encoding that can number equal tokens and one that cannot; the accuracy is the mean over seeds."""
-    common = {"task": "equal", "layer": "transformer", "normaliser": "softmax", "special": False, "steps": 1}
-    values = {("absolute", 1): 0.5, ("absolute", 2): 1.0, ("nopos", 1): 0.02, ("nopos", 2): 0.02}
-    runs = [{**common, "position": p, "seed": seed, "accuracy": value} for (p, seed), value in values.items()]
-    (tmp_path / "runs.jsonl").write_text("".join(json.dumps({**run, "task": "order"}) + "\n" for run in runs))
-    refused = tupe("plot", "numbering", tmp_path / "runs.jsonl", "--output", tmp_path / "numbering")
-    assert refused.exit_code == 2 and "no finished run of the task `equal`" in refused.output
-    (tmp_path / "runs.jsonl").write_text("".join(json.dumps(run) + "\n" for run in runs))
-    drawn, draw = [], figures.numbering
-    monkeypatch.setattr(figures, "numbering", lambda panels: drawn.append(panels) or draw(panels))
-    assert tupe("plot", "numbering", tmp_path / "runs.jsonl", "--output", tmp_path / "numbering").exit_code == 0
-    ((allowed, reached),) = (panels.values() for panels in drawn)
-    assert allowed == {("absolute", "softmax", False): 1, ("nopos", "softmax", False): 1 / 64}
-    assert reached == {("absolute", "softmax", False): 0.75, ("nopos", "softmax", False): 0.02}
-    assert (tmp_path / "numbering.png").is_file()

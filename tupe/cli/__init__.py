@@ -32,8 +32,6 @@ GROUPS = {  # as `tupe --help` shows them: words of a command -> (module:click c
         "order": ("evaluation.order:command", "Measure what a model knows of the order of words."),
         "extrapolate": ("evaluation.extrapolate:command", "Measure the loss on longer sequences than in training."),
         "probe properties": ("evaluation.probes:command", "Show what a trained encoding prefers (identical words)."),
-        "probe synthetic": ("evaluation.synthetic:command", "Find what encodings and normalisers can tell apart."),
-        "probe lengths": ("evaluation.lengths:command", "Find which encodings solve tasks on longer strings."),
     },
     "Checkpoints": {
         "checkpoint average": ("checkpoints.files:average_command", "Take the mean of several checkpoints' weights."),

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from ..common import options
 from ..common.options import FILE, FOLDER, QuietCommand
 from ..common.plotting import HEAT, curves, grid, heat, legend, of_models, save, style
-from . import probes, synthetic
+from . import probes
 from .loading import labelled, load_model, text_block
 
 # --------------------------------------------------------------------------------------------------------- the figures
@@ -123,27 +123,6 @@ def phi(m: np.ndarray, before: np.ndarray, after: np.ndarray) -> Figure:
     return figure
 
 
-def numbering(panels: dict) -> Figure:
-    """Accuracy in numbering equal tokens, a row per encoding and a column per normaliser. panels: title -> {(position,
-    normaliser, special): accuracy}; numbers stand where an accuracy is neither 1 nor chance."""
-    rows = max(len({position for position, *_ in cells}) for cells in panels.values())
-    figure, axes = curves(len(panels), width=3.6, height=1.2 + 0.18 * rows, sharey=True)
-    for axis, (label, cells) in zip(axes, panels.items(), strict=True):
-        positions = list(dict.fromkeys(position for position, *_ in cells))
-        columns = list(dict.fromkeys(tuple(column) for _, *column in cells))
-        matrix = np.array([[cells.get((position, *column), np.nan) for column in columns] for position in positions])
-        heat(axis, matrix, vmin=0, vmax=1, aspect="auto")
-        for row, column in np.argwhere((matrix > 0.03) & (matrix < 0.995)):
-            colour = "white" if matrix[row, column] < 0.5 else "black"
-            axis.text(column, row, f"{matrix[row, column]:.2f}", ha="center", va="center", fontsize=6, color=colour)
-        names = [f"{normaliser} +CLS/SEP" if special else normaliser for normaliser, special in columns]
-        axis.set_xticks(range(len(names)), names, rotation=90)
-        axis.set_yticks(range(len(positions)), positions)
-        axis.grid(False)
-        axis.set_title(label, fontsize=9)
-    return figure
-
-
 # --------------------------------------------------------------------------------------------------------- the command
 
 
@@ -245,25 +224,3 @@ def draw_phi(checkpoint, data, layer):
     model, _ = load_model(checkpoint, data)
     names = ["sinusoidal_learned", "shaw_sinusoidal_learned"]
     return phi(*probes.phi(model, layer=layer - 1)), probes.which_layer(model, layer - 1, names)
-
-
-@drawing
-@click.argument("runs", type=FILE)
-def draw_numbering(runs):
-    """What structure allows and training reaches on equal tokens. RUNS: of `tupe probe synthetic`."""
-    chosen = [run for run in synthetic.read_results(runs) if run["task"] == "equal" and run["layer"] == "transformer"]
-    if not chosen:
-        raise ValueError(f"{runs} has no finished run of the task `equal` with the layer `transformer`")
-    trained_with = [synthetic.options_of(run) for run in chosen]
-    if differing := next((one for one in trained_with if one != trained_with[0]), None):
-        raise ValueError(f"{runs} has runs with {trained_with[0]} and with {differing}: valid: one kind of run")
-    accuracies = {}
-    for run in chosen:
-        cell = run["position"], run["normaliser"], run["special"]
-        accuracies.setdefault(cell, []).append(run["accuracy"])
-    allowed, model = {}, {name: trained_with[0][name] for name in ("n", "layers")}
-    for position, normaliser, special in accuracies:
-        distinct = synthetic.structure(position, normaliser=normaliser, special=special, **model).distinct
-        allowed[position, normaliser, special] = distinct / model["n"]
-    means = {cell: float(np.mean(values)) for cell, values in accuracies.items()}
-    return numbering({"what structure allows": allowed, "what training reaches": means}), ""

@@ -1,7 +1,6 @@
 """Position encodings side by side: pre-train each alike, fine-tune each, one report.
 
-A single encoding, `--position`, is trained by the protocol of the leaderboard, see `tupe.experiments.leaderboard`.
-Otherwise OUT/presets and OUT/positions hold the pre-training runs, OUT/glue/NAME and
+OUT/presets and OUT/positions hold the pre-training runs, OUT/glue/NAME and
 OUT/squad/NAME a sweep of fine-tuning for each of them. Everything is resumed by its records, and what is finished is
 left alone.
 """
@@ -15,7 +14,6 @@ from pathlib import Path
 
 import click
 import yaml
-from click.core import ParameterSource
 
 from ..common import limits, options, record
 from ..common.architectures import ARCHITECTURES, ELECTRA, OTHER_BLOCKS, named, split_size, with_size
@@ -118,17 +116,6 @@ def losses_table(jobs: list[runner.Job]) -> TextTable:
     )
 
 
-def refuse_given(names: tuple[str, ...]) -> None:
-    """Raises ValueError if the user gave an option that the protocol fixes."""
-    context = click.get_current_context()
-    for name in names:
-        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
-            raise ValueError(
-                f"--{name.replace('_', '-')}: a single --position is trained by the protocol of docs/leaderboard.md, "
-                "which has no such choice; give a second --position, --presets, --glue or --squad to compare freely"
-            )
-
-
 def jobs_of(sweeps: list, output: Path) -> dict:
     """{job: its sweep}: first jobs of all sweeps, then second ones, and so on; named by their folders in `output`."""
     rows = itertools.zip_longest(*([(job, sweep) for job in sweep.jobs] for sweep in sweeps))
@@ -139,7 +126,7 @@ def jobs_of(sweeps: list, output: Path) -> dict:
 @click.command(cls=options.Command, context_settings={"ignore_unknown_options": True})
 @options.data("The folder of the pre-training data.")
 @options.output("The folder of all runs. An existing one is resumed.")
-@click.option("--presets", type=ListOf(), help="Files of configs/model (default: the thirteen of Wang et al., wang_*).")
+@click.option("--presets", type=ListOf(), help="Files of configs/model.")
 @click.option("--position", multiple=True, help="A position encoding by its name, in place of BERT's. Can be repeated.")
 @options.size("tiny", help="The size of all models.")
 @click.option(
@@ -147,10 +134,6 @@ def jobs_of(sweeps: list, output: Path) -> dict:
 )
 @click.option("--cls", type=click.Choice(CLS), help="How [CLS] is treated (default: as the architecture or preset says "
               "beside `untied`, else tied).")  # fmt: skip
-@click.option(
-    "--tables", type=FOLDER, default="docs/evidence/leaderboard", show_default=True,
-    help="The tables of the leaderboard, in which a single --position gets a row.",
-)  # fmt: skip
 @click.option("--recipe", default="pretrain_small", show_default=True,
               help="The recipe of the pre-training (the paper's: pretrain).")  # fmt: skip
 @click.option("--glue", type=FOLDER, help="The folder that `tupe prepare glue` wrote. Without it, GLUE is left out.")
@@ -165,7 +148,7 @@ def jobs_of(sweeps: list, output: Path) -> dict:
 @options.jobs()
 @click.argument("common", nargs=-1, type=click.UNPROCESSED, metavar="[OPTIONS AND OVERRIDES OF THE PRE-TRAINING]...")
 def command(
-    data, output, presets, position, size, arch, cls, tables, recipe, glue, squad, tasks, lrs, seeds, finetune_options,
+    data, output, presets, position, size, arch, cls, recipe, glue, squad, tasks, lrs, seeds, finetune_options,
     dry_run, retry_failed, jobs, common,
 ):  # fmt: skip
     """Pre-train position encodings alike, fine-tune each on GLUE and SQuAD, and write OUTPUT/report.
@@ -173,23 +156,10 @@ def command(
     tupe compare --data corpus-bin --output compare --glue glue-bin --squad squad-bin --max-update 6000
 
     Without --glue and --squad it ends with a table of the validation losses.
-
-    One --position without --presets, --glue and --squad is trained by the protocol of docs/leaderboard.md, and gets a
-    row beside the committed ones in OUTPUT/leaderboard.md; --arch modernbert for the modern block:
-
-    tupe compare --data corpus-bin --output mine --position rope --jobs 2
     """
     output = output.resolve()
-    if len(position) == 1 and not (presets or glue or squad or tasks):
-        refuse_given(("size", "recipe", "lrs", "seeds", "finetune_options", "dry_run", "retry_failed"))
-        architecture, name, cls = buildable(position[0], arch, cls)
-        further = (*common, *options.position_file())
-        from . import leaderboard  # only here: it imports fairseq
-
-        leaderboard.run(data.resolve(), output, name, architecture, cls, jobs, further, tables)
-        return
-    if presets is None and not position:
-        presets = sorted(path.stem for path in (CONFIGS / "model").glob("wang_*.yaml"))
+    if not presets and not position:
+        raise ValueError("nothing to compare: give --position NAME (as often as you like) or --presets A,B")
     tasks, common = find_data(data, glue, squad, tasks), [*common, *options.position_file()]
     sweeps = plan_pretraining(data, output, presets or [], list(position), size, recipe, common, arch, cls)
     engine = ["--engine=transformers"] * (parse_options(common).get("--engine") == "transformers")

@@ -16,7 +16,6 @@ from ..common.architectures import split_size
 from ..common.glue import TASKS
 from ..common.record import Record, write_atomically
 from ..common.tables import TextTable
-from . import wang
 from .runs import EPOCHS, Collection, Model, collect, with_unit
 from .summary import (
     COLUMNS,
@@ -333,10 +332,6 @@ def sections(collection: Collection, probed: dict | None = None, losses: dict | 
         report.append(Section("Properties of the position encodings", blocks))
     if best:
         report.append(Section("Uncertainty", [UNCERTAINTY, *uncertainty_tables(collection, best, "best")]))
-    tables = wang.score_table(best), wang.property_table(probed or {})
-    tables = [table for table in tables if table]
-    text = wang.EXPLANATION.format(source=wang.published()["source"])
-    report.append(Section("Beside Wang et al. (2021)", [text, *tables] if tables else [], folded=True))
     tried = defaultdict(dict)  # {model: its tasks}, those too of which every run failed
     for model, task, *_ in sorted([*collection.finished, *collection.broken]):
         tried[model][task] = configuration_table(model, task, collection)

@@ -1,0 +1,50 @@
+"""`python -m lab COMMAND`, in a clone of the repository."""
+
+import importlib
+from typing import Any
+
+import click
+
+COMMANDS = {  # words -> (module:click command, what it does)
+    "evidence": ("first:evidence_command", "Train the runs of the first protocol."),
+    "claims": ("first:claims_command", "Write the pages of the first protocol from its tables."),
+    "run": ("second:run", "Train the runs of the second protocol."),
+    "page": ("second:write_page", "Write the page of the second protocol from its tables."),
+    "zorro": ("second:score_zorro", "Score kept models of the second protocol on Zorro."),
+    "release": ("release:command", "Write a trained run as a Hugging Face folder with a model card."),
+    "leaderboard": ("leaderboard:command", "Train and evaluate every encoding by one protocol."),
+    "standings": ("leaderboard:standings_command", "Write the leaderboard's page from its tables."),
+    "row": ("leaderboard:row", "Train one encoding by the leaderboard's protocol."),
+    "wang": ("wang:grid", "Train the thirteen encodings of Wang et al. alike."),
+    "wang-tables": ("wang:tables", "Print their published tables beside our models."),
+    "synthetic": ("synthetic:command", "Find what encodings and normalisers can tell apart."),
+    "numbering": ("synthetic:draw_numbering", "Draw what encodings can tell apart."),
+    "lengths": ("lengths:command", "Find which encodings solve tasks on longer strings."),
+    "diagrams": ("diagrams:command", "Draw the figures that explain."),
+}
+
+
+class Laboratory(click.Group):
+    """Imports the module of a command when it is called."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        if name not in COMMANDS:
+            return None
+        module, _, attribute = COMMANDS[name][0].partition(":")
+        return getattr(importlib.import_module(f"lab.{module}"), attribute)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, what) for name, (_, what) in COMMANDS.items()])
+
+    def main(self, *args: Any, **options: Any) -> Any:
+        return super().main(*args, **{"prog_name": "python -m lab", **options})
+
+
+main = Laboratory(help=__doc__, context_settings={"help_option_names": ["-h", "--help"]})
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,197 @@
+"""The second protocol (docs/second-protocol.md): what it trains, as second.yaml says, and the page of what came out.
+
+    python -m lab run --data DATA --output OUT                  train and evaluate what is left; resumes OUT
+    python -m lab page --runs OUT                               add finished runs to the tables, write pages
+    python -m lab zorro --runs OUT --data DATA --pairs ZORRO    score kept weights on Zorro, write the page
+
+Runs, their evaluation and their tables are those of the first protocol (`tupe.experiments`).
+"""
+
+import csv
+import functools
+import gzip
+import io
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import click
+
+from tupe.common import options, record
+from tupe.common.options import ListOf
+from tupe.evaluation import minimal_pairs
+from tupe.evaluation.loading import load_model
+from tupe.experiments import runner
+from tupe.positions import load_scheme_file
+from tupe.text import TextEncoder
+
+from . import collect
+from .plan import Trial, check_models, final_losses, lengths_of, trials
+from .release import of_both_protocols, renewed
+from .second_page import PAIRS, ZORRO, page, zorro_scores
+from .second_plan import FIRST, HERE, PROTOCOL, TABLES, cooldown_of, known_losses
+from .training import train, train_stage
+
+# ----------------------------------------------------------------------------------------------------------- the jobs
+
+
+def job(trial: Trial, data: Path, output: Path, further: Sequence[str] = ()) -> runner.Job:
+    """The command that trains it; of a stage with a cool-down, only that, from what `begin` puts there."""
+    made = trial.job(data, output, further, PROTOCOL)
+    cooldown = cooldown_of(trial)
+    return replace(made, command=(*made.command, *constant(cooldown))) if cooldown else made
+
+
+def trunk_job(trial: Trial, data: Path, output: Path, further: Sequence[str] = ()) -> runner.Job:
+    """The command that trains at a constant rate up to the update at which a trial's cool-down begins."""
+    until, folder = trial.updates - cooldown_of(trial), trunk(trial, output)
+    made = replace(trial, updates=until).job(data, output, further, PROTOCOL)
+    return runner.Job(f"trunk of {made.name}", folder, (*made.command, f"--output={folder}", *constant(0)))
+
+
+def trunk(trial: Trial, output: Path) -> Path:
+    """The folder of the run at a constant rate from whose end a trial branches off."""
+    until = trial.updates - cooldown_of(trial)
+    return output / "trunks" / f"{trial.model}_{trial.size}_{until}_lr{trial.lr:g}_seed{trial.seed}"
+
+
+def trunks_of(trial: Trial, output: Path) -> list[Path]:
+    """The trunks of a trial and of the shorter ones of its stage, as far as they are there, the trial's last."""
+    lengths = [updates for updates in lengths_of(PROTOCOL["stages"][trial.stage]) if updates <= trial.updates]
+    folders = [trunk(replace(trial, updates=updates), output) for updates in lengths]
+    return [folder for folder in folders[:-1] if (folder / "checkpoint_last.pt").exists()] + folders[-1:]
+
+
+def constant(cooldown: int) -> tuple[str, ...]:
+    return "--lr-scheduler=constant_cooldown", f"--cooldown-updates={cooldown}"
+
+
+def begin(folder: Path, earlier: Path) -> None:
+    """Let a run that has not begun continue another one's last checkpoint."""
+    if not (folder / record.NAME).exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        record.write_atomically(folder / "checkpoint_last.pt", (earlier / "checkpoint_last.pt").read_bytes())
+
+
+def train_length(data: Path, output: Path, planned: list[Trial], jobs: int | None, further: Sequence[str]) -> None:
+    """Train what is left of one stage and length; where there is a cool-down, first the trunks, each from the one of
+    the next shorter length. A run whose trunk diverged has diverged; one whose trunk failed otherwise waits for it."""
+    trunks = {trial: trunk_job(trial, data, output, further) for trial in planned if cooldown_of(trial)}
+    for trial, made in trunks.items():
+        for shorter in trunks_of(trial, output)[-2:-1]:
+            begin(made.folder, shorter)
+        if not divergence_of(made.folder):
+            record.clear_failure(made.folder)
+    states = runner.run([*trunks.values()], runner.slots(jobs), title="trunks") if trunks else {}
+    for trial, made in trunks.items():
+        if states[made] == "finished":
+            begin(trial.folder(output), made.folder)
+        elif reason := divergence_of(made.folder):
+            trial.folder(output).mkdir(parents=True, exist_ok=True)
+            record.note_failure(trial.folder(output), reason, record.DIVERGED)
+            del states[made]
+    train(data, output, [t for t in planned if states.get(trunks.get(t)) != "failed"], jobs, further, job)
+    runner.exit_if_unfinished(states, "trunks")
+
+
+def divergence_of(folder: Path) -> str:
+    """The reason of a run that diverged, else ""."""
+    run = record.read(folder) if record.state_of(folder) == "failed" else None
+    return run.failure["reason"] if run and run.failure["reason"].startswith(record.DIVERGENCE) else ""
+
+
+# --------------------------------------------------------------------------------------------------------- the commands
+
+
+def load_scheme_files():
+    """Whose encodings the models of the plan have: an evaluation builds them."""
+    for model in PROTOCOL["models"].values():
+        if "position-file" in model:
+            load_scheme_file(model["position-file"])
+
+
+@click.command(cls=options.QuietCommand, context_settings={"ignore_unknown_options": True})
+@options.data("The prepared text; docs/protocol.md says how the protocol's is made.")
+@options.output("The folder of the runs. An existing one is resumed.")
+@click.option("--stages", type=ListOf(list(PROTOCOL["stages"])), help="Run only these stages.")
+@click.option("--models", type=ListOf(), help="Run only these models.")
+@click.option("--seeds", type=ListOf(int), help="Run only these seeds.")
+@options.jobs()
+@click.option("--dry-run", is_flag=True, help="Print the commands, and run none.")
+@click.argument("further", nargs=-1, type=click.UNPROCESSED, metavar="[OPTIONS OF EVERY TRAINING]...")
+def run(data, output, stages, models, seeds, jobs, dry_run, further):
+    """Train and evaluate what is left, stage by stage."""
+    data, output, stages = data.resolve(), output.resolve(), stages or list(PROTOCOL["stages"])
+    check_models(models, stages, PROTOCOL)
+    load_scheme_files()
+
+    def planned(stage):
+        losses = known_losses(output)
+        return [trial for trial in trials(stage, losses, PROTOCOL, models, seeds) if trial not in losses]
+
+    def train_lengths(new):
+        for updates in sorted({trial.updates for trial in new}):
+            train_length(data, output, [trial for trial in new if trial.updates == updates], jobs, further)
+
+    for stage in stages:
+        if dry_run:
+            for trial in planned(stage):
+                click.echo(" ".join(map(str, job(trial, data, output, further).command)))
+        else:
+            train_stage(functools.partial(planned, stage), train_lengths)
+
+
+def whole_curve(trial: Trial, found: dict[str, list[dict]], output: Path) -> list[dict]:
+    """The rows of a run in the table `training`; of one that branches off, from the start of its trunk."""
+    rows = [row for row in found["training"] if row["run"] == str(trial)]
+    if cooldown_of(trial):
+        of_trunks = [collect.training_losses(folder / "train.log") for folder in trunks_of(trial, output)]
+        earlier = {n: row for log in of_trunks for n, row in log.items() if n <= trial.updates - cooldown_of(trial)}
+        rows = [{"run": str(trial), "updates": n, "loss": loss, "seconds": seconds}
+                for n, (loss, seconds) in sorted(earlier.items())] + rows  # fmt: skip
+    return rows
+
+
+@click.command("page", cls=options.QuietCommand)
+@click.option("--runs", type=options.FOLDER, help="The folder of `run`, whose finished runs are added.")
+@click.option("--data", type=options.FOLDER, help="The folder of data (default: what the weights of a run name).")
+def write_page(runs, data):
+    """Add finished runs to the tables, then write docs/evidence/second.md and the cards of models/ from them."""
+    if runs:
+        found = collect.collect(runs, data)
+        found["training"] = [
+            row for name in found["runs"] for row in whole_curve(Trial.parse(name["run"]), found, runs)
+        ]
+        collect.write(collect.merge(collect.read(TABLES), found), TABLES)
+    record.write_atomically(FIRST / "second.md", page())
+    evidence = of_both_protocols()
+    for card in sorted(HERE.parent.glob("models/*/README.md")):  # which names the other runs of its seed
+        record.write_atomically(card, renewed(evidence, card.read_text(encoding="utf-8")))
+
+
+@click.command("zorro", cls=options.QuietCommand)
+@click.option(
+    "--runs", type=options.FOLDER, required=True, help="The folder of `run`. Released models are scored, too."
+)
+@options.data("The folder of dict.txt and the pieces.")
+@click.option(
+    "--pairs", type=options.FOLDER, required=True, help="The folder sentences/babyberta of the repository phueb/Zorro."
+)
+def score_zorro(runs, data, pairs):
+    """Score kept weights on Zorro's minimal pairs; then write the page."""
+    load_scheme_files()
+    weights = {str(trial): trial.folder(runs) / "model.pt" for trial in final_losses(runs)}
+    weights |= {f"models/{path.name}": path for path in sorted((HERE.parent / "models").iterdir())}
+    paradigms, encoder, scores = minimal_pairs.read_paradigms(pairs, PAIRS), TextEncoder(data), zorro_scores()
+    for name, path in weights.items():
+        if path.exists():
+            click.echo(name)
+            results = minimal_pairs.evaluate(load_model(path, data)[0], encoder, paradigms, runs / "zorro" / name)
+            credits = minimal_pairs.accuracies(results)
+            scores[name] = {paradigm: float(credit.mean()) for paradigm, credit in credits.items()}
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    rows = [(name, paradigm, f"{value:.4f}") for name in scores for paradigm, value in scores[name].items()]
+    writer.writerows([("run", "paradigm", "accuracy"), *sorted(rows)])
+    record.write_atomically(ZORRO, gzip.compress(text.getvalue().encode(), mtime=0))
+    record.write_atomically(FIRST / "second.md", page())

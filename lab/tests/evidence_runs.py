@@ -1,0 +1,93 @@
+"""Run folders as training leaves them, without training: every number follows from a formula."""
+
+import json
+
+import numpy as np
+
+from lab import collect
+from lab.evidence import Evidence
+from lab.plan import PLAN, Trial
+from tupe.common import record
+
+BITS = 1 / np.log(2)
+
+
+def write_run(output, trial: Trial, loss: float, exit: int = 1000, state="finished", seconds=7, plateau=8):
+    """A run on a plateau (bits) until `exit`, from where it falls linearly to `loss` at the end."""
+    folder = trial.folder(output)
+    folder.mkdir(parents=True)
+    every = [*range(50, trial.updates + 1, 50)]
+    curve = np.interp(every, [0, exit, trial.updates], [plateau, plateau, loss])
+    lines = [
+        "2026-01-01 00:00:00 | INFO | train_inner | "
+        + json.dumps({"epoch": 1, "loss": f"{bits:.3f}", "num_updates": str(n), "train_wall": str(seconds)})
+        for n, bits in zip(every, curve, strict=True)
+    ]
+    (folder / "train.log").write_text("\n".join(["$ tupe pretrain", *lines]))
+    scores = [
+        {"epoch": 1, "num_updates": n, "split": "valid", "loss": float(bits), "best": True}
+        for n, bits in zip(every, curve, strict=True)
+        if n % 500 == 0 or n == trial.updates
+    ]
+    run = record.Record("masked_lm", trial.model, "", trial.seed, trial.lr, {"max_update": trial.updates}, ["valid"])
+    run.scores, run.state, run.device, run.commit = scores, state, "CPU", "abc"
+    run.failure = {"reason": "diverged", "status": 1} if state == "failed" else None
+    run.save(folder)
+    if state != "finished":
+        return
+    order = {"sentences": 100, "accuracy": 0.6 + 0.01 * trial.seed, "accuracy_error": 0.03, "margin": 1.5,
+             "margin_error": 0.1}  # fmt: skip
+    layers = 4 if trial.size == "mini" else 2
+    ratio = [[1 + 0.1 * layer + 0.05 * head for head in range(layers)] for layer in range(layers)]
+    content = {
+        "order": order,
+        "loss": {
+            "tokens": 60000, "mean": loss / BITS, "error": 0.01,
+            "by_position": {"0": [2.0, 100], "1": [2.0, 900], "2-3": [1.9, 1000]}, "by_length": {"64-128": [2.0, 1000]},
+            "blocks": {"nats": " ".join([f"{20 * loss / BITS:.3f}"] * 5), "tokens": " ".join(["20"] * 5)},
+        },
+        "cls": {"first": 8, "ratio": ratio},
+    }  # fmt: skip
+    (folder / "evaluation.json").write_text(json.dumps(content))
+
+
+def write_experiment(output, stages=tuple(PLAN["stages"]), seeds=3):
+    """Every run of the plan, at rates that follow from the pilot, where 1e-3 is best (so 5e-4 has run, too). The final
+    loss of a model is 6 bits for the first one and 0.1 less for each further one, plus 0.01 times the seed, plus a
+    little of its own."""
+    rng = np.random.default_rng(0)
+    models = list(PLAN["models"])
+    for stage in stages:
+        plan = PLAN["stages"][stage]
+        shares = [0.5, 1, 2, 4] if stage == "pilot" else plan.get("shares", [1])
+        rates = [plan["lr"]] if "lr" in plan else [share * 1e-3 for share in shares]
+        lengths = plan["updates"] if isinstance(plan["updates"], list) else [plan["updates"]]
+        for seed in plan["seeds"][:seeds]:
+            for model in models if plan["models"] == "all" else plan["models"]:
+                for updates in lengths:
+                    for lr in rates:
+                        trial = Trial(stage, model, plan["size"], updates, lr, seed)
+                        loss = 6 - 0.1 * models.index(model) + 0.01 * seed + 0.002 * rng.normal()
+                        off = abs(np.log2(lr / 1e-3)) if stage == "pilot" else 0
+                        loss += 0.2 * off + 0.5 * np.log2(5000 / min(updates, 5000))
+                        loss = 7.5 + 0.01 * off if model == "nopos" else loss
+                        write_run(output, trial, loss, exit=500 + 100 * models.index(model))
+
+
+def read_back(out):
+    """The evidence of the runs in a folder."""
+    tables = out.parent / "tables"
+    collect.write(collect.collect(out), tables)
+    return Evidence(collect.read(tables))
+
+
+def write_plateau(out, loss):
+    """The pilot of nopos, whose best rate has this loss."""
+    for number, lr in enumerate(PLAN["learning_rates"]):
+        write_run(out, Trial("pilot", "nopos", "tiny", 5000, lr, 101), loss + 0.1 * number)
+
+
+def rows_of(lines):
+    """[cells] of the first table in lines, without its header."""
+    rows = [line.split(" | ") for text in lines for line in text.splitlines() if line.startswith("| ")]
+    return [[cell.strip("| ") for cell in row] for row in rows[2:]]

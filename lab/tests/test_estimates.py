@@ -1,0 +1,79 @@
+"""Statistics of the two protocols against scipy and numbers computed by hand."""
+
+import math
+
+import numpy as np
+import pytest
+from lab.statistics import (
+    bootstrap,
+    equivalence,
+    geometric_mean_interval,
+    pooled,
+    share_of_schedule,
+    welch,
+)
+from scipy import stats
+
+
+def test_geometric_intervals():
+    mean, (low, high) = geometric_mean_interval([0.25, 0.5, 1.0])
+    assert mean == pytest.approx(0.5) and low * high == pytest.approx(0.25)
+
+
+def test_welch_is_the_textbook_formula():
+    a, b = [5.1, 5.3, 5.2, 5.6], [5.0, 5.05, 4.9]
+    mean, low, high, p = welch(a, b)
+    va, vb = (sum((x - sum(v) / len(v)) ** 2 for x in v) / (len(v) - 1) / len(v) for v in (a, b))
+    df = (va + vb) ** 2 / (va**2 / 3 + vb**2 / 2)
+    half = stats.t.ppf(0.975, df) * math.sqrt(va + vb)
+    assert (low, high) == pytest.approx((mean - half, mean + half))
+    assert p == pytest.approx(2 * stats.t.sf(mean / math.sqrt(va + vb), df))
+
+
+def test_equivalence_needs_the_90_percent_interval_inside_the_margin():
+    inside, outside = [0.01, -0.02, 0.03, 0.0], [0.01, -0.02, 0.3, 0.0]
+    for values in (inside, outside):
+        mean, error = sum(values) / 4, stats.sem(values)
+        half = stats.t.ppf(0.95, 3) * error
+        assert (equivalence(values, 0.1) <= 0.05) == (abs(mean) + half <= 0.1)
+    assert equivalence(inside, 0.1) <= 0.05 < equivalence(outside, 0.1)
+
+
+def test_pooled_variance():
+    """Of two models, the pooled variance is that of Student's unpaired test; a third one adds its own."""
+    a, b = {1: 5.0, 2: 5.2, 3: 5.1}, {1: 5.5, 2: 5.4, 3: 5.9}
+    values = [*a.values()], [*b.values()]
+    assert pooled(a, b, [a, b]) == pytest.approx(stats.ttest_ind(*values).pvalue)
+    t = (5.1 - 5.6) / math.sqrt((0.01 + 0.07 + 0.04) / 3 * (2 / 3))
+    assert pooled(a, b, [a, b, {1: 6.0, 2: 6.2, 3: 6.4}]) == pytest.approx(2 * stats.t.sf(abs(t), 6))
+
+
+@pytest.mark.parametrize(("of_seeds", "of_blocks"), [(0.1, 0.0), (0.0, 0.5), (0.1, 0.5)])
+def test_seeds_and_blocks_are_drawn_anew_together(of_seeds, of_blocks):
+    """Differences s + t, of seed and block: the variance of their mean is (n - 1) / n of the one over seeds, over n,
+    plus the one over blocks, over their number. What both models share, blocks that are hard, does not count."""
+    n, blocks, rng = 12, 400, np.random.default_rng(0)
+    s, t, hard = of_seeds * rng.normal(size=n), of_blocks * rng.normal(size=blocks), rng.normal(6, 2, blocks)
+    tokens = np.full(blocks, 20)
+    a = {seed: (tokens * (hard + s[seed] + t), tokens) for seed in range(n)}
+    b = dict.fromkeys(range(n), (tokens * hard, tokens))
+    mean, (low, high) = bootstrap({**a, 99: b[0]}, b)  # a seed that one of them lacks is left out
+    assert mean == pytest.approx(s.mean() + t.mean())
+    error = math.sqrt(s.var() / n + t.var() / blocks)
+    assert high - low == pytest.approx(2 * 1.96 * error, rel=0.1)
+    assert bootstrap(a, b) == bootstrap(a, b)  # the same draws
+
+
+def test_losses_of_other_blocks_do_not_compare():
+    a = {1: (np.ones(3), np.array([1, 2, 3]))}
+    with pytest.raises(ValueError, match="same held-out blocks"):
+        bootstrap(a, {1: (np.ones(3), np.array([1, 2, 4]))})
+    with pytest.raises(ValueError, match="no common seed"):
+        bootstrap(a, {2: a[1]})
+
+
+def test_shares():
+    finals = {0.25: 8.0, 0.5: 6.0, 1.0: 5.0}
+    assert share_of_schedule(finals, 7.0) == pytest.approx(math.sqrt(0.25 * 0.5))
+    assert share_of_schedule(finals, 5.0) == pytest.approx(1.0)
+    assert share_of_schedule(finals, 9.0) == 0.25 and share_of_schedule(finals, 4.9) == math.inf

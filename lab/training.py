@@ -1,0 +1,110 @@
+"""Trains and evaluates trials of a plan, and keeps of each what is needed to draw conclusions.
+
+OUT/<stage>/<model>/<size>_<updates>_lr<lr>_seed<seed>/ is a run. When it is finished, evaluation.json holds its
+evaluation and model.pt its weights in half precision; the checkpoint with the optimizer's state goes.
+"""
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from tupe.checkpoints.files import save_atomically, strip
+from tupe.common import record
+from tupe.common.blocks import Split
+from tupe.common.safe_load import read_checkpoint
+from tupe.evaluation.loading import load_model
+from tupe.evaluation.order import evaluate
+from tupe.experiments import runner
+from tupe.text import TextEncoder
+
+from . import collect
+from .plan import Trial, final_losses
+
+SENTENCES, TOKENS = 2000, 400_000  # of the evaluation: order sensitivity, loss
+
+
+def save_half(checkpoint: Path, output: Path) -> None:
+    """Write a checkpoint's weights in half precision, without the optimizer's state."""
+    state = strip(read_checkpoint(checkpoint))
+    half = {name: value.half() if value.is_floating_point() else value for name, value in state["model"].items()}
+    save_atomically({**state, "model": half}, output)
+
+
+Evaluation = Callable[[Any, Any, Path], dict]  # (model, task, data) -> the content of evaluation.json
+
+
+def evaluation(model: Any, task: Any, data: Path) -> dict:
+    return evaluate(model, task, TextEncoder(data), SENTENCES, TOKENS)
+
+
+def evaluate_and_prune(data: Path, folder: Path, state: str, evaluate: Evaluation = evaluation) -> None:
+    """Keep the weights of a finished run in half precision and evaluate them; its checkpoints are deleted. Waits for
+    another process that does so."""
+    checkpoint, weights = folder / "checkpoint_last.pt", folder / "model.pt"
+    if state != "finished":
+        return
+    while not record.lock(folder):
+        time.sleep(1)
+    if checkpoint.exists():
+        save_half(checkpoint, weights)
+        for path in sorted(folder.glob("checkpoint*.pt"), key=checkpoint.__eq__):  # that one last: it brings us here
+            path.unlink()
+    if not (folder / "evaluation.json").exists():
+        content = evaluate(*load_model(weights, data), data)
+        record.write_atomically(folder / "evaluation.json", json.dumps(content, indent=1, allow_nan=False) + "\n")
+    record.unlock(folder)
+
+
+def check_data(data: Path, output: Path, needed: int | None = None) -> None:
+    """Note in a folder of runs what data they are trained on: OUT/data.json.
+
+    Raises ValueError if its runs were trained on other data, or if the evaluation needs more held-out text.
+    """
+    ours, path = collect.fingerprint(data), output / "data.json"
+    if path.exists():
+        if (theirs := json.loads(path.read_text())["fingerprint"]) != ours:
+            raise ValueError(f"{output} has runs on other data ({theirs}) than {data} ({ours}); name another folder")
+        return
+    tokens = int(Split(data / "valid").sizes.sum())
+    if tokens < (needed := needed or TOKENS):
+        raise ValueError(f"{data}/valid holds {tokens:,} tokens, fewer than the {needed:,} of the evaluation")
+    output.mkdir(parents=True, exist_ok=True)
+    content = {"data": str(data), "fingerprint": ours}
+    record.write_atomically(path, json.dumps(content, indent=1, allow_nan=False) + "\n")
+
+
+def train(
+    data: Path, output: Path, planned: list[Trial], jobs: int | None, further: Sequence[str],
+    job: Callable[[Trial, Path, Path, Sequence[str]], runner.Job] = Trial.job, evaluate: Evaluation = evaluation,
+    needed: int | None = None,
+) -> None:  # fmt: skip
+    """Run what is left of the planned trainings of one stage; evaluate each as it ends. That a run diverged is a
+    result; one that failed otherwise is tried again. evaluate, needed: how, and held-out tokens it takes. Raises
+    ValueError for the reasons of `check_data`."""
+    plan = {job(trial, data, output, further): trial for trial in planned}
+    if not plan:
+        return
+    check_data(data, output, needed)
+    if further:
+        runner.check(next(iter(plan)))
+    results = final_losses(output)
+    for job, trial in plan.items():
+        if trial not in results and record.state_of(job.folder) == "failed":
+            record.clear_failure(job.folder)
+    states = runner.run(
+        list(plan), runner.slots(jobs), title=planned[0].stage,
+        on_done=lambda job, state: evaluate_and_prune(data, job.folder, state, evaluate),
+    )  # fmt: skip
+    results = final_losses(output)
+    states = {job: "finished" if plan[job] in results else state for job, state in states.items()}
+    runner.exit_if_unfinished(states, planned[0].stage)
+
+
+def train_stage(planned: Callable[[], list[Trial]], train: Callable[[list[Trial]], None]) -> None:
+    """Train what is planned, until nothing new is: a best rate at the edge of those that have run asks for another."""
+    known = set()
+    while new := [trial for trial in planned() if trial not in known]:
+        train(new)
+        known.update(new)
