@@ -22,11 +22,11 @@ from hypothesis import strategies as st
 
 from tupe import positions
 from tupe.common import record
-from tupe.common.safe_load import read_checkpoint
 from tupe.corpus.glue import read_split
 from tupe.corpus.readers import Input, paragraphs, read
 from tupe.corpus.stats import Stats
 from tupe.evaluation.minimal_pairs import read_paradigms
+from tupe.plugin.gate import read_checkpoint
 from tupe.plugin.pretrained import load_dictionary
 from tupe.plugin.squad_data import read_squad
 from tupe.positions import canonical

@@ -53,18 +53,15 @@ def _can_be_mapped(path):
     return zipfile.is_zipfile(path) and str(path).encode("utf-8", "ignore") == os.fsencode(path)
 
 
-def read_checkpoint(path: str | Path, mmap: bool = False, ours: bool = False) -> dict:
-    """`load_safely` for a checkpoint of fairseq. Raises ValueError for anything else; ours: for the models of others,
-    too."""
-    state = load_safely(path, mmap)
-    if not isinstance(state, dict) or not state.get("cfg") or "model" not in state:
-        raise ValueError(f"{path} is {NOT_OURS}")
-    options = state["cfg"].get("model")
-    if ours and not (isinstance(options, dict) and {"_name", "position", "max_positions"} <= options.keys()):
-        raise ValueError(f"{path} is {NOT_OURS}")
-    if isinstance(options, dict) and "layer" in options and "block" not in options:  # its name in earlier versions
-        options["block"] = options.pop("layer")
-    return state
+def tensors_of(state: Any, path: str | Path) -> dict[str, torch.Tensor]:
+    """The model in the contents of the file `path`. Raises ValueError if it is anything but tensors with names."""
+    model = state.get("model") if isinstance(state, dict) else None
+    if not isinstance(model, dict) or not model:
+        raise ValueError(f"{path} has no model: not a checkpoint")
+    for name, value in model.items():
+        if not isinstance(name, str) or not isinstance(value, torch.Tensor):
+            raise ValueError(f"{path} refused: its model holds a {type(value).__name__}, not tensors with names alone")
+    return dict(model)
 
 
 def read_config(path: str | Path) -> dict:

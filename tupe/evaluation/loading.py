@@ -9,7 +9,6 @@ import torch
 from ..checkpoints.folders import config_of
 from ..common.blocks import Split
 from ..common.options import quiet_imports
-from ..common.safe_load import read_checkpoint
 from .model import HeldOut, Model
 
 
@@ -27,12 +26,13 @@ def load_model(checkpoint: str | Path, data: str | Path | None = None) -> tuple:
         folder = Path(data or checkpoint).resolve()
         model = Model.load(checkpoint, folder)
         return model, HeldOut(checkpoint, folder, model.max_positions())
-    trained = read_checkpoint(checkpoint, mmap=True)  # its errors name what is wrong; fairseq reads it then
     with quiet_imports():
         from fairseq import checkpoint_utils
 
+        from ..plugin.gate import read_checkpoint
         from ..plugin.masked_lm import TupeMaskedLMTask
 
+    trained = read_checkpoint(checkpoint, mmap=True)  # its errors name what is wrong; fairseq reads it then
     changes = {"autocast": "none"} if data is None else {"autocast": "none", "data": str(data)}
     try:
         models, _, task = checkpoint_utils.load_model_ensemble_and_task([str(checkpoint)], arg_overrides=changes)
