@@ -38,6 +38,8 @@ def load_model(checkpoint: str | Path, data: str | Path | None = None) -> tuple:
         models, _, task = checkpoint_utils.load_model_ensemble_and_task([str(checkpoint)], arg_overrides=changes)
     except FileNotFoundError as error:
         raise ValueError(f"{checkpoint}: {error}; give the folder of its dict.txt with --data") from error
+    except RuntimeError as error:  # weights of other sizes than the configuration says
+        raise ValueError(f"{checkpoint} cannot be loaded: {' '.join(str(error).split())[:200]}") from error
     if isinstance(task, TupeMaskedLMTask) and "long_sentences" not in trained["cfg"]["task"]:
         task.cfg.long_sentences = "skip"  # before version 0.3: the blocks, masks and losses that it had
     return models[0].float().eval(), task

@@ -28,11 +28,12 @@ from ..common.options import shorten
 from ..common.safe_load import NOT_OURS, load_safely, tensors_of
 
 OURS = f"{__name__.partition('.')[0]}."
-# Of fairseq's own parts, those that our recipes use. Reading a checkpoint builds a model, a task and perhaps a
-# criterion: other ones are refused. The other parts are only kept as notes: other ones are left out.
+# Of fairseq's own parts, those that our recipes use, and its defaults. Reading a checkpoint builds a model, a task and
+# perhaps a criterion: others than these are refused. All else is only kept as a note: others are left out.
 STOCK = {
     "model": (), "task": ("masked_lm", "sentence_prediction"), "criterion": ("masked_lm", "sentence_prediction"),
-    "optimizer": ("adam",), "lr_scheduler": ("polynomial_decay",), "scoring": ("bleu",), "bpe": (), "tokenizer": (),
+    "optimizer": ("adam",), "lr_scheduler": ("polynomial_decay", "fixed"), "scoring": ("bleu",), "bpe": (),
+    "tokenizer": (),
 }  # fmt: skip
 BUILT = ("model", "task", "criterion")
 REST = {  # what a checkpoint holds beside its configuration and its model -> its types
@@ -136,7 +137,7 @@ def _options(dataclass, options, where):
     """The options that a dataclass has, out of those given. Those that it does not have are of other versions, or put
     there for somebody else."""
     if not isinstance(options, dict):
-        raise ValueError(f"{where} is of type {type(options).__name__}, not a section")
+        raise ValueError(f"{where} is a {type(options).__name__}, not a section")
     admitted = {}
     for f in fields(dataclass):
         if f.name in options and options[f.name] != "???":  # which is how omegaconf writes one that is missing
