@@ -69,7 +69,7 @@ def endless():
 
 # What a file has in place of something good: place, value of a payload and a folder, what the line says.
 HOSTILE = {
-    "model": ("cfg.model", lambda code, _: {"_name": "wav2vec2", "conv_feature_layers": code}, "its model is 'wav2vec2'"),
+    "model": ("cfg.model", lambda code, _: {"_name": "wav2vec2", "conv_feature_layers": code}, "model is 'wav2vec2'"),
     "renamed": ("cfg.model._name", lambda code, _: "wav2vec2", "its model is 'wav2vec2'"),
     "task": ("cfg.task", lambda code, _: {"_name": "audio_finetuning", "data": code}, "its task is 'audio_finetuning'"),
     "criterion": ("cfg.criterion", lambda code, _: {"_name": "ctc", "wer_args": code}, "its criterion is 'ctc'"),
@@ -85,7 +85,7 @@ HOSTILE = {
     "frequency": ("cfg.optimization.update_freq", lambda code, _: code, "update_freq is .*List"),
     "section": ("cfg.dataset", lambda code, _: [code], "cfg.dataset is a list"),
     "configuration": ("cfg", lambda code, _: [code], "no checkpoint of this project"),
-    "omegaconf": ("cfg.model", lambda code, _: OmegaConf.create({"_name": "wav2vec2"}), "no checkpoint of this project"),
+    "omegaconf": ("cfg.model", lambda code, _: OmegaConf.create({"_name": "tupe_r"}), "no checkpoint of this project"),
     "namespace": ("cfg.model", lambda code, _: argparse.Namespace(arch="wav2vec2", x=code), "its model is 'wav2vec2'"),
     "old": ("cfg", lambda code, _: None, "no checkpoint of this project"),
     "weights": ("model", lambda code, _: {"encoder.tokens.weight": code}, "its model holds a str"),
@@ -220,7 +220,7 @@ def test_fairseqs_own_parts_of_our_recipes_pass(good, state, tmp_path):
         assert read_checkpoint(tmp_path / "x.pt")["cfg"] == cfg
 
 
-# --------------------------------------------------------------------------------------------------- innocent foreigners
+# -------------------------------------------------------------------------------------------------- innocent foreigners
 
 
 @pytest.fixture(scope="module")

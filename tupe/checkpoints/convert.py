@@ -336,6 +336,16 @@ def bert_tokens(folder: str | Path, longest: int) -> tuple[torch.Tensor, Diction
     return order, dictionary, {name: text.encode() for name, text in files.items()}
 
 
+def tokenizer_settings(file: Path) -> bytes:
+    """What `bert_tokens` writes as tokenizer_config.json, of a file that may hold code and templates of others."""
+    try:
+        found = dict(json.loads(file.read_text(encoding="utf-8")))
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{file} cannot be read: {error}") from None
+    known = {"tokenizer_class", "model_input_names", "model_max_length", *(names[0] for names in ROLES.values())}
+    return json.dumps({name: value for name, value in found.items() if name in known}, allow_nan=False).encode()
+
+
 def read_known(folder: str | Path, always: dict, needed: Iterable[str]) -> tuple[dict, dict]:
     """`read_hugging_face`, of a model whose settings are those of `always`, or not named, and which names all `needed`.
     Raises ValueError for another one."""
@@ -565,8 +575,10 @@ def convert(
     if target == "modernbert":
         refuse("a checkpoint for transformers", "--heads", "--codes")
         files = {**to_modernbert(source, file), "dict.txt": file.read_bytes()}
-        others = [file.parent / name for name in ("tokenizer.json", "tokenizer_config.json")]
-        files |= {other.name: other.read_bytes() for other in others if other.is_file()}
+        if (tokenizer := file.parent / "tokenizer.json").is_file():
+            files |= {tokenizer.name: tokenizer.read_bytes()}
+        if (settings := file.parent / "tokenizer_config.json").is_file():
+            files |= {settings.name: tokenizer_settings(settings)}
         if (Path(output) / "config.json").exists():
             raise ValueError(f"{output} has a config.json already; choose another folder or remove it")
         write_together(Path(output), files)
