@@ -377,13 +377,15 @@ FILES = (
     "pickle",
 )
 COMMANDS = {  # every command that reads a checkpoint -> its words
-    "continue": "--data={data} --checkpoint={path} --output={out} --gpus=0 --allocator=none --lengths=20 --epochs=1",
-    "finetune": "--task=CoLA --data={glue} --checkpoint={path} --output={out} --gpus=0 --allocator=none",
+    "continue": "--data={data} --checkpoint={path} --output={out} --gpus=0 --allocator=none --lengths=20 --epochs=1 "
+    "--num-workers=0",
+    "finetune": "--task=CoLA --data={glue} --checkpoint={path} --output={out} --gpus=0 --allocator=none --max-epoch=1 "
+    "--num-workers=0",
     "finetune --engine transformers": "--task=CoLA --data={glue} --checkpoint={path} --output={out} --gpus=0 "
-    "--allocator=none",
+    "--allocator=none --max-epoch=1 --num-workers=0",
     "pretrain": "--data={data} --output={out} --restore-file={path} --gpus=0 --allocator=none --arch=tupe_r_tiny "
-    "--tokens-per-sample=20",
-    "sweep": "--recipe=finetune --data={glue} --checkpoint={path} --output={out} --gpus=0 --grid task=CoLA --jobs=1",
+    "--tokens-per-sample=20 --max-update=1 --num-workers=0",
+    "sweep": "--recipe=finetune --data={glue} --checkpoint={path} --output={out} --gpus=0 --grid task=CoLA --dry-run",
     "predict": "CoLA={path} --data={glue} --output={out}",
     "minimal-pairs": "{path} --pairs={pairs} --data={data} --output={out}",
     "order": "{path} --data={data} --output={out}",
@@ -417,7 +419,10 @@ def places(vocabulary, learnable, tmp_path_factory):
     pairs = tmp_path_factory.mktemp("pairs")
     line = {"sentence_good": "a b", "sentence_bad": "b a", "UID": "x", "linguistics_term": "y"}
     (pairs / "x.jsonl").write_text(json.dumps(line) + "\n")
-    return {"data": vocabulary, "glue": learnable, "pairs": pairs}
+    glue = shutil.copytree(learnable, pairs / "glue")
+    for file in glue.glob("*/input*/valid.*"):  # what is predicted
+        shutil.copy(file, file.with_stem("test"))
+    return {"data": vocabulary, "glue": glue, "pairs": pairs / "x.jsonl"}
 
 
 @pytest.mark.thorough

@@ -188,7 +188,11 @@ def from_released(path: str | Path, dictionary_file: str | Path, heads: int | No
     Raises ValueError for a file or a model that cannot be converted.
     """
     state = load_safely(path)
-    weights, options = weights_from_released(tensors_of(state, path))
+    tensors = tensors_of(state, path)
+    try:
+        weights, options = weights_from_released(tensors)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
     args = vars(state["args"]) if isinstance(state.get("args"), argparse.Namespace) else {}
     recorded = {key: args[key] for key in RELEASED_OPTIONS if args.get(key) is not None}
     contradictions = [key for key in recorded if key in options and recorded[key] != options[key]]
