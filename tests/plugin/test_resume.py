@@ -222,7 +222,8 @@ def test_all_shards_of_a_checkpoint_are_needed(full_run, tmp_path):
 
     def mend():
         parallel = {"use_sharded_state": True, "ddp_backend": "fully_sharded", "distributed_world_size": 2}
-        resume_from_newest(OmegaConf.create({"checkpoint": checkpoint, "distributed_training": parallel}))
+        config = {"checkpoint": checkpoint, "distributed_training": parallel, "model": {"_name": "tupe_r_tiny"}}
+        resume_from_newest(OmegaConf.create(config))
         return sorted(path.name for path in tmp_path.glob("checkpoint_last*"))
 
     checkpoint = {"save_dir": str(tmp_path), "restore_file": "checkpoint_last.pt", "checkpoint_suffix": ""}
