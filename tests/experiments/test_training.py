@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from tupe.common import record
-from tupe.common.safe_load import read_checkpoint
 from tupe.encoder import Encoder
 from tupe.experiments import collect, training
 from tupe.experiments.plan import PLAN, Trial, best_rates, final_losses, trials
 from tupe.experiments.training import evaluate_and_prune, save_half
+from tupe.plugin.gate import read_checkpoint
 
 # The pilot's losses where every model's best rate is 1e-3, and half of it has run, too
 PILOT = {

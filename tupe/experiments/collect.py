@@ -14,8 +14,8 @@ import zlib
 from contextlib import suppress
 from pathlib import Path
 
+from ..checkpoints.folders import contents_of
 from ..common import record
-from ..common.safe_load import read_checkpoint
 from ..evaluation.minimal_pairs import MEASURES
 from .plan import BITS, Trial, records
 
@@ -48,7 +48,7 @@ def collect(output: Path, data: Path | None = None) -> dict[str, list[dict]]:
             for name, rows in tables_of(trial, run, folder).items():
                 tables[name] += rows
             if (folder / "model.pt").exists():
-                config = read_checkpoint(folder / "model.pt", mmap=True)["cfg"]
+                config = contents_of(folder / "model.pt", mmap=True)["cfg"]
                 path = data or Path(config["task"]["data"])
                 if path not in prints:
                     prints[path] = fingerprint(path) if (path / "dict.txt").exists() else ""

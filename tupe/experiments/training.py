@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from ..checkpoints.files import save_atomically, strip
+from ..checkpoints.folders import contents_of
 from ..common import record
 from ..common.blocks import Split
-from ..common.safe_load import read_checkpoint
 from ..evaluation.loading import load_model
 from ..evaluation.order import evaluate
 from ..text import TextEncoder
@@ -25,7 +25,7 @@ SENTENCES, TOKENS = 2000, 400_000  # of the evaluation: order sensitivity, loss
 
 def save_half(checkpoint: Path, output: Path) -> None:
     """Write a checkpoint's weights in half precision, without the optimizer's state."""
-    state = strip(read_checkpoint(checkpoint))
+    state = strip(contents_of(checkpoint))
     half = {name: value.half() if value.is_floating_point() else value for name, value in state["model"].items()}
     save_atomically({**state, "model": half}, output)
 
