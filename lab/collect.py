@@ -14,8 +14,8 @@ import zlib
 from contextlib import suppress
 from pathlib import Path
 
+from tupe.checkpoints.folders import contents_of
 from tupe.common import record
-from tupe.common.safe_load import read_checkpoint
 from tupe.evaluation.minimal_pairs import MEASURES
 
 from .plan import BITS, Trial, records
@@ -49,7 +49,7 @@ def collect(output: Path, data: Path | None = None) -> dict[str, list[dict]]:
             for name, rows in tables_of(trial, run, folder).items():
                 tables[name] += rows
             if (folder / "model.pt").exists():
-                config = read_checkpoint(folder / "model.pt", mmap=True)["cfg"]
+                config = contents_of(folder / "model.pt", mmap=True)["cfg"]
                 path = data or Path(config["task"]["data"])
                 if path not in prints:
                     prints[path] = fingerprint(path) if (path / "dict.txt").exists() else ""

@@ -22,11 +22,11 @@ from hypothesis import strategies as st
 
 from tupe import positions
 from tupe.common import record
-from tupe.common.safe_load import read_checkpoint
 from tupe.corpus.glue import read_split
 from tupe.corpus.readers import Input, paragraphs, read
 from tupe.corpus.stats import Stats
 from tupe.evaluation.minimal_pairs import read_paradigms
+from tupe.plugin.gate import read_checkpoint
 from tupe.plugin.pretrained import load_dictionary
 from tupe.plugin.squad_data import read_squad
 from tupe.positions import canonical
@@ -54,9 +54,11 @@ def documents(kind):
 
 
 def minimal_checkpoint():
-    state = {"cfg": {"model": {"_name": "x"}}, "model": {"a": torch.ones(3), "b": torch.zeros(2, 2)}, "best": 1.5}
+    model = {"_name": "tupe_r_tiny", "position": "t5", "max_positions": 9}
+    state = {"cfg": {"model": model, "task": {"_name": "masked_lm", "data": "x"}}, "extra_state": {"best": 1.5}}
     file = io.BytesIO()
-    torch.save(state, file)
+    weights = {"a": torch.ones(3), "b": torch.zeros(2, 2)}
+    torch.save({**state, "model": weights, "optimizer_history": [{"num_updates": 1}]}, file)
     return file.getvalue()
 
 

@@ -225,8 +225,8 @@ def option(
 @dataclass
 class ModelConfig:
     """Every option of a model. fairseq's options, what fine-tuning may change, the converters and the export's
-    config.json all follow from this list. Raises ValueError for an unknown choice, a size below 1, and a dropout
-    outside of 0 to 1."""
+    config.json all follow from this list. Raises ValueError for an unknown choice, a size below 1, a dropout outside of
+    0 to 1, and a value of another type."""
 
     position: str = option("absolute", f"position schemes joined by '+', from: {', '.join(sorted(SCHEMES))}")
     cls: str = option(
@@ -295,8 +295,9 @@ class ModelConfig:
 
     def __post_init__(self, layer: str | None):
         self.block = layer or self.block
-        self.position = canonical(self.position)
-        self.cls = cls_beside(self.position) if self.cls == "auto" else self.cls
+        if isinstance(self.position, str):
+            self.position = canonical(self.position)
+            self.cls = cls_beside(self.position) if self.cls == "auto" else self.cls
         for f in fields(self):
             value, choices = getattr(self, f.name), f.metadata["choices"]
             if choices and value not in choices:
@@ -305,6 +306,8 @@ class ModelConfig:
                 raise ValueError(f"{f.name}={value}; valid: 1 or more")
             if "dropout" in f.name and not (isinstance(value, (int, float)) and 0 <= value <= 1):
                 raise ValueError(f"{f.name}={value}; valid: 0 to 1")
+            if not isinstance(value, (int, float) if f.type is float else f.type):
+                raise ValueError(f"{f.name}={value!r}; valid: {f.type.__name__}")
 
     def part(self, name: str) -> str:
         """What a part of the block is: its option, or as in the block's paper."""

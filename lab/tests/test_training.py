@@ -12,8 +12,8 @@ from lab import collect, training
 from lab.plan import PLAN, Trial, best_rates, final_losses, trials
 from lab.training import evaluate_and_prune, save_half
 from tupe.common import record
-from tupe.common.safe_load import read_checkpoint
 from tupe.encoder import Encoder
+from tupe.plugin.gate import read_checkpoint
 
 # The pilot's losses where every model's best rate is 1e-3, and half of it has run, too
 PILOT = {

@@ -23,9 +23,10 @@ from tupe.checkpoints.export import export
 from tupe.cli import main
 from tupe.common.architectures import SIZES, with_size
 from tupe.common.record import state_of
-from tupe.common.safe_load import OLD_METERS, load_safely, read_checkpoint
+from tupe.common.safe_load import OLD_METERS, load_safely
 from tupe.corpus.glue import prepare
 from tupe.encoder import ModelConfig
+from tupe.plugin.gate import read_checkpoint
 from tupe.plugin.model import TupeModel
 from tupe.text import TextEncoder
 

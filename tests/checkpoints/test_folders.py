@@ -1,7 +1,6 @@
 """Folders of transformers where a checkpoint's file is read."""
 
 import json
-import os
 import shutil
 
 import pytest
@@ -12,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from tupe.checkpoints.convert import convert
 from tupe.checkpoints.export import export
-from tupe.checkpoints.folders import CONVERTED, as_file
+from tupe.checkpoints.folders import as_file, contents_of
 from tupe.cli import main
 from tupe.evaluation.loading import load_model
 
@@ -46,27 +45,27 @@ def test_blocks_of_an_export_fit_into_its_model(folder, vocabulary):
     assert 0 < max(task.dataset("valid").sizes) <= model.max_positions() < 512
 
 
-def test_it_is_converted_once_and_anew_for_another_model(folder, tmp_path):
+def test_a_file_is_made_anew_and_the_folder_stays_as_it_is(folder, tmp_path):
+    """Whatever file of fairseq a stranger puts into it."""
     copy = shutil.copytree(folder, tmp_path / "checkpoint-70")
-    (copy / CONVERTED).unlink(missing_ok=True)
-    file = as_file(copy)
-    first = file.stat().st_mtime_ns
-    assert as_file(copy) == file == copy / CONVERTED and file.stat().st_mtime_ns == first
-    assert load(file)["optimizer_history"][-1]["num_updates"] == 70 and load(file)["last_optimizer_state"] is None
+    state = contents_of(copy)
+    assert state["optimizer_history"][-1]["num_updates"] == 70 and state["last_optimizer_state"] is None
+    assert state["cfg"]["task"]["data"] == str(copy)
     weights = load_file(copy / "model.safetensors")
     name, value = next(iter(weights.items()))
+    (copy / "as_fairseq.pt").write_bytes(b"anything")
     save_file({**weights, name: value + 1}, copy / "model.safetensors", {"format": "pt"})
-    os.utime(copy / "model.safetensors", ns=(first - 10**9, first - 10**9))  # as `cp -p` and `rsync -a` leave it
-    assert torch.equal(load(as_file(copy))["model"][name.removeprefix("tupe.")], value + 1)
-    moved = copy.rename(tmp_path / "checkpoint-80")
-    state = load(as_file(moved))
-    assert state["cfg"]["task"]["data"] == str(moved) and state["optimizer_history"][-1]["num_updates"] == 80
-    (moved / CONVERTED).write_bytes((moved / CONVERTED).read_bytes()[:1000])  # a copy that was cut off
-    assert load(as_file(moved))["cfg"] == state["cfg"]
+    before = sorted(copy.iterdir())
+    with as_file(copy) as file:
+        assert torch.equal(load(file)["model"][name.removeprefix("tupe.")], value + 1)
+        assert sorted(copy.iterdir()) == before
+    assert not file.exists()
 
 
 def test_a_file_is_itself(pretrained):
-    assert as_file(pretrained) == pretrained
+    with as_file(pretrained) as file:
+        assert file == pretrained
+    assert file.exists()
 
 
 def test_commands_read_it(folder, pretrained, learnable, tmp_path):
@@ -80,7 +79,7 @@ def test_commands_read_it(folder, pretrained, learnable, tmp_path):
     tune += ["--num-workers=0", "--batch-size=12"]
     run(*tune, "--checkpoint", folder, "--output", tmp_path / "tuned")
     record = json.loads((tmp_path / "tuned" / "record.json").read_text())
-    assert record["state"] == "finished" and record["pretrained"].endswith(CONVERTED)
+    assert record["state"] == "finished" and record["pretrained"] == str(folder.resolve())
 
 
 def test_both_ways(folder, pretrained, tmp_path):

@@ -26,8 +26,8 @@ def use(folder):
 
     import tupe.plugin
     from tupe.checkpoints import convert, export, files
-    from tupe.common.safe_load import read_checkpoint
     from tupe.plugin import pretrained
+    from tupe.plugin.gate import read_checkpoint
     from tupe.plugin.model import core_config
 
     assert Path(tupe.plugin.__file__).is_relative_to(folder)

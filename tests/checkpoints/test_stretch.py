@@ -8,8 +8,8 @@ from helpers import load, pretrain_arguments, train
 from tupe.checkpoints.stretch import command, stretch, stretch_to
 from tupe.cli import main
 from tupe.common import record
-from tupe.common.safe_load import read_checkpoint
 from tupe.evaluation.loading import load_model
+from tupe.plugin.gate import read_checkpoint
 
 OLD, NEW = 24, 46  # every second position of the new table, counted from the first word, is an old one
 

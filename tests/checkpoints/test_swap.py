@@ -11,8 +11,8 @@ from helpers import PLUGIN, load, make_dictionary, pretrain_arguments, split_doc
 
 from tupe.checkpoints.stretch import stretch
 from tupe.checkpoints.swap import command, dictionary_of, swap_position
-from tupe.common.safe_load import read_checkpoint
 from tupe.evaluation.loading import load_model
+from tupe.plugin.gate import read_checkpoint
 from tupe.plugin.masked_lm import HEAD
 
 ROOT = PLUGIN.parent

@@ -134,7 +134,7 @@ def test_any_nonsense_for_any_number_is_one_line(word):
         (["--valid-subset=dev"], "has no split 'dev'; valid: train, valid"),
         (["--log-file=/none/x"], "--log-file /none/x: valid: a file in a folder that exists"),
         (["--ema-seed-model=/none.pt"], "--ema-seed-model /none.pt: no such file"),
-        (["--position=rope"], "cls=untied with position=rope"),
+        (["--position=rope", "--cls=untied"], "cls=untied with position=rope"),
         (["--update-epoch-batch-itr=perhaps"], "--update-epoch-batch-itr is perhaps; valid: True, False"),
         (["--random-token-prob=0.9", "--leave-unmasked-prob=0.2"], "--leave-unmasked-prob 0.2 and"),
         (["--adam-betas=0.9"], "--adam-betas is 0.9; valid: two numbers from 0 to 0.999999"),

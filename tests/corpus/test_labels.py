@@ -11,7 +11,6 @@ import pytest
 from click.testing import CliRunner
 from helpers import ENGLISH_WORDS, ended, fork_tupe, table
 
-from tupe.checkpoints.folders import as_file
 from tupe.cli import main
 from tupe.common import glue
 from tupe.common.blocks import Split
@@ -354,7 +353,7 @@ def test_report_and_sweep_take_them_as_any_other(tuned, prepared, small, tmp_pat
     text = "".join(path.read_text() for path in (tmp_path / "report").glob("*.md"))
     assert "cats accuracy" in text and "often pearson" in text and "majority" in text
     assert "cats macro_f1" in text
-    words = ["--data", prepared, "--checkpoint", as_file(small), "--output", tmp_path / "sweep"]
+    words = ["--data", prepared, "--checkpoint", small, "--output", tmp_path / "sweep"]
     done = run("sweep", *words, "--gpus=0", "--dry-run", "--grid", "lr=1e-3")
     assert done.exit_code == 0 and done.output.count("--task=cats") == done.output.count("--task=often") == 5
     wrong = run("finetune", "--task=catz", *words, "--gpus=0", "--dry-run")

@@ -14,7 +14,6 @@ from click.testing import CliRunner
 from helpers import build
 
 from tupe.cli import main
-from tupe.common.safe_load import read_checkpoint
 from tupe.evaluation import order
 from tupe.evaluation.loading import load_model
 from tupe.evaluation.order import (
@@ -29,6 +28,7 @@ from tupe.evaluation.order import (
     swap_adjacent,
     token_losses,
 )
+from tupe.plugin.gate import read_checkpoint
 from tupe.text import TextEncoder
 
 

@@ -7,8 +7,8 @@ from helpers import PLUGIN, fairseq_arguments, finetune, load, train, train_reci
 
 from tupe import positions
 from tupe.checkpoints.convert import architecture_of, core_options
-from tupe.common.safe_load import read_checkpoint
 from tupe.plugin.electra import ElectraConfig
+from tupe.plugin.gate import read_checkpoint
 from tupe.plugin.model import TUNABLE, TupeModel
 from tupe.plugin.pretrained import FromCheckpointConfig, structure, variant
 from tupe.schemes import SCHEMES

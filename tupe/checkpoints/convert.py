@@ -24,9 +24,10 @@ from torch import nn
 from ..common import options
 from ..common.options import FILE, Command
 from ..common.record import write_together
-from ..common.safe_load import load_safely, read_checkpoint, read_config
+from ..common.safe_load import load_safely, read_config, tensors_of
 from ..corpus.vocabulary import ROLES, names_in_dictionary, their_tokenizer, with_our_ids
 from ..encoder import PARTS, LMHead, ModelConfig, names_in
+from ..plugin.gate import read_checkpoint
 from ..plugin.model import NAMES
 from ..plugin.pretrained import check_dictionary, load_dictionary
 from ..positions import canonical, parse, same_position
@@ -187,10 +188,12 @@ def from_released(path: str | Path, dictionary_file: str | Path, heads: int | No
     Raises ValueError for a file or a model that cannot be converted.
     """
     state = load_safely(path)
-    if not isinstance(state, dict) or "model" not in state:
-        raise ValueError(f"{path} has no model: not a fairseq checkpoint")
-    args = vars(state["args"]) if state.get("args") is not None else {}
-    weights, options = weights_from_released(state["model"])
+    tensors = tensors_of(state, path)
+    try:
+        weights, options = weights_from_released(tensors)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+    args = vars(state["args"]) if isinstance(state.get("args"), argparse.Namespace) else {}
     recorded = {key: args[key] for key in RELEASED_OPTIONS if args.get(key) is not None}
     contradictions = [key for key in recorded if key in options and recorded[key] != options[key]]
     if contradictions:
@@ -210,7 +213,7 @@ def to_released(path: str | Path, dictionary_file: str | Path) -> dict:
     The released code has only TUPE-A and TUPE-R with untied [CLS], Transformer layers and softmax. Raises ValueError
     for other models, and for another model's dictionary.
     """
-    checkpoint = read_checkpoint(path, ours=True)
+    checkpoint = read_checkpoint(path)
     model = checkpoint["cfg"]["model"]
     possible = {"cls": "untied", "block": "transformer", "normaliser": "softmax", "layer_norm_eps": 1e-5}
     parts = [name for name in PARTS["transformer"] if model.get(name, "auto") != "auto"]
@@ -261,7 +264,8 @@ def read_hugging_face(folder: str | Path) -> tuple[dict, dict]:
         except SafetensorError as error:
             raise ValueError(f"{tensors} cannot be read: {error}") from None
     if (folder / "pytorch_model.bin").is_file():
-        return config, load_safely(folder / "pytorch_model.bin")
+        tensors = folder / "pytorch_model.bin"
+        return config, tensors_of({"model": load_safely(tensors)}, tensors)
     raise ValueError(f"{folder} has neither model.safetensors nor pytorch_model.bin (shards: save them as one)")
 
 
@@ -334,6 +338,16 @@ def bert_tokens(folder: str | Path, longest: int) -> tuple[torch.Tensor, Diction
     files = {"tokenizer.json": ours, "tokenizer_config.json": json.dumps(names, allow_nan=False)}
     order = torch.tensor([ids[token] for token in sorted(types, key=types.get)])
     return order, dictionary, {name: text.encode() for name, text in files.items()}
+
+
+def tokenizer_settings(file: Path) -> bytes:
+    """What `bert_tokens` writes as tokenizer_config.json, of a file that may hold code and templates of others."""
+    try:
+        found = dict(json.loads(file.read_text(encoding="utf-8")))
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{file} cannot be read: {error}") from None
+    known = {"tokenizer_class", "model_input_names", "model_max_length", *(names[0] for names in ROLES.values())}
+    return json.dumps({name: value for name, value in found.items() if name in known}, allow_nan=False).encode()
 
 
 def read_known(folder: str | Path, always: dict, needed: Iterable[str]) -> tuple[dict, dict]:
@@ -495,7 +509,7 @@ def to_modernbert(path: str | Path, dictionary_file: str | Path) -> dict[str, by
     Raises ValueError for a model that is none, and for another model's dictionary."""
     from safetensors.torch import save
 
-    checkpoint = read_checkpoint(path, ours=True)
+    checkpoint = read_checkpoint(path)
     check_dictionary(checkpoint, dictionary_file)
     saved = checkpoint["cfg"]["model"]
     model = core_options(saved)
@@ -565,8 +579,10 @@ def convert(
     if target == "modernbert":
         refuse("a checkpoint for transformers", "--heads", "--codes")
         files = {**to_modernbert(source, file), "dict.txt": file.read_bytes()}
-        others = [file.parent / name for name in ("tokenizer.json", "tokenizer_config.json")]
-        files |= {other.name: other.read_bytes() for other in others if other.is_file()}
+        if (tokenizer := file.parent / "tokenizer.json").is_file():
+            files |= {tokenizer.name: tokenizer.read_bytes()}
+        if (settings := file.parent / "tokenizer_config.json").is_file():
+            files |= {settings.name: tokenizer_settings(settings)}
         if (Path(output) / "config.json").exists():
             raise ValueError(f"{output} has a config.json already; choose another folder or remove it")
         write_together(Path(output), files)

@@ -17,7 +17,7 @@ from ..common import record
 from ..common.glue import TASKS, glue_name
 from ..common.options import FOLDER, Command, shorten_list
 from ..common.prepared import tokenizer_files
-from ..common.safe_load import num_updates, read_checkpoint
+from ..common.safe_load import num_updates
 from ..encoder import names_in
 from ..positions import parse
 from ..schemes import SCHEMES
@@ -55,12 +55,13 @@ def export(
     """
     from safetensors.torch import save
 
-    from ..plugin.pretrained import check_dictionary  # allows what fairseq's checkpoints hold, before one is read
+    from ..plugin.gate import read_checkpoint  # only here: they import fairseq
+    from ..plugin.pretrained import check_dictionary
 
     output, data = Path(output), Path(data or Path(checkpoint_file).parent)
     if Path(checkpoint_file).is_dir():
         raise ValueError(f"{checkpoint_file} is a Hugging Face folder already")
-    state = read_checkpoint(checkpoint_file, ours=True)
+    state = read_checkpoint(checkpoint_file)
     model = state["cfg"]["model"]
     refuse_own_schemes(model["position"])
     head = choose_head(state["model"], head)

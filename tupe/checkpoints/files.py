@@ -11,7 +11,8 @@ from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from omegaconf import OmegaConf
 
 from ..common import options as choices
-from ..common.safe_load import num_updates, read_checkpoint
+from ..common.safe_load import num_updates
+from ..plugin.gate import read_checkpoint
 from ..plugin.model import spell_names
 from ..plugin.saving import save
 from .export import check_finite

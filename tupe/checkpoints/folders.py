@@ -1,45 +1,47 @@
 """Folders of transformers wherever a checkpoint's file is read: what `tupe pretrain --engine transformers` and
 `tupe checkpoint export` write, and what `save_pretrained` makes of them."""
 
-import hashlib
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from ..common import record
-from ..common.safe_load import num_updates, read_checkpoint, read_config
-
-CONVERTED = "as_fairseq.pt"
-SOURCES = ("config.json", "dict.txt", record.NAME, "model.safetensors", "pytorch_model.bin")
+from ..common.options import quiet_imports
+from ..common.safe_load import num_updates, read_config
 
 
-def as_file(checkpoint: str | Path) -> Path:
-    """The file of a checkpoint: of a folder, the same model as fairseq reads it, which is written into the folder when
-    it is first asked for, and anew for other contents or in another place. Raises ValueError for a folder without such
-    a model."""
+def contents_of(checkpoint: str | Path, mmap: bool = False) -> dict:
+    """The contents of a checkpoint: of a file, or of a folder what fairseq would have written of the same model. Raises
+    ValueError for a folder without such a model, and as `gate.read_checkpoint` does."""
+    with quiet_imports():  # only here: they import fairseq
+        from ..plugin.gate import read_checkpoint
+        from .convert import from_export, read_hugging_face
     folder = Path(checkpoint)
     if not folder.is_dir():
-        return folder
+        return read_checkpoint(folder, mmap)
     config_of(folder)
-    from .convert import from_export, read_hugging_face  # only here: they import fairseq
-    from .files import save_atomically
+    state = from_export(*read_hugging_face(folder), folder / "dict.txt")
+    state["cfg"]["task"]["data"] = str(folder.resolve())  # where dict.txt and the pieces are
+    state["optimizer_history"][-1]["num_updates"] = record.updates_of(folder)
+    return state
 
-    file, place, digest = folder / CONVERTED, str(folder.resolve()), hashlib.sha256()
-    for source in (folder / name for name in SOURCES):
-        digest.update(f"{source.name} ".encode() + (source.read_bytes() if source.is_file() else b""))
-    made_from = {"contents": digest.hexdigest(), "place": place}  # a copy or a move keeps no order of times
-    if _made_from(file) != made_from:
-        state = from_export(*read_hugging_face(folder), folder / "dict.txt")
-        state["cfg"]["task"]["data"] = place  # where dict.txt and the pieces are
-        state["optimizer_history"][-1]["num_updates"] = record.updates_of(folder)
-        state["extra_state"]["made_from"] = made_from
+
+@contextmanager
+def as_file(checkpoint: str | Path) -> Iterator[Path]:
+    """The file of a checkpoint, for fairseq to train from: of a folder a temporary one, made anew each time, for a file
+    that lies in a folder may be anybody's."""
+    if not Path(checkpoint).is_dir():
+        yield Path(checkpoint)
+        return
+    state = contents_of(checkpoint)
+    state["extra_state"]["made_from"] = str(Path(checkpoint).resolve())  # what the run's record is to call it
+    from .files import save_atomically  # only here: it imports fairseq
+
+    with tempfile.TemporaryDirectory(prefix="tupe-") as folder:
+        file = Path(folder) / "checkpoint.pt"
         save_atomically(state, file)
-    return file
-
-
-def _made_from(file):
-    try:
-        return read_checkpoint(file, mmap=True)["extra_state"].get("made_from")
-    except ValueError:  # not there, or cut off by whatever copied it
-        return None
+        yield file
 
 
 def config_of(folder: str | Path) -> dict:
@@ -58,4 +60,4 @@ def updates_of(checkpoint: str | Path) -> int:
     if Path(checkpoint).is_dir():
         config_of(checkpoint)
         return record.updates_of(checkpoint)
-    return num_updates(read_checkpoint(checkpoint, mmap=True))
+    return num_updates(contents_of(checkpoint, mmap=True))

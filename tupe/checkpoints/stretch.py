@@ -10,12 +10,11 @@ import torch.nn.functional as F
 
 from ..common import options
 from ..common.options import FILE, Command
-from ..common.safe_load import read_checkpoint
 from ..plugin.state import pack_settings, unpack_settings
 from ..positions import bounded_schemes
 from ..schemes import SCHEMES
 from .files import new_checkpoint, save_atomically, save_new
-from .folders import as_file
+from .folders import contents_of
 
 TABLE = re.compile(r"positions\.(\w+)\.(?:\d+\.)?table\.weight$")
 SETTINGS = "_extra_state"  # of an encoder, see plugin/state.py
@@ -52,7 +51,7 @@ def stretch(state: dict, length: int) -> dict:
 def stretch_to(length: int, checkpoint: Path, output: Path) -> Path:
     """The checkpoint itself if it computes `length` tokens, or else `output`, which is written: the same, stretched.
     Raises ValueError as `stretch` does."""
-    state = read_checkpoint(as_file(checkpoint), ours=True)
+    state = contents_of(checkpoint)
     if not bounded_schemes(state["cfg"]["model"]["position"]) or length <= state["cfg"]["model"]["max_positions"]:
         return checkpoint
     save_atomically(stretch(state, length), output)
@@ -71,6 +70,6 @@ def command(checkpoint, length, output):
     tupe checkpoint stretch --checkpoint checkpoint_last.pt --length 512 --output stretched.pt
     tupe continue --checkpoint stretched.pt --lengths 512 --epochs 2 ...
     """
-    state = read_checkpoint(as_file(checkpoint), ours=True)
+    state = contents_of(checkpoint)
     save_new(stretch(state, length), output)
     click.echo(f"{output}: {state['cfg']['model']['max_positions']} -> {length} positions")

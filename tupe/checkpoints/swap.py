@@ -16,11 +16,10 @@ from omegaconf import OmegaConf
 from ..common import options
 from ..common.architectures import ARCHITECTURES, OTHER_BLOCKS, split_size
 from ..common.options import FILE, FOLDER, Command
-from ..common.safe_load import read_checkpoint
 from ..names import cls_beside
 from ..positions import CLS
 from .files import new_checkpoint, save_new
-from .folders import as_file
+from .folders import contents_of
 
 SEGMENTS, SETTINGS = "encoder.segments.weight", "encoder._extra_state"
 
@@ -45,7 +44,7 @@ def swap_position(
 ) -> dict:
     """A checkpoint with the weights of `state`, but the position schemes `position` with new parameters.
 
-    state: from `safe_load.read_checkpoint`. dictionary: the one it was trained with. cls: one of `positions.CLS`; None
+    state: from `folders.contents_of`. dictionary: the one it was trained with. cls: one of `positions.CLS`; None
     keeps the old one, where it can be kept (`cls_beside`). segments: add segment embeddings, if there are none, for the
     next-sentence objective. All schemes of `position` get new parameters, even one that the old model has too, unless
     keep: then parameters of the same name and shape stay as well. It holds no optimizer state, because that
@@ -93,7 +92,7 @@ def command(checkpoint, position, cls, segments, output, data, keep, seed):
     tupe continue --checkpoint swapped.pt ...
     tupe checkpoint swap --checkpoint checkpoint_last.pt --position rope:yarn:4+t5 --keep --output longer.pt
     """
-    state = read_checkpoint(as_file(checkpoint), ours=True)
+    state = contents_of(checkpoint)
     swapped = swap_position(state, dictionary_of(state, data), position, cls, segments, seed, keep)
     save_new(swapped, output)
     old, new = (f"{s['cfg']['model']['position']}, [CLS] {s['cfg']['model']['cls']}" for s in (state, swapped))

@@ -2,6 +2,7 @@
 the memory allocator is chosen."""
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from importlib import import_module
 from pathlib import Path
 
@@ -147,7 +148,6 @@ def pretrain(data, output, recipe, preset, arch, engine, words, **machine):
 @launcher
 def continue_(data, checkpoint, output, lengths, epochs, next_sentence, stretch, words, **machine):
     """Train a checkpoint further, after Wang et al. (2021): 5 epochs at length 128, then 2 at length 512."""
-    checkpoint = file_of(checkpoint)
     if len(lengths) != len(epochs) or len(set(lengths)) != len(lengths):
         raise ValueError(f"--lengths {lengths}, --epochs {epochs}: give one number of epochs for each length")
     for length, count in zip(lengths, epochs, strict=True):  # before the first of them is trained
@@ -162,9 +162,10 @@ def continue_(data, checkpoint, output, lengths, epochs, next_sentence, stretch,
                 from ..checkpoints.stretch import stretch_to  # only now, for the same reason as in `run`
 
             checkpoint = stretch_to(length, checkpoint, folder / "stretched.pt")
-        arguments = [data, f"--save-dir={folder}", f"--finetune-from-model={checkpoint}"]
-        arguments += [f"--tokens-per-sample={length}", f"--max-epoch={count}"]
-        run("continue", objective, arguments, words, machine)
+        with file_of(checkpoint, machine["dry_run"]) as file:
+            arguments = [data, f"--save-dir={folder}", f"--finetune-from-model={file}"]
+            arguments += [f"--tokens-per-sample={length}", f"--max-epoch={count}"]
+            run("continue", objective, arguments, words, machine)
         checkpoint = folder / "checkpoint_last.pt"
 
 
@@ -185,21 +186,19 @@ def finetune(task, data, checkpoint, output, engine, words, **machine):
         if name not in map(task_key, own):
             raise ValueError(f"unknown task {task!r}{did_you_mean(name, [*GLUE, *SQUAD, *own])}")
         overrides = [f"glue={OWN}", f"task.glue_task='{next(each for each in own if task_key(each) == name)}'"]
-    if engine == "transformers":
-        if name in SQUAD:
-            raise ValueError(f"--task {task}: SQuAD is for --engine fairseq")
-    else:
-        checkpoint = file_of(checkpoint)
+    if engine == "transformers" and name in SQUAD:
+        raise ValueError(f"--task {task}: SQuAD is for --engine fairseq")
     if name in SQUAD:
         recipe, overrides = "squad", [f"task.squad_version='{SQUAD[name]}'"]
-    arguments = [data, f"--save-dir={output}", f"--finetune-from-model={checkpoint}"]
-    run(recipe, overrides, arguments, words, machine, engine)
+    with file_of(checkpoint, engine == "transformers" or machine["dry_run"]) as file:
+        arguments = [data, f"--save-dir={output}", f"--finetune-from-model={file}"]
+        run(recipe, overrides, arguments, words, machine, engine)
 
 
-def file_of(checkpoint: Path) -> Path:
-    """The file to train from, of a Hugging Face folder too."""
-    if not checkpoint.is_dir():
-        return checkpoint
+def file_of(checkpoint: Path, as_it_is: bool) -> AbstractContextManager[Path]:
+    """The file for fairseq to train from, of a Hugging Face folder too; or the checkpoint as it is."""
+    if as_it_is or not checkpoint.is_dir():
+        return nullcontext(checkpoint)
     with options.quiet_imports():
         from ..checkpoints.folders import as_file  # only now, for the same reason as in `run`
 

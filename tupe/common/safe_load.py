@@ -1,4 +1,4 @@
-"""Reading a checkpoint without running code from it. Needs only torch."""
+"""Reading what others have saved without running code from it. Needs only torch, and transformers for its models."""
 
 import json
 import os
@@ -10,12 +10,21 @@ from typing import Any
 
 import torch
 
-from ..encoder import of_today
+from ..encoder import names_in, of_today
+from .options import shorten
 
 NOT_OURS = (
     "no checkpoint of this project: it holds no configuration or no model (`tupe checkpoint convert` makes one of what "
     "the released TUPE code wrote)"
 )
+# What is read of the config.json of a model of ours, beside the options of `ModelConfig`. Nothing else reaches
+# transformers, which takes code (`auto_map`), kernels (`attn_implementation`) and formats of numbers from there.
+SETTINGS = {
+    "model_type": str, "architectures": list, "vocab_size": int, "bos_token_id": int, "pad_token_id": int,
+    "eos_token_id": int, "classifier_inner": int, "classifier_name": str, "id2label": dict, "label2id": dict,
+    "problem_type": str,
+}  # fmt: skip
+WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 # fairseq 0.9 pickled its progress meters into checkpoints, as objects of a module that is gone. Classes of the same
 # names that only hold data stand in for them; nothing of fairseq runs.
 OLD_METERS = [
@@ -53,29 +62,52 @@ def _can_be_mapped(path):
     return zipfile.is_zipfile(path) and str(path).encode("utf-8", "ignore") == os.fsencode(path)
 
 
-def read_checkpoint(path: str | Path, mmap: bool = False, ours: bool = False) -> dict:
-    """`load_safely` for a checkpoint of fairseq. Raises ValueError for anything else; ours: for the models of others,
-    too."""
-    state = load_safely(path, mmap)
-    if not isinstance(state, dict) or not state.get("cfg") or "model" not in state:
-        raise ValueError(f"{path} is {NOT_OURS}")
-    options = state["cfg"].get("model")
-    if ours and not (isinstance(options, dict) and {"_name", "position", "max_positions"} <= options.keys()):
-        raise ValueError(f"{path} is {NOT_OURS}")
-    if isinstance(options, dict) and "layer" in options and "block" not in options:  # its name in earlier versions
-        options["block"] = options.pop("layer")
-    return state
+def tensors_of(state: Any, path: str | Path) -> dict[str, torch.Tensor]:
+    """The model in the contents of the file `path`. Raises ValueError if it is anything but tensors with names."""
+    model = state.get("model") if isinstance(state, dict) else None
+    if not isinstance(model, dict) or not model:
+        raise ValueError(f"{path} has no model: not a checkpoint")
+    for name, value in model.items():
+        if not isinstance(name, str) or not isinstance(value, torch.Tensor):
+            raise ValueError(f"{path} refused: its model holds a {type(value).__name__}, not tensors with names alone")
+    return dict(model)
 
 
 def read_config(path: str | Path) -> dict:
-    """A config.json of a Hugging Face folder, `of_today`. Raises ValueError, naming it, if it is no JSON object."""
+    """A config.json of a Hugging Face folder, `of_today`; of a model of ours, what is known here alone. Raises
+    ValueError, naming it, if it is no JSON object, or has a value of another type."""
     try:
         config = json.loads(Path(path).read_text(encoding="utf-8"))
     except ValueError as error:
         raise ValueError(f"{path} cannot be read: {error}") from None
     if not isinstance(config, dict):
         raise ValueError(f"{path} holds no JSON object")
-    return of_today(config)
+    config = of_today(config)
+    if config.get("model_type") != "tupe":
+        return config
+    known = {*SETTINGS, *names_in("hugging_face").values()}
+    config = {name: value for name, value in config.items() if name in known and value is not None}
+    for name, kind in SETTINGS.items():
+        if type(config.get(name, kind())) is not kind:
+            raise ValueError(f"{path}: {name} is {shorten(config[name])}; valid: {kind.__name__}")
+    if not all(str(number).isdecimal() for number in config.get("id2label", ())):
+        raise ValueError(f"{path}: id2label is {shorten(config['id2label'])}; valid: {{number: name}}")
+    return config
+
+
+def from_folder(kind: type, folder: str | Path, config: Any = None, **options) -> Any:
+    """`kind.from_pretrained` of a class of `modeling_tupe` and a folder, with what `read_config` knows of its settings.
+    Raises ValueError, with one line, for a folder that cannot be read."""
+    from ..configuration_tupe import TupeConfig
+
+    if (Path(folder) / "adapter_config.json").is_file():  # transformers would load another model, from anywhere
+        raise ValueError(f"{folder} has an adapter; save what merge_and_unload() makes of it")
+    config = config or TupeConfig(**read_config(Path(folder) / "config.json"))
+    try:
+        return kind.from_pretrained(folder, config=config, **options)
+    except Exception as error:  # torch, safetensors and transformers have their own, with a page of words
+        files = (file for name in WEIGHTS if (file := Path(folder) / name).is_file())
+        raise ValueError(f"{next(files, folder)} cannot be read: {' '.join(str(error).split())[:200]}") from error
 
 
 def num_updates(state: dict) -> int:

@@ -9,7 +9,6 @@ import torch
 from ..checkpoints.folders import config_of
 from ..common.blocks import Split
 from ..common.options import quiet_imports
-from ..common.safe_load import read_checkpoint
 from .model import HeldOut, Model
 
 
@@ -27,17 +26,20 @@ def load_model(checkpoint: str | Path, data: str | Path | None = None) -> tuple:
         folder = Path(data or checkpoint).resolve()
         model = Model.load(checkpoint, folder)
         return model, HeldOut(checkpoint, folder, model.max_positions())
-    trained = read_checkpoint(checkpoint, mmap=True)  # its errors name what is wrong; fairseq reads it then
     with quiet_imports():
         from fairseq import checkpoint_utils
 
+        from ..plugin.gate import read_checkpoint
         from ..plugin.masked_lm import TupeMaskedLMTask
 
+    trained = read_checkpoint(checkpoint, mmap=True)  # its errors name what is wrong; fairseq reads it then
     changes = {"autocast": "none"} if data is None else {"autocast": "none", "data": str(data)}
     try:
         models, _, task = checkpoint_utils.load_model_ensemble_and_task([str(checkpoint)], arg_overrides=changes)
     except FileNotFoundError as error:
         raise ValueError(f"{checkpoint}: {error}; give the folder of its dict.txt with --data") from error
+    except RuntimeError as error:  # weights of other sizes than the configuration says
+        raise ValueError(f"{checkpoint} cannot be loaded: {' '.join(str(error).split())[:200]}") from error
     if isinstance(task, TupeMaskedLMTask) and "long_sentences" not in trained["cfg"]["task"]:
         task.cfg.long_sentences = "skip"  # before version 0.3: the blocks, masks and losses that it had
     return models[0].float().eval(), task

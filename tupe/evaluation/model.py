@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from ..common import record
 from ..common.blocks import HELD_OUT_SEED
+from ..common.safe_load import from_folder
 from ..text import TextEncoder
 from ..training.data import BOS, EOS, IGNORED, PAD, Blocks, MaskedBlocks, pad, read_symbols
 from ..training.recipe import PRETRAINING
@@ -61,7 +62,7 @@ class Model(nn.Module):
         from ..modeling_tupe import TupeForMaskedLM
 
         disable_progress_bar()
-        loaded, found = TupeForMaskedLM.from_pretrained(folder, output_loading_info=True)
+        loaded, found = from_folder(TupeForMaskedLM, folder, output_loading_info=True)
         dictionary, own = Dictionary(data), Path(folder, "dict.txt")
         if len(dictionary) != (types := loaded.config.vocab_size):
             raise ValueError(

@@ -109,23 +109,24 @@ def of_folder(name: str, folder: str | Path, data: Path, batch_size: int) -> Cal
     """The same of a Hugging Face folder, such as `tupe finetune --engine transformers` leaves."""
     from transformers.utils.logging import disable_progress_bar
 
+    from ..common.safe_load import from_folder
     from ..configuration_tupe import TupeConfig
     from ..modeling_tupe import TupeForSequenceClassification
     from ..training.data import PAD, UNMASKED
     from ..training.glue import Examples, check_vocabulary, collate
 
-    config_of(folder)
+    config = TupeConfig(**config_of(folder))
     glue, about = TASKS[name], record.read(folder) or record.read(Path(folder).parent)
     if about and about.task != name:
         raise ValueError(f"{folder} was not fine-tuned on {name}, but on {about.task}")
-    names = [label for _, label in sorted(TupeConfig.from_pretrained(folder).id2label.items())]
+    names = [label for _, label in sorted(config.id2label.items())]
     if names != [*glue.names]:
         ours, theirs = shorten_list(glue.names), shorten_list(names)
         raise ValueError(f"{name}: the labels are {theirs} in {folder}, {ours} in the data")
     glue.check_range(about and about.layout, name, folder)
     check_vocabulary(str(folder), data)
     disable_progress_bar()
-    model = TupeForSequenceClassification.from_pretrained(folder).float().eval()
+    model = from_folder(TupeForSequenceClassification, folder, config).float().eval()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model.to(device)
 

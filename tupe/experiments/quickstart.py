@@ -8,10 +8,10 @@ from pathlib import Path
 import click
 from safetensors.torch import load_file
 
+from ..checkpoints.folders import contents_of
 from ..common import record
 from ..common.architectures import with_size
 from ..common.options import CONFIGS, Command, QuietCommand
-from ..common.safe_load import read_checkpoint
 from ..common.tables import TextTable
 from ..cpu import bf16_speed
 from ..evaluation.probes import losses_of
@@ -67,7 +67,7 @@ def measured(output: Path) -> tuple[str, list[str]]:
         run = output / "models" / "presets" / with_size(arch, "tiny") / arch
         updates, losses = losses_of(run)
         last = run / "checkpoint_last.pt"
-        state = read_checkpoint(last, mmap=True)["model"] if last.exists() else load_file(run / "model.safetensors")
+        state = contents_of(last, mmap=True)["model"] if last.exists() else load_file(run / "model.safetensors")
         parameters = sum(value.numel() for value in state.values() if value.is_floating_point())
         order = json.loads((output / "order" / f"{arch}.json").read_text())["order"]
         cells = [f"{name} tiny", f"{updates[-1]:,}", f"{parameters / 1e6:.2f} M"]

@@ -12,12 +12,11 @@ from pathlib import Path
 import numpy as np
 from scipy.stats import pearsonr
 
-from ..checkpoints.folders import updates_of
+from ..checkpoints.folders import contents_of, updates_of
 from ..common import record, squad
 from ..common.architectures import split_size
 from ..common.blocks import Split
 from ..common.glue import TASKS, score
-from ..common.safe_load import read_checkpoint
 from ..evaluation.loading import load_model
 from ..evaluation.probes import identical_word_attention, measures
 from .runs import Model
@@ -231,7 +230,7 @@ def pretraining(models: Iterable[Model], data: str | Path | None = None) -> dict
             scores = about.scores if about else []
             loss, folder = (scores[-1]["loss"] if scores else None), str(data or model.checkpoint)
         else:
-            state = read_checkpoint(model.checkpoint)
+            state = contents_of(model.checkpoint)
             if not state["cfg"]["criterion"]["_name"].startswith("masked_lm"):
                 continue
             folder, loss = str(data or state["cfg"]["task"]["data"]), state["extra_state"].get("val_loss")

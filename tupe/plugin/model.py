@@ -26,11 +26,11 @@ from torch import Tensor, nn
 
 from ..common.architectures import ARCHITECTURES, OTHER_BLOCKS, SIZES, named, preset, with_size
 from ..common.options import shorten_list, split_files
-from ..common.safe_load import read_checkpoint
 from ..cpu import bf16_speed
 from ..encoder import ClassificationHead, LMHead, ModelConfig, SpanHead, names_in, of_cls
 from ..names import cls_beside
 from ..positions import canonical, is_loaded, load_scheme_file
+from .gate import read_checkpoint
 from .hub import TupeHubInterface
 from .state import EncoderWithSettings
 
@@ -331,7 +331,8 @@ class TupeModel(BaseFairseqModel):
         if not path.is_file():
             there = shorten_list(sorted(file.name for file in path.parent.glob("*.pt")))
             raise ValueError(f"checkpoint not found: {path}" + f"; in that folder: {there}" * bool(there))
-        data = data_name_or_path or read_checkpoint(path, mmap=True)["cfg"]["task"]["data"]
+        state = read_checkpoint(path, mmap=True)  # whose errors are one line
+        data = data_name_or_path or state["cfg"]["task"].get("data", ".")
         data = path.parent / data if str(data).startswith(".") else Path(data)
         if not (data / "dict.txt").is_file():
             raise ValueError(f"{data} holds no dict.txt; give the folder of prepared data as data_name_or_path")

@@ -14,10 +14,11 @@ from fairseq.tasks import FairseqTask
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from ..common.options import shorten
-from ..common.safe_load import NOT_OURS, num_updates, read_checkpoint
+from ..common.safe_load import NOT_OURS, num_updates
 from ..names import cls_beside
 from ..positions import bounded_schemes, canonical
 from ..text import MASK
+from .gate import read_checkpoint
 from .model import TUNABLE, TupeConfig, TupeModel, dictionary_fingerprint, redefault, spell_names
 
 
@@ -108,7 +109,7 @@ def adopt_structure(
     of an architecture. data: folder with the dict.txt. Returns (configuration, fields of the record about the
     checkpoint). Raises ValueError if the configuration or the dictionary contradicts the checkpoint.
     """
-    state = read_checkpoint(path, mmap=True, ours=True)
+    state = read_checkpoint(path, mmap=True)
     saved = state["cfg"]["model"]
     if "encoder.tokens.weight" not in state["model"]:
         raise ValueError(f"{path} is {NOT_OURS}")
@@ -135,9 +136,10 @@ def adopt_structure(
             )
         model_cfg.max_positions = max(length or 0, saved["max_positions"])
     return model_cfg, {
-        "pretrained": str(Path(path).resolve()), "pretrained_updates": num_updates(state),
+        "pretrained": str(state["extra_state"].get("made_from", Path(path).resolve())),
+        "pretrained_updates": num_updates(state),
         "pretrained_weights": weights_fingerprint(state),
-    }  # fmt: skip
+    }
 
 
 def structure(model_cfg: Mapping) -> dict:

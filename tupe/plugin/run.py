@@ -25,9 +25,11 @@ from omegaconf import II, DictConfig
 
 from ..common import record as records
 from ..common.active import Active, device, status_of
+from ..common.limits import option
 from ..common.record import Record
-from ..common.safe_load import num_updates, read_checkpoint
+from ..common.safe_load import num_updates
 from . import watch
+from .gate import read_checkpoint
 from .model import dictionary_fingerprint, load_scheme_files
 from .pretrained import adopt_structure, check_resumable, variant
 from .saving import LAST, remove_partial, resume_from_newest
@@ -180,14 +182,17 @@ class ActiveRun(Active):
         return scored == set(self.record.splits)
 
     def checkpoint(self, restore_file: str) -> dict | None:
-        """The checkpoint of that name; None if there is none, or it is damaged, which the launcher deals with."""
+        """The checkpoint of that name; None if there is none in the folder, or it is damaged, which the launcher deals
+        with. Raises Refused for one of elsewhere that cannot be gone on from."""
         options, path = self.config.checkpoint, Path(restore_file)
         if restore_file == LAST:
             shard = "-shard0" if self.config.distributed_training.use_sharded_state else ""
             path = self.folder / f"checkpoint_last{options.checkpoint_suffix}{shard}.pt"
         try:
-            return read_checkpoint(path, mmap=True)
-        except ValueError:
+            return read_checkpoint(path, mmap=True, trained=self.config.model._name)
+        except ValueError as error:
+            if restore_file != LAST:
+                raise Refused(f"{option('restore_file')}: {error}") from None
             return None
 
     def is_saved(self) -> bool:

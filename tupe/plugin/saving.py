@@ -15,7 +15,8 @@ from omegaconf import DictConfig
 
 from ..common.limits import option
 from ..common.record import corruption_in
-from ..common.safe_load import num_updates, read_checkpoint
+from ..common.safe_load import num_updates
+from .gate import read_checkpoint
 
 logger = logging.getLogger("tupe.launch")
 
@@ -111,7 +112,7 @@ def resume_from_newest(config: DictConfig) -> None:
         return
     stems = {path.name.removesuffix(ends[0]) for path in folder.glob(f"checkpoint*{ends[0]}")}
     stems = [folder / stem for stem in stems if WRITTEN.fullmatch(stem)]
-    updates = {stem: _updates(f"{stem}{ends[0]}") for stem in stems}
+    updates = {stem: _updates(f"{stem}{ends[0]}", config.model._name) for stem in stems}
     for stem in sorted(filter(updates.get, stems), key=updates.get, reverse=True):
         if _corruption_in(stem, ends) is None:
             last = folder / f"checkpoint_last{ends[0]}"
@@ -157,11 +158,11 @@ def _link(source, path):
         copy(source, path)
 
 
-def _updates(path):
+def _updates(path, architecture):
     """Updates after which a checkpoint was written, 0 if no run can resume from it for want of the optimizer's state,
     None if it cannot be read. Does not read the tensors."""
     try:
-        state = read_checkpoint(path, mmap=True)
+        state = read_checkpoint(path, mmap=True, trained=architecture)
         return num_updates(state) if state["last_optimizer_state"] else 0
     except (ValueError, LookupError, TypeError):
         return None

@@ -4,13 +4,13 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from safetensors import SafetensorError
 from torch import Tensor
 from transformers import TrainingArguments
 from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 
 from ..common.glue import TASKS, glue_name, score, write_predictions
 from ..common.options import shorten_list
+from ..common.safe_load import from_folder, read_config
 from ..configuration_tupe import NAMES, TupeConfig
 from ..encoder import ClassificationHead, Encoder, LMHead, of_cls
 from ..modeling_tupe import TupeForSequenceClassification
@@ -47,16 +47,13 @@ def new_model(recipe: Recipe, task: str) -> ForGlue:
     folder, options = recipe["finetune_from_model"], {theirs: getattr(model, ours) for ours, theirs in NAMES.items()}
     kind = "single_label_classification" if glue.labels else "regression"
     names = {"id2label": labels, "label2id": {name: number for number, name in labels.items()}, "problem_type": kind}
-    config = TupeConfig.from_pretrained(folder, **names, **options)
+    config = TupeConfig(**{**read_config(Path(folder) / "config.json"), **names, **options})
     torch.manual_seed(recipe["seed"])
     Encoder(config.vocab_size, 1, 2, model)  # whose random numbers the head's come after
     LMHead(model.width, config.vocab_size, config=model)
     head = ClassificationHead(model.width, config.classifier_inner, glue.outputs, model.pooler_dropout)
     choices = {"ignore_mismatched_sizes": True, "output_loading_info": True}
-    try:
-        found, info = ForGlue.from_pretrained(folder, config=config, **choices)
-    except SafetensorError as error:
-        raise ValueError(f"{folder}/model.safetensors cannot be read: {error}") from None
+    found, info = from_folder(ForGlue, folder, config, **choices)
     wrong = [*info["missing_keys"], *(key if isinstance(key, str) else key[0] for key in info["mismatched_keys"])]
     if wrong := sorted(key for key in wrong if not key.startswith("classifier.")):
         raise ValueError(f"{folder} has no {shorten_list(wrong)} of the model that its config.json describes")
