@@ -273,8 +273,8 @@ def test_windows_save_work(path, position, cls, monkeypatch):
 @pytest.mark.parametrize("path, device", FAST_ON)
 def test_gated_attention_unit(path, device):
     tokens = batch(padding=(0, 3, 9))
-    expected = outcome(encoder("t5", layer="gau", attention="plain"), tokens)
-    ours = outcome(encoder("t5", layer="gau", attention=path).to(device), tokens)
+    expected = outcome(encoder("t5", block="gau", attention="plain"), tokens)
+    ours = outcome(encoder("t5", block="gau", attention=path).to(device), tokens)
     assert_same(ours, expected, 1e-5 if device == "cpu" else 1e-4)
 
 

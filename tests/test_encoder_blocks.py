@@ -149,18 +149,9 @@ def test_a_gated_attention_unit_has_no_parts():
             Encoder(V, PAD, block="gau", layers=1, width=8, **{part: word})
 
 
-def test_the_earlier_name_of_a_block_in_an_export():
-    pytest.importorskip("transformers")
-    from tupe.configuration_tupe import TupeConfig
-
-    config = TupeConfig(layer="gau")
-    assert config.model_options()["block"] == config.to_dict()["block"] == "gau" and not hasattr(config, "layer")
-
-
-def test_the_earlier_name_of_a_block():
-    assert ModelConfig(layer="gau").block == Encoder(V, PAD, layer="gau", layers=1, width=8).config.block == "gau"
+def test_an_unknown_block_is_refused():
     with pytest.raises(ValueError, match="unknown block 'rnn'; valid: transformer, gau, modern"):
-        ModelConfig(layer="rnn")
+        ModelConfig(block="rnn")
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

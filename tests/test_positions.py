@@ -774,9 +774,9 @@ def test_unknown_block_and_normaliser():
 def test_sizes_without_meaning():
     with pytest.raises(ValueError, match="width 16 is not a multiple of the number of heads 3"):
         encoder("untied", heads=3)
-    encoder("untied", heads=3, layer="gau")  # has one head
+    encoder("untied", heads=3, block="gau")  # has one head
     with pytest.raises(ValueError, match="activation_dropout=0.1 has no meaning"):
-        encoder("untied", layer="gau", activation_dropout=0.1)
+        encoder("untied", block="gau", activation_dropout=0.1)
 
 
 def test_the_order_of_names_does_not_depend_on_which_family_is_imported_first():

@@ -11,7 +11,7 @@ from .backend_sdpa import Sdpa  # noqa: F401
 from .backend_triton import Triton  # noqa: F401
 from .backends import BACKENDS  # noqa: F401
 from .cpu import Linear  # noqa: F401
-from .encoder import ModelConfig, names_in, of_today
+from .encoder import ModelConfig, names_in
 from .losses import lm_loss  # noqa: F401
 from .names import cls_beside
 from .packing import Packing  # noqa: F401
@@ -50,7 +50,6 @@ class TupeConfig(PretrainedConfig):
         eos_token_id: int = 2,
         **options,
     ):
-        options = of_today(options)
         wrong = [f"{ours} is {theirs} here" for ours, theirs in NAMES.items() if ours != theirs and ours in options]
         if wrong:  # transformers would keep it beside the default
             raise ValueError(f"TupeConfig: {', '.join(wrong)}")

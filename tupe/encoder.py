@@ -8,7 +8,7 @@ padding, x [B, L, C] becomes [T, C] after the embeddings (`packing.Packing`), an
 import logging
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import InitVar, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -291,10 +291,8 @@ class ModelConfig:
     checkpoint_activations: bool = option(
         False, "save memory: compute the inside of layers again in the backward pass", free=True, hugging_face=""
     )
-    layer: InitVar[str | None] = None  # the name of `block` in earlier versions
 
-    def __post_init__(self, layer: str | None):
-        self.block = layer or self.block
+    def __post_init__(self):
         if isinstance(self.position, str):
             self.position = canonical(self.position)
             self.cls = cls_beside(self.position) if self.cls == "auto" else self.cls
@@ -323,14 +321,6 @@ def names_in(host: str) -> dict[str, str]:
     """{option of `ModelConfig`: its name in the host}; host: "fairseq" or "hugging_face"."""
     names = {f.name: f.metadata[host] for f in fields(ModelConfig)}
     return {ours: ours if theirs is None else theirs for ours, theirs in names.items() if theirs != ""}
-
-
-def of_today(config: dict) -> dict:
-    """A config.json with what earlier exports called otherwise under today's names."""
-    config = {"block" if name == "layer" else name: value for name, value in config.items()}
-    if isinstance(config.get("segments"), bool):
-        config["segments"] = "learned" if config["segments"] else "none"
-    return config
 
 
 class Stack(nn.Module):

@@ -149,22 +149,12 @@ def test_runs_on_other_data_are_models_of_their_own(tmp_path):
 
 
 def test_a_checkpoint_that_held_other_weights_later_is_another_model(tmp_path):
-    for seed, weights in ((1, "a" * 12), (2, "a" * 12), (2, "b" * 12), (3, None)):
+    for seed, weights in ((1, "a" * 12), (2, "a" * 12), (2, "b" * 12)):
         write_run(tmp_path / f"{weights}{seed}", "RTE", 2e-5, seed, 60.0, config={}, pretrained_weights=weights)
     names = {model.name for model in collect([tmp_path]).models()}
-    assert names == {f"tupe_r (weights {weights})" for weights in ("a" * 12, "b" * 12, "not recorded")}
+    assert names == {f"tupe_r (weights {weights})" for weights in ("a" * 12, "b" * 12)}
     (model,) = collect([tmp_path / f"{'a' * 12}{seed}" for seed in (1, 2)]).models()
     assert model.name == "tupe_r"
-
-
-def test_records_of_older_versions_have_no_settings(tmp_path):
-    """They report as they are; beside newer ones they are rows of their own, since nobody knows whether they differ."""
-    for seed in (1, 2):
-        write_run(tmp_path / f"{seed}", "RTE", 2e-5, seed, 60.0, command=f"tupe finetune --dropout 0.{seed}")
-    assert [model.name for model in collect([tmp_path]).models()] == ["tupe_r"]
-    config = {"optimization.clip_norm": 1.0, "model.dropout": 0.2}
-    write_run(tmp_path / "new", "RTE", 2e-5, 3, 60.0, config=config, data="0123456789ab")
-    assert {model.name for model in collect([tmp_path]).models()} == {"tupe_r", "tupe_r (other settings not recorded)"}
 
 
 def test_runs_of_another_length_are_models_of_their_own(tmp_path):

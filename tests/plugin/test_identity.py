@@ -23,7 +23,7 @@ from helpers import (
 
 from tupe.cli.train import pretrain
 from tupe.common import record
-from tupe.common.record import Record, read
+from tupe.common.record import read
 from tupe.plugin.settings import settings
 from tupe.schemes import SCHEMES
 
@@ -140,13 +140,10 @@ def test_another_dictionary_is_another_run(data, begun, tmp_path):
         train(pretrain_arguments(other, begun, *LONGER))
 
 
-@pytest.mark.parametrize("place", ["an older record", "another folder"])
-def test_a_checkpoint_of_another_model_is_refused_with_the_reason(place, data, begun, tmp_path):
-    """In place of fairseq's "please ensure that the architectures match", where no record tells them apart."""
-    Record(**{**vars(read(begun)), **dict.fromkeys(("data", "dictionary", "config"))}).save(begun)
-    before, folder, words = record.contents(begun), begun, LONGER
-    if place == "another folder":
-        folder, words = tmp_path / "new", [*LONGER, f"--restore-file={begun}/checkpoint_last.pt"]
+def test_a_checkpoint_of_another_model_is_refused_with_the_reason(data, begun, tmp_path):
+    """In place of fairseq's "please ensure that the architectures match"."""
+    before = record.contents(begun)
+    folder, words = tmp_path / "new", [*LONGER, f"--restore-file={begun}/checkpoint_last.pt"]
     swapped, larger = swapped_dictionary(data, tmp_path / "data"), shutil.copytree(data, tmp_path / "larger")
     with (larger / "dict.txt").open("a") as file:
         file.write("more 1\n")
@@ -175,15 +172,6 @@ def test_what_may_change_is_noted(data, begun):
         "dataset.update_epoch_batch_itr": [None, True],
     }  # fmt: skip
     assert run.started_at == first.started_at and run.config["model.max_positions"] == 24 and run.state == "finished"
-
-
-def test_an_older_record_is_filled_in_with_a_warning(data, begun, caplog):
-    Record(**{**vars(read(begun)), **dict.fromkeys(("data", "dictionary", "config"))}).save(begun)
-    train(pretrain_arguments(data, begun, *LONGER))
-    assert "what this run began with is not recorded (data, dictionary, config)" in caplog.text
-    run = read(begun)
-    assert run.data and run.dictionary and run.config["task.tokens_per_sample"] == 24
-    assert run.changes[0]["num_updates"] == 4 and run.changes[0]["data"] == [None, run.data]
 
 
 @pytest.mark.parametrize("error", [ValueError("the disk is on fire"), MemoryError(), SystemExit(record.STOPPED)])

@@ -3,12 +3,11 @@
 import pytest
 import torch
 from fairseq import models
-from helpers import PLUGIN, fairseq_arguments, finetune, load, train, train_recipe
+from helpers import PLUGIN, fairseq_arguments, finetune, load, train
 
 from tupe import positions
 from tupe.checkpoints.convert import architecture_of, core_options
 from tupe.plugin.electra import ElectraConfig
-from tupe.plugin.gate import read_checkpoint
 from tupe.plugin.model import TUNABLE, TupeModel
 from tupe.plugin.pretrained import FromCheckpointConfig, structure, variant
 from tupe.schemes import SCHEMES
@@ -93,19 +92,3 @@ def test_another_dictionary_is_refused(change, learnable, pretrained, tmp_path):
     (tmp_path / "dict.txt").write_text("\n".join(lines) + "\n")
     with pytest.raises(ValueError, match="makes .* types" if change == "longer" else "other ones"):
         finetune(tmp_path, pretrained, tmp_path / "run", "glue=cola")
-
-
-def test_the_earlier_name_of_a_block(data, tmp_path):
-    """`layer` in a checkpoint, a recipe and on the command line is today's `block`."""
-    words = [f"task.data={data}", "optimization.max_update=1", "task.tokens_per_sample=20"]
-    train_recipe("pretrain", "model._name=bert_a_tiny", "model.layer=gau", *words, f"checkpoint.save_dir={tmp_path}")
-    state = torch.load(tmp_path / "checkpoint_last.pt", weights_only=True)
-    saved = state["cfg"]["model"]
-    assert (saved["block"], saved["layer"]) == ("gau", "")
-    del saved["block"]
-    saved["layer"] = "gau"
-    torch.save(state, tmp_path / "old.pt")
-    assert structure(read_checkpoint(tmp_path / "old.pt")["cfg"]["model"])["block"] == "gau"
-    loaded = TupeModel.from_pretrained(tmp_path, "old.pt", data).model
-    assert loaded.cfg.block == "gau" and not loaded.cfg.layer and hasattr(loaded.encoder.layers[0], "shift")
-    assert "--layer=gau" in fairseq_arguments("pretrain", [], ["DATA", "--layer=gau"], cuda=False)

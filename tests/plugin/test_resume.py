@@ -38,12 +38,12 @@ def full_run(data, tmp_path_factory):
 # Which together fill in every hook of a scheme (the others train on what all models have), and another softmax.
 SOME = [
     ["--position=absolute"], ["--position=deberta", "--normaliser=l2"], ["--position=rope_values", "--block=modern"],
-    ["--position=shaw+shaw_values"], ["--position=t5:layer+urpe"], ["--layer=gau", "--normaliser=relu2"],
+    ["--position=shaw+shaw_values"], ["--position=t5:layer+urpe"], ["--block=gau", "--normaliser=relu2"],
 ]  # fmt: skip
 OTHERS = [
     *([f"--position={name}"] for name in SCHEMES),
     *([f"--normaliser={name}"] for name in NORMALISERS if name != "softmax"),
-    *(["--layer=gau", f"--normaliser={name}"] for name in ("softmax", "l2")), ["--block=modern"],
+    *(["--block=gau", f"--normaliser={name}"] for name in ("softmax", "l2")), ["--block=modern"],
 ]
 
 

@@ -69,16 +69,16 @@ class Record:
     task: "masked_lm", "electra", or the data set it is fine-tuned on. variant: how the model differs from what its
     architecture's name stands for, "" if in nothing. budget: of the run, {"max_epoch": 10} or {"max_update": 5000}.
     pretrained: path of the checkpoint it starts from, None for a run from scratch. pretrained_weights, data,
-    dictionary: fingerprints of them; the data is what it is trained and scored on. config: {"section.key": value} of
-    all settings of fairseq that are neither the default nor in another field. Records of older versions have None for
-    these four. metrics: names of the scores, the first of which, maximised, chooses the best validation; empty for
-    pre-training, where the loss is minimised. layout: of a task with labels of its own, see `Glue.plain`. changes: what
-    changed when it was resumed, {"num_updates": from here on, name: [old, new]}. scores: one entry per validation and
-    split, unrounded: epoch, num_updates, split, loss (`loss_unit` in pre-training), the metrics, best (whether it was
-    the best so far). shortened: {split: number of inputs that were cut to the model's length}. left_out: {split: share
-    of its tokens (SQuAD: of its answers) that fit into no sequence}. failure: {"reason": one line, "status": exit
-    status}. A record without `started_at` is of a process that ended before the first update: the run that begins in
-    this folder may be any.
+    dictionary: fingerprints of them; the data is what it is trained and scored on. config: {"section.key": value}
+    of all settings of fairseq that are neither the default nor in another field. metrics: names of the scores, the
+    first of which, maximised, chooses the best validation; empty for pre-training, where the loss is minimised.
+    layout: of a task with labels of its own, see `Glue.plain`. changes: what changed when it was resumed,
+    {"num_updates": from here on, name: [old, new]}. scores: one entry per validation and split, unrounded: epoch,
+    num_updates, split, loss (`loss_unit` in pre-training), the metrics, best (whether it was the best so far).
+    shortened: {split: number of inputs that were cut to the model's length}. left_out: {split: share of its tokens
+    (SQuAD: of its answers) that fit into no sequence}. failure: {"reason": one line, "status": exit status}. A
+    record without `started_at` is of a process that ended before the first update: the run that begins in this
+    folder may be any.
     """
 
     task: str = ""
@@ -93,7 +93,7 @@ class Record:
     pretrained_weights: str | None = None
     data: str | None = None
     dictionary: str | None = None
-    config: dict | None = None
+    config: dict = field(default_factory=dict)
     metrics: list = field(default_factory=list)
     layout: dict | None = None
     command: str = ""
@@ -109,37 +109,30 @@ class Record:
     shortened: dict = field(default_factory=dict)
     left_out: dict = field(default_factory=dict)
 
-    IDENTITY = ("task", "architecture", "seed", "lr", "splits", "pretrained", "pretrained_updates")
-    SINCE_CONFIG = ("pretrained_weights", "data", "dictionary", "config")  # older records lack these fields
+    IDENTITY = (
+        "task", "architecture", "seed", "lr", "splits", "pretrained", "pretrained_updates", "pretrained_weights",
+        "data", "dictionary",
+    )  # fmt: skip
     OF_A_START = ("command", "versions", "commit", "device", "budget")  # what else is noted when it changes
 
     def differences(self, earlier: "Record") -> dict:
         """{name: (value in `earlier`, value here)} of what tells two runs apart; None for a setting with its default.
-        Pre-training may be made longer. What `earlier` does not know makes no difference."""
-        names = [*self.IDENTITY, *(name for name in self.SINCE_CONFIG[:3] if getattr(earlier, name) is not None)]
-        names += ["budget"] * bool(self.pretrained or self.metrics) + ["variant"] * (earlier.config is None)
+        Pre-training may be made longer."""
+        names = [*self.IDENTITY, "budget"] if self.pretrained or self.metrics else self.IDENTITY
         pairs = {name: (getattr(earlier, name), getattr(self, name)) for name in names}
-        if alphabetical(earlier.variant) == alphabetical(self.variant):
-            pairs.pop("variant", None)
         longer = OF_BUDGET if self.budget != earlier.budget else set()
         pairs.update({name: pair for name, pair in self._settings(earlier) if not (may_change(name) or name in longer)})
         return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 
     def _settings(self, earlier):
-        old, new = ({} if run.config is None else run.config for run in (earlier, self))
-        names = sorted({**old, **new}) if earlier.config is not None else []
+        old, new = earlier.config, self.config
+        names = sorted({**old, **new})
         return [(name, (old.get(name), new.get(name))) for name in names if old.get(name) != new.get(name)]
-
-    def unknown(self) -> list[str]:
-        """What a record of an older version does not say."""
-        names = self.SINCE_CONFIG[not self.pretrained :]
-        return [name for name in names if getattr(self, name) is None]
 
     def go_on(self, earlier: "Record", updates: int) -> None:
         """Take over what a run has done so far, and note what has changed since. updates: from where it is resumed."""
         changed = dict(self._settings(earlier))
-        names = [*self.OF_A_START, *earlier.unknown()]
-        changed |= {name: (getattr(earlier, name), getattr(self, name)) for name in names}
+        changed |= {name: (getattr(earlier, name), getattr(self, name)) for name in self.OF_A_START}
         changed = {name: list(pair) for name, pair in changed.items() if pair[0] != pair[1]}
         self.scores, self.started_at = earlier.scores, earlier.started_at
         self.changes = earlier.changes + ([{"num_updates": updates, **changed}] if changed else [])
@@ -207,7 +200,6 @@ def read(folder: str | Path) -> Record | None:
         content = json.loads(path.read_text(encoding="utf-8"))
         if not isinstance(content, dict):
             raise ValueError("it holds no JSON object")
-        content.setdefault("budget", content.get("length", {}))  # its name until 2026-11-25
         return Record(**{f.name: content[f.name] for f in fields(Record) if f.name in content})
     except FileNotFoundError:
         return None
@@ -272,7 +264,7 @@ def updates_of(folder: str | Path) -> int:
         return int(number[1])
     try:
         return int(json.loads((Path(folder) / "trainer_state.json").read_text(encoding="utf-8"))["global_step"])
-    except (OSError, ValueError, KeyError, TypeError):  # an export, or of an earlier version
+    except (OSError, ValueError, KeyError, TypeError):  # an export
         pass
     about = read(folder)
     return max((entry["num_updates"] for entry in about.scores), default=0) if about else 0

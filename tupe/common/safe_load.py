@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ..encoder import names_in, of_today
+from ..encoder import names_in
 from .options import shorten
 
 NOT_OURS = (
@@ -74,7 +74,7 @@ def tensors_of(state: Any, path: str | Path) -> dict[str, torch.Tensor]:
 
 
 def read_config(path: str | Path) -> dict:
-    """A config.json of a Hugging Face folder, `of_today`; of a model of ours, what is known here alone. Raises
+    """A config.json of a Hugging Face folder; of a model of ours, what is known here alone. Raises
     ValueError, naming it, if it is no JSON object, or has a value of another type."""
     try:
         config = json.loads(Path(path).read_text(encoding="utf-8"))
@@ -82,7 +82,6 @@ def read_config(path: str | Path) -> dict:
         raise ValueError(f"{path} cannot be read: {error}") from None
     if not isinstance(config, dict):
         raise ValueError(f"{path} holds no JSON object")
-    config = of_today(config)
     if config.get("model_type") != "tupe":
         return config
     known = {*SETTINGS, *names_in("hugging_face").values()}

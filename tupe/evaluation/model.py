@@ -97,7 +97,7 @@ class HeldOut:
     def __init__(self, folder: str | Path, data: Path, longest: int):
         folder = Path(folder).resolve()
         about = record.read(folder) or record.read(folder.parent)  # of a run, or of its checkpoint-N
-        own = about.config or {} if about else {}
+        own = about.config if about else {}
         known = {name: value for name, value in PRETRAINING.options.items() if name.startswith("task.")}
         settings = {name.partition(".")[2]: own.get(name, value) for name, value in known.items()}
         settings["tokens_per_sample"] = min(settings["tokens_per_sample"], longest)  # of an export nothing is known

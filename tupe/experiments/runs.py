@@ -44,9 +44,9 @@ def with_unit(updates: int) -> str:
 
 def settings_of(content: Record) -> dict[str, str]:
     """{name: value} of what may change a run's scores and is in no column of its own: its budget, its data, and the
-    settings that are not the default. Of a record of an older version, which has no settings, only the budget."""
+    settings that are not the default."""
     settings = {**content.budget, **({"data": content.data} if content.data else {})}
-    settings |= {name: value for name, value in (content.config or {}).items() if not record.may_change(name)}
+    settings |= {name: value for name, value in content.config.items() if not record.may_change(name)}
     return {name: str(value) for name, value in settings.items()}
 
 
@@ -176,19 +176,17 @@ def _tell_apart(collection):
     """Give models the names that tell them apart, and no more.
 
     Of the settings of fine-tuning, those stay that differ between the runs of a task, of whichever models: scores of
-    other settings are no seeds of one configuration, and rows to compare should show them. Runs whose settings are not
-    recorded are told from those whose are, no more. Where checkpoints of two pre-trainings would have one name, all of
-    that name get their folders added, and their weights where a checkpoint held others later.
+    other settings are no seeds of one configuration, and rows to compare should show them. Where checkpoints
+    of two pre-trainings would have one name, all of that name get their folders added, and their weights where a
+    checkpoint held others later.
     """
     groups, names, settings, weights = defaultdict(set), {}, defaultdict(list), defaultdict(set)
     for run in [*collection.finished.values(), *collection.broken.values()]:
         model = replace(run.model, settings="")
         groups[model.architecture, model.variant].add(model)
-        weights[model].add(run.record.pretrained_weights or "not recorded")
-        settings[run.record.task, run.record.config is None].append(set(settings_of(run.record).items()))
-        settings[run.record.task, "budget"].append(set(run.record.budget.items()))
+        weights[model].add(run.record.pretrained_weights)
+        settings[run.record.task].append(set(settings_of(run.record).items()))
     differing = {name for pairs in settings.values() for name, _ in set.union(*pairs) - set.intersection(*pairs)}
-    mixed = {task for task, unknown in settings if unknown is True and (task, False) in settings}
     for models in groups.values():
         if len({model.updates for model in models}) == len(models):
             continue
@@ -200,11 +198,9 @@ def _tell_apart(collection):
         renamed = []
         for run in runs.values():
             shown = {name: value for name, value in settings_of(run.record).items() if name in differing}
-            if run.record.config is None and run.record.task in mixed:
-                shown["other settings"] = "not recorded"
             model = replace(run.model, settings="")
-            if len(weights[model] - {"not recorded"}) > 1:
-                shown["weights"] = run.record.pretrained_weights or "not recorded"
+            if len(weights[model]) > 1:
+                shown["weights"] = run.record.pretrained_weights
             folder = names.get(model, "")
             renamed.append(replace(run, model=replace(run.model, folder=folder, settings=settings_text(shown))))
         runs.clear()

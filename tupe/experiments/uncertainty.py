@@ -153,14 +153,14 @@ def reference_of(model: Model, models: Iterable[Model]) -> Model | None:
 
 def pretraining_of(model: Model) -> tuple[tuple, int]:
     """(what the model shares with those that differ only in the seed of pre-training, that seed), from the record
-    beside its checkpoint, or in it where that is a run's folder. Without one, if it is another model's, or of an older
-    version without settings, nothing is known: no other model shares it."""
+    beside its checkpoint, or in it where that is a run's folder. Without one, or if it is another model's, nothing is
+    known: no other model shares it."""
     checkpoint = Path(model.checkpoint)
     try:
         content = record.read(checkpoint if (checkpoint / record.NAME).is_file() else checkpoint.parent)
     except ValueError:
         content = None
-    known = content and content.config is not None and not content.metrics
+    known = content and not content.metrics
     if not known or content.architecture != model.architecture:
         return (model,), 0
     if record.alphabetical(content.variant) != record.alphabetical(model.variant):

@@ -127,8 +127,6 @@ def _part(part, options, path, trained):
     if part == "model":
         if not {"position", "max_positions"} <= admitted.keys():
             raise ValueError(f"{path} is {NOT_OURS}")
-        if "layer" in options and "block" not in options:  # its name in earlier versions
-            admitted["block"] = admitted.pop("layer")
         admitted = {**{f.name: f.default for f in fields(dataclass) if f.default is not MISSING}, **admitted}
     return admitted
 

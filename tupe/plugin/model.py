@@ -58,7 +58,6 @@ class TrainingConfig(FairseqDataclass):
         default="",
         metadata={"help": "Python files that register position schemes of your own, joined by ':'", "free": True},
     )
-    layer: str = field(default="", metadata={"help": "the name of --block in earlier versions", "free": True})
     compile: bool = field(default=False, metadata={"help": "torch.compile the encoder", "free": True})
     load_checkpoint_heads: bool = field(
         default=False,
@@ -102,7 +101,7 @@ def core_config(cfg: DictConfig) -> ModelConfig:
     """The `ModelConfig` of a model's configuration in fairseq. Raises ValueError for values without meaning."""
     values = {option: getattr(cfg, name) for option, name in NAMES.items()}
     values = {name: value.value if isinstance(value, Enum) else value for name, value in values.items()}
-    return ModelConfig(**values, layer=cfg.layer)
+    return ModelConfig(**values)
 
 
 def load_scheme_files(cfg: DictConfig) -> None:
@@ -127,11 +126,9 @@ def spell_names(cfg: DictConfig) -> None:
         raise ValueError(f"{error} ({reason})") from None
     cfg.cls = cls_beside(cfg.position) if str(cfg.cls) == "auto" else cfg.cls
     cfg._name = cfg._name and named(cfg._name, cfg.position, str(cfg.cls))
-    if getattr(cfg, "layer", ""):  # not of `from_checkpoint`, which has no block
-        cfg.block, cfg.layer = cfg.layer, ""
     root = cfg._get_parent() if isinstance(cfg, DictConfig) else None
     if root is not None and "model" in root:
-        spelled = ("_name", "position", "cls", "block", "layer")
+        spelled = ("_name", "position", "cls")
         root.model.update({key: cfg[key] for key in spelled if key in root.model})
 
 

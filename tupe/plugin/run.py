@@ -341,9 +341,6 @@ def resume(run: ActiveRun, task: FairseqTask) -> None:
             raise Refused(f"{run.folder if restored == LAST else restored}: {error}") from None
     record.begin(device(config.common.cpu))
     if earlier or own:
-        unknown = ", ".join((earlier or Record(pretrained=record.pretrained)).unknown())
-        if unknown:
-            logger.warning(f"{run.folder}: what this run began with is not recorded ({unknown}); taken to be as here")
         record.go_on(earlier or Record(pretrained=record.pretrained), num_updates(state) if state is not None else 0)
 
 

@@ -44,7 +44,7 @@ class StackWithSettings(Stack):
         if same_position(saved["position"], self.positions.name):  # optimizers count parameters in the saved order
             self.positions.in_order_of(saved["position"])
         own = self.settings()
-        if {**own, **saved} != own:  # older checkpoints name neither the number of heads nor the epsilon
+        if saved != own:
             raise ValueError(f"the checkpoint was trained with {describe(saved)}; this model has {describe(own)}")
 
 

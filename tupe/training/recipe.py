@@ -65,7 +65,7 @@ PRETRAINING = Kind({
     "dataset.disable_validation": False, "optimization.max_update": 0, "lr_scheduler.warmup_updates": 0,
     "lr_scheduler.total_num_update": 1e6, "lr_scheduler._name": "polynomial_decay", "lr_scheduler.cooldown_updates": 0,
     "checkpoint.save_interval_updates": 0, "checkpoint.keep_interval_updates": -1,
-    "checkpoint.keep_interval_updates_pattern": -1, "model.position_file": "", "model.layer": "",
+    "checkpoint.keep_interval_updates_pattern": -1, "model.position_file": "",
     **{f"model.{NAMES[f.name]}": f.default for f in fields(ModelConfig)},
 }, {
     **COMMON_PARTS, "task._name": ("tupe_masked_lm",), "criterion._name": ("masked_lm", "masked_lm_chunked"),
@@ -183,9 +183,9 @@ def read(
         raise ValueError("--fp16 beside --amp or --autocast: give one")
     values["optimizer.adam_betas"] = str(adam_betas(values["optimizer.adam_betas"]))
     options = {ours: values[f"model.{theirs}"] for ours, theirs in NAMES.items() if f"model.{theirs}" in values}
-    model = ModelConfig(**{**config, **options}, layer=values.get("model.layer", ""))
+    model = ModelConfig(**{**config, **options})
     if kind is PRETRAINING:
-        values |= {f"model.{name}": getattr(model, name) for name in ("position", "cls", "block")} | {"model.layer": ""}
+        values |= {f"model.{name}": getattr(model, name) for name in ("position", "cls", "block")}
         architecture = named(architecture, model.position, model.cls)
     plain = plain_options(architecture)
     differs = {NAMES[name]: value for name, value in vars(model).items() if str(value) != str(plain[name])}

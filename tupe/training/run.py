@@ -14,7 +14,6 @@ from ..common import record as records
 from ..common.active import Active, device, status_of
 from ..common.record import Record
 from ..common.safe_load import read_config
-from .recipe import adam_betas
 
 logger = logging.getLogger("tupe.training")
 
@@ -46,7 +45,7 @@ def seal(folder: Path) -> None:
 
 
 def damage_in(folder: Path) -> str | None:
-    """What is wrong with a checkpoint, in a few words; None if nothing is, or if an earlier version wrote it."""
+    """What is wrong with a checkpoint, in a few words; None if nothing is, or if no checksums were written."""
     if not (folder / SUMS).is_file():
         return None
     lines = (folder / SUMS).read_text(errors="replace").splitlines()
@@ -137,11 +136,6 @@ def differences(record: Record, folder: Path, defaults: dict, processes: int = 1
     earlier = records.begun(folder)
     if not earlier and (found := foreign(folder)):
         raise ValueError(f"{folder} holds {found}, which is of no run known here; choose another folder")
-    if earlier and (config := earlier.config):  # earlier versions noted what makes no difference
-        if earlier.metrics or "dataset.max_valid_steps" not in config:
-            config.pop("dataset.batch_size_valid", None)
-        if "optimizer.adam_betas" in config:
-            config["optimizer.adam_betas"] = str(adam_betas(config["optimizer.adam_betas"]))
     if earlier and (pairs := record.differences(earlier)):
         raise ValueError(records.another(folder, pairs, defaults, processes))
     return earlier
