@@ -70,7 +70,7 @@ class Stop:
     signal ends the process at once, as does a second one later."""
 
     def __init__(self):
-        self.signal, self.start, self.agreement, self.stopped, self.pipe = None, None, None, False, None
+        self.signal = self.start = self.agreement = self.pipe = None
 
     def begin(self, updates: int) -> None:
         if self.start is None:
@@ -114,14 +114,12 @@ _stop = None
 
 @contextmanager
 def stoppable() -> Iterator[None]:
-    """Inside, signals stop training, with SystemExit at the end; see `handled`."""
+    """Inside, signals end training with `record.STOPPED`; see `handled`."""
     global _stop
     _stop = Stop()
     try:
         with handled(SIGNALS, _stop.receive):
             yield
-            if _stop.stopped:
-                raise SystemExit(STOPPED)
     finally:
         _stop.close()
         _stop = None
@@ -165,9 +163,3 @@ def is_at_start(updates: int) -> bool:
 def is_at(updates: int, interval: int) -> bool:
     """Whether something is done after this update that is done every `interval` updates (0: never)."""
     return interval > 0 and updates % interval == 0
-
-
-def end() -> None:
-    """Training has stopped as asked: `stoppable` ends with `record.STOPPED`."""
-    if _stop is not None:
-        _stop.stopped = True

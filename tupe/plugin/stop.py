@@ -79,5 +79,4 @@ def validate_and_save(
         checkpoint_utils.save_checkpoint(cfg.checkpoint, trainer, epoch_itr, None)
     if trainer.data_parallel_world_size > 1:  # the first to exit would have torchrun end the one that still saves
         torch.distributed.barrier()
-    stop.end()
-    return [None], True
+    raise SystemExit(STOPPED)
