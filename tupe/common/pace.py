@@ -15,32 +15,32 @@ logger = logging.getLogger(__name__)
 FEW = 5  # updates, after which the estimate is a better one
 SILENCE = 40  # seconds without a line of progress
 LONG = 7 * 24 * 3600  # seconds that a CPU trains without asking
-UNITS = (("year", 365 * 24 * 3600), ("day", 24 * 3600), ("h", 3600), ("min", 60), ("s", 1))
+MINUTE, HOUR, DAY, YEAR = 60, 3600, 24 * 3600, 365 * 24 * 3600
 
 
 def in_words(seconds: float) -> str:
-    """ "3 h 20 min"; "8.8 years" """
-    for (name, size), (smaller, part) in zip(UNITS, UNITS[1:], strict=False):
-        if name == "year" and seconds >= 2 * size:
-            return f"{seconds / size:,.1f} years"
-        if name == "day" and seconds >= 2 * size:
-            return f"{seconds / size:.0f} days"
-        if name in ("h", "min") and seconds >= size:
-            whole, rest = divmod(round(seconds / part), size // part)
-            return f"{whole} {name} {rest} {smaller}"
+    """ "42 s"; "3 h 20 min"; "8.8 years" """
+    if seconds >= 2 * YEAR:
+        return f"{seconds / YEAR:,.1f} years"
+    if seconds >= 2 * DAY:
+        return f"{seconds / DAY:.0f} days"
+    for name, size, smaller, part in (("h", HOUR, "min", MINUTE), ("min", MINUTE, "s", 1)):
+        if (parts := round(seconds / part)) >= size // part:
+            return f"{parts * part // size} {name} {parts % (size // part)} {smaller}"
     return f"{seconds:.2g} s" if seconds < 10 else f"{seconds:.0f} s"
 
 
 class Pace:
-    """updates: of the whole run, 0 if that is not known, None in a process that says nothing; cpu: whether it trains
-    there; yes: whether it may take as long as it does."""
+    """yes: whether a CPU may train as long as it does. updates: of the whole run, 0 if that is not known, None in a
+    process that says nothing; cpu: whether it trains there."""
 
     def __init__(self, yes: bool):
         self.yes, self.updates, self.cpu = yes, None, True
         self.start = self.done = None  # updates: done before the first pass here, and until now
-        self.began = self.spoke = 0.0
         self.number = self.passes = 0  # of the update that is computed: passes done, and all
-        self.ended = threading.Event()
+        self.since = self.spoke = 0.0
+        self.base = 0  # updates done at `since`, where the measurement of `each`, the seconds of an update, begins
+        self.each, self.ended = None, threading.Event()
 
     def expect(self, updates: int, cpu: bool) -> None:
         self.updates, self.cpu, self.spoke = updates, cpu, time.monotonic()
@@ -48,43 +48,38 @@ class Pace:
 
     def begin(self, updates: int, passes: int) -> None:
         if self.start is None:
-            self.start, self.began = updates, time.monotonic()
+            self.start = updates
+        if updates - self.start <= 1:  # the first one here warms up: it does not count
+            self.base, self.since = updates, time.monotonic()
         self.done, self.number, self.passes = updates, 0, passes
         if updates - self.start == FEW:
             self.say(f"after {FEW} updates: {self.left()}")
 
     def passed(self) -> None:
         self.number += 1
-        if self.done > self.start or self.number > 1:
-            return
-        if not self.cpu:
+        first = self.done == self.start and self.number == 1
+        if first and not self.cpu:
             import torch  # only here: see above
 
             torch.cuda.synchronize()
-        self.say(f"the first of {self.passes} passes of an update: {self.left()}")
-        left = self.seconds_left()
-        if self.cpu and not self.yes and not self.start and left is not None and left > LONG:
+        self.each = (time.monotonic() - self.since) / (self.done - self.base + self.number / self.passes)
+        if not first:
+            return
+        self.say(f"after the first pass{f' of {self.passes}' * (self.passes > 1)}: {self.left()}")
+        seconds = max(self.updates - self.done, 0) * self.each
+        if self.cpu and not self.yes and not self.start and seconds > LONG:
             ways = "name fewer (--max-update N), train a small model (--recipe pretrain_small --arch tupe_r_mini)"
             raise ValueError(
-                f"{self.updates:,} updates would take about {in_words(left)} on this CPU: {ways}, or add --yes"
+                f"{self.updates:,} updates would take about {in_words(seconds)} on this CPU: {ways}, or add --yes"
             )
-
-    def per_update(self) -> float:
-        """Seconds, the mean so far."""
-        updates = self.done - self.start + self.number / self.passes
-        return (time.monotonic() - self.began) / updates
-
-    def seconds_left(self) -> float | None:
-        """Until the end of the run, if that is known."""
-        return max(self.updates - self.done, 0) * self.per_update() if self.updates else None
 
     def left(self) -> str:
         """The time of an update, and of what is left."""
-        each, left = in_words(self.per_update()), self.seconds_left()
-        if left is None:
+        each, left = in_words(self.each), self.updates - self.done
+        if not self.updates:
             return f"about {each} an update on this machine"
-        most = "about" if self.cpu or self.done > self.start else "at most"  # a GPU has to warm up
-        return f"{each} an update, {most} {in_words(left)} on this machine for all {self.updates - self.done:,}"
+        most = "about" if self.cpu or self.done > self.start else "at most"
+        return f"{each} an update, {most} {in_words(max(left, 0) * self.each)} on this machine for all {left:,}"
 
     def say(self, text: str) -> None:
         self.spoke = time.monotonic()
@@ -96,7 +91,7 @@ class Pace:
             return "preparing the first update"
         update = f"update {self.done + 1:,}{f'/{self.updates:,}' * bool(self.updates)}"
         update += f", pass {min(self.number + 1, self.passes)} of {self.passes}"
-        return f"{update}: {self.left()}" if self.number or self.done > self.start else update
+        return f"{update}: {self.left()}" if self.each else update
 
     def _report(self):
         while not self.ended.wait(max(self.spoke + SILENCE - time.monotonic(), 0.1)):
