@@ -108,7 +108,7 @@ def test_files_that_a_page_names_exist(page):
 WRITTEN = [page for page in PAGES if page.name not in GENERATED and "report" not in page.name]
 LIMITS = {  # words of a page that has more than 1,200
     "measurements.md": 3400, "schemes.md": 1800, "protocol.md": 2100, "CONTRIBUTING.md": 1800, "other-results.md": 1500,
-    "text.md": 1600, "second-protocol.md": 1800, "engines.md": 1300,
+    "text.md": 1600, "second-protocol.md": 1800, "engines.md": 1300, "pretrain.md": 1300,
 }  # fmt: skip
 
 

@@ -14,7 +14,7 @@ DAY = 24 * 3600
     ("seconds", "words"),
     [
         (0.034, "0.034 s"), (42, "42 s"), (90, "1 min 30 s"), (3599.9, "1 h 0 min"), (12000, "3 h 20 min"),
-        (DAY, "24 h 0 min"), (2 * DAY, "2 days"), (400 * DAY, "400 days"), (8.8 * 365 * DAY, "8.8 years"), (4e12, "126,839.2 years"),
+        (DAY, "24 h 0 min"), (2 * DAY, "2 days"), (400 * DAY, "400 days"), (8.8 * 365 * DAY, "8.8 years"),
     ],
 )  # fmt: skip
 def test_a_time_in_words(seconds, words):
@@ -52,8 +52,8 @@ def test_the_time_is_said_after_the_first_pass_and_after_five_updates(clock, cap
             for _ in range(4):
                 clock.pass_of(3 if update else 5)
     assert lines(caplog) == [
-        "after the first pass of 4: 20 s an update, about 5 h 33 min on this machine for all 1,000",
-        "after 5 updates: 12 s an update, about 3 h 19 min on this machine for all 995",
+        "after the first pass of 4: 20 s an update, about 5 h 33 min on this machine for the 1,000 left",
+        "after 5 updates: 12 s an update, about 3 h 19 min on this machine for the 995 left",
     ]
 
 
@@ -66,7 +66,7 @@ def test_a_gpu_has_to_warm_up_and_a_run_may_have_no_known_end(clock, caplog, mon
             pace.begin(0, 1)
             clock.pass_of(2)
     assert lines(caplog) == [
-        "after the first pass: 2 s an update, at most 6.3 years on this machine for all 100,000,000",
+        "after the first pass: 2 s an update, at most 6.3 years on this machine for the 100,000,000 left",
         "after the first pass: about 2 s an update on this machine",
     ]
 

@@ -74,12 +74,12 @@ class Pace:
             )
 
     def left(self) -> str:
-        """The time of an update, and of what is left."""
+        """The time of an update, and of all that are left."""
         each, left = in_words(self.each), self.updates - self.done
         if not self.updates:
             return f"about {each} an update on this machine"
         most = "about" if self.cpu or self.done > self.start else "at most"
-        return f"{each} an update, {most} {in_words(max(left, 0) * self.each)} on this machine for all {left:,}"
+        return f"{each} an update, {most} {in_words(max(left, 0) * self.each)} on this machine for the {left:,} left"
 
     def say(self, text: str) -> None:
         self.spoke = time.monotonic()
@@ -90,7 +90,7 @@ class Pace:
         if self.start is None:
             return "preparing the first update"
         update = f"update {self.done + 1:,}{f'/{self.updates:,}' * bool(self.updates)}"
-        update += f", pass {min(self.number + 1, self.passes)} of {self.passes}"
+        update += f", pass {min(self.number + 1, self.passes)} of {self.passes}" * (self.passes > 1)
         return f"{update}: {self.left()}" if self.each else update
 
     def _report(self):
