@@ -3,10 +3,7 @@
 # killed and started again, also several times at once on the same folder: what is finished is not run again.
 #   bash scripts/glue_sweep.sh --checkpoint runs/tupe_r/checkpoint_last.pt --output sweeps/tupe_r --data glue-bin
 #   bash scripts/glue_sweep.sh --checkpoint FILE --output FOLDER --data glue-bin --grid task=RTE --grid seed=1,2
-# The options are those of `tupe sweep` and `tupe finetune`; PYTHON is the interpreter (default: .venv of this repository).
+# The options are those of `tupe sweep` and `tupe finetune`. It takes PYTHON, else the active environment, else .venv.
 set -euo pipefail
-root=$(cd "$(dirname "$0")/.." && pwd)
-export PYTHONPATH=$root${PYTHONPATH:+:$PYTHONPATH}
-command -v "${PYTHON:=$root/.venv/bin/python}" > /dev/null ||
-  { echo "${0##*/}: $PYTHON not found; scripts/setup.sh makes the environment" >&2; exit 2; }
+source "$(dirname "$0")/python.bash"
 exec "$PYTHON" -m tupe sweep --report "$@"

@@ -3,10 +3,7 @@
 # run is resumed, a finished one is left alone.
 #   bash scripts/pretrain.sh --data data --output runs/tupe_r
 #   bash scripts/pretrain.sh --data data --output runs/bert_a --arch bert_a --gpus 4 --seed 2
-# The options are those of `tupe pretrain`; PYTHON is the interpreter (default: .venv of this repository).
+# The options are those of `tupe pretrain`. It takes PYTHON, else the active environment, else .venv.
 set -euo pipefail
-root=$(cd "$(dirname "$0")/.." && pwd)
-export PYTHONPATH=$root${PYTHONPATH:+:$PYTHONPATH}
-command -v "${PYTHON:=$root/.venv/bin/python}" > /dev/null ||
-  { echo "${0##*/}: $PYTHON not found; scripts/setup.sh makes the environment" >&2; exit 2; }
+source "$(dirname "$0")/python.bash"
 exec "$PYTHON" -m tupe pretrain "$@"

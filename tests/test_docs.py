@@ -136,6 +136,23 @@ def test_there_is_one_test_command(file):
     assert "bash scripts/test.sh" in (ROOT / file).read_text()
 
 
+def test_the_front_page_can_be_followed():
+    """In this order: how to get it and install it, the main job, the tests, Python."""
+    text = (ROOT / "README.md").read_text()
+    steps = ("git clone ", "pip install .", "bash scripts/quickstart.sh", "bash scripts/test.sh", "import torch")
+    places = [text.index(step) for step in steps]
+    assert places == sorted(places)
+    for script in ("quickstart", "test"):
+        assert re.search("^run bash scripts/setup.sh", (ROOT / f"scripts/{script}.sh").read_text(), re.MULTILINE)
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/pretrain.md", "docs/engines.md"])
+def test_the_first_training_of_a_page_takes_minutes(page):
+    first = next(words for name, words in commands_of(ROOT / page) if name == "tupe" and "pretrain" in words)
+    recipe, arch = (first[first.index(option) + 1] for option in ("--recipe", "--arch"))
+    assert recipe == "pretrain_small" and arch.endswith("_tiny")
+
+
 def test_git_ignores_what_the_commands_write():
     """Of every page, but for what stands in capitals, outside of the repository, or is to be committed."""
     text = re.sub(r"\s#.*", "", "\n".join(page.read_text() for page in PAGES))

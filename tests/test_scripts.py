@@ -282,6 +282,52 @@ def test_recipes_without_an_environment_say_what_makes_it(name, tmp_path):
     assert done.returncode == 2 and done.stderr == wanted
 
 
+@pytest.fixture
+def clone(tmp_path):
+    """scripts/ in a folder of its own, beside environments whose interpreters say their names."""
+    shutil.copytree(SCRIPTS, tmp_path / "scripts")
+    for name in (".venv", "venv", "conda"):
+        python = tmp_path / name / "bin" / "python"
+        python.parent.mkdir(parents=True)
+        python.write_text(f"#!/bin/bash\necho {name}\n")
+        python.chmod(0o755)
+    for name, text in {"srun": '"$@"', "scontrol": "echo node"}.items():
+        (tmp_path / name).write_text(f"#!/bin/bash\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    return tmp_path
+
+
+@pytest.mark.parametrize("script", ["pretrain.sh", "finetune.sh", "glue_sweep.sh", "pretrain.sbatch", "jobs.sbatch"])
+@pytest.mark.parametrize(
+    ("active", "taken"),
+    [
+        ({}, ".venv"),
+        ({"VIRTUAL_ENV": "venv"}, "venv"),
+        ({"CONDA_PREFIX": "conda", "CONDA_DEFAULT_ENV": "mine"}, "conda"),
+        ({"CONDA_PREFIX": "conda", "CONDA_DEFAULT_ENV": "base"}, ".venv"),  # where every shell may begin
+        ({"VIRTUAL_ENV": "venv", "CONDA_PREFIX": "conda", "CONDA_DEFAULT_ENV": "base"}, "venv"),
+        ({"VIRTUAL_ENV": "venv", "PYTHON": "conda/bin/python"}, "conda"),
+    ],
+)
+def test_the_active_environment_is_taken_and_named(script, active, taken, clone):
+    variables = {name: value if name == "CONDA_DEFAULT_ENV" else f"{clone / value}" for name, value in active.items()}
+    environment = {name: value for name, value in os.environ.items() if name not in ("VIRTUAL_ENV", "CONDA_PREFIX")}
+    environment |= {
+        "PATH": f"{clone}:{os.environ['PATH']}", "SLURM_SUBMIT_DIR": str(clone), "SLURM_JOB_ID": "5",
+        "SLURM_JOB_NUM_NODES": "1", "SLURM_JOB_NODELIST": "x", **variables,
+    }  # fmt: skip
+    command = ["bash", clone / "scripts" / script, "--data", "x"]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=clone.parent)
+    assert (done.returncode, done.stdout) == (0, f"{taken}\n"), done.stderr
+    assert done.stderr.endswith(f"running {clone / taken}/bin/python\n")
+
+
+def test_conda_s_base_is_taken_where_there_is_no_other(clone):
+    shutil.rmtree(clone / ".venv")
+    variables = {"CONDA_PREFIX": str(clone / "conda"), "CONDA_DEFAULT_ENV": "base", "PYTHON": "", "VIRTUAL_ENV": ""}
+    assert bash(clone / "scripts" / "pretrain.sh", **variables).stdout == "conda\n"
+
+
 FAKE_PYTHON = """#!/bin/bash
 # A Python that only notes what it is asked to install.
 case "$1 $2" in

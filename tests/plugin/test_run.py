@@ -12,8 +12,10 @@ import pytest
 from fairseq.trainer import Trainer
 from helpers import PLUGIN, fork, load, pretrain_arguments, train
 
-from tupe.common.record import read, state_of
+from tupe.common import pace
+from tupe.common.record import begun, read, state_of
 from tupe.plugin import run as life
+from tupe.plugin import worker
 
 ROOT = PLUGIN.parent
 
@@ -86,6 +88,23 @@ def test_a_run_whose_end_would_not_be_saved_is_refused(words, message, data, tmp
     with pytest.raises(ValueError, match=message):
         train(pretrain_arguments(data, tmp_path, *words))
     assert not (tmp_path / "record.json").exists()
+
+
+def test_a_cpu_asks_before_it_begins_what_takes_long(data, tmp_path, monkeypatch, caplog):
+    """It has one pass behind it then, and no run has begun. A resumed run has been asked."""
+    monkeypatch.setattr(pace, "LONG", 0)
+    caplog.set_level("INFO")
+    passes = ["--batch-size=2", "--update-freq=2", "--max-update=6"]
+    with pytest.raises(ValueError, match="^6 updates would take about .* on this CPU: .*, or add --yes$"):
+        worker.train(worker.parsed(arguments(data, tmp_path, *passes)))
+    said = [record.getMessage() for record in caplog.records]
+    assert any(line.startswith("after the first pass of 2: ") for line in said) and not begun(tmp_path)
+    assert not [record for record in caplog.records if record.name == "train_inner"]
+    caplog.clear()
+    worker.train(worker.parsed(arguments(data, tmp_path, *passes, "--lr=[0.001]")), yes=True)
+    assert any(record.getMessage().startswith("after 5 updates: ") for record in caplog.records)
+    worker.train(worker.parsed(arguments(data, tmp_path, *passes, "--lr=[0.001]", "--max-update=7")))
+    assert read(tmp_path).budget == {"max_update": 7} and state_of(tmp_path) == "finished"
 
 
 def test_a_folder_of_another_run_is_refused(data, finished):

@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 import signal
+from unittest import mock
 
 import pytest
 import torch
@@ -10,72 +11,81 @@ from helpers import load, pretrain_arguments, train
 
 from tupe.common.record import STOPPED, read, state_of
 from tupe.common.stop import SIGNALS, is_at
+from tupe.plugin.masked_lm import TupeMaskedLMTask
 
 
 @pytest.fixture(scope="module")
 def whole(data, tmp_path_factory):
-    """(folder, losses) of an undisturbed run of two epochs of 6 updates and a bit."""
+    """(folder, losses) of an undisturbed run of three epochs of 4 updates and a bit; an update takes three passes."""
     folder = tmp_path_factory.mktemp("whole")
     return folder, train(arguments(data, folder))
 
 
 def arguments(data, folder, *more):
-    return pretrain_arguments(data, folder, "--num-workers=1", "--save-interval-updates=5", *more)
+    passes = ["--batch-size=2", "--update-freq=3"]
+    return pretrain_arguments(data, folder, "--num-workers=1", "--save-interval-updates=5", *passes, *more)
 
 
-def stop(arguments, update, number):
-    """Train, and send this process and its data workers a signal within an update. Returns the exit status."""
-    steps = iter(range(1, 100))
+def stop(arguments, update, number, passes=1):
+    """Train, and send this process and its data workers a signal within a pass of an update. Returns the exit status,
+    and how many passes have begun after it."""
+    step, begun = TupeMaskedLMTask.train_step, []
 
-    def on_step(samples):
-        if next(steps) == update:
+    def train_step(self, *args, **kwargs):
+        begun.append(kwargs["update_num"] + 1)
+        if begun.count(update) == passes and begun[-1] == update:
             for pid in [os.getpid(), *(child.pid for child in multiprocessing.active_children())]:
                 os.kill(pid, number)
+        return step(self, *args, **kwargs)
 
-    try:
-        train(arguments, on_step)
-    except SystemExit as error:
-        status = error.code
+    with mock.patch.object(TupeMaskedLMTask, "train_step", train_step):
+        try:
+            train(arguments)
+        except SystemExit as error:
+            status = error.code
     for child in multiprocessing.active_children():  # as at the end of a process
         child.terminate()
         child.join()
-    return status
+    return status, len(begun) - begun.index(update) - passes
 
 
 @pytest.mark.parametrize(
-    "update, number",
+    "update, passes, number",
     [
-        pytest.param(3, signal.SIGTERM, marks=pytest.mark.slow),
-        pytest.param("epoch", signal.SIGHUP, marks=pytest.mark.thorough),
-        pytest.param(5, signal.SIGUSR1, marks=pytest.mark.thorough),
-        pytest.param(13, signal.SIGINT, marks=pytest.mark.slow),
+        (3, 2, signal.SIGTERM),
+        pytest.param(3, 3, signal.SIGTERM, marks=pytest.mark.thorough),
+        pytest.param("next epoch", 1, signal.SIGHUP, marks=pytest.mark.thorough),
+        pytest.param(5, 3, signal.SIGUSR1, marks=pytest.mark.thorough),
+        pytest.param(6, 1, signal.SIGUSR1, marks=pytest.mark.thorough),
+        pytest.param(13, 2, signal.SIGINT, marks=pytest.mark.thorough),
     ],
 )  # fmt: skip
-def test_a_stopped_run_loses_nothing_and_resumes_exactly(data, whole, tmp_path, update, number):
-    """In the middle of an epoch; where a checkpoint is due; at the end of an epoch; in the second epoch."""
+def test_a_stopped_run_loses_nothing_and_resumes_exactly(data, whole, tmp_path, update, passes, number):
+    """In the middle of an update, and in its last pass, after which it is whole; in the first update of an epoch; where
+    a checkpoint is due, and in the update after it. No pass begins after the signal."""
     folder, losses = whole
     scored = [(entry["epoch"], entry["num_updates"]) for entry in read(folder).scores]
-    update = max(updates for epoch, updates in scored if epoch == 1) if update == "epoch" else update
+    update = max(updates for epoch, updates in scored if epoch == 1) + 1 if update == "next epoch" else update
+    done = update if passes == 3 else update - 1
     usual = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
     before = signal.signal(number, usual)  # ignored where the tests run in the background
     handlers = [signal.getsignal(n) for n in SIGNALS]
-    assert stop(arguments(data, tmp_path), update, number) == STOPPED
+    assert stop(arguments(data, tmp_path), update, number, passes) == (STOPPED, 0)
     assert [signal.getsignal(n) for n in SIGNALS] == handlers
     signal.signal(number, before)
     state = load(tmp_path / "checkpoint_last.pt")
-    assert state["optimizer_history"][-1]["num_updates"] == update
-    assert state["cfg"]["optimization"]["stop_time_hours"] == 0 and not state["cfg"]["dataset"]["disable_validation"]
+    assert state["optimizer_history"][-1]["num_updates"] == done
     run = read(tmp_path)
     assert state_of(tmp_path) == "open" and run.failure == {"reason": "stopped by a signal", "status": STOPPED}
-    assert [entry["num_updates"] for entry in run.scores] == [n for _, n in scored if n <= update]
-    assert train(arguments(data, tmp_path)) == losses[update:]
+    assert [entry["num_updates"] for entry in run.scores] == [n for _, n in scored if n <= done]
+    assert train(arguments(data, tmp_path)) == losses[done:]
     assert read(tmp_path).scores == read(folder).scores and state_of(tmp_path) == "finished"
     for key, value in load(folder / "checkpoint_last.pt")["model"].items():
         assert torch.equal(load(tmp_path / "checkpoint_last.pt")["model"][key], value)
 
 
-def test_a_signal_before_the_first_update_ends_at_once(data, tmp_path):
-    assert stop(arguments(data, tmp_path), 1, signal.SIGTERM) == STOPPED
+def test_a_signal_in_the_first_update_leaves_nothing_behind(data, tmp_path):
+    assert stop(arguments(data, tmp_path), 1, signal.SIGTERM) == (STOPPED, 0)
     assert not list(tmp_path.glob("*.pt")) and state_of(tmp_path) == "open"
 
 

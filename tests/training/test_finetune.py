@@ -100,7 +100,7 @@ def test_predictions_for_the_server(whole, small, learnable, tmp_path):
         assert result.exit_code == REFUSED and f"was not fine-tuned on {task}, but on " in result.output
 
 
-def test_a_signal_stops_after_the_update_and_the_run_resumes_exactly(small, learnable, whole, tmp_path, monkeypatch):
+def test_a_signal_stops_at_a_whole_update_and_the_run_resumes_exactly(small, learnable, whole, tmp_path, monkeypatch):
     from tupe.training import finetune as tuning
 
     step = tuning.Finetuning.training_step
@@ -113,7 +113,7 @@ def test_a_signal_stops_after_the_update_and_the_run_resumes_exactly(small, lear
     with monkeypatch.context() as patch:
         patch.setattr(tuning.Finetuning, "training_step", training_step)
         assert ended(begin(learnable, small, tmp_path)) == STOPPED
-    assert list(checkpoints(tmp_path)) == [3] and not (tmp_path / "model.safetensors").exists()
+    assert list(checkpoints(tmp_path)) == [2] and not (tmp_path / "model.safetensors").exists()
     assert ended(begin(learnable, small, tmp_path)) == 0
     assert read(tmp_path).scores == read(whole).scores
     assert (tmp_path / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()

@@ -36,6 +36,7 @@ from safetensors.torch import load_file
 import tupe.hf  # noqa: F401
 from tupe import cpu
 from tupe.cli import main
+from tupe.common import pace
 from tupe.common.record import BUSY, DIVERGED, REFUSED, STOPPED, Record, locked, read, state_of, updates_of
 from tupe.modeling_tupe import TupeForMaskedLM
 from tupe.training import pretrain
@@ -145,23 +146,61 @@ def test_the_model_loads_in_transformers(whole):
     assert all(torch.equal(value, own[name.removeprefix("tupe.")]) for name, value in theirs.items())
 
 
-@pytest.mark.parametrize("number", [pytest.param(signal.SIGTERM, marks=pytest.mark.slow), signal.SIGUSR1])
-def test_a_signal_stops_after_the_update_and_the_run_resumes_exactly(number, data, whole, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("update", "passes"),
+    [(6, 2), pytest.param(6, 4, marks=pytest.mark.thorough), pytest.param(7, 1, marks=pytest.mark.thorough)],
+)  # fmt: skip
+def test_a_signal_stops_before_the_next_pass_and_the_run_resumes_exactly(update, passes, data, tmp_path, monkeypatch):
+    """In the middle of an update of four passes; in its last one, after which it is whole; where a checkpoint of the
+    last whole one is there already. No pass begins after the signal."""
+    losses_of, words = pretrain.Pretraining.losses_of, ["--save-interval-updates=3", "--micro-batch-size=1"]
+    done = update if passes == 4 else update - 1
+
+    def count(self, *args, **kwargs):
+        if self.model.training:
+            with (tmp_path / "passes").open("a") as file:
+                file.write(f"{self.state.global_step + 1}\n")
+            begun = (tmp_path / "passes").read_text().split()
+            if begun[-1] == str(update) and begun.count(begun[-1]) == passes:
+                os.kill(os.getpid(), signal.SIGTERM)
+        return losses_of(self, *args, **kwargs)
+
+    folder, whole = tmp_path / "run", tmp_path / "whole"
+    with monkeypatch.context() as patch:
+        patch.setattr(pretrain.Pretraining, "losses_of", count)
+        assert ended(begin(data, folder, *words)) == STOPPED
+    assert len((tmp_path / "passes").read_text().split()) == 4 * (update - 1) + passes
+    assert newest(folder)[0] == done and state_of(folder) == "open"
+    assert read(folder).failure["status"] == STOPPED and not (folder / "model.safetensors").exists()
+    assert [ended(begin(data, path, *words)) for path in (folder, whole)] == [0, 0]
+    assert same(folder, whole)
+
+
+def test_a_signal_in_the_first_update_leaves_nothing_behind(data, tmp_path, monkeypatch):
     step = pretrain.Pretraining.training_step
 
     def training_step(self, *args, **kwargs):
-        if self.state.global_step == 6:
-            os.kill(os.getpid(), number)
+        os.kill(os.getpid(), signal.SIGTERM)
         return step(self, *args, **kwargs)
 
-    folder = tmp_path / "run"
-    with monkeypatch.context() as patch:
-        patch.setattr(pretrain.Pretraining, "training_step", training_step)
-        assert ended(begin(data, folder, "--save-interval-updates=3")) == STOPPED
-    assert newest(folder)[0] == 7 and state_of(folder) == "open"
-    assert read(folder).failure["status"] == STOPPED and not (folder / "model.safetensors").exists()
-    assert ended(begin(data, folder, "--save-interval-updates=3")) == 0
-    assert same(folder, whole)
+    monkeypatch.setattr(pretrain.Pretraining, "training_step", training_step)
+    assert ended(begin(data, tmp_path)) == STOPPED
+    assert newest(tmp_path) == (0, None) and state_of(tmp_path) == "open"
+
+
+def test_a_cpu_asks_before_it_begins_what_takes_long(data, tmp_path, monkeypatch):
+    """It has one pass behind it then, and no run has begun. A resumed run has been asked."""
+    monkeypatch.setattr(pace, "LONG", 0)
+    log, words = tmp_path / "log", ["--micro-batch-size=2", "--disable-validation"]
+    assert ended(begin(data, tmp_path / "run", *words, log=log)) == REFUSED
+    said = log.read_text().splitlines()
+    assert "after the first pass of 2: " in said[-2] and "14 updates would take about" in said[-1]
+    assert said[-1].endswith(", or add --yes") and not newest(tmp_path / "run")[0]
+    assert ended(begin(data, tmp_path / "run", "--arch=bert_a_tiny", "--yes", *words, log=log)) == 0
+    assert "after 5 updates: " in log.read_text()
+    assert ended(begin(data, tmp_path / "run", "--arch=bert_a_tiny", "--max-update=15", *words)) == 0
+    shown = CliRunner().invoke(main, ["pretrain", "--engine=transformers", f"--data={data}", "--output=r", "--dry-run"])
+    assert shown.exit_code == 0 and "--yes" not in shown.output
 
 
 def killed_and_resumed(data, folder, kills, updates, words):
@@ -494,21 +533,22 @@ def test_two_processes_equal_one_with_twice_the_steps(data, tmp_path, monkeypatc
 
 
 @pytest.mark.thorough
-def test_a_signal_to_one_process_stops_both_after_the_same_update(data, tmp_path, monkeypatch):
-    step = pretrain.Pretraining.training_step
+def test_a_signal_to_one_process_stops_both_at_one_update(data, tmp_path, monkeypatch):
+    """In the second of four passes: the update is dropped, unless the other process is in its last pass already."""
+    step, words = pretrain.Pretraining.training_step, ["--batch-size=1", "--update-freq=4"]
 
     def training_step(self, *args, **kwargs):
-        if self.state.global_step == 4 and self.args.process_index == 1:
+        if self.state.global_step == 2 and self.args.process_index == 1 and self.passes_left == 3:
             os.kill(os.getpid(), signal.SIGUSR1)
         return step(self, *args, **kwargs)
 
     with monkeypatch.context() as patch:
         patch.setattr(pretrain.Pretraining, "training_step", training_step)
-        two = begin_two(data, tmp_path / "two", "--batch-size=2")
+        two = begin_two(data, tmp_path / "two", *words)
         assert [ended(process) for process in two] == [STOPPED, STOPPED]
-    assert newest(tmp_path / "two")[0] == 6
-    assert [ended(process) for process in begin_two(data, tmp_path / "two", "--batch-size=2")] == [0, 0]
-    assert [ended(process) for process in begin_two(data, tmp_path / "whole", "--batch-size=2")] == [0, 0]
+    assert newest(tmp_path / "two")[0] in (2, 3)
+    assert [ended(process) for process in begin_two(data, tmp_path / "two", *words)] == [0, 0]
+    assert [ended(process) for process in begin_two(data, tmp_path / "whole", *words)] == [0, 0]
     assert same(tmp_path / "two", tmp_path / "whole")
 
 

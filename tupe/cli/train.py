@@ -82,6 +82,7 @@ def launcher(function: Callable) -> Callable:
     for decorator in (
         click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="[--OPTION VALUE] [SECTION.KEY=VALUE] ..."),
         click.option("--dry-run", is_flag=True, help="Print what would run: a command of fairseq-train, or settings."),
+        click.option("--yes", is_flag=True, help="Train on a CPU even if that takes more than a week."),
         click.option("--allocator", help="The memory allocator to preload, or none (default: tcmalloc on CPUs)."),
         click.option(
             "--micro-batch-size",

@@ -1,9 +1,14 @@
-"""Handlers of signals, and those that ask training to stop after its update, with the exit status `record.STOPPED`."""
+"""Handlers of signals, and those that ask training to stop, with the exit status `record.STOPPED`.
+
+A run stops before its next pass, forward and backward, of a batch: an update may take many. The update that it is in
+the middle of is dropped, and computed anew when the run goes on from the last whole one.
+"""
 
 import logging
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -31,18 +36,77 @@ def handled(numbers: Iterable[int], handler: Callable | signal.Handlers) -> Iter
             signal.signal(number, handler)
 
 
+ONE_REQUEST = 2  # seconds in which a signal that comes again is the same request: a terminal, and torchrun, pass it on
+KEY = "tupe: the unit that is computed"
+
+
+class Agreement:
+    """Several processes, all of which stop before the same pass, or none: who stopped alone would leave the others
+    waiting for its gradients.
+
+    They share one text: the number of the unit of work that all compute, or "stop" before the number of one that none
+    does. The first that needs to know decides, and nobody waits for another: whoever is asked to stop, and whoever is
+    about to compute what needs all, the last pass of an update. store: that of their process group.
+    """
+
+    def __init__(self, store: Any):
+        self.store, self.unit = store, 1
+        store.compare_set(KEY, "", "0")
+
+    def goes_on(self, asked: bool, together: bool) -> bool:
+        """Whether the next pass is computed. together: it needs all processes, and with it the unit is complete."""
+        if asked or together:
+            wanted = f"{'stop ' * asked}{self.unit}"
+            decided = self.store.compare_set(KEY, f"{self.unit - 1}", wanted).decode()
+        else:
+            decided = self.store.get(KEY).decode()
+        stops = decided == f"stop {self.unit}"
+        self.unit += together and not stops
+        return not stops
+
+
 class Stop:
-    """Whether this process was asked to stop. training: from the first update on; before, a signal ends it at once."""
+    """Whether this process was asked to stop. start: the number of updates at the first pass here; before, None, a
+    signal ends the process at once, as does a second one later."""
 
     def __init__(self):
-        self.signal, self.training, self.stopped = None, False, False
+        self.signal = self.start = self.agreement = self.pipe = None
+
+    def begin(self, updates: int) -> None:
+        if self.start is None:
+            self.start = updates
+            import torch  # only here: commands that do not train start without it
+
+            if torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1:
+                self.agreement = Agreement(torch.distributed.distributed_c10d._get_default_store())
 
     def receive(self, number: int, frame: Any) -> None:
-        if not self.training:
+        if self.start is None:
             raise SystemExit(STOPPED)
         if self.signal is None:
-            logger.warning(f"received {signal.Signals(number).name}: stopping after this update")
+            name = signal.Signals(number).name
+            logger.warning(f"received {name}: stopping at the last whole update; another signal ends this at once")
+            self.pipe = os.pipe()
+            os.set_blocking(self.pipe[1], False)
+            signal.set_wakeup_fd(self.pipe[1], warn_on_full_buffer=False)
+            threading.Thread(target=self._end_at_another, args=[self.pipe[0], time.monotonic()], daemon=True).start()
         self.signal = number
+
+    def _end_at_another(self, reader, since):
+        """In a thread: the main one handles no signals while it is in the middle of a backward pass."""
+        while number := os.read(reader, 1):
+            if number[0] in SIGNALS and time.monotonic() - since > ONE_REQUEST:
+                os._exit(STOPPED)
+        os.close(reader)
+
+    def goes_on(self, together: bool) -> bool:
+        asked = self.signal is not None
+        return self.agreement.goes_on(asked, together) if self.agreement else not asked
+
+    def close(self) -> None:
+        if self.pipe:
+            signal.set_wakeup_fd(-1)
+            os.close(self.pipe[1])
 
 
 _stop = None
@@ -50,15 +114,14 @@ _stop = None
 
 @contextmanager
 def stoppable() -> Iterator[None]:
-    """Inside, signals stop training after its update, with SystemExit at the end; see `handled`."""
+    """Inside, signals end training with `record.STOPPED`; see `handled`."""
     global _stop
     _stop = Stop()
     try:
         with handled(SIGNALS, _stop.receive):
             yield
-            if _stop.stopped:
-                raise SystemExit(STOPPED)
     finally:
+        _stop.close()
         _stop = None
 
 
@@ -79,23 +142,24 @@ def _end_at_parents_request(parent):
 os.register_at_fork(after_in_child=_shield_child)
 
 
-def begin() -> None:
-    """From here on a signal is noted, and training ends after its update; before, it ends at once."""
+def begin(updates: int) -> None:
+    """Called before the first pass of every update, of which `updates` are done. From here on a signal is noted, and
+    `goes_on` tells of it; before, it ends training at once."""
     if _stop is not None:
-        _stop.training = True
+        _stop.begin(updates)
 
 
-def asked() -> bool:
-    """Whether this process was asked to stop."""
-    return _stop is not None and _stop.signal is not None
+def goes_on(together: bool) -> bool:
+    """Whether the next pass is to be computed; of several processes, all that compute the same get the same answer.
+    together: it needs all processes, as the last of an update does, in which they exchange gradients."""
+    return _stop is None or _stop.goes_on(together)
+
+
+def is_at_start(updates: int) -> bool:
+    """Whether so many updates were done before this process did any: then there is nothing to save."""
+    return _stop is not None and updates == _stop.start
 
 
 def is_at(updates: int, interval: int) -> bool:
     """Whether something is done after this update that is done every `interval` updates (0: never)."""
     return interval > 0 and updates % interval == 0
-
-
-def end() -> None:
-    """Training has stopped as asked: `stoppable` ends with `record.STOPPED`."""
-    if _stop is not None:
-        _stop.stopped = True

@@ -48,14 +48,14 @@ SECONDS_WITHOUT_PROGRESS = 600  # after which processes of several nodes end: on
 def launch(
     recipe: str, overrides: list, arguments: list, *, gpus: int | None = None, nodes: int = 1, node_rank: int = 0,
     master_addr: str = "localhost", master_port: int = 29500, dry_run: bool = False, own_options: tuple = (),
-    micro_batch_size: int | None = None,
+    micro_batch_size: int | None = None, yes: bool = False,
 ) -> None:  # fmt: skip
     """Train as the recipe says; see `training_options` for the first three.
 
     gpus: GPUs of this node to use; None for all that are visible, 0 for the CPU (one process per node, which speak
-    gloo). micro_batch_size: most sequences of a process in one step. dry_run: only print the command of fairseq-train
-    that does the same. own_options: names of options that are valid beside fairseq-train's, for errors that suggest the
-    nearest name.
+    gloo). micro_batch_size: most sequences of a process in one step. yes: however long it takes on a CPU. dry_run: only
+    print the command of fairseq-train that does the same. own_options: names of options that are valid beside
+    fairseq-train's, for errors that suggest the nearest name.
     Raises ValueError for bad options, and SystemExit with the status of the first process that failed.
     """
     check_asserts()
@@ -73,7 +73,7 @@ def launch(
         values.setdefault("heartbeat_timeout", SECONDS_WITHOUT_PROGRESS)
     words = words_of(values, actions)
     torchrun_arguments = words_of_nodes(gpus, nodes, node_rank, master_addr, master_port)
-    torchrun_arguments += ["-m", worker.__name__, "--command", shlex.join(sys.argv)]
+    torchrun_arguments += ["-m", worker.__name__, "--command", shlex.join(sys.argv), *["--yes"] * yes]
     program = ["fairseq-train"] if processes == 1 else ["torchrun", *torchrun_arguments]
     command = shlex.join([*program, *words])
     if dry_run:
@@ -82,7 +82,7 @@ def launch(
     logger.info(command)
     config = configuration(values)
     if processes == 1:
-        worker.train(worker.parsed(words) if config is None else config)
+        worker.train(worker.parsed(words) if config is None else config, yes)
     else:
         run_torchrun([*torchrun_arguments, *(words if config is None else ["--config", worker.to_text(config)])])
 

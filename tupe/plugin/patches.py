@@ -70,8 +70,11 @@ class SetTorchSeed(utils.set_torch_seed):
 
 def without_empty_batches(trainer: Trainer, samples: list, *args, original: Callable, **kwargs) -> Any:
     """fairseq fills up a process that has fewer batches than others at the end of an epoch with empty ones: where one
-    comes last, it counts the process's whole update as nothing, but for its gradients."""
-    return original(trainer, [sample for sample in samples if sample] or samples[:1], *args, **kwargs)
+    comes last, it counts the process's whole update as nothing, but for its gradients. The list stays the same one,
+    which may be `stop.Passes`."""
+    samples[:] = [sample for sample in samples[:] if sample] or samples[:1]
+    return original(trainer, samples, *args, **kwargs)
+
 
 
 def all_gather_list(data: Any, group: Any = None, *args, original: Callable, **kwargs) -> list:
@@ -95,15 +98,15 @@ PATCHES = [
     Patch("fairseq.trainer.Trainer.train_step", watch.train_step,
           "a loss that is not finite or has jumped ends the run; stalls are noticed", OURS),
     Patch("fairseq.trainer.Trainer.train_step", stop.train_step,
-          "from the first update on, a signal ends the run after its update", OURS, BY_TUPE),
+          "from the first update on, a signal ends the run before its next pass", OURS, BY_TUPE),
     Patch("fairseq.trainer.Trainer.valid_step", watch.valid_step,
           "a batch of validation is progress for `--heartbeat-timeout`", OURS),
     Patch("fairseq.trainer.Trainer.save_checkpoint", watch.save_checkpoint,
           "a checkpoint is progress for `--heartbeat-timeout`", OURS),
-    Patch("fairseq.trainer.Trainer._local_cumulative_training_time", stop.local_training_time,
-          "a process that received a signal tells the others", OURS, BY_TUPE),
+    Patch("fairseq.trainer.Trainer.save_checkpoint", stop.save_checkpoint,
+          "what is saved is not saved again when a signal comes", OURS, BY_TUPE),
     Patch("fairseq_cli.train.validate_and_save", stop.validate_and_save,
-          "after a signal, all processes save and stop at the same update", OURS, BY_TUPE),
+          "after a signal, all processes save the last whole update and stop", OURS, BY_TUPE),
     Patch("fairseq_cli.train.get_training_stats", watch.training_stats,
           "every progress line tells the time left", OURS, BY_TUPE),
     Patch("fairseq.distributed.utils.all_gather_list", all_gather_list,

@@ -23,6 +23,7 @@ from fairseq.models import BaseFairseqModel
 from fairseq.tasks import FairseqTask
 from omegaconf import II, DictConfig
 
+from ..common import pace
 from ..common import record as records
 from ..common.active import Active, device, status_of
 from ..common.limits import option
@@ -220,18 +221,20 @@ class ActiveRun(Active):
         budget = self.record.budget
         return epochs >= budget.get("max_epoch", float("inf")) or updates >= budget.get("max_update", float("inf"))
 
+    def updates_in_all(self) -> int:
+        """Of the whole run; 0 if that is not known."""
+        options = self.config.optimization
+        if self.config.lr_scheduler._name == SCHEDULE:
+            return round(self.config.lr_scheduler.total_num_update)
+        return 0 if options.max_epoch > 0 else options.max_update
+
     def watch(self) -> watch.Watch:
         """What this run is to be watched for."""
-        options = self.config.optimization
-        updates = options.max_update
-        if self.config.lr_scheduler._name == SCHEDULE:
-            updates = self.config.lr_scheduler.total_num_update
-        elif options.max_epoch > 0:
-            updates = 0
         # fairseq would send itself a signal after that time, which a process that hangs does not handle.
         section = self.config.distributed_training
         timeout, section.heartbeat_timeout = section.heartbeat_timeout, -1
-        return watch.Watch(timeout, self.config.task.stop_at_jump, updates, self.note_stall, self.reach)
+        jump, updates = self.config.task.stop_at_jump, self.updates_in_all()
+        return watch.Watch(timeout, jump, updates, self.note_stall, self.reach)
 
     def note_stall(self, reason: str) -> None:
         if self.writes and (self.updates or not self.earlier):
@@ -303,6 +306,8 @@ def begin(record: Record, config: DictConfig, task: FairseqTask) -> ActiveRun | 
         record.save(run.folder)
     _run = run
     watch.begin(run.watch())
+    if run.writes:
+        pace.expect(run.updates_in_all(), config.common.cpu or not torch.cuda.is_available())
     return run
 
 

@@ -1,12 +1,10 @@
-"""Stopping on request: a signal makes training finish the update, save a checkpoint without validating, and exit with
-`record.STOPPED`. Resuming is exact.
+"""Stopping on request: a signal makes training drop the update that it is in the middle of, save a checkpoint of the
+last whole one without validating, and exit with `record.STOPPED`. Resuming is exact: the dropped batches come again.
 
-With several processes the request travels with the update: the training time is summed over all processes, and one that
-received a signal adds `REQUEST` to its own, so that all stop after the same update. Where the regular course validates
-or saves after an update (the end of an epoch, an interval), it does so first: a resumed run would not do it later.
+fairseq's trainer takes the batches of an update from a list, one before each pass. Here that list ends training.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -16,46 +14,69 @@ from fairseq.tasks import FairseqTask
 from fairseq.trainer import Trainer
 from omegaconf import DictConfig
 
-from ..common import stop
-
-REQUEST = 1e12  # seconds
-
-
-def local_training_time(trainer: Trainer, original: Callable) -> float:
-    asked = stop.asked() and trainer.data_parallel_world_size > 1
-    return original(trainer) + REQUEST * asked
+from ..common import pace, stop
+from ..common.record import STOPPED
 
 
-def train_step(trainer: Trainer, *args, original: Callable, **kwargs) -> Any:
-    stop.begin()
-    return original(trainer, *args, **kwargs)
+class Dropped(BaseException):
+    """The update that is being computed is not wanted any more. It is no Exception: at those fairseq saves crash.pt."""
 
 
-def _all_stop(trainer):
-    """Whether training stops after this update. Of several processes, all get the same answer."""
-    if trainer.data_parallel_world_size == 1:
-        return stop.asked()
-    share = REQUEST / trainer.data_parallel_world_size  # of one request in the mean over all processes
-    requests = round(float(trainer._cumulative_training_time or 0) / share)
-    if requests:
-        trainer._cumulative_training_time -= requests * share
-    return requests > 0
+class Passes(list):
+    """The batches of an update, each for one pass."""
+
+    together = False  # whether each pass needs all processes, not only the last one
+
+    def __iter__(self) -> Iterator[dict]:
+        for number, sample in enumerate(self[:], 1):
+            if not stop.goes_on(self.together or number == len(self)):
+                raise Dropped
+            yield sample
+            pace.passed()
+
+
+_dropped = False  # whether the last update was
+_position = 0, 0  # (epoch, batches of it) after the last whole update
+_saved = None  # the number of updates at the last checkpoint
+
+
+def train_step(trainer: Trainer, samples: list, *args, original: Callable, **kwargs) -> Any:
+    """None for an update that is dropped, as fairseq's own for one without a result."""
+    global _dropped
+    stop.begin(trainer.get_num_updates())
+    pace.begin(trainer.get_num_updates(), len(samples))
+    passes = Passes(samples[:])  # those of an update that --amp repeats, too
+    passes.together = trainer.is_fsdp
+    try:
+        return original(trainer, passes, *args, **kwargs)
+    except Dropped:
+        if stop.is_at_start(trainer.get_num_updates()):
+            raise SystemExit(STOPPED) from None
+        _dropped = True
+        return None
+
+
+def save_checkpoint(trainer: Trainer, *args, original: Callable, **kwargs) -> Any:
+    global _saved
+    saved = original(trainer, *args, **kwargs)
+    _saved = trainer.get_num_updates()
+    return saved
 
 
 def validate_and_save(
     cfg: DictConfig, trainer: Trainer, task: FairseqTask, epoch_itr: EpochBatchIterator, valid_subsets: list,
     end_of_epoch: bool, *, original: Callable,
 ) -> tuple[list, bool]:  # fmt: skip
-    stops, updates, losses = _all_stop(trainer), trainer.get_num_updates(), [None]
-    if not stops:
-        return original(cfg, trainer, task, epoch_itr, valid_subsets, end_of_epoch)
-    saves = stop.is_at(updates, cfg.checkpoint.save_interval_updates) or 0 < cfg.optimization.max_update <= updates
-    saves |= end_of_epoch and epoch_itr.epoch % cfg.checkpoint.save_interval == 0
-    if saves or end_of_epoch or stop.is_at(updates, cfg.dataset.validate_interval_updates):
-        losses, _ = original(cfg, trainer, task, epoch_itr, valid_subsets, end_of_epoch)
-    if not saves:
+    global _dropped, _position
+    if not _dropped:
+        found = original(cfg, trainer, task, epoch_itr, valid_subsets, end_of_epoch)
+        _position = epoch_itr.epoch, epoch_itr.iterations_in_epoch
+        return found
+    _dropped = False
+    epoch, batches = _position
+    epoch_itr._cur_epoch_itr.n = batches if epoch == epoch_itr.epoch else 0
+    if _saved != trainer.get_num_updates():
         checkpoint_utils.save_checkpoint(cfg.checkpoint, trainer, epoch_itr, None)
     if trainer.data_parallel_world_size > 1:  # the first to exit would have torchrun end the one that still saves
         torch.distributed.barrier()
-    stop.end()
-    return losses, True
+    raise SystemExit(STOPPED)

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from fairseq.trainer import Trainer
 
+from ..common import pace
 from ..common.record import STALLED
 
 logger = logging.getLogger(__name__)
@@ -156,5 +157,6 @@ def save_checkpoint(trainer: Trainer, *args, original: Callable, **kwargs) -> An
 
 def training_stats(stats: dict, original: Callable) -> dict:
     """What a progress line says, with the time left of this process's run."""
+    pace.spoke()
     left = _watch.time_left(stats["num_updates"]) if _watch is not None else None
     return {**original(stats), **({"left": left} if left else {})}

@@ -22,6 +22,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from ..common import console
 from ..common.active import refuse
 from ..common.options import Command
+from ..common.pace import told
 from ..common.stop import stoppable
 from ..common.torchrun import check_environment
 from . import patches, watch
@@ -46,8 +47,8 @@ def from_text(text: str) -> DictConfig:
     return cfg
 
 
-def train(cfg: DictConfig) -> None:
-    """Do in this process what `fairseq-train` does with this configuration.
+def train(cfg: DictConfig, yes: bool = False) -> None:
+    """Do in this process what `fairseq-train` does with this configuration. yes: however long it takes on a CPU.
 
     Raises ValueError for a mistake of the user that this package detects, BlockingIOError if another process trains in
     that folder, OSError if the disk is full or read-only, and SystemExit with `record.STOPPED` if a signal stopped it.
@@ -61,7 +62,7 @@ def train(cfg: DictConfig) -> None:
             section.distributed_init_method, section.distributed_no_spawn = "env://", True
             section.distributed_rank, section.device_id = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
     try:
-        with recorded(), stoppable():
+        with recorded(), stoppable(), told(yes):
             distributed_utils.call_main(cfg, fairseq_train.main)
     except Exception as error:
         error = true_reason(error)
@@ -72,11 +73,12 @@ def train(cfg: DictConfig) -> None:
 @click.command(cls=Command, context_settings={"ignore_unknown_options": True, "help_option_names": []})
 @click.option("--command", required=True)
 @click.option("--config")
+@click.option("--yes", is_flag=True)
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
-def main(command, config, arguments):
+def main(command, config, yes, arguments):
     sys.argv = shlex.split(command)  # the record of the run has the command that was typed, not torchrun's
     with console.logged():
-        train(from_text(config) if config else parsed(arguments))
+        train(from_text(config) if config else parsed(arguments), yes)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ import click
 import torch
 import yaml
 
-from ..common import console, limits, record
+from ..common import console, limits, pace, record
 from ..common.active import refuse
 from ..common.blocks import Split
 from ..common.glue import TASKS, check_glue, glue_name
@@ -47,7 +47,7 @@ DEFAULTS = {"engine": "fairseq", **FINETUNING.options, **PRETRAINING.options}
 def launch(
     recipe: str, overrides: list, arguments: list, *, gpus: int | None = None, nodes: int = 1, node_rank: int = 0,
     master_addr: str = "localhost", master_port: int = 29500, dry_run: bool = False, own_options: tuple = (),
-    micro_batch_size: int | None = None,
+    micro_batch_size: int | None = None, yes: bool = False,
 ) -> None:  # fmt: skip
     """As `tupe.plugin.launch.launch`, through this engine."""
     gpus = gpus_to_use(gpus, nodes, node_rank, dry_run)
@@ -62,6 +62,7 @@ def launch(
     check_name(data)
     about = new_record(settled, Path(data), read_symbols(data), processes)
     differences(about, folder, DEFAULTS, processes)  # a folder of another run is refused before anything is started
+    plan["yes"] = yes
     if processes == 1:
         train(**plan)
         return
@@ -130,8 +131,8 @@ def of_glue(settled: Recipe, data: Path) -> dict:
     }  # fmt: skip
 
 
-def train(recipe: str, data: str, processes: int, **plan) -> None:
-    """Train in this process, as one of several if torchrun started it.
+def train(recipe: str, data: str, processes: int, yes: bool = False, **plan) -> None:
+    """Train in this process, as one of several if torchrun started it. yes: however long it takes on a CPU.
 
     Raises ValueError for a mistake of the user, BlockingIOError if another process trains in the folder, OSError if the
     disk is full or read-only, and SystemExit with `record.STOPPED` if a signal stopped it. Any other error is a
@@ -144,7 +145,7 @@ def train(recipe: str, data: str, processes: int, **plan) -> None:
     settled, folder = settle(recipe, processes=processes, data=data, **plan)
     data, symbols = Path(data), read_symbols(data)
     try:
-        with stoppable():
+        with stoppable(), pace.told(yes):
             updates = _length(settled, data, symbols, processes)
             args = arguments(settled, folder, updates, plan["gpus"])  # joins the other processes
             about = new_record(settled, data, symbols, processes)
@@ -169,10 +170,10 @@ def train(recipe: str, data: str, processes: int, **plan) -> None:
             with run.recorded():
                 if start < updates:  # else it was killed after its last checkpoint
                     kind = Finetuning if settled.kind is FINETUNING else Pretraining
+                    if run.writes:
+                        pace.expect(updates, args.use_cpu)
                     trainer = kind(settled, data, symbols, run, args, updates, start)
                     trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
-                    if trainer.stopped:
-                        raise SystemExit(record.STOPPED)
                 if run.writes and settled.kind is PRETRAINING:
                     publish(newest(folder)[1], folder)
     except Exception as error:

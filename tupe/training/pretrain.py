@@ -35,11 +35,11 @@ from transformers import (
 from transformers.utils.logging import disable_progress_bar
 
 from .. import hf  # noqa: F401  (what is written here is read through the Auto classes)
-from ..common import stop
+from ..common import pace, stop
 from ..common.adamw import AdamW
 from ..common.blocks import HELD_OUT_SEED
 from ..common.prepared import tokenizer_files
-from ..common.record import write_atomically
+from ..common.record import STOPPED, write_atomically
 from ..configuration_tupe import NAMES, TupeConfig
 from ..encoder import BLOCKS, Encoder, LMHead, ModelConfig
 from ..modeling_tupe import TupeForMaskedLM, TupePreTrainedModel
@@ -175,23 +175,22 @@ class Course(TrainerCallback):
     ) -> TrainerControl:  # fmt: skip
         recipe, updates, last = self.trainer.recipe, state.global_step, state.global_step >= state.max_steps
         self.trainer.run.reach(updates)
-        stops = self.trainer.is_asked_to_stop() and not last
         control.should_log = last or stop.is_at(updates, recipe["log_interval"])
         due = last or stop.is_at(updates, self.trainer.batches.updates_per_epoch)
         if recipe.kind is FINETUNING:
-            control.should_evaluate, control.should_save = due, (due or stops) and not recipe["no_save"]
+            control.should_evaluate, control.should_save = due, due and not recipe["no_save"]
         else:
             due |= stop.is_at(updates, recipe["validate_interval_updates"])
             control.should_evaluate = due and not recipe["disable_validation"]
-            control.should_save = last or stops or stop.is_at(updates, recipe["save_interval_updates"])
-        control.should_training_stop = last or stops
-        self.trainer.stopped = stops
+            control.should_save = last or stop.is_at(updates, recipe["save_interval_updates"])
+        control.should_training_stop = last
         return control
 
     def on_log(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, logs: dict, **kwargs
     ) -> None:  # fmt: skip
         if "loss" in logs and state.is_world_process_zero:
+            pace.spoke()
             now, first = self.began
             speed = (state.global_step - first) / max(time.monotonic() - now, 1e-9)
             left = round((state.max_steps - state.global_step) / max(speed, 1e-9))
@@ -217,14 +216,15 @@ class Training(Trainer):
         self.remove_callback(PrinterCallback)
         self.remove_callback(ProgressCallback)
         self.add_callback(Course(self))
-        self.recipe, self.run, self.stopped = recipe, run, False
+        self.recipe, self.run = recipe, run
         self.dataset, self.splits, self.collate = dataset, splits, collate
         self.files = tokenizer_files(data, longest, code=False) if run.writes else {}
         self.batches = Batches(
             np.ones(len(dataset)) if sizes is None else sizes, recipe["seed"], recipe["batch_size"], updates,
             recipe["update_freq"][0], args.process_index, args.world_size, start,
         )  # fmt: skip
-        self.sums, self.asked, self.saves = torch.zeros(2, dtype=torch.float64), False, False
+        self.sums, self.saves, self.saved = torch.zeros(2, dtype=torch.float64), False, None
+        self.passes_left = 0  # of the update that is computed
         names = ("keep_interval_updates", "keep_interval_updates_pattern")
         self.kept = (1, -1) if recipe.kind is FINETUNING else [recipe[name] for name in names]
         self.is_best = False  # of the checkpoint to write: whether the run's folder gets its model at once
@@ -239,11 +239,12 @@ class Training(Trainer):
         samples = [sample for _, sample in zip(range(num_batches), epoch_iterator, strict=False)]
         if not samples:
             return [], None
-        stop.begin()
-        count = torch.tensor([sum(len(s["labels"]) for s in samples), stop.asked()], device=self.args.device)
-        self.asked = bool(self._summed(count)[1]) if self.args.world_size > 1 else False
+        stop.begin(self.state.global_step)
+        pace.begin(self.state.global_step, len(samples))
+        self.passes_left = len(samples)
+        count = self._summed(torch.tensor(sum(len(s["labels"]) for s in samples), device=self.args.device))
         torch.manual_seed(self.recipe["seed"] + self.state.global_step)  # of dropout: a resumed run draws the same
-        return samples, count[0].clamp(min=1)
+        return samples, count.clamp(min=1)
 
     def _summed(self, values):
         """A tensor, summed in place over all processes."""
@@ -251,19 +252,30 @@ class Training(Trainer):
             torch.distributed.all_reduce(values)
         return values
 
-    def is_asked_to_stop(self) -> bool:
-        """Whether training stops after this update. Of several processes, all get the same answer."""
-        return self.asked if self.args.world_size > 1 else stop.asked()
-
     def training_step(self, model: nn.Module, inputs: dict, num_items_in_batch: Tensor | None = None) -> Tensor:
-        """The gradients of an update are those of the mean over what it predicts, of all steps and processes."""
+        """The gradients of an update are those of the mean over what it predicts, of all steps and processes. A signal
+        stops training before any of them."""
+        is_spread = self.recipe["ddp_backend"] != "pytorch_ddp"  # whose every pass needs all processes
+        if not stop.goes_on(is_spread or self.passes_left == 1):
+            self.stop()
+        self.passes_left -= 1
         model.train()
         total, _ = self.losses_of(model, inputs)
         loss = total / num_items_in_batch * self.args.world_size  # DDP takes the mean over processes
         self.accelerator.backward(loss * self.accelerator.gradient_accumulation_steps)  # by which it divides
         self.sums = self.sums.to(total.device)
         self.sums += torch.stack([total.detach().double(), total.new_tensor(len(inputs["labels"])).double()])
+        pace.passed()
         return loss.detach()
+
+    def stop(self) -> None:
+        """End training at the last whole update, whose checkpoint a resumed run goes on from. Raises SystemExit."""
+        updates, recipe = self.state.global_step, self.recipe
+        saves = recipe.kind is not FINETUNING or not recipe["no_save"]
+        if saves and self.saved != updates and not stop.is_at_start(updates):
+            self._save_checkpoint(self.model, None)
+        self.accelerator.wait_for_everyone()  # the first to exit would have torchrun end the one that still saves
+        raise SystemExit(STOPPED)
 
     def losses_of(self, model: nn.Module, inputs: dict) -> tuple[Tensor, Tensor | None]:
         """(sum of the losses, predictions) of a batch."""
@@ -388,6 +400,7 @@ class Training(Trainer):
                 seal(partial)
                 put_in_place(partial, path)
                 keep(self.run.folder, *self.kept)
+            self.saved = self.state.global_step
         except Exception as error:  # of torch and safetensors, where a disk is full, of many kinds
             if "No space left" not in str(error) and shutil.disk_usage(self.run.folder).free > 2**20:
                 raise
