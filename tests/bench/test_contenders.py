@@ -13,8 +13,9 @@ from tupe.bench.machine import PRECISIONS
 
 TINY = contenders.Setting("tiny", layers=2, length=20, batch=2, vocab=60)  # 6 of 40 tokens are masked
 MISSING = [] if importlib.util.find_spec("transformers") else contenders.HF
-# hf-flash: on GPUs only; compiling takes long
-CPU = [name for name in contenders.CONTENDERS if name not in ("hf-flash", "modernbert", "tupe_r-compile", *MISSING)]
+# On GPUs only; compiling takes long
+GPU = "hf-flash", "tupe_r-triton", "nopos-triton"
+CPU = [name for name in contenders.CONTENDERS if name not in (*GPU, "modernbert", "tupe_r-compile", *MISSING)]
 
 
 def layers_of(contender, name):
@@ -61,6 +62,29 @@ def test_contenders_are_alike(name, precision):
              for old, new in zip(before, blocks, strict=True)]  # fmt: skip
     assert [sum(p.numel() for p in some) for some in moved] == [per_layer] * layers
     assert all(p.dtype == torch.float32 for p in contender.model.parameters())
+
+
+@pytest.mark.parametrize("precision", ["fp16", "bf16"])
+@pytest.mark.parametrize("name", ["tupe_r-sdpa", "fairseq"])
+def test_half_weights_have_float32_copies(name, precision):
+    """As with fairseq's --fp16 and --bf16: a step moves the copies as one of float32 weights does, but for rounding."""
+    setting = replace(TINY, precision=precision, half_weights=True)
+    half, whole = contenders.Contender(name, setting), contenders.Contender(name, TINY)
+    assert setting.mode == f"{precision} weights" and replace(TINY, precision=precision).mode == f"{precision} autocast"
+    assert {p.dtype for p in half.model.parameters()} == {PRECISIONS[precision]}
+    for contender in (half, whole):
+        contender.model.eval()  # without dropout
+        before = [p.detach().clone() for group in contender.torch_optimizer.param_groups for p in group["params"]]
+        assert min(contender.step(0)) > 0
+        after = [p for group in contender.torch_optimizer.param_groups for p in group["params"]]
+        contender.moved = torch.cat([(a - b).flatten() for a, b in zip(after, before, strict=True)])
+        assert contender.moved.dtype == torch.float32
+    assert torch.cosine_similarity(half.moved, whole.moved, 0) > 0.8  # Adam's first step is the signs of the gradients
+    copies = [p for group in half.torch_optimizer.param_groups for p in group["params"]]
+    for copy, p in zip(copies, half.model.parameters(), strict=True):
+        assert torch.equal(copy.to(p.dtype), p)
+    numbers = sum(p.numel() for p in half.model.parameters())
+    assert sum(x.nbytes for x in half.kept()) == pytest.approx((2 + 4 * 4) * numbers, rel=0.05)
 
 
 def test_modernbert_trains():

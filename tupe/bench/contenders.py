@@ -6,16 +6,20 @@ B batch, L sequence length, C width, F feed-forward width, N layers, V vocabular
 import tupe.plugin  # noqa: F401  isort: skip  (first: registers the architectures, keeps fairseq's import quiet)
 import importlib
 import importlib.util
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 
 import torch
 from fairseq import modules
 from fairseq.data import Dictionary
+from fairseq.dataclass.configs import FairseqConfig
 from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_DATACLASS_REGISTRY
 from fairseq.models.roberta import RobertaModel
+from fairseq.optim import FP16Optimizer
 from fairseq.optim.adam import Adam
-from torch import nn
+from omegaconf import OmegaConf
+from torch import Tensor, nn
 
 from ..common.architectures import SIZES, with_size
 from ..cpu import multiply
@@ -31,6 +35,8 @@ OURS = {  # name -> (architecture, options on top of it)
     "nopos": ("bert_a", {"position": "nopos"}),
     "tupe_r-plain": ("tupe_r", {"attention": "plain"}),
     "tupe_r-sdpa": ("tupe_r", {"attention": "sdpa"}),
+    "tupe_r-triton": ("tupe_r", {"attention": "triton"}),
+    "nopos-triton": ("bert_a", {"position": "nopos", "attention": "triton"}),
     "tupe_r-compile": ("tupe_r", {"compile": True}),
     "tupe_r-checkpoint": ("tupe_r", {"checkpoint_activations": True}),
 }
@@ -57,8 +63,15 @@ class Setting:
     length: int = 512
     batch: int = 4
     vocab: int = 32768
-    precision: str = "float32"  # a name from machine.PRECISIONS; half ones: autocast, float32 weights
+    precision: str = "float32"  # a name from machine.PRECISIONS
     device: str = "cpu"
+    half_weights: bool = False  # beside float32 copies, as --fp16 and --bf16 of fairseq; else half is autocast
+
+    @property
+    def mode(self) -> str:
+        """"float32", "bf16 autocast", "fp16 weights" ..."""
+        kinds = "" if self.precision == "float32" else " weights" if self.half_weights else " autocast"
+        return self.precision + kinds
 
     def of_length(self, length: int, tokens: int) -> "Setting":
         """The same with a batch of so many tokens, of at least one sequence."""
@@ -79,11 +92,12 @@ def flops_per_token(setting: Setting, name: str = "") -> float:
     return 6 * weights + 12 * layers * width * setting.length
 
 
-def masked_batch(setting: Setting) -> tuple[torch.Tensor, torch.Tensor]:
+def masked_batch(setting: Setting, tokens: Tensor | None = None, seed: int = 0) -> tuple[Tensor, Tensor]:
     """Tokens [B, L], [CLS] (0) first, and targets [B, L], pad (1) where a token is not masked; the same for every
-    contender."""
-    generator = torch.Generator().manual_seed(0)
-    tokens = torch.randint(5, setting.vocab - 1, (setting.batch, setting.length), generator=generator)
+    contender. tokens: before they are masked; by default random ones."""
+    generator = torch.Generator().manual_seed(seed)
+    if tokens is None:
+        tokens = torch.randint(5, setting.vocab - 1, (setting.batch, setting.length), generator=generator)
     tokens[:, 0] = 0
     targets = torch.full_like(tokens, 1)
     count = max(1, round(MASKED * tokens.numel()))
@@ -108,9 +122,10 @@ def build_ours(arch: str, length: int, vocab: int, **options) -> nn.Module:
     return ARCH_MODEL_REGISTRY[arch].build_model(config, SimpleNamespace(source_dictionary=dictionary(vocab)))
 
 
-def build(name: str, setting: Setting, classes: int = 0) -> nn.Module:
+def build(name: str, setting: Setting, classes: int = 0, **more) -> nn.Module:
     """A model in training mode, with random weights: a masked language model, or with `classes` a classifier of texts.
-    "modernbert" has as many weights as BERT: its feed-forward block has three matrices, each of two thirds.
+    "modernbert" has as many weights as BERT: its feed-forward block has three matrices, each of two thirds. more:
+    options of one that is ours.
 
     Raises ValueError for an unknown name, or one that the installed library does not have.
     """
@@ -119,7 +134,7 @@ def build(name: str, setting: Setting, classes: int = 0) -> nn.Module:
     if name in OURS:
         arch, options = OURS[name]
         arch = with_size(arch, setting.size)
-        model = build_ours(arch, setting.length, setting.vocab, encoder_layers=layers, **options)
+        model = build_ours(arch, setting.length, setting.vocab, encoder_layers=layers, **options, **more)
     elif name == "fairseq":
         config = SimpleNamespace(
             encoder_layers=layers, encoder_embed_dim=width, encoder_attention_heads=heads, encoder_ffn_embed_dim=ffn,
@@ -152,20 +167,35 @@ class Contender:
     """One model with the criterion and optimizer that its users train it with. `step` trains it: forward pass, backward
     pass, optimizer."""
 
-    def __init__(self, name: str, setting: Setting):
+    def __init__(self, name: str, setting: Setting, **more):
         self.name, self.setting = name, setting
-        self.tokens, self.targets = masked_batch(setting)
-        self.model = build(name, setting)
-        self.masked = self.targets.ne(PAD)
+        self.model = build(name, setting, **more)
+        if setting.half_weights:
+            self.model.to(PRECISIONS[setting.precision])
         self.optimizers = [self.build_optimizer(name)]
+        self.take(*masked_batch(setting))
         self.step = timed(setting.device, self.forward, self.backward, self.update)
 
-    def kept(self) -> list[torch.Tensor]:
-        """The tensors that stay between two steps: weights and, after the first step, moments."""
-        moments = (x for optimizer in self.optimizers for state in optimizer.state.values() for x in state.values())
-        return [*self.model.parameters(), *self.model.buffers(), *filter(torch.is_tensor, moments)]
+    def take(self, tokens: Tensor, targets: Tensor) -> None:
+        """The batch of the next steps. Where it is masked is found here, as collating it does: no step waits for it."""
+        self.tokens, self.targets, self.masked = tokens, targets, targets.ne(PAD)
+        self.indices = self.masked.nonzero(as_tuple=True)
 
-    def loss(self) -> torch.Tensor:
+    @property
+    def torch_optimizer(self) -> torch.optim.Optimizer:
+        return self.optimizers[0].optimizer if self.setting.half_weights else self.optimizers[0]
+
+    def kept(self) -> list[Tensor]:
+        """The tensors that stay between two steps: weights and, after the first step, moments; float32 copies of half
+        weights, with their gradients."""
+        moments = (x for optimizer in self.optimizers for state in optimizer.state.values() for x in state.values())
+        copies = ()
+        if self.setting.half_weights:
+            moments = (x for state in self.torch_optimizer.state.values() for x in state.values())
+            copies = (x for group in self.torch_optimizer.param_groups for p in group["params"] for x in (p, p.grad))
+        return [*self.model.parameters(), *self.model.buffers(), *copies, *filter(torch.is_tensor, moments)]
+
+    def loss(self) -> Tensor:
         """The sum over masked tokens."""
         if self.name in HF:
             labels = self.targets.masked_fill(~self.masked, -100)
@@ -173,29 +203,53 @@ class Contender:
         if self.name == "fairseq":
             logits, _ = self.model(self.tokens, masked_tokens=self.masked)
             return modules.cross_entropy(logits, self.targets[self.masked], reduction="sum", ignore_index=PAD)
-        masked = self.masked.nonzero(as_tuple=True)  # the same as the criterion masked_lm_chunked
-        options = {"masked_tokens": masked, "lm_targets": self.targets[masked], "num_tokens": self.tokens.numel()}
+        targets = self.targets[self.indices]  # the same as the criterion masked_lm_chunked
+        options = {"masked_tokens": self.indices, "lm_targets": targets, "num_tokens": self.tokens.numel()}
         return self.model(self.tokens, **options)[0]
 
-    def build_optimizer(self, name: str) -> torch.optim.Optimizer:
+    def build_optimizer(self, name: str) -> torch.optim.Optimizer | FP16Optimizer:
+        if self.setting.half_weights:
+            return half_optimizer(self.setting, self.model, "adam" if name == "fairseq" else "adamw_fused")
         options = {"lr": 1e-4, "betas": (0.9, 0.999), "eps": 1e-6, "weight_decay": 0.01}
         if name in HF:  # the default of its Trainer
             return torch.optim.AdamW(self.model.parameters(), fused=True, **options)
         return (Adam if name == "fairseq" else AdamW)(self.model.parameters(), **options)
 
     def forward(self) -> None:
-        with autocast(self.setting.device, self.setting.precision):
+        with autocast(self.setting.device, "float32" if self.setting.half_weights else self.setting.precision):
             self.sum = self.loss()
 
     def backward(self) -> None:
-        (self.sum / self.masked.sum()).backward()
+        loss = self.sum / self.masked.sum()
+        if self.setting.half_weights:
+            self.optimizers[0].backward(loss)  # scaled, in fp16
+        else:
+            loss.backward()
         del self.sum
 
     def update(self) -> None:
+        if self.setting.half_weights:
+            (optimizer,) = self.optimizers
+            with suppress(OverflowError):  # fairseq's training leaves out such an update, too
+                optimizer.clip_grad_norm(1.0)
+                optimizer.step()
+            optimizer.zero_grad()
+            return
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         for optimizer in self.optimizers:
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
+
+
+def half_optimizer(setting: Setting, model: nn.Module, name: str) -> FP16Optimizer:
+    """What fairseq trains half weights with: it keeps float32 copies of them, which the named optimizer updates."""
+    config = OmegaConf.structured(FairseqConfig)
+    config.common.bf16 = setting.precision == "bf16"
+    config.common.fp16_no_flatten_grads = setting.device == "cpu"  # one vector of all is for GPUs
+    config.optimizer = {"_name": name, "lr": [1e-4], "adam_eps": 1e-6, "weight_decay": 0.01}
+    optimizer = FP16Optimizer.build_optimizer(config, list(model.parameters()))
+    optimizer.zero_grad()  # and from the first step on, gradients are divided by the scale of the loss
+    return optimizer
 
 
 def matrix_peak(setting: Setting) -> Step:

@@ -19,6 +19,7 @@ from ..common import options
 from ..common.options import Command, ListOf
 from ..common.tables import TextTable
 from ..encoder import Encoder, LMHead
+from ..packing import NO_PADDING, Packing
 from ..token_positions import TokenPositions
 from .machine import DEVICE, PRECISIONS, environment, facts
 from .turns import Step, take_turns, timed
@@ -41,9 +42,10 @@ class Case:
 
 def attention_case(
     path: str, batch: int, length: int, dtype: torch.dtype, device: str, dropout: float, heads: int = 12,
-    width: int = 64,
+    width: int = 64, biased: bool = True, padded: int = 0,
 ) -> Case:  # fmt: skip
-    """Attention by one path on random inputs. The bias [H, L, L] is given, as layers share it, and gets a gradient."""
+    """Attention by one path on random inputs. The bias [H, L, L] is given, as layers share it, and gets a gradient.
+    padded: tokens of padding at the end of the first sequence, whose output is 0."""
     generator = torch.Generator(device).manual_seed(0)
 
     def random(*shape, dtype=dtype):
@@ -51,13 +53,17 @@ def attention_case(
 
     qkv = [random(batch, heads, length, width) for _ in range(3)]
     bias = random(heads, length, length, dtype=torch.float32)
-    backend, whole = BACKENDS[path](), Batch(TokenPositions(length, device), dtype, heads)
+    real = torch.ones(batch, length, dtype=torch.bool, device=device)
+    real[0, length - padded :] = False
+    packing = Packing(real) if padded else NO_PADDING
+    backend, whole = BACKENDS[path](), Batch(TokenPositions(length, device), dtype, heads, packing)
 
     def call():
-        prepared = backend.prepare(bias, None, None, whole)
-        return backend.mix(*qkv, None, prepared, (2 * width) ** -0.5, dropout)[0]
+        prepared = backend.prepare(bias if biased else None, None, None, whole)
+        out = backend.mix(*qkv, None, prepared, (2 * width) ** -0.5, dropout)[0]
+        return out * real[:, None, :, None] if padded else out
 
-    return Case(call, (*qkv, bias))
+    return Case(call, (*qkv, bias) if biased else qkv)
 
 
 def step_cases(

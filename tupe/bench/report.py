@@ -35,7 +35,7 @@ def contenders(rows: list[dict], devices: int) -> TextTable:
     baselines = [name for name in BASELINES if any(r["contender"] == name for r in rows) and len(rows) > 1]
     first = rows[0]
     title = (
-        f"{first['precision']}, {first['layers']} layers, B = {first['batch']}, L = {first['length']}, "
+        f"{first['mode']}, {first['layers']} layers, B = {first['batch']}, L = {first['length']}, "
         f"{first['device']}, {first['rounds']} turns; {first['flops_per_token'] / 1e6:.0f} MFLOP per token, "
         f"matrix peak {first['peak_flops'] / 1e9:.0f} GFLOP/s"
     )

@@ -11,6 +11,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -51,9 +52,13 @@ def memory_needed(names: list[str], setting: Setting) -> int:
     return 12 * weights * len(names) + 4 * weights + step
 
 
-def measure(names: list[str], setting: Setting, rounds: int, say: Callable[[str], Any] = click.echo) -> list[dict]:
+def measure(
+    names: list[str], setting: Setting, rounds: int, say: Callable[[str], Any] = click.echo,
+    make: Callable[[str, Setting], Contender] | None = None,
+) -> list[dict]:  # fmt: skip
     """A row (dict) per contender, but for those that run out of memory. say: called with a line for each of these, and
-    after every turn. Raises ValueError for contenders that cannot be built, and if none fits."""
+    after every turn. make: in place of `Contender`. Raises ValueError for contenders that cannot be built, and if none
+    fits."""
     needed, free = memory_needed(names, setting), memory_available()
     if setting.device == "cpu" and free is not None and needed > free:
         raise ValueError(
@@ -65,27 +70,42 @@ def measure(names: list[str], setting: Setting, rounds: int, say: Callable[[str]
     for name in names:
         contender = kept = None
         try:
-            contender = Contender(name, setting)
+            contender = (make or Contender)(name, setting)
             contender.step(0)  # not in a mode, in which nothing would ever be compiled
             kept = contender.kept()
-            with Level(kept) as level:
-                contender.step(0)
+            peak = peak_of(contender, kept, setting.device)
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
             say(f"{name} is left out: {reason(error)}")
             continue
-        memory[name] = (level.peak + sum(tensor.nbytes for tensor in kept)) / 2**20
+        memory[name] = (peak + sum(tensor.nbytes for tensor in kept)) / 2**20
         steps[name] = contender.step
     if not memory:
         raise ValueError(f"no contender fits into memory at L = {setting.length}, N = {setting.dims()[0]}")
     about = {**asdict(setting), "layers": setting.dims()[0], "rounds": rounds}
-    about["setting"] = "{precision}, N = {layers}, L = {length}".format_map(about)
+    about["mode"] = setting.mode
+    about["setting"] = "{mode}, N = {layers}, L = {length}".format_map(about)
     peak, *rows = compared(steps, rounds, about, say)
     for row in rows:
         row.update(quantities(row, peak, setting), memory_mib=memory[row["contender"]])
         del row["times_as_fast"]["peak"]
     return rows
+
+
+def peak_of(contender: Contender, kept: list[torch.Tensor], device: str) -> int:
+    """Bytes that a step takes beside what is kept. On a GPU its allocator is asked, because compiled code passes by
+    `Level`."""
+    if device == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        contender.step(0)
+        return torch.cuda.max_memory_allocated() - before
+    # In a mode nothing is compiled; and what is tried in one never would be again.
+    as_it_is = torch.compiler.set_stance("force_eager") if torch.__version__ >= "2.6" else nullcontext()
+    with as_it_is, Level(kept) as level:
+        contender.step(0)
+    return level.peak
 
 
 def quantities(row: dict, peak: dict, setting: Setting) -> dict:
@@ -154,7 +174,8 @@ def loader_speed(
 @click.option("--tokens", default=2048, show_default=True, help="Tokens of a batch.")
 @options.vocab_size()
 @click.option(
-    "--precision", type=ListOf(list(PRECISIONS)), default="float32", show_default=True, help="Precisions to measure in."
+    "--precision", type=ListOf(list(PRECISIONS)), default="float32", show_default=True,
+    help="Precisions to measure in; half ones by autocast.",
 )
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), default=DEVICE,
               help="Where to measure (default: a GPU if there is one).")  # fmt: skip
@@ -192,7 +213,7 @@ def command(
 
     rows = []
     for number, setting in enumerate(settings, 1):
-        label = f"{setting.precision} L={setting.length} N={setting.dims()[0]} (setting {number}/{len(settings)})"
+        label = f"{setting.mode} L={setting.length} N={setting.dims()[0]} (setting {number}/{len(settings)})"
         rows += measure(models, setting, rounds, lambda line, label=label: click.echo(f"{label} {line}"))
         write(output, {"about": about, "rows": rows}, report.markdown(rows, about, project), report.picture(rows))
     click.echo(report.markdown(rows, about, project))
