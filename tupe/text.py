@@ -25,6 +25,7 @@ from .normaliser import CACHE, CACHED_LENGTH, SPACE, UNK, UNSPACED, Normaliser, 
 
 MASK = "<mask>"
 JOINED = "@@"  # subword-nmt's and fastBPE's mark for "the word goes on"
+LONGEST = 1000  # characters of a word that subword-nmt sees at once: the time it takes grows with their square
 
 
 def _bpe_codes(path):
@@ -36,7 +37,16 @@ def _bpe_codes(path):
     if lines and len(lines[0].split(" ")) == 3:  # fastBPE adds counts; otherwise its codes are those of version 0.2
         lines = ["#version: 0.2", *(line.rsplit(" ", 1)[0] for line in lines)]
     bpe = BPE(io.StringIO("\n".join(lines) + "\n"), separator=JOINED)
-    return lambda word: bpe.segment_tokens([word])
+
+    def cut(word):
+        pieces = []
+        for start in range(0, len(word), LONGEST):
+            if pieces:
+                pieces[-1] += JOINED
+            pieces += bpe.segment_tokens([word[start : start + LONGEST]])
+        return pieces
+
+    return cut
 
 
 def load_sentencepiece(path: Path) -> Any:
@@ -250,9 +260,8 @@ class PaperText(TextEncoder):
         marks = dict.fromkeys(re.findall(pattern, aligned.text)) if pattern else ()
         if not marks:
             return {}
-        known, stem = clean(aligned.text).lower(), "Zq"
-        while stem.lower() in known:
-            stem += "q"
+        known = re.findall("zq+", clean(aligned.text).lower())
+        stem = f"Z{max(known, key=len, default='z')[1:]}q"
         words = {mark: f"{stem}{number}z" for number, mark in enumerate(marks)}
         # Between blanks, or a link would swallow it; only "'s" and the like is cut off by itself.
         aligned.sub(re.compile(f"(?:{pattern})(?=['’]\\w)"), lambda mark: f" {words[mark]}", as_one=True)
