@@ -16,6 +16,7 @@ import json
 import os
 import re
 import shutil
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from types import SimpleNamespace
@@ -77,12 +78,23 @@ def word_marks(symbols: list[str]) -> tuple[list[bool], list[bool]]:
 
 
 def read_dictionary(path: Path) -> list[str]:
-    """The types of a dict.txt with the special ones, in the order of their ids. Raises ValueError for another file."""
-    lines = path.read_text(encoding="utf-8").rstrip("\n").split("\n")
-    if wrong := [line for line in lines if not line.rpartition(" ")[2].isdigit()]:
+    """The types of a dict.txt with the special ones, in the order of their ids: whoever reads one comes here first.
+    Raises ValueError for another file, and for one that is not as long as the manifest.json beside it says."""
+    try:
+        lines = path.read_text(encoding="utf-8").rstrip("\n").split("\n")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is no dictionary: byte {error.start} is not UTF-8 ({error.reason})") from None
+    if wrong := [line for line in lines if not line.rpartition(" ")[2].isdecimal()]:
         raise ValueError(f"{path} is no dictionary: {wrong[0][:60]!r} is no symbol and its count")
     symbols = [*TextEncoder.SPECIALS, *(line.rsplit(" ", 1)[0] for line in lines)]
-    return symbols if MASK in symbols else [*symbols, MASK]  # as fairseq's task adds it
+    symbols = symbols if MASK in symbols else [*symbols, MASK]  # as fairseq's task adds it
+    if len(set(symbols)) < len(symbols):
+        twice = next(symbol for symbol, count in Counter(symbols).items() if count > 1)
+        raise ValueError(f"{path} is no dictionary: {twice[:60]!r} is a type twice")
+    types = _manifest(path.parent).get("vocab_size") if path.name == "dict.txt" else None
+    if types not in (None, len(symbols)):
+        raise ValueError(f"{path} makes {len(symbols)} types, not the {types} of manifest.json: cut off?")
+    return symbols
 
 
 class TextEncoder:
@@ -187,7 +199,10 @@ class TextEncoder:
 
 def _manifest(folder):
     path = folder / "manifest.json"
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    try:
+        return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged: {error}; prepare the data again") from None
 
 
 class PaperText(TextEncoder):
