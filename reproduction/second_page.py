@@ -61,10 +61,11 @@ class Runs:
             losses, tokens = BITS * np.array(row["nats"].split(), float), np.array(row["tokens"].split(), int)
             blocks[Trial.parse(row["run"])] = losses, tokens
         self.blocks = blocks | adopted({(trial, precisions[trial]): block for trial, block in blocks.items()})
-        for row in mine["training"]:
+        for row in first["training"] + mine["training"]:
             updates, losses = self.curves[Trial.parse(row["run"])]
             updates.append(int(row["updates"]))
             losses.append(float(row["loss"]))
+        self.curves |= adopted({(trial, precisions[trial]): curve for trial, curve in self.curves.items()})
 
     def planned(self, stage: str, updates: int | None = None) -> list[Trial]:
         """Trials of a stage, at the rates of the plan; updates: of this length only."""
@@ -377,10 +378,12 @@ def after_exit(runs: Runs, stage: str) -> dict[str, tuple[int, Contrast]]:
 # ----------------------------------------------------------------------------------------------------- every run, Zorro
 
 
-def tables_of_losses(runs: Runs) -> list[str]:
-    """A section for each stage: final losses by model and rate, a column for each seed."""
+def tables_of_losses(runs: Runs, protocol: int = 2) -> list[str]:
+    """A section for each stage of a protocol: final losses by model and rate, a column for each seed."""
     lines = []
     for stage, plan in PROTOCOL["stages"].items():
+        if plan.get("protocol", 2) != protocol:
+            continue
         rows, planned = defaultdict(dict), runs.planned(stage)
         for trial in planned:
             if trial in runs.losses:
