@@ -8,6 +8,7 @@ BERT-A(u) = model(u - delay) + offset, which knows nothing of the exits.
 
 import csv
 import io
+import json
 import math
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator
@@ -23,7 +24,7 @@ from tupe.experiments.statistics import first_below, number, with_interval
 
 from . import third
 from .second_page import Runs
-from .second_plan import PROTOCOL, cooldown_of
+from .second_plan import FIRST, PROTOCOL, cooldown_of
 
 EVERY = 50  # updates between two points of a curve
 AFTER = (1000, 2000, 3000, 4000)  # updates after the exit, at which the gap is shown
@@ -240,6 +241,75 @@ def decay_table(found: list[Lead], stages: Collection[str]) -> TextTable:
     return TextTable.plain(header, rows, align="ll" + "r" * (len(header) - 2))
 
 
+# ------------------------------------------------------------------------------------------- numbers of docs/results.md
+
+NAMES = {  # of the models of mini_table, in plain words
+    "bert_a": "BERT-A", "absolute_halved": "BERT-A, word logits over sqrt(2D)",
+    "absolute_0.06": "BERT-A, position vectors three times as large", "bert_r": "BERT-R: BERT-A and a relative bias",
+    "both": "BERT-A and TUPE's position logits", "bert_a_d": "BERT-A^d: TUPE and terms of words with positions",
+    "tupe_a_tie_cls": "TUPE-A, [CLS] tied", "tupe_a": "TUPE-A", "tupe_r": "TUPE-R: TUPE-A and a relative bias",
+}  # fmt: skip
+COSTS = json.loads((FIRST.parent / "scheme_cost.json").read_text(encoding="utf-8"))["lengths"]
+
+
+def of(found: list[Lead], stage: str, model: str) -> list[Lead]:
+    return [one for one in found if (one.run.stage, one.run.model) == (stage, model)]
+
+
+def exits(found: list[Lead], stage: str, model: str) -> str:
+    return span(one.exit for one in of(found, stage, model))
+
+
+def gain(found: list[Lead], stage: str, model: str, interval: bool = False) -> str:
+    """Of final losses, over BERT-A."""
+    text = with_interval([one.gain for one in of(found, stage, model)], 2)
+    return text if interval else text.partition(" ")[0]
+
+
+def gap_after_exit(found: list[Lead], stage: str, model: str, n: int) -> str:
+    return number(np.mean([one.gaps[n] for one in of(found, stage, model)]), 2)
+
+
+def behind(found: list[Lead], stage: str, model: str, n: int) -> str:
+    return with_interval([-one.gaps[n] for one in of(found, stage, model)], 2)
+
+
+def fitted_delay(found: list[Lead], stage: str, model: str) -> str:
+    return span(one.fit.delay for one in of(found, stage, model))
+
+
+def fitted_offset(found: list[Lead], stage: str, model: str) -> str:
+    return with_interval([one.fit.offset for one in of(found, stage, model)], 2)
+
+
+def mini_table(found: list[Lead]) -> TextTable:
+    """Models of stages D and C at mini size: exit, gain, and what is left of it 2,000 updates after the exits."""
+    rows = []
+    for model, name in NAMES.items():
+        ones = of(found, "decide", model) or of(found, "bundle", model)
+        after = "" if model == "bert_a" else with_interval([one.gaps[2000] for one in ones], 2)
+        gains = "" if model == "bert_a" else with_interval([one.gain for one in ones], 2)
+        rows.append([name, f"{len(ones)}", span(one.exit for one in ones), gains, after])
+    header = [
+        "mini",
+        "seeds",
+        "leaves the plateau at",
+        "gain after 5,000 updates [95 %]",
+        "2,000 updates after the exits",
+    ]
+    return TextTable.plain(header, rows)
+
+
+def cost(model: str, length: int) -> str:
+    """The time of a model's training step over that of one without positions, at base size, on a CPU."""
+    rows = COSTS[str(length)]["rows"]
+    seconds = {row["encoding"].rpartition("(")[2].rstrip(")"): np.median(row["seconds"]) for row in rows}
+    return number(seconds[model] / seconds["nopos"], 2)
+
+
+# --------------------------------------------------------------------------------------------------------- its own page
+
+
 PAGE = """# Delays and offsets
 
 Written by `python -m reproduction page` from the committed tables; `delay.csv` beside this page has a row for each run.
@@ -266,8 +336,9 @@ constant rate, and a higher constant rate costs at the end. So these offsets are
 
 ## With a decay
 
-Where the rate decays, a model that leaves late makes its updates after the exit at lower rates: with less noise, and with
-less progress. So the gaps are no clean offsets, and nothing is fitted. *Gap*: mean of {smooth} points that end there.
+Where the rate decays, a model that leaves late makes its updates after the exit at lower rates: with less noise, and
+with less progress. So the gaps are no clean offsets, and nothing is fitted. *Gap*: mean of {smooth} points that end
+there.
 
 {decay}
 **The offset is not one number for all rates.** Where the models of the stage `main` trained at 2e-3 and BERT-A at 1e-3,

@@ -21,6 +21,7 @@ import click
 import numpy as np
 
 from tupe.common import options, record
+from tupe.common.blocks import Split
 from tupe.common.options import ListOf
 from tupe.evaluation import minimal_pairs
 from tupe.evaluation.loading import load_model
@@ -101,10 +102,31 @@ def train_length(data: Path, output: Path, planned: list[Trial], jobs: int | Non
 
 
 def evaluation_of_all(model: Any, task: Any, data: Path) -> dict:
-    """As the evaluation of the earlier protocols, but the loss is that of all held-out blocks."""
+    """As the evaluation of the earlier protocols, but the loss is that of all held-out blocks, also by document."""
     task.load_dataset("valid")
     sizes = np.asarray(task.dataset("valid").sizes).reshape(-1)
-    return evaluate(model, task, TextEncoder(data), SENTENCES, int(sizes[sizes <= model.max_positions()].sum()))
+    content = evaluate(model, task, TextEncoder(data), SENTENCES, int(sizes[sizes <= model.max_positions()].sum()))
+    blocks = content["loss"]["blocks"]
+    documents = documents_of_blocks(Split(data / "valid").sizes, model.max_positions() - 1)  # one less for <s>
+    further = {}
+    for name in ("nats", "tokens"):  # the last blocks may have no masked token, and no sum
+        values = np.array(blocks[name].split(), float)
+        sums = np.bincount(documents[: len(values)], values)
+        further[f"{name} by document"] = {str(number): total for number, total in enumerate(sums)}
+    return content | {"further": further}
+
+
+def documents_of_blocks(sizes: np.ndarray, room: int) -> np.ndarray:
+    """The document in which each block of at most `room` tokens begins, in order: whole sentences, as fairseq joins
+    them. sizes: of a split's sentences; a `</s>` alone ends a document."""
+    ends, found, total, start = np.cumsum(sizes == 1), [], 0, 0
+    for sentence, size in enumerate([*sizes, room + 1]):
+        if total and total + size > room:
+            if total <= room:
+                found.append(ends[start] - (sizes[start] == 1))
+            total, start = 0, sentence
+        total += size
+    return np.array(found)
 
 
 def divergence_of(folder: Path) -> str:

@@ -6,7 +6,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from tupe.common.tables import TextTable
+from tupe.experiments.plan import BITS
 from tupe.experiments.statistics import ALPHA, Contrast, contrast, holm, number, paired
 
 from . import statistics
@@ -39,6 +42,20 @@ def verdict_of_delayed(one: Contrast) -> str:
     return "the delay is all" if same(one, MARGIN) else "not resolved"
 
 
+def by_document(runs: Runs, stage: str, model: str) -> statistics.Blocks:
+    """{seed: (summed loss of each held-out document in bits, its masked tokens)} of a stage's runs."""
+    found = {}
+    for trial in (trial for trial in runs.planned(stage) if trial.model == model):
+        sums = [
+            [float(row["value"]) for row in runs.mine["measures"]
+             if row["run"] == str(trial) and row["measure"] == f"{name} by document"]
+            for name in ("nats", "tokens")
+        ]  # fmt: skip
+        if sums[0]:
+            found[trial.seed] = BITS * np.array(sums[0]), np.array(sums[1])
+    return found
+
+
 def intervention(runs: Runs, found: Sequence[Lead]) -> list[str]:
     finals = runs.finals("delay")
     delayed = [model for model in finals if model.startswith(DELAYED)]
@@ -50,11 +67,13 @@ def intervention(runs: Runs, found: Sequence[Lead]) -> list[str]:
         mine = [lead for lead in found if (lead.run.stage, lead.run.model) == ("delay", model)]
         exits = ", ".join("never" if lead.exit is None else f"{lead.exit:,.0f}" for lead in mine)
         after = ", ".join(number(-lead.gaps[2000]) if 2000 in lead.gaps else "–" for lead in mine)
-        cells = *shown_by_seed(one, stage_of("delay")["seeds"]), exits, after
+        _, (low, high) = statistics.bootstrap(*(by_document(runs, "delay", name) for name in (model, "bert_a")))
+        drawn = f"[{low:.3f}, {high:.3f}]"
+        cells = *shown_by_seed(one, stage_of("delay")["seeds"]), drawn, exits, after
         rows.append([f"`{model}` - `bert_a`", *cells, verdict_of_delayed(one) if model in delayed else ""])
-    header = ["difference of final losses", "by seed", "mean [95 % interval]", "exits", "2,000 updates after the exits",
-              "verdict"]  # fmt: skip
-    return ["### (a) The intervention\n", TextTable.plain(header, rows, align="llrrrl").markdown()]
+    header = ["difference of final losses", "by seed", "mean [95 % interval]", "seeds and documents", "exits",
+              "2,000 updates after the exits", "verdict"]  # fmt: skip
+    return ["### (a) The intervention\n", TextTable.plain(header, rows, align="llrrrrl").markdown()]
 
 
 def verdict_of_drift(one: Contrast, p: float, fresh: Sequence[int]) -> str:

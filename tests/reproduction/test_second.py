@@ -287,7 +287,9 @@ def test_the_results_show_what_e_has_so_far(tmp_path):
     *budgets, after = rows_of([table])
     assert [row[:4] for row in budgets] == [["tiny", f"{n:,}", "3", "0.50 [0.50, 0.50]"] for n in (4000, 8000, 16000)]
     n, one = second_page.after_exit(runs, "tiny_lasting")["tupe_a"]
-    assert after[:3] == ["tiny", f"{n:,} after exit", "3"] and after[3].startswith(f"{one.mean:.2f} [")
+    assert after[:3] == ["tiny", f"{n:,} after exit, at twice BERT-A's rate", "3"] and after[3].startswith(
+        f"{one.mean:.2f} ["
+    )
 
 
 def test_the_updates_needed_lie_between_the_budgets(tmp_path):
