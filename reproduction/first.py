@@ -14,7 +14,7 @@ from tupe.experiments.evidence import Evidence
 from tupe.experiments.plan import PLAN, check_models, final_losses, planned_models, trials
 from tupe.experiments.training import train, train_stage
 
-from . import second_page, tables
+from . import delay, second_page, tables
 from .figures import FIGURES
 
 ROOT = Path(__file__).parents[1]
@@ -68,7 +68,7 @@ def page(evidence: Evidence, name: str) -> str:
         finalize=lambda value: value.markdown() if isinstance(value, TextTable) else value,
     )  # fmt: skip
     names = {**vars(tables), "evidence": evidence, "plan": PLAN["stages"]}
-    names["second"] = second_page
+    names |= {"second": second_page, "delay": delay}
     return environment.get_template(f"{name}.jinja").render(names)
 
 

@@ -71,9 +71,3 @@ def sentences_of(page):
         for sentence in re.split(r"(?<=[.!?])[\"*)_]* +(?=[\"*(\[_]*[A-Z0-9])", plain):
             if words := [word for word in sentence.split() if re.search(r"\w", word)]:
                 yield words
-
-
-def words_of(page):
-    """How many words a reader meets: prose, tables and commands, without addresses and marks of tables."""
-    text = re.sub(r"<!--.*?-->|\]\([^)]*\)|<[^>]*>", " ", page.read_text(), flags=re.DOTALL)
-    return len([word for word in text.split() if re.search(r"\w", word)])
