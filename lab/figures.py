@@ -1,6 +1,7 @@
 """The figures of the first protocol's pages. Each takes the tables of a whole experiment."""
 
 import textwrap
+from collections import defaultdict
 
 import numpy as np
 import torch
@@ -11,8 +12,11 @@ from tupe.common import plotting
 from tupe.evaluation import figures
 
 from .claims import CLAIMS, COMPARED, Judged, judged, pairs_accuracy
+from .delay import leads
 from .evidence import Evidence
 from .plan import PLAN, Trial
+from .second_page import Runs
+from .second_plan import cooldown_of
 
 SHOWN = ("main", "slower", "controls")  # stages that the contrasts are drawn of
 TITLES = {"main": "main stage", "slower": "one learning rate"}  # of stages, instead of the name
@@ -55,6 +59,28 @@ def lasting(evidence: Evidence) -> Figure:
     axis.minorticks_off()
     axis.set_ylabel("training loss (bits per masked token)")
     axis.legend(fontsize=8, frameon=False, loc="lower left")
+    return figure
+
+
+def aligned(_: Evidence) -> Figure:
+    """Training loss of mini models at a constant rate, against updates and against updates after each model's exit: a
+    delay alone would bring the curves together."""
+    figure, axes = plotting.curves(2, width=4.4, height=3.2, sharey=True)
+    runs = Runs()
+    found = [one for one in leads(runs) if one.run.stage == "lasting"]
+    for model in dict.fromkeys(one.run.model for one in found):
+        shifted = defaultdict(list)
+        for one in (one for one in found if one.run.model == model):
+            updates, losses = runs.curves[one.run]
+            kept = range(50, one.run.updates - cooldown_of(one.run) + 1, 50)
+            since = range(0, int(kept[-1] - one.exit), 50)
+            shifted[0].append((list(kept), list(np.interp(kept, updates, losses))))
+            shifted[1].append((list(since), list(np.interp([one.exit + n for n in since], updates, losses))))
+        for axis, lines in zip(axes, shifted.values(), strict=True):
+            band(axis, model, lines, label=CLAIMS["names"][model], linewidth=1.4)
+    axes[0].set(xlabel="updates", ylabel="training loss (bits per masked token)", ylim=(4.8, 9.5))
+    axes[1].set(xlabel="updates after the exit from the plateau")
+    plotting.legend(figure, columns=3)
     return figure
 
 
@@ -239,4 +265,4 @@ def learning_rates(evidence: Evidence) -> Figure:
     return figure
 
 
-FIGURES = (lasting, gains, loss, along, contrasts, positional, cls, scale, learning_rates)
+FIGURES = (aligned, lasting, gains, loss, along, contrasts, positional, cls, scale, learning_rates)

@@ -10,7 +10,7 @@ from tupe.common import options, plotting, record
 from tupe.common.options import ListOf
 from tupe.common.tables import TextTable
 
-from . import collect, second_page, tables
+from . import collect, delay, second_page, tables
 from .evidence import Evidence
 from .figures import FIGURES
 from .plan import PLAN, check_models, final_losses, planned_models, trials
@@ -67,7 +67,7 @@ def page(evidence: Evidence, name: str) -> str:
         finalize=lambda value: value.markdown() if isinstance(value, TextTable) else value,
     )  # fmt: skip
     names = {**vars(tables), "evidence": evidence, "plan": PLAN["stages"]}
-    names["second"] = second_page
+    names |= {"second": second_page, "delay": delay}
     return environment.get_template(f"{name}.jinja").render(names)
 
 

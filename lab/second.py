@@ -1,4 +1,5 @@
-"""The second protocol (docs/second-protocol.md): what it trains, as second.yaml says, and the page of what came out.
+"""The second protocol (docs/second-protocol.md) and the third (docs/third-protocol.md): what they train, as second.yaml
+says, and the pages of what came out.
 
     python -m lab run --data DATA --output OUT                  train and evaluate what is left; resumes OUT
     python -m lab page --runs OUT                               add finished runs to the tables, write pages
@@ -14,23 +15,27 @@ import io
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import click
+import numpy as np
 
 from tupe.common import options, record
+from tupe.common.blocks import Split
 from tupe.common.options import ListOf
 from tupe.evaluation import minimal_pairs
 from tupe.evaluation.loading import load_model
+from tupe.evaluation.order import evaluate
 from tupe.experiments import runner
 from tupe.positions import load_scheme_file
 from tupe.text import TextEncoder
 
-from . import collect
+from . import collect, delay
 from .plan import Trial, check_models, final_losses, lengths_of, trials
 from .release import of_both_protocols, renewed
 from .second_page import PAIRS, ZORRO, page, zorro_scores
 from .second_plan import FIRST, HERE, PROTOCOL, TABLES, cooldown_of, known_losses
-from .training import train, train_stage
+from .training import SENTENCES, evaluation, train, train_stage
 
 # ----------------------------------------------------------------------------------------------------------- the jobs
 
@@ -90,8 +95,38 @@ def train_length(data: Path, output: Path, planned: list[Trial], jobs: int | Non
             trial.folder(output).mkdir(parents=True, exist_ok=True)
             record.note_failure(trial.folder(output), reason, record.DIVERGED)
             del states[made]
-    train(data, output, [t for t in planned if states.get(trunks.get(t)) != "failed"], jobs, further, job)
+    ready = [trial for trial in planned if states.get(trunks.get(trial)) != "failed"]
+    whole = any(PROTOCOL["stages"][trial.stage].get("protocol") == 3 for trial in planned)  # one stage's
+    train(data, output, ready, jobs, further, job, evaluation_of_all if whole else evaluation)
     runner.exit_if_unfinished(states, "trunks")
+
+
+def evaluation_of_all(model: Any, task: Any, data: Path) -> dict:
+    """As the evaluation of the earlier protocols, but the loss is that of all held-out blocks, also by document."""
+    task.load_dataset("valid")
+    sizes = np.asarray(task.dataset("valid").sizes).reshape(-1)
+    content = evaluate(model, task, TextEncoder(data), SENTENCES, int(sizes[sizes <= model.max_positions()].sum()))
+    blocks = content["loss"]["blocks"]
+    documents = documents_of_blocks(Split(data / "valid").sizes, model.max_positions() - 1)  # one less for <s>
+    further = {}
+    for name in ("nats", "tokens"):  # the last blocks may have no masked token, and no sum
+        values = np.array(blocks[name].split(), float)
+        sums = np.bincount(documents[: len(values)], values)
+        further[f"{name} by document"] = {str(number): total for number, total in enumerate(sums)}
+    return content | {"further": further}
+
+
+def documents_of_blocks(sizes: np.ndarray, room: int) -> np.ndarray:
+    """The document in which each block of at most `room` tokens begins, in order: whole sentences, as fairseq joins
+    them. sizes: of a split's sentences; a `</s>` alone ends a document."""
+    ends, found, total, start = np.cumsum(sizes == 1), [], 0, 0
+    for sentence, size in enumerate([*sizes, room + 1]):
+        if total and total + size > room:
+            if total <= room:
+                found.append(ends[start] - (sizes[start] == 1))
+            total, start = 0, sentence
+        total += size
+    return np.array(found)
 
 
 def divergence_of(folder: Path) -> str:
@@ -105,9 +140,8 @@ def divergence_of(folder: Path) -> str:
 
 def load_scheme_files():
     """Whose encodings the models of the plan have: an evaluation builds them."""
-    for model in PROTOCOL["models"].values():
-        if "position-file" in model:
-            load_scheme_file(model["position-file"])
+    for file in sorted({model["position-file"] for model in PROTOCOL["models"].values() if "position-file" in model}):
+        load_scheme_file(file)
 
 
 @click.command(cls=options.QuietCommand, context_settings={"ignore_unknown_options": True})
@@ -164,6 +198,8 @@ def write_page(runs, data):
         ]
         collect.write(collect.merge(collect.read(TABLES), found), TABLES)
     record.write_atomically(FIRST / "second.md", page())
+    for name, text in zip(("delay.md", "delay.csv"), delay.page(), strict=True):
+        record.write_atomically(FIRST / name, text)
     evidence = of_both_protocols()
     for card in sorted(HERE.parent.glob("models/*/README.md")):  # which names the other runs of its seed
         record.write_atomically(card, renewed(evidence, card.read_text(encoding="utf-8")))

@@ -489,6 +489,14 @@ def our_checkpoint(path, value, updates, types=12):
     return path
 
 
+def least_checkpoint(updates=7, arch="tupe_r", data=".", criterion="masked_lm"):
+    """No more than what every checkpoint of ours has."""
+    model = {"_name": arch, "position": "untied+t5", "max_positions": 9}
+    cfg = {"model": model, "task": {"_name": "masked_lm", "data": str(data)}, "criterion": {"_name": criterion}}
+    weights = {"a": torch.ones(3), "b": torch.zeros(2, 2)}
+    return {"cfg": cfg, "model": weights, "optimizer_history": [{"num_updates": updates}], "extra_state": {}}
+
+
 def load(path):
     return torch.load(path, map_location="cpu", weights_only=True)
 

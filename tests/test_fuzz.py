@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import HEADERS, MNLI, ROWS, mnli_row
+from helpers import HEADERS, MNLI, ROWS, least_checkpoint, mnli_row
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -54,11 +54,8 @@ def documents(kind):
 
 
 def minimal_checkpoint():
-    model = {"_name": "tupe_r_tiny", "position": "t5", "max_positions": 9}
-    state = {"cfg": {"model": model, "task": {"_name": "masked_lm", "data": "x"}}, "extra_state": {"best": 1.5}}
     file = io.BytesIO()
-    weights = {"a": torch.ones(3), "b": torch.zeros(2, 2)}
-    torch.save({**state, "model": weights, "optimizer_history": [{"num_updates": 1}]}, file)
+    torch.save(least_checkpoint(), file)
     return file.getvalue()
 
 

@@ -1,4 +1,5 @@
 import re
+import string
 import unicodedata
 
 import pytest
@@ -7,7 +8,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from sacremoses import MosesTokenizer
 
-from tupe.normaliser import Normaliser, clean, is_blank
+from tupe.normaliser import CACHED_LENGTH, Aligned, Normaliser, _nfkc, clean, is_blank
 
 NORMALISER = Normaliser()
 NLP = spacy.blank("en")
@@ -184,11 +185,55 @@ def test_same_output_as_the_libraries_on_any_order_of_words(words):
     assert NORMALISER.sentences(text) == [tokens for tokens in moses_and_spacy(text) if tokens]
 
 
+HOSTILE = [*string.punctuation, *"a中€é", "a-", "a.", "'a", "1,", ".)", "http://", "a@", "a@b.c_@", "x\u0301", "a_.jpg"]
+
+
 @pytest.mark.thorough
-def test_long_and_hostile_texts_take_linear_time():
-    for part in ("a", "a-", ".", "a.", "http://", "a@", "'", "x\u0301", "a_.jpg", "中"):
-        text = part * (100_000 // len(part))
-        assert NORMALISER.normalise(text)
+@pytest.mark.parametrize("part", [*HOSTILE, pytest.param("", id="marks in the wrong order")])
+def test_long_and_hostile_texts_take_linear_time(part):
+    """Seconds each; where the time grew with the square of the length, minutes or hours."""
+    size = 100_000
+    text = part * (size // len(part)) if part else "x" + "\u0301" * (size // 2) + "\u0323" * (size // 2)
+    assert NORMALISER.normalise(text) and NORMALISER.spans(text)
+
+
+def spied_on(splitter, monkeypatch):
+    """The lengths of the words that spaCy's tokeniser sees from now on, as they come."""
+    lengths, tokenizer = [], splitter.tokenizer
+
+    def tokenise(text):
+        lengths.extend(map(len, text.split()))
+        return tokenizer(text)
+
+    monkeypatch.setattr(splitter, "tokenizer", tokenise)
+    return lengths
+
+
+@pytest.mark.parametrize("part", ["$", '"', "!", "_", ".)", "a.B", "€"])
+def test_spacy_sees_no_long_words(part, monkeypatch, tmp_path):
+    """For one of n signs it takes n * n steps; this text took it most of a minute."""
+    text = part * (16_000 // len(part))
+    lengths = spied_on(NORMALISER.split, monkeypatch)
+    tokens = NORMALISER.tokens(text)
+    assert "".join(tokens) == text.lower() and sum(lengths) == len(text) and max(lengths) <= CACHED_LENGTH
+    NLP.to_disk(tmp_path / "model")
+    trained = Normaliser(str(tmp_path / "model"))
+    lengths = spied_on(trained.split.nlp, monkeypatch)
+    assert "".join(trained.tokens(text)) == text.lower() and lengths and max(lengths) <= CACHED_LENGTH
+
+
+@MANY
+@given(st.lists(st.sampled_from(WORDS), min_size=20).map("".join))
+def test_long_words_keep_every_sign(text):
+    spans = NORMALISER.spans(text)
+    assert [span.text for span in spans] == NORMALISER.tokens(text)
+    assert "".join(NORMALISER.tokens(text)) == re.sub(r"\s", "", Aligned(text).clean().lower().text)
+
+
+@MANY
+@given(st.text("e\u0301\u0323\u0344\u0327\u0903\u1160\u11a8\uff9e\u0315가", min_size=CACHED_LENGTH + 1))
+def test_many_marks_are_put_in_unicodes_order(marks):
+    assert _nfkc(marks) == unicodedata.normalize("NFKC", marks)
 
 
 def test_unknown_spacy_model():

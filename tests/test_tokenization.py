@@ -1,13 +1,14 @@
 """The exported tokeniser of the paper's pipeline: where pieces and words stand in a text, what tools make of it."""
 
 import copy
+import math
 import pickle
 
 import pytest
 import transformers
 
 from tupe.text import PaperText
-from tupe.tokenization_tupe import TupeTokenizer
+from tupe.tokenization_tupe import TupeTokenizer, _slices
 
 FOLDER = "models/tupe_r_mini"
 TEXT = "Nobody in town didn't like the “Times”. Mr. Smith’s café — http://example.org/x, ½ and 中 <mask>'s dog. <s>"
@@ -34,6 +35,25 @@ def test_every_piece_knows_its_place(tokenizer, request):
     start = TEXT.index("http")
     assert encoding.char_to_token(start) == encoding.char_to_token(start + 10)  # one piece, <url>
     assert encoding.tokens()[encoding.char_to_token(TEXT.index("<mask>"))] == "<mask>"
+
+
+class Counted(str):
+    """A text of the library, which for a slice counts its characters from the start."""
+
+    steps = 0
+
+    def __getitem__(self, item):
+        Counted.steps += len(self)
+        return Counted(super().__getitem__(item))
+
+
+def test_the_words_of_a_long_text_are_cut_in_little_more_than_linear_time():
+    text = Counted("ab c " * 2000)
+    borders = [(at, at + size) for start in range(0, len(text), 5) for at, size in ((start, 2), (start + 3, 1))]
+    borders[7:8] = [borders[7]] * 3  # words made of one character share its place
+    cuts = _slices(text, borders)
+    assert cuts == [str(text)[start:end] for start, end in borders]
+    assert Counted.steps < 4 * len(text) * math.log2(len(borders))  # one by one: 2,000 times the length
 
 
 @pytest.mark.parametrize("text", ["the man <mask> .", "<mask>", "<mask>'s <mask>, <mask>"])

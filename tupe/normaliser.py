@@ -20,6 +20,7 @@ spaCy's rules; a trained model may split its own output differently)."""
 
 import functools
 import importlib.util
+import itertools
 import pkgutil
 import re
 import unicodedata
@@ -34,7 +35,7 @@ SPACE = "\u2581"  # SentencePiece's mark for "a word starts here"
 WHOLE = frozenset((*PLACEHOLDERS, UNK, "'s", "'t", "'d", "'m", "'ll", "'re", "'ve"))
 LIBRARIES = ("sentencepiece", "sacremoses", "spacy")
 CACHE = 2**16  # results cached per function: bounds the memory of a worker, and hits almost always
-CACHED_LENGTH = 64  # characters; longer "words" are rare and not cached
+CACHED_LENGTH = 64  # characters; longer "words" are rare: they are not cached, and spaCy sees them in parts
 
 
 class Span(NamedTuple):
@@ -90,12 +91,21 @@ def _clusters():
     return re.compile(f"[\\x00-\\x7f]{combining}|[^\\x00-\\x7f](?:{combining})?")
 
 
+def _nfkc(cluster):
+    """Unicode's NFKC. Python's own function sorts the marks in quadratic time, unless they are sorted already."""
+    if len(cluster) > CACHED_LENGTH:
+        signs = "".join(unicodedata.normalize("NFKD", sign) for sign in cluster)
+        runs = itertools.groupby(signs, lambda sign: unicodedata.combining(sign) > 0)
+        cluster = "".join(sign for _, run in runs for sign in sorted(run, key=unicodedata.combining))
+    return unicodedata.normalize("NFKC", cluster)
+
+
 @functools.lru_cache(CACHE)
 def _fold(cluster):
     """NFKC and plain punctuation, until nothing changes. The table comes first, because NFKC turns a lone "´"
     into a space and an accent."""
     while True:
-        folded = unicodedata.normalize("NFKC", cluster.translate(_PUNCTUATION))
+        folded = _nfkc(cluster.translate(_PUNCTUATION))
         if folded == cluster:
             return folded
         cluster = folded
@@ -157,6 +167,7 @@ _BLANKS = re.compile(r"\s{2,}|[^\S ]")
 _BLANK_OR_CONTROL = re.compile(r"[\x00-\x1f\x7f]|  ")
 _UPPER = re.compile(r"[A-Z]+")
 _WORD = re.compile(r"\S+")
+_LONG_WORD = re.compile(rf"(\S{{{CACHED_LENGTH}}})\S")
 _HALVES = re.compile("[\ud800-\udfff]")
 
 
@@ -309,7 +320,8 @@ def _blank(language):
 class _Sentencizer:
     """The sentences of spaCy's rule-based sentencizer on a blank pipeline of a language, much faster. spaCy's tokeniser
     looks at one blank-separated word at a time, so its result for a word is cached as the kinds of its tokens: "E" may
-    end a sentence, "P" is other punctuation, "W" anything else. A sentence starts at the first W after an E.
+    end a sentence, "P" is other punctuation, "W" anything else. A sentence starts at the first W after an E. The time
+    that spaCy takes grows with the square of a word's length, so it sees no more than CACHED_LENGTH characters at once.
 
     One rule is added: a full stop within a word ends no sentence before a lower-case letter ("etc. and"). Moses has
     the same rule; without it the lower-case output would be cut at "mr. smith" when it is normalised again."""
@@ -323,8 +335,9 @@ class _Sentencizer:
     def _kinds(self, word):
         if word in PLACEHOLDERS:
             return ((0, "W"),)
-        doc = self.tokenizer(word)
-        return tuple((t.idx, "E" if t.text in self.enders else "P" if t.is_punct else "W") for t in doc)
+        parts = range(0, len(word), CACHED_LENGTH)
+        tokens = ((part + t.idx, t) for part in parts for t in self.tokenizer(word[part : part + CACHED_LENGTH]))
+        return tuple((at, "E" if t.text in self.enders else "P" if t.is_punct else "W") for at, t in tokens)
 
     def __call__(self, text):
         """Offsets at which the sentences of a cleaned text start."""
@@ -350,7 +363,7 @@ class _Sentencizer:
 
 
 class _TrainedSplitter:
-    """The sentences of an installed spaCy model."""
+    """The sentences of an installed spaCy model, for which a blank cuts each word that would take it too long."""
 
     def __init__(self, model):
         spacy = library("spacy")
@@ -362,7 +375,7 @@ class _TrainedSplitter:
         self.nlp = nlp
 
     def __call__(self, text):
-        return [0, *(sentence.start_char for sentence in list(self.nlp(text).sents)[1:])]
+        return [0, *(sentence.start_char for sentence in list(self.nlp(_LONG_WORD.sub(r"\1 ", text)).sents)[1:])]
 
 
 SENTENCES = ("rules", "lines", "none")  # spaCy's; a line or paragraph is a sentence; a document is

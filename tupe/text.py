@@ -16,6 +16,7 @@ import json
 import os
 import re
 import shutil
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,6 +26,7 @@ from .normaliser import CACHE, CACHED_LENGTH, SPACE, UNK, UNSPACED, Normaliser, 
 
 MASK = "<mask>"
 JOINED = "@@"  # subword-nmt's and fastBPE's mark for "the word goes on"
+LONGEST = 1000  # characters of a word that subword-nmt sees at once: the time it takes grows with their square
 
 
 def _bpe_codes(path):
@@ -36,7 +38,16 @@ def _bpe_codes(path):
     if lines and len(lines[0].split(" ")) == 3:  # fastBPE adds counts; otherwise its codes are those of version 0.2
         lines = ["#version: 0.2", *(line.rsplit(" ", 1)[0] for line in lines)]
     bpe = BPE(io.StringIO("\n".join(lines) + "\n"), separator=JOINED)
-    return lambda word: bpe.segment_tokens([word])
+
+    def cut(word):
+        pieces = []
+        for start in range(0, len(word), LONGEST):
+            if pieces:
+                pieces[-1] += JOINED
+            pieces += bpe.segment_tokens([word[start : start + LONGEST]])
+        return pieces
+
+    return cut
 
 
 def load_sentencepiece(path: Path) -> Any:
@@ -67,12 +78,23 @@ def word_marks(symbols: list[str]) -> tuple[list[bool], list[bool]]:
 
 
 def read_dictionary(path: Path) -> list[str]:
-    """The types of a dict.txt with the special ones, in the order of their ids. Raises ValueError for another file."""
-    lines = path.read_text(encoding="utf-8").rstrip("\n").split("\n")
-    if wrong := [line for line in lines if not line.rpartition(" ")[2].isdigit()]:
+    """The types of a dict.txt with the special ones, in the order of their ids: whoever reads one comes here first.
+    Raises ValueError for another file, and for one that is not as long as the manifest.json beside it says."""
+    try:
+        lines = path.read_text(encoding="utf-8").rstrip("\n").split("\n")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is no dictionary: byte {error.start} is not UTF-8 ({error.reason})") from None
+    if wrong := [line for line in lines if not line.rpartition(" ")[2].isdecimal()]:
         raise ValueError(f"{path} is no dictionary: {wrong[0][:60]!r} is no symbol and its count")
     symbols = [*TextEncoder.SPECIALS, *(line.rsplit(" ", 1)[0] for line in lines)]
-    return symbols if MASK in symbols else [*symbols, MASK]  # as fairseq's task adds it
+    symbols = symbols if MASK in symbols else [*symbols, MASK]  # as fairseq's task adds it
+    if len(set(symbols)) < len(symbols):
+        twice = next(symbol for symbol, count in Counter(symbols).items() if count > 1)
+        raise ValueError(f"{path} is no dictionary: {twice[:60]!r} is a type twice")
+    types = _manifest(path.parent).get("vocab_size") if path.name == "dict.txt" else None
+    if types not in (None, len(symbols)):
+        raise ValueError(f"{path} makes {len(symbols)} types, not the {types} of manifest.json: cut off?")
+    return symbols
 
 
 class TextEncoder:
@@ -177,7 +199,10 @@ class TextEncoder:
 
 def _manifest(folder):
     path = folder / "manifest.json"
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    try:
+        return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged: {error}; prepare the data again") from None
 
 
 class PaperText(TextEncoder):
@@ -250,9 +275,8 @@ class PaperText(TextEncoder):
         marks = dict.fromkeys(re.findall(pattern, aligned.text)) if pattern else ()
         if not marks:
             return {}
-        known, stem = clean(aligned.text).lower(), "Zq"
-        while stem.lower() in known:
-            stem += "q"
+        known = re.findall("zq+", clean(aligned.text).lower())
+        stem = f"Z{max(known, key=len, default='z')[1:]}q"
         words = {mark: f"{stem}{number}z" for number, mark in enumerate(marks)}
         # Between blanks, or a link would swallow it; only "'s" and the like is cut off by itself.
         aligned.sub(re.compile(f"(?:{pattern})(?=['’]\\w)"), lambda mark: f" {words[mark]}", as_one=True)

@@ -13,6 +13,16 @@ from .normaliser import Normaliser  # noqa: F401
 from .text import PaperText
 
 
+def _slices(part, borders, first=0):
+    """What stands between the borders, which count from `first`. The library counts the characters of a text from its
+    start for every slice of it, which for many words takes quadratic time, and halves of halves do not."""
+    half = len(borders) // 2
+    if not half:
+        return [part[start - first : end - first] for start, end in borders]
+    end, start = borders[half - 1][1], borders[half][0]
+    return _slices(part[: end - first], borders[:half], first) + _slices(part[start - first :], borders[half:], start)
+
+
 class PaperWords:
     """What the library `tokenizers` calls for the words of a text, and for the text of pieces: `PaperText` does both.
     later: returns the tokens that were added to the vocabulary, with their ids."""
@@ -28,7 +38,7 @@ class PaperWords:
             here = self.text.word_spans(str(part), ["<mask>", *later])
             borders = [(min(s.start for s in word), max(s.end for s in word)) for word in here]
             words.extend((word, start) for word, (start, _) in zip(here, borders, strict=True))
-            return [part[start:end] for start, end in borders]
+            return _slices(part, borders)
 
         pretok.split(cut)
         rest = iter(words)

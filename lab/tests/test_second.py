@@ -120,12 +120,14 @@ def test_the_committed_page_is_the_one_of_the_committed_tables():
 
 
 def test_the_protocol_names_the_models_of_its_yaml():
-    text = (second.HERE.parent / "docs/second-protocol.md").read_text(encoding="utf-8")
+    pages = {2: "second-protocol.md", 3: "third-protocol.md"}
+    texts = {n: (second.HERE.parent / "docs" / name).read_text(encoding="utf-8") for n, name in pages.items()}
     own = yaml.safe_load((second.HERE / "second.yaml").read_text(encoding="utf-8"))
     for stage, plan in own["stages"].items():
+        text = texts[plan.get("protocol", 2)]
         assert f"`{stage}`" in text or stage == "again_bf16"
         assert all(f"{updates:,}" in text for updates in lengths_of(plan))
-    assert all(f"`{model}`" in text for model in own["models"])
+    assert all(any(f"`{model}`" in text for text in texts.values()) for model in own["models"])
 
 
 def tables_of(tmp_path, losses):
@@ -284,7 +286,9 @@ def test_the_results_show_what_e_has_so_far(tmp_path):
     *budgets, after = rows_of([table])
     assert [row[:4] for row in budgets] == [["tiny", f"{n:,}", "3", "0.50 [0.50, 0.50]"] for n in (4000, 8000, 16000)]
     n, one = second_page.after_exit(runs, "tiny_lasting")["tupe_a"]
-    assert after[:3] == ["tiny", f"{n:,} after exit", "3"] and after[3].startswith(f"{one.mean:.2f} [")
+    assert after[:3] == ["tiny", f"{n:,} after exit, at twice BERT-A's rate", "3"] and after[3].startswith(
+        f"{one.mean:.2f} ["
+    )
 
 
 def test_the_updates_needed_lie_between_the_budgets(tmp_path):
@@ -405,7 +409,7 @@ def test_zorro_is_scored_of_what_is_kept_and_shown_by_seed(pretrained, vocabular
     words = ["--runs", tmp_path / "out", "--data", vocabulary, "--pairs", tmp_path / "zorro"]
     result = CliRunner().invoke(second.score_zorro, list(map(str, words)))
     assert result.exit_code == 0, result.output
-    assert [Path(file).name for file in loaded] == ["halved.py"]  # a model's own encoding
+    assert [Path(file).name for file in loaded] == ["halved.py", "intervention.py"]  # models' own encodings
     scores = second_page.zorro_scores()
     assert [name[-1] for name in scores] == ["4", "5"] and all(set(of) == {"case", "order"} for of in scores.values())
     (row,) = re.findall(r"\| `again/tupe_a_tie_cls/tiny_5000_lr0.004` \| 2 \| (\S+), (\S+) \|", second.page())

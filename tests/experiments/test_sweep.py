@@ -13,7 +13,7 @@ import click
 import pytest
 import torch
 from click.testing import CliRunner
-from helpers import finetune, fork, wait_until
+from helpers import finetune, fork, least_checkpoint, wait_until
 
 from tupe.common import record
 from tupe.experiments import report, runner
@@ -34,8 +34,7 @@ def stand_in(monkeypatch):
 @pytest.fixture
 def place(tmp_path):
     """A folder with a checkpoint, and data of two tasks."""
-    state = {"cfg": {"model": {}}, "model": {}, "optimizer_history": [{"num_updates": 7}]}
-    torch.save(state, tmp_path / "pretrained.pt")
+    torch.save(least_checkpoint(7), tmp_path / "pretrained.pt")
     for task in ("CoLA", "SST-2"):
         (tmp_path / "data" / task / "input0").mkdir(parents=True)
         (tmp_path / "data" / task / "manifest.json").touch()
@@ -180,11 +179,10 @@ def test_a_folder_of_another_sweep_is_refused_and_a_wider_grid_extends_it(place)
         (["--grid=max-epoch=1"], "grid over --task --lr --seed there, --task --lr --max-epoch --seed here"),
     ):
         assert difference in sweep(place, *ONE_TASK, "--grid=seed=1", *words, status=2)
-    state = {"cfg": {"model": {}}, "model": {}, "optimizer_history": [{"num_updates": 9}]}
-    torch.save(state, place / "pretrained.pt")
+    torch.save(least_checkpoint(9), place / "pretrained.pt")
     message = sweep(place, *ONE_TASK, "--grid=seed=1", status=2)
     assert "updates of the checkpoint 7 there, 9 here" in message
-    torch.save({**state, "optimizer_history": [{"num_updates": 7}]}, place / "pretrained.pt")
+    torch.save(least_checkpoint(7), place / "pretrained.pt")
 
     sweep(place, "--grid=task=cola,sst2", "--grid=lr=2e-5", "--grid=seed=2")
     expected = {"CoLA/lr2e-05_seed1", "CoLA/lr2e-05_seed2", "SST-2/lr2e-05_seed2"}

@@ -255,26 +255,31 @@ def test_a_run_of_another_model_goes_on_from_its_own(roberta):
         read_checkpoint(roberta, trained="tupe_r")
 
 
+def fairseq(program, *words):
+    """One of fairseq's own programs."""
+    path = f"import sys; sys.path.insert(0, {str(PLUGIN.parent)!r})"
+    text = f"{path}; from fairseq_cli import {program}; {program}.cli_main()"
+    words = [sys.executable, "-c", text, *words, f"--user-dir={PLUGIN}", "--cpu"]
+    return subprocess.run(words, capture_output=True, text=True)
+
+
 @pytest.mark.thorough
 def test_fairseqs_own_programs_say_one_line(roberta, good, tmp_path):
-    """And what trains through them is not started: no record, no checkpoint."""
-    text = f"import sys; sys.path.insert(0, {str(PLUGIN.parent)!r}); from fairseq_cli import {{0}}; {{0}}.cli_main()"
-    runs = {
-        "validate": [f"--path={roberta}", "--task=masked_lm", "--max-sentences=2"],
-        "train": [f"--restore-file={roberta}", "--task=tupe_masked_lm", "--arch=tupe_r_tiny", "--criterion=masked_lm",
-                  "--optimizer=adam", "--lr=0.1", "--batch-size=2", "--max-update=1", "--tokens-per-sample=6"],
-    }  # fmt: skip
+    """And what trains through them is not started: no checkpoint. One of ours is read as ever."""
     shutil.copytree(good.parent, tmp_path / "data")
     write_splits(tmp_path / "data")
-    for program, words in runs.items():
-        words = [tmp_path / "data", f"--user-dir={PLUGIN}", "--cpu", *words]
-        words += [f"--save-dir={tmp_path / 'run'}"] * (program == "train")
-        done = subprocess.run(
-            [sys.executable, "-c", text.format(program), *words], capture_output=True, text=True, cwd=tmp_path
-        )
+    model = ["--task=tupe_masked_lm", "--arch=tupe_r_tiny", "--criterion=masked_lm", "--optimizer=adam", "--lr=0.1"]
+    model += ["--batch-size=2", "--max-update=1", "--tokens-per-sample=6", f"--save-dir={tmp_path / 'run'}"]
+    validate = ["--task=masked_lm", "--max-sentences=2"]
+    for done in (
+        fairseq("validate", tmp_path / "data", f"--path={roberta}", *validate),
+        fairseq("train", tmp_path / "data", f"--restore-file={roberta}", *model),
+    ):
         assert done.returncode != 0 and "Traceback" not in done.stderr, done.stderr
         assert "roberta.pt is no checkpoint of this project: its model is 'roberta_base'" in done.stdout + done.stderr
     assert not [*(tmp_path / "run").glob("*.pt")]
+    done = fairseq("validate", tmp_path / "data", f"--path={good}", *validate)
+    assert done.returncode == 0, done.stderr
 
 
 def write_splits(folder):

@@ -1,6 +1,7 @@
 """Prepared data of which something is missing or cut off: one line with the file, before anything is begun."""
 
 import json
+import re
 import shutil
 
 import pytest
@@ -8,10 +9,9 @@ from click.testing import CliRunner
 from helpers import squad_file
 
 from tupe.cli import main
-from tupe.common.blocks import check_split
+from tupe.common.blocks import check_split, read_symbols
 from tupe.evaluation.loading import load_model, text_block
 from tupe.plugin import squad_data
-from tupe.plugin.pretrained import check_data
 
 HERE = ["--gpus=0", "--num-workers=0", "--allocator=none"]
 PRETRAIN = [
@@ -44,12 +44,54 @@ def remove(path):
     path.unlink()
 
 
+def twice(path):
+    path.write_bytes(path.read_bytes().replace(b"\n", b"\n" + path.read_bytes().partition(b"\n")[0] + b"\n", 1))
+
+
+def not_utf8(path):
+    path.write_bytes(b"\xff" + path.read_bytes())
+
+
+def forget(path):
+    """Without its manifest, a dictionary that is cut off has not all ids of the text."""
+    path.unlink()
+    words = path.with_name("dict.txt")
+    words.write_text("".join(words.read_text().splitlines(keepends=True)[:3]))
+
+
+def describe(data):
+    """Give a folder the part of manifest.json that says how long its dictionary is."""
+    types = len((data / "dict.txt").read_text().splitlines()) + 5
+    (data / "manifest.json").write_text(json.dumps({"vocab_size": types}))
+
+
+@pytest.mark.parametrize("engine", ["fairseq", "transformers"])
+@pytest.mark.parametrize(
+    "file, change, said",
+    [
+        *((f"{split}.{suffix}", change, rf"{split}\.(bin|idx) |no split '{split}'")
+          for split in ("train", "valid") for suffix in ("bin", "idx") for change in (cut, grow, remove)),
+        ("dict.txt", remove, "it has no dict.txt"), ("dict.txt", fewer, "dict.txt makes .* not the .* cut off?"),
+        ("dict.txt", twice, "dict.txt is no dictionary: .* is a type twice"),
+        ("dict.txt", not_utf8, "dict.txt is no dictionary: byte 0 is not UTF-8"),
+        ("manifest.json", cut, "manifest.json is damaged: "), ("manifest.json", forget, "train.bin has the id .* only"),
+    ],
+)  # fmt: skip
+def test_both_engines_name_what_is_missing_or_cut_off(vocabulary, tmp_path, file, change, said, engine):
+    """In one line, before there is a folder."""
+    data = shutil.copytree(vocabulary, tmp_path / "data")
+    describe(data)
+    change(data / file)
+    options = [f"--engine={engine}", f"--data={data}", f"--output={tmp_path / 'run'}"]
+    result = CliRunner().invoke(main, [*PRETRAIN, *options])
+    line = result.stderr.splitlines()[-1]
+    assert result.exit_code == 2 and str(data) in line and re.search(said, line), result.output
+    assert "Traceback" not in result.output and not (tmp_path / "run").exists()
+
+
 @pytest.mark.parametrize(
     "kind, task, file, change",
     [
-        *(("text", None, f"{split}.{suffix}", change)
-          for split in ("train", "valid") for suffix in ("bin", "idx") for change in (cut, grow, remove)),
-        ("text", None, "dict.txt", remove), ("text", None, "dict.txt", fewer),
         *(("glue", "MNLI", f"input1/{split}.{suffix}", change)
           for split, suffix, change in (("train", "bin", cut), ("valid1", "idx", cut), ("valid", "bin", remove))),
         ("glue", "MNLI", "label/train.bin", cut), ("glue", "STS-B", "label/train.label", fewer),
@@ -61,8 +103,7 @@ def remove(path):
 )  # fmt: skip
 def test_what_is_missing_or_cut_off_is_named(prepared, pretrained, tmp_path, kind, task, file, change):
     data = shutil.copytree(prepared[kind], tmp_path / "data")
-    types = len((data / "dict.txt").read_text().splitlines()) + 5
-    (data / "manifest.json").write_text(json.dumps({"vocab_size": types}))
+    describe(data)
     if change:
         change(data / (task if kind == "glue" else "") / file)
     tune = ["finetune", f"--task={task}", f"--checkpoint={pretrained}", "--max-epoch=1", *HERE]
@@ -87,6 +128,6 @@ def test_evaluations_name_it_too(vocabulary, pretrained, tmp_path):
 
 def test_what_is_whole_is_taken(prepared):
     for kind, folder in prepared.items():
-        check_data(folder)
+        read_symbols(folder)
         for index in folder.rglob("*.idx"):
             assert check_split(index.with_suffix("")) > 0, kind

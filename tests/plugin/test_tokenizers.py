@@ -12,12 +12,12 @@ from click.testing import CliRunner
 from tupe.checkpoints import convert
 from tupe.checkpoints.export import export
 from tupe.cli import main
+from tupe.common.blocks import read_symbols
 from tupe.corpus import glue as glue_data
 from tupe.corpus.engine import prepare
 from tupe.plugin import squad_data
 from tupe.plugin.model import TupeModel
 from tupe.text import TextEncoder
-from tupe.training.data import read_symbols
 
 SENTENCES = [
     "The dog's owner saw a café in Paris.",

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 from importlib.util import find_spec
@@ -156,8 +157,8 @@ def test_a_model_that_is_not_all_there_is_refused_and_an_earlier_export_read(sma
 
 
 def test_a_file_of_fairseq_s_and_another_vocabulary_are_refused(small, learnable, tmp_path):
-    def said(checkpoint):
-        where = [f"--data={learnable}", f"--checkpoint={checkpoint}", f"--output={tmp_path / 'run'}", "--task=CoLA"]
+    def said(checkpoint, data=learnable):
+        where = [f"--data={data}", f"--checkpoint={checkpoint}", f"--output={tmp_path / 'run'}", "--task=CoLA"]
         result = CliRunner().invoke(main, ["finetune", "--engine=transformers", *where, *TINY])
         assert result.exit_code == REFUSED
         return result.output
@@ -171,6 +172,10 @@ def test_a_file_of_fairseq_s_and_another_vocabulary_are_refused(small, learnable
             (other / path.name).write_bytes(path.read_bytes())
     (other / "dict.txt").write_text("".join(reversed((small / "dict.txt").read_text().splitlines(keepends=True))))
     assert "was prepared with another vocabulary than" in said(other)
+    longer = shutil.copytree(learnable, tmp_path / "longer")
+    for folder in (other, longer):
+        (folder / "dict.txt").write_text((small / "dict.txt").read_text() + "further 1\n")
+    assert re.search("other/dict.txt makes .* types, the model has .*: another model's", said(other, longer))
 
 
 @pytest.mark.parametrize("keep_best", [False, True])

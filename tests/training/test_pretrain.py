@@ -782,3 +782,8 @@ def test_dry_run_shows_the_settings(data, tmp_path):
     assert result.exit_code == 0 and "optimization.max_update: 14\n" in result.output
     assert "model.dropout: 0.2\n" in result.output  # the last, as with the other engine
     assert not (tmp_path / "run").exists()
+
+
+def test_held_out_text_in_which_nothing_is_masked_is_refused(tmp_path):
+    data = write_data(tmp_path / "data", valid_lines=1)
+    assert "'valid' has too little text: none of its tokens" in refused(data, tmp_path / "run", "--mask-prob=0.001")

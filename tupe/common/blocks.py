@@ -8,20 +8,33 @@ from pathlib import Path
 
 import numpy as np
 
-from ..text import word_marks
+from ..text import read_dictionary, word_marks
 
 CODES = {  # of the types of ids in an index
     1: np.uint8, 2: np.int8, 3: np.int16, 4: np.int32, 5: np.int64, 6: np.float64, 7: np.float64, 8: np.uint16,
     9: np.uint32, 10: np.uint64,
 }  # fmt: skip
 HELD_OUT_SEED = 1  # of the masks of every split but `train`, so that all models and seeds predict the same tokens
+LOOK = 2**16  # ids in a row that are looked at, in large data of every so many
 HEAD = 26  # bytes of an index: magic, version, type of the ids, count; then an int32 and an int64 of each sequence
 
 
-def check_split(prefix: str | Path) -> int | None:
-    """The number of sequences of a split, by the head of its index, in fairseq's mmap format; None in the older ones.
+def read_symbols(folder: str | Path) -> list[str]:
+    """The types of the dict.txt in a folder of prepared data with the special ones, in the order of their ids. Raises
+    ValueError if there is none, or not the one that the folder's manifest.json describes."""
+    if not Path(folder).is_dir():
+        raise ValueError(f"data folder not found: {folder}")
+    if not Path(folder, "dict.txt").is_file():
+        raise ValueError(f"{folder} is not a folder of prepared data: it has no dict.txt")
+    return read_dictionary(Path(folder, "dict.txt"))
 
-    Raises ValueError, naming the file, if index or data is missing, or is not as long as the index says.
+
+def check_split(prefix: str | Path, types: int | None = None) -> int | None:
+    """The number of sequences of a split, by the head of its index, in fairseq's mmap format; None in the older ones.
+    types: of the dictionary.
+
+    Raises ValueError, naming the file, if index or data is missing, or is not as long as the index says, and for ids
+    that the dictionary does not have. Of large data only parts are looked at.
     """
     index, data = Path(f"{prefix}.idx"), Path(f"{prefix}.bin")
     if not index.is_file():
@@ -45,16 +58,21 @@ def check_split(prefix: str | Path) -> int | None:
         if file.stat().st_size != length:
             actual = file.stat().st_size
             raise ValueError(f"{file} has {actual:,} bytes, by its index {length:,}; prepare the data again")
+    if types and end:
+        tokens = np.memmap(data, dtype=CODES[code[0]], mode="r")
+        step = LOOK * max(len(tokens) // (256 * LOOK), 1)
+        if (found := max(tokens[at : at + LOOK].max() for at in range(0, len(tokens), step))) >= types:
+            raise ValueError(f"{data} has the id {found}, dict.txt only {types} types: it is cut off, or of other data")
     return count
 
 
 class Split:
     """The sequences of a split, each an array of ids, which stay on the disk until they are used. sizes: numbers of
-    ids; ends: where each sequence ends in `tokens`, which has them all. Raises ValueError for a split that is not there
-    or not whole."""
+    ids; ends: where each sequence ends in `tokens`, which has them all. types: of the dictionary. Raises ValueError for
+    a split that is not there or not whole, or that has ids beyond them."""
 
-    def __init__(self, prefix: str | Path):
-        count = check_split(prefix)
+    def __init__(self, prefix: str | Path, types: int | None = None):
+        count = check_split(prefix, types)
         if count is None:
             raise ValueError(f"{prefix} is in one of fairseq's older formats; valid here: mmap")
         (code,) = np.fromfile(f"{prefix}.idx", dtype=np.uint8, count=1, offset=17)

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from ..text import TextEncoder
-from .blocks import Split, check_split
+from .blocks import Split, check_split, read_symbols
 from .options import shorten_list, task_key
 from .record import write_atomically
 
@@ -123,7 +123,7 @@ def glue_name(name: str, data: str | Path | None = None) -> str:
 def check_glue(folder: Path, split: str, labelled: bool = False) -> None:
     """Raise ValueError, naming the file, unless the data of a split is there, whole and of one length. folder: of the
     task; labelled: labels have to be there, too."""
-    task, lengths, order = task_of(folder), {}, folder / "label" / "dict.txt"
+    task, lengths, order, types = task_of(folder), {}, folder / "label" / "dict.txt", len(read_symbols(folder.parent))
     if task.labels and order.is_file():
         names = [line.rsplit(" ", 1)[0] for line in order.read_text(encoding="utf-8").splitlines()]
         if tuple(names) != task.labels:  # the ids would be taken for other labels
@@ -131,7 +131,7 @@ def check_glue(folder: Path, split: str, labelled: bool = False) -> None:
             raise ValueError(f"{order}: labels {wrong}, not {right}; prepare the data again")
     for number in range(len(task.text)):
         prefix = folder / f"input{number}" / split
-        lengths[f"{prefix}.idx"] = check_split(prefix)
+        lengths[f"{prefix}.idx"] = check_split(prefix, types)
     labels = folder / "label" / split
     if task.labels and (folder / "label" / f"{split}.idx").exists():
         lengths[f"{labels}.idx"] = check_split(labels)

@@ -99,6 +99,8 @@ def from_tar(path: Path, pattern: str, data: bytes | None = None) -> list[tuple[
     file = io.BytesIO(path.read_bytes() if data is None else data)
     with _whole(path), tarfile.open(fileobj=file) as archive:
         members = sorted((m for m in archive if m.isfile() and re.search(pattern, m.name)), key=lambda m: m.name)
+        if archive.fileobj.read().strip(b"\0"):  # a damaged header is an end to `tarfile`
+            raise tarfile.TarError("a file's header cannot be read")
         return [(Path(m.name).name, archive.extractfile(m).read()) for m in members]
 
 

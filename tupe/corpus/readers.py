@@ -9,7 +9,6 @@ import collections
 import csv
 import functools
 import glob
-import gzip
 import html
 import importlib.util
 import io
@@ -129,41 +128,60 @@ def packages(source: Input) -> list[str]:
     return ["zstandard"] * source.path.endswith(".zst") + ["defusedxml"] * (source.kind == "xml") + tables
 
 
-class _Zstd(io.RawIOBase):
-    """A .zst file of one or more frames; unlike zstandard's own stream_reader, it notices a truncated last frame."""
+class _Streams(io.RawIOBase):
+    """The bytes of a compressed file: of all its streams, one behind the other, with or without zeros between them.
 
-    def __init__(self, file):
-        try:
-            import zstandard
-        except ModuleNotFoundError:
-            raise ValueError(f"{file.name} needs zstandard: pip install zstandard") from None
+    Anything else between them or at the end is an error, and so is an end too early: Python's own readers of .bz2 and
+    .xz stop without a word at what is no stream, and zstandard's does not notice that the last frame is cut off."""
 
-        self.file, self.new_frame = file, lambda: zstandard.ZstdDecompressor().decompressobj()
-        self.error = zstandard.ZstdError
-        self.frame, self.rest = None, b""
+    def __init__(self, file: BinaryIO, new_stream: Callable, error: type[Exception]):
+        self.file, self.new_stream, self.error = file, new_stream, error
+        self.stream, self.data, self.rest = new_stream(), b"", b""  # no stream: behind one; rest: not yet handed out
 
     def readable(self):
         return True
 
     def readinto(self, buffer):
         while not self.rest:
-            if self.frame is not None and self.frame.eof:
-                data, self.frame = self.frame.unused_data, None
-            else:
-                data = b""
-            data = data or self.file.read(1 << 16)
+            data, self.data = self.data or self.file.read(1 << 12), b""  # little: a hostile file is thousands in one
+            if not self.stream and data:
+                if not (data := data.lstrip(b"\0")):
+                    continue
+                self.stream = self.new_stream()
             if not data:
-                if self.frame is not None:
-                    raise EOFError("the last frame is truncated")
+                if self.stream:
+                    raise EOFError("the file is cut off")
                 return 0
-            self.frame = self.frame or self.new_frame()
             try:
-                self.rest = self.frame.decompress(data)
+                self.rest = self.stream.decompress(data)
             except self.error as error:
                 raise OSError(str(error)) from error
+            if self.stream.eof:
+                self.stream, self.data = None, self.stream.unused_data
         count = min(len(buffer), len(self.rest))
         buffer[:count], self.rest = self.rest[:count], self.rest[count:]
         return count
+
+    def close(self):
+        self.file.close()
+        super().close()
+
+
+def _zstd(path):
+    try:
+        import zstandard
+    except ModuleNotFoundError:
+        raise ValueError(f"{path} needs zstandard: pip install zstandard") from None
+    return lambda: zstandard.ZstdDecompressor().decompressobj(), zstandard.ZstdError
+
+
+# A compressed file's suffix -> function from its name to (function that makes a stream's decompressor, its error).
+COMPRESSIONS = {
+    ".gz": lambda path: (lambda: zlib.decompressobj(zlib.MAX_WBITS | 16), zlib.error),
+    ".bz2": lambda path: (bz2.BZ2Decompressor, OSError),
+    ".xz": lambda path: (lzma.LZMADecompressor, lzma.LZMAError),
+    ".zst": _zstd,
+}
 
 
 def open_binary(path: str, base: str | Path = "") -> BinaryIO:
@@ -171,11 +189,9 @@ def open_binary(path: str, base: str | Path = "") -> BinaryIO:
     if path == "-":
         return sys.stdin.buffer
     path = os.path.join(base, path)
-    if path.endswith(".zst"):
-        return io.BufferedReader(_Zstd(open(path, "rb")), 1 << 20)
-    for suffix, module in ((".gz", gzip), (".bz2", bz2), (".xz", lzma)):
-        if path.endswith(suffix):
-            return module.open(path, "rb")
+    if (suffix := Path(path).suffix) in COMPRESSIONS:
+        how = COMPRESSIONS[suffix](path)
+        return io.BufferedReader(_Streams(open(path, "rb"), *how), 1 << 20)
     return open(path, "rb")
 
 

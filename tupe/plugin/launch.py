@@ -23,7 +23,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from ..common import limits
 from ..common.architectures import ELECTRA, split_size
-from ..common.blocks import check_split, parts_of
+from ..common.blocks import check_split, parts_of, read_symbols
 from ..common.glue import check_glue, glue_name
 from ..common.limits import option, split_batch
 from ..common.options import did_you_mean, split_files
@@ -35,7 +35,6 @@ from ..names import cls_beside
 from ..positions import load_scheme_file
 from . import worker
 from .model import TupeConfig, core_config
-from .pretrained import check_data
 from .saving import check_asserts, check_restore
 from .squad_data import FILES, Encoded
 
@@ -63,7 +62,7 @@ def launch(
     if not dry_run:
         for folder in [arguments[0]] if os.path.isdir(arguments[0]) else arguments[0].split(":"):
             check_name(folder)
-            check_data(folder)
+            read_symbols(folder)
     processes = max(gpus, 1) * nodes
     values, actions = training_options(
         recipe, overrides, arguments, processes, gpus > 0, dry_run, own_options, micro_batch_size
@@ -258,7 +257,7 @@ def check_splits(values: dict, folder: str) -> None:
             check_glue(root.parent, name, labelled=True)
         else:
             for part in (part for path in values["data"].split(":") for part in parts_of(f"{path}/{name}")):
-                check_split(part)
+                check_split(part, len(read_symbols(folder)))
 
 
 def compose_recipe(recipe: str, overrides: Iterable[str]) -> OmegaConf:

@@ -46,6 +46,7 @@ from fairseq.tasks.masked_lm import MaskedLMConfig, MaskedLMTask
 from omegaconf import DictConfig
 
 from ..common.blocks import HELD_OUT_SEED, check_split, cut_long, parts_of
+from ..text import read_dictionary
 from .criterion import count_tokens
 from .run import RecordedTask, RecordedTaskConfig
 
@@ -81,6 +82,11 @@ class TupeMaskedLMTask(RecordedTask, MaskedLMTask):
     def __init__(self, cfg: DictConfig, *args, **kwargs):
         super().__init__(cfg, *args, **kwargs)
         self.left_out = {}  # see the record
+
+    @classmethod
+    def setup_task(cls, cfg: DictConfig, **kwargs) -> "TupeMaskedLMTask":
+        read_dictionary(Path(cfg.data.split(":")[0]) / "dict.txt")  # raises ValueError for one that fairseq would take
+        return super().setup_task(cfg, **kwargs)
 
     def record_name(self, config: DictConfig) -> str:
         return config.criterion._name.removesuffix("_chunked")  # it computes the same loss
@@ -127,7 +133,7 @@ class TupeMaskedLMTask(RecordedTask, MaskedLMTask):
     def load_dataset(self, split: str, epoch: int = 1, combine: bool = False, **kwargs) -> None:
         paths = self.cfg.data.split(":")
         for prefix in parts_of(f"{paths[(epoch - 1) % len(paths)]}/{split}", combine):
-            check_split(prefix)
+            check_split(prefix, len(self.source_dictionary))
         seed = self.cfg.seed
         self.cfg.seed = seed if split.startswith("train") else HELD_OUT_SEED
         try:

@@ -1,7 +1,6 @@
 """The checkpoint that a run starts from: its dictionary, and the structure of its model, which fine-tuning keeps."""
 
 import hashlib
-import json
 from collections.abc import Mapping
 from dataclasses import make_dataclass
 from pathlib import Path
@@ -13,38 +12,23 @@ from fairseq.dataclass import FairseqDataclass
 from fairseq.tasks import FairseqTask
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from ..common.options import shorten
 from ..common.safe_load import NOT_OURS, num_updates
 from ..names import cls_beside
 from ..positions import bounded_schemes, canonical
-from ..text import MASK
+from ..text import MASK, read_dictionary
 from .gate import read_checkpoint
 from .model import TUNABLE, TupeConfig, TupeModel, dictionary_fingerprint, redefault, spell_names
 
 
 def load_dictionary(path: str | Path) -> Dictionary:
-    """dict.txt with <mask> added, as in fairseq's task masked_lm. Raises ValueError if the file is not
-    found, or is not a dictionary."""
+    """dict.txt with <mask> added, as in fairseq's task masked_lm. Raises ValueError if the file is not found, and for
+    the reasons of `read_dictionary`."""
     if not Path(path).is_file():
         raise ValueError(f"dictionary not found: {path}; give the dict.txt that the model was trained with")
-    try:
-        dictionary = Dictionary.load(str(path))
-    except Exception as error:  # of several kinds, with the whole line or several of them
-        raise ValueError(f"{path} is not a dictionary: {shorten(str(error))}") from None
+    read_dictionary(Path(path))  # its errors are one line
+    dictionary = Dictionary.load(str(path))
     dictionary.add_symbol(MASK)
     return dictionary
-
-
-def check_data(folder: str | Path) -> None:
-    """Raise ValueError unless it is a folder of prepared data, with the dictionary that its manifest.json describes."""
-    if not Path(folder).is_dir():
-        raise ValueError(f"data folder not found: {folder}")
-    if not (Path(folder) / "dict.txt").is_file():
-        raise ValueError(f"{folder} is not a folder of prepared data: it has no dict.txt")
-    dictionary, manifest = load_dictionary(Path(folder) / "dict.txt"), Path(folder) / "manifest.json"
-    types = json.loads(manifest.read_text(encoding="utf-8")).get("vocab_size") if manifest.is_file() else None
-    if types not in (None, len(dictionary)):
-        raise ValueError(f"{folder}/dict.txt makes {len(dictionary)} types, not the {types} of manifest.json: cut off?")
 
 
 def check_dictionary(state: dict, path: str | Path) -> None:

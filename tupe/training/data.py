@@ -18,21 +18,11 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from ..common.blocks import HELD_OUT_SEED, Split, cut_long, parts_of
-from ..text import MASK, TextEncoder, read_dictionary
+from ..text import MASK, TextEncoder
 
 BOS, PAD, EOS = 0, 1, 2
 IGNORED = -100
 UNMASKED = -1  # an epoch: of batches that fill up an update, in which nothing is predicted
-
-
-def read_symbols(folder: str | Path) -> list[str]:
-    """The types of a folder's dict.txt with the special ones, in the order of their ids. Raises ValueError if there is
-    none."""
-    if not Path(folder).is_dir():
-        raise ValueError(f"data folder not found: {folder}")
-    if not Path(folder, "dict.txt").is_file():
-        raise ValueError(f"{folder} is no folder of prepared data: it has no dict.txt")
-    return read_dictionary(Path(folder, "dict.txt"))
 
 
 def fingerprint_of(symbols: list[str]) -> str:
@@ -50,7 +40,7 @@ class Blocks:
     def __init__(self, prefix: str | Path, length: int, symbols: list[str]):
         if len(parts_of(str(prefix))) > 1:
             raise ValueError(f"{prefix} is in several parts, which only --engine fairseq reads")
-        split, room = Split(prefix), length - 1
+        split, room = Split(prefix, len(symbols)), length - 1
         self.tokens = split.tokens
         _, _, sizes = cut_long(split.sizes, split.__getitem__, room, symbols)
         ends, borders = np.cumsum(sizes), []  # of the parts; borders: (first part, first part of the next block)

@@ -8,9 +8,10 @@ import torch
 from torch.utils.data import Dataset
 
 from ..common import record
-from ..common.blocks import Split
+from ..common.blocks import Split, read_symbols
 from ..common.glue import check_glue, lengths, read_targets
-from .data import BOS, EOS, PAD, UNMASKED, fingerprint_of, read_symbols
+from ..common.safe_load import read_config
+from .data import BOS, EOS, PAD, UNMASKED
 
 
 class Examples(Dataset):
@@ -54,7 +55,9 @@ def collate(items: list[tuple]) -> dict:
 
 def check_vocabulary(checkpoint: str, data: Path) -> None:
     """Raise ValueError unless the data of a task was prepared with the model's dictionary."""
-    ours, theirs = (fingerprint_of(read_symbols(folder)) for folder in (data, checkpoint))
+    ours, theirs = map(read_symbols, (data, checkpoint))
+    if (types := read_config(Path(checkpoint, "config.json"))["vocab_size"]) != len(theirs):
+        raise ValueError(f"{checkpoint}/dict.txt makes {len(theirs)} types, the model has {types}: another model's")
     if ours != theirs:
         raise ValueError(f"{data} was prepared with another vocabulary than {checkpoint}: their dict.txt differ")
 

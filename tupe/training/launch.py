@@ -20,7 +20,7 @@ import yaml
 
 from ..common import console, limits, pace, record
 from ..common.active import refuse
-from ..common.blocks import Split
+from ..common.blocks import Split, check_split, read_symbols
 from ..common.glue import TASKS, check_glue, glue_name
 from ..common.options import Command, split_files
 from ..common.prepared import check_name
@@ -28,7 +28,7 @@ from ..common.record import Record
 from ..common.stop import stoppable
 from ..common.torchrun import check_environment, gpus_to_use, run_torchrun, words_of_nodes
 from ..positions import load_scheme_file
-from .data import Batches, Blocks, fingerprint_of, read_symbols
+from .data import Batches, Blocks, fingerprint_of
 from .glue import check_vocabulary, of_checkpoint
 from .recipe import FINETUNING, PRETRAINING, Recipe, read
 from .run import Run, differences, newest, publish
@@ -111,6 +111,8 @@ def new_record(settled: Recipe, data: Path, symbols: list[str], processes: int) 
     if missing := [path for path in files if not path.is_file()]:
         known = ", ".join(sorted(path.stem for path in data.glob("*.idx"))) or "none is prepared there"
         raise ValueError(f"{data} has no split {missing[0].stem!r}; valid: {known}")
+    for name in names:
+        check_split(data / name, len(symbols))
     budget = {name: settled[name] for name in ("max_epoch", "max_update") if settled[name] > 0}
     about |= {"data": record.fingerprint(files), "left_out": dict.fromkeys(names, 0.0)}
     return Record(task="masked_lm", budget=budget, splits=splits, **about)

@@ -43,7 +43,7 @@ from ..common.record import STOPPED, write_atomically
 from ..configuration_tupe import NAMES, TupeConfig
 from ..encoder import BLOCKS, Encoder, LMHead, ModelConfig
 from ..modeling_tupe import TupeForMaskedLM, TupePreTrainedModel
-from .data import UNMASKED, Batches, Blocks, MaskedBlocks, collate, held_out, loader
+from .data import IGNORED, UNMASKED, Batches, Blocks, MaskedBlocks, collate, held_out, loader
 from .recipe import FINETUNING, Recipe, adam_betas
 from .run import PARTIAL, Run, keep, publish, put_in_place, seal
 
@@ -436,6 +436,9 @@ class Pretraining(Training):
             split: MaskedBlocks(Blocks(data / split, length, symbols), symbols, HELD_OUT_SEED, **masks)
             for split in recipe["valid_subset"].split(",")
         }  # fmt: skip
+        for split, part in {recipe["train_subset"]: masked, **splits}.items():
+            if not any((part[1, i][1] != IGNORED).any() for i in range(len(part))):  # as a rule, the first one has some
+                raise ValueError(f"{data}: {split!r} has too little text: none of its tokens is masked")
         model = new_model(recipe.model, len(symbols), seed, recipe["compile"])
         sizes = masked.blocks.sizes
         super().__init__(model, masked, splits, collate, recipe, data, longest, run, args, updates, start, sizes)

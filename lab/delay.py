@@ -1,0 +1,362 @@
+"""Delay and offset of every model of both experiments: docs/evidence/delay.csv, a row for each run, and delay.md, from
+the committed tables and nothing else. Training losses, in bits per masked token.
+
+A model's delay is by how many updates BERT-A leaves the plateau later. Its offset is what is left of its lead when both
+are as many updates past their exits. At a constant rate both can also be fitted, to
+BERT-A(u) = model(u - delay) + offset, which knows nothing of the exits.
+"""
+
+import csv
+import io
+import json
+import math
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+import numpy as np
+
+from tupe.common.tables import TextTable
+from tupe.experiments.statistics import first_below, number, with_interval
+
+from . import third
+from .evidence import Evidence
+from .plan import Trial
+from .second_page import Runs
+from .second_plan import FIRST, PROTOCOL, cooldown_of
+
+EVERY = 50  # updates between two points of a curve
+AFTER = (1000, 2000, 3000, 4000)  # updates after the exit, at which the gap is shown
+SMOOTH, STEP, SETTLED = (
+    10,
+    25,
+    1000,
+)  # points that are averaged; updates between tried delays, and left out after the exit
+# Stages whose BERT-A another one has.
+BERT_OF = {"bundle": "decide", "tiny_bundle": "tiny_decide", "slower": "main", "tiny_same_rate": "tiny_lasting"}
+
+
+class Curve(NamedTuple):
+    updates: np.ndarray
+    losses: np.ndarray
+    exit: float | None
+    constant: bool  # the rate, behind the warm-up
+
+
+@dataclass
+class Lead:
+    """What the curve of a run says beside BERT-A's of the same seed. None: not there, or not to be had."""
+
+    run: Trial
+    schedule: str
+    exit: float | None
+    gain: float | None = None  # BERT-A's final held-out loss minus the run's
+    delay: float | None = None
+    gaps: dict[int, float] = field(default_factory=dict)  # {n: BERT-A's loss minus the run's, n after each one's exit}
+    fit: "Fit | None" = None
+    drift: float | None = None  # of the gap, per 1,000 updates, from 500 updates after the exit to the end
+
+
+class Fit(NamedTuple):
+    delay: float
+    offset: float
+    residual: float  # standard deviation
+    without: float  # the same, of the best delay without an offset
+
+
+def smooth(curve: Curve) -> tuple[np.ndarray, np.ndarray]:
+    """(updates, mean loss of the `SMOOTH` points that end there)."""
+    kernel = np.ones(SMOOTH) / SMOOTH
+    return curve.updates[SMOOTH - 1 :], np.convolve(curve.losses, kernel, "valid")
+
+
+def at(curve: Curve, updates: float) -> float:
+    """The mean loss of the `SMOOTH` points, 50 updates apart, that end at an update."""
+    points = updates - EVERY * np.arange(SMOOTH)
+    return float(np.interp(points, curve.updates, curve.losses).mean())
+
+
+def fit(bert: Curve, model: Curve) -> Fit | None:
+    """See the top; by least squares, to BERT-A's curve from `SETTLED` updates after its exit on. None where that leaves
+    fewer than 20 points."""
+    (u, target), (v, losses) = smooth(bert), smooth(model)
+    kept = u >= bert.exit + SETTLED
+    u, target = u[kept], target[kept]
+    if len(u) < 20:
+        return None
+    best, alone = None, math.inf
+    for delay in range(0, int(bert.exit), STEP):
+        rest = target - np.interp(u - delay, v, losses)
+        alone = min(alone, float(np.sqrt((rest**2).sum() / (len(rest) - 1))))
+        sd = float(rest.std(ddof=2))
+        if best is None or sd < best.residual:
+            best = Fit(delay, float(rest.mean()), sd, 0.0)
+    return best._replace(without=alone)
+
+
+def curve_of(runs: Runs, trial: Trial, threshold: float) -> Curve | None:
+    """The curve of a run up to its cool-down; None without one that is whole."""
+    updates, losses = map(np.array, runs.curves.get(trial, ((), ())))
+    cooldown = cooldown_of(trial) if trial.stage in PROTOCOL["stages"] else 0
+    kept = updates <= trial.updates - cooldown
+    if not kept.any() or updates[0] != EVERY:
+        return None
+    updates, losses = updates[kept], losses[kept]
+    return Curve(updates, losses, first_below(updates.tolist(), losses.tolist(), threshold), bool(cooldown))
+
+
+def stages(evidence: Evidence, runs: Runs) -> Iterator[tuple[str, list[Trial]]]:
+    """(stage, its runs): of a stage with cool-downs only the longest ones, whose trunk holds the others'."""
+    for stage in ("controls", "main", "slower", "longer"):
+        yield stage, [trial for trial in evidence.trials(stage) if trial.stage == stage]
+    for stage in PROTOCOL["stages"]:
+        if stage not in ("again", "again_bf16", "neighbours", "released"):
+            done = [trial for trial in runs.planned(stage) if math.isfinite(runs.losses.get(trial, math.inf))]
+            longest = {(trial.model, trial.lr, trial.seed): trial for trial in done}
+            yield stage, [trial for trial in done if longest[trial.model, trial.lr, trial.seed] == trial]
+
+
+def leads(runs: Runs | None = None) -> list[Lead]:
+    """Of every run of both experiments that has a curve."""
+    runs = runs or Runs()
+    evidence = Evidence(runs.first)
+    threshold, found = evidence.threshold("controls"), []
+    losses = {trial: evidence.loss(trial) for trial in evidence.runs} | runs.losses
+    planned = list(stages(evidence, runs))
+    curves = {trial: curve_of(runs, trial, threshold) for _, trials in planned for trial in trials}
+    curves = {trial: curve for trial, curve in curves.items() if curve}
+    for stage, trials in planned:
+        for trial in (trial for trial in trials if trial in curves):
+            # BERT-A of the same seed: at the same rate, or at the only one that it has
+            berts = {
+                t.lr: t
+                for t in curves
+                if (t.model, t.stage, t.seed) == ("bert_a", BERT_OF.get(stage, stage), trial.seed)
+            }
+            bert = berts.get(trial.lr) or (next(iter(berts.values())) if len(berts) == 1 else None)
+            one = lead(trial, curves[trial], curves.get(bert))
+            if bert and bert.updates == trial.updates and bert != trial:
+                one.gain = losses[bert] - losses[trial]
+            found.append(one)
+    return found
+
+
+def lead(trial: Trial, curve: Curve, bert: Curve | None) -> Lead:
+    one = Lead(trial, "constant" if curve.constant else "decay", curve.exit)
+    if trial.model == "bert_a" or bert is None or bert.exit is None or curve.exit is None:
+        return one
+    one.delay = bert.exit - curve.exit
+    end = min(bert.updates[-1] - bert.exit, curve.updates[-1] - curve.exit)
+    one.gaps = {n: at(bert, bert.exit + n) - at(curve, curve.exit + n) for n in AFTER if n <= end}
+    if curve.constant and bert.constant:
+        one.fit = fit(bert, curve)
+        n = np.arange(500, end, EVERY)
+        gap = np.subtract(*(np.interp(c.exit + n, c.updates, c.losses) for c in (bert, curve)))
+        one.drift = float(np.polyfit(n / 1000, gap, 1)[0])
+    return one
+
+
+# ------------------------------------------------------------------------------------------------------------- as text
+
+COLUMNS = (
+    "run", "schedule", "exit", "gain", "delay", *(f"gap_{n}" for n in AFTER), "fit_delay", "fit_offset", "residual",
+    "residual_without_offset", "drift",
+)  # fmt: skip
+
+
+def table_of_runs(found: list[Lead]) -> str:
+    """docs/evidence/delay.csv."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    for one in found:
+        gaps = [number(one.gaps.get(n)) for n in AFTER]
+        fitted = ["", "", "", ""]
+        if one.fit:
+            fitted = [f"{one.fit.delay}", number(one.fit.offset), number(one.fit.residual), number(one.fit.without)]
+        cells = number(one.exit, 0), number(one.gain), number(one.delay, 0), *gaps, *fitted, number(one.drift, 4)
+        writer.writerow([str(one.run), one.schedule, *cells])
+    return text.getvalue()
+
+
+def by_model(found: list[Lead]) -> dict[Trial, list[Lead]]:
+    """Leads that differ in nothing but the seed, by the first of them."""
+    groups = defaultdict(list)
+    for one in found:
+        groups[replace(one.run, seed=0)].append(one)
+    return {ones[0].run: ones for ones in groups.values()}
+
+
+def interval(values: Iterable[float | None], digits: int = 2) -> str:
+    """Mean and interval of what is there; "" unless all of it is."""
+    values = list(values)
+    return "" if None in values else with_interval(values, digits)
+
+
+def span(values: Iterable[float | None]) -> str:
+    """ "1,840 to 1,929" updates; "never" where a run has not left."""
+    values = list(values)
+    if None in values:
+        return "never"
+    low, high = f"{min(values):,.0f}", f"{max(values):,.0f}"
+    return low if low == high else f"{low} to {high}"
+
+
+def constant_table(found: list[Lead]) -> TextTable:
+    """Of runs at a constant rate: delay by the exits and by the fit, offset, what the fit leaves, drift."""
+    rows = []
+    for trial, ones in by_model([one for one in found if one.schedule == "constant"]).items():
+        fits = [one.fit for one in ones]
+        cells = [f"`{trial.model}`", trial.size, f"{trial.lr:g}", f"{len(ones)}", span(one.exit for one in ones)]
+        cells += [span(one.delay for one in ones)] if all(one.delay for one in ones) else [""]
+        if all(fits):
+            cells += [
+                span(one.delay for one in fits), interval(one.offset for one in fits),
+                to(one.residual for one in fits), to(one.without for one in fits),
+                interval((one.drift for one in ones), 3),
+            ]  # fmt: skip
+        rows.append(cells + [""] * (11 - len(cells)))
+    header = ["model", "size", "rate", "seeds", "leaves the plateau at", "delay, by the exits", "delay, fitted",
+              "offset, fitted [95 %]", "residual", "without an offset", "drift per 1,000 [95 %]"]  # fmt: skip
+    return TextTable.plain(header, rows, align="ll" + "r" * 9)
+
+
+def to(values: Iterable[float]) -> str:
+    values = list(values)
+    return f"{min(values):.3f} to {max(values):.3f}"
+
+
+def decay_table(found: list[Lead], stages: Collection[str]) -> TextTable:
+    """Of runs whose rate decays: exits, delay, gaps after the exit, and the gain in final loss."""
+    rows = []
+    for trial, ones in by_model([one for one in found if one.run.stage in stages]).items():
+        gaps = [interval(one.gaps.get(n) for one in ones) if trial.model != "bert_a" else "" for n in AFTER]
+        delays = span(one.delay for one in ones) if all(one.delay for one in ones) else ""
+        gain = interval(one.gain for one in ones)
+        cells = [trial.stage, f"`{trial.model}`", f"{trial.lr:g}", f"{trial.updates:,}", f"{len(ones)}"]
+        rows.append([*cells, span(one.exit for one in ones), delays, *gaps, gain])
+    header = ["stage", "model", "rate", "updates", "seeds", "leaves the plateau at", "delay",
+              *(f"gap {n:,} after exit" for n in AFTER), "gain, final loss [95 %]"]  # fmt: skip
+    return TextTable.plain(header, rows, align="ll" + "r" * (len(header) - 2))
+
+
+# ------------------------------------------------------------------------------------------- numbers of docs/results.md
+
+NAMES = {  # of the models of mini_table, in plain words
+    "bert_a": "BERT-A", "absolute_halved": "BERT-A, word logits over sqrt(2D)",
+    "absolute_0.06": "BERT-A, position vectors three times as large", "bert_r": "BERT-R: BERT-A and a relative bias",
+    "both": "BERT-A and TUPE's position logits", "bert_a_d": "BERT-A^d: TUPE and terms of words with positions",
+    "tupe_a_tie_cls": "TUPE-A, [CLS] tied", "tupe_a": "TUPE-A", "tupe_r": "TUPE-R: TUPE-A and a relative bias",
+}  # fmt: skip
+COSTS = json.loads((FIRST.parent / "scheme_cost.json").read_text(encoding="utf-8"))["lengths"]
+
+
+def of(found: list[Lead], stage: str, model: str) -> list[Lead]:
+    return [one for one in found if (one.run.stage, one.run.model) == (stage, model)]
+
+
+def exits(found: list[Lead], stage: str, model: str) -> str:
+    return span(one.exit for one in of(found, stage, model))
+
+
+def gain(found: list[Lead], stage: str, model: str, interval: bool = False) -> str:
+    """Of final losses, over BERT-A."""
+    text = with_interval([one.gain for one in of(found, stage, model)], 2)
+    return text if interval else text.partition(" ")[0]
+
+
+def gap_after_exit(found: list[Lead], stage: str, model: str, n: int) -> str:
+    return number(np.mean([one.gaps[n] for one in of(found, stage, model)]), 2)
+
+
+def behind(found: list[Lead], stage: str, model: str, n: int) -> str:
+    return with_interval([-one.gaps[n] for one in of(found, stage, model)], 2)
+
+
+def fitted_delay(found: list[Lead], stage: str, model: str) -> str:
+    return span(one.fit.delay for one in of(found, stage, model))
+
+
+def fitted_offset(found: list[Lead], stage: str, model: str) -> str:
+    return with_interval([one.fit.offset for one in of(found, stage, model)], 2)
+
+
+def mini_table(found: list[Lead]) -> TextTable:
+    """Models of stages D and C at mini size: exit, gain, and what is left of it 2,000 updates after the exits."""
+    rows = []
+    for model, name in NAMES.items():
+        ones = of(found, "decide", model) or of(found, "bundle", model)
+        after = "" if model == "bert_a" else with_interval([one.gaps[2000] for one in ones], 2)
+        gains = "" if model == "bert_a" else with_interval([one.gain for one in ones], 2)
+        rows.append([name, f"{len(ones)}", span(one.exit for one in ones), gains, after])
+    header = [
+        "mini",
+        "seeds",
+        "leaves the plateau at",
+        "gain after 5,000 updates [95 %]",
+        "2,000 updates after the exits",
+    ]
+    return TextTable.plain(header, rows)
+
+
+def cost(model: str, length: int) -> str:
+    """The time of a model's training step over that of one without positions, at base size, on a CPU."""
+    rows = COSTS[str(length)]["rows"]
+    seconds = {row["encoding"].rpartition("(")[2].rstrip(")"): np.median(row["seconds"]) for row in rows}
+    return number(seconds[model] / seconds["nopos"], 2)
+
+
+# --------------------------------------------------------------------------------------------------------- its own page
+
+
+PAGE = """# Delays and offsets
+
+Written by `python -m lab page` from the committed tables; `delay.csv` beside this page has a row for each run.
+Bits per masked token.
+
+A model *leaves the plateau* at the update at which its training loss, averaged over 50 updates, falls below
+{threshold:.2f} bits. Its **delay** is the number of updates by which BERT-A of the same seed leaves later. Its
+**offset** is what it is ahead of BERT-A when both are as many updates past their own exits. All of this was noticed
+after the runs had ended: no verdict. [A third protocol](../third-protocol.md) tests it.
+
+## At a constant rate
+
+Both can be read from the exits, and fitted without them: BERT-A(u) = model(u - delay) + offset, by least squares on
+means of {smooth} points, from {settled:,} updates after BERT-A's exit to the end of the trunk (6,400 updates).
+*Residual*: the standard deviation that the fit leaves; *without an offset*: what the best delay alone leaves. *Drift*:
+the slope of the gap at equal numbers of updates after the exits, from 500 updates on. A row is of all seeds that have
+run.
+
+{constant}
+**At mini size, where both have one rate, a delay alone does not describe the curves; a delay and an offset do**, and
+the gap does not shrink as far as the runs go. **At tiny size the rates differ**: TUPE trained at twice BERT-A's
+constant rate, and a higher constant rate costs at the end. So these offsets are confounded with the rate, but for
+`absolute_0.06`.
+
+## With a decay
+
+Where the rate decays, a model that leaves late makes its updates after the exit at lower rates: with less noise, and
+with less progress. So the gaps are no clean offsets, and nothing is fitted. *Gap*: mean of {smooth} points that end
+there.
+
+{decay}
+**The offset is not one number for all rates.** Where the models of the stage `main` trained at 2e-3 and BERT-A at 1e-3,
+hardly anything is left 2,000 updates after the exit. At 5e-4 (`mini_rates`, one seed) more is left than at 1e-3. The
+delay hardly depends on the rate: with one seed BERT-A leaves at {bert_rates}.
+"""
+
+
+def page(runs: Runs | None = None) -> tuple[str, str]:
+    """(docs/evidence/delay.md, docs/evidence/delay.csv)."""
+    runs = runs or Runs()
+    found = leads(runs)
+    of_rates = ((one.run.lr, one.exit) for one in found if str(one.run).startswith("mini_rates/bert_a/"))
+    rates = ", ".join(f"{exit:,.0f} ({lr:g})" for lr, exit in sorted(of_rates))
+    text = PAGE.format(
+        threshold=Evidence(runs.first).threshold("controls"), smooth=SMOOTH, settled=SETTLED,
+        constant=constant_table(found).markdown(),
+        decay=decay_table(found, {one.run.stage for one in found if one.schedule == "decay"}).markdown(),
+        bert_rates=rates,
+    )  # fmt: skip
+    return "\n".join([text, *third.outcomes(runs, found)]), table_of_runs(found)

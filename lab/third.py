@@ -1,0 +1,120 @@
+"""What the runs of the third protocol decide (docs/third-protocol.md): the last sections of docs/evidence/delay.md,
+each computed once all of its runs have ended."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from tupe.common.tables import TextTable
+from tupe.experiments.statistics import ALPHA, Contrast, contrast, holm, number, paired
+
+from . import estimates
+from .plan import BITS
+from .second_page import MARGIN, Runs, shown_by_seed, stage_of, tables_of_losses
+
+if TYPE_CHECKING:
+    from .delay import Lead
+
+STEADY = 0.02  # bits per 1,000 updates: the margin of equivalence of a drift
+DELAYED = "tupe_a_from_"  # how the delayed models of TUPE-A are called
+SEEDS_OF_DRIFT = (1, 2, 3, 4, 5)
+
+
+def outcomes(runs: Runs, found: Sequence[Lead]) -> list[str]:
+    """All sections that there are."""
+    lines = [*intervention(runs, found), *drift(runs, found), *same_rate(runs, found)]
+    losses = tables_of_losses(runs, 3)
+    return ["## The third protocol\n", *lines, *(line.replace("## ", "### ", 1) for line in losses)]
+
+
+def same(one: Contrast, margin: float) -> bool:
+    return estimates.equivalence(one.differences.values(), margin) <= ALPHA
+
+
+def verdict_of_delayed(one: Contrast) -> str:
+    """(a): the delayed TUPE-A's final loss minus BERT-A's."""
+    low, high = one.interval
+    if one.mean < -MARGIN and high < 0:
+        return "an offset that is no delay"
+    return "the delay is all" if same(one, MARGIN) else "not resolved"
+
+
+def by_document(runs: Runs, stage: str, model: str) -> estimates.Blocks:
+    """{seed: (summed loss of each held-out document in bits, its masked tokens)} of a stage's runs."""
+    found = {}
+    for trial in (trial for trial in runs.planned(stage) if trial.model == model):
+        sums = [
+            [float(row["value"]) for row in runs.mine["measures"]
+             if row["run"] == str(trial) and row["measure"] == f"{name} by document"]
+            for name in ("nats", "tokens")
+        ]  # fmt: skip
+        if sums[0]:
+            found[trial.seed] = BITS * np.array(sums[0]), np.array(sums[1])
+    return found
+
+
+def intervention(runs: Runs, found: Sequence[Lead]) -> list[str]:
+    finals = runs.finals("delay")
+    delayed = [model for model in finals if model.startswith(DELAYED)]
+    if not delayed or not runs.is_complete("delay"):
+        return []
+    rows = []
+    for model in (*delayed, "bert_a_trained"):
+        one = paired(finals, model, "bert_a")
+        mine = [lead for lead in found if (lead.run.stage, lead.run.model) == ("delay", model)]
+        exits = ", ".join("never" if lead.exit is None else f"{lead.exit:,.0f}" for lead in mine)
+        after = ", ".join(number(-lead.gaps[2000]) if 2000 in lead.gaps else "–" for lead in mine)
+        _, (low, high) = estimates.bootstrap(*(by_document(runs, "delay", name) for name in (model, "bert_a")))
+        drawn = f"[{low:.3f}, {high:.3f}]"
+        cells = *shown_by_seed(one, stage_of("delay")["seeds"]), drawn, exits, after
+        rows.append([f"`{model}` - `bert_a`", *cells, verdict_of_delayed(one) if model in delayed else ""])
+    header = ["difference of final losses", "by seed", "mean [95 % interval]", "seeds and documents", "exits",
+              "2,000 updates after the exits", "verdict"]  # fmt: skip
+    return ["### (a) The intervention\n", TextTable.plain(header, rows, align="llrrrrl").markdown()]
+
+
+def verdict_of_drift(one: Contrast, p: float, fresh: Sequence[int]) -> str:
+    """(b). p: corrected; fresh: the seeds that were not known, which have to have the sign of the mean."""
+    if p <= ALPHA and all(one.differences[seed] * one.mean > 0 for seed in fresh):
+        return "the offset shrinks" if one.mean < 0 else "the offset grows"
+    return "the offset stays" if same(one, STEADY) else "not resolved"
+
+
+def drift(runs: Runs, found: Sequence[Lead]) -> list[str]:
+    if not runs.is_complete("drift"):
+        return []
+    zero, of = dict.fromkeys(SEEDS_OF_DRIFT, 0.0), {}
+    for model in ("tupe_a", "tupe_r"):
+        slopes = {
+            lead.run.seed: lead.drift for lead in found
+            if lead.run.stage in ("lasting", "drift") and lead.run.model == model and lead.drift is not None
+        }  # fmt: skip
+        of[model] = contrast(slopes, zero)
+    rows = []
+    for (model, one), p in zip(of.items(), holm([one.p for one in of.values()]), strict=True):
+        verdict = verdict_of_drift(one, p, stage_of("drift")["seeds"])
+        rows.append([f"`{model}`", *shown_by_seed(one, SEEDS_OF_DRIFT), f"{p:.2g}", verdict])
+    header = ["model", "drift by seed, bits per 1,000 updates", "mean [95 % interval]", "p (Holm)", "verdict"]
+    return ["### (b) The drift\n", TextTable.plain(header, rows, align="llrrl").markdown()]
+
+
+def verdict_of_rate(one: Contrast) -> str:
+    """(c): BERT-A's loss minus TUPE-A's, 3,000 updates after the exits."""
+    if one.interval[0] > 0:
+        return "an offset, which the rate had hidden"
+    if same(one, MARGIN):
+        return "no offset at tiny size"
+    return "reversed" if one.interval[1] < 0 else "not resolved"
+
+
+def same_rate(runs: Runs, found: Sequence[Lead]) -> list[str]:
+    if not runs.is_complete("tiny_same_rate"):
+        return []
+    gaps = {lead.run.seed: lead.gaps[3000] for lead in found if lead.run.stage == "tiny_same_rate"}
+    one = contrast(gaps, dict.fromkeys(gaps, 0.0))
+    row = ["`bert_a` - `tupe_a`", *shown_by_seed(one, sorted(gaps)), verdict_of_rate(one)]
+    header = ["3,000 updates after the exits", "by seed", "mean [95 % interval]", "verdict"]
+    return ["### (c) Tiny models at one rate\n", TextTable.plain(header, [row], align="llrl").markdown()]
