@@ -6,7 +6,6 @@ Functions import fairseq themselves, because that takes seconds.
 import functools
 import gc
 import importlib
-import json
 import logging
 import math
 import multiprocessing
@@ -146,37 +145,6 @@ def official_folder(folder):
     write_lines(folder / "MNLI" / "test_matched.tsv", [MNLI["test"], mnli_row("test", None)])
     write_lines(folder / "AX" / "AX.tsv", ["index\tsentence1\tsentence2", "0\tThe cat sat .\tDogs ran ."])
     return folder
-
-
-# ----------------------------------------------------------------------------------------------- official SQuAD files
-
-SAMPLINGS = ["cat", "dog", "mat", "park", "bird", "song"]
-FILLER = "while the birds sang of old songs in parks and dogs ran on a mat"
-
-
-def squad_file(folder, version="1.1", count=50, impossible=0):
-    """Write SQuAD's official files, whose paragraphs have one question each; returns the development file.
-
-    Around the answers there are characters that the normaliser changes. impossible: number of questions without an
-    answer.
-    """
-    paragraphs = []
-    for i in range(count):
-        animal, place = SAMPLINGS[i % 6], SAMPLINGS[(i // 6) % 6]
-        answer = f"{place} {i}"
-        before = ["", "See https://a.example/x?y=1 now. ", "“Old”\u00a0\u00a0songs… ", "ﬁne\u00ad day; "][i % 4]
-        context = f"{before}{FILLER}, The {animal.title()} {i} sang in {answer}, {FILLER}."
-        qas = [{"id": f"q{i}", "question": f"Where did the {animal} {i} sing ?"}]
-        if i < impossible:
-            qas[0].update(is_impossible=True, answers=[], question=f"Who ran on the {animal} {i} ?")
-        else:
-            qas[0]["answers"] = [{"text": answer, "answer_start": context.index(answer)}]
-        paragraphs.append({"context": context, "qas": qas})
-    folder.mkdir(exist_ok=True)
-    for split in ("train", "dev"):
-        content = {"version": version, "data": [{"title": "x", "paragraphs": paragraphs}]}
-        (folder / f"{split}-v{version}.json").write_text(json.dumps(content))
-    return folder / f"dev-v{version}.json"
 
 
 # ------------------------------------------------------------------------------------------------------------- models

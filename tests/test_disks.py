@@ -5,7 +5,7 @@ import subprocess
 
 import pytest
 from click.testing import CliRunner
-from helpers import file_system, official_folder, squad_file
+from helpers import file_system, official_folder
 
 from tupe.cli import main
 
@@ -18,7 +18,6 @@ WRITERS = {
     "checkpoint convert": ["--from={pretrained}", "--to=released", "--dict={data}/dict.txt", "--output={out}"],
     "prepare corpus": ["{source}/a.txt", "--output={out}", "--vocab-size=60", "--jobs=1", "--valid-fraction=0.3"],
     "prepare glue": ["--glue={source}/glue", "--data={data}", "--output={out}", "--jobs=1", "--tasks=RTE"],
-    "prepare squad": ["--squad={source}", "--data={data}", "--output={out}", "--jobs=1"],
     "minimal-pairs": ["{pretrained}", "--data={data}", "--pairs={source}/pairs.txt", "--output={out}"],
     "order": ["{pretrained}", "--data={data}", "--tokens=100", "--sentences=2", "--output={out}"],
     "extrapolate": ["{pretrained}", "--data={data}", "--length=20", "--windows=2", "--output={out}"],
@@ -39,7 +38,6 @@ def source(tmp_path_factory):
     (folder / "a.txt").write_text("\n\n".join(f"The cat {i} sat on the old mat, the birds sang." for i in range(80)))
     (folder / "pairs.txt").write_text("Cat the sat.\nThe cat sat.\n")
     official_folder(folder / "glue")
-    squad_file(folder)
     return folder
 
 

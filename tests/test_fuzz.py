@@ -7,7 +7,6 @@ the format alone. In every run QUICK inputs per reader; SLOW with `-m slow`.
 
 import gzip
 import io
-import json
 import resource
 import signal
 import zipfile
@@ -28,7 +27,6 @@ from tupe.corpus.stats import Stats
 from tupe.evaluation.minimal_pairs import read_paradigms
 from tupe.plugin.gate import read_checkpoint
 from tupe.plugin.pretrained import load_dictionary
-from tupe.plugin.squad_data import read_squad
 from tupe.positions import canonical
 
 QUICK, SLOW = 40, 10_000  # inputs per reader
@@ -91,15 +89,6 @@ JSON = [
     '"', "{", "}", "[", "]", ":", ",", "null", "1e999", "NaN", "-1", "9" * 5000, "true", "\\ud800", "\\u0000",
     "[" * 2000, '{"a":' * 900,
 ]  # fmt: skip
-SQUAD = {
-    "version": "1.1",
-    "data": [
-        {"paragraphs": [{
-            "context": "The cat sat.",
-            "qas": [{"id": "q", "question": "Who?", "answers": [{"text": "cat", "answer_start": 4}]}],
-        }]},
-    ],
-}  # fmt: skip
 WIKI = (
     '<mediawiki xmlns="http://www.mediawiki.org/xml/export-0.10/"><page><title>T</title><ns>0</ns><revision><text>'
     "'''A''' {{b|c=d}} [[e|f]] &lt;ref&gt;x&lt;/ref&gt;\n{| class=x\n| y\n|}\n</text></revision></page></mediawiki>"
@@ -129,7 +118,6 @@ READERS = {
         lambda path: read_split("MNLI", "test", path), "test_matched.tsv",
         [f"{MNLI['test']}\n{mnli_row('test', None)}\n"], ["\t", "\n", "\r", "neutral", "gold_label", "x" * 5000],
     ),
-    "SQuAD": Reader(read_squad, "train-v1.1.json", [json.dumps(SQUAD)], JSON),
     "text": Reader(documents("lines"), "a.txt", ["A b.\nC d.\n\nE.\n"], ["\n", "\r", "\n\n"]),
     "jsonl": Reader(documents("jsonl"), "a.jsonl", ['{"text": "A b.", "url": "http://a.b/c"}\n' * 2], JSON),
     "<doc>": Reader(

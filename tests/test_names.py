@@ -8,7 +8,7 @@ import sys
 
 import pytest
 from click.testing import CliRunner
-from helpers import PLUGIN, official_folder, squad_file
+from helpers import PLUGIN, official_folder
 
 from tupe.cli import main
 
@@ -111,15 +111,13 @@ def test_names_that_are_not_utf_8_are_refused(tmp_path, monkeypatch):
 def test_names_that_fairseq_does_not_take_are_refused(sign, raw, vocabulary, pretrained, tmp_path, monkeypatch):
     """... where the folder is made, also if it is the working directory's name; not only where it is read."""
     official_folder(tmp_path / "glue")
-    squad_file(tmp_path / "squad")
     odd = tmp_path / f"a{sign}b"
     shutil.copytree(vocabulary, odd / "data")
     monkeypatch.chdir(odd)
     before = sorted(odd.rglob("*"))
     for words in (
         f"prepare corpus {raw}/a.txt", f"prepare glue --glue {tmp_path}/glue --data {vocabulary}",
-        f"prepare squad --squad {tmp_path}/squad --data {vocabulary}", "pretrain --data data",
-        f"finetune --task RTE --data data --checkpoint {pretrained}",
+        "pretrain --data data", f"finetune --task RTE --data data --checkpoint {pretrained}",
     ):  # fmt: skip
         for output in ("x", str(odd / "x")):
             result = CliRunner().invoke(main, [*words.split(), f"--output={output}"])

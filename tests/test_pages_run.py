@@ -15,7 +15,7 @@ import tempfile
 from contextlib import closing, redirect_stderr, redirect_stdout
 
 import pytest
-from helpers import ENGLISH_WORDS, fork, official_folder, squad_file
+from helpers import ENGLISH_WORDS, fork, official_folder
 from pages import PAGES, ROOT, before, commands_of
 
 from tupe.cli import main
@@ -57,7 +57,6 @@ OF_NAMES = [
     (r"^FOLDER(_OF_TEXT)?$", "text"),
     (r"^(raw(/\w+)?|wiki\.xml\.bz2|enwiki-\*\.bz2|books.*|stubs.*|eltec.*|wiki.*|speeches|reviews)$", "text"),
     (r"^(GLUE_FOLDER|GLUE)$", "official/glue"),
-    (r"^SQUAD_FOLDER$", "official/squad"),
     (r"^(PRETRAINING_DATA|DATA|data8k|data)$", "data"),
     (r"^((BERT-A)=)?(\$bert|runs/bert_a/\S*\.pt)$", r"\1bert_a/checkpoint_last.pt"),
     (r"^((T5|ALiBi)=|(?=runs/tied/))(runs/\S*\.pt)$", r"\1t5/checkpoint_last.pt"),
@@ -144,12 +143,9 @@ def folder(vocabulary, pretrained, tmp_path_factory):
     tupe("pretrain", *words.split(), cwd=place)
     tupe("pretrain", *words.replace("--output bert_a", "--output t5 --position t5").split(), cwd=place)
     official_folder(place / "official/glue")
-    squad_file(place / "official/squad", "1.1", 12)
-    squad_file(place / "official/squad", "2.0", 12, impossible=4)
     pair = {"sentence_good": "the cat sat.", "sentence_bad": "cat the sat.", "UID": "a", "linguistics_term": "order"}
     (place / "pairs.jsonl").write_text(json.dumps(pair) + "\n")
-    for task in ("glue", "squad"):
-        tupe("prepare", task, f"--{task}=official/{task}", "--data=data", f"--output={task}-bin", cwd=place)
+    tupe("prepare", "glue", "--glue=official/glue", "--data=data", "--output=glue-bin", cwd=place)
     tupe("checkpoint", "export", "--checkpoint=tupe_r/checkpoint_last.pt", "--data=data", "--output=hf", cwd=place)
     example = re.search(r"```python\n(import torch\nfrom torch import nn.*?)```", PAGES[0].read_text(), re.DOTALL)
     (place / "distance.py").write_text(example.group(1))
@@ -173,8 +169,6 @@ def test_a_command_runs(program, words, folder, tmp_path):
     if program == "tupe":
         command = words[before(words) :]
         name = next(name for name in (" ".join(command[:2]), command[0], "") if name in SMALL or not name)
-        if "SQuAD-2.0" in words:
-            words += ["--max-query", "4", "--doc-stride", "4"]
         if name == "pretrain" and "--preset" not in words:
             arch = words[words.index("--arch") + 1] if "--arch" in words else "tupe_r"
             words += ["--arch", re.sub("_(tiny|mini|large)$", "", arch)]

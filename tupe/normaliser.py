@@ -1,4 +1,4 @@
-"""ONE normaliser, sentence splitter and tokeniser for pre-training, GLUE, SQuAD and the hub interface.
+"""ONE normaliser, sentence splitter and tokeniser for pre-training, GLUE and users.
 
     text -> clean()     no invisible characters, Unicode NFKC, plain quotes and dashes, <url> <email> <file>, single
     spaces

@@ -7,18 +7,16 @@ import pytest
 import torch
 from click.testing import CliRunner
 from fairseq.data import data_utils
-from helpers import squad_file
 
 from tupe.bench import padding
 from tupe.bench.contenders import Setting
 from tupe.bench.turns import compared
-from tupe.plugin.squad_data import prepare
 
 SIZES = np.array([4, 9, 30])
 TINY = Setting("tiny", vocab=60)
 
 
-def test_texts(learnable, vocabulary, tmp_path):
+def test_texts(learnable):
     pairs = [data_utils.load_indexed_dataset(str(learnable / "MNLI" / f"input{i}" / "train")) for i in (0, 1)]
     expected = [len(a) + len(b) + 2 for a, b in zip(*pairs, strict=True)]  # each ends in </s>; <s> and a second </s>
     texts = padding.texts(learnable, "mnli", "train")
@@ -26,10 +24,6 @@ def test_texts(learnable, vocabulary, tmp_path):
     assert padding.count_pieces(texts) == len({0, 2}.union(*(text.tolist() for part in pairs for text in part)))
     with pytest.raises(ValueError, match="holds no RTE; `tupe prepare glue` writes it"):
         padding.texts(learnable, "RTE", "train")
-    squad_file(tmp_path / "squad", count=3)
-    list(prepare(tmp_path / "squad", vocabulary, tmp_path / "bin"))
-    windows = padding.texts(tmp_path / "bin", "SQuAD-1.1", "valid")
-    assert len(windows) == 3 and windows.sizes.min() > 20 and padding.count_pieces(windows) > 20
 
 
 def test_batches():

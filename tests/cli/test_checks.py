@@ -128,8 +128,8 @@ PARTS = {
         "--optimizer=adamw_fused",
         "--lr-scheduler=cosine",
     ],
-    "glue": ["--arch=from_checkpoint", "--criterion=glue", "--optimizer=lamb", "--lr-scheduler=polynomial_decay_ratio"],
-    "squad": ["--arch=from_checkpoint", "--criterion=squad", "--optimizer=composite", "--lr-scheduler=tri_stage"],
+    "masked_lm": ["--arch=tupe_r", "--criterion=masked_lm", "--optimizer=lamb", "--lr-scheduler=constant_cooldown"],
+    "glue": ["--arch=from_checkpoint", "--criterion=glue", "--optimizer=composite", "--lr-scheduler=tri_stage"],
 }
 
 

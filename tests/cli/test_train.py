@@ -176,7 +176,6 @@ def test_finetuning_takes_its_model_from_the_checkpoint(pretrained, tmp_path):
     assert "'rte'" in dry_run("finetune", "--task=RTEE", *common)
     assert "checkpoint not found: none.pt" in dry_run("finetune", "--task=RTE", *common, "--checkpoint=none.pt")
     assert "--arch=from_checkpoint" in command and not any("position" in word for word in command)
-    assert "--squad-version=2.0" in dry_run("finetune", "--task=squad-2.0", *common)
 
 
 def test_continued_training_goes_from_length_to_length(pretrained, tmp_path):

@@ -1,6 +1,5 @@
 """Comparisons: every encoding is pre-trained alike and fine-tuned; mistakes are refused before anything is trained."""
 
-import json
 import os
 import subprocess
 import sys
@@ -10,7 +9,7 @@ import click
 import pytest
 import torch
 from click.testing import CliRunner
-from helpers import ENGLISH_WORDS, least_checkpoint
+from helpers import least_checkpoint
 
 from tupe.common import record
 from tupe.experiments import report, runner
@@ -28,12 +27,12 @@ def print_options(**given):
 
 @pytest.fixture
 def place(tmp_path, monkeypatch):
-    """Data for pre-training, GLUE and SQuAD. Jobs are processes of tests/stand_in.py."""
-    for folder in ("data", "glue/CoLA/input0", "glue/SST-2/input0", "squad", "other"):
+    """Data for pre-training and GLUE. Jobs are processes of tests/stand_in.py."""
+    for folder in ("data", "glue/CoLA/input0", "glue/SST-2/input0", "other"):
         (tmp_path / folder).mkdir(parents=True)
-    for file in ("glue/CoLA/manifest.json", "glue/SST-2/manifest.json", "squad/train-v1.1.npz", "squad/train-v2.0.npz"):
+    for file in ("glue/CoLA/manifest.json", "glue/SST-2/manifest.json"):
         (tmp_path / file).touch()
-    for folder in ("data", "glue", "squad", "other"):
+    for folder in ("data", "glue", "other"):
         (tmp_path / folder / "dict.txt").write_text("another 1\n" if folder == "other" else "word 1\n")
     torch.save(least_checkpoint(7), tmp_path / "data" / "checkpoint.pt")
     monkeypatch.setattr(runner, "PROGRAM", (sys.executable, str(STAND_IN)))
@@ -63,7 +62,7 @@ def words_of(folder):
 def test_every_encoding_is_pre_trained_alike_and_fine_tuned(place):
     words = [
         "--presets=shaw,tupe_a", "--position=t5+rope", "--jobs=2", f"--glue={place / 'glue'}",
-        f"--squad={place / 'squad'}", "--tasks=cola,SQuAD-1.1", "--lrs=3e-5,5e-5", "--seeds=1,2",
+        "--tasks=cola,SST-2", "--lrs=3e-5,5e-5", "--seeds=1,2",
         "--finetune-options=--max-epoch 3", "--max-update", "5", "task.mask_prob=0.2",
     ]  # fmt: skip
     pretraining = {
@@ -71,9 +70,10 @@ def test_every_encoding_is_pre_trained_alike_and_fine_tuned(place):
         "tupe_a": "presets/tupe_a_tiny/tupe_a",
         "t5+rope": "positions/bert_a_tiny/t5+rope",
     }
-    fine_tuning = [f"glue/{name}/CoLA/lr{lr}_seed{seed}" for name in pretraining for lr in ("3e-05", "5e-05")
-                   for seed in (1, 2)]  # fmt: skip
-    fine_tuning += [f"squad/{name}/SQuAD-1.1/lr3e-05_seed{seed}" for name in pretraining for seed in (1, 2)]
+    fine_tuning = [
+        f"glue/{name}/{task}/lr{lr}_seed{seed}"
+        for name in pretraining for task in ("CoLA", "SST-2") for lr in ("3e-05", "5e-05") for seed in (1, 2)
+    ]  # fmt: skip
     printed = compare(place, *words)
     options = {"runs": (place / "out",), "output": place / "out/report", "with_properties": True, "with_losses": True}
     options["data"] = place / "data"
@@ -104,8 +104,6 @@ def test_mistakes_in_options_of_the_trainings_are_refused_first(place):
     assert "no such option --arhc" in refused and not list(place.glob("out/**/sweep.json"))
     refused = compare(place, presets, glue[0], "--finetune-options=--lr 1e-4", status=2)
     assert "--lr is set by this command, see --tasks, --lrs" in refused and not list(place.glob("out/**/sweep.json"))
-    refused = compare(place, presets, f"--squad={place / 'squad'}", "--engine=transformers", status=2)
-    assert "SQuAD is for --engine fairseq" in refused and not list(place.glob("out/**/sweep.json"))
     printed = compare(place, presets, "--jobs=2")
     assert "| presets/bert_a_tiny/shaw | 5.000 |" in printed and len(starts(place)) == 2
 
@@ -136,9 +134,9 @@ def test_an_encoding_whose_pre_training_fails_is_left_out(place):
         (["--position=rope", "--presets=rope"], "rope: both a preset and a position"),
         (["--presets=shaw", "--glue=data"], "holds no prepared task"),
         (["--presets=shaw", "--glue=glue", "--tasks=RTE"], "holds no data for RTE; prepared: CoLA, SST-2"),
-        (["--presets=shaw", "--tasks=RTE"], "--tasks needs --glue or --squad"),
-        (["--presets=shaw", "--squad=other"], "another vocabulary"),
-        (["--presets=shaw", "--squad=nowhere"], "dict.txt"),
+        (["--presets=shaw", "--tasks=RTE"], "--tasks needs --glue"),
+        (["--presets=shaw", "--glue=other"], "another vocabulary"),
+        (["--presets=shaw", "--glue=nowhere"], "dict.txt"),
         (["--size=giant"], "giant"),
     ],
 )
@@ -171,28 +169,19 @@ def test_a_position_replaces_that_of_the_architecture_and_its_name(place):
 
 @pytest.mark.slow
 def test_real_runs(learnable, vocabulary, tmp_path):
-    """Two encodings, one task of GLUE and one of SQuAD; started again, nothing is run again."""
-    (tmp_path / "squad").mkdir()
-    context = " ".join(ENGLISH_WORDS)
-    answer = {"text": ENGLISH_WORDS[1], "answer_start": context.index(ENGLISH_WORDS[1])}
-    questions = [{"id": str(n), "question": f"{ENGLISH_WORDS[n]} the?", "answers": [answer]} for n in range(4)]
-    squad = json.dumps({"version": "1.1", "data": [{"paragraphs": [{"context": context, "qas": questions}]}]})
-    for split in ("train", "dev"):
-        (tmp_path / "squad" / f"{split}-v1.1.json").write_text(squad)
-    tupe = [sys.executable, "-m", "tupe"]
-    prepare = [*tupe, "prepare", "squad", "--squad", "squad", "--data", vocabulary, "--output", "squad-bin"]
+    """Two encodings, two tasks of GLUE; started again, nothing is run again."""
     compare = [
-        *tupe, "compare", "--data", vocabulary, "--output", "out", "--position=nopos", "--position=shaw",
-        "--jobs=2", "--glue", learnable, "--squad=squad-bin", "--tasks=CoLA,SQuAD-1.1", "--seeds=1", "--lrs=3e-4",
+        sys.executable, "-m", "tupe", "compare", "--data", vocabulary, "--output", "out", "--position=nopos",
+        "--position=shaw", "--jobs=2", "--glue", learnable, "--tasks=CoLA,STS-B", "--seeds=1", "--lrs=3e-4",
         "--finetune-options=--num-workers=0 --max-epoch=1", "--tokens-per-sample=20", "--batch-size=8",
         "--update-freq=1", "--max-update=2", "--num-workers=0", "--encoder-embed-dim=32",
         "criterion._name=masked_lm_chunked",
     ]  # fmt: skip
     environment = {**os.environ, "PYTHONPATH": str(STAND_IN.parents[1])}
-    for words in (prepare, compare, compare):
+    for words in (compare, compare):
         done = subprocess.run(words, env=environment, cwd=tmp_path, text=True, capture_output=True)
         assert done.returncode == 0, done.stdout + done.stderr
     assert "2 jobs, 2 finished" in done.stdout and "4 jobs, 4 finished" in done.stdout
     text = (tmp_path / "out" / "report" / "report.md").read_text()
-    for word in ("position nopos", "position shaw", "CoLA matthews", "SQuAD-1.1 f1", "translation violation"):
+    for word in ("position nopos", "position shaw", "CoLA matthews", "STS-B pearson", "translation violation"):
         assert word in text

@@ -1,6 +1,5 @@
 """Numbers from runs: the paper's choice of configurations, averages, baselines, and what pre-trained models tell."""
 
-import json
 import math
 import shutil
 import statistics
@@ -21,7 +20,6 @@ from tupe.experiments.summary import (
     correlations,
     counterpart,
     majority,
-    majority_of,
     mean_columns,
     paper_row,
     pretraining,
@@ -165,18 +163,6 @@ def test_majority_is_read_from_the_targets_beside_predictions(tmp_path):
         (folder / f"{split}_last.tsv").write_text(f"index\tprediction\ttarget\n{rows}")
     baselines = majority(collect([tmp_path]).finished)
     assert baselines == pytest.approx({("MNLI", "valid", "accuracy"): 200 / 3, ("MNLI", "valid1", "accuracy"): 100})
-
-
-@pytest.mark.parametrize("version, f1, exact", [("2.0", 50, 50), ("1.1", 100 * (1 + 2 / 3) / 4, 25)])
-def test_majority_of_squad_is_no_answer_or_the_most_frequent_one(version, f1, exact, tmp_path):
-    golds = {"a": ["the cat", "cat"], "b": ["cat dog", "mat"], "c": [], "d": []}
-    if version == "1.1":  # where every question has an answer
-        golds.update(c=["sun"], d=["moon"])
-    folder = tmp_path / "predictions"
-    folder.mkdir()
-    assert majority_of(f"SQuAD-{version}", folder, "valid") == {}
-    (folder / "valid_golds.json").write_text(json.dumps(golds))
-    assert majority_of(f"SQuAD-{version}", folder, "valid") == pytest.approx({"f1": f1, "exact": exact})
 
 
 # ---------------------------------------------------------------------------------------------- the pre-trained models

@@ -82,12 +82,6 @@ def test_rates_and_seeds_in_the_spelling_of_the_recipe_replace_the_paper_s(place
     assert not any("--lr" in line or "--seed" in line for line in lines)
 
 
-def test_squad_is_a_task_like_others(place):
-    (place / "data" / "train-v2.0.npz").touch()
-    lines = sweep(place, "--dry-run", "--grid=task=squad2.0,cola", "--grid=lr=3e-5", "--grid=seed=1").splitlines()
-    assert [re.search(r"--task=(\S+)", line)[1] for line in lines] == ["SQuAD-2.0", "CoLA"]
-
-
 def test_job_is_the_command_that_a_person_would_paste(place):
     (line,) = sweep(
         place, *ONE_TASK, "--grid=seed=3", "--dry-run",

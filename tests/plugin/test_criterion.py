@@ -15,7 +15,6 @@ from tupe.plugin.criterion import ChunkedMaskedLmLoss
 from tupe.plugin.electra import ElectraConfig, ElectraCriterion, ElectraModel
 from tupe.plugin.glue import GlueCriterion
 from tupe.plugin.masked_lm import HEAD
-from tupe.plugin.squad import SquadCriterion
 
 DICTIONARY = Dictionary()
 for i in range(50):
@@ -184,11 +183,7 @@ def test_a_forward_pass_waits_in_these_many_lines(name, count):
 def test_fine_tuning_waits_for_nothing(padding):
     net, batch = model(attention="sdpa"), sample(0.3, padding)
     net.register_classification_head("head", num_classes=2)
-    net.register_span_head()
-    places = batch["net_input"]["src_tokens"].gt(3)
     with Waits() as waits:
         glue = GlueCriterion(SimpleNamespace(glue=TASKS["MRPC"]), "head")
         glue(net, {**batch, "target": torch.ones(3, dtype=torch.long)})[0].backward()
-        spans = {"inside": places, "starts": places, "target": torch.full((3, 2), 2)}
-        SquadCriterion(None)(net, {**batch, **spans})[0].backward()
     assert waits.operations == []

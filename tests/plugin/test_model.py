@@ -126,30 +126,6 @@ def test_head_that_does_not_fit_is_dropped_with_a_warning(mine, caplog):
         assert torch.equal(before, fresh.classification_heads["rte"].out_proj.weight)
 
 
-def test_span_head_belongs_to_its_task(caplog):
-    trained, other, fresh = build(), build(), build()
-    trained.register_span_head(), other.register_span_head()
-    other.load_state_dict(trained.state_dict())
-    assert torch.equal(other.span_head.weight, trained.span_head.weight) and not caplog.records
-    fresh.load_state_dict(trained.state_dict())
-    assert "dropping the checkpoint's span head" in caplog.text
-    assert torch.equal(fresh.encoder.tokens.weight, trained.encoder.tokens.weight)
-    created = build(load_checkpoint_heads=True)
-    created.load_state_dict(trained.state_dict())
-    assert torch.equal(created.span_head.weight, trained.span_head.weight)
-
-
-def test_span_head_is_new_in_a_pretrained_model():
-    model, pretrained = build(), build().state_dict()
-    model.register_span_head()
-    before = model.span_head.weight.clone()
-    model.load_state_dict(pretrained, strict=True)
-    assert torch.equal(model.span_head.weight, before)
-    spans, _ = model.eval()(TOKENS, spans=True)
-    features, _ = model(TOKENS, features_only=True)
-    torch.testing.assert_close(spans, features @ before.T + model.span_head.bias)
-
-
 def test_new_head_keeps_its_fresh_weights():
     trained, fresh = build(), build()
     fresh.register_classification_head("rte", num_classes=2)

@@ -6,12 +6,10 @@ import shutil
 
 import pytest
 from click.testing import CliRunner
-from helpers import squad_file
 
 from tupe.cli import main
 from tupe.common.blocks import check_split, read_symbols
 from tupe.evaluation.loading import load_model, text_block
-from tupe.plugin import squad_data
 
 HERE = ["--gpus=0", "--num-workers=0", "--allocator=none"]
 PRETRAIN = [
@@ -19,13 +17,10 @@ PRETRAIN = [
 ]  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def prepared(vocabulary, learnable, tmp_path_factory):
+@pytest.fixture
+def prepared(vocabulary, learnable):
     """{kind: folder of prepared data}"""
-    folder = tmp_path_factory.mktemp("prepared")
-    squad_file(folder / "official", count=3)
-    list(squad_data.prepare(folder / "official", vocabulary, folder / "squad"))
-    return {"text": vocabulary, "glue": learnable, "squad": folder / "squad"}
+    return {"text": vocabulary, "glue": learnable}
 
 
 def cut(path):
@@ -95,8 +90,6 @@ def test_both_engines_name_what_is_missing_or_cut_off(vocabulary, tmp_path, file
         *(("glue", "MNLI", f"input1/{split}.{suffix}", change)
           for split, suffix, change in (("train", "bin", cut), ("valid1", "idx", cut), ("valid", "bin", remove))),
         ("glue", "MNLI", "label/train.bin", cut), ("glue", "STS-B", "label/train.label", fewer),
-        ("squad", "SQuAD-1.1", "train-v1.1.json", cut), ("squad", "SQuAD-1.1", "train-v1.1.npz", cut),
-        ("squad", "SQuAD-1.1", "dev-v1.1.npz", remove), ("squad", "SQuAD-2.0", "train-v2.0.json", None),
         ("glue", "RTE", "has no RTE; prepared there: CoLA, MNLI, STS-B", None),
         ("text", "RTE", "has no RTE; prepared there: none", None),
     ],

@@ -129,7 +129,7 @@ def test_processes_share_the_batch_of_a_recipe_as_in_tupe(recipe, processes, mon
     values, _ = training_options(recipe, [], ["A:B"], processes, dry_run=True)
     size, steps, held_out = split(monkeypatch, recipe, processes)
     assert (size, steps) == (values["batch_size"], list(values["update_freq"]))
-    assert size * steps[0] * processes == (32 if recipe in ("finetune", "squad", "pretrain_small") else 256)
+    assert size * steps[0] * processes == (32 if recipe in ("finetune", "pretrain_small") else 256)
     assert held_out == int(values.get("batch_size_valid") or size)
 
 

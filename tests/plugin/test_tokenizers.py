@@ -1,5 +1,5 @@
-"""A tokeniser of the library `tokenizers` through all that follows the corpus: pre-training, GLUE, SQuAD, minimal
-pairs, the hub interface, the second engine's data, an export and the way back."""
+"""A tokeniser of the library `tokenizers` through all that follows the corpus: pre-training, GLUE, minimal pairs, the
+hub interface, the second engine's data, an export and the way back."""
 
 import json
 
@@ -15,7 +15,6 @@ from tupe.cli import main
 from tupe.common.blocks import read_symbols
 from tupe.corpus import glue as glue_data
 from tupe.corpus.engine import prepare
-from tupe.plugin import squad_data
 from tupe.plugin.model import TupeModel
 from tupe.text import TextEncoder
 
@@ -67,16 +66,6 @@ def test_fine_tuning_data(folder, tmp_path):
     rows, _ = glue_data.read_split("RTE", "train", tmp_path / "glue" / "RTE" / "train.tsv")
     data = data_utils.load_indexed_dataset(str(tmp_path / "bin" / "RTE" / "input1" / "train"))
     assert [item.tolist() for item in data] == [[*text.encode(texts[1]), 2] for texts, _ in rows]
-    helpers.squad_file(tmp_path / "squad", count=5)
-    list(squad_data.prepare(tmp_path / "squad", folder / "data", tmp_path / "bin"))
-    encoded = squad_data.Encoded.load(tmp_path / "bin", "dev", "1.1")
-    for question in encoded.questions:
-        answer, start = question.answers[0]
-        ids, begins, ends = (part[question.context] for part in (encoded.ids, encoded.begins, encoded.ends))
-        inside = (begins < start + len(answer)) & (ends > start)
-        assert ids == text.encode(encoded.contexts[question.context])
-        first, last = np.flatnonzero(inside)[[0, -1]]
-        assert encoded.contexts[question.context][begins[first] : ends[last]].startswith(answer.split()[0])
 
 
 def test_minimal_pairs_and_order(folder, tmp_path):

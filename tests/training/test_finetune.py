@@ -123,7 +123,6 @@ def test_a_signal_stops_at_a_whole_update_and_the_run_resumes_exactly(small, lea
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--task=SQuAD-1.1"], "SQuAD is for --engine fairseq"),
         (["--position=rope"], "--position is not known to --engine transformers"),
         (["--max-update=3"], "--max-update is not known to --engine transformers"),
         (["--max-epoch=0"], "training would have no end"),

@@ -32,7 +32,6 @@ from ..plugin.glue import Pairs
 from ..plugin.model import TupeModel
 from ..plugin.optim import FusedAdamW, FusedAdamWConfig
 from ..plugin.pretrained import load_dictionary
-from ..plugin.squad_data import Encoded, Windows
 from ..token_positions import TokenPositions
 from . import contenders, report
 from .contenders import PAD, Setting
@@ -52,16 +51,13 @@ class Batch(NamedTuple):
     labels: Tensor  # [B]
 
 
-def texts(data: Path, task: str, split: str) -> Windows | Pairs:
+def texts(data: Path, task: str, split: str) -> Pairs:
     """The texts of a task, of at most `LONGEST` tokens, special ones included. data: folder that `tupe prepare glue`
-    and, for SQuAD-1.1 and SQuAD-2.0, `tupe prepare squad` wrote. split: "train" or "valid".
+    wrote. split: "train" or "valid".
 
     Raises ValueError for an unknown task or one that was not prepared.
     """
     words = load_dictionary(data / "dict.txt")
-    if task.startswith("SQuAD-"):
-        encoded = Encoded.load(data, {"train": "train", "valid": "dev"}[split], task.removeprefix("SQuAD-"))
-        return Windows(encoded, words, LONGEST, stride=128, max_query=64)
     name = glue_name(task, data)
     parts = [data / name / f"input{i}" / split for i in range(len(TASKS[name].text))]
     if not parts[0].with_suffix(".idx").exists():
@@ -70,12 +66,11 @@ def texts(data: Path, task: str, split: str) -> Windows | Pairs:
     return Pairs(first, second[0] if second else None, words, LONGEST)
 
 
-def count_pieces(texts: Windows | Pairs) -> int:
+def count_pieces(texts: Pairs) -> int:
     """How many different pieces the texts have."""
     seen = set()
     for i in range(len(texts)):
-        text = texts[i]
-        seen.update((text["tokens"] if isinstance(text, dict) else text).tolist())
+        seen.update(texts[i].tolist())
     return len(seen)
 
 
@@ -232,7 +227,7 @@ def comparison(
     """One of the commands."""
 
     @click.command(cls=Command, help=f"Compare {what}. Nothing else should run on the machine.")
-    @options.data("The folder that `tupe prepare glue` and `tupe prepare squad` wrote.")
+    @options.data("The folder that `tupe prepare glue` wrote.")
     @click.option("--tasks", type=ListOf(str), default=tasks, show_default=True, metavar="NAME,...",
                   help="Tasks whose texts are taken.")  # fmt: skip
     @click.option("--sizes", type=ListOf(list(SIZES)), default=size, show_default=True, metavar="SIZE,...",

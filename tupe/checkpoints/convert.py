@@ -49,15 +49,14 @@ def core_options(options: Mapping) -> ModelConfig:
 
 def build_checkpoint(weights: dict, options: dict, dictionary: Dictionary) -> dict:
     """A checkpoint of this project. weights: model state without settings and fingerprints; options: of the model.
-    Its task is squad if there is a span head, else pre-training's. Raises ValueError for weights that do not fit."""
+    Raises ValueError for weights that do not fit."""
     rows = len(weights["encoder.tokens.weight"])
     if rows != len(dictionary):
         raise ValueError(
             f"the checkpoint has {rows} token vectors, the dictionary {len(dictionary)} types ({MASK} and the four "
             "special tokens included); give the dict.txt that the model was trained with"
         )
-    kind = ("squad", "squad") if "span_head.weight" in weights else ()  # task, criterion
-    cfg = configuration(architecture_of(core_options(options)), options, *kind)
+    cfg = configuration(architecture_of(core_options(options)), options)
     model = build_model(cfg, dictionary)
     settings = {key: value for key, value in model.state_dict().items() if key.endswith("_extra_state")}
     try:
@@ -381,9 +380,8 @@ def from_bert(folder: str | Path) -> tuple[dict, Dictionary, dict[str, bytes]]:
     """A Hugging Face BERT -> (a `bert_a` checkpoint, its dictionary, {name: contents} of its tokeniser).
 
     The vector of token type 0 is added to the positions. Token ids change to fairseq's order: see `bert_tokens`.
-    BERT's next-sentence head is left out. A classifier with a pooler becomes the head sentence_classification_head, the
-    head of QuestionAnswering the span head;
-    a token classifier is left out with a warning. Raises ValueError for a model with anything else.
+    BERT's next-sentence head is left out, and with a warning the heads of tokens and of answers. A classifier with a
+    pooler becomes the head sentence_classification_head. Raises ValueError for a model with anything else.
     """
     config, state = read_known(folder, BERT_ALWAYS, BERT_OPTIONS)
     order, dictionary, tokenizer = bert_tokens(folder, config["max_position_embeddings"])
@@ -407,14 +405,14 @@ def from_bert(folder: str | Path) -> tuple[dict, Dictionary, dict[str, bytes]]:
     pooler = {kind: state.pop(f"pooler.dense.{kind}", None) for kind in ("weight", "bias")}
     if "classifier.weight" in state and pooler["weight"] is None:
         logger.warning("leaving out the classifier: it has no pooler, so it classifies tokens, not sequences")
+    if "qa_outputs.weight" in state:
+        logger.warning("leaving out the head of answers")
     for kind in ("weight", "bias"):
         classifier = state.pop(f"classifier.{kind}", None)
         if classifier is not None and pooler[kind] is not None:
             weights[f"classification_heads.sentence_classification_head.dense.{kind}"] = pooler[kind]
             weights[f"classification_heads.sentence_classification_head.out_proj.{kind}"] = classifier
-        span = state.pop(f"qa_outputs.{kind}", None)
-        if span is not None:
-            weights[f"span_head.{kind}"] = span
+        state.pop(f"qa_outputs.{kind}", None)
         state.pop(f"cls.seq_relationship.{kind}", None)
         decoder = state.pop(f"cls.predictions.decoder.{kind}", None)
         tied = {"weight": "embeddings.word_embeddings.weight", "bias": "cls.predictions.bias"}[kind]

@@ -259,8 +259,6 @@ def hugging_face_weights(model: dict, head: str | None) -> dict:
             weights[f"tupe.{key}"] = value
         elif key.startswith("lm_head."):
             weights[key] = value
-        elif key.startswith("span_head."):
-            weights[f"qa_outputs.{key.removeprefix('span_head.')}"] = value
         elif key.startswith(f"{HEAD}{head}."):
             weights[key.replace(f"{HEAD}{head}.", "classifier.")] = value
         elif not key.startswith(HEAD):
@@ -285,12 +283,10 @@ def weights_from_export(config: dict, weights: dict) -> tuple[dict, dict]:
     options = {ours: config[theirs] for ours, theirs in OPTIONS.items() if theirs in config}
     ours = {}
     for key, value in weights.items():
-        if key.startswith("token_classifier."):
-            logger.warning(f"leaving out {key}: transformers gets no task of tokens here")
+        if key.startswith(("token_classifier.", "qa_outputs.")):
+            logger.warning(f"leaving out {key}: a checkpoint has no head of tokens or answers; use it in transformers")
         elif key == "decoder.weight":  # in a pickle: the token embeddings again
             continue
-        elif key.startswith("qa_outputs."):
-            ours[f"span_head.{key.removeprefix('qa_outputs.')}"] = value
         elif key.startswith("classifier."):
             ours[f"{HEAD}{config['classifier_name']}.{key.removeprefix('classifier.')}"] = value
         elif key.startswith("encoder."):  # saved from TupeModel itself

@@ -16,12 +16,11 @@ GROUPS = {  # as `tupe --help` shows them: words of a command -> (module:click c
         "prepare corpus": ("corpus.engine:command", "Turn raw text into data for pre-training."),
         "prepare glue": ("corpus.glue:command", "Turn GLUE's official files into data for fine-tuning."),
         "prepare labels": ("corpus.labels:command", "Turn a table with labels of your own into a task."),
-        "prepare squad": ("plugin.squad_data:command", "Turn SQuAD's official files into data for fine-tuning."),
     },
     "Train": {
         "pretrain": ("cli.train:pretrain", "Train a masked language model or an ELECTRA."),
         "continue": ("cli.train:continue_", "Train a checkpoint further, at one or more lengths."),
-        "finetune": ("cli.train:finetune", "Fine-tune a checkpoint on a GLUE task or SQuAD."),
+        "finetune": ("cli.train:finetune", "Fine-tune a checkpoint on a GLUE task or your own."),
         "sweep": ("experiments.sweep:command", "Run a recipe with every combination of some values."),
         "compare": ("experiments.compare:command", "Pre-train encodings alike, fine-tune each, and report."),
     },

@@ -16,10 +16,9 @@ from ..common.prepared import tasks_in
 from ..common.recipes import compose, resolved
 from . import checks
 
-RECIPES = sorted({path.stem for path in CONFIGS.glob("*.yaml")} - {"continue", "finetune", "squad"})  # from scratch
+RECIPES = sorted({path.stem for path in CONFIGS.glob("*.yaml")} - {"continue", "finetune"})  # from scratch
 OWN = "own"  # of configs/glue: any other task
 GLUE = sorted({path.stem for path in (CONFIGS / "glue").glob("*.yaml")} - {OWN})  # cola, mnli, ...
-SQUAD = {"squad11": "1.1", "squad20": "2.0"}
 ENGINES = {"fairseq": "plugin", "transformers": "training"}  # where they are
 EVERYDAY = {  # options of the recipe that most runs change: the option -> (its place in a recipe, what it is)
     "--position NAME": ("model.position", "The position encoding; see `tupe list schemes`."),
@@ -171,29 +170,24 @@ def continue_(data, checkpoint, output, lengths, epochs, next_sentence, stretch,
 
 
 @click.command(cls=Train, recipes=("finetune",))
-@click.option("--task", required=True, metavar="NAME", help="A task of GLUE, SQuAD-1.1, SQuAD-2.0, or your own.")
-@options.data("The folder that `tupe prepare glue`, `labels` or `squad` wrote.")
+@click.option("--task", required=True, metavar="NAME", help="A task of GLUE, or your own.")
+@options.data("The folder that `tupe prepare glue` or `labels` wrote.")
 @options.checkpoint()
 @options.output("The folder of the run: checkpoints, record with every score, predictions and train.log.")
 @engine
 @launcher
 def finetune(task, data, checkpoint, output, engine, words, **machine):
-    """Fine-tune a checkpoint on a GLUE task, SQuAD or a task of your own, as the paper does. The model is the
-    checkpoint's."""
+    """Fine-tune a checkpoint on a GLUE task or a task of your own, as the paper does. The model is the checkpoint's."""
     name = task_key(task)
-    recipe, overrides = "finetune", [f"glue={name}"]
-    if name not in [*GLUE, *SQUAD]:
-        own = [each for each in tasks_in(data) if task_key(each) not in [*GLUE, *SQUAD]]
+    overrides = [f"glue={name}"]
+    if name not in GLUE:
+        own = [each for each in tasks_in(data) if task_key(each) not in GLUE]
         if name not in map(task_key, own):
-            raise ValueError(f"unknown task {task!r}{did_you_mean(name, [*GLUE, *SQUAD, *own])}")
+            raise ValueError(f"unknown task {task!r}{did_you_mean(name, [*GLUE, *own])}")
         overrides = [f"glue={OWN}", f"task.glue_task='{next(each for each in own if task_key(each) == name)}'"]
-    if engine == "transformers" and name in SQUAD:
-        raise ValueError(f"--task {task}: SQuAD is for --engine fairseq")
-    if name in SQUAD:
-        recipe, overrides = "squad", [f"task.squad_version='{SQUAD[name]}'"]
     with file_of(checkpoint, engine == "transformers" or machine["dry_run"]) as file:
         arguments = [data, f"--save-dir={output}", f"--finetune-from-model={file}"]
-        run(recipe, overrides, arguments, words, machine, engine)
+        run("finetune", overrides, arguments, words, machine, engine)
 
 
 def file_of(checkpoint: Path, as_it_is: bool) -> AbstractContextManager[Path]:

@@ -1,4 +1,4 @@
-"""Folders of data prepared for fine-tuning: tasks of GLUE and versions of SQuAD, and the one text encoder of all."""
+"""Folders of data prepared for fine-tuning, and the one text encoder of all their tasks."""
 
 import filecmp
 import functools
@@ -21,10 +21,9 @@ OTHERS = ("train.idx", "valid.idx", "config.json")  # of data for pre-training, 
 
 
 def tasks_in(folder: str | Path) -> list[str]:
-    """Names of the tasks that are prepared in a folder, sorted: "CoLA", "SQuAD-1.1"."""
-    glue = [path.parent.name for path in Path(folder).glob("[!.]*/manifest.json") if (path.parent / "input0").is_dir()]
-    squad = [f"SQuAD-{path.stem.removeprefix('train-v')}" for path in Path(folder).glob("train-v*.npz")]
-    return sorted(glue + squad)
+    """Names of the tasks that are prepared in a folder, sorted: "CoLA", "RTE"."""
+    manifests = Path(folder).glob("[!.]*/manifest.json")
+    return sorted(path.parent.name for path in manifests if (path.parent / "input0").is_dir())
 
 
 def check_name(folder: str | Path) -> None:
@@ -92,11 +91,7 @@ def _copy_encoder(vocabulary, output, replaced):
             f"{vocabulary}); choose another output folder"
         )
     for name in there:  # else, after a kill, their old ids would stand beside the new dictionary
-        if name.startswith("SQuAD-"):
-            for path in output.glob(f"*-v{name.removeprefix('SQuAD-')}.*"):
-                path.unlink()
-        else:
-            shutil.rmtree(output / name)
+        shutil.rmtree(output / name)
     for name in old:
         if name not in new:
             (output / name).unlink()  # else the encoder would read it

@@ -76,7 +76,7 @@ class Record:
     {"num_updates": from here on, name: [old, new]}. scores: one entry per validation and split, unrounded: epoch,
     num_updates, split, loss (`loss_unit` in pre-training), the metrics, best (whether it was the best so far).
     shortened: {split: number of inputs that were cut to the model's length}. left_out: {split: share of its tokens
-    (SQuAD: of its answers) that fit into no sequence}. failure: {"reason": one line, "status": exit status}. A
+    that fit into no sequence}. failure: {"reason": one line, "status": exit status}. A
     record without `started_at` is of a process that ended before the first update: the run that begins in this
     folder may be any.
     """

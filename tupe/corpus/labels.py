@@ -118,7 +118,7 @@ def check_task_name(name: str, output: Path) -> None:
         raise ValueError(f"a task cannot be called {name!r}: give letters, digits, - and _ with --name")
     others = [other for other in tasks_in(output) if other != name] if output.is_dir() else []
     official = [other for other, task in TASKS.items() if not task.own]
-    for other in (*official, "SQuAD-1.1", "SQuAD-2.0", *others):
+    for other in (*official, *others):
         if task_key(other) == task_key(name):
             raise ValueError(f"{name!r} would be taken for the task {other}: give another --name")
 

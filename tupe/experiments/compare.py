@@ -1,8 +1,7 @@
 """Position encodings side by side: pre-train each alike, fine-tune each, one report.
 
-OUT/presets and OUT/positions hold the pre-training runs, OUT/glue/NAME and
-OUT/squad/NAME a sweep of fine-tuning for each of them. Everything is resumed by its records, and what is finished is
-left alone.
+OUT/presets and OUT/positions hold the pre-training runs, OUT/glue/NAME a sweep of fine-tuning for each of them.
+Everything is resumed by its records, and what is finished is left alone.
 """
 
 import filecmp
@@ -71,39 +70,34 @@ def plan_pretraining(
     return sweeps + [plan("position", architecture, values) for architecture, values in replaced.items()]
 
 
-def plan_fine_tuning(run: Path, output: Path, tasks: dict, lrs: list[str], seeds: list[int], common: list[str]) -> list:
-    """Sweeps that fine-tune the checkpoint of one pre-training. tasks: {"glue" or "squad": (folder of data, tasks)}."""
-    sweeps = []
-    for kind, (data, names) in tasks.items():
-        grid = {"task": names, "lr": lrs if kind == "glue" else lrs[:1], "seed": seeds}
-        last = run / "checkpoint_last.pt"
-        words = [f"--data={data}", f"--checkpoint={last if last.is_file() else run}", *common]
-        sweeps.append(Sweep.plan("finetune", output / kind / run.name, grid, words))
-    return sweeps
+def plan_fine_tuning(
+    run: Path, output: Path, glue: Path, tasks: list[str], lrs: list[str], seeds: list[int], common: list[str]
+) -> Sweep:
+    """The sweep that fine-tunes the checkpoint of one pre-training. glue: folder of the tasks' data."""
+    last = run / "checkpoint_last.pt"
+    words = [f"--data={glue}", f"--checkpoint={last if last.is_file() else run}", *common]
+    return Sweep.plan("finetune", output / "glue" / run.name, {"task": tasks, "lr": lrs, "seed": seeds}, words)
 
 
-def first_fine_tuning(output: Path, tasks: dict, common: list[str]) -> runner.Job:
+def first_fine_tuning(output: Path, glue: Path, tasks: list[str], common: list[str]) -> runner.Job:
     """A fine-tuning whose options can be checked before there is a checkpoint: in a dry run any file is one."""
-    folder, names = next(iter(tasks.values()))
-    words = {"--task": names[0], "--data": folder, "--checkpoint": folder / "dict.txt", "--output": output}
+    words = {"--task": tasks[0], "--data": glue, "--checkpoint": glue / "dict.txt", "--output": output}
     return runner.Job("fine-tuning", output, runner.tupe("finetune", {**words, **parse_options(common)}))
 
 
-def find_data(data: Path, glue: Path | None, squad: Path | None, tasks: list | None) -> dict:
-    """{"glue" or "squad": (folder, tasks)}. Raises ValueError unless all data is there, with one vocabulary.
+def find_tasks(data: Path, glue: Path | None, tasks: list[str] | None) -> list[str]:
+    """The tasks to fine-tune on. Raises ValueError unless all data is there, with one vocabulary.
 
-    data: of the pre-training; glue, squad: folders or None; tasks: those to keep, or None for all.
+    data: of the pre-training; glue: the folder of the tasks, or None; tasks: those to keep, or None for all.
     """
-    folders = {kind: folder for kind, folder in (("glue", glue), ("squad", squad)) if folder}
-    for folder in (data, *folders.values()):
+    for folder in (data, glue) if glue else (data,):
         if not (folder / "dict.txt").exists():
             raise ValueError(f"{folder / 'dict.txt'} not found: {folder} is not a folder of prepared data")
         if not filecmp.cmp(data / "dict.txt", folder / "dict.txt", shallow=False):
             raise ValueError(f"{folder} was prepared with another vocabulary than {data}: their dict.txt differ")
-    if tasks and not folders:
-        raise ValueError("--tasks needs --glue or --squad, folders of prepared data")
-    names = check_tasks(list(folders.values()), tasks)
-    return {kind: (folder, names[folder]) for kind, folder in folders.items() if names[folder]}
+    if tasks and not glue:
+        raise ValueError("--tasks needs --glue, a folder of prepared data")
+    return check_tasks(glue, tasks) if glue else []
 
 
 def losses_table(jobs: list[runner.Job]) -> TextTable:
@@ -137,10 +131,8 @@ def jobs_of(sweeps: list, output: Path) -> dict:
 @click.option("--recipe", default="pretrain_small", show_default=True,
               help="The recipe of the pre-training (the paper's: pretrain).")  # fmt: skip
 @click.option("--glue", type=FOLDER, help="The folder that `tupe prepare glue` wrote. Without it, GLUE is left out.")
-@click.option("--squad", type=FOLDER, help="The folder that `tupe prepare squad` wrote. Without it, SQuAD is left out.")
-@click.option("--tasks", type=ListOf(), help="Tasks of GLUE and SQuAD (default: all that are prepared).")
-@click.option("--lrs", type=ListOf(), default="5e-5", show_default=True,
-              help="Learning rates of fine-tuning; SQuAD takes the first.")  # fmt: skip
+@click.option("--tasks", type=ListOf(), help="Tasks of GLUE (default: all that are prepared).")
+@click.option("--lrs", type=ListOf(), default="5e-5", show_default=True, help="Learning rates of fine-tuning.")
 @click.option("--seeds", type=ListOf(int), default="1,2,3", show_default=True, help="Seeds of fine-tuning.")
 @click.option("--finetune-options", default="", help='More options of every fine-tuning, for example "--max-epoch 3".')
 @click.option("--dry-run", is_flag=True, help="Print the commands of the pre-trainings, and run none.")
@@ -148,24 +140,22 @@ def jobs_of(sweeps: list, output: Path) -> dict:
 @options.jobs()
 @click.argument("common", nargs=-1, type=click.UNPROCESSED, metavar="[OPTIONS AND OVERRIDES OF THE PRE-TRAINING]...")
 def command(
-    data, output, presets, position, size, arch, cls, recipe, glue, squad, tasks, lrs, seeds, finetune_options,
+    data, output, presets, position, size, arch, cls, recipe, glue, tasks, lrs, seeds, finetune_options,
     dry_run, retry_failed, jobs, common,
 ):  # fmt: skip
-    """Pre-train position encodings alike, fine-tune each on GLUE and SQuAD, and write OUTPUT/report.
+    """Pre-train position encodings alike, fine-tune each on GLUE, and write OUTPUT/report.
 
-    tupe compare --data corpus-bin --output compare --glue glue-bin --squad squad-bin --max-update 6000
+    tupe compare --data corpus-bin --output compare --glue glue-bin --max-update 6000
 
-    Without --glue and --squad it ends with a table of the validation losses.
+    Without --glue it ends with a table of the validation losses.
     """
     output = output.resolve()
     if not presets and not position:
         raise ValueError("nothing to compare: give --position NAME (as often as you like) or --presets A,B")
-    tasks, common = find_data(data, glue, squad, tasks), [*common, *options.position_file()]
+    tasks, common = find_tasks(data, glue, tasks), [*common, *options.position_file()]
     sweeps = plan_pretraining(data, output, presets or [], list(position), size, recipe, common, arch, cls)
     engine = ["--engine=transformers"] * (parse_options(common).get("--engine") == "transformers")
     fine_tuning = [*shlex.split(finetune_options), *engine, *options.position_file()]
-    if engine and "squad" in tasks:
-        raise ValueError("--squad: SQuAD is for --engine fairseq")
     for name in parse_options(fine_tuning):
         if option_of(name) in ("--task", "--lr", "--seed", "--data", "--checkpoint", "--output"):
             raise ValueError(f"--finetune-options: {name} is set by this command, see --tasks, --lrs and --seeds")
@@ -176,7 +166,7 @@ def command(
         for value in values:
             limits.check(name, value)
     if new and tasks and not engine:  # a typo in these would show after the pre-training
-        runner.check(first_fine_tuning(output, tasks, fine_tuning))
+        runner.check(first_fine_tuning(output, glue, tasks, fine_tuning))
     if dry_run:
         for job in jobs_of(sweeps, output):
             click.echo(shlex.join(map(str, job.command)))
@@ -186,11 +176,10 @@ def command(
     run = partial(runner.run, slots=runner.slots(jobs), retry_failed=retry_failed, title="compare")
     states = run(list(jobs_of(sweeps, output)))
 
-    finished, sweeps = [job for job, state in states.items() if state == "finished"], []
+    finished = [job for job, state in states.items() if state == "finished"]
     if not tasks:
         click.echo(losses_table(finished).markdown())
-    for job in finished:
-        sweeps += plan_fine_tuning(job.folder, output, tasks, lrs, seeds, fine_tuning)
+    sweeps = [plan_fine_tuning(job.folder, output, glue, tasks, lrs, seeds, fine_tuning) for job in finished if tasks]
     for sweep in sweeps:
         sweep.save()
     if sweeps:

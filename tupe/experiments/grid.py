@@ -249,27 +249,24 @@ def _label(name, value):
     return short + re.sub(r"[^\w.+:=-]+", "-", "-".join(part for part in Path(value).parts[-2:] if part != "/"))
 
 
-def check_tasks(folders: Iterable[str | Path], tasks: Iterable[str] | None = None) -> dict:
-    """{folder: its tasks} of data for fine-tuning. tasks: those to keep, in any spelling ("cola"); default: all.
+def check_tasks(folder: str | Path, tasks: Iterable[str] | None = None) -> list[str]:
+    """The tasks of a folder of data for fine-tuning. tasks: those to keep, in any spelling ("cola"); default: all.
 
-    Raises ValueError for a folder without data and for a task that none of the folders has.
+    Raises ValueError for a folder without data and for a task that it does not have.
     """
-    prepared = {folder: tasks_in(folder) for folder in folders}
-    if empty := [folder for folder, names in prepared.items() if not names]:
-        raise ValueError(f"{empty[0]} holds no prepared task; `tupe prepare glue` or `tupe prepare squad` makes one")
-    names = list(itertools.chain(*prepared.values()))
-    spellings = {task_key(name): name for name in names}
+    prepared = tasks_in(folder)
+    if not prepared:
+        raise ValueError(f"{folder} holds no prepared task; `tupe prepare glue` makes one")
+    spellings = {task_key(name): name for name in prepared}
     missing = [task for task in tasks or () if task_key(task) not in spellings]
     if missing:
-        where = " or ".join(map(str, folders))
-        raise ValueError(f"{where} holds no data for {', '.join(missing)}; prepared: {', '.join(names)}")
-    chosen = [spellings[task_key(task)] for task in tasks or names]
-    return {folder: [task for task in chosen if task in prepared[folder]] for folder in folders}
+        raise ValueError(f"{folder} holds no data for {', '.join(missing)}; prepared: {', '.join(prepared)}")
+    return [spellings[task_key(task)] for task in tasks or prepared]
 
 
 def _with_paper_search(grid, common):
     if "--data" in common and "--task" not in common:
         data = common["--data"]
-        grid = {**grid, "--task": check_tasks([data], grid.get("--task"))[data]}
+        grid = {**grid, "--task": check_tasks(data, grid.get("--task"))}
     given = {option_of(name) for name in (*grid, *common)}
     return {**{f"--{name}": values for name, values in PAPER.items() if f"--{name}" not in given}, **grid}

@@ -13,7 +13,7 @@ import numpy as np
 from scipy.stats import pearsonr
 
 from ..checkpoints.folders import contents_of, updates_of
-from ..common import record, squad
+from ..common import record
 from ..common.architectures import split_size
 from ..common.blocks import Split
 from ..common.glue import TASKS, score
@@ -162,13 +162,11 @@ def majority(runs: dict) -> dict:
 def majority_of(task: str, predictions: Path, split: str) -> dict:
     """{metric: score} of always giving the same answer to one split; {} if a run's folder of predictions lacks the
     targets."""
-    table, golds = predictions / f"{split}_last.tsv", predictions / f"{split}_golds.json"
-    if task in TASKS and table.exists():
-        targets = [row.split("\t")[2] for row in table.read_text(encoding="utf-8").splitlines()[1:]]
-        return constant_scores(task, targets)
-    if task.startswith("SQuAD") and golds.exists():
-        return squad.constant_scores(json.loads(golds.read_text(encoding="utf-8")), task.removeprefix("SQuAD-"))
-    return {}
+    table = predictions / f"{split}_last.tsv"
+    if not table.exists():
+        return {}
+    targets = [row.split("\t")[2] for row in table.read_text(encoding="utf-8").splitlines()[1:]]
+    return constant_scores(task, targets)
 
 
 def constant_scores(task: str, targets: Sequence[str]) -> dict:

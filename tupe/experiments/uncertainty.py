@@ -1,7 +1,6 @@
 """How uncertain fine-tuning scores are, and from what: which examples are in the development set (bootstrap), the seeds
 of fine-tuning, the seeds of pre-training. Differences between models are paired: the same examples, the same seeds."""
 
-import json
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable
@@ -9,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ..common import record, squad
+from ..common import record
 from ..common.architectures import ELECTRA, split_size, with_size
 from ..common.glue import METRICS, TASKS
 from ..common.tables import TextTable
@@ -23,32 +22,20 @@ RESAMPLES = 200
 def values_of(run: FinishedRun, split: str, epoch: str) -> list[tuple] | None:
     """(prediction, target) of every example of a development set, in a fixed order; None if they were not kept.
 
-    Of SQuAD: (exact match, F1) of every question. epoch: "best" or "last".
+    epoch: "best" or "last".
     """
-    folder, task = run.folder / "predictions", run.record.task
-    if task in TASKS:
-        path, labels = folder / f"{split}_{epoch}.tsv", TASKS[task].labels
-        if not path.exists():
-            return None
-        read = labels.index if labels else float
-        rows = [line.split("\t") for line in path.read_text(encoding="utf-8").splitlines()[1:]]
-        return [(read(prediction), read(target)) for _, prediction, target in rows]
-    path, golds = folder / f"{split}_{epoch}.json", folder / f"{split}_golds.json"
-    if not (path.exists() and golds.exists()):
+    path = run.folder / "predictions" / f"{split}_{epoch}.tsv"
+    if not path.exists():
         return None
-    answers, golds = (json.loads(file.read_text(encoding="utf-8")) for file in (path, golds))
-    version, measures = task.removeprefix("SQuAD-"), (squad.exact_match, squad.f1)
-    return [
-        tuple(squad.best_over_golds(measure, answers[question], golds[question], version) for measure in measures)
-        for question in sorted(golds)
-    ]
+    labels = TASKS[run.record.task].labels
+    read = labels.index if labels else float
+    rows = [line.split("\t") for line in path.read_text(encoding="utf-8").splitlines()[1:]]
+    return [(read(prediction), read(target)) for _, prediction, target in rows]
 
 
 def score_of(task: str, metric: str, values: np.ndarray) -> float:
     """The score, times 100, of `values_of` as an array [examples, 2]."""
-    if task in TASKS:
-        return 100 * float(METRICS[metric](values[:, 1], values[:, 0]))
-    return 100 * float(values[:, {"exact": 0, "f1": 1}[metric]].mean())
+    return 100 * float(METRICS[metric](values[:, 1], values[:, 0]))
 
 
 def example_scores(runs: dict[int, FinishedRun], split: str, epoch: str) -> dict[str, dict[int, np.ndarray] | None]:

@@ -134,7 +134,7 @@ class ElectraModel(TupeModel):
     def forward(
         self, src_tokens: Tensor, src_lengths: Tensor | None = None, features_only: bool = False,
         classification_head_name: str | None = None, masked_tokens: Masked | None = None,
-        original: Tensor | None = None, spans: bool = False, num_tokens: int | None = None, **options,
+        original: Tensor | None = None, num_tokens: int | None = None, **options,
     ) -> tuple:  # fmt: skip
         """src_tokens [B, L]. As TupeModel.forward, with the discriminator's features and the generator's LM logits.
 
@@ -142,8 +142,8 @@ class ElectraModel(TupeModel):
         masked_tokens, and logits [B, L] that a token was replaced. The second result then has the tokens [B, L] that
         the discriminator read under "corrupted", and the correct answers [B, L] (bool) under "replaced".
         """
-        if features_only or spans or classification_head_name is not None:
-            options.update(classification_head_name=classification_head_name, spans=spans, num_tokens=num_tokens)
+        if features_only or classification_head_name is not None:
+            options.update(classification_head_name=classification_head_name, num_tokens=num_tokens)
             return super().forward(src_tokens, src_lengths, features_only, **options)
         if self.generator is None:
             raise ValueError("an ELECTRA model has a language-model head in the task masked_lm only")

@@ -1,4 +1,4 @@
-"""What GLUE and SQuAD share: a task that starts from a pre-trained checkpoint and is scored after every epoch."""
+"""What tasks of fine-tuning share: they start from a pre-trained checkpoint and are scored after every epoch."""
 
 import functools
 import logging
@@ -49,14 +49,13 @@ class FinetuneTask(RecordedTask, FairseqTask):
         self.predictions = {}  # split -> {example id: prediction} of the current validation
         self._scores = {}
         self.shortened = {}  # split -> number of inputs that were cut to the model's length
-        self.left_out = {}  # split -> share of what no input has
         self._updates = {}  # split -> number of updates at its last validation
 
     @classmethod
     def setup_task(cls, cfg: DictConfig, **kwargs) -> "FinetuneTask":
         path = Path(cfg.data) / "dict.txt"
         if not path.exists():
-            raise ValueError(f"not found: {path}; data must be a folder that `tupe prepare glue` or `squad` wrote")
+            raise ValueError(f"not found: {path}; data must be a folder that `tupe prepare glue` or `labels` wrote")
         return cls(cfg, load_dictionary(path))
 
     @property
@@ -164,7 +163,7 @@ class FinetuneTask(RecordedTask, FairseqTask):
             raise FloatingPointError(f"loss {stats['loss']:g}, {stats['num_updates']} updates so far")
         self._updates[split] = stats["num_updates"]
         if self.run is not None:
-            self.run.record.shortened, self.run.record.left_out = self.shortened, self.left_out
+            self.run.record.shortened = self.shortened
         super().post_validate(model, stats, agg)
 
     def keep_predictions(self, split: str, best: bool) -> None:

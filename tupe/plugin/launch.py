@@ -36,7 +36,6 @@ from ..positions import load_scheme_file
 from . import worker
 from .model import TupeConfig, core_config
 from .saving import check_asserts, check_restore
-from .squad_data import FILES, Encoded
 
 logger = logging.getLogger("tupe.launch")
 
@@ -247,13 +246,11 @@ def check_splits(values: dict, folder: str) -> None:
     root = Path(folder, glue_name(values["glue_task"], folder), "input0") if values["task"] == "glue" else Path(folder)
     if values["task"] == "glue" and not root.is_dir():
         raise ValueError(f"{folder} has no {root.parent.name}; prepared there: {', '.join(tasks_in(folder)) or 'none'}")
-    known = [*FILES] if values["task"] == "squad" else sorted(path.stem for path in root.glob("*.idx"))
+    known = sorted(path.stem for path in root.glob("*.idx"))
     for name in names:
         if name not in known and not (root / name).is_file():  # of fairseq's --dataset-impl raw
             raise ValueError(f"{folder} has no split {name!r}; valid: {', '.join(known) or 'none is prepared there'}")
-        if values["task"] == "squad":
-            Encoded.check(Path(folder), FILES[name], str(values["squad_version"]))
-        elif values["task"] == "glue":
+        if values["task"] == "glue":
             check_glue(root.parent, name, labelled=True)
         else:
             for part in (part for path in values["data"].split(":") for part in parts_of(f"{path}/{name}")):

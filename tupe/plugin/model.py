@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from ..common.architectures import ARCHITECTURES, OTHER_BLOCKS, SIZES, named, preset, with_size
 from ..common.options import shorten_list, split_files
 from ..cpu import bf16_speed
-from ..encoder import ClassificationHead, LMHead, ModelConfig, SpanHead, names_in, of_cls
+from ..encoder import ClassificationHead, LMHead, ModelConfig, names_in, of_cls
 from ..names import cls_beside
 from ..positions import canonical, is_loaded, load_scheme_file
 from .gate import read_checkpoint
@@ -149,8 +149,7 @@ def dictionary_fingerprint(dictionary: Dictionary) -> Tensor:
 
 
 class TupeModel(BaseFairseqModel):
-    """Encoder, LM head with the token embedding's weight, any number of classification heads, and for the task `squad`
-    a span head."""
+    """Encoder, LM head with the token embedding's weight, and any number of classification heads."""
 
     def __init__(self, cfg: TupeConfig, dictionary: Dictionary):
         super().__init__()
@@ -161,7 +160,6 @@ class TupeModel(BaseFairseqModel):
             self.encoder.compile()
         self.lm_head = self.build_lm_head(config)
         self.classification_heads = nn.ModuleDict()
-        self.register_module("span_head", None)
 
     def build_lm_head(self, config: ModelConfig) -> LMHead | None:
         """The head on the encoder's features; None for a model without one."""
@@ -182,14 +180,12 @@ class TupeModel(BaseFairseqModel):
         classification_head_name: str | None = None,
         masked_tokens: Masked | None = None,
         lm_targets: Tensor | None = None,
-        spans: bool = False,
         num_tokens: int | None = None,
         **unused,
     ) -> tuple:
         """src_tokens [B, L] -> (output, {"inner_states": hidden states or None}).
 
-        The output is [B, classes] for a classification head, logits [B, L, 2] of the span head with spans, features
-        [B, L, C] with features_only, else LM logits:
+        The output is [B, classes] for a classification head, features [B, L, C] with features_only, else LM logits:
         [B, L, V], or [number of masked tokens, V] with masked_tokens, which says where: bool [B, L], or a pair of rows
         and columns. With both masked_tokens and a head, the LM logits are the output and those of the head are in the
         second result under "classes".
@@ -199,7 +195,7 @@ class TupeModel(BaseFairseqModel):
         classifies, indices = classification_head_name is not None, None
         if classifies and masked_tokens is None:
             indices = of_cls(src_tokens)
-        elif masked_tokens is not None and not (classifies or spans or features_only or self.cfg.compile):
+        elif masked_tokens is not None and not (classifies or features_only or self.cfg.compile):
             indices = flat_indices(masked_tokens, src_tokens)
         with self.precision():
             x, hiddens = self.encoder(src_tokens, return_all_hiddens, num_tokens, indices)  # [B, L, C] or [indices, C]
@@ -209,8 +205,8 @@ class TupeModel(BaseFairseqModel):
             if masked_tokens is None:
                 return classes, extra
             extra["classes"] = classes
-        if spans or features_only:
-            return (self.span_head(x) if spans else x), extra
+        if features_only:
+            return x, extra
         with self.precision():
             if masked_tokens is not None and indices is None:
                 x = x[masked_tokens]  # [masked, C]
@@ -248,10 +244,6 @@ class TupeModel(BaseFairseqModel):
             self.cfg.encoder_embed_dim, inner_dim, num_classes, self.cfg.pooler_dropout
         )
 
-    def register_span_head(self) -> None:
-        """Create the head that the task `squad` trains."""
-        self.span_head = SpanHead(self.cfg.encoder_embed_dim)
-
     def upgrade_state_dict_named(self, state_dict: dict, name: str) -> None:
         """Reconcile a checkpoint with this model before strict loading: vocabulary checked, heads kept, dropped or
         created."""
@@ -259,7 +251,6 @@ class TupeModel(BaseFairseqModel):
         prefix = f"{name}." if name else ""
         self._check_vocabulary(state_dict, prefix)
         self._reconcile_heads(state_dict, prefix + "classification_heads.")
-        self._reconcile_span_head(state_dict, prefix + "span_head.")
 
     def _check_vocabulary(self, state_dict, prefix):
         rows = state_dict.get(prefix + "encoder.tokens.weight")
@@ -284,18 +275,6 @@ class TupeModel(BaseFairseqModel):
                     del state_dict[key]
         for key, value in self.classification_heads.state_dict().items():
             state_dict.setdefault(prefix + key, value)  # heads that are new here keep their fresh weights
-
-    def _reconcile_span_head(self, state_dict, prefix):
-        saved = [key for key in state_dict if key.startswith(prefix)]
-        if saved and self.span_head is None and self.cfg.load_checkpoint_heads:
-            self.register_span_head()
-        elif saved and self.span_head is None:
-            logger.warning("dropping the checkpoint's span head: this is not the task `squad`")
-            for key in saved:
-                del state_dict[key]
-        if self.span_head is not None:  # new in this model, it keeps its fresh weights
-            for key, value in self.span_head.state_dict().items():
-                state_dict.setdefault(prefix + key, value)
 
     # The state dict has a fingerprint of the dictionary, to refuse a dictionary of the right size with other types.
     def get_extra_state(self) -> Tensor:
