@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from click.testing import CliRunner
 
-from tupe.bench import gpu
+from lab.bench import gpu
 
 HERE = gpu.Trial(Path("nowhere"), "cpu")
 
