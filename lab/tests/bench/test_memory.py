@@ -67,9 +67,9 @@ def test_a_forward_pass_against_the_allocator(position, monkeypatch):
     monkeypatch.setattr(backend_cpu, "BLOCKED_BIAS_FROM", length - 1)
     monkeypatch.setattr(backend_cpu, "QUERY_BLOCK_LOGITS", heads * length * 64)  # 64 queries at a time
     sizes = {"layers": 2, "width": 128, "heads": heads, "ffn": 512, "max_positions": length}
-    model = Encoder(32768, 1, position=position, **sizes).eval()
+    model, tokens = Encoder(32768, 1, position=position, **sizes).eval(), torch.full((1, length), 4)
     with torch.no_grad():
-        _, steps = allocations(lambda: model(torch.full((1, length), 4), num_tokens=length))
+        _, steps = allocations(lambda: model(tokens, num_tokens=length))
     weights = sum(p.nbytes for p in model.parameters())
     peak = weights + max(itertools.accumulate(steps))
     assert memory.forward_bytes(position, length, "tiny") == {"weights": weights, "peak": peak}
