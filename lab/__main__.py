@@ -5,7 +5,17 @@ from typing import Any
 
 import click
 
-COMMANDS = {  # words -> (module:click command, what it does)
+from tupe.common.options import needs
+
+BENCH = {  # words behind `bench`, as below
+    "step": ("bench.step:command", "Time a training step, beside fairseq and Hugging Face."),
+    "kernels": ("bench.kernels:command", "Time single operations of a step."),
+    "schemes": ("bench.schemes:command", "Measure what every position encoding costs."),
+    "inference": ("bench.inference:command", "Count texts per second, beside alternatives."),
+    "memory": ("bench.memory:command", "Count how many sequences fit on a GPU."),
+    "gpu": ("bench.gpu:command", "Measure all that only a GPU can show."),
+}
+COMMANDS = {  # words -> (module:click command, or commands below, what it does)
     "evidence": ("first:evidence_command", "Train the runs of the first protocol."),
     "claims": ("first:claims_command", "Write the pages of the first protocol from its tables."),
     "run": ("second:run", "Train the runs of the second protocol."),
@@ -22,30 +32,43 @@ COMMANDS = {  # words -> (module:click command, what it does)
     "numbering": ("synthetic:draw_numbering", "Draw what encodings can tell apart."),
     "lengths": ("lengths:command", "Find which encodings solve tasks on longer strings."),
     "diagrams": ("diagrams:command", "Draw the figures that explain."),
+    "bench": (BENCH, "Measure speed and memory."),
 }
 
 
 class Laboratory(click.Group):
     """Imports the module of a command when it is called."""
 
+    def __init__(self, commands: dict[str, tuple], **options: Any):
+        super().__init__(**options)
+        self.entries = commands
+
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(COMMANDS)
+        return list(self.entries)
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
-        if name not in COMMANDS:
+        if name not in self.entries:
             return None
-        module, _, attribute = COMMANDS[name][0].partition(":")
-        return getattr(importlib.import_module(f"lab.{module}"), attribute)
+        place, what = self.entries[name]
+        if isinstance(place, dict):
+            return Laboratory(place, name=name, help=what)
+        module, _, attribute = place.partition(":")
+        try:
+            return getattr(importlib.import_module(f"lab.{module}"), attribute)
+        except ModuleNotFoundError as error:
+            if error.name is None or error.name.startswith(("lab.", "tupe.")):
+                raise
+            raise needs(f"{ctx.command_path} {name}", error) from error
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
-            formatter.write_dl([(name, what) for name, (_, what) in COMMANDS.items()])
+            formatter.write_dl([(name, what) for name, (_, what) in self.entries.items()])
 
     def main(self, *args: Any, **options: Any) -> Any:
         return super().main(*args, **{"prog_name": "python -m lab", **options})
 
 
-main = Laboratory(help=__doc__, context_settings={"help_option_names": ["-h", "--help"]})
+main = Laboratory(COMMANDS, help=__doc__, context_settings={"help_option_names": ["-h", "--help"]})
 
 if __name__ == "__main__":
     main()

@@ -2,7 +2,7 @@
 without a GPU. `test_gpu.py` runs this file, with fake_cuda.cpp compiled to argv[1], in a process of its own.
 
 Prints a JSON object of {case: [what a GPU would refuse, wait for or compute slowly]}, one of {mutant: [the same of
-one case with this mistake]}, and one of {step: [bytes that `tupe bench memory` counts, bytes of the tensors]}.
+one case with this mistake]}, and one of {step: [bytes that `python -m lab bench memory` counts, bytes of the tensors]}.
 """
 
 import ctypes
@@ -205,7 +205,7 @@ def faults_of(owner, attribute, mistake, position):
 
 def step_bytes(arch, precision, padded, checkpointed):
     """(counted, of the tensors) bytes at the peak of a step beside weights and gradients, with the usual criterion."""
-    from tupe.bench import contenders, machine, memory  # with fairseq, which takes seconds
+    from lab.bench import contenders, machine, memory  # with fairseq, which takes seconds
 
     batch, length, vocabulary = 8, 64, 1000
     options = {"encoder_layers": 3, "checkpoint_activations": checkpointed}

@@ -24,6 +24,7 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
+from torch.autograd.profiler_util import MEMORY_EVENT_NAME
 from torch.utils._python_dispatch import TorchDispatchMode
 
 CONFIGS = Path(__file__).resolve().parent.parent / "configs"
@@ -416,6 +417,14 @@ def wait_until(condition, seconds=60):
 def table(path):
     """The rows of a file of tab-separated values, without its header."""
     return [line.split("\t") for line in path.read_text().splitlines()[1:]]
+
+
+def allocations(function):
+    """(result of function(), bytes of each allocation on the CPU during the call, in order; negative for a release)."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+        result = function()
+    events = [e for e in profile.profiler.kineto_results.events() if e.name() == MEMORY_EVENT_NAME]
+    return result, [e.nbytes() for e in sorted(events, key=lambda e: e.start_ns())]
 
 
 def never_pack(monkeypatch):

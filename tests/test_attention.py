@@ -6,14 +6,13 @@ import itertools
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers import never_pack
+from helpers import allocations, never_pack
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tupe import backend_cpu, cpu, losses, windows
 from tupe.attention import NORMALISERS, Batch
 from tupe.backends import BACKENDS, choose, make
-from tupe.bench import memory
 from tupe.encoder import BLOCKS, Encoder, LMHead, of_cls
 from tupe.packing import NO_PADDING
 from tupe.positions import Dims, Positions, overrides
@@ -609,12 +608,17 @@ def test_memory_with_and_without_positions(path):
 @pytest.mark.parametrize("path", ["plain", "blocked"])
 def test_peak_memory_with_and_without_positions(path):
     """The same of the worst moment of a whole step, backward pass included, where attention outweighs all else."""
-    sizes = {"encoder_layers": 1, "encoder_attention_heads": 8, "encoder_ffn_embed_dim": 16, "attention": path}
+    sizes = {"layers": 1, "width": 128, "heads": 8, "ffn": 16, "max_positions": 128, "attention": path}
 
     def peak(size, **position):
-        return memory.measured_bytes("tupe_r_tiny", size, 128, 50, **sizes, **position)["peak"]
+        model, tokens = Encoder(50, PAD, **sizes, **position).train(), batch(128, size=size)
+        for p in model.parameters():
+            p.grad = torch.zeros_like(p)
+        _, steps = allocations(lambda: model(tokens)[0].sum().backward())
+        return max(itertools.accumulate(steps))
 
-    extra = [peak(size) - peak(size, position="nopos", cls="tied") for size in (9, 13)]  # one head in a block
+    tupe_r, nopos = {"position": "untied+t5", "cls": "untied"}, {"position": "nopos"}
+    extra = [peak(size, **tupe_r) - peak(size, **nopos) for size in (9, 13)]  # one head in a block
     assert extra[0] == extra[1], "positions cost memory per sequence"
 
 

@@ -81,7 +81,7 @@ def test_public_functions_have_type_hints(path):
 
 def test_no_json_holds_nan():
     """Which it does not have, and which Python writes unless it is told not to."""
-    for path in [*PLUGIN.rglob("*.py"), *(ROOT / "lab").glob("*.py")]:
+    for path in [*PLUGIN.rglob("*.py"), *(ROOT / "lab").glob("*.py"), *(ROOT / "lab/bench").glob("*.py")]:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Call) and ast.unparse(node.func) in ("json.dumps", "json.dump"):
                 given = {option.arg: ast.unparse(option.value) for option in node.keywords}
@@ -106,7 +106,8 @@ def test_text_names_all_packages_that_it_lacks(missing):
 
 def test_a_command_names_the_package_that_it_lacks(tmp_path):
     """What comes with fairseq is fairseq."""
-    ends = {"bench memory": "", "pretrain --data=x --output=y --allocator=none": "; --engine transformers does without"}
+    training = "pretrain --data=x --output=y --allocator=none"
+    ends = {"checkpoint swap": "", training: "; --engine transformers does without"}
     write_data(tmp_path / "x")
     script = "from click.testing import CliRunner\nfrom tupe.cli import main\n"
     script += f"import os; os.chdir({str(tmp_path)!r})\nfor words in {list(ends)}:\n"

@@ -26,7 +26,6 @@ ELSEWHERE = {
     "tupe download ": "tests/corpus/test_download.py, without a network",
     "python -m lab": "lab/tests",
     " compare --": "tests/experiments/test_compare.py",
-    "tupe bench ": "tests/bench: a page's figures need its machine for itself",
     "--tokenizer ": "tests/corpus/test_tokenizers.py: too little text for these vocabularies",
     "finetune --engine transformers": "tests/training/test_finetune.py",
     "sweep --engine": "the same",

@@ -277,9 +277,6 @@ def _split(word, context, language):
 _split_cached = functools.lru_cache(CACHE)(_split)
 
 
-CACHES = (_fold, _lower, _split_cached)
-
-
 def _split_word(word, context, language):
     return (_split_cached if len(word) <= CACHED_LENGTH else _split)(word, context, language)
 

@@ -32,7 +32,7 @@ def test_help_names_every_command_without_torch():
 
 
 def test_commands_are_shown_in_groups():
-    assert list(GROUPS) == ["Data", "Train", "Evaluate", "Checkpoints", "Look", "Measure"]
+    assert list(GROUPS) == ["Data", "Train", "Evaluate", "Checkpoints", "Look"]
     assert sorted(COMMANDS) == sorted(words for group in GROUPS.values() for words in group)
     page = tupe("--help").output
     for title, group in GROUPS.items():
@@ -89,7 +89,7 @@ def test_every_command_is_a_sentence():
         assert re.fullmatch(r"[A-Z].{10,56}\.", what), name
 
 
-@pytest.mark.parametrize("words", ["", "bench", "checkpoint", "list", "prepare", "probe", *COMMANDS])
+@pytest.mark.parametrize("words", ["", "checkpoint", "list", "prepare", "probe", *COMMANDS])
 def test_every_command_explains_itself(words):
     shown = tupe(*words.split(), "--help")
     assert shown.exit_code == 0, shown.output

@@ -125,6 +125,15 @@ def test_values_of_recipes_are_pinned(name):
     assert shown.pop("common.user_dir", "") == "" and shown == PINNED[name]
 
 
+def test_large_differs_from_base_in_size_and_batch_split_only():
+    names = ("pretrain_large", "pretrain")
+    large, base = (OmegaConf.to_container(compose(name), resolve=False) for name in names)
+    assert large["model"]["_name"] == "tupe_r_large" and base["model"]["_name"] == "tupe_r"
+    for config in (large, base):
+        del config["model"]["_name"], config["dataset"]["batch_size"], config["optimization"]["update_freq"]
+    assert large == base
+
+
 def test_electra_and_large_are_the_papers():
     large, electra_args = (parse(recipe(name=name)) for name in ("pretrain_large", "pretrain_electra"))
     assert {key: getattr(large, key) for key in PAPER} == PAPER and large.arch == "tupe_r_large"

@@ -47,23 +47,12 @@ GROUPS = {  # as `tupe --help` shows them: words of a command -> (module:click c
         "list schemes": ("cli.catalogue:list_schemes", "List position encodings with formula and paper."),
         "list presets": ("cli.catalogue:list_presets", "List the files of configs/model."),
     },
-    "Measure": {
-        "bench step": ("bench.step:command", "Time a training step, beside fairseq and Hugging Face."),
-        "bench engines": ("bench.engines:command", "Count the updates per second of both engines."),
-        "bench kernels": ("bench.kernels:command", "Time the parts of a step."),
-        "bench schemes": ("bench.schemes:command", "Measure what every position encoding costs."),
-        "bench finetune": ("bench.padding:finetune", "Time fine-tuning on real lengths, beside alternatives."),
-        "bench inference": ("bench.padding:inference", "Count texts per second, beside alternatives."),
-        "bench memory": ("bench.memory:command", "Count how many sequences fit on a GPU."),
-        "bench gpu": ("bench.gpu:command", "Measure all that only a GPU can show."),
-        "bench corpus": ("bench.corpus:command", "Time the preparation of text."),
-    },
 }
 COMMANDS = {words: entry for group in GROUPS.values() for words, entry in group.items()}
 
 
 class Lazy(click.Group):
-    """A group that imports the module of a command when it is called. prefix: the words before, "" or "bench "."""
+    """A group that imports the module of a command when it is called. prefix: the words before, "" or "prepare "."""
 
     def __init__(self, prefix: str = "", **options):
         super().__init__(**options)

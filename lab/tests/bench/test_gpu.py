@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from click.testing import CliRunner
 
-from tupe.bench import gpu
+from lab.bench import gpu
 
 HERE = gpu.Trial(Path("nowhere"), "cpu")
 
@@ -74,7 +74,7 @@ def test_a_cut_at_any_moment_leaves_what_was_measured(tmp_path, forked, monkeypa
         yield {"x": 2.0}
         time.sleep(0 if patience[0] else 60)
 
-    fill(monkeypatch, first=(5, whole), second=(5, fails), third=(1, hangs), fourth=(90, whole), fifth=(5, whole))
+    fill(monkeypatch, first=(20, whole), second=(20, fails), third=(1, hangs), fourth=(90, whole), fifth=(20, whole))
     result, page = rehearse(tmp_path, "--minutes=1")
     assert result.exit_code == 1 and "2 of 5 parts" in result.output
     assert "second (ValueError: no luck); third (longer than 1 s); fourth (it takes up to 90 s, " in result.output

@@ -1,16 +1,14 @@
-"""The GPU memory of a training step, counted without a GPU, and the same measured on a CPU.
+"""The GPU memory of a training step, and a CPU's of a forward pass, counted without either.
 
 B batch, L sequence length, H heads. The tensors of a step are counted on PyTorch's meta device, which has shapes but no
 data. Attention is counted as a GPU's fused kernel: it keeps q, k, v, its output and one number per query, not the
 [B, H, L, L] weights. On a CPU the blocked path keeps the same for long sequences, except that number; so a step there
-checks the count (`measured_bytes`).
+checks the count (`lab/tests/bench/test_memory.py`).
 """
 
 import tupe.plugin  # noqa: F401  isort: skip  (first: registers the architectures, keeps fairseq's import quiet)
-import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 from unittest import mock
 
 import click
@@ -19,15 +17,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.function import FunctionCtx
-from torch.autograd.profiler_util import MEMORY_EVENT_NAME
 
-from .. import backend_cpu
-from ..backends import make
-from ..common.architectures import ARCHITECTURES, OTHER_BLOCKS, SIZES, split_size, with_size
-from ..common.options import Command, ListOf, did_you_mean
-from ..common.tables import TextTable
-from ..encoder import Encoder
-from ..positions import autocast_device
+from tupe.backends import make
+from tupe.common.architectures import ARCHITECTURES, OTHER_BLOCKS, SIZES, split_size, with_size
+from tupe.common.options import Command, ListOf, did_you_mean
+from tupe.common.tables import TextTable
+from tupe.encoder import Encoder
+from tupe.positions import autocast_device
+
 from .contenders import build_ours
 from .machine import PRECISIONS, Level
 
@@ -145,54 +142,19 @@ def masked_loss(model: nn.Module, tokens: Tensor, precision: str, padded: bool) 
     return F.nll_loss(F.log_softmax(logits, dim=-1, dtype=torch.float32), masked, reduction="sum")
 
 
-def measured_bytes(
-    arch: str, batch: int, length: int, vocabulary: int = 32768, update_freq: int = 1, **options
-) -> dict[str, int]:
-    """{"activations": bytes, "peak": bytes} that PyTorch allocates in training on this CPU, beside weights and
-    gradients, in single precision: at the end of a forward pass, and at the peak of `update_freq` accumulated steps.
-    options: of the model.
-
-    Comparable with `step_bytes` at lengths above `SAVE_WEIGHTS_UP_TO`, at which attention does not keep its weights.
-    """
-    model, tokens = build(arch, batch, length, vocabulary, options)
-    for p in model.parameters():
-        p.grad = torch.zeros_like(p)
-    activations, levels = 0, [0]
-    for _ in range(update_freq):
-        loss, forward = allocations(lambda: masked_loss(model, tokens, "float32", padded=False))
-        activations = max(activations, levels[-1] + sum(forward))
-        _, backward = allocations(loss.backward)
-        levels += itertools.islice(itertools.accumulate([*forward, *backward], initial=levels[-1]), 1, None)
-    return {"activations": activations, "peak": max(levels)}
-
-
-def forward_bytes(
-    position: str, length: int, size: str = "base", layers: int | None = None, measure: bool = False
-) -> dict[str, int]:
+def forward_bytes(position: str, length: int, size: str = "base") -> dict[str, int]:
     """{"weights": bytes, "peak": bytes} of the encoder's forward pass for one sequence on a CPU, in float32 and without
     gradients; the peak includes the weights. Counted without data, so that any length takes seconds: memory that an
-    operation needs inside of itself is left out. measure: as PyTorch allocates it on this CPU."""
-    depth, width, heads, ffn = SIZES[size]
-    sizes = {"layers": layers or depth, "width": width, "heads": heads, "ffn": ffn, "max_positions": length}
+    operation needs inside of itself is left out."""
+    layers, width, heads, ffn = SIZES[size]
+    sizes = {"layers": layers, "width": width, "heads": heads, "ffn": ffn, "max_positions": length}
     model, tokens = Encoder(32768, 1, position=position, **sizes).eval(), torch.full((1, length), 4)
     weights = sum(p.numel() * p.element_size() for p in model.parameters())
-    with torch.no_grad():
-        if measure:
-            _, steps = allocations(lambda: model(tokens, num_tokens=length))
-            return {"weights": weights, "peak": weights + max(itertools.accumulate(steps))}
-        with FakeTensorMode(allow_non_fake_inputs=True) as shapes_only:
-            own = [shapes_only.from_tensor(x) for x in [tokens, *model.parameters(), *model.buffers()]]
-            with Level(own) as level:
-                model(tokens, num_tokens=length)
+    with torch.no_grad(), FakeTensorMode(allow_non_fake_inputs=True) as shapes_only:
+        own = [shapes_only.from_tensor(x) for x in [tokens, *model.parameters(), *model.buffers()]]
+        with Level(own) as level:
+            model(tokens, num_tokens=length)
     return {"weights": weights, "peak": weights + level.peak}
-
-
-def allocations(function: Callable) -> tuple[Any, list[int]]:
-    """(result of function(), bytes of each allocation on the CPU during the call, in order; negative for a release)."""
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
-        result = function()
-    events = [e for e in profile.profiler.kineto_results.events() if e.name() == MEMORY_EVENT_NAME]
-    return result, [e.nbytes() for e in sorted(events, key=lambda e: e.start_ns())]
 
 
 # ---- the command
@@ -212,35 +174,13 @@ def table_of_fits(arch: str, length: int, precision: str, cards: list[float]) ->
     return TextTable.plain(header, rows)
 
 
-def table_of_checks(arch: str, length: int) -> TextTable:
-    """Counted and measured MiB in single precision without dropout, beside weights and gradients."""
-    if length <= (kept_whole := backend_cpu.SAVE_WEIGHTS_UP_TO):
-        raise ValueError(f"--check compares from length {kept_whole + 1} on: a CPU keeps more for shorter ones")
-    rows = []
-    for checkpointed in (False, True):
-        options = {"dropout": 0.0, "attention_dropout": 0.0, "checkpoint_activations": checkpointed}
-        for batch, update_freq in ((1, 1), (4, 1), (1, 4)):
-            sizes = step_bytes(arch, batch, length, precision="float32", padded=False, **options)
-            counted = sizes["activations"], sizes["activations"] + sizes["transient"]
-            measured = measured_bytes(arch, batch, length, update_freq=update_freq, **options)
-            pairs = zip(counted, (measured["activations"], measured["peak"]), strict=True)
-            cells = [f"{size / 2**20:.1f}" for pair in pairs for size in pair]
-            rows.append([str(batch), str(update_freq), "yes" if checkpointed else "no", *cells])
-    header = ["sequences", "update_freq", "activations checkpointed"]
-    header += ["kept: counted", "measured", "peak: counted", "measured"]
-    return TextTable.plain(header, rows)
-
-
-def table_of_forwards(positions: list[str], length: int, check: bool) -> TextTable:
-    """GB of weights, and at the peak of a forward pass of one sequence; with `check` also as measured here."""
+def table_of_forwards(positions: list[str], length: int) -> TextTable:
+    """GB of weights, and at the peak of a forward pass of one sequence."""
     rows = []
     for position in positions:
         counted = forward_bytes(position, length)
-        numbers = [counted["weights"], counted["peak"]]
-        numbers += [forward_bytes(position, length, measure=True)["peak"]] if check else []
-        rows.append([f"`{position}`", *(f"{number / 1e9:.2f}" for number in numbers)])
-    header = ["encoding", "weights, GB", f"peak for {length} tokens: counted", *["measured"] * check]
-    return TextTable.plain(header, rows)
+        rows.append([f"`{position}`", *(f"{counted[key] / 1e9:.2f}" for key in ("weights", "peak"))])
+    return TextTable.plain(["encoding", "weights, GB", f"peak for {length} tokens"], rows)
 
 
 @click.command(cls=Command)
@@ -249,19 +189,14 @@ def table_of_forwards(positions: list[str], length: int, check: bool) -> TextTab
 @click.option("--cards", type=ListOf(float), default="16,32", show_default=True, help="Memory of the GPUs in GiB.")
 @click.option("--precision", type=click.Choice(list(PRECISIONS)), default="fp16", show_default=True,
               help="The precision, as of --fp16 or --autocast bf16.")  # fmt: skip
-@click.option("--check", is_flag=True, help="Compare with the memory that this CPU allocates, in MiB.")
 @click.option("--positions", type=ListOf(str), help="Count instead one forward pass on a CPU with these encodings, at "
               "base size, of a single sequence of --length tokens.")  # fmt: skip
-def command(arch, length, cards, precision, check, positions):
+def command(arch, length, cards, precision, positions):
     """Count how many sequences fit on a GPU in masked-LM training, some of them padded; needs no GPU.
 
     \b
-    tupe bench memory --arch tupe_r_large --cards 16,32
-    tupe bench memory --check --arch bert_a_small --length 1024
-    tupe bench memory --positions rope,t5 --length 8192
+    python -m lab bench memory --arch tupe_r_large --cards 16,32
+    python -m lab bench memory --positions rope,t5 --length 8192
     """
-    if positions:
-        click.echo(table_of_forwards(positions, length, check).markdown(), nl=False)
-        return
-    table = table_of_checks(arch, length) if check else table_of_fits(arch, length, precision, cards)
+    table = table_of_forwards(positions, length) if positions else table_of_fits(arch, length, precision, cards)
     click.echo(table.markdown(), nl=False)

@@ -23,16 +23,17 @@ import click
 import numpy as np
 import torch
 
-from ..common import options
-from ..common.active import reason
-from ..common.options import Command, ListOf
-from ..common.record import write_atomically
-from ..common.tables import TextTable
+from tupe.common import options
+from tupe.common.active import reason
+from tupe.common.options import Command, ListOf
+from tupe.common.record import write_atomically
+from tupe.common.tables import TextTable
+
 from . import step
 from .contenders import HF, PEAK_SIZE, Contender, Setting, masked_batch, matrix_peak
+from .instrument import ratios, timed
 from .kernels import Case, attention_case
 from .machine import PRECISIONS, environment
-from .turns import timed
 
 CONTEXT = multiprocessing.get_context("spawn")  # a process that was forked cannot use CUDA
 PARTS = {}  # name -> Part, in order
@@ -251,8 +252,11 @@ def measured(trial: Trial, names: list[str], setting: Setting, way: str = "eager
         about[name] = tried(row, partial(prepare, name))
         if name not in made:
             yield about[name]
-    for row in step.measure(list(made), setting, trial.pick(5, 1), make=lambda name, _: made[name]) if made else []:
-        contender, nopos = made[row["contender"]], row["times_as_fast"].get("nopos")
+    rows = step.measure(list(made), setting, trial.pick(5, 1), make=lambda name, _: made[name]) if made else []
+    bases = [row for row in rows if row["contender"] == "nopos"]
+    for row in rows:
+        contender = made[row["contender"]]
+        nopos = next((np.median(ratios(base, row)).item() for base in bases), None)
         kernels, host = kernels_of(contender), host_seconds(contender)
         row["launches"], row["kernels_s"] = (sum(each[of] for each in kernels) for of in ("count", "seconds"))
         yield {**row, **about[row["contender"]], "host_s": host, "x_nopos": nopos}
@@ -389,7 +393,8 @@ def run(trial: Trial, name: str) -> str | None:
 
 def write_page(trial: Trial, reasons: dict[str, str]) -> None:
     """From the rows alone, and from why parts have none."""
-    lines = ["# What a GPU shows", "", "Written by `tupe bench gpu`; started again, it measures what is missing."]
+    origin = "Written by `python -m lab bench gpu`; started again, it measures what is missing."
+    lines = ["# What a GPU shows", "", origin]
     if trial.device == "cpu":
         lines += ["", "**A rehearsal on a CPU, at tiny sizes: no figure here says anything about GPUs.**"]
     for name, (title, _, columns, measure) in PARTS.items():
@@ -423,8 +428,8 @@ def command(output, device, minutes, parts):
     """Measure on a GPU what could only be computed without one; write all rows, and a page.
 
     \b
-    tupe bench gpu --output runs/gpu               on an otherwise idle card; again: what is missing
-    tupe bench gpu --output try --device cpu       a rehearsal
+    python -m lab bench gpu --output runs/gpu               on an otherwise idle card; again: what is missing
+    python -m lab bench gpu --output try --device cpu       a rehearsal
     """
     if device == "cuda" and minutes and not torch.cuda.is_available():
         raise ValueError("--device cuda: this PyTorch sees no GPU; valid here: cpu")

@@ -5,7 +5,6 @@ B batch, L sequence length, C width, F feed-forward width, N layers, V vocabular
 
 import tupe.plugin  # noqa: F401  isort: skip  (first: registers the architectures, keeps fairseq's import quiet)
 import importlib
-import importlib.util
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
@@ -21,11 +20,12 @@ from fairseq.optim.adam import Adam
 from omegaconf import OmegaConf
 from torch import Tensor, nn
 
-from ..common.architectures import SIZES, with_size
-from ..cpu import multiply
-from ..plugin.optim import AdamW
+from tupe.common.architectures import SIZES, with_size
+from tupe.cpu import multiply
+from tupe.plugin.optim import AdamW
+
+from .instrument import Step, timed
 from .machine import PRECISIONS, autocast
-from .turns import Step, timed
 
 MASKED = 0.15  # share of the tokens that are masked
 OURS = {  # name -> (architecture, options on top of it)
@@ -53,7 +53,6 @@ HF = {  # of the transformers library: name -> (kind, options); flash: on GPUs i
 CONTENDERS = [*OURS, "fairseq", *HF]
 PAD = 1
 PEAK_SIZE = {"cpu": 2048, "cuda": 8192}  # of the square matrices of `matrix_peak`
-DEFAULT = ["tupe_r", "tupe_a", "bert_a", "nopos", "fairseq", "hf"]
 
 
 @dataclass(frozen=True)
@@ -82,9 +81,24 @@ class Setting:
         layers, width, heads, ffn = SIZES[self.size]
         return self.layers or layers, width, heads, ffn
 
+    def __str__(self) -> str:
+        return f"{self.size}, N = {self.dims()[0]}, B = {self.batch}, L = {self.length}, {self.mode}"
+
+
+def settings(base: Setting, lengths: list[int], tokens: int, precisions: list[str]) -> list[Setting]:
+    """A setting for every length and precision, of batches of so many tokens.
+
+    Raises ValueError for a length longer than a batch.
+    """
+    if max(lengths) > tokens:
+        raise ValueError(f"a batch of {tokens} tokens holds no sequence of {max(lengths)}; use more --tokens")
+    return [
+        replace(base.of_length(length, tokens), precision=precision) for precision in precisions for length in lengths
+    ]
+
 
 def flops_per_token(setting: Setting, name: str = "") -> float:
-    """FLOP of a contender's training step per token (default: of one that is not ours); see `report.ASSUMPTIONS`."""
+    """FLOP of a contender's training step per token (default: of one that is not ours); see `step.ASSUMPTIONS`."""
     layers, width, _, ffn = setting.dims()
     weights = layers * (4 * width**2 + 2 * width * ffn) + MASKED * (width**2 + width * setting.vocab)
     if name in OURS:  # the last layer computes only masked tokens, from its attention on
@@ -127,7 +141,7 @@ def build(name: str, setting: Setting, classes: int = 0, **more) -> nn.Module:
     "modernbert" has as many weights as BERT: its feed-forward block has three matrices, each of two thirds. more:
     options of one that is ours.
 
-    Raises ValueError for an unknown name, or one that the installed library does not have.
+    Raises ValueError for an unknown name.
     """
     torch.manual_seed(0)
     layers, width, heads, ffn = setting.dims()
@@ -142,18 +156,12 @@ def build(name: str, setting: Setting, classes: int = 0, **more) -> nn.Module:
         )  # fmt: skip
         model = RobertaModel.build_model(config, SimpleNamespace(source_dictionary=dictionary(setting.vocab)))
     elif name in HF:
-        if importlib.util.find_spec("transformers") is None:
-            raise ValueError(f"the contender {name!r} needs `pip install transformers`")
-        import transformers
-
-        kind, more = HF[name]
-        library = importlib.import_module("tupe.hf") if kind == "Tupe" else transformers
-        if not hasattr(library, f"{kind}Config"):
-            raise ValueError(f"{name} needs transformers 4.48 or newer; here is {transformers.__version__}")
+        kind, options = HF[name]
+        library = importlib.import_module("tupe.hf" if kind == "Tupe" else "transformers")
         config = getattr(library, f"{kind}Config")(
             vocab_size=setting.vocab, hidden_size=width, num_hidden_layers=layers, num_attention_heads=heads,
             intermediate_size=2 * ffn // 3 if kind == "ModernBert" else ffn, num_labels=classes,
-            max_position_embeddings=setting.length, **more,
+            max_position_embeddings=setting.length, **options,
         )  # fmt: skip
         model = getattr(library, kind + ("ForSequenceClassification" if classes else "ForMaskedLM"))(config)
     else:
@@ -257,11 +265,3 @@ def matrix_peak(setting: Setting) -> Step:
     size, dtype = PEAK_SIZE[setting.device], PRECISIONS[setting.precision]
     a = torch.randn(size, size, device=setting.device, dtype=dtype)
     return timed(setting.device, *[lambda: multiply(a, a)] * 3)
-
-
-def default_models() -> list[str]:
-    """Ours and the two others; without Hugging Face's (and with a message) if transformers is not installed."""
-    if importlib.util.find_spec("transformers") is not None:
-        return DEFAULT
-    print("transformers is not installed: Hugging Face's BERT is left out")
-    return [name for name in DEFAULT if name != "hf"]

@@ -41,14 +41,6 @@ def facts(about: dict) -> str:
     return ", ".join(f"{key} {value}" for key, value in about.items() if value is not None)
 
 
-def memory_available() -> int | None:
-    """Free bytes of main memory, or None if the system does not tell."""
-    if not os.path.exists("/proc/meminfo"):
-        return None
-    with open("/proc/meminfo") as lines:
-        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
-
-
 class Level(TorchDispatchMode):
     """The bytes of the tensors that operations have returned and that are still there, and their highest sum. own:
     tensors whose bytes, and those of their views, do not count."""

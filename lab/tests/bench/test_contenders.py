@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from lab.bench import contenders
+from lab.bench.machine import PRECISIONS
 from tupe import cpu
-from tupe.bench import contenders, step
-from tupe.bench.machine import PRECISIONS
 
 TINY = contenders.Setting("tiny", layers=2, length=20, batch=2, vocab=60)  # 6 of 40 tokens are masked
 MISSING = [] if importlib.util.find_spec("transformers") else contenders.HF
@@ -110,11 +110,16 @@ def test_flops_are_those_that_pytorch_counts(monkeypatch):
     assert counter.get_total_flops() == pytest.approx(contenders.flops_per_token(TINY, "nopos") * 40, rel=1e-9)
 
 
-def test_unknown_or_missing_contenders(monkeypatch, capsys):
+def test_settings_are_all_lengths_in_all_precisions():
+    found = contenders.settings(contenders.Setting("tiny"), [512, 128], 2048, ["float32", "bf16"])
+    assert [(s.precision, s.length, s.batch) for s in found] == [
+        ("float32", 512, 4), ("float32", 128, 16), ("bf16", 512, 4), ("bf16", 128, 16),
+    ]  # fmt: skip
+    assert str(found[-1]) == "tiny, N = 2, B = 16, L = 128, bf16 autocast"
+    with pytest.raises(ValueError, match="2048 tokens holds no sequence of 4096"):
+        contenders.settings(contenders.Setting(), [512, 4096], 2048, ["float32"])
+
+
+def test_an_unknown_contender_is_refused():
     with pytest.raises(ValueError, match="unknown contender 'gpt'; valid: tupe_r, .*fairseq, hf"):
         contenders.Contender("gpt", TINY)
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    assert contenders.default_models() == ["tupe_r", "tupe_a", "bert_a", "nopos", "fairseq"]
-    assert "transformers is not installed" in capsys.readouterr().out
-    with pytest.raises(ValueError, match="pip install transformers"):
-        step.measure(["tupe_r", "hf"], TINY, 1)

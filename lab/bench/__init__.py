@@ -1,0 +1,1 @@
+"""Speed and memory, measured and counted: one instrument, and the commands `python -m lab bench`."""
