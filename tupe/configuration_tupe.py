@@ -35,7 +35,8 @@ class TupeConfig(PretrainedConfig):
     (`hidden_size`, `num_hidden_layers`, ...).
 
     classifier_inner: width inside the classification head, None for that of the model. classifier_name: name of the
-    classification head in a fairseq checkpoint.
+    classification head in a fairseq checkpoint. label_range: [least, greatest] label of a regression with one output,
+    for which the head's own outputs are 0 and 1, and in whose units the model answers; None for those outputs.
     """
 
     model_type = "tupe"
@@ -45,6 +46,7 @@ class TupeConfig(PretrainedConfig):
         vocab_size: int = 32768,
         classifier_inner: int | None = None,
         classifier_name: str = "sentence_classification_head",
+        label_range: list[float] | None = None,
         bos_token_id: int = 0,
         pad_token_id: int = 1,
         eos_token_id: int = 2,
@@ -65,6 +67,7 @@ class TupeConfig(PretrainedConfig):
         self.vocab_size = vocab_size
         self.classifier_inner = classifier_inner or self.hidden_size
         self.classifier_name = classifier_name
+        self.label_range = label_range
         options.setdefault("tie_word_embeddings", True)  # transformers 5 has no default
         options.setdefault("tokenizer_class", "TupeTokenizer")  # else `pipeline` of transformers 4 loads no tokeniser
         super().__init__(bos_token_id=bos_token_id, pad_token_id=pad_token_id, eos_token_id=eos_token_id, **options)

@@ -349,7 +349,8 @@ class TupeForMaskedLM(TupeWithHead):
 class TupeForSequenceClassification(TupeWithHead):
     """Logits [B, num_labels]; with labels, the loss that transformers has for them: of one label the squared error, of
     classes [B] the cross-entropy, of several labels at a time, floats [B, num_labels], the binary one. Which of them it
-    was is noted in the configuration, from which a pipeline takes the kind of its scores."""
+    was is noted in the configuration, from which a pipeline takes the kind of its scores. One output is in the units of
+    the configuration's `label_range`."""
 
     output_class = SequenceClassifierOutput
     _auto_class = "AutoModelForSequenceClassification"
@@ -368,6 +369,9 @@ class TupeForSequenceClassification(TupeWithHead):
     ) -> SequenceClassifierOutput | tuple:
         out = self.features_of_cls(input_ids, attention_mask, options)
         logits = self.classifier(out.last_hidden_state)  # of [B, C]
+        if self.config.label_range and logits.size(1) == 1:
+            least, greatest = self.config.label_range
+            logits = least + logits * (greatest - least)
         return self.pack(return_dict, out, loss=self.loss(logits, labels), logits=logits)
 
     def loss(self, logits: Tensor, labels: Tensor | None) -> Tensor | None:

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import itertools
 import json
 import shutil
 from pathlib import Path
@@ -228,7 +229,7 @@ def tuned(prepared, small, tmp_path_factory):
     """{(task, engine): folder of the run}."""
     pytest.importorskip("fairseq")
     folder, runs = tmp_path_factory.mktemp("tuned"), {}
-    for task, engine in (("cats", "fairseq"), ("cats", "transformers"), ("often", "fairseq")):
+    for task, engine in itertools.product(("cats", "often"), ("fairseq", "transformers")):
         runs[task, engine] = folder / f"{task}_{engine}"
         where = [f"--data={prepared}", f"--checkpoint={small}", f"--output={runs[task, engine]}", f"--task={task}"]
         started = fork_tupe("finetune", f"--engine={engine}", *where, *TINY, log=folder / "log")
@@ -293,6 +294,10 @@ def test_a_checkpoint_needs_no_data_to_know_its_labels(tuned, vocabulary, prepar
 
 @pytest.mark.thorough
 def test_predict_writes_labels_and_numbers(tuned, prepared, tmp_path):
+    transformers = pytest.importorskip("transformers")
+    from tupe.modeling_tupe import TupeForSequenceClassification
+    from tupe.tokenization_tupe import TupeTokenizer
+
     for engine in ("fairseq", "transformers"):
         checkpoint = checkpoint_of(tuned["cats", engine])
         done = run("predict", f"cats={checkpoint}", "--data", prepared, "--output", tmp_path / engine)
@@ -300,10 +305,19 @@ def test_predict_writes_labels_and_numbers(tuned, prepared, tmp_path):
         rows = table(tmp_path / engine / "cats.tsv")
         right = sum(row[1] == each["cats"] for row, each in zip(rows, cats(12, seed=2), strict=True))
         assert f"12 predictions, accuracy {100 * right / 12:.2f}, macro_f1 " in done.output
-    checkpoint = checkpoint_of(tuned["often", "fairseq"])
-    done = run("predict", f"often={checkpoint}", "--data", prepared, "--output", tmp_path / "often")
-    values = [float(row[1]) for row in table(tmp_path / "often" / "often.tsv")]
-    assert len(values) == 12 and "12 predictions\n" in done.output
+    for engine in ("fairseq", "transformers"):
+        checkpoint = checkpoint_of(tuned["often", engine])
+        done = run("predict", f"often={checkpoint}", "--data", prepared, "--output", tmp_path / engine)
+        values = [float(row[1]) for row in table(tmp_path / engine / "often.tsv")]
+        assert len(values) == 12 and "12 predictions\n" in done.output
+        assert np.ptp(values) > 1.5 and -2 < min(values) < max(values) < 5  # labels: -1, 1.5, 4
+        if engine == "transformers":
+            model = TupeForSequenceClassification.from_pretrained(checkpoint).eval()
+            tokenizer = TupeTokenizer(prepared / "dict.txt")
+            pipe = transformers.pipeline("text-classification", model=model, tokenizer=tokenizer)
+            shown = [pipe({"text": row["question"], "text_pair": row["text"]}) for row in cats(12, seed=2)]
+            shown = [(each[0] if isinstance(each, list) else each)["score"] for each in shown]
+            assert shown == pytest.approx(values, abs=1e-3)
     wrong = run("predict", f"often={checkpoint_of(tuned['cats', 'fairseq'])}", "--data", prepared, "--output", tmp_path)
     assert "was not fine-tuned on often, but on cats" in wrong.output
 

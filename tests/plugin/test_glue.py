@@ -1,5 +1,6 @@
 """GLUE: the table of tasks, inputs, scores, and training through both launchers."""
 
+import json
 import math
 import os
 import shutil
@@ -14,11 +15,16 @@ import torch
 from fairseq.data import Dictionary
 from helpers import compose, fairseq_arguments, finetune, free_port, official_folder, table
 
+from tupe.checkpoints import convert
+from tupe.checkpoints.export import export
 from tupe.common.glue import TASKS, check_glue, glue_name, score
 from tupe.common.record import read
 from tupe.corpus import glue as glue_data
 from tupe.evaluation.predict import predict_glue, zip_submission
+from tupe.modeling_tupe import TupeForSequenceClassification
 from tupe.plugin.glue import Pairs
+from tupe.plugin.model import TupeModel
+from tupe.training.glue import Examples, collate
 
 ROOT = Path(__file__).parents[2]
 
@@ -153,10 +159,40 @@ def test_regression(fine_tuned):
     _, folder = fine_tuned["STS-B"]
     last = read(folder).scores[-1]
     rows = np.array(table(folder / "predictions" / "valid_last.tsv"), dtype=float)
-    assert set(rows[:, 2]) == {0.0, 0.5, 1.0}
+    assert set(rows[:, 2]) == {0.0, 2.5, 5.0}
     assert last["pearson"] == pytest.approx(100 * np.corrcoef(rows[:, 1], rows[:, 2])[0, 1], abs=1e-6)
-    assert last["loss"] == pytest.approx(((rows[:, 1] - rows[:, 2]) ** 2).mean(), rel=1e-5)
+    assert last["loss"] == pytest.approx((((rows[:, 1] - rows[:, 2]) / 5) ** 2).mean(), rel=1e-5)
     assert "spearman" in last and "accuracy" not in last
+
+
+def test_a_regression_answers_in_the_units_of_its_labels(learnable, fine_tuned, tmp_path):
+    """A checkpoint, its export, what is converted back, and that exported again: between 0 and 5, not between 0 and 1.
+    An earlier export, whose config.json says nothing of a range, answers as it did."""
+    checkpoint, valid = fine_tuned["STS-B"][1] / "checkpoint_last.pt", Examples(learnable / "STS-B", "valid", 20)
+    rows = np.array(table(checkpoint.parent / "predictions" / "valid_last.tsv"), dtype=float)[:8]
+    assert np.ptp(rows[:, 1]) > 0.01  # they are told apart
+    export(checkpoint, tmp_path / "one", learnable, code=False)
+    convert.convert(tmp_path / "one", "fairseq", None, tmp_path / "back")
+    export(tmp_path / "back" / "checkpoint.pt", tmp_path / "two", learnable, code=False)
+    for folder, file in ((checkpoint.parent, checkpoint.name), (tmp_path / "back", "checkpoint.pt")):
+        hub = TupeModel.from_pretrained(folder, file, learnable)
+        texts = [collate([valid[1, n]])["input_ids"] for n in range(8)]
+        answers = [hub.predict("sentence_classification_head", text).item() for text in texts]
+        assert answers == pytest.approx(rows[:, 1], abs=1e-4)
+    batch = {name: value for name, value in collate([valid[1, n] for n in range(8)]).items() if name != "num_tokens"}
+    ids, targets = batch["input_ids"], torch.tensor(rows[:, 2])
+    for folder in (tmp_path / "one", tmp_path / "two"):
+        model = TupeForSequenceClassification.from_pretrained(folder).eval()
+        assert model.config.label_range == [0.0, 5.0] and "numbers from 0 to 5" in (folder / "README.md").read_text()
+        out = model(ids, (ids != 1).long(), labels=targets)
+        assert out.logits.squeeze(1).tolist() == pytest.approx(rows[:, 1], abs=1e-4)
+        assert out.loss.item() == pytest.approx(((rows[:, 1] - rows[:, 2]) ** 2).mean(), abs=1e-3)
+    earlier = TupeForSequenceClassification.from_pretrained(tmp_path / "one", label_range=None).eval()
+    assert (5 * earlier(ids, (ids != 1).long()).logits).squeeze(1).tolist() == pytest.approx(rows[:, 1], abs=1e-4)
+    classes = {"num_labels": 3, "ignore_mismatched_sizes": True}
+    classes = TupeForSequenceClassification.from_pretrained(tmp_path / "one", **classes).eval()
+    features = classes.features_of_cls(ids, (ids != 1).long(), {}).last_hidden_state
+    assert torch.equal(classes(ids, (ids != 1).long()).logits, classes.classifier(features))  # of classes it is none
 
 
 @pytest.mark.slow  # the same of pre-training, in every run: tests/plugin/test_resume.py
@@ -254,7 +290,14 @@ def test_predictions_for_the_server(learnable, fine_tuned, tmp_path):
         assert [line.split("\t") for line in lines[1:]] == [row[:2] for row in stored]
     stored = [float(row[1]) for row in table(fine_tuned["STS-B"][1] / "predictions" / "valid_last.tsv")]
     scores = [float(line.split("\t")[1]) for line in (tmp_path / "out/STS-B.tsv").read_text().splitlines()[1:]]
-    assert scores == pytest.approx([5 * min(max(value, 0), 1) for value in stored], abs=1e-3)
+    assert scores == pytest.approx([min(max(value, 0), 5) for value in stored], abs=1e-3)
+    export(fine_tuned["STS-B"][1] / "checkpoint_last.pt", tmp_path / "hf", learnable, code=False)
+    config = json.loads((tmp_path / "hf" / "config.json").read_text())
+    for known in ([0.0, 5.0], None):  # of an earlier export nothing is known, and the range is that of the task
+        (tmp_path / "hf" / "config.json").write_text(json.dumps({**config, "label_range": known}))
+        list(predict_glue("STS-B", tmp_path / "hf", data, tmp_path / "again"))
+        again = [float(line.split("\t")[1]) for line in (tmp_path / "again/STS-B.tsv").read_text().splitlines()[1:]]
+        assert again == pytest.approx(scores, abs=2e-3)
     with pytest.raises(ValueError, match="was not fine-tuned on CoLA, but on MNLI"):
         list(predict_glue("cola", fine_tuned["MNLI"][1] / "checkpoint_last.pt", data, tmp_path / "out"))
     with pytest.raises(ValueError, match="holds no test set of CoLA"):

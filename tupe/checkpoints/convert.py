@@ -22,6 +22,7 @@ from omegaconf import OmegaConf
 from torch import nn
 
 from ..common import options
+from ..common.glue import Glue
 from ..common.options import FILE, Command
 from ..common.record import write_together
 from ..common.safe_load import load_safely, read_config, tensors_of
@@ -279,11 +280,15 @@ def from_export(config: dict, weights: dict, dictionary_file: str | Path) -> dic
 
 
 def keep_labels(checkpoint: dict, config: dict, head: str) -> None:
-    """Keep the names of a head's classes, in the order of its outputs, where config.json has others than LABEL_0."""
+    """Keep the names of a head's classes, in the order of its outputs, where config.json has others than LABEL_0, and
+    the range of a regression's labels."""
     names = [name for _, name in sorted((config.get("id2label") or {}).items(), key=lambda pair: int(pair[0]))]
     weight = checkpoint["model"].get(f"classification_heads.{head}.out_proj.weight")
     if weight is not None and len(names) == len(weight) and not all(name.startswith("LABEL_") for name in names):
         checkpoint["task_state"] = {"labels": {head: names}}
+        if len(names) == 1 and (known := config.get("label_range")):
+            regression = Glue((), names[0], (), ("pearson", "spearman"), bottom=known[0], top=known[1], own=True)
+            checkpoint["task_state"]["layout"] = regression.plain()
 
 
 def add_lm_head(weights: dict, config: ModelConfig) -> None:

@@ -14,7 +14,7 @@ import click
 
 from ..common import options as choices
 from ..common import record
-from ..common.glue import TASKS, glue_name
+from ..common.glue import TASKS, glue_name, range_of
 from ..common.options import FOLDER, Command, shorten_list
 from ..common.prepared import tokenizer_files
 from ..common.safe_load import num_updates
@@ -86,13 +86,14 @@ def export(
         config["id2label"] = {str(n): name for n, name in enumerate(names)}
         config["label2id"] = {name: n for n, name in enumerate(names)}
         config["problem_type"] = "single_label_classification" if classes > 1 else "regression"
+        config["label_range"] = range_of(state, head) if classes == 1 else None
     has_lm = "lm_head.bias" in weights
     classes = {name: auto for name, auto in AUTO.items() if has_lm or name != "TupeForMaskedLM"}
     config["architectures"] = ["TupeForMaskedLM" if has_lm else "TupeModel"]
     if code:
         config["auto_map"] = {auto: f"modeling_tupe.{name}" for name, auto in classes.items()}
         config["auto_map"]["AutoConfig"] = "configuration_tupe.TupeConfig"
-    card = model_card(state, Path(checkpoint_file).parent, data, code)
+    card = model_card(state, Path(checkpoint_file).parent, data, code, config.get("label_range"))
     tensors = save({key: value.contiguous() for key, value in weights.items()}, {"format": "pt"})
     files = {**tokenizer_files(data, config["max_position_embeddings"], code), "model.safetensors": tensors}
     files |= {"README.md": card, "config.json": json.dumps(config, indent=2, allow_nan=False) + "\n"}
@@ -160,9 +161,9 @@ Licence: the code in this folder is MIT. What the weights may be used for also d
 """
 
 
-def model_card(state: dict, run: Path, data: Path, code: bool = True) -> str:
+def model_card(state: dict, run: Path, data: Path, code: bool = True, label_range: list | None = None) -> str:
     """The text of README.md: settings, data and scores, as far as checkpoint, record and manifest know them. code:
-    whether the folder has the model's."""
+    whether the folder has the model's; label_range: of a regression."""
     model, extra = state["cfg"]["model"], state.get("extra_state") or {}
     sizes = ", ".join(
         f"{model[name]} {what}" for name, what in (
@@ -172,6 +173,8 @@ def model_card(state: dict, run: Path, data: Path, code: bool = True) -> str:
     )  # fmt: skip
     parameters = sum(value.numel() for value in state["model"].values() if value.is_floating_point())
     facts = {"size": f"{sizes}, {parameters:,} parameters"}
+    if label_range:
+        facts["answers"] = "numbers from {:g} to {:g}, as the labels of the fine-tuning".format(*label_range)
     updates = num_updates(state)
     if updates:
         facts["updates"] = f"{updates:,}"

@@ -42,17 +42,25 @@ class Glue:
         """Of the outputs."""
         return self.labels or ("score",)
 
+    @property
+    def range(self) -> list | None:
+        """[least, greatest] label of a regression, for which a head's own outputs are 0 and 1; None for classes."""
+        return None if self.labels else [self.bottom, self.top]
+
+    def answer(self, output: float) -> float:
+        """A regression's output, or target, in the units of its labels."""
+        return self.bottom + output * (self.top - self.bottom)
+
     def plain(self) -> dict | None:
         """What JSON can hold of a task that is not of GLUE, and `own_task` reads."""
         kept = ("text", "label", "labels", "metrics", "bottom", "top", "own")
         return {name: value for name, value in asdict(self).items() if name in kept} if self.own else None
 
-    def check_range(self, layout: dict | None, name: str, model: str | Path) -> None:
+    def check_range(self, known: list | None, name: str, model: str | Path) -> None:
         """Raise ValueError if a regression of the data has another range than that of a model, which would rescale its
-        predictions. layout: `plain` of the model, None if it is not known; name: of the task."""
-        theirs = own_task(layout) if layout else self
-        if not self.labels and (theirs.bottom, theirs.top) != (self.bottom, self.top):
-            ours, theirs = (f"{task.bottom:g} to {task.top:g}" for task in (self, theirs))
+        predictions. known: `range` of the model, None if it is not known; name: of the task."""
+        if self.range and known and [*known] != self.range:
+            ours, theirs = (f"{bottom:g} to {top:g}" for bottom, top in (self.range, known))
             raise ValueError(f"{name}: the range is {theirs} in {model}, {ours} in the data")
 
 
@@ -90,6 +98,16 @@ TASKS = {
 def own_task(content: dict) -> Glue:
     """Of `Glue.plain`."""
     return Glue(**{name: tuple(value) if isinstance(value, list) else value for name, value in content.items()})
+
+
+def range_of(state: dict, head: str) -> list | None:
+    """`Glue.range` of a classification head in a checkpoint of fairseq; None if it does not say."""
+    task, kept = state["cfg"]["task"], state.get("task_state") or {}
+    if task["_name"] == "glue" and task["classification_head_name"] != head:
+        return None
+    if head in kept.get("labels", {}) and kept.get("layout"):
+        return own_task(kept["layout"]).range
+    return TASKS[glue_name(task["glue_task"])].range if task["_name"] == "glue" else None
 
 
 def task_of(folder: Path) -> Glue:
@@ -171,9 +189,9 @@ def lengths(sizes: Sequence, limit: int) -> tuple[np.ndarray, int]:
 
 
 def write_predictions(glue: Glue, predictions: Mapping, targets: Sequence, path: str | Path) -> None:
-    """Tab-separated: row number in the official file (without dropped rows), prediction, target. predictions: of each
-    row."""
-    text = glue.labels.__getitem__ if glue.labels else repr
+    """Tab-separated: row number in the official file (without dropped rows), prediction, target, both as the official
+    file has them. predictions: of each row."""
+    text = glue.labels.__getitem__ if glue.labels else lambda value: f"{glue.answer(value):.9g}"
     rows = [f"{i}\t{text(predictions[i])}\t{text(target)}\n" for i, target in enumerate(targets)]
     write_atomically(path, "".join(["index\tprediction\ttarget\n", *rows]))
 

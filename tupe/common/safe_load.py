@@ -22,7 +22,7 @@ NOT_OURS = (
 SETTINGS = {
     "model_type": str, "architectures": list, "vocab_size": int, "bos_token_id": int, "pad_token_id": int,
     "eos_token_id": int, "classifier_inner": int, "classifier_name": str, "id2label": dict, "label2id": dict,
-    "problem_type": str,
+    "problem_type": str, "label_range": list,
 }  # fmt: skip
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 # fairseq 0.9 pickled its progress meters into checkpoints, as objects of a module that is gone. Classes of the same
@@ -91,6 +91,8 @@ def read_config(path: str | Path) -> dict:
             raise ValueError(f"{path}: {name} is {shorten(config[name])}; valid: {kind.__name__}")
     if not all(str(number).isdecimal() for number in config.get("id2label", ())):
         raise ValueError(f"{path}: id2label is {shorten(config['id2label'])}; valid: {{number: name}}")
+    if (known := config.get("label_range")) and [type(bound) in (int, float) for bound in known] != [True, True]:
+        raise ValueError(f"{path}: label_range is {shorten(known)}; valid: [least, greatest]")
     return config
 
 

@@ -10,7 +10,7 @@ import torch
 
 from ..checkpoints.folders import config_of
 from ..common import record
-from ..common.glue import TASKS, check_glue, glue_name, read_targets, score
+from ..common.glue import TASKS, check_glue, glue_name, own_task, read_targets, score
 from ..common.options import QuietCommand, data, output, quiet_imports, shorten_list
 from ..common.record import write_atomically
 from .loading import load_model, split_label
@@ -79,7 +79,7 @@ def predict_glue(name: str, checkpoint: str | Path, data: str | Path, output: Pa
 
 
 def of_file(name: str, checkpoint: str | Path, data: Path, batch_size: int) -> Callable[[str], list]:
-    """A function from a split to the class ids or real numbers of its examples, in file order."""
+    """A function from a split to the class ids, or numbers in the labels' units, of its examples, in file order."""
     model, task = load_model(checkpoint, data)
     with quiet_imports():  # only here: a folder needs no fairseq
         from fairseq import utils
@@ -99,7 +99,7 @@ def of_file(name: str, checkpoint: str | Path, data: Path, batch_size: int) -> C
         values_of = {}
         for sample in map(move, batches.next_epoch_itr(shuffle=False)):
             output, _ = model(**sample["net_input"], features_only=True, classification_head_name=head)
-            values_of.update(zip(sample["id"].tolist(), _values(task.glue, output), strict=True))
+            values_of.update(zip(sample["id"].tolist(), _values(task.glue, output, task.glue.answer), strict=True))
         return [values_of[index] for index in range(len(values_of))]
 
     return predict
@@ -123,7 +123,9 @@ def of_folder(name: str, folder: str | Path, data: Path, batch_size: int) -> Cal
     if names != [*glue.names]:
         ours, theirs = shorten_list(glue.names), shorten_list(names)
         raise ValueError(f"{name}: the labels are {theirs} in {folder}, {ours} in the data")
-    glue.check_range(about and about.layout, name, folder)
+    known = about.layout and own_task(about.layout).range if about else None
+    glue.check_range(config.label_range or known, name, folder)
+    unit = float if config.label_range else glue.answer  # earlier folders do not say
     check_vocabulary(str(folder), data)
     disable_progress_bar()
     model = from_folder(TupeForSequenceClassification, folder, config).float().eval()
@@ -137,22 +139,24 @@ def of_folder(name: str, folder: str | Path, data: Path, batch_size: int) -> Cal
         for batch in examples.longest_first(batch_size):
             batch = collate([examples[UNMASKED, i] for _, i in batch])
             ids = batch["input_ids"].to(device)
-            values_of.update(zip(batch["rows"], _values(glue, model(ids, (ids != PAD).long()).logits), strict=True))
+            output = model(ids, (ids != PAD).long()).logits
+            values_of.update(zip(batch["rows"], _values(glue, output, unit), strict=True))
         return [values_of[index] for index in range(len(values_of))]
 
     return predict
 
 
-def _values(glue, output):
-    return (output.argmax(dim=1) if glue.labels else output.float().squeeze(1)).tolist()
+def _values(glue, output, unit):
+    """unit: function from a regression's output to a number in the units of its labels."""
+    return output.argmax(dim=1).tolist() if glue.labels else [*map(unit, output.float().squeeze(1).tolist())]
 
 
 def _label(glue, value):
     if glue.labels:
         return glue.labels[value]
     if glue.own:
-        return f"{glue.bottom + value * (glue.top - glue.bottom):.6g}"
-    return f"{min(max(value, 0.0), 1.0) * glue.top:.3f}"
+        return f"{value:.6g}"
+    return f"{min(max(value, glue.bottom), glue.top):.3f}"
 
 
 def zip_submission(output: Path, files: list[Path]) -> Path:

@@ -117,7 +117,7 @@ class GlueTask(FinetuneTask):
         if [*theirs] != [*self.glue.names]:
             ours, theirs = shorten_list(self.glue.names), shorten_list(theirs)
             raise ValueError(f"{self.name}: the labels are {theirs} in the checkpoint, {ours} in the data")
-        self.glue.check_range(layout, self.name, "the checkpoint")
+        self.glue.check_range(layout and own_task(layout).range, self.name, "the checkpoint")
         super().load_state_dict(state_dict)
 
     def build_model(self, cfg: DictConfig, from_checkpoint: bool = False) -> BaseFairseqModel:

@@ -12,6 +12,7 @@ from fairseq.tasks import FairseqTask
 from omegaconf import DictConfig
 from torch import Tensor, nn
 
+from ..common.glue import range_of
 from ..text import TextEncoder
 
 
@@ -67,10 +68,14 @@ class TupeHubInterface(nn.Module):
         self.model.to(self.device)
 
     def predict(self, head: str, tokens: Tensor, return_logits: bool = False) -> Tensor:
-        """Ids [L] or [B, L] -> log-probabilities [B, classes] of a classification head, or its logits."""
+        """Ids [L] or [B, L] -> log-probabilities [B, classes] of a classification head, or its logits; of a regression
+        the numbers [B, 1], in the units of its labels."""
         tokens = tokens.to(self.device)
         tokens = tokens.unsqueeze(0) if tokens.dim() == 1 else tokens
         logits, _ = self.model(tokens, classification_head_name=head)
+        if logits.size(1) == 1:
+            least, greatest = range_of({"cfg": self.cfg, "task_state": self.task.state_dict()}, head) or (0, 1)
+            return least + logits * (greatest - least)
         return logits if return_logits else torch.log_softmax(logits.float(), dim=-1)
 
     @torch.no_grad()

@@ -21,7 +21,8 @@ from .run import Run
 
 
 class ForGlue(TupeForSequenceClassification):
-    """The sum of the losses, of classes or of a regression, and the predictions: input_ids [B, L], labels [B]."""
+    """The sum of the losses, of classes or of a regression, and the predictions: input_ids [B, L], labels [B]. Numbers
+    are between 0 and 1 here, as in the prepared data, whatever the range of the labels."""
 
     _auto_class = None
 
@@ -47,7 +48,8 @@ def new_model(recipe: Recipe, task: str) -> ForGlue:
     folder, options = recipe["finetune_from_model"], {theirs: getattr(model, ours) for ours, theirs in NAMES.items()}
     kind = "single_label_classification" if glue.labels else "regression"
     names = {"id2label": labels, "label2id": {name: number for number, name in labels.items()}, "problem_type": kind}
-    config = TupeConfig(**{**read_config(Path(folder) / "config.json"), **names, **options})
+    known = read_config(Path(folder) / "config.json")
+    config = TupeConfig(**{**known, **names, "label_range": glue.range, **options})
     torch.manual_seed(recipe["seed"])
     Encoder(config.vocab_size, 1, 2, model)  # whose random numbers the head's come after
     LMHead(model.width, config.vocab_size, config=model)
