@@ -17,6 +17,7 @@ COMMANDS = {  # words -> (module:click command, what it does)
     "row": ("leaderboard:row", "Train one encoding by the leaderboard's protocol."),
     "wang": ("wang:grid", "Train the thirteen encodings of Wang et al. alike."),
     "wang-tables": ("wang:tables", "Print their published tables beside our models."),
+    "continue": ("further:command", "Train a checkpoint further, at one length after another."),
     "squad": ("squad:command", "Fine-tune a Hugging Face folder on SQuAD, with the official scores."),
     "synthetic": ("synthetic:command", "Find what encodings and normalisers can tell apart."),
     "numbering": ("synthetic:draw_numbering", "Draw what encodings can tell apart."),

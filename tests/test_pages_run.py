@@ -36,7 +36,6 @@ ELSEWHERE = {
     "released.pt": "tests/checkpoints/test_convert.py, with the released code's files",
     "--to released": "the same",
     "-shard": "tests/checkpoints/test_files.py, with shards",
-    "--next-sentence": "tests/plugin/test_losses.py: needs segment embeddings",
     "BERT_FOLDER": "tests/checkpoints/test_convert.py, with a Hugging Face BERT",
     "figure2": "the same",
     "KERPLE=": "the same command with two checkpoints, of the same page; this one needs twelve trainings",
@@ -73,7 +72,6 @@ SHORT = f"--num-workers 0 --tokens-per-sample 20 --batch-size 4 --update-freq 1 
 SMALL = {
     "prepare corpus": "--vocab-size 120 --jobs 1 --valid-fraction 0.2",
     "pretrain": f"--gpus 0 {SHORT} --warmup-updates 1 --nodes 1",
-    "continue": "--gpus 0 --num-workers 0 --batch-size 4 --lengths 20 --epochs 1",
     "finetune": "--gpus 0 --num-workers 0 --max-epoch 1",
     "sweep": "--dry-run",
     "checkpoint average": "--last 2",

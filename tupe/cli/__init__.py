@@ -19,7 +19,6 @@ GROUPS = {  # as `tupe --help` shows them: words of a command -> (module:click c
     },
     "Train": {
         "pretrain": ("cli.train:pretrain", "Train a masked language model or an ELECTRA."),
-        "continue": ("cli.train:continue_", "Train a checkpoint further, at one or more lengths."),
         "finetune": ("cli.train:finetune", "Fine-tune a checkpoint on a GLUE task or your own."),
         "sweep": ("experiments.sweep:command", "Run a recipe with every combination of some values."),
         "compare": ("experiments.compare:command", "Pre-train encodings alike, fine-tune each, and report."),
