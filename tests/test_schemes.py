@@ -755,7 +755,7 @@ def test_frequencies_for_longer_sequences_equal_hugging_face(name, fraction):
 
 
 def test_yarn_stays_as_it_is_where_a_model_gets_more_positions():
-    """`tupe continue` and `tupe checkpoint stretch` give the weights to a model with more positions."""
+    """Training further and `tupe checkpoint stretch` give the weights to a model with more positions."""
     short, longer = (Positions("rope:yarn:4", replace(DIMS, max_positions=n, head_dim=64)) for n in (128, 512))
     frequencies = [positions["rope"].frequencies(64, 10000.0, "cpu") for positions in (short, longer)]
     assert not torch.equal(*frequencies)

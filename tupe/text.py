@@ -10,7 +10,6 @@
 Spans are those of normaliser.py. A piece that starts a word starts with "\u2581"."""
 
 import functools
-import io
 import itertools
 import json
 import os
@@ -25,29 +24,7 @@ from typing import Any
 from .normaliser import CACHE, CACHED_LENGTH, SPACE, UNK, UNSPACED, Normaliser, Raw, Span, clean, library
 
 MASK = "<mask>"
-JOINED = "@@"  # subword-nmt's and fastBPE's mark for "the word goes on"
-LONGEST = 1000  # characters of a word that subword-nmt sees at once: the time it takes grows with their square
-
-
-def _bpe_codes(path):
-    """A function from a word to its pieces ("hel@@", "lo"), from a file of merge operations by fastBPE (lines such as
-    "t h 100") or subword-nmt ("#version: 0.2", then lines such as "t h")."""
-    from subword_nmt.apply_bpe import BPE
-
-    lines = path.read_text(encoding="utf-8").splitlines()
-    if lines and len(lines[0].split(" ")) == 3:  # fastBPE adds counts; otherwise its codes are those of version 0.2
-        lines = ["#version: 0.2", *(line.rsplit(" ", 1)[0] for line in lines)]
-    bpe = BPE(io.StringIO("\n".join(lines) + "\n"), separator=JOINED)
-
-    def cut(word):
-        pieces = []
-        for start in range(0, len(word), LONGEST):
-            if pieces:
-                pieces[-1] += JOINED
-            pieces += bpe.segment_tokens([word[start : start + LONGEST]])
-        return pieces
-
-    return cut
+JOINED = "@@"  # the mark of fastBPE and subword-nmt for "the word goes on", in data that fairseq prepared
 
 
 def load_sentencepiece(path: Path) -> Any:
@@ -106,7 +83,7 @@ class TextEncoder:
     between words. Raises ValueError if a file is missing.
     """
 
-    FILES = ("dict.txt", "sentencepiece.bpe.model", "bpe.codes", "words.txt", "tokenizer.json", "manifest.json")
+    FILES = ("dict.txt", "sentencepiece.bpe.model", "words.txt", "tokenizer.json", "manifest.json")
     SPECIALS = ("<s>", "<pad>", "</s>", UNK)  # fairseq's first four ids; <mask> comes last, after dict.txt
     SETTINGS = ("spacy_model", "language", "cased", "sentences")  # of a manifest, what a normaliser takes
     name = ""
@@ -206,34 +183,27 @@ def _manifest(folder):
 
 
 class PaperText(TextEncoder):
-    """The paper's: `Normaliser`, then the SentencePiece model of sentencepiece.bpe.model, or the merges of bpe.codes,
-    which the released TUPE has. words.txt, if it is there: the words that the rare-word filter kept."""
+    """The paper's: `Normaliser`, then the SentencePiece model of sentencepiece.bpe.model. words.txt, if it is there:
+    the words that the rare-word filter kept."""
 
-    FILES = ("dict.txt", "sentencepiece.bpe.model", "bpe.codes", "words.txt", "manifest.json")
+    FILES = ("dict.txt", "sentencepiece.bpe.model", "words.txt", "manifest.json")
     name = "paper"
     normaliser_of = Normaliser
 
     def __init__(self, data_dir: str | Path):
         super().__init__(data_dir)
-        model, codes = self.folder / "sentencepiece.bpe.model", self.folder / "bpe.codes"
-        self.codes = codes.is_file()
-        if self.codes:
-            self._cut = _bpe_codes(codes)
-        else:
-            self.model = load_sentencepiece(model)
-            self._cut = functools.partial(self.model.encode, out_type=str)
+        self.model = load_sentencepiece(self.folder / "sentencepiece.bpe.model")
         words = self.folder / "words.txt"
         self.words = frozenset(words.read_text(encoding="utf-8").split("\n")) if words.is_file() else None
         self._pieces = functools.lru_cache(CACHE)(self._split)
 
     def needed(self) -> list[str]:
-        codes = (self.folder / "bpe.codes").is_file()
-        return ["dict.txt", "bpe.codes" if codes else "sentencepiece.bpe.model"]
+        return ["dict.txt", "sentencepiece.bpe.model"]
 
     def _split(self, token):
         if token == UNK or (self.words is not None and token not in self.words):
             return (UNK,)
-        return tuple(self._cut(token))
+        return tuple(self.model.encode(token, out_type=str))
 
     def token_pieces(self, tokens: list[str]) -> list[str]:
         """The pieces of normalised tokens. A piece that is not in dict.txt (a character too rare for the model) has the
@@ -284,10 +254,9 @@ class PaperText(TextEncoder):
         return {word if self.normaliser.cased else word.lower(): mark for mark, word in words.items()}
 
     def _spans(self, token, chars):
-        start, pieces = 0, self.token_pieces([token])
-        for number, piece in enumerate(pieces, 1):
-            mark = JOINED * (number < len(pieces)) if self.codes else SPACE * piece.startswith(SPACE)
-            length = len(token) if piece == UNK else len(piece) - len(mark)
+        start = 0
+        for piece in self.token_pieces([token]):
+            length = len(token) if piece == UNK else len(piece.removeprefix(SPACE))
             covered = chars[start : start + max(length, 1)]  # a lone "\u2581" gets the next character's span
             yield Span(piece, covered[0][0], covered[-1][1])
             start += length
@@ -295,9 +264,6 @@ class PaperText(TextEncoder):
     def decode(self, ids: Iterable[int]) -> str:
         """The tokens, joined by blanks, without <s>, <pad> and </s>."""
         pieces = [self.symbols[int(i)] for i in ids]
-        if self.codes:
-            pieces = [p.removesuffix(JOINED) if p.endswith(JOINED) else p + " " for p in pieces]
-            return " ".join(p for p in "".join(pieces).split() if p not in ("<s>", "<pad>", "</s>"))
         text = "".join(f" {p}" if p in (UNK, "<mask>") else p for p in pieces if p not in ("<s>", "<pad>", "</s>"))
         return " ".join(text.replace(SPACE, " ").split())
 

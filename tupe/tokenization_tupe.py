@@ -1,5 +1,5 @@
 """The paper's pipeline of `tupe.text` as a fast tokeniser of the transformers library. It needs sacremoses, spacy (its
-English rules, no model), and sentencepiece or subword-nmt."""
+English rules, no model), and sentencepiece."""
 
 import itertools
 from collections.abc import Callable

@@ -15,16 +15,14 @@ import pytest
 import torch
 from click.testing import CliRunner
 from fairseq.data import Dictionary
-from helpers import fairseq_arguments, our_checkpoint
+from helpers import our_checkpoint
 
 from tupe.checkpoints import convert
 from tupe.checkpoints import files as checkpoints
 from tupe.checkpoints.export import export
 from tupe.cli import main
 from tupe.common.architectures import SIZES, with_size
-from tupe.common.record import state_of
 from tupe.common.safe_load import OLD_METERS, load_safely
-from tupe.corpus.glue import prepare
 from tupe.encoder import ModelConfig
 from tupe.plugin.gate import read_checkpoint
 from tupe.plugin.model import TupeModel
@@ -103,8 +101,7 @@ def equal(ours, theirs):
 
 def test_released_checkpoint_gives_the_released_numbers(which, converted):
     folder, _ = converted
-    hub = TupeModel.from_pretrained(folder, "checkpoint.pt")
-    model = hub.model.eval()
+    model = TupeModel.from_pretrained(folder, "checkpoint.pt")
     assert model.cfg.position == POSITION[which] and str(model.cfg.cls) == "untied"
     for case in range(5):
         expected = {
@@ -202,68 +199,6 @@ def test_what_cannot_be_converted_is_said(which, tmp_path):
     del state["model"][convert.BODY + "pos.weight"]
     with pytest.raises(ValueError, match="not a checkpoint of the released TUPE code"):
         convert.from_released(save(state, tmp_path / "b.pt"), dictionary)
-
-
-def write_codes(path, style="fastbpe"):
-    merges = ["l o", "lo w</w>", "e r</w>", "c a", "ca t</w>"]
-    codes = [f"{merge} {9 - n}" for n, merge in enumerate(merges)] if style == "fastbpe" else ["#version: 0.2", *merges]
-    path.write_text("\n".join(codes) + "\n")
-    return path
-
-
-def with_pieces(path):
-    """Put the pieces that the codes make into a dict.txt, without changing its size."""
-    known = ["low", "lo@@", "er", "w@@", "cat", "t@@", "ca@@", "s", "."]
-    words = [line.split()[0] for line in path.read_text().splitlines()]
-    path.write_text("".join(f"{word} 1\n" for word in known + words[len(known) :]))
-    return path
-
-
-@pytest.mark.parametrize("style", ["fastbpe", "subword-nmt"])
-def test_bpe_codes_of_the_released_code(converted, tmp_path, style):
-    """Text for a converted checkpoint: our normaliser, its pieces; for from_pretrained and for prepared GLUE alike."""
-    folder, _ = converted
-    write_codes(folder / "bpe.codes", style)
-    with_pieces(folder / "dict.txt")
-    encoder = TextEncoder(folder)
-    text = "The  LOW slower cat's caters."
-    pieces = encoder.pieces("low lower Cat.")
-    assert pieces == ["low", "lo@@", "w@@", "er", "cat", "."]
-    assert [encoder.symbols[i] for i in encoder.encode("low lower Cat.")] == pieces
-    assert encoder.decode(encoder.encode("low lower Cat.")) == "low lower cat ."
-    spans = encoder.spans(text)
-    assert [span.text for span in spans] == encoder.pieces(text)
-    assert [text[s.start : s.end] for s in spans if s.text in ("low", "lo@@", "w@@", "er", "cat", ".")] == [
-        "LOW", "lo", "w", "er", "cat", ".",
-    ]  # fmt: skip
-
-
-def test_a_released_model_is_fine_tuned_with_its_own_codes(tmp_path):
-    """Converted with --codes, prepared and fine-tuned."""
-    from helpers import PLUGIN, train
-
-    state = released("tupe_r")
-    dictionary = with_pieces(write_dictionary(tmp_path / "dict.txt", len(state["model"]["decoder.lm_head.bias"])))
-    source, codes = save(state, tmp_path / "released.pt"), write_codes(tmp_path / "codes")
-    with pytest.raises(ValueError, match="--codes .*no such file"):
-        convert.convert(source, "tupe", dictionary, tmp_path / "out", codes=tmp_path / "none")
-    given = {"--from": source, "--dict": dictionary, "--codes": codes, "--output": tmp_path / "out"}
-    result = CliRunner().invoke(convert.command, [f"{key}={value}" for key, value in given.items()])
-    assert result.exit_code == 0, result.output
-    checkpoint = tmp_path / "out" / "checkpoint.pt"
-    hub = TupeModel.from_pretrained(checkpoint.parent, checkpoint.name)
-    assert hub.encode("Lower cat.").tolist() == [0, *(hub.text.ids[p] for p in ("lo@@", "w@@", "er", "cat", ".")), 2]
-    rte = tmp_path / "glue" / "RTE"
-    rte.mkdir(parents=True)
-    rows = "index\tsentence1\tsentence2\tlabel\n0\tlow cat.\tlower\tentailment\n1\tcat.\tlow.\tnot_entailment\n"
-    for split in ("train", "dev"):
-        (rte / f"{split}.tsv").write_text(rows)
-    list(prepare(tmp_path / "glue", checkpoint.parent, tmp_path / "bin", ["RTE"]))
-    assert (tmp_path / "bin" / "bpe.codes").read_text() == codes.read_text()
-    run = [str(tmp_path / "bin"), f"--user-dir={PLUGIN}", f"--save-dir={tmp_path / 'run'}"]
-    run += [f"--finetune-from-model={checkpoint}", "--max-epoch=1", "--lr=[1e-3]", "--num-workers=0"]
-    losses = train(fairseq_arguments("finetune", ["glue=rte"], run, cuda=False))
-    assert len(losses) == 1 and state_of(tmp_path / "run") == "finished"
 
 
 class Malicious:
@@ -694,7 +629,7 @@ def test_an_adapter_must_be_merged_first(tmp_path):
 
 def test_options_that_a_bert_does_not_need_are_refused(tmp_path):
     small_bert(tmp_path)
-    for option, value in {"dictionary_file": "dict.txt", "heads": 4, "codes": tmp_path / "vocab.txt"}.items():
+    for option, value in {"dictionary_file": "dict.txt", "heads": 4}.items():
         options = {"dictionary_file": None, "output": tmp_path / "out", option: value}
         with pytest.raises(ValueError, match=f"--{option[:4]}.* cannot be given for a BERT"):
             convert.convert(tmp_path, "tupe", **options)

@@ -29,7 +29,6 @@ from tupe.common.prepared import tokenizer_files
 from tupe.common.record import Record, write_together
 from tupe.common.safe_load import load_safely
 from tupe.encoder import BLOCKS
-from tupe.plugin.hub import TupeHubInterface
 from tupe.plugin.model import TupeModel
 from tupe.plugin.pretrained import load_dictionary
 from tupe.positions import CLS, Dims, bounded_schemes, check_combination, overrides, parse
@@ -574,7 +573,7 @@ def test_heads_travel_both_ways(exported, data, tmp_path, caplog):
     round_trip = load_safely(back)
     assert round_trip["model"].keys() == state["model"].keys()
     assert all(torch.equal(round_trip["model"][key], value) for key, value in state["model"].items())
-    loaded = TupeModel.from_pretrained(back.parent, "checkpoint.pt").model
+    loaded = TupeModel.from_pretrained(back.parent, "checkpoint.pt")
     with torch.no_grad():
         same(loaded(tokens, classification_head_name="rte")[0], model(tokens, classification_head_name="rte")[0])
     load("AutoModelForQuestionAnswering", out).save_pretrained(tmp_path / "out_answers")
@@ -637,12 +636,14 @@ def dtype_name():
 def test_same_ids_for_the_same_text(exported, data):
     model, _, out = exported
     tokenizer = transformers.AutoTokenizer.from_pretrained(out, trust_remote_code=True)
-    hub = TupeHubInterface(None, type("Task", (), {"source_dictionary": model.dictionary}), model, data)
+    encoder = TextEncoder(data)
+    first = encoder.encode(SENTENCES[0])
     for text in SENTENCES[:4]:
-        assert tokenizer(text)["input_ids"] == hub.encode(text).tolist()
-        assert tokenizer(text, SENTENCES[0])["input_ids"] == hub.encode(text, SENTENCES[0]).tolist()
+        ids = encoder.encode(text)
+        assert tokenizer(text)["input_ids"] == [0, *ids, 2]
+        assert tokenizer(text, SENTENCES[0])["input_ids"] == [0, *ids, 2, 2, *first, 2]
     ids = tokenizer(SENTENCES[4])["input_ids"]
-    assert ids == [0, *hub.text.encode(SENTENCES[4], ["<mask>"]), 2] and tokenizer.mask_token_id in ids
+    assert ids == [0, *encoder.encode(SENTENCES[4], ["<mask>"]), 2] and tokenizer.mask_token_id in ids
     ids, unmasked = (tokenizer(f"Mr. {word} went home .")["input_ids"] for word in ("<mask>", "Smith"))
     place, smith = ids.index(tokenizer.mask_token_id), tokenizer("Smith")["input_ids"][1:-1]
     assert unmasked == [*ids[:place], *smith, *ids[place + 1 :]]
@@ -652,8 +653,7 @@ def test_same_ids_for_the_same_text(exported, data):
     assert torch.equal(padded["input_ids"].ne(1), padded["attention_mask"].bool())
     short = tokenizer(SENTENCES[0], SENTENCES[1], truncation=True, max_length=20)["input_ids"]
     assert len(short) == 20 and short[0] == 0 and short[-1] == 2 and short.count(2) == 3
-    text = tokenizer.decode(hub.encode(SENTENCES[0]), skip_special_tokens=True)
-    assert text == hub.decode(hub.encode(SENTENCES[0]))
+    assert tokenizer.decode([0, *first, 2], skip_special_tokens=True) == encoder.decode(first)
 
 
 def test_saving_from_transformers_and_back(exported, tmp_path):
@@ -669,9 +669,9 @@ def test_saving_from_transformers_and_back(exported, tmp_path):
     with torch.no_grad():
         assert torch.equal(reloaded(tokens).logits, theirs(tokens).logits)
     path = convert.convert(tmp_path / "saved_again", "tupe", None, tmp_path / "back")
-    hub = TupeModel.from_pretrained(path.parent, "checkpoint.pt")
+    back = TupeModel.from_pretrained(path.parent, "checkpoint.pt")
     with torch.no_grad():
-        logits = hub.model(tokens, classification_head_name="rte")[0]
+        logits = back(tokens, classification_head_name="rte")[0]
         same(logits, theirs(tokens).logits)
 
 
@@ -700,7 +700,7 @@ def test_electra_exports_its_discriminator(arch, data, tmp_path):
         same(classes, model(tokens, classification_head_name="rte")[0])
     assert "AutoModelForMaskedLM" not in json.loads((out / "config.json").read_text())["auto_map"]
     folder = convert.convert(out, "tupe", None, tmp_path / "back").parent
-    back = TupeModel.from_pretrained(folder, "checkpoint.pt").model
+    back = TupeModel.from_pretrained(folder, "checkpoint.pt")
     with torch.no_grad():  # an encoder for fine-tuning, no ELECTRA any more
         same(back(tokens, classification_head_name="rte")[0], classes)
 
@@ -845,8 +845,7 @@ def test_in_an_environment_of_its_own(exported, data, tmp_path):
     arguments = [str(out), str(tmp_path / "given.pt"), str(tmp_path / "found.pt")]
     subprocess.run([python, "run.py", *arguments], check=True, cwd=tmp_path, env=environment)
     results = torch.load(tmp_path / "found.pt", weights_only=True)
-    hub = TupeHubInterface(None, type("Task", (), {"source_dictionary": model.dictionary}), model, data)
-    assert results["ids"][:4] == [hub.encode(text).tolist() for text in SENTENCES[:4]]
+    assert results["ids"][:4] == [[0, *TextEncoder(data).encode(text), 2] for text in SENTENCES[:4]]
     with torch.no_grad():
         differences = {
             "features": same(results["features"], model(tokens, features_only=True)[0], real),
@@ -859,4 +858,4 @@ def test_in_an_environment_of_its_own(exported, data, tmp_path):
         assert results["guess"] == model(masked)[0][0, results["masked"].index(len(model.dictionary) - 1)].argmax()
     print("largest differences:", differences, "versions:", results["versions"])
     back = convert.convert(results["saved"], "tupe", None, tmp_path / "back")  # trained there, used here
-    assert TupeModel.from_pretrained(back.parent, "checkpoint.pt").model.cfg.position == "untied+t5"
+    assert TupeModel.from_pretrained(back.parent, "checkpoint.pt").cfg.position == "untied+t5"

@@ -5,9 +5,7 @@ import torch
 from click.testing import CliRunner
 from helpers import load, pretrain_arguments, train
 
-from tupe.checkpoints.stretch import command, stretch, stretch_to
-from tupe.cli import main
-from tupe.common import record
+from tupe.checkpoints.stretch import command, stretch
 from tupe.evaluation.loading import load_model
 from tupe.plugin.gate import read_checkpoint
 
@@ -69,22 +67,6 @@ def test_training_continues_longer(trained, data, tmp_path):
     with pytest.raises(ValueError, match="40 tokens: absolute of the checkpoint .* has vectors for 24; .*stretch"):
         more = [*options, f"--finetune-from-model={trained['absolute']}", "--position=absolute"]
         train(pretrain_arguments(data, tmp_path / "refused", *more, arch="bert_a_tiny"))
-
-
-def test_one_command_from_length_to_length(trained, data, tmp_path):
-    """`tupe continue --stretch`: the first length is the checkpoint's, for the second it needs more vectors."""
-    words = ["continue", f"--data={data}", f"--checkpoint={trained['untied+t5']}", f"--output={tmp_path}", "--stretch"]
-    words += ["--lengths=24,40", "--epochs=1,2", "--gpus=0", "--allocator=none", "--num-workers=0", "--update-freq=[1]"]
-    result = CliRunner().invoke(main, words, prog_name="tupe")
-    assert result.exit_code == 0, result.output
-    assert "24 -> 40 positions" in result.output and not (tmp_path / "length24/stretched.pt").exists()
-    for length in (24, 40):
-        state, run = load(tmp_path / f"length{length}/checkpoint_last.pt"), record.read(tmp_path / f"length{length}")
-        assert run.state == "finished" and state["cfg"]["task"]["tokens_per_sample"] == length
-        assert len(state["model"]["encoder.positions.untied.table.weight"]) == length + 1
-        assert (b"stretched_from=24" in bytes(state["model"]["encoder._extra_state"].tolist())) == (length == 40)
-    assert run.pretrained == str(tmp_path / "length40/stretched.pt")
-    assert stretch_to(40, trained["alibi"], tmp_path / "no.pt") == trained["alibi"]  # computes any length
 
 
 def test_what_cannot_be_stretched(trained, tmp_path):

@@ -1,19 +1,15 @@
 """Swapping the position encoding of a trained model: what stays, what is new, and that training continues from it."""
 
-import os
-import subprocess
-import sys
 
 import pytest
 import torch
 from click.testing import CliRunner
-from helpers import PLUGIN, load, make_dictionary, pretrain_arguments, split_documents, train, write_data
+from helpers import PLUGIN, load, make_dictionary, pretrain_arguments, train, write_data
 
 from tupe.checkpoints.stretch import stretch
 from tupe.checkpoints.swap import command, dictionary_of, swap_position
 from tupe.evaluation.loading import load_model
 from tupe.plugin.gate import read_checkpoint
-from tupe.plugin.masked_lm import HEAD
 
 ROOT = PLUGIN.parent
 
@@ -124,29 +120,3 @@ def test_wrong_dictionary_and_other_models_are_refused(trained):
     state["cfg"]["model"]["_name"] = "electra_r_tiny"
     with pytest.raises(ValueError, match="not in electra_r_tiny"):
         swap_position(state, dictionary_of(read_checkpoint(trained[1])), "t5")
-
-
-@pytest.mark.slow
-def test_training_continues_in_two_phases_with_next_sentences(trained, tmp_path):
-    data, checkpoint = trained
-    split_documents(data)
-    output = f"--output={tmp_path}/swapped.pt"
-    run(f"--checkpoint={checkpoint}", "--position=untied+t5", "--cls=untied", "--segments", output)
-    assert "encoder.segments.weight" in load(tmp_path / "swapped.pt")["model"]
-    command = [sys.executable, "-m", "tupe", "continue", f"--data={data}", f"--checkpoint={tmp_path}/swapped.pt"]
-    command += [f"--output={tmp_path}/run", "--epochs=2,1", "--lengths=20,24", "--next-sentence", "--gpus=0"]
-    command += ["--batch-size=4", "--update-freq=1", "--num-workers=0"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    assert "nsp_accuracy" in done.stdout + done.stderr
-    for phase, epochs, length in [("length20", 2, 20), ("length24", 1, 24)]:
-        state = load(tmp_path / "run" / phase / "checkpoint_last.pt")
-        assert state["cfg"]["optimization"]["max_epoch"] == epochs
-        assert state["cfg"]["task"]["tokens_per_sample"] == length
-        assert state["cfg"]["model"]["_name"] == "bert_r_tiny" and state["cfg"]["model"]["position"] == "untied+t5"
-        assert f"classification_heads.{HEAD}.dense.weight" in state["model"]
-        assert state["cfg"]["lr_scheduler"]["total_num_update"] == state["optimizer_history"][-1]["num_updates"]
-    first = load(tmp_path / "run/length20/checkpoint_last.pt")["cfg"]["checkpoint"]["finetune_from_model"]
-    second = load(tmp_path / "run/length24/checkpoint_last.pt")["cfg"]["checkpoint"]["finetune_from_model"]
-    assert first.endswith("swapped.pt") and second.endswith("length20/checkpoint_last.pt")

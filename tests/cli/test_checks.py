@@ -59,7 +59,6 @@ MISTAKES = {  # words, with the folder in place of {} -> what is said
     PRETRAIN + " --data={}/data model.dropout=2": "--dropout is 2; valid: 0 to 0.99",
     FINETUNE + " --data={}/data": "has no RTE; prepared there: none",
     FINETUNE + " --data={}/data --checkpoint={}/raw/a.txt": "is no checkpoint: torch did not write it",
-    "continue --data={}/data --checkpoint={}/none.pt": "checkpoint not found: {}/none.pt",
 }
 
 

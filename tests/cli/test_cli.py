@@ -81,7 +81,7 @@ def test_help_of_training_names_what_everybody_needs_with_the_values_of_recipes(
         assert text.rpartition("[")[2] == f"{values[0] if values[0] == values[1] else '; '.join(values)}]", name
     page = tupe("pretrain", "--help").output
     assert all(f"\n  {name}  " in page for name in rows) and "Any other option of fairseq-train" in page
-    assert [len(everyday(recipe)) for recipe in ("continue", "finetune")] == [6, 6]
+    assert [len(everyday(recipe)) for recipe in ("pretrain_further", "finetune")] == [8, 6]
 
 
 def test_every_command_is_a_sentence():

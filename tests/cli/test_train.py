@@ -94,8 +94,6 @@ def test_the_value_of_an_option_is_no_value_of_the_recipe(words, wanted, tmp_pat
         ("pretrain", ["task.data=other"], "task.data: give --data instead"),
         ("pretrain", ["common.user_dir=other"], "common.user_dir: give --user-dir instead"),
         ("pretrain", ["--recipe=pretrain_electra", "--arch=tupe_r"], "--arch tupe_r is no ELECTRA; valid with"),
-        ("continue", ["--tokens-per-sample", "64"], "--tokens-per-sample: give --lengths instead"),
-        ("continue", ["--max-epoch=1"], "--max-epoch: give --epochs instead"),
         ("finetune", ["--task=CoLA", "--finetune-from-model=x"], "--finetune-from-model: give --checkpoint instead"),
         ("finetune", ["--task=CoLA", "glue=mnli"], "glue: give --task instead"),
         ("pretrain", ["--arch="], "--arch: unknown value ''"),
@@ -178,12 +176,10 @@ def test_finetuning_takes_its_model_from_the_checkpoint(pretrained, tmp_path):
     assert "--arch=from_checkpoint" in command and not any("position" in word for word in command)
 
 
-def test_continued_training_goes_from_length_to_length(pretrained, tmp_path):
-    common = ["--data=DATA", f"--checkpoint={pretrained}", f"--output={tmp_path / 'run'}"]
-    assert "for each length" in dry_run("continue", *common, "--lengths=16,20", "--epochs=3")
-    command = dry_run("continue", *common, "--lengths=16", "--epochs=3", "--next-sentence")
-    wanted = {"--tokens-per-sample=16", "--max-epoch=3", "--next-sentence", "--criterion=masked_lm_next_sentence"}
-    assert {*wanted, f"--save-dir={tmp_path / 'run' / 'length16'}"} <= set(command)
+def test_a_checkpoint_is_trained_further(pretrained, tmp_path):
+    words = ["--data=DATA", f"--finetune-from-model={pretrained}", f"--output={tmp_path / 'run'}"]
+    command = dry_run("pretrain", "--recipe=pretrain_further", *words, "--tokens-per-sample=16", "--max-epoch=3")
+    assert {"--tokens-per-sample=16", "--max-epoch=3", "--arch=from_checkpoint"} <= set(command)
 
 
 def test_memory_allocator_is_preloaded(tmp_path):

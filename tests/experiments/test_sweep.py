@@ -105,7 +105,6 @@ def test_job_is_the_command_that_a_person_would_paste(place):
             "pretrain --arch=bert_a model.dropout=0.1 --seed=1",
             [f"{arch}_dropout0.1_seed{seed}" for seed in (1, 2) for arch in ("bert_a", "tupe_r")],
         ),
-        ("continue", ["checkpoint=/a/x.pt,/b/x.pt"], "continue --checkpoint=/a/x.pt", ["a-x.pt", "b-x.pt"]),
         ("pretrain", ["position=t5:buckets:8+rope", "adam_betas=(0.9,0.98),(0.9,0.999)"],
          "pretrain --adam-betas=(0.9,0.98) --position=t5:buckets:8+rope",
          ["adam-betas-0.9-0.98-_t5:buckets:8+rope", "adam-betas-0.9-0.999-_t5:buckets:8+rope"]),

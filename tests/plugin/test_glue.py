@@ -23,7 +23,6 @@ from tupe.corpus import glue as glue_data
 from tupe.evaluation.predict import predict_glue, zip_submission
 from tupe.modeling_tupe import TupeForSequenceClassification
 from tupe.plugin.glue import Pairs
-from tupe.plugin.model import TupeModel
 from tupe.training.glue import Examples, collate
 
 ROOT = Path(__file__).parents[2]
@@ -166,7 +165,7 @@ def test_regression(fine_tuned):
 
 
 def test_a_regression_answers_in_the_units_of_its_labels(learnable, fine_tuned, tmp_path):
-    """A checkpoint, its export, what is converted back, and that exported again: between 0 and 5, not between 0 and 1.
+    """An export, and what is converted back and exported again: between 0 and 5, not between 0 and 1.
     An earlier export, whose config.json says nothing of a range, answers as it did."""
     checkpoint, valid = fine_tuned["STS-B"][1] / "checkpoint_last.pt", Examples(learnable / "STS-B", "valid", 20)
     rows = np.array(table(checkpoint.parent / "predictions" / "valid_last.tsv"), dtype=float)[:8]
@@ -174,11 +173,6 @@ def test_a_regression_answers_in_the_units_of_its_labels(learnable, fine_tuned, 
     export(checkpoint, tmp_path / "one", learnable, code=False)
     convert.convert(tmp_path / "one", "fairseq", None, tmp_path / "back")
     export(tmp_path / "back" / "checkpoint.pt", tmp_path / "two", learnable, code=False)
-    for folder, file in ((checkpoint.parent, checkpoint.name), (tmp_path / "back", "checkpoint.pt")):
-        hub = TupeModel.from_pretrained(folder, file, learnable)
-        texts = [collate([valid[1, n]])["input_ids"] for n in range(8)]
-        answers = [hub.predict("sentence_classification_head", text).item() for text in texts]
-        assert answers == pytest.approx(rows[:, 1], abs=1e-4)
     batch = {name: value for name, value in collate([valid[1, n] for n in range(8)]).items() if name != "num_tokens"}
     ids, targets = batch["input_ids"], torch.tensor(rows[:, 2])
     for folder in (tmp_path / "one", tmp_path / "two"):

@@ -1,5 +1,5 @@
-"""Masked-LM pre-training, from scratch and from a checkpoint: fairseq's own batches, pairs of sentences, segments, the
-next-sentence loss, and the length of the run."""
+"""Masked-LM pre-training, from scratch and from a checkpoint: fairseq's own batches, segments, and the length of the
+run."""
 
 import hashlib
 import math
@@ -7,7 +7,6 @@ import math
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 from fairseq.data import Dictionary, TokenBlockDataset, data_utils, indexed_dataset
 from helpers import (
     PLUGIN,
@@ -25,8 +24,6 @@ from tupe.common.record import read
 from tupe.encoder import second_segment
 from tupe.evaluation.loading import load_model
 from tupe.plugin.masked_lm import (
-    HEAD,
-    SentencePairs,
     TupeMaskedLMConfig,
     TupeMaskedLMTask,
     cut_sentences,
@@ -52,42 +49,6 @@ def sentences(*documents):
 
 # Word ids tell where they come from: document * 100 + sentence * 10 + place.
 DOCUMENTS = [[[100 * d + 10 * s + p for p in range(3)] for s in range(6)] for d in range(1, 4)]
-
-
-def test_pairs_are_neighbours_or_from_another_document():
-    pairs = SentencePairs(sentences(*DOCUMENTS), length=16, seed=1)
-    assert len(pairs) == 6  # four sentences of three words fit beside four special tokens; then two
-    labels = []
-    for epoch in range(40):
-        pairs.set_epoch(epoch)
-        for index in range(len(pairs)):
-            a, b, label = pairs[index]
-            assert len(a) and len(b) and len(a) + len(b) + 4 <= 16
-            assert a[0] % 10 == 0 and EOS not in a and EOS not in b  # whole sentences, no separators
-            if label == 0:
-                assert b[0] == a[-1] + 8  # 110 follows 102: the next sentence of the same document
-            else:
-                assert b[0] // 100 != a[-1] // 100 and b[0] % 10 == 0
-            labels.append(label)
-    assert 0.35 < np.mean(labels) < 0.65
-    cuts = {len(pairs.pair(epoch, 0)[0]) for epoch in range(40)}
-    assert cuts == {3, 6, 9}
-
-
-def test_pairs_depend_on_seed_epoch_and_index_only():
-    one, two = (SentencePairs(sentences(*DOCUMENTS), 16, seed=1) for _ in range(2))
-    two.pair(7, 3)
-    assert all(torch.equal(x, y) for x, y in zip(one.pair(2, 1)[:2], two.pair(2, 1)[:2], strict=True))
-    other = SentencePairs(sentences(*DOCUMENTS), 16, seed=2)
-    assert any(len(one.pair(e, 0)[0]) != len(other.pair(e, 0)[0]) for e in range(9))
-
-
-def test_sentences_that_fit_nowhere_are_left_out():
-    long = [[7] * 50, [8], [9]]
-    pairs = SentencePairs(sentences(long, *DOCUMENTS), 16, seed=1)
-    assert all(7 not in pairs.words(first, first + count) for _, first, count in pairs.pieces)
-    with pytest.raises(ValueError, match="two documents"):
-        SentencePairs(sentences(DOCUMENTS[0]), 16, seed=1)
 
 
 def numbered(*words):
@@ -132,17 +93,6 @@ def test_blocks_without_text_are_left_out():
     assert kept.sizes.tolist() == [len(block) for block in kept]
     one = TokenBlockDataset(sentences([[5], [6]])[:2], np.array([2, 2]), 8, pad=1, eos=EOS, break_mode="complete")
     assert with_text(one, EOS) is one
-
-
-def test_pairs_of_long_sentences(monkeypatch):
-    """A long sentence gives several pieces, rather than none."""
-    long, other = [[100 + p for p in range(50)]], [[7, 8], [9]]
-    dictionary = numbered(*(f"\u2581{i}" for i in range(200)))
-    pairs = SentencePairs(sentences(long, other), 16, 1, dictionary)
-    kept = [i for _, first, count in pairs.pieces for i in pairs.words(first, first + count).tolist()]
-    assert kept == [*long[0][:48], 7, 8, 9] and (pairs.left_out, pairs.total) == (2, 53)  # the last two: one part
-    plain = SentencePairs(sentences(*DOCUMENTS, long), 16, 1)
-    assert (plain.left_out, plain.total) == (50, 50 + 3 * 18)
 
 
 def transcripts(folder, lines=30, valid_lines=10, words=100):
@@ -252,13 +202,13 @@ def test_segments_reach_the_features():
 
 def test_head_and_masked_logits_from_one_pass():
     model = build("tupe_a_tiny")
-    model.register_classification_head(HEAD, num_classes=2)
+    model.register_classification_head("head", num_classes=2)
     model.eval()
     tokens = torch.tensor([[0, 5, 2, 2, 6, 2], [0, 8, 9, 2, 2, 2]])
     masked = tokens.gt(4)
-    logits, extra = model(tokens, masked_tokens=masked, classification_head_name=HEAD)
+    logits, extra = model(tokens, masked_tokens=masked, classification_head_name="head")
     torch.testing.assert_close(logits, model(tokens, masked_tokens=masked)[0])
-    torch.testing.assert_close(extra["classes"], model(tokens, classification_head_name=HEAD)[0])
+    torch.testing.assert_close(extra["classes"], model(tokens, classification_head_name="head")[0])
 
 
 @pytest.fixture(scope="module")
@@ -271,90 +221,15 @@ def start(tmp_path_factory):
     return data, folder / "start" / "checkpoint_last.pt"
 
 
-def arguments(data, checkpoint, save_dir, *more, next_sentence=True, **options):
-    objective = ["task.next_sentence=true", "criterion._name=masked_lm_next_sentence"] if next_sentence else []
+def arguments(data, checkpoint, save_dir, *more):
     words = [f"--save-dir={save_dir}", f"--finetune-from-model={checkpoint}", f"--user-dir={PLUGIN}"]
     words += ["--tokens-per-sample=24", "--max-epoch=2", "--lr=[0.001]", "--num-workers=0", "--log-interval=1"]
-    overrides = ["dataset.batch_size=4", "optimization.update_freq=[1]", *objective]
-    return fairseq_arguments("continue", overrides, [str(data), *words, *more], cuda=False)
-
-
-def test_next_sentences_through_fairseq_train(start, tmp_path):
-    data, checkpoint = start
-    batches = []
-    losses = train(arguments(data, checkpoint, tmp_path), on_step=batches.extend)
-    state = load(tmp_path / "checkpoint_last.pt")
-    assert state["optimizer_history"][-1]["num_updates"] == len(losses) == len(batches)
-    assert state["cfg"]["lr_scheduler"]["total_num_update"] == len(losses)  # decays to 0 at the end of the second epoch
-    assert state["cfg"]["model"]["max_positions"] == 24  # the checkpoint's
-    assert f"classification_heads.{HEAD}.dense.weight" in state["model"]
-    labels = torch.cat([batch["next_sentence"] for batch in batches])
-    assert set(labels.tolist()) == {0, 1}
-    for batch in batches:
-        tokens, target = batch["net_input"]["src_tokens"], batch["target"]
-        assert tokens.shape == target.shape
-        assert (tokens[:, 0] == 0).all()
-        special = tokens.eq(0) | tokens.eq(1) | tokens.eq(2)
-        assert not (special & target.ne(1)).any()  # separators are never to be predicted ...
-        assert (second_segment(tokens, 2).amax(1) == 1).all()  # ... nor masked: every row has its two segments
-        assert (tokens.eq(2).sum(1) == 3).all()
-        unmasked = target.ne(1) & tokens.eq(target)
-        assert target.ne(1).any() and unmasked.sum() < target.ne(1).sum()
-
-
-def test_pairs_and_masks_change_with_the_epoch(start, tmp_path):
-    data, checkpoint = start
-    seen = []
-    train(arguments(data, checkpoint, tmp_path), on_step=seen.extend)
-    by_epoch = np.array_split(np.arange(len(seen)), 2)
-    first, second = ({row.tobytes() for i in part for row in rows(seen[i])} for part in by_epoch)
-    assert len(first & second) < len(first) / 4
-
-
-def test_masks_of_pairs_are_as_long_as_they_are_to_be(start, tmp_path):
-    data, checkpoint = start
-    lengths = []
-    for number, more in enumerate(([], ["--mask-multiple-length=3"])):
-        batches = []
-        train(arguments(data, checkpoint, tmp_path / str(number), "--no-save", *more), on_step=batches.extend)
-        masked = [np.pad(batch["target"].ne(1).numpy(), ((0, 0), (1, 1))).astype(int) for batch in batches]
-        begun = sum((np.diff(row) == 1).sum() for row in masked)
-        lengths.append(sum(row.sum() for row in masked) / begun)
-    assert lengths[1] > 1.5 * lengths[0]
-    with pytest.raises(ValueError, match="mask_whole_words: not supported"):
-        train(arguments(data, checkpoint, tmp_path / "words", "--mask-whole-words"))
+    overrides = ["dataset.batch_size=4", "optimization.update_freq=[1]"]
+    return fairseq_arguments("pretrain_further", overrides, [str(data), *words, *more], cuda=False)
 
 
 def rows(batch):
     return batch["net_input"]["src_tokens"].numpy()
-
-
-def test_loss_is_the_mean_of_words_plus_the_mean_of_pairs(start):
-    from fairseq import tasks
-    from omegaconf import OmegaConf
-
-    from tupe.plugin.masked_lm import MaskedLMNextSentence
-
-    data, checkpoint = start
-    model, task = load_model(checkpoint)
-    model.register_classification_head(HEAD, num_classes=2)
-    model.eval()
-    cfg = {**OmegaConf.to_container(task.cfg, resolve=False), "_name": "tupe_masked_lm", "next_sentence": True}
-    cfg.update(finetune_from_model=None, seed=1, tokens_per_sample=24)
-    task = tasks.setup_task(OmegaConf.create(cfg))
-    task.load_dataset("train")
-    dataset = task.dataset("train")
-    sample = dataset.collater([dataset[i] for i in range(4)])
-    criterion = MaskedLMNextSentence(OmegaConf.create({"tpu": False}), task)
-    loss, size, log = criterion(model, sample)
-    logits, _ = model(sample["net_input"]["src_tokens"])
-    classes, _ = model(sample["net_input"]["src_tokens"], classification_head_name=HEAD)
-    words = F.cross_entropy(logits.flatten(0, 1), sample["target"].flatten(), ignore_index=1)
-    pairs = F.cross_entropy(classes, sample["next_sentence"])
-    assert (loss / size).item() == pytest.approx((words + pairs).item(), rel=1e-5)
-    assert log["loss"].item() == pytest.approx(words.item() * size, rel=1e-5)
-    assert log["correct"] == (classes.argmax(1) == sample["next_sentence"]).sum()
-    assert math.isfinite(log["nsp"])
 
 
 @pytest.mark.thorough
@@ -376,10 +251,10 @@ def test_from_scratch_it_is_fairseqs_masked_lm(start, tmp_path):
 
 def test_from_a_checkpoint_it_runs_for_epochs(start, tmp_path):
     data, checkpoint = start
-    losses = train(arguments(data, checkpoint, tmp_path, next_sentence=False))
+    losses = train(arguments(data, checkpoint, tmp_path))
     state, run = load(tmp_path / "checkpoint_last.pt"), read(tmp_path)
     assert state["cfg"]["lr_scheduler"]["total_num_update"] == len(losses) > 2
-    assert state["cfg"]["model"]["_name"] == "tupe_r_tiny" and not any(HEAD in key for key in state["model"])
+    assert state["cfg"]["model"]["_name"] == "tupe_r_tiny"
     assert (run.state, run.budget, run.pretrained_updates) == ("finished", {"max_epoch": 2}, 2)
     assert run.pretrained == str(checkpoint) and run.variant == "segments learned" and len(run.scores) == 2
 
@@ -401,7 +276,6 @@ def test_checkpoints_that_name_the_task_continued_lm_load(start, tmp_path):
     [
         (["--arch=tupe_r_tiny"], "segments=learned in the checkpoint, none here"),
         (["--arch=tupe_r_tiny", "--segments=learned", "--position=t5"], "position=untied.t5 in the checkpoint"),
-        (["--criterion=masked_lm"], "does not go with criterion masked_lm"),
         (["--tokens-per-sample=25"], "25 tokens: untied of the checkpoint .* has vectors for 24; .*stretch"),
     ],
 )
@@ -410,20 +284,11 @@ def test_contradictions_are_refused(start, tmp_path, more, message):
         train(arguments(*start, tmp_path, *more))
 
 
-def test_next_sentences_need_segments(start, tmp_path):
-    data, _ = start
-    with pytest.raises(ValueError, match="segment embeddings"):
-        train(arguments(data, "", tmp_path, "--arch=tupe_r_tiny"))
-
-
-@pytest.mark.parametrize("next_sentence", [False, True], ids=["blocks", "pairs"])
-def test_held_out_masks_and_order_are_the_same_for_every_seed(next_sentence, start):
+def test_held_out_masks_and_order_are_the_same_for_every_seed(start):
     """A part of the blocks is a sample of all lengths: blocks are not in the order of their length."""
 
     def batches(split, seed):
-        config = TupeMaskedLMConfig(
-            data=str(start[0]), seed=seed, next_sentence=next_sentence, tokens_per_sample=24, finetune_from_model=None
-        )
+        config = TupeMaskedLMConfig(data=str(start[0]), seed=seed, tokens_per_sample=24, finetune_from_model=None)
         task = TupeMaskedLMTask.setup_task(OmegaConf.structured(config))
         task.load_dataset(split)
         data = task.dataset(split)
@@ -434,7 +299,7 @@ def test_held_out_masks_and_order_are_the_same_for_every_seed(next_sentence, sta
     (targets, lengths), train = batches("valid", 1), batches("train", 1)
     assert (targets, lengths) == batches("valid", 2) and targets != train[0]
     assert batches("train", 2)[0] != train[0]
-    assert next_sentence or lengths != sorted(lengths)
+    assert lengths != sorted(lengths)
 
 
 def test_updates_are_counted_in_the_shard_of_each_epoch(start, tmp_path):

@@ -335,6 +335,6 @@ def test_schemes_from_files_are_trained_and_asked_for_again(tmp_path):
         for copy, file in zip(copies, (own, second), strict=True):
             copy.write_text(file.read_text())
         loaded = TupeModel.from_pretrained(*where, position_file=copies)
-        assert loaded.model.encoder.positions.name == saved["position"]
+        assert loaded.encoder.positions.name == saved["position"]
     finally:
         forget()

@@ -51,8 +51,9 @@ def test_the_structure_is_the_checkpoints(launcher, learnable, pretrained, tmp_p
     assert after["_name"] == before["_name"] == "tupe_r_tiny" and after["encoder_embed_dim"] == 32
     assert structure(after) == structure(before) and after["max_positions"] == before["max_positions"] == 20
     assert after["dropout"] == 0.2
-    hub = TupeModel.from_pretrained(tmp_path, "checkpoint_last.pt", learnable)
-    assert hub.predict("sentence_classification_head", torch.tensor([[0, 5, 6, 2]])).shape == (1, 2)
+    model = TupeModel.from_pretrained(tmp_path, "checkpoint_last.pt", learnable)
+    head = "sentence_classification_head"
+    assert model(torch.tensor([[0, 5, 6, 2]]), classification_head_name=head)[0].shape == (1, 2)
 
 
 @pytest.mark.parametrize(

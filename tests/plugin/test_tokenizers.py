@@ -1,5 +1,5 @@
 """A tokeniser of the library `tokenizers` through all that follows the corpus: pre-training, GLUE, minimal pairs, the
-hub interface, the second engine's data, an export and the way back."""
+second engine's data, an export and the way back."""
 
 import json
 
@@ -43,18 +43,11 @@ def folder(request, tmp_path_factory):
     return folder
 
 
-@pytest.mark.thorough
-def test_hub(folder):
-    hub, text = (
-        TupeModel.from_pretrained(folder / "ck", "checkpoint_last.pt", folder / "data"),
-        TextEncoder(folder / "data"),
-    )
-    one, two = map(text.encode, SENTENCES[:2])
-    assert hub.encode(*SENTENCES[:2]).tolist() == [0, *one, 2, 2, *two, 2]
-    assert "".join(hub.decode(hub.encode(SENTENCES[2])).split()) == "".join(SENTENCES[2].split())
-    filled = hub.fill_mask("Nobody in <mask> painted the river.", topk=2)
-    assert len(filled) == 2 and all("river" in sentence for sentence, _, _ in filled)
-    assert read_symbols(folder / "data") == text.symbols == hub.task.source_dictionary.symbols
+def test_every_reader_has_the_same_symbols(folder):
+    model = TupeModel.from_pretrained(folder / "ck", "checkpoint_last.pt", folder / "data")
+    text = TextEncoder(folder / "data")
+    assert read_symbols(folder / "data") == text.symbols == model.dictionary.symbols
+    assert "".join(text.decode(text.encode(SENTENCES[2])).split()) == "".join(SENTENCES[2].split())
 
 
 @pytest.mark.thorough
@@ -69,7 +62,7 @@ def test_fine_tuning_data(folder, tmp_path):
 
 
 def test_minimal_pairs_and_order(folder, tmp_path):
-    """Words are those of the tokeniser; both commands give what the hub's model gives."""
+    """Words are those of the tokeniser; both commands give what the model gives."""
     pairs = "Painted in town nobody the river again.\nNobody in town painted the river again.\nA dog.\nA cat.\n"
     (tmp_path / "pairs.txt").write_text(pairs)
     checkpoint, text = folder / "ck" / "checkpoint_last.pt", TextEncoder(folder / "data")
@@ -82,7 +75,7 @@ def test_minimal_pairs_and_order(folder, tmp_path):
     assert "accuracy" in run("minimal-pairs", checkpoint, "--pairs", tmp_path / "pairs.txt").output
     scores = np.load(next((tmp_path / "minimal-pairs").rglob("pairs.npz")))
     bad, good, *_ = pairs.split("\n")
-    model = TupeModel.from_pretrained(folder / "ck", "checkpoint_last.pt", folder / "data").model.eval()
+    model = TupeModel.from_pretrained(folder / "ck", "checkpoint_last.pt", folder / "data")
     single = []
     for sentence in (good, bad):
         ids = torch.tensor([0, *text.encode(sentence), 2])

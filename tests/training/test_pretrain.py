@@ -620,7 +620,6 @@ def test_two_nodes_under_torchrun_stop_on_a_signal_to_one_and_resume(data, tmp_p
     "words, message",
     [
         (["--lr-shrink=0.5"], "--lr-shrink is not known to --engine transformers"),
-        (["task.next_sentence=true"], "task.next_sentence is not known to --engine transformers"),
         (["--recipe=pretrain_electra"], "an ELECTRA, which only --engine fairseq does"),
         (["--arch=electra_tupe_r_tiny"], "an ELECTRA, which only --engine fairseq does"),
         (["--optimizer=sgd"], "optimizer._name=sgd: valid with --engine transformers: adam, adamw_fused"),

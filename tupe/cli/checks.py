@@ -21,7 +21,6 @@ OURS = [*names(), "from_checkpoint"]
 # What a command gives to the engine itself: a key of the recipe -> the command's own option.
 SET = {"save_dir": "--output", "data": "--data"}
 SET_BY = {
-    "continue": {"finetune_from_model": "--checkpoint", "tokens_per_sample": "--lengths", "max_epoch": "--epochs"},
     "finetune": {"finetune_from_model": "--checkpoint", "glue_task": "--task", "glue": "--task"},
 }
 OPTIONS = (
@@ -39,7 +38,7 @@ def check(command: str, values: dict[str, Any], own: list[str], has_own_schemes:
     in its folder. values: of the command's own options; own: the names of these; has_own_schemes: whether a file of
     position encodings is given."""
     words, engine, dry_run = values["words"], values.get("engine", "fairseq"), values["dry_run"]
-    recipe = values.get("recipe") or {"continue": "continue"}.get(command, "finetune")
+    recipe = values.get("recipe") or "finetune"
     options = dict(options_in(words))
     overrides = dict(overrides_in(words))
     for name in (*options, *overrides):

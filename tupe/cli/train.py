@@ -1,4 +1,4 @@
-"""The commands that train: pretrain, continue, finetune. torch and fairseq are imported when one of them runs, after
+"""The commands that train: pretrain and finetune. torch and fairseq are imported when one of them runs, after
 the memory allocator is chosen."""
 
 from collections.abc import Callable, Sequence
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from ..common import console, limits, options
+from ..common import console, options
 from ..common.allocator import use_allocator
 from ..common.architectures import ARCHITECTURES
 from ..common.options import CONFIGS, Command, ListOf, did_you_mean, task_key
@@ -16,7 +16,7 @@ from ..common.prepared import tasks_in
 from ..common.recipes import compose, resolved
 from . import checks
 
-RECIPES = sorted({path.stem for path in CONFIGS.glob("*.yaml")} - {"continue", "finetune"})  # from scratch
+RECIPES = sorted({path.stem for path in CONFIGS.glob("*.yaml")} - {"finetune"})
 OWN = "own"  # of configs/glue: any other task
 GLUE = sorted({path.stem for path in (CONFIGS / "glue").glob("*.yaml")} - {OWN})  # cola, mnli, ...
 ENGINES = {"fairseq": "plugin", "transformers": "training"}  # where they are
@@ -36,13 +36,12 @@ EVERYDAY = {  # options of the recipe that most runs change: the option -> (its 
     "--num-workers N": ("dataset.num_workers", "Processes that load data."),
     "--autocast bf16": ("model.autocast", "Mixed precision without --fp16, for CPUs that it speeds up."),
 }
-OF_A_LENGTH = ("optimization.max_epoch", "task.tokens_per_sample")
 FURTHER = """Any other option of fairseq-train is valid too, and wins over the recipe. So is any value of the recipe
 (configs/RECIPE.yaml), for example model.dropout=0."""
 
 
 def everyday(*recipes: str) -> list[tuple[str, str]]:
-    """(option, text with the values of these recipes) of what most runs change. `continue` has its own for lengths."""
+    """(option, text with the values of these recipes) of what most runs change."""
     rows, composed = [], [compose(recipe) for recipe in recipes]
     for values in composed:
         values["dataset.batch_size"] *= values["optimization.update_freq"][0]
@@ -51,7 +50,7 @@ def everyday(*recipes: str) -> list[tuple[str, str]]:
             values |= {"model.position": ARCHITECTURES[values["model._name"]][0], "model.autocast": "none"}
     for option, (place, text) in EVERYDAY.items():
         found = [f"{resolved(values, place)}" for values in composed if place in values]
-        if len(found) == len(recipes) and not (recipes == ("continue",) and place in OF_A_LENGTH):
+        if len(found) == len(recipes):
             rows.append((option, f"{text}  [{found[0] if len({*found}) == 1 else '; '.join(found)}]"))
     return rows
 
@@ -123,7 +122,9 @@ engine = click.option("--engine", type=click.Choice(list(ENGINES)), default="fai
 @engine
 @launcher
 def pretrain(data, output, recipe, preset, arch, engine, words, **machine):
-    """Train a masked language model or an ELECTRA from scratch, as the paper does.
+    """Train a masked language model or an ELECTRA, from scratch as the paper does, or further:
+
+    tupe pretrain --recipe pretrain_further --finetune-from-model FILE --data DATA --output DIR
 
     An update trains on the same batch whatever the number of GPUs: the recipe's, or --batch-size sequences. Mixed
     precision is --fp16; --amp or --autocast bf16 choose another.
@@ -134,39 +135,6 @@ def pretrain(data, output, recipe, preset, arch, engine, words, **machine):
     chosen = [f"model={preset}"] if preset is not None else []
     named = [f"--arch={arch}"] if arch is not None else []
     run(recipe, chosen, [data, f"--save-dir={output}", *named], words, machine, engine)
-
-
-@click.command("continue", cls=Train, recipes=("continue",))
-@options.data()
-@options.checkpoint("The checkpoint to go on from, for example of `tupe checkpoint swap`.")
-@options.output("The folder of the runs, with a folder for each length.")
-@click.option("--lengths", type=ListOf(int), default="128,512", show_default=True, help="Tokens per sequence, in turn.")
-@click.option("--epochs", type=ListOf(int), default="5,2", show_default=True, help="Epochs at each length.")
-@click.option("--next-sentence", is_flag=True, help="Predict next sentences too, which needs segment embeddings.")
-@click.option("--stretch", is_flag=True, help="Make more vectors of tables that are shorter than a length, as "
-              "`tupe checkpoint stretch` does.")  # fmt: skip
-@launcher
-def continue_(data, checkpoint, output, lengths, epochs, next_sentence, stretch, words, **machine):
-    """Train a checkpoint further, after Wang et al. (2021): 5 epochs at length 128, then 2 at length 512."""
-    if len(lengths) != len(epochs) or len(set(lengths)) != len(lengths):
-        raise ValueError(f"--lengths {lengths}, --epochs {epochs}: give one number of epochs for each length")
-    for length, count in zip(lengths, epochs, strict=True):  # before the first of them is trained
-        limits.check("tokens_per_sample", length)
-        if count < 1:
-            raise ValueError(f"--epochs {epochs}: valid: at least 1 at each length")
-    objective = ["task.next_sentence=true", "criterion._name=masked_lm_next_sentence"] if next_sentence else []
-    for length, count in zip(lengths, epochs, strict=True):
-        folder = output / f"length{length}"
-        if stretch and not machine["dry_run"]:
-            with options.quiet_imports():
-                from ..checkpoints.stretch import stretch_to  # only now, for the same reason as in `run`
-
-            checkpoint = stretch_to(length, checkpoint, folder / "stretched.pt")
-        with file_of(checkpoint, machine["dry_run"]) as file:
-            arguments = [data, f"--save-dir={folder}", f"--finetune-from-model={file}"]
-            arguments += [f"--tokens-per-sample={length}", f"--max-epoch={count}"]
-            run("continue", objective, arguments, words, machine)
-        checkpoint = folder / "checkpoint_last.pt"
 
 
 @click.command(cls=Train, recipes=("finetune",))

@@ -113,7 +113,7 @@ def tokenizer_files(data: Path, max_positions: int, code: bool = True) -> dict[s
         settings["tokenizer_class"] = "PreTrainedTokenizerFast"
         settings["model_input_names"] = ["input_ids", "attention_mask"]
         settings |= {name: types[index] for name, index in special.items()}
-    elif files.keys() & {"sentencepiece.bpe.model", "bpe.codes"}:
+    elif "sentencepiece.bpe.model" in files:
         settings["tokenizer_class"] = "TupeTokenizer"
         settings |= {"auto_map": {"AutoTokenizer": [None, "tokenization_tupe.TupeTokenizer"]}} if code else {}
     else:

@@ -19,7 +19,7 @@ from ..common.prepared import tasks_in
 from . import runner
 from .runner import Job
 
-COMMANDS = ("pretrain", "continue", "finetune")
+COMMANDS = ("pretrain", "finetune")
 PAPER = {"lr": ["2e-05", "3e-05", "4e-05", "5e-05"], "seed": ["1", "2", "3", "4", "5"]}  # its search, for every task
 FILES = ("--data", "--checkpoint", "--position-file")  # made absolute: a sweep goes on from another working directory
 # What tells whether such a folder is still the same.

@@ -1,37 +1,18 @@
-"""Masked-LM pre-training, from scratch or from a checkpoint, and the next-sentence objective.
-
-With `next_sentence` a sequence is `<s> A </s> </s> B </s>`, where B follows A in its document or comes from another one
-(Devlin et al., 2019), and the model needs segment embeddings to tell them apart.
-"""
+"""Masked-LM pre-training, from scratch or from a checkpoint."""
 
 import logging
-import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
-import torch
-import torch.nn.functional as F
-from fairseq.criterions import FairseqCriterion, register_criterion
-from fairseq.criterions.masked_lm import MaskedLmConfig, MaskedLmLoss
+from fairseq.criterions import FairseqCriterion
 from fairseq.data import (
-    AppendTokenDataset,
-    BaseWrapperDataset,
-    ConcatSentencesDataset,
     Dictionary,
     FairseqDataset,
-    IdDataset,
     LRUCacheDataset,
-    MaskTokensDataset,
-    NestedDictionaryDataset,
-    NumelDataset,
-    NumSamplesDataset,
     PrependTokenDataset,
-    RightPadDataset,
-    SortDataset,
     TokenBlockDataset,
     data_utils,
 )  # fmt: skip
@@ -47,20 +28,15 @@ from omegaconf import DictConfig
 
 from ..common.blocks import HELD_OUT_SEED, check_split, cut_long, parts_of
 from ..text import read_dictionary
-from .criterion import count_tokens
 from .run import RecordedTask, RecordedTaskConfig
 
 logger = logging.getLogger(__name__)
 
-HEAD = "next_sentence"
 MOST_LEFT_OUT = 0.05  # of the tokens of the training text, in sentences that are too long
 
 
 @dataclass
 class TupeMaskedLMConfig(RecordedTaskConfig, MaskedLMConfig):
-    next_sentence: bool = field(
-        default=False, metadata={"help": "sequences are pairs of sentences; needs --criterion masked_lm_next_sentence"}
-    )
     long_sentences: ChoiceEnum(["cut", "skip"]) = field(
         default="cut",
         metadata={"help": "those that do not fit into a block are cut between words, or left out as by fairseq"},
@@ -98,17 +74,7 @@ class TupeMaskedLMTask(RecordedTask, MaskedLMTask):
         name = re.compile(rf"{re.escape(split)}\d*(\.bin|\.idx)?")
         return [path for folder in folders for path in sorted(folder.iterdir()) if name.fullmatch(path.name)]
 
-    def build_model(self, cfg: DictConfig, from_checkpoint: bool = False) -> BaseFairseqModel:
-        model = super().build_model(cfg, from_checkpoint)
-        if self.cfg.next_sentence:
-            if str(model.cfg.segments) == "none":
-                raise ValueError("next_sentence needs segment embeddings: tupe checkpoint swap --segments")
-            model.register_classification_head(HEAD, num_classes=2)
-        return model
-
     def build_criterion(self, cfg: DictConfig, **kwargs) -> FairseqCriterion:
-        if self.cfg.next_sentence != (cfg._name == "masked_lm_next_sentence"):
-            raise ValueError(f"next_sentence={self.cfg.next_sentence} does not go with criterion {cfg._name}")
         if self.cfg.mask_whole_words:  # fairseq's own task fails in the middle of loading
             raise ValueError("mask_whole_words: not supported; masks are drawn piece by piece")
         criterion = super().build_criterion(cfg, **kwargs)
@@ -137,8 +103,7 @@ class TupeMaskedLMTask(RecordedTask, MaskedLMTask):
         seed = self.cfg.seed
         self.cfg.seed = seed if split.startswith("train") else HELD_OUT_SEED
         try:
-            load = self._load_pairs if self.cfg.next_sentence else super().load_dataset
-            load(split, epoch, combine, **kwargs)
+            self.load_blocks(split, epoch, combine, **kwargs)
             data, pad = self.datasets[split], self.source_dictionary.pad()
             if not split.startswith("train"):  # else by length, and `max_valid_steps` takes the shortest
                 data.sort_order = data.sort_order[:1]  # a permutation, always the same
@@ -146,6 +111,10 @@ class TupeMaskedLMTask(RecordedTask, MaskedLMTask):
                 raise ValueError(f"{self.cfg.data}: {split!r} has too little text: none of its tokens is masked")
         finally:
             self.cfg.seed = seed
+
+    def load_blocks(self, split: str, epoch: int = 1, combine: bool = False, **kwargs) -> None:
+        """Set `datasets[split]`."""
+        super().load_dataset(split, epoch, combine, **kwargs)
 
     def _load_sentences(self, split, epoch, combine):
         paths = self.cfg.data.split(":")
@@ -182,47 +151,6 @@ class TupeMaskedLMTask(RecordedTask, MaskedLMTask):
             )
         logger.log(logging.WARNING if count else logging.INFO, f"{split}: {share:.2%} of {total} tokens are left out")
         self.left_out[split] = max(share, self.left_out.get(split, 0.0))
-
-    def _load_pairs(self, split, epoch=1, combine=False, **kwargs):
-        d, sentences = self.source_dictionary, self._load_sentences(split, epoch, combine)
-        cuts = d if str(self.cfg.long_sentences) == "cut" else None
-        pairs = SentencePairs(sentences, self.cfg.tokens_per_sample, self.cfg.seed, cuts)
-        self._note_left_out(split, pairs.left_out, pairs.total)
-
-        more = {name: getattr(self.cfg, name) for name in ("mask_multiple_length", "mask_stdev", "skip_masking")}
-
-        def masked(side, targets):
-            return MaskTokensDataset(
-                Side(pairs, side), d, d.pad(), self.mask_idx, return_masked_tokens=targets,
-                seed=2 * self.cfg.seed + side,  # else A and B would be masked at the same positions
-                mask_prob=self.cfg.mask_prob, leave_unmasked_prob=self.cfg.leave_unmasked_prob,
-                random_token_prob=self.cfg.random_token_prob,
-                freq_weighted_replacement=self.cfg.freq_weighted_replacement, **more,
-            )  # fmt: skip
-
-        def framed(targets, start, stop):
-            a, b = (AppendTokenDataset(masked(side, targets), stop) for side in (0, 1))
-            return ConcatSentencesDataset(PrependTokenDataset(a, start), PrependTokenDataset(b, stop))
-
-        source = framed(False, d.bos(), d.eos())  # separators are never masked: they tell A from B
-        target = framed(True, d.pad(), d.pad())
-        dataset = NestedDictionaryDataset(
-            {
-                "id": IdDataset(),
-                "net_input": {
-                    "src_tokens": RightPadDataset(source, pad_idx=d.pad()),
-                    "src_lengths": NumelDataset(source, reduce=False),
-                },
-                "target": RightPadDataset(target, pad_idx=d.pad()),
-                "next_sentence": Side(pairs, 2),
-                "nsentences": NumSamplesDataset(),
-                "ntokens": NumelDataset(source, reduce=True),
-            },
-            sizes=[pairs.sizes],
-        )
-        with data_utils.numpy_seed(self.cfg.seed):
-            shuffle = np.random.permutation(len(pairs))
-        self.datasets[split] = SortDataset(dataset, sort_order=[shuffle])
 
 
 # The name of this task in checkpoints of its first version.
@@ -285,121 +213,3 @@ def with_text(blocks: TokenBlockDataset, separator: int) -> FairseqDataset:
     empty = [i for i in suspects if (blocks[i] == separator).all()]
     kept = np.delete(np.arange(len(blocks)), empty)
     return Parts(blocks, kept, np.zeros_like(kept), blocks.sizes[kept]) if empty else blocks
-
-
-class SentencePairs(FairseqDataset):
-    """(A [a], B [b], label) with a + b + 4 <= length; label 0: B follows A, 1: B begins elsewhere in another document.
-
-    sentences: ids, each ending with a separator; an empty sentence ends a document. The sentences of a document are
-    grouped into pieces that fit. Every epoch cuts each piece into A and B at a random sentence, and replaces B with
-    probability 1/2. Pieces of a single sentence are left out. dictionary: of the ids, if sentences that may leave no
-    room for a second one are to be cut. left_out, total: numbers of tokens. Raises ValueError unless two documents have
-    pieces.
-    """
-
-    def __init__(self, sentences: FairseqDataset, length: int, seed: int, dictionary: Dictionary | None = None):
-        super().__init__()
-        self.room, self.seed, self.epoch = length - 4, seed, 1
-        longest = self.room // 2 if dictionary else max(sentences.sizes)
-        self.sentences = cut_sentences(sentences, longest, dictionary, end=1)  # without the separators
-        self.pieces = []  # (document, index of the first sentence, number of sentences)
-        self.total = self.left_out = int(self.sentences.sizes.sum())
-        document, first, size = 0, 0, 0
-
-        def close(end):
-            if end - first >= 2:
-                self.pieces.append((document, first, end - first))
-                self.left_out -= int(size)
-
-        for index, tokens in enumerate(self.sentences.sizes):
-            if tokens == 0 or tokens > self.room:  # the end of a document, or a sentence that is too long
-                close(index)
-                document, first, size = document + (tokens == 0), index + 1, 0
-            elif size + tokens > self.room:
-                close(index)
-                first, size = index, tokens
-            else:
-                size += tokens
-        close(len(sentences))
-        self.documents = np.array([document for document, _, _ in self.pieces])
-        if len(set(self.documents)) < 2:
-            raise ValueError(
-                f"the next-sentence objective needs two documents with two sentences each that fit into {length} tokens"
-            )
-        self.sizes = np.full(len(self.pieces), length)  # at most
-
-    def set_epoch(self, epoch: int) -> None:
-        self.epoch = epoch
-
-    can_reuse_epoch_itr_across_epochs = True  # sizes do not change
-
-    def __len__(self):
-        return len(self.pieces)
-
-    def __getitem__(self, index):
-        return self.pair(self.epoch, index)
-
-    @lru_cache(maxsize=64)  # noqa: B019  (source, target and label ask for the same pair; the data set outlives it)
-    def pair(self, epoch: int, index: int) -> tuple[torch.Tensor, torch.Tensor, int]:
-        rng = np.random.default_rng([self.seed, epoch, index])
-        document, first, count = self.pieces[index]
-        cut = first + rng.integers(1, count)
-        a = self.words(first, cut)
-        label = int(rng.random() < 0.5)
-        if not label:
-            return a, self.words(cut, first + count), label
-        own, end = np.searchsorted(self.documents, [document, document + 1])  # its pieces
-        other = rng.integers(len(self.pieces) - (end - own))
-        _, first, count = self.pieces[other if other < own else other + end - own]
-        b = self.words(first + rng.integers(count), first + count)
-        return a, b[: self.room - len(a)], label
-
-    def words(self, start: int, end: int) -> torch.Tensor:
-        """The ids of sentences start .. end - 1."""
-        return torch.cat([self.sentences[i] for i in range(start, end)])
-
-
-class Side(BaseWrapperDataset):
-    """One part of `SentencePairs`: 0 A, 1 B, 2 the label."""
-
-    def __init__(self, pairs: FairseqDataset, part: int):
-        super().__init__(pairs)
-        self.part = part
-
-    def __getitem__(self, index):
-        return self.dataset[index][self.part]
-
-    def collater(self, samples: list) -> torch.Tensor:
-        return torch.tensor(samples)  # labels; A and B are collated after their masks
-
-
-@register_criterion("masked_lm_next_sentence", dataclass=MaskedLmConfig)
-class MaskedLMNextSentence(MaskedLmLoss):
-    """Mean loss of masked tokens plus mean loss of next sentences, as in BERT. `loss` in the log is that of the
-    masked tokens only, comparable with the criterion masked_lm; `nsp_loss` is that of the pairs."""
-
-    def forward(self, model: BaseFairseqModel, sample: dict, reduce: bool = True) -> tuple[torch.Tensor, int, dict]:
-        masked = sample["target"].ne(self.padding_idx).nonzero(as_tuple=True)  # rows, columns; only this waits
-        count, sentences = len(masked[0]), len(sample["next_sentence"])
-        options = {"masked_tokens": masked, "classification_head_name": HEAD, "num_tokens": count_tokens(sample)}
-        logits, extra = model(**sample["net_input"], **options)
-        lm_loss = F.cross_entropy(logits.float(), sample["target"][masked], reduction="sum")
-        classes, labels = extra["classes"].float(), sample["next_sentence"]
-        nsp_loss = F.cross_entropy(classes, labels, reduction="sum")
-        loss = lm_loss + nsp_loss * count / sentences  # fairseq divides by the number of masked tokens
-        return loss, count, {
-            "loss": lm_loss.data,
-            "nsp": nsp_loss.data,
-            "correct": (classes.argmax(1) == labels).sum(),
-            "ntokens": sample["ntokens"],
-            "nsentences": sentences,
-            "sample_size": count,
-        }  # fmt: skip
-
-    @staticmethod
-    def reduce_metrics(logging_outputs: list[dict]) -> None:
-        MaskedLmLoss.reduce_metrics(logging_outputs)
-        total = {key: sum(log[key] for log in logging_outputs) for key in logging_outputs[0]}
-        sentences = total["nsentences"]
-        metrics.log_scalar("nsp_loss", total["nsp"] / sentences / math.log(2), sentences, round=3)
-        metrics.log_scalar("nsp_accuracy", 100 * total["correct"] / sentences, sentences, round=2)

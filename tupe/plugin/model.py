@@ -31,7 +31,6 @@ from ..encoder import ClassificationHead, LMHead, ModelConfig, names_in, of_cls
 from ..names import cls_beside
 from ..positions import canonical, is_loaded, load_scheme_file
 from .gate import read_checkpoint
-from .hub import TupeHubInterface
 from .state import EncoderWithSettings
 
 logger = logging.getLogger(__name__)
@@ -292,13 +291,14 @@ class TupeModel(BaseFairseqModel):
         cls, model_name_or_path: str | Path, checkpoint_file: str = "checkpoint_best.pt",
         data_name_or_path: str | Path | None = None, position_file: str | Path | Iterable[str | Path] = (),
         **overrides,
-    ) -> TupeHubInterface:  # fmt: skip
-        """Load a checkpoint for use from Python, with its classification heads; see `hub.TupeHubInterface`.
+    ) -> "TupeModel":  # fmt: skip
+        """Load a checkpoint for use from Python, with its classification heads, in evaluation mode. Its ids are those
+        of `TextEncoder(data)`, and `model.dictionary` names them.
 
-        model_name_or_path: folder of the checkpoint. data_name_or_path: prepared data with `dict.txt` and
-        `sentencepiece.bpe.model` (relative to the checkpoint's folder if it starts with "."); default: the folder that
-        the checkpoint names. position_file: Python file, or several, that registers the checkpoint's position scheme,
-        if it is not one of this package. overrides: any configuration value.
+        model_name_or_path: folder of the checkpoint. data_name_or_path: prepared data with `dict.txt` (relative to the
+        checkpoint's folder if it starts with "."); default: the folder that the checkpoint names. position_file: Python
+        file, or several, that registers the checkpoint's position scheme, if it is not one of this package. overrides:
+        any configuration value.
         Raises ValueError if the checkpoint or the data is not found.
         """
         for file in [position_file] if isinstance(position_file, str | Path) else position_file or ():
@@ -315,7 +315,7 @@ class TupeModel(BaseFairseqModel):
         loaded = hub_utils.from_pretrained(
             str(path.parent), checkpoint_file, str(data.resolve()), load_checkpoint_heads=True, **overrides
         )
-        return TupeHubInterface(loaded["args"], loaded["task"], loaded["models"][0], loaded["args"].task.data)
+        return loaded["models"][0].eval()
 
 
 def register_architectures(model: type, config: type, architectures: Iterable[str]) -> None:

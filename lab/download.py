@@ -27,10 +27,10 @@ from pathlib import Path
 
 import click
 
-from ..common import options
-from ..common.options import Command, ListOf
-from ..common.record import write_atomically
-from .readers import DAMAGE
+from tupe.common import options
+from tupe.common.options import Command, ListOf
+from tupe.common.record import write_atomically
+from tupe.corpus.readers import DAMAGE
 
 # ---- downloading packages
 

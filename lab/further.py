@@ -1,0 +1,71 @@
+"""Trains a checkpoint further at one length after another, as Wang et al. (2021) do: 5 epochs at length 128, then 2 at
+512, with the next-sentence objective.
+
+    tupe checkpoint swap --checkpoint RUN/checkpoint_last.pt --position rope --segments --output swapped.pt
+    python -m lab continue --data DATA --checkpoint swapped.pt --output DIR --next-sentence
+"""
+
+import shlex
+import subprocess
+import sys
+from contextlib import nullcontext
+from pathlib import Path
+
+import click
+
+from tupe.checkpoints.files import save_atomically
+from tupe.checkpoints.folders import as_file, contents_of
+from tupe.checkpoints.stretch import stretch
+from tupe.common import limits, options
+from tupe.common.options import ListOf
+from tupe.positions import bounded_schemes
+
+NEXT_SENTENCE = [
+    f"--user-dir={Path(__file__).with_name('next_sentence')}", "task._name=next_sentence",
+    "criterion._name=masked_lm_next_sentence",
+]  # fmt: skip
+
+
+def stretch_to(length: int, checkpoint: Path, output: Path) -> Path:
+    """The checkpoint itself if it computes `length` tokens, or else `output`, which is written: the same, stretched.
+    Raises ValueError as `stretch` does."""
+    state = contents_of(checkpoint)
+    if not bounded_schemes(state["cfg"]["model"]["position"]) or length <= state["cfg"]["model"]["max_positions"]:
+        return checkpoint
+    save_atomically(stretch(state, length), output)
+    click.echo(f"{output}: {state['cfg']['model']['max_positions']} -> {length} positions")
+    return output
+
+
+@click.command("continue", cls=options.Command, context_settings={"ignore_unknown_options": True})
+@options.data()
+@options.checkpoint("The checkpoint to go on from, for example of `tupe checkpoint swap`.")
+@options.output("The folder of the runs, with a folder for each length. Existing runs are resumed.")
+@click.option("--lengths", type=ListOf(int), default="128,512", show_default=True, help="Tokens per sequence, in turn.")
+@click.option("--epochs", type=ListOf(int, 1), default="5,2", show_default=True, help="Epochs at each length.")
+@click.option("--next-sentence", is_flag=True, help="Predict next sentences too, which needs segment embeddings.")
+@click.option("--stretch", "stretches", is_flag=True, help="Make more vectors of tables that are shorter than a "
+              "length, as `tupe checkpoint stretch` does.")  # fmt: skip
+@click.option("--dry-run", is_flag=True, help="Print the commands, and run none.")
+@click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="[OPTIONS OF `tupe pretrain`]...")
+def command(data, checkpoint, output, lengths, epochs, next_sentence, stretches, dry_run, words):
+    """Train a checkpoint further, after Wang et al. (2021): 5 epochs at length 128, then 2 at length 512."""
+    if len(lengths) != len(epochs) or len(set(lengths)) != len(lengths):
+        raise ValueError(f"--lengths {lengths}, --epochs {epochs}: give one number of epochs for each length")
+    for length in lengths:  # before the first of them is trained
+        limits.check("tokens_per_sample", length)
+    for length, count in zip(lengths, epochs, strict=True):
+        folder = output / f"length{length}"
+        if stretches and not dry_run:
+            checkpoint = stretch_to(length, checkpoint, folder / "stretched.pt")
+        with nullcontext(checkpoint) if dry_run else as_file(checkpoint) as file:
+            line = [
+                "tupe", "pretrain", "--recipe=pretrain_further", f"--data={data}", f"--finetune-from-model={file}",
+                f"--tokens-per-sample={length}", f"--max-epoch={count}", f"--output={folder}",
+                *(NEXT_SENTENCE if next_sentence else []), *words,
+            ]  # fmt: skip
+            if dry_run:
+                click.echo(shlex.join(line))
+            elif status := subprocess.run([sys.executable, "-m", *line]).returncode:
+                raise SystemExit(status)
+        checkpoint = folder / "checkpoint_last.pt"
