@@ -208,7 +208,7 @@ def step_bytes(arch, precision, padded, checkpointed):
     from lab.bench import contenders, machine, memory  # with fairseq, which takes seconds
 
     batch, length, vocabulary = 8, 64, 1000
-    options = {"encoder_layers": 3, "checkpoint_activations": checkpointed}
+    options = {"encoder_layers": 3, "checkpoint_activations": bool(checkpointed)}
     counted = memory.step_bytes(arch, batch, length, vocabulary, precision, padded, **options)
     model, mode = contenders.build_ours(arch, length, vocabulary, **options).train(), FakeTensorMode()
     to_fake_gpu([model], mode, torch.float16 if precision == "fp16" else None)
