@@ -1,6 +1,6 @@
 """BERT-Base's size on one card, in ten minutes: delay and offset of TUPE-A beside those of the small models.
 
-    python -m reproduction.base pack --data DATA --output base_pack       once, where the text is: about 16 MB
+    python -m reproduction.base pack --data DATA --output base_pack       once, where the text is: about 17 MB
     python -m reproduction.base run --pack base_pack --output OUT         on the card; the same command resumes
     python -m reproduction.base table --output OUT                        where the repository's tables are
 
