@@ -1,6 +1,6 @@
 """BERT-Base's size on one card, in ten minutes: delay and offset of TUPE-A beside those of the small models.
 
-    python -m lab.base pack --data DATA --output base_pack       once, where the text is: about 16 MB
+    python -m lab.base pack --data DATA --output base_pack       once, where the text is: about 17 MB
     python -m lab.base run --pack base_pack --output OUT         on the card; the same command resumes
     python -m lab.base table --output OUT                        where the repository's tables are
 
