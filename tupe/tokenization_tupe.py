@@ -14,7 +14,7 @@ from .normaliser import Span
 from .text import PaperText
 
 
-def _slices(part, borders, first=0):
+def _slices(part: Any, borders: list[tuple[int, int]], first: int = 0) -> list[Any]:
     """What stands between the borders, which count from `first`. The library counts the characters of a text from its
     start for every slice of it, which for many words takes quadratic time, and halves of halves do not."""
     half = len(borders) // 2
